@@ -1,0 +1,9 @@
+"""The simulated NeuronCore-v2: trace kernels into Programs, then verify, execute and schedule them."""
+
+from .errors import NkiError, NkiWarning, silence
+from .kernel import Kernel, KernelCall, observe_kernel_calls
+from .program import Program
+
+__all__ = [
+    "Kernel", "KernelCall", "NkiError", "NkiWarning", "Program", "observe_kernel_calls", "silence",
+]  # fmt: skip

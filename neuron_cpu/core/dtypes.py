@@ -1,0 +1,199 @@
+"""Data types of the NKI language and how they promote, round and map to numpy and torch.
+
+Source: aws-neuron-sdk v2.21.1, general/nki/api/nki.api.shared.rst (supported types, promotion of
+operands, weakly typed Python scalars). fp8 e4m3 is the IEEE-style type of ml_dtypes (largest finite
+240, with infinities); sources name no other, so this is the safe side of the open question.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import torch
+
+
+class tfloat32:  # noqa: N801 - the name that kernels use, like numpy's scalar classes
+    """Marker class for TF32: 1-8-10 bits, kept in four bytes."""
+
+
+class DType:
+    """One element type.
+
+    Attributes:
+        name: the NKI name, e.g. ``"bfloat16"``.
+        public: the object kernels see as ``tensor.dtype`` (a numpy scalar class, or ``tfloat32``).
+        torch: dtype of the torch tensor that stores elements (fp8 e4m3 as raw uint8).
+        itemsize: bytes per element.
+        kind: ``"f"`` float, ``"i"`` signed, ``"u"`` unsigned, ``"b"`` bool.
+        rank: orders types of one kind by precision, for promotion.
+    """
+
+    __slots__ = ("itemsize", "kind", "name", "public", "rank", "torch")
+
+    def __init__(self, name: str, public: Any, storage: torch.dtype, kind: str, rank: int) -> None:
+        self.name, self.public, self.torch = name, public, storage
+        self.kind, self.rank = kind, rank
+        self.itemsize = storage.itemsize
+
+    def __repr__(self) -> str:
+        return self.name
+
+    @property
+    def is_float(self) -> bool:
+        return self.kind == "f"
+
+    @property
+    def is_int(self) -> bool:
+        return self.kind in "iub"
+
+    @property
+    def numpy(self) -> np.dtype:
+        """numpy dtype of host arrays of this type (tf32 travels as float32)."""
+        return np.dtype(np.float32 if self.public is tfloat32 else self.public)
+
+
+FLOAT32 = DType("float32", np.float32, torch.float32, "f", 5)
+TFLOAT32 = DType("tfloat32", tfloat32, torch.float32, "f", 4)
+BFLOAT16 = DType("bfloat16", ml_dtypes.bfloat16, torch.bfloat16, "f", 3)
+FLOAT16 = DType("float16", np.float16, torch.float16, "f", 2)
+FLOAT8_E4M3 = DType("float8_e4m3", ml_dtypes.float8_e4m3, torch.uint8, "f", 1)
+FLOAT8_E5M2 = DType("float8_e5m2", ml_dtypes.float8_e5m2, torch.float8_e5m2, "f", 0)
+INT32 = DType("int32", np.int32, torch.int32, "i", 2)
+INT16 = DType("int16", np.int16, torch.int16, "i", 1)
+INT8 = DType("int8", np.int8, torch.int8, "i", 0)
+UINT32 = DType("uint32", np.uint32, torch.uint32, "u", 2)
+UINT16 = DType("uint16", np.uint16, torch.uint16, "u", 1)
+UINT8 = DType("uint8", np.uint8, torch.uint8, "u", 0)
+BOOL = DType("bool_", np.bool_, torch.bool, "b", -1)
+
+ALL = (
+    FLOAT32, TFLOAT32, BFLOAT16, FLOAT16, FLOAT8_E4M3, FLOAT8_E5M2,
+    INT32, INT16, INT8, UINT32, UINT16, UINT8, BOOL,
+)  # fmt: skip
+_BY_PUBLIC: dict[Any, DType] = {t.public: t for t in ALL}
+_BY_NUMPY: dict[np.dtype, DType] = {t.numpy: t for t in ALL if t is not TFLOAT32}
+_BY_NAME: dict[str, DType] = {t.name: t for t in ALL} | {"bool": BOOL}
+_BY_TORCH: dict[torch.dtype, DType] = {
+    t.torch: t for t in ALL if t not in (TFLOAT32, FLOAT8_E4M3)
+} | {torch.float8_e4m3fn: FLOAT8_E4M3}
+_INT_BY_BITS = {("i", 8): INT8, ("i", 16): INT16, ("i", 32): INT32}
+_UINT_BY_BITS = {8: UINT8, 16: UINT16, 32: UINT32}
+
+
+def to_dtype(spec: Any) -> DType:
+    """The DType for a numpy/ml_dtypes/torch type, a name, or a Python type.
+
+    Raises:
+        TypeError: the type has no NKI counterpart (64-bit types among them).
+    """
+    if isinstance(spec, DType):
+        return spec
+    try:
+        found = _BY_PUBLIC.get(spec)
+    except TypeError:
+        found = None
+    if found is not None:
+        return found
+    if isinstance(spec, torch.dtype):
+        if spec in _BY_TORCH:
+            return _BY_TORCH[spec]
+    elif isinstance(spec, str) and spec in _BY_NAME:
+        return _BY_NAME[spec]
+    elif spec is bool:
+        return BOOL
+    else:
+        try:
+            as_numpy = np.dtype(spec)
+        except TypeError:
+            as_numpy = None
+        if as_numpy is not None and as_numpy in _BY_NUMPY:
+            return _BY_NUMPY[as_numpy]
+    raise TypeError(
+        f"dtype {spec!r} is not an NKI type, expected one of {', '.join(t.name for t in ALL)}; "
+        "cast to a type of 32 bits or fewer"
+    )
+
+
+def scalar_dtype(value: Any) -> DType:
+    """Type of a scalar operand: Python scalars are weak to the widest type, numpy ones keep theirs."""
+    if isinstance(value, np.generic):
+        return to_dtype(value.dtype)
+    if isinstance(value, bool):
+        return UINT8
+    if isinstance(value, int):
+        return INT32
+    return FLOAT32
+
+
+def _promote_float(a: DType, b: DType) -> DType:
+    wide = (FLOAT32, TFLOAT32)
+    if a in wide or b in wide or {a, b} == {FLOAT16, BFLOAT16}:
+        return a if a is b else FLOAT32
+    if {a, b} == {FLOAT8_E4M3, FLOAT8_E5M2}:
+        return BFLOAT16
+    return a if a.rank >= b.rank else b
+
+
+def promote(a: DType, b: DType) -> DType:
+    """Result type of a binary ``nl`` operation (nki.api.shared.rst, type promotion table)."""
+    if a is b:
+        return a
+    if a.is_float or b.is_float:
+        return _promote_float(a, b) if a.is_float and b.is_float else (a if a.is_float else b)
+    if BOOL in (a, b):
+        return b if a is BOOL else a
+    if a.kind == b.kind:
+        return a if a.itemsize >= b.itemsize else b
+    signed, unsigned = (a, b) if a.kind == "i" else (b, a)
+    if signed.itemsize > unsigned.itemsize:
+        return signed
+    bits = unsigned.itemsize * 16
+    return _INT_BY_BITS[("i", bits)] if bits <= 32 else FLOAT32
+
+
+def round_tf32(x: torch.Tensor) -> torch.Tensor:
+    """fp32 values rounded to nearest even on 10 mantissa bits; NaN and infinities kept."""
+    bits = x.contiguous().view(torch.int32)
+    rounded = (bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF
+    return torch.where(torch.isfinite(x), rounded.view(torch.float32), x)
+
+
+def decode(raw: torch.Tensor, dtype: DType) -> torch.Tensor:
+    """Stored elements as compute values: fp32, except 32-bit integers as int64 where exactness counts
+    is left to the caller."""
+    if dtype is FLOAT8_E4M3:
+        values = raw.contiguous().numpy().view(ml_dtypes.float8_e4m3).astype(np.float32)
+        return torch.from_numpy(values)
+    return raw.to(torch.float32)
+
+
+def encode(values: torch.Tensor, dtype: DType) -> torch.Tensor:
+    """fp32 (or int64) values rounded once to ``dtype``, in its storage representation.
+
+    Floats round to nearest even; integers round to nearest even and saturate (stated for SDK 2.32
+    only, taken for 2.21 as well: nki_simulator.rst); bool is ``value != 0``.
+    """
+    if dtype.kind == "b":
+        return values != 0
+    if dtype.is_int:
+        return _encode_int(values, dtype)
+    if dtype is TFLOAT32:
+        return round_tf32(values.to(torch.float32))
+    if dtype is FLOAT8_E4M3:
+        host = values.to(torch.float32).contiguous().numpy().astype(ml_dtypes.float8_e4m3)
+        return torch.from_numpy(host.view(np.uint8))
+    if dtype is FLOAT8_E5M2:
+        host = values.to(torch.float32).contiguous().numpy().astype(ml_dtypes.float8_e5m2)
+        return torch.from_numpy(host.view(np.uint8)).view(torch.float8_e5m2)
+    return values.to(dtype.torch)
+
+
+def _encode_int(values: torch.Tensor, dtype: DType) -> torch.Tensor:
+    info = np.iinfo(dtype.numpy)
+    if values.dtype.is_floating_point:
+        # fp32 cannot hold 2^31 - 1: clamp in fp64, where every 32-bit integer is exact
+        exact = torch.nan_to_num(values.to(torch.float64), nan=0.0).round()
+        return exact.clamp(float(info.min), float(info.max)).to(torch.int64).to(dtype.torch)
+    return values.to(torch.int64).clamp(info.min, info.max).to(dtype.torch)

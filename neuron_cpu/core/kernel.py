@@ -1,0 +1,276 @@
+"""Calling kernels: specialise, trace once, verify, then replay on every further call."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import dtypes, execute, lint, trace, verify
+from .errors import refuse
+from .program import Frame, Loop, Program
+from .tensor import Tensor
+
+_local = threading.local()
+
+
+@dataclass
+class KernelCall:
+    """One top-level kernel call, as observers see it.
+
+    Attributes:
+        name: kernel function's name.
+        program: the specialisation that ran (or was traced, for meta tensors).
+        inputs, outputs: the tensors, in the caller's own types.
+    """
+
+    name: str
+    program: Program
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+@contextmanager
+def observe_kernel_calls(callback: Callable[[KernelCall], None]) -> Iterator[None]:
+    """Call ``callback`` after every top-level kernel call of this thread inside the block."""
+    observers = _observers()
+    observers.append(callback)
+    try:
+        yield
+    finally:
+        observers.remove(callback)
+
+
+def _observers() -> list[Callable[[KernelCall], None]]:
+    if not hasattr(_local, "observers"):
+        _local.observers = []
+    return _local.observers
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, np.ndarray))
+
+
+def _shape_of(value: Any) -> tuple[tuple[int, ...], dtypes.DType]:
+    return tuple(value.shape), dtypes.to_dtype(value.dtype)
+
+
+def _constant_key(value: Any) -> Any:
+    """Something hashable that stands for a compile-time constant."""
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, *(_constant_key(v) for v in value))
+    if isinstance(value, dict):
+        return tuple((k, _constant_key(v)) for k, v in sorted(value.items()))
+    try:
+        hash(value)
+    except TypeError:
+        return id(value)
+    return (type(value).__name__, value)
+
+
+def flatten(args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
+    """Tensors among the arguments, in order, and a key for everything else."""
+    tensors: list[Any] = []
+    key: list[Any] = []
+
+    def visit(value: Any) -> Any:
+        if is_tensor(value):
+            tensors.append(value)
+            return ("tensor", *_shape_of(value))
+        if isinstance(value, (list, tuple)) and any(is_tensor(v) for v in value):
+            return tuple(visit(v) for v in value)
+        return _constant_key(value)
+
+    key.extend(visit(a) for a in args)
+    key.extend((k, visit(v)) for k, v in sorted(kwargs.items()))
+    return tensors, tuple(key)
+
+
+def to_torch(value: Any) -> torch.Tensor:
+    """A contiguous torch tensor over the same memory where types allow."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().contiguous()
+    array = np.ascontiguousarray(value)
+    dt = dtypes.to_dtype(array.dtype)
+    if dt is dtypes.BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if dt in (dtypes.FLOAT8_E4M3, dtypes.FLOAT8_E5M2):
+        return torch.from_numpy(array.view(np.uint8)).view(dt.torch)
+    return torch.from_numpy(array)
+
+
+def to_numpy(value: torch.Tensor, dt: dtypes.DType) -> np.ndarray:
+    """A numpy array over the tensor's memory, in the ml_dtypes type where there is one."""
+    if dt is dtypes.BFLOAT16:
+        return value.view(torch.int16).numpy().view(dt.numpy)
+    if dt in (dtypes.FLOAT8_E4M3, dtypes.FLOAT8_E5M2):
+        return value.view(torch.uint8).numpy().view(dt.numpy)
+    return value.numpy()
+
+
+class Kernel:
+    """What ``nki.jit`` makes of a function: callable with torch tensors or numpy arrays.
+
+    ``kernel[grid](...)`` launches a grid; torch meta tensors are traced and verified only. Inside
+    another kernel the function is inlined.
+    """
+
+    def __init__(self, function: Callable, grid: tuple[int, ...] = (), **options: Any) -> None:
+        self.function, self.grid, self.options = function, grid, options
+        self.programs: dict[Any, Program] = {}
+        self.lock = threading.Lock()
+        functools.update_wrapper(self, function)
+
+    @property
+    def name(self) -> str:
+        return self.function.__name__
+
+    def __getitem__(self, grid: Any) -> Kernel:
+        if trace.active() is not None:
+            raise refuse(
+                "err_nested_kernel_with_spmd_grid",
+                f"kernel {self.name} is launched with a grid inside another kernel, expected a "
+                "plain call; loop over its instances instead",
+            )
+        sizes = grid if isinstance(grid, tuple) else (grid,)
+        launched = Kernel(self.function, tuple(int(g) for g in sizes), **self.options)
+        launched.programs, launched.lock = self.programs, self.lock
+        return launched
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if trace.active() is not None:
+            return self.function(*args, **kwargs)
+        if os.environ.get("NKI_CPU_EAGER") == "1" or self.options.get("eager"):
+            return self._eager(args, kwargs)
+        tensors, _ = flatten(args, kwargs)
+        program = self.trace(*args, **kwargs)
+        if any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors):
+            outputs = [
+                torch.empty(s.shape, dtype=s.dtype.torch, device="meta") for s in program.outputs
+            ]
+        else:
+            outputs = self._execute(program, tensors)
+        self._notify(program, tensors, outputs)
+        return _returned(program, outputs)
+
+    def trace(self, *args: Any, **kwargs: Any) -> Program:
+        """The verified Program for these arguments (only shapes, types and constants count)."""
+        _, key = flatten(args, kwargs)
+        key = (self.grid, key)
+        found = self.programs.get(key)
+        if found is None:
+            with self.lock:
+                found = self.programs.get(key)
+                if found is None:
+                    found = self._record(args, kwargs)
+                    lint.lint(found.function)
+                    verify.verify(found)
+                    self.programs[key] = found
+        return found
+
+    def _record(self, args: tuple, kwargs: dict, machine: Any = None) -> Program:
+        """Run the function once for every grid instance, recording."""
+        program = Program(self.name, self.grid, self.function)
+        code = getattr(self.function, "__code__", None)
+        with trace.Tracer(program, code, machine) as tracer:
+            bound_args, bound_kwargs = _bind(tracer, args, kwargs, machine)
+            result: Any = None
+            total = int(np.prod(self.grid, dtype=int))
+            loop = Loop(-1, "grid", total, None)
+            for position in range(total):
+                if self.grid:
+                    at = np.unravel_index(position, self.grid)
+                    tracer.grid_index = tuple(int(i) for i in at)
+                tracer.frame = Frame(loop, position, None) if total > 1 else None
+                tracer.begin_instance()
+                result = self.function(*bound_args, **bound_kwargs)
+            tracer.frame = None
+            tracer.finish()
+        _collect_outputs(program, result)
+        return program
+
+    def _execute(self, program: Program, tensors: list[Any]) -> list[Any]:
+        plans = getattr(_local, "plans", None)
+        if plans is None:
+            plans = _local.plans = {}
+        plan = plans.get(id(program))
+        if plan is None:
+            plan = plans[id(program)] = execute.Plan(program)
+        results = plan.run([to_torch(t) for t in tensors])
+        if any(isinstance(t, torch.Tensor) for t in tensors):
+            return results
+        return [to_numpy(r, s.dtype) for r, s in zip(results, program.outputs)]
+
+    def _eager(self, args: tuple, kwargs: dict) -> Any:
+        machine = execute.Machine()
+        program = self._record(args, kwargs, machine)
+        verify.verify(program)
+        raw = [machine.memory(s) for s in program.outputs]
+        tensors, _ = flatten(args, kwargs)
+        if any(isinstance(t, torch.Tensor) for t in tensors):
+            outputs: list[Any] = raw
+        else:
+            outputs = [to_numpy(r, s.dtype) for r, s in zip(raw, program.outputs)]
+        self._notify(program, tensors, outputs)
+        return _returned(program, outputs)
+
+    def _notify(self, program: Program, inputs: list[Any], outputs: list[Any]) -> None:
+        for callback in list(_observers()):
+            callback(KernelCall(self.name, program, inputs, outputs))
+
+
+def _returned(program: Program, outputs: list[Any]) -> Any:
+    if program.return_tuple:
+        return tuple(outputs)
+    return outputs[0] if outputs else None
+
+
+def _bind(tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> tuple[list, dict]:
+    """Kernel-side views of the tensor arguments; everything else passes through."""
+
+    def make(value: Any, name: str) -> Any:
+        if is_tensor(value):
+            shape, dt = _shape_of(value)
+            storage = tracer.storage(shape or (1,), dt, "hbm", "input", name)
+            tracer.program.inputs.append(storage)
+            if machine is not None:
+                machine.bind(storage, to_torch(value))
+            return Tensor.whole(storage)
+        if isinstance(value, (list, tuple)) and any(is_tensor(v) for v in value):
+            return type(value)(make(v, f"{name}[{k}]") for k, v in enumerate(value))
+        return value
+
+    code = getattr(tracer.program.function, "__code__", None)
+    names = code.co_varnames if code is not None else ()
+    bound = [make(a, names[k] if k < len(names) else f"arg{k}") for k, a in enumerate(args)]
+    return bound, {k: make(v, k) for k, v in sorted(kwargs.items())}
+
+
+def _collect_outputs(program: Program, result: Any) -> None:
+    """Outputs are the returned shared_hbm tensors; nothing else may be returned."""
+    values = result if isinstance(result, (tuple, list)) else [result]
+    program.return_tuple = isinstance(result, (tuple, list))
+    if result is None or not values:
+        raise refuse(
+            "err_tensor_output_not_written_to",
+            f"kernel {program.name} returns nothing, expected at least one nl.shared_hbm tensor; "
+            "return the output tensors",
+            program.name,
+        )
+    for value in values:
+        if not isinstance(value, Tensor) or value.storage.buffer != "shared_hbm":
+            got = value.label() if isinstance(value, Tensor) else type(value).__name__
+            raise refuse(
+                "err_unsupported_memory",
+                f"kernel {program.name} returns {got}, expected tensors made with "
+                "buffer=nl.shared_hbm; store the result into one and return that",
+                program.name,
+            )
+        program.outputs.append(value.storage)

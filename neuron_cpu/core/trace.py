@@ -1,0 +1,443 @@
+"""Recording: the kernel's Python body runs once and every API call appends an Instruction.
+
+Nothing is computed here (except in eager mode), so a kernel cannot look at values, exactly as under
+the device compiler. ``affine_range`` and ``sequential_range`` run their bodies with concrete ints
+and mark the instructions with the iteration they belong to.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .dtypes import DType
+from .errors import refuse, user_frame, warn
+from .index import Mask
+from .program import Frame, Instruction, Loop, Program, Source, Storage
+
+if TYPE_CHECKING:
+    from .table import OpSpec
+    from .tensor import Tensor
+
+_local = threading.local()
+EMPTY = "empty"
+
+
+def active() -> Tracer | None:
+    """The tracer of the kernel that this thread is tracing, if any."""
+    return getattr(_local, "tracer", None)
+
+
+def current(what: str) -> Tracer:
+    """The active tracer, or the documented refusal for API calls outside of a kernel."""
+    tracer = getattr(_local, "tracer", None)
+    if tracer is None:
+        raise refuse(
+            "err_nki_api_outside_of_nki_kernel",
+            f"{what} is called outside of a kernel, expected a function decorated with @nki.jit on "
+            "the call stack; move the call into the kernel",
+        )
+    return tracer
+
+
+def region(mask: Any, shape: tuple[int, ...]) -> Any:
+    """What a mask leaves of an operand region.
+
+    Returns:
+        None (all of it), EMPTY, a tuple of slices (a box), or a boolean array of ``shape``.
+    """
+    if mask is None or mask is True:
+        return None
+    if isinstance(mask, (bool, np.bool_)):
+        return None if mask else EMPTY
+    if not isinstance(mask, Mask):
+        raise refuse(
+            "err_unsupported_expression_in_mask",
+            f"mask of type {type(mask).__name__}, expected comparisons of index expressions joined "
+            "with '&'; use nl.where for conditions on data",
+        )
+    keep = mask.evaluate(shape)
+    if keep.all():
+        return None
+    if not keep.any():
+        return EMPTY
+    keep = np.broadcast_to(keep, shape)
+    box = []
+    inside = 1
+    for axis in range(len(shape)):
+        others = tuple(a for a in range(len(shape)) if a != axis)
+        used = np.flatnonzero(keep.any(axis=others))
+        box.append(slice(int(used[0]), int(used[-1]) + 1))
+        inside *= int(used[-1] - used[0] + 1)
+    return tuple(box) if inside == np.count_nonzero(keep) else keep
+
+
+class Tracer:
+    """Builds one Program.
+
+    Attributes:
+        program: what has been recorded so far.
+        frame: innermost loop iteration.
+        code: code object of the kernel function, to tell its top level from callees.
+        machine: executes each instruction at once in eager mode, else None.
+    """
+
+    def __init__(self, program: Program, code: Any = None, machine: Any = None) -> None:
+        self.program, self.code, self.machine = program, code, machine
+        self.frame: Frame | None = None
+        self.grid_index: tuple[int, ...] = ()
+        self.loops = 0
+        self.recorded = program.instructions.append
+        self.shared: list[Storage] = []  # shared_hbm tensors: one set for all grid instances
+        self.shared_next = 0
+
+    def __enter__(self) -> Tracer:
+        self._outer = active()
+        _local.tracer = self
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        _local.tracer = self._outer
+
+    # --- storages ---------------------------------------------------------------------------------
+    def storage(
+        self, shape: Sequence[int], dtype: DType, buffer: str, role: str = "local", name: str = ""
+    ) -> Storage:
+        """A new storage of this program."""
+        program = self.program
+        made = Storage(len(program.storages), tuple(shape), dtype, buffer, role)
+        made.frame, made.birth, made.name = self.frame, len(program.instructions), name
+        program.storages.append(made)
+        return made
+
+    def begin_instance(self) -> None:
+        """A grid instance starts: its shared_hbm tensors are those of the first instance."""
+        self.shared_next = 0
+
+    def shared_storage(self, shape: tuple[int, ...], dtype: DType) -> Storage:
+        """The next shared_hbm tensor of this instance."""
+        at = self.shared_next
+        self.shared_next += 1
+        if at == len(self.shared):
+            made = self.storage(shape, dtype, "shared_hbm", "output")
+            made.frame = None
+            self.shared.append(made)
+        found = self.shared[at]
+        if found.shape != shape or found.dtype is not dtype:
+            raise refuse(
+                "sim_shared_hbm_differs",
+                f"grid instances create different shared_hbm tensors, {found.label()} and "
+                f"{shape} {dtype}, expected the same in every instance",
+            )
+        return found
+
+    def place(self) -> Source | None:
+        frame = user_frame(2)
+        return None if frame is None else Source.at(frame)
+
+    # --- instructions -----------------------------------------------------------------------------
+    def emit(
+        self,
+        op: OpSpec,
+        dst: tuple[Tensor, ...],
+        src: tuple[Tensor, ...],
+        attrs: dict[str, Any],
+    ) -> Instruction:
+        """Check one instruction and append it."""
+        for view in dst:
+            if view.oob:
+                view.check_bounds()
+        for view in src:
+            if view.oob:
+                view.check_bounds()
+            if view.storage.redirect is not None:
+                self._materialise(view.storage)
+            elif view.storage.zero_init and not view.storage.needs_zero:
+                self._note_zero_read(view)
+        instruction = Instruction(op, dst, src, attrs, self.frame, self.place())
+        op.check(instruction)
+        self.recorded(instruction)
+        if self.machine is not None:
+            self.machine.run(instruction)
+        return instruction
+
+    def result(
+        self,
+        op: OpSpec,
+        shape: tuple[int, ...],
+        dtype: DType,
+        src: tuple[Tensor, ...],
+        attrs: dict[str, Any],
+        mask: Any = None,
+        buffer: str = "sbuf",
+    ) -> Tensor:
+        """Record an element-wise instruction into a fresh tile and return the tile.
+
+        All of ``src`` have ``shape``; a mask cuts source and destination alike.
+        """
+        from .tensor import Tensor
+
+        fresh = self.storage(shape, dtype, buffer)
+        out = Tensor.whole(fresh)
+        cut = None if mask is None else region(mask, shape)
+        dst = out
+        if cut is EMPTY:
+            return out
+        if isinstance(cut, tuple):
+            dst = out.slice_box(cut)
+            src = tuple(s.slice_box(cut) for s in src)
+        elif cut is not None:
+            attrs = {**attrs, "mask": cut}
+        fresh.producer = self.emit(op, (dst,), src, attrs)
+        return out
+
+    # --- assignment -------------------------------------------------------------------------------
+    def assign(self, view: Tensor, value: Any) -> None:
+        """``view[...] = value``: move the fresh result there, or copy, or fill with a constant."""
+        from . import isa
+        from .tensor import Tensor
+
+        if isinstance(value, (int, float, np.generic)):
+            isa.fill(view, value)
+            return
+        if not isinstance(value, Tensor):
+            raise refuse(
+                "sim_assignment_type",
+                f"value of type {type(value).__name__} assigned to {view.label()}, expected a "
+                "tensor or a number",
+            )
+        if value.storage is view.storage and value.key() == view.key():
+            return  # t[...] += x hands the updated view back to us
+        self._check_writable(view)
+        source = self._conform(value, view)
+        if not self._redirect(view, source):
+            isa.copy_into(view, source)
+
+    def _check_writable(self, view: Tensor) -> None:
+        if not view.storage.on_chip:
+            raise refuse(
+                "err_unsupported_memory",
+                f"assignment into {view.label()}, expected a tensor in sbuf or psum; write HBM "
+                "tensors with nl.store",
+            )
+
+    def _conform(self, value: Tensor, view: Tensor) -> Tensor:
+        """``value`` with the shape of ``view`` (size-1 axes and free-axis broadcasting)."""
+        if value.shape == view.shape:
+            return value
+        if value.size == view.size and [s for s in value.shape if s != 1] == [
+            s for s in view.shape if s != 1
+        ]:
+            return value.reshape(view.shape)
+        if value.size > view.size:
+            raise refuse(
+                "err_store_dst_shape_smaller_than_other_shape",
+                f"value of shape {value.shape} assigned to a region of shape {view.shape}, "
+                "expected equal shapes; slice the value or enlarge the destination",
+            )
+        return value.expand(view.shape)
+
+    def _redirect(self, view: Tensor, value: Tensor) -> bool:
+        """Let the instruction that produced ``value`` write into ``view`` instead."""
+        from .tensor import compose
+
+        fresh = value.storage
+        last = fresh.producer
+        if last is None or not self.program.instructions or fresh.redirect is not None:
+            return False
+        if self.program.instructions[-1] is not last or not value.is_full():
+            return False
+        if view.storage.buffer not in last.op.writes or len(last.dst) != 1:
+            return False
+        target = view if view.shape == fresh.shape else None
+        if target is None:
+            if view.size != fresh.size:
+                return False
+            try:
+                target = view.reshape(fresh.shape)
+            except Exception:  # noqa: BLE001 - a strided destination: copy instead
+                return False
+        moved = compose(last.dst[0], target)
+        if moved is None or last.attrs.get("raw") and moved.dt is not last.dst[0].dt:
+            return False
+        before = last.dst
+        last.dst = (moved,)
+        try:
+            last.op.check(last)
+        except Exception:
+            last.dst = before
+            return False
+        fresh.redirect = view
+        if self.machine is not None:
+            self.machine.run(last)
+        return True
+
+    def _materialise(self, fresh: Storage) -> None:
+        """A redirected result is used after all: give it its own tile back and copy from it."""
+        from . import isa
+        from .tensor import Tensor
+
+        last, view = fresh.producer, fresh.redirect
+        fresh.redirect = None
+        fresh.producer = None
+        assert last is not None and view is not None
+        whole = Tensor.whole(fresh)
+        moved = last.dst[0]
+        inner = _place_in(whole, moved, view)
+        last.dst = (inner,)
+        copy = isa.copy_instruction(moved, inner, last.frame, last.source)
+        program = self.program.instructions
+        program.insert(_last_index(program, last) + 1, copy)
+
+    def in_place(self, view: Tensor, name: str, value: Any) -> Tensor:
+        """``view += value``: PSUM accumulation of a matmul, else an element-wise update."""
+        from . import isa, language
+        from .tensor import Tensor
+
+        last = self.program.instructions[-1] if self.program.instructions else None
+        if (
+            name == "add"
+            and view.storage.buffer == "psum"
+            and isinstance(value, Tensor)
+            and value.storage.producer is last
+            and last is not None
+            and last.op.name == "nc_matmul"
+            and value.storage.redirect is None
+        ):
+            isa.accumulate(self, view, value, last)
+            return view
+        warn(
+            "sim_inplace_operator",
+            f"in-place '{name}' on {view.label()} is no matmul accumulation in PSUM, which SDK "
+            "releases before 2.23 may miscompute; write x[...] = nl." + name + "(x, y)",
+        )
+        self.assign(view, getattr(language, name)(view, value))
+        return view
+
+    def _note_zero_read(self, view: Tensor) -> None:
+        storage = view.storage
+        keys = storage.started_keys
+        if keys is not None and view.key() in keys:
+            return
+        if storage.started is None or not _window(storage.started, view).all():
+            storage.needs_zero = True
+
+    def mark_started(self, view: Tensor) -> bool:
+        """Note that a matmul accumulates into ``view``; True when it is the first to do so."""
+        storage = view.storage
+        if storage.started_keys is None:
+            storage.started_keys = set()
+        key = view.key()
+        if key in storage.started_keys:
+            return False
+        if storage.started is None:
+            storage.started = np.zeros(storage.size, bool)
+        window = _window(storage.started, view)
+        if window.all():
+            return False
+        if window.any():
+            raise refuse(
+                "sim_accumulation_region",
+                f"matmul accumulates into a region of {view.storage.label()} that an earlier one "
+                "covered in part, expected the same or a disjoint region; use one PSUM tile for "
+                "each accumulation group",
+            )
+        window[...] = True
+        storage.started_keys.add(key)
+        return True
+
+    # --- loops ------------------------------------------------------------------------------------
+    def loop(self, kind: str, indices: range) -> Iterator[int]:
+        """Run a loop body once per index, marking what it records."""
+        made = Loop(self.loops, kind, len(indices), self.place())
+        self.loops += 1
+        outer = self.frame
+        try:
+            for position, value in enumerate(indices):
+                self.frame = Frame(made, position, outer)
+                yield value
+        finally:
+            self.frame = outer
+
+    def at_kernel_level(self) -> bool:
+        """True in the kernel's own body, outside of loops and called functions."""
+        frame = user_frame(2)
+        loop = self.frame
+        inside = loop is not None and loop.loop.kind != "grid"
+        return not inside and (frame is None or self.code is None or frame.f_code is self.code)
+
+    def eager_values(self, view: Tensor) -> np.ndarray:
+        if self.machine is None:
+            raise refuse(
+                "err_dynamic_control_flow_not_supported",
+                f"values of {view.label()} are asked for while tracing, where nothing is computed; "
+                "set NKI_CPU_EAGER=1 to execute each instruction as it is recorded",
+            )
+        return self.machine.values(view)
+
+    # --- finishing --------------------------------------------------------------------------------
+    def finish(self) -> Program:
+        """Insert the zero fills that are real and return the program."""
+        from . import isa
+
+        program = self.program
+        fills = [s for s in program.storages if s.needs_zero]
+        for storage in sorted(fills, key=lambda s: s.birth, reverse=True):
+            at = storage.birth
+            program.instructions.insert(at, isa.zero_fill(storage))
+        return program
+
+
+def _last_index(instructions: list[Instruction], wanted: Instruction) -> int:
+    for k in range(len(instructions) - 1, -1, -1):
+        if instructions[k] is wanted:
+            return k
+    raise ValueError("instruction is not part of the program")
+
+
+def _place_in(whole: Tensor, moved: Tensor, view: Tensor) -> Tensor:
+    """The box of ``whole`` that corresponds to ``moved`` inside ``view``."""
+    if moved.shape == whole.shape:
+        return whole
+    offset = 0
+    rest = moved.offset - view.offset
+    order = sorted(range(len(view.strides)), key=lambda a: -view.strides[a])
+    starts = [0] * len(view.shape)
+    for axis in order:
+        if view.strides[axis] and view.shape[axis] > 1:
+            starts[axis], rest = divmod(rest, view.strides[axis])
+    for start, stride in zip(starts, whole.strides):
+        offset += start * stride
+    from .tensor import Tensor
+
+    return Tensor(whole.storage, offset, moved.shape, whole.strides, whole.dt)
+
+
+def _window(flat: np.ndarray, view: Tensor) -> np.ndarray:
+    """The elements of ``view`` in a flat per-element array of its storage."""
+    item = flat.itemsize
+    return np.lib.stride_tricks.as_strided(
+        flat[view.offset :], view.shape, tuple(s * item for s in view.strides)
+    )
+
+
+def observe_loop(kind: str, name: str) -> Callable[..., Iterator[int]]:
+    """The public iterator ``name``: ``(stop)``, ``(start, stop)`` or ``(start, stop, step)``."""
+
+    def iterate(*args: Any, **_: Any) -> Iterator[int]:
+        tracer = current(f"nl.{name}")
+        for value in args:
+            if not isinstance(value, (int, np.integer)):
+                raise refuse(
+                    "sim_loop_bound",
+                    f"nl.{name} got a bound of type {type(value).__name__}, expected integers known "
+                    "while tracing; compute trip counts from shapes",
+                )
+        return tracer.loop(kind, range(*(int(a) for a in args)))
+
+    iterate.__name__ = name
+    iterate.__doc__ = f"``nl.{name}(stop)`` / ``(start, stop[, step])``: {kind} loop iterator."
+    return iterate
