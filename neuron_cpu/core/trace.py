@@ -212,6 +212,13 @@ class Tracer:
         if value.storage is view.storage and value.key() == view.key():
             return  # t[...] += x hands the updated view back to us
         self._check_writable(view)
+        fresh = value.storage
+        if (
+            fresh.producer is None
+            and fresh.source is None
+            and fresh.birth == len(self.program.instructions)
+        ):
+            return  # the op's mask selected nothing: the destination keeps its content
         source = self._conform(value, view)
         if not self._redirect(view, source):
             isa.copy_into(view, source)
@@ -261,16 +268,22 @@ class Tracer:
             except Exception:  # noqa: BLE001 - a strided destination: copy instead
                 return False
         moved = compose(last.dst[0], target)
-        if moved is None or last.attrs.get("raw") and moved.dt is not last.dst[0].dt:
+        if moved is None:
             return False
-        before = last.dst
+        before = last.dst, last.attrs
+        if last.attrs.get("raw") and moved.dt is not last.dst[0].dt:
+            if last.op.flow != "copy":  # a transpose moves bits, its cast is an instruction
+                return False
+            last.attrs = {k: v for k, v in last.attrs.items() if k != "raw"}
         last.dst = (moved,)
         try:
             last.op.check(last)
         except Exception:
-            last.dst = before
+            last.dst, last.attrs = before
             return False
         fresh.redirect = view
+        if view.storage.zero_init:
+            self.mark_started(moved)
         if self.machine is not None:
             self.machine.run(last)
         return True
