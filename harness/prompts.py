@@ -1,0 +1,97 @@
+"""Prompts: from the command line, from a file, and as the token ids that a model sees."""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness.errors import UserError
+
+# Stands for a newline while csv parses a value: a lone surrogate never comes from a command line,
+# whereas csv would take a bare newline for the end of a record.
+_NEWLINE = "\ud800"
+
+# A prompt of one token is taken for a decode step on an empty cache, and with two the positions of
+# padding (1) tie with the last token's (NxDI 0.1, models/model_base.py), so three are needed.
+MIN_PROMPT_TOKENS = 3
+
+
+def split_prompt_value(value: str) -> list[str]:
+    """Prompts of one `--prompt` value: a comma-separated list, quoted as Python's csv module does.
+
+    Newlines belong to the prompt that they stand in. A UserError tells about bad quoting.
+    """
+    line = value.replace("\n", _NEWLINE)
+    try:
+        rows = list(csv.reader([line], skipinitialspace=True, strict=True))
+    except csv.Error as error:
+        raise UserError(
+            f"--prompt {value!r} is not a comma-separated list in the csv module's quoting "
+            f'({error}); put the whole prompt in double quotes, doubled inside (""), '
+            "or use --prompt-file."
+        ) from error
+    fields = rows[0] if rows else [""]
+    return [field.replace(_NEWLINE, "\n") for field in fields]
+
+
+def parse_prompt_text(text: str) -> list[str]:
+    """Prompts of a prompt file: verbatim, separated by blank lines; newlines inside are kept."""
+    blocks = re.split(r"\n[ \t]*(?:\n[ \t]*)*\n", text.replace("\r\n", "\n"))
+    return [block.strip("\n") for block in blocks if block.strip()]
+
+
+def read_prompt_file(path: Path) -> list[str]:
+    """Prompts of a UTF-8 file, in order; a UserError where it cannot be read or holds none."""
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UserError(f"Cannot read the prompt file {path}: {reason}.") from error
+    prompts = parse_prompt_text(text)
+    if not prompts:
+        raise UserError(f"The prompt file {path} is empty: it must hold at least one prompt.")
+    return prompts
+
+
+def encode(tokenizer: Any, prompts: Sequence[str], raw: bool) -> list[list[int]]:
+    """Token ids of each prompt; through the chat template if there is one and `raw` is False."""
+    if raw or not tokenizer.chat_template:
+        return [list(ids) for ids in tokenizer(list(prompts))["input_ids"]]
+    return [
+        list(
+            tokenizer.apply_chat_template(
+                [{"role": "user", "content": prompt}], add_generation_prompt=True
+            )
+        )
+        for prompt in prompts
+    ]
+
+
+def check_lengths(
+    prompts: Sequence[str], ids: Sequence[Sequence[int]], seq_len: int, max_context: int
+) -> None:
+    """Refuse prompts that do not fit: every prompt needs room for at least one new token."""
+    for prompt, tokens in zip(prompts, ids):
+        shown = repr(prompt if len(prompt) <= 40 else prompt[:37] + "...")
+        if len(tokens) < MIN_PROMPT_TOKENS:
+            raise UserError(
+                f"The prompt {shown} has {len(tokens)} token(s), expected at least "
+                f"{MIN_PROMPT_TOKENS}; make it longer."
+            )
+        if len(tokens) >= seq_len:
+            raise UserError(
+                f"The prompt {shown} has {len(tokens)} tokens, which leaves no room for new ones "
+                f"in --seq-len {seq_len}; give --seq-len {_next_multiple(len(tokens) + 32)}."
+            )
+        if len(tokens) > max_context:
+            raise UserError(
+                f"The prompt {shown} has {len(tokens)} tokens, more than --max-context-length "
+                f"{max_context}; raise that to at least {len(tokens)}."
+            )
+
+
+def _next_multiple(length: int, unit: int = 64) -> int:
+    return -(-length // unit) * unit
