@@ -52,3 +52,27 @@ def legal_start_partitions(size: int) -> tuple[int, ...]:
     if size > 64:
         return (0,)
     return (0, 64) if size > 32 else (0, 32, 64, 96)
+
+
+# --- timing beyond the cycles of each instruction (table.py) --------------------------------------
+# Sources: PERF general/nki/nki_perf_guide.rst; DMA26 nki/get-started/about/nki-dma-overview.rst
+# (tag v2.27.1); DMA32 nki/deep-dives/nki-dma-bandwidth-guide.rst (tag v2.32.0).
+# Cycles from the end of an instruction's occupancy until a consumer may start. PERF shows dependent
+# one-element ScalarE instructions 264 cycles apart, of which 64 are the initiation interval.
+DEPENDENT_CYCLES = 200
+DMA_ENGINES = 16  # ARCH: per core, each moves one transfer at a time
+DMA_PARTITIONS_PER_ENGINE = PARTITIONS // DMA_ENGINES  # DMA26: engine e moves rows 8e to 8e + 7
+DMA_START_NS = 1300.0  # DMA32: semaphore to first byte
+DMA_BYTES_PER_NS = 17.0  # DMA32: effective rate of one engine on Trn1, 272 GB/s for the core
+DMA_ROW_NS = 8.0  # fitted to DMA26's curve of bandwidth over row bytes: fixed part of a long row
+DMA_SHORT_ROW_NS = 145.0  # same fit: no row takes less, rows under 2 KiB all take this long
+DMA_FLAT_BYTES_PER_NS = 6.5  # SDK 2.21 matmul tutorial: 104 GB/s for the core with rows <= 1 KiB
+DMA_FLAT_ROW_BYTES = 256  # shortest row of that measurement; shorter ones take as long as this one
+HBM_BYTES_PER_NS = 410.0  # ARCH: 820 GB/s per chip, two cores
+PEAK_MACS_PER_NS = PARTITIONS * PARTITIONS * 2.8  # ARCH: one moving column per cycle, bf16
+
+# Costs that no public source states; command-line options replace them.
+KERNEL_LAUNCH_NS = 2000.0  # between two kernels of a graph: one DMA round trip and its semaphores
+GRAPH_LAUNCH_NS = 50_000.0  # host to device and back for one executed graph
+COLLECTIVE_START_NS = 10_000.0  # one all-reduce or all-gather between the cores of a chip
+COLLECTIVE_BYTES_PER_NS = 50.0  # rate at which its data moves afterwards
