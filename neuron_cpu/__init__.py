@@ -1,0 +1,48 @@
+"""A stand-in for the AWS Neuron SDK and for a NeuronCore-v2, for machines that have neither.
+
+`ensure_sdk()` makes the SDK's import names (`neuronxcc`, `torch_neuronx`, `neuronx_distributed`,
+`neuronx_distributed_inference`, `torch_xla`) importable: from the real SDK where it is installed,
+from `neuron_cpu/sdk` elsewhere. Everything else of the project imports those names only.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+SDK_ROOT = Path(__file__).resolve().parent / "sdk"
+
+
+def _real_sdk_present() -> bool:
+    """Whether a Neuron compiler with a kernel language stands on `sys.path` outside this package.
+
+    A placeholder distribution of the same name has no `nki` below it, hence the deeper look.
+    """
+    try:
+        spec = importlib.util.find_spec("neuronxcc.nki")
+    except (ImportError, ValueError):
+        return False
+    if spec is None or spec.origin is None:
+        return False
+    return SDK_ROOT not in Path(spec.origin).resolve().parents
+
+
+def ensure_sdk() -> str:
+    """Make the SDK importable and say in one line which one is in use.
+
+    The stand-in is put in front of `sys.path` where `neuronxcc.nki` cannot be imported, or where
+    the environment variable `NEURON_CPU=1` asks for it. Call it before the first import of an SDK
+    name; calling it again changes nothing.
+    """
+    forced = os.environ.get("NEURON_CPU", "") not in ("", "0")
+    if str(SDK_ROOT) not in sys.path:
+        if not forced and _real_sdk_present():
+            return "Neuron SDK: the installed one (neuronxcc); times are measured on the device."
+        sys.path.insert(0, str(SDK_ROOT))
+    reason = "NEURON_CPU asks for it" if forced else "no neuronxcc is installed"
+    return (
+        f"Neuron SDK: the CPU stand-in neuron_cpu ({reason}); "
+        "results are computed on the CPU and device times are estimates."
+    )

@@ -1,0 +1,19 @@
+"""Refusals of the SDK stand-in: each is one sentence that says what, expected, got and the mend."""
+
+from __future__ import annotations
+
+
+class StandInError(RuntimeError):
+    """Base of every refusal of the stand-in outside kernels; `str(error)` is the whole sentence."""
+
+
+class CompileError(StandInError):
+    """Something that the device's compiler would reject, or could not represent in a graph."""
+
+
+class CheckpointError(StandInError):
+    """A checkpoint that does not fit the model: a missing file or a tensor of another shape."""
+
+
+class CollectiveError(StandInError):
+    """Ranks that do not meet in one collective: another operation, other shapes, or a missing rank."""

@@ -1,0 +1,1 @@
+"""Operators over tensors that are sharded across the ranks."""

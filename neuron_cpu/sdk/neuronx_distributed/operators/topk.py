@@ -1,0 +1,36 @@
+"""The k largest elements of a tensor whose `gather_dim` is sharded across the ranks."""
+
+from __future__ import annotations
+
+from typing import Optional, Tuple
+
+import torch
+
+from ..parallel_layers import parallel_state
+from ..parallel_layers.mappings import _gather_along_dim
+from ..ranks import Group
+
+
+def topk(
+    tensor: torch.Tensor,
+    k: int,
+    dim: int,
+    gather_dim: int,
+    process_group: Optional[Group] = None,
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Values and global indices (int64) of the k largest elements along the sharded `dim`, sorted."""
+    group = process_group or parallel_state.get_tensor_model_parallel_group()
+    if dim % tensor.ndim != gather_dim % tensor.ndim:
+        raise NotImplementedError(
+            f"topk along dim {dim} of a tensor sharded along dim {gather_dim} is not modelled, "
+            "expected the same dimension; gather the tensor first."
+        )
+    size = tensor.shape[dim]
+    if k > size * group.size():
+        raise ValueError(f"topk of k={k} exceeds the {size * group.size()} elements along dim {dim}.")
+    values, indices = torch.topk(tensor, min(k, size), dim=dim)
+    indices = indices + group.rank() * size
+    values = _gather_along_dim(values, dim, group)
+    indices = _gather_along_dim(indices, dim, group)
+    best, where = torch.topk(values, k, dim=dim)
+    return best, torch.gather(indices, dim, where)

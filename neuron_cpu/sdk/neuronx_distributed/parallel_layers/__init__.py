@@ -1,0 +1,1 @@
+"""Tensor-parallel state, layers and the collectives between them."""

@@ -1,0 +1,388 @@
+"""Linear layers and embeddings whose weights are sharded across ranks (NxD 0.10 names).
+
+Each constructor makes the parameters of one rank and tags them with how the checkpoint loader
+slices the full tensor. Linear layers compute `x @ W.T` with PyTorch: bf16 operands, fp32
+accumulation, one rounding. Parameters are allocated on the meta device while an application
+builds its model, because their values come from the checkpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Dict, Optional, Tuple, Union
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn import Parameter
+
+from ..deferred import parameter_device
+from ..ranks import Group
+from . import parallel_state
+from .mappings import (
+    copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
+    gather_from_tensor_model_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+    scatter_to_tensor_model_parallel_region,
+)
+from .utils import (
+    EmbeddingUtility,
+    divide,
+    get_padding_length,
+    set_tensor_model_parallel_attributes,
+)
+
+Output = Union[torch.Tensor, Tuple[torch.Tensor, Optional[torch.Tensor]]]
+StateDict = Dict[str, torch.Tensor]
+
+
+def _sharded_parameter(
+    shape: Tuple[int, ...],
+    dim: int,
+    stride: int,
+    size: int,
+    dtype: torch.dtype,
+    device: Optional[torch.device],
+    init_method: Optional[Callable[[torch.Tensor], Any]],
+) -> Parameter:
+    """One rank's shard of shape `shape`, tagged for slicing along `dim` into `size` parts."""
+    device = parameter_device() or device
+    weight = Parameter(torch.empty(shape, dtype=dtype, device=device), requires_grad=False)
+    if not weight.is_meta:
+        with torch.no_grad():
+            (init_method or _default_init)(weight)
+    set_tensor_model_parallel_attributes(weight, True, dim, stride, num_partitions=size)
+    return weight
+
+
+def _default_init(weight: torch.Tensor) -> None:
+    """Uniform in +-1/sqrt(inputs), as nn.Linear starts."""
+    bound = weight.shape[-1] ** -0.5
+    weight.uniform_(-bound, bound)
+
+
+def pad_tensor(tensor: torch.Tensor, dim: int, amount: int) -> torch.Tensor:
+    """`tensor` with `amount` zeros appended along `dim`; the tensor itself where amount is 0."""
+    if amount == 0:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = amount
+    return torch.cat([tensor, tensor.new_zeros(shape)], dim=dim)
+
+
+def linear_with_async_allreduce(
+    input: torch.Tensor,
+    weight: torch.Tensor,
+    bias: Optional[torch.Tensor],
+    async_grad_allreduce: bool = True,
+    sequence_parallel_enabled: bool = False,
+    sequence_dimension: Optional[int] = 0,
+    autograd_func_class: Optional[type] = None,
+    save_for_backward: bool = True,
+    process_group: Optional[Group] = None,
+) -> torch.Tensor:
+    """`input (..., K) @ weight (N, K).T + bias`; gathers the sequence first where it is sharded."""
+    del async_grad_allreduce, autograd_func_class, save_for_backward
+    if sequence_parallel_enabled:
+        input = gather_from_sequence_parallel_region(
+            input, sequence_dimension or 0, process_group=process_group
+        )
+    return F.linear(input, weight, bias)
+
+
+class LinearWithAsyncCommunication:
+    """The linear of the layers as an autograd-style class: only `apply` exists, without gradients."""
+
+    @staticmethod
+    def apply(input: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor], *_: Any):
+        return F.linear(input, weight, bias)
+
+
+class BaseParallelLinear(nn.Module):
+    """What the checkpoint loader recognises a sharded linear by."""
+
+    def _group_of(self, group: Optional[Group]) -> Group:
+        return group or parallel_state.get_tensor_model_parallel_group()
+
+    def _refuse_padding_in_training(self) -> None:
+        if getattr(self, "pad", False) and self.training:
+            raise RuntimeError("Layers with pad=True are for inference only; call eval() first.")
+
+
+class ColumnParallelLinear(BaseParallelLinear):
+    """Linear whose outputs are sharded: weight (output/tp, input), sliced along dim 0.
+
+    `forward(x)`: (..., input) -> (..., output/tp), or (..., output) with `gather_output`.
+    With `pad` the output size is rounded up to a multiple of tp with zero rows, which a gathered
+    result drops again. With `skip_bias_add` the result is the pair (output, bias).
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        bias: bool = True,
+        gather_output: bool = True,
+        dtype: torch.dtype = torch.float32,
+        device: Optional[torch.device] = None,
+        stride: int = 1,
+        init_method: Optional[Callable[[torch.Tensor], Any]] = None,
+        sequence_parallel_enabled: bool = False,
+        sequence_dimension: Optional[int] = None,
+        keep_master_weight: bool = False,
+        skip_bias_add: bool = False,
+        pad: bool = False,
+        tensor_model_parallel_group: Optional[Group] = None,
+        reduce_dtype: Optional[torch.dtype] = None,
+        **_later: Any,
+    ) -> None:
+        super().__init__()
+        del keep_master_weight, reduce_dtype  # both concern gradients
+        self.tensor_parallel_group = self._group_of(tensor_model_parallel_group)
+        size = self.tensor_parallel_group.size()
+        self.input_size = input_size
+        self.gather_output = gather_output
+        self.sequence_parallel_enabled = sequence_parallel_enabled
+        self.sequence_dimension = sequence_dimension or 0
+        self.skip_bias_add = skip_bias_add
+        self.pad = pad
+        self.pad_size = get_padding_length(output_size, size) if pad else 0
+        self.output_size = output_size + self.pad_size
+        self.output_size_per_partition = divide(self.output_size, size)
+        self.stride, self.dtype = stride, dtype
+        if gather_output and sequence_parallel_enabled:
+            raise RuntimeError("gather_output and sequence_parallel_enabled exclude each other.")
+        shard = (self.output_size_per_partition, input_size)
+        self.weight = _sharded_parameter(shard, 0, stride, size, dtype, device, init_method)
+        if bias:
+            self.bias = _sharded_parameter(shard[:1], 0, stride, size, dtype, device, nn.init.zeros_)
+        else:
+            self.register_parameter("bias", None)
+
+    def forward(self, input: torch.Tensor, *_: Any) -> Output:
+        self._refuse_padding_in_training()
+        if not self.sequence_parallel_enabled:
+            input = copy_to_tensor_model_parallel_region(input, self.tensor_parallel_group)
+        output = linear_with_async_allreduce(
+            input,
+            self.weight,
+            None if self.skip_bias_add else self.bias,
+            sequence_parallel_enabled=self.sequence_parallel_enabled,
+            sequence_dimension=self.sequence_dimension,
+            process_group=self.tensor_parallel_group,
+        )
+        if self.gather_output:
+            output = gather_from_tensor_model_parallel_region(output, self.tensor_parallel_group)
+            if self.pad_size:
+                output = output.narrow(-1, 0, self.output_size - self.pad_size)
+        return (output, self.bias) if self.skip_bias_add else output
+
+    def preshard_hook(self, model_state_dict: StateDict, prefix: str) -> None:
+        """Pad the full weight (key `prefix`) and bias with zero rows before they are sliced."""
+        if not self.pad_size:
+            return
+        for key in (prefix, prefix.rpartition("weight")[0] + "bias"):
+            tensor = model_state_dict.get(key)
+            if tensor is not None:
+                model_state_dict[key] = pad_tensor(tensor, 0, self.output_size - tensor.shape[0])
+
+
+class RowParallelLinear(BaseParallelLinear):
+    """Linear whose inputs are sharded: weight (output, input/tp), sliced along dim 1.
+
+    `forward(x)`: (..., input/tp) with `input_is_parallel`, else (..., input) -> (..., output),
+    summed over the ranks in `reduce_dtype` (None: the layer's dtype), or reduce-scattered along
+    the sequence. The bias is replicated and added after the sum.
+    """
+
+    def __init__(
+        self,
+        input_size: int,
+        output_size: int,
+        bias: bool = True,
+        input_is_parallel: bool = False,
+        dtype: torch.dtype = torch.float32,
+        device: Optional[torch.device] = None,
+        stride: int = 1,
+        init_method: Optional[Callable[[torch.Tensor], Any]] = None,
+        sequence_parallel_enabled: bool = False,
+        sequence_dimension: Optional[int] = None,
+        keep_master_weight: bool = False,
+        skip_bias_add: bool = False,
+        pad: bool = False,
+        reduce_output: bool = True,
+        tensor_model_parallel_group: Optional[Group] = None,
+        reduce_dtype: Optional[torch.dtype] = None,
+        **_later: Any,
+    ) -> None:
+        super().__init__()
+        del keep_master_weight  # concerns training
+        self.tensor_parallel_group = self._group_of(tensor_model_parallel_group)
+        size = self.tensor_parallel_group.size()
+        self.output_size = output_size
+        self.input_is_parallel = input_is_parallel
+        self.sequence_parallel_enabled = sequence_parallel_enabled
+        self.sequence_dimension = sequence_dimension or 0
+        self.skip_bias_add = skip_bias_add
+        self.reduce_output = reduce_output
+        self.reduce_dtype = reduce_dtype or dtype
+        self.pad = pad
+        self.pad_size = get_padding_length(input_size, size) if pad else 0
+        self.input_size = input_size + self.pad_size
+        self.input_size_per_partition = divide(self.input_size, size)
+        self.stride, self.dtype = stride, dtype
+        shard = (output_size, self.input_size_per_partition)
+        self.weight = _sharded_parameter(shard, 1, stride, size, dtype, device, init_method)
+        if bias:
+            zeros = torch.zeros(output_size, dtype=dtype, device=device)
+            self.bias = Parameter(zeros, requires_grad=False)
+        else:
+            self.register_parameter("bias", None)
+
+    def forward(self, input_: torch.Tensor, *_: Any) -> Output:
+        self._refuse_padding_in_training()
+        if not self.input_is_parallel:
+            if self.pad_size:
+                input_ = F.pad(input_, (0, self.pad_size))
+            input_ = scatter_to_tensor_model_parallel_region(input_, self.tensor_parallel_group)
+        output = self._reduce(F.linear(input_, self.weight))
+        if self.skip_bias_add:
+            return output, self.bias
+        return output if self.bias is None else output + self.bias
+
+    def _reduce(self, partial: torch.Tensor) -> torch.Tensor:
+        """Sum the ranks' partial products in `reduce_dtype`, and come back to their dtype."""
+        if not self.reduce_output:
+            return partial
+        original = partial.dtype
+        partial = partial.to(self.reduce_dtype)
+        if self.sequence_parallel_enabled:
+            total = reduce_scatter_to_sequence_parallel_region(
+                partial, self.sequence_dimension, process_group=self.tensor_parallel_group
+            )
+        else:
+            total = reduce_from_tensor_model_parallel_region(partial, self.tensor_parallel_group)
+        return total.to(original)
+
+    def preshard_hook(self, model_state_dict: StateDict, prefix: str) -> None:
+        """Pad the full weight (key `prefix`) with zero columns before it is sliced."""
+        tensor = model_state_dict.get(prefix)
+        if self.pad_size and tensor is not None:
+            model_state_dict[prefix] = pad_tensor(tensor, 1, self.input_size - tensor.shape[1])
+
+
+class ParallelEmbedding(nn.Module):
+    """Embedding sharded over the embedding dimension or over the vocabulary.
+
+    `shard_across_embedding`: weight (V, H/tp), lookup, then all-gather of the last dimension.
+    Otherwise: weight (V/tp, H), each rank looks up its own rows, zeros elsewhere, then all-reduce.
+    `forward(ids)`: (B, S) integers -> (B, S, H), or this rank's slice of the sequence under
+    sequence parallelism. `use_spmd_rank` reads the rank from a checkpoint tensor, as a graph that
+    all ranks share has to; the module then owns a `rank_util`.
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: Optional[int] = None,
+        max_norm: Optional[float] = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = False,
+        init_method: Callable[[torch.Tensor], Any] = nn.init.normal_,
+        device: Optional[torch.device] = None,
+        dtype: torch.dtype = torch.float32,
+        shard_across_embedding: bool = False,
+        pad: bool = False,
+        sequence_parallel_enabled: bool = False,
+        tensor_model_parallel_group: Optional[Group] = None,
+        use_spmd_rank: bool = False,
+        sequence_dimension: Optional[int] = None,
+        **_later: Any,
+    ) -> None:
+        super().__init__()
+        del norm_type, scale_grad_by_freq, sparse  # concern training
+        if max_norm is not None:
+            raise NotImplementedError("ParallelEmbedding with max_norm is not supported; drop it.")
+        group = tensor_model_parallel_group or parallel_state.get_tensor_model_parallel_group()
+        size = group.size()
+        self.tensor_parallel_group = group
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.padding_idx = padding_idx
+        self.shard_across_embedding = shard_across_embedding
+        self.sequence_parallel_enabled = sequence_parallel_enabled
+        self.sequence_dimension = sequence_dimension or 0
+        self.pad, self.dtype = pad, dtype
+        padded = embedding_dim if shard_across_embedding else num_embeddings
+        self.pad_size = get_padding_length(padded, size) if pad else 0
+        per_partition = divide(padded + self.pad_size, size)
+        if shard_across_embedding:
+            shard, dim = (num_embeddings, per_partition), 1
+        else:
+            shard, dim = (per_partition, embedding_dim), 0
+            start, end = EmbeddingUtility.range_from_per_partition_vocab_size(
+                per_partition, group.rank(), size
+            )
+            self.start_index, self.end_index = start, end
+        self.rank_util = SPMDRank(size) if use_spmd_rank and dim == 0 else None
+        self.weight = _sharded_parameter(shard, dim, 1, size, dtype, device, init_method)
+
+    def forward(self, input_: torch.Tensor) -> torch.Tensor:
+        if self.pad and self.training:
+            raise RuntimeError("Layers with pad=True are for inference only; call eval() first.")
+        if self.shard_across_embedding:
+            return self._gather(F.embedding(input_.long(), self.weight))
+        return self._reduce(self._own_rows(input_.long()))
+
+    def _gather(self, local: torch.Tensor) -> torch.Tensor:
+        """(B, S, H/tp) of this rank -> (B, S, H)."""
+        whole = gather_from_tensor_model_parallel_region(local, self.tensor_parallel_group)
+        whole = whole.narrow(-1, 0, self.embedding_dim) if self.pad_size else whole
+        if self.sequence_parallel_enabled:
+            return scatter_to_sequence_parallel_region(
+                whole, self.sequence_dimension, self.tensor_parallel_group
+            )
+        return whole
+
+    def _own_rows(self, ids: torch.Tensor) -> torch.Tensor:
+        """(B, S, H): rows that this rank holds, zeros for the others."""
+        rows = self.weight.shape[0]
+        start = self.start_index if self.rank_util is None else self.rank_util.get_rank() * rows
+        local = ids - start
+        mine = (local >= 0) & (local < rows)
+        found = F.embedding(local.clamp(0, rows - 1), self.weight)
+        return torch.where(mine.unsqueeze(-1), found, torch.zeros((), dtype=found.dtype))
+
+    def _reduce(self, local: torch.Tensor) -> torch.Tensor:
+        if self.sequence_parallel_enabled:
+            return reduce_scatter_to_sequence_parallel_region(
+                local, self.sequence_dimension, process_group=self.tensor_parallel_group
+            )
+        return reduce_from_tensor_model_parallel_region(local, self.tensor_parallel_group)
+
+    def preshard_hook(self, model_state_dict: StateDict, prefix: str) -> None:
+        """Pad the full table (key `prefix`) with zeros before it is sliced."""
+        tensor = model_state_dict.get(prefix)
+        if self.pad_size and tensor is not None:
+            dim = 1 if self.shard_across_embedding else 0
+            model_state_dict[prefix] = pad_tensor(tensor, dim, self.pad_size)
+
+
+class SPMDRank(nn.Module):
+    """The rank as a tensor: the checkpoint holds arange(world_size), each rank loads its element."""
+
+    def __init__(self, world_size: int) -> None:
+        super().__init__()
+        rank = Parameter(torch.zeros(1, dtype=torch.int32), requires_grad=False)
+        set_tensor_model_parallel_attributes(rank, True, 0, 1, num_partitions=world_size)
+        self.rank = rank
+
+    def get_rank(self) -> torch.Tensor:
+        """int32 of shape (1,)."""
+        return self.rank
+
+    def forward(self) -> torch.Tensor:
+        return self.rank

@@ -1,0 +1,201 @@
+"""Collectives between the tensor-parallel ranks (names of NxD's parallel_layers.mappings).
+
+Every function takes this rank's tensor and an optional `process_group` (default: the running
+thread's) and returns a new tensor; with one rank the input itself comes back. There are no
+gradients: the stand-in is for inference. Reductions add in rank order in the tensor's own dtype,
+so a bf16 all-reduce rounds after every addition, as the device does.
+"""
+
+from __future__ import annotations
+
+from functools import reduce
+from typing import List, Optional
+
+import torch
+
+from ..ranks import Group
+from . import parallel_state
+from .utils import divide
+
+
+def _group(process_group: Optional[Group]) -> Group:
+    return process_group or parallel_state.get_tensor_model_parallel_group()
+
+
+def _label(operation: str, tensor: torch.Tensor) -> str:
+    return f"{operation}({str(tensor.dtype).replace('torch.', '')}{list(tensor.shape)})"
+
+
+def _copies(tensor: torch.Tensor, size: int) -> List[torch.Tensor]:
+    """One tensor of its own for each rank, so that none sees another's in-place operation."""
+    return [tensor] + [tensor.clone() for _ in range(size - 1)]
+
+
+def _sum(parts: List[torch.Tensor]) -> torch.Tensor:
+    return reduce(torch.add, parts)
+
+
+def _reduce(input_: torch.Tensor, process_group: Optional[Group] = None) -> torch.Tensor:
+    """All-reduce by summation."""
+    group = _group(process_group)
+    if group.size() == 1:
+        return input_
+    return group.exchange(
+        _label("all-reduce", input_), input_, lambda parts: _copies(_sum(parts), len(parts))
+    )
+
+
+def _reduce_max(input_: torch.Tensor, process_group: Optional[Group] = None) -> torch.Tensor:
+    """All-reduce by maximum."""
+    group = _group(process_group)
+    if group.size() == 1:
+        return input_
+    return group.exchange(
+        _label("all-reduce-max", input_),
+        input_,
+        lambda parts: _copies(reduce(torch.maximum, parts), len(parts)),
+    )
+
+
+def _broadcast(input_: torch.Tensor, process_group: Optional[Group] = None) -> torch.Tensor:
+    """Rank 0's tensor on every rank."""
+    group = _group(process_group)
+    if group.size() == 1:
+        return input_
+    return group.exchange(
+        _label("broadcast", input_), input_, lambda parts: [part.clone() for part in
+                                                            [parts[0]] * len(parts)]
+    )
+
+
+def _gather_along_dim(
+    input_: torch.Tensor, partition_dim: int, process_group: Optional[Group] = None
+) -> torch.Tensor:
+    """All-gather: the ranks' tensors concatenated in rank order along `partition_dim`."""
+    group = _group(process_group)
+    if group.size() == 1:
+        return input_
+    return group.exchange(
+        _label(f"all-gather along dim {partition_dim}", input_),
+        input_,
+        lambda parts: _copies(torch.cat(parts, dim=partition_dim), len(parts)),
+    )
+
+
+def _reduce_scatter_along_dim(
+    input_: torch.Tensor, partition_dim: int, process_group: Optional[Group] = None
+) -> torch.Tensor:
+    """Sum over the ranks, of which each keeps its own slice along `partition_dim`."""
+    group = _group(process_group)
+    if group.size() == 1:
+        return input_
+    width = divide(input_.shape[partition_dim], group.size())
+
+    def combine(parts: List[torch.Tensor]) -> List[torch.Tensor]:
+        return list(torch.split(_sum(parts), width, dim=partition_dim))
+
+    label = _label(f"reduce-scatter along dim {partition_dim}", input_)
+    return group.exchange(label, input_, combine).contiguous()
+
+
+def _split_along_dim(
+    input_: torch.Tensor, partition_dim: int, process_group: Optional[Group] = None
+) -> torch.Tensor:
+    """This rank's slice along `partition_dim`; no rank speaks to another."""
+    group = _group(process_group)
+    if group.size() == 1:
+        return input_
+    width = divide(input_.shape[partition_dim], group.size())
+    return input_.narrow(partition_dim, group.rank() * width, width).contiguous()
+
+
+def _gather_along_first_dim(
+    input_: torch.Tensor, process_group: Optional[Group] = None
+) -> torch.Tensor:
+    return _gather_along_dim(input_, 0, process_group)
+
+
+def _gather_along_last_dim(
+    input_: torch.Tensor, process_group: Optional[Group] = None
+) -> torch.Tensor:
+    return _gather_along_dim(input_, -1, process_group)
+
+
+def _reduce_scatter_along_first_dim(
+    input_: torch.Tensor, process_group: Optional[Group] = None
+) -> torch.Tensor:
+    return _reduce_scatter_along_dim(input_, 0, process_group)
+
+
+def copy_to_tensor_model_parallel_region(
+    input_: torch.Tensor, process_group: Optional[Group] = None
+) -> torch.Tensor:
+    """The identity (its gradient would be an all-reduce)."""
+    del process_group
+    return input_
+
+
+def reduce_from_tensor_model_parallel_region(
+    input_: torch.Tensor, process_group: Optional[Group] = None
+) -> torch.Tensor:
+    """Sum of the ranks' tensors, on every rank."""
+    return _reduce(input_, process_group)
+
+
+def gather_from_tensor_model_parallel_region(
+    input_: torch.Tensor, process_group: Optional[Group] = None
+) -> torch.Tensor:
+    """The ranks' tensors concatenated along the last dimension, on every rank."""
+    return _gather_along_dim(input_, -1, process_group)
+
+
+def gather_from_tensor_model_parallel_region_with_dim(
+    input_: torch.Tensor, gather_dim: int, process_group: Optional[Group] = None
+) -> torch.Tensor:
+    """The ranks' tensors concatenated along `gather_dim`, on every rank."""
+    return _gather_along_dim(input_, gather_dim, process_group)
+
+
+def scatter_to_tensor_model_parallel_region(
+    input_: torch.Tensor, process_group: Optional[Group] = None
+) -> torch.Tensor:
+    """This rank's slice of the last dimension."""
+    return _split_along_dim(input_, -1, process_group)
+
+
+def scatter_input_channels_to_tensor_model_parallel_region(
+    input_: torch.Tensor, process_group: Optional[Group] = None
+) -> torch.Tensor:
+    """This rank's slice of dimension 1, the channels of a convolution."""
+    return _split_along_dim(input_, 1, process_group)
+
+
+def scatter_to_sequence_parallel_region(
+    input_: torch.Tensor, sequence_dimension: int = 0, process_group: Optional[Group] = None
+) -> torch.Tensor:
+    """This rank's slice of the sequence."""
+    return _split_along_dim(input_, sequence_dimension, process_group)
+
+
+def gather_from_sequence_parallel_region(
+    input_: torch.Tensor,
+    sequence_dimension: int = 0,
+    to_model_parallel: bool = True,
+    process_group: Optional[Group] = None,
+    tile_cc: bool = False,
+) -> torch.Tensor:
+    """The whole sequence from the ranks' slices; the two flags steer gradients and tiling only."""
+    del to_model_parallel, tile_cc
+    return _gather_along_dim(input_, sequence_dimension, process_group)
+
+
+def reduce_scatter_to_sequence_parallel_region(
+    input_: torch.Tensor,
+    sequence_dimension: int = 0,
+    process_group: Optional[Group] = None,
+    dtype: Optional[torch.dtype] = None,
+) -> torch.Tensor:
+    """Sum over the ranks (in `dtype` where given), of which each keeps its slice of the sequence."""
+    original = input_.dtype
+    summed = _reduce_scatter_along_dim(input_.to(dtype or original), sequence_dimension, process_group)
+    return summed.to(original)

@@ -1,0 +1,10 @@
+"""Padding of attention heads up to a multiple of the tensor-parallel degree."""
+
+from __future__ import annotations
+
+from .utils import get_padding_length
+
+
+def get_number_of_extra_heads(num_heads: int, tp_degree: int) -> int:
+    """Heads to add so that `tp_degree` divides the count."""
+    return get_padding_length(num_heads, tp_degree)

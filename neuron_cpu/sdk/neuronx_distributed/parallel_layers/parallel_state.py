@@ -1,0 +1,120 @@
+"""Which rank of which tensor-parallel group the running thread is (NxD 0.10 names).
+
+Only tensor parallelism exists here: data-, pipeline- and expert-parallel sizes are 1.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import List, Union
+
+from ..ranks import Group, current_group, set_current_group
+
+_flags = threading.local()
+
+
+def initialize_model_parallel(
+    tensor_model_parallel_size: int = 1, skip_collective_init: bool = False, **_ignored: object
+) -> None:
+    """Make the running thread rank 0 of `tensor_model_parallel_size` ranks.
+
+    With more than one rank the group is mocked, as while the SDK traces: shapes are those of one
+    rank, and a collective works on meta tensors only. Applications start real ranks by themselves.
+    """
+    del skip_collective_init  # nothing is set up ahead of the first collective
+    if tensor_model_parallel_size < 1:
+        raise ValueError(
+            f"tensor_model_parallel_size must be at least 1, got {tensor_model_parallel_size}."
+        )
+    set_current_group(Group(0, tensor_model_parallel_size))
+
+
+def destroy_model_parallel() -> None:
+    """Leave the group."""
+    set_current_group(None)
+
+
+def model_parallel_is_initialized() -> bool:
+    """Whether the running thread is a rank."""
+    return current_group() is not None
+
+
+def get_tensor_model_parallel_group(as_list: bool = False) -> Union[Group, List[List[int]]]:
+    """The group of the running rank, or the replica groups as lists of ranks."""
+    group = current_group()
+    if group is None:
+        raise AssertionError(
+            "No tensor-parallel group is initialised in this thread, expected one; call "
+            "parallel_state.initialize_model_parallel() or run inside an application."
+        )
+    return [list(range(group.size()))] if as_list else group
+
+
+def get_tensor_model_parallel_size() -> int:
+    return get_tensor_model_parallel_group().size()
+
+
+def get_tensor_model_parallel_rank() -> int:
+    """Rank of the running thread; while compiling it is 0, whatever rank later runs the graph."""
+    return get_tensor_model_parallel_group().rank()
+
+
+def get_tensor_model_parallel_replica_groups() -> List[List[int]]:
+    return get_tensor_model_parallel_group(as_list=True)
+
+
+def get_world_group() -> Group:
+    return get_tensor_model_parallel_group()
+
+
+def get_data_parallel_size() -> int:
+    return 1
+
+
+def get_data_parallel_rank() -> int:
+    return 0
+
+
+def get_pipeline_model_parallel_size() -> int:
+    return 1
+
+
+def get_pipeline_model_parallel_rank() -> int:
+    return 0
+
+
+def get_expert_model_parallel_size() -> int:
+    return 1
+
+
+def set_aot_mode(mode: bool) -> None:
+    """Mark the running thread as compiling ahead of time."""
+    _flags.aot = bool(mode)
+
+
+def get_aot_mode() -> bool:
+    return getattr(_flags, "aot", False)
+
+
+def _refuse_subgroup(feature: str) -> None:
+    raise NotImplementedError(
+        f"{feature} needs a rank group of its own, which neuron_cpu does not model; "
+        "switch the feature off in the NeuronConfig."
+    )
+
+
+def initialize_kv_group(num_cores_per_group: int, sequence_parallel_enabled: bool = False) -> None:
+    """Flash decoding's groups; only the trivial one (one core a group) exists here."""
+    del sequence_parallel_enabled
+    if num_cores_per_group != 1:
+        _refuse_subgroup("Flash decoding")
+
+
+def get_kv_shared_group(as_list: bool = False) -> None:
+    del as_list
+    _refuse_subgroup("Flash decoding")
+
+
+def get_speculative_draft_group(as_list: bool = False) -> None:
+    del as_list
+    _refuse_subgroup("A draft group of fused speculation")

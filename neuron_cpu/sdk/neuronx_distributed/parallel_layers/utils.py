@@ -1,0 +1,98 @@
+"""Helpers of the parallel layers (names of NxD's parallel_layers.utils)."""
+
+from __future__ import annotations
+
+from typing import Sequence, Tuple
+
+import torch
+
+_MODEL_PARALLEL_ATTRIBUTES = {
+    "tensor_model_parallel": False,
+    "partition_dim": -1,
+    "partition_stride": 1,
+    "num_partitions": 1,
+}
+
+
+def divide(numerator: int, denominator: int) -> int:
+    """The quotient, or an AssertionError naming both where it is not whole."""
+    if numerator % denominator != 0:
+        raise AssertionError(f"{numerator} is not divisible by {denominator}")
+    return numerator // denominator
+
+
+def get_padding_length(numerator: int, denominator: int) -> int:
+    """What must be added to `numerator` to make it a multiple of `denominator`."""
+    return -numerator % denominator
+
+
+def set_tensor_model_parallel_attributes(
+    tensor: torch.Tensor,
+    is_parallel: bool,
+    dim: int,
+    stride: int = 1,
+    num_partitions: int = 1,
+) -> None:
+    """Tag a parameter with how the checkpoint loader has to slice it."""
+    tensor.tensor_model_parallel = is_parallel
+    tensor.partition_dim = dim
+    tensor.partition_stride = stride
+    tensor.num_partitions = num_partitions
+
+
+def copy_tensor_model_parallel_attributes(
+    destination: torch.Tensor, source: torch.Tensor
+) -> None:
+    """Give `destination` the slicing tags that `source` has."""
+    for name in _MODEL_PARALLEL_ATTRIBUTES:
+        if hasattr(source, name):
+            setattr(destination, name, getattr(source, name))
+
+
+def param_is_not_tensor_parallel_duplicate(param: torch.Tensor) -> bool:
+    """Whether `param` is sharded, that is, not a copy of what other ranks hold."""
+    return bool(getattr(param, "tensor_model_parallel", False))
+
+
+def split_tensor_along_last_dim(
+    tensor: torch.Tensor, num_partitions: int, contiguous_split_chunks: bool = False
+) -> Tuple[torch.Tensor, ...]:
+    """Equal slices of the last dimension."""
+    chunks = torch.split(tensor, divide(tensor.shape[-1], num_partitions), dim=-1)
+    return tuple(chunk.contiguous() for chunk in chunks) if contiguous_split_chunks else chunks
+
+
+def cast_if_autocast_enabled(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+    """The tensors as they are: autocast is never on here."""
+    return tensors
+
+
+def verify_casted_dtype(dtypes: Sequence[torch.dtype]) -> None:
+    """Nothing to verify without autocast."""
+    del dtypes
+
+
+def is_torch_version_greater_than_2() -> bool:
+    return int(torch.__version__.split(".")[0]) >= 2
+
+
+class EmbeddingUtility:
+    """Which rows of a vocabulary-sharded embedding a rank holds."""
+
+    @staticmethod
+    def range_from_per_partition_vocab_size(
+        per_partition_vocab_size: int, rank: int, world_size: int
+    ) -> Tuple[int, int]:
+        """First row of `rank` and the one behind its last, from the rows per rank."""
+        del world_size
+        start = rank * per_partition_vocab_size
+        return start, start + per_partition_vocab_size
+
+    @staticmethod
+    def range_from_global_vocab_size(
+        global_vocab_size: int, rank: int, world_size: int
+    ) -> Tuple[int, int]:
+        """The same from the size of the whole vocabulary."""
+        return EmbeddingUtility.range_from_per_partition_vocab_size(
+            divide(global_vocab_size, world_size), rank, world_size
+        )

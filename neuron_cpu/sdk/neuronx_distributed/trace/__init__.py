@@ -1,0 +1,1 @@
+"""Checkpoint sharding, as NxD's tracing code does it."""

@@ -1,0 +1,151 @@
+"""From a full checkpoint to the tensors of each rank (rules of NxD's trace/trace.py).
+
+1. `preshard_hook(state_dict, prefix)` of modules runs top-down, and not below a module that has
+   one: hooks rename, replicate or pad full tensors.
+2. Keys that the model does not name are dropped.
+3. Parameters that belong directly to a parallel layer are sliced by their tags; all others are
+   replicated. A parameter with `get_tensor_from_state_dict(prefix, state_dict)` is read through it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Dict, Iterator, List, Tuple
+
+import torch
+from torch import nn
+
+from neuron_cpu.errors import CheckpointError
+
+from ..parallel_layers.layers import BaseParallelLinear, ParallelEmbedding, SPMDRank
+
+StateDict = Dict[str, torch.Tensor]
+_SHARDED_MODULES = (BaseParallelLinear, ParallelEmbedding, SPMDRank)
+
+
+@dataclass
+class CheckpointFit:
+    """How a checkpoint and a model meet: keys nobody reads, parameters nobody fills."""
+
+    unused_keys: List[str] = field(default_factory=list)
+    missing_keys: List[str] = field(default_factory=list)
+
+
+def invoke_preshard_hook(module: nn.Module, state_dict: StateDict, prefix: str = "") -> None:
+    """Run the hooks of `module` and below; each gets the key of its own `weight`."""
+    hook = getattr(module, "preshard_hook", None)
+    if hook is not None:
+        hook(state_dict, prefix + "weight")
+        return
+    for name, child in module.named_children():
+        invoke_preshard_hook(child, state_dict, f"{prefix}{name}.")
+
+
+def preprocess_checkpoint(model: nn.Module, state_dict: StateDict) -> CheckpointFit:
+    """Run the hooks and drop unknown keys, both in place; says what was dropped."""
+    invoke_preshard_hook(model, state_dict)
+    wanted = set(model.state_dict().keys())
+    unused = sorted(key for key in state_dict if key not in wanted)
+    for key in unused:
+        del state_dict[key]
+    return CheckpointFit(unused_keys=unused)
+
+
+def _own_parameters(model: nn.Module) -> Iterator[Tuple[str, nn.Module, str, torch.Tensor]]:
+    """(prefix, module, name, tensor) of every parameter and persistent buffer, where it belongs."""
+    wanted = set(model.state_dict().keys())
+    for path, module in model.named_modules(remove_duplicate=False):
+        prefix = f"{path}." if path else ""
+        own = list(module._parameters.items()) + list(module._buffers.items())
+        for name, tensor in own:
+            if tensor is not None and prefix + name in wanted:
+                yield prefix, module, name, tensor
+
+
+def create_local_weight(
+    rank: int, world_size: int, full: torch.Tensor, partition_dim: int, per_partition: int,
+    stride: int = 1,
+) -> torch.Tensor:
+    """The slice of `full` that `rank` holds: a view, `per_partition` wide along `partition_dim`.
+
+    With `stride` s > 1 the full tensor is s fused matrices, each sliced by itself.
+    """
+    if stride == 1:
+        return full.narrow(partition_dim, rank * per_partition, per_partition)
+    width = per_partition // stride
+    pieces = torch.split(full, width, dim=partition_dim)
+    return torch.cat(list(pieces[rank::world_size]), dim=partition_dim)
+
+
+def _fused_qkv_slice(full: torch.Tensor, parameter: torch.Tensor, rank: int) -> torch.Tensor:
+    """Rank's rows q, k, v out of the fused matrix (q then k then v), each sliced by itself."""
+    size = parameter.num_partitions
+    query_rows = parameter.num_attention_heads * parameter.head_dim
+    key_rows = parameter.num_key_value_heads * parameter.head_dim
+    parts = torch.split(full, [query_rows, key_rows, key_rows], dim=parameter.partition_dim)
+    return torch.cat(
+        [
+            part.narrow(
+                parameter.partition_dim,
+                rank * (part.shape[parameter.partition_dim] // size),
+                part.shape[parameter.partition_dim] // size,
+            )
+            for part in parts
+        ],
+        dim=parameter.partition_dim,
+    )
+
+
+def _local_tensor(
+    full: torch.Tensor, module: nn.Module, parameter: torch.Tensor, rank: int, key: str
+) -> torch.Tensor:
+    """This rank's part of `full`, refused by name where its shape is not the parameter's."""
+    local = full
+    expected = list(parameter.shape)
+    sharded = isinstance(module, _SHARDED_MODULES) and getattr(
+        parameter, "tensor_model_parallel", False
+    )
+    if sharded:
+        dim, size = parameter.partition_dim, parameter.num_partitions
+        expected[dim] *= size
+    if list(full.shape) != expected:
+        raise CheckpointError(
+            f"Tensor {key} of the checkpoint has shape {list(full.shape)}, expected {expected} "
+            "from the model's config; use the config.json that belongs to this checkpoint."
+        )
+    if sharded and size > 1:
+        if getattr(parameter, "fused_qkv", False):
+            local = _fused_qkv_slice(full, parameter, rank)
+        else:
+            stride = getattr(parameter, "partition_stride", 1)
+            local = create_local_weight(rank, size, full, dim, parameter.shape[dim], stride)
+    return local
+
+
+def get_sharded_checkpoint(
+    checkpoint: StateDict, model: nn.Module, rank: int, tp_degree: int
+) -> Tuple[StateDict, List[str]]:
+    """Contiguous tensors of `rank` for `model`, and the parameters that the checkpoint lacks.
+
+    `checkpoint` is what `preprocess_checkpoint` left. Tensors that need no slicing are returned
+    as they are, without a copy; KV caches are no part of a checkpoint and are not reported.
+    """
+    del tp_degree  # each parameter knows into how many parts it is cut
+    local: StateDict = {}
+    missing: List[str] = []
+    for prefix, module, name, parameter in _own_parameters(model):
+        key = prefix + name
+        reader = getattr(parameter, "get_tensor_from_state_dict", None)
+        if reader is None:
+            full = checkpoint.get(key)
+        else:
+            try:
+                full = reader(prefix, checkpoint)
+            except KeyError:
+                full = None
+        if full is None:
+            if "past_key_values" not in key:
+                missing.append(key)
+            continue
+        local[key] = _local_tensor(full, module, parameter, rank, key).contiguous()
+    return local, missing

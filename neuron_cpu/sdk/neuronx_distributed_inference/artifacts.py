@@ -1,0 +1,125 @@
+"""The files of a compiled folder, written so that an unfinished one is never mistaken for whole.
+
+    neuron_config.json                                the configuration
+    model.pt                                          manifest (JSON): version, ranks, buckets
+    operators.json                                    what every sub-model and bucket runs
+    weights/tp{rank}_sharded_checkpoint.safetensors   one file a rank
+    graphs/<tag>/_tp0_bk<i>/model/graph.hlo           the traced graphs
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Dict, Iterator, List
+
+from neuron_cpu.errors import StandInError
+
+MANIFEST_FILE = "model.pt"
+OPERATORS_FILE = "operators.json"
+GRAPHS_FOLDER = "graphs"
+WEIGHTS_FOLDER = "weights"
+FORMAT = "neuron_cpu-1"
+
+
+def shard_path(folder: Path, rank: int) -> Path:
+    return folder / WEIGHTS_FOLDER / f"tp{rank}_sharded_checkpoint.safetensors"
+
+
+def graph_path(root: Path, tag: str, bucket_index: int) -> Path:
+    return root / tag / f"_tp0_bk{bucket_index}" / "model" / "graph.hlo"
+
+
+def _alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _remove_stale(target: Path) -> None:
+    """Delete what interrupted compiles of the same folder left beside it."""
+    for sibling in target.parent.glob(f".{target.name}.partial-*"):
+        pid = sibling.name.rpartition("-")[2]
+        if pid.isdigit() and not _alive(int(pid)):
+            shutil.rmtree(sibling, ignore_errors=True)
+
+
+@contextmanager
+def staged_folder(target: Path) -> Iterator[Path]:
+    """A temporary sibling that takes `target`'s place when the block ends without an exception.
+
+    Files of an earlier `target` that the block did not write again are kept (a tokenizer saved
+    beside the model, say), except earlier compile results.
+    """
+    target = Path(os.path.abspath(target))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_stale(target)
+    stage = target.parent / f".{target.name}.partial-{os.getpid()}"
+    shutil.rmtree(stage, ignore_errors=True)
+    stage.mkdir()
+    try:
+        yield stage
+        if target.exists():
+            _keep_other_files(target, stage)
+            retired = target.parent / f".{target.name}.partial-old-{os.getpid()}"
+            shutil.rmtree(retired, ignore_errors=True)
+            target.rename(retired)
+            stage.rename(target)
+            shutil.rmtree(retired)
+        else:
+            stage.rename(target)
+    except BaseException:
+        shutil.rmtree(stage, ignore_errors=True)
+        raise
+
+
+def _keep_other_files(old: Path, new: Path) -> None:
+    """Copy entries of `old` that are no compile results and that `new` lacks."""
+    results = {MANIFEST_FILE, OPERATORS_FILE, GRAPHS_FOLDER, WEIGHTS_FOLDER}
+    for entry in old.iterdir():
+        if entry.name in results or (new / entry.name).exists():
+            continue
+        if entry.is_dir():
+            shutil.copytree(entry, new / entry.name, symlinks=True)
+        else:
+            shutil.copy2(entry, new / entry.name)
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def write_graph(roots: List[Path], tag: str, bucket_index: int, graph: bytes) -> None:
+    """Write one graph.hlo below each of `roots`."""
+    for root in roots:
+        path = graph_path(root, tag, bucket_index)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(graph)
+
+
+def read_manifest(folder: Path) -> Dict[str, Any]:
+    """The manifest of a finished compile; StandInError where there is none or it is foreign."""
+    path = folder / MANIFEST_FILE
+    if not path.is_file():
+        raise StandInError(
+            f"{folder} holds no compiled model, expected {MANIFEST_FILE} in it; "
+            "call compile() with this path first."
+        )
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (UnicodeDecodeError, json.JSONDecodeError):
+        manifest = {}
+    if manifest.get("format") != FORMAT:
+        raise StandInError(
+            f"{path} was not compiled by this version of neuron_cpu, expected the format "
+            f"{FORMAT}, got {manifest.get('format', 'a file of the device compiler')}; "
+            "compile again."
+        )
+    return manifest

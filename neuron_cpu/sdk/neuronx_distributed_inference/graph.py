@@ -1,0 +1,294 @@
+"""Tracing one sub-model and bucket on the meta device: what the compiler would see of it.
+
+The model's forward runs once with shapes only. Every matrix product of PyTorch and every kernel
+call is recorded with the module that issued it; Python that depends on a tensor's value is
+refused with its line, because it cannot become part of a graph.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import sys
+import traceback
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch_neuronx.pyhlo import hlo_pb2
+
+from neuron_cpu.core import observe_kernel_calls
+from neuron_cpu.errors import CompileError
+
+KERNEL_TARGET = "AwsNeuronCustomNativeKernel"
+_TORCH_ROOT = os.path.dirname(torch.__file__)
+
+# PrimitiveType numbers of the public xla_data.proto.
+_ELEMENT_TYPES = {
+    torch.bool: 1,
+    torch.int8: 2,
+    torch.int16: 3,
+    torch.int32: 4,
+    torch.int64: 5,
+    torch.uint8: 6,
+    torch.float16: 10,
+    torch.float32: 11,
+    torch.float64: 12,
+    torch.bfloat16: 16,
+}
+
+# Operators whose result depends on values in its shape or leaves the device.
+_DATA_DEPENDENT = {
+    "_local_scalar_dense": "reads a tensor's value (.item(), bool(), int() or a Python `if` on it)",
+    "nonzero": "makes a shape from tensor values (nonzero or a boolean index)",
+    "masked_select": "makes a shape from tensor values (masked_select)",
+    "_unique2": "makes a shape from tensor values (unique)",
+    "unique_dim": "makes a shape from tensor values (unique)",
+    "equal": "compares tensor values in Python (torch.equal)",
+}
+
+# Operators that move or rename data and compute nothing; they are not worth a record.
+_VIEWS = frozenset(
+    "view _unsafe_view reshape expand permute transpose t slice select unsqueeze squeeze detach "
+    "alias split split_with_sizes unbind empty empty_like lift_fresh _to_copy clone copy_ arange "
+    "_reshape_alias narrow as_strided unfold new_empty zeros ones full zero_ fill_".split()
+)
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One matrix product: operand shapes and the dimensions that they share."""
+
+    lhs: Tuple[int, ...]
+    rhs: Tuple[int, ...]
+    lhs_contracting: Tuple[int, ...]
+    rhs_contracting: Tuple[int, ...]
+    batch: Tuple[int, ...] = ()
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates: every lhs element times the rhs columns that it meets."""
+        count = 1
+        for size in self.lhs:
+            count *= size
+        for dim, size in enumerate(self.rhs):
+            if dim not in self.rhs_contracting and dim not in self.batch:
+                count *= size
+        return count
+
+
+def _matrix_dots(name: str, shapes: Sequence[Tuple[int, ...]]) -> List[Dot]:
+    """The products inside an aten operator, [] where it is none; `shapes` are its tensors'."""
+    if name in ("addmm", "_addmm_activation", "baddbmm", "addbmm", "addmv"):
+        shapes, name = shapes[1:], {"a": "mm", "_": "mm", "b": "bmm"}[name[0]]
+        name = "bmm" if len(shapes[0]) == 3 else ("mv" if len(shapes[1]) == 1 else "mm")
+    if name == "mm":
+        return [Dot(shapes[0], shapes[1], (1,), (0,))]
+    if name == "bmm":
+        return [Dot(shapes[0], shapes[1], (2,), (1,), (0,))]
+    if name == "mv":
+        return [Dot(shapes[0], shapes[1], (1,), (0,))]
+    if name == "dot":
+        return [Dot(shapes[0], shapes[1], (0,), (0,))]
+    if name.startswith("_scaled_dot_product"):
+        query, key, value = shapes[:3]
+        weights = (*query[:3], key[2])
+        return [
+            Dot(query, key, (3,), (3,), (0, 1)),
+            Dot(weights, value, (3,), (2,), (0, 1)),
+        ]
+    return []
+
+
+@dataclass
+class Operator:
+    """One recorded operation: who asked for it, what ran, with which shapes, how much work."""
+
+    operator: str  # path of the module inside the model
+    ran: str  # "kernel" or "torch"
+    name: str  # the kernel's or the operator's name
+    shapes: List[List[int]]
+    macs: int
+    count: int = 1
+
+    def as_json(self) -> Dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass
+class GraphRecord:
+    """What one sub-model and bucket consists of."""
+
+    tag: str
+    bucket: int
+    operators: List[Operator] = field(default_factory=list)
+    elementwise: Dict[str, Counter] = field(default_factory=dict)  # module -> operator names
+
+    def as_json(self) -> Dict[str, Any]:
+        plain = [
+            Operator(path, "torch", "elementwise", [], 0, sum(names.values())).as_json()
+            | {"names": dict(names)}
+            for path, names in self.elementwise.items()
+        ]
+        return {
+            "submodel": self.tag,
+            "bucket": self.bucket,
+            "macs": sum(op.macs for op in self.operators),
+            "nki_macs": sum(op.macs for op in self.operators if op.ran == "kernel"),
+            "operators": [op.as_json() for op in self.operators] + plain,
+        }
+
+
+def _model_line() -> str:
+    """file:line of the innermost frame that is neither PyTorch's nor this module's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not path.startswith(_TORCH_ROOT) and path != __file__:
+            return f"{path}:{frame.f_lineno}"
+        frame = frame.f_back
+    return "an unknown line"
+
+
+class GraphRecorder(TorchDispatchMode):
+    """Records what a forward does, operator by operator, and builds the graph of it."""
+
+    def __init__(self, tag: str, bucket: int) -> None:
+        super().__init__()
+        self.record = GraphRecord(tag, bucket)
+        self._path: List[str] = []
+        self._module = hlo_pb2.HloModuleProto(
+            name=f"{tag}_{bucket}", entry_computation_name="main", entry_computation_id=1, id=1
+        )
+        self._computation = self._module.computations.add(name="main", id=1)
+        self._next_id = 1
+
+    def watch(self, model: nn.Module) -> List[Any]:
+        """Follow which module runs; returns the hook handles to remove afterwards."""
+        handles = []
+        for path, module in model.named_modules():
+            handles.append(
+                module.register_forward_pre_hook(lambda _m, _a, path=path: self._path.append(path))
+            )
+            handles.append(
+                module.register_forward_hook(lambda _m, _a, _o: self._pop(), always_call=True)
+            )
+        return handles
+
+    def _pop(self) -> None:
+        self._path.pop()
+
+    @property
+    def _where(self) -> str:
+        return self._path[-1] if self._path else ""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[dict] = None
+    ) -> Any:
+        name = func.overloadpacket.__name__
+        if name in _DATA_DEPENDENT:
+            raise CompileError(
+                f"{_model_line()} {_DATA_DEPENDENT[name]}, expected a forward that only shapes "
+                "steer, as it is traced once for every input; use torch.where or masks instead."
+            )
+        result = func(*args, **(kwargs or {}))
+        shapes = [tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)]
+        dots = _matrix_dots(name, shapes)
+        for dot in dots:
+            self._add_dot(name, dot, result)
+        if not dots and name not in _VIEWS:
+            self.record.elementwise.setdefault(self._where, Counter())[name] += 1
+        return result
+
+    def _instruction(self, opcode: str, shape: Sequence[int], dtype: torch.dtype) -> Any:
+        instruction = self._computation.instructions.add(
+            name=f"{opcode}.{self._next_id}", opcode=opcode, id=self._next_id
+        )
+        instruction.shape.element_type = _ELEMENT_TYPES.get(dtype, 11)
+        instruction.shape.dimensions.extend(shape)
+        self._next_id += 1
+        return instruction
+
+    def _operand(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        parameter = self._instruction("parameter", shape, dtype)
+        parameter.parameter_number = parameter.id
+        return parameter.id
+
+    def _add_dot(self, name: str, dot: Dot, result: Any) -> None:
+        output = result[0] if isinstance(result, (tuple, list)) else result
+        operands = [self._operand(shape, output.dtype) for shape in (dot.lhs, dot.rhs)]
+        instruction = self._instruction("dot", output.shape, output.dtype)
+        instruction.operand_ids.extend(operands)
+        numbers = instruction.dot_dimension_numbers
+        numbers.lhs_contracting_dimensions.extend(dot.lhs_contracting)
+        numbers.rhs_contracting_dimensions.extend(dot.rhs_contracting)
+        numbers.lhs_batch_dimensions.extend(dot.batch)
+        numbers.rhs_batch_dimensions.extend(dot.batch)
+        shapes = [list(dot.lhs), list(dot.rhs)]
+        self.record.operators.append(Operator(self._where, "torch", name, shapes, dot.macs))
+
+    def add_kernel(self, call: Any) -> None:
+        """Callback of `observe_kernel_calls`: one top-level kernel call."""
+        macs = int(call.program.macs)
+        config = {"func_name": call.name, "mac_count": macs}
+        operands = [self._operand(t.shape, t.dtype) for t in call.inputs]
+        first = call.outputs[0]
+        instruction = self._instruction("custom-call", first.shape, first.dtype)
+        instruction.custom_call_target = KERNEL_TARGET
+        instruction.backend_config = base64.b64encode(json.dumps(config).encode())
+        instruction.operand_ids.extend(operands)
+        shapes = [list(t.shape) for t in call.inputs]
+        self.record.operators.append(Operator(self._where, "kernel", call.name, shapes, macs))
+
+    def graph(self) -> bytes:
+        """The HloModuleProto of everything recorded, serialised."""
+        self._computation.root_id = self._next_id - 1
+        return self._module.SerializeToString()
+
+
+def _explain(error: Exception, tag: str, bucket: int) -> Exception:
+    """A meta-device complaint of PyTorch as a sentence about the model's line; others unchanged."""
+    text = str(error)
+    if "meta" not in text.lower():
+        return error
+    lines = [
+        f"{frame.filename}:{frame.lineno}"
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(_TORCH_ROOT) and frame.filename != __file__
+    ]
+    return CompileError(
+        f"{lines[-1] if lines else 'The model'} needs the values of a tensor while {tag} (bucket "
+        f"{bucket}) is traced ({text.splitlines()[0]}), expected a forward that only shapes "
+        "steer and that makes its tensors on the device of its inputs; compute with tensors."
+    )
+
+
+def trace(
+    model: nn.Module, inputs: Sequence[torch.Tensor], tag: str, bucket: int
+) -> Tuple[GraphRecord, bytes]:
+    """Run `model` on the shapes of `inputs`; returns the record and the serialised graph.
+
+    Everything is on the meta device: no values, no memory. CompileError names the model's line
+    where Python depends on a value; a kernel's refusal passes through as it is.
+    """
+    model.to("meta")
+    meta_inputs = [tensor.to("meta") for tensor in inputs]
+    recorder = GraphRecorder(tag, bucket)
+    handles = recorder.watch(model)
+    try:
+        with torch.no_grad(), torch.device("meta"), recorder:
+            with observe_kernel_calls(recorder.add_kernel):
+                model(*meta_inputs)
+    except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
+        explained = _explain(error, tag, bucket)
+        if explained is error:
+            raise
+        raise explained from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return recorder.record, recorder.graph()

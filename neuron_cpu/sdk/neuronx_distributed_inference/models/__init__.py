@@ -1,0 +1,1 @@
+"""Configurations, the traced module, the application around it."""

@@ -1,0 +1,382 @@
+"""A compiled application: sub-models, their shared weights, and the folder that holds them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type, Union
+
+import torch
+from neuronx_distributed.parallel_layers.utils import copy_tensor_model_parallel_attributes
+from neuronx_distributed.ranks import Group, RankPool, rank_context
+from neuronx_distributed.trace.trace import get_sharded_checkpoint, preprocess_checkpoint
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from neuron_cpu import progress
+from neuron_cpu.errors import CheckpointError, StandInError
+
+from .. import artifacts, graph
+from ..contract import contract
+from ..modules.checkpoint import load_state_dict, without_sharing
+from .config import InferenceConfig, NeuronConfig
+from .model_wrapper import ModelWrapper, RankedModel, base_compile_work_dir
+
+logger = logging.getLogger("Neuron")
+StateDict = Dict[str, torch.Tensor]
+PathLike = Union[str, os.PathLike]
+
+
+def normalize_path(path: PathLike) -> str:
+    """`path` normalised, with one trailing separator."""
+    return os.path.join(os.path.normpath(os.fspath(path)), "")
+
+
+class NeuronApplicationBase(nn.Module):
+    """Compile, load and weight handling; subclasses say which sub-models there are."""
+
+    _model_cls: Any = None
+    _STATE_DICT_MODEL_PREFIX = "model."
+    _NEW_STATE_DICT_MODEL_PREFIX = ""
+
+    def __init__(
+        self,
+        model_path: PathLike,
+        config: Optional[InferenceConfig] = None,
+        neuron_config: Optional[NeuronConfig] = None,
+    ) -> None:
+        super().__init__()
+        model_path = normalize_path(model_path)
+        if config is None:
+            config = self.get_config_cls().load(model_path)
+        if neuron_config is not None:
+            config.neuron_config = neuron_config
+        self.validate_config(config)
+        self.config = config
+        self.neuron_config = config.neuron_config
+        self.fused_spec_config = config.fused_spec_config
+        self.on_device_sampling = self.neuron_config.on_device_sampling_config is not None
+        self.model_path = model_path
+        self.models: List[ModelWrapper] = []
+        self.traced_model: Optional[List[RankedModel]] = None
+        self.is_compiled = artifacts_present(model_path)
+        self.is_loaded_to_neuron = False
+        self._pool: Optional[RankPool] = None
+
+    @classmethod
+    def validate_config(cls, config: InferenceConfig) -> None:
+        """Refuse a configuration without the attributes that the model reads."""
+        if not hasattr(config, "neuron_config"):
+            raise AssertionError("The config has no neuron_config; build an InferenceConfig.")
+
+    @classmethod
+    def get_config_cls(cls) -> Type[InferenceConfig]:
+        raise NotImplementedError("A model class names its config class.")
+
+    @classmethod
+    def get_neuron_config_cls(cls) -> Type[NeuronConfig]:
+        return cls.get_config_cls().get_neuron_config_cls()
+
+    def get_compiler_args(self) -> Optional[str]:
+        """Compiler flags; None means the wrapper's defaults."""
+        return None
+
+    def forward(self, **kwargs: Any) -> Any:
+        raise NotImplementedError("A model class routes its calls.")
+
+    # -- compile ---------------------------------------------------------------------------------
+
+    def compile(
+        self,
+        compiled_model_path: PathLike,
+        debug: bool = False,
+        pre_shard_weights_hook: Optional[Callable[["NeuronApplicationBase"], None]] = None,
+        dry_run: bool = False,
+    ) -> None:
+        """Trace every sub-model and bucket and write the compiled folder (see artifacts.py).
+
+        The folder appears, or replaces an earlier one, only when everything in it is finished.
+        `dry_run` traces but shards no weights. Raises CompileError,
+        CheckpointError, or a kernel's refusal, each one sentence.
+        """
+        del debug
+        with artifacts.staged_folder(Path(compiled_model_path)) as stage:
+            self.config.save(stage)
+            instances, records = self._trace_all(stage)
+            warnings = self._cast_warnings()
+            if not dry_run:
+                if pre_shard_weights_hook is not None:
+                    pre_shard_weights_hook(self)
+                warnings += self._shard(instances[0], stage)
+            artifacts.write_json(
+                stage / artifacts.OPERATORS_FILE,
+                {
+                    "format": artifacts.FORMAT,
+                    "tp_degree": self.neuron_config.tp_degree,
+                    "warnings": warnings,
+                    "graphs": [record.as_json() for record in records],
+                },
+            )
+            artifacts.write_json(stage / artifacts.MANIFEST_FILE, self._manifest())
+        self.is_compiled = True
+
+    def _manifest(self) -> Dict[str, Any]:
+        return {
+            "format": artifacts.FORMAT,
+            "nxdi": contract().version,
+            "tp_degree": self.neuron_config.tp_degree,
+            "submodels": {m.tag: list(m.neuron_config.buckets) for m in self.models},
+        }
+
+    def _build(self, wrapper: ModelWrapper, rank: int = 0) -> nn.Module:
+        """The module of a sub-model as `rank` sees it, without weights."""
+        group = Group(rank, self.neuron_config.tp_degree)
+        with rank_context(group):
+            return wrapper.get_model_instance().load_module()
+
+    def _trace_all(self, stage: Path) -> Tuple[List[nn.Module], List[graph.GraphRecord]]:
+        """Trace each bucket; graphs go to the compiler's work folder, as on the device, and here."""
+        work_dir = Path(base_compile_work_dir())
+        shutil.rmtree(work_dir, ignore_errors=True)
+        roots = [work_dir, stage / artifacts.GRAPHS_FOLDER]
+        total = sum(len(wrapper.neuron_config.buckets) for wrapper in self.models)
+        instances, records = [], []
+        progress.report("compile", 0, total)
+        for wrapper in self.models:
+            module = self._build(wrapper)
+            instances.append(module)
+            for index, bucket in enumerate(wrapper.neuron_config.buckets):
+                module.n_positions = bucket
+                inputs = wrapper.input_generator()[index]
+                with rank_context(Group(0, self.neuron_config.tp_degree)):
+                    record, serialised = graph.trace(module, inputs, wrapper.tag, bucket)
+                records.append(record)
+                artifacts.write_graph(roots, wrapper.tag, index, serialised)
+                progress.report("compile", len(records), total)
+        return instances, records
+
+    def _cast_warnings(self) -> List[str]:
+        """Sentences about precise buffers that the loader's cast to `torch_dtype` rounds."""
+        with rank_context(Group(0, self.neuron_config.tp_degree)):
+            damaged = self.models[0].get_model_instance().buffers_rounded_by_cast()
+        dtype = self.neuron_config.torch_dtype
+        warnings = [
+            f"Buffer {name} is rounded from {before} to {dtype} when the model is loaded, with a "
+            f"relative error of up to {error:.1e}; compute it in forward instead of a constructor."
+            for name, before, error in damaged
+        ]
+        for warning in warnings:
+            logger.warning(warning)
+        return warnings
+
+    # -- weights ---------------------------------------------------------------------------------
+
+    def checkpoint_loader_fn(self, mmap: bool = False) -> StateDict:
+        """The checkpoint in the model's keys, floating tensors cast to `torch_dtype`."""
+        del mmap
+        state_dict = self.get_state_dict(self.model_path, self.config)
+        dtype = self.neuron_config.torch_dtype
+        for key, tensor in state_dict.items():
+            if tensor.is_floating_point() and not key.endswith("scale"):
+                if tensor.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
+                    state_dict[key] = tensor.to(dtype)
+        return state_dict
+
+    @classmethod
+    def get_state_dict(cls, model_path: PathLike, config: InferenceConfig) -> StateDict:
+        """Read, rename and convert the checkpoint of a folder, and tie what is tied."""
+        state_dict = cls._strip_prefix(cls._read_checkpoint(model_path))
+        state_dict = cls.convert_hf_to_neuron_state_dict(state_dict, config)
+        if getattr(config, "tie_word_embeddings", False):
+            cls.update_state_dict_for_tied_weights(state_dict)
+        return state_dict
+
+    @classmethod
+    def _read_checkpoint(cls, model_path: PathLike) -> StateDict:
+        if os.path.isdir(model_path):
+            return load_state_dict(model_path)
+        return dict(cls.load_hf_model(os.fspath(model_path).rstrip(os.sep)).state_dict())
+
+    @classmethod
+    def _strip_prefix(cls, state_dict: StateDict) -> StateDict:
+        old, new = cls._STATE_DICT_MODEL_PREFIX, cls._NEW_STATE_DICT_MODEL_PREFIX
+        return {
+            new + key[len(old) :] if key.startswith(old) else key: tensor
+            for key, tensor in state_dict.items()
+        }
+
+    @staticmethod
+    def load_hf_model(model_path: str, **kwargs: Any) -> nn.Module:
+        raise NotImplementedError("A model class loads its Hugging Face counterpart.")
+
+    @staticmethod
+    def convert_hf_to_neuron_state_dict(
+        state_dict: StateDict, config: InferenceConfig
+    ) -> StateDict:
+        """Hook: the model's keys and layouts from Hugging Face's (without the prefix)."""
+        del config
+        return state_dict
+
+    @staticmethod
+    def update_state_dict_for_tied_weights(state_dict: StateDict) -> None:
+        """Hook: fill in the weights that the checkpoint leaves out because they are tied."""
+
+    def shard_weights(self, compiled_model_path: PathLike) -> None:
+        """Write the ranks' weight files into an existing compiled folder."""
+        self._shard(self._build(self.models[0]), Path(compiled_model_path))
+
+    def _prepare_checkpoint(self, module: nn.Module) -> Tuple[StateDict, List[str]]:
+        """The full checkpoint after the hooks, and sentences about keys nobody reads."""
+        checkpoint = dict(self.checkpoint_loader_fn())
+        fit = preprocess_checkpoint(module, checkpoint)
+        warnings = []
+        if fit.unused_keys:
+            warnings.append(
+                f"The checkpoint holds {len(fit.unused_keys)} tensors that no parameter takes, "
+                f"which the SDK drops silently: {_some(fit.unused_keys)}."
+            )
+            logger.warning(warnings[-1])
+        return checkpoint, warnings
+
+    def _local_weights(self, checkpoint: StateDict, rank: int) -> StateDict:
+        """One rank's tensors; refuses a model with parameters that the checkpoint lacks."""
+        degree = self.neuron_config.tp_degree
+        module = self._build(self.models[0], rank)
+        local, missing = get_sharded_checkpoint(checkpoint, module, rank, degree)
+        missing = [name for name in missing if name in dict(module.named_parameters())]
+        if missing:
+            raise CheckpointError(
+                f"{self.model_path} has no tensor for {len(missing)} parameters of the model "
+                f"({_some(missing)}), expected one for each, because the SDK would silently leave "
+                "them uninitialised; name them in convert_hf_to_neuron_state_dict."
+            )
+        return local
+
+    def _shard(self, module: nn.Module, folder: Path) -> List[str]:
+        """Slice the checkpoint for every rank into `folder`/weights; returns the warnings."""
+        degree = self.neuron_config.tp_degree
+        progress.report("shard weights", 0, degree + 1)
+        checkpoint, warnings = self._prepare_checkpoint(module)
+        progress.report("shard weights", 1, degree + 1)
+        if not self.neuron_config.save_sharded_checkpoint:
+            self._local_weights(checkpoint, 0)  # the checks, though load() slices again
+            progress.report("shard weights", degree + 1, degree + 1)
+            return warnings
+        (folder / artifacts.WEIGHTS_FOLDER).mkdir(exist_ok=True)
+        for rank in range(degree):
+            local = without_sharing(self._local_weights(checkpoint, rank))
+            save_file(local, artifacts.shard_path(folder, rank))
+            progress.report("shard weights", rank + 2, degree + 1)
+        return warnings
+
+    # -- load ------------------------------------------------------------------------------------
+
+    def load(
+        self,
+        compiled_model_path: PathLike,
+        start_rank_id: Optional[int] = None,
+        local_ranks_size: Optional[int] = None,
+        skip_warmup: bool = True,
+    ) -> None:
+        """Bind the weights of a compiled folder to every rank and zero the caches.
+
+        Weights are mapped from the files, not copied. Without `skip_warmup` every bucket runs
+        once. StandInError where the folder is unfinished or was compiled for other shapes.
+        """
+        del start_rank_id, local_ranks_size  # all ranks live in this process
+        folder = Path(compiled_model_path)
+        manifest = artifacts.read_manifest(folder)
+        self._check_manifest(manifest, folder)
+        degree = self.neuron_config.tp_degree
+        self._pool = RankPool(degree)
+        per_wrapper: List[List[nn.Module]] = [[] for _ in self.models]
+        checkpoint: Optional[StateDict] = None
+        for rank in range(degree):
+            if artifacts.shard_path(folder, rank).is_file():
+                weights = _read_shard(artifacts.shard_path(folder, rank))
+            else:
+                if checkpoint is None:
+                    checkpoint, _ = self._prepare_checkpoint(self._build(self.models[0]))
+                weights = self._local_weights(checkpoint, rank)
+            caches: StateDict = {}
+            for modules, wrapper in zip(per_wrapper, self.models):
+                modules.append(self._bind(wrapper, rank, weights, caches))
+        outputs = 2 if self.neuron_config.output_logits else 1
+        self.traced_model = []
+        for wrapper, modules in zip(self.models, per_wrapper):
+            wrapper.model = RankedModel(self._pool, modules, outputs)
+            self.traced_model.append(wrapper.model)
+        self.is_loaded_to_neuron = True
+        if not skip_warmup:
+            self.warmup()
+
+    def _check_manifest(self, manifest: Dict[str, Any], folder: Path) -> None:
+        expected = self._manifest()
+        for name in ("tp_degree", "submodels"):
+            if manifest.get(name) != expected[name]:
+                raise StandInError(
+                    f"{folder} was compiled with {name} {manifest.get(name)}, expected "
+                    f"{expected[name]} from the config; compile again or load its own config."
+                )
+
+    def _bind(
+        self, wrapper: ModelWrapper, rank: int, weights: StateDict, caches: StateDict
+    ) -> nn.Module:
+        """One rank's module with its weights; `caches` carries the caches between sub-models."""
+        with rank_context(self._pool.group(rank)):
+            module = wrapper.get_model_instance().load_module()
+        parameters = dict(module.named_parameters())
+        for name, parameter in parameters.items():
+            value = weights.get(name)
+            if value is None:
+                if name not in caches:
+                    caches[name] = torch.zeros(parameter.shape, dtype=parameter.dtype)
+                value = caches[name]
+            elif value.shape != parameter.shape or value.dtype != parameter.dtype:
+                raise CheckpointError(
+                    f"Tensor {name} of rank {rank} is {value.dtype} {list(value.shape)} in the "
+                    f"compiled folder, expected {parameter.dtype} {list(parameter.shape)}; "
+                    "compile again."
+                )
+            _fill(parameter, value)
+        for name, buffer in module.named_buffers():
+            if name in weights:
+                buffer.data = weights[name]
+        return module
+
+    def warmup(self) -> None:
+        """Run every bucket of every sub-model once, then forget what that left in the caches."""
+        for wrapper in self.models:
+            for example in wrapper.input_generator():
+                wrapper(*example[:5])
+        self.reset()
+
+    def reset(self) -> None:
+        """Hook: forget the sequence."""
+
+
+def artifacts_present(path: PathLike) -> bool:
+    """Whether a folder holds a finished compile."""
+    return (Path(path) / artifacts.MANIFEST_FILE).is_file()
+
+
+def _some(names: List[str], limit: int = 4) -> str:
+    shown = ", ".join(names[:limit])
+    return shown if len(names) <= limit else f"{shown}, and {len(names) - limit} more"
+
+
+def _read_shard(path: Path) -> StateDict:
+    """Tensors mapped from a safetensors file: pages come in as they are used."""
+    with safe_open(path, framework="pt", device="cpu") as reader:
+        return {key: reader.get_tensor(key) for key in reader.keys()}
+
+
+def _fill(parameter: torch.Tensor, value: torch.Tensor) -> None:
+    """Give a meta parameter its value, keeping the object and its tags."""
+    filled = nn.Parameter(value, requires_grad=False)
+    filled.__dict__.update(parameter.__dict__)
+    copy_tensor_model_parallel_attributes(filled, parameter)
+    torch.utils.swap_tensors(parameter, filled)

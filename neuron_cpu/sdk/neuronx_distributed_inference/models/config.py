@@ -1,0 +1,392 @@
+"""Configurations: what the hardware run looks like, and what the model looks like.
+
+`NeuronConfig` takes everything as keywords; unknown ones are logged and ignored, as NxDI does.
+`InferenceConfig` carries the Hugging Face configuration as attributes beside a `NeuronConfig`,
+and saves both as `neuron_config.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, List, Optional, Type, Union
+
+import torch
+from neuronx_distributed.quantization.quantization_config import QuantizedDtype
+
+from ..contract import contract
+
+CONFIG_FILE = "neuron_config.json"
+logger = logging.getLogger("Neuron")
+
+_DTYPES = {
+    "float32": torch.float32,
+    "float16": torch.float16,
+    "bfloat16": torch.bfloat16,
+    "int8": torch.int8,
+    "float8_e4m3fn": torch.float8_e4m3fn,
+    "float8_e5m2": torch.float8_e5m2,
+}
+
+
+class IncompatibleConfigError(ValueError):
+    """Two settings that exclude each other."""
+
+
+def to_torch_dtype(dtype_str: str) -> torch.dtype:
+    """The torch dtype of a bare name such as "bfloat16"; ValueError for an unknown one."""
+    if dtype_str not in _DTYPES:
+        raise ValueError(f"Unknown dtype {dtype_str!r}, expected one of {sorted(_DTYPES)}.")
+    return _DTYPES[dtype_str]
+
+
+def to_dict(obj: Any) -> Any:
+    """`obj` as JSON-ready data: objects become their public attributes, dtypes bare names."""
+    if isinstance(obj, torch.dtype):
+        return str(obj).split(".")[1]
+    if isinstance(obj, dict):
+        return {str(key): to_dict(value) for key, value in obj.items()}
+    if isinstance(obj, (list, tuple)):
+        return [to_dict(value) for value in obj]
+    if isinstance(obj, type):
+        return f"{obj.__module__}.{obj.__qualname__}"
+    if hasattr(obj, "__dict__") and not callable(obj):
+        return {key: to_dict(value) for key, value in vars(obj).items()}
+    return obj
+
+
+def _as_dtype(value: Union[str, torch.dtype]) -> torch.dtype:
+    return to_torch_dtype(value) if isinstance(value, str) else value
+
+
+class OnDeviceSamplingConfig:
+    """How the device chooses tokens; unknown keywords are ignored."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        self.do_sample = kwargs.pop("do_sample", contract().minor < 6)
+        self.top_k = kwargs.pop("top_k", 1)
+        self.top_p = kwargs.pop("top_p", 1.0)
+        self.temperature = kwargs.pop("temperature", 1.0)
+        self.dynamic = kwargs.pop("dynamic", False)
+        self.deterministic = kwargs.pop("deterministic", False)
+        self.global_topk = kwargs.pop("global_topk", 256)
+        self.on_device_sampling_config = kwargs.pop("on_device_sampling_config", True)
+
+
+class NeuronConfig:
+    """Shapes, parallelism and features of one compiled model; every field is a keyword."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        take = kwargs.pop
+        self._set_shapes(take)
+        self._set_buckets(take)
+        self._set_features(take)
+        self._set_quantization(take)
+        self._set_speculation(take)
+        self._set_parallelism(take)
+        self._set_kernels(take)
+        for name in contract().removed_config_fields:
+            self.__dict__.pop(name, None)
+        if kwargs:
+            logger.warning("NeuronConfig ignores unknown keywords: %s", sorted(kwargs))
+        self._check()
+
+    def _set_shapes(self, take: Callable[..., Any]) -> None:
+        """Batch, lengths and number formats."""
+        self.batch_size = take("batch_size", 1)
+        self.padding_side = take("padding_side", "right")
+        self.seq_len = take("seq_len", 128)
+        self.n_active_tokens = take("n_active_tokens", self.seq_len)
+        self.n_positions = take("n_positions", self.seq_len)
+        self.on_cpu = take("on_cpu", False)
+        self.output_logits = take("output_logits", False)
+        dtype = take("torch_dtype", None)
+        self.overrides_torch_dtype = take("overrides_torch_dtype", dtype is not None)
+        self.torch_dtype = torch.bfloat16 if dtype is None else _as_dtype(dtype)
+        default_reduce = self.torch_dtype if contract().minor <= 3 else None
+        reduce_dtype = take("rpl_reduce_dtype", default_reduce)
+        self.rpl_reduce_dtype = None if reduce_dtype is None else _as_dtype(reduce_dtype)
+        if contract().minor >= 4:
+            self.cast_type = take("cast_type", "config")
+        self.max_context_length = take("max_context_length", self.seq_len)
+        new_tokens = take("max_new_tokens", self.seq_len - self.max_context_length)
+        self.max_new_tokens = new_tokens or None
+        self.max_length = take("max_length", self.seq_len)
+        self.ctx_batch_size = take("ctx_batch_size", self.batch_size)
+        self.tkg_batch_size = take("tkg_batch_size", self.batch_size)
+        self.max_batch_size = take("max_batch_size", self.batch_size)
+        self.is_continuous_batching = take("is_continuous_batching", False)
+        if contract().minor >= 2:
+            self.kv_cache_batch_size = take("kv_cache_batch_size", self.max_batch_size)
+            self.kv_cache_padding_size = take("kv_cache_padding_size", 0)
+            self.allow_input_truncation = take("allow_input_truncation", False)
+
+    def _set_buckets(self, take: Callable[..., Any]) -> None:
+        """Sequence lengths for which graphs are built."""
+        self.enable_bucketing = take("enable_bucketing", False)
+        self.buckets = take("buckets", [self.seq_len])
+        self.bucket_n_active_tokens = take("bucket_n_active_tokens", False)
+        self.context_encoding_buckets = self._bucket_list(
+            take("context_encoding_buckets", None), self.max_context_length, "max_context_length"
+        )
+        self.token_generation_buckets = self._bucket_list(
+            take("token_generation_buckets", None), self.max_length, "max_length"
+        )
+
+    @staticmethod
+    def _bucket_list(buckets: Optional[List[int]], limit: int, name: str) -> Optional[List[int]]:
+        """Sorted buckets, refused where the last one exceeds the length it serves."""
+        if buckets is None:
+            return None
+        buckets = sorted(buckets)
+        if buckets[-1] > limit:
+            raise AssertionError(f"Bucket {buckets[-1]} exceeds {name}, expected at most {limit}.")
+        return buckets
+
+    def _set_features(self, take: Callable[..., Any]) -> None:
+        """Model-wide switches."""
+        self.vocab_parallel = take("vocab_parallel", False)
+        self.fused_qkv = take("fused_qkv", False)
+        self.sequence_parallel_enabled = take("sequence_parallel_enabled", False)
+        self.attn_cls = take("attn_cls", "NeuronLlamaAttention")
+        sampling = take("on_device_sampling_config", None)
+        if isinstance(sampling, dict):
+            sampling = OnDeviceSamplingConfig(**sampling)
+        self.on_device_sampling_config = sampling
+        self.async_mode = take("async" if contract().minor == 1 else "async_mode", False)
+        take("async_mode", None)  # 0.1 saves this name but reads the other
+        self.qk_layernorm = take("qk_layernorm", False)
+        self.flash_decoding_enabled = take("flash_decoding_enabled", False)
+        self.lora_config = take("lora_config", None)
+        self.is_paged_attention = take("is_paged_attention", False)
+        self.pa_num_blocks = take("pa_num_blocks", self.batch_size)
+        self.pa_block_size = take("pa_block_size", self.seq_len)
+        self.is_chunked_prefill = take("is_chunked_prefill", False)
+        self.trace_tokengen_model = take("trace_tokengen_model", True)
+        self.is_prefill_stage = take("is_prefill_stage", None)
+
+    def _set_quantization(self, take: Callable[..., Any]) -> None:
+        """Weight and cache quantisation."""
+        self.quantized = take("quantized", False)
+        self.quantized_checkpoints_path = take("quantized_checkpoints_path", None)
+        self.quantization_type = take("quantization_type", "per_tensor_symmetric")
+        self.quantization_dtype = take("quantization_dtype", "int8")
+        self.kv_cache_quant = take("kv_cache_quant", False)
+        if contract().minor >= 2:
+            self.modules_to_not_convert = take("modules_to_not_convert", None)
+            self.quantize_clamp_bound = take("quantize_clamp_bound", float("inf"))
+            self.activation_quantization_type = take("activation_quantization_type", None)
+
+    def _set_speculation(self, take: Callable[..., Any]) -> None:
+        """Several tokens a step."""
+        self.speculation_length = take("speculation_length", 0)
+        self.spec_batch_size = take("spec_batch_size", self.batch_size)
+        self.enable_eagle_speculation = take("enable_eagle_speculation", False)
+        self.enable_fused_speculation = (
+            take("enable_fused_speculation", False) or self.enable_eagle_speculation
+        )
+        self.is_eagle_draft = take("is_eagle_draft", False)
+        self.enable_eagle_draft_input_norm = take("enable_eagle_draft_input_norm", False)
+        self.is_medusa = take("is_medusa", False)
+        self.medusa_speculation_length = take("medusa_speculation_length", 0)
+        self.num_medusa_heads = take("num_medusa_heads", 0)
+        self.medusa_tree = take("medusa_tree", None)
+
+    def _set_parallelism(self, take: Callable[..., Any]) -> None:
+        """Ranks, and what is written for them."""
+        self.tp_degree = take("tp_degree", 1)
+        self.pp_degree = take("pp_degree", 1)
+        self.ep_degree = take("ep_degree", 1)
+        world_size = take("world_size", None)
+        self.world_size = world_size or self.tp_degree * self.pp_degree * self.ep_degree
+        self.start_rank_id = take("start_rank_id", 0)
+        self.local_ranks_size = take("local_ranks_size", None) or self.world_size
+        self.save_sharded_checkpoint = take(
+            "save_sharded_checkpoint", contract().saves_sharded_checkpoint
+        )
+        self.skip_sharding = take("skip_sharding", False)
+
+    def _set_kernels(self, take: Callable[..., Any]) -> None:
+        """The SDK's private kernels and compiler flags; none of them exists on the CPU."""
+        self.kv_cache_tiling = self.enable_fused_speculation and (
+            self.max_length > 128 and self.max_length % 128 == 0
+        )
+        take("kv_cache_tiling", None)  # derived, but part of a saved file
+        self.attn_kernel_enabled = take(
+            "attn_kernel_enabled", False if contract().minor <= 3 else None
+        )
+        for name in (
+            "qkv_kernel_enabled",
+            "mlp_kernel_enabled",
+            "mlp_kernel_fuse_residual_add",
+            "quantized_mlp_kernel_enabled",
+            "rmsnorm_quantize_kernel_enabled",
+        ):
+            setattr(self, name, take(name, False))
+        if contract().minor >= 3:
+            self.k_cache_transposed = take("k_cache_transposed", False)
+            self.attn_tkg_builtin_kernel_enabled = take("attn_tkg_builtin_kernel_enabled", False)
+        self.quantized_kernel_lower_bound = take("quantized_kernel_lower_bound", 1200.0)
+        self.logical_neuron_cores = take("logical_neuron_cores", 1)
+        if contract().minor >= 2:
+            self.logical_nc_config = take("logical_nc_config", 1)
+        self.cc_pipeline_tiling_factor = take("cc_pipeline_tiling_factor", 2)
+        self.target = take("target", None)
+        self.weights_to_skip_layout_optimization = take("weights_to_skip_layout_optimization", [])
+
+    def _check(self) -> None:
+        """Refuse settings that exclude each other or that the stand-in cannot honour."""
+        if self.async_mode and (self.speculation_length or self.is_medusa):
+            raise IncompatibleConfigError(
+                "Speculative decoding is incompatible with asynchronous execution; "
+                "set async_mode or speculation_length, not both."
+            )
+        if self.padding_side not in ("right", "left"):
+            raise ValueError(f"padding_side must be 'right' or 'left', got {self.padding_side!r}.")
+        if self.quantized:
+            if self.quantized_checkpoints_path is None:
+                raise AssertionError("quantized=True needs quantized_checkpoints_path.")
+            QuantizedDtype.get_dtype(_as_dtype(self.quantization_dtype))
+        if self.rmsnorm_quantize_kernel_enabled and not self.quantized_mlp_kernel_enabled:
+            raise AssertionError(
+                "rmsnorm_quantize_kernel_enabled needs quantized_mlp_kernel_enabled."
+            )
+        if contract().minor >= 5 and self.max_context_length > self.max_length:
+            raise AssertionError(
+                f"max_context_length {self.max_context_length} exceeds max_length "
+                f"{self.max_length}, expected at most that."
+            )
+
+
+class FusedSpecNeuronConfig:
+    """A draft model traced together with its target; kept for its name, nothing runs it here."""
+
+    def __init__(
+        self,
+        worker_cls: Type,
+        draft_config: Optional["InferenceConfig"] = None,
+        draft_model_path: Optional[str] = None,
+    ) -> None:
+        self.worker_cls = worker_cls
+        self.draft_config = draft_config
+        self.draft_model_path = draft_model_path
+
+
+class InferenceConfig:
+    """The model's own configuration as attributes, with `neuron_config` beside them.
+
+    `load_config(self)` is a hook that fills the attributes, usually from a Hugging Face config;
+    keywords are applied after it and win. `attribute_map` holds aliases: reading or writing the
+    alias reads or writes the attribute that it stands for.
+    """
+
+    attribute_map: Dict[str, str] = {}
+
+    def __init__(
+        self,
+        neuron_config: NeuronConfig,
+        fused_spec_config: Optional[FusedSpecNeuronConfig] = None,
+        load_config: Optional[Callable[["InferenceConfig"], None]] = None,
+        metadata: Optional[Dict[str, Any]] = None,
+        **kwargs: Any,
+    ) -> None:
+        self.neuron_config = neuron_config
+        self.fused_spec_config = fused_spec_config
+        self.metadata = metadata
+        if load_config is not None:
+            load_config(self)
+        else:
+            self.load_config()
+        for key, value in kwargs.items():
+            setattr(self, key, value)
+        self.add_derived_config()
+        self.validate_config()
+
+    def __setattr__(self, key: str, value: Any) -> None:
+        super().__setattr__(type(self)._alias(self, key), value)
+
+    def __getattribute__(self, key: str) -> Any:
+        if key.startswith("__") or key == "attribute_map":
+            return super().__getattribute__(key)
+        return super().__getattribute__(InferenceConfig._alias(self, key))
+
+    @staticmethod
+    def _alias(config: "InferenceConfig", key: str) -> str:
+        """What `key` stands for; works on instances whose __init__ never ran (deepcopy)."""
+        if key == "attribute_map":
+            return key
+        try:
+            return object.__getattribute__(config, "attribute_map").get(key, key)
+        except AttributeError:
+            return key
+
+    def load_config(self) -> None:
+        """Hook for subclasses that know where their attributes come from."""
+
+    def add_derived_config(self) -> None:
+        """Attributes that follow from others; called before validation."""
+        self.num_cores_per_group = 1
+
+    def get_required_attributes(self) -> List[str]:
+        """Names that must exist (None counts as existing)."""
+        return []
+
+    def validate_config(self) -> None:
+        missing = [name for name in self.get_required_attributes() if not hasattr(self, name)]
+        if missing:
+            raise AssertionError(
+                f"The config lacks the attributes {missing}, expected all of "
+                f"{self.get_required_attributes()}; use a complete config.json."
+            )
+
+    def get_text_config(self) -> "InferenceConfig":
+        """The configuration of the language model inside, `self` where there is only that."""
+        return getattr(self, "text_config", None) or self
+
+    @classmethod
+    def get_neuron_config_cls(cls) -> Type[NeuronConfig]:
+        return NeuronConfig
+
+    def save(self, model_path: Union[str, os.PathLike]) -> None:
+        """Write `neuron_config.json` into the folder `model_path`, which is made if missing."""
+        os.makedirs(model_path, exist_ok=True)
+        self.to_json_file(os.path.join(model_path, CONFIG_FILE))
+
+    def to_json_file(self, json_file: Union[str, os.PathLike]) -> None:
+        with open(json_file, "w", encoding="utf-8") as writer:
+            writer.write(self.to_json_string())
+
+    def to_json_string(self) -> str:
+        content = {k: to_dict(v) for k, v in vars(self).items()}
+        return json.dumps(content, indent=2, sort_keys=True) + "\n"
+
+    @classmethod
+    def load(cls, model_path: Union[str, os.PathLike], **kwargs: Any) -> "InferenceConfig":
+        """The configuration that `save` wrote into the folder `model_path`."""
+        return cls.from_json_file(os.path.join(model_path, CONFIG_FILE), **kwargs)
+
+    @classmethod
+    def from_json_file(cls, json_file: Union[str, os.PathLike], **kwargs: Any) -> "InferenceConfig":
+        with open(json_file, encoding="utf-8") as reader:
+            return cls.from_json_string(reader.read(), **kwargs)
+
+    @classmethod
+    def from_json_string(cls, json_string: str, **kwargs: Any) -> "InferenceConfig":
+        content = json.loads(json_string)
+        content.update(kwargs)
+        neuron_config = content.pop("neuron_config")
+        if not isinstance(neuron_config, NeuronConfig):
+            neuron_config = cls.get_neuron_config_cls()(**neuron_config)
+        fused = content.pop("fused_spec_config", None)
+        if isinstance(fused, dict):
+            raise NotImplementedError(
+                "Fused speculation is not supported by neuron_cpu; load without a draft model."
+            )
+        content = {
+            key: SimpleNamespace(**value) if key.endswith("_config") and isinstance(value, dict)
+            else value
+            for key, value in content.items()
+        }
+        return cls(neuron_config=neuron_config, fused_spec_config=fused, **content)

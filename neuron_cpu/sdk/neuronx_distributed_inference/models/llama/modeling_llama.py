@@ -1,0 +1,358 @@
+"""The baseline Llama: plain PyTorch on NxD layers, no kernels of its own.
+
+Written from the interface of NxDI 0.1.0's module of the same name; later versions by contract.py.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, Optional, Tuple, Type
+
+import torch
+from neuronx_distributed.parallel_layers import parallel_state
+from neuronx_distributed.parallel_layers.layers import (
+    ColumnParallelLinear,
+    ParallelEmbedding,
+    RowParallelLinear,
+)
+from neuronx_distributed.parallel_layers.mappings import gather_from_sequence_parallel_region
+from torch import nn
+from transformers import LlamaForCausalLM
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from ...contract import contract
+from ...modules.attention.attention_base import NeuronAttentionBase
+from ...modules.attention.utils import RotaryEmbedding
+from ...modules.custom_calls import CustomRMSNorm
+from ...modules.flashdecode.utils import calculate_num_cores_per_group
+from ...utils.distributed import get_tp_group
+from ..config import InferenceConfig, NeuronConfig
+from ..model_base import NeuronBaseForCausalLM, NeuronBaseModel
+
+_LLAMA_MODULE_MAP: Dict[str, type] = {}
+StateDict = Dict[str, torch.Tensor]
+
+
+def get_rmsnorm_cls() -> Type[nn.Module]:
+    """The compiler's norm on ranks, Hugging Face's outside them."""
+    return CustomRMSNorm if parallel_state.model_parallel_is_initialized() else LlamaRMSNorm
+
+
+def convert_state_dict_to_fused_qkv(state_dict: StateDict, cfg: InferenceConfig) -> StateDict:
+    """Replace q, k and v of every layer by `Wqkv`, their rows one after the other."""
+    for layer in range(cfg.num_hidden_layers):
+        prefix = f"layers.{layer}.self_attn"
+        for kind in ("weight", "bias"):
+            names = [f"{prefix}.{name}_proj.{kind}" for name in "qkv"]
+            if names[0] in state_dict:
+                fused = torch.cat([state_dict.pop(name) for name in names])
+                state_dict[f"{prefix}.Wqkv.{kind}"] = fused
+    return state_dict
+
+
+class LlamaInferenceConfig(InferenceConfig):
+    """Configuration of a Llama; Hugging Face's attributes under their own names."""
+
+    def add_derived_config(self) -> None:
+        self.num_cores_per_group = 1
+        if self.neuron_config.flash_decoding_enabled:
+            self.num_cores_per_group = calculate_num_cores_per_group(
+                self.num_attention_heads, self.num_key_value_heads, self.neuron_config.tp_degree
+            )
+
+    def get_required_attributes(self) -> List[str]:
+        return [
+            "hidden_size",
+            "num_attention_heads",
+            "num_hidden_layers",
+            "num_key_value_heads",
+            "pad_token_id",
+            "vocab_size",
+            "max_position_embeddings",
+            "rope_theta",
+            "rms_norm_eps",
+            "hidden_act",
+        ]
+
+    @classmethod
+    def get_neuron_config_cls(cls) -> Type[NeuronConfig]:
+        return NeuronConfig
+
+
+def head_dim_of(config: InferenceConfig) -> int:
+    """Size of one head, given or derived."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+
+
+class NeuronLlamaMLP(nn.Module):
+    """down(act(gate(x)) * up(x)); gate and up column-parallel, down row-parallel."""
+
+    def __init__(self, config: InferenceConfig) -> None:
+        super().__init__()
+        neuron_config = config.neuron_config
+        self.config, self.neuron_config = config, neuron_config
+        self.act_fn = ACT2FN[config.hidden_act]
+        self.sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
+        self.sequence_dimension = 1 if self.sequence_parallel_enabled else None
+        common = dict(
+            bias=getattr(config, "mlp_bias", False),
+            dtype=neuron_config.torch_dtype,
+            pad=True,
+            tensor_model_parallel_group=get_tp_group(config),
+        )
+        sizes = (config.hidden_size, config.intermediate_size)
+        if parallel_state.model_parallel_is_initialized():
+            column = dict(common, gather_output=False, sequence_parallel_enabled=False)
+            self.gate_proj: nn.Module = ColumnParallelLinear(*sizes, **column)
+            self.up_proj: nn.Module = ColumnParallelLinear(*sizes, **column)
+            self.down_proj: nn.Module = RowParallelLinear(
+                *sizes[::-1],
+                input_is_parallel=True,
+                sequence_parallel_enabled=self.sequence_parallel_enabled,
+                sequence_dimension=self.sequence_dimension,
+                reduce_dtype=neuron_config.rpl_reduce_dtype,
+                **common,
+            )
+        else:
+            self.gate_proj = nn.Linear(*sizes, bias=common["bias"])
+            self.up_proj = nn.Linear(*sizes, bias=common["bias"])
+            self.down_proj = nn.Linear(*sizes[::-1], bias=common["bias"])
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        rmsnorm: Optional[nn.Module] = None,
+        residual: Optional[torch.Tensor] = None,
+        adapter_ids: Optional[torch.Tensor] = None,
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """(B, S, H), or this rank's slice of S under sequence parallelism -> the same, None."""
+        del rmsnorm, residual, adapter_ids  # the private kernels' and the adapters'
+        if self.sequence_parallel_enabled:
+            x = gather_from_sequence_parallel_region(x, self.sequence_dimension)
+        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)), None
+
+
+class Llama3RotaryEmbedding(RotaryEmbedding):
+    """Rotary angles with Llama 3's scaling: low frequencies divided, a smooth step in between."""
+
+    def __init__(
+        self,
+        dim: int,
+        max_position_embeddings: int = 131072,
+        base: float = 500000.0,
+        factor: float = 8.0,
+        low_freq_factor: float = 1.0,
+        high_freq_factor: float = 4.0,
+        original_max_position_embeddings: int = 8192,
+    ) -> None:
+        super().__init__(dim, max_position_embeddings, base)
+        self.factor = factor
+        self.low_freq_factor = low_freq_factor
+        self.high_freq_factor = high_freq_factor
+        self.old_context_len = original_max_position_embeddings
+
+    def get_inv_freqs(self, device: Optional[torch.device] = None) -> torch.Tensor:
+        """fp32 (dim/2,): unchanged above the high band, divided below the low one."""
+        plain = super().get_inv_freqs(device)
+        wavelength = 2 * math.pi / plain
+        span = self.high_freq_factor - self.low_freq_factor
+        smooth = (self.old_context_len / wavelength - self.low_freq_factor) / span
+        blend = smooth.clamp(0.0, 1.0)  # 0: divided, 1: unchanged
+        return (1 - blend) * plain / self.factor + blend * plain
+
+
+def make_rotary_embedding(config: InferenceConfig) -> RotaryEmbedding:
+    """The rotary module that the configuration asks for; ValueError for scalings not modelled."""
+    scaling = getattr(config, "rope_scaling", None)
+    common = dict(
+        dim=head_dim_of(config),
+        max_position_embeddings=config.max_position_embeddings,
+        base=config.rope_theta,
+    )
+    kind = None if scaling is None else scaling.get("rope_type", scaling.get("type"))
+    if kind in (None, "default"):
+        return RotaryEmbedding(**common)
+    if kind == "llama3":
+        return Llama3RotaryEmbedding(
+            **common,
+            factor=scaling["factor"],
+            low_freq_factor=scaling["low_freq_factor"],
+            high_freq_factor=scaling["high_freq_factor"],
+            original_max_position_embeddings=scaling["original_max_position_embeddings"],
+        )
+    raise ValueError(
+        f"rope_scaling type {kind!r} is not modelled, expected none or 'llama3'; "
+        "use a checkpoint with one of these."
+    )
+
+
+class NeuronLlamaAttention(NeuronAttentionBase):
+    """Llama's attention over the shared base, in the flavour of the version in force."""
+
+    def __init__(
+        self, config: InferenceConfig, tensor_model_parallel_group: Optional[Any] = None
+    ) -> None:
+        group = tensor_model_parallel_group or get_tp_group(config)
+        sizes = dict(
+            hidden_size=config.hidden_size,
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+        )
+        bias = getattr(config, "attention_bias", False)
+        if contract().attention_takes_config:
+            super().__init__(
+                config,
+                tensor_model_parallel_group=group,
+                head_dim=head_dim_of(config),
+                rotary_emb=make_rotary_embedding(config),
+                rms_norm_eps=config.rms_norm_eps,
+                qkv_bias=bias,
+                o_bias=bias,
+                **sizes,
+            )
+            return
+        super().__init__(tensor_model_parallel_group=group)
+        neuron_config = config.neuron_config
+        self.config, self.neuron_config = config, neuron_config
+        for name, value in sizes.items():
+            setattr(self, name, value)
+        self.head_dim = head_dim_of(config)
+        self.bias = bias
+        self.padding_side = neuron_config.padding_side
+        self.torch_dtype = neuron_config.torch_dtype
+        self.tp_degree = neuron_config.tp_degree
+        self.fused_qkv = neuron_config.fused_qkv
+        self.clip_qkv = None
+        self.rms_norm_eps = config.rms_norm_eps
+        self.rpl_reduce_dtype = neuron_config.rpl_reduce_dtype
+        self.sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
+        self.sequence_dimension = 1 if self.sequence_parallel_enabled else None
+        self.flash_decoding_enabled = neuron_config.flash_decoding_enabled
+        self.num_cores_per_group = config.num_cores_per_group
+        self.init_gqa_properties()
+        self.rotary_emb = make_rotary_embedding(config)
+
+
+_LLAMA_MODULE_MAP["NeuronLlamaAttention"] = NeuronLlamaAttention
+
+
+class NeuronLlamaDecoderLayer(nn.Module):
+    """Norm, attention, residual; norm, MLP, residual."""
+
+    def __init__(self, config: InferenceConfig) -> None:
+        super().__init__()
+        self.hidden_size = config.hidden_size
+        self.self_attn = _LLAMA_MODULE_MAP[config.neuron_config.attn_cls](
+            config=config, tensor_model_parallel_group=get_tp_group(config)
+        )
+        self.mlp = NeuronLlamaMLP(config)
+        norm = get_rmsnorm_cls()
+        self.input_layernorm = norm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = norm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Optional[torch.Tensor] = None,
+        position_ids: Optional[torch.Tensor] = None,
+        past_key_value: Optional[Tuple[torch.Tensor, torch.Tensor]] = None,
+        adapter_ids: Optional[torch.Tensor] = None,
+        **kwargs: Any,
+    ) -> Tuple[Any, ...]:
+        """(B, S, H) -> hidden, new (K, V), cos, sin, and the residual where one was passed in."""
+        with_residual = "residual" in kwargs
+        passed = {k: kwargs.get(k) for k in ("active_mask", "cos_cache", "sin_cache")}
+        residual = hidden_states
+        attention = self.self_attn(
+            hidden_states=self.input_layernorm(hidden_states),
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_value=past_key_value,
+            adapter_ids=adapter_ids,
+            **passed,
+        )
+        hidden_states, present_key_value, cos_cache, sin_cache = attention
+        hidden_states = residual + hidden_states
+        residual = hidden_states
+        hidden_states, _ = self.mlp(self.post_attention_layernorm(hidden_states))
+        hidden_states = residual + hidden_states
+        outputs = (hidden_states, present_key_value, cos_cache, sin_cache)
+        return (*outputs, None) if with_residual else outputs
+
+
+class NeuronLlamaModel(NeuronBaseModel):
+    """The traced Llama."""
+
+    def setup_attr_for_model(self, config: InferenceConfig) -> None:
+        self.on_device_sampling = config.neuron_config.on_device_sampling_config is not None
+        self.tp_degree = config.neuron_config.tp_degree
+        self.hidden_size = config.hidden_size
+        self.num_attention_heads = config.num_attention_heads
+        self.num_key_value_heads = config.num_key_value_heads
+        self.max_batch_size = config.neuron_config.max_batch_size
+        self.buckets = config.neuron_config.buckets
+
+    def init_model(self, config: InferenceConfig) -> None:
+        self.padding_idx = config.pad_token_id
+        self.vocab_size = config.vocab_size
+        neuron_config = config.neuron_config
+        dtype = neuron_config.torch_dtype
+        if parallel_state.model_parallel_is_initialized():
+            self.embed_tokens: nn.Module = ParallelEmbedding(
+                config.vocab_size,
+                config.hidden_size,
+                self.padding_idx,
+                dtype=dtype,
+                shard_across_embedding=not neuron_config.vocab_parallel,
+                pad=True,
+                tensor_model_parallel_group=get_tp_group(config),
+                use_spmd_rank=neuron_config.vocab_parallel,
+            )
+            self.lm_head: nn.Module = ColumnParallelLinear(
+                config.hidden_size,
+                config.vocab_size,
+                gather_output=not self.on_device_sampling,
+                dtype=dtype,
+                bias=False,
+                pad=True,
+                tensor_model_parallel_group=get_tp_group(config),
+            )
+        else:
+            self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+            self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        layers = [NeuronLlamaDecoderLayer(config) for _ in range(config.num_hidden_layers)]
+        self.layers = nn.ModuleList(layers)
+        self.norm = get_rmsnorm_cls()(config.hidden_size, eps=config.rms_norm_eps)
+
+
+class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
+    """The application: checkpoint conversion around the traced Llama."""
+
+    _model_cls = NeuronLlamaModel
+
+    @staticmethod
+    def load_hf_model(model_path: str, **kwargs: Any) -> nn.Module:
+        return LlamaForCausalLM.from_pretrained(model_path, **kwargs)
+
+    @staticmethod
+    def convert_hf_to_neuron_state_dict(state_dict: StateDict, config: InferenceConfig) -> StateDict:
+        """Fuse q, k and v if asked to, and add the tensors that tell a rank its number."""
+        neuron_config = config.neuron_config
+        if neuron_config.fused_qkv:
+            state_dict = convert_state_dict_to_fused_qkv(state_dict, config)
+        ranks = torch.arange(neuron_config.tp_degree, dtype=torch.int32)
+        if neuron_config.vocab_parallel:
+            state_dict["embed_tokens.rank_util.rank"] = ranks.clone()
+        for layer in range(config.num_hidden_layers):
+            state_dict[f"layers.{layer}.self_attn.rank_util.rank"] = ranks.clone()
+        state_dict["rank_util.rank"] = ranks.clone()
+        return state_dict
+
+    @staticmethod
+    def update_state_dict_for_tied_weights(state_dict: StateDict) -> None:
+        state_dict["lm_head.weight"] = state_dict["embed_tokens.weight"].clone()
+
+    @classmethod
+    def get_config_cls(cls) -> Type[InferenceConfig]:
+        return LlamaInferenceConfig

@@ -1,0 +1,627 @@
+"""The traced language model, and the application that routes calls to prefill and decode.
+
+Follows NxDI 0.1.0 (`models/model_base.py`) in names, signatures, shapes and the order of steps;
+contract.py lists what later versions change.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from neuronx_distributed.parallel_layers.layers import SPMDRank
+from neuronx_distributed.parallel_layers.mappings import (
+    _gather_along_dim,
+    gather_from_sequence_parallel_region,
+    scatter_to_sequence_parallel_region,
+)
+from torch import nn
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from ..contract import contract
+from ..modules.autobucketing import generate_buckets
+from ..modules.generation.sampling import (
+    Sampler,
+    prepare_sampling_params,
+    validate_sampling_params,
+)
+from ..modules.kvcache.kv_cache_manager import KVCacheManager
+from .application_base import NeuronApplicationBase
+from .config import InferenceConfig, NeuronConfig
+from .model_wrapper import (
+    CONTEXT_ENCODING_MODEL_TAG,
+    SPECULATION_MODEL_TAG,
+    TOKEN_GENERATION_MODEL_TAG,
+    ModelWrapper,
+)
+
+logger = logging.getLogger("Neuron")
+Caches = List[List[torch.Tensor]]
+
+
+class NeuronBaseModel(nn.Module):
+    """What one graph computes. Subclasses fill in the layers.
+
+    `setup_attr_for_model` sets on_device_sampling, tp_degree, hidden_size, num_attention_heads,
+    num_key_value_heads, max_batch_size, buckets; `init_model` sets embed_tokens, layers, norm,
+    lm_head. `n_positions` is the bucket of the current graph.
+    """
+
+    def __init__(self, config: InferenceConfig, optimize_inference: bool = True) -> None:
+        super().__init__()
+        neuron_config = config.neuron_config
+        if neuron_config.enable_fused_speculation or neuron_config.is_medusa:
+            raise NotImplementedError(
+                "Fused speculation and Medusa are not supported by neuron_cpu; switch them off."
+            )
+        self.config = config
+        self.neuron_config = neuron_config
+        self.batch_size = neuron_config.batch_size
+        self.n_positions = neuron_config.n_positions
+        self.vocab_size = config.vocab_size
+        self.speculation_length = neuron_config.speculation_length
+        self.padding_side = neuron_config.padding_side
+        self.max_length = neuron_config.max_length
+        self.sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
+        self.sequence_dimension = 1 if self.sequence_parallel_enabled else None
+        self.rank_util = SPMDRank(world_size=neuron_config.tp_degree)
+        self.num_cores_per_group = config.num_cores_per_group
+        self.contract = contract()
+        self.setup_attr_for_model(config)
+        self.init_model(config)
+        if optimize_inference:
+            self.init_inference_optimization(config)
+
+    def setup_attr_for_model(self, config: InferenceConfig) -> None:
+        raise NotImplementedError("A model sets its sizes in setup_attr_for_model.")
+
+    def init_model(self, config: InferenceConfig) -> None:
+        raise NotImplementedError("A model builds its layers in init_model.")
+
+    def init_inference_optimization(self, config: InferenceConfig) -> None:
+        """The sampler, where the device samples, and the caches."""
+        if self.on_device_sampling:
+            self.sampler = Sampler(config.neuron_config)
+        self.kv_mgr = KVCacheManager(config, num_kv_head=self.num_key_value_heads)
+
+    # -- masks -----------------------------------------------------------------------------------
+
+    def create_attn_mask(
+        self,
+        attention_mask: torch.Tensor,
+        is_for_context_encoding: bool,
+        is_for_speculation: bool = False,
+        **_later: Any,
+    ) -> torch.Tensor:
+        """bool (B, 1, S, S) for prefill; (B, 1, T, P) over prior tokens for decode."""
+        if is_for_context_encoding:
+            return self._create_context_attn_mask(attention_mask)
+        if is_for_speculation:
+            return self._create_prior_mask(attention_mask, self.speculation_length)
+        return self._create_prior_mask(attention_mask, 1)
+
+    def _create_context_attn_mask(self, attention_mask: torch.Tensor) -> torch.Tensor:
+        """Causal; with left padding also without the padding columns."""
+        size = self.n_positions
+        mask = torch.ones((size, size), dtype=torch.bool, device=attention_mask.device).tril()
+        mask = mask[None, None].expand(self.batch_size, 1, size, size)
+        if self.padding_side == "left":
+            mask = mask & (attention_mask == 1)[:, None, None, :]
+        return mask
+
+    def _create_prior_mask(self, attention_mask: torch.Tensor, active: int) -> torch.Tensor:
+        """The prior tokens that each of `active` new tokens sees: all that the 2-D mask shows."""
+        mask = attention_mask[:, None, None, :].expand(
+            self.batch_size, 1, active, self.n_positions
+        )
+        return mask.to(torch.bool)
+
+    def _create_active_mask(self, active: int, device: torch.device) -> torch.Tensor:
+        """bool (B, 1, T, T): which new tokens each new token sees (speculation only)."""
+        mask = torch.ones((active, active), dtype=torch.bool, device=device).tril()
+        return mask[None, None].expand(self.batch_size, 1, active, active)
+
+    # -- forward ---------------------------------------------------------------------------------
+
+    def _is_context_encoding(self, input_ids: torch.Tensor) -> bool:
+        return input_ids.shape[-1] > 1 and input_ids.shape[-1] != self.speculation_length
+
+    def _is_for_speculation(self, input_ids: torch.Tensor) -> bool:
+        return input_ids.shape[-1] > 1 and input_ids.shape[-1] == self.speculation_length
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor,
+        position_ids: torch.Tensor,
+        seq_ids: torch.Tensor,
+        sampling_params: torch.Tensor,
+        prev_hidden: Optional[torch.Tensor] = None,
+        adapter_ids: Optional[torch.Tensor] = None,
+        accepted_indices: Optional[torch.Tensor] = None,
+        current_length: Optional[torch.Tensor] = None,
+        medusa_mask: Optional[torch.Tensor] = None,
+        scatter_index: Optional[torch.Tensor] = None,
+        inputs_embeds: Optional[torch.Tensor] = None,
+        kv_cache: Optional[Caches] = None,
+        **_later: Any,
+    ) -> List[torch.Tensor]:
+        """One call of one graph.
+
+        input_ids, position_ids (B, T), attention_mask (B, bucket), seq_ids (B), all int32,
+        sampling_params (B, 3) fp32. Returns [logits (B, T', V) fp32 or tokens (B, ...) int32,
+        the logits again under `output_logits`, then every cache]; T' is 1 but under speculation.
+        """
+        del accepted_indices, current_length, medusa_mask
+        prev_hidden, adapter_ids = _none_if_empty(prev_hidden), _none_if_empty(adapter_ids)
+        prefill = self._is_context_encoding(input_ids)
+        speculation = self._is_for_speculation(input_ids)
+        order = None
+        if not prefill and self.neuron_config.is_continuous_batching:
+            order = torch.argsort(seq_ids)  # cache line i belongs to sequence id i
+            input_ids, attention_mask, position_ids, seq_ids, sampling_params = (
+                torch.index_select(tensor, 0, order)
+                for tensor in (input_ids, attention_mask, position_ids, seq_ids, sampling_params)
+            )
+        mask = self.create_attn_mask(attention_mask, prefill, speculation)
+        active_mask = (
+            self._create_active_mask(input_ids.shape[-1], input_ids.device) if speculation else None
+        )
+        hidden, caches = self._run_layers(
+            prefill, seq_ids, input_ids=input_ids, attention_mask=mask, position_ids=position_ids,
+            active_mask=active_mask, inputs_embeds=inputs_embeds, prev_hidden=prev_hidden,
+            adapter_ids=adapter_ids, kv_cache=kv_cache, scatter_index=scatter_index,
+        )
+        if prefill:
+            hidden = self._last_token(hidden, position_ids)
+        logits = self._head(hidden)
+        outputs = self._choose(logits, sampling_params, speculation)
+        if order is not None:
+            back = torch.argsort(order)
+            outputs = [torch.index_select(output, 0, back) for output in outputs]
+        return outputs + list(caches)
+
+    def _run_layers(
+        self,
+        prefill: bool,
+        seq_ids: torch.Tensor,
+        kv_cache: Optional[Caches],
+        scatter_index: Optional[torch.Tensor],
+        **inputs: Any,
+    ) -> Tuple[torch.Tensor, Sequence[torch.Tensor]]:
+        """Hidden states of the new tokens and the written caches, by the version's call sites."""
+        if self.contract.body_updates_cache:
+            return self.get_model_output(
+                past_key_values=None if prefill else kv_cache,
+                update_cache=True,
+                is_for_context_encoding=prefill,
+                seq_ids=seq_ids,
+                scatter_index=scatter_index,
+                **inputs,
+            )
+        past = None if prefill else kv_cache or self.kv_mgr.get_cache(self.n_positions)
+        hidden, new_key_values = self.get_model_output(past_key_values=past, **inputs)
+        caches = self.kv_mgr.update_cache(
+            is_for_context_encoding=prefill,
+            seq_ids=seq_ids,
+            position_ids=inputs["position_ids"],
+            new_key_values=new_key_values,
+            seq_len=self.n_positions,
+            scatter_index=scatter_index,
+            kvcache_buffer=kv_cache,
+        )
+        return hidden, caches
+
+    def _last_token(self, hidden: torch.Tensor, position_ids: torch.Tensor) -> torch.Tensor:
+        """(B, S, H) -> (B, 1, H): the row of the largest position, the last one if left-padded."""
+        if self.padding_side == "left":
+            return hidden[:, -1:, :]
+        index = torch.argmax(position_ids, dim=1, keepdim=True)
+        index = index[:, :, None].expand(-1, 1, hidden.shape[-1])
+        return torch.gather(hidden, 1, index)
+
+    def _head(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Logits (B, T, V or V/tp) in fp32; padding of a sharded vocabulary never wins."""
+        logits = self.lm_head(hidden).float()
+        pad_size = getattr(self.lm_head, "pad_size", 0)
+        if self.contract.minor >= 2 and pad_size and not self.lm_head.gather_output:
+            group = self.lm_head.tensor_parallel_group
+            width = logits.shape[-1]
+            rank = self.rank_util.get_rank().to(torch.int64) % group.size()
+            column = torch.arange(width, device=logits.device) + rank * width
+            padding = column >= width * group.size() - pad_size
+            logits = logits.masked_fill(padding, torch.finfo(logits.dtype).min)
+        return logits
+
+    def _choose(
+        self, logits: torch.Tensor, sampling_params: torch.Tensor, speculation: bool
+    ) -> List[torch.Tensor]:
+        """The first outputs: logits, or the tokens that the device chose (and gathered logits)."""
+        if not self.on_device_sampling:
+            return [logits, logits] if self.neuron_config.output_logits else [logits]
+        if speculation:
+            rows = [
+                self.sampler(logits[:, step, :], sampling_params) for step in range(logits.shape[1])
+            ]
+            tokens = torch.stack(rows, dim=1)
+        else:
+            tokens = self.sampler(logits[:, -1, :], sampling_params)
+        if not self.neuron_config.output_logits:
+            return [tokens]
+        gathered = logits
+        if not getattr(self.lm_head, "gather_output", True):
+            gathered = _gather_along_dim(logits, -1, self.lm_head.tensor_parallel_group)
+        return [tokens, gathered]
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embed_tokens
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.embed_tokens = value
+
+    def get_model_output(
+        self,
+        input_ids: Optional[torch.Tensor] = None,
+        attention_mask: Optional[torch.Tensor] = None,
+        position_ids: Optional[torch.Tensor] = None,
+        past_key_values: Optional[Caches] = None,
+        active_mask: Optional[torch.Tensor] = None,
+        inputs_embeds: Optional[torch.Tensor] = None,
+        prev_hidden: Optional[torch.Tensor] = None,
+        adapter_ids: Optional[torch.Tensor] = None,
+        rotary_position_ids: Optional[torch.Tensor] = None,
+        update_cache: bool = False,
+        is_for_context_encoding: bool = False,
+        seq_ids: Optional[torch.Tensor] = None,
+        scatter_index: Optional[torch.Tensor] = None,
+        **_later: Any,
+    ) -> Tuple[torch.Tensor, Sequence[Any]]:
+        """Embedding, layers and final norm: hidden (B, T, H) and the layers' new (K, V).
+
+        With `update_cache` (NxDI 0.3 and later) it reads and writes the caches, and returns the
+        flat list of them instead.
+        """
+        del prev_hidden  # EAGLE's
+        hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        length = hidden.shape[1]
+        position_ids = position_ids.view(-1, length).long()
+        prefill = is_for_context_encoding
+        if update_cache and not prefill and past_key_values is None:
+            past_key_values = self.kv_mgr.get_cache(self.n_positions)
+        if self.sequence_parallel_enabled:
+            hidden = scatter_to_sequence_parallel_region(hidden, self.sequence_dimension)
+        common: Dict[str, Any] = dict(
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            active_mask=active_mask,
+            adapter_ids=adapter_ids,
+        )
+        common.update(self._later_keywords(rotary_position_ids, seq_ids, prefill))
+        hidden, new_key_values = self._layers_forward(hidden, past_key_values, common)
+        hidden = self.norm(hidden)
+        if self.sequence_parallel_enabled:
+            hidden = gather_from_sequence_parallel_region(hidden, self.sequence_dimension)
+        if not update_cache:
+            return hidden, new_key_values
+        caches = self.kv_mgr.update_cache(
+            is_for_context_encoding=prefill,
+            seq_ids=seq_ids,
+            position_ids=position_ids,
+            new_key_values=new_key_values,
+            seq_len=self.n_positions,
+            scatter_index=scatter_index,
+        )
+        return hidden, caches
+
+    def _later_keywords(
+        self, rotary_position_ids: Any, seq_ids: Any, prefill: bool
+    ) -> Dict[str, Any]:
+        """Keywords that layers get from NxDI 0.2, 0.3 and 0.5 on."""
+        keywords: Dict[str, Any] = {}
+        if self.contract.minor >= 2:
+            keywords["rotary_position_ids"] = rotary_position_ids
+        if self.contract.passes_residual:
+            keywords.update(
+                seq_ids=seq_ids,
+                kv_mgr=None,
+                get_kv_per_layer=False,
+                update_kv_per_layer=False,
+                is_for_context_encoding=prefill,
+                seq_len=self.n_positions,
+                residual=None,
+            )
+        if self.contract.minor >= 5:
+            keywords["local_mask"] = None
+        return keywords
+
+    def _layers_forward(
+        self, hidden: torch.Tensor, past_key_values: Optional[Caches], common: Dict[str, Any]
+    ) -> Tuple[torch.Tensor, List[Any]]:
+        """All decoder layers; rotary angles come from the first one and serve the others."""
+        expected = 5 if self.contract.passes_residual else 4
+        cos_cache = sin_cache = residual = None
+        new_key_values = []
+        for idx, layer in enumerate(self.layers):
+            if self.contract.passes_residual:
+                common["idx"], common["residual"] = idx, residual
+            outputs = layer(
+                hidden,
+                past_key_value=None if past_key_values is None else past_key_values[idx],
+                cos_cache=cos_cache,
+                sin_cache=sin_cache,
+                **common,
+            )
+            if len(outputs) != expected:
+                raise ValueError(
+                    f"Layer {idx} ({type(layer).__name__}) returned {len(outputs)} items, expected "
+                    f"{expected} in NxDI {self.contract.version} (hidden, (K, V), cos, sin"
+                    f"{', residual' if expected == 5 else ''}); return the residual exactly when "
+                    "the layer was called with that keyword."
+                )
+            hidden, key_value, cos_cache, sin_cache = outputs[:4]
+            new_key_values.append(key_value)
+            if expected == 5:
+                residual = outputs[4]
+        if residual is not None:  # a layer that defers its last addition to the next one's kernel
+            hidden = residual + hidden
+        return hidden, new_key_values
+
+
+def _none_if_empty(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
+    """NxDI 0.2 and later pass an absent tensor as an empty one."""
+    return None if tensor is None or tensor.numel() == 0 else tensor
+
+
+class NeuronBaseForCausalLM(NeuronApplicationBase):
+    """A causal language model: prefill and decode sub-models behind one `forward`."""
+
+    _model_cls: Any = None
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.text_config = self.config.get_text_config()
+        self.vocab_size = self.text_config.vocab_size
+        self.padding_side = self.neuron_config.padding_side
+        self.kv_cache_populated = False
+        self.sampler: Optional[Sampler] = None
+        self.default_sampling_params = prepare_sampling_params(
+            self.neuron_config.batch_size, top_k=[1], top_p=[1.0], temperature=[1.0]
+        )
+        self.model_wrapper = self.get_model_wrapper_cls()
+        self.enable_context_encoding()
+        if getattr(self.neuron_config, "trace_tokengen_model", True):
+            self.enable_token_generation()
+        if self.neuron_config.speculation_length > 0:
+            self.enable_speculation()
+
+    @staticmethod
+    def get_model_wrapper_cls() -> type:
+        return ModelWrapper
+
+    # -- sub-models ------------------------------------------------------------------------------
+
+    def _submodel(
+        self, tag: str, priority: Optional[int], model_init_kwargs: Dict[str, Any], **changes: Any
+    ) -> ModelWrapper:
+        """A wrapper around its own copy of the configuration, with `changes` made to it."""
+        config = copy.deepcopy(self.config)
+        for name, value in changes.items():
+            setattr(config.neuron_config, name, value)
+        wrapper = self.model_wrapper(
+            config=config,
+            model_cls=self._model_cls,
+            tag=tag,
+            compiler_args=self.get_compiler_args(),
+            priority_model_idx=priority,
+            model_init_kwargs=model_init_kwargs,
+        )
+        self.models.append(wrapper)
+        return wrapper
+
+    def _prefill_changes(self) -> Dict[str, Any]:
+        return {} if contract().minor == 1 else {"is_prefill_stage": True}
+
+    def _decode_changes(self) -> Dict[str, Any]:
+        return {} if contract().minor == 1 else {"is_prefill_stage": False}
+
+    def _buckets(self, given: Optional[List[int]], longest: int) -> List[int]:
+        if not self.neuron_config.enable_bucketing:
+            return [longest]
+        return given or generate_buckets(128, longest)
+
+    def enable_context_encoding(self, **model_init_kwargs: Any) -> None:
+        """Prefill: as many tokens as the bucket, caches written from their start."""
+        config = self.neuron_config
+        self.context_encoding_model = self._submodel(
+            CONTEXT_ENCODING_MODEL_TAG,
+            None,
+            model_init_kwargs,
+            batch_size=config.ctx_batch_size,
+            n_active_tokens=config.max_context_length,
+            bucket_n_active_tokens=True,
+            buckets=self._buckets(config.context_encoding_buckets, config.max_context_length),
+            **self._prefill_changes(),
+        )
+
+    def enable_token_generation(
+        self, enable_wlt_optimization: bool = True, **model_init_kwargs: Any
+    ) -> None:
+        """Decode: one token a row against the cached prefix of the bucket's length."""
+        config = self.neuron_config
+        self.token_generation_model = self._submodel(
+            TOKEN_GENERATION_MODEL_TAG,
+            0 if enable_wlt_optimization else None,
+            model_init_kwargs,
+            batch_size=config.tkg_batch_size,
+            n_active_tokens=1,
+            bucket_n_active_tokens=False,
+            sequence_parallel_enabled=False,
+            buckets=self._buckets(config.token_generation_buckets, config.max_length),
+            **self._decode_changes(),
+        )
+
+    def enable_speculation(self) -> None:
+        """Decode of `speculation_length` candidate tokens a row in one call."""
+        config = self.neuron_config
+        self.speculation_model = self._submodel(
+            SPECULATION_MODEL_TAG,
+            None,
+            {},
+            batch_size=config.spec_batch_size,
+            n_active_tokens=config.speculation_length,
+            bucket_n_active_tokens=False,
+            sequence_parallel_enabled=False,
+            buckets=self._buckets(config.token_generation_buckets, config.max_length),
+            **self._decode_changes(),
+        )
+
+    # -- calls -----------------------------------------------------------------------------------
+
+    def get_required_kwargs(self) -> List[str]:
+        """Extra keywords of `forward` that the generation adapter must pass on."""
+        return []
+
+    def reset(self) -> None:
+        """The next call starts a new sequence; caches need no clearing, masks hide what is old."""
+        self.kv_cache_populated = False
+
+    def reset_kv_cache(self) -> None:
+        """Zero the caches of every rank."""
+        for wrapper in self.models:
+            if wrapper.model is not None:
+                for module in wrapper.model.modules:
+                    for cache in module.kv_mgr.past_key_values:
+                        cache.data.zero_()
+
+    def forward(
+        self,
+        input_ids: Optional[torch.Tensor] = None,
+        seq_ids: Optional[torch.Tensor] = None,
+        attention_mask: Optional[torch.Tensor] = None,
+        position_ids: Optional[torch.Tensor] = None,
+        past_key_values: Optional[Any] = None,
+        inputs_embeds: Optional[torch.Tensor] = None,
+        sampling_params: Optional[torch.Tensor] = None,
+        prev_hidden: Optional[torch.Tensor] = None,
+        labels: Optional[torch.Tensor] = None,
+        use_cache: Optional[bool] = None,
+        output_attentions: Optional[bool] = None,
+        output_hidden_states: Optional[bool] = None,
+        adapter_ids: Optional[torch.Tensor] = None,
+        medusa_args: Any = None,
+        return_dict: Optional[bool] = None,
+        llava_args: Optional[List[Any]] = None,
+        input_capture_hook: Any = None,
+    ) -> CausalLMOutputWithPast:
+        """Logits (B, 1, V) fp32 of the last tokens, or `tokens` under on-device sampling.
+
+        input_ids, position_ids, attention_mask (B, T): prefill where T > 1 and a position is 0,
+        else decode; the decode mask covers the tokens before the new one. `seq_ids` (B) names
+        the cache lines (default: 0..B-1). ValueError for inputs that no graph can serve.
+        """
+        del past_key_values, labels, use_cache, output_attentions, output_hidden_states
+        del return_dict, llava_args
+        if inputs_embeds is not None or medusa_args is not None:
+            raise NotImplementedError("neuron_cpu takes input_ids only, no embeddings or Medusa.")
+        inputs = self._default_inputs(
+            input_ids, attention_mask, position_ids, seq_ids, sampling_params
+        )
+        if input_capture_hook is not None:
+            input_capture_hook(self, [*inputs, prev_hidden, adapter_ids])
+        outputs = self._route(input_ids, inputs[2])(*inputs, prev_hidden, adapter_ids)
+        return self._construct_output(outputs)
+
+    def _default_inputs(
+        self,
+        input_ids: Optional[torch.Tensor],
+        attention_mask: Optional[torch.Tensor],
+        position_ids: Optional[torch.Tensor],
+        seq_ids: Optional[torch.Tensor],
+        sampling_params: Optional[torch.Tensor],
+    ) -> List[torch.Tensor]:
+        """The five inputs of a sub-model, int32 and fp32, with the defaults filled in."""
+        if input_ids is None or position_ids is None:
+            raise ValueError("forward needs input_ids and position_ids; pass both.")
+        rows = input_ids.shape[0]
+        if seq_ids is None:
+            seq_ids = torch.arange(rows)
+        if attention_mask is None:
+            attention_mask = self._infer_attention_mask(position_ids)
+        if sampling_params is None:
+            if self.on_device_sampling and contract().minor >= 2:
+                logger.debug("No sampling_params given: greedy rows are assumed.")
+            sampling_params = prepare_sampling_params(rows)
+        elif self.on_device_sampling:
+            validate_sampling_params(
+                sampling_params, self.neuron_config.on_device_sampling_config
+            )
+        self._check_prompt(input_ids, attention_mask, position_ids)
+        indices = [t.to(torch.int32) for t in (input_ids, attention_mask, position_ids, seq_ids)]
+        return [*indices, sampling_params.float()]
+
+    def _infer_attention_mask(self, position_ids: torch.Tensor) -> torch.Tensor:
+        """Ones for the tokens up to each row's largest position (prompt) or before it (decode)."""
+        if position_ids.shape[-1] > 1:
+            width = position_ids.shape[-1]
+            return (position_ids >= torch.arange(width)).to(torch.int32)
+        last = position_ids.amax(dim=1, keepdim=True)
+        return (torch.arange(max(int(last.max()), 1)) < last).to(torch.int32)
+
+    def _check_prompt(
+        self, input_ids: torch.Tensor, attention_mask: torch.Tensor, position_ids: torch.Tensor
+    ) -> None:
+        """Refuse one-token prompts: the SDK answers them from an unfilled cache."""
+        if int(position_ids.min()) != 0:
+            return
+        shortest = input_ids.shape[1]
+        if shortest > 1 and self.padding_side == "right":
+            shortest = int(attention_mask.sum(dim=1).min())
+        if shortest < 2:
+            raise ValueError(
+                "A prompt has only one token, expected at least two in every row, because NxDI "
+                "takes a single token for a decode step; lengthen the prompt."
+            )
+
+    def _is_prefill(self, position_ids: torch.Tensor) -> bool:
+        return int(position_ids.min()) == 0
+
+    def _route(self, input_ids: torch.Tensor, position_ids: torch.Tensor) -> ModelWrapper:
+        """The sub-model for this call, as NxDI chooses it."""
+        length = input_ids.shape[-1]
+        if length > 1 and self._is_prefill(position_ids):
+            self.kv_cache_populated = True
+            return self.context_encoding_model
+        if length > 1:
+            if length != self.neuron_config.speculation_length:
+                raise ValueError(
+                    f"A decode call has {length} tokens a row, expected 1 or the compiled "
+                    f"speculation_length ({self.neuron_config.speculation_length}); a prompt "
+                    "must begin at position 0."
+                )
+            return self.speculation_model
+        return self.token_generation_model
+
+    def _construct_output(self, outputs: Any) -> CausalLMOutputWithPast:
+        """Logits or tokens in the shape that callers of Hugging Face models expect."""
+        first, logits = outputs if isinstance(outputs, list) else (outputs, None)
+        if self.on_device_sampling:
+            result = CausalLMOutputWithPast(logits=logits, hidden_states=first)
+            result.tokens = first
+            return result
+        result = CausalLMOutputWithPast(logits=first, hidden_states=first)
+        result.tokens = first
+        return result
+
+    # -- information -----------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def to_cpu(self) -> None:
+        """Already there."""
+
+
+__all__ = ["NeuronBaseForCausalLM", "NeuronBaseModel", "NeuronConfig"]

@@ -1,0 +1,333 @@
+"""One sub-model (prefill or decode): its buckets, the padding of its inputs, and how it is called."""
+
+from __future__ import annotations
+
+import logging
+import os
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+
+import torch
+import torch.nn.functional as F
+from neuronx_distributed.deferred import deferred_parameters
+from neuronx_distributed.ranks import RankPool
+from torch import nn
+
+from ..contract import contract
+from ..modules.autobucketing import bucket_above, context_encoder_bucket, token_generation_bucket
+from ..modules.generation.sampling import prepare_sampling_params
+
+CONTEXT_ENCODING_MODEL_TAG = "context_encoding_model"
+TOKEN_GENERATION_MODEL_TAG = "token_generation_model"
+SPECULATION_MODEL_TAG = "speculation_model"
+MEDUSA_MODEL_TAG = "medusa_speculation_model"
+FUSED_SPECULATION_MODEL_TAG = "fused_speculation_model"
+
+# Position of padding in a prompt: never the row's largest, except for one-token prompts.
+_PAD_POSITION = 1
+
+logger = logging.getLogger("Neuron")
+Tensors = Sequence[torch.Tensor]
+
+
+def base_compile_work_dir() -> str:
+    """The compiler's scratch folder, from BASE_COMPILE_WORK_DIR."""
+    return os.environ.get("BASE_COMPILE_WORK_DIR", "/tmp/nxd_model/")
+
+
+class DecoderModelInstance:
+    """Builds the traced module of a sub-model; its weights are bound later."""
+
+    def __init__(
+        self, model_cls: Callable[..., nn.Module], config: Any, **model_init_kwargs: Any
+    ) -> None:
+        self.model_cls = model_cls
+        self.config = config
+        self.neuron_config = config.neuron_config
+        self.model_init_kwargs = model_init_kwargs
+        self.module: Optional[nn.Module] = None
+
+    def initialize_process_group(self, world_size: int) -> None:
+        """Nothing to set up: ranks are threads that carry their group."""
+        del world_size
+
+    def load_module(self) -> nn.Module:
+        """The module in eval mode, every floating parameter and buffer cast to `torch_dtype`.
+
+        Parameters whose names end in "scale" stay fp32, and fp8 ones as they are. Parameters
+        have no values yet; buffers have, so a precise one made in a constructor is damaged
+        here exactly as it is on the device.
+        """
+        with deferred_parameters():
+            module = self.model_cls(self.config, **self.model_init_kwargs)
+        module.eval()
+        if getattr(self.neuron_config, "cast_type", "config") == "config":
+            self._cast(module)
+        self.module = module
+        return module
+
+    def _cast(self, module: nn.Module) -> None:
+        dtype = self.neuron_config.torch_dtype
+        eight_bits = (torch.float8_e4m3fn, torch.float8_e5m2)
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            if not tensor.is_floating_point() or tensor.dtype in eight_bits:
+                continue
+            tensor.data = tensor.data.to(torch.float32 if name.endswith("scale") else dtype)
+
+    def buffers_rounded_by_cast(self) -> List[Tuple[str, torch.dtype, float]]:
+        """(name, dtype, largest relative error) of the buffers that `load_module` damages."""
+        if getattr(self.neuron_config, "cast_type", "config") != "config":
+            return []
+        with deferred_parameters():
+            module = self.model_cls(self.config, **self.model_init_kwargs)
+        damaged = []
+        for name, buffer in module.named_buffers():
+            if not buffer.is_floating_point() or name.endswith("scale"):
+                continue
+            rounded = buffer.to(self.neuron_config.torch_dtype).to(buffer.dtype)
+            error = (rounded - buffer).abs() / buffer.abs().clamp_min(1e-30)
+            if bool((rounded != buffer).any()):
+                damaged.append((name, buffer.dtype, float(error.max())))
+        return damaged
+
+    def get(self, bucket_rank: Optional[int], **_: Any) -> Tuple[nn.Module, Dict[Any, int]]:
+        """The module set to one bucket, and which cache each extra output is an alias of."""
+        if self.module is None:
+            self.load_module()
+        if bucket_rank is not None:
+            self.module.n_positions = self.neuron_config.buckets[bucket_rank]
+        first = 2 if self.neuron_config.output_logits else 1
+        caches = self.module.kv_mgr.past_key_values
+        return self.module, {cache: first + i for i, cache in enumerate(caches)}
+
+
+class RankedModel:
+    """The loaded sub-model on all ranks: `model(bucket, *inputs)` -> rank 0's outputs.
+
+    Each rank's module holds its shard of the weights; modules of other sub-models share them and
+    the caches. A module that returns new cache tensors has them copied into the caches.
+    """
+
+    def __init__(self, pool: RankPool, modules: Sequence[nn.Module], num_outputs: int) -> None:
+        self.pool = pool
+        self.modules = list(modules)
+        self.num_outputs = num_outputs
+
+    def __call__(self, bucket: int, *inputs: torch.Tensor) -> Any:
+        def rank_function(module: nn.Module) -> Callable[[], List[torch.Tensor]]:
+            return lambda: self._run(module, bucket, inputs)
+
+        outputs = self.pool.run([rank_function(module) for module in self.modules])[0]
+        return outputs[0] if self.num_outputs == 1 else outputs
+
+    def _run(self, module: nn.Module, bucket: int, inputs: Tensors) -> List[torch.Tensor]:
+        module.n_positions = bucket
+        # A model may write into its inputs; ranks share them.
+        own = inputs if self.pool.size == 1 else tuple(tensor.clone() for tensor in inputs)
+        outputs = module(*own)
+        caches = module.kv_mgr.past_key_values
+        for cache, new in zip(caches, outputs[self.num_outputs :]):
+            if new.data_ptr() != cache.data_ptr():
+                cache.data.copy_(new)
+        return list(outputs[: self.num_outputs])
+
+
+class ModelWrapper(nn.Module):
+    """A sub-model as the application calls it; an nn.Module so that hooks can time it."""
+
+    def __init__(
+        self,
+        config: Any,
+        model_cls: Callable[..., nn.Module],
+        tag: str = "",
+        compiler_args: Optional[str] = None,
+        priority_model_idx: Optional[int] = None,
+        model_init_kwargs: Optional[Dict[str, Any]] = None,
+        **_later: Any,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.neuron_config = config.neuron_config
+        if config.pad_token_id is None:
+            config.pad_token_id = 0
+        self.model_cls = model_cls
+        self.tag = tag
+        self.model: Optional[RankedModel] = None
+        self.priority_model_idx = priority_model_idx
+        self.model_init_kwargs = model_init_kwargs or {}
+        self.compiler_workdir = os.path.join(base_compile_work_dir(), tag)
+        self.compiler_args = compiler_args or self._default_compiler_args()
+        self.contract = contract()
+
+    def _default_compiler_args(self) -> str:
+        """The flags that NxDI hands to the compiler; recorded, nothing here reads them."""
+        cores = getattr(
+            self.neuron_config,
+            "logical_nc_config",
+            getattr(self.neuron_config, "logical_neuron_cores", 1),
+        )
+        tiling = self.neuron_config.cc_pipeline_tiling_factor
+        return (
+            "--auto-cast=none --model-type=transformer --tensorizer-options="
+            f"'--enable-ccop-compute-overlap --cc-pipeline-tiling-factor={tiling} "
+            "--vectorize-dge-dma --vectorize-strided-dma' -O1 "
+            f"--internal-num-neuroncores-per-sengine={cores}"
+        )
+
+    @property
+    def is_prefill(self) -> bool:
+        return self.tag == CONTEXT_ENCODING_MODEL_TAG
+
+    def is_neuron(self) -> bool:
+        """Whether the model is loaded the way the device would have it: caches stay inside."""
+        return self.model is not None
+
+    def get_model_instance(self) -> DecoderModelInstance:
+        return DecoderModelInstance(self.model_cls, self.config, **self.model_init_kwargs)
+
+    def input_generator(self) -> List[Tuple[torch.Tensor, ...]]:
+        """Example inputs of every bucket: ids, mask, positions, sequence ids, sampling params."""
+        return [self._example(bucket) for bucket in self.neuron_config.buckets]
+
+    def _example(self, bucket: int) -> Tuple[torch.Tensor, ...]:
+        batch = self.neuron_config.batch_size
+        active = (
+            bucket
+            if self.neuron_config.bucket_n_active_tokens
+            else self.neuron_config.n_active_tokens
+        )
+        fill = torch.ones if self.contract.passes_dummies else torch.zeros
+        inputs = (
+            fill((batch, active), dtype=torch.int32),
+            fill((batch, bucket), dtype=torch.int32),
+            torch.arange(active, dtype=torch.int32).expand(batch, active),
+            torch.arange(batch, dtype=torch.int32),
+            prepare_sampling_params(batch),
+        )
+        return self._with_dummies(inputs)
+
+    def _with_dummies(self, inputs: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
+        """From NxDI 0.2 on, empty tensors stand for the previous hidden state and adapter ids."""
+        if not self.contract.passes_dummies:
+            return inputs
+        return (*inputs, torch.empty(0), torch.empty(0, dtype=torch.int32))
+
+    def forward(self, *args: Optional[torch.Tensor]) -> Any:
+        """Run one call: pad to a bucket and to the compiled batch, in several parts if needed.
+
+        `args` are the five inputs above and optionally the previous hidden state and adapter
+        ids, of which neither exists here. Returns logits (B, 1, V) fp32, or tokens.
+        """
+        if self.model is None:
+            raise RuntimeError("Forward was called before load(); call load() first.")
+        if any(arg is not None for arg in args[5:]):
+            raise NotImplementedError(
+                "Previous hidden states and adapter ids (EAGLE, LoRA) are not supported by "
+                "neuron_cpu; leave those features off."
+            )
+        inputs = [t.to(torch.int32) if t.dtype == torch.int64 else t for t in args[:5]]
+        bucket, inputs = self._pad_to_bucket(inputs)
+        batch = self.neuron_config.batch_size
+        rows = inputs[0].shape[0]
+        if rows == batch:
+            return self.model(bucket, *self._with_dummies(tuple(inputs)))
+        if rows > batch and not self.neuron_config.is_continuous_batching:
+            raise ValueError(
+                f"{self.tag} got a batch of {rows} rows, expected at most the compiled batch_size "
+                f"{batch}; compile for a larger batch or turn is_continuous_batching on."
+            )
+        parts = [
+            self._run_part([tensor[start : start + batch] for tensor in inputs], bucket)
+            for start in range(0, rows, batch)
+        ]
+        if isinstance(parts[0], list):
+            return [torch.cat(column) for column in zip(*parts)]
+        return torch.cat(parts)
+
+    def _run_part(self, inputs: List[torch.Tensor], bucket: int) -> Any:
+        """At most one compiled batch: missing rows are filled in, their results dropped."""
+        rows = inputs[0].shape[0]
+        missing = self.neuron_config.batch_size - rows
+        if missing:
+            inputs = self._fill_rows(inputs, missing)
+        outputs = self.model(bucket, *self._with_dummies(tuple(inputs)))
+        if isinstance(outputs, list):
+            return [output[:rows] for output in outputs]
+        return outputs[:rows]
+
+    def _fill_rows(self, inputs: List[torch.Tensor], missing: int) -> List[torch.Tensor]:
+        """Add rows that change no live cache line.
+
+        Prefill repeats the first row, sequence id included, so the same values are written twice.
+        Decode takes unused sequence ids at the last position, which no prior mask ever shows
+        before the line's own token has overwritten it.
+        """
+        filled = [torch.cat([t, t[:1].expand(missing, *t.shape[1:])]) for t in inputs]
+        if self.is_prefill and self.neuron_config.is_continuous_batching:
+            return filled
+        used = set(inputs[3].tolist())
+        unused = [i for i in range(self.neuron_config.max_batch_size) if i not in used]
+        filled[3] = torch.cat([inputs[3], inputs[3].new_tensor(unused[:missing])])
+        if not self.is_prefill:
+            filled[2][-missing:] = self.neuron_config.max_length - 1
+        return filled
+
+    def _pad_to_bucket(self, inputs: List[torch.Tensor]) -> Tuple[int, List[torch.Tensor]]:
+        """Choose the bucket and bring the 2-D inputs to its width."""
+        input_ids, mask, positions, *rest = inputs
+        bucket = self.choose_bucket(input_ids, mask, positions)
+        left = self.neuron_config.padding_side == "left"
+
+        def fit(tensor: torch.Tensor, value: int) -> torch.Tensor:
+            extra = bucket - tensor.shape[1]
+            if extra == 0:
+                return tensor
+            if extra < 0:  # only masks and padding lie outside the bucket (see choose_bucket)
+                return tensor[:, -bucket:] if left else tensor[:, :bucket]
+            return F.pad(tensor, (extra, 0) if left else (0, extra), value=value)
+
+        if self.is_prefill:
+            input_ids = fit(input_ids, self.config.pad_token_id)
+            positions = fit(positions, _PAD_POSITION)
+        return bucket, [input_ids, fit(mask, 0), positions, *rest]
+
+    def choose_bucket(
+        self, input_ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor
+    ) -> int:
+        """The length of the graph that serves this call; ValueError where none is long enough."""
+        buckets = self.neuron_config.buckets
+        if self.is_prefill:
+            return self._prefill_bucket(input_ids, mask, buckets)
+        last = int(positions.max())
+        if last >= buckets[-1]:
+            raise ValueError(
+                f"{self.tag} got position {last}, expected less than the largest bucket "
+                f"{buckets[-1]}; compile with a larger seq_len or stop generating earlier."
+            )
+        by_position = buckets[token_generation_bucket(positions, buckets)]
+        if not self.contract.pads_to_bucket:
+            return by_position
+        return max(buckets[bucket_above(mask.shape[1], buckets)], by_position)
+
+    def _prefill_bucket(
+        self, input_ids: torch.Tensor, mask: torch.Tensor, buckets: List[int]
+    ) -> int:
+        width = input_ids.shape[1]
+        if width > buckets[-1]:
+            raise ValueError(
+                f"The prompt has {width} tokens, expected at most {buckets[-1]}, the largest "
+                "context-encoding bucket; compile with a larger max_context_length or shorten it."
+            )
+        if self.contract.pads_to_bucket:
+            return buckets[bucket_above(width, buckets)]
+        chosen = buckets[context_encoder_bucket(input_ids, buckets, self.config.pad_token_id)]
+        # Columns that some row needs: all of them with left padding, else up to the last 1.
+        needed = int(mask.sum(dim=1).max()) if self.neuron_config.padding_side == "right" else width
+        if chosen < needed:
+            fitting = next(bucket for bucket in buckets if bucket >= needed)
+            logger.warning(
+                "The prompt of %d tokens holds the padding token %s, so NxDI 0.1 would choose "
+                "bucket %d and lose %d tokens on the device; bucket %d is used here.",
+                needed, self.config.pad_token_id, chosen, needed - chosen, fitting,
+            )
+            return fitting
+        return chosen

@@ -1,0 +1,308 @@
+"""Attention as NxDI computes it in plain PyTorch: prefill, and decode over the cache.
+
+Numbers are rounded where the device rounds them: scores in the activation dtype, softmax in fp32,
+probabilities and their product with V in the activation dtype.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from dataclasses import dataclass
+from typing import Any, Iterator, Optional, Tuple
+
+import torch
+from neuronx_distributed.parallel_layers import parallel_state
+from neuronx_distributed.parallel_layers.layers import SPMDRank
+from neuronx_distributed.parallel_layers.utils import divide
+from neuronx_distributed.ranks import Group
+from torch import nn
+
+from ...contract import contract
+from .gqa import GroupQueryAttention_O, GroupQueryAttention_QKV
+from .utils import apply_rotary_pos_emb, manual_softmax, move_heads_front, repeat_kv
+
+
+class FlashAttentionStrategy(enum.Enum):
+    """Which prefill kernel runs; without the SDK's private kernels there is none."""
+
+    NONE = 0
+
+
+@dataclass(frozen=True)
+class NeuronAttentionBaseOutput:
+    """What attention returns from NxDI 0.3 on: unpacks as four items, indexes as five."""
+
+    hidden_states: torch.Tensor
+    present_key_value: Tuple[torch.Tensor, torch.Tensor]
+    cos_cache: Optional[torch.Tensor] = None
+    sin_cache: Optional[torch.Tensor] = None
+    residual: Optional[torch.Tensor] = None
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.hidden_states, self.present_key_value, self.cos_cache, self.sin_cache))
+
+    def __getitem__(self, index: int) -> Any:
+        return (
+            self.hidden_states,
+            self.present_key_value,
+            self.cos_cache,
+            self.sin_cache,
+            self.residual,
+        )[index]
+
+
+class NeuronAttentionBase(nn.Module):
+    """Grouped-query attention over tensor-parallel projections.
+
+    Two ways to build one. Up to NxDI 0.3 the constructor takes only the rank group, the subclass
+    sets the attributes that `init_gqa_properties` reads, and calls it. From 0.4 on the
+    constructor takes the configuration and the sizes, and calls it by itself.
+    """
+
+    def __init__(
+        self, config: Any = None, *, tensor_model_parallel_group: Optional[Group] = None, **sizes: Any
+    ) -> None:
+        super().__init__()
+        if isinstance(config, Group):  # 0.1 passes the group by position
+            config, tensor_model_parallel_group = None, config
+        if tensor_model_parallel_group is not None:
+            self.tensor_model_parallel_group = tensor_model_parallel_group
+        elif parallel_state.model_parallel_is_initialized():
+            self.tensor_model_parallel_group = parallel_state.get_tensor_model_parallel_group()
+        else:
+            self.tensor_model_parallel_group = None
+        if self.tensor_model_parallel_group is not None:
+            self.rank_util = SPMDRank(world_size=self.tensor_model_parallel_group.size())
+        self.is_causal = True
+        self.num_key_value_groups: Optional[int] = None
+        self.num_key_value_heads: Optional[int] = None
+        self.rotary_emb: Any = None
+        self.o_proj: Any = None
+        self.qkv_proj: Any = None
+        self._set_defaults()
+        if config is not None:
+            self._configure(config, **sizes)
+        elif contract().attention_takes_config:
+            raise TypeError(
+                f"NeuronAttentionBase of NxDI {contract().version} needs the config as its first "
+                "argument; pass config, hidden_size and the head counts."
+            )
+
+    def _set_defaults(self) -> None:
+        self.bias = False
+        self.clip_qkv: Optional[float] = None
+        self.fused_qkv = False
+        self.rms_norm_eps: Optional[float] = None
+        self.rpl_reduce_dtype: Optional[torch.dtype] = None
+        self.sequence_parallel_enabled = False
+        self.sequence_dimension: Optional[int] = None
+        self.flash_decoding_enabled = False
+        self.num_cores_per_group = 1
+        self.q_layernorm: Optional[nn.Module] = None
+        self.k_layernorm: Optional[nn.Module] = None
+        self.qk_layernorm = False
+        self.attn_kernel_enabled = False
+
+    def _configure(
+        self,
+        config: Any,
+        hidden_size: int,
+        num_attention_heads: int,
+        num_key_value_heads: int,
+        head_dim: Optional[int] = None,
+        rotary_emb: Optional[nn.Module] = None,
+        rms_norm_eps: Optional[float] = None,
+        qkv_bias: bool = False,
+        o_bias: bool = False,
+        clip_qkv: Optional[float] = None,
+        **_later: Any,
+    ) -> None:
+        """The 0.4 way: every attribute from the arguments, then the projections."""
+        neuron_config = config.neuron_config
+        self.config, self.neuron_config = config, neuron_config
+        self.hidden_size = hidden_size
+        self.num_attention_heads = num_attention_heads
+        self.num_key_value_heads = num_key_value_heads
+        self.head_dim = head_dim or hidden_size // num_attention_heads
+        self.rotary_emb, self.rms_norm_eps, self.clip_qkv = rotary_emb, rms_norm_eps, clip_qkv
+        self.bias = qkv_bias or o_bias
+        self.padding_side = neuron_config.padding_side
+        self.torch_dtype = neuron_config.torch_dtype
+        self.tp_degree = neuron_config.tp_degree
+        self.fused_qkv = neuron_config.fused_qkv
+        self.rpl_reduce_dtype = neuron_config.rpl_reduce_dtype
+        self.sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
+        self.sequence_dimension = 1 if self.sequence_parallel_enabled else None
+        self.init_gqa_properties()
+
+    def init_gqa_properties(self) -> None:
+        """Build qkv_proj and o_proj, and replace the head counts by those of one rank."""
+        if self.flash_decoding_enabled:
+            raise NotImplementedError("Flash decoding is not modelled by neuron_cpu; switch it off.")
+        if contract().minor == 1 and self.head_dim * self.num_attention_heads != self.hidden_size:
+            raise ValueError(
+                f"hidden_size must be divisible by num_heads (got hidden_size={self.hidden_size}, "
+                f"num_heads={self.num_attention_heads}, head_dim={self.head_dim})."
+            )
+        common = dict(
+            hidden_size=self.hidden_size,
+            head_dim=self.head_dim,
+            num_attention_heads=self.num_attention_heads,
+            num_key_value_heads=self.num_key_value_heads,
+            tp_degree=self.tp_degree,
+            dtype=self.torch_dtype,
+            bias=self.bias,
+            sequence_parallel_enabled=self.sequence_parallel_enabled,
+            sequence_dimension=self.sequence_dimension,
+            tensor_model_parallel_group=self.tensor_model_parallel_group,
+        )
+        self.qkv_proj = GroupQueryAttention_QKV(
+            gather_output=False,
+            fused_qkv=self.fused_qkv,
+            clip_qkv=self.clip_qkv,
+            rms_norm_eps=self.rms_norm_eps,
+            **common,
+        )
+        self.o_proj = GroupQueryAttention_O(
+            input_is_parallel=True, rpl_reduce_dtype=self.rpl_reduce_dtype, **common
+        )
+        shards = 1 if self.tensor_model_parallel_group is None else self.tp_degree
+        self.num_heads = divide(self.qkv_proj.get_num_attention_heads(), shards)
+        self.num_key_value_heads = divide(self.qkv_proj.get_num_key_value_heads(), shards)
+        self.num_key_value_groups = self.num_heads // self.num_key_value_heads
+
+    def scaled_qk(
+        self, Q: torch.Tensor, K: torch.Tensor, attention_mask: Optional[torch.Tensor]
+    ) -> torch.Tensor:
+        """Scores Q K^T / sqrt(D) in the activation dtype, its minimum where the mask is False."""
+        scores = torch.matmul(Q, K.transpose(2, 3)) / math.sqrt(self.head_dim)
+        if attention_mask is None:
+            return scores
+        return torch.where(attention_mask, scores, torch.finfo(scores.dtype).min)
+
+    def prep_qkv_tensors(
+        self,
+        position_ids: torch.Tensor,
+        hidden_states: torch.Tensor,
+        past_key_value: Any,
+        adapter_ids: Optional[torch.Tensor] = None,
+        cos_cache: Optional[torch.Tensor] = None,
+        sin_cache: Optional[torch.Tensor] = None,
+        rmsnorm: Optional[nn.Module] = None,
+        residual: Optional[torch.Tensor] = None,
+        **_later: Any,
+    ) -> Tuple[Any, ...]:
+        """Q (B, heads, S, D), K, V (B, kv heads, S, D) after RoPE, and the angles used.
+
+        Returns (Q, K, V, cos, sin), from NxDI 0.3 on with the residual behind them.
+        """
+        del past_key_value
+        Q, K, V = self.qkv_proj(hidden_states, rmsnorm=rmsnorm, adapter_ids=adapter_ids)[:3]
+        batch, length, _ = Q.shape  # the whole sequence, also under sequence parallelism
+        layout = (batch, length)
+        Q = move_heads_front(Q, *layout, self.num_heads, self.head_dim, self.q_layernorm)
+        K = move_heads_front(K, *layout, self.num_key_value_heads, self.head_dim, self.k_layernorm)
+        V = move_heads_front(V, *layout, self.num_key_value_heads, self.head_dim)
+        if self.rotary_emb is not None:
+            if cos_cache is None or sin_cache is None:
+                cos_cache, sin_cache = self.rotary_emb(V, position_ids)
+            Q, K = apply_rotary_pos_emb(Q, K, cos_cache, sin_cache)
+        result = (Q, K, V, cos_cache, sin_cache)
+        return (*result, residual) if contract().minor >= 3 else result
+
+    def perform_prefill(
+        self,
+        Q: torch.Tensor,
+        K: torch.Tensor,
+        V: torch.Tensor,
+        q_len: int,
+        bsz: int,
+        attention_mask: Optional[torch.Tensor],
+    ) -> Tuple[torch.Tensor, FlashAttentionStrategy]:
+        """Causal attention of the prompt with itself: (B, heads, S, D)."""
+        del q_len, bsz
+        K = repeat_kv(K, self.num_key_value_groups)
+        V = repeat_kv(V, self.num_key_value_groups)
+        scores = self.scaled_qk(Q, K, attention_mask)
+        weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(Q.dtype)
+        return torch.matmul(weights, V), FlashAttentionStrategy.NONE
+
+    def get_flash_attention_strategy(self, q_len: int) -> FlashAttentionStrategy:
+        del q_len
+        return FlashAttentionStrategy.NONE
+
+    def attention_context_encode(
+        self,
+        Q: torch.Tensor,
+        K: torch.Tensor,
+        V: torch.Tensor,
+        q_len: int,
+        bsz: int,
+        attention_mask: Optional[torch.Tensor],
+        **_later: Any,
+    ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Prefill with the heads moved back: (B, S, heads, D), and K, V as they came."""
+        output, _ = self.perform_prefill(Q, K, V, q_len, bsz, attention_mask)
+        return output.transpose(1, 2).contiguous(), K, V
+
+    def compute_for_token_gen(
+        self,
+        Q: torch.Tensor,
+        K: torch.Tensor,
+        V: torch.Tensor,
+        position_ids: torch.Tensor,
+        past_key_value: Tuple[torch.Tensor, torch.Tensor],
+        attention_mask: Optional[torch.Tensor],
+        active_mask: Optional[torch.Tensor],
+        is_prefix_caching: bool = False,
+    ) -> torch.Tensor:
+        """Attention of new tokens to the cache and to themselves: (B, heads, S, D)."""
+        del is_prefix_caching
+        speculating = position_ids.shape[-1] > 1
+        groups = self.num_key_value_groups
+        past_keys, past_values = (repeat_kv(past, groups) for past in past_key_value)
+        if getattr(self.neuron_config, "k_cache_transposed", False):
+            past_keys = repeat_kv(past_key_value[0].transpose(2, 3), groups)
+        prior = self.scaled_qk(Q, past_keys, attention_mask)
+        K, V = repeat_kv(K, groups), repeat_kv(V, groups)
+        active = self.scaled_qk(Q, K, active_mask if speculating else None)
+        prior_weights, active_weights = manual_softmax(prior, active, speculating)
+        from_past = torch.matmul(prior_weights.to(Q.dtype), past_values)
+        return from_past + torch.matmul(active_weights.to(Q.dtype), V)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        attention_mask: Optional[torch.Tensor] = None,
+        position_ids: Optional[torch.Tensor] = None,
+        past_key_value: Optional[Tuple[torch.Tensor, torch.Tensor]] = None,
+        active_mask: Optional[torch.Tensor] = None,
+        adapter_ids: Optional[torch.Tensor] = None,
+        cos_cache: Optional[torch.Tensor] = None,
+        sin_cache: Optional[torch.Tensor] = None,
+        rmsnorm: Optional[nn.Module] = None,
+        residual: Optional[torch.Tensor] = None,
+        **later: Any,
+    ) -> Any:
+        """(B, S, H) -> output, this step's (K, V) (B, kv heads, S, D), cos, sin."""
+        if later and contract().minor == 1:
+            raise TypeError(
+                f"NeuronAttentionBase.forward of NxDI 0.1 takes no keywords {sorted(later)}, "
+                "expected only those of its signature; drop the rest before calling it."
+            )
+        Q, K, V, cos_cache, sin_cache = self.prep_qkv_tensors(
+            position_ids, hidden_states, past_key_value, adapter_ids, cos_cache, sin_cache, rmsnorm
+        )[:5]
+        batch, _, length, _ = Q.shape
+        if past_key_value is None:
+            output, _ = self.perform_prefill(Q, K, V, length, batch, attention_mask)
+        else:
+            output = self.compute_for_token_gen(
+                Q, K, V, position_ids, past_key_value, attention_mask, active_mask
+            )
+        output = output.transpose(1, 2).reshape(batch, length, self.num_heads * self.head_dim)
+        output = self.o_proj(output, adapter_ids=adapter_ids)
+        if contract().minor >= 3:
+            return NeuronAttentionBaseOutput(output, (K, V), cos_cache, sin_cache, residual)
+        return output, (K, V), cos_cache, sin_cache

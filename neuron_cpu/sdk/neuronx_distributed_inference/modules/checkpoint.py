@@ -1,0 +1,105 @@
+"""Reading checkpoints: safetensors and pickle, whole and sharded (NxDI's order of preference)."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Callable, Dict, List, Tuple, Union
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from neuron_cpu.errors import CheckpointError
+
+StateDict = Dict[str, torch.Tensor]
+Path = Union[str, os.PathLike]
+
+SAFETENSORS_FILE = "model.safetensors"
+SAFETENSORS_INDEX = "model.safetensors.index.json"
+PICKLE_FILE = "pytorch_model.bin"
+PICKLE_INDEX = "pytorch_model.bin.index.json"
+
+
+def _load_pickle(path: Path) -> StateDict:
+    """Tensors of a pickle, mapped from the file; only tensor data is unpickled."""
+    return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+
+
+def _load_sharded(folder: Path, index: str, read: Callable[[Path], StateDict]) -> StateDict:
+    """The tensors of every file that the index names."""
+    with open(os.path.join(folder, index), encoding="utf-8") as reader:
+        files = sorted(set(json.load(reader)["weight_map"].values()))
+    merged: StateDict = {}
+    for name in files:
+        path = os.path.join(folder, name)
+        if not os.path.isfile(path):
+            raise CheckpointError(
+                f"{os.path.join(folder, index)} names {name}, which is missing, expected it "
+                "beside the index; download the checkpoint again."
+            )
+        merged.update(read(path))
+    return merged
+
+
+_FORMATS: Tuple[Tuple[str, Callable[[Path, str], StateDict]], ...] = (
+    (SAFETENSORS_FILE, lambda folder, name: load_file(os.path.join(folder, name))),
+    (SAFETENSORS_INDEX, lambda folder, name: _load_sharded(folder, name, load_file)),
+    (PICKLE_FILE, lambda folder, name: _load_pickle(os.path.join(folder, name))),
+    (PICKLE_INDEX, lambda folder, name: _load_sharded(folder, name, _load_pickle)),
+)
+
+
+def load_state_dict(state_dict_dir: Path) -> StateDict:
+    """The tensors of the checkpoint in a folder; mapped from the files, not copied.
+
+    FileNotFoundError where the folder holds none of the four formats; CheckpointError where a
+    file cannot be read.
+    """
+    for name, read in _FORMATS:
+        if not os.path.isfile(os.path.join(state_dict_dir, name)):
+            continue
+        try:
+            return read(state_dict_dir, name)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                f"{os.path.join(state_dict_dir, name)} is no readable checkpoint "
+                f"({type(error).__name__}: {str(error).splitlines()[0]}), expected a complete "
+                "file; download or convert it again."
+            ) from error
+    names = ", ".join(name for name, _ in _FORMATS)
+    raise FileNotFoundError(
+        f"{state_dict_dir} holds no checkpoint, expected one of {names}; name a model folder."
+    )
+
+
+def save_state_dict_safetensors(state_dict: StateDict, state_dict_dir: Path) -> None:
+    """Write `model.safetensors`; tensors that share memory are written apart."""
+    os.makedirs(state_dict_dir, exist_ok=True)
+    save_file(without_sharing(state_dict), os.path.join(state_dict_dir, SAFETENSORS_FILE))
+
+
+def without_sharing(state_dict: StateDict) -> StateDict:
+    """Contiguous tensors of which no two overlap in memory, as safetensors demands; copies few."""
+    seen: Dict[int, str] = {}
+    result: StateDict = {}
+    for key, tensor in state_dict.items():
+        tensor = tensor.contiguous()
+        storage = tensor.untyped_storage()
+        whole = storage.nbytes() == tensor.numel() * tensor.element_size()
+        if not whole or storage.data_ptr() in seen:
+            tensor = tensor.clone()
+        seen[tensor.untyped_storage().data_ptr()] = key
+        result[key] = tensor
+    return result
+
+
+def prune_state_dict(state_dict: StateDict, prefix: str) -> StateDict:
+    """The entries whose keys begin with `prefix`, without it."""
+    return {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
+
+
+def checkpoint_files(folder: Path) -> List[str]:
+    """Names of the checkpoint files that `load_state_dict` would read, for messages."""
+    return [name for name, _ in _FORMATS if os.path.isfile(os.path.join(folder, name))]

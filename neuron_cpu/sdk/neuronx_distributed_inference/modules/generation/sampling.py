@@ -1,0 +1,157 @@
+"""Choice of the next token: greedy, top-k, top-p and temperature, per row of the batch.
+
+On the device logits are sharded over the vocabulary, so the candidates are found with distributed
+operators; on the CPU (`on_cpu`) the whole row is at hand. Both share the arithmetic.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence, Tuple, Union
+
+import torch
+from neuronx_distributed.operators.argmax import argmax as nxd_argmax
+from neuronx_distributed.operators.topk import topk as nxd_topk
+from neuronx_distributed.parallel_layers import parallel_state
+from neuronx_distributed.parallel_layers.mappings import _broadcast
+from torch import nn
+
+from ...contract import contract
+
+Values = Union[float, int, Sequence[float]]
+
+# What a rejected candidate's score becomes: exp(-3000) is 0 in fp32.
+_REJECTED = -3000.0
+
+
+def prepare_sampling_params(
+    batch_size: int,
+    top_k: Values = (1,),
+    top_p: Values = (1.0,),
+    temperature: Values = (1.0,),
+) -> torch.Tensor:
+    """fp32 (batch_size, 3) of top_k, top_p, temperature; lists of one are broadcast."""
+    columns = []
+    for name, value in (("top_k", top_k), ("top_p", top_p), ("temperature", temperature)):
+        given: List[float] = list(value) if isinstance(value, (list, tuple)) else [value]
+        if len(given) not in (1, batch_size):
+            raise AssertionError(
+                f"{name} has {len(given)} values, expected 1 or one a row ({batch_size})."
+            )
+        column = torch.tensor(given, dtype=torch.float32)
+        columns.append(column.expand(batch_size))
+    return torch.stack(columns, dim=1).contiguous()
+
+
+def validate_sampling_params(params: torch.Tensor, on_device_sampling_config: Any) -> None:
+    """Refuse rows of (top_k, top_p, temperature) outside what the sampler can do."""
+    limit = on_device_sampling_config.global_topk
+    top_k, top_p, temperature = params.unbind(dim=1)
+    if bool((top_k > limit).any()) or bool(((top_k < 1) & (top_k != -1)).any()):
+        raise ValueError(
+            f"top_k must be -1 or between 1 and global_topk={limit}, got {top_k.tolist()}."
+        )
+    if bool(((top_p <= 0) | (top_p > 1)).any()):
+        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p.tolist()}.")
+    if bool((temperature < 0).any()):
+        raise ValueError(f"temperature must not be negative, got {temperature.tolist()}.")
+
+
+class Sampler(nn.Module):
+    """Tokens from logits. `forward(logits (B, V or V/tp), params (B, 3))` -> (B,) int32 tokens.
+
+    Greedy rows take the first maximum. Others keep at most `global_topk` candidates, of those the
+    `top_k` best, of those the smallest set with probability `top_p`, and draw one at the row's
+    temperature. `deterministic` draws always at the middle of the distribution.
+    """
+
+    def __init__(
+        self,
+        neuron_config: Any,
+        do_sample: Optional[bool] = None,
+        rank_id: Optional[torch.Tensor] = None,
+    ) -> None:
+        super().__init__()
+        config = neuron_config.on_device_sampling_config
+        if config is None:
+            raise AssertionError("Sampler needs an OnDeviceSamplingConfig in the NeuronConfig.")
+        del rank_id  # ranks draw nothing of their own
+        self.neuron_config = neuron_config
+        self.on_device_sampling = config.on_device_sampling_config
+        self.do_sample = config.do_sample if do_sample is None else do_sample
+        self.dynamic = config.dynamic
+        self.deterministic = config.deterministic
+        self.global_topk = config.global_topk
+        self.top_k = config.top_k
+        self.on_cpu = neuron_config.on_cpu
+
+    def forward(
+        self,
+        token_logits: torch.Tensor,
+        sampling_params: torch.Tensor,
+        return_values: bool = False,
+        rank_id: Optional[torch.Tensor] = None,
+    ) -> Any:
+        """Tokens, and with `return_values` the candidates' probabilities (B, k) beside them."""
+        del rank_id
+        if not self._samples():
+            tokens = self._argmax(token_logits)
+            if return_values:
+                return tokens, torch.ones((*tokens.shape, 1), dtype=torch.float32)
+            return tokens
+        values, indices = self._candidates(token_logits.float())
+        probabilities = self._distribution(values, sampling_params)
+        chosen = self._draw(probabilities)
+        tokens = torch.gather(indices, -1, chosen).squeeze(-1).to(torch.int32)
+        return (tokens, probabilities) if return_values else tokens
+
+    def _samples(self) -> bool:
+        """Whether rows may differ from the arg-maximum; static, as a graph has to be."""
+        if contract().minor == 1:
+            top_k = self.top_k if isinstance(self.top_k, (list, tuple)) else [self.top_k]
+            return bool(self.do_sample and (self.dynamic or any(k > 1 for k in top_k)))
+        return bool(self.do_sample or self.dynamic)
+
+    def _sharded(self) -> bool:
+        return not self.on_cpu and parallel_state.model_parallel_is_initialized()
+
+    def _argmax(self, logits: torch.Tensor) -> torch.Tensor:
+        if self._sharded():
+            return nxd_argmax(logits, dim=-1, gather_dim=-1).to(torch.int32)
+        return torch.argmax(logits, dim=-1)
+
+    def _candidates(self, logits: torch.Tensor) -> Tuple[torch.Tensor, torch.Tensor]:
+        """The `global_topk` largest logits (B, k), sorted, and their tokens."""
+        shards = parallel_state.get_tensor_model_parallel_size() if self._sharded() else 1
+        k = min(self.global_topk, logits.shape[-1] * shards)
+        if self._sharded():
+            return nxd_topk(logits, k, dim=-1, gather_dim=-1)
+        values, indices = torch.topk(logits, k, dim=-1)
+        return values, indices
+
+    def _distribution(self, values: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
+        """Probabilities (B, k) of sorted candidates after temperature, top-k and top-p."""
+        top_k, top_p, temperature = (params[:, i : i + 1].to(values.dtype) for i in range(3))
+        count = values.shape[-1]
+        top_k = torch.where(top_k < 1, torch.full_like(top_k, count), top_k)
+        greedy = temperature == 0
+        scores = values / torch.where(greedy, torch.ones_like(temperature), temperature)
+        rank = torch.arange(count, device=values.device)
+        rejected = (rank >= top_k) | (greedy & (rank > 0))
+        probabilities = torch.softmax(scores.masked_fill(rejected, _REJECTED), dim=-1)
+        before = probabilities.cumsum(dim=-1) - probabilities
+        outside = (before >= top_p) & (rank > 0)  # the set that reaches top_p includes its last
+        return torch.softmax(scores.masked_fill(rejected | outside, _REJECTED), dim=-1)
+
+    def _draw(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """Indices (B, 1) drawn by inverting the cumulative distribution; rank 0 draws for all."""
+        shape = (*probabilities.shape[:-1], 1)
+        if self.deterministic:
+            point = torch.full(shape, 0.5, device=probabilities.device)
+        else:
+            point = torch.rand(shape, device=probabilities.device)
+            if self._sharded():
+                point = _broadcast(point)
+        passed = (probabilities.cumsum(dim=-1) < point).sum(dim=-1, keepdim=True)
+        return passed.clamp_max(probabilities.shape[-1] - 1)
+
+

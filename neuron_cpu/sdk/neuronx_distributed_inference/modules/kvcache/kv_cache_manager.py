@@ -1,0 +1,165 @@
+"""The key-value cache: storage of one rank, and how prefill and decode write it.
+
+Caches are module parameters, because on the device they are inputs and outputs of a graph that
+share memory. The stand-in writes them in place: a decode step touches one position, whatever the
+length of the cache. Layout (batch, key-value heads of the rank, length, head_dim).
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence
+
+import torch
+from neuronx_distributed.parallel_layers import parallel_state
+from neuronx_distributed.parallel_layers.utils import divide
+from torch import nn
+
+from ..attention.gqa import determine_sharding_strategy, get_shardable_head_counts
+
+_QUANTIZED_DTYPE = torch.float8_e4m3fn
+
+
+class KVCacheManager(nn.Module):
+    """Caches K0, V0, K1, V1, ... as `past_key_values`, zeros of the model's dtype.
+
+    With `kv_cache_quant` they are stored as fp8 (e4m3) and read as the model's dtype.
+    """
+
+    def __init__(self, config: Any, num_kv_head: int, global_rank: Any = None, **_later: Any):
+        super().__init__()
+        neuron_config = config.neuron_config
+        if neuron_config.is_medusa or neuron_config.flash_decoding_enabled:
+            raise NotImplementedError(
+                "Medusa and flash decoding caches are not modelled by neuron_cpu; "
+                "switch them off in the NeuronConfig."
+            )
+        del global_rank
+        self.padding_side = neuron_config.padding_side
+        self.is_continuous_batching = neuron_config.is_continuous_batching
+        self.k_cache_transposed = getattr(neuron_config, "k_cache_transposed", False)
+        self.num_kv_head = num_kv_head
+        self.quant = neuron_config.kv_cache_quant
+        self.dtype = neuron_config.torch_dtype
+        self._init_kv_shape(config)
+        stored = _QUANTIZED_DTYPE if self.quant else self.dtype
+        shapes = [self.k_shape, self.v_shape] * config.num_hidden_layers
+        self.past_key_values = nn.ParameterList(
+            nn.Parameter(torch.zeros(shape, dtype=stored), requires_grad=False) for shape in shapes
+        )
+
+    def _get_num_kv_heads_per_rank(self, config: Any) -> int:
+        """Heads after the padding or replication that the sharding strategy asks for."""
+        tp_degree = config.neuron_config.tp_degree
+        strategy = determine_sharding_strategy(tp_degree, self.num_kv_head)
+        _, heads = get_shardable_head_counts(
+            tp_degree, config.num_attention_heads, self.num_kv_head, strategy
+        )
+        return divide(heads, tp_degree) if parallel_state.model_parallel_is_initialized() else heads
+
+    def _init_kv_shape(self, config: Any) -> None:
+        neuron_config = config.neuron_config
+        batch = getattr(neuron_config, "kv_cache_batch_size", neuron_config.max_batch_size)
+        batch += getattr(neuron_config, "kv_cache_padding_size", 0)
+        heads = self._get_num_kv_heads_per_rank(config)
+        length = neuron_config.max_length
+        head_dim = (
+            getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        )
+        self.v_shape = self.kv_shape = (batch, heads, length, head_dim)
+        self.k_shape = (batch, heads, head_dim, length) if self.k_cache_transposed else self.v_shape
+
+    def _keys(self, cache: torch.Tensor) -> torch.Tensor:
+        """A K cache as (B, H, S, D), a view where it is stored transposed."""
+        return cache.transpose(2, 3) if self.k_cache_transposed else cache
+
+    def get_kv_by_layer_id(self, idx: int, seq_len: int, skip_slice: bool = False, **_: Any):
+        """[K, V] of layer `idx`, the first (right padding) or last (left) `seq_len` positions."""
+        keys, values = self.past_key_values[2 * idx], self.past_key_values[2 * idx + 1]
+        if not skip_slice:
+            start = 0 if self.padding_side == "right" else self.kv_shape[2] - seq_len
+            keys = self._keys(keys).narrow(2, start, seq_len)
+            keys = self._keys(keys)  # back to the stored order
+            values = values.narrow(2, start, seq_len)
+        return [keys.to(self.dtype), values.to(self.dtype)] if self.quant else [keys, values]
+
+    def get_cache(self, seq_len: int, skip_slice: bool = False, **_: Any) -> List[List[torch.Tensor]]:
+        """[K, V] of every layer, views of the caches unless they are quantised."""
+        layers = len(self.past_key_values) // 2
+        return [self.get_kv_by_layer_id(idx, seq_len, skip_slice) for idx in range(layers)]
+
+    def update_kv_by_layer_id(
+        self,
+        idx: int,
+        is_for_context_encoding: bool,
+        seq_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        kv_per_layer: Sequence[torch.Tensor],
+        seq_len: int,
+        scatter_index: Optional[torch.Tensor] = None,
+        kvcache_buffer: Optional[List[List[torch.Tensor]]] = None,
+        **_: Any,
+    ) -> List[torch.Tensor]:
+        """Write the new keys and values (B, H, T, D) of one layer; returns its full caches."""
+        del seq_len  # the new tensors say how long they are
+        if kvcache_buffer is None:
+            caches = [self.past_key_values[2 * idx], self.past_key_values[2 * idx + 1]]
+        else:
+            caches = list(kvcache_buffer[idx])
+        views = [self._keys(caches[0]), caches[1]]
+        news = [self._keys(kv_per_layer[0]), kv_per_layer[1]]
+        for cache, new in zip(views, news):
+            new = new.to(cache.dtype)
+            if is_for_context_encoding:
+                self._write_prefix(cache, new, seq_ids)
+            elif self.padding_side == "left":
+                cache.copy_(torch.cat([cache[:, :, new.shape[2] :], new], dim=2))
+            else:
+                index = position_ids if scatter_index is None else scatter_index
+                self._write_positions(cache, new, index)
+        return caches
+
+    def _write_prefix(self, cache: torch.Tensor, new: torch.Tensor, seq_ids: torch.Tensor) -> None:
+        """Prefill: `new` (B, H, S, D) becomes the head of the cache, its tail for left padding.
+
+        With continuous batching row b goes to cache line `seq_ids[b]`.
+        """
+        start = 0 if self.padding_side == "right" else cache.shape[2] - new.shape[2]
+        region = cache.narrow(2, start, new.shape[2])
+        if self.is_continuous_batching:
+            region.index_copy_(0, seq_ids.long(), new)
+        else:
+            region[: new.shape[0]].copy_(new)
+
+    @staticmethod
+    def _write_positions(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor) -> None:
+        """Decode: `new` (B, H, T, D) goes to `positions` (B, T) of rows 0..B-1."""
+        index = positions.long()[:, None, :, None].expand_as(new)
+        cache[: new.shape[0]].scatter_(2, index, new)
+
+    def update_cache(
+        self,
+        is_for_context_encoding: bool,
+        seq_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        new_key_values: Sequence[Sequence[torch.Tensor]],
+        seq_len: int,
+        scatter_index: Optional[torch.Tensor] = None,
+        active_mask: Optional[torch.Tensor] = None,
+        kvcache_buffer: Optional[List[List[torch.Tensor]]] = None,
+        **_: Any,
+    ) -> List[torch.Tensor]:
+        """Write every layer's new keys and values; returns the flat list of full caches."""
+        del active_mask  # flash decoding's
+        updated: List[torch.Tensor] = []
+        for idx, kv_per_layer in enumerate(new_key_values):
+            updated += self.update_kv_by_layer_id(
+                idx,
+                is_for_context_encoding,
+                seq_ids,
+                position_ids,
+                kv_per_layer,
+                seq_len,
+                scatter_index=scatter_index,
+                kvcache_buffer=kvcache_buffer,
+            )
+        return updated

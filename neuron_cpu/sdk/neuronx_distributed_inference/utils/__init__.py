@@ -1,0 +1,1 @@
+"""Helpers around models: generation, accuracy, benchmarks."""

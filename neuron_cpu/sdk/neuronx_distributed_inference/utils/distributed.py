@@ -1,0 +1,15 @@
+"""Which group the layers of a model belong to."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from neuronx_distributed.parallel_layers import parallel_state
+from neuronx_distributed.ranks import Group
+
+
+def get_tp_group(config: Any) -> Optional[Group]:
+    """None (the default group) unless the model is a draft with ranks of its own."""
+    if getattr(config.neuron_config, "use_draft_group", False):
+        return parallel_state.get_speculative_draft_group(as_list=False)
+    return None

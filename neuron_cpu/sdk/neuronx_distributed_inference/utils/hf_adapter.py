@@ -1,0 +1,256 @@
+"""Hugging Face's `generate` around a Neuron application, for transformers 4.45 to 4.51.
+
+Follows NxDI 0.1.0 (`utils/hf_adapter.py`): its own `_sample`, because the application keeps the
+key-value cache and takes positions; everything else is transformers'.
+"""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any, Callable, Dict, List, Optional, Union
+
+import torch
+from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers.generation import (
+    GenerateDecoderOnlyOutput,
+    GenerationMixin,
+    LogitsProcessorList,
+    StoppingCriteriaList,
+)
+from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from ..models.config import InferenceConfig, to_dict
+from ..models.config import to_torch_dtype as _to_torch_dtype
+
+SampleOutput = Union[GenerateDecoderOnlyOutput, torch.LongTensor]
+
+
+def load_pretrained_config(
+    model_path_or_name: Optional[str] = None, hf_config: Optional[PretrainedConfig] = None
+) -> Callable[[InferenceConfig], None]:
+    """A hook for `InferenceConfig(load_config=...)` that copies a Hugging Face config.
+
+    Exactly one argument is given. Every key becomes an attribute; the dtype goes to the
+    NeuronConfig unless that names one itself; nested configs become namespaces.
+    """
+    if (model_path_or_name is None) == (hf_config is None):
+        raise ValueError("load_pretrained_config takes a path or a config, exactly one of them.")
+
+    def load_config(config: InferenceConfig) -> None:
+        source = hf_config or AutoConfig.from_pretrained(model_path_or_name)
+        content: Dict[str, Any] = source.to_dict()
+        dtype = content.pop("torch_dtype", None)
+        if dtype is not None and not config.neuron_config.overrides_torch_dtype:
+            named = _to_torch_dtype(dtype) if isinstance(dtype, str) else dtype
+            config.neuron_config.torch_dtype = named
+        for key, value in content.items():
+            if isinstance(getattr(source, key, None), PretrainedConfig):
+                content[key] = SimpleNamespace(**value)
+        if source.attribute_map:
+            config.attribute_map = dict(source.attribute_map)
+        config.__dict__.update(content)
+
+    return load_config
+
+
+class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
+    """Makes `generate` drive a Neuron application.
+
+    Greedy and multinomial decoding, streamers, stopping criteria and logits processors are those
+    of transformers; under on-device sampling the application's tokens are taken as they are.
+    """
+
+    main_input_name = "input_ids"
+
+    def __init__(
+        self,
+        model: Any,
+        input_start_offsets: Optional[List[int]] = None,
+    ) -> None:
+        super().__init__(_hf_config(model.config))
+        if input_start_offsets:
+            raise NotImplementedError("input_start_offsets are not supported; pass none.")
+        self.neuron_model = model
+        self.neuron_config = model.config.neuron_config
+        self.on_device_sampling = model.on_device_sampling
+        self.padding_side = self.neuron_config.padding_side
+        self.generation_config = self.generation_config or GenerationConfig()
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device("cpu")
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.neuron_config.torch_dtype
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        return True
+
+    def forward(self, *args: Any, **kwargs: Any) -> CausalLMOutputWithPast:
+        return self.neuron_model(*args, **kwargs)
+
+    def generate(self, *args: Any, **kwargs: Any) -> SampleOutput:
+        """transformers' `generate` on a fresh sequence."""
+        self.neuron_model.reset()
+        return super().generate(*args, **kwargs)
+
+    @torch.no_grad()
+    def _sample(
+        self,
+        input_ids: torch.LongTensor,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: Optional[Any] = None,
+        logits_warper: Optional[LogitsProcessorList] = None,
+        **model_kwargs: Any,
+    ) -> SampleOutput:
+        """The decoding loop: ids (B, L) -> ids (B, L + new), or a dict with scores and logits."""
+        del synced_gpus
+        collected: Dict[str, List[torch.Tensor]] = {"scores": [], "logits": []}
+        pad_token_id = _pad_token(generation_config)
+        unfinished = torch.ones(input_ids.shape[0], dtype=torch.bool)
+        while True:
+            prefill = not self.neuron_model.kv_cache_populated
+            inputs = self.prepare_inputs_for_generation(input_ids, **model_kwargs)
+            outputs = self(**inputs, return_dict=True)
+            if self.on_device_sampling:
+                next_tokens = outputs.tokens.reshape(-1).long()
+            else:
+                logits = outputs.logits[:, -1, :]
+                scores = logits_processor(input_ids, logits.clone())
+                if logits_warper is not None:
+                    scores = logits_warper(input_ids, scores)
+                self._collect(generation_config, collected, scores, logits)
+                next_tokens = _choose_token(scores, generation_config)
+            if pad_token_id is not None:
+                next_tokens = torch.where(unfinished, next_tokens, pad_token_id)
+            input_ids = torch.cat([input_ids, next_tokens[:, None]], dim=-1)
+            if streamer is not None:
+                streamer.put(next_tokens.cpu())
+            model_kwargs = self._update_model_kwargs_for_generation(
+                outputs, model_kwargs, is_for_token_generation=not prefill
+            )
+            stop = stopping_criteria(input_ids, tuple(collected["scores"]) or None)
+            unfinished = unfinished & ~torch.as_tensor(stop, dtype=torch.bool)
+            if not bool(unfinished.any()):
+                break
+        if streamer is not None:
+            streamer.end()
+        return self._result(generation_config, input_ids, collected)
+
+    @staticmethod
+    def _collect(
+        generation_config: GenerationConfig,
+        collected: Dict[str, List[torch.Tensor]],
+        scores: torch.Tensor,
+        logits: torch.Tensor,
+    ) -> None:
+        """Keep what the caller asked to see."""
+        if not generation_config.return_dict_in_generate:
+            return
+        if generation_config.output_scores:
+            collected["scores"].append(scores)
+        if generation_config.output_logits:
+            collected["logits"].append(logits)
+
+    @staticmethod
+    def _result(
+        generation_config: GenerationConfig,
+        input_ids: torch.LongTensor,
+        collected: Dict[str, List[torch.Tensor]],
+    ) -> SampleOutput:
+        if not generation_config.return_dict_in_generate:
+            return input_ids
+        return GenerateDecoderOnlyOutput(
+            sequences=input_ids,
+            scores=tuple(collected["scores"]) or None,
+            logits=tuple(collected["logits"]) or None,
+        )
+
+    def prepare_inputs_for_generation(
+        self,
+        input_ids: torch.LongTensor,
+        past_key_values: Optional[Any] = None,
+        attention_mask: Optional[torch.Tensor] = None,
+        inputs_embeds: Optional[torch.Tensor] = None,
+        sampling_params: Optional[torch.Tensor] = None,
+        adapter_ids: Optional[torch.Tensor] = None,
+        **kwargs: Any,
+    ) -> Dict[str, Any]:
+        """Inputs of the next call: the whole prompt, or the last token at its position."""
+        del past_key_values, inputs_embeds
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        position_ids = attention_mask.long().cumsum(-1) - 1
+        position_ids.masked_fill_(attention_mask == 0, 1)
+        if self.neuron_model.kv_cache_populated:
+            input_ids = input_ids[:, -1:]
+            position_ids = self._next_position(attention_mask)
+        inputs: Dict[str, Any] = {
+            "input_ids": input_ids,
+            "attention_mask": attention_mask,
+            "position_ids": position_ids,
+        }
+        if sampling_params is not None:
+            inputs["sampling_params"] = sampling_params
+        if adapter_ids is not None:
+            inputs["adapter_ids"] = adapter_ids
+        for name in ("seq_ids", *self.neuron_model.get_required_kwargs()):
+            if kwargs.get(name) is not None:
+                inputs[name] = kwargs[name]
+        return inputs
+
+    @staticmethod
+    def _next_position(attention_mask: torch.Tensor) -> torch.Tensor:
+        """(B, 1): the mask shows the tokens before the new one, so their count is its position."""
+        return attention_mask.long().sum(dim=-1, keepdim=True)
+
+    def _update_model_kwargs_for_generation(
+        self,
+        outputs: Any,
+        model_kwargs: Dict[str, Any],
+        is_for_token_generation: bool = True,
+        is_encoder_decoder: bool = False,
+        **_: Any,
+    ) -> Dict[str, Any]:
+        """Extend the mask by the token that the step has cached; prefill has cached no new one.
+
+        Right padding: a one in front, so that ones stay together. Left padding: a one behind.
+        """
+        del outputs, is_encoder_decoder
+        mask = model_kwargs.get("attention_mask")
+        if mask is not None and is_for_token_generation:
+            one = mask.new_ones((mask.shape[0], 1))
+            parts = [one, mask] if self.padding_side == "right" else [mask, one]
+            model_kwargs["attention_mask"] = torch.cat(parts, dim=-1)
+        return model_kwargs
+
+
+def _hf_config(config: InferenceConfig) -> PretrainedConfig:
+    """The model's attributes as a Hugging Face config, without the Neuron part."""
+    skipped = ("neuron_config", "fused_spec_config", "metadata", "attribute_map")
+    content = {k: copy.deepcopy(v) for k, v in vars(config).items() if k not in skipped}
+    return PretrainedConfig(**{k: to_dict(v) for k, v in content.items()})
+
+
+def _pad_token(generation_config: GenerationConfig) -> Optional[int]:
+    """What finished rows are filled with: HF's prepared tensor, else the id, else EOS."""
+    prepared = getattr(generation_config, "_pad_token_tensor", None)
+    if prepared is not None:
+        return int(prepared)
+    if generation_config.pad_token_id is not None:
+        return generation_config.pad_token_id
+    eos = generation_config.eos_token_id
+    return eos[0] if isinstance(eos, list) else eos
+
+
+def _choose_token(scores: torch.Tensor, generation_config: GenerationConfig) -> torch.Tensor:
+    """(B,) int64: the arg-maximum, or a draw from the processed scores (B, V)."""
+    if not generation_config.do_sample or generation_config.top_k == 1:
+        return torch.argmax(scores, dim=-1)
+    return torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1).squeeze(1)

@@ -1,0 +1,1 @@
+"""Protobuf classes of the compiler graph format."""

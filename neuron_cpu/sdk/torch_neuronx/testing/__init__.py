@@ -1,0 +1,1 @@
+"""Validation helpers of torch_neuronx."""

@@ -1,0 +1,1 @@
+"""Stub of torch_xla.core."""
