@@ -10,8 +10,14 @@ from collections.abc import Iterator
 from typing import Optional
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
-from rich.progress import TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 # Long steps of the SDK's stand-in say how far they are through records of this logger, which carry
 # an attribute `progress` with keys task, done and total. A real SDK sends none.

@@ -118,7 +118,7 @@ def _write_tokenizer(reader: Any, config: dict[str, Any], folder: Path) -> None:
     kinds = _field(reader, "tokenizer.ggml.token_type")
     control = [token for token, kind in zip(tokens, kinds) if kind == _CONTROL_TOKEN]
     tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in control])
-    PreTrainedTokenizerFast(
+    fast: Any = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         bos_token=tokens[config["bos_token_id"]],
         eos_token=tokens[config["eos_token_id"]],
@@ -127,7 +127,8 @@ def _write_tokenizer(reader: Any, config: dict[str, Any], folder: Path) -> None:
         chat_template=_field(reader, "tokenizer.chat_template"),
         model_max_length=config["max_position_embeddings"],
         clean_up_tokenization_spaces=False,
-    ).save_pretrained(str(folder))
+    )
+    fast.save_pretrained(str(folder))
 
 
 def _write_weights(

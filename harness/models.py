@@ -80,9 +80,7 @@ def choose_model(model_path: Optional[str]) -> ModelFolder:
 
 def embedded_model() -> Path:
     """The folder of the embedded model, converted from the wheel's GGUF file on the first call."""
-    folder = (
-        cache_folder() / "models" / f"{EMBEDDED_NAME}-{EMBEDDED_VERSION}-{_CONVERTER_REVISION}"
-    )
+    folder = cache_folder() / "models" / f"{EMBEDDED_NAME}-{EMBEDDED_VERSION}-{_CONVERTER_REVISION}"
     if folder.is_dir():
         return folder
     source = _embedded_gguf()

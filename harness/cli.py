@@ -1,0 +1,263 @@
+"""The command line: the contest driver's arguments, a few more, and the checks that need no model.
+
+Argument names follow the contest's driver (aws-samples/nki-llama, main.py). Each of its arguments
+works or is refused with a reason; none is accepted and ignored.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn, Optional
+
+from harness.errors import UserError
+from harness.prompts import read_prompt_file, split_prompt_value
+
+DEFAULT_PROMPT = "I believe the meaning of life is"
+DEFAULT_SEQ_LEN = 128
+
+# mode -> (module of the harness whose run(args) does it, what it does)
+MODES = {
+    "compile": ("harness.compile", "build and check the model, print which operator ran where"),
+    "generate": ("harness.generate", "answer the prompts"),
+}
+
+_PRIVATE_KERNEL = (
+    "it asks for a private kernel of the SDK, and the kernels here are the submission's own "
+    "(--enable-nki)"
+)
+_SET_PER_MODEL = (
+    "the SDK sets it for each sub-model from --seq-len, --max-context-length and the bucket lists"
+)
+REFUSED = {
+    "--n-active-tokens": _SET_PER_MODEL,
+    "--n-positions": _SET_PER_MODEL,
+    "--bucket-n-active-tokens": _SET_PER_MODEL,
+    "--flash-decoding-enabled": "no module of the submission shards the cache along the sequence",
+    "--qkv-kernel-enabled": _PRIVATE_KERNEL,
+    "--attn-kernel-enabled": _PRIVATE_KERNEL,
+    "--mlp-kernel-enabled": _PRIVATE_KERNEL,
+    "--quantized-mlp-kernel-enabled": _PRIVATE_KERNEL,
+    "--rmsnorm-quantize-kernel-enabled": _PRIVATE_KERNEL,
+    "--quantized-kernel-lower-bound": _PRIVATE_KERNEL,
+    "--mlp-kernel-fuse-residual-add": _PRIVATE_KERNEL,
+}
+DTYPES = ("bfloat16", "float16", "float32")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose refusals are one sentence and exit status 2, without the usage."""
+
+    def error(self, message: str) -> NoReturn:
+        print(
+            f"{self.prog}: {message[0].upper()}{message[1:]}.".replace("..", "."), file=sys.stderr
+        )
+        sys.exit(2)
+
+
+def boolean(text: str) -> bool:
+    """`--do-sample False` means False, unlike with the contest driver's `type=bool`."""
+    values = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
+    if text.lower() not in values:
+        raise argparse.ArgumentTypeError(f"expected true or false, got {text!r}")
+    return values[text.lower()]
+
+
+def positive(text: str) -> int:
+    """A whole number of at least 1."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    return value
+
+
+def tolerance_map(text: str) -> dict[Optional[int], tuple[float, float]]:
+    """`{None: 0.05, 5: (1e-5, 0.03)}`: top-k (None = all) -> (absolute, relative tolerance)."""
+    try:
+        given = ast.literal_eval(text)
+        entries = {k: v if isinstance(v, tuple) else (1e-5, v) for k, v in given.items()}
+        if not entries or not all(k is None or (isinstance(k, int) and k > 0) for k in entries):
+            raise ValueError
+        return {k: (float(absolute), float(rel)) for k, (absolute, rel) in entries.items()}
+    except (ValueError, SyntaxError, TypeError, AttributeError) as error:
+        raise argparse.ArgumentTypeError(
+            f"expected a dict such as '{{None: (1e-5, 0.05), 5: (1e-5, 0.03)}}', got {text!r}"
+        ) from error
+
+
+def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+    """Parse and check; exits with status 2 on bad arguments, raises UserError on bad prompts."""
+    args = build_parser().parse_args(argv)
+    args.prompts, args.prompt_notes = _prompts(args)
+    check(args)
+    return args
+
+
+def build_parser() -> Parser:
+    modes = "; ".join(f"{name}: {what}" for name, (_, what) in MODES.items())
+    parser = Parser(prog="main.py", description=__doc__.splitlines()[0], allow_abbrev=False)
+    parser.add_argument("--mode", choices=list(MODES), required=True, help=modes)
+    parser.add_argument("--llama", default="llama", help="submission: module name or path to a .py")
+    parser.add_argument("--enable-nki", action="store_true", help="use the submission's kernels")
+    parser.add_argument("--model-path", help="Hugging Face folder of a Llama model")
+    parser.add_argument("--compiled-model-path", help="folder for compiled models (default: cache)")
+    parser.add_argument("--recompile", action="store_true", help="never reuse a compiled folder")
+    parser.add_argument("--debug", action="store_true", help="show tracebacks of refusals")
+    _add_prompt_arguments(parser)
+    _add_evaluation_arguments(parser)
+    _add_model_arguments(parser)
+    refused = parser.add_argument_group("refused arguments of the contest's driver")
+    for flag, reason in REFUSED.items():
+        refused.add_argument(flag, nargs="*", help=f"refused: {reason}")
+    return parser
+
+
+def _add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("generation")
+    group.add_argument(
+        "--prompt",
+        dest="prompt_values",
+        action="append",
+        metavar="LIST",
+        help="comma-separated list in the csv module's quoting; may be repeated",
+    )
+    group.add_argument("--prompt-file", type=Path, help="prompts verbatim, blank-line separated")
+    group.add_argument("--raw", action="store_true", help="do not apply the chat template")
+    group.add_argument("--stream", action=argparse.BooleanOptionalAction, default=True)
+    group.add_argument("--max-new-tokens", type=positive)
+    group.add_argument("--do-sample", type=boolean, nargs="?", const=True, default=True)
+    group.add_argument("--top-k", type=positive, default=1, help="1 (default) is greedy")
+    group.add_argument("--top-p", type=float, default=1.0)
+    group.add_argument("--temperature", type=float, default=1.0)
+    group.add_argument("--seed", type=int, default=0)
+    group.add_argument("--pad-token-id", type=int, help="fills rows that have ended")
+    group.add_argument("--on-device-sampling", action="store_true")
+    group.add_argument("--global-topk", type=positive)
+    group.add_argument("--dynamic", action="store_true", help="sampling parameters per call")
+
+
+def _add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("evaluation")
+    group.add_argument("--base-latency", type=float, help="baseline latency in ms")
+    group.add_argument("--base-throughput", type=float, help="baseline tokens/s")
+    group.add_argument("--benchmark", action="store_true", help="measure speed in this mode too")
+    group.add_argument("--divergence-difference-tol", type=float, default=0.001)
+    group.add_argument("--tol-map", type=tolerance_map)
+    group.add_argument("--num-tokens-to-check", type=positive)
+
+
+def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("model")
+    group.add_argument("--torch-dtype", choices=DTYPES, default="bfloat16")
+    group.add_argument("--rpl-reduce-dtype", choices=DTYPES)
+    group.add_argument("--batch-size", type=positive, help="default: the number of prompts")
+    group.add_argument("--padding-side", choices=("right", "left"), default="right")
+    group.add_argument("--seq-len", type=positive, default=DEFAULT_SEQ_LEN)
+    group.add_argument("--max-context-length", type=positive, help="default: --seq-len")
+    group.add_argument("--max-length", type=positive, help="must equal --seq-len")
+    group.add_argument("--output-logits", action="store_true")
+    group.add_argument("--vocab-parallel", action="store_true")
+    group.add_argument("--fused-qkv", action="store_true")
+    group.add_argument("--sequence-parallel-enabled", action="store_true")
+    group.add_argument("--enable-bucketing", type=boolean, nargs="?", const=True, default=True)
+    group.add_argument("--context-encoding-buckets", nargs="+", type=positive)
+    group.add_argument("--token-generation-buckets", nargs="+", type=positive)
+    group.add_argument("--tp-degree", type=positive)
+
+
+def _prompts(args: argparse.Namespace) -> tuple[list[str], list[str]]:
+    """The prompts in order, and one line for each `--prompt` value that was split."""
+    prompts, notes = [], []
+    for value in args.prompt_values or []:
+        parts = split_prompt_value(value)
+        prompts.extend(parts)
+        if len(parts) > 1:
+            notes.append(
+                f"--prompt {value!r} splits at its commas into {len(parts)} prompts; "
+                "put a prompt with commas in double quotes."
+            )
+    if args.prompt_file is not None:
+        prompts.extend(read_prompt_file(args.prompt_file))
+    if args.prompt_values is None and args.prompt_file is None:
+        prompts.append(DEFAULT_PROMPT)
+    if not all(prompt.strip() for prompt in prompts):
+        raise UserError("A prompt is empty; give --prompt some text.")
+    return prompts, notes
+
+
+def check(args: argparse.Namespace) -> None:
+    """Refuse with a UserError what no model could take."""
+    for flag, reason in REFUSED.items():
+        if getattr(args, flag[2:].replace("-", "_")) is not None:
+            raise UserError(f"{flag} is refused: {reason}; leave it out.")
+    if args.max_length not in (None, args.seq_len):
+        raise UserError(
+            f"--max-length must equal --seq-len {args.seq_len}, the length of the cache, got "
+            f"{args.max_length}; leave it out."
+        )
+    if args.max_context_length is None:
+        args.max_context_length = args.seq_len
+    if args.max_context_length > args.seq_len:
+        raise UserError(
+            f"--max-context-length must be at most --seq-len {args.seq_len}, got "
+            f"{args.max_context_length}."
+        )
+    _check_sampling(args)
+    _check_buckets(args)
+    if args.batch_size is None:
+        args.batch_size = len(args.prompts)
+
+
+def _check_sampling(args: argparse.Namespace) -> None:
+    if not 0 < args.top_p <= 1:
+        raise UserError(f"--top-p must be above 0 and at most 1, got {args.top_p}.")
+    if not args.temperature > 0:
+        raise UserError(f"--temperature must be above 0, got {args.temperature}.")
+    if args.global_topk is not None and not args.on_device_sampling:
+        raise UserError("--global-topk needs --on-device-sampling.")
+    if args.dynamic and not args.on_device_sampling:
+        raise UserError("--dynamic needs --on-device-sampling.")
+
+
+def _check_buckets(args: argparse.Namespace) -> None:
+    limits = {
+        "--context-encoding-buckets": (args.context_encoding_buckets, args.max_context_length),
+        "--token-generation-buckets": (args.token_generation_buckets, args.seq_len),
+    }
+    for flag, (buckets, limit) in limits.items():
+        if buckets is None:
+            continue
+        if not args.enable_bucketing:
+            raise UserError(f"{flag} needs --enable-bucketing true.")
+        if max(buckets) != limit:
+            raise UserError(
+                f"The largest of {flag} must be {limit}, so that every length has a bucket, got "
+                f"{max(buckets)}."
+            )
+
+
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What of the arguments goes into NeuronConfig, by its own names; None values left out."""
+    names = (
+        "batch_size padding_side seq_len max_context_length torch_dtype rpl_reduce_dtype "
+        "output_logits vocab_parallel fused_qkv sequence_parallel_enabled enable_bucketing "
+        "context_encoding_buckets token_generation_buckets tp_degree"
+    )
+    values = {name: getattr(args, name) for name in names.split()}
+    values["max_length"] = args.seq_len
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def sampling_settings(args: argparse.Namespace) -> Optional[dict[str, Any]]:
+    """Fields of OnDeviceSamplingConfig, or None where tokens are sampled on the host."""
+    if not args.on_device_sampling:
+        return None
+    names = ("do_sample", "top_k", "top_p", "temperature", "dynamic", "global_topk")
+    values = {name: getattr(args, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}

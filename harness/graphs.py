@@ -1,0 +1,135 @@
+"""What a compiled model consists of: operators, where they run, how many MACs they are.
+
+The stand-in's record names the module of each operator. A device compile leaves graph.hlo files
+only: there the products and kernels are known, but not which module asked for them.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Optional
+
+KERNEL_TARGET = "AwsNeuronCustomNativeKernel"
+RECORD = "operators.json"
+_LAYER = re.compile(r"^layers\.\d+")
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator; `macs` is None for a kernel whose compiler left no count."""
+
+    operator: str  # path of the module inside the model, "" where unknown
+    in_kernel: bool
+    name: str
+    macs: Optional[int]
+    count: int = 1
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One sub-model and bucket."""
+
+    submodel: str
+    bucket: int
+    operators: tuple[Operator, ...]
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates of one rank and one call."""
+        return sum(row.macs or 0 for row in self.operators)
+
+    @property
+    def nki_macs(self) -> int:
+        return sum(row.macs or 0 for row in self.operators if row.in_kernel)
+
+    @property
+    def nki_share(self) -> float:
+        return self.nki_macs / self.macs if self.macs else 0.0
+
+    @property
+    def uncounted_kernels(self) -> list[str]:
+        """Names of kernels without a MAC count."""
+        return sorted({row.name for row in self.operators if row.in_kernel and row.macs is None})
+
+    def grouped(self) -> list[Operator]:
+        """Equal operators of all layers as one row each, in order of first appearance."""
+        rows: dict[tuple[str, bool, str], Operator] = {}
+        for row in self.operators:
+            place = _LAYER.sub("layers.*", row.operator)
+            key = (place, row.in_kernel, row.name)
+            seen = rows.get(key)
+            if seen is None:
+                rows[key] = replace(row, operator=place)
+            else:
+                macs = None if row.macs is None else (seen.macs or 0) + row.macs
+                rows[key] = replace(seen, count=seen.count + row.count, macs=macs)
+        return list(rows.values())
+
+
+def read(folder: Path) -> list[Graph]:
+    """The graphs of a compiled folder, prefill first, buckets ascending."""
+    if (folder / RECORD).is_file():
+        content = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+        graphs = [_from_record(entry) for entry in content["graphs"]]
+    else:
+        graphs = list(_from_hlo(folder))
+    return sorted(graphs, key=lambda graph: (graph.submodel, graph.bucket))
+
+
+def _from_record(entry: dict[str, Any]) -> Graph:
+    operators = tuple(
+        Operator(
+            row["operator"],
+            row["ran"] == "kernel",
+            row["name"] if "names" not in row else ", ".join(sorted(row["names"])),
+            row["macs"],
+            row["count"],
+        )
+        for row in entry["operators"]
+    )
+    return Graph(entry["submodel"], entry["bucket"], operators)
+
+
+def _from_hlo(folder: Path) -> Iterator[Graph]:
+    """Graphs of a device compile; the bucket is its length, taken from the configuration."""
+    from torch_neuronx.pyhlo.hlo_pb2 import HloModuleProto
+
+    for path in sorted((folder / "graphs").glob("*/_tp0_bk*/model/graph.hlo")):
+        module = HloModuleProto()
+        module.ParseFromString(path.read_bytes())
+        index = int(path.parent.parent.name.removeprefix("_tp0_bk"))
+        yield Graph(path.parts[-4], index, tuple(_hlo_operators(module)))
+
+
+def _hlo_operators(module: Any) -> Iterator[Operator]:
+    for computation in module.computations:
+        shapes = {item.id: item.shape.dimensions for item in computation.instructions}
+        for item in computation.instructions:
+            if item.opcode == "custom-call" and item.custom_call_target == KERNEL_TARGET:
+                yield _kernel(item.backend_config)
+            elif item.opcode == "dot":
+                lhs, rhs = (shapes[operand] for operand in item.operand_ids[:2])
+                yield Operator("", False, "dot", dot_macs(lhs, rhs, item.dot_dimension_numbers))
+
+
+def _kernel(backend_config: bytes) -> Operator:
+    """A kernel call; compilers that keep no `mac_count` leave the count unknown."""
+    try:
+        config = json.loads(base64.b64decode(backend_config))
+    except ValueError:
+        config = {}
+    count = config.get("mac_count")
+    return Operator("", True, config.get("func_name", "?"), None if count is None else int(count))
+
+
+def dot_macs(lhs: Any, rhs: Any, numbers: Any) -> int:
+    """Every element of `lhs` meets the columns of `rhs` that are neither contracted nor batched."""
+    shared = set(numbers.rhs_contracting_dimensions) | set(numbers.rhs_batch_dimensions)
+    free = [size for axis, size in enumerate(rhs) if axis not in shared]
+    return math.prod(lhs) * math.prod(free)

@@ -1,0 +1,56 @@
+"""The driver: compile Llama for Neuron and generate; `python main.py --help` lists the modes."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Optional
+
+import neuron_cpu
+from harness import cli, console
+from harness.errors import UserError
+
+INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    """Run one mode; returns the exit status: 0, 1 where a check failed, 2 for bad input."""
+    debug = "--debug" in (sys.argv if argv is None else argv)
+    try:
+        args = cli.parse(argv)
+        console.say(neuron_cpu.ensure_sdk())
+        _quieten_libraries()
+        return importlib.import_module(cli.MODES[args.mode][0]).run(args)
+    except KeyboardInterrupt:
+        console.say("main.py: Interrupted.")
+        return INTERRUPTED
+    except Exception as error:
+        if not _is_refusal(error):
+            raise
+        if debug:
+            traceback.print_exc()
+        console.say(f"main.py: {' '.join(str(error).split())}")
+        return 2
+
+
+def _quieten_libraries() -> None:
+    """Advice of transformers that means nothing for a Neuron model stays off the terminal."""
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    logging.basicConfig(level=logging.WARNING, format="%(message)s")
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether an error is one sentence for the user: the harness's own or the stand-in's."""
+    if isinstance(error, UserError):
+        return True
+    modules = {kind.__module__.split(".")[0] for kind in type(error).__mro__}
+    return "neuron_cpu" in modules
+
+
+if __name__ == "__main__":
+    sys.exit(main())
