@@ -16,4 +16,4 @@ class CheckpointError(StandInError):
 
 
 class CollectiveError(StandInError):
-    """Ranks that do not meet in one collective: another operation, other shapes, or a missing rank."""
+    """Ranks that do not meet in one collective: other operations or shapes, or one is missing."""

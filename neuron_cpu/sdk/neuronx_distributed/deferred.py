@@ -14,7 +14,7 @@ _original_register = nn.Module.register_parameter
 
 
 def parameter_device() -> Optional[torch.device]:
-    """Where parallel layers should allocate: meta inside `deferred_parameters`, else the default."""
+    """Where parallel layers allocate: meta inside `deferred_parameters`, else the default."""
     return torch.device("meta") if getattr(_state, "depth", 0) else None
 
 

@@ -215,7 +215,7 @@ class RankPool:
         self._busy = threading.Lock()
         if size > 1:
             self._inboxes = [queue.SimpleQueue() for _ in range(size)]
-            for group, inbox in zip(self._groups, self._inboxes):
+            for group, inbox in zip(self._groups, self._inboxes, strict=True):
                 # The thread must not hold the pool, or the pool would never be collected.
                 threading.Thread(
                     target=_serve,
@@ -243,7 +243,7 @@ class RankPool:
     def _run_threads(self, functions: Sequence[Callable[[], Any]]) -> List[Any]:
         self._rendezvous.start()
         results: List[Any] = [None] * self.size
-        for inbox, function in zip(self._inboxes, functions):
+        for inbox, function in zip(self._inboxes, functions, strict=True):
             inbox.put(function)
         waiting = self.size
         interrupted: Optional[BaseException] = None

@@ -1,10 +1,10 @@
 """The files of a compiled folder, written so that an unfinished one is never mistaken for whole.
 
-    neuron_config.json                                the configuration
-    model.pt                                          manifest (JSON): version, ranks, buckets
-    operators.json                                    what every sub-model and bucket runs
-    weights/tp{rank}_sharded_checkpoint.safetensors   one file a rank
-    graphs/<tag>/_tp0_bk<i>/model/graph.hlo           the traced graphs
+neuron_config.json                                the configuration
+model.pt                                          manifest (JSON): version, ranks, buckets
+operators.json                                    what every sub-model and bucket runs
+weights/tp{rank}_sharded_checkpoint.safetensors   one file a rank
+graphs/<tag>/_tp0_bk<i>/model/graph.hlo           the traced graphs
 """
 
 from __future__ import annotations

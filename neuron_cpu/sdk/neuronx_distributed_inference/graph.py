@@ -51,12 +51,15 @@ _DATA_DEPENDENT = {
     "equal": "compares tensor values in Python (torch.equal)",
 }
 
-# Operators that move or rename data and compute nothing; they are not worth a record.
-_VIEWS = frozenset(
-    "view _unsafe_view reshape expand permute transpose t slice select unsqueeze squeeze detach "
-    "alias split split_with_sizes unbind empty empty_like lift_fresh _to_copy clone copy_ arange "
-    "_reshape_alias narrow as_strided unfold new_empty zeros ones full zero_ fill_".split()
-)
+# Operators that move, rename or fill data and compute nothing: not worth a record.
+# fmt: off
+_VIEWS = frozenset({
+    "_reshape_alias", "_to_copy", "_unsafe_view", "alias", "arange", "as_strided", "clone",
+    "copy_", "detach", "empty", "empty_like", "expand", "fill_", "full", "lift_fresh", "narrow",
+    "new_empty", "ones", "permute", "reshape", "select", "slice", "split", "split_with_sizes",
+    "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view", "zero_", "zeros",
+})
+# fmt: on
 
 
 @dataclass(frozen=True)
@@ -280,9 +283,9 @@ def trace(
     recorder = GraphRecorder(tag, bucket)
     handles = recorder.watch(model)
     try:
-        with torch.no_grad(), torch.device("meta"), recorder:
-            with observe_kernel_calls(recorder.add_kernel):
-                model(*meta_inputs)
+        observed = observe_kernel_calls(recorder.add_kernel)
+        with torch.no_grad(), torch.device("meta"), recorder, observed:
+            model(*meta_inputs)
     except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
         explained = _explain(error, tag, bucket)
         if explained is error:

@@ -18,7 +18,7 @@ def topk(
     gather_dim: int,
     process_group: Optional[Group] = None,
 ) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Values and global indices (int64) of the k largest elements along the sharded `dim`, sorted."""
+    """Values and global indices (int64) of the k largest along the sharded `dim`, sorted."""
     group = process_group or parallel_state.get_tensor_model_parallel_group()
     if dim % tensor.ndim != gather_dim % tensor.ndim:
         raise NotImplementedError(
@@ -27,7 +27,9 @@ def topk(
         )
     size = tensor.shape[dim]
     if k > size * group.size():
-        raise ValueError(f"topk of k={k} exceeds the {size * group.size()} elements along dim {dim}.")
+        raise ValueError(
+            f"topk of k={k} exceeds the {size * group.size()} elements along dim {dim}."
+        )
     values, indices = torch.topk(tensor, min(k, size), dim=dim)
     indices = indices + group.rank() * size
     values = _gather_along_dim(values, dim, group)

@@ -93,7 +93,7 @@ def linear_with_async_allreduce(
 
 
 class LinearWithAsyncCommunication:
-    """The linear of the layers as an autograd-style class: only `apply` exists, without gradients."""
+    """The linear of the layers as an autograd-style class: `apply` only, without gradients."""
 
     @staticmethod
     def apply(input: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor], *_: Any):
@@ -157,7 +157,9 @@ class ColumnParallelLinear(BaseParallelLinear):
         shard = (self.output_size_per_partition, input_size)
         self.weight = _sharded_parameter(shard, 0, stride, size, dtype, device, init_method)
         if bias:
-            self.bias = _sharded_parameter(shard[:1], 0, stride, size, dtype, device, nn.init.zeros_)
+            self.bias = _sharded_parameter(
+                shard[:1], 0, stride, size, dtype, device, nn.init.zeros_
+            )
         else:
             self.register_parameter("bias", None)
 
@@ -372,7 +374,7 @@ class ParallelEmbedding(nn.Module):
 
 
 class SPMDRank(nn.Module):
-    """The rank as a tensor: the checkpoint holds arange(world_size), each rank loads its element."""
+    """The rank as a tensor: the checkpoint holds arange(world_size), a rank loads its element."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__()

@@ -63,8 +63,9 @@ def _broadcast(input_: torch.Tensor, process_group: Optional[Group] = None) -> t
     if group.size() == 1:
         return input_
     return group.exchange(
-        _label("broadcast", input_), input_, lambda parts: [part.clone() for part in
-                                                            [parts[0]] * len(parts)]
+        _label("broadcast", input_),
+        input_,
+        lambda parts: [part.clone() for part in [parts[0]] * len(parts)],
     )
 
 
@@ -195,7 +196,9 @@ def reduce_scatter_to_sequence_parallel_region(
     process_group: Optional[Group] = None,
     dtype: Optional[torch.dtype] = None,
 ) -> torch.Tensor:
-    """Sum over the ranks (in `dtype` where given), of which each keeps its slice of the sequence."""
+    """Sum over the ranks (in `dtype` where given); each keeps its slice of the sequence."""
     original = input_.dtype
-    summed = _reduce_scatter_along_dim(input_.to(dtype or original), sequence_dimension, process_group)
+    summed = _reduce_scatter_along_dim(
+        input_.to(dtype or original), sequence_dimension, process_group
+    )
     return summed.to(original)

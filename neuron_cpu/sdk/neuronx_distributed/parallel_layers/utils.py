@@ -40,9 +40,7 @@ def set_tensor_model_parallel_attributes(
     tensor.num_partitions = num_partitions
 
 
-def copy_tensor_model_parallel_attributes(
-    destination: torch.Tensor, source: torch.Tensor
-) -> None:
+def copy_tensor_model_parallel_attributes(destination: torch.Tensor, source: torch.Tensor) -> None:
     """Give `destination` the slicing tags that `source` has."""
     for name in _MODEL_PARALLEL_ATTRIBUTES:
         if hasattr(source, name):

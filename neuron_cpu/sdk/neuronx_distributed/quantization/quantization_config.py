@@ -33,7 +33,7 @@ class QuantizedDtype(Enum):
         return any(member.value is dtype for member in cls)
 
     @classmethod
-    def get_dtype(cls, dtype: torch.dtype) -> "QuantizedDtype":
+    def get_dtype(cls, dtype: torch.dtype) -> QuantizedDtype:
         """The member of a torch dtype; ValueError for any other."""
         for member in cls:
             if member.value is dtype:

@@ -63,7 +63,11 @@ def _own_parameters(model: nn.Module) -> Iterator[Tuple[str, nn.Module, str, tor
 
 
 def create_local_weight(
-    rank: int, world_size: int, full: torch.Tensor, partition_dim: int, per_partition: int,
+    rank: int,
+    world_size: int,
+    full: torch.Tensor,
+    partition_dim: int,
+    per_partition: int,
     stride: int = 1,
 ) -> torch.Tensor:
     """The slice of `full` that `rank` holds: a view, `per_partition` wide along `partition_dim`.

@@ -93,7 +93,7 @@ class NeuronApplicationBase(nn.Module):
         self,
         compiled_model_path: PathLike,
         debug: bool = False,
-        pre_shard_weights_hook: Optional[Callable[["NeuronApplicationBase"], None]] = None,
+        pre_shard_weights_hook: Optional[Callable[[NeuronApplicationBase], None]] = None,
         dry_run: bool = False,
     ) -> None:
         """Trace every sub-model and bucket and write the compiled folder (see artifacts.py).
@@ -138,7 +138,7 @@ class NeuronApplicationBase(nn.Module):
             return wrapper.get_model_instance().load_module()
 
     def _trace_all(self, stage: Path) -> Tuple[List[nn.Module], List[graph.GraphRecord]]:
-        """Trace each bucket; graphs go to the compiler's work folder, as on the device, and here."""
+        """Trace each bucket; graphs go to the work folder, as on the device, and to the stage."""
         work_dir = Path(base_compile_work_dir())
         shutil.rmtree(work_dir, ignore_errors=True)
         roots = [work_dir, stage / artifacts.GRAPHS_FOLDER]
@@ -179,10 +179,12 @@ class NeuronApplicationBase(nn.Module):
         del mmap
         state_dict = self.get_state_dict(self.model_path, self.config)
         dtype = self.neuron_config.torch_dtype
+        eight_bits = (torch.float8_e4m3fn, torch.float8_e5m2)
         for key, tensor in state_dict.items():
-            if tensor.is_floating_point() and not key.endswith("scale"):
-                if tensor.dtype not in (torch.float8_e4m3fn, torch.float8_e5m2):
-                    state_dict[key] = tensor.to(dtype)
+            if key.endswith("scale") or tensor.dtype in eight_bits:
+                continue
+            if tensor.is_floating_point():
+                state_dict[key] = tensor.to(dtype)
         return state_dict
 
     @classmethod
@@ -302,11 +304,11 @@ class NeuronApplicationBase(nn.Module):
                     checkpoint, _ = self._prepare_checkpoint(self._build(self.models[0]))
                 weights = self._local_weights(checkpoint, rank)
             caches: StateDict = {}
-            for modules, wrapper in zip(per_wrapper, self.models):
+            for modules, wrapper in zip(per_wrapper, self.models, strict=True):
                 modules.append(self._bind(wrapper, rank, weights, caches))
         outputs = 2 if self.neuron_config.output_logits else 1
         self.traced_model = []
-        for wrapper, modules in zip(self.models, per_wrapper):
+        for wrapper, modules in zip(self.models, per_wrapper, strict=True):
             wrapper.model = RankedModel(self._pool, modules, outputs)
             self.traced_model.append(wrapper.model)
         self.is_loaded_to_neuron = True
@@ -371,7 +373,7 @@ def _some(names: List[str], limit: int = 4) -> str:
 def _read_shard(path: Path) -> StateDict:
     """Tensors mapped from a safetensors file: pages come in as they are used."""
     with safe_open(path, framework="pt", device="cpu") as reader:
-        return {key: reader.get_tensor(key) for key in reader.keys()}
+        return {key: reader.get_tensor(key) for key in reader}
 
 
 def _fill(parameter: torch.Tensor, value: torch.Tensor) -> None:

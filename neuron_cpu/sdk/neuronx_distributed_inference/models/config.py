@@ -266,7 +266,7 @@ class FusedSpecNeuronConfig:
     def __init__(
         self,
         worker_cls: Type,
-        draft_config: Optional["InferenceConfig"] = None,
+        draft_config: Optional[InferenceConfig] = None,
         draft_model_path: Optional[str] = None,
     ) -> None:
         self.worker_cls = worker_cls
@@ -288,7 +288,7 @@ class InferenceConfig:
         self,
         neuron_config: NeuronConfig,
         fused_spec_config: Optional[FusedSpecNeuronConfig] = None,
-        load_config: Optional[Callable[["InferenceConfig"], None]] = None,
+        load_config: Optional[Callable[[InferenceConfig], None]] = None,
         metadata: Optional[Dict[str, Any]] = None,
         **kwargs: Any,
     ) -> None:
@@ -313,7 +313,7 @@ class InferenceConfig:
         return super().__getattribute__(InferenceConfig._alias(self, key))
 
     @staticmethod
-    def _alias(config: "InferenceConfig", key: str) -> str:
+    def _alias(config: InferenceConfig, key: str) -> str:
         """What `key` stands for; works on instances whose __init__ never ran (deepcopy)."""
         if key == "attribute_map":
             return key
@@ -341,7 +341,7 @@ class InferenceConfig:
                 f"{self.get_required_attributes()}; use a complete config.json."
             )
 
-    def get_text_config(self) -> "InferenceConfig":
+    def get_text_config(self) -> InferenceConfig:
         """The configuration of the language model inside, `self` where there is only that."""
         return getattr(self, "text_config", None) or self
 
@@ -363,17 +363,17 @@ class InferenceConfig:
         return json.dumps(content, indent=2, sort_keys=True) + "\n"
 
     @classmethod
-    def load(cls, model_path: Union[str, os.PathLike], **kwargs: Any) -> "InferenceConfig":
+    def load(cls, model_path: Union[str, os.PathLike], **kwargs: Any) -> InferenceConfig:
         """The configuration that `save` wrote into the folder `model_path`."""
         return cls.from_json_file(os.path.join(model_path, CONFIG_FILE), **kwargs)
 
     @classmethod
-    def from_json_file(cls, json_file: Union[str, os.PathLike], **kwargs: Any) -> "InferenceConfig":
+    def from_json_file(cls, json_file: Union[str, os.PathLike], **kwargs: Any) -> InferenceConfig:
         with open(json_file, encoding="utf-8") as reader:
             return cls.from_json_string(reader.read(), **kwargs)
 
     @classmethod
-    def from_json_string(cls, json_string: str, **kwargs: Any) -> "InferenceConfig":
+    def from_json_string(cls, json_string: str, **kwargs: Any) -> InferenceConfig:
         content = json.loads(json_string)
         content.update(kwargs)
         neuron_config = content.pop("neuron_config")
@@ -385,7 +385,8 @@ class InferenceConfig:
                 "Fused speculation is not supported by neuron_cpu; load without a draft model."
             )
         content = {
-            key: SimpleNamespace(**value) if key.endswith("_config") and isinstance(value, dict)
+            key: SimpleNamespace(**value)
+            if key.endswith("_config") and isinstance(value, dict)
             else value
             for key, value in content.items()
         }

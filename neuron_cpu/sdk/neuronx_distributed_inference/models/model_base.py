@@ -113,9 +113,7 @@ class NeuronBaseModel(nn.Module):
 
     def _create_prior_mask(self, attention_mask: torch.Tensor, active: int) -> torch.Tensor:
         """The prior tokens that each of `active` new tokens sees: all that the 2-D mask shows."""
-        mask = attention_mask[:, None, None, :].expand(
-            self.batch_size, 1, active, self.n_positions
-        )
+        mask = attention_mask[:, None, None, :].expand(self.batch_size, 1, active, self.n_positions)
         return mask.to(torch.bool)
 
     def _create_active_mask(self, active: int, device: torch.device) -> torch.Tensor:
@@ -170,9 +168,17 @@ class NeuronBaseModel(nn.Module):
             self._create_active_mask(input_ids.shape[-1], input_ids.device) if speculation else None
         )
         hidden, caches = self._run_layers(
-            prefill, seq_ids, input_ids=input_ids, attention_mask=mask, position_ids=position_ids,
-            active_mask=active_mask, inputs_embeds=inputs_embeds, prev_hidden=prev_hidden,
-            adapter_ids=adapter_ids, kv_cache=kv_cache, scatter_index=scatter_index,
+            prefill,
+            seq_ids,
+            input_ids=input_ids,
+            attention_mask=mask,
+            position_ids=position_ids,
+            active_mask=active_mask,
+            inputs_embeds=inputs_embeds,
+            prev_hidden=prev_hidden,
+            adapter_ids=adapter_ids,
+            kv_cache=kv_cache,
+            scatter_index=scatter_index,
         )
         if prefill:
             hidden = self._last_token(hidden, position_ids)
@@ -554,9 +560,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
                 logger.debug("No sampling_params given: greedy rows are assumed.")
             sampling_params = prepare_sampling_params(rows)
         elif self.on_device_sampling:
-            validate_sampling_params(
-                sampling_params, self.neuron_config.on_device_sampling_config
-            )
+            validate_sampling_params(sampling_params, self.neuron_config.on_device_sampling_config)
         self._check_prompt(input_ids, attention_mask, position_ids)
         indices = [t.to(torch.int32) for t in (input_ids, attention_mask, position_ids, seq_ids)]
         return [*indices, sampling_params.float()]

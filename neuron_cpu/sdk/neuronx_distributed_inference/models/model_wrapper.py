@@ -1,4 +1,4 @@
-"""One sub-model (prefill or decode): its buckets, the padding of its inputs, and how it is called."""
+"""One sub-model (prefill or decode): its buckets, its padding, and how it is called."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class RankedModel:
         own = inputs if self.pool.size == 1 else tuple(tensor.clone() for tensor in inputs)
         outputs = module(*own)
         caches = module.kv_mgr.past_key_values
-        for cache, new in zip(caches, outputs[self.num_outputs :]):
+        for cache, new in zip(caches, outputs[self.num_outputs :], strict=True):
             if new.data_ptr() != cache.data_ptr():
                 cache.data.copy_(new)
         return list(outputs[: self.num_outputs])
@@ -240,7 +240,7 @@ class ModelWrapper(nn.Module):
             for start in range(0, rows, batch)
         ]
         if isinstance(parts[0], list):
-            return [torch.cat(column) for column in zip(*parts)]
+            return [torch.cat(column) for column in zip(*parts, strict=True)]
         return torch.cat(parts)
 
     def _run_part(self, inputs: List[torch.Tensor], bucket: int) -> Any:
@@ -327,7 +327,11 @@ class ModelWrapper(nn.Module):
             logger.warning(
                 "The prompt of %d tokens holds the padding token %s, so NxDI 0.1 would choose "
                 "bucket %d and lose %d tokens on the device; bucket %d is used here.",
-                needed, self.config.pad_token_id, chosen, needed - chosen, fitting,
+                needed,
+                self.config.pad_token_id,
+                chosen,
+                needed - chosen,
+                fitting,
             )
             return fitting
         return chosen

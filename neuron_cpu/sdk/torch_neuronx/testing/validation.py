@@ -129,7 +129,7 @@ def logit_validation(
             results.append(
                 [
                     _check_token(want, got, tol_map, divergence_difference_tol)
-                    for want, got in zip(window[position], actual[position])
+                    for want, got in zip(window[position], actual[position], strict=True)
                 ]
             )
     passed = all(token["passed"] for position in results for token in position)

@@ -336,7 +336,9 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
         return LlamaForCausalLM.from_pretrained(model_path, **kwargs)
 
     @staticmethod
-    def convert_hf_to_neuron_state_dict(state_dict: StateDict, config: InferenceConfig) -> StateDict:
+    def convert_hf_to_neuron_state_dict(
+        state_dict: StateDict, config: InferenceConfig
+    ) -> StateDict:
         """Fuse q, k and v if asked to, and add the tensors that tell a rank its number."""
         neuron_config = config.neuron_config
         if neuron_config.fused_qkv:

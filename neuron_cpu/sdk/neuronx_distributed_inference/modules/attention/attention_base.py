@@ -61,7 +61,11 @@ class NeuronAttentionBase(nn.Module):
     """
 
     def __init__(
-        self, config: Any = None, *, tensor_model_parallel_group: Optional[Group] = None, **sizes: Any
+        self,
+        config: Any = None,
+        *,
+        tensor_model_parallel_group: Optional[Group] = None,
+        **sizes: Any,
     ) -> None:
         super().__init__()
         if isinstance(config, Group):  # 0.1 passes the group by position
@@ -139,7 +143,9 @@ class NeuronAttentionBase(nn.Module):
     def init_gqa_properties(self) -> None:
         """Build qkv_proj and o_proj, and replace the head counts by those of one rank."""
         if self.flash_decoding_enabled:
-            raise NotImplementedError("Flash decoding is not modelled by neuron_cpu; switch it off.")
+            raise NotImplementedError(
+                "Flash decoding is not modelled by neuron_cpu; switch it off."
+            )
         if contract().minor == 1 and self.head_dim * self.num_attention_heads != self.hidden_size:
             raise ValueError(
                 f"hidden_size must be divisible by num_heads (got hidden_size={self.hidden_size}, "

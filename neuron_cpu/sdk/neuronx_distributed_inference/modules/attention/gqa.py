@@ -292,7 +292,11 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
                 self._spread_separate(model_state_dict, module, kind)
 
     def _spread_separate(self, state_dict: StateDict, module: str, kind: str) -> None:
-        spreads = {"q_proj": self._pad_queries, "k_proj": self._spread_kv, "v_proj": self._spread_kv}
+        spreads = {
+            "q_proj": self._pad_queries,
+            "k_proj": self._spread_kv,
+            "v_proj": self._spread_kv,
+        }
         for name, spread in spreads.items():
             key = f"{module}.{name}.{kind}"
             if key in state_dict:

@@ -153,5 +153,3 @@ class Sampler(nn.Module):
                 point = _broadcast(point)
         passed = (probabilities.cumsum(dim=-1) < point).sum(dim=-1, keepdim=True)
         return passed.clamp_max(probabilities.shape[-1] - 1)
-
-

@@ -82,7 +82,9 @@ class KVCacheManager(nn.Module):
             values = values.narrow(2, start, seq_len)
         return [keys.to(self.dtype), values.to(self.dtype)] if self.quant else [keys, values]
 
-    def get_cache(self, seq_len: int, skip_slice: bool = False, **_: Any) -> List[List[torch.Tensor]]:
+    def get_cache(
+        self, seq_len: int, skip_slice: bool = False, **_: Any
+    ) -> List[List[torch.Tensor]]:
         """[K, V] of every layer, views of the caches unless they are quantised."""
         layers = len(self.past_key_values) // 2
         return [self.get_kv_by_layer_id(idx, seq_len, skip_slice) for idx in range(layers)]
@@ -107,7 +109,7 @@ class KVCacheManager(nn.Module):
             caches = list(kvcache_buffer[idx])
         views = [self._keys(caches[0]), caches[1]]
         news = [self._keys(kv_per_layer[0]), kv_per_layer[1]]
-        for cache, new in zip(views, news):
+        for cache, new in zip(views, news, strict=True):
             new = new.to(cache.dtype)
             if is_for_context_encoding:
                 self._write_prefix(cache, new, seq_ids)

@@ -1,0 +1,134 @@
+"""Latency of an application and of its sub-models, with NxDI's report keys and formulas."""
+
+from __future__ import annotations
+
+import time
+from functools import partial
+from typing import Any, Callable, Dict, List, Optional, Sequence, Union
+
+import numpy as np
+
+from ..models.model_wrapper import (
+    CONTEXT_ENCODING_MODEL_TAG,
+    SPECULATION_MODEL_TAG,
+    TOKEN_GENERATION_MODEL_TAG,
+)
+
+Report = Dict[str, float]
+DEFAULT_RUNS = 20
+
+
+class Benchmark:
+    """Calls a function once to warm up and `num_runs` times on the clock.
+
+    `input_param` is a tuple (positional), a dict (keywords) or a single argument. The timed span
+    of a run includes `preprocess_func`. `post_warmup_func` runs between warm-up and timing.
+    """
+
+    def __init__(
+        self,
+        benchmark_func: Callable[..., Any],
+        input_param: Any,
+        num_runs: int = DEFAULT_RUNS,
+        preprocess_func: Optional[Callable[[], Any]] = None,
+        post_warmup_func: Optional[Callable[[], Any]] = None,
+    ) -> None:
+        if isinstance(input_param, (tuple, list)):
+            self.benchmark_func = partial(benchmark_func, *input_param)
+        elif isinstance(input_param, dict):
+            self.benchmark_func = partial(benchmark_func, **input_param)
+        else:
+            self.benchmark_func = partial(benchmark_func, input_param)
+        self.num_runs = num_runs
+        self.preprocess_func = preprocess_func
+        self.post_warmup_func = post_warmup_func
+        self.latency_list: List[float] = []  # seconds
+
+    def _call(self) -> None:
+        if self.preprocess_func is not None:
+            self.preprocess_func()
+        self.benchmark_func()
+
+    def run(self) -> None:
+        """Fill `latency_list` with one wall-clock time a run."""
+        self._call()
+        if self.post_warmup_func is not None:
+            self.post_warmup_func()
+        for _ in range(self.num_runs):
+            start = time.time()
+            self._call()
+            self.latency_list.append(time.time() - start)
+
+
+class LatencyCollector:
+    """Forward hooks that time a module; `latency_list` is in seconds."""
+
+    def __init__(self) -> None:
+        self.start: Optional[float] = None
+        self.latency_list: List[float] = []
+
+    def pre_hook(self, *args: Any) -> None:
+        del args
+        self.start = time.time()
+
+    def hook(self, *args: Any) -> None:
+        del args
+        self.latency_list.append(time.time() - self.start)
+
+
+def create_submodule_latency_collectors(model: Any) -> Dict[str, LatencyCollector]:
+    """A collector for each sub-model that `model` has, by its tag."""
+    tags = (CONTEXT_ENCODING_MODEL_TAG, TOKEN_GENERATION_MODEL_TAG, SPECULATION_MODEL_TAG)
+    return {tag: LatencyCollector() for tag in tags if hasattr(model, tag)}
+
+
+def register_latency_collectors(
+    latency_collectors: Dict[str, LatencyCollector], model: Any
+) -> None:
+    """Attach the collectors to the sub-models; they stay attached, as NxDI leaves them."""
+    for tag, collector in latency_collectors.items():
+        register_forward_hooks(getattr(model, tag), collector)
+
+
+def register_forward_hooks(module: Any, collector: LatencyCollector) -> None:
+    module.register_forward_pre_hook(collector.pre_hook)
+    module.register_forward_hook(collector.hook)
+
+
+def generate_report(
+    latency_list: Union[Sequence[float], np.ndarray],
+    max_length: int,
+    max_batch_size: int,
+    n_runs: int = DEFAULT_RUNS,
+) -> Optional[Report]:
+    """Percentiles in ms and throughput in tokens/s; None without any latency.
+
+    throughput = n_runs * max_length * max_batch_size / total seconds.
+    """
+    if len(latency_list) == 0:
+        return None
+    latencies = np.array(latency_list)
+    report = {
+        f"latency_ms_p{level}": float(np.percentile(latencies, level) * 1000)
+        for level in (50, 90, 95, 99, 100)
+    }
+    report["latency_ms_avg"] = float(np.average(latencies) * 1000)
+    report["throughput"] = float(n_runs * max_length * max_batch_size / latencies.sum())
+    return report
+
+
+def generate_submodule_reports(
+    latency_collectors: Dict[str, LatencyCollector], neuron_config: Any, num_runs: int
+) -> Dict[str, Optional[Report]]:
+    """Reports of the sub-models: prefill counts the prompt, decode the new tokens."""
+    new_tokens = neuron_config.max_new_tokens
+    reports = {}
+    for tag, collector in latency_collectors.items():
+        tokens = neuron_config.max_length
+        if new_tokens:
+            prompt = neuron_config.max_length - new_tokens
+            tokens = prompt if tag == CONTEXT_ENCODING_MODEL_TAG else new_tokens
+        reports[tag] = generate_report(
+            collector.latency_list, tokens, neuron_config.max_batch_size, num_runs
+        )
+    return reports

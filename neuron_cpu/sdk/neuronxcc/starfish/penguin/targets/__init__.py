@@ -1,0 +1,1 @@
+"""Package path of a private compiler module; only its leaf holds a name."""
