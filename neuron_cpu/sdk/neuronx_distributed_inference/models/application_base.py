@@ -373,7 +373,8 @@ def _some(names: List[str], limit: int = 4) -> str:
 def _read_shard(path: Path) -> StateDict:
     """Tensors mapped from a safetensors file: pages come in as they are used."""
     with safe_open(path, framework="pt", device="cpu") as reader:
-        return {key: reader.get_tensor(key) for key in reader}
+        names = reader.keys()  # the reader itself cannot be iterated
+        return {name: reader.get_tensor(name) for name in names}
 
 
 def _fill(parameter: torch.Tensor, value: torch.Tensor) -> None:
