@@ -1,0 +1,484 @@
+"""What only single tracing makes wrong, found in a kernel's source.
+
+The device compiler traces the body of ``affine_range``, ``sequential_range`` and plain ``range``
+loops once, with a symbolic index; this simulator runs it once per iteration. Python state that
+changes from iteration to iteration therefore works here and fails there (aws-neuron-sdk v2.21.1,
+general/nki/programming_model.rst, loop iterators). Nothing in a recorded program shows that, so
+this pass reads the syntax tree of the kernel and of the functions of its module that it calls.
+``static_range`` bodies are unrolled on the device as well and exempt.
+
+The pass sees names, not values: it is silent where a name may be a tensor updated in place.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+from .errors import warn
+
+TRACED_ONCE = frozenset({"affine_range", "sequential_range", "range"})
+CONTAINER_CALLS = frozenset({"list", "dict", "set", "defaultdict", "deque", "OrderedDict"})
+MUTATORS = frozenset(
+    {"append", "appendleft", "extend", "insert", "pop", "popitem", "remove", "discard", "clear",
+     "update", "add", "setdefault", "sort", "reverse"}
+)  # fmt: skip
+TENSOR_MODULES = frozenset({"nl", "nisa", "ncc"})
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+Bound = dict[str, "ast.expr | None"]  # names bound so far and their last value, None if unknown
+
+
+class Finding(NamedTuple):
+    """One doubtful construct."""
+
+    identifier: str
+    line: int
+    message: str
+
+
+def lint(function: Callable | None) -> None:
+    """Warn of constructs in ``function`` that single tracing makes wrong, with their lines."""
+    if function is None:
+        return
+    for place, finding in findings(function):
+        warn(finding.identifier, finding.message, place)
+
+
+def findings(function: Callable) -> list[tuple[str, Finding]]:
+    """``(kernel (file:line), finding)`` for the function and what it calls in its own module."""
+    root = _plain(function)
+    if root is None:
+        return []
+    found: list[tuple[str, Finding]] = []
+    queue, seen = [root], {root.__code__}
+    while queue:
+        one = queue.pop(0)
+        for finding in _of_function(one):
+            place = f"{root.__name__} ({one.__code__.co_filename}:{finding.line})"
+            found.append((place, finding))
+        for callee in _callees(one):
+            if callee.__module__ == root.__module__ and callee.__code__ not in seen:
+                seen.add(callee.__code__)
+                queue.append(callee)
+    return found
+
+
+_trees: dict[CodeType, ast.FunctionDef | None] = {}
+_findings: dict[CodeType, list[Finding]] = {}
+
+
+def _plain(value: Any) -> FunctionType | None:
+    """The Python function behind a kernel object or decorator."""
+    value = inspect.unwrap(value) if callable(value) else value
+    value = getattr(value, "function", value)
+    return value if isinstance(value, FunctionType) else None
+
+
+def _tree(function: FunctionType) -> ast.FunctionDef | None:
+    """Syntax tree with the file's own line numbers; None where there is no source to read."""
+    code = function.__code__
+    if code not in _trees:
+        _trees[code] = None
+        try:
+            lines, start = inspect.getsourcelines(function)
+            module = ast.parse(textwrap.dedent("".join(lines)))
+        except (OSError, TypeError, SyntaxError):
+            return None
+        ast.increment_lineno(module, start - 1)
+        node = module.body[0]
+        if isinstance(node, ast.FunctionDef):
+            _trees[code] = node
+    return _trees[code]
+
+
+def _names(function: FunctionType) -> dict[str, Any]:
+    """Values of the global and closure names that the function refers to."""
+    known = dict(function.__globals__)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            known[name] = cell.cell_contents
+        except ValueError:  # a closure variable that is not bound yet
+            continue
+    return known
+
+
+def _callees(function: FunctionType) -> Iterator[FunctionType]:
+    tree = _tree(function)
+    if tree is None:
+        return
+    known = _names(function)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            callee = _plain(known.get(node.func.id))
+            if callee is not None:
+                yield callee
+
+
+def _of_function(function: FunctionType) -> list[Finding]:
+    code = function.__code__
+    if code not in _findings:
+        tree = _tree(function)
+        _findings[code] = [] if tree is None else _Scope(tree, _names(function)).check()
+    return _findings[code]
+
+
+# --- reading syntax trees -------------------------------------------------------------------------
+def _targets(node: ast.AST) -> Iterator[ast.Name]:
+    """Names that an assignment target binds."""
+    if isinstance(node, ast.Name):
+        yield node
+    elif isinstance(node, (ast.Tuple, ast.List)):
+        for one in node.elts:
+            yield from _targets(one)
+    elif isinstance(node, ast.Starred):
+        yield from _targets(node.value)
+
+
+def _walk(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """All nodes below, without those of nested functions."""
+    stack = list(nodes)[::-1]
+    while stack:
+        node = stack.pop()
+        yield node
+        if not isinstance(node, SCOPES):
+            stack.extend(list(ast.iter_child_nodes(node))[::-1])
+
+
+def _stores(nodes: Sequence[ast.AST]) -> dict[str, ast.AST]:
+    """Names that statements bind, with the first node that does."""
+    found: dict[str, ast.AST] = {}
+    for node in _walk(nodes):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.setdefault(node.id, node)
+    for node in _walk(nodes):
+        if isinstance(node, COMPREHENSIONS):  # their variables live in a scope of their own
+            for generator in node.generators:
+                for name in _targets(generator.target):
+                    if found.get(name.id) is name:
+                        del found[name.id]
+    return found
+
+
+def _reads(node: ast.AST | None, name: str) -> bool:
+    """True when evaluating ``node`` looks ``name`` up in the function's scope."""
+    if node is None:
+        return False
+    if isinstance(node, ast.Name):
+        return node.id == name and not isinstance(node.ctx, ast.Store)
+    if isinstance(node, ast.Lambda) and any(a.arg == name for a in node.args.args):
+        return False
+    if isinstance(node, COMPREHENSIONS) and any(
+        one.id == name for g in node.generators for one in _targets(g.target)
+    ):
+        return _reads(node.generators[0].iter, name)
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        return node.target.id == name or _reads(node.value, name)
+    return any(_reads(child, name) for child in ast.iter_child_nodes(node))
+
+
+def _first_event(statements: Sequence[ast.stmt], name: str) -> tuple[str, ast.AST] | None:
+    """Whether the statements first read or first write ``name``, and the node that does.
+
+    A write on one side of an ``if`` only does not count as one: the other side keeps the old value.
+    """
+    for statement in statements:
+        event = _event(statement, name)
+        if event is not None:
+            return event
+        if isinstance(statement, (ast.Return, ast.Raise)):
+            return None
+    return None
+
+
+def _event(statement: ast.stmt, name: str) -> tuple[str, ast.AST] | None:
+    if isinstance(statement, ast.If):
+        if _reads(statement.test, name):
+            return "read", statement.test
+        sides = [_first_event(statement.body, name), _first_event(statement.orelse, name)]
+        for side in sides:
+            if side is not None and side[0] == "read":
+                return side
+        return sides[0] if all(sides) else None
+    if isinstance(statement, (ast.For, ast.While)):
+        head = statement.iter if isinstance(statement, ast.For) else statement.test
+        if _reads(head, name):
+            return "read", head
+        if isinstance(statement, ast.For) and name in {n.id for n in _targets(statement.target)}:
+            return "write", statement
+        return _first_event([*statement.body, *statement.orelse], name)
+    if isinstance(statement, ast.With):
+        for item in statement.items:
+            if _reads(item.context_expr, name):
+                return "read", item.context_expr
+        return _first_event(statement.body, name)
+    if _reads(statement, name):
+        return "read", statement
+    return ("write", statement) if name in _stores([statement]) else None
+
+
+def _is_container(value: ast.expr | None) -> bool:
+    """True for expressions that visibly make a Python list, dict or set."""
+    if isinstance(value, (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)):
+        return True
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+        return _is_container(value.left) or _is_container(value.right)
+    return (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Name)
+        and value.func.id in CONTAINER_CALLS
+    )
+
+
+def _calls_tensor_api(value: ast.AST | None) -> bool:
+    return value is not None and any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in TENSOR_MODULES
+        for node in ast.walk(value)
+    )
+
+
+def _iterator(node: ast.expr) -> str:
+    """Name of the function that a for statement iterates over."""
+    if not isinstance(node, ast.Call):
+        return ""
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+# --- the checks -----------------------------------------------------------------------------------
+class _Scope:
+    """One function: its statements in order, with what is bound before and executed after each.
+
+    Attributes:
+        indices: loop indices of the enclosing loops that are traced once, and names computed from
+            them by plain arithmetic.
+        fresh: names that the body of the innermost such loop has bound so far.
+    """
+
+    def __init__(self, tree: ast.FunctionDef, known: dict[str, Any]) -> None:
+        self.tree, self.known = tree, known
+        self.found: dict[tuple[str, int, str], Finding] = {}
+        self.indices: set[str] = set()
+        self.fresh: set[str] = set()
+        self.outer = {
+            name
+            for node in _walk(tree.body)
+            if isinstance(node, (ast.Global, ast.Nonlocal))
+            for name in node.names
+        }
+        self.writers = {
+            node.name
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef)
+            and any(isinstance(n, (ast.Global, ast.Nonlocal)) for n in ast.walk(node))
+        }
+
+    def check(self) -> list[Finding]:
+        every = self.tree.args
+        named = [*every.posonlyargs, *every.args, *every.kwonlyargs]
+        bound: Bound = {a.arg: None for a in (*named, every.vararg, every.kwarg) if a is not None}
+        self._block(self.tree.body, [], bound, once=False)
+        for node in ast.walk(self.tree):
+            if isinstance(node, ast.FunctionDef) and node is not self.tree:
+                inner = _Scope(node, self.known)
+                for finding in inner.check():
+                    self.found.setdefault((finding.identifier, finding.line, node.name), finding)
+        return sorted(self.found.values(), key=lambda f: f.line)
+
+    def _report(self, identifier: str, node: ast.AST, name: str, message: str) -> None:
+        line = getattr(node, "lineno", self.tree.lineno)
+        self.found.setdefault((identifier, line, name), Finding(identifier, line, message))
+
+    def _block(
+        self, block: list[ast.stmt], after: list[ast.stmt], bound: Bound, once: bool
+    ) -> None:
+        """Visit statements; ``after`` runs when the block is done, ``once``: in a traced loop."""
+        for position, statement in enumerate(block):
+            follow = [*block[position + 1 :], *after]
+            if once:
+                self._in_loop(statement, follow, bound)
+            if isinstance(statement, ast.For):
+                self._for(statement, follow, bound, once)
+            elif isinstance(statement, (ast.If, ast.While)):
+                self._block(statement.body, follow, bound, once)
+                self._block(statement.orelse, follow, bound, once)
+            elif isinstance(statement, ast.With):
+                self._block(statement.body, follow, bound, once)
+            elif isinstance(statement, ast.Assign):
+                plain = [t for t in statement.targets if isinstance(t, ast.Name)]
+                for target in statement.targets:
+                    for name in _targets(target):
+                        bound[name.id] = statement.value if name in plain else None
+                        self.fresh.add(name.id)
+            else:
+                for stored in _stores([statement]):
+                    bound.setdefault(stored, None)
+
+    def _for(self, loop: ast.For, follow: list[ast.stmt], bound: Bound, once: bool) -> None:
+        traced_once = _iterator(loop.iter) in TRACED_ONCE
+        names = [n.id for n in _targets(loop.target)]
+        before = set(self.indices), self.fresh
+        if traced_once:
+            self._loop(loop, follow, bound)
+            self.indices.update(names)
+            self.fresh = set()
+        for name in names:
+            bound[name] = None
+        self._block(loop.body, follow, bound, once or traced_once)
+        self.indices, self.fresh = before
+
+    def _loop(self, loop: ast.For, follow: list[ast.stmt], bound: Bound) -> None:
+        """Names that the body rebinds and that carry a value out of an iteration."""
+        body_bound = dict(bound)
+        for name, node in _stores([loop.target, *loop.body]).items():
+            if self._only_updated_in_place(name, loop.body, body_bound):
+                continue
+            carried = name in bound and (_first_event(loop.body, name) or ("", loop))[0] == "read"
+            later = _first_event(follow, name)
+            used = later[1] if later is not None and later[0] == "read" else None
+            if name in bound and (carried or used is not None):
+                self._report(
+                    "sim_loop_rebinding", node, name,
+                    f"'{name}' is rebound inside the loop at line {loop.lineno} and its value is "
+                    "used by later iterations or after it, expected no change of Python names: the "
+                    f"device traces the body once; assign to a tensor, {name}[...] = value, or use "
+                    "nl.static_range",
+                )  # fmt: skip
+            elif used is not None:
+                self._report(
+                    "sim_loop_local_used_after", used, name,
+                    f"'{name}' is bound only inside the loop at line {loop.lineno} and used after "
+                    "it, expected uses inside the loop: its scope ends there on the device; create "
+                    f"the tensor before the loop and assign to {name}[...] in it",
+                )  # fmt: skip
+
+    def _only_updated_in_place(self, name: str, body: list[ast.stmt], bound: Bound) -> bool:
+        """True when the body binds ``name`` by augmented assignments of tensors alone."""
+        updates = [
+            node
+            for node in _walk(body)
+            if isinstance(node, ast.AugAssign)
+            and isinstance(node.target, ast.Name)
+            and node.target.id == name
+        ]
+        if not updates:
+            return False
+        stored = sum(
+            isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
+            for n in _walk(body)
+        )
+        if stored != len(updates):
+            return False
+        return _calls_tensor_api(bound.get(name)) or all(
+            self._adds_tensor(node, body, bound) for node in updates
+        )
+
+    def _adds_tensor(self, node: ast.AugAssign, body: list[ast.stmt], bound: Bound) -> bool:
+        """True when an augmented assignment's value comes from the tensor API."""
+        if _calls_tensor_api(node.value):
+            return True
+        if not isinstance(node.value, ast.Name):
+            return False
+        return any(
+            isinstance(n, ast.Assign)
+            and any(t.id == node.value.id for target in n.targets for t in _targets(target))
+            and _calls_tensor_api(n.value)
+            for n in _walk(body)
+        )
+
+    # --- statements inside a loop that is traced once ---------------------------------------------
+    def _in_loop(self, statement: ast.stmt, follow: list[ast.stmt], bound: Bound) -> None:
+        self._derive_indices(statement)
+        nested = isinstance(statement, (ast.For, ast.While, ast.If, ast.With))
+        for node in _walk(_heads(statement) if nested else [statement]):
+            if isinstance(node, ast.Call):
+                self._call(node, bound)
+            elif isinstance(node, ast.IfExp) and self._depends(node.test):
+                self._condition(node, "a value")
+        if isinstance(statement, ast.If) and self._depends(statement.test):
+            for name in _stores([*statement.body, *statement.orelse]):
+                event = _first_event(follow, name)
+                if event is not None and event[0] == "read":
+                    self._condition(statement, f"'{name}'")
+        if isinstance(statement, (ast.Assign, ast.AugAssign)):
+            self._assignment(statement, bound)
+
+    def _derive_indices(self, statement: ast.stmt) -> None:
+        if isinstance(statement, ast.Assign) and self._depends(statement.value, arithmetic=True):
+            self.indices.update(n.id for t in statement.targets for n in _targets(t))
+
+    def _depends(self, node: ast.expr, arithmetic: bool = False) -> bool:
+        """True when the expression involves a loop index (through plain arithmetic only)."""
+        if arithmetic and any(isinstance(n, (ast.Call, ast.Subscript)) for n in ast.walk(node)):
+            return False
+        return any(_reads(node, name) for name in self.indices)
+
+    def _condition(self, node: ast.AST, what: str) -> None:
+        self._report(
+            "sim_loop_condition", node, what,
+            f"a condition on a loop index chooses {what}, expected Python values that are the same "
+            "in every iteration: the device traces both sides once; write tensors under the "
+            "condition, use a mask, or nl.static_range",
+        )  # fmt: skip
+
+    def _call(self, node: ast.Call, bound: Bound) -> None:
+        function = node.func
+        if isinstance(function, ast.Name):
+            if function.id in ("min", "max") and any(self._depends(a) for a in node.args):
+                self._report(
+                    "sim_loop_min_max", node, function.id,
+                    f"{function.id}() of a loop index, expected affine expressions: the index is "
+                    "symbolic on the device; mask the elements beyond the end instead",
+                )  # fmt: skip
+            if function.id in self.writers:
+                self._side_effect(node, function.id, "assigns to outer variables")
+        elif (
+            isinstance(function, ast.Attribute)
+            and isinstance(function.value, ast.Name)
+            and function.attr in MUTATORS
+            and self._outer_container(function.value.id, bound)
+        ):
+            self._side_effect(node, function.value.id, f"is changed by .{function.attr}()")
+
+    def _assignment(self, statement: ast.Assign | ast.AugAssign, bound: Bound) -> None:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        for target in targets:
+            for name in _targets(target):
+                if name.id in self.outer:
+                    self._side_effect(statement, name.id, "is an outer variable assigned to")
+            if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
+                name_of = target.value.id
+                if self._outer_container(name_of, bound):
+                    self._side_effect(statement, name_of, "has an item assigned")
+
+    def _outer_container(self, name: str, bound: Bound) -> bool:
+        """True when ``name`` is a Python container that the loop body did not make itself."""
+        if name in self.fresh:
+            return False
+        if name in bound:
+            return _is_container(bound[name])
+        return isinstance(self.known.get(name), (list, dict, set))
+
+    def _side_effect(self, node: ast.AST, name: str, what: str) -> None:
+        self._report(
+            "sim_loop_side_effect", node, name,
+            f"'{name}' {what} inside a loop, expected no Python side effects: the device traces "
+            "the body once, so it happens once; use a tensor with a block axis, or nl.static_range",
+        )  # fmt: skip
+
+
+def _heads(statement: ast.stmt) -> list[ast.AST]:
+    """Expressions of a compound statement that are evaluated before its body."""
+    if isinstance(statement, ast.For):
+        return [statement.iter]
+    if isinstance(statement, (ast.If, ast.While)):
+        return [statement.test]
+    return [i.context_expr for i in statement.items] if isinstance(statement, ast.With) else []
