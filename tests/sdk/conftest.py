@@ -1,0 +1,131 @@
+"""Tiny seeded Llamas, and applications around them, for the tests of the SDK stand-in."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import neuron_cpu
+
+neuron_cpu.ensure_sdk()
+
+from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+# Odd on purpose: no size is a power of two, the vocabulary is prime.
+DEFAULT_SHAPE = dict(
+    hidden_size=48,
+    intermediate_size=52,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    vocab_size=211,
+    max_position_embeddings=512,
+    rms_norm_eps=1e-5,
+    rope_theta=10000.0,
+    tie_word_embeddings=False,
+    bos_token_id=1,
+    eos_token_id=2,
+    initializer_range=0.2,
+)
+
+
+@pytest.fixture(autouse=True)
+def private_work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test traces into a compiler folder of its own, and rank threads stay single."""
+    monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(tmp_path / "nxd_model"))
+    monkeypatch.delenv("NEURON_CPU_NXDI", raising=False)
+    yield
+
+
+@pytest.fixture
+def tiny_llama(tmp_path: Path) -> Callable[..., tuple[LlamaForCausalLM, Path]]:
+    """Factory of (Hugging Face model in fp32, its folder) for a changed DEFAULT_SHAPE."""
+    counter = iter(range(1000))
+
+    def make(seed: int = 0, **shape: Any) -> tuple[LlamaForCausalLM, Path]:
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(LlamaConfig(**{**DEFAULT_SHAPE, **shape})).eval()
+        folder = tmp_path / f"checkpoint{next(counter)}"
+        model.save_pretrained(folder)
+        return model, folder
+
+    return make
+
+
+@pytest.fixture
+def application() -> Callable[..., Any]:
+    """Factory of a compiled and loaded baseline application for a checkpoint folder."""
+
+    def make(folder: Path, load: bool = True, model_cls: Any = None, **neuron: Any) -> Any:
+        from neuronx_distributed_inference.models.config import NeuronConfig
+        from neuronx_distributed_inference.models.llama.modeling_llama import (
+            LlamaInferenceConfig,
+            NeuronLlamaForCausalLM,
+        )
+        from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+
+        options = {"seq_len": 48, "max_context_length": 32, "torch_dtype": "float32", **neuron}
+        config = LlamaInferenceConfig(
+            NeuronConfig(**options), load_config=load_pretrained_config(str(folder))
+        )
+        app = (model_cls or NeuronLlamaForCausalLM)(str(folder), config)
+        app.compile(folder / "compiled")
+        if load:
+            app.load(folder / "compiled")
+        return app
+
+    return make
+
+
+@pytest.fixture
+def generate() -> Callable[..., torch.Tensor]:
+    """Greedy new tokens (B, n) of an application for prompts of unequal lengths."""
+
+    def run(app: Any, prompts: list[list[int]], steps: int, **kwargs: Any) -> Any:
+        from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
+
+        width = max(len(prompt) for prompt in prompts)
+        ids = torch.zeros((len(prompts), width), dtype=torch.int64)
+        mask = torch.zeros_like(ids)
+        for row, prompt in enumerate(prompts):
+            columns = slice(0, len(prompt)) if app.padding_side == "right" else slice(
+                width - len(prompt), width
+            )
+            ids[row, columns] = torch.tensor(prompt)
+            mask[row, columns] = 1
+        options = dict(do_sample=False, eos_token_id=None, pad_token_id=0, max_new_tokens=steps)
+        options.update(kwargs)
+        output = HuggingFaceGenerationAdapter(app).generate(ids, attention_mask=mask, **options)
+        if not isinstance(output, torch.Tensor):
+            return output
+        return output[:, width:]
+
+    return run
+
+
+@pytest.fixture
+def reference() -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    """Greedy tokens (n,) and logits (n, V) of the Hugging Face model for one prompt."""
+
+    def run(model: LlamaForCausalLM, prompt: list[int], steps: int) -> Any:
+        ids = torch.tensor([prompt])
+        output = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            max_new_tokens=steps,
+            return_dict_in_generate=True,
+            output_logits=True,
+        )
+        return output.sequences[0, len(prompt) :], torch.cat(output.logits)
+
+    return run
