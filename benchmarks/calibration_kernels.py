@@ -205,11 +205,10 @@ def _mamba_tiled(out, delta, u, a, b, c, piece):
         nl.store(out[rows, :], value=total)
 
 
-# --- LayerNorm over rows: x [rows, columns], gamma, beta [1, columns] ------------------------------
+# --- LayerNorm over rows: x [rows, columns], gamma, beta [1, columns] -----------------------------
 def _row_parameters(gamma, beta):
-    return nl.load(gamma).broadcast_to((P, gamma.shape[1])), nl.load(beta).broadcast_to(
-        (P, beta.shape[1])
-    )
+    shape = (P, gamma.shape[1])
+    return nl.load(gamma).broadcast_to(shape), nl.load(beta).broadcast_to(shape)
 
 
 @nki.jit

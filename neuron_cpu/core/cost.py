@@ -139,10 +139,8 @@ def _first_partition(view: Tensor) -> int:
 
 def _transfer(instruction: Instruction, src: Tensor, dst: Tensor) -> Transfer:
     item = max(src.dt.itemsize, dst.dt.itemsize)
-    if instruction.op.name == "dma_transpose":
-        run = 1  # element-granular descriptors: nothing stays contiguous on both sides
-    else:
-        run = _contiguous_run(src, dst)
+    # transposing takes a descriptor per element: nothing stays contiguous on both sides
+    run = 1 if instruction.op.name == "dma_transpose" else _contiguous_run(src, dst)
     rows = dst.size // run
     chip = dst if dst.storage.on_chip else src
     if chip.storage.on_chip:

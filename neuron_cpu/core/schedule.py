@@ -174,7 +174,7 @@ def _either_engine(instruction: Instruction) -> bool:
 
 def _ports(instruction: Instruction, number: int) -> tuple[bool, bool]:
     """Whether it needs the SBUF port of VectorE|GpSimdE and the PSUM port of VectorE|ScalarE."""
-    if number == TENSOR or number == DMA:
+    if number in (TENSOR, DMA):
         return False, False
     buffers = {v.storage.buffer for v in (*instruction.src, *instruction.dst)}
     sbuf = "sbuf" in buffers and number != SCALAR

@@ -1,0 +1,206 @@
+"""``python -m neuron_cpu profile FILE:KERNEL --arg ...``: how long would this kernel take?
+
+The kernel is traced and verified on shapes alone; nothing is computed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import importlib.util
+import json
+import re
+import sys
+import types
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import ensure_sdk
+from .errors import StandInError
+
+SHORT_DTYPES = {
+    "bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32", "f32": "float32",
+    "i32": "int32", "u32": "uint32", "u8": "uint8", "i8": "int8",
+}  # fmt: skip
+TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)")
+
+
+class UsageError(StandInError):
+    """A command line that cannot be carried out."""
+
+
+def parser() -> argparse.ArgumentParser:
+    top = argparse.ArgumentParser(prog="python -m neuron_cpu", description=__doc__.splitlines()[0])
+    commands = top.add_subparsers(dest="command", required=True)
+    one = commands.add_parser("profile", help="estimate the time of one kernel on Trainium")
+    one.add_argument("kernel", metavar="FILE:KERNEL", help="Python file and kernel function in it")
+    one.add_argument(
+        "--arg", action="append", default=[], metavar="[NAME=]VALUE",
+        help="argument in order: a tensor as 128x512:bf16, or a Python literal; repeat",
+    )  # fmt: skip
+    one.add_argument("--grid", help="launch grid, for example 4 or 2x8")
+    one.add_argument(
+        "--dma-profile", default=None, help="DMA profile (default: the calibrated one)"
+    )
+    one.add_argument("--top", type=int, default=12, help="source lines to print")
+    one.add_argument("--json", type=Path, metavar="PATH", help="write all figures")
+    one.add_argument("--trace", type=Path, metavar="PATH", help="write a trace for ui.perfetto.dev")
+    one.add_argument("--plots", type=Path, metavar="FOLDER", help="write PNG plots")
+    return top
+
+
+# --- arguments ------------------------------------------------------------------------------------
+def parse_value(text: str) -> Any:
+    """A meta tensor for ``128x512:bf16``, a Python literal otherwise.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    match = TENSOR.fullmatch(text)
+    if match:
+        shape = tuple(int(n) for n in match[1].split("x"))
+        name = SHORT_DTYPES.get(match[2], match[2])
+        dtype = getattr(torch, name, None)
+        if not isinstance(dtype, torch.dtype):
+            raise UsageError(
+                f"--arg {text} names dtype '{match[2]}', expected one such as bf16, float32 or "
+                "int32; correct the part after the colon."
+            )
+        return torch.empty(shape, dtype=dtype, device="meta")
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        raise UsageError(
+            f"--arg {text} is neither a tensor nor a Python literal, expected for example "
+            "128x512:bf16, 1e-5, True or \"'text'\"; quote strings."
+        ) from None
+
+
+def parse_arguments(texts: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments of the kernel."""
+    positional, named = [], {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if equals and name.isidentifier():
+            named[name] = parse_value(value)
+        else:
+            positional.append(parse_value(text))
+    return positional, named
+
+
+def parse_grid(text: str | None) -> tuple[int, ...]:
+    if text is None:
+        return ()
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
+        raise UsageError(f"--grid {text}, expected positive sizes such as 4 or 2x8; correct it.")
+    return tuple(int(n) for n in text.split("x"))
+
+
+# --- kernel ---------------------------------------------------------------------------------------
+def load_kernel(target: str) -> Any:
+    """The kernel that ``FILE:KERNEL`` names.
+
+    Raises:
+        UsageError: no such file, it cannot be imported, or it has no such kernel.
+    """
+    from .core import Kernel
+
+    path_text, colon, name = target.rpartition(":")
+    if not colon or not name:
+        raise UsageError(f"'{target}' names no kernel, expected FILE:KERNEL; add ':' and its name.")
+    path = Path(path_text)
+    module = _import(path)
+    found = getattr(module, name, None)
+    if isinstance(found, Kernel):
+        return found
+    if isinstance(found, types.FunctionType):
+        return Kernel(found)
+    known = sorted(k for k, v in vars(module).items() if isinstance(v, Kernel))
+    raise UsageError(
+        f"{path} has no kernel '{name}', expected one of {', '.join(known) or 'none: it has none'};"
+        " name one of those."
+    )
+
+
+def _import(path: Path) -> types.ModuleType:
+    if not path.is_file():
+        raise UsageError(f"kernel file {path} does not exist, expected a Python file; correct it.")
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"kernel file {path} is no Python file, expected a name ending in .py.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.resolve().parent))
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UsageError(
+            f"kernel file {path} cannot be imported ({type(error).__name__}: {error}), expected a "
+            "module that imports without a device; mend it first."
+        ) from error
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    return module
+
+
+def trace(kernel: Any, args: argparse.Namespace) -> Any:
+    """The verified Program of the kernel for the arguments of the command line."""
+    from .core import NkiError
+
+    positional, named = parse_arguments(args.arg)
+    grid = parse_grid(args.grid)
+    launched = kernel[grid] if grid else kernel
+    try:
+        return launched.trace(*positional, **named)
+    except NkiError:
+        raise
+    except Exception as error:
+        raise UsageError(
+            f"kernel {kernel.name} does not trace with these arguments ({type(error).__name__}: "
+            f"{error}), expected shapes and constants that it accepts; correct --arg."
+        ) from error
+
+
+# --- profile --------------------------------------------------------------------------------------
+def profile(args: argparse.Namespace) -> None:
+    """Trace, schedule, print; write what the command line asks for."""
+    from rich.console import Console
+
+    from .core import cost, plots, report, tables
+    from .core.schedule import schedule
+
+    name = args.dma_profile or cost.DEFAULT_PROFILE
+    cost.dma_profile(name)
+    found = schedule(trace(load_kernel(args.kernel), args), name)
+    summary = report.profile(found)
+    console = Console()
+    tables.print_profile(console, summary, args.top)
+    if args.json:
+        args.json.write_text(json.dumps(summary.to_json(), indent=1))
+        console.print(f"figures: {args.json}")
+    if args.trace:
+        args.trace.write_text(json.dumps(report.perfetto([(summary.name, found)])))
+        console.print(f"trace for ui.perfetto.dev: {args.trace}")
+    if args.plots:
+        for path in plots.all_plots([found], [summary], args.plots):
+            console.print(f"plot: {path}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    args = parser().parse_args(arguments)
+    print(ensure_sdk())
+    from .core import NkiError
+
+    try:
+        profile(args)
+    except (UsageError, NkiError, OSError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
