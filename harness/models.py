@@ -142,7 +142,7 @@ def check_shapes(model: ModelFolder) -> None:
         shapes.update(_safetensors_shapes(file))
     if not shapes:
         return
-    for name, expected in _expected_shapes(model).items():
+    for name, expected in expected_shapes(model).items():
         if name not in shapes:
             raise UserError(f"The checkpoint in {model.path} lacks the tensor {name}.")
         if shapes[name] != expected:
@@ -152,7 +152,7 @@ def check_shapes(model: ModelFolder) -> None:
             )
 
 
-def _expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
+def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
     """Tensor name -> [out, in] of a Llama checkpoint with this config.json."""
     config = model.config
     hidden, inner = config["hidden_size"], config["intermediate_size"]

@@ -33,7 +33,7 @@ def split_prompt_value(value: str) -> list[str]:
             f'({error}); put the whole prompt in double quotes, doubled inside (""), '
             "or use --prompt-file."
         ) from error
-    fields = rows[0] if rows else [""]
+    fields = rows[0] if rows and rows[0] else [""]
     return [field.replace(_NEWLINE, "\n") for field in fields]
 
 

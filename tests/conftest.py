@@ -1,0 +1,61 @@
+"""Fixtures of the whole suite: SDK names, a tiny Llama folder, the driver as a subprocess."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(REPOSITORY))
+
+import neuron_cpu  # noqa: E402
+
+neuron_cpu.ensure_sdk()
+
+from tests.tiny_model import write_tiny_model  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a seeded two-layer Llama."""
+    return write_tiny_model(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="session")
+def embedded_model() -> Path:
+    """The folder of SmolLM2-135M-Instruct, converted into the user's cache where it is not yet."""
+    from harness.models import embedded_model as convert_once
+
+    return convert_once()
+
+
+@pytest.fixture(scope="session")
+def run_script() -> Callable[..., subprocess.CompletedProcess]:
+    """Runs a script of the repository as a user would; environment additions by keyword."""
+
+    def run(
+        script: str, *arguments: Any, cwd: Path = REPOSITORY, **environment: str
+    ) -> subprocess.CompletedProcess:
+        return subprocess.run(
+            [sys.executable, str(REPOSITORY / script), *map(str, arguments)],
+            cwd=cwd,
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=300,
+        )
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def run_main(run_script: Callable[..., Any]) -> Callable[..., subprocess.CompletedProcess]:
+    """Runs `main.py` with the given arguments."""
+    return lambda *arguments, **options: run_script("main.py", *arguments, **options)

@@ -1,0 +1,95 @@
+"""A tiny seeded Llama folder for tests of the driver and the SDK stand-in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+TINY_CONFIG: dict[str, Any] = {
+    "architectures": ["LlamaForCausalLM"],
+    "attention_bias": False,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "head_dim": 64,
+    "hidden_act": "silu",
+    "hidden_size": 128,
+    "intermediate_size": 192,
+    "max_position_embeddings": 2048,
+    "mlp_bias": False,
+    "model_type": "llama",
+    "num_attention_heads": 2,
+    "num_hidden_layers": 2,
+    "num_key_value_heads": 2,
+    "pad_token_id": 0,
+    "rms_norm_eps": 1e-5,
+    "rope_scaling": None,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "vocab_size": 320,
+}
+
+
+def write_tiny_model(folder: Path, seed: int = 0, **changes: Any) -> Path:
+    """A seeded random Llama checkpoint with a byte-level tokenizer (ids 3 to 258 are the bytes).
+
+    Two query and two key/value heads of 64, so that degrees 1 and 2 both work.
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    config = TINY_CONFIG | changes
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(
+        json.dumps({key: config[key] for key in ("bos_token_id", "eos_token_id", "pad_token_id")})
+    )
+    generator = torch.Generator().manual_seed(seed)
+    save_file(
+        {
+            name: _random_weight(name, shape, generator)
+            for name, shape in _tiny_shapes(config).items()
+        },
+        str(folder / "model.safetensors"),
+    )
+    _write_byte_tokenizer(folder)
+    return folder
+
+
+def _random_weight(name: str, shape: list[int], generator: Any) -> Any:
+    """bf16; the head is large, so that the two best logits rarely stand close together."""
+    import torch
+
+    values = torch.randn(shape, generator=generator)
+    if name.endswith("norm.weight"):
+        return (1 + 0.1 * values).to(torch.bfloat16)
+    scale = 1.0 if "embed" in name or "lm_head" in name else shape[-1] ** -0.5
+    return (scale * values).to(torch.bfloat16)
+
+
+def _tiny_shapes(config: dict[str, Any]) -> dict[str, list[int]]:
+    from harness.models import ModelFolder, expected_shapes
+
+    return expected_shapes(ModelFolder(Path("tiny"), "tiny", config))
+
+
+def _write_byte_tokenizer(folder: Path) -> None:
+    from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
+    from tokenizers.models import BPE
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<pad>", "<s>", "</s>"]
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(special + alphabet)}
+    tokenizer = Tokenizer(BPE(vocabulary, []))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(token, normalized=False) for token in special])
+    PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token="<pad>",
+        bos_token="<s>",
+        eos_token="</s>",
+        clean_up_tokenization_spaces=False,
+    ).save_pretrained(str(folder))
