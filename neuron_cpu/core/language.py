@@ -6,6 +6,7 @@ Composite functions expand as the public tutorials do, so that costs and precisi
 
 from __future__ import annotations
 
+import builtins
 import linecache
 import re
 from collections.abc import Callable
@@ -324,7 +325,7 @@ def partition_broadcast(source: Tensor, shape: tuple[int, ...]) -> Tensor:
     out = ndarray((rows, flat.shape[1]), row.dtype)
     step = spec.MOVING_FREE_MAX
     for start in range(0, flat.shape[1], step):
-        piece = flat[:, start : min(start + step, flat.shape[1])]
+        piece = flat[:, start : builtins.min(start + step, flat.shape[1])]
         out[:, start : start + piece.shape[1]] = isa.nc_matmul(ones_row, piece)
     return out.reshape(shape) if len(shape) != 2 else out
 
@@ -366,7 +367,7 @@ def transpose(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
             "err_exceed_max_supported_dimension",
             f"transpose of {source.label()}, expected two axes; collapse the free axes first",
         )
-    if max(source.shape) <= spec.VECTOR_TRANSPOSE_MAX:
+    if builtins.max(source.shape) <= spec.VECTOR_TRANSPOSE_MAX:
         return isa.nc_transpose(source, dtype=dtype, mask=mask, engine=isa.vector_engine)
     if source.storage.buffer == "psum":
         source = isa.tensor_copy(source)
