@@ -132,3 +132,243 @@ def test_more_rows_than_compiled_are_refused(tiny_llama, application, generate):
     app = application(folder, batch_size=2)
     with pytest.raises(ValueError, match="batch of 3 rows.*batch_size 2.*is_continuous_batching"):
         generate(app, PROMPTS, 2)
+
+
+def test_prompt_lookup_gives_the_greedy_tokens_in_fewer_calls(
+    tiny_llama, application, generate, reference
+):
+    model, folder = tiny_llama()
+    app = application(folder, speculation_length=4, max_context_length=24)
+    prompt = [7, 3, 9, 11, 200, 7, 3, 9]
+    tokens, _ = reference(model, prompt, 30)
+    calls = []
+    app.token_generation_model.register_forward_hook(lambda *_: calls.append("decode"))
+    app.speculation_model.register_forward_hook(lambda *_: calls.append("speculate"))
+    unused = next(token for token in range(211) if token not in tokens)
+    got = generate(app, [prompt], 30, prompt_lookup_num_tokens=3, eos_token_id=unused)
+    assert got[0].tolist() == tokens.tolist()
+    assert "speculate" in calls
+
+
+def test_assisted_decoding_without_a_speculation_model_is_refused(
+    tiny_llama, application, generate
+):
+    _, folder = tiny_llama()
+    app = application(folder)
+    with pytest.raises(ValueError, match="speculation_length of at least 2.*got 0"):
+        generate(app, PROMPTS[:1], 4, prompt_lookup_num_tokens=3)
+
+
+class Collector:
+    """A streamer that keeps what it is given."""
+
+    def __init__(self):
+        self.values, self.ended = [], False
+
+    def put(self, value):
+        self.values.append(value.tolist())
+
+    def end(self):
+        self.ended = True
+
+
+def test_streamer_gets_the_prompt_and_each_token(tiny_llama, application, generate):
+    _, folder = tiny_llama()
+    app = application(folder)
+    streamer = Collector()
+    tokens = generate(app, PROMPTS[:1], 5, streamer=streamer)
+    assert streamer.values[1:] == [[token] for token in tokens[0].tolist()]
+    assert streamer.ended
+
+
+def test_multinomial_draws_what_transformers_draws(tiny_llama, application, generate):
+    """The same processors and the same generator: with a seed, the same tokens."""
+    model, folder = tiny_llama()
+    app = application(folder)
+    options = dict(do_sample=True, top_k=20, top_p=0.9, temperature=1.3)
+    torch.manual_seed(11)
+    got = generate(app, PROMPTS[:1], 10, **options)[0]
+    torch.manual_seed(11)
+    ids = torch.tensor(PROMPTS[:1])
+    expected = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=10,
+        eos_token_id=None,
+        pad_token_id=0,
+        **options,
+    )[0, ids.shape[1] :]
+    assert got.tolist() == expected.tolist()
+
+
+def test_eos_fills_finished_rows_with_padding(tiny_llama, application, generate):
+    _, folder = tiny_llama()
+    app = application(folder, batch_size=3)
+    free = generate(app, PROMPTS, STEPS)
+    eos = int(free[1, 2])
+    stopped = generate(app, PROMPTS, STEPS, eos_token_id=eos, pad_token_id=77)
+    for row in range(3):
+        expected = free[row, : stopped.shape[1]].tolist()
+        if eos in expected:
+            end = expected.index(eos) + 1
+            expected = expected[:end] + [77] * (len(expected) - end)
+        assert stopped[row].tolist() == expected
+
+
+def test_stopping_criteria_and_ngram_filter(tiny_llama, application, generate):
+    model, folder = tiny_llama()
+    app = application(folder)
+    options = dict(no_repeat_ngram_size=2, max_time=1e6)
+    got = generate(app, PROMPTS[:1], 20, **options)[0].tolist()
+    ids = torch.tensor(PROMPTS[:1])
+    expected = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=20,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        **options,
+    )[0, ids.shape[1] :]
+    assert got == expected.tolist()
+
+
+@pytest.mark.parametrize("tp_degree", [1, 2])
+def test_on_device_greedy_sampling(tiny_llama, application, generate, reference, tp_degree):
+    model, folder = tiny_llama()
+    app = application(
+        folder, batch_size=3, tp_degree=tp_degree, on_device_sampling_config={"top_k": 1}
+    )
+    got = generate(app, PROMPTS, STEPS)
+    for row, prompt in enumerate(PROMPTS):
+        assert got[row].tolist() == reference(model, prompt, STEPS)[0].tolist()
+
+
+@pytest.mark.parametrize("tp_degree", [1, 2])
+def test_on_device_dynamic_sampling_per_row(tiny_llama, application, generate, reference, tp_degree):
+    """Rows with top_k 1 stay greedy beside a row that samples, which must leave the greedy path."""
+    from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
+
+    model, folder = tiny_llama()
+    config = {"do_sample": True, "dynamic": True, "global_topk": 64}
+    app = application(
+        folder, batch_size=3, tp_degree=tp_degree, on_device_sampling_config=config
+    )
+    params = prepare_sampling_params(3, [1, 50, 1], [1.0, 1.0, 0.5], [1.0, 5.0, 2.0])
+    torch.manual_seed(0)
+    got = generate(app, PROMPTS, STEPS, sampling_params=params)
+    greedy = [reference(model, prompt, STEPS)[0].tolist() for prompt in PROMPTS]
+    assert got[0].tolist() == greedy[0]
+    assert got[2].tolist() == greedy[2]
+    assert got[1].tolist() != greedy[1]
+
+
+def test_on_device_sampling_can_return_logits(tiny_llama, application):
+    model, folder = tiny_llama()
+    app = application(
+        folder, tp_degree=2, output_logits=True, on_device_sampling_config={"top_k": 1}
+    )
+    ids = torch.tensor(PROMPTS[:1])
+    output = app(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None])
+    expected = model(ids).logits[:, -1:]
+    torch.testing.assert_close(output.logits, expected, rtol=1e-4, atol=1e-4)
+    assert output.tokens.tolist() == expected[:, 0].argmax(-1).tolist()
+
+
+def test_continuous_batching_by_sequence_ids(tiny_llama, application, reference):
+    """Prompts arrive one by one on lines of their own, and decode together in any row order."""
+    model, folder = tiny_llama()
+    app = application(
+        folder, batch_size=3, tp_degree=2, is_continuous_batching=True, ctx_batch_size=1
+    )
+    lines = [2, 0, 1]
+    expected = [reference(model, prompt, 4)[0].tolist() for prompt in PROMPTS]
+    tokens = []
+    for prompt, line in zip(PROMPTS, lines, strict=True):
+        ids = torch.tensor([prompt])
+        output = app(
+            input_ids=ids,
+            position_ids=torch.arange(len(prompt))[None],
+            seq_ids=torch.tensor([line]),
+        )
+        tokens.append([int(output.logits[0, -1].argmax())])
+    for _ in range(3):
+        positions = torch.tensor(
+            [[len(prompt) + len(done) - 1] for prompt, done in zip(PROMPTS, tokens, strict=True)]
+        )
+        output = app(
+            input_ids=torch.tensor([[done[-1]] for done in tokens]),
+            position_ids=positions,
+            seq_ids=torch.tensor(lines),
+        )
+        for row, done in enumerate(tokens):
+            done.append(int(output.logits[row, -1].argmax()))
+    assert tokens == expected
+
+
+def test_idle_lines_survive_a_partial_decode_batch(tiny_llama, application, reference):
+    """Decoding one line pads the batch with idle lines, whose caches must stay as they are."""
+    model, folder = tiny_llama()
+    app = application(folder, batch_size=3, is_continuous_batching=True, ctx_batch_size=1)
+    prompts = PROMPTS[:2]
+    expected = [reference(model, prompt, 3)[0].tolist() for prompt in prompts]
+    tokens = []
+    for line, prompt in enumerate(prompts):
+        output = app(
+            input_ids=torch.tensor([prompt]),
+            position_ids=torch.arange(len(prompt))[None],
+            seq_ids=torch.tensor([line]),
+        )
+        tokens.append([int(output.logits[0, -1].argmax())])
+    for line in (0, 0, 1, 1):
+        output = app(
+            input_ids=torch.tensor([tokens[line][-1:]]),
+            position_ids=torch.tensor([[len(prompts[line]) + len(tokens[line]) - 1]]),
+            seq_ids=torch.tensor([line]),
+        )
+        tokens[line].append(int(output.logits[0, -1].argmax()))
+    assert tokens == expected
+
+
+@pytest.mark.parametrize(
+    ("prompt", "steps", "message"),
+    [
+        ([5], 2, "A prompt has only one token"),
+        (list(range(3, 40)), 2, "prompt has 37 tokens, expected at most 32"),
+        ([5, 6, 7], 60, "got position 48, expected less than the largest bucket 48"),
+    ],
+)
+def test_calls_that_no_graph_serves_are_refused(
+    tiny_llama, application, generate, prompt, steps, message
+):
+    _, folder = tiny_llama()
+    app = application(folder)
+    with pytest.raises(ValueError, match=message):
+        generate(app, [prompt], steps)
+
+
+def test_a_padding_token_inside_the_prompt_does_not_cut_it(
+    tiny_llama, application, generate, reference, caplog
+):
+    """NxDI 0.1 counts ids that differ from the padding id; here the fitting bucket is used."""
+    model, folder = tiny_llama()
+    app = application(
+        folder,
+        enable_bucketing=True,
+        context_encoding_buckets=[8, 32],
+        token_generation_buckets=[48],
+    )
+    prompt = [0, 0, 5, 6, 7, 8, 9, 10, 11]
+    assert generate(app, [prompt], 4)[0].tolist() == reference(model, prompt, 4)[0].tolist()
+    assert "would choose bucket 8 and lose 1 tokens" in caplog.text
+
+
+def test_bf16_stays_near_fp32(tiny_llama, application):
+    """bf16 has 8 significant bits: over two layers logits move by a few percent of the largest."""
+    model, folder = tiny_llama()
+    app = application(folder, tp_degree=2, torch_dtype="bfloat16")
+    ids = torch.tensor(PROMPTS[2:])
+    logits = app(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None]).logits[0, -1]
+    expected = model(ids).logits[0, -1]
+    assert logits.dtype == torch.float32
+    assert (logits - expected).abs().max() / expected.abs().max() < 0.05

@@ -3,3 +3,7 @@
 Tensor-parallel ranks are threads of one process. `ranks.py` is the stand-in's own part; the other
 modules carry NxD's names (reference: the NxD of SDK 2.21, 0.10).
 """
+
+from . import parallel_layers, utils
+
+__all__ = ["parallel_layers", "utils"]

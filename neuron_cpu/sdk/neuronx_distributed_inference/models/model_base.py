@@ -232,7 +232,7 @@ class NeuronBaseModel(nn.Module):
         """Logits (B, T, V or V/tp) in fp32; padding of a sharded vocabulary never wins."""
         logits = self.lm_head(hidden).float()
         pad_size = getattr(self.lm_head, "pad_size", 0)
-        if self.contract.minor >= 2 and pad_size and not self.lm_head.gather_output:
+        if pad_size and not self.lm_head.gather_output:
             group = self.lm_head.tensor_parallel_group
             width = logits.shape[-1]
             rank = self.rank_util.get_rank().to(torch.int64) % group.size()
@@ -259,6 +259,7 @@ class NeuronBaseModel(nn.Module):
         gathered = logits
         if not getattr(self.lm_head, "gather_output", True):
             gathered = _gather_along_dim(logits, -1, self.lm_head.tensor_parallel_group)
+            gathered = gathered[..., : self.vocab_size]
         return [tokens, gathered]
 
     def get_input_embeddings(self) -> nn.Module:

@@ -143,6 +143,95 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
             streamer.end()
         return self._result(generation_config, input_ids, collected)
 
+    @torch.no_grad()
+    def _assisted_decoding(
+        self,
+        input_ids: torch.LongTensor,
+        candidate_generator: Any,
+        logits_processor: LogitsProcessorList,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        synced_gpus: bool = False,
+        streamer: Optional[Any] = None,
+        logits_warper: Optional[LogitsProcessorList] = None,
+        **model_kwargs: Any,
+    ) -> SampleOutput:
+        """Decoding with guessed continuations (prompt lookup), checked several at a time.
+
+        One call of the speculation model gives the scores behind the last token and behind each
+        guess. Tokens are chosen one after the other as without guesses, and the call is worth as
+        many of them as agree with the guess, plus one: the result is the same, in fewer calls.
+        """
+        del synced_gpus, logits_warper, model_kwargs
+        self._check_assisted(input_ids)
+        collected: Dict[str, List[torch.Tensor]] = {"scores": [], "logits": []}
+        stopped = False
+        while not stopped:
+            guesses = self._guesses(candidate_generator, input_ids)
+            logits = self._verify_guesses(input_ids, guesses)  # (T, V): T >= 1
+            for step, row in enumerate(logits):
+                scores = logits_processor(input_ids, row[None].clone())
+                self._collect(generation_config, collected, scores, row[None])
+                token = _choose_token(scores, generation_config)
+                input_ids = torch.cat([input_ids, token[:, None]], dim=-1)
+                if streamer is not None:
+                    streamer.put(token.cpu())
+                stop = stopping_criteria(input_ids, tuple(collected["scores"]) or None)
+                stopped = bool(torch.as_tensor(stop).all())
+                if stopped or step >= len(guesses) or int(token) != int(guesses[step]):
+                    break
+        if streamer is not None:
+            streamer.end()
+        return self._result(generation_config, input_ids, collected)
+
+    def _check_assisted(self, input_ids: torch.LongTensor) -> None:
+        """Refuse what the speculation model cannot serve."""
+        if self.neuron_config.speculation_length < 2:
+            raise ValueError(
+                "Assisted decoding needs a speculation model, expected speculation_length of at "
+                f"least 2 in the NeuronConfig, got {self.neuron_config.speculation_length}; "
+                "compile with it."
+            )
+        if self.on_device_sampling or self.padding_side == "left" or len(input_ids) > 1:
+            raise ValueError(
+                "Assisted decoding takes one right-padded row whose logits come to the host; "
+                "compile without on-device sampling and with padding_side='right', and pass one "
+                "prompt."
+            )
+
+    def _guesses(self, candidate_generator: Any, input_ids: torch.LongTensor) -> torch.Tensor:
+        """Guessed next tokens (n,), at most one fewer than the speculation model takes.
+
+        None before prefill, and none where the speculation model would pass the cache's end.
+        """
+        length = self.neuron_config.speculation_length
+        fits = input_ids.shape[1] - 1 + length <= self.neuron_config.max_length
+        if not self.neuron_model.kv_cache_populated or not fits:
+            return input_ids.new_empty(0)
+        candidates, _ = candidate_generator.get_candidates(input_ids)
+        return candidates[0, input_ids.shape[1] :][: length - 1]
+
+    def _verify_guesses(
+        self, input_ids: torch.LongTensor, guesses: torch.Tensor
+    ) -> torch.Tensor:
+        """Logits (1 + n, V) behind the last token and behind each of n guesses."""
+        cached = input_ids.shape[1] - 1
+        if len(guesses) == 0:
+            mask = torch.ones_like(input_ids)
+            mask = mask[:, :-1] if self.neuron_model.kv_cache_populated else mask
+            inputs = self.prepare_inputs_for_generation(input_ids, attention_mask=mask)
+            return self(**inputs).logits[0]
+        length = self.neuron_config.speculation_length
+        tokens = input_ids.new_zeros((1, length))  # what lies behind the guesses is not looked at
+        tokens[0, 0] = input_ids[0, -1]
+        tokens[0, 1 : 1 + len(guesses)] = guesses
+        outputs = self(
+            input_ids=tokens,
+            attention_mask=torch.ones((1, cached), dtype=torch.int64),
+            position_ids=torch.arange(cached, cached + length)[None],
+        )
+        return outputs.logits[0, : 1 + len(guesses)]
+
     @staticmethod
     def _collect(
         generation_config: GenerationConfig,

@@ -108,8 +108,7 @@ class KVCacheManager(nn.Module):
         else:
             caches = list(kvcache_buffer[idx])
         views = [self._keys(caches[0]), caches[1]]
-        news = [self._keys(kv_per_layer[0]), kv_per_layer[1]]
-        for cache, new in zip(views, news, strict=True):
+        for cache, new in zip(views, kv_per_layer, strict=True):
             new = new.to(cache.dtype)
             if is_for_context_encoding:
                 self._write_prefix(cache, new, seq_ids)

@@ -1,0 +1,171 @@
+"""The variants of NxDI 0.1 to 0.6 that NEURON_CPU_NXDI chooses."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from neuronx_distributed_inference.contract import VERSIONS, contract
+from neuronx_distributed_inference.models import config as config_module
+from neuronx_distributed_inference.models.config import NeuronConfig, OnDeviceSamplingConfig
+from neuronx_distributed_inference.models.llama import modeling_llama
+from neuronx_distributed_inference.modules.attention.attention_base import NeuronAttentionBase
+
+from neuron_cpu.errors import StandInError
+
+PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7]]
+
+
+@pytest.fixture(params=VERSIONS)
+def version(request, monkeypatch):
+    monkeypatch.setenv("NEURON_CPU_NXDI", request.param)
+    return request.param
+
+
+@pytest.mark.parametrize("tp_degree", [1, 2])
+def test_baseline_agrees_with_hugging_face(
+    version, tiny_llama, application, generate, reference, tp_degree
+):
+    model, folder = tiny_llama()
+    app = application(
+        folder,
+        batch_size=2,
+        tp_degree=tp_degree,
+        enable_bucketing=True,
+        context_encoding_buckets=[8, 16, 32],
+        token_generation_buckets=[16, 48],
+    )
+    got = generate(app, PROMPTS, 14)
+    for row, prompt in enumerate(PROMPTS):
+        assert got[row].tolist() == reference(model, prompt, 14)[0].tolist()
+
+
+def test_unknown_version_is_refused(monkeypatch):
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.9")
+    with pytest.raises(StandInError, match="NEURON_CPU_NXDI.*got '0.9'"):
+        contract()
+
+
+def test_layers_get_the_keywords_of_their_version(
+    version, tiny_llama, application, generate, monkeypatch
+):
+    """nxdi 0.2 adds rotary_position_ids, 0.3 the residual and cache keywords, 0.5 local_mask."""
+    seen = set()
+    original = modeling_llama.NeuronLlamaDecoderLayer.forward
+
+    def spy(self, hidden_states, **kwargs):
+        seen.update(kwargs)
+        return original(self, hidden_states, **kwargs)
+
+    monkeypatch.setattr(modeling_llama.NeuronLlamaDecoderLayer, "forward", spy)
+    _, folder = tiny_llama()
+    generate(application(folder), PROMPTS[:1], 2)
+    minor = int(version[2:])
+    always = {
+        "attention_mask",
+        "position_ids",
+        "past_key_value",
+        "active_mask",
+        "adapter_ids",
+        "cos_cache",
+        "sin_cache",
+    }
+    later = {"rotary_position_ids"} if minor >= 2 else set()
+    if minor >= 3:
+        later |= {
+            "seq_ids",
+            "kv_mgr",
+            "get_kv_per_layer",
+            "update_kv_per_layer",
+            "idx",
+            "is_for_context_encoding",
+            "seq_len",
+            "residual",
+        }
+    if minor >= 5:
+        later |= {"local_mask"}
+    assert seen == always | later
+
+
+def test_a_layer_with_the_other_number_of_results_is_refused(
+    version, tiny_llama, application, monkeypatch
+):
+    original = modeling_llama.NeuronLlamaDecoderLayer.forward
+
+    def wrong(self, hidden_states, **kwargs):
+        results = original(self, hidden_states, **kwargs)
+        return results[:4] if len(results) == 5 else (*results, None)
+
+    monkeypatch.setattr(modeling_llama.NeuronLlamaDecoderLayer, "forward", wrong)
+    _, folder = tiny_llama()
+    expected = "5 in NxDI" if int(version[2:]) >= 3 else "4 in NxDI"
+    with pytest.raises(ValueError, match=f"Layer 0 .* items, expected {expected}"):
+        application(folder, load=False)
+
+
+def test_config_fields_come_and_go(version):
+    minor = int(version[2:])
+    config = NeuronConfig()
+    for name in ("logical_neuron_cores", "quantized_kernel_lower_bound", "trace_tokengen_model"):
+        assert hasattr(config, name) == (minor == 1)
+    assert hasattr(config, "logical_nc_config") == (minor >= 2)
+    assert hasattr(config, "k_cache_transposed") == (minor >= 3)
+    assert (config.rpl_reduce_dtype is None) == (minor >= 4)
+    assert (config.attn_kernel_enabled is None) == (minor >= 4)
+    assert config.save_sharded_checkpoint == (minor <= 2)
+    assert OnDeviceSamplingConfig().do_sample == (minor < 6)
+
+
+def test_base_attention_is_built_as_its_version_wants(version):
+    if int(version[2:]) >= 4:
+        with pytest.raises(TypeError, match="needs the config as its first argument"):
+            NeuronAttentionBase()
+    else:
+        assert NeuronAttentionBase(tensor_model_parallel_group=None).qkv_proj is None
+
+
+def test_bucket_rules(version, tiny_llama, application):
+    """A prompt as long as a bucket stays in it in 0.1 and moves to the next one from 0.2 on."""
+    _, folder = tiny_llama()
+    app = application(
+        folder,
+        load=False,
+        enable_bucketing=True,
+        context_encoding_buckets=[8, 16, 32],
+        token_generation_buckets=[16, 48],
+    )
+    ids = torch.full((1, 8), 5)
+    mask = torch.ones_like(ids)
+    chosen = app.context_encoding_model.choose_bucket(ids, mask, torch.arange(8)[None])
+    assert chosen == (8 if version == "0.1" else 16)
+    position = torch.tensor([[15]])
+    by_position = app.token_generation_model.choose_bucket(ids[:, :1], mask, position)
+    assert by_position == 16
+    long_mask = torch.ones((1, 16), dtype=torch.int64)
+    by_mask = app.token_generation_model.choose_bucket(ids[:, :1], long_mask, position)
+    assert by_mask == (16 if version == "0.1" else 48)
+
+
+def test_example_inputs(version, tiny_llama, application):
+    _, folder = tiny_llama()
+    app = application(folder, load=False, batch_size=2)
+    example = app.context_encoding_model.input_generator()[0]
+    assert len(example) == (5 if version == "0.1" else 7)
+    assert [tuple(t.shape) for t in example[:5]] == [(2, 32), (2, 32), (2, 32), (2,), (2, 3)]
+    assert [t.dtype for t in example[:5]] == [torch.int32] * 4 + [torch.float32]
+    decode = app.token_generation_model.input_generator()[0]
+    assert [tuple(t.shape) for t in decode[:5]] == [(2, 1), (2, 48), (2, 1), (2,), (2, 3)]
+
+
+def test_transposed_key_cache(tiny_llama, application, generate, reference, monkeypatch):
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.3")
+    model, folder = tiny_llama()
+    app = application(folder, k_cache_transposed=True)
+    caches = app.traced_model[0].modules[0].kv_mgr.past_key_values
+    assert [tuple(cache.shape) for cache in caches[:2]] == [(1, 2, 8, 48), (1, 2, 48, 8)]
+    got = generate(app, PROMPTS[:1], 8)[0].tolist()
+    assert got == reference(model, PROMPTS[0], 8)[0].tolist()
+
+
+def test_unknown_keywords_are_only_logged(caplog):
+    config_module.NeuronConfig(no_such_option=1)
+    assert "no_such_option" in caplog.text
