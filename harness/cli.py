@@ -16,7 +16,9 @@ from typing import Any, NoReturn, Optional
 from harness.errors import UserError
 from harness.prompts import read_prompt_file, split_prompt_value
 
-DEFAULT_PROMPT = "I believe the meaning of life is"
+DEFAULT_PROMPT = "I believe the meaning of life is"  # the contest driver's, for base models
+# For instruct models: along the embedded model's answer the two best logits stay 1.1 apart.
+DEFAULT_QUESTION = "Name the capital of Japan."
 DEFAULT_SEQ_LEN = 128
 
 # mode -> (module of the harness whose run(args) does it, what it does)
@@ -172,7 +174,10 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _prompts(args: argparse.Namespace) -> tuple[list[str], list[str]]:
-    """The prompts in order, and one line for each `--prompt` value that was split."""
+    """The prompts in order, none where the model is to choose the default one.
+
+    Also one line for each `--prompt` value that was split.
+    """
     prompts, notes = [], []
     for value in args.prompt_values or []:
         parts = split_prompt_value(value)
@@ -184,8 +189,6 @@ def _prompts(args: argparse.Namespace) -> tuple[list[str], list[str]]:
             )
     if args.prompt_file is not None:
         prompts.extend(read_prompt_file(args.prompt_file))
-    if args.prompt_values is None and args.prompt_file is None:
-        prompts.append(DEFAULT_PROMPT)
     if not all(prompt.strip() for prompt in prompts):
         raise UserError("A prompt is empty; give --prompt some text.")
     return prompts, notes
@@ -211,7 +214,7 @@ def check(args: argparse.Namespace) -> None:
     _check_sampling(args)
     _check_buckets(args)
     if args.batch_size is None:
-        args.batch_size = len(args.prompts)
+        args.batch_size = len(args.prompts) or 1
 
 
 def _check_sampling(args: argparse.Namespace) -> None:

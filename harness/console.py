@@ -59,7 +59,9 @@ def step(title: str, total: Optional[float] = None) -> Iterator[Step]:
         TimeElapsedColumn(),
         TimeRemainingColumn(compact=True),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    terminal = Console(stderr=True)
+    bars = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
+    with bars as progress:
         current = Step(title, progress, total)
         listener = _ProgressListener(progress)
         logger = logging.getLogger(PROGRESS_LOGGER)

@@ -30,7 +30,7 @@ def generate_batch(loaded: Loaded, prompt_ids: Sequence[Sequence[int]], first_in
     session, args = loaded.session, loaded.session.args
     headings = [
         f"Output {first_index + row}: "
-        + (_prompt_text(session, ids) if _continues(session) else "")
+        + (_prompt_text(session, ids) if session.continues_prompts else "")
         for row, ids in enumerate(prompt_ids)
     ]
     buffer: list[str] = []
@@ -139,11 +139,6 @@ def _sampling_params(args: argparse.Namespace, batch: int) -> Any:
     from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 
     return prepare_sampling_params(batch, [args.top_k], [args.top_p], [args.temperature])
-
-
-def _continues(session: Session) -> bool:
-    """Whether the output goes on where the prompt ends, rather than answering it."""
-    return session.args.raw or not session.tokenizer.chat_template
 
 
 def _prompt_text(session: Session, ids: Sequence[int]) -> str:

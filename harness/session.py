@@ -36,7 +36,13 @@ class Session:
     compiled_root: Path
     tokenizer: Any
     pad_token_id: int
+    prompts: list[str] = field(default_factory=list)
     prompt_ids: list[list[int]] = field(default_factory=list)
+
+    @property
+    def continues_prompts(self) -> bool:
+        """Whether the output goes on where the prompt ends, rather than answering it."""
+        return self.args.raw or not self.tokenizer.chat_template
 
 
 @dataclass
@@ -67,10 +73,17 @@ def open_session(args: argparse.Namespace, prompt_texts: Optional[Sequence[str]]
     args.tp_degree = models.choose_tp_degree(model, args.tp_degree, not sdk.is_stand_in())
     root = args.compiled_model_path or cache_folder() / "compiled" / _folder_name(args, model)
     session = Session(args, model, source, Path(root).expanduser(), *_open_tokenizer(args, model))
-    texts = args.prompts if prompt_texts is None else prompt_texts
-    session.prompt_ids = prompts.encode(session.tokenizer, texts, args.raw)
-    prompts.check_lengths(texts, session.prompt_ids, args.seq_len, args.max_context_length)
+    session.prompts = list(prompt_texts or args.prompts) or [_default_prompt(session)]
+    session.prompt_ids = prompts.encode(session.tokenizer, session.prompts, args.raw)
+    prompts.check_lengths(
+        session.prompts, session.prompt_ids, args.seq_len, args.max_context_length
+    )
     return session
+
+
+def _default_prompt(session: Session) -> str:
+    """A question for a model with a chat template, a sentence to go on with for others."""
+    return cli.DEFAULT_PROMPT if session.continues_prompts else cli.DEFAULT_QUESTION
 
 
 def _folder_name(args: argparse.Namespace, model: models.ModelFolder) -> str:

@@ -48,7 +48,7 @@ def test_full_disk_is_one_sentence(tmp_path: Path) -> None:
 
 def test_other_errors_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError), files.atomic_folder(tmp_path / "t"):
-        open(tmp_path / "nowhere")
+        (tmp_path / "nowhere").read_text()
 
 
 def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
