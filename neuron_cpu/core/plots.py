@@ -72,13 +72,13 @@ def roofline(profiles: Sequence[Profile], path: Path) -> Path:
     """Each kernel as a point: FLOP per HBM byte against achieved TFLOP/s."""
     pyplot, figure, axes = _figure(8, 5)
     peak = 2 * spec.PEAK_MACS_PER_NS / 1e3  # TFLOP/s
-    intensities = [2.0**k for k in range(-4, 14)]
     rates = {
         "HBM share, 410 GB/s": spec.HBM_BYTES_PER_NS,
         f"DMA profile {profiles[0].dma_profile}": cost.dma_profile(profiles[0].dma_profile).peak,
     }
     for (label, rate), style in zip(rates.items(), ("-", "--")):
-        axes.plot(intensities, [min(peak, x * rate / 1e3) for x in intensities], style, label=label)
+        knee = peak * 1e3 / rate
+        axes.plot([0.1, knee, 1e4], [rate / 1e4, peak, peak], style, label=label)
     for found in profiles:
         size = found.metrics["hbm_read_bytes"] + found.metrics["hbm_write_bytes"]
         flops = found.metrics["model_flops"]

@@ -248,7 +248,7 @@ class _Memory:
         self.size: list[int] = []
         self.pool: list[_Pool] = []
         self.left: list[int] = []  # accesses that have not been scheduled yet
-        self.released: list[float] = []  # end of the last scheduled access
+        self.released: list[float] = []  # when the last scheduled access is known to be over
         self.releaser: list[int] = []
         self.waiters: list[list[int]] = []
         self.of: list[list[int]] = []  # storages that each instruction accesses
@@ -379,8 +379,8 @@ class _Run:
         memory = self.memory
         for k in memory.of[at]:
             memory.left[k] -= 1
-            if self.end[at] >= memory.released[k]:
-                memory.released[k], memory.releaser[k] = self.end[at], at
+            if available >= memory.released[k]:
+                memory.released[k], memory.releaser[k] = available, at
             if not memory.left[k]:
                 heappush(self.heap, (memory.released[k], ~k))
 

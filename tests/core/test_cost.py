@@ -1,0 +1,143 @@
+"""Costs of single things: DMA rows and their profiles, transfers, collectives."""
+
+import pytest
+import torch
+
+from neuron_cpu.core import Kernel, NkiError, cost, spec
+from neuron_cpu.core import isa as nisa
+from neuron_cpu.core import language as nl
+
+FLAT = cost.PROFILES["sdk2.21-flat"]
+RULE = cost.PROFILES["row-rule"]
+PEAK = cost.PROFILES["hbm-peak"]
+
+# nki-dma-overview.rst (v2.27.1), figure: bytes per partition -> share of the plateau, read to 0.01
+PUBLISHED_CURVE = {
+    32: 0.014, 64: 0.026, 128: 0.053, 256: 0.10, 512: 0.21, 1024: 0.42, 2048: 0.82, 4096: 0.97,
+    8192: 0.98, 16384: 0.99, 32768: 1.00,
+}  # fmt: skip
+
+
+def transfer_of(function, *shapes, at=0):
+    """The ``at``-th DMA instruction of a kernel as rows."""
+    args = [torch.empty(s, dtype=d, device="meta") for s, d in shapes]
+    program = Kernel(function).trace(*args)
+    moves = [i for i in program.instructions if i.op.name.startswith("dma")]
+    return cost.transfer(moves[at])
+
+
+# --- profiles -------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("size", "share"), PUBLISHED_CURVE.items())
+def test_row_rule_follows_the_published_curve(size, share):
+    plateau = spec.DMA_BYTES_PER_NS * spec.DMA_ENGINES
+    assert RULE.bandwidth(size) / plateau == pytest.approx(share, abs=0.02)
+
+
+@pytest.mark.parametrize("size", [256, 512, 1024])
+def test_flat_profile_is_the_matmul_tutorials_104_gb_per_s(size):
+    assert FLAT.bandwidth(size) == pytest.approx(104)
+
+
+def test_flat_profile_joins_the_row_rule_for_long_rows():
+    assert FLAT.row_ns(4096) == RULE.row_ns(4096)
+    assert FLAT.row_ns(2048) == pytest.approx(1024 / spec.DMA_FLAT_BYTES_PER_NS)
+    assert FLAT.row_ns(2) == FLAT.row_ns(256)  # a descriptor costs its time however short
+
+
+def test_peak_profile_is_the_share_of_hbm():
+    assert PEAK.bandwidth(64) == pytest.approx(PEAK.peak) == pytest.approx(410)
+
+
+@pytest.mark.parametrize("profile", cost.PROFILES.values(), ids=cost.PROFILES)
+def test_longer_rows_never_take_less_time(profile):
+    times = [profile.row_ns(size) for size in range(1, 40_000, 7)]
+    assert times == sorted(times)
+    assert profile.name and profile.note
+
+
+def test_unknown_profile_is_one_sentence():
+    with pytest.raises(NkiError) as caught:
+        cost.dma_profile("warp")
+    assert "'warp' does not exist, expected one of " in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# --- transfers ------------------------------------------------------------------------------------
+def load(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, value=nl.load(x))
+    return out
+
+
+def test_full_tile_is_one_row_per_partition_on_all_engines():
+    moved = transfer_of(load, ((128, 512), torch.bfloat16))
+    assert moved.rows == 128 and moved.row_bytes == 1024 and moved.bytes == 128 * 1024
+    assert moved.lanes == (8,) * 16
+    assert (moved.hbm_read, moved.hbm_written) == (128 * 1024, 0)
+
+
+def test_store_counts_as_written():
+    moved = transfer_of(load, ((128, 512), torch.bfloat16), at=1)
+    assert (moved.hbm_read, moved.hbm_written) == (0, 128 * 1024)
+
+
+@pytest.mark.parametrize(
+    ("partitions", "lanes"),
+    [(1, (1,) + (0,) * 15), (4, (4,) + (0,) * 15), (20, (8, 8, 4) + (0,) * 13),
+     (100, (8,) * 12 + (4, 0, 0, 0))],
+)  # fmt: skip
+def test_rows_belong_to_the_engine_of_their_partitions(partitions, lanes):
+    assert transfer_of(load, ((partitions, 64), torch.float32)).lanes == lanes
+
+
+def test_strided_columns_move_element_by_element():
+    def kernel(x):
+        out = nl.ndarray((128, 32), dtype=x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, value=nl.load(x[:, 0:64:2]))
+        return out
+
+    moved = transfer_of(kernel, ((128, 64), torch.float32))
+    assert (moved.rows, moved.row_bytes) == (128 * 32, 4)
+
+
+def test_rows_join_only_where_both_sides_are_contiguous():
+    def kernel(x):
+        out = nl.ndarray((128, 4, 32), dtype=x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, value=nl.load(x[:, :, 0:32]))
+        return out
+
+    moved = transfer_of(kernel, ((128, 4, 64), torch.bfloat16))
+    assert (moved.rows, moved.row_bytes) == (128 * 4, 64)
+    joined = transfer_of(kernel, ((128, 4, 32), torch.bfloat16))
+    assert (joined.rows, joined.row_bytes) == (128, 256)
+
+
+def test_casting_load_counts_the_wider_side_and_reads_the_source():
+    def kernel(x):
+        out = nl.ndarray(x.shape, dtype=nl.bfloat16, buffer=nl.shared_hbm)
+        nl.store(out, value=nl.load(x, dtype=nl.bfloat16))
+        return out
+
+    moved = transfer_of(kernel, ((128, 100), torch.float32))
+    assert moved.row_bytes == 400 and moved.hbm_read == 128 * 400
+
+
+def test_copies_within_hbm_spread_over_the_engines():
+    def kernel(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out[0:20], src=x[0:20])
+        nisa.dma_copy(dst=out[20:40], src=x[20:40])
+        return out
+
+    moved = transfer_of(kernel, ((40, 256), torch.float32))
+    assert sum(moved.lanes) == moved.rows and max(moved.lanes) - min(moved.lanes) <= 1
+    assert (moved.hbm_read, moved.hbm_written) == (20 * 1024, 20 * 1024)
+
+
+# --- outside of kernels ---------------------------------------------------------------------------
+def test_collectives_are_free_on_one_rank_and_grow_with_their_bytes():
+    costs = cost.Overheads()
+    assert costs.collective(4096, 1) == 0.0
+    assert costs.collective(0, 2) == spec.COLLECTIVE_START_NS
+    assert costs.collective(8192, 2) > costs.collective(4096, 2)
+    assert cost.Overheads(collective_ns=0.0).collective(100, 2) == 100 / 50.0

@@ -1,0 +1,256 @@
+"""Reports on schedules: figures, words, tables, traces, plots, and the profile command."""
+
+import io
+import json
+import re
+
+import pytest
+import torch
+from rich.console import Console
+
+from neuron_cpu.__main__ import main, parse_arguments, parse_value
+from neuron_cpu.core import Kernel, cost, plots, report, spec, tables
+from neuron_cpu.core import isa as nisa
+from neuron_cpu.core import language as nl
+from neuron_cpu.core.schedule import DMA, ENGINES, schedule
+
+BF16, F32 = torch.bfloat16, torch.float32
+LINE = re.compile(r"test_report\.py:\d+")
+
+
+def product(a, b):
+    """a [256, 128], b [256, 512] -> a.T b [128, 512], and the transpose of a's first tile."""
+    out = nl.ndarray((128, 512), dtype=nl.bfloat16, buffer=nl.shared_hbm)
+    turned = nl.ndarray((128, 128), dtype=nl.bfloat16, buffer=nl.shared_hbm)
+    total = nl.zeros((128, 512), dtype=nl.float32, buffer=nl.psum)
+    for k in nl.affine_range(2):
+        left = nl.load(a[nl.ds(128 * k, 128), :])
+        total[...] += nisa.nc_matmul(left, nl.load(b[nl.ds(128 * k, 128), :]))
+    bank = nl.ndarray((128, 128), dtype=nl.bfloat16, buffer=nl.psum)
+    bank[...] = nisa.nc_transpose(nl.load(a[0:128, :]))
+    nl.store(turned, value=nisa.tensor_copy(bank))
+    nl.store(out, value=nisa.tensor_copy(total, dtype=nl.bfloat16))
+    return out, turned
+
+
+def exponentials(x):
+    """Many dependent instructions on one tile: VectorE and ScalarE alone."""
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    for _ in nl.static_range(40):
+        tile = nisa.activation(nl.exp, tile)
+    nl.store(out, value=tile)
+    return out
+
+
+def hbm(*shape, dtype=BF16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@pytest.fixture(scope="module")
+def found():
+    return schedule(Kernel(product).trace(hbm(256, 128), hbm(256, 512)))
+
+
+@pytest.fixture(scope="module")
+def summary(found):
+    return report.profile(found)
+
+
+# --- figures --------------------------------------------------------------------------------------
+def test_utilisation_counts_products_and_leaves_transposes_out(found, summary):
+    figures = summary.metrics
+    macs = 2 * 128 * 128 * 512
+    assert figures["model_flops"] == 2 * macs
+    assert figures["transpose_flops"] == 2 * 128**3
+    peak = 128 * 128 * 2.8 * found.total
+    assert figures["mfu_estimated_percent"] == pytest.approx(100 * macs / peak)
+    assert figures["hfu_estimated_percent"] == pytest.approx(100 * (macs + 128**3) / peak)
+    assert 0 < figures["transpose_time_percent"] < figures["tensor_engine_active_time_percent"]
+
+
+def test_bytes_are_those_of_the_loads_and_stores(found, summary):
+    figures = summary.metrics
+    read = 2 * (256 * 128 + 256 * 512 + 128 * 128)
+    written = 2 * (128 * 512 + 128 * 128)
+    assert (figures["hbm_read_bytes"], figures["hbm_write_bytes"]) == (read, written)
+    assert figures["dma_transfer_count"] == 128 * 7
+    assert figures["dma_transfer_average_bytes"] == pytest.approx((read + written) / (128 * 7))
+    share = (read + written) / (410 * found.total)
+    assert figures["mbu_estimated_percent"] == pytest.approx(100 * share)
+    assert figures["sbuf_high_water_bytes"] <= spec.SBUF_USABLE_BYTES
+
+
+def test_lines_add_up_to_the_whole(found, summary):
+    busy = found.engine_busy()
+    for key, engine in list(zip(report.ENGINE_KEYS, ENGINES))[:DMA]:
+        assert sum(line.busy[key] for line in summary.lines) == pytest.approx(busy[engine])
+    assert sum(line.busy["dma"] for line in summary.lines) == pytest.approx(
+        sum(found.lane_busy) / spec.DMA_ENGINES
+    )
+    assert sum(line.dma_bytes for line in summary.lines) == summary.metrics["dma_transfer_bytes"]
+    assert sum(line.instructions for line in summary.lines) == len(found.program)
+    assert sum(line.critical for line in summary.lines) == pytest.approx(found.total)
+    assert sum(summary.critical.values()) == pytest.approx(found.total)
+
+
+def test_line_of_full_tiles_reaches_the_bandwidth_of_its_rows(summary):
+    line = next(line for line in summary.lines if line.row_bytes == 1024)
+    assert line.bandwidth == pytest.approx(cost.PROFILES[cost.DEFAULT_PROFILE].bandwidth(1024))
+
+
+def test_summary_survives_json(summary):
+    again = json.loads(json.dumps(summary.to_json()))
+    assert again["estimated"] is True and again["dma_profile"] == cost.DEFAULT_PROFILE
+    assert again["metrics"] == summary.metrics
+    assert again["lines"][0]["place"] == summary.lines[0].place
+
+
+# --- words ----------------------------------------------------------------------------------------
+def test_words_name_rows_bandwidth_and_line_of_a_memory_bound_kernel():
+    def narrow(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        for k in nl.affine_range(8):
+            nl.store(out[k], value=nl.load(x[k]))
+        return out
+
+    words = report.profile(schedule(Kernel(narrow).trace(hbm(8, 128, 512)), "row-rule")).binding
+    assert words.startswith("DMA: rows of 1 KiB reach 113 of 272 GB/s, 2 MiB in all;")
+    assert LINE.search(words)
+
+
+def test_words_name_the_engine_and_the_instruction_of_a_compute_bound_kernel():
+    words = report.profile(schedule(Kernel(exponentials).trace(hbm(128, 4096)))).binding
+    assert re.match(r"ScalarE: \d+% of the critical path, 100% of its work in activation; ", words)
+    assert LINE.search(words)
+
+
+def test_words_name_latency_where_tiny_instructions_wait_for_each_other():
+    words = report.profile(schedule(Kernel(exponentials).trace(hbm(128, 1)))).binding
+    assert words.startswith("result latency: ") and LINE.search(words)
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1 KiB"), (2560, "2.5 KiB"), (3 << 30, "3 GiB")],
+)
+def test_sizes_in_words(size, text):
+    assert report.size_text(size) == text
+
+
+# --- tables, trace, plots -------------------------------------------------------------------------
+def test_tables_show_every_figure_and_say_estimated(summary):
+    console = Console(width=200, record=True, file=io.StringIO())
+    tables.print_profile(console, summary)
+    text = console.export_text()
+    assert "estimated, not measured; DMA profile sdk2.21-flat" in text
+    assert all(name in text for name in summary.metrics)
+    assert summary.lines[0].place in text and summary.binding.split(";")[0][:40] in text
+
+
+def test_trace_is_what_perfetto_opens(found):
+    trace = json.loads(json.dumps(report.perfetto([("product", found)])))
+    events = trace["traceEvents"]
+    rows = {e["tid"]: e["args"]["name"] for e in events if e["name"] == "thread_name"}
+    assert rows[0] == "TensorE" and rows[DMA + 15] == "DMA queue 15"
+    slices = [e for e in events if e["ph"] == "X"]
+    assert all(e["ts"] >= 0 and e["dur"] > 0 and e["tid"] in rows for e in slices)
+    assert all(LINE.match(e["args"]["source"]) and e["args"]["results"] for e in slices)
+    for row in rows:
+        mine = sorted((e["ts"], e["dur"]) for e in slices if e["tid"] == row)
+        for (begin, time), (after, _) in zip(mine, mine[1:]):
+            assert begin + time <= after + 1e-3
+    counters = {e["name"] for e in events if e["ph"] == "C"}
+    assert counters == {"SBUF bytes per partition", "PSUM banks", "DMA GB/s"}
+
+
+def test_throughput_counter_moves_the_bytes_of_the_transfers(found):
+    steps = report.throughput(found)
+    width = steps[1][0] - steps[0][0]
+    moved = sum(t.bytes for t in found.transfers.values())
+    assert sum(rate for _, rate in steps) * width == pytest.approx(moved, rel=1e-6)
+
+
+def test_timeline_shares_are_the_busy_times(found):
+    shares = plots.activity(found)
+    width = found.total / plots.BINS
+    for number, engine in enumerate(ENGINES[:DMA]):
+        assert sum(shares[number]) * width == pytest.approx(found.engine_busy()[engine])
+    assert sum(shares[DMA]) * width == pytest.approx(sum(found.lane_busy) / spec.DMA_ENGINES)
+
+
+def test_plots_are_png_files(found, summary, tmp_path):
+    written = plots.all_plots([found], [summary], tmp_path / "plots")
+    assert [p.name for p in written] == ["timeline-product.png", "roofline.png", "bytes.png"]
+    assert all(p.read_bytes().startswith(b"\x89PNG") for p in written)
+
+
+# --- command --------------------------------------------------------------------------------------
+KERNEL_FILE = """
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+
+@nki.jit
+def scale(x, factor=1.0):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, value=nl.multiply(nl.load(x), factor))
+    return out
+"""
+
+
+@pytest.fixture
+def kernel_file(tmp_path):
+    path = tmp_path / "profiled_kernel.py"
+    path.write_text(KERNEL_FILE)
+    return path
+
+
+def test_command_profiles_a_kernel_of_a_file(kernel_file, tmp_path, capsys):
+    figures, trace = tmp_path / "out.json", tmp_path / "out.trace.json"
+    status = main(["profile", f"{kernel_file}:scale", "--arg", "128x512:bf16", "--arg",
+                   "factor=2.0", "--dma-profile", "row-rule", "--json", str(figures), "--trace",
+                   str(trace), "--plots", str(tmp_path / "plots")])  # fmt: skip
+    assert status == 0
+    assert "bound by " in capsys.readouterr().out
+    content = json.loads(figures.read_text())
+    assert content["name"] == "scale" and content["metrics"]["hbm_read_bytes"] == 128 * 1024
+    assert json.loads(trace.read_text())["otherData"]["dma_profile"] == "row-rule"
+    assert len(list((tmp_path / "plots").glob("*.png"))) == 3
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["{file}:scale", "--arg", "128x4:bf16", "--dma-profile", "warp"], "'warp' does not exist"),
+        (
+            ["{file}:missing", "--arg", "128x4:bf16"],
+            "has no kernel 'missing', expected one of scale",
+        ),
+        (["{file}"], "expected FILE:KERNEL"),
+        (["nowhere.py:scale"], "kernel file nowhere.py does not exist"),
+        (["{file}:scale"], "does not trace with these arguments (TypeError"),
+        (["{file}:scale", "--arg", "129x4:bf16"], "129"),
+        (["{file}:scale", "--arg", "128x4:b16"], "names dtype 'b16'"),
+        (["{file}:scale", "--arg", "128by4"], "neither a tensor nor a Python literal"),
+        (["{file}:scale", "--arg", "128x4:bf16", "--grid", "0x2"], "--grid 0x2"),
+    ],
+)
+def test_command_refuses_bad_input_in_one_sentence(kernel_file, capsys, arguments, message):
+    assert main(["profile", *(a.format(file=kernel_file) for a in arguments)]) == 2
+    error = capsys.readouterr().err.strip()
+    assert message in error and "\n" not in error
+
+
+def test_command_says_where_a_kernel_file_fails_to_import(tmp_path, capsys):
+    path = tmp_path / "broken_kernel.py"
+    path.write_text("import no_such_module_at_all\n")
+    assert main(["profile", f"{path}:k"]) == 2
+    assert "cannot be imported (ModuleNotFoundError" in capsys.readouterr().err
+
+
+def test_arguments_are_tensors_literals_or_named():
+    positional, named = parse_arguments(["2x3:fp32", "(1, 'a')", "eps=1e-5", "flag=True"])
+    assert positional[0].shape == (2, 3) and positional[0].dtype == F32 and positional[0].is_meta
+    assert positional[1] == (1, "a")
+    assert named == {"eps": 1e-5, "flag": True}
+    assert parse_value("7:int32").dtype == torch.int32

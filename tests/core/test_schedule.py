@@ -1,0 +1,426 @@
+"""Schedules: small programs computed by hand, and laws that every schedule must obey."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from neuron_cpu.core import Kernel, NkiError, cost, depend, spec
+from neuron_cpu.core import isa as nisa
+from neuron_cpu.core import language as nl
+from neuron_cpu.core.schedule import BUFFER, DMA, ENGINES, PORT, QUEUE, SCALAR, VECTOR
+from neuron_cpu.core.schedule import schedule as simulate
+from neuron_cpu.core.spec import Engine
+
+ROWS = 8  # partitions, hence rows of a full tile, per DMA engine
+START = spec.DMA_START_NS
+BF16, F32 = torch.bfloat16, torch.float32
+
+
+def ns(engine: Engine, cycles: float) -> float:
+    return cycles / spec.CLOCK_HZ[engine] * 1e9
+
+
+def late(engine: Engine) -> float:
+    """From the end of an instruction to the start of one that needs its result."""
+    return ns(engine, spec.DEPENDENT_CYCLES)
+
+
+def hbm(*shape, dtype=BF16):
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def run(function, *args, profile="row-rule"):
+    return simulate(Kernel(function).trace(*args), profile)
+
+
+def named(found, op):
+    """Indices of the instructions of one opcode, in program order."""
+    return [k for k, i in enumerate(found.program.instructions) if i.op.name == op]
+
+
+def row_ns(size, profile="row-rule"):
+    return cost.dma_profile(profile).row_ns(size)
+
+
+# --- by hand --------------------------------------------------------------------------------------
+def test_two_dependent_matmuls():
+    def kernel(a, b):
+        out = nl.ndarray((128, 512), dtype=nl.bfloat16, buffer=nl.shared_hbm)
+        left, right = nl.load(a), nl.load(b)
+        middle = nisa.tensor_copy(
+            nisa.nc_matmul(left, right), dtype=nl.bfloat16, engine=nisa.scalar_engine
+        )
+        final = nisa.tensor_copy(
+            nisa.nc_matmul(left, middle), dtype=nl.bfloat16, engine=nisa.vector_engine
+        )
+        nl.store(out, value=final)
+        return out
+
+    found = run(kernel, hbm(128, 128), hbm(128, 512))
+    loads, products, copies = (named(found, op) for op in ("dma_copy", "nc_matmul", "tensor_copy"))
+    loaded = START + ROWS * (row_ns(256) + row_ns(1024))
+    first = loaded + ns(Engine.TENSOR, 512)
+    middle = first + late(Engine.TENSOR) + ns(Engine.SCALAR, 512)
+    second = middle + late(Engine.SCALAR) + ns(Engine.TENSOR, 512)
+    final = second + late(Engine.TENSOR) + ns(Engine.VECTOR, 512)
+    stored = final + late(Engine.VECTOR) + START + ROWS * row_ns(1024)
+    assert found.end[loads[1]] == pytest.approx(loaded)
+    assert [found.end[k] for k in products] == pytest.approx([first, second])
+    assert [found.end[k] for k in copies] == pytest.approx([middle, final])
+    assert found.total == pytest.approx(stored)
+    assert found.critical_path() == list(range(len(found.program)))[::-1]
+
+
+def streaming(tiles, columns, buffers):
+    """A kernel that loads ``tiles`` tiles and takes the exponential of each in place."""
+
+    def kernel(x):
+        out = nl.ndarray((128, 1), dtype=nl.float32, buffer=nl.shared_hbm)
+        total = nl.ndarray((128, tiles), dtype=nl.float32)
+        kept = [nl.ndarray((128, columns), dtype=nl.float32) for _ in range(buffers)]
+        for t in nl.static_range(tiles):
+            tile = kept[t % buffers] if buffers else nl.ndarray((128, columns), dtype=nl.float32)
+            tile[...] = nl.load(x[t])
+            total[:, t : t + 1] = nisa.tensor_reduce(nl.add, tile, axis=1)
+        nl.store(out, value=nisa.tensor_reduce(nl.add, total, axis=1))
+        return out
+
+    return run(kernel, hbm(tiles, 128, columns, dtype=F32))
+
+
+TILES, COLUMNS = 4, 8192
+LOAD = ROWS * row_ns(4 * COLUMNS)
+REDUCE = ns(Engine.VECTOR, COLUMNS)
+HANDOVER = REDUCE + late(Engine.VECTOR) + START + LOAD  # reduce, tell the DMA, load the next tile
+
+
+def last_reduction(found):
+    return found.end[named(found, "tensor_reduce")[TILES - 1]]
+
+
+def test_one_buffer_serves_loads_one_after_another():
+    expected = START + LOAD + (TILES - 1) * HANDOVER + REDUCE
+    assert last_reduction(streaming(TILES, COLUMNS, 1)) == pytest.approx(expected)
+
+
+def test_two_buffers_hide_the_loads():
+    found = streaming(TILES, COLUMNS, 2)
+    assert REDUCE + late(Engine.VECTOR) + START < LOAD  # a buffer is free before its turn comes
+    expected = START + TILES * LOAD + REDUCE
+    assert last_reduction(found) == pytest.approx(expected)
+    assert expected < last_reduction(streaming(TILES, COLUMNS, 1))
+
+
+def test_fresh_tiles_run_ahead_as_far_as_memory_reaches():
+    found = streaming(TILES, COLUMNS, 0)  # 4 x 32 KiB: all loads may start at once
+    loads = named(found, "dma_copy")[:TILES]
+    assert [found.end[k] for k in loads] == pytest.approx(
+        [START + (k + 1) * LOAD for k in range(TILES)]
+    )
+    assert [found.waits[k].kind for k in loads[1:]] == [QUEUE] * (TILES - 1)
+
+
+def test_fresh_tiles_beyond_the_capacity_are_not_double_buffered():
+    columns = 30 * 1024  # 120 KiB a partition: two do not fit into 176 KiB
+    found = streaming(2, columns, 0)
+    loads, reductions = named(found, "dma_copy"), named(found, "tensor_reduce")
+    load, reduce = ROWS * row_ns(4 * columns), ns(Engine.VECTOR, columns)
+    second = START + load + reduce + late(Engine.VECTOR) + START + load
+    assert found.end[loads[1]] == pytest.approx(second)
+    assert found.waits[loads[1]] == (BUFFER, reductions[0])
+    assert found.high_water("sbuf") <= spec.SBUF_USABLE_BYTES
+    assert found.overcommitted == (0, 0)
+
+
+def test_a_full_psum_makes_tensor_engine_wait_for_the_first_bank():
+    def kernel(a, b):
+        out = nl.ndarray((128, 9 * 512), dtype=nl.float32, buffer=nl.shared_hbm)
+        left, right = nl.load(a), nl.load(b)
+        kept = nl.ndarray((128, 9 * 512), dtype=nl.float32)
+        for k in nl.affine_range(9):
+            bank = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
+            bank[...] = nisa.nc_matmul(left, right)
+            kept[:, nl.ds(512 * k, 512)] = nisa.reciprocal(bank, engine=nisa.vector_engine)
+        nl.store(out, value=kept)
+        return out
+
+    found = run(kernel, hbm(128, 128), hbm(128, 512))
+    products, copies = named(found, "nc_matmul"), named(found, "reciprocal")
+    loaded = START + ROWS * (row_ns(256) + row_ns(1024))
+    assert [found.end[k] for k in products[:8]] == pytest.approx(
+        [loaded + (k + 1) * ns(Engine.TENSOR, 512) for k in range(8)]
+    )
+    emptied = loaded + ns(Engine.TENSOR, 512) + late(Engine.TENSOR) + ns(Engine.VECTOR, 8 * 512)
+    begin = emptied + late(Engine.VECTOR)
+    assert begin > found.end[products[7]]
+    assert found.start[products[8]] == pytest.approx(begin)
+    assert found.waits[products[8]] == (BUFFER, copies[0])
+    assert found.high_water("psum") == spec.PSUM_BANKS
+
+
+def test_accumulation_runs_without_gaps_and_is_read_once():
+    def kernel(a, b):
+        out = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
+        left, right = nl.load(a), nl.load(b)
+        total = nl.zeros((128, 512), dtype=nl.float32, buffer=nl.psum)
+        for _ in nl.affine_range(5):
+            total[...] += nisa.nc_matmul(left, right)
+        nl.store(out, value=nisa.activation(nl.exp, total))
+        return out
+
+    found = run(kernel, hbm(128, 128), hbm(128, 512))
+    products, read = named(found, "nc_matmul"), named(found, "activation")[0]
+    for before, after in zip(products, products[1:]):
+        assert found.start[after] == pytest.approx(found.end[before])
+    assert found.start[read] == pytest.approx(found.end[products[-1]] + late(Engine.TENSOR))
+
+
+def port_kernel(first, second):
+    """Two independent instructions on loaded data, and what they leave."""
+
+    def kernel(x):
+        out = nl.ndarray((2, 128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        a, b = first(tile), second(tile)
+        nl.store(out[0], value=a)
+        nl.store(out[1], value=b)
+        return out
+
+    return run(kernel, hbm(128, 512, dtype=F32))
+
+
+def on_vector(tile):
+    return nisa.tensor_scalar(tile, op0=nl.multiply, operand0=2.0)
+
+
+def on_scalar(tile):
+    return nisa.activation(nl.exp, tile)
+
+
+def on_gpsimd(tile):
+    return nisa.tensor_copy(tile, engine=nisa.gpsimd_engine)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "exclusive"),
+    [(on_vector, on_gpsimd, True), (on_scalar, on_gpsimd, False), (on_vector, on_scalar, False)],
+)
+def test_vector_and_gpsimd_exclude_each_other_on_sbuf(first, second, exclusive):
+    found = port_kernel(first, second)
+    one, two = [k for k, e in enumerate(found.engine) if e != DMA][:2]
+    together = found.start[one] < found.end[two] and found.start[two] < found.end[one]
+    assert together is not exclusive
+    if exclusive:
+        assert found.start[two] == pytest.approx(found.end[one])
+        assert found.waits[two] == (PORT, one)
+
+
+def test_vector_and_scalar_exclude_each_other_on_psum():
+    def kernel(a, b):
+        out = nl.ndarray((2, 128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
+        left, right = nl.load(a), nl.load(b)
+        bank = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
+        bank[...] = nisa.nc_matmul(left, right)
+        nl.store(out[0], value=nisa.activation(nl.exp, bank))
+        nl.store(out[1], value=nisa.tensor_scalar(bank, op0=nl.multiply, operand0=2.0))
+        return out
+
+    found = run(kernel, hbm(128, 128), hbm(128, 512))
+    scalar, vector = found.engine.index(SCALAR), found.engine.index(VECTOR)
+    assert found.start[vector] == pytest.approx(found.end[scalar])
+
+
+def test_tiles_of_one_tensor_do_not_wait_for_each_other():
+    def kernel(x):
+        out = nl.ndarray((128, 1024), dtype=nl.float32, buffer=nl.shared_hbm)
+        both = nl.ndarray((128, 1024), dtype=nl.float32)
+        tile = nl.load(x)
+        both[:, 0:1024:2] = nisa.activation(nl.exp, tile)
+        both[:, 1:1024:2] = nisa.tensor_scalar(tile, op0=nl.multiply, operand0=2.0)
+        nl.store(out, value=both)
+        return out
+
+    found = run(kernel, hbm(128, 512, dtype=F32))
+    scalar, vector = found.engine.index(SCALAR), found.engine.index(VECTOR)
+    assert found.start[scalar] == pytest.approx(found.start[vector])
+
+
+def test_copies_that_name_no_engine_go_to_the_less_loaded_one():
+    def kernel(x):
+        out = nl.ndarray((4, 128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        for k in nl.affine_range(4):
+            nl.store(out[k], value=nisa.tensor_copy(tile))
+        return out
+
+    found = run(kernel, hbm(128, 512, dtype=F32))
+    assert {found.engine[k] for k in named(found, "tensor_copy")} == {SCALAR, VECTOR}
+
+
+def test_unknown_dma_profile_is_refused_with_the_names():
+    program = Kernel(_copy_through).trace(hbm(128, 4))
+    with pytest.raises(NkiError, match="'fast' does not exist, expected one of sdk2.21-flat"):
+        simulate(program, "fast")
+
+
+def _copy_through(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, value=nl.load(x))
+    return out
+
+
+# --- laws -----------------------------------------------------------------------------------------
+def random_kernel(seed):
+    """A kernel of seeded random tiles, engines, slices and accumulations."""
+    rng = random.Random(seed)
+
+    def kernel(x):
+        out = nl.ndarray((128, 600), dtype=nl.float32, buffer=nl.shared_hbm)
+        tiles = [nl.load(x[:, nl.ds(40 * k, 600)]) for k in range(3)]
+        for _ in nl.static_range(60):
+            size = rng.choice((1, 7, 64, 300))
+            a, b = rng.randrange(300), rng.randrange(300)
+            source, target = rng.choice(tiles), rng.choice(tiles)
+            data = source[:, nl.ds(a, size)]
+            kind = rng.randrange(6)
+            if kind == 0:
+                result = nisa.activation(nl.exp, data)
+            elif kind == 1:
+                result = nisa.tensor_scalar(data, op0=nl.add, operand0=1.0)
+            elif kind == 2:
+                result = nisa.tensor_copy(data, engine=nisa.gpsimd_engine)
+            elif kind == 3:
+                left = nisa.tensor_copy(source[:, 0:128], dtype=nl.bfloat16)
+                result = nisa.nc_matmul(left, nisa.tensor_copy(data, dtype=nl.bfloat16))
+            elif kind == 4:
+                result = nl.load(x[:, nl.ds(a, size)])
+            else:
+                tiles[rng.randrange(3)] = nisa.tensor_scalar(source, op0=nl.add, operand0=1.0)
+                continue
+            target[:, nl.ds(b, size)] = result
+        nl.store(out, value=tiles[0])
+        return out
+
+    return Kernel(kernel).trace(hbm(128, 700, dtype=F32))
+
+
+@pytest.fixture(scope="module", params=range(4))
+def random_schedule(request):
+    program = random_kernel(request.param)
+    return simulate(program, sorted(cost.PROFILES)[request.param % len(cost.PROFILES)])
+
+
+def test_no_engine_runs_two_instructions_at_once(random_schedule):
+    found = random_schedule
+    for number in range(DMA):
+        mine = [k for k, e in enumerate(found.engine) if e == number]
+        for before, after in zip(mine, mine[1:]):
+            assert found.start[after] >= found.end[before] - 1e-6
+    ends = {}
+    for lane, _, begin, end in found.lane_spans():
+        assert begin >= ends.get(lane, 0.0) - 1e-6
+        ends[lane] = end
+
+
+def test_busy_time_is_the_sum_of_the_instructions(random_schedule):
+    found = random_schedule
+    busy = found.engine_busy()
+    for number, engine in enumerate(ENGINES[:DMA]):
+        mine = [k for k, e in enumerate(found.engine) if e == number]
+        assert busy[engine] == pytest.approx(sum(found.end[k] - found.start[k] for k in mine))
+        cycles = sum(found.program.instructions[k].op.cycles(found.program.instructions[k])
+                     for k in mine)  # fmt: skip
+        assert busy[engine] == pytest.approx(ns(engine, cycles))
+    lanes = [0.0] * spec.DMA_ENGINES
+    for lane, _, begin, end in found.lane_spans():
+        lanes[lane] += end - begin
+    assert found.lane_busy == pytest.approx(lanes)
+
+
+def test_never_faster_than_any_single_resource(random_schedule):
+    found = random_schedule
+    assert found.total >= max(found.engine_busy().values())
+    read = sum(t.hbm_read for t in found.transfers.values())
+    peak = max(p.peak for p in cost.PROFILES.values())
+    assert found.total >= read / peak
+
+
+def elements(view):
+    """Flat element numbers of a view, by brute force."""
+    numbers = np.arange(view.storage.size)
+    return set(
+        np.lib.stride_tricks.as_strided(
+            numbers[view.offset :], view.shape, tuple(8 * s for s in view.strides)
+        ).ravel()
+    )
+
+
+def test_instructions_that_share_elements_keep_their_order(random_schedule):
+    found = random_schedule
+    history = []
+    for at, instruction in enumerate(found.program.instructions):
+        reads = [(v.storage.id, elements(v)) for v in instruction.src if v.storage.on_chip]
+        writes = [(v.storage.id, elements(v)) for v in instruction.dst if v.storage.on_chip]
+        for before, old_reads, old_writes in history:
+            conflicts = [(a, b) for a in old_writes for b in reads + writes]
+            conflicts += [(a, b) for a in old_reads for b in writes]
+            if any(a[0] == b[0] and a[1] & b[1] for a, b in conflicts):
+                assert found.start[at] >= found.end[before] - 1e-6, (before, at)
+        history.append((at, reads, writes))
+
+
+def test_boxes_hold_all_elements_and_disjoint_boxes_share_none():
+    rng = random.Random(7)
+    shape = (2, 128, 3, 20)
+    storage = _storage(shape)
+    views = []
+    for _ in range(60):
+        low = [rng.randrange(s) for s in shape]
+        view = depend.Tensor.whole(storage)
+        cut = tuple(
+            slice(a, rng.randrange(a + 1, s + 1), rng.choice((1, 1, 2, 3)))
+            for a, s in zip(low, shape)
+        )
+        views.append(view[(low[0], *cut[1:])])
+    sets = [elements(v) for v in views]
+    boxes = [depend.box_of(v) for v in views]
+    for i in range(len(views)):
+        for j in range(len(views)):
+            if sets[i] & sets[j]:
+                assert depend.overlap(boxes[i], boxes[j])
+    exact = sum(depend.overlap(boxes[i], boxes[j]) == bool(sets[i] & sets[j])
+                for i in range(60) for j in range(60))  # fmt: skip
+    assert exact > 0.9 * 60 * 60  # steps of different size are the only false alarms
+
+
+def _storage(shape):
+    from neuron_cpu.core.dtypes import FLOAT32
+    from neuron_cpu.core.program import Storage
+
+    made = Storage(0, shape, FLOAT32, "sbuf")
+    made.paxis = 1
+    return made
+
+
+def test_flattened_views_keep_their_boxes():
+    storage = _storage((128, 4, 512))
+    storage.paxis = 0
+    whole = depend.Tensor.whole(storage)
+    flat = whole[:, 1:3].reshape((128, 1024))
+    assert depend.box_of(flat) == ((0, 127, 1), (1, 2, 1), (0, 511, 1))
+    assert not depend.overlap(depend.box_of(flat), depend.box_of(whole[:, 3]))
+
+
+@pytest.mark.parametrize("profile", sorted(cost.PROFILES))
+def test_more_bytes_never_take_less_time(profile):
+    times = []
+    for columns in (1, 2, 31, 64, 127, 128, 129, 500, 512, 513, 1024, 2000, 4096, 9000):
+        times.append(run(_copy_through, hbm(128, columns), profile=profile).total)
+    assert times == sorted(times)
+
+
+def test_more_rows_never_take_less_time():
+    times = [run(_copy_through, hbm(p, 512)).total for p in (1, 8, 9, 64, 100, 127, 128)]
+    assert times == sorted(times)
