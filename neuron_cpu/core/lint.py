@@ -337,11 +337,12 @@ class _Scope:
 
     def _loop(self, loop: ast.For, follow: list[ast.stmt], bound: Bound) -> None:
         """Names that the body rebinds and that carry a value out of an iteration."""
-        body_bound = dict(bound)
+        own = {n.id for n in _targets(loop.target)}
         for name, node in _stores([loop.target, *loop.body]).items():
-            if self._only_updated_in_place(name, loop.body, body_bound):
+            if self._only_updated_in_place(name, loop.body, bound):
                 continue
-            carried = name in bound and (_first_event(loop.body, name) or ("", loop))[0] == "read"
+            first = _first_event(loop.body, name)
+            carried = name not in own and first is not None and first[0] == "read"
             later = _first_event(follow, name)
             used = later[1] if later is not None and later[0] == "read" else None
             if name in bound and (carried or used is not None):

@@ -93,8 +93,7 @@ class _Walk:
             mask = attrs.get("mask")
             if not dirty:
                 for view in instruction.dst:
-                    at = view.storage.id
-                    if (at not in state or state[at] is not None) or view.indirect is not None:
+                    if view.indirect is None:
                         self._define(view, mask)
                 if instruction.dst[0].indirect is None:
                     continue
@@ -151,6 +150,8 @@ class _Walk:
         at = storage.id
         if view.indirect is not None:
             self.state[at] = None  # which rows is known on the device only: give it the benefit
+            return
+        if at in self.state and self.state[at] is None:
             return
         if mask is None and covers_storage(view):
             self.state[at] = None

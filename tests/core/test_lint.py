@@ -1,0 +1,395 @@
+"""What only single tracing makes wrong: found in the source, with its line, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from neuronxcc import nki
+from neuronxcc.nki import isa as nisa
+from neuronxcc.nki import language as nl
+
+from neuron_cpu.core import NkiError, NkiWarning
+from neuron_cpu.core.lint import findings
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+COUNTS: list[int] = []
+total = 0
+
+
+def found(function: Callable) -> list[tuple[str, int]]:
+    """(identifier, line counted from the ``def``) of everything reported."""
+    first = getattr(function, "function", function).__code__.co_firstlineno
+    return [(f.identifier, f.line - first) for _, f in findings(function)]
+
+
+# --- one construct a function, reported on the line given -----------------------------------------
+def rebound_value(x, out):
+    acc = nl.load(x)
+    for i in nl.affine_range(4):
+        acc = nl.add(acc, nl.load(x[i]))
+    nl.store(out, acc)
+
+
+def rebound_counter(x, out):
+    row = 0
+    for _ in nl.sequential_range(4):
+        nl.store(out[row], nl.load(x[row]))
+        row += 1  # noqa: SIM113 - the construct under test
+
+
+def rebound_in_plain_range(x, out):
+    offset = 0
+    for _ in range(4):
+        nl.store(out[offset], nl.load(x[offset]))
+        offset = offset + 128
+
+
+def rebound_in_an_inner_loop(x, out):
+    row = 0
+    for _ in nl.affine_range(2):
+        for _ in nl.affine_range(2):
+            row = row + 1
+            nl.store(out[row], nl.load(x[row]))
+
+
+def rebound_and_used_after(x, out):
+    tile = nl.ndarray((128, 64), nl.float32)
+    for i in nl.affine_range(4):
+        tile = nl.load(x[i])
+    nl.store(out, tile)
+
+
+def rebound_on_one_side(x, out):
+    tile = nl.load(x[0])
+    for i in nl.affine_range(4):
+        if x.shape[0] > 2:
+            tile = nl.load(x[i])
+        nl.store(out[i], tile)
+
+
+def local_used_after(x, out):
+    for i in nl.affine_range(4):
+        tile = nl.load(x[i])
+    nl.store(out, tile)
+
+
+def index_used_after(x, out):
+    for i in nl.affine_range(4):
+        nl.store(out[i], nl.load(x[i]))
+    nl.store(out[i], nl.load(x[0]))
+
+
+def list_appended(x, out):
+    tiles = []
+    for i in nl.affine_range(4):
+        tiles.append(nl.load(x[i]))
+
+
+def list_item_assigned(x, out):
+    tiles = [None] * 4
+    for i in nl.affine_range(4):
+        tiles[i] = nl.load(x[i])
+
+
+def dict_item_assigned(x, out):
+    by_row = {}
+    for i in nl.sequential_range(4):
+        by_row[i] = nl.load(x[i])
+
+
+def global_list_appended(x, out):
+    for i in nl.affine_range(4):
+        COUNTS.append(i)
+
+
+def global_assigned(x, out):
+    global total
+    for i in nl.affine_range(4):
+        total = i
+
+
+def nonlocal_written_by_a_callee(x, out):
+    used = 0
+
+    def count():
+        nonlocal used
+        used += 1
+
+    for i in nl.affine_range(4):
+        count()
+        nl.store(out[i], nl.load(x[i]))
+
+
+def minimum_of_index(x, out):
+    for i in nl.affine_range(4):
+        stop = min(i * 128 + 128, 500)
+        nl.store(out[0:stop], nl.load(x[0:stop]))
+
+
+def maximum_of_derived_index(x, out):
+    for i in nl.affine_range(4):
+        start = i * 128
+        nl.store(out[max(start - 1, 0)], nl.load(x[i]))
+
+
+def scalar_chosen_by_index(x, out):
+    for i in nl.affine_range(4):
+        if i == 0:  # noqa: SIM108 - the construct under test
+            scale = 1.0
+        else:
+            scale = 2.0
+        nl.store(out[i], nl.multiply(nl.load(x[i]), scale))
+
+
+def expression_chosen_by_index(x, out):
+    for i in nl.affine_range(4):
+        scale = 1.0 if i == 0 else 2.0
+        nl.store(out[i], nl.multiply(nl.load(x[i]), scale))
+
+
+REPORTED = [
+    (rebound_value, "sim_loop_rebinding", 3),
+    (rebound_counter, "sim_loop_rebinding", 4),
+    (rebound_in_plain_range, "sim_loop_rebinding", 4),
+    (rebound_in_an_inner_loop, "sim_loop_rebinding", 4),
+    (rebound_and_used_after, "sim_loop_rebinding", 3),
+    (rebound_on_one_side, "sim_loop_rebinding", 4),
+    (local_used_after, "sim_loop_local_used_after", 3),
+    (index_used_after, "sim_loop_local_used_after", 3),
+    (list_appended, "sim_loop_side_effect", 3),
+    (list_item_assigned, "sim_loop_side_effect", 3),
+    (dict_item_assigned, "sim_loop_side_effect", 3),
+    (global_list_appended, "sim_loop_side_effect", 2),
+    (global_assigned, "sim_loop_side_effect", 3),
+    (nonlocal_written_by_a_callee, "sim_loop_side_effect", 8),
+    (minimum_of_index, "sim_loop_min_max", 2),
+    (maximum_of_derived_index, "sim_loop_min_max", 3),
+    (scalar_chosen_by_index, "sim_loop_condition", 2),
+    (expression_chosen_by_index, "sim_loop_condition", 2),
+]
+
+
+@pytest.mark.parametrize(("function", "identifier", "line"), REPORTED)
+def test_construct_is_reported_on_its_line(function: Callable, identifier: str, line: int) -> None:
+    assert found(function) == [(identifier, line)]
+
+
+# --- near misses: nothing is reported -------------------------------------------------------------
+def assigned_elements(x, out):
+    tile = nl.ndarray((128, 64), nl.float32)
+    for i in nl.affine_range(4):
+        tile[...] = nl.load(x[i])
+        tile[0:64] += 1.0
+    nl.store(out, tile)
+
+
+def accumulated_products(a, b, out):
+    acc = nl.zeros((128, 512), nl.float32, buffer=nl.psum)
+    for k in nl.affine_range(4):
+        acc += nl.matmul(nl.load(a[k]), nl.load(b[k]), transpose_x=True)
+    nl.store(out, acc)
+
+
+def accumulated_into_a_parameter(acc, a, b):
+    for k in nl.affine_range(4):
+        product = nisa.nc_matmul(a[k], b[k])
+        acc += product
+    return acc
+
+
+def unpacked_fresh_names(x, out):
+    for i in nl.affine_range(4):
+        rows, columns = nl.arange(128)[:, None], nl.arange(64)[None, :]
+        nl.store(out[i, rows, columns], nl.load(x[i, rows, columns]))
+    for i in nl.affine_range(4):
+        rows, columns = nl.arange(64)[:, None], nl.arange(64)[None, :]
+        nl.store(out[i, rows, columns], nl.load(x[i, rows, columns]))
+
+
+def temporary_of_an_earlier_loop(x, out):
+    tile = nl.load(x[0])
+    nl.store(out[0], tile)
+    for i in nl.affine_range(4):
+        tile = nl.load(x[i])
+        nl.store(out[i], tile)
+    tile = nl.load(x[1])
+    nl.store(out[1], tile)
+
+
+def unrolled_state(x, out):
+    tiles, row, last = [], 0, None
+    for i in nl.static_range(4):
+        tiles.append(nl.load(x[min(i, 2)]))
+        scale = 1.0 if i == 0 else 2.0
+        row += 1
+        last = nl.multiply(tiles[-1], scale)
+    nl.store(out[row], last)
+
+
+def list_of_one_iteration(x, out):
+    for i in nl.affine_range(4):
+        tiles = []
+        for k in nl.static_range(2):
+            tiles.append(nl.load(x[i, k]))
+        nl.store(out[i], nl.add(tiles[0], tiles[1]))
+
+
+def statements_under_a_condition(x, out):
+    acc = nl.zeros((128, 64), nl.float32)
+    for i in nl.sequential_range(4):
+        if i == 0:
+            first = nl.load(x[0])
+            acc[...] = first
+        else:
+            acc[...] = nl.add(acc, nl.load(x[i]))
+    nl.store(out, acc)
+
+
+def condition_passed_on(x, out):
+    for i in nl.affine_range(4):
+        helper(x, out, i, initialize=(i == 0))
+
+
+def helper(x, out, row, initialize):
+    if initialize:
+        nl.store(out[row], nl.load(x[row]))
+
+
+def functions_named_like_methods(x, out):
+    for i in nl.affine_range(4):
+        nl.store(out[i], nl.add(nl.load(x[i]), nl.max(nl.load(x[i]), axis=1)))
+
+
+def comprehension_variables(x, out):
+    row = 3
+    for i in nl.affine_range(4):
+        widths = [row for row in (1, 2, 3)]
+        nl.store(out[i, widths[0]], nl.load(x[i, widths[1]]))
+    nl.store(out[row], nl.load(x[row]))
+
+
+def minimum_of_shapes(x, out):
+    rows = min(x.shape[0], 128)
+    for i in nl.affine_range(4):
+        nl.store(out[i, 0:rows], nl.load(x[i, 0 : min(rows, 64)]))
+
+
+SILENT = [
+    assigned_elements, accumulated_products, accumulated_into_a_parameter, unpacked_fresh_names,
+    temporary_of_an_earlier_loop, unrolled_state, list_of_one_iteration,
+    statements_under_a_condition, condition_passed_on, functions_named_like_methods,
+    comprehension_variables, minimum_of_shapes,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", SILENT)
+def test_near_miss_is_silent(function: Callable) -> None:
+    assert found(function) == []
+
+
+# --- callees, missing source, severity ------------------------------------------------------------
+def middle(x, out):
+    counting_helper(x, out)
+
+
+@nki.jit
+def counting_helper(x, out):
+    row = 0
+    for _ in nl.affine_range(4):
+        nl.store(out[row], nl.load(x[row]))
+        row += 1  # noqa: SIM113 - the construct under test
+
+
+def outermost(x, out):
+    def inner(i):
+        nl.store(out[i], nl.load(x[i]))
+
+    for i in nl.affine_range(4):
+        inner(i)
+    middle(x, out)
+
+
+def test_functions_that_the_kernel_calls_are_read_too() -> None:
+    (place, finding), *rest = findings(outermost)
+    assert rest == [] and finding.identifier == "sim_loop_rebinding"
+    line = counting_helper.function.__code__.co_firstlineno + 5
+    assert place == f"outermost ({__file__}:{line})"
+
+
+def test_nested_functions_are_read_in_their_own_scope() -> None:
+    def kernel(x, out):
+        row = 5
+
+        def step():
+            for i in nl.affine_range(4):
+                row = i
+                nl.store(out[row], nl.load(x[row]))
+
+        step()
+        nl.store(out[row], nl.load(x[row]))
+
+    assert found(kernel) == []
+
+
+def test_function_without_source_is_skipped() -> None:
+    scope: dict = {}
+    exec("def made(x):\n    n = 0\n    for i in range(3):\n        n += 1\n    return n", scope)
+    assert findings(scope["made"]) == [] and findings(lambda x: x) == []
+
+
+@nki.jit
+def summing(x):
+    out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+    acc = nl.zeros((128, 64), nl.float32)
+    rounds = 0
+    for _ in nl.sequential_range(2):
+        acc[...] = nl.add(acc, nl.load(x))
+        rounds += 1
+    nl.store(out, nl.multiply(acc, 1.0 / rounds))
+    return out
+
+
+def test_warning_names_kernel_line_and_mend() -> None:
+    with pytest.warns(NkiWarning) as caught:
+        nki.jit(summing.function).trace(torch.empty(128, 64, device="meta"))
+    line = summing.function.__code__.co_firstlineno + 7
+    message = str(caught[0].message)
+    assert message.startswith(f"summing ({__file__}:{line}): 'rounds' is rebound inside the loop")
+    assert "expected" in message and "nl.static_range" in message
+
+
+def test_strict_mode_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NKI_CPU_STRICT", "1")
+    with pytest.raises(NkiError) as caught:
+        nki.jit(summing.function).trace(torch.empty(128, 64, device="meta"))
+    assert caught.value.identifier == "sim_loop_rebinding"
+
+
+def test_single_findings_can_be_silenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NKI_CPU_SILENCE", "sim_loop_rebinding")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NkiWarning)
+        nki.jit(summing.function).trace(torch.empty(128, 64, device="meta"))
+
+
+def test_default_filters_show_each_finding_once() -> None:
+    """As a user sees it: plain ``python``, two calls, one line on stderr."""
+    script = (
+        "import neuron_cpu; neuron_cpu.ensure_sdk()\n"
+        "import torch\n"
+        "from tests.core.test_lint import summing\n"
+        "x = torch.zeros(128, 64)\n"
+        "summing(x); summing(x)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True,
+        timeout=120, env={**os.environ, "NKI_CPU": "1"}, check=True,
+    )  # fmt: skip
+    assert done.stderr.count("sim_loop_rebinding") == 1

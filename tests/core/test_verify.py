@@ -1,0 +1,685 @@
+"""Program-level checks: undefined data, outputs, races, scopes, on-chip capacity."""
+
+from __future__ import annotations
+
+import itertools
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from neuronxcc import nki
+from neuronxcc.nki import isa as nisa
+from neuronxcc.nki import language as nl
+
+from neuron_cpu.core import NkiError, NkiWarning
+from neuron_cpu.core.capacity import psum_high_water, sbuf_high_water
+from neuron_cpu.core.dtypes import FLOAT32
+from neuron_cpu.core.program import Loop, Program, Storage
+from neuron_cpu.core.races import _Access, _conflict, _Group
+from neuron_cpu.core.regions import covers_storage, first_box
+from neuron_cpu.core.spec import KIB
+from neuron_cpu.core.tensor import Tensor, contiguous
+from neuron_cpu.core.trace import Tracer
+from neuron_cpu.core.undefined import FLOW, _Walk
+
+
+def trace(kernel: Any, *shapes: tuple[int, ...], grid: tuple[int, ...] = ()) -> Program:
+    """The verified program of ``kernel`` for fp32 inputs of the given shapes."""
+    inputs = [torch.empty(s, device="meta") for s in shapes]
+    return (kernel[grid] if grid else kernel).trace(*inputs)
+
+
+def refused(kernel: Any, identifier: str, *shapes: tuple[int, ...], **options: Any) -> str:
+    """The message with which ``kernel`` is refused for ``identifier``."""
+    with pytest.raises(NkiError) as caught:
+        trace(kernel, *shapes, **options)
+    assert caught.value.identifier == identifier, str(caught.value)
+    return str(caught.value)
+
+
+def accepted(kernel: Any, *shapes: tuple[int, ...], **options: Any) -> Program:
+    """The program of a kernel that must pass without any warning."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NkiWarning)
+        return trace(kernel, *shapes, **options)
+
+
+# --- undefined data -------------------------------------------------------------------------------
+def through(body: Callable[[Any], Any], rows: int = 100, columns: int = 64) -> Any:
+    """A kernel that loads [rows, columns] of a (128, 64) tile, applies ``body`` and stores it."""
+
+    @nki.jit
+    def kernel(x):
+        tile = nl.ndarray((128, 64), nl.float32)
+        tile[0:rows, 0:columns] = nl.load(x[0:rows, 0:columns])
+        result, stored = body(tile)
+        out = nl.ndarray(stored, nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, result)
+        return out
+
+    return kernel
+
+
+def matmul_with(tile: Any, side: str) -> Any:
+    other = nisa.memset((128, 32), 1.0, nl.float32)
+    pair = (tile, other) if side == "stationary" else (other, tile)
+    return nl.copy(nisa.nc_matmul(*pair))
+
+
+ROWS_SURVIVE = {
+    "activation": lambda t: (nl.exp(t)[0:100], (100, 64)),
+    "tensor_tensor": lambda t: (nl.add(t, t)[0:100], (100, 64)),
+    "tensor_scalar": lambda t: (nl.multiply(t, 2.0)[0:100], (100, 64)),
+    "vector_operand": lambda t: (nisa.tensor_scalar(t, nl.add, t[:, 0:1])[0:100], (100, 64)),
+    "reduce": lambda t: (nl.sum(t, axis=1)[0:100], (100, 1)),
+    "transpose": lambda t: (nl.copy(nisa.nc_transpose(t))[:, 0:100], (64, 100)),
+    "chunked_copy": lambda t: (nl.copy(nl.copy(t)[0:100, 8:16]), (100, 8)),
+    "select": lambda t: (nl.where(nl.greater(t, 0.0), t, 0.0)[0:100], (100, 64)),
+}
+ROWS_SPREAD = {
+    "activation": lambda t: (nl.exp(t), (128, 64)),
+    "reduce": lambda t: (nl.sum(t, axis=1), (128, 1)),
+    "transpose": lambda t: (nl.copy(nisa.nc_transpose(t)), (64, 128)),
+    "stationary": lambda t: (matmul_with(t, "stationary")[0:1, 0:1], (1, 1)),
+    "moving": lambda t: (matmul_with(t, "moving")[0:1, 0:1], (1, 1)),
+    "last_row": lambda t: (nl.copy(t)[100:101], (1, 64)),
+    "vector_operand": lambda t: (nisa.tensor_scalar(t, nl.add, t[:, 0:1]), (128, 64)),
+}
+
+
+@pytest.mark.parametrize("name", ROWS_SURVIVE)
+def test_computing_on_tail_rows_is_legal(name: str) -> None:
+    """Rows nobody loaded pass through every engine as long as they are not stored."""
+    accepted(through(ROWS_SURVIVE[name]), (128, 64))
+
+
+@pytest.mark.parametrize("name", ROWS_SPREAD)
+def test_tail_rows_that_are_stored_are_refused(name: str) -> None:
+    message = refused(through(ROWS_SPREAD[name]), "sim_undefined_data", (128, 64))
+    assert "tile[100:" in message  # the part nobody wrote, not the part that was stored
+
+
+@pytest.mark.parametrize("name", ROWS_SPREAD)
+def test_the_same_kernels_pass_when_all_rows_are_loaded(name: str) -> None:
+    accepted(through(ROWS_SPREAD[name], rows=128), (128, 64))
+
+
+def test_undefined_columns_spread_over_reductions_and_columns_of_products() -> None:
+    half = {"columns": 32}
+    refused(through(lambda t: (nl.max(t, axis=1), (128, 1)), 128, **half), "sim_undefined_data",
+            (128, 64))  # fmt: skip
+    product = lambda t: matmul_with(t, "moving")  # noqa: E731
+    accepted(through(lambda t: (product(t)[:, 0:32], (32, 32)), 128, **half), (128, 64))
+    refused(through(lambda t: (product(t)[:, 32:33], (32, 1)), 128, **half), "sim_undefined_data",
+            (128, 64))  # fmt: skip
+
+
+def test_message_names_range_creation_and_store() -> None:
+    kernel = through(ROWS_SPREAD["activation"])
+    message = refused(kernel, "sim_undefined_data", (128, 64))
+    first = kernel.function.__code__.co_firstlineno
+    here = __file__
+    assert f"{here}:{first + 2})" not in message
+    assert f"created at {here}:{first + 2}" in message  # the nl.ndarray line
+    assert f"{here}:{first + 6})" in message  # the store
+    assert "tile[100:128, 0:64]" in message and "1792 undefined elements" in message
+
+
+def test_affine_select_replaces_undefined_elements() -> None:
+    def keep(bound: int) -> Any:
+        def body(tile: Any) -> Any:
+            i_p, i_f = nl.arange(128)[:, None], nl.arange(64)[None, :]
+            return nisa.affine_select(i_p < bound + 0 * i_f, tile, 0.0), (128, 64)
+
+        return body
+
+    accepted(through(keep(100)), (128, 64))
+    refused(through(keep(101)), "sim_undefined_data", (128, 64))
+
+
+def test_masked_elements_keep_their_old_state() -> None:
+    def diagonal(filled: bool) -> Any:
+        def body(tile: Any) -> Any:
+            i_p, i_f = nl.arange(128)[:, None], nl.arange(64)[None, :]
+            result = nl.ndarray((128, 64), nl.float32)
+            if filled:
+                result[...] = 0.0
+            result[...] = nisa.tensor_copy(tile, mask=(i_p + i_f < 60))
+            return result, (128, 64)
+
+        return body
+
+    accepted(through(diagonal(True)), (128, 64))
+    refused(through(diagonal(False)), "sim_undefined_data", (128, 64))
+
+
+def test_accumulating_onto_an_undefined_element_stays_undefined() -> None:
+    def kernel_for(rows: int) -> Any:
+        @nki.jit
+        def kernel(x):
+            out = nl.ndarray((64, 64), nl.float32, buffer=nl.shared_hbm)
+            full, part = nl.load(x), nl.ndarray((128, 64), nl.float32)
+            part[0:rows] = nl.load(x[0:rows])
+            total = nl.zeros((64, 64), nl.float32, buffer=nl.psum)
+            total[...] += nisa.nc_matmul(part, full)
+            total[...] += nisa.nc_matmul(full, full)
+            nl.store(out, nl.copy(total))
+            return out
+
+        return kernel
+
+    accepted(kernel_for(128), (128, 64))
+    refused(kernel_for(127), "sim_undefined_data", (128, 64))
+
+
+def test_tile_filled_in_strided_pieces_is_defined() -> None:
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+        tile = nl.ndarray((128, 32, 2), nl.float32)
+        for half in nl.static_range(2):
+            tile[:, :, half] = nl.load(x[:, half * 32 : half * 32 + 32])
+        nl.store(out, tile.reshape((128, 64)))
+        return out
+
+    accepted(kernel, (128, 64))
+
+
+def test_rows_gathered_by_an_undefined_index_are_undefined() -> None:
+    def kernel_for(rows: int) -> Any:
+        @nki.jit
+        def kernel(table, rows_hbm):
+            out = nl.ndarray((64, 16), nl.float32, buffer=nl.shared_hbm)
+            index = nl.ndarray((64, 1), nl.int32)
+            index[0:rows] = nl.load(rows_hbm[0:rows], dtype=nl.int32)
+            i_p, i_f = nl.arange(64)[:, None], nl.arange(16)[None, :]
+            nl.store(out, nl.load(table[index[i_p, 0], i_f]))
+            return out
+
+        return kernel
+
+    accepted(kernel_for(64), (1000, 16), (64, 1))
+    refused(kernel_for(63), "sim_undefined_data", (1000, 16), (64, 1))
+
+
+def test_flow_rules_of_rare_kinds() -> None:
+    """scan: everything right of the element; all: the whole partition."""
+
+    class Bare:
+        attrs: dict[str, Any] = {}
+
+    source = np.zeros((3, 4), bool)
+    source[1, 2] = True
+    scanned = FLOW["scan"](Bare(), [source, None], (3, 4))  # type: ignore[arg-type]
+    assert scanned.tolist() == [[False] * 4, [False, False, True, True], [False] * 4]
+    spread = FLOW["all"](Bare(), [None, source], (3, 2))  # type: ignore[arg-type]
+    assert spread.tolist() == [[False] * 2, [True] * 2, [False] * 2]
+
+
+def test_scratch_in_hbm_is_followed_like_any_tensor() -> None:
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+        scratch = nl.ndarray((128, 64), nl.float32, buffer=nl.hbm)
+        nl.store(scratch[0:64], nl.load(x[0:64]))
+        nl.store(out, nl.load(scratch))
+        return out
+
+    assert "scratch[64:128, 0:64]" in refused(kernel, "sim_undefined_data", (128, 64))
+
+
+def random_program(rng: np.random.Generator) -> tuple[Program, np.ndarray]:
+    """Random copies, sums, reductions, transposes and products on three tiles, and the truth.
+
+    The truth follows NaN through float64 arithmetic: it says which elements of the tile that is
+    stored last are undefined.
+    """
+    program = Program("random", (), None)
+    with Tracer(program) as tracer:
+        tiles = [Tensor.whole(tracer.storage((32, 32), FLOAT32, "sbuf")) for _ in range(3)]
+        source = Tensor.whole(tracer.storage((32, 32), FLOAT32, "hbm", "input"))
+        values = [np.full((32, 32), np.nan) for _ in tiles]
+        program.outputs.append(tracer.storage((32, 32), FLOAT32, "shared_hbm", "output"))
+
+        def box() -> tuple[slice, slice]:
+            start = rng.integers(0, 24, 2) * (rng.random(2) < 0.4)
+            size = np.where(rng.random(2) < 0.6, 32, rng.integers(1, 33, 2))
+            stop = np.minimum(start + size, 32)
+            return (slice(int(start[0]), int(stop[0])), slice(int(start[1]), int(stop[1])))
+
+        for _ in range(int(rng.integers(4, 16))):
+            a, b, c = (int(k) for k in rng.integers(0, 3, 3))
+            at = box()
+            action = str(rng.choice(["load", "load", "load", "add", "sum", "transpose", "matmul"]))
+            if action == "load":
+                tiles[a][at] = nl.load(source[at])
+                values[a][at] = 0
+            elif action == "add":
+                tiles[a][at] = nl.add(tiles[b][at], tiles[c][at])
+                values[a][at] = values[b][at] + values[c][at]
+            elif action == "sum":
+                rows = at[0]
+                tiles[a][rows, 5:6] = nl.sum(tiles[b][at], axis=1)
+                values[a][rows, 5:6] = values[b][at].sum(axis=1, keepdims=True)
+            elif action == "transpose":
+                tiles[a][...] = nisa.nc_transpose(tiles[b], engine=nisa.vector_engine)
+                values[a] = values[b].T.copy()
+            else:
+                tiles[a][...] = nl.copy(nisa.nc_matmul(tiles[b], tiles[c]))
+                values[a] = values[b].T @ values[c]
+        nl.store(Tensor.whole(program.outputs[0]), tiles[0])
+        tracer.finish()
+    return program, np.isnan(values[0])
+
+
+@pytest.mark.filterwarnings("ignore::neuron_cpu.core.NkiWarning")
+def test_undefined_flow_agrees_with_nan_arithmetic() -> None:
+    rng = np.random.default_rng(1)
+    clean = 0
+    for _ in range(300):
+        program, truth = random_program(rng)
+        walk = _Walk(program, codes=False)
+        stored = walk.run()
+        assert (stored is not None) == truth.any()
+        if stored is None:
+            clean += 1
+            continue
+        np.testing.assert_array_equal(walk.stored, truth)
+        error = _Walk(program, codes=True).blame(stored)
+        assert f"stores {np.count_nonzero(truth)} undefined elements" in str(error)
+    assert 20 < clean < 280
+
+
+# --- outputs --------------------------------------------------------------------------------------
+def test_zero_trip_loop_leaves_the_output_unwritten() -> None:
+    def kernel_for(trips: int) -> Any:
+        @nki.jit
+        def kernel(x):
+            out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+            for _ in nl.affine_range(trips):
+                nl.store(out, nl.load(x))
+            return out
+
+        return kernel
+
+    refused(kernel_for(0), "err_tensor_output_not_written_to", (128, 64))
+    accepted(kernel_for(1), (128, 64))
+
+
+def test_partly_written_output_is_a_warning_with_the_first_gap() -> None:
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+        nl.store(out[0:100], nl.load(x[0:100]))
+        nl.store(out[100:128, 0:60], nl.load(x[100:128, 0:60]))
+        return out
+
+    with pytest.warns(NkiWarning, match=r"112 elements are not, out\[100:128, 60:64\] first"):
+        trace(kernel, (128, 64))
+
+
+def test_first_box_grows_from_the_first_element() -> None:
+    flags = np.zeros((4, 6, 5), bool)
+    flags[1:3, 2:6, 1:4] = True
+    flags[3, 5, 4] = True
+    assert first_box(flags) == (slice(1, 3), slice(2, 6), slice(1, 4))
+
+
+# --- races ----------------------------------------------------------------------------------------
+def looped(body: Callable[..., None], trips: int = 4, order: Any = None) -> Any:
+    """A kernel that runs ``body(i, x, shared, out)`` in a loop over a tile made before it."""
+    iterate = order or nl.affine_range
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+        shared = nl.zeros((128, 64), nl.float32)
+        for i in iterate(trips):
+            body(i, x, shared, out)
+        nl.store(out, shared)
+        return out
+
+    return kernel
+
+
+def piece(i: int) -> slice:
+    return slice(i * 16, i * 16 + 16)
+
+
+def own_columns(i, x, shared, out):
+    shared[:, piece(i)] = nl.load(x[:, piece(i)])
+
+
+def overlapping_columns(i, x, shared, out):
+    stop = min(i * 16 + 17, 64)
+    shared[:, i * 16 : stop] = nl.load(x[:, i * 16 : stop])
+
+
+def neighbour_read(i, x, shared, out):
+    shared[:, piece(i)] = nl.add(nl.load(x[:, piece(i)]), shared[:, piece((i + 1) % 4)])
+
+
+def own_read(i, x, shared, out):
+    shared[:, piece(i)] = nl.add(nl.load(x[:, piece(i)]), shared[:, piece(i)])
+
+
+def accumulated(operator):
+    def body(i, x, shared, out):
+        shared[...] = operator(shared, nl.load(x))
+
+    return body
+
+
+def running_value_read(i, x, shared, out):
+    shared[...] = nl.add(shared, nl.load(x))
+    nl.store(out[:, piece(i)], shared[:, piece(i)])
+
+
+def mixed_accumulation(i, x, shared, out):
+    shared[...] = (nl.add if i else nl.multiply)(shared, nl.load(x))
+
+
+def diagonal_mask(i, x, shared, out):
+    """Each iteration writes one of four interleaved sets of columns, cut by a slanted mask."""
+    i_p, i_f = nl.arange(128)[:, None], nl.arange(16)[None, :]
+    shared[i_p, i_f * 4 + i] = nisa.tensor_copy(nl.load(x[:, piece(i)]), mask=(i_p + i_f < 100))
+
+
+RACE_FREE = {
+    "own columns": own_columns,
+    "reading what it wrote itself": own_read,
+    "sum": accumulated(nl.add),
+    "maximum": accumulated(nl.maximum),
+    "product": accumulated(nl.multiply),
+    "interleaved columns": diagonal_mask,
+}
+RACES = {
+    "one column shared": overlapping_columns,
+    "next iteration's columns read": neighbour_read,
+    "difference is not associative": accumulated(nl.subtract),
+    "running sum read": running_value_read,
+    "sum and product mixed": mixed_accumulation,
+    "every iteration writes all": lambda i, x, shared, out: own_columns(0, x, shared, out),
+}
+
+
+@pytest.mark.parametrize("name", RACE_FREE)
+def test_independent_iterations_pass(name: str) -> None:
+    accepted(looped(RACE_FREE[name]), (128, 64))
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_dependent_iterations_are_refused(name: str) -> None:
+    refused(looped(RACES[name]), "err_unexpected_output_dependencies", (128, 64))
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_the_same_bodies_pass_in_order(name: str) -> None:
+    trace(looped(RACES[name], order=nl.sequential_range), (128, 64))
+
+
+@pytest.mark.parametrize("name", RACES)
+def test_one_iteration_depends_on_nobody(name: str) -> None:
+    trace(looped(RACES[name], trips=1), (128, 64))
+
+
+def test_race_message_names_iterations_lines_and_elements() -> None:
+    message = refused(looped(overlapping_columns), "err_unexpected_output_dependencies", (128, 64))
+    line = overlapping_columns.__code__.co_firstlineno + 2
+    assert "iteration 0 of the affine_range" in message
+    assert f"(line {line}), which iteration 1 also writes (line {line})" in message
+    assert "shared[0:128, 16:17]" in message
+
+
+def test_matmul_accumulation_is_no_race_but_reading_it_is() -> None:
+    def kernel_for(inside: bool) -> Any:
+        @nki.jit
+        def kernel(x):
+            out = nl.ndarray((4, 64, 64), nl.float32, buffer=nl.shared_hbm)
+            total = nl.zeros((64, 64), nl.float32, buffer=nl.psum)
+            for k in nl.affine_range(4):
+                tile = nl.load(x[k * 128 : k * 128 + 128])
+                total[...] += nisa.nc_matmul(tile, tile)
+                if inside:
+                    nl.store(out[k], nl.copy(total))
+            for k in nl.affine_range(0 if inside else 4):
+                nl.store(out[k], nl.copy(total))
+            return out
+
+        return kernel
+
+    accepted(kernel_for(False), (512, 64))
+    refused(kernel_for(True), "err_unexpected_output_dependencies", (512, 64))
+
+
+@pytest.mark.parametrize("level", ["outer", "inner", "none"])
+def test_every_level_of_a_nest_is_checked(level: str) -> None:
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((4, 4, 128, 64), nl.float32, buffer=nl.shared_hbm)
+        for i in nl.affine_range(4):
+            for _ in nl.sequential_range(2):
+                for j in nl.affine_range(4):
+                    row = 0 if level == "outer" else i
+                    column = 0 if level == "inner" else j
+                    nl.store(out[row, column], nl.load(x))
+        for i in nl.static_range(4):
+            for j in nl.static_range(4):
+                nl.store(out[i, j], nl.load(x))
+        return out
+
+    if level == "none":
+        accepted(kernel, (128, 64))
+    else:
+        message = refused(kernel, "err_unexpected_output_dependencies", (128, 64))
+        first = kernel.function.__code__.co_firstlineno
+        assert f":{first + (3 if level == 'outer' else 5)} writes" in message
+
+
+def test_grid_instances_must_write_disjoint_parts() -> None:
+    def kernel_for(width: int) -> Any:
+        @nki.jit
+        def kernel(x):
+            out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+            start = nl.program_id(0) * 16
+            stop = min(start + width, 64)
+            nl.store(out[:, start:stop], nl.load(x[:, start:stop]))
+            return out
+
+        return kernel
+
+    accepted(kernel_for(16), (128, 64), grid=(4,))
+    message = refused(kernel_for(18), "err_unexpected_output_dependencies", (128, 64), grid=(4,))
+    assert "instance 0 of the launch grid" in message and "out[0:128, 16:18]" in message
+
+
+def test_scattered_rows_are_left_to_the_kernel() -> None:
+    """Which rows an index tile names is known on the device only."""
+
+    @nki.jit
+    def kernel(x, rows):
+        out = nl.ndarray((1000, 64), nl.float32, buffer=nl.shared_hbm)
+        i_p, i_f = nl.arange(128)[:, None], nl.arange(64)[None, :]
+        for i in nl.affine_range(2):
+            index = nl.load(rows[i * 128 : i * 128 + 128], dtype=nl.int32)
+            nl.store(out[index[i_p, 0], i_f], nl.load(x))
+        return out
+
+    accepted(kernel, (128, 64), (256, 1))
+
+
+# --- against a reference on random accesses -------------------------------------------------------
+def random_view(rng: np.random.Generator, storage: Storage) -> Tensor:
+    """A box with steps, sometimes with axes swapped, so that fast and slow maps are both used."""
+    offset, shape, strides = 0, [], []
+    for size, step in zip(storage.shape, contiguous(storage.shape), strict=True):
+        start = int(rng.integers(0, size))
+        stride = int(rng.choice([1, 1, 1, 2]))
+        count = int(rng.integers(1, (size - start - 1) // stride + 2))
+        offset += start * step
+        shape.append(count)
+        strides.append(step * stride)
+    order = rng.permutation(len(shape)) if rng.random() < 0.2 else range(len(shape))
+    return Tensor(
+        storage, offset, tuple(shape[a] for a in order), tuple(strides[a] for a in order)
+    )  # fmt: skip
+
+
+def flags_of(view: Tensor) -> np.ndarray:
+    flags = np.zeros(view.storage.size, bool)
+    np.lib.stride_tricks.as_strided(flags[view.offset :], view.shape, view.strides)[...] = True
+    return flags
+
+
+def test_races_agree_with_a_pairwise_reference() -> None:
+    """Every pair of accesses, element by element, against the maps of races.py."""
+    rng = np.random.default_rng(0)
+    verdicts = []
+    for _ in range(400):
+        storage = Storage(0, (8, 6), FLOAT32, "sbuf")
+        group = _Group(Loop(0, "affine", 3, None), storage)
+        for _ in range(int(rng.integers(2, 5))):
+            kind = str(rng.choice(["write", "read", "add", "max"], p=[0.4, 0.3, 0.2, 0.1]))
+            view, iteration = random_view(rng, storage), int(rng.integers(0, 3))
+            access = _Access(None, view, kind, None, iteration)  # type: ignore[arg-type]
+            kept = group.reads if kind == "read" else group.writes
+            kept[(iteration, *view.key(), None, kind)] = access
+        expected = any(
+            a.iteration != b.iteration
+            and (a.kind != b.kind or a.kind == "write")
+            and (flags_of(a.view) & flags_of(b.view)).any()
+            for a, b in itertools.combinations(group.all(), 2)
+        )
+        assert (_conflict(group) is not None) == expected
+        verdicts.append(expected)
+    assert 100 < sum(verdicts) < 300  # both answers are common
+
+
+# --- scopes ---------------------------------------------------------------------------------------
+def test_tensor_of_a_loop_is_invisible_outside() -> None:
+    def kernel_for(before: bool) -> Any:
+        @nki.jit
+        def kernel(x):
+            out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+            tile = nl.ndarray((128, 64), nl.float32)
+            for _ in nl.sequential_range(2):
+                made = nl.load(x)
+                tile[...] = made
+            nl.store(out, tile if before else made)
+            return out
+
+        return kernel
+
+    trace(kernel_for(True), (128, 64))
+    refused(kernel_for(False), "err_local_variable_used_out_of_scope", (128, 64))
+
+
+def test_tensor_of_one_iteration_is_invisible_in_the_next() -> None:
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+        kept = []
+        for _ in nl.sequential_range(2):
+            kept.append(nl.load(x))
+            nl.store(out, kept[0])
+        return out
+
+    with pytest.warns(NkiWarning, match="sim_loop_side_effect"):
+        refused(kernel, "err_local_variable_used_out_of_scope", (128, 64))
+
+
+# --- capacity -------------------------------------------------------------------------------------
+def stack(tiles: int, columns: int, scope: str) -> Any:
+    """``tiles`` SBUF tiles of ``columns`` fp32, all live at once or one after the other."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((tiles, 128, 8), nl.float32, buffer=nl.shared_hbm)
+        made = []
+        for _ in nl.static_range(tiles if scope == "together" else 0):
+            made.append(nisa.memset((128, columns), 1.0, nl.float32))
+        for i in nl.static_range(tiles):
+            tile = made[i] if made else nisa.memset((128, columns), 1.0, nl.float32)
+            nl.store(out[i], tile[:, 0:8])
+        return out
+
+    return kernel
+
+
+def test_sbuf_is_counted_by_what_is_live() -> None:
+    columns = 11 * KIB  # 44 KiB per partition: four fit into 176 KiB
+    assert sbuf_high_water(trace(stack(4, columns, "together"), (1, 1))) == 176 * KIB
+    assert sbuf_high_water(trace(stack(9, columns, "one by one"), (1, 1))) == 44 * KIB
+    message = refused(stack(5, columns, "together"), "sim_sbuf_capacity", (1, 1))
+    assert f"need {220 * KIB} bytes per partition" in message and str(44 * KIB) in message
+
+
+def test_tensor_made_before_a_loop_lives_through_it() -> None:
+    def kernel_for(iterate: Any) -> Any:
+        @nki.jit
+        def kernel(x):
+            out = nl.ndarray((5, 128, 8), nl.float32, buffer=nl.shared_hbm)
+            early = nisa.memset((128, 1024), 1.0, nl.float32)
+            for i in iterate(4):
+                if i == 0:
+                    nl.store(out[i], early[:, 0:8])
+                else:
+                    late = nisa.memset((128, 512), 1.0, nl.float32)
+                    nl.store(out[i], late[:, 0:8])
+            last = nisa.memset((128, 1280), 1.0, nl.float32)
+            nl.store(out[4], last[:, 0:8])
+            return out
+
+        return kernel
+
+    # early and late together in the device's loop; unrolled, early is gone after iteration 0
+    assert sbuf_high_water(trace(kernel_for(nl.affine_range), (1, 1))) == 6 * KIB
+    assert sbuf_high_water(trace(kernel_for(nl.static_range), (1, 1))) == 5 * KIB
+
+
+def banks(tiles: int, columns: int) -> Any:
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((tiles, 64, 64), nl.float32, buffer=nl.shared_hbm)
+        data = nl.load(x)
+        made = []
+        for _ in nl.static_range(tiles):
+            made.append(nl.zeros((64, columns), nl.float32, buffer=nl.psum))
+        for tile in made:
+            tile[:, 0:64] += nisa.nc_matmul(data, data)
+        for i in nl.static_range(tiles):
+            nl.store(out[i], nl.copy(made[i][:, 0:64]))
+        return out
+
+    return kernel
+
+
+@pytest.mark.parametrize("columns", [64, 512])
+def test_psum_has_eight_banks_and_a_tile_takes_whole_ones(columns: int) -> None:
+    assert psum_high_water(accepted(banks(8, columns), (128, 64))) == 8
+    assert "need 9 banks" in refused(banks(9, columns), "sim_psum_capacity", (128, 64))
+
+
+def test_block_axes_take_one_bank_each() -> None:
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((3, 64, 64), nl.float32, buffer=nl.shared_hbm)
+        data = nl.load(x)
+        tiles = nl.zeros((3, nl.par_dim(64), 64), nl.float32, buffer=nl.psum)
+        for i in nl.affine_range(3):
+            tiles[i] += nisa.nc_matmul(data, data)
+            nl.store(out[i], nl.copy(tiles[i]))
+        return out
+
+    assert psum_high_water(trace(kernel, (128, 64))) == 3
+
+
+def test_views_know_what_they_cover() -> None:
+    storage = Storage(0, (4, 6), FLOAT32, "sbuf")
+    assert covers_storage(Tensor.whole(storage))
+    assert covers_storage(Tensor(storage, 0, (6, 4), (1, 6)))  # all elements in another order
+    assert not covers_storage(Tensor(storage, 0, (4, 6), (6, 0)))
+    assert not covers_storage(Tensor(storage, 0, (4, 5), (6, 1)))
