@@ -25,6 +25,7 @@ DEFAULT_SEQ_LEN = 128
 MODES = {
     "compile": ("harness.compile", "build and check the model, print which operator ran where"),
     "generate": ("harness.generate", "answer the prompts"),
+    "validate": ("harness.validate", "compare the logits with the SDK's own Llama"),
 }
 
 _PRIVATE_KERNEL = (

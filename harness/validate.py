@@ -1,0 +1,43 @@
+"""`--mode validate`: the submission's logits against the SDK's own Llama, prompt by prompt."""
+
+from __future__ import annotations
+
+import argparse
+
+from harness import accuracy, console
+from harness.accuracy import RowResult
+from harness.generate import new_token_limit
+from harness.session import Loaded, build, open_session
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit status 0 where every prompt passes, 1 where one fails."""
+    accuracy.check_settings(args)
+    session = open_session(args)
+    baseline, candidate = build(session, "baseline"), build(session)
+    results = [
+        check_prompt(baseline, candidate, prompt, ids)
+        for prompt, ids in zip(session.prompts, session.prompt_ids)
+    ]
+    passed = all(result.passed for result in results)
+    print(f"Validation {'passed' if passed else 'failed'}.")
+    return 0 if passed else 1
+
+
+def check_prompt(baseline: Loaded, candidate: Loaded, prompt: str, ids: list[int]) -> RowResult:
+    """Check one prompt with progress, and print its result."""
+    total = new_token_limit(candidate.session.args, [ids])
+    with console.step(f"Comparing logits for {shorten(prompt)}", total=2 * total) as step:
+        result = accuracy.check_row(baseline, candidate, ids, lambda _: step.advance())
+    print(f"{shorten(prompt)}: {result.summary()}")
+    if not result.passed:
+        print(result.message)
+        for divergence in result.divergences:
+            print("\n".join(divergence.describe()))
+    return result
+
+
+def shorten(prompt: str, width: int = 48) -> str:
+    """A prompt in one short line."""
+    line = " ".join(prompt.split())
+    return repr(line if len(line) <= width else line[: width - 3] + "...")
