@@ -95,8 +95,10 @@ def generate() -> Callable[..., torch.Tensor]:
         ids = torch.zeros((len(prompts), width), dtype=torch.int64)
         mask = torch.zeros_like(ids)
         for row, prompt in enumerate(prompts):
-            columns = slice(0, len(prompt)) if app.padding_side == "right" else slice(
-                width - len(prompt), width
+            columns = (
+                slice(0, len(prompt))
+                if app.padding_side == "right"
+                else slice(width - len(prompt), width)
             )
             ids[row, columns] = torch.tensor(prompt)
             mask[row, columns] = 1

@@ -245,15 +245,15 @@ def test_on_device_greedy_sampling(tiny_llama, application, generate, reference,
 
 
 @pytest.mark.parametrize("tp_degree", [1, 2])
-def test_on_device_dynamic_sampling_per_row(tiny_llama, application, generate, reference, tp_degree):
+def test_on_device_dynamic_sampling_per_row(
+    tiny_llama, application, generate, reference, tp_degree
+):
     """Rows with top_k 1 stay greedy beside a row that samples, which must leave the greedy path."""
     from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 
     model, folder = tiny_llama()
     config = {"do_sample": True, "dynamic": True, "global_topk": 64}
-    app = application(
-        folder, batch_size=3, tp_degree=tp_degree, on_device_sampling_config=config
-    )
+    app = application(folder, batch_size=3, tp_degree=tp_degree, on_device_sampling_config=config)
     params = prepare_sampling_params(3, [1, 50, 1], [1.0, 1.0, 0.5], [1.0, 5.0, 2.0])
     torch.manual_seed(0)
     got = generate(app, PROMPTS, STEPS, sampling_params=params)

@@ -1,0 +1,384 @@
+"""What compile writes, and what it refuses because the device would fail on it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from neuronx_distributed_inference import artifacts
+from neuronx_distributed_inference.models.llama import modeling_llama
+from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM
+from safetensors.torch import load_file, save_file
+from torch import nn
+from torch_neuronx.pyhlo import hlo_pb2
+
+from neuron_cpu.errors import CheckpointError, CompileError, StandInError
+
+CTE, TKG = "context_encoding_model", "token_generation_model"
+
+
+def graph_macs(path: Path) -> int:
+    """The contest driver's count: lhs batch x lhs free x contraction x rhs free of every dot."""
+    module = hlo_pb2.HloModuleProto()
+    module.ParseFromString(path.read_bytes())
+    total = 0
+    for computation in module.computations:
+        shapes = {i.id: list(i.shape.dimensions) for i in computation.instructions}
+        for instruction in computation.instructions:
+            if instruction.opcode != "dot":
+                continue
+            lhs, rhs = (shapes[operand] for operand in instruction.operand_ids)
+            numbers = instruction.dot_dimension_numbers
+            macs = 1
+            for size in lhs:
+                macs *= size
+            shared = {*numbers.rhs_contracting_dimensions, *numbers.rhs_batch_dimensions}
+            for dim, size in enumerate(rhs):
+                macs *= 1 if dim in shared else size
+            total += macs
+    return total
+
+
+@pytest.mark.parametrize("tp_degree", [1, 2])
+def test_graphs_hold_every_product(tiny_llama, application, tp_degree):
+    """MACs of a graph: seven linears a layer, scores and values of attention, one head row."""
+    _, folder = tiny_llama()
+    application(folder, load=False, tp_degree=tp_degree)
+    hidden, inner, vocabulary, layers, head_dim = 48, 52, 211, 2, 8
+    heads, kv_heads = 6 // tp_degree, 2 // tp_degree
+    linears = hidden * (2 * heads + 2 * kv_heads) * head_dim + 3 * hidden * inner // tp_degree
+    vocabulary = -(-vocabulary // tp_degree)
+    prompt, cache = 32, 48
+    prefill = layers * (prompt * linears + 2 * heads * head_dim * prompt**2) + hidden * vocabulary
+    decode = layers * (linears + 2 * heads * head_dim * (cache + 1)) + hidden * vocabulary
+    work_dir = Path(os.environ["BASE_COMPILE_WORK_DIR"])
+    for root in (work_dir, folder / "compiled" / "graphs"):
+        assert graph_macs(artifacts.graph_path(root, CTE, 0)) == prefill
+        assert graph_macs(artifacts.graph_path(root, TKG, 0)) == decode
+
+
+def test_operator_record(tiny_llama, application):
+    _, folder = tiny_llama()
+    application(folder, load=False)
+    record = json.loads((folder / "compiled" / "operators.json").read_text())
+    assert [(g["submodel"], g["bucket"]) for g in record["graphs"]] == [(CTE, 32), (TKG, 48)]
+    prefill = record["graphs"][0]
+    assert prefill["macs"] == sum(op["macs"] for op in prefill["operators"])
+    assert prefill["nki_macs"] == 0
+    by_place = {op["operator"]: op for op in prefill["operators"] if op["macs"]}
+    down = by_place["layers.1.mlp.down_proj"]
+    assert (down["ran"], down["shapes"]) == ("torch", [[32, 52], [52, 48]])
+    assert down["macs"] == 32 * 52 * 48
+    norms = [op for op in prefill["operators"] if op["operator"] == "norm"]
+    assert norms[0]["names"]["rsqrt"] == 1
+
+
+def test_files_of_a_compile(tiny_llama, application):
+    _, folder = tiny_llama()
+    application(folder, load=False, tp_degree=2, batch_size=2)
+    compiled = folder / "compiled"
+    names = {str(p.relative_to(compiled)) for p in compiled.rglob("*") if p.is_file()}
+    assert names == {
+        "neuron_config.json",
+        "model.pt",
+        "operators.json",
+        "weights/tp0_sharded_checkpoint.safetensors",
+        "weights/tp1_sharded_checkpoint.safetensors",
+        f"graphs/{CTE}/_tp0_bk0/model/graph.hlo",
+        f"graphs/{TKG}/_tp0_bk0/model/graph.hlo",
+    }
+    shard = load_file(compiled / "weights/tp1_sharded_checkpoint.safetensors")
+    assert shard["layers.0.self_attn.qkv_proj.q_proj.weight"].shape == (24, 48)
+    assert shard["layers.0.self_attn.o_proj.o_proj.weight"].shape == (48, 24)
+    assert shard["rank_util.rank"].tolist() == [1]
+    loaded = modeling_llama.LlamaInferenceConfig.load(compiled)
+    assert loaded.neuron_config.tp_degree == 2
+    assert loaded.neuron_config.torch_dtype == torch.float32
+
+
+def application_with(monkeypatch, application, folder, layer_forward, **options):
+    """Compile the baseline with its MLP's forward replaced."""
+    monkeypatch.setattr(modeling_llama.NeuronLlamaMLP, "forward", layer_forward)
+    return application(folder, load=False, **options)
+
+
+@pytest.mark.parametrize(
+    ("expression", "reason"),
+    [
+        (lambda x: x.sum().item(), "reads a tensor's value"),
+        (lambda x: bool(x.sum() > 0), "reads a tensor's value"),
+        (lambda x: x.tolist(), "reads a tensor's value|needs the values"),
+        (lambda x: x.nonzero(), "makes a shape from tensor values"),
+        (lambda x: x[x > 0], "makes a shape from tensor values|needs the values"),
+        (lambda x: x.numpy(), "needs the values|numpy"),
+        (lambda x: x.cpu(), "needs the values"),
+        (lambda x: torch.equal(x, x + 1), "compares tensor values"),
+    ],
+    ids=["item", "bool", "tolist", "nonzero", "boolean_index", "numpy", "cpu", "equal"],
+)
+def test_python_that_depends_on_values_is_refused_with_its_line(
+    tiny_llama, application, monkeypatch, expression, reason
+):
+    _, folder = tiny_llama()
+
+    def forward(self, x, **_):
+        expression(x)
+        return x, None
+
+    with pytest.raises(CompileError, match=reason) as caught:
+        application_with(monkeypatch, application, folder, forward)
+    line = expression.__code__.co_firstlineno
+    assert f"{__file__}:{line} " in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert not (folder / "compiled").exists()
+
+
+def test_a_missing_parameter_is_refused(tiny_llama, application):
+    _, folder = tiny_llama()
+    tensors = load_file(folder / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"no tensor for 1 .*layers\.1\.mlp\.up_proj\.weight"):
+        application(folder, load=False)
+    assert not (folder / "compiled").exists()
+    assert not list(folder.glob(".compiled*"))
+
+
+def test_an_unused_tensor_is_reported(tiny_llama, application, caplog):
+    _, folder = tiny_llama()
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.layers.0.mlp.extra"] = torch.ones(1)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    application(folder, load=False)
+    assert "1 tensors that no parameter takes" in caplog.text
+    record = json.loads((folder / "compiled" / "operators.json").read_text())
+    assert "layers.0.mlp.extra" in record["warnings"][0]
+
+
+def test_a_tensor_of_another_shape_is_refused(tiny_llama, application):
+    _, folder = tiny_llama()
+    tensors = load_file(folder / "model.safetensors")
+    tensors["model.norm.weight"] = torch.ones(49)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(CheckpointError, match=r"norm\.weight .*\[49\], expected \[48\]"):
+        application(folder, load=False)
+
+
+def test_a_buffer_that_the_cast_rounds_is_reported(tiny_llama, application, monkeypatch, caplog):
+    _, folder = tiny_llama()
+    original = modeling_llama.NeuronLlamaMLP.__init__
+
+    def with_buffers(self, config):
+        original(self, config)
+        self.register_buffer("inv_freq", torch.tensor([0.1, 1.0]), persistent=False)
+        self.register_buffer("exact", torch.tensor([0.5, 1.0]), persistent=False)
+
+    monkeypatch.setattr(modeling_llama.NeuronLlamaMLP, "__init__", with_buffers)
+    application(folder, load=False, torch_dtype="bfloat16")
+    assert "Buffer layers.0.mlp.inv_freq is rounded from torch.float32" in caplog.text
+    assert "exact" not in caplog.text
+
+
+def test_the_cast_damages_buffers_here_as_on_the_device(tiny_llama, application, monkeypatch):
+    _, folder = tiny_llama()
+    original = modeling_llama.NeuronLlamaMLP.__init__
+
+    def with_buffer(self, config):
+        original(self, config)
+        self.register_buffer("inv_freq", torch.tensor([0.1]), persistent=False)
+
+    monkeypatch.setattr(modeling_llama.NeuronLlamaMLP, "__init__", with_buffer)
+    app = application(folder, torch_dtype="bfloat16")
+    buffer = app.traced_model[0].modules[0].layers[0].mlp.inv_freq
+    assert buffer.dtype == torch.bfloat16
+    assert buffer.float().item() != pytest.approx(0.1, rel=1e-4)
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def test_an_interrupted_compile_leaves_nothing(tiny_llama, application, monkeypatch):
+    _, folder = tiny_llama()
+
+    def interrupt(*_):
+        raise Interrupted
+
+    monkeypatch.setattr(NeuronLlamaForCausalLM, "_local_weights", interrupt)
+    with pytest.raises(Interrupted):
+        application(folder, load=False)
+    assert {p.name for p in folder.iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+    }
+
+
+def test_a_failed_compile_keeps_the_earlier_one(tiny_llama, application, monkeypatch):
+    _, folder = tiny_llama()
+    application(folder, load=False)
+    before = sorted(p.name for p in (folder / "compiled").rglob("*"))
+    monkeypatch.setattr(NeuronLlamaForCausalLM, "_local_weights", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        application(folder, load=False)
+    assert sorted(p.name for p in (folder / "compiled").rglob("*")) == before
+
+
+def test_a_new_compile_keeps_files_of_others(tiny_llama, application):
+    _, folder = tiny_llama()
+    application(folder, load=False, tp_degree=2)
+    (folder / "compiled" / "tokenizer.json").write_text("{}")
+    application(folder, load=False, tp_degree=1)
+    compiled = folder / "compiled"
+    assert (compiled / "tokenizer.json").read_text() == "{}"
+    assert [p.name for p in (compiled / "weights").iterdir()] == [
+        "tp0_sharded_checkpoint.safetensors"
+    ]
+    assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == []
+
+
+def test_leftovers_of_a_dead_process_are_removed(tmp_path):
+    dead = tmp_path / ".model.partial-999999999"
+    alive = tmp_path / f".model.partial-{os.getppid()}"
+    dead.mkdir()
+    alive.mkdir()
+    with artifacts.staged_folder(tmp_path / "model") as stage:
+        (stage / "file").write_text("x")
+    assert not dead.exists()
+    assert alive.exists()
+    assert (tmp_path / "model" / "file").exists()
+
+
+def test_load_refuses_what_compile_did_not_finish(tiny_llama, application):
+    _, folder = tiny_llama()
+    app = application(folder, load=False)
+    with pytest.raises(StandInError, match="holds no compiled model"):
+        app.load(folder)
+    (folder / "compiled" / "model.pt").write_bytes(b"PK\x03\x04\xff\xfe")
+    with pytest.raises(StandInError, match="was not compiled by this version"):
+        app.load(folder / "compiled")
+
+
+def test_load_refuses_another_degree(tiny_llama, application):
+    _, folder = tiny_llama()
+    application(folder, load=False, tp_degree=2)
+    shutil.move(folder / "compiled", folder / "two")
+    app = application(folder, load=False)
+    with pytest.raises(StandInError, match="compiled with tp_degree 2, expected 1"):
+        app.load(folder / "two")
+
+
+def test_weights_can_be_sharded_at_load(tiny_llama, application, generate, reference):
+    model, folder = tiny_llama()
+    app = application(folder, tp_degree=2, save_sharded_checkpoint=False)
+    assert not (folder / "compiled" / "weights").exists()
+    prompt = [5, 6, 7]
+    assert generate(app, [prompt], 5)[0].tolist() == reference(model, prompt, 5)[0].tolist()
+
+
+def test_pre_shard_hook_runs_before_the_weights(tiny_llama, application):
+    _, folder = tiny_llama()
+    app = application(folder, load=False)
+    seen = []
+    app.compile(folder / "again", pre_shard_weights_hook=seen.append)
+    assert seen == [app]
+
+
+def test_a_compiled_folder_serves_another_process_like_object(
+    tiny_llama, application, generate, reference
+):
+    """Nothing but the folder: the config and the weights come from it."""
+    model, folder = tiny_llama()
+    application(folder, load=False, tp_degree=2)
+    (folder / "model.safetensors").unlink()
+    config = modeling_llama.LlamaInferenceConfig.load(folder / "compiled")
+    app = NeuronLlamaForCausalLM(str(folder), config)
+    app.load(folder / "compiled", skip_warmup=False)
+    prompt = [5, 6, 7, 8]
+    assert generate(app, [prompt], 5)[0].tolist() == reference(model, prompt, 5)[0].tolist()
+
+
+@pytest.mark.parametrize("pickle", [False, True], ids=["safetensors", "pickle"])
+@pytest.mark.parametrize("sharded", [False, True], ids=["whole", "sharded"])
+def test_checkpoint_formats(tiny_llama, application, generate, reference, pickle, sharded):
+    model, folder = tiny_llama()
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(
+        folder, safe_serialization=not pickle, max_shard_size="40KB" if sharded else "5GB"
+    )
+    suffix = "bin" if pickle else "safetensors"
+    assert len(list(folder.glob(f"*.{suffix}"))) > 1 if sharded else True
+    app = application(folder)
+    prompt = [5, 6, 7, 8]
+    assert generate(app, [prompt], 5)[0].tolist() == reference(model, prompt, 5)[0].tolist()
+
+
+def test_a_broken_checkpoint_is_one_sentence(tiny_llama, application):
+    _, folder = tiny_llama()
+    data = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(data[: len(data) // 2])
+    with pytest.raises(CheckpointError, match="is no readable checkpoint") as caught:
+        application(folder, load=False)
+    assert "\n" not in str(caught.value)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(FileNotFoundError, match="holds no checkpoint, expected one of"):
+        application(folder, load=False)
+
+
+def test_a_missing_shard_is_named(tiny_llama, application):
+    model, folder = tiny_llama()
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="40KB")
+    victim = sorted(folder.glob("model-*.safetensors"))[1]
+    victim.unlink()
+    with pytest.raises(CheckpointError, match=victim.name):
+        application(folder, load=False)
+
+
+def test_progress_is_logged(tiny_llama, application, caplog):
+    _, folder = tiny_llama()
+    with caplog.at_level("INFO", logger="neuron_cpu.progress"):
+        application(folder, load=False, tp_degree=2)
+    seen = [r.progress for r in caplog.records if r.name == "neuron_cpu.progress"]
+    assert {"task": "compile", "done": 0, "total": 2} in seen
+    assert {"task": "compile", "done": 2, "total": 2} in seen
+    assert {"task": "shard weights", "done": 3, "total": 3} in seen
+
+
+def test_weights_are_shared_between_the_submodels_and_mapped(tiny_llama, application):
+    _, folder = tiny_llama()
+    app = application(folder, tp_degree=2)
+    prefill, decode = (model.modules for model in app.traced_model)
+    for rank in range(2):
+        left, right = (dict(m[rank].named_parameters()) for m in (prefill, decode))
+        assert left.keys() == right.keys()
+        for name in left:
+            assert left[name].data_ptr() == right[name].data_ptr(), name
+            assert isinstance(left[name], nn.Parameter)
+
+
+def test_a_model_that_returns_new_caches_has_them_kept(
+    tiny_llama, application, generate, reference, monkeypatch
+):
+    """On the device caches are aliased outputs; a functional update must work here too."""
+    from neuronx_distributed_inference.models.model_base import NeuronBaseModel
+
+    model, folder = tiny_llama()
+    original = NeuronBaseModel.forward
+
+    def functional(self, *args):
+        before = [cache.detach().clone() for cache in self.kv_mgr.past_key_values]
+        outputs = original(self, *args)
+        after = [cache.detach().clone() for cache in outputs[1:]]
+        for cache, old in zip(self.kv_mgr.past_key_values, before, strict=True):
+            cache.data.copy_(old)
+        return outputs[:1] + after
+
+    monkeypatch.setattr(NeuronBaseModel, "forward", functional)
+    app = application(folder)
+    prompt = [5, 6, 7, 8]
+    assert generate(app, [prompt], 5)[0].tolist() == reference(model, prompt, 5)[0].tolist()

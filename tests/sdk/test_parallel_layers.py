@@ -1,0 +1,254 @@
+"""Parallel layers against dense ones, sharded by the checkpoint sharder, over several degrees."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from neuronx_distributed.deferred import deferred_parameters
+from neuronx_distributed.parallel_layers.layers import (
+    ColumnParallelLinear,
+    ParallelEmbedding,
+    RowParallelLinear,
+    SPMDRank,
+)
+from neuronx_distributed.parallel_layers.utils import divide, get_padding_length
+from neuronx_distributed.quantization.quantization_config import QuantizationType, QuantizedDtype
+from neuronx_distributed.quantization.quantization_layers import QuantizedColumnParallel
+from neuronx_distributed.ranks import RankPool
+from neuronx_distributed.trace.trace import (
+    create_local_weight,
+    get_sharded_checkpoint,
+    preprocess_checkpoint,
+)
+from neuronx_distributed_inference.modules.attention.utils import transpose_parallel_linear_layer
+from torch import nn
+
+from neuron_cpu.errors import CheckpointError
+
+DEGREES = [1, 2, 4, 8]
+
+
+class Holder(nn.Module):
+    """A model of one layer, so that keys have a prefix."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+
+def run_sharded(degree, build, checkpoint, inputs):
+    """Build `build()` on each rank, load its shard of `checkpoint`, call it; outputs by rank."""
+    pool = RankPool(degree)
+
+    def run(rank):
+        with deferred_parameters():
+            model = Holder(build()).eval()
+        full = {key: tensor.clone() for key, tensor in checkpoint.items()}
+        preprocess_checkpoint(model, full)
+        local, missing = get_sharded_checkpoint(full, model, rank, degree)
+        assert not missing
+        model.load_state_dict(local, assign=True)
+        return model.layer(inputs[rank] if isinstance(inputs, list) else inputs)
+
+    try:
+        return pool.run([lambda rank=rank: run(rank) for rank in range(degree)])
+    finally:
+        pool.close()
+
+
+def tensors(*shapes, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=generator) for shape in shapes]
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+@pytest.mark.parametrize("outputs", [16, 19])
+def test_column_parallel(degree, outputs):
+    """19 outputs are padded; the gathered result has them all and no more."""
+    x, weight, bias = tensors((2, 3, 7), (outputs, 7), (outputs,))
+    checkpoint = {"layer.weight": weight, "layer.bias": bias}
+    got = run_sharded(degree, lambda: ColumnParallelLinear(7, outputs, pad=True), checkpoint, x)
+    for result in got:
+        torch.testing.assert_close(result, F.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+@pytest.mark.parametrize("width", [16, 21])
+@pytest.mark.parametrize("parallel_input", [False, True])
+def test_row_parallel(degree, width, parallel_input):
+    x, weight, bias = tensors((2, 3, width), (5, width), (5,))
+    checkpoint = {"layer.weight": weight, "layer.bias": bias}
+    padded = F.pad(x, (0, get_padding_length(width, degree)))
+    inputs = list(padded.chunk(degree, dim=-1)) if parallel_input else x
+    got = run_sharded(
+        degree,
+        lambda: RowParallelLinear(width, 5, pad=True, input_is_parallel=parallel_input),
+        checkpoint,
+        inputs,
+    )
+    for result in got:
+        torch.testing.assert_close(result, F.linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_sequence_parallel_pair(degree):
+    """Row-parallel reduce-scatters the sequence, column-parallel gathers it again."""
+    x, weight = tensors((2, 8, 6), (12, 6))
+    rows = run_sharded(
+        degree,
+        lambda: RowParallelLinear(
+            6, 12, bias=False, pad=True, sequence_parallel_enabled=True, sequence_dimension=1
+        ),
+        {"layer.weight": weight},
+        x,
+    )
+    torch.testing.assert_close(torch.cat(rows, dim=1), F.linear(x, weight))
+    columns = run_sharded(
+        degree,
+        lambda: ColumnParallelLinear(
+            6,
+            12,
+            bias=False,
+            gather_output=False,
+            sequence_parallel_enabled=True,
+            sequence_dimension=1,
+        ),
+        {"layer.weight": weight},
+        list(x.chunk(degree, dim=1)),
+    )
+    torch.testing.assert_close(torch.cat(columns, dim=-1), F.linear(x, weight))
+
+
+@pytest.mark.parametrize("degree", DEGREES)
+@pytest.mark.parametrize("across_embedding", [False, True])
+@pytest.mark.parametrize("spmd_rank", [False, True])
+def test_embedding(degree, across_embedding, spmd_rank):
+    (table,) = tensors((37, 10))
+    ids = torch.tensor([[0, 36, 5], [18, 19, 36]], dtype=torch.int32)
+    checkpoint = {"layer.weight": table}
+    if spmd_rank and not across_embedding:
+        checkpoint["layer.rank_util.rank"] = torch.arange(degree, dtype=torch.int32)
+    got = run_sharded(
+        degree,
+        lambda: ParallelEmbedding(
+            37,
+            10,
+            pad=True,
+            shard_across_embedding=across_embedding,
+            use_spmd_rank=spmd_rank,
+        ),
+        checkpoint,
+        ids,
+    )
+    for result in got:
+        assert torch.equal(result, table[ids.long()])
+
+
+@pytest.mark.parametrize("degree", [2, 8])
+def test_rank_tensor(degree):
+    class Rank(SPMDRank):
+        def forward(self, _):
+            return self.get_rank()
+
+    got = run_sharded(
+        degree,
+        lambda: Rank(degree),
+        {"layer.rank": torch.arange(degree, dtype=torch.int32)},
+        torch.zeros(1),
+    )
+    assert [tensor.tolist() for tensor in got] == [[rank] for rank in range(degree)]
+
+
+@pytest.mark.parametrize("degree", [1, 2, 4])
+def test_transposed_weight_is_sharded_along_the_other_dimension(degree):
+    x, weight = tensors((3, 6), (16, 6))
+
+    class Kernel(ColumnParallelLinear):
+        """Reads its weight as (K, N/tp), the layout of a moving operand."""
+
+        def __init__(self):
+            super().__init__(6, 16, bias=False, gather_output=False)
+            self.weight = transpose_parallel_linear_layer(self.weight)
+
+        def forward(self, x):
+            assert self.weight.shape == (6, 16 // degree)
+            return x @ self.weight
+
+    got = run_sharded(degree, Kernel, {"layer.weight": weight}, x)
+    torch.testing.assert_close(torch.cat(got, dim=-1), F.linear(x, weight))
+
+
+def test_transposed_weights_of_two_models_do_not_mix():
+    """The SDK caches transposed tensors by prefix for the whole process; the stand-in does not."""
+    with_prefix = {}
+    for seed in (0, 1):
+        (weight,) = tensors((4, 6), seed=seed)
+        parameter = transpose_parallel_linear_layer(
+            _tagged(nn.Parameter(torch.empty(4, 6), requires_grad=False))
+        )
+        with_prefix[seed] = parameter.get_tensor_from_state_dict("a.", {"a.weight": weight})
+        assert torch.equal(with_prefix[seed], weight.T)
+    assert not torch.equal(with_prefix[0], with_prefix[1])
+
+
+def _tagged(parameter):
+    parameter.partition_dim, parameter.tensor_model_parallel = 0, True
+    parameter.num_partitions, parameter.partition_stride = 1, 1
+    return parameter
+
+
+def test_wrong_shape_names_the_tensor_and_both_shapes():
+    pool = RankPool(2)
+
+    def run(rank):
+        model = Holder(ColumnParallelLinear(6, 16, bias=False))
+        return get_sharded_checkpoint({"layer.weight": torch.zeros(17, 6)}, model, rank, 2)
+
+    with pytest.raises(CheckpointError, match=r"layer\.weight .*\[17, 6\], expected \[16, 6\]"):
+        pool.run([lambda rank=rank: run(rank) for rank in range(2)])
+    pool.close()
+
+
+def test_strided_shards_interleave():
+    """Two fused matrices (stride 2): each is cut by itself."""
+    full = torch.arange(8)[:, None]
+    assert create_local_weight(0, 2, full, 0, 4, stride=2).T.tolist() == [[0, 1, 4, 5]]
+    assert create_local_weight(1, 2, full, 0, 4, stride=2).T.tolist() == [[2, 3, 6, 7]]
+
+
+def test_bare_parameters_are_replicated_and_unknown_keys_dropped():
+    class Norm(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(3))
+
+    model = Holder(Norm())
+    checkpoint = {"layer.weight": torch.ones(3), "layer.other": torch.ones(1)}
+    fit = preprocess_checkpoint(model, checkpoint)
+    assert fit.unused_keys == ["layer.other"]
+    local, missing = get_sharded_checkpoint(checkpoint, model, 1, 2)
+    assert local["layer.weight"].tolist() == [1, 1, 1]
+    assert missing == []
+
+
+def test_padding_refuses_training():
+    pool = RankPool(1)
+    layer = pool.run([lambda: ColumnParallelLinear(4, 4, pad=True)])[0]
+    assert layer.training
+    with pytest.raises(RuntimeError, match="call eval"):
+        pool.run([lambda: layer(torch.ones(1, 4))])
+
+
+def test_quantised_names():
+    assert QuantizationType("per_channel_symmetric") is QuantizationType.PER_CHANNEL_SYMMETRIC
+    assert QuantizedDtype.get_dtype(torch.int8) is QuantizedDtype.INT8
+    assert not QuantizedDtype.has_dtype(torch.bfloat16)
+    with pytest.raises(NotImplementedError, match="weight quantisation is not supported"):
+        QuantizedColumnParallel(4, 4)
+
+
+def test_divide():
+    assert divide(12, 4) == 3
+    with pytest.raises(AssertionError, match="13 is not divisible by 4"):
+        divide(13, 4)

@@ -1,0 +1,227 @@
+"""Ranks as threads: collectives, and failures that must not leave anyone waiting."""
+
+from __future__ import annotations
+
+import gc
+import threading
+import time
+
+import pytest
+import torch
+from neuronx_distributed.operators.argmax import argmax
+from neuronx_distributed.operators.topk import topk
+from neuronx_distributed.parallel_layers import mappings, parallel_state
+from neuronx_distributed.ranks import Group, RankPool, rank_context
+
+from neuron_cpu.errors import CollectiveError
+
+SIZES = [1, 2, 3, 8]
+
+
+def on_ranks(size, function):
+    """Results of `function(rank)` on each of `size` ranks."""
+    pool = RankPool(size)
+    try:
+        return pool.run([lambda rank=rank: function(rank) for rank in range(size)])
+    finally:
+        pool.close()
+
+
+def shard(rank, rows=3, columns=4):
+    return torch.randn((rows, columns), generator=torch.Generator().manual_seed(rank))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_all_reduce_and_gather(size):
+    parts = [shard(rank) for rank in range(size)]
+    total = sum(parts[1:], parts[0])
+    for got in on_ranks(
+        size, lambda r: mappings.reduce_from_tensor_model_parallel_region(shard(r))
+    ):
+        assert torch.equal(got, total)
+    for got in on_ranks(
+        size, lambda r: mappings.gather_from_tensor_model_parallel_region(shard(r))
+    ):
+        assert torch.equal(got, torch.cat(parts, dim=-1))
+    for got in on_ranks(size, lambda r: mappings.gather_from_sequence_parallel_region(shard(r), 0)):
+        assert torch.equal(got, torch.cat(parts, dim=0))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_scatter_and_reduce_scatter(size):
+    width = 2 * size
+    whole = [shard(rank, 3, width) for rank in range(size)]
+    total = sum(whole[1:], whole[0])
+    got = on_ranks(size, lambda r: mappings.reduce_scatter_to_sequence_parallel_region(whole[r], 1))
+    for rank in range(size):
+        assert torch.equal(got[rank], total[:, 2 * rank : 2 * rank + 2])
+    got = on_ranks(size, lambda r: mappings.scatter_to_tensor_model_parallel_region(whole[0]))
+    assert torch.equal(torch.cat(got, dim=-1), whole[0])
+
+
+def test_bf16_reduction_rounds_in_rank_order():
+    """256 + 1 rounds to 256 in bf16, twice; 1 + 1 + 256 would give 258."""
+    values = [256.0, 1.0, 1.0]
+    got = on_ranks(
+        3,
+        lambda r: mappings.reduce_from_tensor_model_parallel_region(
+            torch.tensor([values[r]], dtype=torch.bfloat16)
+        ),
+    )
+    assert [tensor.item() for tensor in got] == [256.0] * 3
+
+
+def test_results_are_not_shared_between_ranks():
+    def run(rank):
+        total = mappings.reduce_from_tensor_model_parallel_region(torch.ones(2))
+        total += rank
+        return total
+
+    assert [t.tolist() for t in on_ranks(3, run)] == [[3, 3], [4, 4], [5, 5]]
+
+
+def test_many_collectives_keep_their_order():
+    def run(rank):
+        value = torch.tensor([float(rank)])
+        for _ in range(200):
+            value = mappings.reduce_from_tensor_model_parallel_region(value) / 2
+        return value.item()
+
+    results = on_ranks(2, run)
+    assert results[0] == results[1] == 0.5
+
+
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_distributed_argmax_and_topk(size):
+    logits = shard(0, 5, 12)
+    logits[2, 3] = logits[2, 11] = 9.0  # a tie: the first index wins
+    width = 12 // size
+
+    def run(rank):
+        part = logits[:, rank * width : (rank + 1) * width]
+        values, indices = topk(part, 7, dim=-1, gather_dim=-1)
+        return argmax(part, dim=-1, gather_dim=-1), values, indices
+
+    for best, values, indices in on_ranks(size, run):
+        assert torch.equal(best, logits.argmax(-1))
+        assert torch.equal(values, logits.topk(7).values)
+        assert torch.equal(torch.gather(logits, 1, indices), values)
+
+
+class Boom(Exception):
+    pass
+
+
+@pytest.mark.parametrize("victim", [0, 1, 2])
+def test_a_rank_killed_in_a_collective_ends_the_call(victim):
+    """One rank dies while the others already wait for it."""
+
+    def run(rank):
+        if rank == victim:
+            time.sleep(0.05)  # let the others reach the collective
+            raise Boom(f"rank {rank}")
+        return mappings.reduce_from_tensor_model_parallel_region(torch.ones(1))
+
+    with pytest.raises(Boom, match=f"rank {victim}"):
+        on_ranks(3, run)
+
+
+def test_a_failure_inside_the_collective_itself_ends_the_call():
+    """The last rank to arrive computes; shapes that cannot be concatenated fail there."""
+    with pytest.raises(CollectiveError, match="different collectives.*rank 0.*rank 1"):
+        on_ranks(
+            2,
+            lambda r: mappings.gather_from_tensor_model_parallel_region(torch.ones(2 + r, 3)),
+        )
+
+
+def test_a_rank_that_leaves_early_is_named():
+    def run(rank):
+        if rank == 1:
+            return None
+        return mappings.reduce_from_tensor_model_parallel_region(torch.ones(1))
+
+    with pytest.raises(CollectiveError, match="wait in all-reduce.*for rank 1"):
+        on_ranks(3, run)
+
+
+def test_except_exception_does_not_swallow_the_end():
+    """A rank that catches every Exception still stops when its group has broken."""
+
+    def run(rank):
+        if rank == 0:
+            raise Boom
+        while True:
+            try:
+                mappings.reduce_from_tensor_model_parallel_region(torch.ones(1))
+            except Exception:
+                continue
+
+    with pytest.raises(Boom):
+        on_ranks(2, run)
+
+
+def test_the_pool_works_again_after_a_failure():
+    pool = RankPool(2)
+
+    def broken(rank):
+        if rank == 1:
+            raise Boom
+        return mappings.reduce_from_tensor_model_parallel_region(torch.ones(1))
+
+    for _ in range(3):
+        with pytest.raises(Boom):
+            pool.run([lambda: broken(0), lambda: broken(1)])
+        good = [lambda: mappings.reduce_from_tensor_model_parallel_region(torch.ones(1)).item()] * 2
+        assert pool.run(good) == [2.0, 2.0]
+    pool.close()
+
+
+def test_threads_end_with_their_pool():
+    before = threading.active_count()
+    pool = RankPool(4)
+    assert threading.active_count() == before + 4
+    del pool
+    gc.collect()
+    deadline = time.time() + 5
+    while threading.active_count() > before and time.time() < deadline:
+        time.sleep(0.01)
+    assert threading.active_count() == before
+
+
+def test_state_belongs_to_the_thread():
+    assert not parallel_state.model_parallel_is_initialized()
+    seen = on_ranks(
+        3,
+        lambda r: (
+            parallel_state.get_tensor_model_parallel_rank(),
+            parallel_state.get_tensor_model_parallel_size(),
+            parallel_state.get_tensor_model_parallel_group(as_list=True),
+        ),
+    )
+    assert seen == [(rank, 3, [[0, 1, 2]]) for rank in range(3)]
+    assert not parallel_state.model_parallel_is_initialized()
+    with pytest.raises(AssertionError, match="No tensor-parallel group"):
+        parallel_state.get_tensor_model_parallel_group()
+
+
+def test_mocked_group_gives_shapes_and_refuses_values():
+    """As while compiling: rank 0 of 4, alone."""
+    with rank_context(Group(0, 4)):
+        gathered = mappings.gather_from_tensor_model_parallel_region(
+            torch.empty((2, 3), device="meta")
+        )
+        assert gathered.shape == (2, 12)
+        with pytest.raises(CollectiveError, match="met no other rank, expected 4"):
+            mappings.reduce_from_tensor_model_parallel_region(torch.ones(2))
+
+
+def test_initialize_and_destroy():
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=1)
+    try:
+        assert parallel_state.get_tensor_model_parallel_size() == 1
+        tensor = torch.ones(3)
+        assert mappings.reduce_from_tensor_model_parallel_region(tensor) is tensor
+    finally:
+        parallel_state.destroy_model_parallel()
+    assert not parallel_state.model_parallel_is_initialized()
