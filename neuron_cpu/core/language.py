@@ -141,6 +141,12 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: 
         )
     if kind in ("sbuf", "psum"):
         _check_on_chip(sizes, paxis, dt, kind)
+        if paxis:
+            warn(
+                "err_leading_dimension_of_tensor_must_be_partition",
+                f"{kind} tensor of shape {sizes} has {paxis} block axes before its partition axis, "
+                "which SDK 2.23 deprecates and later ones refuse; put the blocks on a free axis",
+            )
     if kind == "shared_hbm":
         made = tracer.shared_storage(sizes, dt)
     else:

@@ -46,6 +46,8 @@ class OpSpec:
         rules: checks besides memory, partition count and access pattern.
         cycles: engine cycles it occupies the engine.
         note: one line for the generated documentation.
+        same_partitions: all operands take as many partitions as the result.
+        indirect: operands may have rows or offsets that an index tile chooses.
     """
 
     name: str
@@ -58,6 +60,7 @@ class OpSpec:
     rules: Callable[[Instruction], None] | None = None
     note: str = ""
     same_partitions: bool = True
+    indirect: bool = False
     aliases: tuple[str, ...] = field(default=())
 
     def engine_of(self, instruction: Instruction) -> Engine:
@@ -97,6 +100,8 @@ _legal_views: set[tuple] = set()  # (shape, strides, start, storage geometry) al
 
 def _check_operand(op: OpSpec, view: Tensor, memories: tuple[str, ...], role: str) -> None:
     storage = view.storage
+    if view.indirect is not None and not op.indirect:
+        raise _indirect_refusal(op, view, role)
     if storage.buffer not in memories:
         raise refuse(
             "err_unsupported_memory",
@@ -111,6 +116,20 @@ def _check_operand(op: OpSpec, view: Tensor, memories: tuple[str, ...], role: st
         return
     _check_tile(op, view)
     _legal_views.add(key)
+
+
+def _indirect_refusal(op: OpSpec, view: Tensor, role: str) -> Exception:
+    if op.name == "tensor_copy":
+        return refuse(
+            "err_copy_dynamic_indirect_indices_not_natively_supported",
+            f"copy with {role} {view.label()} at an index known only at run time, expected affine "
+            "indices; use nisa.tensor_copy_dynamic_src, or load the rows from HBM with nl.load",
+        )
+    return refuse(
+        "err_indirect_indices_are_not_supported_with_nki_api",
+        f"{op.name} got {role} {view.label()} indexed by data, expected affine indices; gather the "
+        "rows into a tile with nl.load first",
+    )
 
 
 def _memory_mend(buffer: str, memories: tuple[str, ...]) -> str:
@@ -357,6 +376,7 @@ def _dma_rules(i: Instruction) -> None:
 DMA_COPY = define(
     "dma_copy", engine=Engine.DMA, reads=("hbm", "shared_hbm", SBUF), writes=(*ANY_HBM, SBUF),
     flow="copy", compute=_same, cycles=_no_cycles, rules=_dma_rules, same_partitions=False,
+    indirect=True,
     note="HBM/SBUF to HBM/SBUF with cast; nl.load and nl.store; rows may be indirect",
 )  # fmt: skip
 

@@ -8,13 +8,14 @@ err_failed_to_infer_tile_from_local_tensor).
 
 from __future__ import annotations
 
+import linecache
 from typing import Any, NoReturn
 
 import numpy as np
 
 from . import trace
 from .dtypes import DType, to_dtype
-from .errors import refuse
+from .errors import refuse, user_frame
 from .index import DynamicIndex, Index, Mask, is_integer
 from .program import Storage
 
@@ -275,10 +276,23 @@ class Tensor:
                 f"{self.label()} is indexed by data on two axes, expected one; load one axis "
                 "indirectly and select the other with an affine index",
             )
+        self._check_index_tile(tensor, axis)
         expr = (
             extra.broadcast(shape) if isinstance(extra, Index) else Index(extra, (0,) * ndim, shape)
         )
         return expr, (tensor, self.strides[axis], axis)
+
+    def _check_index_tile(self, index: Tensor, axis: int) -> None:
+        """An index tile chooses one row of HBM for each partition."""
+        if self.on_chip:
+            return
+        if index.free_size != 1 or (axis == self.ndim - 1 and axis > 0):
+            raise refuse(
+                "err_indirect_indices_free_dim",
+                f"axis {axis} of {self.label()} is indexed by {index.label()}, expected a (P, 1) "
+                "index tile on the partition or a block axis; index rows by data and columns with "
+                "nl.arange (nl.mgrid does not serve here)",
+            )
 
     def __setitem__(self, key: Any, value: Any) -> None:
         view = self if key is Ellipsis else self[key]
@@ -415,11 +429,7 @@ class Tensor:
         return self.label()
 
     def __bool__(self) -> NoReturn:
-        raise refuse(
-            "err_dynamic_control_flow_not_supported",
-            f"{self.label()} is used as a condition (if, while, and, or, not), expected a Python "
-            "value known while tracing; select values with nl.where or a mask",
-        )
+        raise refuse(*_truth_refusal(self))
 
     def __iter__(self) -> NoReturn:
         raise refuse(
@@ -433,6 +443,30 @@ class Tensor:
     __float__ = __int__
     __index__ = __int__
     __hash__ = object.__hash__
+
+
+def _truth_refusal(tensor: Tensor) -> tuple[str, str]:
+    """Identifier and message for a truth test, by the statement that asks."""
+    frame = user_frame(3)
+    line = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+    word = line.split(maxsplit=1)[0] if line.strip() else ""
+    if word == "while":
+        return (
+            "err_while_loop_requires_unconditional_entry",
+            f"while loop on {tensor.label()}, expected a condition known while tracing; loop over "
+            "nl.sequential_range with a fixed trip count and mask what is done already",
+        )
+    if word in ("if", "elif"):
+        return (
+            "err_dynamic_control_flow_not_supported",
+            f"{tensor.label()} is used as the condition of an if, expected a Python value known "
+            "while tracing; select values with nl.where or a mask",
+        )
+    return (
+        "err_ambiguous_tensor_truth_value",
+        f"{tensor.label()} is used as a truth value (and, or, not, bool), which has no meaning for "
+        "a tensor, expected a Python value; join with & and |, negate with ~, test 'is None'",
+    )
 
 
 def _is_seq(value: Any) -> bool:
