@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Optional
 
 from harness.errors import UserError
+from harness.model_shapes import MODEL_SHAPES
 from harness.prompts import read_prompt_file, split_prompt_value
 
 DEFAULT_PROMPT = "I believe the meaning of life is"  # the contest driver's, for base models
@@ -25,6 +26,7 @@ DEFAULT_SEQ_LEN = 128
 MODES = {
     "compile": ("harness.compile", "build and check the model, print which operator ran where"),
     "generate": ("harness.generate", "answer the prompts"),
+    "profile": ("harness.profile", "estimate the time on Trainium, of prefill and decode"),
     "validate": ("harness.validate", "compare the logits with the SDK's own Llama"),
 }
 
@@ -115,6 +117,7 @@ def build_parser() -> Parser:
     _add_prompt_arguments(parser)
     _add_evaluation_arguments(parser)
     _add_model_arguments(parser)
+    _add_profile_arguments(parser)
     refused = parser.add_argument_group("refused arguments of the contest's driver")
     for flag, reason in REFUSED.items():
         refused.add_argument(flag, nargs="*", help=f"refused: {reason}")
@@ -172,6 +175,31 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--context-encoding-buckets", nargs="+", type=positive)
     group.add_argument("--token-generation-buckets", nargs="+", type=positive)
     group.add_argument("--tp-degree", type=positive)
+
+
+def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("profile")
+    group.add_argument(
+        "--profile-model",
+        choices=sorted(MODEL_SHAPES),
+        help="public shapes instead of a model folder; no weights are needed",
+    )
+    group.add_argument(
+        "--profile-bucket",
+        type=positive,
+        nargs="+",
+        help="bucket lengths to profile (default: the largest of each sub-model)",
+    )
+    group.add_argument("--dma-profile", help="how DMA is timed (default: the calibrated one)")
+    group.add_argument("--profile-top", type=positive, default=8, help="source lines a kernel")
+    group.add_argument("--profile-output", type=Path, help="folder for JSON, trace and plots")
+    for name, what in (
+        ("kernel-launch", "between two kernels of a graph"),
+        ("graph-launch", "one execution of a graph from the host"),
+        ("collective", "start of one collective between the cores"),
+    ):
+        group.add_argument(f"--{name}-us", type=float, help=f"assumed cost in µs: {what}")
+    group.add_argument("--collective-gb-per-s", type=float, help="assumed rate of a collective")
 
 
 def _prompts(args: argparse.Namespace) -> tuple[list[str], list[str]]:

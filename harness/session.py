@@ -129,7 +129,7 @@ def build(session: Session, role: Optional[str] = None) -> Loaded:
         if role == "baseline"
         else submission.load(session.submission)
     )
-    model = _construct(session, getattr(module, submission.MODEL_CLASS), role)
+    model = construct_model(session, getattr(module, submission.MODEL_CLASS), role)
     folder = session.compiled_root / role
     inputs = _fingerprint(session, role)
     changed = _changed_inputs(folder, inputs)
@@ -154,7 +154,7 @@ def _title(role: str) -> str:
     }[role]
 
 
-def _construct(session: Session, model_class: Any, role: str) -> Any:
+def construct_model(session: Session, model_class: Any, role: str) -> Any:
     """Config objects and the model, as the contest's driver builds them."""
     from neuronx_distributed_inference.models.config import OnDeviceSamplingConfig, to_torch_dtype
     from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config

@@ -1,0 +1,371 @@
+"""How long a graph would take on Trainium: its kernels scheduled, everything else bounded.
+
+A graph is the sequence of what one rank runs: kernel calls, collectives and PyTorch operators. Only
+shapes are needed: the model is traced on the meta device as compile traces it. Equal layers share
+one Program, which is scheduled once and repeated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from neuron_cpu.core import Program, cost, observe_kernel_calls, report, spec
+from neuron_cpu.core.schedule import Schedule, schedule
+
+KERNEL, COLLECTIVE, TORCH = "NKI kernel", "collective", "PyTorch"
+
+# Data movement by name or by metadata only: no time of its own.
+# fmt: off
+_FREE = frozenset({
+    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "empty", "empty_like",
+    "expand", "lift_fresh", "new_empty", "permute", "reshape", "select", "slice", "split",
+    "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view",
+})
+# fmt: on
+_ROW_READS = frozenset({"embedding", "gather", "index", "index_select"})
+_ROW_WRITES = frozenset({"index_put", "index_put_", "scatter", "scatter_", "slice_scatter",
+                         "select_scatter", "index_copy", "index_copy_"})  # fmt: skip
+_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv"})
+
+
+@dataclass
+class Operator:
+    """Equal events of one graph.
+
+    Attributes:
+        kind: KERNEL, COLLECTIVE or TORCH.
+        name: kernel or operator.
+        where: module path, layer numbers as ``*``.
+        count: times per graph.
+        time_ns: one event, overheads included.
+        bytes: that one event moves.
+        macs: of one event, transposes excluded.
+        profile: figures of a kernel.
+    """
+
+    kind: str
+    name: str
+    where: str
+    count: int
+    time_ns: float
+    bytes: int
+    macs: int
+    profile: report.Profile | None = None
+
+    @property
+    def total_ns(self) -> float:
+        return self.count * self.time_ns
+
+
+@dataclass
+class GraphEstimate:
+    """One sub-model and bucket on one rank.
+
+    Attributes:
+        submodel, bucket, batch: which graph.
+        operators: in order of first appearance.
+        launch_ns: host cost of one execution.
+        schedules: of the distinct kernels, in order of first appearance.
+        extrapolated: bucket lengths that were traced instead, empty where this one was.
+    """
+
+    submodel: str
+    bucket: int
+    batch: int
+    operators: list[Operator]
+    launch_ns: float
+    schedules: list[Schedule] = field(default_factory=list)
+    extrapolated: tuple[int, ...] = ()
+
+    @property
+    def latency_ns(self) -> float:
+        return self.launch_ns + sum(op.total_ns for op in self.operators)
+
+    def figures(self) -> dict[str, float]:
+        """The graph's figures under the Neuron profiler's names."""
+        time = self.latency_ns
+        kernels = [op for op in self.operators if op.profile is not None]
+
+        def total(name: str) -> float:
+            return sum(op.count * op.profile.metrics[name] for op in kernels if op.profile)
+
+        rows = total("dma_transfer_count")
+        macs = sum(op.count * op.macs for op in self.operators)
+        moved = sum(op.count * op.bytes for op in self.operators if op.kind != COLLECTIVE)
+        tensor = total("tensor_engine_active_time")
+        transposes = sum(
+            op.count * op.profile.metrics["transpose_time_percent"] * op.profile.time_ns / 100
+            for op in kernels
+            if op.profile
+        )
+        water = [op.profile.metrics["sbuf_high_water_bytes"] for op in kernels if op.profile]
+        return {
+            "total_time": time,
+            **{f"{key}_active_time": total(f"{key}_active_time") for key in report.ENGINE_KEYS},
+            "model_flops": 2 * macs,
+            "mfu_estimated_percent": 100 * macs / (spec.PEAK_MACS_PER_NS * time),
+            "mbu_estimated_percent": 100 * moved / (spec.HBM_BYTES_PER_NS * time),
+            "hbm_read_bytes": total("hbm_read_bytes"),
+            "hbm_write_bytes": total("hbm_write_bytes"),
+            "dma_transfer_average_bytes": total("dma_transfer_bytes") / rows if rows else 0.0,
+            "transpose_share_of_tensor_engine_percent": 100 * transposes / tensor if tensor else 0,
+            "sbuf_high_water_bytes": max(water, default=0),
+        }
+
+
+# --- tracing --------------------------------------------------------------------------------------
+@dataclass
+class Event:
+    """One thing that a rank runs."""
+
+    kind: str
+    name: str
+    bytes: int = 0
+    macs: int = 0
+    program: Program | None = None
+
+
+class _Recorder(TorchDispatchMode):
+    """Notes what a forward runs, with the module that asked for it.
+
+    Attributes:
+        located: (module path, event) in order.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__()
+        self.located: list[tuple[str, Event]] = []
+        self._paths: list[str] = []
+        self._handles: list[Any] = []
+        for path, part in module.named_modules():
+            enter = part.register_forward_pre_hook(
+                lambda _m, _a, path=path: self._paths.append(path)
+            )
+            leave = part.register_forward_hook(lambda _m, _a, _o: self._leave(), always_call=True)
+            self._handles += [enter, leave]
+
+    def _leave(self) -> None:
+        self._paths.pop()
+
+    def close(self) -> None:
+        """Take the hooks off."""
+        for handle in self._handles:
+            handle.remove()
+
+    def add(self, event: Event) -> None:
+        """Note an event of the running module; outside of a forward nothing counts."""
+        if self._paths:
+            self.located.append((self._paths[-1], event))
+
+    def on_kernel(self, call: Any) -> None:
+        size = _size(call.inputs) + _size(call.outputs)
+        self.add(Event(KERNEL, call.name, size, call.program.macs, call.program))
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if name not in _FREE:
+            inputs = [a for a in _flat(args) if isinstance(a, torch.Tensor)]
+            outputs = [a for a in _flat((result,)) if isinstance(a, torch.Tensor)]
+            moved = operator_bytes(name, inputs, outputs)
+            self.add(Event(TORCH, name, moved, operator_macs(name, inputs, outputs)))
+        return result
+
+
+def _flat(values: Sequence[Any]) -> list[Any]:
+    found = []
+    for value in values:
+        found.extend(_flat(value) if isinstance(value, (list, tuple)) else [value])
+    return found
+
+
+def _size(tensors: Sequence[torch.Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors)
+
+
+def operator_bytes(
+    name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> int:
+    """HBM bytes of one unfused operator: operands and result; only touched rows of lookups."""
+    if name in _ROW_READS:
+        return 2 * _size(outputs)
+    if name in _ROW_WRITES:  # the cache is updated in place: its other rows stay where they are
+        return 2 * _size(inputs[1:])
+    return _size(inputs) + _size(outputs)
+
+
+def operator_macs(
+    name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
+) -> int:
+    """Multiply-accumulates of a matrix product: result elements times contraction length."""
+    if name.startswith("_scaled_dot_product"):
+        query, key = inputs[0], inputs[1]
+        return 2 * query.numel() * key.shape[-2]
+    if name not in _PRODUCTS:
+        return 0
+    left = inputs[1] if name in ("addmm", "baddbmm") else inputs[0]
+    return outputs[0].numel() * left.shape[-1]
+
+
+def record(model: Any, wrapper: Any, bucket: int) -> list[tuple[str, Event]]:
+    """(module path, event) of one sub-model and bucket, in order, on rank 0 of the stand-in."""
+    from neuronx_distributed.ranks import Group, rank_context
+    from neuronx_distributed_inference import graph
+
+    recorder: _Recorder | None = None
+
+    class CountingGroup(Group):
+        """Rank 0 of a mocked group that notes the collectives."""
+
+        def exchange(self, label: str, tensor: torch.Tensor, combine: Any) -> torch.Tensor:
+            if recorder is None:
+                return super().exchange(label, tensor, combine)
+            mark = len(recorder.located)
+            result = super().exchange(label, tensor, combine)
+            del recorder.located[mark:]  # how the stand-in computes a collective is not what runs
+            size = max(_size([tensor]), _size([result]))
+            recorder.add(Event(COLLECTIVE, label.split("(")[0], size))
+            return result
+
+    with rank_context(CountingGroup(0, model.neuron_config.tp_degree)):
+        module = wrapper.get_model_instance().load_module()
+        module.n_positions = bucket
+        inputs = wrapper.input_generator()[wrapper.neuron_config.buckets.index(bucket)]
+        recorder = _Recorder(module)
+        try:
+            with recorder, observe_kernel_calls(recorder.on_kernel):
+                graph.trace(module, inputs, wrapper.tag, bucket)
+        finally:
+            recorder.close()
+    return recorder.located
+
+
+# --- estimating -----------------------------------------------------------------------------------
+class Estimator:
+    """Turns recorded graphs into times; equal programs are scheduled once.
+
+    Attributes:
+        dma_profile: name of the DMA profile.
+        overheads: costs outside of kernels.
+        ranks: tensor-parallel degree.
+    """
+
+    def __init__(self, dma_profile: str, overheads: cost.Overheads, ranks: int) -> None:
+        self.dma_profile, self.overheads, self.ranks = dma_profile, overheads, ranks
+        self.peak = cost.dma_profile(dma_profile).peak
+        self._known: dict[int, tuple[Schedule, report.Profile]] = {}
+
+    def kernel(self, program: Program) -> tuple[Schedule, report.Profile]:
+        """Schedule and figures of a program."""
+        found = self._known.get(id(program))
+        if found is None:
+            made = schedule(program, self.dma_profile)
+            found = self._known[id(program)] = made, report.profile(made)
+        return found
+
+    def time(self, event: Event) -> float:
+        """Nanoseconds of one event."""
+        if event.program is not None:
+            return self.kernel(event.program)[0].total + self.overheads.kernel_ns
+        if event.kind == COLLECTIVE:
+            return self.overheads.collective(event.bytes, self.ranks)
+        return max(event.bytes / self.peak, event.macs / spec.PEAK_MACS_PER_NS)
+
+    def graph(
+        self, submodel: str, bucket: int, batch: int, events: Sequence[tuple[str, Event]]
+    ) -> GraphEstimate:
+        """The estimate of one graph from its recorded events."""
+        rows: dict[tuple, Operator] = {}
+        schedules: dict[int, Schedule] = {}
+        for where, event in events:
+            place = layer_free(where)
+            key = (event.kind, event.name, place, event.bytes, event.macs, id(event.program))
+            if key in rows:
+                rows[key].count += 1
+                continue
+            made = Operator(event.kind, event.name, place, 1, self.time(event), event.bytes,
+                            event.macs)  # fmt: skip
+            if event.program is not None:
+                plan, made.profile = self.kernel(event.program)
+                schedules[id(event.program)] = plan
+                figures = made.profile.metrics
+                made.bytes = int(figures["hbm_read_bytes"] + figures["hbm_write_bytes"])
+            rows[key] = made
+        return GraphEstimate(submodel, bucket, batch, list(rows.values()),
+                             self.overheads.graph_ns, list(schedules.values()))  # fmt: skip
+
+
+def layer_free(path: str) -> str:
+    """Module path with layer numbers as ``*``, so that equal layers count as one row."""
+    return ".".join("*" if part.isdigit() else part for part in path.split("."))
+
+
+# --- extrapolation --------------------------------------------------------------------------------
+def quadratic(points: Sequence[tuple[int, float]], at: int) -> float:
+    """The parabola through three (length, value) points, at another length.
+
+    Work per prompt is a sum of a constant (weights), a linear (tokens) and a quadratic part
+    (attention), so a parabola is exact as long as the same resource binds every part.
+    """
+    total = 0.0
+    for i, (x, y) in enumerate(points):
+        weight = 1.0
+        for j, (other, _) in enumerate(points):
+            if i != j:
+                weight *= (at - other) / (x - other)
+        total += weight * y
+    return total
+
+
+def extrapolate(traced: Sequence[GraphEstimate], bucket: int) -> GraphEstimate:
+    """A longer bucket from three traced ones, operator by operator.
+
+    Raises:
+        ValueError: the traced graphs do not consist of the same operators.
+    """
+    shapes = [[(op.kind, op.name, op.where, op.count) for op in g.operators] for g in traced]
+    if len(traced) != 3 or any(shape != shapes[0] for shape in shapes):
+        raise ValueError(
+            f"Bucket {bucket} cannot be extrapolated from {[g.bucket for g in traced]}, expected "
+            "three traced buckets that run the same operators; profile a traced length instead."
+        )
+    lengths = [g.bucket for g in traced]
+
+    def fit(values: Sequence[float]) -> float:
+        return max(quadratic(list(zip(lengths, values)), bucket), max(values))
+
+    operators = [_extrapolated(same, fit) for same in zip(*(g.operators for g in traced))]
+    last_graph = traced[-1]
+    return GraphEstimate(last_graph.submodel, bucket, last_graph.batch, operators,
+                         last_graph.launch_ns, [], tuple(lengths))  # fmt: skip
+
+
+def _extrapolated(same: Sequence[Operator], fit: Callable[[Sequence[float]], float]) -> Operator:
+    """One operator at the longer bucket; shares stay those of the longest traced bucket."""
+    last = same[-1]
+    made = replace(
+        last,
+        time_ns=fit([op.time_ns for op in same]),
+        bytes=int(fit([op.bytes for op in same])),
+        macs=int(fit([op.macs for op in same])),
+    )
+    if last.profile is None:
+        return made
+    profiles = [op.profile for op in same if op.profile is not None]
+    figures = {
+        name: value
+        if name.endswith("_percent") or "high_water" in name
+        else fit([p.metrics[name] for p in profiles])
+        for name, value in last.profile.metrics.items()
+    }
+    made.profile = replace(
+        last.profile, time_ns=figures["total_time"], metrics=figures, lines=[], critical={}
+    )
+    return made
