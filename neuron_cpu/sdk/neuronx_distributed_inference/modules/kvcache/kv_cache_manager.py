@@ -110,6 +110,8 @@ class KVCacheManager(nn.Module):
         views = [self._keys(caches[0]), caches[1]]
         for cache, new in zip(views, kv_per_layer, strict=True):
             new = new.to(cache.dtype)
+            if self.quant:  # PyTorch cannot scatter fp8; moving bytes is the same
+                cache, new = cache.view(torch.uint8), new.view(torch.uint8)
             if is_for_context_encoding:
                 self._write_prefix(cache, new, seq_ids)
             elif self.padding_side == "left":

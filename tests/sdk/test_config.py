@@ -1,0 +1,202 @@
+"""NeuronConfig and InferenceConfig: defaults, checks, aliases, JSON."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from neuronx_distributed_inference.models.config import (
+    IncompatibleConfigError,
+    InferenceConfig,
+    NeuronConfig,
+    OnDeviceSamplingConfig,
+    to_dict,
+    to_torch_dtype,
+)
+from neuronx_distributed_inference.models.llama.modeling_llama import LlamaInferenceConfig
+from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+
+# NxDI 0.1.0 models/config.py: what a NeuronConfig with seq_len=64, batch_size=3 holds.
+DEFAULTS = {
+    "batch_size": 3,
+    "padding_side": "right",
+    "seq_len": 64,
+    "n_active_tokens": 64,
+    "n_positions": 64,
+    "on_cpu": False,
+    "output_logits": False,
+    "torch_dtype": torch.bfloat16,
+    "overrides_torch_dtype": False,
+    "rpl_reduce_dtype": torch.bfloat16,
+    "max_context_length": 64,
+    "max_new_tokens": None,
+    "max_length": 64,
+    "vocab_parallel": False,
+    "fused_qkv": False,
+    "sequence_parallel_enabled": False,
+    "attn_cls": "NeuronLlamaAttention",
+    "ctx_batch_size": 3,
+    "tkg_batch_size": 3,
+    "max_batch_size": 3,
+    "is_continuous_batching": False,
+    "on_device_sampling_config": None,
+    "async_mode": False,
+    "enable_bucketing": False,
+    "buckets": [64],
+    "bucket_n_active_tokens": False,
+    "context_encoding_buckets": None,
+    "token_generation_buckets": None,
+    "quantized": False,
+    "quantization_type": "per_tensor_symmetric",
+    "quantization_dtype": "int8",
+    "kv_cache_quant": False,
+    "trace_tokengen_model": True,
+    "speculation_length": 0,
+    "spec_batch_size": 3,
+    "is_medusa": False,
+    "num_medusa_heads": 0,
+    "is_paged_attention": False,
+    "pa_num_blocks": 3,
+    "pa_block_size": 64,
+    "lora_config": None,
+    "tp_degree": 1,
+    "pp_degree": 1,
+    "ep_degree": 1,
+    "world_size": 1,
+    "start_rank_id": 0,
+    "local_ranks_size": 1,
+    "save_sharded_checkpoint": True,
+    "qk_layernorm": False,
+    "flash_decoding_enabled": False,
+    "kv_cache_tiling": False,
+    "attn_kernel_enabled": False,
+    "qkv_kernel_enabled": False,
+    "mlp_kernel_enabled": False,
+    "quantized_kernel_lower_bound": 1200.0,
+    "logical_neuron_cores": 1,
+    "cc_pipeline_tiling_factor": 2,
+    "target": None,
+    "weights_to_skip_layout_optimization": [],
+}
+
+
+def test_defaults():
+    config = NeuronConfig(seq_len=64, batch_size=3)
+    assert {name: getattr(config, name) for name in DEFAULTS} == DEFAULTS
+
+
+def test_derived_values():
+    config = NeuronConfig(
+        seq_len=256, max_context_length=100, tp_degree=4, pp_degree=2, torch_dtype="float32"
+    )
+    assert config.max_new_tokens == 156
+    assert config.world_size == config.local_ranks_size == 8
+    assert config.overrides_torch_dtype
+    assert config.rpl_reduce_dtype == torch.float32
+    assert NeuronConfig(enable_eagle_speculation=True).enable_fused_speculation
+
+
+def test_buckets_are_sorted_and_limited():
+    config = NeuronConfig(seq_len=64, context_encoding_buckets=[64, 16, 32])
+    assert config.context_encoding_buckets == [16, 32, 64]
+    with pytest.raises(AssertionError, match="Bucket 65 exceeds max_context_length.*at most 64"):
+        NeuronConfig(seq_len=64, context_encoding_buckets=[65])
+    with pytest.raises(AssertionError, match="Bucket 65 exceeds max_length"):
+        NeuronConfig(seq_len=64, token_generation_buckets=[16, 65])
+
+
+def test_settings_that_exclude_each_other():
+    with pytest.raises(IncompatibleConfigError, match="incompatible with asynchronous"):
+        NeuronConfig(speculation_length=4, **{"async": True})
+    with pytest.raises(AssertionError, match="quantized_checkpoints_path"):
+        NeuronConfig(quantized=True)
+    with pytest.raises(AssertionError, match="quantized_mlp_kernel_enabled"):
+        NeuronConfig(rmsnorm_quantize_kernel_enabled=True)
+    with pytest.raises(ValueError, match="padding_side must be.*got 'middle'"):
+        NeuronConfig(padding_side="middle")
+
+
+def test_dtype_names():
+    assert to_torch_dtype("bfloat16") is torch.bfloat16
+    with pytest.raises(ValueError, match="Unknown dtype 'bf16'"):
+        to_torch_dtype("bf16")
+    assert to_dict({"a": torch.float16, "b": [torch.int8]}) == {"a": "float16", "b": ["int8"]}
+
+
+def test_sampling_config_ignores_unknown_keywords():
+    config = OnDeviceSamplingConfig(top_k=7, dynamic=True, model_path="x")
+    assert (config.top_k, config.dynamic, config.global_topk) == (7, True, 256)
+    assert NeuronConfig(on_device_sampling_config={"top_k": 3}).on_device_sampling_config.top_k == 3
+
+
+def test_required_attributes():
+    with pytest.raises(AssertionError, match=r"lacks the attributes \['hidden_size'"):
+        LlamaInferenceConfig(NeuronConfig())
+
+
+def test_hugging_face_config_becomes_attributes(tiny_llama):
+    _, folder = tiny_llama()
+    config = LlamaInferenceConfig(
+        NeuronConfig(), load_config=load_pretrained_config(str(folder)), hidden_size=64
+    )
+    assert (config.vocab_size, config.num_key_value_heads) == (211, 2)
+    assert config.hidden_size == 64  # keywords win over the hook
+    assert config.pad_token_id is None
+    assert config.neuron_config.torch_dtype == torch.float32  # the checkpoint's
+    assert config.num_cores_per_group == 1
+    assert config.get_text_config() is config
+
+
+def test_given_dtype_wins_over_the_checkpoint(tiny_llama):
+    _, folder = tiny_llama()
+    neuron = NeuronConfig(torch_dtype="bfloat16")
+    config = LlamaInferenceConfig(neuron, load_config=load_pretrained_config(str(folder)))
+    assert config.neuron_config.torch_dtype == torch.bfloat16
+
+
+def test_pretrained_config_takes_one_source(tiny_llama):
+    model, folder = tiny_llama()
+    hook = load_pretrained_config(hf_config=model.config)
+    assert LlamaInferenceConfig(NeuronConfig(), load_config=hook).hidden_size == 48
+    for arguments in ({}, {"model_path_or_name": str(folder), "hf_config": model.config}):
+        with pytest.raises(ValueError, match="exactly one"):
+            load_pretrained_config(**arguments)
+
+
+def test_save_and_load(tiny_llama, tmp_path):
+    _, folder = tiny_llama(
+        rope_scaling={
+            "rope_type": "llama3",
+            "factor": 4.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        }
+    )
+    neuron = NeuronConfig(
+        tp_degree=2, torch_dtype="float16", on_device_sampling_config={"top_k": 5}, seq_len=96
+    )
+    config = LlamaInferenceConfig(neuron, load_config=load_pretrained_config(str(folder)))
+    config.save(tmp_path / "saved")
+    stored = json.loads((tmp_path / "saved" / "neuron_config.json").read_text())
+    assert stored["neuron_config"]["torch_dtype"] == "float16"
+    loaded = LlamaInferenceConfig.load(tmp_path / "saved")
+    assert to_dict(loaded) == to_dict(config)
+    assert loaded.rope_scaling["rope_type"] == "llama3"
+    assert loaded.neuron_config.on_device_sampling_config.top_k == 5
+
+
+def test_attribute_map_survives_copies():
+    def hook(config):
+        config.attribute_map = {"n_embd": "hidden_size"}
+        config.hidden_size = 8
+
+    config = InferenceConfig(NeuronConfig(), load_config=hook)
+    assert config.n_embd == 8
+    config.n_embd = 16
+    assert config.hidden_size == 16
+    duplicate = copy.deepcopy(config)
+    duplicate.n_embd = 32
+    assert (duplicate.hidden_size, config.hidden_size) == (32, 16)

@@ -1,0 +1,209 @@
+"""The compiler's operators, the graph format, the older kernel call and logit validation."""
+
+from __future__ import annotations
+
+import neuronxcc.nki.language as nl
+import pytest
+import torch
+from torch_neuronx.pyhlo import hlo_pb2
+from torch_neuronx.testing.validation import DEFAULT_TOLERANCE_MAP, logit_validation
+from torch_neuronx.xla_impl.ops import Argmax, RmsNorm, TopK, nki_jit
+
+from neuron_cpu.core import observe_kernel_calls
+
+
+def test_rms_norm():
+    torch.manual_seed(0)
+    x, weight = torch.randn(2, 3, 5), torch.randn(5)
+    expected = x.double() / (x.double().pow(2).mean(1, keepdim=True) + 0.5).sqrt()
+    got = RmsNorm.apply(x, torch.ones(5), 0.5, 1)
+    torch.testing.assert_close(got.double(), expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(RmsNorm.apply(x, weight, 0.5, 1), got * weight)
+
+
+def test_argmax_and_topk():
+    x = torch.tensor([[1.0, 7.0, 7.0], [3.0, 2.0, 1.0]])
+    assert Argmax.apply(x, 1).tolist() == [1, 0]
+    values, indices = TopK.apply(x, 2, -1)
+    assert values.tolist() == [[7, 7], [3, 2]]
+    assert indices[1].tolist() == [0, 1]
+
+
+def test_graph_messages_have_the_public_field_numbers():
+    """The wire bytes of a module: tag = field number * 8 + type, after xla's hlo.proto."""
+    module = hlo_pb2.HloModuleProto(name="m", id=7)
+    computation = module.computations.add(name="c", id=1, root_id=2)
+    instruction = computation.instructions.add(name="i", opcode="dot", id=2)
+    instruction.operand_ids.extend([3, 4])
+    instruction.dot_dimension_numbers.lhs_contracting_dimensions.append(1)
+    instruction.backend_config = b"x"
+    inner = (
+        b"\x0a\x01i" + b"\x12\x03dot" + b"\xf2\x01\x03\x0a\x01\x01" + b"\x98\x02\x02"
+        + b"\xa2\x02\x02\x03\x04" + b"\xda\x02\x01x"
+    )
+    middle = b"\x0a\x01c" + b"\x12" + bytes([len(inner)]) + inner + b"\x28\x01" + b"\x30\x02"
+    assert module.SerializeToString() == (
+        b"\x0a\x01m" + b"\x1a" + bytes([len(middle)]) + middle + b"\x28\x07"
+    )
+
+
+def test_unknown_fields_are_carried():
+    """A graph of the real compiler has many more fields; they parse and survive."""
+    data = hlo_pb2.HloModuleProto(name="m").SerializeToString() + b"\x92\x03\x03abc"  # field 50
+    module = hlo_pb2.HloModuleProto()
+    module.ParseFromString(data)
+    assert module.name == "m"
+    assert module.SerializeToString() == data
+
+
+def doubling(a_hbm, out_hbm, factor=2.0):
+    """Old-style kernel: (128, n) times `factor` into its last argument."""
+    tile = nl.load(a_hbm)
+    nl.store(out_hbm, nl.multiply(tile, factor))
+
+
+def test_older_kernel_call_writes_its_last_argument():
+    x = torch.arange(128 * 4, dtype=torch.float32).view(128, 4)
+    out = torch.zeros_like(x)
+    names = []
+    with observe_kernel_calls(lambda call: names.append(call.name)):
+        assert nki_jit()(doubling)(x, out, factor=3.0, kernel_name="Doubling") is None
+    assert torch.equal(out, x * 3)
+    assert names == ["doubling"]
+
+
+def test_older_kernel_call_needs_a_tensor():
+    with pytest.raises(TypeError, match="doubling was called without a tensor"):
+        nki_jit()(doubling)(factor=3.0)
+
+
+VOCABULARY = 40
+
+
+def logits_of(ids):
+    """A deterministic 'model': logits (V,) that depend on all tokens so far."""
+    generator = torch.Generator().manual_seed(int((ids * torch.arange(1, len(ids) + 1)).sum()))
+    return torch.randn(VOCABULARY, generator=generator) * 10
+
+
+def rollout(ids, steps, change=None):
+    """Greedy logits (steps, B, V); `change(position, logits)` may alter each."""
+    rows = []
+    for row in ids:
+        row, collected = row.clone(), []
+        for step in range(steps):
+            logits = logits_of(row)
+            if change is not None:
+                logits = change(len(row), logits.clone())
+            collected.append(logits)
+            row = torch.cat([row, logits.argmax()[None]])
+        rows.append(torch.stack(collected))
+    return torch.stack(rows, dim=1)
+
+
+INPUT = torch.tensor([[3, 5], [7, 9]])
+STEPS = 6
+
+
+def validate(change, **options):
+    expected = rollout(INPUT, STEPS)
+    calls = []
+
+    def generate(ids):
+        calls.append(ids.shape[1])
+        return rollout(ids, 2 + STEPS - ids.shape[1], change)
+
+    passed, results, status = logit_validation(INPUT, generate, expected, **options)
+    assert len(results) == STEPS
+    return passed, calls, status
+
+
+def test_equal_logits_pass_in_one_call():
+    passed, calls, status = validate(None)
+    assert passed
+    assert calls == [2]
+    assert "Every position passed" in status
+
+
+def test_a_constant_shift_is_forgiven():
+    assert validate(lambda _, logits: logits + 3.0)[0]
+
+
+@pytest.mark.parametrize(("error", "passes"), [(0.008, True), (0.02, False)])
+def test_top_five_tolerance(error, passes):
+    """The largest expected logit is scaled by 1 + error, the rest stay."""
+
+    def change(_, logits):
+        logits[logits.argmax()] *= 1 + error
+        return logits
+
+    only_top = {5: (1e-5, 0.01)}
+    assert validate(change, tol_map=only_top)[0] == passes
+
+
+def test_rounding_before_the_comparison():
+    """rtol 0.05 lets an error of 0.054 pass, because it is rounded to 0.05 first."""
+
+    def scaled(error):
+        def change(_, logits):
+            logits[logits.argmax()] *= 1 + error
+            return logits
+
+        return change
+
+    loose = {1: (0.0, 0.05)}
+    # One element: the shift absorbs part of the change, so leave the rest of the row alone.
+    assert validate(scaled(0.054), tol_map=loose)[0]
+    assert not validate(scaled(0.06), tol_map=loose)[0]
+
+
+def test_divergence_restarts_with_the_expected_tokens():
+    """At length 4 another token wins by far: that position fails, later ones are teacher-forced."""
+
+    def change(length, logits):
+        if length == 4:
+            logits[logits.argmin()] = logits.max() + 5.0
+        return logits
+
+    passed, calls, status = validate(change)
+    assert not passed
+    assert calls == [2, 5]
+    assert "Positions that failed: [2]" in status
+
+
+def test_a_near_tie_may_diverge():
+    """Two best logits 0.0004 apart may swap; 0.002 apart they may not."""
+
+    def swap(gap):
+        def change(_, logits):
+            best, second = logits.topk(2).indices
+            logits[second] = logits[best] + gap
+            return logits
+
+        return change
+
+    anything = {None: (1e9, 0.05)}
+    assert validate(swap(0.0004), tol_map=anything)[0]
+    assert not validate(swap(0.002), tol_map=anything)[0]
+
+
+def test_infinite_entries_are_left_out():
+    def change(_, logits):
+        logits[logits.argmin()] = -torch.inf
+        return logits
+
+    assert validate(change)[0]
+
+
+def test_default_tolerances():
+    assert DEFAULT_TOLERANCE_MAP == {
+        5: (1e-5, 0.01),
+        50: (1e-5, 0.02),
+        1000: (1e-5, 0.03),
+        None: (1e-5, 0.05),
+    }
+
+
+def test_generate_fn_must_return_something():
+    with pytest.raises(ValueError, match="returned no logits for an input of 2 tokens"):
+        logit_validation(INPUT, lambda _: torch.zeros(0, 2, 4), rollout(INPUT, 3))
