@@ -9,9 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from neuron_cpu.core.kernel import Kernel
+from neuron_cpu.core.runners import benchmark, profile
 from neuron_cpu.core.tensor import Tensor as tensor  # noqa: N813 - the SDK's class name
 
-__all__ = ["jit", "simulate_kernel", "tensor", "trace"]
+__all__ = ["baremetal", "benchmark", "jit", "profile", "simulate_kernel", "tensor", "trace"]
 
 MODES = ("auto", "torchxla", "jax", "baremetal", "benchmark", "simulation", "trace")
 
@@ -20,13 +21,21 @@ def jit(func: Callable | None = None, mode: str = "auto", **options: Any) -> Any
     """Make a kernel of ``func``; usable as ``@nki.jit``, ``@nki.jit()`` and ``nki.jit(f, mode=)``.
 
     Called with torch tensors it returns torch tensors, with numpy arrays numpy arrays; every mode
-    runs on the simulator here.
+    runs on the simulator here. ``mode="benchmark"`` is ``nki.benchmark``.
     """
     if mode not in MODES:
         raise ValueError(f"nki.jit mode {mode!r}, expected one of {', '.join(MODES)}")
     if func is None:
         return lambda f: jit(f, mode, **options)
+    if mode == "benchmark":
+        return benchmark(func, **options)
     return Kernel(func, mode=mode, **options)
+
+
+def baremetal(kernel: Callable | None = None, **options: Any) -> Any:
+    """Run without a framework: numpy in, numpy out; file names of compiler artifacts are ignored,
+    as nothing is compiled here."""
+    return jit(kernel, "baremetal", **options)
 
 
 def trace(func: Callable) -> Kernel:
