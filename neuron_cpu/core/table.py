@@ -70,6 +70,8 @@ class OpSpec:
         """Refuse what compiler or hardware would refuse of this single instruction."""
         for view in instruction.src:
             _check_operand(self, view, self.reads, "operand")
+        if self.rules is not None:  # before the result: its size follows from the operands
+            self.rules(instruction)
         for view in instruction.dst:
             _check_operand(self, view, self.writes, "result")
             if view.storage.role == "input":
@@ -80,8 +82,6 @@ class OpSpec:
                 )
         if self.same_partitions:
             _check_partitions(self, instruction)
-        if self.rules is not None:
-            self.rules(instruction)
 
 
 TABLE: dict[str, OpSpec] = {}
@@ -114,8 +114,8 @@ def _check_operand(op: OpSpec, view: Tensor, memories: tuple[str, ...], role: st
     key = (view.shape, view.strides, start, storage.free_size, storage.buffer, view.paxis)
     if key in _legal_views:
         return
-    _check_tile(op, view)
-    _legal_views.add(key)
+    if _check_tile(op, view):
+        _legal_views.add(key)
 
 
 def _indirect_refusal(op: OpSpec, view: Tensor, role: str) -> Exception:
@@ -142,8 +142,13 @@ def _memory_mend(buffer: str, memories: tuple[str, ...]) -> str:
     return "place the tensor with buffer=nl.psum or nl.sbuf as the instruction needs"
 
 
-def _check_tile(op: OpSpec, view: Tensor) -> None:
-    """Tile shape, partition axis and start partition of an on-chip operand."""
+def _check_tile(op: OpSpec, view: Tensor) -> bool:
+    """Tile shape, partition axis and start partition of an on-chip operand.
+
+    Returns:
+        True where no later use of the same region needs a look: engines have rules for the first
+        partition, DMA has none.
+    """
     storage = view.storage
     if view.paxis != 0:
         raise refuse(
@@ -165,7 +170,8 @@ def _check_tile(op: OpSpec, view: Tensor) -> None:
             "one, expected consecutive partitions; put the partition index on the first axis",
         )
     start = view.start_partition
-    if start not in spec.legal_start_partitions(size):
+    legal = start in spec.legal_start_partitions(size)
+    if not legal and op.engine is not Engine.DMA:
         warn(
             "sim_start_partition",
             f"{op.name} of {view.label()} starts at partition {start}, expected one of "
@@ -178,6 +184,7 @@ def _check_tile(op: OpSpec, view: Tensor) -> None:
             f"{op.name} of {view.label()} takes {view.free_size} elements per partition, expected "
             f"at most {limit}; split the free axis",
         )
+    return legal
 
 
 def _check_partitions(op: OpSpec, instruction: Instruction) -> None:

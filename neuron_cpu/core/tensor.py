@@ -213,8 +213,8 @@ class Tensor:
             if not 0 <= const < size:
                 raise refuse(
                     "err_tensor_access_out_of_bound",
-                    f"subscript of {self.label()} starts at {const}, outside an axis of length "
-                    f"{size}; correct the index",
+                    f"subscript of {self.label()} starts at {const}, expected 0 to {size - 1}; "
+                    "correct the index",
                 )
 
     def _advanced(self, keys: tuple[Any, ...]) -> Tensor:
@@ -413,8 +413,8 @@ class Tensor:
             if low < 0 or high >= size:
                 raise refuse(
                     "err_tensor_access_out_of_bound",
-                    f"index of {self.storage.label()} runs from {low} to {high}, outside an axis "
-                    f"of length {size}; correct the index or mask the elements outside",
+                    f"index of {self.storage.label()} runs from {low} to {high}, expected 0 to "
+                    f"{size - 1}; correct the index or mask the elements outside",
                 )
 
     # --- data and truth ---------------------------------------------------------------------------
@@ -570,6 +570,13 @@ def _operator(name: str, reflected: bool = False):  # noqa: ANN202
 
         if isinstance(other, Index) and name == "add":
             return DynamicIndex(self, other)
+        if isinstance(other, Tensor) and other.shape[0] != self.shape[0]:
+            raise refuse(
+                "err_num_partition_mismatch",
+                f"operator '{name}' of {self.label()} and {other.label()}, expected equal "
+                "partition counts: operators do not broadcast the partition axis; use nl "
+                "functions or broadcast_to",
+            )
         function = getattr(language, name)
         return function(other, self) if reflected else function(self, other)
 

@@ -27,8 +27,8 @@ def verify(program: Program) -> None:
             more live data than SBUF or PSUM holds. An output written in part is a warning.
     """
     check_scopes(program)
+    check_races(program)  # before values: a race explains elements that nobody wrote
     check_values(program)
-    check_races(program)
     check_capacity(program)
 
 
