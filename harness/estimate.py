@@ -193,7 +193,7 @@ def _size(tensors: Sequence[torch.Tensor]) -> int:
 def operator_bytes(
     name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> int:
-    """HBM bytes of one unfused operator: operands and result; only touched rows of lookups."""
+    """HBM bytes of one operator by itself: operands and result; only touched rows of lookups."""
     if name in _ROW_READS:
         return 2 * _size(outputs)
     if name in _ROW_WRITES:  # the cache is updated in place: its other rows stay where they are
@@ -253,13 +253,14 @@ class Estimator:
 
     Attributes:
         dma_profile: name of the DMA profile.
+        plain_rate: GB/s of operators outside of kernels.
         overheads: costs outside of kernels.
         ranks: tensor-parallel degree.
     """
 
     def __init__(self, dma_profile: str, overheads: cost.Overheads, ranks: int) -> None:
         self.dma_profile, self.overheads, self.ranks = dma_profile, overheads, ranks
-        self.peak = cost.dma_profile(dma_profile).peak
+        self.plain_rate = cost.dma_profile(dma_profile).bandwidth(spec.PLAIN_ROW_BYTES)
         self._known: dict[int, tuple[Schedule, report.Profile]] = {}
 
     def kernel(self, program: Program) -> tuple[Schedule, report.Profile]:
@@ -271,12 +272,28 @@ class Estimator:
         return found
 
     def time(self, event: Event) -> float:
-        """Nanoseconds of one event."""
+        """Nanoseconds of one event by itself."""
         if event.program is not None:
             return self.kernel(event.program)[0].total + self.overheads.kernel_ns
         if event.kind == COLLECTIVE:
             return self.overheads.collective(event.bytes, self.ranks)
-        return max(event.bytes / self.peak, event.macs / spec.PEAK_MACS_PER_NS)
+        return max(event.bytes / self.plain_rate, event.macs / spec.PEAK_MACS_PER_NS)
+
+    def _times(self, events: Sequence[Event]) -> list[float]:
+        """Nanoseconds of each event. PyTorch operators without products that follow each other
+        are one fused pass: the largest counts, the others are free."""
+        times = [self.time(event) for event in events]
+        run: list[int] = []
+        for at in range(len(events) + 1):
+            if at < len(events) and events[at].kind == TORCH and not events[at].macs:
+                run.append(at)
+                continue
+            if run:
+                largest = max(run, key=times.__getitem__)
+                for other in run:
+                    times[other] = times[other] if other == largest else 0.0
+                run = []
+        return times
 
     def graph(
         self, submodel: str, bucket: int, batch: int, events: Sequence[tuple[str, Event]]
@@ -284,13 +301,13 @@ class Estimator:
         """The estimate of one graph from its recorded events."""
         rows: dict[tuple, Operator] = {}
         schedules: dict[int, Schedule] = {}
-        for where, event in events:
+        for (where, event), time in zip(events, self._times([event for _, event in events])):
             place = layer_free(where)
-            key = (event.kind, event.name, place, event.bytes, event.macs, id(event.program))
+            key = (event.kind, event.name, place, event.bytes, event.macs, time, id(event.program))
             if key in rows:
                 rows[key].count += 1
                 continue
-            made = Operator(event.kind, event.name, place, 1, self.time(event), event.bytes,
+            made = Operator(event.kind, event.name, place, 1, time, event.bytes if time else 0,
                             event.macs)  # fmt: skip
             if event.program is not None:
                 plan, made.profile = self.kernel(event.program)

@@ -16,6 +16,7 @@ from neuron_cpu.core import cost, plots, report, spec, tables
 from neuron_cpu.core.schedule import Schedule
 
 WIDTH = 160  # columns of a table that goes to a file
+SMALL = 0.005  # operators below this share of the graph are printed as one row
 
 
 def headline(graph: GraphEstimate) -> str:
@@ -35,7 +36,7 @@ def binding(graph: GraphEstimate) -> str:
     """What bounds the graph: the words of the operator that takes most of its time."""
     worst = max(graph.operators, key=lambda op: op.total_ns)
     share = worst.total_ns / graph.latency_ns
-    words = worst.profile.binding if worst.profile is not None else worst.kind
+    words = worst.profile.binding if worst.profile is not None else f"{worst.kind}, by roofline"
     return f"{share:.0%} in {worst.name} ({worst.where}): {words}"
 
 
@@ -63,7 +64,8 @@ def show(graphs: Sequence[GraphEstimate], dma_profile: str, top: int) -> None:
 
 
 def _figures(graph: GraphEstimate) -> Table:
-    table = Table(show_header=False)
+    title = "figures; those of engines, DMA and HBM count the NKI kernels"
+    table = Table(title=title, title_justify="left", show_header=False)
     table.add_column("figure")
     table.add_column("value", justify="right")
     for name, value in graph.figures().items():
@@ -79,8 +81,13 @@ def _operators(graph: GraphEstimate) -> Table:
     for name in ("times", "µs each", "total µs", "share", "MB each", "GB/s", "MFU"):
         table.add_column(name, justify="right")
     table.add_column("bound by", overflow="fold")
-    for op in sorted(graph.operators, key=lambda op: -op.total_ns):
+    ordered = sorted(graph.operators, key=lambda op: -op.total_ns)
+    shown = [op for op in ordered if op.kind == KERNEL or op.total_ns > SMALL * graph.latency_ns]
+    for op in shown:
         table.add_row(*_operator_cells(op, graph.latency_ns))
+    rest = sum(op.total_ns for op in ordered) - sum(op.total_ns for op in shown)
+    table.add_row(f"{len(ordered) - len(shown)} smaller ones", "", "", "", "",
+                  tables.microseconds(rest), f"{rest / graph.latency_ns:.1%}")  # fmt: skip
     share = graph.launch_ns / graph.latency_ns
     launch = tables.microseconds(graph.launch_ns)
     table.add_row("graph launch", "", "host", "1", launch, launch, f"{share:.1%}", "", "", "",
@@ -92,7 +99,7 @@ def _operator_cells(op: Operator, total: float) -> list[str]:
     time = op.time_ns or 1.0
     words = op.profile.binding if op.profile is not None else ""
     if op.kind != KERNEL:
-        words = "assumed" if not op.macs and op.kind == "collective" else "roofline, not fused"
+        words = "assumed" if not op.macs and op.kind == "collective" else "roofline, runs fused"
     return [
         op.name, op.where, op.kind, str(op.count), tables.microseconds(op.time_ns),
         tables.microseconds(op.total_ns), f"{op.total_ns / total:.1%}", f"{op.bytes / 1e6:.2f}",
