@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
 
 from harness.errors import UserError
-from harness.generate import generate_tokens, new_token_limit
+from harness.generate import generate_tokens
 from harness.session import Loaded
 
 # top-k (None: all) -> (absolute, relative tolerance), as the contest's driver sets them
@@ -97,9 +97,10 @@ def check_row(
     baseline: Loaded,
     candidate: Loaded,
     ids: Sequence[int],
+    new_tokens: int,
     on_step: Optional[Callable[[list[int]], Any]] = None,
 ) -> RowResult:
-    """Compare the two models on one prompt; `--num-tokens-to-check` limits the positions.
+    """Compare the two models on the tokens after one prompt, at most `--num-tokens-to-check`.
 
     `on_step` is called after each generated token of either side.
     """
@@ -107,9 +108,7 @@ def check_row(
     from torch_neuronx.testing.validation import logit_validation
 
     args = candidate.session.args
-    total = new_token_limit(args, [ids])
-    if args.num_tokens_to_check is not None:
-        total = min(total, args.num_tokens_to_check)
+    total = min(new_tokens, args.num_tokens_to_check or new_tokens)
     expected = _scores(baseline, ids, total, on_step)  # [total, 1, V]
     actual = torch.full_like(expected, math.nan)
 

@@ -28,6 +28,9 @@ MODES = {
     "generate": ("harness.generate", "answer the prompts"),
     "profile": ("harness.profile", "estimate the time on Trainium, of prefill and decode"),
     "validate": ("harness.validate", "compare the logits with the SDK's own Llama"),
+    "evaluate": ("harness.evaluate", "accuracy, speed, NKI share and score of the prompts"),
+    "evaluate_single": ("harness.evaluate", "another name of evaluate"),
+    "evaluate_all": ("harness.suite", "evaluate every prompt of prompts.txt, with reports"),
 }
 
 _PRIVATE_KERNEL = (
@@ -100,6 +103,8 @@ def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """Parse and check; exits with status 2 on bad arguments, raises UserError on bad prompts."""
     args = build_parser().parse_args(argv)
     args.prompts, args.prompt_notes = _prompts(args)
+    args.given_seq_len = args.seq_len is not None
+    args.seq_len = args.seq_len or DEFAULT_SEQ_LEN
     check(args)
     return args
 
@@ -109,7 +114,9 @@ def build_parser() -> Parser:
     parser = Parser(prog="main.py", description=__doc__.splitlines()[0], allow_abbrev=False)
     parser.add_argument("--mode", choices=list(MODES), required=True, help=modes)
     parser.add_argument("--llama", default="llama", help="submission: module name or path to a .py")
-    parser.add_argument("--enable-nki", action="store_true", help="use the submission's kernels")
+    parser.add_argument(
+        "--enable-nki", action=argparse.BooleanOptionalAction, help="use the submission's kernels"
+    )
     parser.add_argument("--model-path", help="Hugging Face folder of a Llama model")
     parser.add_argument("--compiled-model-path", help="folder for compiled models (default: cache)")
     parser.add_argument("--recompile", action="store_true", help="never reuse a compiled folder")
@@ -156,6 +163,14 @@ def _add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--divergence-difference-tol", type=float, default=0.001)
     group.add_argument("--tol-map", type=tolerance_map)
     group.add_argument("--num-tokens-to-check", type=positive)
+    group.add_argument("--runs", type=positive, help="timed runs (default: 20, 1 on the stand-in)")
+    group.add_argument("--limit", type=positive, help="evaluate_all: the first prompts only")
+    group.add_argument("--only", type=int, nargs="+", help="evaluate_all: prompts by number from 0")
+    group.add_argument("--resume", action="store_true", help="evaluate_all: go on with a run")
+    group.add_argument("--results-path", default="results", help="evaluate_all: folder of reports")
+    group.add_argument(
+        "--record-baseline", action="store_true", help="evaluate_all: write prompt_data.txt"
+    )
 
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -164,7 +179,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rpl-reduce-dtype", choices=DTYPES)
     group.add_argument("--batch-size", type=positive, help="default: the number of prompts")
     group.add_argument("--padding-side", choices=("right", "left"), default="right")
-    group.add_argument("--seq-len", type=positive, default=DEFAULT_SEQ_LEN)
+    group.add_argument("--seq-len", type=positive, help=f"default: {DEFAULT_SEQ_LEN}")
     group.add_argument("--max-context-length", type=positive, help="default: --seq-len")
     group.add_argument("--max-length", type=positive, help="must equal --seq-len")
     group.add_argument("--output-logits", action="store_true")
@@ -243,7 +258,7 @@ def check(args: argparse.Namespace) -> None:
     _check_sampling(args)
     _check_buckets(args)
     if args.batch_size is None:
-        args.batch_size = len(args.prompts) or 1
+        args.batch_size = 1 if args.mode == "evaluate_all" else len(args.prompts) or 1
 
 
 def _check_sampling(args: argparse.Namespace) -> None:

@@ -45,13 +45,18 @@ def atomic_folder(target: Path) -> Iterator[Path]:
 
 
 def write_text_atomically(target: Path, text: str) -> None:
-    """Write a whole file or nothing, in UTF-8, on the disk when this returns."""
+    """Write a whole file in UTF-8 or nothing."""
+    write_bytes_atomically(target, text.encode("utf-8"))
+
+
+def write_bytes_atomically(target: Path, content: bytes) -> None:
+    """Write a whole file or nothing; it is on the disk when this returns."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
         try:
-            with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
             os.chmod(name, 0o644)

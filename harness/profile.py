@@ -52,7 +52,7 @@ def _shapes_only_model(args: argparse.Namespace, scratch: Path) -> Any:
         raise UserError(f"--seq-len must be at most {limit} for {folder.name}, got {args.seq_len}.")
     args.tp_degree = models.choose_tp_degree(folder, args.tp_degree, False)
     _ask_for_buckets(args)
-    opened = session.Session(args, folder, source, scratch, None, 0)
+    opened = session.Session(args, folder, source, None, 0)
     model_class = getattr(submission.load(source), submission.MODEL_CLASS)
     role = "nki" if args.enable_nki else "torch"
     return session.construct_model(opened, model_class, role)

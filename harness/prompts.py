@@ -75,7 +75,7 @@ def check_lengths(
 ) -> None:
     """Refuse prompts that do not fit: every prompt needs room for at least one new token."""
     for prompt, tokens in zip(prompts, ids):
-        shown = repr(prompt if len(prompt) <= 40 else prompt[:37] + "...")
+        shown = shorten(prompt)
         if len(tokens) < MIN_PROMPT_TOKENS:
             raise UserError(
                 f"The prompt {shown} has {len(tokens)} token(s), expected at least "
@@ -95,3 +95,9 @@ def check_lengths(
 
 def _next_multiple(length: int, unit: int = 64) -> int:
     return -(-length // unit) * unit
+
+
+def shorten(prompt: str, width: int = 48) -> str:
+    """A prompt in one short line."""
+    line = " ".join(prompt.split())
+    return repr(line if len(line) <= width else line[: width - 3] + "...")

@@ -29,8 +29,8 @@ class Score:
 
     accurate: bool
     nki_share: float
-    speed: Optional[Speed]
-    base: Optional[Speed]
+    speed: Speed
+    base: Speed
     reduced_latency: Optional[float]
     increased_throughput: Optional[float]
     value: Optional[float]
@@ -40,8 +40,6 @@ class Score:
     @property
     def source(self) -> str:
         """Where the two sides' figures come from, for the report's column."""
-        if self.speed is None or self.base is None:
-            return "none"
         return f"{self.speed.source} / {self.base.source}"
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,10 +52,10 @@ def from_report(report: dict[str, Any]) -> Speed:
     return Speed(e2e["latency_ms_p99"], e2e["throughput"], report["source"], report["ttft_ms"])
 
 
-def score(accurate: bool, nki_share: float, speed: Optional[Speed], base: Optional[Speed]) -> Score:
+def score(accurate: bool, nki_share: float, speed: Speed, base: Speed) -> Score:
     """Combine the factors; wall-clock times of the simulator never make a score."""
-    reason = _why_not(speed, base)
-    if reason is not None or speed is None or base is None:
+    if SIMULATOR in (speed.source, base.source):
+        reason = "wall-clock times of the simulator are not device times"
         return Score(accurate, nki_share, speed, base, None, None, None, None, reason)
     latency = base.latency_ms / speed.latency_ms
     throughput = speed.throughput / base.throughput
@@ -66,13 +64,3 @@ def score(accurate: bool, nki_share: float, speed: Optional[Speed], base: Option
     if base.ttft_ms is not None and speed.ttft_ms is not None:
         first = base.ttft_ms / speed.ttft_ms * rest
     return Score(accurate, nki_share, speed, base, latency, throughput, latency * rest, first, None)
-
-
-def _why_not(speed: Optional[Speed], base: Optional[Speed]) -> Optional[str]:
-    if speed is None:
-        return "no estimate of the submission's speed is available"
-    if base is None:
-        return "no baseline figures are available for this model, prompt and sequence length"
-    if SIMULATOR in (speed.source, base.source):
-        return "wall-clock times of the simulator are not device times"
-    return None

@@ -33,7 +33,6 @@ class Session:
     args: argparse.Namespace
     model: models.ModelFolder
     submission: Path
-    compiled_root: Path
     tokenizer: Any
     pad_token_id: int
     prompts: list[str] = field(default_factory=list)
@@ -43,6 +42,18 @@ class Session:
     def continues_prompts(self) -> bool:
         """Whether the output goes on where the prompt ends, rather than answering it."""
         return self.args.raw or not self.tokenizer.chat_template
+
+    @property
+    def compiled_root(self) -> Path:
+        """Holds one compiled folder for each role.
+
+        In the cache there is one root for each shape of run, so that it does not grow with edits.
+        """
+        args = self.args
+        if args.compiled_model_path is not None:
+            return Path(args.compiled_model_path).expanduser()
+        shape = f"tp{args.tp_degree}-seq{args.seq_len}-batch{args.batch_size}"
+        return cache_folder() / "compiled" / f"{self.model.name}-{shape}"
 
 
 @dataclass
@@ -67,13 +78,12 @@ def open_session(args: argparse.Namespace, prompt_texts: Optional[Sequence[str]]
     if args.compiled_model_path is not None:
         check_writable_folder(Path(args.compiled_model_path).expanduser())
     model = models.choose_model(args.model_path)
-    limit = model.config.get("max_position_embeddings")
-    if limit is not None and args.seq_len > limit:
-        raise UserError(f"--seq-len must be at most {limit} for {model.name}, got {args.seq_len}.")
+    check_seq_len(args, model)
     args.tp_degree = models.choose_tp_degree(model, args.tp_degree, not sdk.is_stand_in())
-    root = args.compiled_model_path or cache_folder() / "compiled" / _folder_name(args, model)
-    session = Session(args, model, source, Path(root).expanduser(), *_open_tokenizer(args, model))
-    session.prompts = list(prompt_texts or args.prompts) or [_default_prompt(session)]
+    session = Session(args, model, source, *_open_tokenizer(args, model))
+    session.prompts = list(args.prompts if prompt_texts is None else prompt_texts)
+    if prompt_texts is None and not session.prompts:
+        session.prompts = [_default_prompt(session)]
     session.prompt_ids = prompts.encode(session.tokenizer, session.prompts, args.raw)
     prompts.check_lengths(
         session.prompts, session.prompt_ids, args.seq_len, args.max_context_length
@@ -81,14 +91,16 @@ def open_session(args: argparse.Namespace, prompt_texts: Optional[Sequence[str]]
     return session
 
 
+def check_seq_len(args: argparse.Namespace, model: models.ModelFolder) -> None:
+    """Refuse lengths beyond the positions that the model was trained for."""
+    limit = model.config.get("max_position_embeddings")
+    if limit is not None and args.seq_len > limit:
+        raise UserError(f"--seq-len must be at most {limit} for {model.name}, got {args.seq_len}.")
+
+
 def _default_prompt(session: Session) -> str:
     """A question for a model with a chat template, a sentence to go on with for others."""
     return cli.DEFAULT_PROMPT if session.continues_prompts else cli.DEFAULT_QUESTION
-
-
-def _folder_name(args: argparse.Namespace, model: models.ModelFolder) -> str:
-    """One folder for each shape of run, so that the cache does not grow with every edit."""
-    return f"{model.name}-tp{args.tp_degree}-seq{args.seq_len}-batch{args.batch_size}"
 
 
 def _open_tokenizer(args: argparse.Namespace, model: models.ModelFolder) -> tuple[Any, int]:

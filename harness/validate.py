@@ -7,6 +7,7 @@ import argparse
 from harness import accuracy, console
 from harness.accuracy import RowResult
 from harness.generate import new_token_limit
+from harness.prompts import shorten
 from harness.session import Loaded, build, open_session
 
 
@@ -26,18 +27,14 @@ def run(args: argparse.Namespace) -> int:
 
 def check_prompt(baseline: Loaded, candidate: Loaded, prompt: str, ids: list[int]) -> RowResult:
     """Check one prompt with progress, and print its result."""
-    total = new_token_limit(candidate.session.args, [ids])
+    args = candidate.session.args
+    total = new_token_limit(args, [ids])
+    total = min(total, args.num_tokens_to_check or total)
     with console.step(f"Comparing logits for {shorten(prompt)}", total=2 * total) as step:
-        result = accuracy.check_row(baseline, candidate, ids, lambda _: step.advance())
+        result = accuracy.check_row(baseline, candidate, ids, total, lambda _: step.advance())
     print(f"{shorten(prompt)}: {result.summary()}")
     if not result.passed:
         print(result.message)
         for divergence in result.divergences:
             print("\n".join(divergence.describe()))
     return result
-
-
-def shorten(prompt: str, width: int = 48) -> str:
-    """A prompt in one short line."""
-    line = " ".join(prompt.split())
-    return repr(line if len(line) <= width else line[: width - 3] + "...")
