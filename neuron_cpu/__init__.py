@@ -41,6 +41,9 @@ def ensure_sdk() -> str:
         if not forced and _real_sdk_present():
             return "Neuron SDK: the installed one (neuronxcc); times are measured on the device."
         sys.path.insert(0, str(SDK_ROOT))
+    # Spinning OpenMP threads and rank threads take the cores from each other: on a busy 2-core
+    # machine a decode step took up to 2.8 s spinning, 0.07 s sleeping. Read when torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     reason = "NEURON_CPU asks for it" if forced else "no neuronxcc is installed"
     return (
         f"Neuron SDK: the CPU stand-in neuron_cpu ({reason}); "
