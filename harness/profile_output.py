@@ -58,7 +58,7 @@ def show(graphs: Sequence[GraphEstimate], dma_profile: str, top: int) -> None:
                 continue
             seen.add(id(op.profile))
             time = tables.microseconds(op.profile.time_ns)
-            out.print(f"\n[bold]{op.name}[/bold] ({graph.submodel}): {time} µs")
+            out.print(f"\n[bold]{op.name}[/bold] ({op.where}; {graph.submodel}): {time} µs")
             out.print(f"bound by {op.profile.binding}")
             out.print(tables.line_table(op.profile.lines, op.profile.time_ns, top))
 

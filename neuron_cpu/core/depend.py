@@ -175,9 +175,7 @@ def _tracked_storages(program: Program) -> dict[int, _Tracked]:
         for v in i.src
         if not v.storage.on_chip and v.storage.role not in ("input", "const")
     }
-    return {
-        s.id: _Tracked() for s in program.storages if s.on_chip or s.id in read_back
-    }
+    return {s.id: _Tracked() for s in program.storages if s.on_chip or s.id in read_back}
 
 
 def _whole(view: Tensor) -> Tensor:
@@ -219,7 +217,9 @@ def _regions(tracked: dict[int, _Tracked], views: Sequence[Tensor]) -> list[tupl
     return found
 
 
-def _walk(accesses: list[tuple[list, list]], engines: Sequence[int], dma: int) -> tuple[Edges, Edges]:
+def _walk(
+    accesses: list[tuple[list, list]], engines: Sequence[int], dma: int
+) -> tuple[Edges, Edges]:
     values: Edges = []
     orders: Edges = []
     for at, (reads, writes) in enumerate(accesses):
