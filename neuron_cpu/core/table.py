@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from . import spec
+from . import spec, trace
 from .errors import refuse, warn
 from .program import Instruction
 from .spec import Engine
@@ -359,6 +359,38 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 }
 
 
+# Inputs for which ScalarE's polynomials are stated (nki.api.shared.rst, v2.22 and later), as
+# magnitudes for SIGNED_INPUTS. sqrt(0) is 0 on every implementation and common: zero passes there.
+ACTIVATION_RANGES: dict[str, tuple[float, float]] = {
+    "sin": (0.0, math.pi),
+    "arctan": (0.0, math.pi / 2),
+    "log": (2.0**-64, 2.0**64),
+    "sqrt": (0.0, 2.0**100),
+    "rsqrt": (2.0**-87, 2.0**97),
+    "reciprocal": (2.0**-42, 2.0**42),
+}
+SIGNED_INPUTS = frozenset({"sin", "arctan", "reciprocal"})
+
+
+def _check_range(op: str, x: torch.Tensor) -> None:
+    """Warn of inputs outside of a function's stated range (eager mode; NaN stands for garbage)."""
+    limits = ACTIVATION_RANGES.get(op)
+    if limits is None or trace.active() is None:
+        return
+    low, high = limits
+    size = x.abs() if op in SIGNED_INPUTS else x
+    slack = 1 + 2.0**-20  # pi itself rounds up in fp32
+    outside = (size < low) | (size > high * slack)
+    if bool(outside.any()):
+        sign = "+-" if op in SIGNED_INPUTS else ""
+        got = float(x[outside].flatten()[0])
+        warn(
+            "sim_activation_range",
+            f"{op} of {got:.6g}, expected {sign}[{low:.6g}, {high:.6g}], outside of which ScalarE "
+            "is not specified; reduce the argument or clamp it first",
+        )
+
+
 # --- data movement --------------------------------------------------------------------------------
 def _same(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
     return xs[0]
@@ -577,6 +609,7 @@ def _activation(attrs: dict[str, Any], xs: list[torch.Tensor]) -> Any:
         x = x * scale
     if "bias_at" in attrs:
         x = x + xs[attrs["bias_at"]]
+    _check_range(attrs["op"], x)
     y = ACTIVATIONS[attrs["op"]](x)
     if "reduce_axes" not in attrs:
         return y
