@@ -103,6 +103,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """Parse and check; exits with status 2 on bad arguments, raises UserError on bad prompts."""
     args = build_parser().parse_args(argv)
     args.prompts, args.prompt_notes = _prompts(args)
+    args.enable_nki = bool(args.enable_nki)
     args.given_seq_len = args.seq_len is not None
     args.seq_len = args.seq_len or DEFAULT_SEQ_LEN
     check(args)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Optional
 
-from harness import flops, graphs, sdk
+from harness import sdk
 from harness.benchmark import ESTIMATE, SUBMODELS
 from harness.session import Loaded
 
@@ -17,7 +17,7 @@ class SpeedEstimates:
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
-        self._graphs = graphs.read(loaded.folder)
+        self._wrappers = {wrapper.tag: wrapper for wrapper in loaded.model.models}
         self._graph_ms: dict[tuple[str, int], float] = {}
 
     def report(self, prompt_tokens: int, new_tokens: int) -> Optional[dict[str, Any]]:
@@ -51,10 +51,8 @@ class SpeedEstimates:
 
     def _graph(self, submodel: str, length: int) -> float:
         """Milliseconds of one execution of the bucket that holds `length` tokens."""
-        chosen = flops.bucket_of(self._graphs, submodel, length)
-        if chosen is None:
-            raise ValueError(f"The compiled model has no {submodel}.")
-        key = (submodel, chosen.bucket)
+        buckets = self._wrappers[submodel].neuron_config.buckets
+        key = submodel, next((bucket for bucket in buckets if bucket >= length), buckets[-1])
         if key not in self._graph_ms:
             self._graph_ms[key] = self._estimate(*key)
         return self._graph_ms[key]
@@ -65,9 +63,8 @@ class SpeedEstimates:
 
         model = self._loaded.model
         args = self._loaded.session.args
-        wrapper = next(part for part in model.models if part.tag == submodel)
         estimator = Estimator(cost.DEFAULT_PROFILE, cost.Overheads(), args.tp_degree)
-        events = record(model, wrapper, bucket)
+        events = record(model, self._wrappers[submodel], bucket)
         return estimator.graph(submodel, bucket, args.batch_size, events).latency_ns / 1e6
 
 

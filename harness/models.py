@@ -10,7 +10,7 @@ import importlib.metadata
 import importlib.util
 import json
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -73,8 +73,8 @@ def choose_model(model_path: Optional[str]) -> ModelFolder:
         model = check_folder(home)
         console.say(f"Model: {model.name} ({model.path})")
         return model
-    model = check_folder(embedded_model())
-    console.say(f"Model: {EMBEDDED_NAME}, the embedded one ({model.path})")
+    model = replace(check_folder(embedded_model()), name=EMBEDDED_NAME)
+    console.say(f"Model: {model.name}, the embedded one ({model.path})")
     return model
 
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from harness import accuracy, benchmark, cli, console, reference, report, sdk, submission
+from harness import accuracy, baseline, benchmark, cli, console, reference, report, sdk
 from harness.errors import UserError
 from harness.evaluate import Evaluator
 from harness.files import check_writable_folder, write_text_atomically
@@ -26,9 +26,9 @@ from harness.prompts import encode, read_prompt_file, shorten
 from harness.session import Session, check_seq_len, open_session
 
 RUN_FILE = "run.json"
-# Sequence lengths are rounded up to this, the smallest bucket that NxDI makes.
-BUCKET = 128
-# New tokens where a prompt has no row in prompt_data.txt that it fits into.
+# A prompt that fits no row of prompt_data.txt runs at the first of these lengths that leaves room
+# for DEFAULT_NEW_TOKENS, longer ones at a multiple of the first, the smallest bucket of NxDI.
+LENGTHS = (128, 256, 512, 640, 1280)
 DEFAULT_NEW_TOKENS = 64
 # On the stand-in each token is simulated: enough to see a wrong kernel, few enough for a laptop.
 SIMULATOR_NEW_TOKENS = 16
@@ -52,6 +52,15 @@ def run(args: argparse.Namespace) -> int:
     check_writable_folder(results_root)
     texts = args.prompts or read_prompt_file(reference.PROMPTS_FILE)
     cases, too_long, session = _cases(args, texts)
+    if args.record_baseline:
+        baseline.record(session, cases)
+        return 0
+    if args.max_new_tokens is None and sdk.is_stand_in():
+        args.max_new_tokens = SIMULATOR_NEW_TOKENS
+        console.say(
+            f"Each prompt gets {SIMULATOR_NEW_TOKENS} new tokens on the stand-in "
+            "(--max-new-tokens changes that)"
+        )
     folder = _open_run(results_root, args.resume, _description(session, cases))
     missing = [case for case in cases if not _result_path(folder, case.index).exists()]
     if len(missing) < len(cases):
@@ -62,8 +71,6 @@ def run(args: argparse.Namespace) -> int:
     report.write_all(folder, description, results, too_long)
     report.print_summary(results, too_long)
     console.say(f"Reports are in {folder}")
-    if args.record_baseline:
-        _record_baseline(session, cases)
     return 0 if all(result["accurate"] for result in results) else 1
 
 
@@ -73,7 +80,7 @@ def _cases(args: argparse.Namespace, texts: Sequence[str]) -> tuple[list[Case], 
     Without `--seq-len` each prompt runs at the length of its row in prompt_data.txt, and the model
     is compiled for the longest.
     """
-    rows = {row.index: row for row in reference.read_rows()} if not args.prompts else {}
+    rows = {} if args.prompts or args.record_baseline else _reference_rows()
     chosen = _chosen(args, len(texts))
     asked = args.seq_len if args.given_seq_len else None
     session = open_session(args, [])
@@ -94,16 +101,14 @@ def _cases(args: argparse.Namespace, texts: Sequence[str]) -> tuple[list[Case], 
     return cases, too_long, _sized(session, cases)
 
 
+def _reference_rows() -> dict[int, reference.Row]:
+    return {row.index: row for row in reference.read_rows()}
+
+
 def _sized(session: Session, cases: Sequence[Case]) -> Session:
     """The session with a model as long as the longest case."""
     args = session.args
     args.seq_len = args.max_context_length = max(case.seq_len for case in cases)
-    if args.max_new_tokens is None and sdk.is_stand_in():
-        args.max_new_tokens = SIMULATOR_NEW_TOKENS
-        console.say(
-            f"Each prompt gets {SIMULATOR_NEW_TOKENS} new tokens on the stand-in "
-            "(--max-new-tokens changes that)"
-        )
     check_seq_len(args, session.model)
     return session
 
@@ -111,7 +116,11 @@ def _sized(session: Session, cases: Sequence[Case]) -> Session:
 def _length(tokens: int, row: Optional[reference.Row]) -> int:
     if row is not None and tokens < row.seq_len:
         return row.seq_len
-    return -(-(tokens + DEFAULT_NEW_TOKENS) // BUCKET) * BUCKET
+    return next((n for n in LENGTHS if n >= tokens + DEFAULT_NEW_TOKENS), _rounded(tokens))
+
+
+def _rounded(tokens: int) -> int:
+    return -(-(tokens + DEFAULT_NEW_TOKENS) // LENGTHS[0]) * LENGTHS[0]
 
 
 def _chosen(args: argparse.Namespace, count: int) -> list[int]:
@@ -206,25 +215,3 @@ def _result_path(folder: Path, index: int) -> Path:
 
 def _read_result(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text(encoding="utf-8"))
-
-
-def _record_baseline(session: Session, cases: Sequence[Case]) -> None:
-    """Write prompt_data.txt from the baseline's own figures."""
-    evaluator = Evaluator(session)
-    rows = []
-    with console.step("Recording the baseline", total=len(cases)) as step:
-        for case in cases:
-            speed = evaluator.baseline_speed([case.ids], case.seq_len - len(case.ids))
-            name = session.model.name.lower()
-            rows.append(
-                reference.Row(case.index, len(case.ids), case.seq_len, speed.latency_ms,
-                              speed.throughput, name, speed.source)
-            )  # fmt: skip
-            step.advance()
-    header = [
-        f"Baseline of {session.model.name}, {time.strftime('%Y-%m-%d', time.gmtime())}: "
-        f"{rows[0].source}, {sdk.identity().split()[0]}",
-        "id, prompt tokens, sequence length, latency ms, tokens/s, model, source",
-    ]
-    reference.write_rows(rows, header)
-    console.say(f"Baseline written to {submission.REPOSITORY / 'prompt_data.txt'}")
