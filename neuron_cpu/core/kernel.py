@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from . import dtypes, execute, lint, trace, verify
+from . import annotation, dtypes, execute, lint, trace, verify
 from .errors import refuse
 from .program import Frame, Loop, Program
 from .tensor import Tensor
@@ -184,13 +184,14 @@ class Kernel:
             result: Any = None
             total = int(np.prod(self.grid, dtype=int))
             loop = Loop(-1, "grid", total, None)
-            for position in range(total):
-                if self.grid:
-                    at = np.unravel_index(position, self.grid)
-                    tracer.grid_index = tuple(int(i) for i in at)
-                tracer.frame = Frame(loop, position, None) if total > 1 else None
-                tracer.begin_instance()
-                result = self.function(*bound_args, **bound_kwargs)
+            with annotation.checked_locals(self.function, self.name):
+                for position in range(total):
+                    if self.grid:
+                        at = np.unravel_index(position, self.grid)
+                        tracer.grid_index = tuple(int(i) for i in at)
+                    tracer.frame = Frame(loop, position, None) if total > 1 else None
+                    tracer.begin_instance()
+                    result = self.function(*bound_args, **bound_kwargs)
             tracer.frame = None
             tracer.finish()
         _collect_outputs(program, result)
@@ -234,11 +235,16 @@ def _returned(program: Program, outputs: list[Any]) -> Any:
 
 def _bind(tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> tuple[list, dict]:
     """Kernel-side views of the tensor arguments; everything else passes through."""
+    types = annotation.parameters(tracer.program.function)
 
     def make(value: Any, name: str) -> Any:
         if is_tensor(value):
             shape, dt = _shape_of(value)
             storage = tracer.storage(shape or (1,), dt, "hbm", "input", name)
+            kind = types.get(name)
+            if kind is not None:
+                annotation.check_shape(kind, name, shape, tracer.program.name)
+                storage.mutable = issubclass(kind, annotation.mutable_tensor)
             tracer.program.inputs.append(storage)
             if machine is not None:
                 machine.bind(storage, to_torch(value))
@@ -254,7 +260,7 @@ def _bind(tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> tupl
 
 
 def _collect_outputs(program: Program, result: Any) -> None:
-    """Outputs are the returned shared_hbm tensors; nothing else may be returned."""
+    """Outputs are the returned shared_hbm tensors and mutable inputs; nothing else may be."""
     values = result if isinstance(result, (tuple, list)) else [result]
     program.return_tuple = isinstance(result, (tuple, list))
     if result is None or not values:
@@ -265,7 +271,10 @@ def _collect_outputs(program: Program, result: Any) -> None:
             program.name,
         )
     for value in values:
-        if not isinstance(value, Tensor) or value.storage.buffer != "shared_hbm":
+        allowed = isinstance(value, Tensor) and (
+            value.storage.buffer == "shared_hbm" or value.storage.mutable
+        )
+        if not allowed:
             got = value.label() if isinstance(value, Tensor) else type(value).__name__
             raise refuse(
                 "err_unsupported_memory",
@@ -274,3 +283,11 @@ def _collect_outputs(program: Program, result: Any) -> None:
                 program.name,
             )
         program.outputs.append(value.storage)
+    for storage in program.inputs:
+        if storage.mutable and storage not in program.outputs:
+            raise refuse(
+                "err_mutable_parameter_not_returned",
+                f"kernel {program.name} does not return its mutable parameter {storage.label()}, "
+                "expected it among the results; return it, or drop the annotation",
+                program.name,
+            )

@@ -51,20 +51,25 @@ def lint(function: Callable | None) -> None:
 
 def findings(function: Callable) -> list[tuple[str, Finding]]:
     """``(kernel (file:line), finding)`` for the function and what it calls in its own module."""
+    functions = reachable(function)
+    return [
+        (f"{functions[0].__name__} ({one.__code__.co_filename}:{finding.line})", finding)
+        for one in functions
+        for finding in _of_function(one)
+    ]
+
+
+def reachable(function: Callable) -> list[FunctionType]:
+    """The function and those of its module that it calls, directly or not."""
     root = _plain(function)
     if root is None:
         return []
-    found: list[tuple[str, Finding]] = []
-    queue, seen = [root], {root.__code__}
-    while queue:
-        one = queue.pop(0)
-        for finding in _of_function(one):
-            place = f"{root.__name__} ({one.__code__.co_filename}:{finding.line})"
-            found.append((place, finding))
+    found, seen = [root], {root.__code__}
+    for one in found:  # grows while it is walked
         for callee in _callees(one):
             if callee.__module__ == root.__module__ and callee.__code__ not in seen:
                 seen.add(callee.__code__)
-                queue.append(callee)
+                found.append(callee)
     return found
 
 
@@ -79,7 +84,7 @@ def _plain(value: Any) -> FunctionType | None:
     return value if isinstance(value, FunctionType) else None
 
 
-def _tree(function: FunctionType) -> ast.FunctionDef | None:
+def tree_of(function: FunctionType) -> ast.FunctionDef | None:
     """Syntax tree with the file's own line numbers; None where there is no source to read."""
     code = function.__code__
     if code not in _trees:
@@ -96,7 +101,7 @@ def _tree(function: FunctionType) -> ast.FunctionDef | None:
     return _trees[code]
 
 
-def _names(function: FunctionType) -> dict[str, Any]:
+def names_of(function: FunctionType) -> dict[str, Any]:
     """Values of the global and closure names that the function refers to."""
     known = dict(function.__globals__)
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
@@ -108,10 +113,10 @@ def _names(function: FunctionType) -> dict[str, Any]:
 
 
 def _callees(function: FunctionType) -> Iterator[FunctionType]:
-    tree = _tree(function)
+    tree = tree_of(function)
     if tree is None:
         return
-    known = _names(function)
+    known = names_of(function)
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
             callee = _plain(known.get(node.func.id))
@@ -122,8 +127,8 @@ def _callees(function: FunctionType) -> Iterator[FunctionType]:
 def _of_function(function: FunctionType) -> list[Finding]:
     code = function.__code__
     if code not in _findings:
-        tree = _tree(function)
-        _findings[code] = [] if tree is None else _Scope(tree, _names(function)).check()
+        tree = tree_of(function)
+        _findings[code] = [] if tree is None else _Scope(tree, names_of(function)).check()
     return _findings[code]
 
 

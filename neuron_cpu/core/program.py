@@ -79,7 +79,7 @@ class Storage:
     """A tensor's memory: a row-major block of elements in HBM, SBUF or PSUM.
 
     Attributes:
-        shape: as declared; on chip ``(blocks..., partitions, free...)`` with ``paxis`` blocks first.
+        shape: as declared; on chip ``(blocks..., partitions, free...)``, ``paxis`` block axes.
         buffer: ``hbm`` (kernel input or scratch), ``shared_hbm``, ``sbuf`` or ``psum``.
         role: ``input``, ``output``, ``const`` (data known while tracing) or ``local``.
         frame: loop iteration that created it.
@@ -90,12 +90,13 @@ class Storage:
         redirect: where an assignment moved that result to.
         data: contents of a constant.
         address: explicit placement, from direct allocation.
+        mutable: kernel input that the kernel may write and must return.
     """
 
     __slots__ = (
-        "address", "birth", "buffer", "data", "dtype", "frame", "id", "name", "needs_zero",
-        "paxis", "producer", "redirect", "role", "shape", "size", "source", "started",
-        "started_keys", "zero_init",
+        "address", "birth", "buffer", "data", "dtype", "frame", "id", "mutable", "name",
+        "needs_zero", "paxis", "producer", "redirect", "role", "shape", "size", "source",
+        "started", "started_keys", "zero_init",
     )  # fmt: skip
 
     def __init__(
@@ -119,6 +120,7 @@ class Storage:
         self.redirect: Tensor | None = None
         self.data: np.ndarray | None = None
         self.address: Any = None
+        self.mutable = False
 
     @property
     def on_chip(self) -> bool:

@@ -74,11 +74,12 @@ class OpSpec:
             self.rules(instruction)
         for view in instruction.dst:
             _check_operand(self, view, self.writes, "result")
-            if view.storage.role == "input":
+            if view.storage.role == "input" and not view.storage.mutable:
                 raise refuse(
                     "err_cannot_update_immutable_parameter",
                     f"{self.name} writes kernel input {view.label()}, expected a tensor made in "
-                    "the kernel; copy the input to an nl.shared_hbm tensor and write that",
+                    "the kernel; copy it to an nl.shared_hbm tensor and write that, or annotate "
+                    "the parameter nt.mutable_tensor",
                 )
         if self.same_partitions:
             _check_partitions(self, instruction)

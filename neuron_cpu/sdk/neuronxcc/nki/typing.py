@@ -1,0 +1,7 @@
+"""``neuronxcc.nki.typing``: annotations of kernel tensors."""
+
+from typing import Optional
+
+from neuron_cpu.core.annotation import mutable_tensor, tensor
+
+__all__ = ["Optional", "mutable_tensor", "tensor"]
