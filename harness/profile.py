@@ -31,9 +31,8 @@ def run(args: argparse.Namespace) -> int:
 
     name = args.dma_profile or cost.DEFAULT_PROFILE
     cost.dma_profile(name)  # refuse an unknown name before the model is built
-    with tempfile.TemporaryDirectory() as scratch, console.step("Tracing and scheduling"):
-        model = _shapes_only_model(args, Path(scratch))
-        graphs = _estimates(args, model, name)
+    with console.step("Tracing and scheduling"):
+        graphs = estimates(args, name)
     profile_output.show(graphs, name, args.profile_top)
     if args.profile_output:
         profile_output.write(graphs, name, args.profile_output)
@@ -101,8 +100,13 @@ def _ask_for_buckets(args: argparse.Namespace) -> None:
         setattr(args, name, sorted(b for b in chosen if b <= limit))
 
 
+def estimates(args: argparse.Namespace, dma_profile: str) -> list[Any]:
+    """One GraphEstimate for each sub-model and bucket asked for, without weights."""
+    with tempfile.TemporaryDirectory() as scratch:
+        return _estimates(args, _shapes_only_model(args, Path(scratch)), dma_profile)
+
+
 def _estimates(args: argparse.Namespace, model: Any, dma_profile: str) -> list[Any]:
-    """One GraphEstimate for each sub-model and bucket asked for."""
     from harness import estimate
 
     estimator = estimate.Estimator(dma_profile, overheads(args), args.tp_degree)
