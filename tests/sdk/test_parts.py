@@ -174,7 +174,7 @@ def sampler(**config):
 
 
 def test_sampler_keeps_the_nucleus():
-    """Probabilities 0.5, 0.3, 0.15, 0.05: top_p 0.7 keeps two, renormalised; top_k 3 keeps three."""
+    """Of 0.5, 0.3, 0.15, 0.05 top_p 0.7 keeps two and top_k 3 three, renormalised."""
     logits = torch.log(torch.tensor([[0.05, 0.3, 0.5, 0.15]] * 3))
     params = prepare_sampling_params(3, [-1, 3, 1], [0.7, 1.0, 1.0], [1.0, 1.0, 1.0])
     tokens, probabilities = sampler(dynamic=True)(logits, params, return_values=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import pytest
 from neuronx_distributed_inference.contract import VERSIONS
@@ -57,7 +58,7 @@ def test_tokens_of_hugging_face(
 
 def test_nothing_private_is_imported(submission):
     """Neither closed kernels nor the repository's own packages: the file is uploaded alone."""
-    source = open(submission.__file__, encoding="utf-8").read()
+    source = Path(submission.__file__).read_text(encoding="utf-8")
     for name in ("_private_kernels", "starfish", "neuron_cpu", "harness"):
         assert f"import {name}" not in source
         assert f"from {name}" not in source

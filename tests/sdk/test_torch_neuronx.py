@@ -38,8 +38,12 @@ def test_graph_messages_have_the_public_field_numbers():
     instruction.dot_dimension_numbers.lhs_contracting_dimensions.append(1)
     instruction.backend_config = b"x"
     inner = (
-        b"\x0a\x01i" + b"\x12\x03dot" + b"\xf2\x01\x03\x0a\x01\x01" + b"\x98\x02\x02"
-        + b"\xa2\x02\x02\x03\x04" + b"\xda\x02\x01x"
+        b"\x0a\x01i"
+        + b"\x12\x03dot"
+        + b"\xf2\x01\x03\x0a\x01\x01"
+        + b"\x98\x02\x02"
+        + b"\xa2\x02\x02\x03\x04"
+        + b"\xda\x02\x01x"
     )
     middle = b"\x0a\x01c" + b"\x12" + bytes([len(inner)]) + inner + b"\x28\x01" + b"\x30\x02"
     assert module.SerializeToString() == (
@@ -91,7 +95,7 @@ def rollout(ids, steps, change=None):
     rows = []
     for row in ids:
         row, collected = row.clone(), []
-        for step in range(steps):
+        for _ in range(steps):
             logits = logits_of(row)
             if change is not None:
                 logits = change(len(row), logits.clone())

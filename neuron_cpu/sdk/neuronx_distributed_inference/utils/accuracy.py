@@ -92,7 +92,8 @@ def _encode(prompt: Any, tokenizer: Any, rows: int, side: str) -> Dict[str, torc
     tokenizer.pad_token_id = tokenizer.eos_token_id
     tokenizer.padding_side = side
     texts = [prompt or TEST_PROMPT] * rows
-    return dict(tokenizer(texts, padding=True, return_tensors="pt"))
+    batch = tokenizer(texts, padding=True, return_tensors="pt")
+    return {name: batch[name] for name in ("input_ids", "attention_mask")}
 
 
 def check_accuracy(
@@ -140,6 +141,28 @@ def check_accuracy(
         )
 
 
+def _scores(
+    model: Any,
+    ids: torch.Tensor,
+    prompt_mask: torch.Tensor,
+    count: int,
+    generation_config: Optional[GenerationConfig],
+) -> torch.Tensor:
+    """Greedy scores (count, B, V) behind `ids`, whose first columns `prompt_mask` describes."""
+    ones = prompt_mask.new_ones((len(prompt_mask), ids.shape[1] - prompt_mask.shape[1]))
+    outputs = model.generate(
+        ids,
+        attention_mask=torch.cat([prompt_mask, ones], dim=1),
+        generation_config=generation_config,
+        max_new_tokens=count,
+        min_new_tokens=count,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    return torch.stack(outputs.scores)[:count]
+
+
 def check_accuracy_logits(
     neuron_model: Any,
     tokenizer: Any,
@@ -169,30 +192,15 @@ def check_accuracy_logits(
     batch = _encode(prompt, tokenizer, config.batch_size, config.padding_side)
     input_ids, mask = batch["input_ids"], batch["attention_mask"]
     steps = num_tokens_to_check or config.max_length - input_ids.shape[1]
-
-    def scores(model: Any, ids: torch.Tensor, count: int) -> torch.Tensor:
-        ones = mask.new_ones((mask.shape[0], ids.shape[1] - mask.shape[1]))
-        outputs = model.generate(
-            ids,
-            attention_mask=torch.cat([mask, ones], dim=1),
-            generation_config=generation_config,
-            max_new_tokens=count,
-            min_new_tokens=count,
-            do_sample=False,
-            return_dict_in_generate=True,
-            output_scores=True,
-        )
-        return torch.stack(outputs.scores)[:count]
-
     if expected_logits is None:
-        expected_logits = scores(_golden_model(neuron_model, hf_model), input_ids, steps)
+        golden = _golden_model(neuron_model, hf_model)
+        expected_logits = _scores(golden, input_ids, mask, steps, generation_config)
     expected_logits = expected_logits[:steps]
     adapter = HuggingFaceGenerationAdapter(neuron_model)
 
     def generate(ids: torch.Tensor) -> torch.Tensor:
-        result = scores(adapter, ids, steps - (ids.shape[1] - input_ids.shape[1]))
-        neuron_model.reset()
-        return result
+        left = steps - (ids.shape[1] - input_ids.shape[1])
+        return _scores(adapter, ids, mask, left, generation_config)
 
     passed, _, status = logit_validation(
         input_ids,

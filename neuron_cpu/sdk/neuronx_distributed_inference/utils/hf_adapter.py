@@ -211,9 +211,7 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         candidates, _ = candidate_generator.get_candidates(input_ids)
         return candidates[0, input_ids.shape[1] :][: length - 1]
 
-    def _verify_guesses(
-        self, input_ids: torch.LongTensor, guesses: torch.Tensor
-    ) -> torch.Tensor:
+    def _verify_guesses(self, input_ids: torch.LongTensor, guesses: torch.Tensor) -> torch.Tensor:
         """Logits (1 + n, V) behind the last token and behind each of n guesses."""
         cached = input_ids.shape[1] - 1
         if len(guesses) == 0:

@@ -1,0 +1,69 @@
+"""Which SDK `ensure_sdk` chooses, in processes of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SCRIPT = """
+import neuron_cpu
+print(neuron_cpu.ensure_sdk())
+assert neuron_cpu.ensure_sdk()
+import neuronxcc
+print(neuronxcc.__file__)
+"""
+
+
+def run(path: str, **environment: str) -> list[str]:
+    result = subprocess.run(
+        [sys.executable, "-c", SCRIPT],
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": path, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return result.stdout.splitlines()
+
+
+@pytest.fixture
+def installed_sdk(tmp_path: Path) -> Path:
+    """A folder with a package that looks like the real compiler."""
+    package = tmp_path / "site" / "neuronxcc" / "nki"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package.parent / "__init__.py").write_text("")
+    return tmp_path / "site"
+
+
+def test_without_an_sdk_the_stand_in_serves():
+    line, origin = run(str(REPOSITORY))
+    assert "CPU stand-in neuron_cpu (no neuronxcc is installed)" in line
+    assert "estimates" in line
+    assert origin.startswith(str(REPOSITORY / "neuron_cpu" / "sdk"))
+
+
+def test_an_installed_sdk_comes_first(installed_sdk):
+    line, origin = run(f"{REPOSITORY}{os.pathsep}{installed_sdk}")
+    assert "the installed one" in line
+    assert origin.startswith(str(installed_sdk))
+
+
+def test_the_environment_can_ask_for_the_stand_in(installed_sdk):
+    path = f"{REPOSITORY}{os.pathsep}{installed_sdk}"
+    line, origin = run(path, NEURON_CPU="1")
+    assert "NEURON_CPU asks for it" in line
+    assert origin.startswith(str(REPOSITORY / "neuron_cpu" / "sdk"))
+    assert "the installed one" in run(path, NEURON_CPU="0")[0]
+
+
+def test_a_placeholder_without_content_is_no_sdk(tmp_path):
+    (tmp_path / "neuronxcc").mkdir()
+    (tmp_path / "neuronxcc" / "__init__.py").write_text("")
+    line, origin = run(f"{REPOSITORY}{os.pathsep}{tmp_path}")
+    assert "CPU stand-in" in line
+    assert origin.startswith(str(REPOSITORY / "neuron_cpu" / "sdk"))
