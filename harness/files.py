@@ -21,27 +21,31 @@ def cache_folder() -> Path:
 
 @contextlib.contextmanager
 def atomic_folder(target: Path) -> Iterator[Path]:
-    """A temporary sibling of `target` that takes its place when the body ends without an error.
+    """A folder that takes the place of `target` when the body ends without an error.
 
+    It stands alone in a temporary sibling of `target`, so what the body leaves beside it goes too.
     An interrupted body leaves `target` as it was. Siblings of processes that were killed are
     removed by the next writer. A UserError tells about an unwritable place or a full disk.
     """
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         _remove_abandoned(target)
-        sibling = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", dir=target.parent))
+        holder = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", dir=target.parent))
+        unfinished = holder / target.name
+        unfinished.mkdir()
     except OSError as error:
         raise unwritable(target, error) from error
     try:
-        yield sibling
-        os.chmod(sibling, 0o755)  # mkdtemp makes it private to the user
-        _replace_folder(sibling, target)
+        yield unfinished
+        if target.exists():
+            os.rename(target, holder / "old")
+        os.rename(unfinished, target)
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM):
             raise unwritable(target, error) from error
         raise
     finally:
-        shutil.rmtree(sibling, ignore_errors=True)
+        shutil.rmtree(holder, ignore_errors=True)
 
 
 def write_text_atomically(target: Path, text: str) -> None:
@@ -86,17 +90,6 @@ def unwritable(target: Path, error: OSError) -> UserError:
     """The one sentence for a place that cannot be written."""
     reason = error.strerror or str(error)
     return UserError(f"Cannot write {target}: {reason}; free space there or name another path.")
-
-
-def _replace_folder(source: Path, target: Path) -> None:
-    """Put `source` where `target` stands; the old content goes only when the new one is there."""
-    if not target.exists():
-        os.rename(source, target)
-        return
-    old = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", dir=target.parent))
-    os.rename(target, old / "old")
-    os.rename(source, target)
-    shutil.rmtree(old, ignore_errors=True)
 
 
 def _remove_abandoned(target: Path) -> None:

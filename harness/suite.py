@@ -190,11 +190,11 @@ def _run_cases(session: Session, cases: Sequence[Case], folder: Path) -> None:
         return
     evaluator = Evaluator(session)
     with console.step("Evaluating prompts", total=len(cases)) as step:
-        for case in cases:
+        for done, case in enumerate(cases, start=1):
             batch = [case.ids] * session.args.batch_size
             tokens = min(case.seq_len - len(case.ids), session.args.max_new_tokens or case.seq_len)
             part = 1 / max(1, evaluator.steps(batch, tokens))
-            step.note(f"Evaluating prompt {case.index} of {len(cases)} prompts")
+            step.note(f"Evaluating prompt {case.index} ({done} of {len(cases)})")
             result = evaluator.evaluate(
                 case.index,
                 [case.prompt] * session.args.batch_size,

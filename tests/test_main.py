@@ -1,0 +1,213 @@
+"""The driver as users run it: compile and generate on a two-layer model, and every refusal."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file, save_file
+
+from tests.conftest import REPOSITORY
+from tests.tiny_model import write_tiny_model
+
+LENGTHS = ("--seq-len", "64", "--max-new-tokens", "6")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """One cache for the module, so that runs of one shape reuse their compiled folder."""
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def generate(run_main: Callable, tiny_model: Path, cache: str) -> Callable:
+    """`main.py --mode generate` on the tiny model; the result must be a success."""
+
+    def run(*arguments: str) -> subprocess.CompletedProcess:
+        done = run_main(
+            "--mode", "generate", "--model-path", tiny_model, *LENGTHS, *arguments,
+            XDG_CACHE_HOME=cache,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done
+
+    return run
+
+
+def test_nki_and_torch_print_the_same_and_the_second_run_reuses(generate: Callable) -> None:
+    arguments = ("--prompt", "hello, world", "--tp-degree", "1")
+    with_nki = generate("--enable-nki", *arguments)
+    plain = generate(*arguments)
+    assert with_nki.stdout == plain.stdout
+    assert with_nki.stdout.startswith("Output 0: hello") and "Output 1: world" in with_nki.stdout
+    assert "splits at its commas into 2 prompts" in plain.stderr
+    assert "stand-in neuron_cpu" in plain.stderr
+    assert "context_encoding_model, bucket 64:" in with_nki.stderr
+    again = generate("--enable-nki", "--no-stream", *arguments)
+    assert again.stdout == with_nki.stdout
+    assert "Reusing the compiled" in again.stderr and "Compiling" not in again.stderr
+
+
+def test_two_ranks_give_the_same_text(generate: Callable) -> None:
+    text = {
+        degree: generate("--enable-nki", "--prompt", "abc def", "--tp-degree", degree).stdout
+        for degree in ("1", "2")
+    }
+    assert text["1"] == text["2"] and text["1"].startswith("Output 0: abc def")
+
+
+def test_prompt_file_is_verbatim(generate: Callable, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text('one, "two" $HOME\nthree\n\nfour \\n five\n', encoding="utf-8")
+    done = generate("--prompt-file", str(prompts), "--batch-size", "1")
+    assert 'Output 0: one, "two" $HOME\nthree' in done.stdout
+    assert "Output 1: four \\n five" in done.stdout
+
+
+def test_compile_prints_where_each_operator_ran(
+    run_main: Callable, tiny_model: Path, cache: str
+) -> None:
+    done = run_main(
+        "--mode", "compile", "--enable-nki", "--model-path", tiny_model, "--seq-len", "64",
+        XDG_CACHE_HOME=cache,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "NKI kernel" in done.stdout and "PyTorch" in done.stdout
+    assert "token_generation_model, bucket 64" in done.stdout
+
+
+def damaged_tensor(folder: Path) -> Path:
+    write_tiny_model(folder)
+    weights = load_file(str(folder / "model.safetensors"))
+    name = "model.layers.1.self_attn.k_proj.weight"
+    weights[name] = weights[name][:-1].clone()
+    save_file(weights, str(folder / "model.safetensors"))
+    return folder
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+REFUSALS = {
+    "no mode": lambda t, m: ([], "--mode"),
+    "unknown mode": lambda t, m: (["--mode", "nope"], "nope"),
+    "unreadable number": lambda t, m: (["--seq-len", "x"], "--seq-len"),
+    "empty prompt": lambda t, m: (["--prompt", " "], "empty"),
+    "bad quoting": lambda t, m: (["--prompt", '"a" b'], "--prompt-file"),
+    "no prompt file": lambda t, m: (["--prompt-file", t / "none"], "none"),
+    "private kernel": lambda t, m: (["--attn-kernel-enabled"], "--attn-kernel-enabled"),
+    "long prompt": lambda t, m: (["--prompt", "x" * 70, "--seq-len", "64"], "70 tokens"),
+    "full prompt": lambda t, m: (["--prompt", "x" * 64, "--seq-len", "64"], "64 tokens"),
+    "one token": lambda t, m: (["--prompt", "x"], "1 token"),
+    "beyond the model": lambda t, m: (["--seq-len", "4096"], "2048"),
+    "degree": lambda t, m: (["--tp-degree", "3"], "num_attention_heads = 2"),
+    "no folder": lambda t, m: (["--model-path", t / "nowhere"], "nowhere"),
+    "empty folder": lambda t, m: (["--model-path", t], "config.json"),
+    "wrong tensor": lambda t, m: (["--model-path", damaged_tensor(t / "m")], "layers.1"),
+    "compiled path": lambda t, m: (["--compiled-model-path", written(t / "f", "")], "f is not"),
+    "no submission": lambda t, m: (["--llama", t / "none.py"], "none.py"),
+    "no module": lambda t, m: (["--llama", "no_such_module"], "no_such_module"),
+    "broken import": lambda t, m: (
+        ["--llama", written(t / "s.py", "x = 1\nraise RuntimeError('boom')\n")],
+        "line 2, raised RuntimeError: boom",
+    ),
+    "broken syntax": lambda t, m: (["--llama", written(t / "s.py", "x = 1\ny = (\n")], "line 2"),
+    "no class": lambda t, m: (["--llama", written(t / "s.py", "")], "NeuronLlamaForCausalLM"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals_are_one_sentence_and_leave_nothing(
+    case: str, run_main: Callable, tiny_model: Path, tmp_path: Path
+) -> None:
+    arguments, told = REFUSALS[case](tmp_path, tiny_model)
+    defaults = [] if case == "no mode" else ["--mode", "generate"]
+    model = [] if "--model-path" in arguments else ["--model-path", tiny_model]
+    cache = tmp_path / "cache"
+    done = run_main(*defaults, *model, *arguments, XDG_CACHE_HOME=str(cache))
+    assert done.returncode == 2, done.stderr
+    assert done.stdout == "" and "Traceback" not in done.stderr
+    refusal = [line for line in done.stderr.splitlines() if line.startswith("main.py: ")]
+    assert len(refusal) == 1 and done.stderr.endswith(refusal[0] + "\n")
+    assert told in refusal[0]
+    assert not cache.exists() or not list(cache.rglob("*"))
+
+
+def test_a_killed_compile_leaves_nothing_that_passes_for_finished(
+    tiny_model: Path, tmp_path: Path, run_main: Callable
+) -> None:
+    slow = written(
+        tmp_path / "slow.py",
+        "import time\n"
+        "from neuronx_distributed_inference.models.llama.modeling_llama import *\n"
+        "from neuronx_distributed_inference.models.llama import modeling_llama\n"
+        "class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):\n"
+        "    @classmethod\n"
+        "    def get_state_dict(cls, *arguments):\n"
+        "        print('sharding', flush=True)\n"
+        "        time.sleep(60)\n",
+    )
+    arguments = ("--mode", "generate", "--model-path", tiny_model, "--llama", slow,
+                 "--prompt", "abcd", "--compiled-model-path", tmp_path / "compiled")  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, str(REPOSITORY / "main.py"), *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "sharding\n"
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not (tmp_path / "compiled" / "torch").exists()
+    slow.write_text(
+        slow.read_text().replace("time.sleep(60)", "return super().get_state_dict(*arguments)")
+    )
+    done = run_main(*arguments)
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (tmp_path / "compiled").iterdir()] == ["torch"]
+
+
+def test_interrupt_ends_without_a_traceback(tiny_model: Path, tmp_path: Path) -> None:
+    waiting = written(tmp_path / "s.py", "import time\nprint('here', flush=True)\ntime.sleep(60)\n")
+    process = subprocess.Popen(
+        [sys.executable, str(REPOSITORY / "main.py"), "--mode", "generate", "--model-path",
+         str(tiny_model), "--llama", str(waiting), "--prompt", "abcd"],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "here\n"
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Interrupted" in errors and "Traceback" not in errors
+
+
+def test_what_changed_is_named(run_main: Callable, tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "model")
+    submission = written(
+        tmp_path / "mine.py",
+        "from neuronx_distributed_inference.models.llama.modeling_llama import *\n",
+    )
+
+    def run(*more: str) -> str:
+        done = run_main(
+            "--mode", "generate", "--model-path", model, "--llama", submission, "--prompt", "abcd",
+            "--max-new-tokens", "1", "--compiled-model-path", tmp_path / "c", *more,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    assert "(first time)" in run()
+    submission.write_text(submission.read_text() + "# edited\n")
+    assert "(submission changed)" in run("--seed", "5")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps(config, indent=1))
+    assert "(settings changed, checkpoint changed)" in run("--seq-len", "100")
