@@ -16,17 +16,18 @@ SDK_ROOT = Path(__file__).resolve().parent / "sdk"
 
 
 def _real_sdk_present() -> bool:
-    """Whether a Neuron compiler with a kernel language stands on `sys.path` outside this package.
+    """Whether a Neuron compiler with a kernel language stands on `sys.path`.
 
-    A placeholder distribution of the same name has no `nki` below it, hence the deeper look.
+    A placeholder distribution of the same name has no `nki` below it, hence the deeper look; it
+    imports the package itself, which is forgotten again where it is not the real one.
     """
     try:
         spec = importlib.util.find_spec("neuronxcc.nki")
     except (ImportError, ValueError):
-        return False
-    if spec is None or spec.origin is None:
-        return False
-    return SDK_ROOT not in Path(spec.origin).resolve().parents
+        spec = None
+    if spec is None:
+        sys.modules.pop("neuronxcc", None)
+    return spec is not None
 
 
 def ensure_sdk() -> str:

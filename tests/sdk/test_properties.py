@@ -1,0 +1,131 @@
+"""Random configurations against Hugging Face's LlamaForCausalLM, in fp32."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+STEPS = 4
+SEQ_LEN = 32
+
+shapes = st.fixed_dictionaries(
+    {
+        "group": st.integers(1, 8),
+        "num_key_value_heads": st.integers(1, 3),
+        "head_dim": st.sampled_from([2, 6, 64, 128]),
+        "intermediate_size": st.integers(3, 60),
+        "vocab_size": st.integers(20, 90),
+        "num_hidden_layers": st.integers(1, 2),
+        "tie_word_embeddings": st.booleans(),
+        "attention_bias": st.booleans(),
+        "mlp_bias": st.booleans(),
+        "scaled": st.booleans(),
+    }
+)
+runs = st.fixed_dictionaries(
+    {
+        "tp_degree": st.sampled_from([1, 2, 3, 4]),
+        "padding_side": st.sampled_from(["right", "left"]),
+        "fused_qkv": st.booleans(),
+        "vocab_parallel": st.booleans(),
+        "enable_bucketing": st.booleans(),
+        "context_encoding_buckets": st.lists(st.integers(4, 20), max_size=2, unique=True),
+        "token_generation_buckets": st.lists(st.integers(8, 30), max_size=2, unique=True),
+    }
+)
+lengths = st.lists(st.integers(2, 20), min_size=1, max_size=4)
+
+
+def model_shape(drawn):
+    """Keywords of a LlamaConfig; hidden size = heads x head_dim, odd where those are."""
+    shape = dict(drawn)
+    heads = shape.pop("group") * shape["num_key_value_heads"]
+    shape["num_attention_heads"] = heads
+    shape["hidden_size"] = heads * shape["head_dim"]
+    if shape.pop("scaled"):
+        shape["rope_scaling"] = {
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 16,
+        }
+    shape["initializer_range"] = 0.6 / shape["hidden_size"] ** 0.5
+    return shape
+
+
+@seed(20250114)
+@settings(
+    max_examples=25,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(drawn=shapes, run=runs, rows=lengths)
+def test_logits_agree(tiny_llama, application, generate, reference, drawn, run, rows):
+    shape = model_shape(drawn)
+    model, folder = tiny_llama(**shape)
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=0.2)
+    model.save_pretrained(folder)
+    run = dict(run)
+    run["context_encoding_buckets"] = [*run["context_encoding_buckets"], 21]
+    run["token_generation_buckets"] = [*run["token_generation_buckets"], SEQ_LEN]
+    app = application(folder, batch_size=len(rows), seq_len=SEQ_LEN, max_context_length=21, **run)
+    generator = torch.Generator().manual_seed(sum(rows))
+    prompts = [
+        torch.randint(1, shape["vocab_size"], (length,), generator=generator).tolist()
+        for length in rows
+    ]
+    output = generate(app, prompts, STEPS, return_dict_in_generate=True, output_logits=True)
+    for row, prompt in enumerate(prompts):
+        tokens, logits = reference(model, prompt, STEPS)
+        got = torch.stack([step[row] for step in output.logits])
+        error = float((got - logits).abs().max() / logits.abs().max())
+        assert error < 1e-4
+        assert output.sequences[row, -STEPS:].tolist() == tokens.tolist()
+
+
+def test_every_padding_and_bucket_of_one_prompt(tiny_llama, application, generate, reference):
+    """All prompt lengths around the edges of the buckets 8, 16 and 24, on one application."""
+    model, folder = tiny_llama()
+    app = application(
+        folder,
+        max_context_length=24,
+        enable_bucketing=True,
+        context_encoding_buckets=[8, 16, 24],
+        token_generation_buckets=[9, 17, 48],
+    )
+    for length in (2, 3, 7, 8, 9, 15, 16, 17, 23, 24):
+        prompt = list(range(3, 3 + length))
+        tokens, _ = reference(model, prompt, 3)
+        assert generate(app, [prompt], 3)[0].tolist() == tokens.tolist()
+
+
+@pytest.mark.parametrize("batch", [1, 5, 8])
+def test_batches(tiny_llama, application, generate, reference, batch):
+    model, folder = tiny_llama()
+    app = application(folder, batch_size=batch, tp_degree=2)
+    prompts = [list(range(3 + row, 6 + 2 * row)) for row in range(batch)]
+    got = generate(app, prompts, 6)
+    for row, prompt in enumerate(prompts):
+        assert got[row].tolist() == reference(model, prompt, 6)[0].tolist()
+
+
+def test_two_compiled_folders_agree(tiny_llama, application):
+    """The same checkpoint compiled into two folders gives bit-equal logits."""
+    _, folder = tiny_llama()
+    ids = torch.tensor([[5, 6, 7, 8]])
+    positions = torch.arange(4)[None]
+    first = application(folder, tp_degree=2, torch_dtype="bfloat16")
+    expected = first(input_ids=ids, position_ids=positions).logits
+    with tempfile.TemporaryDirectory() as other:
+        first.compile(Path(other) / "compiled")
+        first.load(Path(other) / "compiled")
+        assert torch.equal(first(input_ids=ids, position_ids=positions).logits, expected)
