@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from .program import Instruction, Program, Storage
+from .spec import Engine
 from .tensor import Tensor, contiguous
 
 Box = tuple[tuple[int, int, int], ...]  # (first, last, step) per storage axis of more than one
@@ -167,15 +168,14 @@ def reads_of(instruction: Instruction) -> list[Tensor]:
 
 
 def _tracked_storages(program: Program) -> dict[int, _Tracked]:
-    """Storages that can carry a dependence: on chip, or HBM that the kernel reads back."""
-    read_back = {
-        v.storage.id
-        for i in program.instructions
-        if not i.op.reads or "hbm" in i.op.reads
-        for v in i.src
-        if not v.storage.on_chip and v.storage.role not in ("input", "const")
-    }
-    return {s.id: _Tracked() for s in program.storages if s.on_chip or s.id in read_back}
+    """Storages that can carry a dependence: on chip, or HBM that the kernel writes and reads."""
+    read, written = set(), set()
+    for instruction in program.instructions:
+        if instruction.op.engine is Engine.DMA:
+            read.update(v.storage.id for v in instruction.src)
+            written.update(v.storage.id for v in instruction.dst)
+    both = read & written
+    return {s.id: _Tracked() for s in program.storages if s.on_chip or s.id in both}
 
 
 def _whole(view: Tensor) -> Tensor:

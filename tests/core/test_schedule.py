@@ -247,6 +247,22 @@ def test_tiles_of_one_tensor_do_not_wait_for_each_other():
     assert found.start[scalar] == pytest.approx(found.start[vector])
 
 
+def test_hbm_that_is_written_and_read_back_keeps_the_order_of_its_rows():
+    def kernel(x):
+        out = nl.ndarray((128, 64), dtype=nl.float32, buffer=nl.shared_hbm)
+        scratch = nl.ndarray((256, 64), dtype=nl.float32, buffer=nl.hbm)
+        nl.store(scratch[0:128], value=nl.load(x))
+        nl.store(scratch[128:256], value=nl.load(x))
+        nl.store(out, value=nl.load(scratch[0:128]))
+        return out
+
+    found = run(kernel, hbm(128, 64, dtype=F32))
+    moves = named(found, "dma_copy")
+    first, second, back = moves[1], moves[3], moves[4]
+    assert found.start[back] == pytest.approx(found.end[first] + START)
+    assert found.start[back] < found.end[second] + START
+
+
 def test_copies_that_name_no_engine_go_to_the_less_loaded_one():
     def kernel(x):
         out = nl.ndarray((4, 128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
