@@ -107,7 +107,14 @@ def _units(storage: Storage) -> int:
 def _peak(
     program: Program, buffer: str, spans: dict[Storage, tuple[int, int]] | None = None
 ) -> tuple[int, int]:
-    """Most units live at once, and the first instruction where they are."""
+    """Most units live at once, and the first instruction where they are.
+
+    Tensors that the kernel has placed itself count by where they end, live or not.
+    """
+    if program.direct_allocation:
+        tiles = [t for s in program.storages if s.buffer == buffer for t in s.address or ()]
+        end = max((t.stop for t in tiles), default=0)
+        return (end if buffer == "sbuf" else -(-end // PSUM_BANK_BYTES)), 0
     spans = live_spans(program) if spans is None else spans
     change = np.zeros(len(program.instructions) + 1, np.int64)
     for storage, (start, end) in spans.items():

@@ -330,6 +330,13 @@ def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Any 
     if dt is source.dt:
         attrs["raw"] = True
     tracer = trace.current("nisa.nc_transpose")
+    if tracer.program.direct_allocation and not on_vector:
+        raise refuse(
+            "err_transpose_on_tensor_engine_not_allowed_in_allocated_kernel",
+            f"nc_transpose of {source.label()} on TensorE needs a hidden identity tensor, expected "
+            "engine=nisa.vector_engine under direct allocation; multiply by an identity tile of "
+            "your own with nc_matmul(is_transpose=True)",
+        )
     buffer = "sbuf" if on_vector else "psum"
     fresh = tracer.storage((source.free_size, source.shape[0]), dt, buffer)
     out = Tensor.whole(fresh)

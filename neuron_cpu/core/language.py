@@ -59,9 +59,8 @@ class tile_size:  # noqa: N801 - the SDK's name
     gemm_stationary_fmax = spec.STATIONARY_FREE_MAX
     gemm_moving_fmax = spec.MOVING_FREE_MAX
     bn_stats_fmax = spec.BN_STATS_FREE_MAX
-    # alignments are not published; one fp32 word is the smallest that hardware addresses
-    psum_min_align = 4
-    sbuf_min_align = 4
+    psum_min_align = spec.SBUF_ALIGN_BYTES
+    sbuf_min_align = spec.SBUF_ALIGN_BYTES
     total_available_sbuf_size = spec.SBUF_USABLE_BYTES
 
 

@@ -27,6 +27,7 @@ class Engine(Enum):
 PARTITIONS = 128  # PM tile rule TC#1; ARCH: SBUF and PSUM have 128 partitions
 SBUF_PARTITION_BYTES = 192 * KIB  # ARCH: 24 MiB / 128
 SBUF_USABLE_BYTES = 176 * KIB  # ALLOC: the compiler reserves the last 16 KiB of each partition
+SBUF_ALIGN_BYTES = 4  # not published; one fp32 word is the smallest that hardware addresses
 PSUM_BANKS = 8  # ARCH: 16 KiB per partition in 8 banks
 PSUM_BANK_BYTES = 2 * KIB  # ARCH: 512 fp32 values per partition and bank
 STATIONARY_FREE_MAX = 128  # PM TC#3

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from .allocation import overlapping
 from .errors import refuse, warn
 from .program import Instruction, Program, Storage
 from .regions import box_text, covers_storage, elements, place, window
@@ -58,6 +59,8 @@ class _Walk:
     Attributes:
         state: per storage id a map, or None where all of it is defined; absent: never written.
         clean: per storage id the keys of regions known to be defined while others are not.
+        sharing: tiles that the kernel itself has placed over each other, by storage id.
+        overwriter: per storage id the last instruction that wrote over a part of it.
     """
 
     def __init__(self, program: Program, codes: bool) -> None:
@@ -66,6 +69,8 @@ class _Walk:
         self.clean: dict[int, set[tuple]] = {}
         self.written: dict[int, int] = {}  # elements written since the last look for completeness
         self.base: dict[int, int] = {}
+        self.sharing = overlapping(program) if program.direct_allocation else {}
+        self.overwriter: dict[int, Instruction] = {}
         total = 1
         for storage in program.storages:
             self.base[storage.id] = total
@@ -91,14 +96,14 @@ class _Walk:
                     if known is None or (view.offset, view.shape, view.strides) not in known:
                         dirty = True
             mask = attrs.get("mask")
-            if not dirty:
+            if dirty or instruction.dst[0].indirect is not None:
+                if self._spread(instruction, mask):
+                    return k
+            else:
                 for view in instruction.dst:
-                    if view.indirect is None:
-                        self._define(view, mask)
-                if instruction.dst[0].indirect is None:
-                    continue
-            if self._spread(instruction, mask):
-                return k
+                    self._define(view, mask)
+            if self.sharing:
+                self._overwrite(instruction)
         return None
 
     # --- reading ----------------------------------------------------------------------------------
@@ -222,6 +227,23 @@ class _Walk:
             flat[elements(view, mask)] = found[mask]
         self.clean.pop(at, None)
 
+    def _overwrite(self, instruction: Instruction) -> None:
+        """What the instruction wrote is lost in the tiles that share its memory."""
+        for view in instruction.dst:
+            for tile, other in self.sharing.get(view.storage.id, ()):
+                lost, at = other.hit_by(tile, view), other.storage.id
+                if lost is None or at not in self.state:
+                    continue
+                flat = self.state[at]
+                if flat is None:
+                    flat = np.zeros(other.storage.size, np.int64 if self.codes else bool)
+                    self.state[at] = flat
+                blocks = (-1, other.partitions, other.storage.free_size)
+                fresh = self.fresh(other.storage).reshape(blocks)
+                flat.reshape(blocks)[lost] = fresh[lost]
+                self.clean.pop(at, None)
+                self.overwriter[at] = instruction
+
     # --- blame ------------------------------------------------------------------------------------
     def blame(self, at: int) -> Exception:
         """The refusal of store ``at``: which elements nobody wrote, and where they came out."""
@@ -239,13 +261,28 @@ class _Walk:
             flags[:] = True
         elif flat is not None:
             flags |= flat == self.fresh(storage)
+        return self._refusal(store, storage, box_text(flags, storage), codes.size)
+
+    def _refusal(self, store: Instruction, storage: Storage, region: str, count: int) -> Exception:
+        where = place(self.program, store)
+        writer = self.overwriter.get(storage.id)
+        if writer is not None:
+            return refuse(
+                "sim_allocation_overlap",
+                f"{store.op.name} to {store.dst[0].storage.label()} stores {count} elements that "
+                f"come from {region} of {storage.label()} after {writer.op.name} (line "
+                f"{writer.source.line if writer.source else 'unknown'}) wrote "
+                f"{writer.dst[0].storage.label()} over it, expected tiles that share addresses to "
+                "be live one after the other; move one of them",
+                where,
+            )
         return refuse(
             "sim_undefined_data",
-            f"{store.op.name} to {store.dst[0].storage.label()} stores {codes.size} undefined "
-            f"elements: {box_text(flags, storage)} of {storage.label()}, created at "
-            f"{self._created(storage)}, is never written, expected every element that reaches HBM "
-            "to be written first; fill it with nisa.memset, or leave it out with a slice or mask",
-            place(self.program, store),
+            f"{store.op.name} to {store.dst[0].storage.label()} stores {count} undefined "
+            f"elements: {region} of {storage.label()}, created at {self._created(storage)}, is "
+            "never written, expected every element that reaches HBM to be written first; fill it "
+            "with nisa.memset, or leave it out with a slice or mask",
+            where,
         )
 
     def _owner(self, code: int) -> Storage:

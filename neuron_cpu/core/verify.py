@@ -9,6 +9,7 @@ general/nki/programming_model.rst.
 
 from __future__ import annotations
 
+from .allocation import check_allocation
 from .capacity import check_capacity, psum_high_water, sbuf_high_water
 from .errors import refuse
 from .program import Frame, Instruction, Program, Storage
@@ -23,10 +24,12 @@ def verify(program: Program) -> None:
     """Refuse a program that the device would refuse or silently miscompute.
 
     Raises:
-        NkiError: undefined data stored, output not written, race, tensor used out of its scope, or
-            more live data than SBUF or PSUM holds. An output written in part is a warning.
+        NkiError: undefined data stored, output not written, race, tensor used out of its scope,
+            automatic beside explicit allocation, or more live data than SBUF or PSUM holds. An
+            output written in part is a warning.
     """
     check_scopes(program)
+    check_allocation(program)
     check_races(program)  # before values: a race explains elements that nobody wrote
     check_values(program)
     check_capacity(program)

@@ -1,0 +1,231 @@
+"""Direct allocation: addresses, sharing of memory, and what is not allowed beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from neuronxcc import nki
+from neuronxcc.nki import compiler as ncc
+from neuronxcc.nki import isa as nisa
+from neuronxcc.nki import language as nl
+
+from neuron_cpu.core import NkiError
+from neuron_cpu.core.capacity import psum_high_water, sbuf_high_water
+from neuron_cpu.core.program import Program
+from neuron_cpu.core.spec import KIB
+
+BYTES = 64 * 4  # per partition of a (128, 64) fp32 tile
+
+
+def trace(body: Callable[..., Any], rows: int = 128) -> Program:
+    """The program of a kernel whose body gets an input, and an output to store to."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((4, rows, 64), nl.float32, buffer=nl.shared_hbm)
+        body(x, out)
+        return out
+
+    return kernel.trace(torch.empty(rows, 64, device="meta"))
+
+
+def refused(body: Callable[..., Any], identifier: str, rows: int = 128) -> str:
+    with pytest.raises(NkiError) as caught:
+        trace(body, rows)
+    assert caught.value.identifier == identifier, str(caught.value)
+    return str(caught.value)
+
+
+def at(byte: int, partition: int = 0, rows: int = 128, columns: int = 64) -> Any:
+    """A tile at an explicit SBUF address."""
+    return nl.ndarray(
+        (rows, columns), nl.float32, buffer=ncc.sbuf.alloc(lambda *_: (partition, byte))
+    )
+
+
+def through(tile: Any, x: Any, out: Any) -> None:
+    tile[...] = nl.load(x)
+    for i in nl.static_range(4):
+        nl.store(out[i], tile)
+
+
+def addresses(tensor: Any) -> list[tuple[int, int]]:
+    return [(t.partition, t.start) for t in tensor.storage.address]
+
+
+# --- addresses ------------------------------------------------------------------------------------
+def test_mod_alloc_wraps_block_indices() -> None:
+    seen = {}
+
+    def body(x: Any, out: Any) -> None:
+        blocks = (4, nl.par_dim(128), 64)
+        for name, buffer in {
+            "one": ncc.sbuf.mod_alloc(base_addr=BYTES),
+            "two": ncc.sbuf.mod_alloc(base_addr=0, num_free_tiles=(2,)),
+            "banks": ncc.psum.mod_alloc(base_bank=3, num_bank_tiles=(4,)),
+        }.items():
+            seen[name] = addresses(nl.ndarray(blocks, nl.float32, buffer=buffer))
+        quarters = ncc.sbuf.mod_alloc(base_addr=0, num_par_tiles=(4,))
+        seen["par"] = addresses(nl.ndarray((4, nl.par_dim(32), 64), nl.float32, buffer=quarters))
+        grid = ncc.sbuf.mod_alloc(base_addr=0, num_free_tiles=(2, 3))
+        seen["grid"] = addresses(nl.ndarray((2, 3, nl.par_dim(128), 64), nl.float32, buffer=grid))
+        through(at(0), x, out)
+
+    with pytest.warns(match="err_leading_dimension"):
+        trace(body)
+    assert seen["one"] == [(0, BYTES)] * 4
+    assert seen["two"] == [(0, 0), (0, BYTES)] * 2
+    assert seen["par"] == [(0, 0), (32, 0), (64, 0), (96, 0)]
+    assert seen["grid"] == [(0, k * BYTES) for k in range(6)]
+    assert seen["banks"] == [(0, bank * 2 * KIB) for bank in (3, 4, 5, 6)]
+
+
+@pytest.mark.parametrize("rows", [128, 64, 32])
+@pytest.mark.parametrize("partition", [0, 16, 32, 64, 96])
+def test_start_partitions(rows: int, partition: int) -> None:
+    legal = {128: (0,), 64: (0, 64), 32: (0, 32, 64, 96)}[rows]
+    body = lambda x, out: through(at(0, partition, rows), x, out)  # noqa: E731
+    if partition in legal:
+        trace(body, rows)
+    else:
+        assert "expected one of" in refused(body, "sim_allocation_partition", rows)
+
+
+@pytest.mark.parametrize(
+    ("byte", "legal"),
+    [(0, True), (4, True), (2, False), (-4, False), (176 * KIB - BYTES, True),
+     (176 * KIB - BYTES + 4, False)],
+)  # fmt: skip
+def test_sbuf_bytes(byte: int, legal: bool) -> None:
+    body = lambda x, out: through(at(byte), x, out)  # noqa: E731
+    if legal:
+        assert sbuf_high_water(trace(body)) == byte + BYTES
+    else:
+        refused(body, "sim_allocation_address")
+
+
+@pytest.mark.parametrize(
+    ("address", "legal"), [((7, 0, 0), True), ((8, 0, 0), False), ((0, 32, 0), False),
+                           ((0, 0, 4), False)],
+)  # fmt: skip
+def test_psum_is_placed_by_bank_only(address: tuple[int, ...], legal: bool) -> None:
+    def body(x: Any, out: Any) -> None:
+        data, result = at(0), at(BYTES)
+        product = nl.ndarray((64, 64), nl.float32, buffer=ncc.psum.alloc(lambda *_: address))
+        data[...] = nl.load(x)
+        product[...] = nisa.nc_matmul(data, data)
+        result[0:64] = nl.copy(product)
+        for i in nl.static_range(4):
+            nl.store(out[i, 0:64], result[0:64])
+            nl.store(out[i, 64:128], data[64:128])
+
+    if legal:
+        assert psum_high_water(trace(body)) == address[0] + 1
+    else:
+        refused(body, "sim_allocation_address")
+
+
+# --- sharing memory -------------------------------------------------------------------------------
+def test_tiles_that_follow_each_other_may_share() -> None:
+    def body(x: Any, out: Any) -> None:
+        for _ in nl.sequential_range(2):
+            for i in nl.static_range(4):
+                through_one(at(0), x, out[i])
+
+    def through_one(tile: Any, x: Any, out: Any) -> None:
+        tile[...] = nl.load(x)
+        nl.store(out, tile)
+
+    assert sbuf_high_water(trace(body)) == BYTES
+
+
+@pytest.mark.parametrize("shift", [0, 4, BYTES - 4, BYTES])
+def test_reading_what_another_tile_overwrote(shift: int) -> None:
+    def body(x: Any, out: Any) -> None:
+        first, second = at(1024), at(1024 + shift)
+        first[...] = nl.load(x)
+        second[...] = nl.load(x)
+        for i in nl.static_range(4):
+            nl.store(out[i], first)
+
+    if shift == BYTES:
+        trace(body)
+        return
+    message = refused(body, "sim_allocation_overlap")
+    assert f"from sbuf tensor[0:128, {shift // 4}:64]" in message
+    line = body.__code__.co_firstlineno + 3
+    assert f"(line {line}) wrote 'sbuf tensor" in message
+
+
+def test_only_the_overwritten_part_is_lost() -> None:
+    def body_for(rows: int) -> Callable[..., None]:
+        def body(x: Any, out: Any) -> None:
+            first, second = at(0), at(0, 64, 32)
+            first[...] = nl.load(x)
+            second[...] = nl.load(x[0:32])
+            for i in nl.static_range(4):
+                nl.store(out[i, 0:rows], first[0:rows])
+                nl.store(out[i, 64:96], second)
+                nl.store(out[i, 96:128], first[96:128])
+
+        return body
+
+    trace(body_for(64))
+    message = refused(body_for(65), "sim_allocation_overlap")
+    assert "stores 64 elements that come from sbuf tensor[64:96, 0:64]" in message
+
+
+def test_multi_buffering_needs_as_many_tiles_as_are_live() -> None:
+    def body_for(tiles: int) -> Callable[..., None]:
+        def body(x: Any, out: Any) -> None:
+            rotating = ncc.sbuf.mod_alloc(base_addr=0, num_free_tiles=(tiles,))
+            blocks = nl.ndarray((4, nl.par_dim(128), 64), nl.float32, buffer=rotating)
+            for i in nl.static_range(4):
+                blocks[i] = nl.load(x)
+                if i:
+                    nl.store(out[i - 1], blocks[i - 1])
+            nl.store(out[3], blocks[3])
+
+        return body
+
+    with pytest.warns(match="err_leading_dimension"):
+        trace(body_for(2))
+        refused(body_for(1), "sim_allocation_overlap")
+
+
+# --- all or nothing -------------------------------------------------------------------------------
+def test_automatic_tensors_beside_explicit_ones() -> None:
+    def body(x: Any, out: Any) -> None:
+        through(at(0), x, out)
+        nl.store(out[0], nl.load(x))
+
+    refused(body, "sim_mixed_allocation")
+
+
+def test_scratch_in_hbm() -> None:
+    def body(x: Any, out: Any) -> None:
+        scratch = nl.ndarray((128, 64), nl.float32, buffer=nl.hbm)
+        tile = at(0)
+        through(tile, x, out)
+        nl.store(scratch, tile)
+
+    refused(body, "sim_allocation_hbm")
+
+
+def test_force_auto_alloc_ignores_addresses() -> None:
+    @nki.jit
+    @ncc.force_auto_alloc
+    def kernel(x):
+        out = nl.ndarray((4, 128, 64), nl.float32, buffer=nl.shared_hbm)
+        through(at(2), x, out)  # misaligned, but nobody asks
+        return out
+
+    program = kernel.trace(torch.empty(128, 64, device="meta"))
+    assert not program.direct_allocation and sbuf_high_water(program) == BYTES
+
+
+def test_auto_alloc_is_the_default_buffer() -> None:
+    assert ncc.sbuf.auto_alloc() is nl.sbuf and ncc.psum.auto_alloc() is nl.psum
