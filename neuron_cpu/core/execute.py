@@ -1,0 +1,461 @@
+"""Replay a Program on the CPU: fp32 arithmetic, rounding where the hardware rounds.
+
+Operand views are resolved once per Plan; kernel inputs are bound without copying. bf16 and the
+other narrow types are never computed in: operands are widened to fp32, results rounded once.
+``merge`` joins the iterations of independent loops (merge.py); ``shadow`` keeps every float tile in
+fp32 and rounds nothing, for comparison.
+
+A torch matmul in bf16 rounds its result, so it cannot stand for PSUM: products run in fp32 on
+widened operands, in chunks small enough that the widened weights stay in the cache.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from . import dtypes, merge
+from .dtypes import BFLOAT16, FLOAT16, FLOAT32, DType
+from .errors import NkiError
+from .merge import Op, Ref
+from .program import Instruction, Program, Storage
+from .tensor import Tensor
+
+Step = Callable[[], None]
+CHUNK = 1 << 19  # widened weight elements per matmul call: 2 MiB of fp32, about one L2 cache
+UNWRITTEN_INT = 77  # what an integer tile holds before anything is written
+_DIRECT = (FLOAT32, BFLOAT16, FLOAT16)  # torch rounds these to nearest even when it copies
+
+
+# --- memory ---------------------------------------------------------------------------------------
+def allocate(size: int, dtype: DType) -> torch.Tensor:
+    """Uninitialised memory, filled so that reading it shows: NaN, or 77 for integers."""
+    if dtype.kind == "b":
+        return torch.zeros(size, dtype=torch.bool)
+    if dtype.is_int:
+        return torch.full((size,), UNWRITTEN_INT, dtype=torch.int64).to(dtype.torch)
+    return dtypes.encode(torch.full((size,), float("nan")), dtype)
+
+
+def constant(storage: Storage) -> torch.Tensor:
+    """Memory of a tensor whose contents are known while tracing."""
+    assert storage.data is not None
+    data = np.ascontiguousarray(storage.data).reshape(-1)
+    if storage.dtype.is_int and storage.dtype.kind != "b":
+        return torch.from_numpy(data.astype(np.int64)).to(storage.dtype.torch)
+    return dtypes.encode(torch.from_numpy(data.astype(np.float32)), storage.dtype)
+
+
+class Arena:
+    """Flat memories by ``merge.Memory``; views are made of them with as_strided."""
+
+    def __init__(self, shadow: bool = False) -> None:
+        self.shadow = shadow
+        self.flat: dict[int, torch.Tensor] = {}
+
+    def dtype(self, dt: DType) -> DType:
+        return FLOAT32 if self.shadow and dt.is_float else dt
+
+    def bind(self, memory: merge.Memory, values: torch.Tensor) -> None:
+        """Use ``values`` (contiguous) as the memory."""
+        if self.shadow and memory.storage.dtype.is_float:
+            values = dtypes.decode(values, memory.storage.dtype)
+        self.flat[id(memory)] = values.reshape(-1)
+
+    def of(self, memory: merge.Memory) -> torch.Tensor:
+        found = self.flat.get(id(memory))
+        if found is None:
+            storage = memory.storage
+            if storage.data is not None:
+                self.bind(memory, constant(storage))
+                return self.flat[id(memory)]
+            found = allocate(memory.size, self.dtype(storage.dtype))
+            self.flat[id(memory)] = found
+        return found
+
+    def view(self, ref: Ref) -> torch.Tensor:
+        """The stored elements of ``ref``."""
+        flat = self.of(ref.memory)
+        wanted = self.dtype(ref.dt).torch
+        if ref.dt is not ref.memory.storage.dtype and flat.dtype is not wanted:
+            flat = flat.view(wanted)
+        # as_strided counts from the start of the allocation, not of a bound view
+        return torch.as_strided(flat, ref.shape, ref.strides, flat.storage_offset() + ref.offset)
+
+
+# --- reading and writing --------------------------------------------------------------------------
+def widen(raw: torch.Tensor, dt: DType, bits: bool) -> torch.Tensor:
+    """Operand values: fp32, or unsigned bit patterns as int64 for bitwise operators."""
+    if bits:
+        values = raw.to(torch.int64)
+        return values if dt.kind != "i" else values & ((1 << 8 * dt.itemsize) - 1)
+    if raw.dtype is torch.float32:
+        return raw
+    return dtypes.decode(raw, dt) if dt.itemsize == 1 and dt.is_float else raw.to(torch.float32)
+
+
+def put(out: torch.Tensor, values: torch.Tensor, dt: DType, bits: bool, mask: Any) -> None:
+    """Round ``values`` once to ``dt`` and write them, where ``mask`` allows."""
+    if values.shape != out.shape:
+        values = values.reshape(out.shape) if values.numel() == out.numel() else values
+    if mask is not None:
+        before = widen(out, dt, bits)
+        values = torch.where(mask, values.to(before.dtype), before)
+    if dt in _DIRECT or out.dtype is torch.float32 and dt is not dtypes.TFLOAT32:
+        out.copy_(values)
+    elif bits:
+        out.copy_(_wrap(values, dt))
+    else:
+        out.copy_(dtypes.encode(values.contiguous(), dt).expand(out.shape))
+
+
+def _wrap(values: torch.Tensor, dt: DType) -> torch.Tensor:
+    """Bit patterns in int64 -> the integer type, keeping the low bits."""
+    width = 8 * dt.itemsize
+    low = values.to(torch.int64) & ((1 << width) - 1)
+    if dt.kind == "i":
+        low = torch.where(low >= 1 << (width - 1), low - (1 << width), low)
+    return low.to(dt.torch)
+
+
+def gather_index(ref: Ref, arena: Arena) -> torch.Tensor:
+    """Flat element numbers of an indirect view; the row comes from its index tile.
+
+    Raises:
+        NkiError: a row number lies outside of the tensor.
+    """
+    assert ref.indirect is not None
+    tile, stride, axis = ref.indirect
+    rows = arena.view(tile).to(torch.int64).reshape(-1)
+    length = ref.memory.storage.shape[axis]
+    if bool(((rows < 0) | (rows >= length)).any()):
+        raise NkiError(
+            "err_tensor_access_out_of_bound",
+            f"indirect access to {ref.memory.storage.label()} with row {int(rows.max())}, expected "
+            f"0 to {length - 1}; correct the index tile or mask its rows",
+        )
+    rows = rows.reshape(-1, *(1,) * (len(ref.shape) - 1)) if rows.numel() > 1 else rows
+    total = rows * stride + ref.offset
+    for axis_, (size, step) in enumerate(zip(ref.shape, ref.strides)):
+        line = [1] * len(ref.shape)
+        line[axis_] = size
+        total = total + (torch.arange(size) * step).reshape(line)
+    return total.expand(ref.shape)
+
+
+def reader(ref: Ref, arena: Arena, values: bool, bits: bool) -> Callable[[], torch.Tensor]:
+    """A function that gives the operand: widened ``values``, or stored elements."""
+    dt = arena.dtype(ref.dt)
+    if ref.indirect is not None:
+
+        def gather() -> torch.Tensor:
+            raw = arena.of(ref.memory)[gather_index(ref, arena)]
+            return widen(raw, dt, bits) if values else raw
+
+        return gather
+    view = arena.view(ref)
+    if not values or (view.dtype is torch.float32 and not bits):
+        return lambda: view
+    if dt in _DIRECT and not bits:
+        return lambda: view.to(torch.float32)
+    return lambda: widen(view, dt, bits)
+
+
+# --- operations -----------------------------------------------------------------------------------
+def make_step(op: Op, arena: Arena) -> Step:
+    """One Op as a function without arguments, its views resolved."""
+    if op.name == "nc_matmul":
+        return _matmul_step(op, arena)
+    spec, attrs = op.instruction.op, op.attrs
+    bits = bool(attrs.get("bits"))
+    raw = bool(attrs.get("raw")) and not arena.shadow
+    mask = attrs.get("mask")
+    keep = None if mask is None else torch.as_tensor(np.ascontiguousarray(mask))
+    inputs = [reader(r, arena, not raw, bits) for r in op.src]
+    if any(r.indirect is not None for r in op.dst) or "rmw" in attrs:
+        return _scatter_step(op, arena, inputs, raw, bits)
+    outs = [(arena.view(r), arena.dtype(r.dt)) for r in op.dst]
+    if len(outs) == 1:
+        out, dt = outs[0]
+        if raw and keep is None:
+            return lambda: _copy(out, spec.compute(attrs, [f() for f in inputs]))
+        return lambda: put(out, spec.compute(attrs, [f() for f in inputs]), dt, bits, keep)
+
+    def several() -> None:
+        results = spec.compute(attrs, [f() for f in inputs])
+        for (out, dt), values in zip(outs, results):
+            put(out, values, dt, bits, keep if values.shape == outs[0][0].shape else None)
+
+    return several
+
+
+def _copy(out: torch.Tensor, values: torch.Tensor) -> None:
+    out.copy_(values if values.shape == out.shape else values.reshape(out.shape))
+
+
+def _scatter_step(op: Op, arena: Arena, inputs: list, raw: bool, bits: bool) -> Step:
+    """Indirect stores, and read-modify-write in HBM (duplicate rows add up)."""
+    ref, attrs = op.dst[0], op.attrs
+    dt = arena.dtype(ref.dt)
+    mask = attrs.get("mask")
+
+    def scatter() -> None:
+        flat = arena.of(ref.memory)
+        at = gather_index(ref, arena).reshape(-1)
+        values = op.instruction.op.compute(attrs, [f() for f in inputs])
+        values = values.expand(ref.shape).reshape(-1)
+        if mask is not None:
+            chosen = torch.as_tensor(np.ascontiguousarray(mask)).reshape(-1)
+            at, values = at[chosen], values[chosen]
+        if attrs.get("rmw") == "add":
+            total = widen(flat, dt, False).clone().index_add_(0, at, values.to(torch.float32))
+            put(flat, total, dt, False, None)
+        else:
+            flat[at] = values if raw else dtypes.encode(values, dt)
+
+    return scatter
+
+
+class _Product:
+    """How a (batched) matmul becomes one torch matmul: groups of axes of both operands."""
+
+    def __init__(self, op: Op) -> None:
+        left, right, out = op.src[0], op.src[1], op.dst[0]
+        ns, nm = op.attrs.get("free_axes", (1, 1))
+        b = op.batch
+        self.batch: list[int] = []
+        k, m, n = [], [], []
+        for axis in range(b):
+            if axis in op.contract:
+                k.append(axis)
+            elif right.strides[axis] == 0 and left.strides[axis] != 0:
+                m.append(axis)
+            elif left.strides[axis] == 0 and right.strides[axis] != 0:
+                n.append(axis)
+            else:
+                self.batch.append(axis)
+        # contraction axes in the order of the larger operand's memory, so that it needs no copy
+        wide = right if _elements(right) >= _elements(left) else left
+        self.k = sorted([*k, b], key=lambda a: -wide.strides[a])
+        self._keep_rows(wide, m, n, right)
+        self.m, self.n = m, n
+        self.left_axes = [*self.batch, *self.k, *m, *range(b + 1, b + 1 + ns)]
+        self.right_axes = [*self.batch, *self.k, *n, *range(b + 1, b + 1 + nm)]
+        self.out_axes = [*self.batch, *m, b, *n, b + 1]
+        self.sizes = [out.shape[a] for a in self.batch]
+
+    def _keep_rows(self, wide: Ref, m: list[int], n: list[int], right: Ref) -> None:
+        """Blocked weights: outer blocks stay batch axes, so that each block is a plain matrix."""
+        own = n if wide is right else m
+        outer = max(wide.strides[a] for a in self.k)
+        for axis in [a for a in own if wide.strides[a] > outer]:
+            own.remove(axis)
+            self.batch.append(axis)
+
+
+def _picked(ref: Ref, axes: list[int]) -> Ref:
+    """The view with just these axes (a contracted axis of a result has stride 0 and goes)."""
+    shape = tuple(ref.shape[a] for a in axes)
+    return Ref(ref.memory, ref.offset, shape, tuple(ref.strides[a] for a in axes), ref.dt)
+
+
+def _elements(ref: Ref) -> int:
+    count = 1
+    for size, stride in zip(ref.shape, ref.strides):
+        if stride:
+            count *= size
+    return count
+
+
+def _matmul_step(op: Op, arena: Arena) -> Step:
+    """One torch matmul, or a loop of them over batches whose operands are widened in turn."""
+    product = _Product(op)
+    k, batch = len(product.k), len(product.batch)
+    left = arena.view(_picked(op.src[0], product.left_axes))
+    right = arena.view(_picked(op.src[1], product.right_axes))
+    out = arena.view(_picked(op.dst[0], product.out_axes))
+    adds = bool(op.attrs.get("accumulate"))
+    dts = [arena.dtype(r.dt) for r in op.src]
+
+    def matrix(view: torch.Tensor, dt: DType) -> torch.Tensor:
+        """(batch..., K, free): widened before joining axes, so that a copy is made only once."""
+        values = widen(view, dt, False)
+        lead = view.shape[:batch]
+        rows = int(np.prod(view.shape[batch : batch + k], dtype=np.int64))
+        return values.reshape(*lead, rows, -1)
+
+    def write(target: torch.Tensor, values: torch.Tensor) -> None:
+        values = values.reshape(target.shape)
+        if adds:
+            target.add_(values)
+        else:
+            target.copy_(values)
+
+    if batch == 0 or max(left.numel(), right.numel()) <= CHUNK:
+        return lambda: write(
+            out, torch.matmul(matrix(left, dts[0]).transpose(-1, -2), matrix(right, dts[1]))
+        )
+    return _chunked(product, left, right, out, dts, write, k)
+
+
+def _chunked(
+    product: _Product,
+    left: torch.Tensor,
+    right: torch.Tensor,
+    out: torch.Tensor,
+    dts: list[DType],
+    write: Callable[[torch.Tensor, torch.Tensor], None],
+    k: int,
+) -> Step:
+    """Batches one after the other; an operand that does not change is widened once."""
+    lead = product.sizes
+    fixed = [all(v.stride(a) == 0 or v.shape[a] == 1 for a in range(len(lead))) for v in (left, right)]
+    places = list(np.ndindex(*lead))
+    views = [(left[p], right[p], out[p]) for p in places]
+
+    def matrix(view: torch.Tensor, dt: DType) -> torch.Tensor:
+        rows = int(np.prod(view.shape[:k], dtype=np.int64))
+        return widen(view, dt, False).reshape(rows, -1)
+
+    def run() -> None:
+        a = matrix(views[0][0], dts[0]).t() if fixed[0] else None
+        b = matrix(views[0][1], dts[1]) if fixed[1] else None
+        for one, two, target in views:
+            x = a if a is not None else matrix(one, dts[0]).t()
+            y = b if b is not None else matrix(two, dts[1])
+            write(target, torch.matmul(x, y))
+
+    return run
+
+
+# --- runners --------------------------------------------------------------------------------------
+class Machine:
+    """Executes instructions one by one as they are recorded (eager mode)."""
+
+    def __init__(self, shadow: bool = False) -> None:
+        self.arena = Arena(shadow)
+        self.lowering = merge.Lowering(merge=False)
+
+    def _memory(self, storage: Storage) -> merge.Memory:
+        return self.lowering.ref(Tensor.whole(storage)).memory
+
+    def bind(self, storage: Storage, values: torch.Tensor) -> None:
+        """Give a kernel input its data."""
+        self.arena.bind(self._memory(storage), values)
+
+    def memory(self, storage: Storage) -> torch.Tensor:
+        """Contents of a storage, in its declared shape."""
+        return self.arena.of(self._memory(storage)).reshape(storage.shape)
+
+    def run(self, instruction: Instruction) -> None:
+        make_step(self.lowering.op(instruction), self.arena)()
+
+    def values(self, view: Tensor) -> np.ndarray:
+        """Current values of a view, as a numpy array of fp32 (integers as they are)."""
+        ref = self.lowering.ref(view)
+        raw = self.arena.view(ref)
+        if view.dt.is_int:
+            return raw.numpy().copy()
+        return widen(raw, self.arena.dtype(view.dt), False).numpy().copy()
+
+
+class Plan:
+    """A Program made ready to run again and again on one thread.
+
+    Args:
+        merge_loops: join independent iterations; default from NKI_CPU_MERGE (1).
+        shadow: keep all float tiles in fp32 and round nothing.
+        hook: called as ``hook(instruction, arena, op)`` after every step (turns merging off).
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        merge_loops: bool | None = None,
+        shadow: bool = False,
+        hook: Callable[[Instruction, Arena, Op], None] | None = None,
+    ) -> None:
+        if merge_loops is None:
+            merge_loops = os.environ.get("NKI_CPU_MERGE", "1") != "0"
+        self.program, self.hook = program, hook
+        self.arena = Arena(shadow)
+        self.ops = merge.lower(program, merge_loops and hook is None)
+        self.steps: list[Step | None] = []
+        self.external: dict[int, merge.Memory] = {}
+        for op in self.ops:
+            for ref in op.refs():
+                if ref.memory.storage.role in ("input", "output"):
+                    self.external[ref.memory.storage.id] = ref.memory
+        self.written = {r.memory.storage.id for op in self.ops for r in op.dst}
+        self._share_memory()
+        moving = {id(m) for m in self.external.values()}
+        self.steps = [
+            None if any(id(r.memory) in moving for r in op.refs()) else make_step(op, self.arena)
+            for op in self.ops
+        ]
+
+    def _share_memory(self) -> None:
+        """On-chip tensors that are never live together share memory (first fit by type)."""
+        last: dict[int, int] = {}
+        for at, op in enumerate(self.ops):
+            for ref in op.refs():
+                last[id(ref.memory)] = at
+        free: dict[torch.dtype, list[torch.Tensor]] = {}
+        ends: dict[int, list[tuple[DType, torch.Tensor]]] = {}
+        for at, op in enumerate(self.ops):
+            for ref in op.refs():
+                memory = ref.memory
+                storage = memory.storage
+                if storage.role != "local" or id(memory) in self.arena.flat:
+                    continue
+                dt = self.arena.dtype(storage.dtype)
+                block = _take(free.setdefault(dt.torch, []), memory.size)
+                if block is None:
+                    block = allocate(memory.size, dt)
+                self.arena.flat[id(memory)] = block[: memory.size]
+                ends.setdefault(last[id(memory)], []).append((dt, block))
+            for dt, block in ends.pop(at, ()):
+                free.setdefault(dt.torch, []).append(block)
+
+    def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Outputs of the kernel for ``inputs`` (contiguous, in the order of ``program.inputs``)."""
+        results: dict[int, torch.Tensor] = {}
+        for storage, values in zip(self.program.inputs, inputs):
+            memory = self.external.get(storage.id)
+            if storage.id in self.written:  # a mutable parameter: the caller keeps its own
+                values = values.clone()
+                results[storage.id] = values
+            if memory is not None:
+                self.arena.bind(memory, values)
+        for storage in self.program.outputs:
+            if storage.id in results:
+                continue
+            made = allocate(storage.size, self.arena.dtype(storage.dtype)).reshape(storage.shape)
+            results[storage.id] = made
+            memory = self.external.get(storage.id)
+            if memory is not None:
+                self.arena.flat[id(memory)] = made.reshape(-1)
+        for op, step in zip(self.ops, self.steps):
+            (step or make_step(op, self.arena))()
+            if self.hook is not None:
+                self.hook(op.instruction, self.arena, op)
+        for memory in self.external.values():
+            self.arena.flat.pop(id(memory), None)
+        return [results[storage.id] for storage in self.program.outputs]
+
+
+def _take(blocks: list[torch.Tensor], size: int) -> torch.Tensor | None:
+    """The smallest free block that holds ``size`` elements without wasting half of itself."""
+    fitting = [b for b in blocks if size <= b.numel() <= 2 * size]
+    if not fitting:
+        return None
+    best = min(fitting, key=lambda b: b.numel())
+    for k, block in enumerate(blocks):
+        if block is best:
+            del blocks[k]
+            break
+    return best
