@@ -72,6 +72,7 @@ class GraphEstimate:
         launch_ns: host cost of one execution.
         schedules: of the distinct kernels, in order of first appearance.
         extrapolated: bucket lengths that were traced instead, empty where this one was.
+        steps: (kind, name, module, nanoseconds) of everything in order, empty if extrapolated.
     """
 
     submodel: str
@@ -81,6 +82,7 @@ class GraphEstimate:
     launch_ns: float
     schedules: list[Schedule] = field(default_factory=list)
     extrapolated: tuple[int, ...] = ()
+    steps: list[tuple[str, str, str, float]] = field(default_factory=list)
 
     @property
     def latency_ns(self) -> float:
@@ -301,7 +303,9 @@ class Estimator:
         """The estimate of one graph from its recorded events."""
         rows: dict[tuple, Operator] = {}
         schedules: dict[int, Schedule] = {}
+        steps = []
         for (where, event), time in zip(events, self._times([event for _, event in events])):
+            steps.append((event.kind, event.name, where, time))
             place = layer_free(where)
             key = (event.kind, event.name, place, event.bytes, event.macs, time, id(event.program))
             if key in rows:
@@ -315,8 +319,10 @@ class Estimator:
                 figures = made.profile.metrics
                 made.bytes = int(figures["hbm_read_bytes"] + figures["hbm_write_bytes"])
             rows[key] = made
-        return GraphEstimate(submodel, bucket, batch, list(rows.values()),
-                             self.overheads.graph_ns, list(schedules.values()))  # fmt: skip
+        return GraphEstimate(
+            submodel, bucket, batch, list(rows.values()), self.overheads.graph_ns,
+            list(schedules.values()), (), steps,
+        )  # fmt: skip
 
 
 def layer_free(path: str) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness import console
-from harness.estimate import KERNEL, GraphEstimate, Operator
+from harness.estimate import COLLECTIVE, KERNEL, TORCH, GraphEstimate, Operator
 from neuron_cpu.core import cost, plots, report, spec, tables
 from neuron_cpu.core.schedule import Schedule
 
@@ -141,16 +141,34 @@ def write(graphs: Sequence[GraphEstimate], dma_profile: str, folder: Path) -> No
     folder.mkdir(parents=True, exist_ok=True)
     content = as_json(graphs, dma_profile)
     (folder / "profile.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    schedules = _distinct(graphs)
-    written = [folder / "profile.json"]
-    if schedules:
-        events = report.perfetto(schedules)
-        (folder / "trace.json").write_text(json.dumps(events), encoding="utf-8")
-        written.append(folder / "trace.json")
+    written = [folder / "profile.json", folder / "trace.json"]
+    events = trace(graphs, dma_profile)
+    (folder / "trace.json").write_text(json.dumps(events), encoding="utf-8")
     for graph in graphs:
         written += _plots(graph, folder / f"{graph.submodel}-{graph.bucket}")
     for path in written:
         console.say(f"Wrote {path}")
+
+
+def trace(graphs: Sequence[GraphEstimate], dma_profile: str) -> dict[str, Any]:
+    """For ui.perfetto.dev: a process for each graph with every operator in order, and one for each
+    distinct kernel with its engines and DMA queues."""
+    events: list[dict[str, Any]] = []
+    for pid, graph in enumerate(graphs, start=1):
+        label = f"{graph.submodel}, bucket {graph.bucket}, batch {graph.batch}"
+        events.append(report.meta_event("process_name", pid, 0, label))
+        kinds = (KERNEL, COLLECTIVE, TORCH)
+        events += [report.meta_event("thread_name", pid, k, kind) for k, kind in enumerate(kinds)]
+        clock = graph.launch_ns
+        for kind, name, where, time in graph.steps:
+            if time:
+                events.append(
+                    report.slice_event(name, pid, kinds.index(kind), clock, time, {"module": where})
+                )
+            clock += time
+    for number, (label, schedule) in enumerate(_distinct(graphs), start=len(graphs) + 1):
+        events += report.trace_events(schedule, number, label)
+    return report.trace_file(events, dma_profile)
 
 
 def _distinct(graphs: Sequence[GraphEstimate]) -> list[tuple[str, Schedule]]:

@@ -30,7 +30,10 @@ class Line:
         dma_bytes, dma_rows, row_bytes: bytes and rows it moves, bytes of its usual row.
         dma_span: time of its busiest DMA engine.
         critical: its share of the path that the end of the kernel waits for.
+        macs, transpose_macs: multiply-accumulates of its products and of its transposes.
+        mfu_estimated_percent, mbu_estimated_percent: its part of the kernel's utilisation.
         opcodes: names of its instructions.
+        binding: what it occupies most, in words.
     """
 
     place: str
@@ -42,7 +45,12 @@ class Line:
     row_bytes: int = 0
     dma_span: float = 0.0
     critical: float = 0.0
+    macs: int = 0
+    transpose_macs: int = 0
+    mfu_estimated_percent: float = 0.0
+    mbu_estimated_percent: float = 0.0
     opcodes: list[str] = field(default_factory=list)
+    binding: str = ""
 
     @property
     def bandwidth(self) -> float:
@@ -93,13 +101,13 @@ def profile(schedule: Schedule) -> Profile:
     critical = _critical(schedule, lines)
     ordered = sorted(lines.values(), key=lambda line: (-line.critical, -line.longest))
     return Profile(
-        schedule.program.name, schedule.total, schedule.profile, metrics(schedule), ordered,
-        critical, binding(schedule, critical, ordered),
+        schedule.program.name, schedule.total, schedule.profile, metrics(schedule, ordered),
+        ordered, critical, binding(schedule, critical, ordered),
     )  # fmt: skip
 
 
 # --- figures --------------------------------------------------------------------------------------
-def metrics(schedule: Schedule) -> dict[str, float]:
+def metrics(schedule: Schedule, lines: Sequence[Line]) -> dict[str, float]:
     """Figures of one schedule under the profiler's names; times in ns, shares in percent."""
     total = schedule.total or 1.0
     figures: dict[str, float] = {"total_time": schedule.total}
@@ -107,12 +115,8 @@ def metrics(schedule: Schedule) -> dict[str, float]:
     for key, engine in zip(ENGINE_KEYS, ENGINES):
         figures[f"{key}_active_time"] = busy[engine]
         figures[f"{key}_active_time_percent"] = 100 * busy[engine] / total
-    macs, moved = 0, 0
-    for number, instruction in zip(schedule.engine, schedule.program.instructions):
-        if number == TENSOR:
-            work = tensor_macs(instruction)
-            moved += work if is_transpose(instruction) else 0
-            macs += 0 if is_transpose(instruction) else work
+    macs = sum(line.macs for line in lines)
+    moved = sum(line.transpose_macs for line in lines)
     peak = spec.PEAK_MACS_PER_NS * total
     figures["model_flops"] = 2 * macs
     figures["transpose_flops"] = 2 * moved
@@ -179,6 +183,10 @@ def _lines(schedule: Schedule) -> dict[Source | None, Line]:
         number = schedule.engine[at]
         if number != DMA:
             line.busy[ENGINE_KEYS[number]] += schedule.busy[at]
+            if number == TENSOR:
+                moved_macs = is_transpose(instruction)
+                line.transpose_macs += tensor_macs(instruction) if moved_macs else 0
+                line.macs += 0 if moved_macs else tensor_macs(instruction)
             continue
         moved = schedule.transfers[at]
         line.dma_bytes += moved.bytes
@@ -192,7 +200,22 @@ def _lines(schedule: Schedule) -> dict[Source | None, Line]:
         line.busy["dma"] = sum(own) / spec.DMA_ENGINES
         line.dma_span = max(own)
         line.row_bytes = line.dma_bytes // line.dma_rows
+    total = schedule.total or 1.0
+    for line in found.values():
+        line.mfu_estimated_percent = 100 * line.macs / (spec.PEAK_MACS_PER_NS * total)
+        line.mbu_estimated_percent = 100 * line.dma_bytes / (spec.HBM_BYTES_PER_NS * total)
+        line.binding = _line_words(line)
     return found
+
+
+def _line_words(line: Line) -> str:
+    """The engine that a line occupies longest; of DMA its rows and what they reach."""
+    key = max(ENGINE_KEYS[:DMA], key=lambda k: line.busy[k])
+    if line.dma_span >= line.busy[key]:
+        return f"DMA: rows of {size_text(line.row_bytes)} reach {line.bandwidth:.0f} GB/s"
+    engine = ENGINES[ENGINE_KEYS.index(key)].value
+    each = line.busy[key] / line.instructions
+    return f"{engine}: {line.instructions} instructions of {each / 1e3:.2f} µs"
 
 
 # --- what bounds it -------------------------------------------------------------------------------
@@ -270,11 +293,11 @@ def trace_events(schedule: Schedule, pid: int, label: str, offset: float = 0.0) 
     Args:
         offset: nanoseconds to add to every time.
     """
-    events = [_meta("process_name", pid, 0, label)]
+    events = [meta_event("process_name", pid, 0, label)]
     for row, engine in enumerate(ENGINES[:DMA]):
-        events.append(_meta("thread_name", pid, row, engine.value))
+        events.append(meta_event("thread_name", pid, row, engine.value))
     for lane in range(spec.DMA_ENGINES):
-        events.append(_meta("thread_name", pid, DMA + lane, f"DMA queue {lane}"))
+        events.append(meta_event("thread_name", pid, DMA + lane, f"DMA queue {lane}"))
     instructions = schedule.program.instructions
     for at, instruction in enumerate(instructions):
         number = schedule.engine[at]
@@ -292,19 +315,27 @@ def trace_events(schedule: Schedule, pid: int, label: str, offset: float = 0.0) 
     return events
 
 
-def _meta(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+def meta_event(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    """Names a process (``process_name``) or a row of one (``thread_name``)."""
     return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
 
 
 def _slice(instruction: Instruction, pid: int, row: int, begin: float, time: float) -> dict:
-    operands = [repr(v) for v in instruction.src]
+    about = {
+        "source": place(instruction.source),
+        "operands": [repr(v) for v in instruction.src],
+        "results": [repr(v) for v in instruction.dst],
+    }
+    return slice_event(instruction.op.name, pid, row, begin, time, about)
+
+
+def slice_event(
+    name: str, pid: int, row: int, begin: float, time: float, about: dict[str, Any]
+) -> dict[str, Any]:
+    """A bar in row ``row`` of process ``pid``; times in nanoseconds."""
     return {
-        "ph": "X", "name": instruction.op.name, "pid": pid, "tid": row,
-        "ts": round(begin / 1e3, 4), "dur": round(time / 1e3, 4),
-        "args": {
-            "source": place(instruction.source), "operands": operands,
-            "results": [repr(v) for v in instruction.dst],
-        },
+        "ph": "X", "name": name, "pid": pid, "tid": row, "ts": round(begin / 1e3, 4),
+        "dur": round(time / 1e3, 4), "args": about,
     }  # fmt: skip
 
 
@@ -334,8 +365,13 @@ def perfetto(schedules: Sequence[tuple[str, Schedule]]) -> dict[str, Any]:
     events: list[dict] = []
     for pid, (label, schedule) in enumerate(schedules, start=1):
         events.extend(trace_events(schedule, pid, label))
+    return trace_file(events, schedules[0][1].profile)
+
+
+def trace_file(events: list[dict], dma_profile: str) -> dict[str, Any]:
+    """Content of a trace file that ui.perfetto.dev and chrome://tracing open."""
     return {
         "traceEvents": events,
         "displayTimeUnit": "ns",
-        "otherData": {"estimated": True, "dma_profile": schedules[0][1].profile},
+        "otherData": {"estimated": True, "dma_profile": dma_profile},
     }

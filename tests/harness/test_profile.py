@@ -81,6 +81,10 @@ def test_files_for_perfetto_and_plots(profiled):
     trace = json.loads((output / "trace.json").read_text())
     processes = [e for e in trace["traceEvents"] if e["name"] == "process_name"]
     assert len(processes) == len({e["pid"] for e in processes}) > 2
+    for pid, graph in enumerate(profiled[0]["graphs"], start=1):
+        steps = [e for e in trace["traceEvents"] if e["pid"] == pid and e["ph"] == "X"]
+        written = sum(e["dur"] for e in steps) * 1e3  # each rounded to 0.1 ns
+        assert written == pytest.approx(graph["latency_ns"] - 50_000, abs=0.1 * len(steps))
     for submodel in ("context_encoding_model", "token_generation_model"):
         names = {p.name for p in (output / f"{submodel}-256").glob("*.png")}
         assert {"roofline.png", "bytes.png"} < names
