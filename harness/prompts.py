@@ -59,7 +59,7 @@ def read_prompt_file(path: Path) -> list[str]:
 def encode(tokenizer: Any, prompts: Sequence[str], raw: bool) -> list[list[int]]:
     """Token ids of each prompt; through the chat template if there is one and `raw` is False."""
     if raw or not tokenizer.chat_template:
-        return [list(ids) for ids in tokenizer(list(prompts))["input_ids"]]
+        return [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
     return [
         list(
             tokenizer.apply_chat_template(

@@ -10,8 +10,10 @@ their next collective and the call raises the first failure. Nothing waits for e
 
 from __future__ import annotations
 
+import atexit
 import queue
 import threading
+import weakref
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, List, Optional, Sequence
 
@@ -198,6 +200,16 @@ def _serve(
         done.put((group.rank(), result))
 
 
+_POOLS: weakref.WeakSet[RankPool] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_threads() -> None:
+    """A thread that first wakes while the interpreter shuts down aborts the whole process."""
+    for pool in list(_POOLS):
+        pool.join()
+
+
 class RankPool:
     """The ranks of one application: `size` threads that live as long as the pool.
 
@@ -213,16 +225,22 @@ class RankPool:
         self._done: queue.SimpleQueue = queue.SimpleQueue()
         self._inboxes: List[queue.SimpleQueue] = []
         self._busy = threading.Lock()
+        self._threads: List[threading.Thread] = []
         if size > 1:
             self._inboxes = [queue.SimpleQueue() for _ in range(size)]
-            for group, inbox in zip(self._groups, self._inboxes, strict=True):
-                # The thread must not hold the pool, or the pool would never be collected.
+            # The threads must not hold the pool, or the pool would never be collected.
+            self._threads = [
                 threading.Thread(
                     target=_serve,
                     args=(group, self._rendezvous, inbox, self._done),
                     name=f"rank-{group.rank()}",
                     daemon=True,
-                ).start()
+                )
+                for group, inbox in zip(self._groups, self._inboxes, strict=True)
+            ]
+            for thread in self._threads:
+                thread.start()
+            _POOLS.add(self)
 
     def group(self, rank: int) -> Group:
         return self._groups[rank]
@@ -267,6 +285,12 @@ class RankPool:
         for inbox in self._inboxes:
             inbox.put(None)
         self._inboxes = []
+
+    def join(self) -> None:
+        """End the threads and wait for them."""
+        self.close()
+        for thread in self._threads:
+            thread.join()
 
     def __del__(self) -> None:
         self.close()

@@ -1,0 +1,208 @@
+"""validate, evaluate and the benchmark run on a two-layer model, with good and bad submissions."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+BASELINE = (
+    "from neuronx_distributed_inference.models.llama.modeling_llama import *\n"
+    "from neuronx_distributed_inference.models.llama import modeling_llama\n"
+)
+FORWARD = BASELINE + (
+    "class NeuronLlamaModel(modeling_llama.NeuronLlamaModel):\n"
+    "    def forward(self, *arguments, **settings):\n"
+    "        outputs = super().forward(*arguments, **settings)\n"
+    "{}"
+    "        return outputs\n"
+    "class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):\n"
+    "    _model_cls = NeuronLlamaModel\n"
+)
+# Swaps neighbouring logits: every greedy token differs.
+WRONG = FORWARD.format(
+    "        logits = outputs[0]\n"
+    "        outputs[0] = logits.view(*logits.shape[:-1], -1, 2).flip(-1).flatten(-2)\n"
+)
+# Traces well, and raises when it runs on data.
+RAISES = FORWARD.format(
+    "        if outputs[0].device.type != 'meta':\n            raise RuntimeError('boom on data')\n"
+)
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture
+def run(run_script: Callable, tiny_model: Path, cache: str, tmp_path: Path) -> Callable:
+    """A script on the tiny model in a folder of its own; four new tokens."""
+
+    def call(script: str, *arguments: object) -> subprocess.CompletedProcess:
+        return run_script(
+            script, "--model-path", tiny_model, "--max-new-tokens", "4", *arguments,
+            cwd=tmp_path, XDG_CACHE_HOME=cache,
+        )  # fmt: skip
+
+    return call
+
+
+@pytest.fixture
+def submission(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / "elsewhere" / "entry.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def test_validate_passes_with_nki(run: Callable) -> None:
+    done = run("main.py", "--mode", "validate", "--enable-nki", "--prompt", "hello,what is this")
+    assert done.returncode == 0, done.stderr + done.stdout
+    assert done.stdout.count("passed: 4 of 4 greedy tokens equal") == 2
+    assert done.stdout.endswith("Validation passed.\n")
+
+
+def test_validate_reports_where_a_wrong_submission_differs(
+    run: Callable, submission: Callable
+) -> None:
+    done = run("main.py", "--mode", "validate", "--llama", submission(WRONG), "--prompt", "hello")
+    assert done.returncode == 1, done.stderr
+    assert "FAILED: 0 of 4 greedy tokens equal" in done.stdout
+    assert "position 0: margin" in done.stdout and "not a tie" in done.stdout
+    assert done.stdout.count("  baseline: ") == done.stdout.count("  submission: ") == 4
+    assert done.stdout.endswith("Validation failed.\n")
+
+
+def test_tolerances_of_the_command_line_count(run: Callable, submission: Callable) -> None:
+    arguments = ("--llama", submission(WRONG), "--prompt", "hello", "--num-tokens-to-check", "2")
+    done = run("main.py", "--mode", "validate", *arguments, "--tol-map", "{None: 10.0}",
+               "--divergence-difference-tol", "1000")  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    assert "passed: 0 of 2 greedy tokens equal" in done.stdout
+
+
+def test_evaluate_prints_the_score_with_its_sources(run: Callable, tmp_path: Path) -> None:
+    done = run("main.py", "--mode", "evaluate_single", "--enable-nki", "--prompt", "hello")
+    assert done.returncode == 0, done.stderr
+    assert "Final Score: " in done.stdout and "cost model / cost model" in done.stdout
+    assert "wall clock of the CPU simulator, not a device time" in done.stdout
+    assert "NKI share of MACs: 0." in done.stdout
+    report = json.loads((tmp_path / "benchmark_report.json").read_text())
+    assert report["measured"]["source"] == "simulator"
+    for name in ("e2e_model", "context_encoding_model", "token_generation_model"):
+        assert report["measured"][name]["latency_ms_p50"] > 0
+        assert report["estimated"][name]["throughput"] > 0
+
+
+def test_evaluate_without_kernels_has_no_nki_share(run: Callable, submission: Callable) -> None:
+    baseline = ("--base-latency", "100", "--base-throughput", "200")
+    done = run(
+        "main.py", "--mode", "evaluate", "--llama", submission(BASELINE), "--prompt", "hi there",
+        *baseline,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "NKI share of MACs: 0.0000, by use 0.0000" in done.stdout
+    assert "cost model / given" in done.stdout
+
+
+def test_evaluate_counts_a_raising_submission_as_failed(
+    run: Callable, submission: Callable
+) -> None:
+    done = run("main.py", "--mode", "evaluate", "--llama", submission(RAISES), "--prompt", "hello")
+    assert done.returncode == 1, done.stderr
+    assert "Failed: " in done.stdout and "line 7, raised RuntimeError: boom on data" in done.stdout
+
+
+def test_on_device_sampling_has_no_logits_to_check(run: Callable) -> None:
+    done = run("main.py", "--mode", "validate", "--on-device-sampling", "--prompt", "hello")
+    assert done.returncode == 2 and "--on-device-sampling" in done.stderr
+
+
+def results_folder(tmp_path: Path) -> Path:
+    (folder,) = (tmp_path / "results").iterdir()
+    return folder
+
+
+def test_benchmark_run_writes_every_report_and_lists_what_does_not_fit(
+    run: Callable, tmp_path: Path
+) -> None:
+    done = run("test.py", "--only", "0", "3", "24", "--seq-len", "128")
+    assert done.returncode == 0, done.stderr
+    folder = results_folder(tmp_path)
+    assert "Prompt 24" in done.stdout and "does not fit --seq-len 128: not run" in done.stdout
+    report = json.loads((folder / "report.json").read_text())
+    assert report["totals"]["prompts"] == report["totals"]["accurate"] == 2
+    scores = [result["score"]["value"] for result in report["results"]]
+    assert report["totals"]["total_score"] == pytest.approx(sum(scores))
+    with open(folder / "report.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["prompt"] for row in rows] == ["0", "3"]
+    assert {row["source"] for row in rows} == {"cost model"}
+    assert "| 3 |" in (folder / "report.md").read_text()
+    assert (folder / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_one_failing_prompt_does_not_end_the_run(
+    run: Callable, submission: Callable, tmp_path: Path
+) -> None:
+    done = run("test.py", "--no-enable-nki", "--llama", submission(RAISES), "--limit", "2",
+               "--seq-len", "128")  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    report = json.loads((results_folder(tmp_path) / "report.json").read_text())
+    assert report["totals"]["failed"] == 2 and report["totals"]["total_score"] is None
+
+
+def test_a_killed_run_is_resumed_without_loss_or_repetition(
+    run: Callable, tiny_model: Path, cache: str, tmp_path: Path
+) -> None:
+    arguments = ("--limit", "4", "--seq-len", "128", "--model-path", str(tiny_model),
+                 "--max-new-tokens", "4")  # fmt: skip
+    process = subprocess.Popen(
+        [sys.executable, str(REPOSITORY / "test.py"), *arguments], cwd=tmp_path,
+        env={**os.environ, "XDG_CACHE_HOME": cache},
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    try:
+        while process.poll() is None and not list(tmp_path.glob("results/*/prompt-00.json")):
+            time.sleep(0.01)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    folder = results_folder(tmp_path)
+    before = (folder / "prompt-00.json").read_bytes()
+    refused = run("test.py", "--resume", "--limit", "3", "--seq-len", "128")
+    assert refused.returncode == 2 and "prompts" in refused.stderr
+    done = run("test.py", "--resume", "--limit", "4", "--seq-len", "128")
+    assert done.returncode == 0, done.stderr
+    assert "Resuming the run" in done.stderr and results_folder(tmp_path) == folder
+    assert (folder / "prompt-00.json").read_bytes() == before
+    report = json.loads((folder / "report.json").read_text())
+    assert [result["id"] for result in report["results"]] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--only", "99"), "--only"),
+        (("--results-path", "file/results"), "file is not a folder"),
+        (("--only", "24", "--seq-len", "128"), "None of the chosen prompts fits"),
+    ],
+)
+def test_benchmark_refusals(run: Callable, tmp_path: Path, arguments, told: str) -> None:
+    (tmp_path / "file").write_text("")
+    done = run("test.py", *arguments)
+    assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
