@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch_neuronx.pyhlo import hlo_pb2
 
+from neuron_cpu.core import NkiError
 from neuron_cpu.errors import CheckpointError, CompileError, StandInError
 
 CTE, TKG = "context_encoding_model", "token_generation_model"
@@ -382,3 +383,51 @@ def test_a_model_that_returns_new_caches_has_them_kept(
     app = application(folder)
     prompt = [5, 6, 7, 8]
     assert generate(app, [prompt], 5)[0].tolist() == reference(model, prompt, 5)[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("qkv_kernel_enabled", True), ("mlp_kernel_enabled", True), ("pp_degree", 2)],
+)
+def test_features_that_would_not_happen_are_refused(tiny_llama, application, option, value):
+    _, folder = tiny_llama()
+    with pytest.raises(NotImplementedError, match=f"NeuronConfig.{option} is"):
+        application(folder, load=False, **{option: value})
+
+
+def test_a_kernel_that_refuses_its_shapes_ends_the_compile(tiny_llama, application, monkeypatch):
+    """The kernel's own sentence arrives, and no folder."""
+    import neuronxcc.nki as nki
+    import neuronxcc.nki.language as nl
+
+    @nki.jit
+    def too_many_partitions(x_hbm):
+        out_hbm = nl.ndarray(x_hbm.shape, dtype=x_hbm.dtype, buffer=nl.shared_hbm)
+        nl.store(out_hbm, nl.load(x_hbm))
+        return out_hbm
+
+    def forward(self, x, **_):
+        return too_many_partitions(x.reshape(-1, 1)).reshape(x.shape), None
+
+    _, folder = tiny_llama()
+    with pytest.raises(NkiError, match="too_many_partitions"):
+        application_with(monkeypatch, application, folder, forward)
+    assert not (folder / "compiled").exists()
+
+
+def test_the_work_folder_keeps_what_is_not_a_graph(tiny_llama, application):
+    work_dir = Path(os.environ["BASE_COMPILE_WORK_DIR"])
+    stale = work_dir / "speculation_model" / "graph"
+    stale.mkdir(parents=True)
+    (work_dir / "notes.txt").write_text("x")
+    _, folder = tiny_llama()
+    application(folder, load=False)
+    assert not stale.exists()
+    assert (work_dir / "notes.txt").exists()
+
+
+def test_a_work_folder_that_cannot_be_written_is_named(tiny_llama, application, monkeypatch):
+    _, folder = tiny_llama()
+    monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(folder / "config.json"))
+    with pytest.raises(StandInError, match="cannot be written.*BASE_COMPILE_WORK_DIR"):
+        application(folder, load=False)

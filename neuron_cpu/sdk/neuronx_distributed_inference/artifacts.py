@@ -14,7 +14,7 @@ import os
 import shutil
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, Iterator, List
+from typing import Any, Dict, Iterable, Iterator
 
 from neuron_cpu.errors import StandInError
 
@@ -96,12 +96,27 @@ def write_json(path: Path, content: Any) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def write_graph(roots: List[Path], tag: str, bucket_index: int, graph: bytes) -> None:
-    """Write one graph.hlo below each of `roots`."""
-    for root in roots:
-        path = graph_path(root, tag, bucket_index)
+def clear_work_dir(work_dir: Path, tags: Iterable[str]) -> None:
+    """Delete earlier graphs from the compiler's work folder, as the SDK does before it traces.
+
+    Only the sub-models' own folders go, because the variable that names the work folder may name
+    one that holds other things.
+    """
+    for tag in tags:
+        shutil.rmtree(work_dir / tag, ignore_errors=True)
+
+
+def write_graph(root: Path, tag: str, bucket_index: int, graph: bytes) -> None:
+    """Write one graph.hlo below `root`; StandInError where that cannot be written."""
+    path = graph_path(root, tag, bucket_index)
+    try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(graph)
+    except OSError as error:
+        raise StandInError(
+            f"The graph {path} cannot be written ({error.strerror}), expected a writable folder; "
+            "name another one in BASE_COMPILE_WORK_DIR, or another compiled-model path."
+        ) from error
 
 
 def read_manifest(folder: Path) -> Dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type, Union
 
@@ -23,9 +22,26 @@ from .. import artifacts, graph
 from ..contract import contract
 from ..modules.checkpoint import load_state_dict, without_sharing
 from .config import InferenceConfig, NeuronConfig
-from .model_wrapper import ModelWrapper, RankedModel, base_compile_work_dir
+from .model_wrapper import SUBMODEL_TAGS, ModelWrapper, RankedModel, base_compile_work_dir
 
 logger = logging.getLogger("Neuron")
+
+# Features that need the SDK's closed kernels, or that the stand-in does not model.
+_UNSUPPORTED = (
+    "quantized",
+    "lora_config",
+    "is_medusa",
+    "enable_fused_speculation",
+    "is_eagle_draft",
+    "flash_decoding_enabled",
+    "is_paged_attention",
+    "is_chunked_prefill",
+    "attn_kernel_enabled",
+    "attn_tkg_builtin_kernel_enabled",
+    "qkv_kernel_enabled",
+    "mlp_kernel_enabled",
+    "quantized_mlp_kernel_enabled",
+)
 StateDict = Dict[str, torch.Tensor]
 PathLike = Union[str, os.PathLike]
 
@@ -71,6 +87,7 @@ class NeuronApplicationBase(nn.Module):
         """Refuse a configuration without the attributes that the model reads."""
         if not hasattr(config, "neuron_config"):
             raise AssertionError("The config has no neuron_config; build an InferenceConfig.")
+        refuse_unsupported(config.neuron_config)
 
     @classmethod
     def get_config_cls(cls) -> Type[InferenceConfig]:
@@ -140,8 +157,7 @@ class NeuronApplicationBase(nn.Module):
     def _trace_all(self, stage: Path) -> Tuple[List[nn.Module], List[graph.GraphRecord]]:
         """Trace each bucket; graphs go to the work folder, as on the device, and to the stage."""
         work_dir = Path(base_compile_work_dir())
-        shutil.rmtree(work_dir, ignore_errors=True)
-        roots = [work_dir, stage / artifacts.GRAPHS_FOLDER]
+        artifacts.clear_work_dir(work_dir, SUBMODEL_TAGS)
         total = sum(len(wrapper.neuron_config.buckets) for wrapper in self.models)
         instances, records = [], []
         progress.report("compile", 0, total)
@@ -154,7 +170,8 @@ class NeuronApplicationBase(nn.Module):
                 with rank_context(Group(0, self.neuron_config.tp_degree)):
                     record, serialised = graph.trace(module, inputs, wrapper.tag, bucket)
                 records.append(record)
-                artifacts.write_graph(roots, wrapper.tag, index, serialised)
+                for root in (work_dir, stage / artifacts.GRAPHS_FOLDER):
+                    artifacts.write_graph(root, wrapper.tag, index, serialised)
                 progress.report("compile", len(records), total)
         return instances, records
 
@@ -358,6 +375,22 @@ class NeuronApplicationBase(nn.Module):
 
     def reset(self) -> None:
         """Hook: forget the sequence."""
+
+
+def refuse_unsupported(neuron_config: NeuronConfig) -> None:
+    """NotImplementedError for a feature of the SDK that would silently not happen here."""
+    for name in _UNSUPPORTED:
+        if getattr(neuron_config, name, None):
+            raise NotImplementedError(
+                f"NeuronConfig.{name} is not supported by neuron_cpu, expected it to be off, got "
+                f"{getattr(neuron_config, name)!r}; leave it out."
+            )
+    for name in ("pp_degree", "ep_degree"):
+        if getattr(neuron_config, name) != 1:
+            raise NotImplementedError(
+                f"NeuronConfig.{name} is {getattr(neuron_config, name)}, expected 1, because "
+                "neuron_cpu has tensor parallelism only; raise tp_degree instead."
+            )
 
 
 def artifacts_present(path: PathLike) -> bool:

@@ -52,10 +52,6 @@ class NeuronBaseModel(nn.Module):
     def __init__(self, config: InferenceConfig, optimize_inference: bool = True) -> None:
         super().__init__()
         neuron_config = config.neuron_config
-        if neuron_config.enable_fused_speculation or neuron_config.is_medusa:
-            raise NotImplementedError(
-                "Fused speculation and Medusa are not supported by neuron_cpu; switch them off."
-            )
         self.config = config
         self.neuron_config = neuron_config
         self.batch_size = neuron_config.batch_size

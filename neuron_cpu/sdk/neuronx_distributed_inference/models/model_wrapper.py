@@ -21,6 +21,13 @@ TOKEN_GENERATION_MODEL_TAG = "token_generation_model"
 SPECULATION_MODEL_TAG = "speculation_model"
 MEDUSA_MODEL_TAG = "medusa_speculation_model"
 FUSED_SPECULATION_MODEL_TAG = "fused_speculation_model"
+SUBMODEL_TAGS = (
+    CONTEXT_ENCODING_MODEL_TAG,
+    TOKEN_GENERATION_MODEL_TAG,
+    SPECULATION_MODEL_TAG,
+    MEDUSA_MODEL_TAG,
+    FUSED_SPECULATION_MODEL_TAG,
+)
 
 # Position of padding in a prompt: never the row's largest, except for one-token prompts.
 _PAD_POSITION = 1
