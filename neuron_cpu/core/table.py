@@ -207,10 +207,15 @@ def free_elements(instruction: Instruction) -> int:
 
 def stride_factor(instruction: Instruction) -> float:
     """2 where an operand's innermost stride is beyond 16 bytes (arch guide, access patterns)."""
-    for view in (*instruction.dst, *instruction.src):
-        if view.shape[-1] > 1 and view.strides[-1] * view.dt.itemsize > 16:
-            return 2.0
-    return 1.0
+    views = (*instruction.dst, *instruction.src)
+    return 2.0 if any(_wide_stride(view) for view in views) else 1.0
+
+
+def _wide_stride(view: Tensor) -> bool:
+    for axis in range(len(view.shape) - 1, 0, -1):
+        if view.shape[axis] > 1:
+            return view.strides[axis] * view.dt.itemsize > 16
+    return False
 
 
 def streaming(per_element: float = 1.0, extra: float = 0.0) -> Callable[[Instruction], float]:
@@ -543,10 +548,12 @@ def _matmul_cycles(i: Instruction) -> float:
     stationary, moving = i.src
     n_stationary = stationary.free_size
     load = math.ceil(n_stationary / 4)  # LoadStationary runs up to 4 times faster (arch guide)
+    load *= 2 if _wide_stride(stationary) else 1
+    stream = moving.free_size * (2 if _wide_stride(moving) else 1)
     rate = 4 if stationary.dt.name in FOUR_BYTE_FLOATS else 1
     if rate == 4 and (i.attrs.get("stationary_onezero") or i.attrs.get("moving_onezero")):
         rate = 2
-    return rate * max(load, MIN_II, moving.free_size)
+    return rate * max(load, MIN_II, stream)
 
 
 NC_MATMUL = define(
