@@ -56,20 +56,26 @@ def _blocked_free(out, lhs_t, rhs, rows, columns):
     """Blocks of ``rows`` x ``columns`` result tiles; every load is one 128-row tile."""
     depth = rhs.shape[0] // P
     for m in nl.affine_range(lhs_t.shape[1] // (rows * P)):
-        left = nl.ndarray((rows, depth, nl.par_dim(P), P), dtype=lhs_t.dtype)  # @ SBUF
+        left = nl.ndarray((P, rows * depth, P), dtype=lhs_t.dtype)  # @ SBUF
         for i in nl.affine_range(rows):
             for k in nl.affine_range(depth):
-                left[i, k] = nl.load(lhs_t[nl.ds(k * P, P), nl.ds((m * rows + i) * P, P)])
+                left[:, i * depth + k, :] = nl.load(
+                    lhs_t[nl.ds(k * P, P), nl.ds((m * rows + i) * P, P)]
+                )
         for n in nl.affine_range(rhs.shape[1] // (columns * N)):
-            right = nl.ndarray((columns, depth, nl.par_dim(P), N), dtype=rhs.dtype)  # @ SBUF
+            right = nl.ndarray((P, columns * depth, N), dtype=rhs.dtype)  # @ SBUF
             for j in nl.affine_range(columns):
                 for k in nl.affine_range(depth):
-                    right[j, k] = nl.load(rhs[nl.ds(k * P, P), nl.ds((n * columns + j) * N, N)])
+                    right[:, j * depth + k, :] = nl.load(
+                        rhs[nl.ds(k * P, P), nl.ds((n * columns + j) * N, N)]
+                    )
             for i in nl.affine_range(rows):
                 for j in nl.affine_range(columns):
                     acc = nl.zeros((P, N), dtype=nl.float32, buffer=nl.psum)
                     for k in nl.affine_range(depth):
-                        acc[...] += nisa.nc_matmul(left[i, k], right[j, k])
+                        acc[...] += nisa.nc_matmul(
+                            left[:, i * depth + k, :], right[:, j * depth + k, :]
+                        )
                     _store(out, m * rows + i, n * columns + j, acc)
 
 
@@ -80,44 +86,42 @@ def matmul_blocked_3d(lhs_t, rhs):
     out = nl.ndarray((lhs_t.shape[1], rhs.shape[1]), dtype=lhs_t.dtype, buffer=nl.shared_hbm)
     blocks_m = lhs_t.shape[1] // (rows * P)
     for n in nl.affine_range(rhs.shape[1] // (columns * N)):
-        total = nl.ndarray((blocks_m, rows, columns, nl.par_dim(P), N), dtype=lhs_t.dtype)
+        total = nl.ndarray((P, blocks_m * rows, columns * N), dtype=lhs_t.dtype)  # @ SBUF
         for k in nl.sequential_range(rhs.shape[0] // (depth * P)):
-            right = nl.ndarray((depth, nl.par_dim(P), columns * N), dtype=rhs.dtype)
+            right = nl.ndarray((P, depth, columns * N), dtype=rhs.dtype)  # @ SBUF
             for d in nl.affine_range(depth):
-                right[d] = nl.load(
+                right[:, d, :] = nl.load(
                     rhs[nl.ds((k * depth + d) * P, P), nl.ds(n * columns * N, columns * N)]
                 )
             for m in nl.affine_range(blocks_m):
-                left = nl.ndarray((depth, nl.par_dim(P), rows * P), dtype=lhs_t.dtype)
+                left = nl.ndarray((P, depth, rows * P), dtype=lhs_t.dtype)  # @ SBUF
                 for d in nl.affine_range(depth):
-                    left[d] = nl.load(
+                    left[:, d, :] = nl.load(
                         lhs_t[nl.ds((k * depth + d) * P, P), nl.ds(m * rows * P, rows * P)]
                     )
-                _block_products(total[m], left, right, first=k == 0)
-        for m in nl.affine_range(blocks_m):
-            for i in nl.affine_range(rows):
-                packed = nl.ndarray((P, columns * N), dtype=out.dtype)  # rows of 2 KiB
-                for j in nl.affine_range(columns):
-                    packed[:, nl.ds(j * N, N)] = nisa.tensor_copy(total[m, i, j])
-                row = (m * rows + i) * P
-                nl.store(out[nl.ds(row, P), nl.ds(n * columns * N, columns * N)], value=packed)
+                sums = total[:, nl.ds(m * rows, rows), :]
+                _block_products(sums, left, right, columns, first=k == 0)
+        for i in nl.affine_range(blocks_m * rows):  # rows of 2 KiB
+            nl.store(
+                out[nl.ds(i * P, P), nl.ds(n * columns * N, columns * N)], value=total[:, i, :]
+            )
     return out
 
 
-def _block_products(total, left, right, first):
-    """total[i, j] (+)= sum over d of left[d, :, i].T @ right[d, :, j]."""
-    rows, columns = total.shape[0], total.shape[1]
+def _block_products(total, left, right, columns, first):
+    """total[:, i, j-th columns] (+)= sum over d of left[:, d, i-th rows].T @ right[:, d, j-th]."""
     for j in nl.affine_range(columns):
-        for i in nl.affine_range(rows):
+        for i in nl.affine_range(total.shape[1]):
             acc = nl.zeros((P, N), dtype=nl.float32, buffer=nl.psum)
-            for d in nl.affine_range(left.shape[0]):
+            for d in nl.affine_range(left.shape[1]):
                 acc[...] += nisa.nc_matmul(
-                    left[d, :, nl.ds(i * P, P)], right[d, :, nl.ds(j * N, N)]
+                    left[:, d, nl.ds(i * P, P)], right[:, d, nl.ds(j * N, N)]
                 )
+            done = total[:, i, nl.ds(j * N, N)]
             if first:
-                total[i, j] = nisa.tensor_copy(acc, dtype=total.dtype, engine=nisa.vector_engine)
+                done[...] = nisa.tensor_copy(acc, dtype=total.dtype, engine=nisa.vector_engine)
             else:
-                total[i, j] = nisa.tensor_tensor(total[i, j], acc, op=nl.add, dtype=total.dtype)
+                done[...] = nisa.tensor_tensor(done, acc, op=nl.add, dtype=total.dtype)
 
 
 # --- selective scan of Mamba, fp32 ----------------------------------------------------------------
@@ -152,7 +156,7 @@ def mamba_states_outside(delta, u, a, b, c):
     channels, length = delta.shape
     out = nl.ndarray((channels, length), dtype=delta.dtype, buffer=nl.shared_hbm)
     tiles, states = channels // P, a.shape[1]
-    total = nl.ndarray((tiles, nl.par_dim(P), length), dtype=nl.float32)
+    total = nl.ndarray((P, tiles, length), dtype=nl.float32)  # @ SBUF
     for s in nl.sequential_range(states):
         for t in nl.affine_range(tiles):
             rows = nl.ds(t * P, P)
@@ -161,9 +165,12 @@ def mamba_states_outside(delta, u, a, b, c):
             gain, read = nl.load(b[nl.ds(s, 1), :]), nl.load(c[nl.ds(s, 1), :])
             delta_u = nisa.tensor_tensor(d, x, op=nl.multiply)
             _, part = _state(d, delta_u, decay, gain, read, 0.0)
-            total[t] = part if s == 0 else nisa.tensor_tensor(total[t], part, op=nl.add)
+            done = total[:, t, :]
+            done[...] = (
+                nisa.tensor_copy(part) if s == 0 else nisa.tensor_tensor(done, part, op=nl.add)
+            )
     for t in nl.affine_range(tiles):
-        nl.store(out[nl.ds(t * P, P), :], value=total[t])
+        nl.store(out[nl.ds(t * P, P), :], value=total[:, t, :])
     return out
 
 

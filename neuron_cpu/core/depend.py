@@ -158,6 +158,37 @@ class _Tracked:
         self.readers = [{} for _ in self.boxes]
 
 
+class _Placed(_Tracked):
+    """All tensors of one memory that the kernel placed itself: regions are addresses, so tiles
+    that share bytes wait for each other whatever tensor they belong to."""
+
+    __slots__ = ()
+
+    def region(self, view: Tensor) -> int:
+        key = (view.storage.id, view.offset, view.shape, view.strides)
+        found = self.ids.get(key)
+        if found is None:
+            found = self.ids[key] = len(self.boxes)
+            self.boxes.append(_address_box(view))
+        return found
+
+
+def _address_box(view: Tensor) -> Box:
+    """(partitions, bytes) of a view of a placed tensor."""
+    storage = view.storage
+    tile_size = storage.shape[storage.paxis] * storage.free_size
+    block, inside = divmod(view.offset, tile_size)
+    tile = storage.address[block]
+    row, column = divmod(inside, storage.free_size)
+    last = column + sum((n - 1) * s for n, s in zip(view.shape[1:], view.strides[1:]))
+    item = storage.dtype.itemsize
+    first_row = tile.partition + row
+    return (
+        (first_row, first_row + view.shape[0] - 1, 1),
+        (tile.start + column * item, tile.start + (last + 1) * item - 1, 1),
+    )
+
+
 def reads_of(instruction: Instruction) -> list[Tensor]:
     """Operand views, index tiles of indirect rows included."""
     views = list(instruction.src)
@@ -169,13 +200,21 @@ def reads_of(instruction: Instruction) -> list[Tensor]:
 
 def _tracked_storages(program: Program) -> dict[int, _Tracked]:
     """Storages that can carry a dependence: on chip, or HBM that the kernel writes and reads."""
-    read, written = set(), set()
+    read: set[int] = set()
+    written: set[int] = set()
     for instruction in program.instructions:
         if instruction.op.engine is Engine.DMA:
             read.update(v.storage.id for v in instruction.src)
             written.update(v.storage.id for v in instruction.dst)
     both = read & written
-    return {s.id: _Tracked() for s in program.storages if s.on_chip or s.id in both}
+    placed = {"sbuf": _Placed(), "psum": _Placed()}
+    tracked: dict[int, _Tracked] = {}
+    for storage in program.storages:
+        if storage.address is not None:
+            tracked[storage.id] = placed[storage.buffer]
+        elif storage.on_chip or storage.id in both:
+            tracked[storage.id] = _Tracked()
+    return tracked
 
 
 def _whole(view: Tensor) -> Tensor:
@@ -203,7 +242,7 @@ def dependences(program: Program, engines: Sequence[int], dma: int) -> tuple[Edg
             sources = [_whole(v) for v in reads_of(instruction)]
             targets = [_whole(v) for v in targets]
         accesses.append((_regions(tracked, sources), _regions(tracked, targets)))
-    for state in tracked.values():
+    for state in set(tracked.values()):
         state.close()
     return _walk(accesses, engines, dma)
 

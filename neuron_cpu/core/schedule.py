@@ -128,9 +128,12 @@ def footprint(storage: Storage) -> int:
 
 def _occupancy(schedule: Schedule, buffer: str) -> list[tuple[float, int]]:
     alive: dict[Storage, list[float]] = {}
+    placed: set[int] = set()
     for at, instruction in enumerate(schedule.program.instructions):
         for storage in depend.touched(instruction):
-            if storage.buffer == buffer:
+            if storage.buffer == buffer and storage.address is not None:
+                placed.update(tile.stop for tile in storage.address)
+            elif storage.buffer == buffer:
                 span = alive.setdefault(storage, [schedule.start[at], 0.0])
                 span[0] = min(span[0], schedule.start[at])
                 span[1] = max(span[1], schedule.end[at])
@@ -139,7 +142,10 @@ def _occupancy(schedule: Schedule, buffer: str) -> list[tuple[float, int]]:
         size = footprint(storage)
         steps[first] = steps.get(first, 0) + size
         steps[last] = steps.get(last, 0) - size
-    use, result = 0, []
+    use = max(placed, default=0)  # placed tensors hold their addresses from beginning to end
+    if buffer == "psum":
+        use = -(-use // spec.PSUM_BANK_BYTES)
+    result = [(0.0, use)] if use else []
     for time in sorted(steps):
         use += steps[time]
         result.append((time, use))
@@ -266,6 +272,8 @@ class _Memory:
             mine: list[int] = []
             written = {v.storage.id for v in instruction.dst}
             for storage in depend.touched(instruction):
+                if storage.address is not None:
+                    continue  # the kernel placed it: waits are dependences through addresses
                 k = known.get(storage.id)
                 if k is None:
                     k = known[storage.id] = len(self.size)

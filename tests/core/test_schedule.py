@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from neuronxcc.nki import compiler as ncc
 
 from neuron_cpu.core import Kernel, NkiError, cost, depend, spec
 from neuron_cpu.core import isa as nisa
@@ -261,6 +262,39 @@ def test_hbm_that_is_written_and_read_back_keeps_the_order_of_its_rows():
     first, second, back = moves[1], moves[3], moves[4]
     assert found.start[back] == pytest.approx(found.end[first] + START)
     assert found.start[back] < found.end[second] + START
+
+
+@pytest.mark.filterwarnings("ignore:.*block axes before its partition axis")
+@pytest.mark.parametrize("physical", [1, 2, 4])
+def test_placed_tiles_wait_for_the_tiles_whose_bytes_they_share(physical):
+    def kernel(x):
+        out = nl.ndarray((TILES, 128, 1), dtype=nl.float32, buffer=nl.shared_hbm)
+        tiles = nl.ndarray(
+            (TILES, nl.par_dim(128), COLUMNS), dtype=nl.float32,
+            buffer=ncc.sbuf.mod_alloc(base_addr=0, num_free_tiles=(physical,)),
+        )  # fmt: skip
+        sums = nl.ndarray(
+            (TILES, nl.par_dim(128), 1), dtype=nl.float32,
+            buffer=ncc.sbuf.mod_alloc(base_addr=4 * 4 * COLUMNS, num_free_tiles=(TILES,)),
+        )  # fmt: skip
+        for t in nl.affine_range(TILES):
+            tiles[t] = nl.load(x[t])
+            sums[t] = nisa.tensor_reduce(nl.add, tiles[t], axis=1)
+            nl.store(out[t], value=sums[t])
+        return out
+
+    found = run(kernel, hbm(TILES, 128, COLUMNS, dtype=F32))
+    loads = [k for k in named(found, "dma_copy") if found.transfers[k].hbm_read]
+    expected = [START + LOAD]
+    for t in range(1, TILES):
+        queue = expected[-1]
+        if t >= physical:
+            reduced = expected[t - physical] + REDUCE
+            queue = max(queue, reduced + late(Engine.VECTOR) + START)
+        expected.append(queue + LOAD)
+    slack = TILES * ROWS * row_ns(4)  # the small stores share the queues
+    assert [found.end[k] for k in loads] == pytest.approx(expected, abs=slack)
+    assert found.high_water("sbuf") == 4 * 4 * COLUMNS + 4 * TILES
 
 
 def test_copies_that_name_no_engine_go_to_the_less_loaded_one():
