@@ -7,6 +7,7 @@ them at once.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -214,8 +215,8 @@ class Program:
     def __len__(self) -> int:
         return len(self.instructions)
 
-    @property
-    def macs(self) -> int:
+    @functools.cached_property
+    def macs(self) -> int:  # every call of the kernel asks for it; first asked once traced
         return sum(i.macs for i in self.instructions)
 
     def listing(self, limit: int | None = None) -> str:
