@@ -431,3 +431,52 @@ def test_a_work_folder_that_cannot_be_written_is_named(tiny_llama, application, 
     monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(folder / "config.json"))
     with pytest.raises(StandInError, match="cannot be written.*BASE_COMPILE_WORK_DIR"):
         application(folder, load=False)
+
+
+def test_shards_can_be_written_again(tiny_llama, application, generate, reference):
+    """shard_weights refreshes the weights of a compiled folder, here after the checkpoint changed."""
+    _, folder = tiny_llama()
+    app = application(folder, load=False, tp_degree=2)
+    other, source = tiny_llama(seed=5)
+    shutil.copy(source / "model.safetensors", folder / "model.safetensors")
+    app.shard_weights(folder / "compiled")
+    app.load(folder / "compiled")
+    prompt = [5, 6, 7]
+    assert generate(app, [prompt], 4)[0].tolist() == reference(other, prompt, 4)[0].tolist()
+
+
+def test_automatic_buckets(tiny_llama, application):
+    _, folder = tiny_llama()
+    app = application(
+        folder, load=False, seq_len=300, max_context_length=256, enable_bucketing=True
+    )
+    assert app.context_encoding_model.neuron_config.buckets == [128, 256]
+    assert app.token_generation_model.neuron_config.buckets == [128, 300]
+    graphs = sorted(p.parent.parent.name for p in (folder / "compiled").rglob("graph.hlo"))
+    assert graphs == ["_tp0_bk0", "_tp0_bk0", "_tp0_bk1", "_tp0_bk1"]
+
+
+def test_model_instance_declares_caches_as_aliases(tiny_llama, application):
+    """Output 0 is the logits; then K0, V0, K1, V1."""
+    from neuronx_distributed.ranks import Group, rank_context
+
+    _, folder = tiny_llama()
+    app = application(folder, load=False)
+    instance = app.token_generation_model.get_model_instance()
+    with rank_context(Group(0, 1)):
+        module, aliases = instance.get(0)
+    assert module.n_positions == 48
+    assert [aliases[cache] for cache in module.kv_mgr.past_key_values] == [1, 2, 3, 4]
+
+
+def test_state_dict_can_be_saved_and_read(tiny_llama, tmp_path):
+    from neuronx_distributed_inference.modules.checkpoint import (
+        load_state_dict,
+        save_state_dict_safetensors,
+    )
+
+    tensor = torch.arange(6.0).view(2, 3)
+    shared = {"a": tensor, "b": tensor, "c": tensor[1], "d": tensor.T}
+    save_state_dict_safetensors(shared, tmp_path / "saved")
+    loaded = load_state_dict(tmp_path / "saved")
+    assert {k: v.tolist() for k, v in loaded.items()} == {k: v.tolist() for k, v in shared.items()}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import sys
 import traceback
 from collections import Counter
@@ -84,19 +85,12 @@ class Dot:
         return count
 
 
+_PRODUCTS = frozenset({"mm", "bmm", "mv", "dot"})
+_PRODUCTS_WITH_ADDEND = frozenset({"addmm", "_addmm_activation", "baddbmm", "addbmm", "addmv"})
+
+
 def _matrix_dots(name: str, shapes: Sequence[Tuple[int, ...]]) -> List[Dot]:
     """The products inside an aten operator, [] where it is none; `shapes` are its tensors'."""
-    if name in ("addmm", "_addmm_activation", "baddbmm", "addbmm", "addmv"):
-        shapes, name = shapes[1:], {"a": "mm", "_": "mm", "b": "bmm"}[name[0]]
-        name = "bmm" if len(shapes[0]) == 3 else ("mv" if len(shapes[1]) == 1 else "mm")
-    if name == "mm":
-        return [Dot(shapes[0], shapes[1], (1,), (0,))]
-    if name == "bmm":
-        return [Dot(shapes[0], shapes[1], (2,), (1,), (0,))]
-    if name == "mv":
-        return [Dot(shapes[0], shapes[1], (1,), (0,))]
-    if name == "dot":
-        return [Dot(shapes[0], shapes[1], (0,), (0,))]
     if name.startswith("_scaled_dot_product"):
         query, key, value = shapes[:3]
         weights = (*query[:3], key[2])
@@ -104,7 +98,14 @@ def _matrix_dots(name: str, shapes: Sequence[Tuple[int, ...]]) -> List[Dot]:
             Dot(query, key, (3,), (3,), (0, 1)),
             Dot(weights, value, (3,), (2,), (0, 1)),
         ]
-    return []
+    if name in _PRODUCTS_WITH_ADDEND:
+        shapes = shapes[1:]
+    elif name not in _PRODUCTS:
+        return []
+    lhs, rhs = shapes[:2]
+    if len(lhs) == 3:
+        return [Dot(lhs, rhs, (2,), (1,), (0,))]
+    return [Dot(lhs, rhs, (len(lhs) - 1,), (0,))]
 
 
 @dataclass
@@ -256,7 +257,7 @@ class GraphRecorder(TorchDispatchMode):
 def _explain(error: Exception, tag: str, bucket: int) -> Exception:
     """A meta-device complaint of PyTorch as a sentence about the model's line; others unchanged."""
     text = str(error)
-    if "meta" not in text.lower():
+    if not re.search(r"(?<![a-z])meta(?![a-z])", text.lower()):
         return error
     lines = [
         f"{frame.filename}:{frame.lineno}"

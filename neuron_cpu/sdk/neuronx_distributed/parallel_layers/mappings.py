@@ -45,18 +45,6 @@ def _reduce(input_: torch.Tensor, process_group: Optional[Group] = None) -> torc
     )
 
 
-def _reduce_max(input_: torch.Tensor, process_group: Optional[Group] = None) -> torch.Tensor:
-    """All-reduce by maximum."""
-    group = _group(process_group)
-    if group.size() == 1:
-        return input_
-    return group.exchange(
-        _label("all-reduce-max", input_),
-        input_,
-        lambda parts: _copies(reduce(torch.maximum, parts), len(parts)),
-    )
-
-
 def _broadcast(input_: torch.Tensor, process_group: Optional[Group] = None) -> torch.Tensor:
     """Rank 0's tensor on every rank."""
     group = _group(process_group)
@@ -65,7 +53,7 @@ def _broadcast(input_: torch.Tensor, process_group: Optional[Group] = None) -> t
     return group.exchange(
         _label("broadcast", input_),
         input_,
-        lambda parts: [part.clone() for part in [parts[0]] * len(parts)],
+        lambda parts: _copies(parts[0], len(parts)),
     )
 
 

@@ -29,7 +29,7 @@ from ..modules.generation.sampling import (
 )
 from ..modules.kvcache.kv_cache_manager import KVCacheManager
 from .application_base import NeuronApplicationBase
-from .config import InferenceConfig, NeuronConfig
+from .config import InferenceConfig
 from .model_wrapper import (
     CONTEXT_ENCODING_MODEL_TAG,
     SPECULATION_MODEL_TAG,
@@ -620,9 +620,3 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     @property
     def device(self) -> torch.device:
         return torch.device("cpu")
-
-    def to_cpu(self) -> None:
-        """Already there."""
-
-
-__all__ = ["NeuronBaseForCausalLM", "NeuronBaseModel", "NeuronConfig"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Callable, Dict, List, Tuple, Union
+from typing import Callable, Dict, Tuple, Union
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -93,13 +93,3 @@ def without_sharing(state_dict: StateDict) -> StateDict:
         seen[tensor.untyped_storage().data_ptr()] = key
         result[key] = tensor
     return result
-
-
-def prune_state_dict(state_dict: StateDict, prefix: str) -> StateDict:
-    """The entries whose keys begin with `prefix`, without it."""
-    return {k[len(prefix) :]: v for k, v in state_dict.items() if k.startswith(prefix)}
-
-
-def checkpoint_files(folder: Path) -> List[str]:
-    """Names of the checkpoint files that `load_state_dict` would read, for messages."""
-    return [name for name, _ in _FORMATS if os.path.isfile(os.path.join(folder, name))]

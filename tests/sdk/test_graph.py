@@ -1,0 +1,112 @@
+"""What the tracer counts: every way in which PyTorch multiplies matrices."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from neuronx_distributed.ranks import Group, rank_context
+from neuronx_distributed_inference import graph
+from torch import nn
+
+X, Y = torch.zeros(2, 3, 4), torch.zeros(2, 4, 5)
+W, BIAS = torch.zeros(7, 4), torch.zeros(7)
+HEADS = torch.zeros(2, 6, 3, 8)
+
+
+class Function(nn.Module):
+    """A model of one function."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.function = function
+
+    def forward(self, *inputs):
+        return self.function(*inputs)
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "macs"),
+    [
+        (lambda x, w: F.linear(x, w), (X, W), 2 * 3 * 4 * 7),
+        (F.linear, (X, W, BIAS), 2 * 3 * 4 * 7),
+        (lambda x, w: F.linear(x[0], w), (X, W), 3 * 4 * 7),
+        (torch.matmul, (X, Y), 2 * 3 * 4 * 5),
+        (torch.matmul, (X, Y[0]), 2 * 3 * 4 * 5),
+        (torch.bmm, (X, Y), 2 * 3 * 4 * 5),
+        (lambda x, y: torch.baddbmm(torch.zeros(2, 3, 5), x, y), (X, Y), 2 * 3 * 4 * 5),
+        (lambda x, y: torch.einsum("bij,bjk->bik", x, y), (X, Y), 2 * 3 * 4 * 5),
+        (lambda x, w: torch.einsum("...k,nk->...n", x, w), (X, W), 2 * 3 * 4 * 7),
+        (torch.mv, (W, torch.zeros(4)), 7 * 4),
+        (torch.dot, (BIAS, BIAS), 7),
+        (F.scaled_dot_product_attention, (HEADS, HEADS, HEADS), 2 * 2 * 6 * 3 * 3 * 8),
+        (lambda x: (x * x).sum(), (X,), 0),
+    ],
+)
+def test_macs(function, inputs, macs):
+    record, _ = graph.trace(Function(function), inputs, "tag", 1)
+    assert sum(op.macs for op in record.operators) == macs
+
+
+def test_macs_of_random_products():
+    """Against the definition: one multiplication per element of the loop nest."""
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(20):
+        b, m, k, n = torch.randint(1, 9, (4,), generator=generator).tolist()
+        record, _ = graph.trace(
+            Function(torch.matmul), (torch.zeros(b, m, k), torch.zeros(b, k, n)), "tag", 1
+        )
+        assert record.operators[0].macs == math.prod((b, m, k, n))
+
+
+def test_module_paths_survive_an_exception():
+    class Inner(nn.Module):
+        def forward(self, x):
+            raise ValueError("no")
+
+    class Outer(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.linear = Inner(), nn.Linear(4, 7)
+
+        def forward(self, x):
+            try:
+                self.inner(x)
+            except ValueError:
+                return self.linear(x)
+
+    record, _ = graph.trace(Outer(), (X,), "tag", 1)
+    assert [op.operator for op in record.operators] == ["linear"]
+
+
+def test_tensors_made_inside_forward_are_shapes_too():
+    """Constants and ranges need no device argument while tracing."""
+
+    def function(x):
+        mask = torch.ones(3, 3, dtype=torch.bool).tril()
+        return torch.where(mask, x[:, :, :3], torch.tensor(0.5)) + torch.arange(3)
+
+    record, _ = graph.trace(Function(function), (X,), "tag", 1)
+    assert record.operators == []
+
+
+def test_errors_that_have_nothing_to_do_with_values_pass_unchanged():
+    with pytest.raises(RuntimeError, match="reduction dim"):
+        graph.trace(Function(torch.matmul), (X, W), "tag", 1)
+
+    def metadata(x):
+        raise ValueError("metadata of the model")
+
+    with pytest.raises(ValueError, match="^metadata of the model$"):
+        graph.trace(Function(metadata), (X,), "tag", 1)
+
+
+def test_collectives_are_mocked_while_tracing():
+    from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear
+
+    with rank_context(Group(0, 4)):
+        layer = ColumnParallelLinear(4, 8, bias=False)
+        record, _ = graph.trace(layer, (X,), "tag", 1)
+    assert [op.shapes for op in record.operators] == [[[6, 4], [4, 2]]]
