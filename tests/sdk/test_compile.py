@@ -434,7 +434,7 @@ def test_a_work_folder_that_cannot_be_written_is_named(tiny_llama, application, 
 
 
 def test_shards_can_be_written_again(tiny_llama, application, generate, reference):
-    """shard_weights refreshes the weights of a compiled folder, here after the checkpoint changed."""
+    """shard_weights refreshes a compiled folder's weights, here from a changed checkpoint."""
     _, folder = tiny_llama()
     app = application(folder, load=False, tp_degree=2)
     other, source = tiny_llama(seed=5)
