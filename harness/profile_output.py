@@ -188,7 +188,11 @@ def _plots(graph: GraphEstimate, folder: Path) -> list[Path]:
     for number, schedule in enumerate(graph.schedules):
         path = folder / f"timeline-{number}-{schedule.program.name}.png"
         written.append(plots.timeline(schedule, path))
-    kernels = {id(op.profile): op.profile for op in graph.operators if op.profile is not None}
+    kernels = {
+        id(op.profile): (f"{op.name} ({op.where})", op.profile)
+        for op in graph.operators
+        if op.profile is not None
+    }
     if kernels:
         written.append(plots.roofline(list(kernels.values()), folder / "roofline.png"))
     sizes: dict[str, float] = {}

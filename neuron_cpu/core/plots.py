@@ -11,6 +11,8 @@ from .report import Profile
 from .schedule import DMA, ENGINES, Schedule
 
 COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3")
+MARKERS = "osD^vP*X<>"
+BARS = 15  # operators with a bar of their own
 BINS = 600  # slices of the timeline: about one per pixel column
 
 
@@ -68,37 +70,39 @@ def timeline(schedule: Schedule, path: Path) -> Path:
     return _save(pyplot, figure, path)
 
 
-def roofline(profiles: Sequence[Profile], path: Path) -> Path:
-    """Each kernel as a point: FLOP per HBM byte against achieved TFLOP/s."""
-    pyplot, figure, axes = _figure(8, 5)
+def roofline(points: Sequence[tuple[str, Profile]], path: Path) -> Path:
+    """Each labelled kernel as a point: FLOP per HBM byte against achieved TFLOP/s."""
+    pyplot, figure, axes = _figure(10, 5)
     peak = 2 * spec.PEAK_MACS_PER_NS / 1e3  # TFLOP/s
-    rates = {
-        "HBM share, 410 GB/s": spec.HBM_BYTES_PER_NS,
-        f"DMA profile {profiles[0].dma_profile}": cost.dma_profile(profiles[0].dma_profile).peak,
-    }
-    for (label, rate), style in zip(rates.items(), ("-", "--")):
+    profile = cost.dma_profile(points[0][1].dma_profile)
+    for label, rate, style in (
+        ("HBM share, 410 GB/s", spec.HBM_BYTES_PER_NS, "-"),
+        (f"DMA profile {profile.name}", profile.peak, "--"),
+    ):
         knee = peak * 1e3 / rate
-        axes.plot([0.1, knee, 1e4], [rate / 1e4, peak, peak], style, label=label)
-    for found in profiles:
+        axes.plot([0.1, knee, 1e4], [rate / 1e4, peak, peak], style, label=label, color="grey")
+    for number, (label, found) in enumerate(points):
         size = found.metrics["hbm_read_bytes"] + found.metrics["hbm_write_bytes"]
         flops = found.metrics["model_flops"]
         if size and flops:
-            x, y = flops / size, flops / found.time_ns / 1e3
-            axes.plot(x, y, "o")
-            axes.annotate(found.name, (x, y), textcoords="offset points", xytext=(5, -10))
+            marker = MARKERS[number % len(MARKERS)]
+            axes.plot(flops / size, flops / found.time_ns / 1e3, marker, label=label)
     axes.set(xscale="log", yscale="log", xlabel="FLOP per HBM byte", ylabel="TFLOP/s (estimated)")
     axes.set_title("roofline of one NeuronCore-v2, bf16")
-    axes.legend()
+    axes.legend(bbox_to_anchor=(1.02, 1), loc="upper left", fontsize=8)
     axes.grid(alpha=0.3)
     return _save(pyplot, figure, path)
 
 
 def bytes_by_operator(sizes: dict[str, float], path: Path) -> Path:
-    """Horizontal bars: DMA bytes of each operator (kernel or source line)."""
-    ordered = sorted(sizes.items(), key=lambda item: item[1])
-    pyplot, figure, axes = _figure(9, 1 + 0.3 * len(ordered))
-    axes.barh([name for name, _ in ordered], [size / 1e6 for _, size in ordered], color=COLOURS[0])
-    axes.set_xlabel("DMA bytes, MB")
+    """Horizontal bars: bytes that each operator (kernel or source line) moves, largest first."""
+    ordered = sorted(sizes.items(), key=lambda item: -item[1])
+    shown, rest = ordered[:BARS], ordered[BARS:]
+    if rest:
+        shown.append((f"{len(rest)} smaller ones", sum(size for _, size in rest)))
+    pyplot, figure, axes = _figure(9, 1 + 0.3 * len(shown))
+    axes.barh([n for n, _ in shown[::-1]], [s / 1e6 for _, s in shown[::-1]], color=COLOURS[0])
+    axes.set_xlabel("bytes moved, MB")
     return _save(pyplot, figure, path)
 
 
@@ -108,7 +112,7 @@ def all_plots(
     """The three kinds of plots for the given kernels, written into ``folder``."""
     folder.mkdir(parents=True, exist_ok=True)
     written = [timeline(s, folder / f"timeline-{s.program.name}.png") for s in schedules]
-    written.append(roofline(profiles, folder / "roofline.png"))
+    written.append(roofline([(p.name, p) for p in profiles], folder / "roofline.png"))
     if len(profiles) > 1:
         sizes = {p.name: p.metrics["dma_transfer_bytes"] for p in profiles}
     else:
