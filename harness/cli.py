@@ -30,6 +30,8 @@ MODES = {
     "validate": ("harness.validate", "compare the logits with the SDK's own Llama"),
     "evaluate": ("harness.evaluate", "accuracy, speed, NKI share and score of the prompts"),
     "evaluate_single": ("harness.evaluate", "another name of evaluate"),
+    "diff": ("harness.diff", "where NKI and PyTorch begin to differ, operator by operator"),
+    "preflight": ("harness.preflight", "the last look at a submission before its upload"),
     "evaluate_all": ("harness.suite", "evaluate every prompt of prompts.txt, with reports"),
 }
 

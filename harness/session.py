@@ -61,7 +61,7 @@ class Loaded:
     """A model ready to generate, with what was learnt while building it."""
 
     session: Session
-    role: str  # "nki", "torch" (the submission with and without kernels) or "baseline"
+    role: str  # "nki", "torch" (the submission with and without kernels), "shadow", "baseline"
     model: Any
     folder: Path
     generation_config: Any
@@ -130,8 +130,9 @@ def _padding_token(tokenizer: Any) -> int:
 
 
 def build(session: Session, role: Optional[str] = None) -> Loaded:
-    """Compile what has changed, and load; `role` "baseline" is the SDK's own Llama.
+    """Compile what has changed, and load.
 
+    `role` "baseline" is the SDK's own Llama, "shadow" the submission without kernels in fp32.
     A refusal by the compiler leaves an earlier compiled folder as it was.
     """
     args = session.args
@@ -163,6 +164,7 @@ def _title(role: str) -> str:
         "nki": "model with NKI kernels",
         "torch": "model without NKI kernels",
         "baseline": "baseline model",
+        "shadow": "model without NKI kernels in fp32",
     }[role]
 
 
@@ -172,6 +174,8 @@ def construct_model(session: Session, model_class: Any, role: str) -> Any:
     from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
     settings = cli.settings(session.args)
+    if role == "shadow":
+        settings.update(torch_dtype="float32", rpl_reduce_dtype="float32")
     for name in ("torch_dtype", "rpl_reduce_dtype"):
         if name in settings:
             settings[name] = to_torch_dtype(settings[name])

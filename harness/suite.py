@@ -88,7 +88,7 @@ def _cases(args: argparse.Namespace, texts: Sequence[str]) -> tuple[list[Case], 
     cases, too_long = [], []
     for index in chosen:
         row = rows.get(index)
-        length = asked or _length(len(ids[index]), row)
+        length = asked or length_for(len(ids[index]), row)
         if len(ids[index]) >= length:
             too_long.append(
                 f"Prompt {index} ({shorten(texts[index])}) has {len(ids[index])} tokens and does "
@@ -113,14 +113,13 @@ def _sized(session: Session, cases: Sequence[Case]) -> Session:
     return session
 
 
-def _length(tokens: int, row: Optional[reference.Row]) -> int:
+def length_for(tokens: int, row: Optional[reference.Row] = None) -> int:
+    """Sequence length for a prompt: its row's where it fits, else with room for new tokens."""
     if row is not None and tokens < row.seq_len:
         return row.seq_len
-    return next((n for n in LENGTHS if n >= tokens + DEFAULT_NEW_TOKENS), _rounded(tokens))
-
-
-def _rounded(tokens: int) -> int:
-    return -(-(tokens + DEFAULT_NEW_TOKENS) // LENGTHS[0]) * LENGTHS[0]
+    needed = tokens + DEFAULT_NEW_TOKENS
+    rounded = -(-needed // LENGTHS[0]) * LENGTHS[0]
+    return next((length for length in LENGTHS if length >= needed), rounded)
 
 
 def _chosen(args: argparse.Namespace, count: int) -> list[int]:
