@@ -15,7 +15,7 @@ from harness.estimate import COLLECTIVE, KERNEL, TORCH, GraphEstimate, Operator
 from neuron_cpu.core import cost, plots, report, spec, tables
 from neuron_cpu.core.schedule import Schedule
 
-WIDTH = 160  # columns of a table that goes to a file
+WIDTH = 180  # columns of a table that goes to a file
 SMALL = 0.005  # operators below this share of the graph are printed as one row
 
 
