@@ -48,6 +48,14 @@ from transformers.activations import ACT2FN
 P_MAX = 128  # partitions of SBUF, PSUM and the TensorE array
 MOVING_MAX = 512  # free size of the moving matmul operand; one PSUM bank of fp32
 
+# --- Choices of these kernels ---------------------------------------------------------------------
+
+TOKEN_CHUNK = 512  # tokens per pass over a weight: 512 FLOP per weight byte, above the core's 340
+KEY_CHUNK = 2048  # cached keys per decode block: 8 KiB of fp32 scores per partition
+MASKED = -3.0e38  # score of a key that does not count: exp gives 0, and sums stay finite
+DTYPES = {torch.bfloat16: nl.bfloat16, torch.float16: nl.float16, torch.float32: nl.float32}
+PI_BELOW = 3.1415925  # the fp32 number below pi: arguments of ScalarE's sine stay inside
+
 
 # --- Weight layout --------------------------------------------------------------------------------
 #
@@ -63,7 +71,7 @@ MOVING_MAX = 512  # free size of the moving matmul operand; one PSUM bank of fp3
 
 
 class BlockLayout(NamedTuple):
-    """How an [N, K] weight is cut: ``blocks`` blocks of ``nb`` features, ``k_tiles`` of 128 rows."""
+    """How an [N, K] weight is cut: ``blocks`` of ``nb`` features, ``k_tiles`` of 128 inputs."""
 
     n: int
     k: int
@@ -92,31 +100,53 @@ def block_weight(weight: torch.Tensor) -> torch.Tensor:
     return tiled.permute(0, 3, 2, 1).reshape(layout.blocks, layout.block_size)
 
 
+class HeadShape(NamedTuple):
+    """Heads of one rank: ``group`` query heads share a KV head."""
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+
+    @property
+    def group(self) -> int:
+        return self.q_heads // self.kv_heads
+
+
 # --- Tile helpers: everything here works on SBUF and PSUM tiles -----------------------------------
+
+
+def load_tile(x_hbm):
+    """A region [P, F] @ HBM -> the same @ SBUF."""
+    x_sb = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.sbuf)
+    x_sb[...] = nl.load(x_hbm)
+    return x_sb
 
 
 def load_weight_block(weight_hbm, block, layout):
     """Block ``block`` of a kernel weight -> [128, k_tiles, nb] @ SBUF, one contiguous row each."""
     blocked_hbm = weight_hbm.reshape((layout.blocks, P_MAX, layout.k_tiles, layout.nb))
-    weight_sb = nl.ndarray((P_MAX, layout.k_tiles, layout.nb), weight_hbm.dtype, buffer=nl.sbuf)
-    weight_sb[...] = nl.load(blocked_hbm[block])
-    return weight_sb
+    return load_tile(blocked_hbm[block])
 
 
 def broadcast_row(row_hbm, partitions):
     """[1, H] @ HBM -> [partitions, H] fp32 @ SBUF: a ones-matmul copies the row exactly."""
     width = row_hbm.shape[1]
-    row_sb = nl.ndarray((1, width), row_hbm.dtype, buffer=nl.sbuf)
-    row_sb[...] = nl.load(row_hbm)
+    row_sb = load_tile(row_hbm)
     ones_sb = nl.ndarray((1, partitions), row_hbm.dtype, buffer=nl.sbuf)
     ones_sb[...] = nisa.memset((1, partitions), 1.0, row_hbm.dtype)
     full_sb = nl.ndarray((partitions, width), nl.float32, buffer=nl.sbuf)
-    for start in nl.static_range(0, width, MOVING_MAX):
-        size = min(MOVING_MAX, width - start)
+    for start, size in spans(width, MOVING_MAX):
         piece_psum = nl.ndarray((partitions, size), nl.float32, buffer=nl.psum)
         piece_psum[...] = nisa.nc_matmul(ones_sb, row_sb[:, nl.ds(start, size)])
         full_sb[:, nl.ds(start, size)] = nisa.tensor_copy(piece_psum)
     return full_sb
+
+
+def constant_column(partitions, value):
+    """[partitions, 1] fp32 @ SBUF: ScalarE takes its bias as a tile, not as a number."""
+    column_sb = nl.ndarray((partitions, 1), nl.float32, buffer=nl.sbuf)
+    column_sb[...] = nisa.memset((partitions, 1), value, nl.float32)
+    return column_sb
 
 
 def rmsnorm_tile(x_sb, gain_sb, eps):
@@ -125,8 +155,7 @@ def rmsnorm_tile(x_sb, gain_sb, eps):
     fp32 throughout, one rounding at the end, as the reference does (Zhang and Sennrich 2019).
     """
     tokens, hidden = x_sb.shape
-    eps_sb = nl.ndarray((tokens, 1), nl.float32, buffer=nl.sbuf)
-    eps_sb[...] = nisa.memset((tokens, 1), eps, nl.float32)
+    eps_sb = constant_column(tokens, eps)
     squares_sb = nl.ndarray((tokens, hidden), nl.float32, buffer=nl.sbuf)
     total_sb = nl.ndarray((tokens, 1), nl.float32, buffer=nl.sbuf)
     squares_sb[...] = nisa.activation_reduce(
@@ -137,66 +166,339 @@ def rmsnorm_tile(x_sb, gain_sb, eps):
     scaled_sb = nl.ndarray((tokens, hidden), nl.float32, buffer=nl.sbuf)
     scaled_sb[...] = nisa.tensor_scalar(x_sb, nl.multiply, rstd_sb, dtype=nl.float32)
     out_sb = nl.ndarray((tokens, hidden), x_sb.dtype, buffer=nl.sbuf)
-    out_sb[...] = nisa.tensor_tensor(scaled_sb, gain_sb, nl.multiply)
+    out_sb[...] = nisa.tensor_tensor(scaled_sb, gain_sb[0:tokens, :], nl.multiply)
     return out_sb
 
 
-def transpose_tile(x_sb):
-    """[T, K] @ SBUF, T on partitions -> [128, k_tiles, T] with the contraction on partitions.
+def transpose_into(xt_sb, x_sb, column):
+    """[T, K] @ SBUF -> columns of ``xt_sb`` [128, k_tiles, T'] from ``column`` on, K on partitions.
 
-    Rows past K of the last tile stay unwritten: no product reads them.
+    Rows past K of the last k tile stay unwritten: no product reads them.
     """
     tokens, k = x_sb.shape
-    out_sb = nl.ndarray((P_MAX, math.ceil(k / P_MAX), tokens), x_sb.dtype, buffer=nl.sbuf)
+    columns = nl.ds(column, tokens)
     for tile in nl.affine_range(k // P_MAX):
         tile_psum = nl.ndarray((P_MAX, tokens), x_sb.dtype, buffer=nl.psum)
         tile_psum[...] = nisa.nc_transpose(x_sb[:, nl.ds(tile * P_MAX, P_MAX)])
-        out_sb[:, tile, :] = nisa.tensor_copy(tile_psum)
+        xt_sb[:, tile, columns] = nisa.tensor_copy(tile_psum)
     if k % P_MAX:
         full, tail = k // P_MAX, k % P_MAX
         tail_psum = nl.ndarray((tail, tokens), x_sb.dtype, buffer=nl.psum)
         tail_psum[...] = nisa.nc_transpose(x_sb[:, nl.ds(full * P_MAX, tail)])
-        out_sb[0:tail, full, :] = nisa.tensor_copy(tail_psum)
+        xt_sb[0:tail, full, columns] = nisa.tensor_copy(tail_psum)
+
+
+def transposed(x_sb):
+    """[P, F] @ SBUF, F at most 128 -> [F, P] @ SBUF."""
+    rows, columns = x_sb.shape
+    out_psum = nl.ndarray((columns, rows), x_sb.dtype, buffer=nl.psum)
+    out_psum[...] = nisa.nc_transpose(x_sb)
+    out_sb = nl.ndarray((columns, rows), x_sb.dtype, buffer=nl.sbuf)
+    out_sb[...] = nisa.tensor_copy(out_psum)
     return out_sb
 
 
-def project_block(xt_sb, weight_sb, k, size):
-    """One block of ``x @ W.T``: [128, k_tiles, T] and [128, k_tiles, nb] -> [T, size] fp32 @ PSUM.
+def project_block(xt_sb, columns, weight_sb, k, size):
+    """One block of ``x @ W.T`` for the tokens in ``columns`` of xt_sb -> [T, size] fp32 @ PSUM.
 
     Tokens are stationary: the result has tokens on partitions, ready to be stored in rows.
     """
-    tokens = xt_sb.shape[2]
-    acc_psum = nl.zeros((tokens, size), nl.float32, buffer=nl.psum)
+    acc_psum = nl.zeros((columns.stop - columns.start, size), nl.float32, buffer=nl.psum)
     for tile in nl.affine_range(k // P_MAX):
-        acc_psum[...] += nisa.nc_matmul(xt_sb[:, tile, :], weight_sb[:, tile, 0:size])
+        acc_psum[...] += nisa.nc_matmul(xt_sb[:, tile, columns], weight_sb[:, tile, 0:size])
     if k % P_MAX:
         full, tail = k // P_MAX, k % P_MAX
-        acc_psum[...] += nisa.nc_matmul(xt_sb[0:tail, full, :], weight_sb[0:tail, full, 0:size])
+        acc_psum[...] += nisa.nc_matmul(
+            xt_sb[0:tail, full, columns], weight_sb[0:tail, full, 0:size]
+        )
     return acc_psum
 
 
-def project_tile(xt_sb, weight_hbm, out_hbm, row, layout):
-    """``x @ W.T`` for up to 128 tokens: streams W block by block, stores rows of ``out_hbm``."""
+def for_each_block(layout, body):
+    """``body(block, size)`` for every weight block: a loop over the full ones, then the rest."""
+    last = layout.n - (layout.blocks - 1) * layout.nb
+    full = layout.blocks if last == layout.nb else layout.blocks - 1
+    for block in nl.affine_range(full):
+        body(block, layout.nb)
+    if full < layout.blocks:
+        body(full, last)
+
+
+def project_rows(xt_sb, weight_hbm, out_hbm, row, layout):
+    """``x @ W.T`` for the tokens of a chunk: one pass over W, results stored in rows of out_hbm."""
     tokens = xt_sb.shape[2]
 
     def one_block(block, size):
         weight_sb = load_weight_block(weight_hbm, block, layout)
-        acc_psum = project_block(xt_sb, weight_sb, layout.k, size)
-        out_sb = nl.ndarray((tokens, size), out_hbm.dtype, buffer=nl.sbuf)
-        out_sb[...] = nisa.tensor_copy(acc_psum)
-        nl.store(out_hbm[nl.ds(row, tokens), nl.ds(block * layout.nb, size)], out_sb)
+        for start, count in spans(tokens, P_MAX):
+            acc_psum = project_block(xt_sb, slice(start, start + count), weight_sb, layout.k, size)
+            out_sb = nl.ndarray((count, size), out_hbm.dtype, buffer=nl.sbuf)
+            out_sb[...] = nisa.tensor_copy(acc_psum)
+            nl.store(out_hbm[nl.ds(row + start, count), nl.ds(block * layout.nb, size)], out_sb)
 
-    last = layout.n - (layout.blocks - 1) * layout.nb
-    full_blocks = layout.blocks if last == layout.nb else layout.blocks - 1
-    for block in nl.affine_range(full_blocks):
-        one_block(block, layout.nb)
-    if last != layout.nb:
-        one_block(layout.blocks - 1, last)
+    for_each_block(layout, one_block)
 
 
-def token_tiles(tokens):
-    """(start, size) of each tile of at most 128 tokens; sizes are known while tracing."""
-    return [(start, min(P_MAX, tokens - start)) for start in range(0, tokens, P_MAX)]
+def normed_chunk(x_hbm, row, count, gain_sb, eps):
+    """RMSNorm of ``count`` rows of x [T, H] @ HBM -> transposed, [128, k_tiles, count] @ SBUF.
+
+    Without ``gain_sb`` the rows are taken as they are.
+    """
+    hidden = x_hbm.shape[1]
+    shape = (P_MAX, math.ceil(hidden / P_MAX), count)
+    xt_sb = nl.ndarray(shape, x_hbm.dtype, buffer=nl.sbuf)
+    for start, size in spans(count, P_MAX):
+        x_sb = load_tile(x_hbm[nl.ds(row + start, size), :])
+        normed_sb = x_sb if gain_sb is None else rmsnorm_tile(x_sb, gain_sb, eps)
+        transpose_into(xt_sb, normed_sb, start)
+    return xt_sb
+
+
+def gated_product(xt_sb, columns, gate_hbm, up_hbm, product_sb, layout):
+    """silu(x @ gate.T) * (x @ up.T) of the token tiles in ``columns`` -> one ``product_sb`` each.
+
+    gate and up are rounded to x's type before SiLU and before the product, as in the reference.
+    """
+    dtype = xt_sb.dtype
+
+    def one_block(block, size):
+        gate_w_sb = load_weight_block(gate_hbm, block, layout)
+        up_w_sb = load_weight_block(up_hbm, block, layout)
+        for tokens, out_sb in zip(columns, product_sb):
+            count = tokens.stop - tokens.start
+            gate_psum = project_block(xt_sb, tokens, gate_w_sb, layout.k, size)
+            gate_sb = nl.ndarray((count, size), dtype, buffer=nl.sbuf)
+            gate_sb[...] = nisa.tensor_copy(gate_psum)
+            silu_sb = nl.ndarray((count, size), dtype, buffer=nl.sbuf)
+            silu_sb[...] = nisa.activation(nl.silu, gate_sb)
+            up_psum = project_block(xt_sb, tokens, up_w_sb, layout.k, size)
+            up_sb = nl.ndarray((count, size), dtype, buffer=nl.sbuf)
+            up_sb[...] = nisa.tensor_copy(up_psum)
+            out_sb[:, nl.ds(block * layout.nb, size)] = nisa.tensor_tensor(
+                silu_sb, up_sb, nl.multiply
+            )
+
+    for_each_block(layout, one_block)
+
+
+def spans(length, step):
+    """(start, size) of the pieces of at most ``step`` that cover ``length``, known while tracing."""
+    return [(start, min(step, length - start)) for start in range(0, length, step)]
+
+
+# --- Rotary position embedding --------------------------------------------------------------------
+
+# 2 pi in three parts (Cody and Waite 1980): the first has 8 significant bits and the second 11, so
+# that multiples up to 2^13 of either are exact in fp32; positions to 131072 make fewer turns than
+# 2^15, where the first product is still exact and the second errs by less than 1e-7.
+TWO_PI_PARTS = (6.28125, 0.0019350051879882812, 3.0199159819577e-07)
+
+
+def reduced_sine(angle_sb, shift):
+    """sin(angle + shift) of a fp32 tile; ScalarE's sine is valid within [-pi, pi] only.
+
+    Whole turns are subtracted first. Whether fp32 -> int32 rounds or truncates is not documented for
+    every release, so a remainder may lie within two pi of zero: one more turn is taken off there.
+    """
+    shape = angle_sb.shape
+    turned_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
+    turned_sb[...] = nisa.tensor_scalar(
+        angle_sb, nl.multiply, 1.0 / (2 * math.pi), op1=nl.add, operand1=shift / (2 * math.pi)
+    )
+    turns_sb = nl.ndarray(shape, nl.int32, buffer=nl.sbuf)
+    turns_sb[...] = nisa.tensor_copy(turned_sb, dtype=nl.int32)
+    rest_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
+    rest_sb[...] = nisa.tensor_copy(angle_sb)
+    part_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
+    for part in TWO_PI_PARTS:
+        part_sb[...] = nisa.tensor_scalar(turns_sb, nl.multiply, part, dtype=nl.float32)
+        rest_sb[...] = nisa.tensor_tensor(rest_sb, part_sb, nl.subtract)
+    rest_sb[...] = nisa.tensor_scalar(rest_sb, nl.add, shift)
+    for beyond, turn in ((nl.greater, -2 * math.pi), (nl.less, 2 * math.pi)):
+        limit = math.pi if turn < 0 else -math.pi
+        part_sb[...] = nisa.tensor_scalar(
+            rest_sb, beyond, limit, op1=nl.multiply, operand1=turn, dtype=nl.float32
+        )
+        rest_sb[...] = nisa.tensor_tensor(rest_sb, part_sb, nl.add)
+    inside_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
+    inside_sb[...] = nisa.tensor_scalar(
+        rest_sb, nl.minimum, PI_BELOW, op1=nl.maximum, operand1=-PI_BELOW
+    )
+    sine_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
+    sine_sb[...] = nisa.activation(nl.sin, inside_sb, bias=constant_column(shape[0], 0.0))
+    return sine_sb
+
+
+def rope_tile(x_sb, cos_sb, sin_sb, heads):
+    """RoPE, half-rotation convention, of [T, heads * D] @ SBUF -> the same shape and type.
+
+    cos and sin are [T, D / 2]. Products and sums are rounded to x's type one by one, as the
+    reference computes them.
+    """
+    tokens, dtype = x_sb.shape[0], x_sb.dtype
+    half = cos_sb.shape[1]
+    x3_sb = x_sb.reshape((tokens, heads, 2 * half))
+    out_sb = nl.ndarray((tokens, heads, 2 * half), dtype, buffer=nl.sbuf)
+    for head in nl.affine_range(heads):
+        low, high = x3_sb[:, head, 0:half], x3_sb[:, head, half : 2 * half]
+        for own, other, op, place in (
+            (low, high, nl.subtract, slice(0, half)),
+            (high, low, nl.add, slice(half, 2 * half)),
+        ):
+            straight_sb = nl.ndarray((tokens, half), dtype, buffer=nl.sbuf)
+            straight_sb[...] = nisa.tensor_tensor(own, cos_sb, nl.multiply)
+            crossed_sb = nl.ndarray((tokens, half), dtype, buffer=nl.sbuf)
+            crossed_sb[...] = nisa.tensor_tensor(other, sin_sb, nl.multiply)
+            out_sb[:, head, place] = nisa.tensor_tensor(straight_sb, crossed_sb, op)
+    return out_sb.reshape((tokens, heads * 2 * half))
+
+
+# --- Attention: softmax over key blocks with running maximum (Milakov and Gimelshein 2018) --------
+
+
+class RunningSoftmax:
+    """State of one query tile: negated scaled maximum, sum and unscaled output, all fp32 @ SBUF."""
+
+    def __init__(self, queries, head_dim, scale):
+        self.queries, self.scale = queries, scale
+        self.neg_max_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
+        self.sum_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
+        self.out_sb = nl.ndarray((queries, head_dim), nl.float32, buffer=nl.sbuf)
+
+    def weigh(self, scores_sb, dtype, first):
+        """Take a block of scores [queries, n] fp32 -> its weights exp(scale * (s - max)) in dtype.
+
+        Everything kept so far is rescaled to the new maximum.
+        """
+        block_max_sb = nl.ndarray((self.queries, 1), nl.float32, buffer=nl.sbuf)
+        block_max_sb[...] = nisa.tensor_reduce(nl.max, scores_sb, axis=1, negate=True)
+        new_max_sb = nl.ndarray((self.queries, 1), nl.float32, buffer=nl.sbuf)
+        new_max_sb[...] = nisa.tensor_scalar(block_max_sb, nl.multiply, self.scale)
+        block_sum_sb = nl.ndarray((self.queries, 1), nl.float32, buffer=nl.sbuf)
+        if not first:
+            new_max_sb[...] = nisa.tensor_tensor(new_max_sb, self.neg_max_sb, nl.minimum)
+        weights_sb = nl.ndarray(scores_sb.shape, dtype, buffer=nl.sbuf)
+        weights_sb[...] = nisa.activation_reduce(
+            nl.exp, scores_sb, bias=new_max_sb, scale=self.scale,
+            reduce_op=nl.add, reduce_res=block_sum_sb, dtype=dtype,
+        )  # fmt: skip
+        if first:
+            self.sum_sb[...] = nisa.tensor_copy(block_sum_sb)
+        else:
+            self.rescale(new_max_sb, block_sum_sb)
+        self.neg_max_sb[...] = nisa.tensor_copy(new_max_sb)
+        return weights_sb
+
+    def rescale(self, new_max_sb, block_sum_sb):
+        """Sum and output times exp(old maximum - new maximum), plus the block's sum."""
+        factor_sb = nl.ndarray((self.queries, 1), nl.float32, buffer=nl.sbuf)
+        factor_sb[...] = nisa.activation(nl.exp, self.neg_max_sb, bias=new_max_sb, scale=-1.0)
+        self.sum_sb[...] = nisa.tensor_scalar(
+            self.sum_sb, nl.multiply, factor_sb, op1=nl.add, operand1=block_sum_sb
+        )
+        self.out_sb[...] = nisa.tensor_scalar(self.out_sb, nl.multiply, factor_sb)
+
+    def take(self, product_psum, first):
+        """Add a block's weighted values [queries, D] fp32 @ PSUM."""
+        if first:
+            self.out_sb[...] = nisa.tensor_copy(product_psum)
+        else:
+            self.out_sb[...] = nisa.tensor_tensor(self.out_sb, product_psum, nl.add)
+
+    def finish(self, dtype):
+        """The attention output [queries, D] in ``dtype``."""
+        inverse_sb = nl.ndarray((self.queries, 1), nl.float32, buffer=nl.sbuf)
+        inverse_sb[...] = nisa.reciprocal(self.sum_sb)
+        result_sb = nl.ndarray(self.out_sb.shape, dtype, buffer=nl.sbuf)
+        result_sb[...] = nisa.tensor_scalar(self.out_sb, nl.multiply, inverse_sb)
+        return result_sb
+
+
+def weighted_values(pieces, queries, head_dim):
+    """Weights times values -> [queries, D] fp32 @ PSUM.
+
+    ``pieces`` are (weights [queries, keys], values [keys, D]) of at most 128 keys: the weights are
+    transposed, so that the keys lie on partitions on both sides.
+    """
+    acc_psum = nl.zeros((queries, head_dim), nl.float32, buffer=nl.psum)
+    for weights_sb, value_sb in pieces:
+        acc_psum[...] += nisa.nc_matmul(transposed(weights_sb), value_sb)
+    return acc_psum
+
+
+def prefill_query_tile(q_sb, head, keys_sb, values_sb, bias_sb, kv_head, start, shape):
+    """Causal attention of one head for a tile of queries that begins at position ``start``.
+
+    q_sb [queries, heads * D], keys_sb [D, kv_heads, S], values_sb [128, key tiles, kv_heads * D].
+    Key blocks that begin above the diagonal are never computed.
+    """
+    queries, d = q_sb.shape[0], shape.head_dim
+    qt_sb = transposed(q_sb[:, nl.ds(head * d, d)])
+    state = RunningSoftmax(queries, d, 1.0 / math.sqrt(d))
+    for block, size in spans(start + queries, MOVING_MAX):
+        scores_psum = nl.ndarray((queries, size), nl.float32, buffer=nl.psum)
+        scores_psum[...] = nisa.nc_matmul(qt_sb, keys_sb[:, kv_head, nl.ds(block, size)])
+        scores_sb = nl.ndarray((queries, size), nl.float32, buffer=nl.sbuf)
+        if bias_sb is None:
+            scores_sb[...] = nisa.tensor_copy(scores_psum)
+        else:
+            scores_sb[...] = nisa.tensor_tensor(
+                scores_psum, bias_sb[0:queries, nl.ds(block, size)], nl.add
+            )
+        if block + size > start:  # the block crosses the diagonal
+            i_q, i_k = nl.arange(queries)[:, None], nl.arange(size)[None, :]
+            scores_sb[...] = nisa.affine_select(
+                start + i_q >= block + i_k, scores_sb, on_false_value=MASKED
+            )
+        weights_sb = state.weigh(scores_sb, q_sb.dtype, block == 0)
+        tiles = [
+            (
+                weights_sb[:, nl.ds(key, count)],
+                values_sb[0:count, (block + key) // P_MAX, nl.ds(kv_head * d, d)],
+            )
+            for key, count in spans(size, P_MAX)
+        ]
+        state.take(weighted_values(tiles, queries, d), block == 0)
+    return state.finish(q_sb.dtype)
+
+
+def decode_key_block(q_view, keys_hbm, values_hbm, bias_sb, state, dtype):
+    """Let the ``g`` query heads of one KV head attend to a block of cached keys.
+
+    q_view [D, g], keys_hbm and values_hbm [n, D] contiguous, bias_sb [g, n] fp32. Each partition
+    loads keys that follow each other in HBM: n / 128 * D elements in one row.
+    """
+    length, d = keys_hbm.shape
+    per = length // P_MAX  # consecutive keys per partition
+    keys_t_sb = nl.ndarray((d, length), dtype, buffer=nl.sbuf)
+    value_tiles = []
+    pieces = [(0, P_MAX, per)] if per else []
+    if length % P_MAX:
+        pieces.append((per * P_MAX, length % P_MAX, 1))
+    for start, rows, count in pieces:
+        part = nl.ds(start, rows * count)
+        k_sb = load_tile(keys_hbm[part, :].reshape((rows, count, d)))
+        v_sb = load_tile(values_hbm[part, :].reshape((rows, count, d)))
+        target_sb = keys_t_sb[:, part].reshape((d, rows, count))
+        for tile in nl.affine_range(count):
+            tile_psum = nl.ndarray((d, rows), dtype, buffer=nl.psum)
+            tile_psum[...] = nisa.nc_transpose(k_sb[:, tile, :])
+            target_sb[:, :, tile] = nisa.tensor_copy(tile_psum)
+        value_tiles.append((part, v_sb))
+    scores_sb = nl.ndarray((q_view.shape[1], length), nl.float32, buffer=nl.sbuf)
+    for start, size in spans(length, MOVING_MAX):
+        part = nl.ds(start, size)
+        scores_psum = nl.ndarray((q_view.shape[1], size), nl.float32, buffer=nl.psum)
+        scores_psum[...] = nisa.nc_matmul(q_view, keys_t_sb[:, part])
+        scores_sb[:, part] = nisa.tensor_tensor(scores_psum, bias_sb[:, part], nl.add)
+    weights_sb = state.weigh(scores_sb, dtype, first=False)
+    acc_psum = nl.zeros((q_view.shape[1], d), nl.float32, buffer=nl.psum)
+    for part, v_sb in value_tiles:
+        rows, count = v_sb.shape[0], v_sb.shape[1]
+        piece_sb = weights_sb[:, part].reshape((weights_sb.shape[0], rows, count))
+        for tile in nl.affine_range(count):
+            acc_psum[...] += nisa.nc_matmul(transposed(piece_sb[:, :, tile]), v_sb[:, tile, :])
+    state.take(acc_psum, first=False)
 
 
 # --- Kernels, in the order of the model -----------------------------------------------------------
@@ -206,76 +508,198 @@ def token_tiles(tokens):
 def rmsnorm_kernel(x_hbm, gain_hbm, eps):
     """RMSNorm: x [T, H], gain [1, H] -> [T, H], type of x."""
     out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
-    tokens, hidden = x_hbm.shape
+    tokens = x_hbm.shape[0]
     gain_sb = broadcast_row(gain_hbm, min(tokens, P_MAX))
-    for start, size in token_tiles(tokens):
-        x_sb = nl.ndarray((size, hidden), x_hbm.dtype, buffer=nl.sbuf)
-        x_sb[...] = nl.load(x_hbm[nl.ds(start, size), :])
-        normed_sb = rmsnorm_tile(x_sb, gain_sb[0:size, :], eps)
-        nl.store(out_hbm[nl.ds(start, size), :], normed_sb)
+    for start, size in spans(tokens, P_MAX):
+        x_sb = load_tile(x_hbm[nl.ds(start, size), :])
+        nl.store(out_hbm[nl.ds(start, size), :], rmsnorm_tile(x_sb, gain_sb, eps))
     return out_hbm
 
 
 @nki.jit
-def linear_kernel(x_hbm, weight_hbm, n):
-    """Linear layer: x [T, K], kernel weight of [n, K] -> [T, n], type of x.
+def linear_kernel(x_hbm, weight_hbm, n, gain_hbm=None, eps=0.0):
+    """Linear layer, after RMSNorm where ``gain_hbm`` [1, K] is given.
 
-    QKV projection (q, k and v rows in one weight), output projection and LM head.
+    x [T, K], kernel weight of [n, K] -> [T, n], type of x. QKV projection (norm; q, k and v rows in
+    one weight), output projection (no norm) and LM head (final norm). One pass over the weight for
+    every TOKEN_CHUNK tokens.
     """
     tokens, k = x_hbm.shape
     out_hbm = nl.ndarray((tokens, n), x_hbm.dtype, buffer=nl.shared_hbm)
     layout = BlockLayout.of(n, k)
-    for start, size in token_tiles(tokens):
-        x_sb = nl.ndarray((size, k), x_hbm.dtype, buffer=nl.sbuf)
-        x_sb[...] = nl.load(x_hbm[nl.ds(start, size), :])
-        project_tile(transpose_tile(x_sb), weight_hbm, out_hbm, start, layout)
+    gain_sb = None if gain_hbm is None else broadcast_row(gain_hbm, min(tokens, P_MAX))
+    for start, size in spans(tokens, TOKEN_CHUNK):
+        xt_sb = normed_chunk(x_hbm, start, size, gain_sb, eps)
+        project_rows(xt_sb, weight_hbm, out_hbm, start, layout)
     return out_hbm
 
 
 @nki.jit
-def swiglu_mlp_kernel(x_hbm, gate_hbm, up_hbm, down_hbm, f):
-    """SwiGLU MLP (Shazeer 2020): down(silu(gate(x)) * up(x)).
+def rope_tables_kernel(position_hbm, inv_freq_hbm, dtype):
+    """cos and sin of the rotary angles: position [T, 1] fp32, inv_freq [128, D / 2] -> [T, D / 2].
 
-    x [T, H]; kernel weights of gate and up [f, H] and of down [H, f] -> [T, H], type of x. gate and
-    up are rounded to x's type before SiLU and before the product, as the reference rounds them.
+    Angle and range reduction in fp32, one rounding to ``dtype``. inv_freq is the same in all rows.
+    """
+    tokens, half = position_hbm.shape[0], inv_freq_hbm.shape[1]
+    cos_hbm = nl.ndarray((tokens, half), dtype, buffer=nl.shared_hbm)
+    sin_hbm = nl.ndarray((tokens, half), dtype, buffer=nl.shared_hbm)
+    freq_sb = load_tile(inv_freq_hbm)
+    for start, size in spans(tokens, P_MAX):
+        rows = nl.ds(start, size)
+        position_sb = load_tile(position_hbm[rows, :])
+        angle_sb = nl.ndarray((size, half), nl.float32, buffer=nl.sbuf)
+        angle_sb[...] = nisa.tensor_scalar(freq_sb[0:size, :], nl.multiply, position_sb)
+        for table_hbm, shift in ((cos_hbm, math.pi / 2), (sin_hbm, 0.0)):
+            rounded_sb = nl.ndarray((size, half), dtype, buffer=nl.sbuf)
+            rounded_sb[...] = nisa.tensor_copy(reduced_sine(angle_sb, shift))
+            nl.store(table_hbm[rows, :], rounded_sb)
+    return cos_hbm, sin_hbm
+
+
+@nki.jit
+def rope_kernel(x_hbm, cos_hbm, sin_hbm):
+    """RoPE of x [T, heads * D] with cos and sin [T, D / 2] -> the same shape and type."""
+    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    tokens, width = x_hbm.shape
+    heads = width // (2 * cos_hbm.shape[1])
+    for start, size in spans(tokens, P_MAX):
+        rows = nl.ds(start, size)
+        cos_sb, sin_sb = load_tile(cos_hbm[rows, :]), load_tile(sin_hbm[rows, :])
+        x_sb = load_tile(x_hbm[rows, :])
+        nl.store(out_hbm[rows, :], rope_tile(x_sb, cos_sb, sin_sb, heads))
+    return out_hbm
+
+
+@nki.jit
+def attention_prefill_kernel(qkv_hbm, cos_hbm, sin_hbm, batch, q_heads, kv_heads, bias_hbm=None):
+    """RoPE and causal flash attention of all new tokens (Dao et al. 2022), grouped heads.
+
+    qkv [B * S, (q_heads + 2 * kv_heads) * D], cos and sin [B * S, D / 2], bias [B, S] fp32 (0 for
+    keys that count, MASKED for left padding) -> context [B * S, q_heads * D] and the rotated keys
+    [B * S, kv_heads * D], type of qkv. Keys and values of a sequence stay in SBUF: per partition
+    kv_heads * S * 2 bytes of keys and S / 128 * kv_heads * D * 2 bytes of values.
+    """
+    tokens, dtype = qkv_hbm.shape[0], qkv_hbm.dtype
+    shape = HeadShape(q_heads, kv_heads, qkv_hbm.shape[1] // (q_heads + 2 * kv_heads))
+    d, length = shape.head_dim, tokens // batch
+    context_hbm = nl.ndarray((tokens, q_heads * d), dtype, buffer=nl.shared_hbm)
+    rotated_hbm = nl.ndarray((tokens, kv_heads * d), dtype, buffer=nl.shared_hbm)
+    for b in nl.affine_range(batch):
+        keys_sb = nl.ndarray((d, kv_heads, length), dtype, buffer=nl.sbuf)
+        value_shape = (P_MAX, math.ceil(length / P_MAX), kv_heads * d)
+        values_sb = nl.ndarray(value_shape, dtype, buffer=nl.sbuf)
+        for start, size in spans(length, P_MAX):
+            rows = nl.ds(b * length + start, size)
+            tables = load_tile(cos_hbm[rows, :]), load_tile(sin_hbm[rows, :])
+            k_sb = load_tile(qkv_hbm[rows, nl.ds(q_heads * d, kv_heads * d)])
+            k_sb = rope_tile(k_sb, *tables, kv_heads)
+            nl.store(rotated_hbm[rows, :], k_sb)
+            values_sb[0:size, start // P_MAX, :] = nl.load(
+                qkv_hbm[rows, nl.ds((q_heads + kv_heads) * d, kv_heads * d)]
+            )
+            for head in nl.affine_range(kv_heads):
+                keys_sb[:, head, nl.ds(start, size)] = nisa.tensor_copy(
+                    transposed(k_sb[:, nl.ds(head * d, d)])
+                )
+        bias_sb = None
+        if bias_hbm is not None:
+            bias_sb = broadcast_row(bias_hbm[nl.ds(b, 1), :], min(length, P_MAX))
+        for start, size in spans(length, P_MAX):
+            rows = nl.ds(b * length + start, size)
+            q_sb = load_tile(qkv_hbm[rows, 0 : q_heads * d])
+            tables = load_tile(cos_hbm[rows, :]), load_tile(sin_hbm[rows, :])
+            q_sb = rope_tile(q_sb, *tables, q_heads)
+            context_sb = prefill_heads(q_sb, keys_sb, values_sb, bias_sb, start, shape)
+            nl.store(context_hbm[rows, :], context_sb)
+    return context_hbm, rotated_hbm
+
+
+def prefill_heads(q_sb, keys_sb, values_sb, bias_sb, start, shape):
+    """All heads of one query tile [queries, q_heads * D] -> context of the same shape @ SBUF."""
+    d, group = shape.head_dim, shape.group
+    context_sb = nl.ndarray(q_sb.shape, q_sb.dtype, buffer=nl.sbuf)
+    for kv_head in nl.affine_range(shape.kv_heads):
+        for member in nl.affine_range(group):
+            head = kv_head * group + member
+            context_sb[:, nl.ds(head * d, d)] = prefill_query_tile(
+                q_sb, head, keys_sb, values_sb, bias_sb, kv_head, start, shape
+            )
+    return context_sb
+
+
+@nki.jit
+def attention_decode_kernel(
+    qkv_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm, bias_hbm, q_heads, kv_heads
+):
+    """RoPE and attention of one new token per sequence over the cache and itself, grouped heads.
+
+    qkv [B, (q_heads + 2 * kv_heads) * D], cos and sin [B, D / 2], cached keys and values
+    [B, kv_heads, L, D], bias [B, L] fp32 (0 for keys that count, MASKED otherwise) -> context
+    [B, q_heads * D] and the rotated new keys [B, kv_heads * D]. Keys and values are read once per
+    KV head, in blocks of KEY_CHUNK with a running softmax.
+    """
+    batch, dtype = qkv_hbm.shape[0], qkv_hbm.dtype
+    length, d = keys_hbm.shape[2], keys_hbm.shape[3]
+    group = q_heads // kv_heads
+    context_hbm = nl.ndarray((batch, q_heads * d), dtype, buffer=nl.shared_hbm)
+    rotated_hbm = nl.ndarray((batch, kv_heads * d), dtype, buffer=nl.shared_hbm)
+    qk_sb = load_tile(qkv_hbm[:, 0 : (q_heads + kv_heads) * d])
+    qk_sb = rope_tile(qk_sb, load_tile(cos_hbm), load_tile(sin_hbm), q_heads + kv_heads)
+    nl.store(rotated_hbm, qk_sb[:, nl.ds(q_heads * d, kv_heads * d)])
+    qk_t_sb = nl.ndarray((d, q_heads + kv_heads, batch), dtype, buffer=nl.sbuf)
+    for head in nl.affine_range(q_heads + kv_heads):
+        qk_t_sb[:, head, :] = nisa.tensor_copy(transposed(qk_sb[:, nl.ds(head * d, d)]))
+    for b in nl.affine_range(batch):
+        bias_sb = broadcast_row(bias_hbm[nl.ds(b, 1), :], group)
+        value_columns = nl.ds((q_heads + kv_heads) * d, kv_heads * d)
+        new_values_sb = load_tile(qkv_hbm[nl.ds(b, 1), value_columns])
+        for kv_head in nl.affine_range(kv_heads):
+            heads = nl.ds(kv_head * group, group)
+            q_view = qk_t_sb[:, heads, b]  # [D, group]
+            state = RunningSoftmax(group, d, 1.0 / math.sqrt(d))
+            own_psum = nl.ndarray((group, 1), nl.float32, buffer=nl.psum)
+            own_psum[...] = nisa.nc_matmul(q_view, qk_t_sb[:, q_heads + kv_head, nl.ds(b, 1)])
+            own_sb = nl.ndarray((group, 1), nl.float32, buffer=nl.sbuf)
+            own_sb[...] = nisa.tensor_copy(own_psum)
+            weight_sb = state.weigh(own_sb, dtype, first=True)
+            value_sb = new_values_sb[:, nl.ds(kv_head * d, d)]
+            state.take(weighted_values([(weight_sb, value_sb)], group, d), first=True)
+            for start, size in spans(length, KEY_CHUNK):
+                part = nl.ds(start, size)
+                decode_key_block(
+                    q_view, keys_hbm[b, kv_head, part, :], values_hbm[b, kv_head, part, :],
+                    bias_sb[:, part], state, dtype,
+                )  # fmt: skip
+            out_hbm = context_hbm.reshape((batch, q_heads, d))
+            nl.store(out_hbm[b, heads, :], state.finish(dtype))
+    return context_hbm, rotated_hbm
+
+
+@nki.jit
+def swiglu_mlp_kernel(x_hbm, gate_hbm, up_hbm, down_hbm, f, gain_hbm=None, eps=0.0):
+    """SwiGLU MLP (Shazeer 2020), after RMSNorm where ``gain_hbm`` is given.
+
+    x [T, H]; kernel weights of gate and up [f, H] and of down [H, f] -> [T, H], type of x:
+    down(silu(gate(x)) * up(x)). One pass over the weights for every TOKEN_CHUNK tokens.
     """
     tokens, hidden = x_hbm.shape
     out_hbm = nl.ndarray((tokens, hidden), x_hbm.dtype, buffer=nl.shared_hbm)
     wide, narrow = BlockLayout.of(f, hidden), BlockLayout.of(hidden, f)
-    for start, size in token_tiles(tokens):
-        x_sb = nl.ndarray((size, hidden), x_hbm.dtype, buffer=nl.sbuf)
-        x_sb[...] = nl.load(x_hbm[nl.ds(start, size), :])
-        product_sb = gated_product(transpose_tile(x_sb), gate_hbm, up_hbm, wide)
-        project_tile(transpose_tile(product_sb), down_hbm, out_hbm, start, narrow)
+    gain_sb = None if gain_hbm is None else broadcast_row(gain_hbm, min(tokens, P_MAX))
+    for start, size in spans(tokens, TOKEN_CHUNK):
+        xt_sb = normed_chunk(x_hbm, start, size, gain_sb, eps)
+        pieces = spans(size, P_MAX)
+        columns = [slice(at, at + count) for at, count in pieces]
+        products_sb = [
+            nl.ndarray((count, f), x_hbm.dtype, buffer=nl.sbuf, name=f"product{at}_sb")
+            for at, count in pieces
+        ]
+        gated_product(xt_sb, columns, gate_hbm, up_hbm, products_sb, wide)
+        product_t_sb = nl.ndarray((P_MAX, narrow.k_tiles, size), x_hbm.dtype, buffer=nl.sbuf)
+        for (at, _), product_sb in zip(pieces, products_sb):
+            transpose_into(product_t_sb, product_sb, at)
+        project_rows(product_t_sb, down_hbm, out_hbm, start, narrow)
     return out_hbm
-
-
-def gated_product(xt_sb, gate_hbm, up_hbm, layout):
-    """silu(x @ gate.T) * (x @ up.T) -> [T, F] @ SBUF in x's type."""
-    tokens, dtype = xt_sb.shape[2], xt_sb.dtype
-    product_sb = nl.ndarray((tokens, layout.n), dtype, buffer=nl.sbuf)
-
-    def one_block(block, size):
-        columns = nl.ds(block * layout.nb, size)
-        gate_w_sb = load_weight_block(gate_hbm, block, layout)
-        gate_psum = project_block(xt_sb, gate_w_sb, layout.k, size)
-        gate_sb = nl.ndarray((tokens, size), dtype, buffer=nl.sbuf)
-        gate_sb[...] = nisa.tensor_copy(gate_psum)
-        silu_sb = nl.ndarray((tokens, size), dtype, buffer=nl.sbuf)
-        silu_sb[...] = nisa.activation(nl.silu, gate_sb)
-        up_w_sb = load_weight_block(up_hbm, block, layout)
-        up_psum = project_block(xt_sb, up_w_sb, layout.k, size)
-        up_sb = nl.ndarray((tokens, size), dtype, buffer=nl.sbuf)
-        up_sb[...] = nisa.tensor_copy(up_psum)
-        product_sb[:, columns] = nisa.tensor_tensor(silu_sb, up_sb, nl.multiply)
-
-    last = layout.n - (layout.blocks - 1) * layout.nb
-    full_blocks = layout.blocks if last == layout.nb else layout.blocks - 1
-    for block in nl.affine_range(full_blocks):
-        one_block(block, layout.nb)
-    if last != layout.nb:
-        one_block(layout.blocks - 1, last)
-    return product_sb
 
 
 # --- Configuration --------------------------------------------------------------------------------
@@ -363,11 +787,14 @@ class NeuronLlamaRMSNorm(nn.Module):
         self.eps = eps
         self.nki_enabled = nki_enabled
 
+    def gain(self) -> Tuple[torch.Tensor, float]:
+        """What a kernel that normalises by itself needs: gain [1, H] and epsilon."""
+        return self.weight.reshape(1, -1), self.eps
+
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         if self.nki_enabled:
             rows = hidden.reshape(-1, hidden.shape[-1])
-            normed = rmsnorm_kernel(rows, self.weight.reshape(1, -1), self.eps)
-            return normed.reshape(hidden.shape)
+            return rmsnorm_kernel(rows, *self.gain()).reshape(hidden.shape)
         x = hidden.to(torch.float32)
         rstd = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
         return (x * rstd * self.weight.to(torch.float32)).to(hidden.dtype)
@@ -391,10 +818,11 @@ class BlockedWeight(ColumnParallelLinear):
         )
         self.n = n
 
-    def forward(self, x: torch.Tensor, *_: Any) -> torch.Tensor:
-        """x [..., K] -> [..., n], this rank's share (column) or partial sum (row parallel)."""
-        rows = x.reshape(-1, x.shape[-1])
-        return linear_kernel(rows, self.weight, self.n).reshape(*x.shape[:-1], self.n)
+    def project(self, rows: torch.Tensor, norm: Optional[NeuronLlamaRMSNorm] = None) -> Any:
+        """rows [T, K] -> [T, n]: this rank's share (column) or partial sum (row parallel)."""
+        if norm is None:
+            return linear_kernel(rows, self.weight, self.n)
+        return linear_kernel(rows, self.weight, self.n, *norm.gain())
 
 
 def column_linear(config: InferenceConfig, k: int, n: int, bias: bool = False) -> nn.Module:
@@ -435,13 +863,18 @@ class NeuronLlamaMLP(nn.Module):
             self.up_proj = column_linear(config, hidden, config.intermediate_size, bias)
             self.down_proj = row_linear(config, config.intermediate_size, hidden, bias)
 
-    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[B, S, H] -> [B, S, H]."""
+    def forward(self, hidden: torch.Tensor, norm: NeuronLlamaRMSNorm) -> torch.Tensor:
+        """[B, S, H] -> [B, S, H]: the MLP of the normalised input."""
         if not self.nki_enabled:
-            return self.down_proj(self.act_fn(self.gate_proj(hidden)) * self.up_proj(hidden))
-        rows = hidden.reshape(-1, hidden.shape[-1])
+            normed = norm(hidden)
+            return self.down_proj(self.act_fn(self.gate_proj(normed)) * self.up_proj(normed))
         partial = swiglu_mlp_kernel(
-            rows, self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight, self.f_rank
+            hidden.reshape(-1, hidden.shape[-1]),
+            self.gate_proj.weight,
+            self.up_proj.weight,
+            self.down_proj.weight,
+            self.f_rank,
+            *norm.gain(),
         )
         return reduce_from_tensor_model_parallel_region(partial).reshape(hidden.shape)
 
@@ -463,17 +896,21 @@ class LlamaRotaryEmbedding(nn.Module):
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
-        self.dim = Sizes.of(config).head_dim
-        self.inv_freq = _inverse_frequencies(config, self.dim)
+        self.inv_freq = _inverse_frequencies(config, Sizes.of(config).head_dim)
+        self.nki_enabled = is_nki_enabled(config)
 
     def get_inv_freqs(self, device: Optional[torch.device] = None) -> torch.Tensor:
         return torch.tensor(self.inv_freq, dtype=torch.float32, device=device)
 
     def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> Tuple[torch.Tensor, ...]:
-        """position_ids [B, S] -> cos, sin [B, S, D] in ``dtype``, computed in fp32 elementwise."""
+        """position_ids [B, S] -> cos, sin [B, S, D / 2] in ``dtype``, angles in fp32."""
         inv_freq = self.get_inv_freqs(position_ids.device)
-        angles = position_ids[:, :, None].to(torch.float32) * inv_freq[None, None, :]
-        angles = torch.cat((angles, angles), dim=-1)
+        positions = position_ids.to(torch.float32)
+        if self.nki_enabled:
+            rows = inv_freq.expand(P_MAX, -1).contiguous()
+            tables = rope_tables_kernel(positions.reshape(-1, 1), rows, DTYPES[dtype])
+            return tuple(table.reshape(*position_ids.shape, -1) for table in tables)
+        angles = positions[:, :, None] * inv_freq[None, None, :]
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
@@ -504,10 +941,10 @@ def _inverse_frequencies(config: InferenceConfig, dim: int) -> List[float]:
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """RoPE of [B, heads, S, D] with cos, sin [B, S, D]."""
-    half = x.shape[-1] // 2
-    rotated = torch.cat((-x[..., half:], x[..., :half]), dim=-1)
-    return x * cos[:, None] + rotated * sin[:, None]
+    """RoPE of [B, heads, S, D] with cos, sin [B, S, D / 2]."""
+    low, high = x.chunk(2, dim=-1)
+    cos, sin = cos[:, None], sin[:, None]
+    return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
 
 class NeuronLlamaAttention(nn.Module):
@@ -520,6 +957,7 @@ class NeuronLlamaAttention(nn.Module):
         hidden, dim = config.hidden_size, sizes.head_dim
         bias = bool(getattr(config, "attention_bias", False))
         self.nki_enabled = is_nki_enabled(config)
+        self.left_padding = config.neuron_config.padding_side == "left"
         self.rotary_emb = LlamaRotaryEmbedding(config)
         self.split = [heads * dim for heads in (sizes.q_rank, sizes.kv_rank, sizes.kv_rank)]
         if self.nki_enabled:
@@ -532,20 +970,16 @@ class NeuronLlamaAttention(nn.Module):
             self.v_proj = column_linear(config, hidden, sizes.kv_heads * dim, bias)
             self.o_proj = row_linear(config, sizes.q_heads * dim, hidden, bias)
 
-    def project_qkv(self, hidden: torch.Tensor) -> Tuple[torch.Tensor, ...]:
-        """[B, S, H] -> q [B, q_rank, S, D], k and v [B, kv_rank, S, D]."""
-        if self.nki_enabled:
-            parts = torch.split(self.qkv_proj(hidden), self.split, dim=-1)
-        else:
-            parts = (self.q_proj(hidden), self.k_proj(hidden), self.v_proj(hidden))
-        batch, length = hidden.shape[:2]
-        return tuple(
-            part.reshape(batch, length, -1, self.sizes.head_dim).transpose(1, 2) for part in parts
-        )
+    def heads(self, rows: torch.Tensor, batch: int) -> torch.Tensor:
+        """[B * S, n * D] (or [B, S, n * D]) -> [B, n, S, D]."""
+        return rows.reshape(
+            batch, -1, rows.shape[-1] // self.sizes.head_dim, self.sizes.head_dim
+        ).transpose(1, 2)
 
     def forward(
         self,
         hidden_states: torch.Tensor,
+        norm: NeuronLlamaRMSNorm,
         attention_mask: torch.Tensor,
         position_ids: torch.Tensor,
         past_key_value: Optional[Tuple[torch.Tensor, torch.Tensor]] = None,
@@ -553,21 +987,50 @@ class NeuronLlamaAttention(nn.Module):
         cos_cache: Optional[torch.Tensor] = None,
         sin_cache: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, Tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
-        q, k, v = self.project_qkv(hidden_states)
+        """Attention of the normalised input [B, S, H]; masks are bool, True for keys that count."""
         if cos_cache is None or sin_cache is None:
             cos_cache, sin_cache = self.rotary_emb(position_ids, hidden_states.dtype)
-        q, k = rotate(q, cos_cache, sin_cache), rotate(k, cos_cache, sin_cache)
-        if past_key_value is None:
-            context = self.attend_prefill(q, k, v, attention_mask)
+        tables = cos_cache, sin_cache
+        attend = self.attend_with_kernels if self.nki_enabled else self.attend_with_torch
+        output, present = attend(
+            hidden_states, norm, attention_mask, past_key_value, active_mask, tables
+        )
+        return output, present, cos_cache, sin_cache
+
+    def attend_with_kernels(self, hidden, norm, mask, past, active_mask, tables):
+        """Norm and QKV, RoPE and attention, output projection: three kernels and an all-reduce."""
+        batch, sizes = hidden.shape[0], self.sizes
+        qkv = self.qkv_proj.project(hidden.reshape(-1, hidden.shape[-1]), norm)
+        cos, sin = (table.reshape(-1, table.shape[-1]) for table in tables)
+        if past is None:
+            bias = _mask_bias(mask[:, 0, -1]) if self.left_padding else None
+            context, k = attention_prefill_kernel(
+                qkv, cos, sin, batch, sizes.q_rank, sizes.kv_rank, bias
+            )
         else:
-            context = self.attend_decode(q, k, v, past_key_value, attention_mask, active_mask)
-        batch, _, length, _ = context.shape
-        merged = context.transpose(1, 2).reshape(batch, length, -1)
-        if self.nki_enabled:
-            output = reduce_from_tensor_model_parallel_region(self.o_proj(merged))
+            _refuse_for_kernels(active_mask is not None, "several new tokens per decode call")
+            context, k = attention_decode_kernel(
+                qkv, cos, sin, *past, _mask_bias(mask[:, 0, 0]), sizes.q_rank, sizes.kv_rank
+            )
+        v = qkv[:, self.split[0] + self.split[1] :]
+        partial = self.o_proj.project(context).reshape(hidden.shape)
+        present = self.heads(k, batch), self.heads(v, batch)
+        return reduce_from_tensor_model_parallel_region(partial), present
+
+    def attend_with_torch(self, hidden, norm, mask, past, active_mask, tables):
+        """The same in PyTorch, rounding where the device's reference rounds."""
+        batch = hidden.shape[0]
+        normed = norm(hidden)
+        q, k, v = (
+            self.heads(proj(normed), batch) for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = rotate(q, *tables), rotate(k, *tables)
+        if past is None:
+            context = self.attend_prefill(q, k, v, mask)
         else:
-            output = self.o_proj(merged)
-        return output, (k, v), cos_cache, sin_cache
+            context = self.attend_decode(q, k, v, past, mask, active_mask)
+        merged = context.transpose(1, 2).reshape(*hidden.shape[:2], -1)
+        return self.o_proj(merged), (k, v)
 
     def scores(self, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Scaled and masked scores in fp32; the product is rounded to the model's type before."""
@@ -608,6 +1071,11 @@ class NeuronLlamaAttention(nn.Module):
         )
 
 
+def _mask_bias(mask: torch.Tensor) -> torch.Tensor:
+    """bool [B, keys] -> fp32 bias for scores: 0 where a key counts, MASKED elsewhere."""
+    return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, MASKED)
+
+
 class NeuronLlamaDecoderLayer(nn.Module):
     """Norm, attention, residual; norm, MLP, residual."""
 
@@ -637,7 +1105,8 @@ class NeuronLlamaDecoderLayer(nn.Module):
         that they read exactly four.
         """
         attended, present, cos, sin = self.self_attn(
-            self.input_layernorm(hidden_states),
+            hidden_states,
+            self.input_layernorm,
             attention_mask,
             position_ids,
             past_key_value,
@@ -646,13 +1115,16 @@ class NeuronLlamaDecoderLayer(nn.Module):
             kwargs.get("sin_cache"),
         )
         hidden = hidden_states + attended
-        hidden = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        hidden = hidden + self.mlp(hidden, self.post_attention_layernorm)
         results = (hidden, present, cos, sin)
         return (*results, None) if "residual" in kwargs else results
 
 
 class NeuronLlamaHead(BlockedWeight):
-    """LM head in kernel layout; logits are gathered unless the device samples."""
+    """Final norm and LM head in one kernel; logits are gathered unless the device samples.
+
+    The base class hands over just the last token of each sequence, so no other row is normalised.
+    """
 
     def __init__(self, config: InferenceConfig, gather_output: bool) -> None:
         sizes, neuron_config = Sizes.of(config), config.neuron_config
@@ -660,9 +1132,12 @@ class NeuronLlamaHead(BlockedWeight):
             sizes.vocab_rank, config.hidden_size, neuron_config.tp_degree, neuron_config.torch_dtype
         )
         self.gather_output = gather_output
+        self.norm = NeuronLlamaRMSNorm(config.hidden_size, config.rms_norm_eps, nki_enabled=True)
 
     def forward(self, x: torch.Tensor, *_: Any) -> torch.Tensor:
-        logits = super().forward(x)
+        """[B, S, H] -> logits [B, S, V] (of this rank where the device samples)."""
+        rows = x.reshape(-1, x.shape[-1])
+        logits = self.project(rows, self.norm).reshape(*x.shape[:-1], self.n)
         return gather_from_tensor_model_parallel_region(logits) if self.gather_output else logits
 
 
@@ -694,16 +1169,15 @@ class NeuronLlamaModel(NeuronBaseModel):
         gather = not self.on_device_sampling
         if is_nki_enabled(config):
             self.lm_head = NeuronLlamaHead(config, gather)
+            self.norm = nn.Identity()  # the head normalises
         else:
+            self.norm = NeuronLlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
             self.lm_head = ColumnParallelLinear(
                 config.hidden_size, config.vocab_size, bias=False, gather_output=gather,
                 dtype=neuron_config.torch_dtype, pad=True,
             )  # fmt: skip
         self.layers = nn.ModuleList(
             NeuronLlamaDecoderLayer(config) for _ in range(config.num_hidden_layers)
-        )
-        self.norm = NeuronLlamaRMSNorm(
-            config.hidden_size, config.rms_norm_eps, is_nki_enabled(config)
         )
 
 
@@ -766,8 +1240,8 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
     ) -> StateDict:
         """Hugging Face names and shapes (without ``model.``) -> this model's.
 
-        Runs before the SDK ties the head to the embedding, so a tied head is made here: with kernels
-        it has its own layout.
+        Runs before the SDK ties the head to the embedding, so a tied head is made here: for the
+        kernels it has its own layout.
         """
         tp, nki_enabled = config.neuron_config.tp_degree, is_nki_enabled(config)
         sizes = Sizes.of(config)
@@ -777,6 +1251,7 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
         if nki_enabled:
             head = state.get("lm_head.weight", state["embed_tokens.weight"])
             state["lm_head.weight"] = block_for_ranks([head], tp, 0)
+            state["lm_head.norm.weight"] = state.pop("norm.weight")
         state["rank_util.rank"] = torch.arange(tp, dtype=torch.int32)
         return state
 
