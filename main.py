@@ -12,7 +12,7 @@ from typing import Optional
 
 import neuron_cpu
 from harness import cli, console
-from harness.errors import UserError
+from harness.errors import is_refusal
 
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 
@@ -29,7 +29,7 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         console.say("main.py: Interrupted.")
         return INTERRUPTED
     except Exception as error:
-        if not _is_refusal(error):
+        if not is_refusal(error):
             raise
         if debug:
             traceback.print_exc()
@@ -42,14 +42,6 @@ def _quieten_libraries() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
-
-
-def _is_refusal(error: Exception) -> bool:
-    """Whether an error is one sentence for the user: the harness's own or the stand-in's."""
-    if isinstance(error, UserError):
-        return True
-    modules = {kind.__module__.split(".")[0] for kind in type(error).__mro__}
-    return "neuron_cpu" in modules
 
 
 if __name__ == "__main__":

@@ -9,13 +9,14 @@ import json
 import os
 import platform
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Optional
 
 from harness import cli, console, models, prompts, sdk, submission
-from harness.errors import UserError
+from harness.errors import UserError, is_refusal
 from harness.files import atomic_folder, cache_folder, check_writable_folder, write_text_atomically
 
 BASELINE_MODULE = "neuronx_distributed_inference.models.llama.modeling_llama"
@@ -149,7 +150,8 @@ def build(session: Session, role: Optional[str] = None) -> Loaded:
     if changed or args.recompile:
         reason = "asked for" if not changed else ", ".join(changed)
         with console.step(f"Compiling {_title(role)} ({reason})"), atomic_folder(folder) as target:
-            _compile(model, session, target)
+            with _told_as_the_submission(session):
+                _compile(model, session, target)
             text = json.dumps(inputs, indent=1, sort_keys=True) + "\n"
             write_text_atomically(target / MANIFEST, text)
     else:
@@ -157,6 +159,20 @@ def build(session: Session, role: Optional[str] = None) -> Loaded:
     with console.step(f"Loading {_title(role)}"):
         model.load(str(folder))
     return Loaded(session, role, model, folder, _generation_config(session))
+
+
+@contextmanager
+def _told_as_the_submission(session: Session) -> Iterator[None]:
+    """An error that is not a refusal yet becomes one that names the submission's line."""
+    try:
+        yield
+    except (OSError, UserError):
+        raise
+    except Exception as error:
+        if is_refusal(error):
+            raise
+        where = submission.where(error, session.submission)
+        raise UserError(f"The model cannot be compiled: {where}.") from error
 
 
 def _title(role: str) -> str:

@@ -1,0 +1,150 @@
+"""diff finds the module that is wrong; preflight refuses what must not be uploaded."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness import diff, preflight
+
+# The SDK's Llama whose MLP goes through a kernel that multiplies by FACTOR.
+SCALED = """
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+from neuronx_distributed_inference.models.config import NeuronConfig
+from neuronx_distributed_inference.models.llama import modeling_llama
+
+modeling_llama.plain_mlp = getattr(modeling_llama, "plain_mlp", modeling_llama.NeuronLlamaMLP)
+
+
+@nki.jit
+def scale_kernel(x_hbm):
+    out_hbm = nl.ndarray(x_hbm.shape, dtype=x_hbm.dtype, buffer=nl.shared_hbm)
+    nl.store(out_hbm, nl.multiply(nl.load(x_hbm), FACTOR))
+    return out_hbm
+
+
+class ScaledMLP(modeling_llama.plain_mlp):
+    def __init__(self, config, *arguments, **settings):
+        super().__init__(config, *arguments, **settings)
+        self.scales = config.neuron_config.nki_enabled
+
+    def forward(self, hidden, *arguments, **settings):
+        out, *rest = super().forward(hidden, *arguments, **settings)
+        if self.scales:
+            out = scale_kernel(out.reshape(-1, out.shape[-1])).view(out.shape)
+        return (out, *rest)
+
+
+modeling_llama.NeuronLlamaMLP = ScaledMLP
+
+
+class NKIConfig(NeuronConfig):
+    def __init__(self, **settings):
+        self.nki_enabled = settings.pop("enable_nki", settings.pop("nki_enabled", False))
+        super().__init__(**settings)
+
+
+class Config(modeling_llama.NeuronLlamaForCausalLM.get_config_cls()):
+    @classmethod
+    def get_neuron_config_cls(cls):
+        return NKIConfig
+
+
+class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):
+    @classmethod
+    def get_config_cls(cls):
+        return Config
+"""
+
+
+@pytest.fixture
+def run(run_main: Callable, tiny_model: Path, tmp_path: Path) -> Callable:
+    def call(mode: str, text: str = "", *arguments: object) -> subprocess.CompletedProcess:
+        chosen: tuple = ()
+        if text:
+            path = tmp_path / "entry.py"
+            path.write_text(text)
+            chosen = ("--llama", path)
+        return run_main(
+            "--mode", mode, "--model-path", tiny_model, "--prompt", "hello there", "--seq-len",
+            "64", "--tp-degree", "1", *chosen, *arguments, XDG_CACHE_HOME=str(tmp_path),
+        )  # fmt: skip
+
+    return call
+
+
+def test_diff_clears_the_submission_on_two_ranks(run: Callable) -> None:
+    done = run("diff", "", "--tp-degree", "2")
+    assert done.returncode == 0, done.stderr
+    assert "No operator is more than 3 times farther" in done.stdout
+    assert "layers.1 " in done.stdout and "decode" in done.stdout
+
+
+def test_diff_names_the_wrong_kernel_and_its_line(run: Callable) -> None:
+    done = run("diff", SCALED.replace("FACTOR", "1.05"))
+    assert done.returncode == 1, done.stderr
+    line = SCALED[: SCALED.index("def scale_kernel")].count("\n") + 1
+    assert "The error starts in layers.0.mlp (prefill)" in done.stdout
+    assert f"scale_kernel (entry.py:{line})" in done.stdout
+
+
+def test_diff_sees_no_error_in_a_kernel_that_changes_nothing(run: Callable) -> None:
+    done = run("diff", SCALED.replace("FACTOR", "1.0"))
+    assert done.returncode == 0, done.stderr
+
+
+def test_error_figures() -> None:
+    truth = torch.tensor([3.0, -4.0])
+    error = diff.error_of("prefill", "m", truth * 1.1, truth * 1.01, truth)
+    assert error.nki == pytest.approx(0.1, rel=1e-5) and error.ratio == pytest.approx(10, rel=1e-4)
+    assert error.ulps == pytest.approx(0.1 * 12.5**0.5 / 2**-6, rel=1e-5)
+    assert error.suspicious
+    assert not diff.error_of("prefill", "m", truth, truth, truth).suspicious
+    exact = diff.error_of("prefill", "m", truth * 1.1, truth, truth)
+    assert exact.ratio == float("inf") and exact.suspicious
+
+
+def test_preflight_passes_the_submission(run: Callable) -> None:
+    done = run("preflight")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("[ok]") == 4 and done.stdout.endswith("Ready for the upload.\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "failed"),
+    [
+        (SCALED.replace("FACTOR", "1.5"), "[FAILED] accurate"),
+        (SCALED.replace("FACTOR", "1.0"), "[FAILED] NKI share"),
+        (SCALED.replace("FACTOR", "1.0").replace("nl.multiply(", "nl.nothing("), "[FAILED] comp"),
+        ("from neuron_cpu import core\n" + SCALED.replace("FACTOR", "1.0"), "[FAILED] stands"),
+    ],
+    ids=["inaccurate", "no product in a kernel", "does not trace", "imports the repository"],
+)
+def test_preflight_fails_what_must_not_be_uploaded(run: Callable, text: str, failed: str) -> None:
+    done = run("preflight", text)
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert failed in done.stdout and "Not ready" in done.stdout and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import scipy.linalg\nimport os, json", "scipy"),
+        ("from . import kernels", "line 1 imports relatively"),
+        ("x = 1\npath = '/somewhere/harness/files'", "line 2 names harness"),
+        ("import neuronx_distributed.trace, torch.nn\nfrom neuronxcc import nki", None),
+    ],
+)
+def test_stands_alone(tmp_path: Path, text: str, told: str) -> None:
+    path = tmp_path / "entry.py"
+    path.write_text(text)
+    if told is None:
+        assert "neuronxcc" in preflight.stands_alone(path)
+        return
+    with pytest.raises(preflight.CheckFailed, match=told):
+        preflight.stands_alone(path)
