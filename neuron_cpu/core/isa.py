@@ -684,6 +684,83 @@ def tensor_scalar_reduce(
     )  # fmt: skip
 
 
+def tensor_tensor_scan(
+    data0: Any,
+    data1: Any,
+    initial: Any,
+    op0: Any,
+    op1: Any,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    *,
+    dtype: Any = None,
+    mask: Any = None,
+) -> Tensor:
+    """``r[i] = (data0[i] op0 r[i-1]) op1 data1[i]`` along the free axis, carried in fp32.
+
+    ``data0``, ``data1`` [P, N] @ SBUF|PSUM, not both in PSUM; ``initial`` a number or a [P, 1]
+    tile; ``reverse`` swaps the arguments of its operator. Arithmetic operators only.
+    """
+    a, b = tile(data0, "tensor_tensor_scan"), tile(data1, "tensor_tensor_scan")
+    if a.ndim != 2 or a.shape != b.shape:
+        raise refuse(
+            "sim_scan_shape",
+            f"tensor_tensor_scan got {a.label()} and {b.label()}, expected equal 2-D shapes; "
+            "reshape both to (P, N)",
+        )
+    names = [operators.name_of(op) for op in (op0, op1)]
+    for name in names:
+        if name not in table.ARITHMETIC:
+            raise refuse(
+                "sim_unknown_operator",
+                f"tensor_tensor_scan with operator '{name}', expected an arithmetic ALU operator",
+            )
+    attrs: dict[str, Any] = {"op0": names[0], "op1": names[1]}
+    src = [a, b]
+    if isinstance(initial, Tensor):
+        attrs["initial_at"] = len(src)
+        src.append(vector(initial, a, "initial"))
+    else:
+        attrs["initial"] = float(initial)
+    attrs |= {k: True for k, on in (("reverse0", reverse0), ("reverse1", reverse1)) if on}
+    dt = promote(a.dt, b.dt) if dtype is None else to_dtype(dtype)
+    tracer = trace.current("nisa.tensor_tensor_scan")
+    return tracer.result(table.TENSOR_TENSOR_SCAN, a.shape, dt, tuple(src), attrs, mask)
+
+
+def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+    """Statistics of each partition's N <= 512 elements -> [P, 6]: count, mean and variance * count
+    of the elements at even positions, then of those at odd ones. Input to ``bn_aggr``."""
+    return _statistics(table.BN_STATS, tile(data, "bn_stats"), 6, dtype, mask)
+
+
+def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+    """Mean and population variance [P, 2] from the columns of ``bn_stats`` ([P, 3 k])."""
+    return _statistics(table.BN_AGGR, tile(data, "bn_aggr"), 2, dtype, mask)
+
+
+def _statistics(op: table.OpSpec, data: Tensor, columns: int, dtype: Any, mask: Any) -> Tensor:
+    """Record an instruction that turns the free axes into a few columns."""
+    tracer = trace.current(f"nisa.{op.name}")
+    dt = data.dt if dtype is None else to_dtype(dtype)
+    fresh = tracer.storage((data.shape[0], columns), dt, "sbuf")
+    out = Tensor.whole(fresh)
+    dst = out
+    cut = trace.region(mask, data.shape) if mask is not None else None
+    if cut is trace.EMPTY:
+        return out
+    if isinstance(cut, tuple):
+        data = data.slice_box(cut)
+        dst = out.slice_box((cut[0], slice(0, columns)))
+    elif cut is not None:
+        raise refuse(
+            "sim_reduce_mask",
+            f"mask of {op.name} is no box, expected one bound per axis; mask whole rows or columns",
+        )
+    fresh.producer = tracer.emit(op, (dst,), (data,), {"free_axes": data.ndim - 1})
+    return out
+
+
 def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> Tensor:
     """``1 / data``. VectorE (more exact, 8N cycles) or ScalarE."""
     source = tile(data, "reciprocal")

@@ -756,6 +756,75 @@ SELECT = define(
 )  # fmt: skip
 
 
+def _scan(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
+    """One ALU step pair per column, each on the fp32 value of the column before."""
+    state: Any = xs[2][..., 0] if attrs.get("initial_at") else torch.tensor(attrs["initial"])
+    columns = []
+    for a, b in zip(xs[0].unbind(-1), xs[1].unbind(-1)):
+        step = alu(attrs["op0"], state, a) if attrs.get("reverse0") else alu(attrs["op0"], a, state)
+        state = alu(attrs["op1"], b, step) if attrs.get("reverse1") else alu(attrs["op1"], step, b)
+        columns.append(state)
+    return torch.stack(columns, -1)
+
+
+def _scan_rules(i: Instruction) -> None:
+    _not_both_psum(i, i.src[0], i.src[1])
+
+
+TENSOR_TENSOR_SCAN = define(
+    "tensor_tensor_scan", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="scan",
+    compute=_scan, cycles=streaming(2.0), rules=_scan_rules,
+    note="result[i] = (data0[i] op0 result[i - 1]) op1 data1[i] along the free axis",
+)  # fmt: skip
+
+
+def _bn_stats(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
+    flat = xs[0].flatten(-attrs["free_axes"])
+    parts = []
+    for half in (flat[..., 0::2], flat[..., 1::2]):  # NeuronCore keeps even and odd positions apart
+        count = half.shape[-1]
+        mean = half.sum(-1) / max(count, 1)
+        spread = ((half - mean[..., None]) ** 2).sum(-1)
+        parts += [torch.full_like(mean, count), mean, spread]
+    return torch.stack(parts, -1)
+
+
+def _bn_stats_rules(i: Instruction) -> None:
+    _limit("bn_stats", i.src[0], i.src[0].free_size, spec.BN_STATS_FREE_MAX)
+
+
+BN_STATS = define(
+    "bn_stats", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="all",
+    compute=_bn_stats, cycles=streaming(), rules=_bn_stats_rules,
+    note="count, mean and variance * count of the even elements, then of the odd ones",
+)  # fmt: skip
+
+
+def _bn_aggr(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
+    flat = xs[0].flatten(-attrs["free_axes"])
+    count, mean, spread = flat[..., 0::3], flat[..., 1::3], flat[..., 2::3]
+    total = count.sum(-1)
+    overall = (count * mean).sum(-1) / total
+    around = (spread + count * (mean - overall[..., None]) ** 2).sum(-1) / total
+    return torch.stack([overall, around], -1)
+
+
+def _bn_aggr_rules(i: Instruction) -> None:
+    if i.src[0].free_size % 3:
+        raise refuse(
+            "sim_bn_aggr_size",
+            f"bn_aggr got {i.src[0].label()} with {i.src[0].free_size} elements per partition, "
+            "expected a multiple of 3: count, mean and variance * count of each group",
+        )
+
+
+BN_AGGR = define(
+    "bn_aggr", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="all",
+    compute=_bn_aggr, cycles=streaming(13 / 3), rules=_bn_aggr_rules,
+    note="mean and population variance from the columns of bn_stats",
+)  # fmt: skip
+
+
 # --- GpSimdE --------------------------------------------------------------------------------------
 def _affine_select(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
     keep = torch.as_tensor(attrs["keep"].copy())
