@@ -282,7 +282,7 @@ def gated_product(xt_sb, columns, gate_hbm, up_hbm, product_sb, layout):
 
 
 def spans(length, step):
-    """(start, size) of the pieces of at most ``step`` that cover ``length``, known while tracing."""
+    """(start, size) of the pieces of at most ``step`` that cover ``length``; known statically."""
     return [(start, min(step, length - start)) for start in range(0, length, step)]
 
 
@@ -297,8 +297,8 @@ TWO_PI_PARTS = (6.28125, 0.0019350051879882812, 3.0199159819577e-07)
 def reduced_sine(angle_sb, shift):
     """sin(angle + shift) of a fp32 tile; ScalarE's sine is valid within [-pi, pi] only.
 
-    Whole turns are subtracted first. Whether fp32 -> int32 rounds or truncates is not documented for
-    every release, so a remainder may lie within two pi of zero: one more turn is taken off there.
+    Whole turns are subtracted first. Whether fp32 -> int32 rounds or truncates is not documented
+    for every release, so a remainder may lie within two pi: there one more turn is taken off.
     """
     shape = angle_sb.shape
     turned_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
