@@ -224,19 +224,47 @@ def for_each_block(layout, body):
         body(full, last)
 
 
-def project_rows(xt_sb, weight_hbm, out_hbm, row, layout):
-    """``x @ W.T`` for the tokens of a chunk: one pass over W, results stored in rows of out_hbm."""
-    tokens = xt_sb.shape[2]
+def project(xt_sb, weight_hbm, layout, put):
+    """``x @ W.T`` for the tokens of a chunk, in one pass over W.
+
+    ``put(tokens, columns, acc_psum)`` takes each result tile: tokens and columns are slices of the
+    product, acc_psum [tokens, columns] fp32 @ PSUM.
+    """
+    pieces = spans(xt_sb.shape[2], P_MAX)
 
     def one_block(block, size):
         weight_sb = load_weight_block(weight_hbm, block, layout)
-        for start, count in spans(tokens, P_MAX):
-            acc_psum = project_block(xt_sb, slice(start, start + count), weight_sb, layout.k, size)
-            out_sb = nl.ndarray((count, size), out_hbm.dtype, buffer=nl.sbuf)
-            out_sb[...] = nisa.tensor_copy(acc_psum)
-            nl.store(out_hbm[nl.ds(row + start, count), nl.ds(block * layout.nb, size)], out_sb)
+        columns = nl.ds(block * layout.nb, size)
+        for start, count in pieces:
+            tokens = slice(start, start + count)
+            put(tokens, columns, project_block(xt_sb, tokens, weight_sb, layout.k, size))
 
     for_each_block(layout, one_block)
+
+
+def project_rows(xt_sb, weight_hbm, out_hbm, row, layout):
+    """``x @ W.T`` for the tokens of a chunk, stored in rows of out_hbm from ``row`` on."""
+
+    def put(tokens, columns, acc_psum):
+        out_sb = nl.ndarray(acc_psum.shape, out_hbm.dtype, buffer=nl.sbuf)
+        out_sb[...] = nisa.tensor_copy(acc_psum)
+        nl.store(out_hbm[nl.ds(row + tokens.start, acc_psum.shape[0]), columns], out_sb)
+
+    project(xt_sb, weight_hbm, layout, put)
+
+
+def project_tiles(xt_sb, weight_hbm, layout):
+    """``x @ W.T`` for the tokens of a chunk -> one tile [tokens, n] @ SBUF per 128 tokens."""
+    tiles = [
+        nl.ndarray((count, layout.n), xt_sb.dtype, buffer=nl.sbuf, name=f"tokens{start}_sb")
+        for start, count in spans(xt_sb.shape[2], P_MAX)
+    ]
+
+    def put(tokens, columns, acc_psum):
+        tiles[tokens.start // P_MAX][:, columns] = nisa.tensor_copy(acc_psum)
+
+    project(xt_sb, weight_hbm, layout, put)
+    return tiles
 
 
 def normed_chunk(x_hbm, row, count, gain_sb, eps):
@@ -462,6 +490,52 @@ def prefill_query_tile(q_sb, head, keys_sb, values_sb, bias_sb, kv_head, start, 
     return state.finish(q_sb.dtype)
 
 
+class PrefillSequence:
+    """Keys and values of one sequence in SBUF; token tiles are attended to in order.
+
+    keys_sb [D, kv_heads, S], values_sb [128, key tiles, kv_heads * D], bias_sb [<= 128, S] or None.
+    """
+
+    def __init__(self, length, shape, dtype, bias_hbm=None):
+        d, kv_heads = shape.head_dim, shape.kv_heads
+        self.shape = shape
+        self.keys_sb = nl.ndarray((d, kv_heads, length), dtype, buffer=nl.sbuf, name="keys_sb")
+        self.values_sb = nl.ndarray(
+            (P_MAX, math.ceil(length / P_MAX), kv_heads * d),
+            dtype,
+            buffer=nl.sbuf,
+            name="values_sb",
+        )
+        self.bias_sb = None
+        if bias_hbm is not None:
+            self.bias_sb = broadcast_row(bias_hbm, min(length, P_MAX))
+
+    def attend(self, qkv_sb, tables_sb, start):
+        """The tile [T, (q_heads + 2 kv_heads) * D] of tokens from ``start`` on, before RoPE.
+
+        Returns context [T, q_heads * D] and rotated keys [T, kv_heads * D] @ SBUF.
+        """
+        d, q_heads, kv_heads = self.shape.head_dim, self.shape.q_heads, self.shape.kv_heads
+        tokens = qkv_sb.shape[0]
+        q_sb = rope_tile(qkv_sb[:, 0 : q_heads * d], *tables_sb, q_heads)
+        k_sb = rope_tile(qkv_sb[:, nl.ds(q_heads * d, kv_heads * d)], *tables_sb, kv_heads)
+        v_columns = nl.ds((q_heads + kv_heads) * d, kv_heads * d)
+        self.values_sb[0:tokens, start // P_MAX, :] = nisa.tensor_copy(qkv_sb[:, v_columns])
+        for head in nl.affine_range(kv_heads):
+            self.keys_sb[:, head, nl.ds(start, tokens)] = nisa.tensor_copy(
+                transposed(k_sb[:, nl.ds(head * d, d)])
+            )
+        context_sb = nl.ndarray(q_sb.shape, q_sb.dtype, buffer=nl.sbuf)
+        for kv_head in nl.affine_range(kv_heads):
+            for member in nl.affine_range(self.shape.group):
+                head = kv_head * self.shape.group + member
+                context_sb[:, nl.ds(head * d, d)] = prefill_query_tile(
+                    q_sb, head, self.keys_sb, self.values_sb, self.bias_sb, kv_head, start,
+                    self.shape,
+                )  # fmt: skip
+        return context_sb, k_sb
+
+
 def decode_key_block(q_view, keys_hbm, values_hbm, bias_sb, state, dtype):
     """Let the ``g`` query heads of one KV head attend to a block of cached keys.
 
@@ -499,6 +573,51 @@ def decode_key_block(q_view, keys_hbm, values_hbm, bias_sb, state, dtype):
         for tile in nl.affine_range(count):
             acc_psum[...] += nisa.nc_matmul(transposed(piece_sb[:, :, tile]), v_sb[:, tile, :])
     state.take(acc_psum, first=False)
+
+
+class DecodeBatch:
+    """Attention of one new token per sequence, from its projected rows @ SBUF."""
+
+    def __init__(self, qkv_sb, tables_sb, shape, rotated_hbm, new_values_hbm):
+        d, q_heads, kv_heads = shape.head_dim, shape.q_heads, shape.kv_heads
+        self.shape, self.new_values_hbm = shape, new_values_hbm
+        batch, dtype = qkv_sb.shape[0], qkv_sb.dtype
+        both = q_heads + kv_heads
+        qk_sb = rope_tile(qkv_sb[:, 0 : both * d], *tables_sb, both)
+        nl.store(rotated_hbm, qk_sb[:, nl.ds(q_heads * d, kv_heads * d)])
+        nl.store(new_values_hbm, qkv_sb[:, nl.ds(both * d, kv_heads * d)])
+        self.qk_t_sb = nl.ndarray((d, both, batch), dtype, buffer=nl.sbuf, name="qk_t_sb")
+        for head in nl.affine_range(both):
+            self.qk_t_sb[:, head, :] = nisa.tensor_copy(transposed(qk_sb[:, nl.ds(head * d, d)]))
+
+    def attend(self, keys_hbm, values_hbm, bias_hbm, context_hbm):
+        """Over cached keys and values [B, kv_heads, L, D] and itself -> context [B, q_heads, D]."""
+        batch, kv_heads, length, d = keys_hbm.shape
+        dtype, group, q_heads = self.qk_t_sb.dtype, self.shape.group, self.shape.q_heads
+        for b in nl.affine_range(batch):
+            bias_sb = broadcast_row(bias_hbm[nl.ds(b, 1), :], group)
+            # row b comes back from HBM: a product needs it on partition 0, where its weight is
+            own_values_sb = load_tile(self.new_values_hbm[nl.ds(b, 1), :])
+            for kv_head in nl.affine_range(kv_heads):
+                heads = nl.ds(kv_head * group, group)
+                q_view = self.qk_t_sb[:, heads, b]  # [D, group]
+                state = RunningSoftmax(group, d, 1.0 / math.sqrt(d))
+                own_psum = nl.ndarray((group, 1), nl.float32, buffer=nl.psum)
+                own_psum[...] = nisa.nc_matmul(
+                    q_view, self.qk_t_sb[:, q_heads + kv_head, nl.ds(b, 1)]
+                )
+                own_sb = nl.ndarray((group, 1), nl.float32, buffer=nl.sbuf)
+                own_sb[...] = nisa.tensor_copy(own_psum)
+                weight_sb = state.weigh(own_sb, dtype, first=True)
+                value_sb = own_values_sb[:, nl.ds(kv_head * d, d)]
+                state.take(weighted_values([(weight_sb, value_sb)], group, d), first=True)
+                for start, size in spans(length, KEY_CHUNK):
+                    part = nl.ds(start, size)
+                    decode_key_block(
+                        q_view, keys_hbm[b, kv_head, part, :], values_hbm[b, kv_head, part, :],
+                        bias_sb[:, part], state, dtype,
+                    )  # fmt: skip
+                nl.store(context_hbm[b, heads, :], state.finish(dtype))
 
 
 # --- Kernels, in the order of the model -----------------------------------------------------------
@@ -585,46 +704,15 @@ def attention_prefill_kernel(qkv_hbm, cos_hbm, sin_hbm, batch, q_heads, kv_heads
     context_hbm = nl.ndarray((tokens, q_heads * d), dtype, buffer=nl.shared_hbm)
     rotated_hbm = nl.ndarray((tokens, kv_heads * d), dtype, buffer=nl.shared_hbm)
     for b in nl.affine_range(batch):
-        keys_sb = nl.ndarray((d, kv_heads, length), dtype, buffer=nl.sbuf)
-        value_shape = (P_MAX, math.ceil(length / P_MAX), kv_heads * d)
-        values_sb = nl.ndarray(value_shape, dtype, buffer=nl.sbuf)
+        own_bias_hbm = None if bias_hbm is None else bias_hbm[nl.ds(b, 1), :]
+        sequence = PrefillSequence(length, shape, dtype, own_bias_hbm)
         for start, size in spans(length, P_MAX):
             rows = nl.ds(b * length + start, size)
-            tables = load_tile(cos_hbm[rows, :]), load_tile(sin_hbm[rows, :])
-            k_sb = load_tile(qkv_hbm[rows, nl.ds(q_heads * d, kv_heads * d)])
-            k_sb = rope_tile(k_sb, *tables, kv_heads)
-            nl.store(rotated_hbm[rows, :], k_sb)
-            values_sb[0:size, start // P_MAX, :] = nl.load(
-                qkv_hbm[rows, nl.ds((q_heads + kv_heads) * d, kv_heads * d)]
-            )
-            for head in nl.affine_range(kv_heads):
-                keys_sb[:, head, nl.ds(start, size)] = nisa.tensor_copy(
-                    transposed(k_sb[:, nl.ds(head * d, d)])
-                )
-        bias_sb = None
-        if bias_hbm is not None:
-            bias_sb = broadcast_row(bias_hbm[nl.ds(b, 1), :], min(length, P_MAX))
-        for start, size in spans(length, P_MAX):
-            rows = nl.ds(b * length + start, size)
-            q_sb = load_tile(qkv_hbm[rows, 0 : q_heads * d])
-            tables = load_tile(cos_hbm[rows, :]), load_tile(sin_hbm[rows, :])
-            q_sb = rope_tile(q_sb, *tables, q_heads)
-            context_sb = prefill_heads(q_sb, keys_sb, values_sb, bias_sb, start, shape)
+            tables_sb = load_tile(cos_hbm[rows, :]), load_tile(sin_hbm[rows, :])
+            context_sb, k_sb = sequence.attend(load_tile(qkv_hbm[rows, :]), tables_sb, start)
             nl.store(context_hbm[rows, :], context_sb)
+            nl.store(rotated_hbm[rows, :], k_sb)
     return context_hbm, rotated_hbm
-
-
-def prefill_heads(q_sb, keys_sb, values_sb, bias_sb, start, shape):
-    """All heads of one query tile [queries, q_heads * D] -> context of the same shape @ SBUF."""
-    d, group = shape.head_dim, shape.group
-    context_sb = nl.ndarray(q_sb.shape, q_sb.dtype, buffer=nl.sbuf)
-    for kv_head in nl.affine_range(shape.kv_heads):
-        for member in nl.affine_range(group):
-            head = kv_head * group + member
-            context_sb[:, nl.ds(head * d, d)] = prefill_query_tile(
-                q_sb, head, keys_sb, values_sb, bias_sb, kv_head, start, shape
-            )
-    return context_sb
 
 
 @nki.jit
@@ -635,44 +723,95 @@ def attention_decode_kernel(
 
     qkv [B, (q_heads + 2 * kv_heads) * D], cos and sin [B, D / 2], cached keys and values
     [B, kv_heads, L, D], bias [B, L] fp32 (0 for keys that count, MASKED otherwise) -> context
-    [B, q_heads * D] and the rotated new keys [B, kv_heads * D]. Keys and values are read once per
-    KV head, in blocks of KEY_CHUNK with a running softmax.
+    [B, q_heads, D] and new keys (rotated) and values [B, kv_heads * D]. Cached keys and values are
+    read once per KV head, in blocks of KEY_CHUNK with a running softmax.
     """
-    batch, dtype = qkv_hbm.shape[0], qkv_hbm.dtype
-    length, d = keys_hbm.shape[2], keys_hbm.shape[3]
-    group = q_heads // kv_heads
-    context_hbm = nl.ndarray((batch, q_heads * d), dtype, buffer=nl.shared_hbm)
-    rotated_hbm = nl.ndarray((batch, kv_heads * d), dtype, buffer=nl.shared_hbm)
-    qk_sb = load_tile(qkv_hbm[:, 0 : (q_heads + kv_heads) * d])
-    qk_sb = rope_tile(qk_sb, load_tile(cos_hbm), load_tile(sin_hbm), q_heads + kv_heads)
-    nl.store(rotated_hbm, qk_sb[:, nl.ds(q_heads * d, kv_heads * d)])
-    qk_t_sb = nl.ndarray((d, q_heads + kv_heads, batch), dtype, buffer=nl.sbuf)
-    for head in nl.affine_range(q_heads + kv_heads):
-        qk_t_sb[:, head, :] = nisa.tensor_copy(transposed(qk_sb[:, nl.ds(head * d, d)]))
+    batch, d, dtype = qkv_hbm.shape[0], keys_hbm.shape[3], qkv_hbm.dtype
+    context_hbm = nl.ndarray((batch, q_heads, d), dtype, buffer=nl.shared_hbm)
+    new_keys_hbm = nl.ndarray((batch, kv_heads * d), dtype, buffer=nl.shared_hbm)
+    new_values_hbm = nl.ndarray((batch, kv_heads * d), dtype, buffer=nl.shared_hbm)
+    shape = HeadShape(q_heads, kv_heads, d)
+    tables_sb = load_tile(cos_hbm), load_tile(sin_hbm)
+    new = DecodeBatch(load_tile(qkv_hbm), tables_sb, shape, new_keys_hbm, new_values_hbm)
+    new.attend(keys_hbm, values_hbm, bias_hbm, context_hbm)
+    return context_hbm, new_keys_hbm, new_values_hbm
+
+
+@nki.jit
+def attention_prefill_block_kernel(
+    x_hbm, gain_hbm, eps, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, batch, q_heads, kv_heads,
+    bias_hbm=None,
+):  # fmt: skip
+    """Everything between two all-reduces of a prefill: norm, QKV, RoPE, attention, output.
+
+    x [B * S, H], gain [1, H], kernel weights of QKV and output, cos and sin [B * S, D / 2], bias
+    [B, S] fp32 or None -> partial output [B * S, H], rotated keys and values [B * S, kv_heads * D].
+    Q and the context never leave SBUF. One pass over the weights for every TOKEN_CHUNK tokens of a
+    sequence.
+    """
+    tokens, hidden = x_hbm.shape
+    dtype, length = x_hbm.dtype, tokens // batch
+    shape = HeadShape(q_heads, kv_heads, 2 * cos_hbm.shape[1])
+    d = shape.head_dim
+    qkv_layout = BlockLayout.of((q_heads + 2 * kv_heads) * d, hidden)
+    out_layout = BlockLayout.of(hidden, q_heads * d)
+    out_hbm = nl.ndarray((tokens, hidden), dtype, buffer=nl.shared_hbm)
+    keys_hbm = nl.ndarray((tokens, kv_heads * d), dtype, buffer=nl.shared_hbm)
+    values_hbm = nl.ndarray((tokens, kv_heads * d), dtype, buffer=nl.shared_hbm)
+    gain_sb = broadcast_row(gain_hbm, min(tokens, P_MAX))
+    step = min(length, TOKEN_CHUNK)
     for b in nl.affine_range(batch):
-        bias_sb = broadcast_row(bias_hbm[nl.ds(b, 1), :], group)
-        value_columns = nl.ds((q_heads + kv_heads) * d, kv_heads * d)
-        new_values_sb = load_tile(qkv_hbm[nl.ds(b, 1), value_columns])
-        for kv_head in nl.affine_range(kv_heads):
-            heads = nl.ds(kv_head * group, group)
-            q_view = qk_t_sb[:, heads, b]  # [D, group]
-            state = RunningSoftmax(group, d, 1.0 / math.sqrt(d))
-            own_psum = nl.ndarray((group, 1), nl.float32, buffer=nl.psum)
-            own_psum[...] = nisa.nc_matmul(q_view, qk_t_sb[:, q_heads + kv_head, nl.ds(b, 1)])
-            own_sb = nl.ndarray((group, 1), nl.float32, buffer=nl.sbuf)
-            own_sb[...] = nisa.tensor_copy(own_psum)
-            weight_sb = state.weigh(own_sb, dtype, first=True)
-            value_sb = new_values_sb[:, nl.ds(kv_head * d, d)]
-            state.take(weighted_values([(weight_sb, value_sb)], group, d), first=True)
-            for start, size in spans(length, KEY_CHUNK):
-                part = nl.ds(start, size)
-                decode_key_block(
-                    q_view, keys_hbm[b, kv_head, part, :], values_hbm[b, kv_head, part, :],
-                    bias_sb[:, part], state, dtype,
-                )  # fmt: skip
-            out_hbm = context_hbm.reshape((batch, q_heads, d))
-            nl.store(out_hbm[b, heads, :], state.finish(dtype))
-    return context_hbm, rotated_hbm
+        own_bias_hbm = None if bias_hbm is None else bias_hbm[nl.ds(b, 1), :]
+        sequence = PrefillSequence(length, shape, dtype, own_bias_hbm)
+        for chunk, count in spans(length, step):
+            first = b * length + chunk
+            xt_sb = normed_chunk(x_hbm, first, count, gain_sb, eps)
+            context_t_sb = nl.ndarray((P_MAX, out_layout.k_tiles, count), dtype, buffer=nl.sbuf)
+            for tile, qkv_sb in enumerate(project_tiles(xt_sb, qkv_w_hbm, qkv_layout)):
+                start = tile * P_MAX
+                rows = nl.ds(first + start, qkv_sb.shape[0])
+                tables_sb = load_tile(cos_hbm[rows, :]), load_tile(sin_hbm[rows, :])
+                context_sb, k_sb = sequence.attend(qkv_sb, tables_sb, chunk + start)
+                nl.store(keys_hbm[rows, :], k_sb)
+                nl.store(
+                    values_hbm[rows, :], qkv_sb[:, nl.ds((q_heads + kv_heads) * d, kv_heads * d)]
+                )
+                transpose_into(context_t_sb, context_sb, start)
+            project_rows(context_t_sb, out_w_hbm, out_hbm, first, out_layout)
+    return out_hbm, keys_hbm, values_hbm
+
+
+@nki.jit
+def attention_decode_block_kernel(
+    x_hbm, gain_hbm, eps, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm, bias_hbm,
+    q_heads, kv_heads,
+):  # fmt: skip
+    """Everything between two all-reduces of a decode step: norm, QKV, RoPE, attention, output.
+
+    x [B, H], gain [1, H], kernel weights of QKV and output, cos and sin [B, D / 2], cached keys and
+    values [B, kv_heads, L, D], bias [B, L] fp32 -> partial output [B, H], new keys (rotated) and
+    values [B, kv_heads * D].
+    """
+    batch, hidden = x_hbm.shape
+    d, dtype = keys_hbm.shape[3], x_hbm.dtype
+    shape = HeadShape(q_heads, kv_heads, d)
+    out_hbm = nl.ndarray((batch, hidden), dtype, buffer=nl.shared_hbm)
+    new_keys_hbm = nl.ndarray((batch, kv_heads * d), dtype, buffer=nl.shared_hbm)
+    new_values_hbm = nl.ndarray((batch, kv_heads * d), dtype, buffer=nl.shared_hbm)
+    context_hbm = nl.ndarray((batch, q_heads, d), dtype, buffer=nl.hbm)
+    xt_sb = normed_chunk(x_hbm, 0, batch, broadcast_row(gain_hbm, batch), eps)
+    qkv_layout = BlockLayout.of((q_heads + 2 * kv_heads) * d, hidden)
+    (qkv_sb,) = project_tiles(xt_sb, qkv_w_hbm, qkv_layout)
+    tables_sb = load_tile(cos_hbm), load_tile(sin_hbm)
+    new = DecodeBatch(qkv_sb, tables_sb, shape, new_keys_hbm, new_values_hbm)
+    new.attend(keys_hbm, values_hbm, bias_hbm, context_hbm)
+    # heads lie on partitions 0 to group - 1 of their own tiles: HBM puts them side by side
+    context_sb = load_tile(context_hbm.reshape((batch, q_heads * d)))
+    out_layout = BlockLayout.of(hidden, q_heads * d)
+    context_t_sb = nl.ndarray((P_MAX, out_layout.k_tiles, batch), dtype, buffer=nl.sbuf)
+    transpose_into(context_t_sb, context_sb, 0)
+    project_rows(context_t_sb, out_w_hbm, out_hbm, 0, out_layout)
+    return out_hbm, new_keys_hbm, new_values_hbm
 
 
 @nki.jit
@@ -998,24 +1137,24 @@ class NeuronLlamaAttention(nn.Module):
         return output, present, cos_cache, sin_cache
 
     def attend_with_kernels(self, hidden, norm, mask, past, active_mask, tables):
-        """Norm and QKV, RoPE and attention, output projection: three kernels and an all-reduce."""
+        """Norm, QKV, RoPE, attention and output projection: one kernel and an all-reduce."""
         batch, sizes = hidden.shape[0], self.sizes
-        qkv = self.qkv_proj.project(hidden.reshape(-1, hidden.shape[-1]), norm)
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        weights = *norm.gain(), self.qkv_proj.weight, self.o_proj.weight
         cos, sin = (table.reshape(-1, table.shape[-1]) for table in tables)
         if past is None:
             bias = _mask_bias(mask[:, 0, -1]) if self.left_padding else None
-            context, k = attention_prefill_kernel(
-                qkv, cos, sin, batch, sizes.q_rank, sizes.kv_rank, bias
+            partial, k, v = attention_prefill_block_kernel(
+                rows, *weights, cos, sin, batch, sizes.q_rank, sizes.kv_rank, bias
             )
         else:
             _refuse_for_kernels(active_mask is not None, "several new tokens per decode call")
-            context, k = attention_decode_kernel(
-                qkv, cos, sin, *past, _mask_bias(mask[:, 0, 0]), sizes.q_rank, sizes.kv_rank
+            bias = _mask_bias(mask[:, 0, 0])
+            partial, k, v = attention_decode_block_kernel(
+                rows, *weights, cos, sin, *past, bias, sizes.q_rank, sizes.kv_rank
             )
-        v = qkv[:, self.split[0] + self.split[1] :]
-        partial = self.o_proj.project(context).reshape(hidden.shape)
-        present = self.heads(k, batch), self.heads(v, batch)
-        return reduce_from_tensor_model_parallel_region(partial), present
+        output = reduce_from_tensor_model_parallel_region(partial).reshape(hidden.shape)
+        return output, (self.heads(k, batch), self.heads(v, batch))
 
     def attend_with_torch(self, hidden, norm, mask, past, active_mask, tables):
         """The same in PyTorch, rounding where the device's reference rounds."""

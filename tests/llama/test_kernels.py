@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 
-import llama
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import llama
 
 BF16 = torch.bfloat16
 LARGEST = 3.3895314e38  # the largest finite bf16
@@ -83,7 +84,7 @@ def test_linear_of_the_largest_finite_bf16() -> None:
     assert torch.equal(got, x)
 
 
-def swiglu(x, gate, up, down):  # noqa: ANN001, ANN201
+def swiglu(x, gate, up, down):
     inner = x @ gate.t()
     return (inner * torch.sigmoid(inner) * (x @ up.t())) @ down.t()
 
@@ -114,7 +115,7 @@ def frequencies(d: int, theta: float = 500000.0) -> torch.Tensor:
     return torch.tensor([theta ** (-2 * i / d) for i in range(d // 2)], dtype=torch.float32)
 
 
-def tables(positions: torch.Tensor, d: int, dtype: object = llama.nl.bfloat16):  # noqa: ANN201
+def tables(positions: torch.Tensor, d: int, dtype: object = llama.nl.bfloat16):
     rows = frequencies(d).expand(128, -1).contiguous()
     return llama.rope_tables_kernel(positions.float().reshape(-1, 1), rows, dtype)
 
@@ -144,7 +145,7 @@ def heads_of(rows: torch.Tensor, batch: int, d: int) -> torch.Tensor:
     return rows.reshape(batch, -1, rows.shape[-1] // d, d).transpose(1, 2)
 
 
-def attend(q, k, v, mask, dtype):  # noqa: ANN001, ANN201
+def attend(q, k, v, mask, dtype):
     """Grouped attention computed in ``dtype``; softmax in at least fp32."""
     group = q.shape[1] // k.shape[1]
     q, k, v = (
@@ -157,7 +158,7 @@ def attend(q, k, v, mask, dtype):  # noqa: ANN001, ANN201
     return out.transpose(1, 2).reshape(out.shape[0] * out.shape[2], -1)
 
 
-def split_qkv(qkv: torch.Tensor, batch: int, q: int, kv: int, d: int):  # noqa: ANN201
+def split_qkv(qkv: torch.Tensor, batch: int, q: int, kv: int, d: int):
     parts = torch.split(qkv, [q * d, kv * d, kv * d], dim=1)
     return [heads_of(part, batch, d) for part in parts]
 
@@ -239,15 +240,60 @@ def test_decode(batch: int, past: int, q: int, kv: int, d: int) -> None:
     live = torch.arange(past)[None] < torch.arange(batch)[:, None] * past // batch + past // 2
     cached[0][~live[:, None].expand(-1, kv, -1)] = 1e4  # what stands behind the mask must not count
     cos, sin = tables(torch.arange(batch) + 7, d)
-    got, rotated = llama.attention_decode_kernel(
+    got, rotated, values = llama.attention_decode_kernel(
         qkv, cos, sin, *cached, llama._mask_bias(live), q, kv
     )
+    got = got.reshape(batch, -1)
+    assert torch.equal(values, qkv[:, (q + kv) * d :])
     query, key, value = split_qkv(qkv, batch, q, kv, d)
     query, key = (llama.rotate(t, cos[:, None], sin[:, None]) for t in (query, key))
     assert torch.equal(heads_of(rotated, batch, d), key)
     mask = torch.cat((live, torch.ones(batch, 1, dtype=torch.bool)), 1)[:, None, None]
     args = query, torch.cat((cached[0], key), 2), torch.cat((cached[1], value), 2), mask
     check(got, attend(*args, BF16), attend(*args, torch.float64))
+
+
+# --- fused blocks: the same as their parts --------------------------------------------------------
+
+
+def block_case(batch: int, length: int, hidden: int, q: int, kv: int, d: int):
+    x, gain = random(batch * length, hidden), random(1, hidden, seed=1)
+    width = (q + 2 * kv) * d
+    weights = random(width, hidden, scale=0.1, seed=2), random(hidden, q * d, scale=0.1, seed=3)
+    cos, sin = tables(torch.arange(length).repeat(batch), d)
+    return x, gain, *(llama.block_weight(w) for w in weights), cos, sin
+
+
+@pytest.mark.parametrize(
+    ("batch", "length", "hidden", "q", "kv", "d"),
+    [(1, 130, 96, 3, 1, 64), (2, 64, 200, 2, 2, 64), (1, 700, 64, 2, 1, 128)],
+)
+def test_prefill_block_is_its_parts(
+    batch: int, length: int, hidden: int, q: int, kv: int, d: int
+) -> None:
+    x, gain, qkv_w, out_w, cos, sin = block_case(batch, length, hidden, q, kv, d)
+    got = llama.attention_prefill_block_kernel(x, gain, 1e-5, qkv_w, out_w, cos, sin, batch, q, kv)
+    qkv = llama.linear_kernel(x, qkv_w, (q + 2 * kv) * d, gain, 1e-5)
+    context, keys = llama.attention_prefill_kernel(qkv, cos, sin, batch, q, kv)
+    wanted = llama.linear_kernel(context, out_w, hidden), keys, qkv[:, (q + kv) * d :]
+    for ours, theirs in zip(got, wanted):
+        torch.testing.assert_close(ours, theirs, rtol=2**-7, atol=2**-7)
+
+
+@pytest.mark.parametrize(("batch", "past", "q", "kv"), [(1, 100, 3, 1), (3, 130, 4, 2)])
+def test_decode_block_is_its_parts(batch: int, past: int, q: int, kv: int) -> None:
+    hidden, d = 96, 64
+    x, gain, qkv_w, out_w, cos, sin = block_case(batch, 1, hidden, q, kv, d)
+    cached = [random(batch, kv, past, d, seed=s) for s in (4, 5)]
+    bias = llama._mask_bias(torch.arange(past)[None] < torch.tensor([[past // 2]] * batch))
+    got = llama.attention_decode_block_kernel(
+        x, gain, 1e-5, qkv_w, out_w, cos, sin, *cached, bias, q, kv
+    )
+    qkv = llama.linear_kernel(x, qkv_w, (q + 2 * kv) * d, gain, 1e-5)
+    context, *new = llama.attention_decode_kernel(qkv, cos, sin, *cached, bias, q, kv)
+    wanted = llama.linear_kernel(context.reshape(batch, -1), out_w, hidden), *new
+    for ours, theirs in zip(got, wanted):
+        torch.testing.assert_close(ours, theirs, rtol=2**-7, atol=2**-7)
 
 
 def test_every_product_counts_its_macs() -> None:
