@@ -126,10 +126,9 @@ def _block_products(total, left, right, columns, first):
 
 # --- selective scan of Mamba, fp32 ----------------------------------------------------------------
 # delta, u [channels, seq], a [channels, states], b, c [states, seq] -> [channels, seq]
-def _broadcast_row(row):
-    """[1, n] to [128, n]: a product with ones; left in PSUM where one bank holds it."""
+def _broadcast_row(ones, row):
+    """[1, n] to [128, n]: a product with ones [1, 128]; left in PSUM where one bank holds it."""
     length = row.shape[1]
-    ones = nisa.memset((1, P), 1.0, nl.float32)
     if length <= N:
         bank = nl.ndarray((P, length), dtype=nl.float32, buffer=nl.psum)
         bank[...] = nisa.nc_matmul(ones, row)
@@ -142,12 +141,12 @@ def _broadcast_row(row):
     return wide
 
 
-def _state(delta, delta_u, a, b, c, initial):
+def _state(ones, delta, delta_u, a, b, c, initial):
     """One state of one tile: the scanned states and their part of the output."""
     decay = nisa.activation(nl.exp, delta, scale=a)
-    gain = nisa.tensor_tensor(delta_u, _broadcast_row(b), op=nl.multiply)
+    gain = nisa.tensor_tensor(delta_u, _broadcast_row(ones, b), op=nl.multiply)
     states = nisa.tensor_tensor_scan(decay, gain, initial, op0=nl.multiply, op1=nl.add)
-    return states, nisa.tensor_tensor(states, _broadcast_row(c), op=nl.multiply)
+    return states, nisa.tensor_tensor(states, _broadcast_row(ones, c), op=nl.multiply)
 
 
 @nki.jit
@@ -156,15 +155,16 @@ def mamba_states_outside(delta, u, a, b, c):
     channels, length = delta.shape
     out = nl.ndarray((channels, length), dtype=delta.dtype, buffer=nl.shared_hbm)
     tiles, states = channels // P, a.shape[1]
+    ones = nisa.memset((1, P), 1.0, nl.float32)
     total = nl.ndarray((P, tiles, length), dtype=nl.float32)  # @ SBUF
-    for s in nl.sequential_range(states):
+    for s in nl.static_range(states):
         for t in nl.affine_range(tiles):
             rows = nl.ds(t * P, P)
             d, x = nl.load(delta[rows, :]), nl.load(u[rows, :])
             decay = nl.load(a[rows, nl.ds(s, 1)])
             gain, read = nl.load(b[nl.ds(s, 1), :]), nl.load(c[nl.ds(s, 1), :])
             delta_u = nisa.tensor_tensor(d, x, op=nl.multiply)
-            _, part = _state(d, delta_u, decay, gain, read, 0.0)
+            _, part = _state(ones, d, delta_u, decay, gain, read, 0.0)
             done = total[:, t, :]
             done[...] = (
                 nisa.tensor_copy(part) if s == 0 else nisa.tensor_tensor(done, part, op=nl.add)
@@ -192,18 +192,19 @@ def mamba_tiled(delta, u, a, b, c):
 
 def _mamba_tiled(out, delta, u, a, b, c, piece):
     channels, length = delta.shape
+    ones = nisa.memset((1, P), 1.0, nl.float32)
     for t in nl.affine_range(channels // P):
         rows = nl.ds(t * P, P)
         d, x = nl.load(delta[rows, :]), nl.load(u[rows, :])
         delta_u = nisa.tensor_tensor(d, x, op=nl.multiply)
         total = nl.ndarray((P, length), dtype=nl.float32)
-        for s in nl.sequential_range(a.shape[1]):
+        for s in nl.static_range(a.shape[1]):
             decay = nl.load(a[rows, nl.ds(s, 1)])
             carry = 0.0
             for k in nl.static_range(length // piece):
                 part = nl.ds(k * piece, piece)
                 gain, read = nl.load(b[nl.ds(s, 1), part]), nl.load(c[nl.ds(s, 1), part])
-                states, y = _state(d[:, part], delta_u[:, part], decay, gain, read, carry)
+                states, y = _state(ones, d[:, part], delta_u[:, part], decay, gain, read, carry)
                 carry = nisa.tensor_copy(states[:, nl.ds(piece - 1, 1)])
                 if s == 0:
                     total[:, part] = nisa.tensor_copy(y)
@@ -224,7 +225,7 @@ def layernorm_language(x, gamma, beta):
     rows, columns = x.shape
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     gain, shift = _row_parameters(gamma, beta)
-    for t in nl.affine_range(-(-rows // P)):
+    for t in nl.static_range(-(-rows // P)):
         count = min(P, rows - t * P)
         tile = nl.load(x[nl.ds(t * P, count), :])
         mean = nl.mean(tile, axis=1, keepdims=True)
@@ -244,11 +245,11 @@ def layernorm_statistics(x, gamma, beta):
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
     gain, shift = _row_parameters(gamma, beta)
     pieces = -(-columns // N)
-    for t in nl.affine_range(-(-rows // P)):
+    for t in nl.static_range(-(-rows // P)):
         count = min(P, rows - t * P)
         tile = nl.load(x[nl.ds(t * P, count), :])
         parts = nl.ndarray((count, 6 * pieces), dtype=nl.float32)
-        for k in nl.affine_range(pieces):
+        for k in nl.static_range(pieces):
             width = min(N, columns - k * N)
             parts[:, nl.ds(6 * k, 6)] = nisa.bn_stats(tile[:, nl.ds(k * N, width)])
         mean_variance = nisa.bn_aggr(parts)
