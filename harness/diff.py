@@ -92,32 +92,81 @@ def error_of(phase: str, module: str, nki: Any, plain: Any, shadow: Any) -> Erro
     return Error(phase, module, distances[0] / scale, distances[1] / scale, ulps)
 
 
+class Repeater:
+    """Runs the references of one NKI model's modules on the inputs that those modules get.
+
+    A module that hands its input on (its work is part of a later kernel) has no error of its own:
+    its references run in front of those of the next module.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self.found: list[Error] = []
+        self._tokens = tokens
+        self._rank = threading.local()  # what one rank has pending; ranks are threads
+
+    def hook(self, phase: str, rank: int, name: str, twins: Sequence[Twin]) -> Callable:
+        """A forward hook for one module; `twins` are the bf16 and the fp32 reference."""
+
+        def after(module: Any, arguments: tuple, settings: dict, output: Any) -> None:
+            if getattr(self._rank, "busy", False):  # inside a module that is being repeated
+                return
+            if arguments and output is arguments[0]:
+                self._rank.pending = [*getattr(self._rank, "pending", []), twins]
+                return
+            pending, self._rank.pending = getattr(self._rank, "pending", []), []
+            self._rank.busy = True
+            try:
+                values = [
+                    twin.run(arguments, settings, [earlier[side] for earlier in pending])
+                    for side, twin in enumerate(twins)
+                ]
+            finally:
+                self._rank.busy = False
+            if rank == 0:
+                tensors = [_rows(_first(value), self._tokens) for value in (output, *values)]
+                self.found.append(error_of(phase, name, *tensors))
+
+        return after
+
+
+@dataclass(frozen=True)
+class Twin:
+    """The same module of a reference model, and that model's modules by the NKI model's."""
+
+    module: Any
+    counterparts: dict[Any, Any]
+    in_fp32: bool
+
+    def run(self, arguments: tuple, settings: dict, earlier: Sequence[Twin]) -> Any:
+        """Run on the NKI module's arguments, after those of `earlier` modules."""
+        arguments, settings = self._own(arguments), self._own(settings)
+        for twin in earlier:
+            arguments = (_first(twin.module(arguments[0])), *arguments[1:])
+        return self.module(*arguments, **settings)
+
+    def _own(self, value: Any) -> Any:
+        """The same arguments with modules of this model, and in fp32 where it is the shadow."""
+        import torch
+
+        if isinstance(value, torch.nn.Module):
+            return self.counterparts.get(value, value)
+        if isinstance(value, torch.Tensor):
+            return value.float() if self.in_fp32 and value.is_floating_point() else value
+        if isinstance(value, dict):
+            return {key: self._own(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._own(item) for item in value)
+        return value
+
+
 def own_errors(nki: Loaded, plain: Loaded, shadow: Loaded, ids: Sequence[int]) -> list[Error]:
     """Each module's own error: the references run on the inputs of the NKI run, on every rank."""
     import torch
 
-    found: list[Error] = []
-    inside = threading.local()  # modules inside a module that is being repeated are not repeated
-
-    def repeat(phase: str, rank: int, name: str, references: Sequence[Any]) -> Callable:
-        def hook(module: Any, arguments: tuple, settings: dict, output: Any) -> None:
-            if getattr(inside, "busy", False):
-                return
-            inside.busy = True
-            try:
-                bf16 = references[0](*arguments, **settings)
-                fp32 = references[1](*_to_fp32(arguments), **_to_fp32(settings))
-            finally:
-                inside.busy = False
-            if rank == 0:
-                tensors = [_rows(_first(value), len(ids)) for value in (output, bf16, fp32)]
-                found.append(error_of(phase, name, *tensors))
-
-        return hook
-
-    with torch.no_grad(), _hooks(nki, (plain, shadow), repeat):
+    repeater = Repeater(len(ids))
+    with torch.no_grad(), _hooks(nki, (plain, shadow), repeater.hook):
         generate_tokens(nki, [ids], 2, min_new_tokens=2, do_sample=False)
-    return found
+    return repeater.found
 
 
 def accumulated_errors(
@@ -130,7 +179,8 @@ def accumulated_errors(
 
         def keep(phase: str, rank: int, name: str, _: Any, kept: dict = kept) -> Callable:
             def hook(module: Any, arguments: tuple, settings: dict, output: Any) -> None:
-                if rank == 0 and phase == PHASES[PREFILL]:
+                handed_on = arguments and output is arguments[0]
+                if rank == 0 and phase == PHASES[PREFILL] and not handed_on:
                     kept[name] = _rows(_first(output), len(ids)).clone()
 
             return hook
@@ -151,13 +201,22 @@ def _hooks(loaded: Loaded, others: Sequence[Loaded], make: Callable) -> Iterator
         if wrapper.tag not in PHASES:
             continue
         for rank, module in enumerate(wrapper.model.modules):
-            twins = [
+            modules = dict(module.named_modules())
+            others_modules = [
                 dict(other.model.models[index].model.modules[rank].named_modules())
                 for other in others
             ]
-            for name, part in module.named_modules():
-                if name and _is_comparable(name) and all(name in twin for twin in twins):
-                    hook = make(PHASES[wrapper.tag], rank, name, [twin[name] for twin in twins])
+            counterparts = [
+                {part: theirs[name] for name, part in modules.items() if name in theirs}
+                for theirs in others_modules
+            ]
+            for name, part in modules.items():
+                if _is_comparable(name) and all(name in theirs for theirs in others_modules):
+                    twins = [
+                        Twin(theirs[name], mapping, other.role == "shadow")
+                        for theirs, mapping, other in zip(others_modules, counterparts, others)
+                    ]
+                    hook = make(PHASES[wrapper.tag], rank, name, twins)
                     handles.append(part.register_forward_hook(hook, with_kwargs=True))
     try:
         yield
@@ -168,20 +227,11 @@ def _hooks(loaded: Loaded, others: Sequence[Loaded], make: Callable) -> Iterator
 
 def _is_comparable(name: str) -> bool:
     """Layers, their direct parts, and what stands outside of the layers, but for caches."""
-    return name.count(".") <= 2 and not name.startswith(("kv_mgr", "rank_util", "sampler"))
-
-
-def _to_fp32(value: Any) -> Any:
-    """The same arguments with floating tensors in fp32."""
-    import torch
-
-    if isinstance(value, torch.Tensor):
-        return value.float() if value.is_floating_point() else value
-    if isinstance(value, dict):
-        return {key: _to_fp32(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(_to_fp32(item) for item in value)
-    return value
+    return (
+        bool(name)
+        and name.count(".") <= 2
+        and not name.startswith(("kv_mgr", "rank_util", "sampler"))
+    )
 
 
 def _first(output: Any) -> Any:

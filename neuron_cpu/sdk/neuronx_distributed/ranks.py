@@ -126,7 +126,7 @@ class Group:
 
     With `rendezvous` None and more than one rank the group is mocked, as it is while the SDK
     traces: this rank claims its place among `size` ranks, and a collective behaves as if every
-    rank had sent the same tensor. Only meta tensors may meet in a mocked group.
+    rank had sent the same tensor. Outside a trace only meta tensors may meet in a mocked group.
     """
 
     def __init__(self, rank: int, size: int, rendezvous: Optional[Rendezvous] = None) -> None:
@@ -144,7 +144,7 @@ class Group:
         """Run one collective; `label` names operation, dtype and shape for the error message."""
         if self._rendezvous is not None:
             return self._rendezvous.exchange(self._rank, label, tensor, combine)
-        if not tensor.is_meta:
+        if not tensor.is_meta and not is_tracing():
             raise CollectiveError(
                 f"{label} met no other rank, expected {self._size} ranks, got a call outside "
                 "them; run the model through its application, or use a tensor-parallel size of 1."
@@ -163,6 +163,16 @@ def current_group() -> Optional[Group]:
 def set_current_group(group: Optional[Group]) -> None:
     """Install `group` for the running thread."""
     _current.group = group
+
+
+def is_tracing() -> bool:
+    """Whether the running thread traces a model ahead of time."""
+    return getattr(_current, "tracing", False)
+
+
+def set_tracing(tracing: bool) -> None:
+    """Mark the running thread as tracing, or not."""
+    _current.tracing = bool(tracing)
 
 
 @contextmanager
@@ -201,13 +211,16 @@ def _serve(
 
 
 _POOLS: weakref.WeakSet[RankPool] = weakref.WeakSet()
+_THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
 @atexit.register
 def _end_threads() -> None:
     """A thread that first wakes while the interpreter shuts down aborts the whole process."""
     for pool in list(_POOLS):
-        pool.join()
+        pool.close()
+    for thread in list(_THREADS):  # a pool that was collected has told its threads to end
+        thread.join()
 
 
 class RankPool:
@@ -225,11 +238,10 @@ class RankPool:
         self._done: queue.SimpleQueue = queue.SimpleQueue()
         self._inboxes: List[queue.SimpleQueue] = []
         self._busy = threading.Lock()
-        self._threads: List[threading.Thread] = []
         if size > 1:
             self._inboxes = [queue.SimpleQueue() for _ in range(size)]
             # The threads must not hold the pool, or the pool would never be collected.
-            self._threads = [
+            threads = [
                 threading.Thread(
                     target=_serve,
                     args=(group, self._rendezvous, inbox, self._done),
@@ -238,7 +250,8 @@ class RankPool:
                 )
                 for group, inbox in zip(self._groups, self._inboxes, strict=True)
             ]
-            for thread in self._threads:
+            for thread in threads:
+                _THREADS.add(thread)
                 thread.start()
             _POOLS.add(self)
 
@@ -285,12 +298,6 @@ class RankPool:
         for inbox in self._inboxes:
             inbox.put(None)
         self._inboxes = []
-
-    def join(self) -> None:
-        """End the threads and wait for them."""
-        self.close()
-        for thread in self._threads:
-            thread.join()
 
     def __del__(self) -> None:
         self.close()
