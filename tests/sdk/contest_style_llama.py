@@ -179,6 +179,36 @@ class NeuronLlamaMLP(nn.Module):
         return self.down_proj(self.act_fn(gate) * up)
 
 
+class LazyRotary(nn.Module):
+    """Angles whose frequencies are made in the first forward, one by one, in Python.
+
+    That is legal on the device although it looks at values: they depend on no input. The factor
+    of 1 beyond a wavelength leaves the angles as they are, so that the baseline agrees.
+    """
+
+    def __init__(self, dim, base):
+        super().__init__()
+        self.dim, self.base = dim, base
+        self.register_buffer("inv_freq", None, persistent=False)
+
+    @torch.no_grad()
+    def forward(self, x, position_ids):
+        if self.inv_freq is None:
+            exponents = torch.arange(0, self.dim, 2, dtype=torch.int64).float().to(x.device)
+            frequencies = []
+            for frequency in 1.0 / (self.base ** (exponents / self.dim)):
+                factor = 1.0 if 2 * math.pi / frequency > 100 else 1
+                frequencies.append(frequency / factor)
+            self.inv_freq = torch.tensor(
+                frequencies, dtype=torch.float32, device=frequencies[0].device
+            )
+        freqs = self.inv_freq[None, :, None].float().expand(position_ids.shape[0], -1, 1)
+        with torch.autocast(device_type=x.device.type, enabled=False):
+            angles = (freqs @ position_ids[:, None, :].float()).transpose(1, 2)
+            angles = torch.cat((angles, angles), dim=-1)
+        return angles.cos().to(dtype=x.dtype), angles.sin().to(dtype=x.dtype)
+
+
 class NeuronLlamaAttention(NeuronAttentionBase):
     """The 0.1 way: attributes first, then init_gqa_properties."""
 
@@ -203,11 +233,7 @@ class NeuronLlamaAttention(NeuronAttentionBase):
         self.flash_decoding_enabled = False
         self.num_cores_per_group = config.num_cores_per_group
         self.init_gqa_properties()
-        self.rotary_emb = RotaryEmbedding(
-            self.head_dim,
-            max_position_embeddings=config.max_position_embeddings,
-            base=config.rope_theta,
-        )
+        self.rotary_emb = LazyRotary(self.head_dim, config.rope_theta)
 
 
 class NeuronLlamaDecoderLayer(nn.Module):

@@ -116,7 +116,7 @@ def application_with(monkeypatch, application, folder, layer_forward, **options)
         (lambda x: x.nonzero(), "makes a shape from tensor values"),
         (lambda x: x[x > 0], "makes a shape from tensor values|needs the values"),
         (lambda x: x.numpy(), "needs the values|numpy"),
-        (lambda x: x.cpu(), "needs the values"),
+        (lambda x: x.cpu().numpy(), "needs the values|numpy"),
         (lambda x: torch.equal(x, x + 1), "compares tensor values"),
     ],
     ids=["item", "bool", "tolist", "nonzero", "boolean_index", "numpy", "cpu", "equal"],

@@ -111,6 +111,18 @@ def test_thirty_two_decode_steps(tiny_llama, application, generate, reference):
     assert_same_as_reference(model, app, generate, reference, prompts=PROMPTS[:1], steps=32)
 
 
+@pytest.mark.parametrize("tp_degree", [1, 2])
+def test_inference_mode_outside_changes_nothing(tiny_llama, application, generate, tp_degree):
+    """A driver may generate inside and outside torch.inference_mode, in any order."""
+    _, folder = tiny_llama()
+    app = application(folder, tp_degree=tp_degree)
+    with torch.inference_mode():
+        first = generate(app, PROMPTS[:1], 5)
+    assert torch.equal(generate(app, PROMPTS[:1], 5), first)
+    with torch.inference_mode():
+        assert torch.equal(generate(app, PROMPTS[:1], 5), first)
+
+
 def test_rows_do_not_depend_on_their_neighbours(tiny_llama, application, generate):
     _, folder = tiny_llama()
     app = application(folder, batch_size=3, tp_degree=2)

@@ -11,6 +11,8 @@ from neuronx_distributed.ranks import Group, rank_context
 from neuronx_distributed_inference import graph
 from torch import nn
 
+from neuron_cpu.errors import CompileError
+
 X, Y = torch.zeros(2, 3, 4), torch.zeros(2, 4, 5)
 W, BIAS = torch.zeros(7, 4), torch.zeros(7)
 HEADS = torch.zeros(2, 6, 3, 8)
@@ -90,6 +92,48 @@ def test_tensors_made_inside_forward_are_shapes_too():
 
     record, _ = graph.trace(Function(function), (X,), "tag", 1)
     assert record.operators == []
+
+
+def test_python_may_look_at_constants():
+    """Ranges, literals and buffers have values while tracing, wherever they are asked to be."""
+
+    class Rotary(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("limit", torch.tensor(2.0), persistent=False)
+
+        def forward(self, x):
+            frequencies = 1.0 / torch.arange(1, 5, device=x.device).float().to(x.device)
+            kept = [f if f > 1 / self.limit else f / 2 for f in frequencies]
+            scale = torch.tensor(kept, device=x.device)
+            assert scale.tolist() == [1.0, 0.25, pytest.approx(1 / 6), 0.125]
+            with torch.autocast(device_type=x.device.type, enabled=False):
+                return x * scale.to(x.device) + x.to(scale.device)
+
+    record, _ = graph.trace(Rotary(), (X,), "tag", 1)
+    assert record.elementwise[""]["mul"] > 0
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda buffer, x: buffer.copy_(x),
+        lambda buffer, x: buffer.__setitem__((0, slice(None)), x[0]),
+        lambda buffer, x: buffer[0].add_(x[0]),
+        lambda buffer, x: torch.add(x, 1, out=buffer),
+    ],
+    ids=["copy", "setitem", "view", "out"],
+)
+def test_a_constant_written_with_inputs_is_none_any_more(write):
+    def function(x):
+        buffer = torch.zeros(2, 3, 4)
+        assert buffer.sum().item() == 0.0
+        write(buffer, x)
+        assert buffer.shape == (2, 3, 4)
+        return buffer.sum().item()
+
+    with pytest.raises(CompileError, match="reads a tensor's value"):
+        graph.trace(Function(function), (X,), "tag", 1)
 
 
 def test_errors_that_have_nothing_to_do_with_values_pass_unchanged():

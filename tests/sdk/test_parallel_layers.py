@@ -252,3 +252,11 @@ def test_divide():
     assert divide(12, 4) == 3
     with pytest.raises(AssertionError, match="13 is not divisible by 4"):
         divide(13, 4)
+
+
+def test_unknown_keywords_are_refused_and_later_ones_accepted():
+    pool = RankPool(1)
+    later = {"rank_ordering": None, "tile_cc": False}
+    pool.run([lambda: RowParallelLinear(4, 4, **later)])
+    with pytest.raises(TypeError, match="ColumnParallelLinear.*'gather_ouput'"):
+        pool.run([lambda: ColumnParallelLinear(4, 4, gather_ouput=False)])

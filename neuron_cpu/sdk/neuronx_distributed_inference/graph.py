@@ -1,8 +1,10 @@
 """Tracing one sub-model and bucket on the meta device: what the compiler would see of it.
 
 The model's forward runs once with shapes only. Every matrix product of PyTorch and every kernel
-call is recorded with the module that issued it; Python that depends on a tensor's value is
-refused with its line, because it cannot become part of a graph.
+call is recorded with the module that issued it. Python that depends on the value of an input or a
+weight is refused with its line, because it cannot become part of a graph. Tensors that depend on
+neither (ranges, literals, buffers) are constants: they are computed, and Python may look at them,
+as it may on the device, where the baseline's rotary scaling does.
 """
 
 from __future__ import annotations
@@ -14,12 +16,16 @@ import re
 import sys
 import traceback
 from collections import Counter
+from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
+from neuronx_distributed.parallel_layers import parallel_state
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
 from torch_neuronx.pyhlo import hlo_pb2
 
 from neuron_cpu.core import observe_kernel_calls
@@ -147,6 +153,26 @@ class GraphRecord:
         }
 
 
+_META, _CPU = torch.device("meta"), torch.device("cpu")
+
+
+def _as_meta(value: Any) -> Any:
+    """The shape of a tensor, anything else as it is."""
+    if not isinstance(value, torch.Tensor) or value.is_meta:
+        return value
+    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=_META)
+
+
+def _written(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[torch.Tensor]:
+    """The tensors that an operator changes in place."""
+    found = []
+    for position, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[position] if position < len(args) else kwargs.get(argument.name)
+            found += [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+    return found
+
+
 def _model_line() -> str:
     """file:line of the innermost frame that is neither PyTorch's nor this module's."""
     frame = sys._getframe(1)
@@ -165,6 +191,7 @@ class GraphRecorder(TorchDispatchMode):
         super().__init__()
         self.record = GraphRecord(tag, bucket)
         self._path: List[str] = []
+        self._tainted: Dict[int, torch.Tensor] = {}  # storages of constants written by the trace
         self._module = hlo_pb2.HloModuleProto(
             name=f"{tag}_{bucket}", entry_computation_name="main", entry_computation_id=1, id=1
         )
@@ -194,12 +221,22 @@ class GraphRecorder(TorchDispatchMode):
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[dict] = None
     ) -> Any:
         name = func.overloadpacket.__name__
-        if name in _DATA_DEPENDENT:
+        kwargs = dict(kwargs or {})
+        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        traced = any(self._is_traced(tensor) for tensor in tensors)
+        if traced and name in _DATA_DEPENDENT:
             raise CompileError(
                 f"{_model_line()} {_DATA_DEPENDENT[name]}, expected a forward that only shapes "
                 "steer, as it is traced once for every input; use torch.where or masks instead."
             )
-        result = func(*args, **(kwargs or {}))
+        if kwargs.get("device") is not None:  # one device for all: constants stay constants
+            kwargs["device"] = _META if traced else _CPU
+        if traced:
+            for tensor in _written(func, args, kwargs):
+                if not tensor.is_meta:
+                    self._tainted[_storage_id(tensor)] = tensor
+            args, kwargs = tree_map(_as_meta, (args, kwargs))
+        result = func(*args, **kwargs)
         shapes = [tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)]
         dots = _matrix_dots(name, shapes)
         for dot in dots:
@@ -207,6 +244,10 @@ class GraphRecorder(TorchDispatchMode):
         if not dots and name not in _VIEWS:
             self.record.elementwise.setdefault(self._where, Counter())[name] += 1
         return result
+
+    def _is_traced(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor depends on inputs or weights: a shape, or a constant written to."""
+        return tensor.is_meta or _storage_id(tensor) in self._tainted
 
     def _instruction(self, opcode: str, shape: Sequence[int], dtype: torch.dtype) -> Any:
         instruction = self._computation.instructions.add(
@@ -254,10 +295,58 @@ class GraphRecorder(TorchDispatchMode):
         return self._module.SerializeToString()
 
 
+# How PyTorch complains when a meta tensor's values are asked for.
+_VALUE_NEEDED = re.compile(r"(?<![a-z])meta(?![a-z])|unallocated storage")
+
+
+class _LiteralsOnCpu(TorchFunctionMode):
+    """torch.tensor(..., device=meta) would lose its values before the recorder sees it."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[dict] = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if func in (torch.tensor, torch.as_tensor):
+            kwargs.pop("device", None)
+        return func(*args, **kwargs)
+
+
+def _storage_id(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+@contextmanager
+def _tracing() -> Iterator[None]:
+    """Ahead-of-time mode, with torch.autocast accepting the device of the traced tensors.
+
+    Rotary embeddings of Hugging Face's kind switch autocast off for `x.device.type`.
+    """
+    original = torch.autocast.__init__
+
+    def autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        original(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
+
+    torch.autocast.__init__ = autocast_init
+    parallel_state.set_aot_mode(True)
+    try:
+        yield
+    finally:
+        parallel_state.set_aot_mode(False)
+        torch.autocast.__init__ = original
+
+
+def _shapes_only(model: nn.Module) -> None:
+    """Move the parameters to the meta device; buffers keep their values, they are constants."""
+    buffers = [(module, dict(module._buffers)) for module in model.modules()]
+    model.to(_META)
+    for module, own in buffers:
+        module._buffers.update(own)
+
+
 def _explain(error: Exception, tag: str, bucket: int) -> Exception:
     """A meta-device complaint of PyTorch as a sentence about the model's line; others unchanged."""
     text = str(error)
-    if not re.search(r"(?<![a-z])meta(?![a-z])", text.lower()):
+    if not _VALUE_NEEDED.search(text.lower()):
         return error
     lines = [
         f"{frame.filename}:{frame.lineno}"
@@ -276,16 +365,16 @@ def trace(
 ) -> Tuple[GraphRecord, bytes]:
     """Run `model` on the shapes of `inputs`; returns the record and the serialised graph.
 
-    Everything is on the meta device: no values, no memory. CompileError names the model's line
-    where Python depends on a value; a kernel's refusal passes through as it is.
+    Inputs and weights are on the meta device: no values, no memory. CompileError names the
+    model's line where Python depends on a value; a kernel's refusal passes through as it is.
     """
-    model.to("meta")
-    meta_inputs = [tensor.to("meta") for tensor in inputs]
+    _shapes_only(model)
+    meta_inputs = [_as_meta(tensor) for tensor in inputs]
     recorder = GraphRecorder(tag, bucket)
     handles = recorder.watch(model)
     try:
         observed = observe_kernel_calls(recorder.add_kernel)
-        with torch.no_grad(), torch.device("meta"), recorder, observed:
+        with torch.no_grad(), _tracing(), _LiteralsOnCpu(), recorder, observed:
             model(*meta_inputs)
     except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
         explained = _explain(error, tag, bucket)

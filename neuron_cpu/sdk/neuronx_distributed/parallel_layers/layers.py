@@ -57,6 +57,17 @@ def _sharded_parameter(
     return weight
 
 
+# Keywords of later NxD versions that change nothing without gradients, tiling or odd rank orders.
+_LATER_KEYWORDS = frozenset({"rank_ordering", "tile_cc", "keep_padded_output", "collect_output"})
+
+
+def _accept_later(layer: str, keywords: Dict[str, Any]) -> None:
+    """TypeError for a keyword that no NxD version knows, as the SDK would raise it."""
+    unknown = sorted(set(keywords) - _LATER_KEYWORDS)
+    if unknown:
+        raise TypeError(f"{layer}.__init__() got unexpected keyword arguments {unknown}")
+
+
 def _default_init(weight: torch.Tensor) -> None:
     """Uniform in +-1/sqrt(inputs), as nn.Linear starts."""
     bound = weight.shape[-1] ** -0.5
@@ -136,9 +147,10 @@ class ColumnParallelLinear(BaseParallelLinear):
         pad: bool = False,
         tensor_model_parallel_group: Optional[Group] = None,
         reduce_dtype: Optional[torch.dtype] = None,
-        **_later: Any,
+        **later: Any,
     ) -> None:
         super().__init__()
+        _accept_later("ColumnParallelLinear", later)
         del keep_master_weight, reduce_dtype  # both concern gradients
         self.tensor_parallel_group = self._group_of(tensor_model_parallel_group)
         size = self.tensor_parallel_group.size()
@@ -217,9 +229,10 @@ class RowParallelLinear(BaseParallelLinear):
         reduce_output: bool = True,
         tensor_model_parallel_group: Optional[Group] = None,
         reduce_dtype: Optional[torch.dtype] = None,
-        **_later: Any,
+        **later: Any,
     ) -> None:
         super().__init__()
+        _accept_later("RowParallelLinear", later)
         del keep_master_weight  # concerns training
         self.tensor_parallel_group = self._group_of(tensor_model_parallel_group)
         size = self.tensor_parallel_group.size()
@@ -303,9 +316,10 @@ class ParallelEmbedding(nn.Module):
         tensor_model_parallel_group: Optional[Group] = None,
         use_spmd_rank: bool = False,
         sequence_dimension: Optional[int] = None,
-        **_later: Any,
+        **later: Any,
     ) -> None:
         super().__init__()
+        _accept_later("ParallelEmbedding", later)
         del norm_type, scale_grad_by_freq, sparse  # concern training
         if max_norm is not None:
             raise NotImplementedError("ParallelEmbedding with max_norm is not supported; drop it.")

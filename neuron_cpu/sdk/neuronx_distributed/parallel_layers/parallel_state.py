@@ -5,12 +5,9 @@ Only tensor parallelism exists here: data-, pipeline- and expert-parallel sizes 
 
 from __future__ import annotations
 
-import threading
 from typing import List, Union
 
-from ..ranks import Group, current_group, set_current_group
-
-_flags = threading.local()
+from ..ranks import Group, current_group, is_tracing, set_current_group, set_tracing
 
 
 def initialize_model_parallel(
@@ -89,11 +86,11 @@ def get_expert_model_parallel_size() -> int:
 
 def set_aot_mode(mode: bool) -> None:
     """Mark the running thread as compiling ahead of time."""
-    _flags.aot = bool(mode)
+    set_tracing(mode)
 
 
 def get_aot_mode() -> bool:
-    return getattr(_flags, "aot", False)
+    return is_tracing()
 
 
 def _refuse_subgroup(feature: str) -> None:

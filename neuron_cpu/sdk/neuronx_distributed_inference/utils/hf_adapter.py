@@ -333,7 +333,9 @@ def _pad_token(generation_config: GenerationConfig) -> Optional[int]:
     if generation_config.pad_token_id is not None:
         return generation_config.pad_token_id
     eos = generation_config.eos_token_id
-    return eos[0] if isinstance(eos, list) else eos
+    if isinstance(eos, list):
+        return eos[0] if eos else None
+    return eos
 
 
 def _choose_token(scores: torch.Tensor, generation_config: GenerationConfig) -> torch.Tensor:

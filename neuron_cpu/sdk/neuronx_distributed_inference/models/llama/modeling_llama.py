@@ -6,7 +6,7 @@ Written from the interface of NxDI 0.1.0's module of the same name; later versio
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Optional, Tuple, Type
+from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
@@ -32,6 +32,16 @@ from ..model_base import NeuronBaseForCausalLM, NeuronBaseModel
 
 _LLAMA_MODULE_MAP: Dict[str, type] = {}
 StateDict = Dict[str, torch.Tensor]
+
+
+def register_module(key: str) -> Callable[[type], type]:
+    """Class decorator: make an attention class available as `NeuronConfig(attn_cls=key)`."""
+
+    def register(cls: type) -> type:
+        _LLAMA_MODULE_MAP[key] = cls
+        return cls
+
+    return register
 
 
 def get_rmsnorm_cls() -> Type[nn.Module]:
@@ -187,6 +197,7 @@ def make_rotary_embedding(config: InferenceConfig) -> RotaryEmbedding:
     )
 
 
+@register_module("NeuronLlamaAttention")
 class NeuronLlamaAttention(NeuronAttentionBase):
     """Llama's attention over the shared base, in the flavour of the version in force."""
 
@@ -232,9 +243,6 @@ class NeuronLlamaAttention(NeuronAttentionBase):
         self.num_cores_per_group = config.num_cores_per_group
         self.init_gqa_properties()
         self.rotary_emb = make_rotary_embedding(config)
-
-
-_LLAMA_MODULE_MAP["NeuronLlamaAttention"] = NeuronLlamaAttention
 
 
 class NeuronLlamaDecoderLayer(nn.Module):
