@@ -63,7 +63,7 @@ def test_equal_layers_are_one_row_with_a_count(profiled):
     for graph in profiled[0]["graphs"]:
         layered = [op for op in graph["operators"] if op["where"].startswith("layers.*")]
         kernels = [op for op in layered if op["kind"] == estimate.KERNEL]
-        assert kernels and all(op["count"] % 3 == 0 for op in kernels)
+        assert sum(op["count"] == 3 for op in kernels) >= 2  # attention and MLP of three layers
         assert not any(part.isdigit() for op in layered for part in op["where"].split("."))
 
 
