@@ -50,7 +50,10 @@ MOVING_MAX = 512  # free size of the moving matmul operand; one PSUM bank of fp3
 
 # --- Choices of these kernels ---------------------------------------------------------------------
 
+BLOCK_ROW_BYTES = 16384  # bf16 bytes per partition of a weight block: four of them take 64 KiB
 TOKEN_CHUNK = 512  # tokens per pass over a weight: 512 FLOP per weight byte, above the core's 340
+CHUNK_BYTES = 72 * 1024  # SBUF per partition for what is kept of those tokens
+RESIDENT_BYTES = 64 * 1024  # keys and values of a sequence stay in SBUF up to this many
 KEY_CHUNK = 2048  # cached keys per decode block: 8 KiB of fp32 scores per partition
 MASKED = -3.0e38  # score of a key that does not count: exp gives 0, and sums stay finite
 DTYPES = {torch.bfloat16: nl.bfloat16, torch.float16: nl.float16, torch.float32: nl.float32}
@@ -64,10 +67,11 @@ PI_BELOW = 3.1415925  # the fp32 number below pi: arguments of ScalarE's sine st
 #   kernel weight (HBM)  [blocks, 128, k_tiles, nb]  the 128          block_weight(), at load time
 #   kernel weight (SBUF) [128, k_tiles, nb]          contraction      load_weight_block()
 #
-# A block holds nb <= 512 output features: element [b, p, k, n] is W[b * nb + n, k * 128 + p]. One
-# load brings a whole block, and each partition reads k_tiles * nb elements that are contiguous in
-# HBM: 2.8 KiB for the smallest product of SmolLM2-135M, 16 KiB for Llama-3.2-1B (DMA wants 2 KiB
-# or more per row). Prefill and decode use the same blocks, so no weight is on the device twice.
+# A block holds nb <= 512 output features and at most 16 KiB per partition: element [b, p, k, n] is
+# W[b * nb + n, k * 128 + p]. One load brings a whole block, and each partition reads k_tiles * nb
+# elements that are contiguous in HBM: 2.8 KiB for the smallest product of SmolLM2-135M, 16 KiB for
+# Llama-3.2-1B (DMA wants 2 KiB or more per row). Prefill and decode use the same blocks, so no
+# weight is on the device twice.
 
 
 class BlockLayout(NamedTuple):
@@ -81,9 +85,11 @@ class BlockLayout(NamedTuple):
 
     @classmethod
     def of(cls, n: int, k: int) -> BlockLayout:
-        blocks = math.ceil(n / MOVING_MAX)
-        nb = math.ceil(math.ceil(n / blocks) / 16) * 16  # rows stay multiples of 32 bytes
-        return cls(n, k, math.ceil(n / nb), nb, math.ceil(k / P_MAX))
+        k_tiles = math.ceil(k / P_MAX)
+        widest = min(MOVING_MAX, max(P_MAX, BLOCK_ROW_BYTES // (2 * k_tiles)))
+        nb = math.ceil(n / math.ceil(n / widest))
+        nb = math.ceil(nb / 16) * 16  # rows stay multiples of 32 bytes
+        return cls(n, k, math.ceil(n / nb), nb, k_tiles)
 
     @property
     def block_size(self) -> int:
@@ -309,6 +315,12 @@ def gated_product(xt_sb, columns, gate_hbm, up_hbm, product_sb, layout):
     for_each_block(layout, one_block)
 
 
+def token_chunk(bytes_per_token):
+    """Tokens of one pass over a weight, of which each keeps so many bytes per partition."""
+    fitting = CHUNK_BYTES // bytes_per_token // P_MAX * P_MAX
+    return max(P_MAX, min(TOKEN_CHUNK, fitting))
+
+
 def spans(length, step):
     """(start, size) of the pieces of at most ``step`` that cover ``length``; known statically."""
     return [(start, min(step, length - start)) for start in range(0, length, step)]
@@ -385,60 +397,71 @@ def rope_tile(x_sb, cos_sb, sin_sb, heads):
 
 
 class RunningSoftmax:
-    """State of one query tile: negated scaled maximum, sum and unscaled output, all fp32 @ SBUF."""
+    """State of a query tile, all fp32 @ SBUF, queries on partitions, one column (or row) per head.
 
-    def __init__(self, queries, head_dim, scale):
-        self.queries, self.scale = queries, scale
-        self.neg_max_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
-        self.sum_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
-        self.out_sb = nl.ndarray((queries, head_dim), nl.float32, buffer=nl.sbuf)
+    neg_max_sb [Q, heads] negated scaled maximum, sum_sb [Q, heads], out_sb [Q, heads, D] unscaled.
+    """
 
-    def weigh(self, scores_sb, dtype, first):
-        """Take a block of scores [queries, n] fp32 -> its weights exp(scale * (s - max)) in dtype.
+    def __init__(self, queries, heads, head_dim):
+        self.queries, self.scale = queries, 1.0 / math.sqrt(head_dim)
+        self.neg_max_sb = nl.ndarray((queries, heads), nl.float32, buffer=nl.sbuf, name="neg_max")
+        self.sum_sb = nl.ndarray((queries, heads), nl.float32, buffer=nl.sbuf, name="sum")
+        self.out_sb = nl.ndarray((queries, heads, head_dim), nl.float32, buffer=nl.sbuf, name="out")
+
+    def weigh(self, head, scores_sb, dtype, first):
+        """Take a block of scores [Q, keys] fp32 -> its weights exp(scale * (s - max)) in dtype.
 
         Everything kept so far is rescaled to the new maximum.
         """
+        column = nl.ds(head, 1)
         block_max_sb = nl.ndarray((self.queries, 1), nl.float32, buffer=nl.sbuf)
         block_max_sb[...] = nisa.tensor_reduce(nl.max, scores_sb, axis=1, negate=True)
         new_max_sb = nl.ndarray((self.queries, 1), nl.float32, buffer=nl.sbuf)
         new_max_sb[...] = nisa.tensor_scalar(block_max_sb, nl.multiply, self.scale)
         block_sum_sb = nl.ndarray((self.queries, 1), nl.float32, buffer=nl.sbuf)
         if not first:
-            new_max_sb[...] = nisa.tensor_tensor(new_max_sb, self.neg_max_sb, nl.minimum)
+            new_max_sb[...] = nisa.tensor_tensor(new_max_sb, self.neg_max_sb[:, column], nl.minimum)
         weights_sb = nl.ndarray(scores_sb.shape, dtype, buffer=nl.sbuf)
         weights_sb[...] = nisa.activation_reduce(
             nl.exp, scores_sb, bias=new_max_sb, scale=self.scale,
             reduce_op=nl.add, reduce_res=block_sum_sb, dtype=dtype,
         )  # fmt: skip
         if first:
-            self.sum_sb[...] = nisa.tensor_copy(block_sum_sb)
+            self.sum_sb[:, column] = nisa.tensor_copy(block_sum_sb)
         else:
-            self.rescale(new_max_sb, block_sum_sb)
-        self.neg_max_sb[...] = nisa.tensor_copy(new_max_sb)
+            self.rescale(head, new_max_sb, block_sum_sb)
+        self.neg_max_sb[:, column] = nisa.tensor_copy(new_max_sb)
         return weights_sb
 
-    def rescale(self, new_max_sb, block_sum_sb):
+    def rescale(self, head, new_max_sb, block_sum_sb):
         """Sum and output times exp(old maximum - new maximum), plus the block's sum."""
+        column = nl.ds(head, 1)
         factor_sb = nl.ndarray((self.queries, 1), nl.float32, buffer=nl.sbuf)
-        factor_sb[...] = nisa.activation(nl.exp, self.neg_max_sb, bias=new_max_sb, scale=-1.0)
-        self.sum_sb[...] = nisa.tensor_scalar(
-            self.sum_sb, nl.multiply, factor_sb, op1=nl.add, operand1=block_sum_sb
+        factor_sb[...] = nisa.activation(
+            nl.exp, self.neg_max_sb[:, column], bias=new_max_sb, scale=-1.0
         )
-        self.out_sb[...] = nisa.tensor_scalar(self.out_sb, nl.multiply, factor_sb)
+        self.sum_sb[:, column] = nisa.tensor_scalar(
+            self.sum_sb[:, column], nl.multiply, factor_sb, op1=nl.add, operand1=block_sum_sb
+        )
+        self.out_sb[:, head, :] = nisa.tensor_scalar(
+            self.out_sb[:, head, :], nl.multiply, factor_sb
+        )
 
-    def take(self, product_psum, first):
-        """Add a block's weighted values [queries, D] fp32 @ PSUM."""
+    def take(self, head, product_psum, first):
+        """Add a block's weighted values [Q, D] fp32 @ PSUM."""
         if first:
-            self.out_sb[...] = nisa.tensor_copy(product_psum)
+            self.out_sb[:, head, :] = nisa.tensor_copy(product_psum)
         else:
-            self.out_sb[...] = nisa.tensor_tensor(self.out_sb, product_psum, nl.add)
+            self.out_sb[:, head, :] = nisa.tensor_tensor(
+                self.out_sb[:, head, :], product_psum, nl.add
+            )
 
-    def finish(self, dtype):
-        """The attention output [queries, D] in ``dtype``."""
+    def finish(self, head, dtype):
+        """The attention output [Q, D] of a head in ``dtype``."""
         inverse_sb = nl.ndarray((self.queries, 1), nl.float32, buffer=nl.sbuf)
-        inverse_sb[...] = nisa.reciprocal(self.sum_sb)
-        result_sb = nl.ndarray(self.out_sb.shape, dtype, buffer=nl.sbuf)
-        result_sb[...] = nisa.tensor_scalar(self.out_sb, nl.multiply, inverse_sb)
+        inverse_sb[...] = nisa.reciprocal(self.sum_sb[:, nl.ds(head, 1)])
+        result_sb = nl.ndarray((self.queries, self.out_sb.shape[2]), dtype, buffer=nl.sbuf)
+        result_sb[...] = nisa.tensor_scalar(self.out_sb[:, head, :], nl.multiply, inverse_sb)
         return result_sb
 
 
@@ -454,86 +477,129 @@ def weighted_values(pieces, queries, head_dim):
     return acc_psum
 
 
-def prefill_query_tile(q_sb, head, keys_sb, values_sb, bias_sb, kv_head, start, shape):
-    """Causal attention of one head for a tile of queries that begins at position ``start``.
+def masked_scores(qt_sb, key_sb, bias_sb, diagonal):
+    """Scores of a query tile against a key block -> [Q, keys] fp32 @ SBUF.
 
-    q_sb [queries, heads * D], keys_sb [D, kv_heads, S], values_sb [128, key tiles, kv_heads * D].
-    Key blocks that begin above the diagonal are never computed.
+    qt_sb [D, Q], key_sb [D, keys], bias_sb [Q, keys] or None. ``diagonal`` is None, or how many
+    keys more than the row number (plus one) each query sees: the block crosses the diagonal.
     """
-    queries, d = q_sb.shape[0], shape.head_dim
-    qt_sb = transposed(q_sb[:, nl.ds(head * d, d)])
-    state = RunningSoftmax(queries, d, 1.0 / math.sqrt(d))
-    for block, size in spans(start + queries, MOVING_MAX):
-        scores_psum = nl.ndarray((queries, size), nl.float32, buffer=nl.psum)
-        scores_psum[...] = nisa.nc_matmul(qt_sb, keys_sb[:, kv_head, nl.ds(block, size)])
-        scores_sb = nl.ndarray((queries, size), nl.float32, buffer=nl.sbuf)
-        if bias_sb is None:
-            scores_sb[...] = nisa.tensor_copy(scores_psum)
-        else:
-            scores_sb[...] = nisa.tensor_tensor(
-                scores_psum, bias_sb[0:queries, nl.ds(block, size)], nl.add
-            )
-        if block + size > start:  # the block crosses the diagonal
-            i_q, i_k = nl.arange(queries)[:, None], nl.arange(size)[None, :]
-            scores_sb[...] = nisa.affine_select(
-                start + i_q >= block + i_k, scores_sb, on_false_value=MASKED
-            )
-        weights_sb = state.weigh(scores_sb, q_sb.dtype, block == 0)
-        tiles = [
-            (
-                weights_sb[:, nl.ds(key, count)],
-                values_sb[0:count, (block + key) // P_MAX, nl.ds(kv_head * d, d)],
-            )
-            for key, count in spans(size, P_MAX)
-        ]
-        state.take(weighted_values(tiles, queries, d), block == 0)
-    return state.finish(q_sb.dtype)
+    shape = (qt_sb.shape[1], key_sb.shape[1])
+    scores_psum = nl.ndarray(shape, nl.float32, buffer=nl.psum)
+    scores_psum[...] = nisa.nc_matmul(qt_sb, key_sb)
+    scores_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
+    if bias_sb is None:
+        scores_sb[...] = nisa.tensor_copy(scores_psum)
+    else:
+        scores_sb[...] = nisa.tensor_tensor(scores_psum, bias_sb, nl.add)
+    if diagonal is not None:
+        i_q, i_k = nl.arange(shape[0])[:, None], nl.arange(shape[1])[None, :]
+        scores_sb[...] = nisa.affine_select(i_q + diagonal >= i_k, scores_sb, on_false_value=MASKED)
+    return scores_sb
+
+
+def rotated_qkv(qkv_sb, cos_hbm, sin_hbm, shape):
+    """A tile of projected rows -> rotated q and k, and v as it is: [T, heads * D] @ SBUF each."""
+    d, q_heads, kv_heads = shape.head_dim, shape.q_heads, shape.kv_heads
+    cos_sb, sin_sb = load_tile(cos_hbm), load_tile(sin_hbm)
+    q_sb = rope_tile(qkv_sb[:, 0 : q_heads * d], cos_sb, sin_sb, q_heads)
+    k_sb = rope_tile(qkv_sb[:, nl.ds(q_heads * d, kv_heads * d)], cos_sb, sin_sb, kv_heads)
+    return q_sb, k_sb, qkv_sb[:, nl.ds((q_heads + kv_heads) * d, kv_heads * d)]
 
 
 class PrefillSequence:
-    """Keys and values of one sequence in SBUF; token tiles are attended to in order.
+    """Keys and values of one sequence; token tiles are attended to in order.
 
-    keys_sb [D, kv_heads, S], values_sb [128, key tiles, kv_heads * D], bias_sb [<= 128, S] or None.
+    Short sequences keep them in SBUF: keys_sb [D, kv_heads, S], values_sb [128, key tiles,
+    kv_heads * D]. Longer ones put the transposed keys into HBM, keys_hbm [D, kv_heads, S], and read
+    blocks of 512 keys back; their values are rows of values_hbm from ``row`` on, which the caller
+    writes or has written. bias_hbm [1, S] hides keys (left padding).
     """
 
-    def __init__(self, length, shape, dtype, bias_hbm=None):
-        d, kv_heads = shape.head_dim, shape.kv_heads
-        self.shape = shape
-        self.keys_sb = nl.ndarray((d, kv_heads, length), dtype, buffer=nl.sbuf, name="keys_sb")
-        self.values_sb = nl.ndarray(
-            (P_MAX, math.ceil(length / P_MAX), kv_heads * d),
-            dtype,
-            buffer=nl.sbuf,
-            name="values_sb",
-        )
+    def __init__(self, length, shape, values_hbm, row, bias_hbm=None):
+        d, kv_heads, dtype = shape.head_dim, shape.kv_heads, values_hbm.dtype
+        self.shape, self.values_hbm, self.row, self.dtype = shape, values_hbm, row, dtype
+        tiles = math.ceil(length / P_MAX)
+        self.resident = 2 * kv_heads * (length + tiles * d) <= RESIDENT_BYTES
+        keys = (d, kv_heads, length)
+        if self.resident:
+            self.keys = nl.ndarray(keys, dtype, buffer=nl.sbuf, name="keys_sb")
+            values = (P_MAX, tiles, kv_heads * d)
+            self.values_sb = nl.ndarray(values, dtype, buffer=nl.sbuf, name="values_sb")
+        else:
+            self.keys = nl.ndarray(keys, dtype, buffer=nl.hbm, name="keys_hbm")
         self.bias_sb = None
         if bias_hbm is not None:
             self.bias_sb = broadcast_row(bias_hbm, min(length, P_MAX))
 
-    def attend(self, qkv_sb, tables_sb, start):
-        """The tile [T, (q_heads + 2 kv_heads) * D] of tokens from ``start`` on, before RoPE.
-
-        Returns context [T, q_heads * D] and rotated keys [T, kv_heads * D] @ SBUF.
-        """
-        d, q_heads, kv_heads = self.shape.head_dim, self.shape.q_heads, self.shape.kv_heads
-        tokens = qkv_sb.shape[0]
-        q_sb = rope_tile(qkv_sb[:, 0 : q_heads * d], *tables_sb, q_heads)
-        k_sb = rope_tile(qkv_sb[:, nl.ds(q_heads * d, kv_heads * d)], *tables_sb, kv_heads)
-        v_columns = nl.ds((q_heads + kv_heads) * d, kv_heads * d)
-        self.values_sb[0:tokens, start // P_MAX, :] = nisa.tensor_copy(qkv_sb[:, v_columns])
+    def append(self, k_sb, v_sb, start):
+        """Keep rotated keys and values [T, kv_heads * D] @ SBUF of the tokens from ``start`` on."""
+        d, kv_heads = self.shape.head_dim, self.shape.kv_heads
+        tokens = k_sb.shape[0]
+        if self.resident:
+            self.values_sb[0:tokens, start // P_MAX, :] = nisa.tensor_copy(v_sb)
+            kt_sb = self.keys[:, :, nl.ds(start, tokens)]
+        else:
+            kt_sb = nl.ndarray((d, kv_heads, tokens), self.dtype, buffer=nl.sbuf)
         for head in nl.affine_range(kv_heads):
-            self.keys_sb[:, head, nl.ds(start, tokens)] = nisa.tensor_copy(
-                transposed(k_sb[:, nl.ds(head * d, d)])
-            )
-        context_sb = nl.ndarray(q_sb.shape, q_sb.dtype, buffer=nl.sbuf)
-        for kv_head in nl.affine_range(kv_heads):
-            for member in nl.affine_range(self.shape.group):
-                head = kv_head * self.shape.group + member
-                context_sb[:, nl.ds(head * d, d)] = prefill_query_tile(
-                    q_sb, head, self.keys_sb, self.values_sb, self.bias_sb, kv_head, start,
-                    self.shape,
-                )  # fmt: skip
-        return context_sb, k_sb
+            kt_sb[:, head, :] = nisa.tensor_copy(transposed(k_sb[:, nl.ds(head * d, d)]))
+        if not self.resident:
+            nl.store(self.keys[:, :, nl.ds(start, tokens)], kt_sb)
+
+    def block(self, start, size):
+        """Keys [D, kv_heads, size] and values [128, size / 128, kv_heads * D] @ SBUF of a block."""
+        part = nl.ds(start, size)
+        if self.resident:
+            first = start // P_MAX
+            return self.keys[:, :, part], self.values_sb[:, first : first + math.ceil(size / P_MAX)]
+        width = self.values_hbm.shape[1]
+        shape = (P_MAX, math.ceil(size / P_MAX), width)
+        values_sb = nl.ndarray(shape, self.dtype, buffer=nl.sbuf)
+        for key, count in spans(size, P_MAX):
+            rows = nl.ds(self.row + start + key, count)
+            values_sb[0:count, key // P_MAX, :] = nl.load(self.values_hbm[rows, :])
+        return load_tile(self.keys[:, :, part]), values_sb
+
+    def attend(self, q_sb, start):
+        """Causal attention of queries [Q, q_heads * D] from ``start`` on -> the same shape @ SBUF.
+
+        Key blocks that begin above the diagonal are never computed; each block is read once for all
+        heads.
+        """
+        shape, d = self.shape, self.shape.head_dim
+        queries, dtype = q_sb.shape[0], q_sb.dtype
+        qt_sb = nl.ndarray((d, shape.q_heads, queries), dtype, buffer=nl.sbuf)
+        for head in nl.affine_range(shape.q_heads):
+            qt_sb[:, head, :] = nisa.tensor_copy(transposed(q_sb[:, nl.ds(head * d, d)]))
+        state = RunningSoftmax(queries, shape.q_heads, d)
+        for block, size in spans(start + queries, MOVING_MAX):
+            keys_sb, values_sb = self.block(block, size)
+            self.attend_block(state, qt_sb, keys_sb, values_sb, block, start - block)
+        context_sb = nl.ndarray(q_sb.shape, dtype, buffer=nl.sbuf)
+        for head in nl.affine_range(shape.q_heads):
+            context_sb[:, nl.ds(head * d, d)] = nisa.tensor_copy(state.finish(head, dtype))
+        return context_sb
+
+    def attend_block(self, state, qt_sb, keys_sb, values_sb, block, ahead):
+        """One key block for every head; the queries begin ``ahead`` positions after the block."""
+        shape, d = self.shape, self.shape.head_dim
+        queries, size = qt_sb.shape[2], keys_sb.shape[2]
+        bias_sb = self.bias_sb
+        if bias_sb is not None:
+            bias_sb = bias_sb[0:queries, nl.ds(block, size)]
+        diagonal = ahead if size > ahead + 1 else None
+        for kv_head in nl.affine_range(shape.kv_heads):
+            for member in nl.affine_range(shape.group):
+                head = kv_head * shape.group + member
+                scores_sb = masked_scores(
+                    qt_sb[:, head, :], keys_sb[:, kv_head, :], bias_sb, diagonal
+                )
+                weights_sb = state.weigh(head, scores_sb, self.dtype, block == 0)
+                columns = nl.ds(kv_head * d, d)
+                pieces = [
+                    (weights_sb[:, nl.ds(key, count)], values_sb[0:count, key // P_MAX, columns])
+                    for key, count in spans(size, P_MAX)
+                ]
+                state.take(head, weighted_values(pieces, queries, d), block == 0)
 
 
 def decode_key_block(q_view, keys_hbm, values_hbm, bias_sb, state, dtype):
@@ -565,14 +631,14 @@ def decode_key_block(q_view, keys_hbm, values_hbm, bias_sb, state, dtype):
         scores_psum = nl.ndarray((q_view.shape[1], size), nl.float32, buffer=nl.psum)
         scores_psum[...] = nisa.nc_matmul(q_view, keys_t_sb[:, part])
         scores_sb[:, part] = nisa.tensor_tensor(scores_psum, bias_sb[:, part], nl.add)
-    weights_sb = state.weigh(scores_sb, dtype, first=False)
+    weights_sb = state.weigh(0, scores_sb, dtype, first=False)
     acc_psum = nl.zeros((q_view.shape[1], d), nl.float32, buffer=nl.psum)
     for part, v_sb in value_tiles:
         rows, count = v_sb.shape[0], v_sb.shape[1]
         piece_sb = weights_sb[:, part].reshape((weights_sb.shape[0], rows, count))
         for tile in nl.affine_range(count):
             acc_psum[...] += nisa.nc_matmul(transposed(piece_sb[:, :, tile]), v_sb[:, tile, :])
-    state.take(acc_psum, first=False)
+    state.take(0, acc_psum, first=False)
 
 
 class DecodeBatch:
@@ -601,23 +667,23 @@ class DecodeBatch:
             for kv_head in nl.affine_range(kv_heads):
                 heads = nl.ds(kv_head * group, group)
                 q_view = self.qk_t_sb[:, heads, b]  # [D, group]
-                state = RunningSoftmax(group, d, 1.0 / math.sqrt(d))
+                state = RunningSoftmax(group, 1, d)
                 own_psum = nl.ndarray((group, 1), nl.float32, buffer=nl.psum)
                 own_psum[...] = nisa.nc_matmul(
                     q_view, self.qk_t_sb[:, q_heads + kv_head, nl.ds(b, 1)]
                 )
                 own_sb = nl.ndarray((group, 1), nl.float32, buffer=nl.sbuf)
                 own_sb[...] = nisa.tensor_copy(own_psum)
-                weight_sb = state.weigh(own_sb, dtype, first=True)
+                weight_sb = state.weigh(0, own_sb, dtype, first=True)
                 value_sb = own_values_sb[:, nl.ds(kv_head * d, d)]
-                state.take(weighted_values([(weight_sb, value_sb)], group, d), first=True)
+                state.take(0, weighted_values([(weight_sb, value_sb)], group, d), first=True)
                 for start, size in spans(length, KEY_CHUNK):
                     part = nl.ds(start, size)
                     decode_key_block(
                         q_view, keys_hbm[b, kv_head, part, :], values_hbm[b, kv_head, part, :],
                         bias_sb[:, part], state, dtype,
                     )  # fmt: skip
-                nl.store(context_hbm[b, heads, :], state.finish(dtype))
+                nl.store(context_hbm[b, heads, :], state.finish(0, dtype))
 
 
 # --- Kernels, in the order of the model -----------------------------------------------------------
@@ -647,7 +713,7 @@ def linear_kernel(x_hbm, weight_hbm, n, gain_hbm=None, eps=0.0):
     out_hbm = nl.ndarray((tokens, n), x_hbm.dtype, buffer=nl.shared_hbm)
     layout = BlockLayout.of(n, k)
     gain_sb = None if gain_hbm is None else broadcast_row(gain_hbm, min(tokens, P_MAX))
-    for start, size in spans(tokens, TOKEN_CHUNK):
+    for start, size in spans(tokens, token_chunk(2 * layout.k_tiles)):
         xt_sb = normed_chunk(x_hbm, start, size, gain_sb, eps)
         project_rows(xt_sb, weight_hbm, out_hbm, start, layout)
     return out_hbm
@@ -695,8 +761,7 @@ def attention_prefill_kernel(qkv_hbm, cos_hbm, sin_hbm, batch, q_heads, kv_heads
 
     qkv [B * S, (q_heads + 2 * kv_heads) * D], cos and sin [B * S, D / 2], bias [B, S] fp32 (0 for
     keys that count, MASKED for left padding) -> context [B * S, q_heads * D] and the rotated keys
-    [B * S, kv_heads * D], type of qkv. Keys and values of a sequence stay in SBUF: per partition
-    kv_heads * S * 2 bytes of keys and S / 128 * kv_heads * D * 2 bytes of values.
+    [B * S, kv_heads * D], type of qkv.
     """
     tokens, dtype = qkv_hbm.shape[0], qkv_hbm.dtype
     shape = HeadShape(q_heads, kv_heads, qkv_hbm.shape[1] // (q_heads + 2 * kv_heads))
@@ -705,13 +770,15 @@ def attention_prefill_kernel(qkv_hbm, cos_hbm, sin_hbm, batch, q_heads, kv_heads
     rotated_hbm = nl.ndarray((tokens, kv_heads * d), dtype, buffer=nl.shared_hbm)
     for b in nl.affine_range(batch):
         own_bias_hbm = None if bias_hbm is None else bias_hbm[nl.ds(b, 1), :]
-        sequence = PrefillSequence(length, shape, dtype, own_bias_hbm)
+        values_hbm = qkv_hbm[:, nl.ds((q_heads + kv_heads) * d, kv_heads * d)]
+        sequence = PrefillSequence(length, shape, values_hbm, b * length, own_bias_hbm)
         for start, size in spans(length, P_MAX):
             rows = nl.ds(b * length + start, size)
-            tables_sb = load_tile(cos_hbm[rows, :]), load_tile(sin_hbm[rows, :])
-            context_sb, k_sb = sequence.attend(load_tile(qkv_hbm[rows, :]), tables_sb, start)
-            nl.store(context_hbm[rows, :], context_sb)
+            qkv_sb = load_tile(qkv_hbm[rows, :])
+            q_sb, k_sb, v_sb = rotated_qkv(qkv_sb, cos_hbm[rows, :], sin_hbm[rows, :], shape)
             nl.store(rotated_hbm[rows, :], k_sb)
+            sequence.append(k_sb, v_sb, start)
+            nl.store(context_hbm[rows, :], sequence.attend(q_sb, start))
     return context_hbm, rotated_hbm
 
 
@@ -759,10 +826,12 @@ def attention_prefill_block_kernel(
     keys_hbm = nl.ndarray((tokens, kv_heads * d), dtype, buffer=nl.shared_hbm)
     values_hbm = nl.ndarray((tokens, kv_heads * d), dtype, buffer=nl.shared_hbm)
     gain_sb = broadcast_row(gain_hbm, min(tokens, P_MAX))
-    step = min(length, TOKEN_CHUNK)
+    # per token: its columns of x and of the context, its row of Q, K and V
+    kept = 2 * (qkv_layout.k_tiles + out_layout.k_tiles + math.ceil(qkv_layout.n / P_MAX))
+    step = min(length, token_chunk(kept))
     for b in nl.affine_range(batch):
         own_bias_hbm = None if bias_hbm is None else bias_hbm[nl.ds(b, 1), :]
-        sequence = PrefillSequence(length, shape, dtype, own_bias_hbm)
+        sequence = PrefillSequence(length, shape, values_hbm, b * length, own_bias_hbm)
         for chunk, count in spans(length, step):
             first = b * length + chunk
             xt_sb = normed_chunk(x_hbm, first, count, gain_sb, eps)
@@ -770,13 +839,11 @@ def attention_prefill_block_kernel(
             for tile, qkv_sb in enumerate(project_tiles(xt_sb, qkv_w_hbm, qkv_layout)):
                 start = tile * P_MAX
                 rows = nl.ds(first + start, qkv_sb.shape[0])
-                tables_sb = load_tile(cos_hbm[rows, :]), load_tile(sin_hbm[rows, :])
-                context_sb, k_sb = sequence.attend(qkv_sb, tables_sb, chunk + start)
+                q_sb, k_sb, v_sb = rotated_qkv(qkv_sb, cos_hbm[rows, :], sin_hbm[rows, :], shape)
                 nl.store(keys_hbm[rows, :], k_sb)
-                nl.store(
-                    values_hbm[rows, :], qkv_sb[:, nl.ds((q_heads + kv_heads) * d, kv_heads * d)]
-                )
-                transpose_into(context_t_sb, context_sb, start)
+                nl.store(values_hbm[rows, :], v_sb)
+                sequence.append(k_sb, v_sb, chunk + start)
+                transpose_into(context_t_sb, sequence.attend(q_sb, chunk + start), start)
             project_rows(context_t_sb, out_w_hbm, out_hbm, first, out_layout)
     return out_hbm, keys_hbm, values_hbm
 
@@ -825,7 +892,9 @@ def swiglu_mlp_kernel(x_hbm, gate_hbm, up_hbm, down_hbm, f, gain_hbm=None, eps=0
     out_hbm = nl.ndarray((tokens, hidden), x_hbm.dtype, buffer=nl.shared_hbm)
     wide, narrow = BlockLayout.of(f, hidden), BlockLayout.of(hidden, f)
     gain_sb = None if gain_hbm is None else broadcast_row(gain_hbm, min(tokens, P_MAX))
-    for start, size in spans(tokens, TOKEN_CHUNK):
+    # per token: its column of x, then the product as a row of a tile and as a column
+    kept = 2 * (wide.k_tiles + 2 * narrow.k_tiles)
+    for start, size in spans(tokens, token_chunk(kept)):
         xt_sb = normed_chunk(x_hbm, start, size, gain_sb, eps)
         pieces = spans(size, P_MAX)
         columns = [slice(at, at + count) for at, count in pieces]
