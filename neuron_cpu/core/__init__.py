@@ -1,9 +1,10 @@
-"""The simulated NeuronCore-v2: trace kernels into Programs, then verify, execute and schedule them."""
+"""The simulated NeuronCore-v2: trace kernels into Programs, verify, execute and schedule them."""
 
 from .errors import NkiError, NkiWarning, silence
-from .kernel import Kernel, KernelCall, observe_kernel_calls
+from .kernel import Kernel, KernelCall, observe_kernel_calls, release_thread
 from .program import Program
 
 __all__ = [
-    "Kernel", "KernelCall", "NkiError", "NkiWarning", "Program", "observe_kernel_calls", "silence",
+    "Kernel", "KernelCall", "NkiError", "NkiWarning", "Program", "observe_kernel_calls",
+    "release_thread", "silence",
 ]  # fmt: skip

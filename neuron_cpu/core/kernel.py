@@ -37,6 +37,15 @@ class KernelCall:
     outputs: list[Any]
 
 
+def release_thread() -> None:
+    """Drop the plans that the running thread keeps between kernel calls.
+
+    A thread that ends calls this first: tensors that are freed together with the thread itself may
+    be freed while the interpreter shuts down, which aborts the process.
+    """
+    _local.__dict__.clear()
+
+
 @contextmanager
 def observe_kernel_calls(callback: Callable[[KernelCall], None]) -> Iterator[None]:
     """Call ``callback`` after every top-level kernel call of this thread inside the block."""

@@ -19,6 +19,7 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence
 
 import torch
 
+from neuron_cpu.core import release_thread
 from neuron_cpu.errors import CollectiveError
 
 # A collective's arithmetic: the tensors of all ranks, in rank order -> the result of each rank.
@@ -196,6 +197,7 @@ def _serve(
     while True:
         function = inbox.get()
         if function is None:
+            release_thread()
             return
         result = None
         try:
