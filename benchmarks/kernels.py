@@ -1,0 +1,147 @@
+"""Simulated speed of llama.py's kernels on this CPU, as ratios against plain PyTorch in the same run.
+
+    python benchmarks/kernels.py [--shape llama-3.2-1b] [--degree 2] [--tokens 64] [--past 128]
+
+Times are this machine's wall clock of the simulator, not a device's. One layer and the head are
+measured with seeded weights; a whole forward pass is layers times the layer plus the head, for each
+of the ranks (which run side by side on as many cores).
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import neuron_cpu
+
+neuron_cpu.ensure_sdk()
+
+import torch  # noqa: E402
+from rich.console import Console  # noqa: E402
+from rich.table import Table  # noqa: E402
+
+import llama  # noqa: E402
+
+
+class Shape(NamedTuple):
+    """Public model configuration."""
+
+    layers: int
+    hidden: int
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocabulary: int
+
+
+SHAPES = {
+    "smollm2-135m": Shape(30, 576, 9, 3, 64, 1536, 49152),
+    "smollm2-360m": Shape(32, 960, 15, 5, 64, 2560, 49152),
+    "tinyllama-1.1b": Shape(22, 2048, 32, 4, 64, 5632, 32000),
+    "llama-3.2-1b": Shape(16, 2048, 32, 8, 64, 8192, 128256),
+    "llama-3.2-3b": Shape(28, 3072, 24, 8, 128, 8192, 128256),
+    "llama-3.1-8b": Shape(32, 4096, 32, 8, 128, 14336, 128256),
+}
+
+
+def seconds(run: Callable[[], Any], repeat: int = 3) -> float:
+    """Best of ``repeat`` runs after one that traces and warms up."""
+    run()
+    best = float("inf")
+    for _ in range(repeat):
+        start = time.perf_counter()
+        run()
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def weights(shape: Shape, degree: int) -> dict[str, torch.Tensor]:
+    """Seeded weights of one rank, as [N, K]."""
+    torch.manual_seed(0)
+    q, kv = (heads // degree * shape.head_dim for heads in (shape.q_heads, shape.kv_heads))
+    sizes = {
+        "qkv": (q + 2 * kv, shape.hidden),
+        "out": (shape.hidden, q),
+        "gate": (shape.intermediate // degree, shape.hidden),
+        "up": (shape.intermediate // degree, shape.hidden),
+        "down": (shape.hidden, shape.intermediate // degree),
+        "head": (shape.vocabulary // degree, shape.hidden),
+    }
+    return {k: (torch.randn(size) * 0.02).to(torch.bfloat16) for k, size in sizes.items()}
+
+
+def measure(shape: Shape, degree: int, tokens: int, past: int) -> list[tuple[str, float, float]]:
+    """(kernel, simulated seconds, seconds of the PyTorch products) for one rank."""
+    plain = weights(shape, degree)
+    blocked = {k: llama.block_weight(w) for k, w in plain.items()}
+    q, kv, d = shape.q_heads // degree, shape.kv_heads // degree, shape.head_dim
+    gain = torch.ones(1, shape.hidden, dtype=torch.bfloat16)
+    rows = torch.tensor([10000.0 ** (-2 * i / d) for i in range(d // 2)]).expand(128, -1)
+
+    def attention(x: torch.Tensor) -> Any:
+        positions = torch.arange(x.shape[0]).float().reshape(-1, 1)
+        cos, sin = llama.rope_tables_kernel(positions, rows.contiguous(), llama.nl.bfloat16)
+        common = x, gain, 1e-5, blocked["qkv"], blocked["out"], cos, sin
+        if x.shape[0] > 1:
+            return lambda: llama.attention_prefill_block_kernel(*common, 1, q, kv)
+        cache = torch.randn(1, kv, past, d).to(torch.bfloat16)
+        bias = torch.zeros(1, past)
+        return lambda: llama.attention_decode_block_kernel(*common, cache, cache, bias, q, kv)
+
+    f = shape.intermediate // degree
+    mlp_weights = blocked["gate"], blocked["up"], blocked["down"], f
+    result = []
+    for phase, count in (("decode", 1), ("prefill", tokens)):
+        x = torch.randn(count, shape.hidden).to(torch.bfloat16)
+        context = torch.randn(count, q * d).to(torch.bfloat16)
+        inner = torch.randn(count, f).to(torch.bfloat16)
+        pairs = [
+            ("attention", attention(x), [(x, "qkv"), (context, "out")]),
+            ("mlp", lambda x=x: llama.swiglu_mlp_kernel(x, *mlp_weights, gain, 1e-5),
+             [(x, "gate"), (x, "up"), (inner, "down")]),
+        ]  # fmt: skip
+        for name, run, products in pairs:
+            torch_time = seconds(lambda p=products: [a @ plain[k].t() for a, k in p])
+            result.append((f"{phase} {name}", seconds(run), torch_time))
+    x = torch.randn(1, shape.hidden).to(torch.bfloat16)
+    vocabulary = shape.vocabulary // degree
+    run = lambda: llama.linear_kernel(x, blocked["head"], vocabulary, gain, 1e-5)  # noqa: E731
+    result.append(("head", seconds(run), seconds(lambda: x @ plain["head"].t())))
+    return result
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument("--shape", choices=SHAPES, default="llama-3.2-1b")
+    parser.add_argument("--degree", type=int, default=2)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--past", type=int, default=128)
+    args = parser.parse_args()
+    shape = SHAPES[args.shape]
+    rows = measure(shape, args.degree, args.tokens, args.past)
+    table = Table(title=f"{args.shape}, degree {args.degree}, one rank (measured on this CPU)")
+    for column in ("kernel", "simulated ms", "PyTorch products ms", "ratio"):
+        table.add_column(column, justify="left" if column == "kernel" else "right")
+    for name, ours, theirs in rows:
+        table.add_row(name, f"{ours * 1e3:.1f}", f"{theirs * 1e3:.1f}", f"{ours / theirs:.2f}")
+    console = Console()
+    console.print(table)
+    times = {name: ours for name, ours, _ in rows}
+    for phase in ("decode", "prefill"):
+        layer = times[f"{phase} attention"] + times[f"{phase} mlp"]
+        total = shape.layers * layer + times["head"]
+        console.print(f"{phase}: {total:.2f} s for one rank ({shape.layers} layers and the head)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
