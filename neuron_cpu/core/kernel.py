@@ -15,6 +15,7 @@ import torch
 
 from . import annotation, dtypes, execute, lint, trace, verify
 from .errors import refuse
+from .pause import without_garbage_collection
 from .program import Frame, Loop, Program
 from .tensor import Tensor
 
@@ -178,9 +179,10 @@ class Kernel:
             with self.lock:
                 found = self.programs.get(key)
                 if found is None:
-                    found = self._record(args, kwargs)
-                    lint.lint(found.function)
-                    verify.verify(found)
+                    with without_garbage_collection():
+                        found = self._record(args, kwargs)
+                        lint.lint(found.function)
+                        verify.verify(found)
                     self.programs[key] = found
         return found
 

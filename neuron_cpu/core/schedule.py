@@ -13,14 +13,13 @@ nki_perf_guide.rst; see docs/cost_model.md for its calibration.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from . import cost, depend, spec
+from .pause import without_garbage_collection
 from .program import Instruction, Program, Storage
 from .spec import Engine
 
@@ -127,24 +126,27 @@ def footprint(storage: Storage) -> int:
 
 
 def _occupancy(schedule: Schedule, buffer: str) -> list[tuple[float, int]]:
-    alive: dict[Storage, list[float]] = {}
-    placed: set[int] = set()
+    first: dict[Storage, float] = {}
+    last: dict[Storage, float] = {}
+    placed = 0  # tensors with addresses hold them from beginning to end
     for at, instruction in enumerate(schedule.program.instructions):
-        for storage in depend.touched(instruction):
-            if storage.buffer == buffer and storage.address is not None:
-                placed.update(tile.stop for tile in storage.address)
-            elif storage.buffer == buffer:
-                span = alive.setdefault(storage, [schedule.start[at], 0.0])
-                span[0] = min(span[0], schedule.start[at])
-                span[1] = max(span[1], schedule.end[at])
+        begin, end = schedule.start[at], schedule.end[at]
+        for view in (*instruction.src, *instruction.dst):
+            storage = view.storage
+            if storage.buffer != buffer:
+                continue
+            if storage.address is not None:
+                placed = max(placed, *(tile.stop for tile in storage.address))
+            elif begin < first.get(storage, end):
+                first[storage] = begin
+            if end > last.get(storage, -1.0):
+                last[storage] = end
     steps: dict[float, int] = {}
-    for storage, (first, last) in alive.items():
+    for storage, begin in first.items():
         size = footprint(storage)
-        steps[first] = steps.get(first, 0) + size
-        steps[last] = steps.get(last, 0) - size
-    use = max(placed, default=0)  # placed tensors hold their addresses from beginning to end
-    if buffer == "psum":
-        use = -(-use // spec.PSUM_BANK_BYTES)
+        steps[begin] = steps.get(begin, 0) + size
+        steps[last[storage]] = steps.get(last[storage], 0) - size
+    use = placed if buffer == "sbuf" else -(-placed // spec.PSUM_BANK_BYTES)
     result = [(0.0, use)] if use else []
     for time in sorted(steps):
         use += steps[time]
@@ -431,18 +433,6 @@ class _Run:
         raise AssertionError("instructions wait for each other in a circle")
 
 
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """A million small objects and no cycles: collecting would take half of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def schedule(program: Program, profile: str = cost.DEFAULT_PROFILE) -> Schedule:
     """Simulate one run of ``program`` on a NeuronCore-v2.
 
@@ -453,7 +443,7 @@ def schedule(program: Program, profile: str = cost.DEFAULT_PROFILE) -> Schedule:
         NkiError: for an unknown profile.
     """
     rows = cost.dma_profile(profile)
-    with _without_garbage_collection():
+    with without_garbage_collection():
         run = _Run(program, rows)
         run.run()
     pools = run.memory.pools
