@@ -169,3 +169,16 @@ def test_transposed_key_cache(tiny_llama, application, generate, reference, monk
 def test_unknown_keywords_are_only_logged(caplog):
     config_module.NeuronConfig(no_such_option=1)
     assert "no_such_option" in caplog.text
+
+
+@pytest.mark.parametrize("tp_degree", [1, 2])
+def test_on_device_sampling_with_top_k_1_is_greedy(
+    version, tiny_llama, application, generate, reference, tp_degree
+):
+    """From 0.2 on the sampler draws whenever do_sample is set, among one candidate here."""
+    model, folder = tiny_llama()
+    app = application(
+        folder, tp_degree=tp_degree, on_device_sampling_config={"do_sample": True, "top_k": 1}
+    )
+    got = generate(app, PROMPTS[:1], 8)[0].tolist()
+    assert got == reference(model, PROMPTS[0], 8)[0].tolist()

@@ -328,7 +328,7 @@ class NeuronBaseModel(nn.Module):
         if self.contract.passes_residual:
             keywords.update(
                 seq_ids=seq_ids,
-                kv_mgr=None,
+                kv_mgr=getattr(self, "kv_mgr", None),
                 get_kv_per_layer=False,
                 update_kv_per_layer=False,
                 is_for_context_encoding=prefill,
