@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 
-class tfloat32:  # noqa: N801 - the name that kernels use, like numpy's scalar classes
+class tfloat32:
     """Marker class for TF32: 1-8-10 bits, kept in four bytes."""
 
 
@@ -117,7 +117,7 @@ def to_dtype(spec: Any) -> DType:
 
 
 def scalar_dtype(value: Any) -> DType:
-    """Type of a scalar operand: Python scalars are weak to the widest type, numpy ones keep theirs."""
+    """Type of a scalar operand: Python scalars mean the widest type, numpy ones keep theirs."""
     if isinstance(value, np.generic):
         return to_dtype(value.dtype)
     if isinstance(value, bool):
@@ -161,8 +161,7 @@ def round_tf32(x: torch.Tensor) -> torch.Tensor:
 
 
 def decode(raw: torch.Tensor, dtype: DType) -> torch.Tensor:
-    """Stored elements as compute values: fp32, except 32-bit integers as int64 where exactness counts
-    is left to the caller."""
+    """Stored elements as fp32 compute values."""
     if dtype is FLOAT8_E4M3:
         values = raw.contiguous().numpy().view(ml_dtypes.float8_e4m3).astype(np.float32)
         return torch.from_numpy(values)

@@ -70,7 +70,7 @@ def warn(identifier: str, message: str, source: str | None = None) -> None:
 @contextmanager
 def silence(*identifiers: str) -> Iterator[None]:
     """Switch the named warnings off inside the block (this thread only)."""
-    before = getattr(_local, "silenced", frozenset())
+    before: frozenset[str] = getattr(_local, "silenced", frozenset())
     _local.silenced = before | set(identifiers)
     try:
         yield
@@ -90,7 +90,7 @@ def is_internal(filename: str) -> bool:
 _internal_cache: dict[str, bool] = {}
 
 
-def user_frame(depth: int = 1):  # noqa: ANN201 - a frame object
+def user_frame(depth: int = 1):
     """The innermost Python frame outside of the simulator."""
     frame = sys._getframe(depth)
     cache = _internal_cache

@@ -11,6 +11,7 @@ widened operands, in chunks small enough that the widened weights stay in the ca
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -56,6 +57,14 @@ class Arena:
     def __init__(self, shadow: bool = False) -> None:
         self.shadow = shadow
         self.flat: dict[int, torch.Tensor] = {}
+        self._scratch: dict[int, torch.Tensor] = {}
+
+    def scratch(self, slot: int, size: int) -> torch.Tensor:
+        """fp32 memory for widened operands, kept between calls: fresh pages cost more than math."""
+        held = self._scratch.get(slot)
+        if held is None or held.numel() < size:
+            held = self._scratch[slot] = torch.empty(size)
+        return held[:size]
 
     def dtype(self, dt: DType) -> DType:
         return FLOAT32 if self.shadow and dt.is_float else dt
@@ -129,14 +138,15 @@ def gather_index(ref: Ref, arena: Arena) -> torch.Tensor:
         NkiError: a row number lies outside of the tensor.
     """
     assert ref.indirect is not None
-    tile, stride, axis = ref.indirect
+    tile, stride, length, (low, high) = ref.indirect
     rows = arena.view(tile).to(torch.int64).reshape(-1)
-    length = ref.memory.storage.shape[axis]
-    if bool(((rows < 0) | (rows >= length)).any()):
+    wrong = rows[(rows + low < 0) | (rows + high >= length)]
+    if wrong.numel():
         raise NkiError(
             "err_tensor_access_out_of_bound",
-            f"indirect access to {ref.memory.storage.label()} with row {int(rows.max())}, expected "
-            f"0 to {length - 1}; correct the index tile or mask its rows",
+            f"indirect access to {ref.memory.storage.label()} with index {int(wrong[0])} at run "
+            f"time, expected {-low} to {length - 1 - high}; correct the index tile or mask its "
+            "rows",
         )
     rows = rows.reshape(-1, *(1,) * (len(ref.shape) - 1)) if rows.numel() > 1 else rows
     total = rows * stride + ref.offset
@@ -271,63 +281,76 @@ def _elements(ref: Ref) -> int:
     return count
 
 
+class _Operand:
+    """One side of a product: a view (batch..., K..., free...) that becomes fp32 matrices."""
+
+    def __init__(self, arena: Arena, ref: Ref, batch: int, k: int, slot: int) -> None:
+        self.view = arena.view(ref)
+        self.dt, self.arena, self.slot = arena.dtype(ref.dt), arena, slot
+        self.lead = self.view.shape[:batch]
+        self.depth = math.prod(self.view.shape[batch : batch + k])
+        self.fixed = all(self.view.stride(a) == 0 for a in range(batch) if self.lead[a] > 1)
+
+    def whole(self) -> torch.Tensor:
+        """(batch..., K, free) in fp32; widened before axes are joined, so that one copy is made."""
+        return widen(self.view, self.dt, False).reshape(*self.lead, self.depth, -1)
+
+    def matrix(self, place: tuple[int, ...], part: slice) -> torch.Tensor:
+        """(K of ``part``, free) of one batch, in scratch memory where it has to be copied."""
+        view = self.view[place][part]
+        rows = self.depth // self.view.shape[len(self.lead)] * view.shape[0]
+        if self.dt is FLOAT32 and view.is_contiguous():
+            return view.view(rows, -1)
+        room = self.arena.scratch(self.slot, view.numel())
+        room.view(view.shape).copy_(view if self.dt in _DIRECT else widen(view, self.dt, False))
+        return room.view(rows, -1)
+
+
 def _matmul_step(op: Op, arena: Arena) -> Step:
-    """One torch matmul, or a loop of them over batches whose operands are widened in turn."""
+    """One torch matmul, or a loop over batches and parts of K whose operands fit the cache."""
     product = _Product(op)
-    k, batch = len(product.k), len(product.batch)
-    left = arena.view(_picked(op.src[0], product.left_axes))
-    right = arena.view(_picked(op.src[1], product.right_axes))
+    axes = product.left_axes, product.right_axes
+    left, right = (
+        _Operand(arena, _picked(op.src[k], axes[k]), len(product.batch), len(product.k), k)
+        for k in (0, 1)
+    )
     out = arena.view(_picked(op.dst[0], product.out_axes))
     adds = bool(op.attrs.get("accumulate"))
-    dts = [arena.dtype(r.dt) for r in op.src]
 
-    def matrix(view: torch.Tensor, dt: DType) -> torch.Tensor:
-        """(batch..., K, free): widened before joining axes, so that a copy is made only once."""
-        values = widen(view, dt, False)
-        lead = view.shape[:batch]
-        rows = int(np.prod(view.shape[batch : batch + k], dtype=np.int64))
-        return values.reshape(*lead, rows, -1)
+    def at_once() -> None:
+        values = torch.matmul(left.whole().transpose(-1, -2), right.whole()).reshape(out.shape)
+        out.add_(values) if adds else out.copy_(values)
 
-    def write(target: torch.Tensor, values: torch.Tensor) -> None:
-        values = values.reshape(target.shape)
-        if adds:
-            target.add_(values)
-        else:
-            target.copy_(values)
-
-    if batch == 0 or max(left.numel(), right.numel()) <= CHUNK:
-        return lambda: write(
-            out, torch.matmul(matrix(left, dts[0]).transpose(-1, -2), matrix(right, dts[1]))
-        )
-    return _chunked(product, left, right, out, dts, write, k)
+    widest = max(left.view.numel(), right.view.numel())
+    if widest <= CHUNK:
+        return at_once
+    return _in_parts(left, right, out, product, adds)
 
 
-def _chunked(
-    product: _Product,
-    left: torch.Tensor,
-    right: torch.Tensor,
-    out: torch.Tensor,
-    dts: list[DType],
-    write: Callable[[torch.Tensor, torch.Tensor], None],
-    k: int,
+def _in_parts(
+    left: _Operand, right: _Operand, out: torch.Tensor, product: _Product, adds: bool
 ) -> Step:
-    """Batches one after the other; an operand that does not change is widened once."""
-    lead = product.sizes
-    fixed = [all(v.stride(a) == 0 or v.shape[a] == 1 for a in range(len(lead))) for v in (left, right)]
-    places = list(np.ndindex(*lead))
-    views = [(left[p], right[p], out[p]) for p in places]
-
-    def matrix(view: torch.Tensor, dt: DType) -> torch.Tensor:
-        rows = int(np.prod(view.shape[:k], dtype=np.int64))
-        return widen(view, dt, False).reshape(rows, -1)
+    """Batch after batch, part after part of K; an operand that stays the same is widened once."""
+    count = left.view.shape[len(product.batch)]
+    places = list(np.ndindex(*product.sizes))
+    widest = max(left.view.numel(), right.view.numel()) // len(places)
+    length = max(1, count * CHUNK // max(1, widest))
+    parts = [slice(k, min(k + length, count)) for k in range(0, count, length)]
+    keep = [side.fixed and len(parts) == 1 for side in (left, right)]
 
     def run() -> None:
-        a = matrix(views[0][0], dts[0]).t() if fixed[0] else None
-        b = matrix(views[0][1], dts[1]) if fixed[1] else None
-        for one, two, target in views:
-            x = a if a is not None else matrix(one, dts[0]).t()
-            y = b if b is not None else matrix(two, dts[1])
-            write(target, torch.matmul(x, y))
+        x = left.matrix(places[0], parts[0]) if keep[0] else None
+        y = right.matrix(places[0], parts[0]) if keep[1] else None
+        for place in places:
+            total: torch.Tensor | None = None
+            for part in parts:
+                a = (left.matrix(place, part) if x is None else x).t()
+                b = right.matrix(place, part) if y is None else y
+                total = torch.mm(a, b) if total is None else total.addmm_(a, b)
+            assert total is not None
+            target = out[place]
+            values = total.reshape(target.shape)
+            target.add_(values) if adds else target.copy_(values)
 
     return run
 
@@ -422,15 +445,19 @@ class Plan:
                 free.setdefault(dt.torch, []).append(block)
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Outputs of the kernel for ``inputs`` (contiguous, in the order of ``program.inputs``)."""
+        """Outputs of the kernel for ``inputs`` (contiguous, in the order of ``program.inputs``).
+
+        Mutable inputs are updated in place (a shadow run updates fp32 copies of them).
+        """
         results: dict[int, torch.Tensor] = {}
         for storage, values in zip(self.program.inputs, inputs):
             memory = self.external.get(storage.id)
-            if storage.id in self.written:  # a mutable parameter: the caller keeps its own
-                values = values.clone()
-                results[storage.id] = values
             if memory is not None:
                 self.arena.bind(memory, values)
+                if storage.id in self.written:  # a mutable parameter, updated in place
+                    values = self.arena.of(memory).reshape(storage.shape)
+            if storage.mutable:
+                results[storage.id] = values
         for storage in self.program.outputs:
             if storage.id in results:
                 continue

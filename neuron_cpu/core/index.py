@@ -255,7 +255,7 @@ def arange(*args: int) -> Index:
 
 
 class Grid(tuple):
-    """What ``nl.mgrid[...]`` returns: one index per axis, also as ``.p``, ``.x``, ``.y``, ``.z``."""
+    """What ``nl.mgrid[...]`` returns: one index per axis, also as ``.p``, ``.x``, ``.y`` etc."""
 
     __slots__ = ()
 

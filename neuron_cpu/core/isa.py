@@ -28,7 +28,7 @@ gpsimd_engine = Engine.GPSIMD
 dma_engine = Engine.DMA
 
 
-class engine:  # noqa: N801 - the SDK's name for the enum of 2.22
+class engine:
     """``nisa.engine`` of SDK 2.22: the same choices as attributes."""
 
     unknown = None
@@ -40,11 +40,43 @@ class engine:  # noqa: N801 - the SDK's name for the enum of 2.22
     sync = Engine.DMA
 
 
-class nc_version(Enum):  # noqa: N801
+class nc_version(Enum):
     """NeuronCore generations."""
 
     gen2 = 2
     gen3 = 3
+
+
+class reduce_cmd(Enum):
+    """What an instruction does with ScalarE's running sums (SDK 2.22)."""
+
+    idle = 0
+    reset = 1
+    reduce = 2
+    reset_reduce = 3
+
+
+class dge_mode(Enum):
+    """Where DMA descriptors are made (SDK 2.23); NeuronCore-v2 has no hardware for it."""
+
+    unknown = 0
+    swdge = 1
+    hwdge = 2
+    none = 3
+
+
+class oob_mode(Enum):
+    """What an indirect DMA does with rows out of bounds (SDK 2.23)."""
+
+    error = 0
+    skip = 1
+
+
+class fp32:
+    """Range of fp32 (SDK 2.23)."""
+
+    min = float(np.finfo(np.float32).min)
+    max = float(np.finfo(np.float32).max)
 
 
 def get_nc_version() -> nc_version:
@@ -169,7 +201,7 @@ def zero_fill(storage: Storage) -> Instruction:
 def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> Tensor:
     """Copy a tile within SBUF/PSUM; bit-exact unless the type changes.
 
-    ``src`` [P, F...] @ SBUF|PSUM of any type; result the same shape @ SBUF (PSUM if assigned there).
+    ``src`` [P, F...] @ SBUF|PSUM of any type; result alike @ SBUF (PSUM if assigned there).
     """
     data = tile(src, "tensor_copy")
     dt = data.dt if dtype is None else to_dtype(dtype)
@@ -231,8 +263,8 @@ def nc_matmul(
 ) -> Tensor:
     """``stationary[K, M].T @ moving[K, N]`` on TensorE -> [M, N] fp32 @ PSUM.
 
-    K <= 128 partitions, M <= 128, N <= 512; both operands in SBUF. ``acc[...] += nc_matmul(...)`` on
-    a PSUM tile from nl.zeros accumulates in fp32 inside PSUM.
+    K <= 128 partitions, M <= 128, N <= 512; both operands in SBUF. ``acc[...] += nc_matmul(...)``
+    on a PSUM tile from nl.zeros accumulates in fp32 inside PSUM.
     """
     left, ns = _collapsed(tile(stationary, "nc_matmul"), "stationary")
     right, nm = _collapsed(tile(moving, "nc_matmul"), "moving")
@@ -263,7 +295,7 @@ def nc_matmul(
     return _masked_matmul(tracer, left, right, shape, dt, attrs, mask)
 
 
-def _masked_matmul(tracer, left, right, shape, dt, attrs, mask):  # noqa: ANN001, ANN202
+def _masked_matmul(tracer, left, right, shape, dt, attrs, mask):
     """A mask on the [M, N] result cuts the operands' free axes."""
     fresh = tracer.storage(shape, dt, "psum")
     out = Tensor.whole(fresh)
@@ -355,7 +387,8 @@ _BIAS_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 
 
 def _scale_and_bias(data: Tensor, bias: Any, scale: Any) -> tuple[list[Tensor], dict[str, Any]]:
-    src, attrs = [data], {}
+    src = [data]
+    attrs: dict[str, Any] = {}
     if isinstance(scale, Tensor):
         if scale.dt is not FLOAT32:
             raise refuse(
@@ -399,24 +432,20 @@ def activation(
     scale: Any = 1.0,
     reduce_op: Any = None,
     reduce_res: Any = None,
+    reduce_cmd: Any = None,
     mask: Any = None,
     dtype: Any = None,
-    **newer: Any,
 ) -> Tensor:
     """``op(data * scale + bias)`` in fp32 on ScalarE.
 
     ``data`` [P, F...] @ SBUF|PSUM, ``scale`` a number or fp32 [P, 1], ``bias`` [P, 1] of
-    fp32/fp16/bf16. Result has data's shape and type unless ``dtype`` is given.
+    fp32/fp16/bf16. Result has data's shape and type unless ``dtype`` is given. ``reduce_cmd``
+    (SDK 2.22) adds the sums over the free axes to registers that outlive the instruction;
+    ``reduce_res`` [P, 1] then receives the registers.
     """
     source = tile(data, "activation")
     src, attrs = _scale_and_bias(source, bias, scale)
     attrs["op"] = operators.name_of(op)
-    if newer:
-        raise refuse(
-            "sim_unknown_keyword",
-            f"activation got {', '.join(sorted(newer))}, expected op, data, bias, scale, "
-            "reduce_op, reduce_res, mask, dtype; use activation_reduce for sums",
-        )
     tracer = trace.current("nisa.activation")
     dt = source.dt if dtype is None else to_dtype(dtype)
     if tracer.program.direct_allocation and bias is None:
@@ -425,6 +454,10 @@ def activation(
             "activation without bias under direct allocation needs a hidden zero tile, expected "
             "bias=; pass a zeroed (P, 1) tile",
         )
+    if reduce_cmd is not None:
+        return _running_sums(
+            tracer, source, src, attrs, dt, reduce_op, reduce_res, reduce_cmd, mask
+        )
     if reduce_res is None:
         return tracer.result(table.ACTIVATION, source.shape, dt, tuple(src), attrs, mask)
     return _with_reduction(
@@ -432,7 +465,34 @@ def activation(
     )
 
 
-def _with_reduction(tracer, op, data, src, attrs, dt, reduce_op, reduce_res, mask):  # noqa: ANN001, ANN202
+def _running_sums(tracer, data, src, attrs, dt, reduce_op, reduce_res, command, mask):
+    """``activation`` with ``reduce_cmd``: the registers are a hidden [P, 1] fp32 tile."""
+    warn("sim_newer_api", "activation(reduce_cmd=) needs SDK 2.22 or newer; use activation_reduce")
+    before = None if command in (reduce_cmd.reset, reduce_cmd.reset_reduce) else tracer.sums
+    if command in (reduce_cmd.idle, reduce_cmd.reset):
+        tracer.sums = before
+        result = tracer.result(table.ACTIVATION, data.shape, dt, tuple(src), attrs, mask)
+    else:
+        registers = Tensor.whole(tracer.storage((data.shape[0], 1), FLOAT32, "sbuf"))
+        result = _with_reduction(
+            tracer, table.ACTIVATION, data, src, attrs, dt, reduce_op, registers, mask
+        )
+        if before is not None:
+            add = {"op": "add"}
+            tracer.emit(table.TENSOR_TENSOR, (registers,), (registers, before), add)
+        tracer.sums = registers
+    if reduce_res is not None:
+        if tracer.sums is None:
+            raise refuse(
+                "sim_reduce_registers",
+                "activation reads sums into reduce_res that no instruction made, expected "
+                "reduce_cmd.reset_reduce before; start the reduction with it",
+            )
+        copy_into(tile(reduce_res, "activation reduce_res"), tracer.sums)
+    return result
+
+
+def _with_reduction(tracer, op, data, src, attrs, dt, reduce_op, reduce_res, mask):
     """Record an instruction with a second result: a reduction over all free axes."""
     total = tile(reduce_res, f"{op.name} reduce_res")
     if total.shape[0] != data.shape[0] or total.free_size != 1:
@@ -481,7 +541,7 @@ def activation_reduce(
     mask: Any = None,
     dtype: Any = None,
 ) -> Tensor:
-    """As ``activation``; ``reduce_res`` [P, 1] receives the sum of the results over the free axes."""
+    """As ``activation``; ``reduce_res`` [P, 1] receives the sum over the free axes."""
     return activation(
         op, data, bias=bias, scale=scale, reduce_op=reduce_op, reduce_res=reduce_res, mask=mask,
         dtype=dtype,
@@ -525,7 +585,7 @@ def tensor_reduce(
     return _reduced(source, axes, kept, dt, attrs, mask, keepdims)
 
 
-def _reduced(source, axes, kept, dt, attrs, mask, keepdims):  # noqa: ANN001, ANN202
+def _reduced(source, axes, kept, dt, attrs, mask, keepdims):
     tracer = trace.current("nisa.tensor_reduce")
     cut = trace.region(mask, source.shape) if mask is not None else None
     if keepdims:
@@ -798,19 +858,63 @@ def affine_select(
 
 
 # --- DMA ------------------------------------------------------------------------------------------
-def dma_copy(src: Any, dst: Any = None, **kwargs: Any) -> None:
-    """Copy ``src`` to ``dst`` (HBM or SBUF each) with a cast where the types differ."""
-    source, target = tile(src, "dma_copy"), tile(dst, "dma_copy")
-    move(target, source, kwargs.pop("mask", None))
-    if kwargs:
+def _dma_options(oob: Any, dge: Any) -> None:
+    """Refuse descriptor options that NeuronCore-v2 has no hardware for."""
+    if dge is dge_mode.hwdge or oob is not oob_mode.error:
         raise refuse(
-            "sim_unknown_keyword",
-            f"dma_copy got {', '.join(sorted(kwargs))}, expected src, dst, mask on NeuronCore-v2",
+            "sim_newer_core",
+            f"dma_copy with {dge} and {oob}, expected descriptors made in advance and "
+            "oob_mode.error on NeuronCore-v2; drop the options and mask rows out of bounds",
         )
 
 
-def move(dst: Tensor, src: Tensor, mask: Any = None) -> None:
-    """Record one DMA between views of equal shape (size-1 axes aside)."""
+def dma_copy(
+    src: Any,
+    dst: Any,
+    *,
+    mask: Any = None,
+    dst_rmw_op: Any = None,
+    oob_mode: Any = oob_mode.error,
+    dge_mode: Any = None,
+) -> None:
+    """Copy ``src`` to ``dst`` (HBM or SBUF each) with a cast where the types differ.
+
+    ``dst_rmw_op=np.add`` adds to what ``dst`` holds (SDK 2.23).
+    """
+    _dma_options(oob_mode, dge_mode)
+    source, target = tile(src, "dma_copy"), tile(dst, "dma_copy")
+    rmw = None if dst_rmw_op is None else operators.name_of(dst_rmw_op)
+    if rmw not in (None, "add"):
+        raise refuse(
+            "sim_rmw_operator",
+            f"dma_copy with dst_rmw_op '{rmw}', expected add; combine the values on chip",
+        )
+    move(target, source, mask, rmw)
+
+
+class LoopReduction:
+    """Result of ``nl.loop_reduce``, waiting for the tile it is combined into."""
+
+    def __init__(self, value: Tensor, op: str, mask: Any) -> None:
+        self.value, self.op, self.mask = value, op, mask
+
+    def into(self, view: Tensor) -> None:
+        """Record ``view = view op value`` in place."""
+        value = self.value if self.value.shape == view.shape else self.value.reshape(view.shape)
+        cut = trace.region(self.mask, view.shape) if self.mask is not None else None
+        if cut is trace.EMPTY:
+            return
+        attrs: dict[str, Any] = {"op": self.op}
+        if isinstance(cut, tuple):
+            view, value = view.slice_box(cut), value.slice_box(cut)
+        elif cut is not None:
+            attrs["mask"] = cut
+        tracer = trace.current("nl.loop_reduce")
+        tracer.emit(table.TENSOR_TENSOR, (view,), (view, value), attrs)
+
+
+def move(dst: Tensor, src: Tensor, mask: Any = None, rmw: str | None = None) -> None:
+    """Record one DMA between views of equal shape (size-1 axes aside); ``rmw`` adds instead."""
     if dst.shape != src.shape:
         squeezed = [s for s in src.shape if s != 1]
         if squeezed != [s for s in dst.shape if s != 1]:
@@ -823,12 +927,28 @@ def move(dst: Tensor, src: Tensor, mask: Any = None) -> None:
             dst = dst.reshape(src.shape)
         else:
             src = src.reshape(dst.shape)
-    attrs: dict[str, Any] = {"raw": True} if src.dt is dst.dt else {}
+    attrs: dict[str, Any] = {"raw": True} if src.dt is dst.dt and rmw is None else {}
+    if rmw is not None:
+        attrs["rmw"] = rmw
     cut = trace.region(mask, dst.shape) if mask is not None else None
     if cut is trace.EMPTY:
         return
+    transfer(dst, src, attrs, cut)
+
+
+def transfer(dst: Tensor, src: Tensor, attrs: dict[str, Any], cut: Any) -> Instruction:
+    """Record a DMA of what a mask leaves: a box, or an array of booleans.
+
+    Where the region reaches outside of its tensor, a mask that is no box becomes one DMA for each
+    box it consists of, so that every element is checked and none outside is touched.
+    """
+    tracer = trace.current("dma")
     if isinstance(cut, tuple):
-        dst, src = dst.slice_box(cut), src.slice_box(cut)
-    elif cut is not None:
-        attrs["mask"] = cut
-    trace.current("dma").emit(table.DMA_COPY, (dst,), (src,), attrs)
+        return tracer.emit(table.DMA_COPY, (dst.slice_box(cut),), (src.slice_box(cut),), attrs)
+    if cut is None:
+        return tracer.emit(table.DMA_COPY, (dst,), (src,), attrs)
+    if dst.oob or src.oob or dst.indirect or src.indirect:
+        for box in trace.boxes(cut):
+            last = tracer.emit(table.DMA_COPY, (dst.slice_box(box),), (src.slice_box(box),), attrs)
+        return last
+    return tracer.emit(table.DMA_COPY, (dst,), (src,), {**attrs, "mask": cut})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 import os
 import threading
@@ -129,7 +130,9 @@ class Kernel:
     """What ``nki.jit`` makes of a function: callable with torch tensors or numpy arrays.
 
     ``kernel[grid](...)`` launches a grid; torch meta tensors are traced and verified only. Inside
-    another kernel the function is inlined.
+    another kernel the function is inlined. With ``kernel_return=False`` (the convention before
+    2.21) outputs are parameters: the kernel stores into the caller's tensors and returns nothing.
+    Tensors of parameters annotated nt.mutable_tensor are updated in place and returned.
     """
 
     def __init__(self, function: Callable, grid: tuple[int, ...] = (), **options: Any) -> None:
@@ -189,6 +192,7 @@ class Kernel:
     def _record(self, args: tuple, kwargs: dict, machine: Any = None) -> Program:
         """Run the function once for every grid instance, recording."""
         program = Program(self.name, self.grid, self.function)
+        program.returns = self.options.get("kernel_return", True)
         code = getattr(self.function, "__code__", None)
         with trace.Tracer(program, code, machine) as tracer:
             bound_args, bound_kwargs = _bind(tracer, args, kwargs, machine)
@@ -215,10 +219,9 @@ class Kernel:
         plan = plans.get(id(program))
         if plan is None:
             plan = plans[id(program)] = execute.Plan(program)
-        results = plan.run([to_torch(t) for t in tensors])
-        if any(isinstance(t, torch.Tensor) for t in tensors):
-            return results
-        return [to_numpy(r, s.dtype) for r, s in zip(results, program.outputs)]
+        hosted = [to_torch(t) for t in tensors]
+        results = plan.run(hosted)
+        return _hand_back(program, tensors, hosted, results)
 
     def _eager(self, args: tuple, kwargs: dict) -> Any:
         machine = execute.Machine()
@@ -226,10 +229,8 @@ class Kernel:
         verify.verify(program)
         raw = [machine.memory(s) for s in program.outputs]
         tensors, _ = flatten(args, kwargs)
-        if any(isinstance(t, torch.Tensor) for t in tensors):
-            outputs: list[Any] = raw
-        else:
-            outputs = [to_numpy(r, s.dtype) for r, s in zip(raw, program.outputs)]
+        hosted = [machine.memory(s) for s in program.inputs]
+        outputs = _hand_back(program, tensors, hosted, raw)
         self._notify(program, tensors, outputs)
         return _returned(program, outputs)
 
@@ -238,7 +239,43 @@ class Kernel:
             callback(KernelCall(self.name, program, inputs, outputs))
 
 
+def _hand_back(
+    program: Program, tensors: list[Any], hosted: list[torch.Tensor], results: list[torch.Tensor]
+) -> list[Any]:
+    """Results in the caller's types; of a mutable parameter the caller's own tensor, updated."""
+    as_torch = any(isinstance(t, torch.Tensor) for t in tensors)
+    own = {}
+    for storage, tensor, host in zip(program.inputs, tensors, hosted):
+        if not storage.mutable:
+            continue
+        own[storage.id] = tensor
+        if isinstance(tensor, torch.Tensor):
+            if tensor.data_ptr() != host.data_ptr():
+                tensor.detach().copy_(host)
+        elif tensor.ctypes.data != host.data_ptr():
+            tensor[...] = to_numpy(host, storage.dtype)
+    return [
+        own[s.id] if s.id in own else r if as_torch else to_numpy(r, s.dtype)
+        for s, r in zip(program.outputs, results)
+    ]
+
+
+def returns_value(function: Any) -> bool:
+    """False for a function whose source has no ``return value``: outputs are its parameters."""
+    tree = lint.tree_of(function)
+    pending: list[ast.AST] = [] if tree is None else list(tree.body)
+    found = tree is None
+    while pending and not found:
+        node = pending.pop()
+        found = isinstance(node, ast.Return) and node.value is not None
+        if not isinstance(node, (ast.FunctionDef, ast.Lambda)):
+            pending.extend(ast.iter_child_nodes(node))
+    return found
+
+
 def _returned(program: Program, outputs: list[Any]) -> Any:
+    if not program.returns:
+        return None
     if program.return_tuple:
         return tuple(outputs)
     return outputs[0] if outputs else None
@@ -256,6 +293,7 @@ def _bind(tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> tupl
             if kind is not None:
                 annotation.check_shape(kind, name, shape, tracer.program.name)
                 storage.mutable = issubclass(kind, annotation.mutable_tensor)
+            storage.mutable = storage.mutable or not tracer.program.returns
             tracer.program.inputs.append(storage)
             if machine is not None:
                 machine.bind(storage, to_torch(value))
@@ -272,6 +310,9 @@ def _bind(tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> tupl
 
 def _collect_outputs(program: Program, result: Any) -> None:
     """Outputs are the returned shared_hbm tensors and mutable inputs; nothing else may be."""
+    if not program.returns:
+        _collect_written(program)
+        return
     values = result if isinstance(result, (tuple, list)) else [result]
     program.return_tuple = isinstance(result, (tuple, list))
     if result is None or not values:
@@ -302,3 +343,18 @@ def _collect_outputs(program: Program, result: Any) -> None:
                 "expected it among the results; return it, or drop the annotation",
                 program.name,
             )
+
+
+def _collect_written(program: Program) -> None:
+    """Old convention: the outputs are the parameters that the kernel stores into."""
+    written = {v.storage for i in program.instructions for v in i.dst}
+    program.outputs = [s for s in program.inputs if s in written]
+    for storage in program.inputs:
+        storage.mutable = storage in written
+    if not program.outputs:
+        raise refuse(
+            "err_tensor_output_not_written_to",
+            f"kernel {program.name} stores into none of its parameters, expected at least one: "
+            "with kernel_return=False outputs are parameters; store the result into one",
+            program.name,
+        )

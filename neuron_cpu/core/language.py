@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 
-from . import dtypes, isa, operators, spec, table, trace
+from . import dtypes, isa, spec, table, trace
 from .dtypes import BOOL, FLOAT32, DType, promote, scalar_dtype, to_dtype
 from .errors import refuse, warn
-from .index import Index, arange, ds, is_integer, mgrid
+from .index import Index, is_integer
+from .index import arange as arange
+from .index import ds as ds
+from .index import mgrid as mgrid
 from .tensor import Tensor
-
 
 # --- types and buffers ----------------------------------------------------------------------------
 float32 = np.float32
@@ -51,7 +53,7 @@ hbm = private_hbm = Buffer("hbm", "hbm")
 shared_hbm = Buffer("shared_hbm", "shared_hbm")
 
 
-class tile_size:  # noqa: N801 - the SDK's name
+class tile_size:
     """Tile limits of NeuronCore-v2 (nki/programming_model.rst)."""
 
     pmax = spec.PARTITIONS
@@ -64,7 +66,7 @@ class tile_size:  # noqa: N801 - the SDK's name
     total_available_sbuf_size = spec.SBUF_USABLE_BYTES
 
 
-class par_dim(int):  # noqa: N801
+class par_dim(int):
     """``nl.par_dim(n)`` marks the partition axis in a shape with block axes before it."""
 
 
@@ -228,6 +230,8 @@ def load(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
             f"Expected operand 'src' of 'load' to be in address space 'hbm', got {source.label()}; "
             "use nl.copy between on-chip tensors",
         )
+    if source.ndim == 0:  # one element of a 1-D tensor
+        source = source.reshape((1, 1))
     if source.ndim < 2:
         raise refuse(
             "sim_rank",
@@ -245,15 +249,13 @@ def load(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
     fresh = tracer.storage(source.shape, dt, "sbuf")
     out = Tensor.whole(fresh)
     attrs: dict[str, Any] = {"raw": True} if dt is source.dt else {}
-    dst = out
     cut = trace.region(mask, source.shape) if mask is not None else None
     if cut is trace.EMPTY:
         return out
-    if isinstance(cut, tuple):
-        dst, source = out.slice_box(cut), source.slice_box(cut)
-    elif cut is not None:
-        attrs["mask"] = cut
-    fresh.producer = tracer.emit(table.DMA_COPY, (dst,), (source,), attrs)
+    before = len(tracer.program.instructions)
+    last = isa.transfer(out, source, attrs, cut)
+    if len(tracer.program.instructions) == before + 1:  # one DMA: an assignment may redirect it
+        fresh.producer = last
     return out
 
 
@@ -572,9 +574,9 @@ def _make_reduction(name: str, op: str) -> Callable:
     return named(name, apply)
 
 
-sum = _make_reduction("sum", "add")  # noqa: A001 - the SDK's name
-max = _make_reduction("max", "maximum")  # noqa: A001
-min = _make_reduction("min", "minimum")  # noqa: A001
+sum = _make_reduction("sum", "add")
+max = _make_reduction("max", "maximum")
+min = _make_reduction("min", "minimum")
 prod = _make_reduction("prod", "multiply")
 
 

@@ -53,7 +53,7 @@ class Ref:
         shape: tuple[int, ...],
         strides: tuple[int, ...],
         dt: Any,
-        indirect: tuple[Ref, int, int] | None = None,
+        indirect: tuple[Ref, int, int, tuple[int, int]] | None = None,
     ) -> None:
         self.memory, self.offset, self.shape, self.strides = memory, offset, shape, strides
         self.dt, self.indirect = dt, indirect
@@ -116,8 +116,7 @@ class Lowering:
             offset += base
         indirect = None
         if view.indirect is not None:
-            tile, stride, axis = view.indirect
-            indirect = (self.ref(tile), stride, axis)
+            indirect = (self.ref(view.indirect[0]), *view.indirect[1:])
         return Ref(memory, offset, view.shape, view.strides, view.dt, indirect)
 
     def op(self, i: Instruction) -> Op:
@@ -177,7 +176,7 @@ class Lowering:
     def join(
         self, group: list[list[Op]], described: list[tuple], frame: Frame, depth: int
     ) -> list[Op] | None:
-        """One list of Ops for all iterations of ``group``, or None where that would change results."""
+        """One list of Ops for all iterations of ``group``; None where that changes results."""
         n = len(group)
         step = described[1][2] - described[0][2]
         starts = [a != b for a, b in zip(described[0][1], described[1][1])]
@@ -190,7 +189,9 @@ class Lowering:
         for memory in locals_:
             fresh[id(memory)] = Memory(memory.storage, memory.size * n, memory.path[:depth])
         for k, ops in enumerate(group):
-            for mine, theirs in zip(locals_, _local_memories(ops, _frame_at(ops, depth, frame, k), depth)):
+            for mine, theirs in zip(
+                locals_, _local_memories(ops, _frame_at(ops, depth, frame, k), depth)
+            ):
                 self.joined[id(theirs)] = (fresh[id(mine)], k * mine.size)
                 self.kept.append(theirs)
         return [_batched(op, n, strides, fresh) for op, strides in zip(first, plan)]
@@ -318,9 +319,7 @@ def _batched(op: Op, n: int, strides: list[int], fresh: dict[int, Memory]) -> Op
     refs = []
     for ref, stride in zip([*op.dst, *op.src], strides):
         memory = fresh.get(id(ref.memory), ref.memory)
-        refs.append(
-            Ref(memory, ref.offset, (n, *ref.shape), (stride, *ref.strides), ref.dt)
-        )
+        refs.append(Ref(memory, ref.offset, (n, *ref.shape), (stride, *ref.strides), ref.dt))
     count = len(op.dst)
     contract = tuple(c + 1 for c in op.contract)
     if strides[0] == 0:
@@ -371,9 +370,7 @@ Axis = tuple[int, int, int]  # (size, stride in the tile's memory, stride in the
 
 def _source_axes(target: Ref, source: Ref) -> list[Axis] | None:
     """Axes that map the tile's memory onto the source, outermost first; None if it has gaps."""
-    axes = [
-        (n, t, s) for n, t, s in zip(target.shape, target.strides, source.strides) if n > 1
-    ]
+    axes = [(n, t, s) for n, t, s in zip(target.shape, target.strides, source.strides) if n > 1]
     axes.sort(key=lambda a: -a[1])
     joined: list[Axis] = []
     for axis in axes:
@@ -406,8 +403,8 @@ def _redirect_readers(users: list[Op], memory: Memory, source: Ref, axes: list[A
             else:
                 refs.append(ref)
         replacements.append((op, tuple(refs)))
-    for op, refs in replacements:
-        op.src = refs
+    for op, moved_refs in replacements:
+        op.src = moved_refs
     return True
 
 
@@ -457,7 +454,7 @@ def _resolve(ref: Ref, lowering: Lowering) -> Ref:
         offset += base
     indirect = ref.indirect
     if indirect is not None:
-        indirect = (_resolve(indirect[0], lowering), indirect[1], indirect[2])
+        indirect = (_resolve(indirect[0], lowering), *indirect[1:])
     return Ref(memory, offset, ref.shape, ref.strides, ref.dt, indirect)
 
 

@@ -197,6 +197,7 @@ class Program:
         storages: all storages, in order of creation.
         function: the Python function, for the checks on its source.
         macs: multiply-accumulates of all matmuls that are not transposes.
+        returns: False where the outputs are parameters that the kernel stores into.
     """
 
     def __init__(self, name: str, grid: tuple[int, ...], function: Callable | None) -> None:
@@ -206,6 +207,7 @@ class Program:
         self.inputs: list[Storage] = []
         self.outputs: list[Storage] = []
         self.return_tuple = False
+        self.returns = True
         self.direct_allocation = False
         self.warnings: list[str] = []
 

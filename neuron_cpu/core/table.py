@@ -41,7 +41,8 @@ class OpSpec:
         writes: memories that the result may lie in.
         flow: how an undefined input element spreads: ``elementwise``, ``reduce`` (over the last
             ``attrs["axes"]`` axes), ``matmul``, ``transpose``, ``scan``, ``all`` (to every output
-            element of the same partition), ``copy`` or ``fill`` (no inputs).
+            element of the same partition), ``copy``, ``fill`` (no inputs) or another entry of
+            ``undefined.FLOW``.
         compute: values of the result(s) from ``(attrs, inputs)``.
         rules: checks besides memory, partition count and access pattern.
         cycles: engine cycles it occupies the engine.
@@ -255,6 +256,7 @@ ARITHMETIC: dict[str, Callable] = {
     "logical_xor": _logical(torch.logical_xor),
     "rsqrt": lambda a, b: torch.rsqrt(a + b),
     "abs": lambda a, b: torch.abs(a),
+    "logical_not": lambda a, b: (a == 0).to(torch.float32),
     "mod": torch.remainder,
     "fmod": torch.fmod,
 }

@@ -57,7 +57,7 @@ class Tensor:
         dt: DType | None = None,
         paxis: int = 0,
         oob: tuple[tuple[tuple[int, ...], int, int], ...] | None = None,
-        indirect: tuple[Tensor, int, int] | None = None,
+        indirect: tuple[Tensor, int, int, tuple[int, int]] | None = None,
     ) -> None:
         self.storage, self.offset = storage, offset
         self.shape, self.strides = shape, strides
@@ -66,7 +66,8 @@ class Tensor:
         # out-of-bounds conditions: 0 <= const + coefs . axes < size as (coefs, const, size);
         # whether they matter is known only once a mask has cut the region
         self.oob = oob
-        # data-dependent row: (index tile, element stride of one index step, axis length)
+        # data-dependent row: (index tile, element stride of one index step, length of the axis,
+        # least and greatest of the affine index that is added to it)
         self.indirect = indirect
 
     @classmethod
@@ -151,6 +152,9 @@ class Tensor:
     # --- subscripts -------------------------------------------------------------------------------
     def __getitem__(self, key: Any) -> Tensor:
         keys = key if isinstance(key, tuple) else (key,)
+        if isinstance(keys[-1], Mask):  # operand mask: t[i_f < n], or t[i_p, i_f, i_f < n]
+            view = self[keys[:-1]] if len(keys) > 1 else self
+            return view._masked(keys[-1])
         kinds = {_kind(k) for k in keys}
         if "advanced" in kinds:
             if "basic" in kinds:
@@ -162,8 +166,23 @@ class Tensor:
             return self._advanced(keys)
         return self._basic(_expand_ellipsis(keys, self.ndim, self))
 
+    def _masked(self, mask: Mask) -> Tensor:
+        """The box that an operand mask leaves."""
+        cut = trace.region(mask, self.shape)
+        if cut is None:
+            return self
+        if not isinstance(cut, tuple):
+            raise refuse(
+                "sim_operand_mask",
+                f"operand mask of {self.label()} is no box of at least one element, expected one "
+                "bound per axis; slice the operand",
+            )
+        return self.slice_box(cut)
+
     def _basic(self, keys: list[Any]) -> Tensor:
-        offset, shape, strides = self.offset, [], []
+        offset = self.offset
+        shape: list[int] = []
+        strides: list[int] = []
         oob: list[tuple[int, int, int, int]] = []
         moved: list[tuple[int, int, int] | None] = []
         paxis = self.paxis
@@ -191,20 +210,20 @@ class Tensor:
             conditions or None, self.indirect,
         )  # fmt: skip
 
-    def _oob_conditions(self, oob, moved, ndim):  # noqa: ANN001, ANN202 - see _basic
+    def _oob_conditions(self, oob, moved, ndim):
         """Bounds that the new view's axes still have to respect, old ones rewritten to them."""
         conditions = []
         for axis, start, step, size in oob:
             coefs = tuple(step if a == axis else 0 for a in range(ndim))
             conditions.append((coefs, start, size))
         for before, const, size in self.oob or ():
-            coefs = [0] * ndim
+            new_coefs = [0] * ndim
             for old, coef in enumerate(before):
                 start, step, new = moved[old]
                 const += coef * start
                 if new >= 0:
-                    coefs[new] += coef * step
-            conditions.append((tuple(coefs), const, size))
+                    new_coefs[new] += coef * step
+            conditions.append((tuple(new_coefs), const, size))
         return tuple(conditions)
 
     def _refuse_certain(self, conditions: Any, shape: tuple[int, ...]) -> None:
@@ -247,7 +266,8 @@ class Tensor:
             for a, c in enumerate(expr.coefs):
                 coefs[a] += c * self.strides[axis]
             low, high = expr.bounds()
-            if low < 0 or high >= self.shape[axis]:
+            chosen_by_data = isinstance(k, (Tensor, DynamicIndex))  # checked when it runs
+            if not chosen_by_data and (low < 0 or high >= self.shape[axis]):
                 oob.append((expr.coefs, expr.const, self.shape[axis]))
         shape += tuple(self.shape[a] for a, _ in rest)
         strides = (*coefs, *(self.strides[a] for a, _ in rest))
@@ -280,11 +300,17 @@ class Tensor:
         expr = (
             extra.broadcast(shape) if isinstance(extra, Index) else Index(extra, (0,) * ndim, shape)
         )
-        return expr, (tensor, self.strides[axis], axis)
+        return expr, (tensor, self.strides[axis], self.shape[axis], expr.bounds())
 
     def _check_index_tile(self, index: Tensor, axis: int) -> None:
         """An index tile chooses one row of HBM for each partition."""
         if self.on_chip:
+            if index.size != 1:
+                raise refuse(
+                    "err_indirect_indices_free_dim",
+                    f"axis {axis} of {self.label()} is indexed by {index.label()}, expected a "
+                    "single run-time offset on chip; gather rows while loading from HBM",
+                )
             return
         if index.free_size != 1 or (axis == self.ndim - 1 and axis > 0):
             raise refuse(
@@ -335,7 +361,7 @@ class Tensor:
         return self.expand(new)
 
     def expand(self, shape: tuple[int, ...]) -> Tensor:
-        """Zero-stride view of ``shape``; trailing axes of size 1 are added where rank is missing."""
+        """Zero-stride view of ``shape``; missing trailing axes count as axes of size 1."""
         own, strides = self.shape, self.strides
         if len(own) < len(shape):
             extra = len(shape) - len(own)
@@ -400,9 +426,14 @@ class Tensor:
         for coefs, const, size in self.oob or ():
             const += sum(c * s.start for c, s in zip(coefs, box))
             conditions.append((coefs, const, size))
+        indirect = self.indirect
+        if indirect is not None and indirect[0].shape[0] > 1:  # the index tile has the same rows
+            tile = indirect[0]
+            rows = (box[0], *(slice(0, 1) for _ in tile.shape[1:]))
+            indirect = (tile.slice_box(rows), *indirect[1:])
         return Tensor(
             self.storage, offset, intern(tuple(shape)), self.strides, self.dt, self.paxis,
-            tuple(conditions) or None, self.indirect,
+            tuple(conditions) or None, indirect,
         )  # fmt: skip
 
     def check_bounds(self) -> None:
@@ -564,7 +595,7 @@ def compose(inner: Tensor, outer: Tensor) -> Tensor | None:
     return Tensor(outer.storage, offset, inner.shape, outer.strides, outer.dt, outer.paxis)
 
 
-def _operator(name: str, reflected: bool = False):  # noqa: ANN202
+def _operator(name: str, reflected: bool = False):
     def apply(self: Tensor, other: Any) -> Any:
         from . import language
 
@@ -597,7 +628,7 @@ for _name, _symbol in {
     setattr(Tensor, f"__{_symbol}__", _operator(_name))
 
 
-def _inplace(name: str):  # noqa: ANN202
+def _inplace(name: str):
     def apply(self: Tensor, other: Any) -> Tensor:
         return trace.current("in-place operator").in_place(self, name, other)
 
@@ -621,5 +652,5 @@ def _invert(self: Tensor) -> Tensor:
     return language.invert(self)
 
 
-Tensor.__neg__ = _negative  # type: ignore[attr-defined]
-Tensor.__invert__ = _invert  # type: ignore[attr-defined]
+setattr(Tensor, "__neg__", _negative)  # noqa: B010 - as the loops above
+setattr(Tensor, "__invert__", _invert)  # noqa: B010

@@ -75,6 +75,21 @@ def region(mask: Any, shape: tuple[int, ...]) -> Any:
     return tuple(box) if inside == np.count_nonzero(keep) else keep
 
 
+def boxes(keep: np.ndarray) -> Iterator[tuple[slice, ...]]:
+    """The boxes that a boolean array consists of: runs of equal slices, axis after axis."""
+    start = 0
+    while start < len(keep):
+        end = start + 1
+        while end < len(keep) and np.array_equal(keep[end], keep[start]):
+            end += 1
+        if keep.ndim == 1 and keep[start]:
+            yield (slice(start, end),)
+        elif keep.ndim > 1 and keep[start].any():
+            for rest in boxes(keep[start]):
+                yield (slice(start, end), *rest)
+        start = end
+
+
 class Tracer:
     """Builds one Program.
 
@@ -93,6 +108,8 @@ class Tracer:
         self.recorded = program.instructions.append
         self.shared: list[Storage] = []  # shared_hbm tensors: one set for all grid instances
         self.shared_next = 0
+        self.random: tuple[Any, int] = (0, 0)  # seed (a number or a tile), draws since it was set
+        self.sums: Tensor | None = None  # ScalarE's running sums (reduce_cmd)
 
     def __enter__(self) -> Tracer:
         self._outer = active()
@@ -203,6 +220,9 @@ class Tracer:
         if isinstance(value, (int, float, np.generic)):
             isa.fill(view, value)
             return
+        if isinstance(value, isa.LoopReduction):
+            value.into(view)
+            return
         if not isinstance(value, Tensor):
             raise refuse(
                 "sim_assignment_type",
@@ -265,7 +285,7 @@ class Tracer:
                 return False
             try:
                 target = view.reshape(fresh.shape)
-            except Exception:  # noqa: BLE001 - a strided destination: copy instead
+            except Exception:
                 return False
         moved = compose(last.dst[0], target)
         if moved is None:
@@ -446,8 +466,8 @@ def observe_loop(kind: str, name: str) -> Callable[..., Iterator[int]]:
             if not isinstance(value, (int, np.integer)):
                 raise refuse(
                     "sim_loop_bound",
-                    f"nl.{name} got a bound of type {type(value).__name__}, expected integers known "
-                    "while tracing; compute trip counts from shapes",
+                    f"nl.{name} got a bound of type {type(value).__name__}, expected integers "
+                    "known while tracing; compute trip counts from shapes",
                 )
         return tracer.loop(kind, range(*(int(a) for a in args)))
 

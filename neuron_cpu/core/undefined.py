@@ -396,6 +396,46 @@ def _all(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     return np.broadcast_to(found.reshape(-1, *(1,) * (len(shape) - 1)), shape)
 
 
+def _partitions(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    found = sources[0]
+    return None if found is None else found.max(axis=0, keepdims=True)
+
+
+def _lanes(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """Partitions permuted inside quadrants; a kept one is the destination's own."""
+    lanes = np.array(instruction.attrs["lanes"])
+    rows = np.arange(shape[0])
+    picked = lanes[rows % lanes.size]
+    moved, own = [*sources, None][:2]
+    if moved is not None:
+        at = np.where(picked < lanes.size, rows - rows % lanes.size + picked, rows)
+        moved = np.where((picked < lanes.size).reshape(-1, *(1,) * (len(shape) - 1)), moved[at], 0)
+    if own is not None:
+        own = np.where((picked >= lanes.size).reshape(-1, *(1,) * (len(shape) - 1)), own, 0)
+    return _join([moved, own])
+
+
+def _cores(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """A partition's own data, and the indices of all 16 partitions of its GpSimd core."""
+    data, index = (None if s is None else _rows(s) for s in sources)
+    if index is not None:
+        index = np.repeat(index.reshape(-1, 16).max(axis=1), 16)
+    found = _join([data, index])
+    return None if found is None else np.broadcast_to(found[:, None, None], shape)
+
+
+def _dropout(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    at = instruction.attrs.get("seed_at")
+    seed = None if at is None else sources[at]
+    whole = None if seed is None else np.broadcast_to(seed.max(), shape)
+    return _join([*(s for k, s in enumerate(sources) if k != at), whole])
+
+
+def _random(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    seed = sources[0]
+    return None if seed is None else np.broadcast_to(seed.max(), shape)
+
+
 def _fill(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     return None
 
@@ -403,4 +443,6 @@ def _fill(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
 FLOW: dict[str, Callable[[Instruction, Maps, Shape], Map | None]] = {
     "elementwise": _elementwise, "copy": _copy, "reduce": _reduce, "matmul": _matmul,
     "transpose": _transpose, "permute": _permute, "scan": _scan, "all": _all, "fill": _fill,
+    "partitions": _partitions, "lanes": _lanes, "cores": _cores, "dropout": _dropout,
+    "random": _random,
 }  # fmt: skip

@@ -8,12 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from neuron_cpu.core.kernel import Kernel
+from neuron_cpu.core.kernel import Kernel, returns_value
 from neuron_cpu.core.runners import benchmark, profile
-from neuron_cpu.core.tensor import Tensor as tensor  # noqa: N813 - the SDK's class name
+from neuron_cpu.core.tensor import Tensor as tensor
 
-__all__ = ["baremetal", "benchmark", "jit", "profile", "simulate_kernel", "tensor", "trace"]
+__all__ = [
+    "FrameworkKernel", "baremetal", "benchmark", "jit", "profile", "simulate_kernel", "tensor",
+    "trace",
+]  # fmt: skip
 
+FrameworkKernel = Kernel
+
+PLATFORMS = ("trn1", "inf2")
+WITHOUT_FRAMEWORK = ("baremetal", "simulation", "trace")
 MODES = ("auto", "torchxla", "jax", "baremetal", "benchmark", "simulation", "trace")
 
 
@@ -21,14 +28,23 @@ def jit(func: Callable | None = None, mode: str = "auto", **options: Any) -> Any
     """Make a kernel of ``func``; usable as ``@nki.jit``, ``@nki.jit()`` and ``nki.jit(f, mode=)``.
 
     Called with torch tensors it returns torch tensors, with numpy arrays numpy arrays; every mode
-    runs on the simulator here. ``mode="benchmark"`` is ``nki.benchmark``.
+    runs on the simulator here. ``mode="benchmark"`` is ``nki.benchmark``. ``kernel_return=False``,
+    or a function without a ``return`` in the modes that run no framework graph, means the old
+    convention: outputs are parameters, written in place.
     """
     if mode not in MODES:
         raise ValueError(f"nki.jit mode {mode!r}, expected one of {', '.join(MODES)}")
+    if options.get("platform_target", "trn1") not in PLATFORMS:
+        raise ValueError(
+            f"nki.jit platform_target {options['platform_target']!r}, expected one of "
+            f"{', '.join(PLATFORMS)}: this core is NeuronCore-v2"
+        )
     if func is None:
         return lambda f: jit(f, mode, **options)
     if mode == "benchmark":
         return benchmark(func, **options)
+    if mode in WITHOUT_FRAMEWORK:
+        options.setdefault("kernel_return", returns_value(func))
     return Kernel(func, mode=mode, **options)
 
 
@@ -44,6 +60,11 @@ def trace(func: Callable) -> Kernel:
 
 
 def simulate_kernel(kernel: Any, *args: Any, **kwargs: Any) -> Any:
-    """Run ``kernel`` (decorated or plain) on numpy arrays and return numpy arrays."""
-    made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+    """Run ``kernel`` (decorated or plain) on numpy arrays and return numpy arrays.
+
+    Output parameters of kernels of the old convention are filled in place.
+    """
+    made = kernel if isinstance(kernel, Kernel) else jit(kernel, "simulation")
+    if made.options.get("mode") in ("auto", "torchxla") and not returns_value(made.function):
+        made = Kernel(made.function, made.grid, mode="simulation", kernel_return=False)
     return made(*args, **kwargs)

@@ -1,3 +1,68 @@
-"""``neuronxcc.nki.isa``: the names of the simulator's instruction module."""
+"""``neuronxcc.nki.isa``: one function per device instruction, engines and enumerations.
 
-from neuron_cpu.core.isa import *  # noqa: F403
+Source of names: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__init__.py.
+"""
+
+from neuron_cpu.core.isa import (
+    activation,
+    activation_reduce,
+    affine_select,
+    bn_aggr,
+    bn_stats,
+    dge_mode,
+    dma_copy,
+    dma_engine,
+    engine,
+    fp32,
+    get_nc_version,
+    gpsimd_engine,
+    iota,
+    memset,
+    nc_matmul,
+    nc_transpose,
+    nc_version,
+    oob_mode,
+    reciprocal,
+    reduce_cmd,
+    scalar_engine,
+    tensor_copy,
+    tensor_engine,
+    tensor_reduce,
+    tensor_scalar,
+    tensor_scalar_reduce,
+    tensor_tensor,
+    tensor_tensor_scan,
+    unknown_engine,
+    vector_engine,
+)  # fmt: skip
+from neuron_cpu.core.selection import (
+    builtin_custom_op,
+    dma_transpose,
+    dropout,
+    local_gather,
+    max8,
+    nc_find_index8,
+    nc_match_replace8,
+    nc_stream_shuffle,
+    range_select,
+    scalar_tensor_tensor,
+    select_reduce,
+    sequence_bounds,
+    tensor_copy_dynamic_dst,
+    tensor_copy_dynamic_src,
+    tensor_copy_predicated,
+    tensor_partition_reduce,
+)  # fmt: skip
+
+__all__ = [
+    "activation", "activation_reduce", "affine_select", "bn_aggr", "bn_stats",
+    "builtin_custom_op", "dge_mode", "dma_copy", "dma_engine", "dma_transpose", "dropout",
+    "engine", "fp32", "get_nc_version", "gpsimd_engine", "iota", "local_gather", "max8",
+    "memset", "nc_find_index8", "nc_match_replace8", "nc_matmul", "nc_stream_shuffle",
+    "nc_transpose", "nc_version", "oob_mode", "range_select", "reciprocal", "reduce_cmd",
+    "scalar_engine", "scalar_tensor_tensor", "select_reduce", "sequence_bounds", "tensor_copy",
+    "tensor_copy_dynamic_dst", "tensor_copy_dynamic_src", "tensor_copy_predicated",
+    "tensor_engine", "tensor_partition_reduce", "tensor_reduce", "tensor_scalar",
+    "tensor_scalar_reduce", "tensor_tensor", "tensor_tensor_scan", "unknown_engine",
+    "vector_engine",
+]  # fmt: skip
