@@ -2,10 +2,10 @@
 
 import pytest
 import torch
+from neuronxcc.nki import isa as nisa
+from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import Kernel, NkiError, cost, spec
-from neuron_cpu.core import isa as nisa
-from neuron_cpu.core import language as nl
 
 FLAT = cost.PROFILES["sdk2.21-flat"]
 RULE = cost.PROFILES["row-rule"]

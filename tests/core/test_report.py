@@ -6,12 +6,12 @@ import re
 
 import pytest
 import torch
+from neuronxcc.nki import isa as nisa
+from neuronxcc.nki import language as nl
 from rich.console import Console
 
 from neuron_cpu.__main__ import main, parse_arguments, parse_value
 from neuron_cpu.core import Kernel, cost, plots, report, spec, tables
-from neuron_cpu.core import isa as nisa
-from neuron_cpu.core import language as nl
 from neuron_cpu.core.schedule import DMA, ENGINES, schedule
 
 BF16, F32 = torch.bfloat16, torch.float32

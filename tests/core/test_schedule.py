@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 from neuronxcc.nki import compiler as ncc
+from neuronxcc.nki import isa as nisa
+from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import Kernel, NkiError, cost, depend, spec
-from neuron_cpu.core import isa as nisa
-from neuron_cpu.core import language as nl
 from neuron_cpu.core.schedule import BUFFER, DMA, ENGINES, PORT, QUEUE, SCALAR, VECTOR
 from neuron_cpu.core.schedule import schedule as simulate
 from neuron_cpu.core.spec import Engine

@@ -163,7 +163,7 @@ def test_graphs_of_other_operators_are_not_extrapolated():
 
 @pytest.mark.parametrize(
     ("traced", "bucket"),
-    [((512, 1024, 1536), 2048), ((1024, 1536, 2048), 4096), ((1024, 2048, 4096), 8192)],
+    [((512, 1024, 1536), 2048), ((1024, 2048, 3072), 4096), ((1024, 2048, 4096), 8192)],
 )
 def test_extrapolation_meets_the_full_trace(prefill_latency, traced, bucket):
     points = [(length, prefill_latency(length)) for length in traced]
@@ -173,7 +173,7 @@ def test_extrapolation_meets_the_full_trace(prefill_latency, traced, bucket):
 @pytest.fixture(scope="module")
 def prefill_latency(shapes_folder):
     """Latency of a traced prefill bucket, all lengths from one model."""
-    lengths = ["512", "1024", "1536", "2048", "4096", "8192"]
+    lengths = ["512", "1024", "1536", "2048", "3072", "4096", "8192"]
     graphs = estimates(shapes_folder, "--seq-len", "8192", "--profile-bucket", *lengths)
     found = {g.bucket: g for g in graphs if "context" in g.submodel}
     assert not any(g.extrapolated for g in found.values())
