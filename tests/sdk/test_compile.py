@@ -395,6 +395,21 @@ def test_features_that_would_not_happen_are_refused(tiny_llama, application, opt
         application(folder, load=False, **{option: value})
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"is_continuous_batching": True, "padding_side": "left"}, "caches of idle lines"),
+        ({"batch_size": 2, "max_batch_size": 4}, "tkg_batch_size is 2, expected max_batch_size"),
+    ],
+)
+def test_batches_that_the_caches_cannot_serve_are_refused(
+    tiny_llama, application, options, message
+):
+    _, folder = tiny_llama()
+    with pytest.raises(NotImplementedError, match=message):
+        application(folder, load=False, **options)
+
+
 def test_a_kernel_that_refuses_its_shapes_ends_the_compile(tiny_llama, application, monkeypatch):
     """The kernel's own sentence arrives, and no folder."""
     import neuronxcc.nki as nki

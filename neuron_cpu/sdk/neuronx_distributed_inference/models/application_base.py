@@ -385,6 +385,17 @@ def refuse_unsupported(neuron_config: NeuronConfig) -> None:
                 f"NeuronConfig.{name} is not supported by neuron_cpu, expected it to be off, got "
                 f"{getattr(neuron_config, name)!r}; leave it out."
             )
+    if neuron_config.is_continuous_batching and neuron_config.padding_side == "left":
+        raise NotImplementedError(
+            "Continuous batching with padding_side='left' would shift the caches of idle lines, "
+            "expected padding_side='right'; pad on the right."
+        )
+    if neuron_config.tkg_batch_size != neuron_config.max_batch_size:
+        raise NotImplementedError(
+            f"tkg_batch_size is {neuron_config.tkg_batch_size}, expected max_batch_size "
+            f"({neuron_config.max_batch_size}), because a decode step reads one cache line a row; "
+            "make them equal."
+        )
     for name in ("pp_degree", "ep_degree"):
         if getattr(neuron_config, name) != 1:
             raise NotImplementedError(
