@@ -602,7 +602,7 @@ class PrefillSequence:
                 state.take(head, weighted_values(pieces, queries, d), block == 0)
 
 
-def decode_key_block(q_view, keys_hbm, values_hbm, bias_sb, state, dtype):
+def decode_key_block(q_view, keys_hbm, values_hbm, bias_sb, state, kv_head, dtype):
     """Let the ``g`` query heads of one KV head attend to a block of cached keys.
 
     q_view [D, g], keys_hbm and values_hbm [n, D] contiguous, bias_sb [g, n] fp32. Each partition
@@ -631,14 +631,14 @@ def decode_key_block(q_view, keys_hbm, values_hbm, bias_sb, state, dtype):
         scores_psum = nl.ndarray((q_view.shape[1], size), nl.float32, buffer=nl.psum)
         scores_psum[...] = nisa.nc_matmul(q_view, keys_t_sb[:, part])
         scores_sb[:, part] = nisa.tensor_tensor(scores_psum, bias_sb[:, part], nl.add)
-    weights_sb = state.weigh(0, scores_sb, dtype, first=False)
+    weights_sb = state.weigh(kv_head, scores_sb, dtype, first=False)
     acc_psum = nl.zeros((q_view.shape[1], d), nl.float32, buffer=nl.psum)
     for part, v_sb in value_tiles:
         rows, count = v_sb.shape[0], v_sb.shape[1]
         piece_sb = weights_sb[:, part].reshape((weights_sb.shape[0], rows, count))
         for tile in nl.affine_range(count):
             acc_psum[...] += nisa.nc_matmul(transposed(piece_sb[:, :, tile]), v_sb[:, tile, :])
-    state.take(0, acc_psum, first=False)
+    state.take(kv_head, acc_psum, first=False)
 
 
 class DecodeBatch:
@@ -659,31 +659,40 @@ class DecodeBatch:
     def attend(self, keys_hbm, values_hbm, bias_hbm, context_hbm):
         """Over cached keys and values [B, kv_heads, L, D] and itself -> context [B, q_heads, D]."""
         batch, kv_heads, length, d = keys_hbm.shape
-        dtype, group, q_heads = self.qk_t_sb.dtype, self.shape.group, self.shape.q_heads
+        dtype, group = self.qk_t_sb.dtype, self.shape.group
         for b in nl.affine_range(batch):
-            bias_sb = broadcast_row(bias_hbm[nl.ds(b, 1), :], group)
-            # row b comes back from HBM: a product needs it on partition 0, where its weight is
-            own_values_sb = load_tile(self.new_values_hbm[nl.ds(b, 1), :])
+            state = RunningSoftmax(group, kv_heads, d)
+            self.attend_to_itself(state, b)
+            for start, size in spans(length, KEY_CHUNK):
+                part = nl.ds(start, size)
+                bias_sb = broadcast_row(bias_hbm[nl.ds(b, 1), part], group)
+                for kv_head in nl.affine_range(kv_heads):
+                    decode_key_block(
+                        self.queries(b, kv_head), keys_hbm[b, kv_head, part, :],
+                        values_hbm[b, kv_head, part, :], bias_sb, state, kv_head, dtype,
+                    )  # fmt: skip
             for kv_head in nl.affine_range(kv_heads):
                 heads = nl.ds(kv_head * group, group)
-                q_view = self.qk_t_sb[:, heads, b]  # [D, group]
-                state = RunningSoftmax(group, 1, d)
-                own_psum = nl.ndarray((group, 1), nl.float32, buffer=nl.psum)
-                own_psum[...] = nisa.nc_matmul(
-                    q_view, self.qk_t_sb[:, q_heads + kv_head, nl.ds(b, 1)]
-                )
-                own_sb = nl.ndarray((group, 1), nl.float32, buffer=nl.sbuf)
-                own_sb[...] = nisa.tensor_copy(own_psum)
-                weight_sb = state.weigh(0, own_sb, dtype, first=True)
-                value_sb = own_values_sb[:, nl.ds(kv_head * d, d)]
-                state.take(0, weighted_values([(weight_sb, value_sb)], group, d), first=True)
-                for start, size in spans(length, KEY_CHUNK):
-                    part = nl.ds(start, size)
-                    decode_key_block(
-                        q_view, keys_hbm[b, kv_head, part, :], values_hbm[b, kv_head, part, :],
-                        bias_sb[:, part], state, dtype,
-                    )  # fmt: skip
-                nl.store(context_hbm[b, heads, :], state.finish(0, dtype))
+                nl.store(context_hbm[b, heads, :], state.finish(kv_head, dtype))
+
+    def queries(self, b, kv_head):
+        """The rotated queries of one KV head's group, [D, group] @ SBUF."""
+        return self.qk_t_sb[:, nl.ds(kv_head * self.shape.group, self.shape.group), b]
+
+    def attend_to_itself(self, state, b):
+        """The new token's own key and value: the first block, of one key."""
+        d, group, dtype = self.shape.head_dim, self.shape.group, self.qk_t_sb.dtype
+        # row b comes back from HBM: a product needs it on partition 0, where its weight is
+        values_sb = load_tile(self.new_values_hbm[nl.ds(b, 1), :])
+        for kv_head in nl.affine_range(self.shape.kv_heads):
+            key = self.qk_t_sb[:, self.shape.q_heads + kv_head, nl.ds(b, 1)]
+            score_psum = nl.ndarray((group, 1), nl.float32, buffer=nl.psum)
+            score_psum[...] = nisa.nc_matmul(self.queries(b, kv_head), key)
+            score_sb = nl.ndarray((group, 1), nl.float32, buffer=nl.sbuf)
+            score_sb[...] = nisa.tensor_copy(score_psum)
+            weight_sb = state.weigh(kv_head, score_sb, dtype, first=True)
+            value_sb = values_sb[:, nl.ds(kv_head * d, d)]
+            state.take(kv_head, weighted_values([(weight_sb, value_sb)], group, d), first=True)
 
 
 # --- Kernels, in the order of the model -----------------------------------------------------------
