@@ -27,7 +27,8 @@ class Line:
         place: ``file:line`` (file name only) and ``function``.
         instructions: device instructions that the line recorded.
         busy: time it occupies each engine; of DMA the share of the 16 engines together.
-        dma_bytes, dma_rows, row_bytes: bytes and rows it moves, bytes of its usual row.
+        dma_bytes, dma_rows, row_bytes: bytes and rows it moves, average bytes of a row.
+        hbm_read_bytes, hbm_write_bytes: the part of the bytes on the HBM side.
         dma_span: time of its busiest DMA engine.
         critical: its share of the path that the end of the kernel waits for.
         macs, transpose_macs: multiply-accumulates of its products and of its transposes.
@@ -43,6 +44,8 @@ class Line:
     dma_bytes: int = 0
     dma_rows: int = 0
     row_bytes: int = 0
+    hbm_read_bytes: int = 0
+    hbm_write_bytes: int = 0
     dma_span: float = 0.0
     critical: float = 0.0
     macs: int = 0
@@ -191,6 +194,8 @@ def _lines(schedule: Schedule) -> dict[Source | None, Line]:
         moved = schedule.transfers[at]
         line.dma_bytes += moved.bytes
         line.dma_rows += moved.rows
+        line.hbm_read_bytes += moved.hbm_read
+        line.hbm_write_bytes += moved.hbm_written
         own = lanes.setdefault(source, [0.0] * spec.DMA_ENGINES)
         row = row_ns(moved.row_bytes)
         for lane, rows in enumerate(moved.lanes):
@@ -203,7 +208,8 @@ def _lines(schedule: Schedule) -> dict[Source | None, Line]:
     total = schedule.total or 1.0
     for line in found.values():
         line.mfu_estimated_percent = 100 * line.macs / (spec.PEAK_MACS_PER_NS * total)
-        line.mbu_estimated_percent = 100 * line.dma_bytes / (spec.HBM_BYTES_PER_NS * total)
+        traffic = line.hbm_read_bytes + line.hbm_write_bytes
+        line.mbu_estimated_percent = 100 * traffic / (spec.HBM_BYTES_PER_NS * total)
         line.binding = _line_words(line)
     return found
 

@@ -89,6 +89,10 @@ def test_lines_add_up_to_the_whole(found, summary):
         sum(found.lane_busy) / spec.DMA_ENGINES
     )
     assert sum(line.dma_bytes for line in summary.lines) == summary.metrics["dma_transfer_bytes"]
+    for name in ("hbm_read_bytes", "hbm_write_bytes", "mfu_estimated_percent",
+                 "mbu_estimated_percent"):  # fmt: skip
+        whole = summary.metrics[name]
+        assert sum(getattr(line, name) for line in summary.lines) == pytest.approx(whole)
     assert sum(line.instructions for line in summary.lines) == len(found.program)
     assert sum(line.critical for line in summary.lines) == pytest.approx(found.total)
     assert sum(summary.critical.values()) == pytest.approx(found.total)
