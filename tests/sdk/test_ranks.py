@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import threading
 import time
 
@@ -174,6 +175,28 @@ def test_the_pool_works_again_after_a_failure():
             pool.run([lambda: broken(0), lambda: broken(1)])
         good = [lambda: mappings.reduce_from_tensor_model_parallel_region(torch.ones(1)).item()] * 2
         assert pool.run(good) == [2.0, 2.0]
+    pool.close()
+
+
+def test_an_interrupt_stops_the_ranks_first():
+    """Ctrl-C while rank 0 waits in a collective for rank 1: both stop, then it is raised."""
+    pool = RankPool(2)
+    released = threading.Event()
+
+    def interrupt():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        released.set()
+
+    def late():
+        assert released.wait(timeout=10)
+        return mappings.reduce_from_tensor_model_parallel_region(torch.ones(1))
+
+    timer = threading.Timer(0.1, interrupt)
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        pool.run([lambda: mappings.reduce_from_tensor_model_parallel_region(torch.ones(1)), late])
+    timer.join()
+    assert pool.run([lambda: 1, lambda: 2]) == [1, 2]
     pool.close()
 
 
