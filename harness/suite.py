@@ -31,7 +31,7 @@ RUN_FILE = "run.json"
 LENGTHS = (128, 256, 512, 640, 1280)
 DEFAULT_NEW_TOKENS = 64
 # On the stand-in each token is simulated: enough to see a wrong kernel, few enough for a laptop.
-SIMULATOR_NEW_TOKENS = 16
+SIMULATOR_NEW_TOKENS = 8
 
 
 @dataclass(frozen=True)
