@@ -132,11 +132,23 @@ def _wrap(values: torch.Tensor, dt: DType) -> torch.Tensor:
 
 
 def gather_index(ref: Ref, arena: Arena) -> torch.Tensor:
-    """Flat element numbers of an indirect view; the row comes from its index tile.
+    """Flat element numbers of a view; of an indirect one the row comes from its index tile.
 
     Raises:
         NkiError: a row number lies outside of the tensor.
     """
+    total: Any = ref.offset
+    if ref.indirect is not None:
+        total = total + _rows(ref, arena)
+    for axis, (size, step) in enumerate(zip(ref.shape, ref.strides)):
+        line = [1] * len(ref.shape)
+        line[axis] = size
+        total = total + (torch.arange(size) * step).reshape(line)
+    return torch.as_tensor(total).expand(ref.shape)
+
+
+def _rows(ref: Ref, arena: Arena) -> torch.Tensor:
+    """Element offsets that the index tile of an indirect view chooses, one for each partition."""
     assert ref.indirect is not None
     tile, stride, length, (low, high) = ref.indirect
     rows = arena.view(tile).to(torch.int64).reshape(-1)
@@ -149,12 +161,7 @@ def gather_index(ref: Ref, arena: Arena) -> torch.Tensor:
             "rows",
         )
     rows = rows.reshape(-1, *(1,) * (len(ref.shape) - 1)) if rows.numel() > 1 else rows
-    total = rows * stride + ref.offset
-    for axis_, (size, step) in enumerate(zip(ref.shape, ref.strides)):
-        line = [1] * len(ref.shape)
-        line[axis_] = size
-        total = total + (torch.arange(size) * step).reshape(line)
-    return total.expand(ref.shape)
+    return rows * stride
 
 
 def reader(ref: Ref, arena: Arena, values: bool, bits: bool) -> Callable[[], torch.Tensor]:
@@ -175,6 +182,12 @@ def reader(ref: Ref, arena: Arena, values: bool, bits: bool) -> Callable[[], tor
     return lambda: widen(view, dt, bits)
 
 
+def _shifted(ref: Ref, target: Ref) -> bool:
+    """True where an operand may share elements with the result in another order."""
+    same = (ref.offset, ref.shape, ref.strides) == (target.offset, target.shape, target.strides)
+    return ref.memory is target.memory and not same
+
+
 # --- operations -----------------------------------------------------------------------------------
 def make_step(op: Op, arena: Arena) -> Step:
     """One Op as a function without arguments, its views resolved."""
@@ -186,6 +199,8 @@ def make_step(op: Op, arena: Arena) -> Step:
     mask = attrs.get("mask")
     keep = None if mask is None else torch.as_tensor(np.ascontiguousarray(mask))
     inputs = [reader(r, arena, not raw, bits) for r in op.src]
+    if any(_shifted(r, t) for r in op.src for t in op.dst):  # copies return views of their input
+        inputs = [lambda read=read: read().clone() for read in inputs]
     if any(r.indirect is not None for r in op.dst) or "rmw" in attrs:
         return _scatter_step(op, arena, inputs, raw, bits)
     outs = [(arena.view(r), arena.dtype(r.dt)) for r in op.dst]
@@ -219,7 +234,7 @@ def _scatter_step(op: Op, arena: Arena, inputs: list, raw: bool, bits: bool) -> 
         values = op.instruction.op.compute(attrs, [f() for f in inputs])
         values = values.expand(ref.shape).reshape(-1)
         if mask is not None:
-            chosen = torch.as_tensor(np.ascontiguousarray(mask)).reshape(-1)
+            chosen = torch.as_tensor(np.ascontiguousarray(mask)).expand(ref.shape).reshape(-1)
             at, values = at[chosen], values[chosen]
         if attrs.get("rmw") == "add":
             total = widen(flat, dt, False).clone().index_add_(0, at, values.to(torch.float32))

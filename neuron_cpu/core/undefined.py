@@ -85,7 +85,7 @@ class _Walk:
             attrs = instruction.attrs
             dirty = False
             used = instruction.src
-            if "accumulate" in attrs:
+            if "accumulate" in attrs or "rmw" in attrs:
                 used += instruction.dst
             for view in used:
                 at = view.storage.id
@@ -191,7 +191,7 @@ class _Walk:
         attrs = instruction.attrs
         for number, view in enumerate(instruction.dst):
             found = _result(instruction, sources, number)
-            if "accumulate" in attrs:
+            if "accumulate" in attrs or "rmw" in attrs:
                 found = _join([found, self.read(view)])
             if view.indirect is not None:
                 index = self.read(view.indirect[0])

@@ -1,0 +1,616 @@
+"""Every instruction against an independent float64 reference, over its types and odd shapes.
+
+Tolerances, relative to the largest magnitude of the reference: one unit in the last place of the
+result type (results are computed in fp32 and rounded once), and for fp32 results 2e-6 for single
+operations, with sums adding one rounding per element.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from neuronxcc import nki
+from neuronxcc.nki import isa as nisa
+from neuronxcc.nki import language as nl
+
+from neuron_cpu.core import NkiError
+
+ULP = {
+    "float32": 2e-6,
+    "bfloat16": 2.0**-8,
+    "float16": 2.0**-11,
+    "float8_e4m3": 2.0**-4,
+    "float8_e5m2": 2.0**-3,
+    "tfloat32": 2.0**-11,
+}
+FLOATS = ["float32", "bfloat16", "float16"]
+INTEGERS = ["int32", "int16", "int8", "uint32", "uint16", "uint8"]
+few = settings(max_examples=20, deadline=None, derandomize=True)
+shapes = st.tuples(st.integers(1, 128), st.integers(1, 65))
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Functions of releases after 2.21 warn; here they are the subject."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def run(body, *inputs):
+    """What the tile that ``body`` returns holds, for numpy inputs loaded whole."""
+
+    @nki.jit
+    def kernel(*hbm):
+        tiles = [nl.load(t) for t in hbm]
+        made = body(*tiles)
+        out = nl.ndarray(made.shape, made.dtype, buffer=nl.shared_hbm)
+        nl.store(out, made)
+        return out
+
+    return kernel(*inputs)
+
+
+def data(seed, shape, dtype="float32", low=-4.0, high=4.0):
+    generator = np.random.default_rng(seed)
+    if dtype in INTEGERS:
+        info = np.iinfo(dtype)
+        return generator.integers(info.min, info.max, shape, dtype=dtype, endpoint=True)
+    kind = getattr(ml_dtypes, dtype, None) or np.dtype(dtype)
+    return generator.uniform(low, high, shape).astype(kind)
+
+
+def wide(x):
+    return np.asarray(x, dtype=np.float64)
+
+
+def assert_close(got, reference, dtype, steps=1):
+    """Within ``steps`` units of the last place of ``dtype`` at the largest magnitude."""
+    assert got.shape == reference.shape
+    limit = steps * ULP[dtype] * max(np.abs(reference).max(), 1e-30)
+    worst = np.abs(wide(got) - reference).max()
+    assert worst <= limit, f"off by {worst}, allowed {limit}"
+
+
+# --- VectorE --------------------------------------------------------------------------------------
+TWO = {
+    "add": np.add, "subtract": np.subtract, "multiply": np.multiply, "maximum": np.maximum,
+    "minimum": np.minimum, "greater": np.greater, "less_equal": np.less_equal,
+    "not_equal": np.not_equal, "logical_and": np.logical_and, "logical_xor": np.logical_xor,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", sorted(TWO))
+@few
+@given(shape=shapes, kinds=st.tuples(*[st.sampled_from(FLOATS)] * 3), seed=st.integers(0, 99))
+def test_tensor_tensor(op, shape, kinds, seed):
+    a, b = data(seed, shape, kinds[0]), data(seed + 1, shape, kinds[1])
+    b[0] = a[0].astype(b.dtype)  # equal values too
+    out = getattr(nl, kinds[2])
+    got = run(lambda x, y: nisa.tensor_tensor(x, y, getattr(nl, op), dtype=out), a, b)
+    assert_close(got, wide(TWO[op](wide(a), wide(b))), kinds[2])
+
+
+@few
+@given(shape=shapes, kind=st.sampled_from(FLOATS), reverse=st.booleans(), seed=st.integers(0, 99))
+def test_tensor_scalar_with_vector_and_constant(shape, kind, reverse, seed):
+    a, column = data(seed, shape, kind), data(seed + 1, (shape[0], 1))
+
+    def body(x, v):
+        return nisa.tensor_scalar(x, np.subtract, v, reverse, np.multiply, 0.375, dtype=nl.float32)
+
+    difference = wide(column) - wide(a) if reverse else wide(a) - wide(column)
+    assert_close(run(body, a, column), difference * 0.375, "float32", 2)
+
+
+@few
+@given(shape=shapes, kind=st.sampled_from(FLOATS), seed=st.integers(0, 99))
+def test_scalar_tensor_tensor(shape, kind, seed):
+    a, b, column = data(seed, shape, kind), data(seed + 1, shape, kind), data(9, (shape[0], 1))
+
+    def body(x, y, v):
+        return nisa.scalar_tensor_tensor(
+            data=x, op0=np.subtract, operand0=v, op1=nl.subtract, operand1=y, reverse1=True,
+            dtype=nl.float32,
+        )  # fmt: skip
+
+    assert_close(run(body, a, b, column), wide(b) - (wide(a) - wide(column)), "float32", 2)
+
+
+@pytest.mark.parametrize("kind", ["int32", "int16", "int8", "uint32", "uint8"])
+@pytest.mark.parametrize("op", ["bitwise_and", "bitwise_or", "bitwise_xor"])
+def test_bit_operations_are_exact(op, kind):
+    a, b = data(3, (5, 7), kind), data(4, (5, 7), kind)
+    got = run(lambda x, y: nisa.tensor_tensor(x, y, getattr(np, op)), a, b)
+    assert np.array_equal(got, getattr(np, op)(a, b))
+
+
+@pytest.mark.parametrize("kind", ["int32", "uint16", "int8"])
+def test_shifts_are_logical(kind):
+    a = data(5, (4, 9), kind)
+    unsigned = a.view("u" + kind.lstrip("u"))
+    right = run(lambda x: nisa.tensor_scalar(x, nl.right_shift, 3), a)
+    left = run(lambda x: nisa.tensor_scalar(x, nl.left_shift, 2), a)
+    assert np.array_equal(right.view(unsigned.dtype), unsigned >> 3)
+    assert np.array_equal(left.view(unsigned.dtype), unsigned << 2)
+    assert np.array_equal(run(nl.invert, a), ~a)
+
+
+def test_integer_copy_between_equal_types_is_exact():
+    a = data(6, (8, 3), "int32")
+    assert np.array_equal(run(nisa.tensor_copy, a), a)
+
+
+@pytest.mark.parametrize("kind", ["int32", "int16", "int8", "uint16", "uint8"])
+def test_floats_round_to_nearest_even_and_saturate_as_integers(kind):
+    info = np.iinfo(kind)
+    a = np.array([[0.5, 1.5, 2.5, -0.5, -1.5, 3.7, -3.2, 1e30, -1e30]], np.float32)
+    got = run(lambda x: nisa.tensor_copy(x, dtype=getattr(nl, kind)), a)
+    assert np.array_equal(got, np.clip(np.rint(wide(a)), info.min, info.max).astype(kind))
+
+
+REDUCE = {"add": np.sum, "maximum": np.max, "minimum": np.min}
+
+
+@pytest.mark.parametrize("op", sorted(REDUCE))
+@few
+@given(
+    shape=st.tuples(st.integers(1, 9), st.integers(1, 6), st.integers(1, 7), st.integers(1, 5)),
+    axes=st.integers(1, 3), negate=st.booleans(), seed=st.integers(0, 99),
+)  # fmt: skip
+def test_tensor_reduce(op, shape, axes, negate, seed):
+    a = data(seed, shape, "bfloat16")
+    axis = tuple(range(4 - axes, 4))
+    got = run(
+        lambda x: nisa.tensor_reduce(
+            getattr(nl, op), x, axis, dtype=nl.float32, negate=negate, keepdims=True
+        ),
+        a,
+    )
+    reference = REDUCE[op](wide(a), axis=axis, keepdims=True) * (-1 if negate else 1)
+    assert_close(got, reference, "float32", math.prod(shape[1:]))
+
+
+def test_reduction_without_keepdims_has_rank_two():
+    a = data(1, (6, 4, 5))
+    assert run(lambda x: nisa.tensor_reduce(np.max, x, axis=[1, 2]), a).shape == (6, 1)
+    assert run(lambda x: nisa.tensor_reduce(np.max, x, axis=[2]), a).shape == (6, 4)
+
+
+@few
+@given(shape=shapes, seed=st.integers(0, 99))
+def test_tensor_partition_reduce(shape, seed):
+    a = data(seed, (*shape, 2), "bfloat16")
+    got = run(lambda x: nisa.tensor_partition_reduce(np.add, x, dtype=nl.float32), a)
+    assert_close(got, wide(a).sum(0, keepdims=True), "float32", shape[0])
+    assert np.array_equal(
+        wide(run(lambda x: nisa.tensor_partition_reduce(np.max, x), a)),
+        wide(a).max(0, keepdims=True),
+    )
+
+
+def test_tensor_scalar_reduce():
+    a = data(2, (7, 33), "bfloat16")
+
+    def body(x):
+        total = nl.ndarray((7, 1), nl.float32)
+        doubled = nisa.tensor_scalar_reduce(
+            data=x, op0=np.multiply, operand0=2.0, reduce_op=np.max, reduce_res=total
+        )
+        return nisa.tensor_scalar(doubled, np.subtract, total, dtype=nl.float32)
+
+    doubled = wide(a) * 2
+    assert_close(run(body, a), doubled - doubled.max(1, keepdims=True), "float32")
+
+
+@few
+@given(shape=shapes, reverse=st.booleans(), seed=st.integers(0, 99))
+def test_tensor_tensor_scan(shape, reverse, seed):
+    a, b = data(seed, shape, low=-1.0, high=1.0), data(seed + 1, shape)
+    start = data(seed + 2, (shape[0], 1))
+
+    def body(x, y, s):
+        return nisa.tensor_tensor_scan(x, y, s, np.multiply, np.subtract, False, reverse)
+
+    state, columns = wide(start)[:, 0], []
+    for k in range(shape[1]):
+        product = wide(a)[:, k] * state
+        state = wide(b)[:, k] - product if reverse else product - wide(b)[:, k]
+        columns.append(state)
+    assert_close(run(body, a, b, start), np.stack(columns, 1), "float32", shape[1] + 1)
+
+
+@few
+@given(n=st.integers(2, 512), pieces=st.integers(1, 3), seed=st.integers(0, 99))
+def test_statistics_of_pieces_give_mean_and_variance(n, pieces, seed):
+    a = data(seed, (3, pieces * n))
+
+    def body(x):
+        stats = nl.ndarray((3, 6 * pieces), nl.float32)
+        for k in nl.static_range(pieces):
+            stats[:, 6 * k : 6 * k + 6] = nisa.bn_stats(x[:, k * n : (k + 1) * n])
+        return nisa.bn_aggr(stats)
+
+    reference = np.stack([wide(a).mean(1), wide(a).var(1)], 1)
+    assert_close(run(body, a), reference, "float32", 20)
+
+
+@few
+@given(shape=shapes, kind=st.sampled_from(FLOATS), seed=st.integers(0, 99))
+def test_reciprocal_and_divide(shape, kind, seed):
+    a = data(seed, shape, kind, 0.25, 4.0)
+    assert_close(run(nisa.reciprocal, a), 1 / wide(a), kind)
+    b = data(seed + 1, shape, kind)
+    assert_close(run(nl.divide, b, a), wide(b) / wide(a), kind, 2)
+
+
+# --- ScalarE --------------------------------------------------------------------------------------
+def gelu(x):
+    return x * 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+
+
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+FUNCTIONS = {
+    "copy": lambda x: x, "square": np.square, "sigmoid": sigmoid, "relu": lambda x: x * (x > 0),
+    "tanh": np.tanh, "gelu": gelu, "silu": lambda x: x * sigmoid(x), "exp": np.exp,
+    "softplus": lambda x: np.log1p(np.exp(x)), "erf": np.vectorize(math.erf), "sign": np.sign,
+    "mish": lambda x: x * np.tanh(np.log1p(np.exp(x))),
+    "gelu_apprx_tanh": lambda x: 0.5 * x * (1 + np.tanh(
+        math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
+    "gelu_apprx_sigmoid": lambda x: x * sigmoid(1.702 * x),
+    "silu_dx": lambda x: sigmoid(x) * (1 + x * (1 - sigmoid(x))),
+    "gelu_dx": lambda x: 0.5 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    + x * np.exp(-x * x / 2) / math.sqrt(2 * math.pi),
+    "erf_dx": lambda x: 2 / math.sqrt(math.pi) * np.exp(-x * x),
+}  # fmt: skip
+POSITIVE = {"log": np.log, "sqrt": np.sqrt, "rsqrt": lambda x: x**-0.5}
+
+
+@pytest.mark.parametrize("name", sorted({**FUNCTIONS, **POSITIVE, "sin": 0, "arctan": 0}))
+@few
+@given(shape=shapes, kinds=st.tuples(*[st.sampled_from(FLOATS)] * 2), seed=st.integers(0, 99))
+def test_activation(name, shape, kinds, seed):
+    function = {**FUNCTIONS, **POSITIVE, "sin": np.sin, "arctan": np.arctan}[name]
+    limits = (0.125, 6.0) if name in POSITIVE else (-1.5, 1.5)
+    a = data(seed, shape, kinds[0], *limits)
+    got = run(lambda x: nisa.activation(getattr(nl, name), x, dtype=getattr(nl, kinds[1])), a)
+    assert_close(got, wide(function(wide(a))), kinds[1], 2)
+
+
+@few
+@given(shape=shapes, kind=st.sampled_from(FLOATS), vector=st.booleans(), seed=st.integers(0, 99))
+def test_activation_scale_and_bias(shape, kind, vector, seed):
+    a, bias = data(seed, shape, kind), data(seed + 1, (shape[0], 1), kind)
+    scale = data(seed + 2, (shape[0], 1))
+
+    def body(x, b, s):
+        return nisa.activation(np.tanh, x, bias=b, scale=s if vector else 0.5, dtype=nl.float32)
+
+    factor = wide(scale) if vector else 0.5
+    assert_close(run(body, a, bias, scale), np.tanh(wide(a) * factor + wide(bias)), "float32", 4)
+
+
+def test_activation_reduce_sums_before_the_cast():
+    a = data(8, (128, 300))
+
+    def body(x):
+        total = nl.ndarray((128, 1), nl.float32)
+        nisa.activation_reduce(np.exp, x, reduce_op=np.add, reduce_res=total, dtype=nl.bfloat16)
+        return total
+
+    assert_close(run(body, a), np.exp(wide(a)).sum(1, keepdims=True), "float32", 300)
+
+
+def test_sums_accumulate_over_instructions_between_resets():
+    a, b = data(1, (4, 10)), data(2, (4, 10))
+
+    def body(x, y):
+        total = nl.ndarray((4, 1), nl.float32)
+        commands = (nisa.reduce_cmd.reset_reduce, nisa.reduce_cmd.reduce)
+        for tile, command in zip((x, y), commands):
+            nisa.activation(nl.square, tile, reduce_op=np.add, reduce_res=total, reduce_cmd=command)
+        return total
+
+    reference = (wide(a) ** 2 + wide(b) ** 2).sum(1, keepdims=True)
+    assert_close(run(body, a, b), reference, "float32", 20)
+
+
+def test_sine_outside_of_its_range_is_visibly_wrong():
+    got = run(nl.sin, np.full((1, 1), 9.0, np.float32))
+    assert abs(float(got[0, 0])) > 20
+
+
+# --- TensorE --------------------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "float16", "float8_e4m3", "float8_e5m2"])
+@few
+@given(sizes=st.tuples(*[st.integers(1, 128)] * 2, st.integers(1, 512)), seed=st.integers(0, 99))
+def test_nc_matmul(kind, sizes, seed):
+    k, m, n = sizes
+    a, b = data(seed, (k, m), kind), data(seed + 1, (k, n), kind)
+    got = run(lambda x, y: nl.copy(nisa.nc_matmul(x, y)), a, b)
+    assert got.dtype == np.float32
+    assert_close(got, wide(a).T @ wide(b), "float32", 8)
+
+
+def test_matmuls_accumulate_in_fp32():
+    a, b = data(1, (128, 96), "bfloat16"), data(2, (128, 200), "bfloat16")
+
+    def body(x, y):
+        total = nl.zeros((32, 200), nl.float32, buffer=nl.psum)
+        for k in nl.affine_range(3):
+            total[...] += nisa.nc_matmul(x[:, k * 32 : k * 32 + 32], y)
+        return nl.copy(total)
+
+    parts = wide(a).T.reshape(3, 32, 128) @ wide(b)
+    assert_close(run(body, a, b), parts.sum(0), "float32", 8)
+
+
+@pytest.mark.parametrize("kind", [*FLOATS, "float8_e5m2"])
+@pytest.mark.parametrize("shape", [(1, 1), (32, 17), (5, 32)])
+def test_transpose_on_vector_engine(kind, shape):
+    a = data(3, shape, kind)
+    got = run(lambda x: nisa.nc_transpose(x, engine=nisa.vector_engine), a)
+    assert np.array_equal(wide(got), wide(a).T)
+
+
+@few
+@given(shape=st.tuples(st.integers(1, 128), st.integers(1, 128)), seed=st.integers(0, 99))
+def test_transpose_on_tensor_engine(shape, seed):
+    a = data(seed, shape, "bfloat16")
+    got = run(lambda x: nl.copy(nisa.nc_transpose(x, engine=nisa.tensor_engine)), a)
+    assert np.array_equal(wide(got), wide(a).T)
+
+
+# --- GpSimdE and selection ------------------------------------------------------------------------
+@few
+@given(shape=shapes, steps=st.tuples(*[st.integers(-9, 9)] * 3))
+def test_iota(shape, steps):
+    def body(_):
+        i, j = nl.arange(shape[0])[:, None], nl.arange(shape[1])[None, :]
+        return nisa.iota(steps[0] * i + steps[1] * j + steps[2], nl.int32)
+
+    i, j = np.ogrid[: shape[0], : shape[1]]
+    got = run(body, np.zeros((1, 1), np.float32))
+    assert np.array_equal(got, np.broadcast_to(steps[0] * i + steps[1] * j + steps[2], shape))
+
+
+@few
+@given(shape=shapes, shift=st.integers(-20, 20), seed=st.integers(0, 99))
+def test_affine_select(shape, shift, seed):
+    a = data(seed, shape, "bfloat16")
+
+    def body(x):
+        i, j = nl.arange(shape[0])[:, None], nl.arange(shape[1])[None, :]
+        return nisa.affine_select(i + shift >= 2 * j, x, -9984.0)
+
+    i, j = np.ogrid[: shape[0], : shape[1]]
+    assert np.array_equal(wide(run(body, a)), np.where(i + shift >= 2 * j, wide(a), -9984.0))
+
+
+@pytest.mark.parametrize(
+    "kind, value", [("bfloat16", 0.5), ("int8", -3), ("uint32", 2**32 - 1), ("float16", 0)]
+)
+def test_memset_types(kind, value):
+    got = run(lambda _: nisa.memset((3, 5), value, getattr(nl, kind)), np.zeros((1, 1), "f4"))
+    assert np.array_equal(wide(got), np.full((3, 5), float(value)))
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_copy_predicated_keeps_the_rest(reverse):
+    a, b = data(1, (6, 8), "int32"), data(2, (6, 8), "int32")
+    chosen = (np.arange(48).reshape(6, 8) % 3).astype(np.uint8)
+
+    def body(x, y, p):
+        nisa.tensor_copy_predicated(src=x, dst=y, predicate=p, reverse_pred=reverse)
+        return y
+
+    assert np.array_equal(run(body, a, b, chosen), np.where((chosen != 0) ^ reverse, a, b))
+
+
+def test_select_reduce_gives_the_row_maximum():
+    a, p = data(1, (6, 9)), (np.arange(54).reshape(6, 9) % 2).astype(np.float32)
+
+    def body(x, q):
+        out, top = nl.ndarray((6, 9), nl.float32), nl.ndarray((6, 1), nl.float32)
+        nisa.select_reduce(
+            dst=out, predicate=q, on_true=x, on_false=-9.0, reduce_res=top,
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )  # fmt: skip
+        return nl.subtract(out, top)
+
+    reference = np.where(p != 0, wide(a), -9.0)
+    assert_close(run(body, a, p), reference - reference.max(1, keepdims=True), "float32")
+
+
+@few
+@given(rows=st.integers(1, 128), n=st.integers(8, 40), seed=st.integers(0, 99))
+def test_eight_largest_and_where_they_are(rows, n, seed):
+    order = np.random.default_rng(seed).permuted(np.tile(np.arange(n), (rows, 1)), axis=1)
+    a = order.astype(np.float32)
+    assert np.array_equal(run(lambda x: nisa.max8(src=x), a), np.sort(a, 1)[:, :-9:-1])
+    found = run(lambda x: nisa.nc_find_index8(data=x, vals=nisa.max8(src=x)), a)
+    assert found.dtype == np.uint32
+    assert np.array_equal(found, np.argsort(-a, 1)[:, :8])
+    left = run(lambda x: nisa.nc_match_replace8(data=x, vals=nisa.max8(src=x), imm=-1.0), a)
+    assert np.array_equal(left, np.where(a >= n - 8, -1.0, a))
+
+
+def test_match_replace_takes_one_occurrence_for_each_value():
+    a = np.array([[5, 5, 5, 1, 2, 3, 4, 0, 9, 8]], np.float32)
+    values = np.array([[5, 5, 9, 8, 4, 3, 2, 1]], np.float32)
+    got = run(lambda x, v: nisa.nc_match_replace8(data=x, vals=v, imm=-1.0), a, values)
+    assert got.tolist() == [[-1, -1, 5, -1, -1, -1, -1, 0, -1, -1]]
+
+
+def test_search_refuses_short_rows():
+    with pytest.raises(NkiError, match="sim_search_size"):
+        run(lambda x: nisa.max8(src=x), data(0, (4, 7)))
+
+
+@pytest.mark.parametrize("rows", [32, 96])
+def test_stream_shuffle(rows):
+    a, b = data(1, (rows, 3), "bfloat16"), data(2, (rows, 3), "bfloat16")
+    lanes = [*range(31, 1, -1), 255, 5]
+
+    def body(x, y):
+        nisa.nc_stream_shuffle(x, y, lanes)
+        return y
+
+    reference = wide(b).copy()
+    for row in range(rows):
+        lane = lanes[row % 32]
+        if lane != 255:
+            reference[row] = wide(a)[row - row % 32 + lane]
+    assert np.array_equal(wide(run(body, a, b)), reference)
+
+
+@few
+@given(cores=st.integers(1, 8), width=st.sampled_from([1, 2, 4]), seed=st.integers(0, 99))
+def test_local_gather(cores, width, seed):
+    generator = np.random.default_rng(seed)
+    a = data(seed, (16 * cores, 12 * width))
+    index = (generator.integers(0, 12, (16 * cores, 3)) * width).astype(np.uint16)
+    count = int(generator.integers(1, 49))
+    got = run(lambda x, i: nisa.local_gather(x, i, width, count), a, index)
+    for core in range(cores):
+        own = slice(16 * core, 16 * core + 16)
+        offsets = index[own].flatten(order="F")[:count].astype(int)
+        reference = a[own][:, offsets[:, None] + np.arange(width)]
+        assert np.array_equal(got[own], reference)
+
+
+def test_gathers_refuse_indices_outside():
+    a, index = data(0, (16, 8)), np.full((16, 1), 8, np.uint16)
+    with pytest.raises(NkiError, match="err_tensor_access_out_of_bound"):
+        run(lambda x, i: nisa.local_gather(x, i), a, index)
+
+
+def test_gather_flattened():
+    a = data(1, (7, 3, 5))
+    index = np.random.default_rng(2).integers(0, 15, (7, 9)).astype(np.uint32)
+    got = run(nl.gather_flattened, a, index)
+    assert np.array_equal(got, np.take_along_axis(a.reshape(7, 15), index.astype(int), 1))
+
+
+def test_sequence_bounds():
+    ids = np.array([[0, 1, 1, 2, 2, 2, 0, 3, 0]], np.int32)
+    got = run(lambda x: nisa.sequence_bounds(segment_ids=x), ids)
+    assert got[0, 0].tolist() == [9, 1, 1, 3, 3, 3, 9, 7, 9]
+    assert got[0, 1].tolist() == [-1, 3, 3, 6, 6, 6, -1, 8, -1]
+
+
+# --- run-time offsets -----------------------------------------------------------------------------
+@pytest.mark.parametrize("offset", [0, 3, 7])
+def test_copy_from_and_to_a_run_time_offset(offset):
+    a, where = data(1, (16, 12), "bfloat16"), np.array([[offset]], np.int32)
+
+    def source(x, o):
+        i, j = nl.arange(16)[:, None], nl.arange(5)[None, :]
+        return nisa.tensor_copy_dynamic_src(x[i, o[0, 0] + j])
+
+    def target(x, o):
+        i, j = nl.arange(16)[:, None], nl.arange(5)[None, :]
+        out = nl.zeros((16, 12), nl.bfloat16)
+        nisa.tensor_copy_dynamic_dst(dst=out[i, o[0, 0] + j], src=x[i, j])
+        return out
+
+    assert np.array_equal(wide(run(source, a, where)), wide(a)[:, offset : offset + 5])
+    placed = np.zeros((16, 12))
+    placed[:, offset : offset + 5] = wide(a)[:, :5]
+    assert np.array_equal(wide(run(target, a, where)), placed)
+
+
+def test_run_time_offset_outside_of_the_row_is_refused():
+    def body(x, o):
+        i, j = nl.arange(16)[:, None], nl.arange(5)[None, :]
+        return nisa.tensor_copy_dynamic_src(x[i, o[0, 0] + j])
+
+    with pytest.raises(NkiError, match="err_tensor_access_out_of_bound.*|.*expected 0 to 7"):
+        run(body, data(1, (16, 12)), np.array([[8]], np.int32))
+
+
+# --- DMA ------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("shape, order", [((9, 5), (1, 0)), ((3, 4, 6), (2, 1, 0)),
+                                          ((2, 3, 4, 5), (3, 1, 2, 0))])  # fmt: skip
+def test_dma_transpose(shape, order):
+    a = data(1, shape, "bfloat16")
+
+    @nki.jit
+    def kernel(x):
+        made = nisa.dma_transpose(x)
+        out = nl.ndarray(made.shape, made.dtype, buffer=nl.shared_hbm)
+        nl.store(out, made)
+        return out
+
+    assert np.array_equal(wide(kernel(a)), wide(a).transpose(order))
+
+
+def test_dma_copy_adds_where_asked():
+    a = data(1, (130, 4))
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(x, out)
+        nisa.dma_copy(src=x, dst=out, dst_rmw_op=np.add)
+        return out
+
+    assert np.array_equal(kernel(a), 2 * a)
+
+
+def test_instructions_of_newer_cores_are_refused():
+    with pytest.raises(NkiError, match="sim_newer_core"):
+        run(lambda x: nisa.range_select(on_true_tile=x), data(0, (4, 4)))
+    with pytest.raises(NotImplementedError, match="builtin_custom_op"):
+        run(lambda x: nisa.builtin_custom_op(x), data(0, (4, 4)))
+
+
+# --- random numbers -------------------------------------------------------------------------------
+def test_random_numbers_are_reproducible_and_uniform():
+    def body(seed):
+        def draw(_):
+            nl.random_seed(seed)
+            tiles = nl.ndarray((128, 2, 300), nl.float32)
+            for k in nl.static_range(2):
+                tiles[:, k, :] = nl.rand((128, 300))
+            return tiles
+
+        return run(draw, np.zeros((1, 1), np.float32))
+
+    first, again, other = body(7), body(7), body(8)
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)
+    assert not np.array_equal(first[:, 0], first[:, 1])
+    assert first.min() >= 0 and first.max() < 1
+    assert abs(first.mean() - 0.5) < 0.01  # 4 standard errors of 76800 draws
+
+
+def test_seed_may_be_data():
+    @nki.jit
+    def kernel(seed):
+        nl.random_seed(nl.load(seed))
+        out = nl.ndarray((4, 6), nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, nl.rand((4, 6)))
+        return out
+
+    one, two = (kernel(np.array([[s]], np.int32)) for s in (1, 2))
+    assert not np.array_equal(one, two)
+    assert np.array_equal(one, kernel(np.array([[1]], np.int32)))
+
+
+@pytest.mark.parametrize("rate", [0.0, 0.25, 1.0])
+def test_dropout_zeroes_the_given_part(rate):
+    a = data(1, (128, 400), low=1.0)
+    got = run(lambda x: nisa.dropout(x, rate), a)
+    dropped = got == 0
+    assert np.array_equal(got[~dropped], a[~dropped])
+    assert abs(dropped.mean() - rate) <= (0.01 if 0 < rate < 1 else 0)  # 5 standard errors
