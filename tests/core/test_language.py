@@ -1,0 +1,451 @@
+"""``nki.language``: functions against float64, promotion, masks, loops, rows, constants."""
+
+from __future__ import annotations
+
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from neuronxcc import nki
+from neuronxcc.nki import isa as nisa
+from neuronxcc.nki import language as nl
+
+from neuron_cpu.core import NkiError, NkiWarning
+from tests.core.test_isa import assert_close, data, run, wide
+
+few = settings(max_examples=20, deadline=None, derandomize=True)
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Functions of releases after 2.21 warn; here they are the subject."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+# --- functions ------------------------------------------------------------------------------------
+UNARY = {"abs": np.abs, "floor": np.floor, "ceil": np.ceil, "trunc": np.trunc}
+
+
+@pytest.mark.parametrize("name", sorted(UNARY))
+def test_rounding_functions_are_exact(name):
+    a = np.array(
+        [[0.0, 0.5, -0.5, 1.5, 2.5, -2.5, 3.0, -3.0, 8388607.5, 1e30, -1e30, 1e-30, -1e-30]], "f4"
+    )
+    assert np.array_equal(run(getattr(nl, name), a), UNARY[name](a))
+
+
+@few
+@given(seed=st.integers(0, 99), reach=st.sampled_from([1.0, 10.0, 1000.0]))
+def test_cosine_and_tangent_reduce_their_argument(seed, reach):
+    a = data(seed, (17, 30), low=-reach, high=reach)
+    # x itself has a relative error of 2^-24: absolute, reach * 6e-8 in the angle
+    assert np.abs(wide(run(nl.cos, a)) - np.cos(wide(a))).max() < 2e-6 + reach * 2e-7
+    tangent, slope = np.tan(wide(a)), 1 + np.tan(wide(a)) ** 2
+    worst = np.abs(wide(run(nl.tan, a)) - tangent) / slope
+    assert worst.max() < 4e-6 + reach * 2e-7
+
+
+@few
+@given(
+    shape=st.tuples(st.integers(1, 20), st.integers(1, 9), st.integers(1, 9)),
+    seed=st.integers(0, 99),
+)
+def test_statistics(shape, seed):
+    a = data(seed, shape)
+    assert_close(run(lambda x: nl.mean(x, axis=[2]), a), wide(a).mean(2), "float32", 20)
+    got = run(lambda x: nl.var(x, axis=[1, 2]), a)
+    assert_close(got, wide(a).var((1, 2))[:, None], "float32", 40)
+    flags = (a > -3.5).astype(np.float32)
+    got = run(lambda x: nl.all(x, axis=[1, 2], dtype=nl.uint8), flags)
+    assert np.array_equal(got[:, 0] != 0, flags.all((1, 2)))
+
+
+@few
+@given(shape=st.tuples(st.integers(1, 128), st.integers(1, 60)), seed=st.integers(0, 99))
+def test_softmax_with_large_unequal_maxima(shape, seed):
+    a = data(seed, shape, low=-50.0, high=50.0) + 300.0 * np.arange(shape[0], dtype="f4")[:, None]
+    shifted = np.exp(wide(a) - wide(a).max(1, keepdims=True))
+    got = run(lambda x: nl.softmax(x, axis=1), a)
+    # exp(x - max) with x up to 4e4: x has an absolute error of 2^-24 x
+    assert_close(got, shifted / shifted.sum(1, keepdims=True), "float32", 10 + np.abs(a).max() / 8)
+
+
+def test_rms_norm():
+    a, w = data(1, (70, 96), "bfloat16"), data(2, (1, 96), "bfloat16")
+    got = run(lambda x, v: nl.rms_norm(x, v, axis=1, n=96, epsilon=1e-5, dtype=nl.float32), a, w)
+    scale = (wide(a) ** 2).mean(1, keepdims=True) + 1e-5
+    assert_close(got, wide(a) / np.sqrt(scale) * wide(w), "float32", 10)
+
+
+@pytest.mark.parametrize("transpose_x", [False, True])
+def test_matmul_function(transpose_x):
+    a, b = data(1, (33, 65), "bfloat16"), data(2, (33 if transpose_x else 65, 100), "bfloat16")
+    got = run(lambda x, y: nl.copy(nl.matmul(x, y, transpose_x=transpose_x)), a, b)
+    left = wide(a).T if transpose_x else wide(a)
+    assert_close(got, left @ wide(b), "float32", 8)
+
+
+@pytest.mark.parametrize("left, right", [((9, 1), (9, 7)), ((1, 7), (9, 7)), ((9, 7), (1, 1))])
+def test_functions_broadcast_like_numpy(left, right):
+    a, b = data(1, left), data(2, right)
+    for name in ("add", "multiply", "maximum", "subtract"):
+        got = run(getattr(nl, name), a, b)
+        assert_close(got, getattr(np, name)(wide(a), wide(b)), "float32", 2)
+
+
+def test_where_takes_tiles_and_numbers():
+    a, b = data(1, (5, 6)), data(2, (5, 6))
+    assert np.array_equal(run(lambda x, y: nl.where(x > 0, x, y), a, b), np.where(a > 0, a, b))
+    assert np.array_equal(run(lambda x: nl.where(x > 0, x, 0.0), a), np.where(a > 0, a, 0))
+
+
+PROMOTED = [
+    ("bfloat16", 0.5, "float32"), ("bfloat16", 2, "bfloat16"), ("float16", 1.25, "float32"),
+    ("int8", 2, "int32"), ("uint8", np.float16(2), "float16"), ("int16", np.int32(1), "int32"),
+    ("bfloat16", np.float16(2), "float32"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("kind, scalar, expected", PROMOTED)
+def test_scalars_are_weak_to_the_widest_type(kind, scalar, expected):
+    seen = []
+
+    def body(x):
+        made = x * scalar
+        seen.append(made.dtype)
+        return nl.copy(made, dtype=nl.float32)
+
+    run(body, data(1, (2, 3), kind))
+    assert seen == [getattr(nl, expected)]
+
+
+@pytest.mark.parametrize("a, b, expected", [
+    ("float32", "bfloat16", "float32"), ("float16", "bfloat16", "float32"),
+    ("int8", "uint8", "int16"), ("int8", "uint16", "int32"), ("uint16", "int32", "int32"),
+    ("int32", "uint32", "float32"), ("int32", "bfloat16", "bfloat16"),
+    ("float8_e4m3", "float8_e5m2", "bfloat16"), ("float8_e4m3", "float16", "float16"),
+])  # fmt: skip
+def test_binary_functions_promote(a, b, expected):
+    seen = []
+
+    def body(x, y):
+        made = nl.add(x, y)
+        seen.append(made.dtype)
+        return made
+
+    run(body, data(1, (2, 3), a), data(2, (2, 3), b))
+    assert seen == [getattr(nl, expected)]
+    assert run(lambda x, y: x > y, data(1, (2, 3), a), data(2, (2, 3), b)).dtype == np.bool_
+
+
+# --- masks ----------------------------------------------------------------------------------------
+@few
+@given(rows=st.integers(1, 300), columns=st.integers(1, 90), seed=st.integers(0, 99))
+def test_masked_tail_tiles(rows, columns, seed):
+    a = data(seed, (rows, columns), "bfloat16")
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        i, j = nl.mgrid[0:128, 0:64]
+        for m in nl.affine_range(-(-rows // 128)):
+            for n in nl.affine_range(-(-columns // 64)):
+                inside = (m * 128 + i < rows) & (n * 64 + j < columns)
+                tile = nl.load(x[m * 128 + i, n * 64 + j], mask=inside)
+                nl.store(out[m * 128 + i, n * 64 + j], nl.multiply(tile, 2), mask=inside)
+        return out
+
+    assert np.array_equal(wide(kernel(a)), 2 * wide(a))
+
+
+@few
+@given(n=st.integers(1, 640))
+def test_mask_over_a_flattened_tail_touches_nothing_outside(n):
+    """128 x 5 tile of a 1-D tensor of n elements: rows end inside of the last partition used."""
+    a = np.arange(n, dtype=np.float32)
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        i, j = nl.mgrid[0:128, 0:5]
+        tile = nl.load(x[i * 5 + j], mask=i * 5 + j < n)
+        nl.store(out[i * 5 + j], tile, mask=i * 5 + j < n)
+        return out
+
+    assert np.array_equal(kernel(a), a)
+
+
+def test_mask_that_leaves_elements_outside_is_refused():
+    @nki.jit
+    def kernel(x):
+        i, j = nl.mgrid[0:128, 0:5]
+        return nl.load(x[i * 5 + j], mask=i * 5 + j < 101)
+
+    with pytest.raises(NkiError, match="err_tensor_access_out_of_bound"):
+        kernel(np.zeros(100, np.float32))
+
+
+def test_operand_masks_cut_the_product():
+    a, b = data(1, (64, 128)), data(2, (64, 512))
+
+    def body(x, y):
+        j = nl.arange(128)[None, :]
+        n = nl.arange(512)[None, :]
+        return nl.copy(nisa.nc_matmul(x[j < 40], y[n < 33]))
+
+    assert_close(run(body, a, b), (wide(a).T @ wide(b))[:40, :33], "float32", 8)
+
+
+def test_triangular_mask_keeps_what_was_there():
+    a = data(1, (16, 16))
+
+    def body(x):
+        i, j = nl.mgrid[0:16, 0:16]
+        out = nl.full((16, 16), -1.0, nl.float32)
+        out[i, j] = nl.copy(x, mask=j <= i)
+        return out
+
+    assert np.array_equal(run(body, a), np.where(np.tri(16) != 0, a, -1))
+
+
+def test_scalar_mask_skips_or_runs():
+    a = data(1, (4, 6))
+
+    def body(x):
+        out = nl.zeros((4, 3), nl.float32)
+        i, j = nl.mgrid[0:4, 0:1]
+        for k in nl.affine_range(3):
+            out[i, k + j] = nl.copy(x[i, 2 * k + j], mask=k != 1)
+        return out
+
+    expected = a[:, ::2].copy()
+    expected[:, 1] = 0
+    assert np.array_equal(run(body, a), expected)
+
+
+# --- loops ----------------------------------------------------------------------------------------
+def test_loop_reduce_combines_into_the_destination():
+    a = data(1, (8, 12))
+
+    def sums(x):
+        out = nl.zeros((8, 3), nl.float32)
+        for k in nl.affine_range(4):
+            out[...] = nl.loop_reduce(
+                x[:, 3 * k : 3 * k + 3], op=np.add, loop_indices=[k], dtype=nl.float32
+            )
+        return out
+
+    def maxima(x):
+        best = nl.full((8, 3), -99.0, nl.float32)
+        for k in nl.affine_range(4):
+            best = nl.loop_reduce(x[:, 3 * k : 3 * k + 3], op=np.max, loop_indices=[k])
+        return best
+
+    parts = wide(a).reshape(8, 4, 3)
+    assert_close(run(sums, a), parts.sum(1), "float32", 4)
+    assert np.array_equal(wide(run(maxima, a)), parts.max(1))
+
+
+def test_loop_reduce_needs_a_tile():
+    def body(x):
+        for k in nl.affine_range(2):
+            made = nl.loop_reduce(x, op=np.add, loop_indices=[k])
+        return made
+
+    with pytest.raises(NkiError, match="sim_loop_reduce_target"):
+        run(body, data(1, (2, 2)))
+
+
+def test_sequential_range_carries_state():
+    a = data(1, (4, 9))
+
+    def body(x):
+        out = nl.zeros((4, 10), nl.float32)
+        for k in nl.sequential_range(9):
+            out[:, k + 1 : k + 2] = nl.add(out[:, k : k + 1], x[:, k : k + 1])
+        return out
+
+    assert_close(run(body, a)[:, 1:], wide(a).cumsum(1), "float32", 9)
+
+
+@pytest.mark.parametrize("grid", [(3,), (2, 2)])
+def test_grid_instances(grid):
+    count = int(np.prod(grid))
+    a = data(1, (count * 8, 5))
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        at = nl.program_id(0)
+        if nl.program_ndim() == 2:
+            at = at * nl.num_programs(1) + nl.program_id(1)
+        tile = nl.load(x[nl.ds(at * 8, 8), :])
+        nl.store(out[nl.ds(at * 8, 8), :], nl.multiply(tile, at + nl.num_programs()))
+        return out
+
+    scale = np.repeat(np.arange(count) + count, 8)[:, None]
+    assert np.array_equal(kernel[grid](a), (a * scale).astype(np.float32))
+
+
+def test_grid_axes_of_cores():
+    assert nl.nc(2) * 2 == 2 * nl.nc(2) == nl.spmd_dim(nl.nc(2), 2) == 4
+
+
+# --- indirect rows --------------------------------------------------------------------------------
+@few
+@given(rows=st.integers(1, 128), seed=st.integers(0, 99), cut=st.integers(1, 128))
+def test_indirect_load_and_store(rows, seed, cut):
+    a = data(seed, (200, 6), "bfloat16")
+    index = np.random.default_rng(seed).permutation(200)[:rows].astype(np.int32)
+
+    @nki.jit
+    def kernel(x, where):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(src=x, dst=out)
+        i, j = nl.arange(rows)[:, None], nl.arange(6)[None, :]
+        at = nl.load(where[i])
+        tile = nl.load(x[at[i, 0], j], mask=i < cut)
+        nl.store(out[at[i, 0], j], nl.multiply(tile, 2), mask=i < cut)
+        return out
+
+    expected = wide(a).copy()
+    expected[index[:cut]] *= 2
+    assert np.array_equal(wide(kernel(a, index)), expected)
+
+
+def test_indirect_row_outside_is_refused():
+    @nki.jit
+    def kernel(x, where):
+        i, j = nl.arange(4)[:, None], nl.arange(6)[None, :]
+        out = nl.ndarray((4, 6), x.dtype, buffer=nl.shared_hbm)
+        at = nl.load(where)
+        nl.store(out, nl.load(x[at[i, 0], j]))
+        return out
+
+    with pytest.raises(NkiError, match="with index 9 at run time, expected 0 to 8"):
+        kernel(np.zeros((9, 6), "f4"), np.array([[0], [9], [1], [2]], np.int32))
+
+
+def test_atomic_rmw_adds_duplicates():
+    a, index = data(1, (8, 4)), np.array([[0], [2], [2], [2], [5], [5], [7], [0]], np.int32)
+
+    @nki.jit
+    def kernel(x, where, start):
+        out = nl.ndarray(start.shape, start.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(src=start, dst=out)
+        i, j = nl.arange(8)[:, None], nl.arange(4)[None, :]
+        at = nl.load(where)
+        nl.atomic_rmw(out[at[i, 0], j], nl.load(x), op=np.add)
+        return out
+
+    start = data(2, (9, 4))
+    expected = wide(start).copy()
+    np.add.at(expected, index[:, 0], wide(a))
+    assert_close(kernel(a, index, start), expected, "float32", 4)
+
+
+def test_atomic_rmw_needs_what_it_adds_to():
+    @nki.jit
+    def kernel(x, where):
+        out = nl.ndarray((9, 4), nl.float32, buffer=nl.shared_hbm)
+        i, j = nl.arange(8)[:, None], nl.arange(4)[None, :]
+        at = nl.load(where)
+        nl.atomic_rmw(out[at[i, 0], j], nl.load(x), op=np.add)
+        return out
+
+    with pytest.raises(NkiError, match="sim_undefined_data"):
+        kernel(data(1, (8, 4)), np.zeros((8, 1), np.int32))
+
+
+# --- constants, types, printing -------------------------------------------------------------------
+def test_constants_in_hbm():
+    table = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+    def body(x):
+        made = nl.load(nl.shared_constant(table, dtype=nl.bfloat16))
+        one = nl.load(nl.shared_identity_matrix(3, dtype=nl.float32))
+        return nl.add(nl.copy(nisa.nc_matmul(one, nl.copy(made, dtype=nl.float32))), x)
+
+    assert np.array_equal(run(body, np.ones((3, 4), "f4")), table + 1)
+
+
+def test_identity_defaults_to_bytes():
+    got = run(lambda _: nl.load(nl.shared_identity_matrix(5)), np.zeros((1, 1), "f4"))
+    assert got.dtype == np.uint8 and np.array_equal(got, np.eye(5))
+
+
+def test_limits_and_casts():
+    assert float(nl.finfo(nl.bfloat16).max) == 3.3895313892515355e38
+    assert nl.fp32.min == np.finfo(np.float32).min
+    assert nl.static_cast(2.7, nl.int32) == 2
+    assert np.array_equal(
+        run(lambda x: nl.static_cast(x, nl.int32), np.array([[1.6]], "f4")), [[2]]
+    )
+
+
+def test_device_print_outside_of_eager_mode_says_so():
+    def body(x):
+        nl.device_print("x", x)
+        return x
+
+    with pytest.warns(NkiWarning, match="sim_device_print"):
+        run(body, data(1, (2, 2)))
+
+
+def test_every_function_rejects_calls_outside_of_a_kernel():
+    with pytest.raises(NkiError, match="err_nki_api_outside_of_nki_kernel"):
+        nl.rand((2, 2))
+    with pytest.raises(NkiError, match="err_nki_api_outside_of_nki_kernel"):
+        nl.shared_constant(np.eye(2))
+
+
+# --- views ----------------------------------------------------------------------------------------
+def test_block_dimensions_and_callee_views():
+    a = data(1, (3 * 16, 7))
+
+    def scale(tile, factor):
+        tile[...] = nl.multiply(tile, factor)
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        blocks = nl.ndarray((3, nl.par_dim(16), 7), nl.float32)
+        for k in nl.affine_range(3):
+            blocks[k] = nl.load(x[nl.ds(16 * k, 16), :])
+            scale(blocks[k], 2.0)
+            nl.store(out[nl.ds(16 * k, 16), :], blocks[k])
+        return out
+
+    assert np.array_equal(kernel(a), 2 * a)
+
+
+def test_strided_five_dimensional_view_pools():
+    a = data(1, (4, 6, 8))
+
+    def body(x):
+        i0 = nl.arange(4)[:, None, None, None, None]
+        i1 = nl.arange(3)[None, :, None, None, None]
+        i2 = nl.arange(2)[None, None, :, None, None]
+        i3 = nl.arange(4)[None, None, None, :, None]
+        i4 = nl.arange(2)[None, None, None, None, :]
+        return nisa.tensor_reduce(np.max, x[i0, 2 * i1 + i2, 2 * i3 + i4], axis=[2, 4])
+
+    assert np.array_equal(run(body, a), a.reshape(4, 3, 2, 4, 2).max((2, 4)))
+
+
+def test_load_of_a_view_of_a_larger_tensor():
+    x = torch.arange(256.0 * 4).reshape(256, 4)
+
+    @nki.jit
+    def kernel(t):
+        out = nl.ndarray(t.shape, t.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.load(t))
+        return out
+
+    assert torch.equal(kernel(x[128:]), x[128:])
+    assert torch.equal(kernel(x[::2]), x[::2])
