@@ -197,7 +197,7 @@ def make_step(op: Op, arena: Arena) -> Step:
     bits = bool(attrs.get("bits"))
     raw = bool(attrs.get("raw")) and not arena.shadow
     mask = attrs.get("mask")
-    keep = None if mask is None else torch.as_tensor(np.ascontiguousarray(mask))
+    keep = None if mask is None else torch.from_numpy(np.array(mask))
     inputs = [reader(r, arena, not raw, bits) for r in op.src]
     if any(_shifted(r, t) for r in op.src for t in op.dst):  # copies return views of their input
         inputs = [lambda read=read: read().clone() for read in inputs]
@@ -234,7 +234,7 @@ def _scatter_step(op: Op, arena: Arena, inputs: list, raw: bool, bits: bool) -> 
         values = op.instruction.op.compute(attrs, [f() for f in inputs])
         values = values.expand(ref.shape).reshape(-1)
         if mask is not None:
-            chosen = torch.as_tensor(np.ascontiguousarray(mask)).expand(ref.shape).reshape(-1)
+            chosen = torch.from_numpy(np.array(mask)).expand(ref.shape).reshape(-1)
             at, values = at[chosen], values[chosen]
         if attrs.get("rmw") == "add":
             total = widen(flat, dt, False).clone().index_add_(0, at, values.to(torch.float32))

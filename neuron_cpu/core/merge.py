@@ -108,7 +108,9 @@ class Lowering:
         storage = view.storage
         memory = self.memories.get(storage.id)
         if memory is None:
-            memory = Memory(storage, storage.size, self.path(storage.frame))
+            # outputs and constants are one tensor, wherever a loop asked for them
+            path = self.path(storage.frame) if storage.role == "local" else ()
+            memory = Memory(storage, storage.size, path)
             self.memories[storage.id] = memory
         offset = view.offset
         while id(memory) in self.joined:
@@ -181,7 +183,7 @@ class Lowering:
         step = described[1][2] - described[0][2]
         starts = [a != b for a, b in zip(described[0][1], described[1][1])]
         first = group[0]
-        plan = _batch_strides(first, step, starts, frame, depth)
+        plan = _batch_strides(first, n, step, starts, frame, depth)
         if plan is None:
             return None
         locals_ = _local_memories(first, frame, depth)
@@ -279,7 +281,7 @@ def _equal_run(described: list[tuple], start: int) -> int:
 
 
 def _batch_strides(
-    ops: list[Op], step: np.ndarray, starts: list[bool], frame: Frame, depth: int
+    ops: list[Op], n: int, step: np.ndarray, starts: list[bool], frame: Frame, depth: int
 ) -> list[list[int]] | None:
     """Stride of the new axis for every ref of every Op; None where iterations must stay apart.
 
@@ -295,8 +297,10 @@ def _batch_strides(
             local = _is_local(ref.memory, frame, depth)
             if ref.indirect is not None or (local and delta):
                 return None
+            if delta < 0:  # torch views count upwards only
+                return None
             strides.append(ref.memory.size if local else delta)
-        if not _may_batch(op, strides, first, ops):
+        if not _may_batch(op, strides, first, ops) or not _apart(op, n, strides):
             return None
         plan.append(strides)
     return plan
@@ -313,6 +317,21 @@ def _may_batch(op: Op, strides: list[int], first: bool, ops: list[Op]) -> bool:
     if any(r.memory is target for o in others for r in o.refs()):
         return False
     return first or bool(op.attrs.get("accumulate"))
+
+
+def _apart(op: Op, n: int, strides: list[int]) -> bool:
+    """True where no two elements of a result, over all ``n`` iterations, are the same element.
+
+    Accumulation is no race, so verify lets it write overlapping regions; one torch call may not.
+    """
+    for ref, stride in zip(op.dst, strides):
+        reach = 0
+        axes = [(stride, n), *zip(ref.strides, ref.shape)]
+        for step, size in sorted(a for a in axes if a[0] and a[1] > 1):
+            if step <= reach:
+                return False
+            reach += step * (size - 1)
+    return True
 
 
 def _batched(op: Op, n: int, strides: list[int], fresh: dict[int, Memory]) -> Op:
