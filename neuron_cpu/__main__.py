@@ -1,6 +1,7 @@
-"""``python -m neuron_cpu profile FILE:KERNEL --arg ...``: how long would this kernel take?
+"""``python -m neuron_cpu profile|compare FILE:KERNEL --arg ...``: time or debug one kernel.
 
-The kernel is traced and verified on shapes alone; nothing is computed.
+``profile`` traces and verifies the kernel on shapes alone and estimates its time. ``compare`` runs
+it twice on random inputs and prints the first instruction whose results part.
 """
 
 from __future__ import annotations
@@ -36,12 +37,25 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m neuron_cpu", description=__doc__.splitlines()[0])
     commands = top.add_subparsers(dest="command", required=True)
     one = commands.add_parser("profile", help="estimate the time of one kernel on Trainium")
-    one.add_argument("kernel", metavar="FILE:KERNEL", help="Python file and kernel function in it")
-    one.add_argument(
-        "--arg", action="append", default=[], metavar="[NAME=]VALUE",
-        help="argument in order: a tensor as 128x512:bf16, or a Python literal; repeat",
+    two = commands.add_parser("compare", help="find the first instruction that loses precision")
+    for command in (one, two):
+        command.add_argument(
+            "kernel", metavar="FILE:KERNEL", help="Python file and kernel function in it"
+        )
+        command.add_argument(
+            "--arg", action="append", default=[], metavar="[NAME=]VALUE",
+            help="argument in order: a tensor as 128x512:bf16, or a Python literal; repeat",
+        )  # fmt: skip
+        command.add_argument("--grid", help="launch grid, for example 4 or 2x8")
+    two.add_argument(
+        "--against", choices=("shadow", "unmerged"), default="shadow",
+        help="reference: all float tiles in fp32, or execution without merged loops",
     )  # fmt: skip
-    one.add_argument("--grid", help="launch grid, for example 4 or 2x8")
+    two.add_argument(
+        "--tolerance", type=float, default=0.02,
+        help="largest accepted difference, relative to a result's largest magnitude",
+    )  # fmt: skip
+    two.add_argument("--seed", type=int, default=0, help="seed of the random inputs")
     one.add_argument(
         "--dma-profile", default=None, help="DMA profile (default: the calibrated one)"
     )
@@ -189,12 +203,22 @@ def profile(args: argparse.Namespace) -> None:
             console.print(f"plot: {path}")
 
 
+def compare(args: argparse.Namespace) -> int:
+    """Run the kernel twice on random inputs; 1 where the runs part."""
+    from .core import compare as comparison
+
+    program = trace(load_kernel(args.kernel), args)
+    return 0 if comparison.report(program, args.tolerance, args.against, args.seed) else 1
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     args = parser().parse_args(arguments)
     print(ensure_sdk())
     from .core import NkiError
 
     try:
+        if args.command == "compare":
+            return compare(args)
         profile(args)
     except (UsageError, NkiError, OSError) as error:
         print(error, file=sys.stderr)

@@ -12,6 +12,7 @@ import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 
 class NkiError(Exception):
@@ -90,9 +91,9 @@ def is_internal(filename: str) -> bool:
 _internal_cache: dict[str, bool] = {}
 
 
-def user_frame(depth: int = 1):
+def user_frame(depth: int = 1) -> FrameType | None:
     """The innermost Python frame outside of the simulator."""
-    frame = sys._getframe(depth)
+    frame: FrameType | None = sys._getframe(depth)
     cache = _internal_cache
     while frame is not None:
         name = frame.f_code.co_filename

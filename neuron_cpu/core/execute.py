@@ -200,7 +200,7 @@ def make_step(op: Op, arena: Arena) -> Step:
     keep = None if mask is None else torch.from_numpy(np.array(mask))
     inputs = [reader(r, arena, not raw, bits) for r in op.src]
     if any(_shifted(r, t) for r in op.src for t in op.dst):  # copies return views of their input
-        inputs = [lambda read=read: read().clone() for read in inputs]
+        inputs = [_cloned(read) for read in inputs]
     if any(r.indirect is not None for r in op.dst) or "rmw" in attrs:
         return _scatter_step(op, arena, inputs, raw, bits)
     outs = [(arena.view(r), arena.dtype(r.dt)) for r in op.dst]
@@ -216,6 +216,10 @@ def make_step(op: Op, arena: Arena) -> Step:
             put(out, values, dt, bits, keep if values.shape == outs[0][0].shape else None)
 
     return several
+
+
+def _cloned(read: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    return lambda: read().clone()
 
 
 def _copy(out: torch.Tensor, values: torch.Tensor) -> None:
@@ -407,7 +411,6 @@ class Plan:
     Args:
         merge_loops: join independent iterations; default from NKI_CPU_MERGE (1).
         shadow: keep all float tiles in fp32 and round nothing.
-        hook: called as ``hook(instruction, arena, op)`` after every step (turns merging off).
     """
 
     def __init__(
@@ -415,13 +418,12 @@ class Plan:
         program: Program,
         merge_loops: bool | None = None,
         shadow: bool = False,
-        hook: Callable[[Instruction, Arena, Op], None] | None = None,
     ) -> None:
         if merge_loops is None:
             merge_loops = os.environ.get("NKI_CPU_MERGE", "1") != "0"
-        self.program, self.hook = program, hook
+        self.program = program
         self.arena = Arena(shadow)
-        self.ops = merge.lower(program, merge_loops and hook is None)
+        self.ops = merge.lower(program, merge_loops)
         self.steps: list[Step | None] = []
         self.external: dict[int, merge.Memory] = {}
         for op in self.ops:
@@ -464,6 +466,13 @@ class Plan:
 
         Mutable inputs are updated in place (a shadow run updates fp32 copies of them).
         """
+        results = self.start(inputs)
+        for k in range(len(self.ops)):
+            self.step(k)
+        return self.finish(results)
+
+    def start(self, inputs: list[torch.Tensor]) -> dict[int, torch.Tensor]:
+        """Bind inputs and fresh outputs: the memories of all outputs by storage id."""
         results: dict[int, torch.Tensor] = {}
         for storage, values in zip(self.program.inputs, inputs):
             memory = self.external.get(storage.id)
@@ -481,10 +490,14 @@ class Plan:
             memory = self.external.get(storage.id)
             if memory is not None:
                 self.arena.flat[id(memory)] = made.reshape(-1)
-        for op, step in zip(self.ops, self.steps):
-            (step or make_step(op, self.arena))()
-            if self.hook is not None:
-                self.hook(op.instruction, self.arena, op)
+        return results
+
+    def step(self, number: int) -> None:
+        """Execute one operation."""
+        (self.steps[number] or make_step(self.ops[number], self.arena))()
+
+    def finish(self, results: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        """Let go of the caller's memory and give the outputs in order."""
         for memory in self.external.values():
             self.arena.flat.pop(id(memory), None)
         return [results[storage.id] for storage in self.program.outputs]

@@ -1,0 +1,242 @@
+"""Calling kernels: modes, calling conventions, caches, nesting, in-place parameters, observers."""
+
+from __future__ import annotations
+
+import threading
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from neuronxcc import nki
+from neuronxcc.nki import isa as nisa
+from neuronxcc.nki import language as nl
+from neuronxcc.nki import typing as nt
+
+from neuron_cpu.core import Kernel, NkiError, observe_kernel_calls
+
+
+def doubled(x):
+    """[128, n] -> 2 x."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, nl.multiply(nl.load(x), 2))
+    return out
+
+
+def doubled_into(x, out):
+    """Old convention: the output is a parameter."""
+    nl.store(out, nl.multiply(nl.load(x), 2))
+
+
+X = np.arange(12, dtype=np.float32).reshape(3, 4)
+
+
+# --- modes and conventions ------------------------------------------------------------------------
+@pytest.mark.parametrize("mode", ["auto", "torchxla", "jax", "baremetal", "simulation", "trace"])
+def test_every_mode_computes(mode):
+    assert np.array_equal(nki.jit(doubled, mode=mode)(X), 2 * X)
+    assert np.array_equal(nki.jit(mode=mode)(doubled)(X), 2 * X)
+
+
+def test_decorator_forms():
+    assert isinstance(nki.jit(doubled), Kernel)
+    assert isinstance(nki.jit()(doubled), Kernel)
+    assert np.array_equal(nki.baremetal(doubled)(X), 2 * X)
+    assert np.array_equal(nki.baremetal(save_neff_name="file.neff")(doubled)(X), 2 * X)
+    assert nki.jit(doubled).__name__ == "doubled"
+    with pytest.raises(ValueError, match="mode 'device'"):
+        nki.jit(doubled, mode="device")
+    with pytest.raises(ValueError, match="platform_target 'trn2'"):
+        nki.jit(doubled, platform_target="trn2")
+    assert np.array_equal(nki.jit(doubled, platform_target="trn1")(X), 2 * X)
+
+
+def test_torch_in_torch_out_and_numpy_in_numpy_out():
+    kernel = nki.jit(doubled)
+    x = torch.from_numpy(X).to(torch.bfloat16)
+    assert kernel(x).dtype is torch.bfloat16 and torch.equal(kernel(x), 2 * x)
+    y = X.astype(ml_dtypes.bfloat16)
+    assert kernel(y).dtype == ml_dtypes.bfloat16
+    assert np.array_equal(kernel(y).astype(np.float32), 2 * X)
+
+
+def test_meta_tensors_are_traced_only():
+    made = nki.jit(doubled)(torch.empty(5, 6, device="meta", dtype=torch.bfloat16))
+    assert made.is_meta and made.shape == (5, 6) and made.dtype is torch.bfloat16
+    with pytest.raises(NkiError, match="err_num_partition_exceed_arch_limit"):
+        nki.jit(doubled)(torch.empty(129, 6, device="meta"))
+
+
+def test_simulate_kernel_in_both_conventions():
+    assert np.array_equal(nki.simulate_kernel(doubled, X), 2 * X)
+    for kernel in (doubled_into, nki.jit(doubled_into), nki.trace(doubled_into)):
+        out = np.zeros_like(X)
+        assert nki.simulate_kernel(kernel, X, out) is None
+        assert np.array_equal(out, 2 * X)
+
+
+def test_output_parameters():
+    kernel = nki.jit(doubled_into, kernel_return=False)
+    out = torch.zeros(3, 4)
+    assert kernel(torch.from_numpy(X), out) is None
+    assert torch.equal(out, 2 * torch.from_numpy(X))
+    strided = torch.zeros(4, 3).t()  # not contiguous: written back element by element
+    kernel(torch.from_numpy(X), strided)
+    assert torch.equal(strided, 2 * torch.from_numpy(X))
+    with pytest.raises(NkiError, match="err_tensor_output_not_written_to"):
+        nki.jit(lambda x: nl.load(x), kernel_return=False)(X)
+
+
+def test_output_parameters_need_the_convention_to_be_named():
+    with pytest.raises(NkiError, match="err_cannot_update_immutable_parameter"):
+        nki.jit(doubled_into)(X, np.zeros_like(X))
+
+
+def test_unwritten_elements_of_an_output_parameter_stay():
+    def first_row(x, out):
+        nl.store(out[0:1, :], nl.load(x[1:2, :]))
+
+    out = np.full_like(X, 7)
+    nki.simulate_kernel(first_row, X, out)
+    assert np.array_equal(out[0], X[1]) and (out[1:] == 7).all()
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_mutable_parameter_is_updated_in_place(eager, monkeypatch):
+    if eager:
+        monkeypatch.setenv("NKI_CPU_EAGER", "1")
+
+    @nki.jit
+    def append(cache: nt.mutable_tensor, row):
+        nl.store(cache[1:2, :], nl.load(row))
+        return cache
+
+    cache, row = torch.zeros(3, 4), torch.ones(1, 4)
+    made = append(cache, row)
+    assert made is cache
+    assert cache.sum() == 4 and torch.equal(cache[1:2], row)
+    parts = torch.zeros(4, 3).t()
+    assert append(parts, row) is parts and torch.equal(parts[1:2], row)
+
+
+def test_several_results_and_nested_arguments():
+    @nki.jit
+    def kernel(pair, factor=2, *, add=None):
+        outs = []
+        a = nl.ndarray(pair[0].shape, nl.float32, buffer=nl.shared_hbm)
+        b = nl.ndarray(pair[1].shape, nl.float32, buffer=nl.shared_hbm)
+        for tensor, out in zip(pair, (a, b)):
+            tile = nl.multiply(nl.load(tensor), factor)
+            if add is not None:
+                tile = nl.add(tile, nl.load(add))
+            nl.store(out, tile)
+            outs.append(out)
+        return tuple(outs)
+
+    one, two = kernel((X, X + 1), 3)
+    assert np.array_equal(one, 3 * X) and np.array_equal(two, 3 * X + 3)
+    one, two = kernel([X, X], add=X)
+    assert np.array_equal(one, 3 * X)
+
+
+# --- specialisation -------------------------------------------------------------------------------
+def test_one_trace_for_each_shape_type_and_constant():
+    traced = []
+
+    @nki.jit
+    def kernel(x, factor):
+        traced.append(factor)
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.multiply(nl.load(x), factor, dtype=x.dtype))
+        return out
+
+    for x, factor in [(X, 2.0), (X + 1, 2.0), (X, 3.0), (X[:2], 2.0), (X.astype("f2"), 2.0)]:
+        assert np.array_equal(kernel(x, factor), x * x.dtype.type(factor))
+    assert traced == [2.0, 3.0, 2.0, 2.0]
+    kernel(X, 2)  # an int is another constant than a float
+    assert len(traced) == 5
+
+
+def test_threads_replay_one_program():
+    kernel = nki.jit(doubled)
+    inputs = [torch.full((128, 64), float(k)) for k in range(8)]
+    results = {}
+
+    def work(k):
+        results[k] = kernel(inputs[k])
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert all(torch.equal(results[k], 2 * inputs[k]) for k in range(8))
+    assert len(kernel.programs) == 1
+
+
+def test_results_of_one_call_survive_the_next():
+    kernel = nki.jit(doubled)
+    first = kernel(torch.ones(4, 4))
+    kernel(torch.zeros(4, 4))
+    assert torch.equal(first, torch.full((4, 4), 2.0))
+
+
+# --- nesting --------------------------------------------------------------------------------------
+def test_kernels_call_kernels_and_closures():
+    @nki.jit(mode="trace")
+    def scale_tile(tile, factor):
+        return nl.multiply(tile, factor)
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        acc = nl.load(x)
+
+        def step(factor):
+            acc[...] = scale_tile(acc, factor)
+
+        step(2)
+        step(3)
+        nl.store(out, acc)
+        return out
+
+    assert np.array_equal(kernel(X), 6 * X)
+
+
+def test_nested_kernel_with_old_convention_writes_its_parameter():
+    inner = nki.trace(doubled_into)
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        inner(x, out)
+        return out
+
+    assert np.array_equal(kernel(X), 2 * X)
+
+
+def test_observers_see_top_level_calls_of_their_thread():
+    seen = []
+    kernel = nki.jit(doubled)
+    with observe_kernel_calls(seen.append):
+        kernel(X)
+        thread = threading.Thread(target=kernel, args=(X,))
+        thread.start()
+        thread.join()
+    kernel(X)
+    assert [call.name for call in seen] == ["doubled"]
+    assert seen[0].inputs[0] is X and np.array_equal(seen[0].outputs[0], 2 * X)
+
+
+def test_macs_leave_transposes_out():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((64, 64), nl.float32, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        one = nl.load(nl.shared_identity_matrix(32, dtype=x.dtype))
+        nl.copy(nisa.nc_matmul(tile, one, is_transpose=True))
+        nl.store(out, nisa.nc_matmul(tile, tile))
+        return out
+
+    program = kernel.trace(torch.empty(32, 64, device="meta", dtype=torch.bfloat16))
+    assert program.macs == 32 * 64 * 64
