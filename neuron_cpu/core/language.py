@@ -18,9 +18,6 @@ from . import dtypes, isa, spec, table, trace
 from .dtypes import BOOL, FLOAT32, DType, promote, scalar_dtype, to_dtype
 from .errors import refuse, warn
 from .index import Index, is_integer
-from .index import arange as arange
-from .index import ds as ds
-from .index import mgrid as mgrid
 from .tensor import Tensor
 
 # --- types and buffers ----------------------------------------------------------------------------
