@@ -1,0 +1,225 @@
+"""Fill the generated blocks of docs/simulator.md: function tables and examples of messages.
+
+    python docs/generate.py [--check]
+
+A block stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``. ``--check`` writes nothing
+and exits with 1 where the file is out of date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import re
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]
+
+import torch  # noqa: E402 - after the path
+
+import neuron_cpu  # noqa: E402
+
+neuron_cpu.ensure_sdk()
+from examples import EXAMPLES  # noqa: E402
+from neuronxcc import nki  # noqa: E402
+from neuronxcc.nki import isa as nisa  # noqa: E402
+from neuronxcc.nki import language as nl  # noqa: E402
+
+from neuron_cpu.core import NkiError, selection, silence  # noqa: E402
+from neuron_cpu.core.table import TABLE  # noqa: E402
+
+PAGE = ROOT / "docs" / "simulator.md"
+BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+# --- instructions ---------------------------------------------------------------------------------
+def memories(names: tuple[str, ...]) -> str:
+    shown = {"sbuf": "SBUF", "psum": "PSUM", "hbm": "HBM", "shared_hbm": "HBM"}
+    return ", ".join(dict.fromkeys(shown[n] for n in names)) or "none"
+
+
+def instruction_table() -> str:
+    """Every entry of the instruction table."""
+    lines = [
+        "| Instruction | Engine | Reads | Writes | What it does, limits, cost |",
+        "|---|---|---|---|---|",
+    ]
+    for name, entry in sorted(TABLE.items()):
+        names = " ".join(f"`{n}`" for n in (name, *entry.aliases))
+        lines.append(
+            f"| {names} | {entry.engine.value} | {memories(entry.reads)} | "
+            f"{memories(entry.writes)} | {entry.note} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+# --- functions ------------------------------------------------------------------------------------
+def summary(function: Callable) -> str:
+    """The first sentence of a docstring, on one line."""
+    text = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
+    return text.replace("``", "`").replace("|", "\\|")
+
+
+CALLS: dict[str, Callable] = {
+    "broadcast_to": lambda x: nl.broadcast_to(x, shape=(8, 8)),
+    "copy": nl.copy,
+    "dropout": lambda x: nl.dropout(x, 0.5),
+    "expand_dims": lambda x: nl.expand_dims(x, 2),
+    "gather_flattened": lambda x: nl.gather_flattened(x, x),
+    "matmul": lambda x: nl.matmul(x, x),
+    "rand": lambda x: nl.rand((8, 8)),
+    "rms_norm": lambda x: nl.rms_norm(x, x, 1, 8),
+    "softmax": lambda x: nl.softmax(x, axis=1),
+    "where": lambda x: nl.where(x, x, 0.0),
+    "zeros_like": nl.zeros_like,
+    "empty_like": nl.empty_like,
+    "ndarray": lambda x: nl.ndarray((8, 8), nl.float32),
+    "zeros": lambda x: nl.zeros((8, 8), nl.float32),
+    "ones": lambda x: nl.ones((8, 8), nl.float32),
+    "full": lambda x: nl.full((8, 8), 2, nl.float32),
+    **{name: (lambda x, name=name: getattr(nl, name)(x, 1)) for name in (
+        "sum", "max", "min", "prod", "mean", "var", "all")},
+}  # fmt: skip
+TYPES = dict.fromkeys(
+    ("bitwise_and", "bitwise_or", "bitwise_xor", "left_shift", "right_shift", "invert"), torch.int32
+) | {"gather_flattened": torch.uint32}
+
+
+# functions whose operands are no tiles, or whose instruction depends on an assignment
+DIRECT = {
+    "load": "dma_copy", "store": "dma_copy", "atomic_rmw": "dma_copy",
+    "load_transpose2d": "dma_transpose", "loop_reduce": "tensor_tensor",
+}  # fmt: skip
+
+
+def lowering(name: str) -> str:
+    """Instructions that ``nl.<name>`` becomes for one 8 x 8 tile, or '' for none."""
+    if name in DIRECT:
+        return f"`{DIRECT[name]}` ({TABLE[DIRECT[name]].engine.value})"
+    call = CALLS.get(name)
+    function = getattr(nl, name)
+    if call is None:
+        wanted = [
+            p for p in inspect.signature(function).parameters.values()
+            if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
+        ]  # fmt: skip
+        if [p.name for p in wanted] not in (["x"], ["x", "y"]):
+            return ""
+        call = function if len(wanted) == 1 else lambda x: function(x, x)
+    dtype = TYPES.get(name, torch.float32)
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((8, 8), x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.load(x))
+        call(nl.load(x))
+        return out
+
+    with silence("sim_newer_api"):
+        program = kernel.trace(torch.empty(8, 8, device="meta", dtype=dtype))
+    own = [i.op for i in program.instructions[3:]]
+    return ", ".join(dict.fromkeys(f"`{op.name}` ({op.engine.value})" for op in own))
+
+
+def language_table() -> str:
+    """Every function of nki.language that records instructions, and what it records."""
+    lines = ["| Function | What it does | Instructions |", "|---|---|---|"]
+    for name in sorted(nl.__all__):
+        value = getattr(nl, name)
+        if not inspect.isfunction(value):
+            continue
+        lines.append(f"| `nl.{name}` | {summary(value)} | {lowering(name) or '–'} |")
+    return "\n".join(lines) + "\n"
+
+
+def isa_table() -> str:
+    """Every function of nki.isa."""
+    engines = {n: e.engine.value for e in TABLE.values() for n in (e.name, *e.aliases)}
+    lines = ["| Function | Engine | What it does |", "|---|---|---|"]
+    for name in sorted(nisa.__all__):
+        value = getattr(nisa, name)
+        if inspect.isfunction(value):
+            lines.append(f"| `nisa.{name}` | {engines.get(name, '–')} | {summary(value)} |")
+    return "\n".join(lines) + "\n"
+
+
+# --- what stays out -------------------------------------------------------------------------------
+def missing_list() -> str:
+    """Functions that raise NotImplementedError, found by reading the sources."""
+    from neuron_cpu.core import composites, isa, language
+
+    found = {}
+    for module in (isa, language, selection, composites):
+        for name, function in inspect.getmembers(module, inspect.isfunction):
+            if function.__module__ != module.__name__ or name.startswith("_"):
+                continue
+            match = re.search(
+                r'raise NotImplementedError\(\s*((?:f?".*"\s*)+)', inspect.getsource(function)
+            )
+            if match:
+                text = "".join(re.findall(r'"(.*)"', match[1]))
+                found[name] = re.sub(r"\{[^}]*\}", "several", text)
+    return "".join(f"- {text}\n" for _, text in sorted(found.items())) or "Nothing.\n"
+
+
+# --- examples -------------------------------------------------------------------------------------
+def message_of(kernel: Callable, shapes: list[tuple[int, ...]]) -> str:
+    """What the kernel is told: the refusal, or its first warning."""
+    inputs = [torch.empty(s, device="meta") for s in shapes]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            kernel.trace(*inputs)
+        except NkiError as error:
+            return str(error)
+    if not caught:
+        raise AssertionError(f"example {kernel.__name__} is told nothing")
+    return str(caught[0].message)
+
+
+def examples() -> str:
+    """Source and message of every example."""
+    parts = []
+    for kernel, shapes in EXAMPLES:
+        title = inspect.getdoc(kernel.function)
+        source = inspect.getsource(kernel.function)
+        source = re.sub(r'    """.*?"""\n', "", source, count=1, flags=re.DOTALL)
+        message = message_of(kernel, shapes).replace(f"{ROOT}/", "")
+        parts.append(f"### {title}\n\n```python\n{source.rstrip()}\n```\n\n> {message}\n")
+    return "\n".join(parts)
+
+
+BLOCKS: dict[str, Callable[[], str]] = {
+    "instructions": instruction_table,
+    "language": language_table,
+    "isa": isa_table,
+    "missing": missing_list,
+    "examples": examples,
+}
+
+
+def filled(text: str) -> str:
+    """The page with all its blocks generated anew."""
+    return BLOCK.sub(lambda m: f"{m[1]}{BLOCKS[m[2]]()}{m[3]}", text)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    args = parser.parse_args()
+    before = PAGE.read_text(encoding="utf-8")
+    after = filled(before)
+    if args.check and before != after:
+        print(f"{PAGE} is out of date; run python docs/generate.py")
+        return 1
+    if before != after:
+        PAGE.write_text(after, encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
