@@ -477,8 +477,8 @@ def weighted_values(pieces, queries, head_dim):
     return acc_psum
 
 
-def masked_scores(qt_sb, key_sb, bias_sb, diagonal):
-    """Scores of a query tile against a key block -> [Q, keys] fp32 @ SBUF.
+def masked_scores(qt_sb, key_sb, bias_sb, diagonal, dtype):
+    """Unscaled scores of a query tile against a key block -> [Q, keys] @ SBUF in ``dtype``.
 
     qt_sb [D, Q], key_sb [D, keys], bias_sb [Q, keys] or None. ``diagonal`` is None, or how many
     keys more than the row number (plus one) each query sees: the block crosses the diagonal.
@@ -486,7 +486,7 @@ def masked_scores(qt_sb, key_sb, bias_sb, diagonal):
     shape = (qt_sb.shape[1], key_sb.shape[1])
     scores_psum = nl.ndarray(shape, nl.float32, buffer=nl.psum)
     scores_psum[...] = nisa.nc_matmul(qt_sb, key_sb)
-    scores_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
+    scores_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
     if bias_sb is None:
         scores_sb[...] = nisa.tensor_copy(scores_psum)
     else:
@@ -495,6 +495,28 @@ def masked_scores(qt_sb, key_sb, bias_sb, diagonal):
         i_q, i_k = nl.arange(shape[0])[:, None], nl.arange(shape[1])[None, :]
         scores_sb[...] = nisa.affine_select(i_q + diagonal >= i_k, scores_sb, on_false_value=MASKED)
     return scores_sb
+
+
+def softmax_rows(scores_sb, head_dim):
+    """Softmax of complete rows of unscaled scores [Q, keys] @ SBUF -> the same shape and type.
+
+    Rounded where the reference rounds: the product, the product times the scale, the weights.
+    """
+    queries, dtype = scores_sb.shape[0], scores_sb.dtype
+    scaled_sb = nl.ndarray(scores_sb.shape, dtype, buffer=nl.sbuf)
+    scaled_sb[...] = nisa.tensor_scalar(scores_sb, nl.multiply, 1.0 / math.sqrt(head_dim))
+    neg_max_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
+    neg_max_sb[...] = nisa.tensor_reduce(nl.max, scaled_sb, axis=1, negate=True)
+    sum_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
+    exps_sb = nl.ndarray(scores_sb.shape, nl.float32, buffer=nl.sbuf)
+    exps_sb[...] = nisa.activation_reduce(
+        nl.exp, scaled_sb, bias=neg_max_sb, reduce_op=nl.add, reduce_res=sum_sb, dtype=nl.float32
+    )
+    inverse_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
+    inverse_sb[...] = nisa.reciprocal(sum_sb)
+    weights_sb = nl.ndarray(scores_sb.shape, dtype, buffer=nl.sbuf)
+    weights_sb[...] = nisa.tensor_scalar(exps_sb, nl.multiply, inverse_sb)
+    return weights_sb
 
 
 def rotated_qkv(qkv_sb, cos_hbm, sin_hbm, shape):
@@ -562,22 +584,53 @@ class PrefillSequence:
     def attend(self, q_sb, start):
         """Causal attention of queries [Q, q_heads * D] from ``start`` on -> the same shape @ SBUF.
 
-        Key blocks that begin above the diagonal are never computed; each block is read once for all
-        heads.
+        Key blocks that begin above the diagonal are never computed; blocks that come from HBM are
+        read once for all heads, with a running softmax.
         """
         shape, d = self.shape, self.shape.head_dim
         queries, dtype = q_sb.shape[0], q_sb.dtype
         qt_sb = nl.ndarray((d, shape.q_heads, queries), dtype, buffer=nl.sbuf)
         for head in nl.affine_range(shape.q_heads):
             qt_sb[:, head, :] = nisa.tensor_copy(transposed(q_sb[:, nl.ds(head * d, d)]))
+        context_sb = nl.ndarray(q_sb.shape, dtype, buffer=nl.sbuf)
+        if self.resident:
+            self.attend_rows(context_sb, qt_sb, start)
+            return context_sb
         state = RunningSoftmax(queries, shape.q_heads, d)
         for block, size in spans(start + queries, MOVING_MAX):
             keys_sb, values_sb = self.block(block, size)
             self.attend_block(state, qt_sb, keys_sb, values_sb, block, start - block)
-        context_sb = nl.ndarray(q_sb.shape, dtype, buffer=nl.sbuf)
         for head in nl.affine_range(shape.q_heads):
             context_sb[:, nl.ds(head * d, d)] = nisa.tensor_copy(state.finish(head, dtype))
         return context_sb
+
+    def attend_rows(self, context_sb, qt_sb, start):
+        """With all keys in SBUF a row of scores is complete before its softmax: no rescaling."""
+        shape, d, queries = self.shape, self.shape.head_dim, qt_sb.shape[2]
+        keys = start + queries
+        for kv_head in nl.affine_range(shape.kv_heads):
+            for member in nl.affine_range(shape.group):
+                head = kv_head * shape.group + member
+                scores_sb = nl.ndarray((queries, keys), self.dtype, buffer=nl.sbuf)
+                for block, size in spans(keys, MOVING_MAX):
+                    part = nl.ds(block, size)
+                    bias_sb = None if self.bias_sb is None else self.bias_sb[0:queries, part]
+                    diagonal = start - block if block + size > start + 1 else None
+                    scores_sb[:, part] = nisa.tensor_copy(
+                        masked_scores(
+                            qt_sb[:, head, :], self.keys[:, kv_head, part], bias_sb, diagonal,
+                            self.dtype,
+                        )
+                    )  # fmt: skip
+                weights_sb = softmax_rows(scores_sb, d)
+                columns = nl.ds(kv_head * d, d)
+                pieces = [
+                    (weights_sb[:, nl.ds(at, n)], self.values_sb[0:n, at // P_MAX, columns])
+                    for at, n in spans(keys, P_MAX)
+                ]
+                context_sb[:, nl.ds(head * d, d)] = nisa.tensor_copy(
+                    weighted_values(pieces, queries, d)
+                )
 
     def attend_block(self, state, qt_sb, keys_sb, values_sb, block, ahead):
         """One key block for every head; the queries begin ``ahead`` positions after the block."""
@@ -591,7 +644,7 @@ class PrefillSequence:
             for member in nl.affine_range(shape.group):
                 head = kv_head * shape.group + member
                 scores_sb = masked_scores(
-                    qt_sb[:, head, :], keys_sb[:, kv_head, :], bias_sb, diagonal
+                    qt_sb[:, head, :], keys_sb[:, kv_head, :], bias_sb, diagonal, nl.float32
                 )
                 weights_sb = state.weigh(head, scores_sb, self.dtype, block == 0)
                 columns = nl.ds(kv_head * d, d)
@@ -602,43 +655,51 @@ class PrefillSequence:
                 state.take(head, weighted_values(pieces, queries, d), block == 0)
 
 
-def decode_key_block(q_view, keys_hbm, values_hbm, bias_sb, state, kv_head, dtype):
-    """Let the ``g`` query heads of one KV head attend to a block of cached keys.
+class CachedKeys:
+    """A block of cached keys and values of one KV head, [n, D] contiguous @ HBM each, in SBUF.
 
-    q_view [D, g], keys_hbm and values_hbm [n, D] contiguous, bias_sb [g, n] fp32. Each partition
-    loads keys that follow each other in HBM: n / 128 * D elements in one row.
+    Each partition loads keys that follow each other in HBM: n / 128 * D elements in one row.
+    keys_t_sb [D, n] in the cache's order; values as (key columns, tile [rows, keys per row, D]).
     """
-    length, d = keys_hbm.shape
-    per = length // P_MAX  # consecutive keys per partition
-    keys_t_sb = nl.ndarray((d, length), dtype, buffer=nl.sbuf)
-    value_tiles = []
-    pieces = [(0, P_MAX, per)] if per else []
-    if length % P_MAX:
-        pieces.append((per * P_MAX, length % P_MAX, 1))
-    for start, rows, count in pieces:
-        part = nl.ds(start, rows * count)
-        k_sb = load_tile(keys_hbm[part, :].reshape((rows, count, d)))
-        v_sb = load_tile(values_hbm[part, :].reshape((rows, count, d)))
-        target_sb = keys_t_sb[:, part].reshape((d, rows, count))
-        for tile in nl.affine_range(count):
-            tile_psum = nl.ndarray((d, rows), dtype, buffer=nl.psum)
-            tile_psum[...] = nisa.nc_transpose(k_sb[:, tile, :])
-            target_sb[:, :, tile] = nisa.tensor_copy(tile_psum)
-        value_tiles.append((part, v_sb))
-    scores_sb = nl.ndarray((q_view.shape[1], length), nl.float32, buffer=nl.sbuf)
-    for start, size in spans(length, MOVING_MAX):
-        part = nl.ds(start, size)
-        scores_psum = nl.ndarray((q_view.shape[1], size), nl.float32, buffer=nl.psum)
-        scores_psum[...] = nisa.nc_matmul(q_view, keys_t_sb[:, part])
-        scores_sb[:, part] = nisa.tensor_tensor(scores_psum, bias_sb[:, part], nl.add)
-    weights_sb = state.weigh(kv_head, scores_sb, dtype, first=False)
-    acc_psum = nl.zeros((q_view.shape[1], d), nl.float32, buffer=nl.psum)
-    for part, v_sb in value_tiles:
-        rows, count = v_sb.shape[0], v_sb.shape[1]
-        piece_sb = weights_sb[:, part].reshape((weights_sb.shape[0], rows, count))
-        for tile in nl.affine_range(count):
-            acc_psum[...] += nisa.nc_matmul(transposed(piece_sb[:, :, tile]), v_sb[:, tile, :])
-    state.take(kv_head, acc_psum, first=False)
+
+    def __init__(self, keys_hbm, values_hbm):
+        length, d = keys_hbm.shape
+        per = length // P_MAX  # consecutive keys per partition
+        self.dtype = keys_hbm.dtype
+        self.keys_t_sb = nl.ndarray((d, length), self.dtype, buffer=nl.sbuf, name="keys_t_sb")
+        self.values = []
+        pieces = [(0, P_MAX, per)] if per else []
+        if length % P_MAX:
+            pieces.append((per * P_MAX, length % P_MAX, 1))
+        for start, rows, count in pieces:
+            part = nl.ds(start, rows * count)
+            k_sb = load_tile(keys_hbm[part, :].reshape((rows, count, d)))
+            v_sb = load_tile(values_hbm[part, :].reshape((rows, count, d)))
+            target_sb = self.keys_t_sb[:, part].reshape((d, rows, count))
+            for tile in nl.affine_range(count):
+                tile_psum = nl.ndarray((d, rows), self.dtype, buffer=nl.psum)
+                tile_psum[...] = nisa.nc_transpose(k_sb[:, tile, :])
+                target_sb[:, :, tile] = nisa.tensor_copy(tile_psum)
+            self.values.append((part, v_sb))
+
+    def score(self, q_view, bias_sb, scores_sb):
+        """Unscaled scores of q_view [D, g], plus bias_sb [g, n] fp32, into scores_sb [g, n]."""
+        for start, size in spans(bias_sb.shape[1], MOVING_MAX):
+            part = nl.ds(start, size)
+            scores_psum = nl.ndarray((q_view.shape[1], size), nl.float32, buffer=nl.psum)
+            scores_psum[...] = nisa.nc_matmul(q_view, self.keys_t_sb[:, part])
+            scores_sb[:, part] = nisa.tensor_tensor(scores_psum, bias_sb[:, part], nl.add)
+
+    def weighted(self, weights_sb):
+        """weights_sb [g, n] times the values -> [g, D] fp32 @ PSUM."""
+        group, d = weights_sb.shape[0], self.keys_t_sb.shape[0]
+        acc_psum = nl.zeros((group, d), nl.float32, buffer=nl.psum)
+        for part, v_sb in self.values:
+            rows, count = v_sb.shape[0], v_sb.shape[1]
+            piece_sb = weights_sb[:, part].reshape((group, rows, count))
+            for tile in nl.affine_range(count):
+                acc_psum[...] += nisa.nc_matmul(transposed(piece_sb[:, :, tile]), v_sb[:, tile, :])
+        return acc_psum
 
 
 class DecodeBatch:
@@ -658,41 +719,75 @@ class DecodeBatch:
 
     def attend(self, keys_hbm, values_hbm, bias_hbm, context_hbm):
         """Over cached keys and values [B, kv_heads, L, D] and itself -> context [B, q_heads, D]."""
-        batch, kv_heads, length, d = keys_hbm.shape
-        dtype, group = self.qk_t_sb.dtype, self.shape.group
-        for b in nl.affine_range(batch):
-            state = RunningSoftmax(group, kv_heads, d)
-            self.attend_to_itself(state, b)
-            for start, size in spans(length, KEY_CHUNK):
-                part = nl.ds(start, size)
-                bias_sb = broadcast_row(bias_hbm[nl.ds(b, 1), part], group)
-                for kv_head in nl.affine_range(kv_heads):
-                    decode_key_block(
-                        self.queries(b, kv_head), keys_hbm[b, kv_head, part, :],
-                        values_hbm[b, kv_head, part, :], bias_sb, state, kv_head, dtype,
-                    )  # fmt: skip
-            for kv_head in nl.affine_range(kv_heads):
-                heads = nl.ds(kv_head * group, group)
-                nl.store(context_hbm[b, heads, :], state.finish(kv_head, dtype))
+        attend_one = self.attend_rows if keys_hbm.shape[2] <= KEY_CHUNK else self.attend_blocks
+        for b in nl.affine_range(keys_hbm.shape[0]):
+            # row b comes back from HBM: a product needs it on partition 0, where its weight is
+            values_sb = load_tile(self.new_values_hbm[nl.ds(b, 1), :])
+            attend_one(
+                b, keys_hbm[b], values_hbm[b], bias_hbm[nl.ds(b, 1), :], values_sb, context_hbm
+            )
 
     def queries(self, b, kv_head):
         """The rotated queries of one KV head's group, [D, group] @ SBUF."""
         return self.qk_t_sb[:, nl.ds(kv_head * self.shape.group, self.shape.group), b]
 
-    def attend_to_itself(self, state, b):
-        """The new token's own key and value: the first block, of one key."""
+    def own_scores(self, b, kv_head, dtype):
+        """Unscaled scores [group, 1] @ SBUF of the queries with the new token's own key."""
+        key = self.qk_t_sb[:, self.shape.q_heads + kv_head, nl.ds(b, 1)]
+        score_psum = nl.ndarray((self.shape.group, 1), nl.float32, buffer=nl.psum)
+        score_psum[...] = nisa.nc_matmul(self.queries(b, kv_head), key)
+        score_sb = nl.ndarray((self.shape.group, 1), dtype, buffer=nl.sbuf)
+        score_sb[...] = nisa.tensor_copy(score_psum)
+        return score_sb
+
+    def attend_rows(self, b, keys_hbm, values_hbm, bias_hbm, own_values_sb, context_hbm):
+        """One softmax over the cached keys and the own one, rounded as the reference rounds.
+
+        The two weighted sums are rounded before they are added, too.
+        """
         d, group, dtype = self.shape.head_dim, self.shape.group, self.qk_t_sb.dtype
-        # row b comes back from HBM: a product needs it on partition 0, where its weight is
-        values_sb = load_tile(self.new_values_hbm[nl.ds(b, 1), :])
+        length = keys_hbm.shape[1]
+        bias_sb = broadcast_row(bias_hbm, group)
         for kv_head in nl.affine_range(self.shape.kv_heads):
-            key = self.qk_t_sb[:, self.shape.q_heads + kv_head, nl.ds(b, 1)]
-            score_psum = nl.ndarray((group, 1), nl.float32, buffer=nl.psum)
-            score_psum[...] = nisa.nc_matmul(self.queries(b, kv_head), key)
-            score_sb = nl.ndarray((group, 1), nl.float32, buffer=nl.sbuf)
-            score_sb[...] = nisa.tensor_copy(score_psum)
-            weight_sb = state.weigh(kv_head, score_sb, dtype, first=True)
-            value_sb = values_sb[:, nl.ds(kv_head * d, d)]
-            state.take(kv_head, weighted_values([(weight_sb, value_sb)], group, d), first=True)
+            cached = CachedKeys(keys_hbm[kv_head], values_hbm[kv_head])
+            scores_sb = nl.ndarray((group, length + 1), dtype, buffer=nl.sbuf)
+            cached.score(self.queries(b, kv_head), bias_sb, scores_sb[:, 0:length])
+            own = nl.ds(length, 1)
+            scores_sb[:, own] = nisa.tensor_copy(self.own_scores(b, kv_head, dtype))
+            weights_sb = softmax_rows(scores_sb, d)
+            prior_sb = nl.ndarray((group, d), dtype, buffer=nl.sbuf)
+            prior_sb[...] = nisa.tensor_copy(cached.weighted(weights_sb[:, 0:length]))
+            piece = weights_sb[:, own], own_values_sb[:, nl.ds(kv_head * d, d)]
+            active_sb = nl.ndarray((group, d), dtype, buffer=nl.sbuf)
+            active_sb[...] = nisa.tensor_copy(weighted_values([piece], group, d))
+            sum_sb = nl.ndarray((group, d), dtype, buffer=nl.sbuf)
+            sum_sb[...] = nisa.tensor_tensor(prior_sb, active_sb, nl.add)
+            nl.store(context_hbm[b, nl.ds(kv_head * group, group), :], sum_sb)
+
+    def attend_blocks(self, b, keys_hbm, values_hbm, bias_hbm, own_values_sb, context_hbm):
+        """Long caches: blocks of KEY_CHUNK keys with a running softmax, the own key first."""
+        d, group, dtype = self.shape.head_dim, self.shape.group, self.qk_t_sb.dtype
+        kv_heads = self.shape.kv_heads
+        state = RunningSoftmax(group, kv_heads, d)
+        for kv_head in nl.affine_range(kv_heads):
+            score_sb = self.own_scores(b, kv_head, nl.float32)
+            piece = (
+                state.weigh(kv_head, score_sb, dtype, first=True),
+                own_values_sb[:, nl.ds(kv_head * d, d)],
+            )
+            state.take(kv_head, weighted_values([piece], group, d), first=True)
+        for start, size in spans(keys_hbm.shape[1], KEY_CHUNK):
+            part = nl.ds(start, size)
+            bias_sb = broadcast_row(bias_hbm[:, part], group)
+            for kv_head in nl.affine_range(kv_heads):
+                cached = CachedKeys(keys_hbm[kv_head, part, :], values_hbm[kv_head, part, :])
+                scores_sb = nl.ndarray((group, size), nl.float32, buffer=nl.sbuf)
+                cached.score(self.queries(b, kv_head), bias_sb, scores_sb)
+                weights_sb = state.weigh(kv_head, scores_sb, dtype, first=False)
+                state.take(kv_head, cached.weighted(weights_sb), first=False)
+        for kv_head in nl.affine_range(kv_heads):
+            heads = nl.ds(kv_head * group, group)
+            nl.store(context_hbm[b, heads, :], state.finish(kv_head, dtype))
 
 
 # --- Kernels, in the order of the model -----------------------------------------------------------

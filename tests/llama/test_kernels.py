@@ -168,8 +168,12 @@ def heads_of(rows: torch.Tensor, batch: int, d: int) -> torch.Tensor:
     return rows.reshape(batch, -1, rows.shape[-1] // d, d).transpose(1, 2)
 
 
-def attend(q, k, v, mask, dtype):
-    """Grouped attention computed in ``dtype``; softmax in at least fp32."""
+def attend(q, k, v, mask, dtype, cached=0):
+    """Grouped attention computed in ``dtype``; softmax in at least fp32.
+
+    The sums over the first ``cached`` keys and over the others are rounded one by one, as in the
+    decode step of the model.
+    """
     group = q.shape[1] // k.shape[1]
     q, k, v = (
         t.to(dtype) for t in (q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1))
@@ -177,7 +181,9 @@ def attend(q, k, v, mask, dtype):
     scores = q @ k.transpose(2, 3) / math.sqrt(q.shape[-1])
     wide = torch.float64 if dtype is torch.float64 else torch.float32
     weights = torch.softmax(scores.to(wide).masked_fill(~mask, -math.inf), -1).to(dtype)
-    out = weights @ v
+    out = weights[..., cached:] @ v[:, :, cached:]
+    if cached:
+        out = weights[..., :cached] @ v[:, :, :cached] + out
     return out.transpose(1, 2).reshape(out.shape[0] * out.shape[2], -1)
 
 
@@ -278,7 +284,7 @@ def test_decode(batch: int, past: int, q: int, kv: int, d: int) -> None:
     assert torch.equal(heads_of(rotated, batch, d), key)
     mask = torch.cat((live, torch.ones(batch, 1, dtype=torch.bool)), 1)[:, None, None]
     args = query, torch.cat((cached[0], key), 2), torch.cat((cached[1], value), 2), mask
-    check(got, attend(*args, BF16), attend(*args, torch.float64))
+    check(got, attend(*args, BF16, cached=past), attend(*args, torch.float64))
 
 
 # --- fused blocks: the same as their parts --------------------------------------------------------
