@@ -182,10 +182,19 @@ def reader(ref: Ref, arena: Arena, values: bool, bits: bool) -> Callable[[], tor
     return lambda: widen(view, dt, bits)
 
 
-def _shifted(ref: Ref, target: Ref) -> bool:
-    """True where an operand may share elements with the result in another order."""
-    same = (ref.offset, ref.shape, ref.strides) == (target.offset, target.shape, target.strides)
-    return ref.memory is target.memory and not same
+def _rearranges(op: Op) -> bool:
+    """True where a result may lie over elements that the instruction still has to read."""
+    in_place = op.instruction.op.flow in ("copy", "elementwise")
+    return any(
+        ref.memory is target.memory
+        and not (
+            in_place
+            and (ref.offset, ref.shape, ref.strides)
+            == (target.offset, target.shape, target.strides)
+        )
+        for ref in op.src
+        for target in op.dst
+    )
 
 
 # --- operations -----------------------------------------------------------------------------------
@@ -199,7 +208,7 @@ def make_step(op: Op, arena: Arena) -> Step:
     mask = attrs.get("mask")
     keep = None if mask is None else torch.from_numpy(np.array(mask))
     inputs = [reader(r, arena, not raw, bits) for r in op.src]
-    if any(_shifted(r, t) for r in op.src for t in op.dst):  # copies return views of their input
+    if _rearranges(op):  # copies and transposes return views of their input
         inputs = [_cloned(read) for read in inputs]
     if any(r.indirect is not None for r in op.dst) or "rmw" in attrs:
         return _scatter_step(op, arena, inputs, raw, bits)

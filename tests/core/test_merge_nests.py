@@ -1,0 +1,383 @@
+"""Merged execution gives the bits of instruction-by-instruction execution, on generated loop nests.
+
+Inputs are small integers, so that fp32 sums are exact in any order and results must be equal to the
+bit. What merging must leave apart has a test of its own.
+"""
+
+from __future__ import annotations
+
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from neuronxcc import nki
+
+from neuron_cpu.core.execute import Plan
+from neuron_cpu.core.merge import lower
+
+MANY = settings(
+    max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
+RANGES = {"affine": nl.affine_range, "sequential": nl.sequential_range, "static": nl.static_range}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def integers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-4, 5, shape, generator=generator).to(dtype)
+
+
+def both(kernel, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The first output, merged and one by one."""
+    program = kernel.trace(*inputs)
+    merged, single = (Plan(program, merge).run(list(inputs))[0] for merge in (True, False))
+    return merged, single
+
+
+def check_equal(kernel, *inputs: torch.Tensor) -> torch.Tensor:
+    """The first output, once merged execution gave the same bits."""
+    merged, single = both(kernel, *inputs)
+    assert torch.equal(merged, single), f"differ by {(merged - single).abs().max()}"
+    return single
+
+
+def operations(kernel, *inputs: torch.Tensor) -> int:
+    return len(lower(kernel.trace(*inputs)))
+
+
+# --- matrix products ------------------------------------------------------------------------------
+def tiled_product(kinds, order, tile, stationary_first):
+    """``lhs_t.T @ rhs`` (or its transpose) with tails on every axis, m and n in any order."""
+    tm, tn, tk = tile
+
+    @nki.jit
+    def kernel(lhs_t, rhs):
+        (k_size, m_size), n_size = lhs_t.shape, rhs.shape[1]
+        shape = (m_size, n_size) if stationary_first else (n_size, m_size)
+        out = nl.ndarray(shape, dtype=lhs_t.dtype, buffer=nl.shared_hbm)
+        counts = {"m": -(-m_size // tm), "n": -(-n_size // tn)}
+        for p in RANGES[kinds[0]](counts[order[0]]):
+            for q in RANGES[kinds[1]](counts[order[1]]):
+                at = {order[0]: p, order[1]: q}
+                m, n = at["m"] * tm, at["n"] * tn
+                columns, rows = nl.ds(m, min(tm, m_size - m)), nl.ds(n, min(tn, n_size - n))
+                place = (columns, rows) if stationary_first else (rows, columns)
+                acc = nl.zeros([s.stop - s.start for s in place], nl.float32, buffer=nl.psum)
+                for k in RANGES[kinds[2]](-(-k_size // tk)):
+                    inner = nl.ds(k * tk, min(tk, k_size - k * tk))
+                    left, right = nl.load(lhs_t[inner, columns]), nl.load(rhs[inner, rows])
+                    if stationary_first:
+                        acc += nisa.nc_matmul(left, right)
+                    else:
+                        acc += nisa.nc_matmul(right, left)
+                nl.store(out[place], value=nisa.tensor_copy(acc, dtype=out.dtype))
+        return out
+
+    return kernel
+
+
+@MANY
+@given(
+    sizes=st.tuples(*[st.integers(1, 40)] * 3),
+    tile=st.tuples(*[st.integers(8, 16)] * 3),
+    kinds=st.tuples(*[st.sampled_from(sorted(RANGES))] * 3),
+    order=st.sampled_from(["mn", "nm"]),
+    stationary_first=st.booleans(),
+    dtype=st.sampled_from(sorted(DTYPES)),
+)
+def test_products_with_tails_in_any_loop_order(sizes, tile, kinds, order, stationary_first, dtype):
+    m, n, k = sizes
+    a = integers(1, k, m, dtype=DTYPES[dtype])
+    b = integers(2, k, n, dtype=DTYPES[dtype])
+    found = check_equal(tiled_product(kinds, order, tile, stationary_first), a, b)
+    expected = a.double().t() @ b.double()
+    expected = expected if stationary_first else expected.t()
+    assert torch.equal(found, expected.to(DTYPES[dtype]))
+
+
+@pytest.mark.parametrize("outer", ["k", "n"])
+@pytest.mark.parametrize("hoisted", [True, False])
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_weights_stationary_with_many_accumulators(outer, hoisted, tokens):
+    """Accumulation groups interleaved over one PSUM tile, weights loaded by row or by tile."""
+    k_tiles, n_tiles, p = 5, 3, 16
+
+    @nki.jit
+    def kernel(x, w):
+        out = nl.ndarray((p, n_tiles * tokens), dtype=nl.float32, buffer=nl.shared_hbm)
+        held = nl.ndarray((p, k_tiles, tokens), dtype=x.dtype, buffer=nl.sbuf)
+        for k in nl.affine_range(k_tiles):
+            held[:, k, :] = nl.load(x[nl.ds(k * p, p), :])
+        acc = nl.zeros((p, n_tiles * tokens), nl.float32, buffer=nl.psum)
+        for i in nl.affine_range(k_tiles if outer == "k" else n_tiles):
+            block = nl.load(w[nl.ds(i * p, p), :] if outer == "k" else w[0:p, nl.ds(i * p, p)])
+            for j in nl.affine_range(n_tiles if outer == "k" else k_tiles):
+                k, n = (i, j) if outer == "k" else (j, i)
+                if hoisted and outer == "k":
+                    tile = block[:, nl.ds(n * p, p)]
+                else:
+                    tile = nl.load(w[nl.ds(k * p, p), nl.ds(n * p, p)])
+                acc[:, nl.ds(n * tokens, tokens)] += nisa.nc_matmul(tile, held[:, k, :])
+        nl.store(out, value=nisa.tensor_copy(acc))
+        return out
+
+    x, w = integers(3, k_tiles * p, tokens), integers(4, k_tiles * p, n_tiles * p)
+    found = check_equal(kernel, x, w).reshape(p, n_tiles, tokens).permute(1, 0, 2)
+    assert torch.equal(found.reshape(-1, tokens), w.t() @ x)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("blocked", [True, False])
+def test_large_operands_in_parts_match_float64(blocked, dtype):
+    """Operands beyond one cache-sized part: K is cut, or blocks of weights follow each other."""
+    k_tiles, m_tiles, n_size = 5, 18, 96
+
+    @nki.jit
+    def kernel(w, x):
+        out = nl.ndarray((m_tiles * 128, n_size), dtype=nl.float32, buffer=nl.shared_hbm)
+        for m in nl.affine_range(m_tiles):
+            acc = nl.zeros((128, n_size), nl.float32, buffer=nl.psum)
+            for k in nl.affine_range(k_tiles):
+                rows, columns = nl.ds(k * 128, 128), nl.ds(m * 128, 128)
+                tile = nl.load(w[m, rows, :] if blocked else w[rows, columns])
+                acc += nisa.nc_matmul(tile, nl.load(x[rows, :]))
+            nl.store(out[nl.ds(m * 128, 128), :], value=nisa.tensor_copy(acc))
+        return out
+
+    generator = torch.Generator().manual_seed(5)
+    w = torch.randn(k_tiles * 128, m_tiles * 128, generator=generator).to(dtype)
+    x = torch.randn(k_tiles * 128, n_size, generator=generator).to(dtype)
+    passed = w.reshape(-1, m_tiles, 128).transpose(0, 1).contiguous() if blocked else w
+    expected = w.double().t() @ x.double()
+    bound = 2e-6 * (w.double().abs().t() @ x.double().abs())  # fp32 sums of 640 products
+    for found in both(kernel, passed, x):
+        assert bool(((found - expected).abs() <= bound).all())
+
+
+# --- chains of instructions -----------------------------------------------------------------------
+def _triangle(t, i):
+    return nl.arange(t.shape[0])[:, None] + i, nl.arange(t.shape[1])[None, :]
+
+
+def _halves(t, v, i):
+    made = nl.ndarray(t.shape, dtype=t.dtype, buffer=nl.sbuf)
+    made[:, 0:1] = nisa.tensor_scalar(t[:, 0:1], nl.multiply, -1.0)
+    made[:, 1:] = nisa.tensor_copy(t[:, 1:])
+    return made
+
+
+def _sum_on_the_way(t, v, i):
+    total = nl.ndarray((t.shape[0], 1), dtype=nl.float32, buffer=nl.sbuf)
+    halved = nisa.activation_reduce(nl.relu, t, reduce_op=nl.add, reduce_res=total)
+    return nisa.tensor_scalar(halved, nl.subtract, total)
+
+
+def _masked(t, v, i):
+    made = nisa.memset(t.shape, 1.0, t.dtype)
+    rows, columns = _triangle(t, 0)
+    made[rows, columns] = nisa.tensor_scalar(t, nl.add, 1.0, mask=rows < columns + 2)
+    return made
+
+
+def _bits(t, v, i):
+    numbers = nisa.tensor_copy(t, dtype=nl.int32)
+    odd = nisa.tensor_scalar(numbers, nl.bitwise_and, 1)
+    return nisa.tensor_copy(odd, dtype=t.dtype)
+
+
+def _there_and_back(t, v, i):
+    turned = nisa.nc_transpose(t, engine=nisa.vector_engine)
+    return nisa.nc_transpose(turned, engine=nisa.vector_engine)
+
+
+def _numbered(t, v, i):
+    rows, columns = _triangle(t, i)
+    return nisa.tensor_tensor(t, nisa.iota(rows - columns, dtype=nl.float32), nl.add, dtype=t.dtype)
+
+
+STEPS = {
+    "scale": lambda t, v, i: nisa.tensor_scalar(t, nl.multiply, v, op1=nl.add, operand1=2.0),
+    "max": lambda t, v, i: nisa.tensor_scalar(t, nl.subtract, nisa.tensor_reduce(nl.max, t, 1)),
+    "sum": lambda t, v, i: nisa.tensor_scalar(t, nl.add, nisa.tensor_reduce(nl.add, t, 1)),
+    "relu": lambda t, v, i: nisa.activation(nl.relu, t, bias=v, scale=0.5),
+    "double": lambda t, v, i: nisa.tensor_tensor(t, t, nl.add),
+    "cast": lambda t, v, i: nisa.tensor_copy(nisa.tensor_copy(t, dtype=nl.bfloat16), dtype=t.dtype),
+    "select": lambda t, v, i: nisa.affine_select(_triangle(t, 0)[0] >= _triangle(t, 0)[1], t, -3.0),
+    "moving": lambda t, v, i: nisa.affine_select(_triangle(t, i)[0] >= _triangle(t, i)[1], t, -3.0),
+    "first": lambda t, v, i: nisa.tensor_scalar(t, nl.multiply, 3.0) if i == 0 else t,
+    "scan": lambda t, v, i: nisa.tensor_tensor_scan(t, t, 0.0, nl.subtract, nl.maximum),
+    "transpose": _there_and_back,
+    "halves": _halves,
+    "running": _sum_on_the_way,
+    "masked": _masked,
+    "bits": _bits,
+    "iota": _numbered,
+}
+
+
+def chain(steps, kinds, counts, tile, order, inner_index, tail):
+    """Loads, ``steps``, stores in a nest of two loops; ``out`` has the input's shape."""
+    p, f = tile
+
+    @nki.jit
+    def kernel(a, v):
+        out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+        for i in RANGES[kinds[0]](counts[0]):
+            vector = nl.load(v[nl.ds(i * p, p), :])
+            for j in RANGES[kinds[1]](counts[1]):
+                row = {"up": i, "down": counts[0] - 1 - i, "mixed": i ^ 1}[order]
+                width = f - tail if j == counts[1] - 1 else f
+                place = (nl.ds(row * p, p), nl.ds(j * f, width))
+                t = nl.load(a[place])
+                for step in steps:
+                    t = STEPS[step](t, vector, j if inner_index else i)
+                nl.store(out[place], value=t)
+        return out
+
+    return kernel
+
+
+@MANY
+@given(
+    steps=st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=4),
+    kinds=st.tuples(*[st.sampled_from(sorted(RANGES))] * 2),
+    counts=st.tuples(st.sampled_from([2, 4]), st.integers(1, 4)),
+    tile=st.tuples(st.integers(1, 32), st.integers(3, 32)),
+    order=st.sampled_from(["up", "down", "mixed"]),
+    inner_index=st.booleans(),
+    tail=st.integers(0, 1),
+    dtype=st.sampled_from(sorted(DTYPES)),
+)
+def test_chains_of_instructions(steps, kinds, counts, tile, order, inner_index, tail, dtype):
+    (p, f), (n, m) = tile, counts
+    a = integers(6, n * p, m * f - tail, dtype=DTYPES[dtype])
+    check_equal(
+        chain(steps, kinds, counts, tile, order, inner_index, tail), a, integers(7, n * p, 1)
+    )
+
+
+@pytest.mark.parametrize("step", sorted(STEPS))
+def test_each_instruction_runs_with_batch_axes(step):
+    """The same step in a nest of two affine loops: each must really be merged and stay the same."""
+    tile = (16, 16) if step == "transpose" else (8, 6)
+    kernel = chain([step], ("affine", "affine"), (4, 3), tile, "up", False, 0)
+    a, v = integers(6, 4 * tile[0], 3 * tile[1]), integers(7, 4 * tile[0], 1)
+    check_equal(kernel, a, v)
+    assert operations(kernel, a, v) <= len(kernel.trace(a, v)) / 3  # the inner loop at least
+
+
+# --- what must stay apart, and what must not ------------------------------------------------------
+def test_a_tiled_product_becomes_one_operation_and_its_copies():
+    a, b = integers(8, 64, 32), integers(9, 64, 48)
+    kernel = tiled_product(("affine",) * 3, "mn", (8, 16, 16), True)
+    assert operations(kernel, a, b) == 3  # product, PSUM to SBUF, store: both loads read in place
+
+
+def test_scratch_in_hbm_is_no_constant():
+    @nki.jit
+    def kernel(a):
+        out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+        scratch = nl.ndarray((4, a.shape[1]), dtype=a.dtype, buffer=nl.hbm)
+        for i in nl.sequential_range(4):  # the same scratch rows, over and over
+            doubled = nisa.tensor_scalar(nl.load(a[nl.ds(i * 4, 4), :]), nl.multiply, 2.0)
+            nl.store(scratch, value=doubled)
+            back = nl.load(scratch)
+            nl.store(scratch, value=nisa.tensor_scalar(doubled, nl.multiply, 0.0))
+            nl.store(out[nl.ds(i * 4, 4), :], value=back)
+        return out
+
+    a = integers(13, 16, 5)
+    assert torch.equal(check_equal(kernel, a), 2 * a)
+
+
+def test_tiles_that_are_changed_after_loading_are_not_read_in_place():
+    @nki.jit
+    def kernel(a):
+        out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+        for i in nl.affine_range(3):
+            t = nl.load(a[nl.ds(i * 4, 4), :])
+            t[:, 0:2] = nisa.memset((4, 2), 9.0, a.dtype)
+            nl.store(out[nl.ds(i * 4, 4), :], value=t)
+        return out
+
+    a = integers(14, 12, 5)
+    expected = a.clone()
+    expected[:, 0:2] = 9
+    assert torch.equal(check_equal(kernel, a), expected)
+    assert torch.equal(a, integers(14, 12, 5)), "the caller's input was written"
+
+
+def test_reshaped_tiles_are_read_in_place_only_where_the_source_has_such_rows():
+    """A tile of 6 columns from rows of 10, read again as 3 by 2 and across its rows' ends."""
+
+    @nki.jit
+    def kernel(a):
+        out = nl.ndarray((4, 2, 3), dtype=a.dtype, buffer=nl.shared_hbm)
+        t = nl.load(a[:, 2:8])
+        pairs = t.reshape((4, 3, 2))
+        for i in nl.affine_range(2):
+            nl.store(out[:, i, :], value=nisa.tensor_copy(pairs[:, :, i]))
+        return out
+
+    a = integers(15, 4, 10)
+    assert torch.equal(check_equal(kernel, a), a[:, 2:8].reshape(4, 3, 2).transpose(1, 2))
+
+
+def test_accumulators_read_inside_the_loop_that_fills_them():
+    """Each outer iteration drains its part before the next one starts to fill its own."""
+
+    @nki.jit
+    def kernel(a, b):
+        out = nl.ndarray((4 * 8, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        acc = nl.zeros((8, 4 * 8), nl.float32, buffer=nl.psum)
+        for i in nl.affine_range(4):
+            place = acc[:, nl.ds(i * 8, 8)]
+            for k in nl.affine_range(2):
+                rows = nl.ds(k * 8, 8)
+                place += nisa.nc_matmul(nl.load(a[rows, nl.ds(i * 8, 8)]), nl.load(b[rows, :]))
+            nl.store(out[nl.ds(i * 8, 8), :], value=nisa.tensor_copy(acc[:, nl.ds(i * 8, 8)]))
+        return out
+
+    a, b = integers(16, 16, 32), integers(17, 16, 8)
+    assert torch.equal(check_equal(kernel, a, b), a.t() @ b)
+
+
+def test_shifted_copies_inside_one_tile_read_before_they_write():
+    @nki.jit
+    def kernel(a):
+        out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+        t = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.sbuf)
+        t[...] = nl.load(a)
+        t[:, 1:] = nisa.tensor_copy(t[:, :-1])
+        t[...] = nisa.nc_transpose(t, engine=nisa.vector_engine)
+        nl.store(out, value=t)
+        return out
+
+    a = integers(18, 16, 16, dtype=torch.bfloat16)
+    expected = torch.cat([a[:, :1], a[:, :-1]], 1).t()
+    assert torch.equal(check_equal(kernel, a), expected)
+
+
+def test_rows_gathered_by_an_index_tile_inside_a_loop():
+    @nki.jit
+    def kernel(table, index):
+        out = nl.ndarray((12, 3), dtype=table.dtype, buffer=nl.shared_hbm)
+        for i in nl.affine_range(3):
+            chosen = nl.load(index[nl.ds(i * 4, 4), :])
+            rows = nl.load(table[chosen[nl.arange(4)[:, None], 0], nl.arange(3)[None, :]])
+            nl.store(out[nl.ds(i * 4, 4), :], value=rows)
+        return out
+
+    table, index = integers(19, 20, 3), (integers(20, 12, 1).abs() * 4).to(torch.int32)
+    assert torch.equal(check_equal(kernel, table, index), table[index[:, 0].long()])
+
+
+def test_merging_can_be_switched_off(monkeypatch):
+    a, b = integers(8, 64, 32), integers(9, 64, 48)
+    program = tiled_product(("affine",) * 3, "mn", (8, 16, 16), True).trace(a, b)
+    monkeypatch.setenv("NKI_CPU_MERGE", "0")
+    assert len(Plan(program).ops) == len(program)
+    monkeypatch.setenv("NKI_CPU_MERGE", "1")
+    assert len(Plan(program).ops) < len(program)
