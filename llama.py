@@ -377,20 +377,16 @@ def rope_tile(x_sb, cos_sb, sin_sb, heads):
     """
     tokens, dtype = x_sb.shape[0], x_sb.dtype
     half = cos_sb.shape[1]
-    x3_sb = x_sb.reshape((tokens, heads, 2 * half))
-    out_sb = nl.ndarray((tokens, heads, 2 * half), dtype, buffer=nl.sbuf)
+    out_sb = nl.ndarray(x_sb.shape, dtype, buffer=nl.sbuf)
     for head in nl.affine_range(heads):
-        low, high = x3_sb[:, head, 0:half], x3_sb[:, head, half : 2 * half]
-        for own, other, op, place in (
-            (low, high, nl.subtract, slice(0, half)),
-            (high, low, nl.add, slice(half, 2 * half)),
-        ):
+        low, high = (nl.ds((2 * head + part) * half, half) for part in (0, 1))
+        for own, other, op in ((low, high, nl.subtract), (high, low, nl.add)):
             straight_sb = nl.ndarray((tokens, half), dtype, buffer=nl.sbuf)
-            straight_sb[...] = nisa.tensor_tensor(own, cos_sb, nl.multiply)
+            straight_sb[...] = nisa.tensor_tensor(x_sb[:, own], cos_sb, nl.multiply)
             crossed_sb = nl.ndarray((tokens, half), dtype, buffer=nl.sbuf)
-            crossed_sb[...] = nisa.tensor_tensor(other, sin_sb, nl.multiply)
-            out_sb[:, head, place] = nisa.tensor_tensor(straight_sb, crossed_sb, op)
-    return out_sb.reshape((tokens, heads * 2 * half))
+            crossed_sb[...] = nisa.tensor_tensor(x_sb[:, other], sin_sb, nl.multiply)
+            out_sb[:, own] = nisa.tensor_tensor(straight_sb, crossed_sb, op)
+    return out_sb
 
 
 # --- Attention: softmax over key blocks with running maximum (Milakov and Gimelshein 2018) --------
@@ -655,11 +651,16 @@ class PrefillSequence:
                 state.take(head, weighted_values(pieces, queries, d), block == 0)
 
 
+def spread(start, rows, step):
+    """Indices start, start + step, ...: ``rows`` of them, [1, rows] along the free axis."""
+    return start + step * nl.arange(rows)[None, :]
+
+
 class CachedKeys:
     """A block of cached keys and values of one KV head, [n, D] contiguous @ HBM each, in SBUF.
 
     Each partition loads keys that follow each other in HBM: n / 128 * D elements in one row.
-    keys_t_sb [D, n] in the cache's order; values as (key columns, tile [rows, keys per row, D]).
+    keys_t_sb [D, n] in the cache's order; values as (first key, tile [rows, keys per row, D]).
     """
 
     def __init__(self, keys_hbm, values_hbm):
@@ -671,16 +672,17 @@ class CachedKeys:
         pieces = [(0, P_MAX, per)] if per else []
         if length % P_MAX:
             pieces.append((per * P_MAX, length % P_MAX, 1))
+        i_d, i_part = nl.arange(d)[None, None, :], nl.arange(d)[:, None]
         for start, rows, count in pieces:
-            part = nl.ds(start, rows * count)
-            k_sb = load_tile(keys_hbm[part, :].reshape((rows, count, d)))
-            v_sb = load_tile(values_hbm[part, :].reshape((rows, count, d)))
-            target_sb = self.keys_t_sb[:, part].reshape((d, rows, count))
+            i_row, i_tile = nl.arange(rows)[:, None, None], nl.arange(count)[None, :, None]
+            k_sb = load_tile(keys_hbm[start + count * i_row + i_tile, i_d])
+            v_sb = load_tile(values_hbm[start + count * i_row + i_tile, i_d])
             for tile in nl.affine_range(count):
                 tile_psum = nl.ndarray((d, rows), self.dtype, buffer=nl.psum)
                 tile_psum[...] = nisa.nc_transpose(k_sb[:, tile, :])
-                target_sb[:, :, tile] = nisa.tensor_copy(tile_psum)
-            self.values.append((part, v_sb))
+                columns = spread(start + tile, rows, count)
+                self.keys_t_sb[i_part, columns] = nisa.tensor_copy(tile_psum)
+            self.values.append((start, v_sb))
 
     def score(self, q_view, bias_sb, scores_sb):
         """Unscaled scores of q_view [D, g], plus bias_sb [g, n] fp32, into scores_sb [g, n]."""
@@ -694,11 +696,12 @@ class CachedKeys:
         """weights_sb [g, n] times the values -> [g, D] fp32 @ PSUM."""
         group, d = weights_sb.shape[0], self.keys_t_sb.shape[0]
         acc_psum = nl.zeros((group, d), nl.float32, buffer=nl.psum)
-        for part, v_sb in self.values:
+        i_group = nl.arange(group)[:, None]
+        for start, v_sb in self.values:
             rows, count = v_sb.shape[0], v_sb.shape[1]
-            piece_sb = weights_sb[:, part].reshape((group, rows, count))
             for tile in nl.affine_range(count):
-                acc_psum[...] += nisa.nc_matmul(transposed(piece_sb[:, :, tile]), v_sb[:, tile, :])
+                piece_sb = weights_sb[i_group, spread(start + tile, rows, count)]
+                acc_psum[...] += nisa.nc_matmul(transposed(piece_sb), v_sb[:, tile, :])
         return acc_psum
 
 
