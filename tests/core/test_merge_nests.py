@@ -310,19 +310,66 @@ def test_tiles_that_are_changed_after_loading_are_not_read_in_place():
 
 
 def test_reshaped_tiles_are_read_in_place_only_where_the_source_has_such_rows():
-    """A tile of 6 columns from rows of 10, read again as 3 by 2 and across its rows' ends."""
+    """Two rows of 3 cut from rows of 10, joined to one of 6 and read across their joint."""
 
     @nki.jit
     def kernel(a):
-        out = nl.ndarray((4, 2, 3), dtype=a.dtype, buffer=nl.shared_hbm)
-        t = nl.load(a[:, 2:8])
-        pairs = t.reshape((4, 3, 2))
-        for i in nl.affine_range(2):
-            nl.store(out[:, i, :], value=nisa.tensor_copy(pairs[:, :, i]))
+        out = nl.ndarray((4, 4), dtype=a.dtype, buffer=nl.shared_hbm)
+        joined = nl.load(a[:, :, 2:5]).reshape((4, 6))
+        nl.store(out, value=nisa.tensor_scalar(joined[:, 1:5], nl.add, 1.0))
         return out
 
-    a = integers(15, 4, 10)
-    assert torch.equal(check_equal(kernel, a), a[:, 2:8].reshape(4, 3, 2).transpose(1, 2))
+    a = integers(15, 4, 2, 10)
+    assert torch.equal(check_equal(kernel, a), a[:, :, 2:5].reshape(4, 6)[:, 1:5] + 1)
+
+
+def test_rows_are_read_backwards_and_written_forwards():
+    @nki.jit
+    def kernel(a):
+        out = nl.ndarray(a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+        for i in nl.affine_range(4):
+            t = nisa.tensor_scalar(nl.load(a[nl.ds((3 - i) * 4, 4), :]), nl.add, 1.0)
+            nl.store(out[nl.ds(i * 4, 4), :], value=t)
+        return out
+
+    a = integers(21, 16, 5)
+    assert torch.equal(check_equal(kernel, a), a.reshape(4, 4, 5).flip(0).reshape(16, 5) + 1)
+
+
+def test_sequential_iterations_see_what_the_one_before_wrote():
+    @nki.jit
+    def kernel(a):
+        out = nl.ndarray((8, 6), dtype=a.dtype, buffer=nl.shared_hbm)
+        t = nl.ndarray((8, 6), dtype=a.dtype, buffer=nl.sbuf)
+        t[:, 0:1] = nl.load(a)
+        for i in nl.sequential_range(5):
+            t[:, nl.ds(i + 1, 1)] = nisa.tensor_scalar(t[:, nl.ds(i, 1)], nl.multiply, 2.0)
+        nl.store(out, value=t)
+        return out
+
+    a = integers(22, 8, 1)
+    assert torch.equal(check_equal(kernel, a), a * 2.0 ** torch.arange(6))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_overlapping_accumulations_add_up():
+    """Accumulation is no race, so windows of one PSUM tile may overlap from turn to turn."""
+
+    @nki.jit
+    def kernel(a, b):
+        out = nl.ndarray((4, 10), dtype=nl.float32, buffer=nl.shared_hbm)
+        acc = nl.ndarray((4, 10), dtype=nl.float32, buffer=nl.psum)
+        acc[...] = nisa.memset((4, 10), 0.0, nl.float32)
+        for i in nl.affine_range(4):
+            acc[:, nl.ds(i * 2, 4)] += nisa.nc_matmul(nl.load(a), nl.load(b[:, nl.ds(i * 4, 4)]))
+        nl.store(out, value=nisa.tensor_copy(acc))
+        return out
+
+    a, b = integers(23, 8, 4), integers(24, 8, 16)
+    expected = torch.zeros(4, 10)
+    for i in range(4):
+        expected[:, 2 * i : 2 * i + 4] += a.t() @ b[:, 4 * i : 4 * i + 4]
+    assert torch.equal(check_equal(kernel, a, b), expected)
 
 
 def test_accumulators_read_inside_the_loop_that_fills_them():
