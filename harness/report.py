@@ -137,7 +137,7 @@ def print_result(result: dict[str, Any]) -> None:
             f"{checked['cosine']:.6f}"
         )
     for name, speed in result["speed"].items():
-        _print_speed(name, speed)
+        print_speed(name, speed)
     share = result["nki"]
     print(f"NKI share of MACs: {share['contest']:.4f}, by use {share['weighted']:.4f}")
     for text in [*share["outside"], *share["warnings"]]:
@@ -158,7 +158,7 @@ def _print_score(result: dict[str, Any]) -> None:
     print(f"\tNKI FLOPs Ratio: {score['nki_share']:.4f}")
 
 
-def _print_speed(name: str, speed: Optional[dict[str, Any]]) -> None:
+def print_speed(name: str, speed: Optional[dict[str, Any]]) -> None:
     if speed is None:
         print("No estimate of device times is available.")
         return

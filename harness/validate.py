@@ -6,7 +6,7 @@ import argparse
 
 from harness import accuracy, console
 from harness.accuracy import RowResult
-from harness.generate import new_token_limit
+from harness.generate import new_token_limit, report_speed
 from harness.prompts import shorten
 from harness.session import Loaded, build, open_session
 
@@ -20,6 +20,8 @@ def run(args: argparse.Namespace) -> int:
         check_prompt(baseline, candidate, prompt, ids)
         for prompt, ids in zip(session.prompts, session.prompt_ids)
     ]
+    if args.benchmark:
+        report_speed(candidate, session.prompt_ids)
     passed = all(result.passed for result in results)
     print(f"Validation {'passed' if passed else 'failed'}.")
     return 0 if passed else 1
