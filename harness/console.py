@@ -7,6 +7,7 @@ import logging
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Optional
 
 from rich.console import Console
@@ -27,6 +28,12 @@ PROGRESS_LOGGER = "neuron_cpu.progress"
 def say(text: str) -> None:
     """One status line."""
     print(text, file=sys.stderr, flush=True)
+
+
+def shown(path: Path) -> str:
+    """A path for the terminal, `~` for the home folder."""
+    home = Path.home()
+    return f"~/{path.relative_to(home)}" if home in path.parents else str(path)
 
 
 class Step:

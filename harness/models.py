@@ -66,15 +66,15 @@ def choose_model(model_path: Optional[str]) -> ModelFolder:
     """The model to run, checked; one status line says which. A UserError where there is none."""
     if model_path is not None:
         model = check_folder(Path(model_path).expanduser())
-        console.say(f"Model: {model.name} ({model.path}, named by --model-path)")
+        console.say(f"Model: {model.name} ({console.shown(model.path)}, named by --model-path)")
         return model
     home = Path(LLAMA_FOLDER).expanduser()
     if home.is_dir():
         model = check_folder(home)
-        console.say(f"Model: {model.name} ({model.path})")
+        console.say(f"Model: {model.name} ({console.shown(model.path)})")
         return model
     model = replace(check_folder(embedded_model()), name=EMBEDDED_NAME)
-    console.say(f"Model: {model.name}, the embedded one ({model.path})")
+    console.say(f"Model: {model.name}, the embedded one ({console.shown(model.path)})")
     return model
 
 

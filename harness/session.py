@@ -155,7 +155,7 @@ def build(session: Session, role: Optional[str] = None) -> Loaded:
             text = json.dumps(inputs, indent=1, sort_keys=True) + "\n"
             write_text_atomically(target / MANIFEST, text)
     else:
-        console.say(f"Reusing the compiled {_title(role)} in {folder}")
+        console.say(f"Reusing the compiled {_title(role)} in {console.shown(folder)}")
     with console.step(f"Loading {_title(role)}"):
         model.load(str(folder))
     return Loaded(session, role, model, folder, _generation_config(session))
