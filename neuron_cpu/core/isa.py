@@ -339,8 +339,8 @@ def accumulate(tracer: trace.Tracer, view: Tensor, value: Tensor, last: Instruct
             "accumulating onto content written by another instruction is undefined; create the "
             "tile with nl.zeros(..., buffer=nl.psum)",
         )
-    last.attrs = {**last.attrs, ("start" if first else "accumulate"): True}
-    last.dst = (moved,)
+    last.attrs = trace.shared_attrs({**last.attrs, ("start" if first else "accumulate"): True})
+    last.dst = (tracer.same(moved),)
     last.op.check(last)
     value.storage.redirect = view
     if tracer.machine is not None:

@@ -22,6 +22,12 @@ from .program import Frame, Instruction, Loop, Program, Storage
 from .tensor import Tensor, contiguous
 
 
+# Elements that the tiles of joined iterations may take together: 64 MiB of fp32. Every joined
+# iteration has tiles of its own, so attention over 8192 tokens would need gigabytes without it;
+# calls this large gain nothing more from joining.
+JOINED_ELEMENTS = 1 << 24
+
+
 class Memory:
     """What a Ref points into: one storage, or the storages of all iterations side by side.
 
@@ -163,6 +169,8 @@ class Lowering:
         start = 0
         while start < len(bodies):
             end = _equal_run(described, start)
+            room = JOINED_ELEMENTS // max(1, _footprint(bodies[start][1], bodies[start][0], depth))
+            end = min(end, start + max(1, room))
             if end - start > 1:
                 group = [ops for _, ops in bodies[start:end]]
                 joined = self.join(group, described[start:end], bodies[start][0], depth)
@@ -221,6 +229,17 @@ def _local_memories(ops: Iterable[Op], frame: Frame, depth: int) -> list[Memory]
             if _is_local(ref.memory, frame, depth):
                 found.setdefault(id(ref.memory), ref.memory)
     return list(found.values())
+
+
+def _footprint(ops: list[Op], frame: Frame, depth: int) -> int:
+    """Elements of an iteration's own tiles, without those that only repeat a kernel input."""
+    loaded = {id(op.dst[0].memory) for op in ops if op.name == "dma_copy" and _repeats_input(op)}
+    own = _local_memories(ops, frame, depth)
+    return sum(memory.size for memory in own if id(memory) not in loaded)
+
+
+def _repeats_input(op: Op) -> bool:
+    return bool(op.attrs.get("raw")) and op.src[0].memory.constant
 
 
 def _attrs_key(attrs: dict[str, Any]) -> tuple:

@@ -97,7 +97,7 @@ class Storage:
     __slots__ = (
         "address", "birth", "buffer", "data", "dtype", "frame", "id", "mutable", "name",
         "needs_zero", "paxis", "producer", "redirect", "role", "shape", "size", "source",
-        "started", "started_keys", "zero_init",
+        "zero_init",
     )  # fmt: skip
 
     def __init__(
@@ -115,8 +115,6 @@ class Storage:
         self.source: Source | None = None
         self.zero_init = False
         self.needs_zero = False
-        self.started: np.ndarray | None = None
-        self.started_keys: set | None = None
         self.producer: Instruction | None = None
         self.redirect: Tensor | None = None
         self.data: np.ndarray | None = None

@@ -581,18 +581,25 @@ def compose(inner: Tensor, outer: Tensor) -> Tensor | None:
     """``inner``, a box of a contiguous storage, re-read as the same box of ``outer``.
 
     ``outer`` has the storage's shape; used to move an instruction's result elsewhere.
+
+    Raises:
+        NkiError: the box reaches outside of the tensor that ``outer`` is a view of.
     """
     shape = inner.storage.shape
-    own = contiguous(shape)
     if len(inner.shape) != len(shape) or len(outer.shape) != len(shape):
         return None
-    offset, rest = outer.offset, inner.offset
+    if inner.is_full() and outer.oob is None:
+        return outer
+    own = contiguous(shape)
+    box, rest = [], inner.offset
     for axis in range(len(shape)):
         at, rest = divmod(rest, own[axis]) if own[axis] else (0, rest)
         if inner.shape[axis] != 1 and inner.strides[axis] != own[axis]:
             return None
-        offset += at * outer.strides[axis]
-    return Tensor(outer.storage, offset, inner.shape, outer.strides, outer.dt, outer.paxis)
+        box.append(slice(at, at + inner.shape[axis]))
+    moved = outer.slice_box(tuple(box))
+    moved.check_bounds()
+    return moved
 
 
 def _operator(name: str, reflected: bool = False):

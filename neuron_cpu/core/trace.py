@@ -90,6 +90,16 @@ def boxes(keep: np.ndarray) -> Iterator[tuple[slice, ...]]:
         start = end
 
 
+_shared_attrs: dict[tuple, dict[str, Any]] = {}
+
+
+def shared_attrs(attrs: dict[str, Any]) -> dict[str, Any]:
+    """One dict for all instructions with the same few attributes; nobody changes them in place."""
+    if any(type(v) not in (bool, str) for v in attrs.values()):  # 0, 0.0 and -0.0 are equal keys
+        return attrs
+    return _shared_attrs.setdefault(tuple(attrs.items()), attrs)
+
+
 class Tracer:
     """Builds one Program.
 
@@ -105,6 +115,8 @@ class Tracer:
         self.frame: Frame | None = None
         self.grid_index: tuple[int, ...] = ()
         self.loops = 0
+        self.views: dict[tuple, Tensor] = {}
+        self.started: dict[int, _Started] = {}  # zeros-initialised PSUM tiles by storage id
         self.recorded = program.instructions.append
         self.shared: list[Storage] = []  # shared_hbm tensors: one set for all grid instances
         self.shared_next = 0
@@ -174,12 +186,23 @@ class Tracer:
                 self._materialise(view.storage)
             elif view.storage.zero_init and not view.storage.needs_zero:
                 self._note_zero_read(view)
+        if len(attrs) < 2:
+            attrs = shared_attrs(attrs)
+        same = self.same
+        src = tuple([same(v) for v in src])
         instruction = Instruction(op, dst, src, attrs, self.frame, self.place())
         op.check(instruction)
         self.recorded(instruction)
         if self.machine is not None:
             self.machine.run(instruction)
         return instruction
+
+    def same(self, view: Tensor) -> Tensor:
+        """One object for all operands that are the same region: programs repeat few regions."""
+        if view.indirect is not None:
+            return view
+        key = (view.storage.id, view.offset, view.shape, view.strides, view.dt, view.paxis)
+        return self.views.setdefault(key, view)
 
     def result(
         self,
@@ -351,35 +374,24 @@ class Tracer:
         return view
 
     def _note_zero_read(self, view: Tensor) -> None:
-        storage = view.storage
-        keys = storage.started_keys
-        if keys is not None and view.key() in keys:
-            return
-        if storage.started is None or not _window(storage.started, view).all():
-            storage.needs_zero = True
+        started = self.started.get(view.storage.id)
+        if started is None or not started.covers(view):
+            view.storage.needs_zero = True
 
     def mark_started(self, view: Tensor) -> bool:
         """Note that a matmul accumulates into ``view``; True when it is the first to do so."""
-        storage = view.storage
-        if storage.started_keys is None:
-            storage.started_keys = set()
-        key = view.key()
-        if key in storage.started_keys:
+        started = self.started.get(view.storage.id)
+        if started is None:
+            started = self.started[view.storage.id] = _Started(view.storage.size)
+        if started.covers(view):
             return False
-        if storage.started is None:
-            storage.started = np.zeros(storage.size, bool)
-        window = _window(storage.started, view)
-        if window.all():
-            return False
-        if window.any():
+        if not started.add(view):
             raise refuse(
                 "sim_accumulation_region",
                 f"matmul accumulates into a region of {view.storage.label()} that an earlier one "
                 "covered in part, expected the same or a disjoint region; use one PSUM tile for "
                 "each accumulation group",
             )
-        window[...] = True
-        storage.started_keys.add(key)
         return True
 
     # --- loops ------------------------------------------------------------------------------------
@@ -421,7 +433,55 @@ class Tracer:
         for storage in sorted(fills, key=lambda s: s.birth, reverse=True):
             at = storage.birth
             program.instructions.insert(at, isa.zero_fill(storage))
+        program.storages = _used_storages(program)
         return program
+
+
+def _used_storages(program: Program) -> list[Storage]:
+    """Storages that an instruction or the caller touches: results that were moved elsewhere go."""
+    used = {id(v.storage) for i in program.instructions for v in (*i.dst, *i.src)}
+    used |= {
+        id(v.indirect[0].storage)
+        for i in program.instructions
+        for v in (*i.dst, *i.src)
+        if v.indirect is not None
+    }
+    kept = [s for s in program.storages if id(s) in used or s.role != "local" or s.address]
+    for storage in kept:  # what only tracing needs
+        storage.producer = storage.redirect = None
+    return kept
+
+
+class _Started:
+    """Which elements of a zeros-initialised PSUM tile something wrote: regions, or a map."""
+
+    __slots__ = ("flat", "keys", "size")
+
+    def __init__(self, size: int) -> None:
+        self.keys: set[tuple] = set()
+        self.size = size
+        self.flat: np.ndarray | None = None  # made once a region is not the whole tile
+
+    def covers(self, view: Tensor) -> bool:
+        if view.key() in self.keys:
+            return True
+        if self.flat is not None:
+            return bool(_window(self.flat, view).all())
+        return bool(self.keys)  # the only region so far is the whole tile
+
+    def add(self, view: Tensor) -> bool:
+        """Note a region; False where it overlaps an earlier one in part."""
+        if view.is_full() and not self.keys:
+            self.keys.add(view.key())
+            return True
+        if self.flat is None:
+            self.flat = np.zeros(self.size, bool)
+        window = _window(self.flat, view)
+        if window.any():
+            return False
+        window[...] = True
+        self.keys.add(view.key())
+        return True
 
 
 def _last_index(instructions: list[Instruction], wanted: Instruction) -> int:

@@ -449,3 +449,21 @@ def test_load_of_a_view_of_a_larger_tensor():
 
     assert torch.equal(kernel(x[128:]), x[128:])
     assert torch.equal(kernel(x[::2]), x[::2])
+
+
+def test_assignment_outside_of_a_tile_is_refused_unless_masked():
+    def body(bound):
+        def shifted(x):
+            out = nl.zeros((8, 6), nl.float32)
+            i, j = nl.mgrid[0:8, 0:6]
+            out[i, j + 1] = nl.multiply(x, 2.0, mask=j < bound)
+            return out
+
+        return shifted
+
+    a = data(1, (8, 6))
+    expected = np.zeros((8, 6))
+    expected[:, 1:] = 2 * wide(a)[:, :5]
+    assert np.array_equal(wide(run(body(5), a)), expected)
+    with pytest.raises(NkiError, match="err_tensor_access_out_of_bound"):
+        run(body(6), a)
