@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from neuronxcc import nki
 
+from neuron_cpu.core import merge
 from neuron_cpu.core.execute import Plan
-from neuron_cpu.core.merge import lower
 
 MANY = settings(
     max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -32,7 +32,7 @@ def integers(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> torc
 def both(kernel, *inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The first output, merged and one by one."""
     program = kernel.trace(*inputs)
-    merged, single = (Plan(program, merge).run(list(inputs))[0] for merge in (True, False))
+    merged, single = (Plan(program, on).run(list(inputs))[0] for on in (True, False))
     return merged, single
 
 
@@ -44,7 +44,7 @@ def check_equal(kernel, *inputs: torch.Tensor) -> torch.Tensor:
 
 
 def operations(kernel, *inputs: torch.Tensor) -> int:
-    return len(lower(kernel.trace(*inputs)))
+    return len(merge.lower(kernel.trace(*inputs)))
 
 
 # --- matrix products ------------------------------------------------------------------------------
@@ -428,3 +428,16 @@ def test_merging_can_be_switched_off(monkeypatch):
     assert len(Plan(program).ops) == len(program)
     monkeypatch.setenv("NKI_CPU_MERGE", "1")
     assert len(Plan(program).ops) < len(program)
+
+
+def test_joined_tiles_stay_within_their_limit(monkeypatch):
+    """A loop whose tiles would take too much together is joined in groups of iterations."""
+    monkeypatch.setattr(merge, "JOINED_ELEMENTS", 3 * 8 * 16 * 2)  # three iterations of two tiles
+    kernel = chain(["double"], ("affine", "affine"), (7, 1), (8, 16), "up", False, 0)
+    a, v = integers(25, 56, 16), integers(26, 56, 1)
+    assert torch.equal(check_equal(kernel, a, v), 2 * a)
+    ops = merge.lower(kernel.trace(a, v))
+    local = {id(r.memory): r.memory for op in ops for r in op.dst}
+    sizes = [m.size for m in local.values() if m.storage.role == "local"]
+    assert max(sizes) <= merge.JOINED_ELEMENTS
+    assert len(ops) < len(merge.lower(kernel.trace(a, v), merge=False)) / 2
