@@ -1,0 +1,195 @@
+"""Plans and machines: memory, rounding, repetition, threads. Instructions: test_isa.py."""
+
+from __future__ import annotations
+
+import threading
+
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from neuronxcc import nki
+
+from neuron_cpu.core import NkiError, dtypes, execute
+from neuron_cpu.core.execute import Plan
+from neuron_cpu.core.tensor import Tensor
+
+BOTH = pytest.mark.parametrize("merge", [True, False])
+
+
+@nki.jit
+def scaled_product(x, w):
+    """``2 (w.T @ x)`` by blocks of 16 rows."""
+    out = nl.ndarray((w.shape[1], x.shape[1]), dtype=x.dtype, buffer=nl.shared_hbm)
+    for n in nl.affine_range(w.shape[1] // 16):
+        columns = nl.ds(n * 16, 16)
+        product = nisa.nc_matmul(nl.load(w[:, columns]), nl.load(x))
+        doubled = nisa.tensor_scalar(product, nl.multiply, 2.0, dtype=x.dtype)
+        nl.store(out[columns, :], value=doubled)
+    return out
+
+
+def numbers(seed: int, *shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(-8, 9, shape, generator=generator).bfloat16()
+
+
+# --- memory ---------------------------------------------------------------------------------------
+@BOTH
+def test_a_plan_runs_again_and_again_on_other_data(merge):
+    plan = Plan(scaled_product.trace(numbers(0, 32, 5), numbers(0, 32, 48)), merge)
+    kept = []
+    for seed in range(3):
+        x, w = numbers(seed, 32, 5), numbers(seed + 9, 32, 48)
+        before = x.clone(), w.clone()
+        (found,) = plan.run([x, w])
+        expected = (2 * (w.float().t() @ x.float())).bfloat16()
+        assert torch.equal(found, expected)
+        assert torch.equal(x, before[0]) and torch.equal(w, before[1])
+        kept.append((found, expected))
+    for found, expected in kept:  # later runs did not write into earlier results
+        assert torch.equal(found, expected)
+
+
+@BOTH
+def test_inputs_are_bound_without_a_copy(merge):
+    """Weights are hundreds of megabytes: a plan reads the caller's memory."""
+    x, w = numbers(1, 32, 5), numbers(2, 32, 48)
+    plan = Plan(scaled_product.trace(x, w), merge)
+    storages = plan.start([x, w])
+    addresses = {flat.data_ptr() for flat in plan.arena.flat.values()}
+    assert {x.data_ptr(), w.data_ptr()} <= addresses
+    plan.finish(storages)
+    addresses = {flat.data_ptr() for flat in plan.arena.flat.values()}
+    assert not {x.data_ptr(), w.data_ptr()} & addresses  # and lets go of it
+
+
+def test_tiles_that_do_not_live_together_share_memory():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        t = nl.load(x)
+        for _ in nl.static_range(20):
+            t = nisa.tensor_scalar(t, nl.add, 1.0)
+        nl.store(out, value=t)
+        return out
+
+    x = numbers(3, 16, 8)
+    plan = Plan(kernel.trace(x), False)
+    (found,) = plan.run([x])
+    assert torch.equal(found, x + 20)
+    blocks = {flat.untyped_storage().data_ptr() for flat in plan.arena.flat.values()}
+    assert len(blocks) <= 3  # of 21 tiles, two at a time are alive
+
+
+@pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
+def test_fresh_memory_shows(dtype):
+    fresh = execute.allocate(7, dtype)
+    assert fresh.shape == (7,) and fresh.dtype is dtype.torch
+    if dtype.is_float:
+        assert bool(torch.isnan(dtypes.decode(fresh, dtype)).all())
+    else:
+        assert set(fresh.to(torch.int64).tolist()) == {0 if dtype.kind == "b" else 77}
+
+
+# --- rounding and writing -------------------------------------------------------------------------
+FLOATS = [t for t in dtypes.ALL if t.is_float]
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.lists(st.floats(width=32, allow_nan=False), min_size=1, max_size=9),
+    st.sampled_from(FLOATS),
+)
+def test_values_are_rounded_once_to_nearest_even(values, dtype):
+    wanted = np.array(values, np.float32)
+    out = execute.allocate(len(values), dtype)
+    execute.put(out, torch.from_numpy(wanted), dtype, False, None)
+    if dtype is dtypes.TFLOAT32:
+        expected = dtypes.round_tf32(torch.from_numpy(wanted)).numpy()
+    else:
+        with np.errstate(over="ignore"):
+            expected = wanted.astype(dtype.numpy).astype(np.float32)
+    np.testing.assert_array_equal(dtypes.decode(out, dtype).numpy(), expected)
+
+
+@pytest.mark.parametrize("dtype", [t for t in dtypes.ALL if t.is_int and t.kind != "b"], ids=str)
+def test_integers_saturate_and_bit_patterns_wrap(dtype):
+    info = np.iinfo(dtype.numpy)
+    out = execute.allocate(6, dtype)
+    values = torch.tensor([-1e20, 1e20, 2.5, 3.5, -1.0, float("nan")])
+    execute.put(out, values, dtype, False, None)
+    expected = [info.min, info.max, 2, 4, max(-1, info.min), 0]
+    assert out.to(torch.int64).tolist() == expected
+    bits = torch.tensor([info.max + 1, 5, 1 << 40], dtype=torch.int64)
+    wrapped = execute.allocate(3, dtype)
+    execute.put(wrapped, bits, dtype, True, None)
+    assert wrapped.to(torch.int64).tolist() == [info.min, 5, 0]
+
+
+def test_masked_elements_keep_their_content():
+    out = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
+    keep = torch.tensor([[True, False, True], [False, False, True]])
+    execute.put(out, torch.full((2, 3), 9.0), dtypes.BFLOAT16, False, keep)
+    assert out.tolist() == [[9, 1, 9], [3, 4, 9]]
+
+
+# --- data-dependent rows --------------------------------------------------------------------------
+@nki.jit
+def gather(table, index):
+    out = nl.ndarray((index.shape[0], table.shape[1]), dtype=table.dtype, buffer=nl.shared_hbm)
+    chosen = nl.load(index)
+    columns = nl.arange(table.shape[1])[None, :]
+    rows = nl.load(table[chosen[nl.arange(index.shape[0])[:, None], 0], columns])
+    nl.store(out, value=rows)
+    return out
+
+
+@BOTH
+@pytest.mark.parametrize("wrong", [-1, 10, 2**31 - 1])
+def test_rows_out_of_bounds_are_refused_when_they_are_used(merge, wrong):
+    table, index = numbers(4, 10, 6), torch.tensor([[3], [0], [9]], dtype=torch.int32)
+    plan = Plan(gather.trace(table, index), merge)
+    assert torch.equal(plan.run([table, index])[0], table[[3, 0, 9]])
+    index[1] = wrong
+    with pytest.raises(NkiError, match=rf"index {wrong} at run time, expected 0 to 9"):
+        plan.run([table, index])
+
+
+# --- eager mode and threads -----------------------------------------------------------------------
+def test_a_machine_gives_what_a_plan_gives():
+    x, w = numbers(5, 32, 5), numbers(6, 32, 48)
+    program = scaled_product.trace(x, w)
+    machine = execute.Machine()
+    for storage, values in zip(program.inputs, (x, w)):
+        machine.bind(storage, values)
+    for instruction in program:
+        machine.run(instruction)
+    (output,) = program.outputs
+    expected = Plan(program).run([x, w])[0]
+    assert torch.equal(machine.memory(output), expected)
+    values = machine.values(Tensor.whole(output))
+    np.testing.assert_array_equal(values, expected.float().numpy())
+
+
+def test_threads_run_plans_of_one_program_side_by_side():
+    inputs = [(numbers(k, 32, 5), numbers(k + 50, 32, 48)) for k in range(4)]
+    program = scaled_product.trace(*inputs[0])
+    wrong: list[int] = []
+
+    def work(k: int) -> None:
+        x, w = inputs[k]
+        plan = Plan(program)
+        expected = (2 * (w.float().t() @ x.float())).bfloat16()
+        if not all(torch.equal(plan.run([x, w])[0], expected) for _ in range(20)):
+            wrong.append(k)
+
+    threads = [threading.Thread(target=work, args=(k,)) for k in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
