@@ -15,11 +15,13 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import torch
 
-from . import isa, language, operators, trace
+from . import isa, language, operators, table, trace
 from .dtypes import BOOL, FLOAT32, INT32, to_dtype
 from .errors import refuse, user_frame, warn
 from .language import named
+from .spec import Engine
 from .tensor import Tensor
 
 
@@ -175,14 +177,54 @@ def all_reduce(
     tracer = trace.current("nl.all_reduce")
     source = isa.tile(x, "all_reduce")
     axes = program_axes if isinstance(program_axes, (tuple, list)) else (program_axes,)
-    sizes = [tracer.program.grid[int(a)] for a in axes] if tracer.program.grid else []
+    grid, at = tracer.program.grid, tracer.grid_index
+    count = math.prod(grid[int(a)] for a in axes) if grid else 1
     dt = source.dt if dtype is None else to_dtype(dtype)
-    if math.prod(sizes) == 1:
+    if count == 1:
         return isa.tensor_copy(source, dtype=dt, mask=mask)
-    raise NotImplementedError(
-        f"nki.language.all_reduce over {math.prod(sizes)} grid instances: instances are traced one "
-        "after the other here and cannot wait for later ones"
-    )
+    if mask is not None or tracer.machine is not None:
+        raise refuse(
+            "sim_all_reduce",
+            f"all_reduce over {count} grid instances with a mask or in eager mode, where instances "
+            "run one after the other, expected neither; slice the operand, unset NKI_CPU_EAGER",
+        )
+    others = tuple(k for a, k in enumerate(at) if a not in [int(b) for b in axes])
+    return _meet(tracer, source, dt, operators.name_of(op), count, others)
+
+
+def _meet(
+    tracer: trace.Tracer, source: Tensor, dt: Any, op: str, count: int, others: tuple[int, ...]
+) -> Tensor:
+    """Bring one instance's part; the last one records the reduction for all of the group."""
+    meetings = tracer.meetings
+    result = Tensor.whole(tracer.storage(source.shape, dt, "sbuf"))
+    key = (meetings.phase, op, others)
+    parts = meetings.open.setdefault(key, [])
+    parts.append((source, result))
+    if len(parts) == count:
+        del meetings.open[key]
+        frame, tracer.frame = tracer.frame, None
+        made = tracer.emit(
+            ALL_REDUCE, tuple(r for _, r in parts), tuple(s for s, _ in parts), {"op": op}
+        )
+        tracer.frame = frame
+        meetings.phases[id(made)] = meetings.phase + 0.5
+    meetings.phase += 1
+    return result
+
+
+def _combine(attrs: dict[str, Any], xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    total = xs[0]
+    for part in xs[1:]:
+        total = table.alu(attrs["op"], total, part)
+    return [total] * len(xs)
+
+
+ALL_REDUCE = table.define(
+    "all_reduce", engine=Engine.VECTOR, reads=table.ON_CHIP, writes=("sbuf",), flow="meeting",
+    compute=_combine, cycles=lambda i: (len(i.src) - 1) * table.streaming(2.0)(i),
+    note="nl.all_reduce: one tensor_tensor for each further grid instance",
+)  # fmt: skip
 
 
 # --- HBM ------------------------------------------------------------------------------------------

@@ -115,6 +115,7 @@ class Tracer:
         self.frame: Frame | None = None
         self.grid_index: tuple[int, ...] = ()
         self.loops = 0
+        self.meetings = Meetings()
         self.views: dict[tuple, Tensor] = {}
         self.started: dict[int, _Started] = {}  # zeros-initialised PSUM tiles by storage id
         self.recorded = program.instructions.append
@@ -145,6 +146,7 @@ class Tracer:
     def begin_instance(self) -> None:
         """A grid instance starts: its shared_hbm tensors are those of the first instance."""
         self.shared_next = 0
+        self.meetings.phase = 0
 
     def shared_storage(self, shape: tuple[int, ...], dtype: DType) -> Storage:
         """The next shared_hbm tensor of this instance."""
@@ -193,6 +195,8 @@ class Tracer:
         instruction = Instruction(op, dst, src, attrs, self.frame, self.place())
         op.check(instruction)
         self.recorded(instruction)
+        if self.meetings.phase:
+            self.meetings.phases[id(instruction)] = self.meetings.phase
         if self.machine is not None:
             self.machine.run(instruction)
         return instruction
@@ -347,6 +351,9 @@ class Tracer:
         copy = isa.copy_instruction(moved, inner, last.frame, last.source)
         program = self.program.instructions
         program.insert(_last_index(program, last) + 1, copy)
+        phases = self.meetings.phases
+        if id(last) in phases:
+            phases[id(copy)] = phases[id(last)]
 
     def in_place(self, view: Tensor, name: str, value: Any) -> Tensor:
         """``view += value``: PSUM accumulation of a matmul, else an element-wise update."""
@@ -433,8 +440,44 @@ class Tracer:
         for storage in sorted(fills, key=lambda s: s.birth, reverse=True):
             at = storage.birth
             program.instructions.insert(at, isa.zero_fill(storage))
+        self.meetings.order(program)
         program.storages = _used_storages(program)
         return program
+
+
+class Meetings:
+    """Points where grid instances wait for each other (nl.all_reduce).
+
+    Instances are traced one after the other. What an instance records after its k-th meeting is in
+    phase k; at the end all instructions are put in the order of phases, so that every instance has
+    brought its part before any goes on. Between meetings instances are independent.
+
+    Attributes:
+        phase: meetings that the instance being traced has reached.
+        phases: phase of each instruction by id, where it is not 0.
+        open: parts brought so far, by meeting and group of instances.
+    """
+
+    def __init__(self) -> None:
+        self.phase = 0
+        self.phases: dict[int, float] = {}
+        self.open: dict[tuple, list[tuple[Tensor, Tensor]]] = {}
+
+    def order(self, program: Program) -> None:
+        """Sort the instructions by phase.
+
+        Raises:
+            NkiError: some instances of a group did not reach a meeting that others wait at.
+        """
+        if self.open:
+            raise refuse(
+                "sim_all_reduce_incomplete",
+                f"all_reduce in {program.name} is reached by some grid instances only, expected "
+                "all that differ on its program_axes; call it outside of conditions",
+                program.name,
+            )
+        if self.phases:
+            program.instructions.sort(key=lambda i: self.phases.get(id(i), 0))
 
 
 def _used_storages(program: Program) -> list[Storage]:

@@ -444,5 +444,5 @@ FLOW: dict[str, Callable[[Instruction, Maps, Shape], Map | None]] = {
     "elementwise": _elementwise, "copy": _copy, "reduce": _reduce, "matmul": _matmul,
     "transpose": _transpose, "permute": _permute, "scan": _scan, "all": _all, "fill": _fill,
     "partitions": _partitions, "lanes": _lanes, "cores": _cores, "dropout": _dropout,
-    "random": _random,
+    "random": _random, "meeting": _elementwise,
 }  # fmt: skip

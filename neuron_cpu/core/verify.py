@@ -43,6 +43,8 @@ def check_scopes(program: Program) -> None:
     """
     legal: dict[Frame | None, set[Frame | None]] = {}
     for instruction in program.instructions:
+        if instruction.op.flow == "meeting":  # joins tiles of all grid instances
+            continue
         frame = instruction.frame
         inside = legal.get(frame)
         if inside is None:

@@ -467,3 +467,43 @@ def test_assignment_outside_of_a_tile_is_refused_unless_masked():
     assert np.array_equal(wide(run(body(5), a)), expected)
     with pytest.raises(NkiError, match="err_tensor_access_out_of_bound"):
         run(body(6), a)
+
+
+@pytest.mark.parametrize("axes, op", [(0, np.add), (1, np.max), ([0, 1], np.add)])
+def test_all_reduce_over_a_grid(axes, op):
+    a = data(1, (2, 3, 16, 5))
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        i, j = nl.program_id(0), nl.program_id(1)
+        part = nl.multiply(nl.load(x[i, j]), 2.0)
+        total = nl.all_reduce(part, op=op, program_axes=axes)
+        again = nl.all_reduce(nl.subtract(total, part), op=op, program_axes=axes)
+        nl.store(out[i, j], nl.add(again, part))
+        return out
+
+    reduce, over = (np.max if op is np.max else np.sum), tuple(np.atleast_1d(axes).tolist())
+    part = 2 * wide(a)
+    rest = reduce(part, axis=over, keepdims=True) - part
+    expected = reduce(rest, axis=over, keepdims=True) + part
+    assert_close(kernel[2, 3](a), expected, "float32", 30)
+
+
+def test_all_reduce_without_a_grid_is_a_copy():
+    a = data(1, (4, 4))
+    assert np.array_equal(run(lambda x: nl.all_reduce(x, np.add, 0), a), a)
+
+
+def test_all_reduce_needs_all_instances():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((3, 4, 4), x.dtype, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        if nl.program_id(0) < 2:
+            tile = nl.all_reduce(tile, np.add, 0)
+        nl.store(out[nl.program_id(0)], tile)
+        return out
+
+    with pytest.raises(NkiError, match="sim_all_reduce_incomplete"):
+        kernel[3](data(1, (4, 4)))
