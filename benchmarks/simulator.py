@@ -89,7 +89,9 @@ def best(function: Callable[[], object]) -> float:
 
 def line(what: str, value: float, unit: str, goal: float) -> None:
     """One result beside its goal."""
-    print(f"{what:58s} {value:8.2f} {unit:16s} goal {goal:g}: {'met' if value <= goal else 'MISSED'}")
+    print(
+        f"{what:58s} {value:8.2f} {unit:16s} goal {goal:g}: {'met' if value <= goal else 'MISSED'}"
+    )
 
 
 def bfloat16(*shape: int) -> torch.Tensor:
@@ -127,7 +129,9 @@ def measure_linears() -> None:
     for merge, goal in ((True, 3), (False, 10)):
         plans = [Plan(linear.trace(x, w), merge) for x, w in pairs]
         time_ = best(lambda plans=plans: [p.run([x, w]) for p, (x, w) in zip(plans, pairs)])
-        line(f"decode linears of a layer: replay, {_mode(merge)}", time_ / bare, "x torch bf16", goal)
+        line(
+            f"decode linears of a layer: replay, {_mode(merge)}", time_ / bare, "x torch bf16", goal
+        )
 
 
 def measure_memory() -> None:
