@@ -622,6 +622,12 @@ def tensor_tensor(
     a, b = tile(data1, "tensor_tensor"), tile(data2, "tensor_tensor")
     name = operators.name_of(op)
     a, b = _equal_shapes(a, b)
+    if name not in table.BITWISE and name not in table.ARITHMETIC:
+        raise refuse(
+            "sim_unknown_operator",
+            f"tensor_tensor with operator '{name}', expected an ALU operator; functions such as "
+            "exp run on ScalarE with nisa.activation, division is a reciprocal and a product",
+        )
     attrs: dict[str, Any] = {"op": name, **_domain(name, (a, b))}
     if name == "power":
         attrs["engine"] = Engine.GPSIMD
@@ -684,7 +690,7 @@ def _step_classes(attrs: dict[str, Any], src: list[Tensor], what: str) -> dict[s
             raise refuse(
                 "sim_unknown_operator",
                 f"{what} with operator '{name}', expected an ALU operator; functions such as exp "
-                "run on ScalarE with nisa.activation",
+                "run on ScalarE with nisa.activation, division is a reciprocal and a product",
             )
     return _domain(names[0], tuple(src)) if bits and bits[0] else {}
 

@@ -241,10 +241,9 @@ ARITHMETIC: dict[str, Callable] = {
     "add": torch.add,
     "subtract": torch.sub,
     "multiply": torch.mul,
-    "divide": torch.div,
     "maximum": torch.maximum,
     "minimum": torch.minimum,
-    "power": torch.pow,
+    "power": lambda a, b: torch.pow(a.double(), b.double()).to(a.dtype),  # the same in any place
     "equal": _compare(torch.eq),
     "not_equal": _compare(torch.ne),
     "greater": _compare(torch.gt),
@@ -256,6 +255,7 @@ ARITHMETIC: dict[str, Callable] = {
     "logical_xor": _logical(torch.logical_xor),
     "rsqrt": lambda a, b: torch.rsqrt(a + b),
     "abs": lambda a, b: torch.abs(a),
+    "reciprocal": lambda a, b: torch.reciprocal(a),
     "logical_not": lambda a, b: (a == 0).to(torch.float32),
     "mod": torch.remainder,
     "fmod": torch.fmod,
@@ -310,17 +310,36 @@ def alu(op: str, a: torch.Tensor, b: Any) -> torch.Tensor:
 _SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 
 
+# torch.sigmoid, softplus, mish and gelu give other last bits in vector lanes than in the scalar tail
+# of a loop, so a value's result would depend on where it lies. These are built from functions that
+# do not (torch.exp, log1p, tanh, erf), within 2 units in the last place of float64 references.
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return torch.reciprocal(1.0 + torch.exp(-x))
+
+
+def _softplus(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 20.0, x, torch.log1p(torch.exp(x)))  # beyond 20 both round to x
+
+
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+def _gelu_apprx_tanh(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(_SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)))
+
+
 def _gelu_dx(x: torch.Tensor) -> torch.Tensor:
     cdf = 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
     return cdf + x * torch.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
 
 
 def _gelu_apprx_sigmoid(x: torch.Tensor) -> torch.Tensor:
-    return x * torch.sigmoid(1.702 * x)
+    return x * _sigmoid(1.702 * x)
 
 
 def _silu_dx(x: torch.Tensor) -> torch.Tensor:
-    s = torch.sigmoid(x)
+    s = _sigmoid(x)
     return s * (1 + x * (1 - s))
 
 
@@ -342,22 +361,22 @@ def _sin(x: torch.Tensor) -> torch.Tensor:
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "copy": lambda x: x,
     "square": torch.square,
-    "sigmoid": torch.sigmoid,
+    "sigmoid": _sigmoid,
     "relu": torch.relu,
     "tanh": torch.tanh,
-    "gelu": torch.nn.functional.gelu,
+    "gelu": _gelu,
     "gelu_dx": _gelu_dx,
-    "gelu_apprx_tanh": lambda x: torch.nn.functional.gelu(x, approximate="tanh"),
+    "gelu_apprx_tanh": _gelu_apprx_tanh,
     "gelu_apprx_sigmoid": _gelu_apprx_sigmoid,
-    "silu": lambda x: x * torch.sigmoid(x),
+    "silu": lambda x: x * _sigmoid(x),
     "silu_dx": _silu_dx,
     "exp": torch.exp,
     "log": torch.log,
     "sqrt": torch.sqrt,
     "rsqrt": torch.rsqrt,
     "reciprocal": torch.reciprocal,
-    "softplus": torch.nn.functional.softplus,
-    "mish": torch.nn.functional.mish,
+    "softplus": _softplus,
+    "mish": lambda x: x * torch.tanh(_softplus(x)),
     "erf": torch.erf,
     "erf_dx": lambda x: 2.0 / math.sqrt(math.pi) * torch.exp(-x * x),
     "sin": _sin,

@@ -614,3 +614,34 @@ def test_dropout_zeroes_the_given_part(rate):
     dropped = got == 0
     assert np.array_equal(got[~dropped], a[~dropped])
     assert abs(dropped.mean() - rate) <= (0.01 if 0 < rate < 1 else 0)  # 5 standard errors
+
+
+# --- operators ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("op", [np.divide, np.exp, nl.tanh, "modulo"])
+def test_what_no_alu_does_is_refused(op):
+    a = data(1, (4, 4))
+    for body in (lambda x: nisa.tensor_scalar(x, op, 2.0), lambda x: nisa.tensor_tensor(x, x, op)):
+        with pytest.raises(NkiError, match="sim_unknown_operator"):
+            run(body, a)
+
+
+def test_operators_of_one_operand():
+    a = data(1, (5, 6), low=0.5)
+    got = run(lambda x: nisa.tensor_scalar(x, nl.reciprocal, 0, op1=nl.abs, operand1=0), a)
+    assert_close(got, 1 / wide(a), "float32")
+    got = run(lambda x: nisa.tensor_scalar(x, np.add, 1.0, op1=nl.rsqrt, operand1=0.0), a)
+    assert_close(got, (wide(a) + 1) ** -0.5, "float32", 2)
+    flags = np.array([[0.0, 2.0, -1.0, 0.0]], np.float32)
+    assert run(nl.logical_not, flags).tolist() == [[True, False, False, True]]
+
+
+NUMPY_REDUCTIONS = [np.max, np.min, np.sum, np.prod, np.add, np.maximum, nl.max, nl.prod]
+
+
+@pytest.mark.parametrize("op", NUMPY_REDUCTIONS, ids=lambda op: f"{op.__module__}.{op.__name__}")
+def test_numpy_functions_are_operators(op):
+    a = data(1, (4, 5), low=0.5, high=1.5)
+    reference = {"max": np.max, "maximum": np.max, "min": np.min, "sum": np.sum, "add": np.sum,
+                 "prod": np.prod, "multiply": np.prod, "minimum": np.min}[op.__name__]  # fmt: skip
+    got = run(lambda x: nisa.tensor_reduce(op, x, axis=[1]), a)
+    assert_close(got, reference(wide(a), axis=1, keepdims=True), "float32", 5)
