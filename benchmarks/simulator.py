@@ -3,8 +3,9 @@
     python benchmarks/simulator.py [--threads N]
 
 Goals: the 1024 x 1024 x 1024 bf16 matmul kernel traces in 100 ms and replays in 3 times
-``torch.matmul`` in fp32; the decode linears of a Llama-3.2-1B layer at degree 2 replay in 3 times the
-same products in bf16 (10 times with merging off); tracing takes 60 µs and 500 bytes an instruction.
+``torch.matmul`` in fp32; the decode linears of a Llama-3.2-1B layer at degree 2 replay in 3 times
+the same products in bf16 (10 times with merging off); tracing takes 60 µs and 500 bytes an
+instruction.
 """
 
 from __future__ import annotations
