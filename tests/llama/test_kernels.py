@@ -296,9 +296,9 @@ def test_decode_of_adversarial_scores(
     """As for prefill: complete rows, and (traced with small blocks here only) a running softmax."""
     if running:
         monkeypatch.setattr(llama, "KEY_CHUNK", 256)
-    cached = [random(1, 2, past, 64, seed=s) for s in (1, 2)]
+    cached = [random(8, 2, past, 64, seed=s) for s in (1, 2)]
     distort(kind, *cached)
-    decode_case(cached, 1, past, 4, 2, 64)
+    decode_case(cached, 8, past, 4, 2, 64)
 
 
 def decode_case(cached: list[torch.Tensor], batch: int, past: int, q: int, kv: int, d: int) -> None:
