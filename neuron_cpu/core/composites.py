@@ -283,6 +283,18 @@ def device_print(prefix: Any, x: Any, *, mask: Any = None, **_: Any) -> None:
         print(prefix, x.numpy())
 
 
+def gemm_grid(*_: Any, **__: Any) -> tuple[int, ...]:
+    """A launch grid for matrix products, of which only the name is public."""
+    raise NotImplementedError("nki.language.gemm_grid has no public description of its arguments")
+
+
+def gemm_stationary_grid(*_: Any, **__: Any) -> tuple[int, ...]:
+    """A launch grid for stationary operands, of which only the name is public."""
+    raise NotImplementedError(
+        "nki.language.gemm_stationary_grid has no public description of its arguments"
+    )
+
+
 class nc(int):
     """``nl.nc(n)``: a grid axis over n physical cores; a plain axis on this core."""
 

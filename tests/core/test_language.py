@@ -507,3 +507,9 @@ def test_all_reduce_needs_all_instances():
 
     with pytest.raises(NkiError, match="sim_all_reduce_incomplete"):
         kernel[3](data(1, (4, 4)))
+
+
+@pytest.mark.parametrize("name", ["gemm_grid", "gemm_stationary_grid"])
+def test_functions_without_a_public_description_say_so(name):
+    with pytest.raises(NotImplementedError, match=name):
+        getattr(nl, name)(256, 256)
