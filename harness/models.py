@@ -210,7 +210,8 @@ def _read_json(path: Path) -> dict[str, Any]:
 def choose_tp_degree(model: ModelFolder, asked: Optional[int], on_device: bool) -> int:
     """Ranks to shard over: what the user asked for, else 2 as on a trn1.2xlarge where it fits.
 
-    The stand-in takes 1 where 2 does not divide the heads; one status line says what was chosen.
+    Unasked, the stand-in takes 1 where 2 does not divide the heads; one status line says what was
+    chosen. Heads that a degree does not divide are padded, other sizes must divide.
     """
     queries, keys = model.heads
     if asked is None:
@@ -220,16 +221,10 @@ def choose_tp_degree(model: ModelFolder, asked: Optional[int], on_device: bool) 
             chosen, why = 1, f"2 does not divide {queries} query and {keys} key/value heads"
         console.say(f"Tensor-parallel degree: {chosen} ({why})")
         return chosen
-    inner, vocabulary = model.config["intermediate_size"], model.config["vocab_size"]
-    sizes = {"num_attention_heads": queries, "intermediate_size": inner, "vocab_size": vocabulary}
-    for name, size in sizes.items():
+    for name in ("hidden_size", "intermediate_size", "vocab_size"):
+        size = model.config[name]
         if size % asked:
             raise UserError(
                 f"--tp-degree {asked} does not fit {model.name}: it must divide {name} = {size}."
             )
-    if keys % asked and asked % keys:
-        raise UserError(
-            f"--tp-degree {asked} does not fit {model.name}: it must divide, or be a multiple of, "
-            f"num_key_value_heads = {keys}."
-        )
     return asked

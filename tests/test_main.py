@@ -109,7 +109,7 @@ REFUSALS = {
     "full prompt": lambda t, m: (["--prompt", "x" * 64, "--seq-len", "64"], "64 tokens"),
     "one token": lambda t, m: (["--prompt", "x"], "1 token"),
     "beyond the model": lambda t, m: (["--seq-len", "4096"], "2048"),
-    "degree": lambda t, m: (["--tp-degree", "3"], "num_attention_heads = 2"),
+    "degree": lambda t, m: (["--tp-degree", "3"], "hidden_size = 128"),
     "no folder": lambda t, m: (["--model-path", t / "nowhere"], "nowhere"),
     "empty folder": lambda t, m: (["--model-path", t], "config.json"),
     "wrong tensor": lambda t, m: (["--model-path", damaged_tensor(t / "m")], "layers.1"),

@@ -226,6 +226,7 @@ def test_model_choice_prefers_the_named_then_the_home_folder(
         ((9, 3), None, True, 2),
         ((32, 8), None, False, 2),
         ((9, 3), 3, False, 3),
+        ((9, 3), 2, False, 2),  # heads are padded
         ((32, 8), 16, False, 16),
     ],
 )
@@ -233,7 +234,7 @@ def test_tensor_parallel_degree(heads, asked, on_device: bool, expected: int) ->
     assert models.choose_tp_degree(model_with(heads), asked, on_device) == expected
 
 
-@pytest.mark.parametrize(("heads", "asked"), [((9, 3), 2), ((9, 3), 9 * 7), ((12, 4), 6)])
+@pytest.mark.parametrize(("heads", "asked"), [((9, 3), 7), ((9, 3), 9 * 7), ((12, 4), 5)])
 def test_impossible_degrees_are_refused(heads, asked: int) -> None:
     with pytest.raises(UserError, match=f"--tp-degree {asked}"):
         models.choose_tp_degree(model_with(heads), asked, False)
