@@ -58,4 +58,7 @@ def where(error: BaseException, path: Path) -> str:
     line = error.lineno if isinstance(error, SyntaxError) else (lines[-1] if lines else None)
     place = f"{path}, line {line}," if line else f"{path}"
     message = str(error).strip().splitlines()
-    return f"{place} raised {type(error).__name__}: {message[0] if message else '(no message)'}"
+    told = (
+        message[0].rstrip(".") if message else "(no message)"
+    )  # the caller's sentence ends itself
+    return f"{place} raised {type(error).__name__}: {told}"
