@@ -51,11 +51,14 @@ MOVING_MAX = 512  # free size of the moving matmul operand; one PSUM bank of fp3
 # --- Choices of these kernels ---------------------------------------------------------------------
 
 BLOCK_ROW_BYTES = 16384  # bf16 bytes per partition of a weight block: four of them take 64 KiB
+BLOCK_UNIT = 64  # a block is that many features, or several times: heads of 64 stay whole
 TOKEN_CHUNK = 512  # tokens per pass over a weight: 512 FLOP per weight byte, above the core's 340
 CHUNK_BYTES = 72 * 1024  # SBUF per partition for what is kept of those tokens
 RESIDENT_BYTES = 64 * 1024  # keys and values of a sequence stay in SBUF up to this many
+PRELOAD_BYTES = 32 * 1024  # cached keys and values are loaded ahead up to this many
 KEY_CHUNK = 2048  # cached keys per decode block: 8 KiB of fp32 scores per partition
-MASKED = -3.0e38  # score of a key that does not count: exp gives 0, and sums stay finite
+SCORE_ROWS_BYTES = 16384  # SBUF per partition for the weights of several heads' score rows
+MASKED = -1.5e38  # added to scores that do not count: exp gives 0, and twice it is finite
 DTYPES = {torch.bfloat16: nl.bfloat16, torch.float16: nl.float16, torch.float32: nl.float32}
 PI_BELOW = 3.1415925  # the fp32 number below pi: arguments of ScalarE's sine stay inside
 
@@ -69,7 +72,7 @@ PI_BELOW = 3.1415925  # the fp32 number below pi: arguments of ScalarE's sine st
 #
 # A block holds nb <= 512 output features and at most 16 KiB per partition: element [b, p, k, n] is
 # W[b * nb + n, k * 128 + p]. One load brings a whole block, and each partition reads k_tiles * nb
-# elements that are contiguous in HBM: 2.8 KiB for the smallest product of SmolLM2-135M, 16 KiB for
+# elements that are contiguous in HBM: 3.1 KiB for the smallest product of SmolLM2-135M, 16 KiB for
 # Llama-3.2-1B (DMA wants 2 KiB or more per row). Prefill and decode use the same blocks, so no
 # weight is on the device twice.
 
@@ -87,8 +90,12 @@ class BlockLayout(NamedTuple):
     def of(cls, n: int, k: int) -> BlockLayout:
         k_tiles = math.ceil(k / P_MAX)
         widest = min(MOVING_MAX, max(P_MAX, BLOCK_ROW_BYTES // (2 * k_tiles)))
-        nb = math.ceil(n / math.ceil(n / widest))
-        nb = math.ceil(nb / 16) * 16  # rows stay multiples of 32 bytes
+        fewest = math.ceil(n / (widest // BLOCK_UNIT * BLOCK_UNIT))
+        # more blocks than the fewest where those would be padded by more than 4 %
+        for blocks in (*range(fewest, 2 * fewest + 1), fewest):
+            nb = math.ceil(n / blocks / BLOCK_UNIT) * BLOCK_UNIT
+            if blocks * nb <= 1.04 * n and 2 * k_tiles * nb >= 2048:
+                break
         return cls(n, k, math.ceil(n / nb), nb, k_tiles)
 
     @property
@@ -134,18 +141,36 @@ def load_weight_block(weight_hbm, block, layout):
     return load_tile(blocked_hbm[block])
 
 
-def broadcast_row(row_hbm, partitions):
-    """[1, H] @ HBM -> [partitions, H] fp32 @ SBUF: a ones-matmul copies the row exactly."""
-    width = row_hbm.shape[1]
-    row_sb = load_tile(row_hbm)
-    ones_sb = nl.ndarray((1, partitions), row_hbm.dtype, buffer=nl.sbuf)
-    ones_sb[...] = nisa.memset((1, partitions), 1.0, row_hbm.dtype)
+def broadcast_row(pieces, partitions):
+    """[1, n] views @ SBUF -> [partitions, their widths] fp32 @ SBUF.
+
+    A product with ones copies each (of at most 512 columns) exactly to every partition.
+    """
+    ones_sb = nl.ndarray((1, partitions), pieces[0].dtype, buffer=nl.sbuf)
+    ones_sb[...] = nisa.memset((1, partitions), 1.0, pieces[0].dtype)
+    width = sum(piece.shape[1] for piece in pieces)
     full_sb = nl.ndarray((partitions, width), nl.float32, buffer=nl.sbuf)
-    for start, size in spans(width, MOVING_MAX):
-        piece_psum = nl.ndarray((partitions, size), nl.float32, buffer=nl.psum)
-        piece_psum[...] = nisa.nc_matmul(ones_sb, row_sb[:, nl.ds(start, size)])
-        full_sb[:, nl.ds(start, size)] = nisa.tensor_copy(piece_psum)
+    start = 0
+    for piece in pieces:
+        piece_psum = nl.ndarray((partitions, piece.shape[1]), nl.float32, buffer=nl.psum)
+        piece_psum[...] = nisa.nc_matmul(ones_sb, piece)
+        full_sb[:, nl.ds(start, piece.shape[1])] = nisa.tensor_copy(piece_psum)
+        start += piece.shape[1]
     return full_sb
+
+
+def load_broadcast(row_hbm, partitions):
+    """[1, n] @ HBM -> [partitions, n] fp32 @ SBUF."""
+    row_sb = load_tile(row_hbm)
+    pieces = [row_sb[:, nl.ds(at, size)] for at, size in spans(row_hbm.shape[1], MOVING_MAX)]
+    return broadcast_row(pieces, partitions)
+
+
+def zeroed(shape, dtype):
+    """A tile of zeros @ SBUF."""
+    tile_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
+    tile_sb[...] = nisa.memset(shape, 0.0, dtype)
+    return tile_sb
 
 
 def constant_column(partitions, value):
@@ -204,19 +229,25 @@ def transposed(x_sb):
     return out_sb
 
 
+def accumulate(acc_psum, stationary_sb, moving_sb, k):
+    """``acc += stationary.T @ moving`` @ PSUM over k, which lies on partitions tile by tile.
+
+    stationary [128, k_tiles, M] and moving [128, k_tiles, N] @ SBUF; the last tile may be partial.
+    """
+    for tile in nl.affine_range(k // P_MAX):
+        acc_psum[...] += nisa.nc_matmul(stationary_sb[:, tile, :], moving_sb[:, tile, :])
+    if k % P_MAX:
+        full, tail = k // P_MAX, k % P_MAX
+        acc_psum[...] += nisa.nc_matmul(stationary_sb[0:tail, full, :], moving_sb[0:tail, full, :])
+
+
 def project_block(xt_sb, columns, weight_sb, k, size):
     """One block of ``x @ W.T`` for the tokens in ``columns`` of xt_sb -> [T, size] fp32 @ PSUM.
 
     Tokens are stationary: the result has tokens on partitions, ready to be stored in rows.
     """
     acc_psum = nl.zeros((columns.stop - columns.start, size), nl.float32, buffer=nl.psum)
-    for tile in nl.affine_range(k // P_MAX):
-        acc_psum[...] += nisa.nc_matmul(xt_sb[:, tile, columns], weight_sb[:, tile, 0:size])
-    if k % P_MAX:
-        full, tail = k // P_MAX, k % P_MAX
-        acc_psum[...] += nisa.nc_matmul(
-            xt_sb[0:tail, full, columns], weight_sb[0:tail, full, 0:size]
-        )
+    accumulate(acc_psum, xt_sb[:, :, columns], weight_sb[:, :, 0:size], k)
     return acc_psum
 
 
@@ -271,6 +302,34 @@ def project_tiles(xt_sb, weight_hbm, layout):
 
     project(xt_sb, weight_hbm, layout, put)
     return tiles
+
+
+def project_heads(xt_sb, weight_hbm, layout, head_dim):
+    """``x @ W.T`` of few tokens -> [D, n / D, T] @ SBUF, the head dimension on partitions.
+
+    Here the weights are stationary and the tokens move: a pass takes the time of 64 columns instead
+    of 512, and the result needs no transpose before the scores. Blocks hold pieces of 64 features.
+    """
+    tokens, rows = xt_sb.shape[2], min(head_dim, BLOCK_UNIT)
+    pieces_sb = nl.ndarray((rows, layout.n // rows, tokens), xt_sb.dtype, buffer=nl.sbuf)
+
+    def one_block(block, size):
+        weight_sb = load_weight_block(weight_hbm, block, layout)
+        for piece in nl.affine_range(size // rows):
+            features = nl.ds(piece * rows, rows)
+            acc_psum = nl.zeros((rows, tokens), nl.float32, buffer=nl.psum)
+            accumulate(acc_psum, weight_sb[:, :, features], xt_sb, layout.k)
+            place = block * (layout.nb // rows) + piece
+            pieces_sb[:, place, :] = nisa.tensor_copy(acc_psum)
+
+    for_each_block(layout, one_block)
+    if rows == head_dim:
+        return pieces_sb
+    heads_sb = nl.ndarray((head_dim, layout.n // head_dim, tokens), xt_sb.dtype, buffer=nl.sbuf)
+    for head in nl.affine_range(layout.n // head_dim):  # the second half moves to partition 64
+        heads_sb[0:rows, head, :] = nisa.tensor_copy(pieces_sb[:, 2 * head, :])
+        heads_sb[rows:head_dim, head, :] = nisa.tensor_copy(pieces_sb[:, 2 * head + 1, :])
+    return heads_sb
 
 
 def normed_chunk(x_hbm, row, count, gain_sb, eps):
@@ -461,58 +520,73 @@ class RunningSoftmax:
         return result_sb
 
 
-def weighted_values(pieces, queries, head_dim):
-    """Weights times values -> [queries, D] fp32 @ PSUM.
+def transposed_weights(weights_sb):
+    """[Q, keys] @ SBUF -> [128, keys / 128, Q] @ SBUF: keys on partitions, like the values."""
+    queries, keys = weights_sb.shape
+    shape = (P_MAX, math.ceil(keys / P_MAX), queries)
+    weights_t_sb = nl.ndarray(shape, weights_sb.dtype, buffer=nl.sbuf)
+    transpose_into(weights_t_sb, weights_sb, 0)
+    return weights_t_sb
 
-    ``pieces`` are (weights [queries, keys], values [keys, D]) of at most 128 keys: the weights are
-    transposed, so that the keys lie on partitions on both sides.
-    """
-    acc_psum = nl.zeros((queries, head_dim), nl.float32, buffer=nl.psum)
-    for weights_sb, value_sb in pieces:
-        acc_psum[...] += nisa.nc_matmul(transposed(weights_sb), value_sb)
+
+def weighted_values(weights_sb, values_sb):
+    """Weights [Q, keys] times values [128, keys / 128, D] @ SBUF -> [Q, D] fp32 @ PSUM."""
+    acc_psum = nl.zeros((weights_sb.shape[0], values_sb.shape[2]), nl.float32, buffer=nl.psum)
+    accumulate(acc_psum, transposed_weights(weights_sb), values_sb, weights_sb.shape[1])
     return acc_psum
 
 
-def masked_scores(qt_sb, key_sb, bias_sb, diagonal, dtype):
-    """Unscaled scores of a query tile against a key block -> [Q, keys] @ SBUF in ``dtype``.
+def causal_tile(size):
+    """[size, size] fp32 @ SBUF to add to scores: 0 where key <= query, MASKED where key > query.
 
-    qt_sb [D, Q], key_sb [D, keys], bias_sb [Q, keys] or None. ``diagonal`` is None, or how many
-    keys more than the row number (plus one) each query sees: the block crosses the diagonal.
+    The one place where a kernel depends on ``nl.arange``: ``affine_select`` takes its predicate so.
     """
-    shape = (qt_sb.shape[1], key_sb.shape[1])
-    scores_psum = nl.ndarray(shape, nl.float32, buffer=nl.psum)
+    tile_sb = nl.ndarray((size, size), nl.float32, buffer=nl.sbuf)
+    i_query, i_key = nl.arange(size)[:, None], nl.arange(size)[None, :]
+    tile_sb[...] = nisa.affine_select(
+        i_query >= i_key, zeroed((size, size), nl.float32), on_false_value=MASKED
+    )
+    return tile_sb
+
+
+def score_block(qt_sb, key_sb, bias_sb, scores_sb):
+    """Unscaled scores of queries [D, Q] against keys [D, n <= 512] into ``scores_sb`` [Q, n].
+
+    ``bias_sb`` [Q, n] is added where it is given.
+    """
+    scores_psum = nl.ndarray(scores_sb.shape, nl.float32, buffer=nl.psum)
     scores_psum[...] = nisa.nc_matmul(qt_sb, key_sb)
-    scores_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
     if bias_sb is None:
         scores_sb[...] = nisa.tensor_copy(scores_psum)
     else:
         scores_sb[...] = nisa.tensor_tensor(scores_psum, bias_sb, nl.add)
-    if diagonal is not None:
-        i_q, i_k = nl.arange(shape[0])[:, None], nl.arange(shape[1])[None, :]
-        scores_sb[...] = nisa.affine_select(i_q + diagonal >= i_k, scores_sb, on_false_value=MASKED)
-    return scores_sb
 
 
-def softmax_rows(scores_sb, head_dim):
-    """Softmax of complete rows of unscaled scores [Q, keys] @ SBUF -> the same shape and type.
+def softmax_rows(scores_sb, head_dim, weights_sb):
+    """Softmax of complete rows of unscaled scores [Q, keys] @ SBUF into ``weights_sb``.
 
-    Rounded where the reference rounds: the product, the product times the scale, the weights.
+    Rounded where the reference rounds: the product, the product times the scale, the weights. A
+    scale that is a power of two (D = 64) rounds nothing, and ``exp`` applies it on the way.
     """
     queries, dtype = scores_sb.shape[0], scores_sb.dtype
-    scaled_sb = nl.ndarray(scores_sb.shape, dtype, buffer=nl.sbuf)
-    scaled_sb[...] = nisa.tensor_scalar(scores_sb, nl.multiply, 1.0 / math.sqrt(head_dim))
+    scale = 1.0 / math.sqrt(head_dim)
+    if math.frexp(scale)[0] != 0.5:
+        scaled_sb = nl.ndarray(scores_sb.shape, dtype, buffer=nl.sbuf)
+        scaled_sb[...] = nisa.tensor_scalar(scores_sb, nl.multiply, scale)
+        scores_sb, scale = scaled_sb, 1.0
+    row_max_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
+    row_max_sb[...] = nisa.tensor_reduce(nl.max, scores_sb, axis=1)
     neg_max_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
-    neg_max_sb[...] = nisa.tensor_reduce(nl.max, scaled_sb, axis=1, negate=True)
+    neg_max_sb[...] = nisa.tensor_scalar(row_max_sb, nl.multiply, -scale)
     sum_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
     exps_sb = nl.ndarray(scores_sb.shape, nl.float32, buffer=nl.sbuf)
     exps_sb[...] = nisa.activation_reduce(
-        nl.exp, scaled_sb, bias=neg_max_sb, reduce_op=nl.add, reduce_res=sum_sb, dtype=nl.float32
-    )
+        nl.exp, scores_sb, bias=neg_max_sb, scale=scale,
+        reduce_op=nl.add, reduce_res=sum_sb, dtype=nl.float32,
+    )  # fmt: skip
     inverse_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
     inverse_sb[...] = nisa.reciprocal(sum_sb)
-    weights_sb = nl.ndarray(scores_sb.shape, dtype, buffer=nl.sbuf)
     weights_sb[...] = nisa.tensor_scalar(exps_sb, nl.multiply, inverse_sb)
-    return weights_sb
 
 
 def rotated_qkv(qkv_sb, cos_hbm, sin_hbm, shape):
@@ -545,9 +619,10 @@ class PrefillSequence:
             self.values_sb = nl.ndarray(values, dtype, buffer=nl.sbuf, name="values_sb")
         else:
             self.keys = nl.ndarray(keys, dtype, buffer=nl.hbm, name="keys_hbm")
+        self.causal_sb = causal_tile(min(length, P_MAX))
         self.bias_sb = None
         if bias_hbm is not None:
-            self.bias_sb = broadcast_row(bias_hbm, min(length, P_MAX))
+            self.bias_sb = load_broadcast(bias_hbm, min(length, P_MAX))
 
     def append(self, k_sb, v_sb, start):
         """Keep rotated keys and values [T, kv_heads * D] @ SBUF of the tokens from ``start`` on."""
@@ -600,197 +675,309 @@ class PrefillSequence:
             context_sb[:, nl.ds(head * d, d)] = nisa.tensor_copy(state.finish(head, dtype))
         return context_sb
 
+    def hide_later_keys(self, scores_sb):
+        """Adds the causal mask to the scores [Q, Q] of a query tile against its own keys."""
+        queries = scores_sb.shape[0]
+        own_sb = self.causal_sb[0:queries, 0:queries]
+        scores_sb[...] = nisa.tensor_tensor(scores_sb, own_sb, nl.add)
+
+    def bias(self, queries, keys):
+        """The padding bias of a slice of keys for so many queries, or None."""
+        return None if self.bias_sb is None else self.bias_sb[0:queries, keys]
+
     def attend_rows(self, context_sb, qt_sb, start):
-        """With all keys in SBUF a row of scores is complete before its softmax: no rescaling."""
+        """With all keys in SBUF a row of scores is complete before its softmax: no rescaling.
+
+        All heads of a group are scored before their values are weighed, so that TensorE computes
+        the scores of one while the softmax of another is under way.
+        """
         shape, d, queries = self.shape, self.shape.head_dim, qt_sb.shape[2]
         keys = start + queries
+        at_once = shape.group if 2 * keys * shape.group <= SCORE_ROWS_BYTES else 1
         for kv_head in nl.affine_range(shape.kv_heads):
-            for member in nl.affine_range(shape.group):
-                head = kv_head * shape.group + member
-                scores_sb = nl.ndarray((queries, keys), self.dtype, buffer=nl.sbuf)
-                for block, size in spans(keys, MOVING_MAX):
-                    part = nl.ds(block, size)
-                    bias_sb = None if self.bias_sb is None else self.bias_sb[0:queries, part]
-                    diagonal = start - block if block + size > start + 1 else None
-                    scores_sb[:, part] = nisa.tensor_copy(
-                        masked_scores(
-                            qt_sb[:, head, :], self.keys[:, kv_head, part], bias_sb, diagonal,
-                            self.dtype,
-                        )
-                    )  # fmt: skip
-                weights_sb = softmax_rows(scores_sb, d)
-                columns = nl.ds(kv_head * d, d)
-                pieces = [
-                    (weights_sb[:, nl.ds(at, n)], self.values_sb[0:n, at // P_MAX, columns])
-                    for at, n in spans(keys, P_MAX)
-                ]
-                context_sb[:, nl.ds(head * d, d)] = nisa.tensor_copy(
-                    weighted_values(pieces, queries, d)
-                )
+            values_sb = self.values_sb[:, :, nl.ds(kv_head * d, d)]
+            for first, count in spans(shape.group, at_once):
+                weights_sb = nl.ndarray((queries, count, keys), self.dtype, buffer=nl.sbuf)
+                head = kv_head * shape.group + first
+                for member in nl.affine_range(count):
+                    query_sb = qt_sb[:, head + member, :]
+                    self.weigh_row(query_sb, kv_head, start, weights_sb[:, member, :])
+                for member in nl.affine_range(count):
+                    product_psum = weighted_values(weights_sb[:, member, :], values_sb)
+                    columns = nl.ds((head + member) * d, d)
+                    context_sb[:, columns] = nisa.tensor_copy(product_psum)
+
+    def weigh_row(self, qt_sb, kv_head, start, weights_sb):
+        """Softmax weights of queries [D, Q] from ``start`` on into ``weights_sb`` [Q, keys]."""
+        queries = qt_sb.shape[1]
+        scores_sb = nl.ndarray((queries, start + queries), self.dtype, buffer=nl.sbuf)
+        for block, size in spans(start + queries, MOVING_MAX):
+            part = nl.ds(block, size)
+            key_sb = self.keys[:, kv_head, part]
+            score_block(qt_sb, key_sb, self.bias(queries, part), scores_sb[:, part])
+        self.hide_later_keys(scores_sb[:, nl.ds(start, queries)])
+        softmax_rows(scores_sb, self.shape.head_dim, weights_sb)
 
     def attend_block(self, state, qt_sb, keys_sb, values_sb, block, ahead):
         """One key block for every head; the queries begin ``ahead`` positions after the block."""
         shape, d = self.shape, self.shape.head_dim
         queries, size = qt_sb.shape[2], keys_sb.shape[2]
-        bias_sb = self.bias_sb
-        if bias_sb is not None:
-            bias_sb = bias_sb[0:queries, nl.ds(block, size)]
-        diagonal = ahead if size > ahead + 1 else None
+        bias_sb = self.bias(queries, nl.ds(block, size))
         for kv_head in nl.affine_range(shape.kv_heads):
             for member in nl.affine_range(shape.group):
                 head = kv_head * shape.group + member
-                scores_sb = masked_scores(
-                    qt_sb[:, head, :], keys_sb[:, kv_head, :], bias_sb, diagonal, nl.float32
-                )
+                scores_sb = nl.ndarray((queries, size), nl.float32, buffer=nl.sbuf)
+                score_block(qt_sb[:, head, :], keys_sb[:, kv_head, :], bias_sb, scores_sb)
+                if ahead < size:  # the block holds the queries' own keys
+                    self.hide_later_keys(scores_sb[:, nl.ds(ahead, queries)])
                 weights_sb = state.weigh(head, scores_sb, self.dtype, block == 0)
                 columns = nl.ds(kv_head * d, d)
-                pieces = [
-                    (weights_sb[:, nl.ds(key, count)], values_sb[0:count, key // P_MAX, columns])
-                    for key, count in spans(size, P_MAX)
-                ]
-                state.take(head, weighted_values(pieces, queries, d), block == 0)
+                product_psum = weighted_values(weights_sb, values_sb[:, :, columns])
+                state.take(head, product_psum, block == 0)
 
 
-def spread(start, rows, step):
-    """Indices start, start + step, ...: ``rows`` of them, [1, rows] along the free axis."""
-    return start + step * nl.arange(rows)[None, :]
+# --- Decode attention: heads in slots of partitions -----------------------------------------------
+#
+# One new token per sequence has few rows of scores: as many as a KV head serves query heads (4 for
+# Llama-3.2-1B). Engines work on 128 partitions in the time of one, and may move results between
+# quadrants of 32 partitions; so four KV heads share a tile, each in a slot of 32 partitions of
+# which it uses the first ``group``. The rows between are zero.
+
+
+class Slot(NamedTuple):
+    """Where a KV head's queries lie in a tile of scores: ``rows`` is a slice of partitions."""
+
+    kv_head: int
+    rows: slice
+
+    @classmethod
+    def fill(cls, shape) -> List[List[Slot]]:
+        """All KV heads of a rank, as many to a tile as quadrants (or halves) allow."""
+        size = next(rows for rows in (32, 64, P_MAX) if shape.group <= rows)
+        return [
+            [cls(first + i, slice(i * size, i * size + shape.group)) for i in range(count)]
+            for first, count in spans(shape.kv_heads, P_MAX // size)
+        ]
 
 
 class CachedKeys:
-    """A block of cached keys and values of one KV head, [n, D] contiguous @ HBM each, in SBUF.
+    """A block of one KV head's cache in SBUF: keys_t_sb [D, n] and values_sb [128, n / 128, D].
 
-    Each partition loads keys that follow each other in HBM: n / 128 * D elements in one row.
-    keys_t_sb [D, n] in the cache's order; values as (first key, tile [rows, keys per row, D]).
+    From tiles [128, n / 128, D] of ``keys`` keys each; the last tile may be partial.
     """
 
-    def __init__(self, keys_hbm, values_hbm):
-        length, d = keys_hbm.shape
-        per = length // P_MAX  # consecutive keys per partition
-        self.dtype = keys_hbm.dtype
-        self.keys_t_sb = nl.ndarray((d, length), self.dtype, buffer=nl.sbuf, name="keys_t_sb")
-        self.values = []
-        pieces = [(0, P_MAX, per)] if per else []
+    def __init__(self, keys_sb, values_sb, keys):
+        d, self.values_sb = keys_sb.shape[2], values_sb
+        self.keys_t_sb = nl.ndarray((d, keys), keys_sb.dtype, buffer=nl.sbuf, name="keys_t_sb")
+        full, tail = keys // P_MAX, keys % P_MAX
+        for tile in nl.affine_range(full):
+            columns = nl.ds(tile * P_MAX, P_MAX)
+            self.keys_t_sb[:, columns] = nisa.tensor_copy(transposed(keys_sb[:, tile, :]))
+        if tail:
+            columns = nl.ds(full * P_MAX, tail)
+            self.keys_t_sb[:, columns] = nisa.tensor_copy(transposed(keys_sb[0:tail, full, :]))
+
+    def score(self, q_view, scores_sb):
+        """Unscaled scores of queries [D, group] into ``scores_sb`` [group, n]."""
+        for start, size in spans(self.keys_t_sb.shape[1], MOVING_MAX):
+            keys = nl.ds(start, size)
+            score_block(q_view, self.keys_t_sb[:, keys], None, scores_sb[:, keys])
+
+
+class KeyCache:
+    """Cached keys and values [B, kv_heads, L, D] @ HBM and the mask's bias [B, L] fp32.
+
+    They are read in tiles of 128 keys. Where 128 divides L, partition p takes the L / 128 keys from
+    p * L / 128 on, which lie next to each other in HBM: n tiles are rows of n * D elements, and
+    tile t holds the keys t, t + L / 128, ... Sums over keys do not mind the order, as long as the
+    mask has the same. For other lengths tile t holds 128 successive keys, in rows of D elements.
+    """
+
+    def __init__(self, keys_hbm, values_hbm, bias_hbm):
+        self.keys_hbm, self.values_hbm, self.bias_hbm = keys_hbm, values_hbm, bias_hbm
+        self.length = keys_hbm.shape[2]
+        self.loaded = {}
+
+    def blocks(self):
+        """(first tile, tiles, keys) of blocks of at most KEY_CHUNK keys."""
+        return [
+            (start // P_MAX, math.ceil(keys / P_MAX), keys)
+            for start, keys in spans(self.length, KEY_CHUNK)
+        ]
+
+    def load(self, cache_hbm, b, kv_head, first, tiles):
+        """``tiles`` tiles from tile ``first`` on -> [128, tiles, D] @ SBUF."""
+        batch, kv_heads, length, d = cache_hbm.shape
+        if length % P_MAX == 0:
+            runs_hbm = cache_hbm.reshape((batch, kv_heads, P_MAX, length // P_MAX, d))
+            return load_tile(runs_hbm[b, kv_head, :, nl.ds(first, tiles), :])
+        tile_sb = nl.ndarray((P_MAX, tiles, d), cache_hbm.dtype, buffer=nl.sbuf)
+        for tile, (start, keys) in enumerate(spans(length, P_MAX)[first : first + tiles]):
+            tile_sb[0:keys, tile, :] = nl.load(cache_hbm[b, kv_head, nl.ds(start, keys), :])
+        return tile_sb
+
+    def keys(self, b, kv_head, block):
+        """A block of a KV head's cache -> CachedKeys."""
+        if (b, kv_head, block) in self.loaded:
+            return self.loaded[b, kv_head, block]
+        first, tiles, keys = block
+        keys_sb = self.load(self.keys_hbm, b, kv_head, first, tiles)
+        return CachedKeys(keys_sb, self.load(self.values_hbm, b, kv_head, first, tiles), keys)
+
+    def preload(self):
+        """Load short caches before anything else, so that their keys are transposed in time.
+
+        That is done while the weights of the new tokens' projection still stream.
+        """
+        batch, kv_heads, length, d = self.keys_hbm.shape
+        (block, *more), row_bytes = self.blocks(), 2 * (length + 2 * math.ceil(length / P_MAX) * d)
+        if not more and batch * kv_heads * row_bytes <= PRELOAD_BYTES:
+            for b in range(batch):
+                for kv_head in range(kv_heads):
+                    self.loaded[b, kv_head, block] = self.keys(b, kv_head, block)
+
+    def bias(self, b, block, partitions):
+        """The mask's bias for a block -> [partitions, keys] fp32 @ SBUF, keys in its order."""
+        (first, tiles, keys), row, length = block, nl.ds(b, 1), self.length
         if length % P_MAX:
-            pieces.append((per * P_MAX, length % P_MAX, 1))
-        i_d, i_part = nl.arange(d)[None, None, :], nl.arange(d)[:, None]
-        for start, rows, count in pieces:
-            i_row, i_tile = nl.arange(rows)[:, None, None], nl.arange(count)[None, :, None]
-            k_sb = load_tile(keys_hbm[start + count * i_row + i_tile, i_d])
-            v_sb = load_tile(values_hbm[start + count * i_row + i_tile, i_d])
-            for tile in nl.affine_range(count):
-                tile_psum = nl.ndarray((d, rows), self.dtype, buffer=nl.psum)
-                tile_psum[...] = nisa.nc_transpose(k_sb[:, tile, :])
-                columns = spread(start + tile, rows, count)
-                self.keys_t_sb[i_part, columns] = nisa.tensor_copy(tile_psum)
-            self.values.append((start, v_sb))
+            return load_broadcast(self.bias_hbm[row, nl.ds(first * P_MAX, keys)], partitions)
+        runs_hbm = self.bias_hbm.reshape((self.bias_hbm.shape[0], P_MAX, length // P_MAX))
+        runs_sb = load_tile(runs_hbm[row, :, nl.ds(first, tiles)])
+        return broadcast_row([runs_sb[:, :, tile] for tile in range(tiles)], partitions)
 
-    def score(self, q_view, bias_sb, scores_sb):
-        """Unscaled scores of q_view [D, g], plus bias_sb [g, n] fp32, into scores_sb [g, n]."""
-        for start, size in spans(bias_sb.shape[1], MOVING_MAX):
-            part = nl.ds(start, size)
-            scores_psum = nl.ndarray((q_view.shape[1], size), nl.float32, buffer=nl.psum)
-            scores_psum[...] = nisa.nc_matmul(q_view, self.keys_t_sb[:, part])
-            scores_sb[:, part] = nisa.tensor_tensor(scores_psum, bias_sb[:, part], nl.add)
 
-    def weighted(self, weights_sb):
-        """weights_sb [g, n] times the values -> [g, D] fp32 @ PSUM."""
-        group, d = weights_sb.shape[0], self.keys_t_sb.shape[0]
-        acc_psum = nl.zeros((group, d), nl.float32, buffer=nl.psum)
-        i_group = nl.arange(group)[:, None]
-        for start, v_sb in self.values:
-            rows, count = v_sb.shape[0], v_sb.shape[1]
-            for tile in nl.affine_range(count):
-                piece_sb = weights_sb[i_group, spread(start + tile, rows, count)]
-                acc_psum[...] += nisa.nc_matmul(transposed(piece_sb), v_sb[:, tile, :])
-        return acc_psum
+def rope_columns(table_hbm, upper):
+    """[B, D / 2] @ HBM -> [D, B] fp32 @ SBUF, the upper half times ``upper``."""
+    table_t_sb = transposed(load_tile(table_hbm))
+    half, batch = table_t_sb.shape
+    columns_sb = nl.ndarray((2 * half, batch), nl.float32, buffer=nl.sbuf)
+    columns_sb[0:half, :] = nisa.tensor_copy(table_t_sb)
+    columns_sb[half : 2 * half, :] = nisa.tensor_scalar(table_t_sb, nl.multiply, upper)
+    return columns_sb
 
 
 class DecodeBatch:
-    """Attention of one new token per sequence, from its projected rows @ SBUF."""
+    """Attention of one new token per sequence.
 
-    def __init__(self, qkv_sb, tables_sb, shape, rotated_hbm, new_values_hbm):
-        d, q_heads, kv_heads = shape.head_dim, shape.q_heads, shape.kv_heads
-        self.shape, self.new_values_hbm = shape, new_values_hbm
-        batch, dtype = qkv_sb.shape[0], qkv_sb.dtype
-        both = q_heads + kv_heads
-        qk_sb = rope_tile(qkv_sb[:, 0 : both * d], *tables_sb, both)
-        nl.store(rotated_hbm, qk_sb[:, nl.ds(q_heads * d, kv_heads * d)])
-        nl.store(new_values_hbm, qkv_sb[:, nl.ds(both * d, kv_heads * d)])
-        self.qk_t_sb = nl.ndarray((d, both, batch), dtype, buffer=nl.sbuf, name="qk_t_sb")
-        for head in nl.affine_range(both):
-            self.qk_t_sb[:, head, :] = nisa.tensor_copy(transposed(qk_sb[:, nl.ds(head * d, d)]))
+    From its projection qkv_t_sb [D, q_heads + 2 * kv_heads, B], head dimension on partitions.
+    """
 
-    def attend(self, keys_hbm, values_hbm, bias_hbm, context_hbm):
-        """Over cached keys and values [B, kv_heads, L, D] and itself -> context [B, q_heads, D]."""
-        attend_one = self.attend_rows if keys_hbm.shape[2] <= KEY_CHUNK else self.attend_blocks
-        for b in nl.affine_range(keys_hbm.shape[0]):
-            # row b comes back from HBM: a product needs it on partition 0, where its weight is
-            values_sb = load_tile(self.new_values_hbm[nl.ds(b, 1), :])
-            attend_one(
-                b, keys_hbm[b], values_hbm[b], bias_hbm[nl.ds(b, 1), :], values_sb, context_hbm
-            )
+    def __init__(self, qkv_t_sb, cos_hbm, sin_hbm, shape):
+        self.shape, self.dtype = shape, qkv_t_sb.dtype
+        d, both, batch = shape.head_dim, shape.q_heads + shape.kv_heads, qkv_t_sb.shape[2]
+        self.values_t_sb = nl.ndarray((d, shape.kv_heads, batch), nl.float32, buffer=nl.sbuf)
+        self.values_t_sb[...] = nisa.tensor_copy(qkv_t_sb[:, nl.ds(both, shape.kv_heads), :])
+        self.qk_t_sb = nl.ndarray((d, both, batch), self.dtype, buffer=nl.sbuf, name="qk_t")
+        cos_sb, sin_sb = rope_columns(cos_hbm, 1.0), rope_columns(sin_hbm, -1.0)
+        for b in nl.affine_range(batch):
+            self.rotate(qkv_t_sb[:, 0:both, b], cos_sb[:, nl.ds(b, 1)], sin_sb[:, nl.ds(b, 1)], b)
+
+    def rotate(self, x_sb, cos_sb, sin_sb, b):
+        """RoPE of all heads of one token, [D, heads] @ SBUF: the halves of D change partitions.
+
+        Products and sums are rounded one by one, as the reference computes them.
+        """
+        half = x_sb.shape[0] // 2
+        low, high = slice(0, half), slice(half, 2 * half)
+        straight_sb = nl.ndarray(x_sb.shape, self.dtype, buffer=nl.sbuf)
+        straight_sb[...] = nisa.tensor_scalar(x_sb, nl.multiply, cos_sb)
+        crossed_sb = nl.ndarray(x_sb.shape, self.dtype, buffer=nl.sbuf)
+        crossed_sb[low, :] = nisa.tensor_scalar(x_sb[high, :], nl.multiply, sin_sb[high, :])
+        crossed_sb[high, :] = nisa.tensor_scalar(x_sb[low, :], nl.multiply, sin_sb[low, :])
+        self.qk_t_sb[:, :, b] = nisa.tensor_tensor(straight_sb, crossed_sb, nl.add)
+
+    def store_new(self, columns_sb, out_hbm):
+        """New keys or values [D, kv_heads, B] @ SBUF -> rows [B, kv_heads * D] @ HBM."""
+        d, kv_heads, batch = columns_sb.shape
+        heads_hbm = out_hbm.reshape((batch, kv_heads, d))
+        for b in nl.affine_range(batch):
+            nl.store(heads_hbm[b], transposed(columns_sb[:, :, b]))
+
+    def new_keys(self):
+        return self.qk_t_sb[:, nl.ds(self.shape.q_heads, self.shape.kv_heads), :]
 
     def queries(self, b, kv_head):
         """The rotated queries of one KV head's group, [D, group] @ SBUF."""
         return self.qk_t_sb[:, nl.ds(kv_head * self.shape.group, self.shape.group), b]
 
-    def own_scores(self, b, kv_head, dtype):
-        """Unscaled scores [group, 1] @ SBUF of the queries with the new token's own key."""
-        key = self.qk_t_sb[:, self.shape.q_heads + kv_head, nl.ds(b, 1)]
-        score_psum = nl.ndarray((self.shape.group, 1), nl.float32, buffer=nl.psum)
-        score_psum[...] = nisa.nc_matmul(self.queries(b, kv_head), key)
-        score_sb = nl.ndarray((self.shape.group, 1), dtype, buffer=nl.sbuf)
-        score_sb[...] = nisa.tensor_copy(score_psum)
-        return score_sb
+    def score_own(self, b, slots, scores_sb):
+        """Unscaled scores of each query with the new token's own key into [rows, 1] @ SBUF."""
+        for kv_head, rows in slots:
+            key_sb = self.qk_t_sb[:, self.shape.q_heads + kv_head, nl.ds(b, 1)]
+            score_block(self.queries(b, kv_head), key_sb, None, scores_sb[rows, :])
 
-    def attend_rows(self, b, keys_hbm, values_hbm, bias_hbm, own_values_sb, context_hbm):
-        """One softmax over the cached keys and the own one, rounded as the reference rounds.
-
-        The two weighted sums are rounded before they are added, too.
-        """
-        d, group, dtype = self.shape.head_dim, self.shape.group, self.qk_t_sb.dtype
-        length = keys_hbm.shape[1]
-        bias_sb = broadcast_row(bias_hbm, group)
-        for kv_head in nl.affine_range(self.shape.kv_heads):
-            cached = CachedKeys(keys_hbm[kv_head], values_hbm[kv_head])
-            scores_sb = nl.ndarray((group, length + 1), dtype, buffer=nl.sbuf)
-            cached.score(self.queries(b, kv_head), bias_sb, scores_sb[:, 0:length])
-            own = nl.ds(length, 1)
-            scores_sb[:, own] = nisa.tensor_copy(self.own_scores(b, kv_head, dtype))
-            weights_sb = softmax_rows(scores_sb, d)
-            prior_sb = nl.ndarray((group, d), dtype, buffer=nl.sbuf)
-            prior_sb[...] = nisa.tensor_copy(cached.weighted(weights_sb[:, 0:length]))
-            piece = weights_sb[:, own], own_values_sb[:, nl.ds(kv_head * d, d)]
-            active_sb = nl.ndarray((group, d), dtype, buffer=nl.sbuf)
-            active_sb[...] = nisa.tensor_copy(weighted_values([piece], group, d))
-            sum_sb = nl.ndarray((group, d), dtype, buffer=nl.sbuf)
-            sum_sb[...] = nisa.tensor_tensor(prior_sb, active_sb, nl.add)
-            nl.store(context_hbm[b, nl.ds(kv_head * group, group), :], sum_sb)
-
-    def attend_blocks(self, b, keys_hbm, values_hbm, bias_hbm, own_values_sb, context_hbm):
-        """Long caches: blocks of KEY_CHUNK keys with a running softmax, the own key first."""
-        d, group, dtype = self.shape.head_dim, self.shape.group, self.qk_t_sb.dtype
-        kv_heads = self.shape.kv_heads
-        state = RunningSoftmax(group, kv_heads, d)
-        for kv_head in nl.affine_range(kv_heads):
-            score_sb = self.own_scores(b, kv_head, nl.float32)
-            piece = (
-                state.weigh(kv_head, score_sb, dtype, first=True),
-                own_values_sb[:, nl.ds(kv_head * d, d)],
+    def own_values(self, b, slots):
+        """The new token's value for every query, [rows, D] @ SBUF."""
+        spread_sb = zeroed((self.shape.head_dim, slots[-1].rows.stop), self.dtype)
+        for kv_head, rows in slots:
+            spread_sb[:, rows] = nisa.tensor_scalar(
+                spread_sb[:, rows], nl.add, self.values_t_sb[:, kv_head, nl.ds(b, 1)]
             )
-            state.take(kv_head, weighted_values([piece], group, d), first=True)
-        for start, size in spans(keys_hbm.shape[1], KEY_CHUNK):
-            part = nl.ds(start, size)
-            bias_sb = broadcast_row(bias_hbm[:, part], group)
-            for kv_head in nl.affine_range(kv_heads):
-                cached = CachedKeys(keys_hbm[kv_head, part, :], values_hbm[kv_head, part, :])
-                scores_sb = nl.ndarray((group, size), nl.float32, buffer=nl.sbuf)
-                cached.score(self.queries(b, kv_head), bias_sb, scores_sb)
-                weights_sb = state.weigh(kv_head, scores_sb, dtype, first=False)
-                state.take(kv_head, cached.weighted(weights_sb), first=False)
-        for kv_head in nl.affine_range(kv_heads):
-            heads = nl.ds(kv_head * group, group)
-            nl.store(context_hbm[b, heads, :], state.finish(kv_head, dtype))
+        return transposed(spread_sb)
+
+    def weigh(self, weights_sb, heads, slots, dtype):
+        """Weights [rows, keys] @ SBUF times the values of each slot's head -> [rows, D] @ SBUF."""
+        (rows, keys), shape = weights_sb.shape, (self.shape.group, self.shape.head_dim)
+        weights_t_sb = transposed_weights(weights_sb)
+        out_sb = zeroed((rows, self.shape.head_dim), dtype)
+        for cached, (_, part) in zip(heads, slots):
+            acc_psum = nl.zeros(shape, nl.float32, buffer=nl.psum)
+            accumulate(acc_psum, weights_t_sb[:, :, part], cached.values_sb, keys)
+            out_sb[part, :] = nisa.tensor_copy(acc_psum)
+        return out_sb
+
+    def attend(self, b, cache):
+        """(slots, context [D, rows] @ SBUF) of sequence ``b`` for each tile of slots."""
+        attend_slots = self.attend_rows if cache.length <= KEY_CHUNK else self.attend_blocks
+        return [
+            (slots, transposed(attend_slots(b, slots, cache))) for slots in Slot.fill(self.shape)
+        ]
+
+    def attend_rows(self, b, slots, cache):
+        """One softmax over the cached keys and the own one -> context [rows, D] @ SBUF.
+
+        Rounded as the reference rounds; the weighted sums of both are rounded before they are
+        added, too.
+        """
+        rows, length, (block,) = slots[-1].rows.stop, cache.length, cache.blocks()
+        cached, own = nl.ds(0, length), nl.ds(length, 1)
+        heads = [cache.keys(b, slot.kv_head, block) for slot in slots]
+        scores_sb = zeroed((rows, length + 1), self.dtype)
+        for keys, (kv_head, part) in zip(heads, slots):
+            keys.score(self.queries(b, kv_head), scores_sb[part, cached])
+        self.score_own(b, slots, scores_sb[:, own])
+        bias_sb = cache.bias(b, block, rows)
+        scores_sb[:, cached] = nisa.tensor_tensor(scores_sb[:, cached], bias_sb, nl.add)
+        weights_sb = nl.ndarray(scores_sb.shape, self.dtype, buffer=nl.sbuf)
+        softmax_rows(scores_sb, self.shape.head_dim, weights_sb)
+        own_weight_sb = nl.ndarray((rows, 1), nl.float32, buffer=nl.sbuf)
+        own_weight_sb[...] = nisa.tensor_copy(weights_sb[:, own])
+        values_sb = self.own_values(b, slots)
+        active_sb = nl.ndarray(values_sb.shape, self.dtype, buffer=nl.sbuf)
+        active_sb[...] = nisa.tensor_scalar(values_sb, nl.multiply, own_weight_sb)
+        prior_sb = self.weigh(weights_sb[:, cached], heads, slots, self.dtype)
+        context_sb = nl.ndarray(values_sb.shape, self.dtype, buffer=nl.sbuf)
+        context_sb[...] = nisa.tensor_tensor(prior_sb, active_sb, nl.add)
+        return context_sb
+
+    def attend_blocks(self, b, slots, cache):
+        """Long caches: blocks of KEY_CHUNK keys with a running softmax, the own key first."""
+        rows = slots[-1].rows.stop
+        state = RunningSoftmax(rows, 1, self.shape.head_dim)
+        own_sb = zeroed((rows, 1), nl.float32)
+        self.score_own(b, slots, own_sb)
+        state.weigh(0, own_sb, self.dtype, first=True)  # one key: its weight is exp(0) = 1
+        state.take(0, self.own_values(b, slots), first=True)
+        for block in cache.blocks():
+            heads = [cache.keys(b, slot.kv_head, block) for slot in slots]
+            bias_sb = cache.bias(b, block, rows)
+            scores_sb = zeroed(bias_sb.shape, nl.float32)
+            for keys, (kv_head, part) in zip(heads, slots):
+                keys.score(self.queries(b, kv_head), scores_sb[part, :])
+            scores_sb[...] = nisa.tensor_tensor(scores_sb, bias_sb, nl.add)
+            weights_sb = state.weigh(0, scores_sb, self.dtype, first=False)
+            state.take(0, self.weigh(weights_sb, heads, slots, nl.float32), first=False)
+        return state.finish(0, self.dtype)
 
 
 # --- Kernels, in the order of the model -----------------------------------------------------------
@@ -801,7 +988,7 @@ def rmsnorm_kernel(x_hbm, gain_hbm, eps):
     """RMSNorm: x [T, H], gain [1, H] -> [T, H], type of x."""
     out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
     tokens = x_hbm.shape[0]
-    gain_sb = broadcast_row(gain_hbm, min(tokens, P_MAX))
+    gain_sb = load_broadcast(gain_hbm, min(tokens, P_MAX))
     for start, size in spans(tokens, P_MAX):
         x_sb = load_tile(x_hbm[nl.ds(start, size), :])
         nl.store(out_hbm[nl.ds(start, size), :], rmsnorm_tile(x_sb, gain_sb, eps))
@@ -819,7 +1006,7 @@ def linear_kernel(x_hbm, weight_hbm, n, gain_hbm=None, eps=0.0):
     tokens, k = x_hbm.shape
     out_hbm = nl.ndarray((tokens, n), x_hbm.dtype, buffer=nl.shared_hbm)
     layout = BlockLayout.of(n, k)
-    gain_sb = None if gain_hbm is None else broadcast_row(gain_hbm, min(tokens, P_MAX))
+    gain_sb = None if gain_hbm is None else load_broadcast(gain_hbm, min(tokens, P_MAX))
     for start, size in spans(tokens, token_chunk(2 * layout.k_tiles)):
         xt_sb = normed_chunk(x_hbm, start, size, gain_sb, eps)
         project_rows(xt_sb, weight_hbm, out_hbm, start, layout)
@@ -905,9 +1092,19 @@ def attention_decode_kernel(
     new_keys_hbm = nl.ndarray((batch, kv_heads * d), dtype, buffer=nl.shared_hbm)
     new_values_hbm = nl.ndarray((batch, kv_heads * d), dtype, buffer=nl.shared_hbm)
     shape = HeadShape(q_heads, kv_heads, d)
-    tables_sb = load_tile(cos_hbm), load_tile(sin_hbm)
-    new = DecodeBatch(load_tile(qkv_hbm), tables_sb, shape, new_keys_hbm, new_values_hbm)
-    new.attend(keys_hbm, values_hbm, bias_hbm, context_hbm)
+    cache = KeyCache(keys_hbm, values_hbm, bias_hbm)
+    qkv_sb = load_tile(qkv_hbm)
+    qkv_t_sb = nl.ndarray((d, qkv_hbm.shape[1] // d, batch), dtype, buffer=nl.sbuf)
+    for head in nl.affine_range(qkv_hbm.shape[1] // d):
+        qkv_t_sb[:, head, :] = nisa.tensor_copy(transposed(qkv_sb[:, nl.ds(head * d, d)]))
+    new = DecodeBatch(qkv_t_sb, cos_hbm, sin_hbm, shape)
+    new.store_new(new.new_keys(), new_keys_hbm)
+    new.store_new(qkv_t_sb[:, nl.ds(q_heads + kv_heads, kv_heads), :], new_values_hbm)
+    for b in range(batch):
+        for slots, context_t_sb in new.attend(b, cache):
+            for kv_head, rows in slots:
+                heads = nl.ds(kv_head * shape.group, shape.group)
+                nl.store(context_hbm[b, heads, :], transposed(context_t_sb[:, rows]))
     return context_hbm, new_keys_hbm, new_values_hbm
 
 
@@ -932,7 +1129,7 @@ def attention_prefill_block_kernel(
     out_hbm = nl.ndarray((tokens, hidden), dtype, buffer=nl.shared_hbm)
     keys_hbm = nl.ndarray((tokens, kv_heads * d), dtype, buffer=nl.shared_hbm)
     values_hbm = nl.ndarray((tokens, kv_heads * d), dtype, buffer=nl.shared_hbm)
-    gain_sb = broadcast_row(gain_hbm, min(tokens, P_MAX))
+    gain_sb = load_broadcast(gain_hbm, min(tokens, P_MAX))
     # per token: its columns of x and of the context, its row of Q, K and V
     kept = 2 * (qkv_layout.k_tiles + out_layout.k_tiles + math.ceil(qkv_layout.n / P_MAX))
     step = min(length, token_chunk(kept))
@@ -972,18 +1169,24 @@ def attention_decode_block_kernel(
     out_hbm = nl.ndarray((batch, hidden), dtype, buffer=nl.shared_hbm)
     new_keys_hbm = nl.ndarray((batch, kv_heads * d), dtype, buffer=nl.shared_hbm)
     new_values_hbm = nl.ndarray((batch, kv_heads * d), dtype, buffer=nl.shared_hbm)
-    context_hbm = nl.ndarray((batch, q_heads, d), dtype, buffer=nl.hbm)
-    xt_sb = normed_chunk(x_hbm, 0, batch, broadcast_row(gain_hbm, batch), eps)
     qkv_layout = BlockLayout.of((q_heads + 2 * kv_heads) * d, hidden)
-    (qkv_sb,) = project_tiles(xt_sb, qkv_w_hbm, qkv_layout)
-    tables_sb = load_tile(cos_hbm), load_tile(sin_hbm)
-    new = DecodeBatch(qkv_sb, tables_sb, shape, new_keys_hbm, new_values_hbm)
-    new.attend(keys_hbm, values_hbm, bias_hbm, context_hbm)
-    # heads lie on partitions 0 to group - 1 of their own tiles: HBM puts them side by side
-    context_sb = load_tile(context_hbm.reshape((batch, q_heads * d)))
     out_layout = BlockLayout.of(hidden, q_heads * d)
+    cache = KeyCache(keys_hbm, values_hbm, bias_hbm)
+    cache.preload()
+    xt_sb = normed_chunk(x_hbm, 0, batch, load_broadcast(gain_hbm, batch), eps)
+    qkv_t_sb = project_heads(xt_sb, qkv_w_hbm, qkv_layout, d)
+    new = DecodeBatch(qkv_t_sb, cos_hbm, sin_hbm, shape)
+    new.store_new(new.new_keys(), new_keys_hbm)
+    new.store_new(qkv_t_sb[:, nl.ds(q_heads + kv_heads, kv_heads), :], new_values_hbm)
     context_t_sb = nl.ndarray((P_MAX, out_layout.k_tiles, batch), dtype, buffer=nl.sbuf)
-    transpose_into(context_t_sb, context_sb, 0)
+    for b in range(batch):
+        for slots, heads_sb in new.attend(b, cache):
+            for kv_head, rows in slots:
+                for member in range(shape.group):
+                    tile, start = divmod((kv_head * shape.group + member) * d, P_MAX)
+                    context_t_sb[start : start + d, tile, nl.ds(b, 1)] = nisa.tensor_copy(
+                        heads_sb[:, nl.ds(rows.start + member, 1)]
+                    )
     project_rows(context_t_sb, out_w_hbm, out_hbm, 0, out_layout)
     return out_hbm, new_keys_hbm, new_values_hbm
 
@@ -998,7 +1201,7 @@ def swiglu_mlp_kernel(x_hbm, gate_hbm, up_hbm, down_hbm, f, gain_hbm=None, eps=0
     tokens, hidden = x_hbm.shape
     out_hbm = nl.ndarray((tokens, hidden), x_hbm.dtype, buffer=nl.shared_hbm)
     wide, narrow = BlockLayout.of(f, hidden), BlockLayout.of(hidden, f)
-    gain_sb = None if gain_hbm is None else broadcast_row(gain_hbm, min(tokens, P_MAX))
+    gain_sb = None if gain_hbm is None else load_broadcast(gain_hbm, min(tokens, P_MAX))
     # per token: its column of x, then the product as a row of a tile and as a column
     kept = 2 * (wide.k_tiles + 2 * narrow.k_tiles)
     for start, size in spans(tokens, token_chunk(kept)):
@@ -1197,8 +1400,8 @@ class NeuronLlamaMLP(nn.Module):
 def _refuse_for_kernels(wrong: bool, what: str) -> None:
     if wrong:
         raise ValueError(
-            f"The kernels do not cover {what}, expected a Llama with SiLU and without biases; run "
-            "without --enable-nki."
+            f"The kernels do not cover {what}, expected a Llama with SiLU, no biases, heads of 64 or "
+            "128 and a batch of at most 128; run without --enable-nki."
         )
 
 
@@ -1276,7 +1479,11 @@ class NeuronLlamaAttention(nn.Module):
         self.rotary_emb = LlamaRotaryEmbedding(config)
         self.split = [heads * dim for heads in (sizes.q_rank, sizes.kv_rank, sizes.kv_rank)]
         if self.nki_enabled:
+            batch = config.neuron_config.max_batch_size
             _refuse_for_kernels(bias, "attention_bias")
+            _refuse_for_kernels(dim not in (64, 128), f"head_dim {dim}")
+            _refuse_for_kernels(sizes.group > P_MAX, f"{sizes.group} query heads per KV head")
+            _refuse_for_kernels(batch > P_MAX, f"a batch of {batch}")
             self.qkv_proj = BlockedWeight(sum(self.split), hidden, tp, dtype)
             self.o_proj = BlockedWeight(hidden, sizes.q_rank * dim, tp, dtype)
         else:
