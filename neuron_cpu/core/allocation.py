@@ -8,6 +8,7 @@ what another tile has overwritten; ``undefined.py`` follows that write by write.
 
 from __future__ import annotations
 
+import inspect
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -18,7 +19,7 @@ from .program import Instruction, Program, Storage
 from .regions import place
 from .tensor import Tensor
 
-AddressFunction = Callable[[tuple[int, ...], int, int], tuple[int, ...]]
+AddressFunction = Callable[..., tuple[int, ...]]
 
 
 class Tile:
@@ -73,11 +74,25 @@ class Tile:
         )
 
 
+def by_keyword(function: AddressFunction) -> AddressFunction:
+    """Pass the arguments by the names of the guide where the function has them.
+
+    ``functools.partial`` objects that fix a first parameter by name can be called only so.
+    """
+    try:
+        inspect.signature(function).bind(idx=(), pdim_size=0, fdim_size=0)
+    except TypeError:
+        return function
+    return lambda idx, pdim_size, fdim_size: function(
+        idx=idx, pdim_size=pdim_size, fdim_size=fdim_size
+    )
+
+
 class Placed:
     """A buffer object with explicit addresses, for ``buffer=`` of the creation functions."""
 
     def __init__(self, kind: str, function: AddressFunction) -> None:
-        self.kind, self.function = kind, function
+        self.kind, self.function = kind, by_keyword(function)
 
     def __repr__(self) -> str:
         return f"ncc.{self.kind}.alloc(...)"

@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 import torch
 
-from . import isa, language, operators, table, trace
+from . import isa, language, operators, selection, table, trace
 from .dtypes import BOOL, FLOAT32, INT32, to_dtype
 from .errors import refuse, user_frame, warn
 from .language import named
@@ -110,6 +110,11 @@ def tan(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
     inverse = isa.reciprocal(_shifted_sine(source, math.pi / 2, FLOAT32, mask), mask=mask)
     dt = source.dt if dtype is None else to_dtype(dtype)
     return isa.tensor_tensor(sine, inverse, "multiply", dtype=dt, mask=mask)
+
+
+def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+    """``x`` with elements set to zero with probability ``rate`` (a number or [P, 1])."""
+    return selection.dropout(x, rate, dtype=dtype, mask=mask)
 
 
 # --- reductions -----------------------------------------------------------------------------------

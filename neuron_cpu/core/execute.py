@@ -198,8 +198,38 @@ def _rearranges(op: Op) -> bool:
 
 
 # --- operations -----------------------------------------------------------------------------------
+def _is_reversed(ref: Ref) -> bool:
+    return any(step < 0 and size > 1 for step, size in zip(ref.strides, ref.shape))
+
+
+def _reversed_step(op: Op, arena: Arena) -> Step:
+    """An Op with axes that run backwards, which torch views cannot: it works on copies in order."""
+
+    def forward(ref: Ref) -> Ref:
+        if ref.indirect is not None or not _is_reversed(ref):
+            return ref
+        memory = merge.Memory(ref.memory.storage, math.prod(ref.shape), ())
+        arena.flat[id(memory)] = arena.of(ref.memory)[gather_index(ref, arena).reshape(-1)]
+        return Ref(memory, 0, ref.shape, merge.contiguous(ref.shape), ref.dt)
+
+    def step() -> None:
+        dst, src = tuple(map(forward, op.dst)), tuple(map(forward, op.src))
+        made = Op(op.instruction, dst, src, op.attrs, op.batch, op.contract)
+        make_step(made, arena)()
+        for ref, copy in zip([*op.dst, *op.src], [*dst, *src]):
+            if copy is ref:
+                continue
+            values = arena.flat.pop(id(copy.memory))
+            if any(ref is target for target in op.dst):
+                arena.of(ref.memory)[gather_index(ref, arena).reshape(-1)] = values
+
+    return step
+
+
 def make_step(op: Op, arena: Arena) -> Step:
     """One Op as a function without arguments, its views resolved."""
+    if any(map(_is_reversed, op.refs())):
+        return _reversed_step(op, arena)
     if op.name == "nc_matmul":
         return _matmul_step(op, arena)
     spec, attrs = op.instruction.op, op.attrs

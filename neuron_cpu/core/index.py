@@ -23,12 +23,15 @@ class Index:
 
     Attributes:
         shape: size of each grid axis (broadcast axes have size 1 and coefficient 0).
+        dense: made by mgrid, whose indices name axes that they do not vary along.
     """
 
-    __slots__ = ("coefs", "const", "shape")
+    __slots__ = ("coefs", "const", "dense", "shape")
 
-    def __init__(self, const: int, coefs: tuple[int, ...], shape: tuple[int, ...]) -> None:
-        self.const, self.coefs, self.shape = const, coefs, shape
+    def __init__(
+        self, const: int, coefs: tuple[int, ...], shape: tuple[int, ...], dense: bool = False
+    ) -> None:
+        self.const, self.coefs, self.shape, self.dense = const, coefs, shape, dense
 
     def __repr__(self) -> str:
         terms = "".join(f" + {c}*i{a}" for a, c in enumerate(self.coefs) if c)
@@ -61,7 +64,16 @@ class Index:
     def broadcast(self, shape: tuple[int, ...]) -> Index:
         """The same expression on a larger grid (numpy broadcasting)."""
         pad = len(shape) - self.ndim
-        return Index(self.const, (0,) * pad + self.coefs, shape)
+        return Index(self.const, (0,) * pad + self.coefs, shape, self.dense)
+
+    def on_axes(self, axes: tuple[int, ...], rank: int) -> Index:
+        """Axis k of the grid as axis ``axes[k]`` of ``rank`` axes, those it does not vary along
+        of size 1."""
+        coefs, shape = [0] * rank, [1] * rank
+        for axis, coef, size in zip(axes, self.coefs, self.shape):
+            if coef:
+                coefs[axis], shape[axis] = coef, size
+        return Index(self.const, tuple(coefs), tuple(shape), self.dense)
 
     def __getitem__(self, key: Any) -> Index:
         """Insert axes: ``i[:, None]`` and friends; picking elements is not affine and refused."""
@@ -80,7 +92,8 @@ class Index:
                     f"an index object takes only ':' and None in a subscript, got {k!r}; "
                     "build the range you need with nl.arange(start, stop)"
                 )
-        return Index(self.const, (*coefs, *self.coefs[axis:]), (*shape, *self.shape[axis:]))
+        coefs += self.coefs[axis:]
+        return Index(self.const, tuple(coefs), (*shape, *self.shape[axis:]), self.dense)
 
     def __setitem__(self, key: Any, value: Any) -> NoReturn:
         raise refuse(
@@ -98,7 +111,7 @@ class Index:
 
     def _combine(self, other: Any, sign: int) -> Any:
         if is_integer(other):
-            return Index(self.const + sign * int(other), self.coefs, self.shape)
+            return Index(self.const + sign * int(other), self.coefs, self.shape, self.dense)
         if not isinstance(other, Index):
             return NotImplemented
         try:
@@ -111,7 +124,7 @@ class Index:
             ) from None
         a, b = self.broadcast(shape), other.broadcast(shape)
         coefs = tuple(x + sign * y for x, y in zip(a.coefs, b.coefs))
-        return Index(a.const + sign * b.const, coefs, shape)
+        return Index(a.const + sign * b.const, coefs, shape, self.dense and other.dense)
 
     def __add__(self, other: Any) -> Any:
         return self._combine(other, 1)
@@ -133,7 +146,7 @@ class Index:
         if not is_integer(other):
             return NotImplemented
         k = int(other)
-        return Index(self.const * k, tuple(c * k for c in self.coefs), self.shape)
+        return Index(self.const * k, tuple(c * k for c in self.coefs), self.shape, self.dense)
 
     __rmul__ = __mul__
 
@@ -231,20 +244,76 @@ class Mask:
 
 
 def _fit(expr: Index, shape: tuple[int, ...]) -> np.ndarray:
-    """Values of ``expr`` with its axes aligned to those of the masked region (trailing axes)."""
-    values = expr.values()
-    try:
-        np.broadcast_shapes(values.shape, shape)
-        fits = all(v in (1, s) for v, s in zip(values.shape[::-1], shape[::-1]))
-    except ValueError:
-        fits = False
-    if not fits:
+    """Values of ``expr`` with its axes aligned to those of the masked region (trailing axes).
+
+    Indices of an mgrid count by the axes that they vary along, from the first one.
+    """
+    placed: Index | None = expr
+    if expr.dense:
+        used = [a for a, c in enumerate(expr.coefs) if c]
+        if all(a < len(shape) and expr.shape[a] in (1, shape[a]) for a in used):
+            placed = expr.on_axes(tuple(range(expr.ndim)), len(shape))
+        else:
+            placed = _on_axis_of_its_size(expr, used, shape)
+    elif expr.ndim > len(shape) or any(
+        n not in (1, s) for n, s in zip(expr.shape[::-1], shape[::-1])
+    ):
+        placed = None
+    if placed is None:
         raise refuse(
             "sim_mask_shape",
             f"mask of shape {expr.shape} does not fit the region of shape {shape}, expected "
             "broadcastable shapes; build it from the arange objects that index the operand",
         )
-    return values
+    return placed.values()
+
+
+def _on_axis_of_its_size(expr: Index, used: list[int], shape: tuple[int, ...]) -> Index | None:
+    """The expression of one mgrid axis on the only axis of ``shape`` that has its size."""
+    if len(used) != 1:
+        return None
+    fitting = [a for a, s in enumerate(shape) if s == expr.shape[used[0]]]
+    if len(fitting) != 1:
+        return None
+    return expr.on_axes(tuple(fitting) * expr.ndim, len(shape))
+
+
+def aligned(indices: list[Index], shapes: list[tuple[int, ...]]) -> tuple[list[Index], tuple]:
+    """Index expressions of one subscript on one grid, and the grid's shape.
+
+    numpy broadcasting, except for indices of mgrid: each counts by the axes that it varies along,
+    axes of grids of different rank are matched from the first one, and axes after the second that
+    no index names are left out. Indices of different mgrids that meet on one axis with different
+    sizes take the axes in the order of the subscript. ``shapes`` are those of index tiles.
+
+    Raises:
+        NkiError: the grids do not broadcast.
+    """
+    if not any(i.dense for i in indices):
+        shape = _broadcast([i.shape for i in indices] + shapes)
+        return [i.broadcast(shape) for i in indices], shape
+    named = [1 + max((a for a, c in enumerate(i.coefs) if c), default=0) for i in indices]
+    fixed = [i.ndim for i in indices if not i.dense] + [len(s) for s in shapes]
+    rank = max(2, *named, *fixed)
+    opened = [i.on_axes(tuple(range(i.ndim)), rank) for i in indices]
+    tiles = [s + (1,) * (rank - len(s)) for s in shapes]
+    sizes = [{i.shape[a] for i in opened} - {1} for a in range(rank)]
+    if any(len(s) > 1 for s in sizes) and all(sum(map(bool, i.coefs)) <= 1 for i in indices):
+        rank = max(2, len(indices))
+        opened = [i.on_axes((k,) * i.ndim, rank) for k, i in enumerate(indices)]
+    shape = _broadcast([i.shape for i in opened] + tiles)
+    return [i.broadcast(shape) for i in opened], shape
+
+
+def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise refuse(
+            "sim_index_shape",
+            f"index grids of shapes {', '.join(map(str, shapes))} in one subscript do not "
+            "broadcast; give every axis its own arange with [:, None] or [None, :]",
+        ) from None
 
 
 def arange(*args: int) -> Index:
@@ -289,7 +358,7 @@ class MGrid:
         shape = tuple(line.shape[0] for line in lines)
         unit = range(len(lines))
         return Grid(
-            Index(line.const, tuple(line.coefs[0] if a == axis else 0 for a in unit), shape)
+            Index(line.const, tuple(line.coefs[0] if a == axis else 0 for a in unit), shape, True)
             for axis, line in enumerate(lines)
         )
 

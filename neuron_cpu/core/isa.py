@@ -7,7 +7,7 @@ the keywords that 2.22 to 2.26 added. Every function returns its result tile; as
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import Enum, IntEnum
 from typing import Any
 
 import numpy as np
@@ -40,8 +40,8 @@ class engine:
     sync = Engine.DMA
 
 
-class nc_version(Enum):
-    """NeuronCore generations."""
+class nc_version(IntEnum):
+    """NeuronCore generations, in order."""
 
     gen2 = 2
     gen3 = 3
@@ -171,9 +171,11 @@ def copy_into(dst: Tensor, src: Tensor) -> None:
 
 
 def note_written(dst: Tensor) -> None:
-    """A non-matmul write covers part of a zeros-initialised PSUM tile."""
+    """A write covers part of a PSUM tile that matmuls may accumulate into."""
     if dst.storage.zero_init:
         trace.current("write").mark_started(dst)
+    elif dst.storage.buffer == "psum" and dst.storage.placed:
+        trace.current("write").mark_written(dst)
 
 
 def fill(dst: Tensor, value: Any) -> None:
@@ -211,6 +213,25 @@ def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = 
         attrs["raw"] = True
     tracer = trace.current("nisa.tensor_copy")
     return tracer.result(table.TENSOR_COPY, data.shape, dt, (data,), attrs, mask)
+
+
+def copy_written(source: Tensor, dtype: Any) -> Tensor:
+    """SBUF copy of what the instruction that made ``source`` wrote of it, which a mask may cut."""
+    producer = source.storage.producer
+    if producer is None:
+        return source
+    if producer.dst[0].shape == source.shape:
+        return tensor_copy(source, dtype=dtype)
+    written = producer.dst[0]
+    tracer = trace.current("copy")
+    out = Tensor.whole(
+        tracer.storage(source.shape, source.dt if dtype is None else to_dtype(dtype), "sbuf")
+    )
+    target = compose(written, out)
+    assert target is not None  # a mask leaves a box
+    attrs = {"raw": True} if out.dt is source.dt else {}
+    out.storage.producer = tracer.emit(table.TENSOR_COPY, (target,), (written,), attrs)
+    return out
 
 
 def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any = None) -> Tensor:
@@ -329,7 +350,7 @@ def accumulate(tracer: trace.Tracer, view: Tensor, value: Tensor, last: Instruct
     target = view if view.shape == value.shape else view.reshape(value.shape)
     moved = compose(last.dst[0], target)
     assert moved is not None  # a fresh result's box always maps onto a view of its shape
-    if view.storage.zero_init:
+    if view.storage.zero_init or view.storage.placed:
         first = tracer.mark_started(moved)
     else:
         first = False

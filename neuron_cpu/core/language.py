@@ -154,6 +154,7 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: 
     made.paxis = paxis if kind in ("sbuf", "psum") else 0
     place = getattr(where, "place", None)
     if place is not None:
+        made.placed = True
         place(made)
     return Tensor.whole(made)
 
@@ -227,14 +228,8 @@ def load(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
             f"Expected operand 'src' of 'load' to be in address space 'hbm', got {source.label()}; "
             "use nl.copy between on-chip tensors",
         )
-    if source.ndim == 0:  # one element of a 1-D tensor
-        source = source.reshape((1, 1))
-    if source.ndim < 2:
-        raise refuse(
-            "sim_rank",
-            f"Insufficient rank: load of {source.label()}, expected at least two axes; reshape the "
-            "HBM tensor to (n, 1) or (1, n)",
-        )
+    while source.ndim < 2:  # a 1-D region is a column, one of its elements a (1, 1) tile
+        source = source.expand_dims(source.ndim)
     if source.shape[0] > spec.PARTITIONS:
         raise refuse(
             "err_num_partition_exceed_arch_limit",
@@ -375,9 +370,8 @@ def transpose(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
         return isa.nc_transpose(source, dtype=dtype, mask=mask, engine=isa.vector_engine)
     if source.storage.buffer == "psum":
         source = isa.tensor_copy(source)
-    return isa.tensor_copy(
-        isa.nc_transpose(source, mask=mask, engine=isa.tensor_engine), dtype=dtype
-    )
+    made = isa.nc_transpose(source, mask=mask, engine=isa.tensor_engine)
+    return isa.copy_written(made, dtype)
 
 
 # --- element-wise binary --------------------------------------------------------------------------

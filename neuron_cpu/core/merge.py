@@ -464,6 +464,8 @@ def _compose(ref: Ref, source: Ref, axes: list[Axis]) -> Ref | None:
         if size == 1 or stride == 0:
             strides.append(0)
             continue
+        if stride < 0:
+            return None
         steps = _digits(stride, axes)
         for k, step in enumerate(steps):
             last[k] += step * (size - 1)

@@ -91,12 +91,14 @@ class Storage:
         redirect: where an assignment moved that result to.
         data: contents of a constant.
         address: explicit placement, from direct allocation.
+        placed: its buffer is one of ``ncc``, whether or not the addresses are used; such a PSUM
+            tile cannot have an initial value, so its first matmul overwrites too.
         mutable: kernel input that the kernel may write and must return.
     """
 
     __slots__ = (
         "address", "birth", "buffer", "data", "dtype", "frame", "id", "mutable", "name",
-        "needs_zero", "paxis", "producer", "redirect", "role", "shape", "size", "source",
+        "needs_zero", "paxis", "placed", "producer", "redirect", "role", "shape", "size", "source",
         "zero_init",
     )  # fmt: skip
 
@@ -119,6 +121,7 @@ class Storage:
         self.redirect: Tensor | None = None
         self.data: np.ndarray | None = None
         self.address: Any = None
+        self.placed = False
         self.mutable = False
 
     @property

@@ -16,7 +16,7 @@ import numpy as np
 from . import trace
 from .dtypes import DType, to_dtype
 from .errors import refuse, user_frame
-from .index import DynamicIndex, Index, Mask, is_integer
+from .index import DynamicIndex, Index, Mask, aligned, is_integer
 from .program import Storage
 
 _interned: dict[tuple[int, ...], tuple[int, ...]] = {}
@@ -89,8 +89,11 @@ class Tensor:
         return self.dt.itemsize
 
     @property
-    def buffer(self) -> str:
-        return self.storage.buffer
+    def buffer(self) -> Any:
+        """The memory as kernels name it: ``nl.sbuf``, ``nl.psum``, ``nl.hbm`` or ``shared_hbm``."""
+        from . import language
+
+        return getattr(language, self.storage.buffer)
 
     @property
     def on_chip(self) -> bool:
@@ -239,12 +242,15 @@ class Tensor:
     def _advanced(self, keys: tuple[Any, ...]) -> Tensor:
         if any(k is Ellipsis for k in keys) or len(keys) > self.ndim:
             keys = tuple(_expand_ellipsis(keys, self.ndim, self))
-        grids = [k for k in keys if isinstance(k, Index)]
-        grids += [
-            k.index for k in keys if isinstance(k, DynamicIndex) and isinstance(k.index, Index)
-        ]
-        tensors = [k for k in keys if isinstance(k, Tensor)]
-        shape = np.broadcast_shapes(*(g.shape for g in grids), *(t.shape for t in tensors))
+        grids, shape = aligned(
+            [g for g in map(_grid_of, keys) if g is not None],
+            [k.shape for k in keys if isinstance(k, Tensor)],
+        )
+        keys = _with_grids(keys, grids)
+        if not self.on_chip and any(g.dense for g in grids):
+            for axis, k in enumerate(keys):
+                if isinstance(k, (Tensor, DynamicIndex)):
+                    raise self._index_tile_refusal(axis, k if isinstance(k, Tensor) else k.tensor)
         if len(keys) < self.ndim:
             keys = keys + tuple(slice(None) for _ in range(self.ndim - len(keys)))
         rest = [(a, k) for a, k in enumerate(keys) if isinstance(k, slice)]
@@ -313,21 +319,24 @@ class Tensor:
                 )
             return
         if index.free_size != 1 or (axis == self.ndim - 1 and axis > 0):
-            raise refuse(
-                "err_indirect_indices_free_dim",
-                f"axis {axis} of {self.label()} is indexed by {index.label()}, expected a (P, 1) "
-                "index tile on the partition or a block axis; index rows by data and columns with "
-                "nl.arange (nl.mgrid does not serve here)",
-            )
+            raise self._index_tile_refusal(axis, index)
+
+    def _index_tile_refusal(self, axis: int, index: Tensor) -> Exception:
+        return refuse(
+            "err_indirect_indices_free_dim",
+            f"axis {axis} of {self.label()} is indexed by {index.label()}, expected a (P, 1) "
+            "index tile on the partition or a block axis; index rows by data and columns with "
+            "nl.arange (nl.mgrid does not serve here)",
+        )
 
     def __setitem__(self, key: Any, value: Any) -> None:
         view = self if key is Ellipsis else self[key]
         trace.current("assignment").assign(view, value)
 
     # --- views ------------------------------------------------------------------------------------
-    def reshape(self, *shape: Any) -> Tensor:
+    def reshape(self, *sizes: Any, shape: Any = None) -> Tensor:
         """View with other sizes; on chip the partition axis must stay as it is."""
-        new = tuple(int(s) for s in (shape[0] if len(shape) == 1 and _is_seq(shape[0]) else shape))
+        new = _sizes(sizes, shape)
         if -1 in new:
             known = -int(np.prod(new))
             new = tuple(self.size // known if s == -1 else s for s in new)
@@ -351,14 +360,17 @@ class Tensor:
             )
         return Tensor(self.storage, self.offset, intern(new), intern(strides), self.dt, self.paxis)
 
-    def broadcast_to(self, *shape: Any) -> Tensor:
+    def broadcast_to(self, *sizes: Any, shape: Any = None) -> Tensor:
         """numpy broadcasting; from one partition to many it is a ones-matmul on the device."""
-        new = tuple(int(s) for s in (shape[0] if len(shape) == 1 and _is_seq(shape[0]) else shape))
-        if self.on_chip and self.shape[0] == 1 and len(new) == self.ndim and new[0] > 1:
+        new = _sizes(sizes, shape)
+        own = self
+        if own.ndim > len(new) >= 2 and all(s == 1 for s in own.shape[len(new) :]):
+            own = own.reshape(own.shape[: len(new)])  # axes of an mgrid that are named, of size 1
+        if own.on_chip and own.shape[0] == 1 and len(new) == own.ndim and new[0] > 1:
             from . import language
 
-            return language.partition_broadcast(self, new)
-        return self.expand(new)
+            return language.partition_broadcast(own, new)
+        return own.expand(new)
 
     def expand(self, shape: tuple[int, ...]) -> Tensor:
         """Zero-stride view of ``shape``; missing trailing axes count as axes of size 1."""
@@ -385,9 +397,11 @@ class Tensor:
         at = axis if axis >= 0 else axis + self.ndim + 1
         shape = (*self.shape[:at], 1, *self.shape[at:])
         strides = (*self.strides[:at], 0, *self.strides[at:])
+        oob = tuple(((*c[:at], 0, *c[at:]), const, size) for c, const, size in self.oob or ())
         return Tensor(
-            self.storage, self.offset, intern(shape), intern(strides), self.dt, self.paxis
-        )
+            self.storage, self.offset, intern(shape), intern(strides), self.dt, self.paxis,
+            oob or None, self.indirect,
+        )  # fmt: skip
 
     def view(self, dtype: Any) -> Tensor:
         """The same bits as another type of the same size."""
@@ -500,8 +514,11 @@ def _truth_refusal(tensor: Tensor) -> tuple[str, str]:
     )
 
 
-def _is_seq(value: Any) -> bool:
-    return isinstance(value, (tuple, list))
+def _sizes(given: tuple[Any, ...], shape: Any) -> tuple[int, ...]:
+    """Sizes given one by one, as one sequence, or by keyword."""
+    if shape is None:
+        shape = given[0] if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+    return tuple(int(s) for s in shape)
 
 
 def _kind(k: Any) -> str:
@@ -523,6 +540,25 @@ def _expand_ellipsis(keys: tuple[Any, ...], ndim: int, tensor: Tensor) -> list[A
         at = next(i for i, k in enumerate(keys) if k is Ellipsis)
         return [*keys[:at], *fill, *keys[at + 1 :]]
     return [*keys, *fill]
+
+
+def _grid_of(k: Any) -> Index | None:
+    """The index grid of one advanced subscript, if it has one."""
+    index = k.index if isinstance(k, DynamicIndex) else k
+    return index if isinstance(index, Index) else None
+
+
+def _with_grids(keys: tuple[Any, ...], grids: list[Index]) -> tuple[Any, ...]:
+    """``keys`` with their index grids replaced, in order."""
+    rest = iter(grids)
+    new = []
+    for k in keys:
+        if isinstance(k, Index):
+            k = next(rest)
+        elif _grid_of(k) is not None:
+            k = DynamicIndex(k.tensor, next(rest))
+        new.append(k)
+    return tuple(new)
 
 
 def _slice_of(k: Any, size: int, keep_axis: bool) -> tuple[int, int, int, bool]:

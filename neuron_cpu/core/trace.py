@@ -259,16 +259,20 @@ class Tracer:
         if value.storage is view.storage and value.key() == view.key():
             return  # t[...] += x hands the updated view back to us
         self._check_writable(view)
-        fresh = value.storage
-        if (
-            fresh.producer is None
-            and fresh.source is None
-            and fresh.birth == len(self.program.instructions)
-        ):
-            return  # the op's mask selected nothing: the destination keeps its content
+        if self._was_skipped(value):
+            return  # the destination keeps its content
         source = self._conform(value, view)
         if not self._redirect(view, source):
             isa.copy_into(view, source)
+
+    def _was_skipped(self, value: Tensor) -> bool:
+        """True for a result whose mask selected nothing, so that no instruction was recorded."""
+        fresh = value.storage
+        return (
+            fresh.producer is None
+            and fresh.source is None
+            and fresh.birth == len(self.program.instructions)
+        )
 
     def _check_writable(self, view: Tensor) -> None:
         if not view.storage.on_chip:
@@ -296,6 +300,7 @@ class Tracer:
 
     def _redirect(self, view: Tensor, value: Tensor) -> bool:
         """Let the instruction that produced ``value`` write into ``view`` instead."""
+        from . import isa
         from .tensor import compose
 
         fresh = value.storage
@@ -329,8 +334,7 @@ class Tracer:
             last.dst, last.attrs = before
             return False
         fresh.redirect = view
-        if view.storage.zero_init:
-            self.mark_started(moved)
+        isa.note_written(moved)
         if self.machine is not None:
             self.machine.run(last)
         return True
@@ -361,6 +365,8 @@ class Tracer:
         from .tensor import Tensor
 
         last = self.program.instructions[-1] if self.program.instructions else None
+        if isinstance(value, Tensor) and self._was_skipped(value):
+            return view
         if (
             name == "add"
             and view.storage.buffer == "psum"
@@ -400,6 +406,13 @@ class Tracer:
                 "each accumulation group",
             )
         return True
+
+    def mark_written(self, view: Tensor) -> None:
+        """Note that an instruction wrote into a PSUM tile at an explicit address."""
+        started = self.started.get(view.storage.id)
+        if started is None:
+            started = self.started[view.storage.id] = _Started(view.storage.size)
+        started.overwrite(view)
 
     # --- loops ------------------------------------------------------------------------------------
     def loop(self, kind: str, indices: range) -> Iterator[int]:
@@ -525,6 +538,13 @@ class _Started:
         window[...] = True
         self.keys.add(view.key())
         return True
+
+    def overwrite(self, view: Tensor) -> None:
+        """Note a region that may overlap earlier ones."""
+        if not self.add(view):
+            assert self.flat is not None
+            _window(self.flat, view)[...] = True
+            self.keys.add(view.key())
 
 
 def _last_index(instructions: list[Instruction], wanted: Instruction) -> int:

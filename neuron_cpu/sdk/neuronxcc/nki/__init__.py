@@ -12,9 +12,11 @@ from neuron_cpu.core.kernel import Kernel, returns_value
 from neuron_cpu.core.runners import benchmark, profile
 from neuron_cpu.core.tensor import Tensor as tensor
 
+from . import compiler, isa, language, typing
+
 __all__ = [
-    "FrameworkKernel", "baremetal", "benchmark", "jit", "profile", "simulate_kernel", "tensor",
-    "trace",
+    "FrameworkKernel", "baremetal", "benchmark", "compiler", "isa", "jit", "language", "profile",
+    "simulate_kernel", "tensor", "trace", "typing",
 ]  # fmt: skip
 
 FrameworkKernel = Kernel
@@ -54,9 +56,9 @@ def baremetal(kernel: Callable | None = None, **options: Any) -> Any:
     return jit(kernel, "baremetal", **options)
 
 
-def trace(func: Callable) -> Kernel:
-    """A kernel that is only called from inside another kernel."""
-    return jit(func, mode="trace")
+def trace(func: Callable | None = None, **options: Any) -> Any:
+    """A kernel that is only called from inside another kernel; ``@nki.trace`` or with options."""
+    return jit(func, "trace", **options)
 
 
 def simulate_kernel(kernel: Any, *args: Any, **kwargs: Any) -> Any:

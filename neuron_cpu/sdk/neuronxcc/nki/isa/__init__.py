@@ -35,6 +35,7 @@ from neuron_cpu.core.isa import (
     unknown_engine,
     vector_engine,
 )  # fmt: skip
+from neuron_cpu.core.labels import label_all
 from neuron_cpu.core.selection import (
     builtin_custom_op,
     dma_transpose,
@@ -66,3 +67,5 @@ __all__ = [
     "tensor_scalar_reduce", "tensor_tensor", "tensor_tensor_scan", "unknown_engine",
     "vector_engine",
 ]  # fmt: skip
+
+label_all(globals(), __all__)

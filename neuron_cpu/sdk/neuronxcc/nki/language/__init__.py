@@ -11,6 +11,7 @@ from neuron_cpu.core.composites import (
     ceil,
     cos,
     device_print,
+    dropout,
     finfo,
     floor,
     gemm_grid,
@@ -28,6 +29,7 @@ from neuron_cpu.core.composites import (
 )  # fmt: skip
 from neuron_cpu.core.index import arange, ds, mgrid
 from neuron_cpu.core.isa import fp32
+from neuron_cpu.core.labels import label_all
 from neuron_cpu.core.language import (
     add,
     affine_range,
@@ -126,7 +128,6 @@ from neuron_cpu.core.language import (
     zeros_like,
 )  # fmt: skip
 from neuron_cpu.core.selection import (
-    dropout,
     gather_flattened,
     rand,
     random_seed,
@@ -151,3 +152,5 @@ __all__ = [
     "subtract", "sum", "tan", "tanh", "tfloat32", "tile_size", "transpose", "trunc", "uint16",
     "uint32", "uint8", "var", "where", "zeros", "zeros_like",
 ]  # fmt: skip
+
+label_all(globals(), __all__)

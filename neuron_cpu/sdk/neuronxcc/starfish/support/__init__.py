@@ -1,0 +1,1 @@
+"""Helpers of the compiler package that public kernels import."""
