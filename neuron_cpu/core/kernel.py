@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,7 @@ from .tensor import Tensor
 _local = threading.local()
 
 
-@dataclass
+@dataclasses.dataclass
 class KernelCall:
     """One top-level kernel call, as observers see it.
 
@@ -79,11 +79,27 @@ def _constant_key(value: Any) -> Any:
         return (type(value).__name__, *(_constant_key(v) for v in value))
     if isinstance(value, dict):
         return tuple((k, _constant_key(v)) for k, v in sorted(value.items()))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return (type(value), _constant_key(fields))
     try:
         hash(value)
     except TypeError:
-        return id(value)
+        return _Itself(value)
     return (type(value).__name__, value)
+
+
+class _Itself:
+    """Stands for one unhashable object, and keeps it, so that its id stays its own."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
 
 
 def flatten(args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
@@ -166,7 +182,8 @@ class Kernel:
         program = self.trace(*args, **kwargs)
         if any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors):
             outputs = [
-                torch.empty(s.shape, dtype=s.dtype.torch, device="meta") for s in program.outputs
+                torch.empty(shape, dtype=s.dtype.torch, device="meta")
+                for s, shape in zip(program.outputs, program.output_shapes)
             ]
         else:
             outputs = self._execute(program, tensors)
@@ -254,9 +271,13 @@ def _hand_back(
                 tensor.detach().copy_(host)
         elif tensor.ctypes.data != host.data_ptr():
             tensor[...] = to_numpy(host, storage.dtype)
-    return [
+    made = [
         own[s.id] if s.id in own else r if as_torch else to_numpy(r, s.dtype)
         for s, r in zip(program.outputs, results)
+    ]
+    return [
+        m if tuple(m.shape) == shape else m.reshape(shape)
+        for m, shape in zip(made, program.output_shapes)
     ]
 
 
@@ -334,7 +355,15 @@ def _collect_outputs(program: Program, result: Any) -> None:
                 "buffer=nl.shared_hbm; store the result into one and return that",
                 program.name,
             )
+        if not value.is_full():
+            raise refuse(
+                "sim_partial_output",
+                f"kernel {program.name} returns the part {value.shape} of {value.storage.label()}, "
+                "expected whole tensors; return the tensor and slice what the call returns",
+                program.name,
+            )
         program.outputs.append(value.storage)
+        program.output_shapes.append(value.shape)
     for storage in program.inputs:
         if storage.mutable and storage not in program.outputs:
             raise refuse(
@@ -349,6 +378,7 @@ def _collect_written(program: Program) -> None:
     """Old convention: the outputs are the parameters that the kernel stores into."""
     written = {v.storage for i in program.instructions for v in i.dst}
     program.outputs = [s for s in program.inputs if s in written]
+    program.output_shapes = [s.shape for s in program.outputs]
     for storage in program.inputs:
         storage.mutable = storage in written
     if not program.outputs:

@@ -195,6 +195,7 @@ class Program:
         name: kernel function's name.
         instructions: in program order.
         inputs, outputs: HBM storages, in argument and return order.
+        output_shapes: shapes that the kernel returns them in; a reshape keeps the storage.
         storages: all storages, in order of creation.
         function: the Python function, for the checks on its source.
         macs: multiply-accumulates of all matmuls that are not transposes.
@@ -207,6 +208,7 @@ class Program:
         self.storages: list[Storage] = []
         self.inputs: list[Storage] = []
         self.outputs: list[Storage] = []
+        self.output_shapes: list[tuple[int, ...]] = []
         self.return_tuple = False
         self.returns = True
         self.direct_allocation = False

@@ -249,8 +249,9 @@ class Tensor:
         keys = _with_grids(keys, grids)
         if not self.on_chip and any(g.dense for g in grids):
             for axis, k in enumerate(keys):
-                if isinstance(k, (Tensor, DynamicIndex)):
-                    raise self._index_tile_refusal(axis, k if isinstance(k, Tensor) else k.tensor)
+                rows = k.tensor if isinstance(k, DynamicIndex) else k
+                if isinstance(rows, Tensor) and rows.size != 1:
+                    raise self._index_tile_refusal(axis, rows)
         if len(keys) < self.ndim:
             keys = keys + tuple(slice(None) for _ in range(self.ndim - len(keys)))
         rest = [(a, k) for a, k in enumerate(keys) if isinstance(k, slice)]

@@ -45,6 +45,10 @@ def jit(func: Callable | None = None, mode: str = "auto", **options: Any) -> Any
         return lambda f: jit(f, mode, **options)
     if mode == "benchmark":
         return benchmark(func, **options)
+    if isinstance(func, Kernel):  # decorated twice: the outer mode and options win
+        inner = {k: v for k, v in func.options.items() if k != "mode"}
+        made = jit(func.function, mode, **{**inner, **options})
+        return made[func.grid] if func.grid else made
     if mode in WITHOUT_FRAMEWORK:
         options.setdefault("kernel_return", returns_value(func))
     return Kernel(func, mode=mode, **options)

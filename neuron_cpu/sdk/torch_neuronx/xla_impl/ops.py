@@ -42,9 +42,14 @@ class TopK:
 class nki_jit:
     """The older way to call a kernel: `nki_jit()(kernel)[grid](inputs..., output, constants...)`.
 
-    The last tensor argument is the output: the kernel stores into it instead of returning it, and
+    `@nki_jit` without parentheses is the same. The last tensor argument is the output: the kernel stores into it instead of returning it, and
     the call writes the caller's tensor in place and returns nothing.
     """
+
+    def __new__(cls, *options: Any, **keyword_options: Any) -> Any:
+        if len(options) == 1 and callable(options[0]):
+            return _OutputArgumentKernel(options[0])
+        return super().__new__(cls)
 
     def __init__(self, *options: Any, **keyword_options: Any) -> None:
         del options, keyword_options  # targets of the device compiler
