@@ -1400,8 +1400,8 @@ class NeuronLlamaMLP(nn.Module):
 def _refuse_for_kernels(wrong: bool, what: str) -> None:
     if wrong:
         raise ValueError(
-            f"The kernels do not cover {what}, expected a Llama with SiLU, no biases, heads of 64 or "
-            "128 and a batch of at most 128; run without --enable-nki."
+            f"The kernels do not cover {what}, expected a Llama with SiLU, no biases, heads of 64 "
+            "or 128 and a batch of at most 128; run without --enable-nki."
         )
 
 

@@ -9,7 +9,7 @@ import torch
 
 import llama
 from neuron_cpu.core import Kernel
-from tests.llama import references
+from tests.llama.references import EXACT
 
 KERNELS = sorted(name for name, value in vars(llama).items() if isinstance(value, Kernel))
 HIDDEN, F, Q, KV, D, BATCH, LENGTH, PAST = 96, 136, 4, 2, 64, 2, 70, 150
@@ -18,7 +18,7 @@ HIDDEN, F, Q, KV, D, BATCH, LENGTH, PAST = 96, 136, 4, 2, 64, 2, 70, 150
 @pytest.mark.parametrize("name", KERNELS)
 def test_signatures_agree(name: str) -> None:
     wanted = inspect.signature(getattr(llama, name).function)
-    assert inspect.signature(getattr(references, name)) == wanted
+    assert inspect.signature(getattr(EXACT, name)) == wanted
 
 
 def arguments(name: str, tokens: int) -> dict[str, object]:
@@ -26,7 +26,7 @@ def arguments(name: str, tokens: int) -> dict[str, object]:
     torch.manual_seed(len(name))
     positions = torch.arange(tokens).float().reshape(-1, 1)
     inv_freq = torch.tensor([1e4 ** (-2 * i / D) for i in range(D // 2)]).expand(128, -1).clone()
-    cos, sin = references.rope_tables_kernel(positions, inv_freq, None)
+    cos, sin = EXACT.rope_tables_kernel(positions, inv_freq, None)
     n = (Q + 2 * KV) * D
     bias = torch.zeros(BATCH, PAST if "decode" in name else tokens // BATCH)
     bias[1, : PAST // 4 if "decode" in name else 5] = llama.MASKED
@@ -50,7 +50,7 @@ def arguments(name: str, tokens: int) -> dict[str, object]:
 def test_kernel_equals_its_reference(name: str) -> None:
     """In fp32 nothing is rounded on the way, so only the order of sums differs."""
     tokens = BATCH if "decode" in name else BATCH * LENGTH
-    kernel, reference = getattr(llama, name), getattr(references, name)
+    kernel, reference = getattr(llama, name), getattr(EXACT, name)
     values = arguments(name, tokens)
     chosen = {p: values[p] for p in inspect.signature(reference).parameters}
     got, wanted = kernel(**chosen), reference(**chosen)
