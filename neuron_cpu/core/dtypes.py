@@ -23,19 +23,24 @@ class DType:
 
     Attributes:
         name: the NKI name, e.g. ``"bfloat16"``.
-        public: the object kernels see as ``tensor.dtype`` (a numpy scalar class, or ``tfloat32``).
+        public: the object of ``nki.language``: a numpy scalar class, an np.dtype where numpy has
+            none of its own, or ``tfloat32``.
+        numpy: dtype of host arrays of this type (tf32 travels as float32).
+        of_tensor: what kernels see as ``tensor.dtype``: ``numpy``, except for tf32.
         torch: dtype of the torch tensor that stores elements (fp8 e4m3 as raw uint8).
         itemsize: bytes per element.
         kind: ``"f"`` float, ``"i"`` signed, ``"u"`` unsigned, ``"b"`` bool.
         rank: orders types of one kind by precision, for promotion.
     """
 
-    __slots__ = ("itemsize", "kind", "name", "public", "rank", "torch")
+    __slots__ = ("itemsize", "kind", "name", "numpy", "of_tensor", "public", "rank", "torch")
 
     def __init__(self, name: str, public: Any, storage: torch.dtype, kind: str, rank: int) -> None:
         self.name, self.public, self.torch = name, public, storage
         self.kind, self.rank = kind, rank
         self.itemsize = storage.itemsize
+        self.numpy = np.dtype(np.float32 if public is tfloat32 else public)
+        self.of_tensor = public if public is tfloat32 else self.numpy
 
     def __repr__(self) -> str:
         return self.name
@@ -48,18 +53,13 @@ class DType:
     def is_int(self) -> bool:
         return self.kind in "iub"
 
-    @property
-    def numpy(self) -> np.dtype:
-        """numpy dtype of host arrays of this type (tf32 travels as float32)."""
-        return np.dtype(np.float32 if self.public is tfloat32 else self.public)
-
 
 FLOAT32 = DType("float32", np.float32, torch.float32, "f", 5)
 TFLOAT32 = DType("tfloat32", tfloat32, torch.float32, "f", 4)
-BFLOAT16 = DType("bfloat16", ml_dtypes.bfloat16, torch.bfloat16, "f", 3)
+BFLOAT16 = DType("bfloat16", np.dtype(ml_dtypes.bfloat16), torch.bfloat16, "f", 3)
 FLOAT16 = DType("float16", np.float16, torch.float16, "f", 2)
-FLOAT8_E4M3 = DType("float8_e4m3", ml_dtypes.float8_e4m3, torch.uint8, "f", 1)
-FLOAT8_E5M2 = DType("float8_e5m2", ml_dtypes.float8_e5m2, torch.float8_e5m2, "f", 0)
+FLOAT8_E4M3 = DType("float8_e4m3", np.dtype(ml_dtypes.float8_e4m3), torch.uint8, "f", 1)
+FLOAT8_E5M2 = DType("float8_e5m2", np.dtype(ml_dtypes.float8_e5m2), torch.float8_e5m2, "f", 0)
 INT32 = DType("int32", np.int32, torch.int32, "i", 2)
 INT16 = DType("int16", np.int16, torch.int16, "i", 1)
 INT8 = DType("int8", np.int8, torch.int8, "i", 0)

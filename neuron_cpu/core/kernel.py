@@ -176,11 +176,13 @@ class Kernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if trace.active() is not None:
             return self.function(*args, **kwargs)
-        if os.environ.get("NKI_CPU_EAGER") == "1" or self.options.get("eager"):
-            return self._eager(args, kwargs)
         tensors, _ = flatten(args, kwargs)
+        only_shapes = any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors)
+        eager = os.environ.get("NKI_CPU_EAGER") == "1" or self.options.get("eager")
+        if eager and not only_shapes:
+            return self._eager(args, kwargs)
         program = self.trace(*args, **kwargs)
-        if any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors):
+        if only_shapes:
             outputs = [
                 torch.empty(shape, dtype=s.dtype.torch, device="meta")
                 for s, shape in zip(program.outputs, program.output_shapes)

@@ -42,7 +42,7 @@ class Tensor:
 
     Attributes:
         shape: sizes, partition axis first for a tile.
-        dtype: element type as kernels name it (``nl.bfloat16``, ...).
+        dtype: element type, equal to ``nl.bfloat16`` etc. (an np.dtype, except for tf32).
         ndim, itemsize, buffer: as the names say.
     """
 
@@ -78,7 +78,7 @@ class Tensor:
     # --- properties -------------------------------------------------------------------------------
     @property
     def dtype(self) -> Any:
-        return self.dt.public
+        return self.dt.of_tensor
 
     @property
     def ndim(self) -> int:

@@ -42,8 +42,9 @@ class TopK:
 class nki_jit:
     """The older way to call a kernel: `nki_jit()(kernel)[grid](inputs..., output, constants...)`.
 
-    `@nki_jit` without parentheses is the same. The last tensor argument is the output: the kernel stores into it instead of returning it, and
-    the call writes the caller's tensor in place and returns nothing.
+    `@nki_jit` without parentheses is the same. The last tensor argument is the output: the kernel
+    stores into it instead of returning it, and the call writes the caller's tensor in place and
+    returns nothing.
     """
 
     def __new__(cls, *options: Any, **keyword_options: Any) -> Any:

@@ -1,0 +1,1080 @@
+"""Call forms of public NKI kernels, each in a kernel of this project's own, against numpy.
+
+A comment before each test names the form and a public file that shows it; files without another
+repository are those of aws-neuron/nki-samples, for SDK 2.21 to 2.23. Every test runs twice:
+replayed, as programs run, and in eager mode.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from neuronxcc import nki
+from neuronxcc.nki import compiler as ncc
+from neuronxcc.nki import isa as nisa
+from neuronxcc.nki import language as nl
+from neuronxcc.nki import typing as nt
+from neuronxcc.nki.language import par_dim
+
+from neuron_cpu.core import NkiError
+from tests.conftest import REPOSITORY
+
+# block axes and in-place operators are what public kernels use; both are warnings
+pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.errors.NkiWarning")
+
+
+@pytest.fixture(autouse=True, params=["replayed", "eager"])
+def execution(request, monkeypatch):
+    if request.param == "eager":
+        monkeypatch.setenv("NKI_CPU_EAGER", "1")
+
+
+def normal(*shape, seed=0):
+    return np.random.default_rng(seed).standard_normal(shape).astype(np.float32)
+
+
+def whole(*shape, seed=0):
+    """Small whole numbers: exact in every float type."""
+    return np.random.default_rng(seed).integers(-4, 5, shape).astype(np.float32)
+
+
+def agree(got, expected, tolerance=1e-5):
+    assert tuple(got.shape) == np.shape(expected)
+    error = np.abs(np.asarray(got, np.float64) - np.asarray(expected, np.float64)).max()
+    assert error <= tolerance * max(1.0, np.abs(expected).max())
+
+
+# --- names and decorators -------------------------------------------------------------------------
+# nki.isa, nki.compiler and the rest as attributes of nki; contributed/pipelined_attention.py
+def test_submodules_are_attributes_of_the_package():
+    script = (
+        "import neuron_cpu; neuron_cpu.ensure_sdk()\n"
+        "from neuronxcc import nki\n"
+        "print(nki.compiler.sbuf, nki.isa.nc_matmul, nki.language.load, nki.typing.tensor)\n"
+    )
+    run = [sys.executable, "-c", script]
+    done = subprocess.run(run, cwd=REPOSITORY, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+# names from inner modules; contributed/neuron-team-kernels/conv.py, flash_paged_attn_varlen
+def test_names_of_inner_modules():
+    from neuronxcc.nki.isa.constants import dge_mode, oob_mode, reduce_cmd
+    from neuronxcc.nki.language.constants import sizeinbytes
+    from neuronxcc.starfish.support.dtype import bfloat16
+
+    assert (dge_mode, oob_mode) == (nisa.dge_mode, nisa.oob_mode)
+    assert reduce_cmd is nisa.reduce_cmd and bfloat16 == nl.bfloat16
+    assert [sizeinbytes(t) for t in (nl.float32, nl.bfloat16, nl.float8_e4m3)] == [4, 2, 1]
+
+
+@nki.jit
+def doubled_on_a_grid(x):
+    """[g, p, f] -> 2 x, one instance for each of the first axis."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    nl.store(out[nl.program_id(0)], nl.load(x[nl.program_id(0)]) * 2)
+    return out
+
+
+# nki.benchmark of a launched kernel, grids of cores; nki documentation of spmd_dim and nc
+def test_grids_of_cores_in_every_spelling(capsys):
+    x = normal(4, 3, 5)
+    for grid in (4, (4,), nl.nc(2) * 2, 2 * nl.nc(2), nl.spmd_dim(nl.nc(2), 2)):
+        agree(doubled_on_a_grid[grid](x=x), 2 * x)
+    agree(nki.simulate_kernel(doubled_on_a_grid[nl.spmd_dim(2, nl.nc(2))], x), 2 * x)
+    timed = nki.benchmark(warmup=2, iters=3)(doubled_on_a_grid[nl.nc(2) * 2])
+    timed(x=x)
+    assert timed.benchmark_result.nc_latency.get_latency_percentile(99) > 0
+    assert "estimated" in capsys.readouterr().err
+
+
+# a compiler decorator over baremetal with file names, then a grid; contributed/pipelined_attention
+def test_decorators_with_options_stack():
+    @nki.compiler.skip_middle_end_transformations
+    @nki.baremetal(artifacts_dir="out", additional_compile_opt="--flag", debug_kernel=True)
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nl.store(out[nl.program_id(0)], nl.load(x[nl.program_id(0)]))
+        return out
+
+    x = normal(2, 4, 5)
+    agree(kernel[2](x), x)
+
+
+# nki.baremetal of a kernel that is decorated already; the run scripts of the samples do so
+def test_decorating_twice_keeps_the_grid():
+    x = normal(3, 4, 5)
+    agree(nki.baremetal(doubled_on_a_grid, save_neff_name="file.neff")[3](x), 2 * x)
+    agree(nki.jit(doubled_on_a_grid[3], mode="simulation")(x), 2 * x)
+
+
+# nki.trace with options; keyword-only arguments of inner kernels that return nothing;
+# contributed/neuron-team-kernels/attention_token_gen.py and rmsnorm_quant.py
+def test_inner_kernels_with_options():
+    @nki.trace(platform_target="trn1", show_compiler_tb=True)
+    def doubled(tile):
+        return nl.multiply(tile, 2)
+
+    @nki.jit(mode="trace")
+    def scale(tile, *, by):
+        tile[...] = nl.multiply(tile, by)
+
+    @nki.jit
+    def transpose_pieces(into, source, count):
+        for j in nl.affine_range(count):
+            into[:, nl.ds(j * 32, 32)] = nisa.nc_transpose(source[:, nl.ds(j * 32, 32)])
+
+    @nki.jit(experimental_flags="enable-mutable-parameter")
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        turned = nl.ndarray((par_dim(32), 64), buffer=nl.psum, dtype=np.float32)
+        transpose_pieces(into=turned, source=doubled(nl.load(x)), count=2)
+        result = nl.copy(turned, dtype=x.dtype)
+        scale(result, by=0.5)
+        nl.store(out, result)
+        return out
+
+    x = normal(32, 64)
+    agree(kernel(x), np.concatenate([x[:, :32].T, x[:, 32:].T], axis=1))
+
+
+# the older decorator without parentheses; Stable Diffusion samples of aws-neuron-samples
+def test_nki_jit_of_torch_neuronx():
+    from torch_neuronx import nki_jit
+
+    @nki_jit
+    def kernel(x, out):
+        nl.store(out[nl.program_id(0)], nl.load(x[nl.program_id(0)]) * 2.0)
+
+    x, out = torch.randn(2, 4, 5), torch.zeros(2, 4, 5)
+    kernel[2](x, out)
+    assert torch.equal(out, 2 * x)
+
+
+# generations are compared by order; src/nki_samples/reference/attention.py
+def test_generations_are_ordered():
+    assert nisa.nc_version.gen2 < nisa.nc_version.gen3
+    assert not nisa.get_nc_version() >= nisa.nc_version.gen3
+
+
+# configurations that the caller changes between calls; src/nki_samples/reference/attention.py
+def test_changed_configuration_traces_again():
+    @dataclasses.dataclass
+    class Config:
+        factor: float
+
+    @nki.jit
+    def kernel(x, config=None):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.load(x) * config.factor)
+        return out
+
+    x, config = normal(4, 5), Config(2.0)
+    agree(kernel(x, config), 2 * x)
+    config.factor = 3.0
+    agree(kernel(x, config=config), 3 * x)
+    agree(kernel(x, config), 3 * x)
+
+
+# return of a reshaped output; contributed/interpolate_bilinear_fwd.py
+def test_reshaped_output():
+    @nki.jit
+    def kernel(x, part):
+        out = nl.ndarray([4, 6], x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.load(x))
+        return out[0:2] if part else out.reshape(shape=(2, 2, 6))
+
+    x = normal(4, 6)
+    agree(kernel(x, False), x.reshape(2, 2, 6))
+    agree(kernel(torch.from_numpy(x), False), x.reshape(2, 2, 6))
+    assert kernel(torch.empty(4, 6, device="meta"), False).shape == (2, 2, 6)
+    with pytest.raises(NkiError, match="sim_partial_output"):
+        kernel(x, True)
+
+
+# --- tensors --------------------------------------------------------------------------------------
+# dtype.itemsize, comparison with the names of nl, buffer is nl.psum; conv.py and helper_kernels.py
+def test_attributes_of_tensors():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(shape=x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        assert x.dtype.itemsize == 2 and tile.dtype.name == "bfloat16"
+        assert x.dtype == tile.dtype == out.dtype == nl.bfloat16 != nl.float32
+        assert x.dtype in (nl.bfloat16, nl.float16) and np.dtype(x.dtype).itemsize == 2
+        total = nl.zeros(tile.shape, nl.float32, buffer=nl.psum)
+        total[...] = nl.copy(tile)
+        assert total.buffer is nl.psum and tile.buffer is nl.sbuf and out.buffer is nl.shared_hbm
+        nl.store(out, nl.copy(total, dtype=x.dtype))
+        return out
+
+    x = torch.arange(12.0).reshape(3, 4).to(torch.bfloat16)
+    assert torch.equal(kernel(x), x)
+
+
+# one-dimensional HBM tensors, whole or in slices; the vector kernels that courses begin with
+def test_vectors_load_as_columns():
+    @nki.jit
+    def kernel(a, b):
+        out = nl.ndarray(shape=a.shape, dtype=a.dtype, buffer=nl.shared_hbm)
+        for m in nl.affine_range(2):
+            tile = nl.ndarray((100, 1), dtype=a.dtype, buffer=nl.sbuf)
+            tile[...] = nl.load(a[m * 100 : (m + 1) * 100])
+            total = nl.add(tile, nl.load(b[m * 100 : (m + 1) * 100]))
+            nl.store(out[m * 100 : (m + 1) * 100], value=total)
+        return out
+
+    a, b = normal(200), normal(200, seed=1)
+    agree(kernel(a, b), a + b)
+
+
+# a vector into (C, 1, 1), broadcast over an image; convolution kernels of courses
+def test_bias_vector_broadcasts_over_an_image():
+    @nki.jit
+    def kernel(x, bias):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        column = nl.ndarray((x.shape[0], 1, 1), bias.dtype, buffer=nl.sbuf)
+        column[...] = nl.load(bias[0 : x.shape[0]])
+        nl.store(out, nl.load(x) + column.broadcast_to(shape=x.shape))
+        return out
+
+    x, bias = normal(5, 3, 2), normal(5, seed=1)
+    agree(kernel(x, bias), x + bias[:, None, None])
+
+
+# a masked vector, addressed as rows of a matrix; contributed/neuron-team-kernels/blockwise_mm.py
+def test_vector_addressed_by_two_axes():
+    @nki.jit
+    def kernel(v):
+        n = v.shape[0]
+        width = math.ceil(n / 16)
+        out = nl.ndarray((n,), v.dtype, buffer=nl.shared_hbm)
+        i_p, i_f = nl.mgrid[0:16, 0:width]
+        inside = i_f + width * i_p < n
+        tile = nl.load(v[i_f + width * i_p], dtype=np.int32, mask=inside)
+        nl.store(out[i_f + width * i_p], value=tile, mask=inside)
+        nl.store(out[0], value=nl.zeros((1, 4), dtype=np.int32)[0, 0])
+        return out
+
+    v = np.arange(1, 51, dtype=np.int32)
+    agree(kernel(v), np.where(v == 1, 0, v))
+
+
+# scratch in HBM with a marked partition axis; src/nki_samples/reference/vision.py
+def test_scratch_with_block_axes_in_hbm():
+    @nki.jit
+    def kernel(x):
+        blocks, rows, columns = x.shape
+        out = nl.ndarray((rows, columns), x.dtype, buffer=nl.shared_hbm)
+        kept = nl.ndarray((blocks, par_dim(rows), columns), x.dtype, buffer=nl.private_hbm)
+        total = nl.zeros((par_dim(rows), columns), x.dtype, buffer=nl.sbuf, name="total")
+        for b in nl.affine_range(blocks):
+            nl.store(kept[b, 0:rows, 0:columns], value=nl.load(x[b]) * 2.0)
+        for b in nl.affine_range(blocks):
+            tile: nt.tensor[rows, columns] = nl.load(kept[b, 0:rows, 0:columns])
+            total += tile
+        nl.store(out, total)
+        return out
+
+    x = normal(3, 6, 7)
+    agree(kernel(x), 2 * x.sum(0))
+
+
+# block by block assignment through chained subscripts, and True as a constant;
+# contributed/neuron-team-kernels/attention_token_gen.py
+def test_chained_subscripts_assign_into_blocks():
+    @nki.jit
+    def kernel(x, keep):
+        tiles, batch, rows, n = x.shape
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        held = nl.ndarray((tiles, batch, par_dim(rows), n), x.dtype, buffer=nl.sbuf)
+        kept = nl.load(keep)
+        kept[:, n - 1 :] = True
+        i_p, i_f = nl.arange(rows)[:, None], nl.arange(n)[None, :]
+        for t in nl.static_range(tiles):
+            for b in nl.static_range(batch):
+                held[t][b] = nl.load(x[t][b][i_p, i_f], mask=(i_f < n))
+                held[t][b][:, n - 2 : n] = nl.copy(held[t][b][:, 0:2])
+                chosen = nl.where(
+                    condition=kept[i_p, i_f], x=held[t][b], y=np.finfo(np.float32).min, mask=i_f < n
+                )
+                nl.store(out[t, b], chosen)
+        return out
+
+    x, keep = normal(2, 2, 5, 6), normal(5, 6, seed=1) > 0
+    expected = np.concatenate([x[..., :4], x[..., :2]], axis=-1)
+    kept = keep | (np.arange(6) == 5)
+    agree(kernel(x, keep), np.where(kept, expected, np.finfo(np.float32).min))
+
+
+# views of block tensors handed to a function that updates them; src/.../reference/attention.py
+def test_functions_update_views_of_blocks():
+    def lift(values, log_sum, peak):
+        before = nl.copy(peak[:, 0])
+        peak[:, 0] = nl.maximum(before, nl.max(values[:, :], axis=1))
+        current = peak[:, 0]
+        one = nisa.activation(nl.exp, current, bias=-1 * current, scale=1.0)
+        log_sum[:, 0] = nl.add(current, nisa.activation(nl.log, one))
+        values[:, :] = nl.add(values[:, :], log_sum[:, 0])
+
+    @nki.jit
+    def kernel(q):
+        batch, heads, d, length = q.shape
+        rows = length // 2
+        out = nl.ndarray((batch, heads, length, d), q.dtype, buffer=nl.shared_hbm)
+        b, h = nl.program_id(axis=0), nl.program_id(axis=1)
+        assert nl.program_ndim() == 2 and nl.num_programs(1) == nl.num_programs(axes=1) == heads
+        values = nl.zeros((2, par_dim(rows), d), np.dtype(np.float32), lazy_initialization=False)
+        peaks = nl.full((2, par_dim(rows), 1), fill_value=nl.fp32.min, dtype=nl.float32)
+        sums = nl.full((par_dim(rows), 2), nl.fp32.min, nl.float32, lazy_initialization=False)
+        for i in nl.sequential_range(0, 2):
+            if (i < 2) & True:
+                tile = q[b, h][:, nl.ds(i * rows, rows)]
+                values[i, :, :] = nl.load_transpose2d(tile, dtype=values.dtype) * 0.5
+                lift(values[i], sums[:, i], peaks[i])
+            nl.store(out[b, h, nl.ds(i * rows, rows), :], values[i, :, :])
+        return out
+
+    q = normal(2, 3, 8, 16)
+    turned = 0.5 * q.transpose(0, 1, 3, 2)
+    agree(kernel[2, 3](q), turned + turned.max(-1, keepdims=True))
+
+
+# --- subscripts -----------------------------------------------------------------------------------
+# indices of several mgrids in one subscript; src/nki_samples/reference/allocated_attention.py
+def test_indices_of_different_grids_meet():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        i_p, i_f = nl.mgrid[0:8, 0:96]
+        _, i_part = nl.mgrid[0:1, 0:32]
+        tile, zero = nl.load(x[i_p, i_f]), nl.zeros((8, 1), nl.float32)
+        sums, powers = nl.ndarray((8, 3), nl.float32), nl.ndarray((8, 96), nl.float32)
+        for j in nl.affine_range(3):
+            powers[i_p, j * 32 + i_part] = nisa.activation_reduce(
+                np.exp, data=tile[i_p, j * 32 + i_part], reduce_op=np.sum,
+                reduce_res=sums[i_p, j], bias=zero[i_p, 0], scale=1.0,
+            )  # fmt: skip
+        inverse = nl.ndarray((2, par_dim(8), 1), nl.float32)
+        inverse[1, i_p, 0] = nl.divide(1.0, nisa.tensor_reduce(np.add, sums, axis=(1,))[i_p, 0])
+        nl.store(out[i_p, i_f], powers * inverse[1, i_p, 0].broadcast_to((8, 96)))
+        return out
+
+    x = normal(8, 96)
+    agree(kernel(x), np.exp(x) / np.exp(x).sum(1, keepdims=True))
+
+
+# a third mgrid axis for the row of a vector; src/nki_samples/tutorials/layernorm
+def test_unused_axes_of_a_grid_are_left_out():
+    @nki.jit
+    def kernel(x, g):
+        rows, n = x.shape
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        i_p, i_f, i_one = nl.mgrid[0 : nl.tile_size.pmax, 0:n, 0:1]
+        row = nl.load(g.reshape((1, n))[i_one, i_f]).broadcast_to((nl.tile_size.pmax, n))
+        for i in nl.affine_range(math.ceil(rows / nl.tile_size.pmax)):
+            inside = i * nl.tile_size.pmax + i_p < rows
+            tile = nl.load(x[i * nl.tile_size.pmax + i_p, i_f], mask=inside)
+            mean = nl.mean(tile, axis=1)
+            spread = nl.mean(nl.square(tile), axis=1) - mean * mean
+            result = (tile - mean) * nl.rsqrt(spread + 1e-5) * row + row
+            nl.store(out[i * nl.tile_size.pmax + i_p, i_f], value=result, mask=inside)
+        return out
+
+    x, g = normal(150, 64), normal(64, seed=1)
+    scaled = (x - x.mean(1, keepdims=True)) / np.sqrt(x.var(1, keepdims=True) + 1e-5)
+    agree(kernel(x, g), scaled * g + g, 1e-4)
+
+
+# the first axis of another mgrid as a column index; src/nki_samples/tutorials/layernorm
+def test_first_axis_of_another_grid_indexes_columns():
+    @nki.jit
+    def kernel(x):
+        rows, n = x.shape
+        out = nl.ndarray((rows, 2), x.dtype, buffer=nl.shared_hbm)
+        i_p, i_f, _ = nl.mgrid[0:rows, 0:n, 0:1]
+        tile = nl.load(x[i_p, i_f])
+        i_bn, i_stats = nl.mgrid[0 : nl.tile_size.bn_stats_fmax, 0:6]
+        pieces = math.ceil(n / nl.tile_size.bn_stats_fmax)
+        stats = nl.ndarray((rows, 6 * pieces), np.float32)
+        for j in nl.affine_range(pieces):
+            i_column = j * nl.tile_size.bn_stats_fmax + i_bn
+            stats[i_p, j * 6 + i_stats] = nisa.bn_stats(
+                tile[i_p, i_column], mask=(i_column < n), dtype=np.float32
+            )
+        found = nisa.bn_aggr(stats[i_p, nl.arange(6 * pieces)[None, :]])
+        root = nl.sqrt(found[i_p, 1])
+        nl.store(out[:, 0:1], found[i_p, 0])
+        nl.store(out[:, 1:2], root)
+        return out
+
+    x = normal(100, 700)
+    agree(kernel(x), np.stack([x.mean(1), x.std(1)], axis=1), 1e-4)
+
+
+def test_grids_that_do_not_meet_are_refused():
+    @nki.jit
+    def kernel(x):
+        i_p = nl.mgrid[0:8, 0:4].p
+        both = nl.mgrid[0:6, 0:4].p + nl.mgrid[0:6, 0:4].x
+        return nl.load(x[i_p, both])
+
+    with pytest.raises(NkiError, match=r"\(8, 1\), \(6, 4\) in one subscript.*sim_index_shape"):
+        kernel(normal(8, 20))
+
+
+# .p, .x, .y, .z, annotations, iota of a dense grid, where; src/nki_samples/reference/vision.py
+def test_windows_of_a_four_axis_grid():
+    @nki.jit
+    def kernel(x):
+        c, h, w = x.shape
+        out = nl.ndarray((c, h // 2, w // 2), x.dtype, buffer=nl.shared_hbm)
+        padded = nl.full(
+            (par_dim(c), h + 2, w + 2), dtype=x.dtype, fill_value=nl.finfo(x.dtype).min
+        )
+        padded[0:c, 1 : h + 1, 1 : w + 1] = nl.load(x[0:c, 0:h, 0:w], dtype=x.dtype)
+        result = nl.ndarray((par_dim(c), h // 2, w // 2), dtype=x.dtype)
+        hit = nl.ndarray((par_dim(c), h // 2, w // 2, 3, 3), dtype=nl.uint8)
+        for i in nl.affine_range(h // 2):
+            at = nl.mgrid[0:c, 0 : w // 2, 0:3, 0:3]
+            window: nt.tensor[c, w // 2, 3, 3] = nl.copy(
+                padded[at.p, 2 * i + at.y, 2 * at.x + at.z]
+            )
+            peak: nt.tensor[c, w // 2, 1, 1] = nl.max(window, axis=[2, 3], keepdims=True)
+            equal = nl.equal(peak, window, dtype=nl.int8)
+            number: nt.tensor[c, w // 2, 3, 3] = nisa.iota(3 * at.y + at.z, dtype=nl.uint32)
+            first = nl.min(nl.where(equal, number, 9, dtype=nl.uint32), axis=[2, 3], keepdims=True)
+            hit[0:c, i, 0 : w // 2, 0:3, 0:3] = nl.equal(first, number, dtype=nl.uint8)
+            chosen = nl.multiply(window, hit[at.p, i, at.x, at.y, at.z], dtype=x.dtype)
+            result[0:c, i, 0 : w // 2] = nl.sum(chosen, axis=[2, 3])
+        nl.store(out, result)
+        return out
+
+    x = normal(5, 8, 8)
+    expected = torch.nn.functional.max_pool2d(torch.from_numpy(x)[None], 3, 2, 1)[0]
+    agree(kernel(x), expected.numpy())
+
+
+# five arange axes over three, reduced where they are; convolution kernels of courses
+@pytest.mark.parametrize("pool", [1, 2])
+def test_pooling_by_five_aranges(pool):
+    @nki.jit
+    def kernel(x):
+        c, h, w = x.shape
+        out = nl.ndarray((c, h // pool, w // pool), x.dtype, buffer=nl.shared_hbm)
+        i_0 = nl.arange(c)[:, None, None, None, None]
+        i_1 = nl.arange(h // pool)[None, :, None, None, None]
+        i_2 = nl.arange(pool)[None, None, :, None, None]
+        i_3 = nl.arange(w // pool)[None, None, None, :, None]
+        i_4 = nl.arange(pool)[None, None, None, None, :]
+        view = nl.load(x)[i_0, pool * i_1 + i_2, pool * i_3 + i_4]
+        nl.store(out, nl.max(view, axis=[2, 4]))
+        return out
+
+    x = normal(4, 4, 6)
+    agree(kernel(x), x.reshape(4, 4 // pool, pool, 6 // pool, pool).max((2, 4)))
+
+
+# seven axes, one of them backwards, numbers times views; contributed/interpolate_trilinear_fwd.py
+def test_seven_axes_and_backward_steps():
+    @nki.jit
+    def kernel(x):
+        rows, d, h, w = x.shape
+        out = nl.ndarray([rows, d, h, w], dtype=x.dtype, buffer=nl.shared_hbm)
+        made = nl.ndarray([128, d, h, w], dtype=x.dtype, buffer=nl.sbuf)
+        i_p = nl.arange(128)[:, None, None, None]
+        plain = (
+            nl.arange(0, d)[None, :, None, None],
+            nl.arange(h)[None, None, :, None],
+            nl.arange(w)[None, None, None, :],
+        )
+        tile = nl.load(x[(i_p, *plain)], mask=(i_p < rows))
+        i_q = nl.arange(128)[:, None, None, None, None, None, None]
+        pair = nl.arange(2)[None, :, None, None, None, None, None]
+        i_d = 2 * nl.arange(d // 2)[None, None, None, None, :, None, None]
+        i_h = (
+            2 * nl.arange(h // 2)[None, None, None, None, None, :, None]
+            + nl.arange(2)[None, None, :, None, None, None, None]
+        )
+        i_w = (
+            2 * nl.arange(w // 2)[None, None, None, None, None, None, :]
+            + nl.arange(2)[None, None, None, :, None, None, None]
+        )
+        made[i_q, i_d + pair, i_h, i_w] = (
+            1 / 4 * tile[i_q, i_d + (-1 * pair + 1), i_h, i_w]
+            + 0.5 * tile[i_q, i_d + pair, i_h, i_w]
+        )
+        nl.store(out[(i_p, *plain)], value=made, mask=(i_p < rows))
+        return out
+
+    x = normal(5, 4, 2, 2)
+    swapped = x.reshape(5, 2, 2, 2, 2)[:, :, ::-1].reshape(x.shape)
+    agree(kernel(x), 0.25 * swapped + 0.5 * x)
+
+
+# backwards on both sides, in matmuls and in HBM
+def test_backward_axes_of_every_operand():
+    @nki.jit
+    def kernel(a, b):
+        k, m = a.shape
+        n = b.shape[1]
+        out = nl.ndarray((m, n), nl.float32, buffer=nl.shared_hbm)
+        i_k, i_m, i_n = nl.arange(k)[:, None], nl.arange(m)[None, :], nl.arange(n)[None, :]
+        left, right = nl.load(a[i_k, m - 1 - i_m]), nl.load(b)
+        turned = nl.ndarray((k, n), b.dtype)
+        turned[i_k, n - 1 - i_n] = nl.copy(right[i_k, i_n])
+        sums = nl.zeros((m, n), nl.float32, buffer=nl.psum)
+        for _ in nl.affine_range(2):
+            sums += nisa.nc_matmul(left[i_k, m - 1 - i_m], turned)
+        total = nl.ndarray((m, 1), nl.float32)
+        i_r = nl.arange(m)[:, None]
+        both = nl.ndarray((m, n), nl.float32)
+        both[i_r, n - 1 - i_n] = nisa.activation_reduce(
+            np.copy, sums[i_r, i_n], reduce_op=np.add, reduce_res=total
+        )
+        nl.store(out[i_r, n - 1 - i_n], nl.subtract(both[i_r, n - 1 - i_n], total))
+        return out
+
+    a, b = whole(40, 20), whole(40, 30, seed=1)
+    product = 2 * a.T @ b
+    agree(kernel(a, b), product - product.sum(1, keepdims=True))
+
+
+# copies that permute free axes, and stores that transpose; tutorials transpose2d, sd_attention
+def test_transposing_subscripts():
+    @nki.jit
+    def kernel(x, rows, columns):
+        parts = x.shape[0]
+        out = nl.ndarray((rows * columns, parts), x.dtype, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        i_p, i_1, i_2 = nl.mgrid[0:parts, 0:rows, 0:columns]
+        turned = nl.ndarray(shape=(parts, rows * columns), dtype=out.dtype)
+        turned[i_p, i_2 * rows + i_1] = nl.copy(tile[i_p, i_1 * columns + i_2])
+        i_q, i_f = nl.mgrid[0:parts, 0 : rows * columns]
+        nl.store(out[i_f, i_q], value=turned)
+        return out
+
+    x = np.arange(60, dtype=np.int8).reshape(5, 12)
+    agree(kernel(x, 3, 4), x.reshape(5, 3, 4).transpose(2, 1, 0).reshape(12, 5))
+
+
+# a mask of a grid over slices, and reshaped loads; contributed/neuron-team-kernels/transpose.py
+def test_masks_of_a_grid_over_slices():
+    @nki.jit
+    def kernel(x):
+        b, i, j = x.shape
+        out = nl.ndarray((b, j, i), x.dtype, buffer=nl.shared_hbm)
+        i_p, i_i, i_j = nl.mgrid[0:128, 0:i, 0:j]
+        source = x[nl.ds(0, 128), nl.ds(0, i), :]
+        tile = nl.load(source, mask=(i_p < b) & (i_i < i)).reshape((128, i * j))
+        turned = nl.ndarray(shape=(128, j * i), dtype=x.dtype, name="turned")
+        turned[i_p, i_j * i + i_i] = nl.copy(tile[i_p, i_i * j + i_j], mask=(i_j < j) & (i_p < b))
+        i_p, i_j, i_i = nl.mgrid[0:128, 0:j, 0:i]
+        result = turned.reshape((128, j, i))
+        nl.store(out[nl.ds(0, 128), nl.ds(0, j)], result, mask=(i_j < j) & (i_p < b))
+        return out
+
+    x = normal(5, 3, 4)
+    agree(kernel(x), x.transpose(0, 2, 1))
+
+
+# a value with axes of 1 assigned along a grid; contributed/neuron-team-kernels/conv.py
+def test_assignment_broadcasts_along_a_grid():
+    @nki.jit
+    def kernel(x):
+        c, h, w = x.shape
+        out = nl.ndarray((c, 3, h, w, 2), x.dtype, buffer=nl.shared_hbm)
+        tile, spread = nl.load(x), nl.ndarray(shape=(c, 3, h, w, 2), dtype=x.dtype)
+        for k in nl.affine_range(3):
+            i_c, _, i_h, i_w, i_n = nl.mgrid[0:c, 0:3, 0:h, 0:w, 0:2]
+            spread[i_c, k, i_h, i_w, i_n] = tile.reshape((c, 1, h, w, 1))
+        nl.store(out, spread)
+        return out
+
+    x = normal(4, 2, 3)
+    agree(kernel(x), np.broadcast_to(x[:, None, :, :, None], (4, 3, 2, 3, 2)))
+
+
+# rows two by two from HBM, DMA with the block axis second; RoPE.py, attention_token_gen.py
+def test_strided_rows_and_three_axis_copies():
+    @nki.jit
+    def kernel(x, q):
+        rows, n = x.shape
+        batch, d, m = q.shape
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        packed = nl.ndarray((d, batch * m), q.dtype, buffer=nl.shared_hbm)
+        upper, i_n = nl.arange(rows // 2)[:, None], nl.arange(n)[None, :]
+        lower = upper + rows // 2
+        tile, made = nl.ndarray(x.shape, x.dtype), nl.ndarray(x.shape, x.dtype)
+        tile[upper, i_n] = nl.load(x[upper * 2, i_n])
+        tile[lower, i_n] = nl.load(x[upper * 2 + 1, i_n])
+        even, odd = tile[upper, i_n], tile[lower, i_n]
+        made[upper, i_n] = nisa.tensor_tensor(even, odd, np.subtract)
+        made[lower, i_n] = nisa.tensor_tensor(odd, even, np.add)
+        nl.store(out[upper * 2, i_n], made[upper, i_n])
+        nl.store(out[upper * 2 + 1, i_n], made[lower, i_n])
+        i_p, i_b, i_f = nl.mgrid[0:d, 0:batch, 0:m]
+        held = nl.ndarray((d, batch * m), q.dtype)
+        nisa.dma_copy(src=q[i_b, i_p, i_f], dst=held[i_p, i_b * m + i_f])
+        nisa.dma_copy(dst=packed, src=held)
+        return out, packed
+
+    x, q = normal(64, 6), normal(3, 4, 5, seed=1)
+    got, packed = kernel(x, q)
+    expected = np.stack([x[::2] - x[1::2], x[1::2] + x[::2]], axis=1).reshape(x.shape)
+    agree(got, expected)
+    agree(packed, q.transpose(1, 0, 2).reshape(4, 15))
+
+
+# rows chosen by a column of an index tile; flash_paged_attn_varlen/flash_attn_core.py
+def test_rows_chosen_by_a_column_of_indices():
+    @nki.jit
+    def kernel(cache, index):
+        count, n = index.shape[1], cache.shape[1]
+        out = nl.ndarray((16, count * n), cache.dtype, buffer=nl.shared_hbm)
+        chosen = nl.load(index.reshape((16, count, 1)))
+        buffers = nl.ndarray((16, 2, count * n), cache.dtype)
+        i_p, i_f = nl.arange(16)[:, None], nl.arange(n)[None, :]
+        for k in nl.affine_range(count):
+            buffers[i_p, 3 % 2, i_f + k * n] = nl.load(cache[chosen[i_p, k, 0], i_f])
+        nl.store(out, buffers[:, 1])
+        return out
+
+    cache = normal(40, 6)
+    index = np.random.default_rng(1).integers(0, 40, (16, 2)).astype(np.int32)
+    agree(kernel(cache, index), cache[index].reshape(16, 12))
+
+
+# one expert chosen at run time, its rows by mgrid; contributed/neuron-team-kernels/blockwise_mm.py
+def test_block_chosen_at_run_time():
+    @nki.jit
+    def kernel(weights, expert):
+        _, rows, n = weights.shape
+        out = nl.ndarray((rows, n), weights.dtype, buffer=nl.shared_hbm)
+        chosen = nl.load(expert)
+        i_p, i_f = nl.mgrid[0:128, 0:n]
+        tiles = nl.ndarray((2, par_dim(128), n), weights.dtype)
+        for i in nl.sequential_range(2):
+            inside = i_p + 128 * i < rows
+            source = weights[chosen[0, 0], i_p + 128 * i, i_f]
+            tiles[i, i_p, i_f] = nl.load(source, dtype=weights.dtype, mask=inside)
+            nl.store(out[128 * i + i_p, i_f], tiles[i, i_p, i_f], mask=inside)
+        return out
+
+    weights = normal(5, 200, 7)
+    agree(kernel(weights, np.array([[3]], np.int32)), weights[3])
+
+
+# --- instructions and functions -------------------------------------------------------------------
+# name= on instructions, activation by np.copy; contributed/pipelined_attention.py
+def test_every_function_takes_a_name():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm, name="out")
+        peak, zero = nl.ndarray((4, 1), nl.float32), nl.zeros((4, 1), nl.float32)
+        tile = nisa.tensor_scalar_reduce(
+            data=nl.load(x, name="x"), op0=np.multiply, operand0=2.0, reduce_op=nl.max,
+            reduce_res=peak[:, 0], name="scaled",
+        )  # fmt: skip
+        tile = nisa.activation(np.copy, tile, scale=-1.0, bias=zero, name="negated")
+        assert "negated" in str(tile)
+        nl.store(out, nl.add(tile, peak, name="sum"), name="written")
+        return out
+
+    x = normal(4, 5)
+    agree(kernel(x), 2 * x.max(1, keepdims=True) - 2 * x)
+
+
+# sum of blocks with loop_reduce, an output parameter; contributed/matmul.py
+def test_loop_reduce_over_blocks_into_an_output_parameter():
+    def product(a, b, z):
+        k, m = a.shape
+        n, part = b.shape[1], k // 4
+        total = nl.zeros((1, par_dim(m), n), dtype=z.dtype, buffer=nl.sbuf)
+        for k2 in nl.affine_range(2):
+            left = nl.ndarray((2, par_dim(part), m), dtype=a.dtype, buffer=nl.sbuf)
+            right = nl.ndarray((2, par_dim(part), n), dtype=b.dtype, buffer=nl.sbuf)
+            for k1 in nl.affine_range(2):
+                start = (k2 * 2 + k1) * part
+                left[k1] = nl.load(a[start : start + part, 0:m])
+                right[k1] = nl.load(b[start : start + part, :])
+            sums = nl.zeros((m, n), dtype=nl.float32, buffer=nl.psum)
+            for k1 in nl.affine_range(2):
+                sums += nisa.nc_matmul(left[k1, :, 0:m], right[k1, :, 0:n])
+            total[0, :, 0:n] = nl.loop_reduce(
+                sums, op=np.add, loop_indices=[k2], dtype=z.dtype, mask=None, name="sum"
+            )
+        nl.store(z[0:m, 0:n], value=total[0])
+
+    a, b = whole(64, 20), whole(64, 30, seed=1)
+    z = np.ndarray(shape=[20, 30], dtype=np.float32)
+    nki.baremetal()(product)(a, b, z)
+    agree(z, a.T @ b)
+
+
+# many block axes, unary numpy constants, every keyword spelt out; generated kernels
+def test_style_of_generated_kernels():
+    @nki.jit
+    def kernel(v1, v2):
+        rows, half, n = nl.arange(32)[:, None], nl.arange(32)[None, :], nl.arange(16)[None, :]
+        v3 = nl.ndarray((2, 2, 32, 16), dtype=np.float32, buffer=nl.shared_hbm)
+        v4 = nl.ndarray((2, par_dim(32), 64), dtype=np.float32, name="146.215", buffer=nl.sbuf)
+        v5 = nl.zeros(
+            (2, 2, par_dim(32), 16), np.float32, name="", buffer=nl.psum, lazy_initialization=True
+        )
+        v6 = nl.ndarray((2, 2, par_dim(32), 16), dtype=np.float32, name="", buffer=nl.sbuf)
+        v7 = nl.ndarray((2, 2, par_dim(32), 1), dtype=np.float32, name="", buffer=nl.sbuf)
+        v8 = nl.full((2, par_dim(32), 1), -1e30, dtype=np.float32, name="", buffer=nl.sbuf)
+        v9 = nl.load(v2[rows, n], dtype=np.float32, mask=None)
+        for i0 in nl.affine_range(2):
+            i_p, i_k = nl.arange(32)[:, None, None], nl.arange(2)[None, :, None]
+            i_f = nl.arange(32)[None, None, :]
+            v4[i0, i_p, 32 * i_k + i_f] = nl.load(v1[i0, i_p, i_k, i_f], mask=None)
+            for i1 in nl.affine_range(2):
+                v5[i0, i1, rows, n] += nisa.nc_matmul(
+                    v4[i0, rows, 32 * i1 + half], v9[rows, n], is_stationary_onezero=False,
+                    is_moving_onezero=False, mask=None,
+                )  # fmt: skip
+                v6[i0, i1, rows, n] = nisa.tensor_scalar(
+                    data=v5[i0, i1, rows, n], op0=nl.multiply, reverse0=False, mask=None,
+                    operand0=np.dtype(np.float32).type(0.5), engine=nki.isa.unknown_engine,
+                )  # fmt: skip
+                v7[i0, i1, rows, 0] = nisa.tensor_reduce(
+                    nl.max, data=v6[i0, i1, rows, n], mask=None, axis=[1], negate=False
+                )
+                v8[i0, rows, 0] = nl.loop_reduce(
+                    v7[i0, i1, rows, 0], op=np.max, loop_indices=[i1], mask=None, dtype=np.float32
+                )
+        for i0 in nl.affine_range(2):
+            for i1 in nl.affine_range(2):
+                v6[i0, i1, rows, n] = nl.subtract(v6[i0, i1, rows, n], v8[i0, rows, 0])
+                nl.store(v3[i0, i1, rows, n], value=v6[i0, i1, rows, n], mask=None)
+        return v3
+
+    a, b = whole(2, 32, 2, 32), whole(32, 16, seed=1)
+    product = 0.5 * np.einsum("akim,kn->aimn", a, b)
+    agree(kernel(a, b), product - product.max((1, 3), keepdims=True))
+
+
+# masks of loop variables that switch instructions off; contributed/lora_bwd.py,
+# src/nki_samples/reference/attention.py
+def test_masks_that_skip_whole_instructions():
+    @nki.jit
+    def kernel(a, b, count):
+        m, n = a.shape[1], b.shape[1]
+        out = nl.ndarray((m, n), a.dtype, buffer=nl.shared_hbm)
+        left, right = nl.load(a), nl.load(b)
+        sums = nl.zeros((m, n), nl.float32, buffer=nl.psum)
+        once, turned = nl.zeros((m, n), a.dtype), nl.zeros((2, par_dim(m), 40), a.dtype)
+        for i in nl.affine_range(4):
+            sums[:, 0:n] += nisa.nc_matmul(left, right, mask=(i < count))
+            turned[1] = nisa.nc_transpose(left, engine=nisa.tensor_engine, mask=i == 1)
+        for i in nl.affine_range(4):
+            once[...] = nl.loop_reduce(nl.copy(sums), op=np.add, loop_indices=[i], mask=i == 3)
+        zero = nisa.tensor_scalar(turned[1], op0=np.multiply, operand0=0, op1=np.add, operand1=0.0)
+        nl.store(out, nl.add(once, nl.sum(zero, axis=1)))
+        return out
+
+    a, b = whole(40, 5), whole(40, 6, seed=1)
+    agree(kernel(a, b, 3), 3 * a.T @ b)
+
+
+# masked transposes keep what the destination held; attention_token_gen.py
+@pytest.mark.parametrize("rows", [20, 40])
+def test_masked_transpose_keeps_the_rest(rows):
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((128, rows), x.dtype, buffer=nl.shared_hbm)
+        tile, turned = nl.ndarray((rows, 128), x.dtype), nl.full((128, rows), 7, x.dtype)
+        tile[:, 0 : x.shape[1]] = nl.load(x)
+        i_p, i_f = nl.arange(rows)[:, None], nl.arange(128)[None, :]
+        i_q, i_r = nl.arange(128)[:, None], nl.arange(rows)[None, :]
+        turned[i_q, i_r] = nl.transpose(tile[i_p, i_f], mask=(i_f < x.shape[1]))
+        turned[i_q, i_r] = nl.transpose(tile[i_p, i_f], mask=(rows < 0))
+        nl.store(out, turned)
+        return out
+
+    x = normal(rows, 100)
+    agree(kernel(x), np.concatenate([x.T, np.full((28, rows), 7.0)]))
+
+
+# a scan carried from tile to tile, with masks; contributed/neuron-team-kernels/cumsum.py
+def test_scan_carried_over_masked_tiles():
+    @nki.jit
+    def kernel(x):
+        rows, n = x.shape
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        i_p, i_f = nl.mgrid[0:rows, 0:4]
+        ones, start = nl.ones((rows, 4), dtype=x.dtype), nl.zeros((rows, 1), dtype=x.dtype)
+        for j in nl.sequential_range(math.ceil(n / 4)):
+            inside = j * 4 + i_f < n
+            result = nisa.tensor_tensor_scan(
+                data0=ones, data1=nl.load(x[i_p, j * 4 + i_f], mask=inside), initial=start,
+                op0=np.multiply, op1=np.add, dtype=x.dtype, mask=inside,
+            )  # fmt: skip
+            nl.store(out[i_p, j * 4 + i_f], result, mask=inside)
+            start[:, :] = nl.copy(result[:, 3], mask=j + 1 < math.ceil(n / 4))
+        return out
+
+    x = normal(6, 10)
+    agree(kernel(x), x.cumsum(1))
+
+
+# seeds from tensors, probabilities as a column, rate=; src/nki_samples/reference/attention.py
+def test_dropout_with_a_seed_tensor():
+    @nki.jit
+    def kernel(x, seed, rate):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        base = nl.load(seed[0])
+        rates = nl.full((16, 1), fill_value=rate, dtype=np.float32)
+        nl.random_seed(seed=nl.add(base, 3, dtype=nl.int32), mask=None)
+        nl.random_seed(seed=nl.add(base[0, 0], 3, mask=None))
+        kept = nl.dropout(nl.load(x), rate=rates[:, 0])
+        nl.store(out, nl.multiply(kept, 1 / (1 - rate)))
+        return out
+
+    x = np.ones((16, 2000), np.float32)
+    got = kernel(x, np.array([3], np.int32), 0.25)
+    assert set(np.unique(got)) == {0.0, np.float32(1 / 0.75)}
+    assert abs(got.mean() - 1) < 5 * math.sqrt(0.25 / 0.75 / x.size)  # five standard deviations
+    assert np.array_equal(got, kernel(x, np.array([3], np.int32), 0.25))
+
+
+# part of a tile through bias, scale and reduce_res, nl.copy and nl.abs as operators;
+# contributed/neuron-team-kernels/rmsnorm_quant.py
+def test_partial_tiles_as_vector_operands():
+    @nki.jit
+    def kernel(x):
+        n, width = x.shape
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        peaks = nl.ndarray((n, 1), nl.float32, buffer=nl.shared_hbm)
+        eps = nisa.memset((par_dim(128), 1), value=1e-6, dtype=nl.bfloat16)
+        rows, scale = (nl.ndarray((1, par_dim(128), w), nl.float32) for w in (width, 1))
+        rows[0, :n, :] = nl.load(x)
+        squares = nl.ndarray((128, width), nl.float32)
+        squares[:n, :] = nisa.activation_reduce(
+            op=nl.square, data=rows[0, :n, :], reduce_op=nl.add, reduce_res=scale[0, :n, :],
+            bias=eps[:n], scale=1.0,
+        )  # fmt: skip
+        scale[0, :n, :] = nisa.activation(
+            op=nl.rsqrt, data=scale[0, :n, :], bias=eps[:n], scale=1 / width
+        )
+        zero = nl.zeros((n, 1), dtype=nl.float32, buffer=nl.sbuf)
+        rows[0, :n, nl.ds(0, width)] = nisa.activation(
+            op=nl.copy, data=rows[0, :n, nl.ds(0, width)], bias=zero, scale=scale[0, :n, :]
+        )
+        nl.store(out, rows[0, :n, :])
+        peak = nl.ndarray((n, 1), nl.float32)
+        squares[:n, :] = nisa.tensor_scalar_reduce(
+            data=rows[0, :n, :], op0=nl.abs, operand0=0.0, reduce_op=nl.max,
+            reduce_res=peak[0:n, 0],
+        )  # fmt: skip
+        nl.store(peaks, peak)
+        return out, peaks
+
+    x = normal(5, 8)
+    expected = x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-6)
+    got, peaks = kernel(x)
+    agree(got, expected, 1e-4)
+    agree(peaks, np.abs(expected).max(1, keepdims=True), 1e-4)
+
+
+# PSUM stored directly, with masks on both sides of a product; winning entries of the contest
+def test_masked_product_stored_from_psum():
+    @nki.jit
+    def kernel(a, b):
+        m, n = a.shape[1], b.shape[1]
+        out = nl.ndarray((m, n), a.dtype, buffer=nl.shared_hbm)
+        i_m, i_n = nl.arange(128)[None, :], nl.arange(512)[None, :]
+        left = nl.load(a[0:128, 0:128], mask=i_m < m)
+        right = nl.load(b[0:128, 0:512], mask=i_n < n)
+        sums = nl.zeros((128, 512), nl.float32, buffer=nl.psum)
+        sums += nl.matmul(left, right, transpose_x=True)
+        rows = nl.arange(128)[:, None]
+        nl.store(out[0:128, 0:512], value=sums, mask=(rows < m) & (i_n < n))
+        return out
+
+    a, b = whole(128, 20), whole(128, 70, seed=1)
+    agree(kernel(a, b), a.T @ b)
+
+
+# convolution as shifted products over block tensors of weights; convolution kernels of courses
+def test_convolution_over_block_tensors():
+    @nki.jit
+    def kernel(x, w):
+        batch, c, height, width = x.shape
+        o, _, fh, fw = w.shape
+        oh, ow = height - fh + 1, width - fw + 1
+        out = nl.ndarray((batch, o, oh, ow), x.dtype, buffer=nl.shared_hbm)
+        weights = nl.ndarray((1, par_dim(c), o, fh, fw), w.dtype, buffer=nl.sbuf)
+        for k in nl.affine_range(o):
+            weights[0, :, k, :, :] = nl.load(w[k, 0:c, :, :])
+        for b in nl.affine_range(batch):
+            image = nl.ndarray((1, par_dim(c), height, width), x.dtype, buffer=nl.sbuf)
+            image[0, :, :, :] = nl.load(x[b, 0:c, 0:height, :])
+            total = nl.zeros((o, oh * ow), x.dtype, buffer=nl.sbuf)
+            for i in nl.affine_range(fh):
+                for j in nl.affine_range(fw):
+                    sums = nl.zeros((o, oh * ow), nl.float32, buffer=nl.psum)
+                    shifted = nl.ndarray((c, oh * ow), x.dtype, buffer=nl.sbuf)
+                    for h in nl.affine_range(oh):
+                        shifted[:, h * ow : (h + 1) * ow] = nl.copy(
+                            image[0, :, h + i, j : j + ow], dtype=x.dtype
+                        )
+                    sums += nl.matmul(weights[0, :, :, i, j], shifted, transpose_x=True)
+                    total += nl.copy(sums, dtype=x.dtype)
+            rows = nl.ndarray((o, oh, ow), x.dtype)
+            for h in nl.affine_range(oh):
+                rows[:, h, :] = total[:, h * ow : (h + 1) * ow]
+            nl.store(out[b, 0:o, 0:oh, :], value=rows)
+        return out
+
+    x, w = whole(1, 8, 4, 5), whole(6, 8, 2, 2, seed=1)
+    expected = torch.nn.functional.conv2d(torch.from_numpy(x), torch.from_numpy(w))
+    agree(kernel(x, w), expected.numpy())
+
+
+# --- direct allocation ----------------------------------------------------------------------------
+def banks(bank_map, idx, pdim_size, fdim_size):
+    return bank_map[idx], 0, 0
+
+
+# functools.partial as address function; src/nki_samples/reference/allocated_attention.py
+def test_partial_address_functions():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        i_p, i_f = nl.mgrid[0:128, 0:128]
+        identity = nl.ndarray(
+            (par_dim(128), 128), dtype=nl.bfloat16, buffer=ncc.sbuf.mod_alloc(base_addr=0)
+        )
+        ones = nl.shared_constant(np.identity(128, dtype=np.int8), dtype=nl.bfloat16)
+        identity[i_p, i_f] = nl.load(ones)
+        place = functools.partial(banks, bank_map={(0,): 1, (1,): 5})
+        turned = nl.ndarray((2, par_dim(128), 128), np.float32, buffer=ncc.psum.alloc(place))
+        two = {"base_addr": 256, "num_free_tiles": (2,)}
+        held = nl.ndarray((2, par_dim(128), 128), nl.bfloat16, buffer=ncc.sbuf.mod_alloc(**two))
+        two["base_addr"] = 1024
+        made = nl.ndarray((2, par_dim(128), 128), np.float32, buffer=ncc.sbuf.mod_alloc(**two))
+        for g in nl.affine_range(2):
+            held[g, i_p, i_f] = nl.load(x[g * 128 + i_p, i_f], dtype=nl.bfloat16)
+            turned[g, i_p, i_f] = nisa.nc_matmul(held[g, i_p, i_f], identity)
+            made[g, i_p, i_f] = nisa.tensor_copy(turned[g, i_p, i_f], engine=nisa.vector_engine)
+            nl.store(out[g * 128 + i_p, i_f], value=made[g])
+        return out
+
+    x = whole(256, 128)
+    agree(kernel(x), np.concatenate([x[:128].T, x[128:].T]))
+
+
+def placed_product(a, b):
+    """Sums in a placed PSUM tile, which cannot be zeroed: its first matmul starts it."""
+    k, m = a.shape
+    n, parts = b.shape[1], a.shape[0] // 128
+    out = nl.ndarray((m, n), a.dtype, buffer=nl.shared_hbm)
+    two = (parts,)
+    left = nl.ndarray(
+        (parts, par_dim(128), m), a.dtype,
+        buffer=ncc.sbuf.mod_alloc(base_addr=0, num_free_tiles=two),
+    )  # fmt: skip
+    right = nl.ndarray(
+        (parts, par_dim(128), n), a.dtype,
+        buffer=ncc.sbuf.mod_alloc(base_addr=4096, num_free_tiles=two),
+    )  # fmt: skip
+    sums = nl.ndarray(
+        (2, par_dim(m), n), nl.float32, buffer=ncc.psum.mod_alloc(base_bank=6, num_bank_tiles=(2,))
+    )
+    result = nl.ndarray((par_dim(m), n), nl.float32, buffer=ncc.sbuf.mod_alloc(base_addr=8192))
+    for i in nl.affine_range(parts):
+        left[i] = nl.load(a[i * 128 : (i + 1) * 128])
+        right[i] = nl.load(b[i * 128 : (i + 1) * 128])
+    sums[0, 0:m, 0:n] = nisa.nc_matmul(stationary=left[0], moving=right[0])
+    result[...] = nl.copy(sums[0, 0:m, 0 : n // 2 * 2], dtype=out.dtype)
+    sums[0, 0:m, 0 : n // 2] = nisa.nc_matmul(left[0], right[0, 0:128, 0 : n // 2])
+    for i in nl.affine_range(parts):
+        sums[1] += nisa.nc_matmul(moving=right[i], stationary=left[i])
+    result[...] = nisa.tensor_tensor(sums[1], result, op=np.add)
+    result[:, 0 : n // 2] = nisa.tensor_tensor(
+        result[:, 0 : n // 2], sums[0, :, 0 : n // 2], op=np.subtract
+    )
+    nl.store(out, value=result)
+    return out
+
+
+# PSUM accumulation in a placed tile; src/nki_samples/reference/allocated_fused_linear.py
+@pytest.mark.parametrize("decorate", [lambda f: f, ncc.force_auto_alloc])
+def test_placed_psum_tiles_accumulate(decorate):
+    a, b = whole(256, 64), whole(256, 100, seed=1)
+    expected = a.T @ b
+    first = a[:128].T @ b[:128]
+    expected[:, 50:] += first[:, 50:]
+    agree(nki.jit(decorate(placed_product))(a, b), expected)
+
+
+# --- what SDK 2.21 does not have ------------------------------------------------------------------
+def refused_cases():
+    def one_axis(x):  # nl.arange of one axis; public sorting kernels
+        i = nl.arange(4)
+        return nl.load(x[0, i], mask=(i < 3))
+
+    def double_row(x):  # perf_mode of a newer core; src/.../reference/double_row_matmul.py
+        return nisa.nc_matmul(nl.load(x), nl.load(x), perf_mode="double_row_gen3")
+
+    def wider_view(x):  # fp8 bytes of fp32 scales; contributed/neuron-team-kernels/rmsnorm_quant.py
+        return nl.load(x).view(nl.float8_e4m3)
+
+    def vector(x):  # (P, 1) in tensor_tensor; src/.../reference/double_row_matmul.py
+        tile = nl.load(x)
+        return nisa.tensor_tensor(tile, nl.max(tile, axis=1), nl.multiply)
+
+    def padding(x):  # a mask that cuts corners of windows; contributed/MaxPool2D.py
+        i_0, i_1, i_2 = (
+            nl.arange(4)[:, None, None], nl.arange(4)[None, :, None], nl.arange(3)[None, None, :]
+        )  # fmt: skip
+        return nl.max(nl.load(x)[i_0, i_1 - 1 + i_2], axis=[2], mask=i_1 - 1 + i_2 >= 0)
+
+    return {
+        "sim_mask_shape": one_axis,
+        "sim_unknown_keyword": double_row,
+        "sim_view_dtype": wider_view,
+        "sim_shape_mismatch": vector,
+        "sim_reduce_mask": padding,
+    }
+
+
+@pytest.mark.parametrize("identifier", refused_cases())
+def test_forms_that_are_refused(identifier):
+    function = refused_cases()[identifier]
+
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, function(x))
+        return out
+
+    with pytest.raises(NkiError, match=rf"kernel.*[;,] .*\[{identifier}\]"):
+        nki.jit(kernel)(normal(4, 6))
+
+
+# nl.hbm as the memory of a result; the documentation asks for shared_hbm
+def test_results_in_private_memory_are_refused():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(shape=x.shape, dtype=x.dtype, buffer=nl.hbm)
+        nl.store(out, nl.load(x))
+        return out
+
+    with pytest.raises(NkiError, match="buffer=nl.shared_hbm.*err_unsupported_memory"):
+        kernel(normal(4, 5))
+
+
+# the target of a newer core; attention_token_gen.py
+def test_newer_targets_are_refused():
+    with pytest.raises(ValueError, match="'trn2', expected one of trn1, inf2"):
+        nki.trace(platform_target="trn2")
