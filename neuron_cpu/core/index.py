@@ -63,6 +63,8 @@ class Index:
 
     def broadcast(self, shape: tuple[int, ...]) -> Index:
         """The same expression on a larger grid (numpy broadcasting)."""
+        if shape == self.shape:
+            return self
         pad = len(shape) - self.ndim
         return Index(self.const, (0,) * pad + self.coefs, shape, self.dense)
 
@@ -318,6 +320,13 @@ def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
 
 def arange(*args: int) -> Index:
     """``nl.arange(stop)`` or ``nl.arange(start, stop[, step])``: a 1-D index vector."""
+    for value in args:
+        if not is_integer(value):
+            raise refuse(
+                "sim_index_type",
+                f"nl.arange got a {type(value).__name__}, expected integers known while tracing; "
+                "divide sizes with //",
+            )
     start, stop, step = {1: (0, *args, 1), 2: (*args, 1), 3: args}[len(args)]
     size = max(0, -(-(int(stop) - int(start)) // int(step)))
     return Index(int(start), (int(step),), (size,))

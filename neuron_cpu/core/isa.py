@@ -272,6 +272,21 @@ def _collapsed(view: Tensor, what: str) -> tuple[Tensor, int]:
     return Tensor(view.storage, view.offset, intern(flat), intern(strides), view.dt), 1
 
 
+def _in_sbuf(operand: Tensor) -> Tensor:
+    """The operand, a transpose that was assigned nowhere copied out of PSUM first."""
+    producer = operand.storage.producer
+    if operand.storage.buffer != "psum" or producer is None:
+        return operand
+    if producer.op is not table.NC_TRANSPOSE:
+        return operand
+    warn(
+        "sim_transposed_operand",
+        f"nc_matmul takes {operand.label()}, which nc_transpose made: TensorE reads SBUF only, the "
+        "compiler adds a copy; assign the transpose to a tile in sbuf, or copy it explicitly",
+    )
+    return tensor_copy(operand)
+
+
 def nc_matmul(
     stationary: Any,
     moving: Any,
@@ -287,8 +302,8 @@ def nc_matmul(
     K <= 128 partitions, M <= 128, N <= 512; both operands in SBUF. ``acc[...] += nc_matmul(...)``
     on a PSUM tile from nl.zeros accumulates in fp32 inside PSUM.
     """
-    left, ns = _collapsed(tile(stationary, "nc_matmul"), "stationary")
-    right, nm = _collapsed(tile(moving, "nc_matmul"), "moving")
+    left, ns = _collapsed(_in_sbuf(tile(stationary, "nc_matmul")), "stationary")
+    right, nm = _collapsed(_in_sbuf(tile(moving, "nc_matmul")), "moving")
     attrs: dict[str, Any] = {}
     if (ns, nm) != (1, 1):
         attrs["free_axes"] = (ns, nm)

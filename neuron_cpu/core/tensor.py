@@ -565,6 +565,13 @@ def _with_grids(keys: tuple[Any, ...], grids: list[Index]) -> tuple[Any, ...]:
 def _slice_of(k: Any, size: int, keep_axis: bool) -> tuple[int, int, int, bool]:
     """(start, count, step, keep) of a basic subscript on an axis of ``size``."""
     if isinstance(k, slice):
+        for bound in (k.start, k.stop, k.step):
+            if bound is not None and not is_integer(bound):
+                raise refuse(
+                    "sim_index_type",
+                    f"slice bound of type {type(bound).__name__}, expected an integer known while "
+                    "tracing; divide sizes with //",
+                )
         step = 1 if k.step is None else int(k.step)
         start = 0 if k.start is None else int(k.start)
         stop = size if k.stop is None else int(k.stop)

@@ -24,6 +24,7 @@ from neuronxcc.nki import typing as nt
 from neuronxcc.nki.language import par_dim
 
 from neuron_cpu.core import NkiError
+from neuron_cpu.core.errors import NkiWarning
 from tests.conftest import REPOSITORY
 
 # block axes and in-place operators are what public kernels use; both are warnings
@@ -786,6 +787,20 @@ def test_masks_that_skip_whole_instructions():
     agree(kernel(a, b, 3), 3 * a.T @ b)
 
 
+# transposes that go straight into a product; src/.../reference/attention.py, contributed/fft1d.py
+def test_transposes_as_operands_of_products():
+    @nki.jit
+    def kernel(a, b):
+        out = nl.ndarray((a.shape[0], b.shape[0]), a.dtype, buffer=nl.shared_hbm)
+        left, right = nisa.nc_transpose(nl.load(a)), nisa.nc_transpose(nl.load(b))
+        nl.store(out, nisa.nc_matmul(left, moving=right[:, 0 : b.shape[0]]))
+        return out
+
+    a, b = whole(100, 64), whole(50, 64, seed=1)
+    with pytest.warns(NkiWarning, match=r"TensorE reads SBUF only.*\[sim_transposed_operand\]"):
+        agree(kernel(a, b), a @ b.T)
+
+
 # masked transposes keep what the destination held; attention_token_gen.py
 @pytest.mark.parametrize("rows", [20, 40])
 def test_masked_transpose_keeps_the_rest(rows):
@@ -1027,6 +1042,12 @@ def refused_cases():
     def double_row(x):  # perf_mode of a newer core; src/.../reference/double_row_matmul.py
         return nisa.nc_matmul(nl.load(x), nl.load(x), perf_mode="double_row_gen3")
 
+    def half_a_size(x):  # sizes divided with /
+        return nl.load(x[0 : x.shape[0] / 2])
+
+    def half_a_range(x):
+        return nl.load(x[nl.arange(x.shape[0] / 2)[:, None], nl.arange(6)[None, :]])
+
     def wider_view(x):  # fp8 bytes of fp32 scales; contributed/neuron-team-kernels/rmsnorm_quant.py
         return nl.load(x).view(nl.float8_e4m3)
 
@@ -1040,19 +1061,19 @@ def refused_cases():
         )  # fmt: skip
         return nl.max(nl.load(x)[i_0, i_1 - 1 + i_2], axis=[2], mask=i_1 - 1 + i_2 >= 0)
 
-    return {
-        "sim_mask_shape": one_axis,
-        "sim_unknown_keyword": double_row,
-        "sim_view_dtype": wider_view,
-        "sim_shape_mismatch": vector,
-        "sim_reduce_mask": padding,
-    }
+    return [
+        ("sim_mask_shape", one_axis),
+        ("sim_unknown_keyword", double_row),
+        ("sim_index_type", half_a_size),
+        ("sim_index_type", half_a_range),
+        ("sim_view_dtype", wider_view),
+        ("sim_shape_mismatch", vector),
+        ("sim_reduce_mask", padding),
+    ]
 
 
-@pytest.mark.parametrize("identifier", refused_cases())
-def test_forms_that_are_refused(identifier):
-    function = refused_cases()[identifier]
-
+@pytest.mark.parametrize(("identifier", "function"), refused_cases())
+def test_forms_that_are_refused(identifier, function):
     def kernel(x):
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
         nl.store(out, function(x))
