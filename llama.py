@@ -194,10 +194,11 @@ def rmsnorm_tile(x_sb, gain_sb, eps):
     )
     rstd_sb = nl.ndarray((tokens, 1), nl.float32, buffer=nl.sbuf)
     rstd_sb[...] = nisa.activation(nl.rsqrt, total_sb, bias=eps_sb, scale=1.0 / hidden)
-    scaled_sb = nl.ndarray((tokens, hidden), nl.float32, buffer=nl.sbuf)
-    scaled_sb[...] = nisa.tensor_scalar(x_sb, nl.multiply, rstd_sb, dtype=nl.float32)
     out_sb = nl.ndarray((tokens, hidden), x_sb.dtype, buffer=nl.sbuf)
-    out_sb[...] = nisa.tensor_tensor(scaled_sb, gain_sb[0:tokens, :], nl.multiply)
+    out_sb[...] = nisa.scalar_tensor_tensor(
+        data=x_sb, op0=nl.multiply, operand0=rstd_sb,
+        op1=nl.multiply, operand1=gain_sb[0:tokens, :],
+    )  # fmt: skip
     return out_sb
 
 

@@ -9,6 +9,7 @@ the cost model (estimated, nothing is measured) and draws docs/kernels.png.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,7 +43,7 @@ def weight(n: int, k: int) -> torch.Tensor:
 
 
 def programs() -> list[tuple[str, Program]]:
-    """The kernels of one layer and the head, for prefill and for decode."""
+    """The fused kernels of one layer and the head, then the plain ones."""
     norm = meta(1, HIDDEN), 1e-5
     projections = weight((Q + 2 * KV) * D, HIDDEN), weight(HIDDEN, Q * D)
     mlp = weight(F, HIDDEN), weight(F, HIDDEN), weight(HIDDEN, F), F
@@ -66,6 +67,27 @@ def programs() -> list[tuple[str, Program]]:
         ("MLP block, decode", llama.swiglu_mlp_kernel.trace(meta(1, HIDDEN), *mlp, *norm)),
         ("norm and LM head", llama.linear_kernel.trace(
             meta(1, HIDDEN), weight(VOCABULARY, HIDDEN), VOCABULARY, *norm)),
+        *plain(norm, projections, tables, (cache, cache, bias)),
+    ]  # fmt: skip
+
+
+def plain(norm: tuple, projections: tuple, tables: Callable, cache: tuple) -> list:
+    """The kernels of single operators, for the same layer."""
+    n, x = (Q + 2 * KV) * D, meta(PROMPT, HIDDEN)
+    position, frequency = (meta(*shape, dtype=torch.float32) for shape in ((PROMPT, 1), (128, 32)))
+    return [
+        (f"RMSNorm of {PROMPT}", llama.rmsnorm_kernel.trace(x, *norm)),
+        (f"norm and QKV projection of {PROMPT}",
+         llama.linear_kernel.trace(x, projections[0], n, *norm)),
+        (f"output projection of {PROMPT}",
+         llama.linear_kernel.trace(meta(PROMPT, Q * D), projections[1], HIDDEN)),
+        (f"RoPE tables of {PROMPT}",
+         llama.rope_tables_kernel.trace(position, frequency, llama.nl.bfloat16)),
+        (f"RoPE of {PROMPT}", llama.rope_kernel.trace(meta(PROMPT, Q * D), *tables(PROMPT))),
+        (f"attention, prefill of {PROMPT}",
+         llama.attention_prefill_kernel.trace(meta(PROMPT, n), *tables(PROMPT), 1, Q, KV)),
+        (f"attention, decode after {PAST}",
+         llama.attention_decode_kernel.trace(meta(1, n), *tables(1), *cache, Q, KV)),
     ]  # fmt: skip
 
 
@@ -93,12 +115,19 @@ def table() -> str:
 # --- picture --------------------------------------------------------------------------------------
 COLOURS = {"hbm": "#cfe3f5", "sb": "#dff0d8", "psum": "#fbe3c8"}
 STEPS = {
-    "attention block": [
+    "attention, prefill": [
         ("hbm", "x [T, H]"), ("sb", "RMSNorm\n[T, H]"), ("psum", "transpose\n[128, H/128, T]"),
         ("psum", "QKV product\n[T, (q+2kv)D]"), ("sb", "RoPE\nq, k"),
-        ("psum", "scores\n[T, 512 keys]"), ("sb", "exp, running\nmax and sum"),
+        ("psum", "scores\n[T, 512 keys]"), ("sb", "softmax\n[T, keys]"),
         ("psum", "weights x V\n[T, D]"), ("psum", "output product\n[T, H]"),
         ("hbm", "partial [T, H]\nk, v"),
+    ],
+    "attention, decode": [
+        ("hbm", "x [B, H]"), ("sb", "RMSNorm\n[B, H]"), ("psum", "transpose\n[128, H/128, B]"),
+        ("psum", "QKV product\n[D, heads, B]"), ("sb", "RoPE\n[D, heads]"),
+        ("psum", "scores into slots\n[4 x 32, keys]"), ("sb", "softmax\n[128, keys]"),
+        ("psum", "weights x V\n[128, D]"), ("psum", "output product\n[B, H]"),
+        ("hbm", "partial [B, H]\nk, v"),
     ],
     "MLP block": [
         ("hbm", "x [T, H]"), ("sb", "RMSNorm\n[T, H]"), ("psum", "transpose\n[128, H/128, T]"),
@@ -115,7 +144,7 @@ STEPS = {
 
 def draw(path: Path) -> None:
     """One row of boxes per fused kernel; colours say where each result lands."""
-    figure, axes = plt.subplots(figsize=(15, 4.6))
+    figure, axes = plt.subplots(figsize=(19, 6.0))
     for at, (name, steps) in enumerate(STEPS.items()):
         y = -1.5 * at
         axes.text(-0.1, y, name, ha="right", va="center", fontsize=11, weight="bold")
@@ -130,9 +159,9 @@ def draw(path: Path) -> None:
         (("hbm", "HBM"), ("sb", "SBUF"), ("psum", "PSUM, copied to SBUF"))
     ):
         box = {"boxstyle": "round", "facecolor": COLOURS[memory], "edgecolor": "#555"}
-        axes.text(2.6 * k + 0.65, -4.1, label, ha="center", fontsize=9, bbox=box)
+        axes.text(2.6 * k + 0.65, -5.6, label, ha="center", fontsize=9, bbox=box)
     axes.set_xlim(-1.9, 14.6)
-    axes.set_ylim(-4.4, 0.8)
+    axes.set_ylim(-5.9, 0.8)
     axes.axis("off")
     figure.savefig(path, dpi=110, bbox_inches="tight")
 

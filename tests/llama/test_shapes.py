@@ -45,9 +45,15 @@ DEGREES = (1, 2, 4, 8)
 BATCHES = (1, 2, 4, 8)
 BUCKETS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 CACHES = (64, 128, 640, 1024, 2048, 4096, 8192, 32768, 131072)
+MOST_TOKENS = 8192  # of one prefill, all sequences together
+MOST_KEYS = 131072  # of one layer's cache, all sequences together
 TABLE = {
-    "prefill": list(product(MODELS, DEGREES, BATCHES, BUCKETS)),
-    "decode": list(product(MODELS, DEGREES, BATCHES, CACHES)),
+    "prefill": [
+        row for row in product(MODELS, DEGREES, BATCHES, BUCKETS) if row[2] * row[3] <= MOST_TOKENS
+    ],
+    "decode": [
+        row for row in product(MODELS, DEGREES, BATCHES, CACHES) if row[2] * row[3] <= MOST_KEYS
+    ],
 }
 
 
