@@ -280,6 +280,9 @@ def _on_axis_of_its_size(expr: Index, used: list[int], shape: tuple[int, ...]) -
     return expr.on_axes(tuple(fitting) * expr.ndim, len(shape))
 
 
+_placements: dict[tuple, tuple[list[tuple[int, ...]], tuple[int, ...]]] = {}
+
+
 def aligned(indices: list[Index], shapes: list[tuple[int, ...]]) -> tuple[list[Index], tuple]:
     """Index expressions of one subscript on one grid, and the grid's shape.
 
@@ -291,6 +294,18 @@ def aligned(indices: list[Index], shapes: list[tuple[int, ...]]) -> tuple[list[I
     Raises:
         NkiError: the grids do not broadcast.
     """
+    key = (*((i.coefs, i.shape, i.dense) for i in indices), *shapes)
+    found = _placements.get(key)
+    if found is None:  # kernels repeat few subscripts, but for the constants
+        placed, shape = _align(indices, shapes)
+        found = _placements[key] = [i.coefs for i in placed], shape
+    coefs, shape = found
+    return [Index(i.const, c, shape, i.dense) for i, c in zip(indices, coefs)], shape
+
+
+def _align(
+    indices: list[Index], shapes: list[tuple[int, ...]]
+) -> tuple[list[Index], tuple[int, ...]]:
     if not any(i.dense for i in indices):
         shape = _broadcast([i.shape for i in indices] + shapes)
         return [i.broadcast(shape) for i in indices], shape
