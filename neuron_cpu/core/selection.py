@@ -41,13 +41,33 @@ def _newer(name: str, release: str) -> None:
 
 
 def _fresh(
-    op: table.OpSpec, shape: tuple[int, ...], dt: DType, src: tuple[Tensor, ...], attrs: dict
+    op: table.OpSpec,
+    shape: tuple[int, ...],
+    dt: DType,
+    src: tuple[Tensor, ...],
+    attrs: dict,
+    mask: Any = None,
+    axes: tuple[int | None, ...] = (),
 ) -> Tensor:
-    """Record ``op`` into a fresh SBUF tile whose shape differs from its operands'."""
+    """Record ``op`` into a fresh SBUF tile whose shape differs from its operands'.
+
+    A mask over ``src[0]`` cuts it, the rows of the others, and those axes of the result that
+    ``axes`` says are axes of ``src[0]``.
+    """
     tracer = trace.current(f"nisa.{op.name}")
     made = tracer.storage(shape, dt, SBUF)
-    out = Tensor.whole(made)
-    made.producer = tracer.emit(op, (out,), src, attrs)
+    out = dst = Tensor.whole(made)
+    cut = trace.region(mask, src[0].shape) if mask is not None else None
+    if cut is trace.EMPTY:
+        return out
+    if isinstance(cut, tuple):
+        box = [slice(0, n) if a is None else cut[a] for a, n in zip(axes, shape)]
+        dst = out.slice_box(tuple(box))
+        rest = [s.slice_box((cut[0], *(slice(0, n) for n in s.shape[1:]))) for s in src[1:]]
+        src = (src[0].slice_box(cut), *rest)
+    elif cut is not None:
+        raise _no_box(op.name, src[0])
+    made.producer = tracer.emit(op, (dst,), src, attrs)
     return out
 
 
@@ -72,12 +92,16 @@ def _rows_only(data: Tensor, mask: Any, what: str) -> Tensor:
     if cut is None:
         return data
     if not isinstance(cut, tuple):
-        raise refuse(
-            "sim_reduce_mask",
-            f"mask of {what} is no box of {data.label()}, expected one bound per axis and at least "
-            "one element; slice the operand instead",
-        )
+        raise _no_box(what, data)
     return data.slice_box(cut)
+
+
+def _no_box(what: str, data: Tensor) -> Exception:
+    return refuse(
+        "sim_reduce_mask",
+        f"mask of {what} is no box of {data.label()}, expected one bound per axis and at least "
+        "one element; slice the operand instead",
+    )
 
 
 def _same_shape(what: str, *views: Tensor) -> None:
@@ -171,7 +195,7 @@ PARTITION_REDUCE = define(
 
 def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
     """Reduce the partition axis: [P, F...] -> [1, F...]; add, max, bitwise_or, bitwise_and."""
-    source = _rows_only(isa.tile(data, "tensor_partition_reduce"), mask, "tensor_partition_reduce")
+    source = isa.tile(data, "tensor_partition_reduce")
     name = operators.name_of(op)
     allowed = ("add", "maximum", "bitwise_or", "bitwise_and")
     if name not in allowed:
@@ -181,7 +205,8 @@ def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any 
         )
     attrs = {"op": name, "ndim": source.ndim, **isa._domain(name, (source,))}
     dt = source.dt if dtype is None else to_dtype(dtype)
-    return _fresh(PARTITION_REDUCE, (1, *source.shape[1:]), dt, (source,), attrs)
+    shape, axes = (1, *source.shape[1:]), (None, *range(1, source.ndim))
+    return _fresh(PARTITION_REDUCE, shape, dt, (source,), attrs, mask, axes)
 
 
 # --- copies with a run-time offset or predicate ---------------------------------------------------
@@ -247,9 +272,13 @@ def tensor_copy_predicated(
     *, src: Any, dst: Any, predicate: Any, mask: Any = None, dtype: Any = None,
     reverse_pred: bool = False,
 ) -> None:  # fmt: skip
-    """``dst`` = ``src`` where ``predicate`` (uint8/16/32) is nonzero, else unchanged (SDK 2.22)."""
+    """``dst`` = ``src`` (a tile or a number) where ``predicate`` (uint8/16/32) is nonzero, else
+    unchanged (SDK 2.22)."""
     _newer("tensor_copy_predicated", "2.22")
-    data, target = isa.tile(src, "tensor_copy_predicated"), isa.tile(dst, "tensor_copy_predicated")
+    target = isa.tile(dst, "tensor_copy_predicated")
+    if isinstance(src, (int, float, np.number)):
+        src = isa.memset(target.shape, src, target.dtype)
+    data = isa.tile(src, "tensor_copy_predicated")
     choice = isa.tile(predicate, "tensor_copy_predicated")
     _same_shape("tensor_copy_predicated", target, data, choice)
     if data.dt is not target.dt or choice.dt.kind != "u":
@@ -376,9 +405,10 @@ REPLACE8 = _define_search(
 def max8(*, src: Any, mask: Any = None, dtype: Any = None) -> Tensor:
     """The 8 largest elements of each partition, descending: [P, F...] -> [P, 8] (SDK 2.22)."""
     _newer("max8", "2.22")
-    data = _rows_only(isa.tile(src, "max8"), mask, "max8")
+    data = isa.tile(src, "max8")
     dt = data.dt if dtype is None else to_dtype(dtype)
-    return _fresh(MAX8, (data.shape[0], 8), dt, (data,), {"free_axes": data.ndim - 1})
+    attrs = {"free_axes": data.ndim - 1}
+    return _fresh(MAX8, (data.shape[0], 8), dt, (data,), attrs, mask, (0, None))
 
 
 def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = np.uint32) -> Tensor:
@@ -387,10 +417,11 @@ def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = np.ui
     A value that does not occur has no defined index on the device; it gives 0 here.
     """
     _newer("nc_find_index8", "2.22")
-    source = _rows_only(isa.tile(data, "nc_find_index8"), mask, "nc_find_index8")
+    source = isa.tile(data, "nc_find_index8")
     values = isa.tile(vals, "nc_find_index8")
     attrs = {"free_axes": source.ndim - 1, "value_axes": values.ndim - 1}
-    return _fresh(FIND8, (source.shape[0], 8), to_dtype(dtype), (source, values), attrs)
+    shape = (source.shape[0], 8)
+    return _fresh(FIND8, shape, to_dtype(dtype), (source, values), attrs, mask, (0, None))
 
 
 def nc_match_replace8(
@@ -401,14 +432,18 @@ def nc_match_replace8(
     ``dst_idx`` [P, 8] (SDK 2.24) receives the indices of those first occurrences.
     """
     _newer("nc_match_replace8", "2.22")
-    source = _rows_only(isa.tile(data, "nc_match_replace8"), mask, "nc_match_replace8")
+    source = isa.tile(data, "nc_match_replace8")
     values = isa.tile(vals, "nc_match_replace8")
-    attrs = {"free_axes": source.ndim - 1, "value_axes": values.ndim - 1}
+    attrs: dict[str, Any] = {"free_axes": source.ndim - 1, "value_axes": values.ndim - 1}
     if dst_idx is not None:
-        target = isa.tile(dst_idx, "nc_match_replace8")
-        trace.current("nisa.nc_match_replace8").emit(FIND8, (target,), (source, values), attrs)
+        found = nc_find_index8(data=source, vals=values, mask=mask, dtype=dst_idx.dtype)
+        trace.current("nisa.nc_match_replace8").assign(
+            isa.tile(dst_idx, "nc_match_replace8"), found
+        )
     dt = source.dt if dtype is None else to_dtype(dtype)
-    return _fresh(REPLACE8, source.shape, dt, (source, values), {**attrs, "imm": float(imm)})
+    attrs["imm"] = float(imm)
+    axes = tuple(range(source.ndim))
+    return _fresh(REPLACE8, source.shape, dt, (source, values), attrs, mask, axes)
 
 
 # --- shuffles and gathers -------------------------------------------------------------------------
@@ -549,7 +584,7 @@ GATHER = define(
 def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
     """``data`` [P, F...] read at ``indices`` (unsigned, [P, N...]) of its flattened free axes."""
     _newer("gather_flattened", "2.24")
-    source = _rows_only(isa.tile(data, "gather_flattened"), mask, "gather_flattened")
+    source = isa.tile(data, "gather_flattened")
     index = isa.tile(indices, "gather_flattened")
     if index.dt is not UINT32:
         raise refuse(
@@ -558,7 +593,8 @@ def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = 
         )
     attrs = {"free_axes": source.ndim - 1, "index_axes": index.ndim - 1}
     dt = source.dt if dtype is None else to_dtype(dtype)
-    return _fresh(GATHER, index.shape, dt, (source, index), attrs)
+    axes = (0, *(None for _ in index.shape[1:]))
+    return _fresh(GATHER, index.shape, dt, (source, index), attrs, mask, axes)
 
 
 def _bounds(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
@@ -718,7 +754,6 @@ def dma_transpose(src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = 
             f"dma_transpose of {source.label()} with axes {axes}, expected 2 to 4 axes and the "
             f"order {order or list(TRANSPOSED_AXES.values())}",
         )
-    source = _rows_only(source, mask, "dma_transpose")
     dt = source.dt if dtype is None else to_dtype(dtype)
     attrs: dict[str, Any] = {"axes_order": order} | ({"raw": True} if dt is source.dt else {})
     shape = tuple(source.shape[a] for a in order)
@@ -728,7 +763,7 @@ def dma_transpose(src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = 
             f"Size of partition dimension {shape[0]} exceeds architecture limitation of "
             f"{spec.PARTITIONS} in dma_transpose of {source.label()}; transpose in blocks",
         )
-    return _fresh(table.DMA_TRANSPOSE, shape, dt, (source,), attrs)
+    return _fresh(table.DMA_TRANSPOSE, shape, dt, (source,), attrs, mask, order)
 
 
 def range_select(**_: Any) -> Tensor:

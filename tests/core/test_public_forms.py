@@ -820,6 +820,78 @@ def test_masked_transpose_keeps_the_rest(rows):
     agree(kernel(x), np.concatenate([x.T, np.full((28, rows), 7.0)]))
 
 
+# the eight largest of the rows that a mask leaves; public routing kernels for SDK 2.22
+def test_search_in_masked_rows():
+    @nki.jit
+    def kernel(x):
+        rows, n = x.shape
+        largest = nl.ndarray((rows, 8), nl.float32, buffer=nl.shared_hbm)
+        places = nl.ndarray((rows, 8), nl.uint32, buffer=nl.shared_hbm)
+        rest = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        i_p, i_f, i_8 = nl.arange(128)[:, None], nl.arange(n)[None, :], nl.arange(8)[None, :]
+        for i in nl.affine_range(2):
+            inside = i_p < rows - i * 128
+            tile = nl.load(x[i * 128 + i_p, i_f], mask=inside)
+            eight = nisa.max8(src=tile, mask=inside)
+            found = nisa.nc_find_index8(data=tile, vals=eight, mask=inside)
+            less = nisa.nc_match_replace8(data=tile, vals=eight, imm=float("-inf"), mask=inside)
+            nl.store(largest[i * 128 + i_p, i_8], value=eight, mask=inside)
+            nl.store(places[i * 128 + i_p, i_8], value=found, mask=inside)
+            nl.store(rest[i * 128 + i_p, i_f], value=less, mask=inside)
+        return largest, places, rest
+
+    x = normal(150, 40)
+    largest, places, rest = kernel(x)
+    order = np.argsort(-x, axis=1)[:, :8]
+    assert np.array_equal(places, order)
+    assert np.array_equal(largest, np.take_along_axis(x, order, axis=1))
+    expected = x.copy()
+    np.put_along_axis(expected, order, -np.inf, axis=1)
+    assert np.array_equal(rest, expected)
+
+
+# numbers copied where a predicate is zero; public attention kernels for SDK 2.24
+def test_numbers_copied_by_predicate():
+    @nki.jit
+    def kernel(x, keep):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        nisa.tensor_copy_predicated(src=-9984, dst=tile, predicate=nl.load(keep), reverse_pred=True)
+        nl.store(out, tile)
+        return out
+
+    x, keep = normal(4, 5), (normal(4, 5, seed=1) > 0).astype(np.uint8)
+    agree(kernel(x, keep), np.where(keep, x, -9984))
+
+
+# run-time offsets with and without other indices; nki.isa.tensor_copy_dynamic_src examples
+def test_run_time_offsets_in_every_place():
+    @nki.jit(mode="simulation")
+    def kernel(x, offsets):
+        rows, n = x.shape
+        count = offsets.shape[1]
+        out = nl.ndarray([rows, count], dtype=x.dtype, buffer=nl.shared_hbm)
+        pairs = nl.ndarray([rows, 2, 3], dtype=x.dtype, buffer=nl.shared_hbm)
+        tile, at = nl.load(x), nl.load(offsets)
+        made = nl.ndarray([rows, count], dtype=x.dtype)
+        i_p, i_one = nl.mgrid[0:rows, 0:1]
+        for k in nl.affine_range(count):
+            made[i_p, k] = nisa.tensor_copy_dynamic_src(tile[i_p, at[0, k] + i_one])
+        made[0, 0] = nisa.tensor_copy_dynamic_src(tile[0, at[0, 1]])
+        nl.store(out, value=made)
+        i_p, i_2, i_3 = nl.mgrid[:rows, :2, :3]
+        view = tile.reshape((rows, 2, n // 2))
+        nl.store(pairs, nisa.tensor_copy_dynamic_src(view[i_p, i_2, i_3 + at[0, 2]]))
+        return out, pairs
+
+    x, offsets = normal(8, 32), np.array([[3, 31, 12]], np.int32)
+    expected = x[:, offsets[0]]
+    expected[0, 0] = x[0, 31]
+    out, pairs = kernel(x, offsets)
+    agree(out, expected)
+    agree(pairs, x.reshape(8, 2, 16)[:, :, 12:15])
+
+
 # a scan carried from tile to tile, with masks; contributed/neuron-team-kernels/cumsum.py
 def test_scan_carried_over_masked_tiles():
     @nki.jit

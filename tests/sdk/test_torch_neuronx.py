@@ -71,7 +71,7 @@ def test_older_kernel_call_writes_its_last_argument():
     out = torch.zeros_like(x)
     names = []
     with observe_kernel_calls(lambda call: names.append(call.name)):
-        assert nki_jit()(doubling)(x, out, factor=3.0, kernel_name="Doubling") is None
+        assert nki_jit()(doubling)(x, out, factor=3.0, kernel_name="Doubling") is out
     assert torch.equal(out, x * 3)
     assert names == ["doubling"]
 

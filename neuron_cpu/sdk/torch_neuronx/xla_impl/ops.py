@@ -44,7 +44,7 @@ class nki_jit:
 
     `@nki_jit` without parentheses is the same. The last tensor argument is the output: the kernel
     stores into it instead of returning it, and the call writes the caller's tensor in place and
-    returns nothing.
+    returns that.
     """
 
     def __new__(cls, *options: Any, **keyword_options: Any) -> Any:
@@ -69,7 +69,7 @@ class _OutputArgumentKernel:
     def __getitem__(self, grid: Any) -> _OutputArgumentKernel:
         return _OutputArgumentKernel(self._kernel, self._jitted[grid])
 
-    def __call__(self, *args: Any, kernel_name: Optional[str] = None, **kwargs: Any) -> None:
+    def __call__(self, *args: Any, kernel_name: Optional[str] = None, **kwargs: Any) -> Any:
         del kernel_name  # names the custom call in the device's graph
         where = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
         if not where:
@@ -83,6 +83,7 @@ class _OutputArgumentKernel:
         result = self._jitted(*inputs, _output_layout=layout, **kwargs)
         if not output.is_meta:
             output.copy_(result)
+        return output
 
 
 def _returning_output(kernel: Callable[..., Any]) -> Callable[..., Any]:
