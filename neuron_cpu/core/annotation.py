@@ -16,19 +16,37 @@ from contextlib import contextmanager
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
+
 from . import lint
+from .dtypes import host_dtype, to_dtype
 from .errors import refuse
 
 
 class tensor:
-    """Annotation ``nt.tensor`` or ``nt.tensor[sizes]``."""
+    """Annotation ``nt.tensor`` or ``nt.tensor[sizes]``.
+
+    ``nt.tensor[[sizes], dtype]`` also stands for an argument of a kernel that is only timed.
+    """
 
     sizes: tuple[int, ...] | None = None
+    dtype: Any = None
 
-    def __class_getitem__(cls, sizes: Any) -> type:
-        given = sizes if isinstance(sizes, tuple) else (sizes,)
-        name = f"{cls.__name__}[{', '.join(map(str, given))}]"
-        return type(name, (cls,), {"sizes": tuple(int(s) for s in given)})
+    def __class_getitem__(cls, given: Any) -> type:
+        parts = given if isinstance(given, tuple) else (given,)
+        listed = bool(parts) and isinstance(parts[0], (list, tuple))
+        sizes, dtype = (parts[0], *parts[1:], None)[:2] if listed else (parts, None)
+        name = f"{cls.__name__}[{', '.join(map(str, parts))}]"
+        return type(name, (cls,), {"sizes": tuple(int(s) for s in sizes), "dtype": dtype})
+
+
+def placeholder(value: Any) -> Any:
+    """A meta tensor for ``nt.tensor[[sizes], dtype]``; any other argument as it is."""
+    if not isinstance(value, type) or not issubclass(value, tensor):
+        return value
+    if value.sizes is None or value.dtype is None:
+        return value
+    return torch.empty(value.sizes, dtype=host_dtype(to_dtype(value.dtype)), device="meta")
 
 
 class mutable_tensor(tensor):

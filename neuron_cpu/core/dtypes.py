@@ -116,6 +116,11 @@ def to_dtype(spec: Any) -> DType:
     )
 
 
+def host_dtype(dtype: DType) -> torch.dtype:
+    """torch dtype that a caller's tensor of this type has (fp8 e4m3 is stored as bytes here)."""
+    return torch.float8_e4m3fn if dtype is FLOAT8_E4M3 else dtype.torch
+
+
 def scalar_dtype(value: Any) -> DType:
     """Type of a scalar operand: Python scalars mean the widest type, numpy ones keep theirs."""
     if isinstance(value, np.generic):

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from . import cost, report, spec
+from .annotation import placeholder
 from .errors import refuse
 from .kernel import Kernel
 from .schedule import Schedule, schedule
@@ -76,6 +77,8 @@ class TimedKernel:
         return TimedKernel(self.kernel[grid], self.trace_path, self.dma_profile)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
+        args = tuple(map(placeholder, args))
+        kwargs = {name: placeholder(value) for name, value in kwargs.items()}
         found = schedule(self.kernel.trace(*args, **kwargs), self.dma_profile)
         self.benchmark_result = BenchmarkResult(found)
         if self.trace_path is not None:

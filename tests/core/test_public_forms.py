@@ -96,6 +96,23 @@ def test_grids_of_cores_in_every_spelling(capsys):
     assert "estimated" in capsys.readouterr().err
 
 
+# shapes and types in place of tensors; public benchmark scripts for SDK 2.21 to 2.23
+@pytest.mark.parametrize("dtype", [nl.float32, nl.bfloat16, nl.float8_e4m3, nl.int32])
+def test_benchmark_of_shapes(dtype, capsys):
+    seen = []
+
+    def kernel(x, factor, scale=None):
+        seen.append((x.shape, x.dtype, factor, scale.shape))
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.load(x))
+        return out
+
+    timed = nki.benchmark(warmup=2, iters=10)(kernel)
+    timed(nt.tensor[[100, 7], dtype], 3, scale=nt.tensor[(5,), dtype])
+    assert timed.benchmark_result.nc_latency.get_latency_percentile(99) > 0
+    assert seen == [((100, 7), dtype, 3, (5,))]
+
+
 # a compiler decorator over baremetal with file names, then a grid; contributed/pipelined_attention
 def test_decorators_with_options_stack():
     @nki.compiler.skip_middle_end_transformations
