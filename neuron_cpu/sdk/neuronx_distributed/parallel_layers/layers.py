@@ -8,7 +8,7 @@ builds its model, because their values come from the checkpoint.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Dict, Optional, Tuple, Union
+from typing import Any, Callable, Dict, Optional, Tuple, Type, Union
 
 import torch
 import torch.nn.functional as F
@@ -57,6 +57,12 @@ def _sharded_parameter(
     return weight
 
 
+def _replicated_bias(size: int, dtype: torch.dtype, device: Optional[torch.device]) -> Parameter:
+    """Zeros (size,), the same on every rank."""
+    device = parameter_device() or device
+    return Parameter(torch.zeros(size, dtype=dtype, device=device), requires_grad=False)
+
+
 # Keywords of later NxD versions that change nothing without gradients, tiling or odd rank orders.
 _LATER_KEYWORDS = frozenset({"rank_ordering", "tile_cc", "keep_padded_output", "collect_output"})
 
@@ -83,6 +89,34 @@ def pad_tensor(tensor: torch.Tensor, dim: int, amount: int) -> torch.Tensor:
     return torch.cat([tensor, tensor.new_zeros(shape)], dim=dim)
 
 
+class LinearWithAsyncCommunication(torch.autograd.Function):
+    """The linear of the layers, `apply(input, weight, bias, ...)` in NxD's argument order.
+
+    Models subclass it to put a kernel where `forward` multiplies. There is no backward.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: torch.Tensor,
+        weight: torch.Tensor,
+        bias: Optional[torch.Tensor],
+        async_grad_allreduce: bool,
+        sequence_parallel_enabled: bool,
+        sequence_dimension: Optional[int] = 0,
+        save_for_backward: bool = True,
+        process_group: Optional[Group] = None,
+        reduce_dtype: torch.dtype = torch.float32,
+    ) -> torch.Tensor:
+        """`input (..., K) @ weight (N, K).T + bias`; gathers a sharded sequence first."""
+        del ctx, async_grad_allreduce, save_for_backward, reduce_dtype  # concern gradients
+        if sequence_parallel_enabled:
+            input = gather_from_sequence_parallel_region(
+                input, sequence_dimension or 0, process_group=process_group
+            )
+        return F.linear(input, weight, bias)
+
+
 def linear_with_async_allreduce(
     input: torch.Tensor,
     weight: torch.Tensor,
@@ -90,29 +124,44 @@ def linear_with_async_allreduce(
     async_grad_allreduce: bool = True,
     sequence_parallel_enabled: bool = False,
     sequence_dimension: Optional[int] = 0,
-    autograd_func_class: Optional[type] = None,
+    autograd_func_class: Type[torch.autograd.Function] = LinearWithAsyncCommunication,
     save_for_backward: bool = True,
     process_group: Optional[Group] = None,
+    reduce_dtype: Optional[torch.dtype] = None,
 ) -> torch.Tensor:
-    """`input (..., K) @ weight (N, K).T + bias`; gathers the sequence first where it is sharded."""
-    del async_grad_allreduce, autograd_func_class, save_for_backward
-    if sequence_parallel_enabled:
-        input = gather_from_sequence_parallel_region(
-            input, sequence_dimension or 0, process_group=process_group
-        )
-    return F.linear(input, weight, bias)
+    """`autograd_func_class.apply` on the other arguments: `input (..., K) @ weight (N, K).T`.
 
-
-class LinearWithAsyncCommunication:
-    """The linear of the layers as an autograd-style class: `apply` only, without gradients."""
-
-    @staticmethod
-    def apply(input: torch.Tensor, weight: torch.Tensor, bias: Optional[torch.Tensor], *_: Any):
-        return F.linear(input, weight, bias)
+    `reduce_dtype` came with NxD 0.10.1; it is handed on only where the caller names it, so that
+    classes written for either version fit.
+    """
+    arguments = (
+        input,
+        weight,
+        bias,
+        async_grad_allreduce,
+        sequence_parallel_enabled,
+        sequence_dimension,
+        save_for_backward,
+        process_group,
+    )
+    if reduce_dtype is not None:
+        arguments += (reduce_dtype,)
+    if autograd_func_class is LinearWithAsyncCommunication:
+        return LinearWithAsyncCommunication.forward(None, *arguments)  # spares autograd's part
+    return autograd_func_class.apply(*arguments)
 
 
 class BaseParallelLinear(nn.Module):
-    """What the checkpoint loader recognises a sharded linear by."""
+    """What the checkpoint loader recognises a sharded linear by.
+
+    `autograd_func_class` multiplies in `_forward_impl`; subclasses replace either.
+    """
+
+    autograd_func_class: Type[torch.autograd.Function] = LinearWithAsyncCommunication
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._forward_impl = linear_with_async_allreduce
 
     def _group_of(self, group: Optional[Group]) -> Group:
         return group or parallel_state.get_tensor_model_parallel_group()
@@ -127,7 +176,8 @@ class ColumnParallelLinear(BaseParallelLinear):
 
     `forward(x)`: (..., input) -> (..., output/tp), or (..., output) with `gather_output`.
     With `pad` the output size is rounded up to a multiple of tp with zero rows, which a gathered
-    result drops again. With `skip_bias_add` the result is the pair (output, bias).
+    result drops again. The bias is sharded as the outputs are, and whole where they are gathered.
+    With `skip_bias_add` the result is the pair (output, bias).
     """
 
     def __init__(
@@ -146,12 +196,12 @@ class ColumnParallelLinear(BaseParallelLinear):
         skip_bias_add: bool = False,
         pad: bool = False,
         tensor_model_parallel_group: Optional[Group] = None,
-        reduce_dtype: Optional[torch.dtype] = None,
+        reduce_dtype: torch.dtype = torch.float32,
         **later: Any,
     ) -> None:
         super().__init__()
         _accept_later("ColumnParallelLinear", later)
-        del keep_master_weight, reduce_dtype  # both concern gradients
+        del keep_master_weight  # concerns training
         self.tensor_parallel_group = self._group_of(tensor_model_parallel_group)
         size = self.tensor_parallel_group.size()
         self.input_size = input_size
@@ -163,41 +213,53 @@ class ColumnParallelLinear(BaseParallelLinear):
         self.pad_size = get_padding_length(output_size, size) if pad else 0
         self.output_size = output_size + self.pad_size
         self.output_size_per_partition = divide(self.output_size, size)
-        self.stride, self.dtype = stride, dtype
+        self.stride, self.dtype, self.reduce_dtype = stride, dtype, reduce_dtype
+        # The two names by which subclasses decide what their forward has to do.
+        self.async_tensor_model_parallel_allreduce = not sequence_parallel_enabled and size > 1
+        self.add_bias = bias
         if gather_output and sequence_parallel_enabled:
             raise RuntimeError("gather_output and sequence_parallel_enabled exclude each other.")
         shard = (self.output_size_per_partition, input_size)
         self.weight = _sharded_parameter(shard, 0, stride, size, dtype, device, init_method)
-        if bias:
+        if not bias:
+            self.register_parameter("bias", None)
+        elif gather_output:
+            self.bias = _replicated_bias(output_size, dtype, device)
+        else:
             self.bias = _sharded_parameter(
                 shard[:1], 0, stride, size, dtype, device, nn.init.zeros_
             )
-        else:
-            self.register_parameter("bias", None)
 
     def forward(self, input: torch.Tensor, *_: Any) -> Output:
         self._refuse_padding_in_training()
         if not self.sequence_parallel_enabled:
             input = copy_to_tensor_model_parallel_region(input, self.tensor_parallel_group)
-        output = linear_with_async_allreduce(
-            input,
-            self.weight,
-            None if self.skip_bias_add else self.bias,
+        output = self._forward_impl(
+            input=input,
+            weight=self.weight,
+            bias=None,
+            async_grad_allreduce=self.async_tensor_model_parallel_allreduce,
             sequence_parallel_enabled=self.sequence_parallel_enabled,
             sequence_dimension=self.sequence_dimension,
+            autograd_func_class=self.autograd_func_class,
             process_group=self.tensor_parallel_group,
         )
         if self.gather_output:
             output = gather_from_tensor_model_parallel_region(output, self.tensor_parallel_group)
             if self.pad_size:
                 output = output.narrow(-1, 0, self.output_size - self.pad_size)
-        return (output, self.bias) if self.skip_bias_add else output
+        if self.skip_bias_add:
+            return output, self.bias
+        return output if self.bias is None else output + self.bias
 
     def preshard_hook(self, model_state_dict: StateDict, prefix: str) -> None:
-        """Pad the full weight (key `prefix`) and bias with zero rows before they are sliced."""
+        """Pad the full weight (key `prefix`) and a sharded bias with zero rows before slicing."""
         if not self.pad_size:
             return
-        for key in (prefix, prefix.rpartition("weight")[0] + "bias"):
+        keys = [prefix]
+        if not self.gather_output:
+            keys.append(prefix.rpartition("weight")[0] + "bias")
+        for key in keys:
             tensor = model_state_dict.get(key)
             if tensor is not None:
                 model_state_dict[key] = pad_tensor(tensor, 0, self.output_size - tensor.shape[0])
@@ -250,9 +312,9 @@ class RowParallelLinear(BaseParallelLinear):
         self.stride, self.dtype = stride, dtype
         shard = (output_size, self.input_size_per_partition)
         self.weight = _sharded_parameter(shard, 1, stride, size, dtype, device, init_method)
+        self.add_bias = bias
         if bias:
-            zeros = torch.zeros(output_size, dtype=dtype, device=device)
-            self.bias = Parameter(zeros, requires_grad=False)
+            self.bias = _replicated_bias(output_size, dtype, device)
         else:
             self.register_parameter("bias", None)
 
@@ -262,7 +324,17 @@ class RowParallelLinear(BaseParallelLinear):
             if self.pad_size:
                 input_ = F.pad(input_, (0, self.pad_size))
             input_ = scatter_to_tensor_model_parallel_region(input_, self.tensor_parallel_group)
-        output = self._reduce(F.linear(input_, self.weight))
+        partial = self._forward_impl(
+            input=input_,
+            weight=self.weight,
+            bias=None,
+            async_grad_allreduce=False,
+            sequence_parallel_enabled=False,
+            sequence_dimension=self.sequence_dimension,
+            autograd_func_class=self.autograd_func_class,
+            process_group=self.tensor_parallel_group,
+        )
+        output = self._reduce(partial)
         if self.skip_bias_add:
             return output, self.bias
         return output if self.bias is None else output + self.bias

@@ -9,7 +9,7 @@ so a bf16 all-reduce rounds after every addition, as the device does.
 from __future__ import annotations
 
 from functools import reduce
-from typing import List, Optional
+from typing import List, Optional, Sequence, Union
 
 import torch
 
@@ -18,8 +18,21 @@ from . import parallel_state
 from .utils import divide
 
 
-def _group(process_group: Optional[Group]) -> Group:
-    return process_group or parallel_state.get_tensor_model_parallel_group()
+def _group(process_group: Union[Group, Sequence[Sequence[int]], None]) -> Group:
+    """The group meant: the one given, or the running thread's for None and for replica groups.
+
+    Replica groups are what `get_tensor_model_parallel_group(as_list=True)` returns; there is one.
+    """
+    if isinstance(process_group, Group):
+        return process_group
+    group = parallel_state.get_tensor_model_parallel_group()
+    expected = parallel_state.get_tensor_model_parallel_group(as_list=True)
+    if process_group is not None and [list(ranks) for ranks in process_group] != expected:
+        raise ValueError(
+            f"process_group is {process_group}, expected {expected}, the only replica groups that "
+            "exist here; leave process_group out."
+        )
+    return group
 
 
 def _label(operation: str, tensor: torch.Tensor) -> str:
