@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from pathlib import Path
-from typing import Any, Callable, Dict, List, Optional, Tuple, Type, Union
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
 from neuronx_distributed.parallel_layers.utils import copy_tensor_model_parallel_attributes
@@ -26,7 +26,9 @@ from .model_wrapper import SUBMODEL_TAGS, ModelWrapper, RankedModel, base_compil
 
 logger = logging.getLogger("Neuron")
 
-# Features that need the SDK's closed kernels, or that the stand-in does not model.
+# Features that no model can have here. `qkv_kernel_enabled`, `attn_kernel_enabled` and
+# `mlp_kernel_enabled` are not among them: models put kernels of their own behind these switches,
+# and where they call the SDK's closed ones, those refuse by name.
 _UNSUPPORTED = (
     "quantized",
     "lora_config",
@@ -36,10 +38,7 @@ _UNSUPPORTED = (
     "flash_decoding_enabled",
     "is_paged_attention",
     "is_chunked_prefill",
-    "attn_kernel_enabled",
     "attn_tkg_builtin_kernel_enabled",
-    "qkv_kernel_enabled",
-    "mlp_kernel_enabled",
     "quantized_mlp_kernel_enabled",
 )
 StateDict = Dict[str, torch.Tensor]
@@ -377,14 +376,19 @@ class NeuronApplicationBase(nn.Module):
         """Hook: forget the sequence."""
 
 
-def refuse_unsupported(neuron_config: NeuronConfig) -> None:
-    """NotImplementedError for a feature of the SDK that would silently not happen here."""
-    for name in _UNSUPPORTED:
+def refuse_options(neuron_config: NeuronConfig, names: Sequence[str]) -> None:
+    """NotImplementedError for the first of the options `names` that is on."""
+    for name in names:
         if getattr(neuron_config, name, None):
             raise NotImplementedError(
                 f"NeuronConfig.{name} is not supported by neuron_cpu, expected it to be off, got "
                 f"{getattr(neuron_config, name)!r}; leave it out."
             )
+
+
+def refuse_unsupported(neuron_config: NeuronConfig) -> None:
+    """NotImplementedError for a feature of the SDK that would silently not happen here."""
+    refuse_options(neuron_config, _UNSUPPORTED)
     if neuron_config.is_continuous_batching and neuron_config.padding_side == "left":
         raise NotImplementedError(
             "Continuous batching with padding_side='left' would shift the caches of idle lines, "

@@ -228,10 +228,13 @@ class NeuronConfig:
         if contract().minor >= 3:
             self.k_cache_transposed = take("k_cache_transposed", False)
             self.attn_tkg_builtin_kernel_enabled = take("attn_tkg_builtin_kernel_enabled", False)
+            self.qkv_kernel_fuse_residual_add = take("qkv_kernel_fuse_residual_add", False)
+            self.fused_rmsnorm_skip_gamma = take("fused_rmsnorm_skip_gamma", False)
         self.quantized_kernel_lower_bound = take("quantized_kernel_lower_bound", 1200.0)
         self.logical_neuron_cores = take("logical_neuron_cores", 1)
         if contract().minor >= 2:
-            self.logical_nc_config = take("logical_nc_config", 1)
+            # NxDI 0.2 renamed the keyword and still takes the old name.
+            self.logical_nc_config = take("logical_nc_config", self.logical_neuron_cores)
         self.cc_pipeline_tiling_factor = take("cc_pipeline_tiling_factor", 2)
         self.target = take("target", None)
         self.weights_to_skip_layout_optimization = take("weights_to_skip_layout_optimization", [])

@@ -20,7 +20,7 @@ from neuronx_distributed.parallel_layers.mappings import (
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from ..contract import contract
+from ..contract import ENVIRONMENT_VARIABLE, contract
 from ..modules.autobucketing import generate_buckets
 from ..modules.generation.sampling import (
     Sampler,
@@ -361,13 +361,17 @@ class NeuronBaseModel(nn.Module):
                     f"Layer {idx} ({type(layer).__name__}) returned {len(outputs)} items, expected "
                     f"{expected} in NxDI {self.contract.version} (hidden, (K, V), cos, sin"
                     f"{', residual' if expected == 5 else ''}); return the residual exactly when "
-                    "the layer was called with that keyword."
+                    "the layer was called with that keyword, or set "
+                    f"{ENVIRONMENT_VARIABLE} to the version that the file was written for (four "
+                    "items: 0.1 or 0.2, five: 0.3 and later)."
                 )
             hidden, key_value, cos_cache, sin_cache = outputs[:4]
             new_key_values.append(key_value)
             if expected == 5:
                 residual = outputs[4]
-        if residual is not None:  # a layer that defers its last addition to the next one's kernel
+        # Only this option makes layers leave their last addition to the next one; a residual that
+        # a layer returns without it has been added already and is dropped, as NxDI does.
+        if getattr(self.neuron_config, "qkv_kernel_fuse_residual_add", False):
             hidden = residual + hidden
         return hidden, new_key_values
 

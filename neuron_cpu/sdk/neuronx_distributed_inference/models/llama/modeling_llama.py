@@ -27,11 +27,19 @@ from ...modules.attention.utils import RotaryEmbedding
 from ...modules.custom_calls import CustomRMSNorm
 from ...modules.flashdecode.utils import calculate_num_cores_per_group
 from ...utils.distributed import get_tp_group
+from ..application_base import refuse_options
 from ..config import InferenceConfig, NeuronConfig
 from ..model_base import NeuronBaseForCausalLM, NeuronBaseModel
 
 _LLAMA_MODULE_MAP: Dict[str, type] = {}
 StateDict = Dict[str, torch.Tensor]
+# Options by which NxDI's modules call closed kernels; these modules have nothing in their place.
+_CLOSED_KERNEL_OPTIONS = (
+    "attn_kernel_enabled",
+    "qkv_kernel_enabled",
+    "qkv_kernel_fuse_residual_add",
+    "mlp_kernel_enabled",
+)
 
 
 def register_module(key: str) -> Callable[[type], type]:
@@ -338,6 +346,11 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
     """The application: checkpoint conversion around the traced Llama."""
 
     _model_cls = NeuronLlamaModel
+
+    @classmethod
+    def validate_config(cls, config: InferenceConfig) -> None:
+        super().validate_config(config)
+        refuse_options(config.neuron_config, _CLOSED_KERNEL_OPTIONS)
 
     @staticmethod
     def load_hf_model(model_path: str, **kwargs: Any) -> nn.Module:

@@ -9,24 +9,34 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Iterator, NoReturn, Optional, Tuple
 
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import SPMDRank
 from neuronx_distributed.parallel_layers.utils import divide
 from neuronx_distributed.ranks import Group
+from neuronxcc.nki._private_kernels.attention import attention_isa_kernel
 from torch import nn
+from torch_neuronx.xla_impl.ops import nki_jit
 
-from ...contract import contract
+from ...contract import ENVIRONMENT_VARIABLE, contract
 from .gqa import GroupQueryAttention_O, GroupQueryAttention_QKV
 from .utils import apply_rotary_pos_emb, manual_softmax, move_heads_front, repeat_kv
 
+# The closed prefill kernel under the name that model files import; it refuses when called.
+_flash_fwd_call = nki_jit()(attention_isa_kernel)
+
+# From this prompt length on, `attn_kernel_enabled` asks for the closed prefill kernel.
+_FLASH_MINIMUM = 512
+
 
 class FlashAttentionStrategy(enum.Enum):
-    """Which prefill kernel runs; without the SDK's private kernels there is none."""
+    """Which prefill kernel runs: none, the closed one on one core, or split over two."""
 
     NONE = 0
+    UNSHARDED_KERNEL = 1
+    SHARDED_KERNEL = 2
 
 
 @dataclass(frozen=True)
@@ -76,9 +86,11 @@ class NeuronAttentionBase(nn.Module):
             self.tensor_model_parallel_group = parallel_state.get_tensor_model_parallel_group()
         else:
             self.tensor_model_parallel_group = None
+        self.rank_util: Optional[SPMDRank] = None
         if self.tensor_model_parallel_group is not None:
             self.rank_util = SPMDRank(world_size=self.tensor_model_parallel_group.size())
         self.is_causal = True
+        self.num_heads: Optional[int] = None
         self.num_key_value_groups: Optional[int] = None
         self.num_key_value_heads: Optional[int] = None
         self.rotary_emb: Any = None
@@ -90,11 +102,13 @@ class NeuronAttentionBase(nn.Module):
         elif contract().attention_takes_config:
             raise TypeError(
                 f"NeuronAttentionBase of NxDI {contract().version} needs the config as its first "
-                "argument; pass config, hidden_size and the head counts."
+                "argument, expected config, hidden_size and the head counts, got none of them; "
+                f"pass them, or set {ENVIRONMENT_VARIABLE} to 0.3 or less for a file of that time."
             )
 
     def _set_defaults(self) -> None:
-        self.bias = False
+        self.bias = self.qkv_bias = self.o_bias = False
+        self.o_proj_layer_name = "o_proj"
         self.clip_qkv: Optional[float] = None
         self.fused_qkv = False
         self.rms_norm_eps: Optional[float] = None
@@ -106,7 +120,9 @@ class NeuronAttentionBase(nn.Module):
         self.q_layernorm: Optional[nn.Module] = None
         self.k_layernorm: Optional[nn.Module] = None
         self.qk_layernorm = False
-        self.attn_kernel_enabled = False
+        self.attn_kernel_enabled: Optional[bool] = False
+        self.k_cache_transposed = False
+        self.logical_neuron_cores = self.logical_nc_config = 1
 
     def _configure(
         self,
@@ -130,7 +146,7 @@ class NeuronAttentionBase(nn.Module):
         self.num_key_value_heads = num_key_value_heads
         self.head_dim = head_dim or hidden_size // num_attention_heads
         self.rotary_emb, self.rms_norm_eps, self.clip_qkv = rotary_emb, rms_norm_eps, clip_qkv
-        self.bias = qkv_bias or o_bias
+        self.bias, self.qkv_bias, self.o_bias = qkv_bias or o_bias, qkv_bias, o_bias
         self.padding_side = neuron_config.padding_side
         self.torch_dtype = neuron_config.torch_dtype
         self.tp_degree = neuron_config.tp_degree
@@ -143,9 +159,7 @@ class NeuronAttentionBase(nn.Module):
     def init_gqa_properties(self) -> None:
         """Build qkv_proj and o_proj, and replace the head counts by those of one rank."""
         if self.flash_decoding_enabled:
-            raise NotImplementedError(
-                "Flash decoding is not modelled by neuron_cpu; switch it off."
-            )
+            self.compute_for_flash_decoding()
         if contract().minor == 1 and self.head_dim * self.num_attention_heads != self.hidden_size:
             raise ValueError(
                 f"hidden_size must be divisible by num_heads (got hidden_size={self.hidden_size}, "
@@ -168,15 +182,24 @@ class NeuronAttentionBase(nn.Module):
             fused_qkv=self.fused_qkv,
             clip_qkv=self.clip_qkv,
             rms_norm_eps=self.rms_norm_eps,
+            qkv_kernel_enabled=self.neuron_config.qkv_kernel_enabled,
             **common,
         )
         self.o_proj = GroupQueryAttention_O(
-            input_is_parallel=True, rpl_reduce_dtype=self.rpl_reduce_dtype, **common
+            input_is_parallel=True,
+            layer_name=self.o_proj_layer_name,
+            rpl_reduce_dtype=self.rpl_reduce_dtype,
+            **common,
         )
         shards = 1 if self.tensor_model_parallel_group is None else self.tp_degree
         self.num_heads = divide(self.qkv_proj.get_num_attention_heads(), shards)
         self.num_key_value_heads = divide(self.qkv_proj.get_num_key_value_heads(), shards)
         self.num_key_value_groups = self.num_heads // self.num_key_value_heads
+        if self.qk_layernorm:
+            self.q_layernorm = nn.LayerNorm(self.head_dim)
+            self.k_layernorm = nn.LayerNorm(self.head_dim)
+        self.attn_kernel_enabled = self.neuron_config.attn_kernel_enabled
+        self.k_cache_transposed = getattr(self.neuron_config, "k_cache_transposed", False)
 
     def scaled_qk(
         self, Q: torch.Tensor, K: torch.Tensor, attention_mask: Optional[torch.Tensor]
@@ -227,15 +250,26 @@ class NeuronAttentionBase(nn.Module):
         attention_mask: Optional[torch.Tensor],
     ) -> Tuple[torch.Tensor, FlashAttentionStrategy]:
         """Causal attention of the prompt with itself: (B, heads, S, D)."""
-        del q_len, bsz
         K = repeat_kv(K, self.num_key_value_groups)
         V = repeat_kv(V, self.num_key_value_groups)
+        strategy = self.get_flash_attention_strategy(q_len, attention_mask is not None)
+        if strategy is not FlashAttentionStrategy.NONE:
+            _flash_fwd_call(Q, K, V, 1.0, torch.empty_like(Q))
         scores = self.scaled_qk(Q, K, attention_mask)
         weights = torch.softmax(scores, dim=-1, dtype=torch.float32).to(Q.dtype)
         return torch.matmul(weights, V), FlashAttentionStrategy.NONE
 
-    def get_flash_attention_strategy(self, q_len: int) -> FlashAttentionStrategy:
-        del q_len
+    def get_flash_attention_strategy(
+        self, q_len: int, has_attention_mask: bool = True
+    ) -> FlashAttentionStrategy:
+        """The closed kernel only where `attn_kernel_enabled` asks for it, from 512 tokens on.
+
+        NxDI also takes it unasked for prompts of 4096 tokens or more; plain attention computes
+        the same there, so here it does.
+        """
+        del has_attention_mask  # decides between kernels of two-core setups (NxDI 0.4 and later)
+        if self.attn_kernel_enabled and q_len >= _FLASH_MINIMUM:
+            return FlashAttentionStrategy.UNSHARDED_KERNEL
         return FlashAttentionStrategy.NONE
 
     def attention_context_encode(
@@ -268,7 +302,7 @@ class NeuronAttentionBase(nn.Module):
         speculating = position_ids.shape[-1] > 1
         groups = self.num_key_value_groups
         past_keys, past_values = (repeat_kv(past, groups) for past in past_key_value)
-        if getattr(self.neuron_config, "k_cache_transposed", False):
+        if self.k_cache_transposed:
             past_keys = repeat_kv(past_key_value[0].transpose(2, 3), groups)
         prior = self.scaled_qk(Q, past_keys, attention_mask)
         K, V = repeat_kv(K, groups), repeat_kv(V, groups)
@@ -276,6 +310,10 @@ class NeuronAttentionBase(nn.Module):
         prior_weights, active_weights = manual_softmax(prior, active, speculating)
         from_past = torch.matmul(prior_weights.to(Q.dtype), past_values)
         return from_past + torch.matmul(active_weights.to(Q.dtype), V)
+
+    def compute_for_flash_decoding(self, *_args: Any, **_kwargs: Any) -> NoReturn:
+        """Decode over caches that ranks share; refused, as `flash_decoding_enabled` is."""
+        raise NotImplementedError("Flash decoding is not modelled by neuron_cpu; switch it off.")
 
     def forward(
         self,
@@ -295,7 +333,8 @@ class NeuronAttentionBase(nn.Module):
         if later and contract().minor == 1:
             raise TypeError(
                 f"NeuronAttentionBase.forward of NxDI 0.1 takes no keywords {sorted(later)}, "
-                "expected only those of its signature; drop the rest before calling it."
+                "expected only those of its signature; drop the rest before calling it, or set "
+                f"{ENVIRONMENT_VARIABLE} to 0.3 for a file written for that version."
             )
         Q, K, V, cos_cache, sin_cache = self.prep_qkv_tensors(
             position_ids, hidden_states, past_key_value, adapter_ids, cos_cache, sin_cache, rmsnorm

@@ -8,7 +8,7 @@ The arithmetic below decides the counts; `preshard_hook` arranges the full weigh
 from __future__ import annotations
 
 import enum
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
@@ -17,9 +17,11 @@ from neuronx_distributed.parallel_layers.mappings import gather_from_sequence_pa
 from neuronx_distributed.parallel_layers.pad import get_number_of_extra_heads
 from neuronx_distributed.parallel_layers.utils import divide
 from neuronx_distributed.ranks import Group
+from neuronxcc.nki._private_kernels.qkv import rmsnorm_qkv_isa_kernel
 from torch import nn
 
 from ...contract import contract
+from .utils import transpose_parallel_linear_layer
 
 StateDict = Dict[str, torch.Tensor]
 
@@ -212,9 +214,8 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
             raise ValueError(
                 "Gathering states followed by fused qkv is not allowed; pass gather_output=False."
             )
-        if qkv_kernel_enabled:
-            raise NotImplementedError("The private QKV kernel does not exist in neuron_cpu.")
         self.gather_output, self.fused_qkv, self.clip_qkv = gather_output, fused_qkv, clip_qkv
+        self.qkv_kernel_enabled = qkv_kernel_enabled
         self.sequence_parallel_enabled = sequence_parallel_enabled
         self.sequence_dimension = sequence_dimension
         self.rms_norm_eps = rms_norm_eps
@@ -222,6 +223,8 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         kv_width = self.num_key_value_heads * head_dim
         if fused_qkv:
             self.Wqkv = self._linear(query_width + 2 * kv_width)
+            if qkv_kernel_enabled:  # kernels read the weight as (H, outputs)
+                self.Wqkv.weight = transpose_parallel_linear_layer(self.Wqkv.weight)
             self._tag_fused(self.Wqkv.weight)
             if bias:
                 self._tag_fused(self.Wqkv.bias)
@@ -257,26 +260,47 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         residual: Optional[torch.Tensor] = None,
         **_later: Any,
     ) -> Tuple[Any, ...]:
-        del rmsnorm, adapter_ids  # the private kernel's and the adapters'
         if self.sequence_parallel_enabled and self.tensor_model_parallel_group is not None:
             hidden_states = gather_from_sequence_parallel_region(
                 hidden_states,
                 self.sequence_dimension or 0,
                 process_group=self.tensor_model_parallel_group,
             )
-        if self.fused_qkv:
-            fused = self.Wqkv(hidden_states)
-            shards = 1 if self.tensor_model_parallel_group is None else self.tp_degree
-            query_end = divide(self.num_attention_heads, shards) * self.head_dim
-            key_end = query_end + divide(self.num_key_value_heads, shards) * self.head_dim
-            states: List[torch.Tensor] = list(
-                torch.tensor_split(fused, (query_end, key_end), dim=-1)
-            )
+        if self.qkv_kernel_enabled:
+            if not self.fused_qkv:
+                raise AssertionError("qkv_kernel_enabled needs fused_qkv=True; set both or none.")
+            fused_rmsnorm = not self.sequence_parallel_enabled
+            states = self._kernel_qkv_forward(hidden_states, fused_rmsnorm, rmsnorm)
         else:
-            states = [proj(hidden_states) for proj in (self.q_proj, self.k_proj, self.v_proj)]
-        if self.clip_qkv is not None:
-            states = [state.clamp(-self.clip_qkv, self.clip_qkv) for state in states]
+            states = self._native_qkv_forward(hidden_states, adapter_ids)
         return (*states, residual) if contract().minor >= 3 else tuple(states)
+
+    def _native_qkv_forward(
+        self, hidden_states: torch.Tensor, adapter_ids: Optional[torch.Tensor] = None
+    ) -> Sequence[torch.Tensor]:
+        """Q, K and V through the linear layers."""
+        del adapter_ids
+        if self.fused_qkv:
+            states = self._split_fused_qkv(self.Wqkv(hidden_states))
+        else:
+            states = tuple(proj(hidden_states) for proj in (self.q_proj, self.k_proj, self.v_proj))
+        if self.clip_qkv is not None:
+            states = tuple(state.clamp(-self.clip_qkv, self.clip_qkv) for state in states)
+        return states
+
+    def _kernel_qkv_forward(
+        self, hidden_states: torch.Tensor, fused_rmsnorm: bool, rmsnorm: Optional[nn.Module]
+    ) -> Sequence[torch.Tensor]:
+        """Norm and Wqkv in the SDK's closed kernel, refused here; subclasses bring their own."""
+        del fused_rmsnorm, rmsnorm
+        return rmsnorm_qkv_isa_kernel(hidden_states, self.Wqkv.weight)
+
+    def _split_fused_qkv(self, fused: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        """(B, S, this rank's q, k and v columns) -> the three of them."""
+        shards = 1 if self.tensor_model_parallel_group is None else self.tp_degree
+        query_end = divide(self.num_attention_heads, shards) * self.head_dim
+        key_end = query_end + divide(self.num_key_value_heads, shards) * self.head_dim
+        return torch.tensor_split(fused, (query_end, key_end), dim=-1)
 
     def preshard_hook(self, model_state_dict: StateDict, prefix: str) -> None:
         """`prefix` is `....self_attn.qkv_proj.weight`: move q, k, v below it, replicate and pad."""
@@ -346,6 +370,10 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
             tensor_model_parallel_group,
         )
         self.layer_name = layer_name
+        self.input_is_parallel = input_is_parallel
+        self.sequence_parallel_enabled = sequence_parallel_enabled
+        self.sequence_dimension = sequence_dimension
+        self.rpl_reduce_dtype = rpl_reduce_dtype
         width = self.num_attention_heads * head_dim
         if self.tensor_model_parallel_group is None:
             self.o_proj: nn.Module = nn.Linear(width, hidden_size, bias=bias, dtype=dtype)

@@ -98,6 +98,14 @@ def manual_softmax(
     return prior / total, active / total
 
 
+def distributed_softmax(*_args: Any, **_kwargs: Any) -> NoReturn:
+    """The softmax of flash decoding, over scores that ranks share; refused, as that feature is."""
+    raise NotImplementedError(
+        "distributed_softmax belongs to flash decoding, which neuron_cpu does not model; leave "
+        "flash_decoding_enabled off and use manual_softmax."
+    )
+
+
 def transpose_parallel_linear_layer(parallel_layer: torch.Tensor) -> nn.Parameter:
     """The transposed weight of a parallel linear, sharded along the other dimension.
 
