@@ -2,20 +2,34 @@
 
 from __future__ import annotations
 
+import copy
+import json
+import os
 import time
 from functools import partial
 from typing import Any, Callable, Dict, List, Optional, Sequence, Union
 
 import numpy as np
+import torch
+from transformers import GenerationConfig
 
 from ..models.model_wrapper import (
     CONTEXT_ENCODING_MODEL_TAG,
     SPECULATION_MODEL_TAG,
     TOKEN_GENERATION_MODEL_TAG,
 )
+from ..modules.generation.sampling import prepare_sampling_params
+from .constants import BENCHMARK_REPORT_FILENAME, END_TO_END_MODEL
+from .hf_adapter import HuggingFaceGenerationAdapter
 
 Report = Dict[str, float]
 DEFAULT_RUNS = 20
+# What `benchmark_sampling(target=...)` calls a sub-model, and its tag.
+_TARGETS = {
+    "context_encode": CONTEXT_ENCODING_MODEL_TAG,
+    "token_gen": TOKEN_GENERATION_MODEL_TAG,
+    "speculation": SPECULATION_MODEL_TAG,
+}
 
 
 class Benchmark:
@@ -87,12 +101,13 @@ def register_latency_collectors(
 ) -> None:
     """Attach the collectors to the sub-models; they stay attached, as NxDI leaves them."""
     for tag, collector in latency_collectors.items():
-        register_forward_hooks(getattr(model, tag), collector)
+        register_forward_latency_collector(collector, getattr(model, tag))
 
 
-def register_forward_hooks(module: Any, collector: LatencyCollector) -> None:
-    module.register_forward_pre_hook(collector.pre_hook)
-    module.register_forward_hook(collector.hook)
+def register_forward_latency_collector(latency_collector: LatencyCollector, model: Any) -> None:
+    """Time the calls of the module `model`."""
+    model.register_forward_pre_hook(latency_collector.pre_hook)
+    model.register_forward_hook(latency_collector.hook)
 
 
 def generate_report(
@@ -132,3 +147,104 @@ def generate_submodule_reports(
             collector.latency_list, tokens, neuron_config.max_batch_size, num_runs
         )
     return reports
+
+
+def benchmark_sampling(
+    model: Any,
+    draft_model: Optional[Any] = None,
+    generation_config: Optional[GenerationConfig] = None,
+    target: Optional[str] = None,
+    image: Optional[Any] = None,
+    benchmark_report_path: Union[str, os.PathLike] = BENCHMARK_REPORT_FILENAME,
+    num_runs: int = DEFAULT_RUNS,
+) -> Dict[str, Optional[Report]]:
+    """Time generation behind a random prompt of `max_context_length` tokens up to `max_length`.
+
+    `target`: "all" (the default) for generation and, within it, the sub-models; "e2e" for
+    generation only; "context_encode", "token_gen" or "speculation" for calls of that sub-model's
+    largest bucket. Prints the report, writes it to `benchmark_report_path` and returns it.
+    """
+    if draft_model is not None or image is not None:
+        raise NotImplementedError(
+            "neuron_cpu benchmarks a text model by itself, expected neither draft_model nor image; "
+            "leave both out."
+        )
+    target = target or "all"
+    if target in _TARGETS:
+        report = {_TARGETS[target]: _time_submodel(model, target, num_runs)}
+    elif target in ("all", "e2e"):
+        report = _time_generation(model, generation_config, target == "all", num_runs)
+    else:
+        raise ValueError(
+            f"target is {target!r}, expected one of {['all', 'e2e', *_TARGETS]}; pass one of them."
+        )
+    model.reset()
+    print("Benchmark completed and its result is as following")
+    print(json.dumps(report, indent=4))
+    with open(benchmark_report_path, "w", encoding="utf-8") as writer:
+        json.dump(report, writer)
+    print(f"Completed saving result to {benchmark_report_path}")
+    return report
+
+
+def _time_generation(
+    model: Any, generation_config: Optional[GenerationConfig], submodels: bool, num_runs: int
+) -> Dict[str, Optional[Report]]:
+    """Reports of whole generations and, with `submodels`, of the calls inside them."""
+    config = model.neuron_config
+    new_tokens = config.max_length - config.max_context_length
+    if new_tokens < 1:
+        raise ValueError(
+            f"The benchmark's prompt has max_context_length = {config.max_context_length} tokens, "
+            f"expected fewer than max_length = {config.max_length}, so that there is room to "
+            "generate; build the NeuronConfig with a smaller max_context_length."
+        )
+    generation_config = copy.deepcopy(generation_config) or GenerationConfig(do_sample=True)
+    generation_config.eos_token_id = None  # a run always makes all of its tokens
+    shape = (config.batch_size, config.max_context_length)
+    prompt = torch.randint(1, min(100, model.config.vocab_size), shape)
+    arguments = {
+        "input_ids": prompt,
+        "attention_mask": torch.ones_like(prompt),
+        "generation_config": generation_config,
+        "max_new_tokens": new_tokens,
+        "top_k": 1,
+        "do_sample": True,
+        "sampling_params": prepare_sampling_params(config.batch_size),
+    }
+    collectors = create_submodule_latency_collectors(model) if submodels else {}
+    benchmark = Benchmark(
+        HuggingFaceGenerationAdapter(model).generate,
+        arguments,
+        num_runs,
+        preprocess_func=model.reset,
+        post_warmup_func=lambda: register_latency_collectors(collectors, model),
+    )
+    benchmark.run()
+    report = {
+        END_TO_END_MODEL: generate_report(
+            benchmark.latency_list, config.max_length, config.max_batch_size, num_runs
+        )
+    }
+    tokens = {CONTEXT_ENCODING_MODEL_TAG: config.max_context_length}
+    for tag, collector in collectors.items():
+        report[tag] = generate_report(
+            collector.latency_list, tokens.get(tag, new_tokens), config.max_batch_size, num_runs
+        )
+    return report
+
+
+def _time_submodel(model: Any, target: str, num_runs: int) -> Optional[Report]:
+    """Report of calls of one sub-model with example inputs of its largest bucket."""
+    wrapper = getattr(model, _TARGETS[target], None)
+    if wrapper is None:
+        raise ValueError(
+            f"target is {target!r}, expected a sub-model that was compiled, and there is no "
+            f"{_TARGETS[target]}; choose another target."
+        )
+    benchmark = Benchmark(wrapper, tuple(wrapper.input_generator()[-1][:5]), num_runs)
+    benchmark.run()
+    config = model.neuron_config
+    return generate_report(
+        benchmark.latency_list, config.max_length, config.max_batch_size, num_runs
+    )
