@@ -313,9 +313,12 @@ def partition_broadcast(source: Tensor, shape: tuple[int, ...]) -> Tensor:
     """One partition to ``shape[0]`` partitions: ones-matmul on TensorE, then a copy to SBUF.
 
     The product with a ones column is exact; each piece of 512 columns fills one PSUM bank.
+    Integers take the same way as fp32, 32-bit ones as two halves.
     """
     rows = shape[0]
     row = source if source.storage.buffer == "sbuf" else isa.tensor_copy(source)
+    if row.dt.is_int:
+        return _integer_broadcast(row, shape)
     row = row.expand((1, *shape[1:])) if row.shape[1:] != shape[1:] else row
     flat, _ = isa._collapsed(row, "row")
     if flat.ndim != 2:
@@ -327,6 +330,21 @@ def partition_broadcast(source: Tensor, shape: tuple[int, ...]) -> Tensor:
         piece = flat[:, start : builtins.min(start + step, flat.shape[1])]
         out[:, start : start + piece.shape[1]] = isa.nc_matmul(ones_row, piece)
     return out.reshape(shape) if len(shape) != 2 else out
+
+
+def _integer_broadcast(row: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """partition_broadcast of an integer row, exact: fp32 holds every value of up to 24 bits."""
+
+    def spread(part: Tensor) -> Tensor:
+        tile = partition_broadcast(isa.tensor_copy(part, dtype=np.float32), shape)
+        return isa.tensor_copy(tile, dtype=row.dtype)
+
+    if row.dt.itemsize < 4:
+        return spread(row)
+    high = isa.tensor_scalar(row, np.right_shift, 16)
+    low = isa.tensor_scalar(row, np.bitwise_and, 0xFFFF)
+    high = isa.tensor_scalar(spread(high), np.left_shift, 16)
+    return isa.tensor_tensor(high, spread(low), np.bitwise_or)
 
 
 def broadcast_to(src: Any, *, shape: Any) -> Tensor:

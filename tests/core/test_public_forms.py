@@ -176,6 +176,50 @@ def test_nki_jit_of_torch_neuronx():
     assert torch.equal(out, 2 * x)
 
 
+# several results, one of them an input; a state-space model's convolution with its state
+def test_nki_jit_writes_several_tensors():
+    from torch_neuronx import nki_jit
+
+    @nki_jit
+    def kernel(x, state, out):
+        tile = nl.load(x)
+        nl.store(out, nl.add(tile, nl.load(state)))
+        nl.store(state, tile)
+
+    x, state, out = torch.randn(4, 5), torch.randn(4, 5), torch.zeros(4, 5)
+    total = x + state
+    assert kernel(x, state, out) is out
+    assert torch.equal(out, total)
+    assert torch.equal(state, x)
+
+
+# rows of indices broadcast over partitions; block tables of paged attention in vLLM
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int16, np.int8, np.uint8])
+def test_integer_rows_broadcast_exactly(dtype):
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((16, 600), x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.load(x).broadcast_to((16, 600)))
+        return out
+
+    bounds = np.iinfo(dtype)
+    x = np.random.default_rng(0).integers(bounds.min, bounds.max, (1, 600), dtype, endpoint=True)
+    x[0, :2] = bounds.min, bounds.max
+    np.testing.assert_array_equal(kernel(x), np.broadcast_to(x, (16, 600)))
+
+
+# counters made by iota, broadcast to a tile with two free axes
+def test_iota_rows_broadcast():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((16, 3, 5), nl.int32, buffer=nl.shared_hbm)
+        row = nisa.iota(nl.arange(5)[None, None, :], dtype=nl.int32)
+        nl.store(out, row.broadcast_to((16, 3, 5)))
+        return out
+
+    np.testing.assert_array_equal(kernel(normal(1, 1)), np.broadcast_to(np.arange(5), (16, 3, 5)))
+
+
 # generations are compared by order; src/nki_samples/reference/attention.py
 def test_generations_are_ordered():
     assert nisa.nc_version.gen2 < nisa.nc_version.gen3

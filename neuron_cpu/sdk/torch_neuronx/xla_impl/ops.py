@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any, Callable, Optional, Tuple
 
 import torch
 from neuronxcc import nki
-from neuronxcc.nki import language as nl
 
 
 class RmsNorm:
@@ -40,60 +38,40 @@ class TopK:
 
 
 class nki_jit:
-    """The older way to call a kernel: `nki_jit()(kernel)[grid](inputs..., output, constants...)`.
+    """The older way to call a kernel: `nki_jit()(kernel)[grid](inputs..., outputs..., constants)`.
 
-    `@nki_jit` without parentheses is the same. The last tensor argument is the output: the kernel
-    stores into it instead of returning it, and the call writes the caller's tensor in place and
-    returns that.
+    `@nki_jit` without parentheses is the same. The kernel stores into its arguments instead of
+    returning tensors; the call writes the caller's tensors in place and returns the last one.
     """
 
     def __new__(cls, *options: Any, **keyword_options: Any) -> Any:
         if len(options) == 1 and callable(options[0]):
-            return _OutputArgumentKernel(options[0])
+            return _OutputArgumentKernel(nki.jit(options[0], kernel_return=False))
         return super().__new__(cls)
 
     def __init__(self, *options: Any, **keyword_options: Any) -> None:
         del options, keyword_options  # targets of the device compiler
 
     def __call__(self, kernel: Callable[..., Any]) -> _OutputArgumentKernel:
-        return _OutputArgumentKernel(kernel)
+        return _OutputArgumentKernel(nki.jit(kernel, kernel_return=False))
 
 
 class _OutputArgumentKernel:
-    """A kernel that stores into its last tensor argument, called through `nki.jit`."""
+    """A kernel that stores into its arguments; the last tensor is what a call returns."""
 
-    def __init__(self, kernel: Callable[..., Any], jitted: Any = None) -> None:
-        self._kernel = kernel
-        self._jitted = nki.jit(_returning_output(kernel)) if jitted is None else jitted
+    def __init__(self, jitted: Any) -> None:
+        self._jitted = jitted
 
     def __getitem__(self, grid: Any) -> _OutputArgumentKernel:
-        return _OutputArgumentKernel(self._kernel, self._jitted[grid])
+        return _OutputArgumentKernel(self._jitted[grid])
 
     def __call__(self, *args: Any, kernel_name: Optional[str] = None, **kwargs: Any) -> Any:
         del kernel_name  # names the custom call in the device's graph
-        where = [i for i, arg in enumerate(args) if isinstance(arg, torch.Tensor)]
-        if not where:
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        if not tensors:
             raise TypeError(
-                f"{self._kernel.__name__} was called without a tensor, expected its inputs and the "
+                f"{self._jitted.name} was called without a tensor, expected its inputs and the "
                 "output tensor as the last one; pass the output by position."
             )
-        output = args[where[-1]]
-        inputs = [arg for i, arg in enumerate(args) if i != where[-1]]
-        layout = (where[-1], tuple(output.shape), str(output.dtype).replace("torch.", ""))
-        result = self._jitted(*inputs, _output_layout=layout, **kwargs)
-        if not output.is_meta:
-            output.copy_(result)
-        return output
-
-
-def _returning_output(kernel: Callable[..., Any]) -> Callable[..., Any]:
-    """`kernel` with its output argument turned into a returned shared_hbm tensor."""
-
-    @functools.wraps(kernel)
-    def returning(*inputs: Any, _output_layout: Tuple[int, Tuple[int, ...], str], **kwargs: Any):
-        position, shape, dtype = _output_layout
-        output = nl.ndarray(shape, dtype=getattr(nl, dtype), buffer=nl.shared_hbm)
-        kernel(*inputs[:position], output, *inputs[position:], **kwargs)
-        return output
-
-    return returning
+        self._jitted(*args, **kwargs)
+        return tensors[-1]
