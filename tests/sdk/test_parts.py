@@ -276,7 +276,7 @@ def test_custom_rms_norm():
 
 def test_small_helpers():
     assert calculate_num_cores_per_group(32, 8, 16) == 2
-    with pytest.raises(AssertionError, match="2 is not divisible by 8"):
+    with pytest.raises(AssertionError, match="8 key-value heads among 2 ranks"):
         calculate_num_cores_per_group(32, 8, 2)
     assert not is_lora_module(torch.nn.Linear(1, 1))
     with pytest.raises(NotImplementedError, match="not supported by neuron_cpu"):

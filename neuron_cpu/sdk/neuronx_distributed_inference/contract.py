@@ -16,6 +16,21 @@ from neuron_cpu.errors import StandInError
 VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5", "0.6")
 DEFAULT_VERSION = "0.1"
 ENVIRONMENT_VARIABLE = "NEURON_CPU_NXDI"
+# NeuronConfig fields that some versions lack, and the versions that have them.
+FIELD_VERSIONS = {
+    "logical_neuron_cores": "0.1",
+    "quantized_kernel_lower_bound": "0.1",
+    "trace_tokengen_model": "0.1",
+    "is_paged_attention": "0.1",
+    "logical_nc_config": "0.2 or later",
+    "quantize_clamp_bound": "0.2 or later",
+    "modules_to_not_convert": "0.2 or later",
+    "activation_quantization_type": "0.2 or later",
+    "k_cache_transposed": "0.3 or later",
+    "attn_tkg_builtin_kernel_enabled": "0.3 or later",
+    "qkv_kernel_fuse_residual_add": "0.3 or later",
+    "fused_rmsnorm_skip_gamma": "0.3 or later",
+}
 
 
 @dataclass(frozen=True)
@@ -63,12 +78,7 @@ class Contract:
         """NeuronConfig fields of 0.1 that this version no longer has."""
         if self.minor == 1:
             return ()
-        return (
-            "logical_neuron_cores",
-            "quantized_kernel_lower_bound",
-            "trace_tokengen_model",
-            "is_paged_attention",
-        )
+        return tuple(name for name, versions in FIELD_VERSIONS.items() if versions == "0.1")
 
 
 def contract() -> Contract:

@@ -57,6 +57,27 @@ def _sharded_parameter(
     return weight
 
 
+def _initialize_parameter_cpu(
+    param: Parameter,
+    partition_dim: int,
+    num_partitions: int,
+    init_method: Callable[[torch.Tensor], Any],
+    param_dtype: torch.dtype = torch.float32,
+    stride: int = 1,
+    return_master_param: bool = False,
+) -> None:
+    """Tag one rank's shard and give it values, for layers of models' own.
+
+    Unlike NxD's, which cuts it from a whole one, the shard is drawn by itself, and there is no
+    whole parameter to return: checkpoints bring the values.
+    """
+    del param_dtype, return_master_param
+    set_tensor_model_parallel_attributes(param, True, partition_dim, stride, num_partitions)
+    if not param.is_meta:
+        with torch.no_grad():
+            init_method(param)
+
+
 def _replicated_bias(size: int, dtype: torch.dtype, device: Optional[torch.device]) -> Parameter:
     """Zeros (size,), the same on every rank."""
     device = parameter_device() or device
@@ -162,6 +183,14 @@ class BaseParallelLinear(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self._forward_impl = linear_with_async_allreduce
+
+    def _init_weight(self, weight: torch.Tensor) -> None:
+        """Start values of a weight: `arg_init_method`, where a subclass has one."""
+        (getattr(self, "arg_init_method", None) or _default_init)(weight)
+
+    def _init_bias(self) -> None:
+        """Start values of `self.bias`."""
+        nn.init.zeros_(self.bias)
 
     def _group_of(self, group: Optional[Group]) -> Group:
         return group or parallel_state.get_tensor_model_parallel_group()

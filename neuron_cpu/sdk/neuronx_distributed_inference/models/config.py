@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Type, Union
 import torch
 from neuronx_distributed.quantization.quantization_config import QuantizedDtype
 
-from ..contract import contract
+from ..contract import ENVIRONMENT_VARIABLE, FIELD_VERSIONS, contract
 
 CONFIG_FILE = "neuron_config.json"
 logger = logging.getLogger("Neuron")
@@ -92,6 +92,17 @@ class NeuronConfig:
         if kwargs:
             logger.warning("NeuronConfig ignores unknown keywords: %s", sorted(kwargs))
         self._check()
+
+    def __getattr__(self, name: str) -> Any:
+        """AttributeError for what is not set, with the versions that would have it."""
+        sentence = f"{type(self).__name__!r} has no attribute {name!r}"
+        versions = FIELD_VERSIONS.get(name)
+        if versions is not None:
+            sentence += (
+                f" in NxDI {contract().version}, expected only in {versions}; read it with getattr "
+                f"and a default, or set {ENVIRONMENT_VARIABLE} to {versions.split()[0]}"
+            )
+        raise AttributeError(f"{sentence}.")
 
     def _set_shapes(self, take: Callable[..., Any]) -> None:
         """Batch, lengths and number formats."""

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from neuronx_distributed.parallel_layers.utils import divide
-
 
 def calculate_num_cores_per_group(num_attn_heads: int, num_kv_heads: int, tp_degree: int) -> int:
     """Ranks that share one key-value head: min(tp, query heads) / key-value heads, if whole."""
-    return divide(min(tp_degree, num_attn_heads), num_kv_heads)
+    ranks = min(tp_degree, num_attn_heads)
+    if ranks % num_kv_heads != 0:
+        raise AssertionError(
+            f"Flash decoding would share {num_kv_heads} key-value heads among {ranks} ranks, "
+            "expected a multiple of the heads; leave flash_decoding_enabled off, which neuron_cpu "
+            "does not model anyway."
+        )
+    return ranks // num_kv_heads
