@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import math
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,6 +58,18 @@ REFUSED = {
     "--mlp-kernel-fuse-residual-add": _PRIVATE_KERNEL,
 }
 DTYPES = ("bfloat16", "float16", "float32")
+# Arguments that the contest's driver does not have and that mean nothing in other modes.
+ONLY_IN = {
+    **dict.fromkeys(
+        ("--limit", "--only", "--resume", "--record-baseline", "--results-path"), ("evaluate_all",)
+    ),
+    "--profile-model": ("profile", "evaluate_all"),
+    **dict.fromkeys(
+        ("--profile-bucket", "--profile-top", "--profile-output", "--dma-profile")
+        + ("--kernel-launch-us", "--graph-launch-us", "--collective-us", "--collective-gb-per-s"),
+        ("profile",),
+    ),
+}
 
 
 class Parser(argparse.ArgumentParser):
@@ -104,7 +117,9 @@ def tolerance_map(text: str) -> dict[Optional[int], tuple[float, float]]:
 
 def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
     """Parse and check; exits with status 2 on bad arguments, raises UserError on bad prompts."""
-    args = build_parser().parse_args(argv)
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    _check_mode(args, parser)
     args.prompts, args.prompt_notes = _prompts(args)
     args.enable_nki = bool(args.enable_nki)
     args.given_seq_len = args.seq_len is not None
@@ -263,10 +278,34 @@ def check(args: argparse.Namespace) -> None:
             f"--benchmark measures in the modes generate and validate, not in {args.mode}; leave "
             "it out (the modes evaluate and evaluate_all measure anyhow)."
         )
+    _check_base_figures(args)
     _check_sampling(args)
     _check_buckets(args)
     if args.batch_size is None:
         args.batch_size = 1 if args.mode == "evaluate_all" else len(args.prompts) or 1
+
+
+def _check_mode(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Refuse arguments that the mode would ignore."""
+    for flag, modes in ONLY_IN.items():
+        name = flag[2:].replace("-", "_")
+        if args.mode not in modes and getattr(args, name) != parser.get_default(name):
+            raise UserError(
+                f"{flag} works with --mode {' or '.join(modes)}, got --mode {args.mode}; leave it "
+                "out."
+            )
+
+
+def _check_base_figures(args: argparse.Namespace) -> None:
+    given = {"--base-latency": args.base_latency, "--base-throughput": args.base_throughput}
+    missing = [flag for flag, value in given.items() if value is None]
+    if len(missing) == 1:
+        raise UserError(
+            f"--base-latency and --base-throughput need each other; give {missing[0]} too."
+        )
+    for flag, value in given.items():
+        if value is not None and not 0 < value < math.inf:
+            raise UserError(f"{flag} must be a number above 0, got {value:g}.")
 
 
 def _check_sampling(args: argparse.Namespace) -> None:

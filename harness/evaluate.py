@@ -12,8 +12,9 @@ from typing import Any, Optional
 
 from harness import accuracy, benchmark, console, flops, graphs, reference, report, sdk
 from harness.accuracy import RowResult
+from harness.errors import is_refusal
 from harness.estimated_speed import SpeedEstimates
-from harness.files import write_text_atomically
+from harness.files import check_writable_folder, write_text_atomically
 from harness.generate import new_token_limit
 from harness.score import Speed, from_report, score
 from harness.session import Session, build, open_session
@@ -25,6 +26,7 @@ REPORT_FILE = "benchmark_report.json"
 def run(args: argparse.Namespace) -> int:
     """Evaluate the prompts as one batch; exit status 0 where the logits agree, else 1."""
     accuracy.check_settings(args)
+    check_writable_folder(Path.cwd())
     session = open_session(args)
     evaluator = Evaluator(session)
     length = new_token_limit(args, session.prompt_ids)
@@ -32,6 +34,8 @@ def run(args: argparse.Namespace) -> int:
         result = evaluator.evaluate(0, session.prompts, session.prompt_ids, args.seq_len, None,
                                     step.advance)  # fmt: skip
     report.print_result(result)
+    if result["error"] is not None:
+        return 1
     write_text_atomically(Path(REPORT_FILE), json.dumps(result["speed"], indent=1) + "\n")
     console.say(f"Speed report written to {REPORT_FILE}")
     return 0 if result["accurate"] else 1
@@ -95,7 +99,8 @@ class Evaluator:
         except (
             Exception
         ) as error:  # whatever a submission raises counts as a failure, with its place
-            result["error"] = where(error, self.session.submission)
+            place = self.session.submission
+            result["error"] = str(error) if is_refusal(error) else where(error, place)
             if args.debug:
                 traceback.print_exc()
         return result

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from harness.errors import UserError
@@ -46,6 +47,30 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(holder, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path, on_wait: Callable[[], object]) -> Iterator[None]:
+    """One process at a time, `folder` made where it is missing; `on_wait` before a wait begins.
+
+    The folder itself carries the lock, so nothing stays behind when a process is killed. File
+    systems that lock no folders (NFS) raise another error than "busy"; there runs must not overlap.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError as error:
+        raise unwritable(folder, error) from error
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if isinstance(error, BlockingIOError):
+            on_wait()
+            fcntl.flock(handle, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        os.close(handle)
 
 
 def write_text_atomically(target: Path, text: str) -> None:

@@ -9,7 +9,13 @@ from typing import Any, Optional
 
 from harness import compile as compile_mode
 from harness import console, sdk
-from harness.session import Loaded, Session, build, open_session
+from harness.session import (
+    Loaded,
+    Session,
+    build,
+    open_session,
+    told_as_the_submission,
+)
 from harness.streaming import Stream
 
 
@@ -125,7 +131,8 @@ def generate_tokens(
     if args.on_device_sampling:
         settings["sampling_params"] = _sampling_params(args, len(prompt_ids))
     torch.manual_seed(args.seed)
-    with torch.inference_mode():
+    failed = "The model fails while it generates"
+    with told_as_the_submission(loaded.session, failed), torch.inference_mode():
         result = HuggingFaceGenerationAdapter(loaded.model).generate(
             input_ids=tokens,
             attention_mask=mask,

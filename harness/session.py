@@ -17,7 +17,13 @@ from typing import Any, Optional
 
 from harness import cli, console, models, prompts, sdk, submission
 from harness.errors import UserError, is_refusal
-from harness.files import atomic_folder, cache_folder, check_writable_folder, write_text_atomically
+from harness.files import (
+    atomic_folder,
+    cache_folder,
+    check_writable_folder,
+    locked_folder,
+    write_text_atomically,
+)
 
 BASELINE_MODULE = "neuronx_distributed_inference.models.llama.modeling_llama"
 MANIFEST = "driver.json"
@@ -136,8 +142,8 @@ def build(session: Session, role: Optional[str] = None) -> Loaded:
     `role` "baseline" is the SDK's own Llama, "shadow" the submission without kernels in fp32.
     A refusal by the compiler leaves an earlier compiled folder as it was.
     """
-    args = session.args
-    role = role or ("nki" if args.enable_nki else "torch")
+    role = role or ("nki" if session.args.enable_nki else "torch")
+    inputs = _fingerprint(session, role)  # before the import: an edit in between must not pass
     module = (
         importlib.import_module(BASELINE_MODULE)
         if role == "baseline"
@@ -145,34 +151,56 @@ def build(session: Session, role: Optional[str] = None) -> Loaded:
     )
     model = construct_model(session, getattr(module, submission.MODEL_CLASS), role)
     folder = session.compiled_root / role
-    inputs = _fingerprint(session, role)
-    changed = _changed_inputs(folder, inputs)
-    if changed or args.recompile:
-        reason = "asked for" if not changed else ", ".join(changed)
-        with console.step(f"Compiling {_title(role)} ({reason})"), atomic_folder(folder) as target:
-            with _told_as_the_submission(session):
-                _compile(model, session, target)
-            text = json.dumps(inputs, indent=1, sort_keys=True) + "\n"
-            write_text_atomically(target / MANIFEST, text)
-    else:
-        console.say(f"Reusing the compiled {_title(role)} in {console.shown(folder)}")
-    with console.step(f"Loading {_title(role)}"):
-        model.load(str(folder))
+    busy = f"Waiting for another run that uses {console.shown(folder.parent)}"
+    with locked_folder(folder.parent, lambda: console.say(busy)):
+        _compile_what_changed(model, session, role, folder, inputs)
+        with console.step(f"Loading {_title(role)}"), _told_as_damaged(session, folder):
+            model.load(str(folder))
     return Loaded(session, role, model, folder, _generation_config(session))
 
 
+def _compile_what_changed(
+    model: Any, session: Session, role: str, folder: Path, inputs: dict[str, Any]
+) -> None:
+    """Build `folder` unless it is whole and was built from the same inputs."""
+    changed = _changed_inputs(folder, inputs)
+    if not changed and not session.args.recompile:
+        console.say(f"Reusing the compiled {_title(role)} in {console.shown(folder)}")
+        return
+    reason = ", ".join(changed) or "asked for"
+    with console.step(f"Compiling {_title(role)} ({reason})"), atomic_folder(folder) as target:
+        with told_as_the_submission(session, "The model cannot be compiled"):
+            _compile(model, session, target)
+        manifest = inputs | {"files": _file_sizes(target)}
+        text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
+        write_text_atomically(target / MANIFEST, text)
+
+
 @contextmanager
-def _told_as_the_submission(session: Session) -> Iterator[None]:
-    """An error that is not a refusal yet becomes one that names the submission's line."""
+def told_as_the_submission(session: Session, what: str) -> Iterator[None]:
+    """An error that is no refusal becomes one: `what`, and the submission's line that raised."""
     try:
         yield
-    except (OSError, UserError):
-        raise
+    except Exception as error:
+        full_disk = isinstance(error, OSError) and not submission.line_of(error, session.submission)
+        if is_refusal(error) or full_disk:
+            raise
+        raise UserError(f"{what}: {submission.where(error, session.submission)}.") from error
+
+
+@contextmanager
+def _told_as_damaged(session: Session, folder: Path) -> Iterator[None]:
+    """What the SDK raises while it reads a compiled folder becomes a refusal that says so."""
+    try:
+        yield
     except Exception as error:
         if is_refusal(error):
             raise
         where = submission.where(error, session.submission)
-        raise UserError(f"The model cannot be compiled: {where}.") from error
+        raise UserError(
+            f"The compiled model in {folder} cannot be loaded: {where}; if its files are damaged, "
+            "--recompile builds them anew."
+        ) from error
 
 
 def _title(role: str) -> str:
@@ -254,12 +282,27 @@ def _checkpoint_identity(folder: Path) -> dict[str, list[Any]]:
 
 
 def _changed_inputs(folder: Path, inputs: dict[str, Any]) -> list[str]:
-    """Which inputs a compiled folder was not built from; ["first time"] where there is none."""
+    """Which inputs a compiled folder was not built from; ["first time"] where there is none.
+
+    Files that are missing or have another size than when they were written count as changed.
+    """
     try:
         built_from = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        changed = [f"{name} changed" for name in inputs if built_from.get(name) != inputs[name]]
+        sizes = dict(built_from.get("files", {}))
+    except (OSError, ValueError, TypeError, AttributeError):
         return ["first time"]
-    return [f"{name} changed" for name in inputs if built_from.get(name) != inputs[name]]
+    present = _file_sizes(folder)
+    whole = sizes and all(present.get(name) == size for name, size in sizes.items())
+    return changed if whole else [*changed, "compiled files damaged"]
+
+
+def _file_sizes(folder: Path) -> dict[str, int]:
+    """Relative path -> bytes of everything in a compiled folder but the manifest itself."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
+    sizes.pop(MANIFEST, None)
+    return sizes
 
 
 def _generation_config(session: Session) -> Any:

@@ -7,6 +7,7 @@ import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
+from typing import Optional
 
 from harness.errors import UserError
 
@@ -22,13 +23,20 @@ def find(name: str) -> Path:
     if name.endswith(".py") or "/" in name:
         path = Path(name).expanduser()
         if not path.is_file():
-            raise UserError(f"The submission {name} does not exist or is not a file.")
+            raise UserError(
+                f"The submission {name} does not exist or is not a file; give --llama the path of "
+                "a .py file."
+            )
         return path.resolve()
     relative = Path(*name.split(".")).with_suffix(".py")
-    for root in (Path.cwd(), REPOSITORY):
+    roots = list(dict.fromkeys((Path.cwd(), REPOSITORY)))
+    for root in roots:
         if (root / relative).is_file():
             return (root / relative).resolve()
-    raise UserError(f"The submission {name!r} is neither in {Path.cwd()} nor in {REPOSITORY}.")
+    raise UserError(
+        f"The submission {name!r} is not there: expected {relative} in "
+        f"{' or '.join(map(str, roots))}; give --llama a module name or the path of a .py file."
+    )
 
 
 def load(path: Path) -> ModuleType:
@@ -41,24 +49,29 @@ def load(path: Path) -> ModuleType:
     sys.modules[path.stem] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"The submission {where(error, path)}.") from error
     if not hasattr(module, MODEL_CLASS):
-        raise UserError(f"The submission {path} does not define {MODEL_CLASS}.")
+        raise UserError(
+            f"The submission {path} does not define {MODEL_CLASS}, which the driver runs."
+        )
     return module
 
 
+def line_of(error: BaseException, path: Path) -> Optional[int]:
+    """The innermost line of `path` in the error's traceback; None where it did not pass there."""
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        return error.lineno
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
+    return lines[-1] if lines else None
+
+
 def where(error: BaseException, path: Path) -> str:
-    """`<file>, line N raised Type: message`, with the innermost line of `path` in the traceback."""
-    lines = [
-        frame.lineno
-        for frame in traceback.extract_tb(error.__traceback__)
-        if Path(frame.filename) == path
-    ]
-    line = error.lineno if isinstance(error, SyntaxError) else (lines[-1] if lines else None)
-    place = f"{path}, line {line}," if line else f"{path}"
-    message = str(error).strip().splitlines()
-    told = (
-        message[0].rstrip(".") if message else "(no message)"
-    )  # the caller's sentence ends itself
+    """`<file>, line N, raised Type: message`; the caller's sentence ends with its own full stop."""
+    line = line_of(error, path)
+    place = f"{path}, line {line}," if line else f"Code outside of {path}"
+    message = error.msg if isinstance(error, SyntaxError) else str(error)
+    lines = message.strip().splitlines()
+    told = lines[0].rstrip(".") if lines else "(no message)"
     return f"{place} raised {type(error).__name__}: {told}"

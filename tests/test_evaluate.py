@@ -120,11 +120,12 @@ def test_evaluate_without_kernels_has_no_nki_share(run: Callable, submission: Ca
 
 
 def test_evaluate_counts_a_raising_submission_as_failed(
-    run: Callable, submission: Callable
+    run: Callable, submission: Callable, tmp_path: Path
 ) -> None:
     done = run("main.py", "--mode", "evaluate", "--llama", submission(RAISES), "--prompt", "hello")
     assert done.returncode == 1, done.stderr
     assert "Failed: " in done.stdout and "line 7, raised RuntimeError: boom on data" in done.stdout
+    assert "Traceback" not in done.stderr and not (tmp_path / "benchmark_report.json").exists()
 
 
 def test_on_device_sampling_has_no_logits_to_check(run: Callable) -> None:

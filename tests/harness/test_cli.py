@@ -57,11 +57,30 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
         ("--context-encoding-buckets", "32", "--seq-len", "64"),
         ("--token-generation-buckets", "32", "128", "--seq-len", "64"),
         ("--enable-bucketing", "false", "--context-encoding-buckets", "128"),
+        ("--base-latency", "5"),
+        ("--base-throughput", "5"),
+        ("--base-latency", "0", "--base-throughput", "5"),
+        ("--base-latency", "5", "--base-throughput", "-1"),
+        ("--base-latency", "5", "--base-throughput", "nan"),
+        ("--base-latency", "inf", "--base-throughput", "5"),
     ],
 )
 def test_impossible_combinations_are_refused(arguments) -> None:
     with pytest.raises(UserError):
         parse(*arguments)
+
+
+@pytest.mark.parametrize("flag", cli.ONLY_IN)
+def test_arguments_of_other_modes_are_refused(flag: str) -> None:
+    bare = flag in ("--resume", "--record-baseline")
+    value = {"--profile-model": "llama-3.2-1b", "--results-path": "r"}.get(flag, "3")
+    arguments = [flag] if bare else [flag, value]
+    for mode in cli.MODES:
+        if mode in cli.ONLY_IN[flag]:
+            cli.parse(["--mode", mode, *arguments])
+            continue
+        with pytest.raises(UserError, match=f"{flag} works with --mode {cli.ONLY_IN[flag][0]}"):
+            cli.parse(["--mode", mode, *arguments])
 
 
 def test_boolean_arguments_mean_what_they_say() -> None:
