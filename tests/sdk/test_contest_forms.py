@@ -813,10 +813,12 @@ def test_a_layer_from_the_base_class_is_sliced_by_its_tags():
 
 
 def test_benchmark_sampling(tiny_llama, application, tmp_path, monkeypatch, capsys):
+    """Every token ends a text, for the model and for the caller; the runs go on all the same."""
     monkeypatch.chdir(tmp_path)
-    _, folder = tiny_llama()
+    every = list(range(211))
+    _, folder = tiny_llama(eos_token_id=every)
     app = application(folder, seq_len=20, max_context_length=16)
-    ending = GenerationConfig(do_sample=True, eos_token_id=list(range(211)), pad_token_id=0)
+    ending = GenerationConfig(do_sample=True, eos_token_id=every, pad_token_id=0)
     calls = []
     app.token_generation_model.register_forward_hook(lambda *_: calls.append(1))
     report = benchmark_sampling(app, None, ending, num_runs=2)

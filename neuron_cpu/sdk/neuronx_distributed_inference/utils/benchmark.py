@@ -200,7 +200,10 @@ def _time_generation(
             "generate; build the NeuronConfig with a smaller max_context_length."
         )
     generation_config = copy.deepcopy(generation_config) or GenerationConfig(do_sample=True)
-    generation_config.eos_token_id = None  # a run always makes all of its tokens
+    # A run always makes all of its tokens; transformers would replace None by the model's own.
+    generation_config.eos_token_id = []
+    if generation_config.pad_token_id is None:  # else transformers takes the first end token
+        generation_config.pad_token_id = model.config.pad_token_id or 0
     shape = (config.batch_size, config.max_context_length)
     prompt = torch.randint(1, min(100, model.config.vocab_size), shape)
     arguments = {
