@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from . import annotation, dtypes, execute, lint, trace, verify
-from .errors import refuse
+from .errors import refuse, warn
 from .pause import without_garbage_collection
 from .program import Frame, Loop, Program
 from .tensor import Tensor
@@ -227,6 +227,7 @@ class Kernel:
                     tracer.begin_instance()
                     result = self.function(*bound_args, **bound_kwargs)
             tracer.frame = None
+            _adopt_results(program, result)
             tracer.finish()
         _collect_outputs(program, result)
         return program
@@ -329,6 +330,23 @@ def _bind(tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> tupl
     names = code.co_varnames if code is not None else ()
     bound = [make(a, names[k] if k < len(names) else f"arg{k}") for k, a in enumerate(args)]
     return bound, {k: make(v, k) for k, v in sorted(kwargs.items())}
+
+
+def _adopt_results(program: Program, result: Any) -> None:
+    """Returned nl.hbm tensors become outputs; not those of a grid, where each instance has one."""
+    for value in result if isinstance(result, (tuple, list)) else [result]:
+        storage = value.storage if isinstance(value, Tensor) else None
+        if storage is None or storage.buffer != "hbm" or storage.role != "local":
+            continue
+        if storage.frame is not None:
+            continue
+        warn(
+            "sim_private_result",
+            f"kernel {program.name} returns {storage.label()}, which is private to a core, "
+            "expected a tensor made with buffer=nl.shared_hbm; change nl.hbm to nl.shared_hbm",
+            program.name,
+        )
+        storage.buffer, storage.role = "shared_hbm", "output"
 
 
 def _collect_outputs(program: Program, result: Any) -> None:

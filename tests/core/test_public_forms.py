@@ -1216,16 +1216,36 @@ def test_forms_that_are_refused(identifier, function):
         nki.jit(kernel)(normal(4, 6))
 
 
-# nl.hbm as the memory of a result; the documentation asks for shared_hbm
-def test_results_in_private_memory_are_refused():
+# nl.hbm as the memory of a result; convolution kernels of a university course
+@pytest.mark.parametrize("eager", ["0", "1"])
+def test_results_in_private_memory(eager, monkeypatch):
+    @nki.jit
+    def kernel(x):
+        twice = nl.ndarray(shape=(2, *x.shape), dtype=x.dtype, buffer=nl.hbm)
+        out = nl.ndarray(shape=x.shape, dtype=x.dtype, buffer=nl.hbm)
+        for i in nl.affine_range(2):
+            nl.store(twice[i], nl.load(x) * 2.0)
+        nl.store(out, nl.load(twice[1]))
+        return twice.reshape((2 * x.shape[0], x.shape[1])), out
+
+    monkeypatch.setenv("NKI_CPU_EAGER", eager)
+    x = normal(4, 5)
+    with pytest.warns(NkiWarning, match="change nl.hbm to nl.shared_hbm.*sim_private_result"):
+        pair, out = kernel(x)
+    agree(pair, 2 * np.concatenate([x, x]))
+    agree(out, 2 * x)
+
+
+# the same in a grid, where each instance would have its own
+def test_results_in_private_memory_of_a_grid_are_refused():
     @nki.jit
     def kernel(x):
         out = nl.ndarray(shape=x.shape, dtype=x.dtype, buffer=nl.hbm)
-        nl.store(out, nl.load(x))
+        nl.store(out[nl.program_id(0)], nl.load(x[nl.program_id(0)]))
         return out
 
     with pytest.raises(NkiError, match="buffer=nl.shared_hbm.*err_unsupported_memory"):
-        kernel(normal(4, 5))
+        kernel[2](normal(2, 4, 5))
 
 
 # the target of a newer core; attention_token_gen.py
