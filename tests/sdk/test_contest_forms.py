@@ -36,7 +36,7 @@ from neuronx_distributed.parallel_layers.mappings import (
 from neuronx_distributed.parallel_layers.parallel_state import get_tensor_model_parallel_group
 from neuronx_distributed.ranks import RankPool
 from neuronx_distributed.trace.trace import get_sharded_checkpoint
-from neuronx_distributed_inference.models.config import NeuronConfig
+from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig
 from neuronx_distributed_inference.models.llama import modeling_llama as baseline
 from neuronx_distributed_inference.modules.attention.attention_base import (
     FlashAttentionStrategy,
@@ -451,6 +451,14 @@ class FirstAttention(NeuronAttentionBase):
         return own_decode(self, Q, K, V, position_ids, past_key_value, attention_mask)
 
 
+class FieldReader(FirstAttention):
+    """Reads what only NxDI 0.1 has, as the reference file's MLP does."""
+
+    def init_gqa_properties(self):
+        self.lower_bound = self.neuron_config.quantized_kernel_lower_bound
+        super().init_gqa_properties()
+
+
 class ThirdAttention(baseline.NeuronLlamaAttention):
     """NxDI 0.3: a `forward` that takes the cache keywords and hands them to the base.
 
@@ -535,6 +543,29 @@ class FourthAttention(NeuronAttentionBase):
         return super().compute_for_token_gen(
             Q, K, V, position_ids, past_key_value, attention_mask, active_mask, is_prefix_caching
         )
+
+
+class BothWaysAttention(FirstAttention):
+    """The config in the base's constructor, and then everything of 0.1 again.
+
+    The base calls `init_gqa_properties` while it constructs, so the entry's own one has to find
+    what it reads, and is called twice.
+    """
+
+    def __init__(self, config, tensor_model_parallel_group=None):
+        NeuronAttentionBase.__init__(
+            self,
+            config=config,
+            tensor_model_parallel_group=tensor_model_parallel_group,
+            hidden_size=config.hidden_size,
+            num_attention_heads=config.num_attention_heads,
+            num_key_value_heads=config.num_key_value_heads,
+        )
+        assert self.o_bias is False and self.logical_nc_config == 1
+        self.num_attention_heads = config.num_attention_heads
+        self.num_key_value_heads = config.num_key_value_heads
+        self.init_gqa_properties()
+        self.rotary_emb = RotaryEmbedding(self.head_dim, base=config.rope_theta)
 
 
 # -- models -------------------------------------------------------------------------------------
@@ -648,10 +679,10 @@ def test_attention_of_nxdi_0_3(agrees, monkeypatch, tp_degree):
 
 
 @pytest.mark.parametrize("version", ["0.4", "0.6"])
-@pytest.mark.parametrize("tp_degree", [1, 2])
-def test_attention_of_nxdi_0_4(agrees, monkeypatch, tp_degree, version):
+@pytest.mark.parametrize("attention", [FourthAttention, BothWaysAttention])
+def test_attention_of_nxdi_0_4(agrees, monkeypatch, attention, version):
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
-    agrees(model_class(FourthAttention), tp_degree=tp_degree)
+    agrees(model_class(attention), tp_degree=2)
 
 
 def test_a_layer_may_leave_its_last_addition_to_the_next(agrees, monkeypatch):
@@ -731,7 +762,7 @@ def test_flash_decoding_helpers_are_refused():
     ("version", "attention", "error", "mend"),
     [
         ("0.1", ThirdAttention, TypeError, "takes no keywords .*NEURON_CPU_NXDI to 0.3"),
-        ("0.3", FirstAttention, AttributeError, "'logical_neuron_cores' in NxDI 0.3.* to 0.1"),
+        ("0.3", FieldReader, AttributeError, "'quantized_kernel_lower_bound' in NxDI 0.3.* to 0.1"),
         ("0.4", FirstAttention, TypeError, "needs the config .*NEURON_CPU_NXDI to 0.3 or less"),
     ],
 )
@@ -752,7 +783,9 @@ def test_fields_of_other_versions_are_absent(monkeypatch, version):
     assert hasattr(config, "quantized_kernel_lower_bound") == (version == "0.1")
     assert hasattr(config, "logical_nc_config") == (version != "0.1")
     assert hasattr(config, "qkv_kernel_fuse_residual_add") == (version == "0.3")
-    assert getattr(config, "logical_nc_config", 2) == 2
+    assert getattr(config, "logical_nc_config", 2) == config.logical_neuron_cores == 2
+    saved = json.loads(InferenceConfig(config).to_json_string())["neuron_config"]
+    assert ("logical_neuron_cores" in saved) == (version == "0.1")
     with pytest.raises(AttributeError, match="'NeuronConfig' has no attribute 'no_such_field'.$"):
         _ = config.no_such_field
 

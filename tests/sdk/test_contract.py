@@ -105,7 +105,7 @@ def test_a_layer_with_the_other_number_of_results_is_refused(
 def test_config_fields_come_and_go(version):
     minor = int(version[2:])
     config = NeuronConfig()
-    for name in ("logical_neuron_cores", "quantized_kernel_lower_bound", "trace_tokengen_model"):
+    for name in ("is_paged_attention", "quantized_kernel_lower_bound", "trace_tokengen_model"):
         assert hasattr(config, name) == (minor == 1)
     assert hasattr(config, "logical_nc_config") == (minor >= 2)
     assert hasattr(config, "k_cache_transposed") == (minor >= 3)

@@ -18,7 +18,6 @@ DEFAULT_VERSION = "0.1"
 ENVIRONMENT_VARIABLE = "NEURON_CPU_NXDI"
 # NeuronConfig fields that some versions lack, and the versions that have them.
 FIELD_VERSIONS = {
-    "logical_neuron_cores": "0.1",
     "quantized_kernel_lower_bound": "0.1",
     "trace_tokengen_model": "0.1",
     "is_paged_attention": "0.1",

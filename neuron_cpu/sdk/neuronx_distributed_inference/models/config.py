@@ -94,7 +94,13 @@ class NeuronConfig:
         self._check()
 
     def __getattr__(self, name: str) -> Any:
-        """AttributeError for what is not set, with the versions that would have it."""
+        """AttributeError for what is not set, with the versions that would have it.
+
+        `logical_neuron_cores` is 0.1's name of `logical_nc_config`, and later versions still read
+        it, though they do not save it.
+        """
+        if name == "logical_neuron_cores":
+            return self.logical_nc_config
         sentence = f"{type(self).__name__!r} has no attribute {name!r}"
         versions = FIELD_VERSIONS.get(name)
         if versions is not None:
@@ -242,10 +248,11 @@ class NeuronConfig:
             self.qkv_kernel_fuse_residual_add = take("qkv_kernel_fuse_residual_add", False)
             self.fused_rmsnorm_skip_gamma = take("fused_rmsnorm_skip_gamma", False)
         self.quantized_kernel_lower_bound = take("quantized_kernel_lower_bound", 1200.0)
-        self.logical_neuron_cores = take("logical_neuron_cores", 1)
+        cores = take("logical_neuron_cores", 1)
         if contract().minor >= 2:
-            # NxDI 0.2 renamed the keyword and still takes the old name.
-            self.logical_nc_config = take("logical_nc_config", self.logical_neuron_cores)
+            self.logical_nc_config = take("logical_nc_config", cores)
+        else:
+            self.logical_neuron_cores = cores
         self.cc_pipeline_tiling_factor = take("cc_pipeline_tiling_factor", 2)
         self.target = take("target", None)
         self.weights_to_skip_layout_optimization = take("weights_to_skip_layout_optimization", [])
