@@ -8,6 +8,7 @@ NxDI 0.1, 0.3 and 0.4, kernels stored in a class, results assembled in place.
 from __future__ import annotations
 
 import copy
+import importlib
 import json
 import math
 from typing import Any
@@ -87,6 +88,75 @@ def kernel_linear(x: torch.Tensor, weight_t: torch.Tensor) -> torch.Tensor:
     """x (..., K) @ weight_t (K, N) in the kernel."""
     rows = x.reshape(-1, x.shape[-1])
     return multiply_kernel(rows.t(), weight_t).reshape(*x.shape[:-1], weight_t.shape[1])
+
+
+# What the top of public entries and drivers imports, by module; most of it behind switches.
+IMPORTS = {
+    "neuronx_distributed": "parallel_layers",
+    "neuronx_distributed.parallel_layers": "parallel_state utils",
+    "neuronx_distributed.parallel_layers.layers": "BaseParallelLinear ColumnParallelLinear "
+    "LinearWithAsyncCommunication ParallelEmbedding RowParallelLinear SPMDRank "
+    "_initialize_parameter_cpu linear_with_async_allreduce",
+    "neuronx_distributed.parallel_layers.mappings": "_gather_along_dim _gather_along_first_dim "
+    "_reduce_scatter_along_dim copy_to_tensor_model_parallel_region "
+    "gather_from_sequence_parallel_region gather_from_tensor_model_parallel_region "
+    "gather_from_tensor_model_parallel_region_with_dim reduce_from_tensor_model_parallel_region "
+    "reduce_scatter_to_sequence_parallel_region scatter_to_tensor_model_parallel_region "
+    "scatter_input_channels_to_tensor_model_parallel_region",
+    "neuronx_distributed.parallel_layers.parallel_state": "get_aot_mode get_kv_shared_group "
+    "get_tensor_model_parallel_group get_tensor_model_parallel_rank get_tensor_model_parallel_size "
+    "model_parallel_is_initialized",
+    "neuronx_distributed.parallel_layers.utils": "EmbeddingUtility cast_if_autocast_enabled divide "
+    "get_padding_length is_torch_version_greater_than_2 set_tensor_model_parallel_attributes "
+    "verify_casted_dtype",
+    "neuronx_distributed.quantization.quantization_config": "QuantizationType QuantizedDtype",
+    "neuronx_distributed.quantization.quantization_layers": "QuantizedColumnParallel "
+    "QuantizedRowParallel",
+    "neuronx_distributed.utils": "cpu_mode",
+    "neuronx_distributed_inference.models.config": "InferenceConfig NeuronConfig "
+    "OnDeviceSamplingConfig to_torch_dtype",
+    "neuronx_distributed_inference.models.llama.modeling_llama": "NeuronLlamaForCausalLM",
+    "neuronx_distributed_inference.models.model_base": "NeuronBaseForCausalLM NeuronBaseModel",
+    "neuronx_distributed_inference.modules.attention.attention_base": "FlashAttentionStrategy "
+    "NeuronAttentionBase",
+    "neuronx_distributed_inference.modules.attention.gqa": "BaseGroupQueryAttention GQA "
+    "GroupQueryAttention_O GroupQueryAttention_QKV",
+    "neuronx_distributed_inference.modules.attention.utils": "RotaryEmbedding apply_rotary_pos_emb "
+    "distributed_softmax manual_softmax move_heads_front preprocess_quantized_linear_layer "
+    "repeat_kv transpose_parallel_linear_layer",
+    "neuronx_distributed_inference.modules.custom_calls": "CustomRMSNorm",
+    "neuronx_distributed_inference.modules.flashdecode.utils": "calculate_num_cores_per_group",
+    "neuronx_distributed_inference.modules.generation.sampling": "prepare_sampling_params",
+    "neuronx_distributed_inference.modules.lora_serving.lora_module": "is_lora_module",
+    "neuronx_distributed_inference.utils.accuracy": "check_accuracy_logits get_generate_outputs",
+    "neuronx_distributed_inference.utils.benchmark": "BENCHMARK_REPORT_FILENAME Benchmark "
+    "benchmark_sampling create_submodule_latency_collectors generate_report "
+    "register_latency_collectors",
+    "neuronx_distributed_inference.utils.distributed": "get_tp_group",
+    "neuronx_distributed_inference.utils.hf_adapter": "HuggingFaceGenerationAdapter "
+    "load_pretrained_config",
+    "neuronx_distributed_inference.utils.random": "set_random_seed",
+    "neuronxcc.nki": "jit",
+    "neuronxcc.nki._private_kernels.attention": "attention_isa_kernel",
+    "neuronxcc.nki._private_kernels.mlp": "mlp_fused_add_isa_kernel mlp_isa_kernel "
+    "quant_mlp_fused_add_isa_kernel quant_mlp_isa_kernel",
+    "neuronxcc.nki._private_kernels.rmsnorm": "rmsnorm_quant_isa_kernel",
+    "neuronxcc.nki.compiler": "skip_middle_end_transformations",
+    "neuronxcc.nki.isa": "nc_matmul",
+    "neuronxcc.nki.language": "nc par_dim",
+    "neuronxcc.nki.typing": "tensor",
+    "neuronxcc.starfish.penguin.targets.nki.private_api": "vnc",
+    "torch_neuronx.pyhlo.hlo_pb2": "HloModuleProto",
+    "torch_neuronx.testing.validation": "logit_validation",
+    "torch_neuronx.xla_impl.ops": "RmsNorm nki_jit",
+    "torch_xla.core.xla_model": "REDUCE_SUM mark_step",
+}
+
+
+@pytest.mark.parametrize("module", IMPORTS)
+def test_names_at_the_top_of_entries(module):
+    found = importlib.import_module(module)
+    assert not [name for name in IMPORTS[module].split() if not hasattr(found, name)]
 
 
 # -- linear layers ------------------------------------------------------------------------------
@@ -756,6 +826,23 @@ def test_flash_decoding_helpers_are_refused():
     attention = NeuronAttentionBase()
     with pytest.raises(NotImplementedError, match="Flash decoding is not modelled"):
         attention.compute_for_flash_decoding()
+
+
+def test_attention_arguments_that_would_not_happen_are_refused(tiny_llama, application):
+    class Windowed(baseline.NeuronLlamaAttention):
+        def __init__(self, config, tensor_model_parallel_group=None):
+            NeuronAttentionBase.__init__(
+                self,
+                config,
+                hidden_size=config.hidden_size,
+                num_attention_heads=config.num_attention_heads,
+                num_key_value_heads=config.num_key_value_heads,
+                sliding_window=16,
+            )
+
+    _, folder = tiny_llama()
+    with pytest.raises(NotImplementedError, match="got sliding_window=16, expected it to be off"):
+        application(folder, load=False, model_cls=model_class(Windowed))
 
 
 @pytest.mark.parametrize(

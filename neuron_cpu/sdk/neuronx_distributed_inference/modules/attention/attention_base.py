@@ -136,10 +136,22 @@ class NeuronAttentionBase(nn.Module):
         qkv_bias: bool = False,
         o_bias: bool = False,
         clip_qkv: Optional[float] = None,
-        **_later: Any,
+        sequence_parallel_enabled: Optional[bool] = None,
+        num_cores_per_group: int = 1,
+        **later: Any,
     ) -> None:
-        """The 0.4 way: every attribute from the arguments, then the projections."""
+        """The 0.4 way: every attribute from the arguments, then the projections.
+
+        NotImplementedError for a later argument that is on: its feature would not happen.
+        """
+        for name, value in later.items():
+            if value is not None and value is not False:
+                raise NotImplementedError(
+                    f"NeuronAttentionBase got {name}={value!r}, expected it to be off, because "
+                    "neuron_cpu does not model it; leave it out or write that part yourself."
+                )
         neuron_config = config.neuron_config
+        self.num_cores_per_group = num_cores_per_group
         self.config, self.neuron_config = config, neuron_config
         self.hidden_size = hidden_size
         self.num_attention_heads = num_attention_heads
@@ -152,7 +164,9 @@ class NeuronAttentionBase(nn.Module):
         self.tp_degree = neuron_config.tp_degree
         self.fused_qkv = neuron_config.fused_qkv
         self.rpl_reduce_dtype = neuron_config.rpl_reduce_dtype
-        self.sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
+        if sequence_parallel_enabled is None:
+            sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
+        self.sequence_parallel_enabled = sequence_parallel_enabled
         self.sequence_dimension = 1 if self.sequence_parallel_enabled else None
         self.init_gqa_properties()
 
