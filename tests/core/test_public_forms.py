@@ -1216,6 +1216,109 @@ def test_forms_that_are_refused(identifier, function):
         nki.jit(kernel)(normal(4, 6))
 
 
+# vectors moved by dma_copy into columns, results in nl.hbm; vector kernels of a university course
+@pytest.mark.filterwarnings("ignore:.*sim_private_result")
+@pytest.mark.parametrize("shape", [(128,), (128, 1)])
+def test_vectors_as_columns(shape):
+    @nki.compiler.skip_middle_end_transformations
+    @nki.jit
+    def kernel(a, b):
+        out = nl.ndarray(shape=a.shape, dtype=a.dtype, buffer=nl.hbm)
+        for i in nl.affine_range(a.shape[0] // 32):
+            left = nl.ndarray((32, 1), dtype=a.dtype, buffer=nl.sbuf)
+            right = nl.ndarray((32, 1), dtype=b.dtype, buffer=nl.sbuf)
+            nisa.dma_copy(src=a[i * 32 : (i + 1) * 32], dst=left)
+            right[...] = nl.load(b[i * 32 : (i + 1) * 32])
+            nisa.dma_copy(
+                src=nisa.tensor_scalar(left, nl.subtract, right), dst=out[i * 32 : (i + 1) * 32]
+            )
+        return out
+
+    a, b = normal(*shape), normal(*shape)
+    agree(kernel(a, b), a - b)
+
+
+# an inner kernel that fills a part of the caller's tile from a strided slice of a parameter
+@pytest.mark.filterwarnings("ignore:.*sim_private_result")
+def test_inner_kernel_fills_the_callers_tile():
+    @nki.jit
+    def flip(weights, into, position):
+        tile = nl.ndarray((32, 16), dtype=weights.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=weights[0:32, 0:16])
+        flipped = nl.copy(nisa.nc_transpose(tile), dtype=weights.dtype)
+        into[:, position * 32 : (position + 1) * 32] = nisa.tensor_copy(flipped)
+
+    @nki.jit
+    def kernel(weights):
+        out = nl.ndarray((16, 4 * 32), weights.dtype, buffer=nl.hbm)
+        tile = nl.ndarray((16, 4 * 32), weights.dtype, buffer=nl.sbuf)
+        for i in nl.affine_range(2):
+            for j in nl.affine_range(2):
+                flip(weights[:, :, i, j], tile, i * 2 + j)
+        nisa.dma_copy(dst=out, src=tile)
+        return out
+
+    weights = normal(32, 16, 2, 2)
+    agree(kernel(weights), weights.transpose(1, 2, 3, 0).reshape(16, 128))
+
+
+# products of the first round only, summed over loops; contributed/lora_bwd.py
+def test_masked_rounds_of_loop_reduce():
+    @nki.jit
+    def kernel(a, b):
+        out = nl.ndarray((64, 32), a.dtype, buffer=nl.shared_hbm)
+        total = nl.zeros((2, par_dim(64), 16), dtype=a.dtype, buffer=nl.sbuf)
+        for turn in nl.affine_range(3):
+            for i in nl.affine_range(2):
+                left, right = nl.load(a[i]), nl.load(b[i])
+                for c in nl.affine_range(2):
+                    part = nl.zeros((par_dim(64), 16), dtype=nl.float32, buffer=nl.psum)
+                    columns = right[:, c * 16 : (c + 1) * 16]
+                    part += nisa.nc_matmul(left, columns, mask=turn == 0)
+                    total[c] = nl.loop_reduce(
+                        part, op=np.add, loop_indices=[i, turn], mask=turn == 0
+                    )
+        for c in nl.affine_range(2):
+            nl.store(out[:, c * 16 : (c + 1) * 16], value=total[c])
+        return out
+
+    a, b = normal(2, 128, 64), normal(2, 128, 32)
+    agree(kernel(a, b), sum(a[i].T @ b[i] for i in range(2)), 1e-3)
+
+
+# rows kept for a pooling window, par_dim in a reshape; convolution kernels of a university course
+def test_pooling_over_kept_rows():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((64, 2, 3), x.dtype, buffer=nl.shared_hbm)
+        rows = nl.ndarray((par_dim(64), 2, 6), dtype=x.dtype, buffer=nl.sbuf)
+        tile = nl.load(x)
+        for h in nl.sequential_range(4):
+            rows[:, h % 2, :] = nisa.tensor_copy(tile[:, h, :], dtype=x.dtype)
+            if h % 2 == 1:
+                window = rows.reshape((par_dim(64), 1, 2, 3, 2))
+                nisa.dma_copy(dst=out[:, h // 2, :], src=nl.max(window, axis=[2, 4]))
+        return out
+
+    x = normal(64, 4, 6)
+    agree(kernel(x), x.reshape(64, 2, 2, 3, 2).max((2, 4)))
+
+
+# a tile of the first iteration read by later ones of an affine_range; contributed/lora_bwd.py
+def test_affine_iterations_that_read_an_earlier_ones_tile_are_refused():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((3, *x.shape), x.dtype, buffer=nl.shared_hbm)
+        kept = nl.zeros(x.shape, dtype=x.dtype, buffer=nl.sbuf)
+        for turn in nl.affine_range(3):
+            kept[...] = nisa.tensor_scalar(nl.load(x), np.multiply, 2.0, mask=turn == 0)
+            nl.store(out[turn], value=nl.add(kept, 1.0))
+        return out
+
+    with pytest.raises(NkiError, match="use nl.sequential_range.*err_unexpected_output_dependen"):
+        kernel(normal(4, 5))
+
+
 # nl.hbm as the memory of a result; convolution kernels of a university course
 @pytest.mark.parametrize("eager", ["0", "1"])
 def test_results_in_private_memory(eager, monkeypatch):
