@@ -32,6 +32,7 @@ from neuronx_distributed.parallel_layers.mappings import (
     gather_from_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
+    reduce_scatter_to_sequence_parallel_region_tiled,
     scatter_to_tensor_model_parallel_region,
 )
 from neuronx_distributed.parallel_layers.parallel_state import get_tensor_model_parallel_group
@@ -55,6 +56,7 @@ from neuronx_distributed_inference.modules.attention.utils import (
     repeat_kv,
     transpose_parallel_linear_layer,
 )
+from neuronx_distributed_inference.modules.eagle.utils import tiled_all_gather_matmul
 from neuronx_distributed_inference.utils.benchmark import benchmark_sampling
 from neuronx_distributed_inference.utils.distributed import get_tp_group
 from neuronxcc.nki._private_kernels.mlp import mlp_isa_kernel
@@ -102,6 +104,7 @@ IMPORTS = {
     "gather_from_sequence_parallel_region gather_from_tensor_model_parallel_region "
     "gather_from_tensor_model_parallel_region_with_dim reduce_from_tensor_model_parallel_region "
     "reduce_scatter_to_sequence_parallel_region scatter_to_tensor_model_parallel_region "
+    "reduce_scatter_to_sequence_parallel_region_tiled "
     "scatter_input_channels_to_tensor_model_parallel_region",
     "neuronx_distributed.parallel_layers.parallel_state": "get_aot_mode get_kv_shared_group "
     "get_tensor_model_parallel_group get_tensor_model_parallel_rank get_tensor_model_parallel_size "
@@ -149,6 +152,7 @@ IMPORTS = {
     "torch_neuronx.pyhlo.hlo_pb2": "HloModuleProto",
     "torch_neuronx.testing.validation": "logit_validation",
     "torch_neuronx.xla_impl.ops": "RmsNorm nki_jit",
+    "torch_neuronx.utils": "get_platform_target",
     "torch_xla.core.xla_model": "REDUCE_SUM mark_step",
 }
 
@@ -820,9 +824,11 @@ def test_qkv_kernel_without_fused_weights_is_refused(tiny_llama, application):
         application(folder, load=False, model_cls=model_class(), qkv_kernel_enabled=True)
 
 
-def test_flash_decoding_helpers_are_refused():
+def test_helpers_of_other_features_are_refused():
     with pytest.raises(NotImplementedError, match="use manual_softmax"):
         distributed_softmax(torch.zeros(1), torch.zeros(1))
+    with pytest.raises(NotImplementedError, match="leave is_eagle_draft"):
+        tiled_all_gather_matmul(torch.zeros(1), torch.zeros(1), tp_degree=2)
     attention = NeuronAttentionBase()
     with pytest.raises(NotImplementedError, match="Flash decoding is not modelled"):
         attention.compute_for_flash_decoding()
@@ -911,6 +917,15 @@ def test_replica_groups_name_the_group():
     assert [result.tolist() for result in on_ranks(2, run)] == [[1, 1], [1, 1]]
     with pytest.raises(ValueError, match=r"expected \[\[0\]\], the only replica groups"):
         on_ranks(1, lambda: _gather_along_dim(torch.ones(1), 0, process_group=[[0, 1]]))
+
+
+def test_tiled_reduce_scatter_is_the_plain_one():
+    x = torch.arange(16.0).reshape(1, 4, 4)
+
+    def run():
+        return reduce_scatter_to_sequence_parallel_region_tiled(x, 1)
+
+    torch.testing.assert_close(torch.cat(on_ranks(2, run), dim=1), 2 * x)
 
 
 def test_a_layer_from_the_base_class_is_sliced_by_its_tags():

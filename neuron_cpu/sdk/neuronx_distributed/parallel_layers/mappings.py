@@ -203,3 +203,10 @@ def reduce_scatter_to_sequence_parallel_region(
         input_.to(dtype or original), sequence_dimension, process_group
     )
     return summed.to(original)
+
+
+def reduce_scatter_to_sequence_parallel_region_tiled(
+    input_: torch.Tensor, sequence_dimension: int = 0, process_group: Optional[Group] = None
+) -> torch.Tensor:
+    """The same in pieces that the device overlaps with computation; here in one."""
+    return reduce_scatter_to_sequence_parallel_region(input_, sequence_dimension, process_group)

@@ -1,0 +1,1 @@
+"""Names of EAGLE speculation that model files import."""
