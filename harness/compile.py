@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from harness import console, graphs
@@ -23,10 +22,11 @@ def run(args: argparse.Namespace) -> int:
 
 def print_operators(records: list[graphs.Graph]) -> None:
     """One table for each sub-model and bucket, equal operators of all layers in one row."""
-    terminal = Console(width=None if Console().is_terminal else 100)
+    out = console.output(100)
     for record in records:
         share = f"{record.nki_share:.1%} of {record.macs:,} MACs in NKI"
-        table = Table(title=f"{record.submodel}, bucket {record.bucket}: {share}")
+        title = f"\n{record.submodel}, bucket {record.bucket}: {share}"
+        table = Table(title=title, title_justify="left")
         table.add_column("operator")
         table.add_column("ran in")
         table.add_column("times", justify="right")
@@ -34,7 +34,7 @@ def print_operators(records: list[graphs.Graph]) -> None:
         for row in record.grouped():
             place = f"NKI kernel {row.name}" if row.in_kernel else f"PyTorch {row.name}"
             table.add_row(row.operator, place, str(row.count), f"{row.macs:,}" if row.macs else "")
-        terminal.print(table)
+        console.print_table(out, table)
 
 
 def report_outside_nki(folder: Path) -> None:

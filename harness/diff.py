@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Optional
 
-from rich.console import Console
 from rich.table import Table
 
 from harness import console, graphs, sdk
@@ -268,9 +267,9 @@ def report(
     own: Sequence[Error], grown: Sequence[Error], kernels: dict[str, list[str]], source: Path
 ) -> None:
     """Both tables and one sentence about where the error starts."""
-    terminal = Console(width=None if Console().is_terminal else 120)
-    terminal.print(_own_table(own, kernels))
-    terminal.print(_grown_table(grown))
+    out = console.output(120)
+    console.print_table(out, _own_table(own, kernels), ("ulps",), "kernels")
+    console.print_table(out, _grown_table(grown))
     print(verdict(own, kernels, source))
 
 
@@ -281,7 +280,7 @@ def _own_table(own: Sequence[Error], kernels: dict[str, list[str]]) -> Table:
         key = error.phase, _LAYER.sub("layers.*", error.module)
         if key not in worst or error.nki > worst[key].nki:
             worst[key] = error
-    table = Table(title="Each operator on the same inputs (worst layer)")
+    table = Table(title="\nEach operator on the same inputs (worst layer)", title_justify="left")
     for name in ("phase", "operator", "NKI vs fp32", "PyTorch vs fp32", "ratio", "ulps", "kernels"):
         table.add_column(name)
     for error in worst.values():
@@ -299,7 +298,8 @@ def _own_table(own: Sequence[Error], kernels: dict[str, list[str]]) -> Table:
 
 
 def _grown_table(grown: Sequence[Error]) -> Table:
-    table = Table(title="How the error grows from layer to layer (prefill)")
+    title = "\nHow the error grows from layer to layer (prefill)"
+    table = Table(title=title, title_justify="left")
     for name in ("after", "NKI vs fp32", "PyTorch vs fp32", "ratio", "ulps"):
         table.add_column(name)
     for error in grown:

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Optional
 
-from rich.console import Console
 from rich.table import Table
 
+from harness import console
 from harness.files import write_bytes_atomically, write_text_atomically
 from harness.prompts import shorten
 
@@ -24,6 +24,7 @@ COLUMNS = (
     "prompt",
     "tokens",
     "new",
+    "checked",
     "accurate",
     "greedy match",
     "NKI share",
@@ -35,6 +36,9 @@ COLUMNS = (
     "score (TTFT)",
     "score source",
 )
+# Columns that a narrow terminal does without, the first one first.
+EXPENDABLE = ("score source", "source", "greedy match", "score (TTFT)", "checked", "NKI share")
+PIPED_WIDTH = 160
 
 
 def row(result: dict[str, Any]) -> dict[str, Any]:
@@ -50,6 +54,7 @@ def row(result: dict[str, Any]) -> dict[str, Any]:
     flat.update(
         {
             "new": speed["new_tokens"],
+            "checked": min(item["positions"] for item in checked),
             "greedy match": sum(item["greedy_match"] for item in checked) / len(checked),
             "NKI share": result["nki"]["contest"],
             "latency ms": speed["e2e_model"]["latency_ms_p99"],
@@ -101,11 +106,17 @@ def totals(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def print_summary(results: Sequence[dict[str, Any]], not_run: Sequence[str]) -> None:
     """The table of all prompts, totals, and what went wrong."""
-    terminal = _terminal()
-    table = Table(*COLUMNS, title="Results")
-    for result in results:
-        table.add_row(*(shown(value) for value in row(result).values()))
-    terminal.print(table)
+    table = Table(title="Results", title_justify="left")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if "source" in name else "right")
+    rows = [row(result) for result in results]
+    for cells in rows:
+        table.add_row(*(shown(value) for value in cells.values()))
+    console.print_table(console.output(PIPED_WIDTH), table, EXPENDABLE, "", f"{REPORT_CSV} has all")
+    for column, what in (("source", "Times"), ("score source", "Scores")):
+        found = sorted({cells[column] for cells in rows if cells[column]})
+        if found:
+            print(f"{what} are from: {', '.join(found)}.")
     summary = totals(results)
     print(
         f"{summary['accurate']} of {summary['prompts']} prompts accurate, {summary['failed']} "
@@ -251,8 +262,3 @@ def to_png(results: Sequence[dict[str, Any]]) -> bytes:
     figure.savefig(buffer, format="png", dpi=100)
     pyplot.close(figure)
     return buffer.getvalue()
-
-
-def _terminal() -> Console:
-    """Standard output, wide enough for the tables where it is no terminal."""
-    return Console(width=None if Console().is_terminal else 160)
