@@ -612,7 +612,9 @@ class PrefillSequence:
         d, kv_heads, dtype = shape.head_dim, shape.kv_heads, values_hbm.dtype
         self.shape, self.values_hbm, self.row, self.dtype = shape, values_hbm, row, dtype
         tiles = math.ceil(length / P_MAX)
-        self.resident = 2 * kv_heads * (length + tiles * d) <= RESIDENT_BYTES
+        kept = 2 * kv_heads * (length + tiles * d)
+        rows = 12 * length  # scores, scaled, exponentials, weights and their transpose
+        self.resident = kept <= RESIDENT_BYTES and kept + rows <= 2 * RESIDENT_BYTES
         keys = (d, kv_heads, length)
         if self.resident:
             self.keys = nl.ndarray(keys, dtype, buffer=nl.sbuf, name="keys_sb")

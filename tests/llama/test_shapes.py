@@ -141,11 +141,8 @@ class Layer:
 
 def check_program(program: Program, macs: int) -> None:
     """Within SBUF and PSUM with the streams buffered twice, and no product left out."""
-    weight_block = max(
-        (s.partition_bytes for s in program.storages if s.on_chip and s.paxis == 0
-         and len(s.shape) == 3 and s.shape[0] == 128 and s.shape[2] <= 512), default=0,
-    )  # fmt: skip
-    assert capacity.sbuf_high_water(program) + weight_block <= spec.SBUF_USABLE_BYTES
+    high_water = capacity.sbuf_high_water(program)
+    assert high_water + llama.BLOCK_ROW_BYTES <= spec.SBUF_USABLE_BYTES
     assert 2 * capacity.psum_high_water(program) <= spec.PSUM_BANKS
     assert program.macs >= macs
 
