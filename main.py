@@ -15,6 +15,7 @@ from harness import cli, console
 from harness.errors import is_refusal
 
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
+READER_GONE = 141  # what it reports where `| head` has closed the pipe
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
@@ -24,10 +25,16 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         args = cli.parse(argv)
         console.say(neuron_cpu.ensure_sdk())
         _quieten_libraries()
-        return importlib.import_module(cli.MODES[args.mode][0]).run(args)
+        status = importlib.import_module(cli.MODES[args.mode][0]).run(args)
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt:
         console.say("main.py: Interrupted.")
         return INTERRUPTED
+    except BrokenPipeError:
+        # Python would write a traceback when it flushes standard output at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
     except Exception as error:
         if not is_refusal(error):
             raise

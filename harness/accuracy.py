@@ -25,6 +25,7 @@ CONTEST_TOLERANCES: dict[Optional[int], tuple[float, float]] = {
     5: (1e-5, 0.03),
 }
 BF16_MANTISSA_BITS = 7
+MOST_DIVERGENCES = 5  # printed; reports have all of them
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,18 @@ class RowResult:
     divergences: list[Divergence] = field(default_factory=list)
 
     def as_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        return asdict(self) | {"lines": self.lines()}
+
+    def lines(self) -> list[str]:
+        """For the terminal: the summary, and where a failed comparison differs first."""
+        lines = [self.summary()]
+        if not self.passed:
+            lines += self.message.splitlines()
+            shown = self.divergences[:MOST_DIVERGENCES]
+            lines += [line for divergence in shown for line in divergence.describe()]
+            left = len(self.divergences) - len(shown)
+            lines += [f"... and at {left} more positions"] if left else []
+        return lines
 
     def summary(self) -> str:
         """One line: verdict and the three figures that users ask for."""

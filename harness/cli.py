@@ -36,6 +36,12 @@ MODES = {
     "evaluate_all": ("harness.suite", "evaluate every prompt of prompts.txt, with reports"),
 }
 
+EXAMPLES = """examples:
+  main.py --mode generate --enable-nki --prompt "Why is the sky blue?"
+  main.py --mode evaluate --enable-nki --llama path/to/my_llama.py
+  main.py --mode profile --enable-nki --profile-model llama-3.2-1b --seq-len 640
+"""
+
 _PRIVATE_KERNEL = (
     "it asks for a private kernel of the SDK, and the kernels here are the submission's own "
     "(--enable-nki)"
@@ -76,9 +82,8 @@ class Parser(argparse.ArgumentParser):
     """An argument parser whose refusals are one sentence and exit status 2, without the usage."""
 
     def error(self, message: str) -> NoReturn:
-        print(
-            f"{self.prog}: {message[0].upper()}{message[1:]}.".replace("..", "."), file=sys.stderr
-        )
+        said = f"{message[0].upper()}{message[1:]}".rstrip(".")
+        print(f"{self.prog}: {said}; see `python {self.prog} --help`.", file=sys.stderr)
         sys.exit(2)
 
 
@@ -129,9 +134,18 @@ def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
 
 
 def build_parser() -> Parser:
-    modes = "; ".join(f"{name}: {what}" for name, (_, what) in MODES.items())
-    parser = Parser(prog="main.py", description=__doc__.splitlines()[0], allow_abbrev=False)
-    parser.add_argument("--mode", choices=list(MODES), required=True, help=modes)
+    modes = "\n".join(f"  {name:<16} {what}" for name, (_, what) in MODES.items())
+    parser = Parser(
+        prog="main.py",
+        usage="main.py --mode MODE [--enable-nki] [options]",
+        description=f"Compile Llama for Neuron and run it.\n\nmodes:\n{modes}",
+        epilog=EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.add_argument(
+        "--mode", choices=list(MODES), required=True, metavar="MODE", help="one of the list above"
+    )
     parser.add_argument("--llama", default="llama", help="submission: module name or path to a .py")
     parser.add_argument(
         "--enable-nki", action=argparse.BooleanOptionalAction, help="use the submission's kernels"
@@ -146,7 +160,7 @@ def build_parser() -> Parser:
     _add_profile_arguments(parser)
     refused = parser.add_argument_group("refused arguments of the contest's driver")
     for flag, reason in REFUSED.items():
-        refused.add_argument(flag, nargs="*", help=f"refused: {reason}")
+        refused.add_argument(flag, nargs="*", metavar="X", help=reason)
     return parser
 
 
@@ -161,30 +175,69 @@ def _add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--prompt-file", type=Path, help="prompts verbatim, blank-line separated")
     group.add_argument("--raw", action="store_true", help="do not apply the chat template")
-    group.add_argument("--stream", action=argparse.BooleanOptionalAction, default=True)
-    group.add_argument("--max-new-tokens", type=positive)
-    group.add_argument("--do-sample", type=boolean, nargs="?", const=True, default=True)
-    group.add_argument("--top-k", type=positive, default=1, help="1 (default) is greedy")
-    group.add_argument("--top-p", type=float, default=1.0)
-    group.add_argument("--temperature", type=float, default=1.0)
-    group.add_argument("--seed", type=int, default=0)
-    group.add_argument("--pad-token-id", type=int, help="fills rows that have ended")
-    group.add_argument("--on-device-sampling", action="store_true")
-    group.add_argument("--global-topk", type=positive)
+    group.add_argument(
+        "--stream", action=argparse.BooleanOptionalAction, default=True, help="text as it comes"
+    )
+    group.add_argument(
+        "--max-new-tokens", type=positive, metavar="N", help="default: as many as --seq-len holds"
+    )
+    group.add_argument(
+        "--do-sample",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=True,
+        metavar="BOOL",
+        help="sample where --top-k is above 1 (default: true)",
+    )
+    group.add_argument(
+        "--top-k", type=positive, default=1, metavar="N", help="1 (default) is greedy"
+    )
+    group.add_argument(
+        "--top-p", type=float, default=1.0, metavar="P", help="sample among this probability mass"
+    )
+    group.add_argument(
+        "--temperature", type=float, default=1.0, metavar="T", help="divides the logits"
+    )
+    group.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (default: 0)")
+    group.add_argument("--pad-token-id", type=int, metavar="ID", help="fills rows that have ended")
+    group.add_argument("--on-device-sampling", action="store_true", help="sample in the graph")
+    group.add_argument(
+        "--global-topk", type=positive, metavar="N", help="candidates of on-device sampling"
+    )
     group.add_argument("--dynamic", action="store_true", help="sampling parameters per call")
 
 
 def _add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("evaluation")
-    group.add_argument("--base-latency", type=float, help="baseline latency in ms")
-    group.add_argument("--base-throughput", type=float, help="baseline tokens/s")
+    group.add_argument("--base-latency", type=float, metavar="MS", help="baseline latency in ms")
+    group.add_argument("--base-throughput", type=float, metavar="N", help="baseline tokens/s")
     group.add_argument("--benchmark", action="store_true", help="measure speed in this mode too")
-    group.add_argument("--divergence-difference-tol", type=float, default=0.001)
-    group.add_argument("--tol-map", type=tolerance_map)
-    group.add_argument("--num-tokens-to-check", type=positive)
-    group.add_argument("--runs", type=positive, help="timed runs (default: 20, 1 on the stand-in)")
-    group.add_argument("--limit", type=positive, help="evaluate_all: the first prompts only")
-    group.add_argument("--only", type=int, nargs="+", help="evaluate_all: prompts by number from 0")
+    group.add_argument(
+        "--divergence-difference-tol",
+        type=float,
+        default=0.001,
+        metavar="D",
+        help="largest logit gap at which another greedy token passes (default: 0.001)",
+    )
+    group.add_argument(
+        "--tol-map",
+        type=tolerance_map,
+        metavar="DICT",
+        help="top-k: (absolute, relative tolerance); default: the contest's",
+    )
+    group.add_argument(
+        "--num-tokens-to-check", type=positive, metavar="N", help="compare the first tokens only"
+    )
+    group.add_argument(
+        "--runs", type=positive, metavar="N", help="timed runs (default: 20, 1 on the stand-in)"
+    )
+    group.add_argument(
+        "--limit", type=positive, metavar="N", help="evaluate_all: the first prompts only"
+    )
+    group.add_argument(
+        "--only", type=int, nargs="+", metavar="N", help="evaluate_all: prompts by number from 0"
+    )
     group.add_argument("--resume", action="store_true", help="evaluate_all: go on with a run")
     group.add_argument("--results-path", default="results", help="evaluate_all: folder of reports")
     group.add_argument(
@@ -194,20 +247,38 @@ def _add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("model")
-    group.add_argument("--torch-dtype", choices=DTYPES, default="bfloat16")
-    group.add_argument("--rpl-reduce-dtype", choices=DTYPES)
-    group.add_argument("--batch-size", type=positive, help="default: the number of prompts")
-    group.add_argument("--padding-side", choices=("right", "left"), default="right")
-    group.add_argument("--seq-len", type=positive, help=f"default: {DEFAULT_SEQ_LEN}")
-    group.add_argument("--max-context-length", type=positive, help="default: --seq-len")
-    group.add_argument("--max-length", type=positive, help="must equal --seq-len")
-    group.add_argument("--output-logits", action="store_true")
-    group.add_argument("--vocab-parallel", action="store_true")
-    group.add_argument("--fused-qkv", action="store_true")
-    group.add_argument("--enable-bucketing", type=boolean, nargs="?", const=True, default=True)
-    group.add_argument("--context-encoding-buckets", nargs="+", type=positive)
-    group.add_argument("--token-generation-buckets", nargs="+", type=positive)
-    group.add_argument("--tp-degree", type=positive)
+    whole: dict[str, Any] = {"type": positive, "metavar": "N"}
+    on: dict[str, Any] = {"action": "store_true"}
+    group.add_argument(
+        "--torch-dtype", choices=DTYPES, default="bfloat16", help="default: bfloat16"
+    )
+    group.add_argument("--rpl-reduce-dtype", choices=DTYPES, help="of the all-reduce")
+    group.add_argument("--batch-size", **whole, help="default: the number of prompts")
+    group.add_argument(
+        "--padding-side", choices=("right", "left"), default="right", help="default: right"
+    )
+    group.add_argument(
+        "--seq-len", **whole, help=f"prompt and new tokens (default: {DEFAULT_SEQ_LEN})"
+    )
+    group.add_argument("--max-context-length", **whole, help="of a prompt (default: --seq-len)")
+    group.add_argument("--max-length", **whole, help="must equal --seq-len")
+    group.add_argument("--output-logits", **on, help="graphs return the logits, too")
+    group.add_argument("--vocab-parallel", **on, help="shard the embedding by vocabulary")
+    group.add_argument("--fused-qkv", **on, help="one weight for the three projections")
+    group.add_argument(
+        "--enable-bucketing",
+        type=boolean,
+        nargs="?",
+        const=True,
+        default=True,
+        metavar="BOOL",
+        help="graphs for several lengths (default: true)",
+    )
+    group.add_argument("--context-encoding-buckets", nargs="+", **whole, help="prefill lengths")
+    group.add_argument("--token-generation-buckets", nargs="+", **whole, help="decode lengths")
+    group.add_argument(
+        "--tp-degree", **whole, help="ranks to shard over (default: 2 where it divides the heads)"
+    )
 
 
 def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:

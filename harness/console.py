@@ -26,6 +26,7 @@ from rich.table import Column, Table
 # Long steps of the SDK's stand-in say how far they are through records of this logger, which carry
 # an attribute `progress` with keys task, done and total. A real SDK sends none.
 PROGRESS_LOGGER = "neuron_cpu.progress"
+LINE_SECONDS = 10.0  # between progress lines where there is no terminal for a bar
 PROSE_WIDTH = 20  # characters that sentences in a table get at least
 COLUMN_GAP = 3  # between columns: padding, a blank, padding
 
@@ -41,10 +42,16 @@ def shown(path: Path) -> str:
     return f"~/{path.relative_to(home)}" if home in path.parents else str(path)
 
 
+class _Output(Console):
+    def on_broken_pipe(self) -> None:
+        """Leave it to the driver: rich would exit with status 1, which means a failed check."""
+        raise BrokenPipeError
+
+
 def output(piped_width: int) -> Console:
     """Standard output: as wide as the terminal or COLUMNS says, else `piped_width` columns."""
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return Console(width=None if known else piped_width)
+    return _Output(width=None if known else piped_width)
 
 
 def print_table(
@@ -110,9 +117,13 @@ class Step:
         self.title = title
         self._progress = progress
         self._task = progress.add_task(title, total=total)
+        self._said = time.monotonic()
 
     def advance(self, amount: float = 1) -> None:
         self._progress.advance(self._task, amount)
+        if self._progress.disable and time.monotonic() - self._said > LINE_SECONDS:
+            self._said = time.monotonic()
+            say(f"{self.title}: {self._progress.tasks[0].percentage:.0f} %")
 
     def note(self, title: str) -> None:
         self.title = title
@@ -123,8 +134,8 @@ class Step:
 def step(title: str, total: Optional[float] = None) -> Iterator[Step]:
     """Show progress while the body runs; end with one line that says how long it took.
 
-    Without a terminal only that closing line appears. Progress records of the SDK's stand-in show
-    as further bars below this one.
+    Without a terminal a line tells every LINE_SECONDS how far it is. Progress records of the SDK's
+    stand-in show as further bars below this one.
     """
     started = time.monotonic()
     columns = (

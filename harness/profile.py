@@ -16,6 +16,7 @@ from typing import Any
 
 from harness import console, models, sdk, submission
 from harness.errors import UserError
+from harness.files import check_writable_folder
 from harness.model_shapes import MODEL_SHAPES
 
 TRACED_FOR_LONG = (2048, 4096, 8192)  # prompts beyond the last are extrapolated from these
@@ -31,6 +32,8 @@ def run(args: argparse.Namespace) -> int:
 
     name = args.dma_profile or cost.DEFAULT_PROFILE
     cost.dma_profile(name)  # refuse an unknown name before the model is built
+    if args.profile_output:
+        check_writable_folder(args.profile_output)
     with console.step("Tracing and scheduling"):
         graphs = estimates(args, name)
     profile_output.show(graphs, name, args.profile_top)

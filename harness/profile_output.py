@@ -11,6 +11,7 @@ from rich.table import Table
 
 from harness import console
 from harness.estimate import COLLECTIVE, KERNEL, TORCH, GraphEstimate, Operator
+from harness.files import write_text_atomically
 from neuron_cpu.core import cost, plots, report, spec, tables
 from neuron_cpu.core.schedule import Schedule
 
@@ -142,12 +143,10 @@ def _operator_json(op: Operator) -> dict[str, Any]:
 
 def write(graphs: Sequence[GraphEstimate], dma_profile: str, folder: Path) -> None:
     """profile.json, trace.json (for ui.perfetto.dev) and the plots."""
-    folder.mkdir(parents=True, exist_ok=True)
     content = as_json(graphs, dma_profile)
-    (folder / "profile.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    write_text_atomically(folder / "profile.json", json.dumps(content, indent=1))
     written = [folder / "profile.json", folder / "trace.json"]
-    events = trace(graphs, dma_profile)
-    (folder / "trace.json").write_text(json.dumps(events), encoding="utf-8")
+    write_text_atomically(folder / "trace.json", json.dumps(trace(graphs, dma_profile)))
     for graph in graphs:
         written += _plots(graph, folder / f"{graph.submodel}-{graph.bucket}")
     for path in written:

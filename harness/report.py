@@ -142,11 +142,7 @@ def print_result(result: dict[str, Any]) -> None:
         return
     _print_score(result)
     for index, checked in enumerate(result["accuracy"]):
-        print(
-            f"Row {index}: {'passed' if checked['passed'] else 'FAILED'}, greedy match "
-            f"{checked['greedy_match']:.4f}, MSE {checked['mse']:.3g}, cosine similarity "
-            f"{checked['cosine']:.6f}"
-        )
+        print(f"Row {index}: " + "\n".join(checked["lines"]))
     for name, speed in result["speed"].items():
         print_speed(name, speed)
     share = result["nki"]
@@ -175,14 +171,25 @@ def print_speed(name: str, speed: Optional[dict[str, Any]]) -> None:
         return
     labels = {"simulator": "wall clock of the CPU simulator, not a device time"}
     source = labels.get(speed["source"], speed["source"])
-    print(
-        f"Speed, {name} ({source}): first token {speed['ttft_ms']:.2f} ms, then "
-        f"{shown(speed['tokens_per_second'])} tokens/s"
-    )
+    print(f"Speed, {name} ({source}), {speed['new_tokens']} new tokens:")
+    rate = shown(speed["tokens_per_second"])
+    print(f"\tfirst token after {speed['ttft_ms']:.2f} ms, then {rate} tokens/s")
     for part in ("e2e_model", "context_encoding_model", "token_generation_model"):
         if part in speed:
-            figures = ", ".join(f"{key} {value:.2f}" for key, value in speed[part].items())
-            print(f"\t{part}: {figures}")
+            print(f"\t{part}: {_latencies(speed[part])}")
+
+
+def _latencies(figures: dict[str, float]) -> str:
+    """Percentiles where there were several runs, one number where all are the same."""
+    times = {
+        key.removeprefix("latency_ms_"): f"{ms:.2f}"
+        for key, ms in figures.items()
+        if key.startswith("latency_ms_")
+    }
+    told = "latency " + ", ".join(f"{name} {ms}" for name, ms in times.items())
+    if len(set(times.values())) == 1:
+        told = f"latency {times['avg']}"
+    return f"{told} ms, {figures['throughput']:.2f} tokens/s"
 
 
 def write_all(

@@ -34,9 +34,5 @@ def check_prompt(baseline: Loaded, candidate: Loaded, prompt: str, ids: list[int
     total = min(total, args.num_tokens_to_check or total)
     with console.step(f"Comparing logits for {shorten(prompt)}", total=2 * total) as step:
         result = accuracy.check_row(baseline, candidate, ids, total, lambda _: step.advance())
-    print(f"{shorten(prompt)}: {result.summary()}")
-    if not result.passed:
-        print(result.message)
-        for divergence in result.divergences:
-            print("\n".join(divergence.describe()))
+    print(f"{shorten(prompt)}: " + "\n".join(result.lines()))
     return result

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+
 import pytest
 
 from harness import cli
@@ -112,3 +114,24 @@ def test_sampling_settings_only_with_on_device_sampling() -> None:
     assert cli.sampling_settings(parse("--top-k", "5")) is None
     chosen = cli.sampling_settings(parse("--on-device-sampling", "--top-k", "5", "--dynamic"))
     assert chosen is not None and chosen["top_k"] == 5 and chosen["dynamic"] is True
+
+
+def test_help_fits_a_terminal_and_explains_every_argument(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as exit_info:
+        cli.parse(["--help"])
+    text = capsys.readouterr().out
+    assert exit_info.value.code == 0
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(f"  {mode} " in text for mode in cli.MODES)
+    silent = [action.dest for action in cli.build_parser()._actions if not action.help]
+    assert silent == []
+
+
+def test_examples_of_the_help_are_accepted() -> None:
+    examples = [line for line in cli.EXAMPLES.splitlines() if line.startswith("  main.py ")]
+    for line in examples:
+        cli.parse(shlex.split(line)[1:])
+    assert len(examples) == 3

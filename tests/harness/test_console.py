@@ -68,3 +68,16 @@ def test_output_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch) -> N
     assert console.output(160).width == 91
     monkeypatch.delenv("COLUMNS")
     assert console.output(160).width == 160
+
+
+def test_without_a_terminal_lines_tell_the_progress(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.0)
+    with console.step("Working", total=4) as step:
+        step.advance()
+        step.note("Working harder")
+        step.advance(2)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["Working: 25 %", "Working harder: 75 %"]
+    assert len(lines) == 3 and lines[2].startswith("Working harder: ") and lines[2].endswith(" s")

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import accuracy, benchmark, flops, reference, score
+from harness import accuracy, benchmark, flops, reference, report, score
 from harness.errors import UserError
 from harness.graphs import Graph, Operator
 
@@ -179,3 +179,38 @@ def test_shipped_rows_match_the_shipped_prompts() -> None:
     text = "".join(prompts)
     assert all(character in text for character in ('"', "$", "\\", "\n", "`", "ü", "¿", "句", "日"))
     assert max(row.prompt_tokens for row in rows) > 1000
+
+
+def test_a_failed_comparison_shows_the_first_positions_and_counts_the_rest() -> None:
+    expected = torch.zeros(8, 6)
+    expected[:, 1] = 5.0
+    actual = expected.roll(1, dims=1)
+    failed = accuracy.compare(expected, actual, False, "over the limit", Letters())
+    lines = failed.lines()
+    assert lines[0].startswith("FAILED: 0 of 8") and lines[1] == "over the limit"
+    positions = [line for line in lines if line.startswith("position ")]
+    assert len(positions) == accuracy.MOST_DIVERGENCES
+    assert lines[-1] == "... and at 3 more positions"
+    passed = accuracy.compare(expected, expected, True, "", Letters())
+    assert passed.lines() == [passed.summary()]
+    assert failed.as_dict()["lines"] == lines
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        ([0.5], "latency 500.00 ms, 8.00 tokens/s"),
+        ([0.5, 0.1], "p50 300.00, p90 460.00"),
+    ],
+)
+def test_percentiles_are_shown_where_they_differ(
+    seconds: list[float], told: str, capsys: pytest.CaptureFixture
+) -> None:
+    figures = benchmark.latency_report(seconds, 4, 1)
+    report.print_speed("measured", {
+        "source": "simulator", "new_tokens": 4, "ttft_ms": 3.0, "tokens_per_second": None,
+        "e2e_model": figures,
+    })  # fmt: skip
+    printed = capsys.readouterr().out
+    assert told in printed and "4 new tokens" in printed
+    assert "wall clock of the CPU simulator, not a device time" in printed

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import types
 
 import pytest
@@ -11,6 +13,7 @@ import main
 from harness import cli, estimate, profile, sdk, session
 from harness.errors import UserError
 from harness.model_shapes import MODEL_SHAPES
+from tests.conftest import REPOSITORY
 from tests.tiny_model import TINY_CONFIG
 
 
@@ -238,3 +241,21 @@ def test_device_folder_without_graphs_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(session, "build", lambda opened: types.SimpleNamespace(folder=tmp_path))
     with pytest.raises(UserError, match="no .neff files"):
         profile.run(types.SimpleNamespace())
+
+
+def test_a_reader_that_leaves_ends_the_run_quietly(shapes_folder):
+    command = [sys.executable, str(REPOSITORY / "main.py"), "--mode", "profile", "--model-path",
+               str(shapes_folder), "--seq-len", "64"]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert process.returncode == main.READER_GONE
+    assert b"Traceback" not in errors and b"BrokenPipe" not in errors
+
+
+def test_an_unwritable_profile_folder_is_refused_before_the_work(shapes_folder, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    status = main.main(["--mode", "profile", "--model-path", str(shapes_folder),
+                        "--profile-output", str(tmp_path / "file" / "p")])  # fmt: skip
+    told = capsys.readouterr().err
+    assert status == 2 and "file is not a folder" in told and "Tracing" not in told
