@@ -9,6 +9,7 @@ from rich.table import Table
 
 from harness import console, graphs
 from harness.session import build, open_session
+from neuron_cpu import terminal
 
 
 def run(args: argparse.Namespace) -> int:
@@ -22,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
 
 def print_operators(records: list[graphs.Graph]) -> None:
     """One table for each sub-model and bucket, equal operators of all layers in one row."""
-    out = console.output(100)
+    out = terminal.output(100)
     for record in records:
         share = f"{record.nki_share:.1%} of {record.macs:,} MACs in NKI"
         title = f"\n{record.submodel}, bucket {record.bucket}: {share}"
@@ -34,7 +35,7 @@ def print_operators(records: list[graphs.Graph]) -> None:
         for row in record.grouped():
             place = f"NKI kernel {row.name}" if row.in_kernel else f"PyTorch {row.name}"
             table.add_row(row.operator, place, str(row.count), f"{row.macs:,}" if row.macs else "")
-        console.print_table(out, table)
+        terminal.print_table(out, table)
 
 
 def report_outside_nki(folder: Path) -> None:

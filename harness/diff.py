@@ -30,6 +30,7 @@ from harness.flops import DECODE, PREFILL
 from harness.generate import generate_tokens
 from harness.prompts import shorten
 from harness.session import Loaded, build, open_session
+from neuron_cpu import terminal
 
 SUSPICIOUS = 3.0
 PHASES = {PREFILL: "prefill", DECODE: "decode"}
@@ -267,9 +268,9 @@ def report(
     own: Sequence[Error], grown: Sequence[Error], kernels: dict[str, list[str]], source: Path
 ) -> None:
     """Both tables and one sentence about where the error starts."""
-    out = console.output(120)
-    console.print_table(out, _own_table(own, kernels), ("ulps",), "kernels")
-    console.print_table(out, _grown_table(grown))
+    out = terminal.output(120)
+    terminal.print_table(out, _own_table(own, kernels), ("ulps",), "kernels")
+    terminal.print_table(out, _grown_table(grown))
     print(verdict(own, kernels, source))
 
 

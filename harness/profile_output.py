@@ -12,14 +12,12 @@ from rich.table import Table
 from harness import console
 from harness.estimate import COLLECTIVE, KERNEL, TORCH, GraphEstimate, Operator
 from harness.files import write_text_atomically
+from neuron_cpu import terminal
 from neuron_cpu.core import cost, plots, report, spec, tables
 from neuron_cpu.core.schedule import Schedule
 
 # Columns that a narrow terminal does without, the first one first.
 EXPENDABLE = ("MFU", "GB/s", "MB each", "runs as", "module", "µs each")
-LINE_EXPENDABLE = (
-    "MFU", "MBU", "n", "bytes", "instructions", *(f"{e.value} µs" for e in tables.ENGINES),
-)  # fmt: skip
 ELSEWHERE = "a wider terminal or --profile-output shows them"
 WIDTH = 180  # columns of a table that goes to a file
 SMALL = 0.005  # operators below this share of the graph are printed as one row
@@ -48,14 +46,14 @@ def binding(graph: GraphEstimate) -> str:
 
 def show(graphs: Sequence[GraphEstimate], dma_profile: str, top: int) -> None:
     """Print every graph, then every distinct kernel by source line."""
-    out = console.output(WIDTH)
+    out = terminal.output(WIDTH)
     out.print(tables.estimate_note(dma_profile))
     seen: set[int] = set()
     for graph in graphs:
         out.print(f"\n[bold]{headline(graph)}[/bold]")
         out.print(f"bound by {binding(graph)}")
         out.print(_figures(graph))
-        console.print_table(out, _operators(graph), EXPENDABLE, "bound by", ELSEWHERE)
+        terminal.print_table(out, _operators(graph), EXPENDABLE, "bound by", ELSEWHERE)
     for graph in graphs:
         for op in graph.operators:
             if op.profile is None or id(op.profile) in seen or not op.profile.lines:
@@ -65,7 +63,7 @@ def show(graphs: Sequence[GraphEstimate], dma_profile: str, top: int) -> None:
             out.print(f"\n[bold]{op.name}[/bold] ({op.where}; {graph.submodel}): {time} µs")
             out.print(f"bound by {op.profile.binding}")
             lines = tables.line_table(op.profile.lines, op.profile.time_ns, top)
-            console.print_table(out, lines, LINE_EXPENDABLE, "bound by", ELSEWHERE)
+            terminal.print_table(out, lines, tables.EXPENDABLE, "bound by", ELSEWHERE)
 
 
 def _figures(graph: GraphEstimate) -> Table:

@@ -11,9 +11,9 @@ from typing import Any, Optional
 
 from rich.table import Table
 
-from harness import console
 from harness.files import write_bytes_atomically, write_text_atomically
 from harness.prompts import shorten
+from neuron_cpu import terminal
 
 REPORT_JSON = "report.json"
 REPORT_CSV = "report.csv"
@@ -112,7 +112,9 @@ def print_summary(results: Sequence[dict[str, Any]], not_run: Sequence[str]) -> 
     rows = [row(result) for result in results]
     for cells in rows:
         table.add_row(*(shown(value) for value in cells.values()))
-    console.print_table(console.output(PIPED_WIDTH), table, EXPENDABLE, "", f"{REPORT_CSV} has all")
+    terminal.print_table(
+        terminal.output(PIPED_WIDTH), table, EXPENDABLE, "", f"{REPORT_CSV} has all"
+    )
     for column, what in (("source", "Times"), ("score source", "Scores")):
         found = sorted({cells[column] for cells in rows if cells[column]})
         if found:

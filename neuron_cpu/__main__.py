@@ -19,13 +19,14 @@ from typing import Any
 
 import torch
 
-from . import ensure_sdk
+from . import ensure_sdk, terminal
 from .errors import StandInError
 
 SHORT_DTYPES = {
     "bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32", "f32": "float32",
     "i32": "int32", "u32": "uint32", "u8": "uint8", "i8": "int8",
 }  # fmt: skip
+PIPED_WIDTH = 180  # columns of a table that goes to a file
 TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)")
 
 
@@ -181,8 +182,6 @@ def trace(kernel: Any, args: argparse.Namespace) -> Any:
 # --- profile --------------------------------------------------------------------------------------
 def profile(args: argparse.Namespace) -> None:
     """Trace, schedule, print; write what the command line asks for."""
-    from rich.console import Console
-
     from .core import cost, plots, report, tables
     from .core.schedule import schedule
 
@@ -190,8 +189,15 @@ def profile(args: argparse.Namespace) -> None:
     cost.dma_profile(name)
     found = schedule(trace(load_kernel(args.kernel), args), name)
     summary = report.profile(found)
-    console = Console()
-    tables.print_profile(console, summary, args.top)
+    console = terminal.output(PIPED_WIDTH)
+    tables.print_profile(
+        console,
+        summary,
+        args.top,
+        lambda lines: terminal.print_table(
+            console, lines, tables.EXPENDABLE, "bound by", "a wider terminal or --json shows them"
+        ),
+    )
     if args.json:
         args.json.write_text(json.dumps(summary.to_json(), indent=1))
         console.print(f"figures: {args.json}")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Optional
 
 from rich.console import Console
 from rich.table import Table
@@ -23,8 +24,13 @@ def estimate_note(name: str) -> str:
     return f"estimated, not measured; DMA profile {name}: {found.note}"
 
 
-def print_profile(console: Console, found: Profile, top: int = 12) -> None:
-    """One kernel: figures, engines, source lines."""
+def print_profile(
+    console: Console,
+    found: Profile,
+    top: int = 12,
+    print_table: Optional[Callable[[Table], None]] = None,
+) -> None:
+    """One kernel: figures, engines, source lines; these, the widest, through `print_table`."""
     console.print(
         f"[bold]{found.name}[/bold]: {microseconds(found.time_ns)} µs "
         f"({estimate_note(found.dma_profile)})"
@@ -32,7 +38,7 @@ def print_profile(console: Console, found: Profile, top: int = 12) -> None:
     console.print(f"bound by {found.binding}")
     console.print(_figures(found.metrics))
     console.print(_critical(found))
-    console.print(line_table(found.lines, found.time_ns, top))
+    (print_table or console.print)(line_table(found.lines, found.time_ns, top))
 
 
 def _figures(metrics: dict[str, float]) -> Table:
@@ -63,6 +69,10 @@ def _critical(found: Profile) -> Table:
     for name, time in found.critical.items():
         table.add_row(name, microseconds(time), f"{time / found.time_ns:.1%}")
     return table
+
+
+# Columns of `line_table` that a narrow terminal does without, the first one first.
+EXPENDABLE = ("MFU", "MBU", "n", "bytes", "instructions", *(f"{e.value} µs" for e in ENGINES))
 
 
 def line_table(lines: Sequence[Line], total: float, top: int) -> Table:
