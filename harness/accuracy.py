@@ -83,6 +83,11 @@ class RowResult:
             lines += [line for divergence in shown for line in divergence.describe()]
             left = len(self.divergences) - len(shown)
             lines += [f"... and at {left} more positions"] if left else []
+            if all(divergence.is_tie for divergence in self.divergences):
+                lines.append(
+                    "No greedy token differs but in ties: two correct bf16 programs can differ so; "
+                    "--mode diff tells rounding from a bug."
+                )
         return lines
 
     def summary(self) -> str:

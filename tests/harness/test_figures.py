@@ -191,9 +191,17 @@ def test_a_failed_comparison_shows_the_first_positions_and_counts_the_rest() -> 
     positions = [line for line in lines if line.startswith("position ")]
     assert len(positions) == accuracy.MOST_DIVERGENCES
     assert lines[-1] == "... and at 3 more positions"
+    assert not any("--mode diff" in line for line in lines)
     passed = accuracy.compare(expected, expected, True, "", Letters())
     assert passed.lines() == [passed.summary()]
     assert failed.as_dict()["lines"] == lines
+
+
+def test_a_comparison_that_fails_in_ties_only_says_what_that_means() -> None:
+    expected = torch.tensor([[16.0, 15.9375, 0.0]])
+    tied = accuracy.compare(expected, expected.flip(1).roll(2, 1), False, "m", Letters())
+    assert [divergence.is_tie for divergence in tied.divergences] == [True]
+    assert "--mode diff" in tied.lines()[-1]
 
 
 @pytest.mark.parametrize(
