@@ -1,6 +1,6 @@
 """Llama for AWS Trainium: NKI kernels, and the NxD-Inference modules that call them.
 
-One file to upload: it imports torch, numpy, transformers and the Neuron SDK, nothing else. Read it
+One file to upload: it imports torch, transformers and the Neuron SDK, nothing else. Read it
 from top to bottom: limits of the core, the weight layout, tile helpers, kernels in model order, the
 modules, and how a Hugging Face checkpoint becomes the weights of this model.
 
@@ -59,6 +59,7 @@ PRELOAD_BYTES = 32 * 1024  # cached keys and values are loaded ahead up to this 
 KEY_CHUNK = 2048  # cached keys per decode block: 8 KiB of fp32 scores per partition
 SCORE_ROWS_BYTES = 16384  # SBUF per partition for the weights of several heads' score rows
 MASKED = -1.5e38  # added to scores that do not count: exp gives 0, and twice it is finite
+MASKED_FP16 = -3.0e4  # the same for float16, which ends at 65504
 DTYPES = {torch.bfloat16: nl.bfloat16, torch.float16: nl.float16, torch.float32: nl.float32}
 PI_BELOW = 3.1415925  # the fp32 number below pi: arguments of ScalarE's sine stay inside
 
@@ -70,11 +71,11 @@ PI_BELOW = 3.1415925  # the fp32 number below pi: arguments of ScalarE's sine st
 #   kernel weight (HBM)  [blocks, 128, k_tiles, nb]  the 128          block_weight(), at load time
 #   kernel weight (SBUF) [128, k_tiles, nb]          contraction      load_weight_block()
 #
-# A block holds nb <= 512 output features and at most 16 KiB per partition: element [b, p, k, n] is
-# W[b * nb + n, k * 128 + p]. One load brings a whole block, and each partition reads k_tiles * nb
-# elements that are contiguous in HBM: 3.1 KiB for the smallest product of SmolLM2-135M, 16 KiB for
-# Llama-3.2-1B (DMA wants 2 KiB or more per row). Prefill and decode use the same blocks, so no
-# weight is on the device twice.
+# A block holds nb <= 512 output features in rows of at most 16 KiB per partition (of 128 features
+# where K is beyond 8192): element [b, p, k, n] is W[b * nb + n, k * 128 + p]. One load brings a
+# whole block, and each partition reads k_tiles * nb elements that are contiguous in HBM. DMA wants
+# 2 KiB or more per row: Llama-3.2-1B has 16 KiB at degree 2, the smallest product of SmolLM2-135M
+# 3.1 KiB at degree 1. Prefill and decode use the same blocks, so no weight is on the device twice.
 
 
 class BlockLayout(NamedTuple):
@@ -91,12 +92,20 @@ class BlockLayout(NamedTuple):
         k_tiles = math.ceil(k / P_MAX)
         widest = min(MOVING_MAX, max(P_MAX, BLOCK_ROW_BYTES // (2 * k_tiles)))
         fewest = math.ceil(n / (widest // BLOCK_UNIT * BLOCK_UNIT))
-        # more blocks than the fewest where those would be padded by more than 4 %
-        for blocks in (*range(fewest, 2 * fewest + 1), fewest):
-            nb = math.ceil(n / blocks / BLOCK_UNIT) * BLOCK_UNIT
-            if blocks * nb <= 1.04 * n and 2 * k_tiles * nb >= 2048:
-                break
+        blocks = fewest
+        nb = least = cls.width(n, fewest)
+        # more blocks where the fewest are padded by over 4 %; small weights stay padded
+        while blocks * nb > 1.04 * n and 2 * k_tiles * nb >= 2048 and blocks < 2 * fewest:
+            blocks += 1
+            nb = cls.width(n, blocks)
+        if blocks * nb > 1.04 * n or 2 * k_tiles * nb < 2048:
+            nb = least
         return cls(n, k, math.ceil(n / nb), nb, k_tiles)
+
+    @staticmethod
+    def width(n: int, blocks: int) -> int:
+        """Features of a block, a multiple of BLOCK_UNIT, where ``blocks`` hold n."""
+        return math.ceil(n / blocks / BLOCK_UNIT) * BLOCK_UNIT
 
     @property
     def block_size(self) -> int:
@@ -125,6 +134,27 @@ class HeadShape(NamedTuple):
         return self.q_heads // self.kv_heads
 
 
+# --- Sizes known while tracing --------------------------------------------------------------------
+#
+# The compiler turns Python's range into a loop that it traces once; where a body needs real numbers
+# stand lists and nl.static_range.
+
+
+def spans(length, step):
+    """(start, size) of the pieces of at most ``step`` that cover ``length``."""
+    pieces, start = [], 0
+    while start < length:
+        pieces.append((start, min(step, length - start)))
+        start += step
+    return pieces
+
+
+def token_chunk(bytes_per_token):
+    """Tokens of one pass over a weight, of which each keeps so many bytes per partition."""
+    fitting = CHUNK_BYTES // bytes_per_token // P_MAX * P_MAX
+    return max(P_MAX, min(TOKEN_CHUNK, fitting))
+
+
 # --- Tile helpers: everything here works on SBUF and PSUM tiles -----------------------------------
 
 
@@ -144,7 +174,8 @@ def load_weight_block(weight_hbm, block, layout):
 def broadcast_row(pieces, partitions):
     """[1, n] views @ SBUF -> [partitions, their widths] fp32 @ SBUF.
 
-    A product with ones copies each (of at most 512 columns) exactly to every partition.
+    A product with ones copies each (of at most 512 columns) to every partition: exactly for bf16
+    and fp16, as exactly as TensorE multiplies fp32 for others.
     """
     ones_sb = nl.ndarray((1, partitions), pieces[0].dtype, buffer=nl.sbuf)
     ones_sb[...] = nisa.memset((1, partitions), 1.0, pieces[0].dtype)
@@ -205,7 +236,8 @@ def rmsnorm_tile(x_sb, gain_sb, eps):
 def transpose_into(xt_sb, x_sb, column):
     """[T, K] @ SBUF -> columns of ``xt_sb`` [128, k_tiles, T'] from ``column`` on, K on partitions.
 
-    Rows past K of the last k tile stay unwritten: no product reads them.
+    Rows past K of the last k tile are zero: they meet the zero rows of a padded weight. A transpose
+    keeps its type in PSUM, as the vendor's samples have it; fp32 there costs a cast.
     """
     tokens, k = x_sb.shape
     columns = nl.ds(column, tokens)
@@ -215,6 +247,7 @@ def transpose_into(xt_sb, x_sb, column):
         xt_sb[:, tile, columns] = nisa.tensor_copy(tile_psum)
     if k % P_MAX:
         full, tail = k // P_MAX, k % P_MAX
+        xt_sb[:, full, columns] = nisa.memset((P_MAX, tokens), 0.0, xt_sb.dtype)
         tail_psum = nl.ndarray((tail, tokens), x_sb.dtype, buffer=nl.psum)
         tail_psum[...] = nisa.nc_transpose(x_sb[:, nl.ds(full * P_MAX, tail)])
         xt_sb[0:tail, full, columns] = nisa.tensor_copy(tail_psum)
@@ -230,25 +263,24 @@ def transposed(x_sb):
     return out_sb
 
 
-def accumulate(acc_psum, stationary_sb, moving_sb, k):
-    """``acc += stationary.T @ moving`` @ PSUM over k, which lies on partitions tile by tile.
+def accumulate(acc_psum, stationary_sb, moving_sb):
+    """``acc += stationary.T @ moving`` @ PSUM over K, which lies on partitions tile by tile.
 
-    stationary [128, k_tiles, M] and moving [128, k_tiles, N] @ SBUF; the last tile may be partial.
+    stationary [128, k_tiles, M] and moving [128, k_tiles, N] @ SBUF; where K ends within the last
+    tile, the rest of it is zero. Accumulating in PSUM takes a tile of zeros, an affine loop and
+    nothing but products (known issues of SDK 2.22), so there is no ``+=`` outside of the loop.
     """
-    for tile in nl.affine_range(k // P_MAX):
+    for tile in nl.affine_range(stationary_sb.shape[1]):
         acc_psum[...] += nisa.nc_matmul(stationary_sb[:, tile, :], moving_sb[:, tile, :])
-    if k % P_MAX:
-        full, tail = k // P_MAX, k % P_MAX
-        acc_psum[...] += nisa.nc_matmul(stationary_sb[0:tail, full, :], moving_sb[0:tail, full, :])
 
 
-def project_block(xt_sb, columns, weight_sb, k, size):
+def project_block(xt_sb, columns, weight_sb, size):
     """One block of ``x @ W.T`` for the tokens in ``columns`` of xt_sb -> [T, size] fp32 @ PSUM.
 
     Tokens are stationary: the result has tokens on partitions, ready to be stored in rows.
     """
     acc_psum = nl.zeros((columns.stop - columns.start, size), nl.float32, buffer=nl.psum)
-    accumulate(acc_psum, xt_sb[:, :, columns], weight_sb[:, :, 0:size], k)
+    accumulate(acc_psum, xt_sb[:, :, columns], weight_sb[:, :, 0:size])
     return acc_psum
 
 
@@ -275,7 +307,7 @@ def project(xt_sb, weight_hbm, layout, put):
         columns = nl.ds(block * layout.nb, size)
         for start, count in pieces:
             tokens = slice(start, start + count)
-            put(tokens, columns, project_block(xt_sb, tokens, weight_sb, layout.k, size))
+            put(tokens, columns, project_block(xt_sb, tokens, weight_sb, size))
 
     for_each_block(layout, one_block)
 
@@ -294,8 +326,8 @@ def project_rows(xt_sb, weight_hbm, out_hbm, row, layout):
 def project_tiles(xt_sb, weight_hbm, layout):
     """``x @ W.T`` for the tokens of a chunk -> one tile [tokens, n] @ SBUF per 128 tokens."""
     tiles = [
-        nl.ndarray((count, layout.n), xt_sb.dtype, buffer=nl.sbuf, name=f"tokens{start}_sb")
-        for start, count in spans(xt_sb.shape[2], P_MAX)
+        nl.ndarray((count, layout.n), xt_sb.dtype, buffer=nl.sbuf)
+        for _, count in spans(xt_sb.shape[2], P_MAX)
     ]
 
     def put(tokens, columns, acc_psum):
@@ -319,7 +351,7 @@ def project_heads(xt_sb, weight_hbm, layout, head_dim):
         for piece in nl.affine_range(size // rows):
             features = nl.ds(piece * rows, rows)
             acc_psum = nl.zeros((rows, tokens), nl.float32, buffer=nl.psum)
-            accumulate(acc_psum, weight_sb[:, :, features], xt_sb, layout.k)
+            accumulate(acc_psum, weight_sb[:, :, features], xt_sb)
             place = block * (layout.nb // rows) + piece
             pieces_sb[:, place, :] = nisa.tensor_copy(acc_psum)
 
@@ -360,12 +392,12 @@ def gated_product(xt_sb, columns, gate_hbm, up_hbm, product_sb, layout):
         up_w_sb = load_weight_block(up_hbm, block, layout)
         for tokens, out_sb in zip(columns, product_sb):
             count = tokens.stop - tokens.start
-            gate_psum = project_block(xt_sb, tokens, gate_w_sb, layout.k, size)
+            gate_psum = project_block(xt_sb, tokens, gate_w_sb, size)
             gate_sb = nl.ndarray((count, size), dtype, buffer=nl.sbuf)
             gate_sb[...] = nisa.tensor_copy(gate_psum)
             silu_sb = nl.ndarray((count, size), dtype, buffer=nl.sbuf)
             silu_sb[...] = nisa.activation(nl.silu, gate_sb)
-            up_psum = project_block(xt_sb, tokens, up_w_sb, layout.k, size)
+            up_psum = project_block(xt_sb, tokens, up_w_sb, size)
             up_sb = nl.ndarray((count, size), dtype, buffer=nl.sbuf)
             up_sb[...] = nisa.tensor_copy(up_psum)
             out_sb[:, nl.ds(block * layout.nb, size)] = nisa.tensor_tensor(
@@ -373,17 +405,6 @@ def gated_product(xt_sb, columns, gate_hbm, up_hbm, product_sb, layout):
             )
 
     for_each_block(layout, one_block)
-
-
-def token_chunk(bytes_per_token):
-    """Tokens of one pass over a weight, of which each keeps so many bytes per partition."""
-    fitting = CHUNK_BYTES // bytes_per_token // P_MAX * P_MAX
-    return max(P_MAX, min(TOKEN_CHUNK, fitting))
-
-
-def spans(length, step):
-    """(start, size) of the pieces of at most ``step`` that cover ``length``; known statically."""
-    return [(start, min(step, length - start)) for start in range(0, length, step)]
 
 
 # --- Rotary position embedding --------------------------------------------------------------------
@@ -439,7 +460,7 @@ def rope_tile(x_sb, cos_sb, sin_sb, heads):
     half = cos_sb.shape[1]
     out_sb = nl.ndarray(x_sb.shape, dtype, buffer=nl.sbuf)
     for head in nl.affine_range(heads):
-        low, high = (nl.ds((2 * head + part) * half, half) for part in (0, 1))
+        low, high = nl.ds(2 * head * half, half), nl.ds((2 * head + 1) * half, half)
         for own, other, op in ((low, high, nl.subtract), (high, low, nl.add)):
             straight_sb = nl.ndarray((tokens, half), dtype, buffer=nl.sbuf)
             straight_sb[...] = nisa.tensor_tensor(x_sb[:, own], cos_sb, nl.multiply)
@@ -449,7 +470,16 @@ def rope_tile(x_sb, cos_sb, sin_sb, heads):
     return out_sb
 
 
-# --- Attention: softmax over key blocks with running maximum (Milakov and Gimelshein 2018) --------
+# --- Attention ------------------------------------------------------------------------------------
+#
+#              keys and values                       softmax
+#   prefill    in SBUF (PrefillSequence.resident)    of complete rows     attend_rows
+#              blocks of 512 from HBM                running              attend_block
+#   decode     up to KEY_CHUNK cached keys           of complete rows     attend_rows
+#              blocks of KEY_CHUNK                   running              attend_blocks
+#
+# Complete rows are rounded as the reference rounds them. The running softmax keeps the maximum and
+# the sum so far and rescales them when the maximum grows (Milakov and Gimelshein 2018).
 
 
 class RunningSoftmax:
@@ -460,9 +490,10 @@ class RunningSoftmax:
 
     def __init__(self, queries, heads, head_dim):
         self.queries, self.scale = queries, 1.0 / math.sqrt(head_dim)
-        self.neg_max_sb = nl.ndarray((queries, heads), nl.float32, buffer=nl.sbuf, name="neg_max")
-        self.sum_sb = nl.ndarray((queries, heads), nl.float32, buffer=nl.sbuf, name="sum")
-        self.out_sb = nl.ndarray((queries, heads, head_dim), nl.float32, buffer=nl.sbuf, name="out")
+        neg_max_sb = nl.ndarray((queries, heads), nl.float32, buffer=nl.sbuf)
+        sum_sb = nl.ndarray((queries, heads), nl.float32, buffer=nl.sbuf)
+        out_sb = nl.ndarray((queries, heads, head_dim), nl.float32, buffer=nl.sbuf)
+        self.neg_max_sb, self.sum_sb, self.out_sb = neg_max_sb, sum_sb, out_sb
 
     def weigh(self, head, scores_sb, dtype, first):
         """Take a block of scores [Q, keys] fp32 -> its weights exp(scale * (s - max)) in dtype.
@@ -530,22 +561,29 @@ def transposed_weights(weights_sb):
     return weights_t_sb
 
 
+def zero_last_rows(values_sb, keys):
+    """Zeros behind the last key of values [128, keys / 128, N] @ SBUF, before they are written."""
+    if keys % P_MAX:
+        shape = (P_MAX, values_sb.shape[2])
+        values_sb[:, keys // P_MAX, :] = nisa.memset(shape, 0.0, values_sb.dtype)
+
+
 def weighted_values(weights_sb, values_sb):
     """Weights [Q, keys] times values [128, keys / 128, D] @ SBUF -> [Q, D] fp32 @ PSUM."""
     acc_psum = nl.zeros((weights_sb.shape[0], values_sb.shape[2]), nl.float32, buffer=nl.psum)
-    accumulate(acc_psum, transposed_weights(weights_sb), values_sb, weights_sb.shape[1])
+    accumulate(acc_psum, transposed_weights(weights_sb), values_sb)
     return acc_psum
 
 
-def causal_tile(size):
-    """[size, size] fp32 @ SBUF to add to scores: 0 where key <= query, MASKED where key > query.
+def causal_tile(size, masked):
+    """[size, size] fp32 @ SBUF to add to scores: 0 where key <= query, ``masked`` elsewhere.
 
     The one place where a kernel depends on ``nl.arange``: ``affine_select`` takes its predicate so.
     """
     tile_sb = nl.ndarray((size, size), nl.float32, buffer=nl.sbuf)
     i_query, i_key = nl.arange(size)[:, None], nl.arange(size)[None, :]
     tile_sb[...] = nisa.affine_select(
-        i_query >= i_key, zeroed((size, size), nl.float32), on_false_value=MASKED
+        i_query >= i_key, zeroed((size, size), nl.float32), on_false_value=masked
     )
     return tile_sb
 
@@ -605,24 +643,29 @@ class PrefillSequence:
     Short sequences keep them in SBUF: keys_sb [D, kv_heads, S], values_sb [128, key tiles,
     kv_heads * D]. Longer ones put the transposed keys into HBM, keys_hbm [D, kv_heads, S], and read
     blocks of 512 keys back; their values are rows of values_hbm from ``row`` on, which the caller
-    writes or has written. bias_hbm [1, S] hides keys (left padding).
+    writes or has written. The compiler orders such a load after the stores that it depends on.
+    bias_hbm [1, S] hides keys (left padding).
     """
 
     def __init__(self, length, shape, values_hbm, row, bias_hbm=None):
         d, kv_heads, dtype = shape.head_dim, shape.kv_heads, values_hbm.dtype
         self.shape, self.values_hbm, self.row, self.dtype = shape, values_hbm, row, dtype
         tiles = math.ceil(length / P_MAX)
-        kept = 2 * kv_heads * (length + tiles * d)
-        rows = 12 * length  # scores, scaled, exponentials, weights and their transpose
+        kept = values_hbm.itemsize * kv_heads * (length + tiles * d)
+        rows = (
+            4 + 4 * values_hbm.itemsize
+        ) * length  # scores, scaled, exponentials, weights and their transpose
         self.resident = kept <= RESIDENT_BYTES and kept + rows <= 2 * RESIDENT_BYTES
-        keys = (d, kv_heads, length)
         if self.resident:
-            self.keys = nl.ndarray(keys, dtype, buffer=nl.sbuf, name="keys_sb")
-            values = (P_MAX, tiles, kv_heads * d)
-            self.values_sb = nl.ndarray(values, dtype, buffer=nl.sbuf, name="values_sb")
+            keys_sb = nl.ndarray((d, kv_heads, length), dtype, buffer=nl.sbuf)
+            values_sb = nl.ndarray((P_MAX, tiles, kv_heads * d), dtype, buffer=nl.sbuf)
+            zero_last_rows(values_sb, length)
+            self.keys, self.values_sb = keys_sb, values_sb
         else:
-            self.keys = nl.ndarray(keys, dtype, buffer=nl.hbm, name="keys_hbm")
-        self.causal_sb = causal_tile(min(length, P_MAX))
+            keys_hbm = nl.ndarray((d, kv_heads, length), dtype, buffer=nl.hbm)
+            self.keys = keys_hbm
+        masked = MASKED_FP16 if dtype == nl.float16 else MASKED
+        self.causal_sb = causal_tile(min(length, P_MAX), masked)
         self.bias_sb = None
         if bias_hbm is not None:
             self.bias_sb = load_broadcast(bias_hbm, min(length, P_MAX))
@@ -650,6 +693,7 @@ class PrefillSequence:
         width = self.values_hbm.shape[1]
         shape = (P_MAX, math.ceil(size / P_MAX), width)
         values_sb = nl.ndarray(shape, self.dtype, buffer=nl.sbuf)
+        zero_last_rows(values_sb, size)
         for key, count in spans(size, P_MAX):
             rows = nl.ds(self.row + start + key, count)
             values_sb[0:count, key // P_MAX, :] = nl.load(self.values_hbm[rows, :])
@@ -756,11 +800,21 @@ class Slot(NamedTuple):
     @classmethod
     def fill(cls, shape) -> List[List[Slot]]:
         """All KV heads of a rank, as many to a tile as quadrants (or halves) allow."""
-        size = next(rows for rows in (32, 64, P_MAX) if shape.group <= rows)
+        size = 32 if shape.group <= 32 else 64 if shape.group <= 64 else P_MAX
         return [
-            [cls(first + i, slice(i * size, i * size + shape.group)) for i in range(count)]
+            [cls(first + i, slice(at, at + shape.group)) for i, (at, _) in enumerate(
+                spans(count * size, size)
+            )]
             for first, count in spans(shape.kv_heads, P_MAX // size)
-        ]
+        ]  # fmt: skip
+
+
+class CacheBlock(NamedTuple):
+    """Which keys of a cache: tiles of 128 from tile ``first`` on, ``keys`` in all."""
+
+    first: int
+    tiles: int
+    keys: int
 
 
 class CachedKeys:
@@ -771,14 +825,15 @@ class CachedKeys:
 
     def __init__(self, keys_sb, values_sb, keys):
         d, self.values_sb = keys_sb.shape[2], values_sb
-        self.keys_t_sb = nl.ndarray((d, keys), keys_sb.dtype, buffer=nl.sbuf, name="keys_t_sb")
+        keys_t_sb = nl.ndarray((d, keys), keys_sb.dtype, buffer=nl.sbuf)
         full, tail = keys // P_MAX, keys % P_MAX
         for tile in nl.affine_range(full):
             columns = nl.ds(tile * P_MAX, P_MAX)
-            self.keys_t_sb[:, columns] = nisa.tensor_copy(transposed(keys_sb[:, tile, :]))
+            keys_t_sb[:, columns] = nisa.tensor_copy(transposed(keys_sb[:, tile, :]))
         if tail:
             columns = nl.ds(full * P_MAX, tail)
-            self.keys_t_sb[:, columns] = nisa.tensor_copy(transposed(keys_sb[0:tail, full, :]))
+            keys_t_sb[:, columns] = nisa.tensor_copy(transposed(keys_sb[0:tail, full, :]))
+        self.keys_t_sb = keys_t_sb
 
     def score(self, q_view, scores_sb):
         """Unscaled scores of queries [D, group] into ``scores_sb`` [group, n]."""
@@ -802,30 +857,31 @@ class KeyCache:
         self.loaded = {}
 
     def blocks(self):
-        """(first tile, tiles, keys) of blocks of at most KEY_CHUNK keys."""
+        """The cache in blocks of at most KEY_CHUNK keys."""
         return [
-            (start // P_MAX, math.ceil(keys / P_MAX), keys)
+            CacheBlock(start // P_MAX, math.ceil(keys / P_MAX), keys)
             for start, keys in spans(self.length, KEY_CHUNK)
         ]
 
-    def load(self, cache_hbm, b, kv_head, first, tiles):
-        """``tiles`` tiles from tile ``first`` on -> [128, tiles, D] @ SBUF."""
+    def load(self, cache_hbm, b, kv_head, block):
+        """A block of one KV head's keys or values -> [128, tiles, D] @ SBUF."""
         batch, kv_heads, length, d = cache_hbm.shape
         if length % P_MAX == 0:
             runs_hbm = cache_hbm.reshape((batch, kv_heads, P_MAX, length // P_MAX, d))
-            return load_tile(runs_hbm[b, kv_head, :, nl.ds(first, tiles), :])
-        tile_sb = nl.ndarray((P_MAX, tiles, d), cache_hbm.dtype, buffer=nl.sbuf)
-        for tile, (start, keys) in enumerate(spans(length, P_MAX)[first : first + tiles]):
-            tile_sb[0:keys, tile, :] = nl.load(cache_hbm[b, kv_head, nl.ds(start, keys), :])
+            return load_tile(runs_hbm[b, kv_head, :, nl.ds(block.first, block.tiles), :])
+        tile_sb = nl.ndarray((P_MAX, block.tiles, d), cache_hbm.dtype, buffer=nl.sbuf)
+        zero_last_rows(tile_sb, block.keys)
+        for at, keys in spans(block.keys, P_MAX):
+            rows = nl.ds(block.first * P_MAX + at, keys)
+            tile_sb[0:keys, at // P_MAX, :] = nl.load(cache_hbm[b, kv_head, rows, :])
         return tile_sb
 
-    def keys(self, b, kv_head, block):
-        """A block of a KV head's cache -> CachedKeys."""
-        if (b, kv_head, block) in self.loaded:
-            return self.loaded[b, kv_head, block]
-        first, tiles, keys = block
-        keys_sb = self.load(self.keys_hbm, b, kv_head, first, tiles)
-        return CachedKeys(keys_sb, self.load(self.values_hbm, b, kv_head, first, tiles), keys)
+    def fetch(self, b, kv_head, block):
+        """A block of one KV head's cache -> CachedKeys."""
+        if (b, kv_head) in self.loaded:
+            return self.loaded[b, kv_head]
+        keys_sb = self.load(self.keys_hbm, b, kv_head, block)
+        return CachedKeys(keys_sb, self.load(self.values_hbm, b, kv_head, block), block.keys)
 
     def preload(self):
         """Load short caches before anything else, so that their keys are transposed in time.
@@ -833,20 +889,24 @@ class KeyCache:
         That is done while the weights of the new tokens' projection still stream.
         """
         batch, kv_heads, length, d = self.keys_hbm.shape
-        (block, *more), row_bytes = self.blocks(), 2 * (length + 2 * math.ceil(length / P_MAX) * d)
-        if not more and batch * kv_heads * row_bytes <= PRELOAD_BYTES:
-            for b in range(batch):
-                for kv_head in range(kv_heads):
-                    self.loaded[b, kv_head, block] = self.keys(b, kv_head, block)
+        row_bytes = self.keys_hbm.itemsize * (length + 2 * math.ceil(length / P_MAX) * d)
+        if length > KEY_CHUNK or batch * kv_heads * row_bytes > PRELOAD_BYTES:
+            return
+        (block,) = self.blocks()
+        for b in nl.static_range(batch):
+            for kv_head in nl.static_range(kv_heads):
+                self.loaded[b, kv_head] = self.fetch(b, kv_head, block)
 
     def bias(self, b, block, partitions):
         """The mask's bias for a block -> [partitions, keys] fp32 @ SBUF, keys in its order."""
-        (first, tiles, keys), row, length = block, nl.ds(b, 1), self.length
+        row, length = nl.ds(b, 1), self.length
         if length % P_MAX:
-            return load_broadcast(self.bias_hbm[row, nl.ds(first * P_MAX, keys)], partitions)
+            keys = nl.ds(block.first * P_MAX, block.keys)
+            return load_broadcast(self.bias_hbm[row, keys], partitions)
         runs_hbm = self.bias_hbm.reshape((self.bias_hbm.shape[0], P_MAX, length // P_MAX))
-        runs_sb = load_tile(runs_hbm[row, :, nl.ds(first, tiles)])
-        return broadcast_row([runs_sb[:, :, tile] for tile in range(tiles)], partitions)
+        runs_sb = load_tile(runs_hbm[row, :, nl.ds(block.first, block.tiles)])
+        tiles = [runs_sb[:, :, at // P_MAX] for at, _ in spans(block.keys, P_MAX)]
+        return broadcast_row(tiles, partitions)
 
 
 def rope_columns(table_hbm, upper):
@@ -868,9 +928,10 @@ class DecodeBatch:
     def __init__(self, qkv_t_sb, cos_hbm, sin_hbm, shape):
         self.shape, self.dtype = shape, qkv_t_sb.dtype
         d, both, batch = shape.head_dim, shape.q_heads + shape.kv_heads, qkv_t_sb.shape[2]
-        self.values_t_sb = nl.ndarray((d, shape.kv_heads, batch), nl.float32, buffer=nl.sbuf)
-        self.values_t_sb[...] = nisa.tensor_copy(qkv_t_sb[:, nl.ds(both, shape.kv_heads), :])
-        self.qk_t_sb = nl.ndarray((d, both, batch), self.dtype, buffer=nl.sbuf, name="qk_t")
+        values_t_sb = nl.ndarray((d, shape.kv_heads, batch), nl.float32, buffer=nl.sbuf)
+        values_t_sb[...] = nisa.tensor_copy(qkv_t_sb[:, nl.ds(both, shape.kv_heads), :])
+        qk_t_sb = nl.ndarray((d, both, batch), self.dtype, buffer=nl.sbuf)
+        self.values_t_sb, self.qk_t_sb = values_t_sb, qk_t_sb
         cos_sb, sin_sb = rope_columns(cos_hbm, 1.0), rope_columns(sin_hbm, -1.0)
         for b in nl.affine_range(batch):
             self.rotate(qkv_t_sb[:, 0:both, b], cos_sb[:, nl.ds(b, 1)], sin_sb[:, nl.ds(b, 1)], b)
@@ -920,12 +981,12 @@ class DecodeBatch:
 
     def weigh(self, weights_sb, heads, slots, dtype):
         """Weights [rows, keys] @ SBUF times the values of each slot's head -> [rows, D] @ SBUF."""
-        (rows, keys), shape = weights_sb.shape, (self.shape.group, self.shape.head_dim)
+        rows, shape = weights_sb.shape[0], (self.shape.group, self.shape.head_dim)
         weights_t_sb = transposed_weights(weights_sb)
         out_sb = zeroed((rows, self.shape.head_dim), dtype)
         for cached, (_, part) in zip(heads, slots):
             acc_psum = nl.zeros(shape, nl.float32, buffer=nl.psum)
-            accumulate(acc_psum, weights_t_sb[:, :, part], cached.values_sb, keys)
+            accumulate(acc_psum, weights_t_sb[:, :, part], cached.values_sb)
             out_sb[part, :] = nisa.tensor_copy(acc_psum)
         return out_sb
 
@@ -944,7 +1005,7 @@ class DecodeBatch:
         """
         rows, length, (block,) = slots[-1].rows.stop, cache.length, cache.blocks()
         cached, own = nl.ds(0, length), nl.ds(length, 1)
-        heads = [cache.keys(b, slot.kv_head, block) for slot in slots]
+        heads = [cache.fetch(b, slot.kv_head, block) for slot in slots]
         scores_sb = zeroed((rows, length + 1), self.dtype)
         for keys, (kv_head, part) in zip(heads, slots):
             keys.score(self.queries(b, kv_head), scores_sb[part, cached])
@@ -972,7 +1033,7 @@ class DecodeBatch:
         state.weigh(0, own_sb, self.dtype, first=True)  # one key: its weight is exp(0) = 1
         state.take(0, self.own_values(b, slots), first=True)
         for block in cache.blocks():
-            heads = [cache.keys(b, slot.kv_head, block) for slot in slots]
+            heads = [cache.fetch(b, slot.kv_head, block) for slot in slots]
             bias_sb = cache.bias(b, block, rows)
             scores_sb = zeroed(bias_sb.shape, nl.float32)
             for keys, (kv_head, part) in zip(heads, slots):
@@ -1010,7 +1071,7 @@ def linear_kernel(x_hbm, weight_hbm, n, gain_hbm=None, eps=0.0):
     out_hbm = nl.ndarray((tokens, n), x_hbm.dtype, buffer=nl.shared_hbm)
     layout = BlockLayout.of(n, k)
     gain_sb = None if gain_hbm is None else load_broadcast(gain_hbm, min(tokens, P_MAX))
-    for start, size in spans(tokens, token_chunk(2 * layout.k_tiles)):
+    for start, size in spans(tokens, token_chunk(x_hbm.itemsize * layout.k_tiles)):
         xt_sb = normed_chunk(x_hbm, start, size, gain_sb, eps)
         project_rows(xt_sb, weight_hbm, out_hbm, start, layout)
     return out_hbm
@@ -1103,7 +1164,7 @@ def attention_decode_kernel(
     new = DecodeBatch(qkv_t_sb, cos_hbm, sin_hbm, shape)
     new.store_new(new.new_keys(), new_keys_hbm)
     new.store_new(qkv_t_sb[:, nl.ds(q_heads + kv_heads, kv_heads), :], new_values_hbm)
-    for b in range(batch):
+    for b in nl.static_range(batch):
         for slots, context_t_sb in new.attend(b, cache):
             for kv_head, rows in slots:
                 heads = nl.ds(kv_head * shape.group, shape.group)
@@ -1134,8 +1195,8 @@ def attention_prefill_block_kernel(
     values_hbm = nl.ndarray((tokens, kv_heads * d), dtype, buffer=nl.shared_hbm)
     gain_sb = load_broadcast(gain_hbm, min(tokens, P_MAX))
     # per token: its columns of x and of the context, its row of Q, K and V
-    kept = 2 * (qkv_layout.k_tiles + out_layout.k_tiles + math.ceil(qkv_layout.n / P_MAX))
-    step = min(length, token_chunk(kept))
+    kept = qkv_layout.k_tiles + out_layout.k_tiles + math.ceil(qkv_layout.n / P_MAX)
+    step = min(length, token_chunk(x_hbm.itemsize * kept))
     for b in nl.affine_range(batch):
         own_bias_hbm = None if bias_hbm is None else bias_hbm[nl.ds(b, 1), :]
         sequence = PrefillSequence(length, shape, values_hbm, b * length, own_bias_hbm)
@@ -1182,10 +1243,11 @@ def attention_decode_block_kernel(
     new.store_new(new.new_keys(), new_keys_hbm)
     new.store_new(qkv_t_sb[:, nl.ds(q_heads + kv_heads, kv_heads), :], new_values_hbm)
     context_t_sb = nl.ndarray((P_MAX, out_layout.k_tiles, batch), dtype, buffer=nl.sbuf)
-    for b in range(batch):
+    zero_last_rows(context_t_sb, q_heads * d)
+    for b in nl.static_range(batch):
         for slots, heads_sb in new.attend(b, cache):
             for kv_head, rows in slots:
-                for member in range(shape.group):
+                for member in nl.static_range(shape.group):
                     tile, start = divmod((kv_head * shape.group + member) * d, P_MAX)
                     context_t_sb[start : start + d, tile, nl.ds(b, 1)] = nisa.tensor_copy(
                         heads_sb[:, nl.ds(rows.start + member, 1)]
@@ -1206,15 +1268,12 @@ def swiglu_mlp_kernel(x_hbm, gate_hbm, up_hbm, down_hbm, f, gain_hbm=None, eps=0
     wide, narrow = BlockLayout.of(f, hidden), BlockLayout.of(hidden, f)
     gain_sb = None if gain_hbm is None else load_broadcast(gain_hbm, min(tokens, P_MAX))
     # per token: its column of x, then the product as a row of a tile and as a column
-    kept = 2 * (wide.k_tiles + 2 * narrow.k_tiles)
+    kept = x_hbm.itemsize * (wide.k_tiles + 2 * narrow.k_tiles)
     for start, size in spans(tokens, token_chunk(kept)):
         xt_sb = normed_chunk(x_hbm, start, size, gain_sb, eps)
         pieces = spans(size, P_MAX)
         columns = [slice(at, at + count) for at, count in pieces]
-        products_sb = [
-            nl.ndarray((count, f), x_hbm.dtype, buffer=nl.sbuf, name=f"product{at}_sb")
-            for at, count in pieces
-        ]
+        products_sb = [nl.ndarray((count, f), x_hbm.dtype, buffer=nl.sbuf) for _, count in pieces]
         gated_product(xt_sb, columns, gate_hbm, up_hbm, products_sb, wide)
         product_t_sb = nl.ndarray((P_MAX, narrow.k_tiles, size), x_hbm.dtype, buffer=nl.sbuf)
         for (at, _), product_sb in zip(pieces, products_sb):
@@ -1243,6 +1302,12 @@ class LlamaInferenceConfig(InferenceConfig):
 
     def add_derived_config(self) -> None:
         self.num_cores_per_group = 1
+        for name in ("sequence_parallel_enabled", "flash_decoding_enabled", "k_cache_transposed"):
+            if getattr(self.neuron_config, name, False):
+                raise ValueError(
+                    f"{name} changes the data that the layers of this file get, expected False; "
+                    "leave it out."
+                )
 
     def get_required_attributes(self) -> List[str]:
         return [
@@ -1261,6 +1326,8 @@ class Sizes(NamedTuple):
 
     KV heads that the degree does not divide are padded with zero heads (and their query heads with
     them), which changes no result: a zero head's output meets zero columns of the output weight.
+    Beyond as many ranks as KV heads, replicas would spread the work and zero heads do not; the two
+    cores of a trn1.2xlarge do not get there.
     """
 
     head_dim: int
@@ -1529,13 +1596,13 @@ class NeuronLlamaAttention(nn.Module):
         weights = *norm.gain(), self.qkv_proj.weight, self.o_proj.weight
         cos, sin = (table.reshape(-1, table.shape[-1]) for table in tables)
         if past is None:
-            bias = _mask_bias(mask[:, 0, -1]) if self.left_padding else None
+            bias = _mask_bias(mask[:, 0, -1], hidden.dtype) if self.left_padding else None
             partial, k, v = attention_prefill_block_kernel(
                 rows, *weights, cos, sin, batch, sizes.q_rank, sizes.kv_rank, bias
             )
         else:
             _refuse_for_kernels(active_mask is not None, "several new tokens per decode call")
-            bias = _mask_bias(mask[:, 0, 0])
+            bias = _mask_bias(mask[:, 0, 0], hidden.dtype)
             partial, k, v = attention_decode_block_kernel(
                 rows, *weights, cos, sin, *past, bias, sizes.q_rank, sizes.kv_rank
             )
@@ -1596,9 +1663,10 @@ class NeuronLlamaAttention(nn.Module):
         )
 
 
-def _mask_bias(mask: torch.Tensor) -> torch.Tensor:
-    """bool [B, keys] -> fp32 bias for scores: 0 where a key counts, MASKED elsewhere."""
-    return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, MASKED)
+def _mask_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """bool [B, keys] -> fp32 bias for scores in ``dtype``: 0 where a key counts, else MASKED."""
+    masked = MASKED_FP16 if dtype is torch.float16 else MASKED
+    return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, masked)
 
 
 class NeuronLlamaDecoderLayer(nn.Module):
@@ -1690,6 +1758,7 @@ class NeuronLlamaModel(NeuronBaseModel):
             dtype=neuron_config.torch_dtype,
             shard_across_embedding=not neuron_config.vocab_parallel,
             pad=True,
+            use_spmd_rank=neuron_config.vocab_parallel,  # one graph serves all ranks
         )
         gather = not self.on_device_sampling
         if is_nki_enabled(config):
@@ -1778,6 +1847,8 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
             state["lm_head.weight"] = block_for_ranks([head], tp, 0)
             state["lm_head.norm.weight"] = state.pop("norm.weight")
         state["rank_util.rank"] = torch.arange(tp, dtype=torch.int32)
+        if config.neuron_config.vocab_parallel:
+            state["embed_tokens.rank_util.rank"] = torch.arange(tp, dtype=torch.int32)
         return state
 
     @staticmethod
