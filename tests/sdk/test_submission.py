@@ -63,3 +63,54 @@ def test_nothing_private_is_imported(submission):
         assert f"import {name}" not in source
         assert f"from {name}" not in source
         assert f".{name}" not in source
+
+
+@pytest.mark.parametrize("enable_nki", [False, True], ids=["torch", "nki"])
+def test_vocabulary_parallel_embedding(submission, tiny_llama, generate, reference, enable_nki):
+    """Every rank finds its part of the table by the rank tensor: one graph serves all ranks."""
+    model, folder = tiny_llama(**SHAPE)
+    app = build(
+        submission, folder, torch_dtype="float32", tp_degree=2, enable_nki=enable_nki,
+        vocab_parallel=True,
+    )  # fmt: skip
+    got = generate(app, PROMPTS, 4)
+    for row, prompt in enumerate(PROMPTS):
+        assert got[row].tolist() == reference(model, prompt, 4)[0].tolist()
+
+
+def test_float16_with_left_padding(submission, tiny_llama, generate, reference):
+    """Rows of padding stay finite in every layer, where twice a bf16 mask would be infinite."""
+    model, folder = tiny_llama(**{**SHAPE, "num_hidden_layers": 2})
+    app = build(submission, folder, torch_dtype="float16", enable_nki=True, padding_side="left")
+    got = generate(app, PROMPTS, 4)
+    for row, prompt in enumerate(PROMPTS):
+        assert got[row].tolist() == reference(model, prompt, 4)[0].tolist()
+
+
+@pytest.mark.parametrize(
+    "flag", ["sequence_parallel_enabled", "flash_decoding_enabled", "k_cache_transposed"]
+)
+def test_layouts_that_the_layers_cannot_take(submission, tiny_llama, flag):
+    neuron_config = submission.NeuronConfigNKI(batch_size=1, seq_len=32)
+    setattr(neuron_config, flag, True)
+    _, folder = tiny_llama(**SHAPE)
+    with pytest.raises(ValueError, match=f"{flag} changes the data .* expected False"):
+        submission.LlamaInferenceConfig(
+            neuron_config, load_config=load_pretrained_config(str(folder))
+        )
+
+
+@pytest.mark.parametrize(
+    ("shape", "neuron", "what"),
+    [
+        ({"hidden_size": 96}, {}, "head_dim 32"),
+        ({"attention_bias": True}, {}, "attention_bias"),
+        ({"mlp_bias": True}, {}, "mlp_bias"),
+        ({"hidden_act": "gelu"}, {}, "hidden_act gelu"),
+        ({}, {"batch_size": 129}, "a batch of 129"),
+    ],
+)
+def test_shapes_outside_are_refused(submission, tiny_llama, shape, neuron, what):
+    _, folder = tiny_llama(**{**SHAPE, **shape})
+    with pytest.raises(ValueError, match=f"kernels do not cover {what}, expected"):
+        build(submission, folder, enable_nki=True, **neuron)
