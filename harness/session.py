@@ -9,6 +9,8 @@ import json
 import os
 import platform
 import shutil
+import sys
+import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -26,6 +28,7 @@ from harness.files import (
 )
 
 BASELINE_MODULE = "neuronx_distributed_inference.models.llama.modeling_llama"
+_ADAPTER_MODULE = "neuronx_distributed_inference.utils.hf_adapter"
 MANIFEST = "driver.json"
 GRAPHS = "graphs"
 # The SDK's compiler works in this folder unless the environment names another one.
@@ -87,6 +90,7 @@ def open_session(args: argparse.Namespace, prompt_texts: Optional[Sequence[str]]
     model = models.choose_model(args.model_path)
     check_seq_len(args, model)
     args.tp_degree = models.choose_tp_degree(model, args.tp_degree, not sdk.is_stand_in())
+    _import_libraries()
     session = Session(args, model, source, *_open_tokenizer(args, model))
     session.prompts = list(args.prompts if prompt_texts is None else prompt_texts)
     if prompt_texts is None and not session.prompts:
@@ -110,15 +114,27 @@ def _default_prompt(session: Session) -> str:
     return cli.DEFAULT_PROMPT if session.continues_prompts else cli.DEFAULT_QUESTION
 
 
+def _import_libraries() -> None:
+    """Import what takes seconds where the user sees it, after the checks that need none of it."""
+    names = ("torch", "transformers", BASELINE_MODULE, _ADAPTER_MODULE)
+    if not all(name in sys.modules for name in names):
+        with console.step("Importing PyTorch, transformers and the SDK"):
+            for name in names:
+                importlib.import_module(name)
+
+
 def _open_tokenizer(args: argparse.Namespace, model: models.ModelFolder) -> tuple[Any, int]:
     """The tokenizer, and the token that fills prompts up to their bucket."""
     from transformers import AutoTokenizer
 
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(model.path), padding_side=args.padding_side)
-    except (OSError, ValueError, KeyError) as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(f"Cannot read the tokenizer in {model.path}: {reason}") from error
+    except Exception as error:  # the tokenizers package raises bare Exception on a broken file
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 120, placeholder="...")
+        raise UserError(
+            f"Cannot read the tokenizer in {model.path} ({reason}), expected "
+            "tokenizer.json and tokenizer_config.json as they were published; download them again."
+        ) from error
     return tokenizer, _padding_token(tokenizer)
 
 

@@ -63,11 +63,14 @@ def run(args: argparse.Namespace) -> int:
         )
     folder = _open_run(results_root, args.resume, _description(session, cases))
     missing = [case for case in cases if not _result_path(folder, case.index).exists()]
+    for case in cases:
+        if case not in missing:  # a damaged file is refused before the others run
+            _read_json(_result_path(folder, case.index))
     if len(missing) < len(cases):
         console.say(f"{len(cases) - len(missing)} of {len(cases)} prompts are done already")
     _run_cases(session, missing, folder)
-    results = [_read_result(_result_path(folder, case.index)) for case in cases]
-    description = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    results = [_read_json(_result_path(folder, case.index)) for case in cases]
+    description = _read_json(folder / RUN_FILE)
     report.write_all(folder, description, results, too_long)
     report.print_summary(results, too_long)
     console.say(f"Reports are in {folder}")
@@ -174,7 +177,7 @@ def _open_run(root: Path, resume: bool, description: dict[str, Any]) -> Path:
 
 
 def _check_same(folder: Path, description: dict[str, Any]) -> None:
-    before = json.loads((folder / RUN_FILE).read_text(encoding="utf-8"))
+    before = _read_json(folder / RUN_FILE)
     changed = [name for name, value in description.items() if before.get(name) != value]
     if changed:
         raise UserError(
@@ -212,5 +215,15 @@ def _result_path(folder: Path, index: int) -> Path:
     return folder / f"prompt-{index:02d}.json"
 
 
-def _read_result(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_text(encoding="utf-8"))
+def _read_json(path: Path) -> dict[str, Any]:
+    """A file of an earlier run, which somebody may have edited or damaged since."""
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("it holds no JSON object")
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"Cannot read {path} ({error}), expected what an earlier run wrote; delete "
+            f"{path if path.name != RUN_FILE else path.parent} and run again."
+        ) from error
+    return content

@@ -13,6 +13,7 @@ from harness.errors import UserError
 from harness.files import locked_folder
 from harness.generate import generate_tokens
 from harness.session import Loaded, build, open_session
+from tests.tiny_model import write_tiny_model
 
 LATE = (
     "from neuronx_distributed_inference.models.llama import modeling_llama\n"
@@ -102,6 +103,15 @@ def test_a_submission_that_cannot_be_imported(text: str, told: str, tmp_path: Pa
     with pytest.raises(UserError) as caught:
         submission.load(entry)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_broken_tokenizer_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "m")
+    (model / name).write_text("{")
+    args = cli.parse(["--mode", "generate", "--model-path", str(model)])
+    with pytest.raises(UserError, match="Cannot read the tokenizer in .*download them again"):
+        open_session(args)
 
 
 def test_one_run_at_a_time_uses_a_folder(tmp_path: Path) -> None:
