@@ -349,6 +349,7 @@ def check(args: argparse.Namespace) -> None:
             f"--benchmark measures in the modes generate and validate, not in {args.mode}; leave "
             "it out (the modes evaluate and evaluate_all measure anyhow)."
         )
+    _check_baseline(args)
     _check_base_figures(args)
     _check_sampling(args)
     _check_buckets(args)
@@ -364,6 +365,17 @@ def _check_mode(args: argparse.Namespace, parser: argparse.ArgumentParser) -> No
             raise UserError(
                 f"{flag} works with --mode {' or '.join(modes)}, got --mode {args.mode}; leave it "
                 "out."
+            )
+
+
+def _check_baseline(args: argparse.Namespace) -> None:
+    """prompt_data.txt is replaced as a whole, so part of the prompts would lose the other rows."""
+    given = {"--limit": args.limit, "--only": args.only, "--prompt": args.prompt_values}
+    given["--prompt-file"] = args.prompt_file
+    for flag, value in given.items():
+        if args.record_baseline and value is not None:
+            raise UserError(
+                f"--record-baseline writes a row for every prompt of prompts.txt; leave {flag} out."
             )
 
 

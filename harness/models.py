@@ -113,7 +113,21 @@ def check_folder(path: Path) -> ModelFolder:
     """Refuse with a UserError a folder that does not hold a complete Llama checkpoint."""
     if not path.is_dir():
         raise UserError(f"The model folder {path} does not exist or is not a folder.")
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
+    check_config(path, config)
+    if not (path / "tokenizer_config.json").is_file():
+        raise UserError(f"The model folder {path} has no tokenizer (tokenizer_config.json).")
+    if (path / "generation_config.json").is_file():
+        read_json(path / "generation_config.json")
+    if not any((path / name).is_file() for name in _WEIGHT_FILES):
+        raise UserError(f"The model folder {path} has no weights, expected {_WEIGHT_FILES[0]}.")
+    model = ModelFolder(path=path.resolve(), name=path.resolve().name, config=config)
+    check_shapes(model)
+    return model
+
+
+def check_config(path: Path, config: dict[str, Any]) -> None:
+    """Refuse a config.json of another architecture, or with sizes that no model has."""
     if config.get("model_type") != "llama":
         raise UserError(
             f"{path}/config.json must say model_type 'llama', got "
@@ -130,15 +144,6 @@ def check_folder(path: Path) -> ModelFolder:
         raise UserError(
             f"{path}/config.json must give rms_norm_eps as a number above 0, got {epsilon!r}."
         )
-    if not (path / "tokenizer_config.json").is_file():
-        raise UserError(f"The model folder {path} has no tokenizer (tokenizer_config.json).")
-    if (path / "generation_config.json").is_file():
-        _read_json(path / "generation_config.json")
-    if not any((path / name).is_file() for name in _WEIGHT_FILES):
-        raise UserError(f"The model folder {path} has no weights, expected {_WEIGHT_FILES[0]}.")
-    model = ModelFolder(path=path.resolve(), name=path.resolve().name, config=config)
-    check_shapes(model)
-    return model
 
 
 def check_shapes(model: ModelFolder) -> None:
@@ -204,7 +209,7 @@ def _safetensors_shapes(path: Path) -> dict[str, list[int]]:
     return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:

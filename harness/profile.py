@@ -72,11 +72,8 @@ def _model_folder(args: argparse.Namespace, scratch: Path) -> models.ModelFolder
     if args.model_path is None:
         return models.choose_model(None)
     path = Path(args.model_path).expanduser()
-    config_file = path / "config.json"
-    try:
-        config = json.loads(config_file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UserError(f"Cannot read {config_file}: {error}.") from error
+    config = models.read_json(path / "config.json")
+    models.check_config(path, config)
     console.say(f"Model: shapes of {path}")
     return models.ModelFolder(path, path.name, config)
 

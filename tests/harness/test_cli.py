@@ -8,6 +8,9 @@ import pytest
 
 from harness import cli
 from harness.errors import UserError
+from harness.reference import PROMPTS_FILE
+
+PROMPTS = str(PROMPTS_FILE)
 
 
 def parse(*arguments: str):
@@ -135,3 +138,12 @@ def test_examples_of_the_help_are_accepted() -> None:
     for line in examples:
         cli.parse(shlex.split(line)[1:])
     assert len(examples) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--limit", "1"), ("--only", "3"), ("--prompt", "abc"), ("--prompt-file", PROMPTS)],
+)
+def test_a_baseline_is_recorded_for_all_prompts_or_not_at_all(arguments) -> None:
+    with pytest.raises(UserError, match=f"leave {arguments[0]} out"):
+        cli.parse(["--mode", "evaluate_all", "--record-baseline", *arguments])

@@ -135,7 +135,7 @@ def test_bad_input_is_one_sentence(shapes_folder, capsys, arguments, message):
 
 def test_folder_without_a_config_is_refused(tmp_path, capsys):
     assert main.main(["--mode", "profile", "--model-path", str(tmp_path)]) == 2
-    assert "Cannot read" in capsys.readouterr().err
+    assert "has no config.json" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", sorted(MODEL_SHAPES))
@@ -259,3 +259,11 @@ def test_an_unwritable_profile_folder_is_refused_before_the_work(shapes_folder, 
                         "--profile-output", str(tmp_path / "file" / "p")])  # fmt: skip
     told = capsys.readouterr().err
     assert status == 2 and "file is not a folder" in told and "Tracing" not in told
+
+
+@pytest.mark.parametrize("change", [{"num_attention_heads": 0}, {"hidden_size": None},
+                                    {"model_type": "gpt2"}])  # fmt: skip
+def test_configurations_of_no_llama_are_refused(change, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG | change))
+    with pytest.raises(UserError, match=next(iter(change))):
+        estimates(tmp_path)
