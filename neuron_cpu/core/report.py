@@ -221,7 +221,8 @@ def _line_words(line: Line) -> str:
         return f"DMA: rows of {size_text(line.row_bytes)} reach {line.bandwidth:.0f} GB/s"
     engine = ENGINES[ENGINE_KEYS.index(key)].value
     each = line.busy[key] / line.instructions
-    return f"{engine}: {line.instructions} instructions of {each / 1e3:.2f} µs"
+    plural = "" if line.instructions == 1 else "s"
+    return f"{engine}: {line.instructions} instruction{plural} of {each / 1e3:.2f} µs"
 
 
 # --- what bounds it -------------------------------------------------------------------------------
