@@ -4,10 +4,15 @@ The device compiler traces the body of ``affine_range``, ``sequential_range`` an
 loops once, with a symbolic index; this simulator runs it once per iteration. Python state that
 changes from iteration to iteration therefore works here and fails there (aws-neuron-sdk v2.21.1,
 general/nki/programming_model.rst, loop iterators). Nothing in a recorded program shows that, so
-this pass reads the syntax tree of the kernel and of the functions of its module that it calls.
+this pass reads the syntax tree of the kernel and of what it reaches in its module: functions that
+it calls or passes on, classes that it makes and the methods of these that it names. For the same
+reason an index of such a loop has no value: it may stand in affine expressions, subscripts of
+tensors and arguments, but not choose an item of a Python list or become an ``int``.
 ``static_range`` bodies are unrolled on the device as well and exempt.
 
-The pass sees names, not values: it is silent where a name may be a tensor updated in place.
+The pass sees names, not values: it is silent where a name may be a tensor updated in place. An
+``if`` on an index around instructions is silent too: the device turns it into a condition. So are
+``//`` and ``%`` of an index, which kernels of others use in subscripts.
 """
 
 from __future__ import annotations
@@ -27,6 +32,9 @@ MUTATORS = frozenset(
     {"append", "appendleft", "extend", "insert", "pop", "popitem", "remove", "discard", "clear",
      "update", "add", "setdefault", "sort", "reverse"}
 )  # fmt: skip
+LOOPS = TRACED_ONCE | {"static_range"}
+VALUE_CALLS = frozenset({"divmod", "int", "float", "round"})
+LOOKUPS = frozenset({"get", "index"})
 TENSOR_MODULES = frozenset({"nl", "nisa", "ncc"})
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -50,31 +58,63 @@ def lint(function: Callable | None) -> None:
 
 
 def findings(function: Callable) -> list[tuple[str, Finding]]:
-    """``(kernel (file:line), finding)`` for the function and what it calls in its own module."""
-    functions = reachable(function)
+    """``(kernel (file:line), finding)`` for the function and what it reaches in its own module."""
+    reached = _reach(function)
     return [
-        (f"{functions[0].__name__} ({one.__code__.co_filename}:{finding.line})", finding)
-        for one in functions
-        for finding in _of_function(one)
+        (f"{reached[0][0].__name__} ({one.__code__.co_filename}:{finding.line})", finding)
+        for one, owner in reached
+        for finding in _of_function(one, owner)
     ]
 
 
 def reachable(function: Callable) -> list[FunctionType]:
-    """The function and those of its module that it calls, directly or not."""
+    """The function and those of its module that it reaches, directly or not, methods included."""
+    return [one for one, _ in _reach(function)]
+
+
+def _reach(function: Callable) -> list[tuple[FunctionType, type | None]]:
+    """What ``function`` reaches in its module, each with the class whose method it is.
+
+    ``anything.name`` reaches the methods of that name of the classes reached: the type of
+    ``anything`` is not known here.
+    """
     root = _plain(function)
     if root is None:
         return []
-    found, seen = [root], {root.__code__}
-    for one in found:  # grows while it is walked
-        for callee in _callees(one):
-            if callee.__module__ == root.__module__ and callee.__code__ not in seen:
-                seen.add(callee.__code__)
-                found.append(callee)
+    found: list[tuple[FunctionType, type | None]] = [(root, None)]
+    seen, named, classes = {root.__code__}, {"__init__"}, dict[type, None]()
+
+    def add(one: FunctionType | None, owner: type | None) -> None:
+        if one is not None and one.__module__ == root.__module__ and one.__code__ not in seen:
+            seen.add(one.__code__)
+            found.append((one, owner))
+
+    for one, _ in found:  # grows while it is walked
+        for value in _references(one, named):
+            if not isinstance(value, type):
+                add(_plain(value), None)
+            elif value.__module__ == root.__module__:
+                classes.setdefault(value)
+        for owner in classes:
+            for name, method in _methods(owner):
+                if name in named:
+                    add(method, owner)
     return found
 
 
+def _methods(owner: type) -> Iterator[tuple[str, FunctionType]]:
+    """Methods and properties of a class, those that it inherits in its module included."""
+    for base in owner.__mro__:
+        if base.__module__ == owner.__module__:
+            for name, value in vars(base).items():
+                value = value.fget if isinstance(value, property) else value
+                value = getattr(value, "__func__", value)
+                if isinstance(value, FunctionType):
+                    yield name, value
+
+
 _trees: dict[CodeType, ast.FunctionDef | None] = {}
-_findings: dict[CodeType, list[Finding]] = {}
+_findings: dict[tuple[CodeType, type | None], list[Finding]] = {}
 
 
 def _plain(value: Any) -> FunctionType | None:
@@ -112,24 +152,73 @@ def names_of(function: FunctionType) -> dict[str, Any]:
     return known
 
 
-def _callees(function: FunctionType) -> Iterator[FunctionType]:
+def _references(function: FunctionType, named: set[str]) -> Iterator[Any]:
+    """Functions that are called or passed on and classes whose attributes or calls are used.
+
+    Attribute names that the function reads are added to ``named``.
+    """
     tree = tree_of(function)
     if tree is None:
         return
     known = names_of(function)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            callee = _plain(known.get(node.func.id))
-            if callee is not None:
-                yield callee
+        used: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            passed = [*node.args, *(k.value for k in node.keywords)]
+            used = [one for one in passed if not isinstance(_value(one, known), type)]
+            used.append(node.func)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            named.add(node.attr)
+            used = [node.value]
+        yield from (v for v in (_value(one, known) for one in used) if v is not None)
 
 
-def _of_function(function: FunctionType) -> list[Finding]:
-    code = function.__code__
-    if code not in _findings:
+def _value(node: ast.expr, known: dict[str, Any]) -> Any:
+    """The function or class that a bare name stands for, otherwise None."""
+    value = known.get(node.id) if isinstance(node, ast.Name) else None
+    return value if isinstance(value, type) or _plain(value) is not None else None
+
+
+def _of_function(function: FunctionType, owner: type | None) -> list[Finding]:
+    key = function.__code__, owner
+    if key not in _findings:
         tree = tree_of(function)
-        _findings[code] = [] if tree is None else _Scope(tree, names_of(function)).check()
-    return _findings[code]
+        known = names_of(function)
+        containers = frozenset() if owner is None else _attributes(owner)
+        _findings[key] = [] if tree is None else _Scope(tree, known, containers).check()
+    return _findings[key]
+
+
+def _attributes(owner: type) -> frozenset[str]:
+    """Attributes that the class and its methods bind to Python containers and nothing else."""
+    bound: dict[str, list[bool]] = {}
+    for name, value in vars(owner).items():
+        bound[name] = [isinstance(value, (list, dict, set))]
+    for _, method in _methods(owner):
+        tree = tree_of(method)
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, ast.Assign):
+                pairs = [pair for one in node.targets for pair in _pairs(one, node.value)]
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                pairs = [(node.target, node.value)]
+            else:
+                continue
+            for target, value in pairs:
+                if isinstance(target, ast.Attribute):
+                    bound.setdefault(target.attr, []).append(_is_container(value))
+    return frozenset(name for name, kinds in bound.items() if all(kinds))
+
+
+def _pairs(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """Targets of an assignment, each with its value, None where that cannot be seen."""
+    if not isinstance(target, (ast.Tuple, ast.List)):
+        yield target, value
+        return
+    values: list[ast.expr | None] = [None] * len(target.elts)
+    if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
+        values = list(value.elts)
+    for one, its in zip(target.elts, values, strict=True):
+        yield from _pairs(one, its)
 
 
 # --- reading syntax trees -------------------------------------------------------------------------
@@ -266,10 +355,15 @@ class _Scope:
         indices: loop indices of the enclosing loops that are traced once, and names computed from
             them by plain arithmetic.
         fresh: names that the body of the innermost such loop has bound so far.
+        attributes: names of the attributes of ``receiver`` that are Python containers.
     """
 
-    def __init__(self, tree: ast.FunctionDef, known: dict[str, Any]) -> None:
-        self.tree, self.known = tree, known
+    def __init__(
+        self, tree: ast.FunctionDef, known: dict[str, Any], attributes: frozenset[str] = frozenset()
+    ) -> None:
+        self.tree, self.known, self.attributes = tree, known, attributes
+        arguments = [*tree.args.posonlyargs, *tree.args.args]
+        self.receiver = arguments[0].arg if attributes and arguments else None
         self.found: dict[tuple[str, int, str], Finding] = {}
         self.indices: set[str] = set()
         self.fresh: set[str] = set()
@@ -291,8 +385,8 @@ class _Scope:
         named = [*every.posonlyargs, *every.args, *every.kwonlyargs]
         bound: Bound = {a.arg: None for a in (*named, every.vararg, every.kwarg) if a is not None}
         self._block(self.tree.body, [], bound, once=False)
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.FunctionDef) and node is not self.tree:
+        for node in _walk(self.tree.body):
+            if isinstance(node, ast.FunctionDef):
                 inner = _Scope(node, self.known)
                 for finding in inner.check():
                     self.found.setdefault((finding.identifier, finding.line, node.name), finding)
@@ -323,6 +417,8 @@ class _Scope:
                     for name in _targets(target):
                         bound[name.id] = statement.value if name in plain else None
                         self.fresh.add(name.id)
+                    if isinstance(target, ast.Attribute):
+                        self.fresh.add(ast.unparse(target))
             else:
                 for stored in _stores([statement]):
                     bound.setdefault(stored, None)
@@ -335,6 +431,8 @@ class _Scope:
             self._loop(loop, follow, bound)
             self.indices.update(names)
             self.fresh = set()
+        else:
+            self.indices.difference_update(names)
         for name in names:
             bound[name] = None
         self._block(loop.body, follow, bound, once or traced_once)
@@ -404,12 +502,20 @@ class _Scope:
     def _in_loop(self, statement: ast.stmt, follow: list[ast.stmt], bound: Bound) -> None:
         self._derive_indices(statement)
         nested = isinstance(statement, (ast.For, ast.While, ast.If, ast.With))
-        for node in _walk(_heads(statement) if nested else [statement]):
+        for node in self._visible(_heads(statement) if nested else [statement]):
+            self._index_use(node, bound)
             if isinstance(node, ast.Call):
                 self._call(node, bound)
             elif isinstance(node, ast.IfExp) and self._depends(node.test):
                 self._condition(node, "a value")
+        if isinstance(statement, ast.While) and self._holds_index(statement.test):
+            self._index_value(statement, "a while condition")
         if isinstance(statement, ast.If) and self._depends(statement.test):
+            if any(
+                isinstance(n, (ast.Return, ast.Break, ast.Continue))
+                for n in _walk([*statement.body, *statement.orelse])
+            ):
+                self._condition(statement, "where the loop's body ends")
             for name in _stores([*statement.body, *statement.orelse]):
                 event = _first_event(follow, name)
                 if event is not None and event[0] == "read":
@@ -418,8 +524,69 @@ class _Scope:
             self._assignment(statement, bound)
 
     def _derive_indices(self, statement: ast.stmt) -> None:
-        if isinstance(statement, ast.Assign) and self._depends(statement.value, arithmetic=True):
-            self.indices.update(n.id for t in statement.targets for n in _targets(t))
+        if isinstance(statement, ast.Assign):
+            for one in statement.targets:
+                for target, value in _pairs(one, statement.value):
+                    derived = value is not None and self._depends(value, arithmetic=True)
+                    if derived:
+                        self.indices.update(n.id for n in _targets(target))
+                    else:
+                        self.indices.difference_update(n.id for n in _targets(target))
+
+    def _visible(self, nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
+        """Nodes below in which the indices' names are the indices."""
+        hidden = {
+            below
+            for node in _walk(nodes)
+            if isinstance(node, COMPREHENSIONS)
+            and any(n.id in self.indices for g in node.generators for n in _targets(g.target))
+            for below in ast.walk(node)
+        }
+        return (node for node in _walk(nodes) if node not in hidden)
+
+    def _holds_index(self, node: ast.AST) -> bool:
+        """True when an index is part of the value, not an argument or subscript on the way."""
+        if isinstance(node, (ast.Call, ast.Subscript, *SCOPES, *COMPREHENSIONS)):
+            return False
+        if isinstance(node, ast.Name):
+            return node.id in self.indices
+        return any(self._holds_index(child) for child in ast.iter_child_nodes(node))
+
+    def _index_use(self, node: ast.AST, bound: Bound) -> None:
+        """Uses of an index that need its value."""
+        if isinstance(node, ast.Call) and any(self._holds_index(a) for a in node.args):
+            self._index_call(node, bound)
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            if self._holds_index(node.slice) and self._container(node.value, bound, tuples=True):
+                self._index_value(node, f"the key of an item of '{ast.unparse(node.value)}'")
+        elif (
+            isinstance(node, ast.Compare)
+            and isinstance(node.ops[0], (ast.In, ast.NotIn))
+            and self._holds_index(node.left)
+        ):
+            self._index_value(node, "the left side of 'in'")
+
+    def _index_call(self, node: ast.Call, bound: Bound) -> None:
+        function = node.func
+        if _iterator(node) in LOOPS:
+            self._index_value(node, f"a bound of {_iterator(node)}()")
+        elif isinstance(function, ast.Name):
+            if function.id in VALUE_CALLS and function.id not in {*bound, *self.known}:
+                self._index_value(node, f"an argument of {function.id}()")
+        elif (
+            isinstance(function, ast.Attribute)
+            and function.attr in LOOKUPS
+            and self._container(function.value, bound, tuples=True)
+        ):
+            self._index_value(node, f"the key of an item of '{ast.unparse(function.value)}'")
+
+    def _index_value(self, node: ast.AST, what: str) -> None:
+        self._report(
+            "sim_loop_index_value", node, what,
+            f"a loop index is {what}, expected affine expressions (+, - and * by constants), "
+            "subscripts of tensors and arguments: the index is symbolic on the device and has no "
+            "Python value; use nl.static_range",
+        )  # fmt: skip
 
     def _depends(self, node: ast.expr, arithmetic: bool = False) -> bool:
         """True when the expression involves a loop index (through plain arithmetic only)."""
@@ -448,30 +615,45 @@ class _Scope:
                 self._side_effect(node, function.id, "assigns to outer variables")
         elif (
             isinstance(function, ast.Attribute)
-            and isinstance(function.value, ast.Name)
             and function.attr in MUTATORS
-            and self._outer_container(function.value.id, bound)
+            and self._outer_container(function.value, bound)
         ):
-            self._side_effect(node, function.value.id, f"is changed by .{function.attr}()")
+            name = ast.unparse(function.value)
+            self._side_effect(node, name, f"is changed by .{function.attr}()")
 
     def _assignment(self, statement: ast.Assign | ast.AugAssign, bound: Bound) -> None:
         targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
-        for target in targets:
-            for name in _targets(target):
+        for whole in targets:
+            for name in _targets(whole):
                 if name.id in self.outer:
                     self._side_effect(statement, name.id, "is an outer variable assigned to")
-            if isinstance(target, ast.Subscript) and isinstance(target.value, ast.Name):
-                name_of = target.value.id
-                if self._outer_container(name_of, bound):
-                    self._side_effect(statement, name_of, "has an item assigned")
+            for target, _ in _pairs(whole, None):
+                if isinstance(target, ast.Subscript) and self._outer_container(target.value, bound):
+                    self._side_effect(statement, ast.unparse(target.value), "has an item assigned")
 
-    def _outer_container(self, name: str, bound: Bound) -> bool:
-        """True when ``name`` is a Python container that the loop body did not make itself."""
-        if name in self.fresh:
-            return False
-        if name in bound:
-            return _is_container(bound[name])
-        return isinstance(self.known.get(name), (list, dict, set))
+    def _outer_container(self, node: ast.expr, bound: Bound) -> bool:
+        """True for a Python container that the loop body did not make itself."""
+        return ast.unparse(node) not in self.fresh and self._container(node, bound)
+
+    def _container(self, node: ast.expr, bound: Bound, tuples: bool = False) -> bool:
+        """True for names and attributes that visibly hold a Python container."""
+        if isinstance(node, ast.Attribute):
+            if tuples and node.attr == "shape":
+                return True
+            return (
+                isinstance(node.value, ast.Name)
+                and node.value.id == self.receiver
+                and node.attr in self.attributes
+            )
+        if not isinstance(node, ast.Name):
+            return tuples and (_is_container(node) or isinstance(node, ast.Tuple))
+        if node.id not in bound:
+            kinds = (list, dict, set, tuple) if tuples else (list, dict, set)
+            return isinstance(self.known.get(node.id), kinds)
+        value = bound[node.id]
+        if isinstance(value, ast.Attribute):  # another name of an attribute
+            return self._container(value, bound, tuples)
+        return _is_container(value) or (tuples and isinstance(value, ast.Tuple))
 
     def _side_effect(self, node: ast.AST, name: str, what: str) -> None:
         self._report(

@@ -20,6 +20,7 @@ from neuron_cpu.core.lint import findings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COUNTS: list[int] = []
+ROWS = {(0, 0)}
 total = 0
 
 
@@ -154,6 +155,90 @@ def expression_chosen_by_index(x, out):
         nl.store(out[i], nl.multiply(nl.load(x[i]), scale))
 
 
+def quotient_of_index(x, out):
+    for i in nl.affine_range(4):
+        tile, row = divmod(i * 64, 128)
+        nl.store(out[tile, row], nl.load(x[i]))
+
+
+def integer_of_index(x, out):
+    for i in nl.affine_range(4):
+        nl.store(out[int(i / 2)], nl.load(x[i]))
+
+
+def float_of_index(x, out):
+    for i in range(4):
+        nl.store(out[i], nl.multiply(nl.load(x[i]), float(i)))
+
+
+def list_looked_up(x, out):
+    rows = [3, 1, 0, 2]
+    for i in nl.affine_range(4):
+        nl.store(out[i], nl.load(x[rows[i]]))
+
+
+def tuple_looked_up(x, out):
+    rows = (3, 1, 0, 2)
+    for i in nl.sequential_range(3):
+        after = i + 1
+        nl.store(out[i], nl.load(x[rows[after]]))
+
+
+def global_list_looked_up(x, out):
+    for i in nl.affine_range(4):
+        nl.store(out[i], nl.load(x[COUNTS[i]]))
+
+
+def shape_looked_up(x, out):
+    for i in nl.affine_range(2):
+        nl.store(out[i], nl.load(x[0 : x.shape[i]]))
+
+
+def dict_get(x, out):
+    rows = {0: 1, 1: 0}
+    for i in nl.affine_range(2):
+        nl.store(out[i], nl.load(x[rows.get(i, 0)]))
+
+
+def membership_of_index(x, out):
+    for i in nl.affine_range(4):
+        if (i, 0) not in ROWS:
+            nl.store(out[i], nl.load(x[i]))
+
+
+def range_of_index(x, out):
+    for i in nl.affine_range(4):
+        for k in range(i):
+            nl.store(out[i, k], nl.load(x[i, k]))
+
+
+def static_range_of_index(x, out):
+    for i in nl.affine_range(4):
+        for k in nl.static_range(1, i + 2):
+            nl.store(out[i, k], nl.load(x[i, k]))
+
+
+def while_below_index(x, out):
+    for i in nl.affine_range(4):
+        k = 0
+        while k < i:
+            nl.store(out[i], nl.load(x[i]))
+
+
+def round_left_by_index(x, out):
+    for i in nl.affine_range(4):
+        if i == 3:
+            break
+        nl.store(out[i], nl.load(x[i]))
+
+
+def item_in_a_tuple_of_targets(x, out):
+    kept = {}
+    for i in nl.affine_range(4):
+        tile, kept[i] = nl.load(x[i]), True
+        nl.store(out[i], tile)
+
+
 REPORTED = [
     (rebound_value, "sim_loop_rebinding", 3),
     (rebound_counter, "sim_loop_rebinding", 4),
@@ -173,6 +258,20 @@ REPORTED = [
     (maximum_of_derived_index, "sim_loop_min_max", 3),
     (scalar_chosen_by_index, "sim_loop_condition", 2),
     (expression_chosen_by_index, "sim_loop_condition", 2),
+    (quotient_of_index, "sim_loop_index_value", 2),
+    (integer_of_index, "sim_loop_index_value", 2),
+    (float_of_index, "sim_loop_index_value", 2),
+    (list_looked_up, "sim_loop_index_value", 3),
+    (tuple_looked_up, "sim_loop_index_value", 4),
+    (global_list_looked_up, "sim_loop_index_value", 2),
+    (shape_looked_up, "sim_loop_index_value", 2),
+    (dict_get, "sim_loop_index_value", 3),
+    (membership_of_index, "sim_loop_index_value", 2),
+    (range_of_index, "sim_loop_index_value", 2),
+    (static_range_of_index, "sim_loop_index_value", 2),
+    (while_below_index, "sim_loop_index_value", 3),
+    (round_left_by_index, "sim_loop_condition", 2),
+    (item_in_a_tuple_of_targets, "sim_loop_side_effect", 3),
 ]
 
 
@@ -281,7 +380,54 @@ def minimum_of_shapes(x, out):
         nl.store(out[i, 0:rows], nl.load(x[i, 0 : min(rows, 64)]))
 
 
+def affine_uses_of_a_plain_range(x, out):
+    for i in range(4):
+        start = i * 128 + 64
+        nl.store(out[start : start + 64], nl.load(x[nl.ds(64 * i, 64)]))
+        condition_passed_on(x[i], out[i])
+
+
+def values_of_an_unrolled_index(x, out):
+    rows, kept = [3, 1, 0, 2], {}
+    for _ in nl.affine_range(2):
+        for i in nl.static_range(4):
+            tile, row = divmod(int(i), 2)
+            kept_here = rows[i]
+            nl.store(out[tile, row], nl.load(x[kept_here]))
+    for i in nl.static_range(4):
+        kept[i] = rows[i]
+
+
+def unrolled_index_of_the_same_name(x, out):
+    rows = [3, 1, 0, 2]
+    for i in nl.affine_range(4):
+        nl.store(out[i], nl.load(x[i]))
+    for i in nl.static_range(4):
+        nl.store(out[i], nl.load(x[rows[i]]))
+
+
+def tensors_subscripted_by_index(x, out):
+    tile, rows = nl.load(x), x.shape
+    for i in nl.affine_range(4):
+        row = tile[:, i]
+        nl.store(out[i], nl.multiply(row, float(rows[0])))
+
+
+def container_of_one_value(x, out):
+    tiles = [nl.load(x[0]), nl.load(x[1])]
+    for i in nl.affine_range(4):
+        rows = [tiles[i] for i in (0, 1)]
+        nl.store(out[i], nl.add(tiles[0], rows[1]))
+
+
+def periodic_rows(x, out):
+    for i in nl.sequential_range(4):
+        nl.store(out[i // 2, i % 2], nl.load(x[i]))
+
+
 SILENT = [
+    affine_uses_of_a_plain_range, values_of_an_unrolled_index, unrolled_index_of_the_same_name,
+    tensors_subscripted_by_index, container_of_one_value, periodic_rows,
     assigned_elements, accumulated_products, accumulated_into_a_parameter, unpacked_fresh_names,
     temporary_of_an_earlier_loop, unrolled_state, list_of_one_iteration,
     statements_under_a_condition, condition_passed_on, functions_named_like_methods,
@@ -321,6 +467,154 @@ def test_functions_that_the_kernel_calls_are_read_too() -> None:
     assert rest == [] and finding.identifier == "sim_loop_rebinding"
     line = counting_helper.function.__code__.co_firstlineno + 5
     assert place == f"outermost ({__file__}:{line})"
+
+
+class Cache:
+    """Methods that a kernel reaches through a constructor; ``kept`` is a container, not ``tile``"""
+
+    def __init__(self, x):
+        self.x, self.kept = x, {}
+        self.tile = nl.load(x[0])
+        self.rounds = []
+
+    def fill(self):
+        for i in nl.affine_range(4):
+            self.kept[i, 0] = nl.load(self.x[i])
+
+    def count(self):
+        rounds = self.rounds
+        for i in nl.affine_range(4):
+            self.rounds.append(i)
+            rounds.append(i)
+
+    def look_up(self):
+        for i in nl.sequential_range(4):
+            nl.store(self.x[i], self.kept[i])
+
+    def right(self):
+        for i in nl.affine_range(4):
+            self.tile[i] = nl.load(self.x[i])
+        for i in nl.static_range(4):
+            self.kept[i] = self.tile[i]
+
+    @property
+    def total(self):
+        rows = 0
+        for _ in range(4):
+            rows += 1
+        return rows
+
+    @classmethod
+    def of(cls, x):
+        return cls(x)
+
+    def unused(self):
+        self.kept = {}
+        for i in nl.affine_range(4):
+            self.kept[i] = i
+
+
+class Unrelated:
+    """Has methods of the same names, but no kernel makes one."""
+
+    def fill(self):
+        rows = 0
+        for _ in nl.affine_range(4):
+            rows += 1
+        return rows
+
+
+def filling(x):
+    cache = Cache(x)
+    cache.fill()
+
+
+def filling_one_made_by_a_class_method(x):
+    Cache.of(x).fill()
+
+
+def counting(x):
+    Cache(x).count()
+
+
+def looking_up(x):
+    Cache(x).look_up()
+
+
+def totalling(x):
+    return Cache(x).total
+
+
+def right_methods(x):
+    Cache(x).right()
+
+
+def methods_of_a_parameter(cache):
+    cache.fill()
+
+
+@pytest.mark.parametrize(
+    ("kernel", "method", "expected"),
+    [
+        (filling, Cache.fill, [("sim_loop_side_effect", 2)]),
+        (filling_one_made_by_a_class_method, Cache.fill, [("sim_loop_side_effect", 2)]),
+        (counting, Cache.count, [("sim_loop_side_effect", 3), ("sim_loop_side_effect", 4)]),
+        (looking_up, Cache.look_up, [("sim_loop_index_value", 2)]),
+        (totalling, Cache.total.fget, [("sim_loop_rebinding", 4)]),
+        (right_methods, Cache.right, []),
+        (methods_of_a_parameter, Cache.fill, []),
+    ],
+)
+def test_methods_of_classes_that_the_kernel_makes(
+    kernel: Callable, method: Callable, expected: list[tuple[str, int]]
+) -> None:
+    first = method.__code__.co_firstlineno
+    assert [(f.identifier, f.line - first) for _, f in findings(kernel)] == expected
+
+
+def passing(x, out):
+    applied(x, body=counted_rows)
+
+
+def applied(x, body):
+    body(x)
+
+
+def counted_rows(x):
+    rows = 0
+    for _ in nl.affine_range(4):
+        rows += 1
+    return rows
+
+
+def test_functions_passed_as_arguments_are_read() -> None:
+    line = counted_rows.__code__.co_firstlineno + 3
+    assert [(f.identifier, f.line) for _, f in findings(passing)] == [("sim_loop_rebinding", line)]
+
+
+def nested_twice(x):
+    def outer():
+        def inner():
+            rows = 0
+            for _ in nl.affine_range(4):
+                rows += 1
+            return rows
+
+        return inner()
+
+    return outer()
+
+
+def test_closures_are_reported_once() -> None:
+    assert found(nested_twice) == [("sim_loop_rebinding", 5)]
+
+
+def test_findings_say_what_where_and_the_mend() -> None:
+    ((place, finding),) = findings(looking_up)
+    assert place == f"looking_up ({__file__}:{Cache.look_up.__code__.co_firstlineno + 2})"
+    assert "the key of an item of 'self.kept'" in finding.message
+    assert "expected affine expressions" in finding.message
+    assert finding.message.endswith("use nl.static_range")
 
 
 def test_nested_functions_are_read_in_their_own_scope() -> None:
