@@ -26,7 +26,9 @@ from neuron_cpu import ensure_sdk  # noqa: E402
 ensure_sdk()
 import calibration_kernels as kernels  # noqa: E402 - needs the SDK names
 
-from neuron_cpu.core import NkiError, cost, schedule, spec  # noqa: E402
+from neuron_cpu.core import NkiError  # noqa: E402
+from neuron_cpu.core.device import spec  # noqa: E402
+from neuron_cpu.core.time import cost, schedule  # noqa: E402
 
 LIMIT = 0.15
 DOCUMENT = ROOT / "docs" / "cost_model.md"

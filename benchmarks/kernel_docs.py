@@ -26,7 +26,9 @@ import matplotlib.pyplot as plt  # noqa: E402
 import torch  # noqa: E402
 
 import llama  # noqa: E402
-from neuron_cpu.core import Program, cost, report, schedule  # noqa: E402
+from neuron_cpu.core import Program  # noqa: E402
+from neuron_cpu.core.report import report  # noqa: E402
+from neuron_cpu.core.time import cost, schedule  # noqa: E402
 
 HIDDEN, Q, KV, D, F, VOCABULARY = 2048, 16, 4, 64, 4096, 64128  # one rank of Llama-3.2-1B
 PROMPT, PAST = 640, 640

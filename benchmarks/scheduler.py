@@ -22,7 +22,7 @@ from neuron_cpu import ensure_sdk  # noqa: E402
 ensure_sdk()
 import calibration_kernels as kernels  # noqa: E402 - needs the SDK names
 
-from neuron_cpu.core import schedule  # noqa: E402
+from neuron_cpu.core.time import schedule  # noqa: E402
 
 RUNS = 3
 INSTRUCTIONS = 50_000

@@ -30,7 +30,7 @@ import neuronxcc.nki as nki  # noqa: E402 - needs ensure_sdk
 import neuronxcc.nki.isa as nisa  # noqa: E402
 import neuronxcc.nki.language as nl  # noqa: E402
 
-from neuron_cpu.core.execute import Plan  # noqa: E402
+from neuron_cpu.core.run.execute import Plan  # noqa: E402
 
 RUNS = 7
 # (in, out) of q, k, v, o, gate, up, down of Llama-3.2-1B at tensor-parallel degree 2

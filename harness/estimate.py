@@ -14,8 +14,11 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from neuron_cpu.core import Program, cost, observe_kernel_calls, report, spec
-from neuron_cpu.core.schedule import Schedule, schedule
+from neuron_cpu.core import Program, observe_kernel_calls
+from neuron_cpu.core.device import spec
+from neuron_cpu.core.report import report
+from neuron_cpu.core.time import cost
+from neuron_cpu.core.time.schedule import Schedule, schedule
 
 KERNEL, COLLECTIVE, TORCH = "NKI kernel", "collective", "PyTorch"
 

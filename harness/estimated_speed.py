@@ -59,7 +59,7 @@ class SpeedEstimates:
 
     def _estimate(self, submodel: str, bucket: int) -> float:
         from harness.estimate import Estimator, record
-        from neuron_cpu.core import cost
+        from neuron_cpu.core.time import cost
 
         model = self._loaded.model
         args = self._loaded.session.args

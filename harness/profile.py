@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     if not sdk.is_stand_in():
         return _run_on_device(args)
     from harness import profile_output
-    from neuron_cpu.core import cost
+    from neuron_cpu.core.time import cost
 
     name = args.dma_profile or cost.DEFAULT_PROFILE
     cost.dma_profile(name)  # refuse an unknown name before the model is built
@@ -130,7 +130,7 @@ def _estimates(args: argparse.Namespace, model: Any, dma_profile: str) -> list[A
 
 def overheads(args: argparse.Namespace) -> Any:
     """Costs outside of kernels, the command line's on top of the defaults."""
-    from neuron_cpu.core import cost
+    from neuron_cpu.core.time import cost
 
     given = {
         "kernel_ns": args.kernel_launch_us, "graph_ns": args.graph_launch_us,

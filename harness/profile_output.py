@@ -13,8 +13,10 @@ from harness import console
 from harness.estimate import COLLECTIVE, KERNEL, TORCH, GraphEstimate, Operator
 from harness.files import write_text_atomically
 from neuron_cpu import terminal
-from neuron_cpu.core import cost, plots, report, spec, tables
-from neuron_cpu.core.schedule import Schedule
+from neuron_cpu.core.device import spec
+from neuron_cpu.core.report import plots, report, tables
+from neuron_cpu.core.time import cost
+from neuron_cpu.core.time.schedule import Schedule
 
 # Columns that a narrow terminal does without, the first one first.
 EXPENDABLE = ("MFU", "GB/s", "MB each", "runs as", "module", "µs each")

@@ -182,8 +182,9 @@ def trace(kernel: Any, args: argparse.Namespace) -> Any:
 # --- profile --------------------------------------------------------------------------------------
 def profile(args: argparse.Namespace) -> None:
     """Trace, schedule, print; write what the command line asks for."""
-    from .core import cost, plots, report, tables
-    from .core.schedule import schedule
+    from .core.report import plots, report, tables
+    from .core.time import cost
+    from .core.time.schedule import schedule
 
     name = args.dma_profile or cost.DEFAULT_PROFILE
     cost.dma_profile(name)
@@ -211,7 +212,7 @@ def profile(args: argparse.Namespace) -> None:
 
 def compare(args: argparse.Namespace) -> int:
     """Run the kernel twice on random inputs; 1 where the runs part."""
-    from .core import compare as comparison
+    from .core.run import compare as comparison
 
     program = trace(load_kernel(args.kernel), args)
     return 0 if comparison.report(program, args.tolerance, args.against, args.seed) else 1

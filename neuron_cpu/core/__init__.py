@@ -1,8 +1,8 @@
 """The simulated NeuronCore-v2: trace kernels into Programs, verify, execute and schedule them."""
 
-from .errors import NkiError, NkiWarning, silence
-from .kernel import Kernel, KernelCall, observe_kernel_calls, release_thread
-from .program import Program
+from .device.errors import NkiError, NkiWarning, silence
+from .language.kernel import Kernel, KernelCall, observe_kernel_calls, release_thread
+from .program.program import Program
 
 __all__ = [
     "Kernel", "KernelCall", "NkiError", "NkiWarning", "Program", "observe_kernel_calls",

@@ -13,9 +13,9 @@ from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError
-from neuron_cpu.core.capacity import psum_high_water, sbuf_high_water
-from neuron_cpu.core.program import Program
-from neuron_cpu.core.spec import KIB
+from neuron_cpu.core.check.capacity import psum_high_water, sbuf_high_water
+from neuron_cpu.core.device.spec import KIB
+from neuron_cpu.core.program.program import Program
 
 BYTES = 64 * 4  # per partition of a (128, 64) fp32 tile
 

@@ -11,7 +11,7 @@ from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
 from neuron_cpu.__main__ import main
-from neuron_cpu.core import compare
+from neuron_cpu.core.run import compare
 
 
 def line_of(function, text):
@@ -85,7 +85,7 @@ def test_merged_run_equals_unmerged_run():
 
 
 def test_a_wrong_merged_run_is_found(monkeypatch):
-    from neuron_cpu.core import execute
+    from neuron_cpu.core.run import execute
 
     real = execute.make_step
 

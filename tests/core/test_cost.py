@@ -5,7 +5,9 @@ import torch
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
-from neuron_cpu.core import Kernel, NkiError, cost, spec
+from neuron_cpu.core import Kernel, NkiError
+from neuron_cpu.core.device import spec
+from neuron_cpu.core.time import cost
 
 FLAT = cost.PROFILES["sdk2.21-flat"]
 RULE = cost.PROFILES["row-rule"]

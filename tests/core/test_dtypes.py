@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from neuron_cpu.core import dtypes
+from neuron_cpu.core.device import dtypes
 
 floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
 

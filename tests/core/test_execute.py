@@ -13,9 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from neuronxcc import nki
 
-from neuron_cpu.core import NkiError, dtypes, execute, table
-from neuron_cpu.core.execute import Plan
-from neuron_cpu.core.tensor import Tensor
+from neuron_cpu.core import NkiError
+from neuron_cpu.core.device import dtypes
+from neuron_cpu.core.instructions import table
+from neuron_cpu.core.language.tensor import Tensor
+from neuron_cpu.core.run import execute
+from neuron_cpu.core.run.execute import Plan
 
 BOTH = pytest.mark.parametrize("merge", [True, False])
 

@@ -16,7 +16,7 @@ from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError, NkiWarning
-from neuron_cpu.core.lint import findings
+from neuron_cpu.core.check.lint import findings
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COUNTS: list[int] = []

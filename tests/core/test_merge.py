@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from neuronxcc import nki
 
-from neuron_cpu.core import execute
+from neuron_cpu.core.run import execute
 
 
 def both(kernel, *args, **kwargs):

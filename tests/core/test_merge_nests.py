@@ -14,8 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from neuronxcc import nki
 
-from neuron_cpu.core import merge
-from neuron_cpu.core.execute import Plan
+from neuron_cpu.core.run import merge
+from neuron_cpu.core.run.execute import Plan
 
 MANY = settings(
     max_examples=80, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)

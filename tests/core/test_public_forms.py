@@ -24,11 +24,11 @@ from neuronxcc.nki import typing as nt
 from neuronxcc.nki.language import par_dim
 
 from neuron_cpu.core import NkiError
-from neuron_cpu.core.errors import NkiWarning
+from neuron_cpu.core.device.errors import NkiWarning
 from tests.conftest import REPOSITORY
 
 # block axes and in-place operators are what public kernels use; both are warnings
-pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.errors.NkiWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.device.errors.NkiWarning")
 
 
 @pytest.fixture(autouse=True, params=["replayed", "eager"])

@@ -22,7 +22,7 @@ from neuronxcc.nki import language as nl
 from neuronxcc.nki import typing as nt
 
 from neuron_cpu.core import NkiError, NkiWarning
-from neuron_cpu.core import errors as core_errors
+from neuron_cpu.core.device import errors as core_errors
 
 DEFAULT = (128, 64)
 

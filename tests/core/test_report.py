@@ -11,8 +11,11 @@ from neuronxcc.nki import language as nl
 from rich.console import Console
 
 from neuron_cpu.__main__ import main, parse_arguments, parse_value
-from neuron_cpu.core import Kernel, cost, plots, report, spec, tables
-from neuron_cpu.core.schedule import DMA, ENGINES, schedule
+from neuron_cpu.core import Kernel
+from neuron_cpu.core.device import spec
+from neuron_cpu.core.report import plots, report, tables
+from neuron_cpu.core.time import cost
+from neuron_cpu.core.time.schedule import DMA, ENGINES, schedule
 
 BF16, F32 = torch.bfloat16, torch.float32
 LINE = re.compile(r"test_report\.py:\d+")

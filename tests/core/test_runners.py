@@ -7,8 +7,9 @@ import neuronxcc.nki.language as nl
 import numpy as np
 import pytest
 
-from neuron_cpu.core import NkiError, spec
-from neuron_cpu.core.schedule import schedule
+from neuron_cpu.core import NkiError
+from neuron_cpu.core.device import spec
+from neuron_cpu.core.time.schedule import schedule
 
 
 def double(x):

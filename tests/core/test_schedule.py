@@ -9,10 +9,12 @@ from neuronxcc.nki import compiler as ncc
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
-from neuron_cpu.core import Kernel, NkiError, cost, depend, spec
-from neuron_cpu.core.schedule import BUFFER, DMA, ENGINES, PORT, QUEUE, SCALAR, VECTOR
-from neuron_cpu.core.schedule import schedule as simulate
-from neuron_cpu.core.spec import Engine
+from neuron_cpu.core import Kernel, NkiError
+from neuron_cpu.core.device import spec
+from neuron_cpu.core.device.spec import Engine
+from neuron_cpu.core.time import cost, depend
+from neuron_cpu.core.time.schedule import BUFFER, DMA, ENGINES, PORT, QUEUE, SCALAR, VECTOR
+from neuron_cpu.core.time.schedule import schedule as simulate
 
 ROWS = 8  # partitions, hence rows of a full tile, per DMA engine
 START = spec.DMA_START_NS
@@ -446,8 +448,8 @@ def test_boxes_hold_all_elements_and_disjoint_boxes_share_none():
 
 
 def _storage(shape):
-    from neuron_cpu.core.dtypes import FLOAT32
-    from neuron_cpu.core.program import Storage
+    from neuron_cpu.core.device.dtypes import FLOAT32
+    from neuron_cpu.core.program.program import Storage
 
     made = Storage(0, shape, FLOAT32, "sbuf")
     made.paxis = 1

@@ -15,15 +15,15 @@ from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError, NkiWarning
-from neuron_cpu.core.capacity import psum_high_water, sbuf_high_water
-from neuron_cpu.core.dtypes import FLOAT32
-from neuron_cpu.core.program import Loop, Program, Storage
-from neuron_cpu.core.races import _Access, _conflict, _Group
-from neuron_cpu.core.regions import covers_storage, first_box
-from neuron_cpu.core.spec import KIB
-from neuron_cpu.core.tensor import Tensor, contiguous
-from neuron_cpu.core.trace import Tracer
-from neuron_cpu.core.undefined import FLOW, _Walk
+from neuron_cpu.core.check.capacity import psum_high_water, sbuf_high_water
+from neuron_cpu.core.check.races import _Access, _conflict, _Group
+from neuron_cpu.core.check.undefined import FLOW, _Walk
+from neuron_cpu.core.device.dtypes import FLOAT32
+from neuron_cpu.core.device.spec import KIB
+from neuron_cpu.core.language.tensor import Tensor, contiguous
+from neuron_cpu.core.program.program import Loop, Program, Storage
+from neuron_cpu.core.program.regions import covers_storage, first_box
+from neuron_cpu.core.program.trace import Tracer
 
 
 def trace(kernel: Any, *shapes: tuple[int, ...], grid: tuple[int, ...] = ()) -> Program:

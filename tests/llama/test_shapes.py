@@ -18,7 +18,9 @@ import pytest
 import torch
 
 import llama
-from neuron_cpu.core import Program, capacity, spec
+from neuron_cpu.core import Program
+from neuron_cpu.core.check import capacity
+from neuron_cpu.core.device import spec
 from tests.llama.references import EXACT, TORCH
 
 BF16 = torch.bfloat16

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from neuron_cpu.core.kernel import Kernel, returns_value
-from neuron_cpu.core.runners import benchmark, profile
-from neuron_cpu.core.tensor import Tensor as tensor
+from neuron_cpu.core.language.kernel import Kernel, returns_value
+from neuron_cpu.core.language.runners import benchmark, profile
+from neuron_cpu.core.language.tensor import Tensor as tensor
 
 from . import compiler, isa, language, typing
 

@@ -1,6 +1,6 @@
 """``neuronxcc.nki.compiler``: direct allocation and compiler decorators."""
 
-from neuron_cpu.core.allocation import (
+from neuron_cpu.core.language.allocation import (
     enable_stack_allocator,
     force_auto_alloc,
     psum,

@@ -3,7 +3,7 @@
 Source of names: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__init__.py.
 """
 
-from neuron_cpu.core.isa import (
+from neuron_cpu.core.instructions.isa import (  # fmt: skip
     activation,
     activation_reduce,
     affine_select,
@@ -34,9 +34,8 @@ from neuron_cpu.core.isa import (
     tensor_tensor_scan,
     unknown_engine,
     vector_engine,
-)  # fmt: skip
-from neuron_cpu.core.labels import label_all
-from neuron_cpu.core.selection import (
+)
+from neuron_cpu.core.instructions.selection import (  # fmt: skip
     builtin_custom_op,
     dma_transpose,
     dropout,
@@ -53,7 +52,8 @@ from neuron_cpu.core.selection import (
     tensor_copy_dynamic_src,
     tensor_copy_predicated,
     tensor_partition_reduce,
-)  # fmt: skip
+)
+from neuron_cpu.core.language.labels import label_all
 
 __all__ = [
     "activation", "activation_reduce", "affine_select", "bn_aggr", "bn_stats",

@@ -3,7 +3,7 @@
 Source of names: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/language/__init__.py.
 """
 
-from neuron_cpu.core.composites import (
+from neuron_cpu.core.instructions.composites import (  # fmt: skip
     abs,
     all,
     all_reduce,
@@ -26,11 +26,11 @@ from neuron_cpu.core.composites import (
     tan,
     trunc,
     var,
-)  # fmt: skip
-from neuron_cpu.core.index import arange, ds, mgrid
-from neuron_cpu.core.isa import fp32
-from neuron_cpu.core.labels import label_all
-from neuron_cpu.core.language import (
+)
+from neuron_cpu.core.instructions.isa import fp32
+from neuron_cpu.core.instructions.selection import gather_flattened, rand, random_seed  # fmt: skip
+from neuron_cpu.core.language.labels import label_all
+from neuron_cpu.core.language.nl import (  # fmt: skip
     add,
     affine_range,
     arctan,
@@ -126,12 +126,8 @@ from neuron_cpu.core.language import (
     where,
     zeros,
     zeros_like,
-)  # fmt: skip
-from neuron_cpu.core.selection import (
-    gather_flattened,
-    rand,
-    random_seed,
-)  # fmt: skip
+)
+from neuron_cpu.core.program.index import arange, ds, mgrid
 
 __all__ = [
     "abs", "add", "affine_range", "all", "all_reduce", "arange", "arctan", "atomic_rmw",

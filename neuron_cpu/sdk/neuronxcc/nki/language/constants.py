@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from neuron_cpu.core.dtypes import to_dtype
+from neuron_cpu.core.device.dtypes import to_dtype
 
 __all__ = ["sizeinbytes"]
 

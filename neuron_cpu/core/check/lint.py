@@ -1,0 +1,672 @@
+"""What only single tracing makes wrong, found in a kernel's source.
+
+The device compiler traces the body of ``affine_range``, ``sequential_range`` and plain ``range``
+loops once, with a symbolic index; this simulator runs it once per iteration. Python state that
+changes from iteration to iteration therefore works here and fails there (aws-neuron-sdk v2.21.1,
+general/nki/programming_model.rst, loop iterators). Nothing in a recorded program shows that, so
+this pass reads the syntax tree of the kernel and of what it reaches in its module: functions that
+it calls or passes on, classes that it makes and the methods of these that it names. For the same
+reason an index of such a loop has no value: it may stand in affine expressions, subscripts of
+tensors and arguments, but not choose an item of a Python list or become an ``int``.
+``static_range`` bodies are unrolled on the device as well and exempt.
+
+The pass sees names, not values: it is silent where a name may be a tensor updated in place. An
+``if`` on an index around instructions is silent too: the device turns it into a condition. So are
+``//`` and ``%`` of an index, which kernels of others use in subscripts.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Sequence
+from types import CodeType, FunctionType
+from typing import Any, NamedTuple
+
+from ..device.errors import warn
+
+TRACED_ONCE = frozenset({"affine_range", "sequential_range", "range"})
+CONTAINER_CALLS = frozenset({"list", "dict", "set", "defaultdict", "deque", "OrderedDict"})
+MUTATORS = frozenset(
+    {"append", "appendleft", "extend", "insert", "pop", "popitem", "remove", "discard", "clear",
+     "update", "add", "setdefault", "sort", "reverse"}
+)  # fmt: skip
+LOOPS = TRACED_ONCE | {"static_range"}
+VALUE_CALLS = frozenset({"divmod", "int", "float", "round"})
+LOOKUPS = frozenset({"get", "index"})
+TENSOR_MODULES = frozenset({"nl", "nisa", "ncc"})
+SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+Bound = dict[str, "ast.expr | None"]  # names bound so far and their last value, None if unknown
+
+
+class Finding(NamedTuple):
+    """One doubtful construct."""
+
+    identifier: str
+    line: int
+    message: str
+
+
+def lint(function: Callable | None) -> None:
+    """Warn of constructs in ``function`` that single tracing makes wrong, with their lines."""
+    if function is None:
+        return
+    for place, finding in findings(function):
+        warn(finding.identifier, finding.message, place)
+
+
+def findings(function: Callable) -> list[tuple[str, Finding]]:
+    """``(kernel (file:line), finding)`` for the function and what it reaches in its own module."""
+    reached = _reach(function)
+    return [
+        (f"{reached[0][0].__name__} ({one.__code__.co_filename}:{finding.line})", finding)
+        for one, owner in reached
+        for finding in _of_function(one, owner)
+    ]
+
+
+def reachable(function: Callable) -> list[FunctionType]:
+    """The function and those of its module that it reaches, directly or not, methods included."""
+    return [one for one, _ in _reach(function)]
+
+
+def _reach(function: Callable) -> list[tuple[FunctionType, type | None]]:
+    """What ``function`` reaches in its module, each with the class whose method it is.
+
+    ``anything.name`` reaches the methods of that name of the classes reached: the type of
+    ``anything`` is not known here.
+    """
+    root = _plain(function)
+    if root is None:
+        return []
+    found: list[tuple[FunctionType, type | None]] = [(root, None)]
+    seen, named, classes = {root.__code__}, {"__init__"}, dict[type, None]()
+
+    def add(one: FunctionType | None, owner: type | None) -> None:
+        if one is not None and one.__module__ == root.__module__ and one.__code__ not in seen:
+            seen.add(one.__code__)
+            found.append((one, owner))
+
+    for one, _ in found:  # grows while it is walked
+        for value in _references(one, named):
+            if not isinstance(value, type):
+                add(_plain(value), None)
+            elif value.__module__ == root.__module__:
+                classes.setdefault(value)
+        for owner in classes:
+            for name, method in _methods(owner):
+                if name in named:
+                    add(method, owner)
+    return found
+
+
+def _methods(owner: type) -> Iterator[tuple[str, FunctionType]]:
+    """Methods and properties of a class, those that it inherits in its module included."""
+    for base in owner.__mro__:
+        if base.__module__ == owner.__module__:
+            for name, value in vars(base).items():
+                value = value.fget if isinstance(value, property) else value
+                value = getattr(value, "__func__", value)
+                if isinstance(value, FunctionType):
+                    yield name, value
+
+
+_trees: dict[CodeType, ast.FunctionDef | None] = {}
+_findings: dict[tuple[CodeType, type | None], list[Finding]] = {}
+
+
+def _plain(value: Any) -> FunctionType | None:
+    """The Python function behind a kernel object or decorator."""
+    value = inspect.unwrap(value) if callable(value) else value
+    value = getattr(value, "function", value)
+    return value if isinstance(value, FunctionType) else None
+
+
+def tree_of(function: FunctionType) -> ast.FunctionDef | None:
+    """Syntax tree with the file's own line numbers; None where there is no source to read."""
+    code = function.__code__
+    if code not in _trees:
+        _trees[code] = None
+        try:
+            lines, start = inspect.getsourcelines(function)
+            module = ast.parse(textwrap.dedent("".join(lines)))
+        except (OSError, TypeError, SyntaxError):
+            return None
+        ast.increment_lineno(module, start - 1)
+        node = module.body[0]
+        if isinstance(node, ast.FunctionDef):
+            _trees[code] = node
+    return _trees[code]
+
+
+def names_of(function: FunctionType) -> dict[str, Any]:
+    """Values of the global and closure names that the function refers to."""
+    known = dict(function.__globals__)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            known[name] = cell.cell_contents
+        except ValueError:  # a closure variable that is not bound yet
+            continue
+    return known
+
+
+def _references(function: FunctionType, named: set[str]) -> Iterator[Any]:
+    """Functions that are called or passed on and classes whose attributes or calls are used.
+
+    Attribute names that the function reads are added to ``named``.
+    """
+    tree = tree_of(function)
+    if tree is None:
+        return
+    known = names_of(function)
+    for node in ast.walk(tree):
+        used: list[ast.expr] = []
+        if isinstance(node, ast.Call):
+            passed = [*node.args, *(k.value for k in node.keywords)]
+            used = [one for one in passed if not isinstance(_value(one, known), type)]
+            used.append(node.func)
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+            named.add(node.attr)
+            used = [node.value]
+        yield from (v for v in (_value(one, known) for one in used) if v is not None)
+
+
+def _value(node: ast.expr, known: dict[str, Any]) -> Any:
+    """The function or class that a bare name stands for, otherwise None."""
+    value = known.get(node.id) if isinstance(node, ast.Name) else None
+    return value if isinstance(value, type) or _plain(value) is not None else None
+
+
+def _of_function(function: FunctionType, owner: type | None) -> list[Finding]:
+    key = function.__code__, owner
+    if key not in _findings:
+        tree = tree_of(function)
+        known = names_of(function)
+        containers = frozenset() if owner is None else _attributes(owner)
+        _findings[key] = [] if tree is None else _Scope(tree, known, containers).check()
+    return _findings[key]
+
+
+def _attributes(owner: type) -> frozenset[str]:
+    """Attributes that the class and its methods bind to Python containers and nothing else."""
+    bound: dict[str, list[bool]] = {}
+    for name, value in vars(owner).items():
+        bound[name] = [isinstance(value, (list, dict, set))]
+    for _, method in _methods(owner):
+        tree = tree_of(method)
+        for node in ast.walk(tree) if tree is not None else ():
+            if isinstance(node, ast.Assign):
+                pairs = [pair for one in node.targets for pair in _pairs(one, node.value)]
+            elif isinstance(node, ast.AnnAssign) and node.value is not None:
+                pairs = [(node.target, node.value)]
+            else:
+                continue
+            for target, value in pairs:
+                if isinstance(target, ast.Attribute):
+                    bound.setdefault(target.attr, []).append(_is_container(value))
+    return frozenset(name for name, kinds in bound.items() if all(kinds))
+
+
+def _pairs(target: ast.expr, value: ast.expr | None) -> Iterator[tuple[ast.expr, ast.expr | None]]:
+    """Targets of an assignment, each with its value, None where that cannot be seen."""
+    if not isinstance(target, (ast.Tuple, ast.List)):
+        yield target, value
+        return
+    values: list[ast.expr | None] = [None] * len(target.elts)
+    if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
+        values = list(value.elts)
+    for one, its in zip(target.elts, values, strict=True):
+        yield from _pairs(one, its)
+
+
+# --- reading syntax trees -------------------------------------------------------------------------
+def _targets(node: ast.AST) -> Iterator[ast.Name]:
+    """Names that an assignment target binds."""
+    if isinstance(node, ast.Name):
+        yield node
+    elif isinstance(node, (ast.Tuple, ast.List)):
+        for one in node.elts:
+            yield from _targets(one)
+    elif isinstance(node, ast.Starred):
+        yield from _targets(node.value)
+
+
+def _walk(nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """All nodes below, without those of nested functions."""
+    stack = list(nodes)[::-1]
+    while stack:
+        node = stack.pop()
+        yield node
+        if not isinstance(node, SCOPES):
+            stack.extend(list(ast.iter_child_nodes(node))[::-1])
+
+
+def _stores(nodes: Sequence[ast.AST]) -> dict[str, ast.AST]:
+    """Names that statements bind, with the first node that does."""
+    found: dict[str, ast.AST] = {}
+    for node in _walk(nodes):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found.setdefault(node.id, node)
+    for node in _walk(nodes):
+        if isinstance(node, COMPREHENSIONS):  # their variables live in a scope of their own
+            for generator in node.generators:
+                for name in _targets(generator.target):
+                    if found.get(name.id) is name:
+                        del found[name.id]
+    return found
+
+
+def _reads(node: ast.AST | None, name: str) -> bool:
+    """True when evaluating ``node`` looks ``name`` up in the function's scope."""
+    if node is None:
+        return False
+    if isinstance(node, ast.Name):
+        return node.id == name and not isinstance(node.ctx, ast.Store)
+    if isinstance(node, ast.Lambda) and any(a.arg == name for a in node.args.args):
+        return False
+    if isinstance(node, COMPREHENSIONS) and any(
+        one.id == name for g in node.generators for one in _targets(g.target)
+    ):
+        return _reads(node.generators[0].iter, name)
+    if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
+        return node.target.id == name or _reads(node.value, name)
+    return any(_reads(child, name) for child in ast.iter_child_nodes(node))
+
+
+def _first_event(statements: Sequence[ast.stmt], name: str) -> tuple[str, ast.AST] | None:
+    """Whether the statements first read or first write ``name``, and the node that does.
+
+    A write on one side of an ``if`` only does not count as one: the other side keeps the old value.
+    """
+    for statement in statements:
+        event = _event(statement, name)
+        if event is not None:
+            return event
+        if isinstance(statement, (ast.Return, ast.Raise)):
+            return None
+    return None
+
+
+def _event(statement: ast.stmt, name: str) -> tuple[str, ast.AST] | None:
+    if isinstance(statement, ast.If):
+        if _reads(statement.test, name):
+            return "read", statement.test
+        sides = [_first_event(statement.body, name), _first_event(statement.orelse, name)]
+        for side in sides:
+            if side is not None and side[0] == "read":
+                return side
+        return sides[0] if all(sides) else None
+    if isinstance(statement, (ast.For, ast.While)):
+        head = statement.iter if isinstance(statement, ast.For) else statement.test
+        if _reads(head, name):
+            return "read", head
+        if isinstance(statement, ast.For) and name in {n.id for n in _targets(statement.target)}:
+            return "write", statement
+        return _first_event([*statement.body, *statement.orelse], name)
+    if isinstance(statement, ast.With):
+        for item in statement.items:
+            if _reads(item.context_expr, name):
+                return "read", item.context_expr
+        return _first_event(statement.body, name)
+    if _reads(statement, name):
+        return "read", statement
+    return ("write", statement) if name in _stores([statement]) else None
+
+
+def _is_container(value: ast.expr | None) -> bool:
+    """True for expressions that visibly make a Python list, dict or set."""
+    if isinstance(value, (ast.List, ast.Dict, ast.Set, ast.ListComp, ast.DictComp, ast.SetComp)):
+        return True
+    if isinstance(value, ast.BinOp) and isinstance(value.op, ast.Mult):
+        return _is_container(value.left) or _is_container(value.right)
+    return (
+        isinstance(value, ast.Call)
+        and isinstance(value.func, ast.Name)
+        and value.func.id in CONTAINER_CALLS
+    )
+
+
+def _calls_tensor_api(value: ast.AST | None) -> bool:
+    return value is not None and any(
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id in TENSOR_MODULES
+        for node in ast.walk(value)
+    )
+
+
+def _iterator(node: ast.expr) -> str:
+    """Name of the function that a for statement iterates over."""
+    if not isinstance(node, ast.Call):
+        return ""
+    if isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return node.func.id if isinstance(node.func, ast.Name) else ""
+
+
+# --- the checks -----------------------------------------------------------------------------------
+class _Scope:
+    """One function: its statements in order, with what is bound before and executed after each.
+
+    Attributes:
+        indices: loop indices of the enclosing loops that are traced once, and names computed from
+            them by plain arithmetic.
+        fresh: names that the body of the innermost such loop has bound so far.
+        attributes: names of the attributes of ``receiver`` that are Python containers.
+    """
+
+    def __init__(
+        self, tree: ast.FunctionDef, known: dict[str, Any], attributes: frozenset[str] = frozenset()
+    ) -> None:
+        self.tree, self.known, self.attributes = tree, known, attributes
+        arguments = [*tree.args.posonlyargs, *tree.args.args]
+        self.receiver = arguments[0].arg if attributes and arguments else None
+        self.found: dict[tuple[str, int, str], Finding] = {}
+        self.indices: set[str] = set()
+        self.fresh: set[str] = set()
+        self.outer = {
+            name
+            for node in _walk(tree.body)
+            if isinstance(node, (ast.Global, ast.Nonlocal))
+            for name in node.names
+        }
+        self.writers = {
+            node.name
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef)
+            and any(isinstance(n, (ast.Global, ast.Nonlocal)) for n in ast.walk(node))
+        }
+
+    def check(self) -> list[Finding]:
+        every = self.tree.args
+        named = [*every.posonlyargs, *every.args, *every.kwonlyargs]
+        bound: Bound = {a.arg: None for a in (*named, every.vararg, every.kwarg) if a is not None}
+        self._block(self.tree.body, [], bound, once=False)
+        for node in _walk(self.tree.body):
+            if isinstance(node, ast.FunctionDef):
+                inner = _Scope(node, self.known)
+                for finding in inner.check():
+                    self.found.setdefault((finding.identifier, finding.line, node.name), finding)
+        return sorted(self.found.values(), key=lambda f: f.line)
+
+    def _report(self, identifier: str, node: ast.AST, name: str, message: str) -> None:
+        line = getattr(node, "lineno", self.tree.lineno)
+        self.found.setdefault((identifier, line, name), Finding(identifier, line, message))
+
+    def _block(
+        self, block: list[ast.stmt], after: list[ast.stmt], bound: Bound, once: bool
+    ) -> None:
+        """Visit statements; ``after`` runs when the block is done, ``once``: in a traced loop."""
+        for position, statement in enumerate(block):
+            follow = [*block[position + 1 :], *after]
+            if once:
+                self._in_loop(statement, follow, bound)
+            if isinstance(statement, ast.For):
+                self._for(statement, follow, bound, once)
+            elif isinstance(statement, (ast.If, ast.While)):
+                self._block(statement.body, follow, bound, once)
+                self._block(statement.orelse, follow, bound, once)
+            elif isinstance(statement, ast.With):
+                self._block(statement.body, follow, bound, once)
+            elif isinstance(statement, ast.Assign):
+                plain = [t for t in statement.targets if isinstance(t, ast.Name)]
+                for target in statement.targets:
+                    for name in _targets(target):
+                        bound[name.id] = statement.value if name in plain else None
+                        self.fresh.add(name.id)
+                    if isinstance(target, ast.Attribute):
+                        self.fresh.add(ast.unparse(target))
+            else:
+                for stored in _stores([statement]):
+                    bound.setdefault(stored, None)
+
+    def _for(self, loop: ast.For, follow: list[ast.stmt], bound: Bound, once: bool) -> None:
+        traced_once = _iterator(loop.iter) in TRACED_ONCE
+        names = [n.id for n in _targets(loop.target)]
+        before = set(self.indices), self.fresh
+        if traced_once:
+            self._loop(loop, follow, bound)
+            self.indices.update(names)
+            self.fresh = set()
+        else:
+            self.indices.difference_update(names)
+        for name in names:
+            bound[name] = None
+        self._block(loop.body, follow, bound, once or traced_once)
+        self.indices, self.fresh = before
+
+    def _loop(self, loop: ast.For, follow: list[ast.stmt], bound: Bound) -> None:
+        """Names that the body rebinds and that carry a value out of an iteration."""
+        own = {n.id for n in _targets(loop.target)}
+        for name, node in _stores([loop.target, *loop.body]).items():
+            if self._only_updated_in_place(name, loop.body, bound):
+                continue
+            first = _first_event(loop.body, name)
+            carried = name not in own and first is not None and first[0] == "read"
+            later = _first_event(follow, name)
+            used = later[1] if later is not None and later[0] == "read" else None
+            if name in bound and (carried or used is not None):
+                self._report(
+                    "sim_loop_rebinding", node, name,
+                    f"'{name}' is rebound inside the loop at line {loop.lineno} and its value is "
+                    "used by later iterations or after it, expected no change of Python names: the "
+                    f"device traces the body once; assign to a tensor, {name}[...] = value, or use "
+                    "nl.static_range",
+                )  # fmt: skip
+            elif used is not None:
+                self._report(
+                    "sim_loop_local_used_after", used, name,
+                    f"'{name}' is bound only inside the loop at line {loop.lineno} and used after "
+                    "it, expected uses inside the loop: its scope ends there on the device; create "
+                    f"the tensor before the loop and assign to {name}[...] in it",
+                )  # fmt: skip
+
+    def _only_updated_in_place(self, name: str, body: list[ast.stmt], bound: Bound) -> bool:
+        """True when the body binds ``name`` by augmented assignments of tensors alone."""
+        updates = [
+            node
+            for node in _walk(body)
+            if isinstance(node, ast.AugAssign)
+            and isinstance(node.target, ast.Name)
+            and node.target.id == name
+        ]
+        if not updates:
+            return False
+        stored = sum(
+            isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store)
+            for n in _walk(body)
+        )
+        if stored != len(updates):
+            return False
+        return _calls_tensor_api(bound.get(name)) or all(
+            self._adds_tensor(node, body, bound) for node in updates
+        )
+
+    def _adds_tensor(self, node: ast.AugAssign, body: list[ast.stmt], bound: Bound) -> bool:
+        """True when an augmented assignment's value comes from the tensor API."""
+        if _calls_tensor_api(node.value):
+            return True
+        if not isinstance(node.value, ast.Name):
+            return False
+        return any(
+            isinstance(n, ast.Assign)
+            and any(t.id == node.value.id for target in n.targets for t in _targets(target))
+            and _calls_tensor_api(n.value)
+            for n in _walk(body)
+        )
+
+    # --- statements inside a loop that is traced once ---------------------------------------------
+    def _in_loop(self, statement: ast.stmt, follow: list[ast.stmt], bound: Bound) -> None:
+        self._derive_indices(statement)
+        nested = isinstance(statement, (ast.For, ast.While, ast.If, ast.With))
+        for node in self._visible(_heads(statement) if nested else [statement]):
+            self._index_use(node, bound)
+            if isinstance(node, ast.Call):
+                self._call(node, bound)
+            elif isinstance(node, ast.IfExp) and self._depends(node.test):
+                self._condition(node, "a value")
+        if isinstance(statement, ast.While) and self._holds_index(statement.test):
+            self._index_value(statement, "a while condition")
+        if isinstance(statement, ast.If) and self._depends(statement.test):
+            if any(
+                isinstance(n, (ast.Return, ast.Break, ast.Continue))
+                for n in _walk([*statement.body, *statement.orelse])
+            ):
+                self._condition(statement, "where the loop's body ends")
+            for name in _stores([*statement.body, *statement.orelse]):
+                event = _first_event(follow, name)
+                if event is not None and event[0] == "read":
+                    self._condition(statement, f"'{name}'")
+        if isinstance(statement, (ast.Assign, ast.AugAssign)):
+            self._assignment(statement, bound)
+
+    def _derive_indices(self, statement: ast.stmt) -> None:
+        if isinstance(statement, ast.Assign):
+            for one in statement.targets:
+                for target, value in _pairs(one, statement.value):
+                    derived = value is not None and self._depends(value, arithmetic=True)
+                    if derived:
+                        self.indices.update(n.id for n in _targets(target))
+                    else:
+                        self.indices.difference_update(n.id for n in _targets(target))
+
+    def _visible(self, nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
+        """Nodes below in which the indices' names are the indices."""
+        hidden = {
+            below
+            for node in _walk(nodes)
+            if isinstance(node, COMPREHENSIONS)
+            and any(n.id in self.indices for g in node.generators for n in _targets(g.target))
+            for below in ast.walk(node)
+        }
+        return (node for node in _walk(nodes) if node not in hidden)
+
+    def _holds_index(self, node: ast.AST) -> bool:
+        """True when an index is part of the value, not an argument or subscript on the way."""
+        if isinstance(node, (ast.Call, ast.Subscript, *SCOPES, *COMPREHENSIONS)):
+            return False
+        if isinstance(node, ast.Name):
+            return node.id in self.indices
+        return any(self._holds_index(child) for child in ast.iter_child_nodes(node))
+
+    def _index_use(self, node: ast.AST, bound: Bound) -> None:
+        """Uses of an index that need its value."""
+        if isinstance(node, ast.Call) and any(self._holds_index(a) for a in node.args):
+            self._index_call(node, bound)
+        elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
+            if self._holds_index(node.slice) and self._container(node.value, bound, tuples=True):
+                self._index_value(node, f"the key of an item of '{ast.unparse(node.value)}'")
+        elif (
+            isinstance(node, ast.Compare)
+            and isinstance(node.ops[0], (ast.In, ast.NotIn))
+            and self._holds_index(node.left)
+        ):
+            self._index_value(node, "the left side of 'in'")
+
+    def _index_call(self, node: ast.Call, bound: Bound) -> None:
+        function = node.func
+        if _iterator(node) in LOOPS:
+            self._index_value(node, f"a bound of {_iterator(node)}()")
+        elif isinstance(function, ast.Name):
+            if function.id in VALUE_CALLS and function.id not in {*bound, *self.known}:
+                self._index_value(node, f"an argument of {function.id}()")
+        elif (
+            isinstance(function, ast.Attribute)
+            and function.attr in LOOKUPS
+            and self._container(function.value, bound, tuples=True)
+        ):
+            self._index_value(node, f"the key of an item of '{ast.unparse(function.value)}'")
+
+    def _index_value(self, node: ast.AST, what: str) -> None:
+        self._report(
+            "sim_loop_index_value", node, what,
+            f"a loop index is {what}, expected affine expressions (+, - and * by constants), "
+            "subscripts of tensors and arguments: the index is symbolic on the device and has no "
+            "Python value; use nl.static_range",
+        )  # fmt: skip
+
+    def _depends(self, node: ast.expr, arithmetic: bool = False) -> bool:
+        """True when the expression involves a loop index (through plain arithmetic only)."""
+        if arithmetic and any(isinstance(n, (ast.Call, ast.Subscript)) for n in ast.walk(node)):
+            return False
+        return any(_reads(node, name) for name in self.indices)
+
+    def _condition(self, node: ast.AST, what: str) -> None:
+        self._report(
+            "sim_loop_condition", node, what,
+            f"a condition on a loop index chooses {what}, expected Python values that are the same "
+            "in every iteration: the device traces both sides once; write tensors under the "
+            "condition, use a mask, or nl.static_range",
+        )  # fmt: skip
+
+    def _call(self, node: ast.Call, bound: Bound) -> None:
+        function = node.func
+        if isinstance(function, ast.Name):
+            if function.id in ("min", "max") and any(self._depends(a) for a in node.args):
+                self._report(
+                    "sim_loop_min_max", node, function.id,
+                    f"{function.id}() of a loop index, expected affine expressions: the index is "
+                    "symbolic on the device; mask the elements beyond the end instead",
+                )  # fmt: skip
+            if function.id in self.writers:
+                self._side_effect(node, function.id, "assigns to outer variables")
+        elif (
+            isinstance(function, ast.Attribute)
+            and function.attr in MUTATORS
+            and self._outer_container(function.value, bound)
+        ):
+            name = ast.unparse(function.value)
+            self._side_effect(node, name, f"is changed by .{function.attr}()")
+
+    def _assignment(self, statement: ast.Assign | ast.AugAssign, bound: Bound) -> None:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        for whole in targets:
+            for name in _targets(whole):
+                if name.id in self.outer:
+                    self._side_effect(statement, name.id, "is an outer variable assigned to")
+            for target, _ in _pairs(whole, None):
+                if isinstance(target, ast.Subscript) and self._outer_container(target.value, bound):
+                    self._side_effect(statement, ast.unparse(target.value), "has an item assigned")
+
+    def _outer_container(self, node: ast.expr, bound: Bound) -> bool:
+        """True for a Python container that the loop body did not make itself."""
+        return ast.unparse(node) not in self.fresh and self._container(node, bound)
+
+    def _container(self, node: ast.expr, bound: Bound, tuples: bool = False) -> bool:
+        """True for names and attributes that visibly hold a Python container."""
+        if isinstance(node, ast.Attribute):
+            if tuples and node.attr == "shape":
+                return True
+            return (
+                isinstance(node.value, ast.Name)
+                and node.value.id == self.receiver
+                and node.attr in self.attributes
+            )
+        if not isinstance(node, ast.Name):
+            return tuples and (_is_container(node) or isinstance(node, ast.Tuple))
+        if node.id not in bound:
+            kinds = (list, dict, set, tuple) if tuples else (list, dict, set)
+            return isinstance(self.known.get(node.id), kinds)
+        value = bound[node.id]
+        if isinstance(value, ast.Attribute):  # another name of an attribute
+            return self._container(value, bound, tuples)
+        return _is_container(value) or (tuples and isinstance(value, ast.Tuple))
+
+    def _side_effect(self, node: ast.AST, name: str, what: str) -> None:
+        self._report(
+            "sim_loop_side_effect", node, name,
+            f"'{name}' {what} inside a loop, expected no Python side effects: the device traces "
+            "the body once, so it happens once; use a tensor with a block axis, or nl.static_range",
+        )  # fmt: skip
+
+
+def _heads(statement: ast.stmt) -> list[ast.AST]:
+    """Expressions of a compound statement that are evaluated before its body."""
+    if isinstance(statement, ast.For):
+        return [statement.iter]
+    if isinstance(statement, (ast.If, ast.While)):
+        return [statement.test]
+    return [i.context_expr for i in statement.items] if isinstance(statement, ast.With) else []

@@ -1,0 +1,336 @@
+"""Races: elements that two independent iterations touch, found from the recorded accesses.
+
+The compiler may reorder the iterations of ``affine_range`` and the instances of a launch grid, so
+what one of them writes no other may write or read (err_unexpected_output_dependencies in
+nki.errors.rst; loop iterators in programming_model.rst). Two forms of accumulation are no
+dependence: matmuls that accumulate into PSUM, and ``x = x op y`` with an associative operator,
+provided that nothing inside the loop reads the running value. Rows that an index tile chooses are
+known on the device only and left out.
+
+Every execution of a loop is checked by itself, at every level of nesting, for each tensor that was
+created outside of it and written inside. A per-element map holds who wrote the element last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..device.errors import refuse
+from ..language.tensor import Tensor, contiguous
+from ..program.program import Frame, Instruction, Loop, Program, Storage
+from ..program.regions import box_text, elements, place, window
+
+ASSOCIATIVE = frozenset({"add", "maximum", "minimum", "multiply"})
+INDEPENDENT = frozenset({"affine", "grid"})
+SHARED = -1  # owner of elements that several iterations accumulate into
+
+
+@dataclass
+class _Access:
+    """One operand of one instruction, as a loop of several iterations sees it.
+
+    Attributes:
+        kind: "write", "read", or the name of the accumulation that it takes part in.
+        mask: elements of the view that are touched, or None for all.
+    """
+
+    instruction: Instruction
+    view: Tensor
+    kind: str
+    mask: np.ndarray | None = None
+    iteration: int = 0
+
+
+@dataclass
+class _Group:
+    """Accesses of one loop to one storage, at most one of each (iteration, region, kind)."""
+
+    loop: Loop
+    storage: Storage
+    writes: dict[tuple, _Access] = field(default_factory=dict)
+    reads: dict[tuple, _Access] = field(default_factory=dict)
+
+    def all(self) -> list[_Access]:
+        return [*self.writes.values(), *self.reads.values()]
+
+
+def check_races(program: Program) -> None:
+    """Refuse iterations of one independent loop that touch each other's elements.
+
+    Raises:
+        NkiError: ``err_unexpected_output_dependencies`` with both iterations, lines and elements.
+    """
+    for group in _groups(program):
+        found = _conflict(group)
+        if found is not None:
+            raise _refusal(program, group, *found)
+
+
+# --- collecting -----------------------------------------------------------------------------------
+def _groups(program: Program) -> Iterable[_Group]:
+    """Accesses by (loop, storage), where the storage is older than the loop and written in it."""
+    written = {
+        view.storage
+        for instruction in program.instructions
+        for view in instruction.dst
+        if view.storage.frame is not instruction.frame
+    }
+    if not written:
+        return ()
+    groups: dict[tuple[int, int], _Group] = {}
+    independent: dict[Frame, list[Frame]] = {}
+    for instruction in program.instructions:
+        frame = instruction.frame
+        if frame is None:
+            continue
+        loops = independent.get(frame)
+        if loops is None:
+            loops = [f for f in frame.path() if f.loop.kind in INDEPENDENT and f.loop.n > 1]
+            independent[frame] = loops
+        if not loops:
+            continue
+        for access in _accesses(instruction, written):
+            outside = access.view.storage.frame
+            level = 0 if outside is None else outside.depth
+            for at in loops:
+                if at.depth > level:
+                    _note(groups, at, access)
+    return [group for group in groups.values() if group.writes]
+
+
+def _note(groups: dict[tuple[int, int], _Group], at: Frame, access: _Access) -> None:
+    storage = access.view.storage
+    key = (id(at.loop), storage.id)
+    group = groups.get(key)
+    if group is None:
+        group = groups[key] = _Group(at.loop, storage)
+    view = access.view
+    kept = group.reads if access.kind == "read" else group.writes
+    name = (at.i, view.offset, view.shape, view.strides, id(access.mask), access.kind)
+    if name not in kept:
+        kept[name] = _Access(access.instruction, view, access.kind, access.mask, at.i)
+
+
+def _accesses(instruction: Instruction, written: set[Storage]) -> Iterable[_Access]:
+    """Operands on ``written`` storages; an accumulation is one access, not a read and a write."""
+    frame = instruction.frame
+    mask = instruction.attrs.get("mask")
+    updated = None
+    found = []
+    for view in instruction.dst:
+        storage = view.storage
+        if storage not in written or storage.frame is frame or view.indirect is not None:
+            continue
+        kind, own = _kind(instruction, view)
+        updated = own if own is not None else updated
+        found.append(_Access(instruction, view, kind, mask))
+    for view in instruction.src:
+        touched = mask
+        if view.indirect is not None:
+            view, touched = view.indirect[0], None
+        storage = view.storage
+        if storage in written and storage.frame is not frame and view is not updated:
+            found.append(_Access(instruction, view, "read", touched))
+    return found
+
+
+def _kind(instruction: Instruction, dst: Tensor) -> tuple[str, Tensor | None]:
+    """How the result is written, and the operand that an accumulation updates in place."""
+    attrs = instruction.attrs
+    if "start" in attrs or "accumulate" in attrs:
+        return "matmul accumulation", None
+    name = instruction.op.name
+    if name == "tensor_tensor":
+        operator, at = attrs["op"], instruction.src
+    elif name == "tensor_scalar" and "op1" not in attrs and "reduce_axes" not in attrs:
+        operator, at = attrs["op0"], instruction.src[:1]
+    else:
+        return "write", None
+    if operator not in ASSOCIATIVE:
+        return "write", None
+    same = [v for v in at if v.storage is dst.storage and v.key() == dst.key()]
+    return (f"accumulation with {operator}", same[0]) if len(same) == 1 else ("write", None)
+
+
+# --- maps of a storage ----------------------------------------------------------------------------
+class _Elements:
+    """Per-element maps of a storage; serves every kind of view."""
+
+    def __init__(self, storage: Storage) -> None:
+        self.storage = storage
+
+    def new(self, dtype: type) -> np.ndarray:
+        return np.zeros(self.storage.size, dtype)
+
+    def get(self, flat: np.ndarray, access: _Access) -> np.ndarray:
+        """What the map holds for the elements that the access touches."""
+        mask = access.mask
+        return window(flat, access.view) if mask is None else flat[elements(access.view, mask)]
+
+    def put(self, flat: np.ndarray, access: _Access, values: Any) -> None:
+        """Set the touched elements."""
+        if access.mask is None:
+            window(flat, access.view)[...] = values
+        else:
+            flat[elements(access.view, access.mask)] = values
+
+
+class _Cells:
+    """Maps with one entry per cell, where all views are boxes of whole cells.
+
+    Kernels tile tensors evenly: a 4096 x 4096 output in 128 x 512 tiles takes 256 entries.
+    """
+
+    def __init__(self, storage: Storage, boxes: dict[tuple, tuple[slice, ...]]) -> None:
+        steps = list(storage.shape)
+        for box in boxes.values():
+            steps = [math.gcd(g, b.start, b.stop) for g, b in zip(steps, box, strict=True)]
+        self.shape = tuple(s // g for s, g in zip(storage.shape, steps, strict=True))
+        self.at = {
+            key: tuple(slice(b.start // g, b.stop // g) for g, b in zip(steps, box, strict=True))
+            for key, box in boxes.items()
+        }
+
+    def new(self, dtype: type) -> np.ndarray:
+        return np.zeros(self.shape, dtype)
+
+    def get(self, cells: np.ndarray, access: _Access) -> np.ndarray:
+        return cells[self.at[access.view.key()]]
+
+    def put(self, cells: np.ndarray, access: _Access, values: Any) -> None:
+        cells[self.at[access.view.key()]] = values
+
+
+def _maps(group: _Group) -> _Elements | _Cells:
+    """The cheapest exact maps for the accesses of a group."""
+    boxes: dict[tuple, tuple[slice, ...]] = {}
+    for access in group.all():
+        key = access.view.key()
+        if key in boxes:
+            continue
+        box = None if access.mask is not None else _box(access.view)
+        if box is None:
+            return _Elements(group.storage)
+        boxes[key] = box
+    return _Cells(group.storage, boxes)
+
+
+def _box(view: Tensor) -> tuple[slice, ...] | None:
+    """The view as a box of its storage's axes, or None where it is none."""
+    shape = view.storage.shape
+    steps = contiguous(shape)
+    box = []
+    rest = view.offset
+    for step in steps:
+        at, rest = divmod(rest, step)
+        box.append(slice(at, at + 1))
+    for size, stride in zip(view.shape, view.strides, strict=True):
+        if size == 1 or stride == 0:
+            continue
+        for axis, step in enumerate(steps):
+            start, stop = box[axis].start, box[axis].stop
+            if step == stride and stop == start + 1 and start + size <= shape[axis]:
+                box[axis] = slice(start, start + size)
+                break
+        else:
+            return None
+    return tuple(box)
+
+
+# --- comparing ------------------------------------------------------------------------------------
+def _conflict(group: _Group) -> tuple[_Access, _Access] | None:
+    """The first pair of accesses of different iterations that exclude each other."""
+    kinds = sorted({a.kind for a in group.writes.values()})
+    if not group.reads and len(kinds) == 1 and kinds != ["write"]:
+        return None  # an accumulation whose running value nobody reads
+    if len({a.iteration for a in group.all()}) < 2:
+        return None
+    maps = _maps(group)
+    owner = maps.new(np.int32)  # iteration + 1 of the writer, 0: nobody
+    total = 0
+    for write in group.writes.values():
+        maps.put(owner, write, write.iteration + 1)
+        total += maps.get(owner, write).size
+    if np.count_nonzero(owner) != total:  # some elements are written more than once
+        owner[...] = 0
+        late = _between_writes(group, maps, owner, kinds)
+        if late is not None:
+            return _partner(group, late), late
+    exclusive = {name[:-1] for name, a in group.writes.items() if a.kind == "write"}
+    for name, read in group.reads.items():
+        if name[:-1] in exclusive:
+            continue  # the iteration reads what it alone wrote
+        near = maps.get(owner, read)
+        if ((near != 0) & (near != read.iteration + 1)).any():
+            return _partner(group, read), read
+    return None
+
+
+def _between_writes(
+    group: _Group, maps: _Elements | _Cells, owner: np.ndarray, kinds: list[str]
+) -> _Access | None:
+    """The first write that excludes an earlier one, in program order.
+
+    Afterwards ``owner`` says SHARED where several iterations accumulate.
+    """
+    last = maps.new(np.int8)  # 1 + number of the kind of the last write
+    for write in group.writes.values():
+        near = maps.get(owner, write)
+        mine, own = write.iteration + 1, kinds.index(write.kind) + 1
+        others = (near != 0) & (near != mine)
+        excluded = write.kind == "write" or maps.get(last, write) != own
+        if (others & excluded).any():
+            return write
+        maps.put(owner, write, np.where(others, SHARED, mine))
+        maps.put(last, write, own)
+    return None
+
+
+def _partner(group: _Group, access: _Access) -> _Access:
+    """The first write of another iteration that ``access`` excludes."""
+    for write in group.writes.values():
+        compatible = write.kind == access.kind and write.kind != "write"
+        if write.iteration != access.iteration and not compatible and _shared(write, access).any():
+            return write
+    raise AssertionError("a conflict has two sides")
+
+
+def _shared(a: _Access, b: _Access) -> np.ndarray:
+    """Per-element flags of what both accesses touch."""
+    maps = _Elements(a.view.storage)
+    flags = maps.new(np.int8)
+    maps.put(flags, a, 1)
+    both = maps.get(flags, b) + 1
+    maps.put(flags, b, both)
+    return flags == 2
+
+
+def _refusal(program: Program, group: _Group, write: _Access, other: _Access) -> Exception:
+    loop = group.loop
+    where = "launch grid" if loop.kind == "grid" else f"affine_range at {loop.source}"
+    unit = "instance" if loop.kind == "grid" else "iteration"
+    does = "reads" if other.kind == "read" else "also writes"
+    mend = (
+        "give every instance its own part of the tensor"
+        if loop.kind == "grid"
+        else "index the tensor with the loop variable, create it inside the loop, or use "
+        "nl.sequential_range"
+    )
+    region = box_text(_shared(write, other), group.storage)
+    return refuse(
+        "err_unexpected_output_dependencies",
+        f"{unit} {write.iteration} of the {where} writes {region} of {group.storage.label()} (line "
+        f"{_line(write)}), which {unit} {other.iteration} {does} (line {_line(other)}), expected "
+        f"{unit}s that touch only what they alone write; {mend}",
+        place(program, other.instruction),
+    )
+
+
+def _line(access: _Access) -> str:
+    source = access.instruction.source
+    return str(source.line) if source is not None else "unknown"

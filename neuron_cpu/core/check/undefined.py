@@ -1,0 +1,448 @@
+"""Undefined data, exact per element and by value flow.
+
+Kernels legally compute on tail rows that nobody loaded, as long as nothing of it reaches HBM. So an
+element that was never written is followed through every instruction, as ``OpSpec.flow`` says, and
+refused where it is stored. A storage is in one of three states: never written, wholly defined, or a
+map with one entry per element. The map holds booleans (undefined or not); once a store fails, the
+program is walked again with *codes* instead, which say for every undefined element which element
+that nobody wrote it comes from. Both walks are the same code: joining is ``np.maximum``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..device.errors import refuse, warn
+from ..language.allocation import overlapping
+from ..language.tensor import Tensor
+from ..program.program import Instruction, Program, Storage
+from ..program.regions import box_text, covers_storage, elements, place, window
+
+Map = np.ndarray  # bool, or int64 codes: 0 is defined
+
+
+def check_values(program: Program) -> None:
+    """Refuse stores of undefined data and outputs that nobody writes; warn of partial outputs.
+
+    Raises:
+        NkiError: ``sim_undefined_data`` or ``err_tensor_output_not_written_to``.
+    """
+    walk = _Walk(program, codes=False)
+    stored = walk.run()
+    if stored is not None:
+        raise _Walk(program, codes=True).blame(stored)
+    for output in dict.fromkeys(program.outputs):
+        state = walk.state[output.id] if output.id in walk.state else walk.fresh(output)
+        if state is not None and state.all():
+            raise refuse(
+                "err_tensor_output_not_written_to",
+                f"output {output.label()} is returned but never stored to, expected a store to "
+                "every element; check loop trip counts and masks, or do not return it",
+                f"{program.name} ({output.source})" if output.source else program.name,
+            )
+        if state is not None:
+            warn(
+                "sim_output_partly_written",
+                f"output {output.label()} is written in part: {int(np.count_nonzero(state))} "
+                f"elements are not, {box_text(state != 0, output)} first, expected all of them; "
+                "store the rest or make the output smaller",
+                f"{program.name} ({output.source})" if output.source else program.name,
+            )
+
+
+class _Walk:
+    """One pass over the instructions.
+
+    Attributes:
+        state: per storage id a map, or None where all of it is defined; absent: never written.
+        clean: per storage id the keys of regions known to be defined while others are not.
+        sharing: tiles that the kernel itself has placed over each other, by storage id.
+        overwriter: per storage id the last instruction that wrote over a part of it.
+    """
+
+    def __init__(self, program: Program, codes: bool) -> None:
+        self.program, self.codes = program, codes
+        self.state: dict[int, Map | None] = {}
+        self.clean: dict[int, set[tuple]] = {}
+        self.written: dict[int, int] = {}  # elements written since the last look for completeness
+        self.base: dict[int, int] = {}
+        self.sharing = overlapping(program) if program.direct_allocation else {}
+        self.overwriter: dict[int, Instruction] = {}
+        total = 1
+        for storage in program.storages:
+            self.base[storage.id] = total
+            total += storage.size
+            if storage.role in ("input", "const"):
+                self.state[storage.id] = None
+
+    def run(self, until: int | None = None) -> int | None:
+        """Walk all instructions (or ``until`` many); the number of a store of undefined data."""
+        state, clean = self.state, self.clean
+        for k, instruction in enumerate(self.program.instructions[:until]):
+            attrs = instruction.attrs
+            dirty = False
+            used = instruction.src
+            if "accumulate" in attrs or "rmw" in attrs:
+                used += instruction.dst
+            for view in used:
+                at = view.storage.id
+                if at not in state or view.indirect is not None:
+                    dirty = True
+                elif state[at] is not None:
+                    known = clean.get(at)
+                    if known is None or (view.offset, view.shape, view.strides) not in known:
+                        dirty = True
+            mask = attrs.get("mask")
+            if dirty or instruction.dst[0].indirect is not None:
+                if self._spread(instruction, mask):
+                    return k
+            else:
+                for view in instruction.dst:
+                    self._define(view, mask)
+            if self.sharing:
+                self._overwrite(instruction)
+        return None
+
+    # --- reading ----------------------------------------------------------------------------------
+    def fresh(self, storage: Storage) -> Map:
+        """The map of a storage that nobody wrote."""
+        if not self.codes:
+            return np.ones(storage.size, bool)
+        base = self.base[storage.id]
+        return np.arange(base, base + storage.size, dtype=np.int64)
+
+    def read(self, view: Tensor) -> Map | None:
+        """What is undefined in ``view`` ([shape] map), or None."""
+        at = view.storage.id
+        if view.indirect is not None:
+            return self._read_rows(view)
+        if at not in self.state:
+            self.state[at] = self.fresh(view.storage)
+        flat = self.state[at]
+        if flat is None:
+            return None
+        found = window(flat, view)
+        if found.any():
+            return found
+        self.clean.setdefault(at, set()).add(view.key())
+        return None
+
+    def _read_rows(self, view: Tensor) -> Map | None:
+        """Rows chosen by data: undefined if the index is, or if any row of the storage is."""
+        assert view.indirect is not None
+        index = self.read(view.indirect[0])
+        flat = self.state.get(view.storage.id, ...)
+        if flat is ...:
+            flat = self.fresh(view.storage)
+        worst = None if flat is None or not flat.any() else flat.max()
+        if index is None and worst is None:
+            return None
+        found = np.zeros(view.shape, np.int64 if self.codes else bool)
+        if worst is not None:
+            found[...] = worst
+        if index is not None:
+            rows = _rows(index)
+            np.maximum(found, rows.reshape(-1, *(1,) * (len(view.shape) - 1)), out=found)
+        return found
+
+    # --- writing ----------------------------------------------------------------------------------
+    def _define(self, view: Tensor, mask: Any) -> None:
+        """Everything that an instruction writes into ``view`` is defined."""
+        storage = view.storage
+        at = storage.id
+        if view.indirect is not None:
+            self.state[at] = None  # which rows is known on the device only: give it the benefit
+            return
+        if at in self.state and self.state[at] is None:
+            return
+        if mask is None and covers_storage(view):
+            self.state[at] = None
+            return
+        flat = self.state.get(at)
+        if flat is None:
+            flat = self.state[at] = self.fresh(storage)
+        if mask is not None:
+            flat[elements(view, mask)] = 0
+        else:
+            known = self.clean.setdefault(at, set())
+            key = view.key()
+            if key in known:
+                return
+            window(flat, view)[...] = 0
+            known.add(key)
+        self._complete(storage, flat, view.size)
+
+    def _complete(self, storage: Storage, flat: Map, size: int) -> None:
+        """Notice when the last undefined element of a storage is gone."""
+        total = self.written.get(storage.id, 0) + size
+        if total >= storage.size:
+            if not flat.any():
+                self.state[storage.id] = None
+                return
+            total = storage.size - (storage.size + 3) // 4  # look again after a quarter more
+        self.written[storage.id] = total
+
+    def _spread(self, instruction: Instruction, mask: Any) -> bool:
+        """Carry what is undefined from operands to results; True if it reaches HBM."""
+        sources = [self.read(view) for view in instruction.src]
+        attrs = instruction.attrs
+        for number, view in enumerate(instruction.dst):
+            found = _result(instruction, sources, number)
+            if "accumulate" in attrs or "rmw" in attrs:
+                found = _join([found, self.read(view)])
+            if view.indirect is not None:
+                index = self.read(view.indirect[0])
+                if index is not None:
+                    rows = _rows(index)
+                    found = _join([found, rows.reshape(-1, *(1,) * (len(view.shape) - 1))])
+            if found is not None:
+                found = np.broadcast_to(found, view.shape)
+                if not (found if mask is None else found[mask]).any():
+                    found = None
+            if found is None:
+                self._define(view, mask)
+                continue
+            if not view.storage.on_chip:
+                self.stored = found if mask is None else np.where(mask, found, 0)
+                return True
+            self._write(view, found, mask)
+        return False
+
+    def _write(self, view: Tensor, found: Map, mask: Any) -> None:
+        at = view.storage.id
+        flat = self.state.get(at)
+        if flat is None:  # defined until now, or never written
+            flat = (
+                np.zeros(view.storage.size, np.int64 if self.codes else bool)
+                if at in self.state
+                else self.fresh(view.storage)
+            )
+            self.state[at] = flat
+        if mask is None:
+            window(flat, view)[...] = found
+        else:
+            flat[elements(view, mask)] = found[mask]
+        self.clean.pop(at, None)
+
+    def _overwrite(self, instruction: Instruction) -> None:
+        """What the instruction wrote is lost in the tiles that share its memory."""
+        for view in instruction.dst:
+            for tile, other in self.sharing.get(view.storage.id, ()):
+                lost, at = other.hit_by(tile, view), other.storage.id
+                if lost is None or at not in self.state:
+                    continue
+                flat = self.state[at]
+                if flat is None:
+                    flat = np.zeros(other.storage.size, np.int64 if self.codes else bool)
+                    self.state[at] = flat
+                blocks = (-1, other.partitions, other.storage.free_size)
+                fresh = self.fresh(other.storage).reshape(blocks)
+                flat.reshape(blocks)[lost] = fresh[lost]
+                self.clean.pop(at, None)
+                self.overwriter[at] = instruction
+
+    # --- blame ------------------------------------------------------------------------------------
+    def blame(self, at: int) -> Exception:
+        """The refusal of store ``at``: which elements nobody wrote, and where they came out."""
+        self.run(at)
+        store = self.program.instructions[at]
+        self._spread(store, store.attrs.get("mask"))
+        codes = self.stored[self.stored != 0]
+        storage = self._owner(int(codes.max()))
+        base = self.base[storage.id]
+        mine = codes[(codes >= base) & (codes < base + storage.size)] - base
+        flags = np.zeros(storage.size, bool)
+        flags[mine] = True
+        flat = self.state.get(storage.id, ...)
+        if flat is ...:
+            flags[:] = True
+        elif flat is not None:
+            flags |= flat == self.fresh(storage)
+        return self._refusal(store, storage, box_text(flags, storage), codes.size)
+
+    def _refusal(self, store: Instruction, storage: Storage, region: str, count: int) -> Exception:
+        where = place(self.program, store)
+        writer = self.overwriter.get(storage.id)
+        if writer is not None:
+            return refuse(
+                "sim_allocation_overlap",
+                f"{store.op.name} to {store.dst[0].storage.label()} stores {count} elements that "
+                f"come from {region} of {storage.label()} after {writer.op.name} (line "
+                f"{writer.source.line if writer.source else 'unknown'}) wrote "
+                f"{writer.dst[0].storage.label()} over it, expected tiles that share addresses to "
+                "be live one after the other; move one of them",
+                where,
+            )
+        return refuse(
+            "sim_undefined_data",
+            f"{store.op.name} to {store.dst[0].storage.label()} stores {count} undefined "
+            f"elements: {region} of {storage.label()}, created at {self._created(storage)}, is "
+            "never written, expected every element that reaches HBM to be written first; fill it "
+            "with nisa.memset, or leave it out with a slice or mask",
+            where,
+        )
+
+    def _owner(self, code: int) -> Storage:
+        found = self.program.storages[0]
+        for storage in self.program.storages:
+            if self.base[storage.id] <= code:
+                found = storage
+        return found
+
+    def _created(self, storage: Storage) -> str:
+        """Line that created the storage: its own, or that of its first write or use."""
+        if storage.source is not None:
+            return str(storage.source)
+        for instruction in self.program.instructions:
+            if any(v.storage is storage for v in (*instruction.dst, *instruction.src)):
+                return str(instruction.source)
+        return "an unknown line"
+
+
+# --- how undefined elements spread ----------------------------------------------------------------
+Maps = list[Map | None]
+Shape = tuple[int, ...]
+
+
+def _join(maps: Maps) -> Map | None:
+    """Undefined where any of the maps says so."""
+    found: Map | None = None
+    for one in maps:
+        if one is not None:
+            found = one if found is None else np.maximum(found, one)
+    return found
+
+
+def _result(instruction: Instruction, sources: Maps, number: int) -> Map | None:
+    """What is undefined in result ``number``, in its shape, or None."""
+    if all(s is None for s in sources):
+        return None
+    view = instruction.dst[number]
+    found = FLOW[instruction.op.flow](instruction, sources, view.shape)
+    if found is None:
+        return None
+    if number and "reduce_axes" in instruction.attrs:
+        found = found.max(axis=tuple(range(-instruction.attrs["reduce_axes"], 0)))
+    return found.reshape(view.shape) if found.size == view.size else found
+
+
+def _elementwise(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    found = _join(sources)
+    keep = instruction.attrs.get("keep")  # affine_select replaces the others by a constant
+    return found if keep is None or found is None else np.where(keep, found, 0)
+
+
+def _copy(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    return sources[0]
+
+
+def _reduce(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    found = _join(sources)
+    if found is None:
+        return None
+    order = instruction.attrs.get("order")
+    if order is not None:
+        found = found.transpose(order)
+    return found.max(axis=tuple(range(-instruction.attrs["axes"], 0)))
+
+
+def _matmul(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """A whole row of the product for a column of the stationary operand, and the reverse."""
+    rows, columns = (None if s is None else _columns(s) for s in sources[:2])
+    found = _join(
+        [None if rows is None else rows[:, None], None if columns is None else columns[None, :]]
+    )
+    size = (instruction.src[0].free_size, instruction.src[1].free_size)
+    return None if found is None else np.broadcast_to(found, size)
+
+
+def _columns(found: Map) -> Map:
+    return found.reshape(found.shape[0], -1).max(axis=0)
+
+
+def _rows(found: Map) -> Map:
+    return found.reshape(found.shape[0], -1).max(axis=1)
+
+
+def _transpose(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    found = sources[0]
+    return None if found is None else found.reshape(found.shape[0], -1).T
+
+
+def _permute(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    found = sources[0]
+    return None if found is None else found.transpose(instruction.attrs["axes_order"])
+
+
+def _scan(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    found = _join(sources)
+    if found is None:
+        return None
+    flat = np.broadcast_to(found, shape).reshape(shape[0], -1)
+    return np.maximum.accumulate(flat, axis=1).reshape(shape)
+
+
+def _all(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """To every result element of the same partition; of all partitions where counts differ."""
+    rows = [None if s is None else _rows(s) for s in sources]
+    if any(r is not None and r.size not in (1, shape[0]) for r in rows):
+        rows = [None if r is None else r.max(keepdims=True) for r in rows]
+    found = _join(rows)
+    if found is None:
+        return None
+    return np.broadcast_to(found.reshape(-1, *(1,) * (len(shape) - 1)), shape)
+
+
+def _partitions(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    found = sources[0]
+    return None if found is None else found.max(axis=0, keepdims=True)
+
+
+def _lanes(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """Partitions permuted inside quadrants; a kept one is the destination's own."""
+    lanes = np.array(instruction.attrs["lanes"])
+    rows = np.arange(shape[0])
+    picked = lanes[rows % lanes.size]
+    moved, own = [*sources, None][:2]
+    if moved is not None:
+        at = np.where(picked < lanes.size, rows - rows % lanes.size + picked, rows)
+        moved = np.where((picked < lanes.size).reshape(-1, *(1,) * (len(shape) - 1)), moved[at], 0)
+    if own is not None:
+        own = np.where((picked >= lanes.size).reshape(-1, *(1,) * (len(shape) - 1)), own, 0)
+    return _join([moved, own])
+
+
+def _cores(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """A partition's own data, and the indices of all 16 partitions of its GpSimd core."""
+    data, index = (None if s is None else _rows(s) for s in sources)
+    if index is not None:
+        index = np.repeat(index.reshape(-1, 16).max(axis=1), 16)
+    found = _join([data, index])
+    return None if found is None else np.broadcast_to(found[:, None, None], shape)
+
+
+def _dropout(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    at = instruction.attrs.get("seed_at")
+    seed = None if at is None else sources[at]
+    whole = None if seed is None else np.broadcast_to(seed.max(), shape)
+    return _join([*(s for k, s in enumerate(sources) if k != at), whole])
+
+
+def _random(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    seed = sources[0]
+    return None if seed is None else np.broadcast_to(seed.max(), shape)
+
+
+def _fill(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    return None
+
+
+FLOW: dict[str, Callable[[Instruction, Maps, Shape], Map | None]] = {
+    "elementwise": _elementwise, "copy": _copy, "reduce": _reduce, "matmul": _matmul,
+    "transpose": _transpose, "permute": _permute, "scan": _scan, "all": _all, "fill": _fill,
+    "partitions": _partitions, "lanes": _lanes, "cores": _cores, "dropout": _dropout,
+    "random": _random, "meeting": _elementwise,
+}  # fmt: skip

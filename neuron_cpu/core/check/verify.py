@@ -1,0 +1,67 @@
+"""Checks on a whole Program: what no single instruction can know.
+
+Four questions, each exact on the recorded accesses: is a tensor used outside of the loop that made
+it (scopes, here), does anything undefined reach HBM (``undefined.py``), do iterations that the
+kernel declared independent touch each other's elements (``races.py``), and do the live tensors fit
+on chip (``capacity.py``). Rules: aws-neuron-sdk v2.21.1, general/nki/api/nki.errors.rst and
+general/nki/programming_model.rst.
+"""
+
+from __future__ import annotations
+
+from ..device.errors import refuse
+from ..language.allocation import check_allocation
+from ..program.program import Frame, Instruction, Program, Storage
+from ..program.regions import place
+from .capacity import check_capacity, psum_high_water, sbuf_high_water
+from .races import check_races
+from .undefined import check_values
+
+__all__ = ["psum_high_water", "sbuf_high_water", "verify"]
+
+
+def verify(program: Program) -> None:
+    """Refuse a program that the device would refuse or silently miscompute.
+
+    Raises:
+        NkiError: undefined data stored, output not written, race, tensor used out of its scope,
+            automatic beside explicit allocation, or more live data than SBUF or PSUM holds. An
+            output written in part is a warning.
+    """
+    check_scopes(program)
+    check_allocation(program)
+    check_races(program)  # before values: a race explains elements that nobody wrote
+    check_values(program)
+    check_capacity(program)
+
+
+def check_scopes(program: Program) -> None:
+    """Refuse uses of a tensor outside of the loop iteration that created it.
+
+    On the device a loop body is traced once, so a tensor made in it names one buffer per iteration
+    that nothing outside can address.
+    """
+    legal: dict[Frame | None, set[Frame | None]] = {}
+    for instruction in program.instructions:
+        if instruction.op.flow == "meeting":  # joins tiles of all grid instances
+            continue
+        frame = instruction.frame
+        inside = legal.get(frame)
+        if inside is None:
+            inside = legal[frame] = {None, *(frame.path() if frame is not None else ())}
+        for view in (*instruction.src, *instruction.dst):
+            if view.storage.frame not in inside:
+                raise _out_of_scope(program, instruction, view.storage)
+
+
+def _out_of_scope(program: Program, instruction: Instruction, storage: Storage) -> Exception:
+    frame = storage.frame
+    assert frame is not None  # top-level tensors are in scope everywhere
+    return refuse(
+        "err_local_variable_used_out_of_scope",
+        f"{instruction.op.name} uses {storage.label()}, which iteration {frame.i} of the "
+        f"{frame.loop.kind} loop at {frame.loop.source} created, outside of that iteration, "
+        "expected uses inside it only; create the tensor before the loop and assign to tensor[...] "
+        "in it",
+        place(program, instruction),
+    )

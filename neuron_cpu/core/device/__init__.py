@@ -1,0 +1,1 @@
+"""The simulated device: constants and their sources, number formats, refusals."""

@@ -1,0 +1,119 @@
+"""Refusals and warnings: one sentence with rule, place, expected, got and the mend.
+
+Identifiers are those of aws-neuron-sdk v2.21.1 general/nki/api/nki.errors.rst (and of its versions
+up to v2.26.0); identifiers that begin with ``sim_`` name checks of this simulator only.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class NkiError(Exception):
+    """A kernel that compiler or hardware would refuse, or silently miscompute.
+
+    Attributes:
+        identifier: the documented error name, e.g. ``err_num_partition_mismatch``.
+        source: ``file:line`` in the kernel, or None outside of one.
+    """
+
+    def __init__(self, identifier: str, message: str, source: str | None = None) -> None:
+        self.identifier, self.message, self.source = identifier, message, source
+        where = f"{source}: " if source else ""
+        super().__init__(f"{where}{message} [{identifier}]")
+
+
+class NkiSyntaxError(NkiError, SyntaxError):
+    """Size violations: the vendor raises these as SyntaxError, so both ``except`` forms work."""
+
+    def __str__(self) -> str:
+        return str(self.args[0])
+
+
+class NkiWarning(UserWarning):
+    """A rule whose breach the device accepts, or about which public sources disagree."""
+
+
+SIZE_ERRORS = frozenset(
+    {"err_num_partition_exceed_arch_limit", "err_size_of_dimension_exceed_arch_limit"}
+)
+_local = threading.local()
+
+
+def refuse(identifier: str, message: str, source: str | None = None) -> NkiError:
+    """The exception to raise for ``identifier``; the place defaults to the line being traced."""
+    place = source if source is not None else current_place()
+    kind = NkiSyntaxError if identifier in SIZE_ERRORS else NkiError
+    return kind(identifier, message, place)
+
+
+def warn(identifier: str, message: str, source: str | None = None) -> None:
+    """Report a doubtful construct once per place; an error where NKI_CPU_STRICT=1.
+
+    ``NKI_CPU_SILENCE`` (comma-separated identifiers) and ``silence()`` switch single ones off.
+    """
+    silenced = set(filter(None, os.environ.get("NKI_CPU_SILENCE", "").split(",")))
+    if identifier in silenced or identifier in getattr(_local, "silenced", ()):
+        return
+    place = source if source is not None else current_place()
+    if os.environ.get("NKI_CPU_STRICT") == "1":
+        raise NkiError(identifier, message, place)
+    where = f"{place}: " if place else ""
+    warnings.warn(f"{where}{message} [{identifier}]", NkiWarning, stacklevel=3)
+
+
+@contextmanager
+def silence(*identifiers: str) -> Iterator[None]:
+    """Switch the named warnings off inside the block (this thread only)."""
+    before: frozenset[str] = getattr(_local, "silenced", frozenset())
+    _local.silenced = before | set(identifiers)
+    try:
+        yield
+    finally:
+        _local.silenced = before
+
+
+_INTERNAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # neuron_cpu/core
+_SDK = os.path.join(os.path.dirname(_INTERNAL), "sdk", "neuronxcc")
+
+
+def is_internal(filename: str) -> bool:
+    """True for files of the simulator itself, which no message should point at."""
+    return filename.startswith((_INTERNAL, _SDK))
+
+
+_internal_cache: dict[str, bool] = {}
+
+
+def user_frame(depth: int = 1) -> FrameType | None:
+    """The innermost Python frame outside of the simulator."""
+    frame: FrameType | None = sys._getframe(depth)
+    cache = _internal_cache
+    while frame is not None:
+        name = frame.f_code.co_filename
+        internal = cache.get(name)
+        if internal is None:
+            internal = cache[name] = is_internal(name)
+        if not internal:
+            return frame
+        frame = frame.f_back
+    return None
+
+
+def current_place() -> str | None:
+    """``kernel (file:line)`` being traced in this thread, or None outside of a kernel."""
+    from ..program.trace import active  # here because trace imports this module
+
+    tracer = active()
+    if tracer is None:
+        return None
+    frame = user_frame(2)
+    if frame is None:
+        return tracer.program.name
+    return f"{tracer.program.name} ({frame.f_code.co_filename}:{frame.f_lineno})"

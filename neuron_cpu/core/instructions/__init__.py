@@ -1,0 +1,1 @@
+"""The device's instructions: rules, semantics and cost of each, by engine."""

@@ -1,0 +1,1 @@
+"""The kernel language of SDK 2.21 as its users see it (``neuronxcc.nki``)."""

@@ -1,0 +1,296 @@
+"""Direct allocation: tensors that the kernel places itself (``neuronxcc.nki.compiler``).
+
+A buffer made by ``ncc.sbuf.alloc`` and friends gives every tile of a tensor (one per index of its
+block axes) an address: first partition and byte in SBUF, bank in PSUM. Rules: aws-neuron-sdk
+v2.21.1, general/nki/nki_direct_allocation_guide.rst. Tiles may share memory as long as nobody reads
+what another tile has overwritten; ``undefined.py`` follows that write by write.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from ..device import spec
+from ..device.errors import refuse
+from ..program import trace
+from ..program.program import Instruction, Program, Storage
+from ..program.regions import place
+from .tensor import Tensor
+
+AddressFunction = Callable[..., tuple[int, ...]]
+
+
+class Tile:
+    """Where one tile of a tensor lies.
+
+    Attributes:
+        block: its number in row-major order of the block axes.
+        partition, partitions: first partition and how many.
+        start, stop: bytes per partition, counted through all banks in PSUM.
+    """
+
+    __slots__ = ("block", "partition", "partitions", "start", "stop", "storage")
+
+    def __init__(self, storage: Storage, block: int, partition: int, start: int) -> None:
+        self.storage, self.block = storage, block
+        self.partition, self.partitions = partition, storage.shape[storage.paxis]
+        self.start = start
+        self.stop = start + storage.free_size * storage.dtype.itemsize
+
+    def overlaps(self, other: Tile) -> bool:
+        """True when both occupy some byte of some partition of the same memory."""
+        return (
+            self.storage.buffer == other.storage.buffer
+            and self.start < other.stop
+            and other.start < self.stop
+            and self.partition < other.partition + other.partitions
+            and other.partition < self.partition + self.partitions
+        )
+
+    def hit_by(self, writer: Tile, view: Tensor) -> tuple[Any, ...] | None:
+        """Index [block, partitions, free elements] of what a write through ``view`` destroys here.
+
+        ``view`` lies in the tile ``writer``; its bounding box counts.
+        """
+        tile = writer.partitions * writer.storage.free_size
+        if view.offset // tile != writer.block:
+            return None
+        row, column = divmod(view.offset % tile, writer.storage.free_size)
+        last = column + sum((n - 1) * s for n, s in zip(view.shape[1:], view.strides[1:]))
+        item = writer.storage.dtype.itemsize
+        first_row = max(writer.partition + row, self.partition)
+        last_row = min(writer.partition + row + view.shape[0], self.partition + self.partitions)
+        start = max(writer.start + column * item, self.start)
+        stop = min(writer.start + (last + 1) * item, self.stop)
+        if first_row >= last_row or start >= stop:
+            return None
+        own = self.storage.dtype.itemsize
+        return (
+            self.block,
+            slice(first_row - self.partition, last_row - self.partition),
+            slice((start - self.start) // own, -(-(stop - self.start) // own)),
+        )
+
+
+def by_keyword(function: AddressFunction) -> AddressFunction:
+    """Pass the arguments by the names of the guide where the function has them.
+
+    ``functools.partial`` objects that fix a first parameter by name can be called only so.
+    """
+    try:
+        inspect.signature(function).bind(idx=(), pdim_size=0, fdim_size=0)
+    except TypeError:
+        return function
+    return lambda idx, pdim_size, fdim_size: function(
+        idx=idx, pdim_size=pdim_size, fdim_size=fdim_size
+    )
+
+
+class Placed:
+    """A buffer object with explicit addresses, for ``buffer=`` of the creation functions."""
+
+    def __init__(self, kind: str, function: AddressFunction) -> None:
+        self.kind, self.function = kind, by_keyword(function)
+
+    def __repr__(self) -> str:
+        return f"ncc.{self.kind}.alloc(...)"
+
+    def place(self, storage: Storage) -> None:
+        """Ask the address function for every tile of ``storage`` and check the answers.
+
+        Raises:
+            NkiError: an address outside of the memory, misaligned, or at an illegal partition.
+        """
+        program = trace.current("ncc allocation").program
+        if getattr(program.function, "nki_auto_alloc", False):
+            return
+        program.direct_allocation = True
+        size = storage.free_size * storage.dtype.itemsize
+        blocks = [range(s) for s in storage.shape[: storage.paxis]]
+        storage.address = [
+            self._tile(storage, number, index, size)
+            for number, index in enumerate(itertools.product(*blocks))
+        ]
+
+    def _tile(self, storage: Storage, number: int, index: tuple[int, ...], size: int) -> Tile:
+        partitions = storage.shape[storage.paxis]
+        got = tuple(int(v) for v in self.function(index, partitions, size))
+        if self.kind == "psum":
+            return _psum_tile(storage, number, got)
+        partition, byte = got
+        if partition not in spec.legal_start_partitions(partitions):
+            raise refuse(
+                "sim_allocation_partition",
+                f"{storage.label()} is allocated from partition {partition}, expected one of "
+                f"{spec.legal_start_partitions(partitions)} for {partitions} partitions",
+            )
+        if byte < 0 or byte + size > spec.SBUF_USABLE_BYTES or byte % spec.SBUF_ALIGN_BYTES:
+            raise refuse(
+                "sim_allocation_address",
+                f"{storage.label()} is allocated at bytes {byte} to {byte + size} of its "
+                f"partitions, expected a multiple of {spec.SBUF_ALIGN_BYTES} inside 0 to "
+                f"{spec.SBUF_USABLE_BYTES}: the last 16 KiB are the compiler's",
+            )
+        return Tile(storage, number, partition, byte)
+
+
+def _psum_tile(storage: Storage, number: int, got: tuple[int, ...]) -> Tile:
+    bank, partition, byte = got
+    if not 0 <= bank < spec.PSUM_BANKS or partition or byte:
+        raise refuse(
+            "sim_allocation_address",
+            f"{storage.label()} is allocated at (bank, partition, byte) = {got}, expected a bank "
+            f"from 0 to {spec.PSUM_BANKS - 1} and zeros: SDK 2.21 places PSUM tiles by bank only",
+        )
+    return Tile(storage, number, 0, bank * spec.PSUM_BANK_BYTES)
+
+
+def _wrapped(index: tuple[int, ...], sizes: tuple[int, ...]) -> int:
+    """Block index modulo the physical tiles of each axis, in row-major order.
+
+    Axes that ``sizes`` does not name have one physical tile.
+    """
+    full = (1,) * (len(index) - len(sizes)) + tuple(sizes)
+    number = 0
+    for i, size in zip(index, full, strict=True):
+        number = number * size + i % size
+    return number
+
+
+class _Memory:
+    """What ``ncc.sbuf`` and ``ncc.psum`` have in common."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def alloc(self, func: AddressFunction) -> Placed:
+        """Addresses from ``func(block index, partitions, bytes per partition)``."""
+        return Placed(self.kind, func)
+
+    def auto_alloc(self) -> Any:
+        """The buffer that the compiler places tensors in, ``nl.sbuf`` or ``nl.psum``."""
+        from . import nl as language
+
+        return getattr(language, self.kind)
+
+
+class _Sbuf(_Memory):
+    """``ncc.sbuf``: addresses are (first partition, byte)."""
+
+    def mod_alloc(
+        self,
+        *,
+        base_addr: int,
+        base_partition: int = 0,
+        num_par_tiles: Any = (),
+        num_free_tiles: Any = (),
+    ) -> Placed:
+        """Physical tiles in rows along partitions and bytes, block indices taken modulo."""
+        par, free = _sizes(num_par_tiles), _sizes(num_free_tiles)
+
+        def address(index: tuple[int, ...], partitions: int, size: int) -> tuple[int, ...]:
+            row, column = _wrapped(index, par), _wrapped(index, free)
+            return base_partition + row * partitions, base_addr + column * size
+
+        return self.alloc(address)
+
+
+class _Psum(_Memory):
+    """``ncc.psum``: addresses are (bank, first partition, byte), the last two 0."""
+
+    def mod_alloc(
+        self,
+        *,
+        base_bank: int,
+        base_addr: int = 0,
+        base_partition: int = 0,
+        num_bank_tiles: Any = (),
+        num_par_tiles: Any = (),
+        num_free_tiles: Any = (),
+    ) -> Placed:
+        """Banks from ``base_bank`` on, block indices taken modulo ``num_bank_tiles``."""
+        banks, par, free = map(_sizes, (num_bank_tiles, num_par_tiles, num_free_tiles))
+
+        def address(index: tuple[int, ...], partitions: int, size: int) -> tuple[int, ...]:
+            row, column = _wrapped(index, par), _wrapped(index, free)
+            return (
+                base_bank + _wrapped(index, banks),
+                base_partition + row * partitions,
+                base_addr + column * size,
+            )
+
+        return self.alloc(address)
+
+
+def _sizes(value: Any) -> tuple[int, ...]:
+    return tuple(int(v) for v in value) if isinstance(value, (tuple, list)) else (int(value),)
+
+
+sbuf = _Sbuf("sbuf")
+psum = _Psum("psum")
+
+
+# --- decorators -----------------------------------------------------------------------------------
+def force_auto_alloc(func: Any = None) -> Any:
+    """Decorator: ignore explicit addresses, for comparison with automatic allocation."""
+    if func is None:
+        return force_auto_alloc
+    getattr(func, "function", func).nki_auto_alloc = True
+    return func
+
+
+def enable_stack_allocator(func: Any = None, log_level: int = 50) -> Any:
+    """Decorator of the device compiler's allocator; nothing to choose here."""
+    return func if func is not None else enable_stack_allocator
+
+
+def skip_middle_end_transformations(func: Any = None) -> Any:
+    """Decorator of the device compiler's pipeline; nothing to skip here."""
+    return func if func is not None else skip_middle_end_transformations
+
+
+# --- checks of a program --------------------------------------------------------------------------
+def check_allocation(program: Program) -> None:
+    """Refuse kernels that place some tensors themselves and leave others to the compiler.
+
+    Raises:
+        NkiError: ``sim_mixed_allocation`` for a tensor without address, ``sim_allocation_hbm`` for
+            scratch in HBM.
+    """
+    if not program.direct_allocation:
+        return
+    for instruction in program.instructions:
+        for view in (*instruction.dst, *instruction.src):
+            storage = view.storage
+            if storage.on_chip and storage.address is None:
+                raise _mixed(program, instruction, storage)
+            if storage.buffer == "hbm" and storage.role == "local":
+                raise refuse(
+                    "sim_allocation_hbm",
+                    f"{storage.label()} is scratch in HBM, expected none under direct allocation; "
+                    "make it nl.shared_hbm and return it",
+                    place(program, instruction),
+                )
+
+
+def _mixed(program: Program, instruction: Instruction, storage: Storage) -> Exception:
+    return refuse(
+        "sim_mixed_allocation",
+        f"{instruction.op.name} uses {storage.label()}, which has no address while other tensors "
+        "have one, expected all or none; give it a buffer from ncc, and assign results of "
+        "instructions to such tensors: tensor[...] = nisa....",
+        place(program, instruction),
+    )
+
+
+def overlapping(program: Program) -> dict[int, list[tuple[Tile, Tile]]]:
+    """Pairs of tiles that share memory, by the id of the first one's storage."""
+    placed = [t for s in program.storages for t in s.address or ()]
+    found: dict[int, list[tuple[Tile, Tile]]] = {}
+    for a, b in itertools.permutations(placed, 2):
+        if a.overlaps(b):
+            found.setdefault(a.storage.id, []).append((a, b))
+    return found

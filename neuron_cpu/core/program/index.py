@@ -1,0 +1,411 @@
+"""Index expressions and masks: everything that can stand in a subscript or in ``mask=``.
+
+All NKI index forms are affine: a constant plus a sum of integer coefficients times the axes of an
+index grid (aws-neuron-sdk v2.21.1, general/nki/programming_model.rst, tensor indexing). Loop
+variables and program ids are plain ints here, because loops run while tracing.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..device.errors import refuse
+
+
+def is_integer(value: Any) -> bool:
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
+class Index:
+    """Affine index expression ``const + sum(coefs[a] * i_a)`` over a grid of ``shape``.
+
+    Attributes:
+        shape: size of each grid axis (broadcast axes have size 1 and coefficient 0).
+        dense: made by mgrid, whose indices name axes that they do not vary along.
+    """
+
+    __slots__ = ("coefs", "const", "dense", "shape")
+
+    def __init__(
+        self, const: int, coefs: tuple[int, ...], shape: tuple[int, ...], dense: bool = False
+    ) -> None:
+        self.const, self.coefs, self.shape, self.dense = const, coefs, shape, dense
+
+    def __repr__(self) -> str:
+        terms = "".join(f" + {c}*i{a}" for a, c in enumerate(self.coefs) if c)
+        return f"index({self.const}{terms}, shape={self.shape})"
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def values(self) -> np.ndarray:
+        """The expression on its grid, int64."""
+        total = np.full((1,) * self.ndim, self.const, np.int64)
+        for axis, (coef, size) in enumerate(zip(self.coefs, self.shape)):
+            if coef:
+                line = [1] * self.ndim
+                line[axis] = size
+                total = total + coef * np.arange(size).reshape(line)
+        return np.broadcast_to(total, self.shape)
+
+    def bounds(self) -> tuple[int, int]:
+        """Smallest and largest value on the grid."""
+        low = high = self.const
+        for coef, size in zip(self.coefs, self.shape):
+            if coef < 0:
+                low += coef * (size - 1)
+            else:
+                high += coef * (size - 1)
+        return low, high
+
+    def broadcast(self, shape: tuple[int, ...]) -> Index:
+        """The same expression on a larger grid (numpy broadcasting)."""
+        if shape == self.shape:
+            return self
+        pad = len(shape) - self.ndim
+        return Index(self.const, (0,) * pad + self.coefs, shape, self.dense)
+
+    def on_axes(self, axes: tuple[int, ...], rank: int) -> Index:
+        """Axis k of the grid as axis ``axes[k]`` of ``rank`` axes, those it does not vary along
+        of size 1."""
+        coefs, shape = [0] * rank, [1] * rank
+        for axis, coef, size in zip(axes, self.coefs, self.shape):
+            if coef:
+                coefs[axis], shape[axis] = coef, size
+        return Index(self.const, tuple(coefs), tuple(shape), self.dense)
+
+    def __getitem__(self, key: Any) -> Index:
+        """Insert axes: ``i[:, None]`` and friends; picking elements is not affine and refused."""
+        keys = key if isinstance(key, tuple) else (key,)
+        coefs, shape, axis = [], [], 0
+        for k in keys:
+            if k is None:
+                coefs.append(0)
+                shape.append(1)
+            elif isinstance(k, slice) and k == slice(None):
+                coefs.append(self.coefs[axis])
+                shape.append(self.shape[axis])
+                axis += 1
+            else:
+                raise TypeError(
+                    f"an index object takes only ':' and None in a subscript, got {k!r}; "
+                    "build the range you need with nl.arange(start, stop)"
+                )
+        coefs += self.coefs[axis:]
+        return Index(self.const, tuple(coefs), (*shape, *self.shape[axis:]), self.dense)
+
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise refuse(
+            "err_cannot_assign_to_index",
+            "an index object cannot be assigned to, expected a tensor; turn the index into data "
+            "with nisa.iota(expr, dtype) first",
+        )
+
+    def __bool__(self) -> NoReturn:
+        raise refuse(
+            "err_control_flow_condition_depending_on_arange",
+            "if/while on an arange or mgrid expression has no single truth value, expected a "
+            "condition on loop variables or shapes; select elements with mask=",
+        )
+
+    def _combine(self, other: Any, sign: int) -> Any:
+        if is_integer(other):
+            return Index(self.const + sign * int(other), self.coefs, self.shape, self.dense)
+        if not isinstance(other, Index):
+            return NotImplemented
+        try:
+            shape = np.broadcast_shapes(self.shape, other.shape)
+        except ValueError:
+            raise refuse(
+                "sim_index_shape",
+                f"index grids of shapes {self.shape} and {other.shape} do not broadcast; give "
+                "every arange its own axis with [:, None] or [None, :]",
+            ) from None
+        a, b = self.broadcast(shape), other.broadcast(shape)
+        coefs = tuple(x + sign * y for x, y in zip(a.coefs, b.coefs))
+        return Index(a.const + sign * b.const, coefs, shape, self.dense and other.dense)
+
+    def __add__(self, other: Any) -> Any:
+        return self._combine(other, 1)
+
+    def __sub__(self, other: Any) -> Any:
+        return self._combine(other, -1)
+
+    __radd__ = __add__
+
+    def __rsub__(self, other: Any) -> Any:
+        return (self * -1) + other
+
+    def __neg__(self) -> Index:
+        return self * -1
+
+    def __mul__(self, other: Any) -> Any:
+        if isinstance(other, Index):
+            self._not_affine("*")
+        if not is_integer(other):
+            return NotImplemented
+        k = int(other)
+        return Index(self.const * k, tuple(c * k for c in self.coefs), self.shape, self.dense)
+
+    __rmul__ = __mul__
+
+    def _not_affine(self, operator: str) -> NoReturn:
+        raise refuse(
+            "err_unsupported_expression_in_mask",
+            f"'{operator}' makes an index or mask expression non-affine, expected sums of integer "
+            "multiples of arange, mgrid and loop variables; split the axis into two arange axes",
+        )
+
+    def __mod__(self, other: Any) -> NoReturn:
+        self._not_affine("%")
+
+    def __floordiv__(self, other: Any) -> NoReturn:
+        self._not_affine("//")
+
+    def __truediv__(self, other: Any) -> NoReturn:
+        self._not_affine("/")
+
+    def _compare(self, op: str, other: Any) -> Mask:
+        difference = self._combine(other, -1)
+        if difference is NotImplemented:
+            raise refuse(
+                "err_unsupported_expression_in_mask",
+                f"an index is compared with {type(other).__name__}, expected an affine index "
+                "expression or an integer; compute data-dependent conditions with nl.where",
+            )
+        return Mask(((difference, op),))
+
+    def __lt__(self, other: Any) -> Mask:
+        return self._compare("lt", other)
+
+    def __le__(self, other: Any) -> Mask:
+        return self._compare("le", other)
+
+    def __gt__(self, other: Any) -> Mask:
+        return self._compare("gt", other)
+
+    def __ge__(self, other: Any) -> Mask:
+        return self._compare("ge", other)
+
+    def __eq__(self, other: Any) -> Any:
+        return self._compare("eq", other)
+
+    def __ne__(self, other: Any) -> Any:
+        return self._compare("ne", other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+_COMPARE = {
+    "lt": np.less, "le": np.less_equal, "gt": np.greater,
+    "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
+}  # fmt: skip
+
+
+class Mask:
+    """A conjunction of affine comparisons with zero: ``expr op 0 & ...``."""
+
+    __slots__ = ("terms",)
+
+    def __init__(self, terms: tuple[tuple[Index, str], ...]) -> None:
+        self.terms = terms
+
+    def __and__(self, other: Any) -> Any:
+        if isinstance(other, Mask):
+            return Mask(self.terms + other.terms)
+        if isinstance(other, (bool, np.bool_)):
+            return self if other else Mask((*self.terms, (Index(1, (), ()), "lt")))
+        return NotImplemented
+
+    __rand__ = __and__
+
+    def __bool__(self) -> NoReturn:
+        raise refuse(
+            "err_control_flow_condition_depending_on_arange",
+            "a mask is used as a truth value (if, while, and, or, not), expected a condition on "
+            "loop variables; pass it as mask= and join masks with '&'",
+        )
+
+    def shape(self) -> tuple[int, ...]:
+        return np.broadcast_shapes(*(e.shape for e, _ in self.terms))
+
+    def evaluate(self, shape: tuple[int, ...]) -> np.ndarray:
+        """Boolean array, broadcastable to ``shape``.
+
+        Raises:
+            NkiError: the grids of the mask do not broadcast to ``shape``.
+        """
+        result = np.ones((1,) * len(shape), bool)
+        for expr, op in self.terms:
+            grid = _fit(expr, shape)
+            result = result & _COMPARE[op](grid, 0)
+        return result
+
+
+def _fit(expr: Index, shape: tuple[int, ...]) -> np.ndarray:
+    """Values of ``expr`` with its axes aligned to those of the masked region (trailing axes).
+
+    Indices of an mgrid count by the axes that they vary along, from the first one.
+    """
+    placed: Index | None = expr
+    if expr.dense:
+        used = [a for a, c in enumerate(expr.coefs) if c]
+        if all(a < len(shape) and expr.shape[a] in (1, shape[a]) for a in used):
+            placed = expr.on_axes(tuple(range(expr.ndim)), len(shape))
+        else:
+            placed = _on_axis_of_its_size(expr, used, shape)
+    elif expr.ndim > len(shape) or any(
+        n not in (1, s) for n, s in zip(expr.shape[::-1], shape[::-1])
+    ):
+        placed = None
+    if placed is None:
+        raise refuse(
+            "sim_mask_shape",
+            f"mask of shape {expr.shape} does not fit the region of shape {shape}, expected "
+            "broadcastable shapes; build it from the arange objects that index the operand",
+        )
+    return placed.values()
+
+
+def _on_axis_of_its_size(expr: Index, used: list[int], shape: tuple[int, ...]) -> Index | None:
+    """The expression of one mgrid axis on the only axis of ``shape`` that has its size."""
+    if len(used) != 1:
+        return None
+    fitting = [a for a, s in enumerate(shape) if s == expr.shape[used[0]]]
+    if len(fitting) != 1:
+        return None
+    return expr.on_axes(tuple(fitting) * expr.ndim, len(shape))
+
+
+_placements: dict[tuple, tuple[list[tuple[int, ...]], tuple[int, ...]]] = {}
+
+
+def aligned(indices: list[Index], shapes: list[tuple[int, ...]]) -> tuple[list[Index], tuple]:
+    """Index expressions of one subscript on one grid, and the grid's shape.
+
+    numpy broadcasting, except for indices of mgrid: each counts by the axes that it varies along,
+    axes of grids of different rank are matched from the first one, and axes after the second that
+    no index names are left out. Indices of different mgrids that meet on one axis with different
+    sizes take the axes in the order of the subscript. ``shapes`` are those of index tiles.
+
+    Raises:
+        NkiError: the grids do not broadcast.
+    """
+    key = (*((i.coefs, i.shape, i.dense) for i in indices), *shapes)
+    found = _placements.get(key)
+    if found is None:  # kernels repeat few subscripts, but for the constants
+        placed, shape = _align(indices, shapes)
+        found = _placements[key] = [i.coefs for i in placed], shape
+    coefs, shape = found
+    return [Index(i.const, c, shape, i.dense) for i, c in zip(indices, coefs)], shape
+
+
+def _align(
+    indices: list[Index], shapes: list[tuple[int, ...]]
+) -> tuple[list[Index], tuple[int, ...]]:
+    if not any(i.dense for i in indices):
+        shape = _broadcast([i.shape for i in indices] + shapes)
+        return [i.broadcast(shape) for i in indices], shape
+    named = [1 + max((a for a, c in enumerate(i.coefs) if c), default=0) for i in indices]
+    fixed = [i.ndim for i in indices if not i.dense] + [len(s) for s in shapes]
+    rank = max(2, *named, *fixed)
+    opened = [i.on_axes(tuple(range(i.ndim)), rank) for i in indices]
+    tiles = [s + (1,) * (rank - len(s)) for s in shapes]
+    sizes = [{i.shape[a] for i in opened} - {1} for a in range(rank)]
+    if any(len(s) > 1 for s in sizes) and all(sum(map(bool, i.coefs)) <= 1 for i in indices):
+        rank = max(2, len(indices))
+        opened = [i.on_axes((k,) * i.ndim, rank) for k, i in enumerate(indices)]
+    shape = _broadcast([i.shape for i in opened] + tiles)
+    return [i.broadcast(shape) for i in opened], shape
+
+
+def _broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    try:
+        return np.broadcast_shapes(*shapes)
+    except ValueError:
+        raise refuse(
+            "sim_index_shape",
+            f"index grids of shapes {', '.join(map(str, shapes))} in one subscript do not "
+            "broadcast; give every axis its own arange with [:, None] or [None, :]",
+        ) from None
+
+
+def arange(*args: int) -> Index:
+    """``nl.arange(stop)`` or ``nl.arange(start, stop[, step])``: a 1-D index vector."""
+    for value in args:
+        if not is_integer(value):
+            raise refuse(
+                "sim_index_type",
+                f"nl.arange got a {type(value).__name__}, expected integers known while tracing; "
+                "divide sizes with //",
+            )
+    start, stop, step = {1: (0, *args, 1), 2: (*args, 1), 3: args}[len(args)]
+    size = max(0, -(-(int(stop) - int(start)) // int(step)))
+    return Index(int(start), (int(step),), (size,))
+
+
+class Grid(tuple):
+    """What ``nl.mgrid[...]`` returns: one index per axis, also as ``.p``, ``.x``, ``.y`` etc."""
+
+    __slots__ = ()
+
+    @property
+    def p(self) -> Index:
+        return self[0]
+
+    @property
+    def x(self) -> Index:
+        return self[1]
+
+    @property
+    def y(self) -> Index:
+        return self[2]
+
+    @property
+    def z(self) -> Index:
+        return self[3]
+
+    @property
+    def w(self) -> Index:
+        return self[4]
+
+
+class MGrid:
+    """``nl.mgrid[0:p, 0:f]``: dense index grid, one index object per axis."""
+
+    def __getitem__(self, key: Any) -> Grid:
+        slices = key if isinstance(key, tuple) else (key,)
+        lines = [arange(s.start or 0, s.stop, s.step or 1) for s in slices]
+        shape = tuple(line.shape[0] for line in lines)
+        unit = range(len(lines))
+        return Grid(
+            Index(line.const, tuple(line.coefs[0] if a == axis else 0 for a in unit), shape, True)
+            for axis, line in enumerate(lines)
+        )
+
+
+mgrid = MGrid()
+
+
+def ds(start: int, size: int) -> slice:
+    """``nl.ds(start, size)``: the slice ``start:start + size``."""
+    return slice(start, start + size)
+
+
+class DynamicIndex:
+    """Run-time scalar (or per-partition row number) plus an affine index, inside one subscript."""
+
+    __slots__ = ("index", "tensor")
+
+    def __init__(self, tensor: Any, index: Index | int) -> None:
+        self.tensor, self.index = tensor, index
+
+    def __add__(self, other: Any) -> Any:
+        if isinstance(other, Index) or is_integer(other):
+            return DynamicIndex(self.tensor, self.index + other)
+        return NotImplemented
+
+    __radd__ = __add__

@@ -1,0 +1,1 @@
+"""What bounds a kernel: figures, tables and plots of a schedule."""

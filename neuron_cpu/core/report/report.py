@@ -1,0 +1,385 @@
+"""What a Schedule says to a reader: figures, source lines, the binding resource in words, traces.
+
+Names of figures follow the summary of the Neuron profiler (aws-neuron-sdk v2.21.1,
+tools/neuron-sys-tools/neuron-profile-user-guide.rst); every one of them is an estimate here.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ..device import spec
+from ..device.spec import Engine
+from ..program.program import Instruction, Source
+from ..time import cost
+from ..time.schedule import BUFFER, DMA, ENGINES, PORT, TENSOR, Schedule
+
+ENGINE_KEYS = ("tensor_engine", "vector_engine", "scalar_engine", "gpsimd_engine", "dma")
+
+
+@dataclass
+class Line:
+    """What one source line of a kernel costs; times in nanoseconds.
+
+    Attributes:
+        place: ``file:line`` (file name only) and ``function``.
+        instructions: device instructions that the line recorded.
+        busy: time it occupies each engine; of DMA the share of the 16 engines together.
+        dma_bytes, dma_rows, row_bytes: bytes and rows it moves, average bytes of a row.
+        hbm_read_bytes, hbm_write_bytes: the part of the bytes on the HBM side.
+        dma_span: time of its busiest DMA engine.
+        critical: its share of the path that the end of the kernel waits for.
+        macs, transpose_macs: multiply-accumulates of its products and of its transposes.
+        mfu_estimated_percent, mbu_estimated_percent: its part of the kernel's utilisation.
+        opcodes: names of its instructions.
+        binding: what it occupies most, in words.
+    """
+
+    place: str
+    function: str
+    instructions: int = 0
+    busy: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ENGINE_KEYS, 0.0))
+    dma_bytes: int = 0
+    dma_rows: int = 0
+    row_bytes: int = 0
+    hbm_read_bytes: int = 0
+    hbm_write_bytes: int = 0
+    dma_span: float = 0.0
+    critical: float = 0.0
+    macs: int = 0
+    transpose_macs: int = 0
+    mfu_estimated_percent: float = 0.0
+    mbu_estimated_percent: float = 0.0
+    opcodes: list[str] = field(default_factory=list)
+    binding: str = ""
+
+    @property
+    def bandwidth(self) -> float:
+        """GB/s while its busiest DMA engine works."""
+        return self.dma_bytes / self.dma_span if self.dma_span else 0.0
+
+    @property
+    def longest(self) -> float:
+        """Busy time on the engine that it occupies most."""
+        return max(*(self.busy[k] for k in ENGINE_KEYS[:DMA]), self.dma_span)
+
+
+@dataclass
+class Profile:
+    """Everything the reports print about one run of one kernel.
+
+    Attributes:
+        name: kernel.
+        time_ns: estimated latency.
+        dma_profile: name of the DMA profile.
+        metrics: figures under the Neuron profiler's names.
+        lines: source lines, most critical first.
+        critical: nanoseconds of the critical path by resource (engines and kinds of waiting).
+        binding: what bounds the kernel, in words.
+    """
+
+    name: str
+    time_ns: float
+    dma_profile: str
+    metrics: dict[str, float]
+    lines: list[Line]
+    critical: dict[str, float]
+    binding: str
+    estimated: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def place(source: Source | None) -> str:
+    """``file:line`` without directories."""
+    return "?" if source is None else f"{os.path.basename(source.file)}:{source.line}"
+
+
+def profile(schedule: Schedule) -> Profile:
+    """All figures of one schedule."""
+    lines = _lines(schedule)
+    critical = _critical(schedule, lines)
+    ordered = sorted(lines.values(), key=lambda line: (-line.critical, -line.longest))
+    return Profile(
+        schedule.program.name, schedule.total, schedule.profile, metrics(schedule, ordered),
+        ordered, critical, binding(schedule, critical, ordered),
+    )  # fmt: skip
+
+
+# --- figures --------------------------------------------------------------------------------------
+def metrics(schedule: Schedule, lines: Sequence[Line]) -> dict[str, float]:
+    """Figures of one schedule under the profiler's names; times in ns, shares in percent."""
+    total = schedule.total or 1.0
+    figures: dict[str, float] = {"total_time": schedule.total}
+    busy = schedule.engine_busy()
+    for key, engine in zip(ENGINE_KEYS, ENGINES):
+        figures[f"{key}_active_time"] = busy[engine]
+        figures[f"{key}_active_time_percent"] = 100 * busy[engine] / total
+    macs = sum(line.macs for line in lines)
+    moved = sum(line.transpose_macs for line in lines)
+    peak = spec.PEAK_MACS_PER_NS * total
+    figures["model_flops"] = 2 * macs
+    figures["transpose_flops"] = 2 * moved
+    figures["mfu_estimated_percent"] = 100 * macs / peak
+    figures["hfu_estimated_percent"] = 100 * (macs + moved) / peak
+    figures["transpose_time_percent"] = 100 * _transpose_time(schedule) / total
+    figures.update(_dma_metrics(schedule, total))
+    figures["sbuf_high_water_bytes"] = schedule.high_water("sbuf")
+    figures["psum_high_water_banks"] = schedule.high_water("psum")
+    figures["sbuf_overcommitted_bytes"] = schedule.overcommitted[0]
+    figures["instruction_count"] = len(schedule.program)
+    return figures
+
+
+def _dma_metrics(schedule: Schedule, total: float) -> dict[str, float]:
+    transfers = schedule.transfers.values()
+    read = sum(t.hbm_read for t in transfers)
+    written = sum(t.hbm_written for t in transfers)
+    size = sum(t.bytes for t in transfers)
+    rows = sum(t.rows for t in transfers)
+    return {
+        "hbm_read_bytes": read,
+        "hbm_write_bytes": written,
+        "mbu_estimated_percent": 100 * (read + written) / (spec.HBM_BYTES_PER_NS * total),
+        "dma_transfer_bytes": size,
+        "dma_transfer_count": rows,
+        "dma_transfer_average_bytes": size / rows if rows else 0.0,
+        "dma_throughput_gb_per_s": size / total,
+    }
+
+
+def is_transpose(instruction: Instruction) -> bool:
+    """Whether a TensorE instruction moves data instead of multiplying it."""
+    return instruction.op.name == "nc_transpose" or bool(instruction.attrs.get("is_transpose"))
+
+
+def tensor_macs(instruction: Instruction) -> int:
+    """Multiply-accumulates that TensorE performs, those of transposes included."""
+    if instruction.op.name == "nc_transpose":
+        data = instruction.src[0]
+        return data.shape[0] * data.shape[0] * data.free_size
+    stationary, moving = instruction.src[:2]
+    return stationary.shape[0] * stationary.free_size * moving.free_size
+
+
+def _transpose_time(schedule: Schedule) -> float:
+    pairs = zip(schedule.engine, schedule.busy, schedule.program.instructions)
+    return sum(time for number, time, i in pairs if number == TENSOR and is_transpose(i))
+
+
+def _lines(schedule: Schedule) -> dict[Source | None, Line]:
+    """Busy time and bytes of each source line."""
+    found: dict[Source | None, Line] = {}
+    lanes: dict[Source | None, list[float]] = {}
+    row_ns = cost.dma_profile(schedule.profile).row_ns
+    for at, instruction in enumerate(schedule.program.instructions):
+        source = instruction.source
+        line = found.get(source)
+        if line is None:
+            line = found[source] = Line(place(source), source.function if source else "?")
+        line.instructions += 1
+        if instruction.op.name not in line.opcodes:
+            line.opcodes.append(instruction.op.name)
+        number = schedule.engine[at]
+        if number != DMA:
+            line.busy[ENGINE_KEYS[number]] += schedule.busy[at]
+            if number == TENSOR:
+                moved_macs = is_transpose(instruction)
+                line.transpose_macs += tensor_macs(instruction) if moved_macs else 0
+                line.macs += 0 if moved_macs else tensor_macs(instruction)
+            continue
+        moved = schedule.transfers[at]
+        line.dma_bytes += moved.bytes
+        line.dma_rows += moved.rows
+        line.hbm_read_bytes += moved.hbm_read
+        line.hbm_write_bytes += moved.hbm_written
+        own = lanes.setdefault(source, [0.0] * spec.DMA_ENGINES)
+        row = row_ns(moved.row_bytes)
+        for lane, rows in enumerate(moved.lanes):
+            own[lane] += rows * row
+    for source, own in lanes.items():
+        line = found[source]
+        line.busy["dma"] = sum(own) / spec.DMA_ENGINES
+        line.dma_span = max(own)
+        line.row_bytes = line.dma_bytes // line.dma_rows
+    total = schedule.total or 1.0
+    for line in found.values():
+        line.mfu_estimated_percent = 100 * line.macs / (spec.PEAK_MACS_PER_NS * total)
+        traffic = line.hbm_read_bytes + line.hbm_write_bytes
+        line.mbu_estimated_percent = 100 * traffic / (spec.HBM_BYTES_PER_NS * total)
+        line.binding = _line_words(line)
+    return found
+
+
+def _line_words(line: Line) -> str:
+    """The engine that a line occupies longest; of DMA its rows and what they reach."""
+    key = max(ENGINE_KEYS[:DMA], key=lambda k: line.busy[k])
+    if line.dma_span >= line.busy[key]:
+        return f"DMA: rows of {size_text(line.row_bytes)} reach {line.bandwidth:.0f} GB/s"
+    engine = ENGINES[ENGINE_KEYS.index(key)].value
+    each = line.busy[key] / line.instructions
+    plural = "" if line.instructions == 1 else "s"
+    return f"{engine}: {line.instructions} instruction{plural} of {each / 1e3:.2f} µs"
+
+
+# --- what bounds it -------------------------------------------------------------------------------
+def _critical(schedule: Schedule, lines: dict[Source | None, Line]) -> dict[str, float]:
+    """Time on the critical path by resource; adds each line's share to ``lines``."""
+    shares: dict[str, float] = {}
+    instructions = schedule.program.instructions
+    for at in schedule.critical_path():
+        wait = schedule.waits[at]
+        before = schedule.end[wait.by] if wait.by >= 0 else 0.0
+        begin = max(schedule.start[at], before)
+        number = schedule.engine[at]
+        gap = begin - before
+        kind = "DMA start" if number == DMA else "result latency"
+        if wait.kind == BUFFER and wait.by >= 0:
+            kind = "free buffer"
+        elif wait.kind == PORT:
+            kind = "shared port"
+        engine = ENGINES[number].value
+        shares[kind] = shares.get(kind, 0.0) + gap
+        shares[engine] = shares.get(engine, 0.0) + schedule.end[at] - begin
+        lines[instructions[at].source].critical += schedule.end[at] - before
+    return {k: v for k, v in sorted(shares.items(), key=lambda e: -e[1]) if v > 0}
+
+
+def size_text(count: float) -> str:
+    """Bytes with a binary unit: 1 KiB, 2.5 MiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if count < 1024:
+            return f"{count:.4g} {unit}"
+        count /= 1024
+    return f"{count:.4g} GiB"
+
+
+def binding(schedule: Schedule, critical: dict[str, float], lines: Sequence[Line]) -> str:
+    """The resource with the largest share of the critical path, its share and its worst line."""
+    if not critical:
+        return "nothing: the kernel has no instructions"
+    resource = next(iter(critical))
+    share = critical[resource] / schedule.total
+    if resource == Engine.DMA.value:
+        return dma_words(schedule.profile, lines)
+    if resource in (e.value for e in ENGINES):
+        key = ENGINE_KEYS[[e.value for e in ENGINES].index(resource)]
+        worst = max(lines, key=lambda line: line.busy[key])
+        part = worst.busy[key] / sum(line.busy[key] for line in lines)
+        return (
+            f"{resource}: {share:.0%} of the critical path, {part:.0%} of its work in "
+            f"{'/'.join(worst.opcodes)}; {worst.place}"
+        )
+    worst = max(lines, key=lambda line: line.critical)
+    reason = {
+        "DMA start": f"{spec.DMA_START_NS / 1e3:.1f} µs until a transfer's first row, not hidden",
+        "result latency": "small instructions that wait for each other's results",
+        "free buffer": "memory that an earlier tile still holds",
+        "shared port": "engines that exclude each other on SBUF or PSUM",
+    }[resource]
+    return f"{resource}: {share:.0%} of the critical path is {reason}; {worst.place}"
+
+
+def dma_words(name: str, lines: Sequence[Line]) -> str:
+    """DMA as the binding resource: rows and bandwidth of the line that occupies it most."""
+    worst = max(lines, key=lambda line: line.dma_span)
+    peak = cost.dma_profile(name).peak
+    return (
+        f"DMA: rows of {size_text(worst.row_bytes)} reach {worst.bandwidth:.0f} of {peak:.0f} "
+        f"GB/s, {size_text(worst.dma_bytes)} in all; {worst.place}"
+    )
+
+
+# --- Perfetto trace -------------------------------------------------------------------------------
+def trace_events(schedule: Schedule, pid: int, label: str, offset: float = 0.0) -> list[dict]:
+    """Chrome trace events of one schedule: a process with engines and DMA queues as rows.
+
+    Args:
+        offset: nanoseconds to add to every time.
+    """
+    events = [meta_event("process_name", pid, 0, label)]
+    for row, engine in enumerate(ENGINES[:DMA]):
+        events.append(meta_event("thread_name", pid, row, engine.value))
+    for lane in range(spec.DMA_ENGINES):
+        events.append(meta_event("thread_name", pid, DMA + lane, f"DMA queue {lane}"))
+    instructions = schedule.program.instructions
+    for at, instruction in enumerate(instructions):
+        number = schedule.engine[at]
+        if number != DMA:
+            events.append(
+                _slice(instruction, pid, number, offset + schedule.start[at], schedule.busy[at])
+            )
+    for lane, at, begin, end in schedule.lane_spans():
+        events.append(_slice(instructions[at], pid, DMA + lane, offset + begin, end - begin))
+    for buffer, name in (("sbuf", "SBUF bytes per partition"), ("psum", "PSUM banks")):
+        for time, use in schedule.memory(buffer):
+            events.append(_counter(name, pid, offset + time, use))
+    for time, rate in throughput(schedule):
+        events.append(_counter("DMA GB/s", pid, offset + time, round(rate, 2)))
+    return events
+
+
+def meta_event(kind: str, pid: int, tid: int, name: str) -> dict[str, Any]:
+    """Names a process (``process_name``) or a row of one (``thread_name``)."""
+    return {"ph": "M", "name": kind, "pid": pid, "tid": tid, "args": {"name": name}}
+
+
+def _slice(instruction: Instruction, pid: int, row: int, begin: float, time: float) -> dict:
+    about = {
+        "source": place(instruction.source),
+        "operands": [repr(v) for v in instruction.src],
+        "results": [repr(v) for v in instruction.dst],
+    }
+    return slice_event(instruction.op.name, pid, row, begin, time, about)
+
+
+def slice_event(
+    name: str, pid: int, row: int, begin: float, time: float, about: dict[str, Any]
+) -> dict[str, Any]:
+    """A bar in row ``row`` of process ``pid``; times in nanoseconds."""
+    return {
+        "ph": "X", "name": name, "pid": pid, "tid": row, "ts": round(begin / 1e3, 4),
+        "dur": round(time / 1e3, 4), "args": about,
+    }  # fmt: skip
+
+
+def _counter(name: str, pid: int, time: float, value: float) -> dict[str, Any]:
+    return {"ph": "C", "name": name, "pid": pid, "ts": round(time / 1e3, 4), "args": {name: value}}
+
+
+def throughput(schedule: Schedule, bins: int = 400) -> list[tuple[float, float]]:
+    """(time, GB/s) of all DMA engines together, averaged over equal slices of the run."""
+    if not schedule.transfers:
+        return []
+    width = schedule.total / bins
+    moved = [0.0] * (bins + 1)
+    row_ns = cost.dma_profile(schedule.profile).row_ns
+    for _, at, begin, end in schedule.lane_spans():
+        size = schedule.transfers[at].row_bytes
+        rate = size / row_ns(size)
+        first, last = int(begin / width), min(int(end / width), bins)
+        for k in range(first, last + 1):
+            inside = min(end, (k + 1) * width) - max(begin, k * width)
+            moved[k] += inside * rate
+    return [(k * width, moved[k] / width) for k in range(bins)]
+
+
+def perfetto(schedules: Sequence[tuple[str, Schedule]]) -> dict[str, Any]:
+    """A trace file's content: one process per schedule, all starting at zero."""
+    events: list[dict] = []
+    for pid, (label, schedule) in enumerate(schedules, start=1):
+        events.extend(trace_events(schedule, pid, label))
+    return trace_file(events, schedules[0][1].profile)
+
+
+def trace_file(events: list[dict], dma_profile: str) -> dict[str, Any]:
+    """Content of a trace file that ui.perfetto.dev and chrome://tracing open."""
+    return {
+        "traceEvents": events,
+        "displayTimeUnit": "ns",
+        "otherData": {"estimated": True, "dma_profile": dma_profile},
+    }

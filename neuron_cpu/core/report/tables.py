@@ -1,0 +1,97 @@
+"""Profiles as terminal tables (rich)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Optional
+
+from rich.console import Console
+from rich.table import Table
+
+from ..time import cost
+from ..time.schedule import ENGINES
+from .report import ENGINE_KEYS, Line, Profile, size_text
+
+
+def microseconds(time: float) -> str:
+    """Nanoseconds as microseconds with as many digits as matter."""
+    return f"{time / 1e3:,.1f}" if time >= 1e4 else f"{time / 1e3:.2f}"
+
+
+def estimate_note(name: str) -> str:
+    """What every estimate is printed with."""
+    found = cost.dma_profile(name)
+    return f"estimated, not measured; DMA profile {name}: {found.note}"
+
+
+def print_profile(
+    console: Console,
+    found: Profile,
+    top: int = 12,
+    print_table: Optional[Callable[[Table], None]] = None,
+) -> None:
+    """One kernel: figures, engines, source lines; these, the widest, through `print_table`."""
+    console.print(
+        f"[bold]{found.name}[/bold]: {microseconds(found.time_ns)} µs "
+        f"({estimate_note(found.dma_profile)})"
+    )
+    console.print(f"bound by {found.binding}")
+    console.print(_figures(found.metrics))
+    console.print(_critical(found))
+    (print_table or console.print)(line_table(found.lines, found.time_ns, top))
+
+
+def _figures(metrics: dict[str, float]) -> Table:
+    table = Table(title="figures (Neuron profiler names)", title_justify="left")
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in metrics.items():
+        table.add_row(name, figure_text(name, value))
+    return table
+
+
+def figure_text(name: str, value: float) -> str:
+    """A figure with the unit that its name implies."""
+    if name.endswith("_percent"):
+        return f"{value:.1f} %"
+    if name.endswith("_time"):
+        return f"{microseconds(value)} µs"
+    if name.endswith("_bytes"):
+        return size_text(value)
+    return f"{value:,.4g}" if value != int(value) else f"{int(value):,}"
+
+
+def _critical(found: Profile) -> Table:
+    table = Table(title="critical path", title_justify="left")
+    table.add_column("resource")
+    table.add_column("µs", justify="right")
+    table.add_column("share", justify="right")
+    for name, time in found.critical.items():
+        table.add_row(name, microseconds(time), f"{time / found.time_ns:.1%}")
+    return table
+
+
+# Columns of `line_table` that a narrow terminal does without, the first one first.
+EXPENDABLE = ("MFU", "MBU", "n", "bytes", "instructions", *(f"{e.value} µs" for e in ENGINES))
+
+
+def line_table(lines: Sequence[Line], total: float, top: int) -> Table:
+    """Source lines by their share of the critical path."""
+    table = Table(title=f"source lines, {min(top, len(lines))} of {len(lines)}",
+                  title_justify="left")  # fmt: skip
+    for name in ("line", "function", "instructions"):
+        table.add_column(name, overflow="fold")
+    for name in ("n", "critical", *(f"{e.value} µs" for e in ENGINES), "bytes", "MFU", "MBU"):
+        table.add_column(name, justify="right")
+    table.add_column("bound by", overflow="fold")
+    for line in lines[:top]:
+        table.add_row(
+            line.place, line.function, ", ".join(line.opcodes), str(line.instructions),
+            f"{line.critical / total:.1%}" if total else "",
+            *(microseconds(line.busy[k]) if line.busy[k] else "" for k in ENGINE_KEYS),
+            size_text(line.dma_bytes) if line.dma_bytes else "",
+            f"{line.mfu_estimated_percent:.1f} %" if line.macs else "",
+            f"{line.mbu_estimated_percent:.1f} %" if line.dma_bytes else "",
+            line.binding,
+        )  # fmt: skip
+    return table

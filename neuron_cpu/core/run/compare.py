@@ -1,0 +1,194 @@
+"""Two runs of one kernel, instruction by instruction: where do their results part?
+
+``shadow`` compares the kernel's own types with a run that keeps every float tile in fp32 and rounds
+nothing: the first line that loses more than a tolerance. ``unmerged`` compares merged execution
+with instruction-by-instruction execution, to tell an error of the simulator from one of the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from ..program.program import Instruction, Program
+from .execute import Arena, Plan, widen
+from .merge import Op, Ref
+
+AGAINST = ("shadow", "unmerged")
+
+
+@dataclass
+class Difference:
+    """Results of one instruction in both runs.
+
+    Attributes:
+        number: its number in program order.
+        instruction: the instruction, with its source line.
+        error: largest difference over the largest magnitude of the reference run.
+        place: index of the worst element in the result.
+        got, expected: that element in the kernel's run and in the reference run.
+    """
+
+    number: int
+    instruction: Instruction
+    error: float
+    place: tuple[int, ...]
+    got: float
+    expected: float
+
+    def __str__(self) -> str:
+        i = self.instruction
+        return (
+            f"{i.source or 'unknown line'}: instruction {self.number} {i.op.name} into "
+            f"{i.dst[0].label()}: element {self.place} is {self.got:.7g}, reference "
+            f"{self.expected:.7g} (error {self.error:.3g} of the largest magnitude)"
+        )
+
+
+def differences(
+    program: Program, inputs: list[torch.Tensor], against: str = "shadow"
+) -> Iterator[Difference]:
+    """The difference at every instruction that can be compared, in program order.
+
+    Args:
+        inputs: tensors in the order of ``program.inputs``; they are not changed.
+        against: ``"shadow"`` or ``"unmerged"``.
+    """
+    if against not in AGAINST:
+        raise ValueError(f"compare against {against!r}, expected one of {', '.join(AGAINST)}")
+    copies = [[t.detach().clone().contiguous() for t in inputs] for _ in range(2)]
+    numbers = {id(i): k for k, i in enumerate(program.instructions)}
+    pairs = _against_shadow if against == "shadow" else _against_unmerged
+    for instruction, got, expected in pairs(program, copies[0], copies[1]):
+        yield _difference(numbers[id(instruction)], instruction, got, expected)
+
+
+def first_difference(
+    program: Program, inputs: list[torch.Tensor], tolerance: float, against: str = "shadow"
+) -> Difference | None:
+    """The first instruction whose results part by more than ``tolerance``, or None.
+
+    ``tolerance`` is relative to the largest magnitude of the reference result.
+    """
+    for found in differences(program, inputs, against):
+        if found.error > tolerance:
+            return found
+    return None
+
+
+Pair = tuple[Instruction, torch.Tensor, torch.Tensor]
+
+
+def _against_shadow(
+    program: Program, mine: list[torch.Tensor], theirs: list[torch.Tensor]
+) -> Iterator[Pair]:
+    """Both runs in lockstep; every instruction is one operation of each."""
+    own, reference = Plan(program, False), Plan(program, False, shadow=True)
+    bound = own.start(mine), reference.start(theirs)
+    for k, (a, b) in enumerate(zip(own.ops, reference.ops)):
+        own.step(k)
+        reference.step(k)
+        for one, two in zip(a.dst, b.dst):
+            if one.indirect is None:
+                yield a.instruction, _values(own.arena, one), _values(reference.arena, two)
+    own.finish(bound[0])
+    reference.finish(bound[1])
+
+
+def _against_unmerged(
+    program: Program, mine: list[torch.Tensor], theirs: list[torch.Tensor]
+) -> Iterator[Pair]:
+    """The merged run, and of each of its operations the first iteration run alone.
+
+    A matmul that sums over merged iterations has no counterpart; what reads its sum is compared.
+    Outputs come last, whole, with the instruction that writes them last.
+    """
+    own, alone = Plan(program, True), Plan(program, False)
+    wanted = {id(op.instruction) for op in own.ops}
+    bound = alone.start(theirs)
+    kept: dict[int, list[torch.Tensor]] = {}
+    for k, op in enumerate(alone.ops):
+        alone.step(k)
+        if id(op.instruction) in wanted:
+            kept[id(op.instruction)] = [_values(alone.arena, r).clone() for r in op.dst]
+    expected = alone.finish(bound)
+    bound = own.start(mine)
+    for k, op in enumerate(own.ops):
+        own.step(k)
+        if not op.contract and all(r.indirect is None for r in op.dst):
+            for ref, value in zip(op.dst, kept[id(op.instruction)]):
+                yield op.instruction, _values(own.arena, _first(ref, op)), value
+    got = own.finish(bound)
+    for storage, one, two in zip(program.outputs, got, expected):
+        last = [i for i in program.instructions if any(v.storage is storage for v in i.dst)][-1]
+        yield last, one, two
+
+
+def _first(ref: Ref, op: Op) -> Ref:
+    """The first iteration's part of a merged operand."""
+    return Ref(ref.memory, ref.offset, ref.shape[op.batch :], ref.strides[op.batch :], ref.dt)
+
+
+def _values(arena: Arena, ref: Ref) -> torch.Tensor:
+    return widen(arena.view(ref), arena.dtype(ref.dt), False)
+
+
+def _difference(
+    number: int, instruction: Instruction, got: torch.Tensor, expected: torch.Tensor
+) -> Difference:
+    """Compare in fp64; equal NaN and infinities are no difference."""
+    a, b = got.to(torch.float64), expected.to(torch.float64)
+    same = (a == b) | (a.isnan() & b.isnan())
+    apart = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf")).reshape(-1)
+    finite = b[b.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 0.0
+    worst = int(apart.argmax())
+    error = float(apart[worst])
+    if error:
+        error = error / scale if scale else float("inf")
+    place = []
+    for size in reversed(b.shape):
+        worst, at = divmod(worst, size)
+        place.append(at)
+    where = tuple(reversed(place))
+    return Difference(number, instruction, error, where, float(a[where]), float(b[where]))
+
+
+def random_inputs(program: Program, seed: int = 0) -> list[torch.Tensor]:
+    """Seeded inputs of a program: normal floats, integers from 0 to 99."""
+    from ..device import dtypes
+
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for storage in program.inputs:
+        if storage.dtype.is_float:
+            values = torch.randn(storage.shape, generator=generator)
+        else:
+            values = torch.randint(0, 100, storage.shape, generator=generator)
+        made.append(dtypes.encode(values, storage.dtype))
+    return made
+
+
+Report = Callable[[str], None]
+
+
+def report(
+    program: Program, tolerance: float, against: str = "shadow", seed: int = 0, say: Report = print
+) -> bool:
+    """Compare on random inputs and print the first line that parts; True where none does."""
+    worst: Difference | None = None
+    count = 0
+    for found in differences(program, random_inputs(program, seed), against):
+        count += 1
+        if found.error > tolerance:
+            say(f"{program.name} parts from its {against} run by more than {tolerance:g} at")
+            say(str(found))
+            return False
+        if worst is None or found.error > worst.error:
+            worst = found
+    say(f"{program.name}: {count} results agree with the {against} run within {tolerance:g}")
+    if worst is not None and worst.error:
+        say(f"largest difference: {worst}")
+    return True

@@ -1,0 +1,500 @@
+"""Run all iterations of an independent loop at once: from a Program to few, large operations.
+
+A traced Program is unrolled: the product of two matrices is thousands of 128 x 512 instructions,
+each too small to be worth a call. Iterations of ``affine_range`` and of the launch grid do not
+depend on each other (verify proves it), so the loop can be *distributed*: its first instruction
+for all iterations, then its second, and so on. ``roll`` finds iterations that are the same but for
+offsets that grow linearly, and gives their operands one more leading axis. Matmuls that accumulate
+into the same PSUM region get that axis as part of their contraction.
+
+The result equals instruction-by-instruction execution to the bit, except for the order of fp32
+accumulation inside merged matmuls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ..language.tensor import Tensor, contiguous
+from ..program.program import Frame, Instruction, Loop, Program, Storage
+
+# Elements that the tiles of joined iterations may take together: 16 MiB of fp32. Every joined
+# iteration has tiles of its own, so attention over 8192 tokens would need gigabytes without it;
+# prefill over 1024 tokens is as fast with this as with 64 times more or 16 times less.
+JOINED_ELEMENTS = 1 << 22
+
+
+class Memory:
+    """What a Ref points into: one storage, or the storages of all iterations side by side.
+
+    Attributes:
+        size: elements.
+        storage: the storage it stands for (the first iteration's, where it stands for many).
+        path: frames of the loops inside which it was created.
+    """
+
+    __slots__ = ("path", "size", "storage")
+
+    def __init__(self, storage: Storage, size: int, path: tuple[Frame, ...]) -> None:
+        self.storage, self.size, self.path = storage, size, path
+
+    @property
+    def constant(self) -> bool:
+        return self.storage.role in ("input", "const")
+
+
+class Ref:
+    """A view with leading batch axes: memory, element offset, sizes, strides, element type."""
+
+    __slots__ = ("dt", "indirect", "memory", "offset", "shape", "strides")
+
+    def __init__(
+        self,
+        memory: Memory,
+        offset: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dt: Any,
+        indirect: tuple[Ref, int, int, tuple[int, int]] | None = None,
+    ) -> None:
+        self.memory, self.offset, self.shape, self.strides = memory, offset, shape, strides
+        self.dt, self.indirect = dt, indirect
+
+
+class Op:
+    """An instruction over ``batch`` leading axes, of which ``contract`` are summed (matmul)."""
+
+    __slots__ = ("attrs", "batch", "contract", "dst", "instruction", "src")
+
+    def __init__(
+        self,
+        instruction: Instruction,
+        dst: tuple[Ref, ...],
+        src: tuple[Ref, ...],
+        attrs: dict[str, Any],
+        batch: int = 0,
+        contract: tuple[int, ...] = (),
+    ) -> None:
+        self.instruction, self.dst, self.src, self.attrs = instruction, dst, src, attrs
+        self.batch, self.contract = batch, contract
+
+    @property
+    def name(self) -> str:
+        return self.instruction.op.name
+
+    def refs(self) -> list[Ref]:
+        """Every view it touches, index tiles of indirect operands included."""
+        own = [*self.dst, *self.src]
+        return own + [r.indirect[0] for r in own if r.indirect is not None]
+
+
+class Lowering:
+    """Turns instructions into Ops, keeping track of memories that were joined."""
+
+    def __init__(self, merge: bool = True) -> None:
+        self.merge = merge
+        self.memories: dict[int, Memory] = {}
+        self.joined: dict[int, tuple[Memory, int]] = {}  # id(memory) -> (joined one, base offset)
+        self.kept: list[Memory] = []  # joined memories stay alive, so that ids stay unique
+        self.paths: dict[int, tuple[Frame, ...]] = {}
+
+    def path(self, frame: Frame | None) -> tuple[Frame, ...]:
+        if frame is None:
+            return ()
+        found = self.paths.get(id(frame))
+        if found is None:
+            found = self.paths[id(frame)] = tuple(frame.path())
+        return found
+
+    def ref(self, view: Tensor) -> Ref:
+        storage = view.storage
+        memory = self.memories.get(storage.id)
+        if memory is None:
+            # outputs and constants are one tensor, wherever a loop asked for them
+            path = self.path(storage.frame) if storage.role == "local" else ()
+            memory = Memory(storage, storage.size, path)
+            self.memories[storage.id] = memory
+        offset = view.offset
+        while id(memory) in self.joined:
+            memory, base = self.joined[id(memory)]
+            offset += base
+        indirect = None
+        if view.indirect is not None:
+            indirect = (self.ref(view.indirect[0]), *view.indirect[1:])
+        return Ref(memory, offset, view.shape, view.strides, view.dt, indirect)
+
+    def op(self, i: Instruction) -> Op:
+        dst = tuple(self.ref(v) for v in i.dst)
+        return Op(i, dst, tuple(self.ref(v) for v in i.src), i.attrs)
+
+    def lower(self, instructions: list[Instruction], depth: int = 0) -> list[Op]:
+        """Ops of a run of instructions that share their outermost ``depth`` frames."""
+        ops: list[Op] = []
+        at = 0
+        while at < len(instructions):
+            path = self.path(instructions[at].frame)
+            if len(path) <= depth or not self.merge:
+                ops.append(self.op(instructions[at]))
+                at += 1
+                continue
+            loop = path[depth].loop
+            end = at
+            iterations: list[tuple[Frame, list[Instruction]]] = []
+            while end < len(instructions):
+                inner = self.path(instructions[end].frame)
+                if len(inner) <= depth or inner[depth].loop is not loop:
+                    break
+                if not iterations or iterations[-1][0] is not inner[depth]:
+                    iterations.append((inner[depth], []))
+                iterations[-1][1].append(instructions[end])
+                end += 1
+            ops += self.roll(loop, iterations, depth)
+            at = end
+        return ops
+
+    # --- rolling ----------------------------------------------------------------------------------
+    def roll(
+        self, loop: Loop, iterations: list[tuple[Frame, list[Instruction]]], depth: int
+    ) -> list[Op]:
+        """Ops of a whole loop, its equal iterations joined."""
+        if loop.kind == "sequential" or len(iterations) == 1:
+            return [op for _, body in iterations for op in self.lower(body, depth + 1)]
+        bodies = [(frame, self.lower(body, depth + 1)) for frame, body in iterations]
+        described = [_describe(frame, depth, ops) for frame, ops in bodies]
+        result: list[Op] = []
+        start = 0
+        while start < len(bodies):
+            end = _equal_run(described, start)
+            room = JOINED_ELEMENTS // max(1, _footprint(bodies[start][1], bodies[start][0], depth))
+            end = min(end, start + max(1, room))
+            if end - start > 1:
+                group = [ops for _, ops in bodies[start:end]]
+                joined = self.join(group, described[start:end], bodies[start][0], depth)
+                if joined is not None:
+                    result += joined
+                    start = end
+                    continue
+                end = start + 1
+            result += bodies[start][1]
+            start = end
+        return result
+
+    def join(
+        self, group: list[list[Op]], described: list[tuple], frame: Frame, depth: int
+    ) -> list[Op] | None:
+        """One list of Ops for all iterations of ``group``; None where that changes results."""
+        n = len(group)
+        step = described[1][2] - described[0][2]
+        starts = [a != b for a, b in zip(described[0][1], described[1][1])]
+        first = group[0]
+        plan = _batch_strides(first, n, step, starts, frame, depth)
+        if plan is None:
+            return None
+        locals_ = _local_memories(first, frame, depth)
+        fresh = {}
+        for memory in locals_:
+            fresh[id(memory)] = Memory(memory.storage, memory.size * n, memory.path[:depth])
+        for k, ops in enumerate(group):
+            for mine, theirs in zip(
+                locals_, _local_memories(ops, _frame_at(ops, depth, frame, k), depth)
+            ):
+                self.joined[id(theirs)] = (fresh[id(mine)], k * mine.size)
+                self.kept.append(theirs)
+        return [_batched(op, n, strides, fresh) for op, strides in zip(first, plan)]
+
+
+def _frame_at(ops: list[Op], depth: int, first: Frame, k: int) -> Frame:
+    """The loop frame at ``depth`` of an iteration's Ops."""
+    if k == 0:
+        return first
+    frame = ops[0].instruction.frame
+    assert frame is not None
+    return frame.path()[depth]
+
+
+def _is_local(memory: Memory, frame: Frame, depth: int) -> bool:
+    path = memory.path
+    return len(path) > depth and path[depth] is frame
+
+
+def _local_memories(ops: Iterable[Op], frame: Frame, depth: int) -> list[Memory]:
+    """Memories created in this iteration, in order of first use."""
+    found: dict[int, Memory] = {}
+    for op in ops:
+        for ref in op.refs():
+            if _is_local(ref.memory, frame, depth):
+                found.setdefault(id(ref.memory), ref.memory)
+    return list(found.values())
+
+
+def _footprint(ops: list[Op], frame: Frame, depth: int) -> int:
+    """Elements of an iteration's own tiles, without those that only repeat a kernel input."""
+    loaded = {id(op.dst[0].memory) for op in ops if op.name == "dma_copy" and _repeats_input(op)}
+    own = _local_memories(ops, frame, depth)
+    return sum(memory.size for memory in own if id(memory) not in loaded)
+
+
+def _repeats_input(op: Op) -> bool:
+    return bool(op.attrs.get("raw")) and op.src[0].memory.constant
+
+
+def _attrs_key(attrs: dict[str, Any]) -> tuple:
+    key = []
+    for name, value in attrs.items():
+        if name in ("start", "accumulate"):
+            continue  # compared separately: the first iteration of a group starts it
+        if isinstance(value, np.ndarray):
+            value = (value.shape, value.dtype.str, value.tobytes())
+        key.append((name, value))
+    return tuple(key)
+
+
+def _describe(frame: Frame, depth: int, ops: list[Op]) -> tuple[tuple, tuple, np.ndarray]:
+    """(what must be equal, matmul group flags, offsets) of one iteration."""
+    numbers: dict[int, int] = {}
+    shape: list[tuple] = []
+    flags: list[str] = []
+    offsets: list[int] = []
+    for op in ops:
+        refs = op.refs()
+        described: list[Any] = [op.name, op.batch, op.contract, _attrs_key(op.attrs)]
+        for ref in refs:
+            memory = ref.memory
+            if _is_local(memory, frame, depth):
+                number = numbers.setdefault(id(memory), len(numbers))
+                key: tuple = ("local", number, memory.size, memory.storage.dtype.name)
+            else:
+                key = ("outer", id(memory))
+            described.append((key, ref.shape, ref.strides, ref.dt.name, ref.indirect is None))
+            offsets.append(ref.offset)
+        shape.append(tuple(described))
+        flags.append(
+            "start" if op.attrs.get("start") else "add" if op.attrs.get("accumulate") else ""
+        )
+    return tuple(shape), tuple(flags), np.array(offsets, dtype=np.int64)
+
+
+def _equal_run(described: list[tuple], start: int) -> int:
+    """End of the longest run from ``start`` of equal iterations with linearly growing offsets."""
+    shape, flags, first = described[start]
+    later: tuple | None = None
+    step = None
+    end = start + 1
+    while end < len(described):
+        other, other_flags, offsets = described[end]
+        if other != shape:
+            break
+        difference = offsets - described[end - 1][2]
+        if step is None:
+            step, later = difference, other_flags
+            if not all(b == a or (a, b) == ("start", "add") for a, b in zip(flags, other_flags)):
+                break
+        elif other_flags != later or not np.array_equal(difference, step):
+            break
+        end += 1
+    return end
+
+
+def _batch_strides(
+    ops: list[Op], n: int, step: np.ndarray, starts: list[bool], frame: Frame, depth: int
+) -> list[list[int]] | None:
+    """Stride of the new axis for every ref of every Op; None where iterations must stay apart.
+
+    ``starts`` says which Ops are the first of an accumulation that the other iterations continue.
+    """
+    plan: list[list[int]] = []
+    at = 0
+    for op, first in zip(ops, starts):
+        strides = []
+        for ref in op.refs():
+            delta = int(step[at])
+            at += 1
+            local = _is_local(ref.memory, frame, depth)
+            if ref.indirect is not None or (local and delta):
+                return None
+            if delta < 0:  # torch views count upwards only
+                return None
+            strides.append(ref.memory.size if local else delta)
+        if not _may_batch(op, strides, first, ops) or not _apart(op, n, strides):
+            return None
+        plan.append(strides)
+    return plan
+
+
+def _may_batch(op: Op, strides: list[int], first: bool, ops: list[Op]) -> bool:
+    """True where the Op's iterations write apart, or all accumulate into one PSUM region."""
+    if all(strides[: len(op.dst)]):
+        return not first
+    if op.name != "nc_matmul":
+        return False
+    target = op.dst[0].memory
+    others = (o for o in ops if o.name != "nc_matmul")
+    if any(r.memory is target for o in others for r in o.refs()):
+        return False
+    return first or bool(op.attrs.get("accumulate"))
+
+
+def _apart(op: Op, n: int, strides: list[int]) -> bool:
+    """True where no two elements of a result, over all ``n`` iterations, are the same element.
+
+    Accumulation is no race, so verify lets it write overlapping regions; one torch call may not.
+    """
+    for ref, stride in zip(op.dst, strides):
+        reach = 0
+        axes = [(stride, n), *zip(ref.strides, ref.shape)]
+        for step, size in sorted(a for a in axes if a[0] and a[1] > 1):
+            if step <= reach:
+                return False
+            reach += step * (size - 1)
+    return True
+
+
+def _batched(op: Op, n: int, strides: list[int], fresh: dict[int, Memory]) -> Op:
+    refs = []
+    for ref, stride in zip([*op.dst, *op.src], strides):
+        memory = fresh.get(id(ref.memory), ref.memory)
+        refs.append(Ref(memory, ref.offset, (n, *ref.shape), (stride, *ref.strides), ref.dt))
+    count = len(op.dst)
+    contract = tuple(c + 1 for c in op.contract)
+    if strides[0] == 0:
+        contract = (0, *contract)
+    return Op(
+        op.instruction, tuple(refs[:count]), tuple(refs[count:]), op.attrs, op.batch + 1, contract
+    )
+
+
+# --- loads read in place --------------------------------------------------------------------------
+def elide_loads(ops: list[Op]) -> list[Op]:
+    """Drop copies of constant HBM data into tiles that are only read: readers read HBM itself."""
+    writers: dict[int, list[Op]] = {}
+    readers: dict[int, list[Op]] = {}
+    for op in ops:
+        for ref in op.dst:
+            writers.setdefault(id(ref.memory), []).append(op)
+        for ref in op.refs()[len(op.dst) :]:
+            readers.setdefault(id(ref.memory), []).append(op)
+    dropped: set[int] = set()
+    for op in ops:
+        if not _elidable(op, writers):
+            continue
+        axes = _source_axes(op.dst[0], op.src[0])
+        if axes is None:
+            continue
+        users = readers.get(id(op.dst[0].memory), [])
+        if _redirect_readers(users, op.dst[0].memory, op.src[0], axes):
+            dropped.add(id(op))
+    return [op for op in ops if id(op) not in dropped]
+
+
+def _elidable(op: Op, writers: dict[int, list[Op]]) -> bool:
+    if op.name not in ("dma_copy", "tensor_copy") or not op.attrs.get("raw") or "mask" in op.attrs:
+        return False
+    target, source = op.dst[0], op.src[0]
+    if target.memory.storage.role != "local" or target.indirect or source.indirect:
+        return False
+    if target.dt is not target.memory.storage.dtype or source.dt is not source.memory.storage.dtype:
+        return False
+    if len(writers[id(target.memory)]) != 1:
+        return False
+    return source.memory.constant and id(source.memory) not in writers
+
+
+Axis = tuple[int, int, int]  # (size, stride in the tile's memory, stride in the source)
+
+
+def _source_axes(target: Ref, source: Ref) -> list[Axis] | None:
+    """Axes that map the tile's memory onto the source, outermost first; None if it has gaps."""
+    axes = [(n, t, s) for n, t, s in zip(target.shape, target.strides, source.strides) if n > 1]
+    axes.sort(key=lambda a: -a[1])
+    joined: list[Axis] = []
+    for axis in axes:
+        if joined:
+            size, stride, step = joined[-1]
+            if stride == axis[0] * axis[1] and step == axis[0] * axis[2]:
+                joined[-1] = (size * axis[0], axis[1], axis[2])
+                continue
+        joined.append(axis)
+    expected = 1
+    for size, stride, _ in reversed(joined):
+        if stride != expected:
+            return None
+        expected *= size
+    return joined if target.offset == 0 and expected == target.memory.size else None
+
+
+def _redirect_readers(users: list[Op], memory: Memory, source: Ref, axes: list[Axis]) -> bool:
+    replacements = []
+    for op in users:
+        if any(r.indirect is not None for r in [*op.dst, *op.src]):
+            return False
+        refs = []
+        for ref in op.src:
+            if ref.memory is memory:
+                moved = _compose(ref, source, axes)
+                if moved is None:
+                    return False
+                refs.append(moved)
+            else:
+                refs.append(ref)
+        replacements.append((op, tuple(refs)))
+    for op, moved_refs in replacements:
+        op.src = moved_refs
+    return True
+
+
+def _digits(value: int, axes: list[Axis]) -> list[int]:
+    digits = []
+    for _, stride, _ in axes:
+        digit, value = divmod(value, stride)
+        digits.append(digit)
+    return digits
+
+
+def _compose(ref: Ref, source: Ref, axes: list[Axis]) -> Ref | None:
+    """The same elements read from the source; None where an axis of ``ref`` is no source axis."""
+    if ref.dt is not ref.memory.storage.dtype:
+        return None
+    start = _digits(ref.offset, axes)
+    last = list(start)
+    strides = []
+    for size, stride in zip(ref.shape, ref.strides):
+        if size == 1 or stride == 0:
+            strides.append(0)
+            continue
+        if stride < 0:
+            return None
+        steps = _digits(stride, axes)
+        for k, step in enumerate(steps):
+            last[k] += step * (size - 1)
+        strides.append(sum(step * axis[2] for step, axis in zip(steps, axes)))
+    if any(end >= axis[0] for end, axis in zip(last, axes)):
+        return None
+    offset = source.offset + sum(d * axis[2] for d, axis in zip(start, axes))
+    return Ref(source.memory, offset, ref.shape, tuple(strides), ref.dt)
+
+
+def lower(program: Program, merge: bool = True) -> list[Op]:
+    """The Ops that compute ``program``: merged, or one per instruction."""
+    lowering = Lowering(merge)
+    ops = lowering.lower(program.instructions)
+    for op in ops:  # memories joined after an Op was built
+        op.dst = tuple(_resolve(r, lowering) for r in op.dst)
+        op.src = tuple(_resolve(r, lowering) for r in op.src)
+    return elide_loads(ops) if merge else ops
+
+
+def _resolve(ref: Ref, lowering: Lowering) -> Ref:
+    memory, offset = ref.memory, ref.offset
+    while id(memory) in lowering.joined:
+        memory, base = lowering.joined[id(memory)]
+        offset += base
+    indirect = ref.indirect
+    if indirect is not None:
+        indirect = (_resolve(indirect[0], lowering), *indirect[1:])
+    return Ref(memory, offset, ref.shape, ref.strides, ref.dt, indirect)
+
+
+__all__ = ["Lowering", "Memory", "Op", "Ref", "contiguous", "elide_loads", "lower"]

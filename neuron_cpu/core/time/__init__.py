@@ -1,0 +1,1 @@
+"""How long a Program would take: cost of each instruction, dependences, schedule."""

@@ -1,0 +1,214 @@
+"""What one instruction costs: engine time, DMA rows, collectives.
+
+Engine cycles stand in the instruction table; this module turns them into nanoseconds and holds the
+two things that the table does not know: how a DMA transfer breaks into rows and how long a row
+takes under each DMA profile. Sources of every constant: spec.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..device import spec
+from ..device.errors import refuse
+from ..device.spec import Engine
+from ..language.tensor import Tensor
+from ..program.program import Instruction
+
+RESULT_LATENCY_NS = {
+    engine: spec.DEPENDENT_CYCLES / hz * 1e9 for engine, hz in spec.CLOCK_HZ.items()
+}
+
+
+# --- DMA profiles ---------------------------------------------------------------------------------
+@dataclass(frozen=True)
+class DmaProfile:
+    """How long one DMA engine takes for one row (descriptor).
+
+    Attributes:
+        name: what ``profile=`` names.
+        note: what it stands for.
+        row_ns: nanoseconds of one row of the given number of contiguous bytes.
+    """
+
+    name: str
+    note: str
+    row_ns: Callable[[int], float]
+
+    def bandwidth(self, row_bytes: int) -> float:
+        """GB/s of the whole core with rows of this size on all engines."""
+        return row_bytes / self.row_ns(row_bytes) * spec.DMA_ENGINES
+
+    @property
+    def peak(self) -> float:
+        """GB/s of the whole core with long rows."""
+        return self.bandwidth(1 << 20)
+
+
+def _row_rule(size: int) -> float:
+    return max(spec.DMA_SHORT_ROW_NS, size / spec.DMA_BYTES_PER_NS + spec.DMA_ROW_NS)
+
+
+def _sdk_flat(size: int) -> float:
+    # proportional up to the row that takes as long as a long one's share, never faster than that
+    flat = max(size, spec.DMA_FLAT_ROW_BYTES) / spec.DMA_FLAT_BYTES_PER_NS
+    knee = 1024 / spec.DMA_FLAT_BYTES_PER_NS
+    return min(flat, max(knee, size / spec.DMA_BYTES_PER_NS + spec.DMA_ROW_NS))
+
+
+def _hbm_peak(size: int) -> float:
+    return size * spec.DMA_ENGINES / spec.HBM_BYTES_PER_NS
+
+
+PROFILES = {
+    p.name: p
+    for p in (
+        DmaProfile(
+            "sdk2.21-flat",
+            "rows of 256 B to 1 KiB move at 104 GB/s per core as the SDK 2.21 matmul tutorial "
+            "measured, longer rows by the row rule",
+            _sdk_flat,
+        ),
+        DmaProfile(
+            "row-rule",
+            "every row costs at least 145 ns per engine; 272 GB/s per core with long rows",
+            _row_rule,
+        ),
+        DmaProfile("hbm-peak", "the core's share of HBM, 410 GB/s, whatever the rows", _hbm_peak),
+    )
+}
+DEFAULT_PROFILE = "sdk2.21-flat"
+
+
+def dma_profile(name: str) -> DmaProfile:
+    """The profile of that name, or the refusal that lists the names."""
+    found = PROFILES.get(name)
+    if found is None:
+        raise refuse(
+            "sim_dma_profile",
+            f"DMA profile '{name}' does not exist, expected one of {', '.join(PROFILES)}; "
+            "pass one of those names",
+        )
+    return found
+
+
+# --- DMA transfers --------------------------------------------------------------------------------
+class Transfer(NamedTuple):
+    """The rows of one DMA instruction.
+
+    Attributes:
+        rows: number of rows (descriptors).
+        row_bytes: contiguous bytes of a row, counted on the wider side where the types differ.
+        lanes: rows that each of the 16 engines moves.
+        hbm_read, hbm_written: bytes on the HBM side.
+    """
+
+    rows: int
+    row_bytes: int
+    lanes: tuple[int, ...]
+    hbm_read: int
+    hbm_written: int
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+
+_transfers: dict[tuple, Transfer] = {}
+
+
+def transfer(instruction: Instruction) -> Transfer:
+    """How a dma_copy or dma_transpose breaks into rows and over the engines."""
+    src, dst = instruction.src[0], instruction.dst[0]
+    key = (
+        instruction.op.name, src.shape, src.strides, src.storage.buffer, src.dt.itemsize,
+        src.indirect is None, dst.shape, dst.strides, dst.storage.buffer, dst.dt.itemsize,
+        dst.indirect is None, _first_partition(dst), _first_partition(src),
+    )  # fmt: skip
+    found = _transfers.get(key)
+    if found is None:
+        found = _transfers[key] = _transfer(instruction, src, dst)
+    return found
+
+
+def _first_partition(view: Tensor) -> int:
+    return view.start_partition if view.storage.on_chip else -1
+
+
+def _transfer(instruction: Instruction, src: Tensor, dst: Tensor) -> Transfer:
+    item = max(src.dt.itemsize, dst.dt.itemsize)
+    # transposing takes a descriptor per element: nothing stays contiguous on both sides
+    run = 1 if instruction.op.name == "dma_transpose" else _contiguous_run(src, dst)
+    rows = dst.size // run
+    chip = dst if dst.storage.on_chip else src
+    if chip.storage.on_chip:
+        lanes = _partition_lanes(chip, rows)
+    else:
+        whole, rest = divmod(rows, spec.DMA_ENGINES)
+        lanes = tuple(whole + (lane < rest) for lane in range(spec.DMA_ENGINES))
+    moved = dst.size
+    return Transfer(
+        rows,
+        run * item,
+        lanes,
+        0 if src.storage.on_chip else moved * src.dt.itemsize,
+        0 if dst.storage.on_chip else moved * dst.dt.itemsize,
+    )
+
+
+def _contiguous_run(src: Tensor, dst: Tensor) -> int:
+    """Elements that lie side by side in both views; partitions never join into one row."""
+    first = 1 if src.storage.on_chip or dst.storage.on_chip else 0
+    if src.shape != dst.shape:  # reshaped on the way: only whole contiguous tensors join
+        return min(src.shape[-1], dst.shape[-1]) if src.shape else 1
+    run = 1
+    for axis in range(len(src.shape) - 1, first - 1, -1):
+        if src.shape[axis] == 1:
+            continue
+        if src.strides[axis] != run or dst.strides[axis] != run:
+            break
+        run *= src.shape[axis]
+    return run
+
+
+def _partition_lanes(chip: Tensor, rows: int) -> tuple[int, ...]:
+    """Rows per engine: the rows of partitions 8e to 8e + 7 belong to engine e."""
+    partitions = chip.shape[0]
+    start = chip.start_partition
+    lanes = [0] * spec.DMA_ENGINES
+    per = rows // partitions
+    for p in range(start, start + partitions):
+        lanes[p // spec.DMA_PARTITIONS_PER_ENGINE % spec.DMA_ENGINES] += per
+    return tuple(lanes)
+
+
+# --- engines --------------------------------------------------------------------------------------
+def engine_ns(instruction: Instruction, engine: Engine) -> float:
+    """Nanoseconds that a compute instruction occupies its engine."""
+    return instruction.op.cycles(instruction) / spec.CLOCK_HZ[engine] * 1e9
+
+
+# --- outside of kernels ---------------------------------------------------------------------------
+@dataclass(frozen=True)
+class Overheads:
+    """Costs outside of kernels, in nanoseconds; no public source states them.
+
+    Attributes:
+        kernel_ns: between two kernels of one graph.
+        graph_ns: one execution of a graph from the host.
+        collective_ns: start of a collective between the cores of a chip.
+        collective_bytes_per_ns: rate of its data.
+    """
+
+    kernel_ns: float = spec.KERNEL_LAUNCH_NS
+    graph_ns: float = spec.GRAPH_LAUNCH_NS
+    collective_ns: float = spec.COLLECTIVE_START_NS
+    collective_bytes_per_ns: float = spec.COLLECTIVE_BYTES_PER_NS
+
+    def collective(self, size: int, ranks: int) -> float:
+        """Nanoseconds of an all-reduce or all-gather of ``size`` bytes; free on one rank."""
+        if ranks == 1:
+            return 0.0
+        return self.collective_ns + size / self.collective_bytes_per_ns

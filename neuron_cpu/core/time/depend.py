@@ -1,0 +1,294 @@
+"""Which instruction must wait for which: dependences through overlapping views.
+
+Views are compared as boxes in the index space of their storage (with a step where a view takes
+every n-th element), so that two tiles of one tensor do not wait for each other. A view that is no
+box counts as the smallest box around it, which can only make a schedule longer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..device.spec import Engine
+from ..language.tensor import Tensor, contiguous
+from ..program.program import Instruction, Program, Storage
+
+Box = tuple[tuple[int, int, int], ...]  # (first, last, step) per storage axis of more than one
+Edges = list[tuple[int, ...]]
+
+_boxes: dict[tuple, Box] = {}
+
+
+def box_of(view: Tensor) -> Box:
+    """The view as one interval per axis of its storage."""
+    key = (view.storage.shape, view.offset, view.shape, view.strides)
+    found = _boxes.get(key)
+    if found is None:
+        found = _boxes[key] = _box(*key)
+    return found
+
+
+def _box(
+    storage: tuple[int, ...], offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> Box:
+    axes = [(size, unit) for size, unit in zip(storage, contiguous(storage)) if size > 1]
+    first = []
+    rest = offset
+    for _, unit in axes:
+        at, rest = divmod(rest, unit)
+        first.append(at)
+    last, step = list(first), [0] * len(axes)
+    for count, stride in zip(shape, strides):
+        if count > 1 and stride and not _extend(axes, first, last, step, count, stride):
+            return _flat_box(axes, offset, shape, strides)
+    return tuple((lo, hi, max(s, 1)) for lo, hi, s in zip(first, last, step))
+
+
+def _extend(
+    axes: list[tuple[int, int]], first: list[int], last: list[int], step: list[int],
+    count: int, stride: int,
+) -> bool:  # fmt: skip
+    """Add one view axis to the box; False where it does not follow the storage's axes."""
+    at = next((k for k, (_, unit) in enumerate(axes) if stride % unit == 0 and stride >= unit), -1)
+    if at < 0:
+        return False
+    hop = stride // axes[at][1]
+    while at >= 0:
+        size = axes[at][0]
+        if last[at] + (count - 1) * hop < size:
+            last[at] += (count - 1) * hop
+            step[at] = hop if step[at] == 0 else 1
+            return True
+        # a flattened run: fills this axis and goes on along the next outer one
+        if size % hop or first[at] != last[at] or first[at] >= hop or count % (size // hop):
+            return False
+        last[at] += size - hop
+        step[at] = hop
+        count //= size // hop
+        at, hop = at - 1, 1
+    return False
+
+
+def _flat_box(
+    axes: list[tuple[int, int]], offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
+) -> Box:
+    low = offset + sum((n - 1) * s for n, s in zip(shape, strides) if s < 0)
+    high = offset + sum((n - 1) * s for n, s in zip(shape, strides) if s > 0)
+    box = []
+    same = True
+    for size, unit in axes:
+        lo, low = divmod(low, unit)
+        hi, high = divmod(high, unit)
+        box.append((lo, hi, 1) if same else (0, size - 1, 1))
+        same = same and lo == hi
+    return tuple(box)
+
+
+def overlap(a: Box, b: Box) -> bool:
+    """Whether two boxes of one storage share an element (steps are compared when equal)."""
+    for (lo1, hi1, step1), (lo2, hi2, step2) in zip(a, b):
+        if hi1 < lo2 or hi2 < lo1:
+            return False
+        if step1 == step2 and step1 > 1 and (lo1 - lo2) % step1:
+            return False
+    return True
+
+
+def _contains(outer: Box, inner: Box) -> bool:
+    return outer == inner or all(
+        o[2] == 1 and o[0] <= i[0] and i[1] <= o[1] for o, i in zip(outer, inner)
+    )
+
+
+_neighbours: dict[tuple[Box, ...], tuple[list[list[int]], list[list[int]]]] = {}
+
+
+def _relations(boxes: Sequence[Box]) -> tuple[list[list[int]], list[list[int]]]:
+    """For each region the regions that it overlaps, and those that it contains."""
+    key = tuple(boxes)
+    found = _neighbours.get(key)
+    if found is None:
+        order = sorted(range(len(key)), key=lambda k: key[k])
+        touching: list[list[int]] = [[] for _ in key]
+        inside: list[list[int]] = [[] for _ in key]
+        for at, i in enumerate(order):
+            for j in order[at:]:
+                if key[j] and key[j][0][0] > key[i][0][1]:
+                    break  # sorted by the first axis: nothing further on can overlap
+                if overlap(key[i], key[j]):
+                    touching[i].append(j)
+                    if _contains(key[i], key[j]):
+                        inside[i].append(j)
+                    if i != j:
+                        touching[j].append(i)
+                        if _contains(key[j], key[i]):
+                            inside[j].append(i)
+        found = _neighbours[key] = touching, inside
+    return found
+
+
+class _Tracked:
+    """Last writer and later readers of each region of one storage.
+
+    Of the readers on one in-order engine only the last counts; DMA readers all count.
+    """
+
+    __slots__ = ("boxes", "ids", "inside", "readers", "touching", "writer")
+
+    def __init__(self) -> None:
+        self.ids: dict[tuple, int] = {}
+        self.boxes: list[Box] = []
+        self.touching: list[list[int]] = []
+        self.inside: list[list[int]] = []
+        self.writer: list[int] = []
+        self.readers: list[dict[int, int]] = []
+
+    def region(self, view: Tensor) -> int:
+        key = (view.offset, view.shape, view.strides)
+        found = self.ids.get(key)
+        if found is None:
+            found = self.ids[key] = len(self.boxes)
+            self.boxes.append(box_of(view))
+        return found
+
+    def close(self) -> None:
+        """All regions are known."""
+        self.touching, self.inside = _relations(self.boxes)
+        self.writer = [-1] * len(self.boxes)
+        self.readers = [{} for _ in self.boxes]
+
+
+class _Placed(_Tracked):
+    """All tensors of one memory that the kernel placed itself: regions are addresses, so tiles
+    that share bytes wait for each other whatever tensor they belong to."""
+
+    __slots__ = ()
+
+    def region(self, view: Tensor) -> int:
+        key = (view.storage.id, view.offset, view.shape, view.strides)
+        found = self.ids.get(key)
+        if found is None:
+            found = self.ids[key] = len(self.boxes)
+            self.boxes.append(_address_box(view))
+        return found
+
+
+def _address_box(view: Tensor) -> Box:
+    """(partitions, bytes) of a view of a placed tensor."""
+    storage = view.storage
+    tile_size = storage.shape[storage.paxis] * storage.free_size
+    block, inside = divmod(view.offset, tile_size)
+    tile = storage.address[block]
+    row, column = divmod(inside, storage.free_size)
+    last = column + sum((n - 1) * s for n, s in zip(view.shape[1:], view.strides[1:]))
+    item = storage.dtype.itemsize
+    first_row = tile.partition + row
+    return (
+        (first_row, first_row + view.shape[0] - 1, 1),
+        (tile.start + column * item, tile.start + (last + 1) * item - 1, 1),
+    )
+
+
+def reads_of(instruction: Instruction) -> list[Tensor]:
+    """Operand views, index tiles of indirect rows included."""
+    views = list(instruction.src)
+    for view in (*instruction.src, *instruction.dst):
+        if view.indirect is not None:
+            views.append(view.indirect[0])
+    return views
+
+
+def _tracked_storages(program: Program) -> dict[int, _Tracked]:
+    """Storages that can carry a dependence: on chip, or HBM that the kernel writes and reads."""
+    read: set[int] = set()
+    written: set[int] = set()
+    for instruction in program.instructions:
+        if instruction.op.engine is Engine.DMA:
+            read.update(v.storage.id for v in instruction.src)
+            written.update(v.storage.id for v in instruction.dst)
+    both = read & written
+    placed = {"sbuf": _Placed(), "psum": _Placed()}
+    tracked: dict[int, _Tracked] = {}
+    for storage in program.storages:
+        if storage.address is not None:
+            tracked[storage.id] = placed[storage.buffer]
+        elif storage.on_chip or storage.id in both:
+            tracked[storage.id] = _Tracked()
+    return tracked
+
+
+def _whole(view: Tensor) -> Tensor:
+    """Data-dependent rows may lie anywhere in their storage."""
+    return view if view.indirect is None else Tensor.whole(view.storage)
+
+
+def dependences(program: Program, engines: Sequence[int], dma: int) -> tuple[Edges, Edges]:
+    """Predecessors of every instruction, as indices in program order.
+
+    Args:
+        engines: number of the engine that runs each instruction.
+        dma: the number that stands for DMA, the one "engine" that works out of order.
+
+    Returns:
+        ``(values, order)``: instructions whose results it reads, and instructions that must only
+        be over before it writes (write after read, write after write).
+    """
+    tracked = _tracked_storages(program)
+    accesses = []
+    for instruction in program.instructions:
+        sources: Sequence[Tensor] = instruction.src
+        targets: Sequence[Tensor] = instruction.dst
+        if any(v.indirect is not None for v in (*sources, *targets)):
+            sources = [_whole(v) for v in reads_of(instruction)]
+            targets = [_whole(v) for v in targets]
+        accesses.append((_regions(tracked, sources), _regions(tracked, targets)))
+    for state in set(tracked.values()):
+        state.close()
+    return _walk(accesses, engines, dma)
+
+
+def _regions(tracked: dict[int, _Tracked], views: Sequence[Tensor]) -> list[tuple[_Tracked, int]]:
+    found = []
+    for view in views:
+        state = tracked.get(view.storage.id)
+        if state is not None:
+            found.append((state, state.region(view)))
+    return found
+
+
+def _walk(
+    accesses: list[tuple[list, list]], engines: Sequence[int], dma: int
+) -> tuple[Edges, Edges]:
+    values: Edges = []
+    orders: Edges = []
+    for at, (reads, writes) in enumerate(accesses):
+        reader = engines[at] if engines[at] != dma else ~at
+        value = {-1}
+        order = {-1, at}
+        for state, region in reads:
+            writer = state.writer
+            value.update([writer[other] for other in state.touching[region]])
+            state.readers[region][reader] = at
+        for state, region in writes:
+            writer, readers = state.writer, state.readers
+            for other in state.touching[region]:
+                order.add(writer[other])
+                order.update(readers[other].values())
+            for other in state.inside[region]:
+                writer[other] = at
+                readers[other] = {}
+        value.discard(-1)
+        order -= {-1, at}
+        values.append(tuple(value))
+        orders.append(tuple(order))
+    return values, orders
+
+
+def touched(instruction: Instruction) -> set[Storage]:
+    """On-chip storages that an instruction reads or writes, index tiles included."""
+    views = (*instruction.src, *instruction.dst)
+    found = {v.storage for v in views if v.storage.on_chip}
+    for view in views:
+        if view.indirect is not None:
+            found.add(view.indirect[0].storage)
+    return found
