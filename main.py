@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from typing import Optional
 
 import neuron_cpu
-from harness import cli, console
+from harness import console
 from harness.errors import is_refusal
+from harness.inputs import command_line
 
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 READER_GONE = 141  # what it reports where `| head` has closed the pipe
@@ -22,10 +23,10 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run one mode; returns the exit status: 0, 1 where a check failed, 2 for bad input."""
     debug = "--debug" in (sys.argv if argv is None else argv)
     try:
-        args = cli.parse(argv)
+        args = command_line.parse(argv)
         console.say(neuron_cpu.ensure_sdk())
         _quieten_libraries()
-        status = importlib.import_module(cli.MODES[args.mode][0]).run(args)
+        status = importlib.import_module(command_line.MODES[args.mode][0]).run(args)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:

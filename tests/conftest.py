@@ -30,7 +30,7 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def embedded_model() -> Path:
     """The folder of SmolLM2-135M-Instruct, converted into the user's cache where it is not yet."""
-    from harness.models import embedded_model as convert_once
+    from harness.inputs.models import embedded_model as convert_once
 
     return convert_once()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness import diff, preflight
+from harness.modes import diff, preflight
 
 # The SDK's Llama whose MLP goes through a kernel that multiplies by FACTOR.
 SCALED = """

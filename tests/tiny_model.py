@@ -69,7 +69,7 @@ def _random_weight(name: str, shape: list[int], generator: Any) -> Any:
 
 
 def _tiny_shapes(config: dict[str, Any]) -> dict[str, list[int]]:
-    from harness.models import ModelFolder, expected_shapes
+    from harness.inputs.models import ModelFolder, expected_shapes
 
     return expected_shapes(ModelFolder(Path("tiny"), "tiny", config))
 

@@ -14,9 +14,12 @@ from typing import NamedTuple
 import pytest
 import torch
 
-from harness import cli, generate, reference, session, suite
-from harness.accuracy import bf16_spacing
-from harness.prompts import read_prompt_file
+from harness.figures import reference
+from harness.figures.accuracy import bf16_spacing
+from harness.inputs import command_line
+from harness.inputs.prompts import read_prompt_file
+from harness.modes import evaluate_all, generate
+from harness.session import building
 
 PROMPTS = read_prompt_file(reference.PROMPTS_FILE)
 LONG = 64
@@ -25,23 +28,23 @@ LONG = 64
 class Paths(NamedTuple):
     """The embedded model with and without kernels, at a length that holds every prompt."""
 
-    nki: session.Loaded
-    torch: session.Loaded
+    nki: building.Loaded
+    torch: building.Loaded
     prompt_ids: list[list[int]]
 
 
 @pytest.fixture(scope="module")
 def paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Paths]:
     folder = tmp_path_factory.mktemp("compiled")
-    args = cli.parse(
+    args = command_line.parse(
         ["--mode", "generate", "--enable-nki", "--seq-len", "1280", "--max-context-length", "1280",
          "--compiled-model-path", os.fspath(folder)]
     )  # fmt: skip
-    opened = session.open_session(args, PROMPTS)
-    yield Paths(session.build(opened, "nki"), session.build(opened, "torch"), opened.prompt_ids)
+    opened = building.open_session(args, PROMPTS)
+    yield Paths(building.build(opened, "nki"), building.build(opened, "torch"), opened.prompt_ids)
 
 
-def greedy(loaded: session.Loaded, ids: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+def greedy(loaded: building.Loaded, ids: list[int], count: int) -> tuple[list[int], torch.Tensor]:
     """``count`` greedy tokens after a prompt, and their logits [count, V]."""
     outputs = generate.generate_tokens(
         loaded, [ids], count, min_new_tokens=count, do_sample=False,
@@ -54,7 +57,9 @@ def greedy(loaded: session.Loaded, ids: list[int], count: int) -> tuple[list[int
 def test_text_of_the_benchmark(paths: Paths, index: int) -> None:
     """Every prompt, as many tokens as `python test.py` evaluates."""
     ids = paths.prompt_ids[index]
-    texts = [greedy(side, ids, suite.SIMULATOR_NEW_TOKENS)[0] for side in (paths.nki, paths.torch)]
+    texts = [
+        greedy(side, ids, evaluate_all.SIMULATOR_NEW_TOKENS)[0] for side in (paths.nki, paths.torch)
+    ]
     assert texts[0] == texts[1]
 
 

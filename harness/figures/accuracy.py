@@ -1,0 +1,214 @@
+"""Does the submission compute what the baseline computes? Logits against logits, token by token.
+
+The verdict is the SDK's `logit_validation` with the contest's tolerances: the submission gets the
+baseline's tokens, and its logits must stay close and have the same greedy token at every position.
+Batches are checked row by row: NxDI indexes the cache by position in prefill and by token count in
+decode, so padded rows of unequal length cannot be re-run as one batch with tokens appended.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Optional
+
+from harness.errors import UserError
+from harness.modes.generate import generate_tokens
+from harness.session.building import Loaded
+
+# top-k (None: all) -> (absolute, relative tolerance), as the contest's driver sets them
+CONTEST_TOLERANCES: dict[Optional[int], tuple[float, float]] = {
+    None: (1e-5, 0.05),
+    1000: (1e-5, 0.03),
+    50: (1e-5, 0.03),
+    5: (1e-5, 0.03),
+}
+BF16_MANTISSA_BITS = 7
+MOST_DIVERGENCES = 5  # printed; reports have all of them
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One token among the best five: its id, its text and its logit."""
+
+    token: int
+    text: str
+    logit: float
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """A position where the two sides choose another token."""
+
+    position: int
+    expected: list[Candidate]
+    actual: list[Candidate]
+    margin: float  # between the expected and the actual choice, on the expected side
+    is_tie: bool  # the margin is within one bf16 spacing of that logit
+
+    def describe(self) -> list[str]:
+        """Lines for the terminal."""
+        kind = "a tie within one bf16 spacing" if self.is_tie else "not a tie"
+        lines = [f"position {self.position}: margin {self.margin:.4g}, {kind}"]
+        for side, candidates in (("baseline", self.expected), ("submission", self.actual)):
+            best = ", ".join(f"{c.text!r} ({c.token}) {c.logit:.4f}" for c in candidates)
+            lines.append(f"  {side}: {best}")
+        return lines
+
+
+@dataclass
+class RowResult:
+    """The comparison of one prompt; errors are over all finite logits of all positions."""
+
+    passed: bool
+    message: str
+    positions: int
+    greedy_match: float  # share of positions with the same greedy token
+    mse: float
+    cosine: float
+    max_abs_error: float
+    max_abs_logit: float
+    divergences: list[Divergence] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"lines": self.lines()}
+
+    def lines(self) -> list[str]:
+        """For the terminal: the summary, and where a failed comparison differs first."""
+        lines = [self.summary()]
+        if not self.passed:
+            lines += self.message.splitlines()
+            shown = self.divergences[:MOST_DIVERGENCES]
+            lines += [line for divergence in shown for line in divergence.describe()]
+            left = len(self.divergences) - len(shown)
+            lines += [f"... and at {left} more positions"] if left else []
+            if all(divergence.is_tie for divergence in self.divergences):
+                lines.append(
+                    "No greedy token differs but in ties: two correct bf16 programs can differ so; "
+                    "--mode diff tells rounding from a bug."
+                )
+        return lines
+
+    def summary(self) -> str:
+        """One line: verdict and the three figures that users ask for."""
+        verdict = "passed" if self.passed else "FAILED"
+        equal = round(self.greedy_match * self.positions)
+        return (
+            f"{verdict}: {equal} of {self.positions} greedy tokens equal, MSE {self.mse:.3g}, "
+            f"cosine similarity {self.cosine:.6f}, largest error {self.max_abs_error:.3g} on "
+            f"logits up to {self.max_abs_logit:.3g}"
+        )
+
+
+def check_settings(args: Any) -> None:
+    """Refuse what leaves no logits to compare."""
+    if args.on_device_sampling:
+        raise UserError(
+            f"--on-device-sampling returns tokens and no logits, which --mode {args.mode} "
+            "compares; leave it out."
+        )
+
+
+def check_row(
+    baseline: Loaded,
+    candidate: Loaded,
+    ids: Sequence[int],
+    new_tokens: int,
+    on_step: Optional[Callable[[list[int]], Any]] = None,
+) -> RowResult:
+    """Compare the two models on the tokens after one prompt, at most `--num-tokens-to-check`.
+
+    `on_step` is called after each generated token of either side.
+    """
+    import torch
+    from torch_neuronx.testing.validation import logit_validation
+
+    args = candidate.session.args
+    total = min(new_tokens, args.num_tokens_to_check or new_tokens)
+    expected = _scores(baseline, ids, total, on_step)  # [total, 1, V]
+    actual = torch.full_like(expected, math.nan)
+
+    def continue_from(input_ids: Any) -> Any:
+        done = input_ids.shape[1] - len(ids)
+        scores = _scores(candidate, input_ids[0].tolist(), total - done, on_step)
+        actual[done:] = scores
+        return scores
+
+    passed, _, message = logit_validation(
+        input_ids=torch.tensor([list(ids)]),
+        generate_fn=continue_from,
+        expected_logits=expected,
+        tol_map=args.tol_map or dict(CONTEST_TOLERANCES),
+        divergence_difference_tol=args.divergence_difference_tol,
+    )
+    return compare(
+        expected[:, 0], actual[:, 0], bool(passed), str(message), baseline.session.tokenizer
+    )
+
+
+def _scores(
+    loaded: Loaded, ids: Sequence[int], count: int, on_step: Optional[Callable[[list[int]], Any]]
+) -> Any:
+    """Logits [count, 1, V] fp32 of `count` greedy tokens; end tokens are masked to -inf."""
+    import torch
+
+    outputs = generate_tokens(
+        loaded,
+        [ids],
+        count,
+        on_step,
+        min_new_tokens=count,
+        do_sample=False,
+        return_dict_in_generate=True,
+        output_scores=True,
+    )
+    return torch.stack(outputs.scores).float()
+
+
+def compare(expected: Any, actual: Any, passed: bool, message: str, tokenizer: Any) -> RowResult:
+    """Figures of two [T, V] logit tensors; -inf entries of either side are left out."""
+    finite = expected.isfinite() & actual.isfinite()
+    left, right = expected[finite].double(), actual[finite].double()
+    error = (right - left).abs()
+    norms = float(left.norm() * right.norm())
+    best_left, best_right = expected.argmax(-1), actual.argmax(-1)
+    differing = (best_left != best_right).nonzero()[:, 0].tolist()
+    return RowResult(
+        passed=passed,
+        message=message,
+        positions=len(expected),
+        greedy_match=1 - len(differing) / len(expected),
+        mse=float((error * error).mean()),
+        cosine=float(left @ right) / norms if norms else 1.0,
+        max_abs_error=float(error.max()),
+        max_abs_logit=float(left.abs().max()),
+        divergences=[_divergence(i, expected[i], actual[i], tokenizer) for i in differing],
+    )
+
+
+def _divergence(position: int, expected: Any, actual: Any, tokenizer: Any) -> Divergence:
+    best = float(expected.max())
+    margin = best - float(expected[int(actual.argmax())])
+    return Divergence(
+        position=position,
+        expected=_best_five(expected, tokenizer),
+        actual=_best_five(actual, tokenizer),
+        margin=margin,
+        is_tie=margin <= bf16_spacing(best),
+    )
+
+
+def _best_five(logits: Any, tokenizer: Any) -> list[Candidate]:
+    values, tokens = logits.topk(min(5, logits.shape[-1]))
+    return [
+        Candidate(int(token), tokenizer.decode([int(token)]), float(value))
+        for token, value in zip(tokens, values)
+    ]
+
+
+def bf16_spacing(value: float) -> float:
+    """Distance between neighbouring bf16 numbers at `value`: 2^(exponent - 7)."""
+    if value == 0 or not math.isfinite(value):
+        return 0.0
+    return 2.0 ** (math.frexp(abs(value))[1] - 1 - BF16_MANTISSA_BITS)

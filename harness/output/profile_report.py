@@ -1,0 +1,206 @@
+"""Profiles of graphs as terminal tables, JSON, a Perfetto trace and plots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from harness import console
+from harness.figures.estimate import COLLECTIVE, KERNEL, TORCH, GraphEstimate, Operator
+from harness.files import write_text_atomically
+from neuron_cpu import terminal
+from neuron_cpu.core.device import spec
+from neuron_cpu.core.report import plots, report, tables
+from neuron_cpu.core.time import cost
+from neuron_cpu.core.time.schedule import Schedule
+
+# Columns that a narrow terminal does without, the first one first.
+EXPENDABLE = ("MFU", "GB/s", "MB each", "runs as", "module", "µs each")
+ELSEWHERE = "a wider terminal or --profile-output shows them"
+WIDTH = 180  # columns of a table that goes to a file
+SMALL = 0.005  # operators below this share of the graph are printed as one row
+
+
+def headline(graph: GraphEstimate) -> str:
+    """One sentence: what, how long, and the rate that users know."""
+    milliseconds = graph.latency_ns / 1e6
+    rate = graph.batch / graph.latency_ns * 1e9
+    if "context" in graph.submodel:
+        says = f"TTFT {milliseconds:.3f} ms, {rate * graph.bucket:,.0f} prompt tokens/s"
+    else:
+        says = f"{rate:,.1f} tokens/s, {milliseconds:.3f} ms a token"
+    traced = "".join(f" {length}" for length in graph.extrapolated)
+    note = f"; extrapolated from buckets{traced}" if traced else ""
+    return f"{graph.submodel}, bucket {graph.bucket}, batch {graph.batch}: {says} (estimated{note})"
+
+
+def binding(graph: GraphEstimate) -> str:
+    """What bounds the graph: the words of the operator that takes most of its time."""
+    worst = max(graph.operators, key=lambda op: op.total_ns)
+    share = worst.total_ns / graph.latency_ns
+    words = worst.profile.binding if worst.profile is not None else f"{worst.kind}, by roofline"
+    return f"{share:.0%} in {worst.name} ({worst.where}): {words}"
+
+
+def show(graphs: Sequence[GraphEstimate], dma_profile: str, top: int) -> None:
+    """Print every graph, then every distinct kernel by source line."""
+    out = terminal.output(WIDTH)
+    out.print(tables.estimate_note(dma_profile))
+    seen: set[int] = set()
+    for graph in graphs:
+        out.print(f"\n[bold]{headline(graph)}[/bold]")
+        out.print(f"bound by {binding(graph)}")
+        out.print(_figures(graph))
+        terminal.print_table(out, _operators(graph), EXPENDABLE, "bound by", ELSEWHERE)
+    for graph in graphs:
+        for op in graph.operators:
+            if op.profile is None or id(op.profile) in seen or not op.profile.lines:
+                continue
+            seen.add(id(op.profile))
+            time = tables.microseconds(op.profile.time_ns)
+            out.print(f"\n[bold]{op.name}[/bold] ({op.where}; {graph.submodel}): {time} µs")
+            out.print(f"bound by {op.profile.binding}")
+            lines = tables.line_table(op.profile.lines, op.profile.time_ns, top)
+            terminal.print_table(out, lines, tables.EXPENDABLE, "bound by", ELSEWHERE)
+
+
+def _figures(graph: GraphEstimate) -> Table:
+    title = "figures; those of engines, DMA and HBM count the NKI kernels"
+    table = Table(title=title, title_justify="left", show_header=False)
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in graph.figures().items():
+        table.add_row(name, tables.figure_text(name, value))
+    return table
+
+
+def _operators(graph: GraphEstimate) -> Table:
+    """Operators by their share of the graph's time."""
+    table = Table(title="operators of one rank", title_justify="left")
+    for name in ("operator", "module", "runs as"):
+        table.add_column(name, overflow="fold")
+    for name in ("times", "µs each", "total µs", "share", "MB each", "GB/s", "MFU"):
+        table.add_column(name, justify="right")
+    table.add_column("bound by", overflow="fold")
+    ordered = sorted(graph.operators, key=lambda op: -op.total_ns)
+    shown = [op for op in ordered if op.kind == KERNEL or op.total_ns > SMALL * graph.latency_ns]
+    for op in shown:
+        table.add_row(*_operator_cells(op, graph.latency_ns))
+    rest = sum(op.total_ns for op in ordered) - sum(op.total_ns for op in shown)
+    table.add_row(f"{len(ordered) - len(shown)} smaller ones", "", "", "", "",
+                  tables.microseconds(rest), f"{rest / graph.latency_ns:.1%}")  # fmt: skip
+    share = graph.launch_ns / graph.latency_ns
+    launch = tables.microseconds(graph.launch_ns)
+    table.add_row("graph launch", "", "host", "1", launch, launch, f"{share:.1%}", "", "", "",
+                  "assumed")  # fmt: skip
+    return table
+
+
+def _operator_cells(op: Operator, total: float) -> list[str]:
+    time = op.time_ns or 1.0
+    words = op.profile.binding if op.profile is not None else ""
+    if op.kind != KERNEL:
+        words = "assumed" if not op.macs and op.kind == "collective" else "roofline, runs fused"
+    return [
+        op.name, op.where, op.kind, str(op.count), tables.microseconds(op.time_ns),
+        tables.microseconds(op.total_ns), f"{op.total_ns / total:.1%}", f"{op.bytes / 1e6:.2f}",
+        f"{op.bytes / time:.0f}",
+        f"{op.macs / (spec.PEAK_MACS_PER_NS * time):.1%}" if op.macs else "", words,
+    ]  # fmt: skip
+
+
+# --- files ----------------------------------------------------------------------------------------
+def as_json(graphs: Sequence[GraphEstimate], dma_profile: str) -> dict[str, Any]:
+    """Everything that is printed, as plain data."""
+    return {
+        "estimated": True,
+        "dma_profile": dma_profile,
+        "dma_profile_note": cost.dma_profile(dma_profile).note,
+        "graphs": [
+            {
+                "submodel": g.submodel,
+                "bucket": g.bucket,
+                "batch": g.batch,
+                "latency_ns": g.latency_ns,
+                "extrapolated_from": list(g.extrapolated),
+                "binding": binding(g),
+                "figures": g.figures(),
+                "operators": [_operator_json(op) for op in g.operators],
+            }
+            for g in graphs
+        ],
+    }
+
+
+def _operator_json(op: Operator) -> dict[str, Any]:
+    plain = {k: v for k, v in vars(op).items() if k != "profile"}
+    return plain | {"profile": op.profile.to_json() if op.profile is not None else None}
+
+
+def write(graphs: Sequence[GraphEstimate], dma_profile: str, folder: Path) -> None:
+    """profile.json, trace.json (for ui.perfetto.dev) and the plots."""
+    content = as_json(graphs, dma_profile)
+    write_text_atomically(folder / "profile.json", json.dumps(content, indent=1))
+    written = [folder / "profile.json", folder / "trace.json"]
+    write_text_atomically(folder / "trace.json", json.dumps(trace(graphs, dma_profile)))
+    for graph in graphs:
+        written += _plots(graph, folder / f"{graph.submodel}-{graph.bucket}")
+    for path in written:
+        console.say(f"Wrote {path}")
+
+
+def trace(graphs: Sequence[GraphEstimate], dma_profile: str) -> dict[str, Any]:
+    """For ui.perfetto.dev: a process for each graph with every operator in order, and one for each
+    distinct kernel with its engines and DMA queues."""
+    events: list[dict[str, Any]] = []
+    for pid, graph in enumerate(graphs, start=1):
+        label = f"{graph.submodel}, bucket {graph.bucket}, batch {graph.batch}"
+        events.append(report.meta_event("process_name", pid, 0, label))
+        kinds = (KERNEL, COLLECTIVE, TORCH)
+        events += [report.meta_event("thread_name", pid, k, kind) for k, kind in enumerate(kinds)]
+        clock = graph.launch_ns
+        for kind, name, where, time in graph.steps:
+            if time:
+                events.append(
+                    report.slice_event(name, pid, kinds.index(kind), clock, time, {"module": where})
+                )
+            clock += time
+    for number, (label, schedule) in enumerate(_distinct(graphs), start=len(graphs) + 1):
+        events += report.trace_events(schedule, number, label)
+    return report.trace_file(events, dma_profile)
+
+
+def _distinct(graphs: Sequence[GraphEstimate]) -> list[tuple[str, Schedule]]:
+    """Every distinct kernel once, labelled with the graph that runs it."""
+    found: dict[int, tuple[str, Schedule]] = {}
+    for graph in graphs:
+        for schedule in graph.schedules:
+            label = f"{graph.submodel} {graph.bucket}: {schedule.program.name}"
+            found.setdefault(id(schedule), (label, schedule))
+    return list(found.values())
+
+
+def _plots(graph: GraphEstimate, folder: Path) -> list[Path]:
+    """Timelines and roofline of the kernels, bytes of every operator."""
+    folder.mkdir(parents=True, exist_ok=True)
+    written = []
+    for number, schedule in enumerate(graph.schedules):
+        path = folder / f"timeline-{number}-{schedule.program.name}.png"
+        written.append(plots.timeline(schedule, path))
+    kernels = {
+        id(op.profile): (f"{op.name} ({op.where})", op.profile)
+        for op in graph.operators
+        if op.profile is not None
+    }
+    if kernels:
+        written.append(plots.roofline(list(kernels.values()), folder / "roofline.png"))
+    sizes: dict[str, float] = {}
+    for op in graph.operators:
+        label = f"{op.name} ({op.where})" if op.where else op.name
+        sizes[label] = sizes.get(label, 0.0) + op.count * op.bytes
+    written.append(plots.bytes_by_operator(sizes, folder / "bytes.png"))
+    return written

@@ -1,0 +1,273 @@
+"""Results on the terminal and as JSON, CSV, Markdown and PNG; every figure with its source."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+from rich.table import Table
+
+from harness.files import write_bytes_atomically, write_text_atomically
+from harness.inputs.prompts import shorten
+from neuron_cpu import terminal
+
+REPORT_JSON = "report.json"
+REPORT_CSV = "report.csv"
+REPORT_MARKDOWN = "report.md"
+REPORT_PLOT = "report.png"
+
+COLUMNS = (
+    "prompt",
+    "tokens",
+    "new",
+    "checked",
+    "accurate",
+    "greedy match",
+    "NKI share",
+    "latency ms",
+    "tokens/s",
+    "TTFT ms",
+    "source",
+    "score",
+    "score (TTFT)",
+    "score source",
+)
+# Columns that a narrow terminal does without, the first one first.
+EXPENDABLE = ("score source", "source", "greedy match", "score (TTFT)", "checked", "NKI share")
+PIPED_WIDTH = 160
+
+
+def row(result: dict[str, Any]) -> dict[str, Any]:
+    """One result as one flat row: COLUMNS to values, None where there is no figure."""
+    flat: dict[str, Any] = dict.fromkeys(COLUMNS)
+    flat.update(
+        {"prompt": result["id"], "tokens": result["prompt_tokens"], "accurate": result["accurate"]}
+    )
+    if result["error"] is not None:
+        return flat
+    speed = result["speed"]["estimated"] or result["speed"]["measured"]
+    checked = result["accuracy"]
+    flat.update(
+        {
+            "new": speed["new_tokens"],
+            "checked": min(item["positions"] for item in checked),
+            "greedy match": sum(item["greedy_match"] for item in checked) / len(checked),
+            "NKI share": result["nki"]["contest"],
+            "latency ms": speed["e2e_model"]["latency_ms_p99"],
+            "tokens/s": speed["tokens_per_second"],
+            "TTFT ms": speed["ttft_ms"],
+            "source": speed["source"],
+            "score": result["score"]["value"],
+            "score (TTFT)": result["score"]["ttft_value"],
+            "score source": result["score"]["source"],
+        }
+    )
+    return flat
+
+
+def shown(value: Any) -> str:
+    """A cell for people."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "NO"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def line(result: dict[str, Any]) -> str:
+    """One result as one status line."""
+    start = f"prompt {result['id']}: "
+    if result["error"] is not None:
+        return start + result["error"]
+    flat = row(result)
+    verdict = "accurate" if result["accurate"] else "NOT ACCURATE"
+    return start + (
+        f"{verdict}, {shown(flat['latency ms'])} ms, {shown(flat['tokens/s'])} tokens/s "
+        f"({flat['source']}), score {shown(flat['score'])}"
+    )
+
+
+def totals(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Counts, and the contest's total with the mean beside it."""
+    scores = [r["score"]["value"] for r in results if r["error"] is None]
+    known = [value for value in scores if value is not None]
+    return {
+        "prompts": len(results),
+        "accurate": sum(r["accurate"] for r in results),
+        "failed": sum(r["error"] is not None for r in results),
+        "total_score": sum(known) if known else None,
+        "mean_score": sum(known) / len(known) if known else None,
+    }
+
+
+def print_summary(results: Sequence[dict[str, Any]], not_run: Sequence[str]) -> None:
+    """The table of all prompts, totals, and what went wrong."""
+    table = Table(title="Results", title_justify="left")
+    for name in COLUMNS:
+        table.add_column(name, justify="left" if "source" in name else "right")
+    rows = [row(result) for result in results]
+    for cells in rows:
+        table.add_row(*(shown(value) for value in cells.values()))
+    terminal.print_table(
+        terminal.output(PIPED_WIDTH), table, EXPENDABLE, "", f"{REPORT_CSV} has all"
+    )
+    for column, what in (("source", "Times"), ("score source", "Scores")):
+        found = sorted({cells[column] for cells in rows if cells[column]})
+        if found:
+            print(f"{what} are from: {', '.join(found)}.")
+    summary = totals(results)
+    print(
+        f"{summary['accurate']} of {summary['prompts']} prompts accurate, {summary['failed']} "
+        f"failed. Total score: {shown(summary['total_score'])}, mean {shown(summary['mean_score'])}"
+    )
+    for text in [*not_run, *_problems(results)]:
+        print(text)
+
+
+def _problems(results: Sequence[dict[str, Any]]) -> list[str]:
+    problems = [f"prompt {r['id']}: {r['error']}" for r in results if r["error"] is not None]
+    done = [r for r in results if r["error"] is None]
+    problems += sorted({r["score"]["reason"] for r in done if r["score"]["reason"]})
+    problems += sorted({warning for r in done for warning in r["nki"]["warnings"]})
+    return problems
+
+
+def print_result(result: dict[str, Any]) -> None:
+    """Everything about one batch, as the contest's driver prints it and then some."""
+    print(f"Prompt: {shorten(result['prompts'][0])}")
+    if result["error"] is not None:
+        print(f"Failed: {result['error']}")
+        return
+    _print_score(result)
+    for index, checked in enumerate(result["accuracy"]):
+        print(f"Row {index}: " + "\n".join(checked["lines"]))
+    for name, speed in result["speed"].items():
+        print_speed(name, speed)
+    share = result["nki"]
+    print(f"NKI share of MACs: {share['contest']:.4f}, by use {share['weighted']:.4f}")
+    for text in [*share["outside"], *share["warnings"]]:
+        print(f"  outside NKI: {text}" if text in share["outside"] else f"  {text}")
+
+
+def _print_score(result: dict[str, Any]) -> None:
+    score = result["score"]
+    if score["value"] is None:
+        print(f"Final Score: none ({score['reason']})")
+        return
+    print(f"Final Score: {score['value']:.4f} (figures: {score['source']})")
+    if score["ttft_value"] is not None:
+        print(f"Score with the time to the first token: {score['ttft_value']:.4f}")
+    print(f"\tAccuracy: {score['accurate']}")
+    print(f"\tReduced latency: {score['reduced_latency']:.4f}")
+    print(f"\tIncreased throughput: {score['increased_throughput']:.4f}")
+    print(f"\tNKI FLOPs Ratio: {score['nki_share']:.4f}")
+
+
+def print_speed(name: str, speed: Optional[dict[str, Any]]) -> None:
+    if speed is None:
+        print("No estimate of device times is available.")
+        return
+    labels = {"simulator": "wall clock of the CPU simulator, not a device time"}
+    source = labels.get(speed["source"], speed["source"])
+    print(f"Speed, {name} ({source}), {speed['new_tokens']} new tokens:")
+    rate = shown(speed["tokens_per_second"])
+    print(f"\tfirst token after {speed['ttft_ms']:.2f} ms, then {rate} tokens/s")
+    for part in ("e2e_model", "context_encoding_model", "token_generation_model"):
+        if part in speed:
+            print(f"\t{part}: {_latencies(speed[part])}")
+
+
+def _latencies(figures: dict[str, float]) -> str:
+    """Percentiles where there were several runs, one number where all are the same."""
+    times = {
+        key.removeprefix("latency_ms_"): f"{ms:.2f}"
+        for key, ms in figures.items()
+        if key.startswith("latency_ms_")
+    }
+    told = "latency " + ", ".join(f"{name} {ms}" for name, ms in times.items())
+    if len(set(times.values())) == 1:
+        told = f"latency {times['avg']}"
+    return f"{told} ms, {figures['throughput']:.2f} tokens/s"
+
+
+def write_all(
+    folder: Path,
+    description: dict[str, Any],
+    results: Sequence[dict[str, Any]],
+    not_run: Sequence[str],
+) -> None:
+    """The report files; the JSON last, because it marks the run as finished."""
+    write_text_atomically(folder / REPORT_CSV, to_csv(results))
+    write_text_atomically(folder / REPORT_MARKDOWN, to_markdown(description, results, not_run))
+    write_bytes_atomically(folder / REPORT_PLOT, to_png(results))
+    content = {
+        "run": description,
+        "totals": totals(results),
+        "not_run": list(not_run),
+        "results": list(results),
+    }
+    text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+    write_text_atomically(folder / REPORT_JSON, text)
+
+
+def to_csv(results: Sequence[dict[str, Any]]) -> str:
+    """One row a prompt; empty cells where there is no figure."""
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(row(result) for result in results)
+    return buffer.getvalue()
+
+
+def to_markdown(
+    description: dict[str, Any], results: Sequence[dict[str, Any]], not_run: Sequence[str]
+) -> str:
+    """A summary to paste into a pull request."""
+    summary = totals(results)
+    lines = [
+        f"# {description['model']}, {'with' if description['enable_nki'] else 'without'} NKI",
+        "",
+        f"{summary['accurate']} of {summary['prompts']} prompts accurate, {summary['failed']} "
+        f"failed.",
+        f"Total score {shown(summary['total_score'])}, mean {shown(summary['mean_score'])}.",
+        f"Started {description['started']} on {description['machine']}; wall-clock times are of "
+        f"the {description['times']}.",
+        "",
+        "| " + " | ".join(COLUMNS) + " |",
+        "|" + "---|" * len(COLUMNS),
+    ]
+    for result in results:
+        lines.append("| " + " | ".join(shown(value) for value in row(result).values()) + " |")
+    problems = [*not_run, *_problems(results)]
+    if problems:
+        lines += ["", *(f"- {text}" for text in problems)]
+    return "\n".join(lines) + "\n"
+
+
+def to_png(results: Sequence[dict[str, Any]]) -> bytes:
+    """Two bar charts over the prompts: tokens/s and score; failed prompts in red."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = [row(result) for result in results]
+    positions = range(len(rows))
+    colours = ["tab:blue" if item["accurate"] else "tab:red" for item in rows]
+    figure, axes = pyplot.subplots(2, 1, figsize=(10, 6), sharex=True)
+    sources = ", ".join(sorted({item["source"] for item in rows if item["source"]})) or "none"
+    for axis, column in zip(axes, ("tokens/s", "score")):
+        axis.bar(positions, [item[column] or 0 for item in rows], color=colours)
+        axis.set_ylabel(column)
+    axes[0].set_title(f"source of times: {sources}; red: failed or not accurate")
+    axes[1].set_xticks(list(positions), [str(item["prompt"]) for item in rows])
+    axes[1].set_xlabel("prompt")
+    figure.tight_layout()
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=100)
+    pyplot.close(figure)
+    return buffer.getvalue()

@@ -1,0 +1,1 @@
+"""The model at work: configured, compiled, loaded, generating."""

@@ -1,0 +1,225 @@
+"""The arithmetic of accuracy, speed, NKI share, score and reference figures."""
+
+from __future__ import annotations
+
+import math
+from argparse import Namespace
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.errors import UserError
+from harness.figures import accuracy, benchmark, flops, reference, score
+from harness.figures.graphs import Graph, Operator
+from harness.output import report
+
+FAST, BASE = score.Speed(50.0, 300.0, "device", 5.0), score.Speed(100.0, 150.0, "device", 20.0)
+
+
+class Letters:
+    """Token n is the n-th letter."""
+
+    def decode(self, tokens) -> str:
+        return "".join(chr(97 + token) for token in tokens)
+
+
+def test_score_is_the_product_of_its_factors() -> None:
+    result = score.score(True, 0.5, FAST, BASE)
+    assert result.value == pytest.approx(2.0 * 2.0 * 1.5)
+    assert result.ttft_value == pytest.approx(4.0 * 2.0 * 1.5)
+    assert result.source == "device / device" and result.reason is None
+
+
+def test_an_inaccurate_submission_scores_zero() -> None:
+    assert score.score(False, 1.0, FAST, BASE).value == 0
+
+
+@pytest.mark.parametrize("side", [0, 1])
+def test_simulator_times_never_make_a_score(side: int) -> None:
+    speeds = [FAST, BASE]
+    speeds[side] = score.Speed(1.0, 1.0, benchmark.SIMULATOR)
+    result = score.score(True, 1.0, *speeds)
+    assert result.value is None and "not device times" in str(result.reason)
+
+
+def test_no_ttft_score_without_the_baselines_ttft() -> None:
+    result = score.score(True, 0.0, FAST, score.Speed(100.0, 150.0, "published"))
+    assert result.value is not None and result.ttft_value is None
+    assert result.source == "device / published"
+
+
+def graph(submodel: str, bucket: int, inside: int, outside: int) -> Graph:
+    operators = (Operator("a", True, "k", inside), Operator("b", False, "mm", outside))
+    return Graph(submodel, bucket, operators)
+
+
+GRAPHS = [
+    graph(flops.PREFILL, 64, 90, 10),
+    graph(flops.PREFILL, 128, 100, 100),
+    graph(flops.DECODE, 64, 1, 1),
+    graph(flops.DECODE, 128, 3, 0),
+]
+
+
+def test_contest_share_counts_the_smallest_buckets_once() -> None:
+    assert flops.nki_share(GRAPHS, 100, 20).contest == pytest.approx(91 / 102)
+
+
+def test_weighted_share_counts_each_graph_as_often_as_it_runs() -> None:
+    # prompt of 62: prefill 64; three decode steps at lengths 63, 64 (bucket 64) and 65 (128)
+    share = flops.nki_share(GRAPHS, 62, 4)
+    assert share.weighted == pytest.approx((90 + 1 + 1 + 3) / (100 + 2 + 2 + 3))
+    assert share.outside == [f"{flops.PREFILL}: b (10.00%)", f"{flops.DECODE}: b (50.00%)"]
+
+
+def test_kernels_without_a_count_are_a_warning() -> None:
+    unknown = Graph(flops.DECODE, 64, (Operator("a", True, "secret", None),))
+    share = flops.nki_share([GRAPHS[0], unknown], 10, 2)
+    assert len(share.warnings) == 1 and "secret" in share.warnings[0]
+
+
+def test_bucket_choice() -> None:
+    lengths = {1: 64, 64: 64, 65: 128, 500: 128}
+    for length, bucket in lengths.items():
+        chosen = flops.bucket_of(GRAPHS, flops.DECODE, length)
+        assert chosen is not None and chosen.bucket == bucket
+    assert flops.bucket_of(GRAPHS, "speculation_model", 1) is None
+
+
+def test_latency_report_has_nxdis_keys_and_units() -> None:
+    report = benchmark.latency_report([0.1, 0.2, 0.3], tokens=60, batch=2)
+    assert report["latency_ms_p50"] == pytest.approx(200)
+    assert report["latency_ms_p100"] == pytest.approx(300)
+    assert report["latency_ms_avg"] == pytest.approx(200)
+    assert report["throughput"] == pytest.approx(3 * 60 * 2 / 0.6)
+    assert {f"latency_ms_p{p}" for p in (50, 90, 95, 99, 100)} < set(report)
+
+
+def test_comparison_leaves_masked_entries_out_and_finds_divergences() -> None:
+    expected = torch.tensor([[8.0, 7.0, -math.inf, 0.0], [1.0, 2.0, -math.inf, 3.0]])
+    actual = torch.tensor([[8.0, 7.0, -math.inf, 0.0], [1.0, 3.5, -math.inf, 3.0]])
+    result = accuracy.compare(expected, actual, False, "m", Letters())
+    assert result.greedy_match == 0.5 and result.positions == 2
+    assert result.mse == pytest.approx(1.5**2 / 6) and result.max_abs_error == 1.5
+    assert result.max_abs_logit == 8.0
+    (divergence,) = result.divergences
+    assert (divergence.position, divergence.margin, divergence.is_tie) == (1, 1.0, False)
+    assert [c.text for c in divergence.expected[:2]] == ["d", "b"]
+    assert divergence.actual[0].text == "b"
+
+
+def test_equal_logits_are_equal() -> None:
+    logits = torch.randn(3, 9, generator=torch.Generator().manual_seed(0))
+    result = accuracy.compare(logits, logits.clone(), True, "", Letters())
+    assert (result.mse, result.greedy_match, result.divergences) == (0.0, 1.0, [])
+    assert result.cosine == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize(
+    ("value", "spacing"),
+    [(1.0, 2**-7), (1.99, 2**-7), (2.0, 2**-6), (-30.0, 2**-3), (0.75, 2**-8), (0.0, 0.0)],
+)
+def test_bf16_spacing_is_that_of_the_type(value: float, spacing: float) -> None:
+    assert accuracy.bf16_spacing(value) == spacing
+    if value:
+        near = torch.tensor(value).bfloat16()
+        assert float((near.abs() + spacing).bfloat16() - near.abs()) == spacing
+
+
+@pytest.mark.parametrize(("second", "is_tie"), [(29.875, True), (29.75, False)])
+def test_ties_are_within_one_spacing(second: float, is_tie: bool) -> None:
+    expected, actual = torch.tensor([[30.0, second, 1.0]]), torch.tensor([[29.0, 30.0, 1.0]])
+    result = accuracy.compare(expected, actual, False, "", Letters())
+    assert [divergence.is_tie for divergence in result.divergences] == [is_tie]
+
+
+def test_reference_rows_round_trip(tmp_path: Path) -> None:
+    path = tmp_path / "data.txt"
+    rows = [reference.Row(0, 18, 64, 526.15, 134.61, "llama-3.2-1b", "published")]
+    reference.write_rows(rows, ["what, where", "and when"], path)
+    assert path.read_text().startswith("# what, where\n# and when\n0,18,64,526.15,134.61,")
+    assert reference.read_rows(path) == rows
+
+
+def test_rows_of_the_contest_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "data.txt"
+    path.write_text("0,18,64,6697.38,101.53\n")
+    (row,) = reference.read_rows(path)
+    assert (row.model, row.source, row.latency_ms) == ("llama-3.2-1b", "published", 6697.38)
+    path.write_text("0,18,64\n")
+    with pytest.raises(UserError, match="line 1"):
+        reference.read_rows(path)
+
+
+def test_baseline_figures_only_where_they_apply() -> None:
+    nothing = Namespace(base_latency=None, base_throughput=None)
+    given = Namespace(base_latency=1.0, base_throughput=2.0)
+    row = reference.Row(3, 10, 256, 700.0, 400.0, "llama-3.2-1b", "cost model")
+
+    def source(*arguments):
+        speed = reference.baseline_speed(*arguments)
+        return speed and speed.source
+
+    assert source(given, "other", 128, None) == "given"
+    assert source(nothing, "Llama-3.2-1B", 256, row) == "cost model"
+    assert source(nothing, "Llama-3.2-1B", 512, row) is None
+    assert source(nothing, "SmolLM2-135M-Instruct", 256, row) is None
+    assert source(nothing, "llama-3.2-1b", 640, None) == "published"
+
+
+def test_shipped_rows_match_the_shipped_prompts() -> None:
+    from harness.inputs.prompts import read_prompt_file
+
+    rows, prompts = reference.read_rows(), read_prompt_file(reference.PROMPTS_FILE)
+    assert len(rows) == len(prompts) == 25 and len(set(prompts)) == 25
+    assert [row.index for row in rows] == list(range(25))
+    assert all(row.prompt_tokens < row.seq_len for row in rows)
+    published = {row.seq_len for row in rows if row.source == "published"}
+    assert published <= set(reference.CONTEST_BASELINE) and 640 in published
+    text = "".join(prompts)
+    assert all(character in text for character in ('"', "$", "\\", "\n", "`", "ü", "¿", "句", "日"))
+    assert max(row.prompt_tokens for row in rows) > 1000
+
+
+def test_a_failed_comparison_shows_the_first_positions_and_counts_the_rest() -> None:
+    expected = torch.zeros(8, 6)
+    expected[:, 1] = 5.0
+    actual = expected.roll(1, dims=1)
+    failed = accuracy.compare(expected, actual, False, "over the limit", Letters())
+    lines = failed.lines()
+    assert lines[0].startswith("FAILED: 0 of 8") and lines[1] == "over the limit"
+    positions = [line for line in lines if line.startswith("position ")]
+    assert len(positions) == accuracy.MOST_DIVERGENCES
+    assert lines[-1] == "... and at 3 more positions"
+    assert not any("--mode diff" in line for line in lines)
+    passed = accuracy.compare(expected, expected, True, "", Letters())
+    assert passed.lines() == [passed.summary()]
+    assert failed.as_dict()["lines"] == lines
+
+
+def test_a_comparison_that_fails_in_ties_only_says_what_that_means() -> None:
+    expected = torch.tensor([[16.0, 15.9375, 0.0]])
+    tied = accuracy.compare(expected, expected.flip(1).roll(2, 1), False, "m", Letters())
+    assert [divergence.is_tie for divergence in tied.divergences] == [True]
+    assert "--mode diff" in tied.lines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "told"),
+    [
+        ([0.5], "latency 500.00 ms, 8.00 tokens/s"),
+        ([0.5, 0.1], "p50 300.00, p90 460.00"),
+    ],
+)
+def test_percentiles_are_shown_where_they_differ(
+    seconds: list[float], told: str, capsys: pytest.CaptureFixture
+) -> None:
+    figures = benchmark.latency_report(seconds, 4, 1)
+    report.print_speed("measured", {
+        "source": "simulator", "new_tokens": 4, "ttft_ms": 3.0, "tokens_per_second": None,
+        "e2e_model": figures,
+    })  # fmt: skip
+    printed = capsys.readouterr().out
+    assert told in printed and "4 new tokens" in printed
+    assert "wall clock of the CPU simulator, not a device time" in printed

@@ -1,0 +1,76 @@
+"""Reading what a compiled model consists of, from the stand-in's record and from graph.hlo."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+
+import pytest
+from torch_neuronx.pyhlo import hlo_pb2
+
+from harness.figures import graphs
+
+
+def write_hlo(folder: Path, submodel: str, kernel_config: bytes) -> None:
+    """One dot of (4, 2, 3) x (4, 3, 5), batched over the 4, and one kernel call."""
+    module = hlo_pb2.HloModuleProto(name="m")
+    computation = module.computations.add(name="main", id=1)
+    for number, shape in ((1, (4, 2, 3)), (2, (4, 3, 5))):
+        parameter = computation.instructions.add(name="p", opcode="parameter", id=number)
+        parameter.shape.dimensions.extend(shape)
+    dot = computation.instructions.add(name="d", opcode="dot", id=3)
+    dot.operand_ids.extend((1, 2))
+    dot.dot_dimension_numbers.lhs_contracting_dimensions.append(2)
+    dot.dot_dimension_numbers.rhs_contracting_dimensions.append(1)
+    dot.dot_dimension_numbers.lhs_batch_dimensions.append(0)
+    dot.dot_dimension_numbers.rhs_batch_dimensions.append(0)
+    call = computation.instructions.add(name="k", opcode="custom-call", id=4)
+    call.custom_call_target = graphs.KERNEL_TARGET
+    call.backend_config = kernel_config
+    other = computation.instructions.add(name="o", opcode="custom-call", id=5)
+    other.custom_call_target = "SomethingElse"
+    path = folder / "graphs" / submodel / "_tp0_bk0" / "model" / "graph.hlo"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(module.SerializeToString())
+
+
+def kernel_config(**values) -> bytes:
+    return base64.b64encode(json.dumps(values).encode())
+
+
+def test_device_graphs_count_dots_and_kernels(tmp_path: Path) -> None:
+    write_hlo(tmp_path, "token_generation_model", kernel_config(func_name="mlp", mac_count="80"))
+    (graph,) = graphs.read(tmp_path)
+    assert graph.macs == 4 * 2 * 3 * 5 + 80
+    assert graph.nki_share == pytest.approx(80 / 200)
+    assert graph.uncounted_kernels == []
+
+
+@pytest.mark.parametrize("config", [kernel_config(func_name="mlp"), b"not base64 json"])
+def test_kernels_without_a_count_are_told_not_taken_for_zero(tmp_path: Path, config) -> None:
+    write_hlo(tmp_path, "context_encoding_model", config)
+    (graph,) = graphs.read(tmp_path)
+    assert graph.macs == 120 and len(graph.uncounted_kernels) == 1
+
+
+def test_record_groups_layers(tmp_path: Path) -> None:
+    def row(operator: str, ran: str, macs: int) -> dict:
+        return {
+            "operator": operator,
+            "ran": ran,
+            "name": "n",
+            "shapes": [],
+            "macs": macs,
+            "count": 1,
+        }
+
+    rows = [row(f"layers.{i}.mlp", "kernel", 10) for i in range(3)] + [row("lm_head", "torch", 6)]
+    record = {"graphs": [{"submodel": "s", "bucket": 64, "operators": rows}]}
+    (tmp_path / graphs.RECORD).write_text(json.dumps(record))
+    (graph,) = graphs.read(tmp_path)
+    assert [(r.operator, r.count, r.macs) for r in graph.grouped()] == [
+        ("layers.*.mlp", 3, 30),
+        ("lm_head", 1, 6),
+    ]
+    assert graph.nki_share == pytest.approx(30 / 36)

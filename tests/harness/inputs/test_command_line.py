@@ -1,0 +1,155 @@
+"""The command line: every argument of the contest's driver works or is refused with a reason."""
+
+from __future__ import annotations
+
+import shlex
+
+import pytest
+
+from harness.errors import UserError
+from harness.figures.reference import PROMPTS_FILE
+from harness.inputs import command_line
+
+PROMPTS = str(PROMPTS_FILE)
+
+
+def parse(*arguments: str):
+    return command_line.parse(["--mode", "generate", *arguments])
+
+
+@pytest.mark.parametrize("flag", command_line.REFUSED)
+def test_refused_flags_name_their_reason(flag: str) -> None:
+    with pytest.raises(UserError, match=flag):
+        parse(flag)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--mode", "profiling"),
+        ("--top-k", "0"),
+        ("--seq-len", "-3"),
+        ("--seq-len", "many"),
+        ("--do-sample", "perhaps"),
+        ("--tol-map", "{5: }"),
+        ("--tol-map", "{-1: 0.1}"),
+        ("--unknown", "1"),
+        ("--seq", "64"),
+    ],
+)
+def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
+    with pytest.raises(SystemExit) as exit_info:
+        parse(*arguments)
+    captured = capsys.readouterr()
+    assert exit_info.value.code == 2
+    assert captured.err.count("\n") == 1 and captured.err.startswith("main.py: ")
+    assert captured.out == ""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--prompt", ""),
+        ("--prompt", "a,,b"),
+        ("--prompt", "  \n "),
+        ("--max-length", "63", "--seq-len", "64"),
+        ("--max-context-length", "65", "--seq-len", "64"),
+        ("--top-p", "0"),
+        ("--top-p", "1.5"),
+        ("--temperature", "0"),
+        ("--global-topk", "8"),
+        ("--dynamic",),
+        ("--context-encoding-buckets", "32", "--seq-len", "64"),
+        ("--token-generation-buckets", "32", "128", "--seq-len", "64"),
+        ("--enable-bucketing", "false", "--context-encoding-buckets", "128"),
+        ("--base-latency", "5"),
+        ("--base-throughput", "5"),
+        ("--base-latency", "0", "--base-throughput", "5"),
+        ("--base-latency", "5", "--base-throughput", "-1"),
+        ("--base-latency", "5", "--base-throughput", "nan"),
+        ("--base-latency", "inf", "--base-throughput", "5"),
+    ],
+)
+def test_impossible_combinations_are_refused(arguments) -> None:
+    with pytest.raises(UserError):
+        parse(*arguments)
+
+
+@pytest.mark.parametrize("flag", command_line.ONLY_IN)
+def test_arguments_of_other_modes_are_refused(flag: str) -> None:
+    bare = flag in ("--resume", "--record-baseline")
+    value = {"--profile-model": "llama-3.2-1b", "--results-path": "r"}.get(flag, "3")
+    arguments = [flag] if bare else [flag, value]
+    for mode in command_line.MODES:
+        if mode in command_line.ONLY_IN[flag]:
+            command_line.parse(["--mode", mode, *arguments])
+            continue
+        with pytest.raises(
+            UserError, match=f"{flag} works with --mode {command_line.ONLY_IN[flag][0]}"
+        ):
+            command_line.parse(["--mode", mode, *arguments])
+
+
+def test_boolean_arguments_mean_what_they_say() -> None:
+    assert parse("--do-sample", "False").do_sample is False
+    assert parse("--do-sample").do_sample is True
+    assert parse("--enable-bucketing", "no").enable_bucketing is False
+
+
+def test_tolerance_map_takes_both_forms() -> None:
+    given = parse("--tol-map", "{None: 0.05, 5: (1e-4, 0.03)}").tol_map
+    assert given == {None: (1e-5, 0.05), 5: (1e-4, 0.03)}
+
+
+def test_batch_size_defaults_to_the_number_of_prompts() -> None:
+    args = parse("--prompt", "a,b", "--prompt", '"c, d"')
+    assert args.prompts == ["a", "b", "c, d"]
+    assert args.batch_size == 3
+    assert len(args.prompt_notes) == 1 and "2 prompts" in args.prompt_notes[0]
+
+
+def test_settings_carry_the_sdk_names_and_no_none() -> None:
+    settings = command_line.settings(parse("--seq-len", "64", "--tp-degree", "2"))
+    assert settings["seq_len"] == settings["max_length"] == settings["max_context_length"] == 64
+    assert settings["tp_degree"] == 2
+    assert None not in settings.values()
+
+
+def test_sampling_settings_only_with_on_device_sampling() -> None:
+    assert command_line.sampling_settings(parse("--top-k", "5")) is None
+    chosen = command_line.sampling_settings(
+        parse("--on-device-sampling", "--top-k", "5", "--dynamic")
+    )
+    assert chosen is not None and chosen["top_k"] == 5 and chosen["dynamic"] is True
+
+
+def test_help_fits_a_terminal_and_explains_every_argument(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    with pytest.raises(SystemExit) as exit_info:
+        command_line.parse(["--help"])
+    text = capsys.readouterr().out
+    assert exit_info.value.code == 0
+    assert max(map(len, text.splitlines())) <= 80
+    assert all(f"  {mode} " in text for mode in command_line.MODES)
+    silent = [action.dest for action in command_line.build_parser()._actions if not action.help]
+    assert silent == []
+
+
+def test_examples_of_the_help_are_accepted() -> None:
+    examples = [
+        line for line in command_line.EXAMPLES.splitlines() if line.startswith("  main.py ")
+    ]
+    for line in examples:
+        command_line.parse(shlex.split(line)[1:])
+    assert len(examples) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [("--limit", "1"), ("--only", "3"), ("--prompt", "abc"), ("--prompt-file", PROMPTS)],
+)
+def test_a_baseline_is_recorded_for_all_prompts_or_not_at_all(arguments) -> None:
+    with pytest.raises(UserError, match=f"leave {arguments[0]} out"):
+        command_line.parse(["--mode", "evaluate_all", "--record-baseline", *arguments])

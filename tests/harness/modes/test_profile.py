@@ -1,0 +1,273 @@
+"""--mode profile: estimates from shapes alone, their sums, their options, and neuron-profile."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import types
+
+import pytest
+
+import main
+from harness import sdk
+from harness.errors import UserError
+from harness.figures import estimate
+from harness.inputs import command_line
+from harness.inputs.model_shapes import MODEL_SHAPES
+from harness.modes import profile
+from harness.session import building
+from tests.conftest import REPOSITORY
+from tests.tiny_model import TINY_CONFIG
+
+
+@pytest.fixture(scope="module")
+def shapes_folder(tmp_path_factory):
+    """A model folder with nothing but a config.json."""
+    folder = tmp_path_factory.mktemp("shapes")
+    config = TINY_CONFIG | {"max_position_embeddings": 16384, "num_hidden_layers": 3}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def run(folder, output, *arguments):
+    """The driver's profile of a folder as JSON."""
+    status = main.main(["--mode", "profile", "--enable-nki", "--model-path", str(folder),
+                        "--profile-output", str(output), *arguments])  # fmt: skip
+    assert status == 0
+    return json.loads((output / "profile.json").read_text())
+
+
+def estimates(folder, *arguments):
+    """The same graphs as objects, without any output."""
+    args = command_line.parse(["--mode", "profile", "--enable-nki", "--model-path", str(folder),
+                      *arguments])  # fmt: skip
+    return profile.estimates(args, args.dma_profile or "sdk2.21-flat")
+
+
+@pytest.fixture(scope="module")
+def profiled(shapes_folder, tmp_path_factory):
+    output = tmp_path_factory.mktemp("profile")
+    return run(shapes_folder, output, "--seq-len", "256"), output
+
+
+def test_prefill_and_decode_of_a_model_without_weights(profiled):
+    content, _ = profiled
+    assert content["estimated"] is True
+    graphs = {g["submodel"]: g for g in content["graphs"]}
+    assert set(graphs) == {"context_encoding_model", "token_generation_model"}
+    assert all(g["bucket"] == 256 and g["latency_ns"] > 0 for g in graphs.values())
+
+
+def test_latency_is_the_sum_of_the_operators_and_the_launch(profiled):
+    for graph in profiled[0]["graphs"]:
+        total = sum(op["count"] * op["time_ns"] for op in graph["operators"])
+        assert graph["latency_ns"] == pytest.approx(total + 50_000)
+        assert graph["figures"]["total_time"] == graph["latency_ns"]
+
+
+def test_equal_layers_are_one_row_with_a_count(profiled):
+    for graph in profiled[0]["graphs"]:
+        layered = [op for op in graph["operators"] if op["where"].startswith("layers.*")]
+        kernels = [op for op in layered if op["kind"] == estimate.KERNEL]
+        assert sum(op["count"] == 3 for op in kernels) >= 2  # attention and MLP of three layers
+        assert not any(part.isdigit() for op in layered for part in op["where"].split("."))
+
+
+def test_kernels_carry_lines_and_words(profiled):
+    for graph in profiled[0]["graphs"]:
+        for op in graph["operators"]:
+            if op["kind"] == estimate.KERNEL:
+                assert op["profile"]["lines"][0]["place"].startswith("llama.py:")
+                assert op["profile"]["binding"]
+                assert op["time_ns"] == pytest.approx(op["profile"]["time_ns"] + 2000)
+
+
+def test_files_for_perfetto_and_plots(profiled):
+    _, output = profiled
+    trace = json.loads((output / "trace.json").read_text())
+    processes = [e for e in trace["traceEvents"] if e["name"] == "process_name"]
+    assert len(processes) == len({e["pid"] for e in processes}) > 2
+    for pid, graph in enumerate(profiled[0]["graphs"], start=1):
+        steps = [e for e in trace["traceEvents"] if e["pid"] == pid and e["ph"] == "X"]
+        written = sum(e["dur"] for e in steps) * 1e3  # each rounded to 0.1 ns
+        assert written == pytest.approx(graph["latency_ns"] - 50_000, abs=0.1 * len(steps))
+    for submodel in ("context_encoding_model", "token_generation_model"):
+        names = {p.name for p in (output / f"{submodel}-256").glob("*.png")}
+        assert {"roofline.png", "bytes.png"} < names
+        assert any(name.startswith("timeline-") for name in names)
+
+
+def test_assumed_costs_are_added_as_given(shapes_folder, profiled):
+    graphs = estimates(shapes_folder, "--seq-len", "256", "--collective-us", "110",
+                       "--graph-launch-us", "0", "--kernel-launch-us", "5")  # fmt: skip
+    for before, after in zip(profiled[0]["graphs"], graphs):
+        kernels, collectives = (
+            sum(op["count"] for op in before["operators"] if op["kind"] == kind)
+            for kind in (estimate.KERNEL, estimate.COLLECTIVE)
+        )
+        assert collectives >= 6  # two all-reduces in each of three layers
+        added = collectives * 100_000 + kernels * 3_000 - 50_000
+        assert after.latency_ns - before["latency_ns"] == pytest.approx(added)
+
+
+def test_other_dma_profiles_and_buckets(shapes_folder, profiled):
+    graphs = estimates(shapes_folder, "--seq-len", "256", "--dma-profile", "hbm-peak",
+                       "--profile-bucket", "128", "256")  # fmt: skip
+    found = {(g.submodel, g.bucket): g.latency_ns for g in graphs}
+    assert {bucket for _, bucket in found} == {128, 256}
+    for graph in profiled[0]["graphs"]:
+        assert found[(graph["submodel"], 256)] < graph["latency_ns"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--dma-profile", "warp"], "'warp' does not exist, expected one of sdk2.21-flat"),
+        (["--profile-model", "llama-3.2-1b"], "name two models"),
+        (["--collective-us", "-1"], "must not be negative"),
+        (["--collective-gb-per-s", "0"], "a rate must be above 0"),
+        (["--profile-bucket", "999"], "at most --seq-len 128, got 999"),
+        (["--seq-len", "99999"], "--seq-len must be at most 16384"),
+    ],
+)
+def test_bad_input_is_one_sentence(shapes_folder, capsys, arguments, message):
+    status = main.main(["--mode", "profile", "--model-path", str(shapes_folder), *arguments])
+    last = capsys.readouterr().err.strip().splitlines()[-1]
+    assert status == 2 and message in last and last.startswith("main.py: ")
+
+
+def test_folder_without_a_config_is_refused(tmp_path, capsys):
+    assert main.main(["--mode", "profile", "--model-path", str(tmp_path)]) == 2
+    assert "has no config.json" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", sorted(MODEL_SHAPES))
+def test_named_shapes_are_consistent(name):
+    shapes = MODEL_SHAPES[name]
+    assert shapes["num_attention_heads"] % shapes["num_key_value_heads"] == 0
+    if name != "llama-3.2-3b":
+        width = shapes["num_attention_heads"] * shapes["head_dim"]
+        assert width == shapes["hidden_size"]
+
+
+# --- parts ----------------------------------------------------------------------------------------
+def test_parabola_is_exact_on_parabolas():
+    points = [(x, 7 + 3 * x + 0.5 * x * x) for x in (2048, 4096, 8192)]
+    assert estimate.quadratic(points, 131072) == pytest.approx(7 + 3 * 131072 + 0.5 * 131072**2)
+
+
+def graph_of(bucket, names):
+    operators = [estimate.Operator("PyTorch", n, "", 1, 1.0, 1, 1) for n in names]
+    return estimate.GraphEstimate("context_encoding_model", bucket, 1, operators, 0.0)
+
+
+def test_graphs_of_other_operators_are_not_extrapolated():
+    traced = [graph_of(2048, "ab"), graph_of(4096, "ab"), graph_of(8192, "ac")]
+    with pytest.raises(ValueError, match="same operators"):
+        estimate.extrapolate(traced, 131072)
+
+
+@pytest.mark.parametrize(
+    ("traced", "bucket"),
+    [((512, 1024, 1536), 2048), ((1024, 2048, 3072), 4096), ((1024, 2048, 4096), 8192)],
+)
+def test_extrapolation_meets_the_full_trace(prefill_latency, traced, bucket):
+    points = [(length, prefill_latency(length)) for length in traced]
+    assert estimate.quadratic(points, bucket) == pytest.approx(prefill_latency(bucket), rel=0.05)
+
+
+@pytest.fixture(scope="module")
+def prefill_latency(shapes_folder):
+    """Latency of a traced prefill bucket, all lengths from one model."""
+    lengths = ["512", "1024", "1536", "2048", "3072", "4096", "8192"]
+    graphs = estimates(shapes_folder, "--seq-len", "8192", "--profile-bucket", *lengths)
+    found = {g.bucket: g for g in graphs if "context" in g.submodel}
+    assert not any(g.extrapolated for g in found.values())
+    return lambda length: found[length].latency_ns
+
+
+def test_long_prompts_are_extrapolated_and_say_so(shapes_folder, tmp_path, capsys):
+    content = run(shapes_folder, tmp_path, "--seq-len", "16384")
+    prefill = content["graphs"][0]
+    assert prefill["bucket"] == 16384 and prefill["extrapolated_from"] == [2048, 4096, 8192]
+    printed = " ".join(capsys.readouterr().out.split())  # the terminal's width breaks lines
+    assert "extrapolated from buckets 2048 4096 8192" in printed
+    assert content["graphs"][1]["extrapolated_from"] == []
+
+
+def test_lookups_and_cache_updates_move_only_their_rows():
+    import torch
+
+    table, ids = torch.empty(50_000, 64, device="meta"), torch.empty(3, device="meta")
+    rows = torch.empty(3, 64, device="meta")
+    assert estimate.operator_bytes("embedding", [table, ids], [rows]) == 2 * 3 * 64 * 4
+    written = estimate.operator_bytes("index_put_", [table, rows, ids], [table])
+    assert written == 2 * (3 * 64 + 3) * 4
+    assert estimate.operator_macs("mm", [rows, table.T], [torch.empty(3, 50_000)]) == 9_600_000
+
+
+def test_runs_of_plain_operators_count_as_their_largest():
+    estimator = estimate.Estimator("hbm-peak", estimate.cost.Overheads(), 2)
+    plain = [estimate.Event(estimate.TORCH, name, size) for name, size in
+             (("add", 410), ("mul", 4100), ("mm", 820), ("silu", 41))]  # fmt: skip
+    plain[2].macs = 1
+    found = estimator.graph("token_generation_model", 8, 1, [("", event) for event in plain])
+    assert [op.time_ns for op in found.operators] == pytest.approx([0.0, 10.0, 2.0, 0.1])
+
+
+# --- device ---------------------------------------------------------------------------------------
+def test_device_graphs_go_through_neuron_profile(tmp_path, monkeypatch, capsys):
+    graph = tmp_path / "graphs" / "tkg" / "graph.neff"
+    graph.parent.mkdir(parents=True)
+    graph.write_bytes(b"")
+    log = tmp_path / "calls"
+    tool = tmp_path / "bin" / "neuron-profile"
+    tool.parent.mkdir()
+    tool.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
+    monkeypatch.setattr(sdk, "is_stand_in", lambda: False)
+    monkeypatch.setattr(building, "open_session", lambda args: None)
+    monkeypatch.setattr(building, "build", lambda opened: types.SimpleNamespace(folder=tmp_path))
+    assert profile.run(types.SimpleNamespace()) == 0
+    trace = graph.with_suffix(".ntff")
+    assert log.read_text().splitlines() == [
+        f"capture -n {graph} -s {trace}",
+        f"view -n {graph} -s {trace} --output-format summary-text",
+    ]
+    assert f"neuron-profile capture -n {graph}" in capsys.readouterr().out
+
+
+def test_device_folder_without_graphs_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(sdk, "is_stand_in", lambda: False)
+    monkeypatch.setattr(building, "open_session", lambda args: None)
+    monkeypatch.setattr(building, "build", lambda opened: types.SimpleNamespace(folder=tmp_path))
+    with pytest.raises(UserError, match="no .neff files"):
+        profile.run(types.SimpleNamespace())
+
+
+def test_a_reader_that_leaves_ends_the_run_quietly(shapes_folder):
+    command = [sys.executable, str(REPOSITORY / "main.py"), "--mode", "profile", "--model-path",
+               str(shapes_folder), "--seq-len", "64"]  # fmt: skip
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        process.stdout.close()
+        errors = process.stderr.read()
+    assert process.returncode == main.READER_GONE
+    assert b"Traceback" not in errors and b"BrokenPipe" not in errors
+
+
+def test_an_unwritable_profile_folder_is_refused_before_the_work(shapes_folder, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    status = main.main(["--mode", "profile", "--model-path", str(shapes_folder),
+                        "--profile-output", str(tmp_path / "file" / "p")])  # fmt: skip
+    told = capsys.readouterr().err
+    assert status == 2 and "file is not a folder" in told and "Tracing" not in told
+
+
+@pytest.mark.parametrize("change", [{"num_attention_heads": 0}, {"hidden_size": None},
+                                    {"model_type": "gpt2"}])  # fmt: skip
+def test_configurations_of_no_llama_are_refused(change, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG | change))
+    with pytest.raises(UserError, match=next(iter(change))):
+        estimates(tmp_path)

@@ -1,0 +1,130 @@
+"""Compiled folders that were damaged, submissions that fail late, two runs at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.errors import UserError
+from harness.files import locked_folder
+from harness.inputs import command_line, submission
+from harness.modes.generate import generate_tokens
+from harness.session.building import Loaded, build, open_session
+from tests.tiny_model import write_tiny_model
+
+LATE = (
+    "from neuronx_distributed_inference.models.llama import modeling_llama\n"
+    "class NeuronLlamaModel(modeling_llama.NeuronLlamaModel):\n"
+    "    def forward(self, input_ids, *arguments, **settings):\n"
+    "        if input_ids.device.type != 'meta':\n"
+    "            {}\n"
+    "        return super().forward(input_ids, *arguments, **settings)\n"
+    "class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):\n"
+    "    _model_cls = NeuronLlamaModel\n"
+)
+
+
+@pytest.fixture
+def compiled(tiny_model: Path, tmp_path: Path) -> Callable[..., Loaded]:
+    """Builds the tiny model without kernels into a folder of the test's own."""
+
+    def call(*arguments: object) -> Loaded:
+        args = command_line.parse([
+            "--mode", "generate", "--model-path", str(tiny_model), "--prompt", "hello",
+            "--tp-degree", "1", "--seq-len", "64", "--compiled-model-path", str(tmp_path / "c"),
+            *map(str, arguments),
+        ])  # fmt: skip
+        return build(open_session(args))
+
+    return call
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+@pytest.mark.parametrize("damage", [truncate, Path.unlink])
+@pytest.mark.parametrize("name", ["model.pt", "operators.json", "weights/*.safetensors"])
+def test_a_damaged_compiled_folder_is_built_anew(
+    name: str, damage: Callable, compiled: Callable, capsys: pytest.CaptureFixture
+) -> None:
+    folder = compiled().folder
+    assert compiled().folder == folder and "Reusing the compiled" in capsys.readouterr().err
+    damage(next(folder.glob(name)))
+    compiled()
+    assert "(compiled files damaged)" in capsys.readouterr().err
+    compiled()
+    assert "Reusing the compiled" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("manifest", ["", "[]", "{", '"text"'])
+def test_an_unreadable_manifest_means_build_anew(
+    manifest: str, compiled: Callable, capsys: pytest.CaptureFixture
+) -> None:
+    (compiled().folder / "driver.json").write_text(manifest)
+    capsys.readouterr()
+    compiled()
+    assert "(first time)" in capsys.readouterr().err
+
+
+def test_damage_that_keeps_the_size_is_told_with_its_mend(compiled: Callable) -> None:
+    weights = next(compiled().folder.glob("weights/*.safetensors"))
+    weights.write_bytes(b"\xff" * weights.stat().st_size)
+    with pytest.raises(UserError, match="cannot be loaded: .*--recompile builds them anew"):
+        compiled()
+    assert compiled("--recompile").folder == weights.parent.parent
+
+
+@pytest.mark.parametrize("statement", ["raise IndexError('boom')", "open('/no/such/file')"])
+def test_a_submission_that_fails_on_data_is_told_with_its_line(
+    statement: str, compiled: Callable, tmp_path: Path
+) -> None:
+    entry = tmp_path / "late.py"
+    entry.write_text(LATE.format(statement))
+    loaded = compiled("--llama", entry)
+    with pytest.raises(UserError, match="fails while it generates: .*late.py, line 5, raised"):
+        generate_tokens(loaded, [[5, 6, 7]], 2)
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import sys\nsys.exit(3)\n", "line 2, raised SystemExit: 3."),
+        ("x = 1\ny = (\n", "line 2, raised SyntaxError: '(' was never closed."),
+        ("import json\njson.loads('{')\n", "line 2, raised JSONDecodeError: "),
+    ],
+)
+def test_a_submission_that_cannot_be_imported(text: str, told: str, tmp_path: Path) -> None:
+    entry = tmp_path / "broken_entry.py"
+    entry.write_text(text)
+    with pytest.raises(UserError) as caught:
+        submission.load(entry)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_broken_tokenizer_is_refused_in_one_sentence(name: str, tmp_path: Path) -> None:
+    model = write_tiny_model(tmp_path / "m")
+    (model / name).write_text("{")
+    args = command_line.parse(["--mode", "generate", "--model-path", str(model)])
+    with pytest.raises(UserError, match="Cannot read the tokenizer in .*download them again"):
+        open_session(args)
+
+
+def test_one_run_at_a_time_uses_a_folder(tmp_path: Path) -> None:
+    waits, entered = threading.Event(), threading.Event()
+
+    def second() -> None:
+        with locked_folder(tmp_path / "root", waits.set):
+            entered.set()
+
+    thread = threading.Thread(target=second)
+    with locked_folder(tmp_path / "root", lambda: pytest.fail("the first run waits")):
+        thread.start()
+        assert waits.wait(30)
+        assert not entered.is_set()
+    thread.join(30)
+    assert entered.is_set() and list((tmp_path / "root").iterdir()) == []
