@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,11 @@ import pytest
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
+
+# A shell without job control starts what it puts into the background with SIGINT ignored, children
+# inherit that, and Python then raises no KeyboardInterrupt: tests that interrupt would wait forever.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import neuron_cpu  # noqa: E402
 
