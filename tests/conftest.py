@@ -15,8 +15,8 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-# A shell without job control starts what it puts into the background with SIGINT ignored, children
-# inherit that, and Python then raises no KeyboardInterrupt: tests that interrupt would wait forever.
+# A shell without job control ignores SIGINT in what it puts into the background, children inherit
+# that, and Python then raises no KeyboardInterrupt: tests that interrupt would wait forever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

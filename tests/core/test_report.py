@@ -13,6 +13,7 @@ from rich.console import Console
 from neuron_cpu.__main__ import main, parse_arguments, parse_value
 from neuron_cpu.core import Kernel
 from neuron_cpu.core.device import spec
+from neuron_cpu.core.device.spec import GEN2
 from neuron_cpu.core.report import plots, report, tables
 from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import DMA, ENGINES, schedule
@@ -81,7 +82,7 @@ def test_bytes_are_those_of_the_loads_and_stores(found, summary):
     assert figures["dma_transfer_average_bytes"] == pytest.approx((read + written) / (128 * 7))
     share = (read + written) / (410 * found.total)
     assert figures["mbu_estimated_percent"] == pytest.approx(100 * share)
-    assert figures["sbuf_high_water_bytes"] <= spec.SBUF_USABLE_BYTES
+    assert figures["sbuf_high_water_bytes"] <= GEN2.sbuf_usable_bytes
 
 
 def test_lines_add_up_to_the_whole(found, summary):

@@ -11,7 +11,7 @@ from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import Kernel, NkiError
 from neuron_cpu.core.device import spec
-from neuron_cpu.core.device.spec import Engine
+from neuron_cpu.core.device.spec import GEN2, Engine
 from neuron_cpu.core.time import cost, depend
 from neuron_cpu.core.time.schedule import BUFFER, DMA, ENGINES, PORT, QUEUE, SCALAR, VECTOR
 from neuron_cpu.core.time.schedule import schedule as simulate
@@ -22,7 +22,7 @@ BF16, F32 = torch.bfloat16, torch.float32
 
 
 def ns(engine: Engine, cycles: float) -> float:
-    return cycles / spec.CLOCK_HZ[engine] * 1e9
+    return cycles / GEN2.clock_hz[engine] * 1e9
 
 
 def late(engine: Engine) -> float:
@@ -133,7 +133,7 @@ def test_fresh_tiles_beyond_the_capacity_are_not_double_buffered():
     second = START + load + reduce + late(Engine.VECTOR) + START + load
     assert found.end[loads[1]] == pytest.approx(second)
     assert found.waits[loads[1]] == (BUFFER, reductions[0])
-    assert found.high_water("sbuf") <= spec.SBUF_USABLE_BYTES
+    assert found.high_water("sbuf") <= GEN2.sbuf_usable_bytes
     assert found.overcommitted == (0, 0)
 
 
@@ -160,7 +160,7 @@ def test_a_full_psum_makes_tensor_engine_wait_for_the_first_bank():
     assert begin > found.end[products[7]]
     assert found.start[products[8]] == pytest.approx(begin)
     assert found.waits[products[8]] == (BUFFER, copies[0])
-    assert found.high_water("psum") == spec.PSUM_BANKS
+    assert found.high_water("psum") == GEN2.psum_banks
 
 
 def test_accumulation_runs_without_gaps_and_is_read_once():

@@ -20,7 +20,7 @@ import torch
 import llama
 from neuron_cpu.core import Program
 from neuron_cpu.core.check import capacity
-from neuron_cpu.core.device import spec
+from neuron_cpu.core.device.spec import GEN2
 from tests.llama.references import EXACT, TORCH
 
 BF16 = torch.bfloat16
@@ -144,8 +144,8 @@ class Layer:
 def check_program(program: Program, macs: int) -> None:
     """Within SBUF and PSUM with the streams buffered twice, and no product left out."""
     high_water = capacity.sbuf_high_water(program)
-    assert high_water + llama.BLOCK_ROW_BYTES <= spec.SBUF_USABLE_BYTES
-    assert 2 * capacity.psum_high_water(program) <= spec.PSUM_BANKS
+    assert high_water + llama.BLOCK_ROW_BYTES <= GEN2.sbuf_usable_bytes
+    assert 2 * capacity.psum_high_water(program) <= GEN2.psum_banks
     assert program.macs >= macs
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..device.errors import refuse
-from ..device.spec import KIB, PSUM_BANK_BYTES, PSUM_BANKS, SBUF_USABLE_BYTES
+from ..device.spec import GEN2, KIB
 from ..program.program import Frame, Loop, Program, Storage
 from ..program.regions import place
 
@@ -35,7 +35,7 @@ def check_capacity(program: Program) -> None:
         NkiError: ``sim_sbuf_capacity`` or ``sim_psum_capacity``, with the largest live tensors.
     """
     spans = live_spans(program)
-    for buffer, limit in (("sbuf", SBUF_USABLE_BYTES), ("psum", PSUM_BANKS)):
+    for buffer, limit in (("sbuf", GEN2.sbuf_usable_bytes), ("psum", GEN2.psum_banks)):
         most, at = _peak(program, buffer, spans)
         if most > limit:
             raise _refusal(program, buffer, limit, most, at, spans)
@@ -101,7 +101,7 @@ def _units(storage: Storage) -> int:
     if storage.buffer == "sbuf":
         return storage.partition_bytes
     tile = storage.free_size * storage.dtype.itemsize
-    return storage.partition_bytes // tile * -(-tile // PSUM_BANK_BYTES)
+    return storage.partition_bytes // tile * -(-tile // GEN2.psum_bank_bytes)
 
 
 def _peak(
@@ -114,7 +114,7 @@ def _peak(
     if program.direct_allocation:
         tiles = [t for s in program.storages if s.buffer == buffer for t in s.address or ()]
         end = max((t.stop for t in tiles), default=0)
-        return (end if buffer == "sbuf" else -(-end // PSUM_BANK_BYTES)), 0
+        return (end if buffer == "sbuf" else -(-end // GEN2.psum_bank_bytes)), 0
     spans = live_spans(program) if spans is None else spans
     change = np.zeros(len(program.instructions) + 1, np.int64)
     for storage, (start, end) in spans.items():

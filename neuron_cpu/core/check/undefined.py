@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..device.errors import refuse, warn
+from ..device.spec import GEN2
 from ..language.allocation import overlapping
 from ..language.tensor import Tensor
 from ..program.program import Instruction, Program, Storage
@@ -416,10 +417,11 @@ def _lanes(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
 
 
 def _cores(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
-    """A partition's own data, and the indices of all 16 partitions of its GpSimd core."""
+    """A partition's own data, and the indices of all partitions of its GpSimd core."""
     data, index = (None if s is None else _rows(s) for s in sources)
     if index is not None:
-        index = np.repeat(index.reshape(-1, 16).max(axis=1), 16)
+        each = GEN2.gpsimd_partitions
+        index = np.repeat(index.reshape(-1, each).max(axis=1), each)
     found = _join([data, index])
     return None if found is None else np.broadcast_to(found[:, None, None], shape)
 

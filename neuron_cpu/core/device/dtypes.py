@@ -79,7 +79,6 @@ _BY_TORCH: dict[torch.dtype, DType] = {
     t.torch: t for t in ALL if t not in (TFLOAT32, FLOAT8_E4M3)
 } | {torch.float8_e4m3fn: FLOAT8_E4M3}
 _INT_BY_BITS = {("i", 8): INT8, ("i", 16): INT16, ("i", 32): INT32}
-_UINT_BY_BITS = {8: UINT8, 16: UINT16, 32: UINT32}
 
 
 def to_dtype(spec: Any) -> DType:

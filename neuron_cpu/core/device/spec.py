@@ -1,4 +1,6 @@
-"""What a NeuronCore-v2 is: sizes, limits, clocks. Every number with its public source.
+"""What a NeuronCore is: sizes, limits, clocks. Every number with its public source.
+
+A generation is one instance of ``NeuronCore``; the language of SDK 2.21 runs on ``GEN2`` only.
 
 Sources (public repository aws-neuron/aws-neuron-sdk, tag v2.21.1 unless a tag is given):
   ARCH  general/nki/arch/trainium_inferentia2_arch.rst
@@ -8,6 +10,8 @@ Sources (public repository aws-neuron/aws-neuron-sdk, tag v2.21.1 unless a tag i
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 
 KIB = 1024
@@ -23,29 +27,69 @@ class Engine(Enum):
     DMA = "DMA"
 
 
-# --- geometry -------------------------------------------------------------------------------------
-PARTITIONS = 128  # PM tile rule TC#1; ARCH: SBUF and PSUM have 128 partitions
-SBUF_PARTITION_BYTES = 192 * KIB  # ARCH: 24 MiB / 128
-SBUF_USABLE_BYTES = 176 * KIB  # ALLOC: the compiler reserves the last 16 KiB of each partition
-SBUF_ALIGN_BYTES = 4  # not published; one fp32 word is the smallest that hardware addresses
-PSUM_BANKS = 8  # ARCH: 16 KiB per partition in 8 banks
-PSUM_BANK_BYTES = 2 * KIB  # ARCH: 512 fp32 values per partition and bank
-STATIONARY_FREE_MAX = 128  # PM TC#3
-MOVING_FREE_MAX = 512  # PM TC#3
-PSUM_FREE_MAX = 512  # PM TC#2
-BN_STATS_FREE_MAX = 512  # nki.isa.bn_stats
-VECTOR_TRANSPOSE_MAX = 32  # nki.isa.nc_transpose on VectorE: 32 x 32
-SBUF_INSTRUCTION_FREE_MAX = 64 * KIB  # ARCH: elements per partition of one instruction
-PSUM_INSTRUCTION_FREE_MAX = 4 * KIB
-ACCESS_PATTERN_AXES = 4  # ARCH: free access pattern of up to 4 axes
+@dataclass(frozen=True)
+class NeuronCore:
+    """Sizes, limits and clocks of one generation; SBUF and PSUM bytes are those of a partition.
 
-# --- clocks, Hz (ARCH) ----------------------------------------------------------------------------
-CLOCK_HZ = {
-    Engine.TENSOR: 2.8e9,
-    Engine.VECTOR: 1.12e9,
-    Engine.SCALAR: 1.4e9,
-    Engine.GPSIMD: 1.4e9,
-}
+    Attributes:
+        sbuf_usable_bytes: what the compiler leaves to kernels.
+        stationary_free_max, moving_free_max: columns of a matmul's operands.
+        psum_free_max: fp32 elements of a PSUM tile.
+        vector_transpose_max: rows and columns of one transpose on VectorE.
+        sbuf_instruction_free_max, psum_instruction_free_max: elements that one instruction takes.
+        access_pattern_axes: free axes of an operand, once axes that follow each other are joined.
+        gpsimd_cores: processors of GpSimdE; each serves an equal share of the partitions.
+        clock_hz: by engine; DMA has rates instead.
+    """
+
+    name: str
+    partitions: int
+    sbuf_bytes: int
+    sbuf_usable_bytes: int
+    sbuf_align_bytes: int
+    psum_banks: int
+    psum_bank_bytes: int
+    stationary_free_max: int
+    moving_free_max: int
+    psum_free_max: int
+    bn_stats_free_max: int
+    vector_transpose_max: int
+    sbuf_instruction_free_max: int
+    psum_instruction_free_max: int
+    access_pattern_axes: int
+    gpsimd_cores: int
+    clock_hz: Mapping[Engine, float]
+
+    @property
+    def gpsimd_partitions(self) -> int:
+        """Partitions that one GpSimd processor serves."""
+        return self.partitions // self.gpsimd_cores
+
+
+GEN2 = NeuronCore(
+    name="gen2",  # NeuronCore-v2: Trainium1, Inferentia2
+    partitions=128,  # PM tile rule TC#1; ARCH: SBUF and PSUM have 128 partitions
+    sbuf_bytes=192 * KIB,  # ARCH: 24 MiB / 128
+    sbuf_usable_bytes=176 * KIB,  # ALLOC: the compiler reserves the last 16 KiB
+    sbuf_align_bytes=4,  # not published; one fp32 word is the smallest that hardware addresses
+    psum_banks=8,  # ARCH: 16 KiB per partition in 8 banks
+    psum_bank_bytes=2 * KIB,  # ARCH: 512 fp32 values per partition and bank
+    stationary_free_max=128,  # PM TC#3
+    moving_free_max=512,  # PM TC#3
+    psum_free_max=512,  # PM TC#2
+    bn_stats_free_max=512,  # nki.isa.bn_stats
+    vector_transpose_max=32,  # nki.isa.nc_transpose on VectorE: 32 x 32
+    sbuf_instruction_free_max=64 * KIB,  # ARCH, elements
+    psum_instruction_free_max=4 * KIB,  # ARCH, elements
+    access_pattern_axes=4,  # ARCH: free access pattern of up to 4 axes
+    gpsimd_cores=8,  # ARCH: eight processors, 16 partitions each
+    clock_hz={  # ARCH
+        Engine.TENSOR: 2.8e9,
+        Engine.VECTOR: 1.12e9,
+        Engine.SCALAR: 1.4e9,
+        Engine.GPSIMD: 1.4e9,
+    },
+)
 
 
 def legal_start_partitions(size: int) -> tuple[int, ...]:
@@ -62,7 +106,7 @@ def legal_start_partitions(size: int) -> tuple[int, ...]:
 # one-element ScalarE instructions 264 cycles apart, of which 64 are the initiation interval.
 DEPENDENT_CYCLES = 200
 DMA_ENGINES = 16  # ARCH: per core, each moves one transfer at a time
-DMA_PARTITIONS_PER_ENGINE = PARTITIONS // DMA_ENGINES  # DMA26: engine e moves rows 8e to 8e + 7
+DMA_PARTITIONS_PER_ENGINE = GEN2.partitions // DMA_ENGINES  # DMA26: engine e: rows 8e to 8e + 7
 DMA_START_NS = 1300.0  # DMA32: semaphore to first byte
 DMA_BYTES_PER_NS = 17.0  # DMA32: effective rate of one engine on Trn1, 272 GB/s for the core
 DMA_ROW_NS = 8.0  # fitted to DMA26's curve of bandwidth over row bytes: fixed part of a long row
@@ -74,7 +118,7 @@ HBM_BYTES_PER_NS = 410.0  # ARCH: 820 GB/s per chip, two cores
 # Llama-3.2-1B so estimated takes 12 ms a token; the contest's own baseline (64 tokens in 526 ms,
 # 46 of them decoded) about 11 ms.
 PLAIN_ROW_BYTES = 1024
-PEAK_MACS_PER_NS = PARTITIONS * PARTITIONS * 2.8  # ARCH: one moving column per cycle, bf16
+PEAK_MACS_PER_NS = GEN2.partitions**2 * GEN2.clock_hz[Engine.TENSOR] / 1e9  # ARCH: bf16
 
 # Fitted: the device's own start and end of one executed graph. The smallest published device time
 # (Mamba tutorial, 256 channels, 173 us) is 28 us longer than its instructions take here.

@@ -13,10 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..device import spec
 from ..device.dtypes import FLOAT32, UINT32, DType, to_dtype
 from ..device.errors import refuse, warn
-from ..device.spec import Engine
+from ..device.spec import GEN2, Engine
 from ..language.tensor import Tensor
 from ..program import trace
 from ..program.index import is_integer
@@ -24,8 +23,6 @@ from ..program.program import Instruction
 from . import isa, operators, table
 from .table import MIN_II, ON_CHIP, PSUM, SBUF, define, streaming
 
-GPSIMD_CORES = 8
-PARTITIONS_PER_CORE = 16
 SHUFFLE_LANES = 32  # partitions of one quadrant
 KEEP_LANE = 255  # shuffle mask entry that leaves a partition as it is
 SEARCH_MIN, SEARCH_MAX = 8, 16384  # elements per partition that max8 and its kin take
@@ -512,7 +509,7 @@ def _out_of_row(what: str, index: torch.Tensor, size: int) -> None:
 def _local_gather(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
     data, index = _flat(xs[0], attrs["free_axes"]), xs[1].to(torch.int64)
     lead, rows, n = data.shape[:-2], data.shape[-2], data.shape[-1]
-    cores, each = rows // PARTITIONS_PER_CORE, PARTITIONS_PER_CORE
+    cores, each = rows // GEN2.gpsimd_partitions, GEN2.gpsimd_partitions
     lists = index.reshape(*lead, cores, each, -1).transpose(-1, -2).reshape(*lead, cores, -1)
     lists = lists[..., : attrs["count"]]
     at = (lists[..., None] + torch.arange(attrs["width"])).flatten(-2)
@@ -547,10 +544,10 @@ def local_gather(
     """
     data = _rows_only(isa.tile(src_buffer, "local_gather"), mask, "local_gather")
     offsets = isa.tile(index, "local_gather")
-    available = PARTITIONS_PER_CORE * offsets.free_size
+    available = GEN2.gpsimd_partitions * offsets.free_size
     count = available if num_valid_indices is None else int(num_valid_indices)
     wrong = None
-    if data.shape[0] % PARTITIONS_PER_CORE or data.shape[0] != offsets.shape[0]:
+    if data.shape[0] % GEN2.gpsimd_partitions or data.shape[0] != offsets.shape[0]:
         wrong = "partition counts that are equal multiples of 16"
     elif offsets.dt.name != "uint16":
         wrong = "uint16 indices"
@@ -759,11 +756,11 @@ def dma_transpose(src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = 
     dt = source.dt if dtype is None else to_dtype(dtype)
     attrs: dict[str, Any] = {"axes_order": order} | ({"raw": True} if dt is source.dt else {})
     shape = tuple(source.shape[a] for a in order)
-    if shape[0] > spec.PARTITIONS:
+    if shape[0] > GEN2.partitions:
         raise refuse(
             "err_num_partition_exceed_arch_limit",
             f"Size of partition dimension {shape[0]} exceeds architecture limitation of "
-            f"{spec.PARTITIONS} in dma_transpose of {source.label()}; transpose in blocks",
+            f"{GEN2.partitions} in dma_transpose of {source.label()}; transpose in blocks",
         )
     return _fresh(table.DMA_TRANSPOSE, shape, dt, (source,), attrs, mask, order)
 

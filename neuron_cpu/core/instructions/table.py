@@ -18,9 +18,8 @@ from typing import Any
 
 import torch
 
-from ..device import spec
 from ..device.errors import refuse, warn
-from ..device.spec import Engine
+from ..device.spec import GEN2, Engine, legal_start_partitions
 from ..language.tensor import Tensor
 from ..program import trace
 from ..program.program import Instruction
@@ -160,11 +159,11 @@ def _check_tile(op: OpSpec, view: Tensor) -> bool:
             "first; index the block axes before it with integers",
         )
     size = view.shape[0]
-    if size > spec.PARTITIONS:
+    if size > GEN2.partitions:
         raise refuse(
             "err_num_partition_exceed_arch_limit",
             f"Size of partition dimension {size} exceeds architecture limitation of "
-            f"{spec.PARTITIONS} in {op.name} of {view.label()}; tile the partition axis",
+            f"{GEN2.partitions} in {op.name} of {view.label()}; tile the partition axis",
         )
     if size > 1 and view.strides[0] not in (0, storage.free_size):
         raise refuse(
@@ -173,14 +172,16 @@ def _check_tile(op: OpSpec, view: Tensor) -> bool:
             "one, expected consecutive partitions; put the partition index on the first axis",
         )
     start = view.start_partition
-    legal = start in spec.legal_start_partitions(size)
+    legal = start in legal_start_partitions(size)
     if not legal and op.engine is not Engine.DMA:
         warn(
             "sim_start_partition",
             f"{op.name} of {view.label()} starts at partition {start}, expected one of "
-            f"{spec.legal_start_partitions(size)} for {size} partitions; move the rows or pad",
+            f"{legal_start_partitions(size)} for {size} partitions; move the rows or pad",
         )
-    limit = spec.PSUM_INSTRUCTION_FREE_MAX if storage.buffer == PSUM else 65536
+    limit = GEN2.sbuf_instruction_free_max
+    if storage.buffer == PSUM:
+        limit = GEN2.psum_instruction_free_max
     if view.free_size > limit:
         raise refuse(
             "err_size_of_dimension_exceed_arch_limit",
@@ -433,11 +434,11 @@ def _dma_rules(i: Instruction) -> None:
     for view in (*i.dst, i.src[0]):
         if view.storage.on_chip and len(view.shape) < 2:
             raise refuse("sim_rank", f"Insufficient rank: {view.label()}, expected at least 2 axes")
-        if view.storage.on_chip and view.shape[0] > spec.PARTITIONS:
+        if view.storage.on_chip and view.shape[0] > GEN2.partitions:
             raise refuse(
                 "err_num_partition_exceed_arch_limit",
                 f"Size of partition dimension {view.shape[0]} exceeds architecture limitation of "
-                f"{spec.PARTITIONS} in dma of {view.label()}; tile the partition axis",
+                f"{GEN2.partitions} in dma of {view.label()}; tile the partition axis",
             )
 
 
@@ -527,8 +528,8 @@ def _matmul(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
 
 def _matmul_rules(i: Instruction) -> None:
     stationary, moving = i.src
-    _limit("nc_matmul stationary", stationary, stationary.free_size, spec.STATIONARY_FREE_MAX)
-    _limit("nc_matmul moving", moving, moving.free_size, spec.MOVING_FREE_MAX)
+    _limit("nc_matmul stationary", stationary, stationary.free_size, GEN2.stationary_free_max)
+    _limit("nc_matmul moving", moving, moving.free_size, GEN2.moving_free_max)
     if stationary.shape[0] != moving.shape[0]:
         raise refuse(
             "err_num_partition_mismatch",
@@ -595,7 +596,7 @@ def _transpose(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
 def _transpose_rules(i: Instruction) -> None:
     data = i.src[0]
     on_vector = i.attrs.get("engine") is Engine.VECTOR
-    limit = spec.VECTOR_TRANSPOSE_MAX if on_vector else spec.PARTITIONS
+    limit = GEN2.vector_transpose_max if on_vector else GEN2.partitions
     for size in (data.shape[0], data.free_size):
         if size > limit:
             raise refuse(
@@ -813,7 +814,7 @@ def _bn_stats(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _bn_stats_rules(i: Instruction) -> None:
-    _limit("bn_stats", i.src[0], i.src[0].free_size, spec.BN_STATS_FREE_MAX)
+    _limit("bn_stats", i.src[0], i.src[0].free_size, GEN2.bn_stats_free_max)
 
 
 BN_STATS = define(

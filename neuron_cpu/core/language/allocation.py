@@ -13,8 +13,8 @@ import itertools
 from collections.abc import Callable
 from typing import Any
 
-from ..device import spec
 from ..device.errors import refuse
+from ..device.spec import GEN2, legal_start_partitions
 from ..program import trace
 from ..program.program import Instruction, Program, Storage
 from ..program.regions import place
@@ -121,31 +121,31 @@ class Placed:
         if self.kind == "psum":
             return _psum_tile(storage, number, got)
         partition, byte = got
-        if partition not in spec.legal_start_partitions(partitions):
+        if partition not in legal_start_partitions(partitions):
             raise refuse(
                 "sim_allocation_partition",
                 f"{storage.label()} is allocated from partition {partition}, expected one of "
-                f"{spec.legal_start_partitions(partitions)} for {partitions} partitions",
+                f"{legal_start_partitions(partitions)} for {partitions} partitions",
             )
-        if byte < 0 or byte + size > spec.SBUF_USABLE_BYTES or byte % spec.SBUF_ALIGN_BYTES:
+        if byte < 0 or byte + size > GEN2.sbuf_usable_bytes or byte % GEN2.sbuf_align_bytes:
             raise refuse(
                 "sim_allocation_address",
                 f"{storage.label()} is allocated at bytes {byte} to {byte + size} of its "
-                f"partitions, expected a multiple of {spec.SBUF_ALIGN_BYTES} inside 0 to "
-                f"{spec.SBUF_USABLE_BYTES}: the last 16 KiB are the compiler's",
+                f"partitions, expected a multiple of {GEN2.sbuf_align_bytes} inside 0 to "
+                f"{GEN2.sbuf_usable_bytes}: the last 16 KiB are the compiler's",
             )
         return Tile(storage, number, partition, byte)
 
 
 def _psum_tile(storage: Storage, number: int, got: tuple[int, ...]) -> Tile:
     bank, partition, byte = got
-    if not 0 <= bank < spec.PSUM_BANKS or partition or byte:
+    if not 0 <= bank < GEN2.psum_banks or partition or byte:
         raise refuse(
             "sim_allocation_address",
             f"{storage.label()} is allocated at (bank, partition, byte) = {got}, expected a bank "
-            f"from 0 to {spec.PSUM_BANKS - 1} and zeros: SDK 2.21 places PSUM tiles by bank only",
+            f"from 0 to {GEN2.psum_banks - 1} and zeros: SDK 2.21 places PSUM tiles by bank only",
         )
-    return Tile(storage, number, 0, bank * spec.PSUM_BANK_BYTES)
+    return Tile(storage, number, 0, bank * GEN2.psum_bank_bytes)
 
 
 def _wrapped(index: tuple[int, ...], sizes: tuple[int, ...]) -> int:

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..device import dtypes, spec
+from ..device import dtypes
 from ..device.dtypes import BOOL, FLOAT32, DType, promote, scalar_dtype, to_dtype
 from ..device.errors import refuse, warn
+from ..device.spec import GEN2
 from ..instructions import isa, table
 from ..program import trace
 from ..program.index import Index, is_integer
@@ -55,14 +56,14 @@ shared_hbm = Buffer("shared_hbm", "shared_hbm")
 class tile_size:
     """Tile limits of NeuronCore-v2 (nki/programming_model.rst)."""
 
-    pmax = spec.PARTITIONS
-    psum_fmax = spec.PSUM_FREE_MAX
-    gemm_stationary_fmax = spec.STATIONARY_FREE_MAX
-    gemm_moving_fmax = spec.MOVING_FREE_MAX
-    bn_stats_fmax = spec.BN_STATS_FREE_MAX
-    psum_min_align = spec.SBUF_ALIGN_BYTES
-    sbuf_min_align = spec.SBUF_ALIGN_BYTES
-    total_available_sbuf_size = spec.SBUF_USABLE_BYTES
+    pmax = GEN2.partitions
+    psum_fmax = GEN2.psum_free_max
+    gemm_stationary_fmax = GEN2.stationary_free_max
+    gemm_moving_fmax = GEN2.moving_free_max
+    bn_stats_fmax = GEN2.bn_stats_free_max
+    psum_min_align = GEN2.sbuf_align_bytes
+    sbuf_min_align = GEN2.sbuf_align_bytes
+    total_available_sbuf_size = GEN2.sbuf_usable_bytes
 
 
 class par_dim(int):
@@ -105,18 +106,18 @@ def _check_on_chip(shape: tuple[int, ...], paxis: int, dt: DType, kind: str) -> 
             f"Insufficient rank: {kind} tensor of shape {shape}, expected a partition axis and at "
             "least one free axis; add an axis of 1",
         )
-    if shape[paxis] > spec.PARTITIONS:
+    if shape[paxis] > GEN2.partitions:
         raise refuse(
             "err_num_partition_exceed_arch_limit",
             f"Size of partition dimension {shape[paxis]} exceeds architecture limitation of "
-            f"{spec.PARTITIONS} for {kind} tensor of shape {shape}; tile the partition axis",
+            f"{GEN2.partitions} for {kind} tensor of shape {shape}; tile the partition axis",
         )
     free = dt.itemsize * int(np.prod(shape[paxis + 1 :]))
-    if kind == "psum" and free > spec.PSUM_BANK_BYTES:
+    if kind == "psum" and free > GEN2.psum_bank_bytes:
         raise refuse(
             "err_size_of_dimension_exceed_arch_limit",
             f"psum tile of shape {shape} {dt} needs {free} bytes per partition, expected at most "
-            f"{spec.PSUM_BANK_BYTES}, one bank; split the free axis into blocks",
+            f"{GEN2.psum_bank_bytes}, one bank; split the free axis into blocks",
         )
 
 
@@ -232,11 +233,11 @@ def load(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
         )
     while source.ndim < 2:  # a 1-D region is a column, one of its elements a (1, 1) tile
         source = source.expand_dims(source.ndim)
-    if source.shape[0] > spec.PARTITIONS:
+    if source.shape[0] > GEN2.partitions:
         raise refuse(
             "err_num_partition_exceed_arch_limit",
             f"Size of partition dimension {source.shape[0]} exceeds architecture limitation of "
-            f"{spec.PARTITIONS} in load of {source.label()}; load {spec.PARTITIONS} rows at a time",
+            f"{GEN2.partitions} in load of {source.label()}; load {GEN2.partitions} rows at a time",
         )
     tracer = trace.current("nl.load")
     dt = source.dt if dtype is None else to_dtype(dtype)
@@ -327,7 +328,7 @@ def partition_broadcast(source: Tensor, shape: tuple[int, ...]) -> Tensor:
         flat = isa.tensor_copy(row).reshape((1, row.free_size))
     ones_row = isa.memset((1, rows), 1, row.dtype)
     out = ndarray((rows, flat.shape[1]), row.dtype)
-    step = spec.MOVING_FREE_MAX
+    step = GEN2.moving_free_max
     for start in range(0, flat.shape[1], step):
         piece = flat[:, start : builtins.min(start + step, flat.shape[1])]
         out[:, start : start + piece.shape[1]] = isa.nc_matmul(ones_row, piece)
@@ -386,7 +387,7 @@ def transpose(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
             "err_exceed_max_supported_dimension",
             f"transpose of {source.label()}, expected two axes; collapse the free axes first",
         )
-    if builtins.max(source.shape) <= spec.VECTOR_TRANSPOSE_MAX:
+    if builtins.max(source.shape) <= GEN2.vector_transpose_max:
         return isa.nc_transpose(source, dtype=dtype, mask=mask, engine=isa.vector_engine)
     if source.storage.buffer == "psum":
         source = isa.tensor_copy(source)

@@ -13,12 +13,12 @@ from typing import NamedTuple
 
 from ..device import spec
 from ..device.errors import refuse
-from ..device.spec import Engine
+from ..device.spec import GEN2, Engine
 from ..language.tensor import Tensor
 from ..program.program import Instruction
 
 RESULT_LATENCY_NS = {
-    engine: spec.DEPENDENT_CYCLES / hz * 1e9 for engine, hz in spec.CLOCK_HZ.items()
+    engine: spec.DEPENDENT_CYCLES / hz * 1e9 for engine, hz in GEN2.clock_hz.items()
 }
 
 
@@ -187,7 +187,7 @@ def _partition_lanes(chip: Tensor, rows: int) -> tuple[int, ...]:
 # --- engines --------------------------------------------------------------------------------------
 def engine_ns(instruction: Instruction, engine: Engine) -> float:
     """Nanoseconds that a compute instruction occupies its engine."""
-    return instruction.op.cycles(instruction) / spec.CLOCK_HZ[engine] * 1e9
+    return instruction.op.cycles(instruction) / GEN2.clock_hz[engine] * 1e9
 
 
 # --- outside of kernels ---------------------------------------------------------------------------

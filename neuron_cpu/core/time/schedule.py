@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from ..device import spec
 from ..device.pause import without_garbage_collection
-from ..device.spec import Engine
+from ..device.spec import GEN2, Engine
 from ..program.program import Instruction, Program, Storage
 from . import cost, depend
 
@@ -123,7 +123,7 @@ def footprint(storage: Storage) -> int:
         return storage.partition_bytes
     tile = storage.free_size * storage.dtype.itemsize
     blocks = storage.partition_bytes // tile
-    return blocks * -(-tile // spec.PSUM_BANK_BYTES)
+    return blocks * -(-tile // GEN2.psum_bank_bytes)
 
 
 def _occupancy(schedule: Schedule, buffer: str) -> list[tuple[float, int]]:
@@ -147,7 +147,7 @@ def _occupancy(schedule: Schedule, buffer: str) -> list[tuple[float, int]]:
         size = footprint(storage)
         steps[begin] = steps.get(begin, 0) + size
         steps[last[storage]] = steps.get(last[storage], 0) - size
-    use = placed if buffer == "sbuf" else -(-placed // spec.PSUM_BANK_BYTES)
+    use = placed if buffer == "sbuf" else -(-placed // GEN2.psum_bank_bytes)
     result = [(0.0, use)] if use else []
     for time in sorted(steps):
         use += steps[time]
@@ -163,7 +163,7 @@ def _engines(program: Program) -> tuple[list[int], list[float]]:
     """
     load = [0.0] * len(ENGINES)
     numbers, times = [], []
-    period = [1e9 / spec.CLOCK_HZ[e] for e in ENGINES[:DMA]]
+    period = [1e9 / GEN2.clock_hz[e] for e in ENGINES[:DMA]]
     for instruction in program.instructions:
         number = NUMBER[instruction.op.engine_of(instruction)]
         time = 0.0
@@ -253,8 +253,8 @@ class _Memory:
 
     def __init__(self, program: Program, numbers: list[int], pending: list[int]) -> None:
         self.pools = {
-            "sbuf": _Pool(spec.SBUF_USABLE_BYTES),
-            "psum": _Pool(spec.PSUM_BANKS),
+            "sbuf": _Pool(GEN2.sbuf_usable_bytes),
+            "psum": _Pool(GEN2.psum_banks),
         }
         self.size: list[int] = []
         self.pool: list[_Pool] = []
