@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import threading
 
 import pytest
 import torch
 import torch.nn.functional as F
 from neuronx_distributed.ranks import Group, rank_context
 from neuronx_distributed_inference import graph
+from neuronx_distributed_inference.recording import COLLECTIVE, METADATA_ONLY, TORCH
 from torch import nn
+from torch_neuronx.pyhlo.hlo_pb2 import HloModuleProto
 
+from harness.figures import graphs
 from neuron_cpu.errors import CompileError
 
 X, Y = torch.zeros(2, 3, 4), torch.zeros(2, 4, 5)
@@ -48,8 +52,22 @@ class Function(nn.Module):
     ],
 )
 def test_macs(function, inputs, macs):
-    record, _ = graph.trace(Function(function), inputs, "tag", 1)
+    record, serialised = graph.trace(Function(function), inputs, "tag", 1)
     assert sum(op.macs for op in record.operators) == macs
+    assert file_macs(serialised) == macs
+
+
+def file_macs(serialised):
+    """MACs of a graph file from its dimension numbers, as the driver counts a device compile."""
+    module = HloModuleProto()
+    module.ParseFromString(serialised)
+    (computation,) = module.computations
+    shapes = {item.id: item.shape.dimensions for item in computation.instructions}
+    dots = [item for item in computation.instructions if item.opcode == "dot"]
+    return sum(
+        graphs.dot_macs(*(shapes[i] for i in item.operand_ids), item.dot_dimension_numbers)
+        for item in dots
+    )
 
 
 def test_macs_of_random_products():
@@ -154,3 +172,49 @@ def test_collectives_are_mocked_while_tracing():
         layer = ColumnParallelLinear(4, 8, bias=False)
         record, _ = graph.trace(layer, (X,), "tag", 1)
     assert [op.shapes for op in record.operators] == [[[6, 4], [4, 2]]]
+
+
+def test_events_are_what_a_rank_runs_in_order():
+    """A collective is one event, whatever is computed inside; constants are events too."""
+    from neuronx_distributed.parallel_layers.layers import RowParallelLinear
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = RowParallelLinear(8, 5, bias=False, input_is_parallel=True)
+
+        def forward(self, x):
+            return self.inner(x) * torch.ones(5)
+
+    with rank_context(Group(0, 2)):
+        record, _ = graph.trace(Model(), (X,), "tag", 1)
+    moved = [(e.where, e.kind, e.name) for e in record.events if e.name not in METADATA_ONLY]
+    assert moved == [
+        ("inner", TORCH, "mm"),
+        ("inner", COLLECTIVE, "all-reduce"),
+        ("", TORCH, "ones"),
+        ("", TORCH, "mul"),
+    ]
+    reduced = next(e for e in record.events if e.kind == COLLECTIVE)
+    assert [t.shape for t in reduced.inputs + reduced.outputs] == [(2, 3, 5)] * 2
+    assert sum(t.nbytes for t in reduced.inputs) == 2 * 3 * 5 * 4
+    assert set(record.elementwise) == {""}
+
+
+def test_tracing_patches_nothing_that_other_threads_see():
+    """Rotary embeddings hand x.device to autocast; only the tracing thread gets another answer."""
+    before = torch.autocast.__init__
+    seen = []
+
+    def function(x):
+        seen.append((torch.autocast.__init__, x.device.type, x.is_meta))
+        elsewhere = threading.Thread(
+            target=lambda: seen.append(torch.empty(1, device="meta").device)
+        )
+        elsewhere.start()
+        elsewhere.join()
+        return x
+
+    graph.trace(Function(function), (X,), "tag", 1)
+    assert seen == [(before, "cpu", True), torch.device("meta")]
+    assert X.to("meta").device.type == "meta"

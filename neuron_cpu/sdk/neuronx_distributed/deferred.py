@@ -8,9 +8,9 @@ from typing import Iterator, Optional
 
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 _state = threading.local()
-_original_register = nn.Module.register_parameter
 
 
 def parameter_device() -> Optional[torch.device]:
@@ -18,13 +18,20 @@ def parameter_device() -> Optional[torch.device]:
     return torch.device("meta") if getattr(_state, "depth", 0) else None
 
 
-def _register(module: nn.Module, name: str, parameter: Optional[nn.Parameter]) -> None:
-    """nn.Module.register_parameter, with the value dropped and its tags kept while deferring."""
-    if parameter is not None and not parameter.is_meta and getattr(_state, "depth", 0):
-        meta = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
-        meta.__dict__.update(parameter.__dict__)
-        parameter = meta
-    _original_register(module, name, parameter)
+def _without_value(
+    module: nn.Module, name: str, parameter: Optional[nn.Parameter]
+) -> Optional[nn.Parameter]:
+    """A parameter on the meta device with the tags of `parameter`; None leaves it as it is."""
+    del module, name
+    if parameter is None or parameter.is_meta or not getattr(_state, "depth", 0):
+        return None
+    meta = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+    meta.__dict__.update(parameter.__dict__)
+    return meta
+
+
+# Once and for the process: PyTorch's table of hooks must not change while other threads build.
+register_module_parameter_registration_hook(_without_value)
 
 
 @contextmanager
@@ -33,7 +40,6 @@ def deferred_parameters() -> Iterator[None]:
 
     Buffers keep their values: they are constants of the graph, no checkpoint holds them.
     """
-    nn.Module.register_parameter = _register  # other threads pass through to the original
     _state.depth = getattr(_state, "depth", 0) + 1
     try:
         yield

@@ -24,6 +24,8 @@ from neuron_cpu.errors import CollectiveError
 
 # A collective's arithmetic: the tensors of all ranks, in rank order -> the result of each rank.
 Combine = Callable[[List[torch.Tensor]], List[torch.Tensor]]
+# Who watches a trace: the operation, this rank's tensor, what computes the result -> the result.
+Observer = Callable[[str, torch.Tensor, Callable[[], torch.Tensor]], torch.Tensor]
 
 
 class RankStopped(BaseException):
@@ -150,6 +152,12 @@ class Group:
                 f"{label} met no other rank, expected {self._size} ranks, got a call outside "
                 "them; run the model through its application, or use a tensor-parallel size of 1."
             )
+        observer = getattr(_current, "observer", None)
+        if observer is None:
+            return self._mocked(tensor, combine)
+        return observer(label.partition("(")[0], tensor, lambda: self._mocked(tensor, combine))
+
+    def _mocked(self, tensor: torch.Tensor, combine: Combine) -> torch.Tensor:
         return combine([tensor] * self._size)[self._rank]
 
 
@@ -174,6 +182,21 @@ def is_tracing() -> bool:
 def set_tracing(tracing: bool) -> None:
     """Mark the running thread as tracing, or not."""
     _current.tracing = bool(tracing)
+
+
+@contextmanager
+def observe_collectives(observer: Observer) -> Iterator[None]:
+    """Inside the block, this thread's collectives of mocked groups run through `observer`.
+
+    It gets the operation's name, this rank's tensor and a function that computes the result, which
+    it returns.
+    """
+    before = getattr(_current, "observer", None)
+    _current.observer = observer
+    try:
+        yield
+    finally:
+        _current.observer = before
 
 
 @contextmanager

@@ -15,13 +15,12 @@ import os
 import re
 import sys
 import traceback
-from collections import Counter
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
+from neuronx_distributed.ranks import observe_collectives
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,6 +29,8 @@ from torch_neuronx.pyhlo import hlo_pb2
 
 from neuron_cpu.core import observe_kernel_calls
 from neuron_cpu.errors import CompileError
+
+from .recording import COLLECTIVE, KERNEL, TORCH, Dot, Event, GraphRecord, shapes_of
 
 KERNEL_TARGET = "AwsNeuronCustomNativeKernel"
 _TORCH_ROOT = os.path.dirname(torch.__file__)
@@ -58,101 +59,6 @@ _DATA_DEPENDENT = {
     "equal": "compares tensor values in Python (torch.equal)",
 }
 
-# Operators that move, rename or fill data and compute nothing: not worth a record.
-# fmt: off
-_VIEWS = frozenset({
-    "_reshape_alias", "_to_copy", "_unsafe_view", "alias", "arange", "as_strided", "clone",
-    "copy_", "detach", "empty", "empty_like", "expand", "fill_", "full", "lift_fresh", "narrow",
-    "new_empty", "ones", "permute", "reshape", "select", "slice", "split", "split_with_sizes",
-    "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view", "zero_", "zeros",
-})
-# fmt: on
-
-
-@dataclass(frozen=True)
-class Dot:
-    """One matrix product: operand shapes and the dimensions that they share."""
-
-    lhs: Tuple[int, ...]
-    rhs: Tuple[int, ...]
-    lhs_contracting: Tuple[int, ...]
-    rhs_contracting: Tuple[int, ...]
-    batch: Tuple[int, ...] = ()
-
-    @property
-    def macs(self) -> int:
-        """Multiply-accumulates: every lhs element times the rhs columns that it meets."""
-        count = 1
-        for size in self.lhs:
-            count *= size
-        for dim, size in enumerate(self.rhs):
-            if dim not in self.rhs_contracting and dim not in self.batch:
-                count *= size
-        return count
-
-
-_PRODUCTS = frozenset({"mm", "bmm", "mv", "dot"})
-_PRODUCTS_WITH_ADDEND = frozenset({"addmm", "_addmm_activation", "baddbmm", "addbmm", "addmv"})
-
-
-def _matrix_dots(name: str, shapes: Sequence[Tuple[int, ...]]) -> List[Dot]:
-    """The products inside an aten operator, [] where it is none; `shapes` are its tensors'."""
-    if name.startswith("_scaled_dot_product"):
-        query, key, value = shapes[:3]
-        weights = (*query[:3], key[2])
-        return [
-            Dot(query, key, (3,), (3,), (0, 1)),
-            Dot(weights, value, (3,), (2,), (0, 1)),
-        ]
-    if name in _PRODUCTS_WITH_ADDEND:
-        shapes = shapes[1:]
-    elif name not in _PRODUCTS:
-        return []
-    lhs, rhs = shapes[:2]
-    if len(lhs) == 3:
-        return [Dot(lhs, rhs, (2,), (1,), (0,))]
-    return [Dot(lhs, rhs, (len(lhs) - 1,), (0,))]
-
-
-@dataclass
-class Operator:
-    """One recorded operation: who asked for it, what ran, with which shapes, how much work."""
-
-    operator: str  # path of the module inside the model
-    ran: str  # "kernel" or "torch"
-    name: str  # the kernel's or the operator's name
-    shapes: List[List[int]]
-    macs: int
-    count: int = 1
-
-    def as_json(self) -> Dict[str, Any]:
-        return dict(vars(self))
-
-
-@dataclass
-class GraphRecord:
-    """What one sub-model and bucket consists of."""
-
-    tag: str
-    bucket: int
-    operators: List[Operator] = field(default_factory=list)
-    elementwise: Dict[str, Counter] = field(default_factory=dict)  # module -> operator names
-
-    def as_json(self) -> Dict[str, Any]:
-        plain = [
-            Operator(path, "torch", "elementwise", [], 0, sum(names.values())).as_json()
-            | {"names": dict(names)}
-            for path, names in self.elementwise.items()
-        ]
-        return {
-            "submodel": self.tag,
-            "bucket": self.bucket,
-            "macs": sum(op.macs for op in self.operators),
-            "nki_macs": sum(op.macs for op in self.operators if op.ran == "kernel"),
-            "operators": [op.as_json() for op in self.operators] + plain,
-        }
-
-
 _META, _CPU = torch.device("meta"), torch.device("cpu")
 
 
@@ -169,7 +75,7 @@ def _written(func: Any, args: Tuple[Any, ...], kwargs: Dict[str, Any]) -> List[t
     for position, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:
             value = args[position] if position < len(args) else kwargs.get(argument.name)
-            found += [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+            found += _tensors(value)
     return found
 
 
@@ -184,19 +90,81 @@ def _model_line() -> str:
     return "an unknown line"
 
 
-class GraphRecorder(TorchDispatchMode):
-    """Records what a forward does, operator by operator, and builds the graph of it."""
+class _HloGraph:
+    """The graph file under construction: parameters, products and kernel calls in order.
+
+    Elementwise operators are left out, because nobody reads them from the file: the driver counts
+    products and custom calls, as it does in a file of the device compiler.
+    """
 
     def __init__(self, tag: str, bucket: int) -> None:
-        super().__init__()
-        self.record = GraphRecord(tag, bucket)
-        self._path: List[str] = []
-        self._tainted: Dict[int, torch.Tensor] = {}  # storages of constants written by the trace
         self._module = hlo_pb2.HloModuleProto(
             name=f"{tag}_{bucket}", entry_computation_name="main", entry_computation_id=1, id=1
         )
         self._computation = self._module.computations.add(name="main", id=1)
         self._next_id = 1
+
+    def _instruction(self, opcode: str, shape: Sequence[int], dtype: torch.dtype) -> Any:
+        instruction = self._computation.instructions.add(
+            name=f"{opcode}.{self._next_id}", opcode=opcode, id=self._next_id
+        )
+        instruction.shape.element_type = _ELEMENT_TYPES.get(dtype, 11)
+        instruction.shape.dimensions.extend(shape)
+        self._next_id += 1
+        return instruction
+
+    def _operand(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        parameter = self._instruction("parameter", shape, dtype)
+        parameter.parameter_number = parameter.id
+        return parameter.id
+
+    def add_dot(self, dot: Dot, output: torch.Tensor) -> None:
+        """One matrix product with its dimension numbers."""
+        operands = [self._operand(shape, output.dtype) for shape in (dot.lhs, dot.rhs)]
+        instruction = self._instruction("dot", output.shape, output.dtype)
+        instruction.operand_ids.extend(operands)
+        numbers = instruction.dot_dimension_numbers
+        numbers.lhs_contracting_dimensions.extend(dot.lhs_contracting)
+        numbers.rhs_contracting_dimensions.extend(dot.rhs_contracting)
+        numbers.lhs_batch_dimensions.extend(dot.batch)
+        numbers.rhs_batch_dimensions.extend(dot.batch)
+
+    def add_kernel(self, call: Any, macs: int) -> None:
+        """One custom call, its name and MAC count where the device's compiler leaves them."""
+        config = {"func_name": call.name, "mac_count": macs}
+        operands = [self._operand(t.shape, t.dtype) for t in call.inputs]
+        first = call.outputs[0]
+        instruction = self._instruction("custom-call", first.shape, first.dtype)
+        instruction.custom_call_target = KERNEL_TARGET
+        instruction.backend_config = base64.b64encode(json.dumps(config).encode())
+        instruction.operand_ids.extend(operands)
+
+    def serialised(self) -> bytes:
+        """The HloModuleProto of everything added."""
+        self._computation.root_id = self._next_id - 1
+        return self._module.SerializeToString()
+
+
+class GraphRecorder(TorchDispatchMode):
+    """Records what a forward does, operator by operator, and builds the graph of it.
+
+    A tensor is *traced* if it depends on an input or a weight; those are on the meta device. All
+    others are constants on the CPU. An operator with a traced argument gets shapes for all of its
+    arguments, so a constant may meet an input without either device being asked for.
+
+    Attributes:
+        record: the events so far.
+        hlo: the graph file so far.
+    """
+
+    def __init__(self, tag: str, bucket: int) -> None:
+        super().__init__()
+        self.record = GraphRecord(tag, bucket)
+        self.hlo = _HloGraph(tag, bucket)
+        self._path: List[str] = []
+        # A constant that received a traced value is none any more, nor are its views: storages.
+        self._tainted: Dict[int, torch.Tensor] = {}
+        self._inside_collective = False
 
     def watch(self, model: nn.Module) -> List[Any]:
         """Follow which module runs; returns the hook handles to remove afterwards."""
@@ -213,16 +181,26 @@ class GraphRecorder(TorchDispatchMode):
     def _pop(self) -> None:
         self._path.pop()
 
-    @property
-    def _where(self) -> str:
-        return self._path[-1] if self._path else ""
+    def _note(
+        self,
+        kind: str,
+        name: str,
+        inputs: Sequence[torch.Tensor],
+        outputs: Sequence[torch.Tensor],
+        macs: int = 0,
+        program: Any = None,
+    ) -> None:
+        where = self._path[-1] if self._path else ""
+        self.record.events.append(
+            Event(where, kind, name, shapes_of(inputs), shapes_of(outputs), macs, program)
+        )
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[dict] = None
     ) -> Any:
         name = func.overloadpacket.__name__
         kwargs = dict(kwargs or {})
-        tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
+        tensors = _tensors((args, kwargs))
         traced = any(self._is_traced(tensor) for tensor in tensors)
         if traced and name in _DATA_DEPENDENT:
             raise CompileError(
@@ -237,70 +215,57 @@ class GraphRecorder(TorchDispatchMode):
                     self._tainted[_storage_id(tensor)] = tensor
             args, kwargs = tree_map(_as_meta, (args, kwargs))
         result = func(*args, **kwargs)
-        shapes = [tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)]
-        dots = _matrix_dots(name, shapes)
-        for dot in dots:
-            self._add_dot(name, dot, result)
-        if not dots and name not in _VIEWS:
-            self.record.elementwise.setdefault(self._where, Counter())[name] += 1
+        if not self._inside_collective:
+            self._note_operator(name, args, tensors, _tensors(result))
         return result
+
+    def _note_operator(
+        self, name: str, args: Any, inputs: List[torch.Tensor], outputs: List[torch.Tensor]
+    ) -> None:
+        dot = Dot.of(name, [tuple(arg.shape) for arg in args if isinstance(arg, torch.Tensor)])
+        if dot is None:
+            self._note(TORCH, name, inputs, outputs)
+            return
+        self._note(TORCH, name, inputs, outputs, dot.macs)
+        self.hlo.add_dot(dot, outputs[0])
 
     def _is_traced(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor depends on inputs or weights: a shape, or a constant written to."""
         return tensor.is_meta or _storage_id(tensor) in self._tainted
 
-    def _instruction(self, opcode: str, shape: Sequence[int], dtype: torch.dtype) -> Any:
-        instruction = self._computation.instructions.add(
-            name=f"{opcode}.{self._next_id}", opcode=opcode, id=self._next_id
-        )
-        instruction.shape.element_type = _ELEMENT_TYPES.get(dtype, 11)
-        instruction.shape.dimensions.extend(shape)
-        self._next_id += 1
-        return instruction
-
-    def _operand(self, shape: Sequence[int], dtype: torch.dtype) -> int:
-        parameter = self._instruction("parameter", shape, dtype)
-        parameter.parameter_number = parameter.id
-        return parameter.id
-
-    def _add_dot(self, name: str, dot: Dot, result: Any) -> None:
-        output = result[0] if isinstance(result, (tuple, list)) else result
-        operands = [self._operand(shape, output.dtype) for shape in (dot.lhs, dot.rhs)]
-        instruction = self._instruction("dot", output.shape, output.dtype)
-        instruction.operand_ids.extend(operands)
-        numbers = instruction.dot_dimension_numbers
-        numbers.lhs_contracting_dimensions.extend(dot.lhs_contracting)
-        numbers.rhs_contracting_dimensions.extend(dot.rhs_contracting)
-        numbers.lhs_batch_dimensions.extend(dot.batch)
-        numbers.rhs_batch_dimensions.extend(dot.batch)
-        shapes = [list(dot.lhs), list(dot.rhs)]
-        self.record.operators.append(Operator(self._where, "torch", name, shapes, dot.macs))
-
-    def add_kernel(self, call: Any) -> None:
+    def on_kernel(self, call: Any) -> None:
         """Callback of `observe_kernel_calls`: one top-level kernel call."""
         macs = int(call.program.macs)
-        config = {"func_name": call.name, "mac_count": macs}
-        operands = [self._operand(t.shape, t.dtype) for t in call.inputs]
-        first = call.outputs[0]
-        instruction = self._instruction("custom-call", first.shape, first.dtype)
-        instruction.custom_call_target = KERNEL_TARGET
-        instruction.backend_config = base64.b64encode(json.dumps(config).encode())
-        instruction.operand_ids.extend(operands)
-        shapes = [list(t.shape) for t in call.inputs]
-        self.record.operators.append(Operator(self._where, "kernel", call.name, shapes, macs))
+        self._note(KERNEL, call.name, call.inputs, call.outputs, macs, call.program)
+        self.hlo.add_kernel(call, macs)
 
-    def graph(self) -> bytes:
-        """The HloModuleProto of everything recorded, serialised."""
-        self._computation.root_id = self._next_id - 1
-        return self._module.SerializeToString()
+    def on_collective(
+        self, name: str, tensor: torch.Tensor, compute: Callable[[], torch.Tensor]
+    ) -> torch.Tensor:
+        """Callback of `observe_collectives`: one event, whatever the stand-in computes inside."""
+        self._inside_collective = True
+        try:
+            result = compute()
+        finally:
+            self._inside_collective = False
+        self._note(COLLECTIVE, name, [tensor], [result])
+        return result
 
 
 # How PyTorch complains when a meta tensor's values are asked for.
 _VALUE_NEEDED = re.compile(r"(?<![a-z])meta(?![a-z])|unallocated storage")
 
 
-class _LiteralsOnCpu(TorchFunctionMode):
-    """torch.tensor(..., device=meta) would lose its values before the recorder sees it."""
+# PyTorch's getter of `tensor.device`, as a function mode meets it.
+_GET_DEVICE = torch.Tensor.device.__get__
+
+
+class _DeviceOfConstants(TorchFunctionMode):
+    """Python of the model sees one device, the CPU, on which its constants are.
+
+    `torch.tensor(..., device=meta)` would lose its values before the recorder sees it, and Hugging
+    Face's rotary embeddings hand `x.device.type` to torch.autocast, which knows no meta device.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Tuple[Any, ...] = (), kwargs: Optional[dict] = None
@@ -308,7 +273,12 @@ class _LiteralsOnCpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         if func in (torch.tensor, torch.as_tensor):
             kwargs.pop("device", None)
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        return _CPU if func == _GET_DEVICE and result == _META else result
+
+
+def _tensors(tree: Any) -> List[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
 
 
 def _storage_id(tensor: torch.Tensor) -> int:
@@ -317,22 +287,12 @@ def _storage_id(tensor: torch.Tensor) -> int:
 
 @contextmanager
 def _tracing() -> Iterator[None]:
-    """Ahead-of-time mode, with torch.autocast accepting the device of the traced tensors.
-
-    Rotary embeddings of Hugging Face's kind switch autocast off for `x.device.type`.
-    """
-    original = torch.autocast.__init__
-
-    def autocast_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        original(self, "cpu" if device_type == "meta" else device_type, *args, **kwargs)
-
-    torch.autocast.__init__ = autocast_init
+    """Ahead-of-time mode, in which a mocked group lets tensors with values meet."""
     parallel_state.set_aot_mode(True)
     try:
         yield
     finally:
         parallel_state.set_aot_mode(False)
-        torch.autocast.__init__ = original
 
 
 def _shapes_only(model: nn.Module) -> None:
@@ -372,9 +332,10 @@ def trace(
     meta_inputs = [_as_meta(tensor) for tensor in inputs]
     recorder = GraphRecorder(tag, bucket)
     handles = recorder.watch(model)
+    kernels = observe_kernel_calls(recorder.on_kernel)
+    collectives = observe_collectives(recorder.on_collective)
     try:
-        observed = observe_kernel_calls(recorder.add_kernel)
-        with torch.no_grad(), _tracing(), _LiteralsOnCpu(), recorder, observed:
+        with torch.no_grad(), _tracing(), _DeviceOfConstants(), recorder, kernels, collectives:
             model(*meta_inputs)
     except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
         explained = _explain(error, tag, bucket)
@@ -384,4 +345,4 @@ def trace(
     finally:
         for handle in handles:
             handle.remove()
-    return recorder.record, recorder.graph()
+    return recorder.record, recorder.hlo.serialised()

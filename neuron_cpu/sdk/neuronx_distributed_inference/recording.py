@@ -1,0 +1,175 @@
+"""What one sub-model and bucket runs, event by event: the record that every consumer reads.
+
+`graph.trace` fills a GraphRecord. `operators.json` and the driver's tables read its products and
+kernels, the driver's estimate reads all of its events, collectives and data movement included.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import torch
+from torch.utils.flop_counter import bmm_flop, mm_flop
+
+KERNEL, COLLECTIVE, TORCH = "kernel", "collective", "torch"
+
+# Operators that rename data or describe it otherwise: nothing moves, nothing is computed.
+# fmt: off
+METADATA_ONLY = frozenset({
+    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "empty", "empty_like",
+    "expand", "lift_fresh", "narrow", "new_empty", "permute", "reshape", "select", "slice", "split",
+    "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view",
+})
+# Operators that move or fill data and compute nothing: operators.json leaves them out.
+_MOVES = METADATA_ONLY | {
+    "_to_copy", "arange", "clone", "copy_", "fill_", "full", "ones", "zero_", "zeros",
+}
+# fmt: on
+
+_PRODUCTS = frozenset({"mm", "bmm", "mv", "dot"})
+_PRODUCTS_WITH_ADDEND = frozenset({"addmm", "_addmm_activation", "baddbmm", "addbmm", "addmv"})
+
+
+@dataclass(frozen=True)
+class Dot:
+    """One matrix product: operand shapes and the dimensions that they share."""
+
+    lhs: Tuple[int, ...]
+    rhs: Tuple[int, ...]
+    lhs_contracting: Tuple[int, ...]
+    rhs_contracting: Tuple[int, ...]
+    batch: Tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, shapes: Sequence[Tuple[int, ...]]) -> Optional[Dot]:
+        """The product that the aten operator `name` computes on tensors of `shapes`, or None.
+
+        Attention of PyTorch's own arrives here as its two batched products, because the tracer's
+        meta device has no fused operator for it.
+        """
+        if name in _PRODUCTS_WITH_ADDEND:
+            shapes = shapes[1:]
+        elif name not in _PRODUCTS:
+            return None
+        lhs, rhs = shapes[:2]
+        if len(lhs) == 3:
+            return cls(lhs, rhs, (2,), (1,), (0,))
+        return cls(lhs, rhs, (len(lhs) - 1,), (0,))
+
+    @property
+    def macs(self) -> int:
+        """Multiply-accumulates, of which PyTorch's counter makes two operations each."""
+        if self.batch:
+            return bmm_flop(self.lhs, self.rhs) // 2
+        rows = self.lhs if len(self.lhs) == 2 else (1, *self.lhs)
+        columns = self.rhs if len(self.rhs) == 2 else (*self.rhs, 1)
+        return mm_flop(rows, columns) // 2
+
+
+@dataclass(frozen=True)
+class TensorShape:
+    """What is known of a tensor while shapes only are traced."""
+
+    shape: Tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements, wherever they lie."""
+        return torch.Size(self.shape).numel() * self.dtype.itemsize
+
+
+def shapes_of(tensors: Sequence[torch.Tensor]) -> Tuple[TensorShape, ...]:
+    return tuple(TensorShape(tuple(t.shape), t.dtype) for t in tensors)
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that a rank runs.
+
+    Attributes:
+        where: path of the module inside the model that asked for it, "" for the model itself.
+        kind: KERNEL, COLLECTIVE or TORCH.
+        name: of the kernel, the collective ("all-reduce", ...) or the aten operator.
+        inputs, outputs: the tensors among the arguments, in order, and among the results.
+        macs: of a matrix product or a kernel.
+        program: the traced Program of a kernel.
+    """
+
+    where: str
+    kind: str
+    name: str
+    inputs: Tuple[TensorShape, ...]
+    outputs: Tuple[TensorShape, ...]
+    macs: int = 0
+    program: Any = None
+
+    @property
+    def is_product(self) -> bool:
+        return self.kind == TORCH and self.name in _PRODUCTS | _PRODUCTS_WITH_ADDEND
+
+
+@dataclass
+class Operator:
+    """One row of operators.json: who asked for it, what ran, with which shapes, how much work."""
+
+    operator: str  # path of the module inside the model
+    ran: str  # KERNEL or TORCH
+    name: str  # the kernel's or the operator's name
+    shapes: List[List[int]]
+    macs: int
+    count: int = 1
+
+    def as_json(self) -> Dict[str, Any]:
+        return dict(vars(self))
+
+
+@dataclass
+class GraphRecord:
+    """What one sub-model and bucket consists of, in the order in which it runs."""
+
+    tag: str
+    bucket: int
+    events: List[Event] = field(default_factory=list)
+
+    @property
+    def operators(self) -> List[Operator]:
+        """The kernels and matrix products, one row each."""
+        return [
+            Operator(e.where, e.kind, e.name, [list(t.shape) for t in _factors(e)], e.macs)
+            for e in self.events
+            if e.kind == KERNEL or e.is_product
+        ]
+
+    @property
+    def elementwise(self) -> Dict[str, Counter]:
+        """How often each module runs each other operator that computes."""
+        found: Dict[str, Counter] = {}
+        for event in self.events:
+            if event.kind == TORCH and not event.is_product and event.name not in _MOVES:
+                found.setdefault(event.where, Counter())[event.name] += 1
+        return found
+
+    def as_json(self) -> Dict[str, Any]:
+        operators = self.operators
+        plain = [
+            Operator(path, TORCH, "elementwise", [], 0, sum(names.values())).as_json()
+            | {"names": dict(names)}
+            for path, names in self.elementwise.items()
+        ]
+        return {
+            "submodel": self.tag,
+            "bucket": self.bucket,
+            "macs": sum(op.macs for op in operators),
+            "nki_macs": sum(op.macs for op in operators if op.ran == KERNEL),
+            "operators": [op.as_json() for op in operators] + plain,
+        }
+
+
+def _factors(event: Event) -> Tuple[TensorShape, ...]:
+    """A kernel's inputs; of a product the two factors, without an addend."""
+    if event.kind == KERNEL:
+        return event.inputs
+    return event.inputs[-2:]
