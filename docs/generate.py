@@ -30,8 +30,7 @@ from neuronxcc.nki import isa as nisa  # noqa: E402
 from neuronxcc.nki import language as nl  # noqa: E402
 
 from neuron_cpu.core import NkiError, silence  # noqa: E402
-from neuron_cpu.core.instructions import selection  # noqa: E402
-from neuron_cpu.core.instructions.table import TABLE  # noqa: E402
+from neuron_cpu.core.instructions.entry import TABLE  # noqa: E402
 
 PAGE = ROOT / "docs" / "simulator.md"
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
@@ -151,13 +150,11 @@ def isa_table() -> str:
 # --- what stays out -------------------------------------------------------------------------------
 def missing_list() -> str:
     """Functions that raise NotImplementedError, found by reading the sources."""
-    from neuron_cpu.core.instructions import composites, isa
-    from neuron_cpu.core.language import nl as language
-
     found = {}
-    for module in (isa, language, selection, composites):
-        for name, function in inspect.getmembers(module, inspect.isfunction):
-            if function.__module__ != module.__name__ or name.startswith("_"):
+    for module in (nisa, nl):
+        for name in module.__all__:
+            function = getattr(module, name)
+            if not inspect.isfunction(function):
                 continue
             match = re.search(
                 r'raise NotImplementedError\(\s*((?:f?".*"\s*)+)', inspect.getsource(function)

@@ -15,7 +15,7 @@ from neuronxcc import nki
 
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.device import dtypes
-from neuron_cpu.core.instructions import table
+from neuron_cpu.core.instructions.activations import ACTIVATIONS
 from neuron_cpu.core.language.tensor import Tensor
 from neuron_cpu.core.run import execute
 from neuron_cpu.core.run.execute import Plan
@@ -140,10 +140,10 @@ def test_masked_elements_keep_their_content():
     assert out.tolist() == [[9, 1, 9], [3, 4, 9]]
 
 
-@pytest.mark.parametrize("op", sorted(table.ACTIVATIONS))
+@pytest.mark.parametrize("op", sorted(ACTIVATIONS))
 def test_a_function_gives_the_same_bits_wherever_its_input_lies(op):
     """Merged iterations change strides and lengths; vector lanes and scalar tails must agree."""
-    function = table.ACTIVATIONS[op]
+    function = ACTIVATIONS[op]
     x = torch.randn(33, 37, generator=torch.Generator().manual_seed(7)) * 3
     x = x.abs() if op in ("log", "sqrt", "rsqrt") else x
     whole = function(x)

@@ -18,7 +18,9 @@ from ..device import dtypes
 from ..device.dtypes import BOOL, FLOAT32, DType, promote, scalar_dtype, to_dtype
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2
-from ..instructions import isa, table
+from ..instructions import isa
+from ..instructions.copies import SELECT
+from ..instructions.dma import DMA_TRANSPOSE
 from ..program import trace
 from ..program.index import Index, is_integer
 from .tensor import Tensor
@@ -308,7 +310,7 @@ def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor
         return out
     if isinstance(cut, tuple):
         source, dst = source.slice_box(cut), out.slice_box((cut[1], cut[0]))
-    fresh.producer = tracer.emit(table.DMA_TRANSPOSE, (dst,), (source,), attrs)
+    fresh.producer = tracer.emit(DMA_TRANSPOSE, (dst,), (source,), attrs)
     return out
 
 
@@ -323,7 +325,7 @@ def partition_broadcast(source: Tensor, shape: tuple[int, ...]) -> Tensor:
     if row.dt.is_int:
         return _integer_broadcast(row, shape)
     row = row.expand((1, *shape[1:])) if row.shape[1:] != shape[1:] else row
-    flat, _ = isa._collapsed(row, "row")
+    flat, _ = isa.collapsed(row, "row")
     if flat.ndim != 2:
         flat = isa.tensor_copy(row).reshape((1, row.free_size))
     ones_row = isa.memset((1, rows), 1, row.dtype)
@@ -670,7 +672,7 @@ def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None
         dt = promote(first.dt, other.dt)
     tracer = trace.current("nl.where")
     final = dt if dtype is None else to_dtype(dtype)
-    return tracer.result(table.SELECT, first.shape, final, tuple(src), attrs, mask)
+    return tracer.result(SELECT, first.shape, final, tuple(src), attrs, mask)
 
 
 # --- iterators and launch grid --------------------------------------------------------------------

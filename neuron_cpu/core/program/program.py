@@ -16,7 +16,7 @@ import numpy as np
 from ..device.dtypes import DType
 
 if TYPE_CHECKING:
-    from ..instructions.table import OpSpec
+    from ..instructions.entry import OpSpec
     from ..language.tensor import Tensor
 
 ON_CHIP = frozenset({"sbuf", "psum"})

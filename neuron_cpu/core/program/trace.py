@@ -19,7 +19,7 @@ from .index import Mask
 from .program import Frame, Instruction, Loop, Program, Source, Storage
 
 if TYPE_CHECKING:
-    from ..instructions.table import OpSpec
+    from ..instructions.entry import OpSpec
     from ..language.tensor import Tensor
 
 _local = threading.local()

@@ -3,55 +3,65 @@
 Source of names: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__init__.py.
 """
 
-from neuron_cpu.core.instructions.isa import (  # fmt: skip
-    activation,
-    activation_reduce,
-    affine_select,
-    bn_aggr,
-    bn_stats,
+from neuron_cpu.core.instructions.constants import (
     dge_mode,
-    dma_copy,
     dma_engine,
     engine,
     fp32,
     get_nc_version,
     gpsimd_engine,
-    iota,
-    memset,
-    nc_matmul,
-    nc_transpose,
     nc_version,
     oob_mode,
-    reciprocal,
     reduce_cmd,
     scalar_engine,
-    tensor_copy,
     tensor_engine,
+    unknown_engine,
+    vector_engine,
+)
+from neuron_cpu.core.instructions.copies import (
+    max8,
+    memset,
+    nc_find_index8,
+    nc_match_replace8,
+    nc_stream_shuffle,
+    range_select,
+    select_reduce,
+    tensor_copy,
+    tensor_copy_dynamic_dst,
+    tensor_copy_dynamic_src,
+    tensor_copy_predicated,
+)
+from neuron_cpu.core.instructions.dma import (
+    dma_copy,
+    dma_transpose,
+)
+from neuron_cpu.core.instructions.gpsimd import (
+    affine_select,
+    builtin_custom_op,
+    dropout,
+    iota,
+    local_gather,
+    sequence_bounds,
+    tensor_partition_reduce,
+)
+from neuron_cpu.core.instructions.scalar import (
+    activation,
+    activation_reduce,
+)
+from neuron_cpu.core.instructions.tensor_engine import (
+    nc_matmul,
+    nc_transpose,
+)
+from neuron_cpu.core.instructions.vector import (
+    bn_aggr,
+    bn_stats,
+    reciprocal,
+    scalar_tensor_tensor,
     tensor_reduce,
     tensor_scalar,
     tensor_scalar_reduce,
     tensor_tensor,
     tensor_tensor_scan,
-    unknown_engine,
-    vector_engine,
-)
-from neuron_cpu.core.instructions.selection import (  # fmt: skip
-    builtin_custom_op,
-    dma_transpose,
-    dropout,
-    local_gather,
-    max8,
-    nc_find_index8,
-    nc_match_replace8,
-    nc_stream_shuffle,
-    range_select,
-    scalar_tensor_tensor,
-    select_reduce,
-    sequence_bounds,
-    tensor_copy_dynamic_dst,
-    tensor_copy_dynamic_src,
-    tensor_copy_predicated,
-    tensor_partition_reduce,
 )
 from neuron_cpu.core.language.labels import label_all
 

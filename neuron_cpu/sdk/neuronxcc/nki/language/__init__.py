@@ -3,7 +3,9 @@
 Source of names: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/language/__init__.py.
 """
 
-from neuron_cpu.core.instructions.composites import (  # fmt: skip
+from neuron_cpu.core.instructions.constants import fp32
+from neuron_cpu.core.instructions.gpsimd import gather_flattened, rand, random_seed
+from neuron_cpu.core.language.composites import (  # fmt: skip
     abs,
     all,
     all_reduce,
@@ -27,8 +29,6 @@ from neuron_cpu.core.instructions.composites import (  # fmt: skip
     trunc,
     var,
 )
-from neuron_cpu.core.instructions.isa import fp32
-from neuron_cpu.core.instructions.selection import gather_flattened, rand, random_seed  # fmt: skip
 from neuron_cpu.core.language.labels import label_all
 from neuron_cpu.core.language.nl import (  # fmt: skip
     add,

@@ -20,11 +20,13 @@ import torch
 from ..device.dtypes import BOOL, FLOAT32, INT32, to_dtype
 from ..device.errors import refuse, user_frame, warn
 from ..device.spec import Engine
-from ..language import nl as language
-from ..language.nl import named
-from ..language.tensor import Tensor
+from ..instructions import isa, operators
+from ..instructions.alu import alu
+from ..instructions.entry import ON_CHIP, define, streaming
 from ..program import trace
-from . import isa, operators, selection, table
+from . import nl as language
+from .nl import named
+from .tensor import Tensor
 
 
 # --- element-wise ---------------------------------------------------------------------------------
@@ -116,7 +118,7 @@ def tan(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
 
 def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
     """``x`` with elements set to zero with probability ``rate`` (a number or [P, 1])."""
-    return selection.dropout(x, rate, dtype=dtype, mask=mask)
+    return isa.dropout(x, rate, dtype=dtype, mask=mask)
 
 
 # --- reductions -----------------------------------------------------------------------------------
@@ -223,13 +225,13 @@ def _meet(
 def _combine(attrs: dict[str, Any], xs: list[torch.Tensor]) -> list[torch.Tensor]:
     total = xs[0]
     for part in xs[1:]:
-        total = table.alu(attrs["op"], total, part)
+        total = alu(attrs["op"], total, part)
     return [total] * len(xs)
 
 
-ALL_REDUCE = table.define(
-    "all_reduce", engine=Engine.VECTOR, reads=table.ON_CHIP, writes=("sbuf",), flow="meeting",
-    compute=_combine, cycles=lambda i: (len(i.src) - 1) * table.streaming(2.0)(i),
+ALL_REDUCE = define(
+    "all_reduce", engine=Engine.VECTOR, reads=ON_CHIP, writes=("sbuf",), flow="meeting",
+    compute=_combine, cycles=lambda i: (len(i.src) - 1) * streaming(2.0)(i),
     note="nl.all_reduce: one tensor_tensor for each further grid instance",
 )  # fmt: skip
 

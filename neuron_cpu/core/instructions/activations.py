@@ -1,0 +1,123 @@
+"""Activation functions of ScalarE and the inputs they are specified for.
+
+Source: aws-neuron-sdk v2.21.1, general/nki/api/nki.api.shared.rst (supported activation functions).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from ..device.errors import warn
+from ..program import trace
+
+_SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
+
+
+# torch.sigmoid, softplus, mish and gelu give other last bits in vector lanes than in the scalar
+# tail of a loop: a value's result would depend on where it lies, and merged loops would differ.
+# These are built from functions that do not (exp, log1p, tanh, erf); they stay within 2e-7 of
+# float64 (relative; gelu absolute).
+def _sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return torch.reciprocal(1.0 + torch.exp(-x))
+
+
+def _softplus(x: torch.Tensor) -> torch.Tensor:
+    return torch.where(x > 20.0, x, torch.log1p(torch.exp(x)))  # beyond 20 both round to x
+
+
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1.0 + torch.erf(x / math.sqrt(2.0)))
+
+
+def _gelu_apprx_tanh(x: torch.Tensor) -> torch.Tensor:
+    return 0.5 * x * (1.0 + torch.tanh(_SQRT_2_OVER_PI * (x + 0.044715 * x * x * x)))
+
+
+def _gelu_dx(x: torch.Tensor) -> torch.Tensor:
+    cdf = 0.5 * (1.0 + torch.erf(x / math.sqrt(2.0)))
+    return cdf + x * torch.exp(-0.5 * x * x) / math.sqrt(2.0 * math.pi)
+
+
+def _gelu_apprx_sigmoid(x: torch.Tensor) -> torch.Tensor:
+    return x * _sigmoid(1.702 * x)
+
+
+def _silu_dx(x: torch.Tensor) -> torch.Tensor:
+    s = _sigmoid(x)
+    return s * (1 + x * (1 - s))
+
+
+def _sin(x: torch.Tensor) -> torch.Tensor:
+    """Sine inside [-pi, pi]; outside, the odd polynomial that fits it there runs away.
+
+    Later documentation gives sin(9) as about 27.65 on ScalarE. The polynomial's coefficients are
+    not public; the Taylor polynomial of degree 11 (sin(9) = -1144) has the same character: values
+    outside are visibly wrong, not a wrapped sine.
+    """
+    inside = x.abs() <= math.pi + 1e-6
+    if bool(inside.all()):
+        return torch.sin(x)
+    square = x * x
+    series = x * (1 - square / 6 * (1 - square / 20 * (1 - square / 42 * (1 - square / 72))))
+    return torch.where(inside, torch.sin(x), series)
+
+
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "copy": lambda x: x,
+    "square": torch.square,
+    "sigmoid": _sigmoid,
+    "relu": torch.relu,
+    "tanh": torch.tanh,
+    "gelu": _gelu,
+    "gelu_dx": _gelu_dx,
+    "gelu_apprx_tanh": _gelu_apprx_tanh,
+    "gelu_apprx_sigmoid": _gelu_apprx_sigmoid,
+    "silu": lambda x: x * _sigmoid(x),
+    "silu_dx": _silu_dx,
+    "exp": torch.exp,
+    "log": torch.log,
+    "sqrt": torch.sqrt,
+    "rsqrt": torch.rsqrt,
+    "reciprocal": torch.reciprocal,
+    "softplus": _softplus,
+    "mish": lambda x: x * torch.tanh(_softplus(x)),
+    "erf": torch.erf,
+    "erf_dx": lambda x: 2.0 / math.sqrt(math.pi) * torch.exp(-x * x),
+    "sin": _sin,
+    "arctan": torch.atan,
+    "sign": torch.sign,
+    "abs": torch.abs,
+}
+# Inputs for which ScalarE's polynomials are stated (nki.api.shared.rst, v2.22 and later), as
+# magnitudes for SIGNED_INPUTS. sqrt(0) is 0 on every implementation and common: zero passes there.
+ACTIVATION_RANGES: dict[str, tuple[float, float]] = {
+    "sin": (0.0, math.pi),
+    "arctan": (0.0, math.pi / 2),
+    "log": (2.0**-64, 2.0**64),
+    "sqrt": (0.0, 2.0**100),
+    "rsqrt": (2.0**-87, 2.0**97),
+    "reciprocal": (2.0**-42, 2.0**42),
+}
+SIGNED_INPUTS = frozenset({"sin", "arctan", "reciprocal"})
+
+
+def check_range(op: str, x: torch.Tensor) -> None:
+    """Warn of inputs outside of a function's stated range (eager mode; NaN stands for garbage)."""
+    limits = ACTIVATION_RANGES.get(op)
+    if limits is None or trace.active() is None:
+        return
+    low, high = limits
+    size = x.abs() if op in SIGNED_INPUTS else x
+    slack = 1 + 2.0**-20  # pi itself rounds up in fp32
+    outside = (size < low) | (size > high * slack)
+    if bool(outside.any()):
+        sign = "+-" if op in SIGNED_INPUTS else ""
+        got = float(x[outside].flatten()[0])
+        warn(
+            "sim_activation_range",
+            f"{op} of {got:.6g}, expected {sign}[{low:.6g}, {high:.6g}], outside of which ScalarE "
+            "is not specified; reduce the argument or clamp it first",
+        )

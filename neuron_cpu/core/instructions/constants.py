@@ -1,0 +1,72 @@
+"""Enumerations and constants of ``nki.isa``."""
+
+from __future__ import annotations
+
+from enum import Enum, IntEnum
+
+import numpy as np
+
+from ..device.spec import Engine
+
+unknown_engine = None
+tensor_engine = Engine.TENSOR
+vector_engine = Engine.VECTOR
+scalar_engine = Engine.SCALAR
+gpsimd_engine = Engine.GPSIMD
+dma_engine = Engine.DMA
+
+
+class engine:
+    """``nisa.engine`` of SDK 2.22: the same choices as attributes."""
+
+    unknown = None
+    tensor = Engine.TENSOR
+    vector = Engine.VECTOR
+    scalar = Engine.SCALAR
+    gpsimd = Engine.GPSIMD
+    dma = Engine.DMA
+    sync = Engine.DMA
+
+
+class nc_version(IntEnum):
+    """NeuronCore generations, in order."""
+
+    gen2 = 2
+    gen3 = 3
+
+
+class reduce_cmd(Enum):
+    """What an instruction does with ScalarE's running sums (SDK 2.22)."""
+
+    idle = 0
+    reset = 1
+    reduce = 2
+    reset_reduce = 3
+
+
+class dge_mode(Enum):
+    """Where DMA descriptors are made (SDK 2.23); NeuronCore-v2 has no hardware for it."""
+
+    unknown = 0
+    swdge = 1
+    hwdge = 2
+    none = 3
+
+
+class oob_mode(Enum):
+    """What an indirect DMA does with rows out of bounds (SDK 2.23)."""
+
+    error = 0
+    skip = 1
+
+
+class fp32:
+    """Range of fp32 (SDK 2.23)."""
+
+    min = float(np.finfo(np.float32).min)
+    max = float(np.finfo(np.float32).max)
+
+
+def get_nc_version() -> nc_version:
+    """Generation that kernels are traced for: NeuronCore-v2."""
+    return nc_version.gen2

@@ -1,0 +1,261 @@
+"""What an entry of the instruction table is, and the checks and formulas that entries share.
+
+Every device instruction has one entry beside its ``nki.isa`` function: engine, memories it may read
+and write, checks on its operands, what it computes, how many engine cycles it takes. Sources:
+aws-neuron-sdk v2.21.1, general/nki/api/nki/isa (rules and costs of each instruction),
+general/nki/arch/trainium_inferentia2_arch.rst (memories).
+
+Compute functions take and return torch tensors that may have any number of *leading batch axes*, so
+that all iterations of an independent loop can run as one call. Arithmetic inputs arrive as fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ..device.errors import refuse, warn
+from ..device.spec import GEN2, Engine, legal_start_partitions
+from ..language.tensor import Tensor
+from ..program.program import Instruction
+
+MIN_II = 64  # engine cycles between instructions (nki.isa docstrings)
+SBUF, PSUM, HBM = "sbuf", "psum", "hbm"
+ON_CHIP = (SBUF, PSUM)
+ANY_HBM = ("hbm", "shared_hbm")
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One instruction of the device.
+
+    Attributes:
+        name: the ``nki.isa`` name.
+        engine: engine that runs it unless ``engine_of`` says otherwise per instruction.
+        reads: memories that operands may lie in.
+        writes: memories that the result may lie in.
+        flow: how an undefined input element spreads: ``elementwise``, ``reduce`` (over the last
+            ``attrs["axes"]`` axes), ``matmul``, ``transpose``, ``scan``, ``all`` (to every output
+            element of the same partition), ``copy``, ``fill`` (no inputs) or another entry of
+            ``undefined.FLOW``.
+        compute: values of the result(s) from ``(attrs, inputs)``.
+        rules: checks besides memory, partition count and access pattern.
+        cycles: engine cycles it occupies the engine.
+        note: one line for the generated documentation.
+        same_partitions: all operands take as many partitions as the result.
+        indirect: operands may have rows or offsets that an index tile chooses.
+    """
+
+    name: str
+    engine: Engine
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    flow: str
+    compute: Callable[[dict[str, Any], list[torch.Tensor]], Any]
+    cycles: Callable[[Instruction], float]
+    rules: Callable[[Instruction], None] | None = None
+    note: str = ""
+    same_partitions: bool = True
+    indirect: bool = False
+    aliases: tuple[str, ...] = field(default=())
+
+    def engine_of(self, instruction: Instruction) -> Engine:
+        return instruction.attrs.get("engine") or self.engine
+
+    def check(self, instruction: Instruction) -> None:
+        """Refuse what compiler or hardware would refuse of this single instruction."""
+        for view in instruction.src:
+            _check_operand(self, view, self.reads, "operand")
+        if self.rules is not None:  # before the result: its size follows from the operands
+            self.rules(instruction)
+        for view in instruction.dst:
+            _check_operand(self, view, self.writes, "result")
+            if view.storage.role == "input" and not view.storage.mutable:
+                raise refuse(
+                    "err_cannot_update_immutable_parameter",
+                    f"{self.name} writes kernel input {view.label()}, expected a tensor made in "
+                    "the kernel; copy it to an nl.shared_hbm tensor and write that, or annotate "
+                    "the parameter nt.mutable_tensor",
+                )
+        if self.same_partitions:
+            _check_partitions(self, instruction)
+
+
+TABLE: dict[str, OpSpec] = {}
+
+
+def define(name: str, **kwargs: Any) -> OpSpec:
+    """Add an entry to the table."""
+    entry = OpSpec(name=name, **kwargs)
+    TABLE[name] = entry
+    return entry
+
+
+_legal_views: set[tuple] = set()  # (shape, strides, start, storage geometry) already found legal
+
+
+def _check_operand(op: OpSpec, view: Tensor, memories: tuple[str, ...], role: str) -> None:
+    storage = view.storage
+    if view.indirect is not None and not op.indirect:
+        raise _indirect_refusal(op, view, role)
+    if storage.buffer not in memories:
+        raise refuse(
+            "err_unsupported_memory",
+            f"{op.name} got {role} {view.label()}, expected memory {' or '.join(memories)}; "
+            f"{_memory_mend(storage.buffer, memories)}",
+        )
+    if not storage.on_chip:
+        return
+    start = view.offset // storage.free_size
+    key = (view.shape, view.strides, start, storage.free_size, storage.buffer, view.paxis)
+    if key in _legal_views:
+        return
+    if _check_tile(op, view):
+        _legal_views.add(key)
+
+
+def _indirect_refusal(op: OpSpec, view: Tensor, role: str) -> Exception:
+    if op.name == "tensor_copy":
+        return refuse(
+            "err_copy_dynamic_indirect_indices_not_natively_supported",
+            f"copy with {role} {view.label()} at an index known only at run time, expected affine "
+            "indices; use nisa.tensor_copy_dynamic_src, or load the rows from HBM with nl.load",
+        )
+    return refuse(
+        "err_indirect_indices_are_not_supported_with_nki_api",
+        f"{op.name} got {role} {view.label()} indexed by data, expected affine indices; gather the "
+        "rows into a tile with nl.load first",
+    )
+
+
+def _memory_mend(buffer: str, memories: tuple[str, ...]) -> str:
+    if buffer in ANY_HBM:
+        return "load it with nl.load first"
+    if memories == ANY_HBM:
+        return "the other side of a load or store is an HBM tensor"
+    if buffer == PSUM:
+        return "copy it to SBUF with nisa.tensor_copy first"
+    return "place the tensor with buffer=nl.psum or nl.sbuf as the instruction needs"
+
+
+def _check_tile(op: OpSpec, view: Tensor) -> bool:
+    """Tile shape, partition axis and start partition of an on-chip operand.
+
+    Returns:
+        True where no later use of the same region needs a look: engines have rules for the first
+        partition, DMA has none.
+    """
+    storage = view.storage
+    if view.paxis != 0:
+        raise refuse(
+            "err_failed_to_infer_tile_from_local_tensor",
+            f"{op.name} got {view.label()} whose partition axis is axis {view.paxis}, expected it "
+            "first; index the block axes before it with integers",
+        )
+    size = view.shape[0]
+    if size > GEN2.partitions:
+        raise refuse(
+            "err_num_partition_exceed_arch_limit",
+            f"Size of partition dimension {size} exceeds architecture limitation of "
+            f"{GEN2.partitions} in {op.name} of {view.label()}; tile the partition axis",
+        )
+    if size > 1 and view.strides[0] not in (0, storage.free_size):
+        raise refuse(
+            "sim_partition_stride",
+            f"{op.name} got {view.label()} whose first axis is not the partition axis in steps of "
+            "one, expected consecutive partitions; put the partition index on the first axis",
+        )
+    start = view.start_partition
+    legal = start in legal_start_partitions(size)
+    if not legal and op.engine is not Engine.DMA:
+        warn(
+            "sim_start_partition",
+            f"{op.name} of {view.label()} starts at partition {start}, expected one of "
+            f"{legal_start_partitions(size)} for {size} partitions; move the rows or pad",
+        )
+    limit = GEN2.sbuf_instruction_free_max
+    if storage.buffer == PSUM:
+        limit = GEN2.psum_instruction_free_max
+    if view.free_size > limit:
+        raise refuse(
+            "err_size_of_dimension_exceed_arch_limit",
+            f"{op.name} of {view.label()} takes {view.free_size} elements per partition, expected "
+            f"at most {limit}; split the free axis",
+        )
+    return legal
+
+
+def _check_partitions(op: OpSpec, instruction: Instruction) -> None:
+    want = instruction.dst[0].shape[0]
+    for view in instruction.src:
+        if view.shape[0] != want:
+            raise refuse(
+                "err_num_partition_mismatch",
+                f"{op.name} got {view.label()} with {view.shape[0]} partitions, expected {want} "
+                "like its other operands; slice the partition axis to equal sizes",
+            )
+
+
+def free_elements(instruction: Instruction) -> int:
+    """Elements per partition of the widest operand: the N of the documented formulas."""
+    return max(v.free_size for v in (*instruction.dst, *instruction.src))
+
+
+def stride_factor(instruction: Instruction) -> float:
+    """2 where an operand's innermost stride is beyond 16 bytes (arch guide, access patterns)."""
+    views = (*instruction.dst, *instruction.src)
+    return 2.0 if any(wide_stride(view) for view in views) else 1.0
+
+
+def wide_stride(view: Tensor) -> bool:
+    for axis in range(len(view.shape) - 1, 0, -1):
+        if view.shape[axis] > 1:
+            return view.strides[axis] * view.dt.itemsize > 16
+    return False
+
+
+def streaming(per_element: float = 1.0, extra: float = 0.0) -> Callable[[Instruction], float]:
+    """max(MIN_II, per_element * N) + extra, doubled for wide strides."""
+
+    def cycles(i: Instruction) -> float:
+        return max(MIN_II, per_element * free_elements(i) * stride_factor(i)) + extra
+
+    return cycles
+
+
+def check_free_size(what: str, view: Tensor, got: int, limit: int) -> None:
+    if got > limit:
+        raise refuse(
+            "err_size_of_dimension_exceed_arch_limit",
+            f"{what} operand {view.label()} has free size {got}, expected at most {limit}; tile "
+            "the free axis",
+        )
+
+
+def refuse_psum(i: Instruction, what: str) -> None:
+    for view in (*i.src, *i.dst):
+        if view.storage.buffer == PSUM:
+            raise refuse(
+                "err_unsupported_memory",
+                f"{what} got {view.label()}, expected sbuf: GpSimdE has no PSUM port; copy it to "
+                "SBUF with nisa.tensor_copy first",
+            )
+
+
+def refuse_two_psum(i: Instruction, a: Tensor, b: Tensor) -> None:
+    if a.storage.buffer == PSUM and b.storage.buffer == PSUM:
+        raise refuse(
+            "sim_two_psum_operands",
+            f"{i.op.name} reads both {a.label()} and {b.label()} from PSUM, expected at most one; "
+            "copy one operand to SBUF first",
+        )
+
+
+FOUR_BYTE_FLOATS = ("float32", "tfloat32")
+
+
+def first_operand(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
+    return xs[0]
