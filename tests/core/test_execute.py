@@ -17,7 +17,8 @@ from neuron_cpu.core import NkiError
 from neuron_cpu.core.device import dtypes
 from neuron_cpu.core.instructions.activations import ACTIVATIONS
 from neuron_cpu.core.language.tensor import Tensor
-from neuron_cpu.core.run import execute
+from neuron_cpu.core.run import memory
+from neuron_cpu.core.run.eager import Machine
 from neuron_cpu.core.run.execute import Plan
 
 BOTH = pytest.mark.parametrize("merge", [True, False])
@@ -90,7 +91,7 @@ def test_tiles_that_do_not_live_together_share_memory():
 
 @pytest.mark.parametrize("dtype", dtypes.ALL, ids=str)
 def test_fresh_memory_shows(dtype):
-    fresh = execute.allocate(7, dtype)
+    fresh = memory.allocate(7, dtype)
     assert fresh.shape == (7,) and fresh.dtype is dtype.torch
     if dtype.is_float:
         assert bool(torch.isnan(dtypes.decode(fresh, dtype)).all())
@@ -109,8 +110,8 @@ FLOATS = [t for t in dtypes.ALL if t.is_float]
 )
 def test_values_are_rounded_once_to_nearest_even(values, dtype):
     wanted = np.array(values, np.float32)
-    out = execute.allocate(len(values), dtype)
-    execute.put(out, torch.from_numpy(wanted), dtype, False, None)
+    out = memory.allocate(len(values), dtype)
+    memory.put(out, torch.from_numpy(wanted), dtype, False, None)
     if dtype is dtypes.TFLOAT32:
         expected = dtypes.round_tf32(torch.from_numpy(wanted)).numpy()
     else:
@@ -122,21 +123,21 @@ def test_values_are_rounded_once_to_nearest_even(values, dtype):
 @pytest.mark.parametrize("dtype", [t for t in dtypes.ALL if t.is_int and t.kind != "b"], ids=str)
 def test_integers_saturate_and_bit_patterns_wrap(dtype):
     info = np.iinfo(dtype.numpy)
-    out = execute.allocate(6, dtype)
+    out = memory.allocate(6, dtype)
     values = torch.tensor([-1e20, 1e20, 2.5, 3.5, -1.0, float("nan")])
-    execute.put(out, values, dtype, False, None)
+    memory.put(out, values, dtype, False, None)
     expected = [info.min, info.max, 2, 4, max(-1, info.min), 0]
     assert out.to(torch.int64).tolist() == expected
     bits = torch.tensor([info.max + 1, 5, 1 << 40], dtype=torch.int64)
-    wrapped = execute.allocate(3, dtype)
-    execute.put(wrapped, bits, dtype, True, None)
+    wrapped = memory.allocate(3, dtype)
+    memory.put(wrapped, bits, dtype, True, None)
     assert wrapped.to(torch.int64).tolist() == [info.min, 5, 0]
 
 
 def test_masked_elements_keep_their_content():
     out = torch.arange(6, dtype=torch.bfloat16).reshape(2, 3)
     keep = torch.tensor([[True, False, True], [False, False, True]])
-    execute.put(out, torch.full((2, 3), 9.0), dtypes.BFLOAT16, False, keep)
+    memory.put(out, torch.full((2, 3), 9.0), dtypes.BFLOAT16, False, keep)
     assert out.tolist() == [[9, 1, 9], [3, 4, 9]]
 
 
@@ -179,7 +180,7 @@ def test_rows_out_of_bounds_are_refused_when_they_are_used(merge, wrong):
 def test_a_machine_gives_what_a_plan_gives():
     x, w = numbers(5, 32, 5), numbers(6, 32, 48)
     program = scaled_product.trace(x, w)
-    machine = execute.Machine()
+    machine = Machine()
     for storage, values in zip(program.inputs, (x, w)):
         machine.bind(storage, values)
     for instruction in program:

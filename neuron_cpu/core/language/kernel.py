@@ -20,7 +20,8 @@ from ..device.errors import refuse, warn
 from ..device.pause import without_garbage_collection
 from ..program import trace
 from ..program.program import Frame, Loop, Program
-from ..run import execute
+from ..run.eager import Machine
+from ..run.execute import Plan
 from . import annotation
 from .tensor import Tensor
 
@@ -242,13 +243,13 @@ class Kernel:
             plans = _local.plans = {}
         plan = plans.get(id(program))
         if plan is None:
-            plan = plans[id(program)] = execute.Plan(program)
+            plan = plans[id(program)] = Plan(program)
         hosted = [to_torch(t) for t in tensors]
         results = plan.run(hosted)
         return _hand_back(program, tensors, hosted, results)
 
     def _eager(self, args: tuple, kwargs: dict) -> Any:
-        machine = execute.Machine()
+        machine = Machine()
         program = self._record(args, kwargs, machine)
         verify.verify(program)
         raw = [machine.memory(s) for s in program.outputs]

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import torch
 
 from ..program.program import Instruction, Program
-from .execute import Arena, Plan, widen
+from .execute import Plan
+from .memory import Arena, widen
 from .merge import Op, Ref
 
 AGAINST = ("shadow", "unmerged")

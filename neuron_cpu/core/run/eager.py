@@ -1,0 +1,44 @@
+"""Execute instructions one by one while a kernel is being traced, so that values can be seen."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..language.tensor import Tensor
+from ..program.program import Instruction, Storage
+from . import merge
+from .execute import make_step
+from .memory import Arena, widen
+
+
+class Machine:
+    """Executes instructions one by one as they are recorded (eager mode)."""
+
+    def __init__(self, shadow: bool = False) -> None:
+        self.arena = Arena(shadow)
+        self.lowering = merge.Lowering(merge=False)
+
+    def _memory(self, storage: Storage) -> merge.Memory:
+        return self.lowering.ref(Tensor.whole(storage)).memory
+
+    def bind(self, storage: Storage, values: torch.Tensor) -> None:
+        """Give a kernel input its data."""
+        self.arena.bind(self._memory(storage), values)
+
+    def memory(self, storage: Storage) -> torch.Tensor:
+        """Contents of a storage, in its declared shape."""
+        return self.arena.of(self._memory(storage)).reshape(storage.shape)
+
+    def run(self, instruction: Instruction) -> None:
+        """Execute one instruction."""
+        with torch.inference_mode():  # as Plan.run; a decorator would be a frame of the user's
+            make_step(self.lowering.op(instruction), self.arena)()
+
+    def values(self, view: Tensor) -> np.ndarray:
+        """Current values of a view, as a numpy array of fp32 (integers as they are)."""
+        ref = self.lowering.ref(view)
+        raw = self.arena.view(ref)
+        if view.dt.is_int:
+            return raw.numpy().copy()
+        return widen(raw, self.arena.dtype(view.dt), False).numpy().copy()

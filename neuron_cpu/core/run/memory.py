@@ -1,0 +1,173 @@
+"""Memory of a running Program, and how operands are read from it and results written.
+
+bf16 and the other narrow types are never computed in: operands are widened to fp32, results rounded
+once. A view is resolved to ``torch.as_strided`` over a flat memory, where one serves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..device import dtypes
+from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, DType
+from ..device.errors import NkiError
+from ..program.program import Storage
+from .merge import Memory, Ref
+
+UNWRITTEN_INT = 77  # what an integer tile holds before anything is written
+DIRECT = (FLOAT32, BFLOAT16, FLOAT16)  # torch rounds these to nearest even when it copies
+
+
+# --- memory ---------------------------------------------------------------------------------------
+@torch.inference_mode(False)  # results are made here, and callers may use them in either mode
+def allocate(size: int, dtype: DType) -> torch.Tensor:
+    """Uninitialised memory, filled so that reading it shows: NaN, or 77 for integers."""
+    if dtype.kind == "b":
+        return torch.zeros(size, dtype=torch.bool)
+    if dtype.is_int:
+        return torch.full((size,), UNWRITTEN_INT, dtype=torch.int64).to(dtype.torch)
+    return dtypes.encode(torch.full((size,), float("nan")), dtype)
+
+
+def constant(storage: Storage) -> torch.Tensor:
+    """Memory of a tensor whose contents are known while tracing."""
+    assert storage.data is not None
+    data = np.ascontiguousarray(storage.data).reshape(-1)
+    if storage.dtype.is_int and storage.dtype.kind != "b":
+        return torch.from_numpy(data.astype(np.int64)).to(storage.dtype.torch)
+    return dtypes.encode(torch.from_numpy(data.astype(np.float32)), storage.dtype)
+
+
+class Arena:
+    """Flat memories by ``Memory``; views are made of them with as_strided."""
+
+    def __init__(self, shadow: bool = False) -> None:
+        self.shadow = shadow
+        self.flat: dict[int, torch.Tensor] = {}
+        self._scratch: dict[int, torch.Tensor] = {}
+
+    def scratch(self, slot: int, size: int) -> torch.Tensor:
+        """fp32 memory for widened operands, kept between calls: fresh pages cost more than math."""
+        held = self._scratch.get(slot)
+        if held is None or held.numel() < size:
+            held = self._scratch[slot] = torch.empty(size)
+        return held[:size]
+
+    def dtype(self, dt: DType) -> DType:
+        return FLOAT32 if self.shadow and dt.is_float else dt
+
+    def bind(self, memory: Memory, values: torch.Tensor) -> None:
+        """Use ``values`` (contiguous) as the memory."""
+        if self.shadow and memory.storage.dtype.is_float:
+            values = dtypes.decode(values, memory.storage.dtype)
+        self.flat[id(memory)] = values.reshape(-1)
+
+    def of(self, memory: Memory) -> torch.Tensor:
+        found = self.flat.get(id(memory))
+        if found is None:
+            storage = memory.storage
+            if storage.data is not None:
+                self.bind(memory, constant(storage))
+                return self.flat[id(memory)]
+            found = allocate(memory.size, self.dtype(storage.dtype))
+            self.flat[id(memory)] = found
+        return found
+
+    def view(self, ref: Ref) -> torch.Tensor:
+        """The stored elements of ``ref``."""
+        flat = self.of(ref.memory)
+        wanted = self.dtype(ref.dt).torch
+        if ref.dt is not ref.memory.storage.dtype and flat.dtype is not wanted:
+            flat = flat.view(wanted)
+        # as_strided counts from the start of the allocation, not of a bound view
+        return torch.as_strided(flat, ref.shape, ref.strides, flat.storage_offset() + ref.offset)
+
+
+# --- reading and writing --------------------------------------------------------------------------
+def widen(raw: torch.Tensor, dt: DType, bits: bool) -> torch.Tensor:
+    """Operand values: fp32, or unsigned bit patterns as int64 for bitwise operators."""
+    if bits:
+        values = raw.to(torch.int64)
+        return values if dt.kind != "i" else values & ((1 << 8 * dt.itemsize) - 1)
+    if raw.dtype is torch.float32:
+        return raw
+    return dtypes.decode(raw, dt) if dt.itemsize == 1 and dt.is_float else raw.to(torch.float32)
+
+
+def put(out: torch.Tensor, values: torch.Tensor, dt: DType, bits: bool, mask: Any) -> None:
+    """Round ``values`` once to ``dt`` and write them, where ``mask`` allows."""
+    if values.shape != out.shape:
+        values = values.reshape(out.shape) if values.numel() == out.numel() else values
+    if mask is not None:
+        before = widen(out, dt, bits)
+        values = torch.where(mask, values.to(before.dtype), before)
+    if dt in DIRECT or out.dtype is torch.float32 and dt is not dtypes.TFLOAT32:
+        out.copy_(values)
+    elif bits:
+        out.copy_(_wrap(values, dt))
+    else:
+        out.copy_(dtypes.encode(values.contiguous(), dt).expand(out.shape))
+
+
+def _wrap(values: torch.Tensor, dt: DType) -> torch.Tensor:
+    """Bit patterns in int64 -> the integer type, keeping the low bits."""
+    width = 8 * dt.itemsize
+    low = values.to(torch.int64) & ((1 << width) - 1)
+    if dt.kind == "i":
+        low = torch.where(low >= 1 << (width - 1), low - (1 << width), low)
+    return low.to(dt.torch)
+
+
+def gather_index(ref: Ref, arena: Arena) -> torch.Tensor:
+    """Flat element numbers of a view; of an indirect one the row comes from its index tile.
+
+    Raises:
+        NkiError: a row number lies outside of the tensor.
+    """
+    total: Any = ref.offset
+    if ref.indirect is not None:
+        total = total + _rows(ref, arena)
+    for axis, (size, step) in enumerate(zip(ref.shape, ref.strides)):
+        line = [1] * len(ref.shape)
+        line[axis] = size
+        total = total + (torch.arange(size) * step).reshape(line)
+    return torch.as_tensor(total).expand(ref.shape)
+
+
+def _rows(ref: Ref, arena: Arena) -> torch.Tensor:
+    """Element offsets that the index tile of an indirect view chooses, one for each partition."""
+    assert ref.indirect is not None
+    tile, stride, length, (low, high) = ref.indirect
+    rows = arena.view(tile).to(torch.int64).reshape(-1)
+    wrong = rows[(rows + low < 0) | (rows + high >= length)]
+    if wrong.numel():
+        raise NkiError(
+            "err_tensor_access_out_of_bound",
+            f"indirect access to {ref.memory.storage.label()} with index {int(wrong[0])} at run "
+            f"time, expected {-low} to {length - 1 - high}; correct the index tile or mask its "
+            "rows",
+        )
+    rows = rows.reshape(-1, *(1,) * (len(ref.shape) - 1)) if rows.numel() > 1 else rows
+    return rows * stride
+
+
+def reader(ref: Ref, arena: Arena, values: bool, bits: bool) -> Callable[[], torch.Tensor]:
+    """A function that gives the operand: widened ``values``, or stored elements."""
+    dt = arena.dtype(ref.dt)
+    if ref.indirect is not None:
+
+        def gather() -> torch.Tensor:
+            raw = arena.of(ref.memory)[gather_index(ref, arena)]
+            return widen(raw, dt, bits) if values else raw
+
+        return gather
+    view = arena.view(ref)
+    if not values or (view.dtype is torch.float32 and not bits):
+        return lambda: view
+    if dt in DIRECT and not bits:
+        return lambda: view.to(torch.float32)
+    return lambda: widen(view, dt, bits)

@@ -1,0 +1,145 @@
+"""Matmuls on the CPU: one torch product, or several whose widened operands fit the cache.
+
+A torch matmul in bf16 rounds its result, so it cannot stand for PSUM: products run in fp32 on
+widened operands, in chunks small enough that the widened weights stay in the cache.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from ..device.dtypes import FLOAT32
+from .memory import DIRECT, Arena, widen
+from .merge import Op, Ref
+
+Step = Callable[[], None]
+CHUNK = 1 << 19  # widened weight elements per matmul call: 2 MiB of fp32, about one L2 cache
+
+
+class _Product:
+    """How a (batched) matmul becomes one torch matmul: groups of axes of both operands."""
+
+    def __init__(self, op: Op) -> None:
+        left, right, out = op.src[0], op.src[1], op.dst[0]
+        ns, nm = op.attrs.get("free_axes", (1, 1))
+        b = op.batch
+        self.batch: list[int] = []
+        k, m, n = [], [], []
+        for axis in range(b):
+            if axis in op.contract:
+                k.append(axis)
+            elif right.strides[axis] == 0 and left.strides[axis] != 0:
+                m.append(axis)
+            elif left.strides[axis] == 0 and right.strides[axis] != 0:
+                n.append(axis)
+            else:
+                self.batch.append(axis)
+        # contraction axes in the order of the larger operand's memory, so that it needs no copy
+        wide = right if _elements(right) >= _elements(left) else left
+        self.k = sorted([*k, b], key=lambda a: -wide.strides[a])
+        self._keep_rows(wide, m, n, right)
+        self.m, self.n = m, n
+        self.left_axes = [*self.batch, *self.k, *m, *range(b + 1, b + 1 + ns)]
+        self.right_axes = [*self.batch, *self.k, *n, *range(b + 1, b + 1 + nm)]
+        self.out_axes = [*self.batch, *m, b, *n, b + 1]
+        self.sizes = [out.shape[a] for a in self.batch]
+
+    def _keep_rows(self, wide: Ref, m: list[int], n: list[int], right: Ref) -> None:
+        """Blocked weights: outer blocks stay batch axes, so that each block is a plain matrix."""
+        own = n if wide is right else m
+        outer = max(wide.strides[a] for a in self.k)
+        for axis in [a for a in own if wide.strides[a] > outer]:
+            own.remove(axis)
+            self.batch.append(axis)
+
+
+def _picked(ref: Ref, axes: list[int]) -> Ref:
+    """The view with just these axes (a contracted axis of a result has stride 0 and goes)."""
+    shape = tuple(ref.shape[a] for a in axes)
+    return Ref(ref.memory, ref.offset, shape, tuple(ref.strides[a] for a in axes), ref.dt)
+
+
+def _elements(ref: Ref) -> int:
+    count = 1
+    for size, stride in zip(ref.shape, ref.strides):
+        if stride:
+            count *= size
+    return count
+
+
+class _Operand:
+    """One side of a product: a view (batch..., K..., free...) that becomes fp32 matrices."""
+
+    def __init__(self, arena: Arena, ref: Ref, batch: int, k: int, slot: int) -> None:
+        self.view = arena.view(ref)
+        self.dt, self.arena, self.slot = arena.dtype(ref.dt), arena, slot
+        self.lead = self.view.shape[:batch]
+        self.depth = math.prod(self.view.shape[batch : batch + k])
+        self.fixed = all(self.view.stride(a) == 0 for a in range(batch) if self.lead[a] > 1)
+
+    def whole(self) -> torch.Tensor:
+        """(batch..., K, free) in fp32; widened before axes are joined, so that one copy is made."""
+        return widen(self.view, self.dt, False).reshape(*self.lead, self.depth, -1)
+
+    def matrix(self, place: tuple[int, ...], part: slice) -> torch.Tensor:
+        """(K of ``part``, free) of one batch, in scratch memory where it has to be copied."""
+        view = self.view[place][part]
+        rows = self.depth // self.view.shape[len(self.lead)] * view.shape[0]
+        if self.dt is FLOAT32 and view.is_contiguous():
+            return view.view(rows, -1)
+        room = self.arena.scratch(self.slot, view.numel())
+        room.view(view.shape).copy_(view if self.dt in DIRECT else widen(view, self.dt, False))
+        return room.view(rows, -1)
+
+
+def matmul_step(op: Op, arena: Arena) -> Step:
+    """One torch matmul, or a loop over batches and parts of K whose operands fit the cache."""
+    product = _Product(op)
+    axes = product.left_axes, product.right_axes
+    left, right = (
+        _Operand(arena, _picked(op.src[k], axes[k]), len(product.batch), len(product.k), k)
+        for k in (0, 1)
+    )
+    out = arena.view(_picked(op.dst[0], product.out_axes))
+    adds = bool(op.attrs.get("accumulate"))
+
+    def at_once() -> None:
+        values = torch.matmul(left.whole().transpose(-1, -2), right.whole()).reshape(out.shape)
+        out.add_(values) if adds else out.copy_(values)
+
+    widest = max(left.view.numel(), right.view.numel())
+    if widest <= CHUNK:
+        return at_once
+    return _in_parts(left, right, out, product, adds)
+
+
+def _in_parts(
+    left: _Operand, right: _Operand, out: torch.Tensor, product: _Product, adds: bool
+) -> Step:
+    """Batch after batch, part after part of K; an operand that stays the same is widened once."""
+    count = left.view.shape[len(product.batch)]
+    places = list(np.ndindex(*product.sizes))
+    widest = max(left.view.numel(), right.view.numel()) // len(places)
+    length = max(1, count * CHUNK // max(1, widest))
+    parts = [slice(k, min(k + length, count)) for k in range(0, count, length)]
+    keep = [side.fixed and len(parts) == 1 for side in (left, right)]
+
+    def run() -> None:
+        x = left.matrix(places[0], parts[0]) if keep[0] else None
+        y = right.matrix(places[0], parts[0]) if keep[1] else None
+        for place in places:
+            total: torch.Tensor | None = None
+            for part in parts:
+                a = (left.matrix(place, part) if x is None else x).t()
+                b = right.matrix(place, part) if y is None else y
+                total = torch.mm(a, b) if total is None else total.addmm_(a, b)
+            assert total is not None
+            target = out[place]
+            values = total.reshape(target.shape)
+            target.add_(values) if adds else target.copy_(values)
+
+    return run
