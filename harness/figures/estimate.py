@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from neuronx_distributed.ranks import Group, rank_context
+from neuronx_distributed_inference import graph, recording
 
-from neuron_cpu.core import Program, observe_kernel_calls
+from neuron_cpu.core import Program
 from neuron_cpu.core.device import spec
 from neuron_cpu.core.report import report
 from neuron_cpu.core.time import cost
@@ -22,18 +22,11 @@ from neuron_cpu.core.time.schedule import Schedule, schedule
 
 KERNEL, COLLECTIVE, TORCH = "NKI kernel", "collective", "PyTorch"
 
-# Data movement by name or by metadata only: no time of its own.
-# fmt: off
-_FREE = frozenset({
-    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "empty", "empty_like",
-    "expand", "lift_fresh", "new_empty", "permute", "reshape", "select", "slice", "split",
-    "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view",
-})
-# fmt: on
 _ROW_READS = frozenset({"embedding", "gather", "index", "index_select"})
-_ROW_WRITES = frozenset({"index_put", "index_put_", "scatter", "scatter_", "slice_scatter",
-                         "select_scatter", "index_copy", "index_copy_"})  # fmt: skip
-_PRODUCTS = frozenset({"mm", "bmm", "addmm", "baddbmm", "mv"})
+_ROW_WRITES = frozenset(
+    {"index_put", "index_put_", "scatter", "scatter_", "slice_scatter", "select_scatter"}
+    | {"index_copy", "index_copy_"}
+)
 
 
 @dataclass
@@ -135,121 +128,42 @@ class Event:
     program: Program | None = None
 
 
-class _Recorder(TorchDispatchMode):
-    """Notes what a forward runs, with the module that asked for it.
-
-    Attributes:
-        located: (module path, event) in order.
-    """
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        super().__init__()
-        self.located: list[tuple[str, Event]] = []
-        self._paths: list[str] = []
-        self._handles: list[Any] = []
-        for path, part in module.named_modules():
-            enter = part.register_forward_pre_hook(
-                lambda _m, _a, path=path: self._paths.append(path)
-            )
-            leave = part.register_forward_hook(lambda _m, _a, _o: self._leave(), always_call=True)
-            self._handles += [enter, leave]
-
-    def _leave(self) -> None:
-        self._paths.pop()
-
-    def close(self) -> None:
-        """Take the hooks off."""
-        for handle in self._handles:
-            handle.remove()
-
-    def add(self, event: Event) -> None:
-        """Note an event of the running module; outside of a forward nothing counts."""
-        if self._paths:
-            self.located.append((self._paths[-1], event))
-
-    def on_kernel(self, call: Any) -> None:
-        size = _size(call.inputs) + _size(call.outputs)
-        self.add(Event(KERNEL, call.name, size, call.program.macs, call.program))
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict | None = None
-    ) -> Any:
-        result = func(*args, **(kwargs or {}))
-        name = func.overloadpacket.__name__
-        if name not in _FREE:
-            inputs = [a for a in _flat(args) if isinstance(a, torch.Tensor)]
-            outputs = [a for a in _flat((result,)) if isinstance(a, torch.Tensor)]
-            moved = operator_bytes(name, inputs, outputs)
-            self.add(Event(TORCH, name, moved, operator_macs(name, inputs, outputs)))
-        return result
-
-
-def _flat(values: Sequence[Any]) -> list[Any]:
-    found = []
-    for value in values:
-        found.extend(_flat(value) if isinstance(value, (list, tuple)) else [value])
-    return found
-
-
-def _size(tensors: Sequence[torch.Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
-def operator_bytes(
-    name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-) -> int:
-    """HBM bytes of one operator by itself: operands and result; only touched rows of lookups."""
-    if name in _ROW_READS:
-        return 2 * _size(outputs)
-    if name in _ROW_WRITES:  # the cache is updated in place: its other rows stay where they are
-        return 2 * _size(inputs[1:])
-    return _size(inputs) + _size(outputs)
-
-
-def operator_macs(
-    name: str, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-) -> int:
-    """Multiply-accumulates of a matrix product: result elements times contraction length."""
-    if name.startswith("_scaled_dot_product"):
-        query, key = inputs[0], inputs[1]
-        return 2 * query.numel() * key.shape[-2]
-    if name not in _PRODUCTS:
-        return 0
-    left = inputs[1] if name in ("addmm", "baddbmm") else inputs[0]
-    return outputs[0].numel() * left.shape[-1]
+_KINDS = {recording.KERNEL: KERNEL, recording.COLLECTIVE: COLLECTIVE, recording.TORCH: TORCH}
 
 
 def record(model: Any, wrapper: Any, bucket: int) -> list[tuple[str, Event]]:
     """(module path, event) of one sub-model and bucket, in order, on rank 0 of the stand-in."""
-    from neuronx_distributed.ranks import Group, rank_context
-    from neuronx_distributed_inference import graph
-
-    recorder: _Recorder | None = None
-
-    class CountingGroup(Group):
-        """Rank 0 of a mocked group that notes the collectives."""
-
-        def exchange(self, label: str, tensor: torch.Tensor, combine: Any) -> torch.Tensor:
-            if recorder is None:
-                return super().exchange(label, tensor, combine)
-            mark = len(recorder.located)
-            result = super().exchange(label, tensor, combine)
-            del recorder.located[mark:]  # how the stand-in computes a collective is not what runs
-            size = max(_size([tensor]), _size([result]))
-            recorder.add(Event(COLLECTIVE, label.split("(")[0], size))
-            return result
-
-    with rank_context(CountingGroup(0, model.neuron_config.tp_degree)):
+    with rank_context(Group(0, model.neuron_config.tp_degree)):
         module = wrapper.get_model_instance().load_module()
         module.n_positions = bucket
         inputs = wrapper.input_generator()[wrapper.neuron_config.buckets.index(bucket)]
-        recorder = _Recorder(module)
-        try:
-            with recorder, observe_kernel_calls(recorder.on_kernel):
-                graph.trace(module, inputs, wrapper.tag, bucket)
-        finally:
-            recorder.close()
-    return recorder.located
+        traced, _ = graph.trace(module, inputs, wrapper.tag, bucket)
+    return [
+        (
+            event.where,
+            Event(_KINDS[event.kind], event.name, moved(event), event.macs, event.program),
+        )
+        for event in traced.events
+        if event.kind != recording.TORCH or event.name not in recording.METADATA_ONLY
+    ]
+
+
+def moved(event: recording.Event) -> int:
+    """HBM bytes of one event by itself: operands and result; only touched rows of lookups."""
+    read, written = _size(event.inputs), _size(event.outputs)
+    if event.kind == recording.COLLECTIVE:
+        return max(read, written)
+    if event.name in _ROW_READS:
+        return 2 * written
+    if (
+        event.name in _ROW_WRITES
+    ):  # the cache is updated in place: its other rows stay where they are
+        return 2 * _size(event.inputs[1:])
+    return read + written
+
+
+def _size(tensors: Sequence[recording.TensorShape]) -> int:
+    return sum(tensor.nbytes for tensor in tensors)
 
 
 # --- estimating -----------------------------------------------------------------------------------

@@ -8,6 +8,8 @@ import sys
 import types
 
 import pytest
+import torch
+from neuronx_distributed_inference import recording
 
 import main
 from harness import sdk
@@ -197,14 +199,15 @@ def test_long_prompts_are_extrapolated_and_say_so(shapes_folder, tmp_path, capsy
 
 
 def test_lookups_and_cache_updates_move_only_their_rows():
-    import torch
-
-    table, ids = torch.empty(50_000, 64, device="meta"), torch.empty(3, device="meta")
-    rows = torch.empty(3, 64, device="meta")
-    assert estimate.operator_bytes("embedding", [table, ids], [rows]) == 2 * 3 * 64 * 4
-    written = estimate.operator_bytes("index_put_", [table, rows, ids], [table])
-    assert written == 2 * (3 * 64 + 3) * 4
-    assert estimate.operator_macs("mm", [rows, table.T], [torch.empty(3, 50_000)]) == 9_600_000
+    table, ids, rows = (
+        recording.TensorShape(shape, torch.float32) for shape in ((50_000, 64), (3,), (3, 64))
+    )
+    lookup = recording.Event("", recording.TORCH, "embedding", (table, ids), (rows,))
+    assert estimate.moved(lookup) == 2 * 3 * 64 * 4
+    update = recording.Event("", recording.TORCH, "index_put_", (table, rows, ids), (table,))
+    assert estimate.moved(update) == 2 * (3 * 64 + 3) * 4
+    shared = recording.Event("", recording.COLLECTIVE, "all-gather", (ids,), (rows,))
+    assert estimate.moved(shared) == 3 * 64 * 4
 
 
 def test_runs_of_plain_operators_count_as_their_largest():
