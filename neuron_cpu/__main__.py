@@ -60,6 +60,12 @@ def parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--dma-profile", default=None, help="DMA profile (default: the calibrated one)"
     )
+    one.add_argument(
+        "--schedule",
+        default="compiler",
+        metavar="ORDER",
+        help="order within an engine: compiler (list scheduling) or program-order (as written)",
+    )
     one.add_argument("--top", type=int, default=12, help="source lines to print")
     one.add_argument("--json", type=Path, metavar="PATH", help="write all figures")
     one.add_argument("--trace", type=Path, metavar="PATH", help="write a trace for ui.perfetto.dev")
@@ -184,11 +190,12 @@ def profile(args: argparse.Namespace) -> None:
     """Trace, schedule, print; write what the command line asks for."""
     from .core.report import plots, report, tables
     from .core.time import cost
-    from .core.time.schedule import schedule
+    from .core.time.schedule import check_order, schedule
 
     name = args.dma_profile or cost.DEFAULT_PROFILE
     cost.dma_profile(name)
-    found = schedule(trace(load_kernel(args.kernel), args), name)
+    check_order(args.schedule)
+    found = schedule(trace(load_kernel(args.kernel), args), name, args.schedule)
     summary = report.profile(found)
     console = terminal.output(PIPED_WIDTH)
     tables.print_profile(

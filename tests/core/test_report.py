@@ -241,12 +241,39 @@ def test_command_profiles_a_kernel_of_a_file(kernel_file, tmp_path, capsys):
         (["{file}:scale", "--arg", "128x4:b16"], "names dtype 'b16'"),
         (["{file}:scale", "--arg", "128by4"], "neither a tensor nor a Python literal"),
         (["{file}:scale", "--arg", "128x4:bf16", "--grid", "0x2"], "--grid 0x2"),
+        (
+            ["{file}:scale", "--arg", "128x4:bf16", "--schedule", "random"],
+            "'random' does not exist",
+        ),
     ],
 )
 def test_command_refuses_bad_input_in_one_sentence(kernel_file, capsys, arguments, message):
     assert main(["profile", *(a.format(file=kernel_file) for a in arguments)]) == 2
     error = capsys.readouterr().err.strip()
     assert message in error and "\n" not in error
+
+
+def test_command_shows_what_the_written_order_costs(tmp_path, capsys):
+    path = tmp_path / "chains.py"
+    path.write_text(
+        KERNEL_FILE.replace(
+            "nl.store(out, value=nl.multiply(nl.load(x), factor))",
+            "tile = nl.load(x)\n"
+            "    for k in nl.affine_range(4):\n"
+            "        power = nl.exp(nl.multiply(tile, factor))\n"
+            "        nl.store(out[nl.ds(32 * k, 32)], value=nl.multiply(power[0:32], factor))",
+        )
+    )
+    times = {}
+    for order in ("compiler", "program-order"):
+        figures = tmp_path / "figures.json"
+        command = ["profile", f"{path}:scale", "--arg", "128x512:bf16", "--schedule", order]
+        assert main([*command, "--json", str(figures)]) == 0
+        assert f"schedule {order})" in " ".join(capsys.readouterr().out.split())
+        content = json.loads(figures.read_text())
+        assert content["schedule_order"] == order
+        times[order] = content["time_ns"]
+    assert times["compiler"] < times["program-order"]
 
 
 def test_command_says_where_a_kernel_file_fails_to_import(tmp_path, capsys):

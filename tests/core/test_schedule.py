@@ -12,8 +12,19 @@ from neuronxcc.nki import language as nl
 from neuron_cpu.core import Kernel, NkiError
 from neuron_cpu.core.device import spec
 from neuron_cpu.core.device.spec import GEN2, Engine
-from neuron_cpu.core.time import cost, depend
-from neuron_cpu.core.time.schedule import BUFFER, DMA, ENGINES, PORT, QUEUE, SCALAR, VECTOR
+from neuron_cpu.core.time import cost, depend, schedule
+from neuron_cpu.core.time.schedule import (
+    BUFFER,
+    COMPILER_ORDER,
+    DMA,
+    ENGINE,
+    ENGINES,
+    PORT,
+    PROGRAM_ORDER,
+    QUEUE,
+    SCALAR,
+    VECTOR,
+)
 from neuron_cpu.core.time.schedule import schedule as simulate
 
 ROWS = 8  # partitions, hence rows of a full tile, per DMA engine
@@ -34,8 +45,8 @@ def hbm(*shape, dtype=BF16):
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def run(function, *args, profile="row-rule"):
-    return simulate(Kernel(function).trace(*args), profile)
+def run(function, *args, profile="row-rule", order=COMPILER_ORDER):
+    return simulate(Kernel(function).trace(*args), profile, order)
 
 
 def named(found, op):
@@ -231,8 +242,123 @@ def test_vector_and_scalar_exclude_each_other_on_psum():
         return out
 
     found = run(kernel, hbm(128, 128), hbm(128, 512))
-    scalar, vector = found.engine.index(SCALAR), found.engine.index(VECTOR)
-    assert found.start[vector] == pytest.approx(found.end[scalar])
+    first, second = sorted(
+        (found.engine.index(SCALAR), found.engine.index(VECTOR)), key=found.start.__getitem__
+    )
+    assert found.start[second] == pytest.approx(found.end[first])
+    assert found.waits[second] == (PORT, first)
+
+
+# --- order within an engine -----------------------------------------------------------------------
+N = 512
+VECTOR_N, SCALAR_N = ns(Engine.VECTOR, N), ns(Engine.SCALAR, N)
+
+
+def _doubled(tile):
+    return nisa.tensor_scalar(tile, op0=nl.multiply, operand0=2.0)
+
+
+def two_chains(x):
+    """Of each of two tiles: VectorE, ScalarE, VectorE, one chain written after the other."""
+    out = nl.ndarray((2, 128, N), dtype=nl.float32, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    for k in nl.affine_range(2):
+        nl.store(out[k], value=_doubled(nisa.activation(nl.exp, _doubled(tile))))
+    return out
+
+
+CHAIN = VECTOR_N + late(Engine.VECTOR) + SCALAR_N + late(Engine.SCALAR) + VECTOR_N
+LOADED = START + ROWS * row_ns(4 * N)
+
+
+def test_program_order_runs_one_chain_after_the_other():
+    found = run(two_chains, hbm(128, N, dtype=F32), order=PROGRAM_ORDER)
+    chain = [k for k, e in enumerate(found.engine) if e != DMA]
+    assert found.end[chain[2]] == pytest.approx(LOADED + CHAIN)
+    assert found.end[chain[5]] == pytest.approx(LOADED + 2 * CHAIN)
+    assert found.waits[chain[3]] == (ENGINE, chain[2])
+
+
+def test_the_compiler_starts_the_second_chain_while_the_first_waits():
+    found = run(two_chains, hbm(128, N, dtype=F32))
+    first, second = [k for k, e in enumerate(found.engine) if e != DMA][::3]
+    assert found.start[first] == pytest.approx(LOADED)
+    assert found.start[second] == pytest.approx(LOADED + VECTOR_N)
+    # VectorE is free again when the first chain comes back to it: the second is one step behind
+    assert late(Engine.VECTOR) + SCALAR_N > VECTOR_N
+    assert found.end[first + 2] == pytest.approx(LOADED + CHAIN)
+    assert found.end[second + 2] == pytest.approx(LOADED + CHAIN + VECTOR_N)
+
+
+def test_a_buffer_that_both_chains_use_keeps_them_apart():
+    def kernel(x):
+        out = nl.ndarray((2, 128, N), dtype=nl.float32, buffer=nl.shared_hbm)
+        tile, middle = nl.load(x), nl.ndarray((128, N), dtype=nl.float32)
+        for k in nl.static_range(2):
+            middle[...] = _doubled(tile)
+            nl.store(out[k], value=_doubled(nisa.activation(nl.exp, middle)))
+        return out
+
+    found = run(kernel, hbm(128, N, dtype=F32))
+    exps, doubled = named(found, "activation"), named(found, "tensor_scalar")
+    free = found.end[exps[0]] + late(Engine.SCALAR)  # the older instruction goes first
+    assert found.start[doubled[1]] == pytest.approx(free)
+    assert found.start[doubled[2]] == pytest.approx(free + VECTOR_N)
+    assert found.start[exps[1]] == pytest.approx(found.end[doubled[2]] + late(Engine.VECTOR))
+
+
+def test_an_engine_looks_no_further_ahead_than_its_window(monkeypatch):
+    def kernel(x):
+        out = nl.ndarray((128, N), dtype=nl.float32, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        waiting = nisa.activation(nl.exp, tile)
+        for _ in nl.static_range(3):
+            waiting = _doubled(waiting)
+        free = _doubled(tile)  # the fourth VectorE instruction
+        nl.store(out, value=nisa.tensor_tensor(waiting, free, op=nl.add))
+        return out
+
+    near = run(kernel, hbm(128, N, dtype=F32))
+    free = named(near, "tensor_scalar")[3]
+    assert near.start[free] == pytest.approx(LOADED)
+    monkeypatch.setattr(schedule, "WINDOW", 3)
+    far = run(kernel, hbm(128, N, dtype=F32))
+    first = named(far, "tensor_scalar")[0]
+    assert far.start[free] == pytest.approx(far.end[first])  # the window moved on by one
+    assert far.waits[free] == (ENGINE, first)
+
+
+def test_unknown_order_is_refused_with_the_names():
+    program = Kernel(_copy_through).trace(hbm(128, 4))
+    with pytest.raises(NkiError, match="'fifo' does not exist, expected one of compiler, program"):
+        simulate(program, order="fifo")
+
+
+# --- PSUM by bytes --------------------------------------------------------------------------------
+@pytest.mark.parametrize(("columns", "together"), [(512, 8), (256, 16), (300, 8), (128, 32)])
+def test_small_psum_tiles_share_a_bank_and_none_crosses_one(columns, together):
+    tiles = together + 1
+
+    def kernel(a, b):
+        out = nl.ndarray((tiles, 128, columns), dtype=nl.float32, buffer=nl.shared_hbm)
+        left, right = nl.load(a), nl.load(b)
+        wide = nl.ndarray((128, 8, columns), dtype=nl.bfloat16)
+        for k in nl.affine_range(8):
+            wide[:, k, :] = nisa.activation(nl.exp, right)
+        late = nisa.activation(nl.exp, wide)[:, 0, :]
+        for k in nl.affine_range(tiles):
+            sums = nisa.tensor_tensor(nisa.nc_matmul(left, right), late, op=nl.add)
+            nl.store(out[k], value=sums)
+        return out
+
+    found = run(kernel, hbm(128, 128), hbm(128, columns))
+    products, read = named(found, "nc_matmul"), named(found, "tensor_tensor")
+    for before, after in zip(products, products[1:together]):
+        assert found.start[after] == pytest.approx(found.end[before])
+    emptied = found.end[read[0]] + late(Engine.VECTOR)
+    assert emptied > found.end[products[together - 1]]
+    assert found.start[products[together]] == pytest.approx(emptied)
+    assert found.waits[products[together]] == (BUFFER, read[0])
 
 
 def test_tiles_of_one_tensor_do_not_wait_for_each_other():
@@ -368,6 +494,7 @@ def test_no_engine_runs_two_instructions_at_once(random_schedule):
     found = random_schedule
     for number in range(DMA):
         mine = [k for k, e in enumerate(found.engine) if e == number]
+        mine.sort(key=found.start.__getitem__)
         for before, after in zip(mine, mine[1:]):
             assert found.start[after] >= found.end[before] - 1e-6
     ends = {}

@@ -75,6 +75,7 @@ class Profile:
         name: kernel.
         time_ns: estimated latency.
         dma_profile: name of the DMA profile.
+        schedule_order: in which order the engines took their instructions.
         metrics: figures under the Neuron profiler's names.
         lines: source lines, most critical first.
         critical: nanoseconds of the critical path by resource (engines and kinds of waiting).
@@ -84,6 +85,7 @@ class Profile:
     name: str
     time_ns: float
     dma_profile: str
+    schedule_order: str
     metrics: dict[str, float]
     lines: list[Line]
     critical: dict[str, float]
@@ -105,8 +107,8 @@ def profile(schedule: Schedule) -> Profile:
     critical = _critical(schedule, lines)
     ordered = sorted(lines.values(), key=lambda line: (-line.critical, -line.longest))
     return Profile(
-        schedule.program.name, schedule.total, schedule.profile, metrics(schedule, ordered),
-        ordered, critical, binding(schedule, critical, ordered),
+        schedule.program.name, schedule.total, schedule.profile, schedule.order,
+        metrics(schedule, ordered), ordered, critical, binding(schedule, critical, ordered),
     )  # fmt: skip
 
 

@@ -33,7 +33,7 @@ def print_profile(
     """One kernel: figures, engines, source lines; these, the widest, through `print_table`."""
     console.print(
         f"[bold]{found.name}[/bold]: {microseconds(found.time_ns)} µs "
-        f"({estimate_note(found.dma_profile)})"
+        f"({estimate_note(found.dma_profile)}; schedule {found.schedule_order})"
     )
     console.print(f"bound by {found.binding}")
     console.print(_figures(found.metrics))

@@ -7,7 +7,7 @@ box counts as the smallest box around it, which can only make a schedule longer.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from ..device.spec import Engine
 from ..language.tensor import Tensor, contiguous
@@ -15,6 +15,9 @@ from ..program.program import Instruction, Program, Storage
 
 Box = tuple[tuple[int, int, int], ...]  # (first, last, step) per storage axis of more than one
 Edges = list[tuple[int, ...]]
+Access = tuple["_Tracked", int]  # a region of one storage
+
+JOINED = 6  # more predecessors of one region than this share a join
 
 _boxes: dict[tuple, Box] = {}
 
@@ -130,10 +133,13 @@ def _relations(boxes: Sequence[Box]) -> tuple[list[list[int]], list[list[int]]]:
 class _Tracked:
     """Last writer and later readers of each region of one storage.
 
-    Of the readers on one in-order engine only the last counts; DMA readers all count.
+    Attributes:
+        writer: last instruction that wrote the whole region, -1 for none.
+        readers: instructions (or joins of them) that read it since.
+        sources: the writers that a reader waits for, None after a write until somebody asks.
     """
 
-    __slots__ = ("boxes", "ids", "inside", "readers", "touching", "writer")
+    __slots__ = ("boxes", "ids", "inside", "readers", "sources", "touching", "writer")
 
     def __init__(self) -> None:
         self.ids: dict[tuple, int] = {}
@@ -141,7 +147,8 @@ class _Tracked:
         self.touching: list[list[int]] = []
         self.inside: list[list[int]] = []
         self.writer: list[int] = []
-        self.readers: list[dict[int, int]] = []
+        self.readers: list[list[int]] = []
+        self.sources: list[tuple[int, ...] | None] = []
 
     def region(self, view: Tensor) -> int:
         key = (view.offset, view.shape, view.strides)
@@ -155,7 +162,8 @@ class _Tracked:
         """All regions are known."""
         self.touching, self.inside = _relations(self.boxes)
         self.writer = [-1] * len(self.boxes)
-        self.readers = [{} for _ in self.boxes]
+        self.readers = [[] for _ in self.boxes]
+        self.sources = [None] * len(self.boxes)
 
 
 class _Placed(_Tracked):
@@ -222,17 +230,71 @@ def _whole(view: Tensor) -> Tensor:
     return view if view.indirect is None else Tensor.whole(view.storage)
 
 
-def dependences(program: Program, engines: Sequence[int], dma: int) -> tuple[Edges, Edges]:
-    """Predecessors of every instruction, as indices in program order.
+class Dependences:
+    """What every instruction must wait for.
 
-    Args:
-        engines: number of the engine that runs each instruction.
-        dma: the number that stands for DMA, the one "engine" that works out of order.
+    An instruction that waits for many others waits for a *join* of them instead, a node without
+    work, and whoever waits for the same set shares it: the number of edges stays proportional to
+    the number of operands although every engine may leave program order.
 
-    Returns:
-        ``(values, order)``: instructions whose results it reads, and instructions that must only
-        be over before it writes (write after read, write after write).
+    Attributes:
+        values: per instruction, whose results it reads.
+        orders: per instruction, who must only be over before it writes (write after read or write).
+        joins: predecessors of each join; join ``k`` is node ``len(values) + k`` in all edges.
     """
+
+    __slots__ = ("first_join", "joins", "orders", "values")
+
+    def __init__(self, instructions: int) -> None:
+        self.values: Edges = []
+        self.orders: Edges = []
+        self.joins: Edges = []
+        self.first_join = instructions
+
+    def join(self, before: Iterable[int]) -> int:
+        """The number of a new node that is over when all of ``before`` are."""
+        self.joins.append(tuple(before))
+        return self.first_join + len(self.joins) - 1
+
+    def add(self, at: int, reads: list[Access], writes: list[Access]) -> None:
+        """Enter the next instruction in program order."""
+        value: set[int] = set()
+        for state, region in reads:
+            found = state.sources[region]
+            if found is None:
+                writer = state.writer
+                before = {writer[other] for other in state.touching[region]}
+                before.discard(-1)
+                found = (self.join(before),) if len(before) > JOINED else tuple(before)
+                state.sources[region] = found
+            value.update(found)
+        order: set[int] = set()
+        for state, region in writes:
+            self._overwrite(state, region, at, order)
+        for state, region in reads:
+            state.readers[region].append(at)
+        order -= value
+        order.discard(-1)
+        self.values.append(tuple(value))
+        self.orders.append(tuple(order))
+
+    def _overwrite(self, state: _Tracked, region: int, at: int, order: set[int]) -> None:
+        writer, readers, sources = state.writer, state.readers, state.sources
+        for other in state.touching[region]:
+            order.add(writer[other])
+            reading = readers[other]
+            if len(reading) > JOINED:
+                reading[:] = [self.join(reading)]
+            order.update(reading)
+            sources[other] = None
+        for other in state.inside[region]:
+            writer[other] = at
+            readers[other] = []
+        order.discard(at)  # two results in one region
+
+
+def dependences(program: Program) -> Dependences:
+    """Read after write, write after read and write after write of every instruction."""
     tracked = _tracked_storages(program)
     accesses = []
     for instruction in program.instructions:
@@ -244,44 +306,19 @@ def dependences(program: Program, engines: Sequence[int], dma: int) -> tuple[Edg
         accesses.append((_regions(tracked, sources), _regions(tracked, targets)))
     for state in set(tracked.values()):
         state.close()
-    return _walk(accesses, engines, dma)
+    found = Dependences(len(accesses))
+    for at, (reads, writes) in enumerate(accesses):
+        found.add(at, reads, writes)
+    return found
 
 
-def _regions(tracked: dict[int, _Tracked], views: Sequence[Tensor]) -> list[tuple[_Tracked, int]]:
+def _regions(tracked: dict[int, _Tracked], views: Sequence[Tensor]) -> list[Access]:
     found = []
     for view in views:
         state = tracked.get(view.storage.id)
         if state is not None:
             found.append((state, state.region(view)))
     return found
-
-
-def _walk(
-    accesses: list[tuple[list, list]], engines: Sequence[int], dma: int
-) -> tuple[Edges, Edges]:
-    values: Edges = []
-    orders: Edges = []
-    for at, (reads, writes) in enumerate(accesses):
-        reader = engines[at] if engines[at] != dma else ~at
-        value = {-1}
-        order = {-1, at}
-        for state, region in reads:
-            writer = state.writer
-            value.update([writer[other] for other in state.touching[region]])
-            state.readers[region][reader] = at
-        for state, region in writes:
-            writer, readers = state.writer, state.readers
-            for other in state.touching[region]:
-                order.add(writer[other])
-                order.update(readers[other].values())
-            for other in state.inside[region]:
-                writer[other] = at
-                readers[other] = {}
-        value.discard(-1)
-        order -= {-1, at}
-        values.append(tuple(value))
-        orders.append(tuple(order))
-    return values, orders
 
 
 def touched(instruction: Instruction) -> set[Storage]:

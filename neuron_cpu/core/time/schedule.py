@@ -1,11 +1,18 @@
 """When each instruction of a Program runs, and what made it wait.
 
-Four compute engines take their instructions in program order; 16 DMA engines serve transfers in the
-order in which these become ready. An instruction starts when its engine is free, its operands are
-there, the memory of its result has been granted and the port that it shares with another engine is
-free. Memory is granted to storages in the order of their first use, as soon as enough has been
-released: that is how far a compiler that rotates buffers could run ahead, so double buffering
-follows from the kernel's storages and the capacity of SBUF and PSUM and is never assumed.
+The vendor's compiler does not issue what a kernel writes in the order in which it is written:
+within each engine it moves instructions whose operands are there before others that still wait. So
+does this schedule. Each of the four compute engines takes, whenever it is free, the oldest (in
+program order) of the instructions that have everything they need, looking at most WINDOW
+instructions past its oldest one that waits; dependences through overlapping views and reused
+buffers bound what may overtake what (depend.py). ``program-order`` is the same with a window of
+one. 16 DMA engines serve transfers in the order in which these become ready.
+
+An instruction starts when its engine is free, its operands are there, the memory of its result has
+been granted and the port that it shares with another engine is free. Memory is granted to storages
+in the order of their first use, as soon as enough has been released: that is how far a compiler
+that rotates buffers could run ahead, so double buffering follows from the kernel's storages and the
+capacity of SBUF and PSUM (memory.py) and is never assumed.
 
 Model and constants: aws-neuron-sdk v2.21.1, general/nki/arch/trainium_inferentia2_arch.rst and
 nki_perf_guide.rst; see docs/cost_model.md for its calibration.
@@ -19,10 +26,12 @@ from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from ..device import spec
+from ..device.errors import refuse
 from ..device.pause import without_garbage_collection
 from ..device.spec import GEN2, Engine
 from ..program.program import Instruction, Program, Storage
-from . import cost, depend
+from . import cost, depend, memory
+from .memory import footprint
 
 ENGINES = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD, Engine.DMA)
 TENSOR, VECTOR, SCALAR, GPSIMD, DMA = range(5)
@@ -31,6 +40,11 @@ NUMBER = {engine: k for k, engine in enumerate(ENGINES)}
 # why an instruction did not start earlier
 NOTHING, DATA, ENGINE, BUFFER, PORT, QUEUE = range(6)
 WAITS = ("nothing", "operands", "its engine", "a free buffer", "a shared port", "the DMA queue")
+
+# in which order an engine takes its instructions
+COMPILER_ORDER, PROGRAM_ORDER = "compiler", "program-order"
+ORDERS = (COMPILER_ORDER, PROGRAM_ORDER)
+WINDOW = 256  # instructions of one engine, from its oldest that waits, among which it may choose
 
 
 class Wait(NamedTuple):
@@ -53,8 +67,9 @@ class Schedule:
         waits: what bound the start of each instruction.
         transfers: rows of each DMA instruction, by instruction index, in the order served.
         lane_busy: time that each of the 16 DMA engines moves rows.
-        overcommitted: bytes per partition of SBUF and banks of PSUM by which the kernel exceeds the
+        overcommitted: bytes per partition of SBUF and of PSUM by which the kernel exceeds the
             capacity; a compiler would spill these.
+        order: which order the engines followed (``ORDERS``).
     """
 
     program: Program
@@ -67,6 +82,7 @@ class Schedule:
     transfers: dict[int, cost.Transfer]
     lane_busy: list[float]
     overcommitted: tuple[int, int] = (0, 0)
+    order: str = COMPILER_ORDER
     _memory: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
 
     @property
@@ -117,15 +133,6 @@ class Schedule:
                     yield lane, at, begin, free[lane]
 
 
-def footprint(storage: Storage) -> int:
-    """What a storage takes: bytes per partition in SBUF, whole banks in PSUM."""
-    if storage.buffer == "sbuf":
-        return storage.partition_bytes
-    tile = storage.free_size * storage.dtype.itemsize
-    blocks = storage.partition_bytes // tile
-    return blocks * -(-tile // GEN2.psum_bank_bytes)
-
-
 def _occupancy(schedule: Schedule, buffer: str) -> list[tuple[float, int]]:
     first: dict[Storage, float] = {}
     last: dict[Storage, float] = {}
@@ -147,11 +154,12 @@ def _occupancy(schedule: Schedule, buffer: str) -> list[tuple[float, int]]:
         size = footprint(storage)
         steps[begin] = steps.get(begin, 0) + size
         steps[last[storage]] = steps.get(last[storage], 0) - size
-    use = placed if buffer == "sbuf" else -(-placed // GEN2.psum_bank_bytes)
-    result = [(0.0, use)] if use else []
+    unit = 1 if buffer == "sbuf" else GEN2.psum_bank_bytes
+    use = placed
+    result = [(0.0, -(-use // unit))] if use else []
     for time in sorted(steps):
         use += steps[time]
-        result.append((time, use))
+        result.append((time, -(-use // unit)))
     return result
 
 
@@ -192,124 +200,42 @@ def _ports(instruction: Instruction, number: int) -> tuple[bool, bool]:
     return sbuf, "psum" in buffers and number != GPSIMD
 
 
-def _successors(
-    program: Program, numbers: list[int]
-) -> tuple[list[list[int]], list[int], list[int]]:
-    """Who waits for each instruction, how many it waits for, and who follows on its engine."""
-    values, orders = depend.dependences(program, numbers, DMA)
-    n = len(numbers)
-    waiting: list[list[int]] = [[] for _ in range(n)]
-    pending = [0] * n
-    following = [-1] * n
-    last = [-1] * DMA
-    for at in range(n):
-        number = numbers[at]
-        needed = set()
-        latest = [-1] * DMA  # of an in-order engine only the last predecessor matters
-        for before in values[at]:
-            other = numbers[before]
-            if other == DMA:
-                needed.add(before)
-            elif before > latest[other] and (other != TENSOR or number != TENSOR):
-                latest[other] = before
-        for before in orders[at]:
-            other = numbers[before]
-            if other == DMA:
-                needed.add(before)
-            elif other != number and before > latest[other]:
-                latest[other] = before
-        for before in latest:
-            if before >= 0:
-                needed.add(before)
-        for before in needed:
-            waiting[before].append(at)
-        pending[at] = len(needed)
-        if number != DMA:
-            if last[number] >= 0:
-                following[last[number]] = at
-                pending[at] += 1
-            last[number] = at
-    return waiting, pending, following
+class _Run:
+    """State of one simulation; times in nanoseconds.
 
-
-class _Pool:
-    """SBUF or PSUM: grants memory to storages in the order of their first use.
-
-    Attributes:
-        free: what is left, in the pool's unit.
-        queue: storages that wait, by number, first use first.
-        next: position in the queue.
-        short: largest amount by which grants had to exceed the capacity.
+    Events are numbers in one heap: a node that became ready (an instruction, or a join, from
+    ``joins_at`` on), an engine that may issue (from ``engines_at`` on) and, below zero, a storage
+    to be released. At one time, everything that becomes ready comes before an engine's choice.
     """
 
-    def __init__(self, capacity: int) -> None:
-        self.free, self.short = capacity, 0
-        self.queue: list[int] = []
-        self.next = 0
-
-
-class _Memory:
-    """Storages of both pools, who accesses them and who waits for them."""
-
-    def __init__(self, program: Program, numbers: list[int], pending: list[int]) -> None:
-        self.pools = {
-            "sbuf": _Pool(GEN2.sbuf_usable_bytes),
-            "psum": _Pool(GEN2.psum_banks),
-        }
-        self.size: list[int] = []
-        self.pool: list[_Pool] = []
-        self.left: list[int] = []  # accesses that have not been scheduled yet
-        self.released: list[float] = []  # when the last scheduled access is known to be over
-        self.releaser: list[int] = []
-        self.waiters: list[list[int]] = []
-        self.of: list[list[int]] = []  # storages that each instruction accesses
-        self._collect(program)
-        for k, waiters in enumerate(self.waiters):
-            self.pool[k].queue.append(k)
-            for at in waiters:
-                pending[at] += 1
-
-    def _collect(self, program: Program) -> None:
-        known: dict[int, int] = {}
-        for at, instruction in enumerate(program.instructions):
-            mine: list[int] = []
-            written = {v.storage.id for v in instruction.dst}
-            for storage in depend.touched(instruction):
-                if storage.address is not None:
-                    continue  # the kernel placed it: waits are dependences through addresses
-                k = known.get(storage.id)
-                if k is None:
-                    k = known[storage.id] = len(self.size)
-                    self._add(storage)
-                    self.waiters[k].append(at)
-                elif storage.id in written:
-                    self.waiters[k].append(at)
-                self.left[k] += 1
-                mine.append(k)
-            self.of.append(mine)
-
-    def _add(self, storage: Storage) -> None:
-        self.size.append(footprint(storage))
-        self.pool.append(self.pools[storage.buffer])
-        self.left.append(0)
-        self.released.append(0.0)
-        self.releaser.append(-1)
-        self.waiters.append([])
-
-
-class _Run:
-    """State of one simulation; times in nanoseconds."""
-
-    def __init__(self, program: Program, profile: cost.DmaProfile) -> None:
+    def __init__(self, program: Program, profile: cost.DmaProfile, order: str) -> None:
         self.program, self.profile = program, profile
         self.numbers, self.times = _engines(program)
-        self.waiting, self.pending, self.following = _successors(program, self.numbers)
-        self.memory = _Memory(program, self.numbers, self.pending)
-        n = len(self.numbers)
-        self.ready = [0.0] * n
+        n = self.joins_at = len(self.numbers)
+        self.latency = [cost.RESULT_LATENCY_NS[e] for e in ENGINES[:DMA]] + [0.0]
+        self.pending: list[int] = []
+        self.after: list[list[int]] = []  # who needs the result: waits for end and latency
+        self.behind: list[list[int]] = []  # who only follows on the same engine: waits for the end
+        self._edges(depend.dependences(program))
+        self.engines_at = len(self.pending)
+        self.window = 1 if order == PROGRAM_ORDER else WINDOW
+        self.queue: list[list[int]] = [[] for _ in range(DMA)]  # of each engine in program order
+        self.place = [0] * n  # position of an instruction in that queue
+        for at, number in enumerate(self.numbers):
+            if number != DMA:
+                self.place[at] = len(self.queue[number])
+                self.queue[number].append(at)
+        self.oldest = [0] * DMA  # position of the first one that has not been issued
+        self.issued = [False] * n
+        self.candidates: list[list[int]] = [[] for _ in range(DMA)]
+        self.beyond: list[list[int]] = [[] for _ in range(DMA)]  # ready, but outside of the window
+        self.engine_free = [0.0] * DMA
+        self.engine_last = [-1] * DMA
+        self.memory = memory.Memory(program, self.pending)
+        self.ready = [0.0] * len(self.pending)
         self.start = [0.0] * n
         self.end = [0.0] * n
-        self.waits = [Wait(NOTHING, -1)] * n
+        self.waits = [Wait(NOTHING, -1)] * len(self.pending)
         self.transfers: dict[int, cost.Transfer] = {}
         self.lane_free = [0.0] * spec.DMA_ENGINES
         self.lane_last = [-1] * spec.DMA_ENGINES
@@ -317,31 +243,93 @@ class _Run:
         self.port_free = [0.0, 0.0]
         self.port_last = [-1, -1]
         self.ports = [_ports(i, e) for i, e in zip(program.instructions, self.numbers)]
-        self.latency = [cost.RESULT_LATENCY_NS[e] for e in ENGINES[:DMA]] + [0.0]
         self.heap: list[tuple[float, int]] = []
 
+    def _edges(self, needs: depend.Dependences) -> None:
+        """Turn predecessors into successors."""
+        numbers = self.numbers
+        count = len(numbers) + len(needs.joins)
+        self.after = [[] for _ in range(count)]
+        self.behind = [[] for _ in range(count)]
+        pending = self.pending = [0] * count
+        for at, (values, orders) in enumerate(zip(needs.values, needs.orders)):
+            pending[at] = len(values) + len(orders)
+            number = numbers[at]
+            for before in values:
+                # matmuls into one PSUM tile follow each other without a gap
+                chained = number == TENSOR and before < self.joins_at and numbers[before] == TENSOR
+                (self.behind if chained else self.after)[before].append(at)
+            for before in orders:
+                same = before < self.joins_at and numbers[before] == number
+                (self.behind if same else self.after)[before].append(at)
+        for k, before_join in enumerate(needs.joins, self.joins_at):
+            pending[k] = len(before_join)
+            for before in before_join:
+                self.after[before].append(k)
+
     def run(self) -> None:
-        """Serve events in order of time: instructions that are ready, memory that is released."""
+        """Serve events in order of time: what is ready, engines that are free, freed memory."""
         heap = self.heap
         heap.extend((0.0, at) for at, count in enumerate(self.pending) if not count)
         heapify(heap)
-        for pool in self.memory.pools.values():
+        for pool in (self.memory.sbuf, self.memory.psum):
             self._grant(pool, 0.0, -1)
-        done = 0
-        while done < len(self.numbers):
+        left = len(self.numbers)
+        while left:
             if not heap:
-                self._force()
+                now = max(self.end)
+                self._grant(self.memory.force(), now, -1)
                 continue
             now, at = heappop(heap)
             if at < 0:
-                self._release(~at, now)
-                continue
-            done += 1
-            if self.numbers[at] == DMA:
+                self._grant(self.memory.release(~at), now, self.memory.releaser[~at])
+            elif at >= self.engines_at:
+                left -= self._issue(at - self.engines_at, now)
+            elif at >= self.joins_at:
+                for later in self.after[at]:
+                    self._ready(later, now, *self.waits[at])
+            elif self.numbers[at] == DMA:
+                left -= 1
                 self._transfer(at, now)
+                self._finish(at)
             else:
-                self._compute(at, now)
-            self._finish(at)
+                self._offer(at, now)
+
+    def _offer(self, at: int, now: float) -> None:
+        """An instruction has all that it needs but its engine."""
+        number = self.numbers[at]
+        if self.place[at] >= self.oldest[number] + self.window:
+            heappush(self.beyond[number], at)
+            return
+        heappush(self.candidates[number], at)
+        heappush(self.heap, (max(now, self.engine_free[number]), self.engines_at + number))
+
+    def _issue(self, number: int, now: float) -> int:
+        """The engine takes the oldest of its candidates; how many it took."""
+        candidates = self.candidates[number]
+        if not candidates or self.engine_free[number] > now:
+            return 0
+        at = heappop(candidates)
+        self.issued[at] = True
+        if self.engine_last[number] >= 0 and self.engine_free[number] > self.ready[at]:
+            self.waits[at] = Wait(ENGINE, self.engine_last[number])
+        self._compute(at, now)
+        self.engine_free[number], self.engine_last[number] = self.end[at], at
+        self._advance(number)
+        if candidates:
+            heappush(self.heap, (self.end[at], self.engines_at + number))
+        self._finish(at)
+        return 1
+
+    def _advance(self, number: int) -> None:
+        """Move the window behind everything that has been issued."""
+        queue, beyond = self.queue[number], self.beyond[number]
+        oldest = self.oldest[number]
+        while oldest < len(queue) and self.issued[queue[oldest]]:
+            oldest += 1
+        self.oldest[number] = oldest
+        while beyond and self.place[beyond[0]] < oldest + self.window:
+            heappush(self.candidates[number], heappop(beyond))
 
     def _compute(self, at: int, now: float) -> None:
         sbuf, psum = self.ports[at]
@@ -355,9 +343,6 @@ class _Run:
             self.port_free[0], self.port_last[0] = end, at
         if psum:
             self.port_free[1], self.port_last[1] = end, at
-        follower = self.following[at]
-        if follower >= 0:
-            self._ready(follower, end, ENGINE, at)
 
     def _transfer(self, at: int, now: float) -> None:
         moved = self.transfers[at] = cost.transfer(self.program.instructions[at])
@@ -386,16 +371,19 @@ class _Run:
 
     def _finish(self, at: int) -> None:
         """Tell the successors and give up the storages that nobody needs any more."""
-        available = self.end[at] + self.latency[self.numbers[at]]
-        for later in self.waiting[at]:
+        end = self.end[at]
+        available = end + self.latency[self.numbers[at]]
+        for later in self.behind[at]:
+            self._ready(later, end, DATA, at)
+        for later in self.after[at]:
             self._ready(later, available, DATA, at)
-        memory = self.memory
-        for k in memory.of[at]:
-            memory.left[k] -= 1
-            if available >= memory.released[k]:
-                memory.released[k], memory.releaser[k] = available, at
-            if not memory.left[k]:
-                heappush(self.heap, (memory.released[k], ~k))
+        held = self.memory
+        for k in held.of[at]:
+            held.left[k] -= 1
+            if available >= held.released[k]:
+                held.released[k], held.releaser[k] = available, at
+            if not held.left[k]:
+                heappush(self.heap, (held.released[k], ~k))
 
     def _ready(self, at: int, time: float, kind: int, by: int) -> None:
         if time >= self.ready[at]:
@@ -405,50 +393,42 @@ class _Run:
         if not self.pending[at]:
             heappush(self.heap, (self.ready[at], at))
 
-    def _release(self, k: int, now: float) -> None:
-        pool = self.memory.pool[k]
-        pool.free += self.memory.size[k]
-        self._grant(pool, now, self.memory.releaser[k])
-
-    def _grant(self, pool: _Pool, now: float, by: int) -> None:
-        memory = self.memory
-        while pool.next < len(pool.queue):
-            k = pool.queue[pool.next]
-            if memory.size[k] > pool.free:
-                return
-            pool.free -= memory.size[k]
-            pool.next += 1
-            for at in memory.waiters[k]:
+    def _grant(self, pool: memory.Pool, now: float, by: int) -> None:
+        """Serve storages in order of first use as long as there is room."""
+        while (k := self.memory.grant(pool)) >= 0:
+            for at in self.memory.waiters[k]:
                 self._ready(at, now, BUFFER, by)
 
-    def _force(self) -> None:
-        """Nothing can run: the kernel holds more than the memory has, so grant beyond it."""
-        now = max(self.end)
-        for pool in self.memory.pools.values():
-            if pool.next < len(pool.queue):
-                size = self.memory.size[pool.queue[pool.next]]
-                pool.short += size - pool.free
-                pool.free = size
-                self._grant(pool, now, -1)
-                return
-        raise AssertionError("instructions wait for each other in a circle")
+
+def check_order(order: str) -> None:
+    """Refuse a name that is not in ORDERS."""
+    if order not in ORDERS:
+        raise refuse(
+            "sim_schedule_order",
+            f"schedule '{order}' does not exist, expected one of {', '.join(ORDERS)}; pass one of "
+            "those names",
+        )
 
 
-def schedule(program: Program, profile: str = cost.DEFAULT_PROFILE) -> Schedule:
+def schedule(
+    program: Program, profile: str = cost.DEFAULT_PROFILE, order: str = COMPILER_ORDER
+) -> Schedule:
     """Simulate one run of ``program`` on a NeuronCore-v2.
 
     Args:
         profile: name of a DMA profile (``cost.PROFILES``).
+        order: one of ``ORDERS``: in which order an engine takes its instructions.
 
     Raises:
-        NkiError: for an unknown profile.
+        NkiError: for an unknown profile or order.
     """
     rows = cost.dma_profile(profile)
+    check_order(order)
     with without_garbage_collection():
-        run = _Run(program, rows)
+        run = _Run(program, rows, order)
         run.run()
-    pools = run.memory.pools
+    pools = run.memory
     return Schedule(
-        program, profile, run.numbers, run.start, run.end, run.times, run.waits, run.transfers,
-        run.lane_busy, (pools["sbuf"].short, pools["psum"].short),
+        program, profile, run.numbers, run.start, run.end, run.times, run.waits[: run.joins_at],
+        run.transfers, run.lane_busy, (pools.sbuf.short, pools.psum.short), order,
     )  # fmt: skip
