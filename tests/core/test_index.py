@@ -10,10 +10,11 @@ from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.device.dtypes import FLOAT32
-from neuron_cpu.core.language.tensor import Tensor, compose, contiguous, reshaped_strides
+from neuron_cpu.core.language.tensor import Tensor
 from neuron_cpu.core.program import trace
 from neuron_cpu.core.program.index import DynamicIndex
 from neuron_cpu.core.program.program import Program
+from neuron_cpu.core.program.view import compose, contiguous, reshaped_strides
 
 some = settings(max_examples=60, deadline=None, derandomize=True)
 

@@ -12,6 +12,7 @@ from neuronxcc.nki import language as nl
 from neuron_cpu.core import Kernel, NkiError
 from neuron_cpu.core.device import spec
 from neuron_cpu.core.device.spec import GEN2, Engine
+from neuron_cpu.core.language.tensor import Tensor
 from neuron_cpu.core.time import cost, depend, schedule
 from neuron_cpu.core.time.schedule import (
     BUFFER,
@@ -557,7 +558,7 @@ def test_boxes_hold_all_elements_and_disjoint_boxes_share_none():
     views = []
     for _ in range(60):
         low = [rng.randrange(s) for s in shape]
-        view = depend.Tensor.whole(storage)
+        view = Tensor.whole(storage)
         cut = tuple(
             slice(a, rng.randrange(a + 1, s + 1), rng.choice((1, 1, 2, 3)))
             for a, s in zip(low, shape)
@@ -576,7 +577,7 @@ def test_boxes_hold_all_elements_and_disjoint_boxes_share_none():
 
 def _storage(shape):
     from neuron_cpu.core.device.dtypes import FLOAT32
-    from neuron_cpu.core.program.program import Storage
+    from neuron_cpu.core.program.storage import Storage
 
     made = Storage(0, shape, FLOAT32, "sbuf")
     made.paxis = 1
@@ -586,7 +587,7 @@ def _storage(shape):
 def test_flattened_views_keep_their_boxes():
     storage = _storage((128, 4, 512))
     storage.paxis = 0
-    whole = depend.Tensor.whole(storage)
+    whole = Tensor.whole(storage)
     flat = whole[:, 1:3].reshape((128, 1024))
     assert depend.box_of(flat) == ((0, 127, 1), (1, 2, 1), (0, 511, 1))
     assert not depend.overlap(depend.box_of(flat), depend.box_of(whole[:, 3]))

@@ -12,8 +12,9 @@ import numpy as np
 
 from ..device.errors import refuse
 from ..device.spec import GEN2, KIB
-from ..program.program import Frame, Loop, Program, Storage
+from ..program.program import Program
 from ..program.regions import place
+from ..program.storage import Frame, Loop, Storage
 
 LISTED = 6  # tensors that a refusal names, largest first
 

@@ -21,9 +21,10 @@ from typing import Any
 import numpy as np
 
 from ..device.errors import refuse
-from ..language.tensor import Tensor, contiguous
-from ..program.program import Frame, Instruction, Loop, Program, Storage
+from ..program.program import Instruction, Program
 from ..program.regions import box_text, elements, place, window
+from ..program.storage import Frame, Loop, Storage
+from ..program.view import View, contiguous
 
 ASSOCIATIVE = frozenset({"add", "maximum", "minimum", "multiply"})
 INDEPENDENT = frozenset({"affine", "grid"})
@@ -40,7 +41,7 @@ class _Access:
     """
 
     instruction: Instruction
-    view: Tensor
+    view: View
     kind: str
     mask: np.ndarray | None = None
     iteration: int = 0
@@ -139,7 +140,7 @@ def _accesses(instruction: Instruction, written: set[Storage]) -> Iterable[_Acce
     return found
 
 
-def _kind(instruction: Instruction, dst: Tensor) -> tuple[str, Tensor | None]:
+def _kind(instruction: Instruction, dst: View) -> tuple[str, View | None]:
     """How the result is written, and the operand that an accumulation updates in place."""
     attrs = instruction.attrs
     if "start" in attrs or "accumulate" in attrs:
@@ -220,7 +221,7 @@ def _maps(group: _Group) -> _Elements | _Cells:
     return _Cells(group.storage, boxes)
 
 
-def _box(view: Tensor) -> tuple[slice, ...] | None:
+def _box(view: View) -> tuple[slice, ...] | None:
     """The view as a box of its storage's axes, or None where it is none."""
     shape = view.storage.shape
     steps = contiguous(shape)

@@ -18,9 +18,10 @@ import numpy as np
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2
 from ..language.allocation import overlapping
-from ..language.tensor import Tensor
-from ..program.program import Instruction, Program, Storage
+from ..program.program import Instruction, Program
 from ..program.regions import box_text, covers_storage, elements, place, window
+from ..program.storage import Storage
+from ..program.view import View
 
 Map = np.ndarray  # bool, or int64 codes: 0 is defined
 
@@ -115,7 +116,7 @@ class _Walk:
         base = self.base[storage.id]
         return np.arange(base, base + storage.size, dtype=np.int64)
 
-    def read(self, view: Tensor) -> Map | None:
+    def read(self, view: View) -> Map | None:
         """What is undefined in ``view`` ([shape] map), or None."""
         at = view.storage.id
         if view.indirect is not None:
@@ -131,7 +132,7 @@ class _Walk:
         self.clean.setdefault(at, set()).add(view.key())
         return None
 
-    def _read_rows(self, view: Tensor) -> Map | None:
+    def _read_rows(self, view: View) -> Map | None:
         """Rows chosen by data: undefined if the index is, or if any row of the storage is."""
         assert view.indirect is not None
         index = self.read(view.indirect[0])
@@ -150,7 +151,7 @@ class _Walk:
         return found
 
     # --- writing ----------------------------------------------------------------------------------
-    def _define(self, view: Tensor, mask: Any) -> None:
+    def _define(self, view: View, mask: Any) -> None:
         """Everything that an instruction writes into ``view`` is defined."""
         storage = view.storage
         at = storage.id
@@ -212,7 +213,7 @@ class _Walk:
             self._write(view, found, mask)
         return False
 
-    def _write(self, view: Tensor, found: Map, mask: Any) -> None:
+    def _write(self, view: View, found: Map, mask: Any) -> None:
         at = view.storage.id
         flat = self.state.get(at)
         if flat is None:  # defined until now, or never written

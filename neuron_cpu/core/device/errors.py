@@ -106,14 +106,17 @@ def user_frame(depth: int = 1) -> FrameType | None:
     return None
 
 
+def name_kernel(name: str | None) -> str | None:
+    """Set the kernel that this thread is tracing, for places in messages; returns the former."""
+    before = getattr(_local, "kernel", None)
+    _local.kernel = name
+    return before
+
+
 def current_place() -> str | None:
     """``kernel (file:line)`` being traced in this thread, or None outside of a kernel."""
-    from ..program.trace import active  # here because trace imports this module
-
-    tracer = active()
-    if tracer is None:
-        return None
-    frame = user_frame(2)
+    kernel = getattr(_local, "kernel", None)
+    frame = user_frame(2) if kernel is not None else None
     if frame is None:
-        return tracer.program.name
-    return f"{tracer.program.name} ({frame.f_code.co_filename}:{frame.f_lineno})"
+        return kernel
+    return f"{kernel} ({frame.f_code.co_filename}:{frame.f_lineno})"

@@ -9,8 +9,8 @@ import torch
 
 from ..device.errors import refuse, warn
 from ..device.spec import Engine
-from ..language.tensor import Tensor
 from ..program import trace
+from ..program.view import View
 from .alu import BITWISE
 
 
@@ -23,9 +23,9 @@ def choose_engine(value: Any, what: str, allowed: tuple[Engine, ...]) -> Engine 
     return value
 
 
-def tile(value: Any, what: str) -> Tensor:
+def tile(value: Any, what: str) -> View:
     """``value`` as a tile, or the refusal for anything else."""
-    if isinstance(value, Tensor):
+    if isinstance(value, View):
         return value
     raise refuse(
         "sim_operand_type",
@@ -34,7 +34,7 @@ def tile(value: Any, what: str) -> Tensor:
     )
 
 
-def stretched(value: Tensor, data: Tensor, what: str) -> Tensor:
+def stretched(value: View, data: View, what: str) -> View:
     """A (P, 1) operand stretched over the free axes of ``data`` (zero stride)."""
     if value.shape[0] != data.shape[0]:
         raise refuse(
@@ -64,7 +64,7 @@ def free_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
     return axes
 
 
-def domain(op: str, views: tuple[Tensor, ...]) -> dict[str, Any]:
+def domain(op: str, views: tuple[View, ...]) -> dict[str, Any]:
     """{'bits': True} for bitwise operators, which need integer operands."""
     if op not in BITWISE:
         return {}
@@ -89,7 +89,7 @@ def newer(name: str, release: str) -> None:
     )
 
 
-def same_shape(what: str, *views: Tensor) -> None:
+def same_shape(what: str, *views: View) -> None:
     for view in views[1:]:
         if view.shape != views[0].shape:
             raise refuse(
@@ -104,7 +104,7 @@ def flatten_free(x: torch.Tensor, free_axes: int) -> torch.Tensor:
     return x.flatten(-free_axes) if free_axes > 1 else x
 
 
-def rows_only(data: Tensor, mask: Any, what: str) -> Tensor:
+def rows_only(data: View, mask: Any, what: str) -> View:
     """``data`` cut by a mask that selects whole rows or columns (instructions over a whole row)."""
     cut = trace.region(mask, data.shape) if mask is not None else None
     if cut is None:
@@ -114,7 +114,7 @@ def rows_only(data: Tensor, mask: Any, what: str) -> Tensor:
     return data.slice_box(cut)
 
 
-def no_box(what: str, data: Tensor) -> Exception:
+def no_box(what: str, data: View) -> Exception:
     return refuse(
         "sim_reduce_mask",
         f"mask of {what} is no box of {data.label()}, expected one bound per axis and at least "

@@ -11,9 +11,10 @@ import torch
 from ..device.dtypes import to_dtype
 from ..device.errors import refuse
 from ..device.spec import Engine
-from ..language.tensor import Tensor, compose
 from ..program import trace
-from ..program.program import Frame, Instruction, Source, Storage
+from ..program.program import Instruction
+from ..program.storage import Frame, Source, Storage
+from ..program.view import View, compose
 from . import operators
 from .alu import reduce_last
 from .arguments import (
@@ -60,14 +61,14 @@ TENSOR_COPY = define(
 
 
 def copy_instruction(
-    dst: Tensor, src: Tensor, frame: Frame | None, source: Source | None
+    dst: View, src: View, frame: Frame | None, source: Source | None
 ) -> Instruction:
     """A tensor_copy that is not recorded (for repairs of the instruction list)."""
     attrs = {"raw": True} if src.dt is dst.dt else {}
     return Instruction(TENSOR_COPY, (dst,), (src,), attrs, frame, source)
 
 
-def copy_into(dst: Tensor, src: Tensor) -> None:
+def copy_into(dst: View, src: View) -> None:
     """Record ``dst <- src`` between on-chip tensors."""
     if not src.storage.on_chip:
         raise refuse(
@@ -80,7 +81,7 @@ def copy_into(dst: Tensor, src: Tensor) -> None:
     note_written(dst)
 
 
-def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> Tensor:
+def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> View:
     """Copy a tile within SBUF/PSUM; bit-exact unless the type changes.
 
     ``src`` [P, F...] @ SBUF|PSUM of any type; result alike @ SBUF (PSUM if assigned there).
@@ -95,7 +96,7 @@ def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = 
     return tracer.result(TENSOR_COPY, data.shape, dt, (data,), attrs, mask)
 
 
-def copy_written(source: Tensor, dtype: Any) -> Tensor:
+def copy_written(source: View, dtype: Any) -> View:
     """SBUF copy of what the instruction that made ``source`` wrote of it, which a mask may cut."""
     producer = source.storage.producer
     if producer is None:
@@ -104,7 +105,7 @@ def copy_written(source: Tensor, dtype: Any) -> Tensor:
         return tensor_copy(source, dtype=dtype)
     written = producer.dst[0]
     tracer = trace.current("copy")
-    out = Tensor.whole(
+    out = tracer.whole(
         tracer.storage(source.shape, source.dt if dtype is None else to_dtype(dtype), "sbuf")
     )
     target = compose(written, out)
@@ -130,7 +131,7 @@ MEMSET = define(
 )  # fmt: skip
 
 
-def fill(dst: Tensor, value: Any) -> None:
+def fill(dst: View, value: Any) -> None:
     """Record ``dst[...] = constant``."""
     trace.current("assignment").emit(MEMSET, (dst,), (), {"value": number(value)})
     note_written(dst)
@@ -138,17 +139,11 @@ def fill(dst: Tensor, value: Any) -> None:
 
 def zero_fill(storage: Storage) -> Instruction:
     """The real memset of a zeros-initialised tensor that is read before a matmul wrote it."""
-    whole = Tensor.whole(storage)
-    blocks = int(np.prod(storage.shape[: storage.paxis], dtype=int))
-    if blocks > 1 or storage.paxis:
-        whole = Tensor(
-            storage, 0, (storage.shape[storage.paxis], blocks, storage.free_size),
-            (storage.free_size, storage.size // blocks, 1),
-        )  # fmt: skip
+    whole = View.blocks_last(storage)
     return Instruction(MEMSET, (whole,), (), {"value": 0}, storage.frame, storage.source)
 
 
-def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any = None) -> Tensor:
+def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any = None) -> View:
     """New tile of ``shape`` filled with ``value``; VectorE or GpSimdE."""
     attrs: dict[str, Any] = {"value": number(value)}
     choice = choose_engine(engine, "memset", (Engine.VECTOR, Engine.GPSIMD))
@@ -178,7 +173,7 @@ DYNAMIC_DST = define(
 )  # fmt: skip
 
 
-def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """Copy whose source offset is data: ``t[i_p, offset[0, k] + i_f]`` @ SBUF|PSUM.
 
     ``offset`` is an integer tile in SBUF; the index must stay inside of its axis at run time.
@@ -279,13 +274,13 @@ def select_reduce(
     same_shape("select_reduce", target, data, choice)
     src = [choice, data]
     attrs: dict[str, Any] = {}
-    if isinstance(on_false, Tensor):
+    if isinstance(on_false, View):
         src.append(stretched(on_false, data, "on_false"))
     else:
         attrs["on_false"] = float(on_false)
     if reverse_pred:
         attrs["reverse"] = True
-    results: tuple[Tensor, ...] = (target,)
+    results: tuple[View, ...] = (target,)
     if reduce_res is not None:
         resets = reduce_cmd is reduce_cmd.reset_reduce
         if operators.name_of(reduce_op) != "maximum" or not resets:
@@ -423,7 +418,7 @@ REPLACE8 = _define_search(
 )
 
 
-def max8(*, src: Any, mask: Any = None, dtype: Any = None) -> Tensor:
+def max8(*, src: Any, mask: Any = None, dtype: Any = None) -> View:
     """The 8 largest elements of each partition, descending: [P, F...] -> [P, 8] (SDK 2.22)."""
     newer("max8", "2.22")
     data = tile(src, "max8")
@@ -432,7 +427,7 @@ def max8(*, src: Any, mask: Any = None, dtype: Any = None) -> Tensor:
     return record_fresh(MAX8, (data.shape[0], 8), dt, (data,), attrs, mask, (0, None))
 
 
-def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = np.uint32) -> Tensor:
+def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = np.uint32) -> View:
     """First index in each partition of ``data`` of each of ``vals`` [P, 8] -> [P, 8] (SDK 2.22).
 
     A value that does not occur has no defined index on the device; it gives 0 here.
@@ -447,7 +442,7 @@ def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = np.ui
 
 def nc_match_replace8(
     *, data: Any, vals: Any, imm: float, dst_idx: Any = None, mask: Any = None, dtype: Any = None
-) -> Tensor:
+) -> View:
     """``data`` with the first occurrence of each of ``vals`` [P, 8] replaced by ``imm`` (SDK 2.22).
 
     ``dst_idx`` [P, 8] (SDK 2.24) receives the indices of those first occurrences.
@@ -465,7 +460,7 @@ def nc_match_replace8(
     return record_fresh(REPLACE8, source.shape, dt, (source, values), attrs, mask, axes)
 
 
-def range_select(**_: Any) -> Tensor:
+def range_select(**_: Any) -> View:
     """An instruction of NeuronCore-v3 only."""
     raise refuse(
         "sim_newer_core",

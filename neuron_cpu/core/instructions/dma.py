@@ -9,9 +9,9 @@ import torch
 from ..device.dtypes import to_dtype
 from ..device.errors import refuse
 from ..device.spec import GEN2, Engine
-from ..language.tensor import Tensor
 from ..program import trace
 from ..program.program import Instruction
+from ..program.view import View
 from . import operators
 from .arguments import tile
 from .constants import dge_mode, oob_mode
@@ -77,7 +77,7 @@ def dma_copy(
     move(target, source, mask, rmw)
 
 
-def move(dst: Tensor, src: Tensor, mask: Any = None, rmw: str | None = None) -> None:
+def move(dst: View, src: View, mask: Any = None, rmw: str | None = None) -> None:
     """Record one DMA between views of equal shape (size-1 axes aside); ``rmw`` adds instead."""
     if dst.shape != src.shape:
         squeezed = [s for s in src.shape if s != 1]
@@ -100,7 +100,7 @@ def move(dst: Tensor, src: Tensor, mask: Any = None, rmw: str | None = None) -> 
     transfer(dst, src, attrs, cut)
 
 
-def transfer(dst: Tensor, src: Tensor, attrs: dict[str, Any], cut: Any) -> Instruction:
+def transfer(dst: View, src: View, attrs: dict[str, Any], cut: Any) -> Instruction:
     """Record a DMA of what a mask leaves: a box, or an array of booleans.
 
     Where the region reaches outside of its tensor, a mask that is no box becomes one DMA for each
@@ -132,7 +132,7 @@ DMA_TRANSPOSE = define(
 TRANSPOSED_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 
-def dma_transpose(src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = None) -> Tensor:
+def dma_transpose(src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = None) -> View:
     """Transpose by DMA into a new SBUF tile: 2-D [1, 0], 3-D [2, 1, 0], 4-D [3, 1, 2, 0].
 
     ``src`` @ HBM|SBUF. Element-granular descriptors: very slow on this core.

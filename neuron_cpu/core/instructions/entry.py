@@ -19,8 +19,8 @@ import torch
 
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2, Engine, legal_start_partitions
-from ..language.tensor import Tensor
 from ..program.program import Instruction
+from ..program.view import View
 
 MIN_II = 64  # engine cycles between instructions (nki.isa docstrings)
 SBUF, PSUM, HBM = "sbuf", "psum", "hbm"
@@ -97,7 +97,7 @@ def define(name: str, **kwargs: Any) -> OpSpec:
 _legal_views: set[tuple] = set()  # (shape, strides, start, storage geometry) already found legal
 
 
-def _check_operand(op: OpSpec, view: Tensor, memories: tuple[str, ...], role: str) -> None:
+def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str) -> None:
     storage = view.storage
     if view.indirect is not None and not op.indirect:
         raise _indirect_refusal(op, view, role)
@@ -117,7 +117,7 @@ def _check_operand(op: OpSpec, view: Tensor, memories: tuple[str, ...], role: st
         _legal_views.add(key)
 
 
-def _indirect_refusal(op: OpSpec, view: Tensor, role: str) -> Exception:
+def _indirect_refusal(op: OpSpec, view: View, role: str) -> Exception:
     if op.name == "tensor_copy":
         return refuse(
             "err_copy_dynamic_indirect_indices_not_natively_supported",
@@ -141,7 +141,7 @@ def _memory_mend(buffer: str, memories: tuple[str, ...]) -> str:
     return "place the tensor with buffer=nl.psum or nl.sbuf as the instruction needs"
 
 
-def _check_tile(op: OpSpec, view: Tensor) -> bool:
+def _check_tile(op: OpSpec, view: View) -> bool:
     """Tile shape, partition axis and start partition of an on-chip operand.
 
     Returns:
@@ -210,7 +210,7 @@ def stride_factor(instruction: Instruction) -> float:
     return 2.0 if any(wide_stride(view) for view in views) else 1.0
 
 
-def wide_stride(view: Tensor) -> bool:
+def wide_stride(view: View) -> bool:
     for axis in range(len(view.shape) - 1, 0, -1):
         if view.shape[axis] > 1:
             return view.strides[axis] * view.dt.itemsize > 16
@@ -226,7 +226,7 @@ def streaming(per_element: float = 1.0, extra: float = 0.0) -> Callable[[Instruc
     return cycles
 
 
-def check_free_size(what: str, view: Tensor, got: int, limit: int) -> None:
+def check_free_size(what: str, view: View, got: int, limit: int) -> None:
     if got > limit:
         raise refuse(
             "err_size_of_dimension_exceed_arch_limit",
@@ -245,7 +245,7 @@ def refuse_psum(i: Instruction, what: str) -> None:
             )
 
 
-def refuse_two_psum(i: Instruction, a: Tensor, b: Tensor) -> None:
+def refuse_two_psum(i: Instruction, a: View, b: View) -> None:
     if a.storage.buffer == PSUM and b.storage.buffer == PSUM:
         raise refuse(
             "sim_two_psum_operands",

@@ -10,10 +10,11 @@ import torch
 from ..device.dtypes import FLOAT32, UINT32, DType, to_dtype
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2, Engine
-from ..language.tensor import Tensor
 from ..program import trace
 from ..program.index import Index, Mask, is_integer
 from ..program.program import Instruction
+from ..program.subscript import subscript
+from ..program.view import View
 from . import operators
 from .alu import reduce_last
 from .arguments import domain, flatten_free, newer, rows_only, stretched, tile
@@ -36,7 +37,7 @@ IOTA = define(
 )  # fmt: skip
 
 
-def iota(expr: Any, dtype: Any, *, mask: Any = None) -> Tensor:
+def iota(expr: Any, dtype: Any, *, mask: Any = None) -> View:
     """Tile with the values of an affine index expression (int32 inside, then cast); GpSimdE."""
     if not isinstance(expr, Index) or expr.ndim < 2:
         raise refuse(
@@ -63,7 +64,7 @@ AFFINE_SELECT = define(
 
 def affine_select(
     pred: Any, on_true_tile: Any, on_false_value: Any, *, mask: Any = None, dtype: Any = None
-) -> Tensor:
+) -> View:
     """Keep elements where one affine comparison holds, else ``on_false_value``. GpSimdE, SBUF."""
     source = tile(on_true_tile, "affine_select")
     if not isinstance(pred, Mask) or len(pred.terms) != 1:
@@ -99,7 +100,7 @@ PARTITION_REDUCE = define(
 )  # fmt: skip
 
 
-def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """Reduce the partition axis: [P, F...] -> [1, F...]; add, max, bitwise_or, bitwise_and."""
     source = tile(data, "tensor_partition_reduce")
     name = operators.name_of(op)
@@ -156,7 +157,7 @@ LOCAL_GATHER = define(
 def local_gather(
     src_buffer: Any, index: Any, num_elem_per_idx: int = 1, num_valid_indices: int | None = None,
     *, mask: Any = None,
-) -> Tensor:  # fmt: skip
+) -> View:  # fmt: skip
     """Gather along the free axis: [P, F...] and uint16 [P, n] -> [P, 16 n, num_elem_per_idx].
 
     The indices of each 16 partitions, read partition first, serve all 16; P is a multiple of 16.
@@ -200,7 +201,7 @@ GATHER = define(
 )  # fmt: skip
 
 
-def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """``data`` [P, F...] read at ``indices`` (unsigned, [P, N...]) of its flattened free axes."""
     newer("gather_flattened", "2.24")
     source = tile(data, "gather_flattened")
@@ -238,7 +239,7 @@ SEQUENCE_BOUNDS = define(
 )  # fmt: skip
 
 
-def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> Tensor:
+def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> View:
     """Segment ids [1, n] -> [1, 2, n]: first index and end (exclusive) of each element's segment.
 
     Id 0 is padding: start n, end -1 (SDK 2.26). Types fp32 or int32.
@@ -261,11 +262,11 @@ def _uniform(attrs: dict[str, Any], seed: torch.Tensor | None, shape: Any) -> to
     return torch.rand(shape, generator=generator)
 
 
-def _random_source(tracer: trace.Tracer) -> tuple[tuple[Tensor, ...], dict[str, Any]]:
+def _random_source(tracer: trace.Tracer) -> tuple[tuple[View, ...], dict[str, Any]]:
     """Seed operand (if the seed is data) and attributes of the next random instruction."""
     seed, count = tracer.random
     tracer.random = (seed, count + 1)
-    if isinstance(seed, Tensor):
+    if isinstance(seed, View):
         return (seed,), {"count": count}
     return (), {"seed": seed, "count": count}
 
@@ -281,7 +282,7 @@ RAND = define(
 )  # fmt: skip
 
 
-def rand(shape: Any, dtype: Any = np.float32) -> Tensor:
+def rand(shape: Any, dtype: Any = np.float32) -> View:
     """Tile of uniform numbers in [0, 1); the same in every run, new ones in every call."""
     tracer = trace.current("nl.rand")
     size = tuple(int(s) for s in shape)
@@ -294,8 +295,8 @@ def random_seed(seed: Any, *, mask: Any = None) -> None:
     tracer = trace.current("nl.random_seed")
     if trace.region(mask, (1, 1)) is trace.EMPTY:
         return
-    if isinstance(seed, Tensor):
-        tracer.random = (seed[0:1, 0:1], 0)
+    if isinstance(seed, View):
+        tracer.random = (subscript(seed, (slice(0, 1), slice(0, 1))), 0)
     elif is_integer(seed):
         tracer.random = (int(seed), 0)
     else:
@@ -318,12 +319,12 @@ DROPOUT = define(
 )  # fmt: skip
 
 
-def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """``data`` with elements set to zero with probability ``prob`` (a number or [P, 1])."""
     source = tile(data, "dropout")
     src = [source]
     attrs: dict[str, Any] = {}
-    if isinstance(prob, Tensor):
+    if isinstance(prob, View):
         if source.dt.is_int and prob.dt is not FLOAT32:
             raise refuse(
                 "sim_dropout_types",
@@ -342,7 +343,7 @@ def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> Ten
     dt = source.dt if dtype is None else to_dtype(dtype)
     cut = trace.region(mask, source.shape) if mask is not None else None
     made = tracer.storage(source.shape, dt, SBUF)
-    out = Tensor.whole(made)
+    out = tracer.whole(made)
     if cut is trace.EMPTY:
         return out
     dst = out
@@ -355,7 +356,7 @@ def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> Ten
     return out
 
 
-def builtin_custom_op(*_: Any, **__: Any) -> Tensor:
+def builtin_custom_op(*_: Any, **__: Any) -> View:
     """Calls a compiled GpSimdE program, whose format is not public."""
     raise NotImplementedError(
         "nki.isa.builtin_custom_op runs a compiled GpSimdE program, whose format is not public"

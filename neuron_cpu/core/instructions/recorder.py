@@ -7,8 +7,8 @@ from typing import Any
 from ..device.dtypes import DType
 from ..device.errors import refuse
 from ..device.spec import Engine
-from ..language.tensor import Tensor
 from ..program import trace
+from ..program.view import View
 from . import operators
 from .arguments import no_box, tile
 from .entry import SBUF, OpSpec
@@ -18,11 +18,11 @@ def record_fresh(
     op: OpSpec,
     shape: tuple[int, ...],
     dt: DType,
-    src: tuple[Tensor, ...],
+    src: tuple[View, ...],
     attrs: dict,
     mask: Any = None,
     axes: tuple[int | None, ...] = (),
-) -> Tensor:
+) -> View:
     """Record ``op`` into a fresh SBUF tile whose shape differs from its operands'.
 
     A mask over ``src[0]`` cuts it, the rows of the others, and those axes of the result that
@@ -30,7 +30,7 @@ def record_fresh(
     """
     tracer = trace.current(f"nisa.{op.name}")
     made = tracer.storage(shape, dt, SBUF)
-    out = dst = Tensor.whole(made)
+    out = dst = tracer.whole(made)
     cut = trace.region(mask, src[0].shape) if mask is not None else None
     if cut is trace.EMPTY:
         return out
@@ -46,7 +46,7 @@ def record_fresh(
 
 
 def record_into(
-    op: OpSpec, dst: Tensor, src: tuple[Tensor, ...], attrs: dict[str, Any], mask: Any = None
+    op: OpSpec, dst: View, src: tuple[View, ...], attrs: dict[str, Any], mask: Any = None
 ) -> None:
     """Record ``op`` with a result passed by reference; all operands have the result's shape."""
     cut = trace.region(mask, dst.shape) if mask is not None else None
@@ -80,7 +80,7 @@ def with_reduction(tracer, op, data, src, attrs, dt, reduce_op, reduce_res, mask
     attrs["reduce_axes"] = data.ndim - 1
     attrs["reduce_pad"] = (1,) * (total.ndim - 1)
     fresh = tracer.storage(data.shape, dt, "sbuf")
-    out = Tensor.whole(fresh)
+    out = tracer.whole(fresh)
     dst = out
     cut = trace.region(mask, data.shape) if mask is not None else None
     if cut is trace.EMPTY:
@@ -98,7 +98,7 @@ def with_reduction(tracer, op, data, src, attrs, dt, reduce_op, reduce_res, mask
     return out
 
 
-def note_written(dst: Tensor) -> None:
+def note_written(dst: View) -> None:
     """A write covers part of a PSUM tile that matmuls may accumulate into."""
     if dst.storage.zero_init:
         trace.current("write").mark_started(dst)

@@ -10,9 +10,9 @@ import torch
 from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, to_dtype
 from ..device.errors import refuse, warn
 from ..device.spec import Engine
-from ..language.tensor import Tensor
 from ..program import trace
 from ..program.program import Instruction
+from ..program.view import View
 from . import operators
 from .activations import ACTIVATIONS, check_range
 from .arguments import stretched, tile
@@ -59,10 +59,10 @@ ACTIVATION = define(
 _BIAS_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 
 
-def _scale_and_bias(data: Tensor, bias: Any, scale: Any) -> tuple[list[Tensor], dict[str, Any]]:
+def _scale_and_bias(data: View, bias: Any, scale: Any) -> tuple[list[View], dict[str, Any]]:
     src = [data]
     attrs: dict[str, Any] = {}
-    if isinstance(scale, Tensor):
+    if isinstance(scale, View):
         if scale.dt is not FLOAT32:
             raise refuse(
                 "err_activation_scale_invalid_type",
@@ -85,8 +85,8 @@ def _scale_and_bias(data: Tensor, bias: Any, scale: Any) -> tuple[list[Tensor], 
             f"activation scale of type {type(scale).__name__}, expected a number or an fp32 tile",
         )
     if bias is not None:
-        if not isinstance(bias, Tensor) or bias.dt not in _BIAS_TYPES:
-            got = bias.label() if isinstance(bias, Tensor) else type(bias).__name__
+        if not isinstance(bias, View) or bias.dt not in _BIAS_TYPES:
+            got = bias.label() if isinstance(bias, View) else type(bias).__name__
             raise refuse(
                 "err_activation_bias_invalid_type",
                 f"activation bias is {got}, expected a ({data.shape[0]}, 1) tile of fp32, fp16 or "
@@ -108,7 +108,7 @@ def activation(
     reduce_cmd: Any = None,
     mask: Any = None,
     dtype: Any = None,
-) -> Tensor:
+) -> View:
     """``op(data * scale + bias)`` in fp32 on ScalarE.
 
     ``data`` [P, F...] @ SBUF|PSUM, ``scale`` a number or fp32 [P, 1], ``bias`` [P, 1] of
@@ -144,7 +144,7 @@ def _running_sums(tracer, data, src, attrs, dt, reduce_op, reduce_res, command, 
         tracer.sums = before
         result = tracer.result(ACTIVATION, data.shape, dt, tuple(src), attrs, mask)
     else:
-        registers = Tensor.whole(tracer.storage((data.shape[0], 1), FLOAT32, "sbuf"))
+        registers = tracer.whole(tracer.storage((data.shape[0], 1), FLOAT32, "sbuf"))
         result = with_reduction(
             tracer, ACTIVATION, data, src, attrs, dt, reduce_op, registers, mask
         )
@@ -173,7 +173,7 @@ def activation_reduce(
     scale: Any = 1.0,
     mask: Any = None,
     dtype: Any = None,
-) -> Tensor:
+) -> View:
     """As ``activation``; ``reduce_res`` [P, 1] receives the sum over the free axes."""
     return activation(
         op, data, bias=bias, scale=scale, reduce_op=reduce_op, reduce_res=reduce_res, mask=mask,

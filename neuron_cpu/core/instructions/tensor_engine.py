@@ -10,9 +10,9 @@ import torch
 from ..device.dtypes import FLOAT32, to_dtype
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2, Engine
-from ..language.tensor import Tensor, compose, intern, reshaped_strides
 from ..program import trace
 from ..program.program import Instruction
+from ..program.view import View, compose
 from .arguments import choose_engine, tile
 from .copies import tensor_copy
 from .entry import (
@@ -87,19 +87,15 @@ NC_MATMUL = define(
 )  # fmt: skip
 
 
-def collapsed(view: Tensor, what: str) -> tuple[Tensor, int]:
+def collapsed(view: View, what: str) -> tuple[View, int]:
     """The view with one free axis where strides allow it, and its number of free axes."""
     if view.ndim == 2 or view.paxis:
         return view, 1
-
-    flat = (view.shape[0], view.free_size)
-    strides = reshaped_strides(view.shape, view.strides, flat)
-    if strides is None or view.oob or view.indirect:
-        return view, view.ndim - 1
-    return Tensor(view.storage, view.offset, intern(flat), intern(strides), view.dt), 1
+    flat = view.flattened()
+    return (view, view.ndim - 1) if flat is None else (flat, 1)
 
 
-def _in_sbuf(operand: Tensor) -> Tensor:
+def _in_sbuf(operand: View) -> View:
     """The operand, a transpose that was assigned nowhere copied out of PSUM first."""
     producer = operand.storage.producer
     if operand.storage.buffer != "psum" or producer is None:
@@ -123,7 +119,7 @@ def nc_matmul(
     is_transpose: bool = False,
     mask: Any = None,
     **extra: Any,
-) -> Tensor:
+) -> View:
     """``stationary[K, M].T @ moving[K, N]`` on TensorE -> [M, N] fp32 @ PSUM.
 
     K <= 128 partitions, M <= 128, N <= 512; both operands in SBUF. ``acc[...] += nc_matmul(...)``
@@ -152,7 +148,7 @@ def nc_matmul(
     dt = right.dt if is_transpose and right.dt is left.dt else FLOAT32
     if mask is None:
         fresh = tracer.storage(shape, dt, "psum")
-        out = Tensor.whole(fresh)
+        out = tracer.whole(fresh)
         fresh.producer = tracer.emit(NC_MATMUL, (out,), (left, right), attrs)
         return out
     return _masked_matmul(tracer, left, right, shape, dt, attrs, mask)
@@ -161,7 +157,7 @@ def nc_matmul(
 def _masked_matmul(tracer, left, right, shape, dt, attrs, mask):
     """A mask on the [M, N] result cuts the operands' free axes."""
     fresh = tracer.storage(shape, dt, "psum")
-    out = Tensor.whole(fresh)
+    out = tracer.whole(fresh)
     cut = trace.region(mask, shape)
     if cut is trace.EMPTY:
         return out
@@ -181,7 +177,7 @@ def _masked_matmul(tracer, left, right, shape, dt, attrs, mask):
     return out
 
 
-def accumulate(tracer: trace.Tracer, view: Tensor, value: Tensor, last: Instruction) -> None:
+def accumulate(tracer: trace.Tracer, view: View, value: View, last: Instruction) -> None:
     """``view += nc_matmul(...)``: let the recorded matmul accumulate into PSUM."""
     if view.size != value.size:
         raise refuse(
@@ -256,7 +252,7 @@ NC_TRANSPOSE = define(
 )  # fmt: skip
 
 
-def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> Tensor:
+def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> View:
     """[P, F...] -> [F, P], free axes collapsed. TensorE up to 128 x 128, VectorE up to 32 x 32.
 
     TensorE (default above 32 x 32): SBUF -> PSUM, finite values only.
@@ -280,7 +276,7 @@ def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Any 
         )
     buffer = "sbuf" if on_vector else "psum"
     fresh = tracer.storage((source.free_size, source.shape[0]), dt, buffer)
-    out = Tensor.whole(fresh)
+    out = tracer.whole(fresh)
     dst = out
     cut = trace.region(mask, source.shape) if mask is not None else None
     if cut is trace.EMPTY:

@@ -10,10 +10,10 @@ import torch
 from ..device.dtypes import promote, to_dtype
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2, Engine
-from ..language.tensor import Tensor
 from ..program import trace
 from ..program.index import is_integer
 from ..program.program import Instruction
+from ..program.view import View
 from . import operators
 from .alu import ARITHMETIC, BITWISE, REDUCTIONS, alu, reduce_last
 from .arguments import choose_engine, domain, free_axes, number, same_shape, stretched, tile
@@ -65,7 +65,7 @@ def tensor_reduce(
     dtype: Any = None,
     negate: bool = False,
     keepdims: bool = False,
-) -> Tensor:
+) -> View:
     """Reduce free axes in fp32: [P, F...] -> [P, rest...], at least rank 2. ``negate`` is free."""
     source = tile(data, "tensor_reduce")
     name = operators.name_of(op)
@@ -101,7 +101,7 @@ def _reduced(source, axes, kept, dt, attrs, mask, keepdims):
         shape = tuple(source.shape[a] for a in kept)
         shape += (1,) * (2 - len(shape))
     fresh = tracer.storage(shape, dt, "sbuf")
-    out = Tensor.whole(fresh)
+    out = tracer.whole(fresh)
     dst = out
     if cut is trace.EMPTY:
         return out
@@ -149,7 +149,7 @@ TENSOR_TENSOR = define(
 
 def tensor_tensor(
     data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
-) -> Tensor:
+) -> View:
     """``data1 op data2`` of equal shapes; not both in PSUM. VectorE (power: GpSimdE)."""
     a, b = tile(data1, "tensor_tensor"), tile(data2, "tensor_tensor")
     name = operators.name_of(op)
@@ -171,7 +171,7 @@ def tensor_tensor(
     return tracer.result(TENSOR_TENSOR, a.shape, dt, (a, b), attrs, mask)
 
 
-def _equal_shapes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+def _equal_shapes(a: View, b: View) -> tuple[View, View]:
     if a.shape == b.shape:
         return a, b
     if a.shape[0] != b.shape[0]:
@@ -192,10 +192,10 @@ def _equal_shapes(a: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
 class LoopReduction:
     """Result of ``nl.loop_reduce``, waiting for the tile it is combined into."""
 
-    def __init__(self, value: Tensor, op: str, mask: Any) -> None:
+    def __init__(self, value: View, op: str, mask: Any) -> None:
         self.value, self.op, self.mask = value, op, mask
 
-    def into(self, view: Tensor) -> None:
+    def into(self, view: View) -> None:
         """Record ``view = view op value`` in place."""
         value = self.value if self.value.shape == view.shape else self.value.reshape(view.shape)
         cut = trace.region(self.mask, view.shape) if self.mask is not None else None
@@ -236,10 +236,10 @@ TENSOR_SCALAR = define(
 )  # fmt: skip
 
 
-def _operand(k: str, op: Any, value: Any, reverse: bool, src: list[Tensor]) -> dict[str, Any]:
+def _operand(k: str, op: Any, value: Any, reverse: bool, src: list[View]) -> dict[str, Any]:
     """Attributes of one step of tensor_scalar; vectors are appended to ``src``."""
     attrs: dict[str, Any] = {"op" + k: operators.name_of(op)}
-    if isinstance(value, Tensor):
+    if isinstance(value, View):
         attrs["at" + k] = len(src)
         src.append(stretched(value, src[0], "operand" + k))
     elif is_integer(value) or isinstance(value, (float, np.floating, bool)):
@@ -255,7 +255,7 @@ def _operand(k: str, op: Any, value: Any, reverse: bool, src: list[Tensor]) -> d
     return attrs
 
 
-def _step_classes(attrs: dict[str, Any], src: list[Tensor], what: str) -> dict[str, Any]:
+def _step_classes(attrs: dict[str, Any], src: list[View], what: str) -> dict[str, Any]:
     names = [attrs[k] for k in ("op0", "op1") if k in attrs]
     bits = [n in BITWISE for n in names]
     if any(bits) and not all(bits):
@@ -286,7 +286,7 @@ def tensor_scalar(
     dtype: Any = None,
     mask: Any = None,
     engine: Any = None,
-) -> Tensor:
+) -> View:
     """``(data op0 operand0) op1 operand1``; operands are numbers or (P, 1) tiles. One or two steps
     cost the same. Result has data's type unless ``dtype`` is given."""
     src = [tile(data, "tensor_scalar")]
@@ -312,7 +312,7 @@ def tensor_scalar_reduce(
     reverse0: bool = False,
     dtype: Any = None,
     mask: Any = None,
-) -> Tensor:
+) -> View:
     """``data op0 operand0``, and ``reduce_res`` [P, 1] its reduction over all free axes."""
     src = [tile(data, "tensor_scalar_reduce")]
     if reverse0:
@@ -360,7 +360,7 @@ def scalar_tensor_tensor(
     reverse1: bool = False,
     dtype: Any = None,
     mask: Any = None,
-) -> Tensor:
+) -> View:
     """``(data op0 operand0) op1 operand1``: operand0 a number or [P, 1], operand1 of data's shape.
 
     ``data``, ``operand1`` [P, N] @ SBUF|PSUM, not both in PSUM; ``reverse`` swaps arguments.
@@ -418,7 +418,7 @@ def tensor_tensor_scan(
     *,
     dtype: Any = None,
     mask: Any = None,
-) -> Tensor:
+) -> View:
     """``r[i] = (data0[i] op0 r[i-1]) op1 data1[i]`` along the free axis, carried in fp32.
 
     ``data0``, ``data1`` [P, N] @ SBUF|PSUM, not both in PSUM; ``initial`` a number or a [P, 1]
@@ -440,7 +440,7 @@ def tensor_tensor_scan(
             )
     attrs: dict[str, Any] = {"op0": names[0], "op1": names[1]}
     src = [a, b]
-    if isinstance(initial, Tensor):
+    if isinstance(initial, View):
         attrs["initial_at"] = len(src)
         src.append(stretched(initial, a, "initial"))
     else:
@@ -473,7 +473,7 @@ BN_STATS = define(
 )  # fmt: skip
 
 
-def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """Statistics of each partition's N <= 512 elements -> [P, 6]: count, mean and variance * count
     of the elements at even positions, then of those at odd ones. Input to ``bn_aggr``."""
     return _statistics(BN_STATS, tile(data, "bn_stats"), 6, dtype, mask)
@@ -504,17 +504,17 @@ BN_AGGR = define(
 )  # fmt: skip
 
 
-def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """Mean and population variance [P, 2] from the columns of ``bn_stats`` ([P, 3 k])."""
     return _statistics(BN_AGGR, tile(data, "bn_aggr"), 2, dtype, mask)
 
 
-def _statistics(op: OpSpec, data: Tensor, columns: int, dtype: Any, mask: Any) -> Tensor:
+def _statistics(op: OpSpec, data: View, columns: int, dtype: Any, mask: Any) -> View:
     """Record an instruction that turns the free axes into a few columns."""
     tracer = trace.current(f"nisa.{op.name}")
     dt = data.dt if dtype is None else to_dtype(dtype)
     fresh = tracer.storage((data.shape[0], columns), dt, "sbuf")
-    out = Tensor.whole(fresh)
+    out = tracer.whole(fresh)
     dst = out
     cut = trace.region(mask, data.shape) if mask is not None else None
     if cut is trace.EMPTY:
@@ -546,7 +546,7 @@ RECIPROCAL = define(
 )  # fmt: skip
 
 
-def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> Tensor:
+def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> View:
     """``1 / data``. VectorE (more exact, 8N cycles) or ScalarE."""
     source = tile(data, "reciprocal")
     choice = choose_engine(engine, "reciprocal", (Engine.VECTOR, Engine.SCALAR))

@@ -1,1 +1,5 @@
-"""The kernel language of SDK 2.21 as its users see it (``neuronxcc.nki``)."""
+"""``neuronxcc.nki`` as its users see it; importing it gives tensors their operators."""
+
+from .arithmetic import attach
+
+attach()

@@ -16,9 +16,11 @@ from typing import Any
 from ..device.errors import refuse
 from ..device.spec import GEN2, legal_start_partitions
 from ..program import trace
-from ..program.program import Instruction, Program, Storage
+from ..program.program import Instruction, Program
 from ..program.regions import place
-from .tensor import Tensor
+from ..program.storage import Storage
+from ..program.view import View
+from . import buffers
 
 AddressFunction = Callable[..., tuple[int, ...]]
 
@@ -50,7 +52,7 @@ class Tile:
             and other.partition < self.partition + self.partitions
         )
 
-    def hit_by(self, writer: Tile, view: Tensor) -> tuple[Any, ...] | None:
+    def hit_by(self, writer: Tile, view: View) -> tuple[Any, ...] | None:
         """Index [block, partitions, free elements] of what a write through ``view`` destroys here.
 
         ``view`` lies in the tile ``writer``; its bounding box counts.
@@ -172,9 +174,7 @@ class _Memory:
 
     def auto_alloc(self) -> Any:
         """The buffer that the compiler places tensors in, ``nl.sbuf`` or ``nl.psum``."""
-        from . import nl as language
-
-        return getattr(language, self.kind)
+        return buffers.BY_KIND[self.kind]
 
 
 class _Sbuf(_Memory):

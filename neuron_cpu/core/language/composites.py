@@ -24,18 +24,18 @@ from ..instructions import isa, operators
 from ..instructions.alu import alu
 from ..instructions.entry import ON_CHIP, define, streaming
 from ..program import trace
+from ..program.view import View
 from . import nl as language
 from .nl import named
-from .tensor import Tensor
 
 
 # --- element-wise ---------------------------------------------------------------------------------
-def abs(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def abs(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``|x|`` on VectorE."""
     return isa.tensor_scalar(isa.tile(x, "abs"), "abs", 0, dtype=dtype, mask=mask)
 
 
-def logical_not(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def logical_not(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """1 where ``x`` is zero, else 0; bool unless ``dtype``."""
     source = isa.tile(x, "logical_not")
     dt = BOOL if dtype is None else dtype
@@ -45,7 +45,7 @@ def logical_not(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
 _WHOLE = 2.0**23  # from here on every fp32 number is whole
 
 
-def _rounded(x: Tensor, step: str, dtype: Any, mask: Any) -> Tensor:
+def _rounded(x: View, step: str, dtype: Any, mask: Any) -> View:
     """x rounded to nearest by a cast to int32, moved by one where the direction asks for it.
 
     ``step`` is "greater" (floor: subtract 1 where the rounded value is above x) or "less" (ceil).
@@ -58,17 +58,17 @@ def _rounded(x: Tensor, step: str, dtype: Any, mask: Any) -> Tensor:
     return language.where(size, moved, x, dtype=x.dt if dtype is None else dtype, mask=mask)
 
 
-def floor(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def floor(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """Largest whole number not above ``x``."""
     return _rounded(isa.tile(x, "floor"), "greater", dtype, mask)
 
 
-def ceil(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def ceil(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """Smallest whole number not below ``x``."""
     return _rounded(isa.tile(x, "ceil"), "less", dtype, mask)
 
 
-def trunc(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def trunc(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``x`` without its fraction: sign(x) * floor(|x|)."""
     source = isa.tile(x, "trunc")
     size = isa.tensor_scalar(source, "abs", 0, dtype=FLOAT32, mask=mask)
@@ -77,7 +77,7 @@ def trunc(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
     return isa.tensor_tensor(floor(size, mask=mask), sign, "multiply", dtype=dt, mask=mask)
 
 
-def _angle(x: Tensor, shift: float, turns: Tensor, mask: Any) -> Tensor:
+def _angle(x: View, shift: float, turns: View, mask: Any) -> View:
     """x + shift - 2 pi turns, kept inside [-pi, pi]; 2 pi in two parts, so that turns cancel."""
     count = isa.tensor_copy(turns, dtype=FLOAT32, mask=mask)
     coarse = 6.28125  # 2 pi in 9 bits: its product with a whole number is exact up to 2^15
@@ -91,7 +91,7 @@ def _angle(x: Tensor, shift: float, turns: Tensor, mask: Any) -> Tensor:
     )
 
 
-def _shifted_sine(x: Tensor, shift: float, dtype: Any, mask: Any) -> Tensor:
+def _shifted_sine(x: View, shift: float, dtype: Any, mask: Any) -> View:
     """sin(x + shift): ScalarE's sine takes [-pi, pi] only, so whole turns go first."""
     turns = isa.tensor_scalar(
         x, "multiply", 0.5 / math.pi, op1="add", operand1=shift * 0.5 / math.pi, dtype=INT32,
@@ -101,13 +101,13 @@ def _shifted_sine(x: Tensor, shift: float, dtype: Any, mask: Any) -> Tensor:
     return isa.activation("sin", angle, dtype=dtype, mask=mask)
 
 
-def cos(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def cos(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """Cosine as sin(x + pi/2) with whole turns removed; ScalarE has none of its own."""
     source = isa.tile(x, "cos")
     return _shifted_sine(source, math.pi / 2, source.dt if dtype is None else dtype, mask)
 
 
-def tan(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def tan(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """Tangent as sine times the reciprocal of the cosine."""
     source = isa.tile(x, "tan")
     sine = _shifted_sine(source, 0.0, FLOAT32, mask)
@@ -116,13 +116,13 @@ def tan(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
     return isa.tensor_tensor(sine, inverse, "multiply", dtype=dt, mask=mask)
 
 
-def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``x`` with elements set to zero with probability ``rate`` (a number or [P, 1])."""
     return isa.dropout(x, rate, dtype=dtype, mask=mask)
 
 
 # --- reductions -----------------------------------------------------------------------------------
-def var(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def var(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """Population variance over the last free axes: mean of the squared distances to the mean."""
     source = isa.tile(x, "var")
     dt = (source.dt if source.dt.is_float else FLOAT32) if dtype is None else to_dtype(dtype)
@@ -137,7 +137,7 @@ def var(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
     return isa.tensor_scalar(spread, "multiply", 1.0 / count, dtype=dt)
 
 
-def all(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def all(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """1 where all elements along the last free axes are nonzero; bool unless ``dtype``."""
     dt = BOOL if dtype is None else dtype
     return isa.tensor_reduce("logical_and", isa.tile(x, "all"), axis, dtype=dt, mask=mask)
@@ -161,7 +161,7 @@ def loop_reduce(
     if match is None or frame is None:
         return pending
     target = frame.f_locals.get(match[1])
-    if not isinstance(target, Tensor):
+    if not isinstance(target, View):
         raise refuse(
             "sim_loop_reduce_target",
             f"loop_reduce is assigned to '{match[1]}', which holds no tile yet, expected one that "
@@ -181,7 +181,7 @@ def all_reduce(
     parallel_reduce: bool = True,
     asynchronous: bool = False,
     **_: Any,
-) -> Tensor:
+) -> View:
     """Reduce ``x`` over the instances of a launch grid that differ on ``program_axes`` only."""
     tracer = trace.current("nl.all_reduce")
     source = isa.tile(x, "all_reduce")
@@ -202,11 +202,11 @@ def all_reduce(
 
 
 def _meet(
-    tracer: trace.Tracer, source: Tensor, dt: Any, op: str, count: int, others: tuple[int, ...]
-) -> Tensor:
+    tracer: trace.Tracer, source: View, dt: Any, op: str, count: int, others: tuple[int, ...]
+) -> View:
     """Bring one instance's part; the last one records the reduction for all of the group."""
     meetings = tracer.meetings
-    result = Tensor.whole(tracer.storage(source.shape, dt, "sbuf"))
+    result = tracer.whole(tracer.storage(source.shape, dt, "sbuf"))
     key = (meetings.phase, op, others)
     parts = meetings.open.setdefault(key, [])
     parts.append((source, result))
@@ -250,7 +250,7 @@ def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None) -> None:
     isa.move(target, isa.tile(value, "atomic_rmw"), mask, rmw="add")
 
 
-def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Tensor:
+def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> View:
     """A numpy array as a constant in HBM; load it before use."""
     tracer = trace.current("nl.shared_constant")
     data = np.asarray(constant)
@@ -258,10 +258,10 @@ def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> Tensor:
     made = tracer.storage(data.shape, dt, "hbm", "const", "constant")
     made.frame = None  # one constant, in whatever loop it is asked for
     made.data = data.astype(dt.numpy)
-    return Tensor.whole(made)
+    return tracer.whole(made)
 
 
-def shared_identity_matrix(n: int, dtype: Any = np.uint8, **_: Any) -> Tensor:
+def shared_identity_matrix(n: int, dtype: Any = np.uint8, **_: Any) -> View:
     """The n x n identity as a constant in HBM."""
     return shared_constant(np.eye(int(n)), dtype)
 
@@ -269,8 +269,8 @@ def shared_identity_matrix(n: int, dtype: Any = np.uint8, **_: Any) -> Tensor:
 # --- types, printing, grid ------------------------------------------------------------------------
 def static_cast(arr: Any, dtype: Any) -> Any:
     """A tile or number as another type."""
-    if isinstance(arr, Tensor):
-        return arr.astype(dtype)
+    if isinstance(arr, View):
+        return language.copy(arr, dtype=dtype)
     return to_dtype(dtype).numpy.type(arr)
 
 

@@ -19,7 +19,9 @@ from ..device import dtypes
 from ..device.errors import refuse, warn
 from ..device.pause import without_garbage_collection
 from ..program import trace
-from ..program.program import Frame, Loop, Program
+from ..program.program import Program
+from ..program.storage import Frame, Loop
+from ..program.view import View
 from ..run.eager import Machine
 from ..run.execute import Plan
 from . import annotation
@@ -218,7 +220,7 @@ class Kernel:
         program = Program(self.name, self.grid, self.function)
         program.returns = self.options.get("kernel_return", True)
         code = getattr(self.function, "__code__", None)
-        with trace.Tracer(program, code, machine) as tracer:
+        with trace.Tracer(program, code, machine, Tensor) as tracer:
             bound_args, bound_kwargs = _bind(tracer, args, kwargs, machine)
             result: Any = None
             total = int(np.prod(self.grid, dtype=int))
@@ -326,7 +328,7 @@ def _bind(tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> tupl
             tracer.program.inputs.append(storage)
             if machine is not None:
                 machine.bind(storage, to_torch(value))
-            return Tensor.whole(storage)
+            return tracer.whole(storage)
         if isinstance(value, (list, tuple)) and any(is_tensor(v) for v in value):
             return type(value)(make(v, f"{name}[{k}]") for k, v in enumerate(value))
         return value
@@ -340,7 +342,7 @@ def _bind(tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> tupl
 def _adopt_results(program: Program, result: Any) -> None:
     """Returned nl.hbm tensors become outputs; not those of a grid, where each instance has one."""
     for value in result if isinstance(result, (tuple, list)) else [result]:
-        storage = value.storage if isinstance(value, Tensor) else None
+        storage = value.storage if isinstance(value, View) else None
         if storage is None or storage.buffer != "hbm" or storage.role != "local":
             continue
         if storage.frame is not None:
@@ -369,11 +371,11 @@ def _collect_outputs(program: Program, result: Any) -> None:
             program.name,
         )
     for value in values:
-        allowed = isinstance(value, Tensor) and (
+        allowed = isinstance(value, View) and (
             value.storage.buffer == "shared_hbm" or value.storage.mutable
         )
         if not allowed:
-            got = value.label() if isinstance(value, Tensor) else type(value).__name__
+            got = value.label() if isinstance(value, View) else type(value).__name__
             raise refuse(
                 "err_unsupported_memory",
                 f"kernel {program.name} returns {got}, expected tensors made with "

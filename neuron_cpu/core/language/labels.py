@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
-from .tensor import Tensor
+from ..program.view import View
 
 
 def labelled(function: Callable) -> Callable:
@@ -20,7 +20,7 @@ def labelled(function: Callable) -> Callable:
     @functools.wraps(function)
     def call(*args: Any, name: str = "", **kwargs: Any) -> Any:
         result = function(*args, **kwargs)
-        if name and isinstance(result, Tensor) and not result.storage.name:
+        if name and isinstance(result, View) and not result.storage.name:
             result.storage.name = name
         return result
 

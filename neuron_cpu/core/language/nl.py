@@ -23,9 +23,11 @@ from ..instructions.copies import SELECT
 from ..instructions.dma import DMA_TRANSPOSE
 from ..program import trace
 from ..program.index import Index, is_integer
-from .tensor import Tensor
+from ..program.view import View
+from .buffers import sbuf
+from .tensor import sizes_of
 
-# --- types and buffers ----------------------------------------------------------------------------
+# --- types and limits -----------------------------------------------------------------------------
 float32 = np.float32
 float16 = np.float16
 bfloat16 = dtypes.BFLOAT16.public
@@ -35,24 +37,6 @@ float8_e5m2 = dtypes.FLOAT8_E5M2.public
 int32, int16, int8 = np.int32, np.int16, np.int8
 uint32, uint16, uint8 = np.uint32, np.uint16, np.uint8
 bool_ = np.bool_
-
-
-class Buffer:
-    """A memory to create tensors in."""
-
-    __slots__ = ("kind", "name")
-
-    def __init__(self, name: str, kind: str) -> None:
-        self.name, self.kind = name, kind
-
-    def __repr__(self) -> str:
-        return f"nl.{self.name}"
-
-
-sbuf = Buffer("sbuf", "sbuf")
-psum = Buffer("psum", "psum")
-hbm = private_hbm = Buffer("hbm", "hbm")
-shared_hbm = Buffer("shared_hbm", "shared_hbm")
 
 
 class tile_size:
@@ -123,7 +107,7 @@ def _check_on_chip(shape: tuple[int, ...], paxis: int, dt: DType, kind: str) -> 
         )
 
 
-def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> Tensor:
+def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> View:
     """An uninitialised tensor in ``buffer`` (default SBUF)."""
     tracer = trace.current("nl.ndarray")
     sizes, paxis = _shape(shape)
@@ -161,12 +145,12 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: 
     if place is not None:
         made.placed = True
         place(made)
-    return Tensor.whole(made)
+    return tracer.whole(made)
 
 
 def full(
     shape: Any, fill_value: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kw: Any
-) -> Tensor:
+) -> View:
     """A tensor filled with a constant (a PSUM tile of zeros costs nothing: see nl.zeros)."""
     tensor = ndarray(shape, dtype, buffer=buffer, name=name, **kw)
     storage = tensor.storage
@@ -188,43 +172,32 @@ def full(
         if machine is not None:
             machine.run(isa.zero_fill(storage))
         return tensor
-    isa_view = tensor if not storage.paxis else _blocks_last(tensor)
-    isa.fill(isa_view, fill_value)
+    isa.fill(View.blocks_last(storage), fill_value)
     return tensor
 
 
-def _blocks_last(tensor: Tensor) -> Tensor:
-    """The whole of a tensor with block axes as one (P, blocks, F) tile."""
-    storage = tensor.storage
-    blocks = int(np.prod(storage.shape[: storage.paxis], dtype=int))
-    return Tensor(
-        storage, 0, (storage.shape[storage.paxis], blocks, storage.free_size),
-        (storage.free_size, storage.size // blocks, 1),
-    )  # fmt: skip
-
-
-def zeros(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kw: Any) -> Tensor:
+def zeros(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kw: Any) -> View:
     """A tensor of zeros; in PSUM the idiom that starts a matmul accumulation group."""
     return full(shape, 0, dtype, buffer=buffer, name=name, **kw)
 
 
-def ones(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kw: Any) -> Tensor:
+def ones(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kw: Any) -> View:
     """A tensor of ones."""
     return full(shape, 1, dtype, buffer=buffer, name=name, **kw)
 
 
-def zeros_like(a: Tensor, dtype: Any = None, *, buffer: Any = None, name: str = "") -> Tensor:
+def zeros_like(a: View, dtype: Any = None, *, buffer: Any = None, name: str = "") -> View:
     """Zeros with the shape (and type) of ``a``."""
     return zeros(a.shape, a.dtype if dtype is None else dtype, buffer=buffer, name=name)
 
 
-def empty_like(a: Tensor, dtype: Any = None, *, buffer: Any = None, name: str = "") -> Tensor:
+def empty_like(a: View, dtype: Any = None, *, buffer: Any = None, name: str = "") -> View:
     """An uninitialised tensor with the shape (and type) of ``a`` (SDK 2.22)."""
     return ndarray(a.shape, a.dtype if dtype is None else dtype, buffer=buffer, name=name)
 
 
 # --- memory ---------------------------------------------------------------------------------------
-def load(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+def load(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """HBM region -> new SBUF tile of the same shape (P first, at most 128), optionally cast."""
     source = isa.tile(src, "load")
     if source.on_chip:
@@ -244,7 +217,7 @@ def load(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
     tracer = trace.current("nl.load")
     dt = source.dt if dtype is None else to_dtype(dtype)
     fresh = tracer.storage(source.shape, dt, "sbuf")
-    out = Tensor.whole(fresh)
+    out = tracer.whole(fresh)
     attrs: dict[str, Any] = {"raw": True} if dt is source.dt else {}
     cut = trace.region(mask, source.shape) if mask is not None else None
     if cut is trace.EMPTY:
@@ -280,7 +253,7 @@ def store(dst: Any, value: Any, *, mask: Any = None) -> None:
     isa.move(target, source, mask)
 
 
-def copy(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+def copy(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """On-chip copy into a new SBUF tile, with a cast if ``dtype`` is given."""
     source = isa.tile(src, "copy")
     if not source.on_chip:
@@ -291,7 +264,7 @@ def copy(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
     return isa.tensor_copy(source, mask=mask, dtype=dtype)
 
 
-def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor:
+def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """HBM [F, P] -> SBUF [P, F] by DMA (element-granular: slow on this core)."""
     source = isa.tile(src, "load_transpose2d")
     if source.ndim != 2:
@@ -304,7 +277,7 @@ def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor
     attrs: dict[str, Any] = {"axes_order": (1, 0)} | ({"raw": True} if dt is source.dt else {})
     cut = trace.region(mask, source.shape) if mask is not None else None
     fresh = tracer.storage((source.shape[1], source.shape[0]), dt, "sbuf")
-    out = Tensor.whole(fresh)
+    out = tracer.whole(fresh)
     dst = out
     if cut is trace.EMPTY:
         return out
@@ -314,7 +287,7 @@ def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> Tensor
     return out
 
 
-def partition_broadcast(source: Tensor, shape: tuple[int, ...]) -> Tensor:
+def partition_broadcast(source: View, shape: tuple[int, ...]) -> View:
     """One partition to ``shape[0]`` partitions: ones-matmul on TensorE, then a copy to SBUF.
 
     The product with a ones column is exact; each piece of 512 columns fills one PSUM bank.
@@ -331,16 +304,18 @@ def partition_broadcast(source: Tensor, shape: tuple[int, ...]) -> Tensor:
     ones_row = isa.memset((1, rows), 1, row.dtype)
     out = ndarray((rows, flat.shape[1]), row.dtype)
     step = GEN2.moving_free_max
+    assign = trace.current("partition broadcast").assign
     for start in range(0, flat.shape[1], step):
-        piece = flat[:, start : builtins.min(start + step, flat.shape[1])]
-        out[:, start : start + piece.shape[1]] = isa.nc_matmul(ones_row, piece)
+        columns = slice(start, builtins.min(start + step, flat.shape[1]))
+        piece = flat.slice_box((slice(0, 1), columns))
+        assign(out.slice_box((slice(0, rows), columns)), isa.nc_matmul(ones_row, piece))
     return out.reshape(shape) if len(shape) != 2 else out
 
 
-def _integer_broadcast(row: Tensor, shape: tuple[int, ...]) -> Tensor:
+def _integer_broadcast(row: View, shape: tuple[int, ...]) -> View:
     """partition_broadcast of an integer row, exact: fp32 holds every value of up to 24 bits."""
 
-    def spread(part: Tensor) -> Tensor:
+    def spread(part: View) -> View:
         tile = partition_broadcast(isa.tensor_copy(part, dtype=np.float32), shape)
         return isa.tensor_copy(tile, dtype=row.dtype)
 
@@ -352,12 +327,17 @@ def _integer_broadcast(row: Tensor, shape: tuple[int, ...]) -> Tensor:
     return isa.tensor_tensor(high, spread(low), np.bitwise_or)
 
 
-def broadcast_to(src: Any, *, shape: Any) -> Tensor:
-    """numpy broadcasting of a tile (SDK 2.22)."""
-    return isa.tile(src, "broadcast_to").broadcast_to(shape)
+def broadcast_to(src: Any, *, shape: Any) -> View:
+    """numpy broadcasting (SDK 2.22); from one partition to many a ones-matmul on the device."""
+    own, new = isa.tile(src, "broadcast_to"), sizes_of((shape,), None)
+    if own.ndim > len(new) >= 2 and all(s == 1 for s in own.shape[len(new) :]):
+        own = own.reshape(own.shape[: len(new)])  # axes of an mgrid that are named, of size 1
+    if own.on_chip and own.shape[0] == 1 and len(new) == own.ndim and new[0] > 1:
+        return partition_broadcast(own, new)
+    return own.expand(new)
 
 
-def expand_dims(data: Any, axis: int) -> Tensor:
+def expand_dims(data: Any, axis: int) -> View:
     """A size-1 axis after the last one."""
     source = isa.tile(data, "expand_dims")
     if axis not in (source.ndim, -1):
@@ -370,7 +350,7 @@ def expand_dims(data: Any, axis: int) -> Tensor:
 
 
 # --- matmul and transpose -------------------------------------------------------------------------
-def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None) -> Tensor:
+def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None) -> View:
     """``x @ y``, or ``x.T @ y`` with x already [K, M] (transpose_x=True, no transpose needed).
 
     Result [M, N] fp32 in PSUM.
@@ -381,7 +361,7 @@ def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None) -> Te
     return isa.nc_matmul(left, y, mask=mask)
 
 
-def transpose(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def transpose(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """2-D transpose, both sides at most 128; result in SBUF."""
     source = isa.tile(x, "transpose")
     if source.ndim != 2:
@@ -402,7 +382,7 @@ def _scalar_like(value: Any) -> bool:
     return isinstance(value, (int, float, np.generic))
 
 
-def _broadcast_pair(name: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+def _broadcast_pair(name: str, x: View, y: View) -> tuple[View, View]:
     """Operands with one shape; partition broadcast is explicit work, free broadcast a view."""
     if x.ndim != y.ndim:
         low, high = (x, y) if x.ndim < y.ndim else (y, x)
@@ -430,7 +410,7 @@ def _broadcast_pair(name: str, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
     return pair[0], pair[1]
 
 
-def _binary(name: str, x: Any, y: Any, dtype: Any, mask: Any) -> Tensor:
+def _binary(name: str, x: Any, y: Any, dtype: Any, mask: Any) -> View:
     """Lower a binary function to tensor_scalar or tensor_tensor."""
     if isinstance(x, Index) or isinstance(y, Index):
         raise refuse(
@@ -455,7 +435,7 @@ def _binary(name: str, x: Any, y: Any, dtype: Any, mask: Any) -> Tensor:
     return isa.tensor_tensor(a, b, name, dtype=dt, mask=mask)
 
 
-def _with_scalar(name: str, x: Tensor, value: Any, reverse: bool, dtype: Any, mask: Any) -> Tensor:
+def _with_scalar(name: str, x: View, value: Any, reverse: bool, dtype: Any, mask: Any) -> View:
     dt = _result_dtype(name, x.dt, scalar_dtype(value)) if dtype is None else to_dtype(dtype)
     if name == "divide":
         if reverse:
@@ -488,7 +468,7 @@ def named(name: str, function: Callable) -> Callable:
 
 
 def _make_binary(name: str, doc: str) -> Callable:
-    def apply(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+    def apply(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> View:
         return _binary(name, x, y, dtype, mask)
 
     apply.__doc__ = f"Element-wise {doc}; numpy broadcasting, the partition axis at extra cost."
@@ -522,7 +502,7 @@ fmod = _make_binary("fmod", "C fmod, sign of x (SDK 2.22)")
 
 # --- element-wise unary ---------------------------------------------------------------------------
 def _make_unary(name: str) -> Callable:
-    def apply(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+    def apply(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
         return isa.activation(name, isa.tile(x, name), dtype=dtype, mask=mask)
 
     apply.__doc__ = f"Element-wise {name} on ScalarE, fp32 inside; input's type unless dtype."
@@ -553,19 +533,19 @@ sign = _make_unary("sign")
 named("copy", copy)
 
 
-def negative(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def negative(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``-x`` on VectorE."""
     source = isa.tile(x, "negative")
     dt = source.dt if dtype is None else dtype
     return isa.tensor_scalar(source, "multiply", -1.0, dtype=dt, mask=mask)
 
 
-def invert(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def invert(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``~x`` of integers, on VectorE."""
     return isa.tensor_scalar(isa.tile(x, "invert"), "invert", 0, dtype=dtype, mask=mask)
 
 
-def reciprocal(x: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def reciprocal(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``1 / x`` on VectorE (SDK 2.22)."""
     return isa.reciprocal(x, dtype=dtype, mask=mask)
 
@@ -579,7 +559,7 @@ named("reciprocal", reciprocal)
 def _make_reduction(name: str, op: str) -> Callable:
     def apply(
         x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False
-    ) -> Tensor:
+    ) -> View:
         return isa.tensor_reduce(
             op, isa.tile(x, name), axis, dtype=dtype, mask=mask, keepdims=keepdims
         )
@@ -594,14 +574,12 @@ min = _make_reduction("min", "minimum")
 prod = _make_reduction("prod", "multiply")
 
 
-def _count(x: Tensor, axis: Any) -> int:
+def _count(x: View, axis: Any) -> int:
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     return int(np.prod([x.shape[a] for a in axes]))
 
 
-def mean(
-    x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False
-) -> Tensor:
+def mean(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False) -> View:
     """Mean over the last free axes; integers give fp32."""
     source = isa.tile(x, "mean")
     dt = (source.dt if source.dt.is_float else FLOAT32) if dtype is None else to_dtype(dtype)
@@ -611,7 +589,7 @@ def mean(
 
 def softmax(
     x: Any, axis: Any, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None
-) -> Tensor:
+) -> View:
     """Softmax over the last free axes: negated max, exp with bias and sum, reciprocal, product."""
     source = isa.tile(x, "softmax")
     dt = source.dt if dtype is None else to_dtype(dtype)
@@ -644,7 +622,7 @@ def rms_norm(
     dtype: Any = None,
     compute_dtype: Any = None,
     mask: Any = None,
-) -> Tensor:
+) -> View:
     """``x * rsqrt(sum(x^2) / n + epsilon) * w`` over the free axis, fp32 inside."""
     source, weight = isa.tile(x, "rms_norm"), isa.tile(w, "rms_norm")
     dt = source.dt if dtype is None else to_dtype(dtype)
@@ -658,7 +636,7 @@ def rms_norm(
     return _binary("multiply", normed, weight, dt, mask)
 
 
-def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> Tensor:
+def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``x`` where the data tile ``condition`` is nonzero, else ``y`` (a tile or a number)."""
     cond, first = isa.tile(condition, "where"), isa.tile(x, "where")
     src = [cond.expand(first.shape) if cond.shape != first.shape else cond, first]

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..device.dtypes import DType
-from ..device.errors import refuse, user_frame, warn
+from ..device.errors import name_kernel, refuse, user_frame, warn
 from .index import Mask
-from .program import Frame, Instruction, Loop, Program, Source, Storage
+from .program import Instruction, Program
+from .storage import Frame, Loop, Source, Storage
+from .view import View, compose
 
 if TYPE_CHECKING:
     from ..instructions.entry import OpSpec
-    from ..language.tensor import Tensor
 
 _local = threading.local()
 EMPTY = "empty"
@@ -108,28 +109,38 @@ class Tracer:
         frame: innermost loop iteration.
         code: code object of the kernel function, to tell its top level from callees.
         machine: executes each instruction at once in eager mode, else None.
+        view_type: class of the tensors that the front end gives kernels.
     """
 
-    def __init__(self, program: Program, code: Any = None, machine: Any = None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        code: Any = None,
+        machine: Any = None,
+        view_type: type[View] = View,
+    ) -> None:
         self.program, self.code, self.machine = program, code, machine
+        self.view_type = view_type
         self.frame: Frame | None = None
         self.grid_index: tuple[int, ...] = ()
         self.loops = 0
         self.meetings = Meetings()
-        self.views: dict[tuple, Tensor] = {}
+        self.views: dict[tuple, View] = {}
         self.started: dict[int, _Started] = {}  # zeros-initialised PSUM tiles by storage id
         self.recorded = program.instructions.append
         self.shared: list[Storage] = []  # shared_hbm tensors: one set for all grid instances
         self.shared_next = 0
         self.random: tuple[Any, int] = (0, 0)  # seed (a number or a tile), draws since it was set
-        self.sums: Tensor | None = None  # ScalarE's running sums (reduce_cmd)
+        self.sums: View | None = None  # ScalarE's running sums (reduce_cmd)
 
     def __enter__(self) -> Tracer:
         self._outer = active()
+        self._outer_name = name_kernel(self.program.name)
         _local.tracer = self
         return self
 
     def __exit__(self, *exc: object) -> None:
+        name_kernel(self._outer_name)
         _local.tracer = self._outer
 
     # --- storages ---------------------------------------------------------------------------------
@@ -142,6 +153,10 @@ class Tracer:
         made.frame, made.birth, made.name = self.frame, len(program.instructions), name
         program.storages.append(made)
         return made
+
+    def whole(self, storage: Storage) -> View:
+        """All of a storage, as kernels see it."""
+        return self.view_type.whole(storage)
 
     def begin_instance(self) -> None:
         """A grid instance starts: its shared_hbm tensors are those of the first instance."""
@@ -173,8 +188,8 @@ class Tracer:
     def emit(
         self,
         op: OpSpec,
-        dst: tuple[Tensor, ...],
-        src: tuple[Tensor, ...],
+        dst: tuple[View, ...],
+        src: tuple[View, ...],
         attrs: dict[str, Any],
     ) -> Instruction:
         """Check one instruction and append it."""
@@ -201,7 +216,7 @@ class Tracer:
             self.machine.run(instruction)
         return instruction
 
-    def same(self, view: Tensor) -> Tensor:
+    def same(self, view: View) -> View:
         """One object for all operands that are the same region: programs repeat few regions."""
         if view.indirect is not None:
             return view
@@ -213,19 +228,18 @@ class Tracer:
         op: OpSpec,
         shape: tuple[int, ...],
         dtype: DType,
-        src: tuple[Tensor, ...],
+        src: tuple[View, ...],
         attrs: dict[str, Any],
         mask: Any = None,
         buffer: str = "sbuf",
-    ) -> Tensor:
+    ) -> View:
         """Record an element-wise instruction into a fresh tile and return the tile.
 
         All of ``src`` have ``shape``; a mask cuts source and destination alike.
         """
-        from ..language.tensor import Tensor
 
         fresh = self.storage(shape, dtype, buffer)
-        out = Tensor.whole(fresh)
+        out = self.whole(fresh)
         cut = None if mask is None else region(mask, shape)
         dst = out
         if cut is EMPTY:
@@ -239,10 +253,9 @@ class Tracer:
         return out
 
     # --- assignment -------------------------------------------------------------------------------
-    def assign(self, view: Tensor, value: Any) -> None:
+    def assign(self, view: View, value: Any) -> None:
         """``view[...] = value``: move the fresh result there, or copy, or fill with a constant."""
         from ..instructions import isa
-        from ..language.tensor import Tensor
 
         if isinstance(value, (int, float, np.generic)):
             isa.fill(view, value)
@@ -250,7 +263,7 @@ class Tracer:
         if isinstance(value, isa.LoopReduction):
             value.into(view)
             return
-        if not isinstance(value, Tensor):
+        if not isinstance(value, View):
             raise refuse(
                 "sim_assignment_type",
                 f"value of type {type(value).__name__} assigned to {view.label()}, expected a "
@@ -265,7 +278,7 @@ class Tracer:
         if not self._redirect(view, source):
             isa.copy_into(view, source)
 
-    def _was_skipped(self, value: Tensor) -> bool:
+    def _was_skipped(self, value: View) -> bool:
         """True for a result whose mask selected nothing, so that no instruction was recorded."""
         fresh = value.storage
         return (
@@ -274,7 +287,7 @@ class Tracer:
             and fresh.birth == len(self.program.instructions)
         )
 
-    def _check_writable(self, view: Tensor) -> None:
+    def _check_writable(self, view: View) -> None:
         if not view.storage.on_chip:
             raise refuse(
                 "err_unsupported_memory",
@@ -282,7 +295,7 @@ class Tracer:
                 "tensors with nl.store",
             )
 
-    def _conform(self, value: Tensor, view: Tensor) -> Tensor:
+    def _conform(self, value: View, view: View) -> View:
         """``value`` with the shape of ``view`` (size-1 axes and free-axis broadcasting)."""
         if value.shape == view.shape:
             return value
@@ -298,10 +311,9 @@ class Tracer:
             )
         return value.expand(view.shape)
 
-    def _redirect(self, view: Tensor, value: Tensor) -> bool:
+    def _redirect(self, view: View, value: View) -> bool:
         """Let the instruction that produced ``value`` write into ``view`` instead."""
         from ..instructions import isa
-        from ..language.tensor import compose
 
         fresh = value.storage
         last = fresh.producer
@@ -342,13 +354,12 @@ class Tracer:
     def _materialise(self, fresh: Storage) -> None:
         """A redirected result is used after all: give it its own tile back and copy from it."""
         from ..instructions import isa
-        from ..language.tensor import Tensor
 
         last, view = fresh.producer, fresh.redirect
         fresh.redirect = None
         fresh.producer = None
         assert last is not None and view is not None
-        whole = Tensor.whole(fresh)
+        whole = self.whole(fresh)
         moved = last.dst[0]
         inner = _place_in(whole, moved, view)
         last.dst = (inner,)
@@ -359,19 +370,18 @@ class Tracer:
         if id(last) in phases:
             phases[id(copy)] = phases[id(last)]
 
-    def in_place(self, view: Tensor, name: str, value: Any) -> Tensor:
+    def in_place(self, view: View, name: str, value: Any) -> View:
         """``view += value``: PSUM accumulation of a matmul, else an element-wise update."""
         from ..instructions import isa
         from ..language import nl as language
-        from ..language.tensor import Tensor
 
         last = self.program.instructions[-1] if self.program.instructions else None
-        if isinstance(value, Tensor) and self._was_skipped(value):
+        if isinstance(value, View) and self._was_skipped(value):
             return view
         if (
             name == "add"
             and view.storage.buffer == "psum"
-            and isinstance(value, Tensor)
+            and isinstance(value, View)
             and value.storage.producer is last
             and last is not None
             and last.op.name == "nc_matmul"
@@ -387,12 +397,12 @@ class Tracer:
         self.assign(view, getattr(language, name)(view, value))
         return view
 
-    def _note_zero_read(self, view: Tensor) -> None:
+    def _note_zero_read(self, view: View) -> None:
         started = self.started.get(view.storage.id)
         if started is None or not started.covers(view):
             view.storage.needs_zero = True
 
-    def mark_started(self, view: Tensor) -> bool:
+    def mark_started(self, view: View) -> bool:
         """Note that a matmul accumulates into ``view``; True when it is the first to do so."""
         started = self.started.get(view.storage.id)
         if started is None:
@@ -408,7 +418,7 @@ class Tracer:
             )
         return True
 
-    def mark_written(self, view: Tensor) -> None:
+    def mark_written(self, view: View) -> None:
         """Note that an instruction wrote into a PSUM tile at an explicit address."""
         started = self.started.get(view.storage.id)
         if started is None:
@@ -435,7 +445,7 @@ class Tracer:
         inside = loop is not None and loop.loop.kind != "grid"
         return not inside and (frame is None or self.code is None or frame.f_code is self.code)
 
-    def eager_values(self, view: Tensor) -> np.ndarray:
+    def eager_values(self, view: View) -> np.ndarray:
         if self.machine is None:
             raise refuse(
                 "err_dynamic_control_flow_not_supported",
@@ -475,7 +485,7 @@ class Meetings:
     def __init__(self) -> None:
         self.phase = 0
         self.phases: dict[int, float] = {}
-        self.open: dict[tuple, list[tuple[Tensor, Tensor]]] = {}
+        self.open: dict[tuple, list[tuple[View, View]]] = {}
 
     def order(self, program: Program) -> None:
         """Sort the instructions by phase.
@@ -519,14 +529,14 @@ class _Started:
         self.size = size
         self.flat: np.ndarray | None = None  # made once a region is not the whole tile
 
-    def covers(self, view: Tensor) -> bool:
+    def covers(self, view: View) -> bool:
         if view.key() in self.keys:
             return True
         if self.flat is not None:
             return bool(_window(self.flat, view).all())
         return bool(self.keys)  # the only region so far is the whole tile
 
-    def add(self, view: Tensor) -> bool:
+    def add(self, view: View) -> bool:
         """Note a region; False where it overlaps an earlier one in part."""
         if view.is_full() and not self.keys:
             self.keys.add(view.key())
@@ -540,7 +550,7 @@ class _Started:
         self.keys.add(view.key())
         return True
 
-    def overwrite(self, view: Tensor) -> None:
+    def overwrite(self, view: View) -> None:
         """Note a region that may overlap earlier ones."""
         if not self.add(view):
             assert self.flat is not None
@@ -555,7 +565,7 @@ def _last_index(instructions: list[Instruction], wanted: Instruction) -> int:
     raise ValueError("instruction is not part of the program")
 
 
-def _place_in(whole: Tensor, moved: Tensor, view: Tensor) -> Tensor:
+def _place_in(whole: View, moved: View, view: View) -> View:
     """The box of ``whole`` that corresponds to ``moved`` inside ``view``."""
     if moved.shape == whole.shape:
         return whole
@@ -568,12 +578,10 @@ def _place_in(whole: Tensor, moved: Tensor, view: Tensor) -> Tensor:
             starts[axis], rest = divmod(rest, view.strides[axis])
     for start, stride in zip(starts, whole.strides):
         offset += start * stride
-    from ..language.tensor import Tensor
-
-    return Tensor(whole.storage, offset, moved.shape, whole.strides, whole.dt)
+    return View(whole.storage, offset, moved.shape, whole.strides, whole.dt)
 
 
-def _window(flat: np.ndarray, view: Tensor) -> np.ndarray:
+def _window(flat: np.ndarray, view: View) -> np.ndarray:
     """The elements of ``view`` in a flat per-element array of its storage."""
     item = flat.itemsize
     return np.lib.stride_tricks.as_strided(

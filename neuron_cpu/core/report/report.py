@@ -13,7 +13,8 @@ from typing import Any
 
 from ..device import spec
 from ..device.spec import Engine
-from ..program.program import Instruction, Source
+from ..program.program import Instruction
+from ..program.storage import Source
 from ..time import cost
 from ..time.schedule import BUFFER, DMA, ENGINES, PORT, TENSOR, Schedule
 

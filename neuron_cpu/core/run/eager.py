@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from ..language.tensor import Tensor
-from ..program.program import Instruction, Storage
+from ..program.program import Instruction
+from ..program.storage import Storage
+from ..program.view import View
 from . import merge
 from .execute import make_step
 from .memory import Arena, widen
@@ -20,7 +21,7 @@ class Machine:
         self.lowering = merge.Lowering(merge=False)
 
     def _memory(self, storage: Storage) -> merge.Memory:
-        return self.lowering.ref(Tensor.whole(storage)).memory
+        return self.lowering.ref(View.whole(storage)).memory
 
     def bind(self, storage: Storage, values: torch.Tensor) -> None:
         """Give a kernel input its data."""
@@ -35,7 +36,7 @@ class Machine:
         with torch.inference_mode():  # as Plan.run; a decorator would be a frame of the user's
             make_step(self.lowering.op(instruction), self.arena)()
 
-    def values(self, view: Tensor) -> np.ndarray:
+    def values(self, view: View) -> np.ndarray:
         """Current values of a view, as a numpy array of fp32 (integers as they are)."""
         ref = self.lowering.ref(view)
         raw = self.arena.view(ref)

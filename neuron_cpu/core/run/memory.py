@@ -15,7 +15,7 @@ import torch
 from ..device import dtypes
 from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, DType
 from ..device.errors import NkiError
-from ..program.program import Storage
+from ..program.storage import Storage
 from .merge import Memory, Ref
 
 UNWRITTEN_INT = 77  # what an integer tile holds before anything is written

@@ -18,8 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from ..language.tensor import Tensor, contiguous
-from ..program.program import Frame, Instruction, Loop, Program, Storage
+from ..program.program import Instruction, Program
+from ..program.storage import Frame, Loop, Storage
+from ..program.view import View, contiguous
 
 # Elements that the tiles of joined iterations may take together: 16 MiB of fp32. Every joined
 # iteration has tiles of its own, so attention over 8192 tokens would need gigabytes without it;
@@ -109,7 +110,7 @@ class Lowering:
             found = self.paths[id(frame)] = tuple(frame.path())
         return found
 
-    def ref(self, view: Tensor) -> Ref:
+    def ref(self, view: View) -> Ref:
         storage = view.storage
         memory = self.memories.get(storage.id)
         if memory is None:

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from ..device import spec
 from ..device.errors import refuse
 from ..device.spec import GEN2, Engine
-from ..language.tensor import Tensor
 from ..program.program import Instruction
+from ..program.view import View
 
 RESULT_LATENCY_NS = {
     engine: spec.DEPENDENT_CYCLES / hz * 1e9 for engine, hz in GEN2.clock_hz.items()
@@ -133,11 +133,11 @@ def transfer(instruction: Instruction) -> Transfer:
     return found
 
 
-def _first_partition(view: Tensor) -> int:
+def _first_partition(view: View) -> int:
     return view.start_partition if view.storage.on_chip else -1
 
 
-def _transfer(instruction: Instruction, src: Tensor, dst: Tensor) -> Transfer:
+def _transfer(instruction: Instruction, src: View, dst: View) -> Transfer:
     item = max(src.dt.itemsize, dst.dt.itemsize)
     # transposing takes a descriptor per element: nothing stays contiguous on both sides
     run = 1 if instruction.op.name == "dma_transpose" else _contiguous_run(src, dst)
@@ -158,7 +158,7 @@ def _transfer(instruction: Instruction, src: Tensor, dst: Tensor) -> Transfer:
     )
 
 
-def _contiguous_run(src: Tensor, dst: Tensor) -> int:
+def _contiguous_run(src: View, dst: View) -> int:
     """Elements that lie side by side in both views; partitions never join into one row."""
     first = 1 if src.storage.on_chip or dst.storage.on_chip else 0
     if src.shape != dst.shape:  # reshaped on the way: only whole contiguous tensors join
@@ -173,7 +173,7 @@ def _contiguous_run(src: Tensor, dst: Tensor) -> int:
     return run
 
 
-def _partition_lanes(chip: Tensor, rows: int) -> tuple[int, ...]:
+def _partition_lanes(chip: View, rows: int) -> tuple[int, ...]:
     """Rows per engine: the rows of partitions 8e to 8e + 7 belong to engine e."""
     partitions = chip.shape[0]
     start = chip.start_partition

@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..device.spec import Engine
-from ..language.tensor import Tensor, contiguous
-from ..program.program import Instruction, Program, Storage
+from ..program.program import Instruction, Program
+from ..program.storage import Storage
+from ..program.view import View, contiguous
 
 Box = tuple[tuple[int, int, int], ...]  # (first, last, step) per storage axis of more than one
 Edges = list[tuple[int, ...]]
@@ -22,7 +23,7 @@ JOINED = 6  # more predecessors of one region than this share a join
 _boxes: dict[tuple, Box] = {}
 
 
-def box_of(view: Tensor) -> Box:
+def box_of(view: View) -> Box:
     """The view as one interval per axis of its storage."""
     key = (view.storage.shape, view.offset, view.shape, view.strides)
     found = _boxes.get(key)
@@ -150,7 +151,7 @@ class _Tracked:
         self.readers: list[list[int]] = []
         self.sources: list[tuple[int, ...] | None] = []
 
-    def region(self, view: Tensor) -> int:
+    def region(self, view: View) -> int:
         key = (view.offset, view.shape, view.strides)
         found = self.ids.get(key)
         if found is None:
@@ -172,7 +173,7 @@ class _Placed(_Tracked):
 
     __slots__ = ()
 
-    def region(self, view: Tensor) -> int:
+    def region(self, view: View) -> int:
         key = (view.storage.id, view.offset, view.shape, view.strides)
         found = self.ids.get(key)
         if found is None:
@@ -181,7 +182,7 @@ class _Placed(_Tracked):
         return found
 
 
-def _address_box(view: Tensor) -> Box:
+def _address_box(view: View) -> Box:
     """(partitions, bytes) of a view of a placed tensor."""
     storage = view.storage
     tile_size = storage.shape[storage.paxis] * storage.free_size
@@ -197,7 +198,7 @@ def _address_box(view: Tensor) -> Box:
     )
 
 
-def reads_of(instruction: Instruction) -> list[Tensor]:
+def reads_of(instruction: Instruction) -> list[View]:
     """Operand views, index tiles of indirect rows included."""
     views = list(instruction.src)
     for view in (*instruction.src, *instruction.dst):
@@ -225,9 +226,9 @@ def _tracked_storages(program: Program) -> dict[int, _Tracked]:
     return tracked
 
 
-def _whole(view: Tensor) -> Tensor:
+def _whole(view: View) -> View:
     """Data-dependent rows may lie anywhere in their storage."""
-    return view if view.indirect is None else Tensor.whole(view.storage)
+    return view if view.indirect is None else View.whole(view.storage)
 
 
 class Dependences:
@@ -298,8 +299,8 @@ def dependences(program: Program) -> Dependences:
     tracked = _tracked_storages(program)
     accesses = []
     for instruction in program.instructions:
-        sources: Sequence[Tensor] = instruction.src
-        targets: Sequence[Tensor] = instruction.dst
+        sources: Sequence[View] = instruction.src
+        targets: Sequence[View] = instruction.dst
         if any(v.indirect is not None for v in (*sources, *targets)):
             sources = [_whole(v) for v in reads_of(instruction)]
             targets = [_whole(v) for v in targets]
@@ -312,7 +313,7 @@ def dependences(program: Program) -> Dependences:
     return found
 
 
-def _regions(tracked: dict[int, _Tracked], views: Sequence[Tensor]) -> list[Access]:
+def _regions(tracked: dict[int, _Tracked], views: Sequence[View]) -> list[Access]:
     found = []
     for view in views:
         state = tracked.get(view.storage.id)

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ..device.spec import GEN2
-from ..program.program import Program, Storage
+from ..program.program import Program
+from ..program.storage import Storage
 from . import depend
 
 

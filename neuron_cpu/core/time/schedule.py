@@ -29,7 +29,8 @@ from ..device import spec
 from ..device.errors import refuse
 from ..device.pause import without_garbage_collection
 from ..device.spec import GEN2, Engine
-from ..program.program import Instruction, Program, Storage
+from ..program.program import Instruction, Program
+from ..program.storage import Storage
 from . import cost, depend, memory
 from .memory import footprint
 

@@ -5,6 +5,7 @@ Source of names: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/language
 
 from neuron_cpu.core.instructions.constants import fp32
 from neuron_cpu.core.instructions.gpsimd import gather_flattened, rand, random_seed
+from neuron_cpu.core.language.buffers import hbm, private_hbm, psum, sbuf, shared_hbm
 from neuron_cpu.core.language.composites import (  # fmt: skip
     abs,
     all,
@@ -60,7 +61,6 @@ from neuron_cpu.core.language.nl import (  # fmt: skip
     gelu_dx,
     greater,
     greater_equal,
-    hbm,
     int8,
     int16,
     int32,
@@ -90,19 +90,15 @@ from neuron_cpu.core.language.nl import (  # fmt: skip
     ones,
     par_dim,
     power,
-    private_hbm,
     prod,
     program_id,
     program_ndim,
-    psum,
     reciprocal,
     relu,
     right_shift,
     rms_norm,
     rsqrt,
-    sbuf,
     sequential_range,
-    shared_hbm,
     sigmoid,
     sign,
     silu,

@@ -1,0 +1,92 @@
+"""Operators and methods of kernel tensors that record instructions, attached to ``Tensor``.
+
+They stand apart from the class because they call ``nl``, whose functions take and make tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from ..device.errors import refuse
+from ..program import trace
+from ..program.index import DynamicIndex, Index
+from ..program.view import View
+from . import nl as language
+from .tensor import Tensor, sizes_of
+
+BINARY = {
+    "add": "add",
+    "subtract": "sub",
+    "multiply": "mul",
+    "divide": "truediv",
+    "power": "pow",
+    "bitwise_and": "and",
+    "bitwise_or": "or",
+    "bitwise_xor": "xor",
+    "left_shift": "lshift",
+    "right_shift": "rshift",
+}
+COMPARISONS = {
+    "less": "lt",
+    "less_equal": "le",
+    "greater": "gt",
+    "greater_equal": "ge",
+    "equal": "eq",
+    "not_equal": "ne",
+}
+IN_PLACE = {"add": "iadd", "subtract": "isub", "multiply": "imul", "divide": "itruediv"}
+
+
+def _operator(name: str, reflected: bool = False) -> Callable[[Tensor, Any], Any]:
+    function = getattr(language, name)
+
+    def apply(self: Tensor, other: Any) -> Any:
+        if isinstance(other, Index) and name == "add":
+            return DynamicIndex(self, other)
+        if isinstance(other, Tensor) and other.shape[0] != self.shape[0]:
+            raise refuse(
+                "err_num_partition_mismatch",
+                f"operator '{name}' of {self.label()} and {other.label()}, expected equal "
+                "partition counts: operators do not broadcast the partition axis; use nl "
+                "functions or broadcast_to",
+            )
+        return function(other, self) if reflected else function(self, other)
+
+    return apply
+
+
+def _in_place(name: str) -> Callable[[Tensor, Any], View]:
+    def apply(self: Tensor, other: Any) -> View:
+        return trace.current("in-place operator").in_place(self, name, other)
+
+    return apply
+
+
+def _broadcast_to(self: Tensor, *sizes: Any, shape: Any = None) -> View:
+    """numpy broadcasting; from one partition to many it is a ones-matmul on the device."""
+    return language.broadcast_to(self, shape=sizes_of(sizes, shape))
+
+
+def _astype(self: Tensor, dtype: Any) -> View:
+    """A copy with another element type."""
+    return language.copy(self, dtype=dtype)
+
+
+def attach() -> None:
+    """Give ``Tensor`` its operators."""
+    for name, symbol in BINARY.items():
+        setattr(Tensor, f"__{symbol}__", _operator(name))
+        setattr(Tensor, f"__r{symbol}__", _operator(name, reflected=True))
+    for name, symbol in COMPARISONS.items():
+        setattr(Tensor, f"__{symbol}__", _operator(name))
+    for name, symbol in IN_PLACE.items():
+        setattr(Tensor, f"__{symbol}__", _in_place(name))
+    methods = {
+        "__neg__": lambda self: language.negative(self),
+        "__invert__": lambda self: language.invert(self),
+        "broadcast_to": _broadcast_to,
+        "astype": _astype,
+    }
+    for name, method in methods.items():
+        setattr(Tensor, name, method)

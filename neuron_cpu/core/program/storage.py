@@ -1,0 +1,147 @@
+"""Where a kernel's data lives and which loop iteration recorded what.
+
+A Storage is one tensor's memory; views (``view.py``) are regions of it. Source, Loop and Frame say
+where in the kernel something was recorded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..device.dtypes import DType
+
+if TYPE_CHECKING:
+    from .program import Instruction
+    from .view import View
+
+ON_CHIP = frozenset({"sbuf", "psum"})
+
+
+class Source:
+    """A line of a kernel: file, line number, function. Interned, so compare with ``is``."""
+
+    __slots__ = ("file", "function", "line")
+    _interned: dict[tuple[str, int], Source] = {}
+
+    def __init__(self, file: str, line: int, function: str) -> None:
+        self.file, self.line, self.function = file, line, function
+
+    @classmethod
+    def at(cls, frame: Any) -> Source:
+        key = (frame.f_code.co_filename, frame.f_lineno)
+        found = cls._interned.get(key)
+        if found is None:
+            found = cls._interned[key] = cls(*key, frame.f_code.co_name)
+        return found
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+class Loop:
+    """One execution of a loop statement.
+
+    Attributes:
+        kind: ``affine``, ``sequential`` or ``grid`` (the launch grid is the outermost loop).
+        n: trip count.
+    """
+
+    __slots__ = ("id", "kind", "n", "source")
+
+    def __init__(self, id: int, kind: str, n: int, source: Source | None) -> None:
+        self.id, self.kind, self.n, self.source = id, kind, n, source
+
+
+class Frame:
+    """Iteration ``i`` of ``loop`` inside ``parent``; instructions of one iteration share it."""
+
+    __slots__ = ("depth", "i", "loop", "parent")
+
+    def __init__(self, loop: Loop, i: int, parent: Frame | None) -> None:
+        self.loop, self.i, self.parent = loop, i, parent
+        self.depth: int = 1 if parent is None else parent.depth + 1
+
+    def path(self) -> list[Frame]:
+        """Frames from the outermost loop to this one."""
+        frames: list[Frame] = []
+        at: Frame | None = self
+        while at is not None:
+            frames.append(at)
+            at = at.parent
+        return frames[::-1]
+
+
+class Storage:
+    """A tensor's memory: a row-major block of elements in HBM, SBUF or PSUM.
+
+    Attributes:
+        shape: as declared; on chip ``(blocks..., partitions, free...)``, ``paxis`` block axes.
+        buffer: ``hbm`` (kernel input or scratch), ``shared_hbm``, ``sbuf`` or ``psum``.
+        role: ``input``, ``output``, ``const`` (data known while tracing) or ``local``.
+        frame: loop iteration that created it.
+        birth: number of instructions recorded before it was created.
+        zero_init: PSUM tile from nl.zeros: its first matmul overwrites instead of accumulating.
+        needs_zero: some of it is read before any matmul wrote it, so the zero fill is real.
+        producer: the instruction whose result this fresh tile is, while it may still be redirected.
+        redirect: where an assignment moved that result to.
+        data: contents of a constant.
+        address: explicit placement, from direct allocation.
+        placed: its buffer is one of ``ncc``, whether or not the addresses are used; such a PSUM
+            tile cannot have an initial value, so its first matmul overwrites too.
+        mutable: kernel input that the kernel may write and must return.
+    """
+
+    __slots__ = (
+        "address", "birth", "buffer", "data", "dtype", "frame", "id", "mutable", "name",
+        "needs_zero", "paxis", "placed", "producer", "redirect", "role", "shape", "size", "source",
+        "zero_init",
+    )  # fmt: skip
+
+    def __init__(
+        self, id: int, shape: tuple[int, ...], dtype: DType, buffer: str, role: str = "local"
+    ) -> None:
+        self.id, self.shape, self.dtype, self.buffer, self.role = id, shape, dtype, buffer, role
+        self.name = ""
+        size = 1
+        for s in shape:
+            size *= s
+        self.size = size
+        self.paxis = 0
+        self.frame: Frame | None = None
+        self.birth = 0
+        self.source: Source | None = None
+        self.zero_init = False
+        self.needs_zero = False
+        self.producer: Instruction | None = None
+        self.redirect: View | None = None
+        self.data: np.ndarray | None = None
+        self.address: Any = None
+        self.placed = False
+        self.mutable = False
+
+    @property
+    def on_chip(self) -> bool:
+        return self.buffer in ON_CHIP
+
+    @property
+    def free_size(self) -> int:
+        """Elements per partition of one tile."""
+        size = 1
+        for s in self.shape[self.paxis + 1 :]:
+            size *= s
+        return size
+
+    @property
+    def partition_bytes(self) -> int:
+        """Bytes per partition of the whole tensor, blocks included."""
+        blocks = 1
+        for s in self.shape[: self.paxis]:
+            blocks *= s
+        return blocks * self.free_size * self.dtype.itemsize
+
+    def label(self) -> str:
+        """Name for messages: the given one, or what and where it is."""
+        kind = self.name or f"{self.buffer} tensor {self.id}"
+        return f"'{kind}' {self.shape} {self.dtype}"

@@ -1,0 +1,303 @@
+"""What a subscript selects of a view: slices and integers, index grids, masks and index tiles.
+
+Two families that one subscript does not mix, as in the language itself (aws-neuron-sdk v2.21.1,
+general/nki/programming_model.rst, tensor indexing): *basic* subscripts give every axis a slice or
+an integer and keep the order of the axes; *advanced* ones give axes an affine expression over a
+common index grid, whose axes are those of the result.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..device.errors import NkiError, refuse
+from . import trace
+from .index import DynamicIndex, Index, Mask, aligned, is_integer
+from .view import Bound, Indirect, V, View, intern
+
+Moved = tuple[int, tuple[tuple[int, int], ...]]  # an old axis: start, (new axis, step) of each
+
+
+def subscript(view: V, key: Any) -> V:
+    """``view[key]``.
+
+    Raises:
+        NkiError: subscripts of both families, of the wrong type or number, or certainly outside.
+    """
+    keys = key if isinstance(key, tuple) else (key,)
+    if isinstance(keys[-1], Mask):  # operand mask: t[i_f < n], or t[i_p, i_f, i_f < n]
+        selected = subscript(view, keys[:-1]) if len(keys) > 1 else view
+        return _masked(selected, keys[-1])
+    kinds = {_kind(k) for k in keys}
+    if "advanced" in kinds:
+        if "basic" in kinds:
+            raise refuse(
+                "err_unsupported_mixing_basic_advanced_tensor_indexing",
+                f"subscript of {view.label()} mixes slices with arange/mgrid objects, expected "
+                "one kind; write slices as nl.arange axes or all axes as slices",
+            )
+        return _advanced(view, keys)
+    return _basic(view, _expand_ellipsis(keys, view))
+
+
+def _kind(k: Any) -> str:
+    if isinstance(k, (Index, DynamicIndex, View, Mask)):
+        return "advanced"
+    return "basic" if isinstance(k, slice) and k != slice(None) else "either"
+
+
+def _expand_ellipsis(keys: tuple[Any, ...], view: View) -> list[Any]:
+    """One subscript for each axis: an ellipsis, or what is missing at the end, stands for ':'."""
+    ndim = view.ndim
+    count = sum(k is Ellipsis for k in keys)
+    if count > 1 or len(keys) - count > ndim:
+        raise refuse(
+            "sim_index_rank",
+            f"subscript of {view.label()} has {len(keys) - count} indices, expected at most {ndim}",
+        )
+    fill = [slice(None)] * (ndim - len(keys) + count)
+    if count:
+        at = next(i for i, k in enumerate(keys) if k is Ellipsis)
+        return [*keys[:at], *fill, *keys[at + 1 :]]
+    return [*keys, *fill]
+
+
+def _masked(view: V, mask: Mask) -> V:
+    """The box that an operand mask leaves."""
+    cut = trace.region(mask, view.shape)
+    if cut is None:
+        return view
+    if not isinstance(cut, tuple):
+        raise refuse(
+            "sim_operand_mask",
+            f"operand mask of {view.label()} is no box of at least one element, expected one "
+            "bound per axis; slice the operand",
+        )
+    return view.slice_box(cut)
+
+
+# --- slices and integers --------------------------------------------------------------------------
+def _basic(view: V, keys: list[Any]) -> V:
+    offset, paxis = view.offset, view.paxis
+    shape: list[int] = []
+    strides: list[int] = []
+    outside: list[tuple[int, int, int, int]] = []  # (new axis or -1, start, step, size)
+    moved: list[Moved] = []
+    for axis, k in enumerate(keys):
+        size, stride = view.shape[axis], view.strides[axis]
+        # A tile never loses its partition axis: an integer there leaves one of size 1.
+        start, count, step, keep = _slice_of(k, size, axis == view.paxis and view.on_chip)
+        offset += start * stride
+        moved.append((start, ((len(shape), step),) if keep else ()))
+        # Not refused here: a mask over the view may leave those elements out.
+        if start < 0 or start + (count - 1) * step >= size:
+            outside.append((len(shape) if keep else -1, start, step, size))
+        if keep:
+            shape.append(count)
+            strides.append(stride * step)
+        elif axis < view.paxis:
+            paxis -= 1
+    if view.on_chip:  # tiles have at least two axes: m[:, 0] is a (P, 1) tile
+        while len(shape) < 2:
+            shape.append(1)
+            strides.append(1)
+    bounds = []
+    if outside or view.oob:
+        for axis, start, step, size in outside:
+            coefs = tuple(step if a == axis else 0 for a in range(len(shape)))
+            bounds.append((coefs, start, size))
+        bounds += _substituted(view.oob or (), moved, len(shape))
+        _refuse_certain(view, bounds)
+    sizes, steps = intern(tuple(shape)), intern(tuple(strides))
+    oob = tuple(bounds) or None
+    return type(view)(view.storage, offset, sizes, steps, view.dt, paxis, oob, view.indirect)
+
+
+def _slice_of(k: Any, size: int, keep_axis: bool) -> tuple[int, int, int, bool]:
+    """(start, count, step, keep) of a basic subscript on an axis of ``size``.
+
+    Unlike numpy's, a slice is not cut to the axis: elements outside are an error or masked.
+    """
+    if isinstance(k, slice):
+        for bound in (k.start, k.stop, k.step):
+            if bound is not None and not is_integer(bound):
+                raise refuse(
+                    "sim_index_type",
+                    f"slice bound of type {type(bound).__name__}, expected an integer known while "
+                    "tracing; divide sizes with //",
+                )
+        step = 1 if k.step is None else int(k.step)
+        start = 0 if k.start is None else int(k.start)
+        stop = size if k.stop is None else int(k.stop)
+        if k.stop is not None and k.stop < 0:
+            stop += size
+        if k.start is not None and k.start < 0 and k.stop is None:
+            start += size
+        count = -(-(stop - start) // step)
+        if count <= 0 or step < 1:
+            raise refuse(
+                "sim_empty_slice",
+                f"slice {k.start}:{k.stop}:{k.step} of an axis of length {size} is empty, expected "
+                "start < stop and a positive step",
+            )
+        return start, count, step, True
+    if is_integer(k):
+        at = int(k) + size if -size <= k < 0 else int(k)
+        return at, 1, 1, keep_axis
+    raise refuse(
+        "sim_index_type",
+        f"subscript of type {type(k).__name__}, expected int, slice, nl.ds, nl.arange, nl.mgrid "
+        "or an index tile",
+    )
+
+
+def _substituted(bounds: tuple[Bound, ...], moved: list[Moved], ndim: int) -> list[Bound]:
+    """Bounds over the old axes, rewritten to the ``ndim`` new ones.
+
+    Each old axis is ``start + sum of step * new axis`` now, so its coefficient goes to the new axes
+    times the steps, and times the start into the constant.
+    """
+    rewritten = []
+    for before, const, size in bounds:
+        coefs = [0] * ndim
+        for coef, (start, terms) in zip(before, moved):
+            const += coef * start
+            for axis, step in terms:
+                coefs[axis] += coef * step
+        rewritten.append((tuple(coefs), const, size))
+    return rewritten
+
+
+def _refuse_certain(view: View, bounds: list[Bound]) -> None:
+    """Refuse when even the first element is outside: no mask over the view can mend that."""
+    for _, const, size in bounds:
+        if not 0 <= const < size:
+            raise refuse(
+                "err_tensor_access_out_of_bound",
+                f"subscript of {view.label()} starts at {const}, expected 0 to {size - 1}; "
+                "correct the index",
+            )
+
+
+# --- index grids ----------------------------------------------------------------------------------
+def _advanced(view: V, keys: tuple[Any, ...]) -> V:
+    if any(k is Ellipsis for k in keys) or len(keys) > view.ndim:
+        keys = tuple(_expand_ellipsis(keys, view))
+    # All grids of the subscript on one: its axes are the axes of the result.
+    grids, grid = aligned(
+        [g for g in map(_grid_of, keys) if g is not None],
+        [k.shape for k in keys if isinstance(k, View)],
+    )
+    keys = _with_grids(keys, grids)
+    if not view.on_chip and any(g.dense for g in grids):
+        for axis, k in enumerate(keys):
+            rows = k.tensor if isinstance(k, DynamicIndex) else k
+            if isinstance(rows, View) and rows.size != 1:
+                raise _index_tile_refusal(view, axis, rows)
+    keys = keys + (slice(None),) * (view.ndim - len(keys))
+    if len(grid) < 2 and view.on_chip:
+        raise refuse(
+            "err_1d_arange_not_supported",
+            f"{view.label()} is indexed with a 1-D arange, expected at least two axes; write "
+            "nl.arange(n)[:, None] or [None, :]",
+        )
+    # Address of a grid point: the sum over the axes of expression times stride, affine again.
+    # Axes without a subscript of their own follow the grid's, whole.
+    offset, shape, strides = view.offset, grid, [0] * len(grid)
+    outside: list[Bound] = []
+    moved: list[Moved] = []
+    indirect = view.indirect
+    ndim = len(shape) + sum(isinstance(k, slice) for k in keys)
+    for axis, k in enumerate(keys):
+        size, stride = view.shape[axis], view.strides[axis]
+        if isinstance(k, slice):
+            moved.append((0, ((len(shape), 1),)))
+            shape += (size,)
+            strides.append(stride)
+            continue
+        expr, indirect = _axis_expr(view, k, axis, grid, indirect)
+        offset += expr.const * stride
+        for a, c in enumerate(expr.coefs):
+            strides[a] += c * stride
+        moved.append((expr.const, tuple(enumerate(expr.coefs))))
+        low, high = expr.bounds()
+        chosen_by_data = isinstance(k, (View, DynamicIndex))  # checked when it runs
+        if not chosen_by_data and (low < 0 or high >= size):
+            outside.append((expr.coefs + (0,) * (ndim - len(grid)), expr.const, size))
+    if view.oob:
+        if indirect is not None:  # no condition can be rewritten to rows that data choose
+            view.check_bounds()
+        else:
+            outside += _substituted(view.oob, moved, ndim)
+    sizes, steps = intern(shape), intern(tuple(strides))
+    return type(view)(
+        view.storage, offset, sizes, steps, view.dt, 0, tuple(outside) or None, indirect
+    )
+
+
+def _grid_of(k: Any) -> Index | None:
+    """The index grid of one advanced subscript, if it has one."""
+    index = k.index if isinstance(k, DynamicIndex) else k
+    return index if isinstance(index, Index) else None
+
+
+def _with_grids(keys: tuple[Any, ...], grids: list[Index]) -> tuple[Any, ...]:
+    """``keys`` with their index grids replaced, in order."""
+    rest = iter(grids)
+    new = []
+    for k in keys:
+        if isinstance(k, Index):
+            k = next(rest)
+        elif _grid_of(k) is not None:
+            k = DynamicIndex(k.tensor, next(rest))
+        new.append(k)
+    return tuple(new)
+
+
+def _axis_expr(
+    view: View, k: Any, axis: int, shape: tuple[int, ...], indirect: Indirect | None
+) -> tuple[Index, Indirect | None]:
+    """Affine part of one advanced subscript, and the data-dependent part if it has one."""
+    flat = (0,) * len(shape)
+    if is_integer(k):
+        return Index(int(k), flat, shape), indirect
+    if isinstance(k, Index):
+        return k.broadcast(shape), indirect
+    tile, extra = (k.tensor, k.index) if isinstance(k, DynamicIndex) else (k, 0)
+    if not isinstance(tile, View):
+        raise TypeError(
+            f"subscript {k!r} of axis {axis} is not an index, expected an integer, slice, "
+            "arange, mgrid or an index tile"
+        )
+    if indirect is not None:
+        raise refuse(
+            "err_indirect_indices_free_dim",
+            f"{view.label()} is indexed by data on two axes, expected one; load one axis "
+            "indirectly and select the other with an affine index",
+        )
+    _check_index_tile(view, tile, axis)
+    expr = extra.broadcast(shape) if isinstance(extra, Index) else Index(extra, flat, shape)
+    return expr, (tile, view.strides[axis], view.shape[axis], expr.bounds())
+
+
+def _check_index_tile(view: View, index: View, axis: int) -> None:
+    """An index tile chooses one row of HBM for each partition."""
+    if view.on_chip:
+        if index.size != 1:
+            raise refuse(
+                "err_indirect_indices_free_dim",
+                f"axis {axis} of {view.label()} is indexed by {index.label()}, expected a "
+                "single run-time offset on chip; gather rows while loading from HBM",
+            )
+        return
+    if index.free_size != 1 or (axis == view.ndim - 1 and axis > 0):
+        raise _index_tile_refusal(view, axis, index)
+
+
+def _index_tile_refusal(view: View, axis: int, index: View) -> NkiError:
+    return refuse(
+        "err_indirect_indices_free_dim",
+        f"axis {axis} of {view.label()} is indexed by {index.label()}, expected a (P, 1) "
+        "index tile on the partition or a block axis; index rows by data and columns with "
+        "nl.arange (nl.mgrid does not serve here)",
+    )

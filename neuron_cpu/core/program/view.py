@@ -1,0 +1,319 @@
+"""Views: which elements of a storage an operand is, without looking at any of them.
+
+A view is storage + element offset + sizes + strides, everything counted in elements. On chip the
+first axis of a *tile* is the partition axis; views of tensors with block dimensions have ``paxis``
+block axes before it and must be indexed down to a tile before an instruction takes them
+(aws-neuron-sdk v2.21.1, nki.errors.rst, err_failed_to_infer_tile_from_local_tensor).
+
+A front end gives kernels a subclass with subscripts and operators; every method here makes views of
+the class it is called on, so that a kernel's tensor stays the front end's own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import numpy as np
+
+from ..device.dtypes import DType
+from ..device.errors import refuse
+from .storage import Storage
+
+V = TypeVar("V", bound="View")
+Bound = tuple[tuple[int, ...], int, int]
+Indirect = tuple["View", int, int, tuple[int, int]]
+
+_interned: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+
+def intern(values: tuple[int, ...]) -> tuple[int, ...]:
+    """One shared tuple per value: programs hold few distinct shapes and many views."""
+    return _interned.setdefault(values, values)
+
+
+def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Row-major strides, in elements."""
+    strides = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return intern(tuple(strides[::-1]))
+
+
+class View:
+    """A region of a tensor in HBM, SBUF or PSUM.
+
+    Attributes:
+        storage: the memory that the region lies in.
+        offset: element of the storage that the first element of the region is.
+        shape, strides: size of each axis and its step in elements of the storage.
+        dt: element type; another one than the storage's after ``bitcast``.
+        paxis: block axes before the partition axis.
+        oob: bounds that the region may break, as (coefs, const, size) for
+            ``0 <= const + coefs . axes < size``; None where every element is known to be inside.
+            Whether they matter is known only once a mask has cut the region.
+        indirect: rows chosen by data, as (index tile, element stride of one index step, length of
+            the axis, least and greatest of the affine index that is added to the data).
+    """
+
+    __slots__ = ("dt", "indirect", "offset", "oob", "paxis", "shape", "storage", "strides")
+
+    def __init__(
+        self,
+        storage: Storage,
+        offset: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dt: DType | None = None,
+        paxis: int = 0,
+        oob: tuple[Bound, ...] | None = None,
+        indirect: Indirect | None = None,
+    ) -> None:
+        self.storage, self.offset = storage, offset
+        self.shape, self.strides = shape, strides
+        self.dt = storage.dtype if dt is None else dt
+        self.paxis, self.oob, self.indirect = paxis, oob, indirect
+
+    @classmethod
+    def whole(cls: type[V], storage: Storage) -> V:
+        """All of a storage."""
+        shape = intern(storage.shape)
+        return cls(storage, 0, shape, contiguous(shape), paxis=storage.paxis)
+
+    @classmethod
+    def blocks_last(cls: type[V], storage: Storage) -> V:
+        """All of an on-chip storage as one tile (P, blocks, F), or (P, F...) without block axes."""
+        if not storage.paxis:
+            return cls.whole(storage)
+        partitions, free = storage.shape[storage.paxis], storage.free_size
+        tile = partitions * free
+        shape = (partitions, storage.size // tile, free)
+        return cls(storage, 0, intern(shape), intern((free, tile, 1)))
+
+    # --- properties -------------------------------------------------------------------------------
+    @property
+    def dtype(self) -> Any:
+        """Element type as kernels see it."""
+        return self.dt.of_tensor
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def on_chip(self) -> bool:
+        return self.storage.on_chip
+
+    @property
+    def size(self) -> int:
+        size = 1
+        for s in self.shape:
+            size *= s
+        return size
+
+    @property
+    def free_size(self) -> int:
+        """Elements per partition."""
+        size = 1
+        for s in self.shape[1:]:
+            size *= s
+        return size
+
+    @property
+    def start_partition(self) -> int:
+        """First partition of an on-chip view, counted inside its tensor."""
+        storage = self.storage
+        return self.offset // storage.free_size % storage.shape[storage.paxis]
+
+    def __repr__(self) -> str:
+        dims = "x".join(map(str, self.shape))
+        name = self.storage.name or f"{self.storage.buffer}{self.storage.id}"
+        return f"{name}+{self.offset}[{dims}]{self.dt}"
+
+    def label(self) -> str:
+        """For messages: name, shape, dtype and memory."""
+        name = self.storage.name or f"{self.storage.buffer} tensor"
+        return f"{name} {self.shape} {self.dt} in {self.storage.buffer}"
+
+    def key(self) -> tuple:
+        """Identity of the region: two views with equal keys are the same elements."""
+        return (self.offset, self.shape, self.strides)
+
+    def is_full(self) -> bool:
+        """True when the view is the whole storage in its own order."""
+        return self.offset == 0 and self.size == self.storage.size and self._is_contiguous()
+
+    def _is_contiguous(self) -> bool:
+        step = 1
+        for size, stride in zip(reversed(self.shape), reversed(self.strides)):
+            if size != 1:
+                if stride != step:
+                    return False
+                step *= size
+        return True
+
+    # --- other shapes of the same elements --------------------------------------------------------
+    def reshape(self: V, shape: tuple[int, ...]) -> V:
+        """View with other sizes; on chip the partition axis must stay as it is."""
+        new = tuple(shape)
+        if int(np.prod(new)) != self.size:
+            raise refuse(
+                "sim_reshape",
+                f"reshape of {self.label()} to {new} changes the number of elements, expected "
+                f"{self.size}",
+            )
+        if self.on_chip and self.paxis == 0 and new[0] != self.shape[0]:
+            raise refuse(
+                "sim_reshape",
+                f"reshape of {self.label()} to {new} changes the partition axis, expected "
+                f"{self.shape[0]} first; move data across partitions with nc_transpose or DMA",
+            )
+        strides = reshaped_strides(self.shape, self.strides, new)
+        if strides is None:
+            raise refuse(
+                "sim_reshape",
+                f"reshape of the strided view {self.label()} to {new} is no view; copy it first",
+            )
+        return type(self)(
+            self.storage, self.offset, intern(new), intern(strides), self.dt, self.paxis
+        )
+
+    def flattened(self: V) -> V | None:
+        """The tile with one free axis, or None where its strides or conditions do not allow it."""
+        flat = (self.shape[0], self.free_size)
+        strides = reshaped_strides(self.shape, self.strides, flat)
+        if strides is None or self.oob or self.indirect:
+            return None
+        return type(self)(self.storage, self.offset, intern(flat), intern(strides), self.dt)
+
+    def expand(self: V, shape: tuple[int, ...]) -> V:
+        """Zero-stride view of ``shape``; missing trailing axes count as axes of size 1."""
+        own, strides = self.shape, self.strides
+        if len(own) < len(shape):
+            extra = len(shape) - len(own)
+            if self.on_chip:  # the partition axis stays first: (P, 1) against (P, a, b)
+                own, strides = own + (1,) * extra, strides + (0,) * extra
+            else:
+                own, strides = (1,) * extra + own, (0,) * extra + strides
+        if len(own) != len(shape) or any(o not in (1, s) for o, s in zip(own, shape)):
+            raise refuse(
+                "sim_broadcast",
+                f"{self.label()} does not broadcast to {shape}; every axis must be equal or 1",
+            )
+        steps = tuple(0 if o == 1 and s != 1 else t for o, s, t in zip(own, shape, strides))
+        return self._with(self.offset, intern(shape), intern(steps), self.oob, self.indirect)
+
+    def expand_dims(self: V, axis: int) -> V:
+        """View with a size-1 axis at ``axis``."""
+        at = axis if axis >= 0 else axis + self.ndim + 1
+        shape = (*self.shape[:at], 1, *self.shape[at:])
+        strides = (*self.strides[:at], 0, *self.strides[at:])
+        oob = tuple(((*c[:at], 0, *c[at:]), const, size) for c, const, size in self.oob or ())
+        return self._with(self.offset, intern(shape), intern(strides), oob or None, self.indirect)
+
+    def bitcast(self: V, dt: DType) -> V:
+        """The same bits as another type of the same size."""
+        if dt.itemsize != self.dt.itemsize:
+            raise refuse(
+                "sim_view_dtype",
+                f"view of {self.label()} as {dt} changes the element size, expected a type of "
+                f"{self.dt.itemsize} bytes; use astype to convert values",
+            )
+        return type(self)(self.storage, self.offset, self.shape, self.strides, dt, self.paxis)
+
+    def slice_box(self: V, box: tuple[slice, ...]) -> V:
+        """Sub-view by one slice of step 1 per axis, as masks cut operands."""
+        offset = self.offset
+        shape = []
+        conditions = []
+        for s, stride in zip(box, self.strides):
+            offset += s.start * stride
+            shape.append(s.stop - s.start)
+        # An axis that begins later moves each condition's constant along its coefficient.
+        for coefs, const, size in self.oob or ():
+            const += sum(c * s.start for c, s in zip(coefs, box))
+            conditions.append((coefs, const, size))
+        indirect = self.indirect
+        if indirect is not None and indirect[0].shape[0] > 1:  # the index tile has the same rows
+            tile = indirect[0]
+            rows = (box[0], *(slice(0, 1) for _ in tile.shape[1:]))
+            indirect = (tile.slice_box(rows), *indirect[1:])
+        sizes = intern(tuple(shape))
+        return self._with(offset, sizes, self.strides, tuple(conditions) or None, indirect)
+
+    def _with(
+        self: V,
+        offset: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        oob: tuple[Bound, ...] | None,
+        indirect: Indirect | None,
+    ) -> V:
+        """Another region of the same storage, type and partition axis."""
+        return type(self)(self.storage, offset, shape, strides, self.dt, self.paxis, oob, indirect)
+
+    def check_bounds(self) -> None:
+        """Refuse elements outside of the storage's axes, once masks have cut the region."""
+        for coefs, const, size in self.oob or ():
+            low = const + sum(c * (n - 1) for c, n in zip(coefs, self.shape) if c < 0)
+            high = const + sum(c * (n - 1) for c, n in zip(coefs, self.shape) if c > 0)
+            if low < 0 or high >= size:
+                raise refuse(
+                    "err_tensor_access_out_of_bound",
+                    f"index of {self.storage.label()} runs from {low} to {high}, expected 0 to "
+                    f"{size - 1}; correct the index or mask the elements outside",
+                )
+
+
+def reshaped_strides(
+    shape: tuple[int, ...], strides: tuple[int, ...], new: tuple[int, ...]
+) -> tuple[int, ...] | None:
+    """Strides that make ``new`` a view of (shape, strides), or None where a copy is needed.
+
+    Both shapes hold equally many elements, so they fall into runs of axes that hold equally many;
+    within a run the old axes must follow each other without gaps, and the new ones then divide it.
+    """
+    old = [(s, t) for s, t in zip(shape, strides) if s != 1]  # axes of size 1 have any stride
+    result = [0] * len(new)
+    i = j = 0
+    while i < len(old) and j < len(new):
+        size, want, i2, j2 = old[i][0], new[j], i + 1, j + 1
+        while size != want:  # join axes on either side until both runs hold as many elements
+            if want < size:
+                want, j2 = want * new[j2], j2 + 1
+            else:
+                size, i2 = size * old[i2][0], i2 + 1
+        if any(old[k][1] != old[k + 1][0] * old[k + 1][1] for k in range(i, i2 - 1)):
+            return None
+        step = old[i2 - 1][1]
+        for k in range(j2 - 1, j - 1, -1):
+            result[k] = step
+            step *= new[k]
+        i, j = i2, j2
+    return tuple(result)
+
+
+def compose(inner: View, outer: V) -> V | None:
+    """``inner``, a box of a contiguous storage, re-read as the same box of ``outer``.
+
+    ``outer`` has the storage's shape; used to move an instruction's result elsewhere.
+
+    Raises:
+        NkiError: the box reaches outside of the tensor that ``outer`` is a view of.
+    """
+    shape = inner.storage.shape
+    if len(inner.shape) != len(shape) or len(outer.shape) != len(shape):
+        return None
+    if inner.is_full() and outer.oob is None:
+        return outer
+    own = contiguous(shape)
+    box, rest = [], inner.offset
+    for axis in range(len(shape)):  # the offset's digits in the storage's own strides
+        at, rest = divmod(rest, own[axis]) if own[axis] else (0, rest)
+        if inner.shape[axis] != 1 and inner.strides[axis] != own[axis]:
+            return None
+        box.append(slice(at, at + inner.shape[axis]))
+    moved = outer.slice_box(tuple(box))
+    moved.check_bounds()
+    return moved
