@@ -153,6 +153,7 @@ IMPORTS = {
     "torch_neuronx.testing.validation": "logit_validation",
     "torch_neuronx.xla_impl.ops": "RmsNorm nki_jit",
     "torch_neuronx.utils": "get_platform_target",
+    "torch_xla": "core device sync",
     "torch_xla.core.xla_model": "REDUCE_SUM mark_step",
 }
 
@@ -977,3 +978,32 @@ def test_benchmark_sampling_needs_room(tiny_llama, application):
     app = application(folder, load=False, seq_len=16, max_context_length=16)
     with pytest.raises(ValueError, match="expected fewer than max_length = 16"):
         benchmark_sampling(app)
+
+
+class LongRanks(baseline.NeuronLlamaForCausalLM):
+    """The conversion of NxDI 0.1 and 0.2, whose rank tensors have torch.arange's own type."""
+
+    @staticmethod
+    def convert_hf_to_neuron_state_dict(state_dict, config):
+        converted = baseline.NeuronLlamaForCausalLM.convert_hf_to_neuron_state_dict(
+            state_dict, config
+        )
+        ranks = [key for key in converted if key.endswith("rank_util.rank")]
+        assert "embed_tokens.rank_util.rank" in ranks
+        return converted | {key: converted[key].long() for key in ranks}
+
+
+@pytest.mark.parametrize("saved", [True, False])
+def test_rank_tensors_of_64_bits(tiny_llama, application, generate, reference, saved):
+    model, folder = tiny_llama()
+    app = application(
+        folder,
+        model_cls=LongRanks,
+        tp_degree=2,
+        vocab_parallel=True,
+        save_sharded_checkpoint=saved,
+        **BATCH,
+    )
+    got = generate(app, PROMPTS, 6)
+    for row, prompt in enumerate(PROMPTS):
+        assert got[row].tolist() == reference(model, prompt, 6)[0].tolist()

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import ast
+import copy
+import json
+from pathlib import Path
+
+import neuronx_distributed_inference
 import pytest
 import torch
-from neuronx_distributed_inference.contract import VERSIONS, contract
+from neuronx_distributed_inference.contract import VERSIONS, Contract, contract
 from neuronx_distributed_inference.models import config as config_module
 from neuronx_distributed_inference.models.config import NeuronConfig, OnDeviceSamplingConfig
 from neuronx_distributed_inference.models.llama import modeling_llama
 from neuronx_distributed_inference.modules.attention.attention_base import NeuronAttentionBase
 
 from neuron_cpu.errors import StandInError
+
+PACKAGE = Path(neuronx_distributed_inference.__file__).parent
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7]]
 
@@ -43,6 +51,52 @@ def test_unknown_version_is_refused(monkeypatch):
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.9")
     with pytest.raises(StandInError, match="NEURON_CPU_NXDI.*got '0.9'"):
         contract()
+
+
+def test_only_the_contract_compares_versions():
+    """Everywhere else a difference has a name; the environment is asked by constructors only."""
+    for path in PACKAGE.parent.rglob("*.py"):
+        if path == PACKAGE / "contract.py":
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        inside = [n for f in functions if f.name == "__init__" for n in ast.walk(f)]
+        for node in ast.walk(tree):
+            place = f"{path.name}:{getattr(node, 'lineno', 0)}"
+            assert not (isinstance(node, ast.Attribute) and node.attr == "minor"), place
+            asks = isinstance(node, ast.Call) and getattr(node.func, "id", "") == "contract"
+            assert not asks or node in inside, place
+
+
+def test_a_configuration_keeps_the_version_it_was_made_for(
+    tiny_llama, application, generate, reference, monkeypatch
+):
+    """Built, compiled, loaded and run after the environment has changed its mind."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.3")
+    config = NeuronConfig(tp_degree=2, seq_len=48, max_context_length=32, torch_dtype="float32")
+    assert config.contract == copy.deepcopy(config).contract == Contract(3)
+    seen = []
+    original = modeling_llama.NeuronLlamaAttention.forward
+
+    def spy(self, hidden_states, **kwargs):
+        seen.append({self.contract, self.qkv_proj.contract, self.o_proj.contract})
+        return original(self, hidden_states, **kwargs)
+
+    def made_before(**_options):
+        monkeypatch.setenv("NEURON_CPU_NXDI", "0.1")
+        return config
+
+    monkeypatch.setattr(modeling_llama.NeuronLlamaAttention, "forward", spy)
+    monkeypatch.setattr(config_module, "NeuronConfig", made_before)
+    model, folder = tiny_llama()
+    app = application(folder)
+    assert contract() == Contract(1)
+    got = generate(app, PROMPTS[:1], 6)[0].tolist()
+    assert got == reference(model, PROMPTS[0], 6)[0].tolist()
+    assert {frozenset(contracts) for contracts in seen} == {frozenset({Contract(3)})}
+    saved = json.loads((folder / "compiled" / "neuron_config.json").read_text())
+    assert "contract" not in saved["neuron_config"]
+    assert json.loads((folder / "compiled" / "model.pt").read_text())["nxdi"] == "0.3"
 
 
 def test_layers_get_the_keywords_of_their_version(
@@ -109,6 +163,11 @@ def test_config_fields_come_and_go(version):
         assert hasattr(config, name) == (minor == 1)
     assert hasattr(config, "logical_nc_config") == (minor >= 2)
     assert hasattr(config, "k_cache_transposed") == (minor >= 3)
+    assert hasattr(config, "is_mlp_quantized") == (minor >= 2)
+    if minor >= 2:
+        assert not config.is_mlp_quantized()
+        assert NeuronConfig(quantized_mlp_kernel_enabled=True).is_mlp_quantized()
+        assert NeuronConfig(activation_quantization_type="dynamic").is_mlp_quantized()
     assert (config.rpl_reduce_dtype is None) == (minor >= 4)
     assert (config.attn_kernel_enabled is None) == (minor >= 4)
     assert config.save_sharded_checkpoint == (minor <= 2)
@@ -169,6 +228,26 @@ def test_transposed_key_cache(tiny_llama, application, generate, reference, monk
 def test_unknown_keywords_are_only_logged(caplog):
     config_module.NeuronConfig(no_such_option=1)
     assert "no_such_option" in caplog.text
+
+
+class ReadsAfterwards(NeuronConfig):
+    """As the contest's file has it: the base sees the keyword first and leaves it."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.nki_enabled = kwargs.pop("enable_nki", False)
+
+
+class AndThen(ReadsAfterwards):
+    pass
+
+
+@pytest.mark.parametrize("cls", [ReadsAfterwards, AndThen])
+def test_a_keyword_that_a_subclass_reads_is_not_ignored(cls, caplog):
+    assert cls(enable_nki=True).nki_enabled
+    assert caplog.text == ""
+    cls(enable_nki=True, enable_nkl=True)
+    assert "['enable_nkl']" in caplog.text
 
 
 @pytest.mark.parametrize("tp_degree", [1, 2])

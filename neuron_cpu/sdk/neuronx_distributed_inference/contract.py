@@ -1,34 +1,45 @@
 """Which version of NxDI the stand-in behaves as, and what differs between the versions.
 
-`NEURON_CPU_NXDI` holds the version (default 0.1). It is read whenever a configuration or a model
-is built, so a test may change it between models. Sources of the differences: the tags v0.1.0 to
-v0.6.10598 of aws-neuron/neuronx-distributed-inference.
+`NEURON_CPU_NXDI` holds the version (default 0.1). A configuration reads it once, when it is made,
+and carries the Contract from then on: everything built for that configuration follows it, whatever
+the environment says by then. All differences are properties below; no other file compares versions.
+Sources of the differences: the tags v0.1.0 to v0.6.10598 of
+aws-neuron/neuronx-distributed-inference.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Tuple
+from typing import Iterator
 
 from neuron_cpu.errors import StandInError
 
 VERSIONS = ("0.1", "0.2", "0.3", "0.4", "0.5", "0.6")
 DEFAULT_VERSION = "0.1"
 ENVIRONMENT_VARIABLE = "NEURON_CPU_NXDI"
-# NeuronConfig fields that some versions lack, and the versions that have them.
-FIELD_VERSIONS = {
-    "quantized_kernel_lower_bound": "0.1",
-    "trace_tokengen_model": "0.1",
-    "is_paged_attention": "0.1",
-    "logical_nc_config": "0.2 or later",
-    "quantize_clamp_bound": "0.2 or later",
-    "modules_to_not_convert": "0.2 or later",
-    "activation_quantization_type": "0.2 or later",
-    "k_cache_transposed": "0.3 or later",
-    "attn_tkg_builtin_kernel_enabled": "0.3 or later",
-    "qkv_kernel_fuse_residual_add": "0.3 or later",
-    "fused_rmsnorm_skip_gamma": "0.3 or later",
+_LAST = len(VERSIONS)
+# Attributes of NeuronConfig that some versions lack: the minor versions of the first and the last
+# that has it.
+_FIELDS = {
+    "is_paged_attention": (1, 1),
+    "quantized_kernel_lower_bound": (1, 1),
+    "trace_tokengen_model": (1, 1),
+    "activation_quantization_type": (2, _LAST),
+    "allow_input_truncation": (2, _LAST),
+    "is_mlp_quantized": (2, _LAST),
+    "kv_cache_batch_size": (2, _LAST),
+    "kv_cache_padding_size": (2, _LAST),
+    "logical_nc_config": (2, _LAST),
+    "modules_to_not_convert": (2, _LAST),
+    "quantize_clamp_bound": (2, _LAST),
+    "attn_tkg_builtin_kernel_enabled": (3, _LAST),
+    "fused_rmsnorm_skip_gamma": (3, _LAST),
+    "k_cache_transposed": (3, _LAST),
+    "qkv_kernel_fuse_residual_add": (3, _LAST),
+    "cast_type": (4, _LAST),
 }
 
 
@@ -42,29 +53,26 @@ class Contract:
     def version(self) -> str:
         return f"0.{self.minor}"
 
-    @property
-    def passes_residual(self) -> bool:
-        """Layers get a `residual` keyword and return five items instead of four."""
-        return self.minor >= 3
+    # -- configuration ---------------------------------------------------------------------------
+
+    def has_field(self, name: str) -> bool:
+        """Whether NeuronConfig has the attribute `name`; those outside the table always exist."""
+        first, last = _FIELDS.get(name, (1, _LAST))
+        return first <= self.minor <= last
 
     @property
-    def body_updates_cache(self) -> bool:
-        """`get_model_output` reads and writes the cache itself."""
-        return self.minor >= 3
+    def async_keyword(self) -> str:
+        """The keyword that sets `NeuronConfig.async_mode`."""
+        return "async" if self.minor == 1 else "async_mode"
 
     @property
-    def pads_to_bucket(self) -> bool:
-        """The wrapper pads to the first bucket strictly above the mask length (0.1: see 2.9)."""
-        return self.minor >= 2
+    def reduces_in_model_dtype(self) -> bool:
+        """`rpl_reduce_dtype` defaults to `torch_dtype`; else to None, which each layer resolves."""
+        return self.minor <= 3
 
     @property
-    def passes_dummies(self) -> bool:
-        """The traced forward gets seven inputs instead of five."""
-        return self.minor >= 2
-
-    @property
-    def attention_takes_config(self) -> bool:
-        """`NeuronAttentionBase(config, *, hidden_size, ...)` builds its own projections."""
+    def leaves_attention_kernel_open(self) -> bool:
+        """`attn_kernel_enabled` defaults to None, and NxDI decides by the prompt; else to False."""
         return self.minor >= 4
 
     @property
@@ -73,15 +81,115 @@ class Contract:
         return self.minor <= 2
 
     @property
-    def removed_config_fields(self) -> Tuple[str, ...]:
-        """NeuronConfig fields of 0.1 that this version no longer has."""
-        if self.minor == 1:
-            return ()
-        return tuple(name for name, versions in FIELD_VERSIONS.items() if versions == "0.1")
+    def limits_context_length(self) -> bool:
+        """A `max_context_length` above `max_length` is refused."""
+        return self.minor >= 5
+
+    @property
+    def samples_by_default(self) -> bool:
+        """Default of `OnDeviceSamplingConfig.do_sample`."""
+        return self.minor <= 5
+
+    # -- sub-models and their inputs -------------------------------------------------------------
+
+    @property
+    def pads_to_bucket(self) -> bool:
+        """The wrapper pads to the first bucket strictly above the mask length.
+
+        0.1 takes the first bucket that holds the prompt, counting ids that are not padding.
+        """
+        return self.minor >= 2
+
+    @property
+    def passes_dummies(self) -> bool:
+        """The traced forward gets seven inputs instead of five."""
+        return self.minor >= 2
+
+    @property
+    def marks_prefill(self) -> bool:
+        """A sub-model's configuration says by `is_prefill_stage` which of the two it is."""
+        return self.minor >= 2
+
+    # -- layers and attention --------------------------------------------------------------------
+
+    @property
+    def passes_rotary_positions(self) -> bool:
+        """Layers get a `rotary_position_ids` keyword."""
+        return self.minor >= 2
+
+    @property
+    def passes_residual(self) -> bool:
+        """Layers get cache keywords and a `residual`, and return five items instead of four.
+
+        Projections and attention hand the residual on as one more result, too.
+        """
+        return self.minor >= 3
+
+    @property
+    def passes_local_mask(self) -> bool:
+        """Layers get a `local_mask` keyword."""
+        return self.minor >= 5
+
+    @property
+    def body_updates_cache(self) -> bool:
+        """`get_model_output` reads and writes the cache itself."""
+        return self.minor >= 3
+
+    @property
+    def attention_takes_config(self) -> bool:
+        """`NeuronAttentionBase(config, *, hidden_size, ...)` builds its own projections."""
+        return self.minor >= 4
+
+    @property
+    def attention_takes_keywords(self) -> bool:
+        """`NeuronAttentionBase.forward` accepts keywords that its signature does not name."""
+        return self.minor >= 2
+
+    @property
+    def heads_fill_hidden_size(self) -> bool:
+        """Attention refuses a head_dim that is not hidden_size / heads."""
+        return self.minor == 1
+
+    @property
+    def samples_above_top_1_only(self) -> bool:
+        """A graph compiled for top_k = 1 takes the arg-maximum, though `do_sample` is set."""
+        return self.minor == 1
+
+
+def field_versions(name: str) -> str:
+    """The versions whose NeuronConfig has the attribute `name`; "" for one outside the table."""
+    if name not in _FIELDS:
+        return ""
+    first, last = _FIELDS[name]
+    return f"0.{first} or later" if last == _LAST else f"0.{first}"
+
+
+_thread = threading.local()
+
+
+@contextmanager
+def building_under(contract: Contract) -> Iterator[None]:
+    """Inside the block, what this thread builds follows `contract`.
+
+    Projections, samplers and the attention of NxDI 0.1 get no configuration; this is how they
+    follow the one that their model is built for.
+    """
+    before = getattr(_thread, "contract", None)
+    _thread.contract = contract
+    try:
+        yield
+    finally:
+        _thread.contract = before
 
 
 def contract() -> Contract:
-    """The version in force; a StandInError where the environment names none of VERSIONS."""
+    """The contract of the model under construction, outside of one what the environment names.
+
+    StandInError where the environment names none of VERSIONS.
+    """
+    building = getattr(_thread, "contract", None)
+    if building is not None:
+        return building
     version = os.environ.get(ENVIRONMENT_VARIABLE, "") or DEFAULT_VERSION
     if version not in VERSIONS:
         raise StandInError(

@@ -123,6 +123,9 @@ def _local_tensor(
         else:
             stride = getattr(parameter, "partition_stride", 1)
             local = create_local_weight(rank, size, full, dim, parameter.shape[dim], stride)
+    if not (local.is_floating_point() or parameter.is_floating_point()):
+        # NxDI 0.1 and 0.2 hand over int64 ranks for the int32 parameter; the device narrows them.
+        local = local.to(parameter.dtype)
     return local
 
 

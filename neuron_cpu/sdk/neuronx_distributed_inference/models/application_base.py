@@ -19,7 +19,6 @@ from neuron_cpu import progress
 from neuron_cpu.errors import CheckpointError, StandInError
 
 from .. import artifacts, graph
-from ..contract import contract
 from ..modules.checkpoint import load_state_dict, without_sharing
 from .config import InferenceConfig, NeuronConfig
 from .model_wrapper import SUBMODEL_TAGS, ModelWrapper, RankedModel, base_compile_work_dir
@@ -40,6 +39,7 @@ _UNSUPPORTED = (
     "is_chunked_prefill",
     "attn_tkg_builtin_kernel_enabled",
     "quantized_mlp_kernel_enabled",
+    "activation_quantization_type",
 )
 StateDict = Dict[str, torch.Tensor]
 PathLike = Union[str, os.PathLike]
@@ -142,7 +142,7 @@ class NeuronApplicationBase(nn.Module):
     def _manifest(self) -> Dict[str, Any]:
         return {
             "format": artifacts.FORMAT,
-            "nxdi": contract().version,
+            "nxdi": self.neuron_config.contract.version,
             "tp_degree": self.neuron_config.tp_degree,
             "submodels": {m.tag: list(m.neuron_config.buckets) for m in self.models},
         }

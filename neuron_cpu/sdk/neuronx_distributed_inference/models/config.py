@@ -16,7 +16,7 @@ from typing import Any, Callable, Dict, List, Optional, Type, Union
 import torch
 from neuronx_distributed.quantization.quantization_config import QuantizedDtype
 
-from ..contract import ENVIRONMENT_VARIABLE, FIELD_VERSIONS, contract
+from ..contract import ENVIRONMENT_VARIABLE, Contract, contract, field_versions
 
 CONFIG_FILE = "neuron_config.json"
 logger = logging.getLogger("Neuron")
@@ -43,7 +43,10 @@ def to_torch_dtype(dtype_str: str) -> torch.dtype:
 
 
 def to_dict(obj: Any) -> Any:
-    """`obj` as JSON-ready data: objects become their public attributes, dtypes bare names."""
+    """`obj` as JSON-ready data: objects become their attributes, dtypes bare names.
+
+    The contract is left out: it belongs to the process that reads the data, not to the data.
+    """
     if isinstance(obj, torch.dtype):
         return str(obj).split(".")[1]
     if isinstance(obj, dict):
@@ -53,7 +56,7 @@ def to_dict(obj: Any) -> Any:
     if isinstance(obj, type):
         return f"{obj.__module__}.{obj.__qualname__}"
     if hasattr(obj, "__dict__") and not callable(obj):
-        return {key: to_dict(value) for key, value in vars(obj).items()}
+        return {k: to_dict(v) for k, v in vars(obj).items() if not isinstance(v, Contract)}
     return obj
 
 
@@ -65,7 +68,7 @@ class OnDeviceSamplingConfig:
     """How the device chooses tokens; unknown keywords are ignored."""
 
     def __init__(self, **kwargs: Any) -> None:
-        self.do_sample = kwargs.pop("do_sample", contract().minor < 6)
+        self.do_sample = kwargs.pop("do_sample", contract().samples_by_default)
         self.top_k = kwargs.pop("top_k", 1)
         self.top_p = kwargs.pop("top_p", 1.0)
         self.temperature = kwargs.pop("temperature", 1.0)
@@ -76,10 +79,14 @@ class OnDeviceSamplingConfig:
 
 
 class NeuronConfig:
-    """Shapes, parallelism and features of one compiled model; every field is a keyword."""
+    """Shapes, parallelism and features of one compiled model; every field is a keyword.
+
+    `contract` says which version of NxDI the configuration and all that is built for it follow.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         take = kwargs.pop
+        self.contract = contract()
         self._set_shapes(take)
         self._set_buckets(take)
         self._set_features(take)
@@ -87,28 +94,45 @@ class NeuronConfig:
         self._set_speculation(take)
         self._set_parallelism(take)
         self._set_kernels(take)
-        for name in contract().removed_config_fields:
-            self.__dict__.pop(name, None)
-        if kwargs:
-            logger.warning("NeuronConfig ignores unknown keywords: %s", sorted(kwargs))
+        unknown = sorted(name for name in kwargs if not self._subclass_reads(name))
+        if unknown:
+            logger.warning("NeuronConfig ignores unknown keywords: %s", unknown)
         self._check()
+
+    def _subclass_reads(self, keyword: str) -> bool:
+        """Whether a subclass's constructor names `keyword`, which it may take after this one."""
+        before = type(self).__mro__[: type(self).__mro__.index(NeuronConfig)]
+        constructors = [vars(cls).get("__init__") for cls in before]
+        return any(keyword in c.__code__.co_consts for c in constructors if c is not None)
+
+    def _optional(self, take: Callable[..., Any], name: str, default: Any) -> None:
+        """Set a field that not every version has; elsewhere its keyword stays an unknown one."""
+        if self.contract.has_field(name):
+            setattr(self, name, take(name, default))
 
     def __getattr__(self, name: str) -> Any:
         """AttributeError for what is not set, with the versions that would have it.
 
         `logical_neuron_cores` is 0.1's name of `logical_nc_config`, and later versions still read
-        it, though they do not save it.
+        it, though they do not save it. A method that came later is found here as well, so that
+        hasattr tells the truth about the version.
         """
         if name == "logical_neuron_cores":
             return self.logical_nc_config
+        if name == "is_mlp_quantized" and self.contract.has_field(name):
+            return self._is_mlp_quantized
         sentence = f"{type(self).__name__!r} has no attribute {name!r}"
-        versions = FIELD_VERSIONS.get(name)
-        if versions is not None:
+        versions = field_versions(name)
+        if versions:
             sentence += (
-                f" in NxDI {contract().version}, expected only in {versions}; read it with getattr "
-                f"and a default, or set {ENVIRONMENT_VARIABLE} to {versions.split()[0]}"
+                f" in NxDI {self.contract.version}, expected only in {versions}; read it with "
+                f"getattr and a default, or set {ENVIRONMENT_VARIABLE} to {versions.split()[0]}"
             )
         raise AttributeError(f"{sentence}.")
+
+    def _is_mlp_quantized(self) -> Any:
+        """Whether the MLP's weights or activations are to be quantised (NxDI 0.2 and later)."""
+        return self.quantized_mlp_kernel_enabled or self.activation_quantization_type
 
     def _set_shapes(self, take: Callable[..., Any]) -> None:
         """Batch, lengths and number formats."""
@@ -122,11 +146,10 @@ class NeuronConfig:
         dtype = take("torch_dtype", None)
         self.overrides_torch_dtype = take("overrides_torch_dtype", dtype is not None)
         self.torch_dtype = torch.bfloat16 if dtype is None else _as_dtype(dtype)
-        default_reduce = self.torch_dtype if contract().minor <= 3 else None
+        default_reduce = self.torch_dtype if self.contract.reduces_in_model_dtype else None
         reduce_dtype = take("rpl_reduce_dtype", default_reduce)
         self.rpl_reduce_dtype = None if reduce_dtype is None else _as_dtype(reduce_dtype)
-        if contract().minor >= 4:
-            self.cast_type = take("cast_type", "config")
+        self._optional(take, "cast_type", "config")
         self.max_context_length = take("max_context_length", self.seq_len)
         new_tokens = take("max_new_tokens", self.seq_len - self.max_context_length)
         self.max_new_tokens = new_tokens or None
@@ -135,10 +158,9 @@ class NeuronConfig:
         self.tkg_batch_size = take("tkg_batch_size", self.batch_size)
         self.max_batch_size = take("max_batch_size", self.batch_size)
         self.is_continuous_batching = take("is_continuous_batching", False)
-        if contract().minor >= 2:
-            self.kv_cache_batch_size = take("kv_cache_batch_size", self.max_batch_size)
-            self.kv_cache_padding_size = take("kv_cache_padding_size", 0)
-            self.allow_input_truncation = take("allow_input_truncation", False)
+        self._optional(take, "kv_cache_batch_size", self.max_batch_size)
+        self._optional(take, "kv_cache_padding_size", 0)
+        self._optional(take, "allow_input_truncation", False)
 
     def _set_buckets(self, take: Callable[..., Any]) -> None:
         """Sequence lengths for which graphs are built."""
@@ -172,16 +194,16 @@ class NeuronConfig:
         if isinstance(sampling, dict):
             sampling = OnDeviceSamplingConfig(**sampling)
         self.on_device_sampling_config = sampling
-        self.async_mode = take("async" if contract().minor == 1 else "async_mode", False)
+        self.async_mode = take(self.contract.async_keyword, False)
         take("async_mode", None)  # 0.1 saves this name but reads the other
         self.qk_layernorm = take("qk_layernorm", False)
         self.flash_decoding_enabled = take("flash_decoding_enabled", False)
         self.lora_config = take("lora_config", None)
-        self.is_paged_attention = take("is_paged_attention", False)
+        self._optional(take, "is_paged_attention", False)
         self.pa_num_blocks = take("pa_num_blocks", self.batch_size)
         self.pa_block_size = take("pa_block_size", self.seq_len)
         self.is_chunked_prefill = take("is_chunked_prefill", False)
-        self.trace_tokengen_model = take("trace_tokengen_model", True)
+        self._optional(take, "trace_tokengen_model", True)
         self.is_prefill_stage = take("is_prefill_stage", None)
 
     def _set_quantization(self, take: Callable[..., Any]) -> None:
@@ -191,10 +213,9 @@ class NeuronConfig:
         self.quantization_type = take("quantization_type", "per_tensor_symmetric")
         self.quantization_dtype = take("quantization_dtype", "int8")
         self.kv_cache_quant = take("kv_cache_quant", False)
-        if contract().minor >= 2:
-            self.modules_to_not_convert = take("modules_to_not_convert", None)
-            self.quantize_clamp_bound = take("quantize_clamp_bound", float("inf"))
-            self.activation_quantization_type = take("activation_quantization_type", None)
+        self._optional(take, "modules_to_not_convert", None)
+        self._optional(take, "quantize_clamp_bound", float("inf"))
+        self._optional(take, "activation_quantization_type", None)
 
     def _set_speculation(self, take: Callable[..., Any]) -> None:
         """Several tokens a step."""
@@ -221,7 +242,7 @@ class NeuronConfig:
         self.start_rank_id = take("start_rank_id", 0)
         self.local_ranks_size = take("local_ranks_size", None) or self.world_size
         self.save_sharded_checkpoint = take(
-            "save_sharded_checkpoint", contract().saves_sharded_checkpoint
+            "save_sharded_checkpoint", self.contract.saves_sharded_checkpoint
         )
         self.skip_sharding = take("skip_sharding", False)
 
@@ -232,7 +253,7 @@ class NeuronConfig:
         )
         take("kv_cache_tiling", None)  # derived, but part of a saved file
         self.attn_kernel_enabled = take(
-            "attn_kernel_enabled", False if contract().minor <= 3 else None
+            "attn_kernel_enabled", None if self.contract.leaves_attention_kernel_open else False
         )
         for name in (
             "qkv_kernel_enabled",
@@ -242,14 +263,13 @@ class NeuronConfig:
             "rmsnorm_quantize_kernel_enabled",
         ):
             setattr(self, name, take(name, False))
-        if contract().minor >= 3:
-            self.k_cache_transposed = take("k_cache_transposed", False)
-            self.attn_tkg_builtin_kernel_enabled = take("attn_tkg_builtin_kernel_enabled", False)
-            self.qkv_kernel_fuse_residual_add = take("qkv_kernel_fuse_residual_add", False)
-            self.fused_rmsnorm_skip_gamma = take("fused_rmsnorm_skip_gamma", False)
-        self.quantized_kernel_lower_bound = take("quantized_kernel_lower_bound", 1200.0)
+        self._optional(take, "k_cache_transposed", False)
+        self._optional(take, "attn_tkg_builtin_kernel_enabled", False)
+        self._optional(take, "qkv_kernel_fuse_residual_add", False)
+        self._optional(take, "fused_rmsnorm_skip_gamma", False)
+        self._optional(take, "quantized_kernel_lower_bound", 1200.0)
         cores = take("logical_neuron_cores", 1)
-        if contract().minor >= 2:
+        if self.contract.has_field("logical_nc_config"):
             self.logical_nc_config = take("logical_nc_config", cores)
         else:
             self.logical_neuron_cores = cores
@@ -274,7 +294,7 @@ class NeuronConfig:
             raise AssertionError(
                 "rmsnorm_quantize_kernel_enabled needs quantized_mlp_kernel_enabled."
             )
-        if contract().minor >= 5 and self.max_context_length > self.max_length:
+        if self.contract.limits_context_length and self.max_context_length > self.max_length:
             raise AssertionError(
                 f"max_context_length {self.max_context_length} exceeds max_length "
                 f"{self.max_length}, expected at most that."

@@ -20,7 +20,7 @@ from neuronx_distributed.parallel_layers.mappings import (
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
 
-from ..contract import ENVIRONMENT_VARIABLE, contract
+from ..contract import ENVIRONMENT_VARIABLE
 from ..modules.autobucketing import generate_buckets
 from ..modules.generation.sampling import (
     Sampler,
@@ -64,7 +64,7 @@ class NeuronBaseModel(nn.Module):
         self.sequence_dimension = 1 if self.sequence_parallel_enabled else None
         self.rank_util = SPMDRank(world_size=neuron_config.tp_degree)
         self.num_cores_per_group = config.num_cores_per_group
-        self.contract = contract()
+        self.contract = neuron_config.contract
         self.setup_attr_for_model(config)
         self.init_model(config)
         if optimize_inference:
@@ -323,7 +323,7 @@ class NeuronBaseModel(nn.Module):
     ) -> Dict[str, Any]:
         """Keywords that layers get from NxDI 0.2, 0.3 and 0.5 on."""
         keywords: Dict[str, Any] = {}
-        if self.contract.minor >= 2:
+        if self.contract.passes_rotary_positions:
             keywords["rotary_position_ids"] = rotary_position_ids
         if self.contract.passes_residual:
             keywords.update(
@@ -335,7 +335,7 @@ class NeuronBaseModel(nn.Module):
                 seq_len=self.n_positions,
                 residual=None,
             )
-        if self.contract.minor >= 5:
+        if self.contract.passes_local_mask:
             keywords["local_mask"] = None
         return keywords
 
@@ -427,11 +427,9 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         self.models.append(wrapper)
         return wrapper
 
-    def _prefill_changes(self) -> Dict[str, Any]:
-        return {} if contract().minor == 1 else {"is_prefill_stage": True}
-
-    def _decode_changes(self) -> Dict[str, Any]:
-        return {} if contract().minor == 1 else {"is_prefill_stage": False}
+    def _stage(self, prefill: bool) -> Dict[str, Any]:
+        """The mark of a sub-model, where the version leaves one."""
+        return {"is_prefill_stage": prefill} if self.neuron_config.contract.marks_prefill else {}
 
     def _buckets(self, given: Optional[List[int]], longest: int) -> List[int]:
         if not self.neuron_config.enable_bucketing:
@@ -449,7 +447,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             n_active_tokens=config.max_context_length,
             bucket_n_active_tokens=True,
             buckets=self._buckets(config.context_encoding_buckets, config.max_context_length),
-            **self._prefill_changes(),
+            **self._stage(prefill=True),
         )
 
     def enable_token_generation(
@@ -466,7 +464,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             bucket_n_active_tokens=False,
             sequence_parallel_enabled=False,
             buckets=self._buckets(config.token_generation_buckets, config.max_length),
-            **self._decode_changes(),
+            **self._stage(prefill=False),
         )
 
     def enable_speculation(self) -> None:
@@ -481,7 +479,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             bucket_n_active_tokens=False,
             sequence_parallel_enabled=False,
             buckets=self._buckets(config.token_generation_buckets, config.max_length),
-            **self._decode_changes(),
+            **self._stage(prefill=False),
         )
 
     # -- calls -----------------------------------------------------------------------------------
@@ -557,8 +555,6 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         if attention_mask is None:
             attention_mask = self._infer_attention_mask(position_ids)
         if sampling_params is None:
-            if self.on_device_sampling and contract().minor >= 2:
-                logger.debug("No sampling_params given: greedy rows are assumed.")
             sampling_params = prepare_sampling_params(rows)
         elif self.on_device_sampling:
             validate_sampling_params(sampling_params, self.neuron_config.on_device_sampling_config)

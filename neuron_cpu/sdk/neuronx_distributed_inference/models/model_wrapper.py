@@ -12,7 +12,7 @@ from neuronx_distributed.deferred import deferred_parameters
 from neuronx_distributed.ranks import RankPool
 from torch import nn
 
-from ..contract import contract
+from ..contract import building_under
 from ..modules.autobucketing import bucket_above, context_encoder_bucket, token_generation_bucket
 from ..modules.generation.sampling import prepare_sampling_params
 
@@ -57,6 +57,11 @@ class DecoderModelInstance:
         """Nothing to set up: ranks are threads that carry their group."""
         del world_size
 
+    def _construct(self) -> nn.Module:
+        """The module as its constructor leaves it, but for the values of its parameters."""
+        with building_under(self.neuron_config.contract), deferred_parameters():
+            return self.model_cls(self.config, **self.model_init_kwargs)
+
     def load_module(self) -> nn.Module:
         """The module in eval mode, every floating parameter and buffer cast to `torch_dtype`.
 
@@ -64,8 +69,7 @@ class DecoderModelInstance:
         have no values yet; buffers have, so a precise one made in a constructor is damaged
         here exactly as it is on the device.
         """
-        with deferred_parameters():
-            module = self.model_cls(self.config, **self.model_init_kwargs)
+        module = self._construct()
         module.eval()
         if getattr(self.neuron_config, "cast_type", "config") == "config":
             self._cast(module)
@@ -84,8 +88,7 @@ class DecoderModelInstance:
         """(name, dtype, largest relative error) of the buffers that `load_module` damages."""
         if getattr(self.neuron_config, "cast_type", "config") != "config":
             return []
-        with deferred_parameters():
-            module = self.model_cls(self.config, **self.model_init_kwargs)
+        module = self._construct()
         damaged = []
         for name, buffer in module.named_buffers():
             if not buffer.is_floating_point() or name.endswith("scale"):
@@ -163,7 +166,7 @@ class ModelWrapper(nn.Module):
         self.model_init_kwargs = model_init_kwargs or {}
         self.compiler_workdir = os.path.join(base_compile_work_dir(), tag)
         self.compiler_args = compiler_args or self._default_compiler_args()
-        self.contract = contract()
+        self.contract = self.neuron_config.contract
 
     def _default_compiler_args(self) -> str:
         """The flags that NxDI hands to the compiler; recorded, nothing here reads them."""

@@ -21,7 +21,6 @@ from transformers import LlamaForCausalLM
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from ...contract import contract
 from ...modules.attention.attention_base import NeuronAttentionBase
 from ...modules.attention.utils import RotaryEmbedding
 from ...modules.custom_calls import CustomRMSNorm
@@ -219,7 +218,7 @@ class NeuronLlamaAttention(NeuronAttentionBase):
             num_key_value_heads=config.num_key_value_heads,
         )
         bias = getattr(config, "attention_bias", False)
-        if contract().attention_takes_config:
+        if config.neuron_config.contract.attention_takes_config:
             super().__init__(
                 config,
                 tensor_model_parallel_group=group,

@@ -78,6 +78,7 @@ class NeuronAttentionBase(nn.Module):
         **sizes: Any,
     ) -> None:
         super().__init__()
+        self.contract = contract()
         if isinstance(config, Group):  # 0.1 passes the group by position
             config, tensor_model_parallel_group = None, config
         if tensor_model_parallel_group is not None:
@@ -99,11 +100,12 @@ class NeuronAttentionBase(nn.Module):
         self._set_defaults()
         if config is not None:
             self._configure(config, **sizes)
-        elif contract().attention_takes_config:
+        elif self.contract.attention_takes_config:
             raise TypeError(
-                f"NeuronAttentionBase of NxDI {contract().version} needs the config as its first "
-                "argument, expected config, hidden_size and the head counts, got none of them; "
-                f"pass them, or set {ENVIRONMENT_VARIABLE} to 0.3 or less for a file of that time."
+                f"NeuronAttentionBase of NxDI {self.contract.version} needs the config as its "
+                "first argument, expected config, hidden_size and the head counts, got none of "
+                f"them; pass them, or set {ENVIRONMENT_VARIABLE} to 0.3 or less for a file of "
+                "that time."
             )
 
     def _set_defaults(self) -> None:
@@ -174,7 +176,8 @@ class NeuronAttentionBase(nn.Module):
         """Build qkv_proj and o_proj, and replace the head counts by those of one rank."""
         if self.flash_decoding_enabled:
             self.compute_for_flash_decoding()
-        if contract().minor == 1 and self.head_dim * self.num_attention_heads != self.hidden_size:
+        width = self.head_dim * self.num_attention_heads
+        if self.contract.heads_fill_hidden_size and width != self.hidden_size:
             raise ValueError(
                 f"hidden_size must be divisible by num_heads (got hidden_size={self.hidden_size}, "
                 f"num_heads={self.num_attention_heads}, head_dim={self.head_dim})."
@@ -252,7 +255,7 @@ class NeuronAttentionBase(nn.Module):
                 cos_cache, sin_cache = self.rotary_emb(V, position_ids)
             Q, K = apply_rotary_pos_emb(Q, K, cos_cache, sin_cache)
         result = (Q, K, V, cos_cache, sin_cache)
-        return (*result, residual) if contract().minor >= 3 else result
+        return (*result, residual) if self.contract.passes_residual else result
 
     def perform_prefill(
         self,
@@ -344,7 +347,7 @@ class NeuronAttentionBase(nn.Module):
         **later: Any,
     ) -> Any:
         """(B, S, H) -> output, this step's (K, V) (B, kv heads, S, D), cos, sin."""
-        if later and contract().minor == 1:
+        if later and not self.contract.attention_takes_keywords:
             raise TypeError(
                 f"NeuronAttentionBase.forward of NxDI 0.1 takes no keywords {sorted(later)}, "
                 "expected only those of its signature; drop the rest before calling it, or set "
@@ -362,6 +365,6 @@ class NeuronAttentionBase(nn.Module):
             )
         output = output.transpose(1, 2).reshape(batch, length, self.num_heads * self.head_dim)
         output = self.o_proj(output, adapter_ids=adapter_ids)
-        if contract().minor >= 3:
+        if self.contract.passes_residual:
             return NeuronAttentionBaseOutput(output, (K, V), cos_cache, sin_cache, residual)
         return output, (K, V), cos_cache, sin_cache

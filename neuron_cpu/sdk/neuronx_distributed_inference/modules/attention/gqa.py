@@ -111,6 +111,7 @@ class BaseGroupQueryAttention(nn.Module):
         tensor_model_parallel_group: Optional[Group] = None,
     ) -> None:
         super().__init__()
+        self.contract = contract()
         if tensor_model_parallel_group is not None:
             self.tensor_model_parallel_group = tensor_model_parallel_group
         elif parallel_state.model_parallel_is_initialized():
@@ -273,7 +274,7 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
             states = self._kernel_qkv_forward(hidden_states, fused_rmsnorm, rmsnorm)
         else:
             states = self._native_qkv_forward(hidden_states, adapter_ids)
-        return (*states, residual) if contract().minor >= 3 else tuple(states)
+        return (*states, residual) if self.contract.passes_residual else tuple(states)
 
     def _native_qkv_forward(
         self, hidden_states: torch.Tensor, adapter_ids: Optional[torch.Tensor] = None

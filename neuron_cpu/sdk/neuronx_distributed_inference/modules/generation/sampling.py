@@ -83,6 +83,7 @@ class Sampler(nn.Module):
         self.global_topk = config.global_topk
         self.top_k = config.top_k
         self.on_cpu = neuron_config.on_cpu
+        self.contract = contract()
 
     def forward(
         self,
@@ -106,7 +107,7 @@ class Sampler(nn.Module):
 
     def _samples(self) -> bool:
         """Whether rows may differ from the arg-maximum; static, as a graph has to be."""
-        if contract().minor == 1:
+        if self.contract.samples_above_top_1_only:
             top_k = self.top_k if isinstance(self.top_k, (list, tuple)) else [self.top_k]
             return bool(self.do_sample and (self.dynamic or any(k > 1 for k in top_k)))
         return bool(self.do_sample or self.dynamic)
