@@ -1,4 +1,4 @@
-"""Fill the generated blocks of docs/simulator.md: function tables and examples of messages.
+"""Fill the generated blocks of docs/simulator.md: function tables, identifiers and examples.
 
     python docs/generate.py [--check]
 
@@ -12,6 +12,7 @@ import argparse
 import inspect
 import re
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,7 @@ import neuron_cpu  # noqa: E402
 
 neuron_cpu.ensure_sdk()
 from examples import EXAMPLES  # noqa: E402
+from identifiers import rules  # noqa: E402
 from neuronxcc import nki  # noqa: E402
 from neuronxcc.nki import isa as nisa  # noqa: E402
 from neuronxcc.nki import language as nl  # noqa: E402
@@ -33,6 +35,7 @@ from neuron_cpu.core import NkiError, silence  # noqa: E402
 from neuron_cpu.core.instructions.entry import TABLE  # noqa: E402
 
 PAGE = ROOT / "docs" / "simulator.md"
+COLUMNS = 120  # of a line of documentation
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -192,12 +195,24 @@ def examples() -> str:
     return "\n".join(parts)
 
 
+# --- identifiers ----------------------------------------------------------------------------------
+def identifier_list() -> str:
+    """Every identifier, whether its breach is an error or a warning, and its first message."""
+    lines = [
+        f"- `{rule.identifier}` ({' or '.join(sorted(rule.kinds))}): {rule.message}"
+        for rule in rules(ROOT / "neuron_cpu")
+    ]
+    wrap = textwrap.TextWrapper(COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
+    return "".join(f"{wrap.fill(line)}\n" for line in lines)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "instructions": instruction_table,
     "language": language_table,
     "isa": isa_table,
     "missing": missing_list,
     "examples": examples,
+    "identifiers": identifier_list,
 }
 
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import inspect
+import re
+import sys
 
+import pytest
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
@@ -25,3 +28,49 @@ def test_every_function_is_listed_and_documented():
             if inspect.isfunction(value):
                 assert f"| `{prefix}.{name}` |" in text, name
                 assert inspect.getdoc(value), name
+
+
+@pytest.fixture(scope="module")
+def identifiers():
+    """The module docs/identifiers.py."""
+    sys.path.insert(0, str(REPOSITORY / "docs"))
+    try:
+        import identifiers
+    finally:
+        sys.path.pop(0)
+    return identifiers
+
+
+def test_every_identifier_that_a_test_expects_is_listed(identifiers):
+    """Some tests ask for the beginning of one."""
+    listed = "".join(f"{rule.identifier} " for rule in identifiers.rules(REPOSITORY / "neuron_cpu"))
+    tests = (REPOSITORY / "tests" / "core").glob("test_*.py")
+    text = "".join(path.read_text(encoding="utf-8") for path in tests)
+    expected = set(re.findall(r"\b(?:err|sim)_[a-z0-9_]+", text))
+    assert len(expected) > 80
+    for identifier in expected:
+        assert re.search(rf"\b{identifier}", listed), identifier
+
+
+SOURCES = {
+    "err_refused": 'refuse("err_refused", f"{op.name} of {view.label()} takes {a + b}; mend")',
+    "sim_told": 'warn("sim_told", f"axis {view.paxis} of " + name)',
+    "sim_one": 'refuse("sim_one" if one else "sim_other", "text", place)',
+    "sim_pair": 'found = ("sim_pair", "text")',
+}
+
+
+def test_messages_are_read_from_the_sources(identifiers, tmp_path):
+    (tmp_path / "a.py").write_text("\n".join(SOURCES.values()), encoding="utf-8")
+    (tmp_path / "b.py").write_text('warn("err_refused", "again")', encoding="utf-8")
+    found = {r.identifier: (r.message, r.kinds) for r in identifiers.rules(tmp_path)}
+    assert found == {
+        "err_refused": ("*op* of *view* takes *...*; mend", {"error", "warning"}),
+        "sim_told": ("axis *axis* of ...", {"warning"}),
+        "sim_one": ("text", {"error"}),
+        "sim_other": ("text", {"error"}),
+        "sim_pair": ("text", {"error"}),
+    }
+    (tmp_path / "b.py").write_text('refuse("sim_silent")', encoding="utf-8")
+    with pytest.raises(ValueError, match="sim_silent has no message"):
+        identifiers.rules(tmp_path)

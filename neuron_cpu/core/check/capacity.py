@@ -153,7 +153,7 @@ def _refusal(
     )
     size = f"{limit} {unit}" + (f" ({limit // KIB} KiB)" if buffer == "sbuf" else "")
     return refuse(
-        f"sim_{buffer}_capacity",
+        "sim_sbuf_capacity" if buffer == "sbuf" else "sim_psum_capacity",
         f"live {what} tensors need {most} {unit}, expected at most {size}; {mend}; at this line "
         f"live: {names}",
         place(program, program.instructions[at]),
