@@ -17,3 +17,7 @@ class CheckpointError(StandInError):
 
 class CollectiveError(StandInError):
     """Ranks that do not meet in one collective: other operations or shapes, or one is missing."""
+
+
+class UnwritableError(StandInError):
+    """A file or folder that cannot be written: no permission, no space, or something in the way."""

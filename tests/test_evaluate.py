@@ -36,7 +36,7 @@ WRONG = FORWARD.format(
 )
 # Traces well, and raises when it runs on data.
 RAISES = FORWARD.format(
-    "        if outputs[0].device.type != 'meta':\n            raise RuntimeError('boom on data')\n"
+    "        if not outputs[0].is_meta:\n            raise RuntimeError('boom on data')\n"
 )
 
 

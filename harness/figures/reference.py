@@ -16,8 +16,8 @@ from typing import Any, Optional
 from harness.errors import UserError
 from harness.figures.benchmark import PUBLISHED
 from harness.figures.score import Speed
-from harness.files import write_text_atomically
 from harness.inputs.submission import REPOSITORY
+from neuron_cpu.files import write_text_atomically
 
 PROMPTS_FILE = REPOSITORY / "prompts.txt"
 PROMPT_DATA_FILE = REPOSITORY / "prompt_data.txt"

@@ -16,7 +16,8 @@ from typing import Any, Optional
 
 from harness import console
 from harness.errors import UserError
-from harness.files import atomic_folder, cache_folder
+from harness.files import cache_folder
+from neuron_cpu.files import atomic_folder
 
 LLAMA_FOLDER = "~/models/llama-3.2-1b"
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"

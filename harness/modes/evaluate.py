@@ -16,11 +16,12 @@ from harness.figures import accuracy, benchmark, flops, graphs, reference
 from harness.figures.accuracy import RowResult
 from harness.figures.estimated_speed import SpeedEstimates
 from harness.figures.score import Speed, from_report, score
-from harness.files import check_writable_folder, write_text_atomically
+from harness.files import check_writable_folder
 from harness.inputs.submission import where
 from harness.modes.generate import new_token_limit
 from harness.output import report
 from harness.session.building import Session, build, open_session
+from neuron_cpu.files import write_text_atomically
 
 REPORT_FILE = "benchmark_report.json"
 

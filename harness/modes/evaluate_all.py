@@ -21,12 +21,13 @@ from typing import Any, Optional
 from harness import console, sdk
 from harness.errors import UserError
 from harness.figures import accuracy, baseline, benchmark, reference
-from harness.files import check_writable_folder, write_text_atomically
+from harness.files import check_writable_folder
 from harness.inputs import command_line
 from harness.inputs.prompts import encode, read_prompt_file, shorten
 from harness.modes.evaluate import Evaluator
 from harness.output import report
 from harness.session.building import Session, check_seq_len, open_session
+from neuron_cpu.files import write_text_atomically
 
 RUN_FILE = "run.json"
 # A prompt that fits no row of prompt_data.txt runs at the first of these lengths that leaves room

@@ -11,12 +11,12 @@ from rich.table import Table
 
 from harness import console
 from harness.figures.estimate import COLLECTIVE, KERNEL, TORCH, GraphEstimate, Operator
-from harness.files import write_text_atomically
 from neuron_cpu import terminal
 from neuron_cpu.core.device import spec
 from neuron_cpu.core.report import plots, report, tables
 from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import Schedule
+from neuron_cpu.files import write_text_atomically
 
 # Columns that a narrow terminal does without, the first one first.
 EXPENDABLE = ("MFU", "GB/s", "MB each", "runs as", "module", "µs each")

@@ -11,9 +11,9 @@ from typing import Any, Optional
 
 from rich.table import Table
 
-from harness.files import write_bytes_atomically, write_text_atomically
 from harness.inputs.prompts import shorten
 from neuron_cpu import terminal
+from neuron_cpu.files import write_bytes_atomically, write_text_atomically
 
 REPORT_JSON = "report.json"
 REPORT_CSV = "report.csv"

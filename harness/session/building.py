@@ -19,14 +19,9 @@ from typing import Any, Optional
 
 from harness import console, sdk
 from harness.errors import UserError, is_refusal
-from harness.files import (
-    atomic_folder,
-    cache_folder,
-    check_writable_folder,
-    locked_folder,
-    write_text_atomically,
-)
+from harness.files import cache_folder, check_writable_folder, locked_folder
 from harness.inputs import command_line, models, prompts, submission
+from neuron_cpu.files import atomic_folder, write_text_atomically
 
 BASELINE_MODULE = "neuronx_distributed_inference.models.llama.modeling_llama"
 _ADAPTER_MODULE = "neuronx_distributed_inference.utils.hf_adapter"

@@ -242,18 +242,6 @@ def test_a_new_compile_keeps_files_of_others(tiny_llama, application):
     assert [p.name for p in folder.iterdir() if p.name.startswith(".")] == []
 
 
-def test_leftovers_of_a_dead_process_are_removed(tmp_path):
-    dead = tmp_path / ".model.partial-999999999"
-    alive = tmp_path / f".model.partial-{os.getppid()}"
-    dead.mkdir()
-    alive.mkdir()
-    with artifacts.staged_folder(tmp_path / "model") as stage:
-        (stage / "file").write_text("x")
-    assert not dead.exists()
-    assert alive.exists()
-    assert (tmp_path / "model" / "file").exists()
-
-
 def test_load_refuses_what_compile_did_not_finish(tiny_llama, application):
     _, folder = tiny_llama()
     app = application(folder, load=False)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, Dict, Iterable, Iterator
 
 from neuron_cpu.errors import StandInError
+from neuron_cpu.files import atomic_folder
 
 MANIFEST_FILE = "model.pt"
 OPERATORS_FILE = "operators.json"
@@ -33,24 +34,6 @@ def graph_path(root: Path, tag: str, bucket_index: int) -> Path:
     return root / tag / f"_tp0_bk{bucket_index}" / "model" / "graph.hlo"
 
 
-def _alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
-
-
-def _remove_stale(target: Path) -> None:
-    """Delete what interrupted compiles of the same folder left beside it."""
-    for sibling in target.parent.glob(f".{target.name}.partial-*"):
-        pid = sibling.name.rpartition("-")[2]
-        if pid.isdigit() and not _alive(int(pid)):
-            shutil.rmtree(sibling, ignore_errors=True)
-
-
 @contextmanager
 def staged_folder(target: Path) -> Iterator[Path]:
     """A temporary sibling that takes `target`'s place when the block ends without an exception.
@@ -59,25 +42,10 @@ def staged_folder(target: Path) -> Iterator[Path]:
     beside the model, say), except earlier compile results.
     """
     target = Path(os.path.abspath(target))
-    target.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(target)
-    stage = target.parent / f".{target.name}.partial-{os.getpid()}"
-    shutil.rmtree(stage, ignore_errors=True)
-    stage.mkdir()
-    try:
+    with atomic_folder(target) as stage:
         yield stage
         if target.exists():
             _keep_other_files(target, stage)
-            retired = target.parent / f".{target.name}.partial-old-{os.getpid()}"
-            shutil.rmtree(retired, ignore_errors=True)
-            target.rename(retired)
-            stage.rename(target)
-            shutil.rmtree(retired)
-        else:
-            stage.rename(target)
-    except BaseException:
-        shutil.rmtree(stage, ignore_errors=True)
-        raise
 
 
 def _keep_other_files(old: Path, new: Path) -> None:

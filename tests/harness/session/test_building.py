@@ -19,7 +19,7 @@ LATE = (
     "from neuronx_distributed_inference.models.llama import modeling_llama\n"
     "class NeuronLlamaModel(modeling_llama.NeuronLlamaModel):\n"
     "    def forward(self, input_ids, *arguments, **settings):\n"
-    "        if input_ids.device.type != 'meta':\n"
+    "        if not input_ids.is_meta:\n"
     "            {}\n"
     "        return super().forward(input_ids, *arguments, **settings)\n"
     "class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):\n"

@@ -1,0 +1,151 @@
+"""Files and folders that are complete or absent, after a kill and after a power failure."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from neuron_cpu import files
+from neuron_cpu.errors import UnwritableError
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def test_folder_appears_only_when_finished(tmp_path: Path) -> None:
+    target = tmp_path / "a" / "target"
+    with files.atomic_folder(target) as unfinished:
+        (unfinished / "x").write_text("1")
+        assert not target.exists()
+    assert names(target) == ["x"] and names(target.parent) == ["target"]
+    with files.atomic_folder(target) as unfinished:
+        (unfinished / "y").write_text("2")
+    assert names(target) == ["y"] and names(target.parent) == ["target"]
+
+
+@pytest.mark.parametrize("error", [RuntimeError("x"), KeyboardInterrupt()])
+def test_interrupted_folder_keeps_the_old_one(tmp_path: Path, error: BaseException) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "old").write_text("1")
+    with pytest.raises(type(error)), files.atomic_folder(target) as unfinished:
+        (unfinished / "half").write_text("2")
+        raise error
+    assert names(target) == ["old"] and names(tmp_path) == ["target"]
+
+
+def test_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UnwritableError, match="No space left"), files.atomic_folder(tmp_path / "t"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    assert names(tmp_path) == []
+
+
+def test_other_errors_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError), files.atomic_folder(tmp_path / "t"):
+        (tmp_path / "nowhere").read_text()
+
+
+def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
+    finished = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
+                              capture_output=True, text=True, check=True)  # fmt: skip
+    dead = tmp_path / f".t.{finished.stdout.strip()}.abc"
+    alive = tmp_path / f".t.{os.getpid()}.abc"
+    dead.mkdir()
+    alive.mkdir()
+    with files.atomic_folder(tmp_path / "t"):
+        pass
+    assert not dead.exists() and alive.exists()
+
+
+def test_text_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "report.json"
+    files.write_text_atomically(path, "one\n")
+    files.write_text_atomically(path, "zwei ü\n")
+    assert path.read_text(encoding="utf-8") == "zwei ü\n" and names(tmp_path) == ["report.json"]
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(UnwritableError), files.atomic_folder(tmp_path / "file" / "t"):
+        pass
+    with pytest.raises(UnwritableError, match="Cannot write .*; free space there or name"):
+        files.write_text_atomically(tmp_path / "file" / "t", "x")
+
+
+def test_readers_see_the_old_file_or_the_new_one(tmp_path: Path) -> None:
+    """What is open stays as it was: the new content is a new file, not a rewritten one."""
+    path = tmp_path / "report.json"
+    files.write_text_atomically(path, "old")
+    with path.open() as reader:
+        files.write_text_atomically(path, "new, and longer")
+        assert reader.read() == "old"
+    assert path.read_text() == "new, and longer"
+
+
+def test_a_folder_is_renamed_not_copied(tmp_path: Path) -> None:
+    with files.atomic_folder(tmp_path / "t") as unfinished:
+        (unfinished / "x").write_text("1")
+        made = os.stat(unfinished).st_ino, os.stat(unfinished / "x").st_ino
+    assert (os.stat(tmp_path / "t").st_ino, os.stat(tmp_path / "t" / "x").st_ino) == made
+
+
+def test_the_old_folder_comes_back_where_the_rename_fails(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t" / "old").write_text("1")
+    rename = os.rename
+
+    def refuse_new(source, target):
+        if os.path.exists(os.path.join(source, "new")):
+            raise OSError(errno.EIO, "broken disk")
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refuse_new)
+    with pytest.raises(OSError, match="broken disk"), files.atomic_folder(tmp_path / "t") as folder:
+        (folder / "new").write_text("2")
+    assert names(tmp_path / "t") == ["old"] and names(tmp_path) == ["t"]
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """(what, inode) of every fsync and every rename, in order."""
+    events: list[tuple[str, int]] = []
+    fsync = os.fsync
+
+    def synced(handle):
+        events.append(("sync", os.fstat(handle).st_ino))
+        fsync(handle)
+
+    def renaming(original):
+        def renamed(source, target):
+            events.append(("rename", os.stat(source).st_ino))
+            original(source, target)
+
+        return renamed
+
+    monkeypatch.setattr(os, "fsync", synced)
+    for name in ("rename", "replace"):
+        monkeypatch.setattr(os, name, renaming(getattr(os, name)))
+    return events
+
+
+def test_a_folder_is_on_the_disk_before_its_name(tmp_path: Path, disk) -> None:
+    with files.atomic_folder(tmp_path / "t") as folder:
+        (folder / "a").mkdir()
+        (folder / "a" / "b").write_text("1")
+        (folder / "link").symlink_to("a/b")
+    inodes = {p: os.stat(tmp_path / p).st_ino for p in (".", "t", "t/a", "t/a/b")}
+    at = disk.index(("rename", inodes["t"]))
+    assert {("sync", inodes[p]) for p in ("t", "t/a", "t/a/b")} <= set(disk[:at])
+    assert disk[at + 1 :] == [("sync", inodes["."])]
+
+
+def test_a_file_is_on_the_disk_before_its_name(tmp_path: Path, disk) -> None:
+    files.write_bytes_atomically(tmp_path / "f", b"1")
+    file, folder = os.stat(tmp_path / "f").st_ino, os.stat(tmp_path).st_ino
+    assert disk == [("sync", file), ("rename", file), ("sync", folder)]
