@@ -453,7 +453,7 @@ def nc_match_replace8(
     attrs: dict[str, Any] = {"free_axes": source.ndim - 1, "value_axes": values.ndim - 1}
     if dst_idx is not None:
         found = nc_find_index8(data=source, vals=values, mask=mask, dtype=dst_idx.dtype)
-        trace.current("nisa.nc_match_replace8").assign(tile(dst_idx, "nc_match_replace8"), found)
+        dst_idx[...] = found  # as a kernel assigns: the result moves there without a copy
     dt = source.dt if dtype is None else to_dtype(dtype)
     attrs["imm"] = float(imm)
     axes = tuple(range(source.ndim))

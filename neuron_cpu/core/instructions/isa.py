@@ -3,7 +3,6 @@
 from .arguments import tile
 from .constants import tensor_engine, vector_engine
 from .copies import (
-    copy_instruction,
     copy_into,
     copy_written,
     fill,
@@ -15,7 +14,7 @@ from .dma import dma_copy, move, transfer
 from .gpsimd import dropout, iota
 from .recorder import note_written
 from .scalar import activation, activation_reduce
-from .tensor_engine import accumulate, collapsed, nc_matmul, nc_transpose
+from .tensor_engine import collapsed, nc_matmul, nc_transpose
 from .vector import (
     LoopReduction,
     reciprocal,
@@ -26,11 +25,9 @@ from .vector import (
 
 __all__ = [
     "LoopReduction",
-    "accumulate",
     "activation",
     "activation_reduce",
     "collapsed",
-    "copy_instruction",
     "copy_into",
     "copy_written",
     "dma_copy",

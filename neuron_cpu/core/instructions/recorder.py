@@ -100,7 +100,5 @@ def with_reduction(tracer, op, data, src, attrs, dt, reduce_op, reduce_res, mask
 
 def note_written(dst: View) -> None:
     """A write covers part of a PSUM tile that matmuls may accumulate into."""
-    if dst.storage.zero_init:
-        trace.current("write").mark_started(dst)
-    elif dst.storage.buffer == "psum" and dst.storage.placed:
-        trace.current("write").mark_written(dst)
+    if dst.storage.groups is not None:
+        dst.storage.groups.written(dst)

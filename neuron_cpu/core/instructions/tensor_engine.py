@@ -12,7 +12,7 @@ from ..device.errors import refuse, warn
 from ..device.spec import GEN2, Engine
 from ..program import trace
 from ..program.program import Instruction
-from ..program.view import View, compose
+from ..program.view import View
 from .arguments import choose_engine, tile
 from .copies import tensor_copy
 from .entry import (
@@ -175,35 +175,6 @@ def _masked_matmul(tracer, left, right, shape, dt, attrs, mask):
         )
     fresh.producer = tracer.emit(NC_MATMUL, (out_cut,), (left, right), attrs)
     return out
-
-
-def accumulate(tracer: trace.Tracer, view: View, value: View, last: Instruction) -> None:
-    """``view += nc_matmul(...)``: let the recorded matmul accumulate into PSUM."""
-    if view.size != value.size:
-        raise refuse(
-            "err_store_dst_shape_smaller_than_other_shape",
-            f"matmul result of shape {value.shape} is accumulated into {view.shape}, expected "
-            "equal shapes; slice the PSUM tile",
-        )
-    target = view if view.shape == value.shape else view.reshape(value.shape)
-    moved = compose(last.dst[0], target)
-    assert moved is not None  # a fresh result's box always maps onto a view of its shape
-    if view.storage.zero_init or view.storage.placed:
-        first = tracer.mark_started(moved)
-    else:
-        first = False
-        warn(
-            "sim_accumulation_start",
-            f"matmul accumulates into {view.label()}, which nl.zeros did not make; on this core "
-            "accumulating onto content written by another instruction is undefined; create the "
-            "tile with nl.zeros(..., buffer=nl.psum)",
-        )
-    last.attrs = trace.shared_attrs({**last.attrs, ("start" if first else "accumulate"): True})
-    last.dst = (tracer.same(moved),)
-    last.op.check(last)
-    value.storage.redirect = view
-    if tracer.machine is not None:
-        tracer.machine.run(last)
 
 
 def _transpose(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:

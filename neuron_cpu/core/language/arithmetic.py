@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ..device.errors import refuse
-from ..program import trace
+from ..device.errors import refuse, warn
+from ..instructions import assignment
 from ..program.index import DynamicIndex, Index
 from ..program.view import View
 from . import nl as language
@@ -57,8 +57,21 @@ def _operator(name: str, reflected: bool = False) -> Callable[[Tensor, Any], Any
 
 
 def _in_place(name: str) -> Callable[[Tensor, Any], View]:
+    """``x += y``: accumulation of a matmul in PSUM, else ``x[...] = nl.add(x, y)``."""
+    function = getattr(language, name)
+
     def apply(self: Tensor, other: Any) -> View:
-        return trace.current("in-place operator").in_place(self, name, other)
+        if isinstance(other, View) and assignment.was_skipped(other):
+            return self
+        if name == "add" and assignment.accumulate(self, other):
+            return self
+        warn(
+            "sim_inplace_operator",
+            f"in-place '{name}' on {self.label()} is no matmul accumulation in PSUM, which SDK "
+            f"releases before 2.23 may miscompute; write x[...] = nl.{name}(x, y)",
+        )
+        assignment.assign(self, function(self, other))
+        return self
 
     return apply
 

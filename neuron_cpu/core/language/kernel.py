@@ -18,6 +18,7 @@ from ..check import lint, verify
 from ..device import dtypes
 from ..device.errors import refuse, warn
 from ..device.pause import without_garbage_collection
+from ..instructions.assignment import insert_zero_fills
 from ..program import trace
 from ..program.program import Program
 from ..program.storage import Frame, Loop
@@ -235,6 +236,7 @@ class Kernel:
                     result = self.function(*bound_args, **bound_kwargs)
             tracer.frame = None
             _adopt_results(program, result)
+            insert_zero_fills(program)
             tracer.finish()
         _collect_outputs(program, result)
         return program

@@ -19,9 +19,11 @@ from ..device.dtypes import BOOL, FLOAT32, DType, promote, scalar_dtype, to_dtyp
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2
 from ..instructions import isa
+from ..instructions.assignment import assign
 from ..instructions.copies import SELECT
 from ..instructions.dma import DMA_TRANSPOSE
 from ..program import trace
+from ..program.accumulation import Groups
 from ..program.index import Index, is_integer
 from ..program.view import View
 from .buffers import sbuf
@@ -143,7 +145,8 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: 
     made.paxis = paxis if kind in ("sbuf", "psum") else 0
     place = getattr(where, "place", None)
     if place is not None:
-        made.placed = True
+        if kind == "psum":  # no initial value is possible: its first matmul overwrites
+            made.groups = Groups(made.size, zeroed=False)
         place(made)
     return tracer.whole(made)
 
@@ -167,7 +170,7 @@ def full(
             "constant with nl.store(tensor, value)",
         )
     if storage.buffer == "psum" and fill_value == 0:
-        storage.zero_init = True
+        storage.groups = storage.watcher = Groups(storage.size, zeroed=True)
         machine = trace.current("nl.zeros").machine
         if machine is not None:
             machine.run(isa.zero_fill(storage))
@@ -304,7 +307,6 @@ def partition_broadcast(source: View, shape: tuple[int, ...]) -> View:
     ones_row = isa.memset((1, rows), 1, row.dtype)
     out = ndarray((rows, flat.shape[1]), row.dtype)
     step = GEN2.moving_free_max
-    assign = trace.current("partition broadcast").assign
     for start in range(0, flat.shape[1], step):
         columns = slice(start, builtins.min(start + step, flat.shape[1]))
         piece = flat.slice_box((slice(0, 1), columns))

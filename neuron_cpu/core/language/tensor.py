@@ -12,6 +12,7 @@ import numpy as np
 
 from ..device.dtypes import to_dtype
 from ..device.errors import refuse, user_frame
+from ..instructions.assignment import assign
 from ..program import trace
 from ..program.subscript import subscript
 from ..program.view import View
@@ -44,7 +45,7 @@ class Tensor(View):
 
     def __setitem__(self, key: Any, value: Any) -> None:
         view = self if key is Ellipsis else self[key]
-        trace.current("assignment").assign(view, value)
+        assign(view, value)
 
     def reshape(self, *sizes: Any, shape: Any = None) -> Tensor:
         """View with other sizes, one of them possibly -1; the partition axis stays as it is."""

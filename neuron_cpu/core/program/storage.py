@@ -6,13 +6,14 @@ where in the kernel something was recorded.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ..device.dtypes import DType
 
 if TYPE_CHECKING:
+    from .accumulation import Groups
     from .program import Instruction
     from .view import View
 
@@ -73,6 +74,13 @@ class Frame:
         return frames[::-1]
 
 
+class Watcher(Protocol):
+    """Who has to act before a storage is read."""
+
+    def before_read(self, view: View) -> None:
+        """An instruction that reads ``view`` is about to be recorded."""
+
+
 class Storage:
     """A tensor's memory: a row-major block of elements in HBM, SBUF or PSUM.
 
@@ -82,21 +90,17 @@ class Storage:
         role: ``input``, ``output``, ``const`` (data known while tracing) or ``local``.
         frame: loop iteration that created it.
         birth: number of instructions recorded before it was created.
-        zero_init: PSUM tile from nl.zeros: its first matmul overwrites instead of accumulating.
-        needs_zero: some of it is read before any matmul wrote it, so the zero fill is real.
-        producer: the instruction whose result this fresh tile is, while it may still be redirected.
-        redirect: where an assignment moved that result to.
+        producer: the instruction whose result this fresh tile is, while it may still be moved.
+        watcher: told of every instruction that is about to read the storage (while tracing).
+        groups: matmul accumulation groups of a PSUM tile whose first matmul overwrites.
         data: contents of a constant.
         address: explicit placement, from direct allocation.
-        placed: its buffer is one of ``ncc``, whether or not the addresses are used; such a PSUM
-            tile cannot have an initial value, so its first matmul overwrites too.
         mutable: kernel input that the kernel may write and must return.
     """
 
     __slots__ = (
-        "address", "birth", "buffer", "data", "dtype", "frame", "id", "mutable", "name",
-        "needs_zero", "paxis", "placed", "producer", "redirect", "role", "shape", "size", "source",
-        "zero_init",
+        "address", "birth", "buffer", "data", "dtype", "frame", "groups", "id", "mutable", "name",
+        "paxis", "producer", "role", "shape", "size", "source", "watcher",
     )  # fmt: skip
 
     def __init__(
@@ -112,13 +116,11 @@ class Storage:
         self.frame: Frame | None = None
         self.birth = 0
         self.source: Source | None = None
-        self.zero_init = False
-        self.needs_zero = False
         self.producer: Instruction | None = None
-        self.redirect: View | None = None
+        self.watcher: Watcher | None = None
+        self.groups: Groups | None = None
         self.data: np.ndarray | None = None
         self.address: Any = None
-        self.placed = False
         self.mutable = False
 
     @property

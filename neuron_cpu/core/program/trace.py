@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..device.dtypes import DType
-from ..device.errors import name_kernel, refuse, user_frame, warn
+from ..device.errors import name_kernel, refuse, user_frame
 from .index import Mask
 from .program import Instruction, Program
 from .storage import Frame, Loop, Source, Storage
-from .view import View, compose
+from .view import View
 
 if TYPE_CHECKING:
     from ..instructions.entry import OpSpec
@@ -126,7 +126,6 @@ class Tracer:
         self.loops = 0
         self.meetings = Meetings()
         self.views: dict[tuple, View] = {}
-        self.started: dict[int, _Started] = {}  # zeros-initialised PSUM tiles by storage id
         self.recorded = program.instructions.append
         self.shared: list[Storage] = []  # shared_hbm tensors: one set for all grid instances
         self.shared_next = 0
@@ -199,10 +198,8 @@ class Tracer:
         for view in src:
             if view.oob:
                 view.check_bounds()
-            if view.storage.redirect is not None:
-                self._materialise(view.storage)
-            elif view.storage.zero_init and not view.storage.needs_zero:
-                self._note_zero_read(view)
+            if view.storage.watcher is not None:
+                view.storage.watcher.before_read(view)
         if len(attrs) < 2:
             attrs = shared_attrs(attrs)
         same = self.same
@@ -252,179 +249,6 @@ class Tracer:
         fresh.producer = self.emit(op, (dst,), src, attrs)
         return out
 
-    # --- assignment -------------------------------------------------------------------------------
-    def assign(self, view: View, value: Any) -> None:
-        """``view[...] = value``: move the fresh result there, or copy, or fill with a constant."""
-        from ..instructions import isa
-
-        if isinstance(value, (int, float, np.generic)):
-            isa.fill(view, value)
-            return
-        if isinstance(value, isa.LoopReduction):
-            value.into(view)
-            return
-        if not isinstance(value, View):
-            raise refuse(
-                "sim_assignment_type",
-                f"value of type {type(value).__name__} assigned to {view.label()}, expected a "
-                "tensor or a number",
-            )
-        if value.storage is view.storage and value.key() == view.key():
-            return  # t[...] += x hands the updated view back to us
-        self._check_writable(view)
-        if self._was_skipped(value):
-            return  # the destination keeps its content
-        source = self._conform(value, view)
-        if not self._redirect(view, source):
-            isa.copy_into(view, source)
-
-    def _was_skipped(self, value: View) -> bool:
-        """True for a result whose mask selected nothing, so that no instruction was recorded."""
-        fresh = value.storage
-        return (
-            fresh.producer is None
-            and fresh.source is None
-            and fresh.birth == len(self.program.instructions)
-        )
-
-    def _check_writable(self, view: View) -> None:
-        if not view.storage.on_chip:
-            raise refuse(
-                "err_unsupported_memory",
-                f"assignment into {view.label()}, expected a tensor in sbuf or psum; write HBM "
-                "tensors with nl.store",
-            )
-
-    def _conform(self, value: View, view: View) -> View:
-        """``value`` with the shape of ``view`` (size-1 axes and free-axis broadcasting)."""
-        if value.shape == view.shape:
-            return value
-        if value.size == view.size and [s for s in value.shape if s != 1] == [
-            s for s in view.shape if s != 1
-        ]:
-            return value.reshape(view.shape)
-        if value.size > view.size:
-            raise refuse(
-                "err_store_dst_shape_smaller_than_other_shape",
-                f"value of shape {value.shape} assigned to a region of shape {view.shape}, "
-                "expected equal shapes; slice the value or enlarge the destination",
-            )
-        return value.expand(view.shape)
-
-    def _redirect(self, view: View, value: View) -> bool:
-        """Let the instruction that produced ``value`` write into ``view`` instead."""
-        from ..instructions import isa
-
-        fresh = value.storage
-        last = fresh.producer
-        if last is None or not self.program.instructions or fresh.redirect is not None:
-            return False
-        if self.program.instructions[-1] is not last or not value.is_full():
-            return False
-        if view.storage.buffer not in last.op.writes or len(last.dst) != 1:
-            return False
-        target = view if view.shape == fresh.shape else None
-        if target is None:
-            if view.size != fresh.size:
-                return False
-            try:
-                target = view.reshape(fresh.shape)
-            except Exception:
-                return False
-        moved = compose(last.dst[0], target)
-        if moved is None:
-            return False
-        before = last.dst, last.attrs
-        if last.attrs.get("raw") and moved.dt is not last.dst[0].dt:
-            if last.op.flow != "copy":  # a transpose moves bits, its cast is an instruction
-                return False
-            last.attrs = {k: v for k, v in last.attrs.items() if k != "raw"}
-        last.dst = (moved,)
-        try:
-            last.op.check(last)
-        except Exception:
-            last.dst, last.attrs = before
-            return False
-        fresh.redirect = view
-        isa.note_written(moved)
-        if self.machine is not None:
-            self.machine.run(last)
-        return True
-
-    def _materialise(self, fresh: Storage) -> None:
-        """A redirected result is used after all: give it its own tile back and copy from it."""
-        from ..instructions import isa
-
-        last, view = fresh.producer, fresh.redirect
-        fresh.redirect = None
-        fresh.producer = None
-        assert last is not None and view is not None
-        whole = self.whole(fresh)
-        moved = last.dst[0]
-        inner = _place_in(whole, moved, view)
-        last.dst = (inner,)
-        copy = isa.copy_instruction(moved, inner, last.frame, last.source)
-        program = self.program.instructions
-        program.insert(_last_index(program, last) + 1, copy)
-        phases = self.meetings.phases
-        if id(last) in phases:
-            phases[id(copy)] = phases[id(last)]
-
-    def in_place(self, view: View, name: str, value: Any) -> View:
-        """``view += value``: PSUM accumulation of a matmul, else an element-wise update."""
-        from ..instructions import isa
-        from ..language import nl as language
-
-        last = self.program.instructions[-1] if self.program.instructions else None
-        if isinstance(value, View) and self._was_skipped(value):
-            return view
-        if (
-            name == "add"
-            and view.storage.buffer == "psum"
-            and isinstance(value, View)
-            and value.storage.producer is last
-            and last is not None
-            and last.op.name == "nc_matmul"
-            and value.storage.redirect is None
-        ):
-            isa.accumulate(self, view, value, last)
-            return view
-        warn(
-            "sim_inplace_operator",
-            f"in-place '{name}' on {view.label()} is no matmul accumulation in PSUM, which SDK "
-            "releases before 2.23 may miscompute; write x[...] = nl." + name + "(x, y)",
-        )
-        self.assign(view, getattr(language, name)(view, value))
-        return view
-
-    def _note_zero_read(self, view: View) -> None:
-        started = self.started.get(view.storage.id)
-        if started is None or not started.covers(view):
-            view.storage.needs_zero = True
-
-    def mark_started(self, view: View) -> bool:
-        """Note that a matmul accumulates into ``view``; True when it is the first to do so."""
-        started = self.started.get(view.storage.id)
-        if started is None:
-            started = self.started[view.storage.id] = _Started(view.storage.size)
-        if started.covers(view):
-            return False
-        if not started.add(view):
-            raise refuse(
-                "sim_accumulation_region",
-                f"matmul accumulates into a region of {view.storage.label()} that an earlier one "
-                "covered in part, expected the same or a disjoint region; use one PSUM tile for "
-                "each accumulation group",
-            )
-        return True
-
-    def mark_written(self, view: View) -> None:
-        """Note that an instruction wrote into a PSUM tile at an explicit address."""
-        started = self.started.get(view.storage.id)
-        if started is None:
-            started = self.started[view.storage.id] = _Started(view.storage.size)
-        started.overwrite(view)
-
     # --- loops ------------------------------------------------------------------------------------
     def loop(self, kind: str, indices: range) -> Iterator[int]:
         """Run a loop body once per index, marking what it records."""
@@ -456,14 +280,8 @@ class Tracer:
 
     # --- finishing --------------------------------------------------------------------------------
     def finish(self) -> Program:
-        """Insert the zero fills that are real and return the program."""
-        from ..instructions import isa
-
+        """Put grid instances in order, drop storages that nothing uses, return the program."""
         program = self.program
-        fills = [s for s in program.storages if s.needs_zero]
-        for storage in sorted(fills, key=lambda s: s.birth, reverse=True):
-            at = storage.birth
-            program.instructions.insert(at, isa.zero_fill(storage))
         self.meetings.order(program)
         program.storages = _used_storages(program)
         return program
@@ -486,6 +304,11 @@ class Meetings:
         self.phase = 0
         self.phases: dict[int, float] = {}
         self.open: dict[tuple, list[tuple[View, View]]] = {}
+
+    def join(self, added: Instruction, other: Instruction) -> None:
+        """Put an instruction that was not recorded in its turn into the phase of another."""
+        if id(other) in self.phases:
+            self.phases[id(added)] = self.phases[id(other)]
 
     def order(self, program: Program) -> None:
         """Sort the instructions by phase.
@@ -515,78 +338,8 @@ def _used_storages(program: Program) -> list[Storage]:
     }
     kept = [s for s in program.storages if id(s) in used or s.role != "local" or s.address]
     for storage in kept:  # what only tracing needs
-        storage.producer = storage.redirect = None
+        storage.producer = storage.watcher = storage.groups = None
     return kept
-
-
-class _Started:
-    """Which elements of a zeros-initialised PSUM tile something wrote: regions, or a map."""
-
-    __slots__ = ("flat", "keys", "size")
-
-    def __init__(self, size: int) -> None:
-        self.keys: set[tuple] = set()
-        self.size = size
-        self.flat: np.ndarray | None = None  # made once a region is not the whole tile
-
-    def covers(self, view: View) -> bool:
-        if view.key() in self.keys:
-            return True
-        if self.flat is not None:
-            return bool(_window(self.flat, view).all())
-        return bool(self.keys)  # the only region so far is the whole tile
-
-    def add(self, view: View) -> bool:
-        """Note a region; False where it overlaps an earlier one in part."""
-        if view.is_full() and not self.keys:
-            self.keys.add(view.key())
-            return True
-        if self.flat is None:
-            self.flat = np.zeros(self.size, bool)
-        window = _window(self.flat, view)
-        if window.any():
-            return False
-        window[...] = True
-        self.keys.add(view.key())
-        return True
-
-    def overwrite(self, view: View) -> None:
-        """Note a region that may overlap earlier ones."""
-        if not self.add(view):
-            assert self.flat is not None
-            _window(self.flat, view)[...] = True
-            self.keys.add(view.key())
-
-
-def _last_index(instructions: list[Instruction], wanted: Instruction) -> int:
-    for k in range(len(instructions) - 1, -1, -1):
-        if instructions[k] is wanted:
-            return k
-    raise ValueError("instruction is not part of the program")
-
-
-def _place_in(whole: View, moved: View, view: View) -> View:
-    """The box of ``whole`` that corresponds to ``moved`` inside ``view``."""
-    if moved.shape == whole.shape:
-        return whole
-    offset = 0
-    rest = moved.offset - view.offset
-    order = sorted(range(len(view.strides)), key=lambda a: -view.strides[a])
-    starts = [0] * len(view.shape)
-    for axis in order:
-        if view.strides[axis] and view.shape[axis] > 1:
-            starts[axis], rest = divmod(rest, view.strides[axis])
-    for start, stride in zip(starts, whole.strides):
-        offset += start * stride
-    return View(whole.storage, offset, moved.shape, whole.strides, whole.dt)
-
-
-def _window(flat: np.ndarray, view: View) -> np.ndarray:
-    """The elements of ``view`` in a flat per-element array of its storage."""
-    item = flat.itemsize
-    return np.lib.stride_tricks.as_strided(
-        flat[view.offset :], view.shape, tuple(s * item for s in view.strides)
-    )
 
 
 def observe_loop(kind: str, name: str) -> Callable[..., Iterator[int]]:

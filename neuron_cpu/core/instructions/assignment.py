@@ -1,0 +1,243 @@
+"""``dst[...] = op(...)`` and ``acc += nc_matmul(...)``: where a fresh result goes.
+
+Functions of the language return fresh tiles. Assigning one moves the instruction's result into the
+destination instead of recording a copy, as the device compiler does; only where that cannot be done
+a copy is recorded. A result that has been moved and is used again after all gets its tile back.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..device.errors import NkiError, refuse, warn
+from ..program import trace
+from ..program.program import Instruction, Program
+from ..program.storage import Storage
+from ..program.view import View, compose
+from .copies import copy_instruction, copy_into, fill, zero_fill
+from .recorder import note_written
+from .vector import LoopReduction
+
+
+def assign(view: View, value: Any) -> None:
+    """``view[...] = value``: move the fresh result there, or copy, or fill with a constant.
+
+    Raises:
+        NkiError: value of another type or more elements, or a destination in HBM.
+    """
+    if isinstance(value, (int, float, np.generic)):
+        fill(view, value)
+        return
+    if isinstance(value, LoopReduction):
+        value.into(view)
+        return
+    if not isinstance(value, View):
+        raise refuse(
+            "sim_assignment_type",
+            f"value of type {type(value).__name__} assigned to {view.label()}, expected a "
+            "tensor or a number",
+        )
+    if value.storage is view.storage and value.key() == view.key():
+        return  # t[...] += x hands the updated view back to us
+    if not view.storage.on_chip:
+        raise refuse(
+            "err_unsupported_memory",
+            f"assignment into {view.label()}, expected a tensor in sbuf or psum; write HBM "
+            "tensors with nl.store",
+        )
+    if was_skipped(value):
+        return  # the destination keeps its content
+    source = _conform(value, view)
+    if not _redirect(view, source):
+        copy_into(view, source)
+
+
+def was_skipped(value: View) -> bool:
+    """True for a result whose mask selected nothing, so that no instruction was recorded."""
+    fresh = value.storage
+    recorded = len(trace.current("assignment").program.instructions)
+    return fresh.producer is None and fresh.source is None and fresh.birth == recorded
+
+
+def _conform(value: View, view: View) -> View:
+    """``value`` with the shape of ``view`` (size-1 axes and free-axis broadcasting)."""
+    if value.shape == view.shape:
+        return value
+    if value.size == view.size and [s for s in value.shape if s != 1] == [
+        s for s in view.shape if s != 1
+    ]:
+        return value.reshape(view.shape)
+    if value.size > view.size:
+        raise refuse(
+            "err_store_dst_shape_smaller_than_other_shape",
+            f"value of shape {value.shape} assigned to a region of shape {view.shape}, "
+            "expected equal shapes; slice the value or enlarge the destination",
+        )
+    return value.expand(view.shape)
+
+
+# --- redirection ----------------------------------------------------------------------------------
+class Redirect:
+    """A fresh tile whose instruction writes into a destination instead.
+
+    Attributes:
+        fresh: the tile that the instruction was recorded with.
+        view: where the result went, in the shape that the kernel assigned it with.
+    """
+
+    __slots__ = ("fresh", "view")
+
+    def __init__(self, fresh: Storage, view: View) -> None:
+        self.fresh, self.view = fresh, view
+        fresh.watcher = self
+
+    def before_read(self, view: View) -> None:
+        """The result is used again: the fresh tile gets it back, and a copy follows.
+
+        An instruction between the two may have written the destination, so reading from there
+        would be wrong. The copy stands right behind the instruction, where the move was.
+
+        Raises:
+            NkiError: the result was added to an accumulation group and is nowhere by itself.
+        """
+        last, fresh = self.fresh.producer, self.fresh
+        assert last is not None
+        if last.attrs.get("accumulate"):
+            raise refuse(
+                "sim_accumulated_result",
+                f"the matmul result {view.label()} is read after it was added to "
+                f"{self.view.label()}, where the hardware keeps the sum only, expected one use; "
+                "copy it with nisa.tensor_copy first and add the copy",
+            )
+        fresh.watcher = fresh.producer = None
+        moved = last.dst[0]
+        last.dst = (_place_in(type(moved).whole(fresh), moved, self.view),)
+        copy = copy_instruction(moved, last.dst[0], last.frame, last.source)
+        tracer = trace.current("assignment")
+        instructions = tracer.program.instructions
+        instructions.insert(_last_index(instructions, last) + 1, copy)
+        tracer.meetings.join(copy, last)
+
+
+def _redirect(view: View, value: View) -> bool:
+    """Let the instruction that produced ``value`` write into ``view`` instead.
+
+    Only the latest instruction: a later one may have read the destination's former content. Only
+    where the engine can write there in one pass, which the instruction's own check decides.
+    """
+    tracer = trace.current("assignment")
+    fresh, instructions = value.storage, tracer.program.instructions
+    last = fresh.producer
+    if last is None or fresh.watcher is not None:
+        return False
+    if not instructions or instructions[-1] is not last or not value.is_full():
+        return False
+    if view.storage.buffer not in last.op.writes or len(last.dst) != 1:
+        return False
+    # A mask may have cut the result: the same box of the destination, in the result's own axes.
+    target = view
+    if view.shape != fresh.shape:
+        if view.size != fresh.size:
+            return False
+        try:
+            target = view.reshape(fresh.shape)
+        except NkiError:  # a strided destination
+            return False
+    moved = compose(last.dst[0], target)
+    if moved is None:
+        return False
+    before = last.dst, last.attrs
+    if last.attrs.get("raw") and moved.dt is not last.dst[0].dt:
+        if last.op.flow != "copy":  # a transpose moves bits, its cast is an instruction
+            return False
+        last.attrs = {k: v for k, v in last.attrs.items() if k != "raw"}
+    last.dst = (moved,)
+    try:
+        last.op.check(last)
+    except NkiError:  # legal into a tile of its own, not into this one
+        last.dst, last.attrs = before
+        return False
+    Redirect(fresh, view)
+    note_written(moved)
+    if tracer.machine is not None:
+        tracer.machine.run(last)
+    return True
+
+
+def _last_index(instructions: list[Instruction], wanted: Instruction) -> int:
+    """Position of an instruction, from the end: it is one of the latest."""
+    for k in range(len(instructions) - 1, -1, -1):
+        if instructions[k] is wanted:
+            return k
+    raise ValueError("instruction is not part of the program")
+
+
+def _place_in(whole: View, moved: View, view: View) -> View:
+    """The box of ``whole`` that corresponds to ``moved`` inside ``view``."""
+    if moved.shape == whole.shape:
+        return whole
+    offset = 0
+    rest = moved.offset - view.offset
+    order = sorted(range(len(view.strides)), key=lambda a: -view.strides[a])
+    starts = [0] * len(view.shape)
+    for axis in order:  # digits of the distance, largest stride first
+        if view.strides[axis] and view.shape[axis] > 1:
+            starts[axis], rest = divmod(rest, view.strides[axis])
+    for start, stride in zip(starts, whole.strides):
+        offset += start * stride
+    return type(whole)(whole.storage, offset, moved.shape, whole.strides, whole.dt)
+
+
+# --- accumulation in PSUM -------------------------------------------------------------------------
+def accumulate(view: View, value: Any) -> bool:
+    """``view += value`` of a matmul just recorded and a PSUM tile: accumulate there instead.
+
+    Returns:
+        False for anything else, which is an element-wise update.
+
+    Raises:
+        NkiError: another number of elements, or a region that overlaps an earlier group in part.
+    """
+    tracer = trace.current("in-place operator")
+    instructions = tracer.program.instructions
+    if not instructions or not isinstance(value, View) or view.storage.buffer != "psum":
+        return False
+    last = instructions[-1]
+    if value.storage.producer is not last or value.storage.watcher is not None:
+        return False
+    if last.op.name != "nc_matmul":
+        return False
+    if view.size != value.size:
+        raise refuse(
+            "err_store_dst_shape_smaller_than_other_shape",
+            f"matmul result of shape {value.shape} is accumulated into {view.shape}, expected "
+            "equal shapes; slice the PSUM tile",
+        )
+    target = view if view.shape == value.shape else view.reshape(value.shape)
+    moved = compose(last.dst[0], target)
+    assert moved is not None  # a fresh result's box always maps onto a view of its shape
+    groups = view.storage.groups
+    first = groups is not None and groups.begin(moved)
+    if groups is None:
+        warn(
+            "sim_accumulation_start",
+            f"matmul accumulates into {view.label()}, which nl.zeros did not make; on this core "
+            "accumulating onto content written by another instruction is undefined; create the "
+            "tile with nl.zeros(..., buffer=nl.psum)",
+        )
+    last.attrs = trace.shared_attrs({**last.attrs, ("start" if first else "accumulate"): True})
+    last.dst = (tracer.same(moved),)
+    last.op.check(last)
+    Redirect(value.storage, view)
+    if tracer.machine is not None:
+        tracer.machine.run(last)
+    return True
+
+
+def insert_zero_fills(program: Program) -> None:
+    """Put the fills of zeros that were read into a finished program, where the tiles were made."""
+    read = [s for s in program.storages if s.groups is not None and s.groups.needs_zeros]
+    for storage in sorted(read, key=lambda s: s.birth, reverse=True):  # later ones stay in place
+        program.instructions.insert(storage.birth, zero_fill(storage))

@@ -1,0 +1,84 @@
+"""Which parts of a PSUM tile matmuls have begun to accumulate into.
+
+On this core the first matmul of an accumulation group overwrites and the others add, so kernels
+begin with ``nl.zeros`` and never pay for a fill. That holds only while nobody looks at a part that
+no matmul has written: then the fill is a real instruction after all.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..device.errors import refuse
+from .regions import window
+from .view import View
+
+
+class Groups:
+    """The accumulation groups of one PSUM tile: regions, or a map of elements.
+
+    Attributes:
+        zeroed: the tile begins as zeros, so a read of what nothing wrote needs them.
+        needs_zeros: there was such a read.
+    """
+
+    __slots__ = ("flat", "keys", "needs_zeros", "size", "zeroed")
+
+    def __init__(self, size: int, zeroed: bool) -> None:
+        self.keys: set[tuple] = set()
+        self.size, self.zeroed = size, zeroed
+        self.needs_zeros = False
+        # Most tiles have one group, all of the tile; the map is made for the first smaller one.
+        self.flat: np.ndarray | None = None
+
+    def before_read(self, view: View) -> None:
+        """Note that an instruction reads ``view``."""
+        if not self.needs_zeros and not self._covers(view):
+            self.needs_zeros = self.zeroed
+
+    def begin(self, view: View) -> bool:
+        """Note that a matmul accumulates into ``view``; True when it is the first to do so."""
+        if self._covers(view):
+            return False
+        if not self._add(view):
+            raise refuse(
+                "sim_accumulation_region",
+                f"matmul accumulates into a region of {view.storage.label()} that an earlier one "
+                "covered in part, expected the same or a disjoint region; use one PSUM tile for "
+                "each accumulation group",
+            )
+        return True
+
+    def written(self, view: View) -> None:
+        """Note a write that is no accumulation; matmuls into the region add to it.
+
+        Over zeros it has to respect the groups, as a matmul would; a tile without initial value,
+        which the kernel has placed itself, may be written anywhere.
+        """
+        if self.zeroed:
+            self.begin(view)
+        elif not self._add(view):
+            assert self.flat is not None
+            window(self.flat, view)[...] = True
+            self.keys.add(view.key())
+
+    def _covers(self, view: View) -> bool:
+        if view.key() in self.keys:
+            return True
+        if self.flat is not None:
+            return bool(window(self.flat, view).all())
+        return bool(self.keys)  # the only region so far is the whole tile
+
+    def _add(self, view: View) -> bool:
+        """Note a region; False where it overlaps an earlier one in part."""
+        if view.is_full() and not self.keys:
+            self.keys.add(view.key())
+            return True
+        if self.flat is None:
+            self.flat = np.zeros(self.size, bool)
+        elements = window(self.flat, view)
+        if elements.any():
+            return False
+        elements[...] = True
+        self.keys.add(view.key())
+        return True

@@ -1,0 +1,104 @@
+"""Where assigned results go: moved into the destination, copied, accumulated, or given back."""
+
+from __future__ import annotations
+
+import neuronxcc.nki as nki
+import numpy as np
+import pytest
+from neuronxcc.nki import isa as nisa
+from neuronxcc.nki import language as nl
+
+from neuron_cpu.core import NkiError
+from neuron_cpu.core.instructions.entry import OpSpec
+from tests.core.test_isa import assert_close, data
+
+
+def names(kernel, *args):
+    return [i.op.name for i in kernel.trace(*args)]
+
+
+@nki.jit
+def exponential(x):
+    out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+    kept = nl.ndarray((128, 64), nl.float32, buffer=nl.sbuf)
+    kept[...] = nl.exp(nl.load(x))
+    nl.store(out, kept)
+    return out
+
+
+def test_a_fresh_result_moves_into_its_destination():
+    x = data(1, (128, 64))
+    assert names(exponential, x) == ["dma_copy", "activation", "dma_copy"]
+    assert_close(exponential(x), np.exp(x), "float32", 8)
+
+
+@pytest.mark.parametrize("refusal, raised", [(NkiError("sim_test", "not here"), None),
+                                             (ZeroDivisionError(), ZeroDivisionError)])  # fmt: skip
+def test_only_a_refusal_makes_an_assignment_a_copy(monkeypatch, refusal, raised):
+    real = OpSpec.check
+
+    def check(self, instruction):
+        real(self, instruction)
+        if self.name == "activation" and instruction.dst[0].storage.name == "kept":
+            raise refusal
+
+    monkeypatch.setattr(OpSpec, "check", check)
+    exponential.programs.clear()
+    x = data(1, (128, 64))
+    try:
+        if raised is not None:
+            with pytest.raises(raised):
+                exponential.trace(x)
+            return
+        assert names(exponential, x) == ["dma_copy", "activation", "tensor_copy", "dma_copy"]
+    finally:
+        exponential.programs.clear()
+
+
+@nki.jit
+def used_twice(x, rows):
+    """The result is read after it was moved and its destination was overwritten."""
+    out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+    kept = nl.zeros((128, 64), nl.float32, buffer=nl.sbuf)
+    result = nl.exp(nl.load(x[0:rows]))
+    kept[0:rows, :] = result
+    kept[...] = nisa.memset((128, 64), 7.0, nl.float32)
+    kept[0:rows, :] = nisa.tensor_tensor(kept[0:rows, :], result, op=nl.add)
+    nl.store(out, kept)
+    return out
+
+
+@pytest.mark.parametrize("rows", [128, 32])
+def test_a_moved_result_that_is_used_again_gets_its_tile_back(rows):
+    x = data(1, (128, 64))
+    expected = np.full((128, 64), 7.0, np.float32)
+    expected[:rows] += np.exp(x[:rows])
+    assert_close(used_twice(x, rows), expected, "float32", 8)
+
+
+@nki.jit
+def accumulated(a, b, groups, again):
+    out = nl.ndarray((128, 128), nl.float32, buffer=nl.shared_hbm)
+    left, right = nl.load(a), nl.load(b)
+    total = nl.zeros((128, 128), nl.float32, buffer=nl.psum)
+    for _ in nl.static_range(groups):
+        total += nisa.nc_matmul(right, right)
+    result = nisa.nc_matmul(left, right)
+    total += result
+    summed = nisa.tensor_copy(total)
+    if again:
+        summed = nl.add(summed, nisa.tensor_copy(result))
+    nl.store(out, summed)
+    return out
+
+
+def test_a_result_that_began_a_group_can_be_read_again():
+    a, b = data(1, (128, 128)), data(2, (128, 128))
+    assert_close(accumulated(a, b, 0, True), 2 * a.T @ b, "float32", 32)
+
+
+def test_a_result_that_was_added_to_a_group_cannot():
+    a, b = data(1, (128, 128)), data(2, (128, 128))
+    assert_close(accumulated(a, b, 2, False), a.T @ b + 2 * b.T @ b, "float32", 32)
+    with pytest.raises(NkiError, match="sim_accumulated_result"):
+        accumulated.trace(a, b, 2, True)
