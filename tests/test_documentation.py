@@ -46,7 +46,7 @@ def test_every_identifier_that_a_test_expects_is_listed(identifiers):
     listed = "".join(f"{rule.identifier} " for rule in identifiers.rules(REPOSITORY / "neuron_cpu"))
     tests = (REPOSITORY / "tests" / "core").glob("test_*.py")
     text = "".join(path.read_text(encoding="utf-8") for path in tests)
-    expected = set(re.findall(r"\b(?:err|sim)_[a-z0-9_]+", text))
+    expected = set(re.findall(r"\b(?:err|sim)_[a-z0-9_]+", text)) - {"sim_test"}  # invented
     assert len(expected) > 80
     for identifier in expected:
         assert re.search(rf"\b{identifier}", listed), identifier

@@ -14,7 +14,8 @@ from neuronxcc import nki
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
-from neuron_cpu.core import NkiError, NkiWarning
+from neuron_cpu.core import NkiError, NkiWarning, silence
+from neuron_cpu.core.check import capacity
 from neuron_cpu.core.check.capacity import psum_high_water, sbuf_high_water
 from neuron_cpu.core.check.races import _Access, _conflict, _Group
 from neuron_cpu.core.check.undefined import FLOW, _Walk
@@ -659,13 +660,52 @@ def banks(tiles: int, columns: int) -> Any:
     return kernel
 
 
-@pytest.mark.parametrize("columns", [64, 512])
-def test_psum_has_eight_banks_and_a_tile_takes_whole_ones(columns: int) -> None:
-    assert psum_high_water(accepted(banks(8, columns), (128, 64))) == 8
-    assert "need 9 banks" in refused(banks(9, columns), "sim_psum_capacity", (128, 64))
+@pytest.mark.parametrize(("columns", "fitting"), [(64, 64), (128, 32), (257, 8), (512, 8)])
+def test_psum_has_eight_banks_that_small_tiles_share(columns: int, fitting: int) -> None:
+    """257 fp32 columns are more than half of a bank, and no tile crosses one."""
+    assert psum_high_water(accepted(banks(fitting, columns), (128, 64))) == 8
+    message = refused(banks(fitting + 1, columns), "sim_psum_capacity", (128, 64))
+    assert "need 9 banks" in message and f": {4 * columns} bytes" in message
 
 
-def test_block_axes_take_one_bank_each() -> None:
+@pytest.mark.parametrize(
+    ("sizes", "expected"),
+    [
+        ([], 0),
+        ([2048, 2048, 4], 3),
+        ([4] * 512, 1),
+        ([1024, 512, 256, 256], 1),
+        ([1028] * 3, 3),
+        ([512, 1536, 1024, 1024], 2),
+        ([600, 600, 1400, 1400], 2),  # in this order the small ones would share, and it took three
+    ],
+)
+def test_tiles_are_packed_into_banks_without_crossing_them(sizes: list, expected: int) -> None:
+    assert capacity.banks(sizes) == expected == capacity.banks(reversed(sizes))
+
+
+def test_banks_are_counted_where_most_are_needed() -> None:
+    """Ten small tiles at once need fewer banks than two large ones later."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((64, 1024), nl.float32, buffer=nl.shared_hbm)
+        data = nl.load(x)
+        for columns, tiles in ((16, 10), (512, 2), (16, 3)):
+            made = []
+            for _ in nl.static_range(tiles):
+                tile = nl.ndarray((64, columns), nl.float32, buffer=nl.psum)
+                tile[...] = nisa.nc_matmul(data[:, 0:64], data[:, 0:columns])
+                made.append(tile)
+            for i in nl.static_range(tiles):
+                nl.store(out[:, i * columns : (i + 1) * columns], nl.copy(made[i]))
+        return out
+
+    with silence("sim_output_partly_written"):
+        assert psum_high_water(trace(kernel, (128, 512))) == 2
+
+
+def test_block_axes_share_banks_too() -> None:
     @nki.jit
     def kernel(x):
         out = nl.ndarray((3, 64, 64), nl.float32, buffer=nl.shared_hbm)
@@ -676,7 +716,7 @@ def test_block_axes_take_one_bank_each() -> None:
             nl.store(out[i], nl.copy(tiles[i]))
         return out
 
-    assert psum_high_water(trace(kernel, (128, 64))) == 3
+    assert psum_high_water(trace(kernel, (128, 64))) == 1
 
 
 def test_views_know_what_they_cover() -> None:

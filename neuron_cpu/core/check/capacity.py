@@ -3,10 +3,13 @@
 A tensor lives from its first to its last access. One that a loop did not create lives through the
 whole loop if the loop touches it, because the device runs the loop as a loop. Tensors made inside
 an iteration die with it: overlap of iterations is the compiler's choice and takes only what is
-free. A tensor takes its bytes on every partition, a PSUM tile whole banks. Limits: spec.py.
+free. A tensor takes its bytes on every partition. In PSUM no tile crosses a bank, but small tiles
+share one: public kernels with published times keep 512 accumulators of one column. Limits: spec.py.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable, Iterable
 
 import numpy as np
 
@@ -17,16 +20,18 @@ from ..program.regions import place
 from ..program.storage import Frame, Loop, Storage
 
 LISTED = 6  # tensors that a refusal names, largest first
+Span = tuple[int, int]  # first and last instruction number
+Spans = dict[Storage, Span]
 
 
 def sbuf_high_water(program: Program) -> int:
     """Most SBUF bytes per partition that are live at once."""
-    return _peak(program, "sbuf")[0]
+    return _sbuf_peak(program, live_spans(program))[0]
 
 
 def psum_high_water(program: Program) -> int:
     """Most PSUM banks that are live at once."""
-    return _peak(program, "psum")[0]
+    return _psum_peak(program, live_spans(program))[0]
 
 
 def check_capacity(program: Program) -> None:
@@ -36,17 +41,36 @@ def check_capacity(program: Program) -> None:
         NkiError: ``sim_sbuf_capacity`` or ``sim_psum_capacity``, with the largest live tensors.
     """
     spans = live_spans(program)
-    for buffer, limit in (("sbuf", GEN2.sbuf_usable_bytes), ("psum", GEN2.psum_banks)):
-        most, at = _peak(program, buffer, spans)
-        if most > limit:
-            raise _refusal(program, buffer, limit, most, at, spans)
+    most, at = _sbuf_peak(program, spans)
+    if most > GEN2.sbuf_usable_bytes:
+        raise refuse(
+            "sim_sbuf_capacity",
+            f"live SBUF tensors need {most} bytes per partition, expected at most "
+            f"{GEN2.sbuf_usable_bytes} ({GEN2.sbuf_usable_bytes // KIB} KiB); tile the free axis "
+            "or create tensors inside the loop that uses them; at this line live: "
+            f"{_largest(_live(spans, 'sbuf', at))}",
+            place(program, program.instructions[at]),
+        )
+    most, at = _psum_peak(program, spans)
+    if most > GEN2.psum_banks:
+        raise refuse(
+            "sim_psum_capacity",
+            f"live PSUM tensors need {most} banks, expected at most {GEN2.psum_banks} of "
+            f"{GEN2.psum_bank_bytes} bytes per partition; copy results to SBUF earlier or "
+            "accumulate fewer tiles at a time; at this line live: "
+            f"{_largest(_live(spans, 'psum', at))}",
+            place(program, program.instructions[at]),
+        )
 
 
-def live_spans(program: Program) -> dict[Storage, tuple[int, int]]:
+# --- liveness -------------------------------------------------------------------------------------
+def live_spans(program: Program) -> Spans:
     """First and last instruction number of every on-chip storage that is accessed."""
     first: dict[Storage, tuple[int, Frame | None]] = {}
     last: dict[Storage, tuple[int, Frame | None]] = {}
     extents: dict[Loop, list[int]] = {}
+    # One pass notes the accesses, and where each execution of a loop begins and ends. Neighbours
+    # mostly share their frame, so loops cost something only where the frame changes.
     before: Frame | None = None
     for k, instruction in enumerate(program.instructions):
         frame = instruction.frame
@@ -55,15 +79,11 @@ def live_spans(program: Program) -> dict[Storage, tuple[int, int]]:
             _note_loops(extents, frame, k)
             before = frame
         entry = (k, frame)
-        for view in (*instruction.dst, *instruction.src):
-            storage = view.storage
-            if storage.on_chip:
-                if storage not in first:
-                    first[storage] = entry
-                last[storage] = entry
-            if view.indirect is not None:
-                last[view.indirect[0].storage] = entry
+        for storage in instruction.on_chip():
+            first.setdefault(storage, entry)
+            last[storage] = entry
     _note_loops(extents, before, len(program.instructions) - 1)
+    # A loop runs as a loop on the device: what is older than it stays for all of its iterations.
     spans = {}
     for storage, (start, entered) in first.items():
         end, left = last[storage]
@@ -77,6 +97,7 @@ def live_spans(program: Program) -> dict[Storage, tuple[int, int]]:
 
 
 def _note_loops(extents: dict[Loop, list[int]], frame: Frame | None, k: int) -> None:
+    """Instruction ``k`` stands in all loops around ``frame``."""
     while frame is not None:
         extent = extents.get(frame.loop)
         if extent is None:
@@ -97,64 +118,79 @@ def _outermost(frame: Frame | None, creator: Frame | None) -> Loop | None:
     return frame.loop
 
 
-def _units(storage: Storage) -> int:
-    """Bytes per partition in SBUF, banks in PSUM."""
-    if storage.buffer == "sbuf":
-        return storage.partition_bytes
-    tile = storage.free_size * storage.dtype.itemsize
-    return storage.partition_bytes // tile * -(-tile // GEN2.psum_bank_bytes)
+def _live(spans: Spans, buffer: str, at: int) -> list[Storage]:
+    return [s for s, (start, end) in spans.items() if s.buffer == buffer and start <= at <= end]
 
 
-def _peak(
-    program: Program, buffer: str, spans: dict[Storage, tuple[int, int]] | None = None
-) -> tuple[int, int]:
-    """Most units live at once, and the first instruction where they are.
-
-    Tensors that the kernel has placed itself count by where they end, live or not.
-    """
+# --- peaks ----------------------------------------------------------------------------------------
+def _sbuf_peak(program: Program, spans: Spans) -> tuple[int, int]:
+    """Most bytes live at once, and the first instruction where they are."""
     if program.direct_allocation:
-        tiles = [t for s in program.storages if s.buffer == buffer for t in s.address or ()]
-        end = max((t.stop for t in tiles), default=0)
-        return (end if buffer == "sbuf" else -(-end // GEN2.psum_bank_bytes)), 0
-    spans = live_spans(program) if spans is None else spans
-    change = np.zeros(len(program.instructions) + 1, np.int64)
-    for storage, (start, end) in spans.items():
-        if storage.buffer == buffer:
-            units = _units(storage)
-            change[start] += units
-            change[end + 1] -= units
-    live = np.cumsum(change)
+        return _placed_end(program, "sbuf"), 0
+    live = _sums(program, spans, "sbuf", lambda storage: storage.partition_bytes)
     at = int(np.argmax(live))
     return int(live[at]), at
 
 
-def _refusal(
-    program: Program,
-    buffer: str,
-    limit: int,
-    most: int,
-    at: int,
-    spans: dict[Storage, tuple[int, int]],
-) -> Exception:
-    live = [s for s, (start, end) in spans.items() if s.buffer == buffer and start <= at <= end]
-    live.sort(key=_units, reverse=True)
-    unit = "bytes per partition" if buffer == "sbuf" else "banks"
-    names = ", ".join(
-        f"{s.label()}{f' (created at {s.source})' if s.source else ''}: {_units(s)}"
+def _psum_peak(program: Program, spans: Spans) -> tuple[int, int]:
+    """Most banks needed at once, and the first instruction where they are."""
+    if program.direct_allocation:
+        return -(-_placed_end(program, "psum") // GEN2.psum_bank_bytes), 0
+    # A bank for each tile is an upper bound, and exact for the usual tile of 512 fp32 columns.
+    # Live tiles are packed only where that bound exceeds what has been found so far.
+    bound = _sums(program, spans, "psum", lambda storage: storage.tiles)
+    births = sorted({start for storage, (start, _) in spans.items() if storage.buffer == "psum"})
+    most, where = 0, 0
+    for at in births:
+        if bound[at] <= most:
+            continue
+        live = _live(spans, "psum", at)
+        needed = banks(size for s in live for size in (s.tile_bytes,) * s.tiles)
+        if needed > most:
+            most, where = needed, at
+    return most, where
+
+
+def banks(sizes: Iterable[int]) -> int:
+    """PSUM banks for tiles of these bytes: largest first, each into the fullest bank with room.
+
+    Optimal for sizes that divide each other, such as powers of two; never more than 11/9 of the
+    optimum and a bank (best-fit decreasing).
+    """
+    room: list[int] = []  # bytes left in each bank
+    for size in sorted(sizes, reverse=True):
+        fitting = [k for k, left in enumerate(room) if left >= size]
+        if fitting:
+            room[min(fitting, key=room.__getitem__)] -= size
+        else:
+            room.append(GEN2.psum_bank_bytes - size)
+    return len(room)
+
+
+def _placed_end(program: Program, buffer: str) -> int:
+    """Bytes up to the end of the last tensor; those that the kernel places count live or not."""
+    tiles = (t for s in program.storages if s.buffer == buffer for t in s.address or ())
+    return max((tile.stop for tile in tiles), default=0)
+
+
+def _sums(
+    program: Program, spans: Spans, buffer: str, units: Callable[[Storage], int]
+) -> np.ndarray:
+    """Units of live storages at every instruction: a running sum of what begins and ends."""
+    change = np.zeros(len(program.instructions) + 1, np.int64)
+    for storage, (start, end) in spans.items():
+        if storage.buffer == buffer:
+            change[start] += units(storage)
+            change[end + 1] -= units(storage)
+    return np.cumsum(change)
+
+
+def _largest(live: list[Storage]) -> str:
+    """The largest of the live tensors: name, place, bytes per partition."""
+    live = sorted(live, key=lambda storage: storage.partition_bytes, reverse=True)
+    names = [
+        f"{s.label()}{f' (created at {s.source})' if s.source else ''}: {s.partition_bytes} bytes"
         for s in live[:LISTED]
-    )
+    ]
     rest = len(live) - LISTED
-    names += f" and {rest} more" if rest > 0 else ""
-    what = "SBUF" if buffer == "sbuf" else "PSUM"
-    mend = (
-        "tile the free axis or create tensors inside the loop that uses them"
-        if buffer == "sbuf"
-        else "copy results to SBUF earlier or accumulate fewer tiles at a time"
-    )
-    size = f"{limit} {unit}" + (f" ({limit // KIB} KiB)" if buffer == "sbuf" else "")
-    return refuse(
-        "sim_sbuf_capacity" if buffer == "sbuf" else "sim_psum_capacity",
-        f"live {what} tensors need {most} {unit}, expected at most {size}; {mend}; at this line "
-        f"live: {names}",
-        place(program, program.instructions[at]),
-    )
+    return ", ".join(names) + (f" and {rest} more" if rest > 0 else "")

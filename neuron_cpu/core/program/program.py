@@ -47,6 +47,12 @@ class Instruction:
         outs = ", ".join(map(repr, self.dst))
         return f"{outs} = {self.op.name}({', '.join(map(repr, self.src))}, {self.attrs})"
 
+    def on_chip(self) -> list[Storage]:
+        """Storages in SBUF and PSUM that it touches, index tiles included, each once."""
+        views = (*self.dst, *self.src)
+        tiles = (v.indirect[0] for v in views if v.indirect is not None)
+        return list(dict.fromkeys(v.storage for v in (*views, *tiles) if v.storage.on_chip))
+
     @property
     def macs(self) -> int:
         """Multiply-accumulates: K x M x N of a matmul, 0 for transposes and everything else."""

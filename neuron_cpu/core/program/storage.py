@@ -6,6 +6,7 @@ where in the kernel something was recorded.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -136,12 +137,19 @@ class Storage:
         return size
 
     @property
+    def tiles(self) -> int:
+        """Tiles of the tensor: the product of its block axes."""
+        return math.prod(self.shape[: self.paxis])
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes per partition of one tile; no more than a bank in PSUM."""
+        return self.free_size * self.dtype.itemsize
+
+    @property
     def partition_bytes(self) -> int:
-        """Bytes per partition of the whole tensor, blocks included."""
-        blocks = 1
-        for s in self.shape[: self.paxis]:
-            blocks *= s
-        return blocks * self.free_size * self.dtype.itemsize
+        """Bytes per partition of the whole tensor: what it takes of SBUF or PSUM while it lives."""
+        return self.tiles * self.tile_bytes
 
     def label(self) -> str:
         """Name for messages: the given one, or what and where it is."""

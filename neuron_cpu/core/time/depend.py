@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 
 from ..device.spec import Engine
 from ..program.program import Instruction, Program
-from ..program.storage import Storage
 from ..program.view import View, contiguous
 
 Box = tuple[tuple[int, int, int], ...]  # (first, last, step) per storage axis of more than one
@@ -319,14 +318,4 @@ def _regions(tracked: dict[int, _Tracked], views: Sequence[View]) -> list[Access
         state = tracked.get(view.storage.id)
         if state is not None:
             found.append((state, state.region(view)))
-    return found
-
-
-def touched(instruction: Instruction) -> set[Storage]:
-    """On-chip storages that an instruction reads or writes, index tiles included."""
-    views = (*instruction.src, *instruction.dst)
-    found = {v.storage for v in views if v.storage.on_chip}
-    for view in views:
-        if view.indirect is not None:
-            found.add(view.indirect[0].storage)
     return found

@@ -1,8 +1,8 @@
 """Who gets SBUF and PSUM, when: the memory that a schedule grants and takes back.
 
 Storages are served in order of their first use in the program, as soon as enough has been released.
-SBUF is granted by bytes. A PSUM tile never crosses a bank unless it is larger than one, but several
-small tiles share a bank: two tiles of 128 fp32 columns take half of one together, not two.
+SBUF is granted by bytes. A PSUM tile never crosses a bank, but several small tiles share one: two
+tiles of 128 fp32 columns take half of a bank together, not two.
 """
 
 from __future__ import annotations
@@ -12,17 +12,6 @@ from collections.abc import Sequence
 from ..device.spec import GEN2
 from ..program.program import Program
 from ..program.storage import Storage
-from . import depend
-
-
-def footprint(storage: Storage) -> int:
-    """Bytes per partition that a storage takes; PSUM tiles beyond a bank take whole banks."""
-    if storage.buffer == "sbuf":
-        return storage.partition_bytes
-    tile = storage.free_size * storage.dtype.itemsize
-    if tile > GEN2.psum_bank_bytes:
-        tile = -(-tile // GEN2.psum_bank_bytes) * GEN2.psum_bank_bytes
-    return storage.partition_bytes // (storage.free_size * storage.dtype.itemsize) * tile
 
 
 class Pool:
@@ -67,18 +56,17 @@ class Banks(Pool):
     def take(self, storage: int, tile: int, tiles: int) -> bool:
         left = self.left
         mine: list[tuple[int, int]] = []
-        piece = min(tile, GEN2.psum_bank_bytes)
-        for _ in range(tiles * tile // piece):
+        for _ in range(tiles):
             bank = -1
             for k, room in enumerate(left):
-                if room >= piece and (bank < 0 or room < left[bank]):
+                if room >= tile and (bank < 0 or room < left[bank]):
                     bank = k
             if bank < 0:
                 for k, size in mine:
                     left[k] += size
                 return False
-            left[bank] -= piece
-            mine.append((bank, piece))
+            left[bank] -= tile
+            mine.append((bank, tile))
         self.held[storage] = mine
         self.free -= tile * tiles
         return True
@@ -127,7 +115,7 @@ class Memory:
         for at, instruction in enumerate(program.instructions):
             mine: list[int] = []
             written = {v.storage.id for v in instruction.dst}
-            for storage in depend.touched(instruction):
+            for storage in instruction.on_chip():
                 if storage.address is not None:
                     continue  # the kernel placed it: waits are dependences through addresses
                 k = known.get(storage.id)
@@ -142,11 +130,8 @@ class Memory:
             self.of.append(mine)
 
     def _add(self, storage: Storage) -> None:
-        size = footprint(storage)
-        tiles = 1
-        if storage.buffer == "psum":
-            tiles = storage.partition_bytes // (storage.free_size * storage.dtype.itemsize)
-        self.tile.append(size // tiles)
+        tiles = storage.tiles if storage.buffer == "psum" else 1
+        self.tile.append(storage.partition_bytes // tiles)
         self.tiles.append(tiles)
         self.pool.append(self.sbuf if storage.buffer == "sbuf" else self.psum)
         self.left.append(0)

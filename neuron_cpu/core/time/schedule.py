@@ -32,7 +32,6 @@ from ..device.spec import GEN2, Engine
 from ..program.program import Instruction, Program
 from ..program.storage import Storage
 from . import cost, depend, memory
-from .memory import footprint
 
 ENGINES = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD, Engine.DMA)
 TENSOR, VECTOR, SCALAR, GPSIMD, DMA = range(5)
@@ -152,7 +151,7 @@ def _occupancy(schedule: Schedule, buffer: str) -> list[tuple[float, int]]:
                 last[storage] = end
     steps: dict[float, int] = {}
     for storage, begin in first.items():
-        size = footprint(storage)
+        size = storage.partition_bytes
         steps[begin] = steps.get(begin, 0) + size
         steps[last[storage]] = steps.get(last[storage], 0) - size
     unit = 1 if buffer == "sbuf" else GEN2.psum_bank_bytes
