@@ -25,6 +25,7 @@ lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
+	PYTHONPATH=neuron_cpu/sdk $(BIN)/lint-imports --no-logo --no-cache
 
 calibrate: setup
 	$(BIN)/python benchmarks/calibrate.py --write

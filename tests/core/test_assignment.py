@@ -32,7 +32,7 @@ def test_a_fresh_result_moves_into_its_destination():
     assert_close(exponential(x), np.exp(x), "float32", 8)
 
 
-@pytest.mark.parametrize("refusal, raised", [(NkiError("sim_test", "not here"), None),
+@pytest.mark.parametrize("refusal, raised", [(NkiError("sim_engine", "not here"), None),
                                              (ZeroDivisionError(), ZeroDivisionError)])  # fmt: skip
 def test_only_a_refusal_makes_an_assignment_a_copy(monkeypatch, refusal, raised):
     real = OpSpec.check

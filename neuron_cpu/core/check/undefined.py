@@ -17,7 +17,7 @@ import numpy as np
 
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2
-from ..language.allocation import overlapping
+from ..program.placement import overlapping
 from ..program.program import Instruction, Program
 from ..program.regions import box_text, covers_storage, elements, place, window
 from ..program.storage import Storage

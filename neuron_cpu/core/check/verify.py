@@ -10,10 +10,10 @@ general/nki/programming_model.rst.
 from __future__ import annotations
 
 from ..device.errors import refuse
-from ..language.allocation import check_allocation
 from ..program.program import Instruction, Program
 from ..program.regions import place
 from ..program.storage import Frame, Storage
+from .allocation import check_allocation
 from .capacity import check_capacity, psum_high_water, sbuf_high_water
 from .races import check_races
 from .undefined import check_values

@@ -3,7 +3,7 @@
 A buffer made by ``ncc.sbuf.alloc`` and friends gives every tile of a tensor (one per index of its
 block axes) an address: first partition and byte in SBUF, bank in PSUM. Rules: aws-neuron-sdk
 v2.21.1, general/nki/nki_direct_allocation_guide.rst. Tiles may share memory as long as nobody reads
-what another tile has overwritten; ``undefined.py`` follows that write by write.
+what another tile has overwritten; ``check/undefined.py`` follows that write by write.
 """
 
 from __future__ import annotations
@@ -16,65 +16,11 @@ from typing import Any
 from ..device.errors import refuse
 from ..device.spec import GEN2, legal_start_partitions
 from ..program import trace
-from ..program.program import Instruction, Program
-from ..program.regions import place
+from ..program.placement import Tile
 from ..program.storage import Storage
-from ..program.view import View
 from . import buffers
 
 AddressFunction = Callable[..., tuple[int, ...]]
-
-
-class Tile:
-    """Where one tile of a tensor lies.
-
-    Attributes:
-        block: its number in row-major order of the block axes.
-        partition, partitions: first partition and how many.
-        start, stop: bytes per partition, counted through all banks in PSUM.
-    """
-
-    __slots__ = ("block", "partition", "partitions", "start", "stop", "storage")
-
-    def __init__(self, storage: Storage, block: int, partition: int, start: int) -> None:
-        self.storage, self.block = storage, block
-        self.partition, self.partitions = partition, storage.shape[storage.paxis]
-        self.start = start
-        self.stop = start + storage.free_size * storage.dtype.itemsize
-
-    def overlaps(self, other: Tile) -> bool:
-        """True when both occupy some byte of some partition of the same memory."""
-        return (
-            self.storage.buffer == other.storage.buffer
-            and self.start < other.stop
-            and other.start < self.stop
-            and self.partition < other.partition + other.partitions
-            and other.partition < self.partition + self.partitions
-        )
-
-    def hit_by(self, writer: Tile, view: View) -> tuple[Any, ...] | None:
-        """Index [block, partitions, free elements] of what a write through ``view`` destroys here.
-
-        ``view`` lies in the tile ``writer``; its bounding box counts.
-        """
-        tile = writer.partitions * writer.storage.free_size
-        if view.offset // tile != writer.block:
-            return None
-        row, column = divmod(view.offset % tile, writer.storage.free_size)
-        last = column + sum((n - 1) * s for n, s in zip(view.shape[1:], view.strides[1:]))
-        item = writer.storage.dtype.itemsize
-        first_row = max(writer.partition + row, self.partition)
-        last_row = min(writer.partition + row + view.shape[0], self.partition + self.partitions)
-        start = max(writer.start + column * item, self.start)
-        stop = min(writer.start + (last + 1) * item, self.stop)
-        if first_row >= last_row or start >= stop:
-            return None
-        own = self.storage.dtype.itemsize
-        return (
-            self.block,
-            slice(first_row - self.partition, last_row - self.partition),
-            slice((start - self.start) // own, -(-(stop - self.start) // own)),
-        )
 
 
 def by_keyword(function: AddressFunction) -> AddressFunction:
@@ -250,47 +196,3 @@ def enable_stack_allocator(func: Any = None, log_level: int = 50) -> Any:
 def skip_middle_end_transformations(func: Any = None) -> Any:
     """Decorator of the device compiler's pipeline; nothing to skip here."""
     return func if func is not None else skip_middle_end_transformations
-
-
-# --- checks of a program --------------------------------------------------------------------------
-def check_allocation(program: Program) -> None:
-    """Refuse kernels that place some tensors themselves and leave others to the compiler.
-
-    Raises:
-        NkiError: ``sim_mixed_allocation`` for a tensor without address, ``sim_allocation_hbm`` for
-            scratch in HBM.
-    """
-    if not program.direct_allocation:
-        return
-    for instruction in program.instructions:
-        for view in (*instruction.dst, *instruction.src):
-            storage = view.storage
-            if storage.on_chip and storage.address is None:
-                raise _mixed(program, instruction, storage)
-            if storage.buffer == "hbm" and storage.role == "local":
-                raise refuse(
-                    "sim_allocation_hbm",
-                    f"{storage.label()} is scratch in HBM, expected none under direct allocation; "
-                    "make it nl.shared_hbm and return it",
-                    place(program, instruction),
-                )
-
-
-def _mixed(program: Program, instruction: Instruction, storage: Storage) -> Exception:
-    return refuse(
-        "sim_mixed_allocation",
-        f"{instruction.op.name} uses {storage.label()}, which has no address while other tensors "
-        "have one, expected all or none; give it a buffer from ncc, and assign results of "
-        "instructions to such tensors: tensor[...] = nisa....",
-        place(program, instruction),
-    )
-
-
-def overlapping(program: Program) -> dict[int, list[tuple[Tile, Tile]]]:
-    """Pairs of tiles that share memory, by the id of the first one's storage."""
-    placed = [t for s in program.storages for t in s.address or ()]
-    found: dict[int, list[tuple[Tile, Tile]]] = {}
-    for a, b in itertools.permutations(placed, 2):
-        if a.overlaps(b):
-            found.setdefault(a.storage.id, []).append((a, b))
-    return found

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..device import dtypes
 from ..program.program import Instruction, Program
 from .execute import Plan
 from .memory import Arena, widen
@@ -159,8 +160,6 @@ def _difference(
 
 def random_inputs(program: Program, seed: int = 0) -> list[torch.Tensor]:
     """Seeded inputs of a program: normal floats, integers from 0 to 99."""
-    from ..device import dtypes
-
     generator = torch.Generator().manual_seed(seed)
     made = []
     for storage in program.inputs:

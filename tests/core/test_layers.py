@@ -1,0 +1,65 @@
+"""Who may import whom: the contracts of pyproject.toml, and imports that a reader would not see."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+CORE = ROOT / "neuron_cpu" / "core"
+FILES = sorted(CORE.rglob("*.py"))
+OPTIONAL = {"matplotlib"}  # plots only; everything else runs without it
+
+
+def lint_imports(folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [
+        sys.executable,
+        "-c",
+        "from importlinter.cli import lint_imports_command as run; run()",
+    ]
+    path = os.pathsep.join([str(folder), str(folder / "neuron_cpu" / "sdk")])
+    return subprocess.run(
+        [*command, "--no-cache", "--no-logo"],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+    )
+
+
+def test_contracts_are_kept():
+    found = lint_imports(ROOT)
+    assert found.returncode == 0, found.stdout
+    assert "5 kept, 0 broken" in found.stdout
+
+
+def imports_in_functions(tree: ast.AST) -> list[tuple[int, str]]:
+    """Line and top-level name of each import that stands inside of a function."""
+    found = []
+    for function in ast.walk(tree):
+        if not isinstance(function, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            continue
+        for node in ast.walk(function):
+            if isinstance(node, ast.Import):
+                found += [(node.lineno, name.name.split(".")[0]) for name in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                found.append(
+                    (node.lineno, "." if node.level else (node.module or "").split(".")[0])
+                )
+    return found
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: str(p.relative_to(CORE)))
+def test_imports_stand_at_the_top(path):
+    inside = imports_in_functions(ast.parse(path.read_text(encoding="utf-8")))
+    assert [where for where in inside if where[1] not in OPTIONAL] == []
+
+
+def test_imports_inside_functions_are_seen():
+    source = "def f():\n    if x:\n        from ..a import b\n    import numpy.linalg\n"
+    assert sorted(imports_in_functions(ast.parse(source))) == [(3, "."), (4, "numpy")]
