@@ -1,7 +1,9 @@
-"""``python -m neuron_cpu profile|compare FILE:KERNEL --arg ...``: time or debug one kernel.
+"""``python -m neuron_cpu COMMAND``: time or debug one kernel, or run a script without the SDK.
 
-``profile`` traces and verifies the kernel on shapes alone and estimates its time. ``compare`` runs
-it twice on random inputs and prints the first instruction whose results part.
+``profile FILE:KERNEL --arg ...`` traces and verifies the kernel on shapes alone and estimates its
+time. ``compare FILE:KERNEL --arg ...`` runs it twice on random inputs and prints the first
+instruction whose results part. ``run SCRIPT ARGS...`` runs any script with the stand-in's SDK names
+in place.
 """
 
 from __future__ import annotations
@@ -17,10 +19,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from . import ensure_sdk, terminal
-from .errors import StandInError
+from . import ensure_sdk, run_script, terminal
+from .errors import UsageError
 
 SHORT_DTYPES = {
     "bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32", "f32": "float32",
@@ -30,15 +30,12 @@ PIPED_WIDTH = 180  # columns of a table that goes to a file
 TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)")
 
 
-class UsageError(StandInError):
-    """A command line that cannot be carried out."""
-
-
 def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="python -m neuron_cpu", description=__doc__.splitlines()[0])
     commands = top.add_subparsers(dest="command", required=True)
     one = commands.add_parser("profile", help="estimate the time of one kernel on Trainium")
     two = commands.add_parser("compare", help="find the first instruction that loses precision")
+    commands.add_parser("run", help=f"run a script without the SDK: {run_script.USAGE}")
     for command in (one, two):
         command.add_argument(
             "kernel", metavar="FILE:KERNEL", help="Python file and kernel function in it"
@@ -80,6 +77,8 @@ def parse_value(text: str) -> Any:
     Raises:
         UsageError: it is neither.
     """
+    import torch
+
     match = TENSOR.fullmatch(text)
     if match:
         shape = tuple(int(n) for n in match[1].split("x"))
@@ -225,7 +224,20 @@ def compare(args: argparse.Namespace) -> int:
     return 0 if comparison.report(program, args.tolerance, args.against, args.seed) else 1
 
 
+def run(arguments: Sequence[str]) -> int:
+    """Run a script; its own errors are its own and end as they end without this command."""
+    try:
+        run_script.run(arguments)
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    if arguments[:1] == ["run"] and arguments[1:2] not in (["-h"], ["--help"]):
+        return run(arguments[1:])  # everything after the script is the script's, options too
     args = parser().parse_args(arguments)
     print(ensure_sdk())
     from .core import NkiError

@@ -21,3 +21,7 @@ class CollectiveError(StandInError):
 
 class UnwritableError(StandInError):
     """A file or folder that cannot be written: no permission, no space, or something in the way."""
+
+
+class UsageError(StandInError):
+    """A command line that cannot be carried out."""

@@ -1,0 +1,135 @@
+"""`python -m neuron_cpu run SCRIPT ARGS...`, and `ensure_sdk` called from sitecustomize."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+SCRIPT = """
+import multiprocessing, subprocess, sys
+from pathlib import Path
+import numpy
+import neuronxcc.nki as nki, neuronxcc.nki.language as nl
+import beside
+
+
+@nki.jit
+def double(x_hbm):
+    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    nl.store(out_hbm, nl.load(x_hbm) * 2.0)
+    return out_hbm
+
+
+def main():
+    print(__name__, sys.argv, beside.NAME, Path(sys.path[0]) == Path(__file__).parent)
+    print(double(numpy.ones((2, 3), numpy.float32)).sum())
+    child = "import neuronxcc; print(neuronxcc.__file__)"
+    sys.stdout.flush()
+    subprocess.run([sys.executable, "-c", child], check=True)
+    process = multiprocessing.get_context("spawn").Process(target=report, args=(double.__name__,))
+    process.start()
+    process.join()
+    sys.exit(process.exitcode)
+
+
+def report(name):
+    print("spawned", name, __name__, flush=True)
+    sys.exit(3)
+
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+def python(*arguments: object, cwd: Path, **environment: str) -> subprocess.CompletedProcess:
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env={"PATH": os.environ["PATH"], "HOME": os.environ.get("HOME", ""), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def run(*arguments: object, cwd: Path) -> subprocess.CompletedProcess:
+    return python("-m", "neuron_cpu", "run", *arguments, cwd=cwd, PYTHONPATH=str(REPOSITORY))
+
+
+@pytest.fixture
+def scripts(tmp_path: Path) -> Path:
+    folder = tmp_path / "contest"
+    folder.mkdir()
+    (folder / "main.py").write_text(SCRIPT)
+    (folder / "beside.py").write_text("NAME = 'beside'\n")
+    return folder
+
+
+def test_a_script_sees_what_it_sees_on_the_device(scripts, tmp_path):
+    """Arguments, module name, own folder and exit status; children find the SDK's names, too."""
+    ran = run("contest/main.py", "--mode", "-h", "run", cwd=tmp_path)
+    assert ran.returncode == 3, ran.stderr
+    lines = ran.stdout.splitlines()
+    assert lines[0] == "__main__ ['contest/main.py', '--mode', '-h', 'run'] beside True"
+    assert lines[1] == "12.0"
+    assert lines[2] == str(REPOSITORY / "neuron_cpu" / "sdk" / "neuronxcc" / "__init__.py")
+    assert lines[3:] == ["spawned double __mp_main__"]
+    assert "CPU stand-in neuron_cpu (NEURON_CPU asks for it)" in ran.stderr
+
+
+def test_an_error_of_the_script_is_its_own(tmp_path):
+    (tmp_path / "wrong.py").write_text("x = 1\nraise ValueError('mine')\n")
+    ran = run("wrong.py", cwd=tmp_path)
+    assert ran.returncode == 1
+    assert ran.stderr.splitlines()[-1] == "ValueError: mine"
+    assert 'wrong.py", line 2' in ran.stderr
+
+
+def test_a_module_such_as_pytest(tmp_path):
+    (tmp_path / "test_mine.py").write_text(
+        "import neuronxcc.nki\n\ndef test_it():\n    assert neuronxcc.nki.jit\n"
+    )
+    ran = run("-m", "pytest", "-q", "-p", "no:cacheprovider", "test_mine.py", cwd=tmp_path)
+    assert ran.returncode == 0 and "1 passed" in ran.stdout, ran.stdout + ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        ((), "run names no script, expected python -m neuron_cpu run SCRIPT"),
+        (("-m",), "run names no script"),
+        (("absent.py",), "script absent.py does not exist, expected a Python file; correct it."),
+    ],
+)
+def test_what_cannot_be_run(arguments, sentence, tmp_path):
+    ran = run(*arguments, cwd=tmp_path)
+    assert ran.returncode == 2
+    assert sentence in ran.stderr and "Traceback" not in ran.stderr
+
+
+def test_help_names_the_command(tmp_path):
+    ran = run("--help", cwd=tmp_path)
+    assert ran.returncode == 0 and "usage: python -m neuron_cpu run" in ran.stdout
+
+
+@pytest.mark.parametrize("on_the_path", [True, False], ids=["path", "inserted"])
+def test_ensure_sdk_from_sitecustomize(scripts, tmp_path, on_the_path):
+    """The names are there before the script's first line, in children and beside its own folder."""
+    site = tmp_path / "site"
+    site.mkdir()
+    insert = "" if on_the_path else f"import sys\nsys.path.append({str(REPOSITORY)!r})\n"
+    (site / "sitecustomize.py").write_text(f"{insert}import neuron_cpu\nneuron_cpu.ensure_sdk()\n")
+    path = f"{site}{os.pathsep}{REPOSITORY}" if on_the_path else str(site)
+    ran = python("contest/main.py", cwd=tmp_path, PYTHONPATH=path)
+    assert ran.returncode == 3, ran.stderr
+    assert ran.stderr == ""
+    lines = ran.stdout.splitlines()
+    assert lines[0] == "__main__ ['contest/main.py'] beside True" and lines[1] == "12.0"
+    assert lines[2].startswith(str(REPOSITORY)) and lines[3] == "spawned double __mp_main__"
