@@ -136,6 +136,11 @@ class Contract:
         return self.minor >= 3
 
     @property
+    def slices_last_token(self) -> bool:
+        """Sequence-parallel prefill gathers one row of each rank instead of the whole sequence."""
+        return self.minor >= 3
+
+    @property
     def attention_takes_config(self) -> bool:
         """`NeuronAttentionBase(config, *, hidden_size, ...)` builds its own projections."""
         return self.minor >= 4

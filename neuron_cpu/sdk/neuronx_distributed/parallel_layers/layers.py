@@ -24,7 +24,6 @@ from .mappings import (
     gather_from_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
-    scatter_to_sequence_parallel_region,
     scatter_to_tensor_model_parallel_region,
 )
 from .utils import (
@@ -392,11 +391,13 @@ class RowParallelLinear(BaseParallelLinear):
 class ParallelEmbedding(nn.Module):
     """Embedding sharded over the embedding dimension or over the vocabulary.
 
-    `shard_across_embedding`: weight (V, H/tp), lookup, then all-gather of the last dimension.
-    Otherwise: weight (V/tp, H), each rank looks up its own rows, zeros elsewhere, then all-reduce.
-    `forward(ids)`: (B, S) integers -> (B, S, H), or this rank's slice of the sequence under
-    sequence parallelism. `use_spmd_rank` reads the rank from a checkpoint tensor, as a graph that
-    all ranks share has to; the module then owns a `rank_util`.
+    `shard_across_embedding`: weight (V, H/tp), lookup, then all-gather of the last dimension; NxD
+    does so whether or not the sequence is parallel, and the model scatters the result.
+    Otherwise: weight (V/tp, H), each rank looks up its own rows, zeros elsewhere, then all-reduce,
+    or reduce-scatter along the sequence under sequence parallelism.
+    `forward(ids)`: (B, S) integers -> (B, S, H), or (B, S/tp, H). `use_spmd_rank` reads the rank
+    from a checkpoint tensor, as a graph that all ranks share has to; the module then owns a
+    `rank_util`.
     """
 
     def __init__(
@@ -457,12 +458,7 @@ class ParallelEmbedding(nn.Module):
     def _gather(self, local: torch.Tensor) -> torch.Tensor:
         """(B, S, H/tp) of this rank -> (B, S, H)."""
         whole = gather_from_tensor_model_parallel_region(local, self.tensor_parallel_group)
-        whole = whole.narrow(-1, 0, self.embedding_dim) if self.pad_size else whole
-        if self.sequence_parallel_enabled:
-            return scatter_to_sequence_parallel_region(
-                whole, self.sequence_dimension, self.tensor_parallel_group
-            )
-        return whole
+        return whole.narrow(-1, 0, self.embedding_dim) if self.pad_size else whole
 
     def _own_rows(self, ids: torch.Tensor) -> torch.Tensor:
         """(B, S, H): rows that this rank holds, zeros for the others."""

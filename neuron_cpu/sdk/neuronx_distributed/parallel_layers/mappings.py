@@ -8,12 +8,14 @@ so a bf16 all-reduce rounds after every addition, as the device does.
 
 from __future__ import annotations
 
+import warnings
 from functools import reduce
 from typing import List, Optional, Sequence, Union
 
 import torch
+import torch_xla.core.xla_model as xm
 
-from ..ranks import Group
+from ..ranks import Group, is_tracing
 from . import parallel_state
 from .utils import divide
 
@@ -44,8 +46,23 @@ def _copies(tensor: torch.Tensor, size: int) -> List[torch.Tensor]:
     return [tensor] + [tensor.clone() for _ in range(size - 1)]
 
 
-def _sum(parts: List[torch.Tensor]) -> torch.Tensor:
-    return reduce(torch.add, parts)
+# What a reduction does with two ranks' tensors, under the names of torch_xla.core.xla_model.
+_REDUCTIONS = {
+    xm.REDUCE_SUM: torch.add,
+    xm.REDUCE_MUL: torch.mul,
+    xm.REDUCE_MIN: torch.minimum,
+    xm.REDUCE_MAX: torch.maximum,
+}
+
+
+def _reduced(parts: List[torch.Tensor], computation: str = xm.REDUCE_SUM) -> torch.Tensor:
+    """The ranks' tensors as one, in rank order."""
+    if computation not in _REDUCTIONS:
+        raise ValueError(
+            f"computation is {computation!r}, expected one of {sorted(_REDUCTIONS)}; take a "
+            "REDUCE_ constant of torch_xla.core.xla_model."
+        )
+    return reduce(_REDUCTIONS[computation], parts)
 
 
 def _reduce(input_: torch.Tensor, process_group: Optional[Group] = None) -> torch.Tensor:
@@ -54,7 +71,7 @@ def _reduce(input_: torch.Tensor, process_group: Optional[Group] = None) -> torc
     if group.size() == 1:
         return input_
     return group.exchange(
-        _label("all-reduce", input_), input_, lambda parts: _copies(_sum(parts), len(parts))
+        _label("all-reduce", input_), input_, lambda parts: _copies(_reduced(parts), len(parts))
     )
 
 
@@ -85,18 +102,23 @@ def _gather_along_dim(
 
 
 def _reduce_scatter_along_dim(
-    input_: torch.Tensor, partition_dim: int, process_group: Optional[Group] = None
+    input_: torch.Tensor,
+    partition_dim: int,
+    computation: str = xm.REDUCE_SUM,
+    process_group: Optional[Group] = None,
+    tile_cc: bool = False,
 ) -> torch.Tensor:
-    """Sum over the ranks, of which each keeps its own slice along `partition_dim`."""
+    """Sum (or maximum, ...) over the ranks, of which each keeps its slice along `partition_dim`."""
+    del tile_cc  # the device may do it in pieces
     group = _group(process_group)
     if group.size() == 1:
         return input_
     width = divide(input_.shape[partition_dim], group.size())
 
     def combine(parts: List[torch.Tensor]) -> List[torch.Tensor]:
-        return list(torch.split(_sum(parts), width, dim=partition_dim))
+        return list(torch.split(_reduced(parts, computation), width, dim=partition_dim))
 
-    label = _label(f"reduce-scatter along dim {partition_dim}", input_)
+    label = _label(f"reduce-scatter by {computation} along dim {partition_dim}", input_)
     return group.exchange(label, input_, combine).contiguous()
 
 
@@ -107,8 +129,20 @@ def _split_along_dim(
     group = _group(process_group)
     if group.size() == 1:
         return input_
+    if is_tracing():
+        _warn_of_constant_rank()
     width = divide(input_.shape[partition_dim], group.size())
     return input_.narrow(partition_dim, group.rank() * width, width).contiguous()
+
+
+def _warn_of_constant_rank() -> None:
+    warnings.warn(
+        "A scatter by the group's own rank is traced: every rank shares one graph on the device, "
+        "traced as rank 0, so each would keep rank 0's slice there; here each keeps its own. Use "
+        "_reduce_scatter_along_dim with REDUCE_MAX on equal tensors, or an SPMDRank.",
+        RuntimeWarning,
+        stacklevel=4,
+    )
 
 
 def _gather_along_first_dim(
@@ -124,9 +158,11 @@ def _gather_along_last_dim(
 
 
 def _reduce_scatter_along_first_dim(
-    input_: torch.Tensor, process_group: Optional[Group] = None
+    input_: torch.Tensor,
+    computation: str = xm.REDUCE_SUM,
+    process_group: Optional[Group] = None,
 ) -> torch.Tensor:
-    return _reduce_scatter_along_dim(input_, 0, process_group)
+    return _reduce_scatter_along_dim(input_, 0, computation, process_group)
 
 
 def copy_to_tensor_model_parallel_region(
@@ -200,7 +236,7 @@ def reduce_scatter_to_sequence_parallel_region(
     """Sum over the ranks (in `dtype` where given); each keeps its slice of the sequence."""
     original = input_.dtype
     summed = _reduce_scatter_along_dim(
-        input_.to(dtype or original), sequence_dimension, process_group
+        input_.to(dtype or original), sequence_dimension, process_group=process_group
     )
     return summed.to(original)
 
@@ -209,4 +245,6 @@ def reduce_scatter_to_sequence_parallel_region_tiled(
     input_: torch.Tensor, sequence_dimension: int = 0, process_group: Optional[Group] = None
 ) -> torch.Tensor:
     """The same in pieces that the device overlaps with computation; here in one."""
-    return reduce_scatter_to_sequence_parallel_region(input_, sequence_dimension, process_group)
+    return reduce_scatter_to_sequence_parallel_region(
+        input_, sequence_dimension, process_group=process_group
+    )

@@ -400,12 +400,29 @@ def refuse_unsupported(neuron_config: NeuronConfig) -> None:
             f"({neuron_config.max_batch_size}), because a decode step reads one cache line a row; "
             "make them equal."
         )
+    if neuron_config.sequence_parallel_enabled:
+        _refuse_with_sequence_parallelism(neuron_config)
     for name in ("pp_degree", "ep_degree"):
         if getattr(neuron_config, name) != 1:
             raise NotImplementedError(
                 f"NeuronConfig.{name} is {getattr(neuron_config, name)}, expected 1, because "
                 "neuron_cpu has tensor parallelism only; raise tp_degree instead."
             )
+
+
+def _refuse_with_sequence_parallelism(neuron_config: NeuronConfig) -> None:
+    """Refuse what NxDI combines with a sharded sequence in a way that cannot be right."""
+    if neuron_config.vocab_parallel:
+        raise NotImplementedError(
+            "sequence_parallel_enabled meets vocab_parallel, expected one of them, because public "
+            "sources leave open who sums the embedding then; leave vocab_parallel out."
+        )
+    if neuron_config.padding_side == "left" and neuron_config.contract.slices_last_token:
+        raise NotImplementedError(
+            "sequence_parallel_enabled meets padding_side='left', expected 'right', because NxDI "
+            f"{neuron_config.contract.version} then answers from the last row of rank 0's shard "
+            "instead of the last row; pad on the right."
+        )
 
 
 def artifacts_present(path: PathLike) -> bool:

@@ -11,14 +11,17 @@ import logging
 from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
+import torch_xla.core.xla_model as xm
 from neuronx_distributed.parallel_layers.layers import SPMDRank
 from neuronx_distributed.parallel_layers.mappings import (
     _gather_along_dim,
+    _reduce_scatter_along_dim,
     gather_from_sequence_parallel_region,
-    scatter_to_sequence_parallel_region,
 )
 from torch import nn
 from transformers.modeling_outputs import CausalLMOutputWithPast
+
+from neuron_cpu.errors import CompileError
 
 from ..contract import ENVIRONMENT_VARIABLE
 from ..modules.autobucketing import generate_buckets
@@ -176,7 +179,7 @@ class NeuronBaseModel(nn.Module):
             kv_cache=kv_cache,
             scatter_index=scatter_index,
         )
-        if prefill:
+        if prefill and not self._slices_last_token:
             hidden = self._last_token(hidden, position_ids)
         logits = self._head(hidden)
         outputs = self._choose(logits, sampling_params, speculation)
@@ -223,6 +226,43 @@ class NeuronBaseModel(nn.Module):
         index = torch.argmax(position_ids, dim=1, keepdim=True)
         index = index[:, :, None].expand(-1, 1, hidden.shape[-1])
         return torch.gather(hidden, 1, index)
+
+    # -- sequence parallelism (prefill only) -----------------------------------------------------
+
+    @property
+    def _slices_last_token(self) -> bool:
+        """Whether `get_model_output` returns one row a sequence instead of all."""
+        return self.sequence_parallel_enabled and self.contract.slices_last_token
+
+    def _shard_sequence(self, hidden: torch.Tensor) -> torch.Tensor:
+        """(B, S, H), equal on all ranks -> this rank's rows (B, S/tp, H).
+
+        A reduce-scatter by maximum, as NxDI does it: all ranks share one graph, in which a slice by
+        the rank's number would be rank 0's on every rank.
+        """
+        length, degree = hidden.shape[1], self.neuron_config.tp_degree
+        if length % degree:
+            raise CompileError(
+                f"A context-encoding bucket has {length} tokens, expected a multiple of the "
+                f"tensor-parallel degree {degree} under sequence_parallel_enabled; change "
+                "max_context_length or context_encoding_buckets."
+            )
+        return _reduce_scatter_along_dim(hidden, self.sequence_dimension, xm.REDUCE_MAX)
+
+    def _last_token_of_shards(
+        self, hidden: torch.Tensor, position_ids: torch.Tensor
+    ) -> torch.Tensor:
+        """This rank's rows (B, S/tp, H) -> (B, 1, H): the row of the largest position.
+
+        Each rank picks the row with the wanted number within its shard; of the tp candidates the
+        one from the shard that holds the position counts. tp rows travel instead of S.
+        """
+        shard = hidden.shape[1]
+        index = torch.argmax(position_ids, dim=1, keepdim=True)[:, :, None]  # (B, 1, 1)
+        index = index.expand(-1, 1, hidden.shape[-1])
+        candidate = torch.gather(hidden, 1, index % shard)
+        candidates = gather_from_sequence_parallel_region(candidate, self.sequence_dimension)
+        return torch.gather(candidates, 1, index // shard)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V or V/tp) in fp32; padding of a sharded vocabulary never wins."""
@@ -294,7 +334,7 @@ class NeuronBaseModel(nn.Module):
         if update_cache and not prefill and past_key_values is None:
             past_key_values = self.kv_mgr.get_cache(self.n_positions)
         if self.sequence_parallel_enabled:
-            hidden = scatter_to_sequence_parallel_region(hidden, self.sequence_dimension)
+            hidden = self._shard_sequence(hidden)
         common: Dict[str, Any] = dict(
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -304,7 +344,9 @@ class NeuronBaseModel(nn.Module):
         common.update(self._later_keywords(rotary_position_ids, seq_ids, prefill))
         hidden, new_key_values = self._layers_forward(hidden, past_key_values, common)
         hidden = self.norm(hidden)
-        if self.sequence_parallel_enabled:
+        if self._slices_last_token:
+            hidden = self._last_token_of_shards(hidden, position_ids)
+        elif self.sequence_parallel_enabled:
             hidden = gather_from_sequence_parallel_region(hidden, self.sequence_dimension)
         if not update_cache:
             return hidden, new_key_values
