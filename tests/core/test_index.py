@@ -17,6 +17,7 @@ from neuron_cpu.core.program.program import Program
 from neuron_cpu.core.program.view import compose, contiguous, reshaped_strides
 
 some = settings(max_examples=60, deadline=None, derandomize=True)
+many = settings(max_examples=200, deadline=None, derandomize=True)
 
 
 def hbm(shape):
@@ -105,36 +106,206 @@ def test_boxes_cover_a_mask_exactly_once(a, b, c, seed):
 
 
 # --- subscripts -----------------------------------------------------------------------------------
-@some
+def chip(shape):
+    """A tile in SBUF with the same element numbers as ``hbm`` gives."""
+    tracer = trace.Tracer(Program("test", (), None))
+    tensor = Tensor.whole(tracer.storage(shape, FLOAT32, "sbuf"))
+    return tensor, np.arange(int(np.prod(shape))).reshape(shape)
+
+
+@st.composite
+def slices(draw, size):
+    """A slice of an axis, as kernels write it, and numpy's meaning of it."""
+    start = draw(st.integers(0, size - 1))
+    stop = draw(st.integers(start + 1, size))
+    step = draw(st.integers(1, 3))
+    form = draw(st.sampled_from(["plain", "open", "ds", "negative start", "negative stop"]))
+    if form == "open":
+        return slice(start, None, step), slice(start, None, step)
+    if form == "ds":
+        return nl.ds(start, stop - start), slice(start, stop)
+    if form == "negative start":
+        return slice(start - size, None, step), slice(start - size, None, step)
+    if form == "negative stop" and stop < size:
+        return slice(start, stop - size, step), slice(start, stop - size, step)
+    return slice(start, stop, step), slice(start, stop, step)
+
+
+@st.composite
+def basic_keys(draw, shape):
+    """Subscripts of some of the axes, an ellipsis among them or not: (ours, numpy's)."""
+    count = draw(st.integers(1, len(shape)))
+    at_end = draw(st.booleans())
+    axes = range(len(shape) - count, len(shape)) if at_end else range(count)
+    keys = []
+    for axis in axes:
+        whole = st.integers(-shape[axis], shape[axis] - 1).map(lambda k: (k, k))
+        keys.append(draw(st.one_of(whole, slices(shape[axis]))))
+    mine, theirs = (tuple(k) for k in zip(*keys))
+    if at_end:
+        return (..., *mine), (..., *theirs)
+    if draw(st.booleans()):
+        return (*mine, ...), (*theirs, ...)
+    return mine, theirs
+
+
+@many
 @given(data=st.data(), shape=st.lists(st.integers(1, 6), min_size=1, max_size=4))
 def test_basic_subscripts(data, shape):
     tensor, reference = hbm(tuple(shape))
-    keys = []
-    for size in shape[: data.draw(st.integers(1, len(shape)))]:
-        if data.draw(st.booleans()):
-            keys.append(data.draw(st.integers(-size, size - 1)))
-        else:
-            start = data.draw(st.integers(0, size - 1))
-            stop = data.draw(st.integers(start + 1, size))
-            keys.append(slice(start, stop, data.draw(st.integers(1, 3))))
-    key = tuple(keys)
-    assert np.array_equal(numbers(tensor[key]), reference[key])
-    assert np.array_equal(numbers(tensor[(*key, ...)]), reference[(*key, ...)])
-    if len(key) == len(shape):
-        assert np.array_equal(numbers(tensor[(..., *key)]), reference[(..., *key)])
+    mine, theirs = data.draw(basic_keys(shape))
+    once, expected = tensor[mine], reference[theirs]
+    assert np.array_equal(numbers(once), expected)
+    if once.ndim:  # slices of slices, integers of what is left
+        mine, theirs = data.draw(basic_keys(once.shape))
+        assert np.array_equal(numbers(once[mine]), expected[theirs])
 
 
-@some
-@given(
-    shape=st.tuples(*[st.integers(2, 7)] * 3), at=st.integers(0, 1), steps=st.integers(1, 2),
-)  # fmt: skip
-def test_advanced_subscripts(shape, at, steps):
+@many
+@given(data=st.data(), shape=st.lists(st.integers(1, 6), min_size=2, max_size=4))
+def test_basic_subscripts_of_tiles(data, shape):
+    """As numpy's, but the partition axis stays and there are at least two axes."""
+    tensor, reference = chip(tuple(shape))
+    mine, theirs = data.draw(basic_keys(shape))
+    expected = reference[theirs]
+    written = [k for k in theirs if k is not ...]
+    named = theirs[0] is not ... or len(written) == len(shape)
+    partition = written[0] if named else slice(None)
+    if isinstance(partition, int):
+        expected = expected[None]
+    while expected.ndim < 2:
+        expected = expected[..., None]
+    assert np.array_equal(numbers(tensor[mine]), expected)
+
+
+@st.composite
+def affine(draw, shape, axes):
+    """An index into an axis of each size of ``shape``, over a common grid of ``axes`` axes.
+
+    Gives the grid's shape and, for each axis of the tensor, (ours, numpy's): sums of multiples of
+    aranges that stand on one axis of the grid each, constants and integers. Sizes of 1 anywhere.
+    """
+    grid = tuple(draw(st.integers(1, 4)) for _ in range(axes))
+    indices = []
+    for size in shape:
+        if draw(st.integers(0, 3)) == 0:
+            at = draw(st.integers(0, size - 1))
+            indices.append((at, at))
+            continue
+        mine, theirs, room = 0, 0, size - 1
+        for axis in draw(st.permutations(range(axes))):
+            n = draw(st.sampled_from([1, grid[axis]]))
+            coef = draw(st.integers(0, room // (n - 1))) if n > 1 else draw(st.integers(-5, 5))
+            place = tuple(slice(None) if a == axis else None for a in range(axes))
+            first = draw(st.integers(0, room - coef * (n - 1))) if n > 1 else 0
+            mine = mine + coef * nl.arange(n)[place] + first
+            theirs = theirs + coef * np.arange(n)[place] + first
+            room -= first + (coef * (n - 1) if n > 1 else 0)
+        indices.append((mine, theirs))
+    return indices
+
+
+@many
+@given(data=st.data(), shape=st.lists(st.integers(1, 7), min_size=1, max_size=4))
+def test_index_grids(data, shape):
+    tensor, reference = hbm(tuple(shape))
+    count = data.draw(st.integers(1, len(shape)))
+    indices = data.draw(affine(shape[:count], data.draw(st.integers(1, 3))))
+    mine, theirs = zip(*indices)
+    if all(isinstance(k, int) for k in mine):
+        return
+    assert np.array_equal(numbers(tensor[mine]), reference[theirs])
+
+
+def test_a_grid_axis_of_size_one_is_stretched():
+    tensor, reference = hbm((4, 512))
+    one, many = nl.arange(1)[None, :], nl.arange(512)[None, :]
+    assert np.array_equal(numbers(tensor[one, many]), reference[:1])
+    assert np.array_equal(numbers(tensor[3 + 2 * one, many]), reference[3:])
+    assert np.array_equal((one + many).values(), np.arange(512)[None])
+    assert tensor[3 + 7 * one, many].oob is None
+
+
+@many
+@given(data=st.data(), shape=st.lists(st.integers(1, 6), min_size=2, max_size=3))
+def test_mgrid_subscripts(data, shape):
+    tensor, reference = hbm(tuple(shape))
+    starts = [data.draw(st.integers(0, s - 1)) for s in shape]
+    stops = [data.draw(st.integers(a + 1, s)) for a, s in zip(starts, shape)]
+    ranges = tuple(slice(a, b) for a, b in zip(starts, stops))
+    mine, theirs = nl.mgrid[ranges], np.mgrid[ranges]
+    assert np.array_equal(numbers(tensor[tuple(mine)]), reference[tuple(theirs)])
+    # An mgrid made for sizes, moved by a start, as loops over tiles do.
+    sizes = tuple(slice(0, b - a) for a, b in zip(starts, stops))
+    moved = tuple(i + a for i, a in zip(nl.mgrid[sizes], starts))
+    assert np.array_equal(numbers(tensor[moved]), reference[tuple(theirs)])
+    axis = data.draw(st.integers(0, len(shape) - 1))
+    line = tuple(starts[a] if a == axis else k for a, k in enumerate(mine))
+    expected = reference[tuple(starts[a] if a == axis else k for a, k in enumerate(theirs))]
+    assert np.array_equal(np.unique(numbers(tensor[line])), np.unique(expected))
+
+
+@many
+@given(data=st.data(), shape=st.tuples(*[st.integers(1, 6)] * 2), over=st.integers(0, 3))
+def test_masks_bring_a_grid_back_inside(data, shape, over):
+    """A grid that reaches outside selects what its mask leaves; without the mask it is refused."""
     tensor, reference = hbm(shape)
-    n, m = shape[0], -(-shape[2] // steps)
-    i, j = nl.arange(n)[:, None], nl.arange(m)[None, :]
-    a, b = np.ogrid[:n, :m]
-    assert np.array_equal(numbers(tensor[i, at, steps * j]), reference[a, at, steps * b])
-    assert np.array_equal(numbers(tensor[at, nl.arange(1)[:, None]]), reference[at, [[0]]])
+    i, j = nl.arange(shape[0])[:, None], nl.arange(shape[1] + over)[None, :]
+    start = data.draw(st.integers(0, shape[1] - 1))
+    view = tensor[i, start + j]
+    box = (slice(0, shape[0]), slice(0, shape[1] - start))
+    inside = view.slice_box(box)
+    inside.check_bounds()
+    assert np.array_equal(numbers(inside), reference[:, start:])
+    assert np.array_equal(numbers(tensor[i, start + j, start + j < shape[1]]), reference[:, start:])
+    if start + over:
+        with pytest.raises(NkiError, match="err_tensor_access_out_of_bound"):
+            view.check_bounds()
+
+
+CHANGES = {
+    "index grid": lambda v: v[nl.arange(v.shape[0])[:, None], nl.arange(v.shape[1])[None, :]],
+    "slices": lambda v: v[0 : v.shape[0], 0 : v.shape[1]],
+    "reshape": lambda v: v.reshape((v.shape[0], 1, v.shape[1])),
+    "joined axes": lambda v: v.reshape((v.shape[0] * v.shape[1],)),
+    "expand": lambda v: v.expand((3, *v.shape)),
+    "expand_dims": lambda v: v.expand_dims(1),
+    "other type": lambda v: v.view(nl.int32),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=list(CHANGES))
+def test_every_change_of_a_view_keeps_what_lies_outside(change):
+    """The third row does not exist, whatever is made of the view."""
+    tensor, _ = hbm((2, 4))
+    columns = nl.arange(4)[None, :]
+    with pytest.raises(NkiError, match="err_tensor_access_out_of_bound"):
+        change(tensor[nl.arange(3)[:, None], columns]).check_bounds()
+    change(tensor[nl.arange(2)[:, None], columns]).check_bounds()
+
+
+def test_stretched_axes_break_no_condition():
+    tensor, _ = hbm((4, 4))
+    inside = tensor[nl.arange(6)[:, None], nl.arange(4)[None, :]].slice_box(
+        (slice(3, 4), slice(0, 4))
+    )
+    assert inside.oob is not None
+    inside.expand((128, 4)).check_bounds()
+    inside.reshape((4, 1)).check_bounds()
+
+
+def test_rows_chosen_by_data_stay_with_their_view():
+    table, _ = hbm((50, 8))
+    index, _ = chip((16, 1))
+    rows = table[index, nl.arange(8)[None, :]]
+    assert rows.indirect[0].shape == (16, 1)
+    assert rows[4:8].indirect[0].key() == index[4:8].key()
+    assert rows.reshape((16, 2, 4)).indirect == rows.indirect
+    assert rows.view(nl.int32).indirect == rows.indirect
+    with pytest.raises(NkiError, match="sim_reshape"):
+        rows.reshape((128,))
+    with pytest.raises(NkiError, match="err_indirect_indices_free_dim"):
+        rows[nl.arange(4)[:, None], nl.arange(8)[None, :]]
 
 
 def test_operand_mask_after_other_indices():

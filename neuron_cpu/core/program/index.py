@@ -62,11 +62,15 @@ class Index:
         return low, high
 
     def broadcast(self, shape: tuple[int, ...]) -> Index:
-        """The same expression on a larger grid (numpy broadcasting)."""
+        """The same expression on a larger grid (numpy broadcasting).
+
+        An axis of size 1 that is stretched keeps its one value, so its coefficient goes.
+        """
         if shape == self.shape:
             return self
         pad = len(shape) - self.ndim
-        return Index(self.const, (0,) * pad + self.coefs, shape, self.dense)
+        kept = tuple(c if n == s else 0 for c, n, s in zip(self.coefs, self.shape, shape[pad:]))
+        return Index(self.const, (0,) * pad + kept, shape, self.dense)
 
     def on_axes(self, axes: tuple[int, ...], rank: int) -> Index:
         """Axis k of the grid as axis ``axes[k]`` of ``rank`` axes, those it does not vary along

@@ -109,8 +109,12 @@ def _basic(view: V, keys: list[Any]) -> V:
         bounds += _substituted(view.oob or (), moved, len(shape))
         _refuse_certain(view, bounds)
     sizes, steps = intern(tuple(shape)), intern(tuple(strides))
-    oob = tuple(bounds) or None
-    return type(view)(view.storage, offset, sizes, steps, view.dt, paxis, oob, view.indirect)
+    oob, indirect = tuple(bounds) or None, view.indirect
+    if indirect is not None and indirect[0].size > 1:  # the rows kept are those of the index tile
+        tile = indirect[0]
+        rows = _basic(tile, [keys[0], *(slice(None),) * (tile.ndim - 1)])
+        indirect = (rows, *indirect[1:])
+    return type(view)(view.storage, offset, sizes, steps, view.dt, paxis, oob, indirect)
 
 
 def _slice_of(k: Any, size: int, keep_axis: bool) -> tuple[int, int, int, bool]:
@@ -183,6 +187,12 @@ def _refuse_certain(view: View, bounds: list[Bound]) -> None:
 def _advanced(view: V, keys: tuple[Any, ...]) -> V:
     if any(k is Ellipsis for k in keys) or len(keys) > view.ndim:
         keys = tuple(_expand_ellipsis(keys, view))
+    if view.indirect is not None and view.indirect[0].size > 1:
+        raise refuse(
+            "err_indirect_indices_free_dim",
+            f"{view.label()}, whose rows are chosen by data, is indexed with arange/mgrid objects, "
+            "expected all indices in one subscript; write tensor[rows, columns]",
+        )
     # All grids of the subscript on one: its axes are the axes of the result.
     grids, grid = aligned(
         [g for g in map(_grid_of, keys) if g is not None],

@@ -175,9 +175,30 @@ class View:
                 "sim_reshape",
                 f"reshape of the strided view {self.label()} to {new} is no view; copy it first",
             )
-        return type(self)(
-            self.storage, self.offset, intern(new), intern(strides), self.dt, self.paxis
-        )
+        bounds = self._reshaped_bounds(new) if self.oob else None
+        indirect = self.indirect
+        if indirect is not None and indirect[0].size != 1 and new[0] != self.shape[0]:
+            raise refuse(
+                "sim_reshape",
+                f"reshape of {self.label()}, whose rows are chosen by data, to {new}, expected "
+                f"{self.shape[0]} rows first; gather the rows into a tile and reshape that",
+            )
+        return self._with(self.offset, intern(new), intern(strides), bounds, indirect)
+
+    def _reshaped_bounds(self, new: tuple[int, ...]) -> tuple[Bound, ...] | None:
+        """The conditions over the axes of ``new``: each is affine, as an address is.
+
+        Raises:
+            NkiError: an element is outside, and a joined axis hides which.
+        """
+        kept = []
+        for coefs, const, size in self.oob or ():
+            moved = reshaped_strides(self.shape, coefs, new)
+            if moved is None:
+                self.check_bounds()
+                continue
+            kept.append((moved, const, size))
+        return tuple(kept) or None
 
     def flattened(self: V) -> V | None:
         """The tile with one free axis, or None where its strides or conditions do not allow it."""
@@ -202,7 +223,14 @@ class View:
                 f"{self.label()} does not broadcast to {shape}; every axis must be equal or 1",
             )
         steps = tuple(0 if o == 1 and s != 1 else t for o, s, t in zip(own, shape, strides))
-        return self._with(self.offset, intern(shape), intern(steps), self.oob, self.indirect)
+        bounds = tuple((self._spread(c, shape), k, n) for c, k, n in self.oob or ()) or None
+        return self._with(self.offset, intern(shape), intern(steps), bounds, self.indirect)
+
+    def _spread(self, coefs: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Coefficients of a condition after ``expand``: none along new and stretched axes."""
+        pad = (0,) * (len(shape) - len(coefs))
+        held = tuple(c if n != 1 else 0 for c, n in zip(coefs, self.shape))
+        return held + pad if self.on_chip else pad + held
 
     def expand_dims(self: V, axis: int) -> V:
         """View with a size-1 axis at ``axis``."""
@@ -220,7 +248,16 @@ class View:
                 f"view of {self.label()} as {dt} changes the element size, expected a type of "
                 f"{self.dt.itemsize} bytes; use astype to convert values",
             )
-        return type(self)(self.storage, self.offset, self.shape, self.strides, dt, self.paxis)
+        return type(self)(
+            self.storage,
+            self.offset,
+            self.shape,
+            self.strides,
+            dt,
+            self.paxis,
+            self.oob,
+            self.indirect,
+        )
 
     def slice_box(self: V, box: tuple[slice, ...]) -> V:
         """Sub-view by one slice of step 1 per axis, as masks cut operands."""
