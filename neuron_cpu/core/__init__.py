@@ -5,6 +5,12 @@ from .language.kernel import Kernel, KernelCall, observe_kernel_calls, release_t
 from .program.program import Program
 
 __all__ = [
-    "Kernel", "KernelCall", "NkiError", "NkiWarning", "Program", "observe_kernel_calls",
-    "release_thread", "silence",
-]  # fmt: skip
+    "Kernel",
+    "KernelCall",
+    "NkiError",
+    "NkiWarning",
+    "Program",
+    "observe_kernel_calls",
+    "release_thread",
+    "silence",
+]

@@ -68,10 +68,9 @@ UINT16 = DType("uint16", np.uint16, torch.uint16, "u", 1)
 UINT8 = DType("uint8", np.uint8, torch.uint8, "u", 0)
 BOOL = DType("bool_", np.bool_, torch.bool, "b", -1)
 
-ALL = (
-    FLOAT32, TFLOAT32, BFLOAT16, FLOAT16, FLOAT8_E4M3, FLOAT8_E5M2,
-    INT32, INT16, INT8, UINT32, UINT16, UINT8, BOOL,
-)  # fmt: skip
+FLOATS = (FLOAT32, TFLOAT32, BFLOAT16, FLOAT16, FLOAT8_E4M3, FLOAT8_E5M2)
+INTEGERS = (INT32, INT16, INT8, UINT32, UINT16, UINT8)
+ALL = (*FLOATS, *INTEGERS, BOOL)
 _BY_PUBLIC: dict[Any, DType] = {t.public: t for t in ALL}
 _BY_NUMPY: dict[np.dtype, DType] = {t.numpy: t for t in ALL if t is not TFLOAT32}
 _BY_NAME: dict[str, DType] = {t.name: t for t in ALL} | {"bool": BOOL}

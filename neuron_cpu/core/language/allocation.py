@@ -55,6 +55,7 @@ class Placed:
         program = trace.current("ncc allocation").program
         if getattr(program.function, "nki_auto_alloc", False):
             return
+        # From here on every on-chip tensor needs an address; check/allocation.py looks at the end.
         program.direct_allocation = True
         size = storage.free_size * storage.dtype.itemsize
         blocks = [range(s) for s in storage.shape[: storage.paxis]]

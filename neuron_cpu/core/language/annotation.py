@@ -90,6 +90,7 @@ def checked_locals(function: Callable, kernel: str) -> Iterator[None]:
     if not watched:
         yield
         return
+    # Local variables exist only while the function runs, and the profiler is called at its return.
     before = sys.getprofile()
 
     def on_event(frame: FrameType, event: str, result: Any) -> None:

@@ -42,7 +42,7 @@ def _operator(name: str, reflected: bool = False) -> Callable[[Tensor, Any], Any
     function = getattr(language, name)
 
     def apply(self: Tensor, other: Any) -> Any:
-        if isinstance(other, Index) and name == "add":
+        if isinstance(other, Index) and name == "add":  # t[rows + nl.arange(n)[None, :]]
             return DynamicIndex(self, other)
         if isinstance(other, Tensor) and other.shape[0] != self.shape[0]:
             raise refuse(
@@ -61,7 +61,7 @@ def _in_place(name: str) -> Callable[[Tensor, Any], View]:
     function = getattr(language, name)
 
     def apply(self: Tensor, other: Any) -> View:
-        if isinstance(other, View) and assignment.was_skipped(other):
+        if isinstance(other, View) and assignment.was_skipped(other):  # its mask selects nothing
             return self
         if name == "add" and assignment.accumulate(self, other):
             return self

@@ -93,10 +93,11 @@ def _angle(x: View, shift: float, turns: View, mask: Any) -> View:
 
 def _shifted_sine(x: View, shift: float, dtype: Any, mask: Any) -> View:
     """sin(x + shift): ScalarE's sine takes [-pi, pi] only, so whole turns go first."""
+    # x / 2 pi, and the shift as a part of a turn; the cast to int32 rounds to whole turns.
+    per_turn = 0.5 / math.pi
     turns = isa.tensor_scalar(
-        x, "multiply", 0.5 / math.pi, op1="add", operand1=shift * 0.5 / math.pi, dtype=INT32,
-        mask=mask,
-    )  # fmt: skip
+        x, "multiply", per_turn, op1="add", operand1=shift * per_turn, dtype=INT32, mask=mask
+    )
     angle = _angle(x, shift, turns, mask)
     return isa.activation("sin", angle, dtype=dtype, mask=mask)
 

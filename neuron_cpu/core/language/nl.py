@@ -448,10 +448,8 @@ def _with_scalar(name: str, x: View, value: Any, reverse: bool, dtype: Any, mask
     return isa.tensor_scalar(x, name, value, reverse, dtype=dt, mask=mask)
 
 
-_BOOLEAN = frozenset(
-    {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal",
-     "logical_and", "logical_or", "logical_xor"}
-)  # fmt: skip
+_COMPARISONS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
+_BOOLEAN = _COMPARISONS | {"logical_and", "logical_or", "logical_xor"}
 
 
 def _result_dtype(name: str, a: DType, b: DType) -> DType:

@@ -53,6 +53,7 @@ class Index:
 
     def bounds(self) -> tuple[int, int]:
         """Smallest and largest value on the grid."""
+        # Linear along each axis, so both lie at ends of the axes, by the sign of the coefficient.
         low = high = self.const
         for coef, size in zip(self.coefs, self.shape):
             if coef < 0:
@@ -77,14 +78,14 @@ class Index:
         of size 1."""
         coefs, shape = [0] * rank, [1] * rank
         for axis, coef, size in zip(axes, self.coefs, self.shape):
-            if coef:
+            if coef:  # an index of an mgrid has the shape of all axes and varies along few
                 coefs[axis], shape[axis] = coef, size
         return Index(self.const, tuple(coefs), tuple(shape), self.dense)
 
     def __getitem__(self, key: Any) -> Index:
         """Insert axes: ``i[:, None]`` and friends; picking elements is not affine and refused."""
         keys = key if isinstance(key, tuple) else (key,)
-        coefs, shape, axis = [], [], 0
+        coefs, shape, axis = [], [], 0  # axis: the next of our own
         for k in keys:
             if k is None:
                 coefs.append(0)
@@ -204,9 +205,13 @@ class Index:
 
 
 _COMPARE = {
-    "lt": np.less, "le": np.less_equal, "gt": np.greater,
-    "ge": np.greater_equal, "eq": np.equal, "ne": np.not_equal,
-}  # fmt: skip
+    "lt": np.less,
+    "le": np.less_equal,
+    "gt": np.greater,
+    "ge": np.greater_equal,
+    "eq": np.equal,
+    "ne": np.not_equal,
+}
 
 
 class Mask:
@@ -220,8 +225,8 @@ class Mask:
     def __and__(self, other: Any) -> Any:
         if isinstance(other, Mask):
             return Mask(self.terms + other.terms)
-        if isinstance(other, (bool, np.bool_)):
-            return self if other else Mask((*self.terms, (Index(1, (), ()), "lt")))
+        if isinstance(other, (bool, np.bool_)):  # a comparison of loop variables, known by now
+            return self if other else Mask((*self.terms, (Index(1, (), ()), "lt")))  # 1 < 0
         return NotImplemented
 
     __rand__ = __and__
@@ -256,6 +261,7 @@ def _fit(expr: Index, shape: tuple[int, ...]) -> np.ndarray:
     """
     placed: Index | None = expr
     if expr.dense:
+        # Its own axes if they fit; otherwise, made for another operand, the axis of its size.
         used = [a for a, c in enumerate(expr.coefs) if c]
         if all(a < len(shape) and expr.shape[a] in (1, shape[a]) for a in used):
             placed = expr.on_axes(tuple(range(expr.ndim)), len(shape))
@@ -298,9 +304,11 @@ def aligned(indices: list[Index], shapes: list[tuple[int, ...]]) -> tuple[list[I
     Raises:
         NkiError: the grids do not broadcast.
     """
+    # Kernels repeat few subscripts but for the constants, which alignment does not look at: a
+    # look-up takes 3 us, broadcasting aranges 11 us, placing an mgrid 26 us.
     key = (*((i.coefs, i.shape, i.dense) for i in indices), *shapes)
     found = _placements.get(key)
-    if found is None:  # kernels repeat few subscripts, but for the constants
+    if found is None:
         placed, shape = _align(indices, shapes)
         found = _placements[key] = [i.coefs for i in placed], shape
     coefs, shape = found
@@ -313,11 +321,15 @@ def _align(
     if not any(i.dense for i in indices):
         shape = _broadcast([i.shape for i in indices] + shapes)
         return [i.broadcast(shape) for i in indices], shape
+    # With an mgrid: as many axes as some index varies along, counted from the first one, so that
+    # indices of a 3-axis and of a 2-axis grid meet on their leading axes.
     named = [1 + max((a for a, c in enumerate(i.coefs) if c), default=0) for i in indices]
     fixed = [i.ndim for i in indices if not i.dense] + [len(s) for s in shapes]
     rank = max(2, *named, *fixed)
     opened = [i.on_axes(tuple(range(i.ndim)), rank) for i in indices]
     tiles = [s + (1,) * (rank - len(s)) for s in shapes]
+    # Two mgrids of one subscript, as in t[a.p, b.x] with grids of different sizes: no common grid
+    # fits both, so the k-th index of the subscript takes the k-th axis.
     sizes = [{i.shape[a] for i in opened} - {1} for a in range(rank)]
     if any(len(s) > 1 for s in sizes) and all(sum(map(bool, i.coefs)) <= 1 for i in indices):
         rank = max(2, len(indices))

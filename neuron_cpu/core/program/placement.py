@@ -45,15 +45,18 @@ class Tile:
         tile = writer.partitions * writer.storage.free_size
         if view.offset // tile != writer.block:
             return None
+        # First and last byte of a partition that the view touches, at the writer's address ...
         row, column = divmod(view.offset % tile, writer.storage.free_size)
         last = column + sum((n - 1) * s for n, s in zip(view.shape[1:], view.strides[1:]))
         item = writer.storage.dtype.itemsize
+        # ... and what of it lies in this tile, in partitions and bytes from the memory's start.
         first_row = max(writer.partition + row, self.partition)
         last_row = min(writer.partition + row + view.shape[0], self.partition + self.partitions)
         start = max(writer.start + column * item, self.start)
         stop = min(writer.start + (last + 1) * item, self.stop)
         if first_row >= last_row or start >= stop:
             return None
+        # Types may differ: an element of this tile is destroyed where one of its bytes is.
         own = self.storage.dtype.itemsize
         return (
             self.block,
@@ -64,6 +67,7 @@ class Tile:
 
 def overlapping(program: Program) -> dict[int, list[tuple[Tile, Tile]]]:
     """Pairs of tiles that share memory, by the id of the first one's storage."""
+    # All pairs: kernels place tens of tiles, and few share memory.
     placed = [t for s in program.storages for t in s.address or ()]
     found: dict[int, list[tuple[Tile, Tile]]] = {}
     for a, b in itertools.permutations(placed, 2):

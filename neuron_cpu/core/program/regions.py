@@ -40,6 +40,7 @@ def covers_storage(view: View) -> bool:
     """True when the view holds every element of its storage (in any order)."""
     if view.offset or view.indirect is not None:
         return False
+    # As many elements as the storage, no stride 0 among them: nothing is counted twice.
     size = 1
     for length, stride in zip(view.shape, view.strides, strict=True):
         if length != 1 and not stride:
@@ -51,6 +52,7 @@ def covers_storage(view: View) -> bool:
 def first_box(flags: np.ndarray) -> tuple[slice, ...]:
     """The box that grows, last axis first, from the first set element while all of it is set."""
     start = np.unravel_index(int(np.argmax(flags)), flags.shape)
+    # Last axis first: messages name a range of columns of one row rather than the reverse.
     box = [slice(int(s), int(s) + 1) for s in start]
     for axis in reversed(range(flags.ndim)):
         stop = box[axis].stop

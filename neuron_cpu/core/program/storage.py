@@ -100,9 +100,24 @@ class Storage:
     """
 
     __slots__ = (
-        "address", "birth", "buffer", "data", "dtype", "frame", "groups", "id", "mutable", "name",
-        "paxis", "producer", "role", "shape", "size", "source", "watcher",
-    )  # fmt: skip
+        "address",
+        "birth",
+        "buffer",
+        "data",
+        "dtype",
+        "frame",
+        "groups",
+        "id",
+        "mutable",
+        "name",
+        "paxis",
+        "producer",
+        "role",
+        "shape",
+        "size",
+        "source",
+        "watcher",
+    )
 
     def __init__(
         self, id: int, shape: tuple[int, ...], dtype: DType, buffer: str, role: str = "local"
