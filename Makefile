@@ -27,8 +27,10 @@ lint: setup
 	$(BIN)/mypy
 	PYTHONPATH=neuron_cpu/sdk $(BIN)/lint-imports --no-logo --no-cache
 
+# Without PUBLIC the rewritten kernels; with PUBLIC=DIR public kernels in their own source, from
+# checkouts below DIR (docs/cost_model.md, Calibration).
 calibrate: setup
-	$(BIN)/python benchmarks/calibrate.py --write
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py --write $(if $(PUBLIC),--public $(PUBLIC))
 
 setup: $(VENV)/.ready
 

@@ -1,20 +1,31 @@
-"""Measured against predicted: the published device times and what the cost model says.
+"""Measured against predicted: published device times and what the cost model says.
 
-    python benchmarks/calibrate.py [--profile NAME ...] [--points WORD ...] [--write]
+    python benchmarks/calibrate.py [--public DIR] [--rows WORD ...] [--write] [--jobs N]
 
-``--write`` replaces the table in docs/cost_model.md. Exit status 1 where a predicted device time is
-off by more than 15 % under the first profile.
+With ``--public DIR`` the public kernels of calibration.json run in their own source, from checkouts
+``DIR/OWNER/NAME@COMMIT`` (or ``DIR/OWNER/NAME``); ``--write`` then replaces their table in
+docs/cost_model.md and the bands that estimates carry. Without it the kernels of
+calibration_kernels.py, written anew after the same workloads, run and stand beside the shipped
+ratios of the originals; exit status 1 where a device time is off by more than 15 %.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
+import json
+import multiprocessing
 import re
+import statistics
 import sys
 import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
-from typing import Optional
+from typing import Any, Optional
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
@@ -25,16 +36,216 @@ from neuron_cpu import ensure_sdk  # noqa: E402
 
 ensure_sdk()
 import calibration_kernels as kernels  # noqa: E402 - needs the SDK names
+import calibration_rows as public_rows  # noqa: E402
 
 from neuron_cpu.core import NkiError  # noqa: E402
 from neuron_cpu.core.device import spec  # noqa: E402
+from neuron_cpu.core.report import bands, report  # noqa: E402
 from neuron_cpu.core.time import cost, schedule  # noqa: E402
 
 LIMIT = 0.15
+APART = 1.05  # measured times of two variants that differ by less have no order
+OUTLIER = (0.6, 1.7)
 DOCUMENT = ROOT / "docs" / "cost_model.md"
-BEGIN, END = "<!-- calibration: begin -->", "<!-- calibration: end -->"
+FOLDERS = re.compile(r"(?:/[^/\s:()]+)*/(?=[^/\s:()]+\.py)")  # a refusal names the whole path
 
 
+# --- public kernels in their own source -----------------------------------------------------------
+@dataclass(frozen=True)
+class Outcome:
+    """What became of one row.
+
+    Attributes:
+        estimated_us: None where it did not run.
+        kind: class of the estimate (`bands.kind_of`).
+        busy: busiest engine and its share.
+        problem: why it did not run.
+        missing: True where the folder lacks the file.
+        instructions: length of the program.
+    """
+
+    row: public_rows.Row
+    estimated_us: Optional[float] = None
+    kind: str = ""
+    busy: str = ""
+    problem: str = ""
+    missing: bool = False
+    instructions: int = 0
+
+    @property
+    def ratio(self) -> Optional[float]:
+        done = self.estimated_us is not None
+        return self.estimated_us / self.row.measured_us if done else None
+
+
+def profile_of(sdk: str) -> str:
+    """The DMA profile of a release line, the default where there is none."""
+    named = [name for name in cost.PROFILES if name.startswith(f"sdk{sdk}")]
+    return named[0] if named else cost.DEFAULT_PROFILE
+
+
+def run(row: public_rows.Row, public: Path) -> Outcome:
+    """Trace and schedule one public kernel."""
+    warnings.simplefilter("ignore")
+    try:
+        kernel = public_rows.kernel(row, public)
+        values = [public_rows.tensor(a) for a in row.arguments]
+        program = kernel.trace(*values, **row.keywords)
+        found = schedule.schedule(program, profile_of(row.sdk))
+    except public_rows.Missing as absent:
+        return Outcome(row, problem=str(absent), missing=True)
+    except NkiError as refusal:
+        return Outcome(row, problem=f"refused: {FOLDERS.sub('', str(refusal))}")
+    except Exception as error:  # a crash is a result of the comparison too
+        frame = traceback.extract_tb(error.__traceback__)[-1]
+        where = f"{Path(frame.filename).name}:{frame.lineno}"
+        return Outcome(row, problem=f"failed: {type(error).__name__}: {error} ({where})")
+    busy = found.engine_busy()
+    engine = max(busy, key=lambda e: busy[e])
+    return Outcome(
+        row, predicted_us(found), bands.kind_of(report.profile(found).critical),
+        f"{engine.value} {busy[engine] / found.total:.0%}", instructions=len(program.instructions),
+    )  # fmt: skip
+
+
+def run_all(chosen: Sequence[public_rows.Row], public: Path, jobs: int) -> list[Outcome]:
+    """All rows, in processes of their own so that one's memory is gone with the next."""
+    outcomes = []
+    with multiprocessing.get_context("spawn").Pool(jobs, maxtasksperchild=8) as pool:
+        begin = time.perf_counter()
+        for outcome in pool.imap(functools.partial(run, public=public), chosen):
+            spent = time.perf_counter() - begin
+            said = outcome.problem or f"{outcome.estimated_us:.1f} µs, {outcome.ratio:.2f}"
+            print(f"{spent:6.1f} s {outcome.row.id}: {said}", file=sys.stderr, flush=True)
+            outcomes.append(outcome)
+    return outcomes
+
+
+def public_table(outcomes: Sequence[Outcome]) -> str:
+    """Markdown: every row with its class, half, times and ratio, or why it has none."""
+    lines = [
+        "| Kernel | half | measured µs | what was measured | estimated µs | ratio | class | "
+        "busiest engine |",
+        "|---|---|---:|---|---:|---:|---|---|",
+    ]
+    for outcome in outcomes:
+        row = outcome.row
+        start = f"| {row.id} | {row.half} | {row.measured_us:g} | {row.kind} |"
+        if outcome.estimated_us is None:
+            reason = outcome.problem.replace("|", "\\|").replace("\n", " ")
+            lines.append(f"{start} | | | {reason} |")
+            continue
+        kind = outcome.kind
+        if row.bound and row.bound != kind:
+            kind += f" (published: {row.bound})"
+        times = f" {outcome.estimated_us:.1f} | {outcome.ratio:.2f} | {kind} | {outcome.busy} |"
+        lines.append(start + times)
+    return "\n".join(lines)
+
+
+def sources_table(chosen: Iterable[public_rows.Row]) -> str:
+    """Markdown: where each group of rows comes from."""
+    lines = [
+        "| Rows | repository and commit | file | figures | machine | DMA profile | caveat |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    seen = set()
+    for row in chosen:
+        if row.source not in seen:
+            seen.add(row.source)
+            lines.append(
+                f"| {row.source} | {row.repository} {row.commit[:7]} | {row.file} | {row.figures} "
+                f"| {row.machine} | {profile_of(row.sdk)} | {row.caveat} |"
+            )
+    return "\n".join(lines)
+
+
+def pairs(outcomes: Sequence[Outcome]) -> list[tuple[Outcome, Outcome]]:
+    """Variants of one group whose measured times differ, the faster first."""
+    done = [o for o in outcomes if o.estimated_us is not None]
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in done:
+        groups.setdefault(outcome.row.group, []).append(outcome)
+    found = []
+    for members in groups.values():
+        for pair in combinations(members, 2):
+            fast, slow = sorted(pair, key=lambda o: o.row.measured_us)
+            if slow.row.measured_us > APART * fast.row.measured_us:
+                found.append((fast, slow))
+    return found
+
+
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """The figures of some rows in one line of a table."""
+    found = [o.ratio for o in outcomes if o.ratio is not None]
+    if not found:
+        return f"{len(outcomes)} | 0 | | | | |"
+    within = [sum(abs(r - 1) <= far for r in found) / len(found) for far in (LIMIT, 0.25)]
+    outside = [o.row.id for o in outcomes if o.ratio and not OUTLIER[0] <= o.ratio <= OUTLIER[1]]
+    ordered = pairs(outcomes)
+    wrong = sum(fast.estimated_us > slow.estimated_us for fast, slow in ordered)
+    return (
+        f"{len(outcomes)} | {len(found)} | {within[0]:.0%} | {within[1]:.0%} | "
+        f"{statistics.median(found):.2f} | {len(outside)} | {wrong} of {len(ordered)} |"
+    )
+
+
+def summaries(outcomes: Sequence[Outcome]) -> str:
+    """Markdown: the figures of all rows, of both halves and of each class."""
+    lines = [
+        "| Rows | published | run | within ±15 % | within ±25 % | median ratio | "
+        "outside 0.6 to 1.7 | pairs in the wrong order |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    parts: list[tuple[str, Callable[[Outcome], bool]]] = [
+        ("all", lambda o: True),
+        ("fitted half", lambda o: o.row.half == "fit"),
+        ("other half", lambda o: o.row.half == "check"),
+    ]
+    for kind in bands.CLASSES:
+        parts.append((f"class {kind}", lambda o, kind=kind: o.kind == kind))  # type: ignore[misc]
+    for name, belongs in parts:
+        lines.append(f"| {name} | {summary([o for o in outcomes if belongs(o)])}")
+    return "\n".join(lines)
+
+
+def named_outliers(outcomes: Sequence[Outcome]) -> str:
+    """The rows outside of 0.6 to 1.7 and the pairs in the wrong order, by name."""
+    far = [f"{o.row.id} {o.ratio:.2f}" for o in outcomes
+           if o.ratio and not OUTLIER[0] <= o.ratio <= OUTLIER[1]]  # fmt: skip
+    wrong = [f"{slow.row.id} before {fast.row.id}" for fast, slow in pairs(outcomes)
+             if fast.estimated_us > slow.estimated_us]  # fmt: skip
+    return (
+        f"Outside of 0.6 to 1.7: {', '.join(far) or 'none'}.\n\n"
+        f"In the wrong order: {', '.join(wrong) or 'none'}."
+    )
+
+
+def band_data(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """What bands.json holds: percentiles by class, and every ratio."""
+    done = [o for o in outcomes if o.ratio is not None]
+    members = {bands.ALL: [o.ratio for o in done]}
+    for kind in bands.CLASSES:
+        members[kind] = [o.ratio for o in done if o.kind == kind]
+    found = {}
+    for kind, values in members.items():
+        if len(values) > 1:
+            tenths = statistics.quantiles(values, n=10, method="inclusive")
+            found[kind] = {
+                "rows": len(values), "low": round(tenths[0], 3),
+                "median": round(statistics.median(values), 3), "high": round(tenths[8], 3),
+            }  # fmt: skip
+    return {
+        "made": "by `make calibrate PUBLIC=DIR` (benchmarks/calibrate.py); do not edit",
+        "what": "estimated over measured time of public kernels run in their own source; low and "
+        "high are the 10th and 90th percentile, the class is what bounds the estimate",
+        "rows": len(done),
+        "bands": found,
+        "ratios": {o.row.id: round(o.ratio, 3) for o in done},
+    }
+
+
+# --- the same workloads, written anew -------------------------------------------------------------
 @dataclass(frozen=True)
 class Point:
     """One published time of one workload.
@@ -44,6 +255,7 @@ class Point:
         kernel: attribute of ``calibration_kernels``.
         arguments: shapes and dtypes.
         measured_us: published microseconds.
+        original: row of the shipped table with the same workload in its own source, if any.
         device: False where host transfers are part of the measurement.
         lacks: what the model lacks, for a point that it does not meet.
     """
@@ -52,23 +264,24 @@ class Point:
     kernel: str
     arguments: tuple[tuple[tuple[int, ...], torch.dtype], ...]
     measured_us: float
+    original: str = ""
     device: bool = True
     lacks: str = ""
 
 
-Found = Optional[dict[str, schedule.Schedule]]  # by profile; None where the kernel is refused
+Found = Optional[schedule.Schedule]  # None where the kernel is refused
 
 
-def _matmul(name: str, kernel: str, measured_ms: float) -> Point:
+def _matmul(name: str, kernel: str, measured_ms: float, original: str) -> Point:
     shapes = ((8192, 4096), torch.bfloat16), ((8192, 8192), torch.bfloat16)
-    return Point(f"matmul 4096x8192x8192, {name}", kernel, shapes, measured_ms * 1e3)
+    return Point(f"matmul 4096x8192x8192, {name}", kernel, shapes, measured_ms * 1e3, original)
 
 
 def _mamba(version: str, kernel: str, channels: int, length: int, ms: float, lacks="") -> Point:
     big, states = ((channels, length), torch.float32), ((16, length), torch.float32)
     shapes = big, big, ((channels, 16), torch.float32), states, states
     return Point(f"Mamba {version}, {channels} ch, {length} tokens", kernel, shapes, ms * 1e3,
-                 lacks=lacks)  # fmt: skip
+                 f"mamba-{version}-{channels}x{length}", lacks=lacks)  # fmt: skip
 
 
 def _layernorm(name: str, kernel: str, measured_us: float) -> Point:
@@ -79,10 +292,10 @@ def _layernorm(name: str, kernel: str, measured_us: float) -> Point:
 
 
 POINTS = [
-    _matmul("tiled", "matmul_tiled", 51.80),
-    _matmul("left operand hoisted", "matmul_hoisted", 42.96),
-    _matmul("2 x 2 blocks", "matmul_blocked_2x2", 22.07),
-    _matmul("fully blocked", "matmul_blocked_3d", 6.97),
+    _matmul("tiled", "matmul_tiled", 51.80, "matmul-tiled"),
+    _matmul("left operand hoisted", "matmul_hoisted", 42.96, "matmul-hoisted"),
+    _matmul("2 x 2 blocks", "matmul_blocked_2x2", 22.07, "matmul-blocked"),
+    _matmul("fully blocked", "matmul_blocked_3d", 6.97, "matmul-optimized"),
     _mamba("v1", "mamba_states_outside", 256, 512, 0.17293),
     _mamba("v1", "mamba_states_outside", 4096, 512, 2.34),
     _mamba("v2", "mamba_channels_outside", 4096, 512, 1.61),
@@ -100,8 +313,8 @@ POINTS = [
 ]  # fmt: skip
 
 
-def predict(point: Point, profiles: list[str]) -> Found:
-    """Schedules of one point under each profile."""
+def predict(point: Point) -> Found:
+    """Schedule of one point under the profile of its release, SDK 2.21."""
     arguments = [torch.empty(s, dtype=d, device="meta") for s, d in point.arguments]
     kernel = getattr(kernels, point.kernel)
     try:
@@ -111,30 +324,34 @@ def predict(point: Point, profiles: list[str]) -> Found:
             raise
         return None
     kernel.programs.clear()  # the large ones hold 100 000 instructions each
-    return {name: schedule.schedule(program, name) for name in profiles}
+    return schedule.schedule(program, profile_of("2.21"))
 
 
-def table(rows: list[tuple[Point, Found]], profiles: list[str]) -> str:
-    """Markdown: measured, predicted and ratio for every point and profile."""
-    head = "".join(f" {p}: µs | ratio |" for p in profiles)
+def rewritten_table(found: Sequence[tuple[Point, Found]]) -> str:
+    """Markdown: measured, predicted and ratio of every point, and the original's ratio."""
     lines = [
-        f"| Workload | measured µs |{head} busiest engine | note |",
-        "|---|---:|" + "---:|---:|" * len(profiles) + "---|---|",
+        "| Workload | measured µs | estimated µs | ratio | ratio in its own source | "
+        "busiest engine | note |",
+        "|---|---:|---:|---:|---:|---|---|",
     ]
-    for point, found in rows:
-        lines.append(f"| {point.name} | {point.measured_us:.1f} | {cells(point, found, profiles)}")
+    for point, scheduled in found:
+        lines.append(f"| {point.name} | {point.measured_us:.1f} | {cells(point, scheduled)}")
     return "\n".join(lines)
 
 
-def cells(point: Point, found: Found, profiles: list[str]) -> str:
+def cells(point: Point, found: Found) -> str:
     """The predicted part of a row."""
+    own = bands.ratios().get(point.original)
+    original = "" if own is None else f"{own:.2f}"
     if found is None:
-        return " | ".join(["refused", ""] * len(profiles)) + f" | | {point.lacks} |"
-    times = [f"{predicted_us(found[p]):.1f} | {ratio(point, found[p]):.2f}" for p in profiles]
-    busy = found[profiles[0]].engine_busy()
+        return f"refused | | {original} | | {point.lacks} |"
+    busy = found.engine_busy()
     engine = max(busy, key=lambda e: busy[e])
-    share = busy[engine] / found[profiles[0]].total
-    return f"{' | '.join(times)} | {engine.value} {share:.0%} | {point.lacks} |"
+    share = busy[engine] / found.total
+    return (
+        f"{predicted_us(found):.1f} | {ratio(point, found):.2f} | {original} | "
+        f"{engine.value} {share:.0%} | {point.lacks} |"
+    )
 
 
 def predicted_us(found: schedule.Schedule) -> float:
@@ -146,43 +363,68 @@ def ratio(point: Point, found: schedule.Schedule) -> float:
     return predicted_us(found) / point.measured_us
 
 
-def write(text: str) -> None:
-    """Replace the table of the document."""
+# --- command --------------------------------------------------------------------------------------
+def write(text: str, block: str) -> None:
+    """Replace one block of the document."""
+    begin, end = f"<!-- {block}: begin -->", f"<!-- {block}: end -->"
     before = DOCUMENT.read_text()
-    block = f"{BEGIN}\n{text}\n{END}"
-    after, count = re.subn(f"{BEGIN}.*{END}", lambda _: block, before, flags=re.S)
+    after, count = re.subn(f"{begin}.*{end}", lambda _: f"{begin}\n{text}\n{end}", before,
+                           flags=re.S)  # fmt: skip
     if count != 1:
-        raise SystemExit(f"{DOCUMENT} has {count} calibration blocks, expected 1")
+        raise SystemExit(f"{DOCUMENT} has {count} blocks '{block}', expected 1")
     DOCUMENT.write_text(after)
+
+
+def calibrate_public(args: argparse.Namespace) -> int:
+    """Run the public rows; print and perhaps write their table and bands."""
+    chosen = [r for r in public_rows.rows() if not args.rows or any(w in r.id for w in args.rows)]
+    outcomes = run_all(chosen, args.public, args.jobs)
+    parts = [summaries(outcomes), named_outliers(outcomes), public_table(outcomes)]
+    print("\n\n".join(parts))
+    if args.write:
+        if args.rows:
+            raise SystemExit("--write needs all rows; leave out --rows")
+        write("\n\n".join([*parts, sources_table(chosen)]), "public")
+        bands.DATA.write_text(json.dumps(band_data(outcomes), indent=1) + "\n")
+    return 0
+
+
+def calibrate_rewritten(args: argparse.Namespace) -> int:
+    """Run the rewritten kernels; 1 where a device time is off by more than the limit."""
+    found = []
+    for point in POINTS:
+        if args.rows and not any(word in point.name for word in args.rows):
+            continue
+        begin = time.perf_counter()
+        found.append((point, predict(point)))
+        spent = time.perf_counter() - begin
+        print(f"{point.name}: {spent:.1f} s", file=sys.stderr, flush=True)
+    text = rewritten_table(found)
+    print(text)
+    if args.write:
+        write(text, "rewritten")
+    off = [
+        point.name
+        for point, scheduled in found
+        if scheduled is not None and point.device and abs(ratio(point, scheduled) - 1) > LIMIT
+    ]
+    if off:
+        print(f"off by more than {LIMIT:.0%}: {'; '.join(off)}")
+    return 1 if off else 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--profile", nargs="+", default=list(cost.PROFILES))
-    parser.add_argument("--points", nargs="+", help="only points whose name has one of the words")
+    parser.add_argument("--public", type=Path, metavar="DIR", help="checkouts of public kernels")
+    parser.add_argument("--rows", nargs="+", help="only rows whose name has one of the words")
     parser.add_argument("--write", action="store_true", help="update docs/cost_model.md")
+    parser.add_argument("--jobs", type=int, default=2, help="processes for the public rows")
     args = parser.parse_args()
-    rows = []
-    for point in POINTS:
-        if args.points and not any(word in point.name for word in args.points):
-            continue
-        begin = time.perf_counter()
-        rows.append((point, predict(point, args.profile)))
-        spent = time.perf_counter() - begin
-        print(f"{point.name}: {spent:.1f} s", file=sys.stderr, flush=True)
-    text = table(rows, args.profile)
-    print(text)
-    if args.write:
-        write(text)
-    off = [
-        point.name
-        for point, found in rows
-        if found is not None and point.device
-        and abs(ratio(point, found[args.profile[0]]) - 1) > LIMIT
-    ]  # fmt: skip
-    if off:
-        print(f"off by more than {LIMIT:.0%}: {'; '.join(off)}")
-    return 1 if off else 0
+    if args.public is None:
+        return calibrate_rewritten(args)
+    if not args.public.is_dir():
+        parser.error(f"{args.public} is no folder; name the one with the checkouts")
+    return calibrate_public(args)
 
 
 if __name__ == "__main__":

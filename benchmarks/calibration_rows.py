@@ -1,0 +1,227 @@
+"""Public kernels with published times: what calibration.json says of them, and how to run them.
+
+A row runs the kernel of a named file at a named commit as it stands there. Two things may be done
+to the text first, both written down in the data: a repair (an exact replacement, for a constant
+that the published figure varies or for characters that a stored text lacks), and the extraction of
+one step of an autotuner's trace (``extract: trace``).
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib.util
+import itertools
+import json
+import re
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Optional
+
+import torch
+
+DATA = Path(__file__).resolve().with_name("calibration.json")
+TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)")
+DTYPES = {
+    "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int32": torch.int32,
+    "int8": torch.int8, "uint8": torch.uint8,
+}  # fmt: skip
+HALVES = ("fit", "check")
+CLASSES = ("DMA", "TensorE", "VectorE", "ScalarE", "latency")
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published time.
+
+    Attributes:
+        id: name in tables.
+        source: key of the source that it belongs to.
+        repository, commit, file, function: where the kernel stands.
+        extract: ``module`` (a Python file) or ``trace`` (a step of an autotuner's trace).
+        step: which one, of a trace; 0 is the untouched start.
+        imports: lines put before an extracted step.
+        repairs: ``(old, new)``, each old text occurring exactly once.
+        folders: folders of the repository that the file's imports are found in.
+        arguments, keywords: ``128x512:bf16`` for a tensor, anything else as it is.
+        grid: launch grid, empty for a plain call.
+        measured_us: published microseconds.
+        kind: what was measured (p99, one profile, limit of a test).
+        sdk: release line whose DMA profile applies.
+        half: ``fit`` where constants of the cost model were fitted on it, else ``check``.
+        bound: class that public figures give the kernel, where they do.
+        group: rows whose order is compared.
+    """
+
+    id: str
+    source: str
+    repository: str
+    commit: str
+    file: str
+    function: str
+    measured_us: float
+    kind: str
+    sdk: str
+    half: str
+    group: str
+    figures: str
+    machine: str
+    extract: str = "module"
+    step: int = 0
+    imports: tuple[str, ...] = ()
+    repairs: tuple[tuple[str, str], ...] = ()
+    folders: tuple[str, ...] = ()
+    arguments: tuple[Any, ...] = ()
+    keywords: dict[str, Any] = field(default_factory=dict)
+    grid: tuple[int, ...] = ()
+    bound: str = ""
+    caveat: str = ""
+
+
+class Missing(Exception):
+    """The folder of public files lacks the row's file."""
+
+
+def rows(path: Path = DATA) -> list[Row]:
+    """All rows, in the order of the data."""
+    found = []
+    for key, source in json.loads(path.read_text())["sources"].items():
+        common = {k: v for k, v in source.items() if k != "rows"}
+        for entry in source["rows"]:
+            merged = {"group": key, **common, **entry}
+            merged["repairs"] = common.get("repairs", []) + entry.get("repairs", [])
+            merged["bound"] = merged.pop("class", "")
+            for name in ("imports", "folders", "arguments", "grid"):
+                merged[name] = _frozen(merged.get(name, []))
+            merged["repairs"] = _frozen(merged["repairs"])
+            merged["keywords"] = {k: _frozen(v) for k, v in merged.get("keywords", {}).items()}
+            found.append(Row(source=key, **merged))
+    return found
+
+
+def _frozen(value: Any) -> Any:
+    """Lists as tuples, as the kernels' callers wrote them."""
+    return tuple(_frozen(v) for v in value) if isinstance(value, list) else value
+
+
+def tensor(value: Any) -> Any:
+    """A meta tensor for ``128x512:bf16``, anything else as it is."""
+    match = TENSOR.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    shape = tuple(int(n) for n in match[1].split("x"))
+    return torch.empty(shape, dtype=DTYPES[match[2]], device="meta")
+
+
+def checkout(row: Row, public: Path) -> Path:
+    """The row's repository below ``public``.
+
+    Raises:
+        Missing: neither ``OWNER/NAME@COMMIT`` nor ``OWNER/NAME`` has the file.
+    """
+    for name in (f"{row.repository}@{row.commit[:7]}", row.repository):
+        if (public / name / row.file).is_file():
+            return public / name
+    raise Missing(f"{row.repository}@{row.commit[:7]}/{row.file} is not there")
+
+
+def kernel(row: Row, public: Path) -> Any:
+    """The row's kernel, from its file below ``public``."""
+    root = checkout(row, public)
+    path = root / row.file
+    folders = [path.parent, *(root / f for f in row.folders)]
+    if row.extract == "module" and not row.repairs:
+        return _function(_import(path, folders), row)
+    text = step_of(path.read_text(), row) if row.extract == "trace" else path.read_text()
+    for old, new in row.repairs:
+        if text.count(old) != 1:
+            raise ValueError(f"{row.id}: {text.count(old)} times {old!r}, expected once")
+        text = text.replace(old, new)
+    changed = Path(_scratch().name) / f"{row.id}.py"
+    changed.write_text(text)
+    return _function(_import(changed, folders), row)
+
+
+@functools.cache
+def _scratch() -> tempfile.TemporaryDirectory:
+    """Where changed texts stay until the process ends: errors and lints read their lines."""
+    return tempfile.TemporaryDirectory(prefix="calibration-")
+
+
+def _function(module: Any, row: Row) -> Any:
+    found = getattr(module, row.function)
+    if not hasattr(found, "trace"):  # a plain function: the caller decorates it
+        import neuronxcc.nki as nki
+
+        found = nki.jit(found)
+    return found[row.grid] if row.grid else found
+
+
+def _import(path: Path, folders: list[Path]) -> Any:
+    """Run a file as a module of its own, its neighbours importable while it runs."""
+    name = f"public_{next(_numbers)}_{re.sub(r'[^0-9A-Za-z]', '_', path.stem)}"
+    found = importlib.util.spec_from_file_location(name, path)
+    assert found is not None and found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[name] = module
+    with _importable(folders):
+        found.loader.exec_module(module)
+    return module
+
+
+@contextmanager
+def _importable(folders: list[Path]) -> Iterator[None]:
+    before, known = list(sys.path), set(sys.modules)
+    sys.path[:0] = [str(f) for f in folders]
+    try:
+        yield
+    finally:
+        sys.path[:] = before
+        for name in set(sys.modules) - known:  # the next checkout has its own of the same name
+            origin = getattr(sys.modules[name], "__file__", None) or ""
+            if any(Path(origin).is_relative_to(f) for f in folders):
+                del sys.modules[name]
+
+
+# --- autotuner traces -----------------------------------------------------------------------------
+class CodeCandidate:
+    """A step of a trace: its parent, its text and its time in milliseconds."""
+
+    def __init__(self, parent: Optional[CodeCandidate], **fields: Any) -> None:
+        self.parent, self.fields = parent, fields
+
+
+def steps(text: str) -> list[CodeCandidate]:
+    """The steps of a trace, the untouched start first.
+
+    The file is one expression of nested ``CodeCandidate(parent=..., code=..., score=...)`` calls;
+    only such calls and literals are evaluated.
+    """
+    found = _evaluate(ast.parse(text, mode="eval").body)
+    chain = []
+    while found is not None:
+        chain.append(found)
+        found = found.parent
+    return chain[::-1]
+
+
+def _evaluate(node: ast.expr) -> Any:
+    if isinstance(node, ast.Call):
+        if not isinstance(node.func, ast.Name) or node.func.id != "CodeCandidate":
+            raise ValueError(f"line {node.lineno}: expected CodeCandidate(...)")
+        fields = {k.arg or "": _evaluate(k.value) for k in node.keywords}
+        return CodeCandidate(**fields)
+    if isinstance(node, ast.Name) and node.id in ("nan", "inf"):
+        return float(node.id)
+    return ast.literal_eval(node)
+
+
+def step_of(text: str, row: Row) -> str:
+    """The text of the row's step, its imports in front."""
+    code = steps(text)[row.step].fields["code"]
+    return "\n".join([*row.imports, code])
