@@ -8,6 +8,7 @@ common index grid, whose axes are those of the result.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from ..device.errors import NkiError, refuse
@@ -15,6 +16,7 @@ from . import trace
 from .index import DynamicIndex, Index, Mask, aligned, is_integer
 from .view import Bound, Indirect, V, View, intern
 
+ADVANCED = (Index, DynamicIndex, View, Mask)
 Moved = tuple[int, tuple[tuple[int, int], ...]]  # an old axis: start, (new axis, step) of each
 
 
@@ -28,28 +30,18 @@ def subscript(view: V, key: Any) -> V:
     if isinstance(keys[-1], Mask):  # operand mask: t[i_f < n], or t[i_p, i_f, i_f < n]
         selected = subscript(view, keys[:-1]) if len(keys) > 1 else view
         return _masked(selected, keys[-1])
-    kinds = {_kind(k) for k in keys}
-    if "advanced" in kinds:
-        if "basic" in kinds:
-            raise refuse(
-                "err_unsupported_mixing_basic_advanced_tensor_indexing",
-                f"subscript of {view.label()} mixes slices with arange/mgrid objects, expected "
-                "one kind; write slices as nl.arange axes or all axes as slices",
-            )
-        return _advanced(view, keys)
+    for k in keys:
+        if isinstance(k, ADVANCED):
+            return _advanced(view, keys)
     return _basic(view, _expand_ellipsis(keys, view))
 
 
-def _kind(k: Any) -> str:
-    if isinstance(k, (Index, DynamicIndex, View, Mask)):
-        return "advanced"
-    return "basic" if isinstance(k, slice) and k != slice(None) else "either"
-
-
-def _expand_ellipsis(keys: tuple[Any, ...], view: View) -> list[Any]:
+def _expand_ellipsis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
     """One subscript for each axis: an ellipsis, or what is missing at the end, stands for ':'."""
     ndim = view.ndim
     count = sum(k is Ellipsis for k in keys)
+    if not count and len(keys) == ndim:
+        return keys
     if count > 1 or len(keys) - count > ndim:
         raise refuse(
             "sim_index_rank",
@@ -77,7 +69,7 @@ def _masked(view: V, mask: Mask) -> V:
 
 
 # --- slices and integers --------------------------------------------------------------------------
-def _basic(view: V, keys: list[Any]) -> V:
+def _basic(view: V, keys: Sequence[Any]) -> V:
     offset, paxis = view.offset, view.paxis
     shape: list[int] = []
     strides: list[int] = []
@@ -185,6 +177,12 @@ def _refuse_certain(view: View, bounds: list[Bound]) -> None:
 
 # --- index grids ----------------------------------------------------------------------------------
 def _advanced(view: V, keys: tuple[Any, ...]) -> V:
+    if any(isinstance(k, slice) and k != slice(None) for k in keys):
+        raise refuse(
+            "err_unsupported_mixing_basic_advanced_tensor_indexing",
+            f"subscript of {view.label()} mixes slices with arange/mgrid objects, expected "
+            "one kind; write slices as nl.arange axes or all axes as slices",
+        )
     if any(k is Ellipsis for k in keys) or len(keys) > view.ndim:
         keys = tuple(_expand_ellipsis(keys, view))
     if view.indirect is not None and view.indirect[0].size > 1:

@@ -11,6 +11,7 @@ the class it is called on, so that a kernel's tensor stays the front end's own.
 
 from __future__ import annotations
 
+import functools
 from typing import Any, TypeVar
 
 import numpy as np
@@ -31,6 +32,7 @@ def intern(values: tuple[int, ...]) -> tuple[int, ...]:
     return _interned.setdefault(values, values)
 
 
+@functools.cache
 def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     """Row-major strides, in elements."""
     strides = []
