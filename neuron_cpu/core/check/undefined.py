@@ -32,6 +32,7 @@ def check_values(program: Program) -> None:
     Raises:
         NkiError: ``sim_undefined_data`` or ``err_tensor_output_not_written_to``.
     """
+    # Booleans first: a byte an element. Codes take eight, and only a refusal needs to name origins.
     walk = _Walk(program, codes=False)
     stored = walk.run()
     if stored is not None:
@@ -60,7 +61,10 @@ class _Walk:
 
     Attributes:
         state: per storage id a map, or None where all of it is defined; absent: never written.
-        clean: per storage id the keys of regions known to be defined while others are not.
+        clean: per storage id the keys of regions known to be defined while others are not. Only a
+            write of undefined data, or one over a shared address, can change that: it drops all.
+        written: per storage id elements written since the map was last searched for a set one.
+        base: per storage id the code of its first element; codes of all storages follow each other.
         sharing: tiles that the kernel itself has placed over each other, by storage id.
         overwriter: per storage id the last instruction that wrote over a part of it.
     """
@@ -69,11 +73,11 @@ class _Walk:
         self.program, self.codes = program, codes
         self.state: dict[int, Map | None] = {}
         self.clean: dict[int, set[tuple]] = {}
-        self.written: dict[int, int] = {}  # elements written since the last look for completeness
+        self.written: dict[int, int] = {}
         self.base: dict[int, int] = {}
         self.sharing = overlapping(program) if program.direct_allocation else {}
         self.overwriter: dict[int, Instruction] = {}
-        total = 1
+        total = 1  # code 0 means defined
         for storage in program.storages:
             self.base[storage.id] = total
             total += storage.size
@@ -85,6 +89,8 @@ class _Walk:
         state, clean = self.state, self.clean
         for k, instruction in enumerate(self.program.instructions[:until]):
             attrs = instruction.attrs
+            # Most instructions read defined regions only. That is decided by look-ups, without a
+            # map: tracing an instruction costs 60 us, and this check should not double it.
             dirty = False
             used = instruction.src
             if "accumulate" in attrs or "rmw" in attrs:
@@ -98,6 +104,7 @@ class _Walk:
                     if known is None or (view.offset, view.shape, view.strides) not in known:
                         dirty = True
             mask = attrs.get("mask")
+            # The rest has its operands' maps joined, element by element.
             if dirty or instruction.dst[0].indirect is not None:
                 if self._spread(instruction, mask):
                     return k
@@ -126,6 +133,7 @@ class _Walk:
         flat = self.state[at]
         if flat is None:
             return None
+        # Searching a region costs a pass over it, so a region found clean is remembered by its key.
         found = window(flat, view)
         if found.any():
             return found
@@ -139,6 +147,7 @@ class _Walk:
         flat = self.state.get(view.storage.id, ...)
         if flat is ...:
             flat = self.fresh(view.storage)
+        # Which rows are read is known on the device only: one bad row makes every result suspect.
         worst = None if flat is None or not flat.any() else flat.max()
         if index is None and worst is None:
             return None
@@ -158,6 +167,7 @@ class _Walk:
         if view.indirect is not None:
             self.state[at] = None  # which rows is known on the device only: give it the benefit
             return
+        # A map is made only for storages that are written in parts; whole tiles need none.
         if at in self.state and self.state[at] is None:
             return
         if mask is None and covers_storage(view):
@@ -178,13 +188,18 @@ class _Walk:
         self._complete(storage, flat, view.size)
 
     def _complete(self, storage: Storage, flat: Map, size: int) -> None:
-        """Notice when the last undefined element of a storage is gone."""
+        """Notice when the last undefined element of a storage is gone.
+
+        A search costs a pass over the storage, so it waits until as much has been written as would
+        fill it, and after a search in vain until a further quarter has: a constant number of
+        passes, however small the pieces are.
+        """
         total = self.written.get(storage.id, 0) + size
         if total >= storage.size:
             if not flat.any():
                 self.state[storage.id] = None
                 return
-            total = storage.size - (storage.size + 3) // 4  # look again after a quarter more
+            total = storage.size - (storage.size + 3) // 4
         self.written[storage.id] = total
 
     def _spread(self, instruction: Instruction, mask: Any) -> bool:
@@ -192,6 +207,7 @@ class _Walk:
         sources = [self.read(view) for view in instruction.src]
         attrs = instruction.attrs
         for number, view in enumerate(instruction.dst):
+            # What the operands bring, what stays of an accumulator, and what the index leaves open.
             found = _result(instruction, sources, number)
             if "accumulate" in attrs or "rmw" in attrs:
                 found = _join([found, self.read(view)])
@@ -200,6 +216,7 @@ class _Walk:
                 if index is not None:
                     rows = _rows(index)
                     found = _join([found, rows.reshape(-1, *(1,) * (len(view.shape) - 1))])
+            # Elements outside of the mask keep what they were, defined or not.
             if found is not None:
                 found = np.broadcast_to(found, view.shape)
                 if not (found if mask is None else found[mask]).any():
@@ -207,7 +224,7 @@ class _Walk:
             if found is None:
                 self._define(view, mask)
                 continue
-            if not view.storage.on_chip:
+            if not view.storage.on_chip:  # it leaves the chip: the caller refuses
                 self.stored = found if mask is None else np.where(mask, found, 0)
                 return True
             self._write(view, found, mask)
@@ -230,7 +247,11 @@ class _Walk:
         self.clean.pop(at, None)
 
     def _overwrite(self, instruction: Instruction) -> None:
-        """What the instruction wrote is lost in the tiles that share its memory."""
+        """What the instruction wrote is lost in the tiles that share its memory.
+
+        Only with direct allocation. The lost elements become fresh again, as if never written, so
+        that the walk finds a later read of them like any other undefined data.
+        """
         for view in instruction.dst:
             for tile, other in self.sharing.get(view.storage.id, ()):
                 lost, at = other.hit_by(tile, view), other.storage.id
@@ -249,13 +270,17 @@ class _Walk:
     # --- blame ------------------------------------------------------------------------------------
     def blame(self, at: int) -> Exception:
         """The refusal of store ``at``: which elements nobody wrote, and where they came out."""
+        # Walk again, with codes, up to the store that failed; then let it fail once more.
         self.run(at)
         store = self.program.instructions[at]
         self._spread(store, store.attrs.get("mask"))
+        # Several storages may be to blame: the one created last is nearest to the mistake.
         codes = self.stored[self.stored != 0]
         storage = self._owner(int(codes.max()))
         base = self.base[storage.id]
         mine = codes[(codes >= base) & (codes < base + storage.size)] - base
+        # Joining keeps the largest code of each element, so some origins are gone from the codes;
+        # elements that are still fresh at the store are shown with them.
         flags = np.zeros(storage.size, bool)
         flags[mine] = True
         flat = self.state.get(storage.id, ...)
@@ -305,6 +330,8 @@ class _Walk:
 
 
 # --- how undefined elements spread ----------------------------------------------------------------
+# One function for each way in which results depend on operands (OpSpec.flow): from the operands'
+# maps, None where all is defined, to the map of the first result, or to one that broadcasts to it.
 Maps = list[Map | None]
 Shape = tuple[int, ...]
 
@@ -326,22 +353,26 @@ def _result(instruction: Instruction, sources: Maps, number: int) -> Map | None:
     found = FLOW[instruction.op.flow](instruction, sources, view.shape)
     if found is None:
         return None
+    # A second result is the sum of the first one's rows; other instructions give all alike.
     if number and "reduce_axes" in instruction.attrs:
         found = found.max(axis=tuple(range(-instruction.attrs["reduce_axes"], 0)))
     return found.reshape(view.shape) if found.size == view.size else found
 
 
 def _elementwise(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """Element by element, operands broadcast."""
     found = _join(sources)
     keep = instruction.attrs.get("keep")  # affine_select replaces the others by a constant
     return found if keep is None or found is None else np.where(keep, found, 0)
 
 
 def _copy(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """From the first operand only."""
     return sources[0]
 
 
 def _reduce(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """One undefined element spoils the whole reduction over the last axes."""
     found = _join(sources)
     if found is None:
         return None
@@ -370,16 +401,19 @@ def _rows(found: Map) -> Map:
 
 
 def _transpose(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """Partitions against the flattened free axes."""
     found = sources[0]
     return None if found is None else found.reshape(found.shape[0], -1).T
 
 
 def _permute(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """Axes in another order."""
     found = sources[0]
     return None if found is None else found.transpose(instruction.attrs["axes_order"])
 
 
 def _scan(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """To everything that follows on the free axis."""
     found = _join(sources)
     if found is None:
         return None
@@ -399,6 +433,7 @@ def _all(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
 
 
 def _partitions(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """A reduction over partitions: one row from all."""
     found = sources[0]
     return None if found is None else found.max(axis=0, keepdims=True)
 
@@ -407,7 +442,7 @@ def _lanes(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     """Partitions permuted inside quadrants; a kept one is the destination's own."""
     lanes = np.array(instruction.attrs["lanes"])
     rows = np.arange(shape[0])
-    picked = lanes[rows % lanes.size]
+    picked = lanes[rows % lanes.size]  # KEEP_LANE lies beyond all lanes
     moved, own = [*sources, None][:2]
     if moved is not None:
         at = np.where(picked < lanes.size, rows - rows % lanes.size + picked, rows)
@@ -428,6 +463,7 @@ def _cores(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
 
 
 def _dropout(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """Element by element; a seed that is undefined spoils everything."""
     at = instruction.attrs.get("seed_at")
     seed = None if at is None else sources[at]
     whole = None if seed is None else np.broadcast_to(seed.max(), shape)
@@ -435,11 +471,13 @@ def _dropout(instruction: Instruction, sources: Maps, shape: Shape) -> Map | Non
 
 
 def _random(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """From the seed to everything."""
     seed = sources[0]
     return None if seed is None else np.broadcast_to(seed.max(), shape)
 
 
 def _fill(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """A constant."""
     return None
 
 

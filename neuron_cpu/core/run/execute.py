@@ -46,6 +46,8 @@ def _is_reversed(ref: Ref) -> bool:
 def _reversed_step(op: Op, arena: Arena) -> Step:
     """An Op with axes that run backwards, which torch views cannot: it works on copies in order."""
 
+    # Each backward operand becomes a contiguous copy in its own order, under a memory that lives
+    # for this step only; results are scattered back to their places afterwards.
     def forward(ref: Ref) -> Ref:
         if ref.indirect is not None or not _is_reversed(ref):
             return ref
@@ -69,6 +71,7 @@ def _reversed_step(op: Op, arena: Arena) -> Step:
 
 def make_step(op: Op, arena: Arena) -> Step:
     """One Op as a function without arguments, its views resolved."""
+    # Three kinds of operations have steps of their own; the rest is read, compute, round, write.
     if any(map(_is_reversed, op.refs())):
         return _reversed_step(op, arena)
     if op.name == "nc_matmul":
@@ -83,6 +86,8 @@ def make_step(op: Op, arena: Arena) -> Step:
         inputs = [_cloned(read) for read in inputs]
     if any(r.indirect is not None for r in op.dst) or "rmw" in attrs:
         return _scatter_step(op, arena, inputs, raw, bits)
+    # Everything above is decided once; what follows runs at every call, so one result, the usual
+    # case, has a function without a loop.
     outs = [(arena.view(r), arena.dtype(r.dt)) for r in op.dst]
     if len(outs) == 1:
         out, dt = outs[0]
@@ -120,6 +125,7 @@ def _scatter_step(op: Op, arena: Arena, inputs: list, raw: bool, bits: bool) -> 
         if mask is not None:
             chosen = torch.from_numpy(np.array(mask)).expand(ref.shape).reshape(-1)
             at, values = at[chosen], values[chosen]
+        # Duplicate rows: index_add_ adds each of them up, in fp32, before one rounding.
         if attrs.get("rmw") == "add":
             total = widen(flat, dt, False).clone().index_add_(0, at, values.to(torch.float32))
             put(flat, total, dt, False, None)
@@ -146,6 +152,8 @@ class Plan:
     ) -> None:
         if merge_loops is None:
             merge_loops = os.environ.get("NKI_CPU_MERGE", "1") != "0"
+        # Lower, find out which memories are the caller's, lay out the others, resolve the views.
+        # Steps that touch the caller's memory are made anew in every call: it moves.
         self.program = program
         self.arena = Arena(shadow)
         self.ops = merge.lower(program, merge_loops)
@@ -164,11 +172,17 @@ class Plan:
         ]
 
     def _share_memory(self) -> None:
-        """On-chip tensors that are never live together share memory (first fit by type)."""
+        """On-chip tensors that are never live together share memory, by type.
+
+        The blocks of a kernel then use the same few pages again and again: fresh ones cost more
+        than the arithmetic on them.
+        """
         last: dict[int, int] = {}
         for at, op in enumerate(self.ops):
             for ref in op.refs():
                 last[id(ref.memory)] = at
+        # Walk the operations: what appears takes a free block or a new one, and gives it back after
+        # the operation that uses it last. Blocks are only ever shared in program order.
         free: dict[torch.dtype, list[torch.Tensor]] = {}
         ends: dict[int, list[tuple[DType, torch.Tensor]]] = {}
         for at, op in enumerate(self.ops):

@@ -58,6 +58,7 @@ class Arena:
         return held[:size]
 
     def dtype(self, dt: DType) -> DType:
+        """What elements of type ``dt`` are kept in."""
         return FLOAT32 if self.shadow and dt.is_float else dt
 
     def bind(self, memory: Memory, values: torch.Tensor) -> None:
@@ -67,6 +68,7 @@ class Arena:
         self.flat[id(memory)] = values.reshape(-1)
 
     def of(self, memory: Memory) -> torch.Tensor:
+        """The flat tensor of ``memory``; constants and memories not seen before are made here."""
         found = self.flat.get(id(memory))
         if found is None:
             storage = memory.storage
@@ -102,6 +104,8 @@ def put(out: torch.Tensor, values: torch.Tensor, dt: DType, bits: bool, mask: An
     """Round ``values`` once to ``dt`` and write them, where ``mask`` allows."""
     if values.shape != out.shape:
         values = values.reshape(out.shape) if values.numel() == out.numel() else values
+    # Elements outside of the mask are written back as they were: widening and rounding undo each
+    # other exactly.
     if mask is not None:
         before = widen(out, dt, bits)
         values = torch.where(mask, values.to(before.dtype), before)
@@ -128,6 +132,7 @@ def gather_index(ref: Ref, arena: Arena) -> torch.Tensor:
     Raises:
         NkiError: a row number lies outside of the tensor.
     """
+    # A sum of one arange for each axis, broadcast against each other.
     total: Any = ref.offset
     if ref.indirect is not None:
         total = total + _rows(ref, arena)
@@ -142,6 +147,8 @@ def _rows(ref: Ref, arena: Arena) -> torch.Tensor:
     """Element offsets that the index tile of an indirect view chooses, one for each partition."""
     assert ref.indirect is not None
     tile, stride, length, (low, high) = ref.indirect
+    # Only now are the rows known: the first moment at which bounds can be checked. ``low`` and
+    # ``high`` are what the rest of the subscript adds to a row.
     rows = arena.view(tile).to(torch.int64).reshape(-1)
     wrong = rows[(rows + low < 0) | (rows + high >= length)]
     if wrong.numel():

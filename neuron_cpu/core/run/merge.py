@@ -118,6 +118,7 @@ class Lowering:
             path = self.path(storage.frame) if storage.role == "local" else ()
             memory = Memory(storage, storage.size, path)
             self.memories[storage.id] = memory
+        # Joined memories may have been joined again by an outer loop.
         offset = view.offset
         while id(memory) in self.joined:
             memory, base = self.joined[id(memory)]
@@ -136,11 +137,13 @@ class Lowering:
         ops: list[Op] = []
         at = 0
         while at < len(instructions):
+            # What stands in no deeper loop is an Op of its own.
             path = self.path(instructions[at].frame)
             if len(path) <= depth or not self.merge:
                 ops.append(self.op(instructions[at]))
                 at += 1
                 continue
+            # The rest of this execution of the loop, cut into its iterations.
             loop = path[depth].loop
             end = at
             iterations: list[tuple[Frame, list[Instruction]]] = []
@@ -163,11 +166,14 @@ class Lowering:
         """Ops of a whole loop, its equal iterations joined."""
         if loop.kind == "sequential" or len(iterations) == 1:
             return [op for _, body in iterations for op in self.lower(body, depth + 1)]
+        # Inner loops first: their bodies are few Ops with batch axes by the time they are compared.
         bodies = [(frame, self.lower(body, depth + 1)) for frame, body in iterations]
         described = [_describe(frame, depth, ops) for frame, ops in bodies]
         result: list[Op] = []
         start = 0
         while start < len(bodies):
+            # The longest run of equal iterations, as many of them as the memory for their tiles
+            # allows; where they cannot be joined after all, the first is left as it is.
             end = _equal_run(described, start)
             room = JOINED_ELEMENTS // max(1, _footprint(bodies[start][1], bodies[start][0], depth))
             end = min(end, start + max(1, room))
@@ -187,6 +193,8 @@ class Lowering:
         self, group: list[list[Op]], described: list[tuple], frame: Frame, depth: int
     ) -> list[Op] | None:
         """One list of Ops for all iterations of ``group``; None where that changes results."""
+        # Iterations are equal but for a constant step of every offset, and for flags: the first may
+        # start an accumulation that the others continue.
         n = len(group)
         step = described[1][2] - described[0][2]
         starts = [a != b for a, b in zip(described[0][1], described[1][1])]
@@ -194,6 +202,8 @@ class Lowering:
         plan = _batch_strides(first, n, step, starts, frame, depth)
         if plan is None:
             return None
+        # Every iteration has tiles of its own. They come to lie side by side in one memory, where
+        # Ops that were lowered before, or will be later, find them through ``joined``.
         locals_ = _local_memories(first, frame, depth)
         fresh = {}
         for memory in locals_:
@@ -255,6 +265,8 @@ def _attrs_key(attrs: dict[str, Any]) -> tuple:
 
 def _describe(frame: Frame, depth: int, ops: list[Op]) -> tuple[tuple, tuple, np.ndarray]:
     """(what must be equal, matmul group flags, offsets) of one iteration."""
+    # An iteration's own tiles are named by their order of use, so that they equal the next one's;
+    # all other memories must be the same. Offsets are kept apart: they may differ.
     numbers: dict[int, int] = {}
     shape: list[tuple] = []
     flags: list[str] = []
@@ -288,6 +300,7 @@ def _equal_run(described: list[tuple], start: int) -> int:
         other, other_flags, offsets = described[end]
         if other != shape:
             break
+        # The second iteration sets the step and the flags that all later ones must have.
         difference = offsets - described[end - 1][2]
         if step is None:
             step, later = difference, other_flags
@@ -327,8 +340,11 @@ def _batch_strides(
 
 def _may_batch(op: Op, strides: list[int], first: bool, ops: list[Op]) -> bool:
     """True where the Op's iterations write apart, or all accumulate into one PSUM region."""
+    # A result that moves on with the iterations: each writes its own part. If it is a matmul that
+    # only the first iteration starts, the others would accumulate into something unwritten.
     if all(strides[: len(op.dst)]):
         return not first
+    # One region for all: a sum over the iterations, as long as nothing else touches it in the loop.
     if op.name != "nc_matmul":
         return False
     target = op.dst[0].memory
@@ -343,6 +359,7 @@ def _apart(op: Op, n: int, strides: list[int]) -> bool:
 
     Accumulation is no race, so verify lets it write overlapping regions; one torch call may not.
     """
+    # Axes from the shortest step: each has to step over all that the shorter ones reach.
     for ref, stride in zip(op.dst, strides):
         reach = 0
         axes = [(stride, n), *zip(ref.strides, ref.shape)]
@@ -358,6 +375,7 @@ def _batched(op: Op, n: int, strides: list[int], fresh: dict[int, Memory]) -> Op
     for ref, stride in zip([*op.dst, *op.src], strides):
         memory = fresh.get(id(ref.memory), ref.memory)
         refs.append(Ref(memory, ref.offset, (n, *ref.shape), (stride, *ref.strides), ref.dt))
+    # The new axis comes first, so axes that were contracted before move on by one.
     count = len(op.dst)
     contract = tuple(c + 1 for c in op.contract)
     if strides[0] == 0:
@@ -369,7 +387,12 @@ def _batched(op: Op, n: int, strides: list[int], fresh: dict[int, Memory]) -> Op
 
 # --- loads read in place --------------------------------------------------------------------------
 def elide_loads(ops: list[Op]) -> list[Op]:
-    """Drop copies of constant HBM data into tiles that are only read: readers read HBM itself."""
+    """Drop copies of constant HBM data into tiles that are only read: readers read HBM itself.
+
+    A decode step would otherwise copy all weights once more: 1.24 GB for each token of Llama-3.2-1B
+    at degree 2, beside the reading that the products need anyway.
+    """
+    # Who writes and who reads each memory; a tile must have the copy as its only writer.
     writers: dict[int, list[Op]] = {}
     readers: dict[int, list[Op]] = {}
     for op in ops:
@@ -408,6 +431,8 @@ Axis = tuple[int, int, int]  # (size, stride in the tile's memory, stride in the
 
 def _source_axes(target: Ref, source: Ref) -> list[Axis] | None:
     """Axes that map the tile's memory onto the source, outermost first; None if it has gaps."""
+    # Sorted by the tile's strides, axes that continue each other on both sides become one. The tile
+    # is covered exactly where each stride is the number of elements of all faster axes.
     axes = [(n, t, s) for n, t, s in zip(target.shape, target.strides, source.strides) if n > 1]
     axes.sort(key=lambda a: -a[1])
     joined: list[Axis] = []
@@ -427,6 +452,7 @@ def _source_axes(target: Ref, source: Ref) -> list[Axis] | None:
 
 
 def _redirect_readers(users: list[Op], memory: Memory, source: Ref, axes: list[Axis]) -> bool:
+    # All readers or none: a tile that one of them still needs has to be copied anyway.
     replacements = []
     for op in users:
         if any(r.indirect is not None for r in [*op.dst, *op.src]):
@@ -458,6 +484,8 @@ def _compose(ref: Ref, source: Ref, axes: list[Axis]) -> Ref | None:
     """The same elements read from the source; None where an axis of ``ref`` is no source axis."""
     if ref.dt is not ref.memory.storage.dtype:
         return None
+    # Offset and strides as digits of the tile's axes; each digit counts steps of the source's axis.
+    # A view that carries from one axis into the next has no stride in the source.
     start = _digits(ref.offset, axes)
     last = list(start)
     strides = []

@@ -26,6 +26,9 @@ class _Product:
     def __init__(self, op: Op) -> None:
         left, right, out = op.src[0], op.src[1], op.dst[0]
         ns, nm = op.attrs.get("free_axes", (1, 1))
+        # Of the merged axes, those that are accumulated over lengthen the contraction; one along
+        # which only the stationary (moving) operand changes makes more rows (columns) of the same
+        # product; along any other, each step is a product of its own.
         b = op.batch
         self.batch: list[int] = []
         k, m, n = [], [], []
@@ -38,7 +41,7 @@ class _Product:
                 n.append(axis)
             else:
                 self.batch.append(axis)
-        # contraction axes in the order of the larger operand's memory, so that it needs no copy
+        # Contraction axes in the order of the larger operand's memory, so that it needs no copy.
         wide = right if _elements(right) >= _elements(left) else left
         self.k = sorted([*k, b], key=lambda a: -wide.strides[a])
         self._keep_rows(wide, m, n, right)
@@ -49,7 +52,11 @@ class _Product:
         self.sizes = [out.shape[a] for a in self.batch]
 
     def _keep_rows(self, wide: Ref, m: list[int], n: list[int], right: Ref) -> None:
-        """Blocked weights: outer blocks stay batch axes, so that each block is a plain matrix."""
+        """Blocked weights: outer blocks stay batch axes, so that each block is a plain matrix.
+
+        Axes slower than the contraction cannot be joined with the faster ones without a copy of
+        the weights, which costs more than the product of a decode step.
+        """
         own = n if wide is right else m
         outer = max(wide.strides[a] for a in self.k)
         for axis in [a for a in own if wide.strides[a] > outer]:
@@ -121,11 +128,13 @@ def _in_parts(
     left: _Operand, right: _Operand, out: torch.Tensor, product: _Product, adds: bool
 ) -> Step:
     """Batch after batch, part after part of K; an operand that stays the same is widened once."""
+    # Split the outermost contraction axis so that the wider operand's part has CHUNK elements.
     count = left.view.shape[len(product.batch)]
     places = list(np.ndindex(*product.sizes))
     widest = max(left.view.numel(), right.view.numel()) // len(places)
     length = max(1, count * CHUNK // max(1, widest))
     parts = [slice(k, min(k + length, count)) for k in range(0, count, length)]
+    # An operand that all batches share, in one part, is widened before the first of them.
     keep = [side.fixed and len(parts) == 1 for side in (left, right)]
 
     def run() -> None:
