@@ -9,7 +9,8 @@ from neuron_cpu.core import Kernel, NkiError
 from neuron_cpu.core.device import spec
 from neuron_cpu.core.time import cost
 
-FLAT = cost.PROFILES["sdk2.21-flat"]
+FLAT = cost.PROFILES["sdk2.21"]
+LATER = cost.PROFILES["sdk2.25"]
 RULE = cost.PROFILES["row-rule"]
 PEAK = cost.PROFILES["hbm-peak"]
 
@@ -46,13 +47,21 @@ def test_flat_profile_joins_the_row_rule_for_long_rows():
     assert FLAT.row_ns(2) == FLAT.row_ns(256)  # a descriptor costs its time however short
 
 
+def test_profile_of_later_sdks_meets_its_measurements():
+    assert LATER.bandwidth(1024) == LATER.peak == pytest.approx(272)
+    assert 8 * LATER.row_ns(256) == 160  # the 20.99 ms of the tiled matmul: 0.64 us a product with
+    assert 8 * (LATER.row_ns(256) + LATER.row_ns(1024)) == pytest.approx(640, rel=0.01)  # both
+    assert LATER.row_ns(8) <= 22
+    assert LATER.row_ns(4) == 40  # part of a word
+
+
 def test_peak_profile_is_the_share_of_hbm():
     assert PEAK.bandwidth(64) == pytest.approx(PEAK.peak) == pytest.approx(410)
 
 
 @pytest.mark.parametrize("profile", cost.PROFILES.values(), ids=cost.PROFILES)
 def test_longer_rows_never_take_less_time(profile):
-    times = [profile.row_ns(size) for size in range(1, 40_000, 7)]
+    times = [profile.row_ns(size) for size in range(spec.DMA_WORD_BYTES, 40_000, 7)]
     assert times == sorted(times)
     assert profile.name and profile.note
 

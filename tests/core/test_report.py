@@ -151,7 +151,7 @@ def test_tables_show_every_figure_and_say_estimated(summary):
     console = Console(width=200, record=True, file=io.StringIO())
     tables.print_profile(console, summary)
     text = console.export_text()
-    assert "estimated, not measured; DMA profile sdk2.21-flat" in text
+    assert "estimated, not measured; DMA profile sdk2.21" in text
     assert all(name in text for name in summary.metrics)
     assert summary.lines[0].place in text and summary.binding.split(";")[0][:40] in text
 

@@ -88,8 +88,8 @@ def test_two_dependent_matmuls():
     assert found.critical_path() == list(range(len(found.program)))[::-1]
 
 
-def streaming(tiles, columns, buffers):
-    """A kernel that loads ``tiles`` tiles and takes the exponential of each in place."""
+def streaming(tiles, columns, buffers, order=COMPILER_ORDER):
+    """A kernel that loads ``tiles`` tiles and sums up each; ``buffers`` tiles are reused."""
 
     def kernel(x):
         out = nl.ndarray((128, 1), dtype=nl.float32, buffer=nl.shared_hbm)
@@ -102,7 +102,7 @@ def streaming(tiles, columns, buffers):
         nl.store(out, value=nisa.tensor_reduce(nl.add, total, axis=1))
         return out
 
-    return run(kernel, hbm(tiles, 128, columns, dtype=F32))
+    return run(kernel, hbm(tiles, 128, columns, dtype=F32), order=order)
 
 
 TILES, COLUMNS = 4, 8192
@@ -117,15 +117,16 @@ def last_reduction(found):
 
 def test_one_buffer_serves_loads_one_after_another():
     expected = START + LOAD + (TILES - 1) * HANDOVER + REDUCE
-    assert last_reduction(streaming(TILES, COLUMNS, 1)) == pytest.approx(expected)
+    found = streaming(TILES, COLUMNS, 1, PROGRAM_ORDER)
+    assert last_reduction(found) == pytest.approx(expected)
 
 
 def test_two_buffers_hide_the_loads():
-    found = streaming(TILES, COLUMNS, 2)
     assert REDUCE + late(Engine.VECTOR) + START < LOAD  # a buffer is free before its turn comes
     expected = START + TILES * LOAD + REDUCE
-    assert last_reduction(found) == pytest.approx(expected)
-    assert expected < last_reduction(streaming(TILES, COLUMNS, 1))
+    assert last_reduction(streaming(TILES, COLUMNS, 2, PROGRAM_ORDER)) == pytest.approx(expected)
+    # the compiler gives a buffer that is overwritten as a whole a twin
+    assert last_reduction(streaming(TILES, COLUMNS, 1)) == pytest.approx(expected)
 
 
 def test_fresh_tiles_run_ahead_as_far_as_memory_reaches():
@@ -156,14 +157,14 @@ def test_a_full_psum_makes_tensor_engine_wait_for_the_first_bank():
         kept = nl.ndarray((128, 9 * 512), dtype=nl.float32)
         for k in nl.affine_range(9):
             bank = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
-            bank[...] = nisa.nc_matmul(left, right)
+            bank[...] = nisa.nc_matmul(left, right[:, nl.ds(k, 512)])
             kept[:, nl.ds(512 * k, 512)] = nisa.reciprocal(bank, engine=nisa.vector_engine)
         nl.store(out, value=kept)
         return out
 
-    found = run(kernel, hbm(128, 128), hbm(128, 512))
+    found = run(kernel, hbm(128, 128), hbm(128, 520))
     products, copies = named(found, "nc_matmul"), named(found, "reciprocal")
-    loaded = START + ROWS * (row_ns(256) + row_ns(1024))
+    loaded = START + ROWS * (row_ns(256) + row_ns(1040))
     assert [found.end[k] for k in products[:8]] == pytest.approx(
         [loaded + (k + 1) * ns(Engine.TENSOR, 512) for k in range(8)]
     )
@@ -255,8 +256,8 @@ N = 512
 VECTOR_N, SCALAR_N = ns(Engine.VECTOR, N), ns(Engine.SCALAR, N)
 
 
-def _doubled(tile):
-    return nisa.tensor_scalar(tile, op0=nl.multiply, operand0=2.0)
+def _scaled(tile, by=2.0):
+    return nisa.tensor_scalar(tile, op0=nl.multiply, operand0=by)
 
 
 def two_chains(x):
@@ -264,7 +265,7 @@ def two_chains(x):
     out = nl.ndarray((2, 128, N), dtype=nl.float32, buffer=nl.shared_hbm)
     tile = nl.load(x)
     for k in nl.affine_range(2):
-        nl.store(out[k], value=_doubled(nisa.activation(nl.exp, _doubled(tile))))
+        nl.store(out[k], value=_scaled(nisa.activation(nl.exp, _scaled(tile, 2.0 + k))))
     return out
 
 
@@ -295,9 +296,9 @@ def test_a_buffer_that_both_chains_use_keeps_them_apart():
     def kernel(x):
         out = nl.ndarray((2, 128, N), dtype=nl.float32, buffer=nl.shared_hbm)
         tile, middle = nl.load(x), nl.ndarray((128, N), dtype=nl.float32)
-        for k in nl.static_range(2):
-            middle[...] = _doubled(tile)
-            nl.store(out[k], value=_doubled(nisa.activation(nl.exp, middle)))
+        for k in nl.sequential_range(2):  # no twin: the loop keeps its buffers
+            middle[...] = _scaled(tile, 2.0 + k)
+            nl.store(out[k], value=_scaled(nisa.activation(nl.exp, middle)))
         return out
 
     found = run(kernel, hbm(128, N, dtype=F32))
@@ -314,8 +315,8 @@ def test_an_engine_looks_no_further_ahead_than_its_window(monkeypatch):
         tile = nl.load(x)
         waiting = nisa.activation(nl.exp, tile)
         for _ in nl.static_range(3):
-            waiting = _doubled(waiting)
-        free = _doubled(tile)  # the fourth VectorE instruction
+            waiting = _scaled(waiting)
+        free = _scaled(tile)  # the fourth VectorE instruction
         nl.store(out, value=nisa.tensor_tensor(waiting, free, op=nl.add))
         return out
 
@@ -345,14 +346,14 @@ def test_small_psum_tiles_share_a_bank_and_none_crosses_one(columns, together):
         left, right = nl.load(a), nl.load(b)
         wide = nl.ndarray((128, 8, columns), dtype=nl.bfloat16)
         for k in nl.affine_range(8):
-            wide[:, k, :] = nisa.activation(nl.exp, right)
+            wide[:, k, :] = nisa.activation(nl.exp, right[:, 0:columns])
         late = nisa.activation(nl.exp, wide)[:, 0, :]
         for k in nl.affine_range(tiles):
-            sums = nisa.tensor_tensor(nisa.nc_matmul(left, right), late, op=nl.add)
-            nl.store(out[k], value=sums)
+            product = nisa.nc_matmul(left, right[:, nl.ds(k, columns)])
+            nl.store(out[k], value=nisa.tensor_tensor(product, late, op=nl.add))
         return out
 
-    found = run(kernel, hbm(128, 128), hbm(128, columns))
+    found = run(kernel, hbm(128, 128), hbm(128, columns + together))
     products, read = named(found, "nc_matmul"), named(found, "tensor_tensor")
     for before, after in zip(products, products[1:together]):
         assert found.start[after] == pytest.approx(found.end[before])
@@ -431,16 +432,16 @@ def test_copies_that_name_no_engine_go_to_the_less_loaded_one():
         out = nl.ndarray((4, 128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
         tile = nl.load(x)
         for k in nl.affine_range(4):
-            nl.store(out[k], value=nisa.tensor_copy(tile))
+            nl.store(out[k], value=nisa.tensor_copy(tile[:, nl.ds(k, 512)]))
         return out
 
-    found = run(kernel, hbm(128, 512, dtype=F32))
+    found = run(kernel, hbm(128, 515, dtype=F32))
     assert {found.engine[k] for k in named(found, "tensor_copy")} == {SCALAR, VECTOR}
 
 
 def test_unknown_dma_profile_is_refused_with_the_names():
     program = Kernel(_copy_through).trace(hbm(128, 4))
-    with pytest.raises(NkiError, match="'fast' does not exist, expected one of sdk2.21-flat"):
+    with pytest.raises(NkiError, match="'fast' does not exist, expected one of sdk2.21"):
         simulate(program, "fast")
 
 
@@ -596,7 +597,7 @@ def test_flattened_views_keep_their_boxes():
 @pytest.mark.parametrize("profile", sorted(cost.PROFILES))
 def test_more_bytes_never_take_less_time(profile):
     times = []
-    for columns in (1, 2, 31, 64, 127, 128, 129, 500, 512, 513, 1024, 2000, 4096, 9000):
+    for columns in (4, 5, 31, 64, 127, 128, 129, 500, 512, 513, 1024, 2000, 4096, 9000):
         times.append(run(_copy_through, hbm(128, columns), profile=profile).total)
     assert times == sorted(times)
 

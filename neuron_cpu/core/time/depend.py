@@ -97,7 +97,7 @@ def overlap(a: Box, b: Box) -> bool:
     return True
 
 
-def _contains(outer: Box, inner: Box) -> bool:
+def contains(outer: Box, inner: Box) -> bool:
     return outer == inner or all(
         o[2] == 1 and o[0] <= i[0] and i[1] <= o[1] for o, i in zip(outer, inner)
     )
@@ -120,11 +120,11 @@ def _relations(boxes: Sequence[Box]) -> tuple[list[list[int]], list[list[int]]]:
                     break  # sorted by the first axis: nothing further on can overlap
                 if overlap(key[i], key[j]):
                     touching[i].append(j)
-                    if _contains(key[i], key[j]):
+                    if contains(key[i], key[j]):
                         inside[i].append(j)
                     if i != j:
                         touching[j].append(i)
-                        if _contains(key[j], key[i]):
+                        if contains(key[j], key[i]):
                             inside[j].append(i)
         found = _neighbours[key] = touching, inside
     return found

@@ -1,12 +1,12 @@
 """When each instruction of a Program runs, and what made it wait.
 
-The vendor's compiler does not issue what a kernel writes in the order in which it is written:
-within each engine it moves instructions whose operands are there before others that still wait. So
-does this schedule. Each of the four compute engines takes, whenever it is free, the oldest (in
-program order) of the instructions that have everything they need, looking at most WINDOW
-instructions past its oldest one that waits; dependences through overlapping views and reused
-buffers bound what may overtake what (depend.py). ``program-order`` is the same with a window of
-one. 16 DMA engines serve transfers in the order in which these become ready.
+The vendor's compiler changes what a kernel writes (lower.py) and does not issue it in the order in
+which it is written: within each engine it moves instructions whose operands are there before others
+that still wait. So does this schedule. Each of the four compute engines takes, whenever it is free,
+the oldest (in program order) of the instructions that have everything they need, looking at most
+WINDOW instructions past its oldest one that waits; dependences through overlapping views and reused
+buffers bound what may overtake what (depend.py). ``program-order`` is the unchanged program with a
+window of one. 16 DMA engines serve transfers in the order in which these become ready.
 
 An instruction starts when its engine is free, its operands are there, the memory of its result has
 been granted and the port that it shares with another engine is free. Memory is granted to storages
@@ -32,6 +32,7 @@ from ..device.spec import GEN2, Engine
 from ..program.program import Instruction, Program
 from ..program.storage import Storage
 from . import cost, depend, memory
+from .lower import lower
 
 ENGINES = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD, Engine.DMA)
 TENSOR, VECTOR, SCALAR, GPSIMD, DMA = range(5)
@@ -59,7 +60,7 @@ class Schedule:
     """Times of every instruction of one Program, in nanoseconds from the start of the kernel.
 
     Attributes:
-        program: what was scheduled.
+        program: what was scheduled: the kernel's program as the compiler would change it.
         profile: name of the DMA profile.
         engine: engine number of each instruction (index into ENGINES).
         start, end: of each instruction; a transfer starts with its first row.
@@ -417,7 +418,8 @@ def schedule(
 
     Args:
         profile: name of a DMA profile (``cost.PROFILES``).
-        order: one of ``ORDERS``: in which order an engine takes its instructions.
+        order: one of ``ORDERS``: ``compiler`` lowers the program (lower.py) and lets engines leave
+            program order; ``program-order`` issues what the kernel wrote as it wrote it.
 
     Raises:
         NkiError: for an unknown profile or order.
@@ -425,10 +427,11 @@ def schedule(
     rows = cost.dma_profile(profile)
     check_order(order)
     with without_garbage_collection():
-        run = _Run(program, rows, order)
+        made = lower(program) if order == COMPILER_ORDER else program
+        run = _Run(made, rows, order)
         run.run()
     pools = run.memory
     return Schedule(
-        program, profile, run.numbers, run.start, run.end, run.times, run.waits[: run.joins_at],
+        made, profile, run.numbers, run.start, run.end, run.times, run.waits[: run.joins_at],
         run.transfers, run.lane_busy, (pools.sbuf.short, pools.psum.short), order,
     )  # fmt: skip

@@ -44,7 +44,7 @@ def estimates(folder, *arguments):
     """The same graphs as objects, without any output."""
     args = command_line.parse(["--mode", "profile", "--enable-nki", "--model-path", str(folder),
                       *arguments])  # fmt: skip
-    return profile.estimates(args, args.dma_profile or "sdk2.21-flat")
+    return profile.estimates(args, args.dma_profile or "sdk2.21")
 
 
 @pytest.fixture(scope="module")
@@ -125,7 +125,7 @@ def test_other_dma_profiles_and_buckets(shapes_folder, profiled):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--dma-profile", "warp"], "'warp' does not exist, expected one of sdk2.21-flat"),
+        (["--dma-profile", "warp"], "'warp' does not exist, expected one of sdk2.21"),
         (["--profile-model", "llama-3.2-1b"], "name two models"),
         (["--collective-us", "-1"], "must not be negative"),
         (["--collective-gb-per-s", "0"], "a rate must be above 0"),

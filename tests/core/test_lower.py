@@ -1,0 +1,211 @@
+"""What the compiler makes of a kernel: each pass on small programs, and equal results on all."""
+
+import random
+
+import pytest
+import torch
+from neuronxcc.nki import isa as nisa
+from neuronxcc.nki import language as nl
+
+from neuron_cpu.core import Kernel
+from neuron_cpu.core.run.execute import Plan
+from neuron_cpu.core.time.lower import lower
+
+F32, BF16 = torch.float32, torch.bfloat16
+
+
+def trace(function, *shapes):
+    return Kernel(function).trace(*(torch.empty(s, device="meta") for s in shapes))
+
+
+def count(program, op):
+    return sum(i.op.name == op for i in program.instructions)
+
+
+def buffers(program, op):
+    """How many tensors the results of one opcode lie in."""
+    return len({i.dst[0].storage.id for i in program.instructions if i.op.name == op})
+
+
+def same_results(program, *inputs):
+    """Both programs, executed instruction by instruction, on the same numbers."""
+    (before,) = Plan(program, merge_loops=False).run([x.clone() for x in inputs])
+    (after,) = Plan(lower(program), merge_loops=False).run([x.clone() for x in inputs])
+    return torch.equal(before, after)
+
+
+# --- rename ---------------------------------------------------------------------------------------
+def reusing(loop, columns=lambda k: 8, read=lambda tile, k: tile[:, 0:8], before=None):
+    """Each round loads into the first columns of one tile and stores what ``read`` selects."""
+
+    def kernel(x):
+        out = nl.ndarray((4, 128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        tile = nl.zeros((128, 8), dtype=nl.float32)
+        for k in loop(4):
+            tile[:, 0 : columns(k)] = nl.load(x[:, 0 : columns(k)])
+            nl.store(out[k], value=nisa.tensor_scalar(read(tile, k), nl.multiply, 1.0 + k))
+        return out
+
+    return trace(kernel, (128, 8))
+
+
+def test_values_of_a_reused_buffer_alternate_between_two():
+    program = reusing(nl.static_range)
+    lowered = lower(program)
+    loads = [i for i in lowered.instructions if i.op.name == "dma_copy" and i.src[0].size == 1024]
+    places = [i.dst[0].storage.id for i in loads if i.dst[0].storage.on_chip]
+    assert len(set(places)) == 2 and places[0] == places[2] and places[1] == places[3]
+    assert same_results(program, torch.randn(128, 8))
+
+
+@pytest.mark.parametrize("loop", [nl.sequential_range])
+def test_sequential_loops_keep_their_buffers(loop):
+    program = reusing(loop)
+    assert lower(program).instructions is program.instructions
+
+
+def test_a_value_that_a_later_write_covers_in_part_stays_where_it_is():
+    program = reusing(nl.static_range, columns=lambda k: 8 - 2 * k)  # reads what is older
+    loads = buffers(lower(program), "dma_copy") - 1  # the output is the other one
+    assert loads == 1
+    assert same_results(program, torch.randn(128, 8))
+
+
+def test_updates_of_a_value_are_no_new_value():
+    def kernel(x):
+        out = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        total = nl.zeros((128, 8), dtype=nl.float32)
+        for _ in nl.static_range(3):
+            total[...] = nisa.tensor_tensor(total, nl.load(x), op=nl.add)
+        nl.store(out, value=total)
+        return out
+
+    program = trace(kernel, (128, 8))
+    assert buffers(lower(program), "tensor_tensor") == 1
+    assert same_results(program, torch.randn(128, 8))
+
+
+def test_blocks_of_one_tensor_are_renamed_one_by_one():
+    def kernel(x):
+        out = nl.ndarray((4, 128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        tiles = nl.zeros((2, nl.par_dim(128), 8), dtype=nl.float32)
+        for k in nl.static_range(4):
+            tiles[k % 2] = nl.load(x[k])
+            nl.store(out[k], value=nisa.activation(nl.square, tiles[k % 2]))
+        return out
+
+    program = trace(kernel, (4, 128, 8))
+    lowered = lower(program)
+    made = [s for s in lowered.storages if s not in program.storages]
+    assert [s.shape for s in made] == [(128, 8)] * 2
+    assert same_results(program, torch.randn(4, 128, 8))
+
+
+# --- hoist ----------------------------------------------------------------------------------------
+def test_loads_and_work_that_a_loop_repeats_run_once():
+    def kernel(x, scale):
+        out = nl.ndarray((3, 4, 128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        for i in nl.affine_range(3):
+            for j in nl.affine_range(4):
+                row = nisa.activation(nl.square, nl.load(scale[i]))  # invariant in j
+                ones = nisa.memset((128, 8), 1.0, nl.float32)  # invariant in both
+                part = nisa.tensor_tensor(nl.load(x[j]), row, op=nl.add)
+                nl.store(out[i, j], value=nisa.tensor_tensor(part, ones, op=nl.multiply))
+        return out
+
+    program = trace(kernel, (4, 128, 8), (3, 128, 8))
+    lowered = lower(program)
+    assert count(program, "activation") == 12 and count(lowered, "activation") == 3
+    assert count(lowered, "memset") == 1
+    # x[j] changes in the inner loop, so the outer one cannot share it without unrolling
+    assert count(lowered, "dma_copy") == 3 + 12 + 12
+    assert same_results(program, torch.randn(4, 128, 8), torch.randn(3, 128, 8))
+
+
+def test_what_changes_in_a_loop_stays_in_it():
+    def kernel(x):
+        out = nl.ndarray((4, 128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        total = nl.zeros((128, 8), dtype=nl.float32)
+        for k in nl.sequential_range(4):
+            total[...] = nisa.tensor_tensor(total, nl.load(x), op=nl.add)
+            nl.store(out[k], value=nisa.activation(nl.square, total))  # another value each time
+        return out
+
+    program = trace(kernel, (128, 8))
+    lowered = lower(program)
+    assert count(lowered, "activation") == 4 and count(lowered, "tensor_tensor") == 4
+    assert count(program, "dma_copy") - count(lowered, "dma_copy") == 3
+    assert same_results(program, torch.randn(128, 8))
+
+
+def test_hbm_that_the_kernel_writes_is_loaded_anew():
+    def kernel(x):
+        out = nl.ndarray((4, 128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        scratch = nl.ndarray((128, 8), dtype=nl.float32, buffer=nl.hbm)
+        nl.store(scratch, value=nl.load(x))
+        for k in nl.sequential_range(4):
+            tile = nisa.tensor_scalar(nl.load(scratch), nl.add, 1.0)
+            nl.store(scratch, value=tile)
+            nl.store(out[k], value=tile)
+        return out
+
+    program = trace(kernel, (128, 8))
+    assert count(lower(program), "dma_copy") == count(program, "dma_copy")
+    assert same_results(program, torch.randn(128, 8))
+
+
+# --- laws -----------------------------------------------------------------------------------------
+def random_kernel(seed):
+    """Loops of all kinds around reused buffers, invariant loads and partial writes."""
+    rng = random.Random(seed)
+    plan = [[rng.randrange(7) for _ in range(6)] for _ in range(3)]
+    picks = [rng.randrange(1 << 30) for _ in range(200)]
+
+    def kernel(x):
+        out = nl.ndarray((128, 16), dtype=nl.float32, buffer=nl.shared_hbm)
+        kept = [nl.zeros((128, 16), dtype=nl.float32) for _ in range(3)]
+        at = iter(picks * 20)
+
+        def part():
+            low = next(at) % 12
+            return nl.ds(low, 1 + next(at) % (16 - low))
+
+        def body(kind, k):
+            a, b = kept[next(at) % 3], kept[next(at) % 3]
+            if kind == 0:
+                a[...] = nl.load(x[next(at) % 2])
+            elif kind == 1:
+                cut = part()
+                a[:, cut] = nl.load(x[next(at) % 2, :, cut])
+            elif kind == 2:
+                a[...] = nisa.tensor_tensor(a, b, op=nl.add)
+            elif kind == 3:
+                a[...] = nisa.tensor_scalar(b, nl.multiply, 0.5 + k)
+            elif kind == 4:
+                fresh = nisa.tensor_scalar(nl.load(x[0]), nl.add, 1.0)
+                b[...] = nisa.tensor_tensor(b, fresh, op=nl.subtract)
+            elif kind == 5:
+                cut = part()
+                a[:, cut] = nisa.tensor_copy(b[:, cut])
+            else:
+                b[...] = nisa.memset((128, 16), 1.0, nl.float32)
+
+        for number, loop in enumerate((nl.static_range, nl.sequential_range, nl.static_range)):
+            for k in loop(3):
+                for kind in plan[number]:
+                    body(kind, k)
+        total = nisa.tensor_tensor(kept[0], kept[1], op=nl.add)
+        nl.store(out, value=nisa.tensor_tensor(total, kept[2], op=nl.add))
+        return out
+
+    return trace(kernel, (2, 128, 16))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_lowered_program_computes_the_same_bits(seed):
+    program = random_kernel(seed)
+    before = list(program.instructions)
+    assert same_results(
+        program, torch.randn(2, 128, 16, generator=torch.Generator().manual_seed(seed))
+    )
+    assert program.instructions == before  # the kernel's own program is not touched
