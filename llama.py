@@ -31,8 +31,10 @@ from neuronx_distributed.parallel_layers.layers import (
     RowParallelLinear,
 )
 from neuronx_distributed.parallel_layers.mappings import (
+    gather_from_sequence_parallel_region,
     gather_from_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
 )
 from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig
 from neuronx_distributed_inference.models.model_base import (
@@ -1302,12 +1304,22 @@ class LlamaInferenceConfig(InferenceConfig):
 
     def add_derived_config(self) -> None:
         self.num_cores_per_group = 1
-        for name in ("sequence_parallel_enabled", "flash_decoding_enabled", "k_cache_transposed"):
-            if getattr(self.neuron_config, name, False):
+        neuron_config = self.neuron_config
+        for name in ("flash_decoding_enabled", "k_cache_transposed"):
+            if getattr(neuron_config, name, False):
                 raise ValueError(
                     f"{name} changes the data that the layers of this file get, expected False; "
                     "leave it out."
                 )
+        # Left padding: NxDI 0.3 and later read the wrong row. A parallel vocabulary: releases
+        # differ in who sums the embedding.
+        left = neuron_config.padding_side == "left"
+        if neuron_config.sequence_parallel_enabled and (left or neuron_config.vocab_parallel):
+            raise ValueError(
+                "sequence_parallel_enabled takes prompts padded on the right and a whole "
+                f"vocabulary, got padding_side {neuron_config.padding_side!r} and vocab_parallel "
+                f"{neuron_config.vocab_parallel}; leave these out."
+            )
 
     def get_required_attributes(self) -> List[str]:
         return [
@@ -1324,14 +1336,15 @@ class LlamaInferenceConfig(InferenceConfig):
 class Sizes(NamedTuple):
     """Sizes that modules and checkpoint conversion share; ``*_rank`` are per tensor-parallel rank.
 
-    KV heads that the degree does not divide are padded with zero heads (and their query heads with
-    them), which changes no result: a zero head's output meets zero columns of the output weight.
-    Beyond as many ranks as KV heads, replicas would spread the work and zero heads do not; the two
-    cores of a trn1.2xlarge do not get there.
+    Each KV head is replicated as often as the degree holds their number, and a replica serves its
+    part of the head's queries, as in NxDI. What the degree still does not divide is padded with
+    zero heads (and zero query heads), which changes no result: a zero head's output meets zero
+    columns of the output weight.
     """
 
     head_dim: int
-    group: int
+    replicas: int
+    group: int  # query heads per replica of a KV head
     kv_heads: int
     q_heads: int
     kv_rank: int
@@ -1344,7 +1357,8 @@ class Sizes(NamedTuple):
         tp = config.neuron_config.tp_degree
         heads, kv = config.num_attention_heads, config.num_key_value_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        group = heads // kv
+        replicas = max(1, tp // kv)
+        group = math.ceil(heads // kv / replicas)
         for name, size in (("intermediate_size", config.intermediate_size),
                            ("vocab_size", config.vocab_size)):  # fmt: skip
             if size % tp:
@@ -1352,9 +1366,9 @@ class Sizes(NamedTuple):
                     f"{name} {size} is not divisible by the tensor-parallel degree {tp}; choose a "
                     "degree that divides it."
                 )
-        kv_padded = math.ceil(kv / tp) * tp
+        kv_padded = math.ceil(kv * replicas / tp) * tp
         return cls(
-            head_dim, group, kv_padded, kv_padded * group, kv_padded // tp,
+            head_dim, replicas, group, kv_padded, kv_padded * group, kv_padded // tp,
             kv_padded * group // tp, config.intermediate_size // tp, config.vocab_size // tp,
         )  # fmt: skip
 
@@ -1364,6 +1378,29 @@ def is_nki_enabled(config: InferenceConfig) -> bool:
 
 
 # --- Modules --------------------------------------------------------------------------------------
+
+
+class SequenceLayout(NamedTuple):
+    """How a module's tokens lie on the ranks: whole, or parallel, S / tp rows of each prompt here.
+
+    Only prefill shards the sequence: NxDI switches it off in the other sub-models' configurations.
+    """
+
+    parallel: bool
+
+    @classmethod
+    def of(cls, config: InferenceConfig) -> SequenceLayout:
+        return cls(bool(getattr(config.neuron_config, "sequence_parallel_enabled", False)))
+
+    def whole(self, hidden: torch.Tensor) -> torch.Tensor:
+        """[B, S or S / tp, H] -> [B, S, H]."""
+        return gather_from_sequence_parallel_region(hidden, 1) if self.parallel else hidden
+
+    def summed(self, partial: torch.Tensor) -> torch.Tensor:
+        """Partial sums [B, S, H] of the ranks -> their sum, [B, S or S / tp, H]."""
+        if self.parallel:
+            return reduce_scatter_to_sequence_parallel_region(partial, 1)
+        return reduce_from_tensor_model_parallel_region(partial)
 
 
 class NeuronLlamaRMSNorm(nn.Module):
@@ -1421,23 +1458,24 @@ def column_linear(config: InferenceConfig, k: int, n: int, bias: bool = False) -
 
 
 def row_linear(config: InferenceConfig, k: int, n: int, bias: bool = False) -> nn.Module:
-    """Plain row-parallel layer: sharded input, all-reduced output."""
-    neuron_config = config.neuron_config
+    """Plain row-parallel layer: sharded input, output summed over the ranks."""
+    neuron_config, parallel = config.neuron_config, SequenceLayout.of(config).parallel
     return RowParallelLinear(
         k, n, bias=bias, input_is_parallel=True, dtype=neuron_config.torch_dtype,
+        sequence_parallel_enabled=parallel, sequence_dimension=1 if parallel else None,
         reduce_dtype=getattr(neuron_config, "rpl_reduce_dtype", None) or neuron_config.torch_dtype,
     )  # fmt: skip
 
 
 class NeuronLlamaMLP(nn.Module):
-    """SwiGLU MLP: one kernel per rank and an all-reduce, or three parallel layers."""
+    """SwiGLU MLP: one kernel per rank and a sum over the ranks, or three parallel layers."""
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
         sizes, hidden = Sizes.of(config), config.hidden_size
         tp, dtype = config.neuron_config.tp_degree, config.neuron_config.torch_dtype
         bias = bool(getattr(config, "mlp_bias", False))
-        self.nki_enabled = is_nki_enabled(config)
+        self.nki_enabled, self.sequence = is_nki_enabled(config), SequenceLayout.of(config)
         self.f_rank = sizes.f_rank
         if self.nki_enabled:
             _refuse_for_kernels(bias, "mlp_bias")
@@ -1452,19 +1490,20 @@ class NeuronLlamaMLP(nn.Module):
             self.down_proj = row_linear(config, config.intermediate_size, hidden, bias)
 
     def forward(self, hidden: torch.Tensor, norm: NeuronLlamaRMSNorm) -> torch.Tensor:
-        """[B, S, H] -> [B, S, H]: the MLP of the normalised input."""
+        """[B, S or S / tp, H] -> the same: the MLP of the normalised input."""
         if not self.nki_enabled:
-            normed = norm(hidden)
+            normed = self.sequence.whole(norm(hidden))
             return self.down_proj(self.act_fn(self.gate_proj(normed)) * self.up_proj(normed))
+        whole = self.sequence.whole(hidden)
         partial = swiglu_mlp_kernel(
-            hidden.reshape(-1, hidden.shape[-1]),
+            whole.reshape(-1, whole.shape[-1]),
             self.gate_proj.weight,
             self.up_proj.weight,
             self.down_proj.weight,
             self.f_rank,
             *norm.gain(),
         )
-        return reduce_from_tensor_model_parallel_region(partial).reshape(hidden.shape)
+        return self.sequence.summed(partial.reshape(whole.shape))
 
 
 def _refuse_for_kernels(wrong: bool, what: str) -> None:
@@ -1544,7 +1583,7 @@ class NeuronLlamaAttention(nn.Module):
         tp, dtype = config.neuron_config.tp_degree, config.neuron_config.torch_dtype
         hidden, dim = config.hidden_size, sizes.head_dim
         bias = bool(getattr(config, "attention_bias", False))
-        self.nki_enabled = is_nki_enabled(config)
+        self.nki_enabled, self.sequence = is_nki_enabled(config), SequenceLayout.of(config)
         self.left_padding = config.neuron_config.padding_side == "left"
         self.rotary_emb = LlamaRotaryEmbedding(config)
         self.split = [heads * dim for heads in (sizes.q_rank, sizes.kv_rank, sizes.kv_rank)]
@@ -1579,7 +1618,10 @@ class NeuronLlamaAttention(nn.Module):
         cos_cache: Optional[torch.Tensor] = None,
         sin_cache: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, Tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
-        """Attention of the normalised input [B, S, H]; masks are bool, True for keys that count."""
+        """Attention of the normalised input [B, S or S / tp, H].
+
+        Masks are bool, True for keys that count; they and the positions are those of all S tokens.
+        """
         if cos_cache is None or sin_cache is None:
             cos_cache, sin_cache = self.rotary_emb(position_ids, hidden_states.dtype)
         tables = cos_cache, sin_cache
@@ -1590,9 +1632,13 @@ class NeuronLlamaAttention(nn.Module):
         return output, present, cos_cache, sin_cache
 
     def attend_with_kernels(self, hidden, norm, mask, past, active_mask, tables):
-        """Norm, QKV, RoPE, attention and output projection: one kernel and an all-reduce."""
-        batch, sizes = hidden.shape[0], self.sizes
-        rows = hidden.reshape(-1, hidden.shape[-1])
+        """Norm, QKV, RoPE, attention and output projection: one kernel and a sum over the ranks.
+
+        A sharded sequence is gathered before the norm, which the kernel computes behind its
+        products; on the shard it would take a kernel of its own.
+        """
+        batch, sizes, whole = hidden.shape[0], self.sizes, self.sequence.whole(hidden)
+        rows = whole.reshape(-1, whole.shape[-1])
         weights = *norm.gain(), self.qkv_proj.weight, self.o_proj.weight
         cos, sin = (table.reshape(-1, table.shape[-1]) for table in tables)
         if past is None:
@@ -1606,13 +1652,13 @@ class NeuronLlamaAttention(nn.Module):
             partial, k, v = attention_decode_block_kernel(
                 rows, *weights, cos, sin, *past, bias, sizes.q_rank, sizes.kv_rank
             )
-        output = reduce_from_tensor_model_parallel_region(partial).reshape(hidden.shape)
+        output = self.sequence.summed(partial.reshape(whole.shape))
         return output, (self.heads(k, batch), self.heads(v, batch))
 
     def attend_with_torch(self, hidden, norm, mask, past, active_mask, tables):
         """The same in PyTorch, rounding where the device's reference rounds."""
         batch = hidden.shape[0]
-        normed = norm(hidden)
+        normed = self.sequence.whole(norm(hidden))
         q, k, v = (
             self.heads(proj(normed), batch) for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
@@ -1621,7 +1667,7 @@ class NeuronLlamaAttention(nn.Module):
             context = self.attend_prefill(q, k, v, mask)
         else:
             context = self.attend_decode(q, k, v, past, mask, active_mask)
-        merged = context.transpose(1, 2).reshape(*hidden.shape[:2], -1)
+        merged = context.transpose(1, 2).reshape(*normed.shape[:2], -1)
         return self.o_proj(merged), (k, v)
 
     def scores(self, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -1790,6 +1836,21 @@ def pad_heads(weight: torch.Tensor, heads: int, head_dim: int, dim: int) -> torc
     return torch.cat((weight, weight.new_zeros(shape)), dim=dim)
 
 
+def spread_queries(weight: torch.Tensor, kv: int, sizes: Sizes, dim: int) -> torch.Tensor:
+    """Query heads along ``dim`` in the order of the replicas of their ``kv`` KV heads."""
+    groups = weight.chunk(kv, dim=dim)
+    per_head = sizes.replicas * sizes.group
+    padded = [pad_heads(group, per_head, sizes.head_dim, dim) for group in groups]
+    return pad_heads(torch.cat(padded, dim=dim), sizes.q_heads, sizes.head_dim, dim)
+
+
+def spread_kv(weight: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+    """Rows of KV heads, each head once per replica."""
+    heads = weight.unflatten(0, (-1, sizes.head_dim))
+    replicated = heads.repeat_interleave(sizes.replicas, dim=0).flatten(0, 1)
+    return pad_heads(replicated, sizes.kv_heads, sizes.head_dim, 0)
+
+
 def block_for_ranks(parts: List[torch.Tensor], tp: int, dim: int) -> torch.Tensor:
     """Kernel layout of every rank's share, one after another.
 
@@ -1799,16 +1860,20 @@ def block_for_ranks(parts: List[torch.Tensor], tp: int, dim: int) -> torch.Tenso
     return torch.cat([block_weight(torch.cat(share)) for share in shares])
 
 
-def convert_layer(state: StateDict, prefix: str, sizes: Sizes, tp: int, nki_enabled: bool) -> None:
-    """Pad the heads of one layer, and put its weights in kernel layout for the kernels."""
+def convert_layer(
+    state: StateDict, prefix: str, kv: int, sizes: Sizes, tp: int, nki_enabled: bool
+) -> None:
+    """Spread the heads of one layer, and put its weights in kernel layout for the kernels."""
     attention = f"{prefix}self_attn."
-    for name, heads in (("q", sizes.q_heads), ("k", sizes.kv_heads), ("v", sizes.kv_heads)):
-        for kind in ("weight", "bias"):
-            key = f"{attention}{name}_proj.{kind}"
+    for kind in ("weight", "bias"):
+        query = f"{attention}q_proj.{kind}"
+        if query in state:
+            state[query] = spread_queries(state[query], kv, sizes, 0)
+        for key in (f"{attention}k_proj.{kind}", f"{attention}v_proj.{kind}"):
             if key in state:
-                state[key] = pad_heads(state[key], heads, sizes.head_dim, 0)
+                state[key] = spread_kv(state[key], sizes)
     out = f"{attention}o_proj.weight"
-    state[out] = pad_heads(state[out], sizes.q_heads, sizes.head_dim, 1)
+    state[out] = spread_queries(state[out], kv, sizes, 1)
     if not nki_enabled:
         return
     qkv = [state.pop(f"{attention}{name}_proj.weight") for name in "qkv"]
@@ -1841,7 +1906,9 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
         sizes = Sizes.of(config)
         state = dict(state_dict)
         for layer in range(config.num_hidden_layers):
-            convert_layer(state, f"layers.{layer}.", sizes, tp, nki_enabled)
+            convert_layer(
+                state, f"layers.{layer}.", config.num_key_value_heads, sizes, tp, nki_enabled
+            )
         if nki_enabled:
             head = state.get("lm_head.weight", state["embed_tokens.weight"])
             state["lm_head.weight"] = block_for_ranks([head], tp, 0)

@@ -195,7 +195,7 @@ class Estimator:
         if event.program is not None:
             return self.kernel(event.program)[0].total + self.overheads.kernel_ns
         if event.kind == COLLECTIVE:
-            return self.overheads.collective(event.bytes, self.ranks)
+            return self.overheads.collective(event.bytes, self.ranks, event.name)
         return max(event.bytes / self.plain_rate, event.macs / spec.PEAK_MACS_PER_NS)
 
     def _times(self, events: Sequence[Event]) -> list[float]:

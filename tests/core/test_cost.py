@@ -190,4 +190,9 @@ def test_collectives_are_free_on_one_rank_and_grow_with_their_bytes():
     assert costs.collective(4096, 1) == 0.0
     assert costs.collective(0, 2) == spec.COLLECTIVE_START_NS
     assert costs.collective(8192, 2) > costs.collective(4096, 2)
-    assert cost.Overheads(collective_ns=0.0).collective(100, 2) == 100 / 50.0
+    ring = cost.Overheads(collective_ns=0.0)
+    assert ring.collective(100, 2) == 100 / 50.0
+    for ranks in (2, 3, 8):
+        halves = [ring.collective(100, ranks, n) for n in ("all-gather", "reduce-scatter by sum")]
+        assert halves[0] == halves[1] == 100 * (ranks - 1) / ranks / 50.0
+        assert ring.collective(100, ranks) == sum(halves)

@@ -70,8 +70,9 @@ class Layer:
     def __init__(self, name: str, degree: int, device: str = "cpu") -> None:
         self.model = model = MODELS[name]
         self.device, self.seed = device, 0
-        self.kv = math.ceil(model.kv_heads / degree)  # zero heads of the padding included
-        self.q = self.kv * (model.q_heads // model.kv_heads)
+        replicas = max(1, degree // model.kv_heads)
+        self.kv = math.ceil(model.kv_heads * replicas / degree)  # zero heads included
+        self.q = self.kv * math.ceil(model.q_heads // model.kv_heads / replicas)
         self.f, self.vocabulary = model.intermediate // degree, model.vocabulary // degree
 
     def values(self, *shape: int, scale: float = 1.0) -> torch.Tensor:

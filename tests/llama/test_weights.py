@@ -73,29 +73,71 @@ def test_rows_are_long_enough_for_dma(n: int, k: int) -> None:
     assert 2048 <= 2 * layout.k_tiles * layout.nb <= 16384
 
 
-@pytest.mark.parametrize("tp", [1, 2, 4, 8])
-def test_every_rank_gets_its_share(tp: int) -> None:
-    """q, k, v rows of a rank together; padded heads are zero and meet zero output columns."""
-    cfg = config(tp, nki_enabled=True)
+def heads_of(plain: dict[str, torch.Tensor], name: str) -> list[torch.Tensor]:
+    """The heads of one projection of layer 1, [D, hidden] each."""
+    weight = plain[f"layers.1.self_attn.{name}_proj.weight"]
+    return list((weight.t() if name == "o" else weight).split(HEAD_DIM))
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "tp"), [(3, 1), (3, 2), (3, 4), (3, 8), (1, 2), (1, 8), (2, 4)]
+)
+def test_every_rank_gets_its_share(kv_heads: int, tp: int) -> None:
+    """By definition, head by head: on each rank every query head stands beside its KV head.
+
+    A rank's KV slot holds KV head h or zeros; its ``group`` query slots hold queries of h or zeros.
+    Every query head is on exactly one rank, with its columns of the output weight.
+    """
+    cfg = config(tp, nki_enabled=True, kv_heads=kv_heads)
     plain = checkpoint(cfg)
     state = llama.NeuronLlamaForCausalLM.convert_hf_to_neuron_state_dict(plain, cfg)
     sizes = llama.Sizes.of(cfg)
-    q_rows, kv_rows = sizes.q_rank * HEAD_DIM, sizes.kv_rank * HEAD_DIM
-    qkv = state["layers.1.self_attn.qkv_proj.weight"].chunk(tp)
-    out = state["layers.1.self_attn.o_proj.weight"].chunk(tp)
-    parts: list[list[torch.Tensor]] = [[], [], [], []]
+    heads = {name: heads_of(plain, name) for name in "qkvo"}
+    widths = [sizes.q_rank * HEAD_DIM, sizes.kv_rank * HEAD_DIM, sizes.kv_rank * HEAD_DIM]
+    found = []
     for rank in range(tp):
-        mine = unblock(qkv[rank], q_rows + 2 * kv_rows, 40)
-        for k, part in enumerate(torch.split(mine, [q_rows, kv_rows, kv_rows])):
-            parts[k].append(part)
-        parts[3].append(unblock(out[rank], 40, q_rows))
-    for k, name in enumerate("qkv"):
-        whole, wanted = torch.cat(parts[k]), plain[f"layers.1.self_attn.{name}_proj.weight"]
-        assert torch.equal(whole[: len(wanted)], wanted)
-        assert not whole[len(wanted) :].any()
-    whole, wanted = torch.cat(parts[3], 1), plain["layers.1.self_attn.o_proj.weight"]
-    assert torch.equal(whole[:, : wanted.shape[1]], wanted)
-    assert not whole[:, wanted.shape[1] :].any()
+        blocks = state["layers.1.self_attn.qkv_proj.weight"].chunk(tp)[rank]
+        parts = torch.split(unblock(blocks, sum(widths), 40), widths)
+        q, k, v = (part.split(HEAD_DIM) for part in parts)
+        blocks = state["layers.1.self_attn.o_proj.weight"].chunk(tp)[rank]
+        out = unblock(blocks, 40, sizes.q_rank * HEAD_DIM).t().split(HEAD_DIM)
+        for slot in range(sizes.q_rank):
+            if not q[slot].any():
+                assert not out[slot].any()
+                continue
+            (head,) = (h for h, rows in enumerate(heads["q"]) if torch.equal(rows, q[slot]))
+            mine = slot // sizes.group
+            assert torch.equal(out[slot], heads["o"][head])
+            assert torch.equal(k[mine], heads["k"][head // GROUP])
+            assert torch.equal(v[mine], heads["v"][head // GROUP])
+            found.append(head)
+    assert sorted(found) == list(range(kv_heads * GROUP))
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "tp", "per_rank"),
+    [
+        (3, 1, (9, 3)),
+        (3, 2, (6, 2)),  # a fourth, zero KV head: replicas would take three a rank
+        (3, 4, (3, 1)),
+        (3, 8, (2, 1)),  # two replicas of each: three queries in parts of at most two
+        (1, 2, (2, 1)),
+        (1, 8, (1, 1)),
+        (2, 4, (2, 1)),
+    ],
+)
+def test_replicas_spread_the_work(kv_heads: int, tp: int, per_rank: tuple[int, int]) -> None:
+    """Query and KV heads of a rank: no rank waits while another computes a head's whole group."""
+    sizes = llama.Sizes.of(config(tp, nki_enabled=True, kv_heads=kv_heads))
+    assert (sizes.q_rank, sizes.kv_rank) == per_rank
+
+
+@pytest.mark.parametrize("tp", [1, 2, 4, 8])
+def test_the_mlp_of_every_rank(tp: int) -> None:
+    cfg = config(tp, nki_enabled=True)
+    plain = checkpoint(cfg)
+    state = llama.NeuronLlamaForCausalLM.convert_hf_to_neuron_state_dict(plain, cfg)
+    state = llama.NeuronLlamaForCausalLM.convert_hf_to_neuron_state_dict(plain, cfg)
     down = [unblock(w, 40, 56 // tp) for w in state["layers.0.mlp.down_proj.weight"].chunk(tp)]
     assert torch.equal(torch.cat(down, 1), plain["layers.0.mlp.down_proj.weight"])
 

@@ -6,6 +6,7 @@ import importlib
 from pathlib import Path
 
 import pytest
+import torch
 from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
@@ -78,6 +79,53 @@ def test_vocabulary_parallel_embedding(submission, tiny_llama, generate, referen
         assert got[row].tolist() == reference(model, prompt, 4)[0].tolist()
 
 
+@pytest.mark.parametrize("version", ["0.1", "0.3", "0.6"])
+@pytest.mark.parametrize("tp_degree", [1, 2, 4])
+@pytest.mark.parametrize("enable_nki", [False, True], ids=["torch", "nki"])
+def test_sequence_parallelism(
+    submission, tiny_llama, generate, reference, monkeypatch, version, tp_degree, enable_nki
+):
+    """Two layers, so that a shard crosses from one to the next; logits of Hugging Face."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, folder = tiny_llama(**{**SHAPE, "num_hidden_layers": 2})
+    app = build(
+        submission, folder, torch_dtype="float32", tp_degree=tp_degree, enable_nki=enable_nki,
+        sequence_parallel_enabled=True,
+    )  # fmt: skip
+    got = generate(app, PROMPTS, 5, return_dict_in_generate=True, output_logits=True)
+    for row, prompt in enumerate(PROMPTS):
+        tokens, logits = reference(model, prompt, 5)
+        assert got.sequences[row, -5:].tolist() == tokens.tolist()
+        torch.testing.assert_close(torch.stack(got.logits)[:, row], logits, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("more", [{"vocab_parallel": True}, {"padding_side": "left"}])
+def test_what_a_sharded_sequence_cannot_have(submission, tiny_llama, more):
+    _, folder = tiny_llama(**SHAPE)
+    with pytest.raises(ValueError, match="takes prompts padded on the right and a whole vocab"):
+        build(submission, folder, tp_degree=2, sequence_parallel_enabled=True, **more)
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("enable_nki", [False, True], ids=["torch", "nki"])
+def test_more_ranks_than_kv_heads(
+    submission, tiny_llama, generate, reference, kv_heads, enable_nki
+):
+    """Four ranks share the queries of one or two KV heads; biases travel with their heads."""
+    shape = {**SHAPE, "num_attention_heads": 6, "head_dim": 64, "num_key_value_heads": kv_heads}
+    model, folder = tiny_llama(**shape, attention_bias=not enable_nki)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("bias"):
+                parameter.normal_()
+    model.save_pretrained(folder)
+    app = build(submission, folder, torch_dtype="float32", tp_degree=4, enable_nki=enable_nki)
+    assert app.models[0].model.modules[0].kv_mgr.k_shape[1] == 1
+    got = generate(app, PROMPTS, 5)
+    for row, prompt in enumerate(PROMPTS):
+        assert got[row].tolist() == reference(model, prompt, 5)[0].tolist()
+
+
 def test_float16_with_left_padding(submission, tiny_llama, generate, reference):
     """Rows of padding stay finite in every layer, where twice a bf16 mask would be infinite."""
     model, folder = tiny_llama(**{**SHAPE, "num_hidden_layers": 2})
@@ -87,9 +135,7 @@ def test_float16_with_left_padding(submission, tiny_llama, generate, reference):
         assert got[row].tolist() == reference(model, prompt, 4)[0].tolist()
 
 
-@pytest.mark.parametrize(
-    "flag", ["sequence_parallel_enabled", "flash_decoding_enabled", "k_cache_transposed"]
-)
+@pytest.mark.parametrize("flag", ["flash_decoding_enabled", "k_cache_transposed"])
 def test_layouts_that_the_layers_cannot_take(submission, tiny_llama, flag):
     neuron_config = submission.NeuronConfigNKI(batch_size=1, seq_len=32)
     setattr(neuron_config, flag, True)

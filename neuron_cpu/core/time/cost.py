@@ -219,8 +219,14 @@ class Overheads:
     collective_ns: float = spec.COLLECTIVE_START_NS
     collective_bytes_per_ns: float = spec.COLLECTIVE_BYTES_PER_NS
 
-    def collective(self, size: int, ranks: int) -> float:
-        """Nanoseconds of an all-reduce or all-gather of ``size`` bytes; free on one rank."""
+    def collective(self, size: int, ranks: int, name: str = "all-reduce") -> float:
+        """Nanoseconds of a collective whose whole tensor has ``size`` bytes; free on one rank.
+
+        Around a ring each rank sends (ranks - 1) / ranks of the tensor for a reduce-scatter and as
+        much for an all-gather; an all-reduce is one after the other (Patarasu and Yuan 2009).
+        """
         if ranks == 1:
             return 0.0
-        return self.collective_ns + size / self.collective_bytes_per_ns
+        passes = 2 if name.startswith("all-reduce") else 1
+        sent = passes * size * (ranks - 1) / ranks
+        return self.collective_ns + sent / self.collective_bytes_per_ns
