@@ -106,19 +106,25 @@ class Rendezvous:
         with self._condition:
             if self._failure is not None:
                 raise RankStopped
+            # A rank cannot arrive twice for one generation: it waits below until the generation
+            # ends, so a fast rank never overtakes a slow one by a whole collective.
             self._arrived[rank] = (label, tensor)
             if len(self._arrived) == self.size:
                 try:
                     self._complete(combine)
                 except BaseException as error:
+                    # The others wait for a result that will not come; this rank raises itself.
                     self._failure = self._failure or error
                     self._condition.notify_all()
                     raise
                 return self._results[rank]
+            # Whoever is missing may have left before this rank came, and will not wake it.
             generation = self._generation
             self._check_missing()
             while self._generation == generation and self._failure is None:
                 self._condition.wait()
+            # A failure after the collective was completed does not take its result away. The next
+            # one cannot replace `_results` before this rank has read them: it needs this rank.
             if self._generation == generation:
                 raise RankStopped
             return self._results[rank]
@@ -226,12 +232,15 @@ def _serve(
         try:
             with torch.no_grad():
                 result = function()
+            # Also where all went well: ranks that still wait would wait for this one for ever.
             rendezvous.leave(group.rank())
         except RankStopped:
             rendezvous.leave(group.rank())
         except BaseException as error:  # the caller's thread raises it
             rendezvous.fail(error)
+        # Between calls the thread lives on and must not keep the call's weights and caches alive.
         del function
+        # Every rank reports exactly once a call, whatever happened: the caller counts reports.
         done.put((group.rank(), result))
 
 
@@ -301,6 +310,8 @@ class RankPool:
         results: List[Any] = [None] * self.size
         for inbox, function in zip(self._inboxes, functions, strict=True):
             inbox.put(function)
+        # Every rank has to report before this returns: none may still compute into tensors that
+        # the caller is about to use, and the rendezvous is reset at the start of the next call.
         waiting = self.size
         interrupted: Optional[BaseException] = None
         while waiting:

@@ -207,9 +207,12 @@ class GraphRecorder(TorchDispatchMode):
                 f"{_model_line()} {_DATA_DEPENDENT[name]}, expected a forward that only shapes "
                 "steer, as it is traced once for every input; use torch.where or masks instead."
             )
-        if kwargs.get("device") is not None:  # one device for all: constants stay constants
+        # One device for all: what depends on an input follows it, constants stay constants.
+        if kwargs.get("device") is not None:
             kwargs["device"] = _META if traced else _CPU
         if traced:
+            # A constant that is written loses its values before the write: reading them later
+            # would give what stood there before.
             for tensor in _written(func, args, kwargs):
                 if not tensor.is_meta:
                     self._tainted[_storage_id(tensor)] = tensor
@@ -328,10 +331,14 @@ def trace(
     Inputs and weights are on the meta device: no values, no memory. CompileError names the
     model's line where Python depends on a value; a kernel's refusal passes through as it is.
     """
+    # Weights and inputs as shapes: a full-size model is traced in no memory, and whatever asks for
+    # a value raises in the line that asks.
     _shapes_only(model)
     meta_inputs = [_as_meta(tensor) for tensor in inputs]
     recorder = GraphRecorder(tag, bucket)
     handles = recorder.watch(model)
+    # Kernels are traced and verified by their own call, on shapes as well, and collectives compute
+    # in a mocked group; the recorder is told of both, as neither passes through PyTorch's dispatch.
     kernels = observe_kernel_calls(recorder.on_kernel)
     collectives = observe_collectives(recorder.on_collective)
     try:

@@ -119,8 +119,11 @@ class NeuronApplicationBase(nn.Module):
         CheckpointError, or a kernel's refusal, each one sentence.
         """
         del debug
+        # Nothing in here touches an earlier compile: the stage takes its place at the very end.
         with artifacts.staged_folder(Path(compiled_model_path)) as stage:
             self.config.save(stage)
+            # Tracing comes before the weights, as refusals come from it and sharding reads the
+            # whole checkpoint: 2.5 GB for a model of 1 B parameters.
             instances, records = self._trace_all(stage)
             warnings = self._cast_warnings()
             if not dry_run:
@@ -136,6 +139,7 @@ class NeuronApplicationBase(nn.Module):
                     "graphs": [record.as_json() for record in records],
                 },
             )
+            # Last, because its presence is what load() takes for a finished compile.
             artifacts.write_json(stage / artifacts.MANIFEST_FILE, self._manifest())
         self.is_compiled = True
 
@@ -157,6 +161,8 @@ class NeuronApplicationBase(nn.Module):
         """Trace each bucket; graphs go to the work folder, as on the device, and to the stage."""
         work_dir = Path(base_compile_work_dir())
         artifacts.clear_work_dir(work_dir, SUBMODEL_TAGS)
+        # One graph serves all ranks, as on the device: shapes are the same on each, so only rank
+        # 0's module is built, once a sub-model, and traced again for every bucket.
         total = sum(len(wrapper.neuron_config.buckets) for wrapper in self.models)
         instances, records = [], []
         progress.report("compile", 0, total)
@@ -176,6 +182,7 @@ class NeuronApplicationBase(nn.Module):
 
     def _cast_warnings(self) -> List[str]:
         """Sentences about precise buffers that the loader's cast to `torch_dtype` rounds."""
+        # The buffers of every sub-model come from the same constructors: one stands for all.
         with rank_context(Group(0, self.neuron_config.tp_degree)):
             damaged = self.models[0].get_model_instance().buffers_rounded_by_cast()
         dtype = self.neuron_config.torch_dtype
@@ -280,7 +287,9 @@ class NeuronApplicationBase(nn.Module):
         checkpoint, warnings = self._prepare_checkpoint(module)
         progress.report("shard weights", 1, degree + 1)
         if not self.neuron_config.save_sharded_checkpoint:
-            self._local_weights(checkpoint, 0)  # the checks, though load() slices again
+            # load() reads and slices the checkpoint again; a misfit is refused here all the same,
+            # where the user waits for refusals.
+            self._local_weights(checkpoint, 0)
             progress.report("shard weights", degree + 1, degree + 1)
             return warnings
         (folder / artifacts.WEIGHTS_FOLDER).mkdir(exist_ok=True)
@@ -310,6 +319,9 @@ class NeuronApplicationBase(nn.Module):
         self._check_manifest(manifest, folder)
         degree = self.neuron_config.tp_degree
         self._pool = RankPool(degree)
+        # Rank by rank, so that only one rank's slices are in flight; sub-models of a rank get the
+        # same tensors. What no checkpoint holds are caches: one per name and rank, shared, because
+        # decode reads what prefill wrote.
         per_wrapper: List[List[nn.Module]] = [[] for _ in self.models]
         checkpoint: Optional[StateDict] = None
         for rank in range(degree):
@@ -349,7 +361,7 @@ class NeuronApplicationBase(nn.Module):
         parameters = dict(module.named_parameters())
         for name, parameter in parameters.items():
             value = weights.get(name)
-            if value is None:
+            if value is None:  # compile has refused every other parameter without a tensor
                 if name not in caches:
                     caches[name] = torch.zeros(parameter.shape, dtype=parameter.dtype)
                 value = caches[name]
@@ -360,6 +372,7 @@ class NeuronApplicationBase(nn.Module):
                     "compile again."
                 )
             _fill(parameter, value)
+        # Buffers outside of the checkpoint keep what the constructor computed, cast and all.
         for name, buffer in module.named_buffers():
             if name in weights:
                 buffer.data = weights[name]

@@ -134,6 +134,8 @@ class RankedModel:
         # A model may write into its inputs; ranks share them.
         own = inputs if self.pool.size == 1 else tuple(tensor.clone() for tensor in inputs)
         outputs = module(*own)
+        # On the device an output cache is an alias of the input cache. The cache manager writes in
+        # place and returns the cache itself; a model that builds new tensors pays one copy.
         caches = module.kv_mgr.past_key_values
         for cache, new in zip(caches, outputs[self.num_outputs :], strict=True):
             if new.data_ptr() != cache.data_ptr():
@@ -234,6 +236,8 @@ class ModelWrapper(nn.Module):
                 "Previous hidden states and adapter ids (EAGLE, LoRA) are not supported by "
                 "neuron_cpu; leave those features off."
             )
+        # Graphs have fixed shapes: first the width is brought to a bucket, then the rows to the
+        # compiled batch.
         inputs = [t.to(torch.int32) if t.dtype == torch.int64 else t for t in args[:5]]
         bucket, inputs = self._pad_to_bucket(inputs)
         batch = self.neuron_config.batch_size
@@ -245,6 +249,8 @@ class ModelWrapper(nn.Module):
                 f"{self.tag} got a batch of {rows} rows, expected at most the compiled batch_size "
                 f"{batch}; compile for a larger batch or turn is_continuous_batching on."
             )
+        # Fewer rows than the batch, or several batches of a continuous one: cache lines belong to
+        # sequence ids, not to rows, so the parts may run one after the other.
         parts = [
             self._run_part([tensor[start : start + batch] for tensor in inputs], bucket)
             for start in range(0, rows, batch)
@@ -274,6 +280,7 @@ class ModelWrapper(nn.Module):
         filled = [torch.cat([t, t[:1].expand(missing, *t.shape[1:])]) for t in inputs]
         if self.is_prefill and self.neuron_config.is_continuous_batching:
             return filled
+        # Two rows must not write one line in one call: their order would decide.
         used = set(inputs[3].tolist())
         unused = [i for i in range(self.neuron_config.max_batch_size) if i not in used]
         filled[3] = torch.cat([inputs[3], inputs[3].new_tensor(unused[:missing])])
@@ -295,6 +302,7 @@ class ModelWrapper(nn.Module):
                 return tensor[:, -bucket:] if left else tensor[:, :bucket]
             return F.pad(tensor, (extra, 0) if left else (0, extra), value=value)
 
+        # A decode step has one token whatever the bucket; its mask alone has the bucket's width.
         if self.is_prefill:
             input_ids = fit(input_ids, self.config.pad_token_id)
             positions = fit(positions, _PAD_POSITION)
@@ -313,6 +321,8 @@ class ModelWrapper(nn.Module):
                 f"{self.tag} got position {last}, expected less than the largest bucket "
                 f"{buckets[-1]}; compile with a larger seq_len or stop generating earlier."
             )
+        # The cache is read up to the bucket, so it has to hold the largest position; a mask that
+        # is wider than that moves later versions to the next bucket.
         by_position = buckets[token_generation_bucket(positions, buckets)]
         if not self.contract.pads_to_bucket:
             return by_position
