@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
+
 import neuronxcc.nki as nki
 import numpy as np
 import pytest
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
-from neuron_cpu.core import NkiError
+from neuron_cpu.core import NkiError, NkiWarning
 from neuron_cpu.core.instructions.entry import OpSpec
 from tests.core.test_isa import assert_close, data
 
@@ -102,3 +104,42 @@ def test_a_result_that_was_added_to_a_group_cannot():
     assert_close(accumulated(a, b, 2, False), a.T @ b + 2 * b.T @ b, "float32", 32)
     with pytest.raises(NkiError, match="sim_accumulated_result"):
         accumulated.trace(a, b, 2, True)
+
+
+@nki.jit
+def written_first(a, b, how):
+    out = nl.ndarray((128, 128), nl.float32, buffer=nl.shared_hbm)
+    left, right = nl.load(a), nl.load(b)
+    total = nl.zeros((128, 128), nl.float32, buffer=nl.psum)
+    if how == "constant":
+        total[...] = 1.0
+    elif how == "copy":
+        total[...] = nisa.tensor_copy(left)
+    elif how == "copy in the middle":
+        total += nisa.nc_matmul(left, right)
+        total[...] = nisa.tensor_copy(left)
+    elif how == "matmul":
+        total[...] = nisa.nc_matmul(left, right)
+    elif how == "matmul over a copy":
+        total[...] = nisa.tensor_copy(left)
+        total[...] = nisa.nc_matmul(left, right)
+    total += nisa.nc_matmul(left, right)
+    nl.store(out, nisa.tensor_copy(total))
+    return out
+
+
+@pytest.mark.parametrize("how", ["constant", "copy", "copy in the middle"])
+def test_accumulating_onto_what_no_matmul_wrote_is_told(how):
+    """aws-neuron-sdk 2.32: undefined on NeuronCore-v2, where the tile came from nl.zeros, too."""
+    a, b = data(1, (128, 128)), data(2, (128, 128))
+    with pytest.warns(NkiWarning, match="no matmul has written last.*sim_accumulation_start"):
+        written_first.trace(a, b, how)
+
+
+@pytest.mark.parametrize("how", ["nothing", "matmul", "matmul over a copy"])
+def test_accumulating_onto_a_matmul_is_not(how):
+    a, b = data(1, (128, 128)), data(2, (128, 128))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NkiWarning)
+        got = written_first(a, b, how)
+    assert_close(got, (1 if how == "nothing" else 2) * a.T @ b, "float32", 32)

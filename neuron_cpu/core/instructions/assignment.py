@@ -17,7 +17,6 @@ from ..program.program import Instruction, Program
 from ..program.storage import Storage
 from ..program.view import View, compose
 from .copies import copy_instruction, copy_into, fill, zero_fill
-from .recorder import note_written
 from .vector import LoopReduction
 
 
@@ -160,7 +159,8 @@ def _redirect(view: View, value: View) -> bool:
         last.dst, last.attrs = before
         return False
     Redirect(fresh, view)
-    note_written(moved)
+    if moved.storage.groups is not None:
+        moved.storage.groups.written(moved, by_matmul=last.op.name == "nc_matmul")
     if tracer.machine is not None:
         tracer.machine.run(last)
     return True
@@ -220,12 +220,13 @@ def accumulate(view: View, value: Any) -> bool:
     assert moved is not None  # a fresh result's box always maps onto a view of its shape
     groups = view.storage.groups
     first = groups is not None and groups.begin(moved)
-    if groups is None:
+    if groups is None or groups.holds_other(moved):
+        why = "nl.zeros did not make" if groups is None else "no matmul has written last"
         warn(
             "sim_accumulation_start",
-            f"matmul accumulates into {view.label()}, which nl.zeros did not make; on this core "
-            "accumulating onto content written by another instruction is undefined; create the "
-            "tile with nl.zeros(..., buffer=nl.psum)",
+            f"matmul accumulates into {view.label()}, which {why}; on this core accumulating onto "
+            "content written by another instruction is undefined; create the tile with "
+            "nl.zeros(..., buffer=nl.psum) and let only matmuls write it",
         )
     last.attrs = trace.shared_attrs({**last.attrs, ("start" if first else "accumulate"): True})
     last.dst = (tracer.same(moved),)

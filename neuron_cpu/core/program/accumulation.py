@@ -20,9 +20,10 @@ class Groups:
     Attributes:
         zeroed: the tile begins as zeros, so a read of what nothing wrote needs them.
         needs_zeros: there was such a read.
+        others: elements that something else than a matmul wrote, once there are any.
     """
 
-    __slots__ = ("flat", "keys", "needs_zeros", "size", "zeroed")
+    __slots__ = ("flat", "keys", "needs_zeros", "others", "size", "zeroed")
 
     def __init__(self, size: int, zeroed: bool) -> None:
         self.keys: set[tuple] = set()
@@ -30,6 +31,7 @@ class Groups:
         self.needs_zeros = False
         # Most tiles have one group, all of the tile; the map is made for the first smaller one.
         self.flat: np.ndarray | None = None
+        self.others: np.ndarray | None = None
 
     def before_read(self, view: View) -> None:
         """Note that an instruction reads ``view``."""
@@ -49,18 +51,26 @@ class Groups:
             )
         return True
 
-    def written(self, view: View) -> None:
+    def written(self, view: View, by_matmul: bool = False) -> None:
         """Note a write that is no accumulation; matmuls into the region add to it.
 
         Over zeros it has to respect the groups, as a matmul would; a tile without initial value,
         which the kernel has placed itself, may be written anywhere.
         """
+        if not by_matmul and self.others is None:
+            self.others = np.zeros(self.size, bool)
+        if self.others is not None:
+            window(self.others, view)[...] = not by_matmul
         if self.zeroed:
             self.begin(view)
         elif not self._add(view):
             assert self.flat is not None
             window(self.flat, view)[...] = True
             self.keys.add(view.key())
+
+    def holds_other(self, view: View) -> bool:
+        """True where something else than a matmul wrote an element of the region."""
+        return self.others is not None and bool(window(self.others, view).any())
 
     def _covers(self, view: View) -> bool:
         if view.key() in self.keys:
