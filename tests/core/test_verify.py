@@ -222,6 +222,55 @@ def test_flow_rules_of_rare_kinds() -> None:
     assert spread.tolist() == [[False] * 2, [True] * 2, [False] * 2]
 
 
+def gathered(rows: int, index_rows: int, stored: slice) -> Any:
+    """local_gather of a tile with ``rows`` loaded by an index with ``index_rows`` loaded."""
+
+    @nki.jit
+    def kernel(x, index_hbm):
+        tile = nl.ndarray((128, 8), nl.float32)
+        tile[0:rows] = nl.load(x[0:rows])
+        index = nl.ndarray((128, 2), nl.uint16)
+        index[0:index_rows] = nl.load(index_hbm[0:index_rows], dtype=nl.uint16)
+        found = nisa.local_gather(tile, index)
+        out = nl.ndarray((stored.stop - stored.start, 32), nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, found[stored].reshape((stored.stop - stored.start, 32)))
+        return out
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    ("rows", "index_rows", "clean"),
+    [
+        (100, 128, 100),  # data: a partition's own
+        (128, 100, 96),  # indices: 96 to 111 share a core, so its first four are lost as well
+        (128, 96, 96),
+        (90, 100, 90),
+        (128, 90, 80),
+    ],
+)
+def test_a_gather_reads_its_own_data_and_the_indices_of_its_core(
+    rows: int, index_rows: int, clean: int
+) -> None:
+    shapes = (128, 8), (128, 2)
+    accepted(gathered(rows, index_rows, slice(0, clean)), *shapes)
+    for start in (clean, 127):
+        refused(gathered(rows, index_rows, slice(start, start + 1)), "sim_undefined_data", *shapes)
+
+
+def test_a_gather_of_a_late_core_is_not_spoilt_by_an_early_one() -> None:
+    @nki.jit
+    def kernel(x, index_hbm):
+        index = nl.ndarray((128, 2), nl.uint16)
+        index[16:128] = nl.load(index_hbm[16:128], dtype=nl.uint16)
+        found = nisa.local_gather(nl.load(x), index)
+        out = nl.ndarray((64, 32), nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, found[64:128].reshape((64, 32)))
+        return out
+
+    trace(kernel, (128, 8), (128, 2))
+
+
 def test_scratch_in_hbm_is_followed_like_any_tensor() -> None:
     @nki.jit
     def kernel(x):

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import llama
+from neuron_cpu.core.device import dtypes
 
 BF16 = torch.bfloat16
 LARGEST = 3.3895314e38  # the largest finite bf16
@@ -143,12 +144,17 @@ def tables(positions: torch.Tensor, d: int, dtype: object = llama.nl.bfloat16):
     return llama.rope_tables_kernel(positions.float().reshape(-1, 1), rows, dtype)
 
 
-def test_angles_are_exact_up_to_position_131072() -> None:
+@pytest.mark.parametrize("cast", ["to nearest", "towards zero"])
+def test_angles_are_exact_up_to_position_131072(cast: str, monkeypatch) -> None:
+    """Whichever way the device casts fp32 to int32, which is not documented for every release."""
+    if cast == "towards zero":
+        monkeypatch.setattr(dtypes, "_encode_int", lambda values, dt: values.trunc().to(dt.torch))
     positions = torch.cat((torch.arange(0, 131072, 1117), torch.tensor([131071])))
     cos, sin = tables(positions, 64, llama.nl.float32)
     angles = (positions.float()[:, None] * frequencies(64)).double()  # fp32 products, as in HF
-    assert (cos - angles.cos()).abs().max() < 2e-6
-    assert (sin - angles.sin()).abs().max() < 2e-6
+    bound = 2e-6 if cast == "to nearest" else 3e-6  # one more turn, one more rounding
+    assert (cos - angles.cos()).abs().max() < bound
+    assert (sin - angles.sin()).abs().max() < bound
 
 
 @pytest.mark.parametrize(("tokens", "heads", "d"), [(1, 3, 64), (130, 2, 128), (5, 1, 16)])
