@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import llama
 from neuron_cpu.core.device import dtypes
+from neuron_cpu.core.language.kernel import Kernel
 
 BF16 = torch.bfloat16
 LARGEST = 3.3895314e38  # the largest finite bf16
@@ -244,18 +245,22 @@ def distort(kind: str, keys: torch.Tensor, values: torch.Tensor) -> None:
         keys[:], values[:] = 0, 0
 
 
+def trace_with(monkeypatch: pytest.MonkeyPatch, constant: str, value: int) -> None:
+    """Another value for a constant of the module, in programs that this test alone sees."""
+    monkeypatch.setattr(llama, constant, value)
+    for kernel in vars(llama).values():
+        if isinstance(kernel, Kernel):
+            monkeypatch.setattr(kernel, "programs", {})
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("length", "running"), [(1100, False), (1099, True)])
 def test_prefill_of_adversarial_scores(
     kind: str, length: int, running: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Maxima that grow from key block to key block do not survive a softmax that forgets them.
-
-    No other test may trace the odd length: a kernel is traced once per shape, and here with no room
-    for keys and values, so that blocks come from HBM.
-    """
+    """Maxima that grow from key block to key block do not survive a softmax that forgets them."""
     if running:
-        monkeypatch.setattr(llama, "RESIDENT_BYTES", 0)
+        trace_with(monkeypatch, "RESIDENT_BYTES", 0)  # blocks come from HBM
     q, kv, d = 2, 1, 64
     qkv = random(length, (q + 2 * kv) * d)
     distort(kind, qkv[:, q * d : (q + kv) * d], qkv[:, (q + kv) * d :])
@@ -299,9 +304,9 @@ def test_decode(batch: int, past: int, q: int, kv: int, d: int) -> None:
 def test_decode_of_adversarial_scores(
     kind: str, past: int, running: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As for prefill: complete rows, and (traced with small blocks here only) a running softmax."""
+    """As for prefill: complete rows, and with small blocks a running softmax."""
     if running:
-        monkeypatch.setattr(llama, "KEY_CHUNK", 256)
+        trace_with(monkeypatch, "KEY_CHUNK", 256)
     cached = [random(8, 2, past, 64, seed=s) for s in (1, 2)]
     distort(kind, *cached)
     decode_case(cached, 8, past, 4, 2, 64)
