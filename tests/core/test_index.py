@@ -308,6 +308,18 @@ def test_rows_chosen_by_data_stay_with_their_view():
         rows[nl.arange(4)[:, None], nl.arange(8)[None, :]]
 
 
+def test_whole_axes_stand_behind_index_grids():
+    tensor, reference = hbm((4, 5, 6))
+    i, j = nl.arange(2)[:, None], nl.arange(3)[None, :]
+    a, b = np.ogrid[:2, :3]
+    assert np.array_equal(numbers(tensor[i, j]), reference[a, b])
+    assert np.array_equal(numbers(tensor[i, j, :]), reference[a, b, :])
+    assert np.array_equal(numbers(tensor[i, j, ...]), reference[a, b, ...])
+    for key in ((i, slice(None), j), (slice(None), i, j), (..., i, j), (i, slice(0, 2))):
+        with pytest.raises(NkiError, match="mixing_basic_advanced"):
+            tensor[key]
+
+
 def test_operand_mask_after_other_indices():
     tensor, reference = hbm((6, 9))
     i, j = nl.mgrid[0:6, 0:9]

@@ -177,38 +177,7 @@ def _refuse_certain(view: View, bounds: list[Bound]) -> None:
 
 # --- index grids ----------------------------------------------------------------------------------
 def _advanced(view: V, keys: tuple[Any, ...]) -> V:
-    if any(isinstance(k, slice) and k != slice(None) for k in keys):
-        raise refuse(
-            "err_unsupported_mixing_basic_advanced_tensor_indexing",
-            f"subscript of {view.label()} mixes slices with arange/mgrid objects, expected "
-            "one kind; write slices as nl.arange axes or all axes as slices",
-        )
-    if any(k is Ellipsis for k in keys) or len(keys) > view.ndim:
-        keys = tuple(_expand_ellipsis(keys, view))
-    if view.indirect is not None and view.indirect[0].size > 1:
-        raise refuse(
-            "err_indirect_indices_free_dim",
-            f"{view.label()}, whose rows are chosen by data, is indexed with arange/mgrid objects, "
-            "expected all indices in one subscript; write tensor[rows, columns]",
-        )
-    # All grids of the subscript on one: its axes are the axes of the result.
-    grids, grid = aligned(
-        [g for g in map(_grid_of, keys) if g is not None],
-        [k.shape for k in keys if isinstance(k, View)],
-    )
-    keys = _with_grids(keys, grids)
-    if not view.on_chip and any(g.dense for g in grids):
-        for axis, k in enumerate(keys):
-            rows = k.tensor if isinstance(k, DynamicIndex) else k
-            if isinstance(rows, View) and rows.size != 1:
-                raise _index_tile_refusal(view, axis, rows)
-    keys = keys + (slice(None),) * (view.ndim - len(keys))
-    if len(grid) < 2 and view.on_chip:
-        raise refuse(
-            "err_1d_arange_not_supported",
-            f"{view.label()} is indexed with a 1-D arange, expected at least two axes; write "
-            "nl.arange(n)[:, None] or [None, :]",
-        )
+    keys, grid = _on_one_grid(view, keys)
     # Address of a grid point: the sum over the axes of expression times stride, affine again.
     # Axes without a subscript of their own follow the grid's, whole.
     offset, shape, strides = view.offset, grid, [0] * len(grid)
@@ -241,6 +210,56 @@ def _advanced(view: V, keys: tuple[Any, ...]) -> V:
     return type(view)(
         view.storage, offset, sizes, steps, view.dt, 0, tuple(outside) or None, indirect
     )
+
+
+def _on_one_grid(view: View, keys: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """One subscript for each axis, all index grids on a common one, and that grid's shape.
+
+    Raises:
+        NkiError: a slice among the grids, grids that do not broadcast, a one-axis grid on chip, or
+            index tiles in a subscript that does not take them.
+    """
+    keys = tuple(_expand_ellipsis(keys, view))
+    _refuse_mixing(view, keys)
+    if view.indirect is not None and view.indirect[0].size > 1:
+        raise refuse(
+            "err_indirect_indices_free_dim",
+            f"{view.label()}, whose rows are chosen by data, is indexed with arange/mgrid objects, "
+            "expected all indices in one subscript; write tensor[rows, columns]",
+        )
+    grids, grid = aligned(
+        [g for g in map(_grid_of, keys) if g is not None],
+        [k.shape for k in keys if isinstance(k, View)],
+    )
+    keys = _with_grids(keys, grids)
+    if not view.on_chip and any(g.dense for g in grids):
+        for axis, k in enumerate(keys):
+            rows = k.tensor if isinstance(k, DynamicIndex) else k
+            if isinstance(rows, View) and rows.size != 1:
+                raise _index_tile_refusal(view, axis, rows)
+    if len(grid) < 2 and view.on_chip:
+        raise refuse(
+            "err_1d_arange_not_supported",
+            f"{view.label()} is indexed with a 1-D arange, expected at least two axes; write "
+            "nl.arange(n)[:, None] or [None, :]",
+        )
+    return keys, grid
+
+
+def _refuse_mixing(view: View, keys: tuple[Any, ...]) -> None:
+    """Refuse slices among index grids, but for whole axes behind all of them.
+
+    numpy puts the grid's axes in front or where the indices stand, by rules that sources of the
+    language do not mention; behind the grids both readings agree.
+    """
+    last = max(axis for axis, k in enumerate(keys) if isinstance(k, ADVANCED))
+    for axis, k in enumerate(keys):
+        if isinstance(k, slice) and (k != slice(None) or axis < last):
+            raise refuse(
+                "err_unsupported_mixing_basic_advanced_tensor_indexing",
+                f"subscript of {view.label()} mixes slices with arange/mgrid objects, expected "
+                "one kind; write slices as nl.arange axes or all axes as slices",
+            )
 
 
 def _grid_of(k: Any) -> Index | None:
