@@ -34,6 +34,30 @@ def test_a_fresh_result_moves_into_its_destination():
     assert_close(exponential(x), np.exp(x), "float32", 8)
 
 
+@pytest.mark.parametrize("kind", ["tile", "view", "used again"])
+def test_copies_between_equal_types_keep_every_bit(kind):
+    """Integers beyond 2^24, which fp32 would round."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((128, 64), nl.int32, buffer=nl.shared_hbm)
+        loaded, kept = (nl.ndarray((128, 64), nl.int32) for _ in range(2))
+        loaded[...] = nl.load(x)
+        if kind == "tile":
+            kept[...] = loaded
+        elif kind == "view":
+            kept[0:128, 0:64] = loaded[0:128, 0:64]
+        else:
+            moved = nl.bitwise_or(loaded, 0)
+            kept[...] = moved
+            kept[...] = nl.bitwise_or(kept, moved)
+        nl.store(out, kept)
+        return out
+
+    x = (np.arange(128 * 64, dtype=np.int32) * 262139 + 1).reshape(128, 64)
+    assert np.array_equal(kernel(x), x)
+
+
 @pytest.mark.parametrize("refusal, raised", [(NkiError("sim_engine", "not here"), None),
                                              (ZeroDivisionError(), ZeroDivisionError)])  # fmt: skip
 def test_only_a_refusal_makes_an_assignment_a_copy(monkeypatch, refusal, raised):

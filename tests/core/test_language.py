@@ -65,6 +65,14 @@ def test_statistics(shape, seed):
     assert np.array_equal(got[:, 0] != 0, flags.all((1, 2)))
 
 
+@pytest.mark.parametrize("axis", [-1, [-1], [-1, 1], (2, -2), [1, 2]])
+def test_negative_axes_count_from_the_end(axis):
+    a = data(1, (6, 5, 4))
+    got = run(lambda x: nl.sum(x, axis=axis), a)
+    wanted = wide(a).sum(tuple(axis) if isinstance(axis, (list, tuple)) else axis)
+    assert_close(got, wanted.reshape(got.shape), "float32", 20)
+
+
 @few
 @given(shape=st.tuples(st.integers(1, 128), st.integers(1, 60)), seed=st.integers(0, 99))
 def test_softmax_with_large_unequal_maxima(shape, seed):
