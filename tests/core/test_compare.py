@@ -91,7 +91,7 @@ def test_a_wrong_merged_run_is_found(monkeypatch):
 
     def wrong(op, arena):
         step = real(op, arena)
-        if op.name != "tensor_copy" or not op.batch:
+        if op.spec.name != "tensor_copy" or not op.batch:
             return step
         view = arena.view(op.dst[0])
 

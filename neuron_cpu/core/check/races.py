@@ -127,7 +127,7 @@ def _note(groups: dict[tuple[int, int], _Group], at: Frame, access: _Access) -> 
 def _accesses(instruction: Instruction, written: set[Storage]) -> Iterable[_Access]:
     """Operands on ``written`` storages; an accumulation is one access, not a read and a write."""
     frame = instruction.frame
-    mask = instruction.attrs.get("mask")
+    mask = instruction.attrs.mask
     updated = None
     found = []
     for view in instruction.dst:
@@ -150,19 +150,13 @@ def _accesses(instruction: Instruction, written: set[Storage]) -> Iterable[_Acce
 
 def _kind(instruction: Instruction, dst: View) -> tuple[str, View | None]:
     """How the result is written, and the operand that an accumulation updates in place."""
-    attrs = instruction.attrs
-    if "start" in attrs or "accumulate" in attrs:
+    if instruction.op.multiplies and instruction.attrs.group:
         return "matmul accumulation", None
-    name = instruction.op.name
-    if name == "tensor_tensor":
-        operator, at = attrs["op"], instruction.src
-    elif name == "tensor_scalar" and "op1" not in attrs and "reduce_axes" not in attrs:
-        operator, at = attrs["op0"], instruction.src[:1]
-    else:
+    update = None if instruction.op.updates is None else instruction.op.updates(instruction)
+    if update is None or update[0] not in ASSOCIATIVE:
         return "write", None
-    if operator not in ASSOCIATIVE:
-        return "write", None
-    same = [v for v in at if v.storage is dst.storage and v.key() == dst.key()]
+    operator, operands = update
+    same = [v for v in operands if v.storage is dst.storage and v.key() == dst.key()]
     return (f"accumulation with {operator}", same[0]) if len(same) == 1 else ("write", None)
 
 

@@ -17,6 +17,10 @@ import numpy as np
 
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2
+from ..instructions.copies import ShuffleAttrs
+from ..instructions.dma import PermuteAttrs
+from ..instructions.gpsimd import KeepAttrs, RandomAttrs
+from ..instructions.vector import ReduceAttrs
 from ..program.placement import overlapping
 from ..program.program import Instruction, Program
 from ..program.regions import box_text, covers_storage, elements, place, window
@@ -93,7 +97,7 @@ class _Walk:
             # map: tracing an instruction costs 60 us, and this check should not double it.
             dirty = False
             used = instruction.src
-            if "accumulate" in attrs or "rmw" in attrs:
+            if attrs.accumulate:
                 used += instruction.dst
             for view in used:
                 at = view.storage.id
@@ -103,7 +107,7 @@ class _Walk:
                     known = clean.get(at)
                     if known is None or (view.offset, view.shape, view.strides) not in known:
                         dirty = True
-            mask = attrs.get("mask")
+            mask = attrs.mask
             # The rest has its operands' maps joined, element by element.
             if dirty or instruction.dst[0].indirect is not None:
                 if self._spread(instruction, mask):
@@ -209,7 +213,7 @@ class _Walk:
         for number, view in enumerate(instruction.dst):
             # What the operands bring, what stays of an accumulator, and what the index leaves open.
             found = _result(instruction, sources, number)
-            if "accumulate" in attrs or "rmw" in attrs:
+            if attrs.accumulate:
                 found = _join([found, self.read(view)])
             if view.indirect is not None:
                 index = self.read(view.indirect[0])
@@ -273,7 +277,7 @@ class _Walk:
         # Walk again, with codes, up to the store that failed; then let it fail once more.
         self.run(at)
         store = self.program.instructions[at]
-        self._spread(store, store.attrs.get("mask"))
+        self._spread(store, store.attrs.mask)
         # Several storages may be to blame: the one created last is nearest to the mistake.
         codes = self.stored[self.stored != 0]
         storage = self._owner(int(codes.max()))
@@ -354,16 +358,20 @@ def _result(instruction: Instruction, sources: Maps, number: int) -> Map | None:
     if found is None:
         return None
     # A second result is the sum of the first one's rows; other instructions give all alike.
-    if number and "reduce_axes" in instruction.attrs:
-        found = found.max(axis=tuple(range(-instruction.attrs["reduce_axes"], 0)))
+    if number and instruction.attrs.reduce_axes:
+        found = found.max(axis=tuple(range(-instruction.attrs.reduce_axes, 0)))
     return found.reshape(view.shape) if found.size == view.size else found
 
 
 def _elementwise(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     """Element by element, operands broadcast."""
-    found = _join(sources)
-    keep = instruction.attrs.get("keep")  # affine_select replaces the others by a constant
-    return found if keep is None or found is None else np.where(keep, found, 0)
+    return _join(sources)
+
+
+def _kept(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """Element by element; those that are not kept become a constant."""
+    found = sources[0]
+    return None if found is None else np.where(KeepAttrs.of(instruction).keep, found, 0)
 
 
 def _copy(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
@@ -376,10 +384,10 @@ def _reduce(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None
     found = _join(sources)
     if found is None:
         return None
-    order = instruction.attrs.get("order")
-    if order is not None:
-        found = found.transpose(order)
-    return found.max(axis=tuple(range(-instruction.attrs["axes"], 0)))
+    attrs = ReduceAttrs.of(instruction)
+    if attrs.order is not None:
+        found = found.transpose(attrs.order)
+    return found.max(axis=tuple(range(-attrs.axes, 0)))
 
 
 def _matmul(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
@@ -409,7 +417,7 @@ def _transpose(instruction: Instruction, sources: Maps, shape: Shape) -> Map | N
 def _permute(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     """Axes in another order."""
     found = sources[0]
-    return None if found is None else found.transpose(instruction.attrs["axes_order"])
+    return None if found is None else found.transpose(PermuteAttrs.of(instruction).order)
 
 
 def _scan(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
@@ -440,7 +448,7 @@ def _partitions(instruction: Instruction, sources: Maps, shape: Shape) -> Map | 
 
 def _lanes(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     """Partitions permuted inside quadrants; a kept one is the destination's own."""
-    lanes = np.array(instruction.attrs["lanes"])
+    lanes = np.array(ShuffleAttrs.of(instruction).lanes)
     rows = np.arange(shape[0])
     picked = lanes[rows % lanes.size]  # KEEP_LANE lies beyond all lanes
     moved, own = [*sources, None][:2]
@@ -464,7 +472,7 @@ def _cores(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
 
 def _dropout(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     """Element by element; a seed that is undefined spoils everything."""
-    at = instruction.attrs.get("seed_at")
+    at = RandomAttrs.of(instruction).seed_at
     seed = None if at is None else sources[at]
     whole = None if seed is None else np.broadcast_to(seed.max(), shape)
     return _join([*(s for k, s in enumerate(sources) if k != at), whole])
@@ -482,7 +490,7 @@ def _fill(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
 
 
 FLOW: dict[str, Callable[[Instruction, Maps, Shape], Map | None]] = {
-    "elementwise": _elementwise, "copy": _copy, "reduce": _reduce, "matmul": _matmul,
+    "elementwise": _elementwise, "kept": _kept, "copy": _copy, "reduce": _reduce, "matmul": _matmul,
     "transpose": _transpose, "permute": _permute, "scan": _scan, "all": _all, "fill": _fill,
     "partitions": _partitions, "lanes": _lanes, "cores": _cores, "dropout": _dropout,
     "random": _random, "meeting": _elementwise,

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import torch
 
+from ..device.dtypes import DType, to_dtype
 from ..device.errors import refuse, warn
 from ..device.spec import Engine
-from ..program import trace
 from ..program.view import View
-from .alu import BITWISE
-
-
-def choose_engine(value: Any, what: str, allowed: tuple[Engine, ...]) -> Engine | None:
-    if value is None or value == 0:
-        return None
-    if value not in allowed:
-        names = " or ".join(e.value for e in allowed)
-        raise refuse("sim_engine", f"{what} cannot run on {value}, expected {names}; drop engine=")
-    return value
+from .alu import ARITHMETIC, BITWISE
 
 
 def tile(value: Any, what: str) -> View:
@@ -32,6 +23,26 @@ def tile(value: Any, what: str) -> View:
         f"{what} got {type(value).__name__}, expected a tensor; turn numbers into tiles with "
         "nisa.memset and index expressions with nisa.iota",
     )
+
+
+def result_type(dtype: Any, default: DType) -> DType:
+    """The element type of a result: the one that is asked for, else ``default``."""
+    return default if dtype is None else to_dtype(dtype)
+
+
+def number(value: Any) -> Any:
+    """A numpy scalar as the Python number it holds."""
+    return value.item() if isinstance(value, np.generic) else value
+
+
+def choose_engine(value: Any, what: str, allowed: tuple[Engine, ...]) -> Engine | None:
+    """The engine of an ``engine=`` argument, None where it leaves the choice open."""
+    if value is None or value == 0:
+        return None
+    if value not in allowed:
+        names = " or ".join(e.value for e in allowed)
+        raise refuse("sim_engine", f"{what} cannot run on {value}, expected {names}; drop engine=")
+    return value
 
 
 def stretched(value: View, data: View, what: str) -> View:
@@ -48,11 +59,12 @@ def stretched(value: View, data: View, what: str) -> View:
             f"{what} {value.label()} has {value.free_size} elements per partition, expected 1; "
             "use tensor_tensor for operands of full shape",
         )
-    flat = value if value.ndim == 2 else value.reshape((value.shape[0], 1))
-    return flat.expand(data.shape)
+    column = value if value.ndim == 2 else value.reshape((value.shape[0], 1))
+    return column.expand(data.shape)
 
 
 def free_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
+    """Sorted numbers of the free axes that ``axis`` names."""
     axes = tuple(axis) if isinstance(axis, (tuple, list)) else (axis,)
     axes = tuple(sorted(int(a) + ndim if a < 0 else int(a) for a in axes))
     if 0 in axes or any(a >= ndim for a in axes):
@@ -64,32 +76,8 @@ def free_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
     return axes
 
 
-def domain(op: str, views: tuple[View, ...]) -> dict[str, Any]:
-    """{'bits': True} for bitwise operators, which need integer operands."""
-    if op not in BITWISE:
-        return {}
-    for view in views:
-        if not view.dt.is_int:
-            raise refuse(
-                "sim_bitwise_on_float",
-                f"{op} got {view.label()}, expected an integer type; use view(nl.int32) for bits",
-            )
-    return {"bits": True}
-
-
-def number(value: Any) -> Any:
-    return value.item() if isinstance(value, np.generic) else value
-
-
-def newer(name: str, release: str) -> None:
-    warn(
-        "sim_newer_api",
-        f"nisa.{name} needs SDK {release} or newer, expected functions of 2.21; the kernel does "
-        "not compile there",
-    )
-
-
 def same_shape(what: str, *views: View) -> None:
+    """Refuse operands of different shapes."""
     for view in views[1:]:
         if view.shape != views[0].shape:
             raise refuse(
@@ -99,24 +87,45 @@ def same_shape(what: str, *views: View) -> None:
             )
 
 
-def flatten_free(x: torch.Tensor, free_axes: int) -> torch.Tensor:
-    """[..., P, F...] -> [..., P, N]."""
-    return x.flatten(-free_axes) if free_axes > 1 else x
+def on_bits(operator: str, views: Iterable[View]) -> bool:
+    """Whether an operator is bitwise; those need integer operands."""
+    if operator not in BITWISE:
+        return False
+    for view in views:
+        if not view.dt.is_int:
+            raise refuse(
+                "sim_bitwise_on_float",
+                f"{operator} got {view.label()}, expected an integer type; use view(nl.int32) for "
+                "bits",
+            )
+    return True
 
 
-def rows_only(data: View, mask: Any, what: str) -> View:
-    """``data`` cut by a mask that selects whole rows or columns (instructions over a whole row)."""
-    cut = trace.region(mask, data.shape) if mask is not None else None
-    if cut is None:
-        return data
-    if not isinstance(cut, tuple):
-        raise no_box(what, data)
-    return data.slice_box(cut)
+def check_operator(operator: str, what: str) -> None:
+    """Refuse what is no operator of the ALU."""
+    if operator not in BITWISE and operator not in ARITHMETIC:
+        raise refuse(
+            "sim_unknown_operator",
+            f"{what} with operator '{operator}', expected an ALU operator; functions such as exp "
+            "run on ScalarE with nisa.activation, division is a reciprocal and a product",
+        )
 
 
-def no_box(what: str, data: View) -> Exception:
-    return refuse(
-        "sim_reduce_mask",
-        f"mask of {what} is no box of {data.label()}, expected one bound per axis and at least "
-        "one element; slice the operand instead",
+def reduction_target(reduce_res: Any, data: View, what: str) -> View:
+    """The (P, 1) tile that receives a second result."""
+    total = tile(reduce_res, f"{what} reduce_res")
+    if total.shape[0] != data.shape[0] or total.free_size != 1:
+        raise refuse(
+            "sim_reduce_res_shape",
+            f"{what} reduce_res {total.label()}, expected shape ({data.shape[0]}, 1)",
+        )
+    return total
+
+
+def newer(name: str, release: str) -> None:
+    """Warn that SDK 2.21 does not have a function yet."""
+    warn(
+        "sim_newer_api",
+        f"nisa.{name} needs SDK {release} or newer, expected functions of 2.21; the kernel does "
+        "not compile there",
     )

@@ -7,6 +7,7 @@ a copy is recorded. A result that has been moved and is used again after all get
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,7 @@ class Redirect:
         """
         last, fresh = self.fresh.producer, self.fresh
         assert last is not None
-        if last.attrs.get("accumulate"):
+        if last.attrs.accumulate:
             raise refuse(
                 "sim_accumulated_result",
                 f"the matmul result {view.label()} is read after it was added to "
@@ -112,7 +113,7 @@ class Redirect:
             )
         fresh.watcher = fresh.producer = None
         moved = last.dst[0]
-        last.dst = (_place_in(type(moved).whole(fresh), moved, self.view),)
+        last.dst = (_place_in(type(moved).whole(fresh), moved, self.view), *last.dst[1:])
         copy = copy_instruction(moved, last.dst[0], last.frame, last.source)
         tracer = trace.current("assignment")
         instructions = tracer.program.instructions
@@ -133,7 +134,9 @@ def _redirect(view: View, value: View) -> bool:
         return False
     if not instructions or instructions[-1] is not last or not value.is_full():
         return False
-    if view.storage.buffer not in last.op.writes or len(last.dst) != 1:
+    if view.storage.buffer not in last.op.writes:
+        return False
+    if _further_results_touch(last, view.storage, again=tracer.machine is not None):
         return False
     # A mask may have cut the result: the same box of the destination, in the result's own axes.
     target = view
@@ -148,11 +151,11 @@ def _redirect(view: View, value: View) -> bool:
     if moved is None:
         return False
     before = last.dst, last.attrs
-    if last.attrs.get("raw") and moved.dt is not last.dst[0].dt:
-        if last.op.flow != "copy":  # a transpose moves bits, its cast is an instruction
+    if last.attrs.raw and moved.dt is not last.dst[0].dt:
+        if not last.op.is_copy:  # a transpose moves bits, its cast is an instruction
             return False
-        last.attrs = {k: v for k, v in last.attrs.items() if k != "raw"}
-    last.dst = (moved,)
+        last.attrs = tracer.shared_attrs(replace(last.attrs, raw=False))
+    last.dst = (moved, *last.dst[1:])
     try:
         last.op.check(last)
     except NkiError:  # legal into a tile of its own, not into this one
@@ -160,10 +163,20 @@ def _redirect(view: View, value: View) -> bool:
         return False
     Redirect(fresh, view)
     if moved.storage.groups is not None:
-        moved.storage.groups.written(moved, by_matmul=last.op.name == "nc_matmul")
+        moved.storage.groups.written(moved, by_matmul=last.op.multiplies)
     if tracer.machine is not None:
         tracer.machine.run(last)
     return True
+
+
+def _further_results_touch(last: Instruction, target: Storage, again: bool) -> bool:
+    """True where moving the first result would change what the others are, or it by them.
+
+    They may lie in the destination's own tensor. In eager mode the instruction runs ``again``: then
+    none may lie over an operand.
+    """
+    further = {view.storage for view in last.dst[1:]}
+    return target in further or (again and any(view.storage in further for view in last.src))
 
 
 def _last_index(instructions: list[Instruction], wanted: Instruction) -> int:
@@ -207,7 +220,7 @@ def accumulate(view: View, value: Any) -> bool:
     last = instructions[-1]
     if value.storage.producer is not last or value.storage.watcher is not None:
         return False
-    if last.op.name != "nc_matmul":
+    if not last.op.multiplies:
         return False
     if view.size != value.size:
         raise refuse(
@@ -228,7 +241,7 @@ def accumulate(view: View, value: Any) -> bool:
             "content written by another instruction is undefined; create the tile with "
             "nl.zeros(..., buffer=nl.psum) and let only matmuls write it",
         )
-    last.attrs = trace.shared_attrs({**last.attrs, ("start" if first else "accumulate"): True})
+    last.attrs = tracer.shared_attrs(last.attrs.grouped(first))
     last.dst = (tracer.same(moved),)
     last.op.check(last)
     Redirect(value.storage, view)

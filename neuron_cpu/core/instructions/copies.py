@@ -1,71 +1,82 @@
-"""Instructions that move, fill, choose, search and shuffle elements, on VectorE and its peers."""
+"""Copies, fills, selections, searches and shuffles: VectorE, and what its peers do as well.
+
+Sources: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__init__.py. Functions marked
+"SDK 2.2x" came after 2.21; using one is a warning, because the kernel does not compile on 2.21.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..device.dtypes import to_dtype
+from ..device.dtypes import DType, to_dtype
 from ..device.errors import refuse
 from ..device.spec import Engine
 from ..program import trace
+from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.storage import Frame, Source, Storage
 from ..program.view import View, compose
 from . import operators
 from .alu import reduce_last
-from .arguments import (
-    choose_engine,
-    flatten_free,
-    newer,
-    number,
-    rows_only,
-    same_shape,
-    stretched,
-    tile,
-)
-from .constants import reduce_cmd
+from .arguments import choose_engine, newer, number, result_type, same_shape, stretched, tile
+from .constants import reduce_cmd as commands
 from .entry import (
     MIN_II,
     ON_CHIP,
     PSUM,
+    SBUF,
     OpSpec,
     define,
     first_operand,
+    flat,
     free_elements,
-    refuse_psum,
+    one_psum_operand,
+    sbuf_only,
     streaming,
     stride_factor,
 )
-from .recorder import note_written, record_fresh, record_into
-from .vector import _two_tensors_rules
+from .recorder import ALIKE, ROWS, fresh, record, rows_only
 
 
+# --- copies ---------------------------------------------------------------------------------------
 def _copy_cycles(i: Instruction) -> float:
     return max(MIN_II, free_elements(i) * stride_factor(i))
 
 
 def _copy_rules(i: Instruction) -> None:
-    if i.attrs.get("engine") is Engine.GPSIMD:
-        refuse_psum(i, "tensor_copy on GpSimdE")
+    if i.attrs.engine is Engine.GPSIMD:
+        sbuf_only(i)
 
 
 TENSOR_COPY = define(
-    "tensor_copy", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="copy",
-    compute=first_operand, cycles=_copy_cycles, rules=_copy_rules,
+    "tensor_copy",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="copy",
+    compute=first_operand,
+    cycles=_copy_cycles,
+    rules=_copy_rules,
+    serves_as_well=Engine.SCALAR,
     note="bit-exact between equal types on VectorE and GpSimdE, else through fp32",
-)  # fmt: skip
+)
+
+
+def copy_attrs(dst: DType, src: DType, engine: Engine | None = None) -> Attrs:
+    """Attributes of a copy: bit-exact between equal types, except on ScalarE."""
+    return Attrs(engine=engine, raw=dst is src and engine is not Engine.SCALAR)
 
 
 def copy_instruction(
     dst: View, src: View, frame: Frame | None, source: Source | None
 ) -> Instruction:
     """A tensor_copy that is not recorded (for repairs of the instruction list)."""
-    attrs = {"raw": True} if src.dt is dst.dt else {}
-    return Instruction(TENSOR_COPY, (dst,), (src,), attrs, frame, source)
+    return Instruction(TENSOR_COPY, (dst,), (src,), copy_attrs(dst.dt, src.dt), frame, source)
 
 
 def copy_into(dst: View, src: View) -> None:
@@ -76,9 +87,7 @@ def copy_into(dst: View, src: View) -> None:
             f"{src.label()} is assigned to {dst.label()}, expected a tile in sbuf or psum; load "
             "it with nl.load first",
         )
-    attrs = {"raw": True} if src.dt is dst.dt else {}
-    trace.current("assignment").emit(TENSOR_COPY, (dst,), (src,), attrs)
-    note_written(dst)
+    record(TENSOR_COPY, (dst,), (src,), copy_attrs(dst.dt, src.dt))
 
 
 def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> View:
@@ -87,13 +96,9 @@ def tensor_copy(src: Any, *, mask: Any = None, dtype: Any = None, engine: Any = 
     ``src`` [P, F...] @ SBUF|PSUM of any type; result alike @ SBUF (PSUM if assigned there).
     """
     data = tile(src, "tensor_copy")
-    dt = data.dt if dtype is None else to_dtype(dtype)
+    dt = result_type(dtype, data.dt)
     choice = choose_engine(engine, "tensor_copy", (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD))
-    attrs: dict[str, Any] = {"engine": choice} if choice else {}
-    if dt is data.dt and choice is not Engine.SCALAR:
-        attrs["raw"] = True
-    tracer = trace.current("nisa.tensor_copy")
-    return tracer.result(TENSOR_COPY, data.shape, dt, (data,), attrs, mask)
+    return fresh(TENSOR_COPY, data.shape, dt, (data,), copy_attrs(dt, data.dt, choice), mask)
 
 
 def copy_written(source: View, dtype: Any) -> View:
@@ -101,59 +106,70 @@ def copy_written(source: View, dtype: Any) -> View:
     producer = source.storage.producer
     if producer is None:
         return source
-    if producer.dst[0].shape == source.shape:
-        return tensor_copy(source, dtype=dtype)
     written = producer.dst[0]
+    if written.shape == source.shape:
+        return tensor_copy(source, dtype=dtype)
     tracer = trace.current("copy")
-    out = tracer.whole(
-        tracer.storage(source.shape, source.dt if dtype is None else to_dtype(dtype), "sbuf")
-    )
+    dt = result_type(dtype, source.dt)
+    out = tracer.whole(tracer.storage(source.shape, dt, SBUF))
     target = compose(written, out)
     assert target is not None  # a mask leaves a box
-    attrs = {"raw": True} if out.dt is source.dt else {}
-    out.storage.producer = tracer.emit(TENSOR_COPY, (target,), (written,), attrs)
+    out.storage.producer = record(TENSOR_COPY, (target,), (written,), copy_attrs(dt, source.dt))
     return out
 
 
+# --- constants ------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class FillAttrs(Attrs):
+    """Attributes:
+    value: what every element becomes.
+    """
+
+    value: Any
+
+
 def _fill_cycles(i: Instruction) -> float:
-    n = i.dst[0].free_size
-    half = i.attrs["value"] == 0 and i.dst[0].dt.itemsize == 2
-    return max(MIN_II, n / 2 if half else n)
+    out = i.dst[0]
+    half = FillAttrs.of(i).value == 0 and out.dt.itemsize == 2
+    return max(MIN_II, out.free_size / 2 if half else out.free_size)
 
 
-def _fill(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    return torch.tensor(attrs["value"])
+def _fill(attrs: FillAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    return torch.tensor(attrs.value)
 
 
 MEMSET = define(
-    "memset", engine=Engine.VECTOR, reads=(), writes=ON_CHIP, flow="fill", compute=_fill,
-    cycles=_fill_cycles, note="N/2 cycles for zeros of 2-byte types",
-)  # fmt: skip
+    "memset",
+    engine=Engine.VECTOR,
+    reads=(),
+    writes=ON_CHIP,
+    flow="fill",
+    attrs=FillAttrs,
+    compute=_fill,
+    cycles=_fill_cycles,
+    note="N/2 cycles for zeros of 2-byte types",
+)
 
 
 def fill(dst: View, value: Any) -> None:
     """Record ``dst[...] = constant``."""
-    trace.current("assignment").emit(MEMSET, (dst,), (), {"value": number(value)})
-    note_written(dst)
+    record(MEMSET, (dst,), (), FillAttrs(value=number(value)))
 
 
 def zero_fill(storage: Storage) -> Instruction:
     """The real memset of a zeros-initialised tensor that is read before a matmul wrote it."""
     whole = View.blocks_last(storage)
-    return Instruction(MEMSET, (whole,), (), {"value": 0}, storage.frame, storage.source)
+    return Instruction(MEMSET, (whole,), (), FillAttrs(value=0), storage.frame, storage.source)
 
 
 def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any = None) -> View:
     """New tile of ``shape`` filled with ``value``; VectorE or GpSimdE."""
-    attrs: dict[str, Any] = {"value": number(value)}
     choice = choose_engine(engine, "memset", (Engine.VECTOR, Engine.GPSIMD))
-    if choice:
-        attrs["engine"] = choice
-    tracer = trace.current("nisa.memset")
-    size = tuple(int(s) for s in shape)
-    return tracer.result(MEMSET, size, to_dtype(dtype), (), attrs, mask)
+    attrs = FillAttrs(engine=choice, value=number(value))
+    return fresh(MEMSET, tuple(int(s) for s in shape), to_dtype(dtype), (), attrs, mask)
 
 
+# --- copies with a run-time offset or predicate ---------------------------------------------------
 DYNAMIC_OFFSET_CYCLES = 600  # nisa.tensor_copy_dynamic_src: about 600 cycles to read the offset
 
 
@@ -162,15 +178,27 @@ def _dynamic_cycles(i: Instruction) -> float:
 
 
 DYNAMIC_SRC = define(
-    "tensor_copy_dynamic_src", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="copy",
-    compute=first_operand, cycles=_dynamic_cycles, indirect=True,
+    "tensor_copy_dynamic_src",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="copy",
+    compute=first_operand,
+    cycles=_dynamic_cycles,
+    indirect=True,
     note="source offset read from SBUF at run time; about 600 cycles",
-)  # fmt: skip
+)
 DYNAMIC_DST = define(
-    "tensor_copy_dynamic_dst", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="copy",
-    compute=first_operand, cycles=_dynamic_cycles, indirect=True,
+    "tensor_copy_dynamic_dst",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="copy",
+    compute=first_operand,
+    cycles=_dynamic_cycles,
+    indirect=True,
     note="SDK 2.22: destination offset read from SBUF at run time",
-)  # fmt: skip
+)
 
 
 def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
@@ -179,27 +207,33 @@ def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None) ->
     ``offset`` is an integer tile in SBUF; the index must stay inside of its axis at run time.
     """
     data = tile(src, "tensor_copy_dynamic_src")
-    dt = data.dt if dtype is None else to_dtype(dtype)
-    attrs = {"raw": True} if dt is data.dt else {}
-    tracer = trace.current("nisa.tensor_copy_dynamic_src")
-    return tracer.result(DYNAMIC_SRC, data.shape, dt, (data,), attrs, mask)
+    dt = result_type(dtype, data.dt)
+    return fresh(DYNAMIC_SRC, data.shape, dt, (data,), copy_attrs(dt, data.dt), mask)
 
 
 def tensor_copy_dynamic_dst(*, dst: Any, src: Any, mask: Any = None, dtype: Any = None) -> None:
     """Copy to a destination whose offset is data (SDK 2.22); ``dtype`` is dst's."""
     newer("tensor_copy_dynamic_dst", "2.22")
-    target, data = (
-        tile(dst, "tensor_copy_dynamic_dst"),
-        tile(src, "tensor_copy_dynamic_dst"),
-    )
+    target = tile(dst, "tensor_copy_dynamic_dst")
+    data = tile(src, "tensor_copy_dynamic_dst")
     same_shape("tensor_copy_dynamic_dst", target, data)
-    attrs = {"raw": True} if target.dt is data.dt else {}
-    record_into(DYNAMIC_DST, target, (data,), attrs, mask)
+    record(DYNAMIC_DST, (target,), (data,), copy_attrs(target.dt, data.dt), mask)
 
 
-def _predicated(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class SelectAttrs(Attrs):
+    """Attributes:
+    on_false: what elements become that are not chosen, where no operand says so.
+    reverse: the predicate chooses where it is zero.
+    """
+
+    on_false: float | int | None = None
+    reverse: bool = False
+
+
+def _predicated(attrs: SelectAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     chosen = xs[0].to(torch.int64) != 0
-    return torch.where(~chosen if attrs.get("reverse") else chosen, xs[1], xs[2])
+    return torch.where(~chosen if attrs.reverse else chosen, xs[1], xs[2])
 
 
 def _predicated_cycles(i: Instruction) -> float:
@@ -209,16 +243,28 @@ def _predicated_cycles(i: Instruction) -> float:
 
 
 COPY_PREDICATED = define(
-    "tensor_copy_predicated", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP,
-    flow="elementwise", compute=_predicated, cycles=_predicated_cycles, rules=_two_tensors_rules,
+    "tensor_copy_predicated",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="elementwise",
+    attrs=SelectAttrs,
+    compute=_predicated,
+    cycles=_predicated_cycles,
+    rules=one_psum_operand,
     note="SDK 2.22: copies where an integer predicate is nonzero, keeps the rest",
-)  # fmt: skip
+)
 
 
 def tensor_copy_predicated(
-    *, src: Any, dst: Any, predicate: Any, mask: Any = None, dtype: Any = None,
+    *,
+    src: Any,
+    dst: Any,
+    predicate: Any,
+    mask: Any = None,
+    dtype: Any = None,
     reverse_pred: bool = False,
-) -> None:  # fmt: skip
+) -> None:
     """``dst`` = ``src`` (a tile or a number) where ``predicate`` (uint8/16/32) is nonzero, else
     unchanged (SDK 2.22)."""
     newer("tensor_copy_predicated", "2.22")
@@ -234,156 +280,131 @@ def tensor_copy_predicated(
             f"tensor_copy_predicated got src {data.dt}, dst {target.dt}, predicate {choice.dt}, "
             "expected one type for src and dst and an unsigned predicate; cast first",
         )
-    attrs: dict[str, Any] = {"raw": True}
-    if reverse_pred:
-        attrs["reverse"] = True
-    record_into(COPY_PREDICATED, target, (choice, data, target), attrs, mask)
+    attrs = SelectAttrs(raw=True, reverse=bool(reverse_pred))
+    record(COPY_PREDICATED, (target,), (choice, data, target), attrs, mask)
 
 
-def _select_reduce(attrs: dict[str, Any], xs: list[torch.Tensor]) -> Any:
+# --- selections -----------------------------------------------------------------------------------
+def _select(attrs: SelectAttrs, xs: list[torch.Tensor]) -> Any:
     chosen = xs[0] != 0
-    other = xs[2] if len(xs) > 2 else torch.tensor(attrs["on_false"], dtype=xs[1].dtype)
-    values = torch.where(~chosen if attrs.get("reverse") else chosen, xs[1], other)
-    if "reduce_axes" not in attrs:
+    other = xs[2] if len(xs) > 2 else torch.tensor(attrs.on_false, dtype=xs[1].dtype)
+    values = torch.where(~chosen if attrs.reverse else chosen, xs[1], other)
+    if not attrs.reduce_axes:
         return values
-    total = reduce_last("maximum", values, attrs["reduce_axes"])
-    return values, total.reshape(*total.shape, *attrs["reduce_pad"])
+    return values, reduce_last("maximum", values, attrs.reduce_axes)
 
 
+SELECT = define(
+    "select",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="elementwise",
+    attrs=SelectAttrs,
+    compute=_select,
+    cycles=streaming(2.0),
+    note="nl.where: predicate, value if nonzero, value or constant otherwise",
+)
 SELECT_REDUCE = define(
-    "select_reduce", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="elementwise",
-    compute=_select_reduce, cycles=streaming(2.0, MIN_II),
+    "select_reduce",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="elementwise",
+    attrs=SelectAttrs,
+    compute=_select,
+    cycles=streaming(2.0, MIN_II),
     note="SDK 2.26: select by predicate, optionally the row maximum",
-)  # fmt: skip
+)
 
 
 def select_reduce(
-    *, dst: Any, predicate: Any, on_true: Any, on_false: Any, reduce_res: Any = None,
-    reduce_cmd: Any = reduce_cmd.idle, reduce_op: Any = np.max, reverse_pred: bool = False,
-    mask: Any = None, dtype: Any = None,
-) -> None:  # fmt: skip
+    *,
+    dst: Any,
+    predicate: Any,
+    on_true: Any,
+    on_false: Any,
+    reduce_res: Any = None,
+    reduce_cmd: Any = commands.idle,
+    reduce_op: Any = np.max,
+    reverse_pred: bool = False,
+    mask: Any = None,
+    dtype: Any = None,
+) -> None:
     """``dst`` = ``on_true`` where ``predicate`` else ``on_false`` (number or [P, 1]) (SDK 2.26).
 
     With ``reduce_cmd=reset_reduce``, ``reduce_res`` [P, 1] receives the maximum over the free axes.
     """
     newer("select_reduce", "2.26")
-    target, data = tile(dst, "select_reduce"), tile(on_true, "select_reduce")
-    choice = rows_only(tile(predicate, "select_reduce"), mask, "select_reduce")
-    if mask is not None:
-        target, data = (rows_only(t, mask, "select_reduce") for t in (target, data))
+    operands = (predicate, dst, on_true)
+    choice, target, data = (tile(operand, "select_reduce") for operand in operands)
     same_shape("select_reduce", target, data, choice)
+    choice, target, data = rows_only("select_reduce", mask, choice, target, data)
     src = [choice, data]
-    attrs: dict[str, Any] = {}
+    constant = None
     if isinstance(on_false, View):
         src.append(stretched(on_false, data, "on_false"))
     else:
-        attrs["on_false"] = float(on_false)
-    if reverse_pred:
-        attrs["reverse"] = True
+        constant = float(on_false)
     results: tuple[View, ...] = (target,)
+    reduce_axes = 0
     if reduce_res is not None:
-        resets = reduce_cmd is reduce_cmd.reset_reduce
+        resets = reduce_cmd is commands.reset_reduce
         if operators.name_of(reduce_op) != "maximum" or not resets:
             raise refuse(
                 "sim_select_reduce_command",
                 f"select_reduce with {reduce_op} and {reduce_cmd}, expected np.max and "
                 "reduce_cmd.reset_reduce on this core; reduce with nisa.tensor_reduce",
             )
-        total = tile(reduce_res, "select_reduce")
-        attrs |= {"reduce_axes": data.ndim - 1, "reduce_pad": (1,) * (total.ndim - 1)}
-        results = (target, total)
-    trace.current("nisa.select_reduce").emit(SELECT_REDUCE, results, tuple(src), attrs)
-    note_written(target)
+        results = (target, tile(reduce_res, "select_reduce"))
+        reduce_axes = data.ndim - 1
+    attrs = SelectAttrs(on_false=constant, reverse=bool(reverse_pred), reduce_axes=reduce_axes)
+    record(SELECT_REDUCE, results, tuple(src), attrs)
 
 
-def _select(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    other = xs[2] if len(xs) > 2 else torch.tensor(attrs["on_false"], dtype=xs[1].dtype)
-    return torch.where(xs[0] != 0, xs[1], other)
+def range_select(**_: Any) -> View:
+    """An instruction of NeuronCore-v3 only."""
+    raise refuse(
+        "sim_newer_core",
+        "range_select runs on NeuronCore-v3 and newer, expected instructions of NeuronCore-v2; "
+        "use nisa.affine_select, or compare and nl.where",
+    )
 
 
-SELECT = define(
-    "select", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="elementwise",
-    compute=_select, cycles=streaming(2.0),
-    note="nl.where: predicate, value if nonzero, value or constant otherwise",
-)  # fmt: skip
-SHUFFLE_LANES = 32  # partitions of one quadrant
-KEEP_LANE = 255  # shuffle mask entry that leaves a partition as it is
-
-
-def _shuffle(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    axis = xs[0].ndim - attrs["ndim"]
-    lanes = np.array(attrs["lanes"])
-    rows = np.arange(xs[0].shape[axis])
-    picked = lanes[rows % SHUFFLE_LANES]
-    keep = picked == KEEP_LANE
-    source = torch.as_tensor(np.where(keep, rows, rows - rows % SHUFFLE_LANES + picked))
-    moved = xs[0].index_select(axis, source)
-    if not keep.any():
-        return moved
-    column = torch.as_tensor(keep).reshape(-1, *(1,) * (attrs["ndim"] - 1))
-    return torch.where(column, xs[1], moved)
-
-
-def _shuffle_rules(i: Instruction) -> None:
-    rows = i.src[0].shape[0]
-    if rows % SHUFFLE_LANES:
-        raise refuse(
-            "sim_shuffle_partitions",
-            f"nc_stream_shuffle of {i.src[0].label()}, expected 32, 64, 96 or 128 partitions; pad "
-            "the tile",
-        )
-
-
-STREAM_SHUFFLE = define(
-    "nc_stream_shuffle", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="lanes",
-    compute=_shuffle, cycles=streaming(), rules=_shuffle_rules,
-    note="SDK 2.22: permutes partitions inside each quadrant of 32",
-)  # fmt: skip
-
-
-def nc_stream_shuffle(
-    src: Any, dst: Any, shuffle_mask: Any, *, dtype: Any = None, mask: Any = None
-) -> None:
-    """In each quadrant of 32 partitions, partition i of ``dst`` = partition ``shuffle_mask[i]`` of
-    ``src``; 255 leaves it as it is (SDK 2.22). Equal shapes [32 k, F...] @ SBUF|PSUM."""
-    newer("nc_stream_shuffle", "2.22")
-    data, target = tile(src, "nc_stream_shuffle"), tile(dst, "nc_stream_shuffle")
-    same_shape("nc_stream_shuffle", target, data)
-    lanes = tuple(int(k) for k in shuffle_mask)
-    if len(lanes) != SHUFFLE_LANES or any(k != KEEP_LANE and not 0 <= k < 32 for k in lanes):
-        raise refuse(
-            "sim_shuffle_mask",
-            f"nc_stream_shuffle mask {lanes}, expected 32 numbers from 0 to 31 or 255",
-        )
-    views = (data, target) if KEEP_LANE in lanes else (data,)
-    attrs: dict[str, Any] = {"lanes": lanes, "ndim": data.ndim}
-    if target.dt is data.dt:
-        attrs["raw"] = True
-    record_into(STREAM_SHUFFLE, target, views, attrs, mask)
-
-
+# --- search of the eight largest ------------------------------------------------------------------
 SEARCH_MIN, SEARCH_MAX = 8, 16384  # elements per partition that max8 and its kin take
 
 
-def _max8(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    return flatten_free(xs[0], attrs["free_axes"]).topk(8, dim=-1).values
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class SearchAttrs(Attrs):
+    """Attributes:
+    free_axes, value_axes: free axes of the data and of the values that are searched for.
+    replacement: what found elements become.
+    """
+
+    free_axes: int
+    value_axes: int = 1
+    replacement: float = 0.0
 
 
-def _find8(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    data, values = flatten_free(xs[0], attrs["free_axes"]), flatten_free(xs[1], attrs["value_axes"])
+def _max8(attrs: SearchAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    return flat(xs[0], attrs.free_axes).topk(8, dim=-1).values
+
+
+def _find8(attrs: SearchAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    data, values = flat(xs[0], attrs.free_axes), flat(xs[1], attrs.value_axes)
     return (data[..., None, :] == values[..., None]).to(torch.uint8).argmax(-1).to(torch.float32)
 
 
-def _replace8(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
+def _replace8(attrs: SearchAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     """Each value in turn replaces its first occurrence that is left."""
-    data = flatten_free(xs[0], attrs["free_axes"]).clone()
-    values = flatten_free(xs[1], attrs["value_axes"])
+    data, values = flat(xs[0], attrs.free_axes).clone(), flat(xs[1], attrs.value_axes)
     left = torch.ones_like(data, dtype=torch.bool)
     for k in range(8):
         hit = (data == values[..., k : k + 1]) & left
         at = hit.to(torch.uint8).argmax(-1, keepdim=True)
         found = hit.gather(-1, at)
-        data.scatter_(-1, at, torch.where(found, attrs["imm"], data.gather(-1, at)))
+        data.scatter_(-1, at, torch.where(found, attrs.replacement, data.gather(-1, at)))
         left.scatter_(-1, at, ~found & left.gather(-1, at))
     return data.reshape(xs[0].shape)
 
@@ -406,9 +427,18 @@ def _search_rules(i: Instruction) -> None:
 
 def _define_search(name: str, compute: Callable, note: str) -> OpSpec:
     return define(
-        name, engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="all", compute=compute,
-        cycles=lambda i: max(MIN_II, i.src[0].free_size), rules=_search_rules, note=note,
-    )  # fmt: skip
+        name,
+        engine=Engine.VECTOR,
+        reads=ON_CHIP,
+        writes=ON_CHIP,
+        flow="all",
+        attrs=SearchAttrs,
+        compute=compute,
+        cycles=lambda i: max(MIN_II, i.src[0].free_size),
+        rules=_search_rules,
+        box_mend="slice the operand instead",
+        note=note,
+    )
 
 
 MAX8 = _define_search("max8", _max8, "SDK 2.22: the 8 largest per partition, descending")
@@ -422,9 +452,15 @@ def max8(*, src: Any, mask: Any = None, dtype: Any = None) -> View:
     """The 8 largest elements of each partition, descending: [P, F...] -> [P, 8] (SDK 2.22)."""
     newer("max8", "2.22")
     data = tile(src, "max8")
-    dt = data.dt if dtype is None else to_dtype(dtype)
-    attrs = {"free_axes": data.ndim - 1}
-    return record_fresh(MAX8, (data.shape[0], 8), dt, (data,), attrs, mask, (0, None))
+    shape = (data.shape[0], 8)
+    attrs = SearchAttrs(free_axes=data.ndim - 1)
+    dt = result_type(dtype, data.dt)
+    return fresh(MAX8, shape, dt, (data,), attrs, mask, data.shape, (ROWS, ALIKE))
+
+
+def _search(data: Any, values: Any, what: str) -> tuple[View, View, SearchAttrs]:
+    source, wanted = tile(data, what), tile(values, what)
+    return source, wanted, SearchAttrs(free_axes=source.ndim - 1, value_axes=wanted.ndim - 1)
 
 
 def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = np.uint32) -> View:
@@ -433,11 +469,10 @@ def nc_find_index8(*, data: Any, vals: Any, mask: Any = None, dtype: Any = np.ui
     A value that does not occur has no defined index on the device; it gives 0 here.
     """
     newer("nc_find_index8", "2.22")
-    source = tile(data, "nc_find_index8")
-    values = tile(vals, "nc_find_index8")
-    attrs = {"free_axes": source.ndim - 1, "value_axes": values.ndim - 1}
-    shape = (source.shape[0], 8)
-    return record_fresh(FIND8, shape, to_dtype(dtype), (source, values), attrs, mask, (0, None))
+    source, wanted, attrs = _search(data, vals, "nc_find_index8")
+    shape, src = (source.shape[0], 8), (source, wanted)
+    cuts = (ROWS, ALIKE, ROWS)
+    return fresh(FIND8, shape, to_dtype(dtype), src, attrs, mask, source.shape, cuts)
 
 
 def nc_match_replace8(
@@ -448,22 +483,91 @@ def nc_match_replace8(
     ``dst_idx`` [P, 8] (SDK 2.24) receives the indices of those first occurrences.
     """
     newer("nc_match_replace8", "2.22")
-    source = tile(data, "nc_match_replace8")
-    values = tile(vals, "nc_match_replace8")
-    attrs: dict[str, Any] = {"free_axes": source.ndim - 1, "value_axes": values.ndim - 1}
+    source, wanted, attrs = _search(data, vals, "nc_match_replace8")
     if dst_idx is not None:
-        found = nc_find_index8(data=source, vals=values, mask=mask, dtype=dst_idx.dtype)
-        dst_idx[...] = found  # as a kernel assigns: the result moves there without a copy
-    dt = source.dt if dtype is None else to_dtype(dtype)
-    attrs["imm"] = float(imm)
-    axes = tuple(range(source.ndim))
-    return record_fresh(REPLACE8, source.shape, dt, (source, values), attrs, mask, axes)
+        target = tile(dst_idx, "nc_match_replace8")
+        record(
+            FIND8,
+            (target,),
+            (source, wanted),
+            attrs,
+            mask,
+            source.shape,
+            (ROWS, ALIKE, ROWS),
+        )
+    attrs = replace(attrs, replacement=float(imm))
+    dt, src = result_type(dtype, source.dt), (source, wanted)
+    return fresh(REPLACE8, source.shape, dt, src, attrs, mask, axes=(ALIKE, ALIKE, ROWS))
 
 
-def range_select(**_: Any) -> View:
-    """An instruction of NeuronCore-v3 only."""
-    raise refuse(
-        "sim_newer_core",
-        "range_select runs on NeuronCore-v3 and newer, expected instructions of NeuronCore-v2; "
-        "use nisa.affine_select, or compare and nl.where",
-    )
+# --- shuffle --------------------------------------------------------------------------------------
+SHUFFLE_LANES = 32  # partitions of one quadrant
+KEEP_LANE = 255  # shuffle mask entry that leaves a partition as it is
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class ShuffleAttrs(Attrs):
+    """Attributes:
+    lanes: for each partition of a quadrant the one it takes, or KEEP_LANE.
+    ndim: axes of the operands.
+    """
+
+    lanes: tuple[int, ...]
+    ndim: int
+
+
+def _shuffle(attrs: ShuffleAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    axis = xs[0].ndim - attrs.ndim
+    lanes = np.array(attrs.lanes)
+    rows = np.arange(xs[0].shape[axis])
+    picked = lanes[rows % SHUFFLE_LANES]
+    keep = picked == KEEP_LANE
+    source = torch.as_tensor(np.where(keep, rows, rows - rows % SHUFFLE_LANES + picked))
+    moved = xs[0].index_select(axis, source)
+    if not keep.any():
+        return moved
+    column = torch.as_tensor(keep).reshape(-1, *(1,) * (attrs.ndim - 1))
+    return torch.where(column, xs[1], moved)
+
+
+def _shuffle_rules(i: Instruction) -> None:
+    rows = i.src[0].shape[0]
+    if rows % SHUFFLE_LANES:
+        raise refuse(
+            "sim_shuffle_partitions",
+            f"nc_stream_shuffle of {i.src[0].label()}, expected 32, 64, 96 or 128 partitions; pad "
+            "the tile",
+        )
+
+
+STREAM_SHUFFLE = define(
+    "nc_stream_shuffle",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="lanes",
+    attrs=ShuffleAttrs,
+    compute=_shuffle,
+    cycles=streaming(),
+    rules=_shuffle_rules,
+    note="SDK 2.22: permutes partitions inside each quadrant of 32",
+)
+
+
+def nc_stream_shuffle(
+    src: Any, dst: Any, shuffle_mask: Any, *, dtype: Any = None, mask: Any = None
+) -> None:
+    """In each quadrant of 32 partitions, partition i of ``dst`` = partition ``shuffle_mask[i]`` of
+    ``src``; 255 leaves it as it is (SDK 2.22). Equal shapes [32 k, F...] @ SBUF|PSUM."""
+    newer("nc_stream_shuffle", "2.22")
+    data, target = tile(src, "nc_stream_shuffle"), tile(dst, "nc_stream_shuffle")
+    same_shape("nc_stream_shuffle", target, data)
+    lanes = tuple(int(k) for k in shuffle_mask)
+    if len(lanes) != SHUFFLE_LANES or any(k != KEEP_LANE and not 0 <= k < 32 for k in lanes):
+        raise refuse(
+            "sim_shuffle_mask",
+            f"nc_stream_shuffle mask {lanes}, expected 32 numbers from 0 to 31 or 255",
+        )
+    views = (data, target) if KEEP_LANE in lanes else (data,)
+    attrs = ShuffleAttrs(raw=target.dt is data.dt, lanes=lanes, ndim=data.ndim)
+    record(STREAM_SHUFFLE, (target,), views, attrs, mask)

@@ -1,28 +1,34 @@
-"""DMA: copies between HBM and SBUF, and transposes."""
+"""DMA: copies between HBM and SBUF, and transposes.
+
+Sources: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__init__.py. A transfer's time
+is that of its rows, which ``time/cost.py`` knows.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..device.dtypes import to_dtype
 from ..device.errors import refuse
 from ..device.spec import GEN2, Engine
-from ..program import trace
+from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
 from . import operators
-from .arguments import tile
-from .constants import dge_mode, oob_mode
+from .arguments import result_type, tile
+from .constants import dge_mode as descriptor_modes
+from .constants import oob_mode as bound_modes
 from .entry import ANY_HBM, SBUF, define, first_operand
-from .recorder import record_fresh
+from .recorder import ALIKE, fresh, record
 
 
 def _no_cycles(i: Instruction) -> float:
-    return 0.0  # DMA time is bytes and descriptors, see schedule.py
+    return 0.0
 
 
+# --- copies ---------------------------------------------------------------------------------------
 def _dma_rules(i: Instruction) -> None:
     for view in (*i.dst, i.src[0]):
         if view.storage.on_chip and len(view.shape) < 2:
@@ -36,52 +42,34 @@ def _dma_rules(i: Instruction) -> None:
 
 
 DMA_COPY = define(
-    "dma_copy", engine=Engine.DMA, reads=("hbm", "shared_hbm", SBUF), writes=(*ANY_HBM, SBUF),
-    flow="copy", compute=first_operand, cycles=_no_cycles, rules=_dma_rules, same_partitions=False,
+    "dma_copy",
+    engine=Engine.DMA,
+    reads=(*ANY_HBM, SBUF),
+    writes=(*ANY_HBM, SBUF),
+    flow="copy",
+    compute=first_operand,
+    cycles=_no_cycles,
+    rules=_dma_rules,
+    same_partitions=False,
     indirect=True,
     note="HBM/SBUF to HBM/SBUF with cast; nl.load and nl.store; rows may be indirect",
-)  # fmt: skip
+)
 
 
-def _dma_options(oob: Any, dge: Any) -> None:
-    """Refuse descriptor options that NeuronCore-v2 has no hardware for."""
-    if dge is dge_mode.hwdge or oob is not oob_mode.error:
-        raise refuse(
-            "sim_newer_core",
-            f"dma_copy with {dge} and {oob}, expected descriptors made in advance and "
-            "oob_mode.error on NeuronCore-v2; drop the options and mask rows out of bounds",
-        )
+def transfer(src: View, dtype: Any, mask: Any) -> View:
+    """A new SBUF tile with what a DMA brings of ``src``."""
+    dt = result_type(dtype, src.dt)
+    return fresh(DMA_COPY, src.shape, dt, (src,), Attrs(raw=dt is src.dt), mask)
 
 
-def dma_copy(
-    src: Any,
-    dst: Any,
-    *,
-    mask: Any = None,
-    dst_rmw_op: Any = None,
-    oob_mode: Any = oob_mode.error,
-    dge_mode: Any = None,
-) -> None:
-    """Copy ``src`` to ``dst`` (HBM or SBUF each) with a cast where the types differ.
+def move(dst: View, src: View, mask: Any = None, accumulate: bool = False) -> None:
+    """Record one DMA between views of equal shape, axes of size 1 aside.
 
-    ``dst_rmw_op=np.add`` adds to what ``dst`` holds (SDK 2.23).
+    Args:
+        accumulate: add to what ``dst`` holds instead of replacing it.
     """
-    _dma_options(oob_mode, dge_mode)
-    source, target = tile(src, "dma_copy"), tile(dst, "dma_copy")
-    rmw = None if dst_rmw_op is None else operators.name_of(dst_rmw_op)
-    if rmw not in (None, "add"):
-        raise refuse(
-            "sim_rmw_operator",
-            f"dma_copy with dst_rmw_op '{rmw}', expected add; combine the values on chip",
-        )
-    move(target, source, mask, rmw)
-
-
-def move(dst: View, src: View, mask: Any = None, rmw: str | None = None) -> None:
-    """Record one DMA between views of equal shape (size-1 axes aside); ``rmw`` adds instead."""
     if dst.shape != src.shape:
-        squeezed = [s for s in src.shape if s != 1]
-        if squeezed != [s for s in dst.shape if s != 1]:
+        if [s for s in src.shape if s != 1] != [s for s in dst.shape if s != 1]:
             raise refuse(
                 "err_store_dst_shape_smaller_than_other_shape",
                 f"dma of {src.label()} to a region of shape {dst.shape}, expected equal shapes; "
@@ -91,45 +79,79 @@ def move(dst: View, src: View, mask: Any = None, rmw: str | None = None) -> None
             dst = dst.reshape(src.shape)
         else:
             src = src.reshape(dst.shape)
-    attrs: dict[str, Any] = {"raw": True} if src.dt is dst.dt and rmw is None else {}
-    if rmw is not None:
-        attrs["rmw"] = rmw
-    cut = trace.region(mask, dst.shape) if mask is not None else None
-    if cut is trace.EMPTY:
-        return
-    transfer(dst, src, attrs, cut)
+    attrs = Attrs(raw=src.dt is dst.dt and not accumulate, accumulate=accumulate)
+    record(DMA_COPY, (dst,), (src,), attrs, mask)
 
 
-def transfer(dst: View, src: View, attrs: dict[str, Any], cut: Any) -> Instruction:
-    """Record a DMA of what a mask leaves: a box, or an array of booleans.
+def dma_copy(
+    src: Any,
+    dst: Any,
+    *,
+    mask: Any = None,
+    dst_rmw_op: Any = None,
+    oob_mode: Any = bound_modes.error,
+    dge_mode: Any = None,
+) -> None:
+    """Copy ``src`` to ``dst`` (HBM or SBUF each) with a cast where the types differ.
 
-    Where the region reaches outside of its tensor, a mask that is no box becomes one DMA for each
-    box it consists of, so that every element is checked and none outside is touched.
+    ``dst_rmw_op=np.add`` adds to what ``dst`` holds (SDK 2.23).
     """
-    tracer = trace.current("dma")
-    if isinstance(cut, tuple):
-        return tracer.emit(DMA_COPY, (dst.slice_box(cut),), (src.slice_box(cut),), attrs)
-    if cut is None:
-        return tracer.emit(DMA_COPY, (dst,), (src,), attrs)
-    if dst.oob or src.oob or dst.indirect or src.indirect:
-        for box in trace.boxes(cut):
-            last = tracer.emit(DMA_COPY, (dst.slice_box(box),), (src.slice_box(box),), attrs)
-        return last
-    return tracer.emit(DMA_COPY, (dst,), (src,), {**attrs, "mask": cut})
+    if dge_mode is descriptor_modes.hwdge or oob_mode is not bound_modes.error:
+        raise refuse(
+            "sim_newer_core",
+            f"dma_copy with {dge_mode} and {oob_mode}, expected descriptors made in advance and "
+            "oob_mode.error on NeuronCore-v2; drop the options and mask rows out of bounds",
+        )
+    source, target = tile(src, "dma_copy"), tile(dst, "dma_copy")
+    operator = None if dst_rmw_op is None else operators.name_of(dst_rmw_op)
+    if operator not in (None, "add"):
+        raise refuse(
+            "sim_rmw_operator",
+            f"dma_copy with dst_rmw_op '{operator}', expected add; combine the values on chip",
+        )
+    move(target, source, mask, accumulate=operator is not None)
 
 
-def _transpose_dma(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    nd = len(attrs["axes_order"])
-    lead = xs[0].ndim - nd
-    return xs[0].permute(*range(lead), *(lead + a for a in attrs["axes_order"]))
+# --- transposes -----------------------------------------------------------------------------------
+TRANSPOSED_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class PermuteAttrs(Attrs):
+    """Attributes:
+    order: the operand's axis that each axis of the result is.
+    """
+
+    order: tuple[int, ...]
+
+
+def _permute(attrs: PermuteAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    lead = xs[0].ndim - len(attrs.order)
+    return xs[0].permute(*range(lead), *(lead + a for a in attrs.order))
 
 
 DMA_TRANSPOSE = define(
-    "dma_transpose", engine=Engine.DMA, reads=("hbm", "shared_hbm", SBUF), writes=(SBUF,),
-    flow="permute", compute=_transpose_dma, cycles=_no_cycles, same_partitions=False,
+    "dma_transpose",
+    engine=Engine.DMA,
+    reads=(*ANY_HBM, SBUF),
+    writes=(SBUF,),
+    flow="permute",
+    attrs=PermuteAttrs,
+    compute=_permute,
+    cycles=_no_cycles,
+    same_partitions=False,
+    by_element=True,
+    box_mend="slice the operand instead",
     note="element-granular descriptors: very slow on this core",
-)  # fmt: skip
-TRANSPOSED_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
+)
+
+
+def transposed(src: View, order: tuple[int, ...], dtype: Any, mask: Any) -> View:
+    """A new SBUF tile with the axes of ``src`` in another order."""
+    dt = result_type(dtype, src.dt)
+    attrs = PermuteAttrs(raw=dt is src.dt, order=order)
+    shape = tuple(src.shape[a] for a in order)
+    return fresh(DMA_TRANSPOSE, shape, dt, (src,), attrs, mask, src.shape, (order, ALIKE))
 
 
 def dma_transpose(src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = None) -> View:
@@ -145,13 +167,11 @@ def dma_transpose(src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = 
             f"dma_transpose of {source.label()} with axes {axes}, expected 2 to 4 axes and the "
             f"order {order or list(TRANSPOSED_AXES.values())}",
         )
-    dt = source.dt if dtype is None else to_dtype(dtype)
-    attrs: dict[str, Any] = {"axes_order": order} | ({"raw": True} if dt is source.dt else {})
-    shape = tuple(source.shape[a] for a in order)
-    if shape[0] > GEN2.partitions:
+    rows = source.shape[order[0]]
+    if rows > GEN2.partitions:
         raise refuse(
             "err_num_partition_exceed_arch_limit",
-            f"Size of partition dimension {shape[0]} exceeds architecture limitation of "
+            f"Size of partition dimension {rows} exceeds architecture limitation of "
             f"{GEN2.partitions} in dma_transpose of {source.label()}; transpose in blocks",
         )
-    return record_fresh(DMA_TRANSPOSE, shape, dt, (source,), attrs, mask, order)
+    return transposed(source, order, dtype, mask)

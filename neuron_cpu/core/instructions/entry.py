@@ -1,9 +1,10 @@
 """What an entry of the instruction table is, and the checks and formulas that entries share.
 
-Every device instruction has one entry beside its ``nki.isa`` function: engine, memories it may read
-and write, checks on its operands, what it computes, how many engine cycles it takes. Sources:
-aws-neuron-sdk v2.21.1, general/nki/api/nki/isa (rules and costs of each instruction),
-general/nki/arch/trainium_inferentia2_arch.rst (memories).
+Every device instruction has one entry, which stands beside its ``nki.isa`` function: engine,
+memories it may read and write, checks on its operands, what it computes, how many engine cycles it
+takes, and the answers to whatever a consumer asks of it. Sources: aws-neuron-sdk v2.21.1,
+general/nki/api/nki/isa (rules and costs of each instruction),
+general/nki/arch/trainium_inferentia2_arch.rst (memories, access patterns).
 
 Compute functions take and return torch tensors that may have any number of *leading batch axes*, so
 that all iterations of an independent loop can run as one call. Arithmetic inputs arrive as fp32.
@@ -12,23 +13,25 @@ that all iterations of an independent loop can run as one call. Arithmetic input
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2, Engine, legal_start_partitions
+from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
 
 MIN_II = 64  # engine cycles between instructions (nki.isa docstrings)
-SBUF, PSUM, HBM = "sbuf", "psum", "hbm"
+SBUF, PSUM = "sbuf", "psum"
 ON_CHIP = (SBUF, PSUM)
 ANY_HBM = ("hbm", "shared_hbm")
+FOUR_BYTE_FLOATS = ("float32", "tfloat32")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OpSpec:
     """One instruction of the device.
 
@@ -36,17 +39,27 @@ class OpSpec:
         name: the ``nki.isa`` name.
         engine: engine that runs it unless ``engine_of`` says otherwise per instruction.
         reads: memories that operands may lie in.
-        writes: memories that the result may lie in.
+        writes: memories that results may lie in.
         flow: how an undefined input element spreads: ``elementwise``, ``reduce`` (over the last
-            ``attrs["axes"]`` axes), ``matmul``, ``transpose``, ``scan``, ``all`` (to every output
-            element of the same partition), ``copy``, ``fill`` (no inputs) or another entry of
-            ``undefined.FLOW``.
-        compute: values of the result(s) from ``(attrs, inputs)``.
+            axes), ``matmul``, ``transpose``, ``scan``, ``all`` (to every output element of the same
+            partition), ``copy``, ``fill`` (no inputs) or another entry of ``undefined.FLOW``.
+        cycles: engine cycles it occupies the engine; 0 for DMA, whose time is bytes and rows.
+        compute: values of the result(s) from ``(attrs, inputs)``; None for products, which
+            ``run/execute.py`` joins into large ones.
+        attrs: class of its attributes.
         rules: checks besides memory, partition count and access pattern.
-        cycles: engine cycles it occupies the engine.
         note: one line for the generated documentation.
         same_partitions: all operands take as many partitions as the result.
         indirect: operands may have rows or offsets that an index tile chooses.
+        box_mend: how to do without a mask that is no box; None where every mask is legal.
+        multiplies: a product on TensorE, which PSUM can accumulate.
+        macs: multiply-accumulates on TensorE, those that only move data included.
+        moves: whether TensorE only moves data with them.
+        updates: operator and the operands that an instruction ``x = x operator y`` may update in
+            place; None where it is no such instruction.
+        serves_as_well: the engine that runs it as well where the kernel chose none (floats only).
+        by_element: its DMA descriptors move single elements.
+        aliases: other ``nki.isa`` names of the same instruction.
     """
 
     name: str
@@ -54,16 +67,33 @@ class OpSpec:
     reads: tuple[str, ...]
     writes: tuple[str, ...]
     flow: str
-    compute: Callable[[dict[str, Any], list[torch.Tensor]], Any]
     cycles: Callable[[Instruction], float]
+    compute: Callable[[Any, list[torch.Tensor]], Any] | None
+    attrs: type[Attrs] = Attrs
     rules: Callable[[Instruction], None] | None = None
     note: str = ""
     same_partitions: bool = True
     indirect: bool = False
-    aliases: tuple[str, ...] = field(default=())
+    box_mend: str | None = None
+    multiplies: bool = False
+    macs: Callable[[Instruction], int] | None = None
+    moves: Callable[[Instruction], bool] | None = None
+    updates: Callable[[Instruction], tuple[str, tuple[View, ...]] | None] | None = None
+    serves_as_well: Engine | None = None
+    by_element: bool = False
+    aliases: tuple[str, ...] = ()
+
+    @property
+    def is_dma(self) -> bool:
+        return self.engine is Engine.DMA
+
+    @property
+    def is_copy(self) -> bool:
+        """Moves elements one to one, with a cast where types differ."""
+        return self.flow == "copy"
 
     def engine_of(self, instruction: Instruction) -> Engine:
-        return instruction.attrs.get("engine") or self.engine
+        return instruction.attrs.engine or self.engine
 
     def check(self, instruction: Instruction) -> None:
         """Refuse what compiler or hardware would refuse of this single instruction."""
@@ -89,11 +119,11 @@ TABLE: dict[str, OpSpec] = {}
 
 def define(name: str, **kwargs: Any) -> OpSpec:
     """Add an entry to the table."""
-    entry = OpSpec(name=name, **kwargs)
-    TABLE[name] = entry
+    entry = TABLE[name] = OpSpec(name=name, **kwargs)
     return entry
 
 
+# --- checks that every instruction shares ---------------------------------------------------------
 _legal_views: set[tuple] = set()  # (shape, strides, start, storage geometry) already found legal
 
 
@@ -118,7 +148,7 @@ def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str)
 
 
 def _indirect_refusal(op: OpSpec, view: View, role: str) -> Exception:
-    if op.name == "tensor_copy":
+    if op.is_copy:
         return refuse(
             "err_copy_dynamic_indirect_indices_not_natively_supported",
             f"copy with {role} {view.label()} at an index known only at run time, expected affine "
@@ -142,11 +172,11 @@ def _memory_mend(buffer: str, memories: tuple[str, ...]) -> str:
 
 
 def _check_tile(op: OpSpec, view: View) -> bool:
-    """Tile shape, partition axis and start partition of an on-chip operand.
+    """Tile shape, partition axis, start partition and access pattern of an on-chip operand.
 
     Returns:
-        True where no later use of the same region needs a look: engines have rules for the first
-        partition, DMA has none.
+        True where no later use of the same region needs a look: what is only warned of has to be
+        told at every place, and DMA is free of the engines' rules.
     """
     storage = view.storage
     if view.paxis != 0:
@@ -168,14 +198,6 @@ def _check_tile(op: OpSpec, view: View) -> bool:
             f"{op.name} got {view.label()} whose first axis is not the partition axis in steps of "
             "one, expected consecutive partitions; put the partition index on the first axis",
         )
-    start = view.start_partition
-    legal = start in legal_start_partitions(size)
-    if not legal and op.engine is not Engine.DMA:
-        warn(
-            "sim_start_partition",
-            f"{op.name} of {view.label()} starts at partition {start}, expected one of "
-            f"{legal_start_partitions(size)} for {size} partitions; move the rows or pad",
-        )
     limit = GEN2.sbuf_instruction_free_max
     if storage.buffer == PSUM:
         limit = GEN2.psum_instruction_free_max
@@ -185,7 +207,49 @@ def _check_tile(op: OpSpec, view: View) -> bool:
             f"{op.name} of {view.label()} takes {view.free_size} elements per partition, expected "
             f"at most {limit}; split the free axis",
         )
-    return legal
+    return _check_start(op, view) & _check_pattern(op, view)
+
+
+def _check_start(op: OpSpec, view: View) -> bool:
+    """Engines reach groups of partitions at multiples of the group's size only."""
+    size, start = view.shape[0], view.start_partition
+    legal = legal_start_partitions(size)
+    if start not in legal and not op.is_dma:
+        warn(
+            "sim_start_partition",
+            f"{op.name} of {view.label()} starts at partition {start}, expected one of {legal} for "
+            f"{size} partitions; move the rows or pad",
+        )
+    return start in legal
+
+
+def _check_pattern(op: OpSpec, view: View) -> bool:
+    """Engines walk the free axes with a fixed number of counters.
+
+    The architecture guide states the hardware's limit, and compilers end with "Too many strides"
+    on kernels beyond it, but whether one may split the instruction instead is not public: a
+    warning.
+    """
+    axes = pattern_axes(view)
+    limit = GEN2.access_pattern_axes
+    if axes > limit and not op.is_dma:
+        warn(
+            "sim_access_pattern_axes",
+            f"{op.name} of {view.label()} walks {axes} free axes with strides of their own, "
+            f"expected at most {limit}; index an axis with an integer, or copy in several steps",
+        )
+    return axes <= limit
+
+
+def pattern_axes(view: View) -> int:
+    """Free axes of the access pattern, axes that continue each other counted as one."""
+    count, step = 0, -1
+    for size, stride in zip(view.shape[1:], view.strides[1:]):
+        if size == 1:
+            continue
+        count += step != size * stride
+        step = stride
+    return count
 
 
 def _check_partitions(op: OpSpec, instruction: Instruction) -> None:
@@ -199,6 +263,51 @@ def _check_partitions(op: OpSpec, instruction: Instruction) -> None:
             )
 
 
+# --- checks that some entries share ---------------------------------------------------------------
+def check_free_size(what: str, view: View, limit: int) -> None:
+    """Refuse an operand with more than ``limit`` elements per partition."""
+    if view.free_size > limit:
+        raise refuse(
+            "err_size_of_dimension_exceed_arch_limit",
+            f"{what} operand {view.label()} has free size {view.free_size}, expected at most "
+            f"{limit}; tile the free axis",
+        )
+
+
+def sbuf_only(i: Instruction) -> None:
+    """Refuse PSUM operands of an instruction on GpSimdE."""
+    for view in (*i.src, *i.dst):
+        if view.storage.buffer == PSUM:
+            raise refuse(
+                "err_unsupported_memory",
+                f"{i.op.name} on GpSimdE got {view.label()}, expected sbuf: GpSimdE has no PSUM "
+                "port; copy it to SBUF with nisa.tensor_copy first",
+            )
+
+
+def one_psum_operand(i: Instruction) -> None:
+    """Refuse two full operands from PSUM."""
+    a, b = i.src[:2]
+    if a.storage.buffer == PSUM and b.storage.buffer == PSUM:
+        raise refuse(
+            "sim_two_psum_operands",
+            f"{i.op.name} reads both {a.label()} and {b.label()} from PSUM, expected at most one; "
+            "copy one operand to SBUF first",
+        )
+
+
+# --- semantics that some entries share ------------------------------------------------------------
+def first_operand(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    """A copy: the cast is the executor's."""
+    return xs[0]
+
+
+def flat(x: torch.Tensor, free_axes: int) -> torch.Tensor:
+    """[..., P, F...] -> [..., P, N]."""
+    return x.flatten(-free_axes) if free_axes > 1 else x
+
+
+# --- cycle formulas -------------------------------------------------------------------------------
 def free_elements(instruction: Instruction) -> int:
     """Elements per partition of the widest operand: the N of the documented formulas."""
     return max(v.free_size for v in (*instruction.dst, *instruction.src))
@@ -211,6 +320,7 @@ def stride_factor(instruction: Instruction) -> float:
 
 
 def wide_stride(view: View) -> bool:
+    """True where engines read the innermost axis at half the rate."""
     for axis in range(len(view.shape) - 1, 0, -1):
         if view.shape[axis] > 1:
             return view.strides[axis] * view.dt.itemsize > 16
@@ -226,36 +336,6 @@ def streaming(per_element: float = 1.0, extra: float = 0.0) -> Callable[[Instruc
     return cycles
 
 
-def check_free_size(what: str, view: View, got: int, limit: int) -> None:
-    if got > limit:
-        raise refuse(
-            "err_size_of_dimension_exceed_arch_limit",
-            f"{what} operand {view.label()} has free size {got}, expected at most {limit}; tile "
-            "the free axis",
-        )
-
-
-def refuse_psum(i: Instruction, what: str) -> None:
-    for view in (*i.src, *i.dst):
-        if view.storage.buffer == PSUM:
-            raise refuse(
-                "err_unsupported_memory",
-                f"{what} got {view.label()}, expected sbuf: GpSimdE has no PSUM port; copy it to "
-                "SBUF with nisa.tensor_copy first",
-            )
-
-
-def refuse_two_psum(i: Instruction, a: View, b: View) -> None:
-    if a.storage.buffer == PSUM and b.storage.buffer == PSUM:
-        raise refuse(
-            "sim_two_psum_operands",
-            f"{i.op.name} reads both {a.label()} and {b.label()} from PSUM, expected at most one; "
-            "copy one operand to SBUF first",
-        )
-
-
-FOUR_BYTE_FLOATS = ("float32", "tfloat32")
-
-
-def first_operand(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    return xs[0]
+def streaming_with_sums(i: Instruction) -> float:
+    """An element each cycle; a second result costs one more instruction that reads it out."""
+    return streaming()(i) + (MIN_II if i.attrs.reduce_axes else 0)

@@ -1,40 +1,66 @@
-"""GpSimdE: index patterns, reductions over partitions, gathers, random numbers."""
+"""GpSimdE: index patterns, reductions over partitions, gathers, random numbers.
+
+Eight processors serve 16 partitions each; they reach SBUF only. Source: aws-neuron-sdk v2.21.1 to
+v2.26.1, general/nki/api/nki/isa/__init__.py. Functions marked "SDK 2.2x" came after 2.21; using one
+is a warning, because the kernel does not compile on 2.21.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..device.dtypes import FLOAT32, UINT32, DType, to_dtype
+from ..device.dtypes import FLOAT32, UINT32, to_dtype
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2, Engine
 from ..program import trace
+from ..program.attributes import Attrs
 from ..program.index import Index, Mask, is_integer
 from ..program.program import Instruction
-from ..program.subscript import subscript
 from ..program.view import View
 from . import operators
 from .alu import reduce_last
-from .arguments import domain, flatten_free, newer, rows_only, stretched, tile
+from .arguments import newer, on_bits, result_type, stretched, tile
 from .copies import tensor_copy
-from .entry import ON_CHIP, SBUF, define, free_elements, refuse_psum, streaming
-from .recorder import record_fresh
+from .entry import ON_CHIP, PSUM, SBUF, define, flat, free_elements, sbuf_only, streaming
+from .recorder import ALIKE, ROWS, WHOLE, fresh, rows_only
+
+START_CYCLES = 150  # nisa.iota, nisa.affine_select: fixed part of an instruction on GpSimdE
+GATHER_WIDTHS = (1, 2, 4, 8, 16, 32)
+GATHER_MAX = 4096  # nisa.local_gather: indices of one processor
 
 
-def _no_psum_rules(i: Instruction) -> None:
-    refuse_psum(i, f"{i.op.name} on GpSimdE")
+# --- index patterns -------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class IotaAttrs(Attrs):
+    """Attributes:
+    values: of every element of the result.
+    """
+
+    values: np.ndarray
+
+    def cut(self, box: tuple[slice, ...]) -> IotaAttrs:
+        return replace(self, values=self.values[box])
 
 
-def _iota(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    return torch.as_tensor(attrs["values"].copy())
+def _iota(attrs: IotaAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    return torch.as_tensor(attrs.values.copy())
 
 
 IOTA = define(
-    "iota", engine=Engine.GPSIMD, reads=(), writes=(SBUF,), flow="fill", compute=_iota,
-    cycles=lambda i: 150 + i.dst[0].free_size, note="affine expression of aranges, int32 inside",
-)  # fmt: skip
+    "iota",
+    engine=Engine.GPSIMD,
+    reads=(),
+    writes=(SBUF,),
+    flow="fill",
+    attrs=IotaAttrs,
+    compute=_iota,
+    cycles=lambda i: START_CYCLES + i.dst[0].free_size,
+    note="affine expression of aranges, int32 inside",
+)
 
 
 def iota(expr: Any, dtype: Any, *, mask: Any = None) -> View:
@@ -45,21 +71,40 @@ def iota(expr: Any, dtype: Any, *, mask: Any = None) -> View:
             f"iota got {expr!r}, expected an index expression of at least two axes such as "
             "nl.arange(n)[None, :]",
         )
-    tracer = trace.current("nisa.iota")
-    attrs = {"values": expr.values()}
-    return tracer.result(IOTA, expr.shape, to_dtype(dtype), (), attrs, mask)
+    attrs = IotaAttrs(values=expr.values())
+    return fresh(IOTA, expr.shape, to_dtype(dtype), (), attrs, mask)
 
 
-def _affine_select(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    keep = torch.as_tensor(attrs["keep"].copy())
-    return torch.where(keep, xs[0], torch.tensor(attrs["on_false"], dtype=xs[0].dtype))
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class KeepAttrs(Attrs):
+    """Attributes:
+    keep: which elements of the result are the operand's.
+    on_false: what the others become.
+    """
+
+    keep: np.ndarray
+    on_false: float
+
+    def cut(self, box: tuple[slice, ...]) -> KeepAttrs:
+        return replace(self, keep=self.keep[box])
+
+
+def _affine_select(attrs: KeepAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    keep = torch.as_tensor(attrs.keep.copy())
+    return torch.where(keep, xs[0], torch.tensor(attrs.on_false, dtype=xs[0].dtype))
 
 
 AFFINE_SELECT = define(
-    "affine_select", engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,), flow="elementwise",
-    compute=_affine_select, cycles=lambda i: 150 + free_elements(i),
+    "affine_select",
+    engine=Engine.GPSIMD,
+    reads=(SBUF,),
+    writes=(SBUF,),
+    flow="kept",
+    attrs=KeepAttrs,
+    compute=_affine_select,
+    cycles=lambda i: START_CYCLES + free_elements(i),
     note="keeps elements where an affine comparison holds, else a constant",
-)  # fmt: skip
+)
 
 
 def affine_select(
@@ -74,30 +119,49 @@ def affine_select(
             "two affine_selects for a conjunction",
         )
     keep = np.broadcast_to(pred.evaluate(source.shape), source.shape)
-    attrs = {"keep": keep, "on_false": float(on_false_value)}
-    dt: DType = source.dt if dtype is None else to_dtype(dtype)
-    tracer = trace.current("nisa.affine_select")
-    if source.storage.buffer == "psum":
+    if source.storage.buffer == PSUM:
         warn(
             "sim_gpsimd_psum",
             f"affine_select reads {source.label()}: GpSimdE has no PSUM port, the compiler adds a "
             "copy to SBUF; copy it explicitly",
         )
         source = tensor_copy(source)
-    return tracer.result(AFFINE_SELECT, source.shape, dt, (source,), attrs, mask)
+    attrs = KeepAttrs(keep=keep, on_false=float(on_false_value))
+    dt = result_type(dtype, source.dt)
+    return fresh(AFFINE_SELECT, source.shape, dt, (source,), attrs, mask)
 
 
-def _partition_reduce(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    x = xs[0].movedim(-attrs["ndim"], -1)
-    return reduce_last(attrs["op"], x, 1).unsqueeze(-attrs["ndim"])
+# --- reduction over partitions --------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class PartitionReduceAttrs(Attrs):
+    """Attributes:
+    op: ALU operator.
+    ndim: axes of the operand.
+    """
+
+    op: str
+    ndim: int
+
+
+def _partition_reduce(attrs: PartitionReduceAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    x = xs[0].movedim(-attrs.ndim, -1)
+    return reduce_last(attrs.op, x, 1).unsqueeze(-attrs.ndim)
 
 
 PARTITION_REDUCE = define(
-    "tensor_partition_reduce", engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,),
-    flow="partitions", compute=_partition_reduce, same_partitions=False,
-    cycles=lambda i: 150 + i.src[0].free_size * i.src[0].shape[0], rules=_no_psum_rules,
+    "tensor_partition_reduce",
+    engine=Engine.GPSIMD,
+    reads=(SBUF,),
+    writes=(SBUF,),
+    flow="partitions",
+    attrs=PartitionReduceAttrs,
+    compute=_partition_reduce,
+    cycles=lambda i: START_CYCLES + i.src[0].free_size * i.src[0].shape[0],
+    rules=sbuf_only,
+    same_partitions=False,
+    box_mend="slice the operand instead",
     note="over the partition axis: slow, no published cost; a ones-matmul is faster",
-)  # fmt: skip
+)
 
 
 def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None) -> View:
@@ -110,15 +174,13 @@ def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any 
             "sim_reduce_operator",
             f"tensor_partition_reduce with operator '{name}', expected one of {', '.join(allowed)}",
         )
-    attrs = {"op": name, "ndim": source.ndim, **domain(name, (source,))}
-    dt = source.dt if dtype is None else to_dtype(dtype)
-    shape, axes = (1, *source.shape[1:]), (None, *range(1, source.ndim))
-    return record_fresh(PARTITION_REDUCE, shape, dt, (source,), attrs, mask, axes)
+    attrs = PartitionReduceAttrs(bits=on_bits(name, (source,)), op=name, ndim=source.ndim)
+    shape, dt = (1, *source.shape[1:]), result_type(dtype, source.dt)
+    cuts = ((None, *range(1, source.ndim)), ALIKE)
+    return fresh(PARTITION_REDUCE, shape, dt, (source,), attrs, mask, source.shape, cuts)
 
 
-GATHER_WIDTHS = (1, 2, 4, 8, 16, 32)
-
-
+# --- gathers --------------------------------------------------------------------------------------
 def _out_of_row(what: str, index: torch.Tensor, size: int) -> None:
     if bool(((index < 0) | (index >= size)).any()):
         raise refuse(
@@ -127,78 +189,121 @@ def _out_of_row(what: str, index: torch.Tensor, size: int) -> None:
         )
 
 
-def _local_gather(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    data, index = flatten_free(xs[0], attrs["free_axes"]), xs[1].to(torch.int64)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class LocalGatherAttrs(Attrs):
+    """Attributes:
+    free_axes: free axes of the data.
+    count: indices that each processor uses.
+    width: elements that an index stands for.
+    """
+
+    free_axes: int
+    count: int
+    width: int
+
+
+def _local_gather(attrs: LocalGatherAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    data, index = flat(xs[0], attrs.free_axes), xs[1].to(torch.int64)
     lead, rows, n = data.shape[:-2], data.shape[-2], data.shape[-1]
     cores, each = rows // GEN2.gpsimd_partitions, GEN2.gpsimd_partitions
     lists = index.reshape(*lead, cores, each, -1).transpose(-1, -2).reshape(*lead, cores, -1)
-    lists = lists[..., : attrs["count"]]
-    at = (lists[..., None] + torch.arange(attrs["width"])).flatten(-2)
+    lists = lists[..., : attrs.count]
+    at = (lists[..., None] + torch.arange(attrs.width)).flatten(-2)
     _out_of_row("local_gather", at, n)
     grouped = data.reshape(*lead, cores, each, n)
     picked = grouped.gather(-1, at[..., None, :].expand(*lead, cores, each, at.shape[-1]))
-    return picked.reshape(*lead, rows, attrs["count"], attrs["width"])
+    return picked.reshape(*lead, rows, attrs.count, attrs.width)
 
 
 def _local_gather_cycles(i: Instruction) -> float:
-    count, width = i.attrs["count"], i.attrs["width"]
-    per_word = min(4 / i.src[0].dt.itemsize, width)
-    constant = ((28 + 4 * width) / (4 * width)) / per_word
-    return 150 + count * width / constant
+    attrs = LocalGatherAttrs.of(i)
+    per_word = min(4 / i.src[0].dt.itemsize, attrs.width)
+    constant = ((28 + 4 * attrs.width) / (4 * attrs.width)) / per_word
+    return START_CYCLES + attrs.count * attrs.width / constant
 
 
 LOCAL_GATHER = define(
-    "local_gather", engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,), flow="cores",
-    compute=_local_gather, cycles=_local_gather_cycles, rules=_no_psum_rules,
+    "local_gather",
+    engine=Engine.GPSIMD,
+    reads=(SBUF,),
+    writes=(SBUF,),
+    flow="cores",
+    attrs=LocalGatherAttrs,
+    compute=_local_gather,
+    cycles=_local_gather_cycles,
+    rules=sbuf_only,
     note="each GpSimd core gathers the same free offsets in its 16 partitions",
-)  # fmt: skip
+)
 
 
 def local_gather(
-    src_buffer: Any, index: Any, num_elem_per_idx: int = 1, num_valid_indices: int | None = None,
-    *, mask: Any = None,
-) -> View:  # fmt: skip
+    src_buffer: Any,
+    index: Any,
+    num_elem_per_idx: int = 1,
+    num_valid_indices: int | None = None,
+    *,
+    mask: Any = None,
+) -> View:
     """Gather along the free axis: [P, F...] and uint16 [P, n] -> [P, 16 n, num_elem_per_idx].
 
     The indices of each 16 partitions, read partition first, serve all 16; P is a multiple of 16.
     Indices are element offsets, already multiplied by ``num_elem_per_idx``.
     """
-    data = rows_only(tile(src_buffer, "local_gather"), mask, "local_gather")
+    (data,) = rows_only("local_gather", mask, tile(src_buffer, "local_gather"))
     offsets = tile(index, "local_gather")
     available = GEN2.gpsimd_partitions * offsets.free_size
     count = available if num_valid_indices is None else int(num_valid_indices)
     wrong = None
     if data.shape[0] % GEN2.gpsimd_partitions or data.shape[0] != offsets.shape[0]:
-        wrong = "partition counts that are equal multiples of 16"
+        wrong = f"partition counts that are equal multiples of {GEN2.gpsimd_partitions}"
     elif offsets.dt.name != "uint16":
         wrong = "uint16 indices"
     elif num_elem_per_idx not in GATHER_WIDTHS:
         wrong = f"num_elem_per_idx one of {GATHER_WIDTHS}"
-    elif not 0 < count <= min(available, 4096):
-        wrong = f"num_valid_indices from 1 to {min(available, 4096)}"
+    elif not 0 < count <= min(available, GATHER_MAX):
+        wrong = f"num_valid_indices from 1 to {min(available, GATHER_MAX)}"
     if wrong:
         raise refuse(
             "sim_local_gather",
             f"local_gather of {data.label()} with {offsets.label()}, num_elem_per_idx="
             f"{num_elem_per_idx}, num_valid_indices={count}, expected {wrong}; correct it",
         )
-    attrs = {"free_axes": data.ndim - 1, "count": count, "width": int(num_elem_per_idx)}
-    shape = (data.shape[0], count, int(num_elem_per_idx))
-    return record_fresh(LOCAL_GATHER, shape, data.dt, (data, offsets), attrs)
+    width = int(num_elem_per_idx)
+    attrs = LocalGatherAttrs(free_axes=data.ndim - 1, count=count, width=width)
+    shape = (data.shape[0], count, width)
+    return fresh(LOCAL_GATHER, shape, data.dt, (data, offsets), attrs)
 
 
-def _gather(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    data = flatten_free(xs[0], attrs["free_axes"])
-    index = flatten_free(xs[1].to(torch.int64), attrs["index_axes"])
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class GatherAttrs(Attrs):
+    """Attributes:
+    free_axes, index_axes: free axes of the data and of the indices.
+    """
+
+    free_axes: int
+    index_axes: int
+
+
+def _gather(attrs: GatherAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    data = flat(xs[0], attrs.free_axes)
+    index = flat(xs[1].to(torch.int64), attrs.index_axes)
     _out_of_row("gather_flattened", index, data.shape[-1])
     return data.gather(-1, index).reshape(xs[1].shape)
 
 
 GATHER = define(
-    "gather_flattened", engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,), flow="all",
-    compute=_gather, cycles=lambda i: 150 + i.dst[0].free_size, rules=_no_psum_rules,
+    "gather_flattened",
+    engine=Engine.GPSIMD,
+    reads=(SBUF,),
+    writes=(SBUF,),
+    flow="all",
+    attrs=GatherAttrs,
+    compute=_gather,
+    cycles=lambda i: START_CYCLES + i.dst[0].free_size,
+    rules=sbuf_only,
+    box_mend="slice the operand instead",
     note="nl.gather_flattened (SDK 2.24): own indices for each partition",
-)  # fmt: skip
+)
 
 
 def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = None) -> View:
@@ -211,13 +316,13 @@ def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = 
             "sim_gather_index_type",
             f"gather_flattened indices {index.label()}, expected uint32; cast them",
         )
-    attrs = {"free_axes": source.ndim - 1, "index_axes": index.ndim - 1}
-    dt = source.dt if dtype is None else to_dtype(dtype)
-    axes = (0, *(None for _ in index.shape[1:]))
-    return record_fresh(GATHER, index.shape, dt, (source, index), attrs, mask, axes)
+    attrs = GatherAttrs(free_axes=source.ndim - 1, index_axes=index.ndim - 1)
+    src, dt = (source, index), result_type(dtype, source.dt)
+    cuts = (ROWS, ALIKE, ROWS)
+    return fresh(GATHER, index.shape, dt, src, attrs, mask, source.shape, cuts)
 
 
-def _bounds(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
+def _bounds(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
     ids = xs[0][..., 0, :]
     n = ids.shape[-1]
     place = torch.arange(n, dtype=torch.float32).expand(ids.shape)
@@ -233,10 +338,16 @@ def _bounds(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 SEQUENCE_BOUNDS = define(
-    "sequence_bounds", engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,), flow="all",
-    compute=_bounds, cycles=lambda i: 150 + 2 * i.src[0].free_size, rules=_no_psum_rules,
+    "sequence_bounds",
+    engine=Engine.GPSIMD,
+    reads=(SBUF,),
+    writes=(SBUF,),
+    flow="all",
+    compute=_bounds,
+    cycles=lambda i: START_CYCLES + 2 * i.src[0].free_size,
+    rules=sbuf_only,
     note="SDK 2.26: start and end of the segment that each element belongs to",
-)  # fmt: skip
+)
 
 
 def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> View:
@@ -251,43 +362,78 @@ def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> View:
             "sim_sequence_bounds",
             f"sequence_bounds got {ids.label()}, expected fp32 or int32 of shape (1, n); reshape",
         )
-    dt = ids.dt if dtype is None else to_dtype(dtype)
-    return record_fresh(SEQUENCE_BOUNDS, (1, 2, ids.shape[1]), dt, (ids,), {})
+    dt = result_type(dtype, ids.dt)
+    return fresh(SEQUENCE_BOUNDS, (1, 2, ids.shape[1]), dt, (ids,), Attrs())
 
 
-def _uniform(attrs: dict[str, Any], seed: torch.Tensor | None, shape: Any) -> torch.Tensor:
+# --- random numbers -------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class RandomAttrs(Attrs):
+    """Attributes:
+    count: random instructions since the seed was set.
+    seed, seed_at: the seed, or which operand it is.
+    shape: of the result.
+    """
+
+    count: int
+    seed: int = 0
+    seed_at: int | None = None
+    shape: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class DropoutAttrs(RandomAttrs):
+    """Attributes:
+    probability, probability_at: of an element to become zero, or which operand holds it.
+    """
+
+    probability: float = 0.0
+    probability_at: int | None = None
+
+
+def _uniform(attrs: RandomAttrs, xs: list[torch.Tensor], shape: Any) -> torch.Tensor:
     """Uniform [0, 1): the same for the same seed and position in the kernel."""
-    number = attrs["seed"] if seed is None else int(seed.reshape(-1)[0])
-    generator = torch.Generator().manual_seed((number << 20) + attrs["count"])
+    seed = attrs.seed if attrs.seed_at is None else int(xs[attrs.seed_at].reshape(-1)[0])
+    generator = torch.Generator().manual_seed((seed << 20) + attrs.count)
     return torch.rand(shape, generator=generator)
 
 
-def _random_source(tracer: trace.Tracer) -> tuple[tuple[View, ...], dict[str, Any]]:
-    """Seed operand (if the seed is data) and attributes of the next random instruction."""
+def _random_source(src: list[View]) -> RandomAttrs:
+    """Attributes of the next random instruction; a seed that is data is appended to ``src``."""
+    tracer = trace.current("a random instruction")
     seed, count = tracer.random
     tracer.random = (seed, count + 1)
     if isinstance(seed, View):
-        return (seed,), {"count": count}
-    return (), {"seed": seed, "count": count}
+        src.append(seed)
+        return RandomAttrs(count=count, seed_at=len(src) - 1)
+    return RandomAttrs(count=count, seed=seed)
 
 
-def _rand(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    return _uniform(attrs, xs[0] if xs else None, attrs["shape"])
+def _rand(attrs: RandomAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    return _uniform(attrs, xs, attrs.shape)
 
 
 RAND = define(
-    "rand", engine=Engine.GPSIMD, reads=ON_CHIP, writes=(SBUF,), flow="random", compute=_rand,
-    cycles=lambda i: 150 + i.dst[0].free_size, same_partitions=False,
+    "rand",
+    engine=Engine.GPSIMD,
+    reads=ON_CHIP,
+    writes=(SBUF,),
+    flow="random",
+    attrs=RandomAttrs,
+    compute=_rand,
+    cycles=lambda i: START_CYCLES + i.dst[0].free_size,
+    same_partitions=False,
     note="nl.rand: uniform in [0, 1), reproducible from the seed",
-)  # fmt: skip
+)
 
 
 def rand(shape: Any, dtype: Any = np.float32) -> View:
     """Tile of uniform numbers in [0, 1); the same in every run, new ones in every call."""
-    tracer = trace.current("nl.rand")
+    trace.current("nl.rand")
     size = tuple(int(s) for s in shape)
-    src, attrs = _random_source(tracer)
-    return record_fresh(RAND, size, to_dtype(dtype), src, {**attrs, "shape": size})
+    src: list[View] = []
+    attrs = replace(_random_source(src), shape=size)
+    return fresh(RAND, size, to_dtype(dtype), tuple(src), attrs)
 
 
 def random_seed(seed: Any, *, mask: Any = None) -> None:
@@ -296,7 +442,8 @@ def random_seed(seed: Any, *, mask: Any = None) -> None:
     if trace.region(mask, (1, 1)) is trace.EMPTY:
         return
     if isinstance(seed, View):
-        tracer.random = (subscript(seed, (slice(0, 1), slice(0, 1))), 0)
+        first = (slice(0, 1),) * 2
+        tracer.random = (seed.slice_box(first), 0)
     elif is_integer(seed):
         tracer.random = (int(seed), 0)
     else:
@@ -306,24 +453,30 @@ def random_seed(seed: Any, *, mask: Any = None) -> None:
         )
 
 
-def _dropout(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    seed = xs[attrs["seed_at"]] if "seed_at" in attrs else None
-    probability = xs[attrs["prob_at"]] if "prob_at" in attrs else attrs["prob"]
-    return torch.where(_uniform(attrs, seed, xs[0].shape) < probability, 0.0, xs[0])
+def _dropout(attrs: DropoutAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    at = attrs.probability_at
+    probability = attrs.probability if at is None else xs[at]
+    return torch.where(_uniform(attrs, xs, xs[0].shape) < probability, 0.0, xs[0])
 
 
 DROPOUT = define(
-    "dropout", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="dropout",
-    compute=_dropout, cycles=streaming(), same_partitions=False,
+    "dropout",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="dropout",
+    attrs=DropoutAttrs,
+    compute=_dropout,
+    cycles=streaming(),
+    same_partitions=False,
     note="zeroes elements with a probability, without rescaling the others",
-)  # fmt: skip
+)
 
 
 def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """``data`` with elements set to zero with probability ``prob`` (a number or [P, 1])."""
     source = tile(data, "dropout")
-    src = [source]
-    attrs: dict[str, Any] = {}
+    src, probability, at = [source], 0.0, None
     if isinstance(prob, View):
         if source.dt.is_int and prob.dt is not FLOAT32:
             raise refuse(
@@ -331,29 +484,22 @@ def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> Vie
                 f"dropout of {source.label()} with probabilities {prob.label()}, expected fp32 "
                 "probabilities for integer data; cast them",
             )
-        attrs["prob_at"] = 1
+        at = len(src)
         src.append(stretched(prob, source, "prob"))
     else:
-        attrs["prob"] = float(prob)
-    tracer = trace.current("nisa.dropout")
-    seed, state = _random_source(tracer)
-    if seed:
-        attrs["seed_at"] = len(src)
-        src += seed
-    dt = source.dt if dtype is None else to_dtype(dtype)
-    cut = trace.region(mask, source.shape) if mask is not None else None
-    made = tracer.storage(source.shape, dt, SBUF)
-    out = tracer.whole(made)
-    if cut is trace.EMPTY:
-        return out
-    dst = out
-    if isinstance(cut, tuple):
-        dst = out.slice_box(cut)
-        src = [s if s.shape != source.shape else s.slice_box(cut) for s in src]
-    elif cut is not None:
-        attrs["mask"] = cut
-    made.producer = tracer.emit(DROPOUT, (dst,), tuple(src), {**attrs, **state})
-    return out
+        probability = float(prob)
+    cuts = [ALIKE] * (1 + len(src))  # the result and the operands of its shape
+    state = _random_source(src)  # a seed that is data stays whole
+    cuts += [WHOLE] * (1 + len(src) - len(cuts))
+    attrs = DropoutAttrs(
+        count=state.count,
+        seed=state.seed,
+        seed_at=state.seed_at,
+        probability=probability,
+        probability_at=at,
+    )
+    dt = result_type(dtype, source.dt)
+    return fresh(DROPOUT, source.shape, dt, tuple(src), attrs, mask, axes=cuts)
 
 
 def builtin_custom_op(*_: Any, **__: Any) -> View:

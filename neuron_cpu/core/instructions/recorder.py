@@ -1,104 +1,151 @@
-"""Recording of an instruction with a mask, into a fresh tile or a given destination."""
+"""Recording an instruction: the one form that every front end and every instruction shares.
+
+``record`` takes the entry, destination and source views and typed attributes, and nothing of any
+calling convention; ``fresh`` does the same into a new tile. A mask is resolved here: a box cuts
+sources and destinations alike, anything else stays as an array of booleans on the instruction.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ..device.dtypes import DType
 from ..device.errors import refuse
-from ..device.spec import Engine
 from ..program import trace
+from ..program.attributes import Attrs
+from ..program.program import Instruction
 from ..program.view import View
-from . import operators
-from .arguments import no_box, tile
 from .entry import SBUF, OpSpec
 
+# For each axis of an operand the axis of the mask that cuts it (None, or beyond the end: none).
+# ``None`` instead of a tuple: the operand has the mask's shape and is cut alike.
+Axes = tuple["int | None", ...] | None
+ALIKE: Axes = None
+ROWS: Axes = (0,)
+WHOLE: Axes = ()
 
-def record_fresh(
+
+def record(
+    op: OpSpec,
+    dst: tuple[View, ...],
+    src: tuple[View, ...],
+    attrs: Attrs,
+    mask: Any = None,
+    over: tuple[int, ...] | None = None,
+    axes: Sequence[Axes] = (),
+) -> Instruction | None:
+    """Record ``op`` from ``src`` into ``dst``.
+
+    Args:
+        mask: comparisons of index expressions over a region of shape ``over``.
+        over: by default the shape of the first destination.
+        axes: how the mask cuts each of ``dst``, then each of ``src``; default: all of them alike.
+
+    Returns:
+        The instruction; None where the mask selects nothing, or leaves several boxes of a DMA that
+        are recorded one by one.
+
+    Raises:
+        NkiError: compiler or hardware would refuse the instruction, or the mask is no box and the
+            instruction takes boxes only.
+    """
+    tracer = trace.current(f"nisa.{op.name}")
+    assert type(attrs) is op.attrs, (op.name, type(attrs))
+    cut = None if mask is None else trace.region(mask, dst[0].shape if over is None else over)
+    if cut is trace.EMPTY:
+        return None
+    if isinstance(cut, tuple):
+        dst, src = _cut(dst, src, cut, axes)
+        attrs = attrs.cut(cut)
+    elif cut is not None:
+        if op.box_mend is not None or attrs.reduce_axes:
+            raise _no_box(op, src[0])
+        if op.is_dma and any(v.oob or v.indirect for v in (*dst, *src)):
+            # every element is checked and none outside of the mask touched: a DMA for each box
+            for box in trace.boxes(cut):
+                _emit(tracer, op, *_cut(dst, src, box, axes), attrs)
+            return None
+        attrs = replace(attrs, mask=cut)
+    return _emit(tracer, op, dst, src, attrs)
+
+
+def fresh(
     op: OpSpec,
     shape: tuple[int, ...],
     dt: DType,
     src: tuple[View, ...],
-    attrs: dict,
+    attrs: Attrs,
     mask: Any = None,
-    axes: tuple[int | None, ...] = (),
+    over: tuple[int, ...] | None = None,
+    axes: Sequence[Axes] = (),
+    buffer: str = SBUF,
+    also: tuple[View, ...] = (),
 ) -> View:
-    """Record ``op`` into a fresh SBUF tile whose shape differs from its operands'.
+    """Record ``op`` into a new tile and return the tile; an assignment may move the result.
 
-    A mask over ``src[0]`` cuts it, the rows of the others, and those axes of the result that
-    ``axes`` says are axes of ``src[0]``.
+    Args:
+        also: further destinations. The others as in ``record``.
     """
     tracer = trace.current(f"nisa.{op.name}")
-    made = tracer.storage(shape, dt, SBUF)
-    out = dst = tracer.whole(made)
-    cut = trace.region(mask, src[0].shape) if mask is not None else None
-    if cut is trace.EMPTY:
-        return out
-    if isinstance(cut, tuple):
-        box = [slice(0, n) if a is None else cut[a] for a, n in zip(axes, shape)]
-        dst = out.slice_box(tuple(box))
-        rest = [s.slice_box((cut[0], *(slice(0, n) for n in s.shape[1:]))) for s in src[1:]]
-        src = (src[0].slice_box(cut), *rest)
-    elif cut is not None:
-        raise no_box(op.name, src[0])
-    made.producer = tracer.emit(op, (dst,), src, attrs)
+    made = tracer.storage(shape, dt, buffer)
+    out = tracer.whole(made)
+    made.producer = record(op, (out, *also), src, attrs, mask, over, axes)
     return out
 
 
-def record_into(
-    op: OpSpec, dst: View, src: tuple[View, ...], attrs: dict[str, Any], mask: Any = None
-) -> None:
-    """Record ``op`` with a result passed by reference; all operands have the result's shape."""
-    cut = trace.region(mask, dst.shape) if mask is not None else None
-    if cut is trace.EMPTY:
-        return
-    if isinstance(cut, tuple):
-        dst, src = dst.slice_box(cut), tuple(s.slice_box(cut) for s in src)
-    elif cut is not None:
-        attrs = {**attrs, "mask": cut}
-    trace.current(f"nisa.{op.name}").emit(op, (dst,), src, attrs)
-    note_written(dst)
-
-
-def with_reduction(tracer, op, data, src, attrs, dt, reduce_op, reduce_res, mask):
-    """Record an instruction with a second result: a reduction over all free axes."""
-    total = tile(reduce_res, f"{op.name} reduce_res")
-    if total.shape[0] != data.shape[0] or total.free_size != 1:
-        raise refuse(
-            "sim_reduce_res_shape",
-            f"{op.name} reduce_res {total.label()}, expected shape ({data.shape[0]}, 1)",
-        )
-    name = operators.name_of(reduce_op) if reduce_op is not None else "add"
-    if op.engine is Engine.SCALAR and name != "add":
-        raise refuse(
-            "sim_activation_reduce_op",
-            f"activation_reduce with reduce_op '{name}', expected add on NeuronCore-v2; use "
-            "nisa.tensor_reduce",
-        )
-    if op.engine is not Engine.SCALAR:
-        attrs["reduce_op"] = name
-    attrs["reduce_axes"] = data.ndim - 1
-    attrs["reduce_pad"] = (1,) * (total.ndim - 1)
-    fresh = tracer.storage(data.shape, dt, "sbuf")
-    out = tracer.whole(fresh)
-    dst = out
-    cut = trace.region(mask, data.shape) if mask is not None else None
-    if cut is trace.EMPTY:
-        return out
-    if isinstance(cut, tuple):
-        dst = out.slice_box(cut)
-        src = [s.slice_box(cut) for s in src]
-        total = total.slice_box((cut[0], *(slice(0, s) for s in total.shape[1:])))
-    elif cut is not None:
+def rows_only(what: str, mask: Any, *views: View) -> Iterator[View]:
+    """``views`` of one shape, cut by a mask that selects a box (instructions over whole rows)."""
+    cut = None if mask is None else trace.region(mask, views[0].shape)
+    if cut is not None and not isinstance(cut, tuple):
         raise refuse(
             "sim_reduce_mask",
-            f"mask of {op.name} is no box, expected one bound per axis; mask whole rows or columns",
+            f"mask of {what} is no box of {views[0].label()}, expected one bound per axis and at "
+            "least one element; slice the operand instead",
         )
-    fresh.producer = tracer.emit(op, (dst, total), tuple(src), attrs)
-    return out
+    for view in views:
+        yield view if cut is None else view.slice_box(cut)
 
 
 def note_written(dst: View) -> None:
-    """A write covers part of a PSUM tile that matmuls may accumulate into."""
+    """Note a write into a PSUM tile that matmuls may accumulate into."""
     if dst.storage.groups is not None:
         dst.storage.groups.written(dst)
+
+
+def _emit(
+    tracer: trace.Tracer, op: OpSpec, dst: tuple[View, ...], src: tuple[View, ...], attrs: Attrs
+) -> Instruction:
+    made = tracer.emit(op, dst, src, attrs)
+    if not op.multiplies:  # products keep their own account of what they accumulate into
+        for view in dst:
+            note_written(view)
+    return made
+
+
+def _cut(
+    dst: tuple[View, ...], src: tuple[View, ...], box: tuple[slice, ...], axes: Sequence[Axes]
+) -> tuple[tuple[View, ...], tuple[View, ...]]:
+    """Destinations and sources of what a box of the mask's region leaves."""
+    views = (*dst, *src)
+    kept = [_cut_one(v, box, a) for v, a in zip(views, axes or [ALIKE] * len(views), strict=True)]
+    return tuple(kept[: len(dst)]), tuple(kept[len(dst) :])
+
+
+def _cut_one(view: View, box: tuple[slice, ...], axes: Axes) -> View:
+    if axes is None:
+        return view.slice_box(box)
+    own = [slice(0, size) for size in view.shape]
+    for axis, of_mask in enumerate(axes):
+        if of_mask is not None:
+            own[axis] = box[of_mask]
+    return view.slice_box(tuple(own))
+
+
+def _no_box(op: OpSpec, data: View) -> Exception:
+    return refuse(
+        "sim_matmul_mask" if op.multiplies else "sim_reduce_mask",
+        f"mask of {op.name} of {data.label()} is no box, expected one bound per axis; "
+        f"{op.box_mend or 'mask whole rows or columns'}",
+    )

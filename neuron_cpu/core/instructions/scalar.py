@@ -1,46 +1,67 @@
-"""ScalarE: activation functions."""
+"""ScalarE: activation functions, with sums over the free axes.
+
+Sources: aws-neuron-sdk v2.21.1, general/nki/api/nki/isa/__init__.py (activation,
+activation_reduce: operand types, cycles); v2.22.0 for ``reduce_cmd``.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, to_dtype
+from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32
 from ..device.errors import refuse, warn
 from ..device.spec import Engine
 from ..program import trace
+from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
 from . import operators
 from .activations import ACTIVATIONS, check_range
-from .arguments import stretched, tile
-from .constants import reduce_cmd
+from .arguments import reduction_target, result_type, stretched, tile
+from .constants import reduce_cmd as commands
 from .copies import copy_into
-from .entry import MIN_II, ON_CHIP, define, streaming
-from .recorder import with_reduction
-from .vector import TENSOR_TENSOR
+from .entry import ON_CHIP, SBUF, define, streaming_with_sums
+from .recorder import ALIKE, ROWS, fresh, record
+from .vector import TENSOR_TENSOR, BinaryAttrs
 
 
-def _activation(attrs: dict[str, Any], xs: list[torch.Tensor]) -> Any:
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class ActivationAttrs(Attrs):
+    """Attributes:
+    op: name of the function.
+    scale: constant factor of the data, where no operand is.
+    scale_at, bias_at: which operand is the factor or the summand of the data, if one is.
+    """
+
+    op: str
+    scale: float = 1.0
+    scale_at: int | None = None
+    bias_at: int | None = None
+
+
+def _activation(attrs: ActivationAttrs, xs: list[torch.Tensor]) -> Any:
     x = xs[0]
-    scale = xs[attrs["scale_at"]] if "scale_at" in attrs else attrs.get("scale", 1.0)
-    if isinstance(scale, torch.Tensor) or scale != 1.0:
-        x = x * scale
-    if "bias_at" in attrs:
-        x = x + xs[attrs["bias_at"]]
-    check_range(attrs["op"], x)
-    y = ACTIVATIONS[attrs["op"]](x)
-    if "reduce_axes" not in attrs:
+    if attrs.scale_at is not None:
+        x = x * xs[attrs.scale_at]
+    elif attrs.scale != 1.0:
+        x = x * attrs.scale
+    if attrs.bias_at is not None:
+        x = x + xs[attrs.bias_at]
+    check_range(attrs.op, x)
+    y = ACTIVATIONS[attrs.op](x)
+    if not attrs.reduce_axes:
         return y
     # summed before the cast to the output type: the text implies the fp32 pipeline value
-    total = y.sum(dim=tuple(range(-attrs["reduce_axes"], 0)))
-    return y, total.reshape(*total.shape, *attrs["reduce_pad"])
+    return y, y.sum(dim=tuple(range(-attrs.reduce_axes, 0)))
 
 
 def _activation_rules(i: Instruction) -> None:
-    op = i.attrs["op"]
+    op = ActivationAttrs.of(i).op
     if op not in ACTIVATIONS:
         raise refuse(
             "sim_activation_function",
@@ -50,35 +71,39 @@ def _activation_rules(i: Instruction) -> None:
 
 
 ACTIVATION = define(
-    "activation", engine=Engine.SCALAR, reads=ON_CHIP, writes=ON_CHIP, flow="elementwise",
-    compute=_activation, rules=_activation_rules,
-    cycles=lambda i: streaming(extra=MIN_II if "reduce_axes" in i.attrs else 0)(i),
+    "activation",
+    engine=Engine.SCALAR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="elementwise",
+    attrs=ActivationAttrs,
+    compute=_activation,
+    cycles=streaming_with_sums,
+    rules=_activation_rules,
     note="op(data * scale + bias) in fp32; optionally the sum over the free axes",
     aliases=("activation_reduce",),
-)  # fmt: skip
+)
+
 _BIAS_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 
 
-def _scale_and_bias(data: View, bias: Any, scale: Any) -> tuple[list[View], dict[str, Any]]:
+def activation_operands(
+    op: Any, data: View, bias: Any = None, scale: Any = 1.0
+) -> tuple[tuple[View, ...], ActivationAttrs]:
+    """Sources and attributes of ``op(data * scale + bias)``.
+
+    Args:
+        bias: [P, 1] of fp32, fp16 or bf16, or None.
+        scale: a number or fp32 [P, 1].
+    """
     src = [data]
-    attrs: dict[str, Any] = {}
+    factor, scale_at, bias_at = 1.0, None, None
     if isinstance(scale, View):
-        if scale.dt is not FLOAT32:
-            raise refuse(
-                "err_activation_scale_invalid_type",
-                f"activation scale {scale.label()}, expected a number or an fp32 tile; cast it",
-            )
-        if scale.free_size != 1 or scale.shape[0] != data.shape[0]:
-            raise refuse(
-                "err_activation_scale_scalar_or_vector",
-                f"activation scale {scale.label()} for data {data.label()}, expected a number or "
-                f"shape ({data.shape[0]}, 1)",
-            )
-        attrs["scale_at"] = len(src)
+        _check_scale(scale, data)
+        scale_at = len(src)
         src.append(stretched(scale, data, "scale"))
     elif isinstance(scale, (int, float, np.number)) and not isinstance(scale, bool):
-        if float(scale) != 1.0:
-            attrs["scale"] = float(np.float32(scale))
+        factor = float(np.float32(scale))
     else:
         raise refuse(
             "err_activation_scale_invalid_type",
@@ -92,9 +117,25 @@ def _scale_and_bias(data: View, bias: Any, scale: Any) -> tuple[list[View], dict
                 f"activation bias is {got}, expected a ({data.shape[0]}, 1) tile of fp32, fp16 or "
                 "bf16: this core takes no constant bias; make one with nisa.memset",
             )
-        attrs["bias_at"] = len(src)
+        bias_at = len(src)
         src.append(stretched(bias, data, "bias"))
-    return src, attrs
+    name = operators.name_of(op)
+    attrs = ActivationAttrs(op=name, scale=factor, scale_at=scale_at, bias_at=bias_at)
+    return tuple(src), attrs
+
+
+def _check_scale(scale: View, data: View) -> None:
+    if scale.dt is not FLOAT32:
+        raise refuse(
+            "err_activation_scale_invalid_type",
+            f"activation scale {scale.label()}, expected a number or an fp32 tile; cast it",
+        )
+    if scale.free_size != 1 or scale.shape[0] != data.shape[0]:
+        raise refuse(
+            "err_activation_scale_scalar_or_vector",
+            f"activation scale {scale.label()} for data {data.label()}, expected a number or "
+            f"shape ({data.shape[0]}, 1)",
+        )
 
 
 def activation(
@@ -117,41 +158,73 @@ def activation(
     ``reduce_res`` [P, 1] then receives the registers.
     """
     source = tile(data, "activation")
-    src, attrs = _scale_and_bias(source, bias, scale)
-    attrs["op"] = operators.name_of(op)
+    src, attrs = activation_operands(op, source, bias, scale)
+    dt = result_type(dtype, source.dt)
     tracer = trace.current("nisa.activation")
-    dt = source.dt if dtype is None else to_dtype(dtype)
     if tracer.program.direct_allocation and bias is None:
         raise refuse(
             "err_bias_tensor_must_be_specified_in_allocation",
             "activation without bias under direct allocation needs a hidden zero tile, expected "
             "bias=; pass a zeroed (P, 1) tile",
         )
+
+    def into(total: View | None) -> View:
+        """The activation, with the sums over the free axes in ``total``."""
+        if total is None:
+            return fresh(ACTIVATION, source.shape, dt, src, attrs, mask)
+        _check_reduce_op(reduce_op)
+        summing = replace(attrs, reduce_axes=source.ndim - 1)
+        axes = (ALIKE, ROWS, *(ALIKE for _ in src))
+        return fresh(ACTIVATION, source.shape, dt, src, summing, mask, axes=axes, also=(total,))
+
     if reduce_cmd is not None:
-        return _running_sums(
-            tracer, source, src, attrs, dt, reduce_op, reduce_res, reduce_cmd, mask
-        )
+        return _running_sums(tracer, source, into, reduce_res, reduce_cmd)
     if reduce_res is None:
-        return tracer.result(ACTIVATION, source.shape, dt, tuple(src), attrs, mask)
-    return with_reduction(tracer, ACTIVATION, source, src, attrs, dt, reduce_op, reduce_res, mask)
+        return into(None)
+    return into(reduction_target(reduce_res, source, "activation"))
 
 
-def _running_sums(tracer, data, src, attrs, dt, reduce_op, reduce_res, command, mask):
-    """``activation`` with ``reduce_cmd``: the registers are a hidden [P, 1] fp32 tile."""
-    warn("sim_newer_api", "activation(reduce_cmd=) needs SDK 2.22 or newer; use activation_reduce")
-    before = None if command in (reduce_cmd.reset, reduce_cmd.reset_reduce) else tracer.sums
-    if command in (reduce_cmd.idle, reduce_cmd.reset):
-        tracer.sums = before
-        result = tracer.result(ACTIVATION, data.shape, dt, tuple(src), attrs, mask)
-    else:
-        registers = tracer.whole(tracer.storage((data.shape[0], 1), FLOAT32, "sbuf"))
-        result = with_reduction(
-            tracer, ACTIVATION, data, src, attrs, dt, reduce_op, registers, mask
+def _check_reduce_op(reduce_op: Any) -> None:
+    name = "add" if reduce_op is None else operators.name_of(reduce_op)
+    if name != "add":
+        raise refuse(
+            "sim_activation_reduce_op",
+            f"activation_reduce with reduce_op '{name}', expected add on NeuronCore-v2; use "
+            "nisa.tensor_reduce",
         )
-        if before is not None:
-            add = {"op": "add"}
-            tracer.emit(TENSOR_TENSOR, (registers,), (registers, before), add)
-        tracer.sums = registers
+
+
+def _running_sums(
+    tracer: trace.Tracer,
+    data: View,
+    into: Callable[[View | None], View],
+    reduce_res: Any,
+    command: commands,
+) -> View:
+    """``activation`` with ``reduce_cmd``: a hidden [P, 1] fp32 tile stands for the registers.
+
+    The registers outlive the iteration of a loop in which they were last reset, so the tile's scope
+    grows to the innermost loop body that holds all its uses.
+    """
+    warn("sim_newer_api", "activation(reduce_cmd=) needs SDK 2.22 or newer; use activation_reduce")
+
+    def column() -> View:
+        return tracer.whole(tracer.storage((data.shape[0], 1), FLOAT32, SBUF))
+
+    if command in (commands.reset, commands.reset_reduce):
+        tracer.sums = None
+    elif tracer.sums is not None:
+        _bring_into_scope(tracer, tracer.sums)
+    if command in (commands.idle, commands.reset):
+        result = into(None)
+    elif tracer.sums is None:
+        tracer.sums = column()
+        result = into(tracer.sums)
+    else:
+        part = column()
+        result = into(part)
+        sums = (tracer.sums,)
+        record(TENSOR_TENSOR, sums, (*sums, part), BinaryAttrs(op="add"))
     if reduce_res is not None:
         if tracer.sums is None:
             raise refuse(
@@ -161,6 +234,14 @@ def _running_sums(tracer, data, src, attrs, dt, reduce_op, reduce_res, command, 
             )
         copy_into(tile(reduce_res, "activation reduce_res"), tracer.sums)
     return result
+
+
+def _bring_into_scope(tracer: trace.Tracer, sums: View) -> None:
+    """Let the loop around the current iteration own the tile, if an earlier iteration made it."""
+    around = {None, *(tracer.frame.path() if tracer.frame is not None else ())}
+    storage = sums.storage
+    while storage.frame is not None and storage.frame not in around:
+        storage.frame = storage.frame.parent
 
 
 def activation_reduce(
@@ -176,6 +257,12 @@ def activation_reduce(
 ) -> View:
     """As ``activation``; ``reduce_res`` [P, 1] receives the sum over the free axes."""
     return activation(
-        op, data, bias=bias, scale=scale, reduce_op=reduce_op, reduce_res=reduce_res, mask=mask,
+        op,
+        data,
+        bias=bias,
+        scale=scale,
+        reduce_op=reduce_op,
+        reduce_res=reduce_res,
+        mask=mask,
         dtype=dtype,
-    )  # fmt: skip
+    )

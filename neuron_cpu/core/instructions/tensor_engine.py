@@ -1,19 +1,27 @@
-"""TensorE: matrix products and transposes."""
+"""TensorE: matrix products and transposes.
+
+Sources: aws-neuron-sdk v2.21.1, general/nki/api/nki/isa/__init__.py (nc_matmul, nc_transpose: tile
+limits, types, cycles), general/nki/arch/trainium_inferentia2_arch.rst (LoadStationary and
+MultiplyMoving; PSUM accumulates in fp32).
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from ..device.dtypes import FLOAT32, to_dtype
+from ..device.dtypes import FLOAT32
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2, Engine
 from ..program import trace
+from ..program.accumulation import Groups
+from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
-from .arguments import choose_engine, tile
+from .arguments import choose_engine, result_type, tile
 from .copies import tensor_copy
 from .entry import (
     FOUR_BYTE_FLOATS,
@@ -23,22 +31,31 @@ from .entry import (
     SBUF,
     check_free_size,
     define,
+    flat,
     wide_stride,
 )
+from .recorder import ALIKE, fresh, record
 
 
-def _matmul(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    ns, nm = attrs.get("free_axes", (1, 1))
-    stationary = xs[0].flatten(-ns) if ns > 1 else xs[0]
-    moving = xs[1].flatten(-nm) if nm > 1 else xs[1]
-    return torch.matmul(stationary.transpose(-1, -2), moving)
+# --- products -------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class MatmulAttrs(Attrs):
+    """``start`` and ``accumulate`` of the base say what becomes of the content of PSUM.
+
+    Attributes:
+        is_transpose: the moving operand is an identity, so the product moves data.
+        stationary_onezero, moving_onezero: the operand holds ones and zeros only.
+    """
+
+    is_transpose: bool = False
+    stationary_onezero: bool = False
+    moving_onezero: bool = False
 
 
 def _matmul_rules(i: Instruction) -> None:
     stationary, moving = i.src
-    limit = GEN2.stationary_free_max
-    check_free_size("nc_matmul stationary", stationary, stationary.free_size, limit)
-    check_free_size("nc_matmul moving", moving, moving.free_size, GEN2.moving_free_max)
+    check_free_size("nc_matmul stationary", stationary, GEN2.stationary_free_max)
+    check_free_size("nc_matmul moving", moving, GEN2.moving_free_max)
     if stationary.shape[0] != moving.shape[0]:
         raise refuse(
             "err_num_partition_mismatch",
@@ -60,7 +77,7 @@ def _matmul_rules(i: Instruction) -> None:
                 f"nc_matmul got {view.label()}, expected a floating-point type; cast it first",
             )
     out = i.dst[0]
-    if not i.attrs.get("is_transpose") and out.dt.name != "float32":
+    if not MatmulAttrs.of(i).is_transpose and out.dt.name != "float32":
         raise refuse(
             "sim_matmul_output_type",
             f"nc_matmul writes {out.label()}, expected float32: PSUM accumulates in fp32; cast "
@@ -69,38 +86,53 @@ def _matmul_rules(i: Instruction) -> None:
 
 
 def _matmul_cycles(i: Instruction) -> float:
+    """Loading the stationary operand overlaps with the product before, so the longer one counts."""
     stationary, moving = i.src
-    n_stationary = stationary.free_size
-    load = math.ceil(n_stationary / 4)  # LoadStationary runs up to 4 times faster (arch guide)
+    load = math.ceil(stationary.free_size / 4)  # LoadStationary runs up to 4 times faster (arch)
     load *= 2 if wide_stride(stationary) else 1
     stream = moving.free_size * (2 if wide_stride(moving) else 1)
-    rate = 4 if stationary.dt.name in FOUR_BYTE_FLOATS else 1
-    if rate == 4 and (i.attrs.get("stationary_onezero") or i.attrs.get("moving_onezero")):
-        rate = 2
+    attrs = MatmulAttrs.of(i)
+    rate = 4 if stationary.dt.name in FOUR_BYTE_FLOATS else 1  # fp32 takes four passes
+    if rate == 4 and (attrs.stationary_onezero or attrs.moving_onezero):
+        rate = 2  # ones and zeros have no low half
     return rate * max(load, MIN_II, stream)
 
 
+def _matmul_macs(i: Instruction) -> int:
+    stationary, moving = i.src
+    return stationary.shape[0] * stationary.free_size * moving.free_size
+
+
 NC_MATMUL = define(
-    "nc_matmul", engine=Engine.TENSOR, reads=(SBUF,), writes=(PSUM,), flow="matmul",
-    compute=_matmul, cycles=_matmul_cycles, rules=_matmul_rules, same_partitions=False,
+    "nc_matmul",
+    engine=Engine.TENSOR,
+    reads=(SBUF,),
+    writes=(PSUM,),
+    flow="matmul",
+    attrs=MatmulAttrs,
+    compute=None,
+    cycles=_matmul_cycles,
+    rules=_matmul_rules,
+    same_partitions=False,
+    box_mend="mask the operands in their subscripts instead",
+    multiplies=True,
+    macs=_matmul_macs,
+    moves=lambda i: MatmulAttrs.of(i).is_transpose,
     note="out[M, N] = stationary[K, M].T @ moving[K, N], accumulated in fp32 in PSUM",
-)  # fmt: skip
+)
 
 
-def collapsed(view: View, what: str) -> tuple[View, int]:
-    """The view with one free axis where strides allow it, and its number of free axes."""
+def collapsed(view: View) -> View:
+    """The view with one free axis, where its strides allow that."""
     if view.ndim == 2 or view.paxis:
-        return view, 1
-    flat = view.flattened()
-    return (view, view.ndim - 1) if flat is None else (flat, 1)
+        return view
+    return view.flattened() or view
 
 
 def _in_sbuf(operand: View) -> View:
     """The operand, a transpose that was assigned nowhere copied out of PSUM first."""
     producer = operand.storage.producer
-    if operand.storage.buffer != "psum" or producer is None:
-        return operand
-    if producer.op is not NC_TRANSPOSE:
+    if operand.storage.buffer != PSUM or producer is None or producer.op is not NC_TRANSPOSE:
         return operand
     warn(
         "sim_transposed_operand",
@@ -125,17 +157,8 @@ def nc_matmul(
     K <= 128 partitions, M <= 128, N <= 512; both operands in SBUF. ``acc[...] += nc_matmul(...)``
     on a PSUM tile from nl.zeros accumulates in fp32 inside PSUM.
     """
-    left, ns = collapsed(_in_sbuf(tile(stationary, "nc_matmul")), "stationary")
-    right, nm = collapsed(_in_sbuf(tile(moving, "nc_matmul")), "moving")
-    attrs: dict[str, Any] = {}
-    if (ns, nm) != (1, 1):
-        attrs["free_axes"] = (ns, nm)
-    if is_transpose:
-        attrs["is_transpose"] = True
-    if is_stationary_onezero:
-        attrs["stationary_onezero"] = True
-    if is_moving_onezero:
-        attrs["moving_onezero"] = True
+    left = collapsed(_in_sbuf(tile(stationary, "nc_matmul")))
+    right = collapsed(_in_sbuf(tile(moving, "nc_matmul")))
     for name in extra:
         if name not in ("tile_position", "tile_size"):
             raise refuse(
@@ -143,50 +166,74 @@ def nc_matmul(
                 f"nc_matmul got keyword '{name}', which NeuronCore-v2 does not have; drop it",
             )
         warn("sim_newer_api", f"nc_matmul({name}=) needs SDK 2.22 or newer; drop it to run on 2.21")
-    tracer = trace.current("nisa.nc_matmul")
+    attrs = MatmulAttrs(
+        is_transpose=bool(is_transpose),
+        stationary_onezero=bool(is_stationary_onezero),
+        moving_onezero=bool(is_moving_onezero),
+    )
     shape = (left.free_size, right.free_size)
     dt = right.dt if is_transpose and right.dt is left.dt else FLOAT32
-    if mask is None:
-        fresh = tracer.storage(shape, dt, "psum")
-        out = tracer.whole(fresh)
-        fresh.producer = tracer.emit(NC_MATMUL, (out,), (left, right), attrs)
-        return out
-    return _masked_matmul(tracer, left, right, shape, dt, attrs, mask)
+    if mask is not None:  # on [M, N]: M are the columns of one operand, N those of the other
+        left = _one_free_axis(left)
+        right = _one_free_axis(right)
+    axes = (ALIKE, (None, 0), (None, 1))
+    return fresh(NC_MATMUL, shape, dt, (left, right), attrs, mask, axes=axes, buffer=PSUM)
 
 
-def _masked_matmul(tracer, left, right, shape, dt, attrs, mask):
-    """A mask on the [M, N] result cuts the operands' free axes."""
-    fresh = tracer.storage(shape, dt, "psum")
-    out = tracer.whole(fresh)
-    cut = trace.region(mask, shape)
-    if cut is trace.EMPTY:
-        return out
-    if isinstance(cut, tuple) and left.ndim == right.ndim == 2:
-        rows = slice(0, left.shape[0])
-        left, right = left.slice_box((rows, cut[0])), right.slice_box((rows, cut[1]))
-        out_cut = out.slice_box(cut)
-    elif cut is None:
-        out_cut = out
+def _one_free_axis(operand: View) -> View:
+    """The operand, or the refusal of a mask over columns that several axes make."""
+    if operand.ndim == 2:
+        return operand
+    raise refuse(
+        "sim_matmul_mask",
+        f"mask of {operand.label()}, whose free axes are no single axis, expected one free axis; "
+        "mask the operands in their subscripts instead",
+    )
+
+
+def multiply_into(
+    dst: View, stationary: View, moving: View, attrs: MatmulAttrs, accumulate: bool | None = None
+) -> Instruction:
+    """Record a product straight into ``dst`` [M, N] @ PSUM.
+
+    Args:
+        accumulate: True adds to what ``dst`` holds, False overwrites it; None overwrites with the
+            first product into a region and adds with the later ones.
+    """
+    storage = dst.storage
+    if storage.groups is None:  # made without an initial value
+        storage.groups = Groups(storage.size, zeroed=False)
+    if accumulate is False:
+        storage.groups.written(dst, by_matmul=True)
     else:
-        raise refuse(
-            "sim_matmul_mask",
-            "mask of nc_matmul is no box of the result [M, N], expected one bound per axis; mask "
-            "the operands in their subscripts instead",
-        )
-    fresh.producer = tracer.emit(NC_MATMUL, (out_cut,), (left, right), attrs)
-    return out
+        first = storage.groups.begin(dst)
+        attrs = attrs.grouped(first and accumulate is None)
+    made = record(NC_MATMUL, (dst,), (stationary, moving), attrs)
+    assert made is not None  # nothing cuts it
+    return made
 
 
-def _transpose(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    free = attrs.get("free_axes", 1)
-    flat = xs[0].flatten(-free) if free > 1 else xs[0]
-    return flat.transpose(-1, -2)
+# --- transposes -----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class TransposeAttrs(Attrs):
+    """Attributes:
+    free_axes: free axes of the operand, which become the result's partitions together.
+    """
+
+    free_axes: int = 1
+
+
+def _on_vector(i: Instruction) -> bool:
+    return i.attrs.engine is Engine.VECTOR
+
+
+def _transpose(attrs: TransposeAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    return flat(xs[0], attrs.free_axes).transpose(-1, -2)
 
 
 def _transpose_rules(i: Instruction) -> None:
-    data = i.src[0]
-    on_vector = i.attrs.get("engine") is Engine.VECTOR
-    limit = GEN2.vector_transpose_max if on_vector else GEN2.partitions
+    data, out = i.src[0], i.dst[0]
+    limit = GEN2.vector_transpose_max if _on_vector(i) else GEN2.partitions
     for size in (data.shape[0], data.free_size):
         if size > limit:
             raise refuse(
@@ -194,33 +241,51 @@ def _transpose_rules(i: Instruction) -> None:
                 f"nc_transpose of {data.label()} has an axis of {size}, expected at most {limit} "
                 "on this engine; transpose in blocks",
             )
-    memories = ON_CHIP if on_vector else (SBUF,)
-    if data.storage.buffer not in memories:
+    if _on_vector(i):
+        return
+    if data.storage.buffer != SBUF:
         raise refuse(
             "err_unsupported_memory",
             f"nc_transpose on TensorE got {data.label()}, expected sbuf; copy it to SBUF first",
         )
-    if not on_vector and i.dst[0].storage.buffer != PSUM:
+    if out.storage.buffer != PSUM:
         raise refuse(
             "err_unsupported_memory",
-            f"nc_transpose on TensorE writes {i.dst[0].label()}, expected psum; assign the result "
-            "to a PSUM tile and copy it",
+            f"nc_transpose on TensorE writes {out.label()}, expected psum; assign the result to a "
+            "PSUM tile and copy it",
         )
 
 
 def _transpose_cycles(i: Instruction) -> float:
     data = i.src[0]
-    if i.attrs.get("engine") is Engine.VECTOR:
+    if _on_vector(i):
         return max(MIN_II, data.free_size)
     rate = 4 if data.dt.name in FOUR_BYTE_FLOATS else 1
     return rate * max(data.shape[0], min(64, data.free_size), MIN_II)
 
 
+def _transpose_macs(i: Instruction) -> int:
+    """On TensorE a product with the identity of as many rows as the data has partitions."""
+    data = i.src[0]
+    return 0 if _on_vector(i) else data.shape[0] * data.shape[0] * data.free_size
+
+
 NC_TRANSPOSE = define(
-    "nc_transpose", engine=Engine.TENSOR, reads=ON_CHIP, writes=ON_CHIP, flow="transpose",
-    compute=_transpose, cycles=_transpose_cycles, rules=_transpose_rules, same_partitions=False,
+    "nc_transpose",
+    engine=Engine.TENSOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="transpose",
+    attrs=TransposeAttrs,
+    compute=_transpose,
+    cycles=_transpose_cycles,
+    rules=_transpose_rules,
+    same_partitions=False,
+    box_mend="mask whole rows or columns",
+    macs=_transpose_macs,
+    moves=lambda i: True,
     note="TensorE: 128 x 128, SBUF to PSUM, finite values only; VectorE: 32 x 32",
-)  # fmt: skip
+)
 
 
 def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> View:
@@ -228,31 +293,28 @@ def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Any 
 
     TensorE (default above 32 x 32): SBUF -> PSUM, finite values only.
     """
-    source, free = collapsed(tile(data, "nc_transpose"), "data")
+    source = collapsed(tile(data, "nc_transpose"))
     choice = choose_engine(engine, "nc_transpose", (Engine.TENSOR, Engine.VECTOR))
     on_vector = choice is Engine.VECTOR
-    attrs: dict[str, Any] = {"engine": choice} if choice else {}
-    if free != 1:
-        attrs["free_axes"] = free
-    dt = source.dt if dtype is None else to_dtype(dtype)
-    if dt is source.dt:
-        attrs["raw"] = True
-    tracer = trace.current("nisa.nc_transpose")
-    if tracer.program.direct_allocation and not on_vector:
+    dt = result_type(dtype, source.dt)
+    if trace.current("nisa.nc_transpose").program.direct_allocation and not on_vector:
         raise refuse(
             "err_transpose_on_tensor_engine_not_allowed_in_allocated_kernel",
             f"nc_transpose of {source.label()} on TensorE needs a hidden identity tensor, expected "
             "engine=nisa.vector_engine under direct allocation; multiply by an identity tile of "
             "your own with nc_matmul(is_transpose=True)",
         )
-    buffer = "sbuf" if on_vector else "psum"
-    fresh = tracer.storage((source.free_size, source.shape[0]), dt, buffer)
-    out = tracer.whole(fresh)
-    dst = out
-    cut = trace.region(mask, source.shape) if mask is not None else None
-    if cut is trace.EMPTY:
-        return out
-    if isinstance(cut, tuple):
-        source, dst = source.slice_box(cut), out.slice_box((cut[1], cut[0]))
-    fresh.producer = tracer.emit(NC_TRANSPOSE, (dst,), (source,), attrs)
-    return out
+    if mask is not None:
+        source = _one_free_axis(source)
+    attrs = TransposeAttrs(engine=choice, raw=dt is source.dt, free_axes=source.ndim - 1)
+    return fresh(
+        NC_TRANSPOSE,
+        (source.free_size, source.shape[0]),
+        dt,
+        (source,),
+        attrs,
+        mask,
+        over=source.shape,
+        axes=((1, 0), ALIKE),
+        buffer=SBUF if on_vector else PSUM,
+    )

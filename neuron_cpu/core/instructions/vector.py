@@ -1,150 +1,98 @@
-"""VectorE: arithmetic, reductions, scans and statistics."""
+"""VectorE: arithmetic, reductions, scans and statistics.
+
+Source: aws-neuron-sdk v2.21.1, general/nki/api/nki/isa/__init__.py (operand rules, cycles).
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from ..device.dtypes import promote, to_dtype
+from ..device.dtypes import promote
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2, Engine
-from ..program import trace
+from ..program.attributes import Attrs
 from ..program.index import is_integer
 from ..program.program import Instruction
 from ..program.view import View
 from . import operators
 from .alu import ARITHMETIC, BITWISE, REDUCTIONS, alu, reduce_last
-from .arguments import choose_engine, domain, free_axes, number, same_shape, stretched, tile
+from .arguments import (
+    check_operator,
+    choose_engine,
+    free_axes,
+    number,
+    on_bits,
+    reduction_target,
+    result_type,
+    same_shape,
+    stretched,
+    tile,
+)
 from .entry import (
     MIN_II,
     ON_CHIP,
     PSUM,
+    SBUF,
     OpSpec,
     check_free_size,
     define,
+    flat,
     free_elements,
-    refuse_psum,
-    refuse_two_psum,
+    one_psum_operand,
+    sbuf_only,
     streaming,
+    streaming_with_sums,
     stride_factor,
 )
-from .recorder import with_reduction
+from .recorder import ALIKE, ROWS, fresh, record
 
 
-def _tensor_reduce(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    x = xs[0]
-    if "order" in attrs:  # middle axes moved last
-        lead = x.ndim - len(attrs["order"])
-        x = x.permute(*range(lead), *(lead + a for a in attrs["order"]))
-    total = reduce_last(attrs["op"], x, attrs["axes"])
-    return -total if attrs.get("negate") else total
+# --- two tensors ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class BinaryAttrs(Attrs):
+    """Attributes:
+    op: ALU operator.
+    """
+
+    op: str
 
 
-def _reduce_cycles(i: Instruction) -> float:
-    n = i.src[0].free_size
-    both_bf16 = i.src[0].dt.name == i.dst[0].dt.name == "bfloat16"
-    fast = both_bf16 and i.attrs["op"] in ("add", "maximum")
-    return max(MIN_II, (n / 2 if fast else n) * stride_factor(i))
-
-
-TENSOR_REDUCE = define(
-    "tensor_reduce", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="reduce",
-    compute=_tensor_reduce, cycles=_reduce_cycles,
-    note="over the last free axes; N/2 cycles for bf16 add and max",
-)  # fmt: skip
-
-
-def tensor_reduce(
-    op: Any,
-    data: Any,
-    axis: Any,
-    *,
-    mask: Any = None,
-    dtype: Any = None,
-    negate: bool = False,
-    keepdims: bool = False,
-) -> View:
-    """Reduce free axes in fp32: [P, F...] -> [P, rest...], at least rank 2. ``negate`` is free."""
-    source = tile(data, "tensor_reduce")
-    name = operators.name_of(op)
-    if name not in REDUCTIONS:
-        raise refuse(
-            "sim_reduce_operator",
-            f"tensor_reduce with operator '{name}', expected one of "
-            f"{', '.join(sorted(REDUCTIONS))}",
-        )
-    axes = free_axes(axis, source.ndim, "tensor_reduce")
-    kept = [a for a in range(source.ndim) if a not in axes]
-    attrs: dict[str, Any] = {"op": name, "axes": len(axes), **domain(name, (source,))}
-    if negate:
-        attrs["negate"] = True
-    trailing = axes == tuple(range(source.ndim - len(axes), source.ndim))
-    if not trailing:
-        attrs["order"] = (*kept, *axes)
-        warn(
-            "sim_reduce_middle_axis",
-            f"tensor_reduce over axes {axes} of {source.label()}: sources disagree whether axes "
-            "that are not the last ones work on SDK 2.21; present the reduced axis last",
-        )
-    dt = source.dt if dtype is None else to_dtype(dtype)
-    return _reduced(source, axes, kept, dt, attrs, mask, keepdims)
-
-
-def _reduced(source, axes, kept, dt, attrs, mask, keepdims):
-    tracer = trace.current("nisa.tensor_reduce")
-    cut = trace.region(mask, source.shape) if mask is not None else None
-    if keepdims:
-        shape = tuple(1 if a in axes else s for a, s in enumerate(source.shape))
-    else:
-        shape = tuple(source.shape[a] for a in kept)
-        shape += (1,) * (2 - len(shape))
-    fresh = tracer.storage(shape, dt, "sbuf")
-    out = tracer.whole(fresh)
-    dst = out
-    if cut is trace.EMPTY:
-        return out
-    if isinstance(cut, tuple):
-        source = source.slice_box(cut)
-        if keepdims:
-            box = tuple(slice(0, 1) if a in axes else cut[a] for a in range(len(cut)))
-        else:
-            box = (*(cut[a] for a in kept), *(slice(0, 1) for _ in range(2 - len(kept))))
-        dst = out.slice_box(box)
-    elif cut is not None:
-        raise refuse(
-            "sim_reduce_mask",
-            "mask of a reduction is no box, expected one bound per axis; fill the masked elements "
-            "with the neutral value first",
-        )
-    fresh.producer = tracer.emit(TENSOR_REDUCE, (dst,), (source,), attrs)
-    return out
-
-
-def _tensor_tensor(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    return alu(attrs["op"], xs[0], xs[1])
+def _tensor_tensor(attrs: BinaryAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    return alu(attrs.op, xs[0], xs[1])
 
 
 def _tensor_tensor_rules(i: Instruction) -> None:
-    refuse_two_psum(i, i.src[0], i.src[1])
-    if i.attrs["op"] == "power":
-        refuse_psum(i, "tensor_tensor(power) on GpSimdE")
+    one_psum_operand(i)
+    if BinaryAttrs.of(i).op == "power":
+        sbuf_only(i)
 
 
 def _tensor_tensor_cycles(i: Instruction) -> float:
     n = i.dst[0].free_size
     one_psum = PSUM in (i.src[0].storage.buffer, i.src[1].storage.buffer)
     all_bf16 = all(v.dt.name == "bfloat16" for v in (*i.src, *i.dst))
-    fast = one_psum or (all_bf16 and i.attrs["op"] in ("add", "multiply", "subtract"))
+    fast = one_psum or (all_bf16 and BinaryAttrs.of(i).op in ("add", "multiply", "subtract"))
     return max(MIN_II, (n if fast else 2 * n) * stride_factor(i))
 
 
 TENSOR_TENSOR = define(
-    "tensor_tensor", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="elementwise",
-    compute=_tensor_tensor, cycles=_tensor_tensor_cycles, rules=_tensor_tensor_rules,
+    "tensor_tensor",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="elementwise",
+    attrs=BinaryAttrs,
+    compute=_tensor_tensor,
+    cycles=_tensor_tensor_cycles,
+    rules=_tensor_tensor_rules,
+    updates=lambda i: (BinaryAttrs.of(i).op, i.src),
     note="equal shapes; 2N cycles unless one operand is in PSUM or all are bf16",
-)  # fmt: skip
+)
 
 
 def tensor_tensor(
@@ -154,21 +102,14 @@ def tensor_tensor(
     a, b = tile(data1, "tensor_tensor"), tile(data2, "tensor_tensor")
     name = operators.name_of(op)
     a, b = _equal_shapes(a, b)
-    if name not in BITWISE and name not in ARITHMETIC:
-        raise refuse(
-            "sim_unknown_operator",
-            f"tensor_tensor with operator '{name}', expected an ALU operator; functions such as "
-            "exp run on ScalarE with nisa.activation, division is a reciprocal and a product",
-        )
-    attrs: dict[str, Any] = {"op": name, **domain(name, (a, b))}
-    if name == "power":
-        attrs["engine"] = Engine.GPSIMD
+    check_operator(name, "tensor_tensor")
+    bits = on_bits(name, (a, b))
     choice = choose_engine(engine, "tensor_tensor", (Engine.VECTOR, Engine.GPSIMD))
-    if choice:
-        attrs["engine"] = choice
-    dt = promote(a.dt, b.dt) if dtype is None else to_dtype(dtype)
-    tracer = trace.current("nisa.tensor_tensor")
-    return tracer.result(TENSOR_TENSOR, a.shape, dt, (a, b), attrs, mask)
+    if choice is None and name == "power":
+        choice = Engine.GPSIMD
+    attrs = BinaryAttrs(engine=choice, bits=bits, op=name)
+    dt = result_type(dtype, promote(a.dt, b.dt))
+    return fresh(TENSOR_TENSOR, a.shape, dt, (a, b), attrs, mask)
 
 
 def _equal_shapes(a: View, b: View) -> tuple[View, View]:
@@ -198,80 +139,116 @@ class LoopReduction:
     def into(self, view: View) -> None:
         """Record ``view = view op value`` in place."""
         value = self.value if self.value.shape == view.shape else self.value.reshape(view.shape)
-        cut = trace.region(self.mask, view.shape) if self.mask is not None else None
-        if cut is trace.EMPTY:
-            return
-        attrs: dict[str, Any] = {"op": self.op}
-        if isinstance(cut, tuple):
-            view, value = view.slice_box(cut), value.slice_box(cut)
-        elif cut is not None:
-            attrs["mask"] = cut
-        tracer = trace.current("nl.loop_reduce")
-        tracer.emit(TENSOR_TENSOR, (view,), (view, value), attrs)
+        record(TENSOR_TENSOR, (view,), (view, value), BinaryAttrs(op=self.op), self.mask)
 
 
-def _tensor_scalar(attrs: dict[str, Any], xs: list[torch.Tensor]) -> Any:
+def _combine(attrs: BinaryAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    total = xs[0]
+    for part in xs[1:]:
+        total = alu(attrs.op, total, part)
+    return [total] * len(xs)
+
+
+ALL_REDUCE = define(
+    "all_reduce",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=(SBUF,),
+    flow="meeting",
+    attrs=BinaryAttrs,
+    compute=_combine,
+    cycles=lambda i: (len(i.src) - 1) * streaming(2.0)(i),
+    note="nl.all_reduce: one tensor_tensor for each further grid instance",
+)
+
+
+# --- a tensor and constants or vectors ------------------------------------------------------------
+class Step(NamedTuple):
+    """One step of the ALU on the data.
+
+    Attributes:
+        op: ALU operator.
+        value: the other argument, where it is a constant.
+        at: which operand it is otherwise.
+        reverse: the other argument comes first.
+    """
+
+    op: str
+    value: float | int | bool | None = None
+    at: int | None = None
+    reverse: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class StepsAttrs(Attrs):
+    """Attributes:
+    steps: one or two, in order.
+    reduce_op: operator of the second result.
+    """
+
+    steps: tuple[Step, ...]
+    reduce_op: str = "add"
+
+
+def _steps(attrs: StepsAttrs, xs: list[torch.Tensor]) -> Any:
     x = xs[0]
-    for k in ("0", "1"):
-        op = attrs.get("op" + k)
-        if op is None:
-            continue
-        at = attrs.get("at" + k)
-        other = attrs["value" + k] if at is None else xs[at]
-        if not isinstance(other, torch.Tensor):
-            other = torch.tensor(other, dtype=x.dtype)
-        x = alu(op, other, x) if attrs.get("reverse" + k) else alu(op, x, other)
-    if "reduce_axes" not in attrs:
+    for step in attrs.steps:
+        other = xs[step.at] if step.at is not None else torch.tensor(step.value, dtype=x.dtype)
+        x = alu(step.op, other, x) if step.reverse else alu(step.op, x, other)
+    if not attrs.reduce_axes:
         return x
-    total = reduce_last(attrs["reduce_op"], x, attrs["reduce_axes"])
-    return x, total.reshape(*total.shape, *attrs["reduce_pad"])
+    return x, reduce_last(attrs.reduce_op, x, attrs.reduce_axes)
+
+
+def _step_updates(i: Instruction) -> tuple[str, tuple[View, ...]] | None:
+    """One step without a second result is an update of its data."""
+    attrs = StepsAttrs.of(i)
+    if len(attrs.steps) > 1 or attrs.reduce_axes:
+        return None
+    return attrs.steps[0].op, i.src[:1]
 
 
 TENSOR_SCALAR = define(
-    "tensor_scalar", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="elementwise",
-    compute=_tensor_scalar,
-    cycles=lambda i: streaming(extra=MIN_II if "reduce_axes" in i.attrs else 0)(i),
+    "tensor_scalar",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="elementwise",
+    attrs=StepsAttrs,
+    compute=_steps,
+    cycles=streaming_with_sums,
+    updates=_step_updates,
     note="(data op0 operand0) op1 operand1 with constants or (P, 1) vectors",
     aliases=("tensor_scalar_reduce",),
-)  # fmt: skip
+)
 
 
-def _operand(k: str, op: Any, value: Any, reverse: bool, src: list[View]) -> dict[str, Any]:
-    """Attributes of one step of tensor_scalar; vectors are appended to ``src``."""
-    attrs: dict[str, Any] = {"op" + k: operators.name_of(op)}
+def _step(what: str, op: Any, value: Any, reverse: bool, src: list[View]) -> Step:
+    """One step of tensor_scalar; a vector is appended to ``src``."""
+    name = operators.name_of(op)
     if isinstance(value, View):
-        attrs["at" + k] = len(src)
-        src.append(stretched(value, src[0], "operand" + k))
-    elif is_integer(value) or isinstance(value, (float, np.floating, bool)):
-        attrs["value" + k] = number(value)
-    else:
-        raise refuse(
-            "sim_operand_type",
-            f"tensor_scalar operand{k} of type {type(value).__name__}, expected a number or a "
-            "(P, 1) tile",
-        )
-    if reverse:
-        attrs["reverse" + k] = True
-    return attrs
+        src.append(stretched(value, src[0], what))
+        return Step(name, at=len(src) - 1, reverse=bool(reverse))
+    if is_integer(value) or isinstance(value, (float, np.floating, bool)):
+        return Step(name, number(value), reverse=bool(reverse))
+    raise refuse(
+        "sim_operand_type",
+        f"tensor_scalar {what} of type {type(value).__name__}, expected a number or a (P, 1) tile",
+    )
 
 
-def _step_classes(attrs: dict[str, Any], src: list[View], what: str) -> dict[str, Any]:
-    names = [attrs[k] for k in ("op0", "op1") if k in attrs]
-    bits = [n in BITWISE for n in names]
+def _steps_on_bits(what: str, steps: tuple[Step, ...], src: list[View]) -> bool:
+    """Whether the steps are bitwise; refuses a mixture and what is no operator."""
+    bits = [step.op in BITWISE for step in steps]
     if any(bits) and not all(bits):
         raise refuse(
             "sim_mixed_operator_classes",
-            f"{what} joins {' and '.join(names)}, expected both bitwise or both arithmetic; use "
-            "two instructions",
+            f"{what} joins {' and '.join(step.op for step in steps)}, expected both bitwise or "
+            "both arithmetic; use two instructions",
         )
-    for name in names:
-        if name not in BITWISE and name not in ARITHMETIC:
-            raise refuse(
-                "sim_unknown_operator",
-                f"{what} with operator '{name}', expected an ALU operator; functions such as exp "
-                "run on ScalarE with nisa.activation, division is a reciprocal and a product",
-            )
-    return domain(names[0], tuple(src)) if bits and bits[0] else {}
+    for step in steps:
+        check_operator(step.op, what)
+    return on_bits(steps[0].op, src)
 
 
 def tensor_scalar(
@@ -290,16 +267,14 @@ def tensor_scalar(
     """``(data op0 operand0) op1 operand1``; operands are numbers or (P, 1) tiles. One or two steps
     cost the same. Result has data's type unless ``dtype`` is given."""
     src = [tile(data, "tensor_scalar")]
-    attrs = _operand("0", op0, operand0, reverse0, src)
+    steps: tuple[Step, ...] = (_step("operand0", op0, operand0, reverse0, src),)
     if op1 is not None:
-        attrs |= _operand("1", op1, operand1, reverse1, src)
-    attrs |= _step_classes(attrs, src, "tensor_scalar")
+        steps += (_step("operand1", op1, operand1, reverse1, src),)
+    bits = _steps_on_bits("tensor_scalar", steps, src)
     choice = choose_engine(engine, "tensor_scalar", (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD))
-    if choice:
-        attrs["engine"] = choice
-    dt = src[0].dt if dtype is None else to_dtype(dtype)
-    tracer = trace.current("nisa.tensor_scalar")
-    return tracer.result(TENSOR_SCALAR, src[0].shape, dt, tuple(src), attrs, mask)
+    attrs = StepsAttrs(engine=choice, bits=bits, steps=steps)
+    dt = result_type(dtype, src[0].dt)
+    return fresh(TENSOR_SCALAR, src[0].shape, dt, tuple(src), attrs, mask)
 
 
 def tensor_scalar_reduce(
@@ -314,39 +289,46 @@ def tensor_scalar_reduce(
     mask: Any = None,
 ) -> View:
     """``data op0 operand0``, and ``reduce_res`` [P, 1] its reduction over all free axes."""
-    src = [tile(data, "tensor_scalar_reduce")]
+    source = tile(data, "tensor_scalar_reduce")
     if reverse0:
         raise refuse(
             "sim_unsupported_reverse",
             "tensor_scalar_reduce with reverse0=True, expected False: SDK 2.21 does not support it",
         )
-    attrs = _operand("0", op0, operand0, False, src)
-    attrs |= _step_classes(attrs, src, "tensor_scalar_reduce")
-    dt = src[0].dt if dtype is None else to_dtype(dtype)
-    return with_reduction(
-        trace.current("nisa.tensor_scalar_reduce"), TENSOR_SCALAR, src[0], src, attrs, dt,
-        reduce_op, reduce_res, mask,
-    )  # fmt: skip
+    src = [source]
+    steps = (_step("operand0", op0, operand0, False, src),)
+    attrs = StepsAttrs(
+        bits=_steps_on_bits("tensor_scalar_reduce", steps, src),
+        steps=steps,
+        reduce_axes=source.ndim - 1,
+        reduce_op="add" if reduce_op is None else operators.name_of(reduce_op),
+    )
+    total = reduction_target(reduce_res, source, "tensor_scalar_reduce")
+    dt = result_type(dtype, source.dt)
+    axes = (ALIKE, ROWS, *(ALIKE for _ in src))
+    return fresh(TENSOR_SCALAR, source.shape, dt, tuple(src), attrs, mask, axes=axes, also=(total,))
 
 
 def _scalar_tensor_tensor_cycles(i: Instruction) -> float:
     n = i.dst[0].free_size
     types = {i.src[0].dt.name, i.src[1].dt.name}
-    steps = (i.attrs["op0"], i.attrs["op1"])
-    fast = types == {"bfloat16"} and steps == ("subtract", "multiply") and n % 2 == 0
+    steps = [step.op for step in StepsAttrs.of(i).steps]
+    fast = types == {"bfloat16"} and steps == ["subtract", "multiply"] and n % 2 == 0
     return max(MIN_II, n if fast else 2 * n)
 
 
-def _two_tensors_rules(i: Instruction) -> None:
-    refuse_two_psum(i, i.src[0], i.src[1])
-
-
 SCALAR_TENSOR_TENSOR = define(
-    "scalar_tensor_tensor", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP,
-    flow="elementwise", compute=_tensor_scalar, cycles=_scalar_tensor_tensor_cycles,
-    rules=_two_tensors_rules,
+    "scalar_tensor_tensor",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="elementwise",
+    attrs=StepsAttrs,
+    compute=_steps,
+    cycles=_scalar_tensor_tensor_cycles,
+    rules=one_psum_operand,
     note="(data op0 scalar or vector) op1 tensor; 2N cycles",
-)  # fmt: skip
+)
 
 
 def scalar_tensor_tensor(
@@ -375,36 +357,169 @@ def scalar_tensor_tensor(
         )
     same_shape("scalar_tensor_tensor", first, second)
     src = [first, second]
-    attrs = _operand("0", op0, operand0, reverse0, src)
-    attrs |= {"op1": operators.name_of(op1), "at1": 1}
-    if reverse1:
-        attrs["reverse1"] = True
-    attrs |= _step_classes(attrs, src, "scalar_tensor_tensor")
-    dt = first.dt if dtype is None else to_dtype(dtype)
-    tracer = trace.current("nisa.scalar_tensor_tensor")
-    return tracer.result(SCALAR_TENSOR_TENSOR, first.shape, dt, tuple(src), attrs, mask)
+    steps = (
+        _step("operand0", op0, operand0, reverse0, src),
+        Step(operators.name_of(op1), at=1, reverse=bool(reverse1)),
+    )
+    attrs = StepsAttrs(bits=_steps_on_bits("scalar_tensor_tensor", steps, src), steps=steps)
+    dt = result_type(dtype, first.dt)
+    return fresh(SCALAR_TENSOR_TENSOR, first.shape, dt, tuple(src), attrs, mask)
 
 
-def _scan(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    """One ALU step pair per column, each on the fp32 value of the column before."""
-    state: Any = xs[2][..., 0] if attrs.get("initial_at") else torch.tensor(attrs["initial"])
+def _reciprocal(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    return torch.reciprocal(xs[0])
+
+
+def _reciprocal_cycles(i: Instruction) -> float:
+    n = free_elements(i) * stride_factor(i)
+    return max(MIN_II, n if i.op.engine_of(i) is Engine.SCALAR else 8 * n)
+
+
+RECIPROCAL = define(
+    "reciprocal",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="elementwise",
+    compute=_reciprocal,
+    cycles=_reciprocal_cycles,
+    note="VectorE 8N cycles, ScalarE N",
+)
+
+
+def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> View:
+    """``1 / data``. VectorE (more exact, 8N cycles) or ScalarE."""
+    source = tile(data, "reciprocal")
+    choice = choose_engine(engine, "reciprocal", (Engine.VECTOR, Engine.SCALAR))
+    dt = result_type(dtype, source.dt)
+    return fresh(RECIPROCAL, source.shape, dt, (source,), Attrs(engine=choice), mask)
+
+
+# --- reductions -----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class ReduceAttrs(Attrs):
+    """Attributes:
+    op: ALU operator.
+    axes: how many axes are reduced.
+    order: all axes with the reduced ones moved last, where they are not.
+    negate: the result is negated, at no cost.
+    """
+
+    op: str
+    axes: int
+    order: tuple[int, ...] | None = None
+    negate: bool = False
+
+
+def _tensor_reduce(attrs: ReduceAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    x = xs[0]
+    if attrs.order is not None:
+        lead = x.ndim - len(attrs.order)
+        x = x.permute(*range(lead), *(lead + a for a in attrs.order))
+    total = reduce_last(attrs.op, x, attrs.axes)
+    return -total if attrs.negate else total
+
+
+def _reduce_cycles(i: Instruction) -> float:
+    n = i.src[0].free_size
+    both_bf16 = i.src[0].dt.name == i.dst[0].dt.name == "bfloat16"
+    fast = both_bf16 and ReduceAttrs.of(i).op in ("add", "maximum")
+    return max(MIN_II, (n / 2 if fast else n) * stride_factor(i))
+
+
+TENSOR_REDUCE = define(
+    "tensor_reduce",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="reduce",
+    attrs=ReduceAttrs,
+    compute=_tensor_reduce,
+    cycles=_reduce_cycles,
+    box_mend="fill the masked elements with the neutral value first",
+    note="over the last free axes; N/2 cycles for bf16 add and max",
+)
+
+
+def tensor_reduce(
+    op: Any,
+    data: Any,
+    axis: Any,
+    *,
+    mask: Any = None,
+    dtype: Any = None,
+    negate: bool = False,
+    keepdims: bool = False,
+) -> View:
+    """Reduce free axes in fp32: [P, F...] -> [P, rest...], at least rank 2. ``negate`` is free."""
+    source = tile(data, "tensor_reduce")
+    name = operators.name_of(op)
+    if name not in REDUCTIONS:
+        raise refuse(
+            "sim_reduce_operator",
+            f"tensor_reduce with operator '{name}', expected one of "
+            f"{', '.join(sorted(REDUCTIONS))}",
+        )
+    axes = free_axes(axis, source.ndim, "tensor_reduce")
+    kept = [a for a in range(source.ndim) if a not in axes]
+    bits = on_bits(name, (source,))
+    order = None
+    if axes != tuple(range(source.ndim - len(axes), source.ndim)):
+        order = (*kept, *axes)
+        warn(
+            "sim_reduce_middle_axis",
+            f"tensor_reduce over axes {axes} of {source.label()}: sources disagree whether axes "
+            "that are not the last ones work on SDK 2.21; present the reduced axis last",
+        )
+    # the mask's axis that each axis of the result comes from; None for those of size 1
+    left: list[int | None] = [*kept, *[None] * (2 - len(kept))]
+    if keepdims:
+        left = [None if a in axes else a for a in range(source.ndim)]
+    shape = tuple(1 if a is None else source.shape[a] for a in left)
+    attrs = ReduceAttrs(bits=bits, op=name, axes=len(axes), order=order, negate=bool(negate))
+    dt = result_type(dtype, source.dt)
+    cuts = (tuple(left), ALIKE)
+    return fresh(TENSOR_REDUCE, shape, dt, (source,), attrs, mask, source.shape, cuts)
+
+
+# --- scan -----------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class ScanAttrs(Attrs):
+    """Attributes:
+    op0, op1: ALU operators; reverse0, reverse1 swap their arguments.
+    initial: value before the first column, where no operand is.
+    """
+
+    op0: str
+    op1: str
+    reverse0: bool = False
+    reverse1: bool = False
+    initial: float = 0.0
+
+
+def _scan(attrs: ScanAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    """One pair of ALU steps per column, each on the fp32 value of the column before."""
+    state: Any = xs[2][..., 0] if len(xs) > 2 else torch.tensor(attrs.initial)
     columns = []
     for a, b in zip(xs[0].unbind(-1), xs[1].unbind(-1)):
-        step = alu(attrs["op0"], state, a) if attrs.get("reverse0") else alu(attrs["op0"], a, state)
-        state = alu(attrs["op1"], b, step) if attrs.get("reverse1") else alu(attrs["op1"], step, b)
+        step = alu(attrs.op0, state, a) if attrs.reverse0 else alu(attrs.op0, a, state)
+        state = alu(attrs.op1, b, step) if attrs.reverse1 else alu(attrs.op1, step, b)
         columns.append(state)
     return torch.stack(columns, -1)
 
 
-def _scan_rules(i: Instruction) -> None:
-    refuse_two_psum(i, i.src[0], i.src[1])
-
-
 TENSOR_TENSOR_SCAN = define(
-    "tensor_tensor_scan", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="scan",
-    compute=_scan, cycles=streaming(2.0), rules=_scan_rules,
+    "tensor_tensor_scan",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="scan",
+    attrs=ScanAttrs,
+    compute=_scan,
+    cycles=streaming(2.0),
+    rules=one_psum_operand,
     note="result[i] = (data0[i] op0 result[i - 1]) op1 data1[i] along the free axis",
-)  # fmt: skip
+)
 
 
 def tensor_tensor_scan(
@@ -438,23 +553,37 @@ def tensor_tensor_scan(
                 "sim_unknown_operator",
                 f"tensor_tensor_scan with operator '{name}', expected an arithmetic ALU operator",
             )
-    attrs: dict[str, Any] = {"op0": names[0], "op1": names[1]}
-    src = [a, b]
+    src, start = [a, b], 0.0
     if isinstance(initial, View):
-        attrs["initial_at"] = len(src)
         src.append(stretched(initial, a, "initial"))
     else:
-        attrs["initial"] = float(initial)
-    attrs |= {k: True for k, on in (("reverse0", reverse0), ("reverse1", reverse1)) if on}
-    dt = promote(a.dt, b.dt) if dtype is None else to_dtype(dtype)
-    tracer = trace.current("nisa.tensor_tensor_scan")
-    return tracer.result(TENSOR_TENSOR_SCAN, a.shape, dt, tuple(src), attrs, mask)
+        start = float(initial)
+    attrs = ScanAttrs(
+        op0=names[0],
+        op1=names[1],
+        reverse0=bool(reverse0),
+        reverse1=bool(reverse1),
+        initial=start,
+    )
+    dt = result_type(dtype, promote(a.dt, b.dt))
+    return fresh(TENSOR_TENSOR_SCAN, a.shape, dt, tuple(src), attrs, mask)
 
 
-def _bn_stats(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    flat = xs[0].flatten(-attrs["free_axes"])
+# --- statistics -----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class StatisticsAttrs(Attrs):
+    """Attributes:
+    free_axes: free axes of the operand.
+    """
+
+    free_axes: int
+
+
+def _bn_stats(attrs: StatisticsAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    elements = flat(xs[0], attrs.free_axes)
     parts = []
-    for half in (flat[..., 0::2], flat[..., 1::2]):  # NeuronCore keeps even and odd positions apart
+    # NeuronCore keeps even and odd positions apart
+    for half in (elements[..., 0::2], elements[..., 1::2]):
         count = half.shape[-1]
         mean = half.sum(-1) / max(count, 1)
         spread = ((half - mean[..., None]) ** 2).sum(-1)
@@ -463,25 +592,12 @@ def _bn_stats(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _bn_stats_rules(i: Instruction) -> None:
-    check_free_size("bn_stats", i.src[0], i.src[0].free_size, GEN2.bn_stats_free_max)
+    check_free_size("bn_stats", i.src[0], GEN2.bn_stats_free_max)
 
 
-BN_STATS = define(
-    "bn_stats", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="all",
-    compute=_bn_stats, cycles=streaming(), rules=_bn_stats_rules,
-    note="count, mean and variance * count of the even elements, then of the odd ones",
-)  # fmt: skip
-
-
-def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None) -> View:
-    """Statistics of each partition's N <= 512 elements -> [P, 6]: count, mean and variance * count
-    of the elements at even positions, then of those at odd ones. Input to ``bn_aggr``."""
-    return _statistics(BN_STATS, tile(data, "bn_stats"), 6, dtype, mask)
-
-
-def _bn_aggr(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    flat = xs[0].flatten(-attrs["free_axes"])
-    count, mean, spread = flat[..., 0::3], flat[..., 1::3], flat[..., 2::3]
+def _bn_aggr(attrs: StatisticsAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    triples = flat(xs[0], attrs.free_axes)
+    count, mean, spread = triples[..., 0::3], triples[..., 1::3], triples[..., 2::3]
     total = count.sum(-1)
     overall = (count * mean).sum(-1) / total
     around = (spread + count * (mean - overall[..., None]) ** 2).sum(-1) / total
@@ -497,11 +613,44 @@ def _bn_aggr_rules(i: Instruction) -> None:
         )
 
 
-BN_AGGR = define(
-    "bn_aggr", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="all",
-    compute=_bn_aggr, cycles=streaming(13 / 3), rules=_bn_aggr_rules,
-    note="mean and population variance from the columns of bn_stats",
-)  # fmt: skip
+def _define_statistics(
+    name: str, compute: Callable, cycles: Callable, rules: Callable, note: str
+) -> OpSpec:
+    return define(
+        name,
+        engine=Engine.VECTOR,
+        reads=ON_CHIP,
+        writes=ON_CHIP,
+        flow="all",
+        attrs=StatisticsAttrs,
+        compute=compute,
+        cycles=cycles,
+        rules=rules,
+        box_mend="mask whole rows or columns",
+        note=note,
+    )
+
+
+BN_STATS = _define_statistics(
+    "bn_stats",
+    _bn_stats,
+    streaming(),
+    _bn_stats_rules,
+    "count, mean and variance * count of the even elements, then of the odd ones",
+)
+BN_AGGR = _define_statistics(
+    "bn_aggr",
+    _bn_aggr,
+    streaming(13 / 3),  # 13 cycles for each triple
+    _bn_aggr_rules,
+    "mean and population variance from the columns of bn_stats",
+)
+
+
+def bn_stats(data: Any, *, mask: Any = None, dtype: Any = None) -> View:
+    """Statistics of each partition's N <= 512 elements -> [P, 6]: count, mean and variance * count
+    of the elements at even positions, then of those at odd ones. Input to ``bn_aggr``."""
+    return _statistics(BN_STATS, tile(data, "bn_stats"), 6, dtype, mask)
 
 
 def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None) -> View:
@@ -511,46 +660,6 @@ def bn_aggr(data: Any, *, mask: Any = None, dtype: Any = None) -> View:
 
 def _statistics(op: OpSpec, data: View, columns: int, dtype: Any, mask: Any) -> View:
     """Record an instruction that turns the free axes into a few columns."""
-    tracer = trace.current(f"nisa.{op.name}")
-    dt = data.dt if dtype is None else to_dtype(dtype)
-    fresh = tracer.storage((data.shape[0], columns), dt, "sbuf")
-    out = tracer.whole(fresh)
-    dst = out
-    cut = trace.region(mask, data.shape) if mask is not None else None
-    if cut is trace.EMPTY:
-        return out
-    if isinstance(cut, tuple):
-        data = data.slice_box(cut)
-        dst = out.slice_box((cut[0], slice(0, columns)))
-    elif cut is not None:
-        raise refuse(
-            "sim_reduce_mask",
-            f"mask of {op.name} is no box, expected one bound per axis; mask whole rows or columns",
-        )
-    fresh.producer = tracer.emit(op, (dst,), (data,), {"free_axes": data.ndim - 1})
-    return out
-
-
-def _reciprocal(attrs: dict[str, Any], xs: list[torch.Tensor]) -> torch.Tensor:
-    return torch.reciprocal(xs[0])
-
-
-def _reciprocal_cycles(i: Instruction) -> float:
-    n = free_elements(i) * stride_factor(i)
-    return max(MIN_II, n if i.op.engine_of(i) is Engine.SCALAR else 8 * n)
-
-
-RECIPROCAL = define(
-    "reciprocal", engine=Engine.VECTOR, reads=ON_CHIP, writes=ON_CHIP, flow="elementwise",
-    compute=_reciprocal, cycles=_reciprocal_cycles, note="VectorE 8N cycles, ScalarE N",
-)  # fmt: skip
-
-
-def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> View:
-    """``1 / data``. VectorE (more exact, 8N cycles) or ScalarE."""
-    source = tile(data, "reciprocal")
-    choice = choose_engine(engine, "reciprocal", (Engine.VECTOR, Engine.SCALAR))
-    attrs: dict[str, Any] = {"engine": choice} if choice else {}
-    dt = source.dt if dtype is None else to_dtype(dtype)
-    tracer = trace.current("nisa.reciprocal")
-    return tracer.result(RECIPROCAL, source.shape, dt, (source,), attrs, mask)
+    attrs = StatisticsAttrs(free_axes=data.ndim - 1)
+    shape, dt = (data.shape[0], columns), result_type(dtype, data.dt)
+    return fresh(op, shape, dt, (data,), attrs, mask, data.shape, (ROWS, ALIKE))

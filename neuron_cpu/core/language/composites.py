@@ -15,14 +15,12 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
-import torch
 
 from ..device.dtypes import BOOL, FLOAT32, INT32, to_dtype
 from ..device.errors import refuse, user_frame, warn
-from ..device.spec import Engine
-from ..instructions import isa, operators
-from ..instructions.alu import alu
-from ..instructions.entry import ON_CHIP, define, streaming
+from ..instructions import copies, dma, gpsimd, operators, scalar, vector
+from ..instructions.arguments import tile
+from ..instructions.recorder import record
 from ..program import trace
 from ..program.view import View
 from . import nl as language
@@ -32,14 +30,14 @@ from .nl import named
 # --- element-wise ---------------------------------------------------------------------------------
 def abs(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``|x|`` on VectorE."""
-    return isa.tensor_scalar(isa.tile(x, "abs"), "abs", 0, dtype=dtype, mask=mask)
+    return vector.tensor_scalar(tile(x, "abs"), "abs", 0, dtype=dtype, mask=mask)
 
 
 def logical_not(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """1 where ``x`` is zero, else 0; bool unless ``dtype``."""
-    source = isa.tile(x, "logical_not")
+    source = tile(x, "logical_not")
     dt = BOOL if dtype is None else dtype
-    return isa.tensor_scalar(source, "logical_not", 0, dtype=dt, mask=mask)
+    return vector.tensor_scalar(source, "logical_not", 0, dtype=dt, mask=mask)
 
 
 _WHOLE = 2.0**23  # from here on every fp32 number is whole
@@ -50,43 +48,45 @@ def _rounded(x: View, step: str, dtype: Any, mask: Any) -> View:
 
     ``step`` is "greater" (floor: subtract 1 where the rounded value is above x) or "less" (ceil).
     """
-    near = isa.tensor_copy(isa.tensor_copy(x, dtype=INT32, mask=mask), dtype=FLOAT32, mask=mask)
-    off = isa.tensor_tensor(near, x, step, dtype=FLOAT32, mask=mask)
+    near = copies.tensor_copy(
+        copies.tensor_copy(x, dtype=INT32, mask=mask), dtype=FLOAT32, mask=mask
+    )
+    off = vector.tensor_tensor(near, x, step, dtype=FLOAT32, mask=mask)
     towards = "subtract" if step == "greater" else "add"
-    moved = isa.tensor_tensor(near, off, towards, dtype=FLOAT32, mask=mask)
-    size = isa.tensor_scalar(x, "abs", 0, op1="less", operand1=_WHOLE, dtype=FLOAT32, mask=mask)
+    moved = vector.tensor_tensor(near, off, towards, dtype=FLOAT32, mask=mask)
+    size = vector.tensor_scalar(x, "abs", 0, op1="less", operand1=_WHOLE, dtype=FLOAT32, mask=mask)
     return language.where(size, moved, x, dtype=x.dt if dtype is None else dtype, mask=mask)
 
 
 def floor(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """Largest whole number not above ``x``."""
-    return _rounded(isa.tile(x, "floor"), "greater", dtype, mask)
+    return _rounded(tile(x, "floor"), "greater", dtype, mask)
 
 
 def ceil(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """Smallest whole number not below ``x``."""
-    return _rounded(isa.tile(x, "ceil"), "less", dtype, mask)
+    return _rounded(tile(x, "ceil"), "less", dtype, mask)
 
 
 def trunc(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``x`` without its fraction: sign(x) * floor(|x|)."""
-    source = isa.tile(x, "trunc")
-    size = isa.tensor_scalar(source, "abs", 0, dtype=FLOAT32, mask=mask)
-    sign = isa.activation("sign", source, dtype=FLOAT32, mask=mask)
+    source = tile(x, "trunc")
+    size = vector.tensor_scalar(source, "abs", 0, dtype=FLOAT32, mask=mask)
+    sign = scalar.activation("sign", source, dtype=FLOAT32, mask=mask)
     dt = source.dt if dtype is None else to_dtype(dtype)
-    return isa.tensor_tensor(floor(size, mask=mask), sign, "multiply", dtype=dt, mask=mask)
+    return vector.tensor_tensor(floor(size, mask=mask), sign, "multiply", dtype=dt, mask=mask)
 
 
 def _angle(x: View, shift: float, turns: View, mask: Any) -> View:
     """x + shift - 2 pi turns, kept inside [-pi, pi]; 2 pi in two parts, so that turns cancel."""
-    count = isa.tensor_copy(turns, dtype=FLOAT32, mask=mask)
+    count = copies.tensor_copy(turns, dtype=FLOAT32, mask=mask)
     coarse = 6.28125  # 2 pi in 9 bits: its product with a whole number is exact up to 2^15
-    first = isa.tensor_scalar(count, "multiply", -coarse, dtype=FLOAT32, mask=mask)
-    rest = isa.tensor_scalar(count, "multiply", coarse - 2 * math.pi, dtype=FLOAT32, mask=mask)
-    reduced = isa.tensor_tensor(x, first, "add", dtype=FLOAT32, mask=mask)
-    reduced = isa.tensor_tensor(reduced, rest, "add", dtype=FLOAT32, mask=mask)
-    moved = isa.tensor_scalar(reduced, "add", shift, dtype=FLOAT32, mask=mask)
-    return isa.tensor_scalar(
+    first = vector.tensor_scalar(count, "multiply", -coarse, dtype=FLOAT32, mask=mask)
+    rest = vector.tensor_scalar(count, "multiply", coarse - 2 * math.pi, dtype=FLOAT32, mask=mask)
+    reduced = vector.tensor_tensor(x, first, "add", dtype=FLOAT32, mask=mask)
+    reduced = vector.tensor_tensor(reduced, rest, "add", dtype=FLOAT32, mask=mask)
+    moved = vector.tensor_scalar(reduced, "add", shift, dtype=FLOAT32, mask=mask)
+    return vector.tensor_scalar(
         moved, "minimum", math.pi, op1="maximum", operand1=-math.pi, dtype=FLOAT32, mask=mask
     )
 
@@ -95,53 +95,53 @@ def _shifted_sine(x: View, shift: float, dtype: Any, mask: Any) -> View:
     """sin(x + shift): ScalarE's sine takes [-pi, pi] only, so whole turns go first."""
     # x / 2 pi, and the shift as a part of a turn; the cast to int32 rounds to whole turns.
     per_turn = 0.5 / math.pi
-    turns = isa.tensor_scalar(
+    turns = vector.tensor_scalar(
         x, "multiply", per_turn, op1="add", operand1=shift * per_turn, dtype=INT32, mask=mask
     )
     angle = _angle(x, shift, turns, mask)
-    return isa.activation("sin", angle, dtype=dtype, mask=mask)
+    return scalar.activation("sin", angle, dtype=dtype, mask=mask)
 
 
 def cos(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """Cosine as sin(x + pi/2) with whole turns removed; ScalarE has none of its own."""
-    source = isa.tile(x, "cos")
+    source = tile(x, "cos")
     return _shifted_sine(source, math.pi / 2, source.dt if dtype is None else dtype, mask)
 
 
 def tan(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """Tangent as sine times the reciprocal of the cosine."""
-    source = isa.tile(x, "tan")
+    source = tile(x, "tan")
     sine = _shifted_sine(source, 0.0, FLOAT32, mask)
-    inverse = isa.reciprocal(_shifted_sine(source, math.pi / 2, FLOAT32, mask), mask=mask)
+    inverse = vector.reciprocal(_shifted_sine(source, math.pi / 2, FLOAT32, mask), mask=mask)
     dt = source.dt if dtype is None else to_dtype(dtype)
-    return isa.tensor_tensor(sine, inverse, "multiply", dtype=dt, mask=mask)
+    return vector.tensor_tensor(sine, inverse, "multiply", dtype=dt, mask=mask)
 
 
 def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``x`` with elements set to zero with probability ``rate`` (a number or [P, 1])."""
-    return isa.dropout(x, rate, dtype=dtype, mask=mask)
+    return gpsimd.dropout(x, rate, dtype=dtype, mask=mask)
 
 
 # --- reductions -----------------------------------------------------------------------------------
 def var(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """Population variance over the last free axes: mean of the squared distances to the mean."""
-    source = isa.tile(x, "var")
+    source = tile(x, "var")
     dt = (source.dt if source.dt.is_float else FLOAT32) if dtype is None else to_dtype(dtype)
     count = language._count(source, axis)
-    total = isa.tensor_reduce("add", source, axis, dtype=FLOAT32, mask=mask, keepdims=True)
-    centre = isa.tensor_scalar(total, "multiply", 1.0 / count, dtype=FLOAT32)
-    apart = isa.tensor_tensor(
+    total = vector.tensor_reduce("add", source, axis, dtype=FLOAT32, mask=mask, keepdims=True)
+    centre = vector.tensor_scalar(total, "multiply", 1.0 / count, dtype=FLOAT32)
+    apart = vector.tensor_tensor(
         source, centre.expand(source.shape), "subtract", dtype=FLOAT32, mask=mask
     )
-    squares = isa.tensor_tensor(apart, apart, "multiply", dtype=FLOAT32, mask=mask)
-    spread = isa.tensor_reduce("add", squares, axis, dtype=FLOAT32, mask=mask)
-    return isa.tensor_scalar(spread, "multiply", 1.0 / count, dtype=dt)
+    squares = vector.tensor_tensor(apart, apart, "multiply", dtype=FLOAT32, mask=mask)
+    spread = vector.tensor_reduce("add", squares, axis, dtype=FLOAT32, mask=mask)
+    return vector.tensor_scalar(spread, "multiply", 1.0 / count, dtype=dt)
 
 
 def all(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """1 where all elements along the last free axes are nonzero; bool unless ``dtype``."""
     dt = BOOL if dtype is None else dtype
-    return isa.tensor_reduce("logical_and", isa.tile(x, "all"), axis, dtype=dt, mask=mask)
+    return vector.tensor_reduce("logical_and", tile(x, "all"), axis, dtype=dt, mask=mask)
 
 
 _NAME = re.compile(r"^\s*([A-Za-z_]\w*)\s*=\s*[\w.]*loop_reduce\(")
@@ -155,7 +155,7 @@ def loop_reduce(
     ``b[...] = nl.loop_reduce(a, op, [k])`` is ``b[...] = b op a``; with ``b = nl.loop_reduce(...)``
     the tile is what ``b`` named before. It must hold its initial value (0 for sums).
     """
-    pending = isa.LoopReduction(isa.tile(x, "loop_reduce"), operators.name_of(op), mask)
+    pending = vector.LoopReduction(tile(x, "loop_reduce"), operators.name_of(op), mask)
     frame = user_frame(1)
     line = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     match = _NAME.match(line)
@@ -185,13 +185,13 @@ def all_reduce(
 ) -> View:
     """Reduce ``x`` over the instances of a launch grid that differ on ``program_axes`` only."""
     tracer = trace.current("nl.all_reduce")
-    source = isa.tile(x, "all_reduce")
+    source = tile(x, "all_reduce")
     axes = program_axes if isinstance(program_axes, (tuple, list)) else (program_axes,)
     grid, at = tracer.program.grid, tracer.grid_index
     count = math.prod(grid[int(a)] for a in axes) if grid else 1
     dt = source.dt if dtype is None else to_dtype(dtype)
     if count == 1:
-        return isa.tensor_copy(source, dtype=dt, mask=mask)
+        return copies.tensor_copy(source, dtype=dt, mask=mask)
     if mask is not None or tracer.machine is not None:
         raise refuse(
             "sim_all_reduce",
@@ -214,33 +214,18 @@ def _meet(
     if len(parts) == count:
         del meetings.open[key]
         frame, tracer.frame = tracer.frame, None
-        made = tracer.emit(
-            ALL_REDUCE, tuple(r for _, r in parts), tuple(s for s, _ in parts), {"op": op}
-        )
+        sources, results = zip(*parts)
+        made = record(vector.ALL_REDUCE, results, sources, vector.BinaryAttrs(op=op))
         tracer.frame = frame
         meetings.phases[id(made)] = meetings.phase + 0.5
     meetings.phase += 1
     return result
 
 
-def _combine(attrs: dict[str, Any], xs: list[torch.Tensor]) -> list[torch.Tensor]:
-    total = xs[0]
-    for part in xs[1:]:
-        total = alu(attrs["op"], total, part)
-    return [total] * len(xs)
-
-
-ALL_REDUCE = define(
-    "all_reduce", engine=Engine.VECTOR, reads=ON_CHIP, writes=("sbuf",), flow="meeting",
-    compute=_combine, cycles=lambda i: (len(i.src) - 1) * streaming(2.0)(i),
-    note="nl.all_reduce: one tensor_tensor for each further grid instance",
-)  # fmt: skip
-
-
 # --- HBM ------------------------------------------------------------------------------------------
 def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None) -> None:
     """``dst[rows] op= value`` in HBM, rows chosen by an index tile; add only, duplicates add up."""
-    target = isa.tile(dst, "atomic_rmw")
+    target = tile(dst, "atomic_rmw")
     name = operators.name_of(op)
     if target.indirect is None or target.on_chip or name != "add":
         raise refuse(
@@ -248,7 +233,7 @@ def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None) -> None:
             f"atomic_rmw of {target.label()} with '{name}', expected add and an HBM tensor whose "
             "rows an index tile chooses; use nl.store for rows known while tracing",
         )
-    isa.move(target, isa.tile(value, "atomic_rmw"), mask, rmw="add")
+    dma.move(target, tile(value, "atomic_rmw"), mask, accumulate=True)
 
 
 def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> View:
@@ -289,7 +274,7 @@ def device_print(prefix: Any, x: Any, *, mask: Any = None, **_: Any) -> None:
             "device_print outside of eager mode prints nothing, expected NKI_CPU_EAGER=1; set it",
         )
         return
-    if trace.region(mask, isa.tile(x, "device_print").shape) is not trace.EMPTY:
+    if trace.region(mask, tile(x, "device_print").shape) is not trace.EMPTY:
         print(prefix, x.numpy())
 
 

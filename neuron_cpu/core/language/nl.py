@@ -17,11 +17,10 @@ import numpy as np
 from ..device import dtypes
 from ..device.dtypes import BOOL, FLOAT32, DType, promote, scalar_dtype, to_dtype
 from ..device.errors import refuse, warn
-from ..device.spec import GEN2
-from ..instructions import isa
+from ..device.spec import GEN2, Engine
+from ..instructions import arguments, copies, dma, recorder, scalar, tensor_engine, vector
+from ..instructions.arguments import tile
 from ..instructions.assignment import assign
-from ..instructions.copies import SELECT
-from ..instructions.dma import DMA_TRANSPOSE
 from ..program import trace
 from ..program.accumulation import Groups
 from ..program.index import Index, is_integer
@@ -173,9 +172,9 @@ def full(
         storage.groups = storage.watcher = Groups(storage.size, zeroed=True)
         machine = trace.current("nl.zeros").machine
         if machine is not None:
-            machine.run(isa.zero_fill(storage))
+            machine.run(copies.zero_fill(storage))
         return tensor
-    isa.fill(View.blocks_last(storage), fill_value)
+    copies.fill(View.blocks_last(storage), fill_value)
     return tensor
 
 
@@ -202,7 +201,7 @@ def empty_like(a: View, dtype: Any = None, *, buffer: Any = None, name: str = ""
 # --- memory ---------------------------------------------------------------------------------------
 def load(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """HBM region -> new SBUF tile of the same shape (P first, at most 128), optionally cast."""
-    source = isa.tile(src, "load")
+    source = tile(src, "load")
     if source.on_chip:
         raise refuse(
             "err_unsupported_memory",
@@ -217,24 +216,12 @@ def load(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
             f"Size of partition dimension {source.shape[0]} exceeds architecture limitation of "
             f"{GEN2.partitions} in load of {source.label()}; load {GEN2.partitions} rows at a time",
         )
-    tracer = trace.current("nl.load")
-    dt = source.dt if dtype is None else to_dtype(dtype)
-    fresh = tracer.storage(source.shape, dt, "sbuf")
-    out = tracer.whole(fresh)
-    attrs: dict[str, Any] = {"raw": True} if dt is source.dt else {}
-    cut = trace.region(mask, source.shape) if mask is not None else None
-    if cut is trace.EMPTY:
-        return out
-    before = len(tracer.program.instructions)
-    last = isa.transfer(out, source, attrs, cut)
-    if len(tracer.program.instructions) == before + 1:  # one DMA: an assignment may redirect it
-        fresh.producer = last
-    return out
+    return dma.transfer(source, dtype, mask)
 
 
 def store(dst: Any, value: Any, *, mask: Any = None) -> None:
     """SBUF tile (or a constant) -> HBM region of equal shape; casts to the HBM type."""
-    target = isa.tile(dst, "store")
+    target = tile(dst, "store")
     if target.on_chip:
         raise refuse(
             "err_unsupported_memory",
@@ -243,8 +230,8 @@ def store(dst: Any, value: Any, *, mask: Any = None) -> None:
         )
     if isinstance(value, (int, float, np.generic)):
         shape = target.shape if target.ndim > 1 else (1, *target.shape)
-        value = isa.memset(shape, value, target.dtype)
-    source = isa.tile(value, "store")
+        value = copies.memset(shape, value, target.dtype)
+    source = tile(value, "store")
     if not source.on_chip:
         raise refuse(
             "err_unsupported_memory",
@@ -252,42 +239,30 @@ def store(dst: Any, value: Any, *, mask: Any = None) -> None:
             f"{source.label()}; copy between HBM tensors with nisa.dma_copy",
         )
     if source.storage.buffer == "psum":
-        source = isa.tensor_copy(source)
-    isa.move(target, source, mask)
+        source = copies.tensor_copy(source)
+    dma.move(target, source, mask)
 
 
 def copy(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """On-chip copy into a new SBUF tile, with a cast if ``dtype`` is given."""
-    source = isa.tile(src, "copy")
+    source = tile(src, "copy")
     if not source.on_chip:
         raise refuse(
             "err_unsupported_memory",
             f"copy got {source.label()}, expected a tile in sbuf or psum; load it with nl.load",
         )
-    return isa.tensor_copy(source, mask=mask, dtype=dtype)
+    return copies.tensor_copy(source, mask=mask, dtype=dtype)
 
 
 def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
     """HBM [F, P] -> SBUF [P, F] by DMA (element-granular: slow on this core)."""
-    source = isa.tile(src, "load_transpose2d")
+    source = tile(src, "load_transpose2d")
     if source.ndim != 2:
         raise refuse(
             "err_exceed_max_supported_dimension",
             f"load_transpose2d of {source.label()}, expected two axes; index the others first",
         )
-    tracer = trace.current("nl.load_transpose2d")
-    dt = source.dt if dtype is None else to_dtype(dtype)
-    attrs: dict[str, Any] = {"axes_order": (1, 0)} | ({"raw": True} if dt is source.dt else {})
-    cut = trace.region(mask, source.shape) if mask is not None else None
-    fresh = tracer.storage((source.shape[1], source.shape[0]), dt, "sbuf")
-    out = tracer.whole(fresh)
-    dst = out
-    if cut is trace.EMPTY:
-        return out
-    if isinstance(cut, tuple):
-        source, dst = source.slice_box(cut), out.slice_box((cut[1], cut[0]))
-    fresh.producer = tracer.emit(DMA_TRANSPOSE, (dst,), (source,), attrs)
-    return out
+    return dma.transposed(source, (1, 0), dtype, mask)
 
 
 def partition_broadcast(source: View, shape: tuple[int, ...]) -> View:
@@ -297,20 +272,20 @@ def partition_broadcast(source: View, shape: tuple[int, ...]) -> View:
     Integers take the same way as fp32, 32-bit ones as two halves.
     """
     rows = shape[0]
-    row = source if source.storage.buffer == "sbuf" else isa.tensor_copy(source)
+    row = source if source.storage.buffer == "sbuf" else copies.tensor_copy(source)
     if row.dt.is_int:
         return _integer_broadcast(row, shape)
     row = row.expand((1, *shape[1:])) if row.shape[1:] != shape[1:] else row
-    flat, _ = isa.collapsed(row, "row")
+    flat = tensor_engine.collapsed(row)
     if flat.ndim != 2:
-        flat = isa.tensor_copy(row).reshape((1, row.free_size))
-    ones_row = isa.memset((1, rows), 1, row.dtype)
+        flat = copies.tensor_copy(row).reshape((1, row.free_size))
+    ones_row = copies.memset((1, rows), 1, row.dtype)
     out = ndarray((rows, flat.shape[1]), row.dtype)
     step = GEN2.moving_free_max
     for start in range(0, flat.shape[1], step):
         columns = slice(start, builtins.min(start + step, flat.shape[1]))
         piece = flat.slice_box((slice(0, 1), columns))
-        assign(out.slice_box((slice(0, rows), columns)), isa.nc_matmul(ones_row, piece))
+        assign(out.slice_box((slice(0, rows), columns)), tensor_engine.nc_matmul(ones_row, piece))
     return out.reshape(shape) if len(shape) != 2 else out
 
 
@@ -318,20 +293,20 @@ def _integer_broadcast(row: View, shape: tuple[int, ...]) -> View:
     """partition_broadcast of an integer row, exact: fp32 holds every value of up to 24 bits."""
 
     def spread(part: View) -> View:
-        tile = partition_broadcast(isa.tensor_copy(part, dtype=np.float32), shape)
-        return isa.tensor_copy(tile, dtype=row.dtype)
+        wide = partition_broadcast(copies.tensor_copy(part, dtype=np.float32), shape)
+        return copies.tensor_copy(wide, dtype=row.dtype)
 
     if row.dt.itemsize < 4:
         return spread(row)
-    high = isa.tensor_scalar(row, np.right_shift, 16)
-    low = isa.tensor_scalar(row, np.bitwise_and, 0xFFFF)
-    high = isa.tensor_scalar(spread(high), np.left_shift, 16)
-    return isa.tensor_tensor(high, spread(low), np.bitwise_or)
+    high = vector.tensor_scalar(row, np.right_shift, 16)
+    low = vector.tensor_scalar(row, np.bitwise_and, 0xFFFF)
+    high = vector.tensor_scalar(spread(high), np.left_shift, 16)
+    return vector.tensor_tensor(high, spread(low), np.bitwise_or)
 
 
 def broadcast_to(src: Any, *, shape: Any) -> View:
     """numpy broadcasting (SDK 2.22); from one partition to many a ones-matmul on the device."""
-    own, new = isa.tile(src, "broadcast_to"), sizes_of((shape,), None)
+    own, new = tile(src, "broadcast_to"), sizes_of((shape,), None)
     if own.ndim > len(new) >= 2 and all(s == 1 for s in own.shape[len(new) :]):
         own = own.reshape(own.shape[: len(new)])  # axes of an mgrid that are named, of size 1
     if own.on_chip and own.shape[0] == 1 and len(new) == own.ndim and new[0] > 1:
@@ -341,7 +316,7 @@ def broadcast_to(src: Any, *, shape: Any) -> View:
 
 def expand_dims(data: Any, axis: int) -> View:
     """A size-1 axis after the last one."""
-    source = isa.tile(data, "expand_dims")
+    source = tile(data, "expand_dims")
     if axis not in (source.ndim, -1):
         raise refuse(
             "sim_expand_dims",
@@ -357,26 +332,26 @@ def matmul(x: Any, y: Any, *, transpose_x: bool = False, mask: Any = None) -> Vi
 
     Result [M, N] fp32 in PSUM.
     """
-    left = isa.tile(x, "matmul")
+    left = tile(x, "matmul")
     if not transpose_x:
-        left = isa.tensor_copy(isa.nc_transpose(left, engine=isa.tensor_engine))
-    return isa.nc_matmul(left, y, mask=mask)
+        left = copies.tensor_copy(tensor_engine.nc_transpose(left, engine=Engine.TENSOR))
+    return tensor_engine.nc_matmul(left, y, mask=mask)
 
 
 def transpose(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """2-D transpose, both sides at most 128; result in SBUF."""
-    source = isa.tile(x, "transpose")
+    source = tile(x, "transpose")
     if source.ndim != 2:
         raise refuse(
             "err_exceed_max_supported_dimension",
             f"transpose of {source.label()}, expected two axes; collapse the free axes first",
         )
     if builtins.max(source.shape) <= GEN2.vector_transpose_max:
-        return isa.nc_transpose(source, dtype=dtype, mask=mask, engine=isa.vector_engine)
+        return tensor_engine.nc_transpose(source, dtype=dtype, mask=mask, engine=Engine.VECTOR)
     if source.storage.buffer == "psum":
-        source = isa.tensor_copy(source)
-    made = isa.nc_transpose(source, mask=mask, engine=isa.tensor_engine)
-    return isa.copy_written(made, dtype)
+        source = copies.tensor_copy(source)
+    made = tensor_engine.nc_transpose(source, mask=mask, engine=Engine.TENSOR)
+    return copies.copy_written(made, dtype)
 
 
 # --- element-wise binary --------------------------------------------------------------------------
@@ -420,32 +395,32 @@ def _binary(name: str, x: Any, y: Any, dtype: Any, mask: Any) -> View:
             f"nl.{name} got an index expression, expected tensors or numbers; use nisa.iota",
         )
     if _scalar_like(x):
-        return _with_scalar(name, isa.tile(y, name), x, True, dtype, mask)
+        return _with_scalar(name, tile(y, name), x, True, dtype, mask)
     if _scalar_like(y):
-        return _with_scalar(name, isa.tile(x, name), y, False, dtype, mask)
-    a, b = _broadcast_pair(name, isa.tile(x, name), isa.tile(y, name))
+        return _with_scalar(name, tile(x, name), y, False, dtype, mask)
+    a, b = _broadcast_pair(name, tile(x, name), tile(y, name))
     dt = _result_dtype(name, a.dt, b.dt) if dtype is None else to_dtype(dtype)
     if name == "divide":
-        return _binary("multiply", a, isa.reciprocal(b, dtype=float32, mask=mask), dt, mask)
+        return _binary("multiply", a, vector.reciprocal(b, dtype=float32, mask=mask), dt, mask)
     if a.shape != b.shape:
         if b.free_size == 1 and name != "power":
-            return isa.tensor_scalar(a, name, b, dtype=dt, mask=mask)
+            return vector.tensor_scalar(a, name, b, dtype=dt, mask=mask)
         if a.free_size == 1 and name != "power":
-            return isa.tensor_scalar(b, name, a, True, dtype=dt, mask=mask)
+            return vector.tensor_scalar(b, name, a, True, dtype=dt, mask=mask)
         shape = tuple(np.broadcast_shapes(a.shape, b.shape))
         a, b = a.expand(shape), b.expand(shape)
-    return isa.tensor_tensor(a, b, name, dtype=dt, mask=mask)
+    return vector.tensor_tensor(a, b, name, dtype=dt, mask=mask)
 
 
 def _with_scalar(name: str, x: View, value: Any, reverse: bool, dtype: Any, mask: Any) -> View:
     dt = _result_dtype(name, x.dt, scalar_dtype(value)) if dtype is None else to_dtype(dtype)
     if name == "divide":
         if reverse:
-            inverse = isa.reciprocal(x, dtype=float32, mask=mask)
-            return isa.tensor_scalar(inverse, "multiply", value, dtype=dt, mask=mask)
+            inverse = vector.reciprocal(x, dtype=float32, mask=mask)
+            return vector.tensor_scalar(inverse, "multiply", value, dtype=dt, mask=mask)
         scale = float(np.float32(1.0) / np.float32(value))
-        return isa.tensor_scalar(x, "multiply", scale, dtype=dt, mask=mask)
-    return isa.tensor_scalar(x, name, value, reverse, dtype=dt, mask=mask)
+        return vector.tensor_scalar(x, "multiply", scale, dtype=dt, mask=mask)
+    return vector.tensor_scalar(x, name, value, reverse, dtype=dt, mask=mask)
 
 
 _COMPARISONS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
@@ -503,7 +478,7 @@ fmod = _make_binary("fmod", "C fmod, sign of x (SDK 2.22)")
 # --- element-wise unary ---------------------------------------------------------------------------
 def _make_unary(name: str) -> Callable:
     def apply(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
-        return isa.activation(name, isa.tile(x, name), dtype=dtype, mask=mask)
+        return scalar.activation(name, tile(x, name), dtype=dtype, mask=mask)
 
     apply.__doc__ = f"Element-wise {name} on ScalarE, fp32 inside; input's type unless dtype."
     return named(name, apply)
@@ -535,19 +510,19 @@ named("copy", copy)
 
 def negative(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``-x`` on VectorE."""
-    source = isa.tile(x, "negative")
+    source = tile(x, "negative")
     dt = source.dt if dtype is None else dtype
-    return isa.tensor_scalar(source, "multiply", -1.0, dtype=dt, mask=mask)
+    return vector.tensor_scalar(source, "multiply", -1.0, dtype=dt, mask=mask)
 
 
 def invert(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``~x`` of integers, on VectorE."""
-    return isa.tensor_scalar(isa.tile(x, "invert"), "invert", 0, dtype=dtype, mask=mask)
+    return vector.tensor_scalar(tile(x, "invert"), "invert", 0, dtype=dtype, mask=mask)
 
 
 def reciprocal(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``1 / x`` on VectorE (SDK 2.22)."""
-    return isa.reciprocal(x, dtype=dtype, mask=mask)
+    return vector.reciprocal(x, dtype=dtype, mask=mask)
 
 
 named("negative", negative)
@@ -560,8 +535,8 @@ def _make_reduction(name: str, op: str) -> Callable:
     def apply(
         x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False
     ) -> View:
-        return isa.tensor_reduce(
-            op, isa.tile(x, name), axis, dtype=dtype, mask=mask, keepdims=keepdims
+        return vector.tensor_reduce(
+            op, tile(x, name), axis, dtype=dtype, mask=mask, keepdims=keepdims
         )
 
     apply.__doc__ = f"Reduce the last free axes with {op}, fp32 inside; result at least rank 2."
@@ -581,35 +556,35 @@ def _count(x: View, axis: Any) -> int:
 
 def mean(x: Any, axis: Any, *, dtype: Any = None, mask: Any = None, keepdims: bool = False) -> View:
     """Mean over the last free axes; integers give fp32."""
-    source = isa.tile(x, "mean")
+    source = tile(x, "mean")
     dt = (source.dt if source.dt.is_float else FLOAT32) if dtype is None else to_dtype(dtype)
-    total = isa.tensor_reduce("add", source, axis, dtype=float32, mask=mask, keepdims=keepdims)
-    return isa.tensor_scalar(total, "multiply", 1.0 / _count(source, axis), dtype=dt)
+    total = vector.tensor_reduce("add", source, axis, dtype=float32, mask=mask, keepdims=keepdims)
+    return vector.tensor_scalar(total, "multiply", 1.0 / _count(source, axis), dtype=dt)
 
 
 def softmax(
     x: Any, axis: Any, *, dtype: Any = None, compute_dtype: Any = None, mask: Any = None
 ) -> View:
     """Softmax over the last free axes: negated max, exp with bias and sum, reciprocal, product."""
-    source = isa.tile(x, "softmax")
+    source = tile(x, "softmax")
     dt = source.dt if dtype is None else to_dtype(dtype)
     inner = FLOAT32 if compute_dtype is None else to_dtype(compute_dtype)
-    peak = isa.tensor_reduce("maximum", source, axis, dtype=float32, negate=True, mask=mask)
+    peak = vector.tensor_reduce("maximum", source, axis, dtype=float32, negate=True, mask=mask)
     total = ndarray((source.shape[0], 1), float32)
     if peak.free_size == 1:
-        exps = isa.activation_reduce(
+        exps = scalar.activation_reduce(
             "exp", source, bias=peak, reduce_op="add", reduce_res=total, dtype=inner, mask=mask
         )
-        inverse = isa.reciprocal(total, dtype=float32)
-        return isa.tensor_scalar(exps, "multiply", inverse, dtype=dt, mask=mask)
+        inverse = vector.reciprocal(total, dtype=float32)
+        return vector.tensor_scalar(exps, "multiply", inverse, dtype=dt, mask=mask)
     shape = (*peak.shape, *(1,) * (source.ndim - peak.ndim))
-    shifted = isa.tensor_tensor(
+    shifted = vector.tensor_tensor(
         source, peak.reshape(shape).expand(source.shape), "add", dtype=float32, mask=mask
     )
-    exps = isa.activation("exp", shifted, dtype=inner, mask=mask)
-    sums = isa.tensor_reduce("add", exps, axis, dtype=float32, mask=mask)
-    inverse = isa.reciprocal(sums).reshape(shape).expand(source.shape)
-    return isa.tensor_tensor(exps, inverse, "multiply", dtype=dt, mask=mask)
+    exps = scalar.activation("exp", shifted, dtype=inner, mask=mask)
+    sums = vector.tensor_reduce("add", exps, axis, dtype=float32, mask=mask)
+    inverse = vector.reciprocal(sums).reshape(shape).expand(source.shape)
+    return vector.tensor_tensor(exps, inverse, "multiply", dtype=dt, mask=mask)
 
 
 def rms_norm(
@@ -624,33 +599,32 @@ def rms_norm(
     mask: Any = None,
 ) -> View:
     """``x * rsqrt(sum(x^2) / n + epsilon) * w`` over the free axis, fp32 inside."""
-    source, weight = isa.tile(x, "rms_norm"), isa.tile(w, "rms_norm")
+    source, weight = tile(x, "rms_norm"), tile(w, "rms_norm")
     dt = source.dt if dtype is None else to_dtype(dtype)
     total = ndarray((source.shape[0], 1), float32)
-    isa.activation_reduce(
+    scalar.activation_reduce(
         "square", source, reduce_op="add", reduce_res=total, dtype=float32, mask=mask
     )
-    eps = isa.memset((source.shape[0], 1), epsilon, float32)
-    scale = isa.activation("rsqrt", total, scale=1.0 / n, bias=eps)
-    normed = isa.tensor_scalar(source, "multiply", scale, dtype=float32, mask=mask)
+    eps = copies.memset((source.shape[0], 1), epsilon, float32)
+    scale = scalar.activation("rsqrt", total, scale=1.0 / n, bias=eps)
+    normed = vector.tensor_scalar(source, "multiply", scale, dtype=float32, mask=mask)
     return _binary("multiply", normed, weight, dt, mask)
 
 
 def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> View:
     """``x`` where the data tile ``condition`` is nonzero, else ``y`` (a tile or a number)."""
-    cond, first = isa.tile(condition, "where"), isa.tile(x, "where")
+    cond, first = tile(condition, "where"), tile(x, "where")
     src = [cond.expand(first.shape) if cond.shape != first.shape else cond, first]
-    attrs: dict[str, Any] = {}
-    dt = first.dt
+    constant, dt = None, first.dt
     if _scalar_like(y):
-        attrs["on_false"] = y
+        constant = arguments.number(y)
     else:
-        other = isa.tile(y, "where")
+        other = tile(y, "where")
         src.append(other.expand(first.shape) if other.shape != first.shape else other)
         dt = promote(first.dt, other.dt)
-    tracer = trace.current("nl.where")
-    final = dt if dtype is None else to_dtype(dtype)
-    return tracer.result(SELECT, first.shape, final, tuple(src), attrs, mask)
+    attrs = copies.SelectAttrs(on_false=constant)
+    final = arguments.result_type(dtype, dt)
+    return recorder.fresh(copies.SELECT, first.shape, final, tuple(src), attrs, mask)
 
 
 # --- iterators and launch grid --------------------------------------------------------------------

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from .attributes import Attrs
 from .storage import Frame, Source, Storage
 from .view import View
 
@@ -24,7 +25,7 @@ class Instruction:
     Attributes:
         op: its entry in the instruction table.
         dst, src: operand views, in the order of the table entry.
-        attrs: constants of the instruction (sorted tuple of pairs would cost more; a shared dict).
+        attrs: constants of the instruction, of the class that its entry names.
         frame: loop iteration, None at top level.
         source: line of the kernel.
     """
@@ -36,7 +37,7 @@ class Instruction:
         op: OpSpec,
         dst: tuple[View, ...],
         src: tuple[View, ...],
-        attrs: dict[str, Any],
+        attrs: Attrs,
         frame: Frame | None,
         source: Source | None,
     ) -> None:
@@ -45,7 +46,7 @@ class Instruction:
 
     def __repr__(self) -> str:
         outs = ", ".join(map(repr, self.dst))
-        return f"{outs} = {self.op.name}({', '.join(map(repr, self.src))}, {self.attrs})"
+        return f"{outs} = {self.op.name}({', '.join(map(repr, self.src))}, {self.attrs!r})"
 
     def on_chip(self) -> list[Storage]:
         """Storages in SBUF and PSUM that it touches, index tiles included, each once."""
@@ -54,12 +55,19 @@ class Instruction:
         return list(dict.fromkeys(v.storage for v in (*views, *tiles) if v.storage.on_chip))
 
     @property
+    def moves_only(self) -> bool:
+        """Whether TensorE only moves data with it, as in a transpose."""
+        return self.op.moves is not None and self.op.moves(self)
+
+    @property
+    def tensor_macs(self) -> int:
+        """Multiply-accumulates on TensorE, those that only move data included."""
+        return 0 if self.op.macs is None else self.op.macs(self)
+
+    @property
     def macs(self) -> int:
         """Multiply-accumulates: K x M x N of a matmul, 0 for transposes and everything else."""
-        if self.op.name != "nc_matmul" or self.attrs.get("is_transpose"):
-            return 0
-        stationary, moving = self.src[0], self.src[1]
-        return stationary.shape[0] * stationary.free_size * moving.free_size
+        return 0 if self.moves_only else self.tensor_macs
 
 
 class Program:

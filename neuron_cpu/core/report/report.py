@@ -155,23 +155,9 @@ def _dma_metrics(schedule: Schedule, total: float) -> dict[str, float]:
     }
 
 
-def is_transpose(instruction: Instruction) -> bool:
-    """Whether a TensorE instruction moves data instead of multiplying it."""
-    return instruction.op.name == "nc_transpose" or bool(instruction.attrs.get("is_transpose"))
-
-
-def tensor_macs(instruction: Instruction) -> int:
-    """Multiply-accumulates that TensorE performs, those of transposes included."""
-    if instruction.op.name == "nc_transpose":
-        data = instruction.src[0]
-        return data.shape[0] * data.shape[0] * data.free_size
-    stationary, moving = instruction.src[:2]
-    return stationary.shape[0] * stationary.free_size * moving.free_size
-
-
 def _transpose_time(schedule: Schedule) -> float:
     pairs = zip(schedule.engine, schedule.busy, schedule.program.instructions)
-    return sum(time for number, time, i in pairs if number == TENSOR and is_transpose(i))
+    return sum(time for number, time, i in pairs if number == TENSOR and i.moves_only)
 
 
 def _lines(schedule: Schedule) -> dict[Source | None, Line]:
@@ -191,9 +177,9 @@ def _lines(schedule: Schedule) -> dict[Source | None, Line]:
         if number != DMA:
             line.busy[ENGINE_KEYS[number]] += schedule.busy[at]
             if number == TENSOR:
-                moved_macs = is_transpose(instruction)
-                line.transpose_macs += tensor_macs(instruction) if moved_macs else 0
-                line.macs += 0 if moved_macs else tensor_macs(instruction)
+                moved_macs = instruction.moves_only
+                line.transpose_macs += instruction.tensor_macs if moved_macs else 0
+                line.macs += 0 if moved_macs else instruction.tensor_macs
             continue
         moved = schedule.transfers[at]
         line.dma_bytes += moved.bytes

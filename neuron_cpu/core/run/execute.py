@@ -74,17 +74,17 @@ def make_step(op: Op, arena: Arena) -> Step:
     # Three kinds of operations have steps of their own; the rest is read, compute, round, write.
     if any(map(_is_reversed, op.refs())):
         return _reversed_step(op, arena)
-    if op.name == "nc_matmul":
+    if op.instruction.op.multiplies:
         return matmul_step(op, arena)
     spec, attrs = op.instruction.op, op.attrs
-    bits = bool(attrs.get("bits"))
-    raw = bool(attrs.get("raw")) and not arena.shadow
-    mask = attrs.get("mask")
+    compute, bits, mask = spec.compute, attrs.bits, attrs.mask
+    assert compute is not None  # all but products, which were dealt with
+    raw = attrs.raw and not arena.shadow
     keep = None if mask is None else torch.from_numpy(np.array(mask))
     inputs = [reader(r, arena, not raw, bits) for r in op.src]
     if _rearranges(op):  # copies and transposes return views of their input
         inputs = [_cloned(read) for read in inputs]
-    if any(r.indirect is not None for r in op.dst) or "rmw" in attrs:
+    if any(r.indirect is not None for r in op.dst) or attrs.accumulate:
         return _scatter_step(op, arena, inputs, raw, bits)
     # Everything above is decided once; what follows runs at every call, so one result, the usual
     # case, has a function without a loop.
@@ -92,11 +92,11 @@ def make_step(op: Op, arena: Arena) -> Step:
     if len(outs) == 1:
         out, dt = outs[0]
         if raw and keep is None:
-            return lambda: _copy(out, spec.compute(attrs, [f() for f in inputs]))
-        return lambda: put(out, spec.compute(attrs, [f() for f in inputs]), dt, bits, keep)
+            return lambda: _copy(out, compute(attrs, [f() for f in inputs]))
+        return lambda: put(out, compute(attrs, [f() for f in inputs]), dt, bits, keep)
 
     def several() -> None:
-        results = spec.compute(attrs, [f() for f in inputs])
+        results = compute(attrs, [f() for f in inputs])
         for (out, dt), values in zip(outs, results):
             put(out, values, dt, bits, keep if values.shape == outs[0][0].shape else None)
 
@@ -113,20 +113,21 @@ def _copy(out: torch.Tensor, values: torch.Tensor) -> None:
 
 def _scatter_step(op: Op, arena: Arena, inputs: list, raw: bool, bits: bool) -> Step:
     """Indirect stores, and read-modify-write in HBM (duplicate rows add up)."""
-    ref, attrs = op.dst[0], op.attrs
+    ref, attrs, compute = op.dst[0], op.attrs, op.instruction.op.compute
+    assert compute is not None  # products accumulate in PSUM
     dt = arena.dtype(ref.dt)
-    mask = attrs.get("mask")
+    mask = attrs.mask
 
     def scatter() -> None:
         flat = arena.of(ref.memory)
         at = gather_index(ref, arena).reshape(-1)
-        values = op.instruction.op.compute(attrs, [f() for f in inputs])
+        values = compute(attrs, [f() for f in inputs])
         values = values.expand(ref.shape).reshape(-1)
         if mask is not None:
             chosen = torch.from_numpy(np.array(mask)).expand(ref.shape).reshape(-1)
             at, values = at[chosen], values[chosen]
         # Duplicate rows: index_add_ adds each of them up, in fp32, before one rounding.
-        if attrs.get("rmw") == "add":
+        if attrs.accumulate:
             total = widen(flat, dt, False).clone().index_add_(0, at, values.to(torch.float32))
             put(flat, total, dt, False, None)
         else:

@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from ..instructions.entry import OpSpec
+from ..program.attributes import Attrs
 from ..program.program import Instruction, Program
 from ..program.storage import Frame, Loop, Storage
 from ..program.view import View, contiguous
@@ -75,7 +77,7 @@ class Op:
         instruction: Instruction,
         dst: tuple[Ref, ...],
         src: tuple[Ref, ...],
-        attrs: dict[str, Any],
+        attrs: Attrs,
         batch: int = 0,
         contract: tuple[int, ...] = (),
     ) -> None:
@@ -83,8 +85,8 @@ class Op:
         self.batch, self.contract = batch, contract
 
     @property
-    def name(self) -> str:
-        return self.instruction.op.name
+    def spec(self) -> OpSpec:
+        return self.instruction.op
 
     def refs(self) -> list[Ref]:
         """Every view it touches, index tiles of indirect operands included."""
@@ -243,24 +245,17 @@ def _local_memories(ops: Iterable[Op], frame: Frame, depth: int) -> list[Memory]
 
 def _footprint(ops: list[Op], frame: Frame, depth: int) -> int:
     """Elements of an iteration's own tiles, without those that only repeat a kernel input."""
-    loaded = {id(op.dst[0].memory) for op in ops if op.name == "dma_copy" and _repeats_input(op)}
+    loaded = {
+        id(op.dst[0].memory)
+        for op in ops
+        if op.spec.is_dma and op.spec.is_copy and _repeats_input(op)
+    }
     own = _local_memories(ops, frame, depth)
     return sum(memory.size for memory in own if id(memory) not in loaded)
 
 
 def _repeats_input(op: Op) -> bool:
-    return bool(op.attrs.get("raw")) and op.src[0].memory.constant
-
-
-def _attrs_key(attrs: dict[str, Any]) -> tuple:
-    key = []
-    for name, value in attrs.items():
-        if name in ("start", "accumulate"):
-            continue  # compared separately: the first iteration of a group starts it
-        if isinstance(value, np.ndarray):
-            value = (value.shape, value.dtype.str, value.tobytes())
-        key.append((name, value))
-    return tuple(key)
+    return op.attrs.raw and op.src[0].memory.constant
 
 
 def _describe(frame: Frame, depth: int, ops: list[Op]) -> tuple[tuple, tuple, np.ndarray]:
@@ -273,7 +268,7 @@ def _describe(frame: Frame, depth: int, ops: list[Op]) -> tuple[tuple, tuple, np
     offsets: list[int] = []
     for op in ops:
         refs = op.refs()
-        described: list[Any] = [op.name, op.batch, op.contract, _attrs_key(op.attrs)]
+        described: list[Any] = [op.spec.name, op.batch, op.contract, op.attrs.key()]
         for ref in refs:
             memory = ref.memory
             if _is_local(memory, frame, depth):
@@ -284,9 +279,7 @@ def _describe(frame: Frame, depth: int, ops: list[Op]) -> tuple[tuple, tuple, np
             described.append((key, ref.shape, ref.strides, ref.dt.name, ref.indirect is None))
             offsets.append(ref.offset)
         shape.append(tuple(described))
-        flags.append(
-            "start" if op.attrs.get("start") else "add" if op.attrs.get("accumulate") else ""
-        )
+        flags.append(op.attrs.group)
     return tuple(shape), tuple(flags), np.array(offsets, dtype=np.int64)
 
 
@@ -345,13 +338,13 @@ def _may_batch(op: Op, strides: list[int], first: bool, ops: list[Op]) -> bool:
     if all(strides[: len(op.dst)]):
         return not first
     # One region for all: a sum over the iterations, as long as nothing else touches it in the loop.
-    if op.name != "nc_matmul":
+    if not op.spec.multiplies:
         return False
     target = op.dst[0].memory
-    others = (o for o in ops if o.name != "nc_matmul")
+    others = (o for o in ops if not o.spec.multiplies)
     if any(r.memory is target for o in others for r in o.refs()):
         return False
-    return first or bool(op.attrs.get("accumulate"))
+    return first or op.attrs.accumulate
 
 
 def _apart(op: Op, n: int, strides: list[int]) -> bool:
@@ -414,7 +407,7 @@ def elide_loads(ops: list[Op]) -> list[Op]:
 
 
 def _elidable(op: Op, writers: dict[int, list[Op]]) -> bool:
-    if op.name not in ("dma_copy", "tensor_copy") or not op.attrs.get("raw") or "mask" in op.attrs:
+    if not op.spec.is_copy or not op.attrs.raw or op.attrs.mask is not None:
         return False
     target, source = op.dst[0], op.src[0]
     if target.memory.storage.role != "local" or target.indirect or source.indirect:

@@ -25,11 +25,11 @@ class _Product:
 
     def __init__(self, op: Op) -> None:
         left, right, out = op.src[0], op.src[1], op.dst[0]
-        ns, nm = op.attrs.get("free_axes", (1, 1))
         # Of the merged axes, those that are accumulated over lengthen the contraction; one along
         # which only the stationary (moving) operand changes makes more rows (columns) of the same
         # product; along any other, each step is a product of its own.
         b = op.batch
+        ns, nm = len(left.shape) - b - 1, len(right.shape) - b - 1  # free axes
         self.batch: list[int] = []
         k, m, n = [], [], []
         for axis in range(b):
@@ -112,7 +112,7 @@ def matmul_step(op: Op, arena: Arena) -> Step:
         for k in (0, 1)
     )
     out = arena.view(_picked(op.dst[0], product.out_axes))
-    adds = bool(op.attrs.get("accumulate"))
+    adds = op.attrs.accumulate
 
     def at_once() -> None:
         values = torch.matmul(left.whole().transpose(-1, -2), right.whole()).reshape(out.shape)

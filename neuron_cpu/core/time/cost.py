@@ -152,7 +152,7 @@ def _first_partition(view: View) -> int:
 def _transfer(instruction: Instruction, src: View, dst: View) -> Transfer:
     item = max(src.dt.itemsize, dst.dt.itemsize)
     # transposing takes a descriptor per element: nothing stays contiguous on both sides
-    run = 1 if instruction.op.name == "dma_transpose" else _contiguous_run(src, dst)
+    run = 1 if instruction.op.by_element else _contiguous_run(src, dst)
     rows = dst.size // run
     chip = dst if dst.storage.on_chip else src
     if chip.storage.on_chip:

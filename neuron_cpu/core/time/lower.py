@@ -196,9 +196,9 @@ def _rewritten(instructions: list[Instruction]) -> dict[Part, list[_Access]]:
 
 def _overwrites(instruction: Instruction, view: View) -> bool:
     """Whether a result owes nothing to what its buffer held, nor to an earlier iteration."""
-    if len(instruction.dst) != 1 or "mask" in instruction.attrs:
+    if len(instruction.dst) != 1 or instruction.attrs.mask is not None:
         return False
-    if instruction.attrs.get("accumulate"):
+    if instruction.attrs.accumulate:
         return False
     frame, outside = instruction.frame, view.storage.frame
     depth = 0 if outside is None else outside.depth
@@ -309,7 +309,7 @@ def _unwritten_hbm(instructions: list[Instruction]) -> set[int]:
 def _shareable(instruction: Instruction, pure: set[int], steady: set[int]) -> bool:
     if len(instruction.dst) != 1 or instruction.dst[0].storage.id not in pure:
         return False
-    if instruction.attrs.get("accumulate") or "mask" in instruction.attrs:
+    if instruction.attrs.accumulate or instruction.attrs.mask is not None:
         return False
     for view in instruction.src:
         known = pure if view.storage.on_chip else steady
@@ -323,8 +323,7 @@ def _key(instruction: Instruction) -> Key:
     sources = tuple(
         [(v.storage.id, v.offset, v.shape, v.strides, v.dt.name) for v in instruction.src]
     )
-    attrs = instruction.attrs
-    constants = tuple([(k, repr(attrs[k])) for k in attrs]) if attrs else ()
+    constants = instruction.attrs.start, instruction.attrs.key()
     return (
         target.shape, target.strides, target.dt.name, target.storage.buffer, sources, constants,
     )  # fmt: skip

@@ -178,7 +178,7 @@ def _engines(program: Program) -> tuple[list[int], list[float]]:
         time = 0.0
         if number != DMA:
             cycles = instruction.op.cycles(instruction)
-            if instruction.op.name == "tensor_copy" and _either_engine(instruction):
+            if _either_engine(instruction):
                 vector, scalar = cycles * period[VECTOR], cycles * period[SCALAR]
                 number = VECTOR if load[VECTOR] + vector <= load[SCALAR] + scalar else SCALAR
             time = cycles * period[number]
@@ -189,7 +189,8 @@ def _engines(program: Program) -> tuple[list[int], list[float]]:
 
 
 def _either_engine(instruction: Instruction) -> bool:
-    return "engine" not in instruction.attrs and instruction.src[0].dt.is_float
+    open_choice = instruction.op.serves_as_well is not None and instruction.attrs.engine is None
+    return open_choice and instruction.src[0].dt.is_float
 
 
 def _ports(instruction: Instruction, number: int) -> tuple[bool, bool]:

@@ -1,0 +1,112 @@
+"""Constants of an instruction: what every consumer asks of them, and when two are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+
+from ..device.spec import Engine
+
+if TYPE_CHECKING:
+    from .program import Instruction
+
+A = TypeVar("A", bound="Attrs")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Attrs:
+    """What is constant about one instruction; entries with more to say derive from it.
+
+    Nobody changes one after it was recorded: a Program shares one object between all instructions
+    with the same ``key``.
+
+    Attributes:
+        engine: the engine that the kernel chose, where it had a choice and made it.
+        mask: elements of the first result that are written ([its shape] booleans), where a mask
+            leaves something else than a box.
+        raw: stored elements are moved as they are, without a way through fp32.
+        bits: operands are bit patterns of integers, not numbers.
+        start: a product that begins an accumulation group: it overwrites what PSUM holds.
+        accumulate: the result is added to what the destination holds.
+        reduce_axes: last axes of the first result over which the second one reduces it, or 0.
+    """
+
+    engine: Engine | None = None
+    mask: np.ndarray | None = None
+    raw: bool = False
+    bits: bool = False
+    start: bool = False
+    accumulate: bool = False
+    reduce_axes: int = 0
+    _key: tuple | None = field(default=None, init=False)
+
+    @classmethod
+    def of(cls: type[A], instruction: Instruction) -> A:
+        """The attributes of an instruction whose entry has this class of them."""
+        attrs = instruction.attrs
+        assert isinstance(attrs, cls), (instruction.op.name, type(attrs))
+        return attrs
+
+    @property
+    def group(self) -> str:
+        """Place in an accumulation: ``start``, ``add`` or none."""
+        return "start" if self.start else "add" if self.accumulate else ""
+
+    def grouped(self: A, first: bool) -> A:
+        """The same instruction as the first or a later one of an accumulation group."""
+        return replace(self, start=first, accumulate=not first)
+
+    def cut(self: A, box: tuple[slice, ...]) -> A:
+        """The same for what a mask leaves of the result; for those that hold an array of it."""
+        return self
+
+    def key(self) -> tuple:
+        """Equal for equal constants only, the place in an accumulation left out.
+
+        0, 0.0, -0.0 and False differ, NaN equals itself, and arrays count by content.
+        """
+        if self._key is not None:
+            return self._key
+        kind = type(self)
+        getter = _getters.get(kind)
+        if getter is None:
+            names = (f.name for f in fields(kind) if f.name not in _APART)
+            getter = _getters[kind] = attrgetter(*names)
+        values = getter(self)
+        found = (kind, *map(_exact, values))
+        if not any(isinstance(value, np.ndarray) for value in values):  # their bytes are too many
+            object.__setattr__(self, "_key", found)
+        return found
+
+    def identity(self) -> tuple | None:
+        """What a Program shares attributes by; None where arrays make the look-up too dear."""
+        key = self.key()
+        return None if self._key is None else (self.start, self.accumulate, key)
+
+    def __repr__(self) -> str:
+        told = (f for f in fields(self) if f.name != "_key")
+        pairs = ((f.name, getattr(self, f.name), f.default) for f in told)
+        shown = [f"{name}={value!r}" for name, value, default in pairs if value is not default]
+        return f"{{{', '.join(shown)}}}"
+
+
+_APART = ("start", "accumulate", "_key")
+_getters: dict[type[Attrs], Callable[[Attrs], tuple]] = {}  # all other fields as a tuple
+
+
+def _exact(value: Any) -> Any:
+    """A hashable stand-in that is equal for the same bits only."""
+    kind = type(value)
+    if kind is float:
+        return value.hex()
+    if kind is int:
+        return (int, value)  # 1 is no True
+    if isinstance(value, tuple):
+        return tuple(map(_exact, value))
+    if kind is np.ndarray:
+        return (value.shape, value.dtype.str, value.tobytes())
+    return value

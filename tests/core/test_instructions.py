@@ -1,0 +1,404 @@
+"""What all instructions share: the record form, masks, typed attributes, access patterns."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import neuronxcc.nki as nki
+import numpy as np
+import pytest
+import torch
+from neuronxcc.nki import isa as nisa
+from neuronxcc.nki import language as nl
+
+from neuron_cpu.core import NkiError
+from neuron_cpu.core.check.verify import verify
+from neuron_cpu.core.device.dtypes import BFLOAT16, FLOAT32
+from neuron_cpu.core.instructions import copies, dma, entry, scalar, vector
+from neuron_cpu.core.instructions.entry import TABLE
+from neuron_cpu.core.instructions.recorder import record
+from neuron_cpu.core.instructions.tensor_engine import MatmulAttrs, multiply_into
+from neuron_cpu.core.program.attributes import Attrs
+from neuron_cpu.core.program.program import Program
+from neuron_cpu.core.program.trace import Tracer
+from neuron_cpu.core.program.view import View
+from neuron_cpu.core.run.execute import Plan
+from tests.core.test_isa import assert_close, data
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    """Functions of releases after 2.21 warn; here they are no subject."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*sim_newer_api")
+        yield
+
+
+# --- the record form ------------------------------------------------------------------------------
+def test_a_front_end_records_views_without_any_calling_form():
+    """exp(scale * (a.T @ b)) * gate, K in two steps, through record and typed attributes only."""
+    program = Program("by hand", (), None)
+    with Tracer(program) as tracer:
+
+        def tensor(shape, dt, buffer, role="local"):
+            return View.whole(tracer.storage(shape, dt, buffer, role))
+
+        a, b = (tensor((256, n), BFLOAT16, "hbm", "input") for n in (96, 200))
+        gate = tensor((96, 200), FLOAT32, "hbm", "input")
+        out = tensor((96, 200), FLOAT32, "shared_hbm", "output")
+        product = tensor((96, 200), FLOAT32, "psum")
+        for k in (0, 128):
+            pair = []
+            for source in (a, b):
+                part = source.slice_box((slice(k, k + 128), slice(0, source.shape[1])))
+                pair.append(tensor(part.shape, BFLOAT16, "sbuf"))
+                record(dma.DMA_COPY, (pair[-1],), (part,), Attrs(raw=True))
+            multiply_into(product, *pair, MatmulAttrs())
+        grown, gate_sb = (tensor((96, 200), FLOAT32, "sbuf") for _ in range(2))
+        record(dma.DMA_COPY, (gate_sb,), (gate,), Attrs(raw=True))
+        src, attrs = scalar.activation_operands("exp", product, scale=0.125)
+        record(scalar.ACTIVATION, (grown,), src, attrs)
+        gating = vector.BinaryAttrs(op="multiply")
+        record(vector.TENSOR_TENSOR, (grown,), (grown, gate_sb), gating)
+        record(dma.DMA_COPY, (out,), (grown,), Attrs(raw=True))
+        program.inputs = [a.storage, b.storage, gate.storage]
+        program.outputs = [out.storage]
+        tracer.finish()
+    verify(program)
+    assert all(type(v) is View for i in program for v in (*i.dst, *i.src))
+    assert program.macs == 256 * 96 * 200
+
+    left, right = (data(seed, (256, n), "bfloat16") for seed, n in ((1, 96), (2, 200)))
+    gates = data(3, (96, 200))
+    inputs = [torch.from_numpy(x.astype(np.float32)).bfloat16() for x in (left, right)]
+    (got,) = Plan(program).run([*inputs, torch.from_numpy(gates)])
+    wide = left.astype(np.float64).T @ right.astype(np.float64)
+    assert_close(got.numpy(), np.exp(0.125 * wide) * gates, "float32", 8)
+
+
+@pytest.mark.parametrize("accumulate, factor", [(None, 2), (True, 2), (False, 1)])
+def test_products_into_one_place_add_or_overwrite(accumulate, factor):
+    program = Program("products", (), None)
+    with Tracer(program) as tracer:
+        source, out = (
+            View.whole(tracer.storage((64, 64), FLOAT32, buffer, role))
+            for buffer, role in (("hbm", "input"), ("shared_hbm", "output"))
+        )
+        tile, kept = (View.whole(tracer.storage((64, 64), FLOAT32, "sbuf")) for _ in range(2))
+        product = View.whole(tracer.storage((64, 64), FLOAT32, "psum"))
+        record(dma.DMA_COPY, (tile,), (source,), Attrs(raw=True))
+        multiply_into(product, tile, tile, MatmulAttrs())
+        multiply_into(product, tile, tile, MatmulAttrs(), accumulate)
+        record(copies.TENSOR_COPY, (kept,), (product,), copies.copy_attrs(FLOAT32, FLOAT32))
+        record(dma.DMA_COPY, (out,), (kept,), Attrs(raw=True))
+        program.inputs, program.outputs = [source.storage], [out.storage]
+        tracer.finish()
+    verify(program)
+    x = data(4, (64, 64))
+    (got,) = Plan(program).run([torch.from_numpy(x)])
+    assert_close(got.numpy(), factor * (x.astype(np.float64).T @ x), "float32", 8)
+
+
+def test_an_entry_takes_attributes_of_its_own_class_only():
+    program = Program("wrong", (), None)
+    with Tracer(program) as tracer:
+        tile = View.whole(tracer.storage((8, 8), FLOAT32, "sbuf"))
+        with pytest.raises(AssertionError):
+            record(vector.TENSOR_TENSOR, (tile,), (tile, tile), Attrs())
+    assert all(issubclass(entry.attrs, Attrs) for entry in TABLE.values())
+
+
+# --- attributes -----------------------------------------------------------------------------------
+def test_keys_are_equal_for_the_same_bits_only():
+    values = [0, 0.0, -0.0, False, 1, 1.0, True, math.nan, "add", None]
+    keys = [copies.FillAttrs(value=value).key() for value in values]
+    assert len(set(keys)) == len(values)
+    assert copies.FillAttrs(value=math.nan).key() == copies.FillAttrs(value=math.nan).key()
+    mask = np.eye(3, dtype=bool)
+    assert Attrs(mask=mask).key() == Attrs(mask=mask.copy()).key()
+    assert Attrs(mask=mask).key() != Attrs(mask=~mask).key()
+    assert Attrs(mask=mask).identity() is None and Attrs().identity() is not None
+    steps = [vector.StepsAttrs(steps=(vector.Step("add", v),)).key() for v in (0, 0.0, -0.0)]
+    assert len(set(steps)) == 3
+    assert Attrs().key() != MatmulAttrs().key()
+
+
+def test_the_place_in_a_group_is_no_part_of_the_key_but_of_the_identity():
+    first, later = MatmulAttrs().grouped(True), MatmulAttrs().grouped(False)
+    assert first.key() == later.key() and first.identity() != later.identity()
+    assert (MatmulAttrs().group, first.group, later.group) == ("", "start", "add")
+
+
+def test_equal_attributes_of_a_program_are_one_object():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((128, 64), x.dtype, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        for k in nl.affine_range(4):
+            part = nl.ds(k * 16, 16)
+            nl.store(out[:, part], nisa.tensor_scalar(tile[:, part], np.add, 0.5))
+        return out
+
+    found = [i.attrs for i in kernel.trace(data(1, (128, 64))) if i.op is vector.TENSOR_SCALAR]
+    assert len(found) == 4 and len({id(attrs) for attrs in found}) == 1
+
+
+def test_iterations_that_differ_in_the_sign_of_zero_are_not_merged_into_one():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((4, 128, 8), nl.float32, buffer=nl.shared_hbm)
+        for k in nl.affine_range(4):
+            nl.store(out[k], nisa.memset((128, 8), -0.0 if k == 2 else 0.0, nl.float32))
+        return out
+
+    got = kernel(data(1, (1, 1)))
+    assert np.signbit(got).reshape(4, -1).any(axis=1).tolist() == [False, False, True, False]
+
+
+# --- masks ----------------------------------------------------------------------------------------
+def masked(body, *inputs):
+    """What ``body`` (from loaded tiles) writes over a tile of sevens."""
+
+    @nki.jit
+    def kernel(*hbm):
+        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+        made = nl.full((128, 64), 7.0, nl.float32)
+        made[...] = body(*map(nl.load, hbm))
+        nl.store(out, made)
+        return out
+
+    return kernel(*inputs)
+
+
+ROW, COLUMN = (nl.arange(128)[:, None], nl.arange(64)[None, :])
+
+
+@pytest.mark.parametrize("limit", ["box", "triangle"])
+def test_masks_cut_the_values_that_an_instruction_holds(limit):
+    row, column = np.mgrid[0:128, 0:64]
+    keep = (row < 100) & (column < 60) if limit == "box" else row + column < 90
+
+    def mask():
+        if limit == "box":
+            return (ROW < 100) & (COLUMN < 60)
+        return ROW + COLUMN < 90
+
+    counted = masked(
+        lambda x: nisa.iota(ROW * 64 + COLUMN, nl.float32, mask=mask()), data(1, (1, 1))
+    )
+    np.testing.assert_array_equal(counted, np.where(keep, row * 64 + column, 7.0))
+    x = data(2, (128, 64))
+    causal = masked(lambda t: nisa.affine_select(ROW >= COLUMN, t, -1.0, mask=mask()), x)
+    np.testing.assert_array_equal(causal, np.where(keep, np.where(row >= column, x, -1.0), 7.0))
+
+
+@pytest.mark.parametrize("transpose", [
+    lambda x, mask: nisa.nc_transpose(nl.load(x), mask=mask, engine=nisa.vector_engine),
+    lambda x, mask: nl.load_transpose2d(x, mask=mask),
+], ids=["nc_transpose", "load_transpose2d"])  # fmt: skip
+def test_transposes_take_masks_that_are_boxes(transpose):
+    def kernel_for(diagonal):
+        @nki.jit
+        def kernel(x):
+            out = nl.ndarray((32, 32), nl.float32, buffer=nl.shared_hbm)
+            made = nl.zeros((32, 32), nl.float32)
+            row, column = nl.arange(32)[:, None], nl.arange(32)[None, :]
+            mask = row + column < 40 if diagonal else (row < 20) & (column < 30)
+            made[...] = transpose(x, mask)
+            nl.store(out, made)
+            return out
+
+        return kernel
+
+    x = data(1, (32, 32))
+    want = np.zeros((32, 32), np.float32)
+    want[:30, :20] = x.T[:30, :20]
+    np.testing.assert_array_equal(kernel_for(False)(x), want)
+    with pytest.raises(NkiError, match="sim_reduce_mask"):
+        kernel_for(True).trace(x)
+
+
+# --- access patterns ------------------------------------------------------------------------------
+def test_an_operand_walks_at_most_four_free_axes():
+    def kernel_for(axes):
+        @nki.jit
+        def kernel(x):
+            sizes = (4,) * axes
+            out = nl.ndarray((128, 2**axes), x.dtype, buffer=nl.shared_hbm)
+            tile = nl.load(x).reshape((128, *sizes))
+            corner = (slice(None), *(slice(0, 2) for _ in sizes))
+            nl.store(out, nl.copy(tile[corner]).reshape((128, 2**axes)))
+            return out
+
+        return kernel
+
+    def told(axes):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            kernel_for(axes).trace(data(1, (128, 4**axes)))
+        return [str(w.message) for w in caught if "sim_access_pattern_axes" in str(w.message)]
+
+    assert told(4) == []
+    (message,) = told(5)
+    assert "tensor_copy" in message and "walks 5 free axes" in message
+
+
+def test_axes_that_continue_each_other_are_walked_as_one():
+    program = Program("views", (), None)
+    with Tracer(program) as tracer:
+        tile = View.whole(tracer.storage((128, 2, 3, 4, 5, 6), FLOAT32, "sbuf"))
+    assert entry.pattern_axes(tile) == 1
+    part = tile.slice_box((*[slice(0, 2)] * 4, slice(0, 5), slice(0, 6)))
+    assert entry.pattern_axes(part) == 3  # of 2, of 2, and of 2 x 5 x 6 elements
+    column = View.whole(tracer.storage((128, 1), FLOAT32, "sbuf")).expand((128, 2, 3, 4, 5, 6))
+    assert entry.pattern_axes(column) == 1  # a stride of zero all the way
+
+
+# --- two results ----------------------------------------------------------------------------------
+TWO_RESULTS = {
+    "activation_reduce": lambda x, sums: nisa.activation_reduce(
+        nl.exp, x, reduce_op=np.add, reduce_res=sums
+    ),
+    "tensor_scalar_reduce": lambda x, sums: nisa.tensor_scalar_reduce(
+        data=x, op0=np.multiply, operand0=1.001, reduce_op=np.add, reduce_res=sums
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TWO_RESULTS)
+@pytest.mark.parametrize("eager", [False, True])
+def test_the_first_of_two_results_moves_into_its_destination(monkeypatch, name, eager):
+    """bf16 data into an fp32 tile keeps its fp32 bits, and no copy is recorded."""
+    if eager:
+        monkeypatch.setenv("NKI_CPU_EAGER", "1")
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+        total = nl.ndarray((128, 1), nl.float32, buffer=nl.shared_hbm)
+        kept, sums = nl.ndarray((128, 64), nl.float32), nl.ndarray((128, 1), nl.float32)
+        kept[...] = TWO_RESULTS[name](nl.load(x), sums)
+        nl.store(out, kept)
+        nl.store(total, sums)
+        return out, total
+
+    x = data(1, (128, 64), "bfloat16")
+    wide = x.astype(np.float64)
+    want = np.exp(wide) if name == "activation_reduce" else wide * np.float32(1.001)
+    got, total = kernel(x)
+    assert_close(got, want, "float32", 8)
+    assert_close(total, want.sum(axis=1, keepdims=True), "float32", 64)
+    if not eager:
+        assert [i.op.name for i in kernel.trace(x)].count("tensor_copy") == 0
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_second_result_over_an_operand_or_the_destination_comes_out_right(monkeypatch, eager):
+    """The sums replace the bias that went into them; the other sums are a column of their tile."""
+    if eager:
+        monkeypatch.setenv("NKI_CPU_EAGER", "1")
+
+    @nki.jit
+    def kernel(x, shift):
+        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+        total = nl.ndarray((128, 1), nl.float32, buffer=nl.shared_hbm)
+        again = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+        kept, sums = nl.ndarray((128, 64), nl.float32), nl.ndarray((128, 1), nl.float32)
+        tile = nl.load(x)
+        sums[...] = nl.load(shift)
+        kept[...] = nisa.activation_reduce(
+            nl.square, tile, bias=sums, reduce_op=np.add, reduce_res=sums
+        )
+        nl.store(out, kept)
+        nl.store(total, sums)
+        kept[...] = nisa.activation_reduce(
+            nl.square, tile, reduce_op=np.add, reduce_res=kept[:, 0:1]
+        )
+        nl.store(again, kept)
+        return out, total, again
+
+    x, shift = data(1, (128, 64)), data(2, (128, 1))
+    got, total, again = kernel(x, shift)
+    want = np.square(x.astype(np.float64) + shift)
+    assert_close(got, want, "float32", 4)
+    assert_close(total, want.sum(axis=1, keepdims=True), "float32", 64)
+    assert_close(again, np.square(x.astype(np.float64)), "float32", 4)
+
+
+def test_a_moved_first_result_that_is_used_again_gets_its_tile_back():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+        also = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+        kept, sums = nl.ndarray((128, 64), nl.float32), nl.ndarray((128, 1), nl.float32)
+        made = nisa.activation_reduce(nl.exp, nl.load(x), reduce_op=np.add, reduce_res=sums)
+        kept[...] = made
+        kept[...] = nisa.tensor_scalar(made, np.multiply, sums)
+        nl.store(out, kept)
+        nl.store(also, made)
+        return out, also
+
+    x = data(1, (128, 64))
+    got, also = kernel(x)
+    want = np.exp(x.astype(np.float64))
+    assert_close(also, want, "float32", 8)
+    assert_close(got, want * want.sum(axis=1, keepdims=True), "float32", 64)
+
+
+# --- ScalarE's running sums -----------------------------------------------------------------------
+def summing(loop, first):
+    """Row sums of squares over four column blocks, kept in ScalarE's registers."""
+
+    @nki.jit
+    def kernel(x):
+        total = nl.ndarray((128, 1), nl.float32, buffer=nl.shared_hbm)
+        tile, sums = nl.load(x), nl.ndarray((128, 1), nl.float32)
+        command, zero = nisa.reduce_cmd, nisa.memset((128, 1), 0, nl.float32)
+        if not first:
+            nisa.activation(nl.copy, zero, bias=zero, reduce_op=np.add, reduce_cmd=command.reset)
+        for k in loop(4):
+            nisa.activation(
+                nl.square,
+                tile[:, nl.ds(k * 16, 16)],
+                bias=zero,
+                reduce_op=np.add,
+                reduce_cmd=command.reset_reduce if first and k == 0 else command.reduce,
+            )
+        nisa.activation(
+            nl.copy, zero, bias=zero, reduce_op=np.add, reduce_res=sums, reduce_cmd=command.idle
+        )
+        nl.store(total, sums)
+        return total
+
+    return kernel
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["reset in the loop", "reset before it"])
+@pytest.mark.parametrize("loop", [nl.sequential_range, nl.affine_range, nl.static_range])
+def test_running_sums_outlive_the_iteration_that_began_them(loop, first):
+    x = data(1, (128, 64))
+    want = np.square(x.astype(np.float64)).sum(axis=1, keepdims=True)
+    if loop is nl.affine_range:  # its iterations may not tell the first from the others
+        with pytest.raises(NkiError, match="err_unexpected_output_dependencies"):
+            summing(loop, first).trace(x)
+        return
+    assert_close(summing(loop, first)(x), want, "float32", 64)
+
+
+def test_running_sums_of_another_grid_instance_are_not_read():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((2, 128, 1), nl.float32, buffer=nl.shared_hbm)
+        at = nl.program_id(0)
+        command, sums = nisa.reduce_cmd, nl.ndarray((128, 1), nl.float32)
+        tile = nl.load(x[at])
+        nisa.activation(
+            nl.square, tile, reduce_op=np.add, reduce_res=sums, reduce_cmd=command.reduce
+        )
+        nl.store(out[at], sums)
+        return out
+
+    x = data(1, (2, 128, 16))
+    want = np.square(x.astype(np.float64)).sum(axis=2, keepdims=True)
+    assert_close(kernel[2](x), want, "float32", 64)
