@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from neuron_cpu.core.language.kernel import Kernel, returns_value
+from neuron_cpu.core.language.kernel import Kernel
+from neuron_cpu.core.language.results import returns_value
 from neuron_cpu.core.language.runners import benchmark, profile
 from neuron_cpu.core.language.tensor import Tensor as tensor
 

@@ -1,0 +1,97 @@
+"""Arguments of a kernel call: what of them makes a specialisation, and the rest as torch tensors.
+
+Shapes, element types and every constant select the Program; the data of tensors do not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..device import dtypes
+
+
+def is_tensor(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, np.ndarray))
+
+
+def shape_of(value: Any) -> tuple[tuple[int, ...], dtypes.DType]:
+    return tuple(value.shape), dtypes.to_dtype(value.dtype)
+
+
+def _constant_key(value: Any) -> Any:
+    """Something hashable that stands for a compile-time constant.
+
+    Equal keys must mean equal kernels, so types are part of it: 1, 1.0 and True are equal in Python
+    and trace to different instructions.
+    """
+    if isinstance(value, (list, tuple)):
+        return (type(value).__name__, *(_constant_key(v) for v in value))
+    if isinstance(value, dict):
+        return tuple((k, _constant_key(v)) for k, v in sorted(value.items()))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
+        return (type(value), _constant_key(fields))
+    try:
+        hash(value)
+    except TypeError:  # it may change between calls: the same object counts as the same constant
+        return _Itself(value)
+    return (type(value).__name__, value)
+
+
+class _Itself:
+    """Stands for one unhashable object, and keeps it, so that its id stays its own."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Itself) and other.value is self.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
+def flatten(args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
+    """Tensors among the arguments, in order, and a key for everything else."""
+    tensors: list[Any] = []
+    key: list[Any] = []
+
+    def visit(value: Any) -> Any:
+        if is_tensor(value):  # data are no part of the key: a Program serves all data of a shape
+            tensors.append(value)
+            return ("tensor", *shape_of(value))
+        if isinstance(value, (list, tuple)) and any(is_tensor(v) for v in value):
+            return tuple(visit(v) for v in value)
+        return _constant_key(value)
+
+    # Keywords by name, as _bind makes the program's inputs: the order of tensors is theirs.
+    key.extend(visit(a) for a in args)
+    key.extend((k, visit(v)) for k, v in sorted(kwargs.items()))
+    return tensors, tuple(key)
+
+
+def to_torch(value: Any) -> torch.Tensor:
+    """A contiguous torch tensor over the same memory where types allow."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().contiguous()
+    array = np.ascontiguousarray(value)
+    dt = dtypes.to_dtype(array.dtype)
+    # torch does not know the types of ml_dtypes: their bits pass as integers of the same size.
+    if dt is dtypes.BFLOAT16:
+        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+    if dt in (dtypes.FLOAT8_E4M3, dtypes.FLOAT8_E5M2):
+        return torch.from_numpy(array.view(np.uint8)).view(dt.torch)
+    return torch.from_numpy(array)
+
+
+def to_numpy(value: torch.Tensor, dt: dtypes.DType) -> np.ndarray:
+    """A numpy array over the tensor's memory, in the ml_dtypes type where there is one."""
+    if dt is dtypes.BFLOAT16:
+        return value.view(torch.int16).numpy().view(dt.numpy)
+    if dt in (dtypes.FLOAT8_E4M3, dtypes.FLOAT8_E5M2):
+        return value.view(torch.uint8).numpy().view(dt.numpy)
+    return value.numpy()
