@@ -29,6 +29,7 @@ from neuronx_distributed.parallel_layers.layers import (
 from neuronx_distributed.parallel_layers.mappings import (
     _gather_along_dim,
     copy_to_tensor_model_parallel_region,
+    gather_from_sequence_parallel_region,
     gather_from_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
@@ -331,24 +332,29 @@ class NeuronLlamaMLP(nn.Module):
         self.act_fn = ACT2FN[config.hidden_act]
         column, row = LINEARS.get(form, (ColumnParallelLinear, RowParallelLinear))
         sizes = (config.hidden_size, config.intermediate_size)
+        self.sequence_parallel_enabled = config.neuron_config.sequence_parallel_enabled
+        self.sequence_dimension = 1 if self.sequence_parallel_enabled else None
         common = dict(
             bias=getattr(config, "mlp_bias", False),
             dtype=config.neuron_config.torch_dtype,
             pad=True,
-            sequence_parallel_enabled=False,
-            sequence_dimension=None,
             tensor_model_parallel_group=get_tp_group(config),
         )
-        self.gate_proj = column(*sizes, gather_output=False, **common)
-        self.up_proj = column(*sizes, gather_output=False, **common)
+        whole = dict(sequence_parallel_enabled=False, sequence_dimension=None)
+        self.gate_proj = column(*sizes, gather_output=False, **common, **whole)
+        self.up_proj = column(*sizes, gather_output=False, **common, **whole)
         self.down_proj = row(
             *sizes[::-1],
             input_is_parallel=True,
             reduce_dtype=config.neuron_config.rpl_reduce_dtype,
+            sequence_parallel_enabled=self.sequence_parallel_enabled,
+            sequence_dimension=self.sequence_dimension,
             **common,
         )
 
     def forward(self, x, rmsnorm=None, residual=None, adapter_ids=None):
+        if self.sequence_parallel_enabled:
+            x = gather_from_sequence_parallel_region(x, self.sequence_dimension)
         if self.form == "closed_kernel":
             return self._closed(x, rmsnorm), None
         if self.form == "in_place":
@@ -478,6 +484,8 @@ class FirstAttention(NeuronAttentionBase):
         self.rms_norm_eps = config.rms_norm_eps
         self.tp_degree = config.neuron_config.tp_degree
         self.fused_qkv, self.clip_qkv = config.neuron_config.fused_qkv, None
+        self.sequence_parallel_enabled = self.neuron_config.sequence_parallel_enabled
+        self.sequence_dimension = 1 if self.sequence_parallel_enabled else None
         self.init_gqa_properties()
         self.rotary_emb = RotaryEmbedding(self.head_dim, base=config.rope_theta)
 
@@ -1002,6 +1010,33 @@ def test_rank_tensors_of_64_bits(tiny_llama, application, generate, reference, s
         tp_degree=2,
         vocab_parallel=True,
         save_sharded_checkpoint=saved,
+        **BATCH,
+    )
+    got = generate(app, PROMPTS, 6)
+    for row, prompt in enumerate(PROMPTS):
+        assert got[row].tolist() == reference(model, prompt, 6)[0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("version", "attention", "mlp"),
+    [
+        ("0.1", FirstAttention, "forward_impl"),
+        ("0.3", baseline.NeuronLlamaAttention, "attribute"),
+        ("0.4", FourthAttention, "plain"),
+    ],
+)
+@pytest.mark.parametrize("degree", [2, 4])
+def test_sequence_parallel_entries(
+    tiny_llama, application, generate, reference, monkeypatch, version, attention, mlp, degree
+):
+    """Layers that gather and reduce-scatter by themselves, each in the way of its time."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, folder = tiny_llama(num_attention_heads=8, hidden_size=64, num_key_value_heads=4)
+    app = application(
+        folder,
+        model_cls=model_class(attention, mlp),
+        tp_degree=degree,
+        sequence_parallel_enabled=True,
         **BATCH,
     )
     got = generate(app, PROMPTS, 6)
