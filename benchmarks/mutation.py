@@ -150,13 +150,13 @@ def sample(root: Path, count: int, seed: int, only: str) -> list[Mutant]:
 
 
 # --- running --------------------------------------------------------------------------------------
-def tests_of(path: str) -> list[str]:
-    """Test files for a mutated file: those named for it first, then the rest of its part."""
+def tests_of(path: str) -> tuple[list[str], list[str]]:
+    """Test files for a mutated file: those named for it, then the rest of its part."""
     part = next(tests for start, tests in PARTS.items() if path.startswith(start))
     first = next((names for start, names in FIRST.items() if path.startswith(start)), [])
     named = [f"{part}/{name}.py" for name in first]
     rest = sorted(p for p in (ROOT / part).glob("test_*.py") if p.stem not in (*first, *SLOW))
-    return [*named, *(str(p.relative_to(ROOT)) for p in rest)]
+    return named, [str(p.relative_to(ROOT)) for p in rest]
 
 
 def run(mutant: Mutant, tree: Path) -> Result:
@@ -170,10 +170,10 @@ def run(mutant: Mutant, tree: Path) -> Result:
     started = time.monotonic()
     path.write_text(after, encoding="utf-8")
     try:
-        status = tests_pass(tests_of(mutant.path), tree)
+        survived = all(tests_pass(tests, tree) for tests in tests_of(mutant.path) if tests)
     finally:
         path.write_text(before, encoding="utf-8")
-    outcome = "survived" if status else "killed"
+    outcome = "survived" if survived else "killed"
     return Result(mutant, outcome, time.monotonic() - started, difference)
 
 
