@@ -32,7 +32,7 @@ class NeuronCore:
     """Sizes, limits and clocks of one generation; SBUF and PSUM bytes are those of a partition.
 
     Attributes:
-        sbuf_usable_bytes: what the compiler leaves to kernels.
+        sbuf_reserved_bytes: what the compiler keeps for itself, at the end.
         stationary_free_max, moving_free_max: columns of a matmul's operands.
         psum_free_max: fp32 elements of a PSUM tile.
         vector_transpose_max: rows and columns of one transpose on VectorE.
@@ -45,7 +45,7 @@ class NeuronCore:
     name: str
     partitions: int
     sbuf_bytes: int
-    sbuf_usable_bytes: int
+    sbuf_reserved_bytes: int
     sbuf_align_bytes: int
     psum_banks: int
     psum_bank_bytes: int
@@ -61,6 +61,11 @@ class NeuronCore:
     clock_hz: Mapping[Engine, float]
 
     @property
+    def sbuf_usable_bytes(self) -> int:
+        """What the compiler leaves to kernels."""
+        return self.sbuf_bytes - self.sbuf_reserved_bytes
+
+    @property
     def gpsimd_partitions(self) -> int:
         """Partitions that one GpSimd processor serves."""
         return self.partitions // self.gpsimd_cores
@@ -70,7 +75,7 @@ GEN2 = NeuronCore(
     name="gen2",  # NeuronCore-v2: Trainium1, Inferentia2
     partitions=128,  # PM tile rule TC#1; ARCH: SBUF and PSUM have 128 partitions
     sbuf_bytes=192 * KIB,  # ARCH: 24 MiB / 128
-    sbuf_usable_bytes=176 * KIB,  # ALLOC: the compiler reserves the last 16 KiB
+    sbuf_reserved_bytes=16 * KIB,  # ALLOC
     sbuf_align_bytes=4,  # not published; one fp32 word is the smallest that hardware addresses
     psum_banks=8,  # ARCH: 16 KiB per partition in 8 banks
     psum_bank_bytes=2 * KIB,  # ARCH: 512 fp32 values per partition and bank
