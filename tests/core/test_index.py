@@ -11,7 +11,7 @@ from neuronxcc.nki import language as nl
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.device.dtypes import FLOAT32
 from neuron_cpu.core.language.tensor import Tensor
-from neuron_cpu.core.program import trace
+from neuron_cpu.core.program import masks, trace
 from neuron_cpu.core.program.index import DynamicIndex
 from neuron_cpu.core.program.program import Program
 from neuron_cpu.core.program.view import compose, contiguous, reshaped_strides
@@ -84,13 +84,13 @@ def test_masks_leave_boxes_or_arrays(n, m, a, b, k):
     i, j = nl.mgrid[0:n, 0:m]
     x, y = np.ogrid[:n, :m]
     mask, reference = (i + k * j < a) & (j >= b - 4), (x + k * y < a) & (y >= b - 4)
-    cut = trace.region(mask, (n, m))
+    cut = masks.region(mask, (n, m))
     kept = np.zeros((n, m), bool)
     if cut is None:
         kept[...] = True
     elif isinstance(cut, tuple):
         kept[cut] = True
-    elif cut is not trace.EMPTY:
+    elif cut is not masks.EMPTY:
         kept |= cut
     assert np.array_equal(kept, np.broadcast_to(reference, (n, m)))
 
@@ -100,7 +100,7 @@ def test_masks_leave_boxes_or_arrays(n, m, a, b, k):
 def test_boxes_cover_a_mask_exactly_once(a, b, c, seed):
     keep = np.random.default_rng(seed).random((a, b, c)) < 0.6
     count = np.zeros(keep.shape, int)
-    for box in trace.boxes(keep):
+    for box in masks.boxes(keep):
         count[box] += 1
     assert np.array_equal(count, keep)
 

@@ -16,7 +16,7 @@ import torch
 from ..device.dtypes import FLOAT32, UINT32, to_dtype
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2, Engine
-from ..program import trace
+from ..program import masks, trace
 from ..program.attributes import Attrs
 from ..program.index import Index, Mask, is_integer
 from ..program.program import Instruction
@@ -439,7 +439,7 @@ def rand(shape: Any, dtype: Any = np.float32) -> View:
 def random_seed(seed: Any, *, mask: Any = None) -> None:
     """Seed of the random instructions that follow: a number or a (1, 1) integer tile."""
     tracer = trace.current("nl.random_seed")
-    if trace.region(mask, (1, 1)) is trace.EMPTY:
+    if masks.region(mask, (1, 1)) is masks.EMPTY:
         return
     if isinstance(seed, View):
         first = (slice(0, 1),) * 2

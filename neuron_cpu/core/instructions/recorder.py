@@ -13,7 +13,7 @@ from typing import Any
 
 from ..device.dtypes import DType
 from ..device.errors import refuse
-from ..program import trace
+from ..program import masks, trace
 from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
@@ -53,8 +53,8 @@ def record(
     """
     tracer = trace.current(f"nisa.{op.name}")
     assert type(attrs) is op.attrs, (op.name, type(attrs))
-    cut = None if mask is None else trace.region(mask, dst[0].shape if over is None else over)
-    if cut is trace.EMPTY:
+    cut = None if mask is None else masks.region(mask, dst[0].shape if over is None else over)
+    if cut is masks.EMPTY:
         return None
     if isinstance(cut, tuple):
         dst, src = _cut(dst, src, cut, axes)
@@ -64,7 +64,7 @@ def record(
             raise _no_box(op, src[0])
         if op.is_dma and any(v.oob or v.indirect for v in (*dst, *src)):
             # every element is checked and none outside of the mask touched: a DMA for each box
-            for box in trace.boxes(cut):
+            for box in masks.boxes(cut):
                 _emit(tracer, op, *_cut(dst, src, box, axes), attrs)
             return None
         attrs = replace(attrs, mask=cut)
@@ -97,7 +97,7 @@ def fresh(
 
 def rows_only(what: str, mask: Any, *views: View) -> Iterator[View]:
     """``views`` of one shape, cut by a mask that selects a box (instructions over whole rows)."""
-    cut = None if mask is None else trace.region(mask, views[0].shape)
+    cut = None if mask is None else masks.region(mask, views[0].shape)
     if cut is not None and not isinstance(cut, tuple):
         raise refuse(
             "sim_reduce_mask",

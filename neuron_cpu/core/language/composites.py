@@ -21,7 +21,7 @@ from ..device.errors import refuse, user_frame, warn
 from ..instructions import copies, dma, gpsimd, operators, scalar, vector
 from ..instructions.arguments import tile
 from ..instructions.recorder import record
-from ..program import trace
+from ..program import masks, trace
 from ..program.view import View
 from . import nl as language
 from .nl import named
@@ -274,7 +274,7 @@ def device_print(prefix: Any, x: Any, *, mask: Any = None, **_: Any) -> None:
             "device_print outside of eager mode prints nothing, expected NKI_CPU_EAGER=1; set it",
         )
         return
-    if trace.region(mask, tile(x, "device_print").shape) is not trace.EMPTY:
+    if masks.region(mask, tile(x, "device_print").shape) is not masks.EMPTY:
         print(prefix, x.numpy())
 
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..device.errors import NkiError, refuse
-from . import trace
+from . import masks
 from .index import DynamicIndex, Index, Mask, aligned, is_integer
 from .view import Bound, Indirect, V, View, intern
 
@@ -56,7 +56,7 @@ def _expand_ellipsis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
 
 def _masked(view: V, mask: Mask) -> V:
     """The box that an operand mask leaves."""
-    cut = trace.region(mask, view.shape)
+    cut = masks.region(mask, view.shape)
     if cut is None:
         return view
     if not isinstance(cut, tuple):

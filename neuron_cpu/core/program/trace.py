@@ -16,7 +16,6 @@ import numpy as np
 from ..device.dtypes import DType
 from ..device.errors import name_kernel, refuse, user_frame
 from .attributes import Attrs
-from .index import Mask
 from .meetings import Meetings
 from .program import Instruction, Program
 from .storage import Frame, Loop, Source, Storage
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from ..instructions.entry import OpSpec
 
 _local = threading.local()
-EMPTY = "empty"
 
 
 def active() -> Tracer | None:
@@ -44,54 +42,6 @@ def current(what: str) -> Tracer:
             "the call stack; move the call into the kernel",
         )
     return tracer
-
-
-def region(mask: Any, shape: tuple[int, ...]) -> Any:
-    """What a mask leaves of an operand region.
-
-    Returns:
-        None (all of it), EMPTY, a tuple of slices (a box), or a boolean array of ``shape``.
-    """
-    if mask is None or mask is True:
-        return None
-    if isinstance(mask, (bool, np.bool_)):
-        return None if mask else EMPTY
-    if not isinstance(mask, Mask):
-        raise refuse(
-            "err_unsupported_expression_in_mask",
-            f"mask of type {type(mask).__name__}, expected comparisons of index expressions joined "
-            "with '&'; use nl.where for conditions on data",
-        )
-    keep = mask.evaluate(shape)
-    if keep.all():
-        return None
-    if not keep.any():
-        return EMPTY
-    # The smallest box around what is kept; the mask is a box where it keeps as many elements.
-    keep = np.broadcast_to(keep, shape)
-    box = []
-    inside = 1
-    for axis in range(len(shape)):
-        others = tuple(a for a in range(len(shape)) if a != axis)
-        used = np.flatnonzero(keep.any(axis=others))
-        box.append(slice(int(used[0]), int(used[-1]) + 1))
-        inside *= int(used[-1] - used[0] + 1)
-    return tuple(box) if inside == np.count_nonzero(keep) else keep
-
-
-def boxes(keep: np.ndarray) -> Iterator[tuple[slice, ...]]:
-    """The boxes that a boolean array consists of: runs of equal slices, axis after axis."""
-    start = 0
-    while start < len(keep):
-        end = start + 1
-        while end < len(keep) and np.array_equal(keep[end], keep[start]):
-            end += 1
-        if keep.ndim == 1 and keep[start]:
-            yield (slice(start, end),)
-        elif keep.ndim > 1 and keep[start].any():
-            for rest in boxes(keep[start]):
-                yield (slice(start, end), *rest)
-        start = end
 
 
 class Tracer:
