@@ -126,7 +126,8 @@ def collapsed(view: View) -> View:
     """The view with one free axis, where its strides allow that."""
     if view.ndim == 2 or view.paxis:
         return view
-    return view.flattened() or view
+    flat = view.flattened()
+    return view if flat is None else flat
 
 
 def _in_sbuf(operand: View) -> View:
