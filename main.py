@@ -23,10 +23,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run one mode; returns the exit status: 0, 1 where a check failed, 2 for bad input."""
     debug = "--debug" in (sys.argv if argv is None else argv)
     try:
-        args = command_line.parse(argv)
+        settings = command_line.parse(argv)
         console.say(neuron_cpu.ensure_sdk())
         _quieten_libraries()
-        status = importlib.import_module(command_line.MODES[args.mode][0]).run(args)
+        name = command_line.ALIASES.get(settings.mode, settings.mode)
+        status = importlib.import_module(f"harness.modes.{name}").run(settings)
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:

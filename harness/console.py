@@ -58,8 +58,10 @@ class Step:
 
 
 @contextlib.contextmanager
-def step(title: str, total: Optional[float] = None) -> Iterator[Step]:
+def step(title: str, total: Optional[float] = None, least_seconds: float = 0.0) -> Iterator[Step]:
     """Show progress while the body runs; end with one line that says how long it took.
+
+    The line is left out where it took less than `least_seconds`.
 
     Without a terminal a line tells every LINE_SECONDS how far it is. Progress records of the SDK's
     stand-in show as further bars below this one.
@@ -87,7 +89,9 @@ def step(title: str, total: Optional[float] = None) -> Iterator[Step]:
             logger.removeHandler(listener)
             logger.setLevel(level)
             logger.propagate = propagate
-    say(f"{current.title}: {time.monotonic() - started:.1f} s")
+    took = time.monotonic() - started
+    if took >= least_seconds:
+        say(f"{current.title}: {took:.1f} s")
 
 
 class _ProgressListener(logging.Handler):

@@ -1,4 +1,4 @@
-"""Which SDK runs here; asked only where the answer is printed, or is part of a compiled folder."""
+"""Which SDK runs here, and everything that depends on it: no other module asks."""
 
 from __future__ import annotations
 
@@ -7,31 +7,99 @@ import hashlib
 import importlib
 import importlib.metadata
 import importlib.util
+import os
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Optional
 
 import neuron_cpu
+from harness.sources import Source
 
-STAND_IN_LABEL = "wall clock of the CPU simulator, not a device time"
-DEVICE_LABEL = "measured on the device"
+
+@dataclass(frozen=True)
+class Platform:
+    """What the driver does differently on a device and on the stand-in.
+
+    Attributes:
+        name: of where the graphs come from.
+        times: source of wall-clock times.
+        baseline_figures: what the baseline's own figures are, in words.
+        runs: how often a measurement is repeated by default.
+        warm_ups: unmeasured runs after the accuracy check.
+        new_tokens: of each prompt of a whole benchmark run, where none were asked for.
+        default_ranks: tensor-parallel degree unasked, whatever the heads; None: where it divides.
+        estimates: whether a cost model tells device times, from shapes alone.
+        shows_graphs: whether values inside of a graph can be looked at.
+        confines: whether a submission's process may be kept from the file system.
+        shares_process: whether the baseline must run in the submission's process.
+    """
+
+    name: str
+    times: Source
+    baseline_figures: str
+    runs: int
+    warm_ups: int
+    new_tokens: Optional[int]
+    default_ranks: Optional[int]
+    estimates: bool
+    shows_graphs: bool
+    confines: bool
+    shares_process: bool
+
+
+# The simulator's times are not worth repeating, and the accuracy check has warmed its caches. Each
+# token is simulated: 8 are enough to see a wrong kernel, and few enough for a laptop.
+STAND_IN = Platform(
+    name="stand-in",
+    times=Source.SIMULATOR,
+    baseline_figures="estimated by the cost model of neuron_cpu",
+    runs=1,
+    warm_ups=0,
+    new_tokens=8,
+    default_ranks=None,
+    estimates=True,
+    shows_graphs=True,
+    confines=True,
+    shares_process=False,
+)
+# 20 runs as NxDI's Benchmark class. A NeuronCore belongs to one process, and compiler and runtime
+# write to places that differ from version to version.
+DEVICE = Platform(
+    name="device",
+    times=Source.DEVICE,
+    baseline_figures="measured here",
+    runs=20,
+    warm_ups=1,
+    new_tokens=None,
+    default_ranks=2,
+    estimates=False,
+    shows_graphs=False,
+    confines=False,
+    shares_process=True,
+)
+
+
+def platform() -> Platform:
+    """The one that runs here; call `neuron_cpu.ensure_sdk()` first."""
+    return STAND_IN if _is_stand_in() else DEVICE
 
 
 @functools.cache
-def is_stand_in() -> bool:
-    """Whether the SDK's names come from neuron_cpu; call `neuron_cpu.ensure_sdk()` first."""
+def _is_stand_in() -> bool:
     spec = importlib.util.find_spec("neuronxcc")
     origin = Path(spec.origin).resolve() if spec and spec.origin else None
     return origin is not None and neuron_cpu.SDK_ROOT in origin.parents
 
 
-def time_label() -> str:
-    """What a wall-clock time of this process is worth."""
-    return STAND_IN_LABEL if is_stand_in() else DEVICE_LABEL
+def version() -> str:
+    """What a compiled folder was built by, beside `identity`: the SDK version that is asked for."""
+    return os.environ.get("NEURON_CPU_NXDI", "")
 
 
 @functools.cache
 def identity() -> str:
     """The stand-in's source text as a hash, or the versions of the installed SDK's packages."""
-    if not is_stand_in():
+    if not _is_stand_in():
         packages = ("neuronx-cc", "neuronx-distributed", "neuronx-distributed-inference")
         return " ".join(f"{name}=={importlib.metadata.version(name)}" for name in packages)
     root = Path(neuron_cpu.__file__).resolve().parent

@@ -17,7 +17,7 @@ from pathlib import Path
 from .errors import UnwritableError
 
 # A disk that is full or may not be written; every other OSError is somebody's mistake.
-_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM)
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EFBIG)
 
 
 @contextlib.contextmanager
@@ -29,9 +29,7 @@ def atomic_folder(target: Path) -> Iterator[Path]:
     removed by the next writer. An UnwritableError tells about an unwritable place or a full disk.
     """
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        _remove_abandoned(target)
-        holder = Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", dir=target.parent))
+        holder = temporary_sibling(target)
         unfinished = holder / target.name
         unfinished.mkdir()
     except OSError as error:
@@ -46,6 +44,13 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         raise
     finally:
         shutil.rmtree(holder, ignore_errors=True)
+
+
+def temporary_sibling(target: Path) -> Path:
+    """A new folder beside `target`; those of processes that no longer run are removed first."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(target)
+    return Path(tempfile.mkdtemp(prefix=f".{target.name}.{os.getpid()}.", dir=target.parent))
 
 
 def _replace_folder(target: Path, unfinished: Path, retired: Path) -> None:
@@ -63,8 +68,8 @@ def _replace_folder(target: Path, unfinished: Path, retired: Path) -> None:
 
 
 def write_text_atomically(target: Path, text: str) -> None:
-    """Write a whole file in UTF-8 or nothing."""
-    write_bytes_atomically(target, text.encode("utf-8"))
+    """Write a whole file in UTF-8 or nothing; lone surrogates become question marks."""
+    write_bytes_atomically(target, text.encode("utf-8", errors="replace"))
 
 
 def write_bytes_atomically(target: Path, content: bytes) -> None:

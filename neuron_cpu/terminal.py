@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from typing import TextIO
 
 from rich import box
 from rich.console import Console
@@ -24,6 +25,11 @@ def output(piped_width: int) -> Console:
     """Standard output: as wide as the terminal or COLUMNS says, else `piped_width` columns."""
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
     return _Output(width=None if known else piped_width)
+
+
+def written_to(file: TextIO, width: int, styled: bool) -> Console:
+    """The same for text that is shown elsewhere, with colours where `styled`."""
+    return _Output(file=file, width=width, force_terminal=styled)
 
 
 def print_table(

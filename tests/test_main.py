@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -142,6 +141,12 @@ def test_refusals_are_one_sentence_and_leave_nothing(
     assert not cache.exists() or not list(cache.rglob("*"))
 
 
+def wait_for(process: subprocess.Popen, said: str) -> None:
+    """Read a process's standard error up to a line that its submission prints."""
+    assert process.stderr is not None
+    assert any(line == f"{said}\n" for line in process.stderr)
+
+
 def test_a_killed_compile_leaves_nothing_that_passes_for_finished(
     tiny_model: Path, tmp_path: Path, run_main: Callable
 ) -> None:
@@ -160,9 +165,9 @@ def test_a_killed_compile_leaves_nothing_that_passes_for_finished(
                  "--prompt", "abcd", "--compiled-model-path", tmp_path / "compiled")  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, str(REPOSITORY / "main.py"), *map(str, arguments)],
-        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
-    assert process.stdout is not None and process.stdout.readline() == "sharding\n"
+    wait_for(process, "sharding")
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not (tmp_path / "compiled" / "torch").exists()
@@ -182,8 +187,7 @@ def test_interrupt_ends_without_a_traceback(tiny_model: Path, tmp_path: Path) ->
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
     )  # fmt: skip
-    assert process.stdout is not None and process.stdout.readline() == "here\n"
-    time.sleep(0.2)
+    wait_for(process, "here")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130

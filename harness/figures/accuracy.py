@@ -14,8 +14,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
 
 from harness.errors import UserError
-from harness.modes.generate import generate_tokens
 from harness.session.building import Loaded
+from harness.session.generation import greedy_scores
+from harness.settings import Settings
 
 # top-k (None: all) -> (absolute, relative tolerance), as the contest's driver sets them
 CONTEST_TOLERANCES: dict[Optional[int], tuple[float, float]] = {
@@ -101,11 +102,11 @@ class RowResult:
         )
 
 
-def check_settings(args: Any) -> None:
+def check_settings(settings: Settings) -> None:
     """Refuse what leaves no logits to compare."""
-    if args.on_device_sampling:
+    if settings.on_device_sampling:
         raise UserError(
-            f"--on-device-sampling returns tokens and no logits, which --mode {args.mode} "
+            f"--on-device-sampling returns tokens and no logits, which --mode {settings.mode} "
             "compares; leave it out."
         )
 
@@ -121,11 +122,11 @@ def check_row(
 
     `on_step` is called after each generated token of either side.
     """
-    import torch
+    import torch  # with the SDK's check, seconds that most modes do without
     from torch_neuronx.testing.validation import logit_validation
 
-    args = candidate.session.args
-    total = min(new_tokens, args.num_tokens_to_check or new_tokens)
+    settings = candidate.session.settings
+    total = min(new_tokens, settings.num_tokens_to_check or new_tokens)
     expected = _scores(baseline, ids, total, on_step)  # [total, 1, V]
     actual = torch.full_like(expected, math.nan)
 
@@ -139,8 +140,8 @@ def check_row(
         input_ids=torch.tensor([list(ids)]),
         generate_fn=continue_from,
         expected_logits=expected,
-        tol_map=args.tol_map or dict(CONTEST_TOLERANCES),
-        divergence_difference_tol=args.divergence_difference_tol,
+        tol_map=settings.tol_map or dict(CONTEST_TOLERANCES),
+        divergence_difference_tol=settings.divergence_difference_tol,
     )
     return compare(
         expected[:, 0], actual[:, 0], bool(passed), str(message), baseline.session.tokenizer
@@ -151,19 +152,10 @@ def _scores(
     loaded: Loaded, ids: Sequence[int], count: int, on_step: Optional[Callable[[list[int]], Any]]
 ) -> Any:
     """Logits [count, 1, V] fp32 of `count` greedy tokens; end tokens are masked to -inf."""
-    import torch
+    import torch  # as above
 
-    outputs = generate_tokens(
-        loaded,
-        [ids],
-        count,
-        on_step,
-        min_new_tokens=count,
-        do_sample=False,
-        return_dict_in_generate=True,
-        output_scores=True,
-    )
-    return torch.stack(outputs.scores).float()
+    _, scores = greedy_scores(loaded, ids, count, on_step)
+    return torch.from_numpy(scores.copy())[:, None]
 
 
 def compare(expected: Any, actual: Any, passed: bool, message: str, tokenizer: Any) -> RowResult:

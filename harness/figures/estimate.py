@@ -12,14 +12,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from neuronx_distributed.ranks import Group, rank_context
-from neuronx_distributed_inference import graph, recording
+from neuronx_distributed_inference import recording
+from neuronx_distributed_inference.graph import trace
 
-from neuron_cpu.core import Program
-from neuron_cpu.core.device import spec
-from neuron_cpu.core.report import report
-from neuron_cpu.core.time import cost
-from neuron_cpu.core.time.schedule import Schedule, schedule
+from harness.session.roles import Role
+from harness.session.worker import Host
+from harness.settings import Settings
+from harness.simulator import Program, Schedule, cost, report, schedule, spec
 
+MICROSECOND = 1e3  # nanoseconds
 KERNEL, COLLECTIVE, TORCH = "NKI kernel", "collective", "PyTorch"
 
 _ROW_READS = frozenset({"embedding", "gather", "index", "index_select"})
@@ -137,7 +138,7 @@ def record(model: Any, wrapper: Any, bucket: int) -> list[tuple[str, Event]]:
         module = wrapper.get_model_instance().load_module()
         module.n_positions = bucket
         inputs = wrapper.input_generator()[wrapper.neuron_config.buckets.index(bucket)]
-        traced, _ = graph.trace(module, inputs, wrapper.tag, bucket)
+        traced, _ = trace(module, inputs, wrapper.tag, bucket)
     return [
         (
             event.where,
@@ -164,6 +165,54 @@ def moved(event: recording.Event) -> int:
 
 def _size(tensors: Sequence[recording.TensorShape]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
+
+
+def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> float:
+    """One execution of a bucket under the default assumptions, beside the submission."""
+    model, settings = host.models[Role(role)], host.job.settings
+    wrapper = next(wrapper for wrapper in model.models if wrapper.tag == submodel)
+    estimator = Estimator(cost.DEFAULT_PROFILE, cost.Overheads(), settings.tp_degree or 1)
+    with host.told_as_the_submission("The model cannot be traced"):
+        events = record(model, wrapper, bucket)
+    return estimator.graph(submodel, bucket, settings.batch_size, events).latency_ns / 1e6
+
+
+def graphs(
+    host: Host, role: str, dma_profile: str, traced_for_long: Sequence[int]
+) -> list[GraphEstimate]:
+    """One estimate for each sub-model and bucket asked for; a prefill longer than the last of
+    `traced_for_long` is extrapolated from those."""
+    settings, model = host.job.settings, host.models[Role(role)]
+    estimator = Estimator(dma_profile, overheads(settings), settings.tp_degree or 1)
+    found = []
+    for wrapper in model.models:
+        buckets = list(wrapper.neuron_config.buckets)
+        asked = [b for b in buckets if b in (settings.profile_bucket or ())] or [buckets[-1]]
+
+        def traced(bucket: int, wrapper: Any = wrapper) -> GraphEstimate:
+            events = record(model, wrapper, bucket)
+            return estimator.graph(wrapper.tag, bucket, settings.batch_size, events)
+
+        for bucket in asked:
+            if wrapper.is_prefill and bucket > traced_for_long[-1]:
+                shorter = [traced(length) for length in traced_for_long]
+                found.append(extrapolate(shorter, bucket))
+            else:
+                found.append(traced(bucket))
+    return found
+
+
+def overheads(settings: Settings) -> cost.Overheads:
+    """Costs outside of kernels, the command line's on top of the defaults."""
+    given = {
+        "kernel_ns": settings.kernel_launch_us,
+        "graph_ns": settings.graph_launch_us,
+        "collective_ns": settings.collective_us,
+    }
+    values = {name: us * MICROSECOND for name, us in given.items() if us is not None}
+    if settings.collective_gb_per_s is not None:
+        values["collective_bytes_per_ns"] = settings.collective_gb_per_s  # GB/s = bytes per ns
+    return cost.Overheads(**values)
 
 
 # --- estimating -----------------------------------------------------------------------------------

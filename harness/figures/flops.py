@@ -6,10 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from harness.figures.graphs import Graph
-
-PREFILL = "context_encoding_model"
-DECODE = "token_generation_model"
+from harness.figures.graphs import DECODE, PREFILL, Graph
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
+PREFILL, DECODE = "context_encoding_model", "token_generation_model"  # sub-models, by NxDI's tags
 KERNEL_TARGET = "AwsNeuronCustomNativeKernel"
 RECORD = "operators.json"
 _LAYER = re.compile(r"^layers\.\d+")

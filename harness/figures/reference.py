@@ -8,15 +8,17 @@ contest's driver reads the first five columns.
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Optional
+from typing import Optional
 
 from harness.errors import UserError
-from harness.figures.benchmark import PUBLISHED
 from harness.figures.score import Speed
 from harness.inputs.submission import REPOSITORY
+from harness.settings import Settings
+from harness.sources import Source
 from neuron_cpu.files import write_text_atomically
 
 PROMPTS_FILE = REPOSITORY / "prompts.txt"
@@ -27,7 +29,6 @@ PROMPT_DATA_FILE = REPOSITORY / "prompt_data.txt"
 # its prompt_data.txt, which was measured with --seq-len 640 whatever the row says.
 CONTEST_MODEL = "llama-3.2-1b"
 CONTEST_BASELINE = {64: (526.15, 134.61), 640: (6697.38, 101.53)}
-GIVEN = "given"
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,7 @@ class Row:
     latency_ms: float
     throughput: float
     model: str
-    source: str
+    source: Source
 
     @property
     def speed(self) -> Speed:
@@ -61,12 +62,17 @@ def read_rows(path: Path = PROMPT_DATA_FILE) -> list[Row]:
         try:
             index, tokens, seq_len = (int(cell) for cell in cells[:3])
             latency, throughput = (float(cell) for cell in cells[3:5])
+            if min(index, tokens, seq_len) < 0 or not all(
+                0 < figure < math.inf for figure in (latency, throughput)
+            ):
+                raise ValueError("a figure that no run has")
+            model, text = (cells[5:7] + [CONTEST_MODEL, Source.PUBLISHED][len(cells[5:7]) :])[:2]
+            source = Source(text)
         except ValueError as error:
             raise UserError(
                 f"{path}, line {number} must hold id, prompt tokens, sequence length, latency ms "
-                f"and tokens/s, got {line!r}."
+                f"and tokens/s, then perhaps model and source ({', '.join(Source)}), got {line!r}."
             ) from error
-        model, source = (cells[5:7] + [CONTEST_MODEL, PUBLISHED][len(cells[5:7]) :])[:2]
         rows.append(Row(index, tokens, seq_len, latency, throughput, model, source))
     return rows
 
@@ -83,13 +89,13 @@ def write_rows(rows: Sequence[Row], header: Sequence[str], path: Path = PROMPT_D
 
 
 def baseline_speed(
-    args: Any, model_name: str, seq_len: int, row: Optional[Row] = None
+    settings: Settings, model_name: str, seq_len: int, row: Optional[Row] = None
 ) -> Optional[Speed]:
     """Figures to compare with, None where none applies to this model and sequence length."""
-    if args.base_latency is not None and args.base_throughput is not None:
-        return Speed(args.base_latency, args.base_throughput, GIVEN)
+    if settings.base_latency is not None and settings.base_throughput is not None:
+        return Speed(settings.base_latency, settings.base_throughput, Source.GIVEN)
     if row is not None and row.model == model_name.lower() and row.seq_len == seq_len:
         return row.speed
     if model_name.lower() == CONTEST_MODEL and seq_len in CONTEST_BASELINE:
-        return Speed(*CONTEST_BASELINE[seq_len], PUBLISHED)
+        return Speed(*CONTEST_BASELINE[seq_len], Source.PUBLISHED)
     return None

@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any, Optional
 
-from harness.figures.benchmark import SIMULATOR
+from harness.figures.benchmark import SpeedReport
+from harness.sources import Source
 
 
 @dataclass(frozen=True)
@@ -19,7 +20,7 @@ class Speed:
 
     latency_ms: float
     throughput: float  # tokens/s, prompt and new tokens of all rows over the whole run
-    source: str
+    source: Source
     ttft_ms: Optional[float] = None
 
 
@@ -46,15 +47,15 @@ class Score:
         return asdict(self) | {"source": self.source}
 
 
-def from_report(report: dict[str, Any]) -> Speed:
+def from_report(report: SpeedReport) -> Speed:
     """The figures that the score uses, out of a benchmark report."""
-    e2e = report["e2e_model"]
-    return Speed(e2e["latency_ms_p99"], e2e["throughput"], report["source"], report["ttft_ms"])
+    e2e = report.e2e_model
+    return Speed(e2e["latency_ms_p99"], e2e["throughput"], report.source, report.ttft_ms)
 
 
 def score(accurate: bool, nki_share: float, speed: Speed, base: Speed) -> Score:
     """Combine the factors; wall-clock times of the simulator never make a score."""
-    if SIMULATOR in (speed.source, base.source):
+    if Source.SIMULATOR in (speed.source, base.source):
         reason = "wall-clock times of the simulator are not device times"
         return Score(accurate, nki_share, speed, base, None, None, None, None, reason)
     latency = base.latency_ms / speed.latency_ms

@@ -11,36 +11,34 @@ import ast
 import math
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NoReturn, Optional
 
 from harness.errors import UserError
 from harness.inputs.model_shapes import MODEL_SHAPES
-from harness.inputs.prompts import read_prompt_file, split_prompt_value
+from harness.inputs.prompts import read_prompt_file, shorten, split_prompt_value
+from harness.limits import default_memory_gib
+from harness.settings import Settings
 
 DEFAULT_PROMPT = "I believe the meaning of life is"  # the contest driver's, for base models
 # For instruct models: along the embedded model's answer the two best logits stay 1.1 apart.
 DEFAULT_QUESTION = "Name the capital of Japan."
 DEFAULT_SEQ_LEN = 128
 
-# mode -> (module of the harness whose run(args) does it, what it does)
+# mode -> what it does; each is a module of harness.modes, but for the second names in ALIASES
 MODES = {
-    "compile": (
-        "harness.modes.compile",
-        "build and check the model, print which operator ran where",
-    ),
-    "generate": ("harness.modes.generate", "answer the prompts"),
-    "profile": ("harness.modes.profile", "estimate the time on Trainium, of prefill and decode"),
-    "validate": ("harness.modes.validate", "compare the logits with the SDK's own Llama"),
-    "evaluate": ("harness.modes.evaluate", "accuracy, speed, NKI share and score of the prompts"),
-    "evaluate_single": ("harness.modes.evaluate", "another name of evaluate"),
-    "diff": ("harness.modes.diff", "where NKI and PyTorch begin to differ, operator by operator"),
-    "preflight": ("harness.modes.preflight", "the last look at a submission before its upload"),
-    "evaluate_all": (
-        "harness.modes.evaluate_all",
-        "evaluate every prompt of prompts.txt, with reports",
-    ),
+    "compile": "build and check the model, print which operator ran where",
+    "generate": "answer the prompts",
+    "profile": "estimate the time on Trainium, of prefill and decode",
+    "validate": "compare the logits with the SDK's own Llama",
+    "evaluate": "accuracy, speed, NKI share and score of the prompts",
+    "evaluate_single": "another name of evaluate",
+    "diff": "where NKI and PyTorch begin to differ, operator by operator",
+    "preflight": "the last look at a submission before its upload",
+    "evaluate_all": "evaluate every prompt of prompts.txt, with reports",
 }
+ALIASES = {"evaluate_single": "evaluate"}
 
 EXAMPLES = """examples:
   main.py --mode generate --enable-nki --prompt "Why is the sky blue?"
@@ -69,18 +67,31 @@ REFUSED = {
     "--quantized-kernel-lower-bound": _PRIVATE_KERNEL,
     "--mlp-kernel-fuse-residual-add": _PRIVATE_KERNEL,
 }
+LARGEST = 2**31 - 1
+HUGGING_FACE_TOP_K = 50
 DTYPES = ("bfloat16", "float16", "float32")
-# Arguments that the contest's driver does not have and that mean nothing in other modes.
+PROMPT_VALUES = "prompt_values"
+_EVALUATE = ("evaluate", "evaluate_single", "evaluate_all")
+_COMPARE = ("validate", *_EVALUATE, "preflight")
+_ANSWER = ("generate", *_COMPARE, "diff")
+# flag -> the modes in which it means something; in others it is refused, not ignored.
 ONLY_IN = {
-    **dict.fromkeys(
-        ("--limit", "--only", "--resume", "--record-baseline", "--results-path"), ("evaluate_all",)
-    ),
+    **dict.fromkeys(("--limit", "--only", "--resume", "--record-baseline"), ("evaluate_all",)),
+    "--results-path": ("evaluate_all",),
     "--profile-model": ("profile", "evaluate_all"),
     **dict.fromkeys(
         ("--profile-bucket", "--profile-top", "--profile-output", "--dma-profile")
         + ("--kernel-launch-us", "--graph-launch-us", "--collective-us", "--collective-gb-per-s"),
         ("profile",),
     ),
+    **dict.fromkeys(("--prompt", "--prompt-file", "--raw", "--pad-token-id"), _ANSWER),
+    "--stream": ("generate",),
+    "--max-new-tokens": ("generate", *_COMPARE),
+    **dict.fromkeys(("--base-latency", "--base-throughput"), _EVALUATE),
+    **dict.fromkeys(
+        ("--tol-map", "--divergence-difference-tol", "--num-tokens-to-check"), _COMPARE
+    ),
+    "--runs": ("generate", "validate", *_EVALUATE),
 }
 
 
@@ -102,14 +113,68 @@ def boolean(text: str) -> bool:
 
 
 def positive(text: str) -> int:
-    """A whole number of at least 1."""
+    """A whole number of at least 1, and small enough for a tensor's size."""
     try:
         value = int(text)
     except ValueError:
         value = 0
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, got {text!r}")
+    if not 1 <= value <= LARGEST:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number from 1 to {LARGEST}, got {shorten(text)}"
+        )
     return value
+
+
+def finite(text: str) -> float:
+    """A number that is neither infinite nor NaN."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"expected a finite number, got {shorten(text)}")
+    return value
+
+
+def cost(text: str) -> float:
+    """A finite number of at least 0."""
+    value = finite(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 0, got {shorten(text)}")
+    return value
+
+
+def above_zero(text: str) -> float:
+    """A finite number above 0."""
+    value = finite(text)
+    if value <= 0:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {shorten(text)}")
+    return value
+
+
+def seed(text: str) -> int:
+    """What torch.manual_seed takes: a whole number of 64 bits."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = -1
+    if not 0 <= value < 2**64:
+        raise argparse.ArgumentTypeError(
+            f"expected a whole number from 0 to 2^64 - 1, got {shorten(text)}"
+        )
+    return value
+
+
+def path(text: str) -> Path:
+    """A path with `~` resolved."""
+    if not text or "\0" in text:
+        raise argparse.ArgumentTypeError(f"expected a path, got {text!r}")
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:
+        raise argparse.ArgumentTypeError(
+            f"expected a path, got {shorten(text)}: {str(error).rstrip('.')}"
+        ) from error
 
 
 def tolerance_map(text: str) -> dict[Optional[int], tuple[float, float]]:
@@ -117,30 +182,75 @@ def tolerance_map(text: str) -> dict[Optional[int], tuple[float, float]]:
     try:
         given = ast.literal_eval(text)
         entries = {k: v if isinstance(v, tuple) else (1e-5, v) for k, v in given.items()}
-        if not entries or not all(k is None or (isinstance(k, int) and k > 0) for k in entries):
+        read = {k: (float(absolute), float(rel)) for k, (absolute, rel) in entries.items()}
+        whole = all(k is None or (type(k) is int and k > 0) for k in read)
+        if (
+            not read
+            or not whole
+            or not all(0 <= t < math.inf for pair in read.values() for t in pair)
+        ):
             raise ValueError
-        return {k: (float(absolute), float(rel)) for k, (absolute, rel) in entries.items()}
-    except (ValueError, SyntaxError, TypeError, AttributeError) as error:
+    except (
+        ValueError,
+        SyntaxError,
+        TypeError,
+        AttributeError,
+        MemoryError,
+        RecursionError,
+    ) as error:
         raise argparse.ArgumentTypeError(
-            f"expected a dict such as '{{None: (1e-5, 0.05), 5: (1e-5, 0.03)}}', got {text!r}"
+            f"expected a dict such as '{{None: (1e-5, 0.05), 5: (1e-5, 0.03)}}' of finite "
+            f"tolerances of at least 0, got {shorten(text)}"
         ) from error
+    return read
 
 
-def parse(argv: Optional[Sequence[str]] = None) -> argparse.Namespace:
+def parse(argv: Optional[Sequence[str]] = None) -> Settings:
     """Parse and check; exits with status 2 on bad arguments, raises UserError on bad prompts."""
+    _check_text(sys.argv[1:] if argv is None else argv)
     parser = build_parser()
     args = parser.parse_args(argv)
-    _check_mode(args, parser)
-    args.prompts, args.prompt_notes = _prompts(args)
-    args.enable_nki = bool(args.enable_nki)
-    args.given_seq_len = args.seq_len is not None
-    args.seq_len = args.seq_len or DEFAULT_SEQ_LEN
-    check(args)
-    return args
+    _check_arguments(args, parser)
+    prompts, notes = _prompts(args)
+    values = vars(args) | {
+        "prompts": tuple(prompts),
+        "prompt_notes": tuple(notes),
+        "asked_seq_len": args.seq_len,
+        "enable_nki": bool(args.enable_nki),
+        "only": None if args.only is None else tuple(args.only),
+        **_lengths(args),
+        **_sampling(args),
+    }
+    if args.batch_size is None:
+        values["batch_size"] = 1 if args.mode == "evaluate_all" else len(prompts) or 1
+    settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
+    check(settings)
+    return settings
+
+
+def _lengths(args: argparse.Namespace) -> dict[str, int]:
+    seq_len = args.seq_len or DEFAULT_SEQ_LEN
+    return {"seq_len": seq_len, "max_context_length": args.max_context_length or seq_len}
+
+
+def _sampling(args: argparse.Namespace) -> dict[str, Any]:
+    """Greedy unless something asks for more, as in the contest; --do-sample is Hugging Face's.
+
+    There it samples among the 50 best tokens where no top-k is named (GenerationConfig.top_k).
+    """
+    top_k = args.top_k or (HUGGING_FACE_TOP_K if args.do_sample else 1)
+    return {"do_sample": args.do_sample is not False, "top_k": top_k}
+
+
+def _check_text(argv: Sequence[str]) -> None:
+    """Arguments are text: what is not UTF-8 reaches Python as lone surrogates."""
+    for argument in argv:
+        if any("\ud800" <= letter <= "\udfff" for letter in argument):
+            raise UserError(f"An argument is not UTF-8 text: {argument!r}; write it as UTF-8.")
 
 
 def build_parser() -> Parser:
-    modes = "\n".join(f"  {name:<16} {what}" for name, (_, what) in MODES.items())
+    modes = "\n".join(f"  {name:<16} {what}" for name, what in MODES.items())
     parser = Parser(
         prog="main.py",
         usage="main.py --mode MODE [--enable-nki] [options]",
@@ -156,10 +266,13 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--enable-nki", action=argparse.BooleanOptionalAction, help="use the submission's kernels"
     )
-    parser.add_argument("--model-path", help="Hugging Face folder of a Llama model")
-    parser.add_argument("--compiled-model-path", help="folder for compiled models (default: cache)")
+    parser.add_argument("--model-path", type=path, help="Hugging Face folder of a Llama model")
+    parser.add_argument(
+        "--compiled-model-path", type=path, help="folder for compiled models (default: cache)"
+    )
     parser.add_argument("--recompile", action="store_true", help="never reuse a compiled folder")
     parser.add_argument("--debug", action="store_true", help="show tracebacks of refusals")
+    _add_process_arguments(parser)
     _add_prompt_arguments(parser)
     _add_evaluation_arguments(parser)
     _add_model_arguments(parser)
@@ -170,16 +283,47 @@ def build_parser() -> Parser:
     return parser
 
 
+def _add_process_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("the submission's process")
+    group.add_argument(
+        "--isolate",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="run the submission in a process of its own (--no-isolate: for debuggers)",
+    )
+    group.add_argument(
+        "--memory-limit",
+        type=above_zero,
+        default=default_memory_gib(),
+        metavar="GIB",
+        help="memory it may use (default: three quarters of the machine's)",
+    )
+    group.add_argument(
+        "--cpu-limit",
+        type=positive,
+        default=36_000,
+        metavar="S",
+        help="processor time it may use (default: 10 hours)",
+    )
+    group.add_argument(
+        "--time-limit",
+        type=above_zero,
+        default=3600.0,
+        metavar="S",
+        help="for one compile, load or generation (default: 1 hour)",
+    )
+
+
 def _add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("generation")
     group.add_argument(
         "--prompt",
-        dest="prompt_values",
+        dest=PROMPT_VALUES,
         action="append",
         metavar="LIST",
         help="comma-separated list in the csv module's quoting; may be repeated",
     )
-    group.add_argument("--prompt-file", type=Path, help="prompts verbatim, blank-line separated")
+    group.add_argument("--prompt-file", type=path, help="prompts verbatim, blank-line separated")
     group.add_argument("--raw", action="store_true", help="do not apply the chat template")
     group.add_argument(
         "--stream", action=argparse.BooleanOptionalAction, default=True, help="text as it comes"
@@ -192,20 +336,22 @@ def _add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
         type=boolean,
         nargs="?",
         const=True,
-        default=True,
         metavar="BOOL",
-        help="sample where --top-k is above 1 (default: true)",
+        help="sample among the --top-k best tokens",
     )
     group.add_argument(
-        "--top-k", type=positive, default=1, metavar="N", help="1 (default) is greedy"
+        "--top-k",
+        type=positive,
+        metavar="N",
+        help=f"1 is greedy (default: 1; {HUGGING_FACE_TOP_K} with --do-sample)",
     )
     group.add_argument(
-        "--top-p", type=float, default=1.0, metavar="P", help="sample among this probability mass"
+        "--top-p", type=finite, default=1.0, metavar="P", help="sample among this probability mass"
     )
     group.add_argument(
-        "--temperature", type=float, default=1.0, metavar="T", help="divides the logits"
+        "--temperature", type=finite, default=1.0, metavar="T", help="divides the logits"
     )
-    group.add_argument("--seed", type=int, default=0, metavar="N", help="of sampling (default: 0)")
+    group.add_argument("--seed", type=seed, default=0, metavar="N", help="of sampling (default: 0)")
     group.add_argument("--pad-token-id", type=int, metavar="ID", help="fills rows that have ended")
     group.add_argument("--on-device-sampling", action="store_true", help="sample in the graph")
     group.add_argument(
@@ -216,12 +362,12 @@ def _add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("evaluation")
-    group.add_argument("--base-latency", type=float, metavar="MS", help="baseline latency in ms")
-    group.add_argument("--base-throughput", type=float, metavar="N", help="baseline tokens/s")
+    group.add_argument("--base-latency", type=finite, metavar="MS", help="baseline latency in ms")
+    group.add_argument("--base-throughput", type=finite, metavar="N", help="baseline tokens/s")
     group.add_argument("--benchmark", action="store_true", help="measure speed in this mode too")
     group.add_argument(
         "--divergence-difference-tol",
-        type=float,
+        type=cost,
         default=0.001,
         metavar="D",
         help="largest logit gap at which another greedy token passes (default: 0.001)",
@@ -245,7 +391,9 @@ def _add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
         "--only", type=int, nargs="+", metavar="N", help="evaluate_all: prompts by number from 0"
     )
     group.add_argument("--resume", action="store_true", help="evaluate_all: go on with a run")
-    group.add_argument("--results-path", default="results", help="evaluate_all: folder of reports")
+    group.add_argument(
+        "--results-path", type=path, default=Path("results"), help="evaluate_all: folder of reports"
+    )
     group.add_argument(
         "--record-baseline", action="store_true", help="evaluate_all: write prompt_data.txt"
     )
@@ -302,14 +450,16 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument("--dma-profile", help="how DMA is timed (default: the calibrated one)")
     group.add_argument("--profile-top", type=positive, default=8, help="source lines a kernel")
-    group.add_argument("--profile-output", type=Path, help="folder for JSON, trace and plots")
+    group.add_argument("--profile-output", type=path, help="folder for JSON, trace and plots")
     for name, what in (
         ("kernel-launch", "between two kernels of a graph"),
         ("graph-launch", "one execution of a graph from the host"),
         ("collective", "start of one collective between the cores"),
     ):
-        group.add_argument(f"--{name}-us", type=float, help=f"assumed cost in µs: {what}")
-    group.add_argument("--collective-gb-per-s", type=float, help="assumed rate of a collective")
+        group.add_argument(f"--{name}-us", type=cost, help=f"assumed cost in µs: {what}")
+    group.add_argument(
+        "--collective-gb-per-s", type=above_zero, help="assumed rate of a collective"
+    )
 
 
 def _prompts(args: argparse.Namespace) -> tuple[list[str], list[str]]:
@@ -333,114 +483,119 @@ def _prompts(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     return prompts, notes
 
 
-def check(args: argparse.Namespace) -> None:
+def check(settings: Settings) -> None:
     """Refuse with a UserError what no model could take."""
+    if settings.max_context_length > settings.seq_len:
+        raise UserError(
+            f"--max-context-length must be at most --seq-len {settings.seq_len}, got "
+            f"{settings.max_context_length}."
+        )
+    _check_base_figures(settings)
+    _check_sampling(settings)
+    _check_buckets(settings)
+
+
+def _check_arguments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Refuse arguments that the mode would ignore, and those that nothing here can do."""
     for flag, reason in REFUSED.items():
-        if getattr(args, flag[2:].replace("-", "_")) is not None:
+        if getattr(args, _name(flag)) is not None:
             raise UserError(f"{flag} is refused: {reason}; leave it out.")
-    if args.max_length not in (None, args.seq_len):
-        raise UserError(
-            f"--max-length must equal --seq-len {args.seq_len}, the length of the cache, got "
-            f"{args.max_length}; leave it out."
-        )
-    if args.max_context_length is None:
-        args.max_context_length = args.seq_len
-    if args.max_context_length > args.seq_len:
-        raise UserError(
-            f"--max-context-length must be at most --seq-len {args.seq_len}, got "
-            f"{args.max_context_length}."
-        )
+    for flag, modes in ONLY_IN.items():
+        if args.mode not in modes and getattr(args, _name(flag)) != parser.get_default(_name(flag)):
+            raise UserError(
+                f"{flag} works with --mode {' or '.join(modes)}, got --mode {args.mode}; leave it "
+                "out."
+            )
     if args.benchmark and args.mode not in ("generate", "validate"):
         raise UserError(
             f"--benchmark measures in the modes generate and validate, not in {args.mode}; leave "
             "it out (the modes evaluate and evaluate_all measure anyhow)."
         )
+    if args.runs is not None and args.mode in ("generate", "validate") and not args.benchmark:
+        raise UserError(f"--runs needs --benchmark in --mode {args.mode}.")
+    if args.max_length not in (None, args.seq_len or DEFAULT_SEQ_LEN):
+        raise UserError(
+            f"--max-length must equal --seq-len {args.seq_len or DEFAULT_SEQ_LEN}, the length of "
+            f"the cache, got {args.max_length}; leave it out."
+        )
     _check_baseline(args)
-    _check_base_figures(args)
-    _check_sampling(args)
-    _check_buckets(args)
-    if args.batch_size is None:
-        args.batch_size = 1 if args.mode == "evaluate_all" else len(args.prompts) or 1
+    _check_samples_at_all(args)
 
 
-def _check_mode(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Refuse arguments that the mode would ignore."""
-    for flag, modes in ONLY_IN.items():
-        name = flag[2:].replace("-", "_")
-        if args.mode not in modes and getattr(args, name) != parser.get_default(name):
+def _name(flag: str) -> str:
+    """The attribute in which argparse keeps a flag's value."""
+    return PROMPT_VALUES if flag == "--prompt" else flag[2:].replace("-", "_")
+
+
+def _check_samples_at_all(args: argparse.Namespace) -> None:
+    """Refuse what tunes sampling where every token is the best one."""
+    tuned = {"--top-p": args.top_p != 1, "--temperature": args.temperature != 1}
+    if args.do_sample is False:
+        tuned["--top-k"] = args.top_k not in (None, 1)
+    greedy = args.do_sample is False or not (args.do_sample or args.top_k or args.dynamic)
+    for flag, given in tuned.items():
+        if given and greedy:
             raise UserError(
-                f"{flag} works with --mode {' or '.join(modes)}, got --mode {args.mode}; leave it "
-                "out."
+                f"{flag} tunes sampling, and without --do-sample every token is the best one; give "
+                f"--do-sample too, or leave {flag} out."
             )
 
 
 def _check_baseline(args: argparse.Namespace) -> None:
     """prompt_data.txt is replaced as a whole, so part of the prompts would lose the other rows."""
-    given = {"--limit": args.limit, "--only": args.only, "--prompt": args.prompt_values}
-    given["--prompt-file"] = args.prompt_file
-    for flag, value in given.items():
-        if args.record_baseline and value is not None:
+    for flag in ("--limit", "--only", "--prompt", "--prompt-file"):
+        if args.record_baseline and getattr(args, _name(flag)) is not None:
             raise UserError(
                 f"--record-baseline writes a row for every prompt of prompts.txt; leave {flag} out."
             )
 
 
-def _check_base_figures(args: argparse.Namespace) -> None:
-    given = {"--base-latency": args.base_latency, "--base-throughput": args.base_throughput}
+def _check_base_figures(settings: Settings) -> None:
+    given = {
+        "--base-latency": settings.base_latency,
+        "--base-throughput": settings.base_throughput,
+    }
     missing = [flag for flag, value in given.items() if value is None]
     if len(missing) == 1:
         raise UserError(
             f"--base-latency and --base-throughput need each other; give {missing[0]} too."
         )
     for flag, value in given.items():
-        if value is not None and not 0 < value < math.inf:
+        if value is not None and not value > 0:
             raise UserError(f"{flag} must be a number above 0, got {value:g}.")
 
 
-def _check_sampling(args: argparse.Namespace) -> None:
-    if not 0 < args.top_p <= 1:
-        raise UserError(f"--top-p must be above 0 and at most 1, got {args.top_p}.")
-    if not args.temperature > 0:
-        raise UserError(f"--temperature must be above 0, got {args.temperature}.")
-    if args.global_topk is not None and not args.on_device_sampling:
+def _check_sampling(settings: Settings) -> None:
+    if not 0 < settings.top_p <= 1:
+        raise UserError(f"--top-p must be above 0 and at most 1, got {settings.top_p}.")
+    if not settings.temperature > 0:
+        raise UserError(f"--temperature must be above 0, got {settings.temperature}.")
+    if settings.global_topk is not None and not settings.on_device_sampling:
         raise UserError("--global-topk needs --on-device-sampling.")
-    if args.dynamic and not args.on_device_sampling:
+    if settings.dynamic and not settings.on_device_sampling:
         raise UserError("--dynamic needs --on-device-sampling.")
 
 
-def _check_buckets(args: argparse.Namespace) -> None:
+def _check_buckets(settings: Settings) -> None:
     limits = {
-        "--context-encoding-buckets": (args.context_encoding_buckets, args.max_context_length),
-        "--token-generation-buckets": (args.token_generation_buckets, args.seq_len),
+        "--context-encoding-buckets": (
+            settings.context_encoding_buckets,
+            settings.max_context_length,
+        ),
+        "--token-generation-buckets": (settings.token_generation_buckets, settings.seq_len),
+        "--profile-bucket": (settings.profile_bucket, None),
     }
     for flag, (buckets, limit) in limits.items():
         if buckets is None:
             continue
-        if not args.enable_bucketing:
+        if not settings.enable_bucketing:
             raise UserError(f"{flag} needs --enable-bucketing true.")
-        if max(buckets) != limit:
+        if limit is not None and max(buckets) != limit:
             raise UserError(
                 f"The largest of {flag} must be {limit}, so that every length has a bucket, got "
                 f"{max(buckets)}."
             )
-
-
-def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What of the arguments goes into NeuronConfig, by its own names; None values left out."""
-    names = (
-        "batch_size padding_side seq_len max_context_length torch_dtype rpl_reduce_dtype "
-        "output_logits vocab_parallel fused_qkv enable_bucketing "
-        "context_encoding_buckets token_generation_buckets tp_degree"
-    )
-    values = {name: getattr(args, name) for name in names.split()}
-    values["max_length"] = args.seq_len
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def sampling_settings(args: argparse.Namespace) -> Optional[dict[str, Any]]:
-    """Fields of OnDeviceSamplingConfig, or None where tokens are sampled on the host."""
-    if not args.on_device_sampling:
-        return None
-    names = ("do_sample", "top_k", "top_p", "temperature", "dynamic", "global_topk")
-    values = {name: getattr(args, name) for name in names}
-    return {name: value for name, value in values.items() if value is not None}
+        if max(buckets) > settings.seq_len:
+            raise UserError(
+                f"{flag} must be at most --seq-len {settings.seq_len}, got {max(buckets)}."
+            )

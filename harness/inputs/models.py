@@ -10,13 +10,14 @@ import importlib.metadata
 import importlib.util
 import json
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
 
 from harness import console
 from harness.errors import UserError
 from harness.files import cache_folder
+from harness.inputs import gguf_import
 from neuron_cpu.files import atomic_folder
 
 LLAMA_FOLDER = "~/models/llama-3.2-1b"
@@ -50,6 +51,7 @@ class ModelFolder:
     path: Path
     name: str
     config: dict[str, Any]
+    generation: dict[str, Any] = field(default_factory=dict)  # its generation_config.json
 
     @property
     def heads(self) -> tuple[int, int]:
@@ -62,10 +64,10 @@ class ModelFolder:
         return given or self.config["hidden_size"] // self.config["num_attention_heads"]
 
 
-def choose_model(model_path: Optional[str]) -> ModelFolder:
+def choose_model(model_path: Optional[Path]) -> ModelFolder:
     """The model to run, checked; one status line says which. A UserError where there is none."""
     if model_path is not None:
-        model = check_folder(Path(model_path).expanduser())
+        model = check_folder(model_path)
         console.say(f"Model: {model.name} ({console.shown(model.path)}, named by --model-path)")
         return model
     home = Path(LLAMA_FOLDER).expanduser()
@@ -84,8 +86,6 @@ def embedded_model() -> Path:
     if folder.is_dir():
         return folder
     source = _embedded_gguf()
-    from harness.inputs import gguf_import
-
     title = f"Converting {EMBEDDED_NAME} (once)"
     with console.step(title, total=1) as step, atomic_folder(folder) as unfinished:
         gguf_import.convert(source, unfinished, lambda _, total: step.advance(1 / total))
@@ -118,11 +118,12 @@ def check_folder(path: Path) -> ModelFolder:
     check_config(path, config)
     if not (path / "tokenizer_config.json").is_file():
         raise UserError(f"The model folder {path} has no tokenizer (tokenizer_config.json).")
+    generation: dict[str, Any] = {}
     if (path / "generation_config.json").is_file():
-        read_json(path / "generation_config.json")
+        generation = read_json(path / "generation_config.json")
     if not any((path / name).is_file() for name in _WEIGHT_FILES):
         raise UserError(f"The model folder {path} has no weights, expected {_WEIGHT_FILES[0]}.")
-    model = ModelFolder(path=path.resolve(), name=path.resolve().name, config=config)
+    model = ModelFolder(path.resolve(), path.resolve().name, config, generation)
     check_shapes(model)
     return model
 
@@ -222,16 +223,16 @@ def read_json(path: Path) -> dict[str, Any]:
     return content
 
 
-def choose_tp_degree(model: ModelFolder, asked: Optional[int], on_device: bool) -> int:
+def choose_tp_degree(model: ModelFolder, asked: Optional[int], default: Optional[int]) -> int:
     """Ranks to shard over: what the user asked for, else 2 as on a trn1.2xlarge where it fits.
 
-    Unasked, the stand-in takes 1 where 2 does not divide the heads; one status line says what was
-    chosen. Heads that a degree does not divide are padded, other sizes must divide.
+    Unasked, 1 where there is no `default` and 2 does not divide the heads; one status line says
+    what was chosen. Heads that a degree does not divide are padded, other sizes must divide.
     """
     queries, keys = model.heads
     if asked is None:
-        if on_device or (queries % 2 == 0 and keys % 2 == 0):
-            chosen, why = 2, "the two NeuronCores of a trn1.2xlarge"
+        if default is not None or (queries % 2 == 0 and keys % 2 == 0):
+            chosen, why = default or 2, "the two NeuronCores of a trn1.2xlarge"
         else:
             chosen, why = 1, f"2 does not divide {queries} query and {keys} key/value heads"
         console.say(f"Tensor-parallel degree: {chosen} ({why})")

@@ -7,26 +7,28 @@ run.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import hashlib
 import json
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, Optional
 
 from harness import console, sdk
 from harness.errors import UserError
-from harness.figures import accuracy, baseline, benchmark, reference
+from harness.figures import accuracy, baseline, evaluation, reference
+from harness.figures.baseline import Case
+from harness.figures.evaluation import Evaluation
 from harness.files import check_writable_folder
-from harness.inputs import command_line
 from harness.inputs.prompts import encode, read_prompt_file, shorten
 from harness.modes.evaluate import Evaluator
 from harness.output import report
-from harness.session.building import Session, check_seq_len, open_session
+from harness.session.building import checkpoint_identity
+from harness.session.opening import Session, check_seq_len, open_session
+from harness.settings import Settings
 from neuron_cpu.files import write_text_atomically
 
 RUN_FILE = "run.json"
@@ -34,68 +36,59 @@ RUN_FILE = "run.json"
 # for DEFAULT_NEW_TOKENS, longer ones at a multiple of the first, the smallest bucket of NxDI.
 LENGTHS = (128, 256, 512, 640, 1280)
 DEFAULT_NEW_TOKENS = 64
-# On the stand-in each token is simulated: enough to see a wrong kernel, few enough for a laptop.
-SIMULATOR_NEW_TOKENS = 8
 
 
-@dataclass(frozen=True)
-class Case:
-    """One prompt of the run with its token count, the length it runs at and its reference row."""
-
-    index: int
-    prompt: str
-    ids: list[int]
-    seq_len: int
-    row: Optional[reference.Row]
-
-
-def run(args: argparse.Namespace) -> int:
+def run(settings: Settings) -> int:
     """Run what is missing; exit status 0 where every prompt that fits ran and was accurate."""
-    accuracy.check_settings(args)
-    results_root = Path(args.results_path).expanduser()
-    check_writable_folder(results_root)
-    texts = args.prompts or read_prompt_file(reference.PROMPTS_FILE)
-    cases, too_long, session = _cases(args, texts)
-    if args.record_baseline:
+    accuracy.check_settings(settings)
+    check_writable_folder(settings.results_path)
+    texts = settings.prompts or tuple(read_prompt_file(reference.PROMPTS_FILE))
+    cases, too_long, session = _cases(settings, texts)
+    if settings.record_baseline:
         baseline.record(session, cases)
         return 0
-    if args.max_new_tokens is None and sdk.is_stand_in():
-        args.max_new_tokens = SIMULATOR_NEW_TOKENS
-        console.say(
-            f"Each prompt gets {SIMULATOR_NEW_TOKENS} new tokens on the stand-in "
-            "(--max-new-tokens changes that)"
-        )
-    folder = _open_run(results_root, args.resume, _description(session, cases))
+    session = _with_new_tokens(session)
+    folder = _open_run(settings.results_path, settings.resume, _description(session, cases))
     missing = [case for case in cases if not _result_path(folder, case.index).exists()]
     for case in cases:
         if case not in missing:  # a damaged file is refused before the others run
-            _read_json(_result_path(folder, case.index))
+            _read_result(_result_path(folder, case.index))
     if len(missing) < len(cases):
         console.say(f"{len(cases) - len(missing)} of {len(cases)} prompts are done already")
     _run_cases(session, missing, folder)
-    results = [_read_json(_result_path(folder, case.index)) for case in cases]
+    results = [_read_result(_result_path(folder, case.index)) for case in cases]
     description = _read_json(folder / RUN_FILE)
     report.write_all(folder, description, results, too_long)
     report.print_summary(results, too_long)
     console.say(f"Reports are in {folder}")
-    return 0 if all(result["accurate"] for result in results) else 1
+    return 0 if all(result.accurate for result in results) else 1
 
 
-def _cases(args: argparse.Namespace, texts: Sequence[str]) -> tuple[list[Case], list[str], Session]:
+def _with_new_tokens(session: Session) -> Session:
+    """The session with a number of new tokens, where none was asked for."""
+    count = sdk.platform().new_tokens
+    if session.settings.max_new_tokens is not None or count is None:
+        return session
+    console.say(
+        f"Each prompt gets {count} new tokens on the stand-in (--max-new-tokens changes that)"
+    )
+    return session.changed(max_new_tokens=count)
+
+
+def _cases(settings: Settings, texts: Sequence[str]) -> tuple[list[Case], list[str], Session]:
     """The chosen prompts that fit, a line for each that does not, and the opened session.
 
     Without `--seq-len` each prompt runs at the length of its row in prompt_data.txt, and the model
     is compiled for the longest.
     """
-    rows = {} if args.prompts or args.record_baseline else _reference_rows()
-    chosen = _chosen(args, len(texts))
-    asked = args.seq_len if args.given_seq_len else None
-    session = open_session(args, [])
-    ids = encode(session.tokenizer, texts, args.raw)
+    rows = {} if settings.prompts or settings.record_baseline else _reference_rows()
+    chosen = _chosen(settings, len(texts))
+    session = open_session(settings, [])
+    ids = encode(session.tokenizer, texts, settings.raw)
     cases, too_long = [], []
     for index in chosen:
         row = rows.get(index)
-        length = asked or length_for(len(ids[index]), row)
+        length = settings.asked_seq_len or length_for(len(ids[index]), row)
         if len(ids[index]) >= length:
             too_long.append(
                 f"Prompt {index} ({shorten(texts[index])}) has {len(ids[index])} tokens and does "
@@ -105,19 +98,17 @@ def _cases(args: argparse.Namespace, texts: Sequence[str]) -> tuple[list[Case], 
         cases.append(Case(index, texts[index], ids[index], length, row))
     if not cases:
         raise UserError("None of the chosen prompts fits --seq-len; raise it.")
-    return cases, too_long, _sized(session, cases)
+    return cases, too_long, sized(session, max(case.seq_len for case in cases))
 
 
 def _reference_rows() -> dict[int, reference.Row]:
     return {row.index: row for row in reference.read_rows()}
 
 
-def _sized(session: Session, cases: Sequence[Case]) -> Session:
-    """The session with a model as long as the longest case."""
-    args = session.args
-    args.seq_len = args.max_context_length = max(case.seq_len for case in cases)
-    check_seq_len(args, session.model)
-    return session
+def sized(session: Session, seq_len: int) -> Session:
+    """The session with a model of another length."""
+    check_seq_len(seq_len, session.model)
+    return session.changed(seq_len=seq_len, max_context_length=seq_len)
 
 
 def length_for(tokens: int, row: Optional[reference.Row] = None) -> int:
@@ -129,34 +120,52 @@ def length_for(tokens: int, row: Optional[reference.Row] = None) -> int:
     return next((length for length in LENGTHS if length >= needed), rounded)
 
 
-def _chosen(args: argparse.Namespace, count: int) -> list[int]:
+def _chosen(settings: Settings, count: int) -> list[int]:
     """Indices after `--only` and `--limit`."""
-    chosen = list(range(count)) if args.only is None else sorted(set(args.only))
+    chosen = list(range(count)) if settings.only is None else sorted(set(settings.only))
     wrong = [index for index in chosen if not 0 <= index < count]
     if wrong:
         raise UserError(f"--only must name prompts 0 to {count - 1}, got {wrong[0]}.")
-    return chosen[: args.limit]
+    return chosen[: settings.limit]
 
 
 def _description(session: Session, cases: Sequence[Case]) -> dict[str, Any]:
-    """What was asked: a resumed run must ask the same."""
-    args = session.args
-    texts = "\0".join(case.prompt for case in cases)
-    return {
+    """What was asked; `inputs` is a digest of everything that went in, which a resumed run must
+    have in common, the model's folder and its files included."""
+    settings = session.settings
+    described = {
         "model": session.model.name,
+        "model_path": str(session.model.path),
+        "checkpoint": _digest(checkpoint_identity(session.model.path)),
         "submission": hashlib.sha256(session.submission.read_bytes()).hexdigest(),
         "submission_path": str(session.submission),
-        "enable_nki": args.enable_nki,
-        "settings": json.loads(json.dumps(command_line.settings(args))),
+        "enable_nki": settings.enable_nki,
+        "settings": json.loads(json.dumps(settings.neuron_config())),
         "prompts": [[case.index, case.seq_len] for case in cases],
-        "prompt_texts": hashlib.sha256(texts.encode()).hexdigest(),
-        "max_new_tokens": args.max_new_tokens,
-        "num_tokens_to_check": args.num_tokens_to_check,
-        "tolerances": [str(args.tol_map), args.divergence_difference_tol],
+        "prompt_texts": _digest([[case.prompt, case.ids] for case in cases]),
+        "references": _digest([asdict(case.row) if case.row else None for case in cases]),
+        "max_new_tokens": settings.max_new_tokens,
+        "num_tokens_to_check": settings.num_tokens_to_check,
+        "tolerances": [str(settings.tol_map), settings.divergence_difference_tol],
         "sdk": sdk.identity(),
-        "times": benchmark.source(),
+        "times": sdk.platform().times,
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
     }
+    going_in = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    asked = {name: str(value) for name, value in going_in.items() if name not in _FREE_TO_CHANGE}
+    return described | {"inputs": _digest([described, asked, sdk.version()])}
+
+
+# What a resumed run may ask differently: it changes no result.
+_FREE_TO_CHANGE = (
+    *("resume", "debug", "recompile", "results_path", "compiled_model_path", "llama", "model_path"),
+    *("isolate", "memory_limit", "cpu_limit", "time_limit", "prompt_notes"),
+)
+
+
+def _digest(content: Any) -> str:
+    text = json.dumps(content, sort_keys=True)
+    return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()
 
 
 def _open_run(root: Path, resume: bool, description: dict[str, Any]) -> Path:
@@ -197,19 +206,20 @@ def _run_cases(session: Session, cases: Sequence[Case], folder: Path) -> None:
     evaluator = Evaluator(session)
     with console.step("Evaluating prompts", total=len(cases)) as step:
         for done, case in enumerate(cases, start=1):
-            batch = [case.ids] * session.args.batch_size
-            tokens = min(case.seq_len - len(case.ids), session.args.max_new_tokens or case.seq_len)
+            settings = session.settings
+            batch = [case.ids] * settings.batch_size
+            tokens = min(case.seq_len - len(case.ids), settings.max_new_tokens or case.seq_len)
             part = 1 / max(1, evaluator.steps(batch, tokens))
             step.note(f"Evaluating prompt {case.index} ({done} of {len(cases)})")
             result = evaluator.evaluate(
                 case.index,
-                [case.prompt] * session.args.batch_size,
+                [case.prompt] * settings.batch_size,
                 batch,
                 case.seq_len,
                 case.row,
                 functools.partial(step.advance, part),
             )
-            text = json.dumps(result, indent=1, ensure_ascii=False) + "\n"
+            text = json.dumps(result.as_dict(), indent=1, ensure_ascii=False) + "\n"
             write_text_atomically(_result_path(folder, case.index), text)
             console.say(report.line(result))
         step.note("Evaluated prompts")
@@ -219,15 +229,28 @@ def _result_path(folder: Path, index: int) -> Path:
     return folder / f"prompt-{index:02d}.json"
 
 
+def _read_result(path: Path) -> Evaluation:
+    """The result of one prompt, whose file somebody may have edited or damaged since."""
+    content = _read_json(path)
+    try:
+        return evaluation.from_dict(content)
+    except ValueError as error:
+        raise _unreadable(path, "it holds no result") from error
+
+
 def _read_json(path: Path) -> dict[str, Any]:
     """A file of an earlier run, which somebody may have edited or damaged since."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if not isinstance(content, dict):
             raise ValueError("it holds no JSON object")
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"Cannot read {path} ({error}), expected what an earlier run wrote; delete "
-            f"{path if path.name != RUN_FILE else path.parent} and run again."
-        ) from error
+    except (OSError, ValueError, RecursionError) as error:
+        raise _unreadable(path, str(error)) from error
     return content
+
+
+def _unreadable(path: Path, reason: str) -> UserError:
+    return UserError(
+        f"Cannot read {path} ({reason}), expected what an earlier run wrote; delete "
+        f"{path if path.name != RUN_FILE else path.parent} and run again."
+    )

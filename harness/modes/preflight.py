@@ -6,12 +6,11 @@ kernel checks counted as errors; it is accurate on a sample of the prompts; its 
 
 from __future__ import annotations
 
-import argparse
 import ast
 import os
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness import console, sdk
@@ -20,8 +19,11 @@ from harness.figures import accuracy, flops, graphs, reference
 from harness.inputs.prompts import encode, read_prompt_file
 from harness.inputs.submission import REPOSITORY
 from harness.modes import evaluate_all
-from harness.modes.generate import new_token_limit
-from harness.session.building import Loaded, Session, build, open_session
+from harness.session.building import Loaded, build
+from harness.session.generation import new_token_limit
+from harness.session.opening import Session, open_session
+from harness.session.roles import Role
+from harness.settings import Settings
 
 SAMPLE = 3  # prompts whose logits are compared: the shortest, the middle one, the longest
 SAMPLE_TOKENS = 8
@@ -49,12 +51,10 @@ class Item:
     detail: str
 
 
-def run(args: argparse.Namespace) -> int:
+def run(settings: Settings) -> int:
     """Exit status 0 where every item passes, 1 where one fails."""
-    accuracy.check_settings(args)
-    args.enable_nki = True
-    args.recompile = True
-    session = _open(args)
+    accuracy.check_settings(settings)
+    session = _open(replace(settings, enable_nki=True, recompile=True, batch_size=1))
     items = []
     for item in _check(session):
         print(f"[{'ok' if item.passed else 'FAILED'}] {item.name}: {item.detail}", flush=True)
@@ -64,22 +64,19 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def _open(args: argparse.Namespace) -> Session:
+def _open(settings: Settings) -> Session:
     """A session as long as the prompts need, with a sample of them that fits."""
-    texts = args.prompts or read_prompt_file(reference.PROMPTS_FILE)
-    args.batch_size = 1
-    session = open_session(args, [])
-    ids = encode(session.tokenizer, texts, args.raw)
-    if not args.given_seq_len:
-        args.seq_len = args.max_context_length = max(
-            evaluate_all.length_for(len(row)) for row in ids
-        )
-    fitting = sorted((row for row in ids if 2 < len(row) < args.seq_len), key=len)
+    texts = settings.prompts or read_prompt_file(reference.PROMPTS_FILE)
+    session = open_session(settings, [])
+    ids = encode(session.tokenizer, texts, settings.raw)
+    if settings.asked_seq_len is None:
+        session = evaluate_all.sized(session, max(evaluate_all.length_for(len(row)) for row in ids))
+    seq_len = session.settings.seq_len
+    fitting = sorted((row for row in ids if 2 < len(row) < seq_len), key=len)
     if not fitting:
-        raise UserError(f"No prompt fits --seq-len {args.seq_len}; raise it.")
-    chosen = {0, len(fitting) // 2, len(fitting) - 1}
-    session.prompt_ids = [fitting[index] for index in sorted(chosen)][:SAMPLE]
-    return session
+        raise UserError(f"No prompt fits --seq-len {seq_len}; raise it.")
+    chosen = sorted({0, len(fitting) // 2, len(fitting) - 1})[:SAMPLE]
+    return replace(session, prompt_ids=tuple(fitting[index] for index in chosen))
 
 
 def _check(session: Session) -> Iterator[Item]:
@@ -89,7 +86,7 @@ def _check(session: Session) -> Iterator[Item]:
     built: list[Loaded] = []
 
     def compile_all() -> str:
-        built.append(build(session, "nki"))
+        built.append(build(session, Role.NKI))
         names = [f"{g.submodel} {g.bucket}" for g in graphs.read(built[0].folder)]
         return f"{len(names)} graphs ({', '.join(names)})"
 
@@ -137,10 +134,10 @@ def stands_alone(path: Path) -> str:
 
 
 def _accurate(session: Session, candidate: Loaded) -> str:
-    baseline = build(session, "baseline")
+    baseline = build(session, Role.BASELINE)
     lengths, summaries = [], []
     for ids in session.prompt_ids:
-        count = min(SAMPLE_TOKENS, new_token_limit(session.args, [ids]))
+        count = min(SAMPLE_TOKENS, new_token_limit(session.settings, [ids]))
         with console.step(f"Comparing logits behind {len(ids)} tokens", total=2 * count) as step:
             result = accuracy.check_row(baseline, candidate, ids, count, lambda _: step.advance())
         if not result.passed:
@@ -152,7 +149,7 @@ def _accurate(session: Session, candidate: Loaded) -> str:
 
 def _share(session: Session, candidate: Loaded) -> str:
     prompt = len(session.prompt_ids[0])
-    tokens = session.args.seq_len - prompt
+    tokens = session.settings.seq_len - prompt
     share = flops.nki_share(graphs.read(candidate.folder), prompt, tokens)
     outside = f"; outside: {', '.join(share.outside)}" if share.outside else ""
     detail = f"{share.contest:.1%} by the contest's count, {share.weighted:.1%} by use{outside}"
@@ -160,4 +157,4 @@ def _share(session: Session, candidate: Loaded) -> str:
         raise CheckFailed(" ".join(share.warnings))
     if share.contest == 0:
         raise CheckFailed("no matrix product runs in a kernel")
-    return f"{detail} ({'stand-in' if sdk.is_stand_in() else 'device'} graphs)"
+    return f"{detail} ({sdk.platform().name} graphs)"

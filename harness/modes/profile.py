@@ -6,143 +6,126 @@ computed. On a Neuron instance the compiled graphs go through neuron-profile.
 
 from __future__ import annotations
 
-import argparse
 import json
 import shutil
 import subprocess
+import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from harness import console, sdk
 from harness.errors import UserError
 from harness.files import check_writable_folder
 from harness.inputs import models, submission
 from harness.inputs.model_shapes import MODEL_SHAPES
+from harness.session.building import build, construct
+from harness.session.opening import Session, check_seq_len, open_session
+from harness.session.roles import Role
+from harness.session.workers import SubmissionFailed, without_controls
+from harness.settings import Settings
+from neuron_cpu import terminal
+from neuron_cpu.files import write_bytes_atomically
 
 TRACED_FOR_LONG = (2048, 4096, 8192)  # prompts beyond the last are extrapolated from these
-MICROSECOND = 1e3  # nanoseconds
+WIDTH = 180  # columns of tables that go to a file
+_PROFILE = "harness.output.profile_report:profile"
 
 
-def run(args: argparse.Namespace) -> int:
+def run(settings: Settings) -> int:
     """Print the profile of prefill and decode; write files where asked for."""
-    if not sdk.is_stand_in():
-        return _run_on_device(args)
-    from harness.output import profile_report
-    from neuron_cpu.core.time import cost
-
-    name = args.dma_profile or cost.DEFAULT_PROFILE
-    cost.dma_profile(name)  # refuse an unknown name before the model is built
-    if args.profile_output:
-        check_writable_folder(args.profile_output)
-    with console.step("Tracing and scheduling"):
-        graphs = estimates(args, name)
-    profile_report.show(graphs, name, args.profile_top)
-    if args.profile_output:
-        profile_report.write(graphs, name, args.profile_output)
+    if not sdk.platform().estimates:
+        return _run_on_device(settings)
+    if settings.profile_output:
+        check_writable_folder(settings.profile_output)
+    with tempfile.TemporaryDirectory() as scratch:
+        session = shapes_only_session(settings, Path(scratch))
+        loaded = construct(session, Role.NKI if settings.enable_nki else Role.TORCH)
+        out = terminal.output(WIDTH)
+        with console.step("Tracing and scheduling"):
+            answer = loaded.call(
+                _PROFILE,
+                "The model cannot be profiled",
+                width=out.width,
+                styled=out.is_terminal,
+                traced_for_long=TRACED_FOR_LONG,
+            )
+        text, names = _checked(answer.body)
+        sys.stdout.write(without_controls(text, styled=out.is_terminal))
+        if settings.profile_output:
+            _copy_files(loaded.worker.job.scratch, names, settings.profile_output)
     return 0
 
 
 # --- stand-in -------------------------------------------------------------------------------------
-def _shapes_only_model(args: argparse.Namespace, scratch: Path) -> Any:
-    """The application of the submission, configured and without weights."""
-    from harness.session import building
-
-    folder = _model_folder(args, scratch)
-    source = submission.find(args.llama)
-    limit = folder.config.get("max_position_embeddings")
-    if limit is not None and args.seq_len > limit:
-        raise UserError(f"--seq-len must be at most {limit} for {folder.name}, got {args.seq_len}.")
-    args.tp_degree = models.choose_tp_degree(folder, args.tp_degree, False)
-    _ask_for_buckets(args)
-    opened = building.Session(args, folder, source, None, 0)
-    model_class = getattr(submission.load(source), submission.MODEL_CLASS)
-    role = "nki" if args.enable_nki else "torch"
-    return building.construct_model(opened, model_class, role)
+def shapes_only_session(settings: Settings, scratch: Path) -> Session:
+    """A session of a model that is configured and has no weights, tokenizer or prompts."""
+    folder = _model_folder(settings, scratch)
+    source = submission.find(settings.llama)
+    check_seq_len(settings.seq_len, folder)
+    ranks = models.choose_tp_degree(folder, settings.tp_degree, sdk.platform().default_ranks)
+    asked = _with_buckets(replace(settings, tp_degree=ranks))
+    return Session(asked, folder, source, None, 0)
 
 
-def _model_folder(args: argparse.Namespace, scratch: Path) -> models.ModelFolder:
+def _model_folder(settings: Settings, scratch: Path) -> models.ModelFolder:
     """A folder with a config.json: named shapes, the folder of --model-path, or the default's."""
-    if args.profile_model is not None:
-        if args.model_path is not None:
+    if settings.profile_model is not None:
+        if settings.model_path is not None:
             raise UserError("--profile-model and --model-path name two models; give one of them.")
-        config = MODEL_SHAPES[args.profile_model]
+        config = MODEL_SHAPES[settings.profile_model]
         (scratch / "config.json").write_text(json.dumps(config), encoding="utf-8")
-        console.say(f"Model: shapes of {args.profile_model}")
-        return models.ModelFolder(scratch, args.profile_model, config)
-    if args.model_path is None:
+        console.say(f"Model: shapes of {settings.profile_model}")
+        return models.ModelFolder(scratch, settings.profile_model, config)
+    if settings.model_path is None:
         return models.choose_model(None)
-    path = Path(args.model_path).expanduser()
+    path = settings.model_path
     config = models.read_json(path / "config.json")
     models.check_config(path, config)
     console.say(f"Model: shapes of {path}")
     return models.ModelFolder(path, path.name, config)
 
 
-def _ask_for_buckets(args: argparse.Namespace) -> None:
-    """Make the buckets that are profiled, or traced for an extrapolation, part of the model."""
-    wanted = set(args.profile_bucket or ())
-    if wanted and max(wanted) > args.seq_len:
-        raise UserError(
-            f"--profile-bucket must be at most --seq-len {args.seq_len}, got {max(wanted)}."
-        )
-    if not args.enable_bucketing:
-        return
-    traced = set(TRACED_FOR_LONG) if args.max_context_length > TRACED_FOR_LONG[-1] else set()
-    for name, limit in (
-        ("context_encoding_buckets", args.max_context_length),
-        ("token_generation_buckets", args.seq_len),
-    ):
-        given = getattr(args, name)
-        if given is None and not (wanted or traced):
-            continue
-        extra = wanted | (traced if name == "context_encoding_buckets" else set())
-        chosen = {*(given or ()), *extra, limit}
-        setattr(args, name, sorted(b for b in chosen if b <= limit))
+def _with_buckets(settings: Settings) -> Settings:
+    """The buckets that are profiled, or traced for an extrapolation, are part of the model."""
+    wanted = set(settings.profile_bucket or ())
+    if not settings.enable_bucketing:
+        return settings
+    limit, longest = settings.max_context_length, settings.seq_len
+    traced = set(TRACED_FOR_LONG) if limit > TRACED_FOR_LONG[-1] else set()
+    prefill, decode = settings.context_encoding_buckets, settings.token_generation_buckets
+    if prefill is None and decode is None and not (wanted or traced):
+        return settings
+    return replace(
+        settings,
+        context_encoding_buckets=_buckets(prefill, wanted | traced, limit),
+        token_generation_buckets=_buckets(decode, wanted, longest),
+    )
 
 
-def estimates(args: argparse.Namespace, dma_profile: str) -> list[Any]:
-    """One GraphEstimate for each sub-model and bucket asked for, without weights."""
-    with tempfile.TemporaryDirectory() as scratch:
-        return _estimates(args, _shapes_only_model(args, Path(scratch)), dma_profile)
+def _buckets(given: Optional[list[int]], extra: set[int], limit: int) -> list[int]:
+    """The given buckets, the limit itself and some more up to it."""
+    return sorted(bucket for bucket in {*(given or ()), *extra, limit} if bucket <= limit)
 
 
-def _estimates(args: argparse.Namespace, model: Any, dma_profile: str) -> list[Any]:
-    from harness.figures import estimate
-
-    estimator = estimate.Estimator(dma_profile, overheads(args), args.tp_degree)
-    graphs = []
-    for wrapper in model.models:
-        buckets = list(wrapper.neuron_config.buckets)
-        asked = [b for b in buckets if b in (args.profile_bucket or ())] or [buckets[-1]]
-
-        def traced(bucket: int, wrapper: Any = wrapper) -> estimate.GraphEstimate:
-            events = estimate.record(model, wrapper, bucket)
-            return estimator.graph(wrapper.tag, bucket, args.batch_size, events)
-
-        for bucket in asked:
-            if wrapper.is_prefill and bucket > TRACED_FOR_LONG[-1]:
-                shorter = [traced(length) for length in TRACED_FOR_LONG]
-                graphs.append(estimate.extrapolate(shorter, bucket))
-            else:
-                graphs.append(traced(bucket))
-    return graphs
+def _checked(body: Any) -> tuple[str, list[str]]:
+    """The tables as text, and the names of the files that were written."""
+    whole = isinstance(body, dict) and isinstance(body.get("text"), str)
+    names = body.get("files") if whole else None
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise SubmissionFailed("The model cannot be profiled: its process gave no tables.")
+    return body["text"], names
 
 
-def overheads(args: argparse.Namespace) -> Any:
-    """Costs outside of kernels, the command line's on top of the defaults."""
-    from neuron_cpu.core.time import cost
-
-    given = {
-        "kernel_ns": args.kernel_launch_us, "graph_ns": args.graph_launch_us,
-        "collective_ns": args.collective_us,
-    }  # fmt: skip
-    values = {name: us * MICROSECOND for name, us in given.items() if us is not None}
-    if args.collective_gb_per_s is not None:
-        values["collective_bytes_per_ns"] = args.collective_gb_per_s  # GB/s = bytes per ns
-    if any(value < 0 for value in values.values()) or args.collective_gb_per_s == 0:
-        raise UserError("Assumed costs must not be negative, and a rate must be above 0.")
-    return cost.Overheads(**values)
+def _copy_files(source: Path, names: list[str], target: Path) -> None:
+    """Plain files below `source` only, whatever the names say."""
+    for name in names:
+        path = (source / name).resolve()
+        if source.resolve() not in path.parents or not path.is_file():
+            raise SubmissionFailed(f"The model cannot be profiled: {name!r} is no file of its own.")
+        write_bytes_atomically(target / name, path.read_bytes())
+        console.say(f"Wrote {target / name}")
 
 
 # --- device ---------------------------------------------------------------------------------------
@@ -151,18 +134,15 @@ def profile_commands(folder: Path) -> list[list[str]]:
     commands = []
     for neff in sorted(folder.rglob("*.neff")):
         trace = neff.with_suffix(".ntff")
-        commands.append(["neuron-profile", "capture", "-n", str(neff), "-s", str(trace)])
-        commands.append(["neuron-profile", "view", "-n", str(neff), "-s", str(trace),
-                         "--output-format", "summary-text"])  # fmt: skip
+        files = ["-n", str(neff), "-s", str(trace)]
+        commands.append(["neuron-profile", "capture", *files])
+        commands.append(["neuron-profile", "view", *files, "--output-format", "summary-text"])
     return commands
 
 
-def _run_on_device(args: argparse.Namespace) -> int:
+def _run_on_device(settings: Settings) -> int:
     """Compile, then capture and summarise every graph with neuron-profile."""
-    from harness.session import building
-
-    opened = building.open_session(args)
-    folder = building.build(opened).folder
+    folder = build(open_session(settings)).folder
     commands = profile_commands(folder)
     if not commands:
         raise UserError(f"{folder} holds no .neff files to profile; run again with --recompile.")

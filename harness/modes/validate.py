@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-import argparse
-
 from harness import console
 from harness.figures import accuracy
 from harness.figures.accuracy import RowResult
 from harness.inputs.prompts import shorten
-from harness.modes.generate import new_token_limit, report_speed
-from harness.session.building import Loaded, build, open_session
+from harness.modes.generate import report_speed
+from harness.session.building import Loaded, build
+from harness.session.generation import new_token_limit
+from harness.session.opening import open_session
+from harness.session.roles import Role
+from harness.settings import Settings
 
 
-def run(args: argparse.Namespace) -> int:
+def run(settings: Settings) -> int:
     """Exit status 0 where every prompt passes, 1 where one fails."""
-    accuracy.check_settings(args)
-    session = open_session(args)
-    baseline, candidate = build(session, "baseline"), build(session)
+    accuracy.check_settings(settings)
+    session = open_session(settings)
+    baseline, candidate = build(session, Role.BASELINE), build(session)
     results = [
         check_prompt(baseline, candidate, prompt, ids)
         for prompt, ids in zip(session.prompts, session.prompt_ids)
     ]
-    if args.benchmark:
+    if settings.benchmark:
         report_speed(candidate, session.prompt_ids)
     passed = all(result.passed for result in results)
     print(f"Validation {'passed' if passed else 'failed'}.")
@@ -30,9 +32,9 @@ def run(args: argparse.Namespace) -> int:
 
 def check_prompt(baseline: Loaded, candidate: Loaded, prompt: str, ids: list[int]) -> RowResult:
     """Check one prompt with progress, and print its result."""
-    args = candidate.session.args
-    total = new_token_limit(args, [ids])
-    total = min(total, args.num_tokens_to_check or total)
+    settings = candidate.session.settings
+    total = new_token_limit(settings, [ids])
+    total = min(total, settings.num_tokens_to_check or total)
     with console.step(f"Comparing logits for {shorten(prompt)}", total=2 * total) as step:
         result = accuracy.check_row(baseline, candidate, ids, total, lambda _: step.advance())
     print(f"{shorten(prompt)}: " + "\n".join(result.lines()))

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.table import Table
 
-from harness import console
+from harness.figures import estimate
 from harness.figures.estimate import COLLECTIVE, KERNEL, TORCH, GraphEstimate, Operator
+from harness.session.worker import Host
+from harness.simulator import Schedule, cost, plots, report, spec, tables
 from neuron_cpu import terminal
-from neuron_cpu.core.device import spec
-from neuron_cpu.core.report import plots, report, tables
-from neuron_cpu.core.time import cost
-from neuron_cpu.core.time.schedule import Schedule
 from neuron_cpu.files import write_text_atomically
 
 # Columns that a narrow terminal does without, the first one first.
 EXPENDABLE = ("MFU", "GB/s", "MB each", "runs as", "module", "µs each")
 ELSEWHERE = "a wider terminal or --profile-output shows them"
-WIDTH = 180  # columns of a table that goes to a file
 SMALL = 0.005  # operators below this share of the graph are printed as one row
 
 
@@ -46,9 +45,27 @@ def binding(graph: GraphEstimate) -> str:
     return f"{share:.0%} in {worst.name} ({worst.where}): {words}"
 
 
-def show(graphs: Sequence[GraphEstimate], dma_profile: str, top: int) -> None:
+def profile(
+    host: Host, role: str, width: int, styled: bool, traced_for_long: Sequence[int]
+) -> dict[str, Any]:
+    """Estimate what the settings ask for, beside the submission.
+
+    Returns the tables as `text` of `width` columns, and `files` written to the process's folder.
+    """
+    settings = host.job.settings
+    name = settings.dma_profile or cost.DEFAULT_PROFILE
+    cost.dma_profile(name)  # refuse an unknown name before the model is traced
+    with host.told_as_the_submission("The model cannot be traced"):
+        graphs = estimate.graphs(host, role, name, traced_for_long)
+    text = io.StringIO()
+    show(graphs, name, settings.profile_top, terminal.written_to(text, width, styled))
+    folder = host.job.scratch
+    files = write(graphs, name, folder) if settings.profile_output else []
+    return {"text": text.getvalue(), "files": [str(path.relative_to(folder)) for path in files]}
+
+
+def show(graphs: Sequence[GraphEstimate], dma_profile: str, top: int, out: Console) -> None:
     """Print every graph, then every distinct kernel by source line."""
-    out = terminal.output(WIDTH)
     out.print(tables.estimate_note(dma_profile))
     seen: set[int] = set()
     for graph in graphs:
@@ -141,16 +158,15 @@ def _operator_json(op: Operator) -> dict[str, Any]:
     return plain | {"profile": op.profile.to_json() if op.profile is not None else None}
 
 
-def write(graphs: Sequence[GraphEstimate], dma_profile: str, folder: Path) -> None:
-    """profile.json, trace.json (for ui.perfetto.dev) and the plots."""
+def write(graphs: Sequence[GraphEstimate], dma_profile: str, folder: Path) -> list[Path]:
+    """profile.json, trace.json (for ui.perfetto.dev) and the plots; returns their paths."""
     content = as_json(graphs, dma_profile)
     write_text_atomically(folder / "profile.json", json.dumps(content, indent=1))
     written = [folder / "profile.json", folder / "trace.json"]
     write_text_atomically(folder / "trace.json", json.dumps(trace(graphs, dma_profile)))
     for graph in graphs:
         written += _plots(graph, folder / f"{graph.submodel}-{graph.bucket}")
-    for path in written:
-        console.say(f"Wrote {path}")
+    return written
 
 
 def trace(graphs: Sequence[GraphEstimate], dma_profile: str) -> dict[str, Any]:

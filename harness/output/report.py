@@ -11,6 +11,10 @@ from typing import Any, Optional
 
 from rich.table import Table
 
+from harness.figures.benchmark import SpeedReport
+from harness.figures.evaluation import Evaluation
+from harness.figures.graphs import DECODE, PREFILL
+from harness.figures.score import Score
 from harness.inputs.prompts import shorten
 from neuron_cpu import terminal
 from neuron_cpu.files import write_bytes_atomically, write_text_atomically
@@ -41,29 +45,27 @@ EXPENDABLE = ("score source", "source", "greedy match", "score (TTFT)", "checked
 PIPED_WIDTH = 160
 
 
-def row(result: dict[str, Any]) -> dict[str, Any]:
+def row(result: Evaluation) -> dict[str, Any]:
     """One result as one flat row: COLUMNS to values, None where there is no figure."""
     flat: dict[str, Any] = dict.fromkeys(COLUMNS)
-    flat.update(
-        {"prompt": result["id"], "tokens": result["prompt_tokens"], "accurate": result["accurate"]}
-    )
-    if result["error"] is not None:
+    flat.update({"prompt": result.id, "tokens": result.prompt_tokens, "accurate": result.accurate})
+    figures = result.figures
+    if figures is None:
         return flat
-    speed = result["speed"]["estimated"] or result["speed"]["measured"]
-    checked = result["accuracy"]
+    speed, checked = figures.speed.best, figures.accuracy
     flat.update(
         {
-            "new": speed["new_tokens"],
-            "checked": min(item["positions"] for item in checked),
-            "greedy match": sum(item["greedy_match"] for item in checked) / len(checked),
-            "NKI share": result["nki"]["contest"],
-            "latency ms": speed["e2e_model"]["latency_ms_p99"],
-            "tokens/s": speed["tokens_per_second"],
-            "TTFT ms": speed["ttft_ms"],
-            "source": speed["source"],
-            "score": result["score"]["value"],
-            "score (TTFT)": result["score"]["ttft_value"],
-            "score source": result["score"]["source"],
+            "new": speed.new_tokens,
+            "checked": min(item.positions for item in checked),
+            "greedy match": sum(item.greedy_match for item in checked) / len(checked),
+            "NKI share": figures.nki.contest,
+            "latency ms": speed.e2e_model["latency_ms_p99"],
+            "tokens/s": speed.tokens_per_second,
+            "TTFT ms": speed.ttft_ms,
+            "source": str(speed.source),
+            "score": figures.score.value,
+            "score (TTFT)": figures.score.ttft_value,
+            "score source": figures.score.source,
         }
     )
     return flat
@@ -78,33 +80,33 @@ def shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def line(result: dict[str, Any]) -> str:
+def line(result: Evaluation) -> str:
     """One result as one status line."""
-    start = f"prompt {result['id']}: "
-    if result["error"] is not None:
-        return start + result["error"]
+    start = f"prompt {result.id}: "
+    if result.error is not None:
+        return start + result.error
     flat = row(result)
-    verdict = "accurate" if result["accurate"] else "NOT ACCURATE"
+    verdict = "accurate" if result.accurate else "NOT ACCURATE"
     return start + (
         f"{verdict}, {shown(flat['latency ms'])} ms, {shown(flat['tokens/s'])} tokens/s "
         f"({flat['source']}), score {shown(flat['score'])}"
     )
 
 
-def totals(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def totals(results: Sequence[Evaluation]) -> dict[str, Any]:
     """Counts, and the contest's total with the mean beside it."""
-    scores = [r["score"]["value"] for r in results if r["error"] is None]
+    scores = [result.figures.score.value for result in results if result.figures]
     known = [value for value in scores if value is not None]
     return {
         "prompts": len(results),
-        "accurate": sum(r["accurate"] for r in results),
-        "failed": sum(r["error"] is not None for r in results),
+        "accurate": sum(result.accurate for result in results),
+        "failed": sum(result.error is not None for result in results),
         "total_score": sum(known) if known else None,
         "mean_score": sum(known) / len(known) if known else None,
     }
 
 
-def print_summary(results: Sequence[dict[str, Any]], not_run: Sequence[str]) -> None:
+def print_summary(results: Sequence[Evaluation], not_run: Sequence[str]) -> None:
     """The table of all prompts, totals, and what went wrong."""
     table = Table(title="Results", title_justify="left")
     for name in COLUMNS:
@@ -128,57 +130,58 @@ def print_summary(results: Sequence[dict[str, Any]], not_run: Sequence[str]) -> 
         print(text)
 
 
-def _problems(results: Sequence[dict[str, Any]]) -> list[str]:
-    problems = [f"prompt {r['id']}: {r['error']}" for r in results if r["error"] is not None]
-    done = [r for r in results if r["error"] is None]
-    problems += sorted({r["score"]["reason"] for r in done if r["score"]["reason"]})
-    problems += sorted({warning for r in done for warning in r["nki"]["warnings"]})
+def _problems(results: Sequence[Evaluation]) -> list[str]:
+    problems = [f"prompt {r.id}: {r.error}" for r in results if r.error is not None]
+    done = [result.figures for result in results if result.figures]
+    problems += sorted({figures.score.reason for figures in done if figures.score.reason})
+    problems += sorted({warning for figures in done for warning in figures.nki.warnings})
     return problems
 
 
-def print_result(result: dict[str, Any]) -> None:
+def print_result(result: Evaluation) -> None:
     """Everything about one batch, as the contest's driver prints it and then some."""
-    print(f"Prompt: {shorten(result['prompts'][0])}")
-    if result["error"] is not None:
-        print(f"Failed: {result['error']}")
+    print(f"Prompt: {shorten(result.prompts[0])}")
+    if result.figures is None:
+        print(f"Failed: {result.error}")
         return
-    _print_score(result)
-    for index, checked in enumerate(result["accuracy"]):
-        print(f"Row {index}: " + "\n".join(checked["lines"]))
-    for name, speed in result["speed"].items():
-        print_speed(name, speed)
-    share = result["nki"]
-    print(f"NKI share of MACs: {share['contest']:.4f}, by use {share['weighted']:.4f}")
-    for text in [*share["outside"], *share["warnings"]]:
-        print(f"  outside NKI: {text}" if text in share["outside"] else f"  {text}")
+    _print_score(result.figures.score)
+    for index, checked in enumerate(result.figures.accuracy):
+        print(f"Row {index}: " + "\n".join(checked.lines()))
+    print_speed("measured", result.figures.speed.measured)
+    print_speed("estimated", result.figures.speed.estimated)
+    share = result.figures.nki
+    print(f"NKI share of MACs: {share.contest:.4f}, by use {share.weighted:.4f}")
+    for text in share.outside:
+        print(f"  outside NKI: {text}")
+    for text in share.warnings:
+        print(f"  {text}")
 
 
-def _print_score(result: dict[str, Any]) -> None:
-    score = result["score"]
-    if score["value"] is None:
-        print(f"Final Score: none ({score['reason']})")
+def _print_score(score: Score) -> None:
+    if score.value is None:
+        print(f"Final Score: none ({score.reason})")
         return
-    print(f"Final Score: {score['value']:.4f} (figures: {score['source']})")
-    if score["ttft_value"] is not None:
-        print(f"Score with the time to the first token: {score['ttft_value']:.4f}")
-    print(f"\tAccuracy: {score['accurate']}")
-    print(f"\tReduced latency: {score['reduced_latency']:.4f}")
-    print(f"\tIncreased throughput: {score['increased_throughput']:.4f}")
-    print(f"\tNKI FLOPs Ratio: {score['nki_share']:.4f}")
+    print(f"Final Score: {score.value:.4f} (figures: {score.source})")
+    if score.ttft_value is not None:
+        print(f"Score with the time to the first token: {score.ttft_value:.4f}")
+    print(f"\tAccuracy: {score.accurate}")
+    print(f"\tReduced latency: {score.reduced_latency:.4f}")
+    print(f"\tIncreased throughput: {score.increased_throughput:.4f}")
+    print(f"\tNKI FLOPs Ratio: {score.nki_share:.4f}")
 
 
-def print_speed(name: str, speed: Optional[dict[str, Any]]) -> None:
+def print_speed(name: str, speed: Optional[SpeedReport]) -> None:
+    """One report with its source, a line for each part of the model."""
     if speed is None:
         print("No estimate of device times is available.")
         return
-    labels = {"simulator": "wall clock of the CPU simulator, not a device time"}
-    source = labels.get(speed["source"], speed["source"])
-    print(f"Speed, {name} ({source}), {speed['new_tokens']} new tokens:")
-    rate = shown(speed["tokens_per_second"])
-    print(f"\tfirst token after {speed['ttft_ms']:.2f} ms, then {rate} tokens/s")
-    for part in ("e2e_model", "context_encoding_model", "token_generation_model"):
-        if part in speed:
-            print(f"\t{part}: {_latencies(speed[part])}")
+    print(f"Speed, {name} ({speed.source.label}), {speed.new_tokens} new tokens:")
+    rate = shown(speed.tokens_per_second)
+    print(f"\tfirst token after {speed.ttft_ms:.2f} ms, then {rate} tokens/s")
+    for part in ("e2e_model", PREFILL, DECODE):
+        figures = getattr(speed, part)
+        if figures is not None:
+            print(f"\t{part}: {_latencies(figures)}")
 
 
 def _latencies(figures: dict[str, float]) -> str:
@@ -197,7 +200,7 @@ def _latencies(figures: dict[str, float]) -> str:
 def write_all(
     folder: Path,
     description: dict[str, Any],
-    results: Sequence[dict[str, Any]],
+    results: Sequence[Evaluation],
     not_run: Sequence[str],
 ) -> None:
     """The report files; the JSON last, because it marks the run as finished."""
@@ -208,13 +211,13 @@ def write_all(
         "run": description,
         "totals": totals(results),
         "not_run": list(not_run),
-        "results": list(results),
+        "results": [result.as_dict() for result in results],
     }
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
     write_text_atomically(folder / REPORT_JSON, text)
 
 
-def to_csv(results: Sequence[dict[str, Any]]) -> str:
+def to_csv(results: Sequence[Evaluation]) -> str:
     """One row a prompt; empty cells where there is no figure."""
     buffer = io.StringIO()
     writer = csv.DictWriter(buffer, COLUMNS, lineterminator="\n")
@@ -224,7 +227,7 @@ def to_csv(results: Sequence[dict[str, Any]]) -> str:
 
 
 def to_markdown(
-    description: dict[str, Any], results: Sequence[dict[str, Any]], not_run: Sequence[str]
+    description: dict[str, Any], results: Sequence[Evaluation], not_run: Sequence[str]
 ) -> str:
     """A summary to paste into a pull request."""
     summary = totals(results)
@@ -248,9 +251,9 @@ def to_markdown(
     return "\n".join(lines) + "\n"
 
 
-def to_png(results: Sequence[dict[str, Any]]) -> bytes:
+def to_png(results: Sequence[Evaluation]) -> bytes:
     """Two bar charts over the prompts: tokens/s and score; failed prompts in red."""
-    import matplotlib
+    import matplotlib  # half a second, and needed at the end of a run only
 
     matplotlib.use("Agg")
     from matplotlib import pyplot

@@ -60,13 +60,14 @@ class Stream:
         self.started = time.monotonic()
         self.first: Optional[float] = None
         self.last: Optional[float] = None
-        self.steps = 0
+        self.step_seconds: list[float] = []  # from the step before, or from the start
 
     def step(self, tokens: Sequence[int]) -> None:
         """One token of every row; tokens of rows that have ended are padding."""
-        self.last = time.monotonic()
+        now = time.monotonic()
+        self.step_seconds.append(now - (self.started if self.last is None else self.last))
+        self.last = now
         self.first = self.last if self.first is None else self.first
-        self.steps += 1
         for row, token in enumerate(tokens[: len(self._rows)]):
             if self._ended[row]:
                 continue
@@ -104,6 +105,7 @@ class Stream:
     @property
     def tokens_per_second(self) -> Optional[float]:
         """Steps per second after the first token; None with fewer than two steps."""
-        if self.steps < 2 or self.first is None or self.last is None or self.last <= self.first:
+        steps = len(self.step_seconds)
+        if steps < 2 or self.first is None or self.last is None or self.last <= self.first:
             return None
-        return (self.steps - 1) / (self.last - self.first)
+        return (steps - 1) / (self.last - self.first)

@@ -18,8 +18,11 @@ from harness.figures import reference
 from harness.figures.accuracy import bf16_spacing
 from harness.inputs import command_line
 from harness.inputs.prompts import read_prompt_file
-from harness.modes import evaluate_all, generate
-from harness.session import building
+from harness.sdk import STAND_IN
+from harness.session.building import Loaded, build
+from harness.session.generation import greedy_scores
+from harness.session.opening import open_session
+from harness.session.roles import Role
 
 PROMPTS = read_prompt_file(reference.PROMPTS_FILE)
 LONG = 64
@@ -28,8 +31,8 @@ LONG = 64
 class Paths(NamedTuple):
     """The embedded model with and without kernels, at a length that holds every prompt."""
 
-    nki: building.Loaded
-    torch: building.Loaded
+    nki: Loaded
+    torch: Loaded
     prompt_ids: list[list[int]]
 
 
@@ -40,26 +43,22 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Paths]:
         ["--mode", "generate", "--enable-nki", "--seq-len", "1280", "--max-context-length", "1280",
          "--compiled-model-path", os.fspath(folder)]
     )  # fmt: skip
-    opened = building.open_session(args, PROMPTS)
-    yield Paths(building.build(opened, "nki"), building.build(opened, "torch"), opened.prompt_ids)
+    opened = open_session(args, PROMPTS)
+    yield Paths(build(opened, Role.NKI), build(opened, Role.TORCH), list(opened.prompt_ids))
+    opened.workers.close()
 
 
-def greedy(loaded: building.Loaded, ids: list[int], count: int) -> tuple[list[int], torch.Tensor]:
+def greedy(loaded: Loaded, ids: list[int], count: int) -> tuple[list[int], torch.Tensor]:
     """``count`` greedy tokens after a prompt, and their logits [count, V]."""
-    outputs = generate.generate_tokens(
-        loaded, [ids], count, min_new_tokens=count, do_sample=False,
-        return_dict_in_generate=True, output_scores=True,
-    )  # fmt: skip
-    return outputs.sequences[0, len(ids) :].tolist(), torch.cat(outputs.scores)
+    tokens, scores = greedy_scores(loaded, ids, count)
+    return tokens, torch.from_numpy(scores.copy())
 
 
 @pytest.mark.parametrize("index", range(len(PROMPTS)))
 def test_text_of_the_benchmark(paths: Paths, index: int) -> None:
     """Every prompt, as many tokens as `python test.py` evaluates."""
     ids = paths.prompt_ids[index]
-    texts = [
-        greedy(side, ids, evaluate_all.SIMULATOR_NEW_TOKENS)[0] for side in (paths.nki, paths.torch)
-    ]
+    texts = [greedy(side, ids, STAND_IN.new_tokens)[0] for side in (paths.nki, paths.torch)]
     assert texts[0] == texts[1]
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from harness.errors import UserError
-from harness.figures import accuracy, benchmark, flops, reference, score
+from harness.figures import accuracy, benchmark, flops, graphs, reference, score
 from harness.figures.graphs import Graph, Operator
+from harness.inputs import command_line
 from harness.output import report
+from harness.sources import Source
 
 FAST, BASE = score.Speed(50.0, 300.0, "device", 5.0), score.Speed(100.0, 150.0, "device", 20.0)
 
@@ -38,7 +40,7 @@ def test_an_inaccurate_submission_scores_zero() -> None:
 @pytest.mark.parametrize("side", [0, 1])
 def test_simulator_times_never_make_a_score(side: int) -> None:
     speeds = [FAST, BASE]
-    speeds[side] = score.Speed(1.0, 1.0, benchmark.SIMULATOR)
+    speeds[side] = score.Speed(1.0, 1.0, Source.SIMULATOR)
     result = score.score(True, 1.0, *speeds)
     assert result.value is None and "not device times" in str(result.reason)
 
@@ -55,10 +57,10 @@ def graph(submodel: str, bucket: int, inside: int, outside: int) -> Graph:
 
 
 GRAPHS = [
-    graph(flops.PREFILL, 64, 90, 10),
-    graph(flops.PREFILL, 128, 100, 100),
-    graph(flops.DECODE, 64, 1, 1),
-    graph(flops.DECODE, 128, 3, 0),
+    graph(graphs.PREFILL, 64, 90, 10),
+    graph(graphs.PREFILL, 128, 100, 100),
+    graph(graphs.DECODE, 64, 1, 1),
+    graph(graphs.DECODE, 128, 3, 0),
 ]
 
 
@@ -70,11 +72,11 @@ def test_weighted_share_counts_each_graph_as_often_as_it_runs() -> None:
     # prompt of 62: prefill 64; three decode steps at lengths 63, 64 (bucket 64) and 65 (128)
     share = flops.nki_share(GRAPHS, 62, 4)
     assert share.weighted == pytest.approx((90 + 1 + 1 + 3) / (100 + 2 + 2 + 3))
-    assert share.outside == [f"{flops.PREFILL}: b (10.00%)", f"{flops.DECODE}: b (50.00%)"]
+    assert share.outside == [f"{graphs.PREFILL}: b (10.00%)", f"{graphs.DECODE}: b (50.00%)"]
 
 
 def test_kernels_without_a_count_are_a_warning() -> None:
-    unknown = Graph(flops.DECODE, 64, (Operator("a", True, "secret", None),))
+    unknown = Graph(graphs.DECODE, 64, (Operator("a", True, "secret", None),))
     share = flops.nki_share([GRAPHS[0], unknown], 10, 2)
     assert len(share.warnings) == 1 and "secret" in share.warnings[0]
 
@@ -82,7 +84,7 @@ def test_kernels_without_a_count_are_a_warning() -> None:
 def test_bucket_choice() -> None:
     lengths = {1: 64, 64: 64, 65: 128, 500: 128}
     for length, bucket in lengths.items():
-        chosen = flops.bucket_of(GRAPHS, flops.DECODE, length)
+        chosen = flops.bucket_of(GRAPHS, graphs.DECODE, length)
         assert chosen is not None and chosen.bucket == bucket
     assert flops.bucket_of(GRAPHS, "speculation_model", 1) is None
 
@@ -153,8 +155,8 @@ def test_rows_of_the_contest_are_read(tmp_path: Path) -> None:
 
 
 def test_baseline_figures_only_where_they_apply() -> None:
-    nothing = Namespace(base_latency=None, base_throughput=None)
-    given = Namespace(base_latency=1.0, base_throughput=2.0)
+    nothing = command_line.parse(["--mode", "evaluate"])
+    given = replace(nothing, base_latency=1.0, base_throughput=2.0)
     row = reference.Row(3, 10, 256, 700.0, 400.0, "llama-3.2-1b", "cost model")
 
     def source(*arguments):
@@ -216,10 +218,8 @@ def test_percentiles_are_shown_where_they_differ(
     seconds: list[float], told: str, capsys: pytest.CaptureFixture
 ) -> None:
     figures = benchmark.latency_report(seconds, 4, 1)
-    report.print_speed("measured", {
-        "source": "simulator", "new_tokens": 4, "ttft_ms": 3.0, "tokens_per_second": None,
-        "e2e_model": figures,
-    })  # fmt: skip
+    measured = benchmark.SpeedReport(figures, None, None, 3.0, None, Source.SIMULATOR, 4, 1)
+    report.print_speed("measured", measured)
     printed = capsys.readouterr().out
     assert told in printed and "4 new tokens" in printed
     assert "wall clock of the CPU simulator, not a device time" in printed

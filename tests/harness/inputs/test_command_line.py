@@ -66,8 +66,6 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
         ("--base-throughput", "5"),
         ("--base-latency", "0", "--base-throughput", "5"),
         ("--base-latency", "5", "--base-throughput", "-1"),
-        ("--base-latency", "5", "--base-throughput", "nan"),
-        ("--base-latency", "inf", "--base-throughput", "5"),
     ],
 )
 def test_impossible_combinations_are_refused(arguments) -> None:
@@ -77,17 +75,76 @@ def test_impossible_combinations_are_refused(arguments) -> None:
 
 @pytest.mark.parametrize("flag", command_line.ONLY_IN)
 def test_arguments_of_other_modes_are_refused(flag: str) -> None:
-    bare = flag in ("--resume", "--record-baseline")
-    value = {"--profile-model": "llama-3.2-1b", "--results-path": "r"}.get(flag, "3")
-    arguments = [flag] if bare else [flag, value]
+    bare = flag in ("--resume", "--record-baseline", "--raw")
+    value = {
+        "--profile-model": "llama-3.2-1b",
+        "--results-path": "r",
+        "--prompt-file": PROMPTS,
+        "--tol-map": "{5:0.1}",
+        "--base-latency": "3 --base-throughput 3",
+        "--base-throughput": "3 --base-latency 3",
+        "--runs": "3 --benchmark",
+    }.get(flag, "3")
+    arguments = [flag] if bare else [flag, *value.split()]
+    arguments = ["--no-stream"] if flag == "--stream" else arguments
     for mode in command_line.MODES:
         if mode in command_line.ONLY_IN[flag]:
-            command_line.parse(["--mode", mode, *arguments])
+            measures = "evaluate" in mode and "--benchmark" in arguments
+            command_line.parse(["--mode", mode, *(arguments[:-1] if measures else arguments)])
             continue
-        with pytest.raises(
-            UserError, match=f"{flag} works with --mode {command_line.ONLY_IN[flag][0]}"
-        ):
+        modes = {command_line.ONLY_IN[given][0] for given in arguments if given[:2] == "--"
+                 and given in command_line.ONLY_IN}  # fmt: skip
+        with pytest.raises(UserError, match=f"--.* works with --mode ({'|'.join(modes)})"):
             command_line.parse(["--mode", mode, *arguments])
+
+
+def test_sampling_is_hugging_faces() -> None:
+    """Greedy unless asked; --do-sample alone is among the 50 best, as GenerationConfig has it."""
+    assert not parse().samples and not parse("--do-sample", "--top-k", "1").samples
+    assert parse("--top-k", "5").samples and parse("--top-k", "5").top_k == 5
+    chosen = parse("--do-sample", "--temperature", "2", "--top-p", "0.5")
+    assert chosen.samples and (chosen.top_k, chosen.top_p, chosen.temperature) == (50, 0.5, 2.0)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--temperature", "2"),
+        ("--top-p", "0.5"),
+        ("--do-sample", "false", "--top-k", "5"),
+        ("--do-sample", "false", "--temperature", "0.5"),
+    ],
+)
+def test_what_tunes_sampling_is_refused_where_nothing_is_sampled(arguments) -> None:
+    with pytest.raises(UserError, match="every token is the best one"):
+        parse(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [
+        *((flag, value) for flag in ("--kernel-launch-us", "--graph-launch-us", "--collective-us",
+                                     "--collective-gb-per-s", "--divergence-difference-tol",
+                                     "--top-p", "--temperature", "--base-latency")
+          for value in ("nan", "inf", "1e400", "x")),
+        ("--tol-map", "{5: float('nan')}"), ("--tol-map", "{5: 1e400}"), ("--tol-map", "{5: -1}"),
+        ("--tol-map", "[" * 5000), ("--tol-map", "{True: 0.1}"),
+        ("--seed", "18446744073709551616"), ("--seed", "-1"), ("--seed", "1.5"),
+        ("--seq-len", "9" * 30), ("--model-path", ""), ("--model-path", "~nosuchuser"),
+        ("--prompt-file", "a\0b"), ("--memory-limit", "0"), ("--time-limit", "nan"),
+    ],
+)  # fmt: skip
+def test_values_that_mean_nothing_are_refused(flag: str, value: str, capsys) -> None:
+    modes = command_line.ONLY_IN.get(flag, ("generate",))
+    with pytest.raises(SystemExit) as exit_info:
+        command_line.parse(["--mode", modes[0], flag, value])
+    assert exit_info.value.code == 2 and flag in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("argument", ["\udcff", "--llama=\udc80.py"])
+def test_arguments_must_be_text(argument: str) -> None:
+    with pytest.raises(UserError, match="not UTF-8"):
+        command_line.parse(["--mode", "generate", "--prompt", argument])
 
 
 def test_boolean_arguments_mean_what_they_say() -> None:
@@ -97,29 +154,29 @@ def test_boolean_arguments_mean_what_they_say() -> None:
 
 
 def test_tolerance_map_takes_both_forms() -> None:
-    given = parse("--tol-map", "{None: 0.05, 5: (1e-4, 0.03)}").tol_map
+    asked = ["--mode", "validate", "--tol-map", "{None: 0.05, 5: (1e-4, 0.03)}"]
+    given = command_line.parse(asked).tol_map
     assert given == {None: (1e-5, 0.05), 5: (1e-4, 0.03)}
 
 
 def test_batch_size_defaults_to_the_number_of_prompts() -> None:
     args = parse("--prompt", "a,b", "--prompt", '"c, d"')
-    assert args.prompts == ["a", "b", "c, d"]
+    assert args.prompts == ("a", "b", "c, d")
     assert args.batch_size == 3
     assert len(args.prompt_notes) == 1 and "2 prompts" in args.prompt_notes[0]
 
 
 def test_settings_carry_the_sdk_names_and_no_none() -> None:
-    settings = command_line.settings(parse("--seq-len", "64", "--tp-degree", "2"))
+    settings = parse("--seq-len", "64", "--tp-degree", "2").neuron_config()
     assert settings["seq_len"] == settings["max_length"] == settings["max_context_length"] == 64
     assert settings["tp_degree"] == 2
     assert None not in settings.values()
 
 
 def test_sampling_settings_only_with_on_device_sampling() -> None:
-    assert command_line.sampling_settings(parse("--top-k", "5")) is None
-    chosen = command_line.sampling_settings(
-        parse("--on-device-sampling", "--top-k", "5", "--dynamic")
-    )
+    assert parse("--top-k", "5").on_device_sampling_config() is None
+    asked = parse("--on-device-sampling", "--top-k", "5", "--dynamic")
+    chosen = asked.on_device_sampling_config()
     assert chosen is not None and chosen["top_k"] == 5 and chosen["dynamic"] is True
 
 

@@ -214,30 +214,30 @@ def test_model_choice_prefers_the_named_then_the_home_folder(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     home = write_tiny_model(tmp_path / "models" / "llama-3.2-1b")
-    assert models.choose_model(str(tiny_model)).path == tiny_model.resolve()
+    assert models.choose_model(tiny_model).path == tiny_model.resolve()
     assert models.choose_model(None).path == home.resolve()
     assert capsys.readouterr().err.count("Model: ") == 2
 
 
 @pytest.mark.parametrize(
-    ("heads", "asked", "on_device", "expected"),
+    ("heads", "asked", "default", "expected"),
     [
-        ((9, 3), None, False, 1),
-        ((9, 3), None, True, 2),
-        ((32, 8), None, False, 2),
-        ((9, 3), 3, False, 3),
-        ((9, 3), 2, False, 2),  # heads are padded
-        ((32, 8), 16, False, 16),
+        ((9, 3), None, None, 1),
+        ((9, 3), None, 2, 2),
+        ((32, 8), None, None, 2),
+        ((9, 3), 3, None, 3),
+        ((9, 3), 2, None, 2),  # heads are padded
+        ((32, 8), 16, None, 16),
     ],
 )
-def test_tensor_parallel_degree(heads, asked, on_device: bool, expected: int) -> None:
-    assert models.choose_tp_degree(model_with(heads), asked, on_device) == expected
+def test_tensor_parallel_degree(heads, asked, default, expected: int) -> None:
+    assert models.choose_tp_degree(model_with(heads), asked, default) == expected
 
 
 @pytest.mark.parametrize(("heads", "asked"), [((9, 3), 7), ((9, 3), 9 * 7), ((12, 4), 5)])
 def test_impossible_degrees_are_refused(heads, asked: int) -> None:
     with pytest.raises(UserError, match=f"--tp-degree {asked}"):
-        models.choose_tp_degree(model_with(heads), asked, False)
+        models.choose_tp_degree(model_with(heads), asked, None)
 
 
 def model_with(heads: tuple[int, int]) -> models.ModelFolder:

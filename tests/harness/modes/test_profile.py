@@ -18,7 +18,8 @@ from harness.figures import estimate
 from harness.inputs import command_line
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.modes import profile
-from harness.session import building
+from harness.session.model import construct
+from harness.session.worker import Host, Job
 from tests.conftest import REPOSITORY
 from tests.tiny_model import TINY_CONFIG
 
@@ -42,9 +43,16 @@ def run(folder, output, *arguments):
 
 def estimates(folder, *arguments):
     """The same graphs as objects, without any output."""
-    args = command_line.parse(["--mode", "profile", "--enable-nki", "--model-path", str(folder),
-                      *arguments])  # fmt: skip
-    return profile.estimates(args, args.dma_profile or "sdk2.21")
+    asked = command_line.parse(
+        ["--mode", "profile", "--enable-nki", "--model-path", str(folder), *arguments]
+    )
+    session = profile.shapes_only_session(asked, folder)
+    settings = session.settings
+    job = Job(settings, folder, 0, None, session.submission, folder, None, False)
+    host = Host(job, print)
+    construct(host, "nki")
+    name = settings.dma_profile or "sdk2.21"
+    return estimate.graphs(host, "nki", name, profile.TRACED_FOR_LONG)
 
 
 @pytest.fixture(scope="module")
@@ -127,8 +135,7 @@ def test_other_dma_profiles_and_buckets(shapes_folder, profiled):
     [
         (["--dma-profile", "warp"], "'warp' does not exist, expected one of sdk2.21"),
         (["--profile-model", "llama-3.2-1b"], "name two models"),
-        (["--collective-us", "-1"], "must not be negative"),
-        (["--collective-gb-per-s", "0"], "a rate must be above 0"),
+        (["--profile-bucket", "64", "--enable-bucketing", "no"], "needs --enable-bucketing true"),
         (["--profile-bucket", "999"], "at most --seq-len 128, got 999"),
         (["--seq-len", "99999"], "--seq-len must be at most 16384"),
     ],
@@ -230,9 +237,9 @@ def test_device_graphs_go_through_neuron_profile(tmp_path, monkeypatch, capsys):
     tool.write_text(f'#!/bin/sh\necho "$@" >> {log}\n')
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tool.parent}:/usr/bin:/bin")
-    monkeypatch.setattr(sdk, "is_stand_in", lambda: False)
-    monkeypatch.setattr(building, "open_session", lambda args: None)
-    monkeypatch.setattr(building, "build", lambda opened: types.SimpleNamespace(folder=tmp_path))
+    monkeypatch.setattr(sdk, "platform", lambda: sdk.DEVICE)
+    monkeypatch.setattr(profile, "open_session", lambda settings: None)
+    monkeypatch.setattr(profile, "build", lambda opened: types.SimpleNamespace(folder=tmp_path))
     assert profile.run(types.SimpleNamespace()) == 0
     trace = graph.with_suffix(".ntff")
     assert log.read_text().splitlines() == [
@@ -243,9 +250,9 @@ def test_device_graphs_go_through_neuron_profile(tmp_path, monkeypatch, capsys):
 
 
 def test_device_folder_without_graphs_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(sdk, "is_stand_in", lambda: False)
-    monkeypatch.setattr(building, "open_session", lambda args: None)
-    monkeypatch.setattr(building, "build", lambda opened: types.SimpleNamespace(folder=tmp_path))
+    monkeypatch.setattr(sdk, "platform", lambda: sdk.DEVICE)
+    monkeypatch.setattr(profile, "open_session", lambda settings: None)
+    monkeypatch.setattr(profile, "build", lambda opened: types.SimpleNamespace(folder=tmp_path))
     with pytest.raises(UserError, match="no .neff files"):
         profile.run(types.SimpleNamespace())
 

@@ -11,8 +11,9 @@ import pytest
 from harness.errors import UserError
 from harness.files import locked_folder
 from harness.inputs import command_line, submission
-from harness.modes.generate import generate_tokens
-from harness.session.building import Loaded, build, open_session
+from harness.session.building import Loaded, build
+from harness.session.generation import generate_tokens
+from harness.session.opening import open_session
 from tests.tiny_model import write_tiny_model
 
 LATE = (

@@ -1,0 +1,79 @@
+"""How far the kernels are from PyTorch, module by module: figures, and which kernel to suspect.
+
+The prompt runs through the submission with kernels. Whenever one of its modules has run, the same
+module without kernels runs on the same inputs, once in bf16 and once in fp32: that is the module's
+own error, free of what it inherited. Beside it, the three models run on their own, and the error
+that has accumulated after each layer is compared.
+
+The fp32 shadow stands for the truth. A kernel is suspected where its distance from the truth is
+more than SUSPICIOUS times that of PyTorch in bf16, and more than one bf16 spacing, or where a value
+is not finite.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from pydantic import TypeAdapter
+
+from harness.session.building import Loaded
+from harness.session.workers import SubmissionFailed
+
+SUSPICIOUS = 3.0
+PREFILL_PHASE, DECODE_PHASE = "prefill", "decode"
+_MEASURE = "harness.figures.repeater:measure"
+
+
+@dataclass(frozen=True)
+class Error:
+    """Distances of one tensor from the fp32 shadow, relative to the shadow's RMS.
+
+    `broken` is the index of the first element that is NaN or infinite with kernels and finite in
+    fp32; the distances are infinite then.
+    """
+
+    phase: str
+    module: str
+    nki: float
+    torch: float
+    ulps: float  # RMS distance of the NKI result in bf16 spacings at the shadow's RMS
+    broken: Optional[list[int]] = None
+
+    @property
+    def ratio(self) -> float:
+        """How much farther from the truth the kernels are than PyTorch in bf16."""
+        if self.broken is not None:
+            return math.inf
+        if self.torch == 0:
+            return 1.0 if self.nki == 0 else math.inf
+        return self.nki / self.torch
+
+    @property
+    def suspicious(self) -> bool:
+        return self.broken is not None or (self.ratio > SUSPICIOUS and self.ulps > 1)
+
+
+@dataclass(frozen=True)
+class Divergences:
+    """Each module's own errors in the order of their ends, and those that grow by layer."""
+
+    own: list[Error]
+    grown: list[Error]
+
+
+def measure(loaded: Loaded, ids: Sequence[int]) -> Divergences:
+    """Compare on one prompt; the three models must be built in the same process."""
+    what = "The models cannot be compared"
+    body: Any = loaded.call(_MEASURE, what, ids=list(ids)).body
+    try:
+        return TypeAdapter(Divergences).validate_python(body)
+    except ValueError as error:
+        raise SubmissionFailed(f"{what}: its process gave no figures.") from error
+
+
+def first_suspect(own: Sequence[Error]) -> Optional[Error]:
+    """The first suspected module in the order of ends, so that parts come before the whole."""
+    return next((error for error in own if error.suspicious), None)

@@ -1,0 +1,201 @@
+"""Runs a model's modules again without kernels, beside the submission: see `divergence`."""
+
+from __future__ import annotations
+
+import math
+import re
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Optional
+
+import torch
+
+from harness.figures.accuracy import bf16_spacing
+from harness.figures.divergence import DECODE_PHASE, PREFILL_PHASE, Divergences, Error
+from harness.figures.graphs import DECODE, PREFILL
+from harness.session.model import generate
+from harness.session.roles import Role
+from harness.session.worker import Host
+
+PHASES = {PREFILL: PREFILL_PHASE, DECODE: DECODE_PHASE}
+_WHOLE_LAYER = re.compile(r"^layers\.\d+$")
+
+
+def measure(host: Host, role: str, ids: Sequence[int]) -> dict[str, Any]:
+    """Both kinds of errors on one prompt, as plain data."""
+    with host.told_as_the_submission("The models cannot be compared"):
+        own, grown = own_errors(host, ids), accumulated_errors(host, ids)
+    return asdict(Divergences(own, grown))
+
+
+def error_of(phase: str, module: str, nki: Any, plain: Any, shadow: Any) -> Error:
+    """Figures of three equally shaped tensors."""
+    truth = shadow.double()
+    broken = first_broken(nki, shadow)
+    if broken is not None:
+        return Error(phase, module, math.inf, math.inf, math.inf, broken)
+    size = float(truth.square().mean().sqrt())
+    distances = [float((x.double() - truth).square().mean().sqrt()) for x in (nki, plain)]
+    scale = size or 1.0
+    ulps = distances[0] / (bf16_spacing(scale) or 1.0)
+    return Error(phase, module, distances[0] / scale, distances[1] / scale, ulps)
+
+
+def first_broken(value: Any, truth: Any) -> Optional[list[int]]:
+    """Index of the first element that is not finite where the truth is; None without one."""
+    found = (~value.isfinite() & truth.isfinite()).nonzero()
+    return found[0].tolist() if len(found) else None
+
+
+class Repeater:
+    """Runs the references of one NKI model's modules on the inputs that those modules get.
+
+    A module that hands its input on (its work is part of a later kernel) has no error of its own:
+    its references run in front of those of the next module.
+    """
+
+    def __init__(self, tokens: int) -> None:
+        self.found: list[Error] = []
+        self._tokens = tokens
+        self._rank = threading.local()  # what one rank has pending; ranks are threads
+
+    def hook(self, phase: str, rank: int, name: str, twins: Sequence[Twin]) -> Callable:
+        """A forward hook for one module; `twins` are the bf16 and the fp32 reference."""
+
+        def after(module: Any, arguments: tuple, settings: dict, output: Any) -> None:
+            if getattr(self._rank, "busy", False):  # inside a module that is being repeated
+                return
+            if arguments and output is arguments[0]:
+                self._rank.pending = [*getattr(self._rank, "pending", []), twins]
+                return
+            pending, self._rank.pending = getattr(self._rank, "pending", []), []
+            self._rank.busy = True
+            try:
+                values = [
+                    twin.run(arguments, settings, [earlier[side] for earlier in pending])
+                    for side, twin in enumerate(twins)
+                ]
+            finally:
+                self._rank.busy = False
+            if rank == 0:
+                tensors = [_rows(_first(value), self._tokens) for value in (output, *values)]
+                self.found.append(error_of(phase, name, *tensors))
+
+        return after
+
+
+@dataclass(frozen=True)
+class Twin:
+    """The same module of a reference model, and that model's modules by the NKI model's."""
+
+    module: Any
+    counterparts: dict[Any, Any]
+    in_fp32: bool
+
+    def run(self, arguments: tuple, settings: dict, earlier: Sequence[Twin]) -> Any:
+        """Run on the NKI module's arguments, after those of `earlier` modules."""
+        arguments, settings = self._own(arguments), self._own(settings)
+        for twin in earlier:
+            arguments = (_first(twin.module(arguments[0])), *arguments[1:])
+        return self.module(*arguments, **settings)
+
+    def _own(self, value: Any) -> Any:
+        """The same arguments with modules of this model, and in fp32 where it is the shadow."""
+        if isinstance(value, torch.nn.Module):
+            return self.counterparts.get(value, value)
+        if isinstance(value, torch.Tensor):
+            return value.float() if self.in_fp32 and value.is_floating_point() else value
+        if isinstance(value, dict):
+            return {key: self._own(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(self._own(item) for item in value)
+        return value
+
+
+def own_errors(host: Host, ids: Sequence[int]) -> list[Error]:
+    """Each module's own error: the references run on the inputs of the NKI run, on every rank."""
+    repeater = Repeater(len(ids))
+    with torch.no_grad(), _hooks(host, Role.NKI, (Role.TORCH, Role.SHADOW), repeater.hook):
+        _run(host, Role.NKI, ids, 2)
+    return repeater.found
+
+
+def accumulated_errors(host: Host, ids: Sequence[int]) -> list[Error]:
+    """The error after each layer and at the head when every model runs on its own (prefill)."""
+    outputs: list[dict[str, Any]] = []
+    for role in (Role.NKI, Role.TORCH, Role.SHADOW):
+        kept: dict[str, Any] = {}
+
+        def keep(phase: str, rank: int, name: str, _: Any, kept: dict = kept) -> Callable:
+            def hook(module: Any, arguments: tuple, settings: dict, output: Any) -> None:
+                handed_on = arguments and output is arguments[0]
+                if rank == 0 and phase == PREFILL_PHASE and not handed_on:
+                    kept[name] = _rows(_first(output), len(ids)).clone()
+
+            return hook
+
+        with _hooks(host, role, (), keep):
+            _run(host, role, ids, 1)
+        outputs.append(kept)
+    names = [name for name in outputs[0] if all(name in kept for kept in outputs)]
+    chosen = [name for name in names if _WHOLE_LAYER.match(name) or name in ("norm", "lm_head")]
+    return [error_of(PREFILL_PHASE, name, *(kept[name] for kept in outputs)) for name in chosen]
+
+
+def _run(host: Host, role: Role, ids: Sequence[int], count: int) -> None:
+    """Generate `count` greedy tokens for the sake of the hooks."""
+    quiet = replace(host, emit=lambda _: None)
+    generate(quiet, role.value, [ids], count, greedy=True, fixed_length=True, scores=False)
+
+
+@contextmanager
+def _hooks(host: Host, role: Role, others: Sequence[Role], make: Callable) -> Iterator[None]:
+    """A forward hook on every module that all models have, on every rank, taken off at the end."""
+    handles = []
+    for index, wrapper in enumerate(host.models[role].models):
+        if wrapper.tag not in PHASES:
+            continue
+        for rank, module in enumerate(wrapper.model.modules):
+            modules = dict(module.named_modules())
+            others_modules = [
+                dict(host.models[other].models[index].model.modules[rank].named_modules())
+                for other in others
+            ]
+            counterparts = [
+                {part: theirs[name] for name, part in modules.items() if name in theirs}
+                for theirs in others_modules
+            ]
+            for name, part in modules.items():
+                if _is_comparable(name) and all(name in theirs for theirs in others_modules):
+                    twins = [
+                        Twin(theirs[name], mapping, other == Role.SHADOW)
+                        for theirs, mapping, other in zip(others_modules, counterparts, others)
+                    ]
+                    hook = make(PHASES[wrapper.tag], rank, name, twins)
+                    handles.append(part.register_forward_hook(hook, with_kwargs=True))
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _is_comparable(name: str) -> bool:
+    """Layers, their direct parts, and what stands outside of the layers, but for caches."""
+    return (
+        bool(name)
+        and name.count(".") <= 2
+        and not name.startswith(("kv_mgr", "rank_util", "sampler"))
+    )
+
+
+def _first(output: Any) -> Any:
+    """The hidden states of a module's result."""
+    return output[0] if isinstance(output, (list, tuple)) else output
+
+
+def _rows(tensor: Any, tokens: int) -> Any:
+    """[1, S, ...] cut to the prompt's tokens: rows behind them hold what padding computes."""
+    return tensor[:, :tokens].float() if tensor.dim() == 3 else tensor.float()

@@ -1,0 +1,134 @@
+"""What a submission's process may use: memory, processor time, wall clock, and where it may write.
+
+Landlock (Linux 5.13) keeps a process and all its children from writing outside of named folders,
+from TCP (6.7) and from signalling other processes (6.12); no privilege is needed. System call
+numbers and structures: linux/landlock.h and Documentation/userspace-api/landlock.rst of the Linux
+source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import resource
+import signal
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
+_CREATE_RULESET_VERSION = 1
+_RULE_PATH_BENEATH = 1
+# Access rights of landlock.h by the version that brought them; reading and executing stay free.
+_WRITES = (
+    (1, (1 << 1) | sum(1 << bit for bit in range(4, 13))),  # write, remove, make
+    (2, 1 << 13),  # rename or link into another folder
+    (3, 1 << 14),  # truncate
+)
+_TCP, _TCP_SINCE = (1 << 0) | (1 << 1), 4  # bind and connect
+_SIGNALS_AND_SOCKETS, _SCOPES_SINCE = (1 << 0) | (1 << 1), 6  # abstract sockets, signals
+_OF_FILES = (1 << 1) | (1 << 14)  # rights that a rule about one file may name
+_PR_SET_NO_NEW_PRIVS, _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 38, 1, 36
+_GRACE_SECONDS = 5  # from the signal that says why to the one that cannot be ignored
+DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/shm", "/proc/self")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one process may use.
+
+    Attributes:
+        memory_bytes: of data; files that are mapped for reading do not count.
+        cpu_seconds: of all its threads together.
+        wall_seconds: of one step: a compile, a load, a generation.
+    """
+
+    memory_bytes: int
+    cpu_seconds: int
+    wall_seconds: float
+
+
+def default_memory_gib() -> float:
+    """Three quarters of what the machine has, or of what the container may use."""
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for name in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            size = min(size, int(Path(name).read_text()))
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return 0.75 * size / 2**30
+
+
+def apply(limits: Limits) -> None:
+    """Put this process, a new group of its own, under `limits`, until its parent dies."""
+    os.setsid()
+    _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _set(resource.RLIMIT_DATA, limits.memory_bytes)
+    _set(resource.RLIMIT_CPU, limits.cpu_seconds, _GRACE_SECONDS)
+    _set(resource.RLIMIT_CORE, 0)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of what the descendants of this process leave behind."""
+    _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def children(process: int) -> list[int]:
+    """The processes whose parent a process is; none where it has ended."""
+    found: list[int] = []
+    for path in Path(f"/proc/{process}/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, path.read_text().split())
+    return found
+
+
+def confine(writable: Sequence[Path]) -> bool:
+    """Keep this process from writing outside of `writable`; False where the kernel cannot."""
+    libc = _libc()
+    version = _landlock_version()
+    if version < 1:
+        return False
+    handled = sum(rights for since, rights in _WRITES if version >= since)
+    network = _TCP if version >= _TCP_SINCE else 0
+    scopes = _SIGNALS_AND_SOCKETS if version >= _SCOPES_SINCE else 0
+    sizes = 8 * (1 + (version >= _TCP_SINCE) + (version >= _SCOPES_SINCE))
+    attributes = struct.pack("=QQQ", handled, network, scopes)[:sizes]
+    ruleset = libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0)
+    if ruleset < 0:
+        return False
+    for path in (*writable, *map(Path, DEVICES)):
+        if path.exists():
+            _allow(ruleset, path, handled)
+    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    done = libc.syscall(_RESTRICT_SELF, ruleset, 0)
+    os.close(ruleset)
+    return done == 0
+
+
+def has_landlock() -> bool:
+    """Whether `confine` can do its work here."""
+    return _landlock_version() > 0
+
+
+def _landlock_version() -> int:
+    return _libc().syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
+
+
+def _allow(ruleset: int, path: Path, handled: int) -> None:
+    handle = os.open(path, os.O_PATH)
+    rights = handled if path.is_dir() else handled & _OF_FILES
+    rule = struct.pack("=Qi", rights, handle)
+    _libc().syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, rule, 0)
+    os.close(handle)
+
+
+def _set(kind: int, value: int, grace: int = 0) -> None:
+    _, hard = resource.getrlimit(kind)
+    most = value + grace if hard == resource.RLIM_INFINITY else min(value + grace, hard)
+    resource.setrlimit(kind, (min(value, most), most))
+
+
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)

@@ -1,0 +1,42 @@
+"""Which operator of each graph ran where, on the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.table import Table
+
+from harness import console
+from harness.figures import graphs
+from neuron_cpu import terminal
+
+
+def print_operators(records: list[graphs.Graph]) -> None:
+    """One table for each sub-model and bucket, equal operators of all layers in one row."""
+    out = terminal.output(100)
+    for record in records:
+        share = f"{record.nki_share:.1%} of {record.macs:,} MACs in NKI"
+        title = f"\n{record.submodel}, bucket {record.bucket}: {share}"
+        table = Table(title=title, title_justify="left")
+        table.add_column("operator")
+        table.add_column("ran in")
+        table.add_column("times", justify="right")
+        table.add_column("MACs", justify="right")
+        for row in record.grouped():
+            place = f"NKI kernel {row.name}" if row.in_kernel else f"PyTorch {row.name}"
+            table.add_row(row.operator, place, str(row.count), f"{row.macs:,}" if row.macs else "")
+        terminal.print_table(out, table)
+
+
+def report_outside_nki(folder: Path) -> None:
+    """One line for each graph that names the products left outside NKI, or says there are none."""
+    for record in graphs.read(folder):
+        outside = [
+            f"{row.operator or 'model'} ({row.macs / record.macs:.1%})"
+            for row in record.grouped()
+            if not row.in_kernel and row.macs
+        ]
+        console.say(
+            f"{record.submodel}, bucket {record.bucket}: {record.nki_share:.1%} of the MACs in "
+            + ("NKI" if not outside else f"NKI; outside: {', '.join(outside)}")
+        )

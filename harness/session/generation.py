@@ -1,0 +1,100 @@
+"""Tokens from a loaded model: the driver's side, which keeps the clock and checks what comes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from harness.session.building import Loaded
+from harness.session.opening import Session
+from harness.session.workers import SubmissionFailed
+from harness.settings import Settings
+
+_GENERATE = "harness.session.model:generate"
+_FAILED = "The model fails while it generates"
+OnStep = Callable[[list[int]], Any]
+
+
+def generate_tokens(
+    loaded: Loaded,
+    prompt_ids: Sequence[Sequence[int]],
+    new_tokens: int,
+    on_step: Optional[OnStep] = None,
+    *,
+    greedy: bool = False,
+    fixed_length: bool = False,
+) -> list[list[int]]:
+    """At most `new_tokens` tokens behind each prompt, one list for each step.
+
+    `on_step` gets the newest token of every row after each step; rows that have ended get padding.
+    `fixed_length` suppresses end tokens, so that every row gets all `new_tokens`.
+    """
+    steps, _ = _generate(loaded, prompt_ids, new_tokens, on_step, greedy, fixed_length, False)
+    return steps
+
+
+def greedy_scores(
+    loaded: Loaded, ids: Sequence[int], new_tokens: int, on_step: Optional[OnStep] = None
+) -> tuple[list[int], np.ndarray]:
+    """Greedy tokens behind one prompt, and their logits [new_tokens, V] fp32.
+
+    End tokens are masked to -inf, so that the length is fixed.
+    """
+    steps, arrays = _generate(loaded, [ids], new_tokens, on_step, True, True, True)
+    expected = (new_tokens, 1, loaded.session.vocabulary)
+    if len(arrays) != 1 or arrays[0].shape != expected:
+        shapes = [array.shape for array in arrays]
+        raise SubmissionFailed(f"{_FAILED}: expected logits of shape {expected}, got {shapes}.")
+    return [step[0] for step in steps], arrays[0][:, 0]
+
+
+def _generate(
+    loaded: Loaded,
+    prompt_ids: Sequence[Sequence[int]],
+    new_tokens: int,
+    on_step: Optional[OnStep],
+    greedy: bool,
+    fixed_length: bool,
+    scores: bool,
+) -> tuple[list[list[int]], list[np.ndarray]]:
+    steps: list[list[int]] = []
+
+    def step(tokens: Any) -> None:
+        _check_step(loaded.session, tokens, len(prompt_ids))
+        if len(steps) == new_tokens:
+            raise SubmissionFailed(f"{_FAILED}: it goes on after {new_tokens} tokens.")
+        steps.append(tokens)
+        if on_step is not None:
+            on_step(tokens)
+
+    answer = loaded.call(
+        _GENERATE,
+        _FAILED,
+        step,
+        prompt_ids=[list(ids) for ids in prompt_ids],
+        new_tokens=new_tokens,
+        greedy=greedy,
+        fixed_length=fixed_length,
+        scores=scores,
+    )
+    if not steps or (fixed_length and len(steps) != new_tokens):
+        raise SubmissionFailed(f"{_FAILED}: expected {new_tokens} tokens, got {len(steps)}.")
+    return steps, answer.arrays
+
+
+def _check_step(session: Session, tokens: Any, rows: int) -> None:
+    """One token of the vocabulary for each row."""
+    whole = isinstance(tokens, list) and len(tokens) == rows
+    if not whole or not all(type(t) is int and 0 <= t < session.vocabulary for t in tokens):
+        raise SubmissionFailed(
+            f"{_FAILED}: expected one token id below {session.vocabulary} for each of {rows} "
+            f"rows, got {str(tokens)[:80]}."
+        )
+
+
+def new_token_limit(settings: Settings, prompt_ids: Sequence[Sequence[int]]) -> int:
+    """How many tokens fit behind the longest prompt of a batch, or fewer where asked."""
+    room = settings.seq_len - max(len(ids) for ids in prompt_ids)
+    return min(room, settings.max_new_tokens or room)

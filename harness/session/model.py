@@ -1,0 +1,185 @@
+"""What runs beside the submission: configure, compile, load, generate. See `worker`."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from neuronx_distributed_inference.models.config import OnDeviceSamplingConfig, to_torch_dtype
+from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
+from neuronx_distributed_inference.utils.hf_adapter import (
+    HuggingFaceGenerationAdapter,
+    load_pretrained_config,
+)
+from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+
+from harness.errors import UserError, is_refusal
+from harness.inputs.submission import MODEL_CLASS
+from harness.session.roles import Role
+from harness.session.worker import Answer, Host
+
+GRAPHS = "graphs"
+# The SDK's compiler works in this folder unless the environment names another one.
+_WORK_DIR_VARIABLE = "BASE_COMPILE_WORK_DIR"
+_DEFAULT_WORK_DIR = "/tmp/nxd_model/"
+
+
+def prepare(host: Host) -> None:
+    """Import the submission."""
+    _ = host.module
+
+
+def construct(host: Host, role: str) -> dict[str, list[int]]:
+    """Config objects and the model, as the contest's driver builds them; sub-model -> buckets."""
+    role = Role(role)
+    settings = host.job.settings.neuron_config()
+    if role == Role.SHADOW:
+        settings.update(torch_dtype="float32", rpl_reduce_dtype="float32")
+    for name in ("torch_dtype", "rpl_reduce_dtype"):
+        if name in settings:
+            settings[name] = to_torch_dtype(settings[name])
+    sampling = host.job.settings.on_device_sampling_config()
+    if sampling is not None:
+        settings["on_device_sampling_config"] = OnDeviceSamplingConfig(**sampling)
+    if role == Role.NKI:
+        settings["enable_nki"] = True
+    path = str(host.job.model_path)
+    model_class = getattr(host.module, MODEL_CLASS)
+    try:
+        neuron_config = model_class.get_neuron_config_cls()(**settings)
+        config = model_class.get_config_cls()(
+            neuron_config,
+            load_config=load_pretrained_config(path),
+            pad_token_id=host.job.pad_token_id,
+        )
+        model = model_class(path, config)
+    except (ValueError, AssertionError, AttributeError, TypeError) as error:
+        raise UserError(f"The model cannot be configured: {host.where(error)}.") from error
+    host.models[role] = model
+    return {wrapper.tag: list(wrapper.neuron_config.buckets) for wrapper in model.models}
+
+
+def compile(host: Host, role: str) -> str:
+    """The SDK's compile, with the graphs kept beside its results; returns the folder's name."""
+    target = host.job.scratch / Role(role).value
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    work_dir = Path(os.environ.setdefault(_WORK_DIR_VARIABLE, str(target / GRAPHS) + os.sep))
+    try:
+        with host.told_as_the_submission("The model cannot be compiled"):
+            host.models[Role(role)].compile(str(target))
+        if not (target / GRAPHS).is_dir():
+            source = work_dir if work_dir.is_dir() else Path(_DEFAULT_WORK_DIR)
+            for graph in source.glob("*/*/model/graph.hlo"):
+                kept = target / GRAPHS / graph.relative_to(source)
+                kept.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(graph, kept)
+    finally:
+        if os.environ[_WORK_DIR_VARIABLE].startswith(str(target)):
+            del os.environ[_WORK_DIR_VARIABLE]
+    return target.name
+
+
+def load(host: Host, role: str, folder: Path) -> None:
+    """Load what was compiled; what the SDK raises meanwhile means that the folder is damaged."""
+    try:
+        host.models[Role(role)].load(str(folder))
+    except Exception as error:
+        if is_refusal(error):
+            raise
+        raise UserError(
+            f"The compiled model in {folder} cannot be loaded: {host.where(error)}; if its files "
+            "are damaged, --recompile builds them anew."
+        ) from error
+
+
+def generate(
+    host: Host,
+    role: str,
+    prompt_ids: Sequence[Sequence[int]],
+    new_tokens: int,
+    greedy: bool,
+    fixed_length: bool,
+    scores: bool,
+) -> Answer:
+    """One call of the SDK's Hugging Face adapter; each step's tokens are an event.
+
+    The array is the logits [steps, batch, V] after the processors of transformers, where asked
+    for: end tokens are -inf where the length is fixed.
+    """
+    settings = host.job.settings
+    model = host.models[Role(role)]
+    tokens, mask = pad_batch(prompt_ids, host.job.pad_token_id, settings.padding_side)
+    options: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([_Observer(host.emit)])}
+    if settings.on_device_sampling:
+        options["sampling_params"] = prepare_sampling_params(
+            len(prompt_ids), [settings.top_k], [settings.top_p], [settings.temperature]
+        )
+    if fixed_length:
+        options["min_new_tokens"] = new_tokens
+    if greedy:
+        options["do_sample"] = False
+    if scores:
+        options.update(return_dict_in_generate=True, output_scores=True)
+    torch.manual_seed(settings.seed)
+    with host.told_as_the_submission("The model fails while it generates"), torch.inference_mode():
+        result = HuggingFaceGenerationAdapter(model).generate(
+            input_ids=tokens,
+            attention_mask=mask,
+            generation_config=_generation_config(host),
+            max_new_tokens=new_tokens,
+            **options,
+        )
+        model.reset()
+        logits = torch.stack(result.scores).float().numpy() if scores else None
+    arrays: list[np.ndarray] = [] if logits is None else [logits]
+    return Answer(None, arrays)
+
+
+def pad_batch(
+    prompt_ids: Sequence[Sequence[int]], pad_token_id: int, padding_side: str
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and attention mask, both [batch, longest prompt] int64, padded on the set side."""
+    width = max(len(ids) for ids in prompt_ids)
+    tokens = torch.full((len(prompt_ids), width), pad_token_id, dtype=torch.int64)
+    mask = torch.zeros_like(tokens)
+    for row, ids in enumerate(prompt_ids):
+        where = slice(0, len(ids)) if padding_side == "right" else slice(-len(ids), None)
+        tokens[row, where] = torch.tensor(list(ids))
+        mask[row, where] = 1
+    return tokens, mask
+
+
+class _Observer(StoppingCriteria):
+    """Never stops a row; tells which token each row has got."""
+
+    def __init__(self, emit: Any) -> None:
+        self._emit = emit
+
+    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+        self._emit(input_ids[:, -1].tolist())
+        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+
+
+def _generation_config(host: Host) -> GenerationConfig:
+    """The model's own generation settings with the command line's on top."""
+    settings = host.job.settings
+    if (host.job.model_path / "generation_config.json").is_file():
+        config = GenerationConfig.from_pretrained(str(host.job.model_path))
+    else:
+        config = GenerationConfig(eos_token_id=host.job.eos_token_id)
+    asked: Optional[int] = settings.pad_token_id
+    config.update(
+        do_sample=settings.samples,
+        top_k=settings.top_k if settings.samples else None,
+        top_p=settings.top_p if settings.samples else None,
+        temperature=settings.temperature if settings.samples else None,
+        pad_token_id=host.job.pad_token_id if asked is None else asked,
+        max_length=None,
+    )
+    return config

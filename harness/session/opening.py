@@ -1,0 +1,163 @@
+"""From settings to a session: model, tokenizer and prompts, checked before anything long starts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import textwrap
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Optional
+
+from harness import console, sdk
+from harness.errors import UserError
+from harness.files import cache_folder, check_writable_folder
+from harness.inputs import command_line, models, prompts, submission
+from harness.session.workers import Workers
+from harness.settings import Settings
+
+
+@dataclass(frozen=True)
+class Session:
+    """One run's checked input: everything that costs nothing to find out before a compile."""
+
+    settings: Settings
+    model: models.ModelFolder
+    submission: Path
+    tokenizer: Any
+    pad_token_id: int
+    prompts: tuple[str, ...] = ()
+    prompt_ids: tuple[list[int], ...] = ()
+    workers: Workers = field(default_factory=Workers)
+
+    @property
+    def continues_prompts(self) -> bool:
+        """Whether the output goes on where the prompt ends, rather than answering it."""
+        return self.settings.raw or not self.tokenizer.chat_template
+
+    @property
+    def compiled_root(self) -> Path:
+        """Holds one compiled folder for each role.
+
+        In the cache there is one root for each shape of run, so that it does not grow with edits.
+        """
+        settings = self.settings
+        if settings.compiled_model_path is not None:
+            return settings.compiled_model_path
+        shape = f"tp{settings.tp_degree}-seq{settings.seq_len}-batch{settings.batch_size}"
+        return cache_folder() / "compiled" / f"{self.model.name}-{shape}"
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids are below it."""
+        return self.model.config["vocab_size"]
+
+    @property
+    def stop_tokens(self) -> list[int]:
+        """The end tokens of generation as a list, whatever form the model has them in."""
+        ends = self.model.generation.get("eos_token_id", self.tokenizer.eos_token_id)
+        if ends is None:
+            return []
+        return [ends] if isinstance(ends, int) else list(ends)
+
+    def changed(self, **values: Any) -> Session:
+        """The same session with other settings."""
+        return replace(self, settings=replace(self.settings, **values))
+
+
+def open_session(settings: Settings, prompt_texts: Optional[Sequence[str]] = None) -> Session:
+    """Check everything that the settings name; UserError before anything long has begun.
+
+    `prompt_texts` replaces the command line's prompts (a benchmark file's, say).
+    """
+    for note in settings.prompt_notes:
+        console.say(note)
+    source = submission.find(settings.llama)
+    if settings.compiled_model_path is not None:
+        check_writable_folder(settings.compiled_model_path)
+    model = models.choose_model(settings.model_path)
+    check_seq_len(settings.seq_len, model)
+    ranks = models.choose_tp_degree(model, settings.tp_degree, sdk.platform().default_ranks)
+    workers = Workers()
+    workers.prepare()  # imports while the tokenizer is read
+    session = Session(
+        replace(settings, tp_degree=ranks),
+        model,
+        source,
+        *_open_tokenizer(settings, model),
+        workers=workers,
+    )
+    texts = settings.prompts if prompt_texts is None else tuple(prompt_texts)
+    if prompt_texts is None and not texts:
+        texts = (_default_prompt(session),)
+    ids = prompts.encode(session.tokenizer, texts, settings.raw)
+    prompts.check_lengths(texts, ids, settings.seq_len, settings.max_context_length)
+    return replace(session, prompts=texts, prompt_ids=tuple(ids))
+
+
+def check_seq_len(seq_len: int, model: models.ModelFolder) -> None:
+    """Refuse lengths beyond the positions that the model was trained for."""
+    limit = model.config.get("max_position_embeddings")
+    if limit is not None and seq_len > limit:
+        raise UserError(f"--seq-len must be at most {limit} for {model.name}, got {seq_len}.")
+
+
+def _default_prompt(session: Session) -> str:
+    """A question for a model with a chat template, a sentence to go on with for others."""
+    if session.continues_prompts:
+        return command_line.DEFAULT_PROMPT
+    return command_line.DEFAULT_QUESTION
+
+
+def _open_tokenizer(settings: Settings, model: models.ModelFolder) -> tuple[Any, int]:
+    """The tokenizer, and the token that fills prompts up to their bucket."""
+    with _without_torch():
+        from transformers import AutoTokenizer  # takes seconds, so after the checks above
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(
+            str(model.path), padding_side=settings.padding_side
+        )
+    except Exception as error:  # the tokenizers package raises bare Exception on a broken file
+        reason = textwrap.shorten(f"{type(error).__name__}: {error}", 120, placeholder="...")
+        raise UserError(
+            f"Cannot read the tokenizer in {model.path} ({reason}), expected "
+            "tokenizer.json and tokenizer_config.json as they were published; download them again."
+        ) from error
+    return tokenizer, _padding_token(tokenizer)
+
+
+@contextlib.contextmanager
+def _without_torch() -> Iterator[None]:
+    """Tokenizers need none of the seconds that PyTorch's import takes; models run elsewhere.
+
+    Where PyTorch is imported already, transformers gets to know it.
+    """
+    if "torch" in sys.modules:
+        yield
+        return
+    before = os.environ.get("USE_TORCH")
+    os.environ["USE_TORCH"] = "0"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["USE_TORCH"]
+        else:
+            os.environ["USE_TORCH"] = before
+
+
+def _padding_token(tokenizer: Any) -> int:
+    """A special token that no prompt contains; the end token where there is none.
+
+    NxDI 0.1 counts the tokens that differ from the padding to choose a bucket
+    (modules/autobucketing.py), so a padding token inside a prompt can cut it.
+    """
+    template = tokenizer.chat_template or ""
+    reserved = {tokenizer.bos_token_id, tokenizer.eos_token_id, None}
+    for index, token in sorted(tokenizer.added_tokens_decoder.items()):
+        if token.special and index not in reserved and token.content not in template:
+            return index
+    return tokenizer.eos_token_id

@@ -1,0 +1,21 @@
+"""What every submission's process needs and what takes seconds to import, imported once."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+
+import neuron_cpu
+
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+logging.basicConfig(level=logging.WARNING, format="%(message)s")
+neuron_cpu.ensure_sdk()
+for name in (
+    "torch",
+    "transformers",
+    "neuronx_distributed_inference.models.llama.modeling_llama",
+    "neuronx_distributed_inference.utils.hf_adapter",
+):
+    importlib.import_module(name)

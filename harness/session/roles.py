@@ -1,0 +1,28 @@
+"""The models of one session: the submission's variants, and what they are compared with."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Role(str, Enum):
+    """Which model; its value names the compiled folder."""
+
+    NKI = "nki"
+    TORCH = "torch"
+    SHADOW = "shadow"
+    BASELINE = "baseline"
+
+    __str__ = str.__str__
+
+    @property
+    def words(self) -> str:
+        return _TITLES[self]
+
+
+_TITLES = {
+    Role.NKI: "model with NKI kernels",
+    Role.TORCH: "model without NKI kernels",
+    Role.BASELINE: "baseline model",
+    Role.SHADOW: "model without NKI kernels in fp32",
+}

@@ -1,0 +1,78 @@
+"""Messages from a submission's process: plain data, each with its size and form checked.
+
+A message is a JSON object and any number of fp32 arrays. Nothing that arrives is ever unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from typing import Any
+
+import numpy as np
+
+MOST_HEADER_BYTES = 1 << 26
+MOST_ARRAY_BYTES = 1 << 34
+_LENGTH = struct.Struct("<Q")
+
+
+class WireError(Exception):
+    """What arrived is no message; `str(error)` says why."""
+
+
+@dataclass(frozen=True)
+class Message:
+    """One message: the request that it answers, its kind, its data and its arrays."""
+
+    request: int
+    kind: str
+    body: Any
+    arrays: list[np.ndarray] = field(default_factory=list)
+
+
+def send(
+    connection: Connection, request: int, kind: str, body: Any, arrays: Sequence[np.ndarray] = ()
+) -> None:
+    """Write one message."""
+    shapes = [list(array.shape) for array in arrays]
+    head = {"request": request, "kind": kind, "body": body, "shapes": shapes}
+    connection.send_bytes(json.dumps(head).encode())
+    for array in arrays:
+        data = np.ascontiguousarray(array, dtype=np.float32).tobytes()
+        connection.send_bytes(_LENGTH.pack(len(data)))
+        for start in range(0, len(data), MOST_HEADER_BYTES):
+            connection.send_bytes(data[start : start + MOST_HEADER_BYTES])
+
+
+def receive(connection: Connection) -> Message:
+    """Read one message; EOFError where the other side is gone, WireError where it is none."""
+    try:
+        head = json.loads(connection.recv_bytes(MOST_HEADER_BYTES))
+        request, kind, body, shapes = (head[k] for k in ("request", "kind", "body", "shapes"))
+        if not isinstance(kind, str) or type(request) is not int:
+            raise ValueError("the kind is no text or the request no number")
+        return Message(request, kind, body, [_array(connection, shape) for shape in shapes])
+    except EOFError:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
+        raise WireError(f"{type(error).__name__}: {error}") from error
+
+
+def _array(connection: Connection, shape: Any) -> np.ndarray:
+    """One fp32 array whose bytes follow."""
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"{shape!r} is no shape")
+    (length,) = _LENGTH.unpack(connection.recv_bytes(_LENGTH.size))
+    if length != 4 * math.prod(shape) or length > MOST_ARRAY_BYTES:
+        raise ValueError(f"{length} bytes do not make an array of shape {shape}")
+    parts = bytearray()
+    while len(parts) < length:
+        part = connection.recv_bytes(MOST_HEADER_BYTES)
+        if not part or len(parts) + len(part) > length:
+            raise ValueError("an array has other bytes than it says")
+        parts += part
+    return np.frombuffer(bytes(parts), dtype=np.float32).reshape(shape)

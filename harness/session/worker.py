@@ -1,0 +1,219 @@
+"""The process that a submission runs in: it does what it is told and answers with plain data.
+
+Its parent forks it from a server that has imported what is slow (`preload`) and nothing of any
+submission. Every function that it is told to run is one of the harness, called with a Host first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Callable, Optional
+
+import numpy as np
+
+from harness import console, limits
+from harness.errors import UserError, is_refusal
+from harness.inputs import submission
+from harness.session import wire
+from harness.session.roles import Role
+from harness.settings import Settings
+
+BASELINE_MODULE = "neuronx_distributed_inference.models.llama.modeling_llama"
+EVENT, PROGRESS, RESULT, REFUSED, FAILED = "event", "progress", "result", "refused", "failed"
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a process runs for its whole life.
+
+    Attributes:
+        eos_token_id: the tokenizer's, for models without generation settings.
+        source: the submission's file; None for the SDK's own Llama.
+        scratch: folder that it may write to.
+        limits: None where it runs in the driver's own process.
+        confined: whether it may write to `scratch` only.
+        alone: whether the folder around `scratch` was made for it.
+    """
+
+    settings: Settings
+    model_path: Path
+    pad_token_id: int
+    eos_token_id: Optional[int]
+    source: Optional[Path]
+    scratch: Path
+    limits: Optional[limits.Limits]
+    confined: bool
+    alone: bool = False
+
+
+@dataclass
+class Answer:
+    """What a function of this process gives back: data, and fp32 arrays."""
+
+    body: Any
+    arrays: list[np.ndarray] = field(default_factory=list)
+
+
+@dataclass
+class Host:
+    """The inside of the process: the submission's module and the models built from it."""
+
+    job: Job
+    emit: Callable[[Any], None]
+    models: dict[Role, Any] = field(default_factory=dict)
+    _module: Optional[ModuleType] = None
+
+    @property
+    def module(self) -> ModuleType:
+        """The submission, imported once; or the SDK's own Llama."""
+        if self._module is None:
+            if self.job.source is None:
+                self._module = importlib.import_module(BASELINE_MODULE)
+            else:
+                self._module = submission.load(self.job.source)
+        return self._module
+
+    @contextlib.contextmanager
+    def told_as_the_submission(self, what: str) -> Iterator[None]:
+        """An error that is no refusal becomes one: `what`, and the submission's line that raised.
+
+        A full disk stays what it is, unless the submission's own line ran into it.
+        """
+        try:
+            yield
+        except BaseException as error:
+            full_disk = isinstance(error, OSError) and not self.line_of(error)
+            if is_refusal(error) or full_disk or isinstance(error, KeyboardInterrupt):
+                raise
+            raise UserError(f"{what}: {self.where(error)}.") from error
+
+    def line_of(self, error: BaseException) -> Optional[int]:
+        return submission.line_of(error, self.job.source) if self.job.source else None
+
+    def where(self, error: BaseException) -> str:
+        """Which line of the submission raised what."""
+        return submission.where(error, self.job.source or Path("the SDK"))
+
+
+def run(host: Host, function: str, arguments: Mapping[str, Any]) -> Answer:
+    """Call `module:name` of the harness with the host and the arguments."""
+    module, _, name = function.partition(":")
+    answer = getattr(importlib.import_module(module), name)(host, **arguments)
+    return answer if isinstance(answer, Answer) else Answer(answer)
+
+
+def main(
+    job: Job,
+    environment: Mapping[str, str],
+    requests: Connection,
+    replies: Connection,
+    output: Connection,
+) -> None:
+    """Serve until the parent closes the connection; the process ends without cleaning up."""
+    os.environ.clear()
+    os.environ.update(environment)
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    for descriptor in (1, 2):
+        os.dup2(output.fileno(), descriptor)
+    output.close()
+    _close_others({requests.fileno(), replies.fileno()})
+    tempfile.tempdir = None  # what the fork server has found before
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    assert job.limits is not None
+    limits.apply(job.limits)
+    if job.confined:
+        limits.confine([job.scratch])
+    line = _Line(replies)
+    _forward_progress(line)
+    host = Host(job, lambda event: line.send(EVENT, event))
+    while True:
+        try:
+            line.request, function, arguments = pickle.loads(requests.recv_bytes())  # the parent's
+        except EOFError:
+            os._exit(0)
+        _serve(host, line, function, arguments)
+
+
+def _close_others(kept: set[int]) -> None:
+    """Leave a submission no descriptor of the fork server or the driver to write to."""
+    for descriptor in map(int, os.listdir("/proc/self/fd")):
+        if descriptor > 2 and descriptor not in kept:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+class _Line:
+    """Messages to the parent, one at a time: ranks are threads and report progress, too."""
+
+    def __init__(self, replies: Connection) -> None:
+        self._replies, self._turn = replies, threading.Lock()
+        self.request = 0  # that is being answered
+
+    def send(self, kind: str, body: Any, arrays: Sequence[np.ndarray] = ()) -> None:
+        with self._turn:
+            wire.send(self._replies, self.request, kind, body, arrays)
+
+
+def _serve(host: Host, line: _Line, function: str, arguments: Mapping[str, Any]) -> None:
+    """Answer one request; whatever the submission raises, exits included, is an answer."""
+    try:
+        answer = run(host, function, arguments)
+        _flush()
+        line.send(RESULT, answer.body, answer.arrays)
+    except BaseException as error:
+        _flush()
+        if host.job.settings.debug:
+            traceback.print_exc()
+        kind, told = FAILED, host.where(error)
+        if is_refusal(error):
+            kind, told = REFUSED, " ".join(str(error).split())
+        line.send(kind, told.rstrip(".") + _of_memory(error, host.job))
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+
+
+def _of_memory(error: BaseException, job: Job) -> str:
+    """What to add where a process ran into its limit."""
+    found: Optional[BaseException] = error
+    while found is not None and not isinstance(found, MemoryError):
+        if "can't allocate memory" in str(found):
+            break
+        found = found.__cause__
+    if found is None or job.limits is None:
+        return "."
+    limit = job.limits.memory_bytes / 2**30
+    return f"; its memory is limited to {limit:.1f} GiB, which --memory-limit changes."
+
+
+def _forward_progress(line: _Line) -> None:
+    """Progress records of the SDK's stand-in go to the parent, which shows them."""
+
+    class Forward(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            state = getattr(record, "progress", None)
+            if isinstance(state, dict):
+                line.send(PROGRESS, state)
+
+    logger = logging.getLogger(console.PROGRESS_LOGGER)
+    logger.addHandler(Forward())
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

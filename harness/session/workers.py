@@ -1,0 +1,297 @@
+"""Submissions run in processes of their own; this is the driver's end of the line to them.
+
+What comes back is data, and is checked where it is used. A process that exits, is killed, hangs,
+closes its connection or sends something else becomes a SubmissionFailed with the reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import logging
+import multiprocessing
+import os
+import pickle
+import re
+import shutil
+import signal
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from multiprocessing import forkserver
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any, Optional
+
+from harness import console, limits
+from harness.errors import UserError, is_refusal
+from harness.inputs.submission import REPOSITORY
+from harness.session import wire, worker
+from harness.session.worker import Answer, Host, Job
+from neuron_cpu.files import temporary_sibling
+
+SERVER, PRELOAD = "harness.session.server", "harness.session.preload"
+MOST_OUTPUT_BYTES = 1 << 20  # of what one submission prints; the rest is left out
+_CONTEXT = multiprocessing.get_context("forkserver")
+OnEvent = Callable[[Any], None]
+
+
+class SubmissionFailed(UserError):
+    """The submission raised, exited, hung or broke its connection: one sentence says which."""
+
+
+class Workers:
+    """The processes of one session, one for each job."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[Job, Worker]] = []
+
+    def prepare(self) -> None:
+        """Begin to import what is slow, in the server that processes are forked from."""
+        with _importable():
+            _CONTEXT.set_forkserver_preload([SERVER])
+            forkserver.ensure_running()
+
+    def worker(self, job: Job, near: Path) -> Worker:
+        """The process that does `job`; it may write to a folder of its own beside `near` only."""
+        for known, running in self._open:
+            if known == job and not running.ended:
+                return running
+        self.prepare()
+        alone = not near.parent.exists()
+        made = replace(job, scratch=temporary_sibling(near), alone=alone)
+        running = InProcess(made) if job.limits is None else Process(made)
+        self._open.append((job, running))
+        return running
+
+    def close(self) -> None:
+        """End all of them."""
+        for _, running in self._open:
+            running.close()
+        self._open.clear()
+
+
+class Worker:
+    """What does a job; `call` runs one function of the harness there."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+
+    def call(
+        self, function: str, what: str, on_event: Optional[OnEvent] = None, **arguments: Any
+    ) -> Answer:
+        """Run `module:name`; `what` says in messages what was going on.
+
+        A UserError tells a refusal, a SubmissionFailed everything else that went wrong there.
+        """
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """End it and remove its folder."""
+        raise NotImplementedError
+
+    @property
+    def ended(self) -> bool:
+        """Whether `close` was called, by the driver or because something went wrong."""
+        return not self._finalizer.alive
+
+    _finalizer: weakref.finalize
+
+
+class InProcess(Worker):
+    """In the driver's own process, for debuggers: no limits and no protection."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        importlib.import_module(PRELOAD)
+        self._events: OnEvent = lambda _: None
+        self._host = Host(job, lambda event: self._events(event))
+        self._finalizer = weakref.finalize(self, _remove_folder, job)
+
+    def call(
+        self, function: str, what: str, on_event: Optional[OnEvent] = None, **arguments: Any
+    ) -> Answer:
+        self._events = on_event or (lambda _: None)
+        try:
+            with self._host.told_as_the_submission(what):
+                return worker.run(self._host, function, arguments)
+        except Exception as error:
+            if not is_refusal(error):
+                raise
+            raise SubmissionFailed(str(error)) from error
+
+    def close(self) -> None:
+        self._finalizer()
+
+
+class Process(Worker):
+    """In a process of its own, under the job's limits."""
+
+    def __init__(self, job: Job) -> None:
+        super().__init__(job)
+        requests, self._requests = _CONTEXT.Pipe(duplex=False)
+        self._replies, replies = _CONTEXT.Pipe(duplex=False)
+        self._output, output = _CONTEXT.Pipe(duplex=False)
+        environment = dict(os.environ, TMPDIR=str(job.scratch))
+        arguments = (job, environment, requests, replies, output)
+        self._process = _CONTEXT.Process(target=worker.main, args=arguments, daemon=True)
+        with _importable():
+            self._process.start()
+        _running.add(self._process.pid or 0)
+        self._requested = 0
+        for connection in (requests, replies, output):
+            connection.close()
+        self._printer = threading.Thread(target=_print_output, args=(self._output,), daemon=True)
+        self._printer.start()
+        self._finalizer = weakref.finalize(self, _end, self._process, job)
+
+    def call(
+        self, function: str, what: str, on_event: Optional[OnEvent] = None, **arguments: Any
+    ) -> Answer:
+        assert self.job.limits is not None
+        seconds = self.job.limits.wall_seconds
+        deadline = time.monotonic() + seconds
+        try:
+            self._requested += 1
+            self._requests.send_bytes(pickle.dumps((self._requested, function, arguments)))
+            while True:
+                if not self._replies.poll(max(0.0, deadline - time.monotonic())):
+                    self.close()
+                    raise SubmissionFailed(
+                        f"{what}: no answer within {seconds:g} s; --time-limit changes that."
+                    )
+                message = wire.receive(self._replies)
+                if message.request != self._requested:
+                    raise wire.WireError("an answer to another request")
+                if message.kind == worker.EVENT and on_event is not None:
+                    on_event(message.body)
+                elif message.kind == worker.PROGRESS:
+                    _show_progress(message.body)
+                elif message.kind == worker.RESULT:
+                    return Answer(message.body, message.arrays)
+                elif message.kind == worker.REFUSED:
+                    raise SubmissionFailed(_text(message.body))
+                elif message.kind == worker.FAILED:
+                    raise SubmissionFailed(f"{what}: {_text(message.body)}")
+                else:
+                    raise wire.WireError(f"a message of kind {message.kind!r}")
+        except wire.WireError as error:
+            self.close()
+            raise SubmissionFailed(
+                f"{what}: its process sent what is no answer ({error}); nothing but the driver's "
+                "own code may write to its connection."
+            ) from error
+        except (EOFError, ConnectionError, OSError) as error:
+            raise SubmissionFailed(f"{what}: {self._end_in_words()}.") from error
+
+    def _end_in_words(self) -> str:
+        """How the process ended, once its connection is gone."""
+        self._process.join(5)
+        code = self._process.exitcode
+        self.close()
+        if code is None:
+            return "it closed the connection to the driver"
+        if code >= 0:
+            return f"its process ended with status {code} before it answered"
+        name = signal.Signals(-code).name
+        if name == "SIGXCPU" and self.job.limits is not None:
+            return (
+                f"it used the {self.job.limits.cpu_seconds} s of processor time that it may use; "
+                "--cpu-limit changes that"
+            )
+        return f"its process was ended by {name}"
+
+    def close(self) -> None:
+        self._finalizer()
+        self._printer.join(5)
+
+
+_running: set[int] = set()  # processes of this driver that have not been ended
+
+
+def _end(process: Any, job: Job) -> None:
+    """Kill a process, its group and what it left behind; it has nothing to clean up."""
+    _running.discard(process.pid)
+    for end in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            end(process.pid, signal.SIGKILL)
+    process.join(5)
+    for orphan in set(limits.children(_server_process())) - _running:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(orphan, signal.SIGKILL)
+    _remove_folder(job)
+
+
+def _remove_folder(job: Job) -> None:
+    """Remove a process's folder, and the one around it where that was made for it."""
+    shutil.rmtree(job.scratch, ignore_errors=True)
+    if job.alone:
+        with contextlib.suppress(OSError):  # it holds something else by now
+            job.scratch.parent.rmdir()
+
+
+def _server_process() -> int:
+    """The fork server, which adopts orphans; 0 before it runs."""
+    return getattr(forkserver._forkserver, "_forkserver_pid", None) or 0
+
+
+def _print_output(output: Connection) -> None:
+    """What a submission prints goes to standard error, without control characters and not
+    endlessly: standard output is for results."""
+    left = MOST_OUTPUT_BYTES
+    with contextlib.suppress(OSError, EOFError):
+        while data := os.read(output.fileno(), 65536):
+            text = data[: max(left, 0)].decode(errors="replace")
+            sys.stderr.write(without_controls(text))
+            sys.stderr.flush()
+            if 0 < left <= len(data):
+                console.say("... the submission prints more than is shown.")
+            left -= len(data)
+
+
+_STYLE = re.compile(r"(\x1b\[[0-9;]*m)")  # colours and weights
+
+
+def without_controls(text: str, styled: bool = False) -> str:
+    """Text that moves no cursor and changes no terminal, but for colours where `styled`."""
+    parts = _STYLE.split(text) if styled else [text]
+    return "".join(
+        part
+        if number % 2
+        else "".join(letter for letter in part if letter.isprintable() or letter in "\n\t")
+        for number, part in enumerate(parts)
+    )
+
+
+def _show_progress(state: Any) -> None:
+    """A record of the stand-in, for whoever listens here."""
+    if not isinstance(state, dict) or set(state) != {"task", "done", "total"}:
+        raise wire.WireError("progress of another form")
+    if not all(type(state[key]) is int for key in ("done", "total")):
+        raise wire.WireError("progress that is no number")
+    state = {**state, "task": _text(state["task"])}
+    logging.getLogger(console.PROGRESS_LOGGER).info("", extra={"progress": state})
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise wire.WireError("a message that is no text")
+    return "".join(c if c.isprintable() else " " for c in value[:10_000])
+
+
+@contextlib.contextmanager
+def _importable() -> Iterator[None]:
+    """New interpreters find the harness wherever the driver was started (Python 3.10 and 3.11
+    give the fork server no path)."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(REPOSITORY), before)))
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before

@@ -1,0 +1,112 @@
+"""One run's settings: made whole by the command line, read everywhere, changed nowhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional
+
+# What of the settings goes into NeuronConfig, by its own names.
+_NEURON_CONFIG = (
+    "batch_size padding_side seq_len max_context_length torch_dtype rpl_reduce_dtype "
+    "output_logits vocab_parallel fused_qkv enable_bucketing "
+    "context_encoding_buckets token_generation_buckets tp_degree"
+)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the command line asks for, defaults filled in; `dataclasses.replace` makes variants.
+
+    None stands for "not asked for": the model, the mode or the SDK decides then.
+    """
+
+    mode: str
+    llama: str  # submission: module name or path
+    enable_nki: bool
+    model_path: Optional[Path]
+    compiled_model_path: Optional[Path]
+    recompile: bool
+    debug: bool
+
+    # the submission's process
+    isolate: bool
+    memory_limit: float  # GiB
+    cpu_limit: int  # seconds of processor time
+    time_limit: float  # seconds for one compile, load or generation
+
+    # generation
+    prompts: tuple[str, ...]  # empty where the model is to choose the default one
+    prompt_notes: tuple[str, ...]  # one line for each --prompt value that was split
+    raw: bool
+    stream: bool
+    max_new_tokens: Optional[int]
+    do_sample: bool
+    top_k: int  # 1 is greedy
+    top_p: float
+    temperature: float
+    seed: int
+    pad_token_id: Optional[int]
+    on_device_sampling: bool
+    global_topk: Optional[int]
+    dynamic: bool
+
+    # evaluation
+    base_latency: Optional[float]  # ms
+    base_throughput: Optional[float]  # tokens/s
+    benchmark: bool
+    divergence_difference_tol: float
+    tol_map: Optional[dict[Optional[int], tuple[float, float]]]  # top-k: (absolute, relative)
+    num_tokens_to_check: Optional[int]
+    runs: Optional[int]
+    limit: Optional[int]
+    only: Optional[tuple[int, ...]]
+    resume: bool
+    results_path: Path
+    record_baseline: bool
+
+    # model
+    torch_dtype: str
+    rpl_reduce_dtype: Optional[str]
+    batch_size: int
+    padding_side: str
+    asked_seq_len: Optional[int]  # --seq-len where it was given
+    seq_len: int
+    max_context_length: int
+    output_logits: bool
+    vocab_parallel: bool
+    fused_qkv: bool
+    enable_bucketing: bool
+    context_encoding_buckets: Optional[list[int]]
+    token_generation_buckets: Optional[list[int]]
+    tp_degree: Optional[int]
+
+    # profile
+    profile_model: Optional[str]
+    profile_bucket: Optional[list[int]]
+    dma_profile: Optional[str]
+    profile_top: int
+    profile_output: Optional[Path]
+    kernel_launch_us: Optional[float]
+    graph_launch_us: Optional[float]
+    collective_us: Optional[float]
+    collective_gb_per_s: Optional[float]
+
+    def neuron_config(self) -> dict[str, Any]:
+        """Fields of NeuronConfig by its own names; None values left out."""
+        values = {name: getattr(self, name) for name in _NEURON_CONFIG.split()}
+        values["max_length"] = self.seq_len
+        return {name: value for name, value in values.items() if value is not None}
+
+    def on_device_sampling_config(self) -> Optional[dict[str, Any]]:
+        """Fields of OnDeviceSamplingConfig, or None where tokens are sampled on the host."""
+        if not self.on_device_sampling:
+            return None
+        names = ("do_sample", "top_k", "top_p", "temperature", "dynamic", "global_topk")
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def samples(self) -> bool:
+        """False: every token is the best one."""
+        return self.do_sample and self.top_k != 1

@@ -1,0 +1,235 @@
+"""A submission is somebody else's code: whatever it does to its process becomes a verdict."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness import limits
+from harness.errors import UserError
+from harness.inputs import command_line
+from harness.session import wire
+from harness.session.building import Loaded, construct
+from harness.session.opening import open_session
+from harness.session.roles import Role
+from harness.session.workers import SubmissionFailed, without_controls
+
+WELL = (
+    "from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM\n"
+)
+
+
+@pytest.fixture
+def imported(tiny_model: Path, tmp_path: Path) -> Callable[..., Loaded]:
+    """Has a submission imported and configured in its process."""
+
+    def call(text: str, *arguments: str) -> Loaded:
+        entry = tmp_path / "entry.py"
+        entry.write_text(text)
+        settings = command_line.parse([
+            "--mode", "generate", "--model-path", str(tiny_model), "--prompt", "hello",
+            "--tp-degree", "1", "--seq-len", "64", "--compiled-model-path", str(tmp_path / "c"),
+            "--llama", str(entry), *arguments,
+        ])  # fmt: skip
+        return construct(open_session(settings), Role.TORCH)
+
+    return call
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("import os\nos._exit(0)", "its process ended with status 0 before it answered"),
+        ("import os\nos.kill(os.getpid(), 9)", "its process was ended by SIGKILL"),
+        ("import sys\nsys.exit(0)", "line 2, raised SystemExit: 0"),
+        ("raise KeyboardInterrupt", "line 1, raised KeyboardInterrupt"),
+        ("import os\nos.closerange(3, 999)", "its process ended|closed the connection"),
+        (
+            "x = bytearray(8 << 30)",
+            r"raised MemoryError: .*limited to 3.0 GiB, which --memory-limit",
+        ),
+    ],
+)
+def test_an_end_of_the_process_is_a_verdict(text: str, told: str, imported: Callable) -> None:
+    with pytest.raises(UserError, match=told):
+        imported(f"{text}\n{WELL}", "--memory-limit", "3")
+
+
+def test_a_hang_ends_at_the_time_limit(imported: Callable) -> None:
+    started = time.monotonic()
+    with pytest.raises(SubmissionFailed, match="no answer within 1 s; --time-limit"):
+        imported(f"import signal\nsignal.pause()\n{WELL}", "--time-limit", "1")
+    assert time.monotonic() - started < 60
+
+
+def test_processor_time_is_limited(imported: Callable) -> None:
+    with pytest.raises(SubmissionFailed, match="processor time that it may use; --cpu-limit"):
+        imported(f"while True: pass\n{WELL}", "--cpu-limit", "2")
+
+
+@pytest.mark.parametrize(
+    "bytes_written", [b"garbage", b"\x00\x00\x00\x02[]", b"\x00\x00\x00\x02{}", b"\xff" * 64]
+)
+def test_what_is_written_to_the_connection_is_no_answer(
+    bytes_written: bytes, imported: Callable
+) -> None:
+    text = (
+        "import os, stat\n"
+        "for fd in range(3, 64):\n"
+        "    try:\n"
+        "        if stat.S_ISFIFO(os.fstat(fd).st_mode):\n"
+        f"            os.write(fd, {bytes_written!r})\n"
+        "    except OSError: pass\n"
+    )
+    with pytest.raises(SubmissionFailed, match="no answer"):
+        imported(text + WELL)
+    imported(WELL)
+
+
+def test_output_does_not_reach_standard_output(imported: Callable, capsys) -> None:
+    loaded = imported(
+        f"import os\nprint('loud \\x1b[2J')\nos.write(1, b'Accuracy: True\\n')\n{WELL}"
+    )
+    loaded.worker.close()
+    printed = capsys.readouterr()
+    assert printed.out == "" and "loud [2J\n" in printed.err and "Accuracy: True" in printed.err
+
+
+def test_endless_output_is_cut(imported: Callable, capsys) -> None:
+    loaded = imported(f"for _ in range(100): print('x' * 99_999)\n{WELL}")
+    loaded.worker.close()
+    told = capsys.readouterr().err
+    assert len(told) < 2_000_000 and "prints more than is shown" in told
+
+
+@pytest.mark.skipif(
+    not limits.has_landlock(), reason="this kernel has no Landlock, or forbids it here"
+)
+def test_nothing_outside_of_its_folder_is_written(imported: Callable, tmp_path: Path) -> None:
+    mine = tmp_path / "precious"
+    mine.write_text("1")
+    for action in (f"open({str(mine)!r}, 'w')", f"os.remove({str(mine)!r})",
+                   f"os.mkdir({str(tmp_path / 'new')!r})",
+                   f"os.truncate({str(mine)!r}, 0)"):  # fmt: skip
+        with pytest.raises(UserError, match="raised PermissionError"):
+            imported(f"import os\n{action}\n{WELL}")
+    assert mine.read_text() == "1" and not (tmp_path / "new").exists()
+    imported(f"import tempfile\nwith tempfile.TemporaryFile() as f: f.write(b'1')\n{WELL}")
+
+
+def test_children_and_threads_end_with_the_session(imported: Callable, tmp_path: Path) -> None:
+    loaded = imported(
+        "import os, signal, sys, threading\n"
+        "threading.Thread(target=threading.Event().wait).start()\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    os.setsid()\n"
+        "    os.fork()\n"
+        "    signal.pause()\n"
+        f"print('child', child, file=sys.stderr)\n{WELL}"
+    )
+    answer = loaded.worker.call("tests.harness.session.far_side:children", "x")
+    loaded.worker.close()
+    assert answer.body and all(_has_ended(process) for process in answer.body)
+    assert not loaded.worker.job.scratch.exists()
+
+
+def _has_ended(process: int) -> bool:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        try:
+            if Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                return True
+        except OSError:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def test_the_drivers_own_checks_are_out_of_reach(imported: Callable) -> None:
+    from harness.figures import accuracy
+
+    before = accuracy.check_row
+    imported(f"from harness.figures import accuracy\naccuracy.check_row = None\n{WELL}")
+    assert accuracy.check_row is before
+
+
+@pytest.mark.parametrize("isolate", ["--isolate", "--no-isolate"])
+def test_both_kinds_of_processes_answer_alike(isolate: str, imported: Callable) -> None:
+    assert set(imported(WELL, isolate).buckets) == {
+        "context_encoding_model",
+        "token_generation_model",
+    }
+    with pytest.raises(SubmissionFailed, match="line 1, raised ValueError: bad"):
+        imported(f"raise ValueError('bad')\n{WELL}", isolate)
+
+
+def test_the_environment_is_the_drivers(imported: Callable, monkeypatch) -> None:
+    monkeypatch.setenv("OF_THIS_TEST", "yes")
+    imported(f"import os\nassert os.environ['OF_THIS_TEST'] == 'yes'\n{WELL}")
+
+
+# --- messages -------------------------------------------------------------------------------------
+@pytest.fixture
+def line():
+    from multiprocessing import Pipe
+
+    reader, writer = Pipe(duplex=False)
+    yield reader, writer
+    reader.close()
+    writer.close()
+
+
+def test_messages_arrive_as_they_were_sent(line) -> None:
+    reader, writer = line
+    array = np.array([[1.5, np.nan], [-np.inf, 0]], dtype=np.float32)
+    wire.send(writer, 7, "event", {"ü": [1, None]}, [array, np.zeros((0, 3))])
+    message = wire.receive(reader)
+    assert (message.request, message.kind, message.body) == (7, "event", {"ü": [1, None]})
+    np.testing.assert_array_equal(message.arrays[0], array)
+    assert message.arrays[1].shape == (0, 3)
+
+
+def head(request: str = "1", kind: str = '"a"', shapes: str = "[[1]]") -> bytes:
+    return f'{{"request": {request}, "kind": {kind}, "body": 0, "shapes": {shapes}}}'.encode()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [b"\x80\x04K\x01."],
+        [b"[]"],
+        [b"{}"],
+        [head(request='"x"')],
+        [head(kind="1")],
+        [head(shapes="[[-1]]")],
+        [head(shapes="[[true]]")],
+        [head(), b"1"],
+        [head(), (8).to_bytes(8, "little")],
+        [head(), (4).to_bytes(8, "little"), b"12345"],
+        [b"[" * 20_000],
+    ],
+)
+def test_messages_of_another_form_are_none(parts: list[bytes], line) -> None:
+    reader, writer = line
+    for part in parts:
+        writer.send_bytes(part)
+    writer.close()
+    with pytest.raises((wire.WireError, EOFError)):
+        wire.receive(reader)
+
+
+def test_control_characters_are_left_out() -> None:
+    text = "a\x1b[31mb\x1b[0m\x1b]0;title\x07\r\tc\n"
+    assert without_controls(text) == "a[31mb[0m]0;title\tc\n"
+    assert without_controls(text, styled=True) == "a\x1b[31mb\x1b[0m]0;title\tc\n"
+
+
+def test_memory_default_is_a_part_of_the_machine() -> None:
+    size = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    assert 0 < limits.default_memory_gib() <= 0.75 * size
