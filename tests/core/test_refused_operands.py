@@ -279,6 +279,9 @@ CASES: list[Case] = [
     keeping("sim_sequence_bounds",
             lambda x: nisa.sequence_bounds(segment_ids=tile(1, 8, dtype=nl.int16)),
             lambda x: nisa.sequence_bounds(segment_ids=tile(1, 8, dtype=nl.int32)), name="type"),
+    keeping("sim_shape", lambda x: nl.zeros((128, 0), nl.float32), lambda x: tile(128, 1)),
+    keeping("sim_shape", lambda x: nl.zeros((128, 2.0), nl.float32),
+            lambda x: tile(128, np.int64(2)), name="type"),
     keeping("sim_shuffle_mask", shuffled([*LANES[:-1], 32]), shuffled([*LANES[:-1], 255])),
     keeping("sim_shuffle_mask", shuffled(LANES[:-1]), shuffled(LANES), name="length"),
     keeping("sim_shuffle_mask", shuffled([-1, *LANES[1:]]), shuffled([0, *LANES[1:]]),
@@ -342,6 +345,25 @@ def test_grid_instances_share_outputs_of_one_shape() -> None:
 
     expect(kernel_for(lambda instance: 8 + 8 * int(instance)), "sim_shared_hbm_differs")
     run(kernel_for(lambda instance: 8))
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_all_reduce_takes_whole_tiles_outside_of_eager_mode(masked: bool) -> None:
+    def kernel_for(mask: Any, **options: Any) -> Any:
+        def kernel(x):
+            out = nl.ndarray((2, 8, 8), nl.float32, buffer=nl.shared_hbm)
+            total = nl.all_reduce(nl.load(x), np.add, 0, mask=mask())
+            nl.store(out[nl.program_id(0)], total)
+            return out
+
+        return nki.jit(kernel, **options)[2]
+
+    legal = kernel_for(lambda: None)
+    assert np.array_equal(legal(X), np.full((2, 8, 8), 2.0))
+    breach = kernel_for(lambda: columns(8) < 4) if masked else kernel_for(lambda: None, eager=True)
+    with pytest.raises(NkiError) as caught:
+        breach(X)
+    assert caught.value.identifier == "sim_all_reduce"
 
 
 def double(x):
