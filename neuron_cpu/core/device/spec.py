@@ -104,11 +104,12 @@ def legal_start_partitions(size: int) -> tuple[int, ...]:
     return (0, 64) if size > 32 else (0, 32, 64, 96)
 
 
-# --- timing beyond the cycles of each instruction (table.py) --------------------------------------
+# --- timing beyond the cycles of each instruction (its entry) -------------------------------------
 # Sources: PERF general/nki/nki_perf_guide.rst; DMA26 nki/get-started/about/nki-dma-overview.rst
 # (tag v2.27.1); DMA32 nki/deep-dives/nki-dma-bandwidth-guide.rst (tag v2.32.0).
+MIN_II = 64  # nki.isa docstrings: cycles from one instruction of an engine to its next, at least
 # Cycles from the end of an instruction's occupancy until a consumer may start. PERF shows dependent
-# one-element ScalarE instructions 264 cycles apart, of which 64 are the initiation interval.
+# one-element ScalarE instructions 264 cycles apart, of which MIN_II are the initiation interval.
 DEPENDENT_CYCLES = 200
 DMA_ENGINES = 16  # ARCH: per core, each moves one transfer at a time
 DMA_PARTITIONS_PER_ENGINE = GEN2.partitions // DMA_ENGINES  # DMA26: engine e: rows 8e to 8e + 7

@@ -15,18 +15,26 @@ import torch
 
 from ..device.dtypes import DType, to_dtype
 from ..device.errors import refuse
-from ..device.spec import Engine
+from ..device.spec import MIN_II, Engine
 from ..program import trace
-from ..program.attributes import Attrs
+from ..program.attributes import CAST, RAW, Attrs
 from ..program.program import Instruction
 from ..program.storage import Frame, Source, Storage
 from ..program.view import View, compose
 from . import operators
 from .alu import reduce_last
-from .arguments import choose_engine, newer, number, result_type, same_shape, stretched, tile
+from .arguments import (
+    choose_engine,
+    newer,
+    number,
+    reduction_target,
+    result_type,
+    same_shape,
+    stretched,
+    tile,
+)
 from .constants import reduce_cmd as commands
 from .entry import (
-    MIN_II,
     ON_CHIP,
     PSUM,
     SBUF,
@@ -69,6 +77,8 @@ TENSOR_COPY = define(
 
 def copy_attrs(dst: DType, src: DType, engine: Engine | None = None) -> Attrs:
     """Attributes of a copy: bit-exact between equal types, except on ScalarE."""
+    if engine is None:
+        return RAW if dst is src else CAST
     return Attrs(engine=engine, raw=dst is src and engine is not Engine.SCALAR)
 
 
@@ -356,7 +366,7 @@ def select_reduce(
                 f"select_reduce with {reduce_op} and {reduce_cmd}, expected np.max and "
                 "reduce_cmd.reset_reduce on this core; reduce with nisa.tensor_reduce",
             )
-        results = (target, tile(reduce_res, "select_reduce"))
+        results = (target, reduction_target(reduce_res, data, "select_reduce"))
         reduce_axes = data.ndim - 1
     attrs = SelectAttrs(on_false=constant, reverse=bool(reverse_pred), reduce_axes=reduce_axes)
     record(SELECT_REDUCE, results, tuple(src), attrs)

@@ -13,7 +13,7 @@ import torch
 
 from ..device.errors import refuse
 from ..device.spec import GEN2, Engine
-from ..program.attributes import Attrs
+from ..program.attributes import CAST, RAW, Attrs
 from ..program.program import Instruction
 from ..program.view import View
 from . import operators
@@ -59,7 +59,7 @@ DMA_COPY = define(
 def transfer(src: View, dtype: Any, mask: Any) -> View:
     """A new SBUF tile with what a DMA brings of ``src``."""
     dt = result_type(dtype, src.dt)
-    return fresh(DMA_COPY, src.shape, dt, (src,), Attrs(raw=dt is src.dt), mask)
+    return fresh(DMA_COPY, src.shape, dt, (src,), RAW if dt is src.dt else CAST, mask)
 
 
 def move(dst: View, src: View, mask: Any = None, accumulate: bool = False) -> None:
@@ -79,7 +79,9 @@ def move(dst: View, src: View, mask: Any = None, accumulate: bool = False) -> No
             dst = dst.reshape(src.shape)
         else:
             src = src.reshape(dst.shape)
-    attrs = Attrs(raw=src.dt is dst.dt and not accumulate, accumulate=accumulate)
+    attrs = RAW if src.dt is dst.dt else CAST
+    if accumulate:  # a sum goes through fp32
+        attrs = Attrs(accumulate=True)
     record(DMA_COPY, (dst,), (src,), attrs, mask)
 
 

@@ -19,12 +19,11 @@ from typing import Any
 import torch
 
 from ..device.errors import refuse, warn
-from ..device.spec import GEN2, Engine, legal_start_partitions
+from ..device.spec import GEN2, MIN_II, Engine, legal_start_partitions
 from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
 
-MIN_II = 64  # engine cycles between instructions (nki.isa docstrings)
 SBUF, PSUM = "sbuf", "psum"
 ON_CHIP = (SBUF, PSUM)
 ANY_HBM = ("hbm", "shared_hbm")

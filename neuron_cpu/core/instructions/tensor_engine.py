@@ -7,6 +7,7 @@ MultiplyMoving; PSUM accumulates in fp32).
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 
 from ..device.dtypes import FLOAT32
 from ..device.errors import refuse, warn
-from ..device.spec import GEN2, Engine
+from ..device.spec import GEN2, MIN_II, Engine
 from ..program import trace
 from ..program.accumulation import Groups
 from ..program.attributes import Attrs
@@ -25,7 +26,6 @@ from .arguments import choose_engine, result_type, tile
 from .copies import tensor_copy
 from .entry import (
     FOUR_BYTE_FLOATS,
-    MIN_II,
     ON_CHIP,
     PSUM,
     SBUF,
@@ -167,11 +167,8 @@ def nc_matmul(
                 f"nc_matmul got keyword '{name}', which NeuronCore-v2 does not have; drop it",
             )
         warn("sim_newer_api", f"nc_matmul({name}=) needs SDK 2.22 or newer; drop it to run on 2.21")
-    attrs = MatmulAttrs(
-        is_transpose=bool(is_transpose),
-        stationary_onezero=bool(is_stationary_onezero),
-        moving_onezero=bool(is_moving_onezero),
-    )
+    hints = bool(is_stationary_onezero), bool(is_moving_onezero)
+    attrs = _matmul_attrs(bool(is_transpose), *hints)
     shape = (left.free_size, right.free_size)
     dt = right.dt if is_transpose and right.dt is left.dt else FLOAT32
     if mask is not None:  # on [M, N]: M are the columns of one operand, N those of the other
@@ -179,6 +176,14 @@ def nc_matmul(
         right = _one_free_axis(right)
     axes = (ALIKE, (None, 0), (None, 1))
     return fresh(NC_MATMUL, shape, dt, (left, right), attrs, mask, axes=axes, buffer=PSUM)
+
+
+@functools.cache
+def _matmul_attrs(transpose: bool, stationary_onezero: bool, moving_onezero: bool) -> MatmulAttrs:
+    """One object for equal attributes: programs are matmuls for the most part."""
+    return MatmulAttrs(
+        is_transpose=transpose, stationary_onezero=stationary_onezero, moving_onezero=moving_onezero
+    )
 
 
 def _one_free_axis(operand: View) -> View:

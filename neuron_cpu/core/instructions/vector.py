@@ -14,7 +14,7 @@ import torch
 
 from ..device.dtypes import promote
 from ..device.errors import refuse, warn
-from ..device.spec import GEN2, Engine
+from ..device.spec import GEN2, MIN_II, Engine
 from ..program.attributes import Attrs
 from ..program.index import is_integer
 from ..program.program import Instruction
@@ -34,7 +34,6 @@ from .arguments import (
     tile,
 )
 from .entry import (
-    MIN_II,
     ON_CHIP,
     PSUM,
     SBUF,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
@@ -43,6 +43,7 @@ class Attrs:
     accumulate: bool = False
     reduce_axes: int = 0
     _key: tuple | None = field(default=None, init=False)
+    _in_group: tuple[Attrs, Attrs] | None = field(default=None, init=False)
 
     @classmethod
     def of(cls: type[A], instruction: Instruction) -> A:
@@ -58,7 +59,11 @@ class Attrs:
 
     def grouped(self: A, first: bool) -> A:
         """The same instruction as the first or a later one of an accumulation group."""
-        return replace(self, start=first, accumulate=not first)
+        pair = self._in_group
+        if pair is None:
+            pair = replace(self, start=True), replace(self, start=False, accumulate=True)
+            object.__setattr__(self, "_in_group", pair)
+        return cast(A, pair[0] if first else pair[1])
 
     def cut(self: A, box: tuple[slice, ...]) -> A:
         """The same for what a mask leaves of the result; for those that hold an array of it."""
@@ -77,9 +82,13 @@ class Attrs:
             names = (f.name for f in fields(kind) if f.name not in _APART)
             getter = _getters[kind] = attrgetter(*names)
         values = getter(self)
-        found = (kind, *map(_exact, values))
-        if not any(isinstance(value, np.ndarray) for value in values):  # their bytes are too many
-            object.__setattr__(self, "_key", found)
+        types = tuple(map(type, values))  # as fast as the values: this runs for every instruction
+        if np.ndarray in types:  # their bytes are too many to keep
+            return (kind, types, *map(_exact, values))
+        if float in types or tuple in types:
+            values = tuple(map(_exact, values))
+        found = (kind, types, values)
+        object.__setattr__(self, "_key", found)
         return found
 
     def identity(self) -> tuple | None:
@@ -88,25 +97,26 @@ class Attrs:
         return None if self._key is None else (self.start, self.accumulate, key)
 
     def __repr__(self) -> str:
-        told = (f for f in fields(self) if f.name != "_key")
+        told = (f for f in fields(self) if f.init)
         pairs = ((f.name, getattr(self, f.name), f.default) for f in told)
         shown = [f"{name}={value!r}" for name, value, default in pairs if value is not default]
         return f"{{{', '.join(shown)}}}"
 
 
-_APART = ("start", "accumulate", "_key")
+_APART = ("start", "accumulate", "_key", "_in_group")
 _getters: dict[type[Attrs], Callable[[Attrs], tuple]] = {}  # all other fields as a tuple
 
 
 def _exact(value: Any) -> Any:
     """A hashable stand-in that is equal for the same bits only."""
-    kind = type(value)
-    if kind is float:
+    if isinstance(value, float):
         return value.hex()
-    if kind is int:
-        return (int, value)  # 1 is no True
     if isinstance(value, tuple):
-        return tuple(map(_exact, value))
-    if kind is np.ndarray:
+        return tuple([(type(item), _exact(item)) for item in value])
+    if isinstance(value, np.ndarray):
         return (value.shape, value.dtype.str, value.tobytes())
     return value
+
+
+# Of a copy that casts and one that does not: most instructions have one of these.
+CAST, RAW = Attrs(), Attrs(raw=True)

@@ -70,6 +70,7 @@ class Tracer:
         self.meetings = Meetings()
         self.views: dict[tuple, View] = {}  # see ``same``
         self.attrs: dict[tuple, Attrs] = {}  # see ``shared_attrs``
+        self.known: set[int] = set()  # ids of its values
         self.recorded = program.instructions.append
         self.shared: list[Storage] = []  # shared_hbm tensors: one set for all grid instances
         self.shared_next = 0
@@ -175,8 +176,14 @@ class Tracer:
 
     def shared_attrs(self, attrs: Attrs) -> Attrs:
         """One object for all instructions with the same few attributes."""
+        if id(attrs) in self.known:  # most are constants of the instruction's file
+            return attrs
         key = attrs.identity()
-        return attrs if key is None else self.attrs.setdefault(key, attrs)
+        if key is None:
+            return attrs
+        shared = self.attrs.setdefault(key, attrs)
+        self.known.add(id(shared))  # which the dict keeps alive
+        return shared
 
     # --- loops ------------------------------------------------------------------------------------
     def loop(self, kind: str, indices: range) -> Iterator[int]:
