@@ -113,6 +113,8 @@ def _methods(owner: type) -> Iterator[tuple[str, FunctionType]]:
                     yield name, value
 
 
+# By code object: a kernel is traced for every shape and a helper reached by many kernels, but their
+# source is parsed and judged once.
 _trees: dict[CodeType, ast.FunctionDef | None] = {}
 _findings: dict[tuple[CodeType, type | None], list[Finding]] = {}
 
@@ -164,6 +166,7 @@ def _references(function: FunctionType, named: set[str]) -> Iterator[Any]:
     for node in ast.walk(tree):
         used: list[ast.expr] = []
         if isinstance(node, ast.Call):
+            # A function that is passed on will be called; a class that is passed is only a type.
             passed = [*node.args, *(k.value for k in node.keywords)]
             used = [one for one in passed if not isinstance(_value(one, known), type)]
             used.append(node.func)
@@ -249,8 +252,9 @@ def _stores(nodes: Sequence[ast.AST]) -> dict[str, ast.AST]:
     for node in _walk(nodes):
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
             found.setdefault(node.id, node)
+    # Variables of comprehensions live in a scope of their own: not stored where that was the first.
     for node in _walk(nodes):
-        if isinstance(node, COMPREHENSIONS):  # their variables live in a scope of their own
+        if isinstance(node, COMPREHENSIONS):
             for generator in node.generators:
                 for name in _targets(generator.target):
                     if found.get(name.id) is name:
@@ -264,12 +268,15 @@ def _reads(node: ast.AST | None, name: str) -> bool:
         return False
     if isinstance(node, ast.Name):
         return node.id == name and not isinstance(node.ctx, ast.Store)
+    # What shadows the name: parameters of a lambda, and variables of a comprehension, which reads
+    # only its first iterable outside.
     if isinstance(node, ast.Lambda) and any(a.arg == name for a in node.args.args):
         return False
     if isinstance(node, COMPREHENSIONS) and any(
         one.id == name for g in node.generators for one in _targets(g.target)
     ):
         return _reads(node.generators[0].iter, name)
+    # The target of ``name += value`` has Store context and is read all the same.
     if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name):
         return node.target.id == name or _reads(node.value, name)
     return any(_reads(child, name) for child in ast.iter_child_nodes(node))
@@ -293,6 +300,7 @@ def _event(statement: ast.stmt, name: str) -> tuple[str, ast.AST] | None:
     if isinstance(statement, ast.If):
         if _reads(statement.test, name):
             return "read", statement.test
+        # Which side runs is not known: a read on either counts, a write only if both write.
         sides = [_first_event(statement.body, name), _first_event(statement.orelse, name)]
         for side in sides:
             if side is not None and side[0] == "read":
@@ -385,6 +393,7 @@ class _Scope:
         named = [*every.posonlyargs, *every.args, *every.kwonlyargs]
         bound: Bound = {a.arg: None for a in (*named, every.vararg, every.kwarg) if a is not None}
         self._block(self.tree.body, [], bound, once=False)
+        # Nested functions are scopes of their own: no index of this one is theirs.
         for node in _walk(self.tree.body):
             if isinstance(node, ast.FunctionDef):
                 inner = _Scope(node, self.known)
@@ -400,6 +409,7 @@ class _Scope:
         self, block: list[ast.stmt], after: list[ast.stmt], bound: Bound, once: bool
     ) -> None:
         """Visit statements; ``after`` runs when the block is done, ``once``: in a traced loop."""
+        # Checks come before bindings: they see what was bound when the statement begins.
         for position, statement in enumerate(block):
             follow = [*block[position + 1 :], *after]
             if once:
@@ -426,6 +436,7 @@ class _Scope:
     def _for(self, loop: ast.For, follow: list[ast.stmt], bound: Bound, once: bool) -> None:
         traced_once = _iterator(loop.iter) in TRACED_ONCE
         names = [n.id for n in _targets(loop.target)]
+        # A static loop inside a traced one keeps the outer indices, but its own are numbers.
         before = set(self.indices), self.fresh
         if traced_once:
             self._loop(loop, follow, bound)
@@ -440,6 +451,8 @@ class _Scope:
 
     def _loop(self, loop: ast.For, follow: list[ast.stmt], bound: Bound) -> None:
         """Names that the body rebinds and that carry a value out of an iteration."""
+        # Carried: an iteration reads the name before it writes it, so it sees the iteration before.
+        # Used: something after the loop reads what the last iteration left.
         own = {n.id for n in _targets(loop.target)}
         for name, node in _stores([loop.target, *loop.body]).items():
             if self._only_updated_in_place(name, loop.body, bound):
@@ -500,6 +513,7 @@ class _Scope:
 
     # --- statements inside a loop that is traced once ---------------------------------------------
     def _in_loop(self, statement: ast.stmt, follow: list[ast.stmt], bound: Bound) -> None:
+        # Of a compound statement only the head is looked at here; ``_block`` visits its body.
         self._derive_indices(statement)
         nested = isinstance(statement, (ast.For, ast.While, ast.If, ast.With))
         for node in self._visible(_heads(statement) if nested else [statement]):
@@ -510,6 +524,8 @@ class _Scope:
                 self._condition(node, "a value")
         if isinstance(statement, ast.While) and self._holds_index(statement.test):
             self._index_value(statement, "a while condition")
+        # An ``if`` on an index becomes a condition on the device. What it cannot choose are things
+        # of Python: where the body ends, and which value a name has afterwards.
         if isinstance(statement, ast.If) and self._depends(statement.test):
             if any(
                 isinstance(n, (ast.Return, ast.Break, ast.Continue))

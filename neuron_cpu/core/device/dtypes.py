@@ -88,6 +88,7 @@ def to_dtype(spec: Any) -> DType:
     """
     if isinstance(spec, DType):
         return spec
+    # Objects of nki.language first, which is what kernels pass; what cannot be hashed is no type.
     try:
         found = _BY_PUBLIC.get(spec)
     except TypeError:
@@ -131,6 +132,7 @@ def scalar_dtype(value: Any) -> DType:
 
 
 def _promote_float(a: DType, b: DType) -> DType:
+    # Types of equal width hold no values of each other: the next wider one holds both.
     wide = (FLOAT32, TFLOAT32)
     if a in wide or b in wide or {a, b} == {FLOAT16, BFLOAT16}:
         return a if a is b else FLOAT32
@@ -149,6 +151,7 @@ def promote(a: DType, b: DType) -> DType:
         return b if a is BOOL else a
     if a.kind == b.kind:
         return a if a.itemsize >= b.itemsize else b
+    # Signed beside unsigned: a signed type that holds both, fp32 where none has 32 bits or fewer.
     signed, unsigned = (a, b) if a.kind == "i" else (b, a)
     if signed.itemsize > unsigned.itemsize:
         return signed
@@ -158,6 +161,7 @@ def promote(a: DType, b: DType) -> DType:
 
 def round_tf32(x: torch.Tensor) -> torch.Tensor:
     """fp32 values rounded to nearest even on 10 mantissa bits; NaN and infinities kept."""
+    # Half of the last kept bit, less one where that bit is even, carries ties to even; 13 go.
     bits = x.contiguous().view(torch.int32)
     rounded = (bits + 0xFFF + ((bits >> 13) & 1)) & ~0x1FFF
     return torch.where(torch.isfinite(x), rounded.view(torch.float32), x)

@@ -87,6 +87,7 @@ def _against_shadow(
     program: Program, mine: list[torch.Tensor], theirs: list[torch.Tensor]
 ) -> Iterator[Pair]:
     """Both runs in lockstep; every instruction is one operation of each."""
+    # Unmerged, so that the operations of both runs are the instructions of the program, in order.
     own, reference = Plan(program, False), Plan(program, False, shadow=True)
     bound = own.start(mine), reference.start(theirs)
     for k, (a, b) in enumerate(zip(own.ops, reference.ops)):
@@ -107,6 +108,8 @@ def _against_unmerged(
     A matmul that sums over merged iterations has no counterpart; what reads its sum is compared.
     Outputs come last, whole, with the instruction that writes them last.
     """
+    # The unmerged run goes first and leaves copies of the results that the merged one can be held
+    # against: memory is shared, so nothing of it is left in place at the end.
     own, alone = Plan(program, True), Plan(program, False)
     wanted = {id(op.instruction) for op in own.ops}
     bound = alone.start(theirs)
@@ -141,6 +144,8 @@ def _difference(
     number: int, instruction: Instruction, got: torch.Tensor, expected: torch.Tensor
 ) -> Difference:
     """Compare in fp64; equal NaN and infinities are no difference."""
+    # An error is relative to the result's largest magnitude: small elements of a sum of large ones
+    # are wrong by the roundings of those.
     a, b = got.to(torch.float64), expected.to(torch.float64)
     same = (a == b) | (a.isnan() & b.isnan())
     apart = torch.where(same, 0.0, (a - b).abs()).nan_to_num(nan=float("inf")).reshape(-1)
