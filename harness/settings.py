@@ -9,7 +9,7 @@ from typing import Any, Optional
 # What of the settings goes into NeuronConfig, by its own names.
 _NEURON_CONFIG = (
     "batch_size padding_side seq_len max_context_length torch_dtype rpl_reduce_dtype "
-    "output_logits vocab_parallel fused_qkv enable_bucketing "
+    "output_logits vocab_parallel fused_qkv sequence_parallel_enabled enable_bucketing "
     "context_encoding_buckets token_generation_buckets tp_degree"
 )
 
@@ -76,6 +76,7 @@ class Settings:
     output_logits: bool
     vocab_parallel: bool
     fused_qkv: bool
+    sequence_parallel_enabled: bool
     enable_bucketing: bool
     context_encoding_buckets: Optional[list[int]]
     token_generation_buckets: Optional[list[int]]

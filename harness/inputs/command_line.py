@@ -57,7 +57,6 @@ REFUSED = {
     "--n-active-tokens": _SET_PER_MODEL,
     "--n-positions": _SET_PER_MODEL,
     "--bucket-n-active-tokens": _SET_PER_MODEL,
-    "--sequence-parallel-enabled": "no layer of the submission works on a sharded sequence",
     "--flash-decoding-enabled": "no module of the submission shards the cache along the sequence",
     "--qkv-kernel-enabled": _PRIVATE_KERNEL,
     "--attn-kernel-enabled": _PRIVATE_KERNEL,
@@ -420,6 +419,11 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--vocab-parallel", **on, help="shard the embedding by vocabulary")
     group.add_argument("--fused-qkv", **on, help="one weight for the three projections")
     group.add_argument(
+        "--sequence-parallel-enabled",
+        **on,
+        help="shard the prompt over the ranks between the blocks of a layer",
+    )
+    group.add_argument(
         "--enable-bucketing",
         type=boolean,
         nargs="?",
@@ -493,6 +497,7 @@ def check(settings: Settings) -> None:
     _check_base_figures(settings)
     _check_sampling(settings)
     _check_buckets(settings)
+    _check_sequence(settings)
 
 
 def _check_arguments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -574,6 +579,20 @@ def _check_sampling(settings: Settings) -> None:
         raise UserError("--global-topk needs --on-device-sampling.")
     if settings.dynamic and not settings.on_device_sampling:
         raise UserError("--dynamic needs --on-device-sampling.")
+
+
+def _check_sequence(settings: Settings) -> None:
+    """A sharded prompt: NxDI reads a wrong row of left-padded ones, or sums the embedding twice."""
+    others = {
+        "--padding-side left": settings.padding_side == "left",
+        "--vocab-parallel": settings.vocab_parallel,
+    }
+    for flag, given in others.items():
+        if settings.sequence_parallel_enabled and given:
+            raise UserError(
+                f"--sequence-parallel-enabled works with right padding and a whole vocabulary, got "
+                f"{flag}; leave one of them out."
+            )
 
 
 def _check_buckets(settings: Settings) -> None:

@@ -54,6 +54,8 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
         ("--prompt", "  \n "),
         ("--max-length", "63", "--seq-len", "64"),
         ("--max-context-length", "65", "--seq-len", "64"),
+        ("--sequence-parallel-enabled", "--padding-side", "left"),
+        ("--sequence-parallel-enabled", "--vocab-parallel"),
         ("--top-p", "0"),
         ("--top-p", "1.5"),
         ("--temperature", "0"),
@@ -210,3 +212,8 @@ def test_examples_of_the_help_are_accepted() -> None:
 def test_a_baseline_is_recorded_for_all_prompts_or_not_at_all(arguments) -> None:
     with pytest.raises(UserError, match=f"leave {arguments[0]} out"):
         command_line.parse(["--mode", "evaluate_all", "--record-baseline", *arguments])
+
+
+def test_a_sharded_prompt_reaches_the_configuration() -> None:
+    assert not parse().neuron_config()["sequence_parallel_enabled"]
+    assert parse("--sequence-parallel-enabled").neuron_config()["sequence_parallel_enabled"]
