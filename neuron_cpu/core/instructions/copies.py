@@ -53,6 +53,7 @@ from .recorder import ALIKE, ROWS, fresh, record, rows_only
 
 # --- copies ---------------------------------------------------------------------------------------
 def _copy_cycles(i: Instruction) -> float:
+    """An element a cycle of whichever engine copies (docstring)."""
     return max(MIN_II, free_elements(i) * stride_factor(i))
 
 
@@ -131,14 +132,17 @@ def copy_written(source: View, dtype: Any) -> View:
 # --- constants ------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class FillAttrs(Attrs):
-    """Attributes:
-    value: what every element becomes.
+    """Of a constant.
+
+    Attributes:
+        value: what every element becomes.
     """
 
     value: Any
 
 
 def _fill_cycles(i: Instruction) -> float:
+    """Zeros of 2-byte types go two a cycle (docstring)."""
     out = i.dst[0]
     half = FillAttrs.of(i).value == 0 and out.dt.itemsize == 2
     return max(MIN_II, out.free_size / 2 if half else out.free_size)
@@ -232,9 +236,11 @@ def tensor_copy_dynamic_dst(*, dst: Any, src: Any, mask: Any = None, dtype: Any 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SelectAttrs(Attrs):
-    """Attributes:
-    on_false: what elements become that are not chosen, where no operand says so.
-    reverse: the predicate chooses where it is zero.
+    """Of a choice between two operands, element by element.
+
+    Attributes:
+        on_false: what elements become that are not chosen, where no operand says so.
+        reverse: the predicate chooses where it is zero.
     """
 
     on_false: float | int | None = None
@@ -247,6 +253,7 @@ def _predicated(attrs: SelectAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _predicated_cycles(i: Instruction) -> float:
+    """N with an operand in PSUM, else 2N (docstring)."""
     n = i.dst[0].free_size
     one_psum = PSUM in (i.src[0].storage.buffer, i.src[1].storage.buffer)
     return max(MIN_II, n if one_psum else 2 * n)
@@ -387,9 +394,11 @@ SEARCH_MIN, SEARCH_MAX = 8, 16384  # elements per partition that max8 and its ki
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class SearchAttrs(Attrs):
-    """Attributes:
-    free_axes, value_axes: free axes of the data and of the values that are searched for.
-    replacement: what found elements become.
+    """Of the search for the eight largest.
+
+    Attributes:
+        free_axes, value_axes: free axes of the data and of the values that are searched for.
+        replacement: what found elements become.
     """
 
     free_axes: int
@@ -517,9 +526,11 @@ KEEP_LANE = 255  # shuffle mask entry that leaves a partition as it is
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ShuffleAttrs(Attrs):
-    """Attributes:
-    lanes: for each partition of a quadrant the one it takes, or KEEP_LANE.
-    ndim: axes of the operands.
+    """Of a permutation of partitions.
+
+    Attributes:
+        lanes: for each partition of a quadrant the one it takes, or KEEP_LANE.
+        ndim: axes of the operands.
     """
 
     lanes: tuple[int, ...]

@@ -120,8 +120,10 @@ TRANSPOSED_AXES = {2: (1, 0), 3: (2, 1, 0), 4: (3, 1, 2, 0)}
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class PermuteAttrs(Attrs):
-    """Attributes:
-    order: the operand's axis that each axis of the result is.
+    """Of a transpose by DMA.
+
+    Attributes:
+        order: the operand's axis that each axis of the result is.
     """
 
     order: tuple[int, ...]

@@ -36,8 +36,10 @@ GATHER_MAX = 4096  # nisa.local_gather: indices of one processor
 # --- index patterns -------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class IotaAttrs(Attrs):
-    """Attributes:
-    values: of every element of the result.
+    """Of an index pattern.
+
+    Attributes:
+        values: of every element of the result.
     """
 
     values: np.ndarray
@@ -77,9 +79,11 @@ def iota(expr: Any, dtype: Any, *, mask: Any = None) -> View:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class KeepAttrs(Attrs):
-    """Attributes:
-    keep: which elements of the result are the operand's.
-    on_false: what the others become.
+    """Of a choice that is known while tracing.
+
+    Attributes:
+        keep: which elements of the result are the operand's.
+        on_false: what the others become.
     """
 
     keep: np.ndarray
@@ -134,9 +138,11 @@ def affine_select(
 # --- reduction over partitions --------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class PartitionReduceAttrs(Attrs):
-    """Attributes:
-    op: ALU operator.
-    ndim: axes of the operand.
+    """Of a reduction over partitions.
+
+    Attributes:
+        op: ALU operator.
+        ndim: axes of the operand.
     """
 
     op: str
@@ -191,10 +197,12 @@ def _out_of_row(what: str, index: torch.Tensor, size: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class LocalGatherAttrs(Attrs):
-    """Attributes:
-    free_axes: free axes of the data.
-    count: indices that each processor uses.
-    width: elements that an index stands for.
+    """Of a gather with one list of indices for 16 partitions.
+
+    Attributes:
+        free_axes: free axes of the data.
+        count: indices that each processor uses.
+        width: elements that an index stands for.
     """
 
     free_axes: int
@@ -216,6 +224,7 @@ def _local_gather(attrs: LocalGatherAttrs, xs: list[torch.Tensor]) -> torch.Tens
 
 
 def _local_gather_cycles(i: Instruction) -> float:
+    """Elements at the rate that the docstring gives for each width."""
     attrs = LocalGatherAttrs.of(i)
     per_word = min(4 / i.src[0].dt.itemsize, attrs.width)
     constant = ((28 + 4 * attrs.width) / (4 * attrs.width)) / per_word
@@ -276,8 +285,10 @@ def local_gather(
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class GatherAttrs(Attrs):
-    """Attributes:
-    free_axes, index_axes: free axes of the data and of the indices.
+    """Of a gather with indices for every element.
+
+    Attributes:
+        free_axes, index_axes: free axes of the data and of the indices.
     """
 
     free_axes: int
@@ -369,10 +380,12 @@ def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> View:
 # --- random numbers -------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RandomAttrs(Attrs):
-    """Attributes:
-    count: random instructions since the seed was set.
-    seed, seed_at: the seed, or which operand it is.
-    shape: of the result.
+    """Of random numbers.
+
+    Attributes:
+        count: random instructions since the seed was set.
+        seed, seed_at: the seed, or which operand it is.
+        shape: of the result.
     """
 
     count: int
@@ -383,8 +396,10 @@ class RandomAttrs(Attrs):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class DropoutAttrs(RandomAttrs):
-    """Attributes:
-    probability, probability_at: of an element to become zero, or which operand holds it.
+    """Of a random choice of zeros.
+
+    Attributes:
+        probability, probability_at: of an element to become zero, or which operand holds it.
     """
 
     probability: float = 0.0

@@ -32,10 +32,12 @@ from .vector import TENSOR_TENSOR, BinaryAttrs
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ActivationAttrs(Attrs):
-    """Attributes:
-    op: name of the function.
-    scale: constant factor of the data, where no operand is.
-    scale_at, bias_at: which operand is the factor or the summand of the data, if one is.
+    """Of a function of the scaled and shifted data.
+
+    Attributes:
+        op: name of the function.
+        scale: constant factor of the data, where no operand is.
+        scale_at, bias_at: which operand is the factor or the summand of the data, if one is.
     """
 
     op: str

@@ -222,8 +222,10 @@ def multiply_into(
 # --- transposes -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class TransposeAttrs(Attrs):
-    """Attributes:
-    free_axes: free axes of the operand, which become the result's partitions together.
+    """Of a transpose on TensorE or VectorE.
+
+    Attributes:
+        free_axes: free axes of the operand, which become the result's partitions together.
     """
 
     free_axes: int = 1
@@ -267,6 +269,7 @@ def _transpose_cycles(i: Instruction) -> float:
     if _on_vector(i):
         return max(MIN_II, data.free_size)
     rate = 4 if data.dt.name in FOUR_BYTE_FLOATS else 1
+    # the docstring's max(P, min(64, F)); fp32 takes four passes as in a product
     return rate * max(data.shape[0], min(64, data.free_size), MIN_II)
 
 

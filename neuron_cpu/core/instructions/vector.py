@@ -54,8 +54,10 @@ from .recorder import ALIKE, ROWS, fresh, record
 # --- two tensors ----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class BinaryAttrs(Attrs):
-    """Attributes:
-    op: ALU operator.
+    """Of one ALU operator on two tensors.
+
+    Attributes:
+        op: ALU operator.
     """
 
     op: str
@@ -72,6 +74,7 @@ def _tensor_tensor_rules(i: Instruction) -> None:
 
 
 def _tensor_tensor_cycles(i: Instruction) -> float:
+    """N with an operand in PSUM or all in bf16, for some operators; else 2N (docstring)."""
     n = i.dst[0].free_size
     one_psum = PSUM in (i.src[0].storage.buffer, i.src[1].storage.buffer)
     all_bf16 = all(v.dt.name == "bfloat16" for v in (*i.src, *i.dst))
@@ -180,9 +183,11 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class StepsAttrs(Attrs):
-    """Attributes:
-    steps: one or two, in order.
-    reduce_op: operator of the second result.
+    """Of ALU steps on the data.
+
+    Attributes:
+        steps: one or two, in order.
+        reduce_op: operator of the second result.
     """
 
     steps: tuple[Step, ...]
@@ -309,6 +314,7 @@ def tensor_scalar_reduce(
 
 
 def _scalar_tensor_tensor_cycles(i: Instruction) -> float:
+    """2N, but N for (bf16 - x) * bf16 over an even number of elements (docstring)."""
     n = i.dst[0].free_size
     types = {i.src[0].dt.name, i.src[1].dt.name}
     steps = [step.op for step in StepsAttrs.of(i).steps]
@@ -370,6 +376,7 @@ def _reciprocal(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _reciprocal_cycles(i: Instruction) -> float:
+    """8N on VectorE, whose result is the more exact one, N on ScalarE (docstring)."""
     n = free_elements(i) * stride_factor(i)
     return max(MIN_II, n if i.op.engine_of(i) is Engine.SCALAR else 8 * n)
 
@@ -397,11 +404,13 @@ def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = 
 # --- reductions -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ReduceAttrs(Attrs):
-    """Attributes:
-    op: ALU operator.
-    axes: how many axes are reduced.
-    order: all axes with the reduced ones moved last, where they are not.
-    negate: the result is negated, at no cost.
+    """Of a reduction of free axes.
+
+    Attributes:
+        op: ALU operator.
+        axes: how many axes are reduced.
+        order: all axes with the reduced ones moved last, where they are not.
+        negate: the result is negated, at no cost.
     """
 
     op: str
@@ -420,6 +429,7 @@ def _tensor_reduce(attrs: ReduceAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _reduce_cycles(i: Instruction) -> float:
+    """Sums and maxima of bf16 into bf16 take two elements a cycle (docstring)."""
     n = i.src[0].free_size
     both_bf16 = i.src[0].dt.name == i.dst[0].dt.name == "bfloat16"
     fast = both_bf16 and ReduceAttrs.of(i).op in ("add", "maximum")
@@ -484,9 +494,11 @@ def tensor_reduce(
 # --- scan -----------------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class ScanAttrs(Attrs):
-    """Attributes:
-    op0, op1: ALU operators; reverse0, reverse1 swap their arguments.
-    initial: value before the first column, where no operand is.
+    """Of a scan along the free axis.
+
+    Attributes:
+        op0, op1: ALU operators; reverse0, reverse1 swap their arguments.
+        initial: value before the first column, where no operand is.
     """
 
     op0: str
@@ -571,8 +583,10 @@ def tensor_tensor_scan(
 # --- statistics -----------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class StatisticsAttrs(Attrs):
-    """Attributes:
-    free_axes: free axes of the operand.
+    """Of the statistics of each partition.
+
+    Attributes:
+        free_axes: free axes of the operand.
     """
 
     free_axes: int
