@@ -211,14 +211,11 @@ def test_rows_gathered_by_an_undefined_index_are_undefined() -> None:
 def test_flow_rules_of_rare_kinds() -> None:
     """scan: everything right of the element; all: the whole partition."""
 
-    class Bare:
-        attrs: dict[str, Any] = {}
-
     source = np.zeros((3, 4), bool)
     source[1, 2] = True
-    scanned = FLOW["scan"](Bare(), [source, None], (3, 4))  # type: ignore[arg-type]
+    scanned = FLOW["scan"](None, [source, None], (3, 4))  # type: ignore[arg-type]
     assert scanned.tolist() == [[False] * 4, [False, False, True, True], [False] * 4]
-    spread = FLOW["all"](Bare(), [None, source], (3, 2))  # type: ignore[arg-type]
+    spread = FLOW["all"](None, [None, source], (3, 2))  # type: ignore[arg-type]
     assert spread.tolist() == [[False] * 2, [True] * 2, [False] * 2]
 
 

@@ -39,7 +39,6 @@ from .entry import (
     PSUM,
     SBUF,
     OpSpec,
-    define,
     first_operand,
     flat,
     free_elements,
@@ -62,8 +61,8 @@ def _copy_rules(i: Instruction) -> None:
         sbuf_only(i)
 
 
-TENSOR_COPY = define(
-    "tensor_copy",
+TENSOR_COPY = OpSpec(
+    name="tensor_copy",
     engine=Engine.VECTOR,
     reads=ON_CHIP,
     writes=ON_CHIP,
@@ -152,8 +151,8 @@ def _fill(attrs: FillAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return torch.tensor(attrs.value)
 
 
-MEMSET = define(
-    "memset",
+MEMSET = OpSpec(
+    name="memset",
     engine=Engine.VECTOR,
     reads=(),
     writes=ON_CHIP,
@@ -191,8 +190,8 @@ def _dynamic_cycles(i: Instruction) -> float:
     return max(DYNAMIC_OFFSET_CYCLES, i.dst[0].free_size)
 
 
-DYNAMIC_SRC = define(
-    "tensor_copy_dynamic_src",
+DYNAMIC_SRC = OpSpec(
+    name="tensor_copy_dynamic_src",
     engine=Engine.VECTOR,
     reads=ON_CHIP,
     writes=ON_CHIP,
@@ -202,8 +201,8 @@ DYNAMIC_SRC = define(
     indirect=True,
     note="source offset read from SBUF at run time; about 600 cycles",
 )
-DYNAMIC_DST = define(
-    "tensor_copy_dynamic_dst",
+DYNAMIC_DST = OpSpec(
+    name="tensor_copy_dynamic_dst",
     engine=Engine.VECTOR,
     reads=ON_CHIP,
     writes=ON_CHIP,
@@ -259,8 +258,8 @@ def _predicated_cycles(i: Instruction) -> float:
     return max(MIN_II, n if one_psum else 2 * n)
 
 
-COPY_PREDICATED = define(
-    "tensor_copy_predicated",
+COPY_PREDICATED = OpSpec(
+    name="tensor_copy_predicated",
     engine=Engine.VECTOR,
     reads=ON_CHIP,
     writes=ON_CHIP,
@@ -311,8 +310,8 @@ def _select(attrs: SelectAttrs, xs: list[torch.Tensor]) -> Any:
     return values, reduce_last("maximum", values, attrs.reduce_axes)
 
 
-SELECT = define(
-    "select",
+SELECT = OpSpec(
+    name="select",
     engine=Engine.VECTOR,
     reads=ON_CHIP,
     writes=ON_CHIP,
@@ -322,8 +321,8 @@ SELECT = define(
     cycles=streaming(2.0),
     note="nl.where: predicate, value if nonzero, value or constant otherwise",
 )
-SELECT_REDUCE = define(
-    "select_reduce",
+SELECT_REDUCE = OpSpec(
+    name="select_reduce",
     engine=Engine.VECTOR,
     reads=ON_CHIP,
     writes=ON_CHIP,
@@ -445,8 +444,8 @@ def _search_rules(i: Instruction) -> None:
 
 
 def _define_search(name: str, compute: Callable, note: str) -> OpSpec:
-    return define(
-        name,
+    return OpSpec(
+        name=name,
         engine=Engine.VECTOR,
         reads=ON_CHIP,
         writes=ON_CHIP,
@@ -561,8 +560,8 @@ def _shuffle_rules(i: Instruction) -> None:
         )
 
 
-STREAM_SHUFFLE = define(
-    "nc_stream_shuffle",
+STREAM_SHUFFLE = OpSpec(
+    name="nc_stream_shuffle",
     engine=Engine.VECTOR,
     reads=ON_CHIP,
     writes=ON_CHIP,

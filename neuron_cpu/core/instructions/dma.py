@@ -20,7 +20,7 @@ from . import operators
 from .arguments import result_type, tile
 from .constants import dge_mode as descriptor_modes
 from .constants import oob_mode as bound_modes
-from .entry import ANY_HBM, SBUF, define, first_operand
+from .entry import ANY_HBM, SBUF, OpSpec, first_operand
 from .recorder import ALIKE, fresh, record
 
 
@@ -41,8 +41,8 @@ def _dma_rules(i: Instruction) -> None:
             )
 
 
-DMA_COPY = define(
-    "dma_copy",
+DMA_COPY = OpSpec(
+    name="dma_copy",
     engine=Engine.DMA,
     reads=(*ANY_HBM, SBUF),
     writes=(*ANY_HBM, SBUF),
@@ -134,8 +134,8 @@ def _permute(attrs: PermuteAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return xs[0].permute(*range(lead), *(lead + a for a in attrs.order))
 
 
-DMA_TRANSPOSE = define(
-    "dma_transpose",
+DMA_TRANSPOSE = OpSpec(
+    name="dma_transpose",
     engine=Engine.DMA,
     reads=(*ANY_HBM, SBUF),
     writes=(SBUF,),

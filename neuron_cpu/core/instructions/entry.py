@@ -30,9 +30,12 @@ ANY_HBM = ("hbm", "shared_hbm")
 FOUR_BYTE_FLOATS = ("float32", "tfloat32")
 
 
+TABLE: dict[str, OpSpec] = {}  # every entry by name
+
+
 @dataclass(frozen=True, kw_only=True)
 class OpSpec:
-    """One instruction of the device.
+    """One instruction of the device; making one adds it to ``TABLE``.
 
     Attributes:
         name: the ``nki.isa`` name.
@@ -82,6 +85,9 @@ class OpSpec:
     by_element: bool = False
     aliases: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        TABLE[self.name] = self
+
     @property
     def is_dma(self) -> bool:
         return self.engine is Engine.DMA
@@ -111,15 +117,6 @@ class OpSpec:
                 )
         if self.same_partitions:
             _check_partitions(self, instruction)
-
-
-TABLE: dict[str, OpSpec] = {}
-
-
-def define(name: str, **kwargs: Any) -> OpSpec:
-    """Add an entry to the table."""
-    entry = TABLE[name] = OpSpec(name=name, **kwargs)
-    return entry
 
 
 # --- checks that every instruction shares ---------------------------------------------------------

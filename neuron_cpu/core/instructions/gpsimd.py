@@ -25,7 +25,7 @@ from . import operators
 from .alu import reduce_last
 from .arguments import newer, on_bits, result_type, stretched, tile
 from .copies import tensor_copy
-from .entry import ON_CHIP, PSUM, SBUF, define, flat, free_elements, sbuf_only, streaming
+from .entry import ON_CHIP, PSUM, SBUF, OpSpec, flat, free_elements, sbuf_only, streaming
 from .recorder import ALIKE, ROWS, WHOLE, fresh, rows_only
 
 START_CYCLES = 150  # nisa.iota, nisa.affine_select: fixed part of an instruction on GpSimdE
@@ -52,8 +52,8 @@ def _iota(attrs: IotaAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return torch.as_tensor(attrs.values.copy())
 
 
-IOTA = define(
-    "iota",
+IOTA = OpSpec(
+    name="iota",
     engine=Engine.GPSIMD,
     reads=(),
     writes=(SBUF,),
@@ -98,8 +98,8 @@ def _affine_select(attrs: KeepAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return torch.where(keep, xs[0], torch.tensor(attrs.on_false, dtype=xs[0].dtype))
 
 
-AFFINE_SELECT = define(
-    "affine_select",
+AFFINE_SELECT = OpSpec(
+    name="affine_select",
     engine=Engine.GPSIMD,
     reads=(SBUF,),
     writes=(SBUF,),
@@ -154,8 +154,8 @@ def _partition_reduce(attrs: PartitionReduceAttrs, xs: list[torch.Tensor]) -> to
     return reduce_last(attrs.op, x, 1).unsqueeze(-attrs.ndim)
 
 
-PARTITION_REDUCE = define(
-    "tensor_partition_reduce",
+PARTITION_REDUCE = OpSpec(
+    name="tensor_partition_reduce",
     engine=Engine.GPSIMD,
     reads=(SBUF,),
     writes=(SBUF,),
@@ -231,8 +231,8 @@ def _local_gather_cycles(i: Instruction) -> float:
     return START_CYCLES + attrs.count * attrs.width / constant
 
 
-LOCAL_GATHER = define(
-    "local_gather",
+LOCAL_GATHER = OpSpec(
+    name="local_gather",
     engine=Engine.GPSIMD,
     reads=(SBUF,),
     writes=(SBUF,),
@@ -302,8 +302,8 @@ def _gather(attrs: GatherAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return data.gather(-1, index).reshape(xs[1].shape)
 
 
-GATHER = define(
-    "gather_flattened",
+GATHER = OpSpec(
+    name="gather_flattened",
     engine=Engine.GPSIMD,
     reads=(SBUF,),
     writes=(SBUF,),
@@ -348,8 +348,8 @@ def _bounds(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack([start, end], -2)[..., None, :, :]
 
 
-SEQUENCE_BOUNDS = define(
-    "sequence_bounds",
+SEQUENCE_BOUNDS = OpSpec(
+    name="sequence_bounds",
     engine=Engine.GPSIMD,
     reads=(SBUF,),
     writes=(SBUF,),
@@ -428,8 +428,8 @@ def _rand(attrs: RandomAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return _uniform(attrs, xs, attrs.shape)
 
 
-RAND = define(
-    "rand",
+RAND = OpSpec(
+    name="rand",
     engine=Engine.GPSIMD,
     reads=ON_CHIP,
     writes=(SBUF,),
@@ -474,8 +474,8 @@ def _dropout(attrs: DropoutAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return torch.where(_uniform(attrs, xs, xs[0].shape) < probability, 0.0, xs[0])
 
 
-DROPOUT = define(
-    "dropout",
+DROPOUT = OpSpec(
+    name="dropout",
     engine=Engine.VECTOR,
     reads=ON_CHIP,
     writes=ON_CHIP,

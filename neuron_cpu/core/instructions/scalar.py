@@ -25,7 +25,7 @@ from .activations import ACTIVATIONS, check_range
 from .arguments import reduction_target, result_type, stretched, tile
 from .constants import reduce_cmd as commands
 from .copies import copy_into
-from .entry import ON_CHIP, SBUF, define, streaming_with_sums
+from .entry import ON_CHIP, SBUF, OpSpec, streaming_with_sums
 from .recorder import ALIKE, ROWS, fresh, record
 from .vector import TENSOR_TENSOR, BinaryAttrs
 
@@ -72,8 +72,8 @@ def _activation_rules(i: Instruction) -> None:
         )
 
 
-ACTIVATION = define(
-    "activation",
+ACTIVATION = OpSpec(
+    name="activation",
     engine=Engine.SCALAR,
     reads=ON_CHIP,
     writes=ON_CHIP,

@@ -29,8 +29,8 @@ from .entry import (
     ON_CHIP,
     PSUM,
     SBUF,
+    OpSpec,
     check_free_size,
-    define,
     flat,
     wide_stride,
 )
@@ -103,8 +103,8 @@ def _matmul_macs(i: Instruction) -> int:
     return stationary.shape[0] * stationary.free_size * moving.free_size
 
 
-NC_MATMUL = define(
-    "nc_matmul",
+NC_MATMUL = OpSpec(
+    name="nc_matmul",
     engine=Engine.TENSOR,
     reads=(SBUF,),
     writes=(PSUM,),
@@ -279,8 +279,8 @@ def _transpose_macs(i: Instruction) -> int:
     return 0 if _on_vector(i) else data.shape[0] * data.shape[0] * data.free_size
 
 
-NC_TRANSPOSE = define(
-    "nc_transpose",
+NC_TRANSPOSE = OpSpec(
+    name="nc_transpose",
     engine=Engine.TENSOR,
     reads=ON_CHIP,
     writes=ON_CHIP,

@@ -39,7 +39,6 @@ from .entry import (
     SBUF,
     OpSpec,
     check_free_size,
-    define,
     flat,
     free_elements,
     one_psum_operand,
@@ -82,8 +81,8 @@ def _tensor_tensor_cycles(i: Instruction) -> float:
     return max(MIN_II, (n if fast else 2 * n) * stride_factor(i))
 
 
-TENSOR_TENSOR = define(
-    "tensor_tensor",
+TENSOR_TENSOR = OpSpec(
+    name="tensor_tensor",
     engine=Engine.VECTOR,
     reads=ON_CHIP,
     writes=ON_CHIP,
@@ -151,8 +150,8 @@ def _combine(attrs: BinaryAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor]:
     return [total] * len(xs)
 
 
-ALL_REDUCE = define(
-    "all_reduce",
+ALL_REDUCE = OpSpec(
+    name="all_reduce",
     engine=Engine.VECTOR,
     reads=ON_CHIP,
     writes=(SBUF,),
@@ -212,8 +211,8 @@ def _step_updates(i: Instruction) -> tuple[str, tuple[View, ...]] | None:
     return attrs.steps[0].op, i.src[:1]
 
 
-TENSOR_SCALAR = define(
-    "tensor_scalar",
+TENSOR_SCALAR = OpSpec(
+    name="tensor_scalar",
     engine=Engine.VECTOR,
     reads=ON_CHIP,
     writes=ON_CHIP,
@@ -322,8 +321,8 @@ def _scalar_tensor_tensor_cycles(i: Instruction) -> float:
     return max(MIN_II, n if fast else 2 * n)
 
 
-SCALAR_TENSOR_TENSOR = define(
-    "scalar_tensor_tensor",
+SCALAR_TENSOR_TENSOR = OpSpec(
+    name="scalar_tensor_tensor",
     engine=Engine.VECTOR,
     reads=ON_CHIP,
     writes=ON_CHIP,
@@ -381,8 +380,8 @@ def _reciprocal_cycles(i: Instruction) -> float:
     return max(MIN_II, n if i.op.engine_of(i) is Engine.SCALAR else 8 * n)
 
 
-RECIPROCAL = define(
-    "reciprocal",
+RECIPROCAL = OpSpec(
+    name="reciprocal",
     engine=Engine.VECTOR,
     reads=ON_CHIP,
     writes=ON_CHIP,
@@ -436,8 +435,8 @@ def _reduce_cycles(i: Instruction) -> float:
     return max(MIN_II, (n / 2 if fast else n) * stride_factor(i))
 
 
-TENSOR_REDUCE = define(
-    "tensor_reduce",
+TENSOR_REDUCE = OpSpec(
+    name="tensor_reduce",
     engine=Engine.VECTOR,
     reads=ON_CHIP,
     writes=ON_CHIP,
@@ -519,8 +518,8 @@ def _scan(attrs: ScanAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return torch.stack(columns, -1)
 
 
-TENSOR_TENSOR_SCAN = define(
-    "tensor_tensor_scan",
+TENSOR_TENSOR_SCAN = OpSpec(
+    name="tensor_tensor_scan",
     engine=Engine.VECTOR,
     reads=ON_CHIP,
     writes=ON_CHIP,
@@ -629,8 +628,8 @@ def _bn_aggr_rules(i: Instruction) -> None:
 def _define_statistics(
     name: str, compute: Callable, cycles: Callable, rules: Callable, note: str
 ) -> OpSpec:
-    return define(
-        name,
+    return OpSpec(
+        name=name,
         engine=Engine.VECTOR,
         reads=ON_CHIP,
         writes=ON_CHIP,
