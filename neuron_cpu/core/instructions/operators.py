@@ -5,6 +5,7 @@ Source: aws-neuron-sdk v2.21.1, general/nki/api/nki.api.shared.rst (supported ma
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -56,3 +57,10 @@ def name_of(op: Any) -> str:
             "nl.add or np.exp",
         )
     return found
+
+
+def named(name: str, function: Callable) -> Callable:
+    """Mark a function as operator ``name``, so that it can be passed as ``op=``."""
+    function.__name__ = function.__qualname__ = name
+    function.nki_name = name  # type: ignore[attr-defined]
+    return function

@@ -12,7 +12,7 @@ from ..device.errors import refuse, warn
 from ..instructions import assignment
 from ..program.index import DynamicIndex, Index
 from ..program.view import View
-from . import nl as language
+from . import elementwise, memory
 from .tensor import Tensor, sizes_of
 
 BINARY = {
@@ -39,7 +39,7 @@ IN_PLACE = {"add": "iadd", "subtract": "isub", "multiply": "imul", "divide": "it
 
 
 def _operator(name: str, reflected: bool = False) -> Callable[[Tensor, Any], Any]:
-    function = getattr(language, name)
+    function = getattr(elementwise, name)
 
     def apply(self: Tensor, other: Any) -> Any:
         if isinstance(other, Index) and name == "add":  # t[rows + nl.arange(n)[None, :]]
@@ -58,7 +58,7 @@ def _operator(name: str, reflected: bool = False) -> Callable[[Tensor, Any], Any
 
 def _in_place(name: str) -> Callable[[Tensor, Any], View]:
     """``x += y``: accumulation of a matmul in PSUM, else ``x[...] = nl.add(x, y)``."""
-    function = getattr(language, name)
+    function = getattr(elementwise, name)
 
     def apply(self: Tensor, other: Any) -> View:
         if isinstance(other, View) and assignment.was_skipped(other):  # its mask selects nothing
@@ -78,12 +78,12 @@ def _in_place(name: str) -> Callable[[Tensor, Any], View]:
 
 def _broadcast_to(self: Tensor, *sizes: Any, shape: Any = None) -> View:
     """numpy broadcasting; from one partition to many it is a ones-matmul on the device."""
-    return language.broadcast_to(self, shape=sizes_of(sizes, shape))
+    return memory.broadcast_to(self, shape=sizes_of(sizes, shape))
 
 
 def _astype(self: Tensor, dtype: Any) -> View:
     """A copy with another element type."""
-    return language.copy(self, dtype=dtype)
+    return memory.copy(self, dtype=dtype)
 
 
 def attach() -> None:
@@ -96,8 +96,8 @@ def attach() -> None:
     for name, symbol in IN_PLACE.items():
         setattr(Tensor, f"__{symbol}__", _in_place(name))
     methods = {
-        "__neg__": lambda self: language.negative(self),
-        "__invert__": lambda self: language.invert(self),
+        "__neg__": lambda self: elementwise.negative(self),
+        "__invert__": lambda self: elementwise.invert(self),
         "broadcast_to": _broadcast_to,
         "astype": _astype,
     }

@@ -1,5 +1,5 @@
 """``neuronxcc.starfish.support.dtype``: the numpy type of bf16 arrays."""
 
-from neuron_cpu.core.language.nl import bfloat16
+from neuron_cpu.core.language.types import bfloat16
 
 __all__ = ["bfloat16"]

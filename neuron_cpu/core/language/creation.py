@@ -1,0 +1,179 @@
+"""``nl.ndarray`` and its kin: tensors in SBUF, PSUM and HBM, and constants."""
+
+from __future__ import annotations
+
+import linecache
+import re
+from typing import Any
+
+import numpy as np
+
+from ..device.dtypes import DType, to_dtype
+from ..device.errors import refuse, warn
+from ..device.spec import GEN2
+from ..instructions import copies
+from ..program import trace
+from ..program.accumulation import Groups
+from ..program.index import is_integer
+from ..program.view import View
+from .buffers import sbuf
+
+
+class par_dim(int):
+    """``nl.par_dim(n)`` marks the partition axis in a shape with block axes before it."""
+
+
+_ASSIGNED = re.compile(r"^\s*([A-Za-z_]\w*)\s*=[^=]")
+_names: dict[Any, str] = {}
+
+
+def _name_at(source: Any) -> str:
+    """The variable that a creation is assigned to, for messages and reports."""
+    if source is None:
+        return ""
+    found = _names.get(source)
+    if found is None:
+        match = _ASSIGNED.match(linecache.getline(source.file, source.line))
+        found = _names[source] = match.group(1) if match else ""
+    return found
+
+
+def _shape(shape: Any) -> tuple[tuple[int, ...], int]:
+    sizes = shape if isinstance(shape, (tuple, list)) else (shape,)
+    marked = [a for a, s in enumerate(sizes) if isinstance(s, par_dim)]
+    for s in sizes:
+        if not is_integer(s) or s < 1:
+            raise refuse(
+                "sim_shape",
+                f"tensor shape {tuple(sizes)!r} has axis {s!r}, expected positive integers known "
+                "while tracing; compute sizes from input shapes",
+            )
+    return tuple(int(s) for s in sizes), (marked[0] if marked else 0)
+
+
+def _check_on_chip(shape: tuple[int, ...], paxis: int, dt: DType, kind: str) -> None:
+    if len(shape) < 2 or len(shape) - paxis < 2:
+        raise refuse(
+            "sim_rank",
+            f"Insufficient rank: {kind} tensor of shape {shape}, expected a partition axis and at "
+            "least one free axis; add an axis of 1",
+        )
+    if shape[paxis] > GEN2.partitions:
+        raise refuse(
+            "err_num_partition_exceed_arch_limit",
+            f"Size of partition dimension {shape[paxis]} exceeds architecture limitation of "
+            f"{GEN2.partitions} for {kind} tensor of shape {shape}; tile the partition axis",
+        )
+    free = dt.itemsize * int(np.prod(shape[paxis + 1 :]))
+    if kind == "psum" and free > GEN2.psum_bank_bytes:
+        raise refuse(
+            "err_size_of_dimension_exceed_arch_limit",
+            f"psum tile of shape {shape} {dt} needs {free} bytes per partition, expected at most "
+            f"{GEN2.psum_bank_bytes}, one bank; split the free axis into blocks",
+        )
+
+
+def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: Any) -> View:
+    """An uninitialised tensor in ``buffer`` (default SBUF)."""
+    tracer = trace.current("nl.ndarray")
+    sizes, paxis = _shape(shape)
+    dt = to_dtype(dtype)
+    where = sbuf if buffer is None else buffer
+    kind = getattr(where, "kind", None)
+    if kind is None:
+        raise refuse(
+            "sim_buffer",
+            f"buffer {buffer!r}, expected nl.sbuf, nl.psum, nl.hbm, nl.shared_hbm or an ncc "
+            "allocation",
+        )
+    if kind == "shared_hbm" and not tracer.at_kernel_level():
+        raise refuse(
+            "err_shared_hbm_must_in_kernel_level",
+            f"shared_hbm tensor of shape {sizes} is created in a loop, branch or called function, "
+            "expected the kernel's own top level; create it first and pass it down",
+        )
+    if kind in ("sbuf", "psum"):
+        _check_on_chip(sizes, paxis, dt, kind)
+        if paxis:
+            warn(
+                "err_leading_dimension_of_tensor_must_be_partition",
+                f"{kind} tensor of shape {sizes} has {paxis} block axes before its partition axis, "
+                "which SDK 2.23 deprecates and later ones refuse; put the blocks on a free axis",
+            )
+    if kind == "shared_hbm":
+        made = tracer.shared_storage(sizes, dt)
+    else:
+        made = tracer.storage(sizes, dt, kind, "local", name)
+    made.source = tracer.place()
+    made.name = name or _name_at(made.source)
+    made.paxis = paxis if kind in ("sbuf", "psum") else 0
+    place = getattr(where, "place", None)
+    if place is not None:
+        if kind == "psum":  # no initial value is possible: its first matmul overwrites
+            made.groups = Groups(made.size, zeroed=False)
+        place(made)
+    return tracer.whole(made)
+
+
+def full(
+    shape: Any, fill_value: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kw: Any
+) -> View:
+    """A tensor filled with a constant (a PSUM tile of zeros costs nothing: see nl.zeros)."""
+    tensor = ndarray(shape, dtype, buffer=buffer, name=name, **kw)
+    storage = tensor.storage
+    if storage.address is not None:
+        raise refuse(
+            "err_tensor_creation_on_scratchpad_with_init_value_not_allowed",
+            f"{storage.label()} is allocated directly and has an initial value, expected "
+            "nl.ndarray; write it with nisa.memset",
+        )
+    if not storage.on_chip:
+        raise refuse(
+            "err_hbm_tensor_with_init_value_not_supported",
+            f"{storage.label()} in HBM has an initial value, expected nl.ndarray; store the "
+            "constant with nl.store(tensor, value)",
+        )
+    if storage.buffer == "psum" and fill_value == 0:
+        storage.groups = storage.watcher = Groups(storage.size, zeroed=True)
+        machine = trace.current("nl.zeros").machine
+        if machine is not None:
+            machine.run(copies.zero_fill(storage))
+        return tensor
+    copies.fill(View.blocks_last(storage), fill_value)
+    return tensor
+
+
+def zeros(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kw: Any) -> View:
+    """A tensor of zeros; in PSUM the idiom that starts a matmul accumulation group."""
+    return full(shape, 0, dtype, buffer=buffer, name=name, **kw)
+
+
+def ones(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kw: Any) -> View:
+    """A tensor of ones."""
+    return full(shape, 1, dtype, buffer=buffer, name=name, **kw)
+
+
+def zeros_like(a: View, dtype: Any = None, *, buffer: Any = None, name: str = "") -> View:
+    """Zeros with the shape (and type) of ``a``."""
+    return zeros(a.shape, a.dtype if dtype is None else dtype, buffer=buffer, name=name)
+
+
+def empty_like(a: View, dtype: Any = None, *, buffer: Any = None, name: str = "") -> View:
+    """An uninitialised tensor with the shape (and type) of ``a`` (SDK 2.22)."""
+    return ndarray(a.shape, a.dtype if dtype is None else dtype, buffer=buffer, name=name)
+
+
+def shared_constant(constant: Any, dtype: Any = None, **_: Any) -> View:
+    """A numpy array as a constant in HBM; load it before use."""
+    tracer = trace.current("nl.shared_constant")
+    data = np.asarray(constant)
+    dt = to_dtype(data.dtype if dtype is None else dtype)
+    made = tracer.storage(data.shape, dt, "hbm", "const", "constant")
+    made.frame = None  # one constant, in whatever loop it is asked for
+    made.data = data.astype(dt.numpy)
+    return tracer.whole(made)
+
+
+def shared_identity_matrix(n: int, dtype: Any = np.uint8, **_: Any) -> View:
+    """The n x n identity as a constant in HBM."""
+    return shared_constant(np.eye(int(n)), dtype)

@@ -1,0 +1,316 @@
+"""Element-wise functions of ``nki.language``, lowered to instructions of VectorE and ScalarE.
+
+Signatures: aws-neuron-sdk v2.21.1, general/nki/api/nki/language/__init__.py. How the vendor lowers
+abs, ceil, floor, trunc, cos and tan is not public; documented instructions make them here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..device.dtypes import BOOL, FLOAT32, INT32, DType, promote, scalar_dtype, to_dtype
+from ..device.errors import refuse, warn
+from ..instructions import arguments, copies, gpsimd, recorder, scalar, vector
+from ..instructions.arguments import tile
+from ..instructions.operators import named
+from ..program.index import Index
+from ..program.view import View
+from .memory import copy, partition_broadcast
+from .types import float32
+
+
+# --- two operands ---------------------------------------------------------------------------------
+def _scalar_like(value: Any) -> bool:
+    return isinstance(value, (int, float, np.generic))
+
+
+def _broadcast_pair(name: str, x: View, y: View) -> tuple[View, View]:
+    """Operands with one shape; partition broadcast is explicit work, free broadcast a view."""
+    if x.ndim != y.ndim:
+        low, high = (x, y) if x.ndim < y.ndim else (y, x)
+        warn(
+            "sim_trailing_broadcast",
+            f"nl.{name} broadcasts {low.label()} over trailing axes of {high.label()}, which gave "
+            "wrong results on the device (aws-neuron-sdk issue 1138); loop over the axis with "
+            "(P, 1) vectors",
+        )
+        low = low.reshape((*low.shape, *(1,) * (high.ndim - low.ndim)))
+        x, y = (low, y) if x.ndim < y.ndim else (x, low)
+    try:
+        shape = np.broadcast_shapes(x.shape, y.shape)
+    except ValueError:
+        raise refuse(
+            "err_num_partition_mismatch" if x.shape[0] != y.shape[0] else "sim_broadcast",
+            f"nl.{name} of {x.label()} and {y.label()}, expected shapes that broadcast; slice them "
+            "alike",
+        ) from None
+    pair = []
+    for view in (x, y):
+        if view.shape[0] == 1 and shape[0] > 1:
+            view = partition_broadcast(view, (shape[0], *view.shape[1:]))
+        pair.append(view)
+    return pair[0], pair[1]
+
+
+def _binary(name: str, x: Any, y: Any, dtype: Any, mask: Any) -> View:
+    """Lower a binary function to tensor_scalar or tensor_tensor."""
+    if isinstance(x, Index) or isinstance(y, Index):
+        raise refuse(
+            "sim_operand_type",
+            f"nl.{name} got an index expression, expected tensors or numbers; use nisa.iota",
+        )
+    if _scalar_like(x):
+        return _with_scalar(name, tile(y, name), x, True, dtype, mask)
+    if _scalar_like(y):
+        return _with_scalar(name, tile(x, name), y, False, dtype, mask)
+    a, b = _broadcast_pair(name, tile(x, name), tile(y, name))
+    dt = _result_dtype(name, a.dt, b.dt) if dtype is None else to_dtype(dtype)
+    if name == "divide":
+        return _binary("multiply", a, vector.reciprocal(b, dtype=float32, mask=mask), dt, mask)
+    # (P, 1) against (P, F) is tensor_scalar's own form; power runs on GpSimdE as tensor_tensor.
+    if a.shape != b.shape:
+        if b.free_size == 1 and name != "power":
+            return vector.tensor_scalar(a, name, b, dtype=dt, mask=mask)
+        if a.free_size == 1 and name != "power":
+            return vector.tensor_scalar(b, name, a, True, dtype=dt, mask=mask)
+        shape = tuple(np.broadcast_shapes(a.shape, b.shape))
+        a, b = a.expand(shape), b.expand(shape)
+    return vector.tensor_tensor(a, b, name, dtype=dt, mask=mask)
+
+
+def _with_scalar(name: str, x: View, value: Any, reverse: bool, dtype: Any, mask: Any) -> View:
+    dt = _result_dtype(name, x.dt, scalar_dtype(value)) if dtype is None else to_dtype(dtype)
+    if name == "divide":
+        if reverse:
+            inverse = vector.reciprocal(x, dtype=float32, mask=mask)
+            return vector.tensor_scalar(inverse, "multiply", value, dtype=dt, mask=mask)
+        scale = float(np.float32(1.0) / np.float32(value))  # no division on VectorE: 1/y, rounded
+        return vector.tensor_scalar(x, "multiply", scale, dtype=dt, mask=mask)
+    return vector.tensor_scalar(x, name, value, reverse, dtype=dt, mask=mask)
+
+
+_COMPARISONS = {"equal", "not_equal", "less", "less_equal", "greater", "greater_equal"}
+_BOOLEAN = _COMPARISONS | {"logical_and", "logical_or", "logical_xor"}
+
+
+def _result_dtype(name: str, a: DType, b: DType) -> DType:
+    if name in _BOOLEAN:
+        return BOOL
+    if name == "divide" and not (a.is_float or b.is_float):
+        return FLOAT32
+    return promote(a, b)
+
+
+def _make_binary(name: str, doc: str) -> Callable:
+    def apply(x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> View:
+        return _binary(name, x, y, dtype, mask)
+
+    apply.__doc__ = f"Element-wise {doc}; numpy broadcasting, the partition axis at extra cost."
+    return named(name, apply)
+
+
+add = _make_binary("add", "x + y")
+subtract = _make_binary("subtract", "x - y")
+multiply = _make_binary("multiply", "x * y")
+divide = _make_binary("divide", "x / y (reciprocal, then multiply)")
+power = _make_binary("power", "x ** y")
+maximum = _make_binary("maximum", "maximum")
+minimum = _make_binary("minimum", "minimum")
+bitwise_and = _make_binary("bitwise_and", "x & y of integers")
+bitwise_or = _make_binary("bitwise_or", "x | y of integers")
+bitwise_xor = _make_binary("bitwise_xor", "x ^ y of integers")
+left_shift = _make_binary("left_shift", "x << y of integers")
+right_shift = _make_binary("right_shift", "logical x >> y of integers")
+logical_and = _make_binary("logical_and", "x and y")
+logical_or = _make_binary("logical_or", "x or y")
+logical_xor = _make_binary("logical_xor", "x xor y")
+equal = _make_binary("equal", "x == y")
+not_equal = _make_binary("not_equal", "x != y")
+less = _make_binary("less", "x < y")
+less_equal = _make_binary("less_equal", "x <= y")
+greater = _make_binary("greater", "x > y")
+greater_equal = _make_binary("greater_equal", "x >= y")
+mod = _make_binary("mod", "x mod y, sign of y (SDK 2.22)")
+fmod = _make_binary("fmod", "C fmod, sign of x (SDK 2.22)")
+
+
+# --- one operand ----------------------------------------------------------------------------------
+def _make_unary(name: str) -> Callable:
+    def apply(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+        return scalar.activation(name, tile(x, name), dtype=dtype, mask=mask)
+
+    apply.__doc__ = f"Element-wise {name} on ScalarE, fp32 inside; input's type unless dtype."
+    return named(name, apply)
+
+
+exp = _make_unary("exp")
+log = _make_unary("log")
+sqrt = _make_unary("sqrt")
+rsqrt = _make_unary("rsqrt")
+square = _make_unary("square")
+sigmoid = _make_unary("sigmoid")
+relu = _make_unary("relu")
+tanh = _make_unary("tanh")
+silu = _make_unary("silu")
+silu_dx = _make_unary("silu_dx")
+gelu = _make_unary("gelu")
+gelu_dx = _make_unary("gelu_dx")
+gelu_apprx_tanh = _make_unary("gelu_apprx_tanh")
+gelu_apprx_sigmoid = _make_unary("gelu_apprx_sigmoid")
+softplus = _make_unary("softplus")
+mish = _make_unary("mish")
+erf = _make_unary("erf")
+erf_dx = _make_unary("erf_dx")
+sin = _make_unary("sin")
+arctan = _make_unary("arctan")
+sign = _make_unary("sign")
+
+
+def negative(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+    """``-x`` on VectorE."""
+    source = tile(x, "negative")
+    dt = source.dt if dtype is None else dtype
+    return vector.tensor_scalar(source, "multiply", -1.0, dtype=dt, mask=mask)
+
+
+def invert(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+    """``~x`` of integers, on VectorE."""
+    return vector.tensor_scalar(tile(x, "invert"), "invert", 0, dtype=dtype, mask=mask)
+
+
+def reciprocal(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+    """``1 / x`` on VectorE (SDK 2.22)."""
+    return vector.reciprocal(x, dtype=dtype, mask=mask)
+
+
+named("negative", negative)
+named("invert", invert)
+named("reciprocal", reciprocal)
+
+
+# --- selection ------------------------------------------------------------------------------------
+def where(condition: Any, x: Any, y: Any, *, dtype: Any = None, mask: Any = None) -> View:
+    """``x`` where the data tile ``condition`` is nonzero, else ``y`` (a tile or a number)."""
+    cond, first = tile(condition, "where"), tile(x, "where")
+    src = [cond.expand(first.shape) if cond.shape != first.shape else cond, first]
+    constant, dt = None, first.dt
+    if _scalar_like(y):
+        constant = arguments.number(y)
+    else:
+        other = tile(y, "where")
+        src.append(other.expand(first.shape) if other.shape != first.shape else other)
+        dt = promote(first.dt, other.dt)
+    attrs = copies.SelectAttrs(on_false=constant)
+    final = arguments.result_type(dtype, dt)
+    return recorder.fresh(copies.SELECT, first.shape, final, tuple(src), attrs, mask)
+
+
+# --- made of several instructions -----------------------------------------------------------------
+def abs(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+    """``|x|`` on VectorE."""
+    return vector.tensor_scalar(tile(x, "abs"), "abs", 0, dtype=dtype, mask=mask)
+
+
+def logical_not(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+    """1 where ``x`` is zero, else 0; bool unless ``dtype``."""
+    source = tile(x, "logical_not")
+    dt = BOOL if dtype is None else dtype
+    return vector.tensor_scalar(source, "logical_not", 0, dtype=dt, mask=mask)
+
+
+_WHOLE = 2.0**23  # from here on every fp32 number is whole
+
+
+def _rounded(x: View, step: str, dtype: Any, mask: Any) -> View:
+    """x rounded to nearest by a cast to int32, moved by one where the direction asks for it.
+
+    ``step`` is "greater" (floor: subtract 1 where the rounded value is above x) or "less" (ceil).
+    """
+    # The cast rounds to nearest and saturates; from 2^23 on x is whole already and stays as it is.
+    near = copies.tensor_copy(
+        copies.tensor_copy(x, dtype=INT32, mask=mask), dtype=FLOAT32, mask=mask
+    )
+    off = vector.tensor_tensor(near, x, step, dtype=FLOAT32, mask=mask)
+    towards = "subtract" if step == "greater" else "add"
+    moved = vector.tensor_tensor(near, off, towards, dtype=FLOAT32, mask=mask)
+    size = vector.tensor_scalar(x, "abs", 0, op1="less", operand1=_WHOLE, dtype=FLOAT32, mask=mask)
+    return where(size, moved, x, dtype=x.dt if dtype is None else dtype, mask=mask)
+
+
+def floor(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+    """Largest whole number not above ``x``."""
+    return _rounded(tile(x, "floor"), "greater", dtype, mask)
+
+
+def ceil(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+    """Smallest whole number not below ``x``."""
+    return _rounded(tile(x, "ceil"), "less", dtype, mask)
+
+
+def trunc(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+    """``x`` without its fraction: sign(x) * floor(|x|)."""
+    source = tile(x, "trunc")
+    size = vector.tensor_scalar(source, "abs", 0, dtype=FLOAT32, mask=mask)
+    sign = scalar.activation("sign", source, dtype=FLOAT32, mask=mask)
+    dt = source.dt if dtype is None else to_dtype(dtype)
+    return vector.tensor_tensor(floor(size, mask=mask), sign, "multiply", dtype=dt, mask=mask)
+
+
+def _angle(x: View, shift: float, turns: View, mask: Any) -> View:
+    """x + shift - 2 pi turns, kept inside [-pi, pi]; 2 pi in two parts, so that turns cancel."""
+    count = copies.tensor_copy(turns, dtype=FLOAT32, mask=mask)
+    coarse = 6.28125  # 2 pi in 9 bits: its product with a whole number is exact up to 2^15
+    first = vector.tensor_scalar(count, "multiply", -coarse, dtype=FLOAT32, mask=mask)
+    rest = vector.tensor_scalar(count, "multiply", coarse - 2 * math.pi, dtype=FLOAT32, mask=mask)
+    reduced = vector.tensor_tensor(x, first, "add", dtype=FLOAT32, mask=mask)
+    reduced = vector.tensor_tensor(reduced, rest, "add", dtype=FLOAT32, mask=mask)
+    moved = vector.tensor_scalar(reduced, "add", shift, dtype=FLOAT32, mask=mask)
+    return vector.tensor_scalar(
+        moved, "minimum", math.pi, op1="maximum", operand1=-math.pi, dtype=FLOAT32, mask=mask
+    )
+
+
+def _shifted_sine(x: View, shift: float, dtype: Any, mask: Any) -> View:
+    """sin(x + shift): ScalarE's sine takes [-pi, pi] only, so whole turns go first."""
+    # x / 2 pi, and the shift as a part of a turn; the cast to int32 rounds to whole turns.
+    per_turn = 0.5 / math.pi
+    turns = vector.tensor_scalar(
+        x, "multiply", per_turn, op1="add", operand1=shift * per_turn, dtype=INT32, mask=mask
+    )
+    angle = _angle(x, shift, turns, mask)
+    return scalar.activation("sin", angle, dtype=dtype, mask=mask)
+
+
+def cos(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+    """Cosine as sin(x + pi/2) with whole turns removed; ScalarE has none of its own."""
+    source = tile(x, "cos")
+    return _shifted_sine(source, math.pi / 2, source.dt if dtype is None else dtype, mask)
+
+
+def tan(x: Any, *, dtype: Any = None, mask: Any = None) -> View:
+    """Tangent as sine times the reciprocal of the cosine."""
+    source = tile(x, "tan")
+    sine = _shifted_sine(source, 0.0, FLOAT32, mask)
+    inverse = vector.reciprocal(_shifted_sine(source, math.pi / 2, FLOAT32, mask), mask=mask)
+    dt = source.dt if dtype is None else to_dtype(dtype)
+    return vector.tensor_tensor(sine, inverse, "multiply", dtype=dt, mask=mask)
+
+
+def dropout(x: Any, rate: Any, *, dtype: Any = None, mask: Any = None) -> View:
+    """``x`` with elements set to zero with probability ``rate`` (a number or [P, 1])."""
+    return gpsimd.dropout(x, rate, dtype=dtype, mask=mask)
+
+
+def static_cast(arr: Any, dtype: Any) -> Any:
+    """A tile or number as another type."""
+    if isinstance(arr, View):
+        return copy(arr, dtype=dtype)
+    return to_dtype(dtype).numpy.type(arr)
+
+
+for _name in ("abs", "logical_not", "floor", "ceil", "trunc", "cos", "tan"):
+    named(_name, globals()[_name])

@@ -1,0 +1,180 @@
+"""Between HBM and the chip, copies on the chip, and other shapes of a tile.
+
+Signatures: aws-neuron-sdk v2.21.1, general/nki/api/nki/language/__init__.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..device.errors import refuse, warn
+from ..device.spec import GEN2
+from ..instructions import copies, dma, operators, tensor_engine, vector
+from ..instructions.arguments import tile
+from ..instructions.assignment import assign
+from ..instructions.operators import named
+from ..program import masks, trace
+from ..program.view import View
+from .creation import ndarray
+from .tensor import sizes_of
+
+
+# --- HBM ------------------------------------------------------------------------------------------
+def load(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
+    """HBM region -> new SBUF tile of the same shape (P first, at most 128), optionally cast."""
+    source = tile(src, "load")
+    if source.on_chip:
+        raise refuse(
+            "err_unsupported_memory",
+            f"Expected operand 'src' of 'load' to be in address space 'hbm', got {source.label()}; "
+            "use nl.copy between on-chip tensors",
+        )
+    while source.ndim < 2:  # a 1-D region is a column, one of its elements a (1, 1) tile
+        source = source.expand_dims(source.ndim)
+    if source.shape[0] > GEN2.partitions:
+        raise refuse(
+            "err_num_partition_exceed_arch_limit",
+            f"Size of partition dimension {source.shape[0]} exceeds architecture limitation of "
+            f"{GEN2.partitions} in load of {source.label()}; load {GEN2.partitions} rows at a time",
+        )
+    return dma.transfer(source, dtype, mask)
+
+
+def store(dst: Any, value: Any, *, mask: Any = None) -> None:
+    """SBUF tile (or a constant) -> HBM region of equal shape; casts to the HBM type."""
+    target = tile(dst, "store")
+    if target.on_chip:
+        raise refuse(
+            "err_unsupported_memory",
+            f"Expected operand 'dst' of 'store' to be in address space 'hbm', got "
+            f"{target.label()}; assign with dst[...] = value on chip",
+        )
+    if isinstance(value, (int, float, np.generic)):
+        shape = target.shape if target.ndim > 1 else (1, *target.shape)
+        value = copies.memset(shape, value, target.dtype)
+    source = tile(value, "store")
+    if not source.on_chip:
+        raise refuse(
+            "err_unsupported_memory",
+            f"Expected operand 'value' of 'store' to be in address space 'sbuf', got "
+            f"{source.label()}; copy between HBM tensors with nisa.dma_copy",
+        )
+    if source.storage.buffer == "psum":
+        source = copies.tensor_copy(source)
+    dma.move(target, source, mask)
+
+
+def load_transpose2d(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
+    """HBM [F, P] -> SBUF [P, F] by DMA (element-granular: slow on this core)."""
+    source = tile(src, "load_transpose2d")
+    if source.ndim != 2:
+        raise refuse(
+            "err_exceed_max_supported_dimension",
+            f"load_transpose2d of {source.label()}, expected two axes; index the others first",
+        )
+    return dma.transposed(source, (1, 0), dtype, mask)
+
+
+def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None) -> None:
+    """``dst[rows] op= value`` in HBM, rows chosen by an index tile; add only, duplicates add up."""
+    target = tile(dst, "atomic_rmw")
+    name = operators.name_of(op)
+    if target.indirect is None or target.on_chip or name != "add":
+        raise refuse(
+            "sim_atomic_rmw",
+            f"atomic_rmw of {target.label()} with '{name}', expected add and an HBM tensor whose "
+            "rows an index tile chooses; use nl.store for rows known while tracing",
+        )
+    dma.move(target, tile(value, "atomic_rmw"), mask, accumulate=True)
+
+
+# --- on chip --------------------------------------------------------------------------------------
+def copy(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
+    """On-chip copy into a new SBUF tile, with a cast if ``dtype`` is given."""
+    source = tile(src, "copy")
+    if not source.on_chip:
+        raise refuse(
+            "err_unsupported_memory",
+            f"copy got {source.label()}, expected a tile in sbuf or psum; load it with nl.load",
+        )
+    return copies.tensor_copy(source, mask=mask, dtype=dtype)
+
+
+def device_print(prefix: Any, x: Any, *, mask: Any = None, **_: Any) -> None:
+    """Print a tile's values in eager mode (NKI_CPU_EAGER=1); nothing is computed otherwise."""
+    tracer = trace.current("nl.device_print")
+    if tracer.machine is None:
+        warn(
+            "sim_device_print",
+            "device_print outside of eager mode prints nothing, expected NKI_CPU_EAGER=1; set it",
+        )
+        return
+    if masks.region(mask, tile(x, "device_print").shape) is not masks.EMPTY:
+        print(prefix, x.numpy())
+
+
+# --- other shapes ---------------------------------------------------------------------------------
+def partition_broadcast(source: View, shape: tuple[int, ...]) -> View:
+    """One partition to ``shape[0]`` partitions: ones-matmul on TensorE, then a copy to SBUF.
+
+    The product with a ones column is exact; each piece of 512 columns fills one PSUM bank.
+    Integers take the same way as fp32, 32-bit ones as two halves.
+    """
+    rows = shape[0]
+    row = source if source.storage.buffer == "sbuf" else copies.tensor_copy(source)
+    if row.dt.is_int:
+        return _integer_broadcast(row, shape)
+    row = row.expand((1, *shape[1:])) if row.shape[1:] != shape[1:] else row
+    flat = tensor_engine.collapsed(row)
+    if flat.ndim != 2:
+        flat = copies.tensor_copy(row).reshape((1, row.free_size))
+    ones_row = copies.memset((1, rows), 1, row.dtype)
+    out = ndarray((rows, flat.shape[1]), row.dtype)
+    step = GEN2.moving_free_max
+    for start in range(0, flat.shape[1], step):
+        columns = slice(start, min(start + step, flat.shape[1]))
+        piece = flat.slice_box((slice(0, 1), columns))
+        assign(out.slice_box((slice(0, rows), columns)), tensor_engine.nc_matmul(ones_row, piece))
+    return out.reshape(shape) if len(shape) != 2 else out
+
+
+def _integer_broadcast(row: View, shape: tuple[int, ...]) -> View:
+    """partition_broadcast of an integer row, exact: fp32 holds every value of up to 24 bits."""
+
+    def spread(part: View) -> View:
+        wide = partition_broadcast(copies.tensor_copy(part, dtype=np.float32), shape)
+        return copies.tensor_copy(wide, dtype=row.dtype)
+
+    if row.dt.itemsize < 4:
+        return spread(row)
+    high = vector.tensor_scalar(row, np.right_shift, 16)
+    low = vector.tensor_scalar(row, np.bitwise_and, 0xFFFF)
+    high = vector.tensor_scalar(spread(high), np.left_shift, 16)
+    return vector.tensor_tensor(high, spread(low), np.bitwise_or)
+
+
+def broadcast_to(src: Any, *, shape: Any) -> View:
+    """numpy broadcasting (SDK 2.22); from one partition to many a ones-matmul on the device."""
+    own, new = tile(src, "broadcast_to"), sizes_of((shape,), None)
+    if own.ndim > len(new) >= 2 and all(s == 1 for s in own.shape[len(new) :]):
+        own = own.reshape(own.shape[: len(new)])  # axes of an mgrid that are named, of size 1
+    if own.on_chip and own.shape[0] == 1 and len(new) == own.ndim and new[0] > 1:
+        return partition_broadcast(own, new)
+    return own.expand(new)
+
+
+def expand_dims(data: Any, axis: int) -> View:
+    """A size-1 axis after the last one."""
+    source = tile(data, "expand_dims")
+    if axis not in (source.ndim, -1):
+        raise refuse(
+            "sim_expand_dims",
+            f"expand_dims of {source.label()} at axis {axis}, expected {source.ndim} or -1: only "
+            "positions after the last axis are supported",
+        )
+    return source.expand_dims(source.ndim)
+
+
+named("copy", copy)

@@ -1,0 +1,40 @@
+"""Element types and limits of the kernel language (aws-neuron-sdk v2.21.1, nki/language)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from ..device import dtypes
+from ..device.dtypes import to_dtype
+from ..device.spec import GEN2
+
+float32 = np.float32
+float16 = np.float16
+bfloat16 = dtypes.BFLOAT16.public
+tfloat32 = dtypes.tfloat32
+float8_e4m3 = dtypes.FLOAT8_E4M3.public
+float8_e5m2 = dtypes.FLOAT8_E5M2.public
+int32, int16, int8 = np.int32, np.int16, np.int8
+uint32, uint16, uint8 = np.uint32, np.uint16, np.uint8
+bool_ = np.bool_
+
+
+class tile_size:
+    """Tile limits of NeuronCore-v2 (nki/programming_model.rst)."""
+
+    pmax = GEN2.partitions
+    psum_fmax = GEN2.psum_free_max
+    gemm_stationary_fmax = GEN2.stationary_free_max
+    gemm_moving_fmax = GEN2.moving_free_max
+    bn_stats_fmax = GEN2.bn_stats_free_max
+    psum_min_align = GEN2.sbuf_align_bytes
+    sbuf_min_align = GEN2.sbuf_align_bytes
+    total_available_sbuf_size = GEN2.sbuf_usable_bytes
+
+
+def finfo(dtype: Any) -> Any:
+    """Limits of a floating-point type (``min``, ``max``, ``eps``, ...)."""
+    return ml_dtypes.finfo(to_dtype(dtype).numpy)
