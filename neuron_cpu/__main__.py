@@ -23,9 +23,16 @@ from . import ensure_sdk, run_script, terminal
 from .errors import UsageError
 
 SHORT_DTYPES = {
-    "bf16": "bfloat16", "fp16": "float16", "f16": "float16", "fp32": "float32", "f32": "float32",
-    "i32": "int32", "u32": "uint32", "u8": "uint8", "i8": "int8",
-}  # fmt: skip
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "fp16": "float16",
+    "f32": "float32",
+    "fp32": "float32",
+    "i8": "int8",
+    "i32": "int32",
+    "u8": "uint8",
+    "u32": "uint32",
+}
 PIPED_WIDTH = 180  # columns of a table that goes to a file
 TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)")
 
@@ -41,18 +48,25 @@ def parser() -> argparse.ArgumentParser:
             "kernel", metavar="FILE:KERNEL", help="Python file and kernel function in it"
         )
         command.add_argument(
-            "--arg", action="append", default=[], metavar="[NAME=]VALUE",
+            "--arg",
+            action="append",
+            default=[],
+            metavar="[NAME=]VALUE",
             help="argument in order: a tensor as 128x512:bf16, or a Python literal; repeat",
-        )  # fmt: skip
+        )
         command.add_argument("--grid", help="launch grid, for example 4 or 2x8")
     two.add_argument(
-        "--against", choices=("shadow", "unmerged"), default="shadow",
+        "--against",
+        choices=("shadow", "unmerged"),
+        default="shadow",
         help="reference: all float tiles in fp32, or execution without merged loops",
-    )  # fmt: skip
+    )
     two.add_argument(
-        "--tolerance", type=float, default=0.02,
+        "--tolerance",
+        type=float,
+        default=0.02,
         help="largest accepted difference, relative to a result's largest magnitude",
-    )  # fmt: skip
+    )
     two.add_argument("--seed", type=int, default=0, help="seed of the random inputs")
     one.add_argument(
         "--dma-profile", default=None, help="DMA profile (default: the calibrated one)"

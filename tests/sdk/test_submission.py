@@ -71,9 +71,13 @@ def test_vocabulary_parallel_embedding(submission, tiny_llama, generate, referen
     """Every rank finds its part of the table by the rank tensor: one graph serves all ranks."""
     model, folder = tiny_llama(**SHAPE)
     app = build(
-        submission, folder, torch_dtype="float32", tp_degree=2, enable_nki=enable_nki,
+        submission,
+        folder,
+        torch_dtype="float32",
+        tp_degree=2,
+        enable_nki=enable_nki,
         vocab_parallel=True,
-    )  # fmt: skip
+    )
     got = generate(app, PROMPTS, 4)
     for row, prompt in enumerate(PROMPTS):
         assert got[row].tolist() == reference(model, prompt, 4)[0].tolist()
@@ -89,9 +93,13 @@ def test_sequence_parallelism(
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     model, folder = tiny_llama(**{**SHAPE, "num_hidden_layers": 2})
     app = build(
-        submission, folder, torch_dtype="float32", tp_degree=tp_degree, enable_nki=enable_nki,
+        submission,
+        folder,
+        torch_dtype="float32",
+        tp_degree=tp_degree,
+        enable_nki=enable_nki,
         sequence_parallel_enabled=True,
-    )  # fmt: skip
+    )
     got = generate(app, PROMPTS, 5, return_dict_in_generate=True, output_logits=True)
     for row, prompt in enumerate(PROMPTS):
         tokens, logits = reference(model, prompt, 5)

@@ -15,18 +15,16 @@ from torch.utils.flop_counter import bmm_flop, mm_flop
 
 KERNEL, COLLECTIVE, TORCH = "kernel", "collective", "torch"
 
+_RENAMING = (
+    "_reshape_alias _unsafe_view alias as_strided detach empty empty_like expand lift_fresh narrow "
+    "new_empty permute reshape select slice split split_with_sizes squeeze t transpose unbind "
+    "unfold unsqueeze view"
+)
+_MOVING = "_to_copy arange clone copy_ fill_ full ones zero_ zeros"
 # Operators that rename data or describe it otherwise: nothing moves, nothing is computed.
-# fmt: off
-METADATA_ONLY = frozenset({
-    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "empty", "empty_like",
-    "expand", "lift_fresh", "narrow", "new_empty", "permute", "reshape", "select", "slice", "split",
-    "split_with_sizes", "squeeze", "t", "transpose", "unbind", "unfold", "unsqueeze", "view",
-})
-# Operators that move or fill data and compute nothing: operators.json leaves them out.
-_MOVES = METADATA_ONLY | {
-    "_to_copy", "arange", "clone", "copy_", "fill_", "full", "ones", "zero_", "zeros",
-}
-# fmt: on
+METADATA_ONLY = frozenset(_RENAMING.split())
+# Those that compute nothing: operators.json leaves them out.
+_MOVES = METADATA_ONLY.union(_MOVING.split())
 
 _PRODUCTS = frozenset({"mm", "bmm", "mv", "dot"})
 _PRODUCTS_WITH_ADDEND = frozenset({"addmm", "_addmm_activation", "baddbmm", "addbmm", "addmv"})

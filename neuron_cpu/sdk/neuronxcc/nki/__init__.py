@@ -16,9 +16,19 @@ from neuron_cpu.core.language.tensor import Tensor as tensor
 from . import compiler, isa, language, typing
 
 __all__ = [
-    "FrameworkKernel", "baremetal", "benchmark", "compiler", "isa", "jit", "language", "profile",
-    "simulate_kernel", "tensor", "trace", "typing",
-]  # fmt: skip
+    "FrameworkKernel",
+    "baremetal",
+    "benchmark",
+    "compiler",
+    "isa",
+    "jit",
+    "language",
+    "profile",
+    "simulate_kernel",
+    "tensor",
+    "trace",
+    "typing",
+]
 
 FrameworkKernel = Kernel
 

@@ -9,5 +9,9 @@ from neuron_cpu.core.language.allocation import (
 )
 
 __all__ = [
-    "enable_stack_allocator", "force_auto_alloc", "psum", "sbuf", "skip_middle_end_transformations",
-]  # fmt: skip
+    "enable_stack_allocator",
+    "force_auto_alloc",
+    "psum",
+    "sbuf",
+    "skip_middle_end_transformations",
+]
