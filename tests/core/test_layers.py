@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,3 +64,11 @@ def test_imports_stand_at_the_top(path):
 def test_imports_inside_functions_are_seen():
     source = "def f():\n    if x:\n        from ..a import b\n    import numpy.linalg\n"
     assert sorted(imports_in_functions(ast.parse(source))) == [(3, "."), (4, "numpy")]
+
+
+def test_the_architecture_names_every_file():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    for room in sorted(path for path in CORE.iterdir() if (path / "__init__.py").exists()):
+        (row,) = re.findall(rf"^\| `{room.name}` \| (.*) \|$", text, flags=re.M)
+        files = {path.stem for path in room.glob("*.py")} - {"__init__"}
+        assert files <= set(re.findall(r"`(\w+)`", row)), room.name
