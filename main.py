@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import logging
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
-from typing import Optional
+from typing import NoReturn, Optional
 
 import neuron_cpu
 from harness import console
@@ -17,12 +20,14 @@ from harness.inputs import command_line
 
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 READER_GONE = 141  # what it reports where `| head` has closed the pipe
+TERMINATED = 143  # what it reports for a process ended by SIGTERM
 
 
 def main(argv: Optional[Sequence[str]] = None) -> int:
     """Run one mode; returns the exit status: 0, 1 where a check failed, 2 for bad input."""
     debug = "--debug" in (sys.argv if argv is None else argv)
     try:
+        _write_what_the_encoding_lacks()
         settings = command_line.parse(argv)
         console.say(neuron_cpu.ensure_sdk())
         _quieten_libraries()
@@ -31,19 +36,47 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         sys.stdout.flush()
         return status
     except KeyboardInterrupt:
-        console.say("main.py: Interrupted.")
+        with contextlib.suppress(OSError):
+            if sys.stdout.isatty():
+                print()  # generated text may stand in an open line
+        _say("main.py: Interrupted.")
         return INTERRUPTED
     except BrokenPipeError:
-        # Python would write a traceback when it flushes standard output at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _abandon_output()
         return READER_GONE
     except Exception as error:
-        if not is_refusal(error):
+        if not is_refusal(error) and not isinstance(error, (OSError, MemoryError)):
             raise
         if debug:
             traceback.print_exc()
-        console.say(f"main.py: {' '.join(str(error).split())}")
+        told = " ".join(str(error).split()) or type(error).__name__
+        if isinstance(error, OSError) and not is_refusal(error):
+            told = f"The system refuses: {told.rstrip('.')}."
+        _say(f"main.py: {told}")
+        _abandon_output()
         return 2
+
+
+def _write_what_the_encoding_lacks() -> None:
+    """Characters that standard output cannot encode come out as escapes, not as an error."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # nobody reads it
+        console.say(text)
+
+
+def _abandon_output() -> None:
+    """What cannot be written is given up: Python would write a traceback when it ends."""
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError):
+            with contextlib.suppress(OSError, ValueError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _quieten_libraries() -> None:
@@ -53,5 +86,16 @@ def _quieten_libraries() -> None:
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
 
 
+def script(argv: Optional[Sequence[str]] = None) -> int:
+    """`main` as a process of its own, which SIGTERM ends in order."""
+    signal.signal(signal.SIGTERM, _terminate)
+    return main(argv)
+
+
+def _terminate(*_: object) -> NoReturn:
+    """End as an error would, so that progress bars give the cursor back."""
+    raise SystemExit(TERMINATED)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(script())

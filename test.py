@@ -11,4 +11,4 @@ import sys
 import main
 
 if __name__ == "__main__":
-    sys.exit(main.main(["--mode", "evaluate_all", "--enable-nki", *sys.argv[1:]]))
+    sys.exit(main.script(["--mode", "evaluate_all", "--enable-nki", *sys.argv[1:]]))

@@ -68,7 +68,7 @@ def step(title: str, total: Optional[float] = None, least_seconds: float = 0.0) 
     """
     started = time.monotonic()
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         TimeElapsedColumn(),
         TimeRemainingColumn(compact=True),

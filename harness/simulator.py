@@ -3,13 +3,14 @@
 Importing it takes PyTorch's time, so it is imported beside the submission, not by the driver.
 """
 
-from neuron_cpu.core import NkiError, Program, observe_kernel_calls
+from neuron_cpu.core import KernelCall, NkiError, Program, observe_kernel_calls
 from neuron_cpu.core.device import spec
 from neuron_cpu.core.report import plots, report, tables
 from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import Schedule, schedule
 
 __all__ = [
+    "KernelCall",
     "NkiError",
     "Program",
     "Schedule",

@@ -207,3 +207,25 @@ def test_benchmark_refusals(run: Callable, tmp_path: Path, arguments, told: str)
     (tmp_path / "file").write_text("")
     done = run("test.py", *arguments)
     assert done.returncode == 2 and told in done.stderr and "Traceback" not in done.stderr
+
+
+# An MLP whose results are NaN.
+NOT_FINITE = BASELINE + (
+    "plain = modeling_llama.NeuronLlamaMLP.forward\n"
+    "def forward(self, *arguments, **settings):\n"
+    "    out = plain(self, *arguments, **settings)\n"
+    "    (out[0] if isinstance(out, tuple) else out).mul_(float('nan'))\n"
+    "    return out\n"
+    "modeling_llama.NeuronLlamaMLP.forward = forward\n"
+)
+
+
+@pytest.mark.parametrize("mode", ["validate", "evaluate", "preflight"])
+def test_nan_in_a_submission_is_a_finding(mode: str, run: Callable, submission: Callable) -> None:
+    nki = ["--enable-nki"] if mode == "preflight" else []
+    entry = submission(NOT_FINITE)
+    done = run("main.py", "--mode", mode, "--llama", entry, "--prompt", "hello", *nki)
+    assert done.returncode == 1, done.stdout + done.stderr
+    told = "the submission's logits at position 0, token 0 are nan; the first is nan at element"
+    assert told in " ".join(done.stdout.split()) and "layers.0.mlp returns" in done.stdout
+    assert "Traceback" not in done.stderr

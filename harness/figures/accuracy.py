@@ -13,7 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
 
+from harness import sdk
 from harness.errors import UserError
+from harness.inputs.submission import kernel_lines
 from harness.session.building import Loaded
 from harness.session.generation import greedy_scores
 from harness.settings import Settings
@@ -25,6 +27,7 @@ CONTEST_TOLERANCES: dict[Optional[int], tuple[float, float]] = {
     50: (1e-5, 0.03),
     5: (1e-5, 0.03),
 }
+_LOCATE = "harness.figures.nonfinite:locate"
 BF16_MANTISSA_BITS = 7
 MOST_DIVERGENCES = 5  # printed; reports have all of them
 
@@ -60,17 +63,21 @@ class Divergence:
 
 @dataclass
 class RowResult:
-    """The comparison of one prompt; errors are over all finite logits of all positions."""
+    """The comparison of one prompt; errors are over all finite logits of all positions.
+
+    Where `not_finite` says so, there was nothing to compare and the four errors are None.
+    """
 
     passed: bool
     message: str
     positions: int
     greedy_match: float  # share of positions with the same greedy token
-    mse: float
-    cosine: float
-    max_abs_error: float
-    max_abs_logit: float
+    mse: Optional[float]
+    cosine: Optional[float]
+    max_abs_error: Optional[float]
+    max_abs_logit: Optional[float]
     divergences: list[Divergence] = field(default_factory=list)
+    not_finite: Optional[str] = None  # which side's logits are NaN or infinite, and where first
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"lines": self.lines()}
@@ -78,7 +85,7 @@ class RowResult:
     def lines(self) -> list[str]:
         """For the terminal: the summary, and where a failed comparison differs first."""
         lines = [self.summary()]
-        if not self.passed:
+        if not self.passed and self.not_finite is None:
             lines += self.message.splitlines()
             shown = self.divergences[:MOST_DIVERGENCES]
             lines += [line for divergence in shown for line in divergence.describe()]
@@ -93,6 +100,8 @@ class RowResult:
 
     def summary(self) -> str:
         """One line: verdict and the three figures that users ask for."""
+        if self.not_finite is not None:
+            return f"FAILED: {self.not_finite}"
         verdict = "passed" if self.passed else "FAILED"
         equal = round(self.greedy_match * self.positions)
         return (
@@ -129,23 +138,69 @@ def check_row(
     total = min(new_tokens, settings.num_tokens_to_check or new_tokens)
     expected = _scores(baseline, ids, total, on_step)  # [total, 1, V]
     actual = torch.full_like(expected, math.nan)
+    if (broken := first_broken(expected[:, 0])) is not None:
+        return not_finite(f"the baseline's logits at {broken}; look for NaN in the checkpoint")
 
     def continue_from(input_ids: Any) -> Any:
         done = input_ids.shape[1] - len(ids)
         scores = _scores(candidate, input_ids[0].tolist(), total - done, on_step)
+        if (broken := first_broken(scores[:, 0], done)) is not None:
+            raise _Broken(f"the submission's logits at {broken}")
         actual[done:] = scores
         return scores
 
-    passed, _, message = logit_validation(
-        input_ids=torch.tensor([list(ids)]),
-        generate_fn=continue_from,
-        expected_logits=expected,
-        tol_map=settings.tol_map or dict(CONTEST_TOLERANCES),
-        divergence_difference_tol=settings.divergence_difference_tol,
-    )
+    try:
+        passed, _, message = logit_validation(
+            input_ids=torch.tensor([list(ids)]),
+            generate_fn=continue_from,
+            expected_logits=expected,
+            tol_map=settings.tol_map or dict(CONTEST_TOLERANCES),
+            divergence_difference_tol=settings.divergence_difference_tol,
+        )
+    except _Broken as error:
+        return not_finite(f"{error}; {_origin(candidate, ids, total)}")
     return compare(
         expected[:, 0], actual[:, 0], bool(passed), str(message), baseline.session.tokenizer
     )
+
+
+class _Broken(Exception):
+    """The submission's logits are not finite; says where first."""
+
+
+def first_broken(scores: Any, done: int = 0) -> Optional[str]:
+    """Where logits [T, V] are first NaN or +inf, or -inf throughout; None where they are not.
+
+    End tokens are -inf on purpose, so single entries of -inf are none.
+    """
+    wrong = scores.isnan() | (scores == math.inf) | scores.isinf().all(-1, keepdim=True)
+    found = wrong.nonzero()
+    if not len(found):
+        return None
+    position, token = found[0].tolist()
+    return f"position {done + position}, token {token} are {float(scores[position, token])}"
+
+
+def not_finite(what: str) -> RowResult:
+    """A comparison that cannot be made."""
+    nothing = math.nan
+    return RowResult(False, what, 0, 0.0, nothing, nothing, nothing, nothing, not_finite=what)
+
+
+def _origin(loaded: Loaded, ids: Sequence[int], count: int) -> str:
+    """Which kernel or module of the submission they come from, where that can be looked at."""
+    if not sdk.platform().shows_graphs:
+        return "--mode diff on the stand-in tells which kernel they come from"
+    what = "The first value that is not finite cannot be found"
+    found: Any = loaded.call(_LOCATE, what, ids=list(ids), new_tokens=count).body
+    if not isinstance(found, dict) or not isinstance(found.get("what"), str):
+        return "every module's own results are finite"
+    lines = kernel_lines(loaded.session.submission)
+    name = found["what"]
+    place = f" ({loaded.session.submission.name}:{lines[name]})" if name in lines else ""
+    kind = "kernel" if found.get("kernel") else "module"
+    value, element = found.get("value"), found.get("element")
+    return f"the first is {value} at element {element} of what the {kind} {name}{place} returns"
 
 
 def _scores(

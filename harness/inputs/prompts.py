@@ -6,7 +6,7 @@ import csv
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from harness.errors import UserError
 
@@ -17,6 +17,7 @@ _NEWLINE = "\ud800"
 # A prompt of one token is taken for a decode step on an empty cache, and with two the positions of
 # padding (1) tie with the last token's (NxDI 0.1, models/model_base.py), so three are needed.
 MIN_PROMPT_TOKENS = 3
+LARGEST_SEQ_LEN = 2**31 - 1
 
 
 def split_prompt_value(value: str) -> list[str]:
@@ -45,6 +46,8 @@ def parse_prompt_text(text: str) -> list[str]:
 
 def read_prompt_file(path: Path) -> list[str]:
     """Prompts of a UTF-8 file, in order; a UserError where it cannot be read or holds none."""
+    if path.exists() and not path.is_file():  # a pipe would be waited for without a word
+        raise UserError(f"Cannot read the prompt file {path}: it is not a regular file.")
     try:
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
@@ -60,20 +63,34 @@ def encode(tokenizer: Any, prompts: Sequence[str], raw: bool) -> list[list[int]]
     """Token ids of each prompt; through the chat template if there is one and `raw` is False."""
     if raw or not tokenizer.chat_template:
         return [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
-    return [
-        list(
-            tokenizer.apply_chat_template(
-                [{"role": "user", "content": prompt}], add_generation_prompt=True
+    try:
+        return [
+            list(
+                tokenizer.apply_chat_template(
+                    [{"role": "user", "content": prompt}], add_generation_prompt=True
+                )
             )
-        )
-        for prompt in prompts
-    ]
+            for prompt in prompts
+        ]
+    except Exception as error:  # a template is a program: it may raise anything
+        reason = " ".join(str(error).split()).rstrip(".")
+        raise UserError(
+            f"The chat template of the tokenizer cannot be applied ({type(error).__name__}: "
+            f"{reason[:120]}); mend it, or leave it out with --raw."
+        ) from error
 
 
 def check_lengths(
-    prompts: Sequence[str], ids: Sequence[Sequence[int]], seq_len: int, max_context: int
+    prompts: Sequence[str],
+    ids: Sequence[Sequence[int]],
+    seq_len: int,
+    max_context: int,
+    most: Optional[int] = None,
 ) -> None:
-    """Refuse prompts that do not fit: every prompt needs room for at least one new token."""
+    """Refuse prompts that do not fit: every prompt needs room for at least one new token.
+
+    `most` is the longest sequence length that the model takes.
+    """
     for prompt, tokens in zip(prompts, ids):
         shown = shorten(prompt)
         if len(tokens) < MIN_PROMPT_TOKENS:
@@ -81,10 +98,16 @@ def check_lengths(
                 f"The prompt {shown} has {len(tokens)} token(s), expected at least "
                 f"{MIN_PROMPT_TOKENS}; make it longer."
             )
+        if most is not None and len(tokens) >= most:
+            raise UserError(
+                f"The prompt {shown} has {len(tokens)} tokens, and the model takes at most {most}, "
+                "new ones included; shorten it."
+            )
         if len(tokens) >= seq_len:
+            enough = min(_next_multiple(len(tokens) + 32), most or LARGEST_SEQ_LEN)
             raise UserError(
                 f"The prompt {shown} has {len(tokens)} tokens, which leaves no room for new ones "
-                f"in --seq-len {seq_len}; give --seq-len {_next_multiple(len(tokens) + 32)}."
+                f"in --seq-len {seq_len}; give --seq-len {enough}."
             )
         if len(tokens) > max_context:
             raise UserError(

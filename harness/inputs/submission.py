@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 import traceback
@@ -75,3 +76,12 @@ def where(error: BaseException, path: Path) -> str:
     lines = message.strip().splitlines()
     told = lines[0].rstrip(".") if lines else "(no message)"
     return f"{place} raised {type(error).__name__}: {told}"
+
+
+def kernel_lines(path: Path) -> dict[str, int]:
+    """Function name -> line of its definition; empty where the file is no Python any more."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return {}
+    return {node.name: node.lineno for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,6 +15,7 @@ from harness.figures import divergence, graphs
 from harness.figures.divergence import DECODE_PHASE, PREFILL_PHASE, SUSPICIOUS, Error
 from harness.figures.graphs import DECODE, PREFILL
 from harness.inputs.prompts import shorten
+from harness.inputs.submission import kernel_lines
 from harness.session.building import Loaded, build
 from harness.session.opening import open_session
 from harness.session.roles import Role
@@ -60,12 +60,6 @@ def kernels_of(loaded: Loaded) -> Kernels:
                 if row.name not in names:
                     names.append(row.name)
     return found
-
-
-def kernel_lines(source: Path) -> dict[str, int]:
-    """Function name -> line of its definition in the submission."""
-    tree = ast.parse(source.read_text(encoding="utf-8"))
-    return {node.name: node.lineno for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
 
 
 def report(own: Sequence[Error], grown: Sequence[Error], kernels: Kernels, source: Path) -> None:

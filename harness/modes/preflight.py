@@ -143,7 +143,7 @@ def _accurate(session: Session, candidate: Loaded) -> str:
         if not result.passed:
             raise CheckFailed(f"prompt of {len(ids)} tokens: {result.summary()}")
         lengths.append(str(len(ids)))
-        summaries.append(result.max_abs_error)
+        summaries.append(result.max_abs_error or 0.0)
     return f"prompts of {', '.join(lengths)} tokens, largest logit error {max(summaries):.3g}"
 
 

@@ -18,7 +18,7 @@ from typing import Any, Optional
 from harness import console, sdk
 from harness.errors import UserError
 from harness.files import check_writable_folder
-from harness.inputs import models, submission
+from harness.inputs import models, schema, submission
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.session.building import build, construct
 from harness.session.opening import Session, check_seq_len, open_session
@@ -81,7 +81,7 @@ def _model_folder(settings: Settings, scratch: Path) -> models.ModelFolder:
     if settings.model_path is None:
         return models.choose_model(None)
     path = settings.model_path
-    config = models.read_json(path / "config.json")
+    config = schema.read_json(path / "config.json")
     models.check_config(path, config)
     console.say(f"Model: shapes of {path}")
     return models.ModelFolder(path, path.name, config)

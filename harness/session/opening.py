@@ -93,8 +93,25 @@ def open_session(settings: Settings, prompt_texts: Optional[Sequence[str]] = Non
     if prompt_texts is None and not texts:
         texts = (_default_prompt(session),)
     ids = prompts.encode(session.tokenizer, texts, settings.raw)
-    prompts.check_lengths(texts, ids, settings.seq_len, settings.max_context_length)
+    prompts.check_lengths(
+        texts,
+        ids,
+        settings.seq_len,
+        settings.max_context_length,
+        model.config.get("max_position_embeddings"),
+    )
+    _check_vocabulary(session, ids)
     return replace(session, prompts=texts, prompt_ids=tuple(ids))
+
+
+def _check_vocabulary(session: Session, ids: Sequence[Sequence[int]]) -> None:
+    """Refuse a tokenizer whose tokens the model's embedding does not have."""
+    for token in (session.pad_token_id, *(token for row in ids for token in row)):
+        if type(token) is not int or not 0 <= token < session.vocabulary:
+            raise UserError(
+                f"The tokenizer in {session.model.path} gives token {token}, and config.json has "
+                f"vocab_size {session.vocabulary}; take both from the same model."
+            )
 
 
 def check_seq_len(seq_len: int, model: models.ModelFolder) -> None:

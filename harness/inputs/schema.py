@@ -1,0 +1,174 @@
+"""The forms of what comes from elsewhere, checked once where it comes in: config.json and the like.
+
+Absurd sizes are refused here, before anything is made of them: the limits are far beyond every
+published Llama, and low enough that shapes alone cost no time or memory.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal, Optional, TypeVar, Union
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
+
+from harness.errors import UserError
+
+MOST_JSON_BYTES = 1 << 26
+_Checked = TypeVar("_Checked")
+
+Positive = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+TokenIds = Union[TokenId, list[TokenId], None]
+
+
+class _Form(BaseModel):
+    """Numbers are numbers; what is not named here may be anything."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False)
+
+
+class RopeScaling(_Form):
+    """Of config.json, in the names of transformers 4.45 and before (`type`) or since."""
+
+    rope_type: Literal["default", "linear", "dynamic", "llama3", "yarn", "longrope"] = Field(
+        "default", alias="rope_type"
+    )
+    factor: Optional[Positive] = None
+    low_freq_factor: Optional[Positive] = None
+    high_freq_factor: Optional[Positive] = None
+    original_max_position_embeddings: Optional[Annotated[int, Field(ge=1, lt=2**31)]] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _older_name(cls, values: Any) -> Any:
+        if isinstance(values, dict) and "type" in values and "rope_type" not in values:
+            return values | {"rope_type": values["type"]}
+        return values
+
+    @model_validator(mode="after")
+    def _whole(self) -> RopeScaling:
+        """Llama 3.1's scaling needs all four; the others a factor."""
+        needed = {"linear": 1, "dynamic": 1, "yarn": 1, "llama3": 4}.get(self.rope_type, 0)
+        names = ("factor", "low_freq_factor", "high_freq_factor")
+        for name in (*names, "original_max_position_embeddings")[:needed]:
+            if getattr(self, name) is None:
+                raise ValueError(f"rope_type {self.rope_type!r} needs {name}")
+        return self
+
+
+class LlamaConfig(_Form):
+    """config.json of a Llama."""
+
+    hidden_size: int = Field(ge=1, le=2**18)
+    intermediate_size: int = Field(ge=1, le=2**20)
+    num_attention_heads: int = Field(ge=1, le=2**12)
+    num_key_value_heads: int = Field(ge=1, le=2**12)
+    num_hidden_layers: int = Field(ge=1, le=2**10)
+    vocab_size: int = Field(ge=1, le=2**24)
+    rms_norm_eps: Positive
+    head_dim: Optional[int] = Field(None, ge=1, le=2**12)
+    max_position_embeddings: Optional[int] = Field(None, ge=1, lt=2**31)
+    rope_theta: Positive = 10000.0
+    rope_scaling: Optional[RopeScaling] = None
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    mlp_bias: bool = False
+    hidden_act: Literal["silu"] = "silu"
+    torch_dtype: Optional[str] = None
+    bos_token_id: TokenIds = None
+    eos_token_id: TokenIds = None
+    pad_token_id: Optional[Annotated[int, Field(ge=-1, lt=2**31)]] = None
+
+    @model_validator(mode="after")
+    def _heads_fit(self) -> LlamaConfig:
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_key_value_heads {self.num_key_value_heads} does not divide "
+                f"num_attention_heads {self.num_attention_heads}"
+            )
+        if self.head_dim is None and self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"num_attention_heads {self.num_attention_heads} does not divide hidden_size "
+                f"{self.hidden_size}, and there is no head_dim"
+            )
+        return self
+
+
+class Generation(_Form):
+    """generation_config.json, fields that are numbers."""
+
+    bos_token_id: TokenIds = None
+    eos_token_id: TokenIds = None
+    pad_token_id: TokenIds = None
+    do_sample: Optional[bool] = None
+    temperature: Optional[Annotated[float, Field(ge=0)]] = None
+    top_p: Optional[Annotated[float, Field(ge=0, le=1)]] = None
+    top_k: Optional[Annotated[int, Field(ge=0)]] = None
+    repetition_penalty: Optional[Positive] = None
+    max_length: Optional[Annotated[int, Field(ge=0, lt=2**31)]] = None
+    max_new_tokens: Optional[Annotated[int, Field(ge=0, lt=2**31)]] = None
+    min_length: Optional[Annotated[int, Field(ge=0, lt=2**31)]] = None
+
+
+class TensorEntry(_Form):
+    """One tensor of a safetensors header."""
+
+    dtype: str
+    shape: list[Annotated[int, Field(ge=0, lt=2**48)]]
+    data_offsets: Annotated[
+        list[Annotated[int, Field(ge=0, lt=2**62)]], Field(min_length=2, max_length=2)
+    ]
+
+
+HEADER: TypeAdapter[dict[str, TensorEntry]] = TypeAdapter(dict[str, TensorEntry])
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """One JSON object of a regular file; a UserError says why there is none."""
+    try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is not a regular file")
+        if path.stat().st_size > MOST_JSON_BYTES:
+            raise ValueError(f"it has more than {MOST_JSON_BYTES} bytes")
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"The model folder {path.parent} has no {path.name}.") from error
+    except RecursionError as error:
+        raise UserError(f"Cannot read {path}: it is nested too deeply.") from error
+    except (OSError, ValueError) as error:
+        raise UserError(f"Cannot read {path}: {error}.") from error
+    if not isinstance(content, dict):
+        raise UserError(f"{path} must hold one JSON object.")
+    return content
+
+
+def checked(path: Path, form: type[BaseModel], content: dict[str, Any]) -> None:
+    """Refuse a file's content that has another form, naming the first field that is wrong."""
+    try:
+        form.model_validate(content)
+    except (ValidationError, RecursionError) as error:
+        raise UserError(f"{path} {first_problem(error)}.") from error
+
+
+def first_problem(error: Exception) -> str:
+    """`must give x as ..., got ...` for the first field that is wrong."""
+    if not isinstance(error, ValidationError):
+        return "is nested too deeply"
+    problem = error.errors(include_url=False)[0]
+    where = ".".join(str(part) for part in problem["loc"])
+    says = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "missing":
+        return f"must give {where}"
+    if not where or problem["type"] == "value_error":
+        return f"is not whole: {says}"
+    says = says.removeprefix("Input should be ").replace("greater than", "a number greater than")
+    return f"must give {where} as {says}, got {shorten_value(problem['input'])}"
+
+
+def shorten_value(value: Any) -> str:
+    """A value from elsewhere in a few characters."""
+    try:
+        return repr(value)[:60]
+    except (RecursionError, ValueError):  # a number of more digits than Python writes
+        return "something that cannot be shown"

@@ -1,0 +1,145 @@
+"""Files that come from elsewhere: one sentence names what is wrong with them, whatever it is."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import UserError
+from harness.inputs import models, prompts, schema
+from tests.tiny_model import write_tiny_model
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}  # fmt: skip
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return write_tiny_model(tmp_path / "model")
+
+
+def edit(folder: Path, name: str, changes: dict[str, Any]) -> None:
+    path = folder / name
+    content = json.loads(path.read_text()) if path.is_file() else {}
+    path.write_text(json.dumps(content | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"rope_theta": -1.0}, "must give rope_theta as a number greater than 0, got -1.0"),
+        ({"rope_theta": float("nan")}, "must give rope_theta as a finite number"),
+        ({"head_dim": "64"}, "must give head_dim as a valid integer, got '64'"),
+        ({"num_hidden_layers": 10**8}, "must give num_hidden_layers as less than or equal to 1024"),
+        ({"vocab_size": 10**12}, "must give vocab_size as less than"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads 3 does not divide"),
+        ({"rope_scaling": {"rope_type": "bogus"}}, "must give rope_scaling.rope_type as"),
+        ({"rope_scaling": {"type": "llama3"}}, "rope_type 'llama3' needs factor"),
+        (
+            {"rope_scaling": {k: v for k, v in LLAMA3.items() if k != "high_freq_factor"}},
+            "needs high_freq_factor",
+        ),
+        ({"rope_scaling": LLAMA3 | {"factor": "8"}}, "rope_scaling.factor as a valid number"),
+        ({"rope_scaling": []}, "must give rope_scaling as"),
+        ({"tie_word_embeddings": "yes"}, "must give tie_word_embeddings as a valid boolean"),
+        ({"eos_token_id": "</s>"}, "must give eos_token_id"),
+        ({"hidden_act": "gelu"}, "must give hidden_act as 'silu', got 'gelu'"),
+    ],
+)
+def test_config(folder: Path, changes: dict[str, Any], told: str) -> None:
+    models.check_folder(folder)
+    edit(folder, "config.json", changes)
+    with pytest.raises(UserError) as caught:
+        models.check_folder(folder)
+    assert told in str(caught.value) and str(folder / "config.json") in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"temperature": "hot"}, {"top_k": 2.5}, {"eos_token_id": ["x"]}, {"do_sample": "perhaps"}],
+)
+def test_generation_settings(folder: Path, changes: dict[str, Any]) -> None:
+    edit(folder, "generation_config.json", changes)
+    with pytest.raises(UserError, match=f"generation_config.json must give {next(iter(changes))}"):
+        models.check_folder(folder)
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, '{"a":' * 100_000, "", "[]", "nul", '{"model_type": "llama"'],
+    ids=["deep list", "deep object", "empty", "list", "no JSON", "cut short"],
+)  # fmt: skip
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+def test_text_that_is_no_object(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(text)
+    with pytest.raises(UserError, match=name):
+        models.check_folder(folder)
+
+
+ENTRY = {"dtype": "BF16", "shape": [1], "data_offsets": [0, 2]}
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        [], "text", 5, {"x": []}, {"x": "y"}, {"x": {}}, {"x": ENTRY | {"shape": "1"}},
+        {"x": ENTRY | {"shape": [-1]}}, {"x": {k: v for k, v in ENTRY.items() if k != "shape"}},
+        {"x": {k: v for k, v in ENTRY.items() if k != "data_offsets"}},
+        {"x": ENTRY | {"data_offsets": [0]}}, {"x": ENTRY | {"data_offsets": [0, 10**30]}},
+    ],
+)  # fmt: skip
+def test_safetensors_headers(folder: Path, header: Any) -> None:
+    text = json.dumps(header).encode()
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + b"00")
+    with pytest.raises(UserError, match="model.safetensors"):
+        models.check_folder(folder)
+
+
+def test_a_deeply_nested_safetensors_header(folder: Path) -> None:
+    text = b'{"a":' * 50_000
+    (folder / "model.safetensors").write_bytes(struct.pack("<Q", len(text)) + text)
+    with pytest.raises(UserError, match="model.safetensors"):
+        models.check_folder(folder)
+
+
+def test_a_pipe_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with pytest.raises(UserError, match="not a regular file"):
+        prompts.read_prompt_file(pipe)
+    with pytest.raises(UserError, match="not a regular file"):
+        schema.read_json(pipe)
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% if %}", "{{ messages.__class__.__mro__ }}", "{{ 1 / 0 }}", "{{ nothing.at.all }}",
+     "{{ raise_exception('no') }}", "{% for i in range(10**9) %}x{% endfor %}"],
+)  # fmt: skip
+def test_chat_templates_that_cannot_be_applied(template: str, folder: Path) -> None:
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(str(folder))
+    tokenizer.chat_template = template
+    with pytest.raises(UserError, match="chat template .*--raw"):
+        prompts.encode(tokenizer, ["hello"], raw=False)
+    assert prompts.encode(tokenizer, ["hello"], raw=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [("model.gguf", "is a GGUF file"), ("other", "is a file"), (None, "hub, download it")],
+)
+def test_what_is_no_folder_is_told_apart(name, told: str, tmp_path: Path) -> None:
+    path = Path("meta-llama/Llama-3.2-1B")
+    if name is not None:
+        path = tmp_path / name
+        path.write_bytes(b"GGUF")
+    with pytest.raises(UserError, match=told):
+        models.check_folder(path)

@@ -1,0 +1,76 @@
+"""Standard output that is full, closed or narrow in its encoding, and signals, end in order."""
+
+from __future__ import annotations
+
+import os
+import pty
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import REPOSITORY
+
+
+def start(*arguments: object, **options) -> subprocess.Popen:
+    command = [sys.executable, str(REPOSITORY / "main.py"), *map(str, arguments)]
+    return subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
+def test_a_full_output_is_one_sentence(tiny_model: Path) -> None:
+    with open("/dev/full", "w") as full:
+        process = start("--mode", "profile", "--model-path", tiny_model, "--seq-len", "64",
+                        stdout=full, stderr=subprocess.PIPE, text=True)  # fmt: skip
+        _, errors = process.communicate(timeout=300)
+    assert process.returncode == 2 and "Traceback" not in errors and "Exception" not in errors
+    assert "No space left on device" in errors.splitlines()[-1]
+
+
+@pytest.mark.parametrize("streams", ["stdout", "both"])
+def test_a_reader_that_leaves_is_no_error(tiny_model: Path, streams: str) -> None:
+    together = subprocess.STDOUT if streams == "both" else subprocess.DEVNULL
+    process = start("--mode", "profile", "--model-path", tiny_model, "--seq-len", "64",
+                    stdout=subprocess.PIPE, stderr=together)  # fmt: skip
+    assert process.stdout is not None
+    if streams == "both":
+        process.stdout.readline()
+    process.stdout.close()
+    assert process.wait(300) == 141
+
+
+def test_an_encoding_without_the_characters_escapes_them(run_main, tiny_model: Path) -> None:
+    done = run_main("--mode", "profile", "--model-path", tiny_model, "--seq-len", "64",
+                    PYTHONIOENCODING="ascii")  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "\\xb5s" in done.stdout and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)], ids=["INT", "TERM"]
+)
+def test_signals_give_the_terminal_back(
+    number: signal.Signals, status: int, tiny_model: Path, tmp_path: Path
+) -> None:
+    waiting = tmp_path / "waiting.py"
+    waiting.write_text("import time\nprint('here', flush=True)\ntime.sleep(300)\n")
+    ours, theirs = pty.openpty()
+    process = start("--mode", "generate", "--model-path", tiny_model, "--llama", waiting,
+                    "--prompt", "abcd", "--compiled-model-path", tmp_path / "c",
+                    stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"})  # fmt: skip
+    os.close(theirs)
+    shown = b""
+    while b"here" not in shown:
+        shown += os.read(ours, 4096)
+    process.send_signal(number)
+    assert process.wait(60) == status
+    try:
+        while more := os.read(ours, 4096):
+            shown += more
+    except OSError:  # the terminal is gone
+        pass
+    os.close(ours)
+    assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h")  # cursor hidden, shown
+    assert b"Traceback" not in shown
