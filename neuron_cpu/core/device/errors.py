@@ -61,6 +61,7 @@ def warn(identifier: str, message: str, source: str | None = None) -> None:
     silenced = set(filter(None, os.environ.get("NKI_CPU_SILENCE", "").split(",")))
     if identifier in silenced or identifier in getattr(_local, "silenced", ()):
         return
+    # Python's own filter shows each message once, and the place is part of the message.
     place = source if source is not None else current_place()
     if os.environ.get("NKI_CPU_STRICT") == "1":
         raise NkiError(identifier, message, place)
@@ -93,6 +94,7 @@ _internal_cache: dict[str, bool] = {}
 
 def user_frame(depth: int = 1) -> FrameType | None:
     """The innermost Python frame outside of the simulator."""
+    # Walked for every instruction recorded; file names repeat, so each is looked at once.
     frame: FrameType | None = sys._getframe(depth)
     cache = _internal_cache
     while frame is not None:

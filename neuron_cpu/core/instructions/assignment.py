@@ -56,6 +56,7 @@ def assign(view: View, value: Any) -> None:
 
 def was_skipped(value: View) -> bool:
     """True for a result whose mask selected nothing, so that no instruction was recorded."""
+    # A result that nothing produced and the kernel did not create, made since the last instruction.
     fresh = value.storage
     recorded = len(trace.current("assignment").program.instructions)
     return fresh.producer is None and fresh.source is None and fresh.birth == recorded
@@ -193,6 +194,7 @@ def _place_in(whole: View, moved: View, view: View) -> View:
         return whole
     offset = 0
     rest = moved.offset - view.offset
+    # The strides differ between view and whole; the box's first index on each axis does not.
     order = sorted(range(len(view.strides)), key=lambda a: -view.strides[a])
     starts = [0] * len(view.shape)
     for axis in order:  # digits of the distance, largest stride first

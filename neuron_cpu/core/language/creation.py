@@ -100,6 +100,7 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: 
                 f"{kind} tensor of shape {sizes} has {paxis} block axes before its partition axis, "
                 "which SDK 2.23 deprecates and later ones refuse; put the blocks on a free axis",
             )
+    # Every instance of a grid creates its outputs; they are the first instance's tensors.
     if kind == "shared_hbm":
         made = tracer.shared_storage(sizes, dt)
     else:
@@ -133,10 +134,11 @@ def full(
             f"{storage.label()} in HBM has an initial value, expected nl.ndarray; store the "
             "constant with nl.store(tensor, value)",
         )
+    # Zeros of PSUM cost nothing until somebody reads them: program/accumulation.py.
     if storage.buffer == "psum" and fill_value == 0:
         storage.groups = storage.watcher = Groups(storage.size, zeroed=True)
         machine = trace.current("nl.zeros").machine
-        if machine is not None:
+        if machine is not None:  # eager: nobody knows yet what will be read
             machine.run(copies.zero_fill(storage))
         return tensor
     copies.fill(View.blocks_last(storage), fill_value)

@@ -48,6 +48,7 @@ def _broadcast_pair(name: str, x: View, y: View) -> tuple[View, View]:
             f"nl.{name} of {x.label()} and {y.label()}, expected shapes that broadcast; slice them "
             "alike",
         ) from None
+    # Free axes broadcast by strides of 0; engines cannot read one partition into many.
     pair = []
     for view in (x, y):
         if view.shape[0] == 1 and shape[0] > 1:

@@ -126,6 +126,7 @@ def partition_broadcast(source: View, shape: tuple[int, ...]) -> View:
     row = source if source.storage.buffer == "sbuf" else copies.tensor_copy(source)
     if row.dt.is_int:
         return _integer_broadcast(row, shape)
+    # One free axis for TensorE; a row whose strides do not allow that is copied first.
     row = row.expand((1, *shape[1:])) if row.shape[1:] != shape[1:] else row
     flat = tensor_engine.collapsed(row)
     if flat.ndim != 2:
@@ -149,6 +150,7 @@ def _integer_broadcast(row: View, shape: tuple[int, ...]) -> View:
 
     if row.dt.itemsize < 4:
         return spread(row)
+    # Two halves of 16 bits pass exactly; the upper one is shifted back into its place.
     high = vector.tensor_scalar(row, np.right_shift, 16)
     low = vector.tensor_scalar(row, np.bitwise_and, 0xFFFF)
     high = vector.tensor_scalar(spread(high), np.left_shift, 16)

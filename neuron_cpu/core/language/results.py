@@ -113,6 +113,7 @@ def hand_back(
                 tensor.detach().copy_(host)
         elif tensor.ctypes.data != host.data_ptr():
             tensor[...] = to_numpy(host, storage.dtype)
+    # A mutable parameter comes back as the caller's own object, as on the device.
     made = [
         own[s.id] if s.id in own else r if as_torch else to_numpy(r, s.dtype)
         for s, r in zip(program.outputs, results)

@@ -79,6 +79,7 @@ class TimedKernel:
         return TimedKernel(self.kernel[grid], self.trace_path, self.dma_profile)
 
     def __call__(self, *args: Any, **kwargs: Any) -> None:
+        # Shapes and types only: nothing is computed, so annotations can stand for arguments.
         args = tuple(map(placeholder, args))
         kwargs = {name: placeholder(value) for name, value in kwargs.items()}
         found = schedule(self.kernel.trace(*args, **kwargs), self.dma_profile)

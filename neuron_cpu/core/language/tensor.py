@@ -44,7 +44,7 @@ class Tensor(View):
         return subscript(self, key)
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        view = self if key is Ellipsis else self[key]
+        view = self if key is Ellipsis else self[key]  # t[...] is by far the most frequent
         assign(view, value)
 
     def reshape(self, *sizes: Any, shape: Any = None) -> Tensor:
@@ -97,7 +97,10 @@ class Tensor(View):
 
 
 def _truth_refusal(tensor: Tensor) -> tuple[str, str]:
-    """Identifier and message for a truth test, by the statement that asks."""
+    """Identifier and message for a truth test, by the statement that asks.
+
+    Python calls ``__bool__`` alike for if, while, and, or, not: only the source line tells which.
+    """
     frame = user_frame(3)
     line = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno)
     word = line.split(maxsplit=1)[0] if line.strip() else ""

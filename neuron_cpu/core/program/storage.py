@@ -32,6 +32,7 @@ class Source:
 
     @classmethod
     def at(cls, frame: Any) -> Source:
+        """The line that ``frame`` is running; one object for all instructions of a line."""
         key = (frame.f_code.co_filename, frame.f_lineno)
         found = cls._interned.get(key)
         if found is None:

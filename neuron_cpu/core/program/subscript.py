@@ -27,7 +27,8 @@ def subscript(view: V, key: Any) -> V:
         NkiError: subscripts of both families, of the wrong type or number, or certainly outside.
     """
     keys = key if isinstance(key, tuple) else (key,)
-    if isinstance(keys[-1], Mask):  # operand mask: t[i_f < n], or t[i_p, i_f, i_f < n]
+    # An operand mask stands alone or behind the indices: t[i_f < n], or t[i_p, i_f, i_f < n].
+    if isinstance(keys[-1], Mask):
         selected = subscript(view, keys[:-1]) if len(keys) > 1 else view
         return _masked(selected, keys[-1])
     for k in keys:
@@ -125,6 +126,8 @@ def _slice_of(k: Any, size: int, keep_axis: bool) -> tuple[int, int, int, bool]:
         step = 1 if k.step is None else int(k.step)
         start = 0 if k.start is None else int(k.start)
         stop = size if k.stop is None else int(k.stop)
+        # A negative start counts from the end only without a stop: nl.ds(-1, 2) is slice(-1, 1),
+        # a range that begins before the axis, and must not become one that wraps around.
         if k.stop is not None and k.stop < 0:
             stop += size
         if k.start is not None and k.start < 0 and k.stop is None:

@@ -149,7 +149,7 @@ class View:
     def _is_contiguous(self) -> bool:
         step = 1
         for size, stride in zip(reversed(self.shape), reversed(self.strides)):
-            if size != 1:
+            if size != 1:  # the stride of a single element is never taken
                 if stride != step:
                     return False
                 step *= size
@@ -213,9 +213,11 @@ class View:
     def expand(self: V, shape: tuple[int, ...]) -> V:
         """Zero-stride view of ``shape``; missing trailing axes count as axes of size 1."""
         own, strides = self.shape, self.strides
+        # New axes go behind a tile's, before an HBM tensor's (numpy's rule): the partition axis is
+        # the first one, so (P, 1) against (P, a, b) means (P, 1, 1).
         if len(own) < len(shape):
             extra = len(shape) - len(own)
-            if self.on_chip:  # the partition axis stays first: (P, 1) against (P, a, b)
+            if self.on_chip:
                 own, strides = own + (1,) * extra, strides + (0,) * extra
             else:
                 own, strides = (1,) * extra + own, (0,) * extra + strides
@@ -263,6 +265,7 @@ class View:
 
     def slice_box(self: V, box: tuple[slice, ...]) -> V:
         """Sub-view by one slice of step 1 per axis, as masks cut operands."""
+        # Strides stay: a box begins elsewhere and has fewer elements, nothing else changes.
         offset = self.offset
         shape = []
         conditions = []
@@ -295,6 +298,7 @@ class View:
     def check_bounds(self) -> None:
         """Refuse elements outside of the storage's axes, once masks have cut the region."""
         for coefs, const, size in self.oob or ():
+            # Affine, so least and greatest lie at the ends of the axes.
             low = const + sum(c * (n - 1) for c, n in zip(coefs, self.shape) if c < 0)
             high = const + sum(c * (n - 1) for c, n in zip(coefs, self.shape) if c > 0)
             if low < 0 or high >= size:
@@ -344,7 +348,7 @@ def compose(inner: View, outer: V) -> V | None:
     shape = inner.storage.shape
     if len(inner.shape) != len(shape) or len(outer.shape) != len(shape):
         return None
-    if inner.is_full() and outer.oob is None:
+    if inner.is_full() and outer.oob is None:  # nearly always: no mask has cut the result
         return outer
     own = contiguous(shape)
     box, rest = [], inner.offset
