@@ -14,6 +14,8 @@ from neuronx_distributed_inference.models.model_wrapper import TOKEN_GENERATION_
 from neuronx_distributed_inference.recording import COLLECTIVE
 from torch_xla.core import xla_model as xm
 
+from harness.figures import estimate
+from neuron_cpu.core.time import cost
 from neuron_cpu.errors import CompileError
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7]]
@@ -135,3 +137,21 @@ def test_a_scatter_by_the_rank_is_told():
     with rank_context(Group(0, 1)), warnings.catch_warnings():
         warnings.simplefilter("error")
         graph.trace(Model(), (torch.zeros(1, 4),), "tag", 1)
+
+
+def test_the_estimate_charges_what_travels(tiny_llama, application):
+    """Half of the tensor for a gather or a reduce-scatter of two ranks, where it is whole."""
+    _, folder = tiny_llama(num_hidden_layers=1)
+    app = application(folder, load=False, tp_degree=2, **SHARDED)
+    costs = cost.Overheads(collective_ns=0.0, collective_bytes_per_ns=1.0)
+    events = estimate.record(app, app.models[0], 32)
+    estimator = estimate.Estimator(cost.DEFAULT_PROFILE, costs, 2)
+    operators = estimator.graph("context_encoding_model", 32, 2, events).operators
+    whole = 2 * 32 * 48 * 4  # fp32
+    found = {
+        op.name: op.time_ns for op in operators if op.where.endswith(("attn", "mlp.down_proj"))
+    }
+    assert found["reduce-scatter by sum along dim 1"] == whole / 2
+    gathers = [op for op in operators if op.name == "all-gather along dim 1"]
+    assert {op.time_ns for op in gathers} == {whole / 2}
+    assert sum(op.count for op in gathers) == 3
