@@ -7,6 +7,7 @@ import warnings
 import pytest
 import torch
 from neuronx_distributed.parallel_layers import mappings
+from neuronx_distributed.parallel_layers.layers import ParallelEmbedding
 from neuronx_distributed.ranks import Group, RankPool, rank_context
 from neuronx_distributed_inference import graph
 from neuronx_distributed_inference.contract import VERSIONS
@@ -125,18 +126,28 @@ def test_reductions(computation, expected):
         mappings._reduce_scatter_along_dim(torch.empty(2, device="meta"), 0, "median")
 
 
-def test_a_scatter_by_the_rank_is_told():
+class Scatter(torch.nn.Module):
+    def forward(self, x):
+        return mappings.scatter_to_sequence_parallel_region(x, 1)
+
+
+def vocabulary(spmd_rank):
+    return ParallelEmbedding(8, 4, use_spmd_rank=spmd_rank)
+
+
+@pytest.mark.parametrize(
+    ("build", "mend"),
+    [(Scatter, "Use _reduce_scatter_along_dim"), (lambda: vocabulary(False), "Use use_spmd_rank")],
+)
+def test_what_depends_on_the_rank_of_the_trace_is_told(build, mend):
     """On the device every rank runs the graph of rank 0, whose slice it would keep."""
-
-    class Model(torch.nn.Module):
-        def forward(self, x):
-            return mappings.scatter_to_sequence_parallel_region(x, 1)
-
-    with rank_context(Group(0, 2)), pytest.warns(RuntimeWarning, match="each would keep rank 0's"):
-        graph.trace(Model(), (torch.zeros(1, 4),), "tag", 1)
-    with rank_context(Group(0, 1)), warnings.catch_warnings():
-        warnings.simplefilter("error")
-        graph.trace(Model(), (torch.zeros(1, 4),), "tag", 1)
+    ids = torch.zeros((1, 4), dtype=torch.int32)
+    with rank_context(Group(0, 2)), pytest.warns(RuntimeWarning, match=f"keep rank 0's.*{mend}"):
+        graph.trace(build(), (ids,), "tag", 1)
+    for size, make in ((1, build), (2, lambda: vocabulary(True))):
+        with rank_context(Group(0, size)), warnings.catch_warnings():
+            warnings.simplefilter("error")
+            graph.trace(make(), (ids,), "tag", 1)
 
 
 def test_the_estimate_charges_what_travels(tiny_llama, application):

@@ -25,6 +25,7 @@ from .mappings import (
     reduce_from_tensor_model_parallel_region,
     reduce_scatter_to_sequence_parallel_region,
     scatter_to_tensor_model_parallel_region,
+    warn_of_constant_rank,
 )
 from .utils import (
     EmbeddingUtility,
@@ -463,6 +464,8 @@ class ParallelEmbedding(nn.Module):
     def _own_rows(self, ids: torch.Tensor) -> torch.Tensor:
         """(B, S, H): rows that this rank holds, zeros for the others."""
         rows = self.weight.shape[0]
+        if self.rank_util is None and self.tensor_parallel_group.size() > 1:
+            warn_of_constant_rank("A lookup in a sharded vocabulary", "use_spmd_rank=True")
         start = self.start_index if self.rank_util is None else self.rank_util.get_rank() * rows
         local = ids - start
         mine = (local >= 0) & (local < rows)

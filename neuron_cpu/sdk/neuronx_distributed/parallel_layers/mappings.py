@@ -129,20 +129,24 @@ def _split_along_dim(
     group = _group(process_group)
     if group.size() == 1:
         return input_
-    if is_tracing():
-        _warn_of_constant_rank()
+    warn_of_constant_rank(
+        "A scatter", "_reduce_scatter_along_dim with REDUCE_MAX on equal tensors, or an SPMDRank"
+    )
     width = divide(input_.shape[partition_dim], group.size())
     return input_.narrow(partition_dim, group.rank() * width, width).contiguous()
 
 
-def _warn_of_constant_rank() -> None:
-    warnings.warn(
-        "A scatter by the group's own rank is traced: every rank shares one graph on the device, "
-        "traced as rank 0, so each would keep rank 0's slice there; here each keeps its own. Use "
-        "_reduce_scatter_along_dim with REDUCE_MAX on equal tensors, or an SPMDRank.",
-        RuntimeWarning,
-        stacklevel=4,
-    )
+def warn_of_constant_rank(what: str, instead: str) -> None:
+    """Tell, while a model is traced, that `what` depends on the group's rank; names the caller's
+    caller. On the device one graph, traced as rank 0, serves all ranks."""
+    if is_tracing():
+        warnings.warn(
+            f"{what} by the group's own rank is traced: every rank shares one graph on the device, "
+            "traced as rank 0, so each would keep rank 0's slice there; here each keeps its own. "
+            f"Use {instead}.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def _gather_along_first_dim(
