@@ -12,15 +12,19 @@ import argparse
 import ast
 import importlib.util
 import json
+import os
 import re
 import sys
+import traceback
 import types
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from . import ensure_sdk, run_script, terminal
+from .arguments import at_least_zero, positive, seed
 from .errors import UsageError
+from .hints import hint
 
 SHORT_DTYPES = {
     "bf16": "bfloat16",
@@ -33,6 +37,7 @@ SHORT_DTYPES = {
     "u8": "uint8",
     "u32": "uint32",
 }
+INTERRUPTED, READER_GONE = 130, 141  # what a shell reports after Ctrl-C and after `| head`
 PIPED_WIDTH = 180  # columns of a table that goes to a file
 TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)")
 
@@ -63,11 +68,11 @@ def parser() -> argparse.ArgumentParser:
     )
     two.add_argument(
         "--tolerance",
-        type=float,
+        type=at_least_zero,
         default=0.02,
         help="largest accepted difference, relative to a result's largest magnitude",
     )
-    two.add_argument("--seed", type=int, default=0, help="seed of the random inputs")
+    two.add_argument("--seed", type=seed, default=0, help="seed of the random inputs")
     one.add_argument(
         "--dma-profile", default=None, help="DMA profile (default: the calibrated one)"
     )
@@ -77,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="ORDER",
         help="order within an engine: compiler (list scheduling) or program-order (as written)",
     )
-    one.add_argument("--top", type=int, default=12, help="source lines to print")
+    one.add_argument("--top", type=positive, default=12, help="source lines to print")
     one.add_argument("--json", type=Path, metavar="PATH", help="write all figures")
     one.add_argument("--trace", type=Path, metavar="PATH", help="write a trace for ui.perfetto.dev")
     one.add_argument("--plots", type=Path, metavar="FOLDER", help="write PNG plots")
@@ -103,10 +108,16 @@ def parse_value(text: str) -> Any:
                 f"--arg {text} names dtype '{match[2]}', expected one such as bf16, float32 or "
                 "int32; correct the part after the colon."
             )
-        return torch.empty(shape, dtype=dtype, device="meta")
+        try:
+            return torch.empty(shape, dtype=dtype, device="meta")
+        except (RuntimeError, TypeError, ValueError):
+            raise UsageError(
+                f"--arg {text} names no shape that a tensor can have, expected sizes whose product "
+                "fits 64 bits; correct the part before the colon."
+            ) from None
     try:
         return ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
         raise UsageError(
             f"--arg {text} is neither a tensor nor a Python literal, expected for example "
             "128x512:bf16, 1e-5, True or \"'text'\"; quote strings."
@@ -160,7 +171,7 @@ def load_kernel(target: str) -> Any:
 
 
 def _import(path: Path) -> types.ModuleType:
-    if not path.is_file():
+    if "\0" in str(path) or not path.is_file():
         raise UsageError(f"kernel file {path} does not exist, expected a Python file; correct it.")
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
@@ -170,7 +181,7 @@ def _import(path: Path) -> types.ModuleType:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
             f"kernel file {path} cannot be imported ({type(error).__name__}: {error}), expected a "
             "module that imports without a device; mend it first."
@@ -191,11 +202,25 @@ def trace(kernel: Any, args: argparse.Namespace) -> Any:
         return launched.trace(*positional, **named)
     except NkiError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        place = _line_of_kernel(error, args.kernel)
+        if place:
+            raise UsageError(
+                f"kernel {kernel.name} raises {type(error).__name__} at {place}: "
+                f"{error or 'no message'}; {hint(error) or 'mend that line'}"
+            ) from error
         raise UsageError(
             f"kernel {kernel.name} does not trace with these arguments ({type(error).__name__}: "
             f"{error}), expected shapes and constants that it accepts; correct --arg."
         ) from error
+
+
+def _line_of_kernel(error: BaseException, target: str) -> str:
+    """FILE:LINE of the innermost frame in the kernel's file; empty where it did not get there."""
+    path = Path(target.rpartition(":")[0]).resolve()
+    frames = traceback.extract_tb(error.__traceback__)
+    lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path]
+    return f"{path}:{lines[-1]}" if lines else ""
 
 
 # --- profile --------------------------------------------------------------------------------------
@@ -260,8 +285,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if args.command == "compare":
             return compare(args)
         profile(args)
-    except (UsageError, NkiError, OSError) as error:
-        print(error, file=sys.stderr)
+    except KeyboardInterrupt:
+        print("python -m neuron_cpu: interrupted.", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of standard output has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return READER_GONE
+    except (UsageError, NkiError, OSError, MemoryError) as error:
+        print(str(error) or type(error).__name__, file=sys.stderr)
         return 2
     return 0
 

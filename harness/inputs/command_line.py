@@ -17,9 +17,10 @@ from typing import Any, NoReturn, Optional
 
 from harness.errors import UserError
 from harness.inputs.model_shapes import MODEL_SHAPES
-from harness.inputs.prompts import read_prompt_file, shorten, split_prompt_value
+from harness.inputs.prompts import read_prompt_file, split_prompt_value
 from harness.limits import default_memory_gib
 from harness.settings import Settings
+from neuron_cpu.arguments import above_zero, at_least_zero, finite, positive, seed, shown
 
 DEFAULT_PROMPT = "I believe the meaning of life is"  # the contest driver's, for base models
 # For instruct models: along the embedded model's answer the two best logits stay 1.1 apart.
@@ -66,7 +67,6 @@ REFUSED = {
     "--quantized-kernel-lower-bound": _PRIVATE_KERNEL,
     "--mlp-kernel-fuse-residual-add": _PRIVATE_KERNEL,
 }
-LARGEST = 2**31 - 1
 HUGGING_FACE_TOP_K = 50
 DTYPES = ("bfloat16", "float16", "float32")
 PROMPT_VALUES = "prompt_values"
@@ -111,59 +111,6 @@ def boolean(text: str) -> bool:
     return values[text.lower()]
 
 
-def positive(text: str) -> int:
-    """A whole number of at least 1, and small enough for a tensor's size."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = 0
-    if not 1 <= value <= LARGEST:
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number from 1 to {LARGEST}, got {shorten(text)}"
-        )
-    return value
-
-
-def finite(text: str) -> float:
-    """A number that is neither infinite nor NaN."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not math.isfinite(value):
-        raise argparse.ArgumentTypeError(f"expected a finite number, got {shorten(text)}")
-    return value
-
-
-def cost(text: str) -> float:
-    """A finite number of at least 0."""
-    value = finite(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"expected a number of at least 0, got {shorten(text)}")
-    return value
-
-
-def above_zero(text: str) -> float:
-    """A finite number above 0."""
-    value = finite(text)
-    if value <= 0:
-        raise argparse.ArgumentTypeError(f"expected a number above 0, got {shorten(text)}")
-    return value
-
-
-def seed(text: str) -> int:
-    """What torch.manual_seed takes: a whole number of 64 bits."""
-    try:
-        value = int(text)
-    except ValueError:
-        value = -1
-    if not 0 <= value < 2**64:
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number from 0 to 2^64 - 1, got {shorten(text)}"
-        )
-    return value
-
-
 def path(text: str) -> Path:
     """A path with `~` resolved."""
     if not text or "\0" in text:
@@ -172,7 +119,7 @@ def path(text: str) -> Path:
         return Path(text).expanduser()
     except RuntimeError as error:
         raise argparse.ArgumentTypeError(
-            f"expected a path, got {shorten(text)}: {str(error).rstrip('.')}"
+            f"expected a path, got {shown(text)}: {str(error).rstrip('.')}"
         ) from error
 
 
@@ -199,7 +146,7 @@ def tolerance_map(text: str) -> dict[Optional[int], tuple[float, float]]:
     ) as error:
         raise argparse.ArgumentTypeError(
             f"expected a dict such as '{{None: (1e-5, 0.05), 5: (1e-5, 0.03)}}' of finite "
-            f"tolerances of at least 0, got {shorten(text)}"
+            f"tolerances of at least 0, got {shown(text)}"
         ) from error
     return read
 
@@ -366,7 +313,7 @@ def _add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--benchmark", action="store_true", help="measure speed in this mode too")
     group.add_argument(
         "--divergence-difference-tol",
-        type=cost,
+        type=at_least_zero,
         default=0.001,
         metavar="D",
         help="largest logit gap at which another greedy token passes (default: 0.001)",
@@ -460,7 +407,7 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
         ("graph-launch", "one execution of a graph from the host"),
         ("collective", "start of one collective between the cores"),
     ):
-        group.add_argument(f"--{name}-us", type=cost, help=f"assumed cost in µs: {what}")
+        group.add_argument(f"--{name}-us", type=at_least_zero, help=f"assumed cost in µs: {what}")
     group.add_argument(
         "--collective-gb-per-s", type=above_zero, help="assumed rate of a collective"
     )

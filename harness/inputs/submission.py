@@ -11,6 +11,7 @@ from types import ModuleType
 from typing import Optional
 
 from harness.errors import UserError
+from neuron_cpu.hints import hint
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 MODEL_CLASS = "NeuronLlamaForCausalLM"
@@ -75,7 +76,8 @@ def where(error: BaseException, path: Path) -> str:
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     lines = message.strip().splitlines()
     told = lines[0].rstrip(".") if lines else "(no message)"
-    return f"{place} raised {type(error).__name__}: {told}"
+    advice = hint(error)
+    return f"{place} raised {type(error).__name__}: {told}" + (f" ({advice})" if advice else "")
 
 
 def kernel_lines(path: Path) -> dict[str, int]:

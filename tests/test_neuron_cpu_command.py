@@ -1,0 +1,94 @@
+"""`python -m neuron_cpu` with bad files, arguments and kernels: one sentence and status 2."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from neuron_cpu.__main__ import main
+
+KERNEL = """
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+import numpy as np
+import torch
+
+@nki.jit
+def k(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    t = nl.load(x)
+    {}
+    nl.store(out, t)
+    return out
+"""
+
+
+@pytest.fixture
+def target(tmp_path: Path):
+    def write(statement: str = "pass", text: str = KERNEL) -> str:
+        path = tmp_path / "kernels.py"
+        path.write_text(text.format(statement))
+        return f"{path}:k"
+
+    return write
+
+
+def told(capsys: pytest.CaptureFixture) -> str:
+    return capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("statement", "advice"),
+    [
+        ("t = nl.sqroot(t)", "did you mean nl.sqrt?"),
+        ("t = np.exp(t)", "in a kernel use nl.exp"),
+        ("t = torch.exp(t)", "in a kernel use nl.exp"),
+        ("t = nl.sum(t, dim=1)", "keyword is axis="),
+        ("raise ValueError('odd')", "odd; mend that line"),
+        ("import sys; sys.exit(0)", "SystemExit"),
+    ],
+)
+def test_errors_inside_a_kernel_have_their_line(statement, advice, target, capsys) -> None:
+    assert main(["profile", target(statement), "--arg", "128x64:bf16"]) == 2
+    error = told(capsys)
+    assert advice in error and "kernels.py:11" in error and "with these arguments" not in error
+
+
+def test_wrong_arguments_are_told_as_such(target, capsys) -> None:
+    assert main(["profile", target(), "--arg", "128x64:bf16", "--arg", "3"]) == 2
+    assert "does not trace with these arguments" in told(capsys)
+
+
+def test_a_file_that_exits_is_refused(target, capsys) -> None:
+    assert main(["profile", target(text="import sys\nsys.exit(0)\n")]) == 2
+    assert "cannot be imported (SystemExit" in told(capsys)
+
+
+@pytest.mark.parametrize(
+    "value", ["9" * 30 + "x4:bf16", "128x64:nope", "[" * 10_000, "4x4:Tensor", "f("]
+)
+def test_values_that_are_none(value: str, target, capsys) -> None:
+    assert main(["profile", target(), "--arg", value]) == 2
+    assert "--arg" in told(capsys)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--tolerance", "nan"), ("--tolerance", "-1"), ("--seed", "-1"), ("--seed", "9" * 30)],
+)
+def test_numbers_that_mean_nothing(flag: str, value: str, target, capsys) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["compare", target(), "--arg", "128x64:bf16", flag, value])
+    assert ended.value.code == 2 and flag in told(capsys)
+
+
+def test_interrupts_and_readers_that_leave(target, monkeypatch, capsys) -> None:
+    from neuron_cpu.core.run import compare
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(compare, "report", interrupt)
+    assert main(["compare", target(), "--arg", "128x64:bf16"]) == 130
+    assert "interrupted" in told(capsys)
