@@ -94,11 +94,31 @@ def test_store_counts_as_written():
 
 @pytest.mark.parametrize(
     ("partitions", "lanes"),
-    [(1, (1,) + (0,) * 15), (4, (4,) + (0,) * 15), (20, (8, 8, 4) + (0,) * 13),
-     (100, (8,) * 12 + (4, 0, 0, 0))],
+    [(1, (1,) + (0,) * 15), (10, (1,) * 10 + (0,) * 6), (20, (2,) * 4 + (1,) * 12),
+     (100, (7,) * 4 + (6,) * 12)],
 )  # fmt: skip
-def test_rows_belong_to_the_engine_of_their_partitions(partitions, lanes):
+def test_rows_are_dealt_evenly_to_the_engines(partitions, lanes):
     assert transfer_of(load, ((partitions, 64), torch.float32)).lanes == lanes
+
+
+def test_few_rows_begin_at_the_engine_of_their_first_partition():
+    def kernel(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        tile = nl.ndarray((128, 64), dtype=x.dtype)
+        tile[120:124, :] = nl.load(x)
+        nl.store(out, value=tile[120:124, :])
+        return out
+
+    assert transfer_of(kernel, ((4, 64), torch.float32)).lanes == (1, 1, 1, *(0,) * 12, 1)
+
+
+def test_a_lone_short_row_has_nothing_to_overlap_with():
+    lone, long, two = (
+        transfer_of(load, (shape, torch.float32)) for shape in ((1, 1), (1, 512), (2, 1))
+    )
+    assert cost.lane_ns(LATER, lone, 1) == spec.DMA_LONE_ROW_NS
+    assert cost.lane_ns(LATER, long, 1) == LATER.row_ns(2048)
+    assert cost.lane_ns(LATER, two, 1) == LATER.row_ns(4)
 
 
 def test_strided_columns_move_element_by_element():

@@ -58,10 +58,9 @@ def test_values_of_a_reused_buffer_alternate_between_two():
     assert same_results(program, torch.randn(128, 8))
 
 
-@pytest.mark.parametrize("loop", [nl.sequential_range])
-def test_sequential_loops_keep_their_buffers(loop):
-    program = reusing(loop)
-    assert lower(program).instructions is program.instructions
+def test_sequential_loops_keep_their_buffers():
+    program = reusing(nl.sequential_range)
+    assert lower(program).instructions == program.instructions
 
 
 def test_a_value_that_a_later_write_covers_in_part_stays_where_it_is():
@@ -152,6 +151,113 @@ def test_hbm_that_the_kernel_writes_is_loaded_anew():
     program = trace(kernel, (128, 8))
     assert count(lower(program), "dma_copy") == count(program, "dma_copy")
     assert same_results(program, torch.randn(128, 8))
+
+
+# --- transpose ------------------------------------------------------------------------------------
+@pytest.mark.parametrize("shape", [(128, 64), (300, 128), (5, 7)])
+def test_transposing_loads_go_through_tensor_engine(shape):
+    def kernel(x):
+        out = nl.ndarray((shape[1], shape[0]), dtype=nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, value=nl.load_transpose2d(x))
+        return out
+
+    program = trace(kernel, shape)
+    lowered = lower(program)
+    blocks = -(-shape[0] // 128)
+    assert count(program, "dma_transpose") == 1 and count(lowered, "dma_transpose") == 0
+    assert count(lowered, "nc_transpose") == count(lowered, "tensor_copy") == blocks
+    assert same_results(program, torch.randn(*shape))
+
+
+def test_transposing_stores_go_through_tensor_engine():
+    def kernel(x):
+        out = nl.ndarray((64, 128), dtype=nl.float32, buffer=nl.shared_hbm)
+        rows, columns = nl.mgrid[0:128, 0:64]
+        nl.store(out[columns, rows], value=nl.load(x))
+        return out
+
+    program = trace(kernel, (128, 64))
+    lowered = lower(program)
+    assert count(lowered, "nc_transpose") == 1
+    stored = lowered.instructions[-1]
+    assert stored.op.name == "dma_copy" and stored.src[0].shape == (64, 128)
+    assert same_results(program, torch.randn(128, 64))
+
+
+# --- broadcast ------------------------------------------------------------------------------------
+def stretched(columns, explicit):
+    def kernel(x, row):
+        out = nl.ndarray((128, columns), dtype=nl.float32, buffer=nl.shared_hbm)
+        tile, one = nl.load(x), nl.load(row)
+        wide = one.broadcast_to((128, columns)) if explicit else one
+        nl.store(out, value=nl.multiply(tile, wide))
+        return out
+
+    return trace(kernel, (128, columns), (1, columns))
+
+
+def test_an_operator_reads_its_own_broadcast_from_psum():
+    program = stretched(512, explicit=False)
+    lowered = lower(program)
+    product = next(i for i in lowered.instructions if i.op.name == "tensor_tensor")
+    assert count(program, "tensor_copy") == 1 and count(lowered, "tensor_copy") == 0
+    assert "psum" in [v.storage.buffer for v in product.src]
+    assert product.op.cycles(product) == 512  # 1024 with both operands in SBUF
+    assert same_results(program, torch.randn(128, 512), torch.randn(1, 512))
+
+
+@pytest.mark.parametrize(("columns", "explicit"), [(512, True), (600, False)])
+def test_broadcasts_of_their_own_or_beyond_a_bank_are_copied(columns, explicit):
+    program = stretched(columns, explicit)
+    lowered = lower(program)
+    assert count(lowered, "tensor_copy") == count(program, "tensor_copy") == -(-columns // 512)
+    assert same_results(program, torch.randn(128, columns), torch.randn(1, columns))
+
+
+# --- join -----------------------------------------------------------------------------------------
+def windows(n, block, width=3, larger=False):
+    """Sums of ``n`` neighbouring windows, in blocks of a loop."""
+
+    def kernel(x):
+        out = nl.ndarray((128, n), dtype=nl.float32, buffer=nl.shared_hbm)
+        tile, sums = nl.load(x), nl.ndarray((128, n), dtype=nl.float32)
+        for b in nl.affine_range(n // block):
+            for k in nl.affine_range(block):
+                at = b * block + k
+                part = nisa.tensor_scalar(tile[:, nl.ds(at, width)], nl.multiply, 2.0)
+                sums[:, nl.ds(at, 1)] = nisa.tensor_reduce(nl.add, part, axis=1)
+        nl.store(out, value=sums)
+        return out
+
+    return trace(kernel, (128, n + width))
+
+
+@pytest.mark.parametrize(("block", "each"), [(64, 4), (128, 2), (256, 256)])
+def test_short_loops_over_few_elements_become_one_instruction(block, each):
+    program = windows(256, block)
+    lowered = lower(program)
+    assert count(lowered, "tensor_scalar") == count(lowered, "tensor_reduce") == each
+    first = next(i for i in lowered.instructions if i.op.name == "tensor_reduce")
+    assert first.op.cycles(first) == max(64, 256 // each * 3)
+    assert same_results(program, torch.randn(128, 259))
+
+
+def test_wide_instructions_are_not_joined():
+    program = windows(256, 64, width=64)
+    assert count(lower(program), "tensor_reduce") == 256
+
+
+def test_loops_that_also_do_something_larger_stay_as_they_are():
+    def kernel(x):
+        out = nl.ndarray((8, 128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
+        for k in nl.affine_range(8):
+            tile = nl.load(x[k])
+            first = nisa.tensor_scalar(tile[:, 0:1], nl.multiply, 2.0)
+            nl.store(out[k], value=nisa.tensor_scalar(tile, nl.add, first))
+        return out
+
+    program = trace(kernel, (8, 128, 512))
+    assert count(lower(program), "tensor_scalar") == 16
 
 
 # --- laws -----------------------------------------------------------------------------------------

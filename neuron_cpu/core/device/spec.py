@@ -111,6 +111,7 @@ MIN_II = 64  # nki.isa docstrings: cycles from one instruction of an engine to i
 # Cycles from the end of an instruction's occupancy until a consumer may start. PERF shows dependent
 # one-element ScalarE instructions 264 cycles apart, of which MIN_II are the initiation interval.
 DEPENDENT_CYCLES = 200
+ENGINE_START_CYCLES = 20  # fitted: VectorE, ScalarE and GpSimdE beyond their documented cycles
 DMA_ENGINES = 16  # ARCH: per core, each moves one transfer at a time
 DMA_PARTITIONS_PER_ENGINE = GEN2.partitions // DMA_ENGINES  # DMA26: engine e: rows 8e to 8e + 7
 DMA_START_NS = 1300.0  # DMA32: semaphore to first byte
@@ -123,6 +124,8 @@ DMA_FLAT_ROW_BYTES = 256  # shortest row of that measurement; shorter ones take 
 # 20 ns however short it is (windows of 16 to 48 B: 21 ns; 8 B: 17 ns), columns of 4 B take 40 ns.
 DMA_ROW_2_24_NS = 20.0
 DMA_WORD_BYTES = 8
+DMA_LONE_ROW_NS = 360.0  # a transfer of one short row: 25 600 times two loads and a store, 27.4 ms
+DMA_LONE_ROW_BYTES = 512  # one row of 2560 B takes its 150 ns alone, too (4484 of them, 0.66 ms)
 DMA_PART_WORD_NS = 40.0
 HBM_BYTES_PER_NS = 410.0  # ARCH: 820 GB/s per chip, two cores
 # Operators outside of kernels: the 512-column bf16 tiles that compiler-made code of SDK 2.21 loads.

@@ -164,7 +164,7 @@ def _lines(schedule: Schedule) -> dict[Source | None, Line]:
     """Busy time and bytes of each source line."""
     found: dict[Source | None, Line] = {}
     lanes: dict[Source | None, list[float]] = {}
-    row_ns = cost.dma_profile(schedule.profile).row_ns
+    profile = cost.dma_profile(schedule.profile)
     for at, instruction in enumerate(schedule.program.instructions):
         source = instruction.source
         line = found.get(source)
@@ -187,9 +187,8 @@ def _lines(schedule: Schedule) -> dict[Source | None, Line]:
         line.hbm_read_bytes += moved.hbm_read
         line.hbm_write_bytes += moved.hbm_written
         own = lanes.setdefault(source, [0.0] * spec.DMA_ENGINES)
-        row = row_ns(moved.row_bytes)
         for lane, rows in enumerate(moved.lanes):
-            own[lane] += rows * row
+            own[lane] += cost.lane_ns(profile, moved, rows)
     for source, own in lanes.items():
         line = found[source]
         line.busy["dma"] = sum(own) / spec.DMA_ENGINES
@@ -346,10 +345,10 @@ def throughput(schedule: Schedule, bins: int = 400) -> list[tuple[float, float]]
         return []
     width = schedule.total / bins
     moved = [0.0] * (bins + 1)
-    row_ns = cost.dma_profile(schedule.profile).row_ns
+    profile = cost.dma_profile(schedule.profile)
     for _, at, begin, end in schedule.lane_spans():
-        size = schedule.transfers[at].row_bytes
-        rate = size / row_ns(size)
+        moved_by = schedule.transfers[at]
+        rate = moved_by.row_bytes / cost.lane_ns(profile, moved_by, 1)
         first, last = int(begin / width), min(int(end / width), bins)
         for k in range(first, last + 1):
             inside = min(end, (k + 1) * width) - max(begin, k * width)

@@ -124,13 +124,12 @@ class Schedule:
     def lane_spans(self) -> Iterator[tuple[int, int, float, float]]:
         """(DMA engine, instruction, start, end) of every engine's share of every transfer."""
         free = [0.0] * spec.DMA_ENGINES
-        row_ns = cost.dma_profile(self.profile).row_ns
+        profile = cost.dma_profile(self.profile)
         for at, moved in self.transfers.items():
-            row = row_ns(moved.row_bytes)
             for lane, rows in enumerate(moved.lanes):
                 if rows:
                     begin = max(self.start[at], free[lane])
-                    free[lane] = begin + rows * row
+                    free[lane] = begin + cost.lane_ns(profile, moved, rows)
                     yield lane, at, begin, free[lane]
 
 
@@ -172,16 +171,16 @@ def _engines(program: Program) -> tuple[list[int], list[float]]:
     """
     load = [0.0] * len(ENGINES)
     numbers, times = [], []
-    period = [1e9 / GEN2.clock_hz[e] for e in ENGINES[:DMA]]
     for instruction in program.instructions:
         number = NUMBER[instruction.op.engine_of(instruction)]
         time = 0.0
         if number != DMA:
-            cycles = instruction.op.cycles(instruction)
+            time = cost.engine_ns(instruction, ENGINES[number])
             if _either_engine(instruction):
-                vector, scalar = cycles * period[VECTOR], cycles * period[SCALAR]
+                vector = cost.engine_ns(instruction, Engine.VECTOR)
+                scalar = cost.engine_ns(instruction, Engine.SCALAR)
                 number = VECTOR if load[VECTOR] + vector <= load[SCALAR] + scalar else SCALAR
-            time = cycles * period[number]
+                time = vector if number == VECTOR else scalar
             load[number] += time
         numbers.append(number)
         times.append(time)
@@ -348,7 +347,6 @@ class _Run:
 
     def _transfer(self, at: int, now: float) -> None:
         moved = self.transfers[at] = cost.transfer(self.program.instructions[at])
-        row = self.profile.row_ns(moved.row_bytes)
         arrival = now + spec.DMA_START_NS
         free, busy, last = self.lane_free, self.lane_busy, self.lane_last
         first, end, blocker = float("inf"), 0.0, -1
@@ -361,7 +359,7 @@ class _Run:
                 begin, before = arrival, -1
             if begin < first:
                 first = begin
-            work = rows * row
+            work = cost.lane_ns(self.profile, moved, rows)
             busy[lane] += work
             free[lane] = begin + work
             last[lane] = at

@@ -1,0 +1,1 @@
+"""Changes that the vendor's compiler makes to a kernel, one module each."""

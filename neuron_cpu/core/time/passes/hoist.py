@@ -1,0 +1,145 @@
+"""What a loop repeats unchanged runs once."""
+
+from __future__ import annotations
+
+from ...device.spec import Engine
+from ...program.program import Instruction
+from ...program.storage import Frame, Source, Storage
+from ...program.view import View
+from .work import Work, automatic, with_views
+
+Key = tuple
+
+
+class _Seen:
+    """The latest run of one line of a kernel: what it computed, where, and what varied so far.
+
+    Attributes:
+        key: what determines the result.
+        frame: the iteration that it ran in.
+        varied: depth of the deepest loop in which the key changed from one run to the next.
+        storage: where the first run of this key left its result.
+    """
+
+    __slots__ = ("frame", "key", "storage", "varied")
+
+    def __init__(self, key: Key, frame: Frame | None, storage: Storage) -> None:
+        self.key, self.frame, self.storage = key, frame, storage
+        self.varied = 0
+
+
+def hoist(work: Work) -> list[Instruction]:
+    """Run once what a loop repeats unchanged.
+
+    A compiler moves an instruction out of a loop where nothing that it reads changes in the loop;
+    in the unrolled program that is an instruction of the same line with the same operands as in
+    the iteration before, if no loop further inside changes them either. Only results that nothing
+    else writes can be shared, and only from HBM that the kernel does not write.
+    """
+    pure = _single_results(work.instructions)
+    steady = _unwritten_hbm(work.instructions)
+    seen: dict[tuple[Source | None, str, int], _Seen] = {}
+    same: dict[int, Storage] = {}  # a dropped result -> the one that stands for it
+    nth: dict[tuple[Frame | None, Source | None, str], int] = {}
+    result = []
+    for instruction in work.instructions:
+        if same:
+            instruction = _reading(instruction, same)
+        if not _shareable(instruction, pure, steady):
+            result.append(instruction)
+            continue
+        target = instruction.dst[0]
+        position = (instruction.frame, instruction.source, instruction.op.name)
+        count = nth[position] = nth.get(position, -1) + 1
+        line = (instruction.source, instruction.op.name, count)
+        key = _key(instruction)
+        last = seen.get(line)
+        if last is None:
+            seen[line] = _Seen(key, instruction.frame, target.storage)
+            result.append(instruction)
+            continue
+        depth = _parting(last.frame, instruction.frame)
+        if key != last.key:
+            last.varied = max(last.varied, depth)
+        elif last.varied < depth:
+            same[target.storage.id] = last.storage
+            last.frame = instruction.frame
+            continue
+        last.key, last.frame, last.storage = key, instruction.frame, target.storage
+        result.append(instruction)
+    return result if len(result) < len(work.instructions) else work.instructions
+
+
+def _reading(instruction: Instruction, same: dict[int, Storage]) -> Instruction:
+    """The instruction with operands from the results that stand for dropped ones."""
+    if not any(v.storage.id in same for v in instruction.src):
+        return instruction
+    src = []
+    for view in instruction.src:
+        storage = same.get(view.storage.id)
+        if storage is not None:
+            view = View(storage, view.offset, view.shape, view.strides, view.dt, view.paxis)
+        src.append(view)
+    return with_views(instruction, instruction.dst, tuple(src))
+
+
+def _single_results(instructions: list[Instruction]) -> set[int]:
+    """Storages that one instruction writes, once and as a whole."""
+    written: dict[int, int] = {}
+    whole: set[int] = set()
+    for instruction in instructions:
+        for view in instruction.dst:
+            storage = view.storage
+            written[storage.id] = written.get(storage.id, 0) + 1
+            if view.size == storage.size and automatic(storage) and view.indirect is None:
+                whole.add(storage.id)
+    return {k for k in whole if written[k] == 1}
+
+
+def _unwritten_hbm(instructions: list[Instruction]) -> set[int]:
+    """HBM storages that no instruction writes."""
+    read: set[int] = set()
+    written: set[int] = set()
+    for instruction in instructions:
+        if instruction.op.engine is Engine.DMA:
+            read.update(v.storage.id for v in instruction.src if not v.storage.on_chip)
+            written.update(v.storage.id for v in instruction.dst)
+    return read - written
+
+
+def _shareable(instruction: Instruction, pure: set[int], steady: set[int]) -> bool:
+    if len(instruction.dst) != 1 or instruction.dst[0].storage.id not in pure:
+        return False
+    if instruction.attrs.accumulate or instruction.attrs.mask is not None:
+        return False
+    for view in instruction.src:
+        known = pure if view.storage.on_chip else steady
+        if view.storage.id not in known or view.indirect is not None:
+            return False
+    return True
+
+
+def _key(instruction: Instruction) -> Key:
+    target = instruction.dst[0]
+    sources = tuple(
+        [(v.storage.id, v.offset, v.shape, v.strides, v.dt.name) for v in instruction.src]
+    )
+    constants = instruction.attrs.start, instruction.attrs.key()
+    return (
+        target.shape, target.strides, target.dt.name, target.storage.buffer, sources, constants,
+    )  # fmt: skip
+
+
+def _parting(a: Frame | None, b: Frame | None) -> int:
+    """Depth of the outermost loop in whose iterations two frames differ; one more than the depth
+    where they are the same iteration."""
+    if a is b:
+        return 1 if a is None else a.depth + 1
+    left = [] if a is None else a.path()
+    right = [] if b is None else b.path()
+    depth = 0
+    for x, y in zip(left, right):
+        if x is not y:
+            break
+        depth += 1
+    return depth + 1

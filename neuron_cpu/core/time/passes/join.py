@@ -1,0 +1,189 @@
+"""Runs of small equal instructions become one.
+
+An instruction of a few elements occupies its engine for the 64 cycles that any instruction takes.
+Where the iterations of a short loop over independent elements differ only by a step along the free
+axis, the compiler issues them as one instruction with one more free axis: 65 536 products of three
+columns became 512 in a published convolution, once its loop of 2048 was written as blocks of 64.
+Loops of more than JOINED iterations stay as they are, as that loop of 2048 did.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from ...device.spec import Engine
+from ...instructions.entry import MIN_II
+from ...instructions.vector import ReduceAttrs
+from ...program.program import Instruction
+from ...program.storage import Frame, Storage
+from ...program.view import View
+from .work import Work, automatic
+
+JOINED = 128  # iterations of a loop that is joined; see above
+FLOWS = ("elementwise", "copy", "fill", "reduce")  # independent of the elements beside them
+
+
+def join(work: Work) -> list[Instruction]:
+    """Join what the innermost loops repeat."""
+    instructions = work.instructions
+    result: list[Instruction] = []
+    for start, stop in _loops(instructions):
+        body = instructions[start:stop]
+        result.extend(_joined(work, body) if _is_short(body[0].frame) else body)
+    return result
+
+
+def _loops(instructions: list[Instruction]) -> Iterator[tuple[int, int]]:
+    """Consecutive instructions of one execution of one innermost loop."""
+    start = 0
+    while start < len(instructions):
+        frame = instructions[start].frame
+        stop = start + 1
+        while stop < len(instructions) and _same_loop(instructions[stop].frame, frame):
+            stop += 1
+        yield start, stop
+        start = stop
+
+
+def _same_loop(a: Frame | None, b: Frame | None) -> bool:
+    return a is b or (a is not None and b is not None and a.loop is b.loop)
+
+
+def _is_short(frame: Frame | None) -> bool:
+    return frame is not None and frame.loop.kind == "affine" and 1 < frame.loop.n <= JOINED
+
+
+def _joined(work: Work, body: list[Instruction]) -> list[Instruction]:
+    """The loop's instructions, each joined over the iterations.
+
+    A loop that also does something larger stays as it is: its small instructions would have to wait
+    for each other across iterations that otherwise overlap.
+    """
+    rounds = _rounds(body)
+    if rounds is None:
+        return body
+    columns = list(zip(*rounds))
+    if not all(_alike(column) for column in columns):
+        return body
+    tiles = _Tiles(work, rounds)
+    joined = [_one([tiles.rewritten(i) for i in column]) for column in columns]
+    return body if any(i is None for i in joined) else [i for i in joined if i is not None]
+
+
+def _rounds(body: list[Instruction]) -> list[list[Instruction]] | None:
+    """Instructions by iteration; None where the iterations differ in more than their views."""
+    rounds: list[list[Instruction]] = []
+    before: Frame | None = None
+    for instruction in body:
+        if instruction.frame is not before:
+            rounds.append([])
+            before = instruction.frame
+        rounds[-1].append(instruction)
+    first = [(i.op, i.source) for i in rounds[0]]
+    alike = all([(i.op, i.source) for i in r] == first for r in rounds[1:])
+    return rounds if alike and len(rounds) > 1 else None
+
+
+def _alike(column: Sequence[Instruction]) -> bool:
+    """Small instructions of the same kind and shape."""
+    head = column[0]
+    if head.op.engine not in (Engine.VECTOR, Engine.SCALAR) or head.op.flow not in FLOWS:
+        return False
+    if isinstance(head.attrs, ReduceAttrs) and head.attrs.order is not None:
+        return False
+    if len(head.dst) != 1 or head.attrs.mask is not None or head.attrs.accumulate:
+        return False
+    views = (*head.src, *head.dst)
+    if max(v.free_size for v in views) >= MIN_II or any(len(v.shape) > 3 for v in views):
+        return False
+    shapes = [v.shape for v in views]
+    return all(
+        i.attrs.key() == head.attrs.key() and [v.shape for v in (*i.src, *i.dst)] == shapes
+        for i in column
+    )
+
+
+class _Tiles:
+    """Tiles that every iteration made for itself, put side by side in one."""
+
+    def __init__(self, work: Work, rounds: list[list[Instruction]]) -> None:
+        self.count = len(rounds)
+        self.wide: dict[int, tuple[Storage, int]] = {}
+        for number, instruction in enumerate(rounds[0]):
+            for place, view in enumerate(instruction.dst):
+                own = [r[number].dst[place].storage for r in rounds]
+                if view.storage.id in self.wide or not _private(own, rounds):
+                    continue
+                tile = view.storage
+                shape = (tile.shape[0], self.count * tile.free_size)
+                made = work.tile(shape, tile.dtype, tile.buffer, _outside(instruction))
+                made.name, made.source = tile.name, tile.source
+                for k, storage in enumerate(own):
+                    self.wide[storage.id] = made, k * tile.free_size
+
+    def rewritten(self, instruction: Instruction) -> Instruction:
+        """The instruction with its views of private tiles moved into the wide ones."""
+        dst = tuple([self._moved(v) for v in instruction.dst])
+        src = tuple([self._moved(v) for v in instruction.src])
+        return Instruction(
+            instruction.op, dst, src, instruction.attrs, _outside(instruction), instruction.source
+        )
+
+    def _moved(self, view: View) -> View:
+        found = self.wide.get(view.storage.id)
+        if found is None:
+            return view
+        storage, at = found
+        partition, column = divmod(view.offset, view.storage.free_size)
+        strides = (storage.free_size, *view.strides[1:])
+        offset = partition * storage.free_size + at + column
+        return View(storage, offset, view.shape, strides, view.dt)
+
+
+def _outside(instruction: Instruction) -> Frame | None:
+    """The iteration around the innermost loop."""
+    return None if instruction.frame is None else instruction.frame.parent
+
+
+def _private(own: list[Storage], rounds: list[list[Instruction]]) -> bool:
+    """Whether each iteration made one of these tiles in itself, all of one shape."""
+    head = own[0]
+    size = head.free_size * head.dtype.itemsize
+    return (
+        len({s.id for s in own}) == len(own)
+        and all(automatic(s) and s.shape == head.shape and s.paxis == 0 for s in own)
+        and all(s.frame is r[0].frame for s, r in zip(own, rounds))
+        and (head.buffer == "sbuf" or size * len(own) <= 2048)
+    )
+
+
+def _one(column: list[Instruction]) -> Instruction | None:
+    """All iterations of one instruction as one; None where they do not lie in equal steps."""
+    head = column[0]
+    views = []
+    for place in range(len(head.src) + len(head.dst)):
+        every = [(*i.src, *i.dst)[place] for i in column]
+        view = _stretched(every)
+        if view is None:
+            return None
+        views.append(view)
+    src, dst = tuple(views[: len(head.src)]), tuple(views[len(head.src) :])
+    return Instruction(head.op, dst, src, head.attrs, head.frame, head.source)
+
+
+def _stretched(every: list[View]) -> View | None:
+    """Views in equal steps along the free axis as one, the iterations as its first free axis."""
+    head = every[0]
+    step = every[1].offset - head.offset
+    for number, view in enumerate(every):
+        if view.storage is not head.storage or view.strides != head.strides:
+            return None
+        if view.offset - head.offset != number * step or view.indirect is not None:
+            return None
+    if step < 0 or head.offset % head.storage.free_size + step * (len(every) - 1) >= (
+        head.storage.free_size
+    ):
+        return None
+    shape = (head.shape[0], len(every), *head.shape[1:])
+    strides = (head.strides[0], step, *head.strides[1:])
+    return View(head.storage, head.offset, shape, strides, head.dt, head.paxis)
