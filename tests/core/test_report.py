@@ -14,7 +14,7 @@ from neuron_cpu.__main__ import main, parse_arguments, parse_value
 from neuron_cpu.core import Kernel
 from neuron_cpu.core.device import spec
 from neuron_cpu.core.device.spec import GEN2
-from neuron_cpu.core.report import plots, report, tables
+from neuron_cpu.core.report import bands, plots, report, tables
 from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import DMA, ENGINES, schedule
 
@@ -251,6 +251,17 @@ def test_command_refuses_bad_input_in_one_sentence(kernel_file, capsys, argument
     assert main(["profile", *(a.format(file=kernel_file) for a in arguments)]) == 2
     error = capsys.readouterr().err.strip()
     assert message in error and "\n" not in error
+
+
+def test_profiles_carry_the_band_of_their_class():
+    found = report.profile(schedule(Kernel(exponentials).trace(hbm(128, 4096))))
+    band = bands.of(found.critical)
+    assert found.bound == bands.kind_of(found.critical) == "ScalarE"
+    assert found.band_ns == (found.time_ns / band.high, found.time_ns / band.low)
+    assert json.loads(json.dumps(found.to_json()))["band_ns"] == list(found.band_ns)
+    console = Console(file=io.StringIO(), width=200)
+    tables.print_profile(console, found)
+    assert f"{tables.band_text(found.band_ns)} by the calibration" in console.file.getvalue()
 
 
 def test_command_shows_what_the_written_order_costs(tmp_path, capsys):

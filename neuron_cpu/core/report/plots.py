@@ -9,7 +9,8 @@ from typing import Any
 from ..device import spec
 from ..time import cost
 from ..time.schedule import DMA, ENGINES, Schedule
-from .report import Profile
+from . import bands
+from .report import Profile, critical_times
 
 COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3")
 MARKERS = "osD^vP*X<>"
@@ -66,8 +67,11 @@ def timeline(schedule: Schedule, path: Path) -> Path:
     axes.set_yticks([len(ENGINES) - 1 - k + 0.45 for k in range(len(ENGINES))])
     axes.set_yticklabels([e.value for e in ENGINES])
     axes.set_xlabel("µs")
-    axes.set_title(f"{schedule.program.name}: estimated {schedule.total / 1e3:.1f} µs, "
-                   f"DMA profile {schedule.profile}")  # fmt: skip
+    low, high = bands.of(critical_times(schedule)).measured(schedule.total)
+    axes.set_title(
+        f"{schedule.program.name}: estimated {schedule.total / 1e3:.1f} µs "
+        f"({low / 1e3:.1f} to {high / 1e3:.1f} on a device), DMA profile {schedule.profile}"
+    )
     return _save(pyplot, figure, path)
 
 

@@ -17,6 +17,7 @@ from ..program.program import Instruction
 from ..program.storage import Source
 from ..time import cost
 from ..time.schedule import BUFFER, DMA, ENGINES, PORT, TENSOR, Schedule
+from . import bands
 
 ENGINE_KEYS = ("tensor_engine", "vector_engine", "scalar_engine", "gpsimd_engine", "dma")
 
@@ -77,6 +78,9 @@ class Profile:
         time_ns: estimated latency.
         dma_profile: name of the DMA profile.
         schedule_order: in which order the engines took their instructions.
+        bound: class of the kernel for the band, by what bounds it (``bands.kind_of``).
+        band_ns: shortest and longest time of a device that fit the estimate: what the calibration's
+            ratios of this class allow, 10th to 90th percentile.
         metrics: figures under the Neuron profiler's names.
         lines: source lines, most critical first.
         critical: nanoseconds of the critical path by resource (engines and kinds of waiting).
@@ -87,6 +91,8 @@ class Profile:
     time_ns: float
     dma_profile: str
     schedule_order: str
+    bound: str
+    band_ns: tuple[float, float]
     metrics: dict[str, float]
     lines: list[Line]
     critical: dict[str, float]
@@ -105,12 +111,20 @@ def place(source: Source | None) -> str:
 def profile(schedule: Schedule) -> Profile:
     """All figures of one schedule."""
     lines = _lines(schedule)
-    critical = _critical(schedule, lines)
+    critical = critical_times(schedule, lines)
     ordered = sorted(lines.values(), key=lambda line: (-line.critical, -line.longest))
     return Profile(
-        schedule.program.name, schedule.total, schedule.profile, schedule.order,
-        metrics(schedule, ordered), ordered, critical, binding(schedule, critical, ordered),
-    )  # fmt: skip
+        name=schedule.program.name,
+        time_ns=schedule.total,
+        dma_profile=schedule.profile,
+        schedule_order=schedule.order,
+        bound=bands.kind_of(critical),
+        band_ns=bands.of(critical).measured(schedule.total),
+        metrics=metrics(schedule, ordered),
+        lines=ordered,
+        critical=critical,
+        binding=binding(schedule, critical, ordered),
+    )
 
 
 # --- figures --------------------------------------------------------------------------------------
@@ -215,8 +229,10 @@ def _line_words(line: Line) -> str:
 
 
 # --- what bounds it -------------------------------------------------------------------------------
-def _critical(schedule: Schedule, lines: dict[Source | None, Line]) -> dict[str, float]:
-    """Time on the critical path by resource; adds each line's share to ``lines``."""
+def critical_times(
+    schedule: Schedule, lines: dict[Source | None, Line] | None = None
+) -> dict[str, float]:
+    """Nanoseconds of the critical path by resource; adds each line's share to ``lines``."""
     shares: dict[str, float] = {}
     instructions = schedule.program.instructions
     for at in schedule.critical_path():
@@ -233,7 +249,8 @@ def _critical(schedule: Schedule, lines: dict[Source | None, Line]) -> dict[str,
         engine = ENGINES[number].value
         shares[kind] = shares.get(kind, 0.0) + gap
         shares[engine] = shares.get(engine, 0.0) + schedule.end[at] - begin
-        lines[instructions[at].source].critical += schedule.end[at] - before
+        if lines is not None:
+            lines[instructions[at].source].critical += schedule.end[at] - before
     return {k: v for k, v in sorted(shares.items(), key=lambda e: -e[1]) if v > 0}
 
 

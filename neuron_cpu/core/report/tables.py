@@ -24,6 +24,12 @@ def estimate_note(name: str) -> str:
     return f"estimated, not measured; DMA profile {name}: {found.note}"
 
 
+def band_text(band_ns: tuple[float, float]) -> str:
+    """The times of a device that an estimate stands for, in µs."""
+    low, high = band_ns
+    return f"{microseconds(low)} to {microseconds(high)} µs on a device"
+
+
 def print_profile(
     console: Console,
     found: Profile,
@@ -32,7 +38,8 @@ def print_profile(
 ) -> None:
     """One kernel: figures, engines, source lines; these, the widest, through `print_table`."""
     console.print(
-        f"[bold]{found.name}[/bold]: {microseconds(found.time_ns)} µs "
+        f"[bold]{found.name}[/bold]: {microseconds(found.time_ns)} µs, "
+        f"{band_text(found.band_ns)} by the calibration's {found.bound} kernels "
         f"({estimate_note(found.dma_profile)}; schedule {found.schedule_order})"
     )
     console.print(f"bound by {found.binding}")
