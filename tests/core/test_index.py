@@ -308,6 +308,17 @@ def test_rows_chosen_by_data_stay_with_their_view():
         rows[nl.arange(4)[:, None], nl.arange(8)[None, :]]
 
 
+def test_what_is_no_index_is_refused():
+    tensor, _ = hbm((4, 5))
+    rows = nl.arange(4)[:, None]
+    for key in (("0", rows), (rows, 1.5), (rows, None), ("0", 1), (1.5, 1), (None, 1)):
+        with pytest.raises(NkiError, match="sim_index_type"):
+            tensor[key]
+    for key in (0, slice(1, 2), "0"):
+        with pytest.raises(NkiError, match="sim_index_type"):
+            rows[key]
+
+
 def test_whole_axes_stand_behind_index_grids():
     tensor, reference = hbm((4, 5, 6))
     i, j = nl.arange(2)[:, None], nl.arange(3)[None, :]

@@ -95,9 +95,10 @@ class Index:
                 shape.append(self.shape[axis])
                 axis += 1
             else:
-                raise TypeError(
-                    f"an index object takes only ':' and None in a subscript, got {k!r}; "
-                    "build the range you need with nl.arange(start, stop)"
+                raise refuse(
+                    "sim_index_type",
+                    f"an index object is subscripted with {k!r}, expected ':' and None only; build "
+                    "the range you need with nl.arange(start, stop)",
                 )
         coefs += self.coefs[axis:]
         return Index(self.const, tuple(coefs), (*shape, *self.shape[axis:]), self.dense)

@@ -295,9 +295,10 @@ def _axis_expr(
         return k.broadcast(shape), indirect
     tile, extra = (k.tensor, k.index) if isinstance(k, DynamicIndex) else (k, 0)
     if not isinstance(tile, View):
-        raise TypeError(
-            f"subscript {k!r} of axis {axis} is not an index, expected an integer, slice, "
-            "arange, mgrid or an index tile"
+        raise refuse(
+            "sim_index_type",
+            f"subscript {k!r} of axis {axis} of {view.label()} is no index, expected an integer, "
+            "nl.arange, nl.mgrid or an index tile",
         )
     if indirect is not None:
         raise refuse(
