@@ -67,11 +67,31 @@ def test_arange_forms():
     assert nl.ds(3, 4) == slice(3, 7)
 
 
-@pytest.mark.parametrize("spoil", [lambda i: i * i, lambda i: i % 2, lambda i: i // 2,
-                                   lambda i: i / 2])  # fmt: skip
+@pytest.mark.parametrize(
+    "spoil",
+    [lambda i: i * i, lambda i: i % 2, lambda i: i // 2, lambda i: i // -1, lambda i: i / 2],
+)
 def test_products_and_remainders_are_not_affine(spoil):
     with pytest.raises(NkiError, match="err_unsupported_expression_in_mask"):
         spoil(nl.arange(4)[:, None])
+
+
+@some
+@given(
+    n=st.integers(1, 12), start=st.integers(-5, 40), step=st.integers(1, 6),
+    divisor=st.integers(1, 12),
+)  # fmt: skip
+def test_quotients_and_remainders_of_one_piece_are_affine(n, start, step, divisor):
+    index = nl.arange(n)[:, None] * step + start
+    values = start + step * np.arange(n)[:, None]
+    if step % divisor and start // divisor != int(values[-1, 0]) // divisor:
+        with pytest.raises(NkiError, match="err_unsupported_expression_in_mask"):
+            index // divisor
+        with pytest.raises(NkiError, match="err_unsupported_expression_in_mask"):
+            index % divisor
+        return
+    assert np.array_equal((index // divisor).values(), values // divisor)
+    assert np.array_equal((index % divisor).values(), values % divisor)
 
 
 # --- masks ----------------------------------------------------------------------------------------

@@ -259,6 +259,37 @@ def test_loop_reduce_combines_into_the_destination():
     assert np.array_equal(wide(run(maxima, a)), parts.max(1))
 
 
+def test_loop_reduce_starts_with_the_first_value_of_a_fresh_tile():
+    @nki.jit
+    def kernel(a):
+        x = nl.load(a)
+        out = nl.ndarray((4, 3), nl.float32, buffer=nl.shared_hbm)
+        best = nl.ndarray((4, 3), nl.float32, buffer=nl.sbuf)
+        for k in nl.affine_range(3):
+            best[...] = nl.loop_reduce(x[:, 3 * k : 3 * k + 3], op=np.maximum, loop_indices=[k])
+        nl.store(out, best)
+        return out
+
+    values = -1 - np.arange(36, dtype=np.float32).reshape(4, 9)[:, ::-1]
+    assert np.array_equal(kernel(values.copy()), values.reshape(4, 3, 3).max(1))
+
+
+def test_zeros_in_shared_hbm_are_of_2_21(monkeypatch):
+    @nki.jit
+    def kernel(a):
+        out = nl.zeros((300, 700), nl.float32, buffer=nl.shared_hbm)
+        nl.store(out[0:4, 0:9], nl.load(a))
+        return out
+
+    values = np.arange(36, dtype=np.float32).reshape(4, 9)
+    want = np.zeros((300, 700), np.float32)
+    want[:4, :9] = values
+    assert np.array_equal(kernel(values), want)
+    monkeypatch.setenv("NEURON_CPU_SDK", "2.22")
+    with pytest.raises(NkiError, match="err_hbm_tensor_with_init_value_not_supported"):
+        kernel.trace(torch.empty(4, 9, device="meta"))
+
+
 def test_loop_reduce_needs_a_tile():
     def body(x):
         for k in nl.affine_range(2):

@@ -1355,3 +1355,21 @@ def test_results_in_private_memory_of_a_grid_are_refused():
 def test_newer_targets_are_refused():
     with pytest.raises(ValueError, match="'trn2', expected one of trn1, inf2"):
         nki.trace(platform_target="trn2")
+
+
+# rows out of bounds skipped, where no row is chosen by data: an autotuner's conv1d
+def test_skipping_rows_out_of_bounds_needs_rows_chosen_by_data():
+    @nki.jit
+    def kernel(x, rows):
+        out = nl.ndarray((64, 32), nl.float32, buffer=nl.shared_hbm)
+        tile = nl.zeros((64, 32), nl.float32, buffer=nl.sbuf)
+        p, f = nl.arange(64)[:, None], nl.arange(32)[None, :]
+        index = p if rows is None else nl.load(rows)
+        nisa.dma_copy(dst=tile[p, f], src=x[index, f], oob_mode=nisa.oob_mode.skip)
+        nl.store(out, tile)
+        return out
+
+    x = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
+    assert np.array_equal(kernel(x, None), x)
+    with pytest.raises(NkiError, match="sim_newer_core"):
+        kernel(x, np.zeros((64, 1), np.int32))

@@ -292,7 +292,7 @@ CASES = [
          lambda x: nl.copy(nisa.nc_transpose(tile(64, 129))),
          lambda x: nl.copy(nisa.nc_transpose(tile(64, 128))), name="transpose"),
     Case("err_size_of_dimension_exceed_arch_limit",
-         lambda x: nisa.nc_transpose(tile(32, 33), engine=nisa.vector_engine),
+         lambda x: nisa.nc_transpose(tile(32, 129), engine=nisa.vector_engine),
          lambda x: nisa.nc_transpose(tile(32, 32), engine=nisa.vector_engine), name="vector"),
     Case("err_store_dst_shape_smaller_than_other_shape",
          assign((128, 1), (128, 64)), assign((128, 64), (128, 1))),
@@ -422,8 +422,6 @@ CASES += [
             lambda x: nl.add(tile(64, 4097), psum(64, 1).broadcast_to((64, 4097))),
             lambda x: nl.add(tile(64, 4096), psum(64, 1).broadcast_to((64, 4096))), name="psum"),
     keeping("sim_undefined_data", half_written(127), half_written(128)),
-    keeping("sim_sbuf_capacity", sbuf_tiles(5), sbuf_tiles(4)),
-    keeping("sim_psum_capacity", psum_tiles(9), psum_tiles(8)),
 ]  # fmt: skip
 
 
@@ -476,9 +474,11 @@ def updated_by_assignment(x):
 
 
 WARNINGS = [
-    keeping("err_leading_dimension_of_tensor_must_be_partition",
-            lambda x: tile_of_blocks((2, nl.par_dim(128), 4), 0),
-            lambda x: tile_of_blocks((nl.par_dim(128), 2, 4), slice(None))),
+    keeping("sim_sbuf_capacity", sbuf_tiles(5), sbuf_tiles(4)),
+    keeping("sim_psum_capacity", psum_tiles(9), psum_tiles(8)),
+    keeping("sim_vector_transpose_size",
+            lambda x: nisa.nc_transpose(tile(64, 32), engine=nisa.vector_engine),
+            lambda x: nisa.nc_transpose(tile(32, 32), engine=nisa.vector_engine)),
     keeping("sim_gpsimd_psum",
             lambda x: nisa.affine_select(rows(64) >= columns(64), psum(64, 64), 0.0),
             lambda x: nisa.affine_select(rows(64) >= columns(64), nl.copy(psum(64, 64)), 0.0)),
@@ -489,7 +489,6 @@ WARNINGS = [
     keeping("sim_start_partition",
             lambda x: nl.exp(nl.load(x)[32:96]), lambda x: nl.exp(nl.load(x)[64:128]),
             name="64 rows"),
-    keeping("sim_inplace_operator", updated_in_place, updated_by_assignment),
     keeping("sim_accumulation_start", accumulated_onto(copied_psum),
             accumulated_onto(lambda shape, dtype: nl.zeros(shape, dtype, buffer=nl.psum))),
     keeping("sim_trailing_broadcast",
@@ -519,6 +518,37 @@ def test_warning_is_an_error_in_strict_mode(case: Case, monkeypatch: pytest.Monk
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
     expect(kernel_of(case.breach), case.identifier, *case.shapes)
     run(kernel_of(case.legal), *case.shapes)
+
+
+def test_advice_is_no_error_in_strict_mode(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries of the contest updated SBUF tiles in place on SDK 2.21 and were accepted."""
+    monkeypatch.setenv("NKI_CPU_STRICT", "1")
+    with pytest.warns(NkiWarning, match=r"before 2.23 may miscompute.*sim_inplace_operator\]"):
+        run(kernel_of(updated_in_place), (128, 64))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NkiWarning)
+        run(kernel_of(updated_by_assignment), (128, 64))
+        monkeypatch.setenv("NEURON_CPU_SDK", "2.23")
+        run(kernel_of(updated_in_place), (128, 64))
+
+
+def blocks_first(x):
+    return tile_of_blocks((2, nl.par_dim(128), 4), 0)
+
+
+def test_block_axes_are_deprecated_from_2_23_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    identifier = "err_leading_dimension_of_tensor_must_be_partition"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NkiWarning)
+        run(kernel_of(blocks_first), (128, 64))
+    monkeypatch.setenv("NEURON_CPU_SDK", "2.23")
+    with pytest.warns(NkiWarning, match=identifier):
+        run(kernel_of(blocks_first), (128, 64))
+
+
+def test_release_has_to_be_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NEURON_CPU_SDK", "2.2")
+    expect(kernel_of(blocks_first), "sim_unknown_release", (128, 64))
 
 
 @pytest.mark.parametrize("case", WARNINGS, ids=identity)

@@ -658,10 +658,11 @@ def stack(tiles: int, columns: int, scope: str) -> Any:
     return kernel
 
 
-def test_sbuf_is_counted_by_what_is_live() -> None:
+def test_sbuf_is_counted_by_what_is_live(monkeypatch: pytest.MonkeyPatch) -> None:
     columns = 11 * KIB  # 44 KiB per partition: four fit into 176 KiB
     assert sbuf_high_water(trace(stack(4, columns, "together"), (1, 1))) == 176 * KIB
     assert sbuf_high_water(trace(stack(9, columns, "one by one"), (1, 1))) == 44 * KIB
+    monkeypatch.setenv("NKI_CPU_STRICT", "1")  # else a warning: the compiler spills
     message = refused(stack(5, columns, "together"), "sim_sbuf_capacity", (1, 1))
     assert f"need {220 * KIB} bytes per partition" in message and str(44 * KIB) in message
 
@@ -689,6 +690,27 @@ def test_tensor_made_before_a_loop_lives_through_it() -> None:
     assert sbuf_high_water(trace(kernel_for(nl.static_range), (1, 1))) == 5 * KIB
 
 
+def test_blocks_that_one_iteration_touches_live_no_longer() -> None:
+    """Public kernels declare all blocks of their scores in PSUM, and each iteration has its own."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((16, 64, 64), nl.float32, buffer=nl.shared_hbm)
+        data = nl.load(x)
+        scores = nl.ndarray((16, nl.par_dim(64), 512), nl.float32, buffer=nl.psum)
+        sums = nl.zeros((2, nl.par_dim(64), 512), nl.float32, buffer=nl.psum)
+        for i in nl.affine_range(16):
+            scores[i, :, 0:64] = nisa.nc_matmul(data, data)
+            sums[i // 8, :, 0:64] += nisa.nc_matmul(data, data)
+            nl.store(out[i], nl.copy(scores[i, :, 0:64]))
+        nl.store(out[0], nl.copy(sums[0, :, 0:64]))
+        nl.store(out[1], nl.copy(sums[1, :, 0:64]))
+        return out
+
+    # a block of scores, and both sums, which all iterations of the loop may touch
+    assert psum_high_water(trace(kernel, (128, 64))) == 3
+
+
 def banks(tiles: int, columns: int) -> Any:
     @nki.jit
     def kernel(x):
@@ -707,8 +729,11 @@ def banks(tiles: int, columns: int) -> Any:
 
 
 @pytest.mark.parametrize(("columns", "fitting"), [(64, 64), (128, 32), (257, 8), (512, 8)])
-def test_psum_has_eight_banks_that_small_tiles_share(columns: int, fitting: int) -> None:
+def test_psum_has_eight_banks_that_small_tiles_share(
+    columns: int, fitting: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """257 fp32 columns are more than half of a bank, and no tile crosses one."""
+    monkeypatch.setenv("NKI_CPU_STRICT", "1")
     assert psum_high_water(accepted(banks(fitting, columns), (128, 64))) == 8
     message = refused(banks(fitting + 1, columns), "sim_psum_capacity", (128, 64))
     assert "need 9 banks" in message and f": {4 * columns} bytes" in message

@@ -1,27 +1,34 @@
 """On-chip memory that a program needs at its worst point, by liveness over its instructions.
 
-A tensor lives from its first to its last access. One that a loop did not create lives through the
-whole loop if the loop touches it, because the device runs the loop as a loop. Tensors made inside
-an iteration die with it: overlap of iterations is the compiler's choice and takes only what is
-free. A tensor takes its bytes on every partition. In PSUM no tile crosses a bank, but small tiles
+A tile lives from its first to its last access. One that a loop did not create lives through the
+whole loop if the loop touches it, because the device runs the loop as a loop. Tiles made inside an
+iteration die with it: overlap of iterations is the compiler's choice and takes only what is free.
+Each block of a tensor with block axes is a tile of its own, and one that a single iteration touches
+lives no longer than that iteration: public kernels declare more blocks than memory has room for,
+and ran. A tile takes its bytes on every partition. In PSUM no tile crosses a bank, but small tiles
 share one: public kernels with published times keep 512 accumulators of one column. Limits: spec.py.
+
+What exceeds a memory is a warning, as the compiler spills it to HBM; NKI_CPU_STRICT=1 refuses it.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 import numpy as np
 
-from ..device.errors import refuse
+from ..device.errors import refuse, warn
 from ..device.spec import GEN2, KIB
 from ..program.program import Program
 from ..program.regions import place
 from ..program.storage import Frame, Loop, Storage
+from ..program.view import View
 
 LISTED = 6  # tensors that a refusal names, largest first
 Span = tuple[int, int]  # first and last instruction number
-Spans = dict[Storage, Span]
+Block = tuple[Storage, int]  # a tile: its tensor, and its number in row-major order of the blocks
+Spans = dict[Block, Span]
 
 
 def sbuf_high_water(program: Program) -> int:
@@ -35,39 +42,50 @@ def psum_high_water(program: Program) -> int:
 
 
 def check_capacity(program: Program) -> None:
-    """Refuse programs whose live tensors exceed SBUF or PSUM.
+    """Warn of programs whose live tiles exceed SBUF or PSUM: on a device they spill.
 
     Raises:
-        NkiError: ``sim_sbuf_capacity`` or ``sim_psum_capacity``, with the largest live tensors.
+        NkiError: under NKI_CPU_STRICT=1, or where the kernel places its tensors itself:
+            ``sim_sbuf_capacity`` or ``sim_psum_capacity``, with the largest live tiles.
     """
     spans = live_spans(program)
     most, at = _sbuf_peak(program, spans)
     if most > GEN2.sbuf_usable_bytes:
-        raise refuse(
+        _exceeded(
+            program,
             "sim_sbuf_capacity",
             f"live SBUF tensors need {most} bytes per partition, expected at most "
-            f"{GEN2.sbuf_usable_bytes} ({GEN2.sbuf_usable_bytes // KIB} KiB); tile the free axis "
-            "or create tensors inside the loop that uses them; at this line live: "
-            f"{_largest(_live(spans, 'sbuf', at))}",
-            place(program, program.instructions[at]),
+            f"{GEN2.sbuf_usable_bytes} ({GEN2.sbuf_usable_bytes // KIB} KiB), what is beyond is "
+            "spilled to HBM and read back; tile the free axis or create tensors inside the loop "
+            f"that uses them; at this line live: {_largest(_live(spans, 'sbuf', at))}",
+            at,
         )
     most, at = _psum_peak(program, spans)
     if most > GEN2.psum_banks:
-        raise refuse(
+        _exceeded(
+            program,
             "sim_psum_capacity",
             f"live PSUM tensors need {most} banks, expected at most {GEN2.psum_banks} of "
-            f"{GEN2.psum_bank_bytes} bytes per partition; copy results to SBUF earlier or "
-            "accumulate fewer tiles at a time; at this line live: "
+            f"{GEN2.psum_bank_bytes} bytes per partition, what is beyond is copied out and back; "
+            "copy results to SBUF earlier or accumulate fewer tiles at a time; at this line live: "
             f"{_largest(_live(spans, 'psum', at))}",
-            place(program, program.instructions[at]),
+            at,
         )
+
+
+def _exceeded(program: Program, identifier: str, message: str, at: int) -> None:
+    """The compiler spills what it places; tensors at addresses of the kernel's cannot move."""
+    where = place(program, program.instructions[at])
+    if program.direct_allocation:
+        raise refuse(identifier, message, where)
+    warn(identifier, message, where)
 
 
 # --- liveness -------------------------------------------------------------------------------------
 def live_spans(program: Program) -> Spans:
-    """First and last instruction number of every on-chip storage that is accessed."""
-    first: dict[Storage, tuple[int, Frame | None]] = {}
-    last: dict[Storage, tuple[int, Frame | None]] = {}
+    """First and last instruction number of every on-chip tile that is accessed."""
+    first: dict[Block, tuple[int, Frame | None]] = {}
+    last: dict[Block, tuple[int, Frame | None]] = {}
     extents: dict[Loop, list[int]] = {}
     # One pass notes the accesses, and where each execution of a loop begins and ends. Neighbours
     # mostly share their frame, so loops cost something only where the frame changes.
@@ -79,21 +97,42 @@ def live_spans(program: Program) -> Spans:
             _note_loops(extents, frame, k)
             before = frame
         entry = (k, frame)
-        for storage in instruction.on_chip():
-            first.setdefault(storage, entry)
-            last[storage] = entry
+        for view in (*instruction.dst, *instruction.src):
+            if view.on_chip:
+                for block in blocks_of(view):
+                    first.setdefault(block, entry)
+                    last[block] = entry
     _note_loops(extents, before, len(program.instructions) - 1)
     # A loop runs as a loop on the device: what is older than it stays for all of its iterations.
     spans = {}
-    for storage, (start, entered) in first.items():
-        end, left = last[storage]
+    for block, (start, entered) in first.items():
+        end, left = last[block]
+        storage = block[0]
+        if storage.paxis and _one_iteration(entered, left):
+            spans[block] = (start, end)
+            continue
         begun = _outermost(entered, storage.frame)
         ended = _outermost(left, storage.frame)
-        spans[storage] = (
+        spans[block] = (
             start if begun is None else extents[begun][0],
             end if ended is None else extents[ended][1],
         )
     return spans
+
+
+def blocks_of(view: View) -> list[Block]:
+    """The tiles that a view reaches into."""
+    storage = view.storage
+    if not storage.paxis:
+        return [(storage, 0)]
+    size = storage.size // storage.tiles
+    reach = sum((n - 1) * stride for n, stride in zip(view.shape, view.strides))
+    return [(storage, n) for n in range(view.offset // size, (view.offset + reach) // size + 1)]
+
+
+def _one_iteration(a: Frame | None, b: Frame | None) -> bool:
+    """True where two places stand in the same iteration of the same innermost loop."""
+    return a is b and a is not None
 
 
 def _note_loops(extents: dict[Loop, list[int]], frame: Frame | None, k: int) -> None:
@@ -118,8 +157,8 @@ def _outermost(frame: Frame | None, creator: Frame | None) -> Loop | None:
     return frame.loop
 
 
-def _live(spans: Spans, buffer: str, at: int) -> list[Storage]:
-    return [s for s, (start, end) in spans.items() if s.buffer == buffer and start <= at <= end]
+def _live(spans: Spans, buffer: str, at: int) -> list[Block]:
+    return [t for t, (start, end) in spans.items() if t[0].buffer == buffer and start <= at <= end]
 
 
 # --- peaks ----------------------------------------------------------------------------------------
@@ -127,7 +166,7 @@ def _sbuf_peak(program: Program, spans: Spans) -> tuple[int, int]:
     """Most bytes live at once, and the first instruction where they are."""
     if program.direct_allocation:
         return _placed_end(program, "sbuf"), 0
-    live = _sums(program, spans, "sbuf", lambda storage: storage.partition_bytes)
+    live = _sums(program, spans, "sbuf", lambda storage: storage.tile_bytes)
     at = int(np.argmax(live))
     return int(live[at]), at
 
@@ -138,14 +177,14 @@ def _psum_peak(program: Program, spans: Spans) -> tuple[int, int]:
         return -(-_placed_end(program, "psum") // GEN2.psum_bank_bytes), 0
     # A bank for each tile is an upper bound, and exact for the usual tile of 512 fp32 columns.
     # Live tiles are packed only where that bound exceeds what has been found so far.
-    bound = _sums(program, spans, "psum", lambda storage: storage.tiles)
-    births = sorted({start for storage, (start, _) in spans.items() if storage.buffer == "psum"})
+    bound = _sums(program, spans, "psum", lambda storage: 1)
+    births = sorted({start for tile, (start, _) in spans.items() if tile[0].buffer == "psum"})
     most, where = 0, 0
     for at in births:
         if bound[at] <= most:
             continue
         live = _live(spans, "psum", at)
-        needed = banks(size for s in live for size in (s.tile_bytes,) * s.tiles)
+        needed = banks(storage.tile_bytes for storage, _ in live)
         if needed > most:
             most, where = needed, at
     return most, where
@@ -176,21 +215,23 @@ def _placed_end(program: Program, buffer: str) -> int:
 def _sums(
     program: Program, spans: Spans, buffer: str, units: Callable[[Storage], int]
 ) -> np.ndarray:
-    """Units of live storages at every instruction: a running sum of what begins and ends."""
+    """Units of live tiles at every instruction: a running sum of what begins and ends."""
     change = np.zeros(len(program.instructions) + 1, np.int64)
-    for storage, (start, end) in spans.items():
+    for (storage, _), (start, end) in spans.items():
         if storage.buffer == buffer:
             change[start] += units(storage)
             change[end + 1] -= units(storage)
     return np.cumsum(change)
 
 
-def _largest(live: list[Storage]) -> str:
-    """The largest of the live tensors: name, place, bytes per partition."""
-    live = sorted(live, key=lambda storage: storage.partition_bytes, reverse=True)
+def _largest(live: list[Block]) -> str:
+    """The tensors with the most live bytes: name, place, bytes per partition."""
+    taken: Counter[Storage] = Counter()
+    for storage, _ in live:
+        taken[storage] += storage.tile_bytes
     names = [
-        f"{s.label()}{f' (created at {s.source})' if s.source else ''}: {s.partition_bytes} bytes"
-        for s in live[:LISTED]
+        f"{s.label()}{f' (created at {s.source})' if s.source else ''}: {size} bytes"
+        for s, size in taken.most_common(LISTED)
     ]
-    rest = len(live) - LISTED
+    rest = len(taken) - LISTED
     return ", ".join(names) + (f" and {rest} more" if rest > 0 else "")

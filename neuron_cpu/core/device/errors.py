@@ -53,8 +53,10 @@ def refuse(identifier: str, message: str, source: str | None = None) -> NkiError
     return kind(identifier, message, place)
 
 
-def warn(identifier: str, message: str, source: str | None = None) -> None:
+def warn(identifier: str, message: str, source: str | None = None, advice: bool = False) -> None:
     """Report a doubtful construct once per place; an error where NKI_CPU_STRICT=1.
+
+    ``advice``: devices have run the construct with right results; strict mode lets it pass, too.
 
     ``NKI_CPU_SILENCE`` (comma-separated identifiers) and ``silence()`` switch single ones off.
     """
@@ -63,7 +65,7 @@ def warn(identifier: str, message: str, source: str | None = None) -> None:
         return
     # Python's own filter shows each message once, and the place is part of the message.
     place = source if source is not None else current_place()
-    if os.environ.get("NKI_CPU_STRICT") == "1":
+    if os.environ.get("NKI_CPU_STRICT") == "1" and not advice:
         raise NkiError(identifier, message, place)
     where = f"{place}: " if place else ""
     warnings.warn(f"{where}{message} [{identifier}]", NkiWarning, stacklevel=3)

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..device.dtypes import DType, to_dtype
 from ..device.errors import refuse, warn
+from ..device.release import ENVIRONMENT_VARIABLE, chosen, since
 from ..device.spec import Engine
 from ..program.view import View
 from .alu import ARITHMETIC, BITWISE
@@ -123,9 +124,11 @@ def reduction_target(reduce_res: Any, data: View, what: str) -> View:
 
 
 def newer(name: str, release: str) -> None:
-    """Warn that SDK 2.21 does not have a function yet."""
+    """Warn that the SDK release in force does not have a function yet."""
+    if since(release):
+        return
     warn(
         "sim_newer_api",
-        f"nisa.{name} needs SDK {release} or newer, expected functions of 2.21; the kernel does "
-        "not compile there",
+        f"nisa.{name} needs SDK {release} or newer, expected functions of {chosen()}; the kernel "
+        f"does not compile there, choose the release with {ENVIRONMENT_VARIABLE}",
     )

@@ -17,7 +17,7 @@ from ..program import trace
 from ..program.program import Instruction, Program
 from ..program.storage import Storage
 from ..program.view import View, compose
-from .copies import copy_instruction, copy_into, fill, zero_fill
+from .copies import copy_instruction, copy_into, fill, initial_fill
 from .vector import LoopReduction
 
 
@@ -252,8 +252,12 @@ def accumulate(view: View, value: Any) -> bool:
     return True
 
 
-def insert_zero_fills(program: Program) -> None:
+def insert_initial_fills(program: Program) -> None:
     """Put the fills of zeros that were read into a finished program, where the tiles were made."""
-    read = [s for s in program.storages if s.groups is not None and s.groups.needs_zeros]
+    read = [
+        s
+        for s in program.storages
+        if s.initial is not None or (s.groups is not None and s.groups.needs_zeros)
+    ]
     for storage in sorted(read, key=lambda s: s.birth, reverse=True):  # later ones stay in place
-        program.instructions.insert(storage.birth, zero_fill(storage))
+        program.instructions.insert(storage.birth, initial_fill(storage))

@@ -169,10 +169,14 @@ def fill(dst: View, value: Any) -> None:
     record(MEMSET, (dst,), (), FillAttrs(value=number(value)))
 
 
-def zero_fill(storage: Storage) -> Instruction:
-    """The real memset of a zeros-initialised tensor that is read before a matmul wrote it."""
+def initial_fill(storage: Storage) -> Instruction:
+    """The real memset of a tensor that is read before its first accumulation wrote it.
+
+    Zeros of a PSUM tile from ``nl.zeros``, or the neutral element of a reduction over iterations.
+    """
     whole = View.blocks_last(storage)
-    return Instruction(MEMSET, (whole,), (), FillAttrs(value=0), storage.frame, storage.source)
+    value = FillAttrs(value=0 if storage.initial is None else storage.initial)
+    return Instruction(MEMSET, (whole,), (), value, storage.frame, storage.source)
 
 
 def memset(shape: Any, value: Any, dtype: Any, *, mask: Any = None, engine: Any = None) -> View:

@@ -98,13 +98,17 @@ def dma_copy(
 
     ``dst_rmw_op=np.add`` adds to what ``dst`` holds (SDK 2.23).
     """
-    if dge_mode is descriptor_modes.hwdge or oob_mode is not bound_modes.error:
+    source, target = tile(src, "dma_copy"), tile(dst, "dma_copy")
+    # Only rows chosen by data can be skipped; without any the mode has nothing to do, and public
+    # kernels that name it so ran.
+    by_data = source.indirect is not None or target.indirect is not None
+    skips = oob_mode is not bound_modes.error and by_data
+    if dge_mode is descriptor_modes.hwdge or skips:
         raise refuse(
             "sim_newer_core",
             f"dma_copy with {dge_mode} and {oob_mode}, expected descriptors made in advance and "
             "oob_mode.error on NeuronCore-v2; drop the options and mask rows out of bounds",
         )
-    source, target = tile(src, "dma_copy"), tile(dst, "dma_copy")
     operator = None if dst_rmw_op is None else operators.name_of(dst_rmw_op)
     if operator not in (None, "add"):
         raise refuse(

@@ -241,15 +241,15 @@ def _transpose(attrs: TransposeAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 def _transpose_rules(i: Instruction) -> None:
     data, out = i.src[0], i.dst[0]
-    limit = GEN2.vector_transpose_max if _on_vector(i) else GEN2.partitions
     for size in (data.shape[0], data.free_size):
-        if size > limit:
+        if size > GEN2.partitions:
             raise refuse(
                 "err_size_of_dimension_exceed_arch_limit",
-                f"nc_transpose of {data.label()} has an axis of {size}, expected at most {limit} "
-                "on this engine; transpose in blocks",
+                f"nc_transpose of {data.label()} has an axis of {size}, expected at most "
+                f"{GEN2.partitions}; transpose in blocks",
             )
     if _on_vector(i):
+        _large_on_vector(data)
         return
     if data.storage.buffer != SBUF:
         raise refuse(
@@ -264,10 +264,24 @@ def _transpose_rules(i: Instruction) -> None:
         )
 
 
+def _large_on_vector(data: View) -> None:
+    """VectorE transposes 32 x 32; larger ones the compiler takes apart (a public kernel ran so)."""
+    limit = GEN2.vector_transpose_max
+    if data.shape[0] > limit or data.free_size > limit:
+        warn(
+            "sim_vector_transpose_size",
+            f"nc_transpose of {data.label()} on VectorE takes {data.shape[0]} x {data.free_size}, "
+            f"expected at most {limit} x {limit}: the compiler takes it apart or moves it; "
+            "transpose in blocks",
+        )
+
+
 def _transpose_cycles(i: Instruction) -> float:
     data = i.src[0]
     if _on_vector(i):
-        return max(MIN_II, data.free_size)
+        side = GEN2.vector_transpose_max
+        blocks = math.ceil(data.shape[0] / side) * math.ceil(data.free_size / side)
+        return blocks * max(MIN_II, min(side, data.free_size))
     rate = 4 if data.dt.name in FOUR_BYTE_FLOATS else 1
     # the docstring's max(P, min(64, F)); fp32 takes four passes as in a product
     return rate * max(data.shape[0], min(64, data.free_size), MIN_II)

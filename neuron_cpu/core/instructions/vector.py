@@ -15,9 +15,11 @@ import torch
 from ..device.dtypes import promote
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2, MIN_II, Engine
+from ..program import trace
 from ..program.attributes import Attrs
 from ..program.index import is_integer
 from ..program.program import Instruction
+from ..program.regions import window
 from ..program.view import View
 from . import operators
 from .alu import ARITHMETIC, BITWISE, REDUCTIONS, alu, reduce_last
@@ -33,6 +35,8 @@ from .arguments import (
     stretched,
     tile,
 )
+from .constants import fp32
+from .copies import initial_fill
 from .entry import (
     ON_CHIP,
     PSUM,
@@ -131,6 +135,10 @@ def _equal_shapes(a: View, b: View) -> tuple[View, View]:
     )
 
 
+# a op neutral = a; the extremes of fp32, which saturate to those of a narrower type
+NEUTRAL = {"add": 0.0, "multiply": 1.0, "maximum": fp32.min, "minimum": fp32.max}
+
+
 class LoopReduction:
     """Result of ``nl.loop_reduce``, waiting for the tile it is combined into."""
 
@@ -138,9 +146,31 @@ class LoopReduction:
         self.value, self.op, self.mask = value, op, mask
 
     def into(self, view: View) -> None:
-        """Record ``view = view op value`` in place."""
+        """Record ``view = view op value`` in place.
+
+        The target needs no initial value: a tile that nothing has written yet begins as the
+        operator's neutral element, filled in where the tile was made.
+        """
         value = self.value if self.value.shape == view.shape else self.value.reshape(view.shape)
+        storage = view.storage
+        if storage.initial is None and self.op in NEUTRAL and not self._begun(view):
+            storage.initial = NEUTRAL[self.op]
+            machine = trace.current("nl.loop_reduce").machine
+            if machine is not None:
+                machine.run(initial_fill(storage))
         record(TENSOR_TENSOR, (view,), (view, value), BinaryAttrs(op=self.op), self.mask)
+
+    def _begun(self, view: View) -> bool:
+        """True where an instruction has written some of ``view``, the latest asked first."""
+        instructions = trace.current("nl.loop_reduce").program.instructions
+        written = np.zeros(view.storage.size, bool)
+        for instruction in reversed(instructions[view.storage.birth :]):
+            for dst in instruction.dst:
+                if dst.storage is view.storage:
+                    window(written, dst)[...] = True
+                    if window(written, view).any():
+                        return True
+        return False
 
 
 def _combine(attrs: BinaryAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor]:

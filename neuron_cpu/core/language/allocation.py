@@ -57,16 +57,41 @@ class Placed:
             return
         # From here on every on-chip tensor needs an address; check/allocation.py looks at the end.
         program.direct_allocation = True
-        size = storage.free_size * storage.dtype.itemsize
-        blocks = [range(s) for s in storage.shape[: storage.paxis]]
         storage.address = [
-            self._tile(storage, number, index, size)
-            for number, index in enumerate(itertools.product(*blocks))
+            self._tile(storage, number, got)
+            for number, got in enumerate(self._first_answers(storage))
         ]
 
-    def _tile(self, storage: Storage, number: int, index: tuple[int, ...], size: int) -> Tile:
+    def _first_answers(self, storage: Storage) -> list[tuple[int, ...]]:
+        """Addresses of all tiles, as the loop's first iteration got them.
+
+        A device compiler traces the body of a loop once, so a Python counter that the body advances
+        gives every iteration the addresses of the first. Tensors are told apart by the loops and
+        lines that create them and by their number there.
+        """
+        placed = trace.current("ncc allocation").placed
+        loops = [] if storage.frame is None else storage.frame.path()
+        where = (*(frame.loop.source for frame in loops), storage.source)
+        here = placed.setdefault((where, tuple(frame.i for frame in loops)), [])
+        first = placed.setdefault((where, (0,) * len(loops)), here)
+        if here is first or len(here) == len(first):  # a branch that the first did not take
+            here.append(self._answers(storage))
+        else:
+            here.append(first[len(here)])
+        return here[-1]
+
+    def _answers(self, storage: Storage) -> list[tuple[int, ...]]:
+        """What the address function says of every tile."""
         partitions = storage.shape[storage.paxis]
-        got = tuple(int(v) for v in self.function(index, partitions, size))
+        blocks = [range(s) for s in storage.shape[: storage.paxis]]
+        return [
+            tuple(int(v) for v in self.function(index, partitions, storage.tile_bytes))
+            for index in itertools.product(*blocks)
+        ]
+
+    def _tile(self, storage: Storage, number: int, got: tuple[int, ...]) -> Tile:
+        partitions = storage.shape[storage.paxis]
+        size = storage.tile_bytes
         if self.kind == "psum":
             return _psum_tile(storage, number, got)
         partition, byte = got

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..device.errors import refuse, warn
+from ..device.release import IN_PLACE_OPERATORS_RELIABLE, since
 from ..instructions import assignment
 from ..program.index import DynamicIndex, Index
 from ..program.view import View
@@ -65,11 +66,13 @@ def _in_place(name: str) -> Callable[[Tensor, Any], View]:
             return self
         if name == "add" and assignment.accumulate(self, other):
             return self
-        warn(
-            "sim_inplace_operator",
-            f"in-place '{name}' on {self.label()} is no matmul accumulation in PSUM, which SDK "
-            f"releases before 2.23 may miscompute; write x[...] = nl.{name}(x, y)",
-        )
+        if not since(IN_PLACE_OPERATORS_RELIABLE):
+            warn(  # two entries of the contest ran so on 2.21, hence no error in strict mode
+                "sim_inplace_operator",
+                f"in-place '{name}' on {self.label()} is no matmul accumulation in PSUM, which SDK "
+                f"releases before 2.23 may miscompute; write x[...] = nl.{name}(x, y)",
+                advice=True,
+            )
         assignment.assign(self, function(self, other))
         return self
 

@@ -10,13 +10,16 @@ import numpy as np
 
 from ..device.dtypes import DType, to_dtype
 from ..device.errors import refuse, warn
+from ..device.release import BLOCK_AXES_DEPRECATED, ZEROS_IN_SHARED_HBM_REFUSED, since
 from ..device.spec import GEN2
-from ..instructions import copies
+from ..instructions import copies, dma
 from ..program import trace
 from ..program.accumulation import Groups
 from ..program.index import is_integer
 from ..program.view import View
 from .buffers import sbuf
+
+HBM_FILL_BYTES = 2048  # a partition of the tile that fills HBM; such rows move at full rate
 
 
 class par_dim(int):
@@ -94,7 +97,7 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: 
         )
     if kind in ("sbuf", "psum"):
         _check_on_chip(sizes, paxis, dt, kind)
-        if paxis:
+        if paxis and since(BLOCK_AXES_DEPRECATED):
             warn(
                 "err_leading_dimension_of_tensor_must_be_partition",
                 f"{kind} tensor of shape {sizes} has {paxis} block axes before its partition axis, "
@@ -128,6 +131,9 @@ def full(
             f"{storage.label()} is allocated directly and has an initial value, expected "
             "nl.ndarray; write it with nisa.memset",
         )
+    if storage.buffer == "shared_hbm" and not since(ZEROS_IN_SHARED_HBM_REFUSED):
+        _fill_hbm(tensor, fill_value)
+        return tensor
     if not storage.on_chip:
         raise refuse(
             "err_hbm_tensor_with_init_value_not_supported",
@@ -139,10 +145,31 @@ def full(
         storage.groups = storage.watcher = Groups(storage.size, zeroed=True)
         machine = trace.current("nl.zeros").machine
         if machine is not None:  # eager: nobody knows yet what will be read
-            machine.run(copies.zero_fill(storage))
+            machine.run(copies.initial_fill(storage))
         return tensor
-    copies.fill(View.blocks_last(storage), fill_value)
+    for number in range(storage.tiles):  # an instruction has one tile, however many blocks
+        copies.fill(View.block(storage, number), fill_value)
     return tensor
+
+
+def _fill_hbm(tensor: View, value: Any) -> None:
+    """Constants into HBM, as SDK 2.21 compiled them: a filled tile, stored over all rows.
+
+    Rows of the tensor are its last axis; the tile is as wide as the axis, up to 2 KiB a partition.
+    """
+    width = tensor.shape[-1]
+    rows = tensor.reshape((tensor.size // width, width))
+    columns = min(width, HBM_FILL_BYTES // tensor.dt.itemsize)
+    height = min(GEN2.partitions, rows.shape[0])
+    tile = ndarray((height, columns), tensor.dtype)
+    copies.fill(tile, value)
+    for top in range(0, rows.shape[0], height):
+        count = min(height, rows.shape[0] - top)
+        for left in range(0, width, columns):
+            wide = min(columns, width - left)
+            part = (slice(0, count), slice(0, wide))
+            target = rows.slice_box((slice(top, top + count), slice(left, left + wide)))
+            dma.move(target, tile.slice_box(part))
 
 
 def zeros(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **kw: Any) -> View:

@@ -19,9 +19,10 @@ import numpy as np
 import torch
 
 from ..check import lint, verify
+from ..device import release
 from ..device.errors import refuse
 from ..device.pause import without_garbage_collection
-from ..instructions.assignment import insert_zero_fills
+from ..instructions.assignment import insert_initial_fills
 from ..program import trace
 from ..program.program import Program
 from ..program.storage import Frame, Loop
@@ -132,7 +133,8 @@ class Kernel:
     def trace(self, *args: Any, **kwargs: Any) -> Program:
         """The verified Program for these arguments (only shapes, types and constants count)."""
         _, key = flatten(args, kwargs)
-        key = (self.grid, key)
+        # the rules that a program has been verified by are part of what it is
+        key = (self.grid, release.chosen(), os.environ.get("NKI_CPU_STRICT"), key)
         found = self.programs.get(key)
         if found is None:
             # Ranks are threads that reach a new shape at the same time: one of them traces, the
@@ -170,7 +172,7 @@ class Kernel:
             tracer.frame = None
             adopt_results(program, result)
             # Only now is it known which zeros of PSUM tiles anybody reads.
-            insert_zero_fills(program)
+            insert_initial_fills(program)
             tracer.finish()
         collect_outputs(program, result)
         return program

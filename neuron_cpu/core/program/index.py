@@ -165,11 +165,32 @@ class Index:
             "multiples of arange, mgrid and loop variables; split the axis into two arange axes",
         )
 
-    def __mod__(self, other: Any) -> NoReturn:
-        self._not_affine("%")
+    def __floordiv__(self, other: Any) -> Index:
+        return self._in_one_piece("//", other)
 
-    def __floordiv__(self, other: Any) -> NoReturn:
-        self._not_affine("//")
+    def __mod__(self, other: Any) -> Index:
+        return self._in_one_piece("%", other)
+
+    def _in_one_piece(self, operator: str, other: Any) -> Index:
+        """Quotient or remainder, where it is affine after all on this grid.
+
+        ``i // n`` and ``i % n`` are affine in pieces: constant and ``i`` while no multiple of n is
+        crossed, and affine where n divides the coefficients. Public kernels that ran on devices
+        split a flat index so where it has one piece (arange(2048) // 2048).
+        """
+        if not is_integer(other) or other <= 0:
+            self._not_affine(operator)
+        n = int(other)
+        low, high = self.bounds()
+        if all(c % n == 0 for c in self.coefs):
+            const, coefs = self.const // n, tuple(c // n for c in self.coefs)
+        elif low // n == high // n:
+            const, coefs = low // n, (0,) * self.ndim
+        else:
+            self._not_affine(operator)
+        if operator == "//":
+            return Index(const, coefs, self.shape, self.dense)
+        return Index(const, coefs, self.shape, self.dense) * -n + self
 
     def __truediv__(self, other: Any) -> NoReturn:
         self._not_affine("/")

@@ -95,6 +95,7 @@ class Storage:
         producer: the instruction whose result this fresh tile is, while it may still be moved.
         watcher: told of every instruction that is about to read the storage (while tracing).
         groups: matmul accumulation groups of a PSUM tile whose first matmul overwrites.
+        initial: what a reduction over iterations needs it to begin with.
         data: contents of a constant.
         address: explicit placement, from direct allocation.
         mutable: kernel input that the kernel may write and must return.
@@ -109,6 +110,7 @@ class Storage:
         "frame",
         "groups",
         "id",
+        "initial",
         "mutable",
         "name",
         "paxis",
@@ -136,6 +138,7 @@ class Storage:
         self.producer: Instruction | None = None
         self.watcher: Watcher | None = None
         self.groups: Groups | None = None
+        self.initial: float | None = None
         self.data: np.ndarray | None = None
         self.address: Any = None
         self.mutable = False

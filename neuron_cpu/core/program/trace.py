@@ -74,6 +74,8 @@ class Tracer:
         self.recorded = program.instructions.append
         self.shared: list[Storage] = []  # shared_hbm tensors: one set for all grid instances
         self.shared_next = 0
+        # addresses that the kernel's own functions gave, by place and iteration
+        self.placed: dict[tuple, list[list[tuple[int, ...]]]] = {}
         self.random: tuple[Any, int] = (0, 0)  # seed (a number or a tile), draws since it was set
         self.sums: View | None = None  # ScalarE's running sums (reduce_cmd)
 

@@ -93,6 +93,13 @@ class View:
         shape = (partitions, storage.size // tile, free)
         return cls(storage, 0, intern(shape), intern((free, tile, 1)))
 
+    @classmethod
+    def block(cls: type[V], storage: Storage, number: int) -> V:
+        """One tile of an on-chip storage: its block ``number``, in row-major order."""
+        shape = storage.shape[storage.paxis :]
+        size = storage.size // storage.tiles
+        return cls(storage, number * size, intern(shape), contiguous(shape))
+
     # --- properties -------------------------------------------------------------------------------
     @property
     def dtype(self) -> Any:
