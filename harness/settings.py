@@ -55,6 +55,7 @@ class Settings:
     base_latency: Optional[float]  # ms
     base_throughput: Optional[float]  # tokens/s
     benchmark: bool
+    judge: str  # "ties" or "contest": what passes as accurate
     divergence_difference_tol: float
     tol_map: Optional[dict[Optional[int], tuple[float, float]]]  # top-k: (absolute, relative)
     num_tokens_to_check: Optional[int]

@@ -88,7 +88,7 @@ ONLY_IN = {
     "--max-new-tokens": ("generate", *_COMPARE),
     **dict.fromkeys(("--base-latency", "--base-throughput"), _EVALUATE),
     **dict.fromkeys(
-        ("--tol-map", "--divergence-difference-tol", "--num-tokens-to-check"), _COMPARE
+        ("--judge", "--tol-map", "--divergence-difference-tol", "--num-tokens-to-check"), _COMPARE
     ),
     "--runs": ("generate", "validate", *_EVALUATE),
 }
@@ -163,6 +163,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         "prompt_notes": tuple(notes),
         "asked_seq_len": args.seq_len,
         "enable_nki": bool(args.enable_nki),
+        "judge": args.judge or ("contest" if args.mode in _EVALUATE else "ties"),
         "only": None if args.only is None else tuple(args.only),
         **_lengths(args),
         **_sampling(args),
@@ -311,6 +312,12 @@ def _add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--base-latency", type=finite, metavar="MS", help="baseline latency in ms")
     group.add_argument("--base-throughput", type=finite, metavar="N", help="baseline tokens/s")
     group.add_argument("--benchmark", action="store_true", help="measure speed in this mode too")
+    group.add_argument(
+        "--judge",
+        choices=("ties", "contest"),
+        help="whether another token in a tie within one bf16 spacing passes (default: ties; "
+        "contest, which fails it, where a score is made)",
+    )
     group.add_argument(
         "--divergence-difference-tol",
         type=at_least_zero,

@@ -1,0 +1,86 @@
+"""Which differences pass: by the contest's judgement, in ties, and where something is not finite."""
+
+from __future__ import annotations
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from harness.figures import accuracy
+from harness.inputs import command_line
+
+VOCABULARY, TOKENS = 8, 4
+
+
+class Letters:
+    """Token n is the n-th letter."""
+
+    def decode(self, tokens) -> str:
+        return "".join(chr(97 + token) for token in tokens)
+
+
+def logits(best: int, second: int, gap: float) -> torch.Tensor:
+    """[TOKENS, 1, V] with the same two best tokens at every position."""
+    scores = torch.linspace(1, 2, VOCABULARY).repeat(TOKENS, 1, 1)
+    scores[..., best], scores[..., second] = 16.0, 16.0 - gap
+    return scores
+
+
+@pytest.fixture
+def check(monkeypatch):
+    """check_row on given logits of both sides."""
+
+    def call(expected: torch.Tensor, actual: torch.Tensor, *arguments: str):
+        sides = {"baseline": expected, "candidate": actual}
+
+        def scores(loaded, ids, count, on_step):
+            return sides[loaded.side][TOKENS - count :].clone()
+
+        monkeypatch.setattr(accuracy, "_scores", scores)
+        monkeypatch.setattr(accuracy, "_origin", lambda *_: "from here")
+        settings = command_line.parse(["--mode", "validate", *arguments])
+        session = SimpleNamespace(settings=settings, tokenizer=Letters())
+        loaded = [SimpleNamespace(side=side, session=session) for side in sides]
+        return accuracy.check_row(*loaded, [1, 2, 3], TOKENS)
+
+    return call
+
+
+TIE = 0.0625  # half the bf16 spacing at 16
+
+
+def test_a_tie_passes_and_the_contests_judgement_stands_beside_it(check) -> None:
+    result = check(logits(3, 5, TIE), logits(5, 3, TIE))
+    assert result.passed and result.contest_passed is False and len(result.divergences) == TOKENS
+    assert "--judge contest): 4 greedy tokens differ" in result.lines()[-1]
+    assert not check(logits(3, 5, TIE), logits(5, 3, TIE), "--judge", "contest").passed
+
+
+def test_what_is_no_tie_fails(check) -> None:
+    result = check(logits(3, 5, 0.25), logits(5, 3, 0.25))
+    assert not result.passed and not any(d.is_tie for d in result.divergences)
+
+
+def test_a_tie_excuses_no_other_difference(check) -> None:
+    wrong = logits(5, 3, TIE)
+    wrong[..., 0] = -16.0
+    assert not check(logits(3, 5, TIE), wrong).passed
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+@pytest.mark.parametrize(("side", "told"), [(0, "the baseline's"), (1, "the submission's")])
+def test_logits_that_are_not_finite_are_a_finding(value, side: int, told: str, check) -> None:
+    sides = [logits(3, 5, 0.5), logits(3, 5, 0.5)]
+    sides[side][2, 0, 6] = value
+    result = check(*sides)
+    assert not result.passed and result.not_finite is not None
+    assert result.summary().startswith(f"FAILED: {told} logits at position 2, token 6 are {value}")
+
+
+def test_end_tokens_that_are_masked_are_no_finding(check) -> None:
+    sides = [logits(3, 5, 0.5), logits(3, 5, 0.5)]
+    for scores in sides:
+        scores[..., 0] = -math.inf
+    assert check(*sides).passed
