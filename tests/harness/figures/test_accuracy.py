@@ -1,4 +1,4 @@
-"""Which differences pass: by the contest's judgement, in ties, and where something is not finite."""
+"""Which differences pass: by the contest, in ties, and where something is not finite."""
 
 from __future__ import annotations
 
