@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import compileall
 import difflib
 import json
 import os
@@ -220,6 +221,11 @@ def copy_of_tree(folder: Path) -> Path:
             target = folder / name
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, target)
+    # Compiled once, tests by pytest. A mutant's file is newer than its compiled form, which nothing
+    # writes again.
+    compileall.compile_dir(folder, quiet=1)
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", *PARTS.values()]
+    subprocess.run(collect, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     return folder
 
 
@@ -231,13 +237,13 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="JSON lines to continue")
     parser.add_argument("--new", type=int, help="stop after so many that had no result yet")
     args = parser.parse_args()
-    sys.dont_write_bytecode = True  # a mutant and its original may share size and second
-    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     torch.set_num_threads(1)
     mutants = sample(ROOT, args.sample, args.seed, args.only)
     results = _kept(args.results, mutants)
     with tempfile.TemporaryDirectory() as folder:
         tree = copy_of_tree(Path(folder))
+        sys.dont_write_bytecode = True
+        os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         for number, mutant in enumerate(mutants, 1):
             result = results.get(mutant)
             if result is None:
