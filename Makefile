@@ -30,7 +30,7 @@ test-shuffled: setup
 MUTANTS ?= 300
 mutation: setup
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-mutation.txt
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutation.py --sample $(MUTANTS) --results mutation.jsonl
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutation.py --sample $(MUTANTS) --write
 
 lint: setup
 	$(BIN)/ruff format --check .
