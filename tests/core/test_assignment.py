@@ -11,7 +11,11 @@ from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import NkiError, NkiWarning
+from neuron_cpu.core.device.dtypes import FLOAT32
+from neuron_cpu.core.instructions.assignment import _place_in
 from neuron_cpu.core.instructions.entry import OpSpec
+from neuron_cpu.core.program.storage import Storage
+from neuron_cpu.core.program.view import View
 from tests.core.test_isa import assert_close, data
 
 
@@ -56,6 +60,38 @@ def test_copies_between_equal_types_keep_every_bit(kind):
 
     x = (np.arange(128 * 64, dtype=np.int32) * 262139 + 1).reshape(128, 64)
     assert np.array_equal(kernel(x), x)
+
+
+@pytest.mark.parametrize("engine", [nisa.vector_engine, nisa.gpsimd_engine])
+def test_copies_on_a_named_engine_keep_every_bit_and_round_to_other_types(engine):
+    @nki.jit
+    def kernel(x, y):
+        same = nl.ndarray(x.shape, nl.int32, buffer=nl.shared_hbm)
+        cast = nl.ndarray(y.shape, nl.int32, buffer=nl.shared_hbm)
+        nl.store(same, nisa.tensor_copy(nl.load(x), engine=engine))
+        nl.store(cast, nisa.tensor_copy(nl.load(y), dtype=nl.int32, engine=engine))
+        return same, cast
+
+    x = (np.arange(8 * 64, dtype=np.int32) * 4194301 + 1).reshape(8, 64)
+    y = np.linspace(-9, 9, 8 * 64, dtype=np.float32).reshape(8, 64)
+    same, cast = kernel(x, y)
+    assert np.array_equal(same, x) and np.array_equal(cast, np.rint(y))
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_moved_part_is_found_in_the_tile_it_came_from(seed):
+    """A box of a destination and the same box of the tile whose result was moved there."""
+    rng = np.random.default_rng(seed)
+    sizes = tuple(int(n) for n in rng.integers(1, 5, 3))
+    outer = tuple(n + int(rng.integers(3)) for n in sizes)
+    at = [int(rng.integers(o - n + 1)) for o, n in zip(outer, sizes)]
+    whole = View.whole(Storage(0, sizes, FLOAT32, "sbuf"))
+    target = View.whole(Storage(1, outer, FLOAT32, "sbuf"))
+    view = target.slice_box(tuple(slice(a, a + n) for a, n in zip(at, sizes)))
+    start = [int(rng.integers(n)) for n in sizes]
+    box = tuple(slice(a, int(rng.integers(a, n)) + 1) for a, n in zip(start, sizes))
+    got, wanted = _place_in(whole, view.slice_box(box), view), whole.slice_box(box)
+    assert (got.offset, got.shape, got.strides) == (wanted.offset, wanted.shape, wanted.strides)
 
 
 @pytest.mark.parametrize("refusal, raised", [(NkiError("sim_engine", "not here"), None),

@@ -208,6 +208,24 @@ def test_rows_gathered_by_an_undefined_index_are_undefined() -> None:
     refused(kernel_for(63), "sim_undefined_data", (1000, 16), (64, 1))
 
 
+def test_rows_scattered_by_an_undefined_index_are_undefined() -> None:
+    def kernel_for(rows: int) -> Any:
+        @nki.jit
+        def kernel(x, rows_hbm):
+            out = nl.ndarray((1000, 16), nl.float32, buffer=nl.shared_hbm)
+            index = nl.ndarray((64, 1), nl.int32)
+            index[0:rows] = nl.load(rows_hbm[0:rows], dtype=nl.int32)
+            i_p, i_f = nl.arange(64)[:, None], nl.arange(16)[None, :]
+            nl.store(out[index[i_p, 0], i_f], nl.load(x))
+            return out
+
+        return kernel
+
+    accepted(kernel_for(64), (64, 16), (64, 1))
+    message = refused(kernel_for(60), "sim_undefined_data", (64, 16), (64, 1))
+    assert "stores 64 undefined elements" in message  # 4 rows of 16
+
+
 def test_flow_rules_of_rare_kinds() -> None:
     """scan: everything right of the element; all: the whole partition."""
 
