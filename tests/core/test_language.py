@@ -106,6 +106,26 @@ def test_functions_broadcast_like_numpy(left, right):
         assert_close(got, getattr(np, name)(wide(a), wide(b)), "float32", 2)
 
 
+@pytest.mark.parametrize(("own", "new", "products"), [((1, 600), (16, 600), 2), ((1, 9), (1, 9), 0),
+                                                      ((16, 1), (16, 9), 0)])  # fmt: skip
+@pytest.mark.parametrize("kind", ["float32", "int32", "uint8"])
+def test_rows_reach_other_partitions_through_a_product_with_ones(own, new, products, kind):
+    """Exactly, in steps of 512 columns; integers of 32 bits in two halves, which fp32 holds."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(new, x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.broadcast_to(nl.load(x), shape=new))
+        return out
+
+    low, high = (0, 256) if kind == "uint8" else (-(2**31), 2**31 - 1)
+    x = np.random.default_rng(1).integers(low, high, own).astype(kind)
+    assert np.array_equal(kernel(x), np.broadcast_to(x, new))
+    halves = 2 if kind == "int32" else 1
+    names = [i.op.name for i in kernel.trace(x)]
+    assert names.count("nc_matmul") == products * halves
+
+
 def test_where_takes_tiles_and_numbers():
     a, b = data(1, (5, 6)), data(2, (5, 6))
     assert np.array_equal(run(lambda x, y: nl.where(x > 0, x, y), a, b), np.where(a > 0, a, b))
