@@ -38,8 +38,8 @@ ENGINES = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD, Engine.DM
 TENSOR, VECTOR, SCALAR, GPSIMD, DMA = range(5)
 NUMBER = {engine: k for k, engine in enumerate(ENGINES)}
 
-# Why an instruction did not start earlier: nothing to wait for, operands, its engine, a free buffer,
-# a port that engines share, the DMA queue.
+# Why an instruction did not start earlier: nothing to wait for, operands, its engine, a free
+# buffer, a port that engines share, the DMA queue.
 NOTHING, DATA, ENGINE, BUFFER, PORT, QUEUE = range(6)
 
 # in which order an engine takes its instructions
