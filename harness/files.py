@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -40,6 +41,22 @@ def locked_folder(folder: Path, on_wait: Callable[[], object]) -> Iterator[None]
         yield
     finally:
         os.close(handle)
+
+
+def remove_unlocked(folder: Path) -> bool:
+    """Remove a folder, unless another process has it locked; whether it is gone."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except OSError:
+        return not folder.exists()
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(folder, ignore_errors=True)
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+    return not folder.exists()
 
 
 def check_writable_folder(target: Path) -> None:

@@ -10,6 +10,7 @@ import argparse
 import ast
 import math
 import sys
+import textwrap
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -68,6 +69,7 @@ REFUSED = {
     "--mlp-kernel-fuse-residual-add": _PRIVATE_KERNEL,
 }
 HUGGING_FACE_TOP_K = 50
+MOST_ROWS = 8  # of a batch that nobody asked for: what the shipped kernels take
 DTYPES = ("bfloat16", "float16", "float32")
 PROMPT_VALUES = "prompt_values"
 _EVALUATE = ("evaluate", "evaluate_single", "evaluate_all")
@@ -169,10 +171,17 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         **_sampling(args),
     }
     if args.batch_size is None:
-        values["batch_size"] = 1 if args.mode == "evaluate_all" else len(prompts) or 1
+        values["batch_size"] = _batch_size(args.mode, len(prompts))
     settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
     check(settings)
     return settings
+
+
+def _batch_size(mode: str, prompts: int) -> int:
+    """All prompts at once, but for a run of prompts one by one, and for more than fit a graph."""
+    if mode == "evaluate_all":
+        return 1
+    return max(1, min(prompts, MOST_ROWS) if mode == "generate" else prompts)
 
 
 def _lengths(args: argparse.Namespace) -> dict[str, int]:
@@ -202,7 +211,7 @@ def build_parser() -> Parser:
         prog="main.py",
         usage="main.py --mode MODE [--enable-nki] [options]",
         description=f"Compile Llama for Neuron and run it.\n\nmodes:\n{modes}",
-        epilog=EXAMPLES,
+        epilog=f"{_refused_in_words()}\n\n{EXAMPLES}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
@@ -224,10 +233,15 @@ def build_parser() -> Parser:
     _add_evaluation_arguments(parser)
     _add_model_arguments(parser)
     _add_profile_arguments(parser)
-    refused = parser.add_argument_group("refused arguments of the contest's driver")
-    for flag, reason in REFUSED.items():
-        refused.add_argument(flag, nargs="*", metavar="X", help=reason)
+    for flag in REFUSED:
+        parser.add_argument(flag, nargs="*", metavar="X", help=argparse.SUPPRESS)
     return parser
+
+
+def _refused_in_words() -> str:
+    """One paragraph: each says why when it is given."""
+    names = f"Refused of the contest's arguments, each with its reason: {', '.join(REFUSED)}."
+    return textwrap.fill(names, 78, break_on_hyphens=False)
 
 
 def _add_process_arguments(parser: argparse.ArgumentParser) -> None:
@@ -360,7 +374,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--torch-dtype", choices=DTYPES, default="bfloat16", help="default: bfloat16"
     )
     group.add_argument("--rpl-reduce-dtype", choices=DTYPES, help="of the all-reduce")
-    group.add_argument("--batch-size", **whole, help="default: the number of prompts")
+    group.add_argument("--batch-size", **whole, help="default: the number of prompts, at most 8")
     group.add_argument(
         "--padding-side", choices=("right", "left"), default="right", help="default: right"
     )

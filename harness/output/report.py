@@ -27,6 +27,7 @@ REPORT_PLOT = "report.png"
 COLUMNS = (
     "prompt",
     "tokens",
+    "length",
     "new",
     "checked",
     "accurate",
@@ -41,21 +42,36 @@ COLUMNS = (
     "score source",
 )
 # Columns that a narrow terminal does without, the first one first.
-EXPENDABLE = ("score source", "source", "greedy match", "score (TTFT)", "checked", "NKI share")
+EXPENDABLE = (
+    "score source",
+    "source",
+    "length",
+    "greedy match",
+    "score (TTFT)",
+    "checked",
+    "NKI share",
+)
 PIPED_WIDTH = 160
 
 
 def row(result: Evaluation) -> dict[str, Any]:
     """One result as one flat row: COLUMNS to values, None where there is no figure."""
     flat: dict[str, Any] = dict.fromkeys(COLUMNS)
-    flat.update({"prompt": result.id, "tokens": result.prompt_tokens, "accurate": result.accurate})
+    flat.update(
+        {
+            "prompt": result.id,
+            "tokens": result.prompt_tokens,
+            "length": result.seq_len,  # that the times are of
+            "new": result.new_tokens,  # that were made and compared
+            "accurate": result.accurate,
+        }
+    )
     figures = result.figures
     if figures is None:
         return flat
     speed, checked = figures.speed.best, figures.accuracy
     flat.update(
         {
-            "new": speed.new_tokens,
             "checked": min(item.positions for item in checked),
             "greedy match": sum(item.greedy_match for item in checked) / len(checked),
             "NKI share": figures.nki.contest,
@@ -109,11 +125,17 @@ def totals(results: Sequence[Evaluation]) -> dict[str, Any]:
 def print_summary(results: Sequence[Evaluation], not_run: Sequence[str]) -> None:
     """The table of all prompts, totals, and what went wrong."""
     table = Table(title="Results", title_justify="left")
-    for name in COLUMNS:
-        table.add_column(name, justify="left" if "source" in name else "right")
     rows = [row(result) for result in results]
+    # Sources that are the same everywhere stand in the lines below.
+    columns = [
+        name
+        for name in COLUMNS
+        if "source" not in name or len({cells[name] for cells in rows if cells[name]}) > 1
+    ]
+    for name in columns:
+        table.add_column(name, justify="left" if "source" in name else "right")
     for cells in rows:
-        table.add_row(*(shown(value) for value in cells.values()))
+        table.add_row(*(shown(cells[name]) for name in columns))
     terminal.print_table(
         terminal.output(PIPED_WIDTH), table, EXPENDABLE, "", f"{REPORT_CSV} has all"
     )
@@ -206,7 +228,7 @@ def write_all(
     """The report files; the JSON last, because it marks the run as finished."""
     write_text_atomically(folder / REPORT_CSV, to_csv(results))
     write_text_atomically(folder / REPORT_MARKDOWN, to_markdown(description, results, not_run))
-    write_bytes_atomically(folder / REPORT_PLOT, to_png(results))
+    write_bytes_atomically(folder / REPORT_PLOT, to_png(description, results))
     content = {
         "run": description,
         "totals": totals(results),
@@ -251,7 +273,7 @@ def to_markdown(
     return "\n".join(lines) + "\n"
 
 
-def to_png(results: Sequence[Evaluation]) -> bytes:
+def to_png(description: dict[str, Any], results: Sequence[Evaluation]) -> bytes:
     """Two bar charts over the prompts: tokens/s and score; failed prompts in red."""
     import matplotlib  # half a second, and needed at the end of a run only
 
@@ -266,7 +288,11 @@ def to_png(results: Sequence[Evaluation]) -> bytes:
     for axis, column in zip(axes, ("tokens/s", "score")):
         axis.bar(positions, [item[column] or 0 for item in rows], color=colours)
         axis.set_ylabel(column)
-    axes[0].set_title(f"source of times: {sources}; red: failed or not accurate")
+    nki = "with" if description["enable_nki"] else "without"
+    axes[0].set_title(
+        f"{description['model']}, {nki} NKI, {description['started'][:10]}\n"
+        f"source of times: {sources}; red: failed or not accurate"
+    )
     axes[1].set_xticks(list(positions), [str(item["prompt"]) for item in rows])
     axes[1].set_xlabel("prompt")
     figure.tight_layout()

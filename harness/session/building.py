@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from harness import console, sdk
-from harness.files import cache_folder, locked_folder
+from harness.files import cache_folder, locked_folder, remove_unlocked
 from harness.limits import Limits
 from harness.session.opening import Session
 from harness.session.roles import Role
@@ -21,6 +21,7 @@ from harness.settings import Settings
 from neuron_cpu.files import atomic_folder, write_text_atomically
 
 MANIFEST = "driver.json"
+MOST_COMPILED_BYTES = 32 << 30  # in the cache: some six models of Llama-3.2-1B in bf16
 _MODEL = "harness.session.model"
 
 
@@ -117,6 +118,7 @@ def _compile_what_changed(loaded: Loaded, inputs: dict[str, Any]) -> None:
     folder, words = loaded.folder, loaded.role.words
     changed = _changed_inputs(folder, inputs)
     if not changed and not loaded.session.settings.recompile:
+        os.utime(folder / MANIFEST)  # when it was used last
         console.say(f"Reusing the compiled {words} in {console.shown(folder)}")
         return
     reason = ", ".join(changed) or "asked for"
@@ -127,6 +129,26 @@ def _compile_what_changed(loaded: Loaded, inputs: dict[str, Any]) -> None:
         manifest = inputs | {"files": _file_sizes(target)}
         text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
         write_text_atomically(target / MANIFEST, text)
+    if loaded.session.settings.compiled_model_path is None:
+        forget_old(folder.parent.parent, MOST_COMPILED_BYTES, folder.parent)
+
+
+def forget_old(cache: Path, most_bytes: int, keep: Path) -> None:
+    """Remove compiled folders that were used longest ago, until the others fit.
+
+    Those that another run has locked, and `keep`, stay.
+    """
+    roots = [path for path in cache.iterdir() if path.is_dir() and path != keep]
+    sizes = {path: sum(_file_sizes(path).values()) for path in [*roots, keep]}
+
+    def used(root: Path) -> float:
+        return max((path.stat().st_mtime for path in root.glob(f"*/{MANIFEST}")), default=0.0)
+
+    for root in sorted(roots, key=used):
+        if sum(sizes.values()) <= most_bytes:
+            return
+        if remove_unlocked(root):
+            del sizes[root]
 
 
 def _fingerprint(session: Session, role: Role) -> dict[str, Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import json
 import os
 import sys
 import textwrap
@@ -41,13 +43,16 @@ class Session:
     def compiled_root(self) -> Path:
         """Holds one compiled folder for each role.
 
-        In the cache there is one root for each shape of run, so that it does not grow with edits.
+        In the cache there is one root for each choice of settings, so that going back to one finds
+        it compiled, and edits of a submission take each other's place.
         """
         settings = self.settings
         if settings.compiled_model_path is not None:
             return settings.compiled_model_path
         shape = f"tp{settings.tp_degree}-seq{settings.seq_len}-batch{settings.batch_size}"
-        return cache_folder() / "compiled" / f"{self.model.name}-{shape}"
+        asked = [settings.neuron_config(), settings.on_device_sampling_config()]
+        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
+        return cache_folder() / "compiled" / f"{self.model.name}-{shape}-{digest}"
 
     @property
     def vocabulary(self) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import main
+from tests.tiny_model import write_tiny_model
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]"])
@@ -22,8 +23,15 @@ def test_a_damaged_run_is_not_resumed(
     assert status == 2 and f"delete {folder} and run again" in told
 
 
+@pytest.mark.parametrize(
+    "text", ['{"id": 0,', "{}", '{"id": "x", "error": null}', "[]", "[" * 9999]
+)
 def test_a_damaged_result_is_refused_before_the_others_run(
-    tiny_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+    text: str,
+    tiny_model: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(
         "harness.modes.evaluate_all._run_cases", lambda *_: pytest.fail("it runs prompts")
@@ -32,8 +40,29 @@ def test_a_damaged_result_is_refused_before_the_others_run(
     (tmp_path / "20260101-000000").mkdir()
     (tmp_path / "20260101-000000" / "run.json").write_text("{}")
     result = tmp_path / "20260101-000000" / "prompt-00.json"
-    result.write_text('{"id": 0,')
+    result.write_text(text)
     arguments = ["--mode", "evaluate_all", "--model-path", str(tiny_model), "--limit", "2"]
     status = main.main([*arguments, "--results-path", str(tmp_path), "--resume"])
     told = capsys.readouterr().err.splitlines()[-1]
     assert status == 2 and f"delete {result} and run again" in told
+
+
+def test_a_run_is_not_resumed_with_another_model_of_the_same_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("harness.modes.evaluate_all._run_cases", interrupted)
+    models = [write_tiny_model(tmp_path / folder / "same") for folder in ("one", "two")]
+
+    def status(model: Path, *arguments: str) -> int:
+        command = ["--mode", "evaluate_all", "--model-path", str(model), "--limit", "1"]
+        return main.main([*command, "--results-path", str(tmp_path / "results"), *arguments])
+
+    assert status(models[0]) == 130
+    assert status(models[0], "--resume") == 130  # it is taken up, and interrupted again
+    assert status(models[1], "--resume") == 2
+    assert "model_path, checkpoint" in capsys.readouterr().err.splitlines()[-1]
+    assert status(models[0], "--resume", "--judge", "ties") == 2
+    assert "inputs changed" in capsys.readouterr().err.splitlines()[-1]
