@@ -5,7 +5,7 @@ Importing it takes PyTorch's time, so it is imported beside the submission, not 
 
 from neuron_cpu.core import KernelCall, NkiError, Program, observe_kernel_calls
 from neuron_cpu.core.device import spec
-from neuron_cpu.core.report import plots, report, tables
+from neuron_cpu.core.report import bands, plots, report, tables
 from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import Schedule, schedule
 
@@ -14,6 +14,7 @@ __all__ = [
     "NkiError",
     "Program",
     "Schedule",
+    "bands",
     "cost",
     "observe_kernel_calls",
     "plots",

@@ -34,6 +34,8 @@ class SpeedReport:
         ttft_ms: time to the first token.
         tokens_per_second: after the first one, of all rows; None with fewer than two.
         runs: measured ones; None of an estimate, which needs one.
+        band_ms: of an estimate, the shortest and longest whole generation of a device that fit it
+            (docs/cost_model.md).
     """
 
     e2e_model: dict[str, float]
@@ -45,10 +47,11 @@ class SpeedReport:
     new_tokens: int
     batch_size: int
     runs: Optional[int] = None
+    band_ms: Optional[tuple[float, float]] = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; what there is none of is left out."""
-        optional = (PREFILL, DECODE, "runs")
+        optional = (PREFILL, DECODE, "runs", "band_ms")
         return {k: v for k, v in asdict(self).items() if v is not None or k not in optional}
 
 

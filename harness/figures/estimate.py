@@ -18,7 +18,7 @@ from neuronx_distributed_inference.graph import trace
 from harness.session.roles import Role
 from harness.session.worker import Host
 from harness.settings import Settings
-from harness.simulator import Program, Schedule, cost, report, schedule, spec
+from harness.simulator import Program, Schedule, bands, cost, report, schedule, spec
 
 MICROSECOND = 1e3  # nanoseconds
 KERNEL, COLLECTIVE, TORCH = "NKI kernel", "collective", "PyTorch"
@@ -84,6 +84,22 @@ class GraphEstimate:
     @property
     def latency_ns(self) -> float:
         return self.launch_ns + sum(op.total_ns for op in self.operators)
+
+    @property
+    def band_ns(self) -> tuple[float, float]:
+        """Shortest and longest time of a device that fit the estimate: each kernel by the band of
+        its class, other operators by that of all kernels, the launch as it is assumed."""
+        low = high = self.launch_ns
+        for op in self.operators:
+            if op.profile is not None:
+                first, last = op.profile.band_ns
+                around = op.time_ns - op.profile.time_ns
+                first, last = first + around, last + around
+            else:
+                first, last = bands.load()[bands.ALL].measured(op.time_ns)
+            low += op.count * first
+            high += op.count * last
+        return low, high
 
     def figures(self) -> dict[str, float]:
         """The graph's figures under the Neuron profiler's names."""
@@ -167,14 +183,18 @@ def _size(tensors: Sequence[recording.TensorShape]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> float:
-    """One execution of a bucket under the default assumptions, beside the submission."""
+def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> list[float]:
+    """One execution of a bucket under the default assumptions, beside the submission.
+
+    Returns the estimate and the shortest and longest time of a device that fit it, in ms.
+    """
     model, settings = host.models[Role(role)], host.job.settings
     wrapper = next(wrapper for wrapper in model.models if wrapper.tag == submodel)
     estimator = Estimator(cost.DEFAULT_PROFILE, cost.Overheads(), settings.tp_degree or 1)
     with host.told_as_the_submission("The model cannot be traced"):
         events = record(model, wrapper, bucket)
-    return estimator.graph(submodel, bucket, settings.batch_size, events).latency_ns / 1e6
+    found = estimator.graph(submodel, bucket, settings.batch_size, events)
+    return [time / 1e6 for time in (found.latency_ns, *found.band_ns)]
 
 
 def graphs(

@@ -6,7 +6,7 @@ Works on the stand-in only; on a device there is nothing to estimate.
 from __future__ import annotations
 
 import math
-from typing import Optional
+from typing import NamedTuple, Optional
 
 from harness import sdk
 from harness.figures.benchmark import SpeedReport
@@ -18,12 +18,20 @@ from harness.sources import Source
 _ESTIMATE = "harness.figures.estimate:graph_milliseconds"
 
 
+class _Times(NamedTuple):
+    """An estimate, and the shortest and longest time of a device that fit it."""
+
+    ms: float
+    shortest_ms: float
+    longest_ms: float
+
+
 class SpeedEstimates:
     """Estimates of one loaded model; every graph is scheduled once, when it is first needed."""
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
-        self._graph_ms: dict[tuple[str, int], float] = {}
+        self._graph_ms: dict[tuple[str, int], _Times] = {}
 
     def report(self, prompt_tokens: int, new_tokens: int) -> Optional[SpeedReport]:
         """Latencies in ms and tokens/s of one generation; None where there is no cost model.
@@ -33,9 +41,10 @@ class SpeedEstimates:
         """
         if not sdk.platform().estimates:
             return None
-        prefill = self._graph(PREFILL, prompt_tokens)
-        steps = [self._graph(DECODE, prompt_tokens + step + 1) for step in range(new_tokens - 1)]
+        first = self._graph(PREFILL, prompt_tokens)
+        later = [self._graph(DECODE, prompt_tokens + step + 1) for step in range(new_tokens - 1)]
         batch = self._loaded.session.settings.batch_size
+        prefill, steps = first.ms, [step.ms for step in later]
         total = prefill + sum(steps)
         mean = sum(steps) / len(steps) if steps else 0.0
         return SpeedReport(
@@ -47,22 +56,30 @@ class SpeedEstimates:
             source=Source.COST_MODEL,
             new_tokens=new_tokens,
             batch_size=batch,
+            band_ms=(
+                first.shortest_ms + sum(step.shortest_ms for step in later),
+                first.longest_ms + sum(step.longest_ms for step in later),
+            ),
         )
 
-    def _graph(self, submodel: str, length: int) -> float:
-        """Milliseconds of one execution of the bucket that holds `length` tokens."""
+    def _graph(self, submodel: str, length: int) -> _Times:
+        """Times of one execution of the bucket that holds `length` tokens."""
         buckets = self._loaded.buckets[submodel]
         key = submodel, next((bucket for bucket in buckets if bucket >= length), buckets[-1])
         if key not in self._graph_ms:
             self._graph_ms[key] = self._estimate(*key)
         return self._graph_ms[key]
 
-    def _estimate(self, submodel: str, bucket: int) -> float:
+    def _estimate(self, submodel: str, bucket: int) -> _Times:
         what = f"{submodel}, bucket {bucket} cannot be estimated"
         found = self._loaded.call(_ESTIMATE, what, submodel=submodel, bucket=bucket).body
-        if type(found) is not float or not math.isfinite(found) or found <= 0:
-            raise SubmissionFailed(f"{what}: expected milliseconds, got {str(found)[:80]}.")
-        return found
+        if type(found) is not list or len(found) != 3 or not all(map(_is_time, found)):
+            raise SubmissionFailed(f"{what}: expected three times in ms, got {str(found)[:80]}.")
+        return _Times(*found)
+
+
+def _is_time(value: object) -> bool:
+    return type(value) is float and math.isfinite(value) and value > 0
 
 
 def _entry(latency_ms: float, tokens: int, total_ms: float) -> dict[str, float]:

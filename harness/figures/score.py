@@ -22,11 +22,17 @@ class Speed:
     throughput: float  # tokens/s, prompt and new tokens of all rows over the whole run
     source: Source
     ttft_ms: Optional[float] = None
+    band_ms: Optional[tuple[float, float]] = None  # latencies of a device that fit an estimate
 
 
 @dataclass(frozen=True)
 class Score:
-    """A score and its factors; `value` is None where `reason` says why there can be none."""
+    """A score and its factors; `value` is None where `reason` says why there can be none.
+
+    `band` is what the value may be on a device where one side or both are estimated: latency and
+    throughput both go with the time of a generation, so its error counts twice. Where both sides
+    are estimated their errors are taken as independent, although one model made them.
+    """
 
     accurate: bool
     nki_share: float
@@ -37,6 +43,7 @@ class Score:
     value: Optional[float]
     ttft_value: Optional[float]
     reason: Optional[str]
+    band: Optional[tuple[float, float]] = None
 
     @property
     def source(self) -> str:
@@ -50,7 +57,9 @@ class Score:
 def from_report(report: SpeedReport) -> Speed:
     """The figures that the score uses, out of a benchmark report."""
     e2e = report.e2e_model
-    return Speed(e2e["latency_ms_p99"], e2e["throughput"], report.source, report.ttft_ms)
+    return Speed(
+        e2e["latency_ms_p99"], e2e["throughput"], report.source, report.ttft_ms, report.band_ms
+    )
 
 
 def score(accurate: bool, nki_share: float, speed: Speed, base: Speed) -> Score:
@@ -64,4 +73,19 @@ def score(accurate: bool, nki_share: float, speed: Speed, base: Speed) -> Score:
     first = None
     if base.ttft_ms is not None and speed.ttft_ms is not None:
         first = base.ttft_ms / speed.ttft_ms * rest
-    return Score(accurate, nki_share, speed, base, latency, throughput, latency * rest, first, None)
+    value = latency * rest
+    band = _band(value, speed, base)
+    return Score(accurate, nki_share, speed, base, latency, throughput, value, first, None, band)
+
+
+def _band(value: float, speed: Speed, base: Speed) -> Optional[tuple[float, float]]:
+    """Lowest and highest score that the bands of the two times allow; None where both are known."""
+    if speed.band_ms is None and base.band_ms is None:
+        return None
+    fastest, slowest = speed.band_ms or (speed.latency_ms, speed.latency_ms)
+    base_fastest, base_slowest = base.band_ms or (base.latency_ms, base.latency_ms)
+    known = base.latency_ms / speed.latency_ms
+    return (
+        value * (base_fastest / slowest / known) ** 2,
+        value * (base_slowest / fastest / known) ** 2,
+    )

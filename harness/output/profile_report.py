@@ -34,7 +34,11 @@ def headline(graph: GraphEstimate) -> str:
         says = f"{rate:,.1f} tokens/s, {milliseconds:.3f} ms a token"
     traced = "".join(f" {length}" for length in graph.extrapolated)
     note = f"; extrapolated from buckets{traced}" if traced else ""
-    return f"{graph.submodel}, bucket {graph.bucket}, batch {graph.batch}: {says} (estimated{note})"
+    low, high = (time / 1e6 for time in graph.band_ns)
+    return (
+        f"{graph.submodel}, bucket {graph.bucket}, batch {graph.batch}: {says} (estimated{note}; "
+        f"{low:.3f} to {high:.3f} ms on a device by the calibration's bands)"
+    )
 
 
 def binding(graph: GraphEstimate) -> str:
@@ -143,6 +147,7 @@ def as_json(graphs: Sequence[GraphEstimate], dma_profile: str) -> dict[str, Any]
                 "bucket": g.bucket,
                 "batch": g.batch,
                 "latency_ns": g.latency_ns,
+                "band_ns": list(g.band_ns),
                 "extrapolated_from": list(g.extrapolated),
                 "binding": binding(g),
                 "figures": g.figures(),

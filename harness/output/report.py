@@ -183,7 +183,10 @@ def _print_score(score: Score) -> None:
     if score.value is None:
         print(f"Final Score: none ({score.reason})")
         return
-    print(f"Final Score: {score.value:.4f} (figures: {score.source})")
+    band = ""
+    if score.band is not None:
+        band = f"; {score.band[0]:.4f} to {score.band[1]:.4f} by the cost model's band"
+    print(f"Final Score: {score.value:.4f} (figures: {score.source}{band})")
     if score.ttft_value is not None:
         print(f"Score with the time to the first token: {score.ttft_value:.4f}")
     print(f"\tAccuracy: {score.accurate}")

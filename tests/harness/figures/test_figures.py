@@ -33,6 +33,18 @@ def test_score_is_the_product_of_its_factors() -> None:
     assert result.source == "device / device" and result.reason is None
 
 
+def test_bands_of_estimated_times_count_twice_in_the_score() -> None:
+    assert score.score(True, 0.0, FAST, BASE).band is None
+    speed = replace(
+        FAST, source=Source.COST_MODEL, band_ms=(0.8 * FAST.latency_ms, 2 * FAST.latency_ms)
+    )
+    found = score.score(True, 0.0, speed, BASE)
+    assert found.band == pytest.approx((found.value / 4, found.value / 0.64))
+    base = replace(BASE, source=Source.COST_MODEL, band_ms=(50.0, 100.0))
+    both = score.score(True, 0.0, speed, base)
+    assert both.band == pytest.approx((found.value / 16, found.value / 0.64))
+
+
 def test_an_inaccurate_submission_scores_zero() -> None:
     assert score.score(False, 1.0, FAST, BASE).value == 0
 
