@@ -12,7 +12,7 @@ from neuronxcc.nki import language as nl
 
 from neuron_cpu.core.check.verify import verify
 from neuron_cpu.core.device.dtypes import BFLOAT16, FLOAT32
-from neuron_cpu.core.instructions.assignment import insert_zero_fills
+from neuron_cpu.core.instructions.assignment import insert_initial_fills
 from neuron_cpu.core.instructions.dma import DMA_COPY
 from neuron_cpu.core.instructions.recorder import record
 from neuron_cpu.core.instructions.scalar import ACTIVATION, ActivationAttrs
@@ -50,7 +50,7 @@ def by_record(parts):
             multiply_into(total, left, right, MatmulAttrs())
         record(ACTIVATION, (kept,), (total,), ActivationAttrs(op="exp"))
         record(DMA_COPY, (out,), (kept,), Attrs(raw=True))
-        insert_zero_fills(program)
+        insert_initial_fills(program)
         tracer.finish()
     program.inputs += [a.storage, b.storage]
     program.outputs.append(out.storage)

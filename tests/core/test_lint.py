@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from neuronxcc import nki
@@ -687,3 +688,34 @@ def test_default_filters_show_each_finding_once() -> None:
         timeout=120, env={**os.environ, "NKI_CPU": "1"}, check=True,
     )  # fmt: skip
     assert done.stderr.count("sim_loop_rebinding") == 1
+
+
+def test_eager_mode_reads_the_source_too(monkeypatch):
+    monkeypatch.setenv("NKI_CPU_EAGER", "1")
+    with pytest.warns(NkiWarning, match="sim_loop_side_effect"):
+        side_effect_kernel(np.ones((4, 4), np.float32))
+
+
+def test_documented_errors_go_before_findings_in_strict_mode(monkeypatch):
+    monkeypatch.setenv("NKI_CPU_STRICT", "1")
+    with pytest.raises(NkiError, match="err_local_variable_used_out_of_scope"):
+        scope_kernel(np.ones((4, 4), np.float32))
+
+
+@nki.jit
+def side_effect_kernel(x):
+    out = nl.ndarray((4, 4), nl.float32, buffer=nl.shared_hbm)
+    seen = []
+    for i in nl.affine_range(1):
+        seen.append(i)
+        nl.store(out, nl.load(x))
+    return out
+
+
+@nki.jit
+def scope_kernel(x):
+    out = nl.ndarray((4, 4), nl.float32, buffer=nl.shared_hbm)
+    for _ in nl.affine_range(2):
+        tile = nl.load(x)
+    nl.store(out, tile)
+    return out

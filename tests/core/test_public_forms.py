@@ -1357,6 +1357,23 @@ def test_newer_targets_are_refused():
         nki.trace(platform_target="trn2")
 
 
+# an operand under a condition on loop variables alone
+def test_conditions_on_loop_variables_select_all_or_nothing():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((4, 128, 8), nl.float32, buffer=nl.shared_hbm)
+        for i in nl.affine_range(4):
+            tile = nl.zeros((128, 8), nl.float32, buffer=nl.sbuf)
+            tile[i < 2] = nl.load(x)
+            p, f = nl.arange(128)[:, None], nl.arange(8)[None, :]
+            nl.store(out[i, p, f, i != 1], tile[i != 1])
+            nl.store(out[i, p, f, i == 1], nl.multiply(tile, 3.0))
+        return out
+
+    x = np.arange(1, 1025, dtype=np.float32).reshape(128, 8)
+    assert np.array_equal(kernel(x), np.stack([x, 3 * x, 0 * x, 0 * x]))
+
+
 # rows out of bounds skipped, where no row is chosen by data: an autotuner's conv1d
 def test_skipping_rows_out_of_bounds_needs_rows_chosen_by_data():
     @nki.jit

@@ -804,6 +804,28 @@ def test_every_documented_identifier_has_a_test() -> None:
     assert tabled | named >= DOCUMENTED
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda x: nisa.tensor_copy(x, colour=1),
+        lambda x: nisa.tensor_copy(x, 1, 2, 3, 4, 5),
+        lambda x: nl.exp(),
+        lambda x: nl.ndarray((4, 4)),
+    ],
+)
+def test_arguments_that_do_not_fit_have_the_kernel_s_line(call: Any) -> None:
+    message = expect(kernel_of(lambda x: call(nl.load(x))), "sim_arguments", (128, 64))
+    assert __file__ in str(message) and "expected " in str(message)
+
+
+@pytest.mark.parametrize(
+    "call", [nl.exp, nl.load, nisa.tensor_copy, lambda x: nisa.nc_matmul(x, x)]
+)
+def test_tile_operations_outside_of_a_kernel(call: Any) -> None:
+    with pytest.raises(NkiError, match="err_nki_api_outside_of_nki_kernel"):
+        call(np.ones((4, 4), np.float32))
+
+
 def test_error_classes() -> None:
     """Size errors can be caught as SyntaxError, as the vendor raises them; all as NkiError."""
     with pytest.raises(SyntaxError, match="Size of partition dimension 256 exceeds architecture"):

@@ -53,6 +53,11 @@ def refuse(identifier: str, message: str, source: str | None = None) -> NkiError
     return kind(identifier, message, place)
 
 
+def strict() -> bool:
+    """True where NKI_CPU_STRICT=1 makes warnings errors."""
+    return os.environ.get("NKI_CPU_STRICT") == "1"
+
+
 def warn(identifier: str, message: str, source: str | None = None, advice: bool = False) -> None:
     """Report a doubtful construct once per place; an error where NKI_CPU_STRICT=1.
 
@@ -65,7 +70,7 @@ def warn(identifier: str, message: str, source: str | None = None, advice: bool 
         return
     # Python's own filter shows each message once, and the place is part of the message.
     place = source if source is not None else current_place()
-    if os.environ.get("NKI_CPU_STRICT") == "1" and not advice:
+    if strict() and not advice:
         raise NkiError(identifier, message, place)
     where = f"{place}: " if place else ""
     warnings.warn(f"{where}{message} [{identifier}]", NkiWarning, stacklevel=3)

@@ -11,6 +11,7 @@ from ..device.dtypes import DType, to_dtype
 from ..device.errors import refuse, warn
 from ..device.release import ENVIRONMENT_VARIABLE, chosen, since
 from ..device.spec import Engine
+from ..program import trace
 from ..program.view import View
 from .alu import ARITHMETIC, BITWISE
 
@@ -19,6 +20,7 @@ def tile(value: Any, what: str) -> View:
     """``value`` as a tile, or the refusal for anything else."""
     if isinstance(value, View):
         return value
+    trace.current(what)  # outside of a kernel there are no tiles, and that is the mistake
     raise refuse(
         "sim_operand_type",
         f"{what} got {type(value).__name__}, expected a tensor; turn numbers into tiles with "

@@ -27,6 +27,8 @@ def assign(view: View, value: Any) -> None:
     Raises:
         NkiError: value of another type or more elements, or a destination in HBM.
     """
+    if view.selects_nothing:
+        return
     if isinstance(value, (int, float, np.generic)):
         fill(view, value)
         return

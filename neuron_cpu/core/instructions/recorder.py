@@ -54,7 +54,7 @@ def record(
     tracer = trace.current(f"nisa.{op.name}")
     assert type(attrs) is op.attrs, (op.name, type(attrs))
     cut = None if mask is None else masks.region(mask, dst[0].shape if over is None else over)
-    if cut is masks.EMPTY:
+    if cut is masks.EMPTY or any([view.selects_nothing for view in (*dst, *src)]):
         return None
     if isinstance(cut, tuple):
         dst, src = _cut(dst, src, cut, axes)

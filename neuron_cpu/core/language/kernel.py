@@ -20,7 +20,7 @@ import torch
 
 from ..check import lint, verify
 from ..device import release
-from ..device.errors import refuse
+from ..device.errors import refuse, strict
 from ..device.pause import without_garbage_collection
 from ..instructions.assignment import insert_initial_fills
 from ..program import trace
@@ -134,7 +134,7 @@ class Kernel:
         """The verified Program for these arguments (only shapes, types and constants count)."""
         _, key = flatten(args, kwargs)
         # the rules that a program has been verified by are part of what it is
-        key = (self.grid, release.chosen(), os.environ.get("NKI_CPU_STRICT"), key)
+        key = (self.grid, release.chosen(), strict(), key)
         found = self.programs.get(key)
         if found is None:
             # Ranks are threads that reach a new shape at the same time: one of them traces, the
@@ -144,8 +144,7 @@ class Kernel:
                 if found is None:
                     with without_garbage_collection():
                         found = self._record(args, kwargs)
-                        lint.lint(found.function)
-                        verify.verify(found)
+                        _check(found)
                     self.programs[key] = found
         return found
 
@@ -192,7 +191,7 @@ class Kernel:
     def _eager(self, args: tuple, kwargs: dict) -> Any:
         machine = Machine()
         program = self._record(args, kwargs, machine)
-        verify.verify(program)
+        _check(program)
         raw = [machine.memory(s) for s in program.outputs]
         tensors, _ = flatten(args, kwargs)
         hosted = [machine.memory(s) for s in program.inputs]
@@ -203,6 +202,20 @@ class Kernel:
     def _notify(self, program: Program, inputs: list[Any], outputs: list[Any]) -> None:
         for callback in list(_observers()):
             callback(KernelCall(self.name, program, inputs, outputs))
+
+
+def _check(program: Program) -> None:
+    """What only the whole Program shows, and its source.
+
+    The source's findings explain what the Program is refused for, so they come first; in strict
+    mode they are errors themselves, and a documented error goes before them.
+    """
+    checks: list[Callable[[], None]] = [
+        lambda: lint.lint(program.function),
+        lambda: verify.verify(program),
+    ]
+    for check in reversed(checks) if strict() else checks:
+        check()
 
 
 def _bind(tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> tuple[list, dict]:

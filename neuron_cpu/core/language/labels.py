@@ -7,19 +7,28 @@ kernels use it for this keyword. The label names the result in messages and repo
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
 
+from ..device.errors import NkiError, refuse
 from ..program.view import View
 
 
 def labelled(function: Callable) -> Callable:
-    """``function`` with the keyword ``name``."""
+    """``function`` with the keyword ``name``, and refusals for arguments that it does not take."""
+    takes_name = "name" in inspect.signature(function).parameters
 
     @functools.wraps(function)
-    def call(*args: Any, name: str = "", **kwargs: Any) -> Any:
-        result = function(*args, **kwargs)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        name = "" if takes_name else kwargs.pop("name", "")
+        try:
+            result = function(*args, **kwargs)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                raise _misfit(function, error) from None
+            raise
         if name and isinstance(result, View) and not result.storage.name:
             result.storage.name = name
         return result
@@ -27,9 +36,18 @@ def labelled(function: Callable) -> Callable:
     return call
 
 
+def _misfit(function: Callable, error: TypeError) -> NkiError:
+    """Arguments that a function does not take (the call itself failed, no line of the function)."""
+    return refuse(
+        "sim_arguments",
+        f"{' '.join(str(error).split())}, expected {function.__name__}"
+        f"({', '.join(inspect.signature(function).parameters)}); mend the call",
+    )
+
+
 def label_all(namespace: dict[str, Any], names: list[str]) -> None:
-    """Give the functions among ``names`` the keyword, unless they have it already."""
+    """Give the functions among ``names`` the keyword and the refusals."""
     for key in names:
         function = namespace[key]
-        if isinstance(function, FunctionType) and "name" not in function.__code__.co_varnames:
+        if isinstance(function, FunctionType):
             namespace[key] = labelled(function)

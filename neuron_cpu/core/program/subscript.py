@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..device.errors import NkiError, refuse
 from . import masks
 from .index import DynamicIndex, Index, Mask, aligned, is_integer
@@ -31,6 +33,9 @@ def subscript(view: V, key: Any) -> V:
     if isinstance(keys[-1], Mask):
         selected = subscript(view, keys[:-1]) if len(keys) > 1 else view
         return _masked(selected, keys[-1])
+    if isinstance(keys[-1], (bool, np.bool_)):  # a condition on loop variables only: known by now
+        selected = subscript(view, keys[:-1]) if len(keys) > 1 else view
+        return selected if keys[-1] else selected.nothing()
     for k in keys:
         if isinstance(k, ADVANCED):
             return _advanced(view, keys)

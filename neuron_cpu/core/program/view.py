@@ -43,6 +43,11 @@ def contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
     return intern(tuple(strides[::-1]))
 
 
+@functools.cache
+def _nothing_of(kind: Any) -> Any:
+    return type(kind.__name__, (kind,), {"__slots__": (), "selects_nothing": True})
+
+
 class View:
     """A region of a tensor in HBM, SBUF or PSUM.
 
@@ -60,6 +65,7 @@ class View:
     """
 
     __slots__ = ("dt", "indirect", "offset", "oob", "paxis", "shape", "storage", "strides")
+    selects_nothing = False  # see ``nothing``
 
     def __init__(
         self,
@@ -76,6 +82,18 @@ class View:
         self.shape, self.strides = shape, strides
         self.dt = storage.dtype if dt is None else dt
         self.paxis, self.oob, self.indirect = paxis, oob, indirect
+
+    def nothing(self: V) -> V:
+        """The view under a condition that does not hold: what takes it is not recorded.
+
+        The class keeps that, so that whatever is made of the view selects nothing either.
+        """
+        own: Any = type(self)
+        kind: type[V] = _nothing_of(own)
+        return kind(
+            self.storage, self.offset, self.shape, self.strides, self.dt, self.paxis, None,
+            self.indirect,
+        )  # fmt: skip
 
     @classmethod
     def whole(cls: type[V], storage: Storage) -> V:
