@@ -48,9 +48,11 @@ class Step:
 
     def advance(self, amount: float = 1) -> None:
         self._progress.advance(self._task, amount)
-        if self._progress.disable and time.monotonic() - self._said > LINE_SECONDS:
+        share = self._progress.tasks[0].percentage
+        late = time.monotonic() - self._said > LINE_SECONDS
+        if self._progress.disable and late and share < 100:  # a repeated part goes beyond
             self._said = time.monotonic()
-            say(f"{self.title}: {self._progress.tasks[0].percentage:.0f} %")
+            say(f"{self.title}: {share:.0f} %")
 
     def note(self, title: str) -> None:
         self.title = title

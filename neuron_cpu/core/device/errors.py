@@ -7,12 +7,14 @@ up to v2.26.0); identifiers that begin with ``sim_`` name checks of this simulat
 from __future__ import annotations
 
 import os
+import re
 import sys
 import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
+from typing import Any
 
 
 class NkiError(Exception):
@@ -72,8 +74,27 @@ def warn(identifier: str, message: str, source: str | None = None, advice: bool 
     place = source if source is not None else current_place()
     if strict() and not advice:
         raise NkiError(identifier, message, place)
-    where = f"{place}: " if place else ""
-    warnings.warn(f"{where}{message} [{identifier}]", NkiWarning, stacklevel=3)
+    _show(f"{message} [{identifier}]", place)
+
+
+_PLACE = re.compile(r"(?:(?P<kernel>.+) \()?(?P<file>[^()]+):(?P<line>\d+)\)?")
+_shown: dict[Any, Any] = {}  # what Python's filter has shown already
+
+
+def _show(text: str, place: str | None) -> None:
+    """Warn from the kernel's own file and line, as if they called `warnings.warn`."""
+    found = _PLACE.fullmatch(place or "")
+    if found is None:
+        where = f"{place}: " if place else ""
+        warnings.warn(where + text, NkiWarning, stacklevel=4)
+        return
+    warnings.warn_explicit(
+        f"{found['kernel']}: {text}" if found["kernel"] else text,
+        NkiWarning,
+        found["file"],
+        int(found["line"]),
+        registry=_shown,
+    )
 
 
 @contextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from typing import Callable, Dict, Tuple, Union
 
 import torch
@@ -22,7 +23,13 @@ PICKLE_INDEX = "pytorch_model.bin.index.json"
 
 def _load_pickle(path: Path) -> StateDict:
     """Tensors of a pickle, mapped from the file; only tensor data is unpickled."""
-    return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    try:
+        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+    except pickle.UnpicklingError as error:  # PyTorch's text advises to switch the protection off
+        raise CheckpointError(
+            f"{path} holds Python objects that are no tensors, which may run anybody's code and "
+            "are not unpickled, expected tensors only; take the model's safetensors files."
+        ) from error
 
 
 def _load_sharded(folder: Path, index: str, read: Callable[[Path], StateDict]) -> StateDict:
