@@ -38,6 +38,7 @@ SHORT_DTYPES = {
     "u32": "uint32",
 }
 INTERRUPTED, READER_GONE = 130, 141  # what a shell reports after Ctrl-C and after `| head`
+DIFFERENCE = 0.1  # between SDK releases, from which on both are printed
 PIPED_WIDTH = 180  # columns of a table that goes to a file
 TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)")
 
@@ -233,8 +234,10 @@ def profile(args: argparse.Namespace) -> None:
     name = args.dma_profile or cost.DEFAULT_PROFILE
     cost.dma_profile(name)
     check_order(args.schedule)
-    found = schedule(trace(load_kernel(args.kernel), args), name, args.schedule)
+    program = trace(load_kernel(args.kernel), args)
+    found = schedule(program, name, args.schedule)
     summary = report.profile(found)
+    others = elsewhere(program, found.total, name, args.schedule)
     console = terminal.output(PIPED_WIDTH)
     tables.print_profile(
         console,
@@ -244,8 +247,13 @@ def profile(args: argparse.Namespace) -> None:
             console, lines, tables.EXPENDABLE, "bound by", "a wider terminal or --json shows them"
         ),
     )
+    for other, time in others.items():
+        if abs(time / found.total - 1) > DIFFERENCE:
+            note = cost.dma_profile(other).note
+            console.print(f"with {other}: {tables.microseconds(time)} µs ({note})")
     if args.json:
-        args.json.write_text(json.dumps(summary.to_json(), indent=1))
+        content = summary.to_json() | {"time_ns_by_release": others}
+        args.json.write_text(json.dumps(content, indent=1))
         console.print(f"figures: {args.json}")
     if args.trace:
         args.trace.write_text(json.dumps(report.perfetto([(summary.name, found)])))
@@ -253,6 +261,20 @@ def profile(args: argparse.Namespace) -> None:
     if args.plots:
         for path in plots.all_plots([found], [summary], args.plots):
             console.print(f"plot: {path}")
+
+
+def elsewhere(program: Any, total: float, name: str, order: str) -> dict[str, float]:
+    """Nanoseconds under the DMA profile of every SDK release; empty for an empty kernel."""
+    from .core.time import cost
+    from .core.time.schedule import schedule
+
+    if not total:
+        return {}
+    releases = [profile for profile in cost.PROFILES if profile.startswith("sdk")]
+    return {
+        profile: total if profile == name else schedule(program, profile, order).total
+        for profile in releases
+    }
 
 
 def compare(args: argparse.Namespace) -> int:

@@ -226,6 +226,20 @@ def test_command_profiles_a_kernel_of_a_file(kernel_file, tmp_path, capsys):
     assert len(list((tmp_path / "plots").glob("*.png"))) == 3
 
 
+@pytest.mark.parametrize(("columns", "shown"), [(128, True), (4096, False)])
+def test_command_shows_both_releases_where_they_differ(tmp_path, capsys, columns, shown):
+    path, figures = tmp_path / "moving.py", tmp_path / "figures.json"
+    body = "nl.store(out, value=nl.multiply(nl.load(x), factor))"
+    loop = "for k in nl.affine_range(32):\n        " + body.replace("out,", "out[k],")
+    path.write_text(KERNEL_FILE.replace(body, loop.replace("(x)", "(x[k])")))
+    shape = f"32x128x{columns}:bf16"
+    assert main(["profile", f"{path}:scale", "--arg", shape, "--json", str(figures)]) == 0
+    times = json.loads(figures.read_text())["time_ns_by_release"]
+    assert times["sdk2.21"] == json.loads(figures.read_text())["time_ns"]
+    assert (times["sdk2.21"] > 1.1 * times["sdk2.25"]) is shown
+    assert ("with sdk2.25: " in capsys.readouterr().out) is shown
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
