@@ -1,12 +1,12 @@
 """Llama for AWS Trainium: NKI kernels, and the NxD-Inference modules that call them.
 
-One file to upload: it imports torch, transformers and the Neuron SDK, nothing else. Read it
-from top to bottom: limits of the core, the weight layout, tile helpers, kernels in model order, the
+One file to upload: it imports numpy, torch, transformers and the Neuron SDK, nothing else. Read it
+from top to bottom: limits of the core, the layouts, tile helpers, kernels in model order, the
 modules, and how a Hugging Face checkpoint becomes the weights of this model.
 
 Axis letters used throughout:
 
-    T  tokens of one call (batch times sequence)     H  hidden size
+    T  tokens of one call (batch times sequence)     H  hidden size, padded to whole tiles of 128
     K  contraction size of a product                 N  output features of a product
     P  partitions of a tile (at most 128)            F  intermediate size of the MLP
     D  head dimension                                B, S  batch, sequence length
@@ -19,11 +19,12 @@ helpers above them work on tiles that are already on chip. Interfaces follow NxD
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, NamedTuple, Optional, Tuple, Type
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
+import numpy as np
 import torch
 from neuronx_distributed.parallel_layers.layers import (
     ColumnParallelLinear,
@@ -52,80 +53,83 @@ MOVING_MAX = 512  # free size of the moving matmul operand; one PSUM bank of fp3
 
 # --- Choices of these kernels ---------------------------------------------------------------------
 
-BLOCK_ROW_BYTES = 16384  # bf16 bytes per partition of a weight block: four of them take 64 KiB
-BLOCK_UNIT = 64  # a block is that many features, or several times: heads of 64 stay whole
-TOKEN_CHUNK = 512  # tokens per pass over a weight: 512 FLOP per weight byte, above the core's 340
-CHUNK_BYTES = 72 * 1024  # SBUF per partition for what is kept of those tokens
-RESIDENT_BYTES = 64 * 1024  # keys and values of a sequence stay in SBUF up to this many
-PRELOAD_BYTES = 32 * 1024  # cached keys and values are loaded ahead up to this many
-KEY_CHUNK = 2048  # cached keys per decode block: 8 KiB of fp32 scores per partition
-SCORE_ROWS_BYTES = 16384  # SBUF per partition for the weights of several heads' score rows
+BLOCK_ROW_BYTES = 16384  # bytes per partition of a weight block: four of them take 64 KiB
+TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
+CHUNK_BYTES = 96 * 1024  # SBUF per partition for what is kept of those tokens
+RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
+CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
+KEY_BLOCK = 1024  # keys whose scores are in PSUM at a time: two banks, another two for the next
 MASKED = -1.5e38  # added to scores that do not count: exp gives 0, and twice it is finite
 MASKED_FP16 = -3.0e4  # the same for float16, which ends at 65504
-DTYPES = {torch.bfloat16: nl.bfloat16, torch.float16: nl.float16, torch.float32: nl.float32}
-PI_BELOW = 3.1415925  # the fp32 number below pi: arguments of ScalarE's sine stay inside
 
 
-# --- Weight layout --------------------------------------------------------------------------------
+# --- Layouts --------------------------------------------------------------------------------------
 #
-#   tensor               shape per rank              partition axis   written by
-#   HF weight            [N, K]                      -                checkpoint
-#   kernel weight (HBM)  [blocks, 128, k_tiles, nb]  the 128          block_weight(), at load time
-#   kernel weight (SBUF) [128, k_tiles, nb]          contraction      load_weight_block()
+# Features lie on partitions from end to end: every product keeps its weights stationary and lets up
+# to 512 tokens move, and leaves the features that the next product contracts on partitions. So a
+# layer transposes nothing between its norm and its output but softmax weights and contexts.
 #
-# A block holds nb <= 512 output features in rows of at most 16 KiB per partition (of 128 features
-# where K is beyond 8192): element [b, p, k, n] is W[b * nb + n, k * 128 + p]. One load brings a
-# whole block, and each partition reads k_tiles * nb elements that are contiguous in HBM. DMA wants
-# 2 KiB or more per row: Llama-3.2-1B has 16 KiB at degree 2, the smallest product of SmolLM2-135M
-# 3.1 KiB at degree 1. Prefill and decode use the same blocks, so no weight is on the device twice.
+#   tensor                 shape per rank               partition axis   written by
+#   hidden states (HBM)    [H, T]                       -                Columns.of(), the kernels
+#   hidden states (SBUF)   [128, H/128, T]              128 runs of H    residual_sum()
+#   Q, K (SBUF)            [128, tiles, T]              heads of a tile  project_qkv()
+#   V (SBUF)               [tokens, kv heads * D]       tokens           project_qkv()
+#   context (SBUF)         [128, tiles, T]              heads of a tile  transposed_context()
+#   HF weight              [N, K]                       -                checkpoint
+#   kernel weight (HBM)    [blocks, 128, K/128, nb]     the 128          block_weight(), once
+#   kernel weight (SBUF)   [128, K/128, nb]             contraction      load_weight_block()
+#
+# Partition p of a hidden state holds the H/128 features from p * H/128 on ("in runs"): so [H, T] in
+# HBM is the plain transpose of [T, H], and a partition's rows are contiguous. Weights are permuted
+# to that order on both sides when they are loaded (in_runs). The tile of a head dimension D of 64
+# holds one query head of each of two KV heads (HeadShape), so that both halves do the same work.
+#
+# A kernel weight is cut into blocks of nb output features, whole tiles of 128, in rows of at most
+# 16 KiB per partition: element [b, p, k, n] is W[b * nb + n, k * 128 + p]. One load brings a whole
+# block, and each partition reads contiguous HBM. DMA wants 2 KiB or more per row; Llama-3.2-1B has
+# 12 to 16 KiB. Prefill and decode use the same blocks, so no weight is on the device twice.
 
 
-class BlockLayout(NamedTuple):
-    """How an [N, K] weight is cut: ``blocks`` of ``nb`` features, ``k_tiles`` of 128 inputs."""
+def whole_tiles(features: int) -> int:
+    """Tiles of 128 that hold so many features."""
+    return math.ceil(features / P_MAX)
 
-    n: int
-    k: int
-    blocks: int
-    nb: int
-    k_tiles: int
 
-    @classmethod
-    def of(cls, n: int, k: int) -> BlockLayout:
-        k_tiles = math.ceil(k / P_MAX)
-        widest = min(MOVING_MAX, max(P_MAX, BLOCK_ROW_BYTES // (2 * k_tiles)))
-        fewest = math.ceil(n / (widest // BLOCK_UNIT * BLOCK_UNIT))
-        blocks = fewest
-        nb = least = cls.width(n, fewest)
-        # more blocks where the fewest are padded by over 4 %; small weights stay padded
-        while blocks * nb > 1.04 * n and 2 * k_tiles * nb >= 2048 and blocks < 2 * fewest:
-            blocks += 1
-            nb = cls.width(n, blocks)
-        if blocks * nb > 1.04 * n or 2 * k_tiles * nb < 2048:
-            nb = least
-        return cls(n, k, math.ceil(n / nb), nb, k_tiles)
+def pad_tiles(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Zeros behind ``dim`` up to whole tiles of 128."""
+    shape = list(x.shape)
+    shape[dim] = whole_tiles(x.shape[dim]) * P_MAX - x.shape[dim]
+    return torch.cat((x, x.new_zeros(shape)), dim) if shape[dim] else x
 
-    @staticmethod
-    def width(n: int, blocks: int) -> int:
-        """Features of a block, a multiple of BLOCK_UNIT, where ``blocks`` hold n."""
-        return math.ceil(n / blocks / BLOCK_UNIT) * BLOCK_UNIT
 
-    @property
-    def block_size(self) -> int:
-        return P_MAX * self.k_tiles * self.nb
+def in_runs(weight: torch.Tensor, dim: int) -> torch.Tensor:
+    """Features along ``dim`` in the order of tiles whose partition p holds the p-th run of them."""
+    padded = pad_tiles(weight, dim)
+    runs = padded.unflatten(dim, (P_MAX, padded.shape[dim] // P_MAX))
+    return runs.transpose(dim, dim + 1).flatten(dim, dim + 1)
+
+
+def block_tiles(n_tiles: int, k_tiles: int, itemsize: int = 2) -> int:
+    """Tiles of 128 features in a block: as many as a row holds and the weight has whole blocks."""
+    most = max(1, BLOCK_ROW_BYTES // (itemsize * k_tiles * P_MAX))
+    return max(tiles for tiles in range(1, most + 1) if n_tiles % tiles == 0)
 
 
 def block_weight(weight: torch.Tensor) -> torch.Tensor:
-    """[N, K] -> [blocks, 128 * k_tiles * nb], zero-padded at both edges."""
-    layout = BlockLayout.of(*weight.shape)
-    rows, columns = layout.blocks * layout.nb, layout.k_tiles * P_MAX
-    padded = weight.new_zeros(rows, columns)
-    padded[: layout.n, : layout.k] = weight
-    tiled = padded.view(layout.blocks, layout.nb, layout.k_tiles, P_MAX)
-    return tiled.permute(0, 3, 2, 1).reshape(layout.blocks, layout.block_size)
+    """[N, K] -> [blocks, 128 * K/128 * nb], zero-padded to whole tiles on both sides."""
+    padded = pad_tiles(pad_tiles(weight, 0), 1)
+    n_tiles, k_tiles = padded.shape[0] // P_MAX, padded.shape[1] // P_MAX
+    nb = block_tiles(n_tiles, k_tiles) * P_MAX
+    tiled = padded.view(-1, nb, k_tiles, P_MAX)
+    return tiled.permute(0, 3, 2, 1).reshape(padded.shape[0] // nb, -1)
 
 
 class HeadShape(NamedTuple):
-    """Heads of one rank: ``group`` query heads share a KV head."""
+    """Heads of one rank: ``group`` query heads share a KV head, ``stack`` KV heads a tile.
+
+    Tile s * group + g of the queries holds the g-th query head of each KV head of stack s; tile s
+    of the keys the KV heads of stack s. Where the last stack is not full, its lanes are zero.
+    """
 
     q_heads: int
     kv_heads: int
@@ -135,6 +139,21 @@ class HeadShape(NamedTuple):
     def group(self) -> int:
         return self.q_heads // self.kv_heads
 
+    @property
+    def stack(self) -> int:
+        return P_MAX // self.head_dim
+
+    @property
+    def stacks(self) -> int:
+        return math.ceil(self.kv_heads / self.stack)
+
+    def order(self, weight: torch.Tensor, group: int) -> torch.Tensor:
+        """Rows of ``group`` heads per KV head, head by head -> rows of tiles, zeros where empty."""
+        d, stack = self.head_dim, self.stack
+        missing = self.stacks * stack * group * d - weight.shape[0]
+        padded = torch.cat((weight, weight.new_zeros(missing, weight.shape[1])))
+        return padded.view(-1, stack, group, d, weight.shape[1]).transpose(1, 2).flatten(0, 3)
+
 
 # --- Sizes known while tracing --------------------------------------------------------------------
 #
@@ -142,19 +161,23 @@ class HeadShape(NamedTuple):
 # stand lists and nl.static_range.
 
 
-def spans(length, step):
-    """(start, size) of the pieces of at most ``step`` that cover ``length``."""
-    pieces, start = [], 0
-    while start < length:
-        pieces.append((start, min(step, length - start)))
-        start += step
-    return pieces
+def spans(length, most):
+    """(start, size) of the pieces of ``most`` that cover ``length``; the last may be smaller."""
+    return [(at * most, min(most, length - at * most)) for at in range(math.ceil(length / most))]
+
+
+def even_spans(length, most):
+    """(start, size) of as few pieces of at most ``most`` as cover ``length``, as equal as can be.
+
+    Sizes are multiples of 64, the columns that TensorE moves in the time of one.
+    """
+    size = math.ceil(length / math.ceil(length / most) / 64) * 64
+    return spans(length, min(most, size))
 
 
 def token_chunk(bytes_per_token):
     """Tokens of one pass over a weight, of which each keeps so many bytes per partition."""
-    fitting = CHUNK_BYTES // bytes_per_token // P_MAX * P_MAX
-    return max(P_MAX, min(TOKEN_CHUNK, fitting))
+    return max(P_MAX, min(TOKEN_CHUNK, CHUNK_BYTES // bytes_per_token // P_MAX * P_MAX))
 
 
 # --- Tile helpers: everything here works on SBUF and PSUM tiles -----------------------------------
@@ -167,1121 +190,1030 @@ def load_tile(x_hbm):
     return x_sb
 
 
-def load_weight_block(weight_hbm, block, layout):
-    """Block ``block`` of a kernel weight -> [128, k_tiles, nb] @ SBUF, one contiguous row each."""
-    blocked_hbm = weight_hbm.reshape((layout.blocks, P_MAX, layout.k_tiles, layout.nb))
-    return load_tile(blocked_hbm[block])
+def masked(dtype):
+    """What is added to scores that do not count, in a type."""
+    return MASKED_FP16 if dtype == nl.float16 else MASKED
 
 
-def broadcast_row(pieces, partitions):
-    """[1, n] views @ SBUF -> [partitions, their widths] fp32 @ SBUF.
-
-    A product with ones copies each (of at most 512 columns) to every partition: exactly for bf16
-    and fp16, as exactly as TensorE multiplies fp32 for others.
-    """
-    ones_sb = nl.ndarray((1, partitions), pieces[0].dtype, buffer=nl.sbuf)
-    ones_sb[...] = nisa.memset((1, partitions), 1.0, pieces[0].dtype)
-    width = sum(piece.shape[1] for piece in pieces)
-    full_sb = nl.ndarray((partitions, width), nl.float32, buffer=nl.sbuf)
-    start = 0
-    for piece in pieces:
-        piece_psum = nl.ndarray((partitions, piece.shape[1]), nl.float32, buffer=nl.psum)
-        piece_psum[...] = nisa.nc_matmul(ones_sb, piece)
-        full_sb[:, nl.ds(start, piece.shape[1])] = nisa.tensor_copy(piece_psum)
-        start += piece.shape[1]
-    return full_sb
+def load_constant(values, dtype):
+    """A numpy array of at most 128 rows, part of the compiled graph -> the same @ SBUF."""
+    constant_sb = nl.ndarray(values.shape, dtype, buffer=nl.sbuf)
+    constant_sb[...] = nl.load(nl.shared_constant(values, dtype=dtype))
+    return constant_sb
 
 
-def load_broadcast(row_hbm, partitions):
-    """[1, n] @ HBM -> [partitions, n] fp32 @ SBUF."""
-    row_sb = load_tile(row_hbm)
-    pieces = [row_sb[:, nl.ds(at, size)] for at, size in spans(row_hbm.shape[1], MOVING_MAX)]
-    return broadcast_row(pieces, partitions)
-
-
-def zeroed(shape, dtype):
-    """A tile of zeros @ SBUF."""
+def filled(shape, value, dtype):
+    """A tile of one value @ SBUF."""
     tile_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
-    tile_sb[...] = nisa.memset(shape, 0.0, dtype)
+    tile_sb[...] = nisa.memset(shape, value, dtype)
     return tile_sb
 
 
-def constant_column(partitions, value):
-    """[partitions, 1] fp32 @ SBUF: ScalarE takes its bias as a tile, not as a number."""
-    column_sb = nl.ndarray((partitions, 1), nl.float32, buffer=nl.sbuf)
-    column_sb[...] = nisa.memset((partitions, 1), value, nl.float32)
-    return column_sb
+def block_shape(weight_hbm, k_tiles):
+    """(blocks, tiles of 128 features in each) of a kernel weight."""
+    return weight_hbm.shape[0], weight_hbm.shape[1] // (P_MAX * k_tiles * P_MAX)
 
 
-def rmsnorm_tile(x_sb, gain_sb, eps):
-    """RMSNorm of [T, H] @ SBUF, T on partitions -> the same shape and type.
+def load_weight_block(weight_hbm, block, k_tiles):
+    """Block ``block`` of a kernel weight -> [128, k_tiles, nb] @ SBUF, one contiguous row each."""
+    blocks, tiles = block_shape(weight_hbm, k_tiles)
+    blocked_hbm = weight_hbm.reshape((blocks, P_MAX, k_tiles, tiles * P_MAX))
+    return load_tile(blocked_hbm[block])
 
-    fp32 throughout, one rounding at the end, as the reference does (Zhang and Sennrich 2019).
+
+def tiles_at_once(tiles, tokens):
+    """How many of a block's tiles share a PSUM tile of 512 columns, and every pass after it."""
+    return max(n for n in range(1, tiles + 1) if tiles % n == 0 and n * tokens <= max(512, tokens))
+
+
+def products(weight_sb, first, tiles, x_sb, start, tokens):
+    """``tiles`` tiles of features of ``W @ x`` for a span of tokens -> [128, tiles, tokens] @ PSUM.
+
+    The weights of 128 features are stationary and the tokens move: k_tiles passes of max(64,
+    tokens) columns a tile, and the result has features on partitions. Accumulating in PSUM takes a
+    tile of zeros, an affine loop and nothing but products (known issues of SDK 2.22).
     """
-    tokens, hidden = x_sb.shape
-    eps_sb = constant_column(tokens, eps)
-    squares_sb = nl.ndarray((tokens, hidden), nl.float32, buffer=nl.sbuf)
-    total_sb = nl.ndarray((tokens, 1), nl.float32, buffer=nl.sbuf)
-    squares_sb[...] = nisa.activation_reduce(
-        nl.square, x_sb, reduce_op=nl.add, reduce_res=total_sb, dtype=nl.float32
-    )
-    rstd_sb = nl.ndarray((tokens, 1), nl.float32, buffer=nl.sbuf)
-    rstd_sb[...] = nisa.activation(nl.rsqrt, total_sb, bias=eps_sb, scale=1.0 / hidden)
-    out_sb = nl.ndarray((tokens, hidden), x_sb.dtype, buffer=nl.sbuf)
-    out_sb[...] = nisa.scalar_tensor_tensor(
-        data=x_sb, op0=nl.multiply, operand0=rstd_sb,
-        op1=nl.multiply, operand1=gain_sb[0:tokens, :],
-    )  # fmt: skip
-    return out_sb
-
-
-def transpose_into(xt_sb, x_sb, column):
-    """[T, K] @ SBUF -> columns of ``xt_sb`` [128, k_tiles, T'] from ``column`` on, K on partitions.
-
-    Rows past K of the last k tile are zero: they meet the zero rows of a padded weight. A transpose
-    keeps its type in PSUM, as the vendor's samples have it; fp32 there costs a cast.
-    """
-    tokens, k = x_sb.shape
-    columns = nl.ds(column, tokens)
-    for tile in nl.affine_range(k // P_MAX):
-        tile_psum = nl.ndarray((P_MAX, tokens), x_sb.dtype, buffer=nl.psum)
-        tile_psum[...] = nisa.nc_transpose(x_sb[:, nl.ds(tile * P_MAX, P_MAX)])
-        xt_sb[:, tile, columns] = nisa.tensor_copy(tile_psum)
-    if k % P_MAX:
-        full, tail = k // P_MAX, k % P_MAX
-        xt_sb[:, full, columns] = nisa.memset((P_MAX, tokens), 0.0, xt_sb.dtype)
-        tail_psum = nl.ndarray((tail, tokens), x_sb.dtype, buffer=nl.psum)
-        tail_psum[...] = nisa.nc_transpose(x_sb[:, nl.ds(full * P_MAX, tail)])
-        xt_sb[0:tail, full, columns] = nisa.tensor_copy(tail_psum)
-
-
-def transposed(x_sb):
-    """[P, F] @ SBUF, F at most 128 -> [F, P] @ SBUF."""
-    rows, columns = x_sb.shape
-    out_psum = nl.ndarray((columns, rows), x_sb.dtype, buffer=nl.psum)
-    out_psum[...] = nisa.nc_transpose(x_sb)
-    out_sb = nl.ndarray((columns, rows), x_sb.dtype, buffer=nl.sbuf)
-    out_sb[...] = nisa.tensor_copy(out_psum)
-    return out_sb
-
-
-def accumulate(acc_psum, stationary_sb, moving_sb):
-    """``acc += stationary.T @ moving`` @ PSUM over K, which lies on partitions tile by tile.
-
-    stationary [128, k_tiles, M] and moving [128, k_tiles, N] @ SBUF; where K ends within the last
-    tile, the rest of it is zero. Accumulating in PSUM takes a tile of zeros, an affine loop and
-    nothing but products (known issues of SDK 2.22), so there is no ``+=`` outside of the loop.
-    """
-    for tile in nl.affine_range(stationary_sb.shape[1]):
-        acc_psum[...] += nisa.nc_matmul(stationary_sb[:, tile, :], moving_sb[:, tile, :])
-
-
-def project_block(xt_sb, columns, weight_sb, size):
-    """One block of ``x @ W.T`` for the tokens in ``columns`` of xt_sb -> [T, size] fp32 @ PSUM.
-
-    Tokens are stationary: the result has tokens on partitions, ready to be stored in rows.
-    """
-    acc_psum = nl.zeros((columns.stop - columns.start, size), nl.float32, buffer=nl.psum)
-    accumulate(acc_psum, xt_sb[:, :, columns], weight_sb[:, :, 0:size])
+    acc_psum = nl.zeros((P_MAX, tiles, tokens), nl.float32, buffer=nl.psum)
+    for tile in nl.affine_range(tiles):
+        features = nl.ds((first + tile) * P_MAX, P_MAX)
+        for k in nl.affine_range(x_sb.shape[1]):
+            acc_psum[:, tile, :] += nisa.nc_matmul(
+                weight_sb[:, k, features], x_sb[:, k, nl.ds(start, tokens)]
+            )
     return acc_psum
 
 
-def for_each_block(layout, body):
-    """``body(block, size)`` for every weight block: a loop over the full ones, then the rest."""
-    last = layout.n - (layout.blocks - 1) * layout.nb
-    full = layout.blocks if last == layout.nb else layout.blocks - 1
-    for block in nl.affine_range(full):
-        body(block, layout.nb)
-    if full < layout.blocks:
-        body(full, last)
+def store_product(weight_hbm, x_sb, out_hbm, start):
+    """``W @ x`` of a chunk of tokens [128, k_tiles, T'] into the columns from ``start`` on.
 
-
-def project(xt_sb, weight_hbm, layout, put):
-    """``x @ W.T`` for the tokens of a chunk, in one pass over W.
-
-    ``put(tokens, columns, acc_psum)`` takes each result tile: tokens and columns are slices of the
-    product, acc_psum [tokens, columns] fp32 @ PSUM.
+    Features of out [N, T] lie in runs, so each partition stores contiguous rows: block by block, of
+    few tokens all at once, because DMA takes as long for the shortest row as for 256 bytes.
     """
-    pieces = spans(xt_sb.shape[2], P_MAX)
-
-    def one_block(block, size):
-        weight_sb = load_weight_block(weight_hbm, block, layout)
-        columns = nl.ds(block * layout.nb, size)
-        for start, count in pieces:
-            tokens = slice(start, start + count)
-            put(tokens, columns, project_block(xt_sb, tokens, weight_sb, size))
-
-    for_each_block(layout, one_block)
-
-
-def project_rows(xt_sb, weight_hbm, out_hbm, row, layout):
-    """``x @ W.T`` for the tokens of a chunk, stored in rows of out_hbm from ``row`` on."""
-
-    def put(tokens, columns, acc_psum):
-        out_sb = nl.ndarray(acc_psum.shape, out_hbm.dtype, buffer=nl.sbuf)
-        out_sb[...] = nisa.tensor_copy(acc_psum)
-        nl.store(out_hbm[nl.ds(row + tokens.start, acc_psum.shape[0]), columns], out_sb)
-
-    project(xt_sb, weight_hbm, layout, put)
+    k_tiles, count = x_sb.shape[1], x_sb.shape[2]
+    blocks, tiles = block_shape(weight_hbm, k_tiles)
+    lanes_hbm = out_hbm.reshape((P_MAX, blocks, tiles, out_hbm.shape[1]))
+    columns = nl.ds(start, count)
+    if count <= P_MAX:
+        all_sb = nl.ndarray((P_MAX, blocks, tiles, count), out_hbm.dtype, buffer=nl.sbuf)
+        for block in nl.affine_range(blocks):
+            product_block(weight_hbm, block, x_sb, all_sb, block)
+        nl.store(lanes_hbm[:, :, :, columns], all_sb)
+    else:
+        for block in nl.affine_range(blocks):
+            out_sb = nl.ndarray((P_MAX, 1, tiles, count), out_hbm.dtype, buffer=nl.sbuf)
+            product_block(weight_hbm, block, x_sb, out_sb, 0)
+            nl.store(lanes_hbm[:, block, :, columns], out_sb[:, 0, :, :])
 
 
-def project_tiles(xt_sb, weight_hbm, layout):
-    """``x @ W.T`` for the tokens of a chunk -> one tile [tokens, n] @ SBUF per 128 tokens."""
-    tiles = [
-        nl.ndarray((count, layout.n), xt_sb.dtype, buffer=nl.sbuf)
-        for _, count in spans(xt_sb.shape[2], P_MAX)
-    ]
-
-    def put(tokens, columns, acc_psum):
-        tiles[tokens.start // P_MAX][:, columns] = nisa.tensor_copy(acc_psum)
-
-    project(xt_sb, weight_hbm, layout, put)
-    return tiles
+def product_block(weight_hbm, block, x_sb, out_sb, place):
+    """One block of features of ``W @ x`` into out_sb[:, place, tiles, T]."""
+    tiles, count = out_sb.shape[2], out_sb.shape[3]
+    weight_sb = load_weight_block(weight_hbm, block, x_sb.shape[1])
+    for at, size in even_spans(count, MOVING_MAX):
+        together = tiles_at_once(tiles, size)
+        for group in nl.affine_range(tiles // together):
+            out_psum = products(weight_sb, group * together, together, x_sb, at, size)
+            part = nl.ds(group * together, together)
+            out_sb[:, place, part, nl.ds(at, size)] = nisa.tensor_copy(out_psum)
 
 
-def project_heads(xt_sb, weight_hbm, layout, head_dim):
-    """``x @ W.T`` of few tokens -> [D, n / D, T] @ SBUF, the head dimension on partitions.
+# --- Residual stream and norm ---------------------------------------------------------------------
 
-    Here the weights are stationary and the tokens move: a pass takes the time of 64 columns instead
-    of 512, and the result needs no transpose before the scores. Blocks hold pieces of 64 features.
+
+class Norm(NamedTuple):
+    """Constants of an RMSNorm: epsilon, and the features that count (H is padded with zeros)."""
+
+    eps: float
+    features: int
+
+
+def residual_sum(x_hbm, delta_hbm, sum_hbm, start, count):
+    """x + delta for a chunk of tokens, [H, T] @ HBM -> [128, H/128, count] @ SBUF, and stored.
+
+    Without delta just x. Many tokens arrive in four parts, so that what follows starts with one.
     """
-    tokens, rows = xt_sb.shape[2], min(head_dim, BLOCK_UNIT)
-    pieces_sb = nl.ndarray((rows, layout.n // rows, tokens), xt_sb.dtype, buffer=nl.sbuf)
-
-    def one_block(block, size):
-        weight_sb = load_weight_block(weight_hbm, block, layout)
-        for piece in nl.affine_range(size // rows):
-            features = nl.ds(piece * rows, rows)
-            acc_psum = nl.zeros((rows, tokens), nl.float32, buffer=nl.psum)
-            accumulate(acc_psum, weight_sb[:, :, features], xt_sb)
-            place = block * (layout.nb // rows) + piece
-            pieces_sb[:, place, :] = nisa.tensor_copy(acc_psum)
-
-    for_each_block(layout, one_block)
-    if rows == head_dim:
-        return pieces_sb
-    heads_sb = nl.ndarray((head_dim, layout.n // head_dim, tokens), xt_sb.dtype, buffer=nl.sbuf)
-    for head in nl.affine_range(layout.n // head_dim):  # the second half moves to partition 64
-        heads_sb[0:rows, head, :] = nisa.tensor_copy(pieces_sb[:, 2 * head, :])
-        heads_sb[rows:head_dim, head, :] = nisa.tensor_copy(pieces_sb[:, 2 * head + 1, :])
-    return heads_sb
+    k_tiles, columns = x_hbm.shape[0] // P_MAX, nl.ds(start, count)
+    lanes = (P_MAX, k_tiles, x_hbm.shape[1])
+    x_sb = nl.ndarray((P_MAX, k_tiles, count), x_hbm.dtype, buffer=nl.sbuf)
+    for first, tiles in spans(k_tiles, math.ceil(k_tiles / 4) if count > P_MAX else k_tiles):
+        part = nl.ds(first, tiles)
+        x_sb[:, part, :] = nl.load(x_hbm.reshape(lanes)[:, part, columns])
+        if delta_hbm is not None:
+            delta_sb = load_tile(delta_hbm.reshape(lanes)[:, part, columns])
+            x_sb[:, part, :] = nisa.tensor_tensor(x_sb[:, part, :], delta_sb, nl.add)
+            nl.store(sum_hbm.reshape(lanes)[:, part, columns], x_sb[:, part, :])
+    return x_sb
 
 
-def normed_chunk(x_hbm, row, count, gain_sb, eps):
-    """RMSNorm of ``count`` rows of x [T, H] @ HBM -> transposed, [128, k_tiles, count] @ SBUF.
-
-    Without ``gain_sb`` the rows are taken as they are.
-    """
-    hidden = x_hbm.shape[1]
-    shape = (P_MAX, math.ceil(hidden / P_MAX), count)
-    xt_sb = nl.ndarray(shape, x_hbm.dtype, buffer=nl.sbuf)
-    for start, size in spans(count, P_MAX):
-        x_sb = load_tile(x_hbm[nl.ds(row + start, size), :])
-        normed_sb = x_sb if gain_sb is None else rmsnorm_tile(x_sb, gain_sb, eps)
-        transpose_into(xt_sb, normed_sb, start)
-    return xt_sb
-
-
-def gated_product(xt_sb, columns, gate_hbm, up_hbm, product_sb, layout):
-    """silu(x @ gate.T) * (x @ up.T) of the token tiles in ``columns`` -> one ``product_sb`` each.
-
-    gate and up are rounded to x's type before SiLU and before the product, as in the reference.
-    """
-    dtype = xt_sb.dtype
-
-    def one_block(block, size):
-        gate_w_sb = load_weight_block(gate_hbm, block, layout)
-        up_w_sb = load_weight_block(up_hbm, block, layout)
-        for tokens, out_sb in zip(columns, product_sb):
-            count = tokens.stop - tokens.start
-            gate_psum = project_block(xt_sb, tokens, gate_w_sb, size)
-            gate_sb = nl.ndarray((count, size), dtype, buffer=nl.sbuf)
-            gate_sb[...] = nisa.tensor_copy(gate_psum)
-            silu_sb = nl.ndarray((count, size), dtype, buffer=nl.sbuf)
-            silu_sb[...] = nisa.activation(nl.silu, gate_sb)
-            up_psum = project_block(xt_sb, tokens, up_w_sb, size)
-            up_sb = nl.ndarray((count, size), dtype, buffer=nl.sbuf)
-            up_sb[...] = nisa.tensor_copy(up_psum)
-            out_sb[:, nl.ds(block * layout.nb, size)] = nisa.tensor_tensor(
-                silu_sb, up_sb, nl.multiply
-            )
-
-    for_each_block(layout, one_block)
-
-
-# --- Rotary position embedding --------------------------------------------------------------------
-
-# 2 pi in three parts (Cody and Waite 1980): the first has 8 significant bits and the second 11, so
-# that multiples up to 2^13 of either are exact in fp32; positions to 131072 make fewer turns than
-# 2^15, where the first product is still exact and the second errs by less than 1e-7.
-TWO_PI_PARTS = (6.28125, 0.0019350051879882812, 3.0199159819577e-07)
-
-
-def reduced_sine(angle_sb, shift):
-    """sin(angle + shift) of a fp32 tile; ScalarE's sine is valid within [-pi, pi] only.
-
-    Whole turns are subtracted first. Whether fp32 -> int32 rounds or truncates is not documented
-    for every release, so a remainder may lie within two pi: there one more turn is taken off.
-    """
-    shape = angle_sb.shape
-    turned_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
-    turned_sb[...] = nisa.tensor_scalar(
-        angle_sb, nl.multiply, 1.0 / (2 * math.pi), op1=nl.add, operand1=shift / (2 * math.pi)
-    )
-    turns_sb = nl.ndarray(shape, nl.int32, buffer=nl.sbuf)
-    turns_sb[...] = nisa.tensor_copy(turned_sb, dtype=nl.int32)
-    rest_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
-    rest_sb[...] = nisa.tensor_copy(angle_sb)
-    part_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
-    for part in TWO_PI_PARTS:
-        part_sb[...] = nisa.tensor_scalar(turns_sb, nl.multiply, part, dtype=nl.float32)
-        rest_sb[...] = nisa.tensor_tensor(rest_sb, part_sb, nl.subtract)
-    rest_sb[...] = nisa.tensor_scalar(rest_sb, nl.add, shift)
-    for beyond, turn in ((nl.greater, -2 * math.pi), (nl.less, 2 * math.pi)):
-        limit = math.pi if turn < 0 else -math.pi
-        part_sb[...] = nisa.tensor_scalar(
-            rest_sb, beyond, limit, op1=nl.multiply, operand1=turn, dtype=nl.float32
+def times_gain(x_sb, gain_hbm):
+    """[128, H/128, T] @ SBUF times the gain [H] of a norm, one number per partition and tile."""
+    k_tiles = x_sb.shape[1]
+    gain_sb = nl.ndarray((P_MAX, k_tiles), nl.float32, buffer=nl.sbuf)
+    gain_sb[...] = nisa.tensor_copy(load_tile(gain_hbm.reshape((P_MAX, k_tiles))))
+    zero_sb = filled((P_MAX, 1), 0.0, nl.float32)
+    out_sb = nl.ndarray(x_sb.shape, x_sb.dtype, buffer=nl.sbuf)
+    for k in nl.affine_range(k_tiles):
+        out_sb[:, k, :] = nisa.activation(
+            nl.copy, x_sb[:, k, :], bias=zero_sb, scale=gain_sb[:, nl.ds(k, 1)]
         )
-        rest_sb[...] = nisa.tensor_tensor(rest_sb, part_sb, nl.add)
-    inside_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
-    inside_sb[...] = nisa.tensor_scalar(
-        rest_sb, nl.minimum, PI_BELOW, op1=nl.maximum, operand1=-PI_BELOW
-    )
-    sine_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
-    sine_sb[...] = nisa.activation(nl.sin, inside_sb, bias=constant_column(shape[0], 0.0))
-    return sine_sb
-
-
-def rope_tile(x_sb, cos_sb, sin_sb, heads):
-    """RoPE, half-rotation convention, of [T, heads * D] @ SBUF -> the same shape and type.
-
-    cos and sin are [T, D / 2]. Products and sums are rounded to x's type one by one, as the
-    reference computes them.
-    """
-    tokens, dtype = x_sb.shape[0], x_sb.dtype
-    half = cos_sb.shape[1]
-    out_sb = nl.ndarray(x_sb.shape, dtype, buffer=nl.sbuf)
-    for head in nl.affine_range(heads):
-        low, high = nl.ds(2 * head * half, half), nl.ds((2 * head + 1) * half, half)
-        for own, other, op in ((low, high, nl.subtract), (high, low, nl.add)):
-            straight_sb = nl.ndarray((tokens, half), dtype, buffer=nl.sbuf)
-            straight_sb[...] = nisa.tensor_tensor(x_sb[:, own], cos_sb, nl.multiply)
-            crossed_sb = nl.ndarray((tokens, half), dtype, buffer=nl.sbuf)
-            crossed_sb[...] = nisa.tensor_tensor(x_sb[:, other], sin_sb, nl.multiply)
-            out_sb[:, own] = nisa.tensor_tensor(straight_sb, crossed_sb, op)
     return out_sb
+
+
+def squared_lengths(x_sb, start, tokens):
+    """Sums of squares of up to 128 tokens -> [T, T] fp32 @ SBUF, on the diagonal of zeros.
+
+    TensorE multiplies the tokens with themselves, exactly and in the columns of one product. The
+    rest is selected away rather than multiplied by zero: other tokens' products may overflow.
+    """
+    own = nl.ds(start, tokens)
+    gram_psum = nl.zeros((tokens, tokens), nl.float32, buffer=nl.psum)
+    for k in nl.affine_range(x_sb.shape[1]):
+        gram_psum[...] += nisa.nc_matmul(x_sb[:, k, own], x_sb[:, k, own])
+    lengths_sb = nl.ndarray((tokens, tokens), nl.float32, buffer=nl.sbuf)
+    lengths_sb[...] = nisa.tensor_copy(gram_psum)
+    if tokens > 1:
+        row, column = nl.arange(tokens)[:, None], nl.arange(tokens)[None, :]
+        lengths_sb[...] = nisa.affine_select(row >= column, lengths_sb, on_false_value=0.0)
+        lengths_sb[...] = nisa.affine_select(row <= column, lengths_sb, on_false_value=0.0)
+    return lengths_sb
+
+
+class Scales(NamedTuple):
+    """1 / rms of tokens, fp32 @ SBUF: along the free axis, [128, T] with all rows equal, and on
+    partitions, one [tokens, 1] per tile of tokens."""
+
+    along_sb: Any
+    down_sb: List[Any]
+
+
+def normed(x_sb, gain_hbm, norm, tiles):
+    """What a norm leaves of [128, H/128, T] @ SBUF: times the gain, and the Scales for later.
+
+    Without a gain there is no norm.
+    """
+    if gain_hbm is not None:
+        return times_gain(x_sb, gain_hbm), reciprocal_rms(x_sb, tiles, norm)
+    down_sb = [filled((size, 1), 1.0, nl.float32) for _, size in tiles]
+    return x_sb, Scales(filled((P_MAX, x_sb.shape[2]), 1.0, nl.float32), down_sb)
+
+
+def reciprocal_rms(x_sb, tiles, norm):
+    """1 / sqrt(mean(x^2) + eps) of [128, H/128, T] @ SBUF -> Scales (Zhang and Sennrich 2019).
+
+    A norm's scale is one number per token, so it may wait until behind the product that reads the
+    norm: W (x * gain / rms) = (W (x * gain)) / rms. TensorE need not wait for it.
+    """
+    tokens, scale = x_sb.shape[2], 1.0 / norm.features
+    ones_sb = filled((P_MAX, P_MAX), 1.0, nl.float32)
+    eps_sb = filled((P_MAX, 1), norm.eps, nl.float32)
+    along_sb = nl.ndarray((P_MAX, tokens), nl.float32, buffer=nl.sbuf)
+    down_sb = [nl.ndarray((size, 1), nl.float32, buffer=nl.sbuf) for _, size in tiles]
+    for (start, size), column_sb in zip(tiles, down_sb):
+        lengths_sb = squared_lengths(x_sb, start, size)
+        total_psum = nl.ndarray((P_MAX, size), nl.float32, buffer=nl.psum)
+        total_psum[...] = nisa.nc_matmul(ones_sb[0:size, :], lengths_sb)  # to every partition
+        along_sb[:, nl.ds(start, size)] = nisa.activation(
+            nl.rsqrt, total_psum, bias=eps_sb, scale=scale
+        )
+        total_sb = nl.ndarray((size, 1), nl.float32, buffer=nl.sbuf)
+        total_sb[...] = nisa.tensor_reduce(nl.add, lengths_sb, axis=1)
+        column_sb[...] = nisa.activation(nl.rsqrt, total_sb, bias=eps_sb[0:size, :], scale=scale)
+    return Scales(along_sb, down_sb)
+
+
+def times_scale(x_psum, along_sb, start, dtype):
+    """Products [128, tiles, T] @ PSUM times the scale of their tokens -> the same @ SBUF."""
+    out_sb = nl.ndarray(x_psum.shape, dtype, buffer=nl.sbuf)
+    for tile in nl.affine_range(x_psum.shape[1]):
+        out_sb[:, tile, :] = nisa.tensor_tensor(
+            x_psum[:, tile, :], along_sb[:, nl.ds(start, x_psum.shape[2])], nl.multiply
+        )
+    return out_sb
+
+
+# --- Queries, keys and values ---------------------------------------------------------------------
+
+
+def rotation(head_dim):
+    """[128, 2, 128]: the identity, and what swaps the halves of each head in a tile of features."""
+    lanes = np.arange(P_MAX)
+    half = head_dim // 2
+    partner = lanes + np.where(lanes % head_dim < half, half, -half)
+    eye = np.eye(P_MAX, dtype=np.float32)
+    return np.stack((eye, eye[partner]), axis=1)
+
+
+def rotated_tile(weight_sb, tile, x_sb, tables, scale, out_sb, out_tile):
+    """One tile of query or key heads of all tokens, rotated and scaled, into out_sb[:, out_tile].
+
+    ``tables`` are cos and sin [128, T] and the rotation matrices @ SBUF.
+    """
+    cos_sb, sin_sb, rotation_sb = tables
+    zero_sb = filled((P_MAX, 1), 0.0, nl.float32)
+    for start, size in even_spans(x_sb.shape[2], MOVING_MAX):
+        columns = nl.ds(start, size)
+        x_psum = products(weight_sb, tile, 1, x_sb, start, size)
+        terms_sb = nl.ndarray((P_MAX, 2, size), x_sb.dtype, buffer=nl.sbuf)
+        terms_sb[:, 0, :] = nisa.tensor_tensor(x_psum[:, 0, :], cos_sb[:, columns], nl.multiply)
+        terms_sb[:, 1, :] = nisa.tensor_tensor(x_psum[:, 0, :], sin_sb[:, columns], nl.multiply)
+        turned_psum = nl.zeros((P_MAX, size), nl.float32, buffer=nl.psum)
+        for term in nl.affine_range(2):
+            turned_psum[...] += nisa.nc_matmul(rotation_sb[:, term, :], terms_sb[:, term, :])
+        out_sb[:, out_tile, columns] = nisa.activation(
+            nl.copy, turned_psum, bias=zero_sb, scale=scale
+        )
+
+
+def value_tile(weight_sb, tile, x_sb, tiles, down_sb, width, v_sb, start):
+    """``width`` features of V of every tile of tokens into the columns from ``start`` on.
+
+    Tokens are stationary here: they land on partitions, where the sums over keys contract them.
+    """
+    features = nl.ds(tile * P_MAX, width)
+    for (at, size), scale_sb, rows_sb in zip(tiles, down_sb, v_sb):
+        acc_psum = nl.zeros((size, width), nl.float32, buffer=nl.psum)
+        for k in nl.affine_range(x_sb.shape[1]):
+            acc_psum[...] += nisa.nc_matmul(x_sb[:, k, nl.ds(at, size)], weight_sb[:, k, features])
+        rows_sb[:, nl.ds(start, width)] = nisa.tensor_scalar(acc_psum, nl.multiply, scale_sb)
+
+
+def scaled_table(table_hbm, first_token, along_sb):
+    """Columns of a table of cos or sin [128, T] @ HBM times the scale of their tokens @ SBUF."""
+    tokens = along_sb.shape[1]
+    table_sb = load_tile(table_hbm[:, nl.ds(first_token, tokens)])
+    scaled_sb = nl.ndarray((P_MAX, tokens), nl.float32, buffer=nl.sbuf)
+    scaled_sb[...] = nisa.tensor_tensor(table_sb, along_sb, nl.multiply)
+    return scaled_sb
+
+
+def project_qkv(x_sb, scales, qkv_w_hbm, cos_hbm, sin_hbm, first_token, tiles, heads):
+    """Q, K and V of a chunk of tokens [128, H/128, T] @ SBUF, times the ``scales`` of their norm.
+
+    -> qk_sb [128, query tiles then key tiles, T], rotated, queries divided by sqrt(D); and one tile
+    [tokens, kv_heads * D] of values per tile of tokens.
+    """
+    k_tiles, dtype = x_sb.shape[1], x_sb.dtype
+    q_tiles, rotated = heads.stacks * heads.group, heads.stacks * (heads.group + 1)
+    blocks, block_tiles = block_shape(qkv_w_hbm, k_tiles)
+    width = heads.kv_heads * heads.head_dim
+    cos_sb = scaled_table(cos_hbm, first_token, scales.along_sb)
+    sin_sb = scaled_table(sin_hbm, first_token, scales.along_sb)
+    tables = cos_sb, sin_sb, load_constant(rotation(heads.head_dim), dtype)
+    qk_sb = nl.ndarray((P_MAX, rotated, x_sb.shape[2]), dtype, buffer=nl.sbuf)
+    v_sb = [nl.ndarray((size, width), dtype, buffer=nl.sbuf) for _, size in tiles]
+    for block in nl.static_range(blocks):
+        weight_sb = load_weight_block(qkv_w_hbm, block, k_tiles)
+        for tile in nl.static_range(block_tiles):
+            at = block * block_tiles + tile
+            if at < rotated:
+                scale = score_scales(heads.head_dim)[0] if at < q_tiles else 1.0
+                rotated_tile(weight_sb, tile, x_sb, tables, scale, qk_sb, at)
+            else:
+                start = (at - rotated) * P_MAX
+                size = min(P_MAX, width - start)
+                value_tile(weight_sb, tile, x_sb, tiles, scales.down_sb, size, v_sb, start)
+    return qk_sb, v_sb
+
+
+def key_rows(qk_sb, first_tile, start, tokens, heads):
+    """Keys [128, stacks, tokens] of a span -> rows [tokens, kv_heads * D] @ SBUF for the cache."""
+    d, stack = heads.head_dim, heads.stack
+    rows_sb = nl.ndarray((tokens, heads.kv_heads * d), qk_sb.dtype, buffer=nl.sbuf)
+    for first, count in spans(heads.kv_heads, stack):
+        rows_psum = nl.ndarray((tokens, count * d), nl.float32, buffer=nl.psum)
+        rows_psum[...] = nisa.nc_transpose(
+            qk_sb[0 : count * d, first_tile + first // stack, nl.ds(start, tokens)]
+        )
+        rows_sb[:, nl.ds(first * d, count * d)] = nisa.tensor_copy(rows_psum)
+    return rows_sb
 
 
 # --- Attention ------------------------------------------------------------------------------------
 #
-#              keys and values                       softmax
-#   prefill    in SBUF (PrefillSequence.resident)    of complete rows     attend_rows
-#              blocks of 512 from HBM                running              attend_block
-#   decode     up to KEY_CHUNK cached keys           of complete rows     attend_rows
-#              blocks of KEY_CHUNK                   running              attend_blocks
+# Scores have their queries on partitions: a tile of up to 128 queries is stationary, 512 keys move,
+# and the softmax runs along the free axis straight from PSUM: VectorE finds the maximum, ScalarE
+# writes exp(score - maximum) in the model's type. TensorE turns these weights round, 128 keys at a
+# time, and they are the stationary operand of the product with the values: D columns move, half of
+# what stationary values would need where D is 64. Values carry a column of ones, whose result is
+# the sum of the weights, so nothing else adds them up.
 #
-# Complete rows are rounded as the reference rounds them. The running softmax keeps the maximum and
-# the sum so far and rescales them when the maximum grows (Milakov and Gimelshein 2018).
+# KEY_BLOCK keys are scored at a time. Where there are more, a running softmax keeps the maximum and
+# rescales what was summed when it grows (Milakov and Gimelshein 2018; Dao et al. 2022).
 
 
 class RunningSoftmax:
-    """State of a query tile, all fp32 @ SBUF, queries on partitions, one column (or row) per head.
+    """What is known of ``heads`` rows of scores per partition after some blocks of keys.
 
-    neg_max_sb [Q, heads] negated scaled maximum, sum_sb [Q, heads], out_sb [Q, heads, D] unscaled.
+    fp32 @ SBUF: neg_max_sb [Q, heads], the negated maximum; out_sb [Q, heads, width], weighted
+    values relative to it, sums of the weights among them.
     """
 
-    def __init__(self, queries, heads, head_dim):
-        self.queries, self.scale = queries, 1.0 / math.sqrt(head_dim)
+    def __init__(self, queries, heads, width):
         neg_max_sb = nl.ndarray((queries, heads), nl.float32, buffer=nl.sbuf)
-        sum_sb = nl.ndarray((queries, heads), nl.float32, buffer=nl.sbuf)
-        out_sb = nl.ndarray((queries, heads, head_dim), nl.float32, buffer=nl.sbuf)
-        self.neg_max_sb, self.sum_sb, self.out_sb = neg_max_sb, sum_sb, out_sb
+        out_sb = nl.ndarray((queries, heads, width), nl.float32, buffer=nl.sbuf)
+        self.neg_max_sb, self.out_sb = neg_max_sb, out_sb
 
-    def weigh(self, head, scores_sb, dtype, first):
-        """Take a block of scores [Q, keys] fp32 -> its weights exp(scale * (s - max)) in dtype.
+    def lower(self, head, block_neg_sb, first):
+        """Take a block's negated maximum [Q, 1] -> the one to use, and what to rescale by.
 
-        Everything kept so far is rescaled to the new maximum.
+        exp(old maximum - new maximum) [Q, 1], None for the first block.
         """
-        column = nl.ds(head, 1)
-        block_max_sb = nl.ndarray((self.queries, 1), nl.float32, buffer=nl.sbuf)
-        block_max_sb[...] = nisa.tensor_reduce(nl.max, scores_sb, axis=1, negate=True)
-        new_max_sb = nl.ndarray((self.queries, 1), nl.float32, buffer=nl.sbuf)
-        new_max_sb[...] = nisa.tensor_scalar(block_max_sb, nl.multiply, self.scale)
-        block_sum_sb = nl.ndarray((self.queries, 1), nl.float32, buffer=nl.sbuf)
-        if not first:
-            new_max_sb[...] = nisa.tensor_tensor(new_max_sb, self.neg_max_sb[:, column], nl.minimum)
-        weights_sb = nl.ndarray(scores_sb.shape, dtype, buffer=nl.sbuf)
-        weights_sb[...] = nisa.activation_reduce(
-            nl.exp, scores_sb, bias=new_max_sb, scale=self.scale,
-            reduce_op=nl.add, reduce_res=block_sum_sb, dtype=dtype,
-        )  # fmt: skip
+        column, shape = nl.ds(head, 1), block_neg_sb.shape
         if first:
-            self.sum_sb[:, column] = nisa.tensor_copy(block_sum_sb)
-        else:
-            self.rescale(head, new_max_sb, block_sum_sb)
-        self.neg_max_sb[:, column] = nisa.tensor_copy(new_max_sb)
-        return weights_sb
-
-    def rescale(self, head, new_max_sb, block_sum_sb):
-        """Sum and output times exp(old maximum - new maximum), plus the block's sum."""
-        column = nl.ds(head, 1)
-        factor_sb = nl.ndarray((self.queries, 1), nl.float32, buffer=nl.sbuf)
+            self.neg_max_sb[:, column] = nisa.tensor_copy(block_neg_sb)
+            return block_neg_sb, None
+        neg_max_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
+        neg_max_sb[...] = nisa.tensor_tensor(block_neg_sb, self.neg_max_sb[:, column], nl.minimum)
+        factor_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
         factor_sb[...] = nisa.activation(
-            nl.exp, self.neg_max_sb[:, column], bias=new_max_sb, scale=-1.0
+            nl.exp, self.neg_max_sb[:, column], bias=neg_max_sb, scale=-1.0
         )
-        self.sum_sb[:, column] = nisa.tensor_scalar(
-            self.sum_sb[:, column], nl.multiply, factor_sb, op1=nl.add, operand1=block_sum_sb
-        )
-        self.out_sb[:, head, :] = nisa.tensor_scalar(
-            self.out_sb[:, head, :], nl.multiply, factor_sb
-        )
+        self.neg_max_sb[:, column] = nisa.tensor_copy(neg_max_sb)
+        return neg_max_sb, factor_sb
 
-    def take(self, head, product_psum, first):
-        """Add a block's weighted values [Q, D] fp32 @ PSUM."""
-        if first:
-            self.out_sb[:, head, :] = nisa.tensor_copy(product_psum)
+    def add(self, head, columns, product_psum, factor_sb):
+        """Rescale some columns of the sums, and add a block's [Q, n] @ PSUM to them."""
+        if factor_sb is None:
+            self.out_sb[:, head, columns] = nisa.tensor_copy(product_psum)
         else:
-            self.out_sb[:, head, :] = nisa.tensor_tensor(
-                self.out_sb[:, head, :], product_psum, nl.add
-            )
-
-    def finish(self, head, dtype):
-        """The attention output [Q, D] of a head in ``dtype``."""
-        inverse_sb = nl.ndarray((self.queries, 1), nl.float32, buffer=nl.sbuf)
-        inverse_sb[...] = nisa.reciprocal(self.sum_sb[:, nl.ds(head, 1)])
-        result_sb = nl.ndarray((self.queries, self.out_sb.shape[2]), dtype, buffer=nl.sbuf)
-        result_sb[...] = nisa.tensor_scalar(self.out_sb[:, head, :], nl.multiply, inverse_sb)
-        return result_sb
+            self.out_sb[:, head, columns] = nisa.scalar_tensor_tensor(
+                data=self.out_sb[:, head, columns], op0=nl.multiply, operand0=factor_sb,
+                op1=nl.add, operand1=product_psum,
+            )  # fmt: skip
 
 
-def transposed_weights(weights_sb):
-    """[Q, keys] @ SBUF -> [128, keys / 128, Q] @ SBUF: keys on partitions, like the values."""
-    queries, keys = weights_sb.shape
-    shape = (P_MAX, math.ceil(keys / P_MAX), queries)
-    weights_t_sb = nl.ndarray(shape, weights_sb.dtype, buffer=nl.sbuf)
-    transpose_into(weights_t_sb, weights_sb, 0)
-    return weights_t_sb
+def score_scales(head_dim):
+    """(what queries are multiplied by, what scores are): together 1 / sqrt(D).
 
-
-def zero_last_rows(values_sb, keys):
-    """Zeros behind the last key of values [128, keys / 128, N] @ SBUF, before they are written."""
-    if keys % P_MAX:
-        shape = (P_MAX, values_sb.shape[2])
-        values_sb[:, keys // P_MAX, :] = nisa.memset(shape, 0.0, values_sb.dtype)
-
-
-def weighted_values(weights_sb, values_sb):
-    """Weights [Q, keys] times values [128, keys / 128, D] @ SBUF -> [Q, D] fp32 @ PSUM."""
-    acc_psum = nl.zeros((weights_sb.shape[0], values_sb.shape[2]), nl.float32, buffer=nl.psum)
-    accumulate(acc_psum, transposed_weights(weights_sb), values_sb)
-    return acc_psum
-
-
-def causal_tile(size, masked):
-    """[size, size] fp32 @ SBUF to add to scores: 0 where key <= query, ``masked`` elsewhere.
-
-    The one place where a kernel depends on ``nl.arange``: ``affine_select`` takes its predicate so.
+    A power of two (D = 64) rounds nothing and goes to the queries; others wait for the exponential,
+    whose argument is fp32.
     """
-    tile_sb = nl.ndarray((size, size), nl.float32, buffer=nl.sbuf)
-    i_query, i_key = nl.arange(size)[:, None], nl.arange(size)[None, :]
-    tile_sb[...] = nisa.affine_select(
-        i_query >= i_key, zeroed((size, size), nl.float32), on_false_value=masked
-    )
-    return tile_sb
-
-
-def score_block(qt_sb, key_sb, bias_sb, scores_sb):
-    """Unscaled scores of queries [D, Q] against keys [D, n <= 512] into ``scores_sb`` [Q, n].
-
-    ``bias_sb`` [Q, n] is added where it is given.
-    """
-    scores_psum = nl.ndarray(scores_sb.shape, nl.float32, buffer=nl.psum)
-    scores_psum[...] = nisa.nc_matmul(qt_sb, key_sb)
-    if bias_sb is None:
-        scores_sb[...] = nisa.tensor_copy(scores_psum)
-    else:
-        scores_sb[...] = nisa.tensor_tensor(scores_psum, bias_sb, nl.add)
-
-
-def softmax_rows(scores_sb, head_dim, weights_sb):
-    """Softmax of complete rows of unscaled scores [Q, keys] @ SBUF into ``weights_sb``.
-
-    Rounded where the reference rounds: the product, the product times the scale, the weights. A
-    scale that is a power of two (D = 64) rounds nothing, and ``exp`` applies it on the way.
-    """
-    queries, dtype = scores_sb.shape[0], scores_sb.dtype
     scale = 1.0 / math.sqrt(head_dim)
-    if math.frexp(scale)[0] != 0.5:
-        scaled_sb = nl.ndarray(scores_sb.shape, dtype, buffer=nl.sbuf)
-        scaled_sb[...] = nisa.tensor_scalar(scores_sb, nl.multiply, scale)
-        scores_sb, scale = scaled_sb, 1.0
-    row_max_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
-    row_max_sb[...] = nisa.tensor_reduce(nl.max, scores_sb, axis=1)
-    neg_max_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
-    neg_max_sb[...] = nisa.tensor_scalar(row_max_sb, nl.multiply, -scale)
-    sum_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
-    exps_sb = nl.ndarray(scores_sb.shape, nl.float32, buffer=nl.sbuf)
-    exps_sb[...] = nisa.activation_reduce(
-        nl.exp, scores_sb, bias=neg_max_sb, scale=scale,
-        reduce_op=nl.add, reduce_res=sum_sb, dtype=nl.float32,
-    )  # fmt: skip
-    inverse_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
-    inverse_sb[...] = nisa.reciprocal(sum_sb)
-    weights_sb[...] = nisa.tensor_scalar(exps_sb, nl.multiply, inverse_sb)
+    return (scale, 1.0) if math.frexp(scale)[0] == 0.5 else (1.0, scale)
 
 
-def rotated_qkv(qkv_sb, cos_hbm, sin_hbm, shape):
-    """A tile of projected rows -> rotated q and k, and v as it is: [T, heads * D] @ SBUF each."""
-    d, q_heads, kv_heads = shape.head_dim, shape.q_heads, shape.kv_heads
-    cos_sb, sin_sb = load_tile(cos_hbm), load_tile(sin_hbm)
-    q_sb = rope_tile(qkv_sb[:, 0 : q_heads * d], cos_sb, sin_sb, q_heads)
-    k_sb = rope_tile(qkv_sb[:, nl.ds(q_heads * d, kv_heads * d)], cos_sb, sin_sb, kv_heads)
-    return q_sb, k_sb, qkv_sb[:, nl.ds((q_heads + kv_heads) * d, kv_heads * d)]
+def negated_maximum(scores_sb, scale):
+    """The negated maximum of rows of scores [Q, keys] @ SBUF times ``scale`` -> [Q, 1].
+
+    VectorE compares two bf16 numbers a cycle where the result is bf16, too: it is one of them.
+    """
+    column = (scores_sb.shape[0], 1)
+    neg_max_sb = nl.ndarray(column, scores_sb.dtype, buffer=nl.sbuf)
+    neg_max_sb[...] = nisa.tensor_reduce(nl.max, scores_sb, axis=1, negate=True)
+    if scale == 1.0:
+        return neg_max_sb
+    scaled_sb = nl.ndarray(column, nl.float32, buffer=nl.sbuf)
+    scaled_sb[...] = nisa.tensor_scalar(neg_max_sb, nl.multiply, scale)
+    return scaled_sb
 
 
-class PrefillSequence:
-    """Keys and values of one sequence; token tiles are attended to in order.
+def weigh(scores_sb, neg_max_sb, scale):
+    """exp(scale * score - maximum) of rows of scores [Q, keys] @ SBUF, in their type."""
+    weights_sb = nl.ndarray(scores_sb.shape, scores_sb.dtype, buffer=nl.sbuf)
+    weights_sb[...] = nisa.activation(nl.exp, scores_sb, bias=neg_max_sb, scale=scale)
+    return weights_sb
 
-    Short sequences keep them in SBUF: keys_sb [D, kv_heads, S], values_sb [128, key tiles,
-    kv_heads * D]. Longer ones put the transposed keys into HBM, keys_hbm [D, kv_heads, S], and read
-    blocks of 512 keys back; their values are rows of values_hbm from ``row`` on, which the caller
-    writes or has written. The compiler orders such a load after the stores that it depends on.
-    bias_hbm [1, S] hides keys (left padding).
+
+def divide(out_sb, values, weight_sum):
+    """Weighted values [Q, n] by the sum of their weights [Q, 1], into ``out_sb``."""
+    inverse_sb = nl.ndarray(weight_sum.shape, nl.float32, buffer=nl.sbuf)
+    inverse_sb[...] = nisa.reciprocal(weight_sum)
+    out_sb[...] = nisa.tensor_scalar(values, nl.multiply, inverse_sb)
+
+
+def turn_tiles(out_sb, first, column, x_sb, start, tiles, width):
+    """``tiles`` times [Q, width] @ SBUF -> out_sb[:width, first + t, column :]: turned round.
+
+    x_sb holds them side by side from column ``start`` on. TensorE multiplies by the identity, into
+    fp32 as all its results; as many as share a PSUM bank are taken out by one copy.
+    """
+    queries = x_sb.shape[0]
+    for at, count in spans(tiles, MOVING_MAX // queries):
+        turned_psum = nl.ndarray((width, count, queries), nl.float32, buffer=nl.psum)
+        for t in nl.affine_range(count):
+            part = nl.ds(start + (at + t) * width, width)
+            turned_psum[:, t, :] = nisa.nc_transpose(x_sb[:, part])
+        out_sb[0:width, nl.ds(first + at, count), nl.ds(column, queries)] = nisa.tensor_copy(
+            turned_psum
+        )
+
+
+# --- Prefill attention ----------------------------------------------------------------------------
+
+
+class KeyBlock(NamedTuple):
+    """``count`` keys and values of one KV head @ SBUF: which part of two tiles they are.
+
+    Keys k_sb[lanes, k_tile, first : first + count]; values v_sb[:, v_tile + t, v_head, :] of the
+    t-th 128 keys, [128, D + 1], the last column ones, rows behind the last key zero.
     """
 
-    def __init__(self, length, shape, values_hbm, row, bias_hbm=None):
-        d, kv_heads, dtype = shape.head_dim, shape.kv_heads, values_hbm.dtype
-        self.shape, self.values_hbm, self.row, self.dtype = shape, values_hbm, row, dtype
-        tiles = math.ceil(length / P_MAX)
-        kept = values_hbm.itemsize * kv_heads * (length + tiles * d)
-        rows = (
-            4 + 4 * values_hbm.itemsize
-        ) * length  # scores, scaled, exponentials, weights and their transpose
-        self.resident = kept <= RESIDENT_BYTES and kept + rows <= 2 * RESIDENT_BYTES
-        if self.resident:
-            keys_sb = nl.ndarray((d, kv_heads, length), dtype, buffer=nl.sbuf)
-            values_sb = nl.ndarray((P_MAX, tiles, kv_heads * d), dtype, buffer=nl.sbuf)
-            zero_last_rows(values_sb, length)
-            self.keys, self.values_sb = keys_sb, values_sb
-        else:
-            keys_hbm = nl.ndarray((d, kv_heads, length), dtype, buffer=nl.hbm)
-            self.keys = keys_hbm
-        masked = MASKED_FP16 if dtype == nl.float16 else MASKED
-        self.causal_sb = causal_tile(min(length, P_MAX), masked)
-        self.bias_sb = None
-        if bias_hbm is not None:
-            self.bias_sb = load_broadcast(bias_hbm, min(length, P_MAX))
+    k_sb: Any
+    k_tile: Any
+    first: int
+    v_sb: Any
+    v_tile: int
+    v_head: Any
+    count: int
 
-    def append(self, k_sb, v_sb, start):
-        """Keep rotated keys and values [T, kv_heads * D] @ SBUF of the tokens from ``start`` on."""
-        d, kv_heads = self.shape.head_dim, self.shape.kv_heads
-        tokens = k_sb.shape[0]
-        if self.resident:
-            self.values_sb[0:tokens, start // P_MAX, :] = nisa.tensor_copy(v_sb)
-            kt_sb = self.keys[:, :, nl.ds(start, tokens)]
-        else:
-            kt_sb = nl.ndarray((d, kv_heads, tokens), self.dtype, buffer=nl.sbuf)
-        for head in nl.affine_range(kv_heads):
-            kt_sb[:, head, :] = nisa.tensor_copy(transposed(k_sb[:, nl.ds(head * d, d)]))
-        if not self.resident:
-            nl.store(self.keys[:, :, nl.ds(start, tokens)], kt_sb)
 
-    def block(self, start, size):
-        """Keys [D, kv_heads, size] and values [128, size / 128, kv_heads * D] @ SBUF of a block."""
+def token_chunks(tokens, step):
+    """(start, size) of the passes over a weight: whole tiles of tokens, as equal as can be."""
+    if tokens <= step:
+        return [(0, tokens)]
+    return spans(tokens, math.ceil(tokens / math.ceil(tokens / step) / P_MAX) * P_MAX)
+
+
+def token_tiles(tokens, length):
+    """(start, size) of a chunk's tiles: 128 tokens of one sequence, the last may be smaller."""
+    own = min(tokens, length)
+    return [(b * own + at, size) for b in range(tokens // own) for at, size in spans(own, P_MAX)]
+
+
+def key_scratch(batch, length, step, heads, dtype):
+    """HBM for the turned keys and the values of sequences that are too long for SBUF, or None."""
+    d, tiles, tokens = heads.head_dim, math.ceil(length / P_MAX), max(length, step)
+    values = math.ceil(tokens / P_MAX) * heads.kv_heads * (d + 1)
+    if 2 * (heads.stacks * tokens + values) <= RESIDENT_BYTES:
+        return None
+    k_hbm = nl.ndarray((batch, heads.stacks, P_MAX, length), dtype, buffer=nl.hbm)
+    v_hbm = nl.ndarray((batch, heads.kv_heads, P_MAX, tiles, d + 1), dtype, buffer=nl.hbm)
+    return k_hbm, v_hbm
+
+
+class PrefillKeys:
+    """Keys and values of equally long sequences, filled in order.
+
+    In SBUF where they take at most RESIDENT_BYTES: k_sb [128, stacks, tokens] and v_sb [128, tiles,
+    kv_heads, D + 1]. Longer ones keep them in ``scratch``, and read blocks back; the compiler
+    orders such a load after the stores that it depends on.
+    """
+
+    def __init__(self, sequences, length, heads, dtype, scratch, first):
+        self.heads, self.length, self.scratch, self.first = heads, length, scratch, first
+        self.tiles, self.dtype = math.ceil(length / P_MAX), dtype  # tiles of one sequence
+        if scratch is None:
+            tiles, d = sequences * self.tiles, heads.head_dim
+            k_sb = nl.ndarray((P_MAX, heads.stacks, sequences * length), dtype, buffer=nl.sbuf)
+            v_sb = filled((P_MAX, tiles, heads.kv_heads, d + 1), 0.0, dtype)
+            v_sb[:, :, :, d : d + 1] = nisa.memset((P_MAX, tiles, heads.kv_heads, 1), 1.0, dtype)
+            self.k_sb, self.v_sb = k_sb, v_sb
+
+    def append(self, start, qk_sb, v_sb, token_spans):
+        """Keep the keys of qk_sb (behind its queries) and the values v_sb of the next tokens."""
+        heads, columns = self.heads, nl.ds(start, qk_sb.shape[2])
+        for stack in nl.affine_range(heads.stacks):
+            keys_sb = qk_sb[:, heads.stacks * heads.group + stack, :]
+            if self.scratch is None:
+                self.k_sb[:, stack, columns] = nisa.tensor_copy(keys_sb)
+            else:
+                nl.store(self.scratch[0][self.first, stack, :, columns], keys_sb)
+        for tile, ((_, size), rows_sb) in enumerate(zip(token_spans, v_sb), start // P_MAX):
+            self.append_values(tile, size, rows_sb)
+
+    def append_values(self, tile, size, rows_sb):
+        """Rows [size, kv_heads * D] of values as tile ``tile``, each head with its ones."""
+        d = self.heads.head_dim
+        for head in nl.affine_range(self.heads.kv_heads):
+            head_sb = rows_sb[:, nl.ds(head * d, d)]
+            if self.scratch is None:
+                self.v_sb[0:size, tile, head, 0:d] = nisa.tensor_copy(head_sb)
+            else:
+                with_ones_sb = filled((P_MAX, d + 1), 1.0, self.dtype)
+                with_ones_sb[:, 0:d] = nisa.memset((P_MAX, d), 0.0, self.dtype)
+                with_ones_sb[0:size, 0:d] = nisa.tensor_copy(head_sb)
+                nl.store(self.scratch[1][self.first, head, :, tile, :], with_ones_sb)
+
+    def block(self, sequence, start, count, stack, lane):
+        """Keys and values of one KV head from the sequence's position ``start`` on."""
+        head = stack * self.heads.stack + lane
+        if self.scratch is None:
+            first, tile = sequence * self.length + start, sequence * self.tiles + start // P_MAX
+            return KeyBlock(self.k_sb, stack, first, self.v_sb, tile, head, count)
+        k_hbm, v_hbm = self.scratch
+        k_sb = nl.ndarray((P_MAX, 1, count), self.dtype, buffer=nl.sbuf)
+        k_sb[:, 0, :] = nl.load(k_hbm[self.first, stack, :, nl.ds(start, count)])
+        tiles = math.ceil(count / P_MAX)
+        v_sb = nl.ndarray((P_MAX, tiles, 1, self.heads.head_dim + 1), self.dtype, buffer=nl.sbuf)
+        v_sb[:, :, 0, :] = nl.load(v_hbm[self.first, head, :, nl.ds(start // P_MAX, tiles), :])
+        return KeyBlock(k_sb, 0, 0, v_sb, 0, 0, count)
+
+
+def score(query_sb, block, lanes, position, own, masks):
+    """Scores of queries [D, Q] @ SBUF against a block of keys -> [Q, keys] @ SBUF, in their type.
+
+    The block begins at ``position``. The queries' own keys begin at ``own`` in it, None where they
+    come later: there the triangle of ``masks`` is added, and to all keys the rows [128, S] that
+    hide padding, if any.
+    """
+    causal_sb, padding_sb = masks
+    queries = query_sb.shape[1]
+    scores_sb = nl.ndarray((queries, block.count), query_sb.dtype, buffer=nl.sbuf)
+    for start, size in spans(block.count, MOVING_MAX):
+        scores_psum = nl.ndarray((queries, size), nl.float32, buffer=nl.psum)
+        keys_sb = block.k_sb[lanes, block.k_tile, nl.ds(block.first + start, size)]
+        scores_psum[...] = nisa.nc_matmul(query_sb, keys_sb)
+        seen = size if own is None else max(0, min(size, own - start))  # by all of the queries
+        if padding_sb is not None:
+            hidden_sb = padding_sb[0:queries, nl.ds(position + start, size)]
+            scores_psum[...] = nisa.tensor_tensor(scores_psum, hidden_sb, nl.add)
+        if seen:
+            scores_sb[:, nl.ds(start, seen)] = nisa.tensor_copy(scores_psum[:, 0:seen])
+        if seen < size:
+            scores_sb[:, nl.ds(start + seen, queries)] = nisa.tensor_tensor(
+                scores_psum[:, nl.ds(seen, queries)], causal_sb[0:queries, 0:queries], nl.add
+            )
+    return scores_sb
+
+
+def weighted_values(weights_sb, block):
+    """Weights [Q, keys] @ SBUF times the block's values -> [Q, D + 1] fp32 @ PSUM.
+
+    The weights turn round first: keys on partitions, rows behind the last key zero.
+    """
+    queries, keys = weights_sb.shape
+    full, tail = keys // P_MAX, keys % P_MAX
+    tiles = full + (1 if tail else 0)
+    turned_sb = nl.ndarray((P_MAX, tiles, queries), weights_sb.dtype, buffer=nl.sbuf)
+    if tail:
+        turned_sb[:, full, :] = nisa.memset((P_MAX, queries), 0.0, weights_sb.dtype)
+        turn_tiles(turned_sb, full, 0, weights_sb, full * P_MAX, 1, tail)
+    turn_tiles(turned_sb, 0, 0, weights_sb, 0, full, P_MAX)
+    width = block.v_sb.shape[3]
+    out_psum = nl.zeros((queries, width), nl.float32, buffer=nl.psum)
+    for t in nl.affine_range(tiles):
+        out_psum[...] += nisa.nc_matmul(
+            turned_sb[:, t, :], block.v_sb[:, block.v_tile + t, block.v_head, :]
+        )
+    return out_psum
+
+
+class QueryTile(NamedTuple):
+    """A tile of up to 128 queries of one sequence: where they lie, and where they stand.
+
+    They are the columns ``column`` to ``column + count`` of qk_sb, and the sequence's positions
+    from ``position`` on.
+    """
+
+    qk_sb: Any
+    column: int
+    count: int
+    sequence: int
+    position: int
+
+
+def attend_group(keys, tile, stack, lane, masks, rows_sb):
+    """Causal attention of the queries that share a KV head -> their columns of rows_sb [Q, ..].
+
+    Key blocks behind the queries are never computed, and each block is read once for the group.
+    """
+    heads, queries = keys.heads, tile.count
+    group, d, scale = heads.group, heads.head_dim, score_scales(heads.head_dim)[1]
+    lanes = slice(lane * d, (lane + 1) * d)
+    blocks = spans(tile.position + queries, KEY_BLOCK)
+    state = RunningSoftmax(queries, group, d + 1)
+    for start, count in blocks:
+        block = keys.block(tile.sequence, start, count, stack, lane)
+        own = tile.position - start if start == blocks[-1][0] else None
+        for member in nl.affine_range(group):
+            query_sb = tile.qk_sb[lanes, stack * group + member, nl.ds(tile.column, queries)]
+            scores_sb = score(query_sb, block, lanes, start, own, masks)
+            neg_max_sb, factor_sb = negated_maximum(scores_sb, scale), None
+            if len(blocks) > 1:
+                neg_max_sb, factor_sb = state.lower(member, neg_max_sb, start == 0)
+            product_psum = weighted_values(weigh(scores_sb, neg_max_sb, scale), block)
+            if len(blocks) > 1:
+                state.add(member, slice(0, d + 1), product_psum, factor_sb)
+            else:
+                columns = nl.ds((stack * group + member) * P_MAX + lane * d, d)
+                divide(rows_sb[:, columns], product_psum[:, 0:d], product_psum[:, d : d + 1])
+    if len(blocks) > 1:
+        for member in nl.affine_range(group):
+            columns = nl.ds((stack * group + member) * P_MAX + lane * d, d)
+            sums_sb = state.out_sb
+            divide(rows_sb[:, columns], sums_sb[:, member, 0:d], sums_sb[:, member, d : d + 1])
+
+
+def attend_tile(keys, tile, masks, context_sb):
+    """Causal attention of a tile of queries, all heads -> its columns of context_sb [128, .., T].
+
+    Contexts come out with queries on partitions and turn round once, whole tiles of heads.
+    """
+    heads, queries = keys.heads, tile.count
+    tiles = heads.stacks * heads.group
+    shape = (queries, tiles * P_MAX)
+    rows_sb = nl.ndarray(shape, context_sb.dtype, buffer=nl.sbuf)
+    if heads.kv_heads % heads.stack:
+        rows_sb[...] = nisa.memset(shape, 0.0, context_sb.dtype)
+    for lane in nl.static_range(min(heads.stack, heads.kv_heads)):
+        for stack in nl.affine_range(math.ceil((heads.kv_heads - lane) / heads.stack)):
+            attend_group(keys, tile, stack, lane, masks, rows_sb)
+    turn_tiles(context_sb, 0, tile.column, rows_sb, 0, tiles, P_MAX)
+
+
+def padding_rows(bias_hbm, sequence, length):
+    """The bias of a sequence's keys, [B, S] @ HBM -> [128, S] fp32 @ SBUF, all rows equal.
+
+    A product with ones copies the row to every partition: exactly for 0 and MASKED.
+    """
+    if bias_hbm is None:
+        return None
+    row_sb = load_tile(bias_hbm[nl.ds(sequence, 1), :])
+    ones_sb = filled((1, P_MAX), 1.0, bias_hbm.dtype)
+    rows_sb = nl.ndarray((P_MAX, length), nl.float32, buffer=nl.sbuf)
+    for start, size in spans(length, MOVING_MAX):
         part = nl.ds(start, size)
-        if self.resident:
-            first = start // P_MAX
-            return self.keys[:, :, part], self.values_sb[:, first : first + math.ceil(size / P_MAX)]
-        width = self.values_hbm.shape[1]
-        shape = (P_MAX, math.ceil(size / P_MAX), width)
-        values_sb = nl.ndarray(shape, self.dtype, buffer=nl.sbuf)
-        zero_last_rows(values_sb, size)
-        for key, count in spans(size, P_MAX):
-            rows = nl.ds(self.row + start + key, count)
-            values_sb[0:count, key // P_MAX, :] = nl.load(self.values_hbm[rows, :])
-        return load_tile(self.keys[:, :, part]), values_sb
-
-    def attend(self, q_sb, start):
-        """Causal attention of queries [Q, q_heads * D] from ``start`` on -> the same shape @ SBUF.
-
-        Key blocks that begin above the diagonal are never computed; blocks that come from HBM are
-        read once for all heads, with a running softmax.
-        """
-        shape, d = self.shape, self.shape.head_dim
-        queries, dtype = q_sb.shape[0], q_sb.dtype
-        qt_sb = nl.ndarray((d, shape.q_heads, queries), dtype, buffer=nl.sbuf)
-        for head in nl.affine_range(shape.q_heads):
-            qt_sb[:, head, :] = nisa.tensor_copy(transposed(q_sb[:, nl.ds(head * d, d)]))
-        context_sb = nl.ndarray(q_sb.shape, dtype, buffer=nl.sbuf)
-        if self.resident:
-            self.attend_rows(context_sb, qt_sb, start)
-            return context_sb
-        state = RunningSoftmax(queries, shape.q_heads, d)
-        for block, size in spans(start + queries, MOVING_MAX):
-            keys_sb, values_sb = self.block(block, size)
-            self.attend_block(state, qt_sb, keys_sb, values_sb, block, start - block)
-        for head in nl.affine_range(shape.q_heads):
-            context_sb[:, nl.ds(head * d, d)] = nisa.tensor_copy(state.finish(head, dtype))
-        return context_sb
-
-    def hide_later_keys(self, scores_sb):
-        """Adds the causal mask to the scores [Q, Q] of a query tile against its own keys."""
-        queries = scores_sb.shape[0]
-        own_sb = self.causal_sb[0:queries, 0:queries]
-        scores_sb[...] = nisa.tensor_tensor(scores_sb, own_sb, nl.add)
-
-    def bias(self, queries, keys):
-        """The padding bias of a slice of keys for so many queries, or None."""
-        return None if self.bias_sb is None else self.bias_sb[0:queries, keys]
-
-    def attend_rows(self, context_sb, qt_sb, start):
-        """With all keys in SBUF a row of scores is complete before its softmax: no rescaling.
-
-        All heads of a group are scored before their values are weighed, so that TensorE computes
-        the scores of one while the softmax of another is under way.
-        """
-        shape, d, queries = self.shape, self.shape.head_dim, qt_sb.shape[2]
-        keys = start + queries
-        at_once = shape.group if 2 * keys * shape.group <= SCORE_ROWS_BYTES else 1
-        for kv_head in nl.affine_range(shape.kv_heads):
-            values_sb = self.values_sb[:, :, nl.ds(kv_head * d, d)]
-            for first, count in spans(shape.group, at_once):
-                weights_sb = nl.ndarray((queries, count, keys), self.dtype, buffer=nl.sbuf)
-                head = kv_head * shape.group + first
-                for member in nl.affine_range(count):
-                    query_sb = qt_sb[:, head + member, :]
-                    self.weigh_row(query_sb, kv_head, start, weights_sb[:, member, :])
-                for member in nl.affine_range(count):
-                    product_psum = weighted_values(weights_sb[:, member, :], values_sb)
-                    columns = nl.ds((head + member) * d, d)
-                    context_sb[:, columns] = nisa.tensor_copy(product_psum)
-
-    def weigh_row(self, qt_sb, kv_head, start, weights_sb):
-        """Softmax weights of queries [D, Q] from ``start`` on into ``weights_sb`` [Q, keys]."""
-        queries = qt_sb.shape[1]
-        scores_sb = nl.ndarray((queries, start + queries), self.dtype, buffer=nl.sbuf)
-        for block, size in spans(start + queries, MOVING_MAX):
-            part = nl.ds(block, size)
-            key_sb = self.keys[:, kv_head, part]
-            score_block(qt_sb, key_sb, self.bias(queries, part), scores_sb[:, part])
-        self.hide_later_keys(scores_sb[:, nl.ds(start, queries)])
-        softmax_rows(scores_sb, self.shape.head_dim, weights_sb)
-
-    def attend_block(self, state, qt_sb, keys_sb, values_sb, block, ahead):
-        """One key block for every head; the queries begin ``ahead`` positions after the block."""
-        shape, d = self.shape, self.shape.head_dim
-        queries, size = qt_sb.shape[2], keys_sb.shape[2]
-        bias_sb = self.bias(queries, nl.ds(block, size))
-        for kv_head in nl.affine_range(shape.kv_heads):
-            for member in nl.affine_range(shape.group):
-                head = kv_head * shape.group + member
-                scores_sb = nl.ndarray((queries, size), nl.float32, buffer=nl.sbuf)
-                score_block(qt_sb[:, head, :], keys_sb[:, kv_head, :], bias_sb, scores_sb)
-                if ahead < size:  # the block holds the queries' own keys
-                    self.hide_later_keys(scores_sb[:, nl.ds(ahead, queries)])
-                weights_sb = state.weigh(head, scores_sb, self.dtype, block == 0)
-                columns = nl.ds(kv_head * d, d)
-                product_psum = weighted_values(weights_sb, values_sb[:, :, columns])
-                state.take(head, product_psum, block == 0)
+        rows_psum = nl.ndarray((P_MAX, size), nl.float32, buffer=nl.psum)
+        rows_psum[...] = nisa.nc_matmul(ones_sb, row_sb[:, part])
+        rows_sb[:, part] = nisa.tensor_copy(rows_psum)
+    return rows_sb
 
 
-# --- Decode attention: heads in slots of partitions -----------------------------------------------
+# --- Decode attention -----------------------------------------------------------------------------
 #
-# One new token per sequence has few rows of scores: as many as a KV head serves query heads (4 for
-# Llama-3.2-1B). Engines work on 128 partitions in the time of one, and may move results between
-# quadrants of 32 partitions; so four KV heads share a tile, each in a slot of 32 partitions of
-# which it uses the first ``group``. The rows between are zero.
+# One new token per sequence has few rows of scores, and an instruction on 4 partitions takes as
+# long as one on 128. So the query heads of all sequences share the partitions of one tile of
+# scores: queries stand block by block in a stationary operand that is zero elsewhere (one slot of
+# the contraction per sequence and stack of KV heads), and the slots' products add up in PSUM. The
+# mask is one slot more: a selection of sequences times the bias of their keys.
 
 
-class Slot(NamedTuple):
-    """Where a KV head's queries lie in a tile of scores: ``rows`` is a slice of partitions."""
+def cache_runs(length):
+    """(lanes, runs): how a cache of so many keys lies on partitions.
 
-    kv_head: int
-    rows: slice
+    Partition p takes the ``runs`` keys from p * runs on, which lie next to each other in HBM; tile
+    t holds the keys t, t + runs, ... Sums over keys do not mind the order, if the mask has it too.
+    """
+    runs = math.ceil(length / P_MAX)
+    while length % runs:
+        runs += 1
+    return length // runs, runs
 
-    @classmethod
-    def fill(cls, shape) -> List[List[Slot]]:
-        """All KV heads of a rank, as many to a tile as quadrants (or halves) allow."""
-        size = 32 if shape.group <= 32 else 64 if shape.group <= 64 else P_MAX
-        return [
-            [cls(first + i, slice(at, at + shape.group)) for i, (at, _) in enumerate(
-                spans(count * size, size)
-            )]
-            for first, count in spans(shape.kv_heads, P_MAX // size)
-        ]  # fmt: skip
+
+def sequences_at_once(keys_hbm, heads):
+    """Sequences of a decode step that share a tile of scores: one where the cache takes blocks."""
+    _, kv_heads, length, d = keys_hbm.shape
+    if length > KEY_BLOCK:
+        return 1
+    cached = 4 * keys_hbm.itemsize * kv_heads * math.ceil(length / P_MAX) * d
+    return max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // cached))
+
+
+def decode_queries(qk_sb, first, count, heads):
+    """Queries of ``count`` sequences, block by block: [128, slots + 1, rows] @ SBUF.
+
+    Row b * q_heads + h belongs to head h of sequence b; slot b * stacks + s holds the heads of
+    stack s of that sequence in its rows, the last slot a one where the row's sequence is.
+    """
+    d, group, rows = heads.head_dim, heads.group, count * heads.q_heads
+    q_sb = filled((P_MAX, count * heads.stacks + 1, rows), 0.0, qk_sb.dtype)
+    for b in nl.static_range(count):
+        for kv_head in nl.static_range(heads.kv_heads):
+            stack, lane = divmod(kv_head, heads.stack)
+            lanes = slice(lane * d, (lane + 1) * d)
+            own = nl.ds(b * heads.q_heads + kv_head * group, group)
+            q_sb[lanes, b * heads.stacks + stack, own] = nisa.tensor_copy(
+                qk_sb[lanes, nl.ds(stack * group, group), first + b]
+            )
+    sequences = np.kron(np.eye(count, dtype=np.float32), np.ones((1, heads.q_heads), np.float32))
+    selection_sb = load_constant(sequences, qk_sb.dtype)
+    q_sb[0:count, count * heads.stacks, :] = nisa.tensor_copy(selection_sb)
+    return q_sb
 
 
 class CacheBlock(NamedTuple):
-    """Which keys of a cache: tiles of 128 from tile ``first`` on, ``keys`` in all."""
+    """Which part of the cache a decode step attends to: ``count`` sequences from ``first`` on,
+    ``tiles`` tiles of ``lanes`` keys from tile ``tile`` on, and with ``own`` the new tokens."""
 
     first: int
+    count: int
+    tile: int
     tiles: int
-    keys: int
+    lanes: int
+    own: bool
+
+    @property
+    def keys(self) -> int:
+        return self.tiles * self.lanes
+
+    @property
+    def partitions(self) -> int:
+        return max(self.lanes, self.count) if self.own else self.lanes
 
 
-class CachedKeys:
-    """A block of one KV head's cache in SBUF: keys_t_sb [D, n] and values_sb [128, n / 128, D].
+def load_cached(cache_hbm, block, out_sb):
+    """A block of keys or values [B, kv_heads, L, D] @ HBM into out_sb[lanes, b, head, tiles, :].
 
-    From tiles [128, n / 128, D] of ``keys`` keys each; the last tile may be partial.
+    A row is as long as the tiles: their keys lie next to each other.
     """
-
-    def __init__(self, keys_sb, values_sb, keys):
-        d, self.values_sb = keys_sb.shape[2], values_sb
-        keys_t_sb = nl.ndarray((d, keys), keys_sb.dtype, buffer=nl.sbuf)
-        full, tail = keys // P_MAX, keys % P_MAX
-        for tile in nl.affine_range(full):
-            columns = nl.ds(tile * P_MAX, P_MAX)
-            keys_t_sb[:, columns] = nisa.tensor_copy(transposed(keys_sb[:, tile, :]))
-        if tail:
-            columns = nl.ds(full * P_MAX, tail)
-            keys_t_sb[:, columns] = nisa.tensor_copy(transposed(keys_sb[0:tail, full, :]))
-        self.keys_t_sb = keys_t_sb
-
-    def score(self, q_view, scores_sb):
-        """Unscaled scores of queries [D, group] into ``scores_sb`` [group, n]."""
-        for start, size in spans(self.keys_t_sb.shape[1], MOVING_MAX):
-            keys = nl.ds(start, size)
-            score_block(q_view, self.keys_t_sb[:, keys], None, scores_sb[:, keys])
-
-
-class KeyCache:
-    """Cached keys and values [B, kv_heads, L, D] @ HBM and the mask's bias [B, L] fp32.
-
-    They are read in tiles of 128 keys. Where 128 divides L, partition p takes the L / 128 keys from
-    p * L / 128 on, which lie next to each other in HBM: n tiles are rows of n * D elements, and
-    tile t holds the keys t, t + L / 128, ... Sums over keys do not mind the order, as long as the
-    mask has the same. For other lengths tile t holds 128 successive keys, in rows of D elements.
-    """
-
-    def __init__(self, keys_hbm, values_hbm, bias_hbm):
-        self.keys_hbm, self.values_hbm, self.bias_hbm = keys_hbm, values_hbm, bias_hbm
-        self.length = keys_hbm.shape[2]
-        self.loaded = {}
-
-    def blocks(self):
-        """The cache in blocks of at most KEY_CHUNK keys."""
-        return [
-            CacheBlock(start // P_MAX, math.ceil(keys / P_MAX), keys)
-            for start, keys in spans(self.length, KEY_CHUNK)
-        ]
-
-    def load(self, cache_hbm, b, kv_head, block):
-        """A block of one KV head's keys or values -> [128, tiles, D] @ SBUF."""
-        batch, kv_heads, length, d = cache_hbm.shape
-        if length % P_MAX == 0:
-            runs_hbm = cache_hbm.reshape((batch, kv_heads, P_MAX, length // P_MAX, d))
-            return load_tile(runs_hbm[b, kv_head, :, nl.ds(block.first, block.tiles), :])
-        tile_sb = nl.ndarray((P_MAX, block.tiles, d), cache_hbm.dtype, buffer=nl.sbuf)
-        zero_last_rows(tile_sb, block.keys)
-        for at, keys in spans(block.keys, P_MAX):
-            rows = nl.ds(block.first * P_MAX + at, keys)
-            tile_sb[0:keys, at // P_MAX, :] = nl.load(cache_hbm[b, kv_head, rows, :])
-        return tile_sb
-
-    def fetch(self, b, kv_head, block):
-        """A block of one KV head's cache -> CachedKeys."""
-        if (b, kv_head) in self.loaded:
-            return self.loaded[b, kv_head]
-        keys_sb = self.load(self.keys_hbm, b, kv_head, block)
-        return CachedKeys(keys_sb, self.load(self.values_hbm, b, kv_head, block), block.keys)
-
-    def preload(self):
-        """Load short caches before anything else, so that their keys are transposed in time.
-
-        That is done while the weights of the new tokens' projection still stream.
-        """
-        batch, kv_heads, length, d = self.keys_hbm.shape
-        row_bytes = self.keys_hbm.itemsize * (length + 2 * math.ceil(length / P_MAX) * d)
-        if length > KEY_CHUNK or batch * kv_heads * row_bytes > PRELOAD_BYTES:
-            return
-        (block,) = self.blocks()
-        for b in nl.static_range(batch):
-            for kv_head in nl.static_range(kv_heads):
-                self.loaded[b, kv_head] = self.fetch(b, kv_head, block)
-
-    def bias(self, b, block, partitions):
-        """The mask's bias for a block -> [partitions, keys] fp32 @ SBUF, keys in its order."""
-        row, length = nl.ds(b, 1), self.length
-        if length % P_MAX:
-            keys = nl.ds(block.first * P_MAX, block.keys)
-            return load_broadcast(self.bias_hbm[row, keys], partitions)
-        runs_hbm = self.bias_hbm.reshape((self.bias_hbm.shape[0], P_MAX, length // P_MAX))
-        runs_sb = load_tile(runs_hbm[row, :, nl.ds(block.first, block.tiles)])
-        tiles = [runs_sb[:, :, at // P_MAX] for at, _ in spans(block.keys, P_MAX)]
-        return broadcast_row(tiles, partitions)
-
-
-def rope_columns(table_hbm, upper):
-    """[B, D / 2] @ HBM -> [D, B] fp32 @ SBUF, the upper half times ``upper``."""
-    table_t_sb = transposed(load_tile(table_hbm))
-    half, batch = table_t_sb.shape
-    columns_sb = nl.ndarray((2 * half, batch), nl.float32, buffer=nl.sbuf)
-    columns_sb[0:half, :] = nisa.tensor_copy(table_t_sb)
-    columns_sb[half : 2 * half, :] = nisa.tensor_scalar(table_t_sb, nl.multiply, upper)
-    return columns_sb
-
-
-class DecodeBatch:
-    """Attention of one new token per sequence.
-
-    From its projection qkv_t_sb [D, q_heads + 2 * kv_heads, B], head dimension on partitions.
-    """
-
-    def __init__(self, qkv_t_sb, cos_hbm, sin_hbm, shape):
-        self.shape, self.dtype = shape, qkv_t_sb.dtype
-        d, both, batch = shape.head_dim, shape.q_heads + shape.kv_heads, qkv_t_sb.shape[2]
-        values_t_sb = nl.ndarray((d, shape.kv_heads, batch), nl.float32, buffer=nl.sbuf)
-        values_t_sb[...] = nisa.tensor_copy(qkv_t_sb[:, nl.ds(both, shape.kv_heads), :])
-        qk_t_sb = nl.ndarray((d, both, batch), self.dtype, buffer=nl.sbuf)
-        self.values_t_sb, self.qk_t_sb = values_t_sb, qk_t_sb
-        cos_sb, sin_sb = rope_columns(cos_hbm, 1.0), rope_columns(sin_hbm, -1.0)
-        for b in nl.affine_range(batch):
-            self.rotate(qkv_t_sb[:, 0:both, b], cos_sb[:, nl.ds(b, 1)], sin_sb[:, nl.ds(b, 1)], b)
-
-    def rotate(self, x_sb, cos_sb, sin_sb, b):
-        """RoPE of all heads of one token, [D, heads] @ SBUF: the halves of D change partitions.
-
-        Products and sums are rounded one by one, as the reference computes them.
-        """
-        half = x_sb.shape[0] // 2
-        low, high = slice(0, half), slice(half, 2 * half)
-        straight_sb = nl.ndarray(x_sb.shape, self.dtype, buffer=nl.sbuf)
-        straight_sb[...] = nisa.tensor_scalar(x_sb, nl.multiply, cos_sb)
-        crossed_sb = nl.ndarray(x_sb.shape, self.dtype, buffer=nl.sbuf)
-        crossed_sb[low, :] = nisa.tensor_scalar(x_sb[high, :], nl.multiply, sin_sb[high, :])
-        crossed_sb[high, :] = nisa.tensor_scalar(x_sb[low, :], nl.multiply, sin_sb[low, :])
-        self.qk_t_sb[:, :, b] = nisa.tensor_tensor(straight_sb, crossed_sb, nl.add)
-
-    def store_new(self, columns_sb, out_hbm):
-        """New keys or values [D, kv_heads, B] @ SBUF -> rows [B, kv_heads * D] @ HBM."""
-        d, kv_heads, batch = columns_sb.shape
-        heads_hbm = out_hbm.reshape((batch, kv_heads, d))
-        for b in nl.affine_range(batch):
-            nl.store(heads_hbm[b], transposed(columns_sb[:, :, b]))
-
-    def new_keys(self):
-        return self.qk_t_sb[:, nl.ds(self.shape.q_heads, self.shape.kv_heads), :]
-
-    def queries(self, b, kv_head):
-        """The rotated queries of one KV head's group, [D, group] @ SBUF."""
-        return self.qk_t_sb[:, nl.ds(kv_head * self.shape.group, self.shape.group), b]
-
-    def score_own(self, b, slots, scores_sb):
-        """Unscaled scores of each query with the new token's own key into [rows, 1] @ SBUF."""
-        for kv_head, rows in slots:
-            key_sb = self.qk_t_sb[:, self.shape.q_heads + kv_head, nl.ds(b, 1)]
-            score_block(self.queries(b, kv_head), key_sb, None, scores_sb[rows, :])
-
-    def own_values(self, b, slots):
-        """The new token's value for every query, [rows, D] @ SBUF."""
-        spread_sb = zeroed((self.shape.head_dim, slots[-1].rows.stop), self.dtype)
-        for kv_head, rows in slots:
-            spread_sb[:, rows] = nisa.tensor_scalar(
-                spread_sb[:, rows], nl.add, self.values_t_sb[:, kv_head, nl.ds(b, 1)]
+    batch, kv_heads, length, d = cache_hbm.shape
+    runs_hbm = cache_hbm.reshape((batch, kv_heads, block.lanes, length // block.lanes, d))
+    tiles = nl.ds(block.tile, block.tiles)
+    for b in nl.affine_range(block.count):
+        for head in nl.affine_range(kv_heads):
+            out_sb[0 : block.lanes, b, head, 0 : block.tiles, :] = nl.load(
+                runs_hbm[block.first + b, head, :, tiles, :]
             )
-        return transposed(spread_sb)
 
-    def weigh(self, weights_sb, heads, slots, dtype):
-        """Weights [rows, keys] @ SBUF times the values of each slot's head -> [rows, D] @ SBUF."""
-        rows, shape = weights_sb.shape[0], (self.shape.group, self.shape.head_dim)
-        weights_t_sb = transposed_weights(weights_sb)
-        out_sb = zeroed((rows, self.shape.head_dim), dtype)
-        for cached, (_, part) in zip(heads, slots):
-            acc_psum = nl.zeros(shape, nl.float32, buffer=nl.psum)
-            accumulate(acc_psum, weights_t_sb[:, :, part], cached.values_sb)
-            out_sb[part, :] = nisa.tensor_copy(acc_psum)
-        return out_sb
 
-    def attend(self, b, cache):
-        """(slots, context [D, rows] @ SBUF) of sequence ``b`` for each tile of slots."""
-        attend_slots = self.attend_rows if cache.length <= KEY_CHUNK else self.attend_blocks
-        return [
-            (slots, transposed(attend_slots(b, slots, cache))) for slots in Slot.fill(self.shape)
-        ]
+def decode_keys(qk_sb, keys_hbm, bias_hbm, block, heads):
+    """Keys of a block, turned, then the new ones, then the mask: [128, slots + 1, keys] @ SBUF."""
+    d, dtype, stacks = heads.head_dim, qk_sb.dtype, heads.stacks
+    slots, keys = block.count * stacks, block.keys + (block.count if block.own else 0)
+    shape = (block.lanes, block.count, heads.kv_heads, block.tiles, d)
+    rows_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
+    load_cached(keys_hbm, block, rows_sb)
+    k_sb = nl.ndarray((P_MAX, slots + 1, keys), dtype, buffer=nl.sbuf)
+    if heads.kv_heads % heads.stack:
+        k_sb[...] = nisa.memset((P_MAX, slots + 1, keys), 0.0, dtype)
+    for b in nl.affine_range(block.count):
+        for first, count in spans(heads.kv_heads, heads.stack):
+            slot = b * stacks + first // heads.stack
+            for at, tiles in spans(block.tiles, MOVING_MAX // P_MAX):
+                turned_psum = nl.ndarray(
+                    (count * d, tiles * block.lanes), nl.float32, buffer=nl.psum
+                )
+                for t in nl.affine_range(tiles):
+                    turned_psum[:, nl.ds(t * block.lanes, block.lanes)] = nisa.nc_transpose(
+                        rows_sb[:, b, nl.ds(first, count), at + t, :]
+                    )
+                part = nl.ds(at * block.lanes, tiles * block.lanes)
+                k_sb[0 : count * d, slot, part] = nisa.tensor_copy(turned_psum)
+    k_sb[:, slots, :] = nisa.memset((P_MAX, keys), 0.0, dtype)
+    rows, part = nl.ds(block.first, block.count), nl.ds(block.tile * block.lanes, block.keys)
+    bias_sb = load_tile(bias_hbm[rows, part])  # a tile of its own: the load waits for nothing
+    k_sb[0 : block.count, slots, 0 : block.keys] = nisa.tensor_copy(bias_sb)
+    if block.own:
+        own = nl.ds(block.keys, block.count)
+        for b in nl.affine_range(block.count):
+            for stack in nl.affine_range(stacks):
+                k_sb[:, b * stacks + stack, own] = nisa.tensor_copy(
+                    qk_sb[:, stacks * heads.group + stack, nl.ds(block.first, block.count)]
+                )
+        others = masked(dtype) * (1.0 - np.eye(block.count, dtype=np.float32))
+        k_sb[0 : block.count, slots, own] = nisa.tensor_copy(load_constant(others, dtype))
+    return k_sb
 
-    def attend_rows(self, b, slots, cache):
-        """One softmax over the cached keys and the own one -> context [rows, D] @ SBUF.
 
-        Rounded as the reference rounds; the weighted sums of both are rounded before they are
-        added, too.
-        """
-        rows, length, (block,) = slots[-1].rows.stop, cache.length, cache.blocks()
-        cached, own = nl.ds(0, length), nl.ds(length, 1)
-        heads = [cache.fetch(b, slot.kv_head, block) for slot in slots]
-        scores_sb = zeroed((rows, length + 1), self.dtype)
-        for keys, (kv_head, part) in zip(heads, slots):
-            keys.score(self.queries(b, kv_head), scores_sb[part, cached])
-        self.score_own(b, slots, scores_sb[:, own])
-        bias_sb = cache.bias(b, block, rows)
-        scores_sb[:, cached] = nisa.tensor_tensor(scores_sb[:, cached], bias_sb, nl.add)
-        weights_sb = nl.ndarray(scores_sb.shape, self.dtype, buffer=nl.sbuf)
-        softmax_rows(scores_sb, self.shape.head_dim, weights_sb)
-        own_weight_sb = nl.ndarray((rows, 1), nl.float32, buffer=nl.sbuf)
-        own_weight_sb[...] = nisa.tensor_copy(weights_sb[:, own])
-        values_sb = self.own_values(b, slots)
-        active_sb = nl.ndarray(values_sb.shape, self.dtype, buffer=nl.sbuf)
-        active_sb[...] = nisa.tensor_scalar(values_sb, nl.multiply, own_weight_sb)
-        prior_sb = self.weigh(weights_sb[:, cached], heads, slots, self.dtype)
-        context_sb = nl.ndarray(values_sb.shape, self.dtype, buffer=nl.sbuf)
-        context_sb[...] = nisa.tensor_tensor(prior_sb, active_sb, nl.add)
-        return context_sb
+def decode_values(v_sb, values_hbm, block, heads):
+    """Values of a block, then the new ones: [partitions, B, kv_heads + 1, tiles, D] @ SBUF.
 
-    def attend_blocks(self, b, slots, cache):
-        """Long caches: blocks of KEY_CHUNK keys with a running softmax, the own key first."""
-        rows = slots[-1].rows.stop
-        state = RunningSoftmax(rows, 1, self.shape.head_dim)
-        own_sb = zeroed((rows, 1), nl.float32)
-        self.score_own(b, slots, own_sb)
-        state.weigh(0, own_sb, self.dtype, first=True)  # one key: its weight is exp(0) = 1
-        state.take(0, self.own_values(b, slots), first=True)
-        for block in cache.blocks():
-            heads = [cache.fetch(b, slot.kv_head, block) for slot in slots]
-            bias_sb = cache.bias(b, block, rows)
-            scores_sb = zeroed(bias_sb.shape, nl.float32)
-            for keys, (kv_head, part) in zip(heads, slots):
-                keys.score(self.queries(b, kv_head), scores_sb[part, :])
-            scores_sb[...] = nisa.tensor_tensor(scores_sb, bias_sb, nl.add)
-            weights_sb = state.weigh(0, scores_sb, self.dtype, first=False)
-            state.take(0, self.weigh(weights_sb, heads, slots, nl.float32), first=False)
-        return state.finish(0, self.dtype)
+    The last head is all ones: what it gives is the sum of the weights.
+    """
+    d, dtype, kv_heads = heads.head_dim, v_sb.dtype, heads.kv_heads
+    tiles = block.tiles + (1 if block.own else 0)
+    shape = (block.partitions, block.count, kv_heads + 1, tiles, d)
+    out_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
+    if block.partitions > block.lanes:
+        out_sb[...] = nisa.memset(shape, 0.0, dtype)
+    elif block.own:
+        own = (block.partitions, block.count, kv_heads, d)
+        out_sb[:, :, 0:kv_heads, block.tiles, :] = nisa.memset(own, 0.0, dtype)
+    ones = (block.partitions, block.count, tiles, d)
+    out_sb[:, :, kv_heads, :, :] = nisa.memset(ones, 1.0, dtype)
+    load_cached(values_hbm, block, out_sb)
+    if block.own:
+        for b in nl.affine_range(block.count):
+            for head in nl.affine_range(kv_heads):
+                out_sb[0 : block.count, b, head, block.tiles, :] = nisa.tensor_copy(
+                    v_sb[:, nl.ds(head * d, d)]
+                )
+    return out_sb
+
+
+def attend_cached(qk_sb, v_sb, cache, first, count, heads, context_sb):
+    """Attention of ``count`` sequences' new tokens over the cache and themselves.
+
+    -> their columns of context_sb [128, tiles, B]. Several sequences share a tile of scores where
+    their whole cache is one block; else there is one, and the softmax runs from block to block.
+    """
+    keys_hbm, values_hbm, bias_hbm = cache
+    d, q_heads, width = heads.head_dim, heads.q_heads, (heads.kv_heads + 1) * heads.head_dim
+    lanes, runs = cache_runs(keys_hbm.shape[2])
+    q_sb, scale = decode_queries(qk_sb, first, count, heads), score_scales(d)[1]
+    state = RunningSoftmax(q_heads, count, width)
+    blocks = spans(runs, max(1, KEY_BLOCK // lanes))
+    for tile, tiles in blocks:
+        block = CacheBlock(first, count, tile, tiles, lanes, tile == 0)
+        k_sb = decode_keys(qk_sb, keys_hbm, bias_hbm, block, heads)
+        values_sb = decode_values(v_sb, values_hbm, block, heads)
+        scores_sb = nl.ndarray((count * q_heads, k_sb.shape[2]), qk_sb.dtype, buffer=nl.sbuf)
+        for at, size in spans(k_sb.shape[2], MOVING_MAX):
+            part = nl.ds(at, size)
+            scores_psum = nl.zeros((count * q_heads, size), nl.float32, buffer=nl.psum)
+            for slot in nl.affine_range(k_sb.shape[1]):
+                scores_psum[...] += nisa.nc_matmul(q_sb[:, slot, :], k_sb[:, slot, part])
+            scores_sb[:, part] = nisa.tensor_copy(scores_psum)
+        neg_max_sb, factor_sb = negated_maximum(scores_sb, scale), None
+        if len(blocks) > 1:
+            neg_max_sb, factor_sb = state.lower(0, neg_max_sb, tile == 0)
+        turned_sb = turned_weights(weigh(scores_sb, neg_max_sb, scale), block)
+        for b in nl.affine_range(count):
+            rows = nl.ds(b * q_heads, q_heads)
+            for head, size in spans(heads.kv_heads + 1, MOVING_MAX // d):
+                out_psum = nl.zeros((q_heads, size * d), nl.float32, buffer=nl.psum)
+                for t in nl.affine_range(turned_sb.shape[1]):
+                    out_psum[...] += nisa.nc_matmul(
+                        turned_sb[:, t, rows], values_sb[:, b, nl.ds(head, size), t, :]
+                    )
+                state.add(b, nl.ds(head * d, size * d), out_psum, factor_sb)
+    for b in nl.affine_range(count):
+        decode_context(state.out_sb, b, first, heads, context_sb)
+
+
+def turned_weights(weights_sb, block):
+    """Weights [rows, keys] @ SBUF -> [partitions, tiles, rows]: keys on partitions, as values."""
+    rows, dtype = weights_sb.shape[0], weights_sb.dtype
+    tiles = block.tiles + (1 if block.own else 0)
+    shape = (block.partitions, tiles, rows)
+    turned_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
+    if block.partitions > block.lanes:
+        turned_sb[...] = nisa.memset(shape, 0.0, dtype)
+    elif block.own:
+        turned_sb[:, block.tiles, :] = nisa.memset((block.partitions, rows), 0.0, dtype)
+    turn_tiles(turned_sb, 0, 0, weights_sb, 0, block.tiles, block.lanes)
+    if block.own:
+        turn_tiles(turned_sb, block.tiles, 0, weights_sb, block.keys, 1, block.count)
+    return turned_sb
+
+
+def decode_context(sums_sb, b, first, heads, context_sb):
+    """Divides the sums of one sequence and turns them into a column of context_sb."""
+    d, group, width = heads.head_dim, heads.group, heads.kv_heads * heads.head_dim
+    rows_sb = nl.ndarray((heads.q_heads, width), context_sb.dtype, buffer=nl.sbuf)
+    divide(rows_sb, sums_sb[:, b, 0:width], sums_sb[:, b, width : width + 1])
+    for head, count in spans(heads.kv_heads, heads.stack):
+        turned_psum = nl.ndarray((count * d, heads.q_heads), nl.float32, buffer=nl.psum)
+        turned_psum[...] = nisa.nc_transpose(rows_sb[:, nl.ds(head * d, count * d)])
+        tiles = nl.ds(head // heads.stack * group, group)
+        for lane in nl.static_range(count):
+            lanes, own = slice(lane * d, (lane + 1) * d), nl.ds((head + lane) * group, group)
+            context_sb[lanes, tiles, first + b] = nisa.tensor_copy(turned_psum[lanes, own])
 
 
 # --- Kernels, in the order of the model -----------------------------------------------------------
 
 
 @nki.jit
-def rmsnorm_kernel(x_hbm, gain_hbm, eps):
-    """RMSNorm: x [T, H], gain [1, H] -> [T, H], type of x."""
-    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
-    tokens = x_hbm.shape[0]
-    gain_sb = load_broadcast(gain_hbm, min(tokens, P_MAX))
-    for start, size in spans(tokens, P_MAX):
-        x_sb = load_tile(x_hbm[nl.ds(start, size), :])
-        nl.store(out_hbm[nl.ds(start, size), :], rmsnorm_tile(x_sb, gain_sb, eps))
+def linear_kernel(x_hbm, weight_hbm, gain_hbm=None, norm=None):
+    """Linear layer, after RMSNorm where ``gain_hbm`` [H] is given: x [H, T] -> [T, N], type of x.
+
+    The LM head: tokens are few and leave the device, so they come out in rows. N is whole tiles.
+    """
+    k_tiles, tokens = x_hbm.shape[0] // P_MAX, x_hbm.shape[1]
+    blocks, tiles = block_shape(weight_hbm, k_tiles)
+    out_hbm = nl.ndarray((tokens, blocks * tiles * P_MAX), x_hbm.dtype, buffer=nl.shared_hbm)
+    rows_hbm = out_hbm.reshape((tokens, P_MAX, blocks * tiles))
+    for start, count in spans(tokens, P_MAX):
+        x_sb = residual_sum(x_hbm, None, None, start, count)
+        x_sb, scales = normed(x_sb, gain_hbm, norm, [(0, count)])
+        out_sb = nl.ndarray((P_MAX, count, blocks * tiles), x_hbm.dtype, buffer=nl.sbuf)
+        together = tiles_at_once(tiles, count)
+        for block in nl.affine_range(blocks):
+            weight_sb = load_weight_block(weight_hbm, block, k_tiles)
+            for group in nl.affine_range(tiles // together):
+                out_psum = products(weight_sb, group * together, together, x_sb, 0, count)
+                part = nl.ds(block * tiles + group * together, together)
+                for token in nl.affine_range(count):
+                    out_sb[:, token, part] = nisa.tensor_scalar(
+                        out_psum[:, :, token], nl.multiply, scales.along_sb[:, nl.ds(token, 1)]
+                    )
+        for token in nl.affine_range(count):
+            nl.store(rows_hbm[start + token], out_sb[:, token, :])
     return out_hbm
 
 
 @nki.jit
-def linear_kernel(x_hbm, weight_hbm, n, gain_hbm=None, eps=0.0):
-    """Linear layer, after RMSNorm where ``gain_hbm`` [1, K] is given.
+def attention_prefill_kernel(
+    x_hbm, delta_hbm, gain_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads, batch,
+    bias_hbm=None,
+):  # fmt: skip
+    """Everything between two all-reduces of a prefill: residual sum, norm, QKV, RoPE, causal flash
+    attention of all new tokens (Dao et al. 2022), output projection.
 
-    x [T, K], kernel weight of [n, K] -> [T, n], type of x. QKV projection (norm; q, k and v rows in
-    one weight), output projection (no norm) and LM head (final norm). One pass over the weight for
-    every TOKEN_CHUNK tokens.
+    x and delta [H, B * S] (delta None in the first layer), gain [H] or None for no norm, kernel
+    weights of QKV and output, cos and sin [128, B * S], ``heads`` a HeadShape, bias [B, S] in the
+    type of x or None: 0 for keys that count, MASKED for left padding. -> partial output [H, B * S],
+    rotated keys and values [B * S, kv_heads * D], and x + delta where there is a delta. One pass
+    over the weights for every TOKEN_CHUNK tokens, of several short sequences together.
     """
-    tokens, k = x_hbm.shape
-    out_hbm = nl.ndarray((tokens, n), x_hbm.dtype, buffer=nl.shared_hbm)
-    layout = BlockLayout.of(n, k)
-    gain_sb = None if gain_hbm is None else load_broadcast(gain_hbm, min(tokens, P_MAX))
-    for start, size in spans(tokens, token_chunk(x_hbm.itemsize * layout.k_tiles)):
-        xt_sb = normed_chunk(x_hbm, start, size, gain_sb, eps)
-        project_rows(xt_sb, weight_hbm, out_hbm, start, layout)
-    return out_hbm
-
-
-@nki.jit
-def rope_tables_kernel(position_hbm, inv_freq_hbm, dtype):
-    """cos and sin of the rotary angles: position [T, 1] fp32, inv_freq [128, D / 2] -> [T, D / 2].
-
-    Angle and range reduction in fp32, one rounding to ``dtype``. inv_freq is the same in all rows.
-    """
-    tokens, half = position_hbm.shape[0], inv_freq_hbm.shape[1]
-    cos_hbm = nl.ndarray((tokens, half), dtype, buffer=nl.shared_hbm)
-    sin_hbm = nl.ndarray((tokens, half), dtype, buffer=nl.shared_hbm)
-    freq_sb = load_tile(inv_freq_hbm)
-    for start, size in spans(tokens, P_MAX):
-        rows = nl.ds(start, size)
-        position_sb = load_tile(position_hbm[rows, :])
-        angle_sb = nl.ndarray((size, half), nl.float32, buffer=nl.sbuf)
-        angle_sb[...] = nisa.tensor_scalar(freq_sb[0:size, :], nl.multiply, position_sb)
-        for table_hbm, shift in ((cos_hbm, math.pi / 2), (sin_hbm, 0.0)):
-            rounded_sb = nl.ndarray((size, half), dtype, buffer=nl.sbuf)
-            rounded_sb[...] = nisa.tensor_copy(reduced_sine(angle_sb, shift))
-            nl.store(table_hbm[rows, :], rounded_sb)
-    return cos_hbm, sin_hbm
-
-
-@nki.jit
-def rope_kernel(x_hbm, cos_hbm, sin_hbm):
-    """RoPE of x [T, heads * D] with cos and sin [T, D / 2] -> the same shape and type."""
-    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
-    tokens, width = x_hbm.shape
-    heads = width // (2 * cos_hbm.shape[1])
-    for start, size in spans(tokens, P_MAX):
-        rows = nl.ds(start, size)
-        cos_sb, sin_sb = load_tile(cos_hbm[rows, :]), load_tile(sin_hbm[rows, :])
-        x_sb = load_tile(x_hbm[rows, :])
-        nl.store(out_hbm[rows, :], rope_tile(x_sb, cos_sb, sin_sb, heads))
-    return out_hbm
-
-
-@nki.jit
-def attention_prefill_kernel(qkv_hbm, cos_hbm, sin_hbm, batch, q_heads, kv_heads, bias_hbm=None):
-    """RoPE and causal flash attention of all new tokens (Dao et al. 2022), grouped heads.
-
-    qkv [B * S, (q_heads + 2 * kv_heads) * D], cos and sin [B * S, D / 2], bias [B, S] fp32 (0 for
-    keys that count, MASKED for left padding) -> context [B * S, q_heads * D] and the rotated keys
-    [B * S, kv_heads * D], type of qkv.
-    """
-    tokens, dtype = qkv_hbm.shape[0], qkv_hbm.dtype
-    shape = HeadShape(q_heads, kv_heads, qkv_hbm.shape[1] // (q_heads + 2 * kv_heads))
-    d, length = shape.head_dim, tokens // batch
-    context_hbm = nl.ndarray((tokens, q_heads * d), dtype, buffer=nl.shared_hbm)
-    rotated_hbm = nl.ndarray((tokens, kv_heads * d), dtype, buffer=nl.shared_hbm)
-    for b in nl.affine_range(batch):
-        own_bias_hbm = None if bias_hbm is None else bias_hbm[nl.ds(b, 1), :]
-        values_hbm = qkv_hbm[:, nl.ds((q_heads + kv_heads) * d, kv_heads * d)]
-        sequence = PrefillSequence(length, shape, values_hbm, b * length, own_bias_hbm)
-        for start, size in spans(length, P_MAX):
-            rows = nl.ds(b * length + start, size)
-            qkv_sb = load_tile(qkv_hbm[rows, :])
-            q_sb, k_sb, v_sb = rotated_qkv(qkv_sb, cos_hbm[rows, :], sin_hbm[rows, :], shape)
-            nl.store(rotated_hbm[rows, :], k_sb)
-            sequence.append(k_sb, v_sb, start)
-            nl.store(context_hbm[rows, :], sequence.attend(q_sb, start))
-    return context_hbm, rotated_hbm
+    tokens, length, dtype = x_hbm.shape[1], x_hbm.shape[1] // batch, x_hbm.dtype
+    width, tiles = heads.kv_heads * heads.head_dim, heads.stacks * heads.group
+    out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    keys_hbm = nl.ndarray((tokens, width), dtype, buffer=nl.shared_hbm)
+    values_hbm = nl.ndarray((tokens, width), dtype, buffer=nl.shared_hbm)
+    stream_hbm = x_hbm
+    if delta_hbm is not None:
+        stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    causal = masked(dtype) * (1.0 - np.tri(min(length, P_MAX), dtype=np.float32))
+    causal_sb = load_constant(causal, nl.float32)
+    # per token: its columns of x before and after the norm, of Q, K and the context
+    step = token_chunk(x_hbm.itemsize * (2 * x_hbm.shape[0] // P_MAX + 2 * tiles + heads.stacks))
+    scratch = key_scratch(batch, length, step, heads, dtype)
+    together = 1 if bias_hbm is not None else max(1, step // length)  # padding differs
+    for first, sequences in spans(batch, together):
+        keys = PrefillKeys(sequences, length, heads, dtype, scratch, first)
+        for start, count in token_chunks(sequences * length, step):
+            token, masks = (
+                first * length + start,
+                (causal_sb, padding_rows(bias_hbm, first, length)),
+            )
+            x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, token, count)
+            parts = token_tiles(count, length)
+            x_sb, scales = normed(x_sb, gain_hbm, norm, parts)
+            qk_sb, v_sb = project_qkv(
+                x_sb, scales, qkv_w_hbm, cos_hbm, sin_hbm, token, parts, heads
+            )
+            keys.append(start, qk_sb, v_sb, parts)
+            context_sb = nl.ndarray((P_MAX, tiles, count), dtype, buffer=nl.sbuf)
+            for (column, size), rows_sb in zip(parts, v_sb):
+                rows = nl.ds(token + column, size)
+                nl.store(values_hbm[rows, :], rows_sb)
+                nl.store(keys_hbm[rows, :], key_rows(qk_sb, tiles, column, size, heads))
+                sequence, position = divmod(start + column, length)
+                tile = QueryTile(qk_sb, column, size, sequence, position)
+                attend_tile(keys, tile, masks, context_sb)
+            store_product(out_w_hbm, context_sb, out_hbm, token)
+    results = out_hbm, keys_hbm, values_hbm
+    return results if delta_hbm is None else (*results, stream_hbm)
 
 
 @nki.jit
 def attention_decode_kernel(
-    qkv_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm, bias_hbm, q_heads, kv_heads
-):
-    """RoPE and attention of one new token per sequence over the cache and itself, grouped heads.
+    x_hbm, delta_hbm, gain_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
+    bias_hbm, heads,
+):  # fmt: skip
+    """The same for one new token per sequence: attention over the cache and the token itself.
 
-    qkv [B, (q_heads + 2 * kv_heads) * D], cos and sin [B, D / 2], cached keys and values
-    [B, kv_heads, L, D], bias [B, L] fp32 (0 for keys that count, MASKED otherwise) -> context
-    [B, q_heads, D] and new keys (rotated) and values [B, kv_heads * D]. Cached keys and values are
-    read once per KV head, in blocks of KEY_CHUNK with a running softmax.
+    x and delta [H, B], cos and sin [128, B], cached keys and values [B, kv_heads, L, D], bias
+    [B, L] in the type of x: 0 for keys that count, MASKED otherwise, keys in the order of
+    ``runs_of``. -> partial output [H, B], new keys (rotated) and values [B, kv_heads * D], and
+    x + delta where there is a delta.
     """
-    batch, d, dtype = qkv_hbm.shape[0], keys_hbm.shape[3], qkv_hbm.dtype
-    context_hbm = nl.ndarray((batch, q_heads, d), dtype, buffer=nl.shared_hbm)
-    new_keys_hbm = nl.ndarray((batch, kv_heads * d), dtype, buffer=nl.shared_hbm)
-    new_values_hbm = nl.ndarray((batch, kv_heads * d), dtype, buffer=nl.shared_hbm)
-    shape = HeadShape(q_heads, kv_heads, d)
-    cache = KeyCache(keys_hbm, values_hbm, bias_hbm)
-    qkv_sb = load_tile(qkv_hbm)
-    qkv_t_sb = nl.ndarray((d, qkv_hbm.shape[1] // d, batch), dtype, buffer=nl.sbuf)
-    for head in nl.affine_range(qkv_hbm.shape[1] // d):
-        qkv_t_sb[:, head, :] = nisa.tensor_copy(transposed(qkv_sb[:, nl.ds(head * d, d)]))
-    new = DecodeBatch(qkv_t_sb, cos_hbm, sin_hbm, shape)
-    new.store_new(new.new_keys(), new_keys_hbm)
-    new.store_new(qkv_t_sb[:, nl.ds(q_heads + kv_heads, kv_heads), :], new_values_hbm)
-    for b in nl.static_range(batch):
-        for slots, context_t_sb in new.attend(b, cache):
-            for kv_head, rows in slots:
-                heads = nl.ds(kv_head * shape.group, shape.group)
-                nl.store(context_hbm[b, heads, :], transposed(context_t_sb[:, rows]))
-    return context_hbm, new_keys_hbm, new_values_hbm
+    batch, dtype = x_hbm.shape[1], x_hbm.dtype
+    width, tiles = heads.kv_heads * heads.head_dim, heads.stacks * heads.group
+    out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    new_keys_hbm = nl.ndarray((batch, width), dtype, buffer=nl.shared_hbm)
+    new_values_hbm = nl.ndarray((batch, width), dtype, buffer=nl.shared_hbm)
+    stream_hbm = x_hbm
+    if delta_hbm is not None:
+        stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, 0, batch)
+    parts = spans(batch, sequences_at_once(keys_hbm, heads))
+    x_sb, scales = normed(x_sb, gain_hbm, norm, parts)
+    qk_sb, v_sb = project_qkv(x_sb, scales, qkv_w_hbm, cos_hbm, sin_hbm, 0, parts, heads)
+    nl.store(new_keys_hbm, key_rows(qk_sb, tiles, 0, batch, heads))
+    context_sb = nl.ndarray((P_MAX, tiles, batch), dtype, buffer=nl.sbuf)
+    if heads.kv_heads % heads.stack:
+        context_sb[...] = nisa.memset((P_MAX, tiles, batch), 0.0, dtype)
+    for (first, count), rows_sb in zip(parts, v_sb):
+        nl.store(new_values_hbm[nl.ds(first, count), :], rows_sb)
+        cache = keys_hbm, values_hbm, bias_hbm
+        attend_cached(qk_sb, rows_sb, cache, first, count, heads, context_sb)
+    store_product(out_w_hbm, context_sb, out_hbm, 0)
+    results = out_hbm, new_keys_hbm, new_values_hbm
+    return results if delta_hbm is None else (*results, stream_hbm)
 
 
 @nki.jit
-def attention_prefill_block_kernel(
-    x_hbm, gain_hbm, eps, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, batch, q_heads, kv_heads,
-    bias_hbm=None,
-):  # fmt: skip
-    """Everything between two all-reduces of a prefill: norm, QKV, RoPE, attention, output.
+def swiglu_mlp_kernel(x_hbm, delta_hbm, gain_hbm, norm, gate_hbm, up_hbm, down_hbm):
+    """Residual sum, norm and SwiGLU MLP (Shazeer 2020): down(silu(gate(x)) * up(x)).
 
-    x [B * S, H], gain [1, H], kernel weights of QKV and output, cos and sin [B * S, D / 2], bias
-    [B, S] fp32 or None -> partial output [B * S, H], rotated keys and values [B * S, kv_heads * D].
-    Q and the context never leave SBUF. One pass over the weights for every TOKEN_CHUNK tokens of a
-    sequence.
+    x and delta [H, T] (delta or gain may be None), kernel weights of gate and up [F, H] and of down
+    [H, F] -> partial output [H, T], and x + delta where there is a delta. One pass over the weights
+    for every TOKEN_CHUNK tokens.
     """
-    tokens, hidden = x_hbm.shape
-    dtype, length = x_hbm.dtype, tokens // batch
-    shape = HeadShape(q_heads, kv_heads, 2 * cos_hbm.shape[1])
-    d = shape.head_dim
-    qkv_layout = BlockLayout.of((q_heads + 2 * kv_heads) * d, hidden)
-    out_layout = BlockLayout.of(hidden, q_heads * d)
-    out_hbm = nl.ndarray((tokens, hidden), dtype, buffer=nl.shared_hbm)
-    keys_hbm = nl.ndarray((tokens, kv_heads * d), dtype, buffer=nl.shared_hbm)
-    values_hbm = nl.ndarray((tokens, kv_heads * d), dtype, buffer=nl.shared_hbm)
-    gain_sb = load_broadcast(gain_hbm, min(tokens, P_MAX))
-    # per token: its columns of x and of the context, its row of Q, K and V
-    kept = qkv_layout.k_tiles + out_layout.k_tiles + math.ceil(qkv_layout.n / P_MAX)
-    step = min(length, token_chunk(x_hbm.itemsize * kept))
-    for b in nl.affine_range(batch):
-        own_bias_hbm = None if bias_hbm is None else bias_hbm[nl.ds(b, 1), :]
-        sequence = PrefillSequence(length, shape, values_hbm, b * length, own_bias_hbm)
-        for chunk, count in spans(length, step):
-            first = b * length + chunk
-            xt_sb = normed_chunk(x_hbm, first, count, gain_sb, eps)
-            context_t_sb = nl.ndarray((P_MAX, out_layout.k_tiles, count), dtype, buffer=nl.sbuf)
-            for tile, qkv_sb in enumerate(project_tiles(xt_sb, qkv_w_hbm, qkv_layout)):
-                start = tile * P_MAX
-                rows = nl.ds(first + start, qkv_sb.shape[0])
-                q_sb, k_sb, v_sb = rotated_qkv(qkv_sb, cos_hbm[rows, :], sin_hbm[rows, :], shape)
-                nl.store(keys_hbm[rows, :], k_sb)
-                nl.store(values_hbm[rows, :], v_sb)
-                sequence.append(k_sb, v_sb, chunk + start)
-                transpose_into(context_t_sb, sequence.attend(q_sb, chunk + start), start)
-            project_rows(context_t_sb, out_w_hbm, out_hbm, first, out_layout)
-    return out_hbm, keys_hbm, values_hbm
-
-
-@nki.jit
-def attention_decode_block_kernel(
-    x_hbm, gain_hbm, eps, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm, bias_hbm,
-    q_heads, kv_heads,
-):  # fmt: skip
-    """Everything between two all-reduces of a decode step: norm, QKV, RoPE, attention, output.
-
-    x [B, H], gain [1, H], kernel weights of QKV and output, cos and sin [B, D / 2], cached keys and
-    values [B, kv_heads, L, D], bias [B, L] fp32 -> partial output [B, H], new keys (rotated) and
-    values [B, kv_heads * D].
-    """
-    batch, hidden = x_hbm.shape
-    d, dtype = keys_hbm.shape[3], x_hbm.dtype
-    shape = HeadShape(q_heads, kv_heads, d)
-    out_hbm = nl.ndarray((batch, hidden), dtype, buffer=nl.shared_hbm)
-    new_keys_hbm = nl.ndarray((batch, kv_heads * d), dtype, buffer=nl.shared_hbm)
-    new_values_hbm = nl.ndarray((batch, kv_heads * d), dtype, buffer=nl.shared_hbm)
-    qkv_layout = BlockLayout.of((q_heads + 2 * kv_heads) * d, hidden)
-    out_layout = BlockLayout.of(hidden, q_heads * d)
-    cache = KeyCache(keys_hbm, values_hbm, bias_hbm)
-    cache.preload()
-    xt_sb = normed_chunk(x_hbm, 0, batch, load_broadcast(gain_hbm, batch), eps)
-    qkv_t_sb = project_heads(xt_sb, qkv_w_hbm, qkv_layout, d)
-    new = DecodeBatch(qkv_t_sb, cos_hbm, sin_hbm, shape)
-    new.store_new(new.new_keys(), new_keys_hbm)
-    new.store_new(qkv_t_sb[:, nl.ds(q_heads + kv_heads, kv_heads), :], new_values_hbm)
-    context_t_sb = nl.ndarray((P_MAX, out_layout.k_tiles, batch), dtype, buffer=nl.sbuf)
-    zero_last_rows(context_t_sb, q_heads * d)
-    for b in nl.static_range(batch):
-        for slots, heads_sb in new.attend(b, cache):
-            for kv_head, rows in slots:
-                for member in nl.static_range(shape.group):
-                    tile, start = divmod((kv_head * shape.group + member) * d, P_MAX)
-                    context_t_sb[start : start + d, tile, nl.ds(b, 1)] = nisa.tensor_copy(
-                        heads_sb[:, nl.ds(rows.start + member, 1)]
+    tokens, k_tiles, dtype = x_hbm.shape[1], x_hbm.shape[0] // P_MAX, x_hbm.dtype
+    blocks, tiles = block_shape(gate_hbm, k_tiles)
+    out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    stream_hbm = x_hbm
+    if delta_hbm is not None:
+        stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    step = token_chunk(x_hbm.itemsize * (k_tiles + blocks * tiles))
+    for start, count in token_chunks(tokens, step):
+        x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, start, count)
+        x_sb, scales = normed(x_sb, gain_hbm, norm, spans(count, P_MAX))
+        inner_sb = nl.ndarray((P_MAX, blocks * tiles, count), dtype, buffer=nl.sbuf)
+        zero_sb = filled((P_MAX, 1), 0.0, nl.float32)
+        for block in nl.affine_range(blocks):
+            gate_w_sb = load_weight_block(gate_hbm, block, k_tiles)
+            up_w_sb = load_weight_block(up_hbm, block, k_tiles)
+            for at, size in even_spans(count, MOVING_MAX):
+                together = tiles_at_once(tiles, size)
+                for group in nl.affine_range(tiles // together):
+                    first = group * together
+                    gate_psum = products(gate_w_sb, first, together, x_sb, at, size)
+                    gate_sb = times_scale(gate_psum, scales.along_sb, at, dtype)
+                    silu_sb = nl.ndarray(gate_sb.shape, dtype, buffer=nl.sbuf)
+                    silu_sb[...] = nisa.activation(nl.silu, gate_sb, bias=zero_sb)
+                    up_psum = products(up_w_sb, first, together, x_sb, at, size)
+                    up_sb = times_scale(up_psum, scales.along_sb, at, dtype)
+                    part = nl.ds(block * tiles + first, together)
+                    inner_sb[:, part, nl.ds(at, size)] = nisa.tensor_tensor(
+                        silu_sb, up_sb, nl.multiply
                     )
-    project_rows(context_t_sb, out_w_hbm, out_hbm, 0, out_layout)
-    return out_hbm, new_keys_hbm, new_values_hbm
-
-
-@nki.jit
-def swiglu_mlp_kernel(x_hbm, gate_hbm, up_hbm, down_hbm, f, gain_hbm=None, eps=0.0):
-    """SwiGLU MLP (Shazeer 2020), after RMSNorm where ``gain_hbm`` is given.
-
-    x [T, H]; kernel weights of gate and up [f, H] and of down [H, f] -> [T, H], type of x:
-    down(silu(gate(x)) * up(x)). One pass over the weights for every TOKEN_CHUNK tokens.
-    """
-    tokens, hidden = x_hbm.shape
-    out_hbm = nl.ndarray((tokens, hidden), x_hbm.dtype, buffer=nl.shared_hbm)
-    wide, narrow = BlockLayout.of(f, hidden), BlockLayout.of(hidden, f)
-    gain_sb = None if gain_hbm is None else load_broadcast(gain_hbm, min(tokens, P_MAX))
-    # per token: its column of x, then the product as a row of a tile and as a column
-    kept = x_hbm.itemsize * (wide.k_tiles + 2 * narrow.k_tiles)
-    for start, size in spans(tokens, token_chunk(kept)):
-        xt_sb = normed_chunk(x_hbm, start, size, gain_sb, eps)
-        pieces = spans(size, P_MAX)
-        columns = [slice(at, at + count) for at, count in pieces]
-        products_sb = [nl.ndarray((count, f), x_hbm.dtype, buffer=nl.sbuf) for _, count in pieces]
-        gated_product(xt_sb, columns, gate_hbm, up_hbm, products_sb, wide)
-        product_t_sb = nl.ndarray((P_MAX, narrow.k_tiles, size), x_hbm.dtype, buffer=nl.sbuf)
-        for (at, _), product_sb in zip(pieces, products_sb):
-            transpose_into(product_t_sb, product_sb, at)
-        project_rows(product_t_sb, down_hbm, out_hbm, start, narrow)
-    return out_hbm
+        store_product(down_hbm, inner_sb, out_hbm, start)
+    return out_hbm if delta_hbm is None else (out_hbm, stream_hbm)
 
 
 # --- Configuration --------------------------------------------------------------------------------
@@ -1334,7 +1266,7 @@ class LlamaInferenceConfig(InferenceConfig):
 
 
 class Sizes(NamedTuple):
-    """Sizes that modules and checkpoint conversion share; ``*_rank`` are per tensor-parallel rank.
+    """Sizes of all ranks that modules and checkpoint conversion share.
 
     Each KV head is replicated as often as the degree holds their number, and a replica serves its
     part of the head's queries, as in NxDI. What the degree still does not divide is padded with
@@ -1342,35 +1274,41 @@ class Sizes(NamedTuple):
     columns of the output weight.
     """
 
+    tp: int
     head_dim: int
     replicas: int
     group: int  # query heads per replica of a KV head
     kv_heads: int
-    q_heads: int
-    kv_rank: int
-    q_rank: int
-    f_rank: int
-    vocab_rank: int
+    intermediate: int
+    vocabulary: int
 
     @classmethod
     def of(cls, config: InferenceConfig) -> Sizes:
         tp = config.neuron_config.tp_degree
         heads, kv = config.num_attention_heads, config.num_key_value_heads
-        head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
-        replicas = max(1, tp // kv)
-        group = math.ceil(heads // kv / replicas)
-        for name, size in (("intermediate_size", config.intermediate_size),
-                           ("vocab_size", config.vocab_size)):  # fmt: skip
+        for name in ("intermediate_size", "vocab_size"):
+            size = getattr(config, name)
             if size % tp:
                 raise ValueError(
                     f"{name} {size} is not divisible by the tensor-parallel degree {tp}; choose a "
                     "degree that divides it."
                 )
-        kv_padded = math.ceil(kv * replicas / tp) * tp
         return cls(
-            head_dim, replicas, group, kv_padded, kv_padded * group, kv_padded // tp,
-            kv_padded * group // tp, config.intermediate_size // tp, config.vocab_size // tp,
-        )  # fmt: skip
+            tp=tp,
+            head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
+            group=heads // kv,
+            kv_heads=math.ceil(kv / tp) * tp,
+            intermediate=config.intermediate_size,
+            vocabulary=config.vocab_size,
+        )
+
+    @property
+    def q_heads(self) -> int:
+        return self.kv_heads * self.group
+
+    @property
+    def of_rank(self) -> HeadShape:
+        return HeadShape(self.q_heads // self.tp, self.kv_heads // self.tp, self.head_dim)
 
 
 def is_nki_enabled(config: InferenceConfig) -> bool:
@@ -1380,48 +1318,59 @@ def is_nki_enabled(config: InferenceConfig) -> bool:
 # --- Modules --------------------------------------------------------------------------------------
 
 
-class SequenceLayout(NamedTuple):
-    """How a module's tokens lie on the ranks: whole, or parallel, S / tp rows of each prompt here.
+class Columns(NamedTuple):
+    """Hidden states between kernels: transposed, and the last partial result not yet added.
 
-    Only prefill shards the sequence: NxDI switches it off in the other sub-models' configurations.
+    ``stream`` [H, T], ``delta`` [H, T] or None; ``shape`` is (B, S). Layers of the base class hand
+    it on as it is; it becomes [B, S, H] again behind the last one (SumOfColumns).
     """
 
-    parallel: bool
+    stream: torch.Tensor
+    delta: Optional[torch.Tensor]
+    shape: Tuple[int, ...]
 
     @classmethod
-    def of(cls, config: InferenceConfig) -> SequenceLayout:
-        return cls(bool(getattr(config.neuron_config, "sequence_parallel_enabled", False)))
+    def of(cls, hidden: Any) -> Columns:
+        """The embedding [B, S, H], or what the layer before returned."""
+        if isinstance(hidden, cls):
+            return hidden
+        rows = hidden.reshape(-1, hidden.shape[-1])
+        return cls(pad_tiles(rows.t(), 0).contiguous(), None, tuple(hidden.shape[:-1]))
 
-    def whole(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[B, S or S / tp, H] -> [B, S, H]."""
-        return gather_from_sequence_parallel_region(hidden, 1) if self.parallel else hidden
+    def after(self, partial: torch.Tensor, stream: Sequence[torch.Tensor]) -> Columns:
+        """Behind a kernel: its result, to be reduced, and the sum that it stored, if any."""
+        delta = reduce_from_tensor_model_parallel_region(partial)
+        return Columns(stream[0] if stream else self.stream, delta, self.shape)
 
-    def summed(self, partial: torch.Tensor) -> torch.Tensor:
-        """Partial sums [B, S, H] of the ranks -> their sum, [B, S or S / tp, H]."""
-        if self.parallel:
-            return reduce_scatter_to_sequence_parallel_region(partial, 1)
-        return reduce_from_tensor_model_parallel_region(partial)
+
+class SumOfColumns(nn.Module):
+    """In the place of the final norm, which the head does: Columns -> [B, S, H]."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.hidden_size = hidden_size
+
+    def forward(self, columns: Columns) -> torch.Tensor:
+        rows = (columns.stream + columns.delta).t()[:, : self.hidden_size]
+        return rows.reshape(*columns.shape, -1)
 
 
 class NeuronLlamaRMSNorm(nn.Module):
-    """RMSNorm over the last axis; fp32 inside, one rounding to the input's type."""
+    """RMSNorm over the last axis; fp32 inside, one rounding to the input's type.
+
+    For the kernels it holds the gain only, padded to whole tiles.
+    """
 
     def __init__(self, hidden_size: int, eps: float = 1e-6, nki_enabled: bool = False) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(hidden_size))
-        self.eps = eps
-        self.nki_enabled = nki_enabled
-
-    def gain(self) -> Tuple[torch.Tensor, float]:
-        """What a kernel that normalises by itself needs: gain [1, H] and epsilon."""
-        return self.weight.reshape(1, -1), self.eps
+        self.weight = nn.Parameter(
+            torch.ones(whole_tiles(hidden_size) * P_MAX if nki_enabled else hidden_size)
+        )
+        self.norm = Norm(eps, hidden_size)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        if self.nki_enabled:
-            rows = hidden.reshape(-1, hidden.shape[-1])
-            return rmsnorm_kernel(rows, *self.gain()).reshape(hidden.shape)
         x = hidden.to(torch.float32)
-        rstd = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        rstd = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.norm.eps)
         return (x * rstd * self.weight.to(torch.float32)).to(hidden.dtype)
 
 
@@ -1433,21 +1382,15 @@ class BlockedWeight(ColumnParallelLinear):
     """
 
     def __init__(self, n: int, k: int, tp_degree: int, dtype: torch.dtype) -> None:
-        layout = BlockLayout.of(n, k)
+        n_tiles, k_tiles = whole_tiles(n), whole_tiles(k)
+        tiles = block_tiles(n_tiles, k_tiles)
         super().__init__(
-            layout.block_size,
-            layout.blocks * tp_degree,
+            tiles * P_MAX * k_tiles * P_MAX,
+            n_tiles // tiles * tp_degree,
             bias=False,
             gather_output=False,
             dtype=dtype,
         )
-        self.n = n
-
-    def project(self, rows: torch.Tensor, norm: Optional[NeuronLlamaRMSNorm] = None) -> Any:
-        """rows [T, K] -> [T, n]: this rank's share (column) or partial sum (row parallel)."""
-        if norm is None:
-            return linear_kernel(rows, self.weight, self.n)
-        return linear_kernel(rows, self.weight, self.n, *norm.gain())
 
 
 def column_linear(config: InferenceConfig, k: int, n: int, bias: bool = False) -> nn.Module:
@@ -1475,35 +1418,31 @@ class NeuronLlamaMLP(nn.Module):
         sizes, hidden = Sizes.of(config), config.hidden_size
         tp, dtype = config.neuron_config.tp_degree, config.neuron_config.torch_dtype
         bias = bool(getattr(config, "mlp_bias", False))
-        self.nki_enabled, self.sequence = is_nki_enabled(config), SequenceLayout.of(config)
-        self.f_rank = sizes.f_rank
+        self.nki_enabled = is_nki_enabled(config)
         if self.nki_enabled:
             _refuse_for_kernels(bias, "mlp_bias")
             _refuse_for_kernels(config.hidden_act != "silu", f"hidden_act {config.hidden_act}")
-            self.gate_proj = BlockedWeight(sizes.f_rank, hidden, tp, dtype)
-            self.up_proj = BlockedWeight(sizes.f_rank, hidden, tp, dtype)
-            self.down_proj = BlockedWeight(hidden, sizes.f_rank, tp, dtype)
+            inner = sizes.intermediate // tp
+            self.gate_proj = BlockedWeight(inner, hidden, tp, dtype)
+            self.up_proj = BlockedWeight(inner, hidden, tp, dtype)
+            self.down_proj = BlockedWeight(hidden, inner, tp, dtype)
         else:
             self.act_fn = ACT2FN[config.hidden_act]
             self.gate_proj = column_linear(config, hidden, config.intermediate_size, bias)
             self.up_proj = column_linear(config, hidden, config.intermediate_size, bias)
             self.down_proj = row_linear(config, config.intermediate_size, hidden, bias)
 
-    def forward(self, hidden: torch.Tensor, norm: NeuronLlamaRMSNorm) -> torch.Tensor:
-        """[B, S or S / tp, H] -> the same: the MLP of the normalised input."""
+    def forward(self, hidden: Any, norm: NeuronLlamaRMSNorm) -> Any:
+        """hidden + MLP(norm(hidden)): [B, S, H], or Columns with kernels."""
         if not self.nki_enabled:
-            normed = self.sequence.whole(norm(hidden))
-            return self.down_proj(self.act_fn(self.gate_proj(normed)) * self.up_proj(normed))
-        whole = self.sequence.whole(hidden)
-        partial = swiglu_mlp_kernel(
-            whole.reshape(-1, whole.shape[-1]),
-            self.gate_proj.weight,
-            self.up_proj.weight,
-            self.down_proj.weight,
-            self.f_rank,
-            *norm.gain(),
+            normed = norm(hidden)
+            inner = self.act_fn(self.gate_proj(normed)) * self.up_proj(normed)
+            return hidden + self.down_proj(inner)
+        weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
+        partial, *stream = swiglu_mlp_kernel(
+            hidden.stream, hidden.delta, norm.weight, norm.norm, *weights
         )
-        return self.sequence.summed(partial.reshape(whole.shape))
+        return hidden.after(partial, stream)
 
 
 def _refuse_for_kernels(wrong: bool, what: str) -> None:
@@ -1523,21 +1462,26 @@ class LlamaRotaryEmbedding(nn.Module):
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
-        self.inv_freq = _inverse_frequencies(config, Sizes.of(config).head_dim)
+        self.head_dim = Sizes.of(config).head_dim
+        self.inv_freq = _inverse_frequencies(config, self.head_dim)
         self.nki_enabled = is_nki_enabled(config)
 
     def get_inv_freqs(self, device: Optional[torch.device] = None) -> torch.Tensor:
         return torch.tensor(self.inv_freq, dtype=torch.float32, device=device)
 
     def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> Tuple[torch.Tensor, ...]:
-        """position_ids [B, S] -> cos, sin [B, S, D / 2] in ``dtype``, angles in fp32."""
+        """position_ids [B, S] -> cos, sin [B, S, D / 2] in ``dtype``, angles in fp32.
+
+        For the kernels [128, B * S], one row per lane of a tile of heads: the second half of each
+        head takes its frequencies again, with the negative sine.
+        """
         inv_freq = self.get_inv_freqs(position_ids.device)
         positions = position_ids.to(torch.float32)
-        if self.nki_enabled:
-            rows = inv_freq.expand(P_MAX, -1).contiguous()
-            tables = rope_tables_kernel(positions.reshape(-1, 1), rows, DTYPES[dtype])
-            return tuple(table.reshape(*position_ids.shape, -1) for table in tables)
-        angles = positions[:, :, None] * inv_freq[None, None, :]
+        if not self.nki_enabled:
+            angles = positions[:, :, None] * inv_freq[None, None, :]
+            return angles.cos().to(dtype), angles.sin().to(dtype)
+        lanes = torch.cat((inv_freq, -inv_freq)).repeat(P_MAX // self.head_dim)
+        angles = lanes[:, None] * positions.reshape(1, -1)
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
@@ -1580,21 +1524,22 @@ class NeuronLlamaAttention(nn.Module):
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
         self.sizes = sizes = Sizes.of(config)
-        tp, dtype = config.neuron_config.tp_degree, config.neuron_config.torch_dtype
-        hidden, dim = config.hidden_size, sizes.head_dim
+        tp, dtype = sizes.tp, config.neuron_config.torch_dtype
+        hidden, dim, rank = config.hidden_size, sizes.head_dim, sizes.of_rank
         bias = bool(getattr(config, "attention_bias", False))
         self.nki_enabled, self.sequence = is_nki_enabled(config), SequenceLayout.of(config)
         self.left_padding = config.neuron_config.padding_side == "left"
         self.rotary_emb = LlamaRotaryEmbedding(config)
-        self.split = [heads * dim for heads in (sizes.q_rank, sizes.kv_rank, sizes.kv_rank)]
         if self.nki_enabled:
             batch = config.neuron_config.max_batch_size
             _refuse_for_kernels(bias, "attention_bias")
             _refuse_for_kernels(dim not in (64, 128), f"head_dim {dim}")
-            _refuse_for_kernels(sizes.group > P_MAX, f"{sizes.group} query heads per KV head")
+            _refuse_for_kernels(rank.q_heads > P_MAX, f"{rank.q_heads} query heads per rank")
             _refuse_for_kernels(batch > P_MAX, f"a batch of {batch}")
-            self.qkv_proj = BlockedWeight(sum(self.split), hidden, tp, dtype)
-            self.o_proj = BlockedWeight(hidden, sizes.q_rank * dim, tp, dtype)
+            tiles = rank.stacks * rank.group  # of the queries, and of what the output contracts
+            values = whole_tiles(rank.kv_heads * dim)
+            self.qkv_proj = BlockedWeight((tiles + rank.stacks + values) * P_MAX, hidden, tp, dtype)
+            self.o_proj = BlockedWeight(hidden, tiles * P_MAX, tp, dtype)
         else:
             self.q_proj = column_linear(config, hidden, sizes.q_heads * dim, bias)
             self.k_proj = column_linear(config, hidden, sizes.kv_heads * dim, bias)
@@ -1609,7 +1554,7 @@ class NeuronLlamaAttention(nn.Module):
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
+        hidden: Any,
         norm: NeuronLlamaRMSNorm,
         attention_mask: torch.Tensor,
         position_ids: torch.Tensor,
@@ -1617,43 +1562,32 @@ class NeuronLlamaAttention(nn.Module):
         active_mask: Optional[torch.Tensor] = None,
         cos_cache: Optional[torch.Tensor] = None,
         sin_cache: Optional[torch.Tensor] = None,
-    ) -> Tuple[torch.Tensor, Tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
-        """Attention of the normalised input [B, S or S / tp, H].
-
-        Masks are bool, True for keys that count; they and the positions are those of all S tokens.
-        """
+    ) -> Tuple[Any, Tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
+        """hidden + attention(norm(hidden)), [B, S, H] or Columns; masks True where keys count."""
         if cos_cache is None or sin_cache is None:
-            cos_cache, sin_cache = self.rotary_emb(position_ids, hidden_states.dtype)
+            cos_cache, sin_cache = self.rotary_emb(position_ids, norm.weight.dtype)
         tables = cos_cache, sin_cache
         attend = self.attend_with_kernels if self.nki_enabled else self.attend_with_torch
-        output, present = attend(
-            hidden_states, norm, attention_mask, past_key_value, active_mask, tables
-        )
+        output, present = attend(hidden, norm, attention_mask, past_key_value, active_mask, tables)
         return output, present, cos_cache, sin_cache
 
     def attend_with_kernels(self, hidden, norm, mask, past, active_mask, tables):
-        """Norm, QKV, RoPE, attention and output projection: one kernel and a sum over the ranks.
-
-        A sharded sequence is gathered before the norm, which the kernel computes behind its
-        products; on the shard it would take a kernel of its own.
-        """
-        batch, sizes, whole = hidden.shape[0], self.sizes, self.sequence.whole(hidden)
-        rows = whole.reshape(-1, whole.shape[-1])
-        weights = *norm.gain(), self.qkv_proj.weight, self.o_proj.weight
-        cos, sin = (table.reshape(-1, table.shape[-1]) for table in tables)
+        """Residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce."""
+        batch, dtype = hidden.shape[0], hidden.stream.dtype
+        inputs = hidden.stream, hidden.delta, norm.weight, norm.norm
+        weights = self.qkv_proj.weight, self.o_proj.weight
         if past is None:
-            bias = _mask_bias(mask[:, 0, -1], hidden.dtype) if self.left_padding else None
-            partial, k, v = attention_prefill_block_kernel(
-                rows, *weights, cos, sin, batch, sizes.q_rank, sizes.kv_rank, bias
+            bias = _mask_bias(mask[:, 0, -1], dtype) if self.left_padding else None
+            partial, k, v, *stream = attention_prefill_kernel(
+                *inputs, *weights, *tables, self.sizes.of_rank, batch, bias
             )
         else:
             _refuse_for_kernels(active_mask is not None, "several new tokens per decode call")
-            bias = _mask_bias(mask[:, 0, 0], hidden.dtype)
-            partial, k, v = attention_decode_block_kernel(
-                rows, *weights, cos, sin, *past, bias, sizes.q_rank, sizes.kv_rank
+            cache = *past, _mask_bias(mask[:, 0, 0], dtype)
+            partial, k, v, *stream = attention_decode_kernel(
+                *inputs, *weights, *tables, *cache_in_runs(*cache), self.sizes.of_rank
             )
-        output = self.sequence.summed(partial.reshape(whole.shape))
-        return output, (self.heads(k, batch), self.heads(v, batch))
+        return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
 
     def attend_with_torch(self, hidden, norm, mask, past, active_mask, tables):
         """The same in PyTorch, rounding where the device's reference rounds."""
@@ -1667,8 +1601,8 @@ class NeuronLlamaAttention(nn.Module):
             context = self.attend_prefill(q, k, v, mask)
         else:
             context = self.attend_decode(q, k, v, past, mask, active_mask)
-        merged = context.transpose(1, 2).reshape(*normed.shape[:2], -1)
-        return self.o_proj(merged), (k, v)
+        merged = context.transpose(1, 2).reshape(*hidden.shape[:2], -1)
+        return hidden + self.o_proj(merged), (k, v)
 
     def scores(self, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         """Scaled and masked scores in fp32; the product is rounded to the model's type before."""
@@ -1710,9 +1644,27 @@ class NeuronLlamaAttention(nn.Module):
 
 
 def _mask_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """bool [B, keys] -> fp32 bias for scores in ``dtype``: 0 where a key counts, else MASKED."""
+    """bool [B, keys] -> bias for scores in ``dtype``: 0 where a key counts, else MASKED."""
     masked = MASKED_FP16 if dtype is torch.float16 else MASKED
-    return torch.zeros_like(mask, dtype=torch.float32).masked_fill(~mask, masked)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, masked)
+
+
+def cache_in_runs(
+    keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
+) -> Tuple[torch.Tensor, ...]:
+    """Cached keys and values [B, kv_heads, L, D] and bias [B, L], in the order of ``cache_runs``.
+
+    The bias is permuted. A length that would leave over half of the partitions idle is padded, at
+    the cost of a copy; multiples of 128, and lengths up to 128, are not.
+    """
+    length = keys.shape[2]
+    if length > P_MAX and cache_runs(length)[0] < P_MAX // 2:
+        missing = whole_tiles(length) * P_MAX - length
+        keys, values = (nn.functional.pad(x, (0, 0, 0, missing)) for x in (keys, values))
+        masked = MASKED_FP16 if bias.dtype is torch.float16 else MASKED
+        bias = nn.functional.pad(bias, (0, missing), value=masked)
+    runs = bias.unflatten(1, cache_runs(keys.shape[2])).transpose(1, 2)
+    return keys, values, runs.reshape(bias.shape)
 
 
 class NeuronLlamaDecoderLayer(nn.Module):
@@ -1720,19 +1672,16 @@ class NeuronLlamaDecoderLayer(nn.Module):
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
-        nki_enabled = is_nki_enabled(config)
+        self.nki_enabled = is_nki_enabled(config)
+        norm = config.hidden_size, config.rms_norm_eps, self.nki_enabled
         self.self_attn = NeuronLlamaAttention(config)
         self.mlp = NeuronLlamaMLP(config)
-        self.input_layernorm = NeuronLlamaRMSNorm(
-            config.hidden_size, config.rms_norm_eps, nki_enabled
-        )
-        self.post_attention_layernorm = NeuronLlamaRMSNorm(
-            config.hidden_size, config.rms_norm_eps, nki_enabled
-        )
+        self.input_layernorm = NeuronLlamaRMSNorm(*norm)
+        self.post_attention_layernorm = NeuronLlamaRMSNorm(*norm)
 
     def forward(
         self,
-        hidden_states: torch.Tensor,
+        hidden_states: Any,
         attention_mask: Optional[torch.Tensor] = None,
         position_ids: Optional[torch.Tensor] = None,
         past_key_value: Optional[Tuple[torch.Tensor, torch.Tensor]] = None,
@@ -1743,8 +1692,9 @@ class NeuronLlamaDecoderLayer(nn.Module):
         NxDI 0.3 and later hand a ``residual`` keyword to every layer and read five results; before
         that they read exactly four.
         """
-        attended, present, cos, sin = self.self_attn(
-            hidden_states,
+        hidden = Columns.of(hidden_states) if self.nki_enabled else hidden_states
+        hidden, present, cos, sin = self.self_attn(
+            hidden,
             self.input_layernorm,
             attention_mask,
             position_ids,
@@ -1753,8 +1703,7 @@ class NeuronLlamaDecoderLayer(nn.Module):
             kwargs.get("cos_cache"),
             kwargs.get("sin_cache"),
         )
-        hidden = hidden_states + attended
-        hidden = hidden + self.mlp(hidden, self.post_attention_layernorm)
+        hidden = self.mlp(hidden, self.post_attention_layernorm)
         results = (hidden, present, cos, sin)
         return (*results, None) if "residual" in kwargs else results
 
@@ -1767,16 +1716,16 @@ class NeuronLlamaHead(BlockedWeight):
 
     def __init__(self, config: InferenceConfig, gather_output: bool) -> None:
         sizes, neuron_config = Sizes.of(config), config.neuron_config
-        super().__init__(
-            sizes.vocab_rank, config.hidden_size, neuron_config.tp_degree, neuron_config.torch_dtype
-        )
-        self.gather_output = gather_output
+        vocabulary = sizes.vocabulary // sizes.tp
+        super().__init__(vocabulary, config.hidden_size, sizes.tp, neuron_config.torch_dtype)
+        self.vocabulary, self.gather_output = vocabulary, gather_output
         self.norm = NeuronLlamaRMSNorm(config.hidden_size, config.rms_norm_eps, nki_enabled=True)
 
     def forward(self, x: torch.Tensor, *_: Any) -> torch.Tensor:
         """[B, S, H] -> logits [B, S, V] (of this rank where the device samples)."""
-        rows = x.reshape(-1, x.shape[-1])
-        logits = self.project(rows, self.norm).reshape(*x.shape[:-1], self.n)
+        columns, shape = Columns.of(x).stream, x.shape[:-1]
+        rows = linear_kernel(columns, self.weight, self.norm.weight, self.norm.norm)
+        logits = rows[:, : self.vocabulary].reshape(*shape, self.vocabulary)
         return gather_from_tensor_model_parallel_region(logits) if self.gather_output else logits
 
 
@@ -1809,7 +1758,7 @@ class NeuronLlamaModel(NeuronBaseModel):
         gather = not self.on_device_sampling
         if is_nki_enabled(config):
             self.lm_head = NeuronLlamaHead(config, gather)
-            self.norm = nn.Identity()  # the head normalises
+            self.norm = SumOfColumns(config.hidden_size)  # the head normalises
         else:
             self.norm = NeuronLlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
             self.lm_head = ColumnParallelLinear(
@@ -1836,52 +1785,38 @@ def pad_heads(weight: torch.Tensor, heads: int, head_dim: int, dim: int) -> torc
     return torch.cat((weight, weight.new_zeros(shape)), dim=dim)
 
 
-def spread_queries(weight: torch.Tensor, kv: int, sizes: Sizes, dim: int) -> torch.Tensor:
-    """Query heads along ``dim`` in the order of the replicas of their ``kv`` KV heads."""
-    groups = weight.chunk(kv, dim=dim)
-    per_head = sizes.replicas * sizes.group
-    padded = [pad_heads(group, per_head, sizes.head_dim, dim) for group in groups]
-    return pad_heads(torch.cat(padded, dim=dim), sizes.q_heads, sizes.head_dim, dim)
+def blocks_of_ranks(shares: Iterable[torch.Tensor]) -> torch.Tensor:
+    """The kernel layouts of every rank's share [N, K], one after another."""
+    return torch.cat([block_weight(share) for share in shares])
 
 
-def spread_kv(weight: torch.Tensor, sizes: Sizes) -> torch.Tensor:
-    """Rows of KV heads, each head once per replica."""
-    heads = weight.unflatten(0, (-1, sizes.head_dim))
-    replicated = heads.repeat_interleave(sizes.replicas, dim=0).flatten(0, 1)
-    return pad_heads(replicated, sizes.kv_heads, sizes.head_dim, 0)
-
-
-def block_for_ranks(parts: List[torch.Tensor], tp: int, dim: int) -> torch.Tensor:
-    """Kernel layout of every rank's share, one after another.
-
-    ``parts`` are [N_i, K] weights whose shares are stacked (q, k, v); ``dim`` is the sharded one.
-    """
-    shares = zip(*(part.chunk(tp, dim=dim) for part in parts))
-    return torch.cat([block_weight(torch.cat(share)) for share in shares])
-
-
-def convert_layer(
-    state: StateDict, prefix: str, kv: int, sizes: Sizes, tp: int, nki_enabled: bool
-) -> None:
-    """Spread the heads of one layer, and put its weights in kernel layout for the kernels."""
-    attention = f"{prefix}self_attn."
-    for kind in ("weight", "bias"):
-        query = f"{attention}q_proj.{kind}"
-        if query in state:
-            state[query] = spread_queries(state[query], kv, sizes, 0)
-        for key in (f"{attention}k_proj.{kind}", f"{attention}v_proj.{kind}"):
+def convert_layer(state: StateDict, prefix: str, sizes: Sizes, nki_enabled: bool) -> None:
+    """Pad the heads of one layer, and put its weights in kernel layout for the kernels."""
+    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    for name, heads in (("q", sizes.q_heads), ("k", sizes.kv_heads), ("v", sizes.kv_heads)):
+        for kind in ("weight", "bias"):
+            key = f"{attention}{name}_proj.{kind}"
             if key in state:
                 state[key] = spread_kv(state[key], sizes)
     out = f"{attention}o_proj.weight"
     state[out] = spread_queries(state[out], kv, sizes, 1)
     if not nki_enabled:
         return
-    qkv = [state.pop(f"{attention}{name}_proj.weight") for name in "qkv"]
-    state[f"{attention}qkv_proj.weight"] = block_for_ranks(qkv, tp, 0)
-    state[out] = block_for_ranks([state[out]], tp, 1)
-    for name, dim in (("gate", 0), ("up", 0), ("down", 1)):
-        key = f"{prefix}mlp.{name}_proj.weight"
-        state[key] = block_for_ranks([state[key]], tp, dim)
+    tp, rank = sizes.tp, sizes.of_rank
+    qkv = [state.pop(f"{attention}{name}_proj.weight").chunk(tp) for name in "qkv"]
+    state[f"{attention}qkv_proj.weight"] = blocks_of_ranks(
+        in_runs(torch.cat((rank.order(q, rank.group), rank.order(k, 1), v)), 1)
+        for q, k, v in zip(*qkv)
+    )
+    state[out] = blocks_of_ranks(
+        in_runs(rank.order(share.t(), rank.group).t(), 0) for share in state[out].chunk(tp, 1)
+    )
+    for key in (f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"):
+        state[key] = blocks_of_ranks(in_runs(share, 1) for share in state[key].chunk(tp))
+    down = f"{mlp}down_proj.weight"
+    state[down] = blocks_of_ranks(in_runs(share, 0) for share in state[down].chunk(tp, 1))
+    for norm in ("input_layernorm", "post_attention_layernorm"):
+        state[f"{prefix}{norm}.weight"] = pad_tiles(state[f"{prefix}{norm}.weight"], 0)
 
 
 class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
@@ -1902,20 +1837,19 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
         Runs before the SDK ties the head to the embedding, so a tied head is made here: for the
         kernels it has its own layout.
         """
-        tp, nki_enabled = config.neuron_config.tp_degree, is_nki_enabled(config)
-        sizes = Sizes.of(config)
+        sizes, nki_enabled = Sizes.of(config), is_nki_enabled(config)
         state = dict(state_dict)
         for layer in range(config.num_hidden_layers):
-            convert_layer(
-                state, f"layers.{layer}.", config.num_key_value_heads, sizes, tp, nki_enabled
-            )
+            convert_layer(state, f"layers.{layer}.", sizes, nki_enabled)
         if nki_enabled:
             head = state.get("lm_head.weight", state["embed_tokens.weight"])
-            state["lm_head.weight"] = block_for_ranks([head], tp, 0)
-            state["lm_head.norm.weight"] = state.pop("norm.weight")
-        state["rank_util.rank"] = torch.arange(tp, dtype=torch.int32)
+            state["lm_head.weight"] = blocks_of_ranks(
+                in_runs(in_runs(share, 0), 1) for share in head.chunk(sizes.tp)
+            )
+            state["lm_head.norm.weight"] = pad_tiles(state.pop("norm.weight"), 0)
+        state["rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
         if config.neuron_config.vocab_parallel:
-            state["embed_tokens.rank_util.rank"] = torch.arange(tp, dtype=torch.int32)
+            state["embed_tokens.rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
         return state
 
     @staticmethod

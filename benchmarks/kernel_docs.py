@@ -9,8 +9,8 @@ the cost model (estimated, nothing is measured) and draws docs/kernels.png.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -40,56 +40,33 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def weight(n: int, k: int) -> torch.Tensor:
-    layout = llama.BlockLayout.of(n, k)
-    return meta(layout.blocks, layout.block_size)
+    n_tiles, k_tiles = llama.whole_tiles(n), llama.whole_tiles(k)
+    tiles = llama.block_tiles(n_tiles, k_tiles)
+    return meta(n_tiles // tiles, tiles * llama.P_MAX * k_tiles * llama.P_MAX)
 
 
 def programs() -> list[tuple[str, Program]]:
-    """The fused kernels of one layer and the head, then the plain ones."""
-    norm = meta(1, HIDDEN), 1e-5
+    """The kernels of one layer, in prefill and decode, and of the head."""
+    heads, norm = llama.HeadShape(Q, KV, D), (meta(HIDDEN), llama.Norm(1e-5, HIDDEN))
     projections = weight((Q + 2 * KV) * D, HIDDEN), weight(HIDDEN, Q * D)
-    mlp = weight(F, HIDDEN), weight(F, HIDDEN), weight(HIDDEN, F), F
-    cache = meta(1, KV, PAST, D)
-    bias = meta(1, PAST, dtype=torch.float32)
+    mlp = weight(F, HIDDEN), weight(F, HIDDEN), weight(HIDDEN, F)
 
-    def tables(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return meta(tokens, D // 2), meta(tokens, D // 2)
+    def common(tokens: int) -> tuple[Any, ...]:
+        return meta(HIDDEN, tokens), meta(HIDDEN, tokens), *norm
 
-    prefill = llama.attention_prefill_block_kernel.trace(
-        meta(PROMPT, HIDDEN), *norm, *projections, *tables(PROMPT), 1, Q, KV
-    )
-    decode = llama.attention_decode_block_kernel.trace(
-        meta(1, HIDDEN), *norm, *projections, *tables(1), cache, cache, bias, Q, KV
-    )
+    def attention(tokens: int) -> tuple[Any, ...]:
+        return *common(tokens), *projections, meta(128, tokens), meta(128, tokens)
+
+    cache = meta(1, KV, PAST, D), meta(1, KV, PAST, D), meta(1, PAST)
     return [
-        (f"attention block, prefill of {PROMPT}", prefill),
-        (f"MLP block, prefill of {PROMPT}",
-         llama.swiglu_mlp_kernel.trace(meta(PROMPT, HIDDEN), *mlp, *norm)),
-        (f"attention block, decode after {PAST}", decode),
-        ("MLP block, decode", llama.swiglu_mlp_kernel.trace(meta(1, HIDDEN), *mlp, *norm)),
-        ("norm and LM head", llama.linear_kernel.trace(
-            meta(1, HIDDEN), weight(VOCABULARY, HIDDEN), VOCABULARY, *norm)),
-        *plain(norm, projections, tables, (cache, cache, bias)),
-    ]  # fmt: skip
-
-
-def plain(norm: tuple, projections: tuple, tables: Callable, cache: tuple) -> list:
-    """The kernels of single operators, for the same layer."""
-    n, x = (Q + 2 * KV) * D, meta(PROMPT, HIDDEN)
-    position, frequency = (meta(*shape, dtype=torch.float32) for shape in ((PROMPT, 1), (128, 32)))
-    return [
-        (f"RMSNorm of {PROMPT}", llama.rmsnorm_kernel.trace(x, *norm)),
-        (f"norm and QKV projection of {PROMPT}",
-         llama.linear_kernel.trace(x, projections[0], n, *norm)),
-        (f"output projection of {PROMPT}",
-         llama.linear_kernel.trace(meta(PROMPT, Q * D), projections[1], HIDDEN)),
-        (f"RoPE tables of {PROMPT}",
-         llama.rope_tables_kernel.trace(position, frequency, llama.nl.bfloat16)),
-        (f"RoPE of {PROMPT}", llama.rope_kernel.trace(meta(PROMPT, Q * D), *tables(PROMPT))),
         (f"attention, prefill of {PROMPT}",
-         llama.attention_prefill_kernel.trace(meta(PROMPT, n), *tables(PROMPT), 1, Q, KV)),
+         llama.attention_prefill_kernel.trace(*attention(PROMPT), heads, 1)),
+        (f"MLP, prefill of {PROMPT}", llama.swiglu_mlp_kernel.trace(*common(PROMPT), *mlp)),
         (f"attention, decode after {PAST}",
-         llama.attention_decode_kernel.trace(meta(1, n), *tables(1), *cache, Q, KV)),
+         llama.attention_decode_kernel.trace(*attention(1), *cache, heads)),
+        ("MLP, decode", llama.swiglu_mlp_kernel.trace(*common(1), *mlp)),
+        ("norm and LM head",
+         llama.linear_kernel.trace(meta(HIDDEN, 1), weight(VOCABULARY, HIDDEN), *norm)),
     ]  # fmt: skip
 
 
@@ -118,35 +95,37 @@ def table() -> str:
 COLOURS = {"hbm": "#cfe3f5", "sb": "#dff0d8", "psum": "#fbe3c8"}
 STEPS = {
     "attention, prefill": [
-        ("hbm", "x [T, H]"), ("sb", "RMSNorm\n[T, H]"), ("psum", "transpose\n[128, H/128, T]"),
-        ("psum", "QKV product\n[T, (q+2kv)D]"), ("sb", "RoPE\nq, k"),
-        ("psum", "scores\n[T, 512 keys]"), ("sb", "softmax\n[T, keys]"),
-        ("psum", "weights x V\n[T, D]"), ("psum", "output product\n[T, H]"),
-        ("hbm", "partial [T, H]\nk, v"),
+        ("hbm", "x, delta\n[H, T]"), ("sb", "x + delta, x gain\n[128, H/128, T]"),
+        ("psum", "Q, K product\n[128, T]"), ("psum", "RoPE\n[128, T]"),
+        ("psum", "V product\n[T, kv D]"), ("psum", "scores\n[128 queries, keys]"),
+        ("sb", "softmax weights\n[128 queries, keys]"), ("psum", "turned\n[128 keys, queries]"),
+        ("psum", "x (V, 1)\n[queries, D + 1]"), ("psum", "context, turned\n[128, tiles, T]"),
+        ("psum", "output product\n[128, T]"), ("hbm", "partial [H, T]\nk, v"),
     ],
     "attention, decode": [
-        ("hbm", "x [B, H]"), ("sb", "RMSNorm\n[B, H]"), ("psum", "transpose\n[128, H/128, B]"),
-        ("psum", "QKV product\n[D, heads, B]"), ("sb", "RoPE\n[D, heads]"),
-        ("psum", "scores into slots\n[4 x 32, keys]"), ("sb", "softmax\n[128, keys]"),
-        ("psum", "weights x V\n[128, D]"), ("psum", "output product\n[B, H]"),
-        ("hbm", "partial [B, H]\nk, v"),
+        ("hbm", "x, delta\n[H, B]"), ("sb", "x + delta, x gain\n[128, H/128, B]"),
+        ("psum", "Q, K product\n[128, B]"), ("psum", "RoPE\n[128, B]"),
+        ("sb", "Q block by block\n[128, slots, B heads]"), ("psum", "K, turned\n[128, keys]"),
+        ("psum", "scores + mask\n[B heads, keys]"), ("sb", "softmax weights\n[B heads, keys]"),
+        ("psum", "turned, x (V, 1)\n[heads, kv D + D]"), ("psum", "context, turned\n[128, B]"),
+        ("psum", "output product\n[128, B]"), ("hbm", "partial [H, B]\nk, v"),
     ],
-    "MLP block": [
-        ("hbm", "x [T, H]"), ("sb", "RMSNorm\n[T, H]"), ("psum", "transpose\n[128, H/128, T]"),
-        ("psum", "gate product\n[T, 512]"), ("psum", "up product\n[T, 512]"),
-        ("sb", "SiLU x up\n[T, F]"), ("psum", "transpose\n[128, F/128, T]"),
-        ("psum", "down product\n[T, 512]"), ("hbm", "partial [T, H]"),
+    "MLP": [
+        ("hbm", "x, delta\n[H, T]"), ("sb", "x + delta, x gain\n[128, H/128, T]"),
+        ("psum", "gate product\n[128, T]"), ("psum", "up product\n[128, T]"),
+        ("sb", "/ rms, SiLU x up\n[128, F/128, T]"), ("psum", "down product\n[128, T]"),
+        ("hbm", "partial\n[H, T]"),
     ],
     "norm and head": [
-        ("hbm", "x [B, H]"), ("sb", "RMSNorm\n[B, H]"), ("psum", "transpose\n[128, H/128, B]"),
-        ("psum", "head product\n[B, 512]"), ("hbm", "logits [B, V]"),
+        ("hbm", "x [H, B]"), ("sb", "x gain\n[128, H/128, B]"), ("psum", "head product\n[128, B]"),
+        ("hbm", "logits [B, V]"),
     ],
 }  # fmt: skip
 
 
 def draw(path: Path) -> None:
     """One row of boxes per fused kernel; colours say where each result lands."""
-    figure, axes = plt.subplots(figsize=(19, 6.0))
+    figure, axes = plt.subplots(figsize=(22, 6.0))
     for at, (name, steps) in enumerate(STEPS.items()):
         y = -1.5 * at
         axes.text(-0.1, y, name, ha="right", va="center", fontsize=11, weight="bold")
@@ -162,7 +141,7 @@ def draw(path: Path) -> None:
     ):
         box = {"boxstyle": "round", "facecolor": COLOURS[memory], "edgecolor": "#555"}
         axes.text(2.6 * k + 0.65, -5.6, label, ha="center", fontsize=9, bbox=box)
-    axes.set_xlim(-1.9, 14.6)
+    axes.set_xlim(-1.9, 17.6)
     axes.set_ylim(-5.9, 0.8)
     axes.axis("off")
     figure.savefig(path, dpi=110, bbox_inches="tight")

@@ -28,6 +28,8 @@ from rich.table import Table  # noqa: E402
 
 import llama  # noqa: E402
 
+BF16 = torch.bfloat16
+
 
 class Shape(NamedTuple):
     """Public model configuration."""
@@ -62,58 +64,51 @@ def seconds(run: Callable[[], Any], repeat: int = 3) -> float:
     return best
 
 
-def weights(shape: Shape, degree: int) -> dict[str, torch.Tensor]:
-    """Seeded weights of one rank, as [N, K]."""
-    torch.manual_seed(0)
-    q, kv = (heads // degree * shape.head_dim for heads in (shape.q_heads, shape.kv_heads))
-    sizes = {
-        "qkv": (q + 2 * kv, shape.hidden),
-        "out": (shape.hidden, q),
-        "gate": (shape.intermediate // degree, shape.hidden),
-        "up": (shape.intermediate // degree, shape.hidden),
-        "down": (shape.hidden, shape.intermediate // degree),
-        "head": (shape.vocabulary // degree, shape.hidden),
-    }
-    return {k: (torch.randn(size) * 0.02).to(torch.bfloat16) for k, size in sizes.items()}
-
-
 def measure(shape: Shape, degree: int, tokens: int, past: int) -> list[tuple[str, float, float]]:
-    """(kernel, simulated seconds, seconds of the PyTorch products) for one rank."""
-    plain = weights(shape, degree)
-    blocked = {k: llama.block_weight(w) for k, w in plain.items()}
-    q, kv, d = shape.q_heads // degree, shape.kv_heads // degree, shape.head_dim
-    gain = torch.ones(1, shape.hidden, dtype=torch.bfloat16)
-    rows = torch.tensor([10000.0 ** (-2 * i / d) for i in range(d // 2)]).expand(128, -1)
+    """(kernel, simulated seconds, seconds of the PyTorch products) for one rank, seeded weights."""
+    torch.manual_seed(0)
+    d, f = shape.head_dim, shape.intermediate // degree
+    heads = llama.HeadShape(shape.q_heads // degree, shape.kv_heads // degree, d)
+    tiles = heads.stacks * heads.group
+    gain, norm = torch.ones(shape.hidden, dtype=BF16), llama.Norm(1e-5, shape.hidden)
+
+    def weight(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        plain = (torch.randn(n, k) * 0.02).to(BF16)
+        return plain, llama.block_weight(plain)
+
+    columns = (tiles + heads.stacks) * llama.P_MAX + heads.kv_heads * d
+    qkv, out = weight(columns, shape.hidden), weight(shape.hidden, tiles * llama.P_MAX)
+    gate, up, down = (weight(*size) for size in [(f, shape.hidden)] * 2 + [(shape.hidden, f)])
 
     def attention(x: torch.Tensor) -> Any:
-        positions = torch.arange(x.shape[0]).float().reshape(-1, 1)
-        cos, sin = llama.rope_tables_kernel(positions, rows.contiguous(), llama.nl.bfloat16)
-        common = x, gain, 1e-5, blocked["qkv"], blocked["out"], cos, sin
-        if x.shape[0] > 1:
-            return lambda: llama.attention_prefill_block_kernel(*common, 1, q, kv)
-        cache = torch.randn(1, kv, past, d).to(torch.bfloat16)
-        bias = torch.zeros(1, past)
-        return lambda: llama.attention_decode_block_kernel(*common, cache, cache, bias, q, kv)
+        angles = torch.rand(llama.P_MAX, 1) * torch.arange(x.shape[1])
+        tables = angles.cos().to(BF16), angles.sin().to(BF16)
+        common = x, x, gain, norm, qkv[1], out[1], *tables
+        if x.shape[1] > 1:
+            return lambda: llama.attention_prefill_kernel(*common, heads, 1)
+        cache = torch.randn(1, heads.kv_heads, past, d).to(BF16)
+        bias = torch.zeros(1, past, dtype=BF16)
+        return lambda: llama.attention_decode_kernel(*common, cache, cache, bias, heads)
 
-    f = shape.intermediate // degree
-    mlp_weights = blocked["gate"], blocked["up"], blocked["down"], f
     result = []
     for phase, count in (("decode", 1), ("prefill", tokens)):
-        x = torch.randn(count, shape.hidden).to(torch.bfloat16)
-        context = torch.randn(count, q * d).to(torch.bfloat16)
-        inner = torch.randn(count, f).to(torch.bfloat16)
+        x, context, inner = (
+            torch.randn(count, k).to(BF16) for k in (shape.hidden, tiles * llama.P_MAX, f)
+        )
+        xt = x.t().contiguous()
+        mlp_args = xt, xt, gain, norm, gate[1], up[1], down[1]
         pairs = [
-            ("attention", attention(x), [(x, "qkv"), (context, "out")]),
-            ("mlp", lambda x=x: llama.swiglu_mlp_kernel(x, *mlp_weights, gain, 1e-5),
-             [(x, "gate"), (x, "up"), (inner, "down")]),
+            ("attention", attention(xt), [(x, qkv), (context, out)]),
+            ("mlp", lambda args=mlp_args: llama.swiglu_mlp_kernel(*args),
+             [(x, gate), (x, up), (inner, down)]),
         ]  # fmt: skip
         for name, run, products in pairs:
-            torch_time = seconds(lambda p=products: [a @ plain[k].t() for a, k in p])
+            torch_time = seconds(lambda p=products: [a @ w[0].t() for a, w in p])
             result.append((f"{phase} {name}", seconds(run), torch_time))
-    x = torch.randn(1, shape.hidden).to(torch.bfloat16)
-    vocabulary = shape.vocabulary // degree
-    run = lambda: llama.linear_kernel(x, blocked["head"], vocabulary, gain, 1e-5)  # noqa: E731
-    result.append(("head", seconds(run), seconds(lambda: x @ plain["head"].t())))
+    x = torch.randn(1, shape.hidden).to(BF16)
+    plain, blocked = weight(shape.vocabulary // degree, shape.hidden)
+    run = lambda: llama.linear_kernel(x.t().contiguous(), blocked, gain, norm)  # noqa: E731
+    result.append(("head", seconds(run), seconds(lambda: x @ plain.t())))
     return result
 
 

@@ -2,8 +2,8 @@
 
 ``EXACT`` computes in float64; ``TORCH`` in bf16 as PyTorch does, rounding after every operator,
 with norm and softmax in fp32 inside: what the kernels have to be as good as. Both read the same
-arguments, kernel-layout weights included, and share no code with the kernels. Shapes as in the
-kernels' docstrings; work is cut into pieces, so that full-size shapes fit into memory.
+arguments, kernel-layout weights and transposed hidden states included, and share no code with the
+kernels. Work is cut into pieces, so that full-size shapes fit into memory.
 """
 
 from __future__ import annotations
@@ -12,9 +12,18 @@ import math
 
 import torch
 
-import llama
-
 QUERIES = 512  # rows of scores at a time
+
+
+def from_runs(rows: torch.Tensor) -> torch.Tensor:
+    """Features on axis 0 in the order of tiles -> as they were: partition p has the p-th run."""
+    return rows.unflatten(0, (-1, 128)).transpose(0, 1).flatten(0, 1)
+
+
+def plain_weight(weight_hbm: torch.Tensor, k: int) -> torch.Tensor:
+    """Kernel weight -> [N, k], both sides in the order of tiles, k whole tiles of 128."""
+    blocks = weight_hbm.reshape(weight_hbm.shape[0], 128, k // 128, -1)
+    return blocks.permute(0, 3, 2, 1).reshape(-1, k)
 
 
 class Reference:
@@ -24,44 +33,60 @@ class Reference:
         self.dtype = dtype
         self.wide = torch.float64 if dtype is torch.float64 else torch.float32
 
-    def rmsnorm_kernel(self, x_hbm, gain_hbm, eps):
-        x = x_hbm.to(self.wide)
-        rms = (x.pow(2).mean(-1, keepdim=True) + eps).sqrt()
-        return (x / rms * gain_hbm.to(self.wide)).to(self.dtype)
+    def normed(self, x, gain_hbm, norm):
+        """RMSNorm of rows [T, H], or the rows as they are."""
+        if gain_hbm is None:
+            return x
+        wide = x.to(self.wide)
+        rms = (wide.pow(2).sum(-1, keepdim=True) / norm.features + norm.eps).sqrt()
+        return (wide / rms * gain_hbm.to(self.wide)).to(self.dtype)
 
-    def linear_kernel(self, x_hbm, weight_hbm, n, gain_hbm=None, eps=0.0):
-        x = x_hbm if gain_hbm is None else self.rmsnorm_kernel(x_hbm, gain_hbm, eps)
-        x, k = x.to(self.dtype), x.shape[1]
-        layout = llama.BlockLayout.of(n, k)
-        out = x.new_empty(x.shape[0], n)
-        for block, columns in zip(weight_hbm, out.split(layout.nb, dim=1)):
-            tiles = block.reshape(128, layout.k_tiles, layout.nb).transpose(0, 1)
-            weight = tiles.reshape(-1, layout.nb)[:k, : columns.shape[1]]
-            columns[:] = x @ weight.to(self.dtype)
-        return out
+    def sum_of(self, x_hbm, delta_hbm):
+        """The residual sum in rows [T, H], rounded as the kernels store it."""
+        return (x_hbm if delta_hbm is None else x_hbm + delta_hbm).t()
 
-    def rope_tables_kernel(self, position_hbm, inv_freq_hbm, dtype):
-        angles = (position_hbm * inv_freq_hbm[:1]).double()  # the angle itself is an fp32 product
-        return angles.cos().to(self.dtype), angles.sin().to(self.dtype)
+    def product(self, x, weight_hbm, runs_in, runs_out):
+        """rows @ W.T; ``runs``: features in and out as they are, not in the order of tiles."""
+        out = []
+        k = x.shape[1]
+        for block in weight_hbm.split(8):
+            weight = plain_weight(block, k)
+            if runs_in:
+                weight = from_runs(weight.t()).t()
+            out.append(x.to(self.dtype) @ weight.to(self.dtype).t())
+        joined = torch.cat(out, 1)
+        return from_runs(joined.t()).t() if runs_out else joined
 
-    def rope_kernel(self, x_hbm, cos_hbm, sin_hbm):
-        tokens, width = x_hbm.shape
-        x = x_hbm.to(self.dtype).reshape(tokens, -1, 2, cos_hbm.shape[1])
-        cos, sin = (table.to(self.dtype)[:, None] for table in (cos_hbm, sin_hbm))
-        low, high = x[:, :, 0], x[:, :, 1]
-        rotated = torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
-        return rotated.reshape(tokens, width)
+    def linear_kernel(self, x_hbm, weight_hbm, gain_hbm=None, norm=None):
+        x = self.normed(x_hbm.t().to(self.dtype), gain_hbm, norm)
+        return self.product(x, weight_hbm, True, True)
 
-    def heads(self, qkv_hbm, cos_hbm, sin_hbm, batch, q_heads, kv_heads):
-        """Projected rows -> q [B, kv_heads, group, S, D] and k [B, kv_heads, S, D], rotated; v."""
-        d = 2 * cos_hbm.shape[1]
-        q, k, v = torch.split(qkv_hbm, [q_heads * d, kv_heads * d, kv_heads * d], 1)
-        q, k = (self.rope_kernel(t, cos_hbm, sin_hbm) for t in (q, k))
-        q, k, v = (
-            t.to(self.dtype).reshape(batch, -1, t.shape[1] // d, d).transpose(1, 2)
-            for t in (q, k, v)
-        )
-        return q.unflatten(1, (kv_heads, q_heads // kv_heads)), k, v
+    def rotate(self, x, cos_hbm, sin_hbm):
+        """[T, heads, D] with the tables' first head of lanes [128, T]."""
+        half = x.shape[-1] // 2
+        cos, sin = (table[:half].t()[:, None].to(self.dtype) for table in (cos_hbm, sin_hbm))
+        low, high = x[..., :half], x[..., half:]
+        return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
+
+    def qkv(self, x, weight_hbm, cos_hbm, sin_hbm, heads):
+        """Rows -> rotated q [T, q_heads, D] and k [T, kv_heads, D], and v, from tiles of heads."""
+        rows = self.product(x, weight_hbm, True, False)
+        d, stack, group = heads.head_dim, 128 // heads.head_dim, heads.group
+        q_end = heads.stacks * group * 128
+        k_end = q_end + heads.stacks * 128
+        q = rows[:, :q_end].reshape(-1, heads.stacks, group, stack, d).transpose(2, 3)
+        q = q.reshape(-1, heads.stacks * stack * group, d)[:, : heads.q_heads]
+        k = rows[:, q_end:k_end].reshape(-1, heads.stacks * stack, d)[:, : heads.kv_heads]
+        v = rows[:, k_end : k_end + heads.kv_heads * d].reshape(-1, heads.kv_heads, d)
+        return self.rotate(q, cos_hbm, sin_hbm), self.rotate(k, cos_hbm, sin_hbm), v
+
+    def output(self, context, weight_hbm, heads):
+        """Contexts [T, q_heads, D] -> partial output [H, T]."""
+        stack, group, d = 128 // heads.head_dim, heads.group, heads.head_dim
+        padded = context.new_zeros(len(context), heads.stacks * stack * group, d)
+        padded[:, : heads.q_heads] = context
+        tiles = padded.reshape(-1, heads.stacks, stack, group, d).transpose(2, 3)
+        return self.product(tiles.reshape(len(context), -1), weight_hbm, False, True).t()
 
     def weights(self, parts, hidden):
         """Softmax over the concatenated scores -> weights in ``dtype``; True hides a key."""
@@ -69,60 +94,79 @@ class Reference:
         return torch.softmax(scores, -1).to(self.dtype)
 
     def attention_prefill_kernel(
-        self, qkv_hbm, cos_hbm, sin_hbm, batch, q_heads, kv_heads, bias_hbm=None
-    ):
-        q, k, v = self.heads(qkv_hbm, cos_hbm, sin_hbm, batch, q_heads, kv_heads)
-        length, out = q.shape[3], torch.zeros_like(q)
-        for b, head in ((b, h) for b in range(batch) for h in range(kv_heads)):
+        self, x_hbm, delta_hbm, gain_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads,
+        batch, bias_hbm=None,
+    ):  # fmt: skip
+        rows = self.sum_of(x_hbm, delta_hbm)
+        x = self.normed(rows.to(self.dtype), gain_hbm, norm)
+        q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
+        length, root = len(rows) // batch, math.sqrt(heads.head_dim)
+        context = torch.zeros_like(q)
+        for b, head in ((b, h) for b in range(batch) for h in range(heads.q_heads)):
+            kv_head, first = head // heads.group, b * length
+            keys, values = (t[first : first + length, kv_head] for t in (k, v))
             for start in range(0, length, QUERIES):
                 end = min(length, start + QUERIES)
                 hidden = torch.arange(end)[None] > torch.arange(start, end)[:, None]
                 if bias_hbm is not None:
                     hidden = hidden | (bias_hbm[b, :end] != 0)
-                scores = q[b, head, :, start:end] @ k[b, head, :end].t() / math.sqrt(q.shape[-1])
+                scores = q[first + start : first + end, head] @ keys[:end].t() / root
                 weights = self.weights([scores], hidden)
-                out[b, head, :, start:end] = weights @ v[b, head, :end]
-        context = out.permute(0, 3, 1, 2, 4).reshape(qkv_hbm.shape[0], -1)
-        return context, k.transpose(1, 2).reshape(qkv_hbm.shape[0], -1)
+                context[first + start : first + end, head] = weights @ values[:end]
+        results = self.output(context, out_w_hbm, heads), k.flatten(1), v.flatten(1)
+        return results if delta_hbm is None else (*results, rows.t())
 
     def attention_decode_kernel(
-        self, qkv_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm, bias_hbm, q_heads, kv_heads
-    ):
+        self, x_hbm, delta_hbm, gain_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm,
+        values_hbm, bias_hbm, heads,
+    ):  # fmt: skip
+        rows = self.sum_of(x_hbm, delta_hbm)
+        x = self.normed(rows.to(self.dtype), gain_hbm, norm)
+        q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
         batch, past = bias_hbm.shape
-        q, k, v = self.heads(qkv_hbm, cos_hbm, sin_hbm, batch, q_heads, kv_heads)
-        q, root = q.flatten(2, 3), math.sqrt(q.shape[-1])  # [B, kv_heads, group, D]
-        parts = [q @ keys.to(self.dtype).transpose(2, 3) / root for keys in (keys_hbm, k)]
-        hidden = torch.cat((bias_hbm != 0, torch.zeros(batch, 1, dtype=torch.bool)), 1)
+        runs = math.ceil(past / 128)
+        while past % runs:
+            runs += 1
+        bias = bias_hbm.unflatten(1, (runs, -1)).transpose(1, 2).flatten(1)  # tiles -> positions
+        grouped = q.unflatten(1, (heads.kv_heads, heads.group))
+        parts = [
+            grouped @ keys.to(self.dtype).transpose(2, 3) / math.sqrt(heads.head_dim)
+            for keys in (keys_hbm, k[:, :, None])
+        ]
+        hidden = torch.cat((bias != 0, torch.zeros(batch, 1, dtype=torch.bool)), 1)
         weights = self.weights(parts, hidden[:, None, None])
-        context = weights[..., :past] @ values_hbm.to(self.dtype) + weights[..., past:] @ v
-        return context.flatten(1, 2), k.flatten(1), v.flatten(1)
+        context = weights[..., :past] @ values_hbm.to(self.dtype)
+        context = (context + weights[..., past:] @ v[:, :, None]).flatten(1, 2)
+        results = self.output(context, out_w_hbm, heads), k.flatten(1), v.flatten(1)
+        return results if delta_hbm is None else (*results, rows.t())
 
-    def attention_prefill_block_kernel(
-        self, x_hbm, gain_hbm, eps, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, batch, q_heads,
-        kv_heads, bias_hbm=None,
-    ):  # fmt: skip
-        n, values = (q_heads + 2 * kv_heads) * 2 * cos_hbm.shape[1], kv_heads * 2 * cos_hbm.shape[1]
-        qkv = self.linear_kernel(x_hbm, qkv_w_hbm, n, gain_hbm, eps)
-        context, k = self.attention_prefill_kernel(
-            qkv, cos_hbm, sin_hbm, batch, q_heads, kv_heads, bias_hbm
-        )
-        return self.linear_kernel(context, out_w_hbm, x_hbm.shape[1]), k, qkv[:, n - values :]
+    def swiglu_mlp_kernel(self, x_hbm, delta_hbm, gain_hbm, norm, gate_hbm, up_hbm, down_hbm):
+        rows = self.sum_of(x_hbm, delta_hbm)
+        x = self.normed(rows.to(self.dtype), gain_hbm, norm)
+        gate, up = (self.product(x, w, True, False) for w in (gate_hbm, up_hbm))
+        inner = torch.nn.functional.silu(gate) * up
+        partial = self.product(inner, down_hbm, False, True).t()
+        return partial if delta_hbm is None else (partial, rows.t())
 
-    def attention_decode_block_kernel(
-        self, x_hbm, gain_hbm, eps, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
-        bias_hbm, q_heads, kv_heads,
-    ):  # fmt: skip
-        n = (q_heads + 2 * kv_heads) * keys_hbm.shape[3]
-        qkv = self.linear_kernel(x_hbm, qkv_w_hbm, n, gain_hbm, eps)
-        context, k, v = self.attention_decode_kernel(
-            qkv, cos_hbm, sin_hbm, keys_hbm, values_hbm, bias_hbm, q_heads, kv_heads
-        )
-        return self.linear_kernel(context.flatten(1), out_w_hbm, x_hbm.shape[1]), k, v
 
-    def swiglu_mlp_kernel(self, x_hbm, gate_hbm, up_hbm, down_hbm, f, gain_hbm=None, eps=0.0):
-        gate = self.linear_kernel(x_hbm, gate_hbm, f, gain_hbm, eps)
-        up = self.linear_kernel(x_hbm, up_hbm, f, gain_hbm, eps)
-        return self.linear_kernel(torch.nn.functional.silu(gate) * up, down_hbm, x_hbm.shape[1])
+def check_error(
+    got: torch.Tensor, torch_bf16: torch.Tensor, exact: torch.Tensor, steps: int = 0
+) -> None:
+    """Assert that errors against float64 are at most 1.1 times those of PyTorch in bf16.
+
+    ``steps`` bf16 steps of the largest result are allowed beyond. Both sides round equally often,
+    but not the same numbers (a norm's scale is applied behind the product here), so their errors
+    are two samples of one distribution: those of n results may differ by chance by 2 / sqrt(n), and
+    of the largest error half a bf16 step of that result is left out.
+    """
+    assert got.shape == exact.shape
+    assert torch.isfinite(got).all()
+    step = steps * 2.0**-8 * exact.abs().max().item()
+    ours, theirs = (value.double() - exact for value in (got, torch_bf16))
+    half_step = torch.exp2(torch.floor(torch.log2(exact.abs() + 1e-300)) - 8)
+    times = 1.1 * (1 + 2 / math.sqrt(got.numel()))
+    assert (ours.abs() - half_step).max() <= times * theirs.abs().max() + step
+    assert ours.pow(2).mean().sqrt() <= times * theirs.pow(2).mean().sqrt() + step / 16
 
 
 EXACT, TORCH = Reference(torch.float64), Reference(torch.bfloat16)

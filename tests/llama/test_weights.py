@@ -40,6 +40,8 @@ def checkpoint(cfg: SimpleNamespace, tied: bool = False) -> dict[str, torch.Tens
         state["lm_head.weight"] = torch.randn(cfg.vocab_size, hidden)
     for layer in range(cfg.num_hidden_layers):
         at = f"layers.{layer}."
+        for norm in ("input_layernorm", "post_attention_layernorm"):
+            state[f"{at}{norm}.weight"] = torch.randn(hidden)
         for name, rows, columns in (
             ("self_attn.q_proj", q, hidden), ("self_attn.k_proj", kv, hidden),
             ("self_attn.v_proj", kv, hidden), ("self_attn.o_proj", hidden, q),
@@ -51,13 +53,21 @@ def checkpoint(cfg: SimpleNamespace, tied: bool = False) -> dict[str, torch.Tens
 
 def unblock(blocks: torch.Tensor, n: int, k: int) -> torch.Tensor:
     """The [n, k] weight that ``blocks`` hold, by the layout's definition, element by element."""
-    layout = llama.BlockLayout.of(n, k)
-    tiles = blocks.reshape(layout.blocks, 128, layout.k_tiles, layout.nb)
+    k_tiles = -(-k // 128)
+    tiles = blocks.reshape(len(blocks), 128, k_tiles, -1)
+    nb = tiles.shape[-1]
     weight = torch.empty(n, k)
     for row in range(n):
-        block, column = divmod(row, layout.nb)
+        block, column = divmod(row, nb)
         weight[row] = tiles[block, :, :, column].t().reshape(-1)[:k]
     return weight
+
+
+def position_in_runs(feature: int, features: int) -> int:
+    """Where the order of tiles has a feature: partition p of the tiles holds the p-th run."""
+    tiles = -(-features // 128)
+    partition, tile = divmod(feature, tiles)
+    return tile * 128 + partition
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (960, 576), (515, 200), (49, 130), (512, 4096)])
@@ -66,80 +76,62 @@ def test_blocks_hold_the_weight(n: int, k: int) -> None:
     assert torch.equal(unblock(llama.block_weight(weight), n, k), weight)
 
 
-@pytest.mark.parametrize(("n", "k"), [(960, 576), (1536, 576), (64128, 2048), (2048, 4096)])
-def test_rows_are_long_enough_for_dma(n: int, k: int) -> None:
-    """2 KiB to 16 KiB of bf16 per partition: rows of 2048 B reach 82 % of the DMA peak."""
-    layout = llama.BlockLayout.of(n, k)
-    assert 2048 <= 2 * layout.k_tiles * layout.nb <= 16384
-
-
-def heads_of(plain: dict[str, torch.Tensor], name: str) -> list[torch.Tensor]:
-    """The heads of one projection of layer 1, [D, hidden] each."""
-    weight = plain[f"layers.1.self_attn.{name}_proj.weight"]
-    return list((weight.t() if name == "o" else weight).split(HEAD_DIM))
+@pytest.mark.parametrize("features", [1, 127, 128, 200, 576, 2048])
+def test_runs_are_a_permutation(features: int) -> None:
+    weight = torch.randn(features, 3)
+    runs = llama.in_runs(weight, 0)
+    places = [position_in_runs(feature, features) for feature in range(features)]
+    assert torch.equal(runs[places], weight)
+    rest = [place for place in range(len(runs)) if place not in set(places)]
+    assert not runs[rest].any()
 
 
 @pytest.mark.parametrize(
-    ("kv_heads", "tp"), [(3, 1), (3, 2), (3, 4), (3, 8), (1, 2), (1, 8), (2, 4)]
-)
-def test_every_rank_gets_its_share(kv_heads: int, tp: int) -> None:
-    """By definition, head by head: on each rank every query head stands beside its KV head.
-
-    A rank's KV slot holds KV head h or zeros; its ``group`` query slots hold queries of h or zeros.
-    Every query head is on exactly one rank, with its columns of the output weight.
-    """
-    cfg = config(tp, nki_enabled=True, kv_heads=kv_heads)
-    plain = checkpoint(cfg)
-    state = llama.NeuronLlamaForCausalLM.convert_hf_to_neuron_state_dict(plain, cfg)
-    sizes = llama.Sizes.of(cfg)
-    heads = {name: heads_of(plain, name) for name in "qkvo"}
-    widths = [sizes.q_rank * HEAD_DIM, sizes.kv_rank * HEAD_DIM, sizes.kv_rank * HEAD_DIM]
-    found = []
-    for rank in range(tp):
-        blocks = state["layers.1.self_attn.qkv_proj.weight"].chunk(tp)[rank]
-        parts = torch.split(unblock(blocks, sum(widths), 40), widths)
-        q, k, v = (part.split(HEAD_DIM) for part in parts)
-        blocks = state["layers.1.self_attn.o_proj.weight"].chunk(tp)[rank]
-        out = unblock(blocks, 40, sizes.q_rank * HEAD_DIM).t().split(HEAD_DIM)
-        for slot in range(sizes.q_rank):
-            if not q[slot].any():
-                assert not out[slot].any()
-                continue
-            (head,) = (h for h, rows in enumerate(heads["q"]) if torch.equal(rows, q[slot]))
-            mine = slot // sizes.group
-            assert torch.equal(out[slot], heads["o"][head])
-            assert torch.equal(k[mine], heads["k"][head // GROUP])
-            assert torch.equal(v[mine], heads["v"][head // GROUP])
-            found.append(head)
-    assert sorted(found) == list(range(kv_heads * GROUP))
-
-
-@pytest.mark.parametrize(
-    ("kv_heads", "tp", "per_rank"),
-    [
-        (3, 1, (9, 3)),
-        (3, 2, (6, 2)),  # a fourth, zero KV head: replicas would take three a rank
-        (3, 4, (3, 1)),
-        (3, 8, (2, 1)),  # two replicas of each: three queries in parts of at most two
-        (1, 2, (2, 1)),
-        (1, 8, (1, 1)),
-        (2, 4, (2, 1)),
-    ],
-)
-def test_replicas_spread_the_work(kv_heads: int, tp: int, per_rank: tuple[int, int]) -> None:
-    """Query and KV heads of a rank: no rank waits while another computes a head's whole group."""
-    sizes = llama.Sizes.of(config(tp, nki_enabled=True, kv_heads=kv_heads))
-    assert (sizes.q_rank, sizes.kv_rank) == per_rank
+    ("n", "k", "row"),
+    [(960, 576, 10240), (1536, 576, 15360), (64128, 2048, 12288), (2048, 4096, 16384),
+     (4096, 2048, 16384), (2048, 1024, 16384), (1536, 2048, 16384), (8192, 3072, 12288)],
+)  # fmt: skip
+def test_rows_are_long_for_dma(n: int, k: int, row: int) -> None:
+    """bf16 bytes per partition: 2 KiB and more are wanted, over 16 KiB leaves too few blocks."""
+    tiles, k_tiles = llama.whole_tiles(n), llama.whole_tiles(k)
+    assert 2 * k_tiles * 128 * llama.block_tiles(tiles, k_tiles) == row
 
 
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
-def test_the_mlp_of_every_rank(tp: int) -> None:
+def test_every_rank_gets_its_share(tp: int) -> None:
+    """Heads in tiles of 128 / D = 8 KV heads, hidden features in runs, padding zero."""
     cfg = config(tp, nki_enabled=True)
     plain = checkpoint(cfg)
     state = llama.NeuronLlamaForCausalLM.convert_hf_to_neuron_state_dict(plain, cfg)
-    state = llama.NeuronLlamaForCausalLM.convert_hf_to_neuron_state_dict(plain, cfg)
-    down = [unblock(w, 40, 56 // tp) for w in state["layers.0.mlp.down_proj.weight"].chunk(tp)]
-    assert torch.equal(torch.cat(down, 1), plain["layers.0.mlp.down_proj.weight"])
+    heads = llama.Sizes.of(cfg).of_rank
+    kv, at = heads.kv_heads, "layers.1.self_attn."
+    qkv = state[f"{at}qkv_proj.weight"].chunk(tp)
+    out = state[f"{at}o_proj.weight"].chunk(tp)
+    hidden = [position_in_runs(feature, 40) for feature in range(40)]
+    for rank in range(tp):
+        mine = unblock(qkv[rank], (GROUP + 2) * 128, 128)[:, hidden]
+        back = unblock(out[rank], 128, GROUP * 128)[hidden]
+        for head in range(kv):
+            whole = rank * kv + head
+            for member in range(GROUP):
+                lanes = slice(member * 128 + head * HEAD_DIM, member * 128 + (head + 1) * HEAD_DIM)
+                own = slice((whole * GROUP + member) * HEAD_DIM,
+                            (whole * GROUP + member + 1) * HEAD_DIM)  # fmt: skip
+                expected(mine[lanes], plain[f"{at}q_proj.weight"][own])
+                expected(back[:, lanes], plain[f"{at}o_proj.weight"][:, own])
+            own = slice(whole * HEAD_DIM, (whole + 1) * HEAD_DIM)
+            for name, first in (("k", GROUP * 128), ("v", (GROUP + 1) * 128)):
+                lanes = slice(first + head * HEAD_DIM, first + (head + 1) * HEAD_DIM)
+                expected(mine[lanes], plain[f"{at}{name}_proj.weight"][own])
+        assert not mine[kv * HEAD_DIM : 128].any() and not back[:, kv * HEAD_DIM : 128].any()
+    down = state["layers.0.mlp.down_proj.weight"].chunk(tp)
+    parts = [unblock(share, 128, 56 // tp)[hidden] for share in down]
+    assert torch.equal(torch.cat(parts, 1), plain["layers.0.mlp.down_proj.weight"])
+
+
+def expected(got: torch.Tensor, weight: torch.Tensor) -> None:
+    """A head's rows or columns, or zeros where the checkpoint has no such head."""
+    assert torch.equal(got, weight) if weight.numel() else not got.any()
 
 
 @pytest.mark.parametrize("nki_enabled", [False, True])
@@ -158,8 +150,10 @@ def test_conversion_can_be_repeated(nki_enabled: bool, tied: bool) -> None:
         llama.NeuronLlamaForCausalLM.update_state_dict_for_tied_weights(first)
     head = plain.get("lm_head.weight", plain["embed_tokens.weight"])
     if nki_enabled:
-        shares = [unblock(w, 24, 40) for w in first["lm_head.weight"].chunk(2)]
-        assert torch.equal(torch.cat(shares), head)
+        rows = [position_in_runs(row, 24) for row in range(24)]
+        hidden = [position_in_runs(feature, 40) for feature in range(40)]
+        shares = [unblock(w, 128, 128)[rows] for w in first["lm_head.weight"].chunk(2)]
+        assert torch.equal(torch.cat(shares)[:, hidden], head)
     else:
         assert torch.equal(first["lm_head.weight"], head)
 
