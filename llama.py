@@ -32,10 +32,10 @@ from neuronx_distributed.parallel_layers.layers import (
     RowParallelLinear,
 )
 from neuronx_distributed.parallel_layers.mappings import (
+    _reduce_scatter_along_dim,
     gather_from_sequence_parallel_region,
     gather_from_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
-    reduce_scatter_to_sequence_parallel_region,
 )
 from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig
 from neuronx_distributed_inference.models.model_base import (
@@ -43,6 +43,7 @@ from neuronx_distributed_inference.models.model_base import (
     NeuronBaseModel,
 )
 from torch import nn
+from torch_xla.core import xla_model as xm
 from transformers import LlamaForCausalLM
 from transformers.activations import ACT2FN
 
@@ -1278,7 +1279,7 @@ class Sizes(NamedTuple):
     head_dim: int
     replicas: int
     group: int  # query heads per replica of a KV head
-    kv_heads: int
+    kv_heads: int  # replicas and zero heads included
     intermediate: int
     vocabulary: int
 
@@ -1293,11 +1294,13 @@ class Sizes(NamedTuple):
                     f"{name} {size} is not divisible by the tensor-parallel degree {tp}; choose a "
                     "degree that divides it."
                 )
+        replicas = max(1, tp // kv)
         return cls(
             tp=tp,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
-            group=heads // kv,
-            kv_heads=math.ceil(kv / tp) * tp,
+            replicas=replicas,
+            group=math.ceil(heads // kv / replicas),
+            kv_heads=math.ceil(kv * replicas / tp) * tp,
             intermediate=config.intermediate_size,
             vocabulary=config.vocab_size,
         )
@@ -1315,6 +1318,11 @@ def is_nki_enabled(config: InferenceConfig) -> bool:
     return bool(getattr(config.neuron_config, "nki_enabled", False))
 
 
+def is_sequence_parallel(config: InferenceConfig) -> bool:
+    """Whether modules get S / tp rows of each prompt; NxDI switches it off but for prefill."""
+    return bool(getattr(config.neuron_config, "sequence_parallel_enabled", False))
+
+
 # --- Modules --------------------------------------------------------------------------------------
 
 
@@ -1330,12 +1338,17 @@ class Columns(NamedTuple):
     shape: Tuple[int, ...]
 
     @classmethod
-    def of(cls, hidden: Any) -> Columns:
-        """The embedding [B, S, H], or what the layer before returned."""
+    def of(cls, hidden: Any, parallel: bool = False) -> Columns:
+        """The embedding [B, S, H], or what the layer before returned.
+
+        A sharded sequence is gathered once, for all layers: the norm of all rows hides behind the
+        products, and an all-reduce moves what a reduce-scatter and a gather would.
+        """
         if isinstance(hidden, cls):
             return hidden
-        rows = hidden.reshape(-1, hidden.shape[-1])
-        return cls(pad_tiles(rows.t(), 0).contiguous(), None, tuple(hidden.shape[:-1]))
+        whole = gather_from_sequence_parallel_region(hidden, 1) if parallel else hidden
+        rows = whole.reshape(-1, whole.shape[-1])
+        return cls(pad_tiles(rows.t(), 0).contiguous(), None, tuple(whole.shape[:-1]))
 
     def after(self, partial: torch.Tensor, stream: Sequence[torch.Tensor]) -> Columns:
         """Behind a kernel: its result, to be reduced, and the sum that it stored, if any."""
@@ -1344,15 +1357,19 @@ class Columns(NamedTuple):
 
 
 class SumOfColumns(nn.Module):
-    """In the place of the final norm, which the head does: Columns -> [B, S, H]."""
+    """In the place of the final norm, which the head does: Columns -> [B, S or S / tp, H]."""
 
-    def __init__(self, hidden_size: int) -> None:
+    def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
-        self.hidden_size = hidden_size
+        self.hidden_size, self.parallel = config.hidden_size, is_sequence_parallel(config)
 
     def forward(self, columns: Columns) -> torch.Tensor:
         rows = (columns.stream + columns.delta).t()[:, : self.hidden_size]
-        return rows.reshape(*columns.shape, -1)
+        whole = rows.reshape(*columns.shape, -1)
+        if not self.parallel:
+            return whole
+        # equal on all ranks: the maximum, of which each keeps its rows, as NxDI scatters
+        return _reduce_scatter_along_dim(whole, 1, xm.REDUCE_MAX)
 
 
 class NeuronLlamaRMSNorm(nn.Module):
@@ -1402,7 +1419,7 @@ def column_linear(config: InferenceConfig, k: int, n: int, bias: bool = False) -
 
 def row_linear(config: InferenceConfig, k: int, n: int, bias: bool = False) -> nn.Module:
     """Plain row-parallel layer: sharded input, output summed over the ranks."""
-    neuron_config, parallel = config.neuron_config, SequenceLayout.of(config).parallel
+    neuron_config, parallel = config.neuron_config, is_sequence_parallel(config)
     return RowParallelLinear(
         k, n, bias=bias, input_is_parallel=True, dtype=neuron_config.torch_dtype,
         sequence_parallel_enabled=parallel, sequence_dimension=1 if parallel else None,
@@ -1411,14 +1428,14 @@ def row_linear(config: InferenceConfig, k: int, n: int, bias: bool = False) -> n
 
 
 class NeuronLlamaMLP(nn.Module):
-    """SwiGLU MLP: one kernel per rank and a sum over the ranks, or three parallel layers."""
+    """SwiGLU MLP: one kernel per rank and an all-reduce, or three parallel layers."""
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
         sizes, hidden = Sizes.of(config), config.hidden_size
         tp, dtype = config.neuron_config.tp_degree, config.neuron_config.torch_dtype
         bias = bool(getattr(config, "mlp_bias", False))
-        self.nki_enabled = is_nki_enabled(config)
+        self.nki_enabled, self.parallel = is_nki_enabled(config), is_sequence_parallel(config)
         if self.nki_enabled:
             _refuse_for_kernels(bias, "mlp_bias")
             _refuse_for_kernels(config.hidden_act != "silu", f"hidden_act {config.hidden_act}")
@@ -1433,9 +1450,11 @@ class NeuronLlamaMLP(nn.Module):
             self.down_proj = row_linear(config, config.intermediate_size, hidden, bias)
 
     def forward(self, hidden: Any, norm: NeuronLlamaRMSNorm) -> Any:
-        """hidden + MLP(norm(hidden)): [B, S, H], or Columns with kernels."""
+        """hidden + MLP(norm(hidden)): [B, S or S / tp, H], or Columns with kernels."""
         if not self.nki_enabled:
             normed = norm(hidden)
+            if self.parallel:
+                normed = gather_from_sequence_parallel_region(normed, 1)
             inner = self.act_fn(self.gate_proj(normed)) * self.up_proj(normed)
             return hidden + self.down_proj(inner)
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
@@ -1527,7 +1546,7 @@ class NeuronLlamaAttention(nn.Module):
         tp, dtype = sizes.tp, config.neuron_config.torch_dtype
         hidden, dim, rank = config.hidden_size, sizes.head_dim, sizes.of_rank
         bias = bool(getattr(config, "attention_bias", False))
-        self.nki_enabled, self.sequence = is_nki_enabled(config), SequenceLayout.of(config)
+        self.nki_enabled, self.parallel = is_nki_enabled(config), is_sequence_parallel(config)
         self.left_padding = config.neuron_config.padding_side == "left"
         self.rotary_emb = LlamaRotaryEmbedding(config)
         if self.nki_enabled:
@@ -1592,7 +1611,9 @@ class NeuronLlamaAttention(nn.Module):
     def attend_with_torch(self, hidden, norm, mask, past, active_mask, tables):
         """The same in PyTorch, rounding where the device's reference rounds."""
         batch = hidden.shape[0]
-        normed = self.sequence.whole(norm(hidden))
+        normed = norm(hidden)
+        if self.parallel:
+            normed = gather_from_sequence_parallel_region(normed, 1)
         q, k, v = (
             self.heads(proj(normed), batch) for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
@@ -1601,7 +1622,7 @@ class NeuronLlamaAttention(nn.Module):
             context = self.attend_prefill(q, k, v, mask)
         else:
             context = self.attend_decode(q, k, v, past, mask, active_mask)
-        merged = context.transpose(1, 2).reshape(*hidden.shape[:2], -1)
+        merged = context.transpose(1, 2).reshape(*normed.shape[:2], -1)
         return hidden + self.o_proj(merged), (k, v)
 
     def scores(self, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -1672,7 +1693,7 @@ class NeuronLlamaDecoderLayer(nn.Module):
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
-        self.nki_enabled = is_nki_enabled(config)
+        self.nki_enabled, self.parallel = is_nki_enabled(config), is_sequence_parallel(config)
         norm = config.hidden_size, config.rms_norm_eps, self.nki_enabled
         self.self_attn = NeuronLlamaAttention(config)
         self.mlp = NeuronLlamaMLP(config)
@@ -1692,7 +1713,9 @@ class NeuronLlamaDecoderLayer(nn.Module):
         NxDI 0.3 and later hand a ``residual`` keyword to every layer and read five results; before
         that they read exactly four.
         """
-        hidden = Columns.of(hidden_states) if self.nki_enabled else hidden_states
+        hidden = hidden_states
+        if self.nki_enabled:
+            hidden = Columns.of(hidden, self.parallel)
         hidden, present, cos, sin = self.self_attn(
             hidden,
             self.input_layernorm,
@@ -1758,7 +1781,7 @@ class NeuronLlamaModel(NeuronBaseModel):
         gather = not self.on_device_sampling
         if is_nki_enabled(config):
             self.lm_head = NeuronLlamaHead(config, gather)
-            self.norm = SumOfColumns(config.hidden_size)  # the head normalises
+            self.norm = SumOfColumns(config)  # the head normalises
         else:
             self.norm = NeuronLlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
             self.lm_head = ColumnParallelLinear(
@@ -1785,17 +1808,34 @@ def pad_heads(weight: torch.Tensor, heads: int, head_dim: int, dim: int) -> torc
     return torch.cat((weight, weight.new_zeros(shape)), dim=dim)
 
 
+def spread_queries(weight: torch.Tensor, kv: int, sizes: Sizes, dim: int) -> torch.Tensor:
+    """Query heads along ``dim`` in the order of the replicas of their ``kv`` KV heads."""
+    groups = weight.chunk(kv, dim=dim)
+    per_head = sizes.replicas * sizes.group
+    padded = [pad_heads(group, per_head, sizes.head_dim, dim) for group in groups]
+    return pad_heads(torch.cat(padded, dim=dim), sizes.q_heads, sizes.head_dim, dim)
+
+
+def spread_kv(weight: torch.Tensor, sizes: Sizes) -> torch.Tensor:
+    """Rows of KV heads, each head once per replica."""
+    heads = weight.unflatten(0, (-1, sizes.head_dim))
+    replicated = heads.repeat_interleave(sizes.replicas, dim=0).flatten(0, 1)
+    return pad_heads(replicated, sizes.kv_heads, sizes.head_dim, 0)
+
+
 def blocks_of_ranks(shares: Iterable[torch.Tensor]) -> torch.Tensor:
     """The kernel layouts of every rank's share [N, K], one after another."""
     return torch.cat([block_weight(share) for share in shares])
 
 
-def convert_layer(state: StateDict, prefix: str, sizes: Sizes, nki_enabled: bool) -> None:
-    """Pad the heads of one layer, and put its weights in kernel layout for the kernels."""
+def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enabled: bool) -> None:
+    """Spread the heads of one layer, and put its weights in kernel layout for the kernels."""
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    for name, heads in (("q", sizes.q_heads), ("k", sizes.kv_heads), ("v", sizes.kv_heads)):
-        for kind in ("weight", "bias"):
-            key = f"{attention}{name}_proj.{kind}"
+    for kind in ("weight", "bias"):
+        query = f"{attention}q_proj.{kind}"
+        if query in state:
+            state[query] = spread_queries(state[query], kv, sizes, 0)
+        for key in (f"{attention}k_proj.{kind}", f"{attention}v_proj.{kind}"):
             if key in state:
                 state[key] = spread_kv(state[key], sizes)
     out = f"{attention}o_proj.weight"
@@ -1840,7 +1880,8 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
         sizes, nki_enabled = Sizes.of(config), is_nki_enabled(config)
         state = dict(state_dict)
         for layer in range(config.num_hidden_layers):
-            convert_layer(state, f"layers.{layer}.", sizes, nki_enabled)
+            kv = config.num_key_value_heads
+            convert_layer(state, f"layers.{layer}.", kv, sizes, nki_enabled)
         if nki_enabled:
             head = state.get("lm_head.weight", state["embed_tokens.weight"])
             state["lm_head.weight"] = blocks_of_ranks(

@@ -17,22 +17,20 @@ Exits with 1 where a row exceeds its target, the ratio of estimate and floor.
 from __future__ import annotations
 
 import argparse
+import json
+import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-import neuron_cpu
-
-neuron_cpu.ensure_sdk()
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
 
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from harness.inputs import command_line  # noqa: E402
 from harness.inputs.model_shapes import MODEL_SHAPES  # noqa: E402
-from harness.modes import profile  # noqa: E402
 from neuron_cpu.core.device import spec  # noqa: E402
 from neuron_cpu.core.time import cost  # noqa: E402
 
@@ -123,18 +121,29 @@ def floor(config: dict[str, Any], row: Row, plateau: float) -> tuple[float, floa
 
 
 def estimate(model: str, row: Row, dma_profile: str) -> tuple[float, int]:
-    """(nanoseconds, traced instructions) of the row's whole graph."""
+    """(nanoseconds, traced instructions) of the row's whole graph, by ``--mode profile``."""
     context = row.length if row.phase == "prefill" else 64
-    args = command_line.parse(
-        ["--mode", "profile", "--enable-nki", "--profile-model", model, "--tp-degree", str(DEGREE),
-         "--batch-size", str(row.batch), "--seq-len", str(max(128, row.length)),
-         "--max-context-length", str(context)]
-    )  # fmt: skip
-    prefill, decode = profile.estimates(args, dma_profile)
-    graph = prefill if row.phase == "prefill" else decode
-    profiled = [(op.count, op.profile) for op in graph.operators if op.profile is not None]
-    count = sum(times * made.metrics["instruction_count"] for times, made in profiled)
-    return graph.latency_ns, int(count)
+    command = [
+        sys.executable, str(ROOT / "main.py"), "--mode", "profile", "--enable-nki",
+        "--profile-model", model, "--tp-degree", str(DEGREE), "--batch-size", str(row.batch),
+        "--seq-len", str(max(128, row.length)), "--max-context-length", str(context),
+        "--dma-profile", dma_profile,
+    ]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        made = subprocess.run(
+            [*command, "--profile-output", folder], capture_output=True, text=True
+        )
+        if made.returncode:
+            raise SystemExit(f"{row.name} cannot be profiled: {made.stderr.strip()}")
+        report = json.loads((Path(folder) / "profile.json").read_text(encoding="utf-8"))
+    prefix = "context" if row.phase == "prefill" else "token"
+    (graph,) = (g for g in report["graphs"] if g["submodel"].startswith(prefix))
+    count = sum(
+        op["count"] * op["profile"]["metrics"]["instruction_count"]
+        for op in graph["operators"]
+        if op["profile"] is not None
+    )
+    return graph["latency_ns"], int(count)
 
 
 def main() -> int:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import llama
+from neuron_cpu.core.language.kernel import Kernel
 from tests.llama.references import check_error as check
 
 BF16 = torch.bfloat16

@@ -97,41 +97,75 @@ def test_rows_are_long_for_dma(n: int, k: int, row: int) -> None:
     assert 2 * k_tiles * 128 * llama.block_tiles(tiles, k_tiles) == row
 
 
+def heads_of(plain: dict[str, torch.Tensor], name: str) -> list[torch.Tensor]:
+    """The heads of one projection of layer 1, [D, hidden] each."""
+    weight = plain[f"layers.1.self_attn.{name}_proj.weight"]
+    return list((weight.t() if name == "o" else weight).split(HEAD_DIM))
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "tp"), [(3, 1), (3, 2), (3, 4), (3, 8), (1, 2), (1, 8), (2, 4)]
+)
+def test_every_rank_gets_its_share(kv_heads: int, tp: int) -> None:
+    """By definition, head by head: on each rank every query head stands beside its KV head.
+
+    Lane by lane of the tiles of 128 / D KV heads: a KV head or zeros, and in each tile of queries
+    one of its queries or zeros. Every query head is on exactly one rank, with its columns of the
+    output weight; hidden features lie in runs.
+    """
+    cfg = config(tp, nki_enabled=True, kv_heads=kv_heads)
+    plain = checkpoint(cfg)
+    state = llama.NeuronLlamaForCausalLM.convert_hf_to_neuron_state_dict(plain, cfg)
+    rank_heads = llama.Sizes.of(cfg).of_rank
+    heads, group = {name: heads_of(plain, name) for name in "qkvo"}, rank_heads.group
+    hidden = [position_in_runs(feature, 40) for feature in range(40)]
+    found = []
+    for rank in range(tp):
+        blocks = state["layers.1.self_attn.qkv_proj.weight"].chunk(tp)[rank]
+        tiles = unblock(blocks, (group + 2) * 128, 128)[:, hidden].split(128)
+        blocks = state["layers.1.self_attn.o_proj.weight"].chunk(tp)[rank]
+        out = unblock(blocks, 128, group * 128)[hidden].t().split(128)
+        for lane in range(128 // HEAD_DIM):
+            lanes = slice(lane * HEAD_DIM, (lane + 1) * HEAD_DIM)
+            for q, o in zip(tiles[:group], out):
+                if not q[lanes].any():
+                    assert not o[lanes].any()
+                    continue
+                (head,) = (h for h, rows in enumerate(heads["q"]) if torch.equal(rows, q[lanes]))
+                assert torch.equal(o[lanes], heads["o"][head])
+                assert torch.equal(tiles[group][lanes], heads["k"][head // GROUP])
+                assert torch.equal(tiles[group + 1][lanes], heads["v"][head // GROUP])
+                found.append(head)
+    assert sorted(found) == list(range(kv_heads * GROUP))
+
+
+@pytest.mark.parametrize(
+    ("kv_heads", "tp", "per_rank"),
+    [
+        (3, 1, (9, 3)),
+        (3, 2, (6, 2)),  # a fourth, zero KV head: replicas would take three a rank
+        (3, 4, (3, 1)),
+        (3, 8, (2, 1)),  # two replicas of each: three queries in parts of at most two
+        (1, 2, (2, 1)),
+        (1, 8, (1, 1)),
+        (2, 4, (2, 1)),
+    ],
+)
+def test_replicas_spread_the_work(kv_heads: int, tp: int, per_rank: tuple[int, int]) -> None:
+    """Query and KV heads of a rank: no rank waits while another computes a head's whole group."""
+    heads = llama.Sizes.of(config(tp, nki_enabled=True, kv_heads=kv_heads)).of_rank
+    assert heads[:2] == per_rank
+
+
 @pytest.mark.parametrize("tp", [1, 2, 4, 8])
-def test_every_rank_gets_its_share(tp: int) -> None:
-    """Heads in tiles of 128 / D = 8 KV heads, hidden features in runs, padding zero."""
+def test_the_mlp_of_every_rank(tp: int) -> None:
     cfg = config(tp, nki_enabled=True)
     plain = checkpoint(cfg)
     state = llama.NeuronLlamaForCausalLM.convert_hf_to_neuron_state_dict(plain, cfg)
-    heads = llama.Sizes.of(cfg).of_rank
-    kv, at = heads.kv_heads, "layers.1.self_attn."
-    qkv = state[f"{at}qkv_proj.weight"].chunk(tp)
-    out = state[f"{at}o_proj.weight"].chunk(tp)
     hidden = [position_in_runs(feature, 40) for feature in range(40)]
-    for rank in range(tp):
-        mine = unblock(qkv[rank], (GROUP + 2) * 128, 128)[:, hidden]
-        back = unblock(out[rank], 128, GROUP * 128)[hidden]
-        for head in range(kv):
-            whole = rank * kv + head
-            for member in range(GROUP):
-                lanes = slice(member * 128 + head * HEAD_DIM, member * 128 + (head + 1) * HEAD_DIM)
-                own = slice((whole * GROUP + member) * HEAD_DIM,
-                            (whole * GROUP + member + 1) * HEAD_DIM)  # fmt: skip
-                expected(mine[lanes], plain[f"{at}q_proj.weight"][own])
-                expected(back[:, lanes], plain[f"{at}o_proj.weight"][:, own])
-            own = slice(whole * HEAD_DIM, (whole + 1) * HEAD_DIM)
-            for name, first in (("k", GROUP * 128), ("v", (GROUP + 1) * 128)):
-                lanes = slice(first + head * HEAD_DIM, first + (head + 1) * HEAD_DIM)
-                expected(mine[lanes], plain[f"{at}{name}_proj.weight"][own])
-        assert not mine[kv * HEAD_DIM : 128].any() and not back[:, kv * HEAD_DIM : 128].any()
     down = state["layers.0.mlp.down_proj.weight"].chunk(tp)
     parts = [unblock(share, 128, 56 // tp)[hidden] for share in down]
     assert torch.equal(torch.cat(parts, 1), plain["layers.0.mlp.down_proj.weight"])
-
-
-def expected(got: torch.Tensor, weight: torch.Tensor) -> None:
-    """A head's rows or columns, or zeros where the checkpoint has no such head."""
-    assert torch.equal(got, weight) if weight.numel() else not got.any()
 
 
 @pytest.mark.parametrize("nki_enabled", [False, True])

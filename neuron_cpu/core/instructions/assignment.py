@@ -156,11 +156,11 @@ def _redirect(view: View, value: View) -> bool:
     if moved is None:
         return False
     before = last.dst, last.attrs
-    if last.attrs.get("raw") and moved.dt is not last.dst[0].dt:
-        if last.op.flow != "copy" and not _is_tensor_engine_result(last, moved):
+    if last.attrs.raw and moved.dt is not last.dst[0].dt:
+        if not last.op.is_copy and not _is_tensor_engine_result(last, moved):
             return False  # a transpose moves bits, its cast is an instruction
-        last.attrs = {k: v for k, v in last.attrs.items() if k != "raw"}
-    last.dst = (moved,)
+        last.attrs = tracer.shared_attrs(replace(last.attrs, raw=False))
+    last.dst = (moved, *last.dst[1:])
     try:
         last.op.check(last)
     except NkiError:  # legal into a tile of its own, not into this one
@@ -174,12 +174,22 @@ def _redirect(view: View, value: View) -> bool:
     return True
 
 
+def _further_results_touch(last: Instruction, target: Storage, again: bool) -> bool:
+    """True where moving the first result would change what the others are, or it by them.
+
+    They may lie in the destination's own tensor. In eager mode the instruction runs ``again``: then
+    none may lie over an operand.
+    """
+    further = {view.storage for view in last.dst[1:]}
+    return target in further or (again and any(view.storage in further for view in last.src))
+
+
 def _is_tensor_engine_result(last: Instruction, moved: View) -> bool:
     """Whether a transpose goes to fp32 in PSUM, as every result of TensorE on this core does.
 
     AWS's flash attention gives its transposes fp32 tiles there unless the core is a Trainium2.
     """
-    by_tensor = last.op.engine is Engine.TENSOR and last.attrs.get("engine") is not Engine.VECTOR
+    by_tensor = last.op.engine is Engine.TENSOR and last.attrs.engine is not Engine.VECTOR
     return by_tensor and moved.storage.buffer == "psum" and moved.dt is FLOAT32
 
 
