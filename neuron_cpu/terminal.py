@@ -41,13 +41,14 @@ def print_table(
 ) -> None:
     """Print a table that `out` is wide enough for; nothing in it is cut short.
 
-    Where it is not, the columns named in `expendable` are left out one by one, first named first,
-    and a line below says which and where they are. `prose` names a column of sentences, which may
+    Where it is not, the columns named in `expendable` are left out one by one, those without any
+    entry before the others, first named first, and a line below says which and where they are. `prose` names a column of sentences, which may
     wrap.
     """
     table.box, table.show_edge, table.pad_edge = box.SIMPLE_HEAD, False, False
     left_out = []
-    for name in expendable:
+    empty = {column.header for column in table.columns if not any(map(str, column.cells))}
+    for name in sorted(expendable, key=lambda name: name not in empty):
         if _least_width(table, prose) <= out.width:
             break
         left_out += [name for column in table.columns if column.header == name]

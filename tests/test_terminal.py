@@ -78,3 +78,14 @@ def test_output_is_as_wide_as_columns_says(monkeypatch: pytest.MonkeyPatch) -> N
     assert terminal.output(160).width == 91
     monkeypatch.delenv("COLUMNS")
     assert terminal.output(160).width == 160
+
+
+def test_columns_without_entries_go_first() -> None:
+    table = Table()
+    for name in ("kernel", "TensorE µs", "GpSimdE µs"):
+        table.add_column(name)
+    table.add_row("attention_kernel", "12", "")
+    out = Console(width=35, file=io.StringIO())
+    terminal.print_table(out, table, ("TensorE µs", "GpSimdE µs"))
+    text = " ".join(out.file.getvalue().split())  # type: ignore[attr-defined]
+    assert "TensorE" in text.split("Left out")[0] and "width: GpSimdE µs" in text

@@ -297,8 +297,9 @@ class Estimator:
             if key in rows:
                 rows[key].count += 1
                 continue
-            made = Operator(event.kind, event.name, place, 1, time, event.bytes if time else 0,
-                            event.macs)  # fmt: skip
+            made = Operator(
+                event.kind, event.name, place, 1, time, event.bytes if time else 0, event.macs
+            )
             if event.program is not None:
                 plan, made.profile = self.kernel(event.program)
                 schedules[id(event.program)] = plan
@@ -306,9 +307,15 @@ class Estimator:
                 made.bytes = int(figures["hbm_read_bytes"] + figures["hbm_write_bytes"])
             rows[key] = made
         return GraphEstimate(
-            submodel, bucket, batch, list(rows.values()), self.overheads.graph_ns,
-            list(schedules.values()), (), steps,
-        )  # fmt: skip
+            submodel,
+            bucket,
+            batch,
+            list(rows.values()),
+            self.overheads.graph_ns,
+            list(schedules.values()),
+            (),
+            steps,
+        )
 
 
 def layer_free(path: str) -> str:
@@ -352,8 +359,15 @@ def extrapolate(traced: Sequence[GraphEstimate], bucket: int) -> GraphEstimate:
 
     operators = [_extrapolated(same, fit) for same in zip(*(g.operators for g in traced))]
     last_graph = traced[-1]
-    return GraphEstimate(last_graph.submodel, bucket, last_graph.batch, operators,
-                         last_graph.launch_ns, [], tuple(lengths))  # fmt: skip
+    return GraphEstimate(
+        last_graph.submodel,
+        bucket,
+        last_graph.batch,
+        operators,
+        last_graph.launch_ns,
+        [],
+        tuple(lengths),
+    )
 
 
 def _extrapolated(same: Sequence[Operator], fit: Callable[[Sequence[float]], float]) -> Operator:

@@ -112,12 +112,20 @@ def _operators(graph: GraphEstimate) -> Table:
     for op in shown:
         table.add_row(*_operator_cells(op, graph.latency_ns))
     rest = sum(op.total_ns for op in ordered) - sum(op.total_ns for op in shown)
-    table.add_row(f"{len(ordered) - len(shown)} smaller ones", "", "", "", "",
-                  tables.microseconds(rest), f"{rest / graph.latency_ns:.1%}")  # fmt: skip
+    table.add_row(
+        f"{len(ordered) - len(shown)} smaller ones",
+        "",
+        "",
+        "",
+        "",
+        tables.microseconds(rest),
+        f"{rest / graph.latency_ns:.1%}",
+    )
     share = graph.launch_ns / graph.latency_ns
     launch = tables.microseconds(graph.launch_ns)
-    table.add_row("graph launch", "", "host", "1", launch, launch, f"{share:.1%}", "", "", "",
-                  "assumed")  # fmt: skip
+    table.add_row(
+        "graph launch", "", "host", "1", launch, launch, f"{share:.1%}", "", "", "", "assumed"
+    )
     return table
 
 
@@ -127,11 +135,18 @@ def _operator_cells(op: Operator, total: float) -> list[str]:
     if op.kind != KERNEL:
         words = "assumed" if not op.macs and op.kind == "collective" else "roofline, runs fused"
     return [
-        op.name, op.where, op.kind, str(op.count), tables.microseconds(op.time_ns),
-        tables.microseconds(op.total_ns), f"{op.total_ns / total:.1%}", f"{op.bytes / 1e6:.2f}",
+        op.name,
+        op.where,
+        op.kind,
+        str(op.count),
+        tables.microseconds(op.time_ns),
+        tables.microseconds(op.total_ns),
+        f"{op.total_ns / total:.1%}",
+        f"{op.bytes / 1e6:.2f}",
         f"{op.bytes / time:.0f}",
-        f"{op.macs / (spec.PEAK_MACS_PER_NS * time):.1%}" if op.macs else "", words,
-    ]  # fmt: skip
+        f"{op.macs / (spec.PEAK_MACS_PER_NS * time):.1%}" if op.macs else "",
+        words,
+    ]
 
 
 # --- files ----------------------------------------------------------------------------------------
