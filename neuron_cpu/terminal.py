@@ -42,8 +42,8 @@ def print_table(
     """Print a table that `out` is wide enough for; nothing in it is cut short.
 
     Where it is not, the columns named in `expendable` are left out one by one, those without any
-    entry before the others, first named first, and a line below says which and where they are. `prose` names a column of sentences, which may
-    wrap.
+    entry before the others, first named first, and a line below says which and where they are.
+    `prose` names a column of sentences, which may wrap.
     """
     table.box, table.show_edge, table.pad_edge = box.SIMPLE_HEAD, False, False
     left_out = []
