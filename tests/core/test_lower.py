@@ -29,8 +29,12 @@ def buffers(program, op):
 
 def same_results(program, *inputs):
     """Both programs, executed instruction by instruction, on the same numbers."""
+    lowered = lower(program)
+    made = [s.id for s in lowered.storages if s not in program.storages]
+    assert len(set(made)) == len(made)
+    assert min(made, default=1 << 30) > max(s.id for s in program.storages)
     (before,) = Plan(program, merge_loops=False).run([x.clone() for x in inputs])
-    (after,) = Plan(lower(program), merge_loops=False).run([x.clone() for x in inputs])
+    (after,) = Plan(lowered, merge_loops=False).run([x.clone() for x in inputs])
     return torch.equal(before, after)
 
 
