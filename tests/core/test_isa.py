@@ -488,6 +488,14 @@ def test_local_gather(cores, width, seed):
         assert np.array_equal(got[own], reference)
 
 
+def test_local_gather_sees_the_free_axes_as_one():
+    a, index = data(3, (16, 3, 4)), np.arange(12, dtype=np.uint16)[::-1].copy().reshape(12, 1)
+    index = np.concatenate([index, np.zeros((4, 1), np.uint16)])
+    got = run(lambda x, i: nisa.local_gather(x, i), a, index)
+    reference = a.reshape(16, 12)[:, index.reshape(-1)]
+    assert np.array_equal(got.reshape(16, 16), reference)
+
+
 def test_gathers_refuse_indices_outside():
     a, index = data(0, (16, 8)), np.full((16, 1), 8, np.uint16)
     with pytest.raises(NkiError, match="err_tensor_access_out_of_bound"):

@@ -126,6 +126,17 @@ def test_rows_reach_other_partitions_through_a_product_with_ones(own, new, produ
     assert names.count("nc_matmul") == products * halves
 
 
+@pytest.mark.parametrize("sizes", [(-1, 12), (6, -1), (6, 2, -1), (6, 1, 12), (6, -1, 1)])
+def test_reshape_takes_one_open_size(sizes):
+    a = data(1, (6, 3, 4))
+
+    def body(x):
+        assert x.reshape(sizes).shape == np.empty((6, 3, 4)).reshape(sizes).shape
+        return nl.copy(x.reshape(sizes))
+
+    assert np.array_equal(run(body, a), a.reshape(sizes))
+
+
 def test_where_takes_tiles_and_numbers():
     a, b = data(1, (5, 6)), data(2, (5, 6))
     assert np.array_equal(run(lambda x, y: nl.where(x > 0, x, y), a, b), np.where(a > 0, a, b))

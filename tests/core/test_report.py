@@ -314,3 +314,10 @@ def test_arguments_are_tensors_literals_or_named():
     assert positional[1] == (1, "a")
     assert named == {"eps": 1e-5, "flag": True}
     assert parse_value("7:int32").dtype == torch.int32
+
+
+def test_a_line_without_instructions_takes_no_time():
+    line = report.Line("kernel.py:1", "kernel")
+    numbers = [v for v in vars(line).values() if isinstance(v, (int, float))]
+    assert not any(numbers) and not any(line.busy.values())
+    assert line.bandwidth == 0 and line.longest == 0

@@ -23,7 +23,7 @@ from neuron_cpu.core.device.dtypes import FLOAT32
 from neuron_cpu.core.device.spec import KIB
 from neuron_cpu.core.language.tensor import Tensor
 from neuron_cpu.core.program.program import Program
-from neuron_cpu.core.program.regions import covers_storage, first_box
+from neuron_cpu.core.program.regions import covers_storage, elements, first_box
 from neuron_cpu.core.program.storage import Loop, Storage
 from neuron_cpu.core.program.trace import Tracer
 from neuron_cpu.core.program.view import contiguous
@@ -806,6 +806,14 @@ def test_block_axes_share_banks_too() -> None:
         return out
 
     assert psum_high_water(trace(kernel, (128, 64))) == 1
+
+
+def test_masked_elements_are_numbered_in_their_storage() -> None:
+    storage = Storage(0, (6, 8), FLOAT32, "sbuf")
+    view = Tensor(storage, 9, (4, 3), (8, 2))
+    mask = np.random.default_rng(1).random((4, 3)) < 0.5
+    wanted = np.arange(48).reshape(6, 8)[1:5, 1:7:2][mask]
+    assert elements(view, mask).tolist() == wanted.tolist()
 
 
 def test_views_know_what_they_cover() -> None:

@@ -37,23 +37,30 @@ class Tile:
             and other.partition < self.partition + self.partitions
         )
 
+    def reach(self, view: View) -> tuple[range, range]:
+        """Partitions, and bytes of each, of the bounding box of a view of this tile."""
+        inside = view.offset % (self.partitions * self.storage.free_size)
+        row, column = divmod(inside, self.storage.free_size)
+        last = column + sum((n - 1) * s for n, s in zip(view.shape[1:], view.strides[1:]))
+        item = self.storage.dtype.itemsize
+        first = self.partition + row
+        return (
+            range(first, first + view.shape[0]),
+            range(self.start + column * item, self.start + (last + 1) * item),
+        )
+
     def hit_by(self, writer: Tile, view: View) -> tuple[Any, ...] | None:
         """Index [block, partitions, free elements] of what a write through ``view`` destroys here.
 
-        ``view`` lies in the tile ``writer``; its bounding box counts.
+        ``view`` is one of the tensor whose tile ``writer`` is; its bounding box counts.
         """
-        tile = writer.partitions * writer.storage.free_size
-        if view.offset // tile != writer.block:
+        if view.offset // (writer.partitions * writer.storage.free_size) != writer.block:
             return None
-        # First and last byte of a partition that the view touches, at the writer's address ...
-        row, column = divmod(view.offset % tile, writer.storage.free_size)
-        last = column + sum((n - 1) * s for n, s in zip(view.shape[1:], view.strides[1:]))
-        item = writer.storage.dtype.itemsize
-        # ... and what of it lies in this tile, in partitions and bytes from the memory's start.
-        first_row = max(writer.partition + row, self.partition)
-        last_row = min(writer.partition + row + view.shape[0], self.partition + self.partitions)
-        start = max(writer.start + column * item, self.start)
-        stop = min(writer.start + (last + 1) * item, self.stop)
+        # What of the view's box lies in this tile, in partitions and bytes from the memory's start.
+        rows, places = writer.reach(view)
+        first_row = max(rows.start, self.partition)
+        last_row = min(rows.stop, self.partition + self.partitions)
+        start, stop = max(places.start, self.start), min(places.stop, self.stop)
         if first_row >= last_row or start >= stop:
             return None
         # Types may differ: an element of this tile is destroyed where one of its bytes is.

@@ -184,17 +184,9 @@ class _Placed(_Tracked):
 def _address_box(view: View) -> Box:
     """(partitions, bytes) of a view of a placed tensor."""
     storage = view.storage
-    tile_size = storage.shape[storage.paxis] * storage.free_size
-    block, inside = divmod(view.offset, tile_size)
-    tile = storage.address[block]
-    row, column = divmod(inside, storage.free_size)
-    last = column + sum((n - 1) * s for n, s in zip(view.shape[1:], view.strides[1:]))
-    item = storage.dtype.itemsize
-    first_row = tile.partition + row
-    return (
-        (first_row, first_row + view.shape[0] - 1, 1),
-        (tile.start + column * item, tile.start + (last + 1) * item - 1, 1),
-    )
+    block = view.offset // (storage.shape[storage.paxis] * storage.free_size)
+    rows, places = storage.address[block].reach(view)
+    return (rows[0], rows[-1], 1), (places[0], places[-1], 1)
 
 
 def reads_of(instruction: Instruction) -> list[View]:
