@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import llama
+from neuron_cpu.core.device.spec import GEN2
 
 HEAD_DIM, GROUP = 16, 3
 
@@ -236,3 +237,22 @@ def test_a_saved_configuration_keeps_the_kernels() -> None:
     again = llama.NeuronConfigNKI(nki_enabled=made.nki_enabled)
     assert made.nki_enabled and again.nki_enabled
     assert not llama.NeuronConfigNKI().nki_enabled
+
+
+# --- sizes that only speed and memory depend on ---------------------------------------------------
+@pytest.mark.parametrize(
+    ("n", "k"),
+    [(1536, 2048), (2048, 1024), (8192, 2048), (2048, 4096), (64128, 2048)],
+    ids=["qkv", "output", "gate and up", "down", "head"],
+)
+def test_rows_of_weight_blocks_are_long_enough_for_the_full_rate(n: int, k: int) -> None:
+    """Llama-3.2-1B at degree 2: rows of 8 KiB and more, beside which a row's fixed costs vanish."""
+    k_tiles = k // 128
+    row = 2 * 128 * k_tiles * llama.block_tiles(n // 128, k_tiles)
+    assert 8192 <= row <= llama.BLOCK_ROW_BYTES
+
+
+def test_what_is_kept_fits_beside_the_weight_blocks_in_flight() -> None:
+    """Two blocks that a product reads and two that arrive, beside what is kept of the tokens."""
+    left = GEN2.sbuf_usable_bytes - 4 * llama.BLOCK_ROW_BYTES
+    assert left >= llama.CHUNK_BYTES and left >= llama.CACHE_BYTES
