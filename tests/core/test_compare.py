@@ -9,6 +9,7 @@ import torch
 from neuronxcc import nki
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
+from neuronxcc.nki import typing as nt
 
 from neuron_cpu.__main__ import main
 from neuron_cpu.core.run import compare
@@ -136,3 +137,23 @@ def test_command_names_the_line(tmp_path, capsys):
     assert main([*arguments, "0.0"]) == 0
     assert "agree with the shadow run within 0.02" in capsys.readouterr().out
     assert main([*arguments, "512.0", "--against", "unmerged"]) == 0
+
+
+@pytest.mark.parametrize("against", compare.AGAINST)
+def test_both_runs_begin_with_the_inputs_as_they_were(against):
+    """A cache that the kernel updates in place must not be updated twice, nor the caller's own."""
+
+    @nki.jit
+    def kernel(x, cache: nt.mutable_tensor):
+        for k in nl.affine_range(2):
+            rows = nl.ds(64 * k, 64)
+            total = nisa.tensor_tensor(nl.load(cache[rows]), nl.load(x[rows]), nl.add)
+            nl.store(cache[rows], nisa.tensor_scalar(total, nl.multiply, 3.0))
+        return cache
+
+    program = kernel.trace(*(torch.empty(128, 8, device="meta") for _ in range(2)))
+    inputs = compare.random_inputs(program)
+    before = [x.clone() for x in inputs]
+    found = list(compare.differences(program, inputs, against))
+    assert found and not any(d.error for d in found)
+    assert all(torch.equal(x, y) for x, y in zip(inputs, before))
