@@ -91,6 +91,7 @@ class Settings:
     profile_output: Optional[Path]
     kernel_launch_us: Optional[float]
     graph_launch_us: Optional[float]
+    host_step_us: Optional[float]
     collective_us: Optional[float]
     collective_gb_per_s: Optional[float]
 

@@ -66,7 +66,7 @@ class GraphEstimate:
     Attributes:
         submodel, bucket, batch: which graph.
         operators: in order of first appearance.
-        launch_ns: host cost of one execution.
+        launch_ns: launch of one execution and the host's work around it.
         schedules: of the distinct kernels, in order of first appearance.
         extrapolated: bucket lengths that were traced instead, empty where this one was.
         steps: (kind, name, module, nanoseconds) of everything in order, empty if extrapolated.
@@ -227,6 +227,7 @@ def overheads(settings: Settings) -> cost.Overheads:
     given = {
         "kernel_ns": settings.kernel_launch_us,
         "graph_ns": settings.graph_launch_us,
+        "host_ns": settings.host_step_us,
         "collective_ns": settings.collective_us,
     }
     values = {name: us * MICROSECOND for name, us in given.items() if us is not None}
@@ -248,7 +249,8 @@ class Estimator:
 
     def __init__(self, dma_profile: str, overheads: cost.Overheads, ranks: int) -> None:
         self.dma_profile, self.overheads, self.ranks = dma_profile, overheads, ranks
-        self.plain_rate = cost.dma_profile(dma_profile).bandwidth(spec.PLAIN_ROW_BYTES)
+        profile = cost.dma_profile(dma_profile)
+        self.plain_rate = max(spec.PLAIN_BYTES_PER_NS, profile.bandwidth(spec.PLAIN_ROW_BYTES))
         self._known: dict[int, tuple[Schedule, report.Profile]] = {}
 
     def kernel(self, program: Program) -> tuple[Schedule, report.Profile]:
@@ -306,12 +308,13 @@ class Estimator:
                 figures = made.profile.metrics
                 made.bytes = int(figures["hbm_read_bytes"] + figures["hbm_write_bytes"])
             rows[key] = made
+        launch = self.overheads.graph_ns + self.overheads.host_ns
         return GraphEstimate(
             submodel,
             bucket,
             batch,
             list(rows.values()),
-            self.overheads.graph_ns,
+            launch,
             list(schedules.values()),
             (),
             steps,

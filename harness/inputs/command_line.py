@@ -82,7 +82,8 @@ ONLY_IN = {
     "--profile-model": ("profile", "evaluate_all"),
     **dict.fromkeys(
         ("--profile-bucket", "--profile-top", "--profile-output", "--dma-profile")
-        + ("--kernel-launch-us", "--graph-launch-us", "--collective-us", "--collective-gb-per-s"),
+        + ("--kernel-launch-us", "--graph-launch-us", "--host-step-us")
+        + ("--collective-us", "--collective-gb-per-s"),
         ("profile",),
     ),
     **dict.fromkeys(("--prompt", "--prompt-file", "--raw", "--pad-token-id"), _ANSWER),
@@ -426,6 +427,7 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     for name, what in (
         ("kernel-launch", "between two kernels of a graph"),
         ("graph-launch", "one execution of a graph from the host"),
+        ("host-step", "logits to the host, arg-maximum and next inputs, once a graph"),
         ("collective", "start of one collective between the cores"),
     ):
         group.add_argument(f"--{name}-us", type=at_least_zero, help=f"assumed cost in µs: {what}")

@@ -124,7 +124,7 @@ def _operators(graph: GraphEstimate) -> Table:
     share = graph.launch_ns / graph.latency_ns
     launch = tables.microseconds(graph.launch_ns)
     table.add_row(
-        "graph launch", "", "host", "1", launch, launch, f"{share:.1%}", "", "", "", "assumed"
+        "launch and host", "", "host", "1", launch, launch, f"{share:.1%}", "", "", "", "assumed"
     )
     return table
 

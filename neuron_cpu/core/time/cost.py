@@ -232,12 +232,14 @@ class Overheads:
     Attributes:
         kernel_ns: between two kernels of one graph.
         graph_ns: one execution of a graph from the host.
+        host_ns: what the host does between two graphs: logits, arg-maximum, next inputs.
         collective_ns: start of a collective between the cores of a chip.
         collective_bytes_per_ns: rate of its data.
     """
 
     kernel_ns: float = spec.KERNEL_LAUNCH_NS
     graph_ns: float = spec.GRAPH_LAUNCH_NS
+    host_ns: float = spec.HOST_STEP_NS
     collective_ns: float = spec.COLLECTIVE_START_NS
     collective_bytes_per_ns: float = spec.COLLECTIVE_BYTES_PER_NS
 
