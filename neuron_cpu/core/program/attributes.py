@@ -76,25 +76,30 @@ class Attrs:
         """
         if self._key is not None:
             return self._key
-        kind = type(self)
-        getter = _getters.get(kind)
-        if getter is None:
-            names = (f.name for f in fields(kind) if f.name not in _APART)
-            getter = _getters[kind] = attrgetter(*names)
-        values = getter(self)
-        types = tuple(map(type, values))  # as fast as the values: this runs for every instruction
+        values = self._constants()
+        types = tuple(map(type, values))  # tell 1 from True and 1.0, faster than one by one
         if np.ndarray in types:  # their bytes are too many to keep
-            return (kind, types, *map(_exact, values))
+            return (type(self), types, *map(_exact, values))
         if float in types or tuple in types:
             values = tuple(map(_exact, values))
-        found = (kind, types, values)
+        found = (type(self), types, values)
         object.__setattr__(self, "_key", found)
         return found
 
     def identity(self) -> tuple | None:
         """What a Program shares attributes by; None where arrays make the look-up too dear."""
-        key = self.key()
-        return None if self._key is None else (self.start, self.accumulate, key)
+        if self._key is None and np.ndarray in map(type, self._constants()):
+            return None
+        return (self.start, self.accumulate, self.key())
+
+    def _constants(self) -> tuple:
+        """All fields that ``key`` compares; asked for every instruction, so by one C call."""
+        kind = type(self)
+        getter = _getters.get(kind)
+        if getter is None:
+            names = (f.name for f in fields(kind) if f.name not in _APART)
+            getter = _getters[kind] = attrgetter(*names)
+        return getter(self)
 
     def __repr__(self) -> str:
         told = (f for f in fields(self) if f.init)
@@ -104,7 +109,7 @@ class Attrs:
 
 
 _APART = ("start", "accumulate", "_key", "_in_group")
-_getters: dict[type[Attrs], Callable[[Attrs], tuple]] = {}  # all other fields as a tuple
+_getters: dict[type[Attrs], Callable[[Attrs], tuple]] = {}  # of all other fields
 
 
 def _exact(value: Any) -> Any:
