@@ -141,7 +141,7 @@ def _redirect(view: View, value: View) -> bool:
         return False
     if view.storage.buffer not in last.op.writes:
         return False
-    if _further_results_touch(last, view.storage, again=tracer.machine is not None):
+    if len(last.dst) > 1 and _others_touch(last, view.storage, again=tracer.machine is not None):
         return False
     # A mask may have cut the result: the same box of the destination, in the result's own axes.
     target = view
@@ -174,7 +174,7 @@ def _redirect(view: View, value: View) -> bool:
     return True
 
 
-def _further_results_touch(last: Instruction, target: Storage, again: bool) -> bool:
+def _others_touch(last: Instruction, target: Storage, again: bool) -> bool:
     """True where moving the first result would change what the others are, or it by them.
 
     They may lie in the destination's own tensor. In eager mode the instruction runs ``again``: then

@@ -51,8 +51,7 @@ def record(
         NkiError: compiler or hardware would refuse the instruction, or the mask is no box and the
             instruction takes boxes only.
     """
-    tracer = trace.current(f"nisa.{op.name}")
-    assert type(attrs) is op.attrs, (op.name, type(attrs))
+    tracer = trace.active() or trace.current(f"nisa.{op.name}")
     cut = None if mask is None else masks.region(mask, dst[0].shape if over is None else over)
     if cut is masks.EMPTY or any([view.selects_nothing for view in (*dst, *src)]):
         return None
@@ -88,10 +87,13 @@ def fresh(
     Args:
         also: further destinations. The others as in ``record``.
     """
-    tracer = trace.current(f"nisa.{op.name}")
+    tracer = trace.active() or trace.current(f"nisa.{op.name}")
     made = tracer.storage(shape, dt, buffer)
     out = tracer.whole(made)
-    made.producer = record(op, (out, *also), src, attrs, mask, over, axes)
+    if mask is None:  # the usual case without a second look
+        made.producer = _emit(tracer, op, (out, *also), src, attrs)
+    else:
+        made.producer = record(op, (out, *also), src, attrs, mask, over, axes)
     return out
 
 
@@ -108,19 +110,15 @@ def rows_only(what: str, mask: Any, *views: View) -> Iterator[View]:
         yield view if cut is None else view.slice_box(cut)
 
 
-def note_written(dst: View) -> None:
-    """Note a write into a PSUM tile that matmuls may accumulate into."""
-    if dst.storage.groups is not None:
-        dst.storage.groups.written(dst)
-
-
 def _emit(
     tracer: trace.Tracer, op: OpSpec, dst: tuple[View, ...], src: tuple[View, ...], attrs: Attrs
 ) -> Instruction:
+    assert type(attrs) is op.attrs, (op.name, type(attrs))
     made = tracer.emit(op, dst, src, attrs)
     if not op.multiplies:  # products keep their own account of what they accumulate into
         for view in dst:
-            note_written(view)
+            if view.storage.groups is not None:
+                view.storage.groups.written(view)
     return made
 
 

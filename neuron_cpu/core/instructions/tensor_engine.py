@@ -311,6 +311,11 @@ NC_TRANSPOSE = OpSpec(
 )
 
 
+@functools.cache
+def _transpose_attrs(engine: Engine | None, raw: bool, free_axes: int) -> TransposeAttrs:
+    return TransposeAttrs(engine=engine, raw=raw, free_axes=free_axes)
+
+
 def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Any = None) -> View:
     """[P, F...] -> [F, P], free axes collapsed. TensorE up to 128 x 128, VectorE up to 32 x 32.
 
@@ -329,7 +334,7 @@ def nc_transpose(data: Any, *, mask: Any = None, dtype: Any = None, engine: Any 
         )
     if mask is not None:
         source = _one_free_axis(source)
-    attrs = TransposeAttrs(engine=choice, raw=dt is source.dt, free_axes=source.ndim - 1)
+    attrs = _transpose_attrs(choice, dt is source.dt, source.ndim - 1)
     return fresh(
         NC_TRANSPOSE,
         (source.free_size, source.shape[0]),

@@ -5,6 +5,7 @@ Source: aws-neuron-sdk v2.21.1, general/nki/api/nki/isa/__init__.py (operand rul
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -112,9 +113,14 @@ def tensor_tensor(
     choice = choose_engine(engine, "tensor_tensor", (Engine.VECTOR, Engine.GPSIMD))
     if choice is None and name == "power":
         choice = Engine.GPSIMD
-    attrs = BinaryAttrs(engine=choice, bits=bits, op=name)
+    attrs = _binary_attrs(name, choice, bits)
     dt = result_type(dtype, promote(a.dt, b.dt))
     return fresh(TENSOR_TENSOR, a.shape, dt, (a, b), attrs, mask)
+
+
+@functools.cache
+def _binary_attrs(op: str, engine: Engine | None, bits: bool) -> BinaryAttrs:
+    return BinaryAttrs(engine=engine, bits=bits, op=op)
 
 
 def _equal_shapes(a: View, b: View) -> tuple[View, View]:

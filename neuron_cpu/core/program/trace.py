@@ -156,7 +156,8 @@ class Tracer:
                 view.storage.watcher.before_read(view)
         # Sharing equal operands and attributes saves 170 bytes an instruction (480 instead of 650
         # in a matmul kernel); programs have up to 10^5 of them.
-        attrs = self.shared_attrs(attrs)
+        if id(attrs) not in self.known:
+            attrs = self.shared_attrs(attrs)
         same = self.same
         src = tuple([same(v) for v in src])
         instruction = Instruction(op, dst, src, attrs, self.frame, self.place())
@@ -177,9 +178,10 @@ class Tracer:
         return self.views.setdefault(key, view)
 
     def shared_attrs(self, attrs: Attrs) -> Attrs:
-        """One object for all instructions with the same few attributes."""
-        if id(attrs) in self.known:  # most are constants of the instruction's file
-            return attrs
+        """One object for all instructions with the same few attributes.
+
+        Files of instructions keep the most usual ones as constants, which ``known`` finds by id.
+        """
         key = attrs.identity()
         if key is None:
             return attrs
