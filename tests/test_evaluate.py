@@ -229,3 +229,25 @@ def test_nan_in_a_submission_is_a_finding(mode: str, run: Callable, submission: 
     told = "the submission's logits at position 0, token 0 are nan; the first is nan at element"
     assert told in " ".join(done.stdout.split()) and "layers.0.mlp returns" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+# Traces well, and ends its process with success when it runs on data.
+EXITS = FORWARD.format(
+    "        if not outputs[0].is_meta:\n            import sys\n            sys.exit(0)\n"
+)
+# Swaps neighbouring logits, and the driver's own check, where it can reach one.
+CHEATS = WRONG + (
+    "from harness.figures import accuracy\n"
+    "accuracy.check_row = lambda *a, **k: accuracy.RowResult(True, '', 4, 1.0, 0, 1, 0, 0)\n"
+    "accuracy.compare = accuracy.check_row\n"
+    "accuracy._scores = None\n"
+)
+
+
+@pytest.mark.parametrize(("text", "told"), [(EXITS, "raised SystemExit: 0"), (CHEATS, "FAILED")])
+def test_no_submission_decides_its_own_verdict(
+    text: str, told: str, run: Callable, submission: Callable
+) -> None:
+    done = run("main.py", "--mode", "evaluate", "--llama", submission(text), "--prompt", "hello")
+    assert done.returncode == 1 and told in done.stdout, done.stdout + done.stderr
+    assert "Accuracy: True" not in done.stdout and "Traceback" not in done.stderr
