@@ -418,7 +418,10 @@ def kept(mutants: list[Mutant], again: bool) -> dict[Mutant, Result]:
 
 
 def record(results: list[Result], seed: int) -> None:
-    """Write the sample's figures by part, and its survivors with the reasons known before."""
+    """Write the sample's figures by part, and its survivors with the reasons known before.
+
+    ``first`` stays what it was: mutants killed before tests were added for the others.
+    """
     before = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
     reasons = {(s["path"], s["change"]): s["reason"] for s in before.get("survivors", ())}
     parts: dict[str, list[int]] = {}
@@ -435,7 +438,12 @@ def record(results: list[Result], seed: int) -> None:
                  "reason": reason}
             )  # fmt: skip
     survivors.sort(key=lambda s: (s["path"], s["function"]))
-    found = {"seed": seed, "parts": dict(sorted(parts.items())), "survivors": survivors}
+    first = sum(killed for _, killed in parts.values())
+    if before.get("seed") == seed:
+        first = before["first"]
+    found = {
+        "seed": seed, "first": first, "parts": dict(sorted(parts.items())), "survivors": survivors,
+    }  # fmt: skip
     RECORD.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

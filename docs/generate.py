@@ -1,4 +1,4 @@
-"""Fill the generated blocks of docs/simulator.md: function tables, identifiers and examples.
+"""Fill the generated blocks of the documentation: function tables, identifiers, mutants, examples.
 
     python docs/generate.py [--check]
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import json
 import re
 import sys
 import textwrap
@@ -34,7 +35,8 @@ from neuronxcc.nki import language as nl  # noqa: E402
 from neuron_cpu.core import NkiError, silence  # noqa: E402
 from neuron_cpu.core.instructions.entry import TABLE  # noqa: E402
 
-PAGE = ROOT / "docs" / "simulator.md"
+PAGES = (ROOT / "docs" / "simulator.md", ROOT / "docs" / "mutation.md")
+MUTANTS = ROOT / "benchmarks" / "mutation.json"
 COLUMNS = 120  # of a line of documentation
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -206,6 +208,34 @@ def identifier_list() -> str:
     return "".join(f"{wrap.fill(line)}\n" for line in lines)
 
 
+# --- mutants --------------------------------------------------------------------------------------
+def mutant_table() -> str:
+    """Mutants of the recorded sample and how many were killed, by part."""
+    found = json.loads(MUTANTS.read_text(encoding="utf-8"))
+    parts = found["parts"]
+    parts["all"] = [sum(counts[k] for counts in parts.values()) for k in (0, 1)]
+    lines = ["| Part | Mutants | Killed | |", "|---|--:|--:|--:|"]
+    for name, (count, killed) in parts.items():
+        lines.append(f"| {name} | {count} | {killed} | {killed / count:.0%} |")
+    later = parts["all"][1] - found["first"]
+    lines.append(
+        f"\nSeed {found['seed']}. {found['first']} were killed at first, {later} more by tests "
+        "that were added for them."
+    )
+    return "\n".join(lines) + "\n"
+
+
+def survivor_list() -> str:
+    """Mutants that no test killed, and why that is."""
+    wrap = textwrap.TextWrapper(COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
+    parts = []
+    for one in json.loads(MUTANTS.read_text(encoding="utf-8"))["survivors"]:
+        place = f"- `{one['path']}`, `{one['function'] or 'module'}`: {one['reason']}"
+        lines = [f"  {line[0]} {line[1:].strip()}" for line in one["change"].splitlines()]
+        parts.append("\n".join([wrap.fill(place), "", "  ```diff", *lines, "  ```", ""]))
+    return "\n".join(parts)
+
+
 BLOCKS: dict[str, Callable[[], str]] = {
     "instructions": instruction_table,
     "language": language_table,
@@ -213,6 +243,8 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "missing": missing_list,
     "examples": examples,
     "identifiers": identifier_list,
+    "mutants": mutant_table,
+    "survivors": survivor_list,
 }
 
 
@@ -225,13 +257,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     args = parser.parse_args()
-    before = PAGE.read_text(encoding="utf-8")
-    after = filled(before)
-    if args.check and before != after:
-        print(f"{PAGE} is out of date; run python docs/generate.py")
-        return 1
-    if before != after:
-        PAGE.write_text(after, encoding="utf-8")
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        after = filled(before)
+        if args.check and before != after:
+            print(f"{page} is out of date; run python docs/generate.py")
+            return 1
+        if before != after:
+            page.write_text(after, encoding="utf-8")
     return 0
 
 
