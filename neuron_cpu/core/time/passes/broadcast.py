@@ -9,6 +9,7 @@ one cycle an element instead of two.
 from __future__ import annotations
 
 from ...instructions.copies import FillAttrs
+from ...instructions.vector import TENSOR_TENSOR
 from ...program.program import Instruction
 from .work import Work, automatic, with_views
 
@@ -21,7 +22,7 @@ def broadcast(work: Work) -> list[Instruction]:
     result = []
     for instruction in work.instructions:
         storage = instruction.dst[0].storage.id if instruction.dst else -1
-        if storage in copies and instruction.op.name == "tensor_copy":
+        if storage in copies and instruction is copies[storage]:
             continue
         used = [v for v in instruction.src if v.storage.id in copies]
         if used:
@@ -41,19 +42,19 @@ def _candidates(instructions: list[Instruction]) -> dict[int, Instruction]:
         if not instruction.dst:
             continue
         target = instruction.dst[0]
-        name = instruction.op.name
         for view in instruction.src:
             copy = copies.get(view.storage.id)
             if copy is not None and not _reads_all(instruction, copy, view.storage.id):
                 del copies[view.storage.id]
         if target.storage.id in copies:  # written again
             del copies[target.storage.id]
-        if name == "memset" and target.shape[0] == 1 and FillAttrs.of(instruction).value == 1:
+        attrs = instruction.attrs
+        if isinstance(attrs, FillAttrs) and target.shape[0] == 1 and attrs.value == 1:
             ones.add(target.storage.id)
-        elif name == "nc_matmul" and instruction.src[0].storage.id in ones:
+        elif instruction.op.multiplies and instruction.src[0].storage.id in ones:
             if target.size == target.storage.size:
                 wide.add(target.storage.id)
-        elif name == "tensor_copy" and instruction.src[0].storage.id in wide:
+        elif instruction.op.is_copy and instruction.src[0].storage.id in wide:
             whole = target.size == target.storage.size and automatic(target.storage)
             if whole and target.shape == instruction.src[0].shape:
                 copies[target.storage.id] = instruction
@@ -62,7 +63,7 @@ def _candidates(instructions: list[Instruction]) -> dict[int, Instruction]:
 
 def _reads_all(reader: Instruction, copy: Instruction, storage: int) -> bool:
     """Whether the statement that made the copy reads all of it, as the only operand in PSUM."""
-    if reader.op.name != "tensor_tensor" or reader.source is not copy.source:
+    if reader.op is not TENSOR_TENSOR or reader.source is not copy.source:
         return False
     mine = [v for v in reader.src if v.storage.id == storage]
     others = [v for v in reader.src if v.storage.id != storage]
