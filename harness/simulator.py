@@ -4,6 +4,7 @@ Importing it takes PyTorch's time, so it is imported beside the submission, not 
 """
 
 from neuron_cpu.core import KernelCall, NkiError, Program, observe_kernel_calls
+from neuron_cpu.core.check import provenance
 from neuron_cpu.core.device import spec
 from neuron_cpu.core.report import bands, plots, report, tables
 from neuron_cpu.core.time import cost
@@ -18,6 +19,7 @@ __all__ = [
     "cost",
     "observe_kernel_calls",
     "plots",
+    "provenance",
     "report",
     "schedule",
     "spec",

@@ -2,7 +2,8 @@
 
 ``profile FILE:KERNEL --arg ...`` traces and verifies the kernel on shapes alone and estimates its
 time. ``compare FILE:KERNEL --arg ...`` runs it twice on random inputs and prints the first
-instruction whose results part. ``run SCRIPT ARGS...`` runs any script with the stand-in's SDK names
+instruction whose results part. ``check FILE[:KERNEL]`` lists what a kernel file uses and who has
+shown that a device takes it. ``run SCRIPT ARGS...`` runs any script with the stand-in's SDK names
 in place.
 """
 
@@ -49,10 +50,16 @@ def parser() -> argparse.ArgumentParser:
     one = commands.add_parser("profile", help="estimate the time of one kernel on Trainium")
     two = commands.add_parser("compare", help="find the first instruction that loses precision")
     commands.add_parser("run", help=f"run a script without the SDK: {run_script.USAGE}")
+    three = commands.add_parser("check", help="list constructs that no device is known to take")
+    three.add_argument(
+        "kernel", metavar="FILE[:KERNEL]", help="Python file, or one kernel and what it reaches"
+    )
+    three.add_argument("--json", type=Path, metavar="PATH", help="write the list")
     for command in (one, two):
         command.add_argument(
             "kernel", metavar="FILE:KERNEL", help="Python file and kernel function in it"
         )
+    for command in (one, two, three):
         command.add_argument(
             "--arg",
             action="append",
@@ -285,6 +292,51 @@ def compare(args: argparse.Namespace) -> int:
     return 0 if comparison.report(program, args.tolerance, args.against, args.seed) else 1
 
 
+# --- check ----------------------------------------------------------------------------------------
+def check(args: argparse.Namespace) -> int:
+    """List the constructs of a file by their provenance; 1 where one is unproven."""
+    from .core.check import provenance
+    from .core.report import tables
+
+    is_file = Path(args.kernel).is_file()
+    path_text, _, name = (args.kernel, "", "") if is_file else args.kernel.rpartition(":")
+    found = _constructs(Path(path_text or args.kernel), name)
+    if args.arg:
+        if not name:
+            raise UsageError(
+                f"--arg without a kernel, expected {args.kernel}:KERNEL; add its name."
+            )
+        found.update(provenance.in_program(trace(load_kernel(args.kernel), args)))
+    findings = provenance.judge(found)
+    console = terminal.output(PIPED_WIDTH)
+    terminal.print_table(console, tables.provenance_table(findings), ("lines",), "source")
+    console.print(provenance.summary(findings))
+    if not args.arg:
+        console.print("Types in PSUM and first partitions: name a kernel and its --arg shapes.")
+    if args.json:
+        args.json.write_text(json.dumps([one._asdict() for one in findings], indent=1))
+        console.print(f"list: {args.json}")
+    return 1 if provenance.counts(findings)[provenance.UNPROVEN] else 0
+
+
+def _constructs(path: Path, kernel: str) -> dict[str, list[int]]:
+    """Constructs in the source of a file, or of one kernel in it."""
+    from .core.check import provenance
+
+    if "\0" in str(path) or not path.is_file():
+        raise UsageError(f"kernel file {path} does not exist, expected a Python file; correct it.")
+    try:
+        return provenance.in_source(path.read_text(encoding="utf-8"), kernel or None)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"kernel file {path} is no Python ({error}), expected a Python file; mend it first."
+        ) from error
+    except LookupError:
+        raise UsageError(
+            f"{path} has no function '{kernel}', expected one that it defines; correct the name."
+        ) from None
+
+
 def run(arguments: Sequence[str]) -> int:
     """Run a script; its own errors are its own and end as they end without this command."""
     try:
@@ -306,6 +358,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if args.command == "compare":
             return compare(args)
+        if args.command == "check":
+            return check(args)
         profile(args)
     except KeyboardInterrupt:
         print("python -m neuron_cpu: interrupted.", file=sys.stderr)

@@ -101,6 +101,7 @@ def test_preflight_passes_the_submission(run: Callable) -> None:
     done = run("preflight")
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("[ok]") == 4 and done.stdout.endswith("Ready for the upload.\n")
+    assert "[--] provenance: " in done.stdout and " seen on device, " in done.stdout
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,10 @@ from collections.abc import Callable, Sequence
 from typing import Optional
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from ..check.provenance import Finding
 from ..time import cost
 from ..time.schedule import ENGINES
 from .report import ENGINE_KEYS, Line, Profile, size_text
@@ -101,4 +103,18 @@ def line_table(lines: Sequence[Line], total: float, top: int) -> Table:
             f"{line.mbu_estimated_percent:.1f} %" if line.dma_bytes else "",
             line.binding,
         )  # fmt: skip
+    return table
+
+
+def provenance_table(findings: Sequence[Finding]) -> Table:
+    """Constructs of a kernel file, unproven ones first."""
+    table = Table(title="constructs and who has shown them", title_justify="left")
+    for name in ("construct", "status"):
+        table.add_column(name, overflow="fold")
+    table.add_column("first line", justify="right")
+    table.add_column("lines", justify="right")
+    table.add_column("source", overflow="fold")
+    for one in findings:
+        line, lines = str(one.line), str(one.lines)
+        table.add_row(escape(one.construct), one.status, line, lines, escape(one.source))
     return table

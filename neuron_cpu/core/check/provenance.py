@@ -1,0 +1,498 @@
+"""Which constructs a kernel file uses, and who has shown that a device takes them.
+
+`provenance.json` has a row for each construct: *seen on device* names a public file that uses it
+and whose time on a device, or score in the contest, is published; *documented* names the page that
+describes it; *unproven* says that neither is known. A construct without a row is unproven.
+
+Two readers find the constructs. ``in_source`` walks the syntax tree: names of the kernel language,
+their keywords, index forms, loops, and Python around them; only functions that use the language
+without PyTorch, and what those call, count as kernel code. It sees names, not values: a slice of a
+slice is found where both stand in one function, or where the first is an argument of the second's.
+``in_program`` reads a traced Program: element types of TensorE's results and first partitions of
+operands, which the source does not show.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from ..device.spec import Engine
+from ..program.program import Program
+from ..program.view import View
+
+DATA = Path(__file__).resolve().with_name("provenance.json")
+SEEN, DOCUMENTED, UNPROVEN = "seen on device", "documented", "unproven"
+STATUSES = (UNPROVEN, DOCUMENTED, SEEN)  # what needs attention first
+MODULES = {
+    "neuronxcc.nki.language": "nl",
+    "neuronxcc.nki.isa": "nisa",
+    "neuronxcc.nki.compiler": "ncc",
+    "neuronxcc.nki.typing": "nt",
+    "neuronxcc.nki": "nki",
+}
+TILE_WORDS = ("nl.", "nisa.", "ncc.")  # what makes a function kernel code
+DEVICE_LOOPS = frozenset({"nl.affine_range", "nl.sequential_range"})
+LOOPS = DEVICE_LOOPS | {"nl.static_range"}
+PRODUCTS = frozenset({"nl.matmul", "nisa.nc_matmul"})
+SCRATCH = frozenset({"nl.hbm", "nl.private_hbm"})
+METHODS = frozenset({"astype", "broadcast_to", "expand_dims", "reshape", "view"})
+FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
+QUADRANT, HALF = 32, 64  # partitions of operands that need not start at 0
+NARROW = frozenset({"nl.bfloat16", "nl.float16", "nl.float8_e4m3", "nl.float8_e5m2"})
+Found = dict[str, list[int]]  # construct -> lines, in the order found
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+class Row(NamedTuple):
+    """One row of the table; `source` is empty where the construct is unproven."""
+
+    status: str
+    source: str
+
+
+class Finding(NamedTuple):
+    """A construct that a file uses, the first line that does, and how many lines do."""
+
+    construct: str
+    status: str
+    source: str
+    line: int
+    lines: int
+
+
+@functools.cache
+def table() -> dict[str, Row]:
+    """The shipped table: each construct's row, with its source spelled out."""
+    data = json.loads(DATA.read_text(encoding="utf-8"))
+    return {
+        construct: Row(status, data["sources"].get(source, ""))
+        for construct, (status, source) in data["constructs"].items()
+    }
+
+
+def judge(found: Found) -> list[Finding]:
+    """The rows of what was found, unproven ones first, then by construct."""
+    rows = table()
+    missing = Row(UNPROVEN, "no row in the table")
+    findings = [
+        Finding(construct, *rows.get(construct, missing), min(lines), len(set(lines)))
+        for construct, lines in found.items()
+    ]
+    return sorted(findings, key=lambda one: (STATUSES.index(one.status), one.construct))
+
+
+def counts(findings: Sequence[Finding]) -> dict[str, int]:
+    """How many constructs have each status."""
+    statuses = [one.status for one in findings]
+    return {status: statuses.count(status) for status in STATUSES}
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """One line: how many constructs there are of each status, and the unproven ones."""
+    number = counts(findings)
+    unproven = ", ".join(one.construct for one in findings if one.status == UNPROVEN)
+    detail = f" ({unproven})" if unproven else ""
+    return (
+        f"{len(findings)} constructs: {number[SEEN]} {SEEN}, {number[DOCUMENTED]} {DOCUMENTED}, "
+        f"{number[UNPROVEN]} {UNPROVEN}{detail}"
+    )
+
+
+# --- Program --------------------------------------------------------------------------------------
+def in_program(program: Program) -> Found:
+    """Constructs that only shapes and element types show."""
+    found: Found = {}
+    for instruction in program:
+        line = instruction.source.line if instruction.source else 0
+        views = (*instruction.dst, *instruction.src)
+        names = {_start(view) for view in views if view.on_chip}
+        if instruction.op.macs is not None:
+            names |= {
+                f"result of TensorE in PSUM as {view.dt.name}"
+                for view in instruction.dst
+                if view.storage.buffer == "psum" and view.dt.name != "float32"
+            }
+            if instruction.moves_only and instruction.src[0].dt.name == "float32":
+                names.add("transpose of float32 on TensorE")
+        if instruction.op.engine not in (Engine.TENSOR, Engine.DMA):
+            starts = {_first_partition(v) for v in views if v.on_chip}
+            if len(starts) > 1:
+                names.add("operands of one instruction that start at different partitions")
+        for name in sorted(filter(None, names)):
+            found.setdefault(name, []).append(line)
+    return found
+
+
+def _first_partition(view: View) -> int:
+    storage = view.storage
+    return view.offset // storage.free_size % storage.shape[storage.paxis]
+
+
+def _start(view: View) -> str:
+    start, partitions = _first_partition(view), view.shape[view.paxis]
+    if not start:
+        return ""
+    if partitions <= QUADRANT:
+        return f"operand of at most {QUADRANT} partitions from partition {start}"
+    return f"operand of {QUADRANT + 1} to {HALF} partitions from partition {start}"
+
+
+# --- source ---------------------------------------------------------------------------------------
+def in_source(text: str, kernel: str | None = None) -> Found:
+    """Constructs in the source of a module, or in one of its kernels and what that reaches.
+
+    Raises:
+        SyntaxError: it is no Python.
+        LookupError: it has no function of that name.
+    """
+    tree = ast.parse(text)
+    module = _Module(tree)
+    if kernel is not None and kernel not in module.functions:
+        raise LookupError(kernel)
+    found: Found = {}
+    inside = module.reached(module.functions[kernel]) if kernel else module.kernel_code()
+    roots: list[ast.AST] = list(inside) if kernel else [tree]
+    for root in roots:
+        for construct, line in _names(module, root):
+            found.setdefault(construct, []).append(line)
+    for function in inside:
+        for construct, line in _Forms(module, function).all():
+            found.setdefault(construct, []).append(line)
+    return {construct: sorted(set(lines)) for construct, lines in found.items()}
+
+
+class _Module:
+    """Imports and functions of a file."""
+
+    def __init__(self, tree: ast.Module) -> None:
+        self.imported = dict(_imports(tree))
+        self.functions: dict[str, list[Function]] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, FUNCTIONS):
+                self.functions.setdefault(node.name, []).append(node)
+        self.top = {node.name for node in tree.body if isinstance(node, FUNCTIONS)}
+        every = [one for group in self.functions.values() for one in group]
+        self.spans = {one: set(self._span_names(one)) for one in every}
+        self.sliced: set[tuple[str, str]] = set()  # (function, parameter) that gets a slice
+        for one in every:
+            self._follow_arguments(one)
+
+    def name_of(self, node: ast.AST) -> str:
+        """``nl.load`` of an expression that names it, whatever the imports call it; else empty."""
+        parts: list[str] = []
+        while isinstance(node, ast.Attribute):
+            parts.append(node.attr)
+            node = node.value
+        if not isinstance(node, ast.Name) or node.id not in self.imported:
+            return ""
+        return _short(".".join([self.imported[node.id], *reversed(parts)]))
+
+    def kernel_code(self) -> list[Function]:
+        """Functions that use the language and not PyTorch, and what they reach."""
+        every = [one for group in self.functions.values() for one in group]
+        return self.reached([one for one in every if self._uses_tiles(one)])
+
+    def reached(self, roots: list[Function]) -> list[Function]:
+        """The functions and those of this file that they name, without repetition."""
+        found = list(roots)
+        for one in found:  # grows while it is walked
+            for node in _walk(one):
+                name = getattr(node, "id", None) or getattr(node, "attr", None)
+                for other in self.functions.get(str(name), ()):
+                    if other not in found and not self._uses_torch(other):
+                        found.append(other)
+        nested = {inner for one in found for inner in ast.walk(one) if inner is not one}
+        return [one for one in found if one not in nested]  # their owner's walk covers them
+
+    def _uses_tiles(self, function: Function) -> bool:
+        names = (self.name_of(node) for node in _walk(function))
+        return any(n.startswith(TILE_WORDS) for n in names) and not self._uses_torch(function)
+
+    def _uses_torch(self, function: Function) -> bool:
+        roots = {self.imported.get(n.id, "") for n in _walk(function) if isinstance(n, ast.Name)}
+        return any(root.split(".")[0] == "torch" for root in roots)
+
+    # --- ranges -----------------------------------------------------------------------------------
+    def _is_span(self, node: ast.AST, spans: set[str]) -> bool:
+        """Whether an axis of a subscript takes a range that may be a part of the axis."""
+        if isinstance(node, ast.Slice):
+            return bool(node.lower or node.upper or node.step)
+        if isinstance(node, ast.Call):
+            return self.name_of(node.func) == "nl.ds"
+        return isinstance(node, ast.Name) and node.id in spans
+
+    def _span_names(self, function: Function) -> Iterator[str]:
+        """Names that a function binds to ``nl.ds(...)``."""
+        for node in _walk(function):
+            if isinstance(node, ast.Assign):
+                for target, value in _bindings(node):
+                    if self._is_span(value, set()) and isinstance(target, ast.Name):
+                        yield target.id
+
+    def _follow_arguments(self, function: Function) -> None:
+        """Note which parameters of this file's functions get a range or a slice from here."""
+        spans = self.spans[function]
+        for call in (node for node in _walk(function) if isinstance(node, ast.Call)):
+            name = str(getattr(call.func, "id", None) or getattr(call.func, "attr", ""))
+            own = not self.name_of(call.func).startswith(TILE_WORDS)
+            for callee in self.functions.get(name, ()) if own else ():
+                names = [p.arg for p in callee.args.posonlyargs + callee.args.args]
+                names = names[1:] if names[:1] == ["self"] else names
+                given = [*zip(names, call.args), *((k.arg, k.value) for k in call.keywords)]
+                for parameter, value in given:
+                    if parameter and self._is_span(value, spans):
+                        self.spans[callee].add(parameter)
+                    elif parameter and self.has_range(value, spans):
+                        self.sliced.add((name, parameter))
+
+    def has_range(self, node: ast.AST, spans: set[str]) -> bool:
+        """Whether an expression is a subscript of a tensor that takes a part of an axis."""
+        if not isinstance(node, ast.Subscript):
+            return False
+        axes = _axes(node)
+        certain = len(axes) > 1 or not isinstance(axes[0], ast.Slice)  # else it may be a list
+        return certain and any(self._is_span(axis, spans) for axis in axes)
+
+
+def _axes(node: ast.Subscript) -> list[ast.expr]:
+    return list(node.slice.elts) if isinstance(node.slice, ast.Tuple) else [node.slice]
+
+
+def _bindings(node: ast.Assign) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """Targets and values, pairwise where both sides are tuples."""
+    for target in node.targets:
+        both = isinstance(target, ast.Tuple) and isinstance(node.value, ast.Tuple)
+        if both and len(target.elts) == len(node.value.elts):  # type: ignore[attr-defined]
+            yield from zip(target.elts, node.value.elts)  # type: ignore[attr-defined]
+        else:
+            yield target, node.value
+
+
+def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                root = name.name.split(".")[0]
+                yield (name.asname, name.name) if name.asname else (root, root)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield from ((n.asname or n.name, f"{node.module}.{n.name}") for n in node.names)
+
+
+def _short(dotted: str) -> str:
+    """``nl.load`` of ``neuronxcc.nki.language.load``; other names as they are."""
+    for module, short in MODULES.items():
+        if dotted == module:
+            return ""
+        if dotted.startswith(module + "."):
+            parts = dotted[len(module) + 1 :].split(".")
+            return ".".join([short, *parts[: 2 if short == "ncc" else 1]])
+    return dotted
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes below, those of annotations and decorators left out."""
+    yield node
+    for field, value in ast.iter_fields(node):
+        if field not in ("annotation", "returns", "decorator_list"):
+            for child in value if isinstance(value, list) else [value]:
+                if isinstance(child, ast.AST):
+                    yield from _walk(child)
+
+
+def _names(module: _Module, root: ast.AST) -> Iterator[tuple[str, int]]:
+    """Names of the kernel language and the keywords that calls give them."""
+    inner = {n.value for n in ast.walk(root) if isinstance(n, ast.Attribute)}
+    for node in ast.walk(root):
+        name = module.name_of(node)
+        whole = node not in inner
+        if (
+            isinstance(node, (ast.Attribute, ast.Name))
+            and whole
+            and name.startswith((*TILE_WORDS, "nki.", "nt.", "neuronxcc."))
+        ):
+            yield name, node.lineno
+        if isinstance(node, ast.Call):
+            called = module.name_of(node.func)
+            if called.startswith(TILE_WORDS):
+                yield from ((f"{called}({k.arg}=)", node.lineno) for k in node.keywords if k.arg)
+
+
+class _Forms:
+    """Index forms, loops and Python around them in one function."""
+
+    def __init__(self, module: _Module, function: Function) -> None:
+        self.module, self.function = module, function
+        self.nodes = list(_walk(function))
+        self.spans = module.spans[function]
+        self.assigned = {
+            target.id: value
+            for node in self.nodes
+            if isinstance(node, ast.Assign)
+            for target, value in _bindings(node)
+            if isinstance(target, ast.Name)
+        }
+        self.bound = {
+            n.id for n in self.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        }
+        self.parameters = {node.arg for node in self.nodes if isinstance(node, ast.arg)}
+        self.nested = {n.name for n in self.nodes if isinstance(n, FUNCTIONS) and n is not function}
+        self.indices = {
+            target.id
+            for node in self.nodes
+            if isinstance(node, ast.For) and self._called(node.iter) in DEVICE_LOOPS | {"range"}
+            for target in ast.walk(node.target)
+            if isinstance(target, ast.Name)
+        }
+
+    def all(self) -> Iterator[tuple[str, int]]:
+        for node in self.nodes:
+            if isinstance(node, ast.expr):
+                yield from ((form, node.lineno) for form in self._expression(node))
+            elif isinstance(node, ast.stmt):
+                yield from ((form, node.lineno) for form in self._statement(node))
+
+    def _expression(self, node: ast.expr) -> Iterator[str]:
+        if isinstance(node, ast.Subscript):
+            yield from self._subscript(node)
+        elif isinstance(node, ast.Call):
+            yield from self._call(node)
+        elif isinstance(node, (ast.ListComp, ast.List)) and self._makes_tiles(node):
+            yield "tiles in a Python list"
+
+    def _statement(self, node: ast.stmt) -> Iterator[str]:
+        if isinstance(node, ast.While):
+            yield "while on Python values"
+        elif isinstance(node, ast.For):
+            yield from self._loop(node)
+        elif isinstance(node, ast.If):
+            if any(isinstance(n, ast.Name) and n.id in self.indices for n in ast.walk(node.test)):
+                yield "if on a loop variable"
+        elif isinstance(node, ast.AugAssign):
+            yield from self._in_place(node)
+        elif isinstance(node, ast.Assign):
+            bound = [
+                value for target, value in _bindings(node) if isinstance(target, ast.Attribute)
+            ]
+            if any(self._makes_tiles(self._value(value)) for value in bound):
+                yield "tile in an attribute of an object"
+        elif isinstance(node, FUNCTIONS) and node is not self.function:
+            yield "function defined in a kernel"
+
+    # --- subscripts -------------------------------------------------------------------------------
+    def _subscript(self, node: ast.Subscript) -> Iterator[str]:
+        if self.module.name_of(node.value) == "nl.mgrid":
+            return  # counted as a name
+        axes = _axes(node)
+        for axis in axes:
+            if isinstance(axis, ast.Slice) and axis.step is not None:
+                yield "index: slice with a step"
+            elif isinstance(axis, ast.Slice) and len(axes) > 1:
+                yield "index: slice" if axis.lower or axis.upper else "index: whole axis"
+            elif isinstance(axis, ast.Constant) and axis.value is Ellipsis:
+                yield "index: ..."
+            elif len(axes) > 1 and self._is_integer(axis):
+                yield "index: integer or loop variable"
+        if self.module.has_range(node, self.spans):
+            yield from self._inner(node.value)
+
+    def _is_integer(self, axis: ast.expr) -> bool:
+        if isinstance(axis, ast.Constant):
+            return type(axis.value) is int
+        return isinstance(axis, ast.Name) and axis.id in self.indices
+
+    def _inner(self, base: ast.expr) -> Iterator[str]:
+        """What the tensor of a subscript with a range is itself a part of."""
+        if isinstance(base, ast.Name):
+            if (self.function.name, base.id) in self.module.sliced and base.id not in self.assigned:
+                yield "index: slice of a slice"
+            base = self.assigned.get(base.id, base)
+        if self.module.has_range(base, self.spans):
+            yield "index: slice of a slice"
+        elif isinstance(base, ast.Subscript) and not any(
+            isinstance(axis, ast.Slice) for axis in _axes(base)
+        ):
+            yield "index: integer, then slice"
+
+    # --- calls ------------------------------------------------------------------------------------
+    def _called(self, node: ast.AST) -> str:
+        if not isinstance(node, ast.Call):
+            return ""
+        return self.module.name_of(node.func) or getattr(node.func, "id", "")
+
+    def _call(self, node: ast.Call) -> Iterator[str]:
+        name = self._called(node)
+        keywords = {k.arg: self.module.name_of(k.value) for k in node.keywords}
+        if name in LOOPS and len(node.args) > 1:
+            yield f"{name}(start, stop)"
+        last = node.args[-1] if node.args else None
+        if name in LOOPS and isinstance(last, ast.Constant) and last.value == 0:
+            yield "loop of zero iterations"
+        if keywords.get("buffer") in SCRATCH:
+            yield "HBM scratch tensor"
+            if any(node in ast.walk(n) for n in self.nodes if isinstance(n, (ast.For, ast.While))):
+                yield "HBM scratch tensor created in a loop"
+        if keywords.get("buffer") == "nl.psum":
+            named = {keywords.get("dtype", ""), *map(self.module.name_of, node.args)}
+            yield from (f"PSUM tile of {n}" for n in sorted(named) if n in NARROW)
+        if name == "nl.par_dim" and any(
+            node in n.elts[1:] for n in self.nodes if isinstance(n, (ast.Tuple, ast.List))
+        ):
+            yield "block axis"
+        if isinstance(node.func, ast.Attribute) and node.func.attr in METHODS and not name:
+            yield f"tile.{node.func.attr}()"
+        given = [*node.args, *(k.value for k in node.keywords)]
+        callee = str(getattr(node.func, "id", None) or getattr(node.func, "attr", ""))
+        if name.startswith(TILE_WORDS) or callee not in self.module.functions:
+            return  # an allocator or Python's own: sorted, functools.partial
+        names = {value.id for value in given if isinstance(value, ast.Name)} - self.parameters
+        if names & self.nested or any(isinstance(value, ast.Lambda) for value in given):
+            yield "closure passed as an argument"
+        if (names & self.module.top) - self.nested - self.bound:
+            yield "function of the file passed as an argument"
+
+    def _value(self, node: ast.expr) -> ast.expr:
+        """What a local name was bound to last, else the expression itself."""
+        return self.assigned.get(node.id, node) if isinstance(node, ast.Name) else node
+
+    def _makes_tiles(self, node: ast.AST) -> bool:
+        return any(self._called(n).startswith(("nl.nd", "nl.zeros", "nisa.")) for n in _walk(node))
+
+    # --- statements -------------------------------------------------------------------------------
+    def _loop(self, node: ast.For) -> Iterator[str]:
+        name = self._called(node.iter)
+        if name == "range":
+            yield "for over range()"
+        elif name not in LOOPS:
+            yield "for over Python values"
+        if name == "nl.static_range" and self._survives(node):
+            yield "tile of a static_range body used after it"
+
+    def _survives(self, loop: ast.For) -> bool:
+        """Whether a name that the body binds to a call's result is next read after the loop."""
+        made = {
+            target.id
+            for node in _walk(loop)
+            if isinstance(node, ast.Assign) and self._makes_tiles(node.value)
+            for target in node.targets
+            if isinstance(target, ast.Name)
+        }
+        end = loop.end_lineno or loop.lineno
+        names = [n for n in self.nodes if isinstance(n, ast.Name) and n.lineno > end]
+        first: dict[str, ast.Name] = {}
+        for one in sorted(names, key=lambda n: (n.lineno, isinstance(n.ctx, ast.Store))):
+            first.setdefault(one.id, one)
+        return any(isinstance(first[n].ctx, ast.Load) for n in made if n in first)
+
+    def _in_place(self, node: ast.AugAssign) -> Iterator[str]:
+        if any(self._called(n) in PRODUCTS for n in ast.walk(node.value)):
+            yield "accumulation of products by +="
+            return
+        target = node.target
+        made = isinstance(target, ast.Name) and self._called(self.assigned.get(target.id, target))
+        if isinstance(target, ast.Subscript) or str(made).startswith(TILE_WORDS):
+            yield "in-place operator on a tile"

@@ -1,0 +1,237 @@
+"""What a kernel file uses, and who has shown that a device takes it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from pathlib import Path
+
+import neuronxcc.nki as nki
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+import pytest
+import torch
+
+from neuron_cpu.__main__ import main
+from neuron_cpu.core.check import provenance
+
+ROOT = Path(__file__).resolve().parents[2]
+IMPORTS = """
+import torch
+import neuronxcc.nki as nki
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+import neuronxcc.nki.compiler as ncc
+"""
+
+
+def kernel(body: str, before: str = "") -> str:
+    lines = "\n".join(f"    {line}" for line in body.splitlines())
+    return f"{IMPORTS}\n{before}\n@nki.jit\ndef k(x):\n    t = nl.load(x)\n{lines}\n"
+
+
+def constructs(body: str, before: str = "") -> set[str]:
+    return set(provenance.in_source(kernel(body, before)))
+
+
+def test_every_function_of_the_language_has_a_row_and_so_have_its_keywords() -> None:
+    rows = provenance.table()
+    for short, module in (("nl", nl), ("nisa", nisa)):
+        for name, value in vars(module).items():
+            if not inspect.isfunction(value) or name.startswith("_") or name == "label_all":
+                continue
+            named = (p for p in inspect.signature(value).parameters.values() if p.kind < 4)
+            keywords = [p.name for p in named if p.kind != p.VAR_POSITIONAL]
+            wanted = {f"{short}.{name}", *(f"{short}.{name}({k}=)" for k in keywords)}
+            assert wanted <= set(rows), name
+
+
+def test_rows_name_known_statuses_and_sources() -> None:
+    data = json.loads(provenance.DATA.read_text(encoding="utf-8"))
+    used = set()
+    for construct, (status, source) in data["constructs"].items():
+        assert status in provenance.STATUSES, construct
+        assert bool(source) == (status != provenance.UNPROVEN), construct
+        used.add(source)
+    assert used - {""} == set(data["sources"])
+
+
+def test_files_seen_are_those_with_published_times() -> None:
+    rows = json.loads((ROOT / "benchmarks" / "calibration.json").read_text(encoding="utf-8"))
+    published = {
+        (one["repository"], one["commit"][:7], one["file"]) for one in rows["sources"].values()
+    }
+    for row in provenance.table().values():
+        if row.status == provenance.SEEN and "contest" not in row.source:
+            place, file = row.source.split(", ")
+            repository, commit = place.split(" ")
+            assert any(
+                (repository, commit) == one[:2] and file.startswith(one[2]) for one in published
+            ), row.source
+
+
+FORMS = [
+    ("index: slice of a slice", "u = t[0:64, :]\nv = u[0:32, :]", "v = t[0:64, :]"),
+    ("index: slice of a slice", "v = t[0:64, :][0:32, :]", "v = t[:, :][0:32, :]"),
+    ("index: slice of a slice", "s = nl.ds(0, 8)\nu = t[:, s]\nv = u[:, s]", "v = t[:, s]"),
+    ("index: integer, then slice", "v = t[0][0:32, :]", "v = t[0, 0:32]"),
+    ("index: slice with a step", "v = t[:, 0:8:2]", "v = t[:, 0:8]"),
+    ("loop of zero iterations", "for i in nl.affine_range(0): pass",
+     "for i in nl.affine_range(10): pass"),
+    ("nl.affine_range(start, stop)", "for i in nl.affine_range(1, 3): pass",
+     "for i in nl.affine_range(3): pass"),
+    ("while on Python values", "while n > 1: n //= 2", "if x.shape[0] > 1: pass"),
+    ("if on a loop variable", "for i in nl.affine_range(3):\n    if i > 1: pass",
+     "for i in nl.static_range(3):\n    if i > 1: pass"),
+    ("tile of a static_range body used after it",
+     "for i in nl.static_range(3):\n    v = nisa.tensor_copy(t)\nnl.store(x, v)",
+     "for i in nl.static_range(3):\n    v = nisa.tensor_copy(t)\nv = t\nnl.store(x, v)"),
+    ("HBM scratch tensor created in a loop",
+     "for i in nl.affine_range(3):\n    h = nl.ndarray((8, 8), nl.float32, buffer=nl.hbm)",
+     "h = nl.ndarray((8, 8), nl.float32, buffer=nl.hbm)\nfor i in nl.affine_range(3): pass"),
+    ("PSUM tile of nl.bfloat16", "p = nl.ndarray((8, 8), nl.bfloat16, buffer=nl.psum)",
+     "p = nl.ndarray((8, 8), nl.bfloat16, buffer=nl.sbuf)"),
+    ("PSUM tile of nl.float16", "p = nl.zeros((8, 8), dtype=nl.float16, buffer=nl.psum)",
+     "p = nl.zeros((8, 8), dtype=nl.float32, buffer=nl.psum)"),
+    ("block axis", "b = nl.ndarray((4, nl.par_dim(128), 8), nl.float32, buffer=nl.sbuf)",
+     "b = nl.ndarray((nl.par_dim(128), 8), nl.float32, buffer=nl.sbuf)"),
+    ("in-place operator on a tile", "t[...] += t", "n = 1\nn += 1"),
+    ("accumulation of products by +=", "p[...] += nisa.nc_matmul(t, t)", "p[...] += t"),
+    ("function defined in a kernel", "def f(): pass", "f = 1"),
+    ("tiles in a Python list", "u = [nl.ndarray((8, 8), nl.float32)]", "u = [1, 2]"),
+    ("ncc.sbuf.mod_alloc(base_addr=)", "b = ncc.sbuf.mod_alloc(base_addr=0)",
+     "b = ncc.sbuf.mod_alloc(0)"),
+    ("nisa.activation(bias=)", "nisa.activation(nl.exp, t, bias=t)", "nisa.activation(nl.exp, t)"),
+    ("nl.sin", "nisa.activation(nl.sin, t)", "nisa.activation(nl.exp, t)"),
+    ("tile.broadcast_to()", "t.broadcast_to((8, 8))", "nl.broadcast_to(t, (8, 8))"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("construct", "body", "near_miss"), FORMS)
+def test_forms_are_found_and_near_misses_are_not(construct, body, near_miss) -> None:
+    assert construct in constructs(body)
+    assert construct not in constructs(near_miss)
+    assert construct in provenance.table()
+
+
+HELPER = "def use(tile, f):\n    nisa.tensor_copy(tile)\n    return f(tile[0:8, :])\n"
+
+
+def test_forms_across_functions() -> None:
+    assert "index: slice of a slice" in constructs("use(t[0:64, :], None)", HELPER)
+    assert "index: slice of a slice" not in constructs("use(t, None)", HELPER)
+    closure = "def inner(u): return u\nuse(t, inner)"
+    assert "closure passed as an argument" in constructs(closure, HELPER)
+    assert "closure passed as an argument" not in constructs("v = sorted(x, key=lambda i: i)")
+    passed = "def plain(u): return nl.exp(u)\n" + HELPER
+    assert "function of the file passed as an argument" in constructs("use(t, plain)", passed)
+    assert "function of the file passed as an argument" not in constructs("plain(t)", passed)
+
+
+def test_objects_that_hold_tiles() -> None:
+    holder = "class Holder:\n    def __init__(self):\n        self.{}\n"
+    held = "tile = nl.ndarray((8, 8), nl.float32)"
+    assert "tile in an attribute of an object" in constructs("Holder()", holder.format(held))
+    other = "size = nl.tile_size.pmax"
+    assert "tile in an attribute of an object" not in constructs("Holder()", holder.format(other))
+
+
+def test_helpers_of_kernels_count_and_code_of_pytorch_does_not() -> None:
+    loop = "    while n: n -= 1\n"
+    assert "while on Python values" in constructs("count(3)", "def count(n):\n" + loop)
+    host = "def count(n):\n    torch.zeros(3)\n" + loop
+    assert "while on Python values" not in constructs("count(3)", host)
+
+
+@pytest.mark.parametrize(
+    "imports",
+    ["from neuronxcc.nki import language as tiles", "import neuronxcc.nki.language as tiles"],
+)
+def test_names_are_found_under_any_alias(imports: str) -> None:
+    found = provenance.in_source(f"{imports}\ndef k(x):\n    return tiles.load(x, mask=None)\n")
+    assert {"nl.load", "nl.load(mask=)"} == set(found)
+    whole = "import neuronxcc.nki\ndef k(x):\n    return neuronxcc.nki.language.load(x)\n"
+    assert "nl.load" in provenance.in_source(whole)
+    one = "from neuronxcc.nki.language import load\ndef k(x):\n    return load(x)\n"
+    assert "nl.load" in provenance.in_source(one)
+
+
+def test_what_has_no_row_is_unproven_and_comes_first() -> None:
+    found = provenance.in_source(kernel("nl.invented(t)"))
+    first, *rest = provenance.judge(found)
+    assert (first.construct, first.status) == ("nl.invented", provenance.UNPROVEN)
+    assert all(one.status != provenance.UNPROVEN for one in rest)
+
+
+def test_one_kernel_and_what_it_reaches() -> None:
+    text = kernel("helper(t)", "def helper(t):\n    nl.exp(t)\n") + "def other(x):\n    nl.sin(x)\n"
+    assert "nl.exp" in provenance.in_source(text, "k")
+    assert "nl.sin" not in provenance.in_source(text, "k")
+    assert "nl.sin" in provenance.in_source(text)
+    with pytest.raises(LookupError):
+        provenance.in_source(text, "nothing")
+
+
+@nki.jit
+def transpose_kernel(x, psum_dtype, start):
+    out = nl.ndarray((32, 64), x.dtype, buffer=nl.shared_hbm)
+    turned_psum = nl.ndarray((64, 128), psum_dtype, buffer=nl.psum)
+    turned_psum[...] = nisa.nc_transpose(nl.load(x), dtype=psum_dtype)
+    turned_sb = nl.ndarray((64, 128), x.dtype, buffer=nl.sbuf)
+    turned_sb[...] = nisa.tensor_copy(turned_psum)
+    part_sb = nl.ndarray((32, 64), x.dtype, buffer=nl.sbuf)
+    part_sb[...] = nisa.tensor_copy(turned_sb[nl.ds(start, 32), 0:64])
+    nl.store(out, part_sb)
+    return out
+
+
+def test_types_in_psum_and_first_partitions_come_from_the_trace() -> None:
+    x = torch.empty((128, 64), dtype=torch.bfloat16, device="meta")
+    moved = "operands of one instruction that start at different partitions"
+    narrow = provenance.in_program(transpose_kernel.trace(x, nl.bfloat16, 32))
+    assert set(narrow) == {
+        "result of TensorE in PSUM as bfloat16",
+        "operand of at most 32 partitions from partition 32",
+        moved,
+    }
+    assert set(narrow) <= set(provenance.table())
+    assert provenance.in_program(transpose_kernel.trace(x, nl.float32, 0)) == {}
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    path, listed = tmp_path / "kernels.py", tmp_path / "list.json"
+    path.write_text(kernel("nl.store(x, t)"))
+    assert main(["check", str(path), "--json", str(listed)]) == 0
+    assert "0 unproven" in capsys.readouterr().out
+    assert {one["construct"] for one in json.loads(listed.read_text())} >= {"nl.load", "nl.store"}
+    path.write_text(kernel("nl.invented(t)"))
+    assert main(["check", f"{path}:k"]) == 1
+    assert "(nl.invented)" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("target", "text", "arguments", "told"),
+    [
+        ("missing.py", "", [], "does not exist"),
+        ("kernels.py", "def k(:", [], "is no Python"),
+        ("kernels.py", "a\0b", [], "is no Python"),
+        ("kernels.py:other", "def k(): pass", [], "no function 'other'"),
+        ("kernels.py", "def k(): pass", ["--arg", "8x8:bf16"], "--arg without a kernel"),
+    ],
+)
+def test_bad_input_is_one_sentence(target, text, arguments, told, tmp_path, capsys) -> None:
+    (tmp_path / "kernels.py").write_text(text)
+    assert main(["check", str(tmp_path / target), *arguments]) == 2
+    error = capsys.readouterr().err
+    assert told in error and "Traceback" not in error
+
+
+def test_arguments_add_what_the_trace_shows(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "turning.py"
+    source = inspect.getsource(transpose_kernel.function)
+    path.write_text(f"{IMPORTS}\n{source}")
+    given = ["--arg", "128x64:f32", "--arg", "'float32'", "--arg", "0"]
+    main(["check", f"{path}:transpose_kernel"])
+    assert "transpose of float32 on TensorE" not in capsys.readouterr().out
+    main(["check", f"{path}:transpose_kernel", *given])
+    assert "transpose of float32 on TensorE" in capsys.readouterr().out
