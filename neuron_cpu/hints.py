@@ -1,4 +1,4 @@
-"""What a Python error in a kernel usually means: the name or keyword that was wanted."""
+"""What a Python error in a kernel usually means: the name that was wanted."""
 
 from __future__ import annotations
 
@@ -9,9 +9,6 @@ import types
 # numpy and PyTorch say this when their functions get a tile.
 _NUMPY = re.compile(r"has no callable (\w+) method")
 _TORCH = re.compile(r"^(\w+)\(\).*must be Tensor, not \w+")
-_KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
-# PyTorch's keyword -> the kernel language's
-_KEYWORDS = {"dim": "axis", "keepdim": "keepdims", "out_dtype": "dtype"}
 
 
 def hint(error: BaseException) -> str:
@@ -30,7 +27,4 @@ def hint(error: BaseException) -> str:
             found = pattern.search(text)
             if found:
                 return f"in a kernel use nl.{found[1]}"
-        keyword = _KEYWORD.search(text)
-        if keyword and keyword[1] in _KEYWORDS:
-            return f"the kernel language's keyword is {_KEYWORDS[keyword[1]]}="
     return ""

@@ -338,7 +338,26 @@ def test_decode_of_adversarial_scores(
     decode_case(cached, 8, past, 16, 2, 64)
 
 
-def decode_case(cached: list[torch.Tensor], batch: int, past: int, q: int, kv: int, d: int) -> None:
+@pytest.mark.parametrize(("past", "running"), [(1100, False), (1099, True)])
+def test_decode_over_a_cache_of_zeros(
+    past: int, running: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All weights are equal and all but one value are zero.
+
+    One result has one rounding that counts, and here the sum of the weights is of rounded ones:
+    errors over seeds were 0.95 to 1.23 times those of PyTorch in bf16, 1.12 in the mean, so this
+    case has a bound of its own, 1.25, where the others have 1.1.
+    """
+    if running:
+        monkeypatch.setattr(llama, "KEY_BLOCK", 256)
+    cached = [random(8, 2, past, 64, seed=s) for s in (1, 2)]
+    distort("zeros", *cached)
+    decode_case(cached, 8, past, 16, 2, 64, times=1.25)
+
+
+def decode_case(
+    cached: list[torch.Tensor], batch: int, past: int, q: int, kv: int, d: int, times: float = 1.1
+) -> None:
     """Two steps over the same cache, every row relative to its size: of all rows' roundings, not of
     the few that happen to be largest."""
     live = torch.arange(past)[None] < torch.arange(batch)[:, None] * past // batch + past // 2
@@ -357,7 +376,7 @@ def decode_case(cached: list[torch.Tensor], batch: int, past: int, q: int, kv: i
         results.append((got, attend(*args, BF16, cached=past), attend(*args, torch.float64)))
     got, torch_bf16, exact = (torch.cat(part) for part in zip(*results))
     size = exact.pow(2).mean(1, keepdim=True).sqrt() + 1e-30
-    check(got.double() / size, torch_bf16.double() / size, exact / size)
+    check(got.double() / size, torch_bf16.double() / size, exact / size, times=times)
 
 
 # --- counts ---------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import re
 from collections.abc import Callable
 from types import FunctionType
 from typing import Any
@@ -36,12 +37,20 @@ def labelled(function: Callable) -> Callable:
     return call
 
 
+_KEYWORD = re.compile(r"unexpected keyword argument '(\w+)'")
+# PyTorch's keyword -> the kernel language's
+_KEYWORDS = {"dim": "axis", "keepdim": "keepdims", "out_dtype": "dtype"}
+
+
 def _misfit(function: Callable, error: TypeError) -> NkiError:
     """Arguments that a function does not take (the call itself failed, no line of the function)."""
+    wrong = _KEYWORD.search(str(error))
+    right = _KEYWORDS.get(wrong[1]) if wrong else None
+    mend = f"the kernel language's keyword is {right}=" if right else "mend the call"
     return refuse(
         "sim_arguments",
         f"{' '.join(str(error).split())}, expected {function.__name__}"
-        f"({', '.join(inspect.signature(function).parameters)}); mend the call",
+        f"({', '.join(inspect.signature(function).parameters)}); {mend}",
     )
 
 
