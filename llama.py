@@ -1329,8 +1329,8 @@ def is_sequence_parallel(config: InferenceConfig) -> bool:
 class Columns(NamedTuple):
     """Hidden states between kernels: transposed, and the last partial result not yet added.
 
-    ``stream`` [H, T], ``delta`` [H, T] or None; ``shape`` is (B, S). Layers of the base class hand
-    it on as it is; it becomes [B, S, H] again behind the last one (SumOfColumns).
+    ``stream`` [H, T], ``delta`` [H, T] or None; ``shape`` is (B, S, H). Layers of the base class
+    hand it on as it is; it becomes [B, S, H] again behind the last one (SumOfColumns).
     """
 
     stream: torch.Tensor
@@ -1348,7 +1348,12 @@ class Columns(NamedTuple):
             return hidden
         whole = gather_from_sequence_parallel_region(hidden, 1) if parallel else hidden
         rows = whole.reshape(-1, whole.shape[-1])
-        return cls(pad_tiles(rows.t(), 0).contiguous(), None, tuple(whole.shape[:-1]))
+        return cls(pad_tiles(rows.t(), 0).contiguous(), None, tuple(whole.shape))
+
+    def rows(self) -> torch.Tensor:
+        """[B, S, H]: the sum in the layout of layers in PyTorch."""
+        total = self.stream if self.delta is None else self.stream + self.delta
+        return total.t()[:, : self.shape[-1]].reshape(self.shape)
 
     def after(self, partial: torch.Tensor, stream: Sequence[torch.Tensor]) -> Columns:
         """Behind a kernel: its result, to be reduced, and the sum that it stored, if any."""
@@ -1361,15 +1366,13 @@ class SumOfColumns(nn.Module):
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
-        self.hidden_size, self.parallel = config.hidden_size, is_sequence_parallel(config)
+        self.parallel = is_sequence_parallel(config)
 
     def forward(self, columns: Columns) -> torch.Tensor:
-        rows = (columns.stream + columns.delta).t()[:, : self.hidden_size]
-        whole = rows.reshape(*columns.shape, -1)
         if not self.parallel:
-            return whole
+            return columns.rows()
         # equal on all ranks: the maximum, of which each keeps its rows, as NxDI scatters
-        return _reduce_scatter_along_dim(whole, 1, xm.REDUCE_MAX)
+        return _reduce_scatter_along_dim(columns.rows(), 1, xm.REDUCE_MAX)
 
 
 class NeuronLlamaRMSNorm(nn.Module):
@@ -1583,7 +1586,9 @@ class NeuronLlamaAttention(nn.Module):
         sin_cache: Optional[torch.Tensor] = None,
     ) -> Tuple[Any, Tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
         """hidden + attention(norm(hidden)), [B, S, H] or Columns; masks True where keys count."""
-        if cos_cache is None or sin_cache is None:
+        known = cos_cache is not None and sin_cache is not None
+        # a comparison of both paths hands tables of the kernels' layout, [128, B * S], to the other
+        if not known or (cos_cache.dim() == 2) != self.nki_enabled:
             cos_cache, sin_cache = self.rotary_emb(position_ids, norm.weight.dtype)
         tables = cos_cache, sin_cache
         attend = self.attend_with_kernels if self.nki_enabled else self.attend_with_torch

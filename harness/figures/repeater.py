@@ -67,7 +67,7 @@ class Repeater:
         def after(module: Any, arguments: tuple, settings: dict, output: Any) -> None:
             if getattr(self._rank, "busy", False):  # inside a module that is being repeated
                 return
-            if arguments and output is arguments[0]:
+            if arguments and _hands_on(arguments[0], output):
                 self._rank.pending = [*getattr(self._rank, "pending", []), twins]
                 return
             pending, self._rank.pending = getattr(self._rank, "pending", []), []
@@ -102,7 +102,10 @@ class Twin:
         return self.module(*arguments, **settings)
 
     def _own(self, value: Any) -> Any:
-        """The same arguments with modules of this model, and in fp32 where it is the shadow."""
+        """The same arguments with modules of this model, and in fp32 where it is the shadow.
+
+        Hidden states in a layout of the submission's own have a method ``rows`` for [B, S, H].
+        """
         if isinstance(value, torch.nn.Module):
             return self.counterparts.get(value, value)
         if isinstance(value, torch.Tensor):
@@ -110,6 +113,8 @@ class Twin:
         if isinstance(value, dict):
             return {key: self._own(item) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
+            if hasattr(value, "rows"):
+                return self._own(value.rows())
             return type(value)(self._own(item) for item in value)
         return value
 
@@ -192,8 +197,17 @@ def _is_comparable(name: str) -> bool:
 
 
 def _first(output: Any) -> Any:
-    """The hidden states of a module's result."""
-    return output[0] if isinstance(output, (list, tuple)) else output
+    """The hidden states of a module's result, [B, S, H]."""
+    if hasattr(output, "rows"):  # a layout of the submission's own
+        return output.rows()
+    return _first(output[0]) if isinstance(output, (list, tuple)) else output
+
+
+def _hands_on(given: Any, output: Any) -> bool:
+    """True where a module returns the hidden states that it got, in whatever layout."""
+    if output is given:
+        return True
+    return hasattr(given, "rows") and torch.is_tensor(output) and torch.equal(output, given.rows())
 
 
 def _rows(tensor: Any, tokens: int) -> Any:

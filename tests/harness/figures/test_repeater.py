@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import pytest
 import torch
 
-from harness.figures.repeater import error_of
+from harness.figures.repeater import Twin, error_of
 
 TRUTH = torch.tensor([3.0, -4.0])
 
@@ -34,3 +35,17 @@ def test_what_is_not_finite_in_fp32_is_no_fault_of_a_kernel() -> None:
     infinite = torch.tensor([3.0, -math.inf])
     error = error_of("decode", "lm_head", infinite, infinite, infinite)
     assert error.broken is None and not error.suspicious
+
+
+def test_a_layout_of_the_submission_s_own_gives_its_rows() -> None:
+    class Columns(NamedTuple):
+        columns: torch.Tensor
+
+        def rows(self) -> torch.Tensor:
+            return self.columns.t()[None]
+
+    twin = Twin(torch.nn.Identity(), {}, True)
+    columns = Columns(torch.ones(4, 3, dtype=torch.bfloat16))
+    own = twin._own((columns, [columns.columns]))
+    assert own[0].shape == (1, 3, 4) and own[0].dtype is torch.float32
+    assert own[1][0].dtype is torch.float32
