@@ -226,7 +226,8 @@ def test_bad_input_is_one_sentence(target, text, arguments, told, tmp_path, caps
     assert told in error and "Traceback" not in error
 
 
-def test_arguments_add_what_the_trace_shows(tmp_path: Path, capsys) -> None:
+def test_arguments_add_what_the_trace_shows(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")  # names of constructs on one line, however long the path
     path = tmp_path / "turning.py"
     source = inspect.getsource(transpose_kernel.function)
     path.write_text(f"{IMPORTS}\n{source}")
