@@ -2,9 +2,9 @@
 
     python benchmarks/kernel_docs.py
 
-Traces the fused kernels of llama.py for Llama-3.2-1B at tensor-parallel degree 2, schedules them with
-the cost model (estimated, nothing is measured) and draws docs/kernels.png.
-"""  # noqa: E501
+Traces the fused kernels of llama.py for Llama-3.2-1B at tensor-parallel degree 2, schedules them
+with the cost model (estimated, nothing is measured) and draws docs/kernels.png.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""Simulated speed of llama.py's kernels on this CPU, as ratios against plain PyTorch in the same run.
+"""Simulated speed of llama.py's kernels on this CPU, as ratios against PyTorch in the same run.
 
     python benchmarks/kernels.py [--shape llama-3.2-1b] [--degree 2] [--tokens 64] [--past 128]
 
 Times are this machine's wall clock of the simulator, not a device's. One layer and the head are
 measured with seeded weights; a whole forward pass is layers times the layer plus the head, for each
 of the ranks (which run side by side on as many cores).
-"""  # noqa: E501
+"""
 
 from __future__ import annotations
 
