@@ -10,7 +10,8 @@ from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 from rich.console import Console
 
-from neuron_cpu.__main__ import main, parse_arguments, parse_value
+from neuron_cpu.__main__ import main
+from neuron_cpu.commands.kernels import parse_arguments, parse_value
 from neuron_cpu.core import Kernel
 from neuron_cpu.core.device import spec
 from neuron_cpu.core.device.spec import GEN2

@@ -1,0 +1,65 @@
+"""``check FILE[:KERNEL]``: what a kernel file uses, and who has shown that a device takes it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from .. import terminal
+from ..errors import UsageError
+from . import kernels
+
+HELP = "list constructs that no device is known to take"
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "kernel", metavar="FILE[:KERNEL]", help="Python file, or one kernel and what it reaches"
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write the list")
+    kernels.declare(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    """List the constructs of a file by their provenance; 1 where one is unproven."""
+    from ..core.check import provenance
+    from ..core.report import tables
+
+    is_file = Path(args.kernel).is_file()
+    path_text, _, name = (args.kernel, "", "") if is_file else args.kernel.rpartition(":")
+    found = _constructs(Path(path_text or args.kernel), name)
+    if args.arg:
+        if not name:
+            raise UsageError(
+                f"--arg without a kernel, expected {args.kernel}:KERNEL; add its name."
+            )
+        found.update(provenance.in_program(kernels.trace(kernels.load_kernel(args.kernel), args)))
+    findings = provenance.judge(found)
+    console = terminal.output(kernels.PIPED_WIDTH)
+    terminal.print_table(console, tables.provenance_table(findings), ("lines",), "source")
+    console.print(provenance.summary(findings))
+    if not args.arg:
+        console.print("Types in PSUM and first partitions: name a kernel and its --arg shapes.")
+    if args.json:
+        args.json.write_text(json.dumps([one._asdict() for one in findings], indent=1))
+        console.print(f"list: {args.json}")
+    return 1 if provenance.counts(findings)[provenance.UNPROVEN] else 0
+
+
+def _constructs(path: Path, kernel: str) -> dict[str, list[int]]:
+    """Constructs in the source of a file, or of one kernel in it."""
+    from ..core.check import provenance
+
+    if "\0" in str(path) or not path.is_file():
+        raise UsageError(f"kernel file {path} does not exist, expected a Python file; correct it.")
+    try:
+        return provenance.in_source(path.read_text(encoding="utf-8"), kernel or None)
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise UsageError(
+            f"kernel file {path} is no Python ({error}), expected a Python file; mend it first."
+        ) from error
+    except LookupError:
+        raise UsageError(
+            f"{path} has no function '{kernel}', expected one that it defines; correct the name."
+        ) from None

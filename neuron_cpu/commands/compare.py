@@ -1,0 +1,36 @@
+"""``compare FILE:KERNEL --arg ...``: the first instruction whose results part from a reference."""
+
+from __future__ import annotations
+
+import argparse
+
+from ..arguments import at_least_zero, seed
+from . import kernels
+
+HELP = "find the first instruction that loses precision"
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    kernels.declare_kernel(parser)
+    kernels.declare(parser)
+    parser.add_argument(
+        "--against",
+        choices=("shadow", "unmerged"),
+        default="shadow",
+        help="reference: all float tiles in fp32, or execution without merged loops",
+    )
+    parser.add_argument(
+        "--tolerance",
+        type=at_least_zero,
+        default=0.02,
+        help="largest accepted difference, relative to a result's largest magnitude",
+    )
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the random inputs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the kernel twice on random inputs; 1 where the runs part."""
+    from ..core.run import compare as comparison
+
+    program = kernels.trace(kernels.load_kernel(args.kernel), args)
+    return 0 if comparison.report(program, args.tolerance, args.against, args.seed) else 1

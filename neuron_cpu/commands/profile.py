@@ -1,0 +1,88 @@
+"""``profile FILE:KERNEL --arg ...``: the estimated time of one kernel, and what bounds it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+from .. import terminal
+from ..arguments import positive
+from . import kernels
+
+HELP = "estimate the time of one kernel on Trainium"
+DIFFERENCE = 0.1  # between SDK releases, from which on both are printed
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    kernels.declare_kernel(parser)
+    kernels.declare(parser)
+    parser.add_argument(
+        "--dma-profile", default=None, help="DMA profile (default: the calibrated one)"
+    )
+    parser.add_argument(
+        "--schedule",
+        default="compiler",
+        metavar="ORDER",
+        help="order within an engine: compiler (list scheduling) or program-order (as written)",
+    )
+    parser.add_argument("--top", type=positive, default=12, help="source lines to print")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures")
+    parser.add_argument(
+        "--trace", type=Path, metavar="PATH", help="write a trace for ui.perfetto.dev"
+    )
+    parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write PNG plots")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Trace, schedule, print; write what the command line asks for."""
+    from ..core.report import plots, report, tables
+    from ..core.time import cost
+    from ..core.time.schedule import check_order, schedule
+
+    name = args.dma_profile or cost.DEFAULT_PROFILE
+    cost.dma_profile(name)
+    check_order(args.schedule)
+    program = kernels.trace(kernels.load_kernel(args.kernel), args)
+    found = schedule(program, name, args.schedule)
+    summary = report.profile(found)
+    others = elsewhere(program, found.total, name, args.schedule)
+    console = terminal.output(kernels.PIPED_WIDTH)
+    tables.print_profile(
+        console,
+        summary,
+        args.top,
+        lambda lines: terminal.print_table(
+            console, lines, tables.EXPENDABLE, "bound by", "a wider terminal or --json shows them"
+        ),
+    )
+    for other, time in others.items():
+        if abs(time / found.total - 1) > DIFFERENCE:
+            note = cost.dma_profile(other).note
+            console.print(f"with {other}: {tables.microseconds(time)} µs ({note})")
+    if args.json:
+        content = summary.to_json() | {"time_ns_by_release": others}
+        args.json.write_text(json.dumps(content, indent=1))
+        console.print(f"figures: {args.json}")
+    if args.trace:
+        args.trace.write_text(json.dumps(report.perfetto([(summary.name, found)])))
+        console.print(f"trace for ui.perfetto.dev: {args.trace}")
+    if args.plots:
+        for path in plots.all_plots([found], [summary], args.plots):
+            console.print(f"plot: {path}")
+    return 0
+
+
+def elsewhere(program: Any, total: float, name: str, order: str) -> dict[str, float]:
+    """Nanoseconds under the DMA profile of every SDK release; empty for an empty kernel."""
+    from ..core.time import cost
+    from ..core.time.schedule import schedule
+
+    if not total:
+        return {}
+    releases = [profile for profile in cost.PROFILES if profile.startswith("sdk")]
+    return {
+        profile: total if profile == name else schedule(program, profile, order).total
+        for profile in releases
+    }
