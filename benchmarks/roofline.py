@@ -71,7 +71,7 @@ class Stretch(NamedTuple):
 
     def times(self, plateau: float) -> dict[str, float]:
         """Nanoseconds by resource; ``plateau`` in bytes per nanosecond."""
-        rate = spec.PEAK_MACS_PER_NS / spec.GEN2.partitions**2
+        rate = spec.GEN2.peak_macs_per_ns / spec.GEN2.partitions**2
         return {"DMA": self.bytes / plateau, "TensorE": self.columns / rate}
 
 

@@ -123,8 +123,8 @@ class GraphEstimate:
             "total_time": time,
             **{f"{key}_active_time": total(f"{key}_active_time") for key in report.ENGINE_KEYS},
             "model_flops": 2 * macs,
-            "mfu_estimated_percent": 100 * macs / (spec.PEAK_MACS_PER_NS * time),
-            "mbu_estimated_percent": 100 * moved / (spec.HBM_BYTES_PER_NS * time),
+            "mfu_estimated_percent": 100 * macs / (spec.GEN2.peak_macs_per_ns * time),
+            "mbu_estimated_percent": 100 * moved / (spec.GEN2.hbm_bytes_per_ns * time),
             "hbm_read_bytes": total("hbm_read_bytes"),
             "hbm_write_bytes": total("hbm_write_bytes"),
             "dma_transfer_average_bytes": total("dma_transfer_bytes") / rows if rows else 0.0,
@@ -267,7 +267,7 @@ class Estimator:
             return self.kernel(event.program)[0].total + self.overheads.kernel_ns
         if event.kind == COLLECTIVE:
             return self.overheads.collective(event.bytes, self.ranks, event.name)
-        return max(event.bytes / self.plain_rate, event.macs / spec.PEAK_MACS_PER_NS)
+        return max(event.bytes / self.plain_rate, event.macs / spec.GEN2.peak_macs_per_ns)
 
     def _times(self, events: Sequence[Event]) -> list[float]:
         """Nanoseconds of each event. PyTorch operators without products that follow each other

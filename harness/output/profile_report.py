@@ -144,7 +144,7 @@ def _operator_cells(op: Operator, total: float) -> list[str]:
         f"{op.total_ns / total:.1%}",
         f"{op.bytes / 1e6:.2f}",
         f"{op.bytes / time:.0f}",
-        f"{op.macs / (spec.PEAK_MACS_PER_NS * time):.1%}" if op.macs else "",
+        f"{op.macs / (spec.GEN2.peak_macs_per_ns * time):.1%}" if op.macs else "",
         words,
     ]
 

@@ -32,7 +32,7 @@ def transfer_of(function, *shapes, at=0):
 # --- profiles -------------------------------------------------------------------------------------
 @pytest.mark.parametrize(("size", "share"), PUBLISHED_CURVE.items())
 def test_row_rule_follows_the_published_curve(size, share):
-    plateau = spec.DMA_BYTES_PER_NS * spec.DMA_ENGINES
+    plateau = spec.GEN2.dma.bytes_per_ns * spec.GEN2.dma.engines
     assert RULE.bandwidth(size) / plateau == pytest.approx(share, abs=0.02)
 
 
@@ -43,7 +43,7 @@ def test_flat_profile_is_the_matmul_tutorials_104_gb_per_s(size):
 
 def test_flat_profile_joins_the_row_rule_for_long_rows():
     assert FLAT.row_ns(4096) == RULE.row_ns(4096)
-    assert FLAT.row_ns(2048) == pytest.approx(1024 / spec.DMA_FLAT_BYTES_PER_NS)
+    assert FLAT.row_ns(2048) == pytest.approx(1024 / spec.GEN2.dma.flat_bytes_per_ns)
     assert FLAT.row_ns(2) == FLAT.row_ns(256)  # a descriptor costs its time however short
 
 
@@ -61,7 +61,7 @@ def test_peak_profile_is_the_share_of_hbm():
 
 @pytest.mark.parametrize("profile", cost.PROFILES.values(), ids=cost.PROFILES)
 def test_longer_rows_never_take_less_time(profile):
-    times = [profile.row_ns(size) for size in range(spec.DMA_WORD_BYTES, 40_000, 7)]
+    times = [profile.row_ns(size) for size in range(spec.GEN2.dma.word_bytes, 40_000, 7)]
     assert times == sorted(times)
     assert profile.name and profile.note
 
@@ -116,7 +116,7 @@ def test_a_lone_short_row_has_nothing_to_overlap_with():
     lone, long, two = (
         transfer_of(load, (shape, torch.float32)) for shape in ((1, 1), (1, 512), (2, 1))
     )
-    assert cost.lane_ns(LATER, lone, 1) == spec.DMA_LONE_ROW_NS
+    assert cost.lane_ns(LATER, lone, 1) == spec.GEN2.dma.lone_row_ns
     assert cost.lane_ns(LATER, long, 1) == LATER.row_ns(2048)
     assert cost.lane_ns(LATER, two, 1) == LATER.row_ns(4)
 

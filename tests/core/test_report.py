@@ -13,7 +13,6 @@ from rich.console import Console
 from neuron_cpu.__main__ import main
 from neuron_cpu.commands.kernels import parse_arguments, parse_value
 from neuron_cpu.core import Kernel
-from neuron_cpu.core.device import spec
 from neuron_cpu.core.device.spec import GEN2
 from neuron_cpu.core.report import bands, plots, report, tables
 from neuron_cpu.core.time import cost
@@ -91,7 +90,7 @@ def test_lines_add_up_to_the_whole(found, summary):
     for key, engine in list(zip(report.ENGINE_KEYS, ENGINES))[:DMA]:
         assert sum(line.busy[key] for line in summary.lines) == pytest.approx(busy[engine])
     assert sum(line.busy["dma"] for line in summary.lines) == pytest.approx(
-        sum(found.lane_busy) / spec.DMA_ENGINES
+        sum(found.lane_busy) / GEN2.dma.engines
     )
     assert sum(line.dma_bytes for line in summary.lines) == summary.metrics["dma_transfer_bytes"]
     for name in ("hbm_read_bytes", "hbm_write_bytes", "mfu_estimated_percent",
@@ -185,7 +184,7 @@ def test_timeline_shares_are_the_busy_times(found):
     width = found.total / plots.BINS
     for number, engine in enumerate(ENGINES[:DMA]):
         assert sum(shares[number]) * width == pytest.approx(found.engine_busy()[engine])
-    assert sum(shares[DMA]) * width == pytest.approx(sum(found.lane_busy) / spec.DMA_ENGINES)
+    assert sum(shares[DMA]) * width == pytest.approx(sum(found.lane_busy) / GEN2.dma.engines)
 
 
 def test_plots_are_png_files(found, summary, tmp_path):

@@ -10,7 +10,6 @@ from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
 from neuron_cpu.core import Kernel, NkiError
-from neuron_cpu.core.device import spec
 from neuron_cpu.core.device.spec import GEN2, Engine
 from neuron_cpu.core.language.tensor import Tensor
 from neuron_cpu.core.time import cost, depend, schedule
@@ -29,19 +28,19 @@ from neuron_cpu.core.time.schedule import (
 from neuron_cpu.core.time.schedule import schedule as simulate
 
 ROWS = 8  # partitions, hence rows of a full tile, per DMA engine
-START = spec.DMA_START_NS
+START = GEN2.dma.start_ns
 BF16, F32 = torch.bfloat16, torch.float32
 
 
 def ns(engine: Engine, cycles: float) -> float:
     """Occupancy of an instruction of so many documented cycles."""
     started = engine is not Engine.TENSOR and cycles > 64
-    return (cycles + spec.ENGINE_START_CYCLES * started) / GEN2.clock_hz[engine] * 1e9
+    return (cycles + GEN2.engine_start_cycles * started) / GEN2.clock_hz[engine] * 1e9
 
 
 def late(engine: Engine) -> float:
     """From the end of an instruction to the start of one that needs its result."""
-    return spec.DEPENDENT_CYCLES / GEN2.clock_hz[engine] * 1e9
+    return GEN2.dependent_cycles / GEN2.clock_hz[engine] * 1e9
 
 
 def hbm(*shape, dtype=BF16):
@@ -515,7 +514,7 @@ def test_busy_time_is_the_sum_of_the_instructions(random_schedule):
         assert busy[engine] == pytest.approx(sum(found.end[k] - found.start[k] for k in mine))
         own = [found.program.instructions[k] for k in mine]
         assert busy[engine] == pytest.approx(sum(ns(engine, i.op.cycles(i)) for i in own))
-    lanes = [0.0] * spec.DMA_ENGINES
+    lanes = [0.0] * GEN2.dma.engines
     for lane, _, begin, end in found.lane_spans():
         lanes[lane] += end - begin
     assert found.lane_busy == pytest.approx(lanes)

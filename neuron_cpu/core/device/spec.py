@@ -6,6 +6,9 @@ Sources (public repository aws-neuron/aws-neuron-sdk, tag v2.21.1 unless a tag i
   ARCH  general/nki/arch/trainium_inferentia2_arch.rst
   PM    general/nki/programming_model.rst
   ALLOC general/nki/nki_direct_allocation_guide.rst
+  PERF  general/nki/nki_perf_guide.rst
+  DMA26 nki/get-started/about/nki-dma-overview.rst (tag v2.27.1)
+  DMA32 nki/deep-dives/nki-dma-bandwidth-guide.rst (tag v2.32.0)
 """
 
 from __future__ import annotations
@@ -28,8 +31,37 @@ class Engine(Enum):
 
 
 @dataclass(frozen=True)
+class Dma:
+    """The DMA engines of one core; a row is a descriptor, contiguous bytes on both sides.
+
+    Attributes:
+        engines: each moves one transfer at a time.
+        start_ns: from the semaphore to a transfer's first byte.
+        bytes_per_ns: effective rate of one engine with long rows.
+        row_ns, short_row_ns: fixed part of a long row of the bandwidth curve, and its shortest row.
+        flat_bytes_per_ns, flat_row_bytes: rate of rows up to 1 KiB with SDK 2.21, and the shortest
+            row that takes part; shorter ones take as long.
+        row_2_24_ns, part_word_ns: least time of a row since SDK 2.24, and of one below word_bytes.
+        lone_row_ns, lone_row_bytes: a transfer of one row that is shorter than this.
+    """
+
+    engines: int
+    start_ns: float
+    bytes_per_ns: float
+    row_ns: float
+    short_row_ns: float
+    flat_bytes_per_ns: float
+    flat_row_bytes: int
+    row_2_24_ns: float
+    word_bytes: int
+    part_word_ns: float
+    lone_row_ns: float
+    lone_row_bytes: int
+
+
+@dataclass(frozen=True)
 class NeuronCore:
-    """Sizes, limits and clocks of one generation; SBUF and PSUM bytes are those of a partition.
+    """Sizes, limits and rates of one generation; SBUF and PSUM bytes are those of a partition.
 
     Attributes:
         sbuf_reserved_bytes: what the compiler keeps for itself, at the end.
@@ -40,6 +72,10 @@ class NeuronCore:
         access_pattern_axes: free axes of an operand, once axes that follow each other are joined.
         gpsimd_cores: processors of GpSimdE; each serves an equal share of the partitions.
         clock_hz: by engine; DMA has rates instead.
+        min_ii: cycles from one instruction of an engine to its next, at least.
+        dependent_cycles: from the end of an instruction's occupancy until a consumer may start.
+        engine_start_cycles: VectorE, ScalarE and GpSimdE beyond their documented cycles.
+        hbm_bytes_per_ns: the core's share of HBM.
     """
 
     name: str
@@ -59,6 +95,11 @@ class NeuronCore:
     access_pattern_axes: int
     gpsimd_cores: int
     clock_hz: Mapping[Engine, float]
+    min_ii: int
+    dependent_cycles: int
+    engine_start_cycles: int
+    hbm_bytes_per_ns: float
+    dma: Dma
 
     @property
     def sbuf_usable_bytes(self) -> int:
@@ -69,6 +110,16 @@ class NeuronCore:
     def gpsimd_partitions(self) -> int:
         """Partitions that one GpSimd processor serves."""
         return self.partitions // self.gpsimd_cores
+
+    @property
+    def dma_partitions(self) -> int:
+        """Neighbouring partitions that one DMA engine serves (DMA26: engine e, 8e to 8e + 7)."""
+        return self.partitions // self.dma.engines
+
+    @property
+    def peak_macs_per_ns(self) -> float:
+        """bf16 products of TensorE: a moving column through all rows and columns a cycle (ARCH)."""
+        return self.partitions**2 * self.clock_hz[Engine.TENSOR] / 1e9
 
 
 GEN2 = NeuronCore(
@@ -94,6 +145,27 @@ GEN2 = NeuronCore(
         Engine.SCALAR: 1.4e9,
         Engine.GPSIMD: 1.4e9,
     },
+    min_ii=64,  # nki.isa docstrings
+    # PERF shows dependent one-element ScalarE instructions 264 cycles apart, min_ii included.
+    dependent_cycles=200,
+    engine_start_cycles=20,  # fitted: an instruction of 384 columns took 437 cycles in a profile
+    hbm_bytes_per_ns=410.0,  # ARCH: 820 GB/s per chip, two cores
+    dma=Dma(
+        engines=16,  # ARCH
+        start_ns=1300.0,  # DMA32
+        bytes_per_ns=17.0,  # DMA32: Trn1, 272 GB/s for the core
+        row_ns=8.0,  # fitted to DMA26's curve of bandwidth over row bytes
+        short_row_ns=145.0,  # same fit: rows under 2 KiB all take this long
+        flat_bytes_per_ns=6.5,  # SDK 2.21 matmul tutorial: 104 GB/s for the core
+        flat_row_bytes=256,  # shortest row of that measurement
+        # Fitted to kernels measured with SDK 2.24 and later (docs/cost_model.md): windows of 16 to
+        # 48 B take an engine 21 ns a row, 8 B 17 ns, columns of 4 B 40 ns.
+        row_2_24_ns=20.0,
+        word_bytes=8,
+        part_word_ns=40.0,
+        lone_row_ns=360.0,  # the same: 25 600 times two loads and a store of a row, 27.4 ms
+        lone_row_bytes=512,  # one row of 2560 B takes its 150 ns alone, too (4484 of them, 0.66 ms)
+    ),
 )
 
 
@@ -104,36 +176,12 @@ def legal_start_partitions(size: int) -> tuple[int, ...]:
     return (0, 64) if size > 32 else (0, 32, 64, 96)
 
 
-# --- timing beyond the cycles of each instruction (its entry) -------------------------------------
-# Sources: PERF general/nki/nki_perf_guide.rst; DMA26 nki/get-started/about/nki-dma-overview.rst
-# (tag v2.27.1); DMA32 nki/deep-dives/nki-dma-bandwidth-guide.rst (tag v2.32.0).
-MIN_II = 64  # nki.isa docstrings: cycles from one instruction of an engine to its next, at least
-# Cycles from the end of an instruction's occupancy until a consumer may start. PERF shows dependent
-# one-element ScalarE instructions 264 cycles apart, of which MIN_II are the initiation interval.
-DEPENDENT_CYCLES = 200
-ENGINE_START_CYCLES = 20  # fitted: VectorE, ScalarE and GpSimdE beyond their documented cycles
-DMA_ENGINES = 16  # ARCH: per core, each moves one transfer at a time
-DMA_PARTITIONS_PER_ENGINE = GEN2.partitions // DMA_ENGINES  # DMA26: engine e: rows 8e to 8e + 7
-DMA_START_NS = 1300.0  # DMA32: semaphore to first byte
-DMA_BYTES_PER_NS = 17.0  # DMA32: effective rate of one engine on Trn1, 272 GB/s for the core
-DMA_ROW_NS = 8.0  # fitted to DMA26's curve of bandwidth over row bytes: fixed part of a long row
-DMA_SHORT_ROW_NS = 145.0  # same fit: no row takes less, rows under 2 KiB all take this long
-DMA_FLAT_BYTES_PER_NS = 6.5  # SDK 2.21 matmul tutorial: 104 GB/s for the core with rows <= 1 KiB
-DMA_FLAT_ROW_BYTES = 256  # shortest row of that measurement; shorter ones take as long as this one
-# Fitted to kernels measured with SDK 2.24 and later (docs/cost_model.md): a row takes its engine
-# 20 ns however short it is (windows of 16 to 48 B: 21 ns; 8 B: 17 ns), columns of 4 B take 40 ns.
-DMA_ROW_2_24_NS = 20.0
-DMA_WORD_BYTES = 8
-DMA_LONE_ROW_NS = 360.0  # a transfer of one short row: 25 600 times two loads and a store, 27.4 ms
-DMA_LONE_ROW_BYTES = 512  # one row of 2560 B takes its 150 ns alone, too (4484 of them, 0.66 ms)
-DMA_PART_WORD_NS = 40.0
-HBM_BYTES_PER_NS = 410.0  # ARCH: 820 GB/s per chip, two cores
+# --- around the core: compiler, runtime and host --------------------------------------------------
 # Operators outside of kernels, under the profile of SDK 2.21: fitted to the contest's own baseline
 # (9.75 to 10.12 ms a decode step at degree 2 with a cache of 640, prompt_data.txt), which so takes
 # 10.0 ms. It moves 1.29 GB a step.
 PLAIN_ROW_BYTES = 1024  # later profiles move the 512-column bf16 tiles of such code faster
 PLAIN_BYTES_PER_NS = 146.0
-PEAK_MACS_PER_NS = GEN2.partitions**2 * GEN2.clock_hz[Engine.TENSOR] / 1e9  # ARCH: bf16
 
 # Fitted: the device's own start and end of one executed graph. Whole kernels of 14 and 19 us exist
 # (docs/cost_model.md), whose instructions take 2 to 7 us here.

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..device.errors import refuse, warn
-from ..device.spec import GEN2, MIN_II, Engine, legal_start_partitions
+from ..device.spec import GEN2, Engine, legal_start_partitions
 from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
@@ -324,14 +324,14 @@ def wide_stride(view: View) -> bool:
 
 
 def streaming(per_element: float = 1.0, extra: float = 0.0) -> Callable[[Instruction], float]:
-    """max(MIN_II, per_element * N) + extra, doubled for wide strides."""
+    """max(min_ii, per_element * N) + extra, doubled for wide strides."""
 
     def cycles(i: Instruction) -> float:
-        return max(MIN_II, per_element * free_elements(i) * stride_factor(i)) + extra
+        return max(GEN2.min_ii, per_element * free_elements(i) * stride_factor(i)) + extra
 
     return cycles
 
 
 def streaming_with_sums(i: Instruction) -> float:
     """An element each cycle; a second result costs one more instruction that reads it out."""
-    return streaming()(i) + (MIN_II if i.attrs.reduce_axes else 0)
+    return streaming()(i) + (GEN2.min_ii if i.attrs.reduce_axes else 0)

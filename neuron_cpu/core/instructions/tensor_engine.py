@@ -16,7 +16,7 @@ import torch
 
 from ..device.dtypes import FLOAT32
 from ..device.errors import refuse, warn
-from ..device.spec import GEN2, MIN_II, Engine
+from ..device.spec import GEN2, Engine
 from ..program import trace
 from ..program.accumulation import Groups
 from ..program.attributes import Attrs
@@ -95,7 +95,7 @@ def _matmul_cycles(i: Instruction) -> float:
     rate = 4 if stationary.dt.name in FOUR_BYTE_FLOATS else 1  # fp32 takes four passes
     if rate == 4 and (attrs.stationary_onezero or attrs.moving_onezero):
         rate = 2  # ones and zeros have no low half
-    return rate * max(load, MIN_II, stream)
+    return rate * max(load, GEN2.min_ii, stream)
 
 
 def _matmul_macs(i: Instruction) -> int:
@@ -281,10 +281,10 @@ def _transpose_cycles(i: Instruction) -> float:
     if _on_vector(i):
         side = GEN2.vector_transpose_max
         blocks = math.ceil(data.shape[0] / side) * math.ceil(data.free_size / side)
-        return blocks * max(MIN_II, min(side, data.free_size))
+        return blocks * max(GEN2.min_ii, min(side, data.free_size))
     rate = 4 if data.dt.name in FOUR_BYTE_FLOATS else 1
     # the docstring's max(P, min(64, F)); fp32 takes four passes as in a product
-    return rate * max(data.shape[0], min(64, data.free_size), MIN_II)
+    return rate * max(data.shape[0], min(64, data.free_size), GEN2.min_ii)
 
 
 def _transpose_macs(i: Instruction) -> int:

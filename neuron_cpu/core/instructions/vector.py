@@ -15,7 +15,7 @@ import torch
 
 from ..device.dtypes import promote
 from ..device.errors import refuse, warn
-from ..device.spec import GEN2, MIN_II, Engine
+from ..device.spec import GEN2, Engine
 from ..program import trace
 from ..program.attributes import Attrs
 from ..program.index import is_integer
@@ -83,7 +83,7 @@ def _tensor_tensor_cycles(i: Instruction) -> float:
     one_psum = PSUM in (i.src[0].storage.buffer, i.src[1].storage.buffer)
     all_bf16 = all(v.dt.name == "bfloat16" for v in (*i.src, *i.dst))
     fast = one_psum or (all_bf16 and BinaryAttrs.of(i).op in ("add", "multiply", "subtract"))
-    return max(MIN_II, (n if fast else 2 * n) * stride_factor(i))
+    return max(GEN2.min_ii, (n if fast else 2 * n) * stride_factor(i))
 
 
 TENSOR_TENSOR = OpSpec(
@@ -354,7 +354,7 @@ def _scalar_tensor_tensor_cycles(i: Instruction) -> float:
     types = {i.src[0].dt.name, i.src[1].dt.name}
     steps = [step.op for step in StepsAttrs.of(i).steps]
     fast = types == {"bfloat16"} and steps == ["subtract", "multiply"] and n % 2 == 0
-    return max(MIN_II, n if fast else 2 * n)
+    return max(GEN2.min_ii, n if fast else 2 * n)
 
 
 SCALAR_TENSOR_TENSOR = OpSpec(
@@ -413,7 +413,7 @@ def _reciprocal(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
 def _reciprocal_cycles(i: Instruction) -> float:
     """8N on VectorE, whose result is the more exact one, N on ScalarE (docstring)."""
     n = free_elements(i) * stride_factor(i)
-    return max(MIN_II, n if i.op.engine_of(i) is Engine.SCALAR else 8 * n)
+    return max(GEN2.min_ii, n if i.op.engine_of(i) is Engine.SCALAR else 8 * n)
 
 
 RECIPROCAL = OpSpec(
@@ -468,7 +468,7 @@ def _reduce_cycles(i: Instruction) -> float:
     n = i.src[0].free_size
     both_bf16 = i.src[0].dt.name == i.dst[0].dt.name == "bfloat16"
     fast = both_bf16 and ReduceAttrs.of(i).op in ("add", "maximum")
-    return max(MIN_II, (n / 2 if fast else n) * stride_factor(i))
+    return max(GEN2.min_ii, (n / 2 if fast else n) * stride_factor(i))
 
 
 TENSOR_REDUCE = OpSpec(

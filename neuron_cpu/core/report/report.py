@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..device import spec
-from ..device.spec import Engine
+from ..device.spec import GEN2, Engine
 from ..program.program import Instruction
 from ..program.storage import Source
 from ..time import cost
@@ -138,7 +137,7 @@ def metrics(schedule: Schedule, lines: Sequence[Line]) -> dict[str, float]:
         figures[f"{key}_active_time_percent"] = 100 * busy[engine] / total
     macs = sum(line.macs for line in lines)
     moved = sum(line.transpose_macs for line in lines)
-    peak = spec.PEAK_MACS_PER_NS * total
+    peak = GEN2.peak_macs_per_ns * total
     figures["model_flops"] = 2 * macs
     figures["transpose_flops"] = 2 * moved
     figures["mfu_estimated_percent"] = 100 * macs / peak
@@ -161,7 +160,7 @@ def _dma_metrics(schedule: Schedule, total: float) -> dict[str, float]:
     return {
         "hbm_read_bytes": read,
         "hbm_write_bytes": written,
-        "mbu_estimated_percent": 100 * (read + written) / (spec.HBM_BYTES_PER_NS * total),
+        "mbu_estimated_percent": 100 * (read + written) / (GEN2.hbm_bytes_per_ns * total),
         "dma_transfer_bytes": size,
         "dma_transfer_count": rows,
         "dma_transfer_average_bytes": size / rows if rows else 0.0,
@@ -200,19 +199,19 @@ def _lines(schedule: Schedule) -> dict[Source | None, Line]:
         line.dma_rows += moved.rows
         line.hbm_read_bytes += moved.hbm_read
         line.hbm_write_bytes += moved.hbm_written
-        own = lanes.setdefault(source, [0.0] * spec.DMA_ENGINES)
+        own = lanes.setdefault(source, [0.0] * GEN2.dma.engines)
         for lane, rows in enumerate(moved.lanes):
             own[lane] += cost.lane_ns(profile, moved, rows)
     for source, own in lanes.items():
         line = found[source]
-        line.busy["dma"] = sum(own) / spec.DMA_ENGINES
+        line.busy["dma"] = sum(own) / GEN2.dma.engines
         line.dma_span = max(own)
         line.row_bytes = line.dma_bytes // line.dma_rows
     total = schedule.total or 1.0
     for line in found.values():
-        line.mfu_estimated_percent = 100 * line.macs / (spec.PEAK_MACS_PER_NS * total)
+        line.mfu_estimated_percent = 100 * line.macs / (GEN2.peak_macs_per_ns * total)
         traffic = line.hbm_read_bytes + line.hbm_write_bytes
-        line.mbu_estimated_percent = 100 * traffic / (spec.HBM_BYTES_PER_NS * total)
+        line.mbu_estimated_percent = 100 * traffic / (GEN2.hbm_bytes_per_ns * total)
         line.binding = _line_words(line)
     return found
 
@@ -281,7 +280,7 @@ def binding(schedule: Schedule, critical: dict[str, float], lines: Sequence[Line
         )
     worst = max(lines, key=lambda line: line.critical)
     reason = {
-        "DMA start": f"{spec.DMA_START_NS / 1e3:.1f} µs until a transfer's first row, not hidden",
+        "DMA start": f"{GEN2.dma.start_ns / 1e3:.1f} µs until a transfer's first row, not hidden",
         "result latency": "small instructions that wait for each other's results",
         "free buffer": "memory that an earlier tile still holds",
         "shared port": "engines that exclude each other on SBUF or PSUM",
@@ -309,7 +308,7 @@ def trace_events(schedule: Schedule, pid: int, label: str, offset: float = 0.0) 
     events = [meta_event("process_name", pid, 0, label)]
     for row, engine in enumerate(ENGINES[:DMA]):
         events.append(meta_event("thread_name", pid, row, engine.value))
-    for lane in range(spec.DMA_ENGINES):
+    for lane in range(GEN2.dma.engines):
         events.append(meta_event("thread_name", pid, DMA + lane, f"DMA queue {lane}"))
     instructions = schedule.program.instructions
     for at, instruction in enumerate(instructions):

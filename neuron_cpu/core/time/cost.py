@@ -14,12 +14,11 @@ from typing import NamedTuple
 from ..device import spec
 from ..device.errors import refuse
 from ..device.spec import GEN2, Engine
-from ..instructions.entry import MIN_II
 from ..program.program import Instruction
 from ..program.view import View
 
 RESULT_LATENCY_NS = {
-    engine: spec.DEPENDENT_CYCLES / hz * 1e9 for engine, hz in GEN2.clock_hz.items()
+    engine: GEN2.dependent_cycles / hz * 1e9 for engine, hz in GEN2.clock_hz.items()
 }
 
 
@@ -40,7 +39,7 @@ class DmaProfile:
 
     def bandwidth(self, row_bytes: int) -> float:
         """GB/s of the whole core with rows of this size on all engines."""
-        return row_bytes / self.row_ns(row_bytes) * spec.DMA_ENGINES
+        return row_bytes / self.row_ns(row_bytes) * GEN2.dma.engines
 
     @property
     def peak(self) -> float:
@@ -49,23 +48,23 @@ class DmaProfile:
 
 
 def _row_rule(size: int) -> float:
-    return max(spec.DMA_SHORT_ROW_NS, size / spec.DMA_BYTES_PER_NS + spec.DMA_ROW_NS)
+    return max(GEN2.dma.short_row_ns, size / GEN2.dma.bytes_per_ns + GEN2.dma.row_ns)
 
 
 def _before_2_24(size: int) -> float:
     # proportional up to the row that takes as long as a long one's share, never faster than that
-    flat = max(size, spec.DMA_FLAT_ROW_BYTES) / spec.DMA_FLAT_BYTES_PER_NS
-    knee = 1024 / spec.DMA_FLAT_BYTES_PER_NS
-    return min(flat, max(knee, size / spec.DMA_BYTES_PER_NS + spec.DMA_ROW_NS))
+    flat = max(size, GEN2.dma.flat_row_bytes) / GEN2.dma.flat_bytes_per_ns
+    knee = 1024 / GEN2.dma.flat_bytes_per_ns
+    return min(flat, max(knee, size / GEN2.dma.bytes_per_ns + GEN2.dma.row_ns))
 
 
 def _since_2_24(size: int) -> float:
-    least = spec.DMA_ROW_2_24_NS if size >= spec.DMA_WORD_BYTES else spec.DMA_PART_WORD_NS
-    return max(least, size / spec.DMA_BYTES_PER_NS)
+    least = GEN2.dma.row_2_24_ns if size >= GEN2.dma.word_bytes else GEN2.dma.part_word_ns
+    return max(least, size / GEN2.dma.bytes_per_ns)
 
 
 def _hbm_peak(size: int) -> float:
-    return size * spec.DMA_ENGINES / spec.HBM_BYTES_PER_NS
+    return size * GEN2.dma.engines / GEN2.hbm_bytes_per_ns
 
 
 PROFILES = {
@@ -131,8 +130,8 @@ class Transfer(NamedTuple):
 
 def lane_ns(profile: DmaProfile, moved: Transfer, rows: int) -> float:
     """Nanoseconds that ``rows`` rows of a transfer take one DMA engine."""
-    if moved.rows == 1 and moved.row_bytes < spec.DMA_LONE_ROW_BYTES:  # nothing to overlap with
-        return max(spec.DMA_LONE_ROW_NS, profile.row_ns(moved.row_bytes))
+    if moved.rows == 1 and moved.row_bytes < GEN2.dma.lone_row_bytes:  # nothing to overlap with
+        return max(GEN2.dma.lone_row_ns, profile.row_ns(moved.row_bytes))
     return rows * profile.row_ns(moved.row_bytes)
 
 
@@ -166,8 +165,8 @@ def _transfer(instruction: Instruction, src: View, dst: View) -> Transfer:
     if chip.storage.on_chip:
         lanes = _partition_lanes(chip, rows)
     else:
-        whole, rest = divmod(rows, spec.DMA_ENGINES)
-        lanes = tuple(whole + (lane < rest) for lane in range(spec.DMA_ENGINES))
+        whole, rest = divmod(rows, GEN2.dma.engines)
+        lanes = tuple(whole + (lane < rest) for lane in range(GEN2.dma.engines))
     moved = dst.size
     return Transfer(
         rows,
@@ -201,12 +200,12 @@ def _partition_lanes(chip: View, rows: int) -> tuple[int, ...]:
     where a fixed place of eight partitions on an engine (DMA26) would leave two engines working.
     """
     partitions = chip.shape[0]
-    first = chip.start_partition // spec.DMA_PARTITIONS_PER_ENGINE
-    lanes = [0] * spec.DMA_ENGINES
+    first = chip.start_partition // GEN2.dma_partitions
+    lanes = [0] * GEN2.dma.engines
     per = rows // partitions
-    whole, rest = divmod(partitions, spec.DMA_ENGINES)
-    for k in range(min(partitions, spec.DMA_ENGINES)):
-        lanes[(first + k) % spec.DMA_ENGINES] = per * (whole + (k < rest))
+    whole, rest = divmod(partitions, GEN2.dma.engines)
+    for k in range(min(partitions, GEN2.dma.engines)):
+        lanes[(first + k) % GEN2.dma.engines] = per * (whole + (k < rest))
     return tuple(lanes)
 
 
@@ -215,12 +214,12 @@ def engine_ns(instruction: Instruction, engine: Engine) -> float:
     """Nanoseconds that a compute instruction occupies its engine.
 
     The documented cycles of an element-wise instruction count elements only; the pipeline's start
-    comes on top, but no instruction is shorter than MIN_II (an instruction of three columns takes
-    66 cycles, one of 384 took 437 in a published profile).
+    comes on top, but none is shorter than the initiation interval (an instruction of three columns
+    takes 66 cycles, one of 384 took 437 in a published profile).
     """
     cycles = instruction.op.cycles(instruction)
     if engine is not Engine.TENSOR:
-        cycles += spec.ENGINE_START_CYCLES if cycles > MIN_II else 0
+        cycles += GEN2.engine_start_cycles if cycles > GEN2.min_ii else 0
     return cycles / GEN2.clock_hz[engine] * 1e9
 
 

@@ -25,7 +25,6 @@ from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
-from ..device import spec
 from ..device.errors import refuse
 from ..device.pause import without_garbage_collection
 from ..device.spec import GEN2, Engine
@@ -123,7 +122,7 @@ class Schedule:
 
     def lane_spans(self) -> Iterator[tuple[int, int, float, float]]:
         """(DMA engine, instruction, start, end) of every engine's share of every transfer."""
-        free = [0.0] * spec.DMA_ENGINES
+        free = [0.0] * GEN2.dma.engines
         profile = cost.dma_profile(self.profile)
         for at, moved in self.transfers.items():
             for lane, rows in enumerate(moved.lanes):
@@ -238,9 +237,9 @@ class _Run:
         self.end = [0.0] * n
         self.waits = [Wait(NOTHING, -1)] * len(self.pending)
         self.transfers: dict[int, cost.Transfer] = {}
-        self.lane_free = [0.0] * spec.DMA_ENGINES
-        self.lane_last = [-1] * spec.DMA_ENGINES
-        self.lane_busy = [0.0] * spec.DMA_ENGINES
+        self.lane_free = [0.0] * GEN2.dma.engines
+        self.lane_last = [-1] * GEN2.dma.engines
+        self.lane_busy = [0.0] * GEN2.dma.engines
         self.port_free = [0.0, 0.0]
         self.port_last = [-1, -1]
         self.ports = [_ports(i, e) for i, e in zip(program.instructions, self.numbers)]
@@ -347,7 +346,7 @@ class _Run:
 
     def _transfer(self, at: int, now: float) -> None:
         moved = self.transfers[at] = cost.transfer(self.program.instructions[at])
-        arrival = now + spec.DMA_START_NS
+        arrival = now + GEN2.dma.start_ns
         free, busy, last = self.lane_free, self.lane_busy, self.lane_last
         first, end, blocker = float("inf"), 0.0, -1
         for lane, rows in enumerate(moved.lanes):

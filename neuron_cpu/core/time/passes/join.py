@@ -11,8 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...device.spec import Engine
-from ...instructions.entry import MIN_II
+from ...device.spec import GEN2, Engine
 from ...instructions.vector import ReduceAttrs
 from ...program.program import Instruction
 from ...program.storage import Frame, Storage
@@ -94,7 +93,7 @@ def _alike(column: Sequence[Instruction]) -> bool:
     if len(head.dst) != 1 or head.attrs.mask is not None or head.attrs.accumulate:
         return False
     views = (*head.src, *head.dst)
-    if max(v.free_size for v in views) >= MIN_II or any(len(v.shape) > 3 for v in views):
+    if max(v.free_size for v in views) >= GEN2.min_ii or any(len(v.shape) > 3 for v in views):
         return False
     shapes = [v.shape for v in views]
     return all(
