@@ -502,45 +502,43 @@ def key_rows(qk_sb, first_tile, start, tokens, heads):
 # rescales what was summed when it grows (Milakov and Gimelshein 2018; Dao et al. 2022).
 
 
-class RunningSoftmax:
+def running_softmax(queries, heads, width):
     """What is known of ``heads`` rows of scores per partition after some blocks of keys.
 
-    fp32 @ SBUF: neg_max_sb [Q, heads], the negated maximum; out_sb [Q, heads, width], weighted
+    fp32 @ SBUF: neg_maxima_sb [Q, heads], the negated maximum; sums_sb [Q, heads, width], weighted
     values relative to it, sums of the weights among them.
     """
+    neg_maxima_sb = nl.ndarray((queries, heads), nl.float32, buffer=nl.sbuf)
+    sums_sb = nl.ndarray((queries, heads, width), nl.float32, buffer=nl.sbuf)
+    return neg_maxima_sb, sums_sb
 
-    def __init__(self, queries, heads, width):
-        neg_max_sb = nl.ndarray((queries, heads), nl.float32, buffer=nl.sbuf)
-        out_sb = nl.ndarray((queries, heads, width), nl.float32, buffer=nl.sbuf)
-        self.neg_max_sb, self.out_sb = neg_max_sb, out_sb
 
-    def lower(self, head, block_neg_sb, first):
-        """Take a block's negated maximum [Q, 1] -> the one to use, and what to rescale by.
+def lower_maximum(neg_maxima_sb, head, block_neg_sb, first):
+    """Take a block's negated maximum [Q, 1] -> the one to use, and what to rescale by.
 
-        exp(old maximum - new maximum) [Q, 1], None for the first block.
-        """
-        column, shape = nl.ds(head, 1), block_neg_sb.shape
-        if first:
-            self.neg_max_sb[:, column] = nisa.tensor_copy(block_neg_sb)
-            return block_neg_sb, None
-        neg_max_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
-        neg_max_sb[...] = nisa.tensor_tensor(block_neg_sb, self.neg_max_sb[:, column], nl.minimum)
-        factor_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
-        factor_sb[...] = nisa.activation(
-            nl.exp, self.neg_max_sb[:, column], bias=neg_max_sb, scale=-1.0
-        )
-        self.neg_max_sb[:, column] = nisa.tensor_copy(neg_max_sb)
-        return neg_max_sb, factor_sb
+    exp(old maximum - new maximum) [Q, 1], None for the first block.
+    """
+    column, shape = nl.ds(head, 1), block_neg_sb.shape
+    if first:
+        neg_maxima_sb[:, column] = nisa.tensor_copy(block_neg_sb)
+        return block_neg_sb, None
+    neg_max_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
+    neg_max_sb[...] = nisa.tensor_tensor(block_neg_sb, neg_maxima_sb[:, column], nl.minimum)
+    factor_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
+    factor_sb[...] = nisa.activation(nl.exp, neg_maxima_sb[:, column], bias=neg_max_sb, scale=-1.0)
+    neg_maxima_sb[:, column] = nisa.tensor_copy(neg_max_sb)
+    return neg_max_sb, factor_sb
 
-    def add(self, head, columns, product_psum, factor_sb):
-        """Rescale some columns of the sums, and add a block's [Q, n] @ PSUM to them."""
-        if factor_sb is None:
-            self.out_sb[:, head, columns] = nisa.tensor_copy(product_psum)
-        else:
-            self.out_sb[:, head, columns] = nisa.scalar_tensor_tensor(
-                data=self.out_sb[:, head, columns], op0=nl.multiply, operand0=factor_sb,
-                op1=nl.add, operand1=product_psum,
-            )  # fmt: skip
+
+def add_rescaled(sums_sb, head, columns, product_psum, factor_sb):
+    """Rescale some columns of the sums, and add a block's [Q, n] @ PSUM to them."""
+    if factor_sb is None:
+        sums_sb[:, head, columns] = nisa.tensor_copy(product_psum)
+    else:
+        sums_sb[:, head, columns] = nisa.scalar_tensor_tensor(
+            data=sums_sb[:, head, columns], op0=nl.multiply, operand0=factor_sb,
+            op1=nl.add, operand1=product_psum,
+        )  # fmt: skip
 
 
 def score_scales(head_dim):
@@ -642,23 +640,25 @@ def key_scratch(batch, length, step, heads, dtype):
     return k_hbm, v_hbm
 
 
-class PrefillKeys:
-    """Keys and values of equally long sequences, filled in order.
+class PrefillKeys(NamedTuple):
+    """Keys and values of equally long sequences from sequence ``first`` on, filled in order.
 
     In SBUF where they take at most RESIDENT_BYTES: k_sb [128, stacks, tokens] and v_sb [128, tiles,
     kv_heads, D + 1]. Longer ones keep them in ``scratch``, and read blocks back; the compiler
     orders such a load after the stores that it depends on.
     """
 
-    def __init__(self, sequences, length, heads, dtype, scratch, first):
-        self.heads, self.length, self.scratch, self.first = heads, length, scratch, first
-        self.tiles, self.dtype = math.ceil(length / P_MAX), dtype  # tiles of one sequence
-        if scratch is None:
-            tiles, d = sequences * self.tiles, heads.head_dim
-            k_sb = nl.ndarray((P_MAX, heads.stacks, sequences * length), dtype, buffer=nl.sbuf)
-            v_sb = filled((P_MAX, tiles, heads.kv_heads, d + 1), 0.0, dtype)
-            v_sb[:, :, :, d : d + 1] = nisa.memset((P_MAX, tiles, heads.kv_heads, 1), 1.0, dtype)
-            self.k_sb, self.v_sb = k_sb, v_sb
+    heads: HeadShape
+    length: int
+    dtype: Any
+    first: int
+    scratch: Any  # (keys, values) @ HBM of ``key_scratch``, or None
+    k_sb: Any = None
+    v_sb: Any = None
+
+    @property
+    def tiles(self) -> int:
+        return math.ceil(self.length / P_MAX)  # of one sequence
 
     def append(self, start, qk_sb, v_sb, token_spans):
         """Keep the keys of qk_sb (behind its queries) and the values v_sb of the next tokens."""
@@ -698,6 +698,17 @@ class PrefillKeys:
         v_sb = nl.ndarray((P_MAX, tiles, 1, self.heads.head_dim + 1), self.dtype, buffer=nl.sbuf)
         v_sb[:, :, 0, :] = nl.load(v_hbm[self.first, head, :, nl.ds(start // P_MAX, tiles), :])
         return KeyBlock(k_sb, 0, 0, v_sb, 0, 0, count)
+
+
+def prefill_keys(sequences, length, heads, dtype, scratch, first):
+    """PrefillKeys without keys yet; the ones behind the values are there."""
+    if scratch is not None:
+        return PrefillKeys(heads, length, dtype, first, scratch)
+    d, tiles = heads.head_dim, sequences * math.ceil(length / P_MAX)
+    k_sb = nl.ndarray((P_MAX, heads.stacks, sequences * length), dtype, buffer=nl.sbuf)
+    v_sb = filled((P_MAX, tiles, heads.kv_heads, d + 1), 0.0, dtype)
+    v_sb[:, :, :, d : d + 1] = nisa.memset((P_MAX, tiles, heads.kv_heads, 1), 1.0, dtype)
+    return PrefillKeys(heads, length, dtype, first, None, k_sb, v_sb)
 
 
 def score(query_sb, block, lanes, position, own, masks):
@@ -772,7 +783,7 @@ def attend_group(keys, tile, stack, lane, masks, rows_sb):
     group, d, scale = heads.group, heads.head_dim, score_scales(heads.head_dim)[1]
     lanes = slice(lane * d, (lane + 1) * d)
     blocks = spans(tile.position + queries, KEY_BLOCK)
-    state = RunningSoftmax(queries, group, d + 1)
+    neg_maxima_sb, sums_sb = running_softmax(queries, group, d + 1)
     for start, count in blocks:
         block = keys.block(tile.sequence, start, count, stack, lane)
         own = tile.position - start if start == blocks[-1][0] else None
@@ -781,17 +792,16 @@ def attend_group(keys, tile, stack, lane, masks, rows_sb):
             scores_sb = score(query_sb, block, lanes, start, own, masks)
             neg_max_sb, factor_sb = negated_maximum(scores_sb, scale), None
             if len(blocks) > 1:
-                neg_max_sb, factor_sb = state.lower(member, neg_max_sb, start == 0)
+                neg_max_sb, factor_sb = lower_maximum(neg_maxima_sb, member, neg_max_sb, start == 0)
             product_psum = weighted_values(weigh(scores_sb, neg_max_sb, scale), block)
             if len(blocks) > 1:
-                state.add(member, slice(0, d + 1), product_psum, factor_sb)
+                add_rescaled(sums_sb, member, slice(0, d + 1), product_psum, factor_sb)
             else:
                 columns = nl.ds((stack * group + member) * P_MAX + lane * d, d)
                 divide(rows_sb[:, columns], product_psum[:, 0:d], product_psum[:, d : d + 1])
     if len(blocks) > 1:
         for member in nl.affine_range(group):
             columns = nl.ds((stack * group + member) * P_MAX + lane * d, d)
-            sums_sb = state.out_sb
             divide(rows_sb[:, columns], sums_sb[:, member, 0:d], sums_sb[:, member, d : d + 1])
 
 
@@ -845,9 +855,8 @@ def cache_runs(length):
     Partition p takes the ``runs`` keys from p * runs on, which lie next to each other in HBM; tile
     t holds the keys t, t + runs, ... Sums over keys do not mind the order, if the mask has it too.
     """
-    runs = math.ceil(length / P_MAX)
-    while length % runs:
-        runs += 1
+    fewest = math.ceil(length / P_MAX)
+    runs = next(runs for runs in range(fewest, length + 1) if length % runs == 0)
     return length // runs, runs
 
 
@@ -992,7 +1001,7 @@ def attend_cached(qk_sb, v_sb, cache, first, count, heads, context_sb):
     d, q_heads, width = heads.head_dim, heads.q_heads, (heads.kv_heads + 1) * heads.head_dim
     lanes, runs = cache_runs(keys_hbm.shape[2])
     q_sb, scale = decode_queries(qk_sb, first, count, heads), score_scales(d)[1]
-    state = RunningSoftmax(q_heads, count, width)
+    neg_maxima_sb, sums_sb = running_softmax(q_heads, count, width)
     blocks = spans(runs, max(1, KEY_BLOCK // lanes))
     for tile, tiles in blocks:
         block = CacheBlock(first, count, tile, tiles, lanes, tile == 0)
@@ -1007,7 +1016,7 @@ def attend_cached(qk_sb, v_sb, cache, first, count, heads, context_sb):
             scores_sb[:, part] = nisa.tensor_copy(scores_psum)
         neg_max_sb, factor_sb = negated_maximum(scores_sb, scale), None
         if len(blocks) > 1:
-            neg_max_sb, factor_sb = state.lower(0, neg_max_sb, tile == 0)
+            neg_max_sb, factor_sb = lower_maximum(neg_maxima_sb, 0, neg_max_sb, tile == 0)
         turned_sb = turned_weights(weigh(scores_sb, neg_max_sb, scale), block)
         for b in nl.affine_range(count):
             rows = nl.ds(b * q_heads, q_heads)
@@ -1017,9 +1026,9 @@ def attend_cached(qk_sb, v_sb, cache, first, count, heads, context_sb):
                     out_psum[...] += nisa.nc_matmul(
                         turned_sb[:, t, rows], values_sb[:, b, nl.ds(head, size), t, :]
                     )
-                state.add(b, nl.ds(head * d, size * d), out_psum, factor_sb)
+                add_rescaled(sums_sb, b, nl.ds(head * d, size * d), out_psum, factor_sb)
     for b in nl.affine_range(count):
-        decode_context(state.out_sb, b, first, heads, context_sb)
+        decode_context(sums_sb, b, first, heads, context_sb)
 
 
 def turned_weights(weights_sb, block):
@@ -1113,7 +1122,7 @@ def attention_prefill_kernel(
     scratch = key_scratch(batch, length, step, heads, dtype)
     together = 1 if bias_hbm is not None else max(1, step // length)  # padding differs
     for first, sequences in spans(batch, together):
-        keys = PrefillKeys(sequences, length, heads, dtype, scratch, first)
+        keys = prefill_keys(sequences, length, heads, dtype, scratch, first)
         for start, count in token_chunks(sequences * length, step):
             token, masks = (
                 first * length + start,
