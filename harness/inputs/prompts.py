@@ -61,22 +61,24 @@ def read_prompt_file(path: Path) -> list[str]:
 
 def encode(tokenizer: Any, prompts: Sequence[str], raw: bool) -> list[list[int]]:
     """Token ids of each prompt; through the chat template if there is one and `raw` is False."""
-    if raw or not tokenizer.chat_template:
-        return [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
+    templated = bool(tokenizer.chat_template) and not raw
+
+    def ids(prompt: str) -> list[int]:
+        if templated:
+            asked = [{"role": "user", "content": prompt}]
+            return list(tokenizer.apply_chat_template(asked, add_generation_prompt=True))
+        return list(tokenizer(prompt)["input_ids"])
+
     try:
-        return [
-            list(
-                tokenizer.apply_chat_template(
-                    [{"role": "user", "content": prompt}], add_generation_prompt=True
-                )
-            )
-            for prompt in prompts
-        ]
-    except Exception as error:  # a template is a program: it may raise anything
+        return [ids(prompt) for prompt in prompts]
+    except BaseException as error:  # a template is a program, and a panic of Rust no Exception
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        what = "The chat template of the tokenizer" if templated else "The tokenizer"
+        mend = "mend it, or leave it out with --raw" if templated else "download the model again"
         reason = " ".join(str(error).split()).rstrip(".")
         raise UserError(
-            f"The chat template of the tokenizer cannot be applied ({type(error).__name__}: "
-            f"{reason[:120]}); mend it, or leave it out with --raw."
+            f"{what} cannot be applied ({type(error).__name__}: {reason[:120]}); {mend}."
         ) from error
 
 

@@ -142,13 +142,17 @@ def _open_tokenizer(settings: Settings, model: models.ModelFolder) -> tuple[Any,
         tokenizer = AutoTokenizer.from_pretrained(
             str(model.path), padding_side=settings.padding_side
         )
-    except Exception as error:  # the tokenizers package raises bare Exception on a broken file
+        tokenizer.decode(tokenizer("A trial.")["input_ids"])
+        padding = _padding_token(tokenizer)
+    except BaseException as error:  # a broken file: bare Exception, or a panic of Rust
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 120, placeholder="...")
         raise UserError(
             f"Cannot read the tokenizer in {model.path} ({reason}), expected "
             "tokenizer.json and tokenizer_config.json as they were published; download them again."
         ) from error
-    return tokenizer, _padding_token(tokenizer)
+    return tokenizer, padding
 
 
 @contextlib.contextmanager

@@ -1,16 +1,22 @@
 """The doors under arbitrary input: each is taken or refused in one sentence, nothing else.
 
-`make fuzz` tries 10 000 inputs of each; here it is a handful, so that the doors stay covered.
+`make fuzz` tries 10 000 inputs of each; here it is a handful, so that the doors stay covered. No
+input may take longer than MOST_SECONDS or more memory than MOST_BYTES; both end it where it is.
 """
 
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import os
+import resource
+import signal
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from multiprocessing import Pipe
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,14 +24,21 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.errors import UserError
-from harness.figures import evaluation, graphs, reference
+from harness.figures import divergence, estimated_speed, evaluation, graphs, reference
 from harness.inputs import command_line, models, prompts
+from harness.modes import profile
+from harness.session import building, generation, opening, streaming, wire, workers
+from harness.session.worker import Answer
+from neuron_cpu import __main__ as neuron_cpu_command
+from neuron_cpu.errors import StandInError
 from tests.tiny_model import TINY_CONFIG, write_tiny_model
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
+MOST_SECONDS, MOST_BYTES = 10, 4 << 30
 fuzzed = settings(
     max_examples=EXAMPLES,
-    deadline=10_000,
+    deadline=None,  # `bounded` has one that ends what hangs
+    database=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 
@@ -45,14 +58,62 @@ VALUES = st.recursive(
 )
 
 
-def taken_or_refused(door: Callable[[], Any]) -> None:
-    """Nothing but a UserError of one sentence, or argparse's exit with status 2."""
+@contextlib.contextmanager
+def bounded() -> Iterator[None]:
+    """End the body with an error where it takes too long or too much memory."""
+
+    def late(*_: Any) -> None:
+        raise TimeoutError(f"no answer within {MOST_SECONDS} s")
+
+    status = Path("/proc/self/status").read_text()
+    data = int(status.split("VmData:")[1].split()[0]) * 1024
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    before = signal.signal(signal.SIGALRM, late)
+    resource.setrlimit(resource.RLIMIT_DATA, (data + MOST_BYTES, hard))
+    signal.alarm(MOST_SECONDS)
     try:
-        door()
-    except UserError as error:
+        yield
+    finally:
+        signal.alarm(0)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        signal.signal(signal.SIGALRM, before)
+
+
+def taken_or_refused(door: Callable[[], Any]) -> None:
+    """Nothing but a refusal of one sentence, or argparse's exit with status 2."""
+    try:
+        with bounded():
+            door()
+    except (UserError, StandInError) as error:
+        assert not isinstance(error.__cause__, (TimeoutError, MemoryError)), str(error)
         assert str(error).strip()
     except SystemExit as error:
         assert error.code in (0, 2)
+
+
+def test_a_hang_is_ended(monkeypatch) -> None:
+    monkeypatch.setitem(globals(), "MOST_SECONDS", 1)
+    with pytest.raises(TimeoutError):
+        taken_or_refused(signal.pause)
+
+
+def test_memory_is_bounded() -> None:
+    with pytest.raises(MemoryError):
+        taken_or_refused(lambda: bytearray(2 * MOST_BYTES))
+
+
+def replaced(document: Any, path: list[int], value: Any) -> Any:
+    """A copy of a JSON document with `value` in one place, found by going down `path`."""
+    whole = place = {"": copy.deepcopy(document)}
+    key: Any = ""
+    for step in path:
+        below = place[key]
+        if not isinstance(below, (dict, list)) or not below:
+            break
+        place = below
+        key = list(below)[step % len(below)] if isinstance(below, dict) else step % len(below)
+    place[key] = value
+    return whole[""]
 
 
 @pytest.fixture(scope="module")
@@ -125,3 +186,103 @@ def test_records(tmp_path: Path, content: Any, text: str) -> None:
     taken_or_refused(lambda: reference.read_rows(tmp_path / "data.txt"))
     with contextlib.suppress(ValueError):
         evaluation.from_dict(content)
+
+
+PATHS = st.lists(st.integers(0, 400), min_size=1, max_size=5)
+
+
+@fuzzed
+@given(st.sampled_from(["tokenizer.json", "tokenizer_config.json"]), PATHS, VALUES)
+def test_tokenizers(model: Path, name: str, path: list[int], value: Any) -> None:
+    (model / "config.json").write_text(json.dumps(TINY_CONFIG))
+    original = (model / name).read_text()
+    (model / name).write_text(json.dumps(replaced(json.loads(original), path, value)))
+    asked = command_line.parse(["--mode", "generate"])
+    folder = models.ModelFolder(model, "tiny", TINY_CONFIG)
+
+    def door() -> None:
+        tokenizer, _ = opening._open_tokenizer(asked, folder)
+        (ids,) = prompts.encode(tokenizer, ["some words"], raw=False)
+        text = streaming.RowText(tokenizer)
+        _ = [text.add(token) for token in ids[:4]]
+
+    try:
+        taken_or_refused(door)
+    finally:
+        (model / name).write_text(original)
+
+
+WORDS_OF_TEMPLATES = st.sampled_from(
+    ["{{", "}}", "{%", "%}", "messages", "[0]", "['content']", ".__class__", "for m in ", " if "]
+    + ["endfor", "endif", "raise_exception('x')", "set a = ", "|", "tojson", "(", ")", "+", "*"]
+)
+
+
+@fuzzed
+@given(st.lists(WORDS_OF_TEMPLATES | st.text(max_size=4), max_size=12))
+def test_chat_templates(tokenizer: Any, words: list[str]) -> None:
+    tokenizer.chat_template = "".join(words)
+    taken_or_refused(lambda: prompts.encode(tokenizer, ["some words"], raw=False))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(model: Path) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(str(model))
+
+
+@fuzzed
+@given(st.lists(st.binary(max_size=60), max_size=4), VALUES)
+def test_messages_of_a_submission(parts: list[bytes], body: Any) -> None:
+    head = {"request": 1, "kind": "event", "body": body, "shapes": body}
+    for sent in (parts, [json.dumps(head).encode(), *parts]):
+        near, far = Pipe()
+        for part in sent:
+            far.send_bytes(part)
+        far.close()
+        with contextlib.suppress(wire.WireError, EOFError), bounded():
+            wire.receive(near)
+        near.close()
+
+
+@fuzzed
+@given(VALUES | st.fixed_dictionaries({"text": VALUES, "files": VALUES}))
+def test_answers_of_a_submission(tmp_path: Path, body: Any) -> None:
+    """What its process may send for each request, arrays aside."""
+    session = SimpleNamespace(vocabulary=320)
+    loaded: Any = SimpleNamespace(call=lambda *_, **__: Answer(body), session=session)
+    taken_or_refused(lambda: divergence.measure(loaded, [1, 2, 3]))
+    taken_or_refused(lambda: building._checked_buckets(body))
+    taken_or_refused(lambda: generation._check_step(loaded.session, body, 1))
+    taken_or_refused(lambda: generation.generate_tokens(loaded, [[1, 2, 3]], 2))
+    taken_or_refused(lambda: generation.greedy_scores(loaded, [1, 2, 3], 2))
+    estimates = estimated_speed.SpeedEstimates(loaded)
+    taken_or_refused(lambda: estimates._estimate("context_encoding_model", 128))
+
+    def profiled() -> None:
+        _, names = profile._checked(body)
+        profile._copy_files(tmp_path, names, tmp_path / "copies")
+
+    taken_or_refused(profiled)
+    with contextlib.suppress(wire.WireError):
+        workers._show_progress(body)
+        workers._text(body)
+
+
+SIZES = st.sampled_from(["128x512:bf16", "0x1:f32", "9x:f32", "2:nan", "x=1", "1e-5", "a=[", "'"])
+
+
+@fuzzed
+@given(st.text(max_size=20) | SIZES, st.text(max_size=8))
+def test_arguments_of_one_kernel(value: str, grid: str) -> None:
+    taken_or_refused(lambda: neuron_cpu_command.parse_arguments([value]))
+    taken_or_refused(lambda: neuron_cpu_command.parse_grid(grid))
+
+
+@fuzzed
+@given(st.text(max_size=80) | st.binary(max_size=60))
+def test_kernel_files(tmp_path: Path, content: str | bytes) -> None:
+    path = tmp_path / "kernels.py"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="replace"))
+    taken_or_refused(lambda: neuron_cpu_command._constructs(path, ""))
