@@ -92,6 +92,14 @@ def test_diff_names_the_wrong_kernel_and_its_line(run: Callable) -> None:
     assert f"scale_kernel (entry.py:{line})" in done.stdout
 
 
+def test_diff_names_the_line_that_makes_a_value_infinite(run: Callable) -> None:
+    done = run("diff", SCALED.replace("FACTOR", "float('inf')"))
+    assert done.returncode == 1, done.stderr
+    line = SCALED[: SCALED.index("nl.store(")].count("\n") + 1
+    told = f"of what the kernel scale_kernel returns, made at entry.py:{line}."
+    assert "the first is" in done.stdout and told in done.stdout, done.stdout
+
+
 def test_diff_sees_no_error_in_a_kernel_that_changes_nothing(run: Callable) -> None:
     done = run("diff", SCALED.replace("FACTOR", "1.0"))
     assert done.returncode == 0, done.stderr

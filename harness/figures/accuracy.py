@@ -11,11 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Optional
 
 from harness import sdk
 from harness.errors import UserError
-from harness.inputs.submission import kernel_lines
 from harness.session.building import Loaded
 from harness.session.generation import greedy_scores
 from harness.settings import Settings
@@ -165,7 +165,7 @@ def check_row(
             divergence_difference_tol=settings.divergence_difference_tol,
         )
     except _Broken as error:
-        return not_finite(f"{error}; {_origin(candidate, ids, total)}")
+        return not_finite(f"{error}; {origin_of_nonfinite(candidate, ids, total)}")
     tokenizer = baseline.session.tokenizer
     result = compare(expected[:, 0], actual[:, 0], bool(passed), str(message), tokenizer)
     if result.passed or settings.judge == CONTEST:
@@ -206,20 +206,19 @@ def not_finite(what: str) -> RowResult:
     return RowResult(False, what, 0, 0.0, nothing, nothing, nothing, nothing, not_finite=what)
 
 
-def _origin(loaded: Loaded, ids: Sequence[int], count: int) -> str:
-    """Which kernel or module of the submission they come from, where that can be looked at."""
+def origin_of_nonfinite(loaded: Loaded, ids: Sequence[int], count: int) -> str:
+    """Which kernel, line and element, or which module of the submission they come from."""
     if not sdk.platform().shows_graphs:
         return "--mode diff on the stand-in tells which kernel they come from"
     what = "The first value that is not finite cannot be found"
     found: Any = loaded.call(_LOCATE, what, ids=list(ids), new_tokens=count).body
     if not isinstance(found, dict) or not isinstance(found.get("what"), str):
         return "every module's own results are finite"
-    lines = kernel_lines(loaded.session.submission)
-    name = found["what"]
-    place = f" ({loaded.session.submission.name}:{lines[name]})" if name in lines else ""
     kind = "kernel" if found.get("kernel") else "module"
-    value, element = found.get("value"), found.get("element")
-    return f"the first is {value} at element {element} of what the {kind} {name}{place} returns"
+    told = f"what the {kind} {found['what']} returns"
+    if isinstance(found.get("file"), str) and type(found.get("line")) is int:
+        told += f", made at {Path(found['file']).name}:{found['line']}"
+    return f"the first is {found.get('value')} at element {found.get('element')} of {told}"
 
 
 def _scores(

@@ -24,6 +24,7 @@ from harness.session.workers import SubmissionFailed
 
 SUSPICIOUS = 3.0
 PREFILL_PHASE, DECODE_PHASE = "prefill", "decode"
+NKI_TOKENS = 2  # of the run with kernels: a prefill and one decode step
 _MEASURE = "harness.figures.repeater:measure"
 
 
@@ -32,7 +33,7 @@ class Error:
     """Distances of one tensor from the fp32 shadow, relative to the shadow's RMS.
 
     `broken` is the index of the first element that is NaN or infinite with kernels and finite in
-    fp32; the distances are infinite then.
+    fp32; `nki` and `ulps` are infinite then.
     """
 
     phase: str

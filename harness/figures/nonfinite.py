@@ -6,6 +6,7 @@ rank, so the first finding is the innermost part that turned finite inputs into 
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -17,14 +18,15 @@ import torch
 from harness.session.model import generate
 from harness.session.roles import Role
 from harness.session.worker import Host
-from harness.simulator import KernelCall, observe_kernel_calls
+from harness.simulator import KernelCall, observe_kernel_calls, origin_of_nonfinite
 
 
 def locate(host: Host, role: str, ids: Sequence[int], new_tokens: int) -> Optional[dict[str, Any]]:
     """The first finding as `what` (a kernel or module), `kernel`, `element` and `value`, or None.
 
-    Values are looked at over `new_tokens` greedy tokens; masks and scores that hold -inf on purpose
-    are inside of modules and kernels, and do not come out of them.
+    Values are looked at over `new_tokens` greedy tokens. Of a kernel there are `file` and `line`,
+    too, of the instruction that made what is not finite. A part that is given -inf (a mask) and
+    hands it on is none.
     """
     seen = _Seen()
     with ExitStack() as stack:
@@ -67,21 +69,42 @@ class _Seen:
             stack.callback(handle.remove)
 
     def _kernel(self, call: KernelCall) -> None:
-        self._look(call.name, call.name, call.inputs, call.outputs)
+        # A tensor that is updated in place is an output, and holds what the call has left.
+        outputs = {id(tensor) for tensor in call.outputs}
+        inputs = [tensor for tensor in call.inputs if id(tensor) not in outputs]
+        self._look(call.name, call, inputs, call.outputs)
 
     def _module(self, name: str, inputs: Any, output: Any) -> None:
-        self._look(name, None, _tensors(inputs), _tensors(output))
+        self._look(name, None, inputs, output)
 
-    def _look(self, what: str, kernel: Optional[str], inputs: Any, outputs: Any) -> None:
+    def _look(self, what: str, call: Optional[KernelCall], inputs: Any, outputs: Any) -> None:
         if self.first is not None:
             return
-        broken = [found for found in map(_broken, _tensors(outputs)) if found is not None]
-        if not broken or any(_broken(tensor) is not None for tensor in _tensors(inputs)):
+        given = {value for tensor in _tensors(inputs) for value in _kinds(tensor)}
+        if given - {-math.inf}:
+            return
+        broken = [found for tensor in _tensors(outputs) if (found := _broken(tensor, given))]
+        if not broken:
             return
         element, value = broken[0]
         with self._turn:
             if self.first is None:
-                self.first = {"what": what, "kernel": kernel, "element": element, "value": value}
+                finding = {"what": what, "kernel": None, "element": element, "value": str(value)}
+                self.first = finding | (_instruction(call) if call is not None else {})
+
+
+def _instruction(call: KernelCall) -> dict[str, Any]:
+    """The kernel, and the line of it that made what is not finite."""
+    found: dict[str, Any] = {"kernel": call.name}
+    # What was updated in place is gone: its broken elements run again as zeros.
+    inputs = [
+        torch.where(tensor.isfinite(), tensor, torch.zeros_like(tensor)) if changed else tensor
+        for tensor, changed in ((t.contiguous(), _kinds(t) - {-math.inf}) for t in call.inputs)
+    ]
+    instruction = origin_of_nonfinite(call.program, inputs)
+    if instruction is not None and instruction.source is not None:
+        found.update(file=instruction.source.file, line=instruction.source.line)
+    return found
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:
@@ -93,10 +116,23 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     return []
 
 
-def _broken(tensor: torch.Tensor) -> Optional[tuple[list[int], str]]:
-    """Index and value of the first element that is not finite."""
-    found = (~tensor.float().isfinite()).nonzero()
+def _kinds(tensor: torch.Tensor) -> set[float]:
+    """Which of inf and -inf are in a tensor, and nan where there is one."""
+    if not tensor.is_floating_point():
+        return set()
+    broken = tensor.float()
+    broken = broken[~broken.isfinite()]
+    return {math.nan if math.isnan(value) else value for value in broken.unique().tolist()}
+
+
+def _broken(tensor: torch.Tensor, given: set[float]) -> Optional[tuple[list[int], float]]:
+    """Index and value of the first element that is not finite, and not among what was given."""
+    values = tensor.float()
+    wrong = ~values.isfinite()
+    if given:
+        wrong &= values != -math.inf
+    found = wrong.nonzero()
     if not len(found):
         return None
     index = found[0].tolist()
-    return index, str(float(tensor[tuple(index)]))
+    return index, float(values[tuple(index)])

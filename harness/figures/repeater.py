@@ -13,7 +13,13 @@ from typing import Any, Optional
 import torch
 
 from harness.figures.accuracy import bf16_spacing
-from harness.figures.divergence import DECODE_PHASE, PREFILL_PHASE, Divergences, Error
+from harness.figures.divergence import (
+    DECODE_PHASE,
+    NKI_TOKENS,
+    PREFILL_PHASE,
+    Divergences,
+    Error,
+)
 from harness.figures.graphs import DECODE, PREFILL
 from harness.session.model import generate
 from harness.session.roles import Role
@@ -33,12 +39,12 @@ def measure(host: Host, role: str, ids: Sequence[int]) -> dict[str, Any]:
 def error_of(phase: str, module: str, nki: Any, plain: Any, shadow: Any) -> Error:
     """Figures of three equally shaped tensors."""
     truth = shadow.double()
-    broken = first_broken(nki, shadow)
-    if broken is not None:
-        return Error(phase, module, math.inf, math.inf, math.inf, broken)
     size = float(truth.square().mean().sqrt())
     distances = [float((x.double() - truth).square().mean().sqrt()) for x in (nki, plain)]
     scale = size or 1.0
+    broken = first_broken(nki, shadow)
+    if broken is not None:
+        return Error(phase, module, math.inf, distances[1] / scale, math.inf, broken)
     ulps = distances[0] / (bf16_spacing(scale) or 1.0)
     return Error(phase, module, distances[0] / scale, distances[1] / scale, ulps)
 
@@ -123,7 +129,7 @@ def own_errors(host: Host, ids: Sequence[int]) -> list[Error]:
     """Each module's own error: the references run on the inputs of the NKI run, on every rank."""
     repeater = Repeater(len(ids))
     with torch.no_grad(), _hooks(host, Role.NKI, (Role.TORCH, Role.SHADOW), repeater.hook):
-        _run(host, Role.NKI, ids, 2)
+        _run(host, Role.NKI, ids, NKI_TOKENS)
     return repeater.found
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 
 from harness import console, sdk
 from harness.errors import UserError
-from harness.figures import divergence, graphs
+from harness.figures import accuracy, divergence, graphs
 from harness.figures.divergence import DECODE_PHASE, PREFILL_PHASE, SUSPICIOUS, Error
 from harness.figures.graphs import DECODE, PREFILL
 from harness.inputs.prompts import shorten
@@ -42,6 +42,10 @@ def run(settings: Settings) -> int:
             found = divergence.measure(nki, ids)
         print(f"Prompt: {shorten(prompt)}")
         report(found.own, found.grown, kernels_of(nki), session.submission)
+        suspect = divergence.first_suspect(found.own)
+        if suspect is not None and suspect.broken is not None:
+            told = accuracy.origin_of_nonfinite(nki, ids, divergence.NKI_TOKENS)
+            print(f"Of the values that are not finite, {told}.")
         suspects += sum(error.suspicious for error in found.own)
     return 1 if suspects else 0
 

@@ -39,7 +39,7 @@ def check(monkeypatch):
             return sides[loaded.side][TOKENS - count :].clone()
 
         monkeypatch.setattr(accuracy, "_scores", scores)
-        monkeypatch.setattr(accuracy, "_origin", lambda *_: "from here")
+        monkeypatch.setattr(accuracy, "origin_of_nonfinite", lambda *_: "from here")
         settings = command_line.parse(["--mode", "validate", *arguments])
         session = SimpleNamespace(settings=settings, tokenizer=Letters())
         loaded = [SimpleNamespace(side=side, session=session) for side in sides]
