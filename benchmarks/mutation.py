@@ -1,13 +1,20 @@
 """Do the tests notice a wrong character? Seeded mutants of the simulator and the submission.
 
-    python benchmarks/mutation.py [--sample N] [--seed S] [--only TEXT] [--write]
+    python benchmarks/mutation.py [--sample N] [--seed S] [--only TEXT] [--limit S] [--write]
 
 Cosmic Ray lists every place of ``neuron_cpu/core`` and ``llama.py`` that one of ``OPERATORS`` can
-change; a seeded sample of places gets one change each. Every mutant is written into a copy of the
-tree or into a running process, and tests run until one fails. Mutants that no test kills are
-printed with their difference. What is done is kept in mutation.jsonl, one line each, and a further
-run continues there; ``--again`` runs survivors anew, after tests were added. ``--write`` records
-the sample in benchmarks/mutation.json, for docs/mutation.md; survivors keep their reasons there.
+change; a seeded sample of places gets one change each. For each mutant the tests run that execute
+its statement, those that do little else first, until one fails or ``--limit`` seconds of processor
+time are over: then it counts as survived. What is done is kept in mutation.jsonl, one line each,
+and a further run continues there; ``--again`` runs survivors anew, after tests were added.
+``--write`` records the sample in benchmarks/mutation.json, for docs/mutation.md; survivors keep
+their reasons there, and parts that ``--only`` leaves out keep their figures.
+
+What makes it cheap: one process imports everything and collects the tests once, and each mutant is
+a fork of it; Coverage.py says once which tests execute which lines (mutation-tests.json keeps it
+until a source or the test changes). A change inside a function takes the place of that function's
+code in the fork. A change of what importing executes is written to the file, and a fork of a
+process that has only the libraries loaded runs pytest anew.
 
 Cosmic Ray instead of mutmut: it changes the source file itself, where mutmut wraps every function;
 kernels are read as source (the lint, annotations) and messages name the caller's frame.
@@ -19,24 +26,27 @@ import argparse
 import ast
 import compileall
 import difflib
+import functools
 import gc
+import hashlib
 import inspect
 import json
 import os
 import random
-import resource
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+import coverage
+import hypothesis
 import pytest
 import torch
 from cosmic_ray.ast import ast_nodes, get_ast
@@ -63,29 +73,15 @@ OPERATORS = tuple(
 )  # fmt: skip
 
 CORE = "neuron_cpu/core/"
-# Tests to run first, by the beginning of the mutated file's path; the rest of the part follows.
-FIRST = {
-    f"{CORE}check/lint": ["test_lint"],
-    f"{CORE}check": ["test_verify", "test_refusals"],
-    f"{CORE}device/dtypes": ["test_dtypes"],
-    f"{CORE}instructions": ["test_isa", "test_refusals", "test_cost"],
-    f"{CORE}language/allocation": ["test_allocation"],
-    f"{CORE}language/runners": ["test_runners"],
-    f"{CORE}language": ["test_language", "test_kernel", "test_index", "test_refusals"],
-    f"{CORE}program": ["test_index", "test_assignment", "test_verify", "test_refusals"],
-    f"{CORE}report": ["test_report"],
-    f"{CORE}run/merge": ["test_merge", "test_merge_nests"],
-    f"{CORE}run/compare": ["test_compare"],
-    f"{CORE}run": ["test_execute", "test_merge", "test_eager"],
-    f"{CORE}time": ["test_schedule", "test_cost", "test_report"],
-    "llama.py": ["test_kernels", "test_weights", "test_references", "test_shapes"],
-}
 PARTS = {CORE: "tests/core", "llama.py": "tests/llama"}
 SLOW = ("test_text", "test_shapes")  # whole models: they say whether all is well, not what is not
 KEPT = ROOT / "mutation.jsonl"
+MAP = ROOT / "mutation-tests.json"
 RECORD = ROOT / "benchmarks" / "mutation.json"
-LIMIT_S = 600  # processor time of one mutant's tests; one that takes longer loops: killed
-DEADLOCK_S = 3600.0  # and the same by the clock
+LIMIT_S = 30.0  # processor time of one mutant's tests
+# A test that takes this much longer than it did loops, or does far more than it should: it failed.
+TEST_FACTOR, TEST_EXTRA_S = 10.0, 10.0
+DEADLOCK_S = 3600.0  # by the clock
 
 
 @dataclass(frozen=True)
@@ -98,9 +94,6 @@ class Mutant:
     line: int
 
 
-Changes = list[tuple[CodeType, CodeType]]
-
-
 @dataclass
 class Result:
     """What became of a mutant: the function it stands in, and a unified diff without context."""
@@ -109,6 +102,28 @@ class Result:
     outcome: str  # killed, survived
     function: str
     difference: str
+    test: str = ""  # the last one that ran: the one that noticed, if one did
+
+
+@dataclass
+class Test:
+    """What one test did without a mutant.
+
+    Attributes:
+        seconds: processor time, coverage included.
+        lines: lines executed after importing by file, as bits: 1 << number.
+    """
+
+    seconds: float
+    lines: dict[str, int]
+
+    def share(self, path: str) -> float:
+        """How much of what it executed lies in one file."""
+        total = sum(bits.bit_count() for bits in self.lines.values())
+        return self.lines.get(path, 0).bit_count() / max(total, 1)
+
+
+Changes = list[tuple[CodeType, CodeType]]
 
 
 # --- mutants --------------------------------------------------------------------------------------
@@ -153,23 +168,115 @@ def sample(root: Path, count: int, seed: int, only: str) -> list[Mutant]:
     chosen = [mutants for place, mutants in places(root).items() if only in place[0]]
     generator = random.Random(seed)
     generator.shuffle(chosen)
-    return [generator.choice(mutants) for mutants in chosen[:count]]
+    found: list[Mutant] = []
+    for mutants in chosen:
+        mutant = generator.choice(mutants)
+        if len(found) < count and _compiles(root, mutant):
+            found.append(mutant)
+    return found
+
+
+def _compiles(root: Path, mutant: Mutant) -> bool:
+    """Whether the change is Python at all: the star of keyword-only parameters is no product."""
+    try:
+        ast.parse(mutated((root / mutant.path).read_text(encoding="utf-8"), mutant))
+    except SyntaxError:
+        return False
+    return True
+
+
+def mutated(text: str, mutant: Mutant) -> str:
+    after = mutate_code(text, get_operator(mutant.operator)(), mutant.occurrence)
+    assert after is not None and after != text, mutant
+    return after
+
+
+# --- tests ----------------------------------------------------------------------------------------
+class Tests:
+    """Which test executes which lines; kept between runs for test files that did not change."""
+
+    def __init__(self, tree: Path) -> None:
+        self.tree = tree
+        self.known: dict[str, Test] = {}
+        helpers = [p for p in (tree / "tests").rglob("*.py") if not p.name.startswith("test_")]
+        self.sources = _digest([*sources(tree), *sorted(helpers)])
+
+    def observe(self, session: pytest.Session) -> None:
+        """Run each test that is not known yet in a fork of its own, where no cache is filled."""
+        kept = json.loads(MAP.read_text(encoding="utf-8")) if MAP.exists() else {}
+        if kept.get("sources") != self.sources:
+            kept = {"sources": self.sources, "files": {}}
+        answer = self.tree / "answer.json"
+        files: dict[Path, list[pytest.Item]] = {}
+        for item in session.items:
+            files.setdefault(item.path, []).append(item)
+        for path, items in files.items():
+            name, digest = str(path.relative_to(self.tree)), _digest([path])
+            if kept["files"].get(name, {}).get("digest") != digest:
+                tests = {}
+                for item in items:
+                    work = functools.partial(self._observe, item, session, answer)
+                    if not in_fork(self.tree, work):
+                        sys.exit(f"{item.nodeid} fails without a mutant")
+                    tests[item.nodeid] = json.loads(answer.read_text(encoding="utf-8"))
+                kept["files"][name] = {"digest": digest, "tests": tests}
+                MAP.write_text(json.dumps(kept), encoding="utf-8")
+            for node, test in kept["files"][name]["tests"].items():
+                self.known[node] = Test(**test)
+
+    def _observe(self, item: pytest.Item, session: pytest.Session, answer: Path) -> bool:
+        include = [str(path) for path in sources(self.tree)]
+        watch = coverage.Coverage(data_file=None, include=include, config_file=False)
+        started = time.process_time()
+        watch.start()
+        passed = run_items([item], session, {}, LIMIT_S)
+        watch.stop()
+        data = watch.get_data()
+        lines = {
+            str(Path(name).relative_to(self.tree)): sum(1 << n for n in data.lines(name) or ())
+            for name in data.measured_files()
+        }
+        test = Test(time.process_time() - started, lines)
+        answer.write_text(json.dumps(asdict(test)), encoding="utf-8")
+        return passed
+
+    def executing(self, path: str, lines: Sequence[int]) -> list[str]:
+        """Tests that execute one of the lines; short ones that do little else come first."""
+        wanted = sum(1 << n for n in lines)
+        found = [n for n, test in self.known.items() if test.lines.get(path, 0) & wanted]
+        return self._ordered(found, path)
+
+    def around(self, path: str, lines: Sequence[int]) -> list[str]:
+        """Tests for what importing executes: of its function or class, else its file, else all."""
+        return (
+            self.executing(path, lines)
+            or [n for n in self._ordered(list(self.known), path) if path in self.known[n].lines]
+            or self._ordered(list(self.known), path)
+        )
+
+    def _ordered(self, names: list[str], path: str) -> list[str]:
+        def worth(name: str) -> float:
+            test = self.known[name]
+            return (test.share(path) + 0.001) / (test.seconds + 0.02)
+
+        return sorted(names, key=worth, reverse=True)
+
+
+def _digest(paths: list[Path]) -> str:
+    return hashlib.sha256(b"".join(path.read_bytes() for path in paths)).hexdigest()
 
 
 # --- running --------------------------------------------------------------------------------------
-class Mutants:
+class Live:
     """A pytest plugin: instead of the tests, it runs mutants, each in a fork of this process.
 
-    The fork finds everything imported and collected. A change inside a function takes the place of
-    that function's code there, and only tests that execute it run, the shortest first. A change at
-    the top of a module, or in a function that importing executes, is written to the file, and a
-    fresh pytest runs: the tests named for the file, then the rest of its part.
+    Mutants of what importing executes are left over, with the tests that they need.
     """
 
-    def __init__(self, mutants: list[Mutant], results: dict[Mutant, Result], tree: Path) -> None:
-        self.mutants, self.results, self.tree = mutants, results, tree
+    def __init__(self, mutants: list[Mutant], tree: Path, limit: float) -> None:
+        self.mutants, self.tree, self.limit = mutants, tree, limit
         self.early: set[str] = set()
-        self.tests: dict[str, list[int]] = {}
+        self.tests = Tests(tree)
         sys.setprofile(self._note_import)
 
     def _note_import(self, frame: FrameType, event: str, argument: Any) -> None:
@@ -179,69 +286,85 @@ class Mutants:
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Take the place of pytest's own loop."""
         sys.setprofile(None)
-        chosen = self.tree / "tests.json"
-        in_fork(self.tree, lambda: write_tests(session, chosen))
-        self.tests = json.loads(chosen.read_text(encoding="utf-8"))
-        for number, mutant in enumerate(self.mutants, 1):
-            if mutant not in self.results:
-                self.results[mutant] = self._run(mutant, session)
-                with KEPT.open("a", encoding="utf-8") as log:
-                    log.write(json.dumps(asdict(self.results[mutant])) + "\n")
-            show(self.results[mutant], f"{number}/{len(self.mutants)}")
+        session.items[:] = [item for item in session.items if item.path.stem not in SLOW]
+        functions: dict[str, list[FunctionType]] = {}
+        for found in gc.get_objects():
+            if type(found) is FunctionType:
+                functions.setdefault(key_of(found.__code__), []).append(found)
+        gc.freeze()  # a fork's collector then leaves the pages shared
+        self.tests.observe(session)
+        left = []
+        for mutant in self.mutants:
+            text = (self.tree / mutant.path).read_text(encoding="utf-8")
+            path = self.tree / mutant.path
+            changed = changes(compiled(text, path), compiled(mutated(text, mutant), path))
+            if changed is None or self.early & {key_of(old) for old, _ in changed}:
+                names = self.tests.around(mutant.path, definition_at(text, mutant.line))
+                left.append(
+                    (asdict(mutant), names, {n: self.tests.known[n].seconds for n in names})
+                )
+            else:
+                names = self.tests.executing(mutant.path, statement_at(text, mutant.line))
+                keep(result_of(mutant, text, self._run(changed, names, functions, session)))
+        (self.tree / "left.json").write_text(json.dumps(left), encoding="utf-8")
         return True
 
-    def _run(self, mutant: Mutant, session: pytest.Session) -> Result:
-        path = self.tree / mutant.path
-        before = path.read_text(encoding="utf-8")
-        after = mutate_code(before, get_operator(mutant.operator)(), mutant.occurrence)
-        assert after is not None and after != before, mutant
-        lines = difflib.unified_diff(before.splitlines(), after.splitlines(), lineterm="", n=0)
-        changed = changes(compiled(before, path), compiled(after, path))
-        if changed is None or self.early & {key_of(old) for old, _ in changed}:
-            survived = self._in_file(mutant.path, before, after)
-        else:
-            survived = self._in_memory(changed, session)
-        outcome = "survived" if survived else "killed"
-        return Result(mutant, outcome, function_at(before, mutant.line), "\n".join(list(lines)[3:]))
-
-    def _in_memory(self, changed: Changes, session: pytest.Session) -> bool:
-        """Replace the code of the live functions; run the tests that execute the innermost one."""
-        numbers = self.tests.get(key_of(changed[-1][0]), ())
-        items = [session.items[number] for number in numbers]
+    def _run(
+        self,
+        changed: Changes,
+        names: list[str],
+        functions: dict[str, list[FunctionType]],
+        session: pytest.Session,
+    ) -> tuple[bool, str]:
+        """Replace the code of the live functions and run the tests."""
+        by_name = {item.nodeid: item for item in session.items}
+        items = [by_name[name] for name in names]
+        usual = {name: self.tests.known[name].seconds for name in names}
 
         def work() -> bool:
-            functions = [f for f in gc.get_objects() if isinstance(f, FunctionType)]
             for old, new in changed:
-                for function in functions:
-                    code = function.__code__
-                    if code.co_filename == old.co_filename and code == old:
+                for function in functions.get(key_of(old), ()):
+                    if function.__code__ == old:
                         function.__code__ = new
-            return run_items(items, session)
+            return run_items(items, session, usual, self.limit)
 
-        return in_fork(self.tree, work)
-
-    def _in_file(self, name: str, before: str, after: str) -> bool:
-        """Write the mutant to its file, run a fresh pytest, and restore the file."""
-        path = self.tree / name
-        path.write_text(after, encoding="utf-8")
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider"]
-        try:
-            return all(
-                in_fork(self.tree, lambda tests=tests: os.execv(sys.executable, [*command, *tests]))
-                for tests in tests_of(name)
-                if tests
-            )
-        finally:
-            path.write_text(before, encoding="utf-8")
+        return in_fork(self.tree, work), last_test(self.tree)
 
 
-def tests_of(path: str) -> tuple[list[str], list[str]]:
-    """Test files for a mutated file: those named for it, then the rest of its part."""
-    part = next(tests for start, tests in PARTS.items() if path.startswith(start))
-    first = next((names for start, names in FIRST.items() if path.startswith(start)), [])
-    named = [f"{part}/{name}.py" for name in first]
-    rest = sorted(p for p in (ROOT / part).glob("test_*.py") if p.stem not in (*first, *SLOW))
-    return named, [str(p.relative_to(ROOT)) for p in rest]
+class Chosen:
+    """A pytest plugin that runs the named tests in that order, within the limits."""
+
+    def __init__(self, names: list[str], usual: dict[str, float], limit: float) -> None:
+        self.names, self.usual, self.limit = names, usual, limit
+
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        """Take the place of pytest's own loop."""
+        by_name = {item.nodeid: item for item in session.items}
+        items = [by_name[name] for name in self.names if name in by_name]
+        run_items(items, session, self.usual, self.limit)
+        return True
+
+
+def run_in_file(
+    tree: Path, mutant: Mutant, names: list[str], usual: dict[str, float], limit: float
+) -> Result:
+    """Write the mutant to its file, run its tests in a fork that imports it, restore the file."""
+    path = tree / mutant.path
+    text = path.read_text(encoding="utf-8")
+    spent, within = 0.0, []
+    for name in names:  # files of tests that the limit would not reach need not be collected
+        if spent < limit:
+            within.append(name)
+        spent += usual[name]
+    files = sorted({name.partition("::")[0] for name in within})
+    path.write_text(mutated(text, mutant), encoding="utf-8")
+    try:
+        survived = not within or in_fork(
+            tree, lambda: pytest.main([*options(tree), *files], [Chosen(within, usual, limit)]) == 0
+        )
+    finally:
+        path.write_text(text, encoding="utf-8")
+    return result_of(mutant, text, (survived, last_test(tree)))
 
 
 def in_fork(tree: Path, work: Callable[[], bool]) -> bool:
@@ -254,7 +377,7 @@ def in_fork(tree: Path, work: Callable[[], bool]) -> bool:
             with open(tree / "out.log", "wb") as log:
                 os.dup2(log.fileno(), 1)
                 os.dup2(log.fileno(), 2)
-            resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S))
+            (tree / "test").write_text("importing", encoding="utf-8")
             passed = work()
         finally:
             os._exit(not passed)
@@ -269,45 +392,47 @@ def in_fork(tree: Path, work: Callable[[], bool]) -> bool:
     return False
 
 
-def run_items(items: list[pytest.Item], session: pytest.Session) -> bool:
-    """Run tests until one fails."""
+def run_items(
+    items: list[pytest.Item], session: pytest.Session, usual: dict[str, float], limit: float
+) -> bool:
+    """Run tests until one fails or the time is over; one that takes far too long ends the fork."""
+    started = time.process_time()
     for item, following in zip(items, [*items[1:], None]):
+        if time.process_time() - started > limit:
+            break
+        Path("test").write_text(item.nodeid, encoding="utf-8")
+        most = TEST_EXTRA_S + TEST_FACTOR * usual.get(item.nodeid, limit)
+        signal.setitimer(signal.ITIMER_PROF, most)
         item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+        signal.setitimer(signal.ITIMER_PROF, 0)
         if session.testsfailed:
             return False
     return True
 
 
-def write_tests(session: pytest.Session, path: Path) -> bool:
-    """Run all tests, and write which of them call each function, by number, fast ones first.
+def last_test(tree: Path) -> str:
+    return (tree / "test").read_text(encoding="utf-8")
 
-    Traces of kernels are dropped before each test: whoever uses a kernel traces it.
-    """
-    from neuron_cpu.core.language.kernel import Kernel  # of the tree, imported by the tests
 
-    kernels = [o for o in gc.get_objects() if isinstance(o, Kernel)]
-    called: dict[str, list[tuple[float, int]]] = {}
-    codes: set[CodeType] = set()
+def result_of(mutant: Mutant, text: str, found: tuple[bool, str]) -> Result:
+    survived, test = found
+    lines = difflib.unified_diff(
+        text.splitlines(), mutated(text, mutant).splitlines(), lineterm="", n=0
+    )
+    outcome, difference = "survived" if survived else "killed", "\n".join(list(lines)[3:])
+    return Result(mutant, outcome, function_at(text, mutant.line), difference, test)
 
-    def note(frame: FrameType, event: str, argument: Any) -> None:
-        if event == "call":
-            codes.add(frame.f_code)
 
-    for number, item in enumerate(session.items):
-        if item.path.stem in SLOW:
-            continue
-        for kernel in kernels:
-            kernel.programs.clear()
-        codes.clear()
-        started = time.process_time()
-        sys.setprofile(note)
-        run_items([item], session)
-        sys.setprofile(None)
-        for code in codes:
-            called.setdefault(key_of(code), []).append((time.process_time() - started, number))
-    chosen = {key: [number for _, number in sorted(found)] for key, found in called.items()}
-    path.write_text(json.dumps(chosen), encoding="utf-8")
-    return True
+def keep(result: Result) -> None:
+    """Note what became of a mutant, where a further run finds it."""
+    with KEPT.open("a", encoding="utf-8") as log:
+        log.write(json.dumps(asdict(result)) + "\n")
+    show(result)
+
+
+def options(tree: Path) -> list[str]:
+    basetemp = f"--basetemp={tree}/temporary"
+    return ["-x", "-q", "-s", "--tb=no", "-p", "no:cacheprovider", basetemp]
 
 
 # --- code -----------------------------------------------------------------------------------------
@@ -340,6 +465,28 @@ def changes(old: CodeType, new: CodeType) -> Changes | None:
 
 def own_constants(code: CodeType) -> list[str]:
     return [repr(c) for c in code.co_consts if not isinstance(c, CodeType)]
+
+
+def statement_at(text: str, line: int) -> range:
+    """Lines of the innermost statement around a line; of a compound one its head."""
+    spans = []
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            last = body[0].lineno - 1 if body else node.end_lineno or node.lineno
+            spans += [range(node.lineno, max(last, node.lineno) + 1)]
+            spans += [range(node.lineno, (node.end_lineno or node.lineno) + 1)]
+    return min((span for span in spans if line in span), key=len)
+
+
+def definition_at(text: str, line: int) -> range:
+    """Lines of the innermost function or class around a line, its decorators included."""
+    spans = [range(0)]
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
+            spans.append(range(first, (node.end_lineno or first) + 1))
+    return min((span for span in spans if line in span), key=len, default=range(0))
 
 
 def function_at(text: str, line: int) -> str:
@@ -377,21 +524,30 @@ def main() -> int:
     parser.add_argument("--sample", type=int, default=300, help="number of mutants")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", help="only files whose path contains this")
+    parser.add_argument("--limit", type=float, default=LIMIT_S, help="seconds of a mutant's tests")
     parser.add_argument("--again", action="store_true", help="run survivors of an earlier run anew")
     parser.add_argument("--write", action="store_true", help="record the sample")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    # A failing example is not made smaller, and the same examples come every time.
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile(
+        "mutants", phases=phases, derandomize=True, database=None, deadline=None
+    )
+    hypothesis.settings.load_profile("mutants")
     mutants = sample(ROOT, args.sample, args.seed, args.only)
-    results = kept(mutants, args.again)
+    done = kept(mutants, args.again)
     with tempfile.TemporaryDirectory() as folder:
         tree = copy_of_tree(Path(folder))
         sys.dont_write_bytecode = True
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         os.chdir(tree)
         sys.path[0] = str(tree)
-        options = ["-x", "-q", "-s", "-p", "no:cacheprovider", f"--basetemp={tree}/temporary"]
-        parts = [p for start, p in PARTS.items() if any(m.path.startswith(start) for m in mutants)]
-        pytest.main([*options, *parts], plugins=[Mutants(mutants, results, tree)])
+        for start, part in PARTS.items():
+            pending = [m for m in mutants if m.path.startswith(start) and m not in done]
+            if pending:
+                run_part(tree, part, pending, args.limit)
+    results = kept(mutants)
     found = [results[mutant] for mutant in mutants]
     print(f"{sum(r.outcome == 'killed' for r in found)} of {len(found)} mutants killed")
     if args.write:
@@ -399,14 +555,24 @@ def main() -> int:
     return 0
 
 
-def show(result: Result, number: str) -> None:
+def run_part(tree: Path, part: str, mutants: list[Mutant], limit: float) -> None:
+    """Run the mutants of one part of the project on its tests."""
+    child = os.fork()
+    if not child:  # imports the project and collects; what is left of the mutants comes back
+        os._exit(pytest.main([*options(tree), part], [Live(mutants, tree, limit)]))
+    assert os.waitpid(child, 0)[1] == 0, "the tests could not be collected"
+    for fields, names, usual in json.loads((tree / "left.json").read_text(encoding="utf-8")):
+        keep(run_in_file(tree, Mutant(**fields), names, usual, limit))
+
+
+def show(result: Result) -> None:
     mutant = result.mutant
-    print(f"{number} {result.outcome} {mutant.path}:{mutant.line} {result.function}", flush=True)
+    print(f"{result.outcome} {mutant.path}:{mutant.line} {result.function}", flush=True)
     if result.outcome == "survived":
         print(result.difference, flush=True)
 
 
-def kept(mutants: list[Mutant], again: bool) -> dict[Mutant, Result]:
+def kept(mutants: list[Mutant], again: bool = False) -> dict[Mutant, Result]:
     """Results of earlier runs, the last of each mutant; without survivors if they run ``again``."""
     found: dict[Mutant, Result] = {}
     for line in KEPT.read_text(encoding="utf-8").splitlines() if KEPT.exists() else ():

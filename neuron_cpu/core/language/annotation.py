@@ -18,9 +18,9 @@ from typing import Any
 
 import torch
 
-from ..check import lint
 from ..device.dtypes import host_dtype, to_dtype
 from ..device.errors import refuse
+from ..program import source
 
 
 class tensor:
@@ -59,7 +59,7 @@ def parameters(function: Any) -> dict[str, type[tensor]]:
     for name, written in getattr(function, "__annotations__", {}).items():
         kind = written
         if isinstance(written, str):  # from __future__ import annotations
-            kind = _evaluated(written, lint.names_of(function))
+            kind = _evaluated(written, source.names_of(function))
         if isinstance(kind, type) and issubclass(kind, tensor):
             found[name] = kind
     return found
@@ -115,8 +115,8 @@ def _watched(function: Callable) -> dict[CodeType, Annotated]:
         return {}
     if code not in _annotated:
         found = {}
-        for one in lint.reachable(function):
-            tree = lint.tree_of(one)
+        for one, _ in source.reachable(function):
+            tree = source.tree_of(one)
             local = [] if tree is None else _locals(tree)
             if local:
                 found[one.__code__] = local

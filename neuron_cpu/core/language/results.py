@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ..check import lint
 from ..device.errors import refuse, warn
+from ..program import source
 from ..program.program import Program
 from ..program.view import View
 from .specialisation import to_numpy
@@ -126,7 +126,7 @@ def hand_back(
 
 def returns_value(function: Any) -> bool:
     """False for a function whose source has no ``return value``: outputs are its parameters."""
-    tree = lint.tree_of(function)
+    tree = source.tree_of(function)
     pending: list[ast.AST] = [] if tree is None else list(tree.body)
     found = tree is None  # no source: the convention of 2.21, which returns
     while pending and not found:
