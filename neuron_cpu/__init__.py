@@ -2,7 +2,8 @@
 
 `ensure_sdk()` makes the SDK's import names (`neuronxcc`, `torch_neuronx`, `neuronx_distributed`,
 `neuronx_distributed_inference`, `torch_xla`) importable: from the real SDK where it is installed,
-from `neuron_cpu/sdk` elsewhere. Everything else of the project imports those names only.
+from `neuron_cpu/sdk` elsewhere. `install()` asks for the stand-in in any case, for a notebook or a
+script that is written for it. Everything else of the project imports those names only.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+
+__version__ = "0.2.0"
 
 SDK_ROOT = Path(__file__).resolve().parent / "sdk"
 
@@ -28,6 +31,31 @@ def _real_sdk_present() -> bool:
     if spec is None:
         sys.modules.pop("neuronxcc", None)
     return spec is not None
+
+
+def install() -> str:
+    """Make the stand-in's SDK names importable here and in Python processes started from here.
+
+    The first statement of a notebook or script, before any import of an SDK name; calling it again
+    changes nothing. Returns the line that says which SDK is in use.
+
+    Raises:
+        ImportError: the installed SDK has been imported already.
+    """
+    loaded = sys.modules.get("neuronxcc")
+    place = getattr(loaded, "__file__", None)
+    if place is not None and SDK_ROOT not in Path(place).resolve().parents:
+        raise ImportError(
+            f"neuron_cpu.install() came after neuronxcc was imported from {place}, expected before "
+            "the first import of an SDK name; call it at the top."
+        )
+    os.environ["NEURON_CPU"] = "1"
+    line = ensure_sdk()
+    # The SDK's names first, this package last: what a process finds itself goes before it.
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    paths = [str(SDK_ROOT), *filter(None, inherited), str(SDK_ROOT.parent.parent)]
+    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    return line
 
 
 def ensure_sdk() -> str:

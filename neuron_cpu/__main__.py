@@ -1,4 +1,4 @@
-"""``python -m neuron_cpu COMMAND``: time or debug one kernel, or run a script without the SDK.
+"""``neuron_cpu COMMAND``: NKI kernels without a Trainium. Also ``python -m neuron_cpu COMMAND``.
 
 ``profile FILE:KERNEL --arg ...`` traces and verifies the kernel on shapes alone and estimates its
 time. ``compare FILE:KERNEL --arg ...`` runs it twice on random inputs and prints the first
@@ -13,8 +13,9 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
-from . import ensure_sdk, run_script
+from . import __version__, ensure_sdk, run_script
 from .commands import check, compare, profile
 from .errors import UsageError
 
@@ -23,12 +24,19 @@ INTERRUPTED, READER_GONE = 130, 141  # what a shell reports after Ctrl-C and aft
 
 
 def parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="python -m neuron_cpu", description=__doc__.splitlines()[0])
+    top = argparse.ArgumentParser(prog=_name(), description=__doc__.splitlines()[0])
+    top.add_argument("--version", action="version", version=f"neuron_cpu {__version__}")
     commands = top.add_subparsers(dest="command", required=True)
     for name, command in COMMANDS.items():
         command.declare(commands.add_parser(name, help=command.HELP))
     commands.add_parser("run", help=f"run a script without the SDK: {run_script.USAGE}")
     return top
+
+
+def _name() -> str:
+    """How this command was called."""
+    installed = Path(sys.argv[0]).stem == "neuron_cpu"
+    return "neuron_cpu" if installed else "python -m neuron_cpu"
 
 
 def run(arguments: Sequence[str]) -> int:
@@ -52,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return COMMANDS[args.command].run(args)
     except KeyboardInterrupt:
-        print("python -m neuron_cpu: interrupted.", file=sys.stderr)
+        print(f"{_name()}: interrupted.", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of standard output has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -14,10 +14,10 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import SDK_ROOT, ensure_sdk
+from . import SDK_ROOT, install
 from .errors import UsageError
 
-USAGE = "python -m neuron_cpu run SCRIPT ARGS..., or run -m MODULE ARGS..."
+USAGE = "run SCRIPT ARGS..., or run -m MODULE ARGS..."
 
 
 def run(arguments: Sequence[str]) -> None:
@@ -29,11 +29,13 @@ def run(arguments: Sequence[str]) -> None:
     """
     if not arguments or arguments[0] == "-m" and len(arguments) == 1:
         raise UsageError(f"run names no script, expected {USAGE}; add one.")
-    os.environ["NEURON_CPU"] = "1"  # who calls this asks for the stand-in, installed SDK or not
-    print(ensure_sdk(), file=sys.stderr)  # the script's own output stays what it is
-    _share_with_children()
+    # Who calls this asks for the stand-in, installed SDK or not. Its line goes where the script's
+    # own output does not.
+    print(install(), file=sys.stderr)
+    _forget_launcher()
     if arguments[0] == "-m":
         sys.argv = list(arguments[1:])
+        sys.path.insert(0, os.getcwd())
         runpy.run_module(arguments[1], run_name="__main__", alter_sys=True)
     else:
         _run_file(Path(arguments[0]), arguments[1:])
@@ -42,9 +44,6 @@ def run(arguments: Sequence[str]) -> None:
 def _run_file(script: Path, arguments: Sequence[str]) -> None:
     if not script.is_file():
         raise UsageError(f"script {script} does not exist, expected a Python file; correct it.")
-    launcher = os.getcwd()  # what `python -m` put first; a script finds its own folder there
-    if launcher in sys.path:
-        sys.path.remove(launcher)
     sys.path.insert(0, str(script.resolve().parent))
     sys.argv = [str(script), *arguments]
     # Not runpy.run_path, which would say the whole path in sys.argv[0]. The module stays in place
@@ -55,8 +54,11 @@ def _run_file(script: Path, arguments: Sequence[str]) -> None:
     exec(compile(script.read_bytes(), str(script), "exec"), vars(module))
 
 
-def _share_with_children() -> None:
-    """Put the names on the path of Python processes to come: the SDK's first, this package last."""
-    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    paths = [str(SDK_ROOT), *filter(None, inherited), str(SDK_ROOT.parent.parent)]
-    os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+def _forget_launcher() -> None:
+    """Take what started this command off the path; scripts find their own folder in that place.
+
+    `python -m` puts the working folder there, a console command the folder that it is in.
+    """
+    first = next((path for path in sys.path if path != str(SDK_ROOT)), None)
+    if first in (os.getcwd(), str(Path(sys.argv[0]).resolve().parent)):
+        sys.path.remove(first)

@@ -103,7 +103,7 @@ def test_a_module_such_as_pytest(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ((), "run names no script, expected python -m neuron_cpu run SCRIPT"),
+        ((), "run names no script, expected run SCRIPT"),
         (("-m",), "run names no script"),
         (("absent.py",), "script absent.py does not exist, expected a Python file; correct it."),
     ],

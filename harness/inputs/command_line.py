@@ -19,9 +19,9 @@ from typing import Any, NoReturn, Optional
 from harness.errors import UserError
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.inputs.prompts import read_prompt_file, split_prompt_value
-from harness.limits import default_memory_gib
 from harness.settings import Settings
 from neuron_cpu.arguments import above_zero, at_least_zero, finite, positive, seed, shown
+from neuron_cpu.limits import default_memory_gib
 
 DEFAULT_PROMPT = "I believe the meaning of life is"  # the contest driver's, for base models
 # For instruct models: along the embedded model's answer the two best logits stay 1.1 apart.

@@ -3,7 +3,7 @@
 import importlib
 import signal
 
-from harness import limits
+from neuron_cpu import limits
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's
 limits.adopt_orphans()  # what a submission forks stays findable when its process ends

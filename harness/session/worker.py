@@ -25,12 +25,13 @@ from typing import Any, Callable, Optional
 
 import numpy as np
 
-from harness import console, limits
+from harness import console
 from harness.errors import UserError, is_refusal
 from harness.inputs import submission
 from harness.session import wire
 from harness.session.roles import Role
 from harness.settings import Settings
+from neuron_cpu import limits
 
 BASELINE_MODULE = "neuronx_distributed_inference.models.llama.modeling_llama"
 EVENT, PROGRESS, RESULT, REFUSED, FAILED = "event", "progress", "result", "refused", "failed"
@@ -151,7 +152,7 @@ def main(
 
 def _close_others(kept: set[int]) -> None:
     """Leave a submission no descriptor of the fork server or the driver to write to."""
-    for descriptor in map(int, os.listdir("/proc/self/fd")):
+    for descriptor in map(int, os.listdir("/dev/fd")):
         if descriptor > 2 and descriptor not in kept:
             with contextlib.suppress(OSError):
                 os.close(descriptor)

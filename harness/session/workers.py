@@ -26,11 +26,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Optional
 
-from harness import console, limits
+from harness import console
 from harness.errors import UserError, is_refusal
 from harness.inputs.submission import REPOSITORY
 from harness.session import wire, worker
 from harness.session.worker import Answer, Host, Job
+from neuron_cpu import limits
 from neuron_cpu.files import temporary_sibling
 
 SERVER, PRELOAD = "harness.session.server", "harness.session.preload"

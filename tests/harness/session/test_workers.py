@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness import limits
 from harness.errors import UserError
 from harness.inputs import command_line
 from harness.session import wire
@@ -18,6 +17,7 @@ from harness.session.building import Loaded, construct
 from harness.session.opening import open_session
 from harness.session.roles import Role
 from harness.session.workers import SubmissionFailed, without_controls
+from neuron_cpu import limits
 
 WELL = (
     "from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM\n"

@@ -1,5 +1,6 @@
-"""What a submission's process may use: memory, processor time, wall clock, and where it may write.
+"""What a process with somebody else's code may use: memory, time, and where it may write.
 
+Memory and processor time are POSIX limits. The rest is Linux's, and left out on other systems:
 Landlock (Linux 5.13) keeps a process and all its children from writing outside of named folders,
 from TCP (6.7) and from signalling other processes (6.12); no privilege is needed. System call
 numbers and structures: linux/landlock.h and Documentation/userspace-api/landlock.rst of the Linux
@@ -14,6 +15,7 @@ import os
 import resource
 import signal
 import struct
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +33,7 @@ _TCP, _TCP_SINCE = (1 << 0) | (1 << 1), 4  # bind and connect
 _SIGNALS_AND_SOCKETS, _SCOPES_SINCE = (1 << 0) | (1 << 1), 6  # abstract sockets, signals
 _OF_FILES = (1 << 1) | (1 << 14)  # rights that a rule about one file may name
 _PR_SET_NO_NEW_PRIVS, _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 38, 1, 36
+_LINUX = sys.platform == "linux"
 _GRACE_SECONDS = 5  # from the signal that says why to the one that cannot be ignored
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/shm", "/proc/self")
 
@@ -64,7 +67,7 @@ def default_memory_gib() -> float:
 def apply(limits: Limits) -> None:
     """Put this process, a new group of its own, under `limits`, until its parent dies."""
     os.setsid()
-    _libc().prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     _set(resource.RLIMIT_DATA, limits.memory_bytes)
     _set(resource.RLIMIT_CPU, limits.cpu_seconds, _GRACE_SECONDS)
     _set(resource.RLIMIT_CORE, 0)
@@ -72,11 +75,11 @@ def apply(limits: Limits) -> None:
 
 def adopt_orphans() -> None:
     """Become the parent of what the descendants of this process leave behind."""
-    _libc().prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def children(process: int) -> list[int]:
-    """The processes whose parent a process is; none where it has ended."""
+    """The processes whose parent a process is; none where it has ended, or without /proc."""
     found: list[int] = []
     for path in Path(f"/proc/{process}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -86,10 +89,10 @@ def children(process: int) -> list[int]:
 
 def confine(writable: Sequence[Path]) -> bool:
     """Keep this process from writing outside of `writable`; False where the kernel cannot."""
-    libc = _libc()
     version = _landlock_version()
     if version < 1:
         return False
+    libc = _libc()
     handled = sum(rights for since, rights in _WRITES if version >= since)
     network = _TCP if version >= _TCP_SINCE else 0
     scopes = _SIGNALS_AND_SOCKETS if version >= _SCOPES_SINCE else 0
@@ -101,7 +104,7 @@ def confine(writable: Sequence[Path]) -> bool:
     for path in (*writable, *map(Path, DEVICES)):
         if path.exists():
             _allow(ruleset, path, handled)
-    libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
+    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     done = libc.syscall(_RESTRICT_SELF, ruleset, 0)
     os.close(ruleset)
     return done == 0
@@ -113,6 +116,8 @@ def has_landlock() -> bool:
 
 
 def _landlock_version() -> int:
+    if not _LINUX:
+        return 0
     return _libc().syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
 
 
@@ -128,6 +133,11 @@ def _set(kind: int, value: int, grace: int = 0) -> None:
     _, hard = resource.getrlimit(kind)
     most = value + grace if hard == resource.RLIM_INFINITY else min(value + grace, hard)
     resource.setrlimit(kind, (min(value, most), most))
+
+
+def _prctl(option: int, value: int) -> None:
+    if _LINUX:
+        _libc().prctl(option, value, 0, 0, 0)
 
 
 def _libc() -> ctypes.CDLL:

@@ -1,0 +1,160 @@
+"""The package as `pip install .` leaves it: a wheel in a fresh environment, no checkout near."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+
+import neuron_cpu
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+KERNEL = """
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+
+
+@nki.jit
+def double(x_hbm):
+    out_hbm = nl.ndarray(x_hbm.shape, dtype=x_hbm.dtype, buffer=nl.shared_hbm)
+    nl.store(out_hbm, nl.load(x_hbm) * 2.0)
+    return out_hbm
+"""
+
+NOTEBOOK = """
+import neuron_cpu
+print(neuron_cpu.install())
+import numpy, neuronxcc, torch_neuronx
+from kernels import double
+print(neuronxcc.__file__)
+print(double(numpy.ones((2, 3), numpy.float32)).sum())
+"""
+
+
+def command(*arguments: object, cwd: Path) -> subprocess.CompletedProcess:
+    """Run it as a user without this checkout would: nothing of it is on the path."""
+    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "NEURON_CPU")}
+    return subprocess.run(
+        [*map(str, arguments)],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The programs of an environment in which only the wheel is new; its parent is a work folder.
+
+    The dependencies are those of the running environment, so nothing is fetched.
+    """
+    root = tmp_path_factory.mktemp("installed")
+    source = root / "source"
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(REPOSITORY / "neuron_cpu", source / "neuron_cpu", ignore=ignored)
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(REPOSITORY / name, source)
+    pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+    alone = ["--no-deps", "--no-index"]
+    built = command(*pip, "wheel", *alone, "--no-build-isolation", source, cwd=root)
+    assert built.returncode == 0, built.stderr
+    (wheel,) = root.glob("*.whl")
+    venv.create(root / "venv", symlinks=True)
+    programs = root / "venv" / "bin"
+    python = programs / "python"
+    found = command(
+        python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=root
+    )
+    packages = Path(found.stdout.strip())
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    done = command(*pip, "--python", python, "install", *alone, wheel, cwd=root)
+    assert done.returncode == 0, done.stderr
+    work = root / "work"
+    work.mkdir()
+    (work / "kernels.py").write_text(KERNEL)
+    return programs
+
+
+def test_the_console_command_profiles_a_kernel_in_another_folder(installed: Path) -> None:
+    work = installed.parents[1] / "work"
+    version = command(installed / "neuron_cpu", "--version", cwd=work)
+    assert version.stdout.split() == ["neuron_cpu", neuron_cpu.__version__]
+    done = command(
+        installed / "neuron_cpu", "profile", "kernels.py:double", "--arg", "128x64:bf16", cwd=work
+    )
+    assert done.returncode == 0, done.stderr
+    assert "double: " in done.stdout and "estimated, not measured" in done.stdout
+
+
+def test_a_notebook_finds_the_sdk_inside_the_wheel(installed: Path) -> None:
+    done = command(installed / "python", "-c", NOTEBOOK, cwd=installed.parents[1] / "work")
+    assert done.returncode == 0, done.stderr
+    line, place, total = done.stdout.splitlines()
+    assert "the CPU stand-in" in line and total == "12.0"
+    assert Path(place).is_relative_to(installed.parent)
+
+
+def test_scripts_and_modules_are_found_as_python_finds_them(installed: Path) -> None:
+    work = installed.parents[1] / "work"
+    (work / "below").mkdir()
+    script = "import importlib.util, sys\nprint(sys.argv, sys.path[0])\n"
+    script += "print(importlib.util.find_spec('neuronxcc').origin)\n"
+    script += f"print({str(installed)!r} in sys.path)"
+    (work / "below" / "script.py").write_text(script)
+    done = command(installed / "neuron_cpu", "run", "below/script.py", "--mode", "x", cwd=work)
+    assert done.returncode == 0, done.stderr
+    arguments, origin, launcher = done.stdout.splitlines()
+    own = ["below/script.py", "--mode", "x"]
+    assert arguments == f"{own} {(work / 'below').resolve()}" and launcher == "False"
+    assert Path(origin).is_relative_to(installed.parent)
+    module = command(installed / "neuron_cpu", "run", "-m", "below.script", "y", cwd=work)
+    assert module.returncode == 0, module.stderr
+    assert module.stdout.splitlines()[0].endswith(f"'y'] {work.resolve()}")
+
+
+def test_install_after_another_sdk_is_refused() -> None:
+    code = (
+        "import sys, types; sys.modules['neuronxcc'] = m = types.ModuleType('neuronxcc');"
+        "m.__file__ = '/opt/real/neuronxcc/__init__.py'; import neuron_cpu; neuron_cpu.install()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=REPOSITORY, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1 and "came after neuronxcc was imported" in done.stderr
+
+
+def interpreters() -> list[str]:
+    """Pythons that the project supports and this machine has, this one apart."""
+    names = [f"python3.{minor}" for minor in range(10, 15) if minor != sys.version_info.minor]
+    managed = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    found = [shutil.which(name) for name in names]
+    found += [str(path) for name in names for path in managed.glob(f"*/bin/{name}")]
+    return [path for path in found if path is not None and _starts(path)]
+
+
+def _starts(path: str) -> bool:
+    """A version manager's placeholder is found, too, and fails."""
+    return not subprocess.run([path, "-V"], capture_output=True).returncode
+
+
+@pytest.mark.skipif(not interpreters(), reason="no other supported Python here")
+def test_other_pythons_compile_every_source_without_a_warning() -> None:
+    code = (
+        "import sys, pathlib, warnings; warnings.simplefilter('error')\n"
+        "for path in pathlib.Path(sys.argv[1]).rglob('*.py'):\n"
+        "    compile(path.read_bytes(), str(path), 'exec')"
+    )
+    for python in interpreters():
+        done = subprocess.run(
+            [python, "-c", code, str(REPOSITORY / "neuron_cpu")], capture_output=True, text=True
+        )
+        assert done.returncode == 0, f"{python}: {done.stderr}"
