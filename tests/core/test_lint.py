@@ -240,6 +240,25 @@ def item_in_a_tuple_of_targets(x, out):
         nl.store(out[i], tile)
 
 
+def tensor_of_either_side(x, out):
+    for i in range(4):
+        if i < 2:
+            tile = nl.load(x[0])
+            nl.store(out[i], tile)
+        else:
+            tile = nl.load(x[1])
+        nl.store(out[i], tile)
+
+
+def tensor_made_anew_on_one_side(x, out):
+    for i in nl.affine_range(4):
+        tile, rows = nl.load(x[i]), nl.ds(0, 64)
+        if i == 0:
+            tile, rows = nl.load(x[1]) * 2.0, nl.ds(64, 64)
+        nl.store(out[i, 0:64], tile[0:64])
+        nl.store(out[i, rows], tile[rows])
+
+
 REPORTED = [
     (rebound_value, "sim_loop_rebinding", 3),
     (rebound_counter, "sim_loop_rebinding", 4),
@@ -272,6 +291,7 @@ REPORTED = [
     (static_range_of_index, "sim_loop_index_value", 2),
     (while_below_index, "sim_loop_index_value", 3),
     (round_left_by_index, "sim_loop_condition", 2),
+    (tensor_of_either_side, "err_local_variable_used_out_of_scope", 7),
     (item_in_a_tuple_of_targets, "sim_loop_side_effect", 3),
 ]
 
@@ -279,6 +299,48 @@ REPORTED = [
 @pytest.mark.parametrize(("function", "identifier", "line"), REPORTED)
 def test_construct_is_reported_on_its_line(function: Callable, identifier: str, line: int) -> None:
     assert found(function) == [(identifier, line)]
+
+
+def test_names_of_one_condition_are_told_apart() -> None:
+    """A tensor made there is the documented error, an index range a doubt."""
+    assert found(tensor_made_anew_on_one_side) == [
+        ("sim_loop_condition", 3),
+        ("err_local_variable_used_out_of_scope", 5),
+    ]
+
+
+@pytest.mark.parametrize("eager", ["0", "1"])
+def test_tensor_used_behind_its_condition_is_refused(
+    eager: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The vendor's example, and the form that its page gives instead."""
+
+    monkeypatch.setenv("NKI_CPU_EAGER", eager)
+    x = np.arange(2 * 128 * 64, dtype=np.float32).reshape(2, 128, 64)
+    assert np.array_equal(assigned_under_a_condition(x), x[[0, 0, 1, 1]])
+    with pytest.raises(NkiError, match="'tile' is a tensor made under the condition") as caught:
+        made_under_a_condition(x)
+    assert caught.value.identifier == "err_local_variable_used_out_of_scope"
+
+
+@nki.jit
+def assigned_under_a_condition(x):
+    out = nl.ndarray((4, 128, 64), nl.float32, buffer=nl.shared_hbm)
+    for i in nl.affine_range(4):
+        tile = nl.ndarray((128, 64), nl.float32)
+        if i < 2:
+            tile[...] = nl.load(x[0])
+        else:
+            tile[...] = nl.load(x[1])
+        nl.store(out[i], tile)
+    return out
+
+
+@nki.jit
+def made_under_a_condition(x):
+    out = nl.ndarray((4, 128, 64), nl.float32, buffer=nl.shared_hbm)
+    tensor_of_either_side(x, out)
+    return out
 
 
 # --- near misses: nothing is reported -------------------------------------------------------------

@@ -570,17 +570,62 @@ def test_warning_can_be_silenced(case: Case, monkeypatch: pytest.MonkeyPatch) ->
     ],
     ids=lambda value: getattr(value, "__name__", None),
 )
-def test_arguments_outside_of_a_functions_range_are_seen_in_eager_mode(
-    function: Any, inside: list[float], outside: float, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("eager", ["0", "1"], ids=["replay", "eager"])
+def test_arguments_outside_of_a_functions_range_are_told_with_their_line(
+    function: Any, inside: list[float], outside: float, eager: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("NKI_CPU_EAGER", "1")
+    monkeypatch.setenv("NKI_CPU_EAGER", eager)
     kernel = kernel_of(lambda x: function(nl.load(x)))
+    good, bad = torch.tensor([[*inside, inside[0]]]), torch.tensor([[*inside, outside]])
     with warnings.catch_warnings():
         warnings.simplefilter("error", NkiWarning)
-        kernel(torch.tensor([inside]))
+        kernel(good)
     with pytest.warns(NkiWarning, match="sim_activation_range") as caught:
-        kernel(torch.tensor([[*inside, outside]]))
+        kernel(bad)
     assert caught[0].filename == __file__ and f"{outside:.6g}" in str(caught[0].message)
+    assert "kernel: " in str(caught[0].message)
+    monkeypatch.setenv("NKI_CPU_STRICT", "1")
+    with pytest.raises(NkiError, match="sim_activation_range"):
+        kernel(bad)
+    monkeypatch.delenv("NKI_CPU_STRICT")
+    with warnings.catch_warnings():  # the buffers of the call that failed serve the next one
+        warnings.simplefilter("error", NkiWarning)
+        kernel(good)
+
+
+def test_ranges_on_replay_leave_out_what_nobody_wrote_or_the_kernel_masks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def rows_of_a_tail(x):  # computed on 128 rows, 100 of them loaded and stored
+        first_sb = nl.ndarray((128, 64), nl.float32)
+        first_sb[...] = nisa.memset((128, 64), -7.0, nl.float32)
+        out = nl.ndarray((100, 64), nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, nl.square(first_sb)[0:100])
+        tail_sb = nl.ndarray((128, 64), nl.float32)  # in the memory of first_sb
+        tail_sb[0:100] = nl.load(x[0:100])
+        nl.store(out, nl.sqrt(tail_sb)[0:100])
+        return out
+
+    def every_other(x):
+        i, j = nl.mgrid[0:128, 0:64]
+        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+        made_sb = nl.zeros((128, 64), nl.float32)
+        made_sb[i, j] = nl.sqrt(nl.load(x), mask=i + j < 100)
+        nl.store(out, made_sb)
+        return out
+
+    i, j = np.mgrid[0:128, 0:64]
+    x = torch.from_numpy(np.where(i + j < 100, 4.0, -4.0).astype(np.float32))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NkiWarning)
+        assert (nki.jit(rows_of_a_tail)(x.abs()) == 2.0).all()
+        assert nki.jit(every_other)(x).max() == 2.0
+    with pytest.warns(NkiWarning, match="sim_activation_range"):
+        nki.jit(every_other)(-x)
+    monkeypatch.setenv("NKI_CPU_RANGES", "0")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NkiWarning)
+        nki.jit(every_other)(-x)
 
 
 # --- breaches that need a whole kernel ------------------------------------------------------------

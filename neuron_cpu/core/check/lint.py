@@ -13,6 +13,11 @@ tensors and arguments, but not choose an item of a Python list or become an ``in
 The pass sees names, not values: it is silent where a name may be a tensor updated in place. An
 ``if`` on an index around instructions is silent too: the device turns it into a condition. So are
 ``//`` and ``%`` of an index, which kernels of others use in subscripts.
+
+One finding is an error, since the vendor documents it as one (v2.21.1, general/nki/api/
+nki.errors.rst, err_local_variable_used_out_of_scope): a tensor made under a condition on an index
+and used behind it. An ``if`` on values known while tracing is Python's own: public kernels that ran
+on a device use what such a branch made.
 """
 
 from __future__ import annotations
@@ -22,7 +27,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
 
-from ..device.errors import warn
+from ..device.errors import refuse, warn
 from ..program.source import methods_of, names_of, reachable, tree_of
 
 TRACED_ONCE = frozenset({"affine_range", "sequential_range", "range"})
@@ -35,6 +40,10 @@ LOOPS = TRACED_ONCE | {"static_range"}
 VALUE_CALLS = frozenset({"divmod", "int", "float", "round"})
 LOOKUPS = frozenset({"get", "index"})
 TENSOR_MODULES = frozenset({"nl", "nisa", "ncc"})
+NO_TENSORS = frozenset(  # what functions of these modules return that is no tensor
+    {"affine_range", "arange", "ds", "num_programs", "par_dim", "program_id", "program_ndim",
+     "sequential_range", "static_range", "get_nc_version", "device_print", "store"}
+)  # fmt: skip
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
 COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 Bound = dict[str, "ast.expr | None"]  # names bound so far and their last value, None if unknown
@@ -49,10 +58,16 @@ class Finding(NamedTuple):
 
 
 def lint(function: Callable | None) -> None:
-    """Warn of constructs in ``function`` that single tracing makes wrong, with their lines."""
+    """Warn of constructs in ``function`` that single tracing makes wrong, with their lines.
+
+    Raises:
+        NkiError: one of them is a documented error.
+    """
     if function is None:
         return
     for place, finding in findings(function):
+        if finding.identifier.startswith("err_"):
+            raise refuse(finding.identifier, finding.message, place)
         warn(finding.identifier, finding.message, place)
 
 
@@ -232,6 +247,37 @@ def _calls_tensor_api(value: ast.AST | None) -> bool:
         and node.func.value.id in TENSOR_MODULES
         for node in ast.walk(value)
     )
+
+
+def _makes_tensor(value: ast.expr | None) -> bool:
+    """True for expressions that visibly make a tensor."""
+    if isinstance(value, ast.BinOp):
+        return _makes_tensor(value.left) or _makes_tensor(value.right)
+    if isinstance(value, (ast.UnaryOp, ast.Subscript)):
+        return _makes_tensor(value.operand if isinstance(value, ast.UnaryOp) else value.value)
+    if not isinstance(value, ast.Call) or not isinstance(value.func, ast.Attribute):
+        return False
+    module, name = value.func.value, value.func.attr
+    if isinstance(module, ast.Name):
+        return module.id in TENSOR_MODULES and name not in NO_TENSORS
+    return _makes_tensor(module)  # a method of what an inner call made
+
+
+def _binds_tensor(statements: Sequence[ast.stmt], name: str) -> bool:
+    """True where every value that the statements bind to ``name`` is visibly a tensor."""
+    values = [
+        value
+        for node in _walk(statements)
+        if isinstance(node, ast.Assign)
+        for one in node.targets
+        for target, value in _pairs(one, node.value)
+        if isinstance(target, ast.Name) and target.id == name
+    ]
+    stored = sum(
+        isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store) and node.id == name
+        for node in _walk(statements)
+    )
+    return stored == len(values) and all(map(_makes_tensor, values))
 
 
 def _iterator(node: ast.expr) -> str:
@@ -422,7 +468,11 @@ class _Scope:
                 self._condition(statement, "where the loop's body ends")
             for name in _stores([*statement.body, *statement.orelse]):
                 event = _first_event(follow, name)
-                if event is not None and event[0] == "read":
+                if event is None or event[0] != "read":
+                    continue
+                if _binds_tensor([*statement.body, *statement.orelse], name):
+                    self._out_of_scope(statement, event[1], name)
+                else:
                     self._condition(statement, f"'{name}'")
         if isinstance(statement, (ast.Assign, ast.AugAssign)):
             self._assignment(statement, bound)
@@ -504,6 +554,15 @@ class _Scope:
             f"a condition on a loop index chooses {what}, expected Python values that are the same "
             "in every iteration: the device traces both sides once; write tensors under the "
             "condition, use a mask, or nl.static_range",
+        )  # fmt: skip
+
+    def _out_of_scope(self, branch: ast.If, use: ast.AST, name: str) -> None:
+        self._report(
+            "err_local_variable_used_out_of_scope", use, name,
+            f"'{name}' is a tensor made under the condition at line {branch.lineno} and used "
+            "outside of it, expected uses inside it only: the device traces both sides, and each "
+            f"is a scope of its own; create the tensor before the if and assign to {name}[...] in "
+            "it",
         )  # fmt: skip
 
     def _call(self, node: ast.Call, bound: Bound) -> None:

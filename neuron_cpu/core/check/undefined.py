@@ -210,6 +210,8 @@ class _Walk:
         """Carry what is undefined from operands to results; True if it reaches HBM."""
         sources = [self.read(view) for view in instruction.src]
         attrs = instruction.attrs
+        if any(found is not None for found in sources):
+            self.program.unwritten_at.add(instruction.source)
         for number, view in enumerate(instruction.dst):
             # What the operands bring, what stays of an accumulator, and what the index leaves open.
             found = _result(instruction, sources, number)

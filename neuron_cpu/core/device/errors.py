@@ -143,8 +143,20 @@ def name_kernel(name: str | None) -> str | None:
     return before
 
 
+@contextmanager
+def executing(place: str) -> Iterator[None]:
+    """Inside the block this thread executes the instruction that was recorded at ``place``."""
+    _local.executing = place
+    try:
+        yield
+    finally:
+        _local.executing = None
+
+
 def current_place() -> str | None:
-    """``kernel (file:line)`` being traced in this thread, or None outside of a kernel."""
+    """``kernel (file:line)`` being traced or executed in this thread, None outside of a kernel."""
+    if getattr(_local, "executing", None) is not None:
+        return _local.executing
     kernel = getattr(_local, "kernel", None)
     frame = user_frame(2) if kernel is not None else None
     if frame is None:

@@ -61,6 +61,8 @@ class OpSpec:
             place; None where it is no such instruction.
         serves_as_well: the engine that runs it as well where the kernel chose none (floats only).
         by_element: its DMA descriptors move single elements.
+        limited: whether the function is stated for a range of arguments only; ``compute`` warns of
+            others where it knows the kernel's line.
         aliases: other ``nki.isa`` names of the same instruction.
     """
 
@@ -83,6 +85,7 @@ class OpSpec:
     updates: Callable[[Instruction], tuple[str, tuple[View, ...]] | None] | None = None
     serves_as_well: Engine | None = None
     by_element: bool = False
+    limited: Callable[[Any], bool] | None = None
     aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

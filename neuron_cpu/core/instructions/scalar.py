@@ -21,7 +21,7 @@ from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
 from . import operators
-from .activations import ACTIVATIONS, check_range
+from .activations import ACTIVATION_RANGES, ACTIVATIONS, check_range
 from .arguments import reduction_target, result_type, stretched, tile
 from .constants import reduce_cmd as commands
 from .copies import copy_into
@@ -54,7 +54,7 @@ def _activation(attrs: ActivationAttrs, xs: list[torch.Tensor]) -> Any:
         x = x * attrs.scale
     if attrs.bias_at is not None:
         x = x + xs[attrs.bias_at]
-    check_range(attrs.op, x)
+    check_range(attrs.op, x, attrs.mask)
     y = ACTIVATIONS[attrs.op](x)
     if not attrs.reduce_axes:
         return y
@@ -80,6 +80,7 @@ ACTIVATION = OpSpec(
     flow="elementwise",
     attrs=ActivationAttrs,
     compute=_activation,
+    limited=lambda attrs: attrs.op in ACTIVATION_RANGES,
     cycles=streaming_with_sums,
     rules=_activation_rules,
     note="op(data * scale + bias) in fp32; optionally the sum over the free axes",

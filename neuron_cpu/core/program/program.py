@@ -82,6 +82,7 @@ class Program:
         function: the Python function, for the checks on its source.
         macs: multiply-accumulates of all matmuls that are not transposes.
         returns: False where the outputs are parameters that the kernel stores into.
+        unwritten_at: lines whose operands hold elements that nobody wrote (check/undefined.py).
     """
 
     def __init__(self, name: str, grid: tuple[int, ...], function: Callable | None) -> None:
@@ -95,6 +96,7 @@ class Program:
         self.returns = True
         self.direct_allocation = False
         self.warnings: list[str] = []
+        self.unwritten_at: set[Source | None] = set()
 
     def __iter__(self) -> Iterator[Instruction]:
         return iter(self.instructions)

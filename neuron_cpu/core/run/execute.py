@@ -16,7 +16,9 @@ import torch
 
 from ..device import dtypes
 from ..device.dtypes import DType
+from ..device.errors import executing
 from ..program.program import Program
+from ..program.regions import place
 from . import merge
 from .memory import Arena, allocate, gather_index, put, reader, widen
 from .merge import Op, Ref
@@ -103,6 +105,16 @@ def make_step(op: Op, arena: Arena) -> Step:
     return several
 
 
+def _told(step: Step, line: str) -> Step:
+    """The same step, whose warnings name the line that recorded it."""
+
+    def told() -> None:
+        with executing(line):
+            step()
+
+    return told
+
+
 def _cloned(read: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     return lambda: read().clone()
 
@@ -143,6 +155,8 @@ class Plan:
     Args:
         merge_loops: join independent iterations; default from NKI_CPU_MERGE (1).
         shadow: keep all float tiles in fp32 and round nothing.
+
+    ``NKI_CPU_RANGES=0`` leaves arguments unchecked that a function of ScalarE is not stated for.
     """
 
     def __init__(
@@ -153,6 +167,7 @@ class Plan:
     ) -> None:
         if merge_loops is None:
             merge_loops = os.environ.get("NKI_CPU_MERGE", "1") != "0"
+        self.ranges = os.environ.get("NKI_CPU_RANGES", "1") != "0" and not shadow
         # Lower, find out which memories are the caller's, lay out the others, resolve the views.
         # Steps that touch the caller's memory are made anew in every call: it moves.
         self.program = program
@@ -168,9 +183,21 @@ class Plan:
         self._share_memory()
         moving = {id(m) for m in self.external.values()}
         self.steps = [
-            None if any(id(r.memory) in moving for r in op.refs()) else make_step(op, self.arena)
+            None if any(id(r.memory) in moving for r in op.refs()) else self._step(op)
             for op in self.ops
         ]
+
+    def _step(self, op: Op) -> Step:
+        instruction, limited = op.instruction, op.instruction.op.limited
+        # What nobody wrote has no value that one could judge: another tensor's lies there.
+        if (
+            not self.ranges
+            or limited is None
+            or not limited(op.attrs)
+            or instruction.source in self.program.unwritten_at
+        ):
+            return make_step(op, self.arena)
+        return _told(make_step(op, self.arena), place(self.program, instruction))
 
     def _share_memory(self) -> None:
         """On-chip tensors that are never live together share memory, by type.
@@ -237,7 +264,7 @@ class Plan:
 
     def step(self, number: int) -> None:
         """Execute one operation."""
-        (self.steps[number] or make_step(self.ops[number], self.arena))()
+        (self.steps[number] or self._step(self.ops[number]))()
 
     def finish(self, results: dict[int, torch.Tensor]) -> list[torch.Tensor]:
         """Let go of the caller's memory and give the outputs in order."""
