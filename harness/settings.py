@@ -87,6 +87,7 @@ class Settings:
     profile_model: Optional[str]
     profile_bucket: Optional[list[int]]
     dma_profile: Optional[str]
+    schedule: Optional[str]
     profile_top: int
     profile_output: Optional[Path]
     kernel_launch_us: Optional[float]

@@ -9,21 +9,23 @@ from neuron_cpu.core.device import spec
 from neuron_cpu.core.report import bands, plots, report, tables
 from neuron_cpu.core.run.nonfinite import origin as origin_of_nonfinite
 from neuron_cpu.core.time import cost
-from neuron_cpu.core.time.schedule import Schedule, schedule
+from neuron_cpu.core.time.schedule import COMPILER_ORDER, Schedule, check_order, schedules
 
 __all__ = [
+    "COMPILER_ORDER",
     "KernelCall",
     "NkiError",
     "Program",
     "Schedule",
     "bands",
+    "check_order",
     "cost",
     "observe_kernel_calls",
     "origin_of_nonfinite",
     "plots",
     "provenance",
     "report",
-    "schedule",
+    "schedules",
     "spec",
     "tables",
 ]

@@ -18,7 +18,16 @@ from neuronx_distributed_inference.graph import trace
 from harness.session.roles import Role
 from harness.session.worker import Host
 from harness.settings import Settings
-from harness.simulator import Program, Schedule, bands, cost, report, schedule, spec
+from harness.simulator import (
+    COMPILER_ORDER,
+    Program,
+    Schedule,
+    bands,
+    cost,
+    report,
+    schedules,
+    spec,
+)
 
 MICROSECOND = 1e3  # nanoseconds
 KERNEL, COLLECTIVE, TORCH = "NKI kernel", "collective", "PyTorch"
@@ -70,6 +79,7 @@ class GraphEstimate:
         schedules: of the distinct kernels, in order of first appearance.
         extrapolated: bucket lengths that were traced instead, empty where this one was.
         steps: (kind, name, module, nanoseconds) of everything in order, empty if extrapolated.
+        elsewhere_ns: latency under the DMA profiles of other SDK releases, by their names.
     """
 
     submodel: str
@@ -80,6 +90,7 @@ class GraphEstimate:
     schedules: list[Schedule] = field(default_factory=list)
     extrapolated: tuple[int, ...] = ()
     steps: list[tuple[str, str, str, float]] = field(default_factory=list)
+    elsewhere_ns: dict[str, float] = field(default_factory=dict)
 
     @property
     def latency_ns(self) -> float:
@@ -198,12 +209,14 @@ def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> lis
 
 
 def graphs(
-    host: Host, role: str, dma_profile: str, traced_for_long: Sequence[int]
+    host: Host, role: str, dma_profile: str, order: str, traced_for_long: Sequence[int]
 ) -> list[GraphEstimate]:
     """One estimate for each sub-model and bucket asked for; a prefill longer than the last of
     `traced_for_long` is extrapolated from those."""
     settings, model = host.job.settings, host.models[Role(role)]
-    estimator = Estimator(dma_profile, overheads(settings), settings.tp_degree or 1)
+    others = [name for name in cost.RELEASES if name != dma_profile]
+    ranks = settings.tp_degree or 1
+    estimator = Estimator(dma_profile, overheads(settings), ranks, order, others)
     found = []
     for wrapper in model.models:
         buckets = list(wrapper.neuron_config.buckets)
@@ -242,37 +255,50 @@ class Estimator:
 
     Attributes:
         dma_profile: name of the DMA profile.
-        plain_rate: GB/s of operators outside of kernels.
+        others: profiles of which only the latency of whole graphs is of interest.
+        order: in which order engines take their instructions (``schedule.ORDERS``).
+        plain_rates: GB/s of operators outside of kernels, by profile.
         overheads: costs outside of kernels.
         ranks: tensor-parallel degree.
     """
 
-    def __init__(self, dma_profile: str, overheads: cost.Overheads, ranks: int) -> None:
-        self.dma_profile, self.overheads, self.ranks = dma_profile, overheads, ranks
-        profile = cost.dma_profile(dma_profile)
-        self.plain_rate = max(spec.PLAIN_BYTES_PER_NS, profile.bandwidth(spec.PLAIN_ROW_BYTES))
-        self._known: dict[int, tuple[Schedule, report.Profile]] = {}
+    def __init__(
+        self, dma_profile: str, overheads: cost.Overheads, ranks: int,
+        order: str = COMPILER_ORDER, others: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.dma_profile, self.others, self.order = dma_profile, tuple(others), order
+        self.overheads, self.ranks = overheads, ranks
+        rates = {n: cost.dma_profile(n).bandwidth(spec.PLAIN_ROW_BYTES) for n in self._profiles}
+        self.plain_rates = {n: max(spec.PLAIN_BYTES_PER_NS, rate) for n, rate in rates.items()}
+        self._known: dict[int, tuple[Schedule, report.Profile, dict[str, float]]] = {}
 
-    def kernel(self, program: Program) -> tuple[Schedule, report.Profile]:
-        """Schedule and figures of a program."""
+    @property
+    def _profiles(self) -> tuple[str, ...]:
+        return (self.dma_profile, *self.others)
+
+    def _kernel(self, program: Program) -> tuple[Schedule, report.Profile, dict[str, float]]:
+        """Schedule and figures of a program, and its nanoseconds under every profile."""
         found = self._known.get(id(program))
         if found is None:
-            made = schedule(program, self.dma_profile)
-            found = self._known[id(program)] = made, report.profile(made)
+            made = schedules(program, self._profiles, self.order)
+            own = made[self.dma_profile]
+            totals = {name: one.total for name, one in made.items()}
+            found = self._known[id(program)] = own, report.profile(own), totals
         return found
 
-    def time(self, event: Event) -> float:
+    def time(self, event: Event, dma_profile: str) -> float:
         """Nanoseconds of one event by itself."""
         if event.program is not None:
-            return self.kernel(event.program)[0].total + self.overheads.kernel_ns
+            return self._kernel(event.program)[2][dma_profile] + self.overheads.kernel_ns
         if event.kind == COLLECTIVE:
             return self.overheads.collective(event.bytes, self.ranks, event.name)
-        return max(event.bytes / self.plain_rate, event.macs / spec.GEN2.peak_macs_per_ns)
+        rate = self.plain_rates[dma_profile]
+        return max(event.bytes / rate, event.macs / spec.GEN2.peak_macs_per_ns)
 
-    def _times(self, events: Sequence[Event]) -> list[float]:
+    def _times(self, events: Sequence[Event], dma_profile: str) -> list[float]:
         """Nanoseconds of each event. PyTorch operators without products that follow each other
         are one fused pass: the largest counts, the others are free."""
-        times = [self.time(event) for event in events]
+        times = [self.time(event, dma_profile) for event in events]
         run: list[int] = []
         for at in range(len(events) + 1):
             if at < len(events) and events[at].kind == TORCH and not events[at].macs:
@@ -290,9 +316,10 @@ class Estimator:
     ) -> GraphEstimate:
         """The estimate of one graph from its recorded events."""
         rows: dict[tuple, Operator] = {}
-        schedules: dict[int, Schedule] = {}
+        plans: dict[int, Schedule] = {}
         steps = []
-        for (where, event), time in zip(events, self._times([event for _, event in events])):
+        bare = [event for _, event in events]
+        for (where, event), time in zip(events, self._times(bare, self.dma_profile)):
             steps.append((event.kind, event.name, where, time))
             place = layer_free(where)
             key = (event.kind, event.name, place, event.bytes, event.macs, time, id(event.program))
@@ -303,8 +330,8 @@ class Estimator:
                 event.kind, event.name, place, 1, time, event.bytes if time else 0, event.macs
             )
             if event.program is not None:
-                plan, made.profile = self.kernel(event.program)
-                schedules[id(event.program)] = plan
+                plan, made.profile, _ = self._kernel(event.program)
+                plans[id(event.program)] = plan
                 figures = made.profile.metrics
                 made.bytes = int(figures["hbm_read_bytes"] + figures["hbm_write_bytes"])
             rows[key] = made
@@ -315,9 +342,10 @@ class Estimator:
             batch,
             list(rows.values()),
             launch,
-            list(schedules.values()),
+            list(plans.values()),
             (),
             steps,
+            {name: launch + sum(self._times(bare, name)) for name in self.others},
         )
 
 
@@ -370,6 +398,8 @@ def extrapolate(traced: Sequence[GraphEstimate], bucket: int) -> GraphEstimate:
         last_graph.launch_ns,
         [],
         tuple(lengths),
+        [],
+        {name: fit([g.elsewhere_ns[name] for g in traced]) for name in last_graph.elsewhere_ns},
     )
 
 

@@ -82,6 +82,7 @@ ONLY_IN = {
     "--profile-model": ("profile", "evaluate_all"),
     **dict.fromkeys(
         ("--profile-bucket", "--profile-top", "--profile-output", "--dma-profile")
+        + ("--schedule",)
         + ("--kernel-launch-us", "--graph-launch-us", "--host-step-us")
         + ("--collective-us", "--collective-gb-per-s"),
         ("profile",),
@@ -422,6 +423,11 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
         help="bucket lengths to profile (default: the largest of each sub-model)",
     )
     group.add_argument("--dma-profile", help="how DMA is timed (default: the calibrated one)")
+    group.add_argument(
+        "--schedule",
+        metavar="ORDER",
+        help="order within an engine: compiler (list scheduling, the default) or program-order",
+    )
     group.add_argument("--profile-top", type=positive, default=8, help="source lines a kernel")
     group.add_argument("--profile-output", type=path, help="folder for JSON, trace and plots")
     for name, what in (

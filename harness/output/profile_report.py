@@ -14,7 +14,16 @@ from rich.table import Table
 from harness.figures import estimate
 from harness.figures.estimate import COLLECTIVE, KERNEL, TORCH, GraphEstimate, Operator
 from harness.session.worker import Host
-from harness.simulator import Schedule, cost, plots, report, spec, tables
+from harness.simulator import (
+    COMPILER_ORDER,
+    Schedule,
+    check_order,
+    cost,
+    plots,
+    report,
+    spec,
+    tables,
+)
 from neuron_cpu import terminal
 from neuron_cpu.files import write_text_atomically
 
@@ -58,23 +67,29 @@ def profile(
     """
     settings = host.job.settings
     name = settings.dma_profile or cost.DEFAULT_PROFILE
-    cost.dma_profile(name)  # refuse an unknown name before the model is traced
+    order = settings.schedule or COMPILER_ORDER
+    cost.dma_profile(name)  # refuse unknown names before the model is traced
+    check_order(order)
     with host.told_as_the_submission("The model cannot be traced"):
-        graphs = estimate.graphs(host, role, name, traced_for_long)
+        graphs = estimate.graphs(host, role, name, order, traced_for_long)
     text = io.StringIO()
-    show(graphs, name, settings.profile_top, terminal.written_to(text, width, styled))
+    show(graphs, name, order, settings.profile_top, terminal.written_to(text, width, styled))
     folder = host.job.scratch
-    files = write(graphs, name, folder) if settings.profile_output else []
+    files = write(graphs, name, order, folder) if settings.profile_output else []
     return {"text": text.getvalue(), "files": [str(path.relative_to(folder)) for path in files]}
 
 
-def show(graphs: Sequence[GraphEstimate], dma_profile: str, top: int, out: Console) -> None:
+def show(
+    graphs: Sequence[GraphEstimate], dma_profile: str, order: str, top: int, out: Console
+) -> None:
     """Print every graph, then every distinct kernel by source line."""
-    out.print(tables.estimate_note(dma_profile))
+    out.print(f"{tables.estimate_note(dma_profile)}; schedule {order}")
     seen: set[int] = set()
     for graph in graphs:
         out.print(f"\n[bold]{headline(graph)}[/bold]")
         out.print(f"bound by {binding(graph)}")
+        for line in tables.other_releases(graph.latency_ns, graph.elsewhere_ns):
+            out.print(line)
         out.print(_figures(graph))
         terminal.print_table(out, _operators(graph), EXPENDABLE, "bound by", ELSEWHERE)
     for graph in graphs:
@@ -150,12 +165,13 @@ def _operator_cells(op: Operator, total: float) -> list[str]:
 
 
 # --- files ----------------------------------------------------------------------------------------
-def as_json(graphs: Sequence[GraphEstimate], dma_profile: str) -> dict[str, Any]:
+def as_json(graphs: Sequence[GraphEstimate], dma_profile: str, order: str) -> dict[str, Any]:
     """Everything that is printed, as plain data."""
     return {
         "estimated": True,
         "dma_profile": dma_profile,
         "dma_profile_note": cost.dma_profile(dma_profile).note,
+        "schedule_order": order,
         "graphs": [
             {
                 "submodel": g.submodel,
@@ -163,6 +179,7 @@ def as_json(graphs: Sequence[GraphEstimate], dma_profile: str) -> dict[str, Any]
                 "batch": g.batch,
                 "latency_ns": g.latency_ns,
                 "band_ns": list(g.band_ns),
+                "latency_ns_by_release": _by_release(g, dma_profile),
                 "extrapolated_from": list(g.extrapolated),
                 "binding": binding(g),
                 "figures": g.figures(),
@@ -173,14 +190,22 @@ def as_json(graphs: Sequence[GraphEstimate], dma_profile: str) -> dict[str, Any]
     }
 
 
+def _by_release(graph: GraphEstimate, dma_profile: str) -> dict[str, float]:
+    """Latency under the DMA profile of every SDK release."""
+    times = {dma_profile: graph.latency_ns, **graph.elsewhere_ns}
+    return {name: times[name] for name in cost.RELEASES}
+
+
 def _operator_json(op: Operator) -> dict[str, Any]:
     plain = {k: v for k, v in vars(op).items() if k != "profile"}
     return plain | {"profile": op.profile.to_json() if op.profile is not None else None}
 
 
-def write(graphs: Sequence[GraphEstimate], dma_profile: str, folder: Path) -> list[Path]:
+def write(
+    graphs: Sequence[GraphEstimate], dma_profile: str, order: str, folder: Path
+) -> list[Path]:
     """profile.json, trace.json (for ui.perfetto.dev) and the plots; returns their paths."""
-    content = as_json(graphs, dma_profile)
+    content = as_json(graphs, dma_profile, order)
     write_text_atomically(folder / "profile.json", json.dumps(content, indent=1))
     written = [folder / "profile.json", folder / "trace.json"]
     write_text_atomically(folder / "trace.json", json.dumps(trace(graphs, dma_profile)))

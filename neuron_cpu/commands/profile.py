@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
-from typing import Any
 
 from .. import terminal
 from ..arguments import positive
 from . import kernels
 
 HELP = "estimate the time of one kernel on Trainium"
-DIFFERENCE = 0.1  # between SDK releases, from which on both are printed
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -39,15 +37,16 @@ def run(args: argparse.Namespace) -> int:
     """Trace, schedule, print; write what the command line asks for."""
     from ..core.report import plots, report, tables
     from ..core.time import cost
-    from ..core.time.schedule import check_order, schedule
+    from ..core.time.schedule import check_order, schedules
 
     name = args.dma_profile or cost.DEFAULT_PROFILE
     cost.dma_profile(name)
     check_order(args.schedule)
     program = kernels.trace(kernels.load_kernel(args.kernel), args)
-    found = schedule(program, name, args.schedule)
+    by_profile = schedules(program, (name, *cost.RELEASES), args.schedule)
+    found = by_profile[name]
     summary = report.profile(found)
-    others = elsewhere(program, found.total, name, args.schedule)
+    by_release = {release: by_profile[release].total for release in cost.RELEASES}
     console = terminal.output(kernels.PIPED_WIDTH)
     tables.print_profile(
         console,
@@ -57,12 +56,10 @@ def run(args: argparse.Namespace) -> int:
             console, lines, tables.EXPENDABLE, "bound by", "a wider terminal or --json shows them"
         ),
     )
-    for other, time in others.items():
-        if abs(time / found.total - 1) > DIFFERENCE:
-            note = cost.dma_profile(other).note
-            console.print(f"with {other}: {tables.microseconds(time)} µs ({note})")
+    for line in tables.other_releases(found.total, by_release):
+        console.print(line)
     if args.json:
-        content = summary.to_json() | {"time_ns_by_release": others}
+        content = summary.to_json() | {"time_ns_by_release": by_release}
         args.json.write_text(json.dumps(content, indent=1))
         console.print(f"figures: {args.json}")
     if args.trace:
@@ -72,17 +69,3 @@ def run(args: argparse.Namespace) -> int:
         for path in plots.all_plots([found], [summary], args.plots):
             console.print(f"plot: {path}")
     return 0
-
-
-def elsewhere(program: Any, total: float, name: str, order: str) -> dict[str, float]:
-    """Nanoseconds under the DMA profile of every SDK release; empty for an empty kernel."""
-    from ..core.time import cost
-    from ..core.time.schedule import schedule
-
-    if not total:
-        return {}
-    releases = [profile for profile in cost.PROFILES if profile.startswith("sdk")]
-    return {
-        profile: total if profile == name else schedule(program, profile, order).total
-        for profile in releases
-    }

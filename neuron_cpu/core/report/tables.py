@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Optional
 
 from rich.console import Console
@@ -24,6 +24,15 @@ def estimate_note(name: str) -> str:
     """What every estimate is printed with."""
     found = cost.dma_profile(name)
     return f"estimated, not measured; DMA profile {name}: {found.note}"
+
+
+def other_releases(time: float, by_release: Mapping[str, float]) -> list[str]:
+    """What releases whose DMA differs by more than APART would take, a line each; times in ns."""
+    return [
+        f"with {name}: {microseconds(other)} µs ({cost.dma_profile(name).note})"
+        for name, other in by_release.items()
+        if abs(other - time) > cost.APART * time
+    ]
 
 
 def band_text(band_ns: tuple[float, float]) -> str:

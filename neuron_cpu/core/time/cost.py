@@ -92,6 +92,8 @@ PROFILES = {
     )
 }
 DEFAULT_PROFILE = "sdk2.21"  # the contest's SDK
+RELEASES = tuple(name for name in PROFILES if name.startswith("sdk"))
+APART = 0.10  # reports show the other releases' times where they differ by more
 
 
 def dma_profile(name: str) -> DmaProfile:

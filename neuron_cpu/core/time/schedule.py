@@ -20,7 +20,7 @@ nki_perf_guide.rst; see docs/cost_model.md for its calibration.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import NamedTuple
@@ -208,7 +208,9 @@ class _Run:
     to be released. At one time, everything that becomes ready comes before an engine's choice.
     """
 
-    def __init__(self, program: Program, profile: cost.DmaProfile, order: str) -> None:
+    def __init__(
+        self, program: Program, needs: depend.Dependences, profile: cost.DmaProfile, order: str
+    ) -> None:
         self.program, self.profile = program, profile
         self.numbers, self.times = _engines(program)
         n = self.joins_at = len(self.numbers)
@@ -216,7 +218,7 @@ class _Run:
         self.pending: list[int] = []
         self.after: list[list[int]] = []  # who needs the result: waits for end and latency
         self.behind: list[list[int]] = []  # who only follows on the same engine: waits for the end
-        self._edges(depend.dependences(program))
+        self._edges(needs)
         self.engines_at = len(self.pending)
         self.window = 1 if order == PROGRAM_ORDER else WINDOW
         self.queue: list[list[int]] = [[] for _ in range(DMA)]  # of each engine in program order
@@ -422,14 +424,32 @@ def schedule(
     Raises:
         NkiError: for an unknown profile or order.
     """
-    rows = cost.dma_profile(profile)
+    return schedules(program, (profile,), order)[profile]
+
+
+def schedules(
+    program: Program, profiles: Sequence[str], order: str = COMPILER_ORDER
+) -> dict[str, Schedule]:
+    """One run under each of several DMA profiles, by name; what they share is done once.
+
+    Raises:
+        NkiError: for an unknown profile or order.
+    """
+    rows = {name: cost.dma_profile(name) for name in profiles}
     check_order(order)
     with without_garbage_collection():
         made = lower(program) if order == COMPILER_ORDER else program
-        run = _Run(made, rows, order)
-        run.run()
+        needs = depend.dependences(made)
+        return {name: _scheduled(made, needs, profile, order) for name, profile in rows.items()}
+
+
+def _scheduled(
+    made: Program, needs: depend.Dependences, profile: cost.DmaProfile, order: str
+) -> Schedule:
+    run = _Run(made, needs, profile, order)
+    run.run()
     pools = run.memory
     return Schedule(
-        made, profile, run.numbers, run.start, run.end, run.times, run.waits[: run.joins_at],
+        made, profile.name, run.numbers, run.start, run.end, run.times, run.waits[: run.joins_at],
         run.transfers, run.lane_busy, (pools.sbuf.short, pools.psum.short), order,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.modes import profile
 from harness.session.model import construct
 from harness.session.worker import Host, Job
+from harness.simulator import tables
 from tests.conftest import REPOSITORY
 from tests.tiny_model import TINY_CONFIG
 
@@ -52,7 +53,8 @@ def estimates(folder, *arguments):
     host = Host(job, print)
     construct(host, "nki")
     name = settings.dma_profile or "sdk2.21"
-    return estimate.graphs(host, "nki", name, profile.TRACED_FOR_LONG)
+    order = settings.schedule or "compiler"
+    return estimate.graphs(host, "nki", name, order, profile.TRACED_FOR_LONG)
 
 
 @pytest.fixture(scope="module")
@@ -74,6 +76,7 @@ def test_latency_is_the_sum_of_the_operators_and_the_launch(profiled):
         total = sum(op["count"] * op["time_ns"] for op in graph["operators"])
         assert graph["latency_ns"] == pytest.approx(total + 550_000)
         assert graph["figures"]["total_time"] == graph["latency_ns"]
+        assert graph["latency_ns_by_release"]["sdk2.21"] == graph["latency_ns"]
 
 
 def test_equal_layers_are_one_row_with_a_count(profiled):
@@ -133,10 +136,36 @@ def test_other_dma_profiles_and_buckets(shapes_folder, profiled):
         assert found[(graph["submodel"], 256)] < graph["latency_ns"]
 
 
+def test_program_order_is_slower_and_named(shapes_folder, profiled, tmp_path, capsys):
+    content = run(shapes_folder, tmp_path / "profile", "--seq-len", "256", "--schedule",
+                  "program-order")  # fmt: skip
+    assert profiled[0]["schedule_order"] == "compiler"
+    assert content["schedule_order"] == "program-order"
+    assert "schedule program-order" in capsys.readouterr().out
+    for before, after in zip(profiled[0]["graphs"], content["graphs"]):
+        assert after["latency_ns"] > before["latency_ns"]
+
+
+def test_graphs_show_releases_where_they_differ(shapes_folder, tmp_path, capsys):
+    """Beside the peak of HBM a release is slow, once the costs that all pay are left out."""
+    free = ("--graph-launch-us", "--host-step-us", "--kernel-launch-us", "--collective-us")
+    content = run(shapes_folder, tmp_path / "profile", "--seq-len", "256", "--dma-profile",
+                  "hbm-peak", *(word for name in free for word in (name, "0")))  # fmt: skip
+    printed = capsys.readouterr().out
+    shown = []
+    for graph in content["graphs"]:
+        own = graph["latency_ns"]
+        for name, time in graph["latency_ns_by_release"].items():
+            shown.append(f"with {name}: {tables.microseconds(time)} µs" in printed)
+            assert shown[-1] is (abs(time - own) > 0.1 * own)
+    assert any(shown)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["--dma-profile", "warp"], "'warp' does not exist, expected one of sdk2.21"),
+        (["--schedule", "random"], "'random' does not exist, expected one of compiler"),
         (["--profile-model", "llama-3.2-1b"], "name two models"),
         (["--profile-bucket", "64", "--enable-bucketing", "no"], "needs --enable-bucketing true"),
         (["--profile-bucket", "999"], "at most --seq-len 128, got 999"),
