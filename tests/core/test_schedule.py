@@ -576,6 +576,29 @@ def test_boxes_hold_all_elements_and_disjoint_boxes_share_none():
     assert exact > 0.9 * 60 * 60  # steps of different size are the only false alarms
 
 
+@pytest.mark.parametrize("form", ["rows", "columns", "channels", "mixed"])
+def test_a_sweep_finds_the_same_relations_as_all_pairs(form):
+    """Whichever line it sweeps along: many boxes that part on one axis, on two, or on none."""
+    rng = random.Random(form)
+    boxes = []
+    for k in range(90):
+        row, column = ((3 * k, 3 * k + 1) if form == "rows" else (0, 127)), (0, 9)
+        channel = (k // 9, k // 9) if form == "channels" else (0, 3)
+        if form in ("columns", "channels"):
+            column = (2 * k % 20, 2 * k % 20 + 2)
+        if form == "mixed":
+            row, channel, column = (
+                (lo, lo + rng.randrange(n)) for n in (8, 3, 20) for lo in (rng.randrange(n),)
+            )
+        step = rng.choice((1, 1, 2)) if form == "mixed" else 1
+        boxes.append((*((*ends, 1) for ends in (row, channel)), (*column, step)))
+    touching, inside = depend._relations(boxes)
+    for i, one in enumerate(boxes):
+        assert sorted(touching[i]) == [j for j in range(90) if depend.overlap(one, boxes[j])]
+        within = [j for j in range(90) if depend.contains(one, boxes[j])]
+        assert sorted(inside[i]) == [j for j in within if j in touching[i]]
+
+
 def _storage(shape):
     from neuron_cpu.core.device.dtypes import FLOAT32
     from neuron_cpu.core.program.storage import Storage

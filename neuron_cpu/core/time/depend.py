@@ -8,6 +8,9 @@ box counts as the smallest box around it, which can only make a schedule longer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
+
+import numpy as np
 
 from ..device.spec import Engine
 from ..program.program import Instruction, Program
@@ -18,6 +21,7 @@ Edges = list[tuple[int, ...]]
 Access = tuple["_Tracked", int]  # a region of one storage
 
 JOINED = 6  # more predecessors of one region than this share a join
+FEW = 32  # boxes that are compared along their first axis
 
 _boxes: dict[tuple, Box] = {}
 
@@ -111,13 +115,14 @@ def _relations(boxes: Sequence[Box]) -> tuple[list[list[int]], list[list[int]]]:
     key = tuple(boxes)
     found = _neighbours.get(key)
     if found is None:
-        order = sorted(range(len(key)), key=lambda k: key[k])
+        low, high = _line(key)
+        order = sorted(range(len(key)), key=low.__getitem__)
         touching: list[list[int]] = [[] for _ in key]
         inside: list[list[int]] = [[] for _ in key]
         for at, i in enumerate(order):
-            for j in order[at:]:
-                if key[j] and key[j][0][0] > key[i][0][1]:
-                    break  # sorted by the first axis: nothing further on can overlap
+            for j in islice(order, at, None):
+                if low[j] > high[i]:
+                    break  # sorted along the line: nothing further on can overlap
                 if overlap(key[i], key[j]):
                     touching[i].append(j)
                     if contains(key[i], key[j]):
@@ -128,6 +133,30 @@ def _relations(boxes: Sequence[Box]) -> tuple[list[list[int]], list[list[int]]]:
                             inside[j].append(i)
         found = _neighbours[key] = touching, inside
     return found
+
+
+def _line(boxes: Sequence[Box]) -> tuple[list[int], list[int]]:
+    """An interval for each box, of which two are disjoint only where the boxes are.
+
+    Along one axis, or along the flattened axes after the first one, whichever leaves the fewest
+    pairs to compare: the columns of a wide tile all hold the same partitions, and a tensor of many
+    small rows has as many columns in each.
+    """
+    if len(boxes) < FEW or len(boxes[0]) < 2:
+        firsts = [box[0] if box else (0, 0, 1) for box in boxes]
+        return [lo for lo, _, _ in firsts], [hi for _, hi, _ in firsts]
+    ends = np.array([[(lo, hi) for lo, hi, _ in box] for box in boxes], np.int64)
+    sizes = ends[:, 1:, 1].max(axis=0) + 1
+    units = np.concatenate([np.cumprod(sizes[:0:-1])[::-1], [1]])
+    flat = np.tensordot(ends[:, 1:], units, axes=([1], [0]))
+    lines = [ends[:, axis] for axis in range(ends.shape[1])] + [flat]
+    best = min(lines, key=_pairs)
+    return best[:, 0].tolist(), best[:, 1].tolist()
+
+
+def _pairs(line: np.ndarray) -> int:
+    """How many pairs of intervals a sweep compares, each with itself and those before it too."""
+    return int(np.searchsorted(np.sort(line[:, 0]), line[:, 1], "right").sum())
 
 
 class _Tracked:
