@@ -181,6 +181,13 @@ def token_chunk(bytes_per_token):
     return max(P_MAX, min(TOKEN_CHUNK, CHUNK_BYTES // bytes_per_token // P_MAX * P_MAX))
 
 
+def chunk_tokens(x_hbm, heads):
+    """New tokens of one pass over the weights of attention: per token stay its columns of x before
+    and after the norm, of Q, K and the context."""
+    kept = 2 * x_hbm.shape[0] // P_MAX + heads.stacks * (2 * heads.group + 1)
+    return token_chunk(x_hbm.itemsize * kept)
+
+
 # --- Tile helpers: everything here works on SBUF and PSUM tiles -----------------------------------
 
 
@@ -1061,6 +1068,343 @@ def decode_context(sums_sb, b, first, heads, context_sb):
             context_sb[lanes, tiles, first + b] = nisa.tensor_copy(turned_psum[lanes, own])
 
 
+# --- Attention of several new tokens over a cache -------------------------------------------------
+#
+# Scores are transposed: a tile of up to 128 keys is stationary and up to 512 columns of queries
+# move, those of a KV head's group, of several heads where tokens are few. So exp leaves the weights
+# with keys on partitions, where the product with the values contracts them, and nothing is turned
+# but cached keys. What exp subtracts differs from column to column: a first pass over all keys,
+# with queries on partitions, finds each query's maximum, and the second contracts three marks
+# beside the D features, rows of the array that are idle where D is 64:
+#
+#   keys (mask, 1, 1)     queries, first pass (1, 0, 0), second (1, high and low part of -maximum)
+#
+# Its maximum known, no query is ever rescaled; it may be rounded, since it is the same for all of
+# the query's keys. Sums of the weights are products with ones, and stand on as many partitions.
+
+MARKS = 3
+CHUNK_KEYS = 2048  # cached keys in SBUF at a time: rows of 2 KiB where D is 64
+
+
+class ScoreBank(NamedTuple):
+    """Queries whose scores share a bank of PSUM: [head, member of its group; token].
+
+    ``heads`` KV heads from ``head`` on, ``members`` of their groups from ``member`` on, and the
+    ``tokens`` new tokens of a sequence from its ``position``-th on, column ``column`` of qk_sb.
+    """
+
+    head: int
+    heads: int
+    member: int
+    members: int
+    column: int
+    position: int
+    tokens: int
+
+    @property
+    def rows(self) -> int:
+        """Queries of each token."""
+        return self.heads * self.members
+
+    def own(self, head):
+        """Rows of its ``head``-th head."""
+        return nl.ds(head * self.members, self.members)
+
+    def tiles(self):
+        """(head, first row, rows) of the queries that share a tile of 128 partitions."""
+        return [
+            (head, head * self.members + first, count)
+            for head in range(self.heads)
+            for first, count in spans(self.members, max(1, P_MAX // self.tokens))
+        ]
+
+
+class KeyTiles(NamedTuple):
+    """``tiles`` tiles of ``lanes`` keys from tile ``first`` on, of one or more heads.
+
+    A list of k_sb [128, slots * stride, lanes], ``depth`` rows of which a product contracts in each
+    of ``slots`` slots, and a list of v_sb [128, stride, parts, 128].
+    """
+
+    k_sb: Any
+    v_sb: Any
+    stride: int
+    first: int
+    tiles: int
+    lanes: int
+    slots: int
+    depth: int
+
+    def keys(self, head, slot, tile, tiles):
+        """Operand of a product: some tiles of a head's keys in one slot."""
+        part = nl.ds(slot * self.stride + self.first + tile, tiles)
+        return self.k_sb[head][0 : self.depth, part, 0 : self.lanes]
+
+
+def contraction(head_dim):
+    """(slots, rows) that hold a head's features and the marks behind them."""
+    return math.ceil((head_dim + MARKS) / P_MAX), min(P_MAX, head_dim + MARKS)
+
+
+def marks_place(head_dim):
+    """(slot, rows) of the marks."""
+    slot, row = divmod(head_dim, P_MAX)
+    return slot, slice(row, row + MARKS)
+
+
+def value_places(head, heads):
+    """((part, columns) of a head's values, of ones): contexts in the lanes that their tile has."""
+    d, lane = heads.head_dim, head % heads.stack
+    if heads.stack == 1:
+        return (0, slice(0, d)), (1, slice(0, d))
+    return tuple((0, slice(at * d, (at + 1) * d)) for at in (lane, 1 - lane))
+
+
+def score_banks(parts, heads):
+    """Banks of a sequence's new tokens, tiles ``parts`` of qk_sb's columns: lists of equal heads."""
+    most = MOVING_MAX // max(size for _, size in parts)
+    first_column = parts[0][0]
+    return [
+        [
+            ScoreBank(head, count, member, members, column, column - first_column, size)
+            for column, size in parts
+            for member, members in spans(heads.group, most)
+        ]
+        for head, count in spans(heads.kv_heads, max(1, most // heads.group))
+    ]
+
+
+def cached_tiles(cache, sequence, head, count, tile, tiles, heads, with_values):
+    """Some tiles of a sequence's cache, keys turned, ``count`` heads from ``head`` on -> KeyTiles.
+
+    A head's row per partition is as long as the tiles: their keys lie next to each other in HBM.
+    """
+    keys_hbm, values_hbm, marks_hbm = cache
+    batch, kv_heads, length, d = keys_hbm.shape
+    lanes, runs = cache_runs(length)
+    in_runs_shape, part = (batch, kv_heads, lanes, runs, d), nl.ds(tile, tiles)
+    marks_shape = batch, MARKS, runs, lanes
+    (slots, depth), (marked, mark_rows) = contraction(d), marks_place(d)
+    k_sb, v_sb = [], []
+    for at in nl.static_range(count):
+        rows_sb = load_tile(keys_hbm.reshape(in_runs_shape)[sequence, head + at, :, part, :])
+        turned_sb = nl.ndarray((P_MAX, slots * tiles, lanes), keys_hbm.dtype, buffer=nl.sbuf)
+        if slots > 1:
+            empty = P_MAX, tiles, lanes
+            turned_sb[:, nl.ds(tiles, tiles), :] = nisa.memset(empty, 0.0, keys_hbm.dtype)
+        turn_tiles(turned_sb, 0, 0, rows_sb.reshape((lanes, tiles * d)), 0, tiles, d)
+        turned_sb[mark_rows, nl.ds(marked * tiles, tiles), :] = nl.load(
+            marks_hbm.reshape(marks_shape)[sequence, :, part, :]
+        )
+        k_sb.append(turned_sb)
+        if with_values:
+            kept_sb = filled((P_MAX, tiles, d // 64, P_MAX), 1.0, keys_hbm.dtype)
+            (own, columns), _ = value_places(head + at, heads)
+            kept_sb[0:lanes, :, own, columns] = nl.load(
+                values_hbm.reshape(in_runs_shape)[sequence, head + at, :, part, :]
+            )
+            v_sb.append(kept_sb)
+    return KeyTiles(k_sb, v_sb, tiles, 0, tiles, lanes, slots, depth)
+
+
+def own_tiles(qk_sb, v_sb, parts, head, count, active_sb, heads):
+    """The new tokens of a sequence, tiles ``parts`` of qk_sb's columns, as KeyTiles.
+
+    One slot more holds what is added to the scores of a tile's tokens with each other.
+    """
+    d, dtype, tiles, size = heads.head_dim, qk_sb.dtype, len(parts), parts[0][1]
+    (slots, _), (marked, mark_rows) = contraction(d), marks_place(d)
+    marks = np.zeros((MARKS, tiles, size), np.float32)
+    marks[1:] = 1.0
+    shape, keys, values = (P_MAX, (slots + 1) * tiles, size), [], []
+    for at in nl.static_range(count):
+        stack, lane = divmod(head + at, heads.stack)
+        lanes = slice(lane * d, (lane + 1) * d)
+        (own, columns), _ = value_places(head + at, heads)
+        k_sb = filled(shape, 0.0, dtype)
+        k_sb[mark_rows, nl.ds(marked * tiles, tiles), :] = nl.load(
+            nl.shared_constant(marks, dtype=dtype)
+        )
+        kept_sb = filled((P_MAX, tiles, d // 64, P_MAX), 1.0, dtype)
+        for tile, (column, tokens) in enumerate(parts):
+            k_sb[0:d, tile, 0:tokens] = nisa.tensor_copy(
+                qk_sb[lanes, heads.stacks * heads.group + stack, nl.ds(column, tokens)]
+            )
+            k_sb[0:tokens, slots * tiles + tile, 0:tokens] = nisa.tensor_copy(
+                active_sb[0:tokens, 0:tokens]
+            )
+            kept_sb[0:tokens, tile, own, columns] = nisa.tensor_copy(
+                v_sb[tile][:, nl.ds((head + at) * d, d)]
+            )
+        keys.append(k_sb)
+        values.append(kept_sb)
+    return keys, values
+
+
+def own_parts(own, bank, heads):
+    """What the tokens of a bank see of the new ones: whole tiles before, and their own -> two
+    KeyTiles, the first None for the first tile."""
+    k_sb, v_sb = own
+    slots, depth = contraction(heads.head_dim)
+    stride, before = v_sb[0].shape[1], bank.position // P_MAX
+    seen = KeyTiles(k_sb, v_sb, stride, 0, before, P_MAX, slots, depth) if before else None
+    return seen, KeyTiles(k_sb, v_sb, stride, before, 1, bank.tokens, slots + 1, P_MAX)
+
+
+def bank_queries(qk_sb, bank, heads):
+    """Queries of a bank, their marks and which token they are: [128, slots + 1, rows, tokens]."""
+    d, dtype = heads.head_dim, qk_sb.dtype
+    (slots, _), (marked, mark_rows) = contraction(d), marks_place(d)
+    shape = bank.rows, bank.tokens
+    q_sb = filled((P_MAX, slots + 1, *shape), 0.0, dtype)
+    for at in nl.static_range(bank.heads):
+        stack, lane = divmod(bank.head + at, heads.stack)
+        tiles = nl.ds(stack * heads.group + bank.member, bank.members)
+        q_sb[0:d, 0, bank.own(at), :] = nisa.tensor_copy(
+            qk_sb[lane * d : (lane + 1) * d, tiles, nl.ds(bank.column, bank.tokens)]
+        )
+    first = slice(mark_rows.start, mark_rows.start + 1)
+    q_sb[first, marked, :, :] = nisa.memset((1, *shape), 1.0, dtype)
+    which = np.tile(np.eye(bank.tokens, dtype=np.float32)[:, None], (1, bank.rows, 1))
+    q_sb[0 : bank.tokens, slots, :, :] = nl.load(nl.shared_constant(which, dtype=dtype))
+    return q_sb
+
+
+def note_maxima(q_sb, bank, keys, maxima_sb, part):
+    """Maxima of a bank's scores, 512 keys at a time, into maxima_sb[queries, tile, part ...].
+
+    -> the next part. Queries are stationary here, and stand on partitions.
+    """
+    if keys is None:
+        return part
+    blocks = spans(keys.tiles, MOVING_MAX // keys.lanes)
+    for at, (head, row, count) in enumerate(bank.tiles()):
+        queries = count * bank.tokens
+        for block, (start, tiles) in enumerate(blocks):
+            scores_psum = nl.zeros((queries, tiles * keys.lanes), nl.float32, buffer=nl.psum)
+            for slot in nl.affine_range(keys.slots):
+                scores_psum[...] += nisa.nc_matmul(
+                    q_sb[0 : keys.depth, slot, nl.ds(row, count), :],
+                    keys.keys(head, slot, start, tiles),
+                )
+            maxima_sb[0:queries, at, nl.ds(part + block, 1)] = nisa.tensor_reduce(
+                nl.max, scores_psum, axis=1
+            )
+    return part + len(blocks)
+
+
+def mark_maxima(q_sb, bank, maxima_sb, parts, head_dim):
+    """Marks of the second pass: 1, and the negated maximum of each query in two parts of its type.
+
+    A product with the identity brings them from the partitions of the first pass to three rows.
+    """
+    dtype, (marked, mark_rows) = q_sb.dtype, marks_place(head_dim)
+    eye_sb = load_constant(np.eye(P_MAX, dtype=np.float32), dtype)
+    shape = MARKS, bank.rows, bank.tokens
+    turned_psum = nl.ndarray((MARKS, bank.rows * bank.tokens), nl.float32, buffer=nl.psum)
+    for at, (_, row, count) in enumerate(bank.tiles()):
+        queries = count * bank.tokens
+        lowest_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
+        lowest_sb[...] = nisa.tensor_reduce(
+            nl.max, maxima_sb[0:queries, at, 0:parts], axis=1, negate=True
+        )
+        marks_sb = filled((queries, MARKS), 1.0, dtype)
+        marks_sb[:, 1:2] = nisa.tensor_copy(lowest_sb)
+        marks_sb[:, 2:3] = nisa.tensor_tensor(lowest_sb, marks_sb[:, 1:2], nl.subtract)
+        turned_psum[:, nl.ds(row * bank.tokens, queries)] = nisa.nc_matmul(
+            marks_sb, eye_sb[0:queries, 0:queries]
+        )
+    q_sb[mark_rows, marked, :, :] = nisa.tensor_copy(turned_psum.reshape(shape))
+
+
+def add_weighted(q_sb, bank, keys, sums_sb, scale, first):
+    """exp(scale * (score - maximum)) of some keys times their values and ones, added to
+    sums_sb [128, parts, rows, tokens] fp32."""
+    if keys is None:
+        return
+    shape, parts = (bank.rows, bank.tokens), sums_sb.shape[1]
+    zero_sb = filled((P_MAX, 1), 0.0, nl.float32)
+    sums_psum = [nl.zeros((P_MAX, *shape), nl.float32, buffer=nl.psum) for _ in range(parts)]
+    for tile in nl.affine_range(keys.tiles):
+        scores_psum = nl.zeros((keys.lanes, *shape), nl.float32, buffer=nl.psum)
+        for head in nl.static_range(bank.heads):
+            for slot in nl.affine_range(keys.slots):
+                scores_psum[:, bank.own(head), :] += nisa.nc_matmul(
+                    keys.keys(head, slot, tile, 1), q_sb[0 : keys.depth, slot, bank.own(head), :]
+                )
+        weights_sb = nl.ndarray((keys.lanes, *shape), q_sb.dtype, buffer=nl.sbuf)
+        weights_sb[...] = nisa.activation(
+            nl.exp, scores_psum, bias=zero_sb[0 : keys.lanes, :], scale=scale
+        )
+        for head in nl.static_range(bank.heads):
+            for part, part_psum in enumerate(sums_psum):
+                part_psum[:, bank.own(head), :] += nisa.nc_matmul(
+                    keys.v_sb[head][0 : keys.lanes, keys.first + tile, part, :],
+                    weights_sb[:, bank.own(head), :],
+                )
+    for part, part_psum in enumerate(sums_psum):
+        if first:
+            sums_sb[:, part, :, :] = nisa.tensor_copy(part_psum)
+        else:
+            sums_sb[:, part, :, :] = nisa.tensor_tensor(part_psum, sums_sb[:, part, :, :], nl.add)
+
+
+def bank_context(bank, sums_sb, heads, context_sb):
+    """Divides a bank's sums by those of the weights -> its columns of context_sb [128, .., T]."""
+    for at in nl.static_range(bank.heads):
+        (part, own), (ones_part, ones) = value_places(bank.head + at, heads)
+        rows = bank.own(at)
+        inverse_sb = nl.ndarray((P_MAX, bank.members, bank.tokens), nl.float32, buffer=nl.sbuf)
+        inverse_sb[own, :, :] = nisa.reciprocal(sums_sb[ones, ones_part, rows, :])
+        stack = (bank.head + at) // heads.stack
+        tiles = nl.ds(stack * heads.group + bank.member, bank.members)
+        context_sb[own, tiles, nl.ds(bank.column, bank.tokens)] = nisa.tensor_tensor(
+            sums_sb[own, part, rows, :], inverse_sb[own, :, :], nl.multiply
+        )
+
+
+def attend_chunk(qk_sb, v_sb, parts, cache, sequence, active_sb, heads, context_sb):
+    """Attention of a sequence's new tokens, tiles ``parts`` of qk_sb's columns, over its cache and
+    each other -> their columns of context_sb [128, tiles, T].
+
+    Cached keys that fit stay in SBUF between the passes; others are loaded and turned again.
+    """
+    d, dtype, scale = heads.head_dim, qk_sb.dtype, score_scales(heads.head_dim)[1]
+    lanes, runs = cache_runs(cache[0].shape[2])
+    blocks = spans(runs, max(1, CHUNK_KEYS // lanes))
+    for banks in score_banks(parts, heads):
+        head, count = banks[0].head, banks[0].heads
+        own = own_tiles(qk_sb, v_sb, parts, head, count, active_sb, heads)
+        row_bytes = 2 * count * P_MAX * (contraction(d)[0] + d // 64)  # of keys and values
+        where = [(cache, sequence, head, count, *block, heads) for block in blocks]
+        kept = runs * row_bytes <= RESIDENT_BYTES
+        resident = [cached_tiles(*block, True) for block in where] if kept else []
+        queries = [bank_queries(qk_sb, bank, heads) for bank in banks]
+        maxima, done = [], [0] * len(banks)
+        for bank in banks:
+            most = runs + 1 + bank.position // P_MAX
+            maxima.append(nl.ndarray((P_MAX, len(bank.tiles()), most), nl.float32, buffer=nl.sbuf))
+        for index, block in enumerate(where):
+            keys = resident[index] if kept else cached_tiles(*block, False)
+            for i, bank in enumerate(banks):
+                done[i] = note_maxima(queries[i], bank, keys, maxima[i], done[i])
+        sums = []
+        for i, bank in enumerate(banks):
+            for keys in own_parts(own, bank, heads):
+                done[i] = note_maxima(queries[i], bank, keys, maxima[i], done[i])
+            mark_maxima(queries[i], bank, maxima[i], done[i], d)
+            shape = P_MAX, d // 64, bank.rows, bank.tokens
+            sums.append(nl.ndarray(shape, nl.float32, buffer=nl.sbuf))
+        for index, block in enumerate(where):
+            keys = resident[index] if kept else cached_tiles(*block, True)
+            for i, bank in enumerate(banks):
+                add_weighted(queries[i], bank, keys, sums[i], scale, index == 0)
+        for i, bank in enumerate(banks):
+            for keys in own_parts(own, bank, heads):
+                add_weighted(queries[i], bank, keys, sums[i], scale, False)
+            bank_context(bank, sums[i], heads, context_sb)
+
+
 # --- Kernels, in the order of the model -----------------------------------------------------------
 
 
@@ -1117,8 +1461,7 @@ def attention_prefill_kernel(
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     causal = masked(dtype) * (1.0 - np.tri(min(length, P_MAX), dtype=np.float32))
     causal_sb = load_constant(causal, nl.float32)
-    # per token: its columns of x before and after the norm, of Q, K and the context
-    step = token_chunk(x_hbm.itemsize * (2 * x_hbm.shape[0] // P_MAX + 2 * tiles + heads.stacks))
+    step = chunk_tokens(x_hbm, heads)
     scratch = key_scratch(batch, length, step, heads, dtype)
     together = 1 if bias_hbm is not None else max(1, step // length)  # padding differs
     for first, sequences in spans(batch, together):
@@ -1181,6 +1524,56 @@ def attention_decode_kernel(
         cache = keys_hbm, values_hbm, bias_hbm
         attend_cached(qk_sb, rows_sb, cache, first, count, heads, context_sb)
     store_product(out_w_hbm, context_sb, out_hbm, 0)
+    results = out_hbm, new_keys_hbm, new_values_hbm
+    return results if delta_hbm is None else (*results, stream_hbm)
+
+
+@nki.jit
+def attention_chunk_kernel(
+    x_hbm, delta_hbm, gain_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
+    marks_hbm, active_hbm, heads,
+):  # fmt: skip
+    """The same for several new tokens per sequence: over the cache, and causally over themselves.
+
+    x and delta [H, B * n], cos and sin [128, B * n], cached keys and values [B, kv_heads, L, D],
+    marks [B, 3, L] in the type of x, in the order of ``cache_runs``: 0 for keys that count and
+    MASKED for others, 1, 1. active [B, n, n] in the type of x, 0 where a token (row) sees another
+    and MASKED elsewhere, for up to 128 tokens; None: they see those before and themselves.
+    -> partial output [H, B * n], new keys (rotated) and values [B * n, kv_heads * D], and x + delta
+    where there is a delta. All tokens of a sequence share one pass over the weights.
+    """
+    tokens, batch, dtype = x_hbm.shape[1], marks_hbm.shape[0], x_hbm.dtype
+    length, width = tokens // batch, heads.kv_heads * heads.head_dim
+    tiles = heads.stacks * heads.group
+    out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    new_keys_hbm = nl.ndarray((tokens, width), dtype, buffer=nl.shared_hbm)
+    new_values_hbm = nl.ndarray((tokens, width), dtype, buffer=nl.shared_hbm)
+    stream_hbm = x_hbm
+    if delta_hbm is not None:
+        stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    cache, most = (keys_hbm, values_hbm, marks_hbm), min(length, P_MAX)
+    causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
+    for first, sequences in spans(batch, max(1, chunk_tokens(x_hbm, heads) // length)):
+        token, count = first * length, sequences * length
+        x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, token, count)
+        parts = token_tiles(count, length)
+        x_sb, scales = normed(x_sb, gain_hbm, norm, parts)
+        qk_sb, v_sb = project_qkv(x_sb, scales, qkv_w_hbm, cos_hbm, sin_hbm, token, parts, heads)
+        context_sb = nl.ndarray((P_MAX, tiles, count), dtype, buffer=nl.sbuf)
+        if heads.kv_heads % heads.stack:
+            context_sb[...] = nisa.memset((P_MAX, tiles, count), 0.0, dtype)
+        for (column, size), rows_sb in zip(parts, v_sb):
+            rows = nl.ds(token + column, size)
+            nl.store(new_values_hbm[rows, :], rows_sb)
+            nl.store(new_keys_hbm[rows, :], key_rows(qk_sb, tiles, column, size, heads))
+        each = len(parts) // sequences
+        for b in nl.static_range(sequences):
+            own = slice(b * each, (b + 1) * each)
+            active_sb = causal_sb if active_hbm is None else load_tile(active_hbm[first + b])
+            attend_chunk(
+                qk_sb, v_sb[own], parts[own], cache, first + b, active_sb, heads, context_sb
+            )
+        store_product(out_w_hbm, context_sb, out_hbm, token)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
