@@ -181,11 +181,11 @@ def token_chunk(bytes_per_token):
     return max(P_MAX, min(TOKEN_CHUNK, CHUNK_BYTES // bytes_per_token // P_MAX * P_MAX))
 
 
-def chunk_tokens(x_hbm, heads):
+def chunk_tokens(features, heads, itemsize):
     """New tokens of one pass over the weights of attention: per token stay its columns of x before
     and after the norm, of Q, K and the context."""
-    kept = 2 * x_hbm.shape[0] // P_MAX + heads.stacks * (2 * heads.group + 1)
-    return token_chunk(x_hbm.itemsize * kept)
+    kept = 2 * features // P_MAX + heads.stacks * (2 * heads.group + 1)
+    return token_chunk(itemsize * kept)
 
 
 # --- Tile helpers: everything here works on SBUF and PSUM tiles -----------------------------------
@@ -1161,7 +1161,7 @@ def value_places(head, heads):
 
 
 def score_banks(parts, heads):
-    """Banks of a sequence's new tokens, tiles ``parts`` of qk_sb's columns: lists of equal heads."""
+    """Banks of a sequence's tokens, tiles ``parts`` of qk_sb's columns: a list for equal heads."""
     most = MOVING_MAX // max(size for _, size in parts)
     first_column = parts[0][0]
     return [
@@ -1369,7 +1369,7 @@ def attend_chunk(qk_sb, v_sb, parts, cache, sequence, active_sb, heads, context_
 
     Cached keys that fit stay in SBUF between the passes; others are loaded and turned again.
     """
-    d, dtype, scale = heads.head_dim, qk_sb.dtype, score_scales(heads.head_dim)[1]
+    d, scale = heads.head_dim, score_scales(heads.head_dim)[1]
     lanes, runs = cache_runs(cache[0].shape[2])
     blocks = spans(runs, max(1, CHUNK_KEYS // lanes))
     for banks in score_banks(parts, heads):
@@ -1461,7 +1461,7 @@ def attention_prefill_kernel(
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     causal = masked(dtype) * (1.0 - np.tri(min(length, P_MAX), dtype=np.float32))
     causal_sb = load_constant(causal, nl.float32)
-    step = chunk_tokens(x_hbm, heads)
+    step = chunk_tokens(x_hbm.shape[0], heads, x_hbm.itemsize)
     scratch = key_scratch(batch, length, step, heads, dtype)
     together = 1 if bias_hbm is not None else max(1, step // length)  # padding differs
     for first, sequences in spans(batch, together):
@@ -1553,7 +1553,8 @@ def attention_chunk_kernel(
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     cache, most = (keys_hbm, values_hbm, marks_hbm), min(length, P_MAX)
     causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
-    for first, sequences in spans(batch, max(1, chunk_tokens(x_hbm, heads) // length)):
+    step = chunk_tokens(x_hbm.shape[0], heads, x_hbm.itemsize)
+    for first, sequences in spans(batch, max(1, step // length)):
         token, count = first * length, sequences * length
         x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, token, count)
         parts = token_tiles(count, length)
@@ -2008,12 +2009,29 @@ class NeuronLlamaAttention(nn.Module):
                 *inputs, *weights, *tables, self.sizes.of_rank, batch, bias
             )
         else:
-            _refuse_for_kernels(active_mask is not None, "several new tokens per decode call")
-            cache = *past, _mask_bias(mask[:, 0, 0], dtype)
-            partial, k, v, *stream = attention_decode_kernel(
-                *inputs, *weights, *tables, *cache_in_runs(*cache), self.sizes.of_rank
-            )
+            keys, values, bias = cache_in_runs(*past, _mask_bias(mask[:, 0, 0], dtype))
+            inputs = *inputs, *weights, *tables, keys, values
+            if active_mask is None:
+                partial, k, v, *stream = attention_decode_kernel(*inputs, bias, self.sizes.of_rank)
+            else:
+                marks = torch.stack((bias, torch.ones_like(bias), torch.ones_like(bias)), 1)
+                active = self.active_bias(active_mask, hidden)
+                partial, k, v, *stream = attention_chunk_kernel(
+                    *inputs, marks, active, self.sizes.of_rank
+                )
         return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
+
+    def active_bias(self, active_mask: torch.Tensor, hidden: Columns) -> Optional[torch.Tensor]:
+        """bool [B, 1, n, n] -> bias for the kernel [B, n, n]; None for a long chunk of a prompt,
+        whose mask is the base class's triangle."""
+        tokens, dtype = active_mask.shape[-1], hidden.stream.dtype
+        most = chunk_tokens(len(hidden.stream), self.sizes.of_rank, dtype.itemsize)
+        if tokens > most:
+            raise ValueError(
+                f"The kernels take at most {most} new tokens a sequence over a cache, got "
+                f"{tokens}; choose a speculation_length of at most {most}."
+            )
+        return None if tokens > P_MAX else _mask_bias(active_mask[:, 0], dtype)
 
     def attend_with_torch(self, hidden, norm, mask, past, active_mask, tables):
         """The same in PyTorch, rounding where the device's reference rounds."""

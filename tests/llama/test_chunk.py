@@ -1,0 +1,130 @@
+"""Several new tokens over a cache: attention_chunk_kernel against float64, beside PyTorch in bf16.
+
+The bounds are those of test_kernels.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import llama
+from tests.llama.references import check_error as check
+from tests.llama.test_kernels import (
+    BF16,
+    KINDS,
+    Plain,
+    attend,
+    distort,
+    heads_of,
+    random,
+    split_qkv,
+    tables,
+)
+
+
+class Case:
+    """New tokens [B * n], a cache of ``past`` keys, of which a sequence's first ``live`` count."""
+
+    def __init__(self, batch: int, n: int, past: int, heads: tuple[int, int, int], seed: int = 0):
+        q, kv, d = self.sizes = heads
+        self.batch, self.n, self.plain = batch, n, Plain(q, kv, d)
+        self.qkv = random(batch * n, (q + 2 * kv) * d, seed=seed)
+        self.keys, self.values = (random(batch, kv, past, d, seed=seed + s) for s in (1, 2))
+        lengths = torch.tensor([[max(1, past - 7 * b - 3)] for b in range(batch)])
+        self.live = torch.arange(past)[None] < lengths
+        self.active = torch.ones(n, n, dtype=torch.bool).tril().expand(batch, n, n)
+
+    def run(self, given_mask: bool) -> tuple[torch.Tensor, ...]:
+        """(contexts of the kernel, of PyTorch in bf16, in float64)."""
+        positions = self.live.sum(1)[:, None] + torch.arange(self.n)
+        cos, sin = tables(positions, self.sizes[2])
+        bias = llama._mask_bias(self.live, BF16)
+        keys, values, bias = llama.cache_in_runs(self.keys, self.values, bias)
+        marks = torch.stack((bias, torch.ones_like(bias), torch.ones_like(bias)), 1)
+        active = llama._mask_bias(self.active, BF16) if given_mask else None
+        more = keys, values, marks, active, self.plain.heads
+        got, rotated, new_values = self.plain.call(
+            llama.attention_chunk_kernel, self.qkv, (cos, sin), *more
+        )
+        query, key, value = split_qkv(self.qkv, self.batch, *self.sizes)
+        pair = cos.reshape(self.batch, self.n, -1), sin.reshape(self.batch, self.n, -1)
+        query, key = llama.rotate(query, *pair), llama.rotate(key, *pair)
+        assert torch.equal(heads_of(rotated, self.batch, self.sizes[2]), key)
+        assert torch.equal(heads_of(new_values, self.batch, self.sizes[2]), value)
+        seen = self.live[:, None, None].expand(-1, 1, self.n, -1)
+        mask = torch.cat((seen, self.active[:, None]), -1)
+        args = query, torch.cat((self.keys, key), 2), torch.cat((self.values, value), 2), mask
+        cached = self.keys.shape[2]
+        return got, attend(*args, BF16, cached), attend(*args, torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("batch", "n", "past", "heads"),
+    [
+        (1, 5, 640, (4, 1, 64)),
+        (2, 2, 200, (9, 3, 64)),
+        (3, 33, 137, (8, 8, 64)),  # a length that is padded
+        (1, 130, 300, (4, 2, 64)),  # two tiles of tokens
+        (1, 7, 1100, (4, 2, 128)),
+        (2, 129, 64, (3, 1, 128)),
+        (1, 1, 9, (2, 2, 64)),
+        (1, 257, 5000, (2, 1, 64)),  # the cache comes in three blocks, and twice
+    ],
+)
+def test_chunk(batch: int, n: int, past: int, heads: tuple[int, int, int]) -> None:
+    check(*Case(batch, n, past, heads).run(given_mask=n < 128))
+
+
+@settings(max_examples=12, deadline=None)
+@given(
+    st.integers(1, 3),
+    st.integers(1, 70),
+    st.integers(1, 700),
+    st.sampled_from([(1, 1, 64), (6, 2, 64), (7, 7, 64), (5, 1, 128), (4, 4, 128)]),
+    st.integers(0, 5),
+)
+def test_chunk_of_any_shape(
+    batch: int, n: int, past: int, heads: tuple[int, int, int], seed: int
+) -> None:
+    check(*Case(batch, n, past, heads, seed).run(given_mask=True), steps=1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("heads", [(4, 1, 64), (2, 1, 128)])
+def test_adversarial_chunk(kind: str, heads: tuple[int, int, int]) -> None:
+    case = Case(1, 130, 900, heads)
+    distort(kind, case.keys, case.values)
+    check(*case.run(given_mask=False))
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_keys_that_are_hidden_do_not_move_the_maximum(sign: float) -> None:
+    """Stale cache lines, orders of magnitude above the scores that count or below."""
+    case = Case(2, 5, 640, (4, 1, 64))
+    case.live = case.live & (torch.arange(640) < 300)
+    case.keys[:, :, 300:] = sign * 1e4
+    case.values[:, :, 300:] = 1e30
+    check(*case.run(given_mask=True))
+
+
+def test_large_scores_of_either_sign() -> None:
+    """Rows whose maximum is far below zero, and far above: none underflows as a whole."""
+    case = Case(1, 8, 256, (2, 1, 64))
+    direction = torch.ones(64, dtype=BF16)
+    case.qkv.view(1, 8, 4, 64)[:, 0:4, :2] = direction * 8
+    case.qkv.view(1, 8, 4, 64)[:, 4:, :2] = direction * -8
+    case.qkv.view(1, 8, 4, 64)[:, :, 2] = direction * 4
+    case.keys[...] = direction * 4 + case.keys / 64
+    check(*case.run(given_mask=True), steps=1)
+
+
+def test_a_tree_of_tokens() -> None:
+    """Two branches that do not see each other, as a token tree has them."""
+    case = Case(2, 6, 130, (4, 2, 64))
+    case.active = torch.eye(6, dtype=torch.bool).repeat(2, 1, 1)
+    case.active[:, :, 0] = True
+    case.active[:, 3, 1] = case.active[:, 4, 2] = case.active[:, 5, 4] = case.active[:, 5, 2] = True
+    check(*case.run(given_mask=True))
