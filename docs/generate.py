@@ -41,32 +41,38 @@ COLUMNS = 120  # of a line of documentation
 BLOCK = re.compile(r"(<!-- generated: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
+def item(text: str) -> str:
+    """An item of a list, on as many lines as it needs."""
+    return _filled(text, "- ", "  ")
+
+
+def _filled(text: str, first: str, others: str) -> str:
+    wrap = textwrap.TextWrapper(COLUMNS, initial_indent=first, subsequent_indent=others)
+    wrap.break_on_hyphens = wrap.break_long_words = False
+    return wrap.fill(text) + "\n"
+
+
 # --- instructions ---------------------------------------------------------------------------------
 def memories(names: tuple[str, ...]) -> str:
     shown = {"sbuf": "SBUF", "psum": "PSUM", "hbm": "HBM", "shared_hbm": "HBM"}
     return ", ".join(dict.fromkeys(shown[n] for n in names)) or "none"
 
 
-def instruction_table() -> str:
-    """Every entry of the instruction table."""
-    lines = [
-        "| Instruction | Engine | Reads | Writes | What it does, limits, cost |",
-        "|---|---|---|---|---|",
-    ]
+def instruction_list() -> str:
+    """Every entry of the instruction table: engine, memories read and written, what it does."""
+    parts = []
     for name, entry in sorted(TABLE.items()):
-        names = " ".join(f"`{n}`" for n in (name, *entry.aliases))
-        lines.append(
-            f"| {names} | {entry.engine.value} | {memories(entry.reads)} | "
-            f"{memories(entry.writes)} | {entry.note} |"
-        )
-    return "\n".join(lines) + "\n"
+        names = ", ".join(f"`{n}`" for n in (name, *entry.aliases))
+        moves = f"{memories(entry.reads)} → {memories(entry.writes)}"
+        parts.append(item(f"{names} ({entry.engine.value}; {moves}): {entry.note}"))
+    return "".join(parts)
 
 
 # --- functions ------------------------------------------------------------------------------------
 def summary(function: Callable) -> str:
     """The first sentence of a docstring, on one line."""
     text = " ".join((inspect.getdoc(function) or "").split("\n\n")[0].split())
-    return text.replace("``", "`").replace("|", "\\|")
+    return text.replace("``", "`")
 
 
 CALLS: dict[str, Callable] = {
@@ -130,26 +136,27 @@ def lowering(name: str) -> str:
     return ", ".join(dict.fromkeys(f"`{op.name}` ({op.engine.value})" for op in own))
 
 
-def language_table() -> str:
+def language_list() -> str:
     """Every function of nki.language that records instructions, and what it records."""
-    lines = ["| Function | What it does | Instructions |", "|---|---|---|"]
+    parts = []
     for name in sorted(nl.__all__):
-        value = getattr(nl, name)
-        if not inspect.isfunction(value):
-            continue
-        lines.append(f"| `nl.{name}` | {summary(value)} | {lowering(name) or '–'} |")
-    return "\n".join(lines) + "\n"
+        if inspect.isfunction(function := getattr(nl, name)):
+            recorded = lowering(name)
+            parts.append(
+                item(f"`nl.{name}`: {summary(function)}" + f" → {recorded}" * bool(recorded))
+            )
+    return "".join(parts)
 
 
-def isa_table() -> str:
+def isa_list() -> str:
     """Every function of nki.isa."""
     engines = {n: e.engine.value for e in TABLE.values() for n in (e.name, *e.aliases)}
-    lines = ["| Function | Engine | What it does |", "|---|---|---|"]
+    parts = []
     for name in sorted(nisa.__all__):
-        value = getattr(nisa, name)
-        if inspect.isfunction(value):
-            lines.append(f"| `nisa.{name}` | {engines.get(name, '–')} | {summary(value)} |")
-    return "\n".join(lines) + "\n"
+        if inspect.isfunction(function := getattr(nisa, name)):
+            engine = f" ({engines[name]})" if name in engines else ""
+            parts.append(item(f"`nisa.{name}`{engine}: {summary(function)}"))
+    return "".join(parts)
 
 
 # --- what stays out -------------------------------------------------------------------------------
@@ -167,7 +174,7 @@ def missing_list() -> str:
             if match:
                 text = "".join(re.findall(r'"(.*)"', match[1]))
                 found[name] = re.sub(r"\{[^}]*\}", "several", text)
-    return "".join(f"- {text}\n" for _, text in sorted(found.items())) or "Nothing.\n"
+    return "".join(item(text) for _, text in sorted(found.items())) or "Nothing.\n"
 
 
 # --- examples -------------------------------------------------------------------------------------
@@ -193,19 +200,18 @@ def examples() -> str:
         source = inspect.getsource(kernel.function)
         source = re.sub(r'    """.*?"""\n', "", source, count=1, flags=re.DOTALL)
         message = message_of(kernel, shapes).replace(f"{ROOT}/", "")
-        parts.append(f"### {title}\n\n```python\n{source.rstrip()}\n```\n\n> {message}\n")
+        told = _filled(message, "> ", "> ")
+        parts.append(f"### {title}\n\n```python\n{source.rstrip()}\n```\n\n{told}")
     return "\n".join(parts)
 
 
 # --- identifiers ----------------------------------------------------------------------------------
 def identifier_list() -> str:
     """Every identifier, whether its breach is an error or a warning, and its first message."""
-    lines = [
-        f"- `{rule.identifier}` ({' or '.join(sorted(rule.kinds))}): {rule.message}"
+    return "".join(
+        item(f"`{rule.identifier}` ({' or '.join(sorted(rule.kinds))}): {rule.message}")
         for rule in rules(ROOT / "neuron_cpu")
-    ]
-    wrap = textwrap.TextWrapper(COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
-    return "".join(f"{wrap.fill(line)}\n" for line in lines)
+    )
 
 
 # --- mutants --------------------------------------------------------------------------------------
@@ -227,19 +233,18 @@ def mutant_table() -> str:
 
 def survivor_list() -> str:
     """Mutants that no test killed, and why that is."""
-    wrap = textwrap.TextWrapper(COLUMNS, subsequent_indent="  ", break_on_hyphens=False)
     parts = []
     for one in json.loads(MUTANTS.read_text(encoding="utf-8"))["survivors"]:
-        place = f"- `{one['path']}`, `{one['function'] or 'module'}`: {one['reason']}"
+        place = f"`{one['path']}`, `{one['function'] or 'module'}`: {one['reason']}"
         lines = [f"  {line[0]} {line[1:].strip()}" for line in one["change"].splitlines()]
-        parts.append("\n".join([wrap.fill(place), "", "  ```diff", *lines, "  ```", ""]))
+        parts.append("\n".join([item(place), "  ```diff", *lines, "  ```", ""]))
     return "\n".join(parts)
 
 
 BLOCKS: dict[str, Callable[[], str]] = {
-    "instructions": instruction_table,
-    "language": language_table,
-    "isa": isa_table,
+    "instructions": instruction_list,
+    "language": language_list,
+    "isa": isa_list,
     "missing": missing_list,
     "examples": examples,
     "identifiers": identifier_list,
