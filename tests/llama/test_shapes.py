@@ -21,6 +21,7 @@ import llama
 from neuron_cpu.core import Program
 from neuron_cpu.core.check import capacity
 from neuron_cpu.core.device.spec import GEN2
+from neuron_cpu.core.time.schedule import schedule
 from tests.llama.references import EXACT, TORCH, check_error
 
 BF16 = torch.bfloat16
@@ -258,3 +259,18 @@ def test_every_prefill_traces(name: str, degree: int, batch: int, length: int) -
 @pytest.mark.parametrize(("name", "degree", "batch", "past"), sampled("decode"))
 def test_every_decode_traces(name: str, degree: int, batch: int, past: int) -> None:
     check_traced(*Layer(name, degree, "meta").decode(batch, past))
+
+
+@pytest.mark.parametrize(("name", "degree"), [("SmolLM2-135M", 1), ("Llama-3.2-1B", 2)])
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_longer_cache_is_no_faster(name: str, degree: int, batch: int) -> None:
+    """What a decode step reads grows with its bucket, and so does its estimate.
+
+    To 2%: from 128 keys to 256 the rows of the cache that a descriptor reads become twice as long.
+    """
+    times = []
+    for past in (64, 128, 256, 512, 640):
+        _, args, _ = Layer(name, degree, "meta").decode(batch, past)
+        times.append(schedule(llama.attention_decode_kernel.trace(*args)).total)
+    assert all(0.98 * max(times[:k]) < times[k] for k in range(1, len(times))), times
+    assert times[0] < times[-1]
