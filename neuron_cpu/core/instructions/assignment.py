@@ -63,7 +63,8 @@ def was_skipped(value: View) -> bool:
     # A result that nothing produced and the kernel did not create, made since the last instruction.
     fresh = value.storage
     recorded = len(trace.current("assignment").program.instructions)
-    return fresh.producer is None and fresh.source is None and fresh.birth == recorded
+    latest = fresh.birth + fresh.followers == recorded
+    return fresh.producer is None and fresh.source is None and latest
 
 
 def _conform(value: View, view: View) -> View:
@@ -129,15 +130,19 @@ class Redirect:
 def _redirect(view: View, value: View) -> bool:
     """Let the instruction that produced ``value`` write into ``view`` instead.
 
-    Only the latest instruction: a later one may have read the destination's former content. Only
-    where the engine can write there in one pass, which the instruction's own check decides.
+    Only the latest instruction: a later one may have read the destination's former content, unless
+    it belongs to the same call and does not touch it. Only where the engine can write there in one
+    pass, which the instruction's own check decides.
     """
     tracer = trace.current("assignment")
     fresh, instructions = value.storage, tracer.program.instructions
     last = fresh.producer
     if last is None or fresh.watcher is not None:
         return False
-    if not instructions or instructions[-1] is not last or not value.is_full():
+    behind = instructions[len(instructions) - fresh.followers :]
+    if not instructions or instructions[-1 - len(behind)] is not last or not value.is_full():
+        return False
+    if any(view.storage is v.storage for one in behind for v in (*one.dst, *one.src)):
         return False
     if view.storage.buffer not in last.op.writes:
         return False

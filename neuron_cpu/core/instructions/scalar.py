@@ -218,16 +218,15 @@ def _running_sums(
         tracer.sums = None
     elif tracer.sums is not None:
         _bring_into_scope(tracer, tracer.sums)
-    if command in (commands.idle, commands.reset):
-        result = into(None)
-    elif tracer.sums is None:
-        tracer.sums = column()
-        result = into(tracer.sums)
-    else:
-        part = column()
-        result = into(part)
-        sums = (tracer.sums,)
-        record(TENSOR_TENSOR, sums, (*sums, part), BinaryAttrs(op="add"))
+    part = None if command in (commands.idle, commands.reset) else column()
+    result = into(part)
+    recorded = len(tracer.program.instructions)
+    if part is not None and result.storage.producer is not None:  # else its mask selects nothing
+        if tracer.sums is None:
+            tracer.sums = part
+        else:
+            sums = (tracer.sums,)
+            record(TENSOR_TENSOR, sums, (*sums, part), BinaryAttrs(op="add"))
     if reduce_res is not None:
         if tracer.sums is None:
             raise refuse(
@@ -236,6 +235,7 @@ def _running_sums(
                 "reduce_cmd.reset_reduce before; start the reduction with it",
             )
         copy_into(tile(reduce_res, "activation reduce_res"), tracer.sums)
+    result.storage.followers = len(tracer.program.instructions) - recorded
     return result
 
 

@@ -93,6 +93,7 @@ class Storage:
         frame: loop iteration that created it.
         birth: number of instructions recorded before it was created.
         producer: the instruction whose result this fresh tile is, while it may still be moved.
+        followers: instructions that the producer's own call recorded behind it.
         watcher: told of every instruction that is about to read the storage (while tracing).
         groups: matmul accumulation groups of a PSUM tile whose first matmul overwrites.
         initial: what a reduction over iterations needs it to begin with.
@@ -107,6 +108,7 @@ class Storage:
         "buffer",
         "data",
         "dtype",
+        "followers",
         "frame",
         "groups",
         "id",
@@ -136,6 +138,7 @@ class Storage:
         self.birth = 0
         self.source: Source | None = None
         self.producer: Instruction | None = None
+        self.followers = 0
         self.watcher: Watcher | None = None
         self.groups: Groups | None = None
         self.initial: float | None = None
