@@ -89,11 +89,18 @@ def _quieten_libraries() -> None:
 def script(argv: Optional[Sequence[str]] = None) -> int:
     """`main` as a process of its own, which SIGTERM ends in order."""
     signal.signal(signal.SIGTERM, _terminate)
-    return main(argv)
+    status = main(argv)
+    for number in (signal.SIGINT, signal.SIGTERM):  # nothing is left to interrupt
+        signal.signal(number, signal.SIG_IGN)
+    return status
 
 
 def _terminate(*_: object) -> NoReturn:
-    """End as an error would, so that progress bars give the cursor back."""
+    """End as an error would, so that progress bars give the cursor back.
+
+    `timeout` signals the process and then its group: the second signal must not end the clean-up.
+    """
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise SystemExit(TERMINATED)
 
 

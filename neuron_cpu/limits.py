@@ -16,7 +16,8 @@ import resource
 import signal
 import struct
 import sys
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -71,6 +72,36 @@ def apply(limits: Limits) -> None:
     _set(resource.RLIMIT_DATA, limits.memory_bytes)
     _set(resource.RLIMIT_CPU, limits.cpu_seconds, _GRACE_SECONDS)
     _set(resource.RLIMIT_CORE, 0)
+
+
+@contextlib.contextmanager
+def bounded(seconds: int, memory_bytes: int) -> Iterator[None]:
+    """Bounds for Python of somebody else that runs in this process, such as a template.
+
+    Raises:
+        TimeoutError: the body takes longer.
+        MemoryError: it takes that much more memory than there is now (on Linux).
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are the main thread's
+        return
+
+    def late(*_: object) -> None:
+        raise TimeoutError(f"it takes longer than {seconds} s")
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    before = signal.signal(signal.SIGALRM, late)
+    if _LINUX:
+        text = Path("/proc/self/status").read_text()
+        data = 1024 * int(text.partition("VmData:")[2].split()[0])
+        _set(resource.RLIMIT_DATA, data + memory_bytes, keep_hard=True)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        signal.signal(signal.SIGALRM, before)
 
 
 def adopt_orphans() -> None:
@@ -129,10 +160,10 @@ def _allow(ruleset: int, path: Path, handled: int) -> None:
     os.close(handle)
 
 
-def _set(kind: int, value: int, grace: int = 0) -> None:
+def _set(kind: int, value: int, grace: int = 0, keep_hard: bool = False) -> None:
     _, hard = resource.getrlimit(kind)
     most = value + grace if hard == resource.RLIM_INFINITY else min(value + grace, hard)
-    resource.setrlimit(kind, (min(value, most), most))
+    resource.setrlimit(kind, (min(value, most), hard if keep_hard else most))
 
 
 def _prctl(option: int, value: int) -> None:

@@ -20,19 +20,26 @@ def start(*arguments: object, **options) -> subprocess.Popen:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-def test_a_full_output_is_one_sentence(tiny_model: Path) -> None:
+@pytest.mark.parametrize("mode", ["profile", "generate"])
+def test_a_full_output_is_one_sentence(mode: str, tiny_model: Path, tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
-        process = start("--mode", "profile", "--model-path", tiny_model, "--seq-len", "64",
+        process = start("--mode", mode, "--model-path", tiny_model, "--seq-len", "64",
+                        "--compiled-model-path", tmp_path / "compiled",
                         stdout=full, stderr=subprocess.PIPE, text=True)  # fmt: skip
         _, errors = process.communicate(timeout=300)
     assert process.returncode == 2 and "Traceback" not in errors and "Exception" not in errors
     assert "No space left on device" in errors.splitlines()[-1]
 
 
-@pytest.mark.parametrize("streams", ["stdout", "both"])
-def test_a_reader_that_leaves_is_no_error(tiny_model: Path, streams: str) -> None:
+@pytest.mark.parametrize(
+    ("mode", "streams"), [("profile", "stdout"), ("profile", "both"), ("generate", "stdout")]
+)
+def test_a_reader_that_leaves_is_no_error(
+    mode: str, streams: str, tiny_model: Path, tmp_path: Path
+) -> None:
     together = subprocess.STDOUT if streams == "both" else subprocess.DEVNULL
-    process = start("--mode", "profile", "--model-path", tiny_model, "--seq-len", "64",
+    process = start("--mode", mode, "--model-path", tiny_model, "--seq-len", "64",
+                    "--compiled-model-path", tmp_path / "compiled",
                     stdout=subprocess.PIPE, stderr=together)  # fmt: skip
     assert process.stdout is not None
     if streams == "both":
@@ -65,6 +72,8 @@ def test_signals_give_the_terminal_back(
     while b"here" not in shown:
         shown += os.read(ours, 4096)
     process.send_signal(number)
+    if number == signal.SIGTERM:  # `timeout` signals the process and its group
+        process.send_signal(number)
     assert process.wait(60) == status
     try:
         while more := os.read(ours, 4096):

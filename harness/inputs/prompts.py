@@ -5,10 +5,12 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, Optional
 
 from harness.errors import UserError
+from neuron_cpu import limits
 
 # Stands for a newline while csv parses a value: a lone surrogate never comes from a command line,
 # whereas csv would take a bare newline for the end of a record.
@@ -17,6 +19,7 @@ _NEWLINE = "\ud800"
 # A prompt of one token is taken for a decode step on an empty cache, and with two the positions of
 # padding (1) tie with the last token's (NxDI 0.1, models/model_base.py), so three are needed.
 MIN_PROMPT_TOKENS = 3
+TEMPLATE_SECONDS, TEMPLATE_BYTES = 10, 1 << 30  # of one file's prompts: it takes milliseconds
 LARGEST_SEQ_LEN = 2**31 - 1
 
 
@@ -70,7 +73,8 @@ def encode(tokenizer: Any, prompts: Sequence[str], raw: bool) -> list[list[int]]
         return list(tokenizer(prompt)["input_ids"])
 
     try:
-        return [ids(prompt) for prompt in prompts]
+        with limits.bounded(TEMPLATE_SECONDS, TEMPLATE_BYTES) if templated else nullcontext():
+            return [ids(prompt) for prompt in prompts]
     except BaseException as error:  # a template is a program, and a panic of Rust no Exception
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import importlib.util
 import sys
 import traceback
@@ -23,13 +24,20 @@ def find(name: str) -> Path:
     A module is looked for in the current folder and then beside main.py.
     """
     if name.endswith(".py") or "/" in name:
-        path = Path(name).expanduser()
-        if not path.is_file():
+        path = Path(name)
+        with contextlib.suppress(RuntimeError):  # a home folder that nobody has
+            path = path.expanduser()
+        if "\0" in name or not path.is_file():
             raise UserError(
                 f"The submission {name} does not exist or is not a file; give --llama the path of "
                 "a .py file."
             )
         return path.resolve()
+    if "\0" in name or not all(name.split(".")):
+        raise UserError(
+            f"--llama {name!r} is no module name, expected one such as llama, or the path of a .py "
+            "file; correct it."
+        )
     relative = Path(*name.split(".")).with_suffix(".py")
     roots = list(dict.fromkeys((Path.cwd(), REPOSITORY)))
     for root in roots:

@@ -153,32 +153,47 @@ class Process(Worker):
         self, function: str, what: str, on_event: Optional[OnEvent] = None, **arguments: Any
     ) -> Answer:
         assert self.job.limits is not None
-        seconds = self.job.limits.wall_seconds
-        deadline = time.monotonic() + seconds
-        try:
-            self._requested += 1
+        deadline = time.monotonic() + self.job.limits.wall_seconds
+        self._requested += 1
+        with self._told_as_the_submission(what):
             self._requests.send_bytes(pickle.dumps((self._requested, function, arguments)))
-            while True:
-                if not self._replies.poll(max(0.0, deadline - time.monotonic())):
-                    self.close()
-                    raise SubmissionFailed(
-                        f"{what}: no answer within {seconds:g} s; --time-limit changes that."
-                    )
-                message = wire.receive(self._replies)
-                if message.request != self._requested:
-                    raise wire.WireError("an answer to another request")
-                if message.kind == worker.EVENT and on_event is not None:
-                    on_event(message.body)
-                elif message.kind == worker.PROGRESS:
-                    _show_progress(message.body)
-                elif message.kind == worker.RESULT:
-                    return Answer(message.body, message.arrays)
-                elif message.kind == worker.REFUSED:
-                    raise SubmissionFailed(_text(message.body))
-                elif message.kind == worker.FAILED:
-                    raise SubmissionFailed(f"{what}: {_text(message.body)}")
-                else:
-                    raise wire.WireError(f"a message of kind {message.kind!r}")
+        while True:
+            with self._told_as_the_submission(what):
+                message = self._receive(what, deadline)
+            if message.kind == worker.RESULT:
+                return Answer(message.body, message.arrays)
+            if message.kind == worker.EVENT and on_event is not None:
+                on_event(message.body)  # what it raises is the driver's: a full disk, a closed pipe
+            elif message.kind == worker.PROGRESS:
+                _show_progress(message.body)
+
+    def _receive(self, what: str, deadline: float) -> wire.Message:
+        """The next message that answers the last request and tells of no failure."""
+        assert self.job.limits is not None
+        if not self._replies.poll(max(0.0, deadline - time.monotonic())):
+            self.close()
+            seconds = self.job.limits.wall_seconds
+            raise SubmissionFailed(
+                f"{what}: no answer within {seconds:g} s; --time-limit changes that."
+            )
+        message = wire.receive(self._replies)
+        if message.request != self._requested:
+            raise wire.WireError("an answer to another request")
+        if message.kind == worker.REFUSED:
+            raise SubmissionFailed(_text(message.body))
+        if message.kind == worker.FAILED:
+            raise SubmissionFailed(f"{what}: {_text(message.body)}")
+        if message.kind == worker.PROGRESS:
+            _check_progress(message.body)
+        elif message.kind not in (worker.EVENT, worker.RESULT):
+            raise wire.WireError(f"a message of kind {message.kind!r}")
+        return message
+
+    @contextlib.contextmanager
+    def _told_as_the_submission(self, what: str) -> Iterator[None]:
+        """What is wrong with the connection or a message becomes a SubmissionFailed."""
+        try:
+            yield
         except wire.WireError as error:
             self.close()
             raise SubmissionFailed(
@@ -267,12 +282,17 @@ def without_controls(text: str, styled: bool = False) -> str:
     )
 
 
-def _show_progress(state: Any) -> None:
-    """A record of the stand-in, for whoever listens here."""
+def _check_progress(state: Any) -> None:
+    """Refuse a record of progress that has another form than the stand-in's."""
     if not isinstance(state, dict) or set(state) != {"task", "done", "total"}:
         raise wire.WireError("progress of another form")
     if not all(type(state[key]) is int for key in ("done", "total")):
         raise wire.WireError("progress that is no number")
+    _text(state["task"])
+
+
+def _show_progress(state: dict[str, Any]) -> None:
+    """A record of the stand-in, for whoever listens here."""
     state = {**state, "task": _text(state["task"])}
     logging.getLogger(console.PROGRESS_LOGGER).info("", extra={"progress": state})
 

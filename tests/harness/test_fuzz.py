@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 
 from harness.errors import UserError
 from harness.figures import divergence, estimated_speed, evaluation, graphs, reference
-from harness.inputs import command_line, models, prompts
+from harness.inputs import command_line, models, prompts, submission
 from harness.modes import profile
 from harness.session import building, generation, opening, streaming, wire, workers
 from harness.session.worker import Answer
@@ -137,6 +137,12 @@ WORDS = st.sampled_from(
 def test_command_lines(mode: str, arguments: list[str]) -> None:
     kept = [word for word in arguments if word not in ("-h", "--help")]
     taken_or_refused(lambda: command_line.parse(["--mode", mode, *kept]))
+
+
+@fuzzed
+@given(st.text(max_size=20) | st.sampled_from(["", ".", "a..b", "~x/y.py", "/", ".py", "~", "\0"]))
+def test_names_of_submissions(name: str) -> None:
+    taken_or_refused(lambda: submission.find(name))
 
 
 @fuzzed
@@ -265,9 +271,9 @@ def test_answers_of_a_submission(tmp_path: Path, body: Any) -> None:
         profile._copy_files(tmp_path, names, tmp_path / "copies")
 
     taken_or_refused(profiled)
-    with contextlib.suppress(wire.WireError):
-        workers._show_progress(body)
-        workers._text(body)
+    for read in (workers._check_progress, workers._text):
+        with contextlib.suppress(wire.WireError):
+            read(body)
 
 
 SIZES = st.sampled_from(["128x512:bf16", "0x1:f32", "9x:f32", "2:nan", "x=1", "1e-5", "a=[", "'"])

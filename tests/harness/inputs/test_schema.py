@@ -120,11 +120,14 @@ def test_a_pipe_is_not_waited_for(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "template",
     ["{% if %}", "{{ messages.__class__.__mro__ }}", "{{ 1 / 0 }}", "{{ nothing.at.all }}",
-     "{{ raise_exception('no') }}", "{% for i in range(10**9) %}x{% endfor %}"],
+     "{{ raise_exception('no') }}", "{% for i in range(10**9) %}x{% endfor %}",
+     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+     "{{ 'many' * 10**11 }}"],
 )  # fmt: skip
-def test_chat_templates_that_cannot_be_applied(template: str, folder: Path) -> None:
+def test_chat_templates_that_cannot_be_applied(template: str, folder: Path, monkeypatch) -> None:
     from transformers import AutoTokenizer
 
+    monkeypatch.setattr(prompts, "TEMPLATE_SECONDS", 1)
     tokenizer = AutoTokenizer.from_pretrained(str(folder))
     tokenizer.chat_template = template
     with pytest.raises(UserError, match="chat template .*--raw"):
