@@ -151,6 +151,27 @@ def test_fresh_tiles_beyond_the_capacity_are_not_double_buffered():
     assert found.overcommitted == (0, 0)
 
 
+def test_blocks_of_one_tensor_hold_memory_one_by_one():
+    """The same tiles as blocks of a tensor that is larger than SBUF: it never lies there whole."""
+    columns = 30 * 1024
+
+    def kernel(x):
+        out = nl.ndarray((2, 128, 1), dtype=nl.float32, buffer=nl.shared_hbm)
+        blocks = nl.ndarray((2, nl.par_dim(128), columns), dtype=nl.float32)
+        for t in nl.affine_range(2):
+            blocks[t] = nl.load(x[t])
+            nl.store(out[t], value=nisa.tensor_reduce(nl.add, blocks[t], axis=1))
+        return out
+
+    found = run(kernel, hbm(2, 128, columns, dtype=F32))
+    first, second = named(found, "dma_copy")[0::2]
+    reductions = named(found, "tensor_reduce")
+    assert found.waits[second] == (BUFFER, reductions[0])
+    assert found.start[second] >= found.end[reductions[0]] > found.end[first]
+    assert found.overcommitted == (0, 0)
+    assert 4 * columns <= found.high_water("sbuf") <= GEN2.sbuf_usable_bytes
+
+
 def test_a_full_psum_makes_tensor_engine_wait_for_the_first_bank():
     def kernel(a, b):
         out = nl.ndarray((128, 9 * 512), dtype=nl.float32, buffer=nl.shared_hbm)

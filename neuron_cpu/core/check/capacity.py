@@ -23,7 +23,6 @@ from ..device.spec import GEN2, KIB
 from ..program.program import Program
 from ..program.regions import place
 from ..program.storage import Frame, Loop, Storage
-from ..program.view import View
 
 LISTED = 6  # tensors that a refusal names, largest first
 Span = tuple[int, int]  # first and last instruction number
@@ -99,7 +98,8 @@ def live_spans(program: Program) -> Spans:
         entry = (k, frame)
         for view in (*instruction.dst, *instruction.src):
             if view.on_chip:
-                for block in blocks_of(view):
+                for number in view.blocks():
+                    block = view.storage, number
                     first.setdefault(block, entry)
                     last[block] = entry
     _note_loops(extents, before, len(program.instructions) - 1)
@@ -118,16 +118,6 @@ def live_spans(program: Program) -> Spans:
             end if ended is None else extents[ended][1],
         )
     return spans
-
-
-def blocks_of(view: View) -> list[Block]:
-    """The tiles that a view reaches into."""
-    storage = view.storage
-    if not storage.paxis:
-        return [(storage, 0)]
-    size = storage.size // storage.tiles
-    reach = sum((n - 1) * stride for n, stride in zip(view.shape, view.strides))
-    return [(storage, n) for n in range(view.offset // size, (view.offset + reach) // size + 1)]
 
 
 def _one_iteration(a: Frame | None, b: Frame | None) -> bool:

@@ -48,11 +48,15 @@ class Instruction:
         outs = ", ".join(map(repr, self.dst))
         return f"{outs} = {self.op.name}({', '.join(map(repr, self.src))}, {self.attrs!r})"
 
-    def on_chip(self) -> list[Storage]:
-        """Storages in SBUF and PSUM that it touches, index tiles included, each once."""
-        views = (*self.dst, *self.src)
-        tiles = (v.indirect[0] for v in views if v.indirect is not None)
-        return list(dict.fromkeys(v.storage for v in (*views, *tiles) if v.storage.on_chip))
+    def accesses(self) -> Iterator[tuple[bool, View]]:
+        """(whether it is written, view) of every operand, results first and index tiles last."""
+        for view in self.dst:
+            yield True, view
+        for view in self.src:
+            yield False, view
+        for view in (*self.dst, *self.src):
+            if view.indirect is not None:
+                yield False, view.indirect[0]
 
     @property
     def moves_only(self) -> bool:

@@ -168,11 +168,6 @@ class Storage:
         """Bytes per partition of one tile; no more than a bank in PSUM."""
         return self.free_size * self.dtype.itemsize
 
-    @property
-    def partition_bytes(self) -> int:
-        """Bytes per partition of the whole tensor: what it takes of SBUF or PSUM while it lives."""
-        return self.tiles * self.tile_bytes
-
     def label(self) -> str:
         """Name for messages: the given one, or what and where it is."""
         kind = self.name or f"{self.buffer} tensor {self.id}"

@@ -24,6 +24,7 @@ V = TypeVar("V", bound="View")
 Bound = tuple[tuple[int, ...], int, int]
 Indirect = tuple["View", int, int, tuple[int, int]]
 
+FIRST_BLOCK = range(1)
 _interned: dict[tuple[int, ...], tuple[int, ...]] = {}
 
 
@@ -110,6 +111,14 @@ class View:
         tile = partitions * free
         shape = (partitions, storage.size // tile, free)
         return cls(storage, 0, intern(shape), intern((free, tile, 1)))
+
+    def blocks(self) -> range:
+        """Numbers of the tiles of an on-chip storage that the region reaches into."""
+        if not self.storage.paxis:
+            return FIRST_BLOCK
+        size = self.storage.size // self.storage.tiles
+        reach = sum((n - 1) * stride for n, stride in zip(self.shape, self.strides))
+        return range(self.offset // size, (self.offset + reach) // size + 1)
 
     @classmethod
     def block(cls: type[V], storage: Storage, number: int) -> V:

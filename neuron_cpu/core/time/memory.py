@@ -1,8 +1,9 @@
 """Who gets SBUF and PSUM, when: the memory that a schedule grants and takes back.
 
-Storages are served in order of their first use in the program, as soon as enough has been released.
-SBUF is granted by bytes. A PSUM tile never crosses a bank, but several small tiles share one: two
-tiles of 128 fp32 columns take half of a bank together, not two.
+Tiles are served in order of their first use in the program, as soon as enough has been released;
+each block of a tensor with block axes is a tile of its own. SBUF is granted by bytes. A PSUM tile
+never crosses a bank, but several small tiles share one: two tiles of 128 fp32 columns take half of
+a bank together, not two.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ class Pool:
     """SBUF: bytes per partition, wherever they lie.
 
     Attributes:
-        queue: storages that wait, by number, first use first.
+        queue: tiles that wait, by number, first use first.
         next: position in the queue.
         short: bytes by which grants had to exceed the capacity.
     """
@@ -28,21 +29,21 @@ class Pool:
         self.queue: list[int] = []
         self.next = 0
 
-    def take(self, storage: int, tile: int, tiles: int) -> bool:
-        """Grant ``tiles`` pieces of ``tile`` bytes to a storage, or say that there is no room."""
-        if tile * tiles > self.free:
+    def take(self, tile: int, size: int) -> bool:
+        """Grant a tile its bytes, or say that there is no room."""
+        if size > self.free:
             return False
-        self.free -= tile * tiles
+        self.free -= size
         return True
 
-    def give(self, storage: int, tile: int, tiles: int) -> None:
-        """Take a storage's bytes back."""
-        self.free += tile * tiles
+    def give(self, tile: int, size: int) -> None:
+        """Take a tile's bytes back."""
+        self.free += size
 
-    def force(self, storage: int, tile: int, tiles: int) -> None:
+    def force(self, size: int) -> None:
         """Make room that does not exist, and remember how much was lacking."""
-        self.short += tile * tiles - self.free
-        self.free = tile * tiles
+        self.short += size - self.free
+        self.free = size
 
 
 class Banks(Pool):
@@ -51,53 +52,44 @@ class Banks(Pool):
     def __init__(self) -> None:
         super().__init__(GEN2.psum_banks * GEN2.psum_bank_bytes)
         self.left = [GEN2.psum_bank_bytes] * GEN2.psum_banks
-        self.held: dict[int, list[tuple[int, int]]] = {}  # (bank, bytes) of each storage
+        self.bank: dict[int, int] = {}  # of each tile
 
-    def take(self, storage: int, tile: int, tiles: int) -> bool:
+    def take(self, tile: int, size: int) -> bool:
         left = self.left
-        mine: list[tuple[int, int]] = []
-        for _ in range(tiles):
-            bank = -1
-            for k, room in enumerate(left):
-                if room >= tile and (bank < 0 or room < left[bank]):
-                    bank = k
-            if bank < 0:
-                for k, size in mine:
-                    left[k] += size
-                return False
-            left[bank] -= tile
-            mine.append((bank, tile))
-        self.held[storage] = mine
-        self.free -= tile * tiles
+        bank = -1
+        for k, room in enumerate(left):
+            if room >= size and (bank < 0 or room < left[bank]):
+                bank = k
+        if bank < 0:
+            return False
+        left[bank] -= size
+        self.bank[tile] = bank
         return True
 
-    def give(self, storage: int, tile: int, tiles: int) -> None:
-        for bank, size in self.held.pop(storage):
-            self.left[bank] += size
-        self.free += tile * tiles
+    def give(self, tile: int, size: int) -> None:
+        self.left[self.bank.pop(tile)] += size
 
-    def force(self, storage: int, tile: int, tiles: int) -> None:
-        self.short += tile * tiles
-        self.left.extend([GEN2.psum_bank_bytes] * -(-tile * tiles // GEN2.psum_bank_bytes))
+    def force(self, size: int) -> None:
+        self.short += size
+        self.left.append(GEN2.psum_bank_bytes)
 
 
 class Memory:
-    """Storages of both pools, who accesses them and who waits for them.
+    """Tiles of both pools, who accesses them and who waits for them.
 
     Attributes:
-        tile, tiles: bytes and number of the pieces that each storage needs.
-        pool: where each storage lies.
+        size: bytes per partition that each tile needs.
+        pool: where each tile lies.
         left: accesses that have not been scheduled yet.
         released: when the last scheduled access is known to be over, and ``releaser``, whose.
         waiters: instructions that cannot start before the grant.
-        of: storages that each instruction accesses.
+        of: tiles that each instruction accesses.
     """
 
     def __init__(self, program: Program, pending: list[int]) -> None:
-        """Count a grant to wait for in ``pending`` of every instruction that writes a storage."""
+        """Count a grant to wait for in ``pending`` of every instruction that writes a tile."""
         self.sbuf, self.psum = Pool(GEN2.sbuf_usable_bytes), Banks()
-        self.tile: list[int] = []
-        self.tiles: list[int] = []
+        self.size: list[int] = []
         self.pool: list[Pool] = []
         self.left: list[int] = []
         self.released: list[float] = []
@@ -111,28 +103,29 @@ class Memory:
                 pending[at] += 1
 
     def _collect(self, program: Program) -> None:
-        known: dict[int, int] = {}
+        known: dict[tuple[int, int], int] = {}
         for at, instruction in enumerate(program.instructions):
-            mine: list[int] = []
-            written = {v.storage.id for v in instruction.dst}
-            for storage in instruction.on_chip():
-                if storage.address is not None:
+            mine: dict[int, bool] = {}  # the tiles that it accesses, and whether it writes them
+            for written, view in instruction.accesses():
+                storage = view.storage
+                if not storage.on_chip or storage.address is not None:
                     continue  # the kernel placed it: waits are dependences through addresses
-                k = known.get(storage.id)
-                if k is None:
-                    k = known[storage.id] = len(self.tile)
-                    self._add(storage)
-                    self.waiters[k].append(at)
-                elif storage.id in written:
-                    self.waiters[k].append(at)
+                for block in view.blocks():
+                    k = known.get((storage.id, block))
+                    if k is None:
+                        k = known[storage.id, block] = len(self.size)
+                        self._add(storage)
+                        mine[k] = True
+                    else:
+                        mine[k] = mine.get(k, False) or written
+            for k, waits in mine.items():
                 self.left[k] += 1
-                mine.append(k)
-            self.of.append(mine)
+                if waits:
+                    self.waiters[k].append(at)
+            self.of.append(list(mine))
 
     def _add(self, storage: Storage) -> None:
-        tiles = storage.tiles if storage.buffer == "psum" else 1
-        self.tile.append(storage.partition_bytes // tiles)
-        self.tiles.append(tiles)
+        self.size.append(storage.tile_bytes)
         self.pool.append(self.sbuf if storage.buffer == "sbuf" else self.psum)
         self.left.append(0)
         self.released.append(0.0)
@@ -140,26 +133,25 @@ class Memory:
         self.waiters.append([])
 
     def grant(self, pool: Pool) -> int:
-        """Serve the next storage of the queue; its number, or -1 where there is no room."""
+        """Serve the next tile of the queue; its number, or -1 where there is no room."""
         if pool.next == len(pool.queue):
             return -1
         k = pool.queue[pool.next]
-        if not pool.take(k, self.tile[k], self.tiles[k]):
+        if not pool.take(k, self.size[k]):
             return -1
         pool.next += 1
         return k
 
     def release(self, k: int) -> Pool:
-        """Take back what a storage held; the pool to serve from."""
+        """Take back what a tile held; the pool to serve from."""
         pool = self.pool[k]
-        pool.give(k, self.tile[k], self.tiles[k])
+        pool.give(k, self.size[k])
         return pool
 
     def force(self) -> Pool:
-        """The kernel holds more than the memory has: make room for the next storage that waits."""
+        """The kernel holds more than the memory has: make room for the next tile that waits."""
         for pool in (self.sbuf, self.psum):
             if pool.next < len(pool.queue):
-                k = pool.queue[pool.next]
-                pool.force(k, self.tile[k], self.tiles[k])
+                pool.force(self.size[pool.queue[pool.next]])
                 return pool
         raise AssertionError("instructions wait for each other in a circle")

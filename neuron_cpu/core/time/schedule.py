@@ -133,8 +133,8 @@ class Schedule:
 
 
 def _occupancy(schedule: Schedule, buffer: str) -> list[tuple[float, int]]:
-    first: dict[Storage, float] = {}
-    last: dict[Storage, float] = {}
+    first: dict[tuple[Storage, int], float] = {}
+    last: dict[tuple[Storage, int], float] = {}
     placed = 0  # tensors with addresses hold them from beginning to end
     for at, instruction in enumerate(schedule.program.instructions):
         begin, end = schedule.start[at], schedule.end[at]
@@ -144,15 +144,16 @@ def _occupancy(schedule: Schedule, buffer: str) -> list[tuple[float, int]]:
                 continue
             if storage.address is not None:
                 placed = max(placed, *(tile.stop for tile in storage.address))
-            elif begin < first.get(storage, end):
-                first[storage] = begin
-            if end > last.get(storage, -1.0):
-                last[storage] = end
+                continue
+            for block in view.blocks():
+                tile = storage, block
+                first[tile] = min(first.get(tile, begin), begin)
+                last[tile] = max(last.get(tile, end), end)
     steps: dict[float, int] = {}
-    for storage, begin in first.items():
-        size = storage.partition_bytes
+    for tile, begin in first.items():
+        size = tile[0].tile_bytes
         steps[begin] = steps.get(begin, 0) + size
-        steps[last[storage]] = steps.get(last[storage], 0) - size
+        steps[last[tile]] = steps.get(last[tile], 0) - size
     unit = 1 if buffer == "sbuf" else GEN2.psum_bank_bytes
     use = placed
     result = [(0.0, -(-use // unit))] if use else []
