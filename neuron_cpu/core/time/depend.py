@@ -38,6 +38,7 @@ def box_of(view: View) -> Box:
 def _box(
     storage: tuple[int, ...], offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> Box:
+    # Where the view begins, in coordinates of the storage; then each of its axes widens the box.
     axes = [(size, unit) for size, unit in zip(storage, contiguous(storage)) if size > 1]
     first = []
     rest = offset
@@ -56,6 +57,7 @@ def _extend(
     count: int, stride: int,
 ) -> bool:  # fmt: skip
     """Add one view axis to the box; False where it does not follow the storage's axes."""
+    # The outermost axis of the storage that the view's stride takes whole steps along.
     at = next((k for k, (_, unit) in enumerate(axes) if stride % unit == 0 and stride >= unit), -1)
     if at < 0:
         return False
@@ -64,6 +66,7 @@ def _extend(
         size = axes[at][0]
         if last[at] + (count - 1) * hop < size:
             last[at] += (count - 1) * hop
+            # Two axes of the view along one of the storage may meet any element between.
             step[at] = hop if step[at] == 0 else 1
             return True
         # a flattened run: fills this axis and goes on along the next outer one
@@ -79,6 +82,8 @@ def _extend(
 def _flat_box(
     axes: list[tuple[int, int]], offset: int, shape: tuple[int, ...], strides: tuple[int, ...]
 ) -> Box:
+    # First and last element in flat order: outer axes on which both agree are exact, so is the
+    # range on the next one; further in anything may lie between.
     low = offset + sum((n - 1) * s for n, s in zip(shape, strides) if s < 0)
     high = offset + sum((n - 1) * s for n, s in zip(shape, strides) if s > 0)
     box = []
@@ -96,6 +101,7 @@ def overlap(a: Box, b: Box) -> bool:
     for (lo1, hi1, step1), (lo2, hi2, step2) in zip(a, b):
         if hi1 < lo2 or hi2 < lo1:
             return False
+        # Equal steps that begin at different places never meet: even and odd columns.
         if step1 == step2 and step1 > 1 and (lo1 - lo2) % step1:
             return False
     return True
@@ -279,6 +285,8 @@ class Dependences:
 
     def add(self, at: int, reads: list[Access], writes: list[Access]) -> None:
         """Enter the next instruction in program order."""
+        # Read after write: the last writers of all that the region touches, found once for all its
+        # readers until somebody writes there.
         value: set[int] = set()
         for state, region in reads:
             found = state.sources[region]
@@ -294,6 +302,7 @@ class Dependences:
             self._overwrite(state, region, at, order)
         for state, region in reads:
             state.readers[region].append(at)
+        # Who waits for the value waits for its end, too.
         order -= value
         order.discard(-1)
         self.values.append(tuple(value))
@@ -301,6 +310,8 @@ class Dependences:
 
     def _overwrite(self, state: _Tracked, region: int, at: int, order: set[int]) -> None:
         writer, readers, sources = state.writer, state.readers, state.sources
+        # Write after write and after read. Many readers become a join, which stands for them from
+        # now on: the next writer of an overlapping region waits for it as well.
         for other in state.touching[region]:
             order.add(writer[other])
             reading = readers[other]
@@ -308,6 +319,8 @@ class Dependences:
                 reading[:] = [self.join(reading)]
             order.update(reading)
             sources[other] = None
+        # Regions that are overwritten in part only keep their writer; whoever reads them waits for
+        # both, since this region touches them.
         for other in state.inside[region]:
             writer[other] = at
             readers[other] = []
@@ -317,6 +330,7 @@ class Dependences:
 def dependences(program: Program) -> Dependences:
     """Read after write, write after read and write after write of every instruction."""
     tracked = _tracked_storages(program)
+    # First all regions: how they lie to each other is found out once, then edges are look-ups.
     accesses = []
     for instruction in program.instructions:
         sources: Sequence[View] = instruction.src

@@ -105,6 +105,7 @@ class Memory:
     def _collect(self, program: Program) -> None:
         known: dict[tuple[int, int], int] = {}
         for at, instruction in enumerate(program.instructions):
+            # Everybody who writes waits for the grant; a reader waits for a writer anyway.
             mine: dict[int, bool] = {}  # the tiles that it accesses, and whether it writes them
             for written, view in instruction.accesses():
                 storage = view.storage

@@ -136,6 +136,7 @@ def _occupancy(schedule: Schedule, buffer: str) -> list[tuple[float, int]]:
     first: dict[tuple[Storage, int], float] = {}
     last: dict[tuple[Storage, int], float] = {}
     placed = 0  # tensors with addresses hold them from beginning to end
+    # A tile is held from the first instruction that touches it to the end of the last one.
     for at, instruction in enumerate(schedule.program.instructions):
         begin, end = schedule.start[at], schedule.end[at]
         for view in (*instruction.src, *instruction.dst):
@@ -149,6 +150,7 @@ def _occupancy(schedule: Schedule, buffer: str) -> list[tuple[float, int]]:
                 tile = storage, block
                 first[tile] = min(first.get(tile, begin), begin)
                 last[tile] = max(last.get(tile, end), end)
+    # Steps of one time add up, so that a buffer that is passed on does not count twice.
     steps: dict[float, int] = {}
     for tile, begin in first.items():
         size = tile[0].tile_bytes
@@ -176,6 +178,7 @@ def _engines(program: Program) -> tuple[list[int], list[float]]:
         time = 0.0
         if number != DMA:
             time = cost.engine_ns(instruction, ENGINES[number])
+            # Greedy, in program order: the engine that would so be through with its work first.
             if _either_engine(instruction):
                 vector = cost.engine_ns(instruction, Engine.VECTOR)
                 scalar = cost.engine_ns(instruction, Engine.SCALAR)
@@ -214,6 +217,7 @@ class _Run:
     ) -> None:
         self.program, self.profile = program, profile
         self.numbers, self.times = _engines(program)
+        # Nodes: instructions, joins behind them; then the engines, for events only.
         n = self.joins_at = len(self.numbers)
         self.latency = [cost.RESULT_LATENCY_NS[e] for e in ENGINES[:DMA]] + [0.0]
         self.pending: list[int] = []
@@ -221,6 +225,7 @@ class _Run:
         self.behind: list[list[int]] = []  # who only follows on the same engine: waits for the end
         self._edges(needs)
         self.engines_at = len(self.pending)
+        # What each engine may choose from. A window of one instruction is program order.
         self.window = 1 if order == PROGRAM_ORDER else WINDOW
         self.queue: list[list[int]] = [[] for _ in range(DMA)]  # of each engine in program order
         self.place = [0] * n  # position of an instruction in that queue
@@ -234,6 +239,8 @@ class _Run:
         self.beyond: list[list[int]] = [[] for _ in range(DMA)]  # ready, but outside of the window
         self.engine_free = [0.0] * DMA
         self.engine_last = [-1] * DMA
+        # Grants of memory count among the things that an instruction waits for. ``ready`` is when
+        # the last of them came, ``waits`` what it was.
         self.memory = memory.Memory(program, self.pending)
         self.ready = [0.0] * len(self.pending)
         self.start = [0.0] * n
@@ -262,6 +269,8 @@ class _Run:
                 # matmuls into one PSUM tile follow each other without a gap
                 chained = number == TENSOR and before < self.joins_at and numbers[before] == TENSOR
                 (self.behind if chained else self.after)[before].append(at)
+            # Who overwrites must only come later. On one engine that is order alone; another one
+            # has to be told, which takes as long as telling a reader.
             for before in orders:
                 same = before < self.joins_at and numbers[before] == number
                 (self.behind if same else self.after)[before].append(at)
@@ -280,6 +289,8 @@ class _Run:
         left = len(self.numbers)
         while left:
             if not heap:
+                # Whatever waits now waits for memory: more is live than there is. A compiler would
+                # spill; the schedule goes on, and says how much is lacking (``overcommitted``).
                 now = max(self.end)
                 self._grant(self.memory.force(), now, -1)
                 continue
@@ -289,6 +300,7 @@ class _Run:
             elif at >= self.engines_at:
                 left -= self._issue(at - self.engines_at, now)
             elif at >= self.joins_at:
+                # A join hands on what bound it: what is shown as a reason is an instruction.
                 for later in self.after[at]:
                     self._ready(later, now, *self.waits[at])
             elif self.numbers[at] == DMA:
@@ -304,16 +316,19 @@ class _Run:
         if self.place[at] >= self.oldest[number] + self.window:
             heappush(self.beyond[number], at)
             return
+        # The engine chooses when it is free, not now: an older one may have become ready by then.
         heappush(self.candidates[number], at)
         heappush(self.heap, (max(now, self.engine_free[number]), self.engines_at + number))
 
     def _issue(self, number: int, now: float) -> int:
         """The engine takes the oldest of its candidates; how many it took."""
         candidates = self.candidates[number]
+        # Every candidate entered an event of its own, so the engine may have been served meanwhile.
         if not candidates or self.engine_free[number] > now:
             return 0
         at = heappop(candidates)
         self.issued[at] = True
+        # Ready before the engine was: the engine bound it. A port may bind it yet (_compute).
         if self.engine_last[number] >= 0 and self.engine_free[number] > self.ready[at]:
             self.waits[at] = Wait(ENGINE, self.engine_last[number])
         self._compute(at, now)
@@ -336,6 +351,7 @@ class _Run:
 
     def _compute(self, at: int, now: float) -> None:
         sbuf, psum = self.ports[at]
+        # A port belongs to an instruction from its start to its end; the other engine waits.
         for port, needed in ((0, sbuf), (1, psum)):
             if needed and self.port_free[port] > now:
                 now = self.port_free[port]
@@ -352,6 +368,8 @@ class _Run:
         arrival = now + GEN2.dma.start_ns
         free, busy, last = self.lane_free, self.lane_busy, self.lane_last
         first, end, blocker = float("inf"), 0.0, -1
+        # Each engine moves its share behind what it has to do; the transfer starts with the first
+        # row and ends with the last. The queue bound it only if the engine that ends last was busy.
         for lane, rows in enumerate(moved.lanes):
             if not rows:
                 continue
@@ -380,6 +398,7 @@ class _Run:
         for later in self.after[at]:
             self._ready(later, available, DATA, at)
         held = self.memory
+        # Accesses end in any order: a storage is free when the one that ends last has ended.
         for k in held.of[at]:
             held.left[k] -= 1
             if available >= held.released[k]:

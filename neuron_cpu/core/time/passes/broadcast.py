@@ -42,6 +42,7 @@ def _candidates(instructions: list[Instruction]) -> dict[int, Instruction]:
         if not instruction.dst:
             continue
         target = instruction.dst[0]
+        # Anybody else who reads it, or the statement a part of it, needs the copy.
         for view in instruction.src:
             copy = copies.get(view.storage.id)
             if copy is not None and not _reads_all(instruction, copy, view.storage.id):

@@ -48,6 +48,7 @@ def hoist(work: Work) -> list[Instruction]:
         if not _shareable(instruction, pure, steady):
             result.append(instruction)
             continue
+        # One line may record several instructions of a kind in an iteration: they are numbered.
         target = instruction.dst[0]
         position = (instruction.frame, instruction.source, instruction.op.name)
         count = nth[position] = nth.get(position, -1) + 1
@@ -58,6 +59,8 @@ def hoist(work: Work) -> list[Instruction]:
             seen[line] = _Seen(key, instruction.frame, target.storage)
             result.append(instruction)
             continue
+        # The loop at this depth went on since the line's last run. If neither that loop nor one
+        # inside it has ever changed an operand, the first run's result serves.
         depth = _parting(last.frame, instruction.frame)
         if key != last.key:
             last.varied = max(last.varied, depth)

@@ -41,6 +41,7 @@ def rename(work: Work) -> list[Instruction]:
     result = []
     for at, instruction in enumerate(work.instructions):
         src = tuple([_current(v, current) for v in instruction.src])
+        # A new value goes where the block's last one is not: to the twin, or back.
         part = begins.get(at)
         if part is not None and current.pop(part, None) is None:
             if part not in twins:
