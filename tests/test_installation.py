@@ -103,6 +103,18 @@ def test_a_notebook_finds_the_sdk_inside_the_wheel(installed: Path) -> None:
     assert Path(place).is_relative_to(installed.parent)
 
 
+def test_pytest_finds_the_plugin(installed: Path) -> None:
+    work = installed.parents[1] / "work"
+    (work / "test_double.py").write_text(
+        "from kernels import double\n\n\ndef test_double(assert_kernel):\n"
+        "    assert_kernel(double, lambda x: x * 2.0, '64x32:bf16')\n\n\n"
+        "def test_wrong(assert_kernel):\n    assert_kernel(double, lambda x: x, '64x32:bf16')\n"
+    )
+    done = command(installed / "python", "-m", "pytest", "-p", "no:cacheprovider", cwd=work)
+    assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert "the CPU stand-in" in done.stdout and "first wrong element: (0, 0)" in done.stdout
+
+
 def test_scripts_and_modules_are_found_as_python_finds_them(installed: Path) -> None:
     work = installed.parents[1] / "work"
     (work / "below").mkdir()

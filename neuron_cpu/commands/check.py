@@ -1,4 +1,7 @@
-"""``check FILE[:KERNEL]``: what a kernel file uses, and who has shown that a device takes it."""
+"""``check FILE[:KERNEL]``: what a kernel file uses, and who has shown that a device takes it.
+
+With ``--ref FILE:FUNCTION`` or ``--baseline FILE:KERNEL`` the kernel is judged instead (judged.py).
+"""
 
 from __future__ import annotations
 
@@ -8,9 +11,9 @@ from pathlib import Path
 
 from .. import terminal
 from ..errors import UsageError
-from . import kernels
+from . import judged, kernels
 
-HELP = "list constructs that no device is known to take"
+HELP = "judge a kernel by a reference (--ref), or list constructs that no device is known to take"
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -19,10 +22,19 @@ def declare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the list")
     kernels.declare(parser)
+    judged.declare(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    """List the constructs of a file by their provenance; 1 where one is unproven."""
+    """Judge the kernel, or list the constructs of a file; 1 where something is not as it should."""
+    if judged.asked(args):
+        return judged.run(args)
+    judged.refuse_alone(args)
+    return _list_constructs(args)
+
+
+def _list_constructs(args: argparse.Namespace) -> int:
+    """The constructs of a file by their provenance; 1 where one is unproven."""
     from ..core.check import provenance
     from ..core.report import tables
 

@@ -3,32 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import importlib.util
 import re
 import sys
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..errors import UsageError
 from ..hints import hint
 
-SHORT_DTYPES = {
-    "bf16": "bfloat16",
-    "f16": "float16",
-    "fp16": "float16",
-    "f32": "float32",
-    "fp32": "float32",
-    "i8": "int8",
-    "i32": "int32",
-    "u8": "uint8",
-    "u32": "uint32",
-}
 PIPED_WIDTH = 180  # columns of a table that goes to a file
-TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)")
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -50,50 +38,21 @@ def declare_kernel(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse_value(text: str) -> Any:
-    """A meta tensor for ``128x512:bf16``, a Python literal otherwise.
+def parse_arguments(texts: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+    """Positional and keyword arguments to trace a kernel with: tensors have shapes, no data.
 
     Raises:
-        UsageError: it is neither.
+        UsageError: a text is no argument, or limits values, which nothing here has.
     """
-    import torch
+    from ..judge import cases
 
-    match = TENSOR.fullmatch(text)
-    if match:
-        shape = tuple(int(n) for n in match[1].split("x"))
-        name = SHORT_DTYPES.get(match[2], match[2])
-        dtype = getattr(torch, name, None)
-        if not isinstance(dtype, torch.dtype):
-            raise UsageError(
-                f"--arg {text} names dtype '{match[2]}', expected one such as bf16, float32 or "
-                "int32; correct the part after the colon."
-            )
-        try:
-            return torch.empty(shape, dtype=dtype, device="meta")
-        except (RuntimeError, TypeError, ValueError):
-            raise UsageError(
-                f"--arg {text} names no shape that a tensor can have, expected sizes whose product "
-                "fits 64 bits; correct the part before the colon."
-            ) from None
-    try:
-        return ast.literal_eval(text)
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+    made = cases.parse_case(texts)
+    if made.limited:
         raise UsageError(
-            f"--arg {text} is neither a tensor nor a Python literal, expected for example "
-            "128x512:bf16, 1e-5, True or \"'text'\"; quote strings."
-        ) from None
-
-
-def parse_arguments(texts: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments of the kernel."""
-    positional, named = [], {}
-    for text in texts:
-        name, equals, value = text.partition("=")
-        if equals and name.isidentifier():
-            named[name] = parse_value(value)
-        else:
-            positional.append(parse_value(text))
-    return positional, named
+            "--arg names limits of a tensor's values, expected a shape and a type alone; only "
+            "check --ref and tune draw values inside of limits."
+        )
+    return made.meta()
 
 
 def parse_grid(text: str | None) -> tuple[int, ...]:
@@ -129,6 +88,25 @@ def load_kernel(target: str) -> Any:
     )
 
 
+def load_function(target: str) -> Callable:
+    """The Python function that ``FILE:FUNCTION`` names: a reference.
+
+    Raises:
+        UsageError: no such file, it cannot be imported, or it has no such function.
+    """
+    path_text, colon, name = target.rpartition(":")
+    if not colon or not name:
+        raise UsageError(
+            f"'{target}' names no function, expected FILE:FUNCTION; add ':' and its name."
+        )
+    found = getattr(_import(Path(path_text)), name, None)
+    if not callable(found):
+        raise UsageError(
+            f"{path_text} has no function '{name}', expected one that it defines; correct the name."
+        )
+    return found
+
+
 def _import(path: Path) -> types.ModuleType:
     if "\0" in str(path) or not path.is_file():
         raise UsageError(f"kernel file {path} does not exist, expected a Python file; correct it.")
@@ -152,17 +130,24 @@ def _import(path: Path) -> types.ModuleType:
 
 def trace(kernel: Any, args: argparse.Namespace) -> Any:
     """The verified Program of the kernel for the arguments of the command line."""
-    from ..core import NkiError
-
     positional, named = parse_arguments(args.arg)
     grid = parse_grid(args.grid)
     launched = kernel[grid] if grid else kernel
-    try:
+    with told_as_usage(kernel, args.kernel):
         return launched.trace(*positional, **named)
-    except NkiError:
+
+
+@contextmanager
+def told_as_usage(kernel: Any, target: str) -> Iterator[None]:
+    """Tell what a kernel's Python body raises with the line of its file, as a UsageError."""
+    from ..core import NkiError
+
+    try:
+        yield
+    except (NkiError, UsageError):
         raise
     except (Exception, SystemExit) as error:
-        place = _line_of_kernel(error, args.kernel)
+        place = _line_of_kernel(error, target)
         if place:
             raise UsageError(
                 f"kernel {kernel.name} raises {type(error).__name__} at {place}: "

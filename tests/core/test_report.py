@@ -11,12 +11,13 @@ from neuronxcc.nki import language as nl
 from rich.console import Console
 
 from neuron_cpu.__main__ import main
-from neuron_cpu.commands.kernels import parse_arguments, parse_value
+from neuron_cpu.commands.kernels import parse_arguments
 from neuron_cpu.core import Kernel
 from neuron_cpu.core.device.spec import GEN2
 from neuron_cpu.core.report import bands, plots, report, tables
 from neuron_cpu.core.time import cost
 from neuron_cpu.core.time.schedule import DMA, ENGINES, schedule
+from neuron_cpu.judge.cases import parse_value
 
 BF16, F32 = torch.bfloat16, torch.float32
 LINE = re.compile(r"test_report\.py:\d+")

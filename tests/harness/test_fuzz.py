@@ -29,7 +29,7 @@ from harness.inputs import command_line, models, prompts, submission
 from harness.modes import profile
 from harness.session import building, generation, opening, streaming, wire, workers
 from harness.session.worker import Answer
-from neuron_cpu import __main__ as neuron_cpu_command
+from neuron_cpu.commands import check, kernels
 from neuron_cpu.errors import StandInError
 from tests.tiny_model import TINY_CONFIG, write_tiny_model
 
@@ -282,8 +282,8 @@ SIZES = st.sampled_from(["128x512:bf16", "0x1:f32", "9x:f32", "2:nan", "x=1", "1
 @fuzzed
 @given(st.text(max_size=20) | SIZES, st.text(max_size=8))
 def test_arguments_of_one_kernel(value: str, grid: str) -> None:
-    taken_or_refused(lambda: neuron_cpu_command.parse_arguments([value]))
-    taken_or_refused(lambda: neuron_cpu_command.parse_grid(grid))
+    taken_or_refused(lambda: kernels.parse_arguments([value]))
+    taken_or_refused(lambda: kernels.parse_grid(grid))
 
 
 @fuzzed
@@ -291,4 +291,4 @@ def test_arguments_of_one_kernel(value: str, grid: str) -> None:
 def test_kernel_files(tmp_path: Path, content: str | bytes) -> None:
     path = tmp_path / "kernels.py"
     path.write_bytes(content if isinstance(content, bytes) else content.encode(errors="replace"))
-    taken_or_refused(lambda: neuron_cpu_command._constructs(path, ""))
+    taken_or_refused(lambda: check._constructs(path, ""))

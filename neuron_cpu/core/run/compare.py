@@ -80,6 +80,22 @@ def first_difference(
     return None
 
 
+def first_nonfinite(program: Program, inputs: list[torch.Tensor]) -> str:
+    """The first instruction with an infinite or NaN element in its result; empty without one."""
+    plan = Plan(program, False)
+    bound = plan.start([t.detach().clone().contiguous() for t in inputs])
+    for number, op in enumerate(plan.ops):
+        plan.step(number)
+        for ref in op.dst:
+            floating = ref.indirect is None and plan.arena.dtype(ref.dt).is_float
+            if floating and not bool(_values(plan.arena, ref).isfinite().all()):
+                i = op.instruction
+                place = i.source or "unknown line"
+                return f"{place}: instruction {number} {i.op.name} into {i.dst[0].label()}"
+    plan.finish(bound)
+    return ""
+
+
 Pair = tuple[Instruction, torch.Tensor, torch.Tensor]
 
 

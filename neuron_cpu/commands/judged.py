@@ -1,0 +1,207 @@
+"""``check FILE:KERNEL --ref FILE:FUNCTION``: legal, correct and fast? Or slower than it was?"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from .. import terminal
+from ..arguments import above_zero, seed
+from ..errors import UsageError
+from . import kernels
+
+VALUES = ("random", "zeros", "ties", "large")
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    """The options of a judgement by a reference, or beside another kernel."""
+    group = parser.add_argument_group("judged by a reference, or beside another kernel")
+    group.add_argument(
+        "--ref", metavar="FILE:FUNCTION", help="numpy or PyTorch function of the same arguments"
+    )
+    group.add_argument(
+        "--baseline", metavar="FILE:KERNEL", help="the kernel as it was: compare times, by line too"
+    )
+    group.add_argument(
+        "--case",
+        action="append",
+        default=[],
+        metavar="'ARG ...'",
+        help="arguments of one more call, as in --arg; repeat. A tensor may name limits of its "
+        "values: 128x1:i32:0..999",
+    )
+    group.add_argument(
+        "--dtype",
+        action="append",
+        default=[],
+        help="type in place of all floating-point ones; repeat",
+    )
+    group.add_argument(
+        "--values",
+        default=",".join(VALUES),
+        metavar="KIND,...",
+        help=f"values to try (default: {','.join(VALUES)})",
+    )
+    group.add_argument("--seed", type=seed, action="append", help="seed of values; repeat (0)")
+    group.add_argument(
+        "--tolerance",
+        type=above_zero,
+        help="largest accepted error, relative to the element or its row (default: by the types)",
+    )
+    group.add_argument(
+        "--nan",
+        choices=("any", "same"),
+        default="any",
+        help="where the reference is NaN: nothing is asked, or NaN, with NaN among the inputs",
+    )
+    group.add_argument(
+        "--ref-library", choices=("numpy", "torch"), help="what --ref computes with (by its code)"
+    )
+
+
+def asked(args: argparse.Namespace) -> bool:
+    """Whether the command line asks for a judgement."""
+    return bool(args.ref or args.baseline)
+
+
+def refuse_alone(args: argparse.Namespace) -> None:
+    """Options of a judgement that nobody asked for."""
+    given = [
+        flag
+        for flag in ("case", "dtype", "seed", "tolerance", "ref_library")
+        if getattr(args, flag)
+    ]
+    if given:
+        raise UsageError(
+            f"--{given[0].replace('_', '-')} without a reference, expected --ref FILE:FUNCTION or "
+            "--baseline FILE:KERNEL; add one."
+        )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Judge, print, write; 1 where a case is illegal or wrong."""
+    from ..judge import tables
+
+    settings, cases = settings_of(args), cases_of(args)
+    reference = load_reference(args)
+    kernel = kernels.load_kernel(args.kernel)
+    verdicts = _judged(kernel, args.kernel, reference, cases, settings)
+    console = terminal.output(kernels.PIPED_WIDTH)
+    title = tables.title(args.kernel, reference, settings)
+    terminal.print_table(
+        console, tables.verdict_table(verdicts, title), tables.EXPENDABLE, "arguments", "--json"
+    )
+    for sentence in tables.sentences(verdicts):
+        console.print(sentence, markup=False, highlight=False)
+    content: dict[str, Any] = {
+        "kernel": args.kernel,
+        "reference": args.ref,
+        "cases": [verdict.to_json() for verdict in verdicts],
+        "passed": all(verdict.correct for verdict in verdicts),
+    }
+    if args.baseline:
+        content["baseline"] = _beside(console, args, kernel, reference, cases, settings, verdicts)
+    console.print(estimate_line(settings), highlight=False)
+    if args.json:
+        args.json.write_text(json.dumps(content, indent=1))
+        console.print(f"figures: {args.json}")
+    return 0 if content["passed"] else 1
+
+
+def estimate_line(settings: Any) -> str:
+    """What stands below every table with estimated times."""
+    from ..core.report.tables import estimate_note
+
+    return f"Times: {estimate_note(settings.dma_profile)}."
+
+
+def _judged(kernel: Any, target: str, reference: Any, cases: list, settings: Any) -> list:
+    from ..judge import verdict
+
+    with kernels.told_as_usage(kernel, target):
+        return [verdict.judge(kernel, reference, case, settings) for case in cases]
+
+
+def _beside(
+    console: Any,
+    args: argparse.Namespace,
+    kernel: Any,
+    reference: Any,
+    cases: list,
+    settings: Any,
+    verdicts: list,
+) -> dict[str, Any]:
+    """The baseline's verdicts, the ratios, and for the last case both kernels' lines."""
+    from ..judge import lines, tables, verdict
+
+    other = kernels.load_kernel(args.baseline)
+    theirs = _judged(other, args.baseline, reference, cases, settings)
+    title = tables.title(args.baseline, reference, settings)
+    terminal.print_table(
+        console, tables.verdict_table(theirs, title), tables.EXPENDABLE, "arguments", "--json"
+    )
+    ratios = []
+    for mine, before in zip(verdicts, theirs):
+        if mine.speed is None or before.speed is None:
+            ratios.append(None)
+            continue
+        ratios.append(before.speed.time_ns / mine.speed.time_ns)
+        console.print(f"{mine.case}: {ratios[-1]:.2f} times as fast as {args.baseline}")
+    pairs: list = []
+    if ratios[-1] is not None:
+        both = [verdict.traced(k, cases[-1], settings.grid) for k in (other, kernel)]
+        pairs = lines.paired(*(lines.lines(program, settings) for program in both))
+        table = tables.line_table(pairs, args.baseline, args.kernel)
+        terminal.print_table(console, table, (), "source")
+    return {
+        "kernel": args.baseline,
+        "cases": [one.to_json() for one in theirs],
+        "speedups": ratios,
+        "lines": [pair._asdict() for pair in pairs],
+    }
+
+
+# --- from the command line ------------------------------------------------------------------------
+def load_reference(args: argparse.Namespace) -> Any:
+    """The Reference that --ref names, None without it."""
+    from ..judge.references import Reference
+
+    if args.ref is None:
+        return None
+    return Reference(kernels.load_function(args.ref), args.ref_library)
+
+
+def settings_of(args: argparse.Namespace) -> Any:
+    from ..judge.verdict import Settings
+
+    kinds = tuple(filter(None, args.values.split(",")))
+    if not kinds or not set(kinds) <= set(VALUES):
+        raise UsageError(
+            f"--values {args.values}, expected some of {','.join(VALUES)}; correct the list."
+        )
+    return Settings(
+        grid=kernels.parse_grid(args.grid),
+        kinds=kinds,
+        seeds=tuple(dict.fromkeys(args.seed or (0,))),
+        tolerance=args.tolerance,
+        nan=args.nan,
+    )
+
+
+def cases_of(args: argparse.Namespace) -> list:
+    """The cases of --arg and --case, each in every --dtype."""
+    from ..judge import cases
+
+    made = [cases.parse_case(args.arg)] if args.arg else []
+    made += [cases.case(text) for text in args.case]
+    if not made:
+        raise UsageError(
+            f"{args.kernel} is to be judged without arguments, expected their shapes; add --arg "
+            "128x512:bf16 for each, or --case."
+        )
+    dtypes = [cases.parse_dtype(name, f"--dtype {name}") for name in args.dtype]
+    wrong = [name for name, dtype in zip(args.dtype, dtypes) if not dtype.is_floating_point]
+    if wrong:
+        raise UsageError(f"--dtype {wrong[0]}, expected a floating-point type; correct it.")
+    return [one.with_floats(dtype) for one in made for dtype in dtypes] if dtypes else made

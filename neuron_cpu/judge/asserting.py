@@ -1,0 +1,49 @@
+"""The judgement as an assertion, for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+from ..core import Kernel
+from . import cases as forms
+from .references import Reference
+from .tables import sentences
+from .verdict import Settings, judge
+
+
+def assert_kernel(
+    kernel: Any,
+    reference: Callable,
+    *cases: str,
+    grid: tuple[int, ...] = (),
+    values: Sequence[str] = forms.KINDS,
+    seeds: Sequence[int] = (0,),
+    tolerance: Optional[float] = None,
+    nan: str = "any",
+    library: Optional[str] = None,
+) -> None:
+    """Fail unless a kernel is legal and agrees with a reference in float64 on every case.
+
+    Args:
+        kernel: made by nki.jit, or the plain function.
+        reference: numpy or PyTorch function of the same arguments.
+        cases: arguments of one call each, as on a command line: ``"128x512:bf16 eps=1e-6"``.
+        grid, values, seeds, tolerance, nan: as in `verdict.Settings`.
+        library: what the reference computes with, "numpy" or "torch"; found in its code by default.
+
+    Raises:
+        AssertionError: what is wrong, at which element, from which line on.
+        UsageError: there is no case, or the reference fails.
+    """
+    if not cases:
+        raise forms.UsageError(
+            "assert_kernel got no case, expected the arguments of a call; add '128x512:bf16'."
+        )
+    made = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
+    settings = Settings(grid, tuple(values), tuple(seeds), tolerance, nan)
+    answer = Reference(reference, library)
+    verdicts = [judge(made, answer, forms.case(text), settings) for text in cases]
+    failed = [verdict for verdict in verdicts if not verdict.correct]
+    if failed:
+        raise AssertionError("\n".join([f"kernel {made.name}:", *sentences(failed)]))

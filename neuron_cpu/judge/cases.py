@@ -1,0 +1,255 @@
+"""What a kernel is tried on: shapes and constants (a case), and the values of its tensors."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import re
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Optional, Union
+
+import torch
+
+from ..errors import UsageError
+
+SHORT_DTYPES = {
+    "bf16": "bfloat16",
+    "f16": "float16",
+    "fp16": "float16",
+    "f32": "float32",
+    "fp32": "float32",
+    "i8": "int8",
+    "i32": "int32",
+    "u8": "uint8",
+    "u32": "uint32",
+}
+TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)(?::(-?[\d.]+(?:e-?\d+)?)\.\.(-?[\d.]+(?:e-?\d+)?))?")
+KINDS = ("random", "zeros", "ties", "large")  # values that every case is tried with by default
+NAN = "nan"  # and those with a NaN among them, where somebody asks for them
+INTEGERS = (0.0, 99.0)  # of integer tensors whose argument names no limits
+TOO_LARGE = 300.0  # exp() overflows fp32 from 89 on
+
+
+@dataclass(frozen=True)
+class Spec:
+    """A tensor argument: ``128x512:bf16``, or with limits of its values ``128x1:i32:0..999``.
+
+    Attributes:
+        low, high: smallest and largest value, both None where the argument names none.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    low: Optional[float] = None
+    high: Optional[float] = None
+
+    def __str__(self) -> str:
+        name = str(self.dtype).removeprefix("torch.")
+        short = next((s for s, long in SHORT_DTYPES.items() if long == name), name)
+        limits = "" if self.low is None else f":{self.low:g}..{self.high:g}"
+        return f"{'x'.join(map(str, self.shape))}:{short}{limits}"
+
+    def meta(self) -> torch.Tensor:
+        """A tensor of this shape without data."""
+        return torch.empty(self.shape, dtype=self.dtype, device="meta")
+
+
+Argument = Union[Spec, Any]  # a tensor, or a constant as it is
+
+
+@dataclass(frozen=True)
+class Case:
+    """Arguments of one call.
+
+    Attributes:
+        positional, named: of the kernel, tensors as Specs.
+    """
+
+    positional: tuple[Argument, ...]
+    named: tuple[tuple[str, Argument], ...] = ()
+
+    def __str__(self) -> str:
+        words = [str(a) if isinstance(a, Spec) else repr(a) for a in self.positional]
+        words += [f"{k}={v if isinstance(v, Spec) else repr(v)}" for k, v in self.named]
+        return " ".join(words)
+
+    @property
+    def limited(self) -> bool:
+        """Whether an argument names limits of its values."""
+        arguments = [*self.positional, *(value for _, value in self.named)]
+        return any(isinstance(a, Spec) and a.low is not None for a in arguments)
+
+    def changed(self, change: Callable[[Spec], Any]) -> tuple[list[Any], dict[str, Any]]:
+        """Positional and keyword arguments with each Spec replaced; constants stay."""
+        swap = lambda value: change(value) if isinstance(value, Spec) else value  # noqa: E731
+        return [swap(v) for v in self.positional], {k: swap(v) for k, v in self.named}
+
+    def meta(self) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments to trace with."""
+        return self.changed(Spec.meta)
+
+    def values(self, kind: str, seed: int) -> tuple[list[Any], dict[str, Any]]:
+        """Arguments to run with: seeded values of one of `KINDS`, or `NAN`."""
+        # A generator of its own for each kind, and the same values on every machine and run.
+        digest = hashlib.sha256(f"{seed} {kind}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        return self.changed(lambda spec: fill(spec, kind, generator))
+
+    def with_floats(self, dtype: torch.dtype) -> Case:
+        """The case with another type in place of all floating-point ones."""
+        positional, named = self.changed(
+            lambda spec: replace(spec, dtype=dtype) if spec.dtype.is_floating_point else spec
+        )
+        return Case(tuple(positional), tuple(named.items()))
+
+
+# --- from text ------------------------------------------------------------------------------------
+def parse_dtype(name: str, where: str) -> torch.dtype:
+    """The torch type that a short or long name stands for.
+
+    Raises:
+        UsageError: there is none; the sentence begins with `where`.
+    """
+    dtype = getattr(torch, SHORT_DTYPES.get(name, name), None)
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(
+            f"{where} names dtype '{name}', expected one such as bf16, float32 or int32; correct "
+            "the part after the colon."
+        )
+    return dtype
+
+
+def parse_value(text: str) -> Argument:
+    """A Spec for ``128x512:bf16``, a Python literal otherwise.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    match = TENSOR.fullmatch(text)
+    if match is None:
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            raise UsageError(
+                f"--arg {text} is neither a tensor nor a Python literal, expected for example "
+                "128x512:bf16, 1e-5, True or \"'text'\"; quote strings."
+            ) from None
+    shape = tuple(int(n) for n in match[1].split("x"))
+    dtype = parse_dtype(match[2], f"--arg {text}")
+    low, high = _limits(match[3], match[4], dtype, text)
+    made = Spec(shape, dtype, low, high)
+    try:
+        made.meta()
+    except (RuntimeError, TypeError, ValueError):
+        raise UsageError(
+            f"--arg {text} names no shape that a tensor can have, expected sizes whose product "
+            "fits 64 bits; correct the part before the colon."
+        ) from None
+    return made
+
+
+def _limits(
+    low: Optional[str], high: Optional[str], dtype: torch.dtype, text: str
+) -> tuple[Optional[float], Optional[float]]:
+    """Limits of values, which the type has to hold."""
+    if low is None or high is None:
+        return None, None
+    try:
+        smallest, largest = float(low), float(high)
+        info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+        fits = info.min <= smallest <= largest <= info.max
+    except (TypeError, ValueError):  # no number, or a type without an order
+        fits = False
+    if not fits:
+        raise UsageError(
+            f"--arg {text} has no values, expected limits LOW..HIGH that its type holds, such as "
+            "0..99; correct them."
+        )
+    return smallest, largest
+
+
+def parse_case(words: Sequence[str]) -> Case:
+    """A case from one word an argument, ``NAME=VALUE`` for keywords."""
+    positional, named = [], {}
+    for word in words:
+        name, equals, value = word.partition("=")
+        if equals and name.isidentifier():
+            named[name] = parse_value(value)
+        else:
+            positional.append(parse_value(word))
+    return Case(tuple(positional), tuple(named.items()))
+
+
+def case(text: str) -> Case:
+    """A case from one line, as a shell splits it: ``"128x512:bf16 512:bf16 eps=1e-6"``."""
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise UsageError(
+            f"--case {text} cannot be split into arguments ({error}), expected words such as "
+            "128x512:bf16 eps=1e-6; correct the quotes."
+        ) from None
+    return parse_case(words)
+
+
+# --- values ---------------------------------------------------------------------------------------
+def fill(spec: Spec, kind: str, generator: torch.Generator) -> torch.Tensor:
+    """A tensor of one kind of values, inside the limits of its argument where it names some.
+
+    random  normal, or uniform between the limits; integers from 0 to 99 without limits
+    zeros   zero, or what of the limits is nearest to it
+    ties    three values only, all exact in every type, so that most elements have equals
+    large   rows of very different size: normal times 8, one element a row beyond exp()'s range;
+            with limits their ends; integers without limits as in random
+    nan     random with one NaN in every floating-point tensor without limits
+    """
+    floating, limited = spec.dtype.is_floating_point, spec.low is not None
+    low, high = (spec.low, spec.high) if limited else INTEGERS
+    assert low is not None and high is not None
+    if floating and not limited:
+        values = _unlimited(spec, kind, generator)
+    elif kind == "zeros":
+        values = torch.full(spec.shape, min(max(low, 0.0), high))
+    elif kind == "ties":
+        middle = (low + high) / 2 if floating else (low + high) // 2
+        chosen = torch.randint(0, 3, spec.shape, generator=generator)
+        values = torch.tensor([low, middle, high])[chosen]
+    elif kind == "large" and limited:
+        chosen = torch.randint(0, 2, spec.shape, generator=generator)
+        values = torch.tensor([low, high])[chosen]
+    else:
+        values = _uniform(spec, low, high, generator)
+    return values.to(spec.dtype)
+
+
+def _uniform(spec: Spec, low: float, high: float, generator: torch.Generator) -> torch.Tensor:
+    if spec.dtype.is_floating_point:
+        return low + (high - low) * torch.rand(spec.shape, generator=generator)
+    return torch.randint(int(low), int(high) + 1, spec.shape, generator=generator)
+
+
+def _unlimited(spec: Spec, kind: str, generator: torch.Generator) -> torch.Tensor:
+    """Floating-point values of an argument that names no limits."""
+    if kind == "zeros":
+        return torch.zeros(spec.shape)
+    if kind == "ties":
+        return torch.randint(-1, 2, spec.shape, generator=generator).to(torch.float32)
+    values = torch.randn(spec.shape, generator=generator)
+    if not values.numel():
+        return values
+    if kind == "large":
+        values = 8 * values
+        rows = values.view(-1, spec.shape[-1])
+        at = torch.randint(0, rows.shape[1], (rows.shape[0], 1), generator=generator)
+        sizes = TOO_LARGE + 700 * torch.rand((rows.shape[0], 1), generator=generator)
+        rows.scatter_(
+            1, at, sizes * (1 - 2 * torch.randint(0, 2, sizes.shape, generator=generator))
+        )
+        most = torch.finfo(spec.dtype).max / 2
+        return values.clamp(-most, most)
+    if kind == NAN:
+        at = int(torch.randint(0, values.numel(), (1,), generator=generator))
+        values.view(-1)[at] = torch.nan
+    return values

@@ -1,0 +1,123 @@
+"""A reference is a numpy or PyTorch function: run in float64, and in its arguments' types."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Optional
+
+import numpy as np
+import torch
+
+from ..core.device import dtypes
+from ..core.language.specialisation import to_numpy, to_torch
+from ..errors import UsageError
+
+LIBRARIES = ("numpy", "torch")
+
+
+class Reference:
+    """The right answer to a kernel: a function of the same arguments.
+
+    Args:
+        function: takes tensors (or arrays) and constants as the kernel does, returns one result or
+            several.
+        library: "numpy" or "torch", what the function computes with; found in its code by default.
+    """
+
+    def __init__(self, function: Callable, library: Optional[str] = None) -> None:
+        self.function = function
+        self.name = getattr(function, "__name__", repr(function))
+        self.library = library or library_of(function)
+
+    def exact(self, positional: Sequence[Any], named: dict[str, Any]) -> list[torch.Tensor]:
+        """Results for floating-point arguments widened to float64.
+
+        Raises:
+            UsageError: the function fails, or returns something else than tensors.
+        """
+        try:
+            return self._run(
+                [_wide(v) for v in positional], {k: _wide(v) for k, v in named.items()}
+            )
+        except (Exception, SystemExit) as error:
+            raise UsageError(
+                f"reference {self.name} fails on float64 arguments of {self.library} "
+                f"({type(error).__name__}: {error}), expected a function of the kernel's "
+                "arguments; mend it, or name its library with --ref-library."
+            ) from error
+
+    def plain(
+        self, positional: Sequence[Any], named: dict[str, Any]
+    ) -> Optional[list[torch.Tensor]]:
+        """Results in the arguments' own types; None where the library cannot compute in them."""
+        try:
+            return self._run(positional, named)
+        except (Exception, SystemExit):
+            return None
+
+    def _run(self, positional: Sequence[Any], named: dict[str, Any]) -> list[torch.Tensor]:
+        # Copies: a function that works in place changes nothing of the kernel's arguments.
+        pass_on = _array if self.library == "numpy" else _copy
+        found = self.function(
+            *map(pass_on, positional), **{k: pass_on(v) for k, v in named.items()}
+        )
+        several = isinstance(found, (tuple, list))
+        return [_tensor(value) for value in (found if several else [found])]
+
+
+def library_of(function: Callable) -> str:
+    """What a function computes with, by the names in its code and in what it calls: torch, numpy.
+
+    PyTorch where both or neither are found: its functions take what torch.Tensor has as methods.
+    """
+    modules = set(_modules(function, set()))
+    return "numpy" if "numpy" in modules and "torch" not in modules else "torch"
+
+
+def _modules(function: Any, seen: set[int]) -> Iterator[str]:
+    """Top-level modules that a function and those of its file that it calls refer to."""
+    function = inspect.unwrap(function)
+    code = getattr(function, "__code__", None)
+    if code is None or id(code) in seen:
+        return
+    seen.add(id(code))
+    pending = [code]
+    while pending:
+        code = pending.pop()
+        pending += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+        for name in code.co_names:
+            found = function.__globals__.get(name)
+            if isinstance(found, types.FunctionType) and found.__module__ == function.__module__:
+                yield from _modules(found, seen)
+            elif found is not None or name in LIBRARIES:  # an import inside of the function
+                module = getattr(found, "__module__", None) or getattr(found, "__name__", name)
+                yield str(module).partition(".")[0]
+
+
+def _wide(value: Any) -> Any:
+    floating = isinstance(value, torch.Tensor) and value.dtype.is_floating_point
+    return value.to(torch.float64) if floating else value
+
+
+def _copy(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _array(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.dtype == torch.float64:
+        return value.clone().numpy()
+    return to_numpy(value.clone(), dtypes.to_dtype(value.dtype))
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    """A result as a float64 tensor, integers that float64 holds included."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to(torch.float64)
+    array = np.asarray(value)
+    if array.dtype.kind in "fiub" and array.dtype.itemsize == 8 or array.dtype.kind == "b":
+        return torch.from_numpy(np.array(array, np.float64))
+    return to_torch(array).to(torch.float64)

@@ -1,0 +1,132 @@
+"""Verdicts as tables and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Optional
+
+from rich.markup import escape
+from rich.table import Table
+
+from ..core.report.tables import microseconds
+from .lines import Pair
+from .references import Reference
+from .verdict import Settings, Speed, Verdict
+
+# Columns that a narrow terminal does without, the first one first.
+EXPENDABLE = ("MACs", "SBUF", "RMS error", "on a device, µs", "bound by", "same type")
+
+
+def verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
+    """One row a case: legal, correct, how fast."""
+    table = Table(title=escape(title), title_justify="left")
+    table.add_column("arguments", overflow="fold")
+    table.add_column("verdict")
+    numbers = ("largest error", "same type", "RMS error", "µs", "on a device, µs")
+    for name in numbers:
+        table.add_column(name, justify="right")
+    table.add_column("bound by")
+    for name in ("roofline", "MACs", "SBUF"):
+        table.add_column(name, justify="right")
+    for one in verdicts:
+        table.add_row(escape(one.case), word(one), *_errors(one), *_speed(one.speed))
+    return table
+
+
+def word(verdict: Verdict) -> str:
+    """The verdict in one word."""
+    if not verdict.legal:
+        return "illegal"
+    if not verdict.correct:
+        return "wrong"
+    return "correct" if verdict.results else "legal"
+
+
+def _errors(verdict: Verdict) -> tuple[str, str, str]:
+    """Largest errors of all trials, and of the reference in the kernel's types."""
+    if verdict.mismatch or not verdict.results:
+        return "", "", ""
+    plain = [r.plain.largest for r in verdict.results if r.plain is not None]
+    return (
+        f"{max(r.accuracy.largest for r in verdict.results):.2g}",
+        f"{max(plain):.2g}" if plain else "",
+        f"{max(r.accuracy.rms for r in verdict.results):.2g}",
+    )
+
+
+def _speed(speed: Optional[Speed]) -> tuple[str, ...]:
+    if speed is None:
+        return ("",) * 6
+    low, high = map(microseconds, speed.band_ns)
+    return (
+        microseconds(speed.time_ns),
+        f"{low} to {high}",
+        speed.bound,
+        f"{speed.roofline_percent:.0f} %",
+        f"{speed.macs:,}" if speed.macs else "",
+        f"{speed.sbuf_bytes / 1024:.0f} KiB",
+    )
+
+
+def title(kernel: str, reference: Optional[Reference], settings: Settings) -> str:
+    """What was tried."""
+    if reference is None:
+        return f"{kernel}: traced and timed, not run (no --ref)"
+    kinds = list(dict.fromkeys(kind for kind, _ in settings.trials()))
+    seeds = ", ".join(map(str, settings.seeds))
+    return (
+        f"{kernel} against {reference.name} ({reference.library}, float64): values "
+        f"{', '.join(kinds)}; seed {seeds}"
+    )
+
+
+def sentences(verdicts: Sequence[Verdict]) -> list[str]:
+    """Why kernels are illegal or wrong, with the places; what bounds each; warnings once each."""
+    said = []
+    for one in verdicts:
+        if one.refusal:
+            said.append(f"{one.case}: {one.refusal}")
+        elif one.mismatch:
+            said.append(f"{one.case}: {one.mismatch}")
+        elif not one.correct:
+            said += _wrong(one)
+        if one.speed is not None:
+            side = "products" if one.speed.roofline_side == "compute" else "inputs and outputs"
+            said.append(
+                f"{one.case}: bound by {one.speed.binding}; {side} alone would take "
+                f"{one.speed.roofline_percent:.0f} % of the time"
+            )
+    told = dict.fromkeys(w for one in verdicts for w in one.warnings)
+    return said + [f"warning: {text}" for text in told]
+
+
+def _wrong(verdict: Verdict) -> list[str]:
+    result = verdict.worst
+    assert result is not None
+    found = result.accuracy
+    share = f"{found.wrong} of {found.judged} elements"
+    first = (
+        f"{verdict.case}: result {result.number} with {result.kind} values, seed {result.seed}: "
+        f"{share} are wrong by more than {found.bound:.2g}, at most by {found.largest:.3g}"
+    )
+    return [first, *(f"  {sentence}" for sentence in verdict.places)]
+
+
+def line_table(pairs: Sequence[Pair], before: str, after: str) -> Table:
+    """Two kernels side by side: lines of equal text share a row."""
+    table = Table(
+        title=f"line by line: {escape(before)}, {escape(after)} (µs of the critical path)",
+        title_justify="left",
+    )
+    for name in ("line", "before"):
+        table.add_column(name, justify="right")
+    table.add_column("after", justify="right")
+    table.add_column("source", overflow="fold")
+    for pair in pairs:
+        table.add_row(
+            pair.place,
+            "" if pair.before_ns is None else microseconds(pair.before_ns),
+            "" if pair.after_ns is None else microseconds(pair.after_ns),
+            escape(f"{pair.sign} {pair.text}"),
+        )
+    return table

@@ -1,0 +1,363 @@
+"""The judgement of one kernel: legal, correct, how fast; and where it goes wrong."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple, Optional
+
+import numpy as np
+import torch
+
+from ..core import Kernel, NkiError, Program
+from ..core.device import dtypes
+from ..core.device.spec import GEN2
+from ..core.program import regions
+from ..core.report import report
+from ..core.run import compare
+from ..core.run.execute import Plan
+from ..core.time import cost
+from ..core.time.schedule import schedule
+from . import accuracy
+from .cases import KINDS, NAN, Case
+from .references import Reference
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a kernel is tried.
+
+    Attributes:
+        grid: launch grid.
+        kinds: values that each case is tried with (`cases.KINDS`).
+        seeds: of those values.
+        tolerance: largest accepted error; by the types where None (`accuracy.TOLERANCES`).
+        nan: "any": where the reference is NaN nothing is asked. "same": NaN is asked for exactly
+            there, and NaN is among the inputs, too.
+        dma_profile, order: of the estimate.
+    """
+
+    grid: tuple[int, ...] = ()
+    kinds: tuple[str, ...] = KINDS
+    seeds: tuple[int, ...] = (0,)
+    tolerance: Optional[float] = None
+    nan: str = "any"
+    dma_profile: str = cost.DEFAULT_PROFILE
+    order: str = "compiler"
+
+    def trials(self) -> list[tuple[str, int]]:
+        """Kinds of values and seeds; zeros are the same for every seed."""
+        kinds = (*self.kinds, *([NAN] if self.nan == "same" else []))
+        return [
+            (kind, seed)
+            for kind in kinds
+            for seed in (self.seeds[:1] if kind == "zeros" else self.seeds)
+        ]
+
+
+class Speed(NamedTuple):
+    """The estimate of one kernel on one case.
+
+    Attributes:
+        time_ns, band_ns: estimate, and the times of a device that fit it.
+        bound: class of resource that bounds it; `binding` says it in words.
+        roofline_percent: share of the time that the chip's limits alone would need: the larger of
+            products at TensorE's bf16 peak, and inputs and outputs once over a core's part of HBM.
+        roofline_side: "compute" or "memory", whichever of the two is larger.
+        macs: of all products but transposes.
+        sbuf_bytes: most SBUF bytes per partition in use at once.
+    """
+
+    time_ns: float
+    band_ns: tuple[float, float]
+    bound: str
+    binding: str
+    roofline_percent: float
+    roofline_side: str
+    macs: int
+    sbuf_bytes: int
+    dma_profile: str
+    estimated: bool = True
+
+
+@dataclass
+class Result:
+    """One result tensor in one trial.
+
+    Attributes:
+        number: which of the kernel's results.
+        kind, seed: the values.
+        accuracy: of the kernel.
+        plain: of the reference in the kernel's own types, None where it cannot be computed.
+    """
+
+    number: int
+    kind: str
+    seed: int
+    accuracy: accuracy.Accuracy
+    plain: Optional[accuracy.Accuracy]
+
+
+@dataclass
+class Verdict:
+    """What was found about one kernel on one case.
+
+    Attributes:
+        case: its arguments.
+        refusal: why the kernel is not legal, empty where it is.
+        mismatch: what of the results cannot be compared, empty where all can.
+        results: of all trials.
+        speed: None for an illegal kernel.
+        places: sentences about the first wrong element and the first instruction that parts.
+        warnings: of tracing and running, each once.
+    """
+
+    case: str
+    refusal: str = ""
+    mismatch: str = ""
+    results: list[Result] = field(default_factory=list)
+    speed: Optional[Speed] = None
+    places: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def legal(self) -> bool:
+        return not self.refusal
+
+    @property
+    def correct(self) -> bool:
+        right = all(result.accuracy.correct for result in self.results)
+        return self.legal and not self.mismatch and right
+
+    @property
+    def worst(self) -> Optional[Result]:
+        """The first wrong result, else the one with the largest error; None without any."""
+        wrong = [r for r in self.results if not r.accuracy.correct]
+        if wrong:
+            return wrong[0]
+        return max(self.results, key=lambda r: r.accuracy.largest, default=None)
+
+    def to_json(self) -> dict[str, Any]:
+        content = asdict(self) | {"legal": self.legal, "correct": self.correct}
+        content["speed"] = None if self.speed is None else self.speed._asdict()
+        return _without_nonfinite(content)
+
+
+def judge(
+    kernel: Kernel, reference: Optional[Reference], case: Case, settings: Settings
+) -> Verdict:
+    """Trace, run and time a kernel on one case; without a reference it is not run.
+
+    Raises:
+        UsageError: the reference fails.
+        Exception: what the kernel's Python body raises.
+    """
+    found = Verdict(str(case))
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            program = traced(kernel, case, settings.grid)
+        except NkiError as error:
+            found.refusal = str(error)
+            return found
+        found.speed = speed(program, settings)
+        if reference is not None:
+            _try(found, program, reference, case, settings)
+    found.warnings = list(dict.fromkeys(f"{w.filename}:{w.lineno}: {w.message}" for w in told))
+    return found
+
+
+def traced(kernel: Kernel, case: Case, grid: tuple[int, ...]) -> Program:
+    """The verified Program for the shapes of a case."""
+    positional, named = case.meta()
+    return (kernel[grid] if grid else kernel).trace(*positional, **named)
+
+
+# --- correct --------------------------------------------------------------------------------------
+def _try(
+    found: Verdict, program: Program, reference: Reference, case: Case, settings: Settings
+) -> None:
+    """Run the program on all kinds of values; say where the first wrong one comes from."""
+    plan = Plan(program)
+    types = [dtypes.host_dtype(s.dtype) for s in (*program.inputs, *program.outputs)]
+    tolerance = settings.tolerance
+    if tolerance is None:
+        tolerance = accuracy.default_tolerance(types)
+    for kind, seed in settings.trials():
+        positional, named = case.values(kind, seed)
+        inputs = tensors_of(positional, named)
+        exact = reference.exact(*_asked(program, positional, named))
+        plain = reference.plain(*_asked(program, positional, named))
+        got = run(program, plan, inputs)
+        found.mismatch = _mismatch(got, exact)
+        if found.mismatch:
+            return
+        measured = _measured(program, got, exact, plain, tolerance, reference, settings)
+        for number, result in enumerate(measured):
+            found.results.append(Result(number, kind, seed, *result))
+            if not result[0].correct and not found.places:
+                found.places = places(program, inputs, number, result[0], tolerance)
+
+
+def tensors_of(positional: Sequence[Any], named: dict[str, Any]) -> list[torch.Tensor]:
+    """Tensors among arguments, in the order of `Program.inputs`."""
+    values = [*positional, *(named[name] for name in sorted(named))]
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def run(program: Program, plan: Plan, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Results in float64 and in the shapes that the kernel returns; `inputs` stay as they are."""
+    copies = [_stored(t).clone().contiguous() for t in inputs]
+    results = []
+    for storage, shape, raw in zip(program.outputs, program.output_shapes, plan.run(copies)):
+        host = raw.view(dtypes.host_dtype(storage.dtype)) if raw.dtype.itemsize == 1 else raw
+        results.append(host.reshape(shape).to(torch.float64))
+    return results
+
+
+def _stored(tensor: torch.Tensor) -> torch.Tensor:
+    """The simulator holds fp8 e4m3 as bytes."""
+    return tensor.view(torch.uint8) if tensor.dtype == torch.float8_e4m3fn else tensor
+
+
+def _asked(
+    program: Program, positional: Sequence[Any], named: dict[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of the reference: those of the kernel, without tensors that are only results."""
+    if program.returns:
+        return list(positional), named
+    written = {id(storage) for storage in program.outputs}
+    tensors = tensors_of(positional, named)
+    results = {id(t) for s, t in zip(program.inputs, tensors) if id(s) in written}
+    kept = {name: value for name, value in named.items() if id(value) not in results}
+    return [value for value in positional if id(value) not in results], kept
+
+
+def _mismatch(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> str:
+    if len(got) != len(exact):
+        return (
+            f"the kernel returns {len(got)} tensors, expected the reference's {len(exact)}; return "
+            "as many"
+        )
+    for number, (mine, theirs) in enumerate(zip(got, exact)):
+        if mine.shape != theirs.shape:
+            return (
+                f"result {number} has shape {tuple(mine.shape)}, expected the reference's "
+                f"{tuple(theirs.shape)}; return that shape"
+            )
+    return ""
+
+
+def _measured(
+    program: Program,
+    got: Sequence[torch.Tensor],
+    exact: Sequence[torch.Tensor],
+    plain: Optional[Sequence[torch.Tensor]],
+    tolerance: float,
+    reference: Reference,
+    settings: Settings,
+) -> list[tuple[accuracy.Accuracy, Optional[accuracy.Accuracy]]]:
+    """The kernel's accuracy and the plain reference's, result by result."""
+    same = settings.nan == "same"
+    found = []
+    for number, storage in enumerate(program.outputs):
+        dtype = dtypes.host_dtype(storage.dtype)
+        other = (
+            None if plain is None or plain[number].shape != exact[number].shape else plain[number]
+        )
+        # PyTorch sums in fp32 whatever the types; numpy in bf16, which excuses nothing.
+        excuse = other if reference.library == "torch" else None
+        mine = accuracy.measure(got[number], exact[number], dtype, tolerance, excuse, same)
+        beside = None
+        if other is not None:
+            beside = accuracy.measure(other, exact[number], dtype, tolerance, other, same)
+        found.append((mine, beside))
+    return found
+
+
+# --- where ----------------------------------------------------------------------------------------
+def places(
+    program: Program,
+    inputs: Sequence[torch.Tensor],
+    number: int,
+    wrong: accuracy.Accuracy,
+    tolerance: float,
+) -> list[str]:
+    """Where a wrong element was stored, and the first instruction that explains it.
+
+    Args:
+        number: which of the results is wrong.
+        wrong: its accuracy, with the first wrong element.
+    """
+    assert wrong.first is not None
+    writer = _writer(program, number, wrong.first)
+    said = [
+        f"first wrong element: {wrong.first} is {wrong.got:.7g}, expected {wrong.expected:.7g}"
+        + (f"; stored at {writer}" if writer else "")
+    ]
+    copies = [_stored(t) for t in inputs]
+    if not math.isfinite(wrong.got):
+        born = compare.first_nonfinite(program, copies)
+        said += [f"first instruction whose result is infinite or NaN: {born}"] if born else []
+        return said
+    parted = compare.first_difference(program, copies, max(tolerance, 1e-6))
+    if parted is None:
+        said.append(
+            "no instruction parts from the same kernel in fp32: it computes something else than "
+            "the reference, and rounding is not why"
+        )
+    else:
+        said.append(f"first instruction that parts from the same kernel in fp32: {parted}")
+    return said
+
+
+def _writer(program: Program, number: int, where: tuple[int, ...]) -> str:
+    """FILE:LINE of the last instruction that stores an element of a result."""
+    storage, shape = program.outputs[number], program.output_shapes[number]
+    at = int(np.ravel_multi_index(where, shape)) if where else 0
+    for instruction in reversed(program.instructions):
+        for view in instruction.dst:
+            if view.storage is not storage or view.indirect is not None:
+                continue
+            if (regions.elements(view, np.ones(view.shape, bool)) == at).any():
+                return str(instruction.source or "")
+    return ""
+
+
+# --- fast -----------------------------------------------------------------------------------------
+def speed(program: Program, settings: Settings) -> Speed:
+    """The estimate, and how near it is to the chip's limits."""
+    found = schedule(program, settings.dma_profile, settings.order)
+    summary = report.profile(found)
+    figures = summary.metrics
+    ends = {id(s): s for s in (*program.inputs, *program.outputs)}.values()
+    traffic = figures["hbm_read_bytes"] + figures["hbm_write_bytes"]
+    # A gather reads a part of its table only.
+    needed = min(sum(s.size * s.dtype.itemsize for s in ends), traffic)
+    sides = {
+        "compute": program.macs / GEN2.peak_macs_per_ns,
+        "memory": needed / GEN2.hbm_bytes_per_ns,
+    }
+    side = max(sides, key=lambda name: sides[name])
+    return Speed(
+        time_ns=found.total,
+        band_ns=summary.band_ns,
+        bound=summary.bound,
+        binding=summary.binding,
+        roofline_percent=100 * sides[side] / found.total if found.total else 0.0,
+        roofline_side=side,
+        macs=program.macs,
+        sbuf_bytes=int(figures["sbuf_high_water_bytes"]),
+        dma_profile=settings.dma_profile,
+    )
+
+
+def _without_nonfinite(value: Any) -> Any:
+    """JSON has no infinities and no NaN: they become strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {k: _without_nonfinite(v) for k, v in value.items()}
+    return [_without_nonfinite(v) for v in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,128 @@
+"""`neuron_cpu check --ref` and `--baseline` as a user types them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from neuron_cpu.__main__ import main
+
+FILE = """
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+import torch
+
+
+@nki.jit
+def scaled(x_hbm, factor=2.0):
+    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    rows_sb = nl.load(x_hbm)
+    nl.store(out_hbm, rows_sb * factor)
+    return out_hbm
+
+
+@nki.jit
+def detour(x_hbm, factor=2.0):
+    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    rows_sb = nl.load(x_hbm)
+    rows_sb = nl.exp(nl.log(nl.abs(rows_sb))) * nl.sign(rows_sb)
+    nl.store(out_hbm, rows_sb * factor)
+    return out_hbm
+
+
+@nki.jit
+def broken(x_hbm, factor=2.0):
+    raise ValueError("odd")
+
+
+def twice(x, factor=2.0):
+    return x * factor
+
+
+def thrice(x, factor=2.0):
+    return x * 3
+
+
+CONSTANT = 3
+"""
+
+
+@pytest.fixture
+def path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(FILE)
+    return tmp_path
+
+
+def check(*arguments: str) -> int:
+    return main(["check", *arguments])
+
+
+def test_a_right_and_a_wrong_kernel(path: Path, capsys: pytest.CaptureFixture) -> None:
+    arguments = ["--arg", "64x96:bf16", "--case", "8x8:bf16 factor=0.5", "--dtype", "bf16"]
+    arguments += ["--dtype", "f32", "--seed", "1", "--seed", "2", "--json", "found.json"]
+    assert check("mine.py:scaled", "--ref", "mine.py:twice", *arguments) == 0
+    content = json.loads((path / "found.json").read_text())
+    cases = [one["case"] for one in content["cases"]]
+    assert cases == ["64x96:bf16", "64x96:f32", "8x8:bf16 factor=0.5", "8x8:f32 factor=0.5"]
+    assert content["passed"] and all(one["legal"] and one["correct"] for one in content["cases"])
+    assert {r["seed"] for r in content["cases"][0]["results"]} == {1, 2}
+    assert "correct" in capsys.readouterr().out
+    assert check("mine.py:scaled", "--ref", "mine.py:thrice", *arguments) == 1
+    told = capsys.readouterr().out
+    assert "wrong" in told and "first wrong element: (0, 0)" in told
+
+
+def test_illegal_shapes_are_an_answer(path: Path, capsys: pytest.CaptureFixture) -> None:
+    assert check("mine.py:scaled", "--ref", "mine.py:twice", "--arg", "200x8:f32") == 1
+    assert "err_num_partition_exceed_arch_limit" in capsys.readouterr().out
+
+
+def test_before_and_after(path: Path, capsys: pytest.CaptureFixture, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    arguments = ["--baseline", "mine.py:detour", "--arg", "64x96:f32", "--json", "found.json"]
+    assert check("mine.py:scaled", *arguments) == 0  # without --ref: times alone
+    told = capsys.readouterr().out
+    assert max(map(len, told.splitlines()[1:])) <= 80
+    content = json.loads((path / "found.json").read_text())["baseline"]
+    (ratio,) = content["speedups"]
+    assert ratio > 1 and f"{ratio:.2f} times as fast as mine.py:detour" in " ".join(told.split())
+    signs = {line["text"]: line["sign"] for line in content["lines"]}
+    assert signs["rows_sb = nl.load(x_hbm)"] == " "
+    assert signs["rows_sb = nl.exp(nl.log(nl.abs(rows_sb))) * nl.sign(rows_sb)"] == "-"
+    total = sum(line["after_ns"] or 0 for line in content["lines"])
+    assert total == pytest.approx(json.loads((path / "found.json").read_text())["cases"][0][
+        "speed"]["time_ns"])  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["mine.py:scaled", "--ref", "mine.py:twice"], "without arguments"),
+        (["mine.py:scaled", "--ref", "mine.py:absent", "--arg", "8x8:f32"], "no function 'absent'"),
+        (["mine.py:scaled", "--ref", "mine.py", "--arg", "8x8:f32"], "names no function"),
+        (["mine.py:scaled", "--ref", "mine.py:CONSTANT", "--arg", "8x8:f32"], "no function"),
+        (["mine.py:scaled", "--case", "8x8:f32"], "--case without a reference"),
+        (["mine.py:scaled", "--ref-library", "torch"], "--ref-library without a reference"),
+        (["mine.py:scaled", "--ref", "mine.py:twice", "--arg", "8x8:f32", "--values", "odd"],
+         "--values odd, expected some of"),
+        (["mine.py:scaled", "--ref", "mine.py:twice", "--arg", "8x8:f32", "--dtype", "i32"],
+         "--dtype i32"),
+        (["mine.py:scaled", "--ref", "mine.py:twice", "--arg", "8x8:f32", "--arg", "1", "--arg",
+          "2"], "does not trace with these arguments"),
+        (["mine.py:broken", "--ref", "mine.py:twice", "--arg", "8x8:f32"], "raises ValueError"),
+        (["mine.py:scaled", "--ref", "mine.py:twice", "--case", "'"], "cannot be split"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_one_sentence(arguments, sentence, path, capsys) -> None:
+    assert check(*arguments) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_limits_are_for_judgements_only(path: Path, capsys: pytest.CaptureFixture) -> None:
+    limited = ["--arg", "8x8:f32:1..2"]
+    assert check("mine.py:scaled", "--ref", "mine.py:twice", *limited) == 0
+    assert main(["profile", "mine.py:scaled", *limited]) == 2
+    assert "limits" in capsys.readouterr().err

@@ -1,0 +1,177 @@
+"""Kernels that are right, wrong or illegal, and what is said about them."""
+
+from __future__ import annotations
+
+import neuronxcc.nki as nki
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+import numpy as np
+import pytest
+import torch
+
+from neuron_cpu.errors import UsageError
+from neuron_cpu.judge import assert_kernel, cases
+from neuron_cpu.judge.references import Reference, library_of
+from neuron_cpu.judge.verdict import Settings, judge
+
+CASE = "128x96:bf16"
+
+
+@nki.jit
+def softmax(x_hbm):
+    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    rows_sb = nl.load(x_hbm, dtype=nl.float32)
+    powers_sb = nl.exp(rows_sb - nl.max(rows_sb, axis=1, keepdims=True))
+    nl.store(out_hbm, powers_sb / nl.sum(powers_sb, axis=1, keepdims=True))
+    return out_hbm
+
+
+@nki.jit
+def overflowing(x_hbm):
+    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    powers_sb = nl.exp(nl.load(x_hbm, dtype=nl.float32))
+    nl.store(out_hbm, powers_sb / nl.sum(powers_sb, axis=1, keepdims=True))
+    return out_hbm
+
+
+@nki.jit
+def last_column_off(x_hbm):
+    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    rows_sb = nl.load(x_hbm)
+    nl.store(out_hbm, rows_sb)
+    nl.store(out_hbm[:, 95:96], rows_sb[:, 95:96] * 2.0)
+    return out_hbm
+
+
+@nki.jit
+def rounding(x_hbm):
+    out_hbm = nl.ndarray(x_hbm.shape, nl.float32, buffer=nl.shared_hbm)
+    rows_sb = nl.load(x_hbm)
+    near_sb = nl.add(rows_sb, 64.0, dtype=nl.bfloat16)
+    nl.store(out_hbm, nl.subtract(near_sb, 64.0, dtype=nl.float32))
+    return out_hbm
+
+
+@nki.jit
+def too_many_rows(x_hbm):
+    out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    nl.store(out_hbm, nl.load(x_hbm))
+    return out_hbm
+
+
+@nki.jit(kernel_return=False)
+def scaled_in_place(x_hbm, out_hbm, factor=1.0):
+    nl.store(out_hbm, nl.load(x_hbm) * factor)
+
+
+@nki.jit
+def index_of_largest(x_hbm):
+    out_hbm = nl.ndarray((x_hbm.shape[0], 8), nl.uint32, buffer=nl.shared_hbm)
+    rows_sb = nl.load(x_hbm)
+    nl.store(out_hbm, nisa.nc_find_index8(data=rows_sb, vals=nisa.max8(src=rows_sb)))
+    return out_hbm
+
+
+def torch_softmax(x):
+    return torch.softmax(x, -1)
+
+
+def numpy_softmax(x):
+    powers = np.exp(x - x.max(-1, keepdims=True))
+    return powers / powers.sum(-1, keepdims=True)
+
+
+def judged(kernel, reference, text=CASE, **options):
+    made = Reference(reference) if reference is not None else None
+    return judge(kernel, made, cases.case(text), Settings(**options))
+
+
+@pytest.mark.parametrize("reference", [torch_softmax, numpy_softmax])
+def test_a_right_kernel(reference) -> None:
+    found = judged(softmax, reference, seeds=(0, 1), nan="same")
+    assert found.correct and found.legal and not found.places
+    kinds = [(r.kind, r.seed) for r in found.results]
+    assert kinds.count(("zeros", 0)) == 1 and ("nan", 1) in kinds and len(kinds) == 9
+    assert all(0 < r.accuracy.largest < 0.01 for r in found.results if r.kind == "random")
+    assert found.speed.estimated and found.speed.time_ns > 0
+    low, high = found.speed.band_ns
+    assert low < high and 0 < found.speed.roofline_percent < 100
+
+
+def test_a_softmax_without_its_maximum_is_caught_by_large_values() -> None:
+    found = judged(overflowing, torch_softmax)
+    assert not found.correct and found.worst.kind == "large"
+    assert "infinite or NaN" in found.places[1] and "powers_sb" not in found.refusal
+    assert judged(overflowing, torch_softmax, kinds=("random", "zeros", "ties")).correct
+
+
+def test_the_first_wrong_element_and_the_line_that_stored_it() -> None:
+    found = judged(last_column_off, lambda x: x)
+    line = last_column_off.function.__code__.co_firstlineno + 5
+    assert found.worst.accuracy.first == (0, 95)
+    assert "(0, 95)" in found.places[0] and found.places[0].endswith(f"test_verdict.py:{line}")
+    assert "rounding is not why" in found.places[1]
+
+
+def test_the_first_instruction_that_parts() -> None:
+    found = judged(rounding, lambda x: x, tolerance=0.01)
+    line = rounding.function.__code__.co_firstlineno + 5  # what is lost shows beside small values
+    assert "parts from the same kernel in fp32" in found.places[1]
+    assert f"test_verdict.py:{line}: instruction 2" in found.places[1]
+
+
+def test_an_illegal_kernel_is_not_run() -> None:
+    found = judged(too_many_rows, torch_softmax, "256x8:bf16")
+    assert not found.legal and not found.correct and found.speed is None and not found.results
+    assert "err_num_partition_exceed_arch_limit" in found.refusal
+
+
+def test_results_that_cannot_be_compared() -> None:
+    assert (
+        "shape (128, 96), expected the reference's (128,)"
+        in judged(softmax, lambda x: x.sum(-1)).mismatch
+    )
+    found = judged(softmax, lambda x: (x, x))
+    assert "1 tensors, expected the reference's 2" in found.mismatch and not found.correct
+
+
+def test_results_that_are_parameters_are_no_arguments_of_the_reference() -> None:
+    case = "64x32:f32 64x32:f32 factor=3.0"
+    assert judged(scaled_in_place, lambda x, factor: x * factor, case).correct
+    assert not judged(scaled_in_place, lambda x, factor: x, case).correct
+
+
+def test_integer_results_have_to_be_equal() -> None:
+    # Equal elements have several right answers, so `ties` and `zeros` are left out.
+    case, kinds = "128x64:f32", ("random",)
+    right = lambda x: torch.topk(x, 8, -1).indices  # noqa: E731
+    assert judged(index_of_largest, right, case, kinds=kinds).correct
+    assert not judged(index_of_largest, lambda x: right(x) + 1, case, kinds=kinds).correct
+
+
+def test_a_reference_that_fails_is_the_users_mistake() -> None:
+    with pytest.raises(UsageError, match="reference <lambda> fails"):
+        judged(softmax, lambda x, y: x)
+
+
+def test_what_a_reference_computes_with() -> None:
+    def imported_inside(x):
+        import numpy
+
+        return numpy.exp(x)
+
+    def by_another(x):
+        return numpy_softmax(x) * 1.0
+
+    assert library_of(numpy_softmax) == "numpy" == library_of(by_another)
+    assert library_of(imported_inside) == "numpy"
+    assert library_of(torch_softmax) == "torch" == library_of(lambda x: x.mean(-1))
+
+
+def test_assert_kernel() -> None:
+    assert_kernel(softmax, torch_softmax, CASE, "64x64:f32")
+    with pytest.raises(AssertionError, match="large values, seed 0: .* elements are wrong") as told:
+        assert_kernel(overflowing, torch_softmax, CASE)
+    assert "first instruction whose result is infinite" in str(told.value)
+    with pytest.raises(UsageError, match="no case"):
+        assert_kernel(softmax, torch_softmax)
