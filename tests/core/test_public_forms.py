@@ -23,7 +23,7 @@ from neuronxcc.nki import language as nl
 from neuronxcc.nki import typing as nt
 from neuronxcc.nki.language import par_dim
 
-from neuron_cpu.core import NkiError
+from neuron_cpu.core import NkiError, silence
 from neuron_cpu.core.device.errors import NkiWarning
 from tests.conftest import REPOSITORY
 
@@ -1390,3 +1390,44 @@ def test_skipping_rows_out_of_bounds_needs_rows_chosen_by_data():
     assert np.array_equal(kernel(x, None), x)
     with pytest.raises(NkiError, match="sim_newer_core"):
         kernel(x, np.zeros((64, 1), np.int32))
+
+
+# a block of a paged cache chosen by one number of a table; vLLM's attention of 0.7
+def test_one_element_of_an_index_tile_drops_its_axis():
+    @nki.jit
+    def kernel(cache, table, q):
+        out = nl.ndarray((2, 16, 8), cache.dtype, buffer=nl.shared_hbm)
+        turned = nl.ndarray((4, 8, 16), cache.dtype, buffer=nl.shared_hbm)
+        rows = nl.load(table)
+        for k in nl.affine_range(4):
+            block = nl.load(cache[rows[k, 0], :, 1, :])
+            assert tuple(block.shape) == (16, 8)
+            nl.store(turned[k], nl.transpose(block))
+        nl.store(out[rows[1, 0] - 4], nl.load(cache[rows[2, 0] + 1, :, 0, :]))
+        nl.store(out[rows[3, 0]], nl.load(q))
+        return out, turned
+
+    cache, q = normal(7, 16, 2, 8), normal(16, 8, seed=1)
+    rows = np.array([[3], [5], [2], [0]], np.int32)
+    with silence("sim_start_partition"):
+        out, turned = kernel(cache, rows, q)
+    agree(turned, cache[rows[:, 0], :, 1].transpose(0, 2, 1))
+    agree(out, np.stack([q, cache[3, :, 0]]))
+
+
+# a loop variable and an instance's number as data; vLLM's attention of 0.8, and the vendor's page
+# of errors
+def test_iota_of_one_number():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((2, 128, 8), nl.float32, buffer=nl.shared_hbm)
+        head = nisa.iota(nl.program_id(0), dtype=nl.int32).reshape((1, 1))
+        heads = nl.transpose(head.broadcast_to((1, 128))).broadcast_to((128, 8))
+        tile = nl.zeros((nl.par_dim(128), 8), dtype=np.float32)
+        for i in nl.sequential_range(4):
+            tile[...] = tile + nisa.iota(i, dtype=nl.uint32).broadcast_to(tile.shape)
+        nl.store(out[nl.program_id(0)], nl.multiply(nl.add(tile, heads), nl.load(x)))
+        return out
+
+    x = normal(128, 8)
+    agree(kernel[2](x), np.stack([6 * x, 7 * x]))

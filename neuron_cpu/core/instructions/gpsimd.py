@@ -67,11 +67,13 @@ IOTA = OpSpec(
 
 def iota(expr: Any, dtype: Any, *, mask: Any = None) -> View:
     """Tile with the values of an affine index expression (int32 inside, then cast); GpSimdE."""
+    if is_integer(expr):  # a loop variable or program_id: one number
+        expr = Index(int(expr), (0, 0), (1, 1))
     if not isinstance(expr, Index) or expr.ndim < 2:
         raise refuse(
             "sim_iota_expression",
-            f"iota got {expr!r}, expected an index expression of at least two axes such as "
-            "nl.arange(n)[None, :]",
+            f"iota got {expr!r}, expected a loop variable or an index expression of at least two "
+            "axes such as nl.arange(n)[None, :]",
         )
     attrs = IotaAttrs(values=expr.values())
     return fresh(IOTA, expr.shape, to_dtype(dtype), (), attrs, mask)

@@ -235,10 +235,10 @@ def _on_one_grid(view: View, keys: tuple[Any, ...]) -> tuple[tuple[Any, ...], tu
             f"{view.label()}, whose rows are chosen by data, is indexed with arange/mgrid objects, "
             "expected all indices in one subscript; write tensor[rows, columns]",
         )
-    grids, grid = aligned(
-        [g for g in map(_grid_of, keys) if g is not None],
-        [k.shape for k in keys if isinstance(k, View)],
-    )
+    found = [g for g in map(_grid_of, keys) if g is not None]
+    # One element of an index tile, alone, is an integer that is known when the kernel runs.
+    tiles = [k for k in keys if isinstance(k, View) and (found or view.on_chip or k.size > 1)]
+    grids, grid = aligned(found, [k.shape for k in tiles])
     keys = _with_grids(keys, grids)
     if not view.on_chip and any(g.dense for g in grids):
         for axis, k in enumerate(keys):
