@@ -54,7 +54,9 @@ MOVING_MAX = 512  # free size of the moving matmul operand; one PSUM bank of fp3
 
 # --- Choices of these kernels ---------------------------------------------------------------------
 
-BLOCK_ROW_BYTES = 16384  # bytes per partition of a weight block: four of them take 64 KiB
+PIECE_BYTES = 16384  # per partition of a weight, loaded at once: four pieces take 64 KiB
+LONG_PIECE_BYTES = 32768  # of few tokens, which leave more room
+FEW_TOKENS = 64
 TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
 CHUNK_BYTES = 96 * 1024  # SBUF per partition for what is kept of those tokens
 RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
@@ -77,18 +79,17 @@ MASKED_FP16 = -3.0e4  # the same for float16, which ends at 65504
 #   V (SBUF)               [tokens, kv heads * D]       tokens           project_qkv()
 #   context (SBUF)         [128, tiles, T]              heads of a tile  transposed_context()
 #   HF weight              [N, K]                       -                checkpoint
-#   kernel weight (HBM)    [blocks, 128, K/128, nb]     the 128          block_weight(), once
-#   kernel weight (SBUF)   [128, K/128, nb]             contraction      load_weight_block()
+#   kernel weight (HBM)    [128, N/128 * K/128 * 128]   contraction      kernel_layout(), once
+#   kernel weight (SBUF)   [128, tiles, K/128, 128]     contraction      load_weight()
 #
 # Partition p of a hidden state holds the H/128 features from p * H/128 on ("in runs"): so [H, T] in
 # HBM is the plain transpose of [T, H], and a partition's rows are contiguous. Weights are permuted
 # to that order on both sides when they are loaded (in_runs). The tile of a head dimension D of 64
 # holds one query head of each of two KV heads (HeadShape), so that both halves do the same work.
 #
-# A kernel weight is cut into blocks of nb output features, whole tiles of 128, in rows of at most
-# 16 KiB per partition: element [b, p, k, n] is W[b * nb + n, k * 128 + p]. One load brings a whole
-# block, and each partition reads contiguous HBM. DMA wants 2 KiB or more per row; Llama-3.2-1B has
-# 12 to 16 KiB. Prefill and decode use the same blocks, so no weight is on the device twice.
+# Element [p, (tile, k, n)] of a kernel weight is W[tile * 128 + n, k * 128 + p]: a partition reads
+# any number of neighbouring tiles of 128 output features as one contiguous row of HBM. DMA wants 2
+# KiB or more per row, and loses 1 % at 16 KiB. Prefill and decode read the same weights.
 
 
 def whole_tiles(features: int) -> int:
@@ -110,19 +111,11 @@ def in_runs(weight: torch.Tensor, dim: int) -> torch.Tensor:
     return runs.transpose(dim, dim + 1).flatten(dim, dim + 1)
 
 
-def block_tiles(n_tiles: int, k_tiles: int, itemsize: int = 2) -> int:
-    """Tiles of 128 features in a block: as many as a row holds and the weight has whole blocks."""
-    most = max(1, BLOCK_ROW_BYTES // (itemsize * k_tiles * P_MAX))
-    return max(tiles for tiles in range(1, most + 1) if n_tiles % tiles == 0)
-
-
-def block_weight(weight: torch.Tensor) -> torch.Tensor:
-    """[N, K] -> [blocks, 128 * K/128 * nb], zero-padded to whole tiles on both sides."""
+def kernel_layout(weight: torch.Tensor) -> torch.Tensor:
+    """[N, K] -> [128, N/128 * K/128 * 128], zero-padded to whole tiles on both sides."""
     padded = pad_tiles(pad_tiles(weight, 0), 1)
-    n_tiles, k_tiles = padded.shape[0] // P_MAX, padded.shape[1] // P_MAX
-    nb = block_tiles(n_tiles, k_tiles) * P_MAX
-    tiled = padded.view(-1, nb, k_tiles, P_MAX)
-    return tiled.permute(0, 3, 2, 1).reshape(padded.shape[0] // nb, -1)
+    tiled = padded.unflatten(1, (-1, P_MAX)).unflatten(0, (-1, P_MAX))
+    return tiled.permute(3, 0, 2, 1).reshape(P_MAX, -1)
 
 
 class HeadShape(NamedTuple):
@@ -217,21 +210,30 @@ def filled(shape, value, dtype):
     return tile_sb
 
 
-def block_shape(weight_hbm, k_tiles):
-    """(blocks, tiles of 128 features in each) of a kernel weight."""
-    return weight_hbm.shape[0], weight_hbm.shape[1] // (P_MAX * k_tiles * P_MAX)
+def feature_tiles(weight_hbm, k_tiles):
+    """Tiles of 128 output features of a kernel weight."""
+    return weight_hbm.shape[1] // (k_tiles * P_MAX)
 
 
-def load_weight_block(weight_hbm, block, k_tiles):
-    """Block ``block`` of a kernel weight -> [128, k_tiles, nb] @ SBUF, one contiguous row each."""
-    blocks, tiles = block_shape(weight_hbm, k_tiles)
-    blocked_hbm = weight_hbm.reshape((blocks, P_MAX, k_tiles, tiles * P_MAX))
-    return load_tile(blocked_hbm[block])
+def weight_pieces(tiles, k_tiles, tokens):
+    """(first, count) of the tiles of output features that are loaded at once.
+
+    The last tile comes alone: little is left to multiply when the stream of weights ends.
+    """
+    row_bytes = LONG_PIECE_BYTES if tokens <= FEW_TOKENS else PIECE_BYTES
+    most = max(1, row_bytes // (2 * k_tiles * P_MAX))
+    return [*spans(tiles - 1, most), (tiles - 1, 1)]
 
 
-def tiles_at_once(tiles, tokens):
-    """How many of a block's tiles share a PSUM tile of 512 columns, and every pass after it."""
-    return max(n for n in range(1, tiles + 1) if tiles % n == 0 and n * tokens <= max(512, tokens))
+def load_weight(weight_hbm, first, tiles, k_tiles):
+    """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each."""
+    tiled_hbm = weight_hbm.reshape((P_MAX, feature_tiles(weight_hbm, k_tiles), k_tiles, P_MAX))
+    return load_tile(tiled_hbm[:, nl.ds(first, tiles)])
+
+
+def together(tiles, tokens):
+    """(first, count) of the tiles whose products share a PSUM tile, and every pass after it."""
+    return spans(tiles, max(1, MOVING_MAX // tokens))
 
 
 def products(weight_sb, first, tiles, x_sb, start, tokens):
@@ -243,10 +245,9 @@ def products(weight_sb, first, tiles, x_sb, start, tokens):
     """
     acc_psum = nl.zeros((P_MAX, tiles, tokens), nl.float32, buffer=nl.psum)
     for tile in nl.affine_range(tiles):
-        features = nl.ds((first + tile) * P_MAX, P_MAX)
         for k in nl.affine_range(x_sb.shape[1]):
             acc_psum[:, tile, :] += nisa.nc_matmul(
-                weight_sb[:, k, features], x_sb[:, k, nl.ds(start, tokens)]
+                weight_sb[:, first + tile, k, :], x_sb[:, k, nl.ds(start, tokens)]
             )
     return acc_psum
 
@@ -254,35 +255,34 @@ def products(weight_sb, first, tiles, x_sb, start, tokens):
 def store_product(weight_hbm, x_sb, out_hbm, start):
     """``W @ x`` of a chunk of tokens [128, k_tiles, T'] into the columns from ``start`` on.
 
-    Features of out [N, T] lie in runs, so each partition stores contiguous rows: block by block, of
+    Features of out [N, T] lie in runs, so each partition stores contiguous rows: piece by piece, of
     few tokens all at once, because DMA takes as long for the shortest row as for 256 bytes.
     """
     k_tiles, count = x_sb.shape[1], x_sb.shape[2]
-    blocks, tiles = block_shape(weight_hbm, k_tiles)
-    lanes_hbm = out_hbm.reshape((P_MAX, blocks, tiles, out_hbm.shape[1]))
+    tiles = feature_tiles(weight_hbm, k_tiles)
+    lanes_hbm = out_hbm.reshape((P_MAX, tiles, out_hbm.shape[1]))
     columns = nl.ds(start, count)
     if count <= P_MAX:
-        all_sb = nl.ndarray((P_MAX, blocks, tiles, count), out_hbm.dtype, buffer=nl.sbuf)
-        for block in nl.affine_range(blocks):
-            product_block(weight_hbm, block, x_sb, all_sb, block)
-        nl.store(lanes_hbm[:, :, :, columns], all_sb)
-    else:
-        for block in nl.affine_range(blocks):
-            out_sb = nl.ndarray((P_MAX, 1, tiles, count), out_hbm.dtype, buffer=nl.sbuf)
-            product_block(weight_hbm, block, x_sb, out_sb, 0)
-            nl.store(lanes_hbm[:, block, :, columns], out_sb[:, 0, :, :])
+        all_sb = nl.ndarray((P_MAX, tiles, count), out_hbm.dtype, buffer=nl.sbuf)
+    for first, size in weight_pieces(tiles, k_tiles, count):
+        weight_sb = load_weight(weight_hbm, first, size, k_tiles)
+        if count <= P_MAX:
+            copy_products(weight_sb, x_sb, all_sb, first)
+        else:
+            out_sb = nl.ndarray((P_MAX, size, count), out_hbm.dtype, buffer=nl.sbuf)
+            copy_products(weight_sb, x_sb, out_sb, 0)
+            nl.store(lanes_hbm[:, nl.ds(first, size), columns], out_sb)
+    if count <= P_MAX:
+        nl.store(lanes_hbm[:, :, columns], all_sb)
 
 
-def product_block(weight_hbm, block, x_sb, out_sb, place):
-    """One block of features of ``W @ x`` into out_sb[:, place, tiles, T]."""
-    tiles, count = out_sb.shape[2], out_sb.shape[3]
-    weight_sb = load_weight_block(weight_hbm, block, x_sb.shape[1])
-    for at, size in even_spans(count, MOVING_MAX):
-        together = tiles_at_once(tiles, size)
-        for group in nl.affine_range(tiles // together):
-            out_psum = products(weight_sb, group * together, together, x_sb, at, size)
-            part = nl.ds(group * together, together)
-            out_sb[:, place, part, nl.ds(at, size)] = nisa.tensor_copy(out_psum)
+def copy_products(weight_sb, x_sb, out_sb, place):
+    """``W @ x`` of a piece of a weight into the tiles of out_sb [128, tiles, T] from ``place``."""
+    for at, size in even_spans(out_sb.shape[2], MOVING_MAX):
+        for first, count in together(weight_sb.shape[1], size):
+            out_psum = products(weight_sb, first, count, x_sb, at, size)
+            part = nl.ds(place + first, count)
+            out_sb[:, part, nl.ds(at, size)] = nisa.tensor_copy(out_psum)
 
 
 # --- Residual stream and norm ---------------------------------------------------------------------
@@ -437,11 +437,12 @@ def value_tile(weight_sb, tile, x_sb, tiles, down_sb, width, v_sb, start):
 
     Tokens are stationary here: they land on partitions, where the sums over keys contract them.
     """
-    features = nl.ds(tile * P_MAX, width)
     for (at, size), scale_sb, rows_sb in zip(tiles, down_sb, v_sb):
         acc_psum = nl.zeros((size, width), nl.float32, buffer=nl.psum)
         for k in nl.affine_range(x_sb.shape[1]):
-            acc_psum[...] += nisa.nc_matmul(x_sb[:, k, nl.ds(at, size)], weight_sb[:, k, features])
+            acc_psum[...] += nisa.nc_matmul(
+                x_sb[:, k, nl.ds(at, size)], weight_sb[:, tile, k, 0:width]
+            )
         rows_sb[:, nl.ds(start, width)] = nisa.tensor_scalar(acc_psum, nl.multiply, scale_sb)
 
 
@@ -462,20 +463,20 @@ def project_qkv(x_sb, scales, qkv_w_hbm, cos_hbm, sin_hbm, first_token, tiles, h
     """
     k_tiles, dtype = x_sb.shape[1], x_sb.dtype
     q_tiles, rotated = heads.stacks * heads.group, heads.stacks * (heads.group + 1)
-    blocks, block_tiles = block_shape(qkv_w_hbm, k_tiles)
     width = heads.kv_heads * heads.head_dim
     cos_sb = scaled_table(cos_hbm, first_token, scales.along_sb)
     sin_sb = scaled_table(sin_hbm, first_token, scales.along_sb)
     tables = cos_sb, sin_sb, load_constant(rotation(heads.head_dim), dtype)
     qk_sb = nl.ndarray((P_MAX, rotated, x_sb.shape[2]), dtype, buffer=nl.sbuf)
     v_sb = [nl.ndarray((size, width), dtype, buffer=nl.sbuf) for _, size in tiles]
-    for block in nl.static_range(blocks):
-        weight_sb = load_weight_block(qkv_w_hbm, block, k_tiles)
-        for tile in nl.static_range(block_tiles):
-            at = block * block_tiles + tile
+    scale = score_scales(heads.head_dim)[0]
+    for first, count in weight_pieces(feature_tiles(qkv_w_hbm, k_tiles), k_tiles, x_sb.shape[2]):
+        weight_sb = load_weight(qkv_w_hbm, first, count, k_tiles)
+        for tile, at in enumerate(range(first, first + count)):
             if at < rotated:
-                scale = score_scales(heads.head_dim)[0] if at < q_tiles else 1.0
-                rotated_tile(weight_sb, tile, x_sb, tables, scale, qk_sb, at)
+                rotated_tile(
+                    weight_sb, tile, x_sb, tables, scale if at < q_tiles else 1.0, qk_sb, at
+                )
             else:
                 start = (at - rotated) * P_MAX
                 size = min(P_MAX, width - start)
@@ -1415,21 +1416,19 @@ def linear_kernel(x_hbm, weight_hbm, gain_hbm=None, norm=None):
     The LM head: tokens are few and leave the device, so they come out in rows. N is whole tiles.
     """
     k_tiles, tokens = x_hbm.shape[0] // P_MAX, x_hbm.shape[1]
-    blocks, tiles = block_shape(weight_hbm, k_tiles)
-    out_hbm = nl.ndarray((tokens, blocks * tiles * P_MAX), x_hbm.dtype, buffer=nl.shared_hbm)
-    rows_hbm = out_hbm.reshape((tokens, P_MAX, blocks * tiles))
+    tiles = feature_tiles(weight_hbm, k_tiles)
+    out_hbm = nl.ndarray((tokens, tiles * P_MAX), x_hbm.dtype, buffer=nl.shared_hbm)
+    rows_hbm = out_hbm.reshape((tokens, P_MAX, tiles))
     for start, count in spans(tokens, P_MAX):
         x_sb = residual_sum(x_hbm, None, None, start, count)
         x_sb, scales = normed(x_sb, gain_hbm, norm, [(0, count)])
-        out_sb = nl.ndarray((P_MAX, count, blocks * tiles), x_hbm.dtype, buffer=nl.sbuf)
-        together = tiles_at_once(tiles, count)
-        for block in nl.affine_range(blocks):
-            weight_sb = load_weight_block(weight_hbm, block, k_tiles)
-            for group in nl.affine_range(tiles // together):
-                out_psum = products(weight_sb, group * together, together, x_sb, 0, count)
-                part = nl.ds(block * tiles + group * together, together)
+        out_sb = nl.ndarray((P_MAX, count, tiles), x_hbm.dtype, buffer=nl.sbuf)
+        for first, size in weight_pieces(tiles, k_tiles, count):
+            weight_sb = load_weight(weight_hbm, first, size, k_tiles)
+            for at, beside in together(size, count):
+                out_psum = products(weight_sb, at, beside, x_sb, 0, count)
                 for token in nl.affine_range(count):
-                    out_sb[:, token, part] = nisa.tensor_scalar(
+                    out_sb[:, token, nl.ds(first + at, beside)] = nisa.tensor_scalar(
                         out_psum[:, :, token], nl.multiply, scales.along_sb[:, nl.ds(token, 1)]
                     )
         for token in nl.affine_range(count):
@@ -1588,33 +1587,30 @@ def swiglu_mlp_kernel(x_hbm, delta_hbm, gain_hbm, norm, gate_hbm, up_hbm, down_h
     for every TOKEN_CHUNK tokens.
     """
     tokens, k_tiles, dtype = x_hbm.shape[1], x_hbm.shape[0] // P_MAX, x_hbm.dtype
-    blocks, tiles = block_shape(gate_hbm, k_tiles)
+    tiles = feature_tiles(gate_hbm, k_tiles)
     out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
-    step = token_chunk(x_hbm.itemsize * (k_tiles + blocks * tiles))
+    step = token_chunk(x_hbm.itemsize * (k_tiles + tiles))
     for start, count in token_chunks(tokens, step):
         x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, start, count)
         x_sb, scales = normed(x_sb, gain_hbm, norm, spans(count, P_MAX))
-        inner_sb = nl.ndarray((P_MAX, blocks * tiles, count), dtype, buffer=nl.sbuf)
+        inner_sb = nl.ndarray((P_MAX, tiles, count), dtype, buffer=nl.sbuf)
         zero_sb = filled((P_MAX, 1), 0.0, nl.float32)
-        for block in nl.affine_range(blocks):
-            gate_w_sb = load_weight_block(gate_hbm, block, k_tiles)
-            up_w_sb = load_weight_block(up_hbm, block, k_tiles)
-            for at, size in even_spans(count, MOVING_MAX):
-                together = tiles_at_once(tiles, size)
-                for group in nl.affine_range(tiles // together):
-                    first = group * together
-                    gate_psum = products(gate_w_sb, first, together, x_sb, at, size)
+        for first, size in weight_pieces(tiles, k_tiles, count):
+            gate_w_sb = load_weight(gate_hbm, first, size, k_tiles)
+            up_w_sb = load_weight(up_hbm, first, size, k_tiles)
+            for at, columns in even_spans(count, MOVING_MAX):
+                for tile, beside in together(size, columns):
+                    gate_psum = products(gate_w_sb, tile, beside, x_sb, at, columns)
                     gate_sb = times_scale(gate_psum, scales.along_sb, at, dtype)
                     silu_sb = nl.ndarray(gate_sb.shape, dtype, buffer=nl.sbuf)
                     silu_sb[...] = nisa.activation(nl.silu, gate_sb, bias=zero_sb)
-                    up_psum = products(up_w_sb, first, together, x_sb, at, size)
+                    up_psum = products(up_w_sb, tile, beside, x_sb, at, columns)
                     up_sb = times_scale(up_psum, scales.along_sb, at, dtype)
-                    part = nl.ds(block * tiles + first, together)
-                    inner_sb[:, part, nl.ds(at, size)] = nisa.tensor_tensor(
-                        silu_sb, up_sb, nl.multiply
+                    inner_sb[:, nl.ds(first + tile, beside), nl.ds(at, columns)] = (
+                        nisa.tensor_tensor(silu_sb, up_sb, nl.multiply)
                     )
         store_product(down_hbm, inner_sb, out_hbm, start)
     return out_hbm if delta_hbm is None else (out_hbm, stream_hbm)
@@ -1797,23 +1793,16 @@ class NeuronLlamaRMSNorm(nn.Module):
         return (x * rstd * self.weight.to(torch.float32)).to(hidden.dtype)
 
 
-class BlockedWeight(ColumnParallelLinear):
-    """A weight in kernel layout, [blocks, block_size] per rank.
+class KernelWeight(ColumnParallelLinear):
+    """A weight in kernel layout, [128, N/128 * K/128 * 128] per rank.
 
     It is a ColumnParallelLinear so that the SDK's loader cuts it for the ranks: the full tensor is
-    the ranks' blocks one after another, whichever way the product itself is parallel.
+    the ranks' layouts one after another, whichever way the product itself is parallel.
     """
 
     def __init__(self, n: int, k: int, tp_degree: int, dtype: torch.dtype) -> None:
-        n_tiles, k_tiles = whole_tiles(n), whole_tiles(k)
-        tiles = block_tiles(n_tiles, k_tiles)
-        super().__init__(
-            tiles * P_MAX * k_tiles * P_MAX,
-            n_tiles // tiles * tp_degree,
-            bias=False,
-            gather_output=False,
-            dtype=dtype,
-        )
+        row = whole_tiles(n) * whole_tiles(k) * P_MAX
+        super().__init__(row, P_MAX * tp_degree, bias=False, gather_output=False, dtype=dtype)
 
 
 def column_linear(config: InferenceConfig, k: int, n: int, bias: bool = False) -> nn.Module:
@@ -1846,9 +1835,9 @@ class NeuronLlamaMLP(nn.Module):
             _refuse_for_kernels(bias, "mlp_bias")
             _refuse_for_kernels(config.hidden_act != "silu", f"hidden_act {config.hidden_act}")
             inner = sizes.intermediate // tp
-            self.gate_proj = BlockedWeight(inner, hidden, tp, dtype)
-            self.up_proj = BlockedWeight(inner, hidden, tp, dtype)
-            self.down_proj = BlockedWeight(hidden, inner, tp, dtype)
+            self.gate_proj = KernelWeight(inner, hidden, tp, dtype)
+            self.up_proj = KernelWeight(inner, hidden, tp, dtype)
+            self.down_proj = KernelWeight(hidden, inner, tp, dtype)
         else:
             self.act_fn = ACT2FN[config.hidden_act]
             self.gate_proj = column_linear(config, hidden, config.intermediate_size, bias)
@@ -1963,8 +1952,8 @@ class NeuronLlamaAttention(nn.Module):
             _refuse_for_kernels(batch > P_MAX, f"a batch of {batch}")
             tiles = rank.stacks * rank.group  # of the queries, and of what the output contracts
             values = whole_tiles(rank.kv_heads * dim)
-            self.qkv_proj = BlockedWeight((tiles + rank.stacks + values) * P_MAX, hidden, tp, dtype)
-            self.o_proj = BlockedWeight(hidden, tiles * P_MAX, tp, dtype)
+            self.qkv_proj = KernelWeight((tiles + rank.stacks + values) * P_MAX, hidden, tp, dtype)
+            self.o_proj = KernelWeight(hidden, tiles * P_MAX, tp, dtype)
         else:
             self.q_proj = column_linear(config, hidden, sizes.q_heads * dim, bias)
             self.k_proj = column_linear(config, hidden, sizes.kv_heads * dim, bias)
@@ -2156,7 +2145,7 @@ class NeuronLlamaDecoderLayer(nn.Module):
         return (*results, None) if "residual" in kwargs else results
 
 
-class NeuronLlamaHead(BlockedWeight):
+class NeuronLlamaHead(KernelWeight):
     """Final norm and LM head in one kernel; logits are gathered unless the device samples.
 
     The base class hands over just the last token of each sequence, so no other row is normalised.
@@ -2248,9 +2237,9 @@ def spread_kv(weight: torch.Tensor, sizes: Sizes) -> torch.Tensor:
     return pad_heads(replicated, sizes.kv_heads, sizes.head_dim, 0)
 
 
-def blocks_of_ranks(shares: Iterable[torch.Tensor]) -> torch.Tensor:
+def layouts_of_ranks(shares: Iterable[torch.Tensor]) -> torch.Tensor:
     """The kernel layouts of every rank's share [N, K], one after another."""
-    return torch.cat([block_weight(share) for share in shares])
+    return torch.cat([kernel_layout(share) for share in shares])
 
 
 def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enabled: bool) -> None:
@@ -2269,17 +2258,17 @@ def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enab
         return
     tp, rank = sizes.tp, sizes.of_rank
     qkv = [state.pop(f"{attention}{name}_proj.weight").chunk(tp) for name in "qkv"]
-    state[f"{attention}qkv_proj.weight"] = blocks_of_ranks(
+    state[f"{attention}qkv_proj.weight"] = layouts_of_ranks(
         in_runs(torch.cat((rank.order(q, rank.group), rank.order(k, 1), v)), 1)
         for q, k, v in zip(*qkv)
     )
-    state[out] = blocks_of_ranks(
+    state[out] = layouts_of_ranks(
         in_runs(rank.order(share.t(), rank.group).t(), 0) for share in state[out].chunk(tp, 1)
     )
     for key in (f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"):
-        state[key] = blocks_of_ranks(in_runs(share, 1) for share in state[key].chunk(tp))
+        state[key] = layouts_of_ranks(in_runs(share, 1) for share in state[key].chunk(tp))
     down = f"{mlp}down_proj.weight"
-    state[down] = blocks_of_ranks(in_runs(share, 0) for share in state[down].chunk(tp, 1))
+    state[down] = layouts_of_ranks(in_runs(share, 0) for share in state[down].chunk(tp, 1))
     for norm in ("input_layernorm", "post_attention_layernorm"):
         state[f"{prefix}{norm}.weight"] = pad_tiles(state[f"{prefix}{norm}.weight"], 0)
 
@@ -2309,7 +2298,7 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
             convert_layer(state, f"layers.{layer}.", kv, sizes, nki_enabled)
         if nki_enabled:
             head = state.get("lm_head.weight", state["embed_tokens.weight"])
-            state["lm_head.weight"] = blocks_of_ranks(
+            state["lm_head.weight"] = layouts_of_ranks(
                 in_runs(in_runs(share, 0), 1) for share in head.chunk(sizes.tp)
             )
             state["lm_head.norm.weight"] = pad_tiles(state.pop("norm.weight"), 0)

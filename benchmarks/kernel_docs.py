@@ -40,9 +40,7 @@ def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
 
 
 def weight(n: int, k: int) -> torch.Tensor:
-    n_tiles, k_tiles = llama.whole_tiles(n), llama.whole_tiles(k)
-    tiles = llama.block_tiles(n_tiles, k_tiles)
-    return meta(n_tiles // tiles, tiles * llama.P_MAX * k_tiles * llama.P_MAX)
+    return meta(llama.P_MAX, llama.whole_tiles(n) * llama.whole_tiles(k) * llama.P_MAX)
 
 
 def programs() -> list[tuple[str, Program]]:

@@ -74,7 +74,7 @@ def measure(shape: Shape, degree: int, tokens: int, past: int) -> list[tuple[str
 
     def weight(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         plain = (torch.randn(n, k) * 0.02).to(BF16)
-        return plain, llama.block_weight(plain)
+        return plain, llama.kernel_layout(plain)
 
     columns = (tiles + heads.stacks) * llama.P_MAX + heads.kv_heads * d
     qkv, out = weight(columns, shape.hidden), weight(shape.hidden, tiles * llama.P_MAX)

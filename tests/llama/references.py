@@ -22,8 +22,8 @@ def from_runs(rows: torch.Tensor) -> torch.Tensor:
 
 def plain_weight(weight_hbm: torch.Tensor, k: int) -> torch.Tensor:
     """Kernel weight -> [N, k], both sides in the order of tiles, k whole tiles of 128."""
-    blocks = weight_hbm.reshape(weight_hbm.shape[0], 128, k // 128, -1)
-    return blocks.permute(0, 3, 2, 1).reshape(-1, k)
+    tiles = weight_hbm.reshape(128, -1, k // 128, 128)
+    return tiles.permute(1, 3, 2, 0).reshape(-1, k)
 
 
 class Reference:
@@ -49,8 +49,8 @@ class Reference:
         """rows @ W.T; ``runs``: features in and out as they are, not in the order of tiles."""
         out = []
         k = x.shape[1]
-        for block in weight_hbm.split(8):
-            weight = plain_weight(block, k)
+        for piece in weight_hbm.split(8 * k, 1):
+            weight = plain_weight(piece, k)
             if runs_in:
                 weight = from_runs(weight.t()).t()
             out.append(x.to(self.dtype) @ weight.to(self.dtype).t())

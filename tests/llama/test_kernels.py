@@ -44,7 +44,7 @@ def linear(
     x: torch.Tensor, weight: torch.Tensor, gain: torch.Tensor | None = None, eps: float = 1e-5
 ) -> torch.Tensor:
     """linear_kernel on rows [T, K] and a weight [N, K] as they come."""
-    blocked = llama.block_weight(llama.in_runs(llama.in_runs(weight, 0), 1))
+    blocked = llama.kernel_layout(llama.in_runs(llama.in_runs(weight, 0), 1))
     padded = None if gain is None else llama.pad_tiles(gain[0], 0)
     out = llama.linear_kernel(columns(x), blocked, padded, llama.Norm(eps, x.shape[1]))
     return out[:, : len(weight)]
@@ -102,8 +102,8 @@ def swiglu(x, gate, up, down):
 def mlp(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
     """swiglu_mlp_kernel without norm and residual on rows [T, H] and plain weights."""
     gate, up, down = weights
-    blocked = [llama.block_weight(llama.in_runs(w, 1)) for w in (gate, up)]
-    blocked.append(llama.block_weight(llama.in_runs(down, 0)))
+    blocked = [llama.kernel_layout(llama.in_runs(w, 1)) for w in (gate, up)]
+    blocked.append(llama.kernel_layout(llama.in_runs(down, 0)))
     partial = llama.swiglu_mlp_kernel(columns(x), None, None, None, *blocked)
     return partial.t()[:, : x.shape[1]]
 
@@ -141,7 +141,7 @@ def test_linear_of_any_shape(tokens: int, k: int, n: int, seed: int) -> None:
 @pytest.mark.parametrize("tokens", [5, 600])
 def test_the_residual_is_added_and_stored(tokens: int) -> None:
     x, delta, gain = random(tokens, 200), random(tokens, 200, seed=1), torch.ones(256, dtype=BF16)
-    zeros = [torch.zeros_like(llama.block_weight(random(256, 256))) for _ in range(3)]
+    zeros = [torch.zeros_like(llama.kernel_layout(random(256, 256))) for _ in range(3)]
     partial, stream = llama.swiglu_mlp_kernel(
         columns(x), columns(delta), gain, llama.Norm(1e-5, 200), *zeros
     )
@@ -180,8 +180,8 @@ class Plain:
         parts = torch.eye((q + 2 * kv) * d, dtype=BF16).split([q * d, kv * d, kv * d])
         order = self.heads.order
         tiles = torch.cat((order(parts[0], q // kv), order(parts[1], 1), parts[2]))
-        self.qkv_w = llama.block_weight(llama.in_runs(tiles, 1))
-        self.out_w = llama.block_weight(llama.in_runs(order(parts[0], q // kv).t(), 0))
+        self.qkv_w = llama.kernel_layout(llama.in_runs(tiles, 1))
+        self.out_w = llama.kernel_layout(llama.in_runs(order(parts[0], q // kv).t(), 0))
 
     def call(self, kernel, qkv, pair, *more):
         d = self.heads.head_dim
@@ -384,6 +384,6 @@ def decode_case(
 
 def test_every_product_counts_its_macs() -> None:
     """In whole tiles, as TensorE multiplies them: 200 inputs are two tiles, 70 features one."""
-    x, weight = columns(random(3, 200)), llama.block_weight(random(70, 200))
+    x, weight = columns(random(3, 200)), llama.kernel_layout(random(70, 200))
     program = llama.linear_kernel.trace(x.to("meta"), weight.to("meta"))
     assert program.macs == 3 * 256 * 128

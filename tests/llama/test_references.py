@@ -39,7 +39,7 @@ def arguments(tokens: int, keys: int) -> dict[str, object]:
     angles = torch.cat((angles, -angles)).repeat(128 // D, 1) * torch.arange(tokens)
     bias = torch.zeros(BATCH, keys)
     bias[1, : keys // 4] = llama.MASKED
-    weight, runs = llama.block_weight, llama.in_runs
+    weight, runs = llama.kernel_layout, llama.in_runs
     return {
         "x_hbm": columns(), "delta_hbm": columns(), "norm": llama.Norm(1e-5, HIDDEN),
         "gain_hbm": llama.pad_tiles(torch.rand(HIDDEN), 0),

@@ -52,15 +52,13 @@ def checkpoint(cfg: SimpleNamespace, tied: bool = False) -> dict[str, torch.Tens
     return state
 
 
-def unblock(blocks: torch.Tensor, n: int, k: int) -> torch.Tensor:
-    """The [n, k] weight that ``blocks`` hold, by the layout's definition, element by element."""
-    k_tiles = -(-k // 128)
-    tiles = blocks.reshape(len(blocks), 128, k_tiles, -1)
-    nb = tiles.shape[-1]
+def from_layout(weight_hbm: torch.Tensor, n: int, k: int) -> torch.Tensor:
+    """The [n, k] weight in kernel layout, by the layout's definition, element by element."""
+    tiles = weight_hbm.reshape(128, -1, -(-k // 128), 128)
     weight = torch.empty(n, k)
     for row in range(n):
-        block, column = divmod(row, nb)
-        weight[row] = tiles[block, :, :, column].t().reshape(-1)[:k]
+        tile, column = divmod(row, 128)
+        weight[row] = tiles[:, tile, :, column].t().reshape(-1)[:k]
     return weight
 
 
@@ -72,9 +70,9 @@ def position_in_runs(feature: int, features: int) -> int:
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (960, 576), (515, 200), (49, 130), (512, 4096)])
-def test_blocks_hold_the_weight(n: int, k: int) -> None:
+def test_the_layout_holds_the_weight(n: int, k: int) -> None:
     weight = torch.randn(n, k)
-    assert torch.equal(unblock(llama.block_weight(weight), n, k), weight)
+    assert torch.equal(from_layout(llama.kernel_layout(weight), n, k), weight)
 
 
 @pytest.mark.parametrize("features", [1, 127, 128, 200, 576, 2048])
@@ -87,15 +85,18 @@ def test_runs_are_a_permutation(features: int) -> None:
     assert not runs[rest].any()
 
 
-@pytest.mark.parametrize(
-    ("n", "k", "row"),
-    [(960, 576, 10240), (1536, 576, 15360), (64128, 2048, 12288), (2048, 4096, 16384),
-     (4096, 2048, 16384), (2048, 1024, 16384), (1536, 2048, 16384), (8192, 3072, 12288)],
-)  # fmt: skip
-def test_rows_are_long_for_dma(n: int, k: int, row: int) -> None:
-    """bf16 bytes per partition: 2 KiB and more are wanted, over 16 KiB leaves too few blocks."""
-    tiles, k_tiles = llama.whole_tiles(n), llama.whole_tiles(k)
-    assert 2 * k_tiles * 128 * llama.block_tiles(tiles, k_tiles) == row
+@pytest.mark.parametrize(("tiles", "k_tiles"), [(501, 16), (32, 16), (16, 8), (1, 5), (20, 24)])
+@pytest.mark.parametrize("tokens", [1, 640])
+def test_pieces_cover_the_weight_and_end_with_one_tile(
+    tiles: int, k_tiles: int, tokens: int
+) -> None:
+    pieces = llama.weight_pieces(tiles, k_tiles, tokens)
+    assert [tile for first, count in pieces for tile in range(first, first + count)] == list(
+        range(tiles)
+    )
+    assert pieces[-1] == (tiles - 1, 1)
+    limit = llama.LONG_PIECE_BYTES if tokens == 1 else llama.PIECE_BYTES
+    assert all(2 * k_tiles * 128 * count <= limit for _, count in pieces)
 
 
 def heads_of(plain: dict[str, torch.Tensor], name: str) -> list[torch.Tensor]:
@@ -123,9 +124,9 @@ def test_every_rank_gets_its_share(kv_heads: int, tp: int) -> None:
     found = []
     for rank in range(tp):
         blocks = state["layers.1.self_attn.qkv_proj.weight"].chunk(tp)[rank]
-        tiles = unblock(blocks, (group + 2) * 128, 128)[:, hidden].split(128)
+        tiles = from_layout(blocks, (group + 2) * 128, 128)[:, hidden].split(128)
         blocks = state["layers.1.self_attn.o_proj.weight"].chunk(tp)[rank]
-        out = unblock(blocks, 128, group * 128)[hidden].t().split(128)
+        out = from_layout(blocks, 128, group * 128)[hidden].t().split(128)
         for lane in range(128 // HEAD_DIM):
             lanes = slice(lane * HEAD_DIM, (lane + 1) * HEAD_DIM)
             for q, o in zip(tiles[:group], out):
@@ -165,7 +166,7 @@ def test_the_mlp_of_every_rank(tp: int) -> None:
     state = llama.NeuronLlamaForCausalLM.convert_hf_to_neuron_state_dict(plain, cfg)
     hidden = [position_in_runs(feature, 40) for feature in range(40)]
     down = state["layers.0.mlp.down_proj.weight"].chunk(tp)
-    parts = [unblock(share, 128, 56 // tp)[hidden] for share in down]
+    parts = [from_layout(share, 128, 56 // tp)[hidden] for share in down]
     assert torch.equal(torch.cat(parts, 1), plain["layers.0.mlp.down_proj.weight"])
 
 
@@ -187,7 +188,7 @@ def test_conversion_can_be_repeated(nki_enabled: bool, tied: bool) -> None:
     if nki_enabled:
         rows = [position_in_runs(row, 24) for row in range(24)]
         hidden = [position_in_runs(feature, 40) for feature in range(40)]
-        shares = [unblock(w, 128, 128)[rows] for w in first["lm_head.weight"].chunk(2)]
+        shares = [from_layout(w, 128, 128)[rows] for w in first["lm_head.weight"].chunk(2)]
         assert torch.equal(torch.cat(shares)[:, hidden], head)
     else:
         assert torch.equal(first["lm_head.weight"], head)
@@ -240,19 +241,7 @@ def test_a_saved_configuration_keeps_the_kernels() -> None:
 
 
 # --- sizes that only speed and memory depend on ---------------------------------------------------
-@pytest.mark.parametrize(
-    ("n", "k"),
-    [(1536, 2048), (2048, 1024), (8192, 2048), (2048, 4096), (64128, 2048)],
-    ids=["qkv", "output", "gate and up", "down", "head"],
-)
-def test_rows_of_weight_blocks_are_long_enough_for_the_full_rate(n: int, k: int) -> None:
-    """Llama-3.2-1B at degree 2: rows of 8 KiB and more, beside which a row's fixed costs vanish."""
-    k_tiles = k // 128
-    row = 2 * 128 * k_tiles * llama.block_tiles(n // 128, k_tiles)
-    assert 8192 <= row <= llama.BLOCK_ROW_BYTES
-
-
-def test_what_is_kept_fits_beside_the_weight_blocks_in_flight() -> None:
-    """Two blocks that a product reads and two that arrive, beside what is kept of the tokens."""
-    left = GEN2.sbuf_usable_bytes - 4 * llama.BLOCK_ROW_BYTES
+def test_what_is_kept_fits_beside_the_weights_in_flight() -> None:
+    """Two pieces that a product reads and two that arrive, beside what is kept of the tokens."""
+    left = GEN2.sbuf_usable_bytes - 4 * llama.PIECE_BYTES
     assert left >= llama.CHUNK_BYTES and left >= llama.CACHE_BYTES
