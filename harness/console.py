@@ -20,6 +20,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from neuron_cpu import terminal
+
 # Long steps of the SDK's stand-in say how far they are through records of this logger, which carry
 # an attribute `progress` with keys task, done and total. A real SDK sends none.
 PROGRESS_LOGGER = "neuron_cpu.progress"
@@ -27,8 +29,16 @@ LINE_SECONDS = 10.0  # between progress lines where there is no terminal for a b
 
 
 def say(text: str) -> None:
-    """One status line."""
-    print(text, file=sys.stderr, flush=True)
+    """One status line, whatever characters are in it."""
+    print(terminal.folded(printable(text), sys.stderr), file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+    """Text that moves no cursor and changes no terminal: what would is written as an escape."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1]
+        for letter in text
+    )
 
 
 def shown(path: Path) -> str:
@@ -75,8 +85,8 @@ def step(title: str, total: Optional[float] = None, least_seconds: float = 0.0) 
         TimeElapsedColumn(),
         TimeRemainingColumn(compact=True),
     )
-    terminal = Console(stderr=True)
-    bars = Progress(*columns, console=terminal, transient=True, disable=not terminal.is_terminal)
+    screen = Console(stderr=True)
+    bars = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
     with bars as progress:
         current = Step(title, progress, total)
         listener = _ProgressListener(progress)

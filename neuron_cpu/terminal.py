@@ -1,13 +1,16 @@
-"""Tables on standard output that suit the width of the terminal."""
+"""Text and tables that suit the width of the terminal: nothing cut short, words left whole."""
 
 from __future__ import annotations
 
 import os
+import re
 import sys
+import textwrap
 from collections.abc import Sequence
-from typing import TextIO
+from typing import Optional, TextIO
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Column, Table
 
@@ -45,18 +48,108 @@ def print_table(
     entry before the others, first named first, and a line below says which and where they are.
     `prose` names a column of sentences, which may wrap.
     """
-    table.box, table.show_edge, table.pad_edge = box.SIMPLE_HEAD, False, False
-    left_out = []
+    left_out: list[str] = []
     empty = {column.header for column in table.columns if not any(map(str, column.cells))}
     for name in sorted(expendable, key=lambda name: name not in empty):
         if _least_width(table, prose) <= out.width:
             break
         left_out += [name for column in table.columns if column.header == name]
-        table.columns = [column for column in table.columns if column.header != name]
+        table = _without(table, name)
+    table.box, table.show_edge, table.pad_edge = box.SIMPLE_HEAD, False, False
     _set_widths(table, prose, out.width)
     out.print(table)
     if left_out:
         out.print(f"Left out for want of width: {', '.join(left_out)} ({elsewhere}).")
+
+
+def _without(table: Table, name: str) -> Table:
+    """The same table without one column; rich counts paddings by the numbers of columns."""
+    kept = [column for column in table.columns if column.header != name]
+    made = Table(
+        title=table.title, title_justify=table.title_justify, show_header=table.show_header
+    )
+    for column in kept:
+        made.add_column(column.header, justify=column.justify, overflow=column.overflow)
+    for cells in zip(*(column.cells for column in kept)):
+        made.add_row(*cells)
+    return made
+
+
+def folded(text: str, stream: TextIO) -> str:
+    """Lines no longer than the terminal that `stream` is, broken between words only.
+
+    Continued lines are indented as their first is. Where the stream is no terminal, lines stay as
+    they are: programs read them.
+    """
+    if not stream.isatty():
+        return text
+    width = _width(stream)
+    return "\n".join(_folded(line, width) for line in text.split("\n"))
+
+
+def _width(stream: TextIO) -> int:
+    """Columns of the terminal that a stream is; COLUMNS goes before what it says itself."""
+    try:
+        return int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(stream.fileno()).columns
+    except (OSError, ValueError):
+        return 80
+
+
+def _folded(line: str, width: int) -> str:
+    line = line.expandtabs(4)
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.fill(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
+def printed(text: str = "") -> None:
+    """Print results on standard output, folded."""
+    print(folded(text, sys.stdout), flush=True)
+
+
+class Running:
+    """Writes text that comes in pieces to standard output, broken between words on a terminal."""
+
+    def __init__(self, stream: Optional[TextIO] = None) -> None:
+        self._stream = stream or sys.stdout
+        self._folds = self._stream.isatty()
+        self._column = 0
+        self._word = ""  # not written yet: it may go on in the next piece
+
+    def write(self, text: str) -> None:
+        """Write the words that are whole with this piece."""
+        if not self._folds:
+            self._stream.write(text)
+        else:
+            *whole, self._word = _PIECES.split(self._word + text)
+            for piece in whole:
+                self._put(piece)
+        self._stream.flush()
+
+    def finish(self) -> None:
+        """Write what was held back."""
+        self._put(self._word)
+        self._word = ""
+        self._stream.flush()
+
+    def _put(self, piece: str) -> None:
+        """One word, or one blank; blanks at a break are left out."""
+        if not piece:
+            return
+        width = _width(self._stream)
+        if piece == "\n":
+            self._column = 0
+        elif self._column + cell_len(piece) > width:
+            self._stream.write("\n")
+            self._column = 0
+            if piece.isspace():
+                return
+        self._stream.write(piece)
+        self._column += 0 if piece == "\n" else cell_len(piece)
+
+
+_PIECES = re.compile(r"(\s)")
 
 
 def _texts(column: Column) -> list[str]:

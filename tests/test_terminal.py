@@ -47,6 +47,63 @@ def test_words_stay_whole_and_lines_fit(width: int) -> None:
     assert note in text and ("Left out" in text) == bool(missing)
 
 
+@pytest.mark.parametrize("width", range(60, 140))
+def test_no_word_is_broken_once_its_columns_fit(width: int) -> None:
+    """At every width: a column that is left out must not make the others narrower."""
+    lines = printed(width, ("times", "latency ms", "source of it"))
+    words = {word for line in lines for word in line.split()}
+    told = {word for text in (*HEADERS, *ROWS[0], *ROWS[1]) for word in text.split()}
+    assert words - {"T", "Left", "out", "for", "want", "width:", "(a", "wider", "terminal"} <= (
+        told | {"them).", "shows", "times,", "ms,", "it,"} | {w for w in words if set(w) == {"─"}}
+    )
+
+
+@pytest.mark.parametrize("pieces", [1, 2, 5, 200])
+def test_running_text_breaks_between_words(pieces: int, monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "20")
+    text = "The capital of Japan is Tokyo, extraordinarily-large-and-old.\n\n"
+    text += "Yes:\n    indented 東京都東京都東京都\n"
+    screen = io.StringIO()
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    running = terminal.Running(screen)
+    for start in range(0, len(text), -(-len(text) // pieces)):
+        running.write(text[start : start + -(-len(text) // pieces)])
+    running.finish()
+    lines = screen.getvalue().split("\n")
+    assert lines[:2] == ["The capital of Japan", "is Tokyo, "]
+    assert lines[2] == "extraordinarily-large-and-old." and lines[3:6] == [
+        "",
+        "Yes:",
+        "    indented ",
+    ]
+    assert screen.getvalue().split() == text.split()
+
+
+def test_running_text_stays_as_it_is_where_programs_read_it(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "10")
+    pipe = io.StringIO()
+    running = terminal.Running(pipe)
+    running.write("a rather long line of te")
+    assert pipe.getvalue() == "a rather long line of te"
+    running.write("xt")
+    running.finish()
+    assert pipe.getvalue() == "a rather long line of text"
+    assert terminal.folded("a rather long line of text", pipe) == "a rather long line of text"
+
+
+def test_folded_lines_keep_their_indent(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "24")
+    screen = io.StringIO()
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    text = "Speed:\n\tlatency p50 37.57, p90 37.68 ms\n/a/path/that/is-longer-than/the-terminal"
+    assert terminal.folded(text, screen).split("\n") == [
+        "Speed:",
+        "    latency p50 37.57,",
+        "    p90 37.68 ms",
+        "/a/path/that/is-longer-than/the-terminal",
+    ]
+
+
 def test_wide_terminals_show_every_column_in_one_line_a_row() -> None:
     lines = printed(200, HEADERS)
     assert len(lines) == 3 + len(ROWS)

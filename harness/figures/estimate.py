@@ -47,6 +47,7 @@ class Operator:
         kind: KERNEL, COLLECTIVE or TORCH.
         name: kernel or operator.
         where: module path, layer numbers as ``*``.
+        first: module path of the first one.
         count: times per graph.
         time_ns: one event, overheads included.
         bytes: that one event moves.
@@ -62,6 +63,7 @@ class Operator:
     bytes: int
     macs: int
     profile: report.Profile | None = None
+    first: str = ""
 
     @property
     def total_ns(self) -> float:
@@ -329,6 +331,7 @@ class Estimator:
             made = Operator(
                 event.kind, event.name, place, 1, time, event.bytes if time else 0, event.macs
             )
+            made.first = where
             if event.program is not None:
                 plan, made.profile, _ = self._kernel(event.program)
                 plans[id(event.program)] = plan

@@ -141,7 +141,7 @@ def accumulated_errors(host: Host, ids: Sequence[int]) -> list[Error]:
 
         def keep(phase: str, rank: int, name: str, _: Any, kept: dict = kept) -> Callable:
             def hook(module: Any, arguments: tuple, settings: dict, output: Any) -> None:
-                handed_on = arguments and output is arguments[0]
+                handed_on = arguments and _hands_on(arguments[0], output)
                 if rank == 0 and phase == PREFILL_PHASE and not handed_on:
                     kept[name] = _rows(_first(output), len(ids)).clone()
 

@@ -47,8 +47,8 @@ class Score:
 
     @property
     def source(self) -> str:
-        """Where the two sides' figures come from, for the report's column."""
-        return f"{self.speed.source} / {self.base.source}"
+        """Where the two sides' figures come from, for the report's column: once where alike."""
+        return " / ".join(dict.fromkeys((str(self.speed.source), str(self.base.source))))
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"source": self.source}

@@ -23,6 +23,8 @@ from harness.settings import Settings
 from neuron_cpu import terminal
 
 _LAYER = re.compile(r"^layers\.(\d+)")
+# Columns that a narrow terminal does without, the first one first; the verdict names the kernels.
+EXPENDABLE = ("ulps", "PyTorch vs fp32", "kernels")
 _NO_KERNEL = "its PyTorch code: it calls no kernel"
 Kernels = dict[tuple[str, str], list[str]]  # (phase, module path) -> kernels
 
@@ -40,12 +42,12 @@ def run(settings: Settings) -> int:
     for prompt, ids in zip(session.prompts, session.prompt_ids):
         with console.step(f"Comparing on {shorten(prompt)}"):
             found = divergence.measure(nki, ids)
-        print(f"Prompt: {shorten(prompt)}")
+        terminal.printed(f"Prompt: {shorten(prompt)}")
         report(found.own, found.grown, kernels_of(nki), session.submission)
         suspect = divergence.first_suspect(found.own)
         if suspect is not None and suspect.broken is not None:
             told = accuracy.origin_of_nonfinite(nki, ids, divergence.NKI_TOKENS)
-            print(f"Of the values that are not finite, {told}.")
+            terminal.printed(f"Of the values that are not finite, {told}.")
         suspects += sum(error.suspicious for error in found.own)
     return 1 if suspects else 0
 
@@ -69,9 +71,9 @@ def kernels_of(loaded: Loaded) -> Kernels:
 def report(own: Sequence[Error], grown: Sequence[Error], kernels: Kernels, source: Path) -> None:
     """Both tables and one sentence about where the error starts."""
     out = terminal.output(120)
-    terminal.print_table(out, _own_table(own, kernels), ("ulps",), "kernels")
-    terminal.print_table(out, _grown_table(grown))
-    print(verdict(own, kernels, source))
+    terminal.print_table(out, _own_table(own, kernels), EXPENDABLE)
+    terminal.print_table(out, _grown_table(grown), EXPENDABLE)
+    terminal.printed(verdict(own, kernels, source))
 
 
 def _own_table(own: Sequence[Error], kernels: Kernels) -> Table:

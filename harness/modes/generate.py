@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 
 from harness import console, sdk
@@ -13,6 +12,7 @@ from harness.session.generation import generate_tokens, new_token_limit
 from harness.session.opening import Session, open_session
 from harness.session.streaming import Stream
 from harness.settings import Settings
+from neuron_cpu import terminal
 
 
 def run(settings: Settings) -> int:
@@ -50,11 +50,12 @@ def generate_batch(loaded: Loaded, prompt_ids: Sequence[Sequence[int]], first_in
         for row, ids in enumerate(prompt_ids)
     ]
     buffer: list[str] = []
+    out = terminal.Running()
     stream = Stream(
         session.tokenizer,
         session.stop_tokens,
         headings,
-        _write if settings.stream else buffer.append,
+        out.write if settings.stream else buffer.append,
     )
     tokens_to_come = new_token_limit(settings, prompt_ids)
     if settings.stream:
@@ -68,7 +69,8 @@ def generate_batch(loaded: Loaded, prompt_ids: Sequence[Sequence[int]], first_in
 
             generate_tokens(loaded, prompt_ids, tokens_to_come, advance)
     stream.finish()
-    _write("".join(buffer))
+    out.write("".join(buffer))
+    out.finish()
     _say_speed(stream)
     return stream
 
@@ -77,11 +79,6 @@ def _prompt_text(session: Session, ids: Sequence[int]) -> str:
     return session.tokenizer.decode(
         ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
     )
-
-
-def _write(text: str) -> None:
-    sys.stdout.write(text)
-    sys.stdout.flush()
 
 
 def _say_speed(stream: Stream) -> None:

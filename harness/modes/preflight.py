@@ -24,6 +24,7 @@ from harness.session.generation import new_token_limit
 from harness.session.opening import Session, open_session
 from harness.session.roles import Role
 from harness.settings import Settings
+from neuron_cpu import terminal
 
 SAMPLE = 3  # prompts whose logits are compared: the shortest, the middle one, the longest
 SAMPLE_TOKENS = 8
@@ -57,12 +58,14 @@ def run(settings: Settings) -> int:
     session = _open(replace(settings, enable_nki=True, recompile=True, batch_size=1))
     items = []
     for item in _check(session):
-        print(f"[{'ok' if item.passed else 'FAILED'}] {item.name}: {item.detail}", flush=True)
+        terminal.printed(f"[{'ok' if item.passed else 'FAILED'}] {item.name}: {item.detail}")
         items.append(item)
     note = _guard("provenance", lambda: _constructs(session.submission))
-    print(f"[--] {note.name}: {note.detail}")
+    terminal.printed(f"[--] {note.name}: {note.detail}")
     failed = sum(not item.passed for item in items)
-    print("Ready for the upload." if not failed else f"Not ready: {failed} of {len(items)} failed.")
+    terminal.printed(
+        "Ready for the upload." if not failed else f"Not ready: {failed} of {len(items)} failed."
+    )
     return 1 if failed else 0
 
 

@@ -12,6 +12,7 @@ from harness.session.generation import new_token_limit
 from harness.session.opening import open_session
 from harness.session.roles import Role
 from harness.settings import Settings
+from neuron_cpu import terminal
 
 # Every position is compared behind the baseline's own tokens, so more of them test the same kernels
 # again at other lengths: 32 see a wrong one, and take a laptop less than half a minute.
@@ -30,7 +31,7 @@ def run(settings: Settings) -> int:
     if settings.benchmark:
         report_speed(candidate, session.prompt_ids)
     passed = all(result.passed for result in results)
-    print(f"Validation {'passed' if passed else 'failed'}.")
+    terminal.printed(f"Validation {'passed' if passed else 'failed'}.")
     return 0 if passed else 1
 
 
@@ -42,5 +43,5 @@ def check_prompt(baseline: Loaded, candidate: Loaded, prompt: str, ids: list[int
     total = min(total, settings.num_tokens_to_check or unasked)
     with console.step(f"Comparing logits for {shorten(prompt)}", total=2 * total) as step:
         result = accuracy.check_row(baseline, candidate, ids, total, lambda _: step.advance())
-    print(f"{shorten(prompt)}: " + "\n".join(result.lines()))
+    terminal.printed(f"{shorten(prompt)}: " + "\n".join(result.lines()))
     return result

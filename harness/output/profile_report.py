@@ -28,7 +28,7 @@ from neuron_cpu import terminal
 from neuron_cpu.files import write_text_atomically
 
 # Columns that a narrow terminal does without, the first one first.
-EXPENDABLE = ("MFU", "GB/s", "MB each", "runs as", "module", "µs each")
+EXPENDABLE = ("runs as", "MFU", "GB/s", "MB each", "µs each", "times")
 ELSEWHERE = "a wider terminal or --profile-output shows them"
 SMALL = 0.005  # operators below this share of the graph are printed as one row
 
@@ -51,11 +51,15 @@ def headline(graph: GraphEstimate) -> str:
 
 
 def binding(graph: GraphEstimate) -> str:
-    """What bounds the graph: the words of the operator that takes most of its time."""
+    """What bounds the graph: the words of the operator that takes most of its time, behind the
+    launch where that takes more."""
     worst = max(graph.operators, key=lambda op: op.total_ns)
     share = worst.total_ns / graph.latency_ns
     words = worst.profile.binding if worst.profile is not None else f"{worst.kind}, by roofline"
-    return f"{share:.0%} in {worst.name} ({worst.where}): {words}"
+    told = f"{share:.0%} in {worst.name} ({worst.where}): {words}"
+    if graph.launch_ns > worst.total_ns:
+        told = f"{graph.launch_ns / graph.latency_ns:.0%} in launch and host (assumed); {told}"
+    return told
 
 
 def profile(
@@ -90,7 +94,8 @@ def show(
         out.print(f"bound by {binding(graph)}")
         for line in tables.other_releases(graph.latency_ns, graph.elsewhere_ns):
             out.print(line)
-        out.print(_figures(graph))
+        title = "figures; those of engines, DMA and HBM count the NKI kernels"
+        terminal.print_table(out, tables.figure_table(title, graph.figures()))
         terminal.print_table(out, _operators(graph), EXPENDABLE, "bound by", ELSEWHERE)
     for graph in graphs:
         for op in graph.operators:
@@ -104,32 +109,21 @@ def show(
             terminal.print_table(out, lines, tables.EXPENDABLE, "bound by", ELSEWHERE)
 
 
-def _figures(graph: GraphEstimate) -> Table:
-    title = "figures; those of engines, DMA and HBM count the NKI kernels"
-    table = Table(title=title, title_justify="left", show_header=False)
-    table.add_column("figure")
-    table.add_column("value", justify="right")
-    for name, value in graph.figures().items():
-        table.add_row(name, tables.figure_text(name, value))
-    return table
-
-
 def _operators(graph: GraphEstimate) -> Table:
     """Operators by their share of the graph's time."""
-    table = Table(title="operators of one rank", title_justify="left")
-    for name in ("operator", "module", "runs as"):
-        table.add_column(name, overflow="fold")
+    table = Table(title="\noperators of one rank", title_justify="left")
+    table.add_column("operator and module", overflow="fold")
+    table.add_column("runs as", overflow="fold")
     for name in ("times", "µs each", "total µs", "share", "MB each", "GB/s", "MFU"):
         table.add_column(name, justify="right")
     table.add_column("bound by", overflow="fold")
     ordered = sorted(graph.operators, key=lambda op: -op.total_ns)
     shown = [op for op in ordered if op.kind == KERNEL or op.total_ns > SMALL * graph.latency_ns]
     for op in shown:
-        table.add_row(*_operator_cells(op, graph.latency_ns))
+        table.add_row(_label(op, shown), *_operator_cells(op, graph.latency_ns))
     rest = sum(op.total_ns for op in ordered) - sum(op.total_ns for op in shown)
     table.add_row(
         f"{len(ordered) - len(shown)} smaller ones",
-        "",
         "",
         "",
         "",
@@ -139,9 +133,15 @@ def _operators(graph: GraphEstimate) -> Table:
     share = graph.launch_ns / graph.latency_ns
     launch = tables.microseconds(graph.launch_ns)
     table.add_row(
-        "launch and host", "", "host", "1", launch, launch, f"{share:.1%}", "", "", "", "assumed"
+        "launch and host", "host", "1", launch, launch, f"{share:.1%}", "", "", "", "assumed"
     )
     return table
+
+
+def _label(op: Operator, shown: Sequence[Operator]) -> str:
+    """Name and module; of a single one beside others of its name, the module that it is in."""
+    alike = [other for other in shown if (other.name, other.where) == (op.name, op.where)]
+    return f"{op.name} {op.first if op.count == 1 and len(alike) > 1 else op.where}".rstrip()
 
 
 def _operator_cells(op: Operator, total: float) -> list[str]:
@@ -150,8 +150,6 @@ def _operator_cells(op: Operator, total: float) -> list[str]:
     if op.kind != KERNEL:
         words = "assumed" if not op.macs and op.kind == "collective" else "roofline, runs fused"
     return [
-        op.name,
-        op.where,
         op.kind,
         str(op.count),
         tables.microseconds(op.time_ns),
@@ -253,7 +251,7 @@ def _plots(graph: GraphEstimate, folder: Path) -> list[Path]:
         path = folder / f"timeline-{number}-{schedule.program.name}.png"
         written.append(plots.timeline(schedule, path))
     kernels = {
-        id(op.profile): (f"{op.name} ({op.where})", op.profile)
+        id(op.profile): (_label(op, graph.operators), op.profile)
         for op in graph.operators
         if op.profile is not None
     }
@@ -263,5 +261,6 @@ def _plots(graph: GraphEstimate, folder: Path) -> list[Path]:
     for op in graph.operators:
         label = f"{op.name} ({op.where})" if op.where else op.name
         sizes[label] = sizes.get(label, 0.0) + op.count * op.bytes
-    written.append(plots.bytes_by_operator(sizes, folder / "bytes.png"))
+    title = f"{graph.submodel}, bucket {graph.bucket}"
+    written.append(plots.bytes_by_operator(sizes, folder / "bytes.png", title))
     return written

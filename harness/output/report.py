@@ -139,17 +139,20 @@ def print_summary(results: Sequence[Evaluation], not_run: Sequence[str]) -> None
     terminal.print_table(
         terminal.output(PIPED_WIDTH), table, EXPENDABLE, "", f"{REPORT_CSV} has all"
     )
-    for column, what in (("source", "Times"), ("score source", "Scores")):
-        found = sorted({cells[column] for cells in rows if cells[column]})
+    told: dict[str, str] = {}  # sources -> what is from them
+    for column, what in (("source", "Times"), ("score source", "scores")):
+        found = ", ".join(sorted({cells[column] for cells in rows if cells[column]}))
+        told[found] = f"{told[found]} and {what}" if found in told else what.capitalize()
+    for found, what in told.items():
         if found:
-            print(f"{what} are from: {', '.join(found)}.")
+            terminal.printed(f"{what} are from: {found}.")
     summary = totals(results)
-    print(
+    terminal.printed(
         f"{summary['accurate']} of {summary['prompts']} prompts accurate, {summary['failed']} "
         f"failed. Total score: {shown(summary['total_score'])}, mean {shown(summary['mean_score'])}"
     )
     for text in [*not_run, *_problems(results)]:
-        print(text)
+        terminal.printed(text)
 
 
 def _problems(results: Sequence[Evaluation]) -> list[str]:
@@ -162,51 +165,51 @@ def _problems(results: Sequence[Evaluation]) -> list[str]:
 
 def print_result(result: Evaluation) -> None:
     """Everything about one batch, as the contest's driver prints it and then some."""
-    print(f"Prompt: {shorten(result.prompts[0])}")
+    terminal.printed(f"Prompt: {shorten(result.prompts[0])}")
     if result.figures is None:
-        print(f"Failed: {result.error}")
+        terminal.printed(f"Failed: {result.error}")
         return
     _print_score(result.figures.score)
     for index, checked in enumerate(result.figures.accuracy):
-        print(f"Row {index}: " + "\n".join(checked.lines()))
+        terminal.printed(f"Row {index}: " + "\n".join(checked.lines()))
     print_speed("measured", result.figures.speed.measured)
     print_speed("estimated", result.figures.speed.estimated)
     share = result.figures.nki
-    print(f"NKI share of MACs: {share.contest:.4f}, by use {share.weighted:.4f}")
+    terminal.printed(f"NKI share of MACs: {share.contest:.4f}, by use {share.weighted:.4f}")
     for text in share.outside:
-        print(f"  outside NKI: {text}")
+        terminal.printed(f"  outside NKI: {text}")
     for text in share.warnings:
-        print(f"  {text}")
+        terminal.printed(f"  {text}")
 
 
 def _print_score(score: Score) -> None:
     if score.value is None:
-        print(f"Final Score: none ({score.reason})")
+        terminal.printed(f"Final Score: none ({score.reason})")
         return
     band = ""
     if score.band is not None:
         band = f"; {score.band[0]:.4f} to {score.band[1]:.4f} by the cost model's band"
-    print(f"Final Score: {score.value:.4f} (figures: {score.source}{band})")
+    terminal.printed(f"Final Score: {score.value:.4f} (figures: {score.source}{band})")
     if score.ttft_value is not None:
-        print(f"Score with the time to the first token: {score.ttft_value:.4f}")
-    print(f"\tAccuracy: {score.accurate}")
-    print(f"\tReduced latency: {score.reduced_latency:.4f}")
-    print(f"\tIncreased throughput: {score.increased_throughput:.4f}")
-    print(f"\tNKI FLOPs Ratio: {score.nki_share:.4f}")
+        terminal.printed(f"Score with the time to the first token: {score.ttft_value:.4f}")
+    terminal.printed(f"\tAccuracy: {score.accurate}")
+    terminal.printed(f"\tReduced latency: {score.reduced_latency:.4f}")
+    terminal.printed(f"\tIncreased throughput: {score.increased_throughput:.4f}")
+    terminal.printed(f"\tNKI FLOPs Ratio: {score.nki_share:.4f}")
 
 
 def print_speed(name: str, speed: Optional[SpeedReport]) -> None:
     """One report with its source, a line for each part of the model."""
     if speed is None:
-        print("No estimate of device times is available.")
+        terminal.printed("No estimate of device times is available.")
         return
-    print(f"Speed, {name} ({speed.source.label}), {speed.new_tokens} new tokens:")
+    terminal.printed(f"Speed, {name} ({speed.source.label}), {speed.new_tokens} new tokens:")
     rate = shown(speed.tokens_per_second)
-    print(f"\tfirst token after {speed.ttft_ms:.2f} ms, then {rate} tokens/s")
+    terminal.printed(f"\tfirst token after {speed.ttft_ms:.2f} ms, then {rate} tokens/s")
     for part in ("e2e_model", PREFILL, DECODE):
         figures = getattr(speed, part)
         if figures is not None:
-            print(f"\t{part}: {_latencies(figures)}")
+            terminal.printed(f"\t{part}: {_latencies(figures)}")
 
 
 def _latencies(figures: dict[str, float]) -> str:
@@ -277,7 +280,7 @@ def to_markdown(
 
 
 def to_png(description: dict[str, Any], results: Sequence[Evaluation]) -> bytes:
-    """Two bar charts over the prompts: tokens/s and score; failed prompts in red."""
+    """Two bar charts over the prompts, tokens/s and score; failed prompts in red."""
     import matplotlib  # half a second, and needed at the end of a run only
 
     matplotlib.use("Agg")
@@ -289,7 +292,15 @@ def to_png(description: dict[str, Any], results: Sequence[Evaluation]) -> bytes:
     figure, axes = pyplot.subplots(2, 1, figsize=(10, 6), sharex=True)
     sources = ", ".join(sorted({item["source"] for item in rows if item["source"]})) or "none"
     for axis, column in zip(axes, ("tokens/s", "score")):
-        axis.bar(positions, [item[column] or 0 for item in rows], color=colours)
+        bars = axis.bar(positions, [item[column] or 0 for item in rows], color=colours)
+        figures = ["none" if item[column] is None else shown(item[column]) for item in rows]
+        labels = axis.bar_label(
+            bars, figures, padding=2, fontsize=8,
+            rotation=90 if len(rows) > 12 else 0,
+        )  # fmt: skip
+        for label, colour in zip(labels, colours):
+            label.set_color(colour)
+        axis.margins(y=0.3 if len(rows) > 12 else 0.12)  # room for the labels inside of the frame
         axis.set_ylabel(column)
     nki = "with" if description["enable_nki"] else "without"
     axes[0].set_title(

@@ -257,15 +257,26 @@ def _server_process() -> int:
 def _print_output(output: Connection) -> None:
     """What a submission prints goes to standard error, without control characters and not
     endlessly: standard output is for results."""
-    left = MOST_OUTPUT_BYTES
+    left, line = MOST_OUTPUT_BYTES, b""  # whole lines only: status lines come in between
     with contextlib.suppress(OSError, EOFError):
         while data := os.read(output.fileno(), 65536):
-            text = data[: max(left, 0)].decode(errors="replace")
-            sys.stderr.write(without_controls(text))
-            sys.stderr.flush()
+            whole, newline, line = (line + data[: max(left, 0)]).rpartition(b"\n")
+            if len(line) > 65536:
+                whole, line = whole + newline + line, b""
+            _print(whole + newline)
             if 0 < left <= len(data):
+                _print(line)
+                line = b""
                 console.say("... the submission prints more than is shown.")
             left -= len(data)
+    _print(line + b"\n" if line else b"")
+
+
+def _print(text: bytes) -> None:
+    """Some of a submission's output."""
+    if text:
+        sys.stderr.write(without_controls(text.decode(errors="replace")))
+        sys.stderr.flush()
 
 
 _STYLE = re.compile(r"(\x1b\[[0-9;]*m)")  # colours and weights

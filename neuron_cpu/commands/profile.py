@@ -5,12 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 from .. import terminal
 from ..arguments import positive
 from . import kernels
 
 HELP = "estimate the time of one kernel on Trainium"
+
+
+ELSEWHERE = "a wider terminal or --json shows them"  # columns that were left out
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -48,14 +52,11 @@ def run(args: argparse.Namespace) -> int:
     summary = report.profile(found)
     by_release = {release: by_profile[release].total for release in cost.RELEASES}
     console = terminal.output(kernels.PIPED_WIDTH)
-    tables.print_profile(
-        console,
-        summary,
-        args.top,
-        lambda lines: terminal.print_table(
-            console, lines, tables.EXPENDABLE, "bound by", "a wider terminal or --json shows them"
-        ),
-    )
+
+    def print_table(table: Any) -> None:
+        terminal.print_table(console, table, tables.EXPENDABLE, "bound by", ELSEWHERE)
+
+    tables.print_profile(console, summary, print_table, args.top)
     for line in tables.other_releases(found.total, by_release):
         console.print(line)
     if args.json:

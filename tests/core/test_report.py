@@ -150,7 +150,7 @@ def test_sizes_in_words(size, text):
 # --- tables, trace, plots -------------------------------------------------------------------------
 def test_tables_show_every_figure_and_say_estimated(summary):
     console = Console(width=200, record=True, file=io.StringIO())
-    tables.print_profile(console, summary)
+    tables.print_profile(console, summary, console.print)
     text = console.export_text()
     assert "estimated, not measured; DMA profile sdk2.21" in text
     assert all(name in text for name in summary.metrics)
@@ -275,7 +275,7 @@ def test_profiles_carry_the_band_of_their_class():
     assert found.band_ns == (found.time_ns / band.high, found.time_ns / band.low)
     assert json.loads(json.dumps(found.to_json()))["band_ns"] == list(found.band_ns)
     console = Console(file=io.StringIO(), width=200)
-    tables.print_profile(console, found)
+    tables.print_profile(console, found, console.print)
     assert f"{tables.band_text(found.band_ns)} by the calibration" in console.file.getvalue()
 
 

@@ -18,3 +18,8 @@ def test_without_a_terminal_lines_tell_the_progress(
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["Working: 25 %", "Working harder: 75 %"]
     assert len(lines) == 3 and lines[2].startswith("Working harder: ") and lines[2].endswith(" s")
+
+
+def test_status_lines_move_no_cursor(capsys: pytest.CaptureFixture) -> None:
+    console.say("boom \x1b[2J\rbang\u202e")
+    assert capsys.readouterr().err == "boom \\x1b[2J\\rbang\\u202e\n"

@@ -10,11 +10,12 @@ from ..device.spec import GEN2
 from ..time import cost
 from ..time.schedule import DMA, ENGINES, Schedule
 from . import bands
-from .report import Profile, critical_times
+from .report import Profile, critical_times, size_text
 
 COLOURS = ("#4c72b0", "#dd8452", "#55a868", "#c44e52", "#8172b3")
 MARKERS = "osD^vP*X<>"
 BARS = 15  # operators with a bar of their own
+VISIBLE = 0.004  # share of the longest bar from which on one can be seen
 BINS = 600  # slices of the timeline: about one per pixel column
 
 
@@ -93,21 +94,28 @@ def roofline(points: Sequence[tuple[str, Profile]], path: Path) -> Path:
             marker = MARKERS[number % len(MARKERS)]
             axes.plot(flops / size, flops / found.time_ns / 1e3, marker, label=label)
     axes.set(xscale="log", yscale="log", xlabel="FLOP per HBM byte", ylabel="TFLOP/s (estimated)")
-    axes.set_title("roofline of one NeuronCore-v2, bf16")
+    axes.set_title("roofline of one NeuronCore-v2 in bf16, times estimated")
     axes.legend(bbox_to_anchor=(1.02, 1), loc="upper left", fontsize=8)
     axes.grid(alpha=0.3)
     return _save(pyplot, figure, path)
 
 
-def bytes_by_operator(sizes: dict[str, float], path: Path) -> Path:
+def bytes_by_operator(sizes: dict[str, float], path: Path, title: str) -> Path:
     """Horizontal bars: bytes that each operator (kernel or source line) moves, largest first."""
     ordered = sorted(sizes.items(), key=lambda item: -item[1])
-    shown, rest = ordered[:BARS], ordered[BARS:]
+    least = VISIBLE * max(sizes.values(), default=0.0)
+    shown = [item for item in ordered[:BARS] if item[1] > least]
+    rest = ordered[len(shown) :]
     if rest:
         shown.append((f"{len(rest)} smaller ones", sum(size for _, size in rest)))
-    pyplot, figure, axes = _figure(9, 1 + 0.3 * len(shown))
-    axes.barh([n for n, _ in shown[::-1]], [s / 1e6 for _, s in shown[::-1]], color=COLOURS[0])
+    pyplot, figure, axes = _figure(9, 1.4 + 0.3 * len(shown))
+    bars = axes.barh(
+        [name for name, _ in shown[::-1]], [size / 1e6 for _, size in shown[::-1]], color=COLOURS[0]
+    )
+    axes.bar_label(bars, [size_text(int(size)) for _, size in shown[::-1]], padding=3, fontsize=8)
+    axes.margins(x=0.12)  # room for the labels inside of the frame
     axes.set_xlabel("bytes moved, MB")
+    axes.set_title(f"{title}: {size_text(int(sum(sizes.values())))} moved, estimated")
     return _save(pyplot, figure, path)
 
 
@@ -122,5 +130,6 @@ def all_plots(
         sizes = {p.name: p.metrics["dma_transfer_bytes"] for p in profiles}
     else:
         sizes = {line.place: float(line.dma_bytes) for line in profiles[0].lines if line.dma_bytes}
-    written.append(bytes_by_operator(sizes, folder / "bytes.png"))
+    title = ", ".join(dict.fromkeys(p.name for p in profiles))
+    written.append(bytes_by_operator(sizes, folder / "bytes.png", title))
     return written

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Optional
 
 from rich.console import Console
 from rich.markup import escape
@@ -44,23 +43,27 @@ def band_text(band_ns: tuple[float, float]) -> str:
 def print_profile(
     console: Console,
     found: Profile,
+    print_table: Callable[[Table], None],
     top: int = 12,
-    print_table: Optional[Callable[[Table], None]] = None,
 ) -> None:
-    """One kernel: figures, engines, source lines; these, the widest, through `print_table`."""
+    """One kernel: figures, engines, source lines; tables through `print_table`."""
     console.print(
         f"[bold]{found.name}[/bold]: {microseconds(found.time_ns)} µs, "
         f"{band_text(found.band_ns)} by the calibration's {found.bound} kernels "
         f"({estimate_note(found.dma_profile)}; schedule {found.schedule_order})"
     )
     console.print(f"bound by {found.binding}")
-    console.print(_figures(found.metrics))
-    console.print(_critical(found))
-    (print_table or console.print)(line_table(found.lines, found.time_ns, top))
+    for table in (
+        figure_table("figures (Neuron profiler names)", found.metrics),
+        _critical(found),
+        line_table(found.lines, found.time_ns, top),
+    ):
+        print_table(table)
 
 
-def _figures(metrics: dict[str, float]) -> Table:
-    table = Table(title="figures (Neuron profiler names)", title_justify="left")
+def figure_table(title: str, metrics: Mapping[str, float]) -> Table:
+    """Figures with the units that their names imply."""
+    table = Table(title=f"\n{title}", title_justify="left")
     table.add_column("figure")
     table.add_column("value", justify="right")
     for name, value in metrics.items():
@@ -80,7 +83,7 @@ def figure_text(name: str, value: float) -> str:
 
 
 def _critical(found: Profile) -> Table:
-    table = Table(title="critical path", title_justify="left")
+    table = Table(title="\ncritical path", title_justify="left")
     table.add_column("resource")
     table.add_column("µs", justify="right")
     table.add_column("share", justify="right")
@@ -95,8 +98,8 @@ EXPENDABLE = ("MFU", "MBU", "n", "bytes", "instructions", *(f"{e.value} µs" for
 
 def line_table(lines: Sequence[Line], total: float, top: int) -> Table:
     """Source lines by their share of the critical path."""
-    table = Table(title=f"source lines, {min(top, len(lines))} of {len(lines)}",
-                  title_justify="left")  # fmt: skip
+    title = f"\nsource lines, {min(top, len(lines))} of {len(lines)}"
+    table = Table(title=title, title_justify="left")
     for name in ("line", "function", "instructions"):
         table.add_column(name, overflow="fold")
     for name in ("n", "critical", *(f"{e.value} µs" for e in ENGINES), "bytes", "MFU", "MBU"):

@@ -30,7 +30,7 @@ def test_score_is_the_product_of_its_factors() -> None:
     result = score.score(True, 0.5, FAST, BASE)
     assert result.value == pytest.approx(2.0 * 2.0 * 1.5)
     assert result.ttft_value == pytest.approx(4.0 * 2.0 * 1.5)
-    assert result.source == "device / device" and result.reason is None
+    assert result.source == "device" and result.reason is None
 
 
 def test_bands_of_estimated_times_count_twice_in_the_score() -> None:
