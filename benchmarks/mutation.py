@@ -304,7 +304,10 @@ class Live:
                     (asdict(mutant), names, {n: self.tests.known[n].seconds for n in names})
                 )
             else:
-                names = self.tests.executing(mutant.path, statement_at(text, mutant.line))
+                # No line of a profiler's callback is seen, and tests may not reach others at all.
+                names = self.tests.executing(
+                    mutant.path, statement_at(text, mutant.line)
+                ) or self.tests.around(mutant.path, definition_at(text, mutant.line))
                 keep(result_of(mutant, text, self._run(changed, names, functions, session)))
         (self.tree / "left.json").write_text(json.dumps(left), encoding="utf-8")
         return True

@@ -236,3 +236,12 @@ def test_arguments_add_what_the_trace_shows(tmp_path: Path, capsys, monkeypatch)
     assert "transpose of float32 on TensorE" not in capsys.readouterr().out
     main(["check", f"{path}:transpose_kernel", *given])
     assert "transpose of float32 on TensorE" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("given", "slices"), [("nl.ds(0, 4)", True), ("3", False)])
+def test_a_helper_slices_with_the_range_that_it_is_given(given: str, slices: bool) -> None:
+    helper = "def use(u, at):\n    return u[:, at]\n"
+    found = constructs(f"use(t[0:64, :], {given})", helper)
+    assert ("index: slice of a slice" in found) is slices
+    named = constructs(f"use(u=t[0:64, :], at={given})", helper)
+    assert ("index: slice of a slice" in named) is slices

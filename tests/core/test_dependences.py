@@ -1,0 +1,150 @@
+"""Boxes of views askew in their storage, placed tiles, and memory that does not suffice."""
+
+from __future__ import annotations
+
+import random
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from neuronxcc.nki import compiler as ncc
+from neuronxcc.nki import isa as nisa
+from neuronxcc.nki import language as nl
+
+from neuron_cpu.core import Kernel
+from neuron_cpu.core.device.dtypes import FLOAT32
+from neuron_cpu.core.device.spec import GEN2
+from neuron_cpu.core.language.tensor import Tensor
+from neuron_cpu.core.program.storage import Storage
+from neuron_cpu.core.time import depend
+from neuron_cpu.core.time.schedule import NOTHING, PROGRAM_ORDER, Wait, schedule
+
+pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.NkiWarning")
+
+
+def simulate(function, *shapes, dtype=torch.float32, order=PROGRAM_ORDER):
+    args = [torch.empty(shape, dtype=dtype, device="meta") for shape in shapes]
+    return schedule(Kernel(function).trace(*args), order=order)
+
+
+def places(view):
+    """Coordinates in the storage of every element of a view."""
+    for index in product(*(range(n) for n in view.shape)):
+        flat = view.offset + sum(i * s for i, s in zip(index, view.strides))
+        yield tuple(int(i) for i in np.unravel_index(flat, view.storage.shape))
+
+
+def test_a_box_holds_every_element_of_any_view():
+    """Diagonals, reversed axes, runs that carry from one axis into the next: whatever fits."""
+    rng = random.Random(11)
+    storage = Storage(0, (4, 3, 10), FLOAT32, "sbuf")
+    found = 0
+    while found < 400:
+        rank = rng.randrange(1, 4)
+        shape = tuple(rng.randrange(1, 6) for _ in range(rank))
+        strides = tuple(rng.choice((-11, -10, -1, 0, 1, 2, 3, 7, 10, 11, 30, 31)) for _ in shape)
+        reach = [(n - 1) * s for n, s in zip(shape, strides)]
+        low, high = -sum(min(r, 0) for r in reach), 120 - sum(max(r, 0) for r in reach)
+        if low >= high:
+            continue
+        found += 1
+        view = Tensor(storage, rng.randrange(low, high), shape, strides)
+        box = depend.box_of(view)
+        for place in places(view):
+            assert all(
+                first <= at <= last and (at - first) % step == 0
+                for at, (first, last, step) in zip(place, box)
+            ), (view.offset, shape, strides)
+
+
+@pytest.mark.parametrize(
+    ("strides", "shape", "box"),
+    [
+        ((11,), (4,), ((0, 3, 1), (0, 9, 1))),  # a diagonal: any column of its rows
+        ((-1,), (4,), ((0, 0, 1), (2, 5, 1))),  # a row read backwards from column 5
+        ((-10, 1), (3, 2), ((0, 2, 1), (0, 9, 1))),
+    ],
+)
+def test_a_view_that_is_no_box_counts_as_the_flat_range_around_it(strides, shape, box):
+    storage = Storage(0, (4, 10), FLOAT32, "sbuf")
+    offset = {(11,): 0, (-1,): 5, (-10, 1): 20}[strides]
+    assert depend.box_of(Tensor(storage, offset, shape, strides)) == box
+
+
+def test_a_box_contains_what_lies_inside_it_on_every_axis():
+    rng = random.Random(3)
+    for _ in range(500):
+        ends = [[sorted((rng.randrange(5), rng.randrange(5))) for _ in range(2)] for _ in range(2)]
+        outer, inner = (tuple((lo, hi, 1) for lo, hi in one) for one in ends)
+        cells = [set(product(*(range(lo, hi + 1) for lo, hi, _ in box))) for box in (outer, inner)]
+        assert depend.contains(outer, inner) == (cells[1] <= cells[0])
+
+
+@pytest.mark.parametrize("start", [8, 12])
+def test_placed_tiles_that_share_their_last_bytes_wait(start):
+    """Tile one holds bytes 0 to 11; tile two begins in its last element or behind it."""
+
+    def kernel(x):
+        out = nl.ndarray((128, 3), nl.float32, buffer=nl.shared_hbm)
+        last = nl.ndarray((128, 3), nl.float32, buffer=nl.shared_hbm)
+        one = nl.ndarray((nl.par_dim(128), 3), nl.float32, buffer=ncc.sbuf.mod_alloc(base_addr=0))
+        two = nl.ndarray(
+            (nl.par_dim(128), 3), nl.float32, buffer=ncc.sbuf.mod_alloc(base_addr=start)
+        )
+        one[...] = nl.load(x)
+        nl.store(out, value=one)
+        two[...] = nisa.memset((128, 3), 1.0, nl.float32)
+        nl.store(last, value=two)
+        return out, last
+
+    found = simulate(kernel, (128, 3), order="compiler")
+    ops = [i.op.name for i in found.program.instructions]
+    stored, filled = ops.index("dma_copy", 1), ops.index("memset")
+    assert (found.start[filled] >= found.end[stored]) == (start == 8)
+
+
+# --- waits ----------------------------------------------------------------------------------------
+def test_a_transfer_that_waits_for_nothing_ends_the_critical_path():
+    def kernel(x):
+        out = nl.ndarray((4, 128, 512), nl.float32, buffer=nl.shared_hbm)
+        for k in nl.affine_range(4):
+            nisa.dma_copy(dst=out[k], src=x[k])
+        return out
+
+    found = simulate(kernel, (4, 128, 512))
+    assert found.waits[0] == Wait(NOTHING, -1)
+    assert found.critical_path() == [3, 2, 1, 0]  # each behind the one before in the queues
+
+
+@pytest.mark.parametrize("tiles", [8, 10])
+def test_psum_beyond_its_banks_is_told_in_bytes(tiles):
+    def kernel(a, b):
+        out = nl.ndarray((tiles, 128, 512), nl.float32, buffer=nl.shared_hbm)
+        left, right = nl.load(a), nl.load(b)
+        banks = [nisa.nc_matmul(left, right) for _ in range(tiles)]
+        for k in range(tiles):
+            nl.store(out[k], value=nisa.tensor_copy(banks[k], engine=nisa.vector_engine))
+        for k in range(tiles):  # all of them live until the end
+            nl.store(out[k], value=nisa.tensor_copy(banks[k], engine=nisa.vector_engine))
+        return out
+
+    found = simulate(kernel, (128, 128), (128, 512))
+    assert found.overcommitted == (0, max(0, tiles - 8) * GEN2.psum_bank_bytes)
+    assert found.high_water("psum") == tiles
+
+
+def test_sbuf_beyond_its_bytes_is_told_in_bytes():
+    """Three tiles of 80 KiB that live together, in 176 KiB."""
+
+    def kernel(x):
+        out = nl.ndarray((128, 1), nl.float32, buffer=nl.shared_hbm)
+        tiles = [nl.load(x) for _ in range(3)]
+        for tile in (*tiles, *tiles):
+            nl.store(out, value=nisa.tensor_reduce(nl.add, tile, axis=1))
+        return out
+
+    found = simulate(kernel, (128, 20 * 1024))
+    lacking, psum = found.overcommitted
+    assert psum == 0 and lacking >= 3 * 80 * 1024 - GEN2.sbuf_usable_bytes
+    assert lacking < 80 * 1024

@@ -1,0 +1,251 @@
+"""Forms of operands that kernels seldom use, each computed with PyTorch as well."""
+
+from __future__ import annotations
+
+import warnings
+
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+import numpy as np
+import pytest
+import torch
+
+from neuron_cpu.core import Kernel, NkiError, NkiWarning
+from neuron_cpu.core.device.dtypes import FLOAT32
+from neuron_cpu.core.language.tensor import Tensor
+from neuron_cpu.core.program.index import Index
+from neuron_cpu.core.program.regions import covers_storage
+from neuron_cpu.core.program.storage import Storage
+from neuron_cpu.core.run.execute import Plan
+
+pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.NkiWarning")
+MODES = pytest.mark.parametrize("mode", ["merged", "single", "eager"])
+
+
+def compute(mode, function, *inputs):
+    """The kernel's first result: loops merged, instruction by instruction, or while tracing."""
+    if mode == "eager":
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("NKI_CPU_EAGER", "1")
+            return Kernel(function)(*inputs)
+    program = Kernel(function).trace(*(x.to("meta") for x in inputs))
+    return Plan(program, merge_loops=mode == "merged").run(list(inputs))[0]
+
+
+def numbers(*shape, seed=0):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+# --- results that go elsewhere --------------------------------------------------------------------
+@MODES
+def test_a_result_moves_into_a_destination_of_another_shape(mode):
+    def kernel(x):
+        out = nl.ndarray((128, 8), nl.float32, buffer=nl.shared_hbm)
+        cube = nl.ndarray((128, 2, 2, 4), nl.float32)
+        flat = nisa.tensor_scalar(nl.load(x), nl.multiply, 2.0)
+        cube[:, 0] = flat.reshape((128, 2, 4))
+        cube[:, 1, :, :] = nisa.tensor_scalar(nl.load(x), nl.add, 1.0).reshape((128, 2, 4))
+        nl.store(out, value=nisa.tensor_tensor(cube[:, 0], cube[:, 1], nl.add).reshape((128, 8)))
+        return out
+
+    x = numbers(128, 8)
+    torch.testing.assert_close(compute(mode, kernel, x), 2 * x + (x + 1))
+
+
+@MODES
+def test_a_result_moves_into_columns_with_an_axis_of_one(mode):
+    def kernel(x):
+        out = nl.ndarray((128, 3, 8), nl.float32, buffer=nl.shared_hbm)
+        rows = nl.ndarray((128, 3, 8), nl.float32)
+        for k in nl.affine_range(3):
+            rows[:, nl.ds(k, 1), :] = nisa.tensor_scalar(nl.load(x), nl.multiply, 2.0)
+        nl.store(out, value=rows)
+        return out
+
+    x = numbers(128, 8)
+    assert torch.equal(compute(mode, kernel, x), (2 * x)[:, None].expand(128, 3, 8))
+
+
+@MODES
+def test_scattered_rows_leave_out_what_the_mask_does(mode):
+    def kernel(x, rows):
+        out = nl.zeros((100, 16), nl.float32, buffer=nl.shared_hbm)
+        at, tile = nl.load(rows), nl.load(x)
+        p, f = nl.arange(64)[:, None], nl.arange(16)[None, :]
+        nl.store(out[at[p, 0], f], value=tile[p, f], mask=(p < 50) & (f >= p - 40))
+        return out
+
+    x, rows = numbers(64, 16), torch.randperm(100)[:64].int()[:, None]
+    p, f = torch.arange(64)[:, None], torch.arange(16)[None, :]
+    wanted = torch.zeros(100, 16)
+    wanted[rows[:, 0]] = torch.where((p < 50) & (f >= p - 40), x, 0.0)
+    assert torch.equal(compute(mode, kernel, x, rows), wanted)
+
+
+@MODES
+def test_bits_are_read_as_another_type(mode):
+    def kernel(x):
+        out = nl.ndarray((128, 8), nl.int32, buffer=nl.shared_hbm)
+        shifted = nisa.tensor_scalar(nl.load(x).view(nl.int32), nl.right_shift, 23)
+        nl.store(out, value=shifted)
+        return out
+
+    x = numbers(128, 8).abs()
+    found = torch.as_tensor(compute(mode, kernel, x))
+    assert torch.equal(found.int(), x.view(torch.int32) >> 23)
+
+
+# --- instructions ---------------------------------------------------------------------------------
+@MODES
+@pytest.mark.parametrize("scale", [0.0, 1.0, -0.5])
+def test_an_activation_scales_its_data(mode, scale):
+    def kernel(x):
+        out = nl.ndarray((128, 8), nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, value=nisa.activation(nl.exp, nl.load(x), scale=scale))
+        return out
+
+    x = numbers(128, 8)
+    torch.testing.assert_close(compute(mode, kernel, x), torch.exp(scale * x))
+
+
+@MODES
+def test_a_transposing_product_keeps_its_bits(mode):
+    """``is_transpose`` moves bits: the result has the operands' type."""
+
+    def kernel(x, ones):
+        out = nl.ndarray((64, 128), nl.bfloat16, buffer=nl.shared_hbm)
+        turned = nisa.nc_matmul(nl.load(x), nl.load(ones), is_transpose=True)
+        assert turned.dtype == nl.bfloat16
+        nl.store(out, value=nisa.tensor_copy(turned))
+        return out
+
+    x = numbers(128, 64).bfloat16()
+    assert torch.equal(compute(mode, kernel, x, torch.eye(128).bfloat16()), x.t())
+
+
+def test_a_product_of_two_types_is_fp32():
+    def kernel(x, ones):
+        out = nl.ndarray((64, 128), nl.float32, buffer=nl.shared_hbm)
+        turned = nisa.nc_matmul(nl.load(x), nl.load(ones), is_transpose=False)
+        assert turned.dtype == nl.float32
+        nl.store(out, value=nisa.tensor_copy(turned))
+        return out
+
+    x = numbers(128, 64).bfloat16()
+    assert torch.equal(compute("single", kernel, x, torch.eye(128).bfloat16()), x.t().float())
+
+
+@MODES
+def test_statistics_in_a_loop(mode):
+    """Mean and variance of each tile, from pieces of 100 and 60 columns."""
+
+    def kernel(x):
+        out = nl.ndarray((3, 128, 2), nl.float32, buffer=nl.shared_hbm)
+        for k in nl.affine_range(3):
+            tile = nl.load(x[k])
+            pieces = nl.ndarray((128, 2, 6), nl.float32)
+            pieces[:, 0] = nisa.bn_stats(tile[:, 0:100])
+            pieces[:, 1] = nisa.bn_stats(tile[:, 100:160])
+            nl.store(out[k], value=nisa.bn_aggr(pieces.reshape((128, 12))))
+        return out
+
+    x = numbers(3, 128, 160)
+    wanted = torch.stack([x.mean(-1), x.var(-1, correction=0)], -1)
+    torch.testing.assert_close(compute(mode, kernel, x), wanted)
+
+
+@MODES
+@pytest.mark.parametrize("columns", [20, 200])
+def test_gathers_in_a_loop_reach_the_last_column(mode, columns):
+    def kernel(x, index):
+        out = nl.ndarray((3, 128, 8), nl.float32, buffer=nl.shared_hbm)
+        for k in nl.affine_range(3):
+            nl.store(out[k], value=nl.gather_flattened(nl.load(x[k]), nl.load(index[k])))
+        return out
+
+    x = numbers(3, 128, columns)
+    index = torch.randint(0, columns, (3, 128, 8), generator=torch.Generator().manual_seed(2))
+    index[..., 0] = columns - 1
+    found = compute(mode, kernel, x, index.to(torch.uint32))
+    assert torch.equal(found, x.gather(-1, index))
+
+
+@pytest.mark.parametrize(
+    ("value", "told"), [(2.0**-41, False), (2.0**-43, True), (-(2.0**41), False)]
+)
+def test_reciprocals_on_scalar_engine_have_a_range(value, told):
+    def kernel(x):
+        out = nl.ndarray((1, 2), nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, value=nisa.activation(nl.reciprocal, nl.load(x)))
+        return out
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", NkiWarning)
+        compute("eager", kernel, torch.tensor([[1.0, value]]))
+    assert any("sim_activation_range" in str(one.message) for one in caught) is told
+
+
+# --- sums over a loop -----------------------------------------------------------------------------
+REDUCED = {"add": torch.sum, "multiply": torch.prod, "maximum": torch.amax, "minimum": torch.amin}
+
+
+@MODES
+@pytest.mark.parametrize("name", REDUCED)
+def test_loop_reduce_over_a_fresh_tile_begins_with_nothing(mode, name):
+    operator = getattr(np, name)
+
+    def kernel(x):
+        out = nl.ndarray((128, 4), nl.float32, buffer=nl.shared_hbm)
+        total = nl.ndarray((128, 4), nl.float32)
+        for k in nl.affine_range(3):
+            total[...] = nl.loop_reduce(nl.load(x[k]), op=operator, loop_indices=[k])
+        nl.store(out, value=total)
+        return out
+
+    x = numbers(3, 128, 4)
+    torch.testing.assert_close(compute(mode, kernel, x), REDUCED[name](x, dim=0))
+
+
+@pytest.mark.parametrize("columns", [4, 2])
+def test_loop_reduce_adds_to_what_the_tile_holds_and_to_nothing_undefined(columns):
+    def kernel(x):
+        out = nl.ndarray((128, 4), nl.float32, buffer=nl.shared_hbm)
+        total = nl.ndarray((128, 4), nl.float32)
+        total[:, 0:columns] = nisa.memset((128, columns), 5.0, nl.float32)
+        for k in nl.affine_range(3):
+            total[...] = nl.loop_reduce(nl.load(x[k]), op=np.add, loop_indices=[k])
+        nl.store(out, value=total)
+        return out
+
+    x = numbers(3, 128, 4)
+    if columns == 4:
+        torch.testing.assert_close(compute("single", kernel, x), 5 + x.sum(0))
+    else:
+        with pytest.raises(NkiError, match="sim_undefined_data"):
+            Kernel(kernel).trace(x.to("meta"))
+
+
+# --- views and indices ----------------------------------------------------------------------------
+def test_an_axis_of_one_needs_no_stride_to_cover_a_storage():
+    storage = Storage(0, (4, 6), FLOAT32, "sbuf")
+    assert covers_storage(Tensor(storage, 0, (4, 1, 6), (6, 0, 1)))
+    assert not covers_storage(Tensor(storage, 0, (4, 6, 1), (6, 0, 1)))
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (2, 3, 4), (5, 2, 3, 4)])
+def test_an_index_broadcasts_as_numpy_does(shape):
+    index = nl.arange(3)[:, None] * 10 + nl.arange(4)[None, :] + 7
+    assert isinstance(index, Index)
+    wanted = np.broadcast_to(np.arange(3)[:, None] * 10 + np.arange(4) + 7, shape)
+    assert np.array_equal(index.broadcast(shape).values(), wanted)
+
+
+# --- rank -----------------------------------------------------------------------------------------
+def test_tensors_of_one_axis_move_inside_hbm():
+    def kernel(x):
+        out = nl.ndarray((300,), nl.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(dst=out, src=x)
+        return out
+
+    x = numbers(300)
+    assert torch.equal(compute("single", kernel, x), x)
