@@ -103,9 +103,12 @@ def run(row: public_rows.Row, public: Path) -> Outcome:
     busy = found.engine_busy()
     engine = max(busy, key=lambda e: busy[e])
     return Outcome(
-        row, predicted_us(found), bands.kind_of(report.profile(found).critical),
-        f"{engine.value} {busy[engine] / found.total:.0%}", instructions=len(program.instructions),
-    )  # fmt: skip
+        row,
+        predicted_us(found),
+        bands.kind_of(report.profile(found).critical),
+        f"{engine.value} {busy[engine] / found.total:.0%}",
+        instructions=len(program.instructions),
+    )
 
 
 def run_all(chosen: Sequence[public_rows.Row], public: Path, jobs: int) -> list[Outcome]:
@@ -211,10 +214,16 @@ def summaries(outcomes: Sequence[Outcome]) -> str:
 
 def named_outliers(outcomes: Sequence[Outcome]) -> str:
     """The rows outside of 0.6 to 1.7 and the pairs in the wrong order, by name."""
-    far = [f"{o.row.id} {o.ratio:.2f}" for o in outcomes
-           if o.ratio and not OUTLIER[0] <= o.ratio <= OUTLIER[1]]  # fmt: skip
-    wrong = [f"{slow.row.id} before {fast.row.id}" for fast, slow in pairs(outcomes)
-             if fast.estimated_us > slow.estimated_us]  # fmt: skip
+    far = [
+        f"{o.row.id} {o.ratio:.2f}"
+        for o in outcomes
+        if o.ratio and not OUTLIER[0] <= o.ratio <= OUTLIER[1]
+    ]
+    wrong = [
+        f"{slow.row.id} before {fast.row.id}"
+        for fast, slow in pairs(outcomes)
+        if fast.estimated_us > slow.estimated_us
+    ]
     return (
         f"Outside of 0.6 to 1.7: {', '.join(far) or 'none'}.\n\n"
         f"In the wrong order: {', '.join(wrong) or 'none'}."
@@ -280,15 +289,27 @@ def _matmul(name: str, kernel: str, measured_ms: float, original: str) -> Point:
 def _mamba(version: str, kernel: str, channels: int, length: int, ms: float, lacks="") -> Point:
     big, states = ((channels, length), torch.float32), ((16, length), torch.float32)
     shapes = big, big, ((channels, 16), torch.float32), states, states
-    return Point(f"Mamba {version}, {channels} ch, {length} tokens", kernel, shapes, ms * 1e3,
-                 f"mamba-{version}-{channels}x{length}", lacks=lacks)  # fmt: skip
+    return Point(
+        f"Mamba {version}, {channels} ch, {length} tokens",
+        kernel,
+        shapes,
+        ms * 1e3,
+        f"mamba-{version}-{channels}x{length}",
+        lacks=lacks,
+    )
 
 
 def _layernorm(name: str, kernel: str, measured_us: float) -> Point:
     row = ((1, 1000), torch.float32)
     shapes = ((300, 1000), torch.float32), row, row
-    return Point(f"LayerNorm 300x1000, {name}", kernel, shapes, measured_us, device=False,
-                 lacks="the measurement contains host transfers")  # fmt: skip
+    return Point(
+        f"LayerNorm 300x1000, {name}",
+        kernel,
+        shapes,
+        measured_us,
+        device=False,
+        lacks="the measurement contains host transfers",
+    )
 
 
 POINTS = [
@@ -368,8 +389,9 @@ def write(text: str, block: str) -> None:
     """Replace one block of the document."""
     begin, end = f"<!-- {block}: begin -->", f"<!-- {block}: end -->"
     before = DOCUMENT.read_text()
-    after, count = re.subn(f"{begin}.*{end}", lambda _: f"{begin}\n{text}\n{end}", before,
-                           flags=re.S)  # fmt: skip
+    after, count = re.subn(
+        f"{begin}.*{end}", lambda _: f"{begin}\n{text}\n{end}", before, flags=re.S
+    )
     if count != 1:
         raise SystemExit(f"{DOCUMENT} has {count} blocks '{block}', expected 1")
     DOCUMENT.write_text(after)

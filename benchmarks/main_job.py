@@ -44,9 +44,13 @@ def run(cache: str, *arguments: str) -> Figures:
                "--prompt", PROMPT, *arguments]  # fmt: skip
     started = time.monotonic()
     process = subprocess.Popen(
-        command, cwd=REPOSITORY, env={**os.environ, "XDG_CACHE_HOME": cache},
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0,
-    )  # fmt: skip
+        command,
+        cwd=REPOSITORY,
+        env={**os.environ, "XDG_CACHE_HOME": cache},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        bufsize=0,
+    )
     assert process.stdout is not None and process.stderr is not None
     answer = b"Output 0: "
     heading = process.stdout.read(len(answer))

@@ -507,8 +507,11 @@ def copy_of_tree(folder: Path) -> Path:
     """Tracked and new files of the repository, without git, so that nothing is written there."""
     listed = subprocess.run(
         ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT, check=True, capture_output=True, text=True,
-    ).stdout.splitlines()  # fmt: skip
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    ).stdout.splitlines()
     for name in listed:
         if (ROOT / name).is_file():
             target = folder / name

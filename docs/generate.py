@@ -115,9 +115,10 @@ def lowering(name: str) -> str:
     function = getattr(nl, name)
     if call is None:
         wanted = [
-            p for p in inspect.signature(function).parameters.values()
+            p
+            for p in inspect.signature(function).parameters.values()
             if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD
-        ]  # fmt: skip
+        ]
         if [p.name for p in wanted] not in (["x"], ["x", "y"]):
             return ""
         call = function if len(wanted) == 1 else lambda x: function(x, x)

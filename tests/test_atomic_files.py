@@ -52,8 +52,12 @@ def test_other_errors_are_not_taken_for_a_full_disk(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_killed_writers_are_removed(tmp_path: Path) -> None:
-    finished = subprocess.run([sys.executable, "-c", "import os; print(os.getpid())"],
-                              capture_output=True, text=True, check=True)  # fmt: skip
+    finished = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     dead = tmp_path / f".t.{finished.stdout.strip()}.abc"
     alive = tmp_path / f".t.{os.getpid()}.abc"
     dead.mkdir()

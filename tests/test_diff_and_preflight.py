@@ -70,9 +70,17 @@ def run(run_main: Callable, tiny_model: Path, tmp_path: Path) -> Callable:
             path.write_text(text)
             chosen = ("--llama", path)
         return run_main(
-            "--mode", mode, "--model-path", tiny_model, "--prompt", "hello there", "--seq-len",
-            "64", "--tp-degree", "1", *chosen, *arguments, XDG_CACHE_HOME=str(tmp_path),
-        )  # fmt: skip
+            "--mode",
+            mode,
+            "--model-path",
+            tiny_model,
+            "--prompt",
+            "hello there",
+            *["--seq-len", "64", "--tp-degree", "1"],
+            *chosen,
+            *arguments,
+            XDG_CACHE_HOME=str(tmp_path),
+        )
 
     return call
 

@@ -51,9 +51,14 @@ def run(run_script: Callable, tiny_model: Path, cache: str, tmp_path: Path) -> C
 
     def call(script: str, *arguments: object) -> subprocess.CompletedProcess:
         return run_script(
-            script, "--model-path", tiny_model, "--max-new-tokens", "4", *arguments,
-            cwd=tmp_path, XDG_CACHE_HOME=cache,
-        )  # fmt: skip
+            script,
+            "--model-path",
+            tiny_model,
+            *["--max-new-tokens", "4"],
+            *arguments,
+            cwd=tmp_path,
+            XDG_CACHE_HOME=cache,
+        )
 
     return call
 
@@ -89,8 +94,13 @@ def test_validate_reports_where_a_wrong_submission_differs(
 
 def test_tolerances_of_the_command_line_count(run: Callable, submission: Callable) -> None:
     arguments = ("--llama", submission(WRONG), "--prompt", "hello", "--num-tokens-to-check", "2")
-    done = run("main.py", "--mode", "validate", *arguments, "--tol-map", "{None: 10.0}",
-               "--divergence-difference-tol", "1000")  # fmt: skip
+    done = run(
+        *["main.py", "--mode", "validate"],
+        *arguments,
+        "--tol-map",
+        "{None: 10.0}",
+        *["--divergence-difference-tol", "1000"],
+    )
     assert done.returncode == 0, done.stdout
     assert "passed: 0 of 2 greedy tokens equal" in done.stdout
 
@@ -111,9 +121,12 @@ def test_evaluate_prints_the_score_with_its_sources(run: Callable, tmp_path: Pat
 def test_evaluate_without_kernels_has_no_nki_share(run: Callable, submission: Callable) -> None:
     baseline = ("--base-latency", "100", "--base-throughput", "200")
     done = run(
-        "main.py", "--mode", "evaluate", "--llama", submission(BASELINE), "--prompt", "hi there",
+        *["main.py", "--mode", "evaluate", "--llama"],
+        submission(BASELINE),
+        "--prompt",
+        "hi there",
         *baseline,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "NKI share of MACs: 0.0000, by use 0.0000" in done.stdout
     assert "cost model / given" in done.stdout
@@ -160,8 +173,11 @@ def test_benchmark_run_writes_every_report_and_lists_what_does_not_fit(
 def test_one_failing_prompt_does_not_end_the_run(
     run: Callable, submission: Callable, tmp_path: Path
 ) -> None:
-    done = run("test.py", "--no-enable-nki", "--llama", submission(RAISES), "--limit", "2",
-               "--seq-len", "128")  # fmt: skip
+    done = run(
+        *["test.py", "--no-enable-nki", "--llama"],
+        submission(RAISES),
+        *["--limit", "2", "--seq-len", "128"],
+    )
     assert done.returncode == 1, done.stderr
     report = json.loads((results_folder(tmp_path) / "report.json").read_text())
     assert report["totals"]["failed"] == 2 and report["totals"]["total_score"] is None
@@ -173,10 +189,12 @@ def test_a_killed_run_is_resumed_without_loss_or_repetition(
     arguments = ("--limit", "4", "--seq-len", "128", "--model-path", str(tiny_model),
                  "--max-new-tokens", "4")  # fmt: skip
     process = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "test.py"), *arguments], cwd=tmp_path,
+        [sys.executable, str(REPOSITORY / "test.py"), *arguments],
+        cwd=tmp_path,
         env={**os.environ, "XDG_CACHE_HOME": cache},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
     try:
         while process.poll() is None and not list(tmp_path.glob("results/*/prompt-00.json")):
             time.sleep(0.01)

@@ -26,9 +26,14 @@ def test_greedy_text_is_the_stored_one(
     kernels: str, run_main: Callable, embedded_model: Path, tmp_path: Path
 ) -> None:
     done = run_main(
-        "--mode", "generate", kernels, "--prompt", ",".join(PROMPTS), "--batch-size", "1",
-        "--seq-len", "64", "--max-new-tokens", "24", "--model-path", embedded_model,
-        "--compiled-model-path", tmp_path / "compiled",
-    )  # fmt: skip
+        *["--mode", "generate"],
+        kernels,
+        "--prompt",
+        ",".join(PROMPTS),
+        *["--batch-size", "1", "--seq-len", "64", "--max-new-tokens", "24", "--model-path"],
+        embedded_model,
+        "--compiled-model-path",
+        tmp_path / "compiled",
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout == TEXT

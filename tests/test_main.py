@@ -31,9 +31,12 @@ def generate(run_main: Callable, tiny_model: Path, cache: str) -> Callable:
 
     def run(*arguments: str) -> subprocess.CompletedProcess:
         done = run_main(
-            "--mode", "generate", "--model-path", tiny_model, *LENGTHS, *arguments,
+            *["--mode", "generate", "--model-path"],
+            tiny_model,
+            *LENGTHS,
+            *arguments,
             XDG_CACHE_HOME=cache,
-        )  # fmt: skip
+        )
         assert done.returncode == 0, done.stderr
         return done
 
@@ -74,9 +77,11 @@ def test_compile_prints_where_each_operator_ran(
     run_main: Callable, tiny_model: Path, cache: str
 ) -> None:
     done = run_main(
-        "--mode", "compile", "--enable-nki", "--model-path", tiny_model, "--seq-len", "64",
+        *["--mode", "compile", "--enable-nki", "--model-path"],
+        tiny_model,
+        *["--seq-len", "64"],
         XDG_CACHE_HOME=cache,
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     assert "NKI kernel" in done.stdout and "PyTorch" in done.stdout
     assert "token_generation_model, bucket 64" in done.stdout
@@ -165,8 +170,10 @@ def test_a_killed_compile_leaves_nothing_that_passes_for_finished(
                  "--prompt", "abcd", "--compiled-model-path", tmp_path / "compiled")  # fmt: skip
     process = subprocess.Popen(
         [sys.executable, str(REPOSITORY / "main.py"), *map(str, arguments)],
-        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     wait_for(process, "sharding")
     process.send_signal(signal.SIGKILL)
     process.wait()
@@ -182,11 +189,20 @@ def test_a_killed_compile_leaves_nothing_that_passes_for_finished(
 def test_interrupt_ends_without_a_traceback(tiny_model: Path, tmp_path: Path) -> None:
     waiting = written(tmp_path / "s.py", "import time\nprint('here', flush=True)\ntime.sleep(60)\n")
     process = subprocess.Popen(
-        [sys.executable, str(REPOSITORY / "main.py"), "--mode", "generate", "--model-path",
-         str(tiny_model), "--llama", str(waiting), "--prompt", "abcd"],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [
+            sys.executable,
+            str(REPOSITORY / "main.py"),
+            *["--mode", "generate", "--model-path"],
+            str(tiny_model),
+            "--llama",
+            str(waiting),
+            *["--prompt", "abcd"],
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         env={**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")},
-    )  # fmt: skip
+    )
     wait_for(process, "here")
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
@@ -203,9 +219,14 @@ def test_what_changed_is_named(run_main: Callable, tmp_path: Path) -> None:
 
     def run(*more: str) -> str:
         done = run_main(
-            "--mode", "generate", "--model-path", model, "--llama", submission, "--prompt", "abcd",
-            "--max-new-tokens", "1", "--compiled-model-path", tmp_path / "c", *more,
-        )  # fmt: skip
+            *["--mode", "generate", "--model-path"],
+            model,
+            "--llama",
+            submission,
+            *["--prompt", "abcd", "--max-new-tokens", "1", "--compiled-model-path"],
+            tmp_path / "c",
+            *more,
+        )
         assert done.returncode == 0, done.stderr
         return done.stderr
 

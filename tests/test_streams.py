@@ -23,9 +23,17 @@ def start(*arguments: object, **options) -> subprocess.Popen:
 @pytest.mark.parametrize("mode", ["profile", "generate"])
 def test_a_full_output_is_one_sentence(mode: str, tiny_model: Path, tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
-        process = start("--mode", mode, "--model-path", tiny_model, "--seq-len", "64",
-                        "--compiled-model-path", tmp_path / "compiled",
-                        stdout=full, stderr=subprocess.PIPE, text=True)  # fmt: skip
+        process = start(
+            "--mode",
+            mode,
+            "--model-path",
+            tiny_model,
+            *["--seq-len", "64", "--compiled-model-path"],
+            tmp_path / "compiled",
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
         _, errors = process.communicate(timeout=300)
     assert process.returncode == 2 and "Traceback" not in errors and "Exception" not in errors
     assert "No space left on device" in errors.splitlines()[-1]
@@ -38,9 +46,16 @@ def test_a_reader_that_leaves_is_no_error(
     mode: str, streams: str, tiny_model: Path, tmp_path: Path
 ) -> None:
     together = subprocess.STDOUT if streams == "both" else subprocess.DEVNULL
-    process = start("--mode", mode, "--model-path", tiny_model, "--seq-len", "64",
-                    "--compiled-model-path", tmp_path / "compiled",
-                    stdout=subprocess.PIPE, stderr=together)  # fmt: skip
+    process = start(
+        "--mode",
+        mode,
+        "--model-path",
+        tiny_model,
+        *["--seq-len", "64", "--compiled-model-path"],
+        tmp_path / "compiled",
+        stdout=subprocess.PIPE,
+        stderr=together,
+    )
     assert process.stdout is not None
     if streams == "both":
         process.stdout.readline()
@@ -49,8 +64,9 @@ def test_a_reader_that_leaves_is_no_error(
 
 
 def test_an_encoding_without_the_characters_escapes_them(run_main, tiny_model: Path) -> None:
-    done = run_main("--mode", "profile", "--model-path", tiny_model, "--seq-len", "64",
-                    PYTHONIOENCODING="ascii")  # fmt: skip
+    done = run_main(
+        "--mode", "profile", "--model-path", tiny_model, "--seq-len", "64", PYTHONIOENCODING="ascii"
+    )
     assert done.returncode == 0, done.stderr
     assert "\\xb5s" in done.stdout and "Traceback" not in done.stderr
 
@@ -64,9 +80,17 @@ def test_signals_give_the_terminal_back(
     waiting = tmp_path / "waiting.py"
     waiting.write_text("import time\nprint('here', flush=True)\ntime.sleep(300)\n")
     ours, theirs = pty.openpty()
-    process = start("--mode", "generate", "--model-path", tiny_model, "--llama", waiting,
-                    "--prompt", "abcd", "--compiled-model-path", tmp_path / "c",
-                    stdout=theirs, stderr=theirs, env={**os.environ, "TERM": "xterm"})  # fmt: skip
+    process = start(
+        *["--mode", "generate", "--model-path"],
+        tiny_model,
+        "--llama",
+        waiting,
+        *["--prompt", "abcd", "--compiled-model-path"],
+        tmp_path / "c",
+        stdout=theirs,
+        stderr=theirs,
+        env={**os.environ, "TERM": "xterm"},
+    )
     os.close(theirs)
     shown = b""
     while b"here" not in shown:

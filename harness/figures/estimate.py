@@ -265,9 +265,13 @@ class Estimator:
     """
 
     def __init__(
-        self, dma_profile: str, overheads: cost.Overheads, ranks: int,
-        order: str = COMPILER_ORDER, others: Sequence[str] = (),
-    ) -> None:  # fmt: skip
+        self,
+        dma_profile: str,
+        overheads: cost.Overheads,
+        ranks: int,
+        order: str = COMPILER_ORDER,
+        others: Sequence[str] = (),
+    ) -> None:
         self.dma_profile, self.others, self.order = dma_profile, tuple(others), order
         self.overheads, self.ranks = overheads, ranks
         rates = {n: cost.dma_profile(n).bandwidth(spec.PLAIN_ROW_BYTES) for n in self._profiles}

@@ -295,9 +295,12 @@ def to_png(description: dict[str, Any], results: Sequence[Evaluation]) -> bytes:
         bars = axis.bar(positions, [item[column] or 0 for item in rows], color=colours)
         figures = ["none" if item[column] is None else shown(item[column]) for item in rows]
         labels = axis.bar_label(
-            bars, figures, padding=2, fontsize=8,
+            bars,
+            figures,
+            padding=2,
+            fontsize=8,
             rotation=90 if len(rows) > 12 else 0,
-        )  # fmt: skip
+        )
         for label, colour in zip(labels, colours):
             label.set_color(colour)
         axis.margins(y=0.3 if len(rows) > 12 else 0.12)  # room for the labels inside of the frame

@@ -78,9 +78,11 @@ def test_products_and_remainders_are_not_affine(spoil):
 
 @some
 @given(
-    n=st.integers(1, 12), start=st.integers(-5, 40), step=st.integers(1, 6),
+    n=st.integers(1, 12),
+    start=st.integers(-5, 40),
+    step=st.integers(1, 6),
     divisor=st.integers(1, 12),
-)  # fmt: skip
+)
 def test_quotients_and_remainders_of_one_piece_are_affine(n, start, step, divisor):
     index = nl.arange(n)[:, None] * step + start
     values = start + step * np.arange(n)[:, None]
@@ -97,9 +99,12 @@ def test_quotients_and_remainders_of_one_piece_are_affine(n, start, step, diviso
 # --- masks ----------------------------------------------------------------------------------------
 @some
 @given(
-    n=st.integers(1, 8), m=st.integers(1, 8), a=st.integers(-3, 9), b=st.integers(-3, 9),
+    n=st.integers(1, 8),
+    m=st.integers(1, 8),
+    a=st.integers(-3, 9),
+    b=st.integers(-3, 9),
     k=st.integers(-2, 2),
-)  # fmt: skip
+)
 def test_masks_leave_boxes_or_arrays(n, m, a, b, k):
     i, j = nl.mgrid[0:n, 0:m]
     x, y = np.ogrid[:n, :m]

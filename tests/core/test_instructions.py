@@ -401,9 +401,13 @@ def test_results_beside_running_sums_go_where_they_are_assigned(eager, monkeypat
                 nl.exp, tile[:, part], reduce_op=np.add, reduce_res=sums, reduce_cmd=order
             )
         made[...] = nisa.activation(
-            nl.exp, tile, reduce_op=np.add, reduce_res=sums, reduce_cmd=command.reduce,
+            nl.exp,
+            tile,
+            reduce_op=np.add,
+            reduce_res=sums,
+            reduce_cmd=command.reduce,
             mask=nl.arange(64)[None, :] < 0,
-        )  # fmt: skip
+        )
         made[...] = nisa.tensor_scalar(made, np.multiply, sums)
         nl.store(out, made)
         return out
@@ -422,9 +426,12 @@ def test_a_result_that_running_sums_are_read_into_keeps_a_tile_of_its_own():
         out = nl.ndarray((128, 17), nl.float32, buffer=nl.shared_hbm)
         tile, both = nl.load(x), nl.ndarray((128, 17), nl.float32)
         both[:, 0:16] = nisa.activation(
-            nl.exp, tile, reduce_op=np.add, reduce_res=both[:, 16:17],
+            nl.exp,
+            tile,
+            reduce_op=np.add,
+            reduce_res=both[:, 16:17],
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
-        )  # fmt: skip
+        )
         nl.store(out, both)
         return out
 

@@ -116,9 +116,14 @@ def test_scalar_tensor_tensor(shape, kind, seed):
 
     def body(x, y, v):
         return nisa.scalar_tensor_tensor(
-            data=x, op0=np.subtract, operand0=v, op1=nl.subtract, operand1=y, reverse1=True,
+            data=x,
+            op0=np.subtract,
+            operand0=v,
+            op1=nl.subtract,
+            operand1=y,
+            reverse1=True,
             dtype=nl.float32,
-        )  # fmt: skip
+        )
 
     assert_close(run(body, a, b, column), wide(b) - (wide(a) - wide(column)), "float32", 2)
 
@@ -162,8 +167,10 @@ REDUCE = {"add": np.sum, "maximum": np.max, "minimum": np.min}
 @few
 @given(
     shape=st.tuples(st.integers(1, 9), st.integers(1, 6), st.integers(1, 7), st.integers(1, 5)),
-    axes=st.integers(1, 3), negate=st.booleans(), seed=st.integers(0, 99),
-)  # fmt: skip
+    axes=st.integers(1, 3),
+    negate=st.booleans(),
+    seed=st.integers(0, 99),
+)
 def test_tensor_reduce(op, shape, axes, negate, seed):
     a = data(seed, shape, "bfloat16")
     axis = tuple(range(4 - axes, 4))
@@ -422,9 +429,13 @@ def test_select_reduce_gives_the_row_maximum():
     def body(x, q):
         out, top = nl.ndarray((6, 9), nl.float32), nl.ndarray((6, 1), nl.float32)
         nisa.select_reduce(
-            dst=out, predicate=q, on_true=x, on_false=-9.0, reduce_res=top,
+            dst=out,
+            predicate=q,
+            on_true=x,
+            on_false=-9.0,
+            reduce_res=top,
             reduce_cmd=nisa.reduce_cmd.reset_reduce,
-        )  # fmt: skip
+        )
         return nl.subtract(out, top)
 
     reference = np.where(p != 0, wide(a), -9.0)

@@ -747,9 +747,14 @@ def test_default_filters_show_each_finding_once() -> None:
         "summing(x); summing(x)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=REPOSITORY, capture_output=True, text=True,
-        timeout=120, env={**os.environ, "NKI_CPU": "1"}, check=True,
-    )  # fmt: skip
+        [sys.executable, "-c", script],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "NKI_CPU": "1"},
+        check=True,
+    )
     assert done.stderr.count("sim_loop_rebinding") == 1
 
 

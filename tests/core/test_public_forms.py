@@ -421,9 +421,13 @@ def test_indices_of_different_grids_meet():
         sums, powers = nl.ndarray((8, 3), nl.float32), nl.ndarray((8, 96), nl.float32)
         for j in nl.affine_range(3):
             powers[i_p, j * 32 + i_part] = nisa.activation_reduce(
-                np.exp, data=tile[i_p, j * 32 + i_part], reduce_op=np.sum,
-                reduce_res=sums[i_p, j], bias=zero[i_p, 0], scale=1.0,
-            )  # fmt: skip
+                np.exp,
+                data=tile[i_p, j * 32 + i_part],
+                reduce_op=np.sum,
+                reduce_res=sums[i_p, j],
+                bias=zero[i_p, 0],
+                scale=1.0,
+            )
         inverse = nl.ndarray((2, par_dim(8), 1), nl.float32)
         inverse[1, i_p, 0] = nl.divide(1.0, nisa.tensor_reduce(np.add, sums, axis=(1,))[i_p, 0])
         nl.store(out[i_p, i_f], powers * inverse[1, i_p, 0].broadcast_to((8, 96)))
@@ -742,9 +746,13 @@ def test_every_function_takes_a_name():
         out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm, name="out")
         peak, zero = nl.ndarray((4, 1), nl.float32), nl.zeros((4, 1), nl.float32)
         tile = nisa.tensor_scalar_reduce(
-            data=nl.load(x, name="x"), op0=np.multiply, operand0=2.0, reduce_op=nl.max,
-            reduce_res=peak[:, 0], name="scaled",
-        )  # fmt: skip
+            data=nl.load(x, name="x"),
+            op0=np.multiply,
+            operand0=2.0,
+            reduce_op=nl.max,
+            reduce_res=peak[:, 0],
+            name="scaled",
+        )
         tile = nisa.activation(np.copy, tile, scale=-1.0, bias=zero, name="negated")
         assert "negated" in str(tile)
         nl.store(out, nl.add(tile, peak, name="sum"), name="written")
@@ -801,13 +809,20 @@ def test_style_of_generated_kernels():
             v4[i0, i_p, 32 * i_k + i_f] = nl.load(v1[i0, i_p, i_k, i_f], mask=None)
             for i1 in nl.affine_range(2):
                 v5[i0, i1, rows, n] += nisa.nc_matmul(
-                    v4[i0, rows, 32 * i1 + half], v9[rows, n], is_stationary_onezero=False,
-                    is_moving_onezero=False, mask=None,
-                )  # fmt: skip
+                    v4[i0, rows, 32 * i1 + half],
+                    v9[rows, n],
+                    is_stationary_onezero=False,
+                    is_moving_onezero=False,
+                    mask=None,
+                )
                 v6[i0, i1, rows, n] = nisa.tensor_scalar(
-                    data=v5[i0, i1, rows, n], op0=nl.multiply, reverse0=False, mask=None,
-                    operand0=np.dtype(np.float32).type(0.5), engine=nki.isa.unknown_engine,
-                )  # fmt: skip
+                    data=v5[i0, i1, rows, n],
+                    op0=nl.multiply,
+                    reverse0=False,
+                    mask=None,
+                    operand0=np.dtype(np.float32).type(0.5),
+                    engine=nki.isa.unknown_engine,
+                )
                 v7[i0, i1, rows, 0] = nisa.tensor_reduce(
                     nl.max, data=v6[i0, i1, rows, n], mask=None, axis=[1], negate=False
                 )
@@ -964,9 +979,14 @@ def test_scan_carried_over_masked_tiles():
         for j in nl.sequential_range(math.ceil(n / 4)):
             inside = j * 4 + i_f < n
             result = nisa.tensor_tensor_scan(
-                data0=ones, data1=nl.load(x[i_p, j * 4 + i_f], mask=inside), initial=start,
-                op0=np.multiply, op1=np.add, dtype=x.dtype, mask=inside,
-            )  # fmt: skip
+                data0=ones,
+                data1=nl.load(x[i_p, j * 4 + i_f], mask=inside),
+                initial=start,
+                op0=np.multiply,
+                op1=np.add,
+                dtype=x.dtype,
+                mask=inside,
+            )
             nl.store(out[i_p, j * 4 + i_f], result, mask=inside)
             start[:, :] = nl.copy(result[:, 3], mask=j + 1 < math.ceil(n / 4))
         return out
@@ -1008,9 +1028,13 @@ def test_partial_tiles_as_vector_operands():
         rows[0, :n, :] = nl.load(x)
         squares = nl.ndarray((128, width), nl.float32)
         squares[:n, :] = nisa.activation_reduce(
-            op=nl.square, data=rows[0, :n, :], reduce_op=nl.add, reduce_res=scale[0, :n, :],
-            bias=eps[:n], scale=1.0,
-        )  # fmt: skip
+            op=nl.square,
+            data=rows[0, :n, :],
+            reduce_op=nl.add,
+            reduce_res=scale[0, :n, :],
+            bias=eps[:n],
+            scale=1.0,
+        )
         scale[0, :n, :] = nisa.activation(
             op=nl.rsqrt, data=scale[0, :n, :], bias=eps[:n], scale=1 / width
         )
@@ -1021,9 +1045,12 @@ def test_partial_tiles_as_vector_operands():
         nl.store(out, rows[0, :n, :])
         peak = nl.ndarray((n, 1), nl.float32)
         squares[:n, :] = nisa.tensor_scalar_reduce(
-            data=rows[0, :n, :], op0=nl.abs, operand0=0.0, reduce_op=nl.max,
+            data=rows[0, :n, :],
+            op0=nl.abs,
+            operand0=0.0,
+            reduce_op=nl.max,
             reduce_res=peak[0:n, 0],
-        )  # fmt: skip
+        )
         nl.store(peaks, peak)
         return out, peaks
 
@@ -1129,13 +1156,15 @@ def placed_product(a, b):
     out = nl.ndarray((m, n), a.dtype, buffer=nl.shared_hbm)
     two = (parts,)
     left = nl.ndarray(
-        (parts, par_dim(128), m), a.dtype,
+        (parts, par_dim(128), m),
+        a.dtype,
         buffer=ncc.sbuf.mod_alloc(base_addr=0, num_free_tiles=two),
-    )  # fmt: skip
+    )
     right = nl.ndarray(
-        (parts, par_dim(128), n), a.dtype,
+        (parts, par_dim(128), n),
+        a.dtype,
         buffer=ncc.sbuf.mod_alloc(base_addr=4096, num_free_tiles=two),
-    )  # fmt: skip
+    )
     sums = nl.ndarray(
         (2, par_dim(m), n), nl.float32, buffer=ncc.psum.mod_alloc(base_bank=6, num_bank_tiles=(2,))
     )

@@ -106,9 +106,14 @@ def selected(op, command):
     def body(x):
         made, most = tile(128, 64), nl.ndarray((128, 1), nl.float32)
         nisa.select_reduce(
-            dst=made, predicate=tile(128, 64, dtype=nl.uint8), on_true=tile(128, 64), on_false=0.0,
-            reduce_res=most, reduce_cmd=command, reduce_op=op,
-        )  # fmt: skip
+            dst=made,
+            predicate=tile(128, 64, dtype=nl.uint8),
+            on_true=tile(128, 64),
+            on_false=0.0,
+            reduce_res=most,
+            reduce_cmd=command,
+            reduce_op=op,
+        )
         return most
 
     return body

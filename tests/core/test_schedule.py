@@ -421,13 +421,15 @@ def test_placed_tiles_wait_for_the_tiles_whose_bytes_they_share(physical):
     def kernel(x):
         out = nl.ndarray((TILES, 128, 1), dtype=nl.float32, buffer=nl.shared_hbm)
         tiles = nl.ndarray(
-            (TILES, nl.par_dim(128), COLUMNS), dtype=nl.float32,
+            (TILES, nl.par_dim(128), COLUMNS),
+            dtype=nl.float32,
             buffer=ncc.sbuf.mod_alloc(base_addr=0, num_free_tiles=(physical,)),
-        )  # fmt: skip
+        )
         sums = nl.ndarray(
-            (TILES, nl.par_dim(128), 1), dtype=nl.float32,
+            (TILES, nl.par_dim(128), 1),
+            dtype=nl.float32,
             buffer=ncc.sbuf.mod_alloc(base_addr=4 * 4 * COLUMNS, num_free_tiles=(TILES,)),
-        )  # fmt: skip
+        )
         for t in nl.affine_range(TILES):
             tiles[t] = nl.load(x[t])
             sums[t] = nisa.tensor_reduce(nl.add, tiles[t], axis=1)
@@ -591,8 +593,11 @@ def test_boxes_hold_all_elements_and_disjoint_boxes_share_none():
         for j in range(len(views)):
             if sets[i] & sets[j]:
                 assert depend.overlap(boxes[i], boxes[j])
-    exact = sum(depend.overlap(boxes[i], boxes[j]) == bool(sets[i] & sets[j])
-                for i in range(60) for j in range(60))  # fmt: skip
+    exact = sum(
+        depend.overlap(boxes[i], boxes[j]) == bool(sets[i] & sets[j])
+        for i in range(60)
+        for j in range(60)
+    )
     assert exact > 0.9 * 60 * 60  # steps of different size are the only false alarms
 
 

@@ -112,12 +112,18 @@ def test_the_same_kernels_pass_when_all_rows_are_loaded(name: str) -> None:
 
 def test_undefined_columns_spread_over_reductions_and_columns_of_products() -> None:
     half = {"columns": 32}
-    refused(through(lambda t: (nl.max(t, axis=1), (128, 1)), 128, **half), "sim_undefined_data",
-            (128, 64))  # fmt: skip
+    refused(
+        through(lambda t: (nl.max(t, axis=1), (128, 1)), 128, **half),
+        "sim_undefined_data",
+        (128, 64),
+    )
     product = lambda t: matmul_with(t, "moving")  # noqa: E731
     accepted(through(lambda t: (product(t)[:, 0:32], (32, 32)), 128, **half), (128, 64))
-    refused(through(lambda t: (product(t)[:, 32:33], (32, 1)), 128, **half), "sim_undefined_data",
-            (128, 64))  # fmt: skip
+    refused(
+        through(lambda t: (product(t)[:, 32:33], (32, 1)), 128, **half),
+        "sim_undefined_data",
+        (128, 64),
+    )
 
 
 def test_message_names_range_creation_and_store() -> None:
@@ -590,9 +596,7 @@ def random_view(rng: np.random.Generator, storage: Storage) -> Tensor:
         shape.append(count)
         strides.append(step * stride)
     order = rng.permutation(len(shape)) if rng.random() < 0.2 else range(len(shape))
-    return Tensor(
-        storage, offset, tuple(shape[a] for a in order), tuple(strides[a] for a in order)
-    )  # fmt: skip
+    return Tensor(storage, offset, tuple(shape[a] for a in order), tuple(strides[a] for a in order))
 
 
 def flags_of(view: Tensor) -> np.ndarray:

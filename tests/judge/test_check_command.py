@@ -93,8 +93,9 @@ def test_before_and_after(path: Path, capsys: pytest.CaptureFixture, monkeypatch
     assert signs["rows_sb = nl.load(x_hbm)"] == " "
     assert signs["rows_sb = nl.exp(nl.log(nl.abs(rows_sb))) * nl.sign(rows_sb)"] == "-"
     total = sum(line["after_ns"] or 0 for line in content["lines"])
-    assert total == pytest.approx(json.loads((path / "found.json").read_text())["cases"][0][
-        "speed"]["time_ns"])  # fmt: skip
+    assert total == pytest.approx(
+        json.loads((path / "found.json").read_text())["cases"][0]["speed"]["time_ns"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -94,9 +94,19 @@ class Reference:
         return torch.softmax(scores, -1).to(self.dtype)
 
     def attention_prefill_kernel(
-        self, x_hbm, delta_hbm, gain_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads,
-        batch, bias_hbm=None,
-    ):  # fmt: skip
+        self,
+        x_hbm,
+        delta_hbm,
+        gain_hbm,
+        norm,
+        qkv_w_hbm,
+        out_w_hbm,
+        cos_hbm,
+        sin_hbm,
+        heads,
+        batch,
+        bias_hbm=None,
+    ):
         rows = self.sum_of(x_hbm, delta_hbm)
         x = self.normed(rows.to(self.dtype), gain_hbm, norm)
         q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
@@ -117,9 +127,20 @@ class Reference:
         return results if delta_hbm is None else (*results, rows.t())
 
     def attention_decode_kernel(
-        self, x_hbm, delta_hbm, gain_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm,
-        values_hbm, bias_hbm, heads,
-    ):  # fmt: skip
+        self,
+        x_hbm,
+        delta_hbm,
+        gain_hbm,
+        norm,
+        qkv_w_hbm,
+        out_w_hbm,
+        cos_hbm,
+        sin_hbm,
+        keys_hbm,
+        values_hbm,
+        bias_hbm,
+        heads,
+    ):
         rows = self.sum_of(x_hbm, delta_hbm)
         x = self.normed(rows.to(self.dtype), gain_hbm, norm)
         q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)

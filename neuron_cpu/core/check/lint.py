@@ -397,19 +397,23 @@ class _Scope:
             used = later[1] if later is not None and later[0] == "read" else None
             if name in bound and (carried or used is not None):
                 self._report(
-                    "sim_loop_rebinding", node, name,
+                    "sim_loop_rebinding",
+                    node,
+                    name,
                     f"'{name}' is rebound inside the loop at line {loop.lineno} and its value is "
                     "used by later iterations or after it, expected no change of Python names: the "
                     f"device traces the body once; assign to a tensor, {name}[...] = value, or use "
                     "nl.static_range",
-                )  # fmt: skip
+                )
             elif used is not None:
                 self._report(
-                    "sim_loop_local_used_after", used, name,
+                    "sim_loop_local_used_after",
+                    used,
+                    name,
                     f"'{name}' is bound only inside the loop at line {loop.lineno} and used after "
                     "it, expected uses inside the loop: its scope ends there on the device; create "
                     f"the tensor before the loop and assign to {name}[...] in it",
-                )  # fmt: skip
+                )
 
     def _only_updated_in_place(self, name: str, body: list[ast.stmt], bound: Bound) -> bool:
         """True when the body binds ``name`` by augmented assignments of tensors alone."""
@@ -536,11 +540,13 @@ class _Scope:
 
     def _index_value(self, node: ast.AST, what: str) -> None:
         self._report(
-            "sim_loop_index_value", node, what,
+            "sim_loop_index_value",
+            node,
+            what,
             f"a loop index is {what}, expected affine expressions (+, - and * by constants), "
             "subscripts of tensors and arguments: the index is symbolic on the device and has no "
             "Python value; use nl.static_range",
-        )  # fmt: skip
+        )
 
     def _depends(self, node: ast.expr, arithmetic: bool = False) -> bool:
         """True when the expression involves a loop index (through plain arithmetic only)."""
@@ -550,30 +556,36 @@ class _Scope:
 
     def _condition(self, node: ast.AST, what: str) -> None:
         self._report(
-            "sim_loop_condition", node, what,
+            "sim_loop_condition",
+            node,
+            what,
             f"a condition on a loop index chooses {what}, expected Python values that are the same "
             "in every iteration: the device traces both sides once; write tensors under the "
             "condition, use a mask, or nl.static_range",
-        )  # fmt: skip
+        )
 
     def _out_of_scope(self, branch: ast.If, use: ast.AST, name: str) -> None:
         self._report(
-            "err_local_variable_used_out_of_scope", use, name,
+            "err_local_variable_used_out_of_scope",
+            use,
+            name,
             f"'{name}' is a tensor made under the condition at line {branch.lineno} and used "
             "outside of it, expected uses inside it only: the device traces both sides, and each "
             f"is a scope of its own; create the tensor before the if and assign to {name}[...] in "
             "it",
-        )  # fmt: skip
+        )
 
     def _call(self, node: ast.Call, bound: Bound) -> None:
         function = node.func
         if isinstance(function, ast.Name):
             if function.id in ("min", "max") and any(self._depends(a) for a in node.args):
                 self._report(
-                    "sim_loop_min_max", node, function.id,
+                    "sim_loop_min_max",
+                    node,
+                    function.id,
                     f"{function.id}() of a loop index, expected affine expressions: the index is "
                     "symbolic on the device; mask the elements beyond the end instead",
-                )  # fmt: skip
+                )
             if function.id in self.writers:
                 self._side_effect(node, function.id, "assigns to outer variables")
         elif (
@@ -620,10 +632,12 @@ class _Scope:
 
     def _side_effect(self, node: ast.AST, name: str, what: str) -> None:
         self._report(
-            "sim_loop_side_effect", node, name,
+            "sim_loop_side_effect",
+            node,
+            name,
             f"'{name}' {what} inside a loop, expected no Python side effects: the device traces "
             "the body once, so it happens once; use a tensor with a block axis, or nl.static_range",
-        )  # fmt: skip
+        )
 
 
 def _heads(statement: ast.stmt) -> list[ast.AST]:

@@ -92,9 +92,15 @@ class View:
         own: Any = type(self)
         kind: type[V] = _nothing_of(own)
         return kind(
-            self.storage, self.offset, self.shape, self.strides, self.dt, self.paxis, None,
+            self.storage,
+            self.offset,
+            self.shape,
+            self.strides,
+            self.dt,
+            self.paxis,
+            None,
             self.indirect,
-        )  # fmt: skip
+        )
 
     @classmethod
     def whole(cls: type[V], storage: Storage) -> V:

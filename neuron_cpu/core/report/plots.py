@@ -62,9 +62,13 @@ def timeline(schedule: Schedule, path: Path) -> Path:
     for row, shares in enumerate(activity(schedule)):
         base = len(ENGINES) - 1 - row
         axes.fill_between(
-            [k * width for k in range(BINS)], base, [base + 0.9 * min(s, 1.0) for s in shares],
-            color=COLOURS[row], step="post", linewidth=0,
-        )  # fmt: skip
+            [k * width for k in range(BINS)],
+            base,
+            [base + 0.9 * min(s, 1.0) for s in shares],
+            color=COLOURS[row],
+            step="post",
+            linewidth=0,
+        )
     axes.set_yticks([len(ENGINES) - 1 - k + 0.45 for k in range(len(ENGINES))])
     axes.set_yticklabels([e.value for e in ENGINES])
     axes.set_xlabel("µs")

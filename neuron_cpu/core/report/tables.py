@@ -107,14 +107,17 @@ def line_table(lines: Sequence[Line], total: float, top: int) -> Table:
     table.add_column("bound by", overflow="fold")
     for line in lines[:top]:
         table.add_row(
-            line.place, line.function, ", ".join(line.opcodes), str(line.instructions),
+            line.place,
+            line.function,
+            ", ".join(line.opcodes),
+            str(line.instructions),
             f"{line.critical / total:.1%}" if total else "",
             *(microseconds(line.busy[k]) if line.busy[k] else "" for k in ENGINE_KEYS),
             size_text(line.dma_bytes) if line.dma_bytes else "",
             f"{line.mfu_estimated_percent:.1f} %" if line.macs else "",
             f"{line.mbu_estimated_percent:.1f} %" if line.dma_bytes else "",
             line.binding,
-        )  # fmt: skip
+        )
     return table
 
 

@@ -53,9 +53,13 @@ def _box(
 
 
 def _extend(
-    axes: list[tuple[int, int]], first: list[int], last: list[int], step: list[int],
-    count: int, stride: int,
-) -> bool:  # fmt: skip
+    axes: list[tuple[int, int]],
+    first: list[int],
+    last: list[int],
+    step: list[int],
+    count: int,
+    stride: int,
+) -> bool:
     """Add one view axis to the box; False where it does not follow the storage's axes."""
     # The outermost axis of the storage that the view's stride takes whole steps along.
     at = next((k for k, (_, unit) in enumerate(axes) if stride % unit == 0 and stride >= unit), -1)

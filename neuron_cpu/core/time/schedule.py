@@ -470,6 +470,15 @@ def _scheduled(
     run.run()
     pools = run.memory
     return Schedule(
-        made, profile.name, run.numbers, run.start, run.end, run.times, run.waits[: run.joins_at],
-        run.transfers, run.lane_busy, (pools.sbuf.short, pools.psum.short), order,
-    )  # fmt: skip
+        made,
+        profile.name,
+        run.numbers,
+        run.start,
+        run.end,
+        run.times,
+        run.waits[: run.joins_at],
+        run.transfers,
+        run.lane_busy,
+        (pools.sbuf.short, pools.psum.short),
+        order,
+    )

@@ -95,8 +95,11 @@ def test_arguments_of_other_modes_are_refused(flag: str) -> None:
             measures = "evaluate" in mode and "--benchmark" in arguments
             command_line.parse(["--mode", mode, *(arguments[:-1] if measures else arguments)])
             continue
-        modes = {command_line.ONLY_IN[given][0] for given in arguments if given[:2] == "--"
-                 and given in command_line.ONLY_IN}  # fmt: skip
+        modes = {
+            command_line.ONLY_IN[given][0]
+            for given in arguments
+            if given[:2] == "--" and given in command_line.ONLY_IN
+        }
         with pytest.raises(UserError, match=f"--.* works with --mode ({'|'.join(modes)})"):
             command_line.parse(["--mode", mode, *arguments])
 

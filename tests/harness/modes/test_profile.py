@@ -114,9 +114,11 @@ def test_files_for_perfetto_and_plots(profiled):
 
 
 def test_assumed_costs_are_added_as_given(shapes_folder, profiled):
-    graphs = estimates(shapes_folder, "--seq-len", "256", "--collective-us", "110",
-                       "--graph-launch-us", "0", "--kernel-launch-us", "5",
-                       "--host-step-us", "100")  # fmt: skip
+    graphs = estimates(
+        shapes_folder,
+        *["--seq-len", "256", "--collective-us", "110", "--graph-launch-us", "0"],
+        *["--kernel-launch-us", "5", "--host-step-us", "100"],
+    )
     for before, after in zip(profiled[0]["graphs"], graphs):
         kernels, collectives = (
             sum(op["count"] for op in before["operators"] if op["kind"] == kind)
@@ -128,8 +130,10 @@ def test_assumed_costs_are_added_as_given(shapes_folder, profiled):
 
 
 def test_other_dma_profiles_and_buckets(shapes_folder, profiled):
-    graphs = estimates(shapes_folder, "--seq-len", "256", "--dma-profile", "hbm-peak",
-                       "--profile-bucket", "128", "256")  # fmt: skip
+    graphs = estimates(
+        shapes_folder,
+        *["--seq-len", "256", "--dma-profile", "hbm-peak", "--profile-bucket", "128", "256"],
+    )
     found = {(g.submodel, g.bucket): g.latency_ns for g in graphs}
     assert {bucket for _, bucket in found} == {128, 256}
     for graph in profiled[0]["graphs"]:
@@ -137,8 +141,9 @@ def test_other_dma_profiles_and_buckets(shapes_folder, profiled):
 
 
 def test_program_order_is_slower_and_named(shapes_folder, profiled, tmp_path, capsys):
-    content = run(shapes_folder, tmp_path / "profile", "--seq-len", "256", "--schedule",
-                  "program-order")  # fmt: skip
+    content = run(
+        shapes_folder, tmp_path / "profile", "--seq-len", "256", "--schedule", "program-order"
+    )
     assert profiled[0]["schedule_order"] == "compiler"
     assert content["schedule_order"] == "program-order"
     assert "schedule program-order" in capsys.readouterr().out
@@ -149,8 +154,12 @@ def test_program_order_is_slower_and_named(shapes_folder, profiled, tmp_path, ca
 def test_graphs_show_releases_where_they_differ(shapes_folder, tmp_path, capsys):
     """Beside the peak of HBM a release is slow, once the costs that all pay are left out."""
     free = ("--graph-launch-us", "--host-step-us", "--kernel-launch-us", "--collective-us")
-    content = run(shapes_folder, tmp_path / "profile", "--seq-len", "256", "--dma-profile",
-                  "hbm-peak", *(word for name in free for word in (name, "0")))  # fmt: skip
+    content = run(
+        shapes_folder,
+        tmp_path / "profile",
+        *["--seq-len", "256", "--dma-profile", "hbm-peak"],
+        *(word for name in free for word in (name, "0")),
+    )
     printed = capsys.readouterr().out
     shown = []
     for graph in content["graphs"]:
@@ -252,8 +261,10 @@ def test_lookups_and_cache_updates_move_only_their_rows():
 
 def test_runs_of_plain_operators_count_as_their_largest():
     estimator = estimate.Estimator("hbm-peak", estimate.cost.Overheads(), 2)
-    plain = [estimate.Event(estimate.TORCH, name, size) for name, size in
-             (("add", 410), ("mul", 4100), ("mm", 820), ("silu", 41))]  # fmt: skip
+    plain = [
+        estimate.Event(estimate.TORCH, name, size)
+        for name, size in (("add", 410), ("mul", 4100), ("mm", 820), ("silu", 41))
+    ]
     plain[2].macs = 1
     found = estimator.graph("token_generation_model", 8, 1, [("", event) for event in plain])
     assert [op.time_ns for op in found.operators] == pytest.approx([0.0, 10.0, 2.0, 0.1])

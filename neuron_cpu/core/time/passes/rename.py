@@ -73,7 +73,7 @@ def _current(view: View, current: dict[Part, Storage]) -> View:
     storage = current[part]
     return View(
         storage, view.offset - part[1] * storage.size, view.shape, view.strides, view.dt, view.paxis
-    )  # fmt: skip
+    )
 
 
 def _beginnings(instructions: list[Instruction]) -> dict[int, Part]:
