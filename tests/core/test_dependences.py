@@ -81,27 +81,26 @@ def test_a_box_contains_what_lies_inside_it_on_every_axis():
         assert depend.contains(outer, inner) == (cells[1] <= cells[0])
 
 
-@pytest.mark.parametrize("start", [8, 12])
-def test_placed_tiles_that_share_their_last_bytes_wait(start):
-    """Tile one holds bytes 0 to 11; tile two begins in its last element or behind it."""
+@pytest.mark.parametrize("start", [4, 8])
+def test_placed_tiles_that_share_their_last_byte_wait(start):
+    """Tile one holds bytes 0 to 4; tile two begins with the last of them or behind it."""
 
     def kernel(x):
-        out = nl.ndarray((128, 3), nl.float32, buffer=nl.shared_hbm)
-        last = nl.ndarray((128, 3), nl.float32, buffer=nl.shared_hbm)
-        one = nl.ndarray((nl.par_dim(128), 3), nl.float32, buffer=ncc.sbuf.mod_alloc(base_addr=0))
-        two = nl.ndarray(
-            (nl.par_dim(128), 3), nl.float32, buffer=ncc.sbuf.mod_alloc(base_addr=start)
-        )
+        out = nl.ndarray((128, 5), nl.uint8, buffer=nl.shared_hbm)
+        last = nl.ndarray((128, 4), nl.uint8, buffer=nl.shared_hbm)
+        first, behind = (ncc.sbuf.mod_alloc(base_addr=at) for at in (0, start))
+        one = nl.ndarray((nl.par_dim(128), 5), nl.uint8, buffer=first)
+        two = nl.ndarray((nl.par_dim(128), 4), nl.uint8, buffer=behind)
         one[...] = nl.load(x)
         nl.store(out, value=one)
-        two[...] = nisa.memset((128, 3), 1.0, nl.float32)
+        two[...] = nisa.memset((128, 4), 1.0, nl.uint8)
         nl.store(last, value=two)
         return out, last
 
-    found = simulate(kernel, (128, 3), order="compiler")
+    found = simulate(kernel, (128, 5), dtype=torch.uint8, order="compiler")
     ops = [i.op.name for i in found.program.instructions]
     stored, filled = ops.index("dma_copy", 1), ops.index("memset")
-    assert (found.start[filled] >= found.end[stored]) == (start == 8)
+    assert (found.start[filled] >= found.end[stored]) == (start == 4)
 
 
 # --- waits ----------------------------------------------------------------------------------------

@@ -63,6 +63,8 @@ def test_a_result_moves_into_columns_with_an_axis_of_one(mode):
         return out
 
     x = numbers(128, 8)
+    recorded = Kernel(kernel).trace(x.to("meta")).instructions
+    assert [i.op.name for i in recorded] == ["dma_copy", "tensor_scalar"] * 3 + ["dma_copy"]
     assert torch.equal(compute(mode, kernel, x), (2 * x)[:, None].expand(128, 3, 8))
 
 

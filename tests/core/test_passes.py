@@ -64,6 +64,26 @@ def test_iterations_that_differ_are_not_joined(extra):
     assert torch.equal(before, 2 * wanted) and torch.equal(after, 2 * wanted)
 
 
+@pytest.mark.parametrize("extra", [(), (0,), (3,)])
+def test_an_iteration_that_does_more_keeps_what_it_does(extra):
+    def kernel(x):
+        out = nl.ndarray((128, 5), nl.float32, buffer=nl.shared_hbm)
+        tile, sums = nl.load(x), nl.zeros((128, 5), nl.float32)
+        for k in nl.affine_range(4):
+            sums[:, nl.ds(k, 1)] = nisa.tensor_scalar(tile[:, nl.ds(k, 1)], nl.multiply, 2.0)
+            if k in extra:
+                sums[:, 4:5] = nisa.tensor_scalar(tile[:, 1:2], nl.multiply, 2.0)
+        nl.store(out, value=sums)
+        return out
+
+    program = trace(kernel, (128, 4))
+    assert count(lower(program), "tensor_scalar") == (5 if extra else 1)
+    x = torch.randn(128, 4)
+    wanted = 2 * torch.cat([x, x[:, 1:2] if extra else torch.zeros(128, 1)], 1)
+    for found in results(program, x):
+        assert torch.equal(found, wanted)
+
+
 # --- broadcast ------------------------------------------------------------------------------------
 @pytest.mark.parametrize("memory", [nl.psum, nl.sbuf])
 def test_a_broadcast_row_is_copied_where_the_other_operand_lies_in_psum(memory):
@@ -91,10 +111,10 @@ def test_an_index_that_chooses_rows_stays_where_it_is(held):
 
     def kernel(table, rows):
         out = nl.ndarray((3, 64, 16), nl.float32, buffer=nl.shared_hbm)
-        scratch, index = nl.ndarray((1, 1), nl.float32), nl.ndarray((64, 1), nl.int32)
-        scratch[...] = nisa.memset((1, 1), 0.0, nl.float32)
+        index = nl.ndarray((64, 1), nl.int32)
         p, f = nl.arange(64)[:, None], nl.arange(16)[None, :]
         for k in nl.static_range(3):
+            index[...] = nisa.memset((64, 1), 0, nl.int32)
             index[...] = nl.load(rows[k])
             at = index if held else nisa.tensor_copy(index)
             nl.store(out[k], value=nl.load(table[at[p, 0], f]))
@@ -103,11 +123,11 @@ def test_an_index_that_chooses_rows_stays_where_it_is(held):
     table = torch.randn(1000, 16)
     rows = torch.randint(0, 1000, (3, 64, 1), generator=torch.Generator().manual_seed(1))
     program = Kernel(kernel).trace(table.to("meta"), rows.int().to("meta"))
-    loads = [
+    written = {
         i.dst[0].storage.id
         for i in lower(program).instructions
-        if i.op.name == "dma_copy" and i.dst[0].dt.name == "int32"
-    ]
-    assert len(set(loads)) == (1 if held else 2)
+        if i.op.name in ("memset", "dma_copy") and i.dst[0].dt.name == "int32"
+    }
+    assert len(written) == (1 if held else 2)
     for found in results(program, table, rows.int()):
         assert torch.equal(found, table[rows[..., 0]])

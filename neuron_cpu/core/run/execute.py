@@ -128,16 +128,13 @@ def _scatter_step(op: Op, arena: Arena, inputs: list, raw: bool, bits: bool) -> 
     ref, attrs, compute = op.dst[0], op.attrs, op.instruction.op.compute
     assert compute is not None  # products accumulate in PSUM
     dt = arena.dtype(ref.dt)
-    mask = attrs.mask
+    assert attrs.mask is None  # a transfer by data is recorded once for each box of its mask
 
     def scatter() -> None:
         flat = arena.of(ref.memory)
         at = gather_index(ref, arena).reshape(-1)
         values = compute(attrs, [f() for f in inputs])
         values = values.expand(ref.shape).reshape(-1)
-        if mask is not None:
-            chosen = torch.from_numpy(np.array(mask)).expand(ref.shape).reshape(-1)
-            at, values = at[chosen], values[chosen]
         # Duplicate rows: index_add_ adds each of them up, in fp32, before one rounding.
         if attrs.accumulate:
             total = widen(flat, dt, False).clone().index_add_(0, at, values.to(torch.float32))
