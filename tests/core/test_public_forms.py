@@ -12,6 +12,7 @@ import functools
 import math
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -1213,15 +1214,13 @@ def refused_cases():
     def wider_view(x):  # fp8 bytes of fp32 scales; contributed/neuron-team-kernels/rmsnorm_quant.py
         return nl.load(x).view(nl.float8_e4m3)
 
-    def vector(x):  # (P, 1) in tensor_tensor; src/.../reference/double_row_matmul.py
+    def half_a_vector(x):
         tile = nl.load(x)
-        return nisa.tensor_tensor(tile, nl.max(tile, axis=1), nl.multiply)
+        return nisa.tensor_tensor(tile, tile[:, 0:2], nl.multiply)
 
-    def padding(x):  # a mask that cuts corners of windows; contributed/MaxPool2D.py
-        i_0, i_1, i_2 = (
-            nl.arange(4)[:, None, None], nl.arange(4)[None, :, None], nl.arange(3)[None, None, :]
-        )  # fmt: skip
-        return nl.max(nl.load(x)[i_0, i_1 - 1 + i_2], axis=[2], mask=i_1 - 1 + i_2 >= 0)
+    def triangles(x):  # a mask that leaves no box of a result
+        i, j, k = nl.mgrid[0:4, 0:3, 0:2]
+        return nl.max(nl.load(x)[i, j + k], axis=[1, 2], mask=j + k < 3)
 
     return [
         ("sim_mask_shape", one_axis),
@@ -1229,8 +1228,8 @@ def refused_cases():
         ("sim_index_type", half_a_size),
         ("sim_index_type", half_a_range),
         ("sim_view_dtype", wider_view),
-        ("sim_shape_mismatch", vector),
-        ("sim_reduce_mask", padding),
+        ("sim_shape_mismatch", half_a_vector),
+        ("sim_reduce_mask", triangles),
     ]
 
 
@@ -1460,3 +1459,53 @@ def test_iota_of_one_number():
 
     x = normal(128, 8)
     agree(kernel[2](x), np.stack([6 * x, 7 * x]))
+
+
+# (P, 1) beside (P, n) in tensor_tensor; AWS's double_row_matmul.py, course convolutions with
+# published utilisation
+@pytest.mark.parametrize("shape", [(5, 1), (5, 1, 3), (5, 4, 1)])
+@pytest.mark.parametrize("first", [True, False])
+def test_size_one_axes_are_stretched_with_a_warning(shape, first):
+    @nki.jit
+    def kernel(x, y):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        wide, narrow = nl.load(x), nl.load(y)
+        operands = (wide, narrow) if first else (narrow, wide)
+        nl.store(out, nisa.tensor_tensor(*operands, op=nl.subtract))
+        return out
+
+    x, y = normal(5, 4, 3), normal(*shape, seed=1)
+    with pytest.warns(NkiWarning, match="expected equal shapes.*sim_stretched_operand"):
+        got = kernel(x, y)
+    y = y.reshape(5, 1, 1) if len(shape) == 2 else y
+    agree(got, x - y if first else y - x)
+
+
+# windows that reach over an edge; contributed/MaxPool2D.py
+@pytest.mark.parametrize("padding", [0, 1])
+@pytest.mark.parametrize("function", ["max", "min", "sum", "prod"])
+def test_masks_leave_elements_out_of_a_reduction(padding, function):
+    @nki.jit
+    def kernel(x):
+        c, h, w = x.shape
+        high, wide = (h + 2 * padding - 3) // 2 + 1, (w + 2 * padding - 3) // 2 + 1
+        out = nl.ndarray((c, high, wide), x.dtype, buffer=nl.shared_hbm)
+        tile = nl.ndarray((c, h, w), x.dtype)
+        tile[...] = nl.load(x)
+        i0 = nl.arange(c)[:, None, None, None, None]
+        i1 = 2 * nl.arange(high)[None, :, None, None, None]
+        i2 = 2 * nl.arange(wide)[None, None, :, None, None]
+        i3 = nl.arange(3)[None, None, None, :, None] - padding
+        i4 = nl.arange(3)[None, None, None, None, :] - padding
+        inside = (i1 + i3 >= 0) & (i2 + i4 >= 0) & (i1 + i3 < h) & (i2 + i4 < w)
+        windows = tile[i0, i1 + i3, i2 + i4]
+        nl.store(out, getattr(nl, function)(windows, axis=[3, 4], mask=inside))
+        return out
+
+    x = normal(6, 7, 9)
+    neutral = {"max": -np.inf, "min": np.inf, "sum": 0.0, "prod": 1.0}[function]
+    padded = np.pad(x, ((0, 0), *((padding, padding),) * 2), constant_values=neutral)
+    parts = np.lib.stride_tricks.sliding_window_view(padded, (3, 3), axis=(1, 2))[:, ::2, ::2]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if not padding else "ignore", NkiWarning)
+        agree(kernel(x), getattr(np, function)(parts, axis=(3, 4)), 1e-5)

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..device.dtypes import promote
+from ..device.dtypes import DType, promote
 from ..device.errors import refuse, warn
 from ..device.spec import GEN2, Engine
-from ..program import trace
+from ..program import masks, trace
 from ..program.attributes import Attrs
 from ..program.index import is_integer
 from ..program.program import Instruction
@@ -104,7 +104,11 @@ TENSOR_TENSOR = OpSpec(
 def tensor_tensor(
     data1: Any, data2: Any, op: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None
 ) -> View:
-    """``data1 op data2`` of equal shapes; not both in PSUM. VectorE (power: GpSimdE)."""
+    """``data1 op data2`` of equal shapes; not both in PSUM. VectorE (power: GpSimdE).
+
+    Free axes of size 1 are stretched, with a warning: the documentation asks for equal shapes, but
+    course kernels with published utilisation (SDK 2.26) and AWS's own reference add (P, 1) tiles.
+    """
     a, b = tile(data1, "tensor_tensor"), tile(data2, "tensor_tensor")
     name = operators.name_of(op)
     a, b = _equal_shapes(a, b)
@@ -134,11 +138,20 @@ def _equal_shapes(a: View, b: View) -> tuple[View, View]:
         )
     if a.free_size == b.free_size:
         return a, b.reshape(a.shape)
-    raise refuse(
-        "sim_shape_mismatch",
-        f"tensor_tensor got {a.label()} and {b.label()}, expected equal shapes; use tensor_scalar "
-        "for (P, 1) vectors",
+    wide, narrow = (a, b) if a.free_size > b.free_size else (b, a)
+    both = f"tensor_tensor got {a.label()} and {b.label()}, expected equal shapes"
+    if narrow.free_size == 1:
+        made = stretched(narrow, wide, "tensor_tensor operand")
+    elif narrow.ndim == wide.ndim and all(n in (1, w) for n, w in zip(narrow.shape, wide.shape)):
+        made = narrow.expand(wide.shape)
+    else:
+        raise refuse("sim_shape_mismatch", f"{both}; slice them to the same free axes")
+    warn(
+        "sim_stretched_operand",
+        f"{both}; use tensor_scalar for (P, 1) vectors: only releases from 2.26 on are known to "
+        "stretch them",
     )
+    return (wide, made) if wide is a else (made, wide)
 
 
 # a op neutral = a; the extremes of fp32, which saturate to those of a narrower type
@@ -495,7 +508,11 @@ def tensor_reduce(
     negate: bool = False,
     keepdims: bool = False,
 ) -> View:
-    """Reduce free axes in fp32: [P, F...] -> [P, rest...], at least rank 2. ``negate`` is free."""
+    """Reduce free axes in fp32: [P, F...] -> [P, rest...], at least rank 2. ``negate`` is free.
+
+    A mask that is no box, as of windows that reach over an edge, becomes a reduction for each box,
+    with a warning.
+    """
     source = tile(data, "tensor_reduce")
     name = operators.name_of(op)
     if name not in REDUCTIONS:
@@ -522,8 +539,39 @@ def tensor_reduce(
     shape = tuple(1 if a is None else source.shape[a] for a in left)
     attrs = ReduceAttrs(bits=bits, op=name, axes=len(axes), order=order, negate=bool(negate))
     dt = result_type(dtype, source.dt)
+    keep = None if mask is None else masks.region(mask, source.shape)
+    if isinstance(keep, np.ndarray):
+        return _reduce_boxes(source, shape, left, dt, attrs, keep)
     cuts = (tuple(left), ALIKE)
     return fresh(TENSOR_REDUCE, shape, dt, (source,), attrs, mask, source.shape, cuts)
+
+
+def _reduce_boxes(
+    source: View, shape: tuple[int, ...], left: list[int | None], dt: DType, attrs: ReduceAttrs,
+    keep: np.ndarray,
+) -> View:  # fmt: skip
+    """A reduction for each box of ``keep``, which must give each result one: windows at an edge."""
+    boxes = list(masks.boxes(keep))
+    targets = [tuple(slice(0, 1) if a is None else box[a] for a in left) for box in boxes]
+    hits = np.zeros(shape, int)
+    for target in targets:
+        hits[target] += 1
+    if hits.max() > 1:
+        raise refuse(
+            "sim_reduce_mask",
+            f"mask of tensor_reduce of {source.label()} leaves several boxes of one result, "
+            "expected one bound per axis; fill the masked elements with the neutral value first",
+        )
+    warn(
+        "sim_reduce_mask_parts",
+        f"mask of tensor_reduce of {source.label()} is no box, expected one bound per axis: it "
+        f"becomes {len(boxes)} instructions; fill the masked elements with the neutral value first",
+    )
+    tracer = trace.current("nisa.tensor_reduce")
+    out = tracer.whole(tracer.storage(shape, dt, SBUF))
+    for box, target in zip(boxes, targets):
+        record(TENSOR_REDUCE, (out.slice_box(target),), (source.slice_box(box),), attrs)
+    return out
 
 
 # --- scan -----------------------------------------------------------------------------------------
