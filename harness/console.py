@@ -30,15 +30,7 @@ LINE_SECONDS = 10.0  # between progress lines where there is no terminal for a b
 
 def say(text: str) -> None:
     """One status line, whatever characters are in it."""
-    print(terminal.folded(printable(text), sys.stderr), file=sys.stderr, flush=True)
-
-
-def printable(text: str) -> str:
-    """Text that moves no cursor and changes no terminal: what would is written as an escape."""
-    return "".join(
-        letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1]
-        for letter in text
-    )
+    print(terminal.folded(terminal.printable(text), sys.stderr), file=sys.stderr, flush=True)
 
 
 def shown(path: Path) -> str:

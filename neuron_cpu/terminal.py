@@ -75,6 +75,14 @@ def _without(table: Table, name: str) -> Table:
     return made
 
 
+def printable(text: str) -> str:
+    """Text that moves no cursor and changes no terminal: what would is written as an escape."""
+    return "".join(
+        letter if letter.isprintable() or letter in "\n\t" else repr(letter)[1:-1]
+        for letter in text
+    )
+
+
 def folded(text: str, stream: TextIO) -> str:
     """Lines no longer than the terminal that `stream` is, broken between words only.
 
@@ -109,7 +117,10 @@ def printed(text: str = "") -> None:
 
 
 class Running:
-    """Writes text that comes in pieces to standard output, broken between words on a terminal."""
+    """Writes text that comes in pieces to standard output.
+
+    On a terminal it is broken between words, and letters that would move the cursor are escapes.
+    """
 
     def __init__(self, stream: Optional[TextIO] = None) -> None:
         self._stream = stream or sys.stdout
@@ -122,7 +133,7 @@ class Running:
         if not self._folds:
             self._stream.write(text)
         else:
-            *whole, self._word = _PIECES.split(self._word + text)
+            *whole, self._word = _PIECES.split(self._word + printable(text))
             for piece in whole:
                 self._put(piece)
         self._stream.flush()
