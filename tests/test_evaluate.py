@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_tolerances_of_the_command_line_count(run: Callable, submission: Callabl
 def test_evaluate_prints_the_score_with_its_sources(run: Callable, tmp_path: Path) -> None:
     done = run("main.py", "--mode", "evaluate_single", "--enable-nki", "--prompt", "hello")
     assert done.returncode == 0, done.stderr
-    assert "Final Score: " in done.stdout and "cost model / cost model" in done.stdout
+    assert "Final Score: " in done.stdout and "(figures: cost model; " in done.stdout
     assert "wall clock of the CPU simulator, not a device time" in done.stdout
     assert "NKI share of MACs: " in done.stdout and "MACs: 0.0000" not in done.stdout
     report = json.loads((tmp_path / "benchmark_report.json").read_text())
@@ -262,7 +263,35 @@ CHEATS = WRONG + (
 )
 
 
-@pytest.mark.parametrize(("text", "told"), [(EXITS, "raised SystemExit: 0"), (CHEATS, "FAILED")])
+# Says of its own speed what it likes, as soon as it is imported, or when it runs on data.
+FORGED = (
+    "from harness.figures import estimate\n"
+    "estimate.graph_milliseconds = lambda *a, **k: {'ms': [MS, MS, MS], 'macs': [1, 1]}\n"
+)
+FORGES = BASELINE + FORGED.replace("MS", "1e-6")
+FORGES_LATE = FORWARD.format(
+    "        if not outputs[0].is_meta:\n"
+    + textwrap.indent(FORGED.replace("MS", "12345.0"), " " * 12)
+)
+
+
+def test_what_runs_while_it_generates_does_not_reach_the_estimates(
+    run: Callable, submission: Callable
+) -> None:
+    entry = submission(FORGES_LATE)
+    done = run("main.py", "--mode", "evaluate", "--llama", entry, "--prompt", "hello")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Speed, estimated" in done.stdout and "12345" not in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (EXITS, "raised SystemExit: 0"),
+        (CHEATS, "FAILED"),
+        (FORGES, "its process estimates 1e-06 ms, expected at least 0.5"),
+    ],
+)
 def test_no_submission_decides_its_own_verdict(
     text: str, told: str, run: Callable, submission: Callable
 ) -> None:

@@ -196,10 +196,11 @@ def _size(tensors: Sequence[recording.TensorShape]) -> int:
     return sum(tensor.nbytes for tensor in tensors)
 
 
-def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> list[float]:
+def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dict[str, Any]:
     """One execution of a bucket under the default assumptions, beside the submission.
 
-    Returns the estimate and the shortest and longest time of a device that fit it, in ms.
+    Returns `ms`, the estimate and the shortest and longest time of a device that fit it, and
+    `macs`, all of them and those in kernels.
     """
     model, settings = host.models[Role(role)], host.job.settings
     wrapper = next(wrapper for wrapper in model.models if wrapper.tag == submodel)
@@ -207,7 +208,11 @@ def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> lis
     with host.told_as_the_submission("The model cannot be traced"):
         events = record(model, wrapper, bucket)
     found = estimator.graph(submodel, bucket, settings.batch_size, events)
-    return [time / 1e6 for time in (found.latency_ns, *found.band_ns)]
+    inside = sum(event.macs for _, event in events if event.kind == KERNEL)
+    return {
+        "ms": [time / 1e6 for time in (found.latency_ns, *found.band_ns)],
+        "macs": [sum(event.macs for _, event in events), inside],
+    }
 
 
 def graphs(

@@ -6,12 +6,14 @@ Works on the stand-in only; on a device there is nothing to estimate.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Optional
+from typing import Any, NamedTuple, Optional
 
 from harness import sdk
+from harness.figures import floors, flops, graphs
 from harness.figures.benchmark import SpeedReport
 from harness.figures.graphs import DECODE, PREFILL
-from harness.session.building import Loaded
+from harness.session.building import Loaded, counting
+from harness.session.roles import Role
 from harness.session.workers import SubmissionFailed
 from harness.sources import Source
 
@@ -31,6 +33,7 @@ class SpeedEstimates:
 
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
+        self._counting: Optional[Loaded] = None  # where nothing has been generated
         self._graph_ms: dict[tuple[str, int], _Times] = {}
 
     def report(self, prompt_tokens: int, new_tokens: int) -> Optional[SpeedReport]:
@@ -72,10 +75,26 @@ class SpeedEstimates:
 
     def _estimate(self, submodel: str, bucket: int) -> _Times:
         what = f"{submodel}, bucket {bucket} cannot be estimated"
-        found = self._loaded.call(_ESTIMATE, what, submodel=submodel, bucket=bucket).body
-        if type(found) is not list or len(found) != 3 or not all(map(_is_time, found)):
+        if self._counting is None:
+            self._counting = counting(self._loaded)
+        found: Any = self._counting.call(_ESTIMATE, what, submodel=submodel, bucket=bucket).body
+        times = found.get("ms") if isinstance(found, dict) else None
+        if type(times) is not list or len(times) != 3 or not all(map(_is_time, times)):
             raise SubmissionFailed(f"{what}: expected three times in ms, got {str(found)[:80]}.")
-        return _Times(*found)
+        if self._loaded.role != Role.BASELINE:
+            self._check(submodel, bucket, times[0], found.get("macs"))
+        return _Times(*times)
+
+    def _check(self, submodel: str, bucket: int, milliseconds: float, macs: Any) -> None:
+        """Refuse what cannot be, and other counts than those of the compiled graph."""
+        floors.check_time(self._loaded.session, submodel, bucket, milliseconds)
+        compiled = flops.bucket_of(graphs.read(self._loaded.folder), submodel, bucket)
+        known = None if compiled is None else [compiled.macs, compiled.nki_macs]
+        if macs != known:
+            raise SubmissionFailed(
+                f"{submodel}, bucket {bucket}: traced anew it has {macs} MACs, in all and in "
+                f"kernels, and {known} where it was compiled; a model must be the same every time."
+            )
 
 
 def _is_time(value: object) -> bool:

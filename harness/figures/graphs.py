@@ -99,6 +99,7 @@ class _Row(BaseModel):
     ran: Literal["kernel", "torch"]
     name: str
     names: Optional[dict[str, int]] = None
+    shapes: list[list[Annotated[int, Field(ge=0)]]] = []  # of a product, its two factors
     macs: Annotated[int, Field(ge=0)]
     count: Annotated[int, Field(ge=1)]
 
@@ -122,12 +123,20 @@ def _from_record(entry: _GraphRecord) -> Graph:
             row.operator,
             row.ran == "kernel",
             row.name if row.names is None else ", ".join(sorted(row.names)),
-            row.macs,
+            row.macs if row.ran == "kernel" else _product_macs(row.shapes),
             row.count,
         )
         for row in entry.operators
     )
     return Graph(entry.submodel, entry.bucket, operators)
+
+
+def _product_macs(shapes: list[list[int]]) -> int:
+    """MACs of a product outside of kernels, whatever the record says: [.., M, K] by [.., K, N]."""
+    if len(shapes) != 2:
+        return 0
+    lhs, rhs = shapes
+    return math.prod(lhs) * (rhs[-1] if len(rhs) > 1 else 1)
 
 
 def _from_hlo(folder: Path) -> Iterator[Graph]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Optional
 
 from harness import console, sdk
-from harness.figures import accuracy, benchmark, flops, graphs, reference
+from harness.figures import accuracy, benchmark, floors, flops, graphs, reference
 from harness.figures.accuracy import RowResult
 from harness.figures.estimated_speed import SpeedEstimates
 from harness.figures.evaluation import Evaluation, Figures, Speeds
@@ -56,6 +56,7 @@ class Evaluator:
         self.baseline = build(session, Role.BASELINE)
         self.candidate = build(session)
         self._graphs = graphs.read(self.candidate.folder)
+        floors.check_macs(session, self._graphs)
         self._estimates = SpeedEstimates(self.candidate)
         self._base_estimates = SpeedEstimates(self.baseline)
         self._runs = benchmark.runs_asked(session.settings.runs)

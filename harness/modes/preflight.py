@@ -15,7 +15,7 @@ from pathlib import Path
 
 from harness import console, sdk
 from harness.errors import UserError
-from harness.figures import accuracy, flops, graphs, reference
+from harness.figures import accuracy, floors, flops, graphs, reference
 from harness.inputs.prompts import encode, read_prompt_file
 from harness.inputs.submission import REPOSITORY
 from harness.modes import evaluate_all
@@ -162,7 +162,9 @@ def _accurate(session: Session, candidate: Loaded) -> str:
 def _share(session: Session, candidate: Loaded) -> str:
     prompt = len(session.prompt_ids[0])
     tokens = session.settings.seq_len - prompt
-    share = flops.nki_share(graphs.read(candidate.folder), prompt, tokens)
+    found = graphs.read(candidate.folder)
+    floors.check_macs(session, found)
+    share = flops.nki_share(found, prompt, tokens)
     outside = f"; outside: {', '.join(share.outside)}" if share.outside else ""
     detail = f"{share.contest:.1%} by the contest's count, {share.weighted:.1%} by use{outside}"
     if share.warnings:

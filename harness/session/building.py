@@ -7,7 +7,7 @@ import importlib.metadata
 import json
 import os
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -60,10 +60,23 @@ def build(session: Session, role: Optional[Role] = None) -> Loaded:
     return loaded
 
 
-def construct(session: Session, role: Role) -> Loaded:
+def counting(loaded: Loaded) -> Loaded:
+    """The same model in a process of its own, where MACs and times are counted.
+
+    What a submission does while it generates does not reach it. The baseline is nobody's, and
+    without isolation there is one process only.
+    """
+    job = _job(loaded.session, loaded.role)
+    if job.source is None or job.limits is None:
+        return loaded
+    return construct(loaded.session, loaded.role, counts=True)
+
+
+def construct(session: Session, role: Role, counts: bool = False) -> Loaded:
     """The model configured, without weights, in the process that its role runs in."""
     with console.step("Importing PyTorch, transformers and the SDK", least_seconds=1):
-        worker = session.workers.worker(_job(session, role), _work_folder(session.settings))
+        job = replace(_job(session, role), counts=counts)
+        worker = session.workers.worker(job, _work_folder(session.settings))
         worker.call(f"{_MODEL}:prepare", "The submission cannot be imported")
     answer = worker.call(f"{_MODEL}:construct", "The model cannot be configured", role=role.value)
     folder = session.compiled_root / role.value

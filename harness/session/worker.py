@@ -48,6 +48,7 @@ class Job:
         limits: None where it runs in the driver's own process.
         confined: whether it may write to `scratch` only.
         alone: whether the folder around `scratch` was made for it.
+        counts: whether it only traces graphs, in a process in which nothing is generated.
     """
 
     settings: Settings
@@ -59,6 +60,7 @@ class Job:
     limits: Optional[limits.Limits]
     confined: bool
     alone: bool = False
+    counts: bool = False
 
 
 @dataclass

@@ -1,0 +1,76 @@
+"""What no graph of a model can do without: the driver's own bounds of what a submission's process
+says of MACs and times.
+
+A kernel's Python body has to run for its instructions to be counted, so the counts come from a
+process that has imported the submission. What can be known without it are the products that every
+Llama of these sizes computes, and the weights that every execution reads. Attention is left out (it
+may skip what is masked), and so is what only the last token of a prompt needs of the last layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.figures.graphs import PREFILL, Graph
+from harness.session.opening import Session
+from harness.session.workers import SubmissionFailed
+
+# A submission may keep its weights in fewer bytes than the checkpoint; one is the least that
+# TensorE takes.
+WEIGHT_BYTES = 1
+
+
+@dataclass(frozen=True)
+class Floor:
+    """Least MACs, and least weights read, of one execution of a graph on one rank."""
+
+    macs: int
+    weights: int
+
+
+def floor(session: Session, submodel: str, bucket: int) -> Floor:
+    """The bounds of one graph; work that ranks share is divided by their number."""
+    config, settings, model = session.model.config, session.settings, session.model
+    hidden, layers = config["hidden_size"], config["num_hidden_layers"]
+    queries, keys = (heads * model.head_dim for heads in model.heads)
+    caches = 2 * hidden * keys  # projections to what the caches keep
+    layer = caches + 2 * hidden * queries + 3 * hidden * config["intermediate_size"]
+    head = hidden * config["vocab_size"]
+    rows = settings.batch_size
+    tokens = rows * (bucket if submodel == PREFILL else 1)
+    # All of every layer but the last, of that its caches; the last token of each row goes through
+    # the rest of it and the head.
+    macs = tokens * ((layers - 1) * layer + caches) + rows * (layer - caches + head)
+    ranks = settings.tp_degree or 1
+    return Floor(macs // ranks, (layers * layer + head) // ranks)
+
+
+def check_macs(session: Session, graphs: Sequence[Graph]) -> None:
+    """Refuse counts below what each graph has to compute."""
+    for graph in graphs:
+        if graph.uncounted_kernels:  # their work is missing, and a warning says so
+            continue
+        least = floor(session, graph.submodel, graph.bucket).macs
+        if graph.macs < least:
+            raise SubmissionFailed(
+                f"{graph.submodel}, bucket {graph.bucket}: its process counts {graph.macs:,} MACs, "
+                f"expected at least {least:,}, which the model's own sizes take; leave what counts "
+                "them as it is, and compute every product of the model."
+            )
+
+
+def check_time(session: Session, submodel: str, bucket: int, milliseconds: float) -> None:
+    """Refuse an estimate below what TensorE and HBM alone need, and the launch."""
+    from harness.simulator import cost, spec  # PyTorch's time, which most modes do without
+
+    least, core, launch = floor(session, submodel, bucket), spec.GEN2, cost.Overheads()
+    computing = least.macs / core.peak_macs_per_ns
+    reading = WEIGHT_BYTES * least.weights / core.hbm_bytes_per_ns
+    needed = (launch.graph_ns + launch.host_ns + max(computing, reading)) / 1e6
+    if milliseconds < needed:
+        raise SubmissionFailed(
+            f"{submodel}, bucket {bucket}: its process estimates {milliseconds:.4g} ms, expected "
+            f"at least {needed:.4g} ms, which its products and weights alone take; leave the cost "
+            "model as it is."
+        )

@@ -1,0 +1,68 @@
+"""What the driver itself knows of MACs and times: below every honest count, and not far below."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.figures import floors
+from harness.figures.graphs import DECODE, PREFILL, Graph, Operator
+from harness.inputs import command_line
+from harness.session.building import construct, counting
+from harness.session.opening import Session, open_session
+from harness.session.roles import Role
+from harness.session.workers import SubmissionFailed
+from tests.conftest import REPOSITORY
+
+ESTIMATE = "harness.figures.estimate:graph_milliseconds"
+
+
+@pytest.fixture
+def opened(tiny_model: Path, tmp_path: Path) -> Callable[..., Session]:
+    def call(*arguments: object) -> Session:
+        return open_session(command_line.parse([
+            "--mode", "evaluate", "--model-path", str(tiny_model), "--enable-nki", "--seq-len",
+            "64", "--prompt", "hello", "--llama", str(REPOSITORY / "llama.py"),
+            "--compiled-model-path", str(tmp_path / "c"), *map(str, arguments),
+        ]))  # fmt: skip
+
+    return call
+
+
+@pytest.mark.parametrize("role", [Role.NKI, Role.BASELINE])
+@pytest.mark.parametrize("arguments", [("--tp-degree", 1), ("--tp-degree", 2, "--batch-size", 2)])
+def test_honest_counts_lie_above(role: Role, arguments: tuple, opened: Callable) -> None:
+    session = opened(*arguments)
+    loaded = construct(session, role)
+    for submodel in (PREFILL, DECODE):
+        found: Any = loaded.call(ESTIMATE, "it fails", submodel=submodel, bucket=64).body
+        least = floors.floor(session, submodel, 64).macs
+        # One of two layers counts in part only, and kernels fill tiles of 128.
+        assert least <= found["macs"][0] <= 6 * least
+        floors.check_time(session, submodel, 64, found["ms"][0])
+
+
+def test_what_cannot_be_is_refused(opened: Callable) -> None:
+    session = opened("--tp-degree", 1)
+    least = floors.floor(session, DECODE, 64).macs
+    for macs, refused in ((least, False), (least - 1, True)):
+        graph = Graph(DECODE, 64, (Operator("mlp", True, "kernel", macs),))
+        if refused:
+            with pytest.raises(SubmissionFailed, match=f"expected at least {least:,}"):
+                floors.check_macs(session, [graph])
+        else:
+            floors.check_macs(session, [graph])
+    with pytest.raises(SubmissionFailed, match="estimates 0.001 ms, expected at least 0.55"):
+        floors.check_time(session, DECODE, 64, 0.001)
+
+
+def test_counts_are_made_where_nothing_is_generated(opened: Callable) -> None:
+    session = opened("--tp-degree", 1)
+    loaded = construct(session, Role.NKI)
+    assert counting(loaded).worker is not loaded.worker
+    assert counting(loaded).worker is counting(loaded).worker
+    baseline = construct(session, Role.BASELINE)
+    assert counting(baseline).worker is baseline.worker
