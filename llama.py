@@ -61,6 +61,7 @@ TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes l
 CHUNK_BYTES = 96 * 1024  # SBUF per partition for what is kept of those tokens
 RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
 CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
+DECODE_KEYS = 2048  # cached keys of a decode step whose scores are kept at a time
 KEY_BLOCK = 1024  # keys whose scores are in PSUM at a time: two banks, another two for the next
 MASKED = -1.5e38  # added to scores that do not count: exp gives 0, and twice it is finite
 MASKED_FP16 = -3.0e4  # the same for float16, which ends at 65504
@@ -215,14 +216,18 @@ def feature_tiles(weight_hbm, k_tiles):
     return weight_hbm.shape[1] // (k_tiles * P_MAX)
 
 
-def weight_pieces(tiles, k_tiles, tokens):
+def weight_pieces(tiles, k_tiles, tokens, last=False):
     """(first, count) of the tiles of output features that are loaded at once.
 
-    The last tile comes alone: little is left to multiply when the stream of weights ends.
+    The last rows of a kernel's stream of weights are 4 KiB, and those before them at most half of
+    the rest: TensorE needs a fifth of DMA's time, so that little is left to multiply at the end.
     """
     row_bytes = LONG_PIECE_BYTES if tokens <= FEW_TOKENS else PIECE_BYTES
-    most = max(1, row_bytes // (2 * k_tiles * P_MAX))
-    return [*spans(tiles - 1, most), (tiles - 1, 1)]
+    most, tail = max(1, row_bytes // (2 * k_tiles * P_MAX)), max(1, 4096 // (2 * k_tiles * P_MAX))
+    if not last or tiles <= tail:
+        return spans(tiles, most)
+    rest = tiles - tail
+    return [*spans(rest, min(most, math.ceil(rest / 2))), (rest, tail)]
 
 
 def load_weight(weight_hbm, first, tiles, k_tiles):
@@ -264,7 +269,7 @@ def store_product(weight_hbm, x_sb, out_hbm, start):
     columns = nl.ds(start, count)
     if count <= P_MAX:
         all_sb = nl.ndarray((P_MAX, tiles, count), out_hbm.dtype, buffer=nl.sbuf)
-    for first, size in weight_pieces(tiles, k_tiles, count):
+    for first, size in weight_pieces(tiles, k_tiles, count, last=True):
         weight_sb = load_weight(weight_hbm, first, size, k_tiles)
         if count <= P_MAX:
             copy_products(weight_sb, x_sb, all_sb, first)
@@ -402,13 +407,41 @@ def times_scale(x_psum, along_sb, start, dtype):
 # --- Queries, keys and values ---------------------------------------------------------------------
 
 
-def rotation(head_dim):
-    """[128, 2, 128]: the identity, and what swaps the halves of each head in a tile of features."""
-    lanes = np.arange(P_MAX)
-    half = head_dim // 2
-    partner = lanes + np.where(lanes % head_dim < half, half, -half)
-    eye = np.eye(P_MAX, dtype=np.float32)
-    return np.stack((eye, eye[partner]), axis=1)
+def select_equal(first, second, shape, dtype):
+    """Ones where two affine expressions of the place are equal, else zeros @ SBUF.
+
+    GpSimdE has nothing else to do; a constant would take its turn in the queues of DMA.
+    """
+    ones_sb = filled(shape, 1.0, dtype)
+    below_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
+    below_sb[...] = nisa.affine_select(first >= second, ones_sb, on_false_value=0.0)
+    equal_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
+    equal_sb[...] = nisa.affine_select(first <= second, below_sb, on_false_value=0.0)
+    return equal_sb
+
+
+def shifted_identity(rows, columns, shift, dtype):
+    """[rows, columns] @ SBUF: row p has a one in column p + shift."""
+    row, column = nl.arange(rows)[:, None], nl.arange(columns)[None, :]
+    return select_equal(row + shift, column, (rows, columns), dtype)
+
+
+def swapped_halves(head_dim, dtype):
+    """[128, 128] @ SBUF: a permutation that swaps the halves of each head in a tile of features."""
+    half, heads = head_dim // 2, P_MAX // head_dim
+    row, head = nl.arange(P_MAX)[:, None, None, None], nl.arange(heads)[None, :, None, None]
+    second, lane = nl.arange(2)[None, None, :, None], nl.arange(half)[None, None, None, :]
+    partner = head * head_dim + half - second * half + lane  # of column (head, second, lane)
+    swap_sb = select_equal(row, partner, (P_MAX, heads, 2, half), dtype)
+    return swap_sb.reshape((P_MAX, P_MAX))
+
+
+def rotation(head_dim, dtype):
+    """[128, 2, 128] @ SBUF: the identity, and what swaps the halves of each head."""
+    rotation_sb = nl.ndarray((P_MAX, 2, P_MAX), dtype, buffer=nl.sbuf)
+    rotation_sb[:, 0, :] = nisa.tensor_copy(shifted_identity(P_MAX, P_MAX, 0, dtype))
+    rotation_sb[:, 1, :] = nisa.tensor_copy(swapped_halves(head_dim, dtype))
+    return rotation_sb
 
 
 def rotated_tile(weight_sb, tile, x_sb, tables, scale, out_sb, out_tile):
@@ -466,7 +499,7 @@ def project_qkv(x_sb, scales, qkv_w_hbm, cos_hbm, sin_hbm, first_token, tiles, h
     width = heads.kv_heads * heads.head_dim
     cos_sb = scaled_table(cos_hbm, first_token, scales.along_sb)
     sin_sb = scaled_table(sin_hbm, first_token, scales.along_sb)
-    tables = cos_sb, sin_sb, load_constant(rotation(heads.head_dim), dtype)
+    tables = cos_sb, sin_sb, rotation(heads.head_dim, dtype)
     qk_sb = nl.ndarray((P_MAX, rotated, x_sb.shape[2]), dtype, buffer=nl.sbuf)
     v_sb = [nl.ndarray((size, width), dtype, buffer=nl.sbuf) for _, size in tiles]
     scale = score_scales(heads.head_dim)[0]
@@ -857,46 +890,33 @@ def padding_rows(bias_hbm, sequence, length):
 # mask is one slot more: a selection of sequences times the bias of their keys.
 
 
-def cache_runs(length):
-    """(lanes, runs): how a cache of so many keys lies on partitions.
+def cache_runs(length, most=P_MAX):
+    """(lanes, runs): how a cache of so many keys lies on at most ``most`` partitions.
 
     Partition p takes the ``runs`` keys from p * runs on, which lie next to each other in HBM; tile
     t holds the keys t, t + runs, ... Sums over keys do not mind the order, if the mask has it too.
     """
-    fewest = math.ceil(length / P_MAX)
+    fewest = math.ceil(length / most)
     runs = next(runs for runs in range(fewest, length + 1) if length % runs == 0)
     return length // runs, runs
 
 
+def decode_runs(keys_hbm):
+    """(lanes, runs) of a decode step's cache [B, kv_heads, L, D]: KV heads share the partitions.
+
+    So a row of DMA is kv_heads times as long, and one product over all partitions serves all heads.
+    """
+    return cache_runs(keys_hbm.shape[2], P_MAX // keys_hbm.shape[1])
+
+
 def sequences_at_once(keys_hbm, heads):
     """Sequences of a decode step that share a tile of scores: one where the cache takes blocks."""
-    _, kv_heads, length, d = keys_hbm.shape
-    if length > KEY_BLOCK:
+    length, d = keys_hbm.shape[2:]
+    if length > DECODE_KEYS:
         return 1
-    cached = 4 * keys_hbm.itemsize * kv_heads * math.ceil(length / P_MAX) * d
-    return max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // cached))
-
-
-def decode_queries(qk_sb, first, count, heads):
-    """Queries of ``count`` sequences, block by block: [128, slots + 1, rows] @ SBUF.
-
-    Row b * q_heads + h belongs to head h of sequence b; slot b * stacks + s holds the heads of
-    stack s of that sequence in its rows, the last slot a one where the row's sequence is.
-    """
-    d, group, rows = heads.head_dim, heads.group, count * heads.q_heads
-    q_sb = filled((P_MAX, count * heads.stacks + 1, rows), 0.0, qk_sb.dtype)
-    for b in nl.static_range(count):
-        for kv_head in nl.static_range(heads.kv_heads):
-            stack, lane = divmod(kv_head, heads.stack)
-            lanes = slice(lane * d, (lane + 1) * d)
-            own = nl.ds(b * heads.q_heads + kv_head * group, group)
-            q_sb[lanes, b * heads.stacks + stack, own] = nisa.tensor_copy(
-                qk_sb[lanes, nl.ds(stack * group, group), first + b]
-            )
-    sequences = np.kron(np.eye(count, dtype=np.float32), np.ones((1, heads.q_heads), np.float32))
-    selection_sb = load_constant(sequences, qk_sb.dtype)
-    q_sb[0:count, count * heads.stacks, :] = nisa.tensor_copy(selection_sb)
-    return q_sb
+    kept = keys_hbm.itemsize * length * (heads.stacks + 1)  # keys turned, and a row of the mask
+    kept += 2 * keys_hbm.itemsize * decode_runs(keys_hbm)[1] * (d + 1)  # values, as they came too
+    return max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // kept))
 
 
 class CacheBlock(NamedTuple):
@@ -911,162 +931,230 @@ class CacheBlock(NamedTuple):
     own: bool
 
     @property
-    def keys(self) -> int:
+    def cached(self) -> int:
         return self.tiles * self.lanes
 
     @property
-    def partitions(self) -> int:
-        return max(self.lanes, self.count) if self.own else self.lanes
+    def keys(self) -> int:
+        return self.cached + (self.count if self.own else 0)
 
 
-def load_cached(cache_hbm, block, out_sb):
-    """A block of keys or values [B, kv_heads, L, D] @ HBM into out_sb[lanes, b, head, tiles, :].
+def cache_blocks(keys_hbm, first, count):
+    """The blocks of at most DECODE_KEYS keys that ``count`` sequences attend to."""
+    lanes, runs = decode_runs(keys_hbm)
+    return [
+        CacheBlock(first, count, tile, tiles, lanes, tile == 0)
+        for tile, tiles in spans(runs, max(1, DECODE_KEYS // lanes))
+    ]
 
-    A row is as long as the tiles: their keys lie next to each other.
+
+def cached_keys(keys_hbm, bias_hbm, block, heads):
+    """Keys of a block, turned, and the mask in one slot more: [128, slots + 1, keys] @ SBUF.
+
+    Slot b * stacks + s holds the heads of stack s of sequence b. The columns of new keys, behind
+    the cached ones, are zero.
     """
-    batch, kv_heads, length, d = cache_hbm.shape
-    runs_hbm = cache_hbm.reshape((batch, kv_heads, block.lanes, length // block.lanes, d))
-    tiles = nl.ds(block.tile, block.tiles)
+    batch, kv_heads, length, d = keys_hbm.shape
+    runs_hbm = keys_hbm.reshape((batch, kv_heads, block.lanes, length // block.lanes, d))
+    slots, dtype, tiles = block.count * heads.stacks, keys_hbm.dtype, nl.ds(block.tile, block.tiles)
+    k_sb = nl.ndarray((P_MAX, slots + 1, block.keys), dtype, buffer=nl.sbuf)
+    if kv_heads % heads.stack:
+        k_sb[...] = nisa.memset((P_MAX, slots + 1, block.keys), 0.0, dtype)
     for b in nl.affine_range(block.count):
+        # rows [lanes, heads, tiles, D]: a head's keys of a lane lie next to each other in HBM
+        rows_sb = nl.ndarray((block.lanes, kv_heads, block.tiles, d), dtype, buffer=nl.sbuf)
         for head in nl.affine_range(kv_heads):
-            out_sb[0 : block.lanes, b, head, 0 : block.tiles, :] = nl.load(
-                runs_hbm[block.first + b, head, :, tiles, :]
-            )
-
-
-def decode_keys(qk_sb, keys_hbm, bias_hbm, block, heads):
-    """Keys of a block, turned, then the new ones, then the mask: [128, slots + 1, keys] @ SBUF."""
-    d, dtype, stacks = heads.head_dim, qk_sb.dtype, heads.stacks
-    slots, keys = block.count * stacks, block.keys + (block.count if block.own else 0)
-    shape = (block.lanes, block.count, heads.kv_heads, block.tiles, d)
-    rows_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
-    load_cached(keys_hbm, block, rows_sb)
-    k_sb = nl.ndarray((P_MAX, slots + 1, keys), dtype, buffer=nl.sbuf)
-    if heads.kv_heads % heads.stack:
-        k_sb[...] = nisa.memset((P_MAX, slots + 1, keys), 0.0, dtype)
-    for b in nl.affine_range(block.count):
-        for first, count in spans(heads.kv_heads, heads.stack):
-            slot = b * stacks + first // heads.stack
-            for at, tiles in spans(block.tiles, MOVING_MAX // P_MAX):
+            rows_sb[:, head, :, :] = nl.load(runs_hbm[block.first + b, head, :, tiles, :])
+        for head, count in spans(kv_heads, heads.stack):
+            # TensorE turns a tile of a stack's heads at a time, as many as share a bank of PSUM
+            for at, together in spans(block.tiles, MOVING_MAX // block.lanes):
                 turned_psum = nl.ndarray(
-                    (count * d, tiles * block.lanes), nl.float32, buffer=nl.psum
+                    (count * d, together * block.lanes), nl.float32, buffer=nl.psum
                 )
-                for t in nl.affine_range(tiles):
+                for t in nl.affine_range(together):
                     turned_psum[:, nl.ds(t * block.lanes, block.lanes)] = nisa.nc_transpose(
-                        rows_sb[:, b, nl.ds(first, count), at + t, :]
+                        rows_sb[:, nl.ds(head, count), at + t, :]
                     )
-                part = nl.ds(at * block.lanes, tiles * block.lanes)
+                part = nl.ds(at * block.lanes, together * block.lanes)
+                slot = b * heads.stacks + head // heads.stack
                 k_sb[0 : count * d, slot, part] = nisa.tensor_copy(turned_psum)
-    k_sb[:, slots, :] = nisa.memset((P_MAX, keys), 0.0, dtype)
-    rows, part = nl.ds(block.first, block.count), nl.ds(block.tile * block.lanes, block.keys)
-    bias_sb = load_tile(bias_hbm[rows, part])  # a tile of its own: the load waits for nothing
-    k_sb[0 : block.count, slots, 0 : block.keys] = nisa.tensor_copy(bias_sb)
+    k_sb[:, slots, :] = nisa.memset((P_MAX, block.keys), 0.0, dtype)
+    sequences, part = nl.ds(block.first, block.count), nl.ds(block.tile * block.lanes, block.cached)
+    bias_sb = load_tile(bias_hbm[sequences, part])  # a tile of its own: the load waits for nothing
+    k_sb[0 : block.count, slots, 0 : block.cached] = nisa.tensor_copy(bias_sb)
     if block.own:
-        own = nl.ds(block.keys, block.count)
-        for b in nl.affine_range(block.count):
-            for stack in nl.affine_range(stacks):
-                k_sb[:, b * stacks + stack, own] = nisa.tensor_copy(
-                    qk_sb[:, stacks * heads.group + stack, nl.ds(block.first, block.count)]
-                )
-        others = masked(dtype) * (1.0 - np.eye(block.count, dtype=np.float32))
-        k_sb[0 : block.count, slots, own] = nisa.tensor_copy(load_constant(others, dtype))
+        own = nl.ds(block.cached, block.count)
+        k_sb[:, 0:slots, own] = nisa.memset((P_MAX, slots, block.count), 0.0, dtype)
+        if block.count > 1:
+            others = masked(dtype) * (1.0 - np.eye(block.count, dtype=np.float32))
+            k_sb[0 : block.count, slots, own] = nisa.tensor_copy(load_constant(others, dtype))
     return k_sb
 
 
-def decode_values(v_sb, values_hbm, block, heads):
-    """Values of a block, then the new ones: [partitions, B, kv_heads + 1, tiles, D] @ SBUF.
+def cached_values(values_hbm, block):
+    """Values of a block, a column of ones behind each: [kv_heads * lanes, B, tiles, D + 1] @ SBUF.
 
-    The last head is all ones: what it gives is the sum of the weights.
+    One load a sequence: heads and lanes follow each other in HBM. Ones give the sum of the weights.
     """
-    d, dtype, kv_heads = heads.head_dim, v_sb.dtype, heads.kv_heads
-    tiles = block.tiles + (1 if block.own else 0)
-    shape = (block.partitions, block.count, kv_heads + 1, tiles, d)
-    out_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
-    if block.partitions > block.lanes:
-        out_sb[...] = nisa.memset(shape, 0.0, dtype)
-    elif block.own:
-        own = (block.partitions, block.count, kv_heads, d)
-        out_sb[:, :, 0:kv_heads, block.tiles, :] = nisa.memset(own, 0.0, dtype)
-    ones = (block.partitions, block.count, tiles, d)
-    out_sb[:, :, kv_heads, :, :] = nisa.memset(ones, 1.0, dtype)
-    load_cached(values_hbm, block, out_sb)
-    if block.own:
-        for b in nl.affine_range(block.count):
-            for head in nl.affine_range(kv_heads):
-                out_sb[0 : block.count, b, head, block.tiles, :] = nisa.tensor_copy(
-                    v_sb[:, nl.ds(head * d, d)]
-                )
-    return out_sb
+    batch, kv_heads, length, d = values_hbm.shape
+    partitions = kv_heads * block.lanes
+    rows_hbm = values_hbm.reshape((batch, partitions, length // block.lanes, d))
+    v_sb = filled((partitions, block.count, block.tiles, d + 1), 1.0, values_hbm.dtype)
+    for b in nl.affine_range(block.count):
+        rows_sb = load_tile(rows_hbm[block.first + b, :, nl.ds(block.tile, block.tiles), :])
+        v_sb[:, b, :, 0:d] = nisa.tensor_copy(rows_sb, engine=nisa.gpsimd_engine)
+    return v_sb
 
 
-def attend_cached(qk_sb, v_sb, cache, first, count, heads, context_sb):
-    """Attention of ``count`` sequences' new tokens over the cache and themselves.
+def decode_queries(qk_sb, first, count, heads):
+    """Queries of ``count`` sequences, block by block: [128, slots + 1, rows] @ SBUF.
 
-    -> their columns of context_sb [128, tiles, B]. Several sequences share a tile of scores where
-    their whole cache is one block; else there is one, and the softmax runs from block to block.
+    Row b * q_heads + h belongs to head h of sequence b; slot b * stacks + s holds the heads of
+    stack s of that sequence in its rows, the last slot a one where the row's sequence is.
     """
-    keys_hbm, values_hbm, bias_hbm = cache
-    d, q_heads, width = heads.head_dim, heads.q_heads, (heads.kv_heads + 1) * heads.head_dim
-    lanes, runs = cache_runs(keys_hbm.shape[2])
+    d, group, rows = heads.head_dim, heads.group, count * heads.q_heads
+    slots, dtype = count * heads.stacks, qk_sb.dtype
+    q_sb = filled((P_MAX, slots + 1, rows), 0.0, dtype)
+    for b in nl.static_range(count):
+        for kv_head in nl.static_range(heads.kv_heads):
+            stack, lane = divmod(kv_head, heads.stack)
+            lanes = slice(lane * d, (lane + 1) * d)
+            own = nl.ds(b * heads.q_heads + kv_head * group, group)
+            q_sb[lanes, b * heads.stacks + stack, own] = nisa.tensor_copy(
+                qk_sb[lanes, nl.ds(stack * group, group), first + b]
+            )
+    if count == 1:
+        q_sb[0:1, slots, :] = nisa.memset((1, rows), 1.0, dtype)
+    else:
+        which = np.kron(np.eye(count, dtype=np.float32), np.ones((1, heads.q_heads), np.float32))
+        q_sb[0:count, slots, :] = nisa.tensor_copy(load_constant(which, dtype))
+    return q_sb
+
+
+def add_own_keys(qk_sb, k_sb, block, heads):
+    """The new tokens' keys, behind the queries of qk_sb, into their sequences' slots of k_sb."""
+    for b in nl.affine_range(block.count):
+        for stack in nl.affine_range(heads.stacks):
+            k_sb[:, b * heads.stacks + stack, block.cached + b] = nisa.tensor_copy(
+                qk_sb[:, heads.stacks * heads.group + stack, block.first + b]
+            )
+
+
+def decode_scores(q_sb, k_sb):
+    """Masked scores of all rows against a block [rows, keys] @ SBUF, 512 keys at a time."""
+    rows, slots, keys = q_sb.shape[2], k_sb.shape[1], k_sb.shape[2]
+    scores_sb = nl.ndarray((rows, keys), q_sb.dtype, buffer=nl.sbuf)
+    for at, size in spans(keys, MOVING_MAX):
+        scores_psum = nl.zeros((rows, size), nl.float32, buffer=nl.psum)
+        for slot in nl.affine_range(slots):
+            scores_psum[...] += nisa.nc_matmul(q_sb[:, slot, :], k_sb[:, slot, nl.ds(at, size)])
+        scores_sb[:, nl.ds(at, size)] = nisa.tensor_copy(scores_psum)
+    return scores_sb
+
+
+def spread_weights(weights_sb, block, heads):
+    """Weights of cached keys [rows, keys] @ SBUF -> [kv_heads * lanes, kv_heads, tiles, B, group].
+
+    TensorE turns them, lanes on partitions, and then copies each KV head's part to that head's
+    lanes: a product with an identity that stands there, and is zero at the lanes of other heads.
+    """
+    kv_heads, group, count, lanes = heads.kv_heads, heads.group, block.count, block.lanes
+    rows, dtype, partitions = weights_sb.shape[0], weights_sb.dtype, kv_heads * lanes
+    turned_sb = nl.ndarray((lanes, block.tiles, rows), dtype, buffer=nl.sbuf)
+    turn_tiles(turned_sb, 0, 0, weights_sb, 0, block.tiles, lanes)
+    of_heads_sb = turned_sb.reshape((lanes, block.tiles, count, kv_heads, group))
+    place_sb = shifted_identity(lanes, 2 * partitions - lanes, partitions - lanes, dtype)
+    shape = (partitions, kv_heads, block.tiles, count, group)
+    spread_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
+    for at, tiles in spans(block.tiles, MOVING_MAX // rows):
+        part, columns = nl.ds(at, tiles), tiles * count * group
+        spread_psum = nl.ndarray((partitions, kv_heads, columns), nl.float32, buffer=nl.psum)
+        for head in nl.static_range(kv_heads):
+            window = nl.ds(partitions - (head + 1) * lanes, partitions)
+            spread_psum[:, head, :] = nisa.nc_matmul(
+                place_sb[:, window], of_heads_sb[:, part, :, head, :]
+            )
+        shape = (partitions, kv_heads, tiles, count, group)
+        spread_sb[:, :, part, :, :] = nisa.tensor_copy(spread_psum.reshape(shape))
+    return spread_sb
+
+
+def own_weights(weights_sb, block, heads):
+    """Weights of the new keys [rows, B] @ SBUF, turned -> [B, kv_heads, rows], zero for the rows of
+    other heads than the part's."""
+    kv_heads, group, count, rows = heads.kv_heads, heads.group, block.count, weights_sb.shape[0]
+    turned_psum = nl.ndarray((count, rows), nl.float32, buffer=nl.psum)
+    turned_psum[...] = nisa.nc_transpose(weights_sb[:, nl.ds(block.cached, count)])
+    of_heads_psum = turned_psum.reshape((count, count, kv_heads, group))
+    own_sb = filled((count, kv_heads, count, kv_heads, group), 0.0, weights_sb.dtype)
+    for head in nl.affine_range(kv_heads):
+        own_sb[:, head, :, head, :] = nisa.tensor_copy(of_heads_psum[:, :, head, :])
+    return own_sb.reshape((count, kv_heads, rows))
+
+
+def own_values(v_sb, heads):
+    """The new tokens' values [B, kv_heads * D] @ SBUF with ones behind: [B, kv_heads, D + 1]."""
+    shape = v_sb.shape[0], heads.kv_heads, heads.head_dim
+    values_sb = filled((shape[0], shape[1], shape[2] + 1), 1.0, v_sb.dtype)
+    values_sb[:, :, 0 : shape[2]] = nisa.tensor_copy(v_sb.reshape(shape))
+    return values_sb
+
+
+def attend_cached(qk_sb, v_sb, cache, cached, heads, context_sb):
+    """Attention of some sequences' new tokens over the cache and themselves.
+
+    ``cached`` are the keys and values of the first block. -> their columns of context_sb [128,
+    tiles, B]. Several sequences share a tile of scores where their whole cache is one block; else
+    there is one, and the softmax runs from block to block.
+    """
+    keys_hbm, values_hbm, bias_hbm, blocks = cache
+    first, count, q_heads, d = blocks[0].first, blocks[0].count, heads.q_heads, heads.head_dim
     q_sb, scale = decode_queries(qk_sb, first, count, heads), score_scales(d)[1]
-    neg_maxima_sb, sums_sb = running_softmax(q_heads, count, width)
-    blocks = spans(runs, max(1, KEY_BLOCK // lanes))
-    for tile, tiles in blocks:
-        block = CacheBlock(first, count, tile, tiles, lanes, tile == 0)
-        k_sb = decode_keys(qk_sb, keys_hbm, bias_hbm, block, heads)
-        values_sb = decode_values(v_sb, values_hbm, block, heads)
-        scores_sb = nl.ndarray((count * q_heads, k_sb.shape[2]), qk_sb.dtype, buffer=nl.sbuf)
-        for at, size in spans(k_sb.shape[2], MOVING_MAX):
-            part = nl.ds(at, size)
-            scores_psum = nl.zeros((count * q_heads, size), nl.float32, buffer=nl.psum)
-            for slot in nl.affine_range(k_sb.shape[1]):
-                scores_psum[...] += nisa.nc_matmul(q_sb[:, slot, :], k_sb[:, slot, part])
-            scores_sb[:, part] = nisa.tensor_copy(scores_psum)
+    neg_maxima_sb, sums_sb = running_softmax(q_heads, count, d + 1)
+    for block in blocks:
+        if block.own:
+            k_sb, values_sb = cached
+            add_own_keys(qk_sb, k_sb, block, heads)
+        else:
+            k_sb = cached_keys(keys_hbm, bias_hbm, block, heads)
+            values_sb = cached_values(values_hbm, block)
+        scores_sb = decode_scores(q_sb, k_sb)
         neg_max_sb, factor_sb = negated_maximum(scores_sb, scale), None
         if len(blocks) > 1:
-            neg_max_sb, factor_sb = lower_maximum(neg_maxima_sb, 0, neg_max_sb, tile == 0)
-        turned_sb = turned_weights(weigh(scores_sb, neg_max_sb, scale), block)
+            neg_max_sb, factor_sb = lower_maximum(neg_maxima_sb, 0, neg_max_sb, block.own)
+        weights_sb = weigh(scores_sb, neg_max_sb, scale)
+        spread_sb = spread_weights(weights_sb, block, heads)
+        if block.own:
+            own_sb, own_values_sb = own_weights(weights_sb, block, heads), own_values(v_sb, heads)
         for b in nl.affine_range(count):
-            rows = nl.ds(b * q_heads, q_heads)
-            for head, size in spans(heads.kv_heads + 1, MOVING_MAX // d):
-                out_psum = nl.zeros((q_heads, size * d), nl.float32, buffer=nl.psum)
-                for t in nl.affine_range(turned_sb.shape[1]):
+            out_psum = nl.zeros((q_heads, d + 1), nl.float32, buffer=nl.psum)
+            for t in nl.affine_range(block.tiles):
+                out_psum[...] += nisa.nc_matmul(spread_sb[:, :, t, b, :], values_sb[:, b, t, :])
+            if block.own:
+                for head in nl.affine_range(heads.kv_heads):
+                    rows = nl.ds(b * q_heads, q_heads)
                     out_psum[...] += nisa.nc_matmul(
-                        turned_sb[:, t, rows], values_sb[:, b, nl.ds(head, size), t, :]
+                        own_sb[:, head, rows], own_values_sb[:, head, :]
                     )
-                add_rescaled(sums_sb, b, nl.ds(head * d, size * d), out_psum, factor_sb)
+            add_rescaled(sums_sb, b, slice(0, d + 1), out_psum, factor_sb)
+    decode_context(sums_sb, first, heads, context_sb)
+
+
+def decode_context(sums_sb, first, heads, context_sb):
+    """Divides sums [q_heads, B, D + 1] by their last column and turns them, all sequences at once,
+    into columns of context_sb from ``first`` on."""
+    (q_heads, count), d, group = sums_sb.shape[0:2], heads.head_dim, heads.group
+    turned_psum = nl.ndarray((d, q_heads, count), nl.float32, buffer=nl.psum)
     for b in nl.affine_range(count):
-        decode_context(sums_sb, b, first, heads, context_sb)
-
-
-def turned_weights(weights_sb, block):
-    """Weights [rows, keys] @ SBUF -> [partitions, tiles, rows]: keys on partitions, as values."""
-    rows, dtype = weights_sb.shape[0], weights_sb.dtype
-    tiles = block.tiles + (1 if block.own else 0)
-    shape = (block.partitions, tiles, rows)
-    turned_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
-    if block.partitions > block.lanes:
-        turned_sb[...] = nisa.memset(shape, 0.0, dtype)
-    elif block.own:
-        turned_sb[:, block.tiles, :] = nisa.memset((block.partitions, rows), 0.0, dtype)
-    turn_tiles(turned_sb, 0, 0, weights_sb, 0, block.tiles, block.lanes)
-    if block.own:
-        turn_tiles(turned_sb, block.tiles, 0, weights_sb, block.keys, 1, block.count)
-    return turned_sb
-
-
-def decode_context(sums_sb, b, first, heads, context_sb):
-    """Divides the sums of one sequence and turns them into a column of context_sb."""
-    d, group, width = heads.head_dim, heads.group, heads.kv_heads * heads.head_dim
-    rows_sb = nl.ndarray((heads.q_heads, width), context_sb.dtype, buffer=nl.sbuf)
-    divide(rows_sb, sums_sb[:, b, 0:width], sums_sb[:, b, width : width + 1])
-    for head, count in spans(heads.kv_heads, heads.stack):
-        turned_psum = nl.ndarray((count * d, heads.q_heads), nl.float32, buffer=nl.psum)
-        turned_psum[...] = nisa.nc_transpose(rows_sb[:, nl.ds(head * d, count * d)])
-        tiles = nl.ds(head // heads.stack * group, group)
-        for lane in nl.static_range(count):
-            lanes, own = slice(lane * d, (lane + 1) * d), nl.ds((head + lane) * group, group)
-            context_sb[lanes, tiles, first + b] = nisa.tensor_copy(turned_psum[lanes, own])
+        rows_sb = nl.ndarray((q_heads, d), context_sb.dtype, buffer=nl.sbuf)
+        divide(rows_sb, sums_sb[:, b, 0:d], sums_sb[:, b, d : d + 1])
+        turned_psum[:, :, b] = nisa.nc_transpose(rows_sb)
+    for head in nl.static_range(heads.kv_heads):
+        stack, lane = divmod(head, heads.stack)
+        lanes, tiles = slice(lane * d, (lane + 1) * d), nl.ds(stack * group, group)
+        context_sb[lanes, tiles, nl.ds(first, count)] = nisa.tensor_copy(
+            turned_psum[:, nl.ds(head * group, group), :]
+        )
 
 
 # --- Attention of several new tokens over a cache -------------------------------------------------
@@ -1423,7 +1511,7 @@ def linear_kernel(x_hbm, weight_hbm, gain_hbm=None, norm=None):
         x_sb = residual_sum(x_hbm, None, None, start, count)
         x_sb, scales = normed(x_sb, gain_hbm, norm, [(0, count)])
         out_sb = nl.ndarray((P_MAX, count, tiles), x_hbm.dtype, buffer=nl.sbuf)
-        for first, size in weight_pieces(tiles, k_tiles, count):
+        for first, size in weight_pieces(tiles, k_tiles, count, last=True):
             weight_sb = load_weight(weight_hbm, first, size, k_tiles)
             for at, beside in together(size, count):
                 out_psum = products(weight_sb, at, beside, x_sb, 0, count)
@@ -1499,7 +1587,7 @@ def attention_decode_kernel(
 
     x and delta [H, B], cos and sin [128, B], cached keys and values [B, kv_heads, L, D], bias
     [B, L] in the type of x: 0 for keys that count, MASKED otherwise, keys in the order of
-    ``runs_of``. -> partial output [H, B], new keys (rotated) and values [B, kv_heads * D], and
+    ``decode_runs``. -> partial output [H, B], new keys (rotated) and values [B, kv_heads * D], and
     x + delta where there is a delta.
     """
     batch, dtype = x_hbm.shape[1], x_hbm.dtype
@@ -1512,16 +1600,22 @@ def attention_decode_kernel(
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, 0, batch)
     parts = spans(batch, sequences_at_once(keys_hbm, heads))
+    # the cache arrives before the weights: its keys are turned while those stream
+    blocks = [cache_blocks(keys_hbm, first, count) for first, count in parts]
+    cached = [
+        (cached_keys(keys_hbm, bias_hbm, first[0], heads), cached_values(values_hbm, first[0]))
+        for first in blocks
+    ]
     x_sb, scales = normed(x_sb, gain_hbm, norm, parts)
     qk_sb, v_sb = project_qkv(x_sb, scales, qkv_w_hbm, cos_hbm, sin_hbm, 0, parts, heads)
     nl.store(new_keys_hbm, key_rows(qk_sb, tiles, 0, batch, heads))
     context_sb = nl.ndarray((P_MAX, tiles, batch), dtype, buffer=nl.sbuf)
     if heads.kv_heads % heads.stack:
         context_sb[...] = nisa.memset((P_MAX, tiles, batch), 0.0, dtype)
-    for (first, count), rows_sb in zip(parts, v_sb):
+    for at, ((first, count), rows_sb) in enumerate(zip(parts, v_sb)):
         nl.store(new_values_hbm[nl.ds(first, count), :], rows_sb)
-        cache = keys_hbm, values_hbm, bias_hbm
-        attend_cached(qk_sb, rows_sb, cache, first, count, heads, context_sb)
+        cache = keys_hbm, values_hbm, bias_hbm, blocks[at]
+        attend_cached(qk_sb, rows_sb, cache, cached[at], heads, context_sb)
     store_product(out_w_hbm, context_sb, out_hbm, 0)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
@@ -1998,7 +2092,8 @@ class NeuronLlamaAttention(nn.Module):
                 *inputs, *weights, *tables, self.sizes.of_rank, batch, bias
             )
         else:
-            keys, values, bias = cache_in_runs(*past, _mask_bias(mask[:, 0, 0], dtype))
+            most = P_MAX // past[0].shape[1] if active_mask is None else P_MAX
+            keys, values, bias = cache_in_runs(*past, _mask_bias(mask[:, 0, 0], dtype), most)
             inputs = *inputs, *weights, *tables, keys, values
             if active_mask is None:
                 partial, k, v, *stream = attention_decode_kernel(*inputs, bias, self.sizes.of_rank)
@@ -2085,7 +2180,7 @@ def _mask_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def cache_in_runs(
-    keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor
+    keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor, most: int = P_MAX
 ) -> Tuple[torch.Tensor, ...]:
     """Cached keys and values [B, kv_heads, L, D] and bias [B, L], in the order of ``cache_runs``.
 
@@ -2093,12 +2188,12 @@ def cache_in_runs(
     the cost of a copy; multiples of 128, and lengths up to 128, are not.
     """
     length = keys.shape[2]
-    if length > P_MAX and cache_runs(length)[0] < P_MAX // 2:
+    if length > most and cache_runs(length, most)[0] < most / 2:
         missing = whole_tiles(length) * P_MAX - length
         keys, values = (nn.functional.pad(x, (0, 0, 0, missing)) for x in (keys, values))
         masked = MASKED_FP16 if bias.dtype is torch.float16 else MASKED
         bias = nn.functional.pad(bias, (0, missing), value=masked)
-    runs = bias.unflatten(1, cache_runs(keys.shape[2])).transpose(1, 2)
+    runs = bias.unflatten(1, cache_runs(keys.shape[2], most)).transpose(1, 2)
     return keys, values, runs.reshape(bias.shape)
 
 

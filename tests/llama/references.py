@@ -145,7 +145,7 @@ class Reference:
         x = self.normed(rows.to(self.dtype), gain_hbm, norm)
         q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
         batch, past = bias_hbm.shape
-        runs = math.ceil(past / 128)
+        runs = math.ceil(past / (128 // heads.kv_heads))
         while past % runs:
             runs += 1
         bias = bias_hbm.unflatten(1, (runs, -1)).transpose(1, 2).flatten(1)  # tiles -> positions

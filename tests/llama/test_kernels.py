@@ -193,7 +193,8 @@ class Plain:
         return self.call(llama.attention_prefill_kernel, qkv, pair, self.heads, batch, bias)
 
     def decode(self, qkv, pair, keys, values, live):
-        cache = llama.cache_in_runs(keys, values, llama._mask_bias(live, BF16))
+        bias = llama._mask_bias(live, BF16)
+        cache = llama.cache_in_runs(keys, values, bias, 128 // keys.shape[1])
         return self.call(llama.attention_decode_kernel, qkv, pair, *cache, self.heads)
 
 

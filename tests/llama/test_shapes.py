@@ -144,7 +144,7 @@ class Layer:
         cache = self.values(batch, kv, past, d), self.values(batch, kv, past, d), bias
         args = (
             *self.inputs(batch), *self.projections(), *self.tables(torch.full((batch,), past)),
-            *llama.cache_in_runs(*cache), self.heads,
+            *llama.cache_in_runs(*cache, 128 // kv), self.heads,
         )  # fmt: skip
         macs = batch * (self.model.hidden * 2 * (q + kv) * d + 2 * q * d * (past + 1))
         return "attention_decode_kernel", args, macs
