@@ -147,3 +147,28 @@ def test_sbuf_beyond_its_bytes_is_told_in_bytes():
     lacking, psum = found.overcommitted
     assert psum == 0 and lacking >= 3 * 80 * 1024 - GEN2.sbuf_usable_bytes
     assert lacking < 80 * 1024
+
+
+# --- joins ----------------------------------------------------------------------------------------
+@pytest.mark.parametrize(("writers", "joins"), [(2, 0), (6, 0), (7, 1), (40, 1)])
+def test_more_than_six_predecessors_share_a_join(writers, joins):
+    """So many edges that each of ``readers`` waited for all writers would be their product."""
+    readers = 5
+
+    def kernel(x):
+        out = nl.ndarray((readers, 128, 1), nl.float32, buffer=nl.shared_hbm)
+        tile = nl.ndarray((128, writers), nl.float32)
+        for k in nl.affine_range(writers):
+            tile[:, nl.ds(k, 1)] = nisa.memset((128, 1), 1.0, nl.float32)
+        for k in nl.affine_range(readers):
+            nl.store(out[k], value=nisa.tensor_reduce(nl.add, tile, axis=1))
+        return out
+
+    program = Kernel(kernel).trace(torch.empty(1, 1, device="meta"))
+    needs = depend.dependences(program)
+    at = [k for k, i in enumerate(program.instructions) if i.op.name == "tensor_reduce"]
+    assert len(needs.joins) == joins
+    direct = set(range(writers))
+    for k in at:
+        assert set(needs.values[k]) == ({len(needs.values)} if joins else direct)
+    assert not joins or set(needs.joins[0]) == direct
