@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..device.spec import Engine
+from ..device.spec import GEN2, Engine
 from ..program.program import Program
 from ..program.view import View
 
@@ -42,7 +42,7 @@ PRODUCTS = frozenset({"nl.matmul", "nisa.nc_matmul"})
 SCRATCH = frozenset({"nl.hbm", "nl.private_hbm"})
 METHODS = frozenset({"astype", "broadcast_to", "expand_dims", "reshape", "view"})
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-QUADRANT, HALF = 32, 64  # partitions of operands that need not start at 0
+QUADRANT, HALF = GEN2.quadrant_partitions, 2 * GEN2.quadrant_partitions
 NARROW = frozenset({"nl.bfloat16", "nl.float16", "nl.float8_e4m3", "nl.float8_e5m2"})
 Found = dict[str, list[int]]  # construct -> lines, in the order found
 Function = ast.FunctionDef | ast.AsyncFunctionDef

@@ -39,8 +39,9 @@ class Dma:
         start_ns: from the semaphore to a transfer's first byte.
         bytes_per_ns: effective rate of one engine with long rows.
         row_ns, short_row_ns: fixed part of a long row of the bandwidth curve, and its shortest row.
-        flat_bytes_per_ns, flat_row_bytes: rate of rows up to 1 KiB with SDK 2.21, and the shortest
-            row that takes part; shorter ones take as long.
+        flat_bytes_per_ns: rate of short rows with SDK 2.21.
+        flat_row_bytes, flat_row_most_bytes: the shortest row of that rate, as long as those below
+            it take, and the longest.
         row_2_24_ns, part_word_ns: least time of a row since SDK 2.24, and of one below word_bytes.
         lone_row_ns, lone_row_bytes: a transfer of one row that is shorter than this.
     """
@@ -52,6 +53,7 @@ class Dma:
     short_row_ns: float
     flat_bytes_per_ns: float
     flat_row_bytes: int
+    flat_row_most_bytes: int
     row_2_24_ns: float
     word_bytes: int
     part_word_ns: float
@@ -70,6 +72,7 @@ class NeuronCore:
         vector_transpose_max: rows and columns of one transpose on VectorE.
         sbuf_instruction_free_max, psum_instruction_free_max: elements that one instruction takes.
         access_pattern_axes: free axes of an operand, once axes that follow each other are joined.
+        quadrant_partitions: operands begin at a quadrant; lanes are shuffled inside one.
         gpsimd_cores: processors of GpSimdE; each serves an equal share of the partitions.
         clock_hz: by engine; DMA has rates instead.
         min_ii: cycles from one instruction of an engine to its next, at least.
@@ -93,6 +96,7 @@ class NeuronCore:
     sbuf_instruction_free_max: int
     psum_instruction_free_max: int
     access_pattern_axes: int
+    quadrant_partitions: int
     gpsimd_cores: int
     clock_hz: Mapping[Engine, float]
     min_ii: int
@@ -110,6 +114,13 @@ class NeuronCore:
     def gpsimd_partitions(self) -> int:
         """Partitions that one GpSimd processor serves."""
         return self.partitions // self.gpsimd_cores
+
+    def start_partitions(self, size: int) -> tuple[int, ...]:
+        """Where an operand of ``size`` partitions may begin (ARCH, tensor access rules)."""
+        quadrant, half = self.quadrant_partitions, 2 * self.quadrant_partitions
+        if size > half:
+            return (0,)
+        return tuple(range(0, self.partitions, half if size > quadrant else quadrant))
 
     @property
     def dma_partitions(self) -> int:
@@ -138,6 +149,7 @@ GEN2 = NeuronCore(
     sbuf_instruction_free_max=64 * KIB,  # ARCH, elements
     psum_instruction_free_max=4 * KIB,  # ARCH, elements
     access_pattern_axes=4,  # ARCH: free access pattern of up to 4 axes
+    quadrant_partitions=32,  # ARCH: start partitions 0, 32, 64 and 96
     gpsimd_cores=8,  # ARCH: eight processors, 16 partitions each
     clock_hz={  # ARCH
         Engine.TENSOR: 2.8e9,
@@ -158,6 +170,7 @@ GEN2 = NeuronCore(
         short_row_ns=145.0,  # same fit: rows under 2 KiB all take this long
         flat_bytes_per_ns=6.5,  # SDK 2.21 matmul tutorial: 104 GB/s for the core
         flat_row_bytes=256,  # shortest row of that measurement
+        flat_row_most_bytes=1024,  # longest
         # Fitted to kernels measured with SDK 2.24 and later (docs/cost_model.md): windows of 16 to
         # 48 B take an engine 21 ns a row, 8 B 17 ns, columns of 4 B 40 ns.
         row_2_24_ns=20.0,
@@ -167,13 +180,6 @@ GEN2 = NeuronCore(
         lone_row_bytes=512,  # one row of 2560 B takes its 150 ns alone, too (4484 of them, 0.66 ms)
     ),
 )
-
-
-def legal_start_partitions(size: int) -> tuple[int, ...]:
-    """Start partitions an operand of ``size`` partitions may have (ARCH, tensor access rules)."""
-    if size > 64:
-        return (0,)
-    return (0, 64) if size > 32 else (0, 32, 64, 96)
 
 
 # --- around the core: compiler, runtime and host --------------------------------------------------

@@ -523,7 +523,6 @@ def nc_match_replace8(
 
 
 # --- shuffle --------------------------------------------------------------------------------------
-SHUFFLE_LANES = 32  # partitions of one quadrant
 KEEP_LANE = 255  # shuffle mask entry that leaves a partition as it is
 
 
@@ -544,9 +543,9 @@ def _shuffle(attrs: ShuffleAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     axis = xs[0].ndim - attrs.ndim
     lanes = np.array(attrs.lanes)
     rows = np.arange(xs[0].shape[axis])
-    picked = lanes[rows % SHUFFLE_LANES]
+    picked = lanes[rows % GEN2.quadrant_partitions]
     keep = picked == KEEP_LANE
-    source = torch.as_tensor(np.where(keep, rows, rows - rows % SHUFFLE_LANES + picked))
+    source = torch.as_tensor(np.where(keep, rows, rows - rows % GEN2.quadrant_partitions + picked))
     moved = xs[0].index_select(axis, source)
     if not keep.any():
         return moved
@@ -556,7 +555,7 @@ def _shuffle(attrs: ShuffleAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 def _shuffle_rules(i: Instruction) -> None:
     rows = i.src[0].shape[0]
-    if rows % SHUFFLE_LANES:
+    if rows % GEN2.quadrant_partitions:
         raise refuse(
             "sim_shuffle_partitions",
             f"nc_stream_shuffle of {i.src[0].label()}, expected 32, 64, 96 or 128 partitions; pad "
@@ -587,7 +586,9 @@ def nc_stream_shuffle(
     data, target = tile(src, "nc_stream_shuffle"), tile(dst, "nc_stream_shuffle")
     same_shape("nc_stream_shuffle", target, data)
     lanes = tuple(int(k) for k in shuffle_mask)
-    if len(lanes) != SHUFFLE_LANES or any(k != KEEP_LANE and not 0 <= k < 32 for k in lanes):
+    if len(lanes) != GEN2.quadrant_partitions or any(
+        k != KEEP_LANE and not 0 <= k < GEN2.quadrant_partitions for k in lanes
+    ):
         raise refuse(
             "sim_shuffle_mask",
             f"nc_stream_shuffle mask {lanes}, expected 32 numbers from 0 to 31 or 255",

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..device.errors import refuse, warn
-from ..device.spec import GEN2, Engine, legal_start_partitions
+from ..device.spec import GEN2, Engine
 from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
@@ -212,7 +212,7 @@ def _check_tile(op: OpSpec, view: View) -> bool:
 def _check_start(op: OpSpec, view: View) -> bool:
     """Engines reach groups of partitions at multiples of the group's size only."""
     size, start = view.shape[0], view.start_partition
-    legal = legal_start_partitions(size)
+    legal = GEN2.start_partitions(size)
     if start not in legal and not op.is_dma:
         warn(
             "sim_start_partition",

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..device.errors import refuse
-from ..device.spec import GEN2, legal_start_partitions
+from ..device.spec import GEN2
 from ..program import trace
 from ..program.placement import Tile
 from ..program.storage import Storage
@@ -95,11 +95,11 @@ class Placed:
         if self.kind == "psum":
             return _psum_tile(storage, number, got)
         partition, byte = got
-        if partition not in legal_start_partitions(partitions):
+        if partition not in GEN2.start_partitions(partitions):
             raise refuse(
                 "sim_allocation_partition",
                 f"{storage.label()} is allocated from partition {partition}, expected one of "
-                f"{legal_start_partitions(partitions)} for {partitions} partitions",
+                f"{GEN2.start_partitions(partitions)} for {partitions} partitions",
             )
         if byte < 0 or byte + size > GEN2.sbuf_usable_bytes or byte % GEN2.sbuf_align_bytes:
             raise refuse(

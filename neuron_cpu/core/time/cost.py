@@ -54,7 +54,7 @@ def _row_rule(size: int) -> float:
 def _before_2_24(size: int) -> float:
     # proportional up to the row that takes as long as a long one's share, never faster than that
     flat = max(size, GEN2.dma.flat_row_bytes) / GEN2.dma.flat_bytes_per_ns
-    knee = 1024 / GEN2.dma.flat_bytes_per_ns
+    knee = GEN2.dma.flat_row_most_bytes / GEN2.dma.flat_bytes_per_ns
     return min(flat, max(knee, size / GEN2.dma.bytes_per_ns + GEN2.dma.row_ns))
 
 

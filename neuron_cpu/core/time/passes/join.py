@@ -152,7 +152,7 @@ def _private(own: list[Storage], rounds: list[list[Instruction]]) -> bool:
         len({s.id for s in own}) == len(own)
         and all(automatic(s) and s.shape == head.shape and s.paxis == 0 for s in own)
         and all(s.frame is r[0].frame for s, r in zip(own, rounds))
-        and (head.buffer == "sbuf" or size * len(own) <= 2048)
+        and (head.buffer == "sbuf" or size * len(own) <= GEN2.psum_bank_bytes)
     )
 
 
