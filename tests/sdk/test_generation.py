@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from neuronx_distributed_inference.contract import VERSIONS
+from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100]]
 STEPS = 12
@@ -146,20 +148,94 @@ def test_more_rows_than_compiled_are_refused(tiny_llama, application, generate):
         generate(app, PROMPTS, 2)
 
 
+@pytest.mark.parametrize("version", VERSIONS)
 def test_prompt_lookup_gives_the_greedy_tokens_in_fewer_calls(
-    tiny_llama, application, generate, reference
+    tiny_llama, application, generate, reference, monkeypatch, version
 ):
+    """From 0.2 on every step is one of the speculation model, for want of a single-token graph."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
     model, folder = tiny_llama()
     app = application(folder, speculation_length=4, max_context_length=24)
     prompt = [7, 3, 9, 11, 200, 7, 3, 9]
     tokens, _ = reference(model, prompt, 30)
     calls = []
-    app.token_generation_model.register_forward_hook(lambda *_: calls.append("decode"))
     app.speculation_model.register_forward_hook(lambda *_: calls.append("speculate"))
+    assert hasattr(app, "token_generation_model") == (version == "0.1")
     unused = next(token for token in range(211) if token not in tokens)
     got = generate(app, [prompt], 30, prompt_lookup_num_tokens=3, eos_token_id=unused)
     assert got[0].tolist() == tokens.tolist()
     assert "speculate" in calls
+
+
+def test_plain_decoding_beside_a_speculation_model(
+    tiny_llama, application, generate, reference, monkeypatch
+):
+    """0.2 has no graph for it unless the model's class asks for one."""
+    model, folder = tiny_llama()
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.2")
+    with pytest.raises(ValueError, match=r"one token a row.*NxDI 0\.2.*enable_token_generation"):
+        generate(application(folder, speculation_length=4), PROMPTS[:1], 4)
+
+    class Both(NeuronLlamaForCausalLM):
+        def enable_speculation(self):
+            super().enable_speculation()
+            self.enable_token_generation()
+
+    got = generate(application(folder, model_cls=Both, speculation_length=4), PROMPTS[:1], 4)
+    assert got[0].tolist() == reference(model, PROMPTS[0], 4)[0].tolist()
+
+
+def test_a_speculation_length_that_is_a_prefill_bucket_is_refused(tiny_llama, application):
+    _, folder = tiny_llama()
+    with pytest.raises(ValueError, match="speculation_length 32 is a context-encoding bucket"):
+        application(folder, speculation_length=32)
+
+
+@pytest.mark.parametrize(("version", "bucket"), [("0.1", 16), ("0.2", 32)])
+def test_the_bucket_of_a_speculation_holds_the_new_tokens_since_0_2(
+    tiny_llama, application, monkeypatch, version, bucket
+):
+    """Twelve cached and four new tokens: the last stands at position 15."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    _, folder = tiny_llama()
+    app = application(
+        folder,
+        speculation_length=4,
+        enable_bucketing=True,
+        context_encoding_buckets=[32],
+        token_generation_buckets=[16, 32, 48],
+    )
+    mask, ids = torch.ones(1, 12), torch.zeros(1, 4, dtype=torch.int64)
+    positions = torch.arange(12, 16)[None]
+    assert app.speculation_model.choose_bucket(ids, mask, positions) == bucket
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("rows", [1, 2])
+def test_several_tokens_over_the_cache_give_what_single_steps_give(
+    tiny_llama, application, reference, monkeypatch, version, rows
+):
+    """Logits of every new token, and the caches behind them: the next step reads those."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, folder = tiny_llama()
+    app = application(folder, speculation_length=5, batch_size=2, max_context_length=24)
+    ids = torch.tensor([[7, 3, 9, 11, 200, 7, 3, 9, 44, 2, 5, 100, 17, 8, 1]] * rows)
+    if rows == 2:
+        ids[1] = ids[1].flip(0)
+    app(
+        input_ids=ids[:, :5],
+        attention_mask=torch.ones(rows, 5),
+        position_ids=torch.arange(5).expand(rows, 5),
+    )
+    for start in (5, 10):
+        got = app(
+            input_ids=ids[:, start : start + 5],
+            attention_mask=torch.ones(rows, start),
+            position_ids=torch.arange(start, start + 5).expand(rows, 5),
+        ).logits
+    with torch.no_grad():
+        expected = model(ids).logits[:, 10:]
+    torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_assisted_decoding_without_a_speculation_model_is_refused(

@@ -110,6 +110,19 @@ class Contract:
         """A sub-model's configuration says by `is_prefill_stage` which of the two it is."""
         return self.minor >= 2
 
+    @property
+    def speculation_replaces_decode(self) -> bool:
+        """A model with a `speculation_length` has no single-token graph.
+
+        0.1 compiles both. A subclass may still call `enable_token_generation` itself.
+        """
+        return self.minor >= 2
+
+    @property
+    def bucket_holds_speculation(self) -> bool:
+        """The speculation bucket is chosen above cached and new tokens; 0.1: above cached ones."""
+        return self.minor >= 2
+
     # -- layers and attention --------------------------------------------------------------------
 
     @property

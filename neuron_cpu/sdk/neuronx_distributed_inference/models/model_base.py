@@ -440,10 +440,22 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         )
         self.model_wrapper = self.get_model_wrapper_cls()
         self.enable_context_encoding()
-        if getattr(self.neuron_config, "trace_tokengen_model", True):
+        speculates = self.neuron_config.speculation_length > 0
+        replaced = speculates and self.neuron_config.contract.speculation_replaces_decode
+        if getattr(self.neuron_config, "trace_tokengen_model", True) and not replaced:
             self.enable_token_generation()
-        if self.neuron_config.speculation_length > 0:
+        if speculates:
+            self._check_speculation_length()
             self.enable_speculation()
+
+    def _check_speculation_length(self) -> None:
+        """Refuse a length that is a prefill bucket, too: graphs tell the two by their shape."""
+        length = self.neuron_config.speculation_length
+        if length in self.context_encoding_model.neuron_config.buckets:
+            raise ValueError(
+                f"speculation_length {length} is a context-encoding bucket, too, and NxDI would "
+                "take the prompt of that bucket for speculation; choose another speculation_length."
+            )
 
     @staticmethod
     def get_model_wrapper_cls() -> type:
@@ -644,6 +656,13 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
                     "must begin at position 0."
                 )
             return self.speculation_model
+        if not hasattr(self, "token_generation_model"):
+            raise ValueError(
+                f"A decode call has one token a row, and NxDI {self.neuron_config.contract.version} "
+                "compiles no such graph beside a speculation model, expected "
+                f"{self.neuron_config.speculation_length} tokens; call enable_token_generation() "
+                "in the model's enable_speculation, or leave speculation_length out."
+            )
         return self.token_generation_model
 
     def _construct_output(self, outputs: Any) -> CausalLMOutputWithPast:

@@ -326,7 +326,10 @@ class ModelWrapper(nn.Module):
         by_position = buckets[token_generation_bucket(positions, buckets)]
         if not self.contract.pads_to_bucket:
             return by_position
-        return max(buckets[bucket_above(mask.shape[1], buckets)], by_position)
+        width = mask.shape[1]
+        if self.tag == SPECULATION_MODEL_TAG and self.contract.bucket_holds_speculation:
+            width += input_ids.shape[1]
+        return max(buckets[bucket_above(width, buckets)], by_position)
 
     def _prefill_bucket(
         self, input_ids: torch.Tensor, mask: torch.Tensor, buckets: List[int]

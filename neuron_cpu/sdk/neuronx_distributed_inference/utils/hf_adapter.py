@@ -214,7 +214,8 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
     def _verify_guesses(self, input_ids: torch.LongTensor, guesses: torch.Tensor) -> torch.Tensor:
         """Logits (1 + n, V) behind the last token and behind each of n guesses."""
         cached = input_ids.shape[1] - 1
-        if len(guesses) == 0:
+        decodes = hasattr(self.neuron_model, "token_generation_model")
+        if len(guesses) == 0 and (decodes or not self.neuron_model.kv_cache_populated):
             mask = torch.ones_like(input_ids)
             mask = mask[:, :-1] if self.neuron_model.kv_cache_populated else mask
             inputs = self.prepare_inputs_for_generation(input_ids, attention_mask=mask)
