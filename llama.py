@@ -1717,9 +1717,12 @@ class NeuronConfigNKI(NeuronConfig):
     """NeuronConfig with ``nki_enabled``: run the kernels of this file (default False).
 
     The driver says ``enable_nki``, a saved configuration ``nki_enabled``; both are understood.
+    ``prompt_in_chunks``: calls of ``speculation_length`` tokens feed a prompt, whose last token is
+    a decode step of its own; so of their logits nobody reads but a last row.
     """
 
     def __init__(self, **kwargs: Any) -> None:
+        self.prompt_in_chunks = bool(kwargs.pop("prompt_in_chunks", False))
         saved = kwargs.pop("nki_enabled", False)
         self.nki_enabled = bool(kwargs.pop("enable_nki", saved))
         super().__init__(**kwargs)
@@ -2251,10 +2254,13 @@ class NeuronLlamaHead(KernelWeight):
         vocabulary = sizes.vocabulary // sizes.tp
         super().__init__(vocabulary, config.hidden_size, sizes.tp, neuron_config.torch_dtype)
         self.vocabulary, self.gather_output = vocabulary, gather_output
+        self.last_only = getattr(neuron_config, "prompt_in_chunks", False)
         self.norm = NeuronLlamaRMSNorm(config.hidden_size, config.rms_norm_eps, nki_enabled=True)
 
     def forward(self, x: torch.Tensor, *_: Any) -> torch.Tensor:
         """[B, S, H] -> logits [B, S, V] (of this rank where the device samples)."""
+        if self.last_only:
+            x = x[:, -1:]
         columns, shape = Columns.of(x).stream, x.shape[:-1]
         rows = linear_kernel(columns, self.weight, self.norm.weight, self.norm.norm)
         logits = rows[:, : self.vocabulary].reshape(*shape, self.vocabulary)
@@ -2372,6 +2378,13 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
     """What the driver compiles, loads and generates with."""
 
     _model_cls = NeuronLlamaModel
+
+    def enable_speculation(self, *args: Any, **kwargs: Any) -> None:
+        """With the single-token graph, which NxDI 0.2 and later leave out: generation needs it."""
+        super().enable_speculation(*args, **kwargs)
+        decodes = hasattr(self, "token_generation_model")
+        if getattr(self.neuron_config, "prompt_in_chunks", False) and not decodes:
+            self.enable_token_generation()
 
     @staticmethod
     def load_hf_model(model_path: str, **kwargs: Any) -> LlamaForCausalLM:

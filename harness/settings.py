@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -73,7 +73,9 @@ class Settings:
     padding_side: str
     asked_seq_len: Optional[int]  # --seq-len where it was given
     seq_len: int
-    max_context_length: int
+    asked_max_context_length: Optional[int]  # --max-context-length where it was given
+    max_context_length: int  # of one prefill graph
+    prefill_chunk: Optional[int]  # tokens of a longer prompt that are fed at a time
     output_logits: bool
     vocab_parallel: bool
     fused_qkv: bool
@@ -100,7 +102,21 @@ class Settings:
         """Fields of NeuronConfig by its own names; None values left out."""
         values = {name: getattr(self, name) for name in _NEURON_CONFIG.split()}
         values["max_length"] = self.seq_len
+        if self.prefill_chunk:
+            values.update(speculation_length=self.prefill_chunk, prompt_in_chunks=True)
         return {name: value for name, value in values.items() if value is not None}
+
+    def whole_prefill(self) -> Settings:
+        """The same with prefill graphs for prompts of any length that fits the cache."""
+        buckets = self.context_encoding_buckets
+        if buckets is not None:
+            buckets = sorted({*buckets, self.seq_len})
+        return replace(
+            self,
+            max_context_length=self.seq_len,
+            prefill_chunk=None,
+            context_encoding_buckets=buckets,
+        )
 
     def on_device_sampling_config(self) -> Optional[dict[str, Any]]:
         """Fields of OnDeviceSamplingConfig, or None where tokens are sampled on the host."""
@@ -109,6 +125,11 @@ class Settings:
         names = ("do_sample", "top_k", "top_p", "temperature", "dynamic", "global_topk")
         values = {name: getattr(self, name) for name in names}
         return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def takes_chunks(self) -> bool:
+        """Whether prompts may be fed in chunks: a cache padded on the left moves on each token."""
+        return self.padding_side == "right"
 
     @property
     def samples(self) -> bool:

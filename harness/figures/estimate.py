@@ -7,14 +7,16 @@ one Program, which is scheduled once and repeated.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
 
 from neuronx_distributed.ranks import Group, rank_context
 from neuronx_distributed_inference import recording
 from neuronx_distributed_inference.graph import trace
 
+from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls
 from harness.session.roles import Role
 from harness.session.worker import Host
 from harness.settings import Settings
@@ -79,8 +81,7 @@ class GraphEstimate:
         operators: in order of first appearance.
         launch_ns: launch of one execution and the host's work around it.
         schedules: of the distinct kernels, in order of first appearance.
-        extrapolated: bucket lengths that were traced instead, empty where this one was.
-        steps: (kind, name, module, nanoseconds) of everything in order, empty if extrapolated.
+        steps: (kind, name, module, nanoseconds) of everything in order.
         elsewhere_ns: latency under the DMA profiles of other SDK releases, by their names.
     """
 
@@ -90,7 +91,6 @@ class GraphEstimate:
     operators: list[Operator]
     launch_ns: float
     schedules: list[Schedule] = field(default_factory=list)
-    extrapolated: tuple[int, ...] = ()
     steps: list[tuple[str, str, str, float]] = field(default_factory=list)
     elsewhere_ns: dict[str, float] = field(default_factory=dict)
 
@@ -144,6 +144,19 @@ class GraphEstimate:
             "transpose_share_of_tensor_engine_percent": 100 * transposes / tensor if tensor else 0,
             "sbuf_high_water_bytes": max(water, default=0),
         }
+
+
+@dataclass
+class PromptEstimate:
+    """A prompt of so many tokens, fed in chunks: each graph, and how often it runs."""
+
+    tokens: int
+    chunk: int
+    calls: list[tuple[GraphEstimate, int]]
+
+    @property
+    def latency_ns(self) -> float:
+        return sum(graph.latency_ns * count for graph, count in self.calls)
 
 
 # --- tracing --------------------------------------------------------------------------------------
@@ -216,30 +229,40 @@ def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dic
 
 
 def graphs(
-    host: Host, role: str, dma_profile: str, order: str, traced_for_long: Sequence[int]
-) -> list[GraphEstimate]:
-    """One estimate for each sub-model and bucket asked for; a prefill longer than the last of
-    `traced_for_long` is extrapolated from those."""
+    host: Host, role: str, dma_profile: str, order: str
+) -> tuple[list[GraphEstimate], Optional[PromptEstimate]]:
+    """One estimate for each sub-model and bucket asked for, and where prompts may come in chunks,
+    that of the longest: every call of it by the graph that it runs."""
     settings, model = host.job.settings, host.models[Role(role)]
     others = [name for name in cost.RELEASES if name != dma_profile]
     ranks = settings.tp_degree or 1
     estimator = Estimator(dma_profile, overheads(settings), ranks, order, others)
-    found = []
-    for wrapper in model.models:
-        buckets = list(wrapper.neuron_config.buckets)
-        asked = [b for b in buckets if b in (settings.profile_bucket or ())] or [buckets[-1]]
+    wrappers = {wrapper.tag: wrapper for wrapper in model.models}
+    known: dict[tuple[str, int], GraphEstimate] = {}
 
-        def traced(bucket: int, wrapper: Any = wrapper) -> GraphEstimate:
-            events = record(model, wrapper, bucket)
-            return estimator.graph(wrapper.tag, bucket, settings.batch_size, events)
+    def graph(tag: str, bucket: int) -> GraphEstimate:
+        if (tag, bucket) not in known:
+            events = record(model, wrappers[tag], bucket)
+            known[tag, bucket] = estimator.graph(tag, bucket, settings.batch_size, events)
+        return known[tag, bucket]
 
-        for bucket in asked:
-            if wrapper.is_prefill and bucket > traced_for_long[-1]:
-                shorter = [traced(length) for length in traced_for_long]
-                found.append(extrapolate(shorter, bucket))
-            else:
-                found.append(traced(bucket))
-    return found
+    buckets = {tag: list(wrapper.neuron_config.buckets) for tag, wrapper in wrappers.items()}
+    asked = settings.profile_bucket or ()
+    found = [
+        graph(tag, bucket)
+        for tag, own in buckets.items()
+        for bucket in [bucket for bucket in own if bucket in asked] or own[-1:]
+    ]
+    if CHUNK not in buckets or settings.prefill_chunk is None:
+        return found, None
+    calls = prompt_calls(
+        settings.seq_len, buckets[PREFILL][-1], settings.prefill_chunk, buckets[DECODE][-1]
+    )
+    runs = Counter(
+        (tag, next(bucket for bucket in buckets[tag] if bucket >= length)) for tag, length in calls
+    )
+    steps = [(graph(*call), count) for call, count in runs.items()]
+    return found, PromptEstimate(settings.seq_len, settings.prefill_chunk, steps)
 
 
 def overheads(settings: Settings) -> cost.Overheads:
@@ -355,7 +378,6 @@ class Estimator:
             list(rows.values()),
             launch,
             list(plans.values()),
-            (),
             steps,
             {name: launch + sum(self._times(bare, name)) for name in self.others},
         )
@@ -364,76 +386,3 @@ class Estimator:
 def layer_free(path: str) -> str:
     """Module path with layer numbers as ``*``, so that equal layers count as one row."""
     return ".".join("*" if part.isdigit() else part for part in path.split("."))
-
-
-# --- extrapolation --------------------------------------------------------------------------------
-def quadratic(points: Sequence[tuple[int, float]], at: int) -> float:
-    """The parabola through three (length, value) points, at another length.
-
-    Work per prompt is a sum of a constant (weights), a linear (tokens) and a quadratic part
-    (attention), so a parabola is exact as long as the same resource binds every part.
-    """
-    total = 0.0
-    for i, (x, y) in enumerate(points):
-        weight = 1.0
-        for j, (other, _) in enumerate(points):
-            if i != j:
-                weight *= (at - other) / (x - other)
-        total += weight * y
-    return total
-
-
-def extrapolate(traced: Sequence[GraphEstimate], bucket: int) -> GraphEstimate:
-    """A longer bucket from three traced ones, operator by operator.
-
-    Raises:
-        ValueError: the traced graphs do not consist of the same operators.
-    """
-    shapes = [[(op.kind, op.name, op.where, op.count) for op in g.operators] for g in traced]
-    if len(traced) != 3 or any(shape != shapes[0] for shape in shapes):
-        raise ValueError(
-            f"Bucket {bucket} cannot be extrapolated from {[g.bucket for g in traced]}, expected "
-            "three traced buckets that run the same operators; profile a traced length instead."
-        )
-    lengths = [g.bucket for g in traced]
-
-    def fit(values: Sequence[float]) -> float:
-        return max(quadratic(list(zip(lengths, values)), bucket), max(values))
-
-    operators = [_extrapolated(same, fit) for same in zip(*(g.operators for g in traced))]
-    last_graph = traced[-1]
-    return GraphEstimate(
-        last_graph.submodel,
-        bucket,
-        last_graph.batch,
-        operators,
-        last_graph.launch_ns,
-        [],
-        tuple(lengths),
-        [],
-        {name: fit([g.elsewhere_ns[name] for g in traced]) for name in last_graph.elsewhere_ns},
-    )
-
-
-def _extrapolated(same: Sequence[Operator], fit: Callable[[Sequence[float]], float]) -> Operator:
-    """One operator at the longer bucket; shares stay those of the longest traced bucket."""
-    last = same[-1]
-    made = replace(
-        last,
-        time_ns=fit([op.time_ns for op in same]),
-        bytes=int(fit([op.bytes for op in same])),
-        macs=int(fit([op.macs for op in same])),
-    )
-    if last.profile is None:
-        return made
-    profiles = [op.profile for op in same if op.profile is not None]
-    figures = {
-        name: value
-        if name.endswith("_percent") or "high_water" in name
-        else fit([p.metrics[name] for p in profiles])
-        for name, value in last.profile.metrics.items()
-    }
-    made.profile = replace(
-        last.profile, time_ns=figures["total_time"], metrics=figures, lines=[], critical={}
-    )
-    return made

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Optional
 from harness import sdk
 from harness.figures import floors, flops, graphs
 from harness.figures.benchmark import SpeedReport
-from harness.figures.graphs import DECODE, PREFILL
+from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls
 from harness.session.building import Loaded, counting
 from harness.session.roles import Role
 from harness.session.workers import SubmissionFailed
@@ -44,7 +44,14 @@ class SpeedEstimates:
         """
         if not sdk.platform().estimates:
             return None
-        first = self._graph(PREFILL, prompt_tokens)
+        buckets = self._loaded.buckets
+        calls = prompt_calls(
+            prompt_tokens,
+            buckets[PREFILL][-1],
+            self._loaded.session.settings.prefill_chunk if CHUNK in buckets else None,
+            buckets[DECODE][-1],
+        )
+        first = _Times(*map(sum, zip(*(self._graph(*call) for call in calls))))
         later = [self._graph(DECODE, prompt_tokens + step + 1) for step in range(new_tokens - 1)]
         batch = self._loaded.session.settings.batch_size
         prefill, steps = first.ms, [step.ms for step in later]

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.figures.graphs import PREFILL, Graph
+from harness.figures.graphs import CHUNK, PREFILL, Graph
 from harness.session.opening import Session
 from harness.session.workers import SubmissionFailed
 
@@ -38,7 +38,7 @@ def floor(session: Session, submodel: str, bucket: int) -> Floor:
     layer = caches + 2 * hidden * queries + 3 * hidden * config["intermediate_size"]
     head = hidden * config["vocab_size"]
     rows = settings.batch_size
-    tokens = rows * (bucket if submodel == PREFILL else 1)
+    tokens = rows * {PREFILL: bucket, CHUNK: settings.prefill_chunk or 1}.get(submodel, 1)
     # All of every layer but the last, of that its caches; the last token of each row goes through
     # the rest of it and the head.
     macs = tokens * ((layers - 1) * layer + caches) + rows * (layer - caches + head)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from harness.figures.graphs import DECODE, PREFILL, Graph
+from harness.figures.graphs import DECODE, PREFILL, Graph, prompt_calls
 
 
 @dataclass(frozen=True)
@@ -19,13 +19,20 @@ class NkiShare:
     warnings: list[str]
 
 
-def nki_share(graphs: Sequence[Graph], prompt_tokens: int, new_tokens: int) -> NkiShare:
-    """The NKI share of one generation of `new_tokens` tokens behind a prompt."""
+def nki_share(
+    graphs: Sequence[Graph], prompt_tokens: int, new_tokens: int, chunk: Optional[int] = None
+) -> NkiShare:
+    """The NKI share of one generation of `new_tokens` tokens behind a prompt, of which calls
+    after a first take `chunk` tokens."""
     first = [bucket_of(graphs, name, 0) for name in (PREFILL, DECODE)]
-    runs = [(bucket_of(graphs, PREFILL, prompt_tokens), 1)] + [
-        (bucket_of(graphs, DECODE, position + 1), 1)
-        for position in range(prompt_tokens, prompt_tokens + new_tokens - 1)
+    longest, most = (
+        max((g.bucket for g in graphs if g.submodel == name), default=prompt_tokens)
+        for name in (PREFILL, DECODE)
+    )
+    calls = prompt_calls(prompt_tokens, longest, chunk, most) + [
+        (DECODE, position + 1) for position in range(prompt_tokens, prompt_tokens + new_tokens - 1)
     ]
+    runs = [(bucket_of(graphs, *call), 1) for call in calls]
     return NkiShare(
         contest=_ratio([(graph, 1) for graph in first]),
         weighted=_ratio(runs),

@@ -18,8 +18,11 @@ from typing import Annotated, Any, Literal, Optional
 from pydantic import BaseModel, Field, TypeAdapter
 
 from harness.errors import UserError
+from harness.inputs.chunks import chunk_starts
 
-PREFILL, DECODE = "context_encoding_model", "token_generation_model"  # sub-models, by NxDI's tags
+# sub-models, by NxDI's tags; that of several tokens a step takes chunks of a prompt
+PREFILL, DECODE, CHUNK = "context_encoding_model", "token_generation_model", "speculation_model"
+Call = tuple[str, int]  # a sub-model, and the tokens that its bucket has to hold
 KERNEL_TARGET = "AwsNeuronCustomNativeKernel"
 RECORD = "operators.json"
 _LAYER = re.compile(r"^layers\.\d+")
@@ -43,6 +46,7 @@ class Graph:
     submodel: str
     bucket: int
     operators: tuple[Operator, ...]
+    instructions: Optional[int] = None  # traced in its kernels, where the stand-in compiled it
 
     @property
     def macs(self) -> int:
@@ -77,6 +81,17 @@ class Graph:
         return list(rows.values())
 
 
+def prompt_calls(tokens: int, longest: int, chunk: Optional[int], most: int) -> list[Call]:
+    """The calls that a prompt takes: one prefill, or its largest, chunks and a decode step.
+
+    `longest` and `most` are the largest buckets of prefill and decode.
+    """
+    if chunk is None or tokens <= longest:
+        return [(PREFILL, tokens)]
+    starts = chunk_starts(tokens, longest, chunk, most)
+    return [(PREFILL, longest), *((CHUNK, start + chunk) for start in starts), (DECODE, tokens)]
+
+
 def read(folder: Path) -> list[Graph]:
     """The graphs of a compiled folder, prefill first, buckets ascending."""
     try:
@@ -108,6 +123,7 @@ class _GraphRecord(BaseModel):
     submodel: str
     bucket: Annotated[int, Field(ge=1)]
     operators: list[_Row]
+    instructions: Optional[int] = None
 
 
 class _Record(BaseModel):
@@ -128,7 +144,7 @@ def _from_record(entry: _GraphRecord) -> Graph:
         )
         for row in entry.operators
     )
-    return Graph(entry.submodel, entry.bucket, operators)
+    return Graph(entry.submodel, entry.bucket, operators, entry.instructions)
 
 
 def _product_macs(shapes: list[list[int]]) -> int:

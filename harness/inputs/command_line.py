@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Optional
 
 from harness.errors import UserError
+from harness.inputs.chunks import LONGEST_PREFILL, MOST_PREFILL
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.inputs.prompts import read_prompt_file, split_prompt_value
 from harness.settings import Settings
@@ -166,6 +167,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         "prompts": tuple(prompts),
         "prompt_notes": tuple(notes),
         "asked_seq_len": args.seq_len,
+        "asked_max_context_length": args.max_context_length,
         "enable_nki": bool(args.enable_nki),
         "judge": args.judge or ("contest" if args.mode in _EVALUATE else "ties"),
         "only": None if args.only is None else tuple(args.only),
@@ -188,7 +190,9 @@ def _batch_size(mode: str, prompts: int) -> int:
 
 def _lengths(args: argparse.Namespace) -> dict[str, int]:
     seq_len = args.seq_len or DEFAULT_SEQ_LEN
-    return {"seq_len": seq_len, "max_context_length": args.max_context_length or seq_len}
+    whole = args.padding_side == "left" or args.context_encoding_buckets is not None
+    longest = seq_len if whole else min(seq_len, LONGEST_PREFILL)
+    return {"seq_len": seq_len, "max_context_length": args.max_context_length or longest}
 
 
 def _sampling(args: argparse.Namespace) -> dict[str, Any]:
@@ -383,7 +387,17 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--seq-len", **whole, help=f"prompt and new tokens (default: {DEFAULT_SEQ_LEN})"
     )
-    group.add_argument("--max-context-length", **whole, help="of a prompt (default: --seq-len)")
+    group.add_argument(
+        "--max-context-length",
+        **whole,
+        help=f"of a prompt's first part, prefilled at once (default: --seq-len, {LONGEST_PREFILL} "
+        "at most)",
+    )
+    group.add_argument(
+        "--prefill-chunk",
+        **whole,
+        help="tokens of a longer prompt that are fed at a time (default: what a graph holds)",
+    )
     group.add_argument("--max-length", **whole, help="must equal --seq-len")
     group.add_argument("--output-logits", **on, help="graphs return the logits, too")
     group.add_argument("--vocab-parallel", **on, help="shard the embedding by vocabulary")
@@ -470,6 +484,7 @@ def check(settings: Settings) -> None:
             f"--max-context-length must be at most --seq-len {settings.seq_len}, got "
             f"{settings.max_context_length}."
         )
+    _check_chunks(settings)
     _check_base_figures(settings)
     _check_sampling(settings)
     _check_buckets(settings)
@@ -555,6 +570,24 @@ def _check_sampling(settings: Settings) -> None:
         raise UserError("--global-topk needs --on-device-sampling.")
     if settings.dynamic and not settings.on_device_sampling:
         raise UserError("--dynamic needs --on-device-sampling.")
+
+
+def _check_chunks(settings: Settings) -> None:
+    chunk, longest = settings.prefill_chunk, settings.max_context_length
+    if longest > MOST_PREFILL:
+        raise UserError(
+            f"--max-context-length must be at most {MOST_PREFILL}, got {longest}; a longer prompt "
+            "is fed in chunks, padded on the right."
+        )
+    if chunk is None:
+        return
+    if not settings.takes_chunks:
+        raise UserError("--prefill-chunk needs --padding-side right; leave one of them out.")
+    if not (1 < chunk < settings.seq_len and chunk != longest < settings.seq_len):
+        raise UserError(
+            f"--prefill-chunk must be above 1, below --seq-len {settings.seq_len} and not "
+            f"--max-context-length {longest}, which must be below --seq-len, too; got {chunk}."
+        )
 
 
 def _check_sequence(settings: Settings) -> None:

@@ -90,12 +90,13 @@ def check_lengths(
     prompts: Sequence[str],
     ids: Sequence[Sequence[int]],
     seq_len: int,
-    max_context: int,
+    max_context: Optional[int],
     most: Optional[int] = None,
 ) -> None:
     """Refuse prompts that do not fit: every prompt needs room for at least one new token.
 
-    `most` is the longest sequence length that the model takes.
+    `max_context` is what one prefill takes, None where chunks follow it; `most` the longest
+    sequence length that the model takes.
     """
     for prompt, tokens in zip(prompts, ids):
         shown = shorten(prompt)
@@ -115,10 +116,10 @@ def check_lengths(
                 f"The prompt {shown} has {len(tokens)} tokens, which leaves no room for new ones "
                 f"in --seq-len {seq_len}; give --seq-len {enough}."
             )
-        if len(tokens) > max_context:
+        if max_context is not None and len(tokens) > max_context:
             raise UserError(
                 f"The prompt {shown} has {len(tokens)} tokens, more than --max-context-length "
-                f"{max_context}; raise that to at least {len(tokens)}."
+                f"{max_context}; raise that to at least {len(tokens)}, or pad on the right."
             )
 
 

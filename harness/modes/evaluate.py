@@ -108,7 +108,9 @@ class Evaluator:
         rows = [self._check(ids, result.new_tokens, advance) for ids in prompt_ids]
         accurate = all(checked.passed for checked in rows)
         room = result.seq_len - result.prompt_tokens
-        share = flops.nki_share(self._graphs, result.prompt_tokens, room)
+        share = flops.nki_share(
+            self._graphs, result.prompt_tokens, room, self.session.settings.prefill_chunk
+        )
         measured = benchmark.measure(
             self.candidate,
             prompt_ids,

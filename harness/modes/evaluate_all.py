@@ -13,7 +13,7 @@ import json
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -23,6 +23,7 @@ from harness.figures import accuracy, baseline, evaluation, reference
 from harness.figures.baseline import Case
 from harness.figures.evaluation import Evaluation
 from harness.files import check_writable_folder
+from harness.inputs.chunks import LONGEST_PREFILL, with_chunks
 from harness.inputs.prompts import encode, read_prompt_file, shorten
 from harness.modes.evaluate import Evaluator
 from harness.output import report
@@ -108,7 +109,10 @@ def _reference_rows() -> dict[int, reference.Row]:
 def sized(session: Session, seq_len: int) -> Session:
     """The session with a model of another length."""
     check_seq_len(seq_len, session.model)
-    return session.changed(seq_len=seq_len, max_context_length=seq_len)
+    whole = not session.settings.takes_chunks
+    longest = seq_len if whole else min(seq_len, LONGEST_PREFILL)
+    session = session.changed(seq_len=seq_len, max_context_length=longest)
+    return replace(session, settings=with_chunks(session.settings, session.model.config))
 
 
 def length_for(tokens: int, row: Optional[reference.Row] = None) -> int:

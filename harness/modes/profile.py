@@ -19,6 +19,7 @@ from harness import console, sdk
 from harness.errors import UserError
 from harness.files import check_writable_folder
 from harness.inputs import models, schema, submission
+from harness.inputs.chunks import with_chunks
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.session.building import build, construct
 from harness.session.opening import Session, check_seq_len, open_session
@@ -28,7 +29,6 @@ from harness.settings import Settings
 from neuron_cpu import terminal
 from neuron_cpu.files import write_bytes_atomically
 
-TRACED_FOR_LONG = (2048, 4096, 8192)  # prompts beyond the last are extrapolated from these
 WIDTH = 180  # columns of tables that go to a file
 _PROFILE = "harness.output.profile_report:profile"
 
@@ -49,7 +49,6 @@ def run(settings: Settings) -> int:
                 "The model cannot be profiled",
                 width=out.width,
                 styled=out.is_terminal,
-                traced_for_long=TRACED_FOR_LONG,
             )
         text, names = _checked(answer.body)
         sys.stdout.write(without_controls(text, styled=out.is_terminal))
@@ -65,7 +64,8 @@ def shapes_only_session(settings: Settings, scratch: Path) -> Session:
     source = submission.find(settings.llama)
     check_seq_len(settings.seq_len, folder)
     ranks = models.choose_tp_degree(folder, settings.tp_degree, sdk.platform().default_ranks)
-    asked = _with_buckets(replace(settings, tp_degree=ranks))
+    asked = with_chunks(replace(settings, tp_degree=ranks), folder.config)
+    asked = _with_buckets(asked)
     return Session(asked, folder, source, None, 0)
 
 
@@ -88,18 +88,15 @@ def _model_folder(settings: Settings, scratch: Path) -> models.ModelFolder:
 
 
 def _with_buckets(settings: Settings) -> Settings:
-    """The buckets that are profiled, or traced for an extrapolation, are part of the model."""
+    """The buckets that are profiled are part of the model."""
     wanted = set(settings.profile_bucket or ())
-    if not settings.enable_bucketing:
+    if not settings.enable_bucketing or not wanted:
         return settings
     limit, longest = settings.max_context_length, settings.seq_len
-    traced = set(TRACED_FOR_LONG) if limit > TRACED_FOR_LONG[-1] else set()
     prefill, decode = settings.context_encoding_buckets, settings.token_generation_buckets
-    if prefill is None and decode is None and not (wanted or traced):
-        return settings
     return replace(
         settings,
-        context_encoding_buckets=_buckets(prefill, wanted | traced, limit),
+        context_encoding_buckets=_buckets(prefill, wanted, limit),
         token_generation_buckets=_buckets(decode, wanted, longest),
     )
 

@@ -17,6 +17,8 @@ def print_operators(records: list[graphs.Graph]) -> None:
     for record in records:
         share = f"{record.nki_share:.1%} of {record.macs:,} MACs in NKI"
         title = f"\n{record.submodel}, bucket {record.bucket}: {share}"
+        if record.instructions is not None:
+            title += f", {record.instructions:,} instructions"
         table = Table(title=title, title_justify="left")
         table.add_column("operator")
         table.add_column("ran in")

@@ -6,13 +6,20 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 from rich.console import Console
 from rich.table import Table
 
 from harness.figures import estimate
-from harness.figures.estimate import COLLECTIVE, KERNEL, TORCH, GraphEstimate, Operator
+from harness.figures.estimate import (
+    COLLECTIVE,
+    KERNEL,
+    TORCH,
+    GraphEstimate,
+    Operator,
+    PromptEstimate,
+)
 from harness.session.worker import Host
 from harness.simulator import (
     COMPILER_ORDER,
@@ -41,11 +48,9 @@ def headline(graph: GraphEstimate) -> str:
         says = f"TTFT {milliseconds:.3f} ms, {rate * graph.bucket:,.0f} prompt tokens/s"
     else:
         says = f"{rate:,.1f} tokens/s, {milliseconds:.3f} ms a token"
-    traced = "".join(f" {length}" for length in graph.extrapolated)
-    note = f"; extrapolated from buckets{traced}" if traced else ""
     low, high = (time / 1e6 for time in graph.band_ns)
     return (
-        f"{graph.submodel}, bucket {graph.bucket}, batch {graph.batch}: {says} (estimated{note}; "
+        f"{graph.submodel}, bucket {graph.bucket}, batch {graph.batch}: {says} (estimated; "
         f"{low:.3f} to {high:.3f} ms on a device by the calibration's bands)"
     )
 
@@ -62,9 +67,7 @@ def binding(graph: GraphEstimate) -> str:
     return told
 
 
-def profile(
-    host: Host, role: str, width: int, styled: bool, traced_for_long: Sequence[int]
-) -> dict[str, Any]:
+def profile(host: Host, role: str, width: int, styled: bool) -> dict[str, Any]:
     """Estimate what the settings ask for, beside the submission.
 
     Returns the tables as `text` of `width` columns, and `files` written to the process's folder.
@@ -75,11 +78,14 @@ def profile(
     cost.dma_profile(name)  # refuse unknown names before the model is traced
     check_order(order)
     with host.told_as_the_submission("The model cannot be traced"):
-        graphs = estimate.graphs(host, role, name, order, traced_for_long)
+        graphs, prompt = estimate.graphs(host, role, name, order)
     text = io.StringIO()
-    show(graphs, name, order, settings.profile_top, terminal.written_to(text, width, styled))
+    out = terminal.written_to(text, width, styled)
+    show(graphs, name, order, settings.profile_top, out)
+    if prompt is not None:
+        terminal.print_table(out, _calls(prompt))
     folder = host.job.scratch
-    files = write(graphs, name, order, folder) if settings.profile_output else []
+    files = write(graphs, prompt, name, order, folder) if settings.profile_output else []
     return {"text": text.getvalue(), "files": [str(path.relative_to(folder)) for path in files]}
 
 
@@ -107,6 +113,21 @@ def show(
             out.print(f"bound by {op.profile.binding}")
             lines = tables.line_table(op.profile.lines, op.profile.time_ns, top)
             terminal.print_table(out, lines, tables.EXPENDABLE, "bound by", ELSEWHERE)
+
+
+def _calls(prompt: PromptEstimate) -> Table:
+    """A long prompt, call by call of equal graphs."""
+    title = (
+        f"\nprompt of {prompt.tokens:,} tokens in chunks of {prompt.chunk}: "
+        f"TTFT {prompt.latency_ns / 1e6:,.3f} ms (estimated)"
+    )
+    table = Table(title=title, title_justify="left")
+    for name in ("sub-model", "bucket", "times", "ms each", "total ms"):
+        table.add_column(name, justify="left" if name == "sub-model" else "right")
+    for graph, count in prompt.calls:
+        one, total = (f"{time / 1e6:,.3f}" for time in (graph.latency_ns, count * graph.latency_ns))
+        table.add_row(graph.submodel, str(graph.bucket), str(count), one, total)
+    return table
 
 
 def _operators(graph: GraphEstimate) -> Table:
@@ -163,9 +184,12 @@ def _operator_cells(op: Operator, total: float) -> list[str]:
 
 
 # --- files ----------------------------------------------------------------------------------------
-def as_json(graphs: Sequence[GraphEstimate], dma_profile: str, order: str) -> dict[str, Any]:
+def as_json(
+    graphs: Sequence[GraphEstimate], prompt: Optional[PromptEstimate], dma_profile: str, order: str
+) -> dict[str, Any]:
     """Everything that is printed, as plain data."""
     return {
+        "prompt": None if prompt is None else _prompt_json(prompt),
         "estimated": True,
         "dma_profile": dma_profile,
         "dma_profile_note": cost.dma_profile(dma_profile).note,
@@ -178,13 +202,25 @@ def as_json(graphs: Sequence[GraphEstimate], dma_profile: str, order: str) -> di
                 "latency_ns": g.latency_ns,
                 "band_ns": list(g.band_ns),
                 "latency_ns_by_release": _by_release(g, dma_profile),
-                "extrapolated_from": list(g.extrapolated),
                 "binding": binding(g),
                 "figures": g.figures(),
                 "operators": [_operator_json(op) for op in g.operators],
             }
             for g in graphs
         ],
+    }
+
+
+def _prompt_json(prompt: PromptEstimate) -> dict[str, Any]:
+    calls = [
+        {"submodel": g.submodel, "bucket": g.bucket, "times": count, "latency_ns": g.latency_ns}
+        for g, count in prompt.calls
+    ]
+    return {
+        "tokens": prompt.tokens,
+        "chunk": prompt.chunk,
+        "latency_ns": prompt.latency_ns,
+        "calls": calls,
     }
 
 
@@ -200,10 +236,14 @@ def _operator_json(op: Operator) -> dict[str, Any]:
 
 
 def write(
-    graphs: Sequence[GraphEstimate], dma_profile: str, order: str, folder: Path
+    graphs: Sequence[GraphEstimate],
+    prompt: Optional[PromptEstimate],
+    dma_profile: str,
+    order: str,
+    folder: Path,
 ) -> list[Path]:
     """profile.json, trace.json (for ui.perfetto.dev) and the plots; returns their paths."""
-    content = as_json(graphs, dma_profile, order)
+    content = as_json(graphs, prompt, dma_profile, order)
     write_text_atomically(folder / "profile.json", json.dumps(content, indent=1))
     written = [folder / "profile.json", folder / "trace.json"]
     write_text_atomically(folder / "trace.json", json.dumps(trace(graphs, dma_profile)))

@@ -12,14 +12,13 @@ import numpy as np
 import torch
 from neuronx_distributed_inference.models.config import OnDeviceSamplingConfig, to_torch_dtype
 from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
-from neuronx_distributed_inference.utils.hf_adapter import (
-    HuggingFaceGenerationAdapter,
-    load_pretrained_config,
-)
+from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
 
 from harness.errors import UserError, is_refusal
+from harness.inputs.chunks import MOST_PREFILL
 from harness.inputs.submission import MODEL_CLASS
+from harness.session.chunks import PromptInChunks
 from harness.session.roles import Role
 from harness.session.worker import Answer, Host
 
@@ -38,6 +37,8 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
     """Config objects and the model, as the contest's driver builds them; sub-model -> buckets."""
     role = Role(role)
     settings = host.job.settings.neuron_config()
+    if role == Role.BASELINE and host.job.settings.seq_len <= MOST_PREFILL:
+        settings = host.job.settings.whole_prefill().neuron_config()
     if role == Role.SHADOW:
         settings.update(torch_dtype="float32", rpl_reduce_dtype="float32")
     for name in ("torch_dtype", "rpl_reduce_dtype"):
@@ -60,6 +61,12 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
         model = model_class(path, config)
     except (ValueError, AssertionError, AttributeError, TypeError) as error:
         raise UserError(f"The model cannot be configured: {host.where(error)}.") from error
+    if model.neuron_config.speculation_length and not hasattr(model, "token_generation_model"):
+        raise UserError(
+            f"{type(model).__name__} of {type(model).__module__} has no single-token graph beside "
+            "that for chunks of a prompt, as NxDI has none since 0.2 unless the model's "
+            f"enable_speculation adds it; give --max-context-length {host.job.settings.seq_len}."
+        )
     host.models[role] = model
     return {wrapper.tag: list(wrapper.neuron_config.buckets) for wrapper in model.models}
 
@@ -128,7 +135,7 @@ def generate(
         options.update(return_dict_in_generate=True, output_scores=True)
     torch.manual_seed(settings.seed)
     with host.told_as_the_submission("The model fails while it generates"), torch.inference_mode():
-        result = HuggingFaceGenerationAdapter(model).generate(
+        result = PromptInChunks(model).generate(
             input_ids=tokens,
             attention_mask=mask,
             generation_config=_generation_config(host),

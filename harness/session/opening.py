@@ -17,6 +17,7 @@ from harness import console, sdk
 from harness.errors import UserError
 from harness.files import cache_folder, check_writable_folder
 from harness.inputs import command_line, models, prompts, submission
+from harness.inputs.chunks import with_chunks
 from harness.session.workers import Workers
 from harness.settings import Settings
 
@@ -102,11 +103,12 @@ def open_session(settings: Settings, prompt_texts: Optional[Sequence[str]] = Non
         texts,
         ids,
         settings.seq_len,
-        settings.max_context_length,
+        None if settings.takes_chunks else settings.max_context_length,
         model.config.get("max_position_embeddings"),
     )
     _check_vocabulary(session, ids)
-    return replace(session, prompts=texts, prompt_ids=tuple(ids))
+    sized = with_chunks(session.settings, model.config, ids)
+    return replace(session, settings=sized, prompts=texts, prompt_ids=tuple(ids))
 
 
 def _check_vocabulary(session: Session, ids: Sequence[Sequence[int]]) -> None:

@@ -33,6 +33,9 @@ from neuron_cpu.errors import CompileError
 from .recording import COLLECTIVE, KERNEL, TORCH, Dot, Event, GraphRecord, shapes_of
 
 KERNEL_TARGET = "AwsNeuronCustomNativeKernel"
+# The compiler refuses graphs above 5,000,000 of its instructions (error NCC_EBVF030 of its list of
+# errors), and a traced one can become several.
+MOST_INSTRUCTIONS = 1_000_000
 _TORCH_ROOT = os.path.dirname(torch.__file__)
 
 # PrimitiveType numbers of the public xla_data.proto.
@@ -363,4 +366,26 @@ def trace(
     finally:
         for handle in handles:
             handle.remove()
+    _check_size(recorder.record, inputs[0].shape[1] if inputs[0].dim() > 1 else 1)
     return recorder.record, recorder.hlo.serialised()
+
+
+def _check_size(record: GraphRecord, tokens: int) -> None:
+    """Refuse a graph that is too large to compile; `tokens` a row are in one call of it.
+
+    A fifth of the limit is left for what does not shrink with the tokens (one pass over weights).
+    """
+    count = record.instructions
+    if count <= MOST_INSTRUCTIONS:
+        return
+    fitting = tokens * MOST_INSTRUCTIONS * 4 // (5 * count)
+    fitting -= fitting % 64 if fitting >= 64 else 0
+    mend = "choose shorter buckets"
+    if tokens > 1:
+        name = "speculation_length" if tokens != record.bucket else "max_context_length"
+        mend = f"choose a {name} of {fitting}, and feed longer prompts in such chunks"
+    raise CompileError(
+        f"{record.tag}, bucket {record.bucket}, has {count:,} traced instructions in its kernels, "
+        f"expected at most {MOST_INSTRUCTIONS:,}, because the compiler refuses graphs of "
+        f"5,000,000 of its own; {mend}."
+    )

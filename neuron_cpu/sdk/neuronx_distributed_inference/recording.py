@@ -150,6 +150,11 @@ class GraphRecord:
                 found.setdefault(event.where, Counter())[event.name] += 1
         return found
 
+    @property
+    def instructions(self) -> int:
+        """Traced instructions of all kernel calls."""
+        return sum(len(event.program) for event in self.events if event.program is not None)
+
     def as_json(self) -> Dict[str, Any]:
         operators = self.operators
         plain = [
@@ -160,6 +165,7 @@ class GraphRecord:
         return {
             "submodel": self.tag,
             "bucket": self.bucket,
+            "instructions": self.instructions,
             "macs": sum(op.macs for op in operators),
             "nki_macs": sum(op.macs for op in operators if op.ran == KERNEL),
             "operators": [op.as_json() for op in operators] + plain,

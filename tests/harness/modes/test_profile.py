@@ -54,7 +54,7 @@ def estimates(folder, *arguments):
     construct(host, "nki")
     name = settings.dma_profile or "sdk2.21"
     order = settings.schedule or "compiler"
-    return estimate.graphs(host, "nki", name, order, profile.TRACED_FOR_LONG)
+    return estimate.graphs(host, "nki", name, order)[0]
 
 
 @pytest.fixture(scope="module")
@@ -202,49 +202,27 @@ def test_named_shapes_are_consistent(name):
 
 
 # --- parts ----------------------------------------------------------------------------------------
-def test_parabola_is_exact_on_parabolas():
-    points = [(x, 7 + 3 * x + 0.5 * x * x) for x in (2048, 4096, 8192)]
-    assert estimate.quadratic(points, 131072) == pytest.approx(7 + 3 * 131072 + 0.5 * 131072**2)
-
-
-def graph_of(bucket, names):
-    operators = [estimate.Operator("PyTorch", n, "", 1, 1.0, 1, 1) for n in names]
-    return estimate.GraphEstimate("context_encoding_model", bucket, 1, operators, 0.0)
-
-
-def test_graphs_of_other_operators_are_not_extrapolated():
-    traced = [graph_of(2048, "ab"), graph_of(4096, "ab"), graph_of(8192, "ac")]
-    with pytest.raises(ValueError, match="same operators"):
-        estimate.extrapolate(traced, 131072)
-
-
-@pytest.mark.parametrize(
-    ("traced", "bucket"),
-    [((512, 1024, 1536), 2048), ((1024, 2048, 3072), 4096), ((1024, 2048, 4096), 8192)],
-)
-def test_extrapolation_meets_the_full_trace(prefill_latency, traced, bucket):
-    # how far engines overlap changes with the length: up to 11 % between 4K and 8K tokens
-    points = [(length, prefill_latency(length)) for length in traced]
-    assert estimate.quadratic(points, bucket) == pytest.approx(prefill_latency(bucket), rel=0.12)
-
-
-@pytest.fixture(scope="module")
-def prefill_latency(shapes_folder):
-    """Latency of a traced prefill bucket, all lengths from one model."""
-    lengths = ["512", "1024", "1536", "2048", "3072", "4096", "8192"]
-    graphs = estimates(shapes_folder, "--seq-len", "8192", "--profile-bucket", *lengths)
-    found = {g.bucket: g for g in graphs if "context" in g.submodel}
-    assert not any(g.extrapolated for g in found.values())
-    return lambda length: found[length].latency_ns
-
-
-def test_long_prompts_are_extrapolated_and_say_so(shapes_folder, tmp_path, capsys):
-    content = run(shapes_folder, tmp_path, "--seq-len", "16384")
-    prefill = content["graphs"][0]
-    assert prefill["bucket"] == 16384 and prefill["extrapolated_from"] == [2048, 4096, 8192]
+def test_a_long_prompt_is_priced_call_by_call(shapes_folder, tmp_path, capsys):
+    """4096 tokens behind the first 2048, in chunks of 384: the last one ends in a longer bucket."""
+    content = run(shapes_folder, tmp_path, "--seq-len", "6144")
+    prompt = content["prompt"]
+    assert (prompt["tokens"], prompt["chunk"]) == (6144, 384)
+    calls = [(c["submodel"].split("_")[0], c["bucket"], c["times"]) for c in prompt["calls"]]
+    assert calls == [
+        ("context", 2048, 1),
+        ("speculation", 4096, 5),
+        ("speculation", 6144, 6),
+        ("token", 6144, 1),
+    ]
+    total = sum(c["times"] * c["latency_ns"] for c in prompt["calls"])
+    assert prompt["latency_ns"] == pytest.approx(total)
+    known = {(g["submodel"], g["bucket"]): g["latency_ns"] for g in content["graphs"]}
+    assert all(
+        known.get((c["submodel"], c["bucket"]), c["latency_ns"]) == c["latency_ns"]
+        for c in prompt["calls"]
+    )
     printed = " ".join(capsys.readouterr().out.split())  # the terminal's width breaks lines
-    assert "extrapolated from buckets 2048 4096 8192" in printed
-    assert content["graphs"][1]["extrapolated_from"] == []
+    assert "prompt of 6,144 tokens in chunks of 384: TTFT" in printed
 
 
 def test_lookups_and_cache_updates_move_only_their_rows():

@@ -657,9 +657,10 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
                 )
             return self.speculation_model
         if not hasattr(self, "token_generation_model"):
+            version = self.neuron_config.contract.version
             raise ValueError(
-                f"A decode call has one token a row, and NxDI {self.neuron_config.contract.version} "
-                "compiles no such graph beside a speculation model, expected "
+                f"A decode call has one token a row, and NxDI {version} compiles no such graph "
+                "beside a speculation model, expected "
                 f"{self.neuron_config.speculation_length} tokens; call enable_token_generation() "
                 "in the model's enable_speculation, or leave speculation_length out."
             )

@@ -1,0 +1,56 @@
+"""How a long prompt is cut: which calls it takes, and how large its chunks are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from harness.settings import Settings
+
+LONGEST_PREFILL = 2048  # tokens of one prefill graph unless asked for: beyond, chunks are faster
+MOST_PREFILL = 8192  # tokens of one prefill graph at all: longer ones take hours to trace
+CHUNKS = (512, 384, 320, 256, 192, 160, 128, 96, 64)  # tokens of a chunk, best in tiles of 128
+# A graph of chunks has about so many traced instructions of llama.py's kernels per 65536 pairs of
+# a query and a key, at a head dimension of 64 and beyond; the SDK's stand-in refuses a million.
+PER_PAIRS = {64: 5.0, 128: 8.0}
+MOST_INSTRUCTIONS = 900_000
+
+
+def chunk_starts(tokens: int, longest: int, chunk: int, most: int) -> list[int]:
+    """Where the chunks behind the first `longest` tokens of a prompt begin.
+
+    The last token is not among them: it is a decode step. The cache ends at `most`, so the last
+    chunk may begin earlier and repeat some tokens.
+    """
+    return [min(start, most - chunk) for start in range(longest, tokens - 1, chunk)]
+
+
+def with_chunks(
+    settings: Settings, config: dict[str, Any], prompts: Sequence[Sequence[int]] = ()
+) -> Settings:
+    """The settings with a chunk size, where a prompt may be longer than the largest prefill graph:
+    one of `prompts` is, or nobody has said how long prompts may be."""
+    longest = max((len(ids) for ids in prompts), default=0)
+    open_ended = settings.asked_max_context_length is None and settings.takes_chunks
+    open_ended = open_ended and settings.max_context_length < settings.seq_len
+    if settings.prefill_chunk or not (open_ended or longest > settings.max_context_length):
+        return settings
+    return replace(settings, prefill_chunk=default_chunk(settings, config))
+
+
+def default_chunk(settings: Settings, config: dict[str, Any]) -> int:
+    """The largest chunk with which a graph over the whole cache is small enough to compile.
+
+    No chunk is as long as a prefill graph: the SDK tells the two apart by their length.
+    """
+    heads = config["num_attention_heads"]
+    d = config.get("head_dim") or config["hidden_size"] // heads
+    pairs = settings.seq_len * -(-heads // (settings.tp_degree or 1)) * config["num_hidden_layers"]
+    per_token = pairs / 65536 * PER_PAIRS[64 if d <= 64 else 128]
+    taken = {settings.max_context_length, *(settings.context_encoding_buckets or ())}
+    if settings.enable_bucketing and settings.context_encoding_buckets is None:
+        taken |= {2**n for n in range(7, 14)}
+    fitting = [c for c in CHUNKS if c < settings.seq_len and c not in taken]
+    small = (c for c in fitting if c * per_token <= MOST_INSTRUCTIONS)
+    return next(small, fitting[-1])

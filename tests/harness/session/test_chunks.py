@@ -1,0 +1,174 @@
+"""Prompts longer than the largest prefill graph: the text of a whole prefill."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from neuronx_distributed_inference import graph
+from neuronx_distributed_inference.contract import VERSIONS
+
+from harness.errors import UserError
+from harness.inputs import chunks, command_line, submission
+from harness.inputs.model_shapes import MODEL_SHAPES
+from harness.session import model as session_model
+from harness.session.worker import Host, Job
+from neuron_cpu.errors import CompileError
+from tests.tiny_model import write_tiny_model
+
+LENGTH = 160
+
+
+def settings_of(folder: Path, *more: str):
+    arguments = ["--mode", "generate", "--enable-nki", "--model-path", str(folder), "--seq-len",
+                 str(LENGTH), "--torch-dtype", "float32", "--tp-degree", "1"]  # fmt: skip
+    return command_line.parse([*arguments, *more])
+
+
+class Running:
+    """A model compiled and loaded in this process, as the driver's worker does it."""
+
+    def __init__(self, folder: Path, scratch: Path, *more: str, role: str = "nki"):
+        settings = settings_of(folder, *more)
+        job = Job(settings, folder, 0, None, submission.find("llama"), scratch, None, False)
+        self.steps, self.role = [], role
+        self.host = Host(job, self.steps.append)
+        self.buckets = session_model.construct(self.host, role)
+        name = session_model.compile(self.host, role)
+        session_model.load(self.host, role, scratch / name)
+
+    def tokens(self, prompts: list[list[int]], new_tokens: int = 6) -> list[list[int]]:
+        self.steps.clear()
+        session_model.generate(self.host, self.role, prompts, new_tokens, True, True, False)
+        return [list(step) for step in self.steps]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"), num_hidden_layers=1)
+
+
+@pytest.fixture(autouse=True)
+def private_work_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(tmp_path / "nxd_model") + "/")
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(3, 259, (length,), generator=generator).tolist()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_text_is_that_of_a_whole_prefill(tiny, tmp_path, monkeypatch, version):
+    """One chunk and many, prompts that end with a chunk and where the last one begins earlier."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    whole = Running(tiny, tmp_path, "--max-context-length", str(LENGTH))
+    prompts = [prompt(length) for length in (30, 33, 56, 57, 58, 100, 153)]
+    expected = [whole.tokens([ids]) for ids in prompts]
+    chunked = Running(tiny, tmp_path, "--max-context-length", "32", "--prefill-chunk", "24")
+    assert chunked.buckets["speculation_model"] == chunked.buckets["token_generation_model"]
+    assert [chunked.tokens([ids]) for ids in prompts] == expected
+
+
+@pytest.mark.parametrize("more", [(), ("--on-device-sampling",)])
+def test_rows_of_a_batch_end_in_different_chunks(tiny, tmp_path, more):
+    prompts = [prompt(150), prompt(20, 1), prompt(81, 2)]
+    batch = "--batch-size", "3", *more
+    whole = Running(tiny, tmp_path, "--max-context-length", str(LENGTH), *batch)
+    expected = whole.tokens(prompts)
+    sizes = "--max-context-length", "32", "--prefill-chunk", "40"
+    assert Running(tiny, tmp_path, *sizes, *batch).tokens(prompts) == expected
+
+
+def test_without_kernels(tiny, tmp_path):
+    whole = Running(tiny, tmp_path, "--max-context-length", str(LENGTH), role="torch")
+    sizes = "--max-context-length", "32", "--prefill-chunk", "24"
+    chunked = Running(tiny, tmp_path, *sizes, role="torch")
+    assert chunked.tokens([prompt(140)]) == whole.tokens([prompt(140)])
+
+
+def test_a_model_without_a_single_token_graph_is_refused(tiny, tmp_path, monkeypatch):
+    """NxDI's own Llama since 0.2, where its baseline cannot be prefilled whole."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.3")
+    monkeypatch.setattr(session_model, "MOST_PREFILL", 100)
+    source = tmp_path / "plain.py"
+    source.write_text(
+        "from neuronx_distributed_inference.models.llama.modeling_llama import (\n"
+        "    NeuronLlamaForCausalLM,\n)\n"
+    )
+    asked = settings_of(tiny, "--max-context-length", "32", "--prefill-chunk", "24")
+    host = Host(Job(asked, tiny, 0, None, source, tmp_path, None, False), print)
+    with pytest.raises(UserError, match=r"no single-token graph.*--max-context-length 160\.$"):
+        session_model.construct(host, "torch")
+
+
+def test_a_graph_that_is_too_large_says_which_chunk_fits(tiny, tmp_path, monkeypatch):
+    """Limits just below what the prefill and the chunks need."""
+    sizes = "--max-context-length", "32", "--prefill-chunk", "130"
+    Running(tiny, tmp_path, *sizes)
+    record = json.loads((tmp_path / "nki" / "operators.json").read_text())
+    counts = {g["submodel"]: g["instructions"] for g in record["graphs"]}
+    assert counts["speculation_model"] > counts["context_encoding_model"] > 0
+    for name, words in (
+        ("speculation_model", "speculation_length of 64, and"),
+        ("context_encoding_model", "max_context_length of 25, and"),
+    ):
+        monkeypatch.setattr(graph, "MOST_INSTRUCTIONS", counts[name] - 1)
+        with pytest.raises(CompileError, match=rf"{name}, bucket .* instructions .* {words}"):
+            Running(tiny, tmp_path, *sizes)
+
+
+# --- how prompts are cut --------------------------------------------------------------------------
+@pytest.mark.parametrize("longest", [8, 30, 64])
+@pytest.mark.parametrize("chunk", [2, 7, 33])
+@pytest.mark.parametrize("tokens", [65, 66, 99, 100])
+def test_calls_cover_the_prompt(longest, chunk, tokens):
+    """Every position but the last is in the prefill or in a chunk that follows what is cached."""
+    cached = longest
+    for start in chunks.chunk_starts(tokens, longest, chunk, 100):
+        assert 0 < start <= cached and start + chunk <= 100
+        cached = start + chunk
+    assert cached >= tokens - 1
+
+
+@pytest.mark.parametrize("name", sorted(MODEL_SHAPES))
+@pytest.mark.parametrize("seq_len", [4096, 131072])
+def test_the_default_chunk_is_no_prefill_bucket(tiny, name, seq_len):
+    asked = dataclasses.replace(settings_of(tiny, "--max-context-length", "2048", "--seq-len",
+                                            str(seq_len)), tp_degree=2)  # fmt: skip
+    size = chunks.default_chunk(asked, MODEL_SHAPES[name])
+    assert 64 <= size <= 512 and size not in (128, 256, 512)
+
+
+def test_chunks_only_where_prompts_may_need_them(tiny):
+    config = MODEL_SHAPES["llama-3.2-1b"]
+
+    def chunk(*more: str, prompts=()):
+        asked = settings_of(tiny, *more)
+        return chunks.with_chunks(asked, config, prompts).prefill_chunk
+
+    assert chunk("--seq-len", "2048") is None
+    assert chunk("--seq-len", "4096") is not None
+    assert chunk("--seq-len", "4096", "--max-context-length", "64") is None
+    assert chunk("--seq-len", "4096", "--max-context-length", "64", prompts=[range(65)])
+    assert chunk("--seq-len", "4096", "--padding-side", "left") is None
+    assert chunk("--seq-len", "4096", "--prefill-chunk", "33") == 33
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--prefill-chunk", "24"),  # nothing is left for it
+        ("--max-context-length", "32", "--prefill-chunk", "32"),
+        ("--max-context-length", "32", "--prefill-chunk", "1"),
+        ("--max-context-length", "32", "--prefill-chunk", "160"),
+        ("--max-context-length", "32", "--prefill-chunk", "24", "--padding-side", "left"),
+        ("--seq-len", "16384", "--max-context-length", "16384"),
+    ],
+)
+def test_sizes_that_cannot_be(tiny, more):
+    with pytest.raises(UserError, match="--prefill-chunk|--max-context-length"):
+        settings_of(tiny, *more)
