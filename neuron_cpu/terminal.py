@@ -96,11 +96,15 @@ def folded(text: str, stream: TextIO) -> str:
 
 
 def _width(stream: TextIO) -> int:
-    """Columns of the terminal that a stream is; COLUMNS goes before what it says itself."""
+    """Columns of the terminal that a stream is; COLUMNS goes before what it says itself.
+
+    80 where it says nothing, or 0, as a terminal does that nobody gave a size.
+    """
     try:
-        return int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(stream.fileno()).columns
+        told = int(os.environ.get("COLUMNS") or 0) or os.get_terminal_size(stream.fileno()).columns
     except (OSError, ValueError):
         return 80
+    return told if told > 0 else 80
 
 
 def _folded(line: str, width: int) -> str:
