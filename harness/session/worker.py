@@ -31,7 +31,7 @@ from harness.inputs import submission
 from harness.session import wire
 from harness.session.roles import Role
 from harness.settings import Settings
-from neuron_cpu import limits
+from neuron_cpu import forked, limits
 
 BASELINE_MODULE = "neuronx_distributed_inference.models.llama.modeling_llama"
 EVENT, PROGRESS, RESULT, REFUSED, FAILED = "event", "progress", "result", "refused", "failed"
@@ -134,7 +134,7 @@ def main(
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
     output.close()
-    _close_others({requests.fileno(), replies.fileno()})
+    forked.close_others({requests.fileno(), replies.fileno()})
     tempfile.tempdir = None  # what the fork server has found before
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if job.settings.profile_output is not None:
@@ -154,14 +154,6 @@ def main(
         except EOFError:
             os._exit(0)
         _serve(host, line, function, arguments)
-
-
-def _close_others(kept: set[int]) -> None:
-    """Leave a submission no descriptor of the fork server or the driver to write to."""
-    for descriptor in map(int, os.listdir("/dev/fd")):
-        if descriptor > 2 and descriptor not in kept:
-            with contextlib.suppress(OSError):
-                os.close(descriptor)
 
 
 class _Line:

@@ -31,7 +31,7 @@ from harness.errors import UserError, is_refusal
 from harness.inputs.submission import REPOSITORY
 from harness.session import wire, worker
 from harness.session.worker import Answer, Host, Job
-from neuron_cpu import limits
+from neuron_cpu import forked
 from neuron_cpu.files import temporary_sibling
 
 SERVER, PRELOAD = "harness.session.server", "harness.session.preload"
@@ -140,8 +140,7 @@ class Process(Worker):
         arguments = (job, environment, requests, replies, output)
         self._process = _CONTEXT.Process(target=worker.main, args=arguments, daemon=True)
         with _importable():
-            self._process.start()
-        _running.add(self._process.pid or 0)
+            forked.start(self._process)
         self._requested = 0
         for connection in (requests, replies, output):
             connection.close()
@@ -225,19 +224,9 @@ class Process(Worker):
         self._printer.join(5)
 
 
-_running: set[int] = set()  # processes of this driver that have not been ended
-
-
 def _end(process: Any, job: Job) -> None:
-    """Kill a process, its group and what it left behind; it has nothing to clean up."""
-    _running.discard(process.pid)
-    for end in (os.killpg, os.kill):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            end(process.pid, signal.SIGKILL)
-    process.join(5)
-    for orphan in set(limits.children(_server_process())) - _running:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(orphan, signal.SIGKILL)
+    """End a process and what it left behind, and remove its folder."""
+    forked.end(process)
     _remove_folder(job)
 
 
@@ -247,11 +236,6 @@ def _remove_folder(job: Job) -> None:
     if job.alone:
         with contextlib.suppress(OSError):  # it holds something else by now
             job.scratch.parent.rmdir()
-
-
-def _server_process() -> int:
-    """The fork server, which adopts orphans; 0 before it runs."""
-    return getattr(forkserver._forkserver, "_forkserver_pid", None) or 0
 
 
 def _print_output(output: Connection) -> None:

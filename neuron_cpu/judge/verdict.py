@@ -181,24 +181,29 @@ def _try(
 ) -> None:
     """Run the program on all kinds of values; say where the first wrong one comes from."""
     plan = Plan(program)
-    types = [dtypes.host_dtype(s.dtype) for s in (*program.inputs, *program.outputs)]
+    types = [dtypes.host_dtype(storage.dtype) for storage in program.outputs]
     tolerance = settings.tolerance
     if tolerance is None:
-        tolerance = accuracy.default_tolerance(types)
+        tolerance = accuracy.default_tolerance(types_of(program))
     for kind, seed in settings.trials():
         positional, named = case.values(kind, seed)
         inputs = tensors_of(positional, named)
         exact = reference.exact(*_asked(program, positional, named))
         plain = reference.plain(*_asked(program, positional, named))
-        got = run(program, plan, inputs)
+        got = [t.to(torch.float64) for t in run(program, plan, inputs)]
         found.mismatch = _mismatch(got, exact)
         if found.mismatch:
             return
-        measured = _measured(program, got, exact, plain, tolerance, reference, settings)
-        for number, result in enumerate(measured):
+        answers = measured(types, got, reference, exact, plain, tolerance, settings.nan)
+        for number, result in enumerate(answers):
             found.results.append(Result(number, kind, seed, *result))
             if not result[0].correct and not found.places:
                 found.places = places(program, inputs, number, result[0], tolerance)
+
+
+def types_of(program: Program) -> list[torch.dtype]:
+    """Types of a kernel's arguments and results."""
+    return [dtypes.host_dtype(s.dtype) for s in (*program.inputs, *program.outputs)]
 
 
 def tensors_of(positional: Sequence[Any], named: dict[str, Any]) -> list[torch.Tensor]:
@@ -208,12 +213,12 @@ def tensors_of(positional: Sequence[Any], named: dict[str, Any]) -> list[torch.T
 
 
 def run(program: Program, plan: Plan, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Results in float64 and in the shapes that the kernel returns; `inputs` stay as they are."""
+    """Results in the types and shapes that the kernel returns; `inputs` stay as they are."""
     copies = [_stored(t).clone().contiguous() for t in inputs]
     results = []
     for storage, shape, raw in zip(program.outputs, program.output_shapes, plan.run(copies)):
         host = raw.view(dtypes.host_dtype(storage.dtype)) if raw.dtype.itemsize == 1 else raw
-        results.append(host.reshape(shape).to(torch.float64))
+        results.append(host.reshape(shape))
     return results
 
 
@@ -250,29 +255,35 @@ def _mismatch(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor]) -> str
     return ""
 
 
-def _measured(
-    program: Program,
+def measured(
+    types: Sequence[torch.dtype],
     got: Sequence[torch.Tensor],
+    reference: Reference,
     exact: Sequence[torch.Tensor],
     plain: Optional[Sequence[torch.Tensor]],
     tolerance: float,
-    reference: Reference,
-    settings: Settings,
+    nan: str,
 ) -> list[tuple[accuracy.Accuracy, Optional[accuracy.Accuracy]]]:
-    """The kernel's accuracy and the plain reference's, result by result."""
-    same = settings.nan == "same"
+    """The kernel's accuracy and the plain reference's, result by result.
+
+    Args:
+        types: of the kernel's results.
+        got, exact, plain: results of the kernel, of the reference in float64 and in the arguments'
+            types (None where it cannot compute in them), all held in float64.
+        nan: as in `Settings`.
+    """
+    same = nan == "same"
     found = []
-    for number, storage in enumerate(program.outputs):
-        dtype = dtypes.host_dtype(storage.dtype)
-        other = (
-            None if plain is None or plain[number].shape != exact[number].shape else plain[number]
-        )
+    for number, dtype in enumerate(types):
+        right, other = exact[number], None if plain is None else plain[number]
+        if other is not None and other.shape != right.shape:
+            other = None
         # PyTorch sums in fp32 whatever the types; numpy in bf16, which excuses nothing.
         excuse = other if reference.library == "torch" else None
-        mine = accuracy.measure(got[number], exact[number], dtype, tolerance, excuse, same)
+        mine = accuracy.measure(got[number], right, dtype, tolerance, excuse, same)
         beside = None
         if other is not None:
-            beside = accuracy.measure(other, exact[number], dtype, tolerance, other, same)
+            beside = accuracy.measure(other, right, dtype, tolerance, other, same)
         found.append((mine, beside))
     return found
 

@@ -1,0 +1,122 @@
+"""``judge DIR``: answers to the suite's thirty operators, judged and scored."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from .. import terminal
+from ..arguments import above_zero, positive, seed
+from ..errors import UsageError
+from . import judged, kernels
+
+HELP = "score a folder of kernels on a suite of thirty operators"
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="one file an operator, each with a function kernel"
+    )
+    parser.add_argument(
+        "--template", action="store_true", help="write the operators with naive kernels into DIR"
+    )
+    parser.add_argument("--only", metavar="NAME,...", help="some operators of the suite")
+    parser.add_argument("--seed", type=seed, action="append", help="seed of values; repeat (0)")
+    parser.add_argument(
+        "--jobs", type=positive, help="answers at the same time (default: half of the processors)"
+    )
+    parser.add_argument(
+        "--time-limit", type=above_zero, default=120.0, help="seconds for one answer (120)"
+    )
+    parser.add_argument(
+        "--cpu-limit", type=positive, default=120, help="processor seconds for one answer (120)"
+    )
+    parser.add_argument(
+        "--memory-limit", type=above_zero, default=4.0, help="GiB of data for one answer (4)"
+    )
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Judge or write the template; 1 where an answer is missing, illegal or wrong."""
+    from .. import suite
+
+    names = _names(args.only, suite.names())
+    if args.template:
+        return _write_template(args.folder, names)
+    if not args.folder.is_dir():
+        raise UsageError(
+            f"folder {args.folder} does not exist, expected one file an operator; write them with "
+            f"neuron_cpu judge {args.folder} --template."
+        )
+    return _judge(args, names)
+
+
+def _names(only: str | None, known: dict[str, int]) -> list[str]:
+    wanted = list(known) if only is None else [name for name in only.split(",") if name]
+    unknown = [name for name in wanted if name not in known]
+    if unknown or not wanted:
+        raise UsageError(
+            f"--only names {unknown[0] if unknown else 'nothing'}, expected some of "
+            f"{', '.join(known)}; correct it."
+        )
+    return wanted
+
+
+def _write_template(folder: Path, names: list[str]) -> int:
+    """The suite's own files: task, reference, and a kernel that is right and slow."""
+    from .. import suite
+
+    folder.mkdir(parents=True, exist_ok=True)
+    present = [name for name in names if (folder / f"{name}.py").exists()]
+    if present:
+        raise UsageError(
+            f"{folder} has {present[0]}.py already, expected a folder without answers; nothing was "
+            "written, name another folder."
+        )
+    for name in names:
+        shutil.copyfile(suite.operator(name).path, folder / f"{name}.py")
+    print(f"{len(names)} operators: {folder}")
+    return 0
+
+
+def _judge(args: argparse.Namespace, names: list[str]) -> int:
+    from ..judge import score
+    from ..judge.strangers import Judging
+    from ..judge.verdict import Settings
+    from ..limits import Limits, has_landlock
+
+    console = terminal.output(kernels.PIPED_WIDTH)
+    settings = Settings(seeds=tuple(dict.fromkeys(args.seed or (0,))))
+    bounds = Limits(int(args.memory_limit * 2**30), args.cpu_limit, args.time_limit)
+    judging = Judging(
+        args.folder, settings, bounds, args.jobs or max(1, (os.cpu_count() or 1) // 2)
+    )
+    if not has_landlock():
+        console.print("Answers may write files: this system has no Landlock to keep them from it.")
+    try:
+        with console.status("") as status:
+            waiting = list(names)
+
+            def done(outcome: Any) -> None:
+                waiting.remove(outcome.operator)
+                status.update(f"{len(waiting)} left: {', '.join(waiting[:3])}")
+
+            outcomes = judging.judge(names, done)
+    finally:
+        judging.close()
+    found = score.score(outcomes)
+    terminal.print_table(console, score.outcome_table(outcomes), score.EXPENDABLE, "", "--json")
+    for sentence in score.reasons(outcomes):
+        console.print(sentence, highlight=False)
+    terminal.print_table(console, score.score_table(found))
+    console.print(judged.estimate_line(settings), highlight=False)
+    if args.json:
+        content = {"score": found, "answers": [one.to_json() for one in outcomes]}
+        args.json.write_text(json.dumps(content, indent=1))
+        console.print(f"figures: {args.json}")
+    return 0 if all(one.correct for one in outcomes) else 1

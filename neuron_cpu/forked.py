@@ -1,0 +1,57 @@
+"""Processes of other people's code, forked from this process's one fork server, and their end.
+
+The server adopts what they leave behind (`limits.adopt_orphans` in its preloaded module), so that
+nothing outlives them that left their process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Collection
+from multiprocessing import forkserver
+from typing import Any
+
+from . import limits
+
+_turn = threading.Lock()
+_running: set[int] = set()  # processes that have not been ended
+
+
+def start(process: Any) -> None:
+    """Start a process of the fork server's context."""
+    with _turn:  # until it is known as running it would pass for an orphan
+        process.start()
+        _running.add(process.pid)
+
+
+def end(process: Any) -> None:
+    """Kill a process, its group and what it left behind; it has nothing to clean up."""
+    with _turn:
+        _running.discard(process.pid)
+        for kill in (os.killpg, os.kill):
+            _quietly(kill, process.pid)
+    process.join(5)
+    with _turn:
+        for orphan in set(limits.children(_server())) - _running:
+            _quietly(os.kill, orphan)
+
+
+def close_others(kept: Collection[int]) -> None:
+    """Leave a process no descriptor of the fork server or its starter to write to."""
+    for descriptor in map(int, os.listdir("/dev/fd")):
+        if descriptor > 2 and descriptor not in kept:
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
+
+
+def _quietly(kill: Any, process: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        kill(process, signal.SIGKILL)
+
+
+def _server() -> int:
+    """The fork server, which adopts orphans; 0 before it runs."""
+    return getattr(forkserver._forkserver, "_forkserver_pid", None) or 0  # type: ignore[attr-defined]

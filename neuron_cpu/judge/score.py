@@ -1,0 +1,85 @@
+"""Outcomes of the suite as a table, and their score: how many are right, and how much faster."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from ..core.report.tables import microseconds
+from .strangers import Outcome
+from .tables import sentences
+
+FASTER = (1.0, 2.0, 4.0)  # KernelBench's fast_p: right, and more than p times as fast
+EXPENDABLE = ("roofline", "on a device, µs", "largest error", "level")
+
+
+def share(outcomes: Sequence[Outcome], factor: float) -> float:
+    """Share of the operators that are right and more than `factor` times as fast as naive."""
+    return sum(one.speedup > factor for one in outcomes) / len(outcomes) if outcomes else 0.0
+
+
+def score(outcomes: Sequence[Outcome]) -> dict[str, Any]:
+    """Correct share and fast_1, fast_2, fast_4 of all operators, and of each level."""
+    found: dict[str, Any] = {}
+    levels = sorted({one.level for one in outcomes})
+    for name, level in (("all", None), *((f"level {n}", n) for n in levels)):
+        chosen = [one for one in outcomes if level in (None, one.level)]
+        right = sum(one.correct for one in chosen) / len(chosen) if chosen else 0.0
+        found[name] = {"operators": len(chosen), "correct": right}
+        found[name] |= {f"fast_{factor:g}": share(chosen, factor) for factor in FASTER}
+    return found
+
+
+def outcome_table(outcomes: Sequence[Outcome]) -> Table:
+    """One row an operator."""
+    table = Table(title="answers to the suite", title_justify="left")
+    table.add_column("operator")
+    table.add_column("level", justify="right")
+    table.add_column("verdict")
+    for name in ("largest error", "µs", "on a device, µs", "naive µs", "times as fast", "roofline"):
+        table.add_column(name, justify="right")
+    for one in outcomes:
+        errors = [r.accuracy.largest for v in one.verdicts for r in v.results]
+        speed = one.speed
+        low, high = ("", "") if speed is None else map(microseconds, speed.band_ns)
+        table.add_row(
+            one.operator, str(one.level), one.word,
+            f"{max(errors):.2g}" if errors else "",
+            "" if speed is None else microseconds(speed.time_ns),
+            "" if speed is None else f"{low} to {high}",
+            microseconds(one.naive_ns),
+            f"{one.speedup:.2f}" if one.correct else "",
+            "" if speed is None else f"{speed.roofline_percent:.0f} %",
+        )  # fmt: skip
+    return table
+
+
+def score_table(found: dict[str, Any]) -> Table:
+    """Shares of all operators and of each level."""
+    table = Table(title="score: share of the operators", title_justify="left")
+    table.add_column("")
+    table.add_column("operators", justify="right")
+    names = ("correct", *(f"fast_{factor:g}" for factor in FASTER))
+    heads = ("correct", *(f"over {factor:g} times as fast" for factor in FASTER))
+    for head in heads:
+        table.add_column(head, justify="right")
+    for group, shares in found.items():
+        table.add_row(group, str(shares["operators"]), *(f"{shares[n]:.0%}" for n in names))
+    return table
+
+
+def reasons(outcomes: Sequence[Outcome]) -> list[str]:
+    """Why answers failed, were refused or are wrong."""
+    said = []
+    for one in outcomes:
+        if one.failure:
+            said.append(f"{one.operator}: {one.failure}")
+            continue
+        for found in one.verdicts:
+            if not found.correct:
+                said.append(f"{one.operator}: {sentences([found])[0]}")
+                break
+    return [escape(text) for text in said]

@@ -1,0 +1,178 @@
+"""`neuron_cpu judge DIR`: strangers' files, each in a process under limits, and their score."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from neuron_cpu import limits, suite
+from neuron_cpu.__main__ import main
+from neuron_cpu.judge.score import score
+from neuron_cpu.judge.strangers import Outcome
+
+FASTER = """
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+
+
+@nki.jit
+def kernel(decay_hbm, x_hbm):
+    channels, length = x_hbm.shape
+    out_hbm = nl.ndarray((channels, length), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
+    for channel in nl.static_range(0, channels, 128):
+        end = min(channel + 128, channels)
+        decay_sb = nl.load(decay_hbm[channel:end, :], dtype=nl.float32)
+        x_sb = nl.load(x_hbm[channel:end, :], dtype=nl.float32)
+        zero_sb = nl.zeros((end - channel, 1), dtype=nl.float32)
+        states_sb = nisa.tensor_tensor_scan(decay_sb, x_sb, zero_sb, np.multiply, np.add)
+        nl.store(out_hbm[channel:end, :], states_sb)
+    return out_hbm
+""".replace("as nl\n", "as nl\nimport neuronxcc.nki.isa as nisa\nimport numpy as np\n")
+
+FORKING = """
+import os, time
+if os.fork() == 0:
+    os.setsid()
+    time.sleep(1000)
+os._exit(3)
+"""
+
+TALKING = """
+import os, time
+for descriptor in range(3, 60):
+    try:
+        os.write(descriptor, b"\\x00\\x00\\x00\\x05hello")
+    except OSError:
+        pass
+time.sleep(1000)
+"""
+
+ANSWERS = {  # operators of which the suite's own kernels are small
+    "state_space_scan": (FASTER, "correct", ""),
+    "attention_block": (None, "correct", ""),  # the suite's own kernel
+    "rope": ("import sys\nsys.exit(0)", "failed", "rope.py:2: SystemExit: 0"),
+    "swiglu": ("def (", "failed", "SyntaxError"),
+    "gelu": ("kernel = 3", "failed", "it has no function 'kernel'"),
+    "argmax": ("def kernel(x):\n    raise ValueError('odd')", "failed", "argmax.py:2: ValueError"),
+    "transpose": ("held = bytearray(8 << 30)", "failed", "MemoryError"),
+    "matmul": ("import os\nos.abort()", "failed", "SIGABRT"),
+    "softmax": ("while True: pass", "failed", "processor time"),
+    "row_sum": (FORKING, "failed", "status 3"),
+    "column_sum": (TALKING, "failed", "something else than results"),
+    "embedding": (None, "missing", ""),
+    "causal_softmax": ("nl.exp(seen_sb)", "wrong", "with large values"),
+    "attention": ("dtype=nl.float32, buffer=nl.shared_hbm", "wrong", "expected float32 [77, 64]"),
+    "cumulative_sum": ("nl.load(x_hbm)", "illegal", "err_num_partition_exceed_arch_limit"),
+}
+
+
+def written(folder: Path) -> None:
+    folder.mkdir()
+    for name, (text, word, _) in ANSWERS.items():
+        source = suite.operator(name).path.read_text()
+        if name == "causal_softmax":
+            exponent = "nl.exp(nl.subtract(seen_sb, nl.max(seen_sb, axis=1, keepdims=True)))"
+            assert exponent in source
+            text = source.replace(exponent, text)
+        elif name == "attention":
+            text = source.replace("dtype=q_hbm.dtype, buffer=nl.shared_hbm", "dtype=nl.bfloat16, "
+                                  "buffer=nl.shared_hbm")  # fmt: skip
+        elif name == "cumulative_sum":
+            text = source.replace("nl.load(x_hbm[row:end, :]", "nl.load(x_hbm.reshape((7700, 1))")
+        elif word == "missing":
+            continue
+        (folder / f"{name}.py").write_text(source if text is None else text)
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict]:
+    """Answers by operator, and their score under the name ``score``."""
+    root = tmp_path_factory.mktemp("judged")
+    written(root / "answers")
+    figures = root / "figures.json"
+    options = ["--only", ",".join(ANSWERS), "--json", str(figures), "--jobs", "2"]
+    options += ["--time-limit", "60", "--cpu-limit", "3", "--memory-limit", "2"]
+    assert main(["judge", str(root / "answers"), *options]) == 1
+    content = json.loads(figures.read_text())
+    return {one["operator"]: one for one in content["answers"]} | {"score": content["score"]}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_every_answer_gets_its_word(name: str, judged: dict[str, dict]) -> None:
+    _, word, reason = ANSWERS[name]
+    found = judged[name]
+    said = found["failure"] + "".join(c["refusal"] + c["mismatch"] for c in found["cases"])
+    said += "".join(f"with {r['kind']} values" for c in found["cases"] for r in c["results"]
+                    if r["accuracy"]["wrong"])  # fmt: skip
+    assert found["outcome"] == word and reason in said, said
+
+
+def test_the_score_counts_right_and_faster(judged: dict[str, dict]) -> None:
+    assert judged["state_space_scan"]["speedup"] > 4
+    assert judged["attention_block"]["speedup"] == 1.0
+    everything = judged["score"]["all"]
+    assert everything["operators"] == len(ANSWERS)
+    assert everything["correct"] == pytest.approx(2 / len(ANSWERS))
+    assert everything["fast_4"] == everything["fast_1"] == pytest.approx(1 / len(ANSWERS))
+    assert judged["score"]["level 3"]["correct"] == pytest.approx(2 / 3)
+
+
+def test_nothing_of_theirs_is_left(judged: dict[str, dict]) -> None:
+    from neuron_cpu import forked
+
+    deadline = time.monotonic() + 10
+    while alive(forked._server()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert not alive(forked._server())
+
+
+def alive(server: int) -> list[int]:
+    """Children of the fork server that have not ended."""
+    states = {}
+    for child in limits.children(server):
+        try:
+            states[child] = Path(f"/proc/{child}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+    return [child for child, state in states.items() if state != "Z"]
+
+
+@pytest.mark.skipif(not limits.has_landlock(), reason="this kernel has no Landlock")
+def test_answers_write_nowhere(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    target = tmp_path / "written"
+    folder = tmp_path / "answers"
+    folder.mkdir()
+    (folder / "gelu.py").write_text(f"open({str(target)!r}, 'w')")
+    assert main(["judge", str(folder), "--only", "gelu"]) == 1
+    assert "PermissionError" in capsys.readouterr().out and not target.exists()
+
+
+def test_the_template(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    folder = tmp_path / "new"
+    assert main(["judge", str(folder), "--template"]) == 0
+    assert sorted(os.listdir(folder)) == sorted(f"{name}.py" for name in suite.names())
+    assert main(["judge", str(folder), "--template"]) == 2
+    assert "already" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [(["absent"], "--template"), (["."], "--only names odd"), ([".", "--only", ","], "nothing")],
+)
+def test_mistakes(arguments, sentence, capsys, monkeypatch, tmp_path) -> None:
+    monkeypatch.chdir(tmp_path)
+    extra = ["--only", "odd"] if "odd" in sentence else []
+    assert main(["judge", *arguments, *extra]) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_speed_without_correctness_is_worth_nothing() -> None:
+    outcomes = [Outcome("a", 1, 100.0, failure="odd"), Outcome("b", 1, 100.0, missing=True)]
+    assert all(one.speedup == 0 for one in outcomes)
+    assert score(outcomes)["all"] == {
+        "operators": 2, "correct": 0.0, "fast_1": 0.0, "fast_2": 0.0, "fast_4": 0.0,
+    }  # fmt: skip

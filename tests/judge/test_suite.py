@@ -1,0 +1,52 @@
+"""The suite's own kernels are legal and right; its files are what an answer starts from."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+from neuron_cpu import suite
+from neuron_cpu.core import NkiWarning
+from neuron_cpu.judge import cases
+from neuron_cpu.judge.references import Reference
+from neuron_cpu.judge.verdict import Settings, judge
+
+
+def test_thirty_operators_of_three_levels() -> None:
+    levels = list(suite.names().values())
+    assert len(levels) == 30 and [levels.count(n) for n in suite.LEVELS] == [12, 12, 6]
+
+
+@pytest.mark.parametrize("name", suite.names())
+def test_a_naive_kernel_is_right_at_an_odd_size(name: str) -> None:
+    operator = suite.operator(name)
+    odd, timed = operator.cases[0], operator.cases[-1]
+    assert odd != timed and isinstance(odd, cases.Case)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NkiWarning)
+        found = judge(operator.kernel, Reference(operator.reference), odd, Settings(seeds=(0, 1)))
+    assert found.correct, (found.refusal, found.mismatch, found.places)
+    assert not found.warnings
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", suite.names())
+def test_a_naive_kernel_is_right_at_the_timed_size(name: str) -> None:
+    operator = suite.operator(name)
+    found = judge(operator.kernel, Reference(operator.reference), operator.cases[-1], Settings())
+    assert found.correct and 0 < found.speed.roofline_percent < 50
+
+
+@pytest.mark.parametrize("name", ["softmax", "cross_entropy", "attention"])
+def test_a_softmax_without_its_maximum_does_not_pass(name: str) -> None:
+    """The adversarial values of the suite notice it."""
+    operator = suite.operator(name)
+    source = operator.path.read_text().replace(
+        "axis=1, keepdims=True)))", "axis=1, keepdims=True)))"
+    )
+    wrong = source.replace("nl.max(", "nl.min(")
+    module: dict = {}
+    exec(compile(wrong, str(operator.path), "exec"), module)
+    found = judge(module["kernel"], Reference(operator.reference), operator.cases[0], Settings())
+    assert found.legal and not found.correct
