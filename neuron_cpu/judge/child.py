@@ -2,8 +2,7 @@
 
 It is confined before the file is imported. What it sends is plain: one JSON object a case, and
 tensors as bytes, so that nothing of it can run anywhere else. Estimates are made here, because a
-kernel's Python body has to run for them: a file that patches the simulator can forge its times,
-though not its results.
+kernel's Python body has to run for them: a file that patches the simulator can forge its times.
 """
 
 from __future__ import annotations

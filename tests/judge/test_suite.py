@@ -42,10 +42,7 @@ def test_a_naive_kernel_is_right_at_the_timed_size(name: str) -> None:
 def test_a_softmax_without_its_maximum_does_not_pass(name: str) -> None:
     """The adversarial values of the suite notice it."""
     operator = suite.operator(name)
-    source = operator.path.read_text().replace(
-        "axis=1, keepdims=True)))", "axis=1, keepdims=True)))"
-    )
-    wrong = source.replace("nl.max(", "nl.min(")
+    wrong = operator.path.read_text().replace("nl.max(", "nl.min(")
     module: dict = {}
     exec(compile(wrong, str(operator.path), "exec"), module)
     found = judge(module["kernel"], Reference(operator.reference), operator.cases[0], Settings())

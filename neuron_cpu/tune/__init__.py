@@ -1,0 +1,1 @@
+"""Searching the declared parameters of a kernel by the estimate."""
