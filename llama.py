@@ -444,37 +444,67 @@ def rotation(head_dim, dtype):
     return rotation_sb
 
 
-def rotated_tile(weight_sb, tile, x_sb, tables, scale, out_sb, out_tile):
-    """One tile of query or key heads of all tokens, rotated and scaled, into out_sb[:, out_tile].
+class Projection(NamedTuple):
+    """What the projections to queries, keys and values read of a chunk of tokens @ SBUF.
 
-    ``tables`` are cos and sin [128, T] and the rotation matrices @ SBUF.
+    x_sb [128, H/128, T], the ``scales`` of its norm, cos and sin [128, T] times these scales, the
+    rotation matrices, and ``parts``, the tiles of tokens.
     """
-    cos_sb, sin_sb, rotation_sb = tables
+
+    x_sb: Any
+    scales: Scales
+    cos_sb: Any
+    sin_sb: Any
+    rotation_sb: Any
+    parts: Any
+    heads: HeadShape
+
+    @property
+    def q_tiles(self):
+        return self.heads.stacks * self.heads.group
+
+    @property
+    def k_tiles(self):
+        return self.heads.stacks
+
+
+def projection(x_sb, scales, cos_hbm, sin_hbm, first_token, parts, heads):
+    """The Projection of the tokens from ``first_token`` on, tables from HBM."""
+    cos_sb = scaled_table(cos_hbm, first_token, scales.along_sb)
+    sin_sb = scaled_table(sin_hbm, first_token, scales.along_sb)
+    rotation_sb = rotation(heads.head_dim, x_sb.dtype)
+    return Projection(x_sb, scales, cos_sb, sin_sb, rotation_sb, parts, heads)
+
+
+def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
+    """Tile ``at`` of the query or key heads of a span of tokens, rotated, into qk_sb[:, at].
+
+    Queries are divided by sqrt(D) where that rounds nothing.
+    """
+    columns = nl.ds(start, size)
+    scale = score_scales(p.heads.head_dim)[0] if at < p.q_tiles else 1.0
+    x_psum = products(weight_sb, tile, 1, p.x_sb, start, size)
+    terms_sb = nl.ndarray((P_MAX, 2, size), p.x_sb.dtype, buffer=nl.sbuf)
+    terms_sb[:, 0, :] = nisa.tensor_tensor(x_psum[:, 0, :], p.cos_sb[:, columns], nl.multiply)
+    terms_sb[:, 1, :] = nisa.tensor_tensor(x_psum[:, 0, :], p.sin_sb[:, columns], nl.multiply)
+    turned_psum = nl.zeros((P_MAX, size), nl.float32, buffer=nl.psum)
+    for term in nl.affine_range(2):
+        turned_psum[...] += nisa.nc_matmul(p.rotation_sb[:, term, :], terms_sb[:, term, :])
     zero_sb = filled((P_MAX, 1), 0.0, nl.float32)
-    for start, size in even_spans(x_sb.shape[2], MOVING_MAX):
-        columns = nl.ds(start, size)
-        x_psum = products(weight_sb, tile, 1, x_sb, start, size)
-        terms_sb = nl.ndarray((P_MAX, 2, size), x_sb.dtype, buffer=nl.sbuf)
-        terms_sb[:, 0, :] = nisa.tensor_tensor(x_psum[:, 0, :], cos_sb[:, columns], nl.multiply)
-        terms_sb[:, 1, :] = nisa.tensor_tensor(x_psum[:, 0, :], sin_sb[:, columns], nl.multiply)
-        turned_psum = nl.zeros((P_MAX, size), nl.float32, buffer=nl.psum)
-        for term in nl.affine_range(2):
-            turned_psum[...] += nisa.nc_matmul(rotation_sb[:, term, :], terms_sb[:, term, :])
-        out_sb[:, out_tile, columns] = nisa.activation(
-            nl.copy, turned_psum, bias=zero_sb, scale=scale
-        )
+    qk_sb[:, at, columns] = nisa.activation(nl.copy, turned_psum, bias=zero_sb, scale=scale)
 
 
-def value_tile(weight_sb, tile, x_sb, tiles, down_sb, width, v_sb, start):
-    """``width`` features of V of every tile of tokens into the columns from ``start`` on.
+def value_tile(p, weight_sb, tile, start, v_sb):
+    """A tile of features of V of every tile of tokens into the columns from ``start`` on.
 
     Tokens are stationary here: they land on partitions, where the sums over keys contract them.
     """
-    for (at, size), scale_sb, rows_sb in zip(tiles, down_sb, v_sb):
+    width = min(P_MAX, v_sb[0].shape[1] - start)
+    for (at, size), scale_sb, rows_sb in zip(p.parts, p.scales.down_sb, v_sb):
         acc_psum = nl.zeros((size, width), nl.float32, buffer=nl.psum)
-        for k in nl.affine_range(x_sb.shape[1]):
+        for k in nl.affine_range(p.x_sb.shape[1]):
             acc_psum[...] += nisa.nc_matmul(
-                x_sb[:, k, nl.ds(at, size)], weight_sb[:, tile, k, 0:width]
+                p.x_sb[:, k, nl.ds(at, size)], weight_sb[:, tile, k, 0:width]
             )
         rows_sb[:, nl.ds(start, width)] = nisa.tensor_scalar(acc_psum, nl.multiply, scale_sb)
 
@@ -488,32 +518,33 @@ def scaled_table(table_hbm, first_token, along_sb):
     return scaled_sb
 
 
-def project_qkv(x_sb, scales, qkv_w_hbm, cos_hbm, sin_hbm, first_token, tiles, heads):
-    """Q, K and V of a chunk of tokens [128, H/128, T] @ SBUF, times the ``scales`` of their norm.
-
-    -> qk_sb [128, query tiles then key tiles, T], rotated, queries divided by sqrt(D); and one tile
-    [tokens, kv_heads * D] of values per tile of tokens.
-    """
-    k_tiles, dtype = x_sb.shape[1], x_sb.dtype
-    q_tiles, rotated = heads.stacks * heads.group, heads.stacks * (heads.group + 1)
-    width = heads.kv_heads * heads.head_dim
-    cos_sb = scaled_table(cos_hbm, first_token, scales.along_sb)
-    sin_sb = scaled_table(sin_hbm, first_token, scales.along_sb)
-    tables = cos_sb, sin_sb, rotation(heads.head_dim, dtype)
-    qk_sb = nl.ndarray((P_MAX, rotated, x_sb.shape[2]), dtype, buffer=nl.sbuf)
-    v_sb = [nl.ndarray((size, width), dtype, buffer=nl.sbuf) for _, size in tiles]
-    scale = score_scales(heads.head_dim)[0]
-    for first, count in weight_pieces(feature_tiles(qkv_w_hbm, k_tiles), k_tiles, x_sb.shape[2]):
-        weight_sb = load_weight(qkv_w_hbm, first, count, k_tiles)
-        for tile, at in enumerate(range(first, first + count)):
+def project_tiles(p, qkv_w_hbm, first, tiles, qk_sb, v_sb):
+    """``tiles`` tiles of the features of Q, K and V from ``first`` on into qk_sb and v_sb."""
+    k_tiles, rotated = p.x_sb.shape[1], p.q_tiles + p.k_tiles
+    for start, count in weight_pieces(tiles, k_tiles, p.x_sb.shape[2]):
+        weight_sb = load_weight(qkv_w_hbm, first + start, count, k_tiles)
+        for tile, at in enumerate(range(first + start, first + start + count)):
             if at < rotated:
-                rotated_tile(
-                    weight_sb, tile, x_sb, tables, scale if at < q_tiles else 1.0, qk_sb, at
-                )
+                for column, size in even_spans(p.x_sb.shape[2], MOVING_MAX):
+                    rotated_span(p, weight_sb, tile, qk_sb, at, column, size)
             else:
-                start = (at - rotated) * P_MAX
-                size = min(P_MAX, width - start)
-                value_tile(weight_sb, tile, x_sb, tiles, scales.down_sb, size, v_sb, start)
+                value_tile(p, weight_sb, tile, (at - rotated) * P_MAX, v_sb)
+
+
+def qkv_tiles(p):
+    """Tiles for what is projected @ SBUF: qk_sb [128, query tiles then key tiles, T], and one tile
+    [tokens, kv_heads * D] of values per tile of tokens."""
+    shape, dtype = (P_MAX, p.q_tiles + p.k_tiles, p.x_sb.shape[2]), p.x_sb.dtype
+    width = p.heads.kv_heads * p.heads.head_dim
+    qk_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
+    return qk_sb, [nl.ndarray((size, width), dtype, buffer=nl.sbuf) for _, size in p.parts]
+
+
+def project_qkv(p, qkv_w_hbm):
+    """Q, K and V of a chunk of tokens -> the tiles of ``qkv_tiles``, queries and keys rotated."""
+    qk_sb, v_sb = qkv_tiles(p)
+    tiles = feature_tiles(qkv_w_hbm, p.x_sb.shape[1])
+    project_tiles(p, qkv_w_hbm, 0, tiles, qk_sb, v_sb)
     return qk_sb, v_sb
 
 
@@ -815,52 +846,64 @@ class QueryTile(NamedTuple):
     position: int
 
 
-def attend_group(keys, tile, stack, lane, masks, rows_sb):
-    """Causal attention of the queries that share a KV head -> their columns of rows_sb [Q, ..].
+def attend_head(keys, tile, stack, lane, member, masks):
+    """Causal attention of one head -> weighted values and the sum of weights [Q, D + 1] fp32.
 
-    Key blocks behind the queries are never computed, and each block is read once for the group.
+    Key blocks behind the queries are never computed.
     """
     heads, queries = keys.heads, tile.count
-    group, d, scale = heads.group, heads.head_dim, score_scales(heads.head_dim)[1]
+    d, scale = heads.head_dim, score_scales(heads.head_dim)[1]
     lanes = slice(lane * d, (lane + 1) * d)
+    query_sb = tile.qk_sb[lanes, stack * heads.group + member, nl.ds(tile.column, queries)]
     blocks = spans(tile.position + queries, KEY_BLOCK)
-    neg_maxima_sb, sums_sb = running_softmax(queries, group, d + 1)
+    neg_maxima_sb, sums_sb = running_softmax(queries, 1, d + 1)
     for start, count in blocks:
         block = keys.block(tile.sequence, start, count, stack, lane)
         own = tile.position - start if start == blocks[-1][0] else None
-        for member in nl.affine_range(group):
-            query_sb = tile.qk_sb[lanes, stack * group + member, nl.ds(tile.column, queries)]
-            scores_sb = score(query_sb, block, lanes, start, own, masks)
-            neg_max_sb, factor_sb = negated_maximum(scores_sb, scale), None
-            if len(blocks) > 1:
-                neg_max_sb, factor_sb = lower_maximum(neg_maxima_sb, member, neg_max_sb, start == 0)
-            product_psum = weighted_values(weigh(scores_sb, neg_max_sb, scale), block)
-            if len(blocks) > 1:
-                add_rescaled(sums_sb, member, slice(0, d + 1), product_psum, factor_sb)
-            else:
-                columns = nl.ds((stack * group + member) * P_MAX + lane * d, d)
-                divide(rows_sb[:, columns], product_psum[:, 0:d], product_psum[:, d : d + 1])
-    if len(blocks) > 1:
-        for member in nl.affine_range(group):
-            columns = nl.ds((stack * group + member) * P_MAX + lane * d, d)
-            divide(rows_sb[:, columns], sums_sb[:, member, 0:d], sums_sb[:, member, d : d + 1])
+        scores_sb = score(query_sb, block, lanes, start, own, masks)
+        neg_max_sb, factor_sb = negated_maximum(scores_sb, scale), None
+        if len(blocks) > 1:
+            neg_max_sb, factor_sb = lower_maximum(neg_maxima_sb, 0, neg_max_sb, start == 0)
+        product_psum = weighted_values(weigh(scores_sb, neg_max_sb, scale), block)
+        if len(blocks) == 1:
+            return product_psum
+        add_rescaled(sums_sb, 0, slice(0, d + 1), product_psum, factor_sb)
+    return sums_sb[:, 0, :]
 
 
-def attend_tile(keys, tile, masks, context_sb):
-    """Causal attention of a tile of queries, all heads -> its columns of context_sb [128, .., T].
+def attend_tile(keys, tile, at, masks, context_sb):
+    """Causal attention of a tile of queries, heads of tile ``at`` -> context_sb[:, at, columns].
 
-    Contexts come out with queries on partitions and turn round once, whole tiles of heads.
+    Contexts come out with queries on partitions and turn round once for all of the tile's heads.
     """
-    heads, queries = keys.heads, tile.count
-    tiles = heads.stacks * heads.group
-    shape = (queries, tiles * P_MAX)
-    rows_sb = nl.ndarray(shape, context_sb.dtype, buffer=nl.sbuf)
-    if heads.kv_heads % heads.stack:
-        rows_sb[...] = nisa.memset(shape, 0.0, context_sb.dtype)
-    for lane in nl.static_range(min(heads.stack, heads.kv_heads)):
-        for stack in nl.affine_range(math.ceil((heads.kv_heads - lane) / heads.stack)):
-            attend_group(keys, tile, stack, lane, masks, rows_sb)
-    turn_tiles(context_sb, 0, tile.column, rows_sb, 0, tiles, P_MAX)
+    heads, queries, d = keys.heads, tile.count, keys.heads.head_dim
+    stack, member = divmod(at, heads.group)
+    lanes = min(heads.stack, heads.kv_heads - stack * heads.stack)
+    rows_sb = nl.ndarray((queries, P_MAX), context_sb.dtype, buffer=nl.sbuf)
+    if lanes < heads.stack:
+        rows_sb[...] = nisa.memset((queries, P_MAX), 0.0, context_sb.dtype)
+    for lane in nl.static_range(lanes):
+        sums = attend_head(keys, tile, stack, lane, member, masks)
+        divide(rows_sb[:, nl.ds(lane * d, d)], sums[:, 0:d], sums[:, d : d + 1])
+    turn_tiles(context_sb, at, tile.column, rows_sb, 0, 1, P_MAX)
+
+
+def attend_and_project(p, qkv_w_hbm, keys, tiles, masks, qk_sb, context_sb):
+    """Attention of a chunk whose keys are known, and the projection of its queries beside it.
+
+    Softmax keeps VectorE and ScalarE busy, projections TensorE: so behind each tile of attention of
+    one tile of heads, the next tile of heads is projected for the same tokens.
+    """
+    k_tiles = p.x_sb.shape[1]
+    for start, count in weight_pieces(p.q_tiles, k_tiles, p.x_sb.shape[2]):
+        weight_sb = load_weight(qkv_w_hbm, start, count, k_tiles)
+        for at in [*range(start, start + count)]:
+            for tile in tiles:
+                if at:
+                    attend_tile(keys, tile, at - 1, masks, context_sb)
+                rotated_span(p, weight_sb, at - start, qk_sb, at, tile.column, tile.count)
+    for tile in tiles:
+        attend_tile(keys, tile, p.q_tiles - 1, masks, context_sb)
 
 
 def padding_rows(bias_hbm, sequence, length):
@@ -1561,18 +1604,21 @@ def attention_prefill_kernel(
             x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, token, count)
             parts = token_tiles(count, length)
             x_sb, scales = normed(x_sb, gain_hbm, norm, parts)
-            qk_sb, v_sb = project_qkv(
-                x_sb, scales, qkv_w_hbm, cos_hbm, sin_hbm, token, parts, heads
-            )
+            p = projection(x_sb, scales, cos_hbm, sin_hbm, token, parts, heads)
+            qk_sb, v_sb = qkv_tiles(p)
+            kv_tiles = feature_tiles(qkv_w_hbm, x_sb.shape[1]) - tiles
+            project_tiles(p, qkv_w_hbm, tiles, kv_tiles, qk_sb, v_sb)
             keys.append(start, qk_sb, v_sb, parts)
             context_sb = nl.ndarray((P_MAX, tiles, count), dtype, buffer=nl.sbuf)
+            queries = [
+                QueryTile(qk_sb, column, size, *divmod(start + column, length))
+                for column, size in parts
+            ]
+            attend_and_project(p, qkv_w_hbm, keys, queries, masks, qk_sb, context_sb)
             for (column, size), rows_sb in zip(parts, v_sb):
                 rows = nl.ds(token + column, size)
                 nl.store(values_hbm[rows, :], rows_sb)
                 nl.store(keys_hbm[rows, :], key_rows(qk_sb, tiles, column, size, heads))
-                sequence, position = divmod(start + column, length)
-                tile = QueryTile(qk_sb, column, size, sequence, position)
-                attend_tile(keys, tile, masks, context_sb)
             store_product(out_w_hbm, context_sb, out_hbm, token)
     results = out_hbm, keys_hbm, values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
@@ -1607,7 +1653,8 @@ def attention_decode_kernel(
         for first in blocks
     ]
     x_sb, scales = normed(x_sb, gain_hbm, norm, parts)
-    qk_sb, v_sb = project_qkv(x_sb, scales, qkv_w_hbm, cos_hbm, sin_hbm, 0, parts, heads)
+    p = projection(x_sb, scales, cos_hbm, sin_hbm, 0, parts, heads)
+    qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
     nl.store(new_keys_hbm, key_rows(qk_sb, tiles, 0, batch, heads))
     context_sb = nl.ndarray((P_MAX, tiles, batch), dtype, buffer=nl.sbuf)
     if heads.kv_heads % heads.stack:
@@ -1652,7 +1699,8 @@ def attention_chunk_kernel(
         x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, token, count)
         parts = token_tiles(count, length)
         x_sb, scales = normed(x_sb, gain_hbm, norm, parts)
-        qk_sb, v_sb = project_qkv(x_sb, scales, qkv_w_hbm, cos_hbm, sin_hbm, token, parts, heads)
+        p = projection(x_sb, scales, cos_hbm, sin_hbm, token, parts, heads)
+        qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
         context_sb = nl.ndarray((P_MAX, tiles, count), dtype, buffer=nl.sbuf)
         if heads.kv_heads % heads.stack:
             context_sb[...] = nisa.memset((P_MAX, tiles, count), 0.0, dtype)
