@@ -833,6 +833,14 @@ def test_qkv_kernel_without_fused_weights_is_refused(tiny_llama, application):
         application(folder, load=False, model_cls=model_class(), qkv_kernel_enabled=True)
 
 
+@pytest.mark.parametrize("name", ["neuronxcc.nki.kernels", "neuronxcc.nki.kernels.attention"])
+def test_open_kernels_of_the_sdk_are_left_out_and_the_import_says_so(name):
+    with pytest.raises(
+        ModuleNotFoundError, match="stand-in neuron_cpu leaves them out.*nki-samples"
+    ):
+        importlib.import_module(name)
+
+
 def test_helpers_of_other_features_are_refused():
     with pytest.raises(NotImplementedError, match="use manual_softmax"):
         distributed_softmax(torch.zeros(1), torch.zeros(1))
