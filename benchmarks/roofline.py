@@ -9,7 +9,8 @@ bound  the larger of weight and cache bytes over the DMA plateau (one core) and 
        the causal work, one moving column of 128 rows a cycle. Scores contract D rows, so a head
        dimension of 64 fills half of the array; the product with values fills it for any D.
 floor  the same per stretch (attention, MLP, head), one after another, and what no kernel can hide:
-       launches, the graph's start, collectives.
+       launches, the graph's start, collectives. A prompt of more than 2048 tokens is several
+       executions, as the driver runs it: a prefill, chunks over the cache, a decode step.
 
 What the host does between two graphs is in neither, so that no ratio is flattered by it. Exits with
 1 where a row exceeds its target, the ratio of estimate and floor.
@@ -39,13 +40,19 @@ from rich.table import Table  # noqa: E402
 
 import llama  # noqa: E402
 from harness.figures.estimate import Estimator, record  # noqa: E402
+from harness.figures.graphs import CHUNK, DECODE, PREFILL  # noqa: E402
+from harness.inputs.chunks import (  # noqa: E402
+    LONGEST_PREFILL,
+    cache_buckets,
+    chunk_starts,
+    default_chunk,
+)
 from harness.inputs.model_shapes import MODEL_SHAPES  # noqa: E402
 from neuron_cpu.core.device import spec  # noqa: E402
 from neuron_cpu.core.time import cost  # noqa: E402
 
 DEGREE = 2
 ITEM = 2  # bytes of bf16
-SUBMODELS = {"prefill": "context", "decode": "token"}  # how NxDI's tags begin
 
 
 class Row(NamedTuple):
@@ -68,9 +75,31 @@ ROWS = [
     *(Row("decode", batch, 640, 1.08) for batch in (4, 8)),
     *(Row("prefill", 1, length, 1.08) for length in (64, 128)),
     *(Row("prefill", 1, length, 1.15) for length in (640, 1024, 2048)),
-    Row("prefill", 1, 8192, 1.20),
+    *(Row("prefill", 1, length, 1.20) for length in (8192, 32768, 131072)),
 ]
 SHORT = [row for row in ROWS if row.length <= 2048]  # a second each to trace and schedule
+
+
+class Call(NamedTuple):
+    """One execution of a graph: new tokens of each sequence, and those cached before."""
+
+    submodel: str
+    tokens: int
+    cached: int
+
+
+def calls(config: dict[str, Any], row: Row) -> list[Call]:
+    """What a row runs; the last chunk of a prompt ends with it."""
+    if row.phase == "decode":
+        return [Call(DECODE, 1, row.length)]
+    first = min(row.length, LONGEST_PREFILL)
+    found = [Call(PREFILL, first, 0)]
+    if row.length > first:
+        chunk = default_chunk(config, DEGREE, row.length, [first])
+        starts = chunk_starts(row.length, first, chunk, row.length)
+        found += [Call(CHUNK, chunk, start) for start in starts]
+        found.append(Call(DECODE, 1, row.length))
+    return found
 
 
 class Stretch(NamedTuple):
@@ -85,14 +114,13 @@ class Stretch(NamedTuple):
         return {"DMA": self.bytes / plateau, "TensorE": self.columns / rate}
 
 
-def stretches(config: dict[str, Any], row: Row) -> tuple[Stretch, Stretch, Stretch]:
+def stretches(config: dict[str, Any], batch: int, call: Call) -> tuple[Stretch, Stretch, Stretch]:
     """Attention and MLP of one layer, and the head, of one rank."""
     hidden, d = config["hidden_size"], config["head_dim"]
     q, kv = (config[f"num_{name}_heads"] // DEGREE for name in ("attention", "key_value"))
     f, vocabulary = config["intermediate_size"] // DEGREE, config["vocab_size"] // DEGREE
-    tokens = row.batch * (row.length if row.phase == "prefill" else 1)
-    pairs = row.length * (row.length + 1) / 2 if row.phase == "prefill" else row.length + 1
-    moving = max(tokens, 64) if row.phase == "decode" else tokens  # no pass takes less than 64
+    pairs = call.tokens * (call.cached + (call.tokens + 1) / 2)
+    moving = max(batch * call.tokens, 64)  # no pass takes less than 64
 
     def linear(n: int, k: int) -> Stretch:
         return Stretch(ITEM * n * k, n * k / 128**2 * moving)
@@ -100,32 +128,32 @@ def stretches(config: dict[str, Any], row: Row) -> tuple[Stretch, Stretch, Stret
     def joined(*parts: Stretch) -> Stretch:
         return Stretch(*(sum(values) for values in zip(*parts)))
 
-    cache = 2 * ITEM * row.batch * kv * row.length * d if row.phase == "decode" else 0
+    cache = 2 * ITEM * batch * kv * call.cached * d
     # scores move a column per pair and 128 rows of the array, of which D work; values D columns
-    attention = row.batch * q * pairs / 128 * (1 + d / 128)
+    attention = batch * q * pairs / 128 * (1 + d / 128)
     return (
         joined(linear((q + 2 * kv) * d, hidden), linear(hidden, q * d), Stretch(cache, attention)),
         joined(linear(f, hidden), linear(f, hidden), linear(hidden, f)),
-        Stretch(ITEM * vocabulary * hidden, vocabulary * hidden / 128**2 * max(64, row.batch)),
+        Stretch(ITEM * vocabulary * hidden, vocabulary * hidden / 128**2 * max(64, batch)),
     )
 
 
 def floor(config: dict[str, Any], row: Row, plateau: float) -> tuple[float, float, str]:
     """(bound, floor, binding resource) in nanoseconds."""
     layers, over = config["num_hidden_layers"], cost.Overheads()
-    attention, mlp, head = stretches(config, row)
-    parts = [(layers, attention), (layers, mlp), (1, head)]
-    totals = {"DMA": 0.0, "TensorE": 0.0}
-    least = over.graph_ns + (2 * layers + 1) * over.kernel_ns
-    for count, stretch in parts:
-        times = stretch.times(plateau)
-        least += count * max(times.values())
-        for name, time in times.items():
-            totals[name] += count * time
-    tokens = row.batch * (row.length if row.phase == "prefill" else 1)
-    hidden = ITEM * tokens * config["hidden_size"]
-    least += (2 * layers + 1) * over.collective(hidden, DEGREE)  # and the embedding's gather
-    least += over.collective(ITEM * row.batch * config["vocab_size"], DEGREE)
+    totals, least = {"DMA": 0.0, "TensorE": 0.0}, 0.0
+    for call in calls(config, row):
+        attention, mlp, head = stretches(config, row.batch, call)
+        parts = [(layers, attention), (layers, mlp), (1, head)]
+        least += over.graph_ns + (2 * layers + 1) * over.kernel_ns
+        for count, stretch in parts:
+            times = stretch.times(plateau)
+            least += count * max(times.values())
+            for name, time in times.items():
+                totals[name] += count * time
+        hidden = ITEM * row.batch * call.tokens * config["hidden_size"]
+        least += (2 * layers + 1) * over.collective(hidden, DEGREE)  # and the embedding's gather
+        least += over.collective(ITEM * row.batch * config["vocab_size"], DEGREE)
     binding = max(totals, key=totals.__getitem__)
     return totals[binding], least, binding
 
@@ -134,14 +162,24 @@ def application(config: dict[str, Any], row: Row) -> Any:
     """The model of a row as the driver configures it, on the meta device."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(config), encoding="utf-8")
+        first = min(row.length, LONGEST_PREFILL) if row.phase == "prefill" else 64
+        sizes: dict[str, Any] = {}
+        for call in calls(config, row)[1:2]:  # the first chunk, if any
+            sizes = dict(
+                enable_bucketing=True,
+                context_encoding_buckets=[first],
+                token_generation_buckets=cache_buckets(first, row.length),
+                speculation_length=call.tokens,
+                prompt_in_chunks=True,
+            )
         neuron_config = llama.NeuronConfigNKI(
             enable_nki=True,
             tp_degree=DEGREE,
             batch_size=row.batch,
             seq_len=max(128, row.length),
-            max_context_length=row.length if row.phase == "prefill" else 64,
+            max_context_length=first,
             torch_dtype=torch.bfloat16,
-            enable_bucketing=False,
+            **sizes,
         )
         loader = load_pretrained_config(folder)
         return llama.NeuronLlamaForCausalLM(
@@ -150,14 +188,24 @@ def application(config: dict[str, Any], row: Row) -> Any:
 
 
 def estimate(config: dict[str, Any], row: Row, dma_profile: str) -> tuple[float, int]:
-    """(nanoseconds, traced instructions) of one execution of the row's whole graph."""
+    """(nanoseconds of all executions, traced instructions of the largest graph)."""
     model = application(config, row)
-    (wrapper,) = (m for m in model.models if m.tag.startswith(SUBMODELS[row.phase]))
-    events = record(model, wrapper, wrapper.neuron_config.buckets[-1])
-    costs = cost.Overheads(host_ns=0.0)
-    graph = Estimator(dma_profile, costs, DEGREE).graph(wrapper.tag, row.length, row.batch, events)
-    programs = (event.program for _, event in events if event.program is not None)
-    return graph.latency_ns, sum(len(program) for program in programs)
+    wrappers = {wrapper.tag: wrapper for wrapper in model.models}
+    estimator = Estimator(dma_profile, cost.Overheads(host_ns=0.0), DEGREE)
+    known: dict[tuple[str, int], tuple[float, int]] = {}
+    total = 0.0
+    for call in calls(config, row):
+        wrapper = wrappers[call.submodel]
+        needed = min(call.cached + call.tokens, row.length)
+        bucket = next(bucket for bucket in wrapper.neuron_config.buckets if bucket >= needed)
+        key = call.submodel, bucket
+        if key not in known:
+            events = record(model, wrapper, bucket)
+            graph = estimator.graph(*key, row.batch, events)
+            programs = (event.program for _, event in events if event.program is not None)
+            known[key] = graph.latency_ns, sum(len(program) for program in programs)
+        total += known[key][0]
+    return total, max(count for _, count in known.values())
 
 
 class Measured(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -26,31 +26,46 @@ def chunk_starts(tokens: int, longest: int, chunk: int, most: int) -> list[int]:
     return [min(start, most - chunk) for start in range(longest, tokens - 1, chunk)]
 
 
-def with_chunks(
-    settings: Settings, config: dict[str, Any], prompts: Sequence[Sequence[int]] = ()
-) -> Settings:
-    """The settings with a chunk size, where a prompt may be longer than the largest prefill graph:
-    one of `prompts` is, or nobody has said how long prompts may be."""
-    longest = max((len(ids) for ids in prompts), default=0)
-    open_ended = settings.asked_max_context_length is None and settings.takes_chunks
-    open_ended = open_ended and settings.max_context_length < settings.seq_len
-    if settings.prefill_chunk or not (open_ended or longest > settings.max_context_length):
-        return settings
-    return replace(settings, prefill_chunk=default_chunk(settings, config))
+def cache_buckets(longest: int, seq_len: int) -> list[int]:
+    """Lengths of the cache for which a model with chunks has graphs: powers of two up to the
+    longest prefill, then eighths of the whole, since a call reads, and waits for, all of a bucket.
+    """
+    eighth = -(-seq_len // 1024) * 128
+    powers = [2**n for n in range(7, 32) if 2**n <= min(longest, seq_len)]
+    return sorted({*powers, *range(eighth, seq_len, eighth), seq_len} - set(range(128)))
 
 
-def default_chunk(settings: Settings, config: dict[str, Any]) -> int:
+def default_chunk(config: dict[str, Any], ranks: int, seq_len: int, taken: Collection[int]) -> int:
     """The largest chunk with which a graph over the whole cache is small enough to compile.
 
-    No chunk is as long as a prefill graph: the SDK tells the two apart by their length.
+    None of `taken`, the prefill graphs' lengths: the SDK tells the two apart by their tokens.
     """
     heads = config["num_attention_heads"]
     d = config.get("head_dim") or config["hidden_size"] // heads
-    pairs = settings.seq_len * -(-heads // (settings.tp_degree or 1)) * config["num_hidden_layers"]
+    pairs = seq_len * -(-heads // ranks) * config["num_hidden_layers"]
     per_token = pairs / 65536 * PER_PAIRS[64 if d <= 64 else 128]
-    taken = {settings.max_context_length, *(settings.context_encoding_buckets or ())}
-    if settings.enable_bucketing and settings.context_encoding_buckets is None:
-        taken |= {2**n for n in range(7, 14)}
-    fitting = [c for c in CHUNKS if c < settings.seq_len and c not in taken]
+    fitting = [c for c in CHUNKS if c < seq_len and c not in taken]
     small = (c for c in fitting if c * per_token <= MOST_INSTRUCTIONS)
     return next(small, fitting[-1])
+
+
+def with_chunks(
+    settings: Settings, config: dict[str, Any], prompts: Sequence[Sequence[int]] = ()
+) -> Settings:
+    """The settings with a chunk size and buckets, where a prompt may be longer than the largest
+    prefill graph: one of `prompts` is, or nobody has said how long prompts may be."""
+    longest = max((len(ids) for ids in prompts), default=0)
+    open_ended = settings.asked_max_context_length is None and settings.takes_chunks
+    open_ended = open_ended and settings.max_context_length < settings.seq_len
+    chunk, first = settings.prefill_chunk, settings.max_context_length
+    if chunk is None:
+        if not (open_ended or longest > first):
+            return settings
+        taken = {first, *(settings.context_encoding_buckets or ())}
+        if settings.enable_bucketing and settings.context_encoding_buckets is None:
+            taken |= {2**n for n in range(7, 14)}
+        chunk = default_chunk(config, settings.tp_degree or 1, settings.seq_len, taken)
+    buckets = settings.token_generation_buckets
+    if settings.enable_bucketing and buckets is None:
+        buckets = cache_buckets(first, settings.seq_len)
+    return replace(settings, prefill_chunk=chunk, token_generation_buckets=buckets)
