@@ -15,6 +15,7 @@ CHUNKS = (512, 384, 320, 256, 192, 160, 128, 96, 64)  # tokens of a chunk, best 
 # a query and a key, at a head dimension of 64 and beyond; the SDK's stand-in refuses a million.
 PER_PAIRS = {64: 5.0, 128: 8.0}
 MOST_INSTRUCTIONS = 900_000
+KEPT_BYTES = 96 * 1024  # SBUF per partition for what its kernels keep of a chunk's tokens
 
 
 def chunk_starts(tokens: int, longest: int, chunk: int, most: int) -> list[int]:
@@ -35,18 +36,24 @@ def cache_buckets(longest: int, seq_len: int) -> list[int]:
     return sorted({*powers, *range(eighth, seq_len, eighth), seq_len} - set(range(128)))
 
 
-def default_chunk(config: dict[str, Any], ranks: int, seq_len: int, taken: Collection[int]) -> int:
-    """The largest chunk with which a graph over the whole cache is small enough to compile.
+def default_chunk(
+    config: dict[str, Any], ranks: int, seq_len: int, taken: Collection[int], itemsize: int = 2
+) -> int:
+    """The largest chunk with which a graph over the whole cache is small enough to compile, and
+    whose tokens SBUF holds.
 
     None of `taken`, the prefill graphs' lengths: the SDK tells the two apart by their tokens.
     """
-    heads = config["num_attention_heads"]
-    d = config.get("head_dim") or config["hidden_size"] // heads
-    pairs = seq_len * -(-heads // ranks) * config["num_hidden_layers"]
+    hidden, heads = config["hidden_size"], config["num_attention_heads"]
+    d = config.get("head_dim") or hidden // heads
+    own = -(-heads // ranks), -(-config["num_key_value_heads"] // ranks)  # of a rank
+    pairs = seq_len * own[0] * config["num_hidden_layers"]
     per_token = pairs / 65536 * PER_PAIRS[64 if d <= 64 else 128]
+    # x before and after its norm, queries, keys and contexts, in tiles of 128 features
+    kept = itemsize * (2 * hidden + (2 * own[0] + own[1]) * d) / 128
+    most = min(MOST_INSTRUCTIONS / per_token, KEPT_BYTES / kept)
     fitting = [c for c in CHUNKS if c < seq_len and c not in taken]
-    small = (c for c in fitting if c * per_token <= MOST_INSTRUCTIONS)
-    return next(small, fitting[-1])
+    return next((c for c in fitting if c <= most), fitting[-1])
 
 
 def with_chunks(
@@ -64,7 +71,9 @@ def with_chunks(
         taken = {first, *(settings.context_encoding_buckets or ())}
         if settings.enable_bucketing and settings.context_encoding_buckets is None:
             taken |= {2**n for n in range(7, 14)}
-        chunk = default_chunk(config, settings.tp_degree or 1, settings.seq_len, taken)
+        itemsize = 4 if settings.torch_dtype == "float32" else 2
+        ranks = settings.tp_degree or 1
+        chunk = default_chunk(config, ranks, settings.seq_len, taken, itemsize)
     buckets = settings.token_generation_buckets
     if settings.enable_bucketing and buckets is None:
         buckets = cache_buckets(first, settings.seq_len)

@@ -161,6 +161,31 @@ class Reference:
         results = self.output(context, out_w_hbm, heads), k.flatten(1), v.flatten(1)
         return results if delta_hbm is None else (*results, rows.t())
 
+    def attention_chunk_kernel(
+        self, x_hbm, delta_hbm, gain_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm,
+        values_hbm, marks_hbm, active_hbm, heads,
+    ):  # fmt: skip
+        rows = self.sum_of(x_hbm, delta_hbm)
+        x = self.normed(rows.to(self.dtype), gain_hbm, norm)
+        q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
+        batch, _, past = marks_hbm.shape
+        n, root = len(rows) // batch, math.sqrt(heads.head_dim)
+        runs = next(r for r in range(math.ceil(past / 128), past + 1) if past % r == 0)
+        bias = marks_hbm[:, 0].unflatten(1, (runs, -1)).transpose(1, 2).flatten(1)
+        context = torch.zeros_like(q)
+        for b, head in ((b, h) for b in range(batch) for h in range(heads.q_heads)):
+            kv_head, own = head // heads.group, slice(b * n, (b + 1) * n)
+            later = torch.ones(n, n, dtype=torch.bool).triu(1)
+            unseen = later if active_hbm is None else active_hbm[b] != 0
+            hidden = torch.cat(((bias[b] != 0).expand(n, past), unseen), 1)
+            cached = (t[b, kv_head].to(self.dtype) for t in (keys_hbm, values_hbm))
+            keys, values = (torch.cat((t, new[own, kv_head])) for t, new in zip(cached, (k, v)))
+            weights = self.weights([q[own, head] @ keys.t() / root], hidden)
+            seen = weights[:, :past] @ values[:past]
+            context[own, head] = seen + weights[:, past:] @ values[past:]
+        results = self.output(context, out_w_hbm, heads), k.flatten(1), v.flatten(1)
+        return results if delta_hbm is None else (*results, rows.t())
+
     def swiglu_mlp_kernel(self, x_hbm, delta_hbm, gain_hbm, norm, gate_hbm, up_hbm, down_hbm):
         rows = self.sum_of(x_hbm, delta_hbm)
         x = self.normed(rows.to(self.dtype), gain_hbm, norm)

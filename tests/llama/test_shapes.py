@@ -18,6 +18,7 @@ import pytest
 import torch
 
 import llama
+from harness.inputs.chunks import default_chunk
 from neuron_cpu.core import Program
 from neuron_cpu.core.check import capacity
 from neuron_cpu.core.device.spec import GEN2
@@ -57,6 +58,11 @@ TABLE = {
     "decode": [
         row for row in product(MODELS, DEGREES, BATCHES, CACHES) if row[2] * row[3] <= MOST_KEYS
     ],
+    # new tokens of a step in the place of the batch; None: the chunk that the driver feeds
+    "chunk": [
+        *product(MODELS, DEGREES, (2, 5, 64), (128, 640)),
+        *product(MODELS, DEGREES, (None,), (640, 2048, 8192, 32768, 131072)),
+    ],
 }
 
 
@@ -69,7 +75,8 @@ class Layer:
     """Arguments of one layer's kernels for one rank: seeded, or without data on ``meta``."""
 
     def __init__(self, name: str, degree: int, device: str = "cpu") -> None:
-        self.model = model = MODELS[name]
+        self.model, self.degree = MODELS[name], degree
+        model = self.model
         self.device, self.seed = device, 0
         replicas = max(1, degree // model.kv_heads)
         kv = math.ceil(model.kv_heads * replicas / degree)  # zero heads included
@@ -137,17 +144,48 @@ class Layer:
     def decode(self, batch: int, past: int) -> tuple[str, tuple[Any, ...], int]:
         """The same for one new token per sequence; each has another number of live keys."""
         q, kv, d = self.heads
+        args = (
+            *self.inputs(batch), *self.projections(), *self.tables(torch.full((batch,), past)),
+            *self.cache(batch, past, 128 // kv), self.heads,
+        )  # fmt: skip
+        macs = batch * (self.model.hidden * 2 * (q + kv) * d + 2 * q * d * (past + 1))
+        return "attention_decode_kernel", args, macs
+
+    def cache(self, batch: int, past: int, lanes: int) -> tuple[torch.Tensor, ...]:
+        """Keys, values and bias, in runs; each sequence has another number of live keys."""
+        _, kv, d = self.heads
         bias = torch.zeros(batch, past, device=self.device, dtype=BF16)
         if self.device != "meta":
             live = torch.arange(batch)[:, None] * past // batch + math.ceil(past / 2)
             bias[torch.arange(past)[None] >= live] = llama.MASKED
-        cache = self.values(batch, kv, past, d), self.values(batch, kv, past, d), bias
+        keys, values = self.values(batch, kv, past, d), self.values(batch, kv, past, d)
+        return llama.cache_in_runs(keys, values, bias, lanes)
+
+    def chunk(self, batch: int, n: int | None, past: int) -> tuple[str, tuple[Any, ...], int]:
+        """The same for several new tokens per sequence; None: a chunk as the driver feeds it."""
+        q, kv, d = self.heads
+        if n is None:
+            model, ranks = self.model, self.degree
+            config = {
+                "hidden_size": model.hidden,
+                "num_attention_heads": model.q_heads,
+                "num_key_value_heads": model.kv_heads,
+                "num_hidden_layers": 16,
+                "head_dim": d,
+            }
+            n = default_chunk(config, ranks, past, [])
+        keys, values, bias = self.cache(batch, past, 128)
+        marks = torch.stack((bias, torch.ones_like(bias), torch.ones_like(bias)), 1)
+        active = None
+        if n <= 128:
+            active = torch.full((batch, n, n), llama.MASKED, dtype=BF16, device=self.device).triu(1)
+        positions = past + torch.arange(n).repeat(batch)
         args = (
-            *self.inputs(batch), *self.projections(), *self.tables(torch.full((batch,), past)),
-            *llama.cache_in_runs(*cache, 128 // kv), self.heads,
+            *self.inputs(batch * n), *self.projections(), *self.tables(positions), keys, values,
+            marks, active, self.heads,
         )  # fmt: skip
-        macs = batch * (self.model.hidden * 2 * (q + kv) * d + 2 * q * d * (past + 1))
-        return "attention_decode_kernel", args, macs
+        macs = batch * n * (self.model.hidden * 2 * (q + kv) * d + 2 * q * d * (past + n / 2))
+        return "attention_chunk_kernel", args, int(macs)
 
     def mlp(self, tokens: int) -> tuple[str, tuple[Any, ...], int]:
         hidden, f = self.model.hidden, self.f
@@ -240,11 +278,22 @@ def test_decode_caches_and_batches(name: str, batch: int, past: int) -> None:
     check(*Layer(name, 8).decode(batch, past))
 
 
+@pytest.mark.parametrize("name", ["Llama-3.2-1B", "Llama-3.1-8B"])
+@pytest.mark.parametrize(
+    ("batch", "n", "past"), [(3, 5, 640), (2, 64, 333), (1, 320, 2048), (1, 200, 8192)]
+)
+def test_chunks_over_a_cache(name: str, batch: int, n: int, past: int) -> None:
+    check(*Layer(name, 8).chunk(batch, n, past))
+
+
 def sampled(phase: str) -> Iterator[Any]:
     """The table's rows; those with a long trace are left to the full run."""
     for name, degree, batch, length in TABLE[phase]:
         size = Layer(name, degree, "meta")
-        tokens = batch * length if phase == "prefill" else batch * length / 64
+        if phase == "chunk":
+            tokens = (batch or 512) * length / 512
+        else:
+            tokens = batch * length if phase == "prefill" else batch * length / 64
         small = tokens * size.heads.q_heads * size.model.head_dim <= 1 << 16
         marks = [] if small else [pytest.mark.full]
         yield pytest.param(name, degree, batch, length, marks=marks)
@@ -258,6 +307,11 @@ def test_every_prefill_traces(name: str, degree: int, batch: int, length: int) -
 @pytest.mark.parametrize(("name", "degree", "batch", "past"), sampled("decode"))
 def test_every_decode_traces(name: str, degree: int, batch: int, past: int) -> None:
     check_traced(*Layer(name, degree, "meta").decode(batch, past))
+
+
+@pytest.mark.parametrize(("name", "degree", "n", "past"), sampled("chunk"))
+def test_every_chunk_traces(name: str, degree: int, n: int | None, past: int) -> None:
+    check_traced(*Layer(name, degree, "meta").chunk(1, n, past))
 
 
 @pytest.mark.parametrize(("name", "degree"), [("SmolLM2-135M", 1), ("Llama-3.2-1B", 2)])

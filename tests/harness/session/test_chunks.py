@@ -10,6 +10,7 @@ import pytest
 import torch
 from neuronx_distributed_inference import graph
 from neuronx_distributed_inference.contract import VERSIONS
+from transformers import LlamaForCausalLM
 
 from harness.errors import UserError
 from harness.inputs import chunks, command_line, submission
@@ -32,7 +33,8 @@ class Running:
     """A model compiled and loaded in this process, as the driver's worker does it."""
 
     def __init__(self, folder: Path, scratch: Path, *more: str, role: str = "nki"):
-        settings = settings_of(folder, *more)
+        config = json.loads((folder / "config.json").read_text())
+        settings = chunks.with_chunks(settings_of(folder, *more), config)
         job = Job(settings, folder, 0, None, submission.find("llama"), scratch, None, False)
         self.steps, self.role = [], role
         self.host = Host(job, self.steps.append)
@@ -61,7 +63,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return torch.randint(3, 259, (length,), generator=generator).tolist()
 
 
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[1], VERSIONS[-1]])
 def test_text_is_that_of_a_whole_prefill(tiny, tmp_path, monkeypatch, version):
     """One chunk and many, prompts that end with a chunk and where the last one begins earlier."""
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
@@ -81,6 +83,25 @@ def test_rows_of_a_batch_end_in_different_chunks(tiny, tmp_path, more):
     expected = whole.tokens(prompts)
     sizes = "--max-context-length", "32", "--prefill-chunk", "40"
     assert Running(tiny, tmp_path, *sizes, *batch).tokens(prompts) == expected
+
+
+@pytest.mark.parametrize("length", [5000, pytest.param(131072, marks=pytest.mark.full)])
+def test_a_prompt_that_fills_a_long_cache(tmp_path, length):
+    """The driver's own sizes of graphs, and Hugging Face's model in one pass beside them."""
+    folder = write_tiny_model(
+        tmp_path / "model", num_hidden_layers=1, num_attention_heads=1, num_key_value_heads=1,
+        hidden_size=64, intermediate_size=64, max_position_embeddings=length,
+    )  # fmt: skip
+    running = Running(folder, tmp_path, "--seq-len", str(length))
+    assert running.buckets["context_encoding_model"][-1] == chunks.LONGEST_PREFILL
+    assert running.buckets["speculation_model"][-1] == length
+    ids = prompt(length - 3)
+    got = [step[0] for step in running.tokens([ids], 3)]
+    whole = LlamaForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
+    with torch.inference_mode():
+        tokens = torch.tensor([[*ids, *got]])
+        hidden = whole.model(tokens).last_hidden_state[0, len(ids) - 1 : -1]
+        assert whole.lm_head(hidden).argmax(-1).tolist() == got
 
 
 def test_without_kernels(tiny, tmp_path):
