@@ -16,10 +16,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import __version__, ensure_sdk, run_script
-from .commands import check, compare, judge, profile
+from .commands import check, compare, judge, profile, tune
 from .errors import UsageError
 
-COMMANDS = {"profile": profile, "compare": compare, "check": check, "judge": judge}
+COMMANDS = {"profile": profile, "compare": compare, "check": check, "judge": judge, "tune": tune}
 INTERRUPTED, READER_GONE = 130, 141  # what a shell reports after Ctrl-C and after `| head`
 
 

@@ -175,18 +175,21 @@ def load_reference(args: argparse.Namespace) -> Any:
 def settings_of(args: argparse.Namespace) -> Any:
     from ..judge.verdict import Settings
 
-    kinds = tuple(filter(None, args.values.split(",")))
-    if not kinds or not set(kinds) <= set(VALUES):
-        raise UsageError(
-            f"--values {args.values}, expected some of {','.join(VALUES)}; correct the list."
-        )
     return Settings(
         grid=kernels.parse_grid(args.grid),
-        kinds=kinds,
+        kinds=kinds_of(args.values),
         seeds=tuple(dict.fromkeys(args.seed or (0,))),
         tolerance=args.tolerance,
         nan=args.nan,
     )
+
+
+def kinds_of(text: str) -> tuple[str, ...]:
+    """The kinds of values that --values names."""
+    kinds = tuple(dict.fromkeys(filter(None, text.split(","))))
+    if not kinds or not set(kinds) <= set(VALUES):
+        raise UsageError(f"--values {text}, expected some of {','.join(VALUES)}; correct the list.")
+    return kinds
 
 
 def cases_of(args: argparse.Namespace) -> list:

@@ -1,0 +1,130 @@
+"""``tune FILE:KERNEL --space NAME=VALUES ...``: the parameters that make a kernel fast."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from .. import terminal
+from ..arguments import above_zero, positive, seed
+from . import judged, kernels
+
+HELP = "search declared parameters of a kernel by the estimate"
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    kernels.declare_kernel(parser)
+    kernels.declare(parser)
+    parser.add_argument(
+        "--space",
+        nargs="+",
+        action="extend",
+        default=[],
+        metavar="NAME=VALUES",
+        help="keyword argument of the kernel, constant of its file, or module.CONSTANT: "
+        "tile=128,256,512 or rows=64..512:64 (default: the file's dict SPACE)",
+    )
+    parser.add_argument(
+        "--ref", metavar="FILE:FUNCTION", help="keep only points that agree with this function"
+    )
+    parser.add_argument(
+        "--ref-library", choices=("numpy", "torch"), help="what --ref computes with (by its code)"
+    )
+    parser.add_argument(
+        "--case", action="append", default=[], metavar="'ARG ...'", help="one more call; repeat"
+    )
+    parser.add_argument("--tolerance", type=above_zero, help="largest accepted error of a result")
+    parser.add_argument(
+        "--values", default="random,large", metavar="KIND,...", help="values to try (random,large)"
+    )
+    parser.add_argument("--points", type=positive, default=200, help="points to try at most (200)")
+    parser.add_argument("--jobs", type=positive, help="processes (default: one a processor)")
+    parser.add_argument(
+        "--time-limit", type=above_zero, default=120.0, help="seconds for one point (120)"
+    )
+    parser.add_argument("--seed", type=seed, default=0, help="seed of the search")
+    parser.add_argument("--json", type=Path, metavar="PATH", help="write all points")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Search, print the front; 1 where no point is legal and right."""
+    from ..tune import search, space
+
+    kernel = kernels.load_kernel(args.kernel)
+    source = space.Source(Path(args.kernel.rpartition(":")[0]), args.kernel.rpartition(":")[2])
+    names = space.parse(args.space) if args.space else space.declared(_module(kernel))
+    task = _task(args, source)
+    now = search.attempt(task, source.current(list(names)), [])
+    console = terminal.output(kernels.PIPED_WIDTH)
+    total = min(args.points, space.size(names))
+    with console.status("") as status:
+
+        def done(trial: Any) -> None:
+            best = min((t.time_ns for t in work.trials if t.kind == "legal"), default=0.0)
+            status.update(f"{len(work.trials)} of {total} points, the fastest {best / 1e3:.2f} µs")
+
+        jobs = args.jobs or os.cpu_count() or 1
+        work = search.Search(task, names, args.points, jobs, args.seed, done)
+        try:
+            work.run()
+        finally:  # what is known after Ctrl-C is worth having
+            found = search.front(work.trials, args.ref is not None)
+            _print(console, args, names, now, work.trials, found)
+    return 0 if found else 1
+
+
+def _module(kernel: Any) -> Any:
+    import sys
+
+    return sys.modules[kernel.function.__module__]
+
+
+def _task(args: argparse.Namespace, source: Any) -> Any:
+    from ..judge.verdict import Settings
+    from ..tune.search import Task
+
+    reference = None
+    if args.ref is not None:
+        kernels.load_function(args.ref)  # what is wrong with it is said here
+        path, _, name = args.ref.rpartition(":")
+        reference = (Path(path).resolve(), name)
+    settings = Settings(
+        grid=kernels.parse_grid(args.grid),
+        kinds=judged.kinds_of(args.values),
+        tolerance=args.tolerance,
+    )
+    args.dtype = []
+    cases = tuple(judged.cases_of(args))
+    return Task(source, reference, args.ref_library, cases, settings, args.time_limit)
+
+
+def _print(
+    console: Any, args: argparse.Namespace, names: dict, now: Any, trials: list, found: list
+) -> None:
+    """The front, how many points fell away and why, and the file of all of them."""
+    from ..judge.verdict import Settings
+    from ..tune import tables
+
+    table = tables.front_table(found, now, list(names), args.kernel)
+    terminal.print_table(console, table, ("SBUF",), "")
+    counts = Counter(trial.kind for trial in trials)
+    kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
+    ran = f"{sum(trial.checked for trial in trials)} were run and are right"
+    ran = ran if args.ref else "none was run: no --ref"
+    console.print(f"{len(trials)} points tried: {kinds or 'none'}; {ran}.", highlight=False)
+    for reason, count in tables.reasons(trials):
+        console.print(f"{count} times: {reason}", markup=False, highlight=False)
+    console.print(judged.estimate_line(Settings()), highlight=False)
+    if args.json:
+        content = {
+            "kernel": args.kernel,
+            "now": now.to_json(),
+            "front": [trial.to_json() for trial in found],
+            "trials": [trial.to_json() for trial in trials],
+        }
+        args.json.write_text(json.dumps(content, indent=1, default=str))
+        console.print(f"figures: {args.json}")

@@ -1,0 +1,141 @@
+"""`neuron_cpu tune` as a user types it; the search in processes is one run for all tests."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from neuron_cpu.__main__ import main
+from neuron_cpu.tune.search import Search, Trial, beaten, front
+from neuron_cpu.tune.tables import reasons
+
+FILE = """
+import time
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+
+WIDTH = 64
+
+
+@nki.jit
+def doubled(x_hbm, factor=2.0, trick="none", wait=0):
+    rows, width = x_hbm.shape
+    out_hbm = nl.ndarray((rows, width), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
+    if trick == "raise":
+        raise ValueError("odd")
+    for column in range(0, width, WIDTH):
+        x_sb = nl.load(x_hbm[:, column : column + WIDTH])
+        if trick == "illegal":
+            nl.store(out_hbm, x_sb)
+        nl.store(out_hbm[:, column : column + WIDTH], nl.multiply(x_sb, factor))
+    time.sleep(wait)
+    return out_hbm
+
+
+def reference(x):
+    return x * 2.0
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("tuned")
+    (made / "tuned.py").write_text(FILE)
+    return made
+
+
+def tune(folder: Path, *arguments: str) -> int:
+    target = f"{folder / 'tuned.py'}:doubled"
+    return main(["tune", target, "--arg", "128x512:bf16", *arguments])
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> dict:
+    """Twenty-four points, of which two thirds cannot be used."""
+    figures = folder / "figures.json"
+    space = ["WIDTH=64,128,256,512", "factor=2.0,3.0", "trick=none,illegal,raise"]
+    status = tune(folder, "--ref", f"{folder / 'tuned.py'}:reference", "--jobs", "2",
+                  "--json", str(figures), "--space", *space)  # fmt: skip
+    assert status == 0
+    return json.loads(figures.read_text())
+
+
+def test_only_legal_and_right_points_are_kept(found: dict) -> None:
+    trials = found["trials"]
+    points = [tuple(trial["point"].values()) for trial in trials]
+    assert len(points) == len(set(points)) == 24
+    for trial in trials:
+        width, factor, trick = trial["point"].values()
+        if trick == "raise":
+            assert trial["kind"] == "failed" and "ValueError: odd" in trial["refusal"]
+        elif trick == "illegal" and width < 512:
+            assert trial["kind"] == "illegal"
+        elif factor == 3.0:  # where a right point is as good in both, a wrong one is not run
+            assert trial["kind"] == "wrong" or not trial["checked"]
+    assert found["front"] and all(t["checked"] for t in found["front"])
+    assert all(t["point"]["factor"] == 2.0 for t in found["front"])
+
+
+def test_the_front_is_time_against_sbuf(found: dict) -> None:
+    times = [t["time_ns"] for t in found["front"]]
+    sizes = [t["sbuf_bytes"] for t in found["front"]]
+    assert times == sorted(times) and sizes == sorted(sizes, reverse=True)
+    assert found["front"][0]["point"]["WIDTH"] > 64 and times[0] < found["now"]["time_ns"]
+    assert found["now"]["point"] == {"WIDTH": 64, "factor": 2.0, "trick": "none"}
+
+
+def test_points_that_others_beat() -> None:
+    assert beaten((2.0, 5), [(1.0, 5)]) and beaten((2.0, 5), [(2.0, 4), (2.0, 5)])
+    assert not beaten((2.0, 5), [(2.0, 5), (1.0, 6), (3.0, 4)])
+    trials = [Trial({}, time_ns=t, sbuf_bytes=s, checked=c)
+              for t, s, c in ((1.0, 9, False), (2.0, 5, True), (2.0, 5, True), (3.0, 4, True),
+                              (3.0, 7, True))]  # fmt: skip
+    trials.append(Trial({}, "illegal", "no"))
+    assert [t.figures for t in front(trials, True)] == [(2.0, 5), (3.0, 4)]
+    assert [t.figures for t in front(trials, False)] == [(1.0, 9), (2.0, 5), (3.0, 4)]
+
+
+def test_reasons_differ_by_more_than_numbers() -> None:
+    trials = [Trial({}, "illegal", text) for text in ("200 rows", "300 rows", "no store")]
+    assert reasons(trials) == [("200 rows", 2), ("no store", 1)]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--space", "WIDHT=1,2"], "its constants are WIDTH"),
+        (["--space", "WIDTH"], "expected NAME=VALUE"),
+        ([], "nothing is declared"),
+        (["--space", "WIDTH=64", "--values", "odd"], "--values odd"),
+        (["--space", "WIDTH=64", "--ref", "absent.py:f"], "absent.py does not exist"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, sentence, folder, capsys) -> None:
+    assert tune(folder, *arguments) == 2
+    assert sentence in capsys.readouterr().err
+
+
+def test_an_interrupted_search_prints_what_it_has(folder, capsys, monkeypatch) -> None:
+    finish = Search._finish
+
+    def interrupt_after(self: Search, *arguments: object) -> None:
+        finish(self, *arguments)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Search, "_finish", interrupt_after)
+    before = set(multiprocessing.active_children())
+    assert tune(folder, "--jobs", "1", "--space", "wait=0,1000") == 130
+    told = capsys.readouterr()
+    assert "1 points tried: 1 legal" in told.out and "interrupted" in told.err
+    started = set(multiprocessing.active_children()) - before
+    for process in started:
+        process.join(30)
+    assert not any(process.is_alive() for process in started)
+
+
+def test_a_point_that_takes_too_long_is_left(folder: Path, capsys: pytest.CaptureFixture) -> None:
+    assert tune(folder, "--jobs", "1", "--space", "wait=1000", "--time-limit", "1") == 1
+    assert "1 points tried: 1 failed" in capsys.readouterr().out
