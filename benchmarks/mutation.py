@@ -216,9 +216,10 @@ class Tests:
                 tests = {}
                 for item in items:
                     work = functools.partial(self._observe, item, session, answer)
-                    if not in_fork(self.tree, work):
-                        sys.exit(f"{item.nodeid} fails without a mutant")
-                    tests[item.nodeid] = json.loads(answer.read_text(encoding="utf-8"))
+                    if in_fork(self.tree, work):
+                        tests[item.nodeid] = json.loads(answer.read_text(encoding="utf-8"))
+                    else:
+                        print(f"left out, as it fails without a mutant: {item.nodeid}")
                 kept["files"][name] = {"digest": digest, "tests": tests}
                 MAP.write_text(json.dumps(kept), encoding="utf-8")
             for node, test in kept["files"][name]["tests"].items():
@@ -580,43 +581,57 @@ def show(result: Result) -> None:
 
 def kept(mutants: list[Mutant], again: bool = False) -> dict[Mutant, Result]:
     """Results of earlier runs, the last of each mutant; without survivors if they run ``again``."""
-    found: dict[Mutant, Result] = {}
-    for line in KEPT.read_text(encoding="utf-8").splitlines() if KEPT.exists() else ():
-        fields = json.loads(line)
-        mutant = Mutant(**fields.pop("mutant"))
-        if mutant in mutants:
-            found[mutant] = Result(mutant, **fields)
+    found = {result.mutant: result for result in log() if result.mutant in mutants}
     return {m: r for m, r in found.items() if r.outcome == "killed" or not again}
 
 
-def record(results: list[Result], seed: int) -> None:
-    """Write the sample's figures by part, and its survivors with the reasons known before.
+def log() -> Iterator[Result]:
+    """All results of earlier runs, the first ones first."""
+    for line in KEPT.read_text(encoding="utf-8").splitlines() if KEPT.exists() else ():
+        fields = json.loads(line)
+        yield Result(Mutant(**fields.pop("mutant")), **fields)
 
-    ``first`` stays what it was: mutants killed before tests were added for the others.
+
+def record(results: list[Result], seed: int) -> None:
+    """Write the sample of each part that it has: its figures and its survivors.
+
+    Survivors keep the reasons that the record gives them, and parts that are not sampled stay.
     """
-    before = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
-    reasons = {(s["path"], s["change"]): s["reason"] for s in before.get("survivors", ())}
-    parts: dict[str, list[int]] = {}
+    samples = json.loads(RECORD.read_text(encoding="utf-8")) if RECORD.exists() else {}
+    reasons = {
+        (one["path"], one["change"]): one["reason"]
+        for sample in samples.values()
+        for one in sample["survivors"]
+    }
+    commit = ["git", "rev-parse", "--short", "HEAD"]
+    place = subprocess.run(commit, cwd=ROOT, check=True, capture_output=True, text=True)
+    earlier: dict[Mutant, bool] = {}  # whether the tests killed it before any were added for it
+    for result in log():
+        earlier.setdefault(result.mutant, result.outcome == "killed")
+    for start in PARTS:
+        mine = [result for result in results if result.mutant.path.startswith(start)]
+        if mine:
+            found = {"commit": place.stdout.strip(), "seed": seed}
+            found["first"] = sum(earlier[result.mutant] for result in mine)
+            samples[start.rstrip("/")] = found | figures(mine, reasons)
+    text = json.dumps(samples, indent=2, ensure_ascii=False)
+    RECORD.write_text(f"{text}\n", encoding="utf-8")
+
+
+def figures(results: list[Result], reasons: dict[tuple[str, str], str]) -> dict[str, Any]:
+    """Mutants and killed ones by room, and who survived for which reason."""
+    rooms: dict[str, list[int]] = {}
     survivors = []
     for result in results:
-        path = result.mutant.path
-        counts = parts.setdefault("/".join(path.split("/")[:3]), [0, 0])
+        path, change = result.mutant.path, result.difference
+        counts = rooms.setdefault("/".join(path.split("/")[:3]), [0, 0])
         counts[0] += 1
         counts[1] += result.outcome == "killed"
         if result.outcome == "survived":
-            reason = reasons.get((path, result.difference), "")
-            survivors.append(
-                {"path": path, "function": result.function, "change": result.difference,
-                 "reason": reason}
-            )  # fmt: skip
-    survivors.sort(key=lambda s: (s["path"], s["function"]))
-    first = sum(killed for _, killed in parts.values())
-    if before.get("seed") == seed:
-        first = before["first"]
-    found = {
-        "seed": seed, "first": first, "parts": dict(sorted(parts.items())), "survivors": survivors,
-    }  # fmt: skip
-    RECORD.write_text(json.dumps(found, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+            one = {"path": path, "function": result.function, "change": change}
+            survivors.append(one | {"reason": reasons.get((path, change), "")})
+    survivors.sort(key=lambda one: (one["path"], one["function"]))
+    return {"rooms": dict(sorted(rooms.items())), "survivors": survivors}
 
 
 if __name__ == "__main__":

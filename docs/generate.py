@@ -216,26 +216,33 @@ def identifier_list() -> str:
 
 
 # --- mutants --------------------------------------------------------------------------------------
+def samples() -> dict[str, dict]:
+    """The recorded samples of mutants, by part of the project."""
+    return json.loads(MUTANTS.read_text(encoding="utf-8"))
+
+
 def mutant_table() -> str:
-    """Mutants of the recorded sample and how many were killed, by part."""
-    found = json.loads(MUTANTS.read_text(encoding="utf-8"))
-    parts = found["parts"]
-    parts["all"] = [sum(counts[k] for counts in parts.values()) for k in (0, 1)]
+    """Mutants of the recorded samples and how many were killed, by room."""
     lines = ["| Part | Mutants | Killed | |", "|---|--:|--:|--:|"]
-    for name, (count, killed) in parts.items():
+    rooms = {name: n for sample in samples().values() for name, n in sample["rooms"].items()}
+    rooms["all"] = [sum(counts[k] for counts in rooms.values()) for k in (0, 1)]
+    for name, (count, killed) in rooms.items():
         lines.append(f"| {name} | {count} | {killed} | {killed / count:.0%} |")
-    later = parts["all"][1] - found["first"]
-    lines.append(
-        f"\nSeed {found['seed']}. {found['first']} were killed at first, {later} more by tests "
-        "that were added for them."
-    )
+    lines.append("")
+    for part, sample in samples().items():
+        count, killed = (sum(counts[k] for counts in sample["rooms"].values()) for k in (0, 1))
+        told = (
+            f"`{part}` at commit {sample['commit']}, seed {sample['seed']}: {killed} of {count} "
+            f"killed; {sample['first']} at first, the others by tests that were added for them."
+        )
+        lines.append(item(told).rstrip())
     return "\n".join(lines) + "\n"
 
 
 def survivor_list() -> str:
     """Mutants that no test killed, and why that is."""
     parts = []
-    for one in json.loads(MUTANTS.read_text(encoding="utf-8"))["survivors"]:
+    for one in [survivor for sample in samples().values() for survivor in sample["survivors"]]:
         place = f"`{one['path']}`, `{one['function'] or 'module'}`: {one['reason']}"
         lines = [f"  {line[0]} {line[1:].strip()}" for line in one["change"].splitlines()]
         parts.append("\n".join([item(place), "  ```diff", *lines, "  ```", ""]))

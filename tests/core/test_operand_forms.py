@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from neuron_cpu.core import Kernel, NkiError, NkiWarning
+from neuron_cpu.core.check.undefined import FLOW
 from neuron_cpu.core.device.dtypes import FLOAT32
 from neuron_cpu.core.language.tensor import Tensor
 from neuron_cpu.core.program.index import Index
@@ -251,3 +252,14 @@ def test_tensors_of_one_axis_move_inside_hbm():
 
     x = numbers(300)
     assert torch.equal(compute("single", kernel, x), x)
+
+
+# --- undefined data -------------------------------------------------------------------------------
+def test_an_operand_of_one_partition_spoils_all_and_says_so():
+    """Codes say where undefined data comes from: each partition's own, else the shared row's."""
+    shared, own = np.zeros((1, 4), np.int64), np.zeros((3, 4), np.int64)
+    shared[0, 1], own[1, 2] = 5, 9
+    spread = FLOW["all"](None, [shared, own], (3, 2))
+    assert spread.tolist() == [[5, 5], [9, 9], [5, 5]]
+    narrow = FLOW["all"](None, [np.array([[0, 5], [0, 0]]), None], (4, 1))  # of another count
+    assert narrow.tolist() == [[5]] * 4
