@@ -198,9 +198,7 @@ def moved(event: recording.Event) -> int:
         return max(read, written)
     if event.name in _ROW_READS:
         return 2 * written
-    if (
-        event.name in _ROW_WRITES
-    ):  # the cache is updated in place: its other rows stay where they are
+    if event.name in _ROW_WRITES:  # in place: the cache's other rows stay where they are
         return 2 * _size(event.inputs[1:])
     return read + written
 

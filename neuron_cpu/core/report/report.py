@@ -199,6 +199,7 @@ def _lines(schedule: Schedule) -> dict[Source | None, Line]:
         line.dma_rows += moved.rows
         line.hbm_read_bytes += moved.hbm_read
         line.hbm_write_bytes += moved.hbm_written
+        # A line's transfers overlap on 16 engines: it cannot take less than the busiest of them.
         own = lanes.setdefault(source, [0.0] * GEN2.dma.engines)
         for lane, rows in enumerate(moved.lanes):
             own[lane] += cost.lane_ns(profile, moved, rows)
@@ -234,6 +235,8 @@ def critical_times(
     """Nanoseconds of the critical path by resource; adds each line's share to ``lines``."""
     shares: dict[str, float] = {}
     instructions = schedule.program.instructions
+    # Backwards along the path: between the end of what an instruction waited for and its own end
+    # lie a gap, named after the kind of wait, and its work. Together they are the whole run.
     for at in schedule.critical_path():
         wait = schedule.waits[at]
         before = schedule.end[wait.by] if wait.by >= 0 else 0.0
@@ -363,6 +366,7 @@ def throughput(schedule: Schedule, bins: int = 400) -> list[tuple[float, float]]
     moved = [0.0] * (bins + 1)
     profile = cost.dma_profile(schedule.profile)
     for _, at, begin, end in schedule.lane_spans():
+        # An engine's share of a transfer moves at one rate; slices take what lies inside of them.
         moved_by = schedule.transfers[at]
         rate = moved_by.row_bytes / cost.lane_ns(profile, moved_by, 1)
         first, last = int(begin / width), min(int(end / width), bins)

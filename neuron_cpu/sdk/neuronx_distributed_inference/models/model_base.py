@@ -162,6 +162,7 @@ class NeuronBaseModel(nn.Module):
                 torch.index_select(tensor, 0, order)
                 for tensor in (input_ids, attention_mask, position_ids, seq_ids, sampling_params)
             )
+        # What the cached tokens may see, and, for several new ones, what they see of each other.
         mask = self.create_attn_mask(attention_mask, prefill, speculation)
         active_mask = (
             self._create_active_mask(input_ids.shape[-1], input_ids.device) if speculation else None
@@ -179,11 +180,13 @@ class NeuronBaseModel(nn.Module):
             kv_cache=kv_cache,
             scatter_index=scatter_index,
         )
+        # Only the last token's logits are asked for: the head is the widest product of all.
         if prefill and not self._slices_last_token:
             hidden = self._last_token(hidden, position_ids)
         logits = self._head(hidden)
         outputs = self._choose(logits, sampling_params, speculation)
         if order is not None:
+            # The caller's order again; the caches stay in that of the sequence ids.
             back = torch.argsort(order)
             outputs = [torch.index_select(output, 0, back) for output in outputs]
         return outputs + list(caches)
@@ -333,6 +336,8 @@ class NeuronBaseModel(nn.Module):
         prefill = is_for_context_encoding
         if update_cache and not prefill and past_key_values is None:
             past_key_values = self.kv_mgr.get_cache(self.n_positions)
+        # Between the layers each rank holds its share of the tokens; they come together behind the
+        # norm, whole or, where the version does so, as the last token alone.
         if self.sequence_parallel_enabled:
             hidden = self._shard_sequence(hidden)
         common: Dict[str, Any] = dict(

@@ -115,6 +115,7 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         pad_token_id = _pad_token(generation_config)
         unfinished = torch.ones(input_ids.shape[0], dtype=torch.bool)
         while True:
+            # The whole prompt at first, one token a call from then on.
             prefill = not self.neuron_model.kv_cache_populated
             inputs = self.prepare_inputs_for_generation(input_ids, **model_kwargs)
             outputs = self(**inputs, return_dict=True)
@@ -127,6 +128,7 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
                     scores = logits_warper(input_ids, scores)
                 self._collect(generation_config, collected, scores, logits)
                 next_tokens = _choose_token(scores, generation_config)
+            # Rows that are finished go on as padding, until all are.
             if pad_token_id is not None:
                 next_tokens = torch.where(unfinished, next_tokens, pad_token_id)
             input_ids = torch.cat([input_ids, next_tokens[:, None]], dim=-1)

@@ -156,6 +156,8 @@ class BaseGroupQueryAttention(nn.Module):
     def _pad_queries(self, tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
         """Full query rows with the zero heads where the strategy wants them."""
         source, target = self._src_num_attention_heads, self.num_attention_heads
+        # A rank takes a run of query heads and one KV head: zeros at the end of each group keep the
+        # queries of a KV head on its own ranks, where zeros at the very end would shift them.
         if self.sharding_strategy is GQA.REPLICATE_TO_TP_DEGREE:
             groups = self._src_num_key_value_heads
             return maybe_pad_interleaved(tensor, source, target, groups, self.head_dim)
@@ -168,6 +170,7 @@ class BaseGroupQueryAttention(nn.Module):
             return tensor
         if self.sharding_strategy is GQA.REPLICATE_TO_TP_DEGREE:
             return replicate_kv(tensor, source, target // source, self.head_dim)
+        # CONVERT_TO_MHA: a KV head for each query head, zero ones beside the zero queries.
         heads = self._src_num_attention_heads
         tensor = replicate_kv(tensor, source, heads // source, self.head_dim)
         return maybe_pad_tail(tensor, heads, target, self.head_dim)
