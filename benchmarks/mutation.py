@@ -33,6 +33,7 @@ import inspect
 import json
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -131,12 +132,14 @@ def sources(root: Path) -> list[Path]:
     return [*sorted((root / CORE).rglob("*.py")), root / "llama.py"]
 
 
-def places(root: Path) -> dict[tuple[str, int, int], list[Mutant]]:
-    """All mutants, by the place that they change."""
+def places(root: Path, only: str) -> dict[tuple[str, int, int], list[Mutant]]:
+    """All mutants of files whose path contains ``only``, by the place that they change."""
     found: dict[tuple[str, int, int], list[Mutant]] = {}
     for path in sources(root):
-        text = path.read_text(encoding="utf-8")
         name = str(path.relative_to(root))
+        if only not in name:
+            continue
+        text = path.read_text(encoding="utf-8")
         unread = list(_annotations(ast.parse(text)))
         nodes = list(ast_nodes(get_ast(text)))
         for operator in OPERATORS:
@@ -165,7 +168,7 @@ def _annotations(tree: ast.Module) -> Iterator[tuple[tuple[int, int], tuple[int,
 
 def sample(root: Path, count: int, seed: int, only: str) -> list[Mutant]:
     """One mutant at each of ``count`` places, chosen by ``seed`` from files that match ``only``."""
-    chosen = [mutants for place, mutants in places(root).items() if only in place[0]]
+    chosen = list(places(root, only).values())
     generator = random.Random(seed)
     generator.shuffle(chosen)
     found: list[Mutant] = []
@@ -185,6 +188,7 @@ def _compiles(root: Path, mutant: Mutant) -> bool:
     return True
 
 
+@functools.cache  # parsing a large file takes a second, and three phases ask
 def mutated(text: str, mutant: Mutant) -> str:
     after = mutate_code(text, get_operator(mutant.operator)(), mutant.occurrence)
     assert after is not None and after != text, mutant
@@ -556,6 +560,8 @@ def main() -> int:
                 run_part(tree, part, pending, args.limit)
     results = kept(mutants)
     found = [results[mutant] for mutant in mutants]
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    print(f"{len(mutants) - len(done)} mutants took {used.ru_utime + used.ru_stime:.0f} s")
     print(f"{sum(r.outcome == 'killed' for r in found)} of {len(found)} mutants killed")
     if args.write:
         record(found, args.seed)
