@@ -34,7 +34,7 @@ SEED ?= $(shell date +%s)
 test-shuffled: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --random-order-bucket=global --random-order-seed=$(SEED)
 
-# Do the tests notice a wrong character? A seeded sample of mutants: hours (docs/mutation.md).
+# Do the tests notice a wrong character? A seeded sample of mutants: half an hour (docs/mutation.md).
 MUTANTS ?= 300
 mutation: setup
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-mutation.txt
