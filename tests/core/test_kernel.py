@@ -240,3 +240,17 @@ def test_macs_leave_transposes_out():
 
     program = kernel.trace(torch.empty(32, 64, device="meta", dtype=torch.bfloat16))
     assert program.macs == 32 * 64 * 64
+
+
+@pytest.mark.parametrize("value", [torch.zeros(8, 8, dtype=torch.float64), np.zeros((8, 8))])
+def test_an_argument_of_another_type_is_named_with_the_kernels_line(value):
+    def scaled(x, others, factor=2.0):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.multiply(nl.load(x), factor))
+        return out
+
+    line = scaled.__code__.co_firstlineno
+    fine = torch.zeros(8, 8)
+    for arguments, keywords in (((fine, [value]), {}), ((fine,), {"others": [value]})):
+        with pytest.raises(TypeError, match=rf"argument others of scaled \(.*:{line}\): dtype .*64"):
+            nki.jit(scaled)(*arguments, **keywords)

@@ -114,7 +114,7 @@ class Kernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if trace.active() is not None:  # called by another kernel: inlined into its program
             return self.function(*args, **kwargs)
-        tensors, _ = flatten(args, kwargs)
+        tensors, _ = self._flatten(args, kwargs)
         only_shapes = any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors)
         eager = os.environ.get("NKI_CPU_EAGER") == "1" or self.options.get("eager")
         if eager and not only_shapes:
@@ -130,9 +130,24 @@ class Kernel:
         self._notify(program, tensors, outputs)
         return returned(program, outputs)
 
+    def _flatten(self, args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
+        """Tensors and key of a call; a TypeError names the argument whose type there is not."""
+        try:
+            return flatten(args, kwargs)
+        except TypeError as error:
+            code = getattr(self.function, "__code__", None)
+            names = [] if code is None else code.co_varnames[: code.co_argcount]
+            for name, value in [*zip(names, args), *kwargs.items()]:
+                try:
+                    flatten((value,), {})
+                except TypeError:
+                    place = "" if code is None else f" ({code.co_filename}:{code.co_firstlineno})"
+                    raise TypeError(f"argument {name} of {self.name}{place}: {error}") from error
+            raise
+
     def trace(self, *args: Any, **kwargs: Any) -> Program:
         """The verified Program for these arguments (only shapes, types and constants count)."""
-        _, key = flatten(args, kwargs)
+        _, key = self._flatten(args, kwargs)
         # the rules that a program has been verified by are part of what it is
         key = (self.grid, release.chosen(), strict(), key)
         found = self.programs.get(key)
@@ -193,7 +208,7 @@ class Kernel:
         program = self._record(args, kwargs, machine)
         _check(program)
         raw = [machine.memory(s) for s in program.outputs]
-        tensors, _ = flatten(args, kwargs)
+        tensors, _ = self._flatten(args, kwargs)
         hosted = [machine.memory(s) for s in program.inputs]
         outputs = hand_back(program, tensors, hosted, raw)
         self._notify(program, tensors, outputs)
