@@ -9,10 +9,12 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Optional
 
 from .errors import UnwritableError
 
@@ -38,12 +40,24 @@ def atomic_folder(target: Path) -> Iterator[Path]:
         yield unfinished
         _sync_tree(unfinished)
         _replace_folder(target, unfinished, holder / "old")
-    except OSError as error:
-        if error.errno in _UNWRITABLE:
-            raise unwritable(target, error) from error
+    except Exception as error:
+        refused = _system_error(error)
+        if refused is not None and refused.errno in _UNWRITABLE:
+            raise unwritable(target, refused) from error
         raise
     finally:
         shutil.rmtree(holder, ignore_errors=True)
+
+
+def _system_error(error: Exception) -> Optional[OSError]:
+    """What the system said; libraries in Rust (tokenizers, safetensors) tell it in words only."""
+    if isinstance(error, OSError):
+        return error
+    found = _RUST_ERROR.search(str(error))
+    return OSError(int(found[1]), os.strerror(int(found[1]))) if found else None
+
+
+_RUST_ERROR = re.compile(r"(?:\(os error |Os \{ code: )(\d+)")
 
 
 def temporary_sibling(target: Path) -> Path:

@@ -40,9 +40,17 @@ def test_interrupted_folder_keeps_the_old_one(tmp_path: Path, error: BaseExcepti
     assert names(target) == ["old"] and names(tmp_path) == ["target"]
 
 
-def test_full_disk_is_one_sentence(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        Exception("No space left on device (os error 28)"),  # tokenizers
+        ValueError('I/O error: IoError(Os { code: 28, kind: StorageFull, message: "No space" })'),
+    ],
+)
+def test_full_disk_is_one_sentence(error: Exception, tmp_path: Path) -> None:
     with pytest.raises(UnwritableError, match="No space left"), files.atomic_folder(tmp_path / "t"):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise error
     assert names(tmp_path) == []
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -106,6 +107,22 @@ def test_diff_names_the_line_that_makes_a_value_infinite(run: Callable) -> None:
     line = SCALED[: SCALED.index("nl.store(")].count("\n") + 1
     told = f"of what the kernel scale_kernel returns, made at entry.py:{line}."
     assert "the first is" in done.stdout and told in done.stdout, done.stdout
+
+
+def test_diff_of_a_checkpoint_with_nan_says_so(
+    run_main: Callable, tiny_model: Path, tmp_path: Path
+) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = shutil.copytree(tiny_model, tmp_path / "model")
+    weights = load_file(model / "model.safetensors")
+    weights["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
+    save_file(weights, model / "model.safetensors")
+    done = run_main("--mode", "diff", "--model-path", model, "--prompt", "hello there", "--seq-len",
+                    "64", "--tp-degree", "1", XDG_CACHE_HOME=str(tmp_path))  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    told = "Nothing can be compared: layers.1.mlp (prefill) is not finite in fp32 either"
+    assert told in done.stdout
 
 
 def test_diff_sees_no_error_in_a_kernel_that_changes_nothing(run: Callable) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any, Optional
 
 import numpy as np
@@ -39,8 +39,8 @@ class SpeedReport:
     """
 
     e2e_model: dict[str, float]
-    context_encoding_model: Optional[dict[str, float]]
-    token_generation_model: Optional[dict[str, float]]
+    context_encoding_model: Optional[dict[str, float]] = field(default=None, kw_only=True)
+    token_generation_model: Optional[dict[str, float]] = field(default=None, kw_only=True)
     ttft_ms: float
     tokens_per_second: Optional[float]
     source: Source

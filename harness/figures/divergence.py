@@ -53,6 +53,11 @@ class Error:
         return self.nki / self.torch
 
     @property
+    def undefined(self) -> bool:
+        """Whether the shadow itself is not finite, so that there is nothing to compare with."""
+        return math.isnan(self.nki)
+
+    @property
     def suspicious(self) -> bool:
         return self.broken is not None or (self.ratio > SUSPICIOUS and self.ulps > 1)
 
@@ -73,6 +78,11 @@ def measure(loaded: Loaded, ids: Sequence[int]) -> Divergences:
         return TypeAdapter(Divergences).validate_python(body)
     except ValueError as error:
         raise SubmissionFailed(f"{what}: its process gave no figures.") from error
+
+
+def first_undefined(own: Sequence[Error]) -> Optional[Error]:
+    """The first module whose fp32 result is not finite, and no kernel's fault."""
+    return next((error for error in own if error.undefined), None)
 
 
 def first_suspect(own: Sequence[Error]) -> Optional[Error]:

@@ -30,7 +30,10 @@ Kernels = dict[tuple[str, str], list[str]]  # (phase, module path) -> kernels
 
 
 def run(settings: Settings) -> int:
-    """Compare on each prompt; exit status 0 where no module is suspected, else 1."""
+    """Compare on each prompt; exit status 0 where no module is suspected, else 1.
+
+    Where fp32 is not finite either, nothing can be said, which is 1, too.
+    """
     if not sdk.platform().shows_graphs:
         raise UserError(
             "--mode diff looks inside the graphs, which a device does not show; run it with "
@@ -48,7 +51,7 @@ def run(settings: Settings) -> int:
         if suspect is not None and suspect.broken is not None:
             told = accuracy.origin_of_nonfinite(nki, ids, divergence.NKI_TOKENS)
             terminal.printed(f"Of the values that are not finite, {told}.")
-        suspects += sum(error.suspicious for error in found.own)
+        suspects += sum(error.suspicious or error.undefined for error in found.own)
     return 1 if suspects else 0
 
 
@@ -118,7 +121,12 @@ def _grown_table(grown: Sequence[Error]) -> Table:
 
 def verdict(own: Sequence[Error], kernels: Kernels, source: Path) -> str:
     """Where the error starts: the first suspected module, its innermost one first."""
-    suspect = divergence.first_suspect(own)
+    suspect, undefined = divergence.first_suspect(own), divergence.first_undefined(own)
+    if undefined is not None and (suspect is None or own.index(undefined) < own.index(suspect)):
+        return (
+            f"Nothing can be compared: {undefined.module} ({undefined.phase}) is not finite in "
+            "fp32 either; look for NaN in the checkpoint."
+        )
     if suspect is None:
         return (
             f"No operator is more than {SUSPICIOUS:.0f} times farther from fp32 than PyTorch in "

@@ -485,14 +485,16 @@ def test_state_dict_can_be_saved_and_read(tiny_llama, tmp_path):
     assert {k: v.tolist() for k, v in loaded.items()} == {k: v.tolist() for k, v in shared.items()}
 
 
-def test_a_pickle_that_runs_code_is_refused_without_advice_to_allow_it(tmp_path):
+@pytest.mark.parametrize("archive", [True, False])
+def test_a_pickle_that_runs_code_is_refused_without_advice_to_allow_it(archive, tmp_path):
     class Code:
         def __reduce__(self):
             return (print, ("ran",))
 
     from neuronx_distributed_inference.modules.checkpoint import load_state_dict
 
-    torch.save({"weight": Code()}, tmp_path / "pytorch_model.bin")
+    path = tmp_path / "pytorch_model.bin"
+    torch.save({"weight": Code()}, path, _use_new_zipfile_serialization=archive)
     with pytest.raises(CheckpointError, match="holds Python objects that are no tensors") as caught:
         load_state_dict(tmp_path)
     assert "weights_only" not in str(caught.value)

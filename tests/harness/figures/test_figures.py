@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Optional
 
 import pytest
 import torch
+from pydantic import TypeAdapter
 
 from harness.errors import UserError
 from harness.figures import accuracy, benchmark, flops, graphs, reference, score
@@ -230,8 +233,20 @@ def test_percentiles_are_shown_where_they_differ(
     seconds: list[float], told: str, capsys: pytest.CaptureFixture
 ) -> None:
     figures = benchmark.latency_report(seconds, 4, 1)
-    measured = benchmark.SpeedReport(figures, None, None, 3.0, None, Source.SIMULATOR, 4, 1)
+    measured = benchmark.SpeedReport(figures, 3.0, None, Source.SIMULATOR, 4, 1)
     report.print_speed("measured", measured)
     printed = capsys.readouterr().out
     assert told in printed and "4 new tokens" in printed
     assert "wall clock of the CPU simulator, not a device time" in printed
+
+
+@pytest.mark.parametrize("decode", [None, {"latency_ms_avg": 1.0, "throughput": 2.0}])
+def test_speed_reports_are_read_back_whole(decode: Optional[dict[str, float]]) -> None:
+    """With one new token there is no decode step, and the file says nothing of it."""
+    made = benchmark.SpeedReport(
+        {"throughput": 1.0}, 3.0, None, Source.SIMULATOR, 1, 1, runs=2,
+        context_encoding_model={"throughput": 1.0}, token_generation_model=decode,
+    )  # fmt: skip
+    written = json.loads(json.dumps(made.as_dict()))
+    assert ("token_generation_model" in written) == (decode is not None)
+    assert TypeAdapter(benchmark.SpeedReport).validate_python(written) == made

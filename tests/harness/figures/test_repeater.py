@@ -34,7 +34,8 @@ def test_a_value_that_is_not_finite_is_suspected_with_its_element(value: float) 
 def test_what_is_not_finite_in_fp32_is_no_fault_of_a_kernel() -> None:
     infinite = torch.tensor([3.0, -math.inf])
     error = error_of("decode", "lm_head", infinite, infinite, infinite)
-    assert error.broken is None and not error.suspicious
+    assert error.broken is None and not error.suspicious and error.undefined
+    assert not error_of("prefill", "m", TRUTH, TRUTH, TRUTH).undefined
 
 
 def test_a_layout_of_the_submission_s_own_gives_its_rows() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import zipfile
 from typing import Callable, Dict, Tuple, Union
 
 import torch
@@ -22,9 +23,14 @@ PICKLE_INDEX = "pytorch_model.bin.index.json"
 
 
 def _load_pickle(path: Path) -> StateDict:
-    """Tensors of a pickle, mapped from the file; only tensor data is unpickled."""
+    """Tensors of a pickle, mapped from the file; only tensor data is unpickled.
+
+    Files in the format of before PyTorch 1.6, which are no archives, are read into memory.
+    """
     try:
-        return torch.load(path, map_location="cpu", mmap=True, weights_only=True)
+        return torch.load(
+            path, map_location="cpu", mmap=zipfile.is_zipfile(path), weights_only=True
+        )
     except pickle.UnpicklingError as error:  # PyTorch's text advises to switch the protection off
         raise CheckpointError(
             f"{path} holds Python objects that are no tensors, which may run anybody's code and "
