@@ -111,6 +111,8 @@ def show(
             time = tables.microseconds(op.profile.time_ns)
             out.print(f"\n[bold]{op.name}[/bold] ({op.where}; {graph.submodel}): {time} µs")
             out.print(f"bound by {op.profile.binding}")
+            for words in op.profile.spills:
+                out.print(words)
             lines = tables.line_table(op.profile.lines, op.profile.time_ns, top)
             terminal.print_table(out, lines, tables.EXPENDABLE, "bound by", ELSEWHERE)
 

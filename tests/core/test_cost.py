@@ -216,3 +216,20 @@ def test_collectives_are_free_on_one_rank_and_grow_with_their_bytes():
         halves = [ring.collective(100, ranks, n) for n in ("all-gather", "reduce-scatter by sum")]
         assert halves[0] == halves[1] == 100 * (ranks - 1) / ranks / 50.0
         assert ring.collective(100, ranks) == sum(halves)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "transposes", "passes"),
+    [(torch.float32, False, 4), (torch.float32, True, 2), (torch.bfloat16, True, 1)],
+)
+def test_products_with_an_identity_take_half_the_passes_of_fp32(dtype, transposes, passes):
+    def kernel(x):
+        out = nl.ndarray((128, 128), dtype=x.dtype, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        nl.store(out, value=nisa.nc_matmul(tile, tile, is_transpose=transposes))
+        return out
+
+    program = Kernel(kernel).trace(torch.empty((128, 128), dtype=dtype, device="meta"))
+    (product,) = [i for i in program.instructions if i.op.name == "nc_matmul"]
+    assert product.op.cycles(product) == passes * 128
+    assert cost.engine_ns(product, spec.Engine.TENSOR) == pytest.approx(passes * 128 * 1.125 / 2.8)

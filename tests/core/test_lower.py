@@ -1,5 +1,6 @@
 """What the compiler makes of a kernel: each pass on small programs, and equal results on all."""
 
+import functools
 import random
 
 import pytest
@@ -10,6 +11,7 @@ from neuronxcc.nki import language as nl
 from neuron_cpu.core import Kernel
 from neuron_cpu.core.run.execute import Plan
 from neuron_cpu.core.time.lower import lower
+from neuron_cpu.core.time.passes.spill import spill, spilling
 
 F32, BF16 = torch.float32, torch.bfloat16
 
@@ -27,9 +29,9 @@ def buffers(program, op):
     return len({i.dst[0].storage.id for i in program.instructions if i.op.name == op})
 
 
-def same_results(program, *inputs):
+def same_results(program, *inputs, changed=lower):
     """Both programs, executed instruction by instruction, on the same numbers."""
-    lowered = lower(program)
+    lowered = changed(program)
     made = [s.id for s in lowered.storages if s not in program.storages]
     assert len(set(made)) == len(made)
     assert min(made, default=1 << 30) > max(s.id for s in program.storages)
@@ -139,6 +141,20 @@ def test_what_changes_in_a_loop_stays_in_it():
     assert count(lowered, "activation") == 4 and count(lowered, "tensor_tensor") == 4
     assert count(program, "dma_copy") - count(lowered, "dma_copy") == 3
     assert same_results(program, torch.randn(128, 8))
+
+
+@pytest.mark.parametrize(("columns", "products"), [(512, 1), (4096, 3 * 8)])
+def test_products_are_shared_between_iterations_as_far_as_psum_holds_them(columns, products):
+    """Eight banks of one row's broadcast would leave none for what the loop computes."""
+
+    def kernel(x):
+        out = nl.ndarray((3, 128, columns), dtype=nl.float32, buffer=nl.shared_hbm)
+        row = nl.load(x)
+        for k in nl.affine_range(3):
+            nl.store(out[k], value=nisa.tensor_scalar(row.broadcast_to((128, columns)), nl.add, k))
+        return out
+
+    assert count(lower(trace(kernel, (1, columns))), "nc_matmul") == products
 
 
 def test_hbm_that_the_kernel_writes_is_loaded_anew():
@@ -262,6 +278,112 @@ def test_loops_that_also_do_something_larger_stay_as_they_are():
 
     program = trace(kernel, (8, 128, 512))
     assert count(lower(program), "tensor_scalar") == 16
+
+
+# --- spill ----------------------------------------------------------------------------------------
+def kept_around(between, dirty, later):
+    """One tile that is used before and after ``between`` others; ``later`` writes it first."""
+
+    def kernel(x):
+        out = nl.ndarray((2 + between, 128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        kept = nl.ndarray((128, 8), dtype=nl.float32)
+        kept[...] = nl.load(x[0])
+        if dirty:
+            kept[...] = nisa.tensor_scalar(kept, nl.add, 1.0)
+        nl.store(out[0], value=kept)
+        for k in nl.static_range(between):
+            tile = nl.load(x[k])
+            nl.store(out[1 + k], value=nisa.tensor_tensor(tile, tile, op=nl.multiply))
+        if later:
+            kept[...] = nl.load(x[1])
+        nl.store(out[1 + between], value=kept)
+        return out
+
+    return trace(kernel, (4, 128, 8))
+
+
+@pytest.mark.parametrize(
+    ("dirty", "later", "moved"),
+    [
+        (True, False, ["spill_save", "spill_reload"]),
+        (False, False, ["spill_reload"]),  # loaded again from where it came
+        (True, True, []),  # nothing of it is needed any more
+    ],
+)
+def test_a_tile_is_away_while_others_need_its_room(dirty, later, moved):
+    """32 bytes a partition each: two fit while the others are multiplied, three do not."""
+    program = kept_around(3, dirty, later)
+    found = spill(program, sbuf_bytes=64)
+    assert [spilling(i) for i in found.instructions if spilling(i)] == moved
+    lines = {i.source.line for i in found.instructions if spilling(i)}
+    needing = {i.source.line for i in program.instructions if i.op.name == "tensor_tensor"}
+    assert lines <= needing
+    assert same_results(program, torch.randn(4, 128, 8), changed=lambda p: spill(p, 64))
+    assert spill(program, sbuf_bytes=96).instructions == program.instructions
+
+
+def test_the_tile_that_is_needed_last_goes():
+    def kernel(x):
+        out = nl.ndarray((4, 128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        soon, late = (nisa.tensor_scalar(nl.load(x[k]), nl.add, 1.0) for k in range(2))
+        nl.store(out[0], value=nisa.tensor_scalar(nl.load(x[2]), nl.add, 1.0))
+        nl.store(out[1], value=soon)
+        nl.store(out[2], value=late)
+        return out
+
+    program = trace(kernel, (4, 128, 8))
+    late = [i for i in program.instructions if i.op.name == "tensor_scalar"][1].dst[0].storage
+    saves = [i for i in spill(program, 96).instructions if spilling(i) == "spill_save"]
+    assert [i.src[0].storage for i in saves] == [late]
+
+
+def test_results_in_psum_are_read_from_sbuf_once_they_had_to_go():
+    def kernel(x):
+        out = nl.ndarray((3, 128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
+        left, right = nl.load(x[:, 0:128]), nl.load(x)
+        banks = [nisa.nc_matmul(left, right) for _ in range(3)]
+        for k, bank in enumerate(banks):
+            nl.store(out[k], value=nisa.tensor_scalar(bank, nl.add, float(k)))
+        return out
+
+    program = trace(kernel, (128, 512))
+    found = spill(program, psum_bytes=2 * 2048)
+    (saved,) = [i for i in found.instructions if spilling(i)]
+    assert saved.op.name == "tensor_copy" and saved.src[0].storage.buffer == "psum"
+    readers = [i for i in found.instructions if i.src and i.src[0].storage is saved.dst[0].storage]
+    assert [i.op.name for i in readers] == ["tensor_scalar"]
+    spilled = functools.partial(spill, psum_bytes=2 * 2048)
+    assert same_results(program, torch.randn(128, 512), changed=spilled)
+
+
+def test_blocks_go_one_by_one_and_together_where_an_instruction_takes_several():
+    def kernel(x):
+        out = nl.ndarray((6, 128, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        single = nl.ndarray((3, nl.par_dim(128), 8), dtype=nl.float32)
+        joint = nl.zeros((3, nl.par_dim(128), 8), dtype=nl.float32)
+        for k in nl.affine_range(3):
+            single[k] = nisa.tensor_scalar(nl.load(x[k]), nl.add, 1.0)
+            joint[k] = nisa.tensor_tensor(joint[k], single[k], op=nl.add)
+        for k in nl.affine_range(3):
+            nl.store(out[k], value=single[k])
+            nl.store(out[3 + k], value=joint[k])
+        return out
+
+    program = trace(kernel, (3, 128, 8))
+    found = spill(program, 5 * 32)
+    sizes = {i.src[0].size for i in found.instructions if spilling(i) == "spill_save"}
+    assert sizes == {128 * 8}
+    assert same_results(program, torch.randn(3, 128, 8), changed=lambda p: spill(p, 5 * 32))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_spilled_program_computes_the_same_bits(seed):
+    program = random_kernel(seed)
+    changed = functools.partial(spill, sbuf_bytes=4 * 64)
+    assert any(spilling(i) for i in changed(lower(program)).instructions)
+    assert same_results(
+        program, torch.randn(2, 128, 16), changed=lambda program: changed(lower(program))
+    )
 
 
 # --- laws -----------------------------------------------------------------------------------------

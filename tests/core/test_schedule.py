@@ -12,6 +12,7 @@ from neuronxcc.nki import language as nl
 from neuron_cpu.core import Kernel, NkiError
 from neuron_cpu.core.device.spec import GEN2, Engine
 from neuron_cpu.core.language.tensor import Tensor
+from neuron_cpu.core.report import report
 from neuron_cpu.core.time import cost, depend, schedule
 from neuron_cpu.core.time.schedule import (
     BUFFER,
@@ -34,8 +35,10 @@ BF16, F32 = torch.bfloat16, torch.float32
 
 def ns(engine: Engine, cycles: float) -> float:
     """Occupancy of an instruction of so many documented cycles."""
-    started = engine is not Engine.TENSOR and cycles > 64
-    return (cycles + GEN2.engine_start_cycles * started) / GEN2.clock_hz[engine] * 1e9
+    if cycles > 64:
+        tensor = engine is Engine.TENSOR
+        cycles = cycles * GEN2.tensor_pace if tensor else cycles + GEN2.engine_start_cycles
+    return cycles / GEN2.clock_hz[engine] * 1e9
 
 
 def late(engine: Engine) -> float:
@@ -229,7 +232,7 @@ def port_kernel(first, second):
 
 
 def on_vector(tile):
-    return nisa.tensor_scalar(tile, op0=nl.multiply, operand0=2.0)
+    return nisa.tensor_scalar(tile, op0=nl.multiply, operand0=2.0, engine=nisa.vector_engine)
 
 
 def on_scalar(tile):
@@ -261,7 +264,12 @@ def test_vector_and_scalar_exclude_each_other_on_psum():
         bank = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
         bank[...] = nisa.nc_matmul(left, right)
         nl.store(out[0], value=nisa.activation(nl.exp, bank))
-        nl.store(out[1], value=nisa.tensor_scalar(bank, op0=nl.multiply, operand0=2.0))
+        nl.store(
+            out[1],
+            value=nisa.tensor_scalar(
+                bank, op0=nl.multiply, operand0=2.0, engine=nisa.vector_engine
+            ),
+        )
         return out
 
     found = run(kernel, hbm(128, 128), hbm(128, 512))
@@ -278,7 +286,7 @@ VECTOR_N, SCALAR_N = ns(Engine.VECTOR, N), ns(Engine.SCALAR, N)
 
 
 def _scaled(tile, by=2.0):
-    return nisa.tensor_scalar(tile, op0=nl.multiply, operand0=by)
+    return nisa.tensor_scalar(tile, op0=nl.multiply, operand0=by, engine=nisa.vector_engine)
 
 
 def two_chains(x):
@@ -390,7 +398,9 @@ def test_tiles_of_one_tensor_do_not_wait_for_each_other():
         both = nl.ndarray((128, 1024), dtype=nl.float32)
         tile = nl.load(x)
         both[:, 0:1024:2] = nisa.activation(nl.exp, tile)
-        both[:, 1:1024:2] = nisa.tensor_scalar(tile, op0=nl.multiply, operand0=2.0)
+        both[:, 1:1024:2] = nisa.tensor_scalar(
+            tile, op0=nl.multiply, operand0=2.0, engine=nisa.vector_engine
+        )
         nl.store(out, value=both)
         return out
 
@@ -460,6 +470,85 @@ def test_copies_that_name_no_engine_go_to_the_less_loaded_one():
 
     found = run(kernel, hbm(128, 515, dtype=F32))
     assert {found.engine[k] for k in named(found, "tensor_copy")} == {SCALAR, VECTOR}
+
+
+@pytest.mark.parametrize(
+    ("work", "engines"),
+    [
+        (lambda tile: nisa.tensor_scalar(tile, nl.multiply, 2.0, op1=nl.add, operand1=1.0), 2),
+        (lambda tile: nisa.tensor_scalar(tile, nl.maximum, 2.0), 1),  # no scale and bias
+        (lambda tile: nisa.tensor_scalar(tile, nl.add, 2.0, engine=nisa.vector_engine), 1),
+    ],
+)
+def test_scales_and_biases_that_name_no_engine_go_to_the_less_loaded_one(work, engines):
+    def kernel(x):
+        out = nl.ndarray((4, 128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        for k in nl.affine_range(4):
+            nl.store(out[k], value=work(tile[:, nl.ds(k, 512)]))
+        return out
+
+    found = run(kernel, hbm(128, 515, dtype=F32))
+    used = {found.engine[k] for k in named(found, "tensor_scalar")}
+    assert len(used) == engines and VECTOR in used
+
+
+def test_a_reciprocal_that_names_no_engine_takes_the_engine_that_is_eight_times_faster():
+    def kernel(x):
+        out = nl.ndarray((2, 128, 512), dtype=nl.float32, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        nl.store(out[0], value=nisa.reciprocal(tile))
+        nl.store(out[1], value=nisa.reciprocal(tile, engine=nisa.vector_engine))
+        return out
+
+    found = run(kernel, hbm(128, 512, dtype=F32))
+    free, bound = named(found, "reciprocal")
+    assert (found.engine[free], found.engine[bound]) == (SCALAR, VECTOR)
+    assert found.busy[free] == pytest.approx(ns(Engine.SCALAR, 512))
+    assert found.busy[bound] == pytest.approx(ns(Engine.VECTOR, 8 * 512))
+
+
+# --- spills ---------------------------------------------------------------------------------------
+def around(columns):
+    """A tile that is summed up, and changed by the sum of another one of the same size."""
+
+    def kernel(x):
+        out = nl.ndarray((128, 1), dtype=nl.float32, buffer=nl.shared_hbm)
+        first = nl.load(x[0])
+        nl.store(out, value=nisa.tensor_reduce(nl.add, first, axis=1))
+        total = nisa.tensor_reduce(nl.add, nl.load(x[1]), axis=1)
+        first[...] = nisa.tensor_scalar(first, nl.add, total, engine=nisa.vector_engine)
+        nl.store(out, value=first[:, 0:1])
+        return out
+
+    return run(kernel, hbm(2, 128, columns, dtype=F32))
+
+
+@pytest.mark.parametrize("columns", [20 * 1024, 30 * 1024])
+def test_a_tile_that_does_not_fit_beside_another_goes_and_comes_back(columns):
+    """Twice 80 KiB fit into SBUF and twice 120 KiB do not: by hand, what VectorE does."""
+    found = around(columns)
+    load, work = ROWS * row_ns(4 * columns), ns(Engine.VECTOR, columns)
+    ends = [found.end[k] for k, e in enumerate(found.engine) if e == VECTOR]
+    first = START + load + work
+    words = report.profile(found).spills
+    if 2 * 4 * columns <= GEN2.sbuf_usable_bytes:
+        second = first + load
+        assert load > work and words == []
+        expected = [first, second, second + late(Engine.VECTOR) + work]
+    else:
+        saved = 2 * (START + load)  # begins when the tile is there, while VectorE reads it
+        assert saved > first + late(Engine.VECTOR)
+        second = saved + START + load + work
+        back = second + late(Engine.VECTOR) + START + load
+        expected = [first, second, back + work]
+        size = f"{4 * columns / 8 / 1024:g} MiB"
+        assert len(words) == 1
+        assert words[0].startswith("SBUF overflows at test_schedule.py:")
+        assert words[0].endswith(f"{size} spilled to HBM, {size} reloaded")
+    assert ends == pytest.approx(expected)
+    assert found.overcommitted == (0, 0)
+    assert found.high_water("sbuf") <= GEN2.sbuf_usable_bytes
 
 
 def test_unknown_dma_profile_is_refused_with_the_names():
@@ -535,7 +624,9 @@ def test_busy_time_is_the_sum_of_the_instructions(random_schedule):
         mine = [k for k, e in enumerate(found.engine) if e == number]
         assert busy[engine] == pytest.approx(sum(found.end[k] - found.start[k] for k in mine))
         own = [found.program.instructions[k] for k in mine]
-        assert busy[engine] == pytest.approx(sum(ns(engine, i.op.cycles(i)) for i in own))
+        assert busy[engine] == pytest.approx(
+            sum(ns(engine, i.op.cycles_on(i, engine)) for i in own)
+        )
     lanes = [0.0] * GEN2.dma.engines
     for lane, _, begin, end in found.lane_spans():
         lanes[lane] += end - begin

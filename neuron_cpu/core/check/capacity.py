@@ -13,8 +13,11 @@ What exceeds a memory is a warning, as the compiler spills it to HBM; NKI_CPU_ST
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable
+from heapq import heappop, heappush
+from itertools import groupby
 
 import numpy as np
 
@@ -167,16 +170,23 @@ def _psum_peak(program: Program, spans: Spans) -> tuple[int, int]:
         return -(-_placed_end(program, "psum") // GEN2.psum_bank_bytes), 0
     # A bank for each tile is an upper bound, and exact for the usual tile of 512 fp32 columns.
     # Live tiles are packed only where that bound exceeds what has been found so far.
-    bound = _sums(program, spans, "psum", lambda storage: 1)
-    births = sorted({start for tile, (start, _) in spans.items() if tile[0].buffer == "psum"})
+    tiles = [(*span, tile[0].tile_bytes) for tile, span in spans.items()
+             if tile[0].buffer == "psum"]  # fmt: skip
     most, where = 0, 0
-    for at in births:
-        if bound[at] <= most:
-            continue
-        live = _live(spans, "psum", at)
-        needed = banks(storage.tile_bytes for storage, _ in live)
-        if needed > most:
-            most, where = needed, at
+    live: list[tuple[int, int]] = []  # (last use, bytes), the first to die first
+    sizes: Counter[int] = Counter()
+    for start, born in groupby(sorted(tiles), key=lambda tile: tile[0]):
+        while live and live[0][0] < start:
+            sizes[heappop(live)[1]] -= 1
+        for _, end, size in born:
+            heappush(live, (end, size))
+            sizes[size] += 1
+        if len(live) > most:
+            full = sizes[GEN2.psum_bank_bytes]
+            small = Counter({n: k for n, k in sizes.items() if n < GEN2.psum_bank_bytes})
+            needed = full + banks(small.elements())
+            if needed > most:
+                most, where = needed, start
     return most, where
 
 
@@ -186,14 +196,15 @@ def banks(sizes: Iterable[int]) -> int:
     Optimal for sizes that divide each other, such as powers of two; never more than 11/9 of the
     optimum and a bank (best-fit decreasing).
     """
-    room: list[int] = []  # bytes left in each bank
+    room: list[int] = []  # bytes left in each bank that has some, in order
+    opened = 0
     for size in sorted(sizes, reverse=True):
-        fitting = [k for k, left in enumerate(room) if left >= size]
-        if fitting:
-            room[min(fitting, key=room.__getitem__)] -= size
-        else:
-            room.append(GEN2.psum_bank_bytes - size)
-    return len(room)
+        at = bisect_left(room, size)
+        left = room.pop(at) if at < len(room) else GEN2.psum_bank_bytes
+        opened += left == GEN2.psum_bank_bytes
+        if left > size:
+            insort(room, left - size)
+    return opened
 
 
 def _placed_end(program: Program, buffer: str) -> int:

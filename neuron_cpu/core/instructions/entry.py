@@ -60,6 +60,8 @@ class OpSpec:
         updates: operator and the operands that an instruction ``x = x operator y`` may update in
             place; None where it is no such instruction.
         serves_as_well: the engine that runs it as well where the kernel chose none (floats only).
+        serves_if: of which instructions that holds; None for all.
+        cycles_there: cycles on that engine, where they are others.
         by_element: its DMA descriptors move single elements.
         limited: whether the function is stated for a range of arguments only; ``compute`` warns of
             others where it knows the kernel's line.
@@ -84,6 +86,8 @@ class OpSpec:
     moves: Callable[[Instruction], bool] | None = None
     updates: Callable[[Instruction], tuple[str, tuple[View, ...]] | None] | None = None
     serves_as_well: Engine | None = None
+    serves_if: Callable[[Instruction], bool] | None = None
+    cycles_there: Callable[[Instruction], float] | None = None
     by_element: bool = False
     limited: Callable[[Any], bool] | None = None
     aliases: tuple[str, ...] = ()
@@ -102,6 +106,19 @@ class OpSpec:
 
     def engine_of(self, instruction: Instruction) -> Engine:
         return instruction.attrs.engine or self.engine
+
+    def choice(self, instruction: Instruction) -> Engine | None:
+        """The other engine that the compiler may choose; None where it has no choice."""
+        if self.serves_as_well is None or instruction.attrs.engine is not None:
+            return None
+        fits = self.serves_if is None or self.serves_if(instruction)
+        return self.serves_as_well if fits and instruction.src[0].dt.is_float else None
+
+    def cycles_on(self, instruction: Instruction, engine: Engine) -> float:
+        """Engine cycles on one of the engines that run it."""
+        if self.cycles_there is not None and engine is self.serves_as_well:
+            return self.cycles_there(instruction)
+        return self.cycles(instruction)
 
     def check(self, instruction: Instruction) -> None:
         """Refuse what compiler or hardware would refuse of this single instruction."""

@@ -93,8 +93,8 @@ def _matmul_cycles(i: Instruction) -> float:
     stream = moving.free_size * (2 if wide_stride(moving) else 1)
     attrs = MatmulAttrs.of(i)
     rate = 4 if stationary.dt.name in FOUR_BYTE_FLOATS else 1  # fp32 takes four passes
-    if rate == 4 and (attrs.stationary_onezero or attrs.moving_onezero):
-        rate = 2  # ones and zeros have no low half
+    if rate == 4 and (attrs.stationary_onezero or attrs.moving_onezero or attrs.is_transpose):
+        rate = 2  # ones and zeros, and the identity of a transpose, have no low half
     return rate * max(load, GEN2.min_ii, stream)
 
 

@@ -45,7 +45,6 @@ from .entry import (
     OpSpec,
     check_free_size,
     flat,
-    free_elements,
     one_psum_operand,
     sbuf_only,
     streaming,
@@ -213,6 +212,9 @@ ALL_REDUCE = OpSpec(
 
 
 # --- a tensor and constants or vectors ------------------------------------------------------------
+AFFINE = frozenset({"multiply", "add", "subtract"})  # steps that are a scale and a bias
+
+
 class Step(NamedTuple):
     """One step of the ALU on the data.
 
@@ -260,6 +262,16 @@ def _step_updates(i: Instruction) -> tuple[str, tuple[View, ...]] | None:
     return attrs.steps[0].op, i.src[:1]
 
 
+def _is_affine(i: Instruction) -> bool:
+    """Whether ScalarE can do it, which computes scale times data plus bias.
+
+    A published profile of a kernel that names no engine for such instructions has both engines at
+    work (docs/cost_model.md).
+    """
+    attrs = StepsAttrs.of(i)
+    return not attrs.reduce_axes and all(step.op in AFFINE for step in attrs.steps)
+
+
 TENSOR_SCALAR = OpSpec(
     name="tensor_scalar",
     engine=Engine.VECTOR,
@@ -270,6 +282,8 @@ TENSOR_SCALAR = OpSpec(
     compute=_steps,
     cycles=streaming_with_sums,
     updates=_step_updates,
+    serves_as_well=Engine.SCALAR,
+    serves_if=_is_affine,
     note="(data op0 operand0) op1 operand1 with constants or (P, 1) vectors",
     aliases=("tensor_scalar_reduce",),
 )
@@ -425,8 +439,7 @@ def _reciprocal(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 def _reciprocal_cycles(i: Instruction) -> float:
     """8N on VectorE, whose result is the more exact one, N on ScalarE (docstring)."""
-    n = free_elements(i) * stride_factor(i)
-    return max(GEN2.min_ii, n if i.op.engine_of(i) is Engine.SCALAR else 8 * n)
+    return streaming(1.0 if i.op.engine_of(i) is Engine.SCALAR else 8.0)(i)
 
 
 RECIPROCAL = OpSpec(
@@ -437,6 +450,8 @@ RECIPROCAL = OpSpec(
     flow="elementwise",
     compute=_reciprocal,
     cycles=_reciprocal_cycles,
+    serves_as_well=Engine.SCALAR,
+    cycles_there=streaming(),
     note="VectorE 8N cycles, ScalarE N",
 )
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from .view import View
 
 ON_CHIP = frozenset({"sbuf", "psum"})
+SPILL = "spill"  # role of what the time model's compiler adds where tiles exceed a memory
 
 
 class Source:
@@ -89,7 +90,7 @@ class Storage:
     Attributes:
         shape: as declared; on chip ``(blocks..., partitions, free...)``, ``paxis`` block axes.
         buffer: ``hbm`` (kernel input or scratch), ``shared_hbm``, ``sbuf`` or ``psum``.
-        role: ``input``, ``output``, ``const`` (data known while tracing) or ``local``.
+        role: ``input``, ``output``, ``const`` (data known while tracing), ``local`` or ``spill``.
         frame: loop iteration that created it.
         birth: number of instructions recorded before it was created.
         producer: the instruction whose result this fresh tile is, while it may still be moved.

@@ -15,9 +15,11 @@ from ..device.spec import GEN2, Engine
 from ..program.program import Instruction
 from ..program.storage import Source
 from ..time import cost
+from ..time.passes.spill import spilling
 from ..time.schedule import BUFFER, DMA, ENGINES, PORT, TENSOR, Schedule
 from . import bands
 
+SPILLS = ("spill_save", "spill_reload")
 ENGINE_KEYS = ("tensor_engine", "vector_engine", "scalar_engine", "gpsimd_engine", "dma")
 
 
@@ -84,6 +86,7 @@ class Profile:
         lines: source lines, most critical first.
         critical: nanoseconds of the critical path by resource (engines and kinds of waiting).
         binding: what bounds the kernel, in words.
+        spills: where its tiles exceed SBUF and what that moves, in words.
     """
 
     name: str
@@ -96,6 +99,7 @@ class Profile:
     lines: list[Line]
     critical: dict[str, float]
     binding: str
+    spills: list[str] = field(default_factory=list)
     estimated: bool = True
 
     def to_json(self) -> dict[str, Any]:
@@ -123,6 +127,7 @@ def profile(schedule: Schedule) -> Profile:
         lines=ordered,
         critical=critical,
         binding=binding(schedule, critical, ordered),
+        spills=spill_words(schedule),
     )
 
 
@@ -147,8 +152,32 @@ def metrics(schedule: Schedule, lines: Sequence[Line]) -> dict[str, float]:
     figures["sbuf_high_water_bytes"] = schedule.high_water("sbuf")
     figures["psum_high_water_banks"] = schedule.high_water("psum")
     figures["sbuf_overcommitted_bytes"] = schedule.overcommitted[0]
+    for name in SPILLS:
+        figures[f"{name}_bytes"] = sum(size[name] for size in spilled(schedule).values())
     figures["instruction_count"] = len(schedule.program)
     return figures
+
+
+def spilled(schedule: Schedule) -> dict[Source | None, dict[str, int]]:
+    """Bytes that go out and come back because tiles exceed SBUF, by the line that needs room."""
+    found: dict[Source | None, dict[str, int]] = {}
+    for at, moved in schedule.transfers.items():
+        instruction = schedule.program.instructions[at]
+        name = spilling(instruction)
+        if name is not None:
+            sizes = found.setdefault(instruction.source, dict.fromkeys(SPILLS, 0))
+            sizes[name] += moved.bytes
+    return found
+
+
+def spill_words(schedule: Schedule) -> list[str]:
+    """A sentence for each line at which SBUF overflows, most bytes first."""
+    ordered = sorted(spilled(schedule).items(), key=lambda e: -sum(e[1].values()))
+    return [
+        f"SBUF overflows at {place(source)}: {size_text(sizes['spill_save'])} spilled to HBM, "
+        f"{size_text(sizes['spill_reload'])} reloaded"
+        for source, sizes in ordered
+    ]
 
 
 def _dma_metrics(schedule: Schedule, total: float) -> dict[str, float]:
@@ -184,8 +213,9 @@ def _lines(schedule: Schedule) -> dict[Source | None, Line]:
         if line is None:
             line = found[source] = Line(place(source), source.function if source else "?")
         line.instructions += 1
-        if instruction.op.name not in line.opcodes:
-            line.opcodes.append(instruction.op.name)
+        opcode = spilling(instruction) or instruction.op.name
+        if opcode not in line.opcodes:
+            line.opcodes.append(opcode)
         number = schedule.engine[at]
         if number != DMA:
             line.busy[ENGINE_KEYS[number]] += schedule.busy[at]
@@ -341,7 +371,8 @@ def _slice(instruction: Instruction, pid: int, row: int, begin: float, time: flo
         "operands": [repr(v) for v in instruction.src],
         "results": [repr(v) for v in instruction.dst],
     }
-    return slice_event(instruction.op.name, pid, row, begin, time, about)
+    name = spilling(instruction) or instruction.op.name
+    return slice_event(name, pid, row, begin, time, about)
 
 
 def slice_event(

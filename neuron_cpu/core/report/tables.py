@@ -53,6 +53,8 @@ def print_profile(
         f"({estimate_note(found.dma_profile)}; schedule {found.schedule_order})"
     )
     console.print(f"bound by {found.binding}")
+    for words in found.spills:
+        console.print(words)
     for table in (
         figure_table("figures (Neuron profiler names)", found.metrics),
         _critical(found),

@@ -32,6 +32,7 @@ from ..program.program import Instruction, Program
 from ..program.storage import Storage
 from . import cost, depend, memory
 from .lower import lower
+from .passes.spill import spill
 
 ENGINES = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD, Engine.DMA)
 TENSOR, VECTOR, SCALAR, GPSIMD, DMA = range(5)
@@ -179,7 +180,7 @@ def _engines(program: Program) -> tuple[list[int], list[float]]:
         if number != DMA:
             time = cost.engine_ns(instruction, ENGINES[number])
             # Greedy, in program order: the engine that would so be through with its work first.
-            if _either_engine(instruction):
+            if instruction.op.choice(instruction) is not None:
                 vector = cost.engine_ns(instruction, Engine.VECTOR)
                 scalar = cost.engine_ns(instruction, Engine.SCALAR)
                 number = VECTOR if load[VECTOR] + vector <= load[SCALAR] + scalar else SCALAR
@@ -188,11 +189,6 @@ def _engines(program: Program) -> tuple[list[int], list[float]]:
         numbers.append(number)
         times.append(time)
     return numbers, times
-
-
-def _either_engine(instruction: Instruction) -> bool:
-    open_choice = instruction.op.serves_as_well is not None and instruction.attrs.engine is None
-    return open_choice and instruction.src[0].dt.is_float
 
 
 def _ports(instruction: Instruction, number: int) -> tuple[bool, bool]:
@@ -459,6 +455,11 @@ def schedules(
     check_order(order)
     with without_garbage_collection():
         made = lower(program) if order == COMPILER_ORDER else program
+        needs = depend.dependences(made)
+        found = {name: _scheduled(made, needs, profile, order) for name, profile in rows.items()}
+        if not any(any(one.overcommitted) for one in found.values()):
+            return found
+        made = spill(made)
         needs = depend.dependences(made)
         return {name: _scheduled(made, needs, profile, order) for name, profile in rows.items()}
 

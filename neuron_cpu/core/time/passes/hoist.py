@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...device.spec import Engine
+from ...device.spec import GEN2, Engine
 from ...program.program import Instruction
 from ...program.storage import Frame, Source, Storage
 from ...program.view import View
@@ -37,6 +37,7 @@ def hoist(work: Work) -> list[Instruction]:
     else writes can be shared, and only from HBM that the kernel does not write.
     """
     pure = _single_results(work.instructions)
+    pure -= _too_many_for_psum(work.instructions)
     steady = _unwritten_hbm(work.instructions)
     seen: dict[tuple[Source | None, str, int], _Seen] = {}
     same: dict[int, Storage] = {}  # a dropped result -> the one that stands for it
@@ -97,6 +98,24 @@ def _single_results(instructions: list[Instruction]) -> set[int]:
             if view.size == storage.size and automatic(storage) and view.indirect is None:
                 whole.add(storage.id)
     return {k for k in whole if written[k] == 1}
+
+
+def _too_many_for_psum(instructions: list[Instruction]) -> set[int]:
+    """Results in PSUM of lines that make more of them in one iteration than it can keep beside
+    others: half of it."""
+    made: dict[tuple[Frame | None, Source | None], list[Storage]] = {}
+    for instruction in instructions:
+        for view in instruction.dst:
+            if view.storage.buffer == "psum":
+                line = instruction.frame, instruction.source
+                made.setdefault(line, []).append(view.storage)
+    limit = GEN2.psum_banks * GEN2.psum_bank_bytes // 2
+    found: set[int] = set()
+    for storages in made.values():
+        own = {s.id: s.tile_bytes for s in storages}
+        if sum(own.values()) > limit:
+            found.update(own)
+    return found
 
 
 def _unwritten_hbm(instructions: list[Instruction]) -> set[int]:
