@@ -74,7 +74,7 @@ OPERATORS = tuple(
 )  # fmt: skip
 
 CORE = "neuron_cpu/core/"
-PARTS = {CORE: "tests/core", "llama.py": "tests/llama"}
+PARTS = {CORE: ["tests/core"], "llama.py": ["tests/llama", "tests/sdk/test_submission.py"]}
 SLOW = ("test_text", "test_shapes")  # whole models: they say whether all is well, not what is not
 KEPT = ROOT / "mutation.jsonl"
 MAP = ROOT / "mutation-tests.json"
@@ -525,7 +525,7 @@ def copy_of_tree(folder: Path) -> Path:
     # Compiled once, tests by pytest. A mutant's file is newer than its compiled form, which nothing
     # writes again.
     compileall.compile_dir(folder, quiet=1)
-    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", *PARTS.values()]
+    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", *sum(PARTS.values(), [])]
     subprocess.run(collect, cwd=folder, check=True, stdout=subprocess.DEVNULL)
     return folder
 
@@ -554,10 +554,10 @@ def main() -> int:
         os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
         os.chdir(tree)
         sys.path[0] = str(tree)
-        for start, part in PARTS.items():
+        for start, tests in PARTS.items():
             pending = [m for m in mutants if m.path.startswith(start) and m not in done]
             if pending:
-                run_part(tree, part, pending, args.limit)
+                run_part(tree, tests, pending, args.limit)
     results = kept(mutants)
     found = [results[mutant] for mutant in mutants]
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -568,11 +568,11 @@ def main() -> int:
     return 0
 
 
-def run_part(tree: Path, part: str, mutants: list[Mutant], limit: float) -> None:
+def run_part(tree: Path, tests: list[str], mutants: list[Mutant], limit: float) -> None:
     """Run the mutants of one part of the project on its tests."""
     child = os.fork()
     if not child:  # imports the project and collects; what is left of the mutants comes back
-        os._exit(pytest.main([*options(tree), part], [Live(mutants, tree, limit)]))
+        os._exit(pytest.main([*options(tree), *tests], [Live(mutants, tree, limit)]))
     assert os.waitpid(child, 0)[1] == 0, "the tests could not be collected"
     for fields, names, usual in json.loads((tree / "left.json").read_text(encoding="utf-8")):
         keep(run_in_file(tree, Mutant(**fields), names, usual, limit))
