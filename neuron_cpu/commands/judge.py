@@ -85,10 +85,10 @@ def _write_template(folder: Path, names: list[str]) -> int:
 
 
 def _judge(args: argparse.Namespace, names: list[str]) -> int:
-    from ..judge import score
-    from ..judge.strangers import Judging
     from ..judge.verdict import Settings
     from ..limits import Limits, has_landlock
+    from ..suite import score
+    from ..suite.strangers import Judging
 
     console = terminal.output(kernels.PIPED_WIDTH)
     settings = Settings(seeds=tuple(dict.fromkeys(args.seed or (0,))))

@@ -11,8 +11,8 @@ import pytest
 
 from neuron_cpu import limits, suite
 from neuron_cpu.__main__ import main
-from neuron_cpu.judge.score import score
-from neuron_cpu.judge.strangers import Outcome
+from neuron_cpu.suite.score import score
+from neuron_cpu.suite.strangers import Outcome
 
 FASTER = """
 import neuronxcc.nki as nki

@@ -23,8 +23,8 @@ import torch
 from .. import ensure_sdk, forked, limits
 from ..core import Kernel, NkiError
 from ..core.run.execute import Plan
-from . import verdict
-from .cases import Case
+from ..judge import verdict
+from ..judge.cases import Case
 
 KERNEL = "kernel"  # what an answer's function is called
 

@@ -22,10 +22,11 @@ import torch
 from .. import forked, suite
 from ..core import Program
 from ..core.device import dtypes
+from ..judge import accuracy, verdict
+from ..judge.references import Reference
+from ..judge.verdict import Settings, Speed, Verdict
 from ..limits import Limits
-from . import accuracy, child, verdict
-from .references import Reference
-from .verdict import Settings, Speed, Verdict
+from . import child
 
 MISSING, FAILED = "missing", "failed"
 LONGEST = 2**20  # bytes of a message that is no tensor

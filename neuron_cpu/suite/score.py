@@ -9,8 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from ..core.report.tables import microseconds
+from ..judge.tables import sentences
 from .strangers import Outcome
-from .tables import sentences
 
 FASTER = (1.0, 2.0, 4.0)  # KernelBench's fast_p: right, and more than p times as fast
 EXPENDABLE = ("roofline", "on a device, µs", "largest error", "level")
