@@ -3,8 +3,8 @@
 ``profile FILE:KERNEL --arg ...`` traces and verifies the kernel on shapes alone and estimates its
 time. ``compare FILE:KERNEL --arg ...`` runs it twice on random inputs and prints the first
 instruction whose results part. ``check FILE[:KERNEL]`` lists what a kernel file uses and who has
-shown that a device takes it. ``run SCRIPT ARGS...`` runs any script with the stand-in's SDK names
-in place.
+shown that a device takes it. ``learn`` teaches all of it, in twelve exercises. ``run SCRIPT
+ARGS...`` runs any script with the stand-in's SDK names in place.
 """
 
 from __future__ import annotations
@@ -16,10 +16,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import __version__, ensure_sdk, run_script
-from .commands import check, compare, judge, profile, tune
-from .errors import UsageError
+from .commands import check, compare, judge, learn, profile, tune
+from .errors import StandInError, UsageError
+from .lessons import pointed_out, with_pointers
 
-COMMANDS = {"profile": profile, "compare": compare, "check": check, "judge": judge, "tune": tune}
+COMMANDS = {
+    "profile": profile,
+    "compare": compare,
+    "check": check,
+    "judge": judge,
+    "tune": tune,
+    "learn": learn,
+}
 INTERRUPTED, READER_GONE = 130, 141  # what a shell reports after Ctrl-C and after `| head`
 
 
@@ -58,15 +66,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from .core import NkiError
 
     try:
-        return COMMANDS[args.command].run(args)
+        with pointed_out():
+            return COMMANDS[args.command].run(args)
     except KeyboardInterrupt:
         print(f"{_name()}: interrupted.", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of standard output has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
-    except (UsageError, NkiError, OSError, MemoryError) as error:
-        print(str(error) or type(error).__name__, file=sys.stderr)
+    except (StandInError, NkiError, OSError, MemoryError) as error:
+        print(with_pointers(str(error) or type(error).__name__), file=sys.stderr)
         return 2
 
 

@@ -22,7 +22,7 @@ def test_generated_blocks_are_up_to_date(run_script):
 
 def test_lines_of_prose_and_tables_fit():
     """What a page quotes from a program, between fences, has the width that it has there."""
-    for page in (REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")):
+    for page in (REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")):
         if page.name == "cost_model.md":
             continue
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)

@@ -9,6 +9,7 @@ from typing import Any
 from .. import terminal
 from ..arguments import above_zero, seed
 from ..errors import UsageError
+from ..lessons import with_pointers
 from . import kernels
 
 VALUES = ("random", "zeros", "ties", "large")
@@ -92,8 +93,8 @@ def run(args: argparse.Namespace) -> int:
     terminal.print_table(
         console, tables.verdict_table(verdicts, title), tables.EXPENDABLE, "arguments", "--json"
     )
-    for sentence in tables.sentences(verdicts):
-        console.print(sentence, markup=False, highlight=False)
+    said = "\n".join(tables.sentences(verdicts))
+    console.print(with_pointers(said), markup=False, highlight=False)
     content: dict[str, Any] = {
         "kernel": args.kernel,
         "reference": args.ref,

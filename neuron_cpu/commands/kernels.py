@@ -148,6 +148,11 @@ def told_as_usage(kernel: Any, target: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         place = _line_of_kernel(error, target)
+        if not place and isinstance(error, (TimeoutError, MemoryError)):
+            raise UsageError(
+                f"kernel {kernel.name} does not come to its end ({error or 'no memory left'}), "
+                "expected less work; look for loops that are too long."
+            ) from error
         if place:
             raise UsageError(
                 f"kernel {kernel.name} raises {type(error).__name__} at {place}: "

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Optional
 
 from ..core import Kernel
+from ..lessons import with_pointers
 from . import cases as forms
 from .references import Reference
 from .tables import sentences
@@ -46,4 +47,5 @@ def assert_kernel(
     verdicts = [judge(made, answer, forms.case(text), settings) for text in cases]
     failed = [verdict for verdict in verdicts if not verdict.correct]
     if failed:
-        raise AssertionError("\n".join([f"kernel {made.name}:", *sentences(failed)]))
+        said = "\n".join([f"kernel {made.name}:", *sentences(failed)])
+        raise AssertionError(with_pointers(said))

@@ -33,6 +33,18 @@ def verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
     return table
 
 
+def brief_table(verdicts: Sequence[Verdict]) -> Table:
+    """One row a case, in few words: for somebody who learns."""
+    table = Table()
+    table.add_column("arguments", overflow="fold")
+    table.add_column("verdict")
+    table.add_column("largest error", justify="right")
+    table.add_column("µs", justify="right")
+    for one in verdicts:
+        table.add_row(escape(one.case), word(one), _errors(one)[0], _speed(one.speed)[0])
+    return table
+
+
 def word(verdict: Verdict) -> str:
     """The verdict in one word."""
     if not verdict.legal:

@@ -1,0 +1,143 @@
+"""``learn [LESSON]``: twelve exercises from a vector add to decode attention."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from rich.markup import escape
+from rich.table import Table
+
+from .. import limits, terminal
+from ..arguments import positive
+from ..errors import UsageError
+from ..lessons import LESSONS, Lesson, pointers
+from ..lessons.progress import PASSED, Workbook, usual_folder
+from . import kernels
+
+HELP = "learn to write kernels: twelve exercises with hints and solutions"
+MEMORY_BYTES = 4 * 2**30  # of a learner's kernel, beyond what the command has anyway
+
+
+def declare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "lesson", nargs="?", metavar="LESSON", help="number or name: show its task, check my answer"
+    )
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument("--hint", action="store_true", help="one more hint, without a check")
+    instead.add_argument("--solution", action="store_true", help="the solution, without a check")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        help="where my copies are (default: nki_lessons, or this folder if they are here)",
+    )
+    parser.add_argument(
+        "--time-limit", type=positive, default=60, help="seconds that a check may take (60)"
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Show progress, or one lesson; 1 where its check fails."""
+    book = Workbook(usual_folder() if args.folder is None else args.folder)
+    console = terminal.output(kernels.PIPED_WIDTH)
+    if args.lesson is None:
+        for option in ("hint", "solution"):
+            if getattr(args, option):
+                raise UsageError(
+                    f"--{option} without a lesson, expected one: neuron_cpu learn 1 --{option}."
+                )
+        _show_progress(console, book)
+        return 0
+    lesson = _lesson(args.lesson)
+    if args.solution:
+        _say(console, lesson.solution.read_text(encoding="utf-8").strip())
+        _say(console, f"\nThis file: {lesson.solution}")
+        return 0
+    if args.hint:
+        for number, text in enumerate(book.next_hints(lesson), 1):
+            _say(console, f"Hint {number} of {len(lesson.hints)}\n\n{text}\n")
+        return 0
+    return _check(console, book, lesson, args.time_limit)
+
+
+def _lesson(text: str) -> Lesson:
+    for lesson in LESSONS:
+        if text in (lesson.name, str(lesson.number)):
+            return lesson
+    raise UsageError(
+        f"lesson {text[:40]!r} does not exist, expected a number from 1 to {len(LESSONS)} or a "
+        "name; neuron_cpu learn lists them."
+    )
+
+
+def _show_progress(console: Any, book: Workbook) -> None:
+    states = {lesson: book.state(lesson) for lesson in LESSONS}
+    passed = sum(state.startswith(PASSED) for state in states.values())
+    title = f"{passed} of {len(LESSONS)} lessons passed, in {book.folder.resolve()}"
+    table = Table(title=escape(title), title_justify="left")
+    table.add_column("", justify="right")
+    for name in ("lesson", "what it teaches", "state"):
+        table.add_column(name)
+    for lesson, state in states.items():
+        table.add_row(str(lesson.number), lesson.title, lesson.teaches, state)
+    terminal.print_table(console, table, (), "what it teaches")
+    _show_next(console, book)
+
+
+def _show_next(console: Any, book: Workbook) -> None:
+    following = book.following()
+    if following is None:
+        _say(console, "All lessons passed. Next: your own kernels, neuron_cpu check --help")
+    else:
+        _say(console, f"Next: {_command(following)} ({following.title})")
+
+
+def _check(console: Any, book: Workbook, lesson: Lesson, seconds: int) -> int:
+    """Show the task, judge the learner's copy, note what passed."""
+    from ..judge import exercises
+
+    made = book.begin(lesson)
+    path = book.path(lesson)
+    asked = exercises.task(lesson)
+    _say(console, f"Lesson {lesson.number} of {len(LESSONS)}\n\n{asked.text}\n")
+    _say(console, f"Your {'new ' if made else ''}copy of the exercise: {path}\n")
+    target = f"{path}:{lesson.name}"
+    with limits.bounded(seconds, MEMORY_BYTES):
+        kernel = kernels.load_kernel(target)
+        with kernels.told_as_usage(kernel, target):
+            found = exercises.check(kernel, asked)
+    _show_verdicts(console, found.verdicts, lesson)
+    if found.missing:
+        _say(console, f"\nNot passed: {'; '.join(found.missing)}.")
+        _say(console, f"Edit your copy and run this again, or: {_command(lesson)} --hint")
+        return 1
+    book.note_passed(lesson)
+    times = "" if found.speedup is None else f", {exercises.compared(found.speedup)}"
+    _say(console, f"\nLesson {lesson.number} passed{times}.")
+    _say(console, f"A solution to compare with: {_command(lesson)} --solution")
+    _show_next(console, book)
+    return 0
+
+
+def _show_verdicts(console: Any, verdicts: list, lesson: Lesson) -> None:
+    """A row a case, and why the first one fails, or what bounds the timed one."""
+    from ..judge import exercises, tables
+    from . import judged
+
+    terminal.print_table(console, tables.brief_table(verdicts), (), "arguments")
+    doubtful = (one for one in verdicts if not one.correct or one.warnings)
+    telling = next(doubtful, verdicts[-1])
+    said = "\n".join(tables.sentences([telling]))
+    for line in (said, *pointers(said, besides=lesson)):
+        _say(console, line)
+    if any(one.speed for one in verdicts):
+        _say(console, judged.estimate_line(exercises.SETTINGS))
+
+
+def _command(lesson: Lesson) -> str:
+    return f"neuron_cpu learn {lesson.number}"
+
+
+def _say(console: Any, text: str) -> None:
+    console.print(text, markup=False, highlight=False)

@@ -1,0 +1,169 @@
+"""Twelve exercises from a vector add to decode attention, and the messages that each is about.
+
+A lesson is a folder of ``course``: ``exercise.py`` (task, a kernel that fails, what the check asks
+for), ``hints.txt`` and ``solution.py``. They stand in the package, not among the documents, so that
+``neuron_cpu learn`` has them wherever the package is installed; a learner edits a copy.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+FOLDER = Path(__file__).resolve().parent / "course"
+
+
+class Lesson(NamedTuple):
+    """One exercise.
+
+    Attributes:
+        name: of its folder and of its kernel.
+        teaches: in a few words.
+        messages: identifiers of the errors and warnings that it is about, separated by blanks.
+    """
+
+    name: str
+    teaches: str
+    messages: str = ""
+
+    @property
+    def number(self) -> int:
+        return LESSONS.index(self) + 1
+
+    @property
+    def title(self) -> str:
+        return self.name.replace("_", " ")
+
+    @property
+    def exercise(self) -> Path:
+        return FOLDER / self.name / "exercise.py"
+
+    @property
+    def solution(self) -> Path:
+        return FOLDER / self.name / "solution.py"
+
+    @property
+    def hints(self) -> list[str]:
+        """Each says more than the one before."""
+        text = (FOLDER / self.name / "hints.txt").read_text(encoding="utf-8")
+        return text.strip().split("\n\n")
+
+
+LESSONS = (
+    Lesson(
+        name="vector_add",
+        teaches="the memories: load to SBUF, compute, store to HBM",
+        messages="err_unsupported_memory err_tensor_output_not_written_to sim_private_result "
+        "err_shared_hbm_must_in_kernel_level err_cannot_update_immutable_parameter sim_shape "
+        "err_nki_api_outside_of_nki_kernel err_hbm_tensor_with_init_value_not_supported "
+        "sim_buffer sim_assignment_type sim_operand_type sim_shape_mismatch sim_partial_output "
+        "err_store_dst_shape_smaller_than_other_shape sim_tensor_iteration",
+    ),
+    Lesson(
+        name="masked_tail",
+        teaches="128 partitions, indices, and masks for what is left over",
+        messages="err_tensor_access_out_of_bound err_num_partition_exceed_arch_limit "
+        "err_1d_arange_not_supported err_unsupported_expression_in_mask sim_mask_shape "
+        "err_unsupported_mixing_basic_advanced_tensor_indexing sim_index_rank sim_index_shape "
+        "err_control_flow_condition_depending_on_arange sim_index_type sim_empty_slice "
+        "err_dynamic_control_flow_not_supported err_ambiguous_tensor_truth_value "
+        "err_cannot_assign_to_index sim_operand_mask sim_matmul_mask sim_reduce_mask",
+    ),
+    Lesson(
+        name="undefined_data",
+        teaches="memory that nobody has written",
+        messages="sim_undefined_data sim_output_partly_written",
+    ),
+    Lesson(
+        name="races",
+        teaches="which loops are independent, and whose tiles are whose",
+        messages="err_unexpected_output_dependencies err_local_variable_used_out_of_scope "
+        "sim_loop_bound sim_loop_condition sim_loop_index_value sim_loop_local_used_after "
+        "sim_loop_min_max sim_loop_rebinding sim_loop_side_effect "
+        "err_while_loop_requires_unconditional_entry",
+    ),
+    Lesson(
+        name="tiled_matmul",
+        teaches="TensorE's operands, their sizes, and PSUM",
+        messages="err_size_of_dimension_exceed_arch_limit sim_matmul_type sim_matmul_mixed_types "
+        "sim_matmul_output_type sim_psum_capacity sim_two_psum_operands sim_rank",
+    ),
+    Lesson(
+        name="psum_accumulation",
+        teaches="sums of products, and what may begin one",
+        messages="sim_accumulated_result sim_accumulation_region sim_accumulation_start "
+        "sim_inplace_operator err_activation_bias_invalid_type "
+        "err_activation_scale_invalid_type err_activation_scale_scalar_or_vector",
+    ),
+    Lesson(
+        name="transposes",
+        teaches="which axis lies on partitions, and how to turn it",
+        messages="err_num_partition_mismatch err_exceed_max_supported_dimension "
+        "err_failed_to_infer_tile_from_local_tensor sim_partition_stride sim_transposed_operand "
+        "sim_vector_transpose_size sim_start_partition",
+    ),
+    Lesson(
+        name="double_buffering",
+        teaches="DMA and engines at the same time",
+        messages="sim_sbuf_capacity err_leading_dimension_of_tensor_must_be_partition",
+    ),
+    Lesson(
+        name="weight_layout",
+        teaches="long rows for DMA, by choice of who lies where",
+        messages="sim_reshape sim_access_pattern_axes",
+    ),
+    Lesson(
+        name="fusing",
+        teaches="one pass through memory, two operations an instruction",
+        messages="sim_vector_operand sim_reduce_axis sim_reduce_res_shape sim_stretched_operand "
+        "sim_broadcast sim_trailing_broadcast sim_mixed_operator_classes sim_unknown_operator",
+    ),
+    Lesson(
+        name="running_softmax",
+        teaches="softmax of rows that come in pieces",
+        messages="sim_activation_range sim_activation_function sim_activation_reduce_op",
+    ),
+    Lesson(
+        name="decode_attention",
+        teaches="all of it: heads that share keys, one pass over the cache",
+    ),
+)
+ABOUT = {message: lesson for lesson in LESSONS for message in lesson.messages.split()}
+_IDENTIFIERS = re.compile(r"\[((?:err|sim)_\w+)\]")
+
+
+def pointers(text: str, besides: Lesson | None = None) -> list[str]:
+    """A line for each lesson, one apart, that a message in ``text`` is about.
+
+    Messages end in their identifier in brackets.
+    """
+    about = dict.fromkeys(ABOUT.get(found) for found in _IDENTIFIERS.findall(text))
+    return [
+        f"Lesson {lesson.number} ({lesson.title}) is about this: neuron_cpu learn {lesson.number}"
+        for lesson in about
+        if lesson not in (None, besides)
+    ]
+
+
+def with_pointers(text: str) -> str:
+    """The text, and its `pointers` below."""
+    return "\n".join([text.rstrip("\n"), *pointers(text)])
+
+
+@contextmanager
+def pointed_out() -> Iterator[None]:
+    """Inside the block warnings of kernels are followed by their `pointers`."""
+    usual = warnings.formatwarning
+
+    def pointing(*arguments: Any, **keywords: Any) -> str:
+        return with_pointers(usual(*arguments, **keywords)) + "\n"
+
+    warnings.formatwarning = pointing
+    try:
+        yield
+    finally:
+        warnings.formatwarning = usual

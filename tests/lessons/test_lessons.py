@@ -1,0 +1,286 @@
+"""The twelve lessons through `neuron_cpu learn`: exercises fail, solutions pass, messages help."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+
+from neuron_cpu.__main__ import main
+from neuron_cpu.judge import assert_kernel
+from neuron_cpu.lessons import ABOUT, LESSONS, Lesson, pointers
+from neuron_cpu.lessons.progress import FILE, file_name
+from tests.conftest import REPOSITORY
+
+# What each exercise fails with: the reason that its lesson is about.
+REASONS = {
+    "vector_add": "[err_unsupported_memory]",
+    "masked_tail": "[err_tensor_access_out_of_bound]",
+    "undefined_data": "[sim_undefined_data]",
+    "races": "[err_unexpected_output_dependencies]",
+    "tiled_matmul": "[err_size_of_dimension_exceed_arch_limit]",
+    "psum_accumulation": "[sim_accumulation_start]",
+    "transposes": "it computes something else than the reference",
+    "double_buffering": "1.00 times as fast as the exercise's own kernel, 1.5 times asked for",
+    "weight_layout": "1.00 times as fast as the exercise's own kernel, 1.5 times asked for",
+    "fusing": "1.00 times as fast as the exercise's own kernel, 2 times asked for",
+    "running_softmax": "first instruction whose result is infinite or NaN: ",
+    "decode_attention": "1.00 times as fast as the exercise's own kernel, 3 times asked for",
+}
+FIRST = LESSONS[0]
+FIRST_PASS = """\
+    neg_max_sb = nl.full((rows, 1), 3.0e38, nl.float32, buffer=nl.sbuf)
+    for first_chunk in nl.sequential_range(columns // CHUNK):
+        first_sb = nl.load(scores_hbm[:, nl.ds(first_chunk * CHUNK, CHUNK)])
+        chunk_sb = nisa.tensor_reduce(nl.max, first_sb, axis=1, negate=True)
+        neg_max_sb[...] = nisa.tensor_tensor(neg_max_sb, chunk_sb, nl.minimum)
+"""
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The working folder of a learner with a narrow terminal."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    return tmp_path
+
+
+def learn(*arguments: object) -> int:
+    return main(["learn", *map(str, arguments)])
+
+
+def words(capsys: pytest.CaptureFixture) -> str:
+    """What was printed, however its lines were broken; none was too long for the terminal.
+
+    The line that says which SDK is in use comes from the package, for programs, and is left out.
+    """
+    told = capsys.readouterr()
+    lines = [line for line in told.out.splitlines() if not line.startswith("Neuron SDK: ")]
+    assert max(map(len, lines), default=0) <= 80
+    return " ".join((" ".join(lines) + told.err).split())
+
+
+def copy_of(lesson: Lesson) -> Path:
+    return Path("nki_lessons", file_name(lesson))
+
+
+def edit(lesson: Lesson, text: str) -> None:
+    copy_of(lesson).parent.mkdir(exist_ok=True)
+    copy_of(lesson).write_text(text)
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
+def test_the_exercise_fails_for_its_reason_and_the_solution_passes(
+    lesson: Lesson, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert learn(lesson.number) == 1
+    told = words(capsys)
+    assert REASONS[lesson.name] in told and "Not passed: " in told and "Task: " in told
+    assert copy_of(lesson).read_text() == lesson.exercise.read_text()
+    for identifier in re.findall(r"\[(\w+)\]", REASONS[lesson.name]):
+        assert ABOUT[identifier] == lesson
+    monkeypatch.setenv("NKI_CPU_STRICT", "1")
+    shutil.copy(lesson.solution, copy_of(lesson))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert learn(lesson.name) == 0, words(capsys)
+    assert f"Lesson {lesson.number} passed" in words(capsys)
+    target = f"{copy_of(lesson)}:{lesson.name}"
+    cases = lesson_cases(lesson)
+    assert main(["check", target, *(f"--arg={word}" for word in cases[-1].split())]) == 0
+    assert " 0 unproven" in words(capsys)
+
+
+def lesson_cases(lesson: Lesson) -> tuple[str, ...]:
+    from neuron_cpu.judge import exercises
+
+    return tuple(map(str, exercises.task(lesson).cases))
+
+
+@pytest.mark.parametrize("lesson", LESSONS, ids=lambda lesson: lesson.name)
+def test_texts_suit_a_narrow_terminal(lesson: Lesson) -> None:
+    assert len(lesson.hints) >= 3
+    for path in (lesson.exercise, lesson.solution, lesson.exercise.with_name("hints.txt")):
+        assert max(map(len, path.read_text().splitlines())) <= 80, path
+    assert lesson.exercise.read_text().count("Task: ") == 1
+
+
+def test_progress(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert learn() == 0
+    told = words(capsys)
+    assert "0 of 12 lessons passed" in told and "Next: neuron_cpu learn 1 (vector add)" in told
+    assert told.count("not begun") == 12 and not Path("nki_lessons").exists()
+    assert learn(1) == 1
+    words(capsys)
+    assert learn() == 0 and words(capsys).count("not begun") == 11
+    edit(FIRST, FIRST.solution.read_text())
+    assert learn(1) == 0
+    assert "Next: neuron_cpu learn 2 (masked tail)" in words(capsys)
+    monkeypatch.chdir("nki_lessons")  # where the copies are: no folder below it
+    assert learn() == 0
+    assert "1 of 12 lessons passed" in words(capsys)
+    Path(file_name(FIRST)).write_text(FIRST.solution.read_text() + "# mine\n")
+    assert learn() == 0 and "passed, then edited" in words(capsys)
+    assert not Path("nki_lessons").exists()
+
+
+def test_a_copy_is_never_overwritten(capsys: pytest.CaptureFixture) -> None:
+    edit(FIRST, "mine = 1\n")
+    assert learn(1) == 2
+    assert "has no kernel 'vector_add'" in words(capsys)
+    assert copy_of(FIRST).read_text() == "mine = 1\n"
+
+
+def test_hints_come_one_by_one(capsys: pytest.CaptureFixture) -> None:
+    for shown in (1, 2, 3, 3):
+        assert learn(1, "--hint", "--folder", "elsewhere") == 0
+        told = words(capsys)
+        assert [f"Hint {n} of 3" in told for n in (1, 2, 3)] == [n <= shown for n in (1, 2, 3)]
+    assert not Path("nki_lessons").exists()
+
+
+def test_the_solution_is_shown_and_nothing_is_run(capsys: pytest.CaptureFixture) -> None:
+    assert learn(12, "--solution") == 0
+    told = words(capsys)
+    assert " ".join(LESSONS[-1].solution.read_text().split()) in told
+    assert not Path("nki_lessons").exists()
+
+
+def test_only_what_is_faster_passes_where_time_is_asked_for(capsys: pytest.CaptureFixture) -> None:
+    """A softmax that loads everything twice is right, and slower than the lesson allows."""
+    lesson = next(one for one in LESSONS if one.name == "running_softmax")
+    kernel, first_loop = lesson.exercise.read_text(), "    for chunk in nl.sequential_range("
+    kernel = kernel.replace(first_loop, FIRST_PASS + first_loop)
+    edit(lesson, kernel.replace("(nl.exp, scores_sb)", "(nl.exp, scores_sb, bias=neg_max_sb)"))
+    assert learn(lesson.number) == 1
+    told = words(capsys)
+    assert told.count(" correct ") == 2 and "0.8 times asked for" in told
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["0"], "lesson '0' does not exist, expected a number from 1 to 12"),
+        (["13"], "lesson '13' does not exist"),
+        (["vector add"], "lesson 'vector add' does not exist"),
+        (["--hint"], "--hint without a lesson"),
+        (["--solution"], "--solution without a lesson"),
+    ],
+)
+def test_mistakes_are_one_sentence(arguments, sentence, capsys: pytest.CaptureFixture) -> None:
+    assert learn(*arguments) == 2
+    assert sentence in words(capsys)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("def vector_add(:\n", "cannot be imported (SyntaxError: "),
+        ("while True:\n    pass\n", "cannot be imported (TimeoutError: it takes longer than 1 s"),
+        ("def vector_add(a, b):\n    while True:\n        pass\n",
+         ": it takes longer than 1 s; mend that line"),
+        ("def vector_add(a, b):\n    return numpy.add(a, b)\n", "raises NameError at"),
+        ("import sys\nsys.exit(0)\n", "cannot be imported (SystemExit: 0)"),
+        ("vector_add = 3\n", "has no kernel 'vector_add'"),
+    ],
+)  # fmt: skip
+def test_answers_that_do_not_run(content: str, sentence: str, capsys) -> None:
+    edit(FIRST, content)
+    assert learn(1, "--time-limit", 1) == 2
+    assert sentence in words(capsys)
+    assert learn() == 0 and "0 of 12 lessons passed" in words(capsys)
+
+
+@pytest.mark.parametrize("content", ["{", "[]", '{"races": 3}', '{"races": {"hints": "x"}}'])
+def test_damaged_progress_is_told(content: str, capsys: pytest.CaptureFixture) -> None:
+    Path("nki_lessons").mkdir()
+    Path("nki_lessons", FILE).write_text(content)
+    assert learn() == 2
+    assert "is damaged, expected the progress" in words(capsys)
+
+
+def test_a_folder_that_cannot_be_written(capsys: pytest.CaptureFixture) -> None:
+    Path("file").write_text("")
+    assert learn(1, "--folder", "file") == 2
+    assert "Cannot write file/lesson01_vector_add.py" in words(capsys)
+
+
+def test_an_interrupt_ends_the_check_alone(capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+    from neuron_cpu.judge import exercises
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(exercises, "check", interrupt)
+    assert learn(1) == 130
+    assert "interrupted" in words(capsys) and copy_of(FIRST).is_file()
+
+
+# --- messages name lessons ------------------------------------------------------------------------
+def test_every_message_of_a_lesson_exists_and_has_one_lesson() -> None:
+    page = (REPOSITORY / "docs" / "simulator.md").read_text(encoding="utf-8")
+    listed = set(re.findall(r"^- `(\w+)` \(", page, re.MULTILINE))
+    named = [message for lesson in LESSONS for message in lesson.messages.split()]
+    assert len(named) == len(set(named)) and set(named) <= listed
+
+
+def test_errors_of_other_commands_name_the_lesson(capsys: pytest.CaptureFixture) -> None:
+    target, shapes = "exercise.py:undefined_data", ["--arg", "128x64:f32"]
+    shutil.copy(LESSONS[2].exercise, "exercise.py")
+    pointer = "Lesson 3 (undefined data) is about this: neuron_cpu learn 3"
+    for command in ("profile", "compare"):
+        assert main([command, target, *shapes]) == 2
+        assert words(capsys).endswith(f"[sim_undefined_data] {pointer}")
+    assert main(["check", target, "--ref", "exercise.py:reference", *shapes]) == 1
+    assert pointer in words(capsys)
+
+
+def test_warnings_of_other_commands_name_the_lesson(capsys, monkeypatch) -> None:
+    shutil.copy(LESSONS[5].exercise, "exercise.py")
+    shapes = [f"--arg={shape}" for shape in ("128x60:f32", "128x32:f32", "32x1:f32")]
+    pointer = "Lesson 6 (psum accumulation) is about this: neuron_cpu learn 6"
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        monkeypatch.setattr(warnings, "showwarning", written)  # pytest would keep them
+        assert main(["profile", "exercise.py:psum_accumulation", *shapes]) == 0
+    assert pointer in words(capsys)
+    target = "exercise.py:psum_accumulation"
+    assert main(["check", target, "--ref", "exercise.py:reference", *shapes]) == 0
+    assert pointer in words(capsys)
+
+
+def written(message: Warning, category: type, filename: str, line: int, *_: object) -> None:
+    """As Python shows a warning without pytest."""
+    sys.stderr.write(warnings.formatwarning(message, category, filename, line))
+
+
+def test_assertions_name_the_lesson() -> None:
+    from neuron_cpu.judge import exercises
+
+    asked = exercises.task(LESSONS[2])
+    with pytest.raises(AssertionError, match=r"Lesson 3 \(undefined data\) is about this"):
+        assert_kernel(asked.kernel, asked.reference, "128x64:f32")
+
+
+def test_a_lesson_does_not_point_at_itself() -> None:
+    text = "one [sim_undefined_data], two [sim_undefined_data], three [sim_reshape] [sim_unheard]"
+    assert [line.split(" is ")[0] for line in pointers(text)] == [
+        "Lesson 3 (undefined data)",
+        "Lesson 9 (weight layout)",
+    ]
+    assert len(pointers(text, besides=LESSONS[2])) == 1
+
+
+def test_the_page_lists_every_lesson() -> None:
+    page = (REPOSITORY / "docs" / "learn" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) \| \[([^]]+)\] \| ([^|]+) \|$", page, re.MULTILINE)
+    assert rows == [(str(one.number), one.title, one.teaches) for one in LESSONS]
+    links = dict(re.findall(r"^\[([^]]+)\]: (\S+)$", page, re.MULTILINE))
+    found = {
+        title: (REPOSITORY / "docs" / "learn" / link).resolve() for title, link in links.items()
+    }
+    assert found == {one.title: one.exercise for one in LESSONS}
