@@ -10,10 +10,9 @@ import contextlib
 import copy
 import json
 import os
-import resource
 import signal
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
@@ -29,6 +28,7 @@ from harness.inputs import command_line, models, prompts, submission
 from harness.modes import profile
 from harness.session import building, generation, opening, streaming, wire, workers
 from harness.session.worker import Answer
+from neuron_cpu import limits
 from neuron_cpu.commands import check, kernels
 from neuron_cpu.errors import StandInError
 from tests.tiny_model import TINY_CONFIG, write_tiny_model
@@ -58,25 +58,9 @@ VALUES = st.recursive(
 )
 
 
-@contextlib.contextmanager
-def bounded() -> Iterator[None]:
+def bounded() -> contextlib.AbstractContextManager[None]:
     """End the body with an error where it takes too long or too much memory."""
-
-    def late(*_: Any) -> None:
-        raise TimeoutError(f"no answer within {MOST_SECONDS} s")
-
-    status = Path("/proc/self/status").read_text()
-    data = int(status.split("VmData:")[1].split()[0]) * 1024
-    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    before = signal.signal(signal.SIGALRM, late)
-    resource.setrlimit(resource.RLIMIT_DATA, (data + MOST_BYTES, hard))
-    signal.alarm(MOST_SECONDS)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-        signal.signal(signal.SIGALRM, before)
+    return limits.bounded(MOST_SECONDS, MOST_BYTES)
 
 
 def taken_or_refused(door: Callable[[], Any]) -> None:
