@@ -262,6 +262,28 @@ def test_short_loops_over_few_elements_become_one_instruction(block, each):
     assert same_results(program, torch.randn(128, 259))
 
 
+@pytest.mark.parametrize(("in_psum", "sums"), [(True, 65), (False, 258)])
+def test_long_loops_join_four_sums_where_an_operand_lies_in_psum(in_psum, sums):
+    """Windows overlap, so that their products stay apart; 258 iterations leave a rest of two."""
+
+    def kernel(x):
+        out = nl.ndarray((128, 258), dtype=nl.float32, buffer=nl.shared_hbm)
+        tile, found = nl.load(x), nl.ndarray((128, 258), dtype=nl.float32)
+        weights = nl.ndarray((128, 3), dtype=nl.float32, buffer=nl.psum if in_psum else nl.sbuf)
+        weights[...] = nisa.tensor_copy(tile[:, 0:3])
+        for k in nl.affine_range(258):
+            part = nisa.tensor_tensor(tile[:, nl.ds(k, 3)], weights, op=nl.multiply)
+            found[:, nl.ds(k, 1)] = nisa.tensor_reduce(nl.add, part, axis=1)
+        nl.store(out, value=found)
+        return out
+
+    program = trace(kernel, (128, 261))
+    lowered = lower(program)
+    assert count(lowered, "tensor_tensor") == 258
+    assert count(lowered, "tensor_reduce") == sums
+    assert same_results(program, torch.randn(128, 261))
+
+
 def test_wide_instructions_are_not_joined():
     program = windows(256, 64, width=64)
     assert count(lower(program), "tensor_reduce") == 256
