@@ -47,7 +47,8 @@ LIMIT = 0.15
 APART = 1.05  # measured times of two variants that differ by less have no order
 OUTLIER = (0.6, 1.7)
 DOCUMENT = ROOT / "docs" / "cost_model.md"
-FOLDERS = re.compile(r"(?:/[^/\s:()]+)*/(?=[^/\s:()]+\.py)")  # a refusal names the whole path
+PLACE = re.compile(r"[^/\s:()]+\.py:\d+")  # what a table keeps of the line that a refusal names
+LONGEST_ERROR = 60  # characters of an exception's message in a table
 
 
 # --- public kernels in their own source -----------------------------------------------------------
@@ -95,11 +96,14 @@ def run(row: public_rows.Row, public: Path) -> Outcome:
     except public_rows.Missing as absent:
         return Outcome(row, problem=str(absent), missing=True)
     except NkiError as refusal:
-        return Outcome(row, problem=f"refused: {FOLDERS.sub('', str(refusal))}")
+        place = PLACE.search(str(refusal))
+        where = f" at {place[0]}" if place else ""
+        return Outcome(row, problem=f"refused{where}: {refusal.identifier}")
     except Exception as error:  # a crash is a result of the comparison too
         frame = traceback.extract_tb(error.__traceback__)[-1]
         where = f"{Path(frame.filename).name}:{frame.lineno}"
-        return Outcome(row, problem=f"failed: {type(error).__name__}: {error} ({where})")
+        said = str(error).splitlines()[0][:LONGEST_ERROR] if str(error) else ""
+        return Outcome(row, problem=f"failed: {type(error).__name__}: {said} ({where})")
     busy = found.engine_busy()
     engine = max(busy, key=lambda e: busy[e])
     return Outcome(
