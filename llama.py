@@ -294,10 +294,10 @@ def copy_products(weight_sb, x_sb, out_sb, place):
 
 
 class Norm(NamedTuple):
-    """Constants of an RMSNorm: epsilon, and the features that count (H is padded with zeros)."""
+    """Constants of an RMSNorm: the features that count (H is padded with zeros), and epsilon."""
 
-    eps: float
     features: int
+    eps: float
 
 
 def residual_sum(x_hbm, delta_hbm, sum_hbm, start, count):
@@ -316,20 +316,6 @@ def residual_sum(x_hbm, delta_hbm, sum_hbm, start, count):
             x_sb[:, part, :] = nisa.tensor_tensor(x_sb[:, part, :], delta_sb, nl.add)
             nl.store(sum_hbm.reshape(lanes)[:, part, columns], x_sb[:, part, :])
     return x_sb
-
-
-def times_gain(x_sb, gain_hbm):
-    """[128, H/128, T] @ SBUF times the gain [H] of a norm, one number per partition and tile."""
-    k_tiles = x_sb.shape[1]
-    gain_sb = nl.ndarray((P_MAX, k_tiles), nl.float32, buffer=nl.sbuf)
-    gain_sb[...] = nisa.tensor_copy(load_tile(gain_hbm.reshape((P_MAX, k_tiles))))
-    zero_sb = filled((P_MAX, 1), 0.0, nl.float32)
-    out_sb = nl.ndarray(x_sb.shape, x_sb.dtype, buffer=nl.sbuf)
-    for k in nl.affine_range(k_tiles):
-        out_sb[:, k, :] = nisa.activation(
-            nl.copy, x_sb[:, k, :], bias=zero_sb, scale=gain_sb[:, nl.ds(k, 1)]
-        )
-    return out_sb
 
 
 def squared_lengths(x_sb, start, tokens):
@@ -359,22 +345,20 @@ class Scales(NamedTuple):
     down_sb: List[Any]
 
 
-def normed(x_sb, gain_hbm, norm, tiles):
-    """What a norm leaves of [128, H/128, T] @ SBUF: times the gain, and the Scales for later.
-
-    Without a gain there is no norm.
-    """
-    if gain_hbm is not None:
-        return times_gain(x_sb, gain_hbm), reciprocal_rms(x_sb, tiles, norm)
-    down_sb = [filled((size, 1), 1.0, nl.float32) for _, size in tiles]
-    return x_sb, Scales(filled((P_MAX, x_sb.shape[2]), 1.0, nl.float32), down_sb)
+def norm_scales(x_sb, norm, parts):
+    """The Scales of a norm of [128, H/128, T] @ SBUF, whose gain is in the weights behind it; ones
+    where ``norm`` is None."""
+    if norm is not None:
+        return reciprocal_rms(x_sb, parts, norm)
+    down_sb = [filled((size, 1), 1.0, nl.float32) for _, size in parts]
+    return Scales(filled((P_MAX, x_sb.shape[2]), 1.0, nl.float32), down_sb)
 
 
 def reciprocal_rms(x_sb, tiles, norm):
     """1 / sqrt(mean(x^2) + eps) of [128, H/128, T] @ SBUF -> Scales (Zhang and Sennrich 2019).
 
     A norm's scale is one number per token, so it may wait until behind the product that reads the
-    norm: W (x * gain / rms) = (W (x * gain)) / rms. TensorE need not wait for it.
+    norm: W (x * gain / rms) = (W gain) x / rms. TensorE need not wait for it.
     """
     tokens, scale = x_sb.shape[2], 1.0 / norm.features
     ones_sb = filled((P_MAX, P_MAX), 1.0, nl.float32)
@@ -1541,8 +1525,8 @@ def attend_chunk(qk_sb, v_sb, parts, cache, sequence, active_sb, heads, context_
 
 
 @nki.jit
-def linear_kernel(x_hbm, weight_hbm, gain_hbm=None, norm=None):
-    """Linear layer, after RMSNorm where ``gain_hbm`` [H] is given: x [H, T] -> [T, N], type of x.
+def linear_kernel(x_hbm, weight_hbm, norm=None):
+    """Linear layer, after RMSNorm where ``norm`` is given: x [H, T] -> [T, N], type of x.
 
     The LM head: tokens are few and leave the device, so they come out in rows. N is whole tiles.
     """
@@ -1552,7 +1536,7 @@ def linear_kernel(x_hbm, weight_hbm, gain_hbm=None, norm=None):
     rows_hbm = out_hbm.reshape((tokens, P_MAX, tiles))
     for start, count in spans(tokens, P_MAX):
         x_sb = residual_sum(x_hbm, None, None, start, count)
-        x_sb, scales = normed(x_sb, gain_hbm, norm, [(0, count)])
+        scales = norm_scales(x_sb, norm, [(0, count)])
         out_sb = nl.ndarray((P_MAX, count, tiles), x_hbm.dtype, buffer=nl.sbuf)
         for first, size in weight_pieces(tiles, k_tiles, count, last=True):
             weight_sb = load_weight(weight_hbm, first, size, k_tiles)
@@ -1569,17 +1553,17 @@ def linear_kernel(x_hbm, weight_hbm, gain_hbm=None, norm=None):
 
 @nki.jit
 def attention_prefill_kernel(
-    x_hbm, delta_hbm, gain_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads, batch,
+    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads, batch,
     bias_hbm=None,
 ):  # fmt: skip
     """Everything between two all-reduces of a prefill: residual sum, norm, QKV, RoPE, causal flash
     attention of all new tokens (Dao et al. 2022), output projection.
 
-    x and delta [H, B * S] (delta None in the first layer), gain [H] or None for no norm, kernel
-    weights of QKV and output, cos and sin [128, B * S], ``heads`` a HeadShape, bias [B, S] in the
-    type of x or None: 0 for keys that count, MASKED for left padding. -> partial output [H, B * S],
-    rotated keys and values [B * S, kv_heads * D], and x + delta where there is a delta. One pass
-    over the weights for every TOKEN_CHUNK tokens, of several short sequences together.
+    x and delta [H, B * S] (delta None in the first layer), norm or None for none, kernel weights of
+    QKV and output, cos and sin [128, B * S], ``heads`` a HeadShape, bias [B, S] in the type of x or
+    None: 0 for keys that count, MASKED for left padding. -> partial output [H, B * S], rotated keys
+    and values [B * S, kv_heads * D], and x + delta where there is a delta. One pass over the
+    weights for every TOKEN_CHUNK tokens, of several short sequences together.
     """
     tokens, length, dtype = x_hbm.shape[1], x_hbm.shape[1] // batch, x_hbm.dtype
     width, tiles = heads.kv_heads * heads.head_dim, heads.stacks * heads.group
@@ -1603,7 +1587,7 @@ def attention_prefill_kernel(
             )
             x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, token, count)
             parts = token_tiles(count, length)
-            x_sb, scales = normed(x_sb, gain_hbm, norm, parts)
+            scales = norm_scales(x_sb, norm, parts)
             p = projection(x_sb, scales, cos_hbm, sin_hbm, token, parts, heads)
             qk_sb, v_sb = qkv_tiles(p)
             kv_tiles = feature_tiles(qkv_w_hbm, x_sb.shape[1]) - tiles
@@ -1626,7 +1610,7 @@ def attention_prefill_kernel(
 
 @nki.jit
 def attention_decode_kernel(
-    x_hbm, delta_hbm, gain_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
+    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
     bias_hbm, heads,
 ):  # fmt: skip
     """The same for one new token per sequence: attention over the cache and the token itself.
@@ -1652,7 +1636,7 @@ def attention_decode_kernel(
         (cached_keys(keys_hbm, bias_hbm, first[0], heads), cached_values(values_hbm, first[0]))
         for first in blocks
     ]
-    x_sb, scales = normed(x_sb, gain_hbm, norm, parts)
+    scales = norm_scales(x_sb, norm, parts)
     p = projection(x_sb, scales, cos_hbm, sin_hbm, 0, parts, heads)
     qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
     nl.store(new_keys_hbm, key_rows(qk_sb, tiles, 0, batch, heads))
@@ -1670,7 +1654,7 @@ def attention_decode_kernel(
 
 @nki.jit
 def attention_chunk_kernel(
-    x_hbm, delta_hbm, gain_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
+    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
     marks_hbm, active_hbm, heads,
 ):  # fmt: skip
     """The same for several new tokens per sequence: over the cache, and causally over themselves.
@@ -1698,7 +1682,7 @@ def attention_chunk_kernel(
         token, count = first * length, sequences * length
         x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, token, count)
         parts = token_tiles(count, length)
-        x_sb, scales = normed(x_sb, gain_hbm, norm, parts)
+        scales = norm_scales(x_sb, norm, parts)
         p = projection(x_sb, scales, cos_hbm, sin_hbm, token, parts, heads)
         qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
         context_sb = nl.ndarray((P_MAX, tiles, count), dtype, buffer=nl.sbuf)
@@ -1721,10 +1705,10 @@ def attention_chunk_kernel(
 
 
 @nki.jit
-def swiglu_mlp_kernel(x_hbm, delta_hbm, gain_hbm, norm, gate_hbm, up_hbm, down_hbm):
+def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm):
     """Residual sum, norm and SwiGLU MLP (Shazeer 2020): down(silu(gate(x)) * up(x)).
 
-    x and delta [H, T] (delta or gain may be None), kernel weights of gate and up [F, H] and of down
+    x and delta [H, T] (delta or norm may be None), kernel weights of gate and up [F, H] and of down
     [H, F] -> partial output [H, T], and x + delta where there is a delta. One pass over the weights
     for every TOKEN_CHUNK tokens.
     """
@@ -1737,7 +1721,7 @@ def swiglu_mlp_kernel(x_hbm, delta_hbm, gain_hbm, norm, gate_hbm, up_hbm, down_h
     step = token_chunk(x_hbm.itemsize * (k_tiles + tiles))
     for start, count in token_chunks(tokens, step):
         x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, start, count)
-        x_sb, scales = normed(x_sb, gain_hbm, norm, spans(count, P_MAX))
+        scales = norm_scales(x_sb, norm, spans(count, P_MAX))
         inner_sb = nl.ndarray((P_MAX, tiles, count), dtype, buffer=nl.sbuf)
         zero_sb = filled((P_MAX, 1), 0.0, nl.float32)
         for first, size in weight_pieces(tiles, k_tiles, count):
@@ -1920,21 +1904,15 @@ class SumOfColumns(nn.Module):
 
 
 class NeuronLlamaRMSNorm(nn.Module):
-    """RMSNorm over the last axis; fp32 inside, one rounding to the input's type.
+    """RMSNorm over the last axis; fp32 inside, one rounding to the input's type."""
 
-    For the kernels it holds the gain only, padded to whole tiles.
-    """
-
-    def __init__(self, hidden_size: int, eps: float = 1e-6, nki_enabled: bool = False) -> None:
+    def __init__(self, hidden_size: int, eps: float = 1e-6) -> None:
         super().__init__()
-        self.weight = nn.Parameter(
-            torch.ones(whole_tiles(hidden_size) * P_MAX if nki_enabled else hidden_size)
-        )
-        self.norm = Norm(eps, hidden_size)
+        self.weight, self.eps = nn.Parameter(torch.ones(hidden_size)), eps
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         x = hidden.to(torch.float32)
-        rstd = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.norm.eps)
+        rstd = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
         return (x * rstd * self.weight.to(torch.float32)).to(hidden.dtype)
 
 
@@ -1989,7 +1967,7 @@ class NeuronLlamaMLP(nn.Module):
             self.up_proj = column_linear(config, hidden, config.intermediate_size, bias)
             self.down_proj = row_linear(config, config.intermediate_size, hidden, bias)
 
-    def forward(self, hidden: Any, norm: NeuronLlamaRMSNorm) -> Any:
+    def forward(self, hidden: Any, norm: Any) -> Any:
         """hidden + MLP(norm(hidden)): [B, S or S / tp, H], or Columns with kernels."""
         if not self.nki_enabled:
             normed = norm(hidden)
@@ -1998,9 +1976,7 @@ class NeuronLlamaMLP(nn.Module):
             inner = self.act_fn(self.gate_proj(normed)) * self.up_proj(normed)
             return hidden + self.down_proj(inner)
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
-        partial, *stream = swiglu_mlp_kernel(
-            hidden.stream, hidden.delta, norm.weight, norm.norm, *weights
-        )
+        partial, *stream = swiglu_mlp_kernel(hidden.stream, hidden.delta, norm, *weights)
         return hidden.after(partial, stream)
 
 
@@ -2114,7 +2090,7 @@ class NeuronLlamaAttention(nn.Module):
     def forward(
         self,
         hidden: Any,
-        norm: NeuronLlamaRMSNorm,
+        norm: Any,
         attention_mask: torch.Tensor,
         position_ids: torch.Tensor,
         past_key_value: Optional[Tuple[torch.Tensor, torch.Tensor]] = None,
@@ -2126,7 +2102,8 @@ class NeuronLlamaAttention(nn.Module):
         known = cos_cache is not None and sin_cache is not None
         # a comparison of both paths hands tables of the kernels' layout, [128, B * S], to the other
         if not known or (cos_cache.dim() == 2) != self.nki_enabled:
-            cos_cache, sin_cache = self.rotary_emb(position_ids, norm.weight.dtype)
+            dtype = hidden.stream.dtype if self.nki_enabled else hidden.dtype
+            cos_cache, sin_cache = self.rotary_emb(position_ids, dtype)
         tables = cos_cache, sin_cache
         attend = self.attend_with_kernels if self.nki_enabled else self.attend_with_torch
         output, present = attend(hidden, norm, attention_mask, past_key_value, active_mask, tables)
@@ -2135,7 +2112,7 @@ class NeuronLlamaAttention(nn.Module):
     def attend_with_kernels(self, hidden, norm, mask, past, active_mask, tables):
         """Residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce."""
         batch, dtype = hidden.shape[0], hidden.stream.dtype
-        inputs = hidden.stream, hidden.delta, norm.weight, norm.norm
+        inputs = hidden.stream, hidden.delta, norm
         weights = self.qkv_proj.weight, self.o_proj.weight
         if past is None:
             bias = _mask_bias(mask[:, 0, -1], dtype) if self.left_padding else None
@@ -2254,11 +2231,12 @@ class NeuronLlamaDecoderLayer(nn.Module):
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
         self.nki_enabled, self.parallel = is_nki_enabled(config), is_sequence_parallel(config)
-        norm = config.hidden_size, config.rms_norm_eps, self.nki_enabled
         self.self_attn = NeuronLlamaAttention(config)
         self.mlp = NeuronLlamaMLP(config)
-        self.input_layernorm = NeuronLlamaRMSNorm(*norm)
-        self.post_attention_layernorm = NeuronLlamaRMSNorm(*norm)
+        # the kernels find the gains in their weights
+        norm, size = Norm if self.nki_enabled else NeuronLlamaRMSNorm, config.hidden_size
+        self.input_layernorm = norm(size, config.rms_norm_eps)
+        self.post_attention_layernorm = norm(size, config.rms_norm_eps)
 
     def forward(
         self,
@@ -2303,14 +2281,14 @@ class NeuronLlamaHead(KernelWeight):
         super().__init__(vocabulary, config.hidden_size, sizes.tp, neuron_config.torch_dtype)
         self.vocabulary, self.gather_output = vocabulary, gather_output
         self.last_only = getattr(neuron_config, "prompt_in_chunks", False)
-        self.norm = NeuronLlamaRMSNorm(config.hidden_size, config.rms_norm_eps, nki_enabled=True)
+        self.norm = Norm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: torch.Tensor, *_: Any) -> torch.Tensor:
         """[B, S, H] -> logits [B, S, V] (of this rank where the device samples)."""
         if self.last_only:
             x = x[:, -1:]
         columns, shape = Columns.of(x).stream, x.shape[:-1]
-        rows = linear_kernel(columns, self.weight, self.norm.weight, self.norm.norm)
+        rows = linear_kernel(columns, self.weight, self.norm)
         logits = rows[:, : self.vocabulary].reshape(*shape, self.vocabulary)
         return gather_from_tensor_model_parallel_region(logits) if self.gather_output else logits
 
@@ -2391,6 +2369,12 @@ def layouts_of_ranks(shares: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.cat([kernel_layout(share) for share in shares])
 
 
+def times_gain(weight: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    """A weight [N, H] behind a norm times the norm's gain [H]: one rounding of each element, where
+    PyTorch rounds each normed feature."""
+    return (weight.to(torch.float32) * gain.to(torch.float32)).to(weight.dtype)
+
+
 def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enabled: bool) -> None:
     """Spread the heads of one layer, and put its weights in kernel layout for the kernels."""
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
@@ -2406,7 +2390,10 @@ def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enab
     if not nki_enabled:
         return
     tp, rank = sizes.tp, sizes.of_rank
-    qkv = [state.pop(f"{attention}{name}_proj.weight").chunk(tp) for name in "qkv"]
+    gain = state.pop(f"{prefix}input_layernorm.weight")
+    qkv = [
+        times_gain(state.pop(f"{attention}{name}_proj.weight"), gain).chunk(tp) for name in "qkv"
+    ]
     state[f"{attention}qkv_proj.weight"] = layouts_of_ranks(
         in_runs(torch.cat((rank.order(q, rank.group), rank.order(k, 1), v)), 1)
         for q, k, v in zip(*qkv)
@@ -2414,12 +2401,12 @@ def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enab
     state[out] = layouts_of_ranks(
         in_runs(rank.order(share.t(), rank.group).t(), 0) for share in state[out].chunk(tp, 1)
     )
+    gain = state.pop(f"{prefix}post_attention_layernorm.weight")
     for key in (f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"):
-        state[key] = layouts_of_ranks(in_runs(share, 1) for share in state[key].chunk(tp))
+        shares = times_gain(state[key], gain).chunk(tp)
+        state[key] = layouts_of_ranks(in_runs(share, 1) for share in shares)
     down = f"{mlp}down_proj.weight"
     state[down] = layouts_of_ranks(in_runs(share, 0) for share in state[down].chunk(tp, 1))
-    for norm in ("input_layernorm", "post_attention_layernorm"):
-        state[f"{prefix}{norm}.weight"] = pad_tiles(state[f"{prefix}{norm}.weight"], 0)
 
 
 class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
@@ -2454,10 +2441,10 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
             convert_layer(state, f"layers.{layer}.", kv, sizes, nki_enabled)
         if nki_enabled:
             head = state.get("lm_head.weight", state["embed_tokens.weight"])
+            head = times_gain(head, state.pop("norm.weight"))
             state["lm_head.weight"] = layouts_of_ranks(
                 in_runs(in_runs(share, 0), 1) for share in head.chunk(sizes.tp)
             )
-            state["lm_head.norm.weight"] = pad_tiles(state.pop("norm.weight"), 0)
         state["rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
         if config.neuron_config.vocab_parallel:
             state["embed_tokens.rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)

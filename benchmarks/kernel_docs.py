@@ -45,12 +45,12 @@ def weight(n: int, k: int) -> torch.Tensor:
 
 def programs() -> list[tuple[str, Program]]:
     """The kernels of one layer, in prefill and decode, and of the head."""
-    heads, norm = llama.HeadShape(Q, KV, D), (meta(HIDDEN), llama.Norm(1e-5, HIDDEN))
+    heads, norm = llama.HeadShape(Q, KV, D), llama.Norm(HIDDEN, 1e-5)
     projections = weight((Q + 2 * KV) * D, HIDDEN), weight(HIDDEN, Q * D)
     mlp = weight(F, HIDDEN), weight(F, HIDDEN), weight(HIDDEN, F)
 
     def common(tokens: int) -> tuple[Any, ...]:
-        return meta(HIDDEN, tokens), meta(HIDDEN, tokens), *norm
+        return meta(HIDDEN, tokens), meta(HIDDEN, tokens), norm
 
     def attention(tokens: int) -> tuple[Any, ...]:
         return *common(tokens), *projections, meta(128, tokens), meta(128, tokens)
@@ -64,7 +64,7 @@ def programs() -> list[tuple[str, Program]]:
          llama.attention_decode_kernel.trace(*attention(1), *cache, heads)),
         ("MLP, decode", llama.swiglu_mlp_kernel.trace(*common(1), *mlp)),
         ("norm and LM head",
-         llama.linear_kernel.trace(meta(HIDDEN, 1), weight(VOCABULARY, HIDDEN), *norm)),
+         llama.linear_kernel.trace(meta(HIDDEN, 1), weight(VOCABULARY, HIDDEN), norm)),
     ]  # fmt: skip
 
 
@@ -99,7 +99,7 @@ def tables() -> str:
 COLOURS = {"hbm": "#cfe3f5", "sb": "#dff0d8", "psum": "#fbe3c8"}
 STEPS = {
     "attention, prefill": [
-        ("hbm", "x, delta\n[H, T]"), ("sb", "x + delta, x gain\n[128, H/128, T]"),
+        ("hbm", "x, delta\n[H, T]"), ("sb", "x + delta\n[128, H/128, T]"),
         ("psum", "Q, K product\n[128, T]"), ("psum", "RoPE\n[128, T]"),
         ("psum", "V product\n[T, kv D]"), ("psum", "scores\n[128 queries, keys]"),
         ("sb", "softmax weights\n[128 queries, keys]"), ("psum", "turned\n[128 keys, queries]"),
@@ -107,7 +107,7 @@ STEPS = {
         ("psum", "output product\n[128, T]"), ("hbm", "partial [H, T]\nk, v"),
     ],
     "attention, decode": [
-        ("hbm", "x, delta\n[H, B]"), ("sb", "x + delta, x gain\n[128, H/128, B]"),
+        ("hbm", "x, delta\n[H, B]"), ("sb", "x + delta\n[128, H/128, B]"),
         ("psum", "Q, K product\n[128, B]"), ("psum", "RoPE\n[128, B]"),
         ("sb", "Q block by block\n[128, slots, B heads]"), ("psum", "K, turned\n[128, keys]"),
         ("psum", "scores + mask\n[B heads, keys]"), ("sb", "softmax weights\n[B heads, keys]"),
@@ -115,13 +115,13 @@ STEPS = {
         ("psum", "output product\n[128, B]"), ("hbm", "partial [H, B]\nk, v"),
     ],
     "MLP": [
-        ("hbm", "x, delta\n[H, T]"), ("sb", "x + delta, x gain\n[128, H/128, T]"),
+        ("hbm", "x, delta\n[H, T]"), ("sb", "x + delta\n[128, H/128, T]"),
         ("psum", "gate product\n[128, T]"), ("psum", "up product\n[128, T]"),
         ("sb", "/ rms, SiLU x up\n[128, F/128, T]"), ("psum", "down product\n[128, T]"),
         ("hbm", "partial\n[H, T]"),
     ],
     "norm and head": [
-        ("hbm", "x [H, B]"), ("sb", "x gain\n[128, H/128, B]"), ("psum", "head product\n[128, B]"),
+        ("hbm", "x [H, B]"), ("sb", "x\n[128, H/128, B]"), ("psum", "head product\n[128, B]"),
         ("hbm", "logits [B, V]"),
     ],
 }  # fmt: skip

@@ -70,7 +70,7 @@ def measure(shape: Shape, degree: int, tokens: int, past: int) -> list[tuple[str
     d, f = shape.head_dim, shape.intermediate // degree
     heads = llama.HeadShape(shape.q_heads // degree, shape.kv_heads // degree, d)
     tiles = heads.stacks * heads.group
-    gain, norm = torch.ones(shape.hidden, dtype=BF16), llama.Norm(1e-5, shape.hidden)
+    norm = llama.Norm(shape.hidden, 1e-5)
 
     def weight(n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
         plain = (torch.randn(n, k) * 0.02).to(BF16)
@@ -83,7 +83,7 @@ def measure(shape: Shape, degree: int, tokens: int, past: int) -> list[tuple[str
     def attention(x: torch.Tensor) -> Any:
         angles = torch.rand(llama.P_MAX, 1) * torch.arange(x.shape[1])
         tables = angles.cos().to(BF16), angles.sin().to(BF16)
-        common = x, x, gain, norm, qkv[1], out[1], *tables
+        common = x, x, norm, qkv[1], out[1], *tables
         if x.shape[1] > 1:
             return lambda: llama.attention_prefill_kernel(*common, heads, 1)
         cache = torch.randn(1, heads.kv_heads, past, d).to(BF16)
@@ -96,7 +96,7 @@ def measure(shape: Shape, degree: int, tokens: int, past: int) -> list[tuple[str
             torch.randn(count, k).to(BF16) for k in (shape.hidden, tiles * llama.P_MAX, f)
         )
         xt = x.t().contiguous()
-        mlp_args = xt, xt, gain, norm, gate[1], up[1], down[1]
+        mlp_args = xt, xt, norm, gate[1], up[1], down[1]
         pairs = [
             ("attention", attention(xt), [(x, qkv), (context, out)]),
             ("mlp", lambda args=mlp_args: llama.swiglu_mlp_kernel(*args),
@@ -107,7 +107,7 @@ def measure(shape: Shape, degree: int, tokens: int, past: int) -> list[tuple[str
             result.append((f"{phase} {name}", seconds(run), torch_time))
     x = torch.randn(1, shape.hidden).to(BF16)
     plain, blocked = weight(shape.vocabulary // degree, shape.hidden)
-    run = lambda: llama.linear_kernel(x.t().contiguous(), blocked, gain, norm)  # noqa: E731
+    run = lambda: llama.linear_kernel(x.t().contiguous(), blocked, norm)  # noqa: E731
     result.append(("head", seconds(run), seconds(lambda: x @ plain.t())))
     return result
 

@@ -33,13 +33,13 @@ class Reference:
         self.dtype = dtype
         self.wide = torch.float64 if dtype is torch.float64 else torch.float32
 
-    def normed(self, x, gain_hbm, norm):
+    def normed(self, x, norm):
         """RMSNorm of rows [T, H], or the rows as they are."""
-        if gain_hbm is None:
+        if norm is None:
             return x
         wide = x.to(self.wide)
         rms = (wide.pow(2).sum(-1, keepdim=True) / norm.features + norm.eps).sqrt()
-        return (wide / rms * gain_hbm.to(self.wide)).to(self.dtype)
+        return (wide / rms).to(self.dtype)
 
     def sum_of(self, x_hbm, delta_hbm):
         """The residual sum in rows [T, H], rounded as the kernels store it."""
@@ -57,8 +57,8 @@ class Reference:
         joined = torch.cat(out, 1)
         return from_runs(joined.t()).t() if runs_out else joined
 
-    def linear_kernel(self, x_hbm, weight_hbm, gain_hbm=None, norm=None):
-        x = self.normed(x_hbm.t().to(self.dtype), gain_hbm, norm)
+    def linear_kernel(self, x_hbm, weight_hbm, norm=None):
+        x = self.normed(x_hbm.t().to(self.dtype), norm)
         return self.product(x, weight_hbm, True, True)
 
     def rotate(self, x, cos_hbm, sin_hbm):
@@ -97,7 +97,6 @@ class Reference:
         self,
         x_hbm,
         delta_hbm,
-        gain_hbm,
         norm,
         qkv_w_hbm,
         out_w_hbm,
@@ -108,7 +107,7 @@ class Reference:
         bias_hbm=None,
     ):
         rows = self.sum_of(x_hbm, delta_hbm)
-        x = self.normed(rows.to(self.dtype), gain_hbm, norm)
+        x = self.normed(rows.to(self.dtype), norm)
         q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
         length, root = len(rows) // batch, math.sqrt(heads.head_dim)
         context = torch.zeros_like(q)
@@ -130,7 +129,6 @@ class Reference:
         self,
         x_hbm,
         delta_hbm,
-        gain_hbm,
         norm,
         qkv_w_hbm,
         out_w_hbm,
@@ -142,7 +140,7 @@ class Reference:
         heads,
     ):
         rows = self.sum_of(x_hbm, delta_hbm)
-        x = self.normed(rows.to(self.dtype), gain_hbm, norm)
+        x = self.normed(rows.to(self.dtype), norm)
         q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
         batch, past = bias_hbm.shape
         runs = math.ceil(past / (128 // heads.kv_heads))
@@ -162,11 +160,11 @@ class Reference:
         return results if delta_hbm is None else (*results, rows.t())
 
     def attention_chunk_kernel(
-        self, x_hbm, delta_hbm, gain_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm,
+        self, x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm,
         values_hbm, marks_hbm, active_hbm, heads,
     ):  # fmt: skip
         rows = self.sum_of(x_hbm, delta_hbm)
-        x = self.normed(rows.to(self.dtype), gain_hbm, norm)
+        x = self.normed(rows.to(self.dtype), norm)
         q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
         batch, _, past = marks_hbm.shape
         n, root = len(rows) // batch, math.sqrt(heads.head_dim)
@@ -186,9 +184,9 @@ class Reference:
         results = self.output(context, out_w_hbm, heads), k.flatten(1), v.flatten(1)
         return results if delta_hbm is None else (*results, rows.t())
 
-    def swiglu_mlp_kernel(self, x_hbm, delta_hbm, gain_hbm, norm, gate_hbm, up_hbm, down_hbm):
+    def swiglu_mlp_kernel(self, x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm):
         rows = self.sum_of(x_hbm, delta_hbm)
-        x = self.normed(rows.to(self.dtype), gain_hbm, norm)
+        x = self.normed(rows.to(self.dtype), norm)
         gate, up = (self.product(x, w, True, False) for w in (gate_hbm, up_hbm))
         inner = torch.nn.functional.silu(gate) * up
         partial = self.product(inner, down_hbm, False, True).t()

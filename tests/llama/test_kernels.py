@@ -43,11 +43,11 @@ def columns(rows: torch.Tensor) -> torch.Tensor:
 def linear(
     x: torch.Tensor, weight: torch.Tensor, gain: torch.Tensor | None = None, eps: float = 1e-5
 ) -> torch.Tensor:
-    """linear_kernel on rows [T, K] and a weight [N, K] as they come."""
-    blocked = llama.kernel_layout(llama.in_runs(llama.in_runs(weight, 0), 1))
-    padded = None if gain is None else llama.pad_tiles(gain[0], 0)
-    out = llama.linear_kernel(columns(x), blocked, padded, llama.Norm(eps, x.shape[1]))
-    return out[:, : len(weight)]
+    """linear_kernel on rows [T, K] and a weight [N, K] as they come; with a gain, after a norm."""
+    norm = None if gain is None else llama.Norm(x.shape[1], eps)
+    behind = weight if gain is None else llama.times_gain(weight, gain[0])
+    in_layout = llama.kernel_layout(llama.in_runs(llama.in_runs(behind, 0), 1))
+    return llama.linear_kernel(columns(x), in_layout, norm)[:, : len(weight)]
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 77, 130, 257])
@@ -104,7 +104,7 @@ def mlp(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
     gate, up, down = weights
     blocked = [llama.kernel_layout(llama.in_runs(w, 1)) for w in (gate, up)]
     blocked.append(llama.kernel_layout(llama.in_runs(down, 0)))
-    partial = llama.swiglu_mlp_kernel(columns(x), None, None, None, *blocked)
+    partial = llama.swiglu_mlp_kernel(columns(x), None, None, *blocked)
     return partial.t()[:, : x.shape[1]]
 
 
@@ -140,10 +140,10 @@ def test_linear_of_any_shape(tokens: int, k: int, n: int, seed: int) -> None:
 
 @pytest.mark.parametrize("tokens", [5, 600])
 def test_the_residual_is_added_and_stored(tokens: int) -> None:
-    x, delta, gain = random(tokens, 200), random(tokens, 200, seed=1), torch.ones(256, dtype=BF16)
+    x, delta = random(tokens, 200), random(tokens, 200, seed=1)
     zeros = [torch.zeros_like(llama.kernel_layout(random(256, 256))) for _ in range(3)]
     partial, stream = llama.swiglu_mlp_kernel(
-        columns(x), columns(delta), gain, llama.Norm(1e-5, 200), *zeros
+        columns(x), columns(delta), llama.Norm(200, 1e-5), *zeros
     )
     assert torch.equal(stream.t()[:, :200], x + delta)
     assert not partial.any() and not stream[200:].any()
@@ -185,7 +185,7 @@ class Plain:
 
     def call(self, kernel, qkv, pair, *more):
         d = self.heads.head_dim
-        arguments = columns(qkv), None, None, None, self.qkv_w, self.out_w, *lanes(pair, d)
+        arguments = columns(qkv), None, None, self.qkv_w, self.out_w, *lanes(pair, d)
         out, *new = kernel(*arguments, *more)
         return out.t()[:, : self.width], *new
 

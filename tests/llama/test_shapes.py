@@ -105,13 +105,12 @@ class Layer:
         x[hidden:] = 0
         return x
 
-    def norm(self) -> tuple[torch.Tensor, llama.Norm]:
-        hidden = self.model.hidden
-        return self.values(llama.whole_tiles(hidden) * 128), llama.Norm(1e-5, hidden)
+    def norm(self) -> llama.Norm:
+        return llama.Norm(self.model.hidden, 1e-5)
 
     def inputs(self, tokens: int) -> tuple[Any, ...]:
-        """x, delta, gain and norm."""
-        return self.columns(tokens), self.columns(tokens), *self.norm()
+        """x, delta and norm."""
+        return self.columns(tokens), self.columns(tokens), self.norm()
 
     def projections(self) -> tuple[torch.Tensor, torch.Tensor]:
         heads, hidden = self.heads, self.model.hidden
@@ -194,7 +193,7 @@ class Layer:
 
     def head(self) -> tuple[str, tuple[Any, ...], int]:
         n, hidden = self.vocabulary, self.model.hidden
-        return "linear_kernel", (self.columns(1), self.weight(n, hidden), *self.norm()), n * hidden
+        return "linear_kernel", (self.columns(1), self.weight(n, hidden), self.norm()), n * hidden
 
 
 def check_program(program: Program, macs: int) -> None:
