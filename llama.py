@@ -58,7 +58,7 @@ PIECE_BYTES = 16384  # per partition of a weight, loaded at once: four pieces ta
 LONG_PIECE_BYTES = 32768  # of few tokens, which leave more room
 FEW_TOKENS = 64
 TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
-CHUNK_BYTES = 96 * 1024  # SBUF per partition for what is kept of those tokens
+CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
 RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
 CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
 DECODE_KEYS = 2048  # cached keys of a decode step whose scores are kept at a time
@@ -176,9 +176,9 @@ def token_chunk(bytes_per_token):
 
 
 def chunk_tokens(features, heads, itemsize):
-    """New tokens of one pass over the weights of attention: per token stay its columns of x before
-    and after the norm, of Q, K and the context."""
-    kept = 2 * features // P_MAX + heads.stacks * (2 * heads.group + 1)
+    """New tokens of one pass over the weights of attention: per token stay its columns of x, of Q,
+    K and the context."""
+    kept = features // P_MAX + heads.stacks * (2 * heads.group + 1)
     return token_chunk(itemsize * kept)
 
 

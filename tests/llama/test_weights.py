@@ -35,7 +35,7 @@ def checkpoint(cfg: SimpleNamespace, tied: bool = False) -> dict[str, torch.Tens
     kv, f = cfg.num_key_value_heads * HEAD_DIM, cfg.intermediate_size
     state = {
         "embed_tokens.weight": torch.randn(cfg.vocab_size, hidden),
-        "norm.weight": torch.ones(40),
+        "norm.weight": torch.randn(40),
     }
     if not tied:
         state["lm_head.weight"] = torch.randn(cfg.vocab_size, hidden)
@@ -87,22 +87,24 @@ def test_runs_are_a_permutation(features: int) -> None:
 
 @pytest.mark.parametrize(("tiles", "k_tiles"), [(501, 16), (32, 16), (16, 8), (1, 5), (20, 24)])
 @pytest.mark.parametrize("tokens", [1, 640])
-def test_pieces_cover_the_weight_and_end_with_one_tile(
-    tiles: int, k_tiles: int, tokens: int
-) -> None:
-    pieces = llama.weight_pieces(tiles, k_tiles, tokens)
+@pytest.mark.parametrize("last", [False, True])
+def test_pieces_cover_the_weight(tiles: int, k_tiles: int, tokens: int, last: bool) -> None:
+    pieces = llama.weight_pieces(tiles, k_tiles, tokens, last)
     assert [tile for first, count in pieces for tile in range(first, first + count)] == list(
         range(tiles)
     )
-    assert pieces[-1] == (tiles - 1, 1)
     limit = llama.LONG_PIECE_BYTES if tokens == 1 else llama.PIECE_BYTES
     assert all(2 * k_tiles * 128 * count <= limit for _, count in pieces)
+    if last and len(pieces) > 1:
+        assert 2 * k_tiles * 128 * pieces[-1][1] <= max(4096, 2 * k_tiles * 128)
 
 
 def heads_of(plain: dict[str, torch.Tensor], name: str) -> list[torch.Tensor]:
-    """The heads of one projection of layer 1, [D, hidden] each."""
+    """The heads of one projection of layer 1, [D, hidden] each, with the gain of the norm before."""
     weight = plain[f"layers.1.self_attn.{name}_proj.weight"]
-    return list((weight.t() if name == "o" else weight).split(HEAD_DIM))
+    if name == "o":
+        return list(weight.t().split(HEAD_DIM))
+    return list((weight * plain["layers.1.input_layernorm.weight"]).split(HEAD_DIM))
 
 
 @pytest.mark.parametrize(
@@ -189,7 +191,7 @@ def test_conversion_can_be_repeated(nki_enabled: bool, tied: bool) -> None:
         rows = [position_in_runs(row, 24) for row in range(24)]
         hidden = [position_in_runs(feature, 40) for feature in range(40)]
         shares = [from_layout(w, 128, 128)[rows] for w in first["lm_head.weight"].chunk(2)]
-        assert torch.equal(torch.cat(shares)[:, hidden], head)
+        assert torch.equal(torch.cat(shares)[:, hidden], head * plain["norm.weight"])
     else:
         assert torch.equal(first["lm_head.weight"], head)
 
