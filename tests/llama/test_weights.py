@@ -100,7 +100,7 @@ def test_pieces_cover_the_weight(tiles: int, k_tiles: int, tokens: int, last: bo
 
 
 def heads_of(plain: dict[str, torch.Tensor], name: str) -> list[torch.Tensor]:
-    """The heads of one projection of layer 1, [D, hidden] each, with the gain of the norm before."""
+    """The heads of one projection of layer 1, [D, hidden] each, times the gain before them."""
     weight = plain[f"layers.1.self_attn.{name}_proj.weight"]
     if name == "o":
         return list(weight.t().split(HEAD_DIM))
