@@ -29,6 +29,14 @@ def test_lines_of_prose_and_tables_fit():
         assert [line for line in text.splitlines() if len(line) > 120] == [], page.name
 
 
+def test_names_on_the_kernels_page_are_those_of_the_submission():
+    page = (REPOSITORY / "docs" / "kernels.md").read_text(encoding="utf-8")
+    source = (REPOSITORY / "llama.py").read_text(encoding="utf-8")
+    named = set(re.findall(r"`(\w+)`", page))
+    assert len(named) > 20
+    assert [name for name in sorted(named) if not re.search(rf"\b{name}\b", source)] == []
+
+
 def test_every_function_is_listed_and_documented():
     text = PAGE.read_text(encoding="utf-8")
     for prefix, module in (("nl", nl), ("nisa", nisa)):
