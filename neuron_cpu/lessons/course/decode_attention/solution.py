@@ -1,6 +1,6 @@
 """Decode attention: heads on the partitions of the scores, each key read once.
 
-All queries are one stationary operand, so a product scores 512 keys for every
+All queries are one stationary operand, so a product scores 128 keys for every
 head. The softmax runs along the free axis, one instruction for all heads.
 Weights turn round 128 keys at a time, and are stationary again: the values
 move, D columns a product, and their sum over keys stays in PSUM.

@@ -2,8 +2,8 @@
 
 The maximum is kept negated: VectorE negates a reduction for nothing, ScalarE
 adds a number per partition before exp(), and the larger of two maxima is the
-smaller of the negated ones. It begins with the largest finite number, so that
-the first factor is exp(-large) = 0 and sums of nothing stay nothing.
+smaller of the negated ones. It begins beyond every score, so that the first
+factor is exp() of something very negative, 0, and sums of nothing stay nothing.
 """
 
 import neuronxcc.nki as nki

@@ -25,7 +25,7 @@ def transposes(a_hbm, b_hbm):
     a_sb = nl.load(a_hbm)
     b_sb = nl.load(b_hbm)
     out_psum = nisa.nc_matmul(a_sb, b_sb)
-    nl.store(out_hbm, nisa.tensor_copy(out_psum))
+    nl.store(out_hbm, nisa.tensor_copy(out_psum, dtype=a_hbm.dtype))
     return out_hbm
 
 

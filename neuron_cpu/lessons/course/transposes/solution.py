@@ -29,5 +29,5 @@ def transposes(a_hbm, b_hbm):
     a_sb = turned(nl.load(a_hbm))
     b_sb = turned(nl.load(b_hbm))
     out_psum = nisa.nc_matmul(a_sb, b_sb)
-    nl.store(out_hbm, nisa.tensor_copy(out_psum))
+    nl.store(out_hbm, nisa.tensor_copy(out_psum, dtype=a_hbm.dtype))
     return out_hbm

@@ -13,7 +13,7 @@ This kernel is right, and loads tile by tile.
 
 Task: let every partition load as many neighbouring bytes as it can. A tensor
 in HBM takes reshape, which costs nothing: what does (128, K / 128, N) put on a
-partition? 1.5 times as fast as it is now passes.
+partition? 1.7 times as fast as it is now passes.
 """
 
 import neuronxcc.nki as nki
@@ -49,7 +49,7 @@ def weight_layout(x_hbm, weight_hbm):
 
 # --- The check: what is right, on which shapes, and how fast -----------------
 CASES = "256x5:f32 256x128:f32", "1024x8:bf16 1024x1024:bf16"
-FASTER = 1.5  # than the kernel above, on the last case
+FASTER = 1.7  # than the kernel above, on the last case
 
 
 def reference(x, weight):
