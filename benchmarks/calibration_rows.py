@@ -137,14 +137,20 @@ def kernel(row: Row, public: Path) -> Any:
     folders = [path.parent, *(root / f for f in row.folders)]
     if row.extract == "module" and not row.repairs:
         return _function(_import(path, folders), row)
-    text = step_of(path.read_text(), row) if row.extract == "trace" else path.read_text()
+    changed = Path(_scratch().name) / f"{row.id}.py"
+    changed.write_text(source(row, public))
+    return _function(_import(changed, folders), row)
+
+
+def source(row: Row, public: Path) -> str:
+    """The text that the row runs: its file below ``public``, or a step of it, repaired."""
+    text = (checkout(row, public) / row.file).read_text()
+    text = step_of(text, row) if row.extract == "trace" else text
     for old, new in row.repairs:
         if text.count(old) != 1:
             raise ValueError(f"{row.id}: {text.count(old)} times {old!r}, expected once")
         text = text.replace(old, new)
-    changed = Path(_scratch().name) / f"{row.id}.py"
-    changed.write_text(text)
-    return _function(_import(changed, folders), row)
+    return text
 
 
 @functools.cache

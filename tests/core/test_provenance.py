@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import neuronxcc.nki as nki
@@ -99,6 +101,8 @@ FORMS = [
     ("accumulation of products by +=", "p[...] += nisa.nc_matmul(t, t)", "p[...] += t"),
     ("function defined in a kernel", "def f(): pass", "f = 1"),
     ("tiles in a Python list", "u = [nl.ndarray((8, 8), nl.float32)]", "u = [1, 2]"),
+    ("tiles in a tuple", "a = nl.load(x)\nuse = (a, 3)", "a, b = nl.load(x), nl.load(x)"),
+    ("tiles in a tuple", "a = nl.load(x)\nreturn a, None", "u = t[0, 1]\nreturn 1, None"),
     ("ncc.sbuf.mod_alloc(base_addr=)", "b = ncc.sbuf.mod_alloc(base_addr=0)",
      "b = ncc.sbuf.mod_alloc(0)"),
     ("nisa.activation(bias=)", "nisa.activation(nl.exp, t, bias=t)", "nisa.activation(nl.exp, t)"),
@@ -134,6 +138,28 @@ def test_objects_that_hold_tiles() -> None:
     assert "tile in an attribute of an object" in constructs("Holder()", holder.format(held))
     other = "size = nl.tile_size.pmax"
     assert "tile in an attribute of an object" not in constructs("Holder()", holder.format(other))
+
+
+def test_named_tuples_that_hold_tiles() -> None:
+    pair = "from typing import NamedTuple\nclass Pair(NamedTuple):\n    a: object\n    b: int\n"
+    assert "tiles in a tuple" in constructs("u = nl.ndarray((8, 8), nl.float32)\nPair(u, 1)", pair)
+    assert "tiles in a tuple" not in constructs("Pair(x.shape, 1)", pair)
+
+
+def test_the_submission_uses_nothing_unproven() -> None:
+    findings = provenance.judge(provenance.in_source((ROOT / "llama.py").read_text("utf-8")))
+    assert len(findings) > 40
+    assert [f for f in findings if f.status == provenance.UNPROVEN] == []
+
+
+def test_the_table_is_what_its_script_makes(tmp_path: Path) -> None:
+    """Without checkouts rows of published files stay; all else is made anew, and is the same."""
+    done = subprocess.run(
+        [sys.executable, "benchmarks/provenance_table.py", "--public", str(tmp_path)],
+        cwd=ROOT, capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "")
+    assert "its rows stay" in done.stderr
 
 
 def test_helpers_of_kernels_count_and_code_of_pytorch_does_not() -> None:

@@ -41,6 +41,7 @@ LOOPS = DEVICE_LOOPS | {"nl.static_range"}
 PRODUCTS = frozenset({"nl.matmul", "nisa.nc_matmul"})
 SCRATCH = frozenset({"nl.hbm", "nl.private_hbm"})
 METHODS = frozenset({"astype", "broadcast_to", "expand_dims", "reshape", "view"})
+MAKERS = ("nl.ndarray", "nl.zeros", "nl.load", "nisa.")  # calls whose result is a tile
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 QUADRANT, HALF = GEN2.quadrant_partitions, 2 * GEN2.quadrant_partitions
 NARROW = frozenset({"nl.bfloat16", "nl.float16", "nl.float8_e4m3", "nl.float8_e5m2"})
@@ -176,6 +177,12 @@ class _Module:
             if isinstance(node, FUNCTIONS):
                 self.functions.setdefault(node.name, []).append(node)
         self.top = {node.name for node in tree.body if isinstance(node, FUNCTIONS)}
+        self.tuples = {
+            node.name
+            for node in ast.walk(tree)
+            if isinstance(node, ast.ClassDef)
+            and any(ast.unparse(base).split(".")[-1] == "NamedTuple" for base in node.bases)
+        }
         every = [one for group in self.functions.values() for one in group]
         self.spans = {one: set(self._span_names(one)) for one in every}
         self.sliced: set[tuple[str, str]] = set()  # (function, parameter) that gets a slice
@@ -336,6 +343,17 @@ class _Forms:
             for target, value in _bindings(node)
             if isinstance(target, ast.Name)
         }
+        self.unpacked = {  # tuples that no value becomes: subscripts, and sides of ``a, b = c, d``
+            tuple_
+            for node in self.nodes
+            for tuple_ in (
+                [node.slice]
+                if isinstance(node, ast.Subscript)
+                else [*node.targets, node.value]
+                if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Tuple)
+                else []
+            )
+        }
         self.bound = {
             n.id for n in self.nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
         }
@@ -363,6 +381,12 @@ class _Forms:
             yield from self._call(node)
         elif isinstance(node, (ast.ListComp, ast.List)) and self._makes_tiles(node):
             yield "tiles in a Python list"
+        elif (
+            isinstance(node, ast.Tuple)
+            and node not in self.unpacked
+            and any(map(self._is_tile, node.elts))
+        ):
+            yield "tiles in a tuple"
 
     def _statement(self, node: ast.stmt) -> Iterator[str]:
         if isinstance(node, ast.While):
@@ -447,6 +471,8 @@ class _Forms:
             yield f"tile.{node.func.attr}()"
         given = [*node.args, *(k.value for k in node.keywords)]
         callee = str(getattr(node.func, "id", None) or getattr(node.func, "attr", ""))
+        if callee in self.module.tuples and any(map(self._is_tile, given)):
+            yield "tiles in a tuple"
         if name.startswith(TILE_WORDS) or callee not in self.module.functions:
             return  # an allocator or Python's own: sorted, functools.partial
         names = {value.id for value in given if isinstance(value, ast.Name)} - self.parameters
@@ -459,8 +485,13 @@ class _Forms:
         """What a local name was bound to last, else the expression itself."""
         return self.assigned.get(node.id, node) if isinstance(node, ast.Name) else node
 
+    def _is_tile(self, node: ast.expr) -> bool:
+        """Whether an expression is a tile that this function made, or what it calls to make one."""
+        value = self._value(node)
+        return isinstance(value, ast.Call) and self._called(value).startswith(MAKERS)
+
     def _makes_tiles(self, node: ast.AST) -> bool:
-        return any(self._called(n).startswith(("nl.nd", "nl.zeros", "nisa.")) for n in _walk(node))
+        return any(self._called(n).startswith(MAKERS) for n in _walk(node))
 
     # --- statements -------------------------------------------------------------------------------
     def _loop(self, node: ast.For) -> Iterator[str]:

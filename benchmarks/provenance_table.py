@@ -1,0 +1,257 @@
+"""Make neuron_cpu/core/check/provenance.json anew from public kernels with published times.
+
+    python benchmarks/provenance_table.py --public DIR [--trace] [--write]
+
+DIR holds the checkouts that benchmarks/calibrate.py takes: ``DIR/OWNER/NAME@COMMIT`` or
+``DIR/OWNER/NAME``. What the kernel of a row of calibration.json uses is *seen on device*, and what
+the contest's winner uses, which has a score (DIR/thustorage/nki-llama-contest/llama.py). Some
+constructs show in a traced program only; ``--trace`` traces each row from its shapes (some ten
+minutes). Without it, and where a file is missing, the rows that it is credited with stay as they
+are, and a missing file is named.
+
+Everything else of the kernel language that the stand-in has is *documented*, since its functions
+and keywords were written after the vendor's pages; FORMS says which page describes the other
+constructs, UNPROVEN which have none. Without ``--write`` the differences are printed; exit status 1
+where there are some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import inspect
+import json
+import sys
+import warnings
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
+
+from neuron_cpu import ensure_sdk  # noqa: E402 - after the path
+
+ensure_sdk()
+import calibration_rows as public_rows  # noqa: E402 - needs the SDK names
+import neuronxcc.nki.isa as nisa  # noqa: E402
+import neuronxcc.nki.language as nl  # noqa: E402
+
+from neuron_cpu.core import NkiError  # noqa: E402
+from neuron_cpu.core.check import provenance  # noqa: E402
+
+ABOUT = (
+    "Constructs of NKI kernels and where a public source shows them; provenance.py says what each "
+    "status means, benchmarks/provenance_table.py makes this file. Files seen on a device: those "
+    "of benchmarks/calibration.json, whose times are published, and the winner of the contest."
+)
+WINNER = "thustorage/nki-llama-contest"
+API = "aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/{}/__init__.py"
+PAGES = {
+    "doc-language": API.format("language"),
+    "doc-isa": API.format("isa"),
+    "doc-allocation": "aws-neuron-sdk v2.21.1, general/nki/nki_direct_allocation_guide.rst",
+    "doc-nki": "aws-neuron-sdk v2.21.1, general/nki/api/nki/__init__.py",
+    "doc-model": "aws-neuron-sdk v2.21.1, general/nki/programming_model.rst",
+    "doc-arch": "aws-neuron-sdk v2.21.1, general/nki/arch/trainium_inferentia2_arch.rst",
+    "doc-blocks": "aws-neuron-sdk v2.26.0, general/nki/nki_block_dimension_migration_guide.rst",
+    "doc-guide": "aws-neuron-sdk 414a971, nki/get-started/nki-language-guide.rst (container types)",
+    "winner": f"{WINNER}, llama.py (scored in the contest)",
+}
+STARTS = [f"operand of at most 32 partitions from partition {n}" for n in (32, 64, 96)]
+FORMS = {
+    "index: slice with a step": "doc-model",
+    "tiles in a Python list": "doc-blocks",
+    "tiles in a tuple": "doc-guide",
+    "tile.astype()": "doc-nki",
+    "tile.broadcast_to()": "doc-nki",
+    "tile.expand_dims()": "doc-nki",
+    "tile.reshape()": "doc-nki",
+    "tile.view()": "doc-nki",
+    "operand of 33 to 64 partitions from partition 64": "doc-arch",
+    "operands of one instruction that start at different partitions": "doc-arch",
+    **dict.fromkeys(STARTS, "doc-arch"),
+}
+# Names that are no functions of nl and nisa, by page.
+NAMES = {
+    "doc-language": (
+        "nl.bfloat16 nl.bool_ nl.float16 nl.float32 nl.float8_e4m3 nl.float8_e5m2 nl.hbm nl.int16 "
+        "nl.int32 nl.int8 nl.mgrid nl.nc nl.par_dim nl.private_hbm nl.psum nl.sbuf nl.shared_hbm "
+        "nl.tfloat32 nl.tile_size nl.uint16 nl.uint32 nl.uint8"
+    ),
+    "doc-isa": (
+        "nisa.dge_mode nisa.dma_engine nisa.engine nisa.fp32 nisa.gpsimd_engine nisa.nc_version "
+        "nisa.oob_mode nisa.reduce_cmd nisa.scalar_engine nisa.tensor_engine nisa.unknown_engine "
+        "nisa.vector_engine"
+    ),
+    "doc-nki": (
+        "nki.baremetal nki.benchmark nki.jit nki.profile nki.simulate_kernel nki.tensor nki.trace "
+        "nt.tensor"
+    ),
+    "doc-allocation": (
+        "ncc.enable_stack_allocator ncc.force_auto_alloc ncc.skip_middle_end_transformations "
+        "ncc.psum.alloc ncc.psum.alloc(func=) ncc.psum.auto_alloc ncc.psum.kind ncc.psum.mod_alloc "
+        "ncc.psum.mod_alloc(base_addr=) ncc.psum.mod_alloc(base_bank=) "
+        "ncc.psum.mod_alloc(base_partition=) ncc.psum.mod_alloc(num_bank_tiles=) "
+        "ncc.psum.mod_alloc(num_free_tiles=) ncc.psum.mod_alloc(num_par_tiles=) "
+        "ncc.sbuf.alloc ncc.sbuf.alloc(func=) ncc.sbuf.auto_alloc ncc.sbuf.kind ncc.sbuf.mod_alloc "
+        "ncc.sbuf.mod_alloc(base_addr=) ncc.sbuf.mod_alloc(base_partition=) "
+        "ncc.sbuf.mod_alloc(num_free_tiles=) ncc.sbuf.mod_alloc(num_par_tiles=)"
+    ),
+}
+# What only a traced program shows.
+IN_PROGRAM = {
+    *STARTS,
+    "operand of 33 to 64 partitions from partition 64",
+    "operands of one instruction that start at different partitions",
+    "result of TensorE in PSUM as bfloat16",
+    "result of TensorE in PSUM as float16",
+    "transpose of float32 on TensorE",
+}
+# Known to the readers, and shown by no page and no file unless one of the files below does.
+UNPROVEN = [
+    *(f"PSUM tile of {name}" for name in sorted(provenance.NARROW)),
+    *(f"nl.{loop}(start, stop)" for loop in ("affine_range", "sequential_range", "static_range")),
+    "HBM scratch tensor",
+    "HBM scratch tensor created in a loop",
+    "accumulation of products by +=",
+    "block axis",
+    "closure passed as an argument",
+    "for over Python values",
+    "for over range()",
+    "function defined in a kernel",
+    "function of the file passed as an argument",
+    "if on a loop variable",
+    "in-place operator on a tile",
+    "index: ...",
+    "index: integer or loop variable",
+    "index: integer, then slice",
+    "index: slice",
+    "index: slice of a slice",
+    "index: whole axis",
+    "loop of zero iterations",
+    "tile in an attribute of an object",
+    "tile of a static_range body used after it",
+    "while on Python values",
+    *sorted(IN_PROGRAM),
+]
+# The stand-in has them under names of other pages, or refuses them.
+NO_PAGE = ("nl.gemm_grid", "nl.gemm_stationary_grid", "nl.shared_identity_matrix", "nl.static_cast")
+OWN = "label_all"  # the stand-in's own helper
+Rows = dict[str, list[str]]  # construct -> status, source
+
+
+def documented() -> Rows:
+    """What the stand-in's functions take, and the forms and names of the lists above."""
+    rows: Rows = {name: [provenance.UNPROVEN, ""] for name in UNPROVEN}
+    for page, module in (("doc-language", nl), ("doc-isa", nisa)):
+        for name in _functions(module, "nl" if module is nl else "nisa"):
+            known = name.split("(")[0] not in NO_PAGE
+            rows[name] = [provenance.DOCUMENTED, page] if known else [provenance.UNPROVEN, ""]
+    for page, names in NAMES.items():
+        rows |= {name: [provenance.DOCUMENTED, page] for name in names.split()}
+    return rows | {form: [provenance.DOCUMENTED, page] for form, page in FORMS.items()}
+
+
+def _functions(module: ModuleType, short: str) -> list[str]:
+    """The public functions of a module and their keywords, as the readers name them."""
+    found = []
+    for name, value in vars(module).items():
+        if inspect.isfunction(value) and not name.startswith("_") and name != OWN:
+            found.append(f"{short}.{name}")
+            for one in inspect.signature(value).parameters.values():
+                if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
+                    found.append(f"{short}.{name}({one.name}=)")
+    return found
+
+
+def seen(public: Path, rows: Rows, sources: dict[str, str], former: Rows, trace: bool) -> None:
+    """Enter what files with published times use: the first one is named, the vendor's before all.
+
+    Args:
+        rows, sources: what is known so far; both are added to.
+        former: rows of the table as it is.
+    """
+    missing = set()
+    for row in sorted(public_rows.rows(), key=lambda one: "aws-neuron" not in one.repository):
+        place = f"{row.repository} {row.commit[:7]}, {row.file}"
+        stem = Path(row.file).stem
+        key = next((k for k, text in sources.items() if text == place), stem)
+        if sources.get(key, place) != place:
+            key = f"{stem}-{row.commit[:4]}"
+        try:
+            found = set(provenance.in_source(public_rows.source(row, public), row.function))
+            found |= _traced(row, public) if trace else set()
+        except public_rows.Missing as error:
+            missing.add(place)
+            print(f"{row.id}: {error}; its rows stay", file=sys.stderr)
+            continue
+        sources[key] = place
+        for construct in sorted(found):
+            if rows.get(construct, [""])[0] != provenance.SEEN:
+                rows[construct] = [provenance.SEEN, key]
+    winner = public / WINNER / "llama.py"
+    if winner.is_file():
+        for construct in provenance.in_source(winner.read_text(encoding="utf-8")):
+            if rows.get(construct, [""])[0] != provenance.SEEN:
+                rows[construct] = [provenance.SEEN, "winner"]
+    else:
+        missing.add(sources["winner"])
+        print(f"{winner} is not there; its rows stay", file=sys.stderr)
+    for construct, (status, source) in former.items():
+        lost = sources.get(source) in missing or (construct in IN_PROGRAM and not trace)
+        lost = lost and status == provenance.SEEN
+        if lost and rows.get(construct, [""])[0] != provenance.SEEN:
+            rows[construct] = [status, source]
+
+
+def _traced(row: public_rows.Row, public: Path) -> set[str]:
+    """Constructs that only the traced Program of a row shows; none where it is refused."""
+    arguments = [public_rows.tensor(value) for value in row.arguments]
+    keywords = {name: public_rows.tensor(value) for name, value in row.keywords.items()}
+    try:
+        program = public_rows.kernel(row, public).trace(*arguments, **keywords)
+    except NkiError as error:
+        print(f"{row.id} is not traced: {error}", file=sys.stderr)
+        return set()
+    return set(provenance.in_program(program))
+
+
+def _text(table: dict[str, Any]) -> str:
+    """The table as JSON, a row a line."""
+    parts = []
+    for name, value in table.items():
+        shown = json.dumps(value)
+        if isinstance(value, dict):
+            rows = (f"  {json.dumps(key)}: {json.dumps(row)}" for key, row in value.items())
+            shown = "{\n" + ",\n".join(rows) + "\n }"
+        parts.append(f" {json.dumps(name)}: {shown}")
+    return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
+    parser.add_argument("--public", type=Path, required=True)
+    parser.add_argument("--trace", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    args = parser.parse_args()
+    warnings.simplefilter("ignore")
+    before = json.loads(provenance.DATA.read_text(encoding="utf-8"))
+    rows, sources = documented(), {**before["sources"], **PAGES}
+    seen(args.public, rows, sources, before["constructs"], args.trace)
+    used = {source for _, source in rows.values()}
+    made = {
+        "about": ABOUT,
+        "sources": {key: text for key, text in sources.items() if key in used},
+        "constructs": dict(sorted(rows.items())),
+    }
+    for construct in sorted({*rows, *before["constructs"]}):
+        old, new = before["constructs"].get(construct), rows.get(construct)
+        if old != new:
+            print(f"{construct}: {old} -> {new}")
+    if args.write:
+        provenance.DATA.write_text(_text(made), encoding="utf-8")
+    return 0 if made == before or args.write else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
