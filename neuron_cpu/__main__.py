@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import __version__, ensure_sdk, run_script
+from . import __version__, ensure_sdk, run_script, terminal
 from .commands import check, compare, judge, learn, profile, tune
 from .errors import StandInError, UsageError
 from .lessons import pointed_out, with_pointers
@@ -62,21 +62,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["run"] and arguments[1:2] not in (["-h"], ["--help"]):
         return run(arguments[1:])  # everything after the script is the script's, options too
     args = parser().parse_args(arguments)
-    print(ensure_sdk())
+    terminal.printed(ensure_sdk())
     from .core import NkiError
 
     try:
         with pointed_out():
             return COMMANDS[args.command].run(args)
     except KeyboardInterrupt:
-        print(f"{_name()}: interrupted.", file=sys.stderr)
+        _say(f"{_name()}: interrupted.")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of standard output has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return READER_GONE
     except (StandInError, NkiError, OSError, MemoryError) as error:
-        print(with_pointers(str(error) or type(error).__name__), file=sys.stderr)
+        _say(with_pointers(str(error) or type(error).__name__))
         return 2
+
+
+def _say(text: str) -> None:
+    print(terminal.folded(terminal.printable(text), sys.stderr), file=sys.stderr)
 
 
 if __name__ == "__main__":

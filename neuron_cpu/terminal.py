@@ -19,6 +19,8 @@ COLUMN_GAP = 3  # between columns: padding, a blank, padding
 
 
 class _Output(Console):
+    """Without markup: brackets in names of files and prompts are theirs."""
+
     def on_broken_pipe(self) -> None:
         """Leave it to the driver: rich would exit with status 1, which means a failed check."""
         raise BrokenPipeError
@@ -27,12 +29,12 @@ class _Output(Console):
 def output(piped_width: int) -> Console:
     """Standard output: as wide as the terminal or COLUMNS says, else `piped_width` columns."""
     known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    return _Output(width=None if known else piped_width)
+    return _Output(width=None if known else piped_width, markup=False, highlight=False)
 
 
 def written_to(file: TextIO, width: int, styled: bool) -> Console:
     """The same for text that is shown elsewhere, with colours where `styled`."""
-    return _Output(file=file, width=width, force_terminal=styled)
+    return _Output(file=file, width=width, force_terminal=styled, markup=False, highlight=False)
 
 
 def print_table(

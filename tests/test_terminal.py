@@ -146,3 +146,14 @@ def test_columns_without_entries_go_first() -> None:
     terminal.print_table(out, table, ("TensorE µs", "GpSimdE µs"))
     text = " ".join(out.file.getvalue().split())  # type: ignore[attr-defined]
     assert "TensorE" in text.split("Left out")[0] and "width: GpSimdE µs" in text
+
+
+def test_brackets_are_no_markup(capsys: pytest.CaptureFixture) -> None:
+    out = terminal.output(60)
+    out.print("wrote [/red] and [bold]")
+    table = Table(title="[/red]", title_justify="left")
+    table.add_column("[x]")
+    table.add_row("[/y]")
+    terminal.print_table(out, table)
+    printed = capsys.readouterr().out
+    assert all(text in printed for text in ("wrote [/red] and [bold]", "\n[/red]", "[x]", "[/y]"))

@@ -10,6 +10,7 @@ from typing import Any, Optional
 
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from harness.figures import estimate
 from harness.figures.estimate import (
@@ -96,7 +97,7 @@ def show(
     out.print(f"{tables.estimate_note(dma_profile)}; schedule {order}")
     seen: set[int] = set()
     for graph in graphs:
-        out.print(f"\n[bold]{headline(graph)}[/bold]")
+        out.print(f"\n{headline(graph)}", style="bold")
         out.print(f"bound by {binding(graph)}")
         for line in tables.other_releases(graph.latency_ns, graph.elsewhere_ns):
             out.print(line)
@@ -109,7 +110,8 @@ def show(
                 continue
             seen.add(id(op.profile))
             time = tables.microseconds(op.profile.time_ns)
-            out.print(f"\n[bold]{op.name}[/bold] ({op.where}; {graph.submodel}): {time} µs")
+            where = f"({op.where}; {graph.submodel})"
+            out.print(Text(f"\n{op.name}", "bold") + f" {where}: {time} µs")
             out.print(f"bound by {op.profile.binding}")
             for words in op.profile.spills:
                 out.print(words)

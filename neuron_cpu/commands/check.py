@@ -13,6 +13,9 @@ from .. import terminal
 from ..errors import UsageError
 from . import judged, kernels
 
+# Columns that a narrow terminal does without, the first one first.
+EXPENDABLE = ("lines", "first line", "source")
+ELSEWHERE = "a wider terminal or --json shows them"
 HELP = "judge a kernel by a reference (--ref), or list constructs that no device is known to take"
 
 
@@ -49,7 +52,9 @@ def _list_constructs(args: argparse.Namespace) -> int:
         found.update(provenance.in_program(kernels.trace(kernels.load_kernel(args.kernel), args)))
     findings = provenance.judge(found)
     console = terminal.output(kernels.PIPED_WIDTH)
-    terminal.print_table(console, tables.provenance_table(findings), ("lines",), "source")
+    terminal.print_table(
+        console, tables.provenance_table(findings), EXPENDABLE, "source", ELSEWHERE
+    )
     console.print(provenance.summary(findings))
     if not args.arg:
         console.print("Types in PSUM and first partitions: name a kernel and its --arg shapes.")

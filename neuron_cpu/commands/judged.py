@@ -94,7 +94,7 @@ def run(args: argparse.Namespace) -> int:
         console, tables.verdict_table(verdicts, title), tables.EXPENDABLE, "arguments", "--json"
     )
     said = "\n".join(tables.sentences(verdicts))
-    console.print(with_pointers(said), markup=False, highlight=False)
+    console.print(with_pointers(said))
     content: dict[str, Any] = {
         "kernel": args.kernel,
         "reference": args.ref,

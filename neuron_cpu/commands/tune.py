@@ -115,10 +115,10 @@ def _print(
     kinds = ", ".join(f"{count} {kind}" for kind, count in counts.items())
     ran = f"{sum(trial.checked for trial in trials)} were run and are right"
     ran = ran if args.ref else "none was run: no --ref"
-    console.print(f"{len(trials)} points tried: {kinds or 'none'}; {ran}.", highlight=False)
+    console.print(f"{len(trials)} points tried: {kinds or 'none'}; {ran}.")
     for reason, count in tables.reasons(trials):
-        console.print(f"{count} times: {reason}", markup=False, highlight=False)
-    console.print(judged.estimate_line(Settings()), highlight=False)
+        console.print(f"{count} times: {reason}")
+    console.print(judged.estimate_line(Settings()))
     if args.json:
         content = {
             "kernel": args.kernel,

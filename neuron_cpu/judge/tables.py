@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Optional
 
-from rich.markup import escape
 from rich.table import Table
 
 from ..core.report.tables import microseconds
@@ -19,7 +18,7 @@ EXPENDABLE = ("MACs", "SBUF", "RMS error", "on a device, µs", "bound by", "same
 
 def verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
     """One row a case: legal, correct, how fast."""
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=title, title_justify="left")
     table.add_column("arguments", overflow="fold")
     table.add_column("verdict")
     numbers = ("largest error", "same type", "RMS error", "µs", "on a device, µs")
@@ -29,7 +28,7 @@ def verdict_table(verdicts: Sequence[Verdict], title: str) -> Table:
     for name in ("roofline", "MACs", "SBUF"):
         table.add_column(name, justify="right")
     for one in verdicts:
-        table.add_row(escape(one.case), word(one), *_errors(one), *_speed(one.speed))
+        table.add_row(one.case, word(one), *_errors(one), *_speed(one.speed))
     return table
 
 
@@ -127,7 +126,7 @@ def _wrong(verdict: Verdict) -> list[str]:
 def line_table(pairs: Sequence[Pair], before: str, after: str) -> Table:
     """Two kernels side by side: lines of equal text share a row."""
     table = Table(
-        title=f"line by line: {escape(before)}, {escape(after)} (µs of the critical path)",
+        title=f"line by line: {before}, {after} (µs of the critical path)",
         title_justify="left",
     )
     for name in ("line", "before"):
@@ -139,6 +138,6 @@ def line_table(pairs: Sequence[Pair], before: str, after: str) -> Table:
             pair.place,
             "" if pair.before_ns is None else microseconds(pair.before_ns),
             "" if pair.after_ns is None else microseconds(pair.after_ns),
-            escape(f"{pair.sign} {pair.text}"),
+            f"{pair.sign} {pair.text}",
         )
     return table

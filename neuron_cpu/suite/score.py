@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from ..core.report.tables import microseconds
@@ -82,4 +81,4 @@ def reasons(outcomes: Sequence[Outcome]) -> list[str]:
             if not found.correct:
                 said.append(f"{one.operator}: {sentences([found])[0]}")
                 break
-    return [escape(text) for text in said]
+    return said

@@ -6,7 +6,6 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.markup import escape
 from rich.table import Table
 
 from ..core.report.tables import microseconds
@@ -17,10 +16,10 @@ REASONS = 3  # that are printed, the most frequent ones
 
 def front_table(found: Sequence[Trial], now: Trial, names: Sequence[str], kernel: str) -> Table:
     """The kernel as it is, then the points that none beats in time and SBUF, fastest first."""
-    table = Table(title=f"{escape(kernel)}: time against SBUF", title_justify="left")
+    table = Table(title=f"{kernel}: time against SBUF", title_justify="left")
     table.add_column("")
     for name in names:
-        table.add_column(escape(name), justify="right")
+        table.add_column(name, justify="right")
     for name in ("µs", "times as fast", "SBUF"):
         table.add_column(name, justify="right")
     _add(table, "as it is", now, now, names)
@@ -30,7 +29,7 @@ def front_table(found: Sequence[Trial], now: Trial, names: Sequence[str], kernel
 
 
 def _add(table: Table, label: str, trial: Trial, now: Trial, names: Sequence[str]) -> None:
-    values = [escape(str(trial.point[name])) if name in trial.point else "" for name in names]
+    values = [str(trial.point[name]) if name in trial.point else "" for name in names]
     if trial.kind != "legal":
         table.add_row(label, *values, trial.kind, "", "")
         return

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from ..check.provenance import Finding
 from ..time import cost
@@ -48,8 +48,9 @@ def print_profile(
 ) -> None:
     """One kernel: figures, engines, source lines; tables through `print_table`."""
     console.print(
-        f"[bold]{found.name}[/bold]: {microseconds(found.time_ns)} µs, "
-        f"{band_text(found.band_ns)} by the calibration's {found.bound} kernels "
+        Text(found.name, "bold")
+        + f": {microseconds(found.time_ns)} µs, {band_text(found.band_ns)} by the calibration's "
+        f"{found.bound} kernels "
         f"({estimate_note(found.dma_profile)}; schedule {found.schedule_order})"
     )
     console.print(f"bound by {found.binding}")
@@ -133,5 +134,5 @@ def provenance_table(findings: Sequence[Finding]) -> Table:
     table.add_column("source", overflow="fold")
     for one in findings:
         line, lines = str(one.line), str(one.lines)
-        table.add_row(escape(one.construct), one.status, line, lines, escape(one.source))
+        table.add_row(one.construct, one.status, line, lines, one.source)
     return table
