@@ -59,6 +59,9 @@ def print_table(
         table = _without(table, name)
     table.box, table.show_edge, table.pad_edge = box.SIMPLE_HEAD, False, False
     _set_widths(table, prose, out.width)
+    if table.title is not None:  # rich would fold it to the width of the table
+        out.print(table.title, style="table.title")
+        table.title = None
     out.print(table)
     if left_out:
         out.print(f"Left out for want of width: {', '.join(left_out)} ({elsewhere}).")

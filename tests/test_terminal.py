@@ -151,9 +151,12 @@ def test_columns_without_entries_go_first() -> None:
 def test_brackets_are_no_markup(capsys: pytest.CaptureFixture) -> None:
     out = terminal.output(60)
     out.print("wrote [/red] and [bold]")
-    table = Table(title="[/red]", title_justify="left")
+    table = Table(title="a title wider than [/red]")
     table.add_column("[x]")
     table.add_row("[/y]")
     terminal.print_table(out, table)
     printed = capsys.readouterr().out
-    assert all(text in printed for text in ("wrote [/red] and [bold]", "\n[/red]", "[x]", "[/y]"))
+    assert all(
+        text in printed
+        for text in ("wrote [/red] and [bold]", "a title wider than [/red]\n", "[x]", "[/y]")
+    )

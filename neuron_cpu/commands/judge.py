@@ -112,9 +112,9 @@ def _judge(args: argparse.Namespace, names: list[str]) -> int:
     found = score.score(outcomes)
     terminal.print_table(console, score.outcome_table(outcomes), score.EXPENDABLE, "", "--json")
     for sentence in score.reasons(outcomes):
-        console.print(sentence, highlight=False)
+        console.print(sentence)
     terminal.print_table(console, score.score_table(found))
-    console.print(judged.estimate_line(settings), highlight=False)
+    console.print(judged.estimate_line(settings))
     if args.json:
         content = {"score": found, "answers": [one.to_json() for one in outcomes]}
         args.json.write_text(json.dumps(content, indent=1))

@@ -103,7 +103,7 @@ def run(args: argparse.Namespace) -> int:
     }
     if args.baseline:
         content["baseline"] = _beside(console, args, kernel, reference, cases, settings, verdicts)
-    console.print(estimate_line(settings), highlight=False)
+    console.print(estimate_line(settings))
     if args.json:
         args.json.write_text(json.dumps(content, indent=1))
         console.print(f"figures: {args.json}")

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 
 from .. import limits, terminal
@@ -75,7 +74,7 @@ def _show_progress(console: Any, book: Workbook) -> None:
     states = {lesson: book.state(lesson) for lesson in LESSONS}
     passed = sum(state.startswith(PASSED) for state in states.values())
     title = f"{passed} of {len(LESSONS)} lessons passed, in {book.folder.resolve()}"
-    table = Table(title=escape(title), title_justify="left")
+    table = Table(title=title, title_justify="left")
     table.add_column("", justify="right")
     for name in ("lesson", "what it teaches", "state"):
         table.add_column(name)
@@ -140,4 +139,4 @@ def _command(lesson: Lesson) -> str:
 
 
 def _say(console: Any, text: str) -> None:
-    console.print(text, markup=False, highlight=False)
+    console.print(text)
