@@ -1190,15 +1190,15 @@ def decode_context(sums_sb, first, heads, context_sb):
 # move, those of a KV head's group, of several heads where tokens are few. So exp leaves the weights
 # with keys on partitions, where the product with the values contracts them, and nothing is turned
 # but cached keys. What exp subtracts differs from column to column: a first pass over all keys,
-# with queries on partitions, finds each query's maximum, and the second contracts three marks
-# beside the D features, rows of the array that are idle where D is 64:
+# with queries on partitions, finds each query's maximum, and the second contracts two marks beside
+# the D features, rows of the array that are idle where D is 64:
 #
-#   keys (mask, 1, 1)     queries, first pass (1, 0, 0), second (1, high and low part of -maximum)
+#   keys (mask, 1)     queries, first pass (1, 0), second (1, -maximum)
 #
 # Its maximum known, no query is ever rescaled; it may be rounded, since it is the same for all of
 # the query's keys. Sums of the weights are products with ones, and stand on as many partitions.
 
-MARKS = 3
+MARKS = 2
 CHUNK_KEYS = 2048  # cached keys in SBUF at a time: rows of 2 KiB where D is 64
 
 
@@ -1331,7 +1331,7 @@ def own_tiles(qk_sb, v_sb, parts, head, count, active_sb, heads):
     d, dtype, tiles, size = heads.head_dim, qk_sb.dtype, len(parts), parts[0][1]
     (slots, _), (marked, mark_rows) = contraction(d), marks_place(d)
     marks = np.zeros((MARKS, tiles, size), np.float32)
-    marks[1:] = 1.0
+    marks[1] = 1.0
     shape, keys, values = (P_MAX, (slots + 1) * tiles, size), [], []
     for at in nl.static_range(count):
         stack, lane = divmod(head + at, heads.stack)
@@ -1358,13 +1358,13 @@ def own_tiles(qk_sb, v_sb, parts, head, count, active_sb, heads):
 
 
 def own_parts(own, bank, heads):
-    """What the tokens of a bank see of the new ones: whole tiles before, and their own -> two
-    KeyTiles, the first None for the first tile."""
+    """What the tokens of a bank see of the new ones: whole tiles before, if any, and their own."""
     k_sb, v_sb = own
     slots, depth = contraction(heads.head_dim)
     stride, before = v_sb[0].shape[1], bank.position // P_MAX
-    seen = KeyTiles(k_sb, v_sb, stride, 0, before, P_MAX, slots, depth) if before else None
-    return seen, KeyTiles(k_sb, v_sb, stride, before, 1, bank.tokens, slots + 1, P_MAX)
+    last = KeyTiles(k_sb, v_sb, stride, before, 1, bank.tokens, slots + 1, P_MAX)
+    seen = KeyTiles(k_sb, v_sb, stride, 0, before, P_MAX, slots, depth)
+    return [seen, last] if before else [last]
 
 
 def bank_queries(qk_sb, bank, heads):
@@ -1387,32 +1387,34 @@ def bank_queries(qk_sb, bank, heads):
 
 
 def note_maxima(q_sb, bank, keys, maxima_sb, part):
-    """Maxima of a bank's scores, 512 keys at a time, into maxima_sb[queries, tile, part ...].
+    """Maxima of a bank's scores of some keys into maxima_sb[queries, tile, part], in their type.
 
-    -> the next part. Queries are stationary here, and stand on partitions.
+    Queries are stationary here, and stand on partitions. ScalarE takes the scores out of PSUM and
+    VectorE reads them in SBUF, two bf16 numbers a cycle: both at PSUM exclude each other.
     """
-    if keys is None:
-        return part
-    blocks = spans(keys.tiles, MOVING_MAX // keys.lanes)
+    zero_sb = filled((P_MAX, 1), 0.0, nl.float32)
     for at, (head, row, count) in enumerate(bank.tiles()):
         queries = count * bank.tokens
-        for block, (start, tiles) in enumerate(blocks):
-            scores_psum = nl.zeros((queries, tiles * keys.lanes), nl.float32, buffer=nl.psum)
+        scores_sb = nl.ndarray((queries, keys.tiles, keys.lanes), q_sb.dtype, buffer=nl.sbuf)
+        for start, tiles in spans(keys.tiles, MOVING_MAX // keys.lanes):
+            scores_psum = nl.zeros((queries, tiles, keys.lanes), nl.float32, buffer=nl.psum)
             for slot in nl.affine_range(keys.slots):
                 scores_psum[...] += nisa.nc_matmul(
                     q_sb[0 : keys.depth, slot, nl.ds(row, count), :],
                     keys.keys(head, slot, start, tiles),
                 )
-            maxima_sb[0:queries, at, nl.ds(part + block, 1)] = nisa.tensor_reduce(
-                nl.max, scores_psum, axis=1
+            scores_sb[:, nl.ds(start, tiles), :] = nisa.activation(
+                nl.copy, scores_psum, bias=zero_sb[0:queries, :]
             )
-    return part + len(blocks)
+        maxima_sb[0:queries, at, nl.ds(part, 1)] = nisa.tensor_reduce(
+            nl.max, scores_sb, axis=[1, 2]
+        )
 
 
-def mark_maxima(q_sb, bank, maxima_sb, parts, head_dim):
-    """Marks of the second pass: 1, and the negated maximum of each query in two parts of its type.
+def mark_maxima(q_sb, bank, maxima_sb, head_dim):
+    """Marks of the second pass: 1, and the negated maximum of each query.
 
-    A product with the identity brings them from the partitions of the first pass to three rows.
+    A product with the identity brings them from the partitions of the first pass to two rows.
     """
     dtype, (marked, mark_rows) = q_sb.dtype, marks_place(head_dim)
     eye_sb = load_constant(np.eye(P_MAX, dtype=np.float32), dtype)
@@ -1420,13 +1422,10 @@ def mark_maxima(q_sb, bank, maxima_sb, parts, head_dim):
     turned_psum = nl.ndarray((MARKS, bank.rows * bank.tokens), nl.float32, buffer=nl.psum)
     for at, (_, row, count) in enumerate(bank.tiles()):
         queries = count * bank.tokens
-        lowest_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
-        lowest_sb[...] = nisa.tensor_reduce(
-            nl.max, maxima_sb[0:queries, at, 0:parts], axis=1, negate=True
-        )
         marks_sb = filled((queries, MARKS), 1.0, dtype)
-        marks_sb[:, 1:2] = nisa.tensor_copy(lowest_sb)
-        marks_sb[:, 2:3] = nisa.tensor_tensor(lowest_sb, marks_sb[:, 1:2], nl.subtract)
+        marks_sb[:, 1:2] = nisa.tensor_reduce(
+            nl.max, maxima_sb[0:queries, at, :], axis=1, negate=True
+        )
         turned_psum[:, nl.ds(row * bank.tokens, queries)] = nisa.nc_matmul(
             marks_sb, eye_sb[0:queries, 0:queries]
         )
@@ -1436,8 +1435,6 @@ def mark_maxima(q_sb, bank, maxima_sb, parts, head_dim):
 def add_weighted(q_sb, bank, keys, sums_sb, scale, first):
     """exp(scale * (score - maximum)) of some keys times their values and ones, added to
     sums_sb [128, parts, rows, tokens] fp32."""
-    if keys is None:
-        return
     shape, parts = (bank.rows, bank.tokens), sums_sb.shape[1]
     zero_sb = filled((P_MAX, 1), 0.0, nl.float32)
     sums_psum = [nl.zeros((P_MAX, *shape), nl.float32, buffer=nl.psum) for _ in range(parts)]
@@ -1496,29 +1493,29 @@ def attend_chunk(qk_sb, v_sb, parts, cache, sequence, active_sb, heads, context_
         kept = runs * row_bytes <= RESIDENT_BYTES
         resident = [cached_tiles(*block, True) for block in where] if kept else []
         queries = [bank_queries(qk_sb, bank, heads) for bank in banks]
-        maxima, done = [], [0] * len(banks)
-        for bank in banks:
-            most = runs + 1 + bank.position // P_MAX
-            maxima.append(nl.ndarray((P_MAX, len(bank.tiles()), most), nl.float32, buffer=nl.sbuf))
-        for index, block in enumerate(where):
-            keys = resident[index] if kept else cached_tiles(*block, False)
-            for i, bank in enumerate(banks):
-                done[i] = note_maxima(queries[i], bank, keys, maxima[i], done[i])
-        sums = []
-        for i, bank in enumerate(banks):
-            for keys in own_parts(own, bank, heads):
-                done[i] = note_maxima(queries[i], bank, keys, maxima[i], done[i])
-            mark_maxima(queries[i], bank, maxima[i], done[i], d)
+        new = [own_parts(own, bank, heads) for bank in banks]
+        maxima, sums = [], []
+        for q_sb, bank, seen in zip(queries, banks, new):
+            shape = P_MAX, len(bank.tiles()), len(where) + len(seen)
+            maxima.append(nl.ndarray(shape, q_sb.dtype, buffer=nl.sbuf))
             shape = P_MAX, d // 64, bank.rows, bank.tokens
             sums.append(nl.ndarray(shape, nl.float32, buffer=nl.sbuf))
-        for index, block in enumerate(where):
-            keys = resident[index] if kept else cached_tiles(*block, True)
-            for i, bank in enumerate(banks):
-                add_weighted(queries[i], bank, keys, sums[i], scale, index == 0)
-        for i, bank in enumerate(banks):
-            for keys in own_parts(own, bank, heads):
-                add_weighted(queries[i], bank, keys, sums[i], scale, False)
-            bank_context(bank, sums[i], heads, context_sb)
+        for at, block in enumerate(where):
+            keys = resident[at] if kept else cached_tiles(*block, False)
+            for q_sb, bank, maxima_sb in zip(queries, banks, maxima):
+                note_maxima(q_sb, bank, keys, maxima_sb, at)
+        for q_sb, bank, maxima_sb, seen in zip(queries, banks, maxima, new):
+            for at, keys in enumerate(seen, len(where)):
+                note_maxima(q_sb, bank, keys, maxima_sb, at)
+            mark_maxima(q_sb, bank, maxima_sb, d)
+        for at, block in enumerate(where):
+            keys = resident[at] if kept else cached_tiles(*block, True)
+            for q_sb, bank, sums_sb in zip(queries, banks, sums):
+                add_weighted(q_sb, bank, keys, sums_sb, scale, at == 0)
+        for q_sb, bank, sums_sb, seen in zip(queries, banks, sums, new):
+            for keys in seen:
+                add_weighted(q_sb, bank, keys, sums_sb, scale, False)
+            bank_context(bank, sums_sb, heads, context_sb)
 
 
 # --- Kernels, in the order of the model -----------------------------------------------------------
@@ -1660,8 +1657,8 @@ def attention_chunk_kernel(
     """The same for several new tokens per sequence: over the cache, and causally over themselves.
 
     x and delta [H, B * n], cos and sin [128, B * n], cached keys and values [B, kv_heads, L, D],
-    marks [B, 3, L] in the type of x, in the order of ``cache_runs``: 0 for keys that count and
-    MASKED for others, 1, 1. active [B, n, n] in the type of x, 0 where a token (row) sees another
+    marks [B, 2, L] in the type of x, in the order of ``cache_runs``: 0 for keys that count and
+    MASKED for others, and ones. active [B, n, n] in the type of x, 0 where a token (row) sees one
     and MASKED elsewhere, for up to 128 tokens; None: they see those before and themselves.
     -> partial output [H, B * n], new keys (rotated) and values [B * n, kv_heads * D], and x + delta
     where there is a delta. All tokens of a sequence share one pass over the weights.
@@ -2126,7 +2123,7 @@ class NeuronLlamaAttention(nn.Module):
             if active_mask is None:
                 partial, k, v, *stream = attention_decode_kernel(*inputs, bias, self.sizes.of_rank)
             else:
-                marks = torch.stack((bias, torch.ones_like(bias), torch.ones_like(bias)), 1)
+                marks = torch.stack((bias, torch.ones_like(bias)), 1)
                 active = self.active_bias(active_mask, hidden)
                 partial, k, v, *stream = attention_chunk_kernel(
                     *inputs, marks, active, self.sizes.of_rank

@@ -43,7 +43,7 @@ class Case:
         cos, sin = tables(positions, self.sizes[2])
         bias = llama._mask_bias(self.live, BF16)
         keys, values, bias = llama.cache_in_runs(self.keys, self.values, bias)
-        marks = torch.stack((bias, torch.ones_like(bias), torch.ones_like(bias)), 1)
+        marks = torch.stack((bias, torch.ones_like(bias)), 1)
         active = llama._mask_bias(self.active, BF16) if given_mask else None
         more = keys, values, marks, active, self.plain.heads
         got, rotated, new_values = self.plain.call(

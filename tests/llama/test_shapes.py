@@ -174,7 +174,7 @@ class Layer:
             }
             n = default_chunk(config, ranks, past, [])
         keys, values, bias = self.cache(batch, past, 128)
-        marks = torch.stack((bias, torch.ones_like(bias), torch.ones_like(bias)), 1)
+        marks = torch.stack((bias, torch.ones_like(bias)), 1)
         active = None
         if n <= 128:
             active = torch.full((batch, n, n), llama.MASKED, dtype=BF16, device=self.device).triu(1)
