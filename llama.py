@@ -913,8 +913,8 @@ def padding_rows(bias_hbm, sequence, length):
 # One new token per sequence has few rows of scores, and an instruction on 4 partitions takes as
 # long as one on 128. So the query heads of all sequences share the partitions of one tile of
 # scores: queries stand block by block in a stationary operand that is zero elsewhere (one slot of
-# the contraction per sequence and stack of KV heads), and the slots' products add up in PSUM. The
-# mask is one slot more: a selection of sequences times the bias of their keys.
+# the contraction per sequence and stack of KV heads), and the slots' products add up in PSUM, and
+# with them the mask: a selection of sequences times the bias of their keys.
 
 
 def cache_runs(length, most=P_MAX):
@@ -976,7 +976,7 @@ def cache_blocks(keys_hbm, first, count):
 
 
 def cached_keys(keys_hbm, bias_hbm, block, heads):
-    """Keys of a block, turned, and the mask in one slot more: [128, slots + 1, keys] @ SBUF.
+    """Keys of a block, turned [128, slots, keys] @ SBUF, and their mask [B, keys].
 
     Slot b * stacks + s holds the heads of stack s of sequence b. The columns of new keys, behind
     the cached ones, are zero.
@@ -984,9 +984,9 @@ def cached_keys(keys_hbm, bias_hbm, block, heads):
     batch, kv_heads, length, d = keys_hbm.shape
     runs_hbm = keys_hbm.reshape((batch, kv_heads, block.lanes, length // block.lanes, d))
     slots, dtype, tiles = block.count * heads.stacks, keys_hbm.dtype, nl.ds(block.tile, block.tiles)
-    k_sb = nl.ndarray((P_MAX, slots + 1, block.keys), dtype, buffer=nl.sbuf)
+    k_sb = nl.ndarray((P_MAX, slots, block.keys), dtype, buffer=nl.sbuf)
     if kv_heads % heads.stack:
-        k_sb[...] = nisa.memset((P_MAX, slots + 1, block.keys), 0.0, dtype)
+        k_sb[...] = nisa.memset((P_MAX, slots, block.keys), 0.0, dtype)
     for b in nl.affine_range(block.count):
         # rows [lanes, heads, tiles, D]: a head's keys of a lane lie next to each other in HBM
         rows_sb = nl.ndarray((block.lanes, kv_heads, block.tiles, d), dtype, buffer=nl.sbuf)
@@ -1005,17 +1005,15 @@ def cached_keys(keys_hbm, bias_hbm, block, heads):
                 part = nl.ds(at * block.lanes, together * block.lanes)
                 slot = b * heads.stacks + head // heads.stack
                 k_sb[0 : count * d, slot, part] = nisa.tensor_copy(turned_psum)
-    k_sb[:, slots, :] = nisa.memset((P_MAX, block.keys), 0.0, dtype)
+    mask_sb = nl.ndarray((block.count, block.keys), dtype, buffer=nl.sbuf)
     sequences, part = nl.ds(block.first, block.count), nl.ds(block.tile * block.lanes, block.cached)
-    bias_sb = load_tile(bias_hbm[sequences, part])  # a tile of its own: the load waits for nothing
-    k_sb[0 : block.count, slots, 0 : block.cached] = nisa.tensor_copy(bias_sb)
+    mask_sb[:, 0 : block.cached] = nl.load(bias_hbm[sequences, part])
     if block.own:
         own = nl.ds(block.cached, block.count)
-        k_sb[:, 0:slots, own] = nisa.memset((P_MAX, slots, block.count), 0.0, dtype)
-        if block.count > 1:
-            others = masked(dtype) * (1.0 - np.eye(block.count, dtype=np.float32))
-            k_sb[0 : block.count, slots, own] = nisa.tensor_copy(load_constant(others, dtype))
-    return k_sb
+        k_sb[:, :, own] = nisa.memset((P_MAX, slots, block.count), 0.0, dtype)
+        others = masked(dtype) * (1.0 - np.eye(block.count, dtype=np.float32))
+        mask_sb[:, own] = nl.load(nl.shared_constant(others, dtype=dtype))
+    return k_sb, mask_sb
 
 
 def cached_values(values_hbm, block):
@@ -1034,14 +1032,15 @@ def cached_values(values_hbm, block):
 
 
 def decode_queries(qk_sb, first, count, heads):
-    """Queries of ``count`` sequences, block by block: [128, slots + 1, rows] @ SBUF.
+    """Queries of ``count`` sequences, block by block: [128, slots, rows] @ SBUF, and which rows are
+    a sequence's, [B, rows].
 
     Row b * q_heads + h belongs to head h of sequence b; slot b * stacks + s holds the heads of
-    stack s of that sequence in its rows, the last slot a one where the row's sequence is.
+    stack s of that sequence in its rows.
     """
     d, group, rows = heads.head_dim, heads.group, count * heads.q_heads
     slots, dtype = count * heads.stacks, qk_sb.dtype
-    q_sb = filled((P_MAX, slots + 1, rows), 0.0, dtype)
+    q_sb = filled((P_MAX, slots, rows), 0.0, dtype)
     for b in nl.static_range(count):
         for kv_head in nl.static_range(heads.kv_heads):
             stack, lane = divmod(kv_head, heads.stack)
@@ -1050,12 +1049,8 @@ def decode_queries(qk_sb, first, count, heads):
             q_sb[lanes, b * heads.stacks + stack, own] = nisa.tensor_copy(
                 qk_sb[lanes, nl.ds(stack * group, group), first + b]
             )
-    if count == 1:
-        q_sb[0:1, slots, :] = nisa.memset((1, rows), 1.0, dtype)
-    else:
-        which = np.kron(np.eye(count, dtype=np.float32), np.ones((1, heads.q_heads), np.float32))
-        q_sb[0:count, slots, :] = nisa.tensor_copy(load_constant(which, dtype))
-    return q_sb
+    which = np.kron(np.eye(count, dtype=np.float32), np.ones((1, heads.q_heads), np.float32))
+    return q_sb, filled((1, rows), 1.0, dtype) if count == 1 else load_constant(which, dtype)
 
 
 def add_own_keys(qk_sb, k_sb, block, heads):
@@ -1067,14 +1062,16 @@ def add_own_keys(qk_sb, k_sb, block, heads):
             )
 
 
-def decode_scores(q_sb, k_sb):
+def decode_scores(queries, keys):
     """Masked scores of all rows against a block [rows, keys] @ SBUF, 512 keys at a time."""
+    (q_sb, which_sb), (k_sb, mask_sb) = queries, keys
     rows, slots, keys = q_sb.shape[2], k_sb.shape[1], k_sb.shape[2]
     scores_sb = nl.ndarray((rows, keys), q_sb.dtype, buffer=nl.sbuf)
     for at, size in spans(keys, MOVING_MAX):
         scores_psum = nl.zeros((rows, size), nl.float32, buffer=nl.psum)
         for slot in nl.affine_range(slots):
             scores_psum[...] += nisa.nc_matmul(q_sb[:, slot, :], k_sb[:, slot, nl.ds(at, size)])
+        scores_psum[...] += nisa.nc_matmul(which_sb, mask_sb[:, nl.ds(at, size)])
         scores_sb[:, nl.ds(at, size)] = nisa.tensor_copy(scores_psum)
     return scores_sb
 
@@ -1136,16 +1133,16 @@ def attend_cached(qk_sb, v_sb, cache, cached, heads, context_sb):
     """
     keys_hbm, values_hbm, bias_hbm, blocks = cache
     first, count, q_heads, d = blocks[0].first, blocks[0].count, heads.q_heads, heads.head_dim
-    q_sb, scale = decode_queries(qk_sb, first, count, heads), score_scales(d)[1]
+    queries, scale = decode_queries(qk_sb, first, count, heads), score_scales(d)[1]
     neg_maxima_sb, sums_sb = running_softmax(q_heads, count, d + 1)
     for block in blocks:
         if block.own:
-            k_sb, values_sb = cached
-            add_own_keys(qk_sb, k_sb, block, heads)
+            keys, values_sb = cached
+            add_own_keys(qk_sb, keys[0], block, heads)
         else:
-            k_sb = cached_keys(keys_hbm, bias_hbm, block, heads)
+            keys = cached_keys(keys_hbm, bias_hbm, block, heads)
             values_sb = cached_values(values_hbm, block)
-        scores_sb = decode_scores(q_sb, k_sb)
+        scores_sb = decode_scores(queries, keys)
         neg_max_sb, factor_sb = negated_maximum(scores_sb, scale), None
         if len(blocks) > 1:
             neg_max_sb, factor_sb = lower_maximum(neg_maxima_sb, 0, neg_max_sb, block.own)
