@@ -39,6 +39,7 @@ _ROW_WRITES = frozenset(
     {"index_put", "index_put_", "scatter", "scatter_", "slice_scatter", "select_scatter"}
     | {"index_copy", "index_copy_"}
 )
+_ROWS = _ROW_READS | _ROW_WRITES
 
 
 @dataclass
@@ -268,6 +269,9 @@ def overheads(settings: Settings) -> cost.Overheads:
     given = {
         "kernel_ns": settings.kernel_launch_us,
         "graph_ns": settings.graph_launch_us,
+        "cache_ns": settings.cache_update_us,
+        "logits_ns": settings.logits_us,
+        "argmax_ns": settings.argmax_us,
         "host_ns": settings.host_step_us,
         "collective_ns": settings.collective_us,
     }
@@ -325,16 +329,19 @@ class Estimator:
         if event.kind == COLLECTIVE:
             return self.overheads.collective(event.bytes, self.ranks, event.name)
         rate = self.plain_rates[dma_profile]
-        return max(event.bytes / rate, event.macs / spec.GEN2.peak_macs_per_ns)
+        start = self.overheads.cache_ns if event.name in _ROWS else 0.0
+        return start + max(event.bytes / rate, event.macs / spec.GEN2.peak_macs_per_ns)
 
     def _times(self, events: Sequence[Event], dma_profile: str) -> list[float]:
         """Nanoseconds of each event. PyTorch operators without products that follow each other
-        are one fused pass: the largest counts, the others are free."""
+        are one fused pass: the largest counts, the others are free. What reads or writes single
+        rows is no part of a pass."""
         times = [self.time(event, dma_profile) for event in events]
         run: list[int] = []
         for at in range(len(events) + 1):
             if at < len(events) and events[at].kind == TORCH and not events[at].macs:
-                run.append(at)
+                if events[at].name not in _ROWS:
+                    run.append(at)
                 continue
             if run:
                 largest = max(run, key=times.__getitem__)
@@ -368,7 +375,7 @@ class Estimator:
                 figures = made.profile.metrics
                 made.bytes = int(figures["hbm_read_bytes"] + figures["hbm_write_bytes"])
             rows[key] = made
-        launch = self.overheads.graph_ns + self.overheads.host_ns
+        launch = self.overheads.step_ns
         return GraphEstimate(
             submodel,
             bucket,

@@ -84,7 +84,8 @@ ONLY_IN = {
     **dict.fromkeys(
         ("--profile-bucket", "--profile-top", "--profile-output", "--dma-profile")
         + ("--schedule",)
-        + ("--kernel-launch-us", "--graph-launch-us", "--host-step-us")
+        + ("--kernel-launch-us", "--graph-launch-us", "--cache-update-us")
+        + ("--logits-us", "--argmax-us", "--host-step-us")
         + ("--collective-us", "--collective-gb-per-s"),
         ("profile",),
     ),
@@ -447,7 +448,10 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     for name, what in (
         ("kernel-launch", "between two kernels of a graph"),
         ("graph-launch", "one execution of a graph from the host"),
-        ("host-step", "logits to the host, arg-maximum and next inputs, once a graph"),
+        ("cache-update", "start of an operator that writes or reads rows of a cache or table"),
+        ("logits", "logits to the host, once a graph"),
+        ("argmax", "arg-maximum over the vocabulary on the host, once a graph"),
+        ("host-step", "the rest of the host's work for a step, once a graph"),
         ("collective", "start of one collective between the cores"),
     ):
         group.add_argument(f"--{name}-us", type=at_least_zero, help=f"assumed cost in µs: {what}")

@@ -232,21 +232,32 @@ def engine_ns(instruction: Instruction, engine: Engine) -> float:
 # --- outside of kernels ---------------------------------------------------------------------------
 @dataclass(frozen=True)
 class Overheads:
-    """Costs outside of kernels, in nanoseconds; no public source states them.
+    """Costs outside of kernels, in nanoseconds; sources, or that there is none, in spec.py.
 
     Attributes:
         kernel_ns: between two kernels of one graph.
         graph_ns: one execution of a graph from the host.
-        host_ns: what the host does between two graphs: logits, arg-maximum, next inputs.
+        cache_ns: start of one operator that reads or writes rows of a table or cache.
+        logits_ns: logits from the device to the host, once a graph.
+        argmax_ns: arg-maximum over the vocabulary on the host, once a graph.
+        host_ns: everything else that the host does between two graphs.
         collective_ns: start of a collective between the cores of a chip.
         collective_bytes_per_ns: rate of its data.
     """
 
     kernel_ns: float = spec.KERNEL_LAUNCH_NS
     graph_ns: float = spec.GRAPH_LAUNCH_NS
+    cache_ns: float = spec.CACHE_UPDATE_NS
+    logits_ns: float = spec.LOGITS_NS
+    argmax_ns: float = spec.ARGMAX_NS
     host_ns: float = spec.HOST_STEP_NS
     collective_ns: float = spec.COLLECTIVE_START_NS
     collective_bytes_per_ns: float = spec.COLLECTIVE_BYTES_PER_NS
+
+    @property
+    def step_ns(self) -> float:
+        """One execution of a graph and the host's work around it."""
+        return self.graph_ns + self.logits_ns + self.argmax_ns + self.host_ns
 
     def collective(self, size: int, ranks: int, name: str = "all-reduce") -> float:
         """Nanoseconds of a collective whose whole tensor has ``size`` bytes; free on one rank.

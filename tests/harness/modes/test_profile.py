@@ -125,7 +125,7 @@ def test_assumed_costs_are_added_as_given(shapes_folder, profiled):
             for kind in (estimate.KERNEL, estimate.COLLECTIVE)
         )
         assert collectives >= 6  # two all-reduces in each of three layers
-        added = collectives * 100_000 + kernels * 3_000 - 450_000
+        added = collectives * 100_000 + kernels * 3_000 - 200_000
         assert after.latency_ns - before["latency_ns"] == pytest.approx(added)
 
 
@@ -153,7 +153,8 @@ def test_program_order_is_slower_and_named(shapes_folder, profiled, tmp_path, ca
 
 def test_graphs_show_releases_where_they_differ(shapes_folder, tmp_path, capsys):
     """Beside the peak of HBM a release is slow, once the costs that all pay are left out."""
-    free = ("--graph-launch-us", "--host-step-us", "--kernel-launch-us", "--collective-us")
+    free = ("--graph-launch-us", "--host-step-us", "--kernel-launch-us", "--collective-us",
+            "--logits-us", "--argmax-us", "--cache-update-us")  # fmt: skip
     content = run(
         shapes_folder,
         tmp_path / "profile",
@@ -238,6 +239,25 @@ def test_lookups_and_cache_updates_move_only_their_rows():
     assert estimate.moved(update) == 2 * (3 * 64 + 3) * 4
     shared = recording.Event("", recording.COLLECTIVE, "all-gather", (ids,), (rows,))
     assert estimate.moved(shared) == 3 * 64 * 4
+
+
+def test_updates_of_caches_are_transfers_of_their_own():
+    """Between two operators that run as one pass: each pays its start and its rows."""
+    costs = estimate.cost.Overheads(cache_ns=7.0)
+    estimator = estimate.Estimator("hbm-peak", costs, 2)
+    events = [estimate.Event(estimate.TORCH, name, size) for name, size in
+              (("mul", 4100), ("scatter_", 820), ("index_put_", 820), ("add", 410))]  # fmt: skip
+    found = estimator.graph("token_generation_model", 8, 1, [("", event) for event in events])
+    assert [op.time_ns for op in found.operators] == pytest.approx([10.0, 9.0, 9.0, 0.0])
+
+
+@pytest.mark.parametrize("name", ["logits", "argmax", "host-step", "graph-launch"])
+def test_each_cost_of_a_step_has_its_own_option(shapes_folder, profiled, name):
+    graphs = estimates(shapes_folder, "--seq-len", "256", f"--{name}-us", "1000")
+    default = {"logits": 50, "argmax": 200, "host-step": 250, "graph-launch": 50}[name]
+    for before, after in zip(profiled[0]["graphs"], graphs):
+        added = after.latency_ns - before["latency_ns"]
+        assert added == pytest.approx((1000 - default) * 1e3)
 
 
 def test_runs_of_plain_operators_count_as_their_largest():
