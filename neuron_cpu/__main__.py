@@ -14,11 +14,12 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from . import __version__, ensure_sdk, run_script, terminal
 from .commands import check, compare, judge, learn, profile, tune
 from .errors import StandInError, UsageError
-from .lessons import pointed_out, with_pointers
+from .lessons import pointed_out, pointers, with_pointers
 
 COMMANDS = {
     "profile": profile,
@@ -50,11 +51,28 @@ def _name() -> str:
 def run(arguments: Sequence[str]) -> int:
     """Run a script; its own errors are its own and end as they end without this command."""
     try:
-        run_script.run(arguments)
+        with pointed_out():
+            run_script.run(arguments)
     except UsageError as error:
         print(error, file=sys.stderr)
         return 2
+    except Exception as error:
+        _print_after_traceback(pointers(str(error)))
+        raise
     return 0
+
+
+def _print_after_traceback(lines: Sequence[str]) -> None:
+    """Add lines to what Python prints when an exception ends this process."""
+    usual = sys.excepthook
+
+    def hook(*error: Any) -> None:
+        usual(*error)
+        for line in lines:
+            print(line, file=sys.stderr)
+
+    if lines:
+        sys.excepthook = hook
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

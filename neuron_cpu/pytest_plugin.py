@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from . import ensure_sdk
+from .lessons import pointers
 
 
 def pytest_report_header() -> str:
@@ -18,6 +19,17 @@ def pytest_report_header() -> str:
 
 def pytest_configure() -> None:
     ensure_sdk()  # before test files are imported
+
+
+def pytest_exception_interact(
+    call: pytest.CallInfo, report: pytest.CollectReport | pytest.TestReport
+) -> None:
+    """A test that fails by an error of a kernel names the lesson that is about it."""
+    assert call.excinfo is not None
+    said = str(call.excinfo.value)
+    lines = [line for line in pointers(said) if line not in said]
+    if lines:
+        report.sections.append(("lessons", "\n".join(lines)))
 
 
 @pytest.fixture(scope="session")

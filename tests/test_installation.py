@@ -118,12 +118,14 @@ def test_a_notebook_finds_the_sdk_inside_the_wheel(installed: Path) -> None:
 def test_pytest_finds_the_plugin(installed: Path) -> None:
     work = installed.parents[1] / "work"
     (work / "test_double.py").write_text(
-        "from kernels import double\n\n\ndef test_double(assert_kernel):\n"
+        "import numpy\nfrom kernels import double\n\n\ndef test_double(assert_kernel):\n"
         "    assert_kernel(double, lambda x: x * 2.0, '64x32:bf16')\n\n\n"
-        "def test_wrong(assert_kernel):\n    assert_kernel(double, lambda x: x, '64x32:bf16')\n"
+        "def test_wrong(assert_kernel):\n    assert_kernel(double, lambda x: x, '64x32:bf16')\n\n\n"
+        "def test_illegal():\n    double(numpy.zeros((200, 4), numpy.float32))\n"
     )
     done = command(installed / "python", "-m", "pytest", "-p", "no:cacheprovider", cwd=work)
-    assert done.returncode == 1 and "1 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert done.returncode == 1 and "2 failed, 1 passed" in done.stdout, done.stdout + done.stderr
+    assert done.stdout.count("Lesson 2 (masked tail) is about this: neuron_cpu learn 2") == 1
     assert "the CPU stand-in" in done.stdout and "first wrong element: (0, 0)" in done.stdout
 
 

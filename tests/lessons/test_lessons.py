@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from neuron_cpu.__main__ import main
+from neuron_cpu.core import NkiError
 from neuron_cpu.judge import assert_kernel
 from neuron_cpu.lessons import ABOUT, LESSONS, Lesson, pointers
 from neuron_cpu.lessons.progress import FILE, file_name
@@ -32,6 +33,7 @@ REASONS = {
     "decode_attention": "1.00 times as fast as the exercise's own kernel, 3 times asked for",
 }
 FIRST = LESSONS[0]
+LEARN_3 = "neuron_cpu learn 3"
 FIRST_PASS = """\
     neg_max_sb = nl.full((rows, 1), 3.0e38, nl.float32, buffer=nl.sbuf)
     for first_chunk in nl.sequential_range(columns // CHUNK):
@@ -231,7 +233,7 @@ def test_every_message_of_a_lesson_exists_and_has_one_lesson() -> None:
 def test_errors_of_other_commands_name_the_lesson(capsys: pytest.CaptureFixture) -> None:
     target, shapes = "exercise.py:undefined_data", ["--arg", "128x64:f32"]
     shutil.copy(LESSONS[2].exercise, "exercise.py")
-    pointer = "Lesson 3 (undefined data) is about this: neuron_cpu learn 3"
+    pointer = "Lesson 3 (undefined data) is about this: " + LEARN_3
     for command in ("profile", "compare"):
         assert main([command, target, *shapes]) == 2
         assert words(capsys).endswith(f"[sim_undefined_data] {pointer}")
@@ -266,6 +268,23 @@ def test_assertions_name_the_lesson() -> None:
         assert_kernel(asked.kernel, asked.reference, "128x64:f32")
 
 
+def test_scripts_are_told_behind_their_traceback(capsys, monkeypatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(sys, "argv", sys.argv)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setenv("PYTHONPATH", "")
+    monkeypatch.setenv("NEURON_CPU", "")
+    call = "import numpy\nundefined_data(numpy.ones((20, 33), numpy.float32))\n"
+    Path("script.py").write_text(LESSONS[2].exercise.read_text() + call)
+    with pytest.raises(NkiError) as raised:
+        main(["run", "script.py"])
+    capsys.readouterr()
+    sys.excepthook(raised.type, raised.value, None)
+    told = words(capsys)
+    assert told.endswith("[sim_undefined_data] Lesson 3 (undefined data) is about this: " + LEARN_3)
+
+
 def test_a_lesson_does_not_point_at_itself() -> None:
     text = "one [sim_undefined_data], two [sim_undefined_data], three [sim_reshape] [sim_unheard]"
     assert [line.split(" is ")[0] for line in pointers(text)] == [
@@ -284,3 +303,14 @@ def test_the_page_lists_every_lesson() -> None:
         title: (REPOSITORY / "docs" / "learn" / link).resolve() for title, link in links.items()
     }
     assert found == {one.title: one.exercise for one in LESSONS}
+
+
+def test_the_page_quotes_what_the_first_lesson_says(capsys: pytest.CaptureFixture) -> None:
+    page = (REPOSITORY / "docs" / "learn" / "README.md").read_text(encoding="utf-8")
+    assert learn(1) == 1
+    told = words(capsys)
+    error = told[told.index("tensor_tensor got") : told.index(" Not passed")]
+    for quoted in (error, "Not passed: illegal in 2 of 2 cases."):
+        assert quoted in told and quoted in " ".join(page.split())
+    for line in re.findall(r"```python\n(.*?)```", page, re.DOTALL)[0].splitlines():
+        assert line in FIRST.solution.read_text()
