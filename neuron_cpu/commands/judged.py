@@ -87,6 +87,7 @@ def run(args: argparse.Namespace) -> int:
     settings, cases = settings_of(args), cases_of(args)
     reference = load_reference(args)
     kernel = kernels.load_kernel(args.kernel)
+    cases = [one.resolved(kernels.objects(args.kernel)) for one in cases]
     verdicts = _judged(kernel, args.kernel, reference, cases, settings)
     console = terminal.output(kernels.PIPED_WIDTH)
     title = tables.title(args.kernel, reference, settings)

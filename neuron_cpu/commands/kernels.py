@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[NAME=]VALUE",
-        help="argument in order: a tensor as 128x512:bf16, or a Python literal; repeat",
+        help="argument in order: a tensor as 128x512:bf16, a Python literal, or @NAME for an "
+        "object of the file; repeat",
     )
     parser.add_argument("--grid", help="launch grid, for example 4 or 2x8")
 
@@ -38,15 +39,20 @@ def declare_kernel(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse_arguments(texts: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+def parse_arguments(
+    texts: Sequence[str], names: Mapping[str, Any]
+) -> tuple[list[Any], dict[str, Any]]:
     """Positional and keyword arguments to trace a kernel with: tensors have shapes, no data.
+
+    Args:
+        names: objects of the kernel's file, for ``@NAME``.
 
     Raises:
         UsageError: a text is no argument, or limits values, which nothing here has.
     """
     from ..judge import cases
 
-    made = cases.parse_case(texts)
+    made = cases.parse_case(texts).resolved(names)
     if made.limited:
         raise UsageError(
             "--arg names limits of a tensor's values, expected a shape and a type alone; only "
@@ -86,6 +92,11 @@ def load_kernel(target: str) -> Any:
         f"{path} has no kernel '{name}', expected one of {', '.join(known) or 'none: it has none'};"
         " name one of those."
     )
+
+
+def objects(target: str) -> Mapping[str, Any]:
+    """What the file of a kernel that has been loaded defines and imports."""
+    return vars(sys.modules[Path(target.rpartition(":")[0]).stem])
 
 
 def load_function(target: str) -> Callable:
@@ -130,7 +141,7 @@ def _import(path: Path) -> types.ModuleType:
 
 def trace(kernel: Any, args: argparse.Namespace) -> Any:
     """The verified Program of the kernel for the arguments of the command line."""
-    positional, named = parse_arguments(args.arg)
+    positional, named = parse_arguments(args.arg, objects(args.kernel))
     grid = parse_grid(args.grid)
     launched = kernel[grid] if grid else kernel
     with told_as_usage(kernel, args.kernel):

@@ -6,7 +6,7 @@ import ast
 import hashlib
 import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Optional, Union
 
@@ -56,7 +56,17 @@ class Spec:
         return torch.empty(self.shape, dtype=self.dtype, device="meta")
 
 
-Argument = Union[Spec, Any]  # a tensor, or a constant as it is
+@dataclass(frozen=True)
+class Named:
+    """A constant argument that stands in the kernel's file: ``@NORM`` is its object NORM."""
+
+    name: str
+
+    def __repr__(self) -> str:
+        return f"@{self.name}"
+
+
+Argument = Union[Spec, Named, Any]  # a tensor, or a constant as it is
 
 
 @dataclass(frozen=True)
@@ -83,8 +93,29 @@ class Case:
 
     def changed(self, change: Callable[[Spec], Any]) -> tuple[list[Any], dict[str, Any]]:
         """Positional and keyword arguments with each Spec replaced; constants stay."""
-        swap = lambda value: change(value) if isinstance(value, Spec) else value  # noqa: E731
+        return self._replaced(Spec, change)
+
+    def _replaced(self, kind: type, change: Callable) -> tuple[list[Any], dict[str, Any]]:
+        swap = lambda value: change(value) if isinstance(value, kind) else value  # noqa: E731
         return [swap(v) for v in self.positional], {k: swap(v) for k, v in self.named}
+
+    def resolved(self, names: Mapping[str, Any]) -> Case:
+        """The case with the objects of a kernel's file in place of their names.
+
+        Raises:
+            UsageError: the file has no such object.
+        """
+
+        def find(named: Named) -> Any:
+            if named.name not in names:
+                raise UsageError(
+                    f"--arg {named} names no object of the kernel's file, expected one that it "
+                    "defines or imports; correct the name."
+                )
+            return names[named.name]
+
+        positional, keywords = self._replaced(Named, find)
+        return Case(tuple(positional), tuple(keywords.items()))
 
     def meta(self) -> tuple[list[Any], dict[str, Any]]:
         """Arguments to trace with."""
@@ -122,11 +153,13 @@ def parse_dtype(name: str, where: str) -> torch.dtype:
 
 
 def parse_value(text: str) -> Argument:
-    """A Spec for ``128x512:bf16``, a Python literal otherwise.
+    """A Spec for ``128x512:bf16``, a Named for ``@NAME``, a Python literal otherwise.
 
     Raises:
         UsageError: it is neither.
     """
+    if text.startswith("@") and text[1:].isidentifier():
+        return Named(text[1:])
     match = TENSOR.fullmatch(text)
     if match is None:
         try:

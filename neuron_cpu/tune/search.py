@@ -106,10 +106,14 @@ def _attempt(task: Task, trial: Trial, known: Sequence[Figures]) -> None:
     found, keywords = task.source.at(trial.point)
     kernel = found if isinstance(found, Kernel) else Kernel(found)
     tuned = tuple(sorted(keywords.items()))
-    for case in task.cases:
-        whole = Case(case.positional, case.named + tuned)
+    # Objects of the file are of the classes that the point has loaded.
+    cases = [
+        Case(case.positional, case.named + tuned).resolved(task.source.objects())
+        for case in task.cases
+    ]
+    for case in cases:
         try:
-            program = verdict.traced(kernel, whole, task.settings.grid)
+            program = verdict.traced(kernel, case, task.settings.grid)
         except NkiError as error:
             trial.kind, trial.refusal = "illegal", str(error)
             return
@@ -118,11 +122,8 @@ def _attempt(task: Task, trial: Trial, known: Sequence[Figures]) -> None:
         trial.sbuf_bytes = max(trial.sbuf_bytes, speed.sbuf_bytes)
     if task.reference is None or beaten(trial.figures, known):
         return
-    for case in task.cases:
-        reference = _reference(task, tuple(keywords))
-        judged = verdict.judge(
-            kernel, reference, Case(case.positional, case.named + tuned), task.settings
-        )
+    for case in cases:
+        judged = verdict.judge(kernel, _reference(task, tuple(keywords)), case, task.settings)
         if not judged.correct:
             worst = judged.worst
             trial.kind = "wrong"

@@ -143,6 +143,10 @@ class Source:
             sys.path.remove(folder)
         return getattr(found, self.kernel), keywords
 
+    def objects(self) -> Mapping[str, Any]:
+        """What the file defines and imports, as it was loaded last."""
+        return vars(sys.modules[self.path.stem])
+
     def current(self, names: Sequence[str]) -> Point:
         """The values that the files have now; names without one are left out."""
         kernel, _ = self.at({})

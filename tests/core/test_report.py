@@ -310,7 +310,7 @@ def test_command_says_where_a_kernel_file_fails_to_import(tmp_path, capsys):
 
 
 def test_arguments_are_tensors_literals_or_named():
-    positional, named = parse_arguments(["2x3:fp32", "(1, 'a')", "eps=1e-5", "flag=True"])
+    positional, named = parse_arguments(["2x3:fp32", "(1, 'a')", "eps=1e-5", "flag=True"], {})
     assert positional[0].shape == (2, 3) and positional[0].dtype == F32 and positional[0].is_meta
     assert positional[1] == (1, "a")
     assert named == {"eps": 1e-5, "flag": True}

@@ -267,7 +267,7 @@ SIZES = st.sampled_from(["128x512:bf16", "0x1:f32", "9x:f32", "2:nan", "x=1", "1
 @fuzzed
 @given(st.text(max_size=20) | SIZES, st.text(max_size=8))
 def test_arguments_of_one_kernel(value: str, grid: str) -> None:
-    taken_or_refused(lambda: kernels.parse_arguments([value]))
+    taken_or_refused(lambda: kernels.parse_arguments([value], {}))
     taken_or_refused(lambda: kernels.parse_grid(grid))
 
 

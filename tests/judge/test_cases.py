@@ -59,3 +59,12 @@ def test_limits_hold_for_every_kind(text: str, kind: str) -> None:
 def test_arguments_of_one_call_differ_from_each_other() -> None:
     (a, b), _ = cases.case("8x8:f32 8x8:f32").values("random", 0)
     assert not a.equal(b)
+
+
+def test_objects_of_the_kernels_file() -> None:
+    made = cases.case("4x8:bf16 @NORM heads=@HEADS")
+    assert str(made) == "4x8:bf16 @NORM heads=@HEADS"
+    positional, named = made.resolved({"NORM": (1, 2), "HEADS": "four"}).meta()
+    assert positional[1] == (1, 2) and named == {"heads": "four"}
+    with pytest.raises(UsageError, match="@NORM names no object"):
+        made.resolved({"HEADS": 1})
