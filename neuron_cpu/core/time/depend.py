@@ -14,6 +14,7 @@ import numpy as np
 
 from ..device.spec import Engine
 from ..program.program import Instruction, Program
+from ..program.storage import Storage
 from ..program.view import View, contiguous
 
 Box = tuple[tuple[int, int, int], ...]  # (first, last, step) per storage axis of more than one
@@ -205,6 +206,34 @@ class _Tracked:
         self.sources = [None] * len(self.boxes)
 
 
+class _Blocks:
+    """A tensor with block axes that every instruction takes block by block, or whole blocks of."""
+
+    __slots__ = ("parts", "size")
+
+    def __init__(self, storage: Storage) -> None:
+        self.size = storage.size // storage.tiles
+        self.parts: dict[int, _Tracked] = {}
+
+    def accesses(self, view: View) -> list[Access]:
+        """The region in each block."""
+        blocks = view.blocks()
+        if len(blocks) == 1:
+            return [self._access(blocks.start, view)]
+        return [self._access(number, View.block(view.storage, number)) for number in blocks]
+
+    def _access(self, number: int, view: View) -> Access:
+        state = self.parts.get(number)
+        if state is None:
+            state = self.parts[number] = _Tracked()
+        return state, state.region(view)
+
+    def close(self) -> None:
+        """All regions are known."""
+        for state in self.parts.values():
+            state.close()
+
+
 class _Placed(_Tracked):
     """All tensors of one memory that the kernel placed itself: regions are addresses, so tiles
     that share bytes wait for each other whatever tensor they belong to."""
@@ -237,23 +266,36 @@ def reads_of(instruction: Instruction) -> list[View]:
     return views
 
 
-def _tracked_storages(program: Program) -> dict[int, _Tracked]:
+def _tracked_storages(program: Program) -> dict[int, _Tracked | _Blocks]:
     """Storages that can carry a dependence: on chip, or HBM that the kernel writes and reads."""
     read: set[int] = set()
     written: set[int] = set()
+    across: set[int] = set()  # storages of which a view takes parts of several blocks
     for instruction in program.instructions:
+        for view in (*instruction.src, *instruction.dst):
+            if view.storage.paxis and view.indirect is None and _parts_of_blocks(view):
+                across.add(view.storage.id)
         if instruction.op.engine is Engine.DMA:
             read.update(v.storage.id for v in instruction.src)
             written.update(v.storage.id for v in instruction.dst)
     both = read & written
     placed = {"sbuf": _Placed(), "psum": _Placed()}
-    tracked: dict[int, _Tracked] = {}
+    tracked: dict[int, _Tracked | _Blocks] = {}
     for storage in program.storages:
         if storage.address is not None:
             tracked[storage.id] = placed[storage.buffer]
+        elif storage.paxis and storage.id not in across:
+            tracked[storage.id] = _Blocks(storage)
         elif storage.on_chip or storage.id in both:
             tracked[storage.id] = _Tracked()
     return tracked
+
+
+def _parts_of_blocks(view: View) -> bool:
+    """Whether a view reaches into several blocks and takes less than all of them."""
+    blocks = view.blocks()
+    size = view.storage.size // view.storage.tiles
+    return len(blocks) > 1 and view.size != len(blocks) * size
 
 
 def _whole(view: View) -> View:
@@ -351,10 +393,12 @@ def dependences(program: Program) -> Dependences:
     return found
 
 
-def _regions(tracked: dict[int, _Tracked], views: Sequence[View]) -> list[Access]:
+def _regions(tracked: dict[int, _Tracked | _Blocks], views: Sequence[View]) -> list[Access]:
     found = []
     for view in views:
         state = tracked.get(view.storage.id)
-        if state is not None:
+        if isinstance(state, _Tracked):
             found.append((state, state.region(view)))
+        elif state is not None:
+            found.extend(state.accesses(view))
     return found
