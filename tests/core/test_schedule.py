@@ -321,6 +321,24 @@ def test_the_compiler_starts_the_second_chain_while_the_first_waits():
     assert found.end[second + 2] == pytest.approx(LOADED + CHAIN + VECTOR_N)
 
 
+def test_a_kernel_that_forbids_reordering_runs_as_it_is_written(monkeypatch):
+    assert not hasattr(ncc, "no_reorder")  # SDK 2.21 has none
+    monkeypatch.setenv("NEURON_CPU_SDK", "2.23")
+
+    def guarded(x):
+        out = nl.ndarray((2, 128, N), dtype=nl.float32, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        with ncc.no_reorder():
+            for k in nl.affine_range(2):
+                nl.store(out[k], value=_scaled(nisa.activation(nl.exp, _scaled(tile, 2.0 + k))))
+        return out
+
+    x = hbm(128, N, dtype=F32)
+    found, written = run(guarded, x), run(two_chains, x, order=PROGRAM_ORDER)
+    assert found.order == PROGRAM_ORDER
+    assert found.total == written.total > run(two_chains, x).total
+
+
 def test_a_buffer_that_both_chains_use_keeps_them_apart():
     def kernel(x):
         out = nl.ndarray((2, 128, N), dtype=nl.float32, buffer=nl.shared_hbm)

@@ -17,6 +17,7 @@ RELEASES = ("2.21", "2.22", "2.23", "2.24", "2.25", "2.26")
 # What a release changed, and the first one in which it holds.
 ZEROS_IN_SHARED_HBM_REFUSED = "2.22"  # nki.errors.rst: initial values of HBM tensors
 IN_PLACE_OPERATORS_RELIABLE = "2.23"  # release notes; nki_known_issues.rst before
+NO_REORDER = "2.23"  # nki.compiler.no_reorder exists
 BLOCK_AXES_DEPRECATED = "2.23"  # nki.errors.rst: the partition axis must come first
 
 

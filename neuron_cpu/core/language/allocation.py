@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import inspect
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ..device.errors import refuse
@@ -203,6 +204,18 @@ def _sizes(value: Any) -> tuple[int, ...]:
 
 sbuf = _Sbuf("sbuf")
 psum = _Psum("psum")
+
+
+# --- order --------------------------------------------------------------------------------------
+@contextmanager
+def no_reorder() -> Iterator[None]:
+    """``with ncc.no_reorder():`` keeps the compiler from moving instructions.
+
+    Its documentation (v2.26.1, nki.compiler: a guard that prevents the reordering of operations)
+    leaves open how far it reaches; the time model issues the whole kernel as it is written.
+    """
+    trace.current("nki.compiler.no_reorder").program.in_order = True
+    yield
 
 
 # --- decorators -----------------------------------------------------------------------------------

@@ -99,6 +99,7 @@ class Program:
         self.return_tuple = False
         self.returns = True
         self.direct_allocation = False
+        self.in_order = False  # the kernel forbids the compiler to reorder
         self.warnings: list[str] = []
         self.unwritten_at: set[Source | None] = set()
 

@@ -435,7 +435,8 @@ def schedule(
     Args:
         profile: name of a DMA profile (``cost.PROFILES``).
         order: one of ``ORDERS``: ``compiler`` lowers the program (lower.py) and lets engines leave
-            program order; ``program-order`` issues what the kernel wrote as it wrote it.
+            program order; ``program-order`` issues what the kernel wrote as it wrote it, which is
+            all that a kernel with ``no_reorder`` allows.
 
     Raises:
         NkiError: for an unknown profile or order.
@@ -453,6 +454,7 @@ def schedules(
     """
     rows = {name: cost.dma_profile(name) for name in profiles}
     check_order(order)
+    order = PROGRAM_ORDER if program.in_order else order
     with without_garbage_collection():
         made = lower(program) if order == COMPILER_ORDER else program
         needs = depend.dependences(made)
