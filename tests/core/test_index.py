@@ -312,6 +312,18 @@ def test_every_change_of_a_view_keeps_what_lies_outside(change):
     change(tensor[nl.arange(2)[:, None], columns]).check_bounds()
 
 
+@many
+@given(data=st.data(), shape=st.lists(st.integers(1, 6), min_size=1, max_size=4))
+def test_the_box_of_a_part_is_the_one_that_made_it(data, shape):
+    tensor, _ = hbm(tuple(shape))
+    starts = [data.draw(st.integers(0, s - 1)) for s in shape]
+    box = tuple(slice(a, data.draw(st.integers(a + 1, s))) for a, s in zip(starts, shape))
+    assert tensor.box_of(tensor.slice_box(box)) == box
+    turned = tensor.slice_box(box)
+    inner = tuple(slice(0, max(1, s.stop - s.start - 1)) for s in box)
+    assert turned.box_of(turned.slice_box(inner)) == inner
+
+
 def test_stretched_axes_break_no_condition():
     tensor, _ = hbm((4, 4))
     inside = tensor[nl.arange(6)[:, None], nl.arange(4)[None, :]].slice_box(
@@ -508,3 +520,71 @@ def test_programs_of_assignments(data, shape, blocks, merge):
         program = nki.jit(kernel).trace(x)
         (got,) = Plan(program, merge).run([torch.from_numpy(x)])
     assert np.array_equal(got.numpy(), want)
+
+
+@st.composite
+def transfers(draw, shape, tile):
+    """A region of a tensor in HBM that may reach outside, and the mask that brings it back."""
+    size = (draw(st.integers(1, tile[0])), draw(st.integers(1, tile[1])))
+    starts = tuple(draw(st.integers(0, s - 1)) for s in shape)
+    step = draw(st.integers(1, 3))
+    corner = draw(st.none() | st.tuples(*[st.integers(-2, 2)] * 2, st.integers(-2, 6)))
+    by_data = draw(st.booleans())
+    return size, starts, step, corner, by_data, draw(st.booleans())
+
+
+def inside(size, starts, step, shape, corner, module):
+    """(row, column, mask) of a transfer, for nl or numpy."""
+    i, j = module.arange(size[0])[:, None], module.arange(size[1])[None, :]
+    row, column = i + starts[0], step * j + starts[1]
+    mask = (row < shape[0]) & (column < shape[1])
+    return (
+        row,
+        column,
+        mask if corner is None else mask & (corner[0] * i + corner[1] * j <= corner[2]),
+    )
+
+
+@some
+@given(data=st.data(), shape=st.tuples(*[st.integers(1, 9)] * 2), merge=st.booleans())
+def test_programs_of_masked_transfers(data, shape, merge):
+    """Loads and stores of regions that reach outside of HBM, rows chosen by data among them."""
+    tile_shape = (8, 6)
+    steps = data.draw(st.lists(transfers(shape, tile_shape), min_size=1, max_size=4))
+
+    def kernel(x, rows):
+        out = nl.ndarray(shape, nl.float32, buffer=nl.shared_hbm)
+        tile = nl.zeros(tile_shape, nl.float32, buffer=nl.sbuf)
+        nl.store(out, nl.load(x))
+        for k, (size, starts, step, corner, by_data, store) in enumerate(steps):
+            row, column, mask = inside(size, starts, step, shape, corner, nl)
+            i, j = nl.arange(size[0])[:, None], nl.arange(size[1])[None, :]
+            if by_data and not store:
+                index = nl.load(rows[k, i, nl.arange(1)[None, :]])
+                tile[i, j] = nl.load(x[index[i, 0], column], mask=column < shape[1])
+            elif store:
+                nl.store(out[row, column], nl.add(tile[i, j], 1.0), mask=mask)
+            else:
+                tile[i, j] = nl.load(x[row, column], mask=mask)
+        full = nl.ndarray(tile_shape, nl.float32, buffer=nl.shared_hbm)
+        nl.store(full, tile)
+        return out, full
+
+    rng = np.random.default_rng(len(steps))
+    x = rng.integers(-99, 99, shape).astype(np.float32)
+    rows = rng.integers(0, shape[0], (len(steps), tile_shape[0], 1)).astype(np.int32)
+    out, tile = x.copy(), np.zeros(tile_shape, np.float32)
+    for k, (size, starts, step, corner, by_data, store) in enumerate(steps):
+        row, column, mask = (
+            np.broadcast_to(v, size) for v in inside(size, starts, step, shape, corner, np)
+        )
+        if by_data and not store:
+            row, mask = np.broadcast_to(rows[k, : size[0]], size), column < shape[1]
+        if store:
+            out[row[mask], column[mask]] = tile[: size[0], : size[1]][mask] + 1
+        else:
+            tile[: size[0], : size[1]][mask] = x[row[mask], column[mask]]
+    with silence("sim_start_partition", "sim_activation_range"):
+        program = nki.jit(kernel).trace(x, rows)
+        got = Plan(program, merge).run([torch.from_numpy(x), torch.from_numpy(rows)])
+    assert np.array_equal(got[0].numpy(), out) and np.array_equal(got[1].numpy(), tile)

@@ -1509,3 +1509,29 @@ def test_masks_leave_elements_out_of_a_reduction(padding, function):
     with warnings.catch_warnings():
         warnings.simplefilter("error" if not padding else "ignore", NkiWarning)
         agree(kernel(x), getattr(np, function)(parts, axis=(3, 4)), 1e-5)
+
+
+# masks that leave several boxes, each a transfer or a reduction of its own
+@pytest.mark.parametrize("form", ["load", "max"])
+def test_what_a_mask_of_several_boxes_leaves_out_keeps_its_content(form):
+    @nki.jit
+    def kernel(x, before):
+        out = nl.ndarray((4, 5), x.dtype, buffer=nl.shared_hbm)
+        i, j = nl.arange(4)[:, None], nl.arange(5)[None, :]
+        tile = nl.ndarray((4, 5), x.dtype)
+        tile[...] = nl.load(before)
+        corner = (i + j <= 4) & (j < 4)
+        if form == "load":
+            tile[i, j] = nl.load(x[i, j], mask=corner)
+        else:
+            a, b, c = nl.arange(4)[:, None, None], nl.arange(5)[None, :, None], nl.arange(2)
+            pairs = nl.load(x)[a, b + 0 * c[None, None, :]]
+            tile[...] = nl.max(pairs, axis=[2], mask=(a + b <= 4) & (b < 4))
+        nl.store(out, tile)
+        return out
+
+    x, before = normal(4, 4), normal(4, 5, seed=1)
+    i, j = np.mgrid[0:4, 0:5]
+    want = np.where((i + j <= 4) & (j < 4), np.pad(x, ((0, 0), (0, 1))), before)
+    with silence("sim_start_partition", "sim_reduce_mask_parts"):
+        agree(kernel(x, before), want)

@@ -53,6 +53,10 @@ def assign(view: View, value: Any) -> None:
         )
     if was_skipped(value):
         return  # the destination keeps its content
+    if value.storage.parts and value.is_full() and value.shape == view.shape:
+        for box in value.storage.parts:  # and here what lies outside of the mask
+            copy_into(view.slice_box(box), value.slice_box(box))
+        return
     source = _conform(value, view)
     if not _redirect(view, source):
         copy_into(view, source)
@@ -208,19 +212,7 @@ def _last_index(instructions: list[Instruction], wanted: Instruction) -> int:
 
 def _place_in(whole: View, moved: View, view: View) -> View:
     """The box of ``whole`` that corresponds to ``moved`` inside ``view``."""
-    if moved.shape == whole.shape:
-        return whole
-    offset = 0
-    rest = moved.offset - view.offset
-    # The strides differ between view and whole; the box's first index on each axis does not.
-    order = sorted(range(len(view.strides)), key=lambda a: -view.strides[a])
-    starts = [0] * len(view.shape)
-    for axis in order:  # digits of the distance, largest stride first
-        if view.strides[axis] and view.shape[axis] > 1:
-            starts[axis], rest = divmod(rest, view.strides[axis])
-    for start, stride in zip(starts, whole.strides):
-        offset += start * stride
-    return type(whole)(whole.storage, offset, moved.shape, whole.strides, whole.dt)
+    return whole if moved.shape == whole.shape else whole.slice_box(view.box_of(moved))
 
 
 # --- accumulation in PSUM -------------------------------------------------------------------------

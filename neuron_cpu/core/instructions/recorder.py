@@ -93,7 +93,10 @@ def fresh(
     if mask is None:  # the usual case without a second look
         made.producer = _emit(tracer, op, (out, *also), src, attrs)
     else:
+        before = len(tracer.program.instructions)
         made.producer = record(op, (out, *also), src, attrs, mask, over, axes)
+        if made.producer is None:
+            made.parts = [out.box_of(i.dst[0]) for i in tracer.program.instructions[before:]]
     return out
 
 

@@ -584,6 +584,7 @@ def _reduce_boxes(
     )
     tracer = trace.current("nisa.tensor_reduce")
     out = tracer.whole(tracer.storage(shape, dt, SBUF))
+    out.storage.parts = targets
     for box, target in zip(boxes, targets):
         record(TENSOR_REDUCE, (out.slice_box(target),), (source.slice_box(box),), attrs)
     return out

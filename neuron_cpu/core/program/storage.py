@@ -94,6 +94,7 @@ class Storage:
         frame: loop iteration that created it.
         birth: number of instructions recorded before it was created.
         producer: the instruction whose result this fresh tile is, while it may still be moved.
+        parts: boxes of this fresh tile that one call wrote, where its mask left several.
         followers: instructions that the producer's own call recorded behind it.
         watcher: told of every instruction that is about to read the storage (while tracing).
         groups: matmul accumulation groups of a PSUM tile whose first matmul overwrites.
@@ -116,6 +117,7 @@ class Storage:
         "initial",
         "mutable",
         "name",
+        "parts",
         "paxis",
         "producer",
         "role",
@@ -140,6 +142,7 @@ class Storage:
         self.source: Source | None = None
         self.producer: Instruction | None = None
         self.followers = 0
+        self.parts: list[tuple[slice, ...]] = []
         self.watcher: Watcher | None = None
         self.groups: Groups | None = None
         self.initial: float | None = None

@@ -324,6 +324,16 @@ class View:
         sizes = intern(tuple(shape))
         return self._with(offset, sizes, self.strides, tuple(conditions) or None, indirect)
 
+    def box_of(self, part: View) -> tuple[slice, ...]:
+        """The box that ``slice_box`` made ``part`` with; of a view without overlapping axes."""
+        rest = part.offset - self.offset
+        box = [slice(0, 1)] * self.ndim
+        for axis in sorted(range(self.ndim), key=lambda a: -self.strides[a]):
+            if self.shape[axis] > 1:  # digits of the distance, largest stride first
+                start, rest = divmod(rest, self.strides[axis])
+                box[axis] = slice(start, start + part.shape[axis])
+        return tuple(box)
+
     def _with(
         self: V,
         offset: int,
