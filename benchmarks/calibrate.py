@@ -18,6 +18,7 @@ import multiprocessing
 import re
 import statistics
 import sys
+import textwrap
 import time
 import traceback
 import warnings
@@ -228,10 +229,11 @@ def named_outliers(outcomes: Sequence[Outcome]) -> str:
         for fast, slow in pairs(outcomes)
         if fast.estimated_us > slow.estimated_us
     ]
-    return (
-        f"Outside of 0.6 to 1.7: {', '.join(far) or 'none'}.\n\n"
-        f"In the wrong order: {', '.join(wrong) or 'none'}."
+    lines = (
+        f"Outside of 0.6 to 1.7: {', '.join(far) or 'none'}.",
+        f"In the wrong order: {', '.join(wrong) or 'none'}.",
     )
+    return "\n\n".join(textwrap.fill(line, 120, break_on_hyphens=False) for line in lines)
 
 
 def band_data(outcomes: Sequence[Outcome]) -> dict[str, Any]:
