@@ -8,9 +8,10 @@ tensor-parallel degree 2, and compared with
 bound  the larger of weight and cache bytes over the DMA plateau (one core) and TensorE's cycles for
        the causal work, one moving column of 128 rows a cycle. Scores contract D rows, so a head
        dimension of 64 fills half of the array; the product with values fills it for any D.
-floor  the same per stretch (attention, MLP, head), one after another, and what no kernel can hide:
-       launches, the graph's start, collectives. A prompt of more than 2048 tokens is several
-       executions, as the driver runs it: a prefill, chunks over the cache, a decode step.
+floor  the same per stretch (attention, MLP, head), one after another, at TensorE's pace in the cost
+       model, and what no kernel can hide: launches, the graph's start, collectives. A prompt of
+       more than 2048 tokens is several executions, as the driver runs it: a prefill, chunks over
+       the cache, a decode step.
 
 What the host does between two graphs is in neither, so that no ratio is flattered by it. Exits with
 1 where a row exceeds its target, the ratio of estimate and floor.
@@ -108,10 +109,11 @@ class Stretch(NamedTuple):
     bytes: float
     columns: float
 
-    def times(self, plateau: float) -> dict[str, float]:
-        """Nanoseconds by resource; ``plateau`` in bytes per nanosecond."""
+    def times(self, plateau: float, pace: float = 1.0) -> dict[str, float]:
+        """Nanoseconds by resource; ``plateau`` in bytes per nanosecond, ``pace`` in TensorE's
+        cycles a column."""
         rate = spec.GEN2.peak_macs_per_ns / spec.GEN2.partitions**2
-        return {"DMA": self.bytes / plateau, "TensorE": self.columns / rate}
+        return {"DMA": self.bytes / plateau, "TensorE": pace * self.columns / rate}
 
 
 def stretches(config: dict[str, Any], batch: int, call: Call) -> tuple[Stretch, Stretch, Stretch]:
@@ -147,8 +149,8 @@ def floor(config: dict[str, Any], row: Row, plateau: float) -> tuple[float, floa
         parts = [(layers, attention), (layers, mlp), (1, head)]
         least += over.graph_ns + (2 * layers + 1) * over.kernel_ns
         for count, stretch in parts:
+            least += count * max(stretch.times(plateau, spec.GEN2.tensor_pace).values())
             times = stretch.times(plateau)
-            least += count * max(times.values())
             for name, time in times.items():
                 totals[name] += count * time
         hidden = ITEM * row.batch * call.tokens * config["hidden_size"]
