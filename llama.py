@@ -56,7 +56,8 @@ MOVING_MAX = 512  # free size of the moving matmul operand; one PSUM bank of fp3
 
 PIECE_BYTES = 16384  # per partition of a weight, loaded at once: four pieces take 64 KiB
 LONG_PIECE_BYTES = 32768  # of few tokens, which leave more room
-FEW_TOKENS = 64
+FEW_TOKENS = 64  # up to so many need no room for hidden states beside weights
+SHORT_ROW_TOKENS = 32  # of which a tile's row is 64 bytes
 TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
 CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
 RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
@@ -219,15 +220,18 @@ def feature_tiles(weight_hbm, k_tiles):
 def weight_pieces(tiles, k_tiles, tokens, last=False):
     """(first, count) of the tiles of output features that are loaded at once.
 
-    The last rows of a kernel's stream of weights are 4 KiB, and those before them at most half of
-    the rest: TensorE needs a fifth of DMA's time, so that little is left to multiply at the end.
+    Many tokens begin with half a piece: their hidden states arrive behind it. The last rows of a
+    kernel's stream of weights are 4 KiB, and those before them at most half of the rest: TensorE
+    needs a fifth of DMA's time for few tokens, so that little is left to multiply at the end.
     """
     row_bytes = LONG_PIECE_BYTES if tokens <= FEW_TOKENS else PIECE_BYTES
     most, tail = max(1, row_bytes // (2 * k_tiles * P_MAX)), max(1, 4096 // (2 * k_tiles * P_MAX))
-    if not last or tiles <= tail:
-        return spans(tiles, most)
-    rest = tiles - tail
-    return [*spans(rest, min(most, math.ceil(rest / 2))), (rest, tail)]
+    if last and tiles > tail:
+        rest = tiles - tail
+        return [*spans(rest, min(most, math.ceil(rest / 2))), (rest, tail)]
+    first = min(tiles, max(1, most // 2)) if tokens > FEW_TOKENS else 0
+    rest = [(first + at, size) for at, size in spans(tiles - first, most)]
+    return [(0, first), *rest] if first else rest
 
 
 def load_weight(weight_hbm, first, tiles, k_tiles):
@@ -260,25 +264,24 @@ def products(weight_sb, first, tiles, x_sb, start, tokens):
 def store_product(weight_hbm, x_sb, out_hbm, start):
     """``W @ x`` of a chunk of tokens [128, k_tiles, T'] into the columns from ``start`` on.
 
-    Features of out [N, T] lie in runs, so each partition stores contiguous rows: piece by piece, of
-    few tokens all at once, because DMA takes as long for the shortest row as for 256 bytes.
+    Features of out [N, T] lie in runs, so each partition stores contiguous rows: of many tokens
+    piece by piece; of up to 128 the last piece alone, so that little is left to store at the end;
+    of up to 32 all at once, because DMA takes as long for the shortest row as for 256 bytes.
     """
     k_tiles, count = x_sb.shape[1], x_sb.shape[2]
     tiles = feature_tiles(weight_hbm, k_tiles)
     lanes_hbm = out_hbm.reshape((P_MAX, tiles, out_hbm.shape[1]))
-    columns = nl.ds(start, count)
+    pieces, columns = weight_pieces(tiles, k_tiles, count, last=True), nl.ds(start, count)
+    stores = pieces
     if count <= P_MAX:
-        all_sb = nl.ndarray((P_MAX, tiles, count), out_hbm.dtype, buffer=nl.sbuf)
-    for first, size in weight_pieces(tiles, k_tiles, count, last=True):
-        weight_sb = load_weight(weight_hbm, first, size, k_tiles)
-        if count <= P_MAX:
-            copy_products(weight_sb, x_sb, all_sb, first)
-        else:
-            out_sb = nl.ndarray((P_MAX, size, count), out_hbm.dtype, buffer=nl.sbuf)
-            copy_products(weight_sb, x_sb, out_sb, 0)
-            nl.store(lanes_hbm[:, nl.ds(first, size), columns], out_sb)
-    if count <= P_MAX:
-        nl.store(lanes_hbm[:, :, columns], all_sb)
+        before = 0 if count <= SHORT_ROW_TOKENS else pieces[-1][0]
+        stores = [part for part in ((0, before), (before, tiles - before)) if part[1]]
+    for at, size in stores:
+        out_sb = nl.ndarray((P_MAX, size, count), out_hbm.dtype, buffer=nl.sbuf)
+        for first, piece in [part for part in pieces if at <= part[0] < at + size]:
+            weight_sb = load_weight(weight_hbm, first, piece, k_tiles)
+            copy_products(weight_sb, x_sb, out_sb, first - at)
+        nl.store(lanes_hbm[:, nl.ds(at, size), columns], out_sb)
 
 
 def copy_products(weight_sb, x_sb, out_sb, place):
@@ -303,12 +306,12 @@ class Norm(NamedTuple):
 def residual_sum(x_hbm, delta_hbm, sum_hbm, start, count):
     """x + delta for a chunk of tokens, [H, T] @ HBM -> [128, H/128, count] @ SBUF, and stored.
 
-    Without delta just x. Many tokens arrive in four parts, so that what follows starts with one.
+    Without delta just x. Many tokens arrive in eight parts, so that what follows starts with one.
     """
     k_tiles, columns = x_hbm.shape[0] // P_MAX, nl.ds(start, count)
     lanes = (P_MAX, k_tiles, x_hbm.shape[1])
     x_sb = nl.ndarray((P_MAX, k_tiles, count), x_hbm.dtype, buffer=nl.sbuf)
-    for first, tiles in spans(k_tiles, math.ceil(k_tiles / 4) if count > P_MAX else k_tiles):
+    for first, tiles in spans(k_tiles, math.ceil(k_tiles / 8) if count > P_MAX else k_tiles):
         part = nl.ds(first, tiles)
         x_sb[:, part, :] = nl.load(x_hbm.reshape(lanes)[:, part, columns])
         if delta_hbm is not None:
@@ -502,11 +505,23 @@ def scaled_table(table_hbm, first_token, along_sb):
     return scaled_sb
 
 
-def project_tiles(p, qkv_w_hbm, first, tiles, qk_sb, v_sb):
-    """``tiles`` tiles of the features of Q, K and V from ``first`` on into qk_sb and v_sb."""
+def first_weights(qkv_w_hbm, first, tiles, k_tiles, tokens):
+    """The piece of a weight that ``project_tiles`` reads first: loaded before hidden states, whose
+    first features TensorE then need not wait with."""
+    (start, count), *_ = weight_pieces(tiles, k_tiles, tokens)
+    return load_weight(qkv_w_hbm, first + start, count, k_tiles)
+
+
+def project_tiles(p, qkv_w_hbm, first, tiles, ahead_sb, qk_sb, v_sb):
+    """``tiles`` tiles of the features of Q, K and V from ``first`` on into qk_sb and v_sb.
+
+    ``ahead_sb`` are their ``first_weights``.
+    """
     k_tiles, rotated = p.x_sb.shape[1], p.q_tiles + p.k_tiles
     for start, count in weight_pieces(tiles, k_tiles, p.x_sb.shape[2]):
-        weight_sb = load_weight(qkv_w_hbm, first + start, count, k_tiles)
+        weight_sb = ahead_sb
+        if start:
+            weight_sb = load_weight(qkv_w_hbm, first + start, count, k_tiles)
         for tile, at in enumerate(range(first + start, first + start + count)):
             if at < rotated:
                 for column, size in even_spans(p.x_sb.shape[2], MOVING_MAX):
@@ -527,8 +542,10 @@ def qkv_tiles(p):
 def project_qkv(p, qkv_w_hbm):
     """Q, K and V of a chunk of tokens -> the tiles of ``qkv_tiles``, queries and keys rotated."""
     qk_sb, v_sb = qkv_tiles(p)
-    tiles = feature_tiles(qkv_w_hbm, p.x_sb.shape[1])
-    project_tiles(p, qkv_w_hbm, 0, tiles, qk_sb, v_sb)
+    k_tiles = p.x_sb.shape[1]
+    tiles = feature_tiles(qkv_w_hbm, k_tiles)
+    ahead_sb = first_weights(qkv_w_hbm, 0, tiles, k_tiles, p.x_sb.shape[2])
+    project_tiles(p, qkv_w_hbm, 0, tiles, ahead_sb, qk_sb, v_sb)
     return qk_sb, v_sb
 
 
@@ -1579,13 +1596,14 @@ def attention_prefill_kernel(
                 first * length + start,
                 (causal_sb, padding_rows(bias_hbm, first, length)),
             )
+            parts, k_tiles = token_tiles(count, length), x_hbm.shape[0] // P_MAX
+            kv_tiles = feature_tiles(qkv_w_hbm, k_tiles) - tiles
+            ahead_sb = first_weights(qkv_w_hbm, tiles, kv_tiles, k_tiles, count)
             x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, token, count)
-            parts = token_tiles(count, length)
             scales = norm_scales(x_sb, norm, parts)
             p = projection(x_sb, scales, cos_hbm, sin_hbm, token, parts, heads)
             qk_sb, v_sb = qkv_tiles(p)
-            kv_tiles = feature_tiles(qkv_w_hbm, x_sb.shape[1]) - tiles
-            project_tiles(p, qkv_w_hbm, tiles, kv_tiles, qk_sb, v_sb)
+            project_tiles(p, qkv_w_hbm, tiles, kv_tiles, ahead_sb, qk_sb, v_sb)
             keys.append(start, qk_sb, v_sb, parts)
             context_sb = nl.ndarray((P_MAX, tiles, count), dtype, buffer=nl.sbuf)
             queries = [
@@ -1714,13 +1732,18 @@ def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm):
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     step = token_chunk(x_hbm.itemsize * (k_tiles + tiles))
     for start, count in token_chunks(tokens, step):
+        pieces = weight_pieces(tiles, k_tiles, count)
+        # the first weights go before the hidden states, whose first features then are multiplied
+        ahead = [load_weight(weight, *pieces[0], k_tiles) for weight in (gate_hbm, up_hbm)]
         x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, start, count)
         scales = norm_scales(x_sb, norm, spans(count, P_MAX))
         inner_sb = nl.ndarray((P_MAX, tiles, count), dtype, buffer=nl.sbuf)
         zero_sb = filled((P_MAX, 1), 0.0, nl.float32)
-        for first, size in weight_pieces(tiles, k_tiles, count):
-            gate_w_sb = load_weight(gate_hbm, first, size, k_tiles)
-            up_w_sb = load_weight(up_hbm, first, size, k_tiles)
+        for first, size in pieces:
+            gate_w_sb, up_w_sb = ahead
+            if first:
+                gate_w_sb = load_weight(gate_hbm, first, size, k_tiles)
+                up_w_sb = load_weight(up_hbm, first, size, k_tiles)
             for at, columns in even_spans(count, MOVING_MAX):
                 for tile, beside in together(size, columns):
                     gate_psum = products(gate_w_sb, tile, beside, x_sb, at, columns)
