@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
+import io
 import os
 import signal
 import subprocess
 import sys
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -62,6 +67,44 @@ def run_script() -> Callable[..., subprocess.CompletedProcess]:
 
 
 @pytest.fixture(scope="session")
-def run_main(run_script: Callable[..., Any]) -> Callable[..., subprocess.CompletedProcess]:
-    """Runs `main.py` with the given arguments."""
-    return lambda *arguments, **options: run_script("main.py", *arguments, **options)
+def run_main() -> Callable[..., subprocess.CompletedProcess]:
+    """Runs the driver with the given arguments, in this process.
+
+    Submissions have processes of their own all the same, which the fork server of this one makes:
+    a run is spared the seconds that PyTorch's import takes. What a process of its own is about
+    (signals, streams, exit statuses of the shell) is tested with `run_script`.
+    """
+    import main
+    from harness.session.workers import Workers
+
+    Workers().prepare()  # in this folder: those of the tests go
+
+    def run(
+        *arguments: Any, cwd: Path = REPOSITORY, **environment: str
+    ) -> subprocess.CompletedProcess:
+        out, errors, before = io.StringIO(), io.StringIO(), Path.cwd()
+        os.chdir(cwd)
+        try:
+            with (
+                mock.patch.dict(os.environ, environment),
+                contextlib.redirect_stdout(out),
+                contextlib.redirect_stderr(errors),
+            ):
+                status = _status(lambda: main.main([str(word) for word in arguments]))
+                gc.collect()  # ends the session's processes, which may still print
+        finally:
+            os.chdir(before)
+        return subprocess.CompletedProcess(arguments, status, out.getvalue(), errors.getvalue())
+
+    return run
+
+
+def _status(call: Callable[[], int]) -> int:
+    """What a process that ends with a call would have for its exit status."""
+    try:
+        return call()
+    except SystemExit as error:
+        return int(error.code or 0)
+    except Exception:
+        traceback.print_exc()
+        return 1

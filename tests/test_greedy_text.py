@@ -23,10 +23,10 @@ Output 1: 1. 1
 
 @pytest.mark.parametrize("kernels", ["--enable-nki", "--no-enable-nki"])
 def test_greedy_text_is_the_stored_one(
-    kernels: str, run_main: Callable, embedded_model: Path, tmp_path: Path
+    kernels: str, run_script: Callable, embedded_model: Path, tmp_path: Path
 ) -> None:
-    done = run_main(
-        *["--mode", "generate"],
+    done = run_script(
+        *["main.py", "--mode", "generate"],
         kernels,
         "--prompt",
         ",".join(PROMPTS),

@@ -63,9 +63,16 @@ def test_a_reader_that_leaves_is_no_error(
     assert process.wait(300) == 141
 
 
-def test_an_encoding_without_the_characters_escapes_them(run_main, tiny_model: Path) -> None:
-    done = run_main(
-        "--mode", "profile", "--model-path", tiny_model, "--seq-len", "64", PYTHONIOENCODING="ascii"
+def test_an_encoding_without_the_characters_escapes_them(run_script, tiny_model: Path) -> None:
+    done = run_script(
+        "main.py",
+        "--mode",
+        "profile",
+        "--model-path",
+        tiny_model,
+        "--seq-len",
+        "64",
+        PYTHONIOENCODING="ascii",
     )
     assert done.returncode == 0, done.stderr
     assert "\\xb5s" in done.stdout and "Traceback" not in done.stderr

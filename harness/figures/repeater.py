@@ -94,10 +94,10 @@ class Repeater:
 
 @dataclass(frozen=True)
 class Twin:
-    """The same module of a reference model, and that model's modules by the NKI model's."""
+    """The same module of a reference model, and that model's modules by the NKI model's (ids)."""
 
     module: Any
-    counterparts: dict[Any, Any]
+    counterparts: dict[int, Any]
     in_fp32: bool
 
     def run(self, arguments: tuple, settings: dict, earlier: Sequence[Twin]) -> Any:
@@ -112,8 +112,8 @@ class Twin:
 
         Hidden states in a layout of the submission's own have a method ``rows`` for [B, S, H].
         """
-        if isinstance(value, torch.nn.Module):
-            return self.counterparts.get(value, value)
+        if id(value) in self.counterparts:
+            return self.counterparts[id(value)]
         if isinstance(value, torch.Tensor):
             return value.float() if self.in_fp32 and value.is_floating_point() else value
         if isinstance(value, dict):
@@ -121,7 +121,8 @@ class Twin:
         if isinstance(value, (list, tuple)):
             if hasattr(value, "rows"):
                 return self._own(value.rows())
-            return type(value)(self._own(item) for item in value)
+            own = [self._own(item) for item in value]
+            return type(value)(*own) if hasattr(value, "_fields") else type(value)(own)
         return value
 
 
@@ -174,10 +175,7 @@ def _hooks(host: Host, role: Role, others: Sequence[Role], make: Callable) -> It
                 dict(host.models[other].models[index].model.modules[rank].named_modules())
                 for other in others
             ]
-            counterparts = [
-                {part: theirs[name] for name, part in modules.items() if name in theirs}
-                for theirs in others_modules
-            ]
+            counterparts = [_counterparts(modules, theirs) for theirs in others_modules]
             for name, part in modules.items():
                 if _is_comparable(name) and all(name in theirs for theirs in others_modules):
                     twins = [
@@ -191,6 +189,22 @@ def _hooks(host: Host, role: Role, others: Sequence[Role], make: Callable) -> It
     finally:
         for handle in handles:
             handle.remove()
+
+
+def _counterparts(modules: dict[str, Any], theirs: dict[str, Any]) -> dict[int, Any]:
+    """The reference's module for each of the NKI model's, and for each attribute that stands in
+    the place of a module: a norm that a kernel computes, say."""
+    found: dict[int, Any] = {}
+    for name, part in modules.items():
+        twin = theirs.get(name)
+        if twin is None:
+            continue
+        found[id(part)] = twin
+        for attribute, value in vars(part).items():
+            module = getattr(twin, attribute, None)
+            if isinstance(module, torch.nn.Module) and isinstance(value, tuple):
+                found[id(value)] = module
+    return found
 
 
 def _is_comparable(name: str) -> bool:

@@ -50,3 +50,10 @@ def test_a_layout_of_the_submission_s_own_gives_its_rows() -> None:
     own = twin._own((columns, [columns.columns]))
     assert own[0].shape == (1, 3, 4) and own[0].dtype is torch.float32
     assert own[1][0].dtype is torch.float32
+
+    class Norm(NamedTuple):
+        gain: torch.Tensor
+        eps: float
+
+    norm = twin._own(Norm(torch.ones(2, dtype=torch.bfloat16), 1e-5))
+    assert isinstance(norm, Norm) and norm.gain.dtype is torch.float32 and norm.eps == 1e-5
