@@ -1443,6 +1443,26 @@ def test_one_element_of_an_index_tile_drops_its_axis():
     agree(out, np.stack([q, cache[3, :, 0]]))
 
 
+# one element behind integers: the axis is then the first that is left; vllm-nkipy's arg-max
+def test_an_element_of_a_row_chosen_by_data():
+    @nki.jit
+    def kernel(x, picked):
+        out = nl.ndarray((3, 1), x.dtype, buffer=nl.shared_hbm)
+        columns = nl.load(picked)
+        for row in nl.affine_range(3):
+            nl.store(out[row, 0], nl.load(x[row, columns[row, 0]]))
+        return out
+
+    @nki.jit
+    def column(x, picked):
+        return nl.load(x[nl.arange(3)[:, None], nl.load(picked)])
+
+    x, picked = normal(3, 9), np.array([[8], [0], [4]], np.int32)
+    agree(kernel(x, picked), np.take_along_axis(x, picked, 1))
+    with pytest.raises(NkiError, match="err_indirect_indices_free_dim"):
+        column(x, picked)
+
+
 # a loop variable and an instance's number as data; vLLM's attention of 0.8, and the vendor's page
 # of errors
 def test_iota_of_one_number():

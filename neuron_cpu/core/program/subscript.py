@@ -200,7 +200,8 @@ def _advanced(view: V, keys: tuple[Any, ...]) -> V:
             shape += (size,)
             strides.append(stride)
             continue
-        expr, indirect = _axis_expr(view, k, axis, grid, indirect)
+        first = all(map(is_integer, keys[:axis]))  # of the axes that are left: the partition axis
+        expr, indirect = _axis_expr(view, k, axis, grid, indirect, first)
         offset += expr.const * stride
         for a, c in enumerate(expr.coefs):
             strides[a] += c * stride
@@ -290,9 +291,13 @@ def _with_grids(keys: tuple[Any, ...], grids: list[Index]) -> tuple[Any, ...]:
 
 
 def _axis_expr(
-    view: View, k: Any, axis: int, shape: tuple[int, ...], indirect: Indirect | None
+    view: View, k: Any, axis: int, shape: tuple[int, ...], indirect: Indirect | None, first: bool
 ) -> tuple[Index, Indirect | None]:
-    """Affine part of one advanced subscript, and the data-dependent part if it has one."""
+    """Affine part of one advanced subscript, and the data-dependent part if it has one.
+
+    Args:
+        first: integers have selected on all axes before this one.
+    """
     flat = (0,) * len(shape)
     if is_integer(k):
         return Index(int(k), flat, shape), indirect
@@ -311,12 +316,12 @@ def _axis_expr(
             f"{view.label()} is indexed by data on two axes, expected one; load one axis "
             "indirectly and select the other with an affine index",
         )
-    _check_index_tile(view, tile, axis)
+    _check_index_tile(view, tile, axis, first)
     expr = extra.broadcast(shape) if isinstance(extra, Index) else Index(extra, flat, shape)
     return expr, (tile, view.strides[axis], view.shape[axis], expr.bounds())
 
 
-def _check_index_tile(view: View, index: View, axis: int) -> None:
+def _check_index_tile(view: View, index: View, axis: int, first: bool) -> None:
     """An index tile chooses one row of HBM for each partition."""
     if view.on_chip:
         if index.size != 1:
@@ -326,7 +331,7 @@ def _check_index_tile(view: View, index: View, axis: int) -> None:
                 "single run-time offset on chip; gather rows while loading from HBM",
             )
         return
-    if index.free_size != 1 or (axis == view.ndim - 1 and axis > 0):
+    if index.free_size != 1 or (axis == view.ndim - 1 and not first):
         raise _index_tile_refusal(view, axis, index)
 
 
