@@ -57,6 +57,22 @@ def test_tokens_of_hugging_face(
         assert got[row].tolist() == reference(model, prompt, 5)[0].tolist()
 
 
+@pytest.mark.parametrize(("batch", "kv_heads"), [(1, 4), (2, 4), (3, 2)])
+def test_decode_over_caches_that_several_heads_share(
+    submission, tiny_llama, generate, reference, batch, kv_heads
+):
+    """KV heads share the partitions of a decode step, sequences do not."""
+    shape = {**SHAPE, "hidden_size": 256, "num_attention_heads": 4, "head_dim": 64}
+    model, folder = tiny_llama(**{**shape, "num_key_value_heads": kv_heads})
+    app = build(
+        submission, folder, torch_dtype="float32", tp_degree=1, enable_nki=True, batch_size=batch
+    )
+    prompts = [*PROMPTS, [1, 2]][:batch]
+    got = generate(app, prompts, 5)
+    for row, prompt in enumerate(prompts):
+        assert got[row].tolist() == reference(model, prompt, 5)[0].tolist()
+
+
 def test_nothing_private_is_imported(submission):
     """Neither closed kernels nor the repository's own packages: the file is uploaded alone."""
     source = Path(submission.__file__).read_text(encoding="utf-8")
