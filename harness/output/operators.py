@@ -27,7 +27,7 @@ def print_operators(records: list[graphs.Graph]) -> None:
         for row in record.grouped():
             place = f"NKI kernel {row.name}" if row.in_kernel else f"PyTorch {row.name}"
             table.add_row(row.operator, place, str(row.count), f"{row.macs:,}" if row.macs else "")
-        terminal.print_table(out, table)
+        terminal.print_table(out, table, ("times", "MACs"))
 
 
 def report_outside_nki(folder: Path) -> None:

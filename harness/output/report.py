@@ -50,6 +50,9 @@ EXPENDABLE = (
     "score (TTFT)",
     "checked",
     "NKI share",
+    "TTFT ms",
+    "tokens",
+    "new",
 )
 PIPED_WIDTH = 160
 
