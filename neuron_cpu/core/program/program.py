@@ -54,7 +54,9 @@ class Instruction:
             yield True, view
         for view in self.src:
             yield False, view
-        for view in (*self.dst, *self.src):
+            if view.indirect is not None:
+                yield False, view.indirect[0]
+        for view in self.dst:
             if view.indirect is not None:
                 yield False, view.indirect[0]
 

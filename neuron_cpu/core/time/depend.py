@@ -271,8 +271,9 @@ def _tracked_storages(program: Program) -> dict[int, _Tracked | _Blocks]:
     read: set[int] = set()
     written: set[int] = set()
     across: set[int] = set()  # storages of which a view takes parts of several blocks
+    blocks = any(storage.paxis for storage in program.storages)
     for instruction in program.instructions:
-        for view in (*instruction.src, *instruction.dst):
+        for view in (*instruction.src, *instruction.dst) if blocks else ():
             if view.storage.paxis and view.indirect is None and _parts_of_blocks(view):
                 across.add(view.storage.id)
         if instruction.op.engine is Engine.DMA:

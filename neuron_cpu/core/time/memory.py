@@ -103,22 +103,28 @@ class Memory:
                 pending[at] += 1
 
     def _collect(self, program: Program) -> None:
-        known: dict[tuple[int, int], int] = {}
+        # tiles of each tensor by block; none of those outside and of those that the kernel placed,
+        # for whom waits are dependences through addresses
+        known: dict[int, dict[int, int]] = {
+            storage.id: {}
+            for storage in program.storages
+            if storage.on_chip and storage.address is None
+        }
         for at, instruction in enumerate(program.instructions):
             # Everybody who writes waits for the grant; a reader waits for a writer anyway.
             mine: dict[int, bool] = {}  # the tiles that it accesses, and whether it writes them
             for written, view in instruction.accesses():
-                storage = view.storage
-                if not storage.on_chip or storage.address is not None:
-                    continue  # the kernel placed it: waits are dependences through addresses
+                tiles = known.get(view.storage.id)
+                if tiles is None:
+                    continue
                 for block in view.blocks():
-                    k = known.get((storage.id, block))
+                    k = tiles.get(block)
                     if k is None:
-                        k = known[storage.id, block] = len(self.size)
-                        self._add(storage)
+                        k = tiles[block] = len(self.size)
+                        self._add(view.storage)
                         mine[k] = True
-                    else:
-                        mine[k] = mine.get(k, False) or written
+                    elif written or k not in mine:
+                        mine[k] = written
             for k, waits in mine.items():
                 self.left[k] += 1
                 if waits:

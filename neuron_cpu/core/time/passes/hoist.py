@@ -104,18 +104,20 @@ def _too_many_for_psum(instructions: list[Instruction]) -> set[int]:
     """Results in PSUM of lines that make more of them in one iteration than it can keep beside
     others: half of it."""
     made: dict[tuple[Frame | None, Source | None], list[Storage]] = {}
+    seen: set[int] = set()
     for instruction in instructions:
         for view in instruction.dst:
-            if view.storage.buffer == "psum":
-                line = instruction.frame, instruction.source
-                made.setdefault(line, []).append(view.storage)
+            storage = view.storage
+            if storage.buffer == "psum" and storage.id not in seen:
+                seen.add(storage.id)
+                made.setdefault((instruction.frame, instruction.source), []).append(storage)
     limit = GEN2.psum_banks * GEN2.psum_bank_bytes // 2
-    found: set[int] = set()
-    for storages in made.values():
-        own = {s.id: s.tile_bytes for s in storages}
-        if sum(own.values()) > limit:
-            found.update(own)
-    return found
+    return {
+        storage.id
+        for storages in made.values()
+        if sum(s.tile_bytes for s in storages) > limit
+        for storage in storages
+    }
 
 
 def _unwritten_hbm(instructions: list[Instruction]) -> set[int]:

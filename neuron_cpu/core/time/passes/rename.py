@@ -95,6 +95,9 @@ def _beginnings(instructions: list[Instruction]) -> dict[int, Part]:
 
 def _rewritten(instructions: list[Instruction]) -> dict[Part, list[_Access]]:
     """Accesses to each block that more than one instruction could begin a value of."""
+    several = _overwritten_several_times(instructions)
+    if not several:
+        return {}
     accesses: dict[Part, list[_Access]] = {}
     candidates: dict[Part, int] = {}
     fixed: set[int] = set()  # storages that somebody accesses as several blocks or by data
@@ -107,7 +110,7 @@ def _rewritten(instructions: list[Instruction]) -> dict[Part, list[_Access]]:
                 fixed.add(view.indirect[0].storage.id)
         for number, view in enumerate(_operands(instruction)):
             storage = view.storage
-            if not automatic(storage) or storage.id in fixed:
+            if storage.id not in several or storage.id in fixed:
                 continue
             part = _part(view)
             reads = number < len(instruction.src)
@@ -129,6 +132,18 @@ def _rewritten(instructions: list[Instruction]) -> dict[Part, list[_Access]]:
         for part, count in candidates.items()
         if count > 1 and part[0] not in fixed
     }
+
+
+def _overwritten_several_times(instructions: list[Instruction]) -> set[int]:
+    """Storages that can hold more than one value; most tiles of a loop hold one."""
+    once: set[int] = set()
+    several: set[int] = set()
+    for instruction in instructions:
+        for view in instruction.dst:
+            storage = view.storage
+            if automatic(storage) and _overwrites(instruction, view):
+                (several if storage.id in once else once).add(storage.id)
+    return several
 
 
 def _overwrites(instruction: Instruction, view: View) -> bool:
