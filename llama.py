@@ -1213,7 +1213,7 @@ def decode_context(sums_sb, first, heads, context_sb):
 # the query's keys. Sums of the weights are products with ones, and stand on as many partitions.
 
 MARKS = 2
-CHUNK_KEYS = 2048  # cached keys in SBUF at a time: rows of 2 KiB where D is 64
+CHUNK_KEYS = 3072  # cached keys in SBUF at a time: rows of 2 KiB where D is 64
 
 
 class ScoreBank(NamedTuple):
@@ -1253,7 +1253,7 @@ class KeyTiles(NamedTuple):
     """``tiles`` tiles of ``lanes`` keys from tile ``first`` on, of one or more heads.
 
     A list of k_sb [128, slots * stride, lanes], ``depth`` rows of which a product contracts in each
-    of ``slots`` slots, and a list of v_sb [128, stride, parts, 128].
+    of ``slots`` slots, and a list of v_sb [128, 2, tiles, D]: values, and in the other half ones.
     """
 
     k_sb: Any
@@ -1304,18 +1304,29 @@ def score_banks(parts, heads):
     ]
 
 
-def cached_tiles(cache, sequence, head, count, tile, tiles, heads, with_values):
-    """Some tiles of a sequence's cache, keys turned, ``count`` heads from ``head`` on -> KeyTiles.
+def value_tiles(head, count, tiles, heads, dtype):
+    """v_sb of a KeyTiles, with the ones of every head. Blocks of a cache take turns in using it."""
+    shape = P_MAX, tiles, heads.head_dim
+    found = [nl.ndarray((P_MAX, 2, *shape[1:]), dtype, buffer=nl.sbuf) for _ in range(count)]
+    for at, v_sb in enumerate(found):
+        v_sb[:, 1 - (head + at) % heads.stack, :, :] = nisa.memset(shape, 1.0, dtype)
+    return found
+
+
+def cached_tiles(block, v_sb=None):
+    """Some tiles of a sequence's cache, keys turned, ``count`` heads from ``head`` on -> KeyTiles,
+    whose values go into v_sb, if given.
 
     A head's row per partition is as long as the tiles: their keys lie next to each other in HBM.
     """
+    cache, sequence, head, count, tile, tiles, heads = block
     keys_hbm, values_hbm, marks_hbm = cache
     batch, kv_heads, length, d = keys_hbm.shape
     lanes, runs = cache_runs(length)
     in_runs_shape, part = (batch, kv_heads, lanes, runs, d), nl.ds(tile, tiles)
     marks_shape = batch, MARKS, runs, lanes
     (slots, depth), (marked, mark_rows) = contraction(d), marks_place(d)
-    k_sb, v_sb = [], []
+    k_sb = []
     for at in nl.static_range(count):
         rows_sb = load_tile(keys_hbm.reshape(in_runs_shape)[sequence, head + at, :, part, :])
         turned_sb = nl.ndarray((P_MAX, slots * tiles, lanes), keys_hbm.dtype, buffer=nl.sbuf)
@@ -1327,13 +1338,10 @@ def cached_tiles(cache, sequence, head, count, tile, tiles, heads, with_values):
             marks_hbm.reshape(marks_shape)[sequence, :, part, :]
         )
         k_sb.append(turned_sb)
-        if with_values:
-            kept_sb = filled((P_MAX, tiles, d // 64, P_MAX), 1.0, keys_hbm.dtype)
-            (own, columns), _ = value_places(head + at, heads)
-            kept_sb[0:lanes, :, own, columns] = nl.load(
+        if v_sb is not None:
+            v_sb[at][0:lanes, (head + at) % heads.stack, 0:tiles, :] = nl.load(
                 values_hbm.reshape(in_runs_shape)[sequence, head + at, :, part, :]
             )
-            v_sb.append(kept_sb)
     return KeyTiles(k_sb, v_sb, tiles, 0, tiles, lanes, slots, depth)
 
 
@@ -1346,16 +1354,15 @@ def own_tiles(qk_sb, v_sb, parts, head, count, active_sb, heads):
     (slots, _), (marked, mark_rows) = contraction(d), marks_place(d)
     marks = np.zeros((MARKS, tiles, size), np.float32)
     marks[1] = 1.0
-    shape, keys, values = (P_MAX, (slots + 1) * tiles, size), [], []
+    shape, keys = (P_MAX, (slots + 1) * tiles, size), []
+    values = value_tiles(head, count, tiles, heads, dtype)
     for at in nl.static_range(count):
         stack, lane = divmod(head + at, heads.stack)
         lanes = slice(lane * d, (lane + 1) * d)
-        (own, columns), _ = value_places(head + at, heads)
         k_sb = filled(shape, 0.0, dtype)
         k_sb[mark_rows, nl.ds(marked * tiles, tiles), :] = nl.load(
             nl.shared_constant(marks, dtype=dtype)
         )
-        kept_sb = filled((P_MAX, tiles, d // 64, P_MAX), 1.0, dtype)
         for tile, (column, tokens) in enumerate(parts):
             k_sb[0:d, tile, 0:tokens] = nisa.tensor_copy(
                 qk_sb[lanes, heads.stacks * heads.group + stack, nl.ds(column, tokens)]
@@ -1363,11 +1370,10 @@ def own_tiles(qk_sb, v_sb, parts, head, count, active_sb, heads):
             k_sb[0:tokens, slots * tiles + tile, 0:tokens] = nisa.tensor_copy(
                 active_sb[0:tokens, 0:tokens]
             )
-            kept_sb[0:tokens, tile, own, columns] = nisa.tensor_copy(
+            values[at][0:tokens, (head + at) % heads.stack, tile, :] = nisa.tensor_copy(
                 v_sb[tile][:, nl.ds((head + at) * d, d)]
             )
         keys.append(k_sb)
-        values.append(kept_sb)
     return keys, values
 
 
@@ -1375,7 +1381,7 @@ def own_parts(own, bank, heads):
     """What the tokens of a bank see of the new ones: whole tiles before, if any, and their own."""
     k_sb, v_sb = own
     slots, depth = contraction(heads.head_dim)
-    stride, before = v_sb[0].shape[1], bank.position // P_MAX
+    stride, before = v_sb[0].shape[2], bank.position // P_MAX
     last = KeyTiles(k_sb, v_sb, stride, before, 1, bank.tokens, slots + 1, P_MAX)
     seen = KeyTiles(k_sb, v_sb, stride, 0, before, P_MAX, slots, depth)
     return [seen, last] if before else [last]
@@ -1425,25 +1431,75 @@ def note_maxima(q_sb, bank, keys, maxima_sb, part):
         )
 
 
-def mark_maxima(q_sb, bank, maxima_sb, head_dim):
+def set_marks(q_sb, lowest, head_dim):
     """Marks of the second pass: 1, and the negated maximum of each query.
 
-    A product with the identity brings them from the partitions of the first pass to two rows.
+    ``lowest`` are (first column, maxima negated [queries, 1] @ SBUF). A product with the identity
+    brings them from partitions to two rows.
     """
-    dtype, (marked, mark_rows) = q_sb.dtype, marks_place(head_dim)
+    (rows, tokens), dtype = q_sb.shape[2:], q_sb.dtype
+    marked, mark_rows = marks_place(head_dim)
     eye_sb = load_constant(np.eye(P_MAX, dtype=np.float32), dtype)
-    shape = MARKS, bank.rows, bank.tokens
-    turned_psum = nl.ndarray((MARKS, bank.rows * bank.tokens), nl.float32, buffer=nl.psum)
-    for at, (_, row, count) in enumerate(bank.tiles()):
-        queries = count * bank.tokens
+    turned_psum = nl.ndarray((MARKS, rows * tokens), nl.float32, buffer=nl.psum)
+    for column, lowest_sb in lowest:
+        queries = lowest_sb.shape[0]
         marks_sb = filled((queries, MARKS), 1.0, dtype)
-        marks_sb[:, 1:2] = nisa.tensor_reduce(
-            nl.max, maxima_sb[0:queries, at, :], axis=1, negate=True
-        )
-        turned_psum[:, nl.ds(row * bank.tokens, queries)] = nisa.nc_matmul(
+        marks_sb[:, 1:2] = nisa.tensor_copy(lowest_sb)
+        turned_psum[:, nl.ds(column, queries)] = nisa.nc_matmul(
             marks_sb, eye_sb[0:queries, 0:queries]
         )
-    q_sb[mark_rows, marked, :, :] = nisa.tensor_copy(turned_psum.reshape(shape))
+    q_sb[mark_rows, marked, :, :] = nisa.tensor_copy(turned_psum.reshape((MARKS, rows, tokens)))
+
+
+def mark_maxima(q_sb, bank, maxima_sb, head_dim):
+    """Marks from the maxima of all parts of the keys, maxima_sb [queries, tile, part]."""
+    lowest = []
+    for at, (_, row, count) in enumerate(bank.tiles()):
+        queries = count * bank.tokens
+        lowest_sb = nl.ndarray((queries, 1), q_sb.dtype, buffer=nl.sbuf)
+        lowest_sb[...] = nisa.tensor_reduce(
+            nl.max, maxima_sb[0:queries, at, :], axis=1, negate=True
+        )
+        lowest.append((row * bank.tokens, lowest_sb))
+    set_marks(q_sb, lowest, head_dim)
+
+
+def score_tile(q_sb, bank, keys, tile, scores_psum):
+    """Products of one tile of keys with a bank's queries into scores_psum [lanes, rows, tokens]."""
+    for head in nl.static_range(bank.heads):
+        for slot in nl.affine_range(keys.slots):
+            scores_psum[:, bank.own(head), :] += nisa.nc_matmul(
+                keys.keys(head, slot, tile, 1), q_sb[0 : keys.depth, slot, bank.own(head), :]
+            )
+
+
+def few_maxima(q_sb, bank, keys):
+    """Maxima over some keys, negated [rows * tokens, 1] @ SBUF, of up to 128 queries.
+
+    Keys stand on partitions, so that a pass takes a column for each query and tile of keys:
+    VectorE compares tiles, then TensorE turns what is left of them, and VectorE compares lanes.
+    """
+    dtype, columns = q_sb.dtype, bank.rows * bank.tokens
+    groups = spans(keys.tiles, MOVING_MAX // columns)
+    found_sb = nl.ndarray((keys.lanes, columns, len(groups)), dtype, buffer=nl.sbuf)
+    for at, (start, tiles) in enumerate(groups):
+        shape = keys.lanes, bank.rows, bank.tokens, tiles
+        scores_psum = nl.zeros(shape, nl.float32, buffer=nl.psum)
+        for tile in nl.static_range(tiles):
+            score_tile(q_sb, bank, keys, start + tile, scores_psum[:, :, :, tile])
+        found_sb[:, :, at] = nisa.tensor_reduce(
+            nl.max, scores_psum.reshape((keys.lanes, columns, tiles)), axis=2
+        )
+    if len(groups) > 1:
+        best_sb = nl.ndarray((keys.lanes, columns), dtype, buffer=nl.sbuf)
+        best_sb[...] = nisa.tensor_reduce(nl.max, found_sb, axis=2)
+    else:
+        best_sb = found_sb[:, :, 0]
+    turned_psum = nl.ndarray((columns, keys.lanes), nl.float32, buffer=nl.psum)
+    turned_psum[...] = nisa.nc_transpose(best_sb)
+    lowest_sb = nl.ndarray((columns, 1), dtype, buffer=nl.sbuf)
+    lowest_sb[...] = nisa.tensor_reduce(nl.max, turned_psum, axis=1, negate=True)
+    return lowest_sb
 
 
 def add_weighted(q_sb, bank, keys, sums_sb, scale, first):
@@ -1452,23 +1508,25 @@ def add_weighted(q_sb, bank, keys, sums_sb, scale, first):
     shape, parts = (bank.rows, bank.tokens), sums_sb.shape[1]
     zero_sb = filled((P_MAX, 1), 0.0, nl.float32)
     sums_psum = [nl.zeros((P_MAX, *shape), nl.float32, buffer=nl.psum) for _ in range(parts)]
-    for tile in nl.affine_range(keys.tiles):
-        scores_psum = nl.zeros((keys.lanes, *shape), nl.float32, buffer=nl.psum)
-        for head in nl.static_range(bank.heads):
-            for slot in nl.affine_range(keys.slots):
-                scores_psum[:, bank.own(head), :] += nisa.nc_matmul(
-                    keys.keys(head, slot, tile, 1), q_sb[0 : keys.depth, slot, bank.own(head), :]
-                )
-        weights_sb = nl.ndarray((keys.lanes, *shape), q_sb.dtype, buffer=nl.sbuf)
+    halves = 2 // parts  # of values and ones in one product
+    most = MOVING_MAX // (bank.rows * bank.tokens)  # tiles whose scores share a bank of PSUM
+    together = max(n for n in range(1, most + 1) if keys.tiles % n == 0)
+    for group in nl.affine_range(keys.tiles // together):
+        scores_psum = nl.zeros((keys.lanes, together, *shape), nl.float32, buffer=nl.psum)
+        for tile in nl.affine_range(together):
+            score_tile(q_sb, bank, keys, group * together + tile, scores_psum[:, tile, :, :])
+        weights_sb = nl.ndarray((keys.lanes, together, *shape), q_sb.dtype, buffer=nl.sbuf)
         weights_sb[...] = nisa.activation(
             nl.exp, scores_psum, bias=zero_sb[0 : keys.lanes, :], scale=scale
         )
         for head in nl.static_range(bank.heads):
             for part, part_psum in enumerate(sums_psum):
-                part_psum[:, bank.own(head), :] += nisa.nc_matmul(
-                    keys.v_sb[head][0 : keys.lanes, keys.first + tile, part, :],
-                    weights_sb[:, bank.own(head), :],
-                )
+                for tile in nl.affine_range(together):
+                    at = keys.first + group * together + tile
+                    part_psum[:, bank.own(head), :] += nisa.nc_matmul(
+                        keys.v_sb[head][0 : keys.lanes, nl.ds(part * halves, halves), at, :],
+                        weights_sb[:, tile, bank.own(head), :],
+                    )
     for part, part_psum in enumerate(sums_psum):
         if first:
             sums_sb[:, part, :, :] = nisa.tensor_copy(part_psum)
@@ -1490,45 +1548,113 @@ def bank_context(bank, sums_sb, heads, context_sb):
         )
 
 
+def attend_few(q_sb, bank, blocks, head_dim):
+    """Weighted values and sums [128, parts, rows, tokens] of up to 128 queries, which read each
+    block of keys once: relative to the maxima of the block, rescaled in the end.
+
+    ``blocks`` are KeyTiles, or those of ``cached_tiles``, which take turns in two buffers.
+    """
+    dtype, parts, columns = q_sb.dtype, head_dim // 64, bank.rows * bank.tokens
+    scale, shape = score_scales(head_dim)[1], (bank.rows, bank.tokens)
+    lowest_sb = nl.ndarray((columns, len(blocks)), dtype, buffer=nl.sbuf)
+    each_sb = nl.ndarray((P_MAX, parts, *shape, len(blocks)), nl.float32, buffer=nl.sbuf)
+    _, _, head, count, _, tiles, heads = blocks[0]
+    buffers = [value_tiles(head, count, tiles, heads, dtype) for _ in blocks[1:4]]
+    for at, block in enumerate(blocks):
+        own = isinstance(block, KeyTiles)
+        keys = block if own else cached_tiles(block, buffers[at % len(buffers)])
+        block_sb = few_maxima(q_sb, bank, keys)
+        lowest_sb[:, at : at + 1] = nisa.tensor_copy(block_sb)
+        marked_sb = nl.ndarray(q_sb.shape, dtype, buffer=nl.sbuf)
+        marked_sb[...] = nisa.tensor_copy(q_sb)
+        set_marks(marked_sb, [(0, block_sb)], head_dim)
+        add_weighted(marked_sb, bank, keys, each_sb[:, :, :, :, at], scale, True)
+    # exp(block's maximum - maximum), a row for each query, goes to all partitions by a product
+    # with ones, from a diagonal
+    least_sb = nl.ndarray((columns, 1), nl.float32, buffer=nl.sbuf)
+    least_sb[...] = nisa.tensor_reduce(nl.min, lowest_sb, axis=1)
+    scaled_sb = nl.ndarray((columns, 1), nl.float32, buffer=nl.sbuf)
+    scaled_sb[...] = nisa.tensor_scalar(least_sb, nl.multiply, scale)
+    factors_sb = nl.ndarray((columns, len(blocks)), nl.float32, buffer=nl.sbuf)
+    factors_sb[...] = nisa.activation(nl.exp, lowest_sb, bias=scaled_sb, scale=-scale)
+    eye_sb = load_constant(np.eye(columns, dtype=np.float32), nl.float32)
+    diagonal_sb = nl.ndarray((columns, columns, len(blocks)), nl.float32, buffer=nl.sbuf)
+    for column in nl.affine_range(columns):
+        diagonal_sb[:, column, :] = nisa.tensor_scalar(
+            factors_sb, nl.multiply, eye_sb[:, nl.ds(column, 1)]
+        )
+    ones_sb = filled((columns, P_MAX), 1.0, nl.float32)
+    flat_sb = each_sb.reshape((P_MAX, parts, columns, len(blocks)))
+    sums_sb = nl.ndarray((P_MAX, parts, columns), nl.float32, buffer=nl.sbuf)
+    for start, count in spans(columns, max(1, MOVING_MAX // len(blocks))):
+        shape = P_MAX, count, len(blocks)
+        spread_psum = nl.ndarray((P_MAX, count * len(blocks)), nl.float32, buffer=nl.psum)
+        spread_psum[...] = nisa.nc_matmul(ones_sb, diagonal_sb[:, nl.ds(start, count), :])
+        for part in nl.affine_range(parts):
+            rescaled_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
+            rescaled_sb[...] = nisa.tensor_tensor(
+                flat_sb[:, part, nl.ds(start, count), :], spread_psum.reshape(shape), nl.multiply
+            )
+            sums_sb[:, part, nl.ds(start, count)] = nisa.tensor_reduce(nl.add, rescaled_sb, axis=2)
+    return sums_sb.reshape((P_MAX, parts, bank.rows, bank.tokens))
+
+
+def attend_many(queries, banks, blocks, new, head_dim):
+    """The same for each of several banks, in two passes: maxima over all keys, then weights.
+
+    ``new`` are the KeyTiles of the tokens that each bank sees. Cached keys that fit stay in SBUF
+    between the passes; others are loaded and turned again.
+    """
+    maxima, sums, scale = [], [], score_scales(head_dim)[1]
+    for q_sb, bank, seen in zip(queries, banks, new):
+        shape = P_MAX, len(bank.tiles()), len(blocks) + len(seen)
+        maxima.append(nl.ndarray(shape, q_sb.dtype, buffer=nl.sbuf))
+        shape = P_MAX, head_dim // 64, bank.rows, bank.tokens
+        sums.append(nl.ndarray(shape, nl.float32, buffer=nl.sbuf))
+    _, _, head, count, _, tiles, heads = blocks[0]
+    row_bytes = 2 * banks[0].heads * P_MAX * (contraction(head_dim)[0] + head_dim // 64)
+    kept = len(blocks) * tiles * row_bytes <= RESIDENT_BYTES
+    buffers = [
+        value_tiles(head, count, tiles, heads, queries[0].dtype)
+        for _ in (blocks if kept else blocks[:2])
+    ]
+    resident = [cached_tiles(*both) for both in zip(blocks, buffers)] if kept else []
+    for at, block in enumerate(blocks):
+        keys = resident[at] if kept else cached_tiles(block)
+        for q_sb, bank, maxima_sb in zip(queries, banks, maxima):
+            note_maxima(q_sb, bank, keys, maxima_sb, at)
+    for q_sb, bank, maxima_sb, seen in zip(queries, banks, maxima, new):
+        for at, keys in enumerate(seen, len(blocks)):
+            note_maxima(q_sb, bank, keys, maxima_sb, at)
+        mark_maxima(q_sb, bank, maxima_sb, head_dim)
+    for at, block in enumerate(blocks):
+        keys = resident[at] if kept else cached_tiles(block, buffers[at % 2])
+        for q_sb, bank, sums_sb in zip(queries, banks, sums):
+            add_weighted(q_sb, bank, keys, sums_sb, scale, at == 0)
+    for q_sb, bank, sums_sb, seen in zip(queries, banks, sums, new):
+        for keys in seen:
+            add_weighted(q_sb, bank, keys, sums_sb, scale, False)
+    return sums
+
+
 def attend_chunk(qk_sb, v_sb, parts, cache, sequence, active_sb, heads, context_sb):
     """Attention of a sequence's new tokens, tiles ``parts`` of qk_sb's columns, over its cache and
-    each other -> their columns of context_sb [128, tiles, T].
-
-    Cached keys that fit stay in SBUF between the passes; others are loaded and turned again.
-    """
-    d, scale = heads.head_dim, score_scales(heads.head_dim)[1]
+    each other -> their columns of context_sb [128, tiles, T]."""
     lanes, runs = cache_runs(cache[0].shape[2])
-    blocks = spans(runs, max(1, CHUNK_KEYS // lanes))
     for banks in score_banks(parts, heads):
         head, count = banks[0].head, banks[0].heads
         own = own_tiles(qk_sb, v_sb, parts, head, count, active_sb, heads)
-        row_bytes = 2 * count * P_MAX * (contraction(d)[0] + d // 64)  # of keys and values
-        where = [(cache, sequence, head, count, *block, heads) for block in blocks]
-        kept = runs * row_bytes <= RESIDENT_BYTES
-        resident = [cached_tiles(*block, True) for block in where] if kept else []
+        blocks = [
+            (cache, sequence, head, count, *block, heads)
+            for block in spans(runs, max(1, CHUNK_KEYS // lanes))
+        ]
         queries = [bank_queries(qk_sb, bank, heads) for bank in banks]
         new = [own_parts(own, bank, heads) for bank in banks]
-        maxima, sums = [], []
-        for q_sb, bank, seen in zip(queries, banks, new):
-            shape = P_MAX, len(bank.tiles()), len(where) + len(seen)
-            maxima.append(nl.ndarray(shape, q_sb.dtype, buffer=nl.sbuf))
-            shape = P_MAX, d // 64, bank.rows, bank.tokens
-            sums.append(nl.ndarray(shape, nl.float32, buffer=nl.sbuf))
-        for at, block in enumerate(where):
-            keys = resident[at] if kept else cached_tiles(*block, False)
-            for q_sb, bank, maxima_sb in zip(queries, banks, maxima):
-                note_maxima(q_sb, bank, keys, maxima_sb, at)
-        for q_sb, bank, maxima_sb, seen in zip(queries, banks, maxima, new):
-            for at, keys in enumerate(seen, len(where)):
-                note_maxima(q_sb, bank, keys, maxima_sb, at)
-            mark_maxima(q_sb, bank, maxima_sb, d)
-        for at, block in enumerate(where):
-            keys = resident[at] if kept else cached_tiles(*block, True)
-            for q_sb, bank, sums_sb in zip(queries, banks, sums):
-                add_weighted(q_sb, bank, keys, sums_sb, scale, at == 0)
-        for q_sb, bank, sums_sb, seen in zip(queries, banks, sums, new):
-            for keys in seen:
-                add_weighted(q_sb, bank, keys, sums_sb, scale, False)
+        if banks[0].rows * banks[0].tokens * len(banks) <= P_MAX:
+            sums = [attend_few(queries[0], banks[0], [*blocks, *new[0]], heads.head_dim)]
+        else:
+            sums = attend_many(queries, banks, blocks, new, heads.head_dim)
+        for bank, sums_sb in zip(banks, sums):
             bank_context(bank, sums_sb, heads, context_sb)
 
 
