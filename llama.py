@@ -1213,7 +1213,7 @@ def decode_context(sums_sb, first, heads, context_sb):
 # the query's keys. Sums of the weights are products with ones, and stand on as many partitions.
 
 MARKS = 2
-CHUNK_KEYS = 3072  # cached keys in SBUF at a time: rows of 2 KiB where D is 64
+CACHE_ROW_BYTES = 3072  # of a head and partition at a time: DMA is as fast with longer ones
 
 
 class ScoreBank(NamedTuple):
@@ -1264,6 +1264,7 @@ class KeyTiles(NamedTuple):
     lanes: int
     slots: int
     depth: int
+    marks_sb: Any = None  # [MARKS, tiles, lanes] where they are not among those rows
 
     def keys(self, head, slot, tile, tiles):
         """Operand of a product: some tiles of a head's keys in one slot."""
@@ -1313,9 +1314,9 @@ def value_tiles(head, count, tiles, heads, dtype):
     return found
 
 
-def cached_tiles(block, v_sb=None):
+def cached_tiles(block, v_sb=None, apart=False):
     """Some tiles of a sequence's cache, keys turned, ``count`` heads from ``head`` on -> KeyTiles,
-    whose values go into v_sb, if given.
+    whose values go into v_sb, if given, and whose marks stay ``apart`` or go to every head's keys.
 
     A head's row per partition is as long as the tiles: their keys lie next to each other in HBM.
     """
@@ -1325,24 +1326,39 @@ def cached_tiles(block, v_sb=None):
     lanes, runs = cache_runs(length)
     in_runs_shape, part = (batch, kv_heads, lanes, runs, d), nl.ds(tile, tiles)
     marks_shape = batch, MARKS, runs, lanes
-    (slots, depth), (marked, mark_rows) = contraction(d), marks_place(d)
-    k_sb = []
+    (slots, depth), (marked, mark_rows) = (1, d) if apart else contraction(d), marks_place(d)
+    shape, marks_sb = (P_MAX, slots * tiles, lanes), None
+    k_sb = [nl.ndarray(shape, keys_hbm.dtype, buffer=nl.sbuf) for _ in range(count)]
+    if apart:
+        marks_sb = load_tile(marks_hbm.reshape(marks_shape)[sequence, :, part, :])
+    for first, together in spans(count, heads.stack):
+        rows_sb = nl.ndarray((lanes, together, tiles, d), keys_hbm.dtype, buffer=nl.sbuf)
+        for at in nl.static_range(together):
+            rows_sb[:, at, :, :] = nl.load(
+                keys_hbm.reshape(in_runs_shape)[sequence, head + first + at, :, part, :]
+            )
+        # a tile of a stack's heads turns at once, as many as share a bank of PSUM
+        for start, turned in spans(tiles, MOVING_MAX // lanes):
+            turned_psum = nl.ndarray((together * d, turned, lanes), nl.float32, buffer=nl.psum)
+            for t in nl.affine_range(turned):
+                turned_psum[:, t, :] = nisa.nc_transpose(rows_sb[:, :, start + t, :])
+            for at in nl.static_range(together):
+                k_sb[first + at][0:d, nl.ds(start, turned), :] = nisa.tensor_copy(
+                    turned_psum[at * d : (at + 1) * d, :, :]
+                )
     for at in nl.static_range(count):
-        rows_sb = load_tile(keys_hbm.reshape(in_runs_shape)[sequence, head + at, :, part, :])
-        turned_sb = nl.ndarray((P_MAX, slots * tiles, lanes), keys_hbm.dtype, buffer=nl.sbuf)
         if slots > 1:
             empty = P_MAX, tiles, lanes
-            turned_sb[:, nl.ds(tiles, tiles), :] = nisa.memset(empty, 0.0, keys_hbm.dtype)
-        turn_tiles(turned_sb, 0, 0, rows_sb.reshape((lanes, tiles * d)), 0, tiles, d)
-        turned_sb[mark_rows, nl.ds(marked * tiles, tiles), :] = nl.load(
-            marks_hbm.reshape(marks_shape)[sequence, :, part, :]
-        )
-        k_sb.append(turned_sb)
+            k_sb[at][:, nl.ds(tiles, tiles), :] = nisa.memset(empty, 0.0, keys_hbm.dtype)
+        if not apart:
+            k_sb[at][mark_rows, nl.ds(marked * tiles, tiles), :] = nl.load(
+                marks_hbm.reshape(marks_shape)[sequence, :, part, :]
+            )
         if v_sb is not None:
             v_sb[at][0:lanes, (head + at) % heads.stack, 0:tiles, :] = nl.load(
                 values_hbm.reshape(in_runs_shape)[sequence, head + at, :, part, :]
             )
-    return KeyTiles(k_sb, v_sb, tiles, 0, tiles, lanes, slots, depth)
+    return KeyTiles(k_sb, v_sb, tiles, 0, tiles, lanes, slots, depth, marks_sb)
 
 
 def own_tiles(qk_sb, v_sb, parts, head, count, active_sb, heads):
@@ -1374,15 +1390,15 @@ def own_tiles(qk_sb, v_sb, parts, head, count, active_sb, heads):
                 v_sb[tile][:, nl.ds((head + at) * d, d)]
             )
         keys.append(k_sb)
-    return keys, values
+    return keys, values, load_constant(marks, dtype)
 
 
 def own_parts(own, bank, heads):
     """What the tokens of a bank see of the new ones: whole tiles before, if any, and their own."""
-    k_sb, v_sb = own
+    k_sb, v_sb, marks_sb = own
     slots, depth = contraction(heads.head_dim)
     stride, before = v_sb[0].shape[2], bank.position // P_MAX
-    last = KeyTiles(k_sb, v_sb, stride, before, 1, bank.tokens, slots + 1, P_MAX)
+    last = KeyTiles(k_sb, v_sb, stride, before, 1, bank.tokens, slots + 1, P_MAX, marks_sb)
     seen = KeyTiles(k_sb, v_sb, stride, 0, before, P_MAX, slots, depth)
     return [seen, last] if before else [last]
 
@@ -1431,14 +1447,13 @@ def note_maxima(q_sb, bank, keys, maxima_sb, part):
         )
 
 
-def set_marks(q_sb, lowest, head_dim):
-    """Marks of the second pass: 1, and the negated maximum of each query.
+def set_marks(out_sb, lowest):
+    """Marks of the second pass [MARKS, rows, tokens]: 1, and the negated maximum of each query.
 
     ``lowest`` are (first column, maxima negated [queries, 1] @ SBUF). A product with the identity
     brings them from partitions to two rows.
     """
-    (rows, tokens), dtype = q_sb.shape[2:], q_sb.dtype
-    marked, mark_rows = marks_place(head_dim)
+    (_, rows, tokens), dtype = out_sb.shape, out_sb.dtype
     eye_sb = load_constant(np.eye(P_MAX, dtype=np.float32), dtype)
     turned_psum = nl.ndarray((MARKS, rows * tokens), nl.float32, buffer=nl.psum)
     for column, lowest_sb in lowest:
@@ -1448,7 +1463,7 @@ def set_marks(q_sb, lowest, head_dim):
         turned_psum[:, nl.ds(column, queries)] = nisa.nc_matmul(
             marks_sb, eye_sb[0:queries, 0:queries]
         )
-    q_sb[mark_rows, marked, :, :] = nisa.tensor_copy(turned_psum.reshape((MARKS, rows, tokens)))
+    out_sb[...] = nisa.tensor_copy(turned_psum.reshape((MARKS, rows, tokens)))
 
 
 def mark_maxima(q_sb, bank, maxima_sb, head_dim):
@@ -1461,32 +1476,39 @@ def mark_maxima(q_sb, bank, maxima_sb, head_dim):
             nl.max, maxima_sb[0:queries, at, :], axis=1, negate=True
         )
         lowest.append((row * bank.tokens, lowest_sb))
-    set_marks(q_sb, lowest, head_dim)
+    marked, mark_rows = marks_place(head_dim)
+    set_marks(q_sb[mark_rows, marked, :, :], lowest)
 
 
-def score_tile(q_sb, bank, keys, tile, scores_psum):
-    """Products of one tile of keys with a bank's queries into scores_psum [lanes, rows, tokens]."""
+def score_tile(queries, bank, keys, tile, scores_psum):
+    """Products of one tile of keys with a bank's queries into scores_psum [lanes, rows, tokens].
+
+    ``queries`` are q_sb, and their marks where those of the keys are apart.
+    """
+    q_sb, marks_sb = queries
     for head in nl.static_range(bank.heads):
         for slot in nl.affine_range(keys.slots):
             scores_psum[:, bank.own(head), :] += nisa.nc_matmul(
                 keys.keys(head, slot, tile, 1), q_sb[0 : keys.depth, slot, bank.own(head), :]
             )
+    if marks_sb is not None:
+        scores_psum[...] += nisa.nc_matmul(keys.marks_sb[:, tile, 0 : keys.lanes], marks_sb)
 
 
-def few_maxima(q_sb, bank, keys):
+def few_maxima(queries, bank, keys):
     """Maxima over some keys, negated [rows * tokens, 1] @ SBUF, of up to 128 queries.
 
     Keys stand on partitions, so that a pass takes a column for each query and tile of keys:
     VectorE compares tiles, then TensorE turns what is left of them, and VectorE compares lanes.
     """
-    dtype, columns = q_sb.dtype, bank.rows * bank.tokens
+    dtype, columns = queries[0].dtype, bank.rows * bank.tokens
     groups = spans(keys.tiles, MOVING_MAX // columns)
     found_sb = nl.ndarray((keys.lanes, columns, len(groups)), dtype, buffer=nl.sbuf)
     for at, (start, tiles) in enumerate(groups):
         shape = keys.lanes, bank.rows, bank.tokens, tiles
         scores_psum = nl.zeros(shape, nl.float32, buffer=nl.psum)
         for tile in nl.static_range(tiles):
-            score_tile(q_sb, bank, keys, start + tile, scores_psum[:, :, :, tile])
+            score_tile(queries, bank, keys, start + tile, scores_psum[:, :, :, tile])
         found_sb[:, :, at] = nisa.tensor_reduce(
             nl.max, scores_psum.reshape((keys.lanes, columns, tiles)), axis=2
         )
@@ -1502,7 +1524,7 @@ def few_maxima(q_sb, bank, keys):
     return lowest_sb
 
 
-def add_weighted(q_sb, bank, keys, sums_sb, scale, first):
+def add_weighted(queries, bank, keys, sums_sb, scale, first):
     """exp(scale * (score - maximum)) of some keys times their values and ones, added to
     sums_sb [128, parts, rows, tokens] fp32."""
     shape, parts = (bank.rows, bank.tokens), sums_sb.shape[1]
@@ -1514,8 +1536,8 @@ def add_weighted(q_sb, bank, keys, sums_sb, scale, first):
     for group in nl.affine_range(keys.tiles // together):
         scores_psum = nl.zeros((keys.lanes, together, *shape), nl.float32, buffer=nl.psum)
         for tile in nl.affine_range(together):
-            score_tile(q_sb, bank, keys, group * together + tile, scores_psum[:, tile, :, :])
-        weights_sb = nl.ndarray((keys.lanes, together, *shape), q_sb.dtype, buffer=nl.sbuf)
+            score_tile(queries, bank, keys, group * together + tile, scores_psum[:, tile, :, :])
+        weights_sb = nl.ndarray((keys.lanes, together, *shape), queries[0].dtype, buffer=nl.sbuf)
         weights_sb[...] = nisa.activation(
             nl.exp, scores_psum, bias=zero_sb[0 : keys.lanes, :], scale=scale
         )
@@ -1560,15 +1582,16 @@ def attend_few(q_sb, bank, blocks, head_dim):
     each_sb = nl.ndarray((P_MAX, parts, *shape, len(blocks)), nl.float32, buffer=nl.sbuf)
     _, _, head, count, _, tiles, heads = blocks[0]
     buffers = [value_tiles(head, count, tiles, heads, dtype) for _ in blocks[1:4]]
+    first_sb = filled((MARKS, *shape), 0.0, dtype)
+    first_sb[0:1, :, :] = nisa.memset((1, *shape), 1.0, dtype)
     for at, block in enumerate(blocks):
         own = isinstance(block, KeyTiles)
-        keys = block if own else cached_tiles(block, buffers[at % len(buffers)])
-        block_sb = few_maxima(q_sb, bank, keys)
+        keys = block if own else cached_tiles(block, buffers[at % len(buffers)], apart=True)
+        block_sb = few_maxima((q_sb, first_sb), bank, keys)
         lowest_sb[:, at : at + 1] = nisa.tensor_copy(block_sb)
-        marked_sb = nl.ndarray(q_sb.shape, dtype, buffer=nl.sbuf)
-        marked_sb[...] = nisa.tensor_copy(q_sb)
-        set_marks(marked_sb, [(0, block_sb)], head_dim)
-        add_weighted(marked_sb, bank, keys, each_sb[:, :, :, :, at], scale, True)
+        marks_sb = nl.ndarray((MARKS, *shape), dtype, buffer=nl.sbuf)
+        set_marks(marks_sb, [(0, block_sb)])
+        add_weighted((q_sb, marks_sb), bank, keys, each_sb[:, :, :, :, at], scale, True)
     # exp(block's maximum - maximum), a row for each query, goes to all partitions by a product
     # with ones, from a diagonal
     least_sb = nl.ndarray((columns, 1), nl.float32, buffer=nl.sbuf)
@@ -1630,10 +1653,10 @@ def attend_many(queries, banks, blocks, new, head_dim):
     for at, block in enumerate(blocks):
         keys = resident[at] if kept else cached_tiles(block, buffers[at % 2])
         for q_sb, bank, sums_sb in zip(queries, banks, sums):
-            add_weighted(q_sb, bank, keys, sums_sb, scale, at == 0)
+            add_weighted((q_sb, None), bank, keys, sums_sb, scale, at == 0)
     for q_sb, bank, sums_sb, seen in zip(queries, banks, sums, new):
         for keys in seen:
-            add_weighted(q_sb, bank, keys, sums_sb, scale, False)
+            add_weighted((q_sb, None), bank, keys, sums_sb, scale, False)
     return sums
 
 
@@ -1646,7 +1669,7 @@ def attend_chunk(qk_sb, v_sb, parts, cache, sequence, active_sb, heads, context_
         own = own_tiles(qk_sb, v_sb, parts, head, count, active_sb, heads)
         blocks = [
             (cache, sequence, head, count, *block, heads)
-            for block in spans(runs, max(1, CHUNK_KEYS // lanes))
+            for block in spans(runs, CACHE_ROW_BYTES // (cache[0].itemsize * heads.head_dim))
         ]
         queries = [bank_queries(qk_sb, bank, heads) for bank in banks]
         new = [own_parts(own, bank, heads) for bank in banks]
@@ -2263,10 +2286,11 @@ class NeuronLlamaAttention(nn.Module):
                 *inputs, *weights, *tables, self.sizes.of_rank, batch, bias
             )
         else:
-            most = P_MAX // past[0].shape[1] if active_mask is None else P_MAX
+            short = active_mask is None and past[0].shape[2] <= DECODE_KEYS
+            most = P_MAX // past[0].shape[1] if short else P_MAX
             keys, values, bias = cache_in_runs(*past, _mask_bias(mask[:, 0, 0], dtype), most)
             inputs = *inputs, *weights, *tables, keys, values
-            if active_mask is None:
+            if short:
                 partial, k, v, *stream = attention_decode_kernel(*inputs, bias, self.sizes.of_rank)
             else:
                 marks = torch.stack((bias, torch.ones_like(bias)), 1)
@@ -2276,9 +2300,13 @@ class NeuronLlamaAttention(nn.Module):
                 )
         return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
 
-    def active_bias(self, active_mask: torch.Tensor, hidden: Columns) -> Optional[torch.Tensor]:
-        """bool [B, 1, n, n] -> bias for the kernel [B, n, n]; None for a long chunk of a prompt,
-        whose mask is the base class's triangle."""
+    def active_bias(
+        self, active_mask: Optional[torch.Tensor], hidden: Columns
+    ) -> Optional[torch.Tensor]:
+        """bool [B, 1, n, n] -> bias for the kernel [B, n, n]; None for one token, and for a long
+        chunk of a prompt, whose mask is the base class's triangle."""
+        if active_mask is None:
+            return None
         tokens, dtype = active_mask.shape[-1], hidden.stream.dtype
         most = chunk_tokens(len(hidden.stream), self.sizes.of_rank, dtype.itemsize)
         if tokens > most:
