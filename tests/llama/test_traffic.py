@@ -79,16 +79,54 @@ def test_heads_share_the_hidden_size_where_the_configuration_gives_none() -> Non
     assert llama.Sizes.of(cfg).of_rank.head_dim == 64 and hidden != 64 * heads
 
 
-@pytest.mark.parametrize("features", [2048, 4096, 8192])
-@pytest.mark.parametrize(
-    "heads", [(32, 8, 64), (32, 8, 128), (8, 2, 128), (4, 1, 64), (64, 8, 128)]
+FEATURES = pytest.mark.parametrize("features", [2048, 4096, 8192])
+HEADS = pytest.mark.parametrize(
+    "heads", [(32, 8, 64), (32, 1, 64), (32, 8, 128), (8, 2, 128), (4, 1, 64), (64, 8, 128)]
 )
-def test_a_pass_takes_as_many_tokens_as_there_is_room_for(
-    features: int, heads: tuple[int, int, int]
-) -> None:
-    """Per token stay 2 bytes of each of its columns: x, queries, keys and the context."""
+
+
+def held(features: int, heads: tuple[int, int, int]) -> int:
+    """Columns that stay for each token: of x, queries, keys and the context."""
     shape = llama.HeadShape(*heads)
-    held = features // 128 + shape.stacks * (shape.group + 1 + shape.group)
-    tokens = llama.chunk_tokens(features, shape, 2)
-    assert tokens % 128 == 0 and tokens * 2 * held <= max(llama.CHUNK_BYTES, 128 * 2 * held)
-    assert tokens == llama.TOKEN_CHUNK or (tokens + 128) * 2 * held > llama.CHUNK_BYTES
+    return features // 128 + shape.stacks * (shape.group + 1 + shape.group)
+
+
+@FEATURES
+@HEADS
+def test_what_a_pass_keeps_of_its_tokens_fits(features: int, heads: tuple[int, int, int]) -> None:
+    tokens = llama.chunk_tokens(features, llama.HeadShape(*heads), 2)
+    assert tokens % 128 == 0
+    assert tokens == 128 or tokens * 2 * held(features, heads) <= llama.CHUNK_BYTES
+
+
+@FEATURES
+@HEADS
+def test_a_pass_takes_as_many_tokens_as_fit(features: int, heads: tuple[int, int, int]) -> None:
+    tokens = llama.chunk_tokens(features, llama.HeadShape(*heads), 2)
+    more = (tokens + 128) * 2 * held(features, heads)
+    assert tokens == 1024 or more > llama.CHUNK_BYTES
+
+
+@pytest.mark.parametrize(("tokens", "stores"), [(1, 1), (32, 1), (33, 2), (128, 2), (129, 17)])
+def test_few_tokens_are_stored_at_once_and_many_piece_by_piece(tokens: int, stores: int) -> None:
+    """64 tiles of 16 KiB pieces, four at a time; of many tokens half a piece comes first."""
+    tiles, k_tiles = 64, 16
+
+    def kernel(x, weight):
+        out = nl.ndarray((128 * tiles, tokens), nl.bfloat16, buffer=nl.shared_hbm)
+        x_sb = nl.load(x.reshape((128, k_tiles, tokens)))
+        llama.store_product(weight, x_sb, out, 0)
+        return out
+
+    shapes = (128 * k_tiles, tokens), (128, tiles * k_tiles * 128)
+    program = Kernel(kernel).trace(*(torch.empty(s, dtype=BF16, device="meta") for s in shapes))
+    written = [i.dst[0] for i in program.instructions if i.dst[0].storage.role == "output"]
+    assert len(written) == stores
+    assert sum(view.size for view in written) == 128 * tiles * tokens
+
+
+def test_a_weight_comes_in_pieces_of_one_size_but_for_the_first() -> None:
+    """What does not end a kernel's stream of weights needs no short last piece."""
+    assert llama.weight_pieces(64, 16, 512) == llama.weight_pieces(64, 16, 512, last=False)
+    assert [size for _, size in llama.weight_pieces(64, 16, 512)] == [2, *[4] * 15, 2]
+    assert [size for _, size in llama.weight_pieces(64, 16, 8)] == [8] * 8

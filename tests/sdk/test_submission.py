@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from neuronx_distributed.ranks import Group, rank_context
 from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 
@@ -71,6 +72,25 @@ def test_decode_over_caches_that_several_heads_share(
     got = generate(app, prompts, 5)
     for row, prompt in enumerate(prompts):
         assert got[row].tolist() == reference(model, prompt, 5)[0].tolist()
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("in_chunks", [False, True])
+def test_a_model_that_takes_prompts_in_chunks_decodes_as_well(
+    submission, tiny_llama, monkeypatch, version, in_chunks
+):
+    """Since 0.2 speculation replaces the single-token graph; a prompt in chunks needs both."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    _, folder = tiny_llama(**SHAPE)
+    more = {"speculation_length": 8, "prompt_in_chunks": in_chunks}
+    app = build(submission, folder, torch_dtype="float32", enable_nki=True, batch_size=1, **more)
+    tags = [model.tag for model in app.models]
+    assert len(tags) == len(set(tags))
+    assert ("token_generation_model" in tags) is (in_chunks or version == "0.1")
+    head = app.models[0].model.modules[0].lm_head
+    with rank_context(Group(0, 1)):
+        logits = head(torch.ones(1, 3, SHAPE["hidden_size"]))
+    assert logits.shape[:2] == (1, 1 if in_chunks else 3)
 
 
 def test_nothing_private_is_imported(submission):
