@@ -20,6 +20,11 @@ def test_generated_blocks_are_up_to_date(run_script):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_figures_of_the_kernels_are_up_to_date(run_script):
+    done = run_script("benchmarks/kernel_docs.py", "--check")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_lines_of_prose_and_tables_fit():
     """What a page quotes from a program, between fences, has the width that it has there."""
     for page in (REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")):
