@@ -60,8 +60,8 @@ def tiled(outputs: int, inputs: int) -> str:
 
 
 def rows(tokens: int) -> str:
-    """x, delta, gain and norm."""
-    return f"{HIDDEN}x{tokens}:bf16 {HIDDEN}x{tokens}:bf16 {HIDDEN}:bf16:0.5..1.5 @NORM"
+    """x, delta and norm."""
+    return f"{HIDDEN}x{tokens}:bf16 {HIDDEN}x{tokens}:bf16 @NORM"
 
 
 def projections(tokens: int) -> str:
@@ -89,7 +89,7 @@ class Task(NamedTuple):
 
 PIECES = "llama.PIECE_BYTES=4096,8192,16384,32768"
 LONG_PIECES = "llama.LONG_PIECE_BYTES=8192,16384,32768,65536"
-CHUNKS = ["llama.TOKEN_CHUNK=512,1024,2048", "llama.CHUNK_BYTES=65536,98304,131072"]
+CHUNKS = ["llama.TOKEN_CHUNK=512,1024,2048", "llama.CHUNK_BYTES=65536,98304,114688,131072"]
 MLP_WEIGHTS = f"{tiled(INNER, HIDDEN)} {tiled(INNER, HIDDEN)} {tiled(HIDDEN, INNER)}"
 TASKS = {
     "mlp": Task(
@@ -104,7 +104,7 @@ TASKS = {
         [f"{rows(1)} {projections(1)} {cache(past)} @HEADS" for past in (640, 8192)],
         [LONG_PIECES, "llama.CACHE_BYTES=32768,65536,98304", "llama.DECODE_KEYS=1024,2048,4096"],
     ),
-    "head": Task([f"{HIDDEN}x1:bf16 {tiled(VOCABULARY, HIDDEN)} {HIDDEN}:bf16:0.5..1.5 @NORM"],
+    "head": Task([f"{HIDDEN}x1:bf16 {tiled(VOCABULARY, HIDDEN)} @NORM"],
                  [LONG_PIECES]),
 }  # fmt: skip
 

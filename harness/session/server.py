@@ -1,10 +1,7 @@
 """The server that submissions' processes are forked from: everything slow, nothing of theirs."""
 
 import importlib
-import signal
 
-from neuron_cpu import limits
-
-signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the driver's
-limits.adopt_orphans()  # what a submission forks stays findable when its process ends
-importlib.import_module("harness.session.preload")
+# In this order: from the first one on Ctrl-C is the driver's.
+for name in ("neuron_cpu.fork_server", "harness.session.preload"):
+    importlib.import_module(name)

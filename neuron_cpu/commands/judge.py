@@ -113,6 +113,12 @@ def _judge(args: argparse.Namespace, names: list[str]) -> int:
     terminal.print_table(console, score.outcome_table(outcomes), score.EXPENDABLE, "", "--json")
     for sentence in score.reasons(outcomes):
         console.print(sentence)
+    if any(one.word == "wrong" for one in outcomes):
+        place = args.folder / "NAME.py"
+        console.print(
+            f"Where one goes wrong: neuron_cpu check {place}:kernel --ref {place}:reference "
+            "--case 'ARGUMENTS'"
+        )
     terminal.print_table(console, score.score_table(found))
     console.print(judged.estimate_line(settings))
     if args.json:

@@ -11,6 +11,7 @@ from typing import Any
 
 from .. import terminal
 from ..arguments import above_zero, positive, seed
+from ..errors import UsageError
 from . import judged, kernels
 
 HELP = "search declared parameters of a kernel by the estimate"
@@ -59,6 +60,11 @@ def run(args: argparse.Namespace) -> int:
     names = space.parse(args.space) if args.space else space.declared(_module(kernel))
     task = _task(args, source)
     now = search.attempt(task, source.current(list(names)), [])
+    if now.kind == "failed":
+        raise UsageError(
+            f"{args.kernel} fails as it is ({now.refusal}), expected a kernel that takes these "
+            "arguments; correct --arg or --case."
+        )
     console = terminal.output(kernels.PIPED_WIDTH)
     total = min(args.points, space.size(names))
     with console.status("") as status:

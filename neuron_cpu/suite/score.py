@@ -58,11 +58,11 @@ def outcome_table(outcomes: Sequence[Outcome]) -> Table:
 
 def score_table(found: dict[str, Any]) -> Table:
     """Shares of all operators and of each level."""
-    table = Table(title="score: share of the operators", title_justify="left")
+    table = Table(title="score: share of the operators, right and so fast", title_justify="left")
     table.add_column("")
     table.add_column("operators", justify="right")
     names = ("correct", *(f"fast_{factor:g}" for factor in FASTER))
-    heads = ("correct", *(f"over {factor:g} times as fast" for factor in FASTER))
+    heads = ("correct", *(f"over {factor:g} x" for factor in FASTER))
     for head in heads:
         table.add_column(head, justify="right")
     for group, shares in found.items():

@@ -97,7 +97,7 @@ class Judging:
     def __init__(self, folder: Path, settings: Settings, bounds: Limits, jobs: int) -> None:
         self.folder, self.settings, self.bounds = folder.resolve(), settings, bounds
         self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([f"{__package__}.server"])
+        self._context.set_forkserver_preload(["neuron_cpu.fork_server", child.__name__])
         self._pool = ThreadPoolExecutor(jobs)
         self._running: set[Any] = set()
         self._turn = threading.Lock()

@@ -201,7 +201,7 @@ class Search:
     def run(self) -> None:
         """Try points until there are enough; `trials` has those that are known when it ends."""
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["neuron_cpu.tune.worker"])
+        context.set_forkserver_preload(["neuron_cpu.fork_server", "neuron_cpu.judge.verdict"])
         wanted = min(self.most, size(self.space))
         pool = ProcessPoolExecutor(self.jobs, context, initializer=_ready)
         running: dict[Future[Trial], Any] = {}
@@ -217,9 +217,10 @@ class Search:
                 for future in finished:
                     self._finish(running.pop(future), future.result())
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            # Workers first: one that is just starting would miss what the pool takes away.
             for process in set(multiprocessing.active_children()) - others:
-                process.terminate()
+                process.kill()
+            pool.shutdown(wait=False, cancel_futures=True)
 
     def _start(self, pool: ProcessPoolExecutor, running: dict) -> bool:
         """Send off the next point that has not been tried; False where none comes up."""
