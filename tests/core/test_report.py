@@ -16,7 +16,13 @@ from neuron_cpu.core import Kernel
 from neuron_cpu.core.device.spec import GEN2
 from neuron_cpu.core.report import bands, plots, report, tables
 from neuron_cpu.core.time import cost
-from neuron_cpu.core.time.schedule import DMA, ENGINES, schedule
+from neuron_cpu.core.time.schedule import (
+    COMPILER_ORDER,
+    DMA,
+    ENGINES,
+    PROGRAM_ORDER,
+    schedule,
+)
 from neuron_cpu.judge.cases import parse_value
 
 BF16, F32 = torch.bfloat16, torch.float32
@@ -132,6 +138,85 @@ def test_words_name_the_engine_and_the_instruction_of_a_compute_bound_kernel():
     words = report.profile(schedule(Kernel(exponentials).trace(hbm(128, 4096)))).binding
     assert re.match(r"ScalarE: \d+% of the critical path, 100% of its work in activation; ", words)
     assert LINE.search(words)
+
+
+# --- what the compiler is trusted with changes what binds -----------------------------------------
+def many_chains(x):
+    """256 times VectorE, ScalarE, VectorE on 64 columns: 160 ns of work, 321 until results show."""
+    out = nl.ndarray((128, 256), dtype=nl.float32, buffer=nl.shared_hbm)
+    tile, sums = nl.load(x), nl.ndarray((128, 256), dtype=nl.float32)
+    for k in nl.affine_range(256):
+        first = nisa.tensor_scalar(tile, nl.add, float(k), engine=nisa.vector_engine)
+        second = nisa.activation(nl.exp, first)
+        sums[:, nl.ds(k, 1)] = nisa.tensor_reduce(nl.add, second, axis=1)
+    nl.store(out, value=sums)
+    return out
+
+
+def same_load(x):
+    """Each of 32 rounds loads the same 2 MiB, 7.7 us, and reduces them in 3.7 us."""
+    out = nl.ndarray((128, 32), dtype=nl.float32, buffer=nl.shared_hbm)
+    sums = nl.ndarray((128, 32), dtype=nl.float32)
+    for k in nl.affine_range(32):
+        tile = nl.load(x)
+        sums[:, nl.ds(k, 1)] = nisa.tensor_reduce(nl.add if k % 2 else nl.max, tile, axis=1)
+    nl.store(out, value=sums)
+    return out
+
+
+def small_runs(x):
+    """1024 sums of three columns, 57 ns each, in blocks of 64, beside a load of 7.7 us."""
+    out = nl.ndarray((128, 1024), dtype=nl.float32, buffer=nl.shared_hbm)
+    tile, sums = nl.load(x), nl.ndarray((128, 1024), dtype=nl.float32)
+    for block in nl.affine_range(16):
+        for k in nl.affine_range(64):
+            at = 64 * block + k
+            window = tile[:, nl.ds(4 * at, 3)]
+            sums[:, nl.ds(at, 1)] = nisa.tensor_reduce(nl.add, window, axis=1)
+    nl.store(out, value=sums)
+    return out
+
+
+@pytest.mark.parametrize(
+    ("kernel", "columns", "as_written", "as_compiled"),
+    [
+        (many_chains, 64, "result latency", "VectorE"),  # reordering
+        (same_load, 4096, "DMA", "VectorE"),  # hoisting
+        (small_runs, 4096, "VectorE", "DMA"),  # merging
+    ],
+)
+def test_what_binds_depends_on_what_the_compiler_does(kernel, columns, as_written, as_compiled):
+    program = Kernel(kernel).trace(hbm(128, columns, dtype=F32))
+    for order, expected in ((PROGRAM_ORDER, as_written), (COMPILER_ORDER, as_compiled)):
+        found = report.profile(schedule(program, "row-rule", order))
+        assert next(iter(found.critical)) == expected, (order, found.critical)
+        assert found.binding.startswith(f"{expected}: ")
+
+
+@pytest.mark.parametrize(("columns", "expected"), [(20 * 1024, "VectorE"), (30 * 1024, "DMA")])
+def test_what_binds_changes_where_tiles_spill(columns, expected):
+    """Two tiles of 80 KiB a partition are reduced while loads overlap; two of 120 KiB take turns,
+    and the first goes out and comes back."""
+
+    def kernel(x):
+        out = nl.ndarray((128, 1), dtype=nl.float32, buffer=nl.shared_hbm)
+        first = nl.load(x[0])
+        first[...] = nisa.tensor_scalar(first, nl.add, 1.0, engine=nisa.vector_engine)
+        nl.store(out, value=nisa.tensor_reduce(nl.add, first, axis=1))
+        total = nisa.tensor_reduce(nl.add, nl.load(x[1]), axis=1)
+        for _ in nl.static_range(4):
+            first[...] = nisa.tensor_scalar(first, nl.add, total, engine=nisa.vector_engine)
+        nl.store(out, value=nisa.tensor_reduce(nl.add, first, axis=1))
+        return out
+
+    program = Kernel(kernel).trace(hbm(2, 128, columns, dtype=F32))
+    found = report.profile(schedule(program, "row-rule"))
+    assert next(iter(found.critical)) == expected
+    size = 2 * 128 * 4 * columns if expected == "DMA" else 0
+    figures = found.metrics
+    assert figures["spill_save_bytes"] + figures["spill_reload_bytes"] == size
+    opcodes = {code for line in found.lines for code in line.opcodes}
+    assert ({"spill_save", "spill_reload"} <= opcodes) is (size > 0) is (found.spills != [])
 
 
 def test_words_name_latency_where_tiny_instructions_wait_for_each_other():
