@@ -299,6 +299,16 @@ def kernel_file(tmp_path):
     return path
 
 
+def test_the_roofline_shows_the_band_of_each_point(found, tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(plots, "_save", lambda pyplot, figure, path: figures.append(figure))
+    summary = report.profile(found)
+    plots.roofline([("product", summary)], tmp_path / "roofline.png")
+    bars = [line.get_ydata() for line in figures[0].axes[0].lines if len(line.get_ydata()) == 2]
+    flops = summary.metrics["model_flops"]
+    assert [list(bar) for bar in bars] == [[flops / t / 1e3 for t in summary.band_ns]]
+
+
 def test_command_profiles_a_kernel_of_a_file(kernel_file, tmp_path, capsys):
     figures, trace = tmp_path / "out.json", tmp_path / "out.trace.json"
     status = main(["profile", f"{kernel_file}:scale", "--arg", "128x512:bf16", "--arg",

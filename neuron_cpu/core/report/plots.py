@@ -81,7 +81,8 @@ def timeline(schedule: Schedule, path: Path) -> Path:
 
 
 def roofline(points: Sequence[tuple[str, Profile]], path: Path) -> Path:
-    """Each labelled kernel as a point: FLOP per HBM byte against achieved TFLOP/s."""
+    """Each labelled kernel as a point: FLOP per HBM byte against achieved TFLOP/s, with a bar for
+    the rates of a device that fit the estimate."""
     pyplot, figure, axes = _figure(10, 5)
     peak = 2 * GEN2.peak_macs_per_ns / 1e3  # TFLOP/s
     profile = cost.dma_profile(points[0][1].dma_profile)
@@ -96,7 +97,9 @@ def roofline(points: Sequence[tuple[str, Profile]], path: Path) -> Path:
         flops = found.metrics["model_flops"]
         if size and flops:
             marker = MARKERS[number % len(MARKERS)]
-            axes.plot(flops / size, flops / found.time_ns / 1e3, marker, label=label)
+            (point,) = axes.plot(flops / size, flops / found.time_ns / 1e3, marker, label=label)
+            rates = [flops / time / 1e3 for time in found.band_ns]
+            axes.plot([flops / size] * 2, rates, color=point.get_color(), linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="FLOP per HBM byte", ylabel="TFLOP/s (estimated)")
     axes.set_title("roofline of one NeuronCore-v2 in bf16, times estimated")
     axes.legend(bbox_to_anchor=(1.02, 1), loc="upper left", fontsize=8)
