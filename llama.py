@@ -62,7 +62,7 @@ TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes l
 CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
 RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
 CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
-DECODE_KEYS = 2048  # cached keys of a decode step whose scores are kept at a time
+DECODE_KEYS = 2048  # cached keys up to which a decode step has them all in SBUF at once
 KEY_BLOCK = 1024  # keys whose scores are in PSUM at a time: two banks, another two for the next
 MASKED = -1.5e38  # added to scores that do not count: exp gives 0, and twice it is finite
 MASKED_FP16 = -3.0e4  # the same for float16, which ends at 65504
@@ -954,25 +954,21 @@ def decode_runs(keys_hbm):
 
 
 def sequences_at_once(keys_hbm, heads):
-    """Sequences of a decode step that share a tile of scores: one where the cache takes blocks."""
+    """Sequences of a decode step that share a tile of scores."""
     length, d = keys_hbm.shape[2:]
-    if length > DECODE_KEYS:
-        return 1
     kept = keys_hbm.itemsize * length * (heads.stacks + 1)  # keys turned, and a row of the mask
     kept += 2 * keys_hbm.itemsize * decode_runs(keys_hbm)[1] * (d + 1)  # values, as they came too
     return max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // kept))
 
 
 class CacheBlock(NamedTuple):
-    """Which part of the cache a decode step attends to: ``count`` sequences from ``first`` on,
-    ``tiles`` tiles of ``lanes`` keys from tile ``tile`` on, and with ``own`` the new tokens."""
+    """What part of a decode step attends to: ``count`` sequences from ``first`` on, ``tiles`` tiles
+    of ``lanes`` cached keys of each, and the new tokens."""
 
     first: int
     count: int
-    tile: int
     tiles: int
     lanes: int
-    own: bool
 
     @property
     def cached(self) -> int:
@@ -980,16 +976,7 @@ class CacheBlock(NamedTuple):
 
     @property
     def keys(self) -> int:
-        return self.cached + (self.count if self.own else 0)
-
-
-def cache_blocks(keys_hbm, first, count):
-    """The blocks of at most DECODE_KEYS keys that ``count`` sequences attend to."""
-    lanes, runs = decode_runs(keys_hbm)
-    return [
-        CacheBlock(first, count, tile, tiles, lanes, tile == 0)
-        for tile, tiles in spans(runs, max(1, DECODE_KEYS // lanes))
-    ]
+        return self.cached + self.count
 
 
 def cached_keys(keys_hbm, bias_hbm, block, heads):
@@ -1000,7 +987,7 @@ def cached_keys(keys_hbm, bias_hbm, block, heads):
     """
     batch, kv_heads, length, d = keys_hbm.shape
     runs_hbm = keys_hbm.reshape((batch, kv_heads, block.lanes, length // block.lanes, d))
-    slots, dtype, tiles = block.count * heads.stacks, keys_hbm.dtype, nl.ds(block.tile, block.tiles)
+    slots, dtype = block.count * heads.stacks, keys_hbm.dtype
     k_sb = nl.ndarray((P_MAX, slots, block.keys), dtype, buffer=nl.sbuf)
     if kv_heads % heads.stack:
         k_sb[...] = nisa.memset((P_MAX, slots, block.keys), 0.0, dtype)
@@ -1008,7 +995,7 @@ def cached_keys(keys_hbm, bias_hbm, block, heads):
         # rows [lanes, heads, tiles, D]: a head's keys of a lane lie next to each other in HBM
         rows_sb = nl.ndarray((block.lanes, kv_heads, block.tiles, d), dtype, buffer=nl.sbuf)
         for head in nl.affine_range(kv_heads):
-            rows_sb[:, head, :, :] = nl.load(runs_hbm[block.first + b, head, :, tiles, :])
+            rows_sb[:, head, :, :] = nl.load(runs_hbm[block.first + b, head, :, :, :])
         for head, count in spans(kv_heads, heads.stack):
             # TensorE turns a tile of a stack's heads at a time, as many as share a bank of PSUM
             for at, together in spans(block.tiles, MOVING_MAX // block.lanes):
@@ -1023,13 +1010,11 @@ def cached_keys(keys_hbm, bias_hbm, block, heads):
                 slot = b * heads.stacks + head // heads.stack
                 k_sb[0 : count * d, slot, part] = nisa.tensor_copy(turned_psum)
     mask_sb = nl.ndarray((block.count, block.keys), dtype, buffer=nl.sbuf)
-    sequences, part = nl.ds(block.first, block.count), nl.ds(block.tile * block.lanes, block.cached)
-    mask_sb[:, 0 : block.cached] = nl.load(bias_hbm[sequences, part])
-    if block.own:
-        own = nl.ds(block.cached, block.count)
-        k_sb[:, :, own] = nisa.memset((P_MAX, slots, block.count), 0.0, dtype)
-        others = masked(dtype) * (1.0 - np.eye(block.count, dtype=np.float32))
-        mask_sb[:, own] = nl.load(nl.shared_constant(others, dtype=dtype))
+    mask_sb[:, 0 : block.cached] = nl.load(bias_hbm[nl.ds(block.first, block.count), :])
+    own = nl.ds(block.cached, block.count)
+    k_sb[:, :, own] = nisa.memset((P_MAX, slots, block.count), 0.0, dtype)
+    others = masked(dtype) * (1.0 - np.eye(block.count, dtype=np.float32))
+    mask_sb[:, own] = nl.load(nl.shared_constant(others, dtype=dtype))
     return k_sb, mask_sb
 
 
@@ -1043,7 +1028,7 @@ def cached_values(values_hbm, block):
     rows_hbm = values_hbm.reshape((batch, partitions, length // block.lanes, d))
     v_sb = filled((partitions, block.count, block.tiles, d + 1), 1.0, values_hbm.dtype)
     for b in nl.affine_range(block.count):
-        rows_sb = load_tile(rows_hbm[block.first + b, :, nl.ds(block.tile, block.tiles), :])
+        rows_sb = load_tile(rows_hbm[block.first + b, :, :, :])
         v_sb[:, b, :, 0:d] = nisa.tensor_copy(rows_sb, engine=nisa.gpsimd_engine)
     return v_sb
 
@@ -1141,43 +1126,25 @@ def own_values(v_sb, heads):
     return values_sb
 
 
-def attend_cached(qk_sb, v_sb, cache, cached, heads, context_sb):
-    """Attention of some sequences' new tokens over the cache and themselves.
-
-    ``cached`` are the keys and values of the first block. -> their columns of context_sb [128,
-    tiles, B]. Several sequences share a tile of scores where their whole cache is one block; else
-    there is one, and the softmax runs from block to block.
-    """
-    keys_hbm, values_hbm, bias_hbm, blocks = cache
-    first, count, q_heads, d = blocks[0].first, blocks[0].count, heads.q_heads, heads.head_dim
-    queries, scale = decode_queries(qk_sb, first, count, heads), score_scales(d)[1]
-    neg_maxima_sb, sums_sb = running_softmax(q_heads, count, d + 1)
-    for block in blocks:
-        if block.own:
-            keys, values_sb = cached
-            add_own_keys(qk_sb, keys[0], block, heads)
-        else:
-            keys = cached_keys(keys_hbm, bias_hbm, block, heads)
-            values_sb = cached_values(values_hbm, block)
-        scores_sb = decode_scores(queries, keys)
-        neg_max_sb, factor_sb = negated_maximum(scores_sb, scale), None
-        if len(blocks) > 1:
-            neg_max_sb, factor_sb = lower_maximum(neg_maxima_sb, 0, neg_max_sb, block.own)
-        weights_sb = weigh(scores_sb, neg_max_sb, scale)
-        spread_sb = spread_weights(weights_sb, block, heads)
-        if block.own:
-            own_sb, own_values_sb = own_weights(weights_sb, block, heads), own_values(v_sb, heads)
-        for b in nl.affine_range(count):
-            out_psum = nl.zeros((q_heads, d + 1), nl.float32, buffer=nl.psum)
-            for t in nl.affine_range(block.tiles):
-                out_psum[...] += nisa.nc_matmul(spread_sb[:, :, t, b, :], values_sb[:, b, t, :])
-            if block.own:
-                for head in nl.affine_range(heads.kv_heads):
-                    rows = nl.ds(b * q_heads, q_heads)
-                    out_psum[...] += nisa.nc_matmul(
-                        own_sb[:, head, rows], own_values_sb[:, head, :]
-                    )
-            add_rescaled(sums_sb, b, slice(0, d + 1), out_psum, factor_sb)
+def attend_cached(qk_sb, v_sb, keys, values_sb, block, heads, context_sb):
+    """Attention of some sequences' new tokens over ``keys`` and values of the cache, and themselves
+    -> their columns of context_sb [128, tiles, B]."""
+    first, count, q_heads, d = block.first, block.count, heads.q_heads, heads.head_dim
+    scale = score_scales(d)[1]
+    add_own_keys(qk_sb, keys[0], block, heads)
+    scores_sb = decode_scores(decode_queries(qk_sb, first, count, heads), keys)
+    weights_sb = weigh(scores_sb, negated_maximum(scores_sb, scale), scale)
+    spread_sb = spread_weights(weights_sb, block, heads)
+    own_sb, own_values_sb = own_weights(weights_sb, block, heads), own_values(v_sb, heads)
+    sums_sb = nl.ndarray((q_heads, count, d + 1), nl.float32, buffer=nl.sbuf)
+    for b in nl.affine_range(count):
+        out_psum = nl.zeros((q_heads, d + 1), nl.float32, buffer=nl.psum)
+        for t in nl.affine_range(block.tiles):
+            out_psum[...] += nisa.nc_matmul(spread_sb[:, :, t, b, :], values_sb[:, b, t, :])
+        for head in nl.affine_range(heads.kv_heads):
+            rows = nl.ds(b * q_heads, q_heads)
+            out_psum[...] += nisa.nc_matmul(own_sb[:, head, rows], own_values_sb[:, head, :])
+        sums_sb[:, b, :] = nisa.tensor_copy(out_psum)
     decode_context(sums_sb, first, heads, context_sb)
 
 
@@ -1792,10 +1759,11 @@ def attention_decode_kernel(
     x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, 0, batch)
     parts = spans(batch, sequences_at_once(keys_hbm, heads))
     # the cache arrives before the weights: its keys are turned while those stream
-    blocks = [cache_blocks(keys_hbm, first, count) for first, count in parts]
+    lanes, runs = decode_runs(keys_hbm)
+    blocks = [CacheBlock(first, count, runs, lanes) for first, count in parts]
     cached = [
-        (cached_keys(keys_hbm, bias_hbm, first[0], heads), cached_values(values_hbm, first[0]))
-        for first in blocks
+        (cached_keys(keys_hbm, bias_hbm, block, heads), cached_values(values_hbm, block))
+        for block in blocks
     ]
     scales = norm_scales(x_sb, norm, parts)
     p = projection(x_sb, scales, cos_hbm, sin_hbm, 0, parts, heads)
@@ -1804,10 +1772,9 @@ def attention_decode_kernel(
     context_sb = nl.ndarray((P_MAX, tiles, batch), dtype, buffer=nl.sbuf)
     if heads.kv_heads % heads.stack:
         context_sb[...] = nisa.memset((P_MAX, tiles, batch), 0.0, dtype)
-    for at, ((first, count), rows_sb) in enumerate(zip(parts, v_sb)):
-        nl.store(new_values_hbm[nl.ds(first, count), :], rows_sb)
-        cache = keys_hbm, values_hbm, bias_hbm, blocks[at]
-        attend_cached(qk_sb, rows_sb, cache, cached[at], heads, context_sb)
+    for block, rows_sb, (keys, values_sb) in zip(blocks, v_sb, cached):
+        nl.store(new_values_hbm[nl.ds(block.first, block.count), :], rows_sb)
+        attend_cached(qk_sb, rows_sb, keys, values_sb, block, heads, context_sb)
     store_product(out_w_hbm, context_sb, out_hbm, 0)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)

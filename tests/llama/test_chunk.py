@@ -72,6 +72,8 @@ class Case:
         (2, 129, 64, (3, 1, 128)),
         (1, 1, 9, (2, 2, 64)),
         (1, 257, 5000, (2, 1, 64)),  # the cache comes in three blocks, and twice
+        (2, 6, 7000, (4, 2, 64)),  # and once, relative to the maximum of each block
+        (1, 4, 3500, (2, 2, 128)),
     ],
 )
 def test_chunk(batch: int, n: int, past: int, heads: tuple[int, int, int]) -> None:

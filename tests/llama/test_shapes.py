@@ -143,6 +143,8 @@ class Layer:
     def decode(self, batch: int, past: int) -> tuple[str, tuple[Any, ...], int]:
         """The same for one new token per sequence; each has another number of live keys."""
         q, kv, d = self.heads
+        if past > llama.DECODE_KEYS:
+            return self.chunk(batch, 1, past)
         args = (
             *self.inputs(batch), *self.projections(), *self.tables(torch.full((batch,), past)),
             *self.cache(batch, past, 128 // kv), self.heads,
