@@ -22,6 +22,7 @@ from harness.inputs.chunks import default_chunk
 from neuron_cpu.core import Program
 from neuron_cpu.core.check import capacity
 from neuron_cpu.core.device.spec import GEN2
+from neuron_cpu.core.time.cost import DEFAULT_PROFILE, dma_profile
 from neuron_cpu.core.time.schedule import schedule
 from tests.llama.references import EXACT, TORCH, check_error
 
@@ -193,9 +194,10 @@ class Layer:
         weights = self.weight(f, hidden), self.weight(f, hidden), self.weight(hidden, f)
         return "swiglu_mlp_kernel", (*self.inputs(tokens), *weights), 3 * tokens * hidden * f
 
-    def head(self) -> tuple[str, tuple[Any, ...], int]:
+    def head(self, rows: int = 1) -> tuple[str, tuple[Any, ...], int]:
         n, hidden = self.vocabulary, self.model.hidden
-        return "linear_kernel", (self.columns(1), self.weight(n, hidden), self.norm()), n * hidden
+        args = self.columns(rows), self.weight(n, hidden), self.norm()
+        return "linear_kernel", args, rows * n * hidden
 
 
 def check_program(program: Program, macs: int) -> None:
@@ -328,3 +330,24 @@ def test_a_longer_cache_is_no_faster(name: str, degree: int, batch: int) -> None
         times.append(schedule(llama.attention_decode_kernel.trace(*args)).total)
     assert all(0.98 * max(times[:k]) < times[k] for k in range(1, len(times))), times
     assert times[0] < times[-1]
+
+
+def test_five_tokens_cost_a_tenth_more_than_one() -> None:
+    """A step over 640 keys: all layers of Llama-3.2-1B and its head, by the cost model."""
+
+    def total(name: str, args: tuple[Any, ...], _: int) -> float:
+        return schedule(getattr(llama, name).trace(*args)).total
+
+    layer = Layer("Llama-3.2-1B", 2, "meta")
+    one = 16 * (total(*layer.decode(1, 640)) + total(*layer.mlp(1))) + total(*layer.head())
+    five = 16 * (total(*layer.chunk(1, 5, 640)) + total(*layer.mlp(5))) + total(*layer.head(5))
+    assert one < five < 1.10 * one
+
+
+def test_one_token_over_a_long_cache_streams_it() -> None:
+    """128K keys: at most a sixth longer than their bytes, and the weights', take DMA."""
+    layer = Layer("Llama-3.2-1B", 2, "meta")
+    name, args, _ = layer.decode(1, 131072)
+    bytes_read = sum(a.nbytes for a in args if isinstance(a, torch.Tensor))
+    plateau = dma_profile(DEFAULT_PROFILE).peak
+    assert schedule(getattr(llama, name).trace(*args)).total < bytes_read / plateau * 7 / 6
