@@ -16,7 +16,7 @@ UV_SETTINGS := UV_HTTP_CONNECT_TIMEOUT=5 UV_HTTP_RETRIES=0
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements.txt)
 HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+")[0] == "$(lastword $(subst ==, ,$(TORCH)))"
 
-.PHONY: fuzz generate test test-full test-shuffled mutation lint calibrate setup torch clean
+.PHONY: browser fuzz generate test test-browser test-full test-shuffled mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -24,6 +24,20 @@ generate: setup
 # Two workers for two cores, one thread each; a free worker takes over tests of the other.
 test: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# The profile's page in Chromium without a window. `make test` runs these tests, too, where it finds
+# a browser; this installs one first where it may.
+test-browser: setup browser
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -rs tests/page/test_browser.py
+
+# Debian's, as root, in about a minute. Without it the tests are skipped and say so.
+BROWSERS := chromium google-chrome google-chrome-stable
+APT := timeout 300 apt-get -qq -o Acquire::Retries=0 -o Acquire::http::Timeout=20
+browser:
+	@for name in $$BROWSER_PROGRAM $(BROWSERS); do command -v $$name && exit 0; done; \
+	    test "$$(id -u)" = 0 && command -v apt-get > /dev/null && $(APT) update && \
+	    DEBIAN_FRONTEND=noninteractive $(APT) install -y --no-install-recommends chromium > /dev/null \
+	    || echo "No browser, and none can be installed here: the page's tests are skipped."
 
 # Every shape that is supported, traced and verified: about an hour.
 test-full: setup

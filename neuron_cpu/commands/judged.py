@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import warnings
+from pathlib import Path
 from typing import Any
 
 from .. import terminal
@@ -59,6 +61,12 @@ def declare(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--ref-library", choices=("numpy", "torch"), help="what --ref computes with (by its code)"
     )
+    group.add_argument(
+        "--html",
+        type=Path,
+        metavar="PATH",
+        help="write one page to look at: verdicts, and the profile of every legal case",
+    )
 
 
 def asked(args: argparse.Namespace) -> bool:
@@ -70,7 +78,7 @@ def refuse_alone(args: argparse.Namespace) -> None:
     """Options of a judgement that nobody asked for."""
     given = [
         flag
-        for flag in ("case", "dtype", "seed", "tolerance", "ref_library")
+        for flag in ("case", "dtype", "seed", "tolerance", "ref_library", "html")
         if getattr(args, flag)
     ]
     if given:
@@ -83,6 +91,7 @@ def refuse_alone(args: argparse.Namespace) -> None:
 def run(args: argparse.Namespace) -> int:
     """Judge, print, write; 1 where a case is illegal or wrong."""
     from ..judge import tables
+    from ..page.write import as_table
 
     settings, cases = settings_of(args), cases_of(args)
     reference = load_reference(args)
@@ -90,10 +99,9 @@ def run(args: argparse.Namespace) -> int:
     cases = [one.resolved(kernels.objects(args.kernel)) for one in cases]
     verdicts = _judged(kernel, args.kernel, reference, cases, settings)
     console = terminal.output(kernels.PIPED_WIDTH)
-    title = tables.title(args.kernel, reference, settings)
-    terminal.print_table(
-        console, tables.verdict_table(verdicts, title), tables.EXPENDABLE, "arguments", "--json"
-    )
+    table = tables.verdict_table(verdicts, tables.title(args.kernel, reference, settings))
+    shown = [as_table(table)]
+    terminal.print_table(console, table, tables.EXPENDABLE, "arguments", "--json")
     said = "\n".join(tables.sentences(verdicts))
     console.print(with_pointers(said))
     content: dict[str, Any] = {
@@ -103,11 +111,16 @@ def run(args: argparse.Namespace) -> int:
         "passed": all(verdict.correct for verdict in verdicts),
     }
     if args.baseline:
-        content["baseline"] = _beside(console, args, kernel, reference, cases, settings, verdicts)
+        content["baseline"] = _beside(
+            console, args, kernel, reference, cases, settings, verdicts, shown
+        )
     console.print(estimate_line(settings))
     if args.json:
         args.json.write_text(json.dumps(content, indent=1))
         console.print(f"figures: {args.json}")
+    if args.html:
+        _write_page(args, cases, settings, shown, said)
+        console.print(f"page: {args.html}")
     return 0 if content["passed"] else 1
 
 
@@ -133,16 +146,20 @@ def _beside(
     cases: list,
     settings: Any,
     verdicts: list,
+    shown: list,
 ) -> dict[str, Any]:
-    """The baseline's verdicts, the ratios, and for the last case both kernels' lines."""
+    """The baseline's verdicts, the ratios, and for the last case both kernels' lines.
+
+    What is printed as a table is added to ``shown``.
+    """
     from ..judge import lines, tables, verdict
+    from ..page.write import as_table
 
     other = kernels.load_kernel(args.baseline)
     theirs = _judged(other, args.baseline, reference, cases, settings)
-    title = tables.title(args.baseline, reference, settings)
-    terminal.print_table(
-        console, tables.verdict_table(theirs, title), tables.EXPENDABLE, "arguments", "--json"
-    )
+    table = tables.verdict_table(theirs, tables.title(args.baseline, reference, settings))
+    shown.append(as_table(table))
+    terminal.print_table(console, table, tables.EXPENDABLE, "arguments", "--json")
     ratios = []
     for mine, before in zip(verdicts, theirs):
         if mine.speed is None or before.speed is None:
@@ -155,6 +172,7 @@ def _beside(
         both = [verdict.traced(k, cases[-1], settings.grid) for k in (other, kernel)]
         pairs = lines.paired(*(lines.lines(program, settings) for program in both))
         table = tables.line_table(pairs, args.baseline, args.kernel)
+        shown.append(as_table(table))
         terminal.print_table(console, table, (), "source")
     return {
         "kernel": args.baseline,
@@ -162,6 +180,53 @@ def _beside(
         "speedups": ratios,
         "lines": [pair._asdict() for pair in pairs],
     }
+
+
+def _write_page(
+    args: argparse.Namespace, cases: list, settings: Any, shown: list, said: str
+) -> None:
+    """Tables and sentences as one page, with the profile of every legal case."""
+    from ..page import data
+    from ..page.write import write
+
+    runs = _page_runs(args.kernel, kernels.label(args.kernel), cases, settings)
+    beside = None
+    if args.baseline:
+        label = kernels.label(args.baseline, args.kernel)
+        theirs = _page_runs(args.baseline, label, cases, settings)
+        if runs and theirs:
+            beside = len(runs)
+        runs += theirs
+    pages = [data.run(label, schedule) for label, schedule in runs]
+    told = said.split("\n") if said else []
+    write(
+        args.html,
+        kernels.label(args.kernel),
+        pages,
+        beside,
+        shown,
+        told,
+    )
+
+
+def _page_runs(target: str, label: str, cases: list, settings: Any) -> list[tuple[str, Any]]:
+    """(label, schedule) of every case in which the kernel is legal."""
+    from ..core import NkiError
+    from ..core.time.schedule import schedule
+    from ..judge import verdict
+
+    kernel = kernels.load_kernel(target)
+    found = []
+    for case in cases:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the verdict tells them
+            try:
+                program = verdict.traced(kernel, case, settings.grid)
+            except NkiError:
+                continue  # the verdict says why
+        made = schedule(program, settings.dma_profile, settings.order)
+        found.append((f"{label} {case}", made))
+    return found
 
 
 # --- from the command line ------------------------------------------------------------------------

@@ -99,6 +99,16 @@ def objects(target: str) -> Mapping[str, Any]:
     return vars(sys.modules[Path(target.rpartition(":")[0]).stem])
 
 
+def label(target: str, other: str = "") -> str:
+    """A kernel's name among others: its file without folders.
+
+    Args:
+        other: the kernel that it stands beside; the same name twice is told apart.
+    """
+    name = Path(target).name
+    return f"{name} (baseline)" if other and name == Path(other).name else name
+
+
 def load_function(target: str) -> Callable:
     """The Python function that ``FILE:FUNCTION`` names: a reference.
 

@@ -35,11 +35,17 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "--trace", type=Path, metavar="PATH", help="write a trace for ui.perfetto.dev"
     )
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write PNG plots")
+    parser.add_argument("--html", type=Path, metavar="PATH", help="write one page to look at")
+    parser.add_argument(
+        "--baseline",
+        metavar="FILE:KERNEL",
+        help="another kernel of the same arguments: the ratio of times, both in --html and --trace",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Trace, schedule, print; write what the command line asks for."""
-    from ..core.report import plots, report, tables
+    from ..core.report import report, tables
     from ..core.time import cost
     from ..core.time.schedule import check_order, schedules
 
@@ -59,14 +65,44 @@ def run(args: argparse.Namespace) -> int:
     tables.print_profile(console, summary, print_table, args.top)
     for line in tables.other_releases(found.total, by_release):
         console.print(line)
+    runs = [(kernels.label(args.kernel), found)]
+    if args.baseline:
+        runs.append((kernels.label(args.baseline, args.kernel), _baseline(args, name)))
+        ratio = runs[1][1].total / found.total
+        time = tables.microseconds(runs[1][1].total)
+        console.print(f"{ratio:.2f} times as fast as {args.baseline}, which takes {time} µs")
+    _write(args, console, runs, summary.to_json() | {"time_ns_by_release": by_release})
+    return 0
+
+
+def _baseline(args: argparse.Namespace, profile: str) -> Any:
+    """The schedule of --baseline with the arguments of the kernel."""
+    from ..core.time.schedule import schedule
+
+    other = argparse.Namespace(**(vars(args) | {"kernel": args.baseline}))
+    program = kernels.trace(kernels.load_kernel(args.baseline), other)
+    return schedule(program, profile, args.schedule)
+
+
+def _write(args: argparse.Namespace, console: Any, runs: list, figures: dict[str, Any]) -> None:
+    """The files that the command line asks for; ``runs`` are labels and schedules."""
+    from ..core.report import plots, report
+    from ..page import data
+    from ..page.write import write
+
     if args.json:
-        content = summary.to_json() | {"time_ns_by_release": by_release}
-        args.json.write_text(json.dumps(content, indent=1))
+        if args.baseline:
+            other = report.profile(runs[1][1]).to_json()
+            figures = figures | {"baseline": {"kernel": args.baseline} | other}
+        args.json.write_text(json.dumps(figures, indent=1))
         console.print(f"figures: {args.json}")
     if args.trace:
-        args.trace.write_text(json.dumps(report.perfetto([(summary.name, found)])))
+        args.trace.write_text(json.dumps(report.perfetto(runs)))
         console.print(f"trace for ui.perfetto.dev: {args.trace}")
     if args.plots:
-        for path in plots.all_plots([found], [summary], args.plots):
+        for path in plots.all_plots([runs[0][1]], [report.profile(runs[0][1])], args.plots):
             console.print(f"plot: {path}")
-    return 0
+    if args.html:
+        shown = [data.run(label, schedule) for label, schedule in runs]
+        write(args.html, kernels.label(args.kernel), shown, 1 if args.baseline else None)
+        console.print(f"page: {args.html}")

@@ -17,7 +17,7 @@ from ..program.storage import Source
 from ..time import cost
 from ..time.passes.spill import spilling
 from ..time.schedule import BUFFER, DMA, ENGINES, PORT, TENSOR, Schedule
-from . import bands
+from . import bands, flows
 
 SPILLS = ("spill_save", "spill_reload")
 ENGINE_KEYS = ("tensor_engine", "vector_engine", "scalar_engine", "gpsimd_engine", "dma")
@@ -333,7 +333,8 @@ def dma_words(name: str, lines: Sequence[Line]) -> str:
 
 # --- Perfetto trace -------------------------------------------------------------------------------
 def trace_events(schedule: Schedule, pid: int, label: str, offset: float = 0.0) -> list[dict]:
-    """Chrome trace events of one schedule: a process with engines and DMA queues as rows.
+    """Chrome trace events of one schedule: a process with engines and DMA queues as rows, arrows
+    from results to who reads them.
 
     Args:
         offset: nanoseconds to add to every time.
@@ -352,6 +353,7 @@ def trace_events(schedule: Schedule, pid: int, label: str, offset: float = 0.0) 
             )
     for lane, at, begin, end in schedule.lane_spans():
         events.append(_slice(instructions[at], pid, DMA + lane, offset + begin, end - begin))
+    events.extend(flows.flow_events(schedule, pid, offset))
     for buffer, name in (("sbuf", "SBUF bytes per partition"), ("psum", "PSUM banks")):
         for time, use in schedule.memory(buffer):
             events.append(_counter(name, pid, offset + time, use))

@@ -1,0 +1,76 @@
+"""Whose results an instruction reads, and the arrows that show it in a Perfetto trace."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ..time import depend
+from ..time.schedule import DMA, Schedule
+
+MOST = 8  # producers of one instruction that are shown, those that end last
+HANDLE_NS = 1.0  # from the edge of a bar to where an arrow holds it: at most half of the bar
+
+
+def producers(schedule: Schedule) -> list[tuple[int, ...]]:
+    """For every instruction whose results it reads: at most MOST, the one that ends last first."""
+    needs = depend.dependences(schedule.program)
+    count = len(needs.values)
+    # A join stands for its members, which are instructions or older joins.
+    joins: list[tuple[int, ...]] = []
+
+    def latest(nodes: Iterable[int]) -> tuple[int, ...]:
+        members: set[int] = set()
+        for node in nodes:
+            members.update((node,) if node < count else joins[node - count])
+        return tuple(sorted(members, key=lambda at: (-schedule.end[at], at))[:MOST])
+
+    for members in needs.joins:
+        joins.append(latest(members))
+    return [latest(nodes) for nodes in needs.values]
+
+
+def flow_events(schedule: Schedule, pid: int, offset: float = 0.0) -> list[dict[str, Any]]:
+    """An arrow from every producer's bar to the bar that reads its result, in Chrome's format.
+
+    Of a transfer that several DMA engines share, arrows arrive at the share that begins first and
+    leave from the one that ends last.
+
+    Args:
+        pid: process of the bars (`report.trace_events`).
+        offset: nanoseconds to add to every time.
+    """
+    arrives, leaves = _bars(schedule)
+    events: list[dict[str, Any]] = []
+    for at, found in enumerate(producers(schedule)):
+        for before in found:
+            row, begin, end = leaves[before]
+            hold = max((begin + end) / 2, end - HANDLE_NS)
+            common = {"name": "operand", "cat": "operand", "id": pid * 10**8 + len(events) // 2}
+            events.append(_arrow("s", common, pid, row, offset + hold))
+            row, begin, end = arrives[at]
+            hold = min((begin + end) / 2, begin + HANDLE_NS)
+            events.append(_arrow("f", common, pid, row, offset + hold) | {"bp": "e"})
+    return events
+
+
+Bar = tuple[int, float, float]  # row of the trace, begin, end
+
+
+def _bars(schedule: Schedule) -> tuple[Sequence[Bar], Sequence[Bar]]:
+    """The bar of each instruction at which arrows arrive, and the one from which they leave."""
+    arrives: list[Bar] = list(zip(schedule.engine, schedule.start, schedule.end))
+    leaves = list(arrives)
+    seen: set[int] = set()
+    for lane, at, begin, end in schedule.lane_spans():
+        bar = (DMA + lane, begin, end)
+        if at not in seen or begin < arrives[at][1]:
+            arrives[at] = bar
+        if at not in seen or end > leaves[at][2]:
+            leaves[at] = bar
+        seen.add(at)
+    return arrives, leaves
+
+
+def _arrow(phase: str, common: dict[str, Any], pid: int, row: int, time: float) -> dict[str, Any]:
+    return common | {"ph": phase, "pid": pid, "tid": row, "ts": round(time / 1e3, 4)}

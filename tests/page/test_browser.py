@@ -1,0 +1,335 @@
+"""The page in a real browser: drawn, zoomed, selected, filtered, two profiles side by side."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from neuron_cpu.__main__ import main
+from neuron_cpu.page import data
+from neuron_cpu.page.write import page as page_text
+from tests.page.conftest import SHAPES
+
+# Pixels of a canvas that have, nearly, the colour of a custom property.
+COUNT = """(canvas, [name, left, right]) => {
+  const hex = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  const want = [1, 3, 5].map(k => parseInt(hex.slice(k, k + 2), 16));
+  const from = Math.floor(left * canvas.width), wide = Math.ceil((right - left) * canvas.width);
+  const copy = new OffscreenCanvas(canvas.width, canvas.height);
+  const pen = copy.getContext("2d", {willReadFrequently: true});
+  pen.drawImage(canvas, 0, 0);
+  const pixels = pen.getImageData(from, 0, wide, canvas.height).data;
+  let count = 0;
+  for (let k = 0; k < pixels.length; k += 4)
+    if (pixels[k + 3] > 200 && want.every((v, c) => Math.abs(v - pixels[k + c]) < 6)) count++;
+  return count;
+}"""
+
+
+class Shown:
+    """A page in the browser, and what it complained about or asked the network for."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.troubles: list[str] = []
+        self.requests: list[str] = []
+        page.on("pageerror", lambda error: self.troubles.append(str(error)))
+        page.on("console", lambda message: self.troubles.append(message.text))
+        page.on("dialog", lambda dialog: self.troubles.append(dialog.message))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def open(self, path: Path) -> Any:
+        self.page.goto(path.resolve().as_uri())
+        self.drawn()
+        return self.page
+
+    def drawn(self) -> None:
+        """Wait for the drawing that is under way."""
+        self.page.evaluate("() => new Promise(done => requestAnimationFrame(() => "
+                           "requestAnimationFrame(done)))")  # fmt: skip
+
+    def text(self, selector: str) -> str:
+        return self.page.locator(selector).inner_text()
+
+    def pixels(self, name: str, left: float = 0.0, right: float = 1.0, canvas: int = 0) -> int:
+        self.drawn()
+        return self.page.locator("canvas").nth(canvas).evaluate(COUNT, [name, left, right])
+
+    def range(self) -> tuple[float, float]:
+        """What the timelines show, in µs."""
+        self.drawn()
+        begin, end = re.findall(r"[\d.,]+", self.text("#range"))
+        return float(begin.replace(",", "")), float(end.replace(",", ""))
+
+    def press(self, keys: str) -> None:
+        self.page.locator("canvas").first.focus()
+        for key in keys:
+            self.page.keyboard.press(key)
+
+
+@pytest.fixture
+def shown(browser: Any) -> Iterator[Shown]:
+    found = browser.new_page(viewport={"width": 1280, "height": 900})
+    made = Shown(found)
+    yield made
+    found.close()
+    assert not made.troubles
+    assert all(url.startswith("file:") for url in made.requests) and len(made.requests) == 1
+
+
+@pytest.fixture
+def one(shown: Shown, matmul: Any, tmp_path: Path) -> Shown:
+    """The page of one profile."""
+    path = tmp_path / "one.html"
+    path.write_text(page_text("matmul", [data.run("matmul", matmul)]), encoding="utf-8")
+    shown.open(path)
+    return shown
+
+
+def test_the_command_writes_a_page_that_says_what_it_shows(shown, file, tmp_path, matmul, capsys):
+    arguments = [part for shape in SHAPES for part in ("--arg", shape)]
+    assert main(["profile", f"{file}:matmul", *arguments, "--html", "page.html"]) == 0
+    assert "page: page.html" in capsys.readouterr().out
+    shown.open(tmp_path / "page.html")
+    assert shown.text("h1") == "mine.py:matmul"
+    assert shown.page.title() == "mine.py:matmul · estimated profile"
+    summary = shown.text("#summary")
+    assert f"{matmul.total / 1e3:.1f} µs" in summary or f"{matmul.total / 1e3:.2f} µs" in summary
+    assert "estimated" in summary and "on a device, by the calibration's" in summary
+    assert "DMA profile sdk2.21" in summary and "bound by " in summary
+    # The kernel's own text stands there as text, and has run nothing.
+    source = shown.text("#sources")
+    assert '</script><script>document.title = "broken"</script><!-- <script>' in source
+
+
+def test_every_part_is_drawn(one):
+    for engine in ("--e0", "--e2", "--e4"):  # TensorE, ScalarE, DMA
+        assert one.pixels(engine) > 20, engine
+    assert one.pixels("--e3") == 0  # GpSimdE has nothing to do
+    assert one.pixels("--w1") > 20  # stalls
+    assert one.pixels("--path") > 20
+    assert one.page.locator("#roofline circle.point").count() == 1
+    assert "TFLOP/s (estimated)" in one.page.locator("#roofline").text_content()
+    assert one.page.locator("#summary svg rect").count() == 1  # the band
+    assert "hbm_read_bytes" in one.text("#figures")
+    assert "DMA" in one.text("#critical") and "TensorE" in one.text("#idle")
+
+
+def test_switches_take_parts_away(one):
+    one.page.uncheck("#showWaits")
+    assert one.pixels("--w1") == 0
+    path = one.pixels("--path")
+    one.page.uncheck("#showPath")
+    assert one.pixels("--path") < path / 4
+    before = one.page.locator("canvas").evaluate("canvas => canvas.toDataURL()")
+    one.page.check("#showArrows")
+    one.drawn()
+    assert one.page.locator("canvas").evaluate("canvas => canvas.toDataURL()") != before
+
+
+def test_zoom_and_move_by_keys_buttons_and_wheel(one, matmul):
+    begin, end = one.range()
+    assert begin == 0 and end == pytest.approx(1.01 * matmul.total / 1e3, rel=0.02)
+    one.press("ww")
+    zoomed = one.range()
+    assert zoomed[1] - zoomed[0] == pytest.approx(0.36 * end, rel=0.02)
+    one.press("a")
+    assert one.range()[0] < zoomed[0]
+    one.press("f")
+    assert one.range() == (begin, end)
+    one.page.click("#in")
+    assert one.range()[1] < end
+    one.page.click("#fit")
+    box = one.page.locator("canvas").bounding_box()
+    one.page.mouse.move(box["x"] + 110, box["y"] + 20)
+    one.page.mouse.wheel(0, -200)
+    assert one.range() == (begin, end)  # the wheel alone scrolls the page
+    one.page.evaluate("window.scrollTo(0, 0)")
+    box = one.page.locator("canvas").bounding_box()
+    one.page.mouse.move(box["x"] + 110, box["y"] + 20)
+    one.page.keyboard.down("Control")
+    one.page.mouse.wheel(0, -200)
+    one.page.keyboard.up("Control")
+    assert one.range()[0] < 0.05 * end and one.range()[1] < 0.9 * end
+    start = one.range()[0]
+    one.page.mouse.down()
+    one.page.mouse.move(box["x"] + 10, box["y"] + 20)
+    one.page.mouse.up()
+    assert one.range()[0] > start
+
+
+def test_an_instruction_tells_what_it_waited_for(one, matmul):
+    instructions = matmul.program.instructions
+    products = [at for at, i in enumerate(instructions) if i.op.name == "nc_matmul"]
+    product = products[3]  # the last one of the first sum
+    box = one.page.locator("canvas").bounding_box()
+    middle = (matmul.start[product] + matmul.end[product]) / 2 / (1.01 * matmul.total)
+    one.page.mouse.click(box["x"] + 104 + middle * (box["width"] - 112), box["y"] + 16)
+    details = one.text("#details")
+    assert f"#{product} nc_matmul on TensorE" in details and "Waited for operands" in details
+    assert details.count("dma_copy") >= 2
+    assert re.search(r"Its results are read by: #\d+ activation", details)
+    assert one.pixels("--accent") > 10  # arrows of its operands
+    one.press("]")
+    following = one.text("#details")
+    assert "nc_matmul on TensorE" in following and f"#{product} nc" not in following[:20]
+    one.page.locator("#details button.link").first.click()
+    assert "dma_copy on DMA" in one.text("#details")
+    one.press(["Escape"])
+    assert "Select an instruction" in one.text("#details")
+
+
+def test_heat_follows_the_choice(one, matmul):
+    lines = data.run("matmul", matmul)["lines"]
+    for choice, value in [
+        ("critical", lambda line: line["critical"]),
+        ("waiting", lambda line: line["waiting"]),
+        ("0", lambda line: line["busy"][0]),
+        ("4", lambda line: line["busy"][4]),
+        ("bytes", lambda line: line["bytes"]),
+    ]:
+        one.page.select_option("#heat", choice)
+        hottest = max(lines, key=value)
+        cell = one.page.locator('#sources td[data-heat="1.000"]').first
+        row = cell.locator("xpath=..")
+        assert row.locator("td").first.inner_text() == str(hottest["number"]), choice
+
+
+def test_a_line_shows_its_instructions_alone(one, matmul):
+    row = one.page.locator("tr.used", has_text="nc_matmul")
+    before = one.pixels("--e4")
+    row.click()
+    mine = sum(i.op.name == "nc_matmul" for i in matmul.program.instructions)
+    assert one.text("#count").startswith(f"{mine} of {len(matmul.program)} instructions")
+    assert one.pixels("--e4") < before / 4 and one.pixels("--e0") > 20
+    row.click()
+    assert one.text("#count").startswith(f"{len(matmul.program)} of")
+
+
+def test_the_list_filters_sorts_and_selects(one, matmul):
+    one.page.fill("#filter", "scalare activation")
+    wanted = [at for at, i in enumerate(matmul.program.instructions) if i.op.name == "activation"]
+    assert one.text("#count").startswith(f"{len(wanted)} of")
+    one.page.fill("#filter", "")
+    one.page.click('button[data-sort="time"]')
+    longest = max(range(len(matmul.end)), key=lambda at: round(matmul.end[at], 1)
+                  - round(matmul.start[at], 1))  # fmt: skip
+    row = one.page.locator("#list .row").first
+    duration = matmul.end[longest] - matmul.start[longest]
+    assert row.locator("span").nth(2).inner_text() == f"{duration / 1e3:.2f}"
+    row.click()
+    assert one.page.locator("#list .row.chosen").count() == 1
+    assert "Waited for" in one.text("#details")
+
+
+def test_two_profiles_side_by_side(shown, file, tmp_path, matmul, resident):
+    arguments = [part for shape in SHAPES for part in ("--arg", shape)]
+    command = ["profile", f"{file}:matmul", *arguments, "--baseline", f"{file}:resident"]
+    assert main([*command, "--html", "page.html"]) == 0
+    page = shown.open(tmp_path / "page.html")
+    assert page.locator("canvas").count() == page.locator(".code").count() == 2
+    ratio = matmul.total / resident.total
+    assert f"{ratio:.2f} times as fast as mine.py:matmul" in shown.text("#summary")
+    # One time axis: the shorter run ends earlier.
+    assert min(shown.pixels("--e4", canvas=0), shown.pixels("--e4", canvas=1)) > 20
+    boxes = [page.locator(".code").nth(k).bounding_box() for k in range(2)]
+    assert boxes[0]["y"] == boxes[1]["y"] and boxes[0]["x"] < boxes[1]["x"]
+    assert page.locator("#roofline circle.point").count() == 2
+    row = page.locator("#figures tr", has_text="total_time").inner_text().split()
+    assert float(row[-1]) == pytest.approx(resident.total / matmul.total, abs=0.006)
+    shown.press("w")
+    page.select_option("#second", "-1")
+    assert page.locator("canvas").count() == 1
+    page.select_option("#first", "1")
+    assert "resident" in shown.text("#summary") and "matmul" not in shown.text("#summary")
+
+
+def test_the_judge_writes_its_verdicts_above_the_profiles(shown, file, tmp_path):
+    case = " ".join(SHAPES)
+    command = ["check", f"{file}:matmul", "--ref", f"{file}:reference", "--case", case]
+    command += ["--values", "zeros,random", "--baseline", f"{file}:resident"]
+    main([*command, "--html", "page.html"])
+    page = shown.open(tmp_path / "page.html")
+    assert "largest error" in shown.text("#verdicts") and case in shown.text("#verdicts")
+    assert "line by line" in shown.text("#verdicts")
+    assert page.locator("canvas").count() == 2
+    assert f"mine.py:resident {case}" in shown.text("#summary")
+
+
+def test_a_kernel_that_is_nowhere_legal_has_its_verdict_alone(shown, file, tmp_path):
+    command = ["check", f"{file}:matmul", "--ref", f"{file}:reference", "--html", "page.html"]
+    assert main([*command, "--case", "512x256:bf16 512x512:bf16"]) == 1
+    page = shown.open(tmp_path / "page.html")
+    assert "illegal" in shown.text("#verdicts")
+    assert page.locator("section:visible").count() == 1
+
+
+@pytest.mark.parametrize("width", [800, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_it_fits_and_follows_the_theme(one, width, scheme):
+    one.page.set_viewport_size({"width": width, "height": 900})
+    one.page.emulate_media(color_scheme=scheme)
+    wide = "() => document.documentElement.scrollWidth"
+    assert one.page.evaluate(wide) <= width
+    back = one.page.evaluate("() => getComputedStyle(document.body).backgroundColor")
+    assert back == ("rgb(255, 255, 255)" if scheme == "light" else "rgb(21, 23, 27)")
+    assert one.pixels("--e0") > 20  # drawn anew in the colours of the theme
+
+
+def long_run(run: dict, times: int) -> dict:
+    """The run, again and again: as many instructions as a long kernel has."""
+    found = copy.copy(run)
+    columns = run["instructions"]
+    count, total = len(columns["start"]), run["time_ns"]
+    parts = range(times)
+    moved = {
+        name: [value for _ in parts for value in columns[name]]
+        for name in ("opcode", "text", "engine", "line", "wait", "critical")
+    }
+    for name in ("start", "end"):
+        moved[name] = [value + k * total for k in parts for value in columns[name]]
+    moved["by"] = [at + k * count if at >= 0 else -1 for k in parts for at in columns["by"]]
+    moved["producers"] = [
+        [at + k * count for at in found] for k in parts for found in columns["producers"]
+    ]
+    found["instructions"] = columns | moved
+    found["rows"] = [
+        [
+            value
+            for k in parts
+            for begin, end, at in zip(row[0::3], row[1::3], row[2::3])
+            for value in (begin + k * total, end + k * total, at + k * count)
+        ]
+        for row in run["rows"]
+    ]
+    found["time_ns"] = times * total
+    found["band_ns"] = [times * edge for edge in run["band_ns"]]
+    return found
+
+
+def test_fifty_thousand_instructions(shown, matmul, tmp_path):
+    run = data.run("long", matmul)
+    count = len(matmul.program)
+    times = -(-50_000 // count)
+    path = tmp_path / "long.html"
+    path.write_text(page_text("long", [long_run(run, times)]), encoding="utf-8")
+    page = shown.open(path)
+    assert shown.text("#count") == f"{times * count:,} of {times * count:,} instructions"
+    assert page.locator("#list .row").count() < 100  # only those in sight
+    assert shown.pixels("--e4", 0.9, 0.95) > 0  # bars to the end
+    page.check("#showArrows")
+    shown.drawn()
+    assert "arrows end here; zoom in" in shown.text("#arrowNote")
+    page.locator("#list").evaluate("list => { list.scrollTop = list.scrollHeight; }")
+    last = page.locator(f'#list .row[data-at="{times * count - 1}"]')
+    last.click()
+    assert f"#{times * count - 1} " in shown.text("#details")
+    shown.press("w" * 30)
+    begin, end = shown.range()
+    assert end - begin < 1  # µs of many milliseconds
+    assert shown.text("#arrowNote") == ""

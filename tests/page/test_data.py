@@ -1,0 +1,238 @@
+"""What stands in a page: the report's own figures, source text, limits, arrows."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import linecache
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from neuron_cpu.core.report import flows, report
+from neuron_cpu.core.time import schedule as scheduling
+from neuron_cpu.core.time.schedule import DMA, ENGINES
+from neuron_cpu.page import data, sources, write
+
+
+@pytest.fixture(scope="module")
+def run(matmul):
+    return data.run("mine", matmul)
+
+
+def test_names_of_waits_are_in_the_order_of_the_schedule():
+    words = ("NOTHING", "DATA", "ENGINE", "BUFFER", "PORT", "QUEUE")
+    assert [getattr(scheduling, word) for word in words] == list(range(len(data.WAITS)))
+    assert data.WAITS[scheduling.BUFFER] == "a free buffer"
+    assert data.WAITS[scheduling.PORT] == "a shared port"
+    assert len(report.ENGINE_KEYS) == len(ENGINES)
+
+
+def test_figures_are_those_of_the_report(matmul, run):
+    found = report.profile(matmul)
+    assert {name: value for name, value, _ in run["figures"]} == found.metrics
+    assert (run["time_ns"], run["band_ns"], run["bound"]) == (
+        found.time_ns, found.band_ns, found.bound,
+    )  # fmt: skip
+    assert run["dma_profile"] == found.dma_profile and run["dma_profile_note"]
+    assert {line["place"] for line in run["lines"]} == {line.place for line in found.lines}
+    for line in found.lines:
+        (mine,) = [one for one in run["lines"] if one["place"] == line.place]
+        assert mine["critical"] == pytest.approx(line.critical, abs=0.1)
+        assert mine["busy"] == pytest.approx(list(line.busy.values()), abs=0.1)
+        assert mine["bytes"] == line.dma_bytes
+
+
+def test_a_line_waits_for_what_the_report_calls_waiting(matmul, run):
+    engines = {engine.value for engine in ENGINES}
+    critical = report.critical_times(matmul)
+    waiting = sum(time for kind, time in critical.items() if kind not in engines)
+    assert waiting > 0
+    assert sum(line["waiting"] for line in run["lines"]) == pytest.approx(waiting, abs=0.5)
+
+
+def test_an_engine_is_busy_or_idle(matmul, run):
+    busy = matmul.engine_busy()
+    for engine, times in zip(ENGINES[:DMA], run["idle"]):
+        assert sum(times) + busy[engine] == pytest.approx(matmul.total, abs=0.5)
+
+
+def test_bars_cover_what_the_engines_do(matmul, run):
+    busy = matmul.engine_busy()
+    for engine, row in zip(ENGINES[:DMA], run["rows"]):
+        assert sum(row[1::3]) - sum(row[0::3]) == pytest.approx(busy[engine], abs=len(row))
+        assert set(row[2::3]) == {at for at, n in enumerate(matmul.engine) if ENGINES[n] is engine}
+    for lane, row in zip(matmul.lane_busy, run["rows"][DMA:]):
+        assert sum(row[1::3]) - sum(row[0::3]) == pytest.approx(lane, abs=len(row))
+
+
+def test_source_is_the_kernel_as_it_was_written(matmul, run):
+    (file,) = run["files"]
+    source = matmul.program.instructions[0].source
+    assert source is not None and file["name"] == "kernels.py"
+    text = linecache.getlines(source.file)
+    assert [row[1] for row in file["rows"]] == [text[n - 1].rstrip() for n, _, _ in file["rows"]]
+    assert file["rows"][0][1] == "@nki.jit" and file["rows"][-1][1] == "    return out_hbm"
+    used = {n: position for n, _, position in file["rows"] if position >= 0}
+    assert used == {line["number"]: at for at, line in enumerate(run["lines"])}
+
+
+# --- limits ---------------------------------------------------------------------------------------
+def test_a_long_program_is_cut_with_a_sentence(matmul, run):
+    cut = data.run("mine", matmul, most=10)
+    count = len(matmul.program)
+    assert f"first 10 of {count} instructions" in cut["notes"][0] and not run["notes"]
+    columns = cut["instructions"]
+    lengths = {len(columns[name]) for name in columns if name not in ("opcodes", "texts")}
+    assert lengths == {10}
+    assert (cut["figures"], cut["lines"]) == (run["figures"], run["lines"])
+    for short, long in zip(cut["rows"], run["rows"]):
+        assert set(short[2::3]) <= {*range(10), -1}
+        assert short[:1] == long[:1] and short[-2:-1] == long[-2:-1]
+
+
+def test_crowded_dma_engines_are_merged_with_a_sentence(matmul, run, monkeypatch):
+    monkeypatch.setattr(data, "MOST_SPANS", 16)
+    crowded = data.run("mine", matmul)
+    assert "one DMA engine" in crowded["notes"][0]
+    for engine in range(DMA):
+        assert crowded["rows"][engine] == run["rows"][engine]
+    for few, many in zip(crowded["rows"][DMA:], run["rows"][DMA:]):
+        assert set(few[2::3]) == {-1} and len(few) < len(many)
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 9), st.integers(1, 9), st.booleans()), max_size=30)
+
+
+@given(SPANS, st.integers(1, 12))
+def test_merging_keeps_the_outline(steps, width):
+    spans, now = [], 0.0
+    for at, (gap, time, named) in enumerate(steps):
+        spans.append((now + gap, now + gap + time, at if named else -1))
+        now += gap + time
+    merged = data.merged(spans, width)
+    assert [span for span in merged if span[2] >= 0] == [span for span in spans if span[2] >= 0]
+    edges = [edge for begin, end, _ in merged for edge in (begin, end)]
+    assert edges == sorted(edges)
+    covered = {t for b, e, _ in merged for t in range(int(b), int(e))}
+    busy = {t for b, e, _ in spans for t in range(int(b), int(e))}
+    assert busy <= covered
+    for time in covered - busy:  # only gaps that are too narrow, between bars without a number
+        before = max(span for span in spans if span[1] <= time)
+        after = min(span for span in spans if span[0] > time)
+        assert after[0] - before[1] < width and before[2] == after[2] == -1
+
+
+@given(st.lists(st.tuples(st.integers(0, 3999), st.integers(0, 50)), min_size=1, max_size=60))
+def test_slices_keep_the_largest_use(steps):
+    steps = sorted({time: use for time, use in steps}.items())
+    found = data.largest([(float(time), use) for time, use in steps], 1.0)
+    for time, use in found[:-1]:
+        before = [u for t, u in steps if t < time][-1:]
+        inside = [u for t, u in steps if t == time]
+        assert use == max([*before, *inside, 0])
+
+
+# --- source text ----------------------------------------------------------------------------------
+def test_source_lines_of_functions_and_gaps(tmp_path):
+    path = tmp_path / "source.py"
+    path.write_text("a = 1\n\n\ndef f():\n    def g():\n        return 1\n    return g\n\n\n"
+                    "def unused():\n    pass\n\n\n@len\ndef h():\n    pass\n")  # fmt: skip
+    numbers = [n for n, _ in sources.shown_lines(str(path), [6, 16])]
+    assert numbers == [4, 5, 6, 7, 0, 14, 15, 16]
+    assert [n for n, _ in sources.shown_lines(str(path), [1])] == [1, 2, 3]
+    assert sources.shown_lines("<typed by somebody>", [1]) == []
+    path.write_text("def f(:\n    x\n    y\n    z\n    u\n")
+    linecache.checkcache(str(path))
+    assert [n for n, _ in sources.shown_lines(str(path), [2])] == [1, 2, 3, 4]
+
+
+def test_a_kernel_without_a_file_has_its_figures(matmul, monkeypatch):
+    monkeypatch.setattr(linecache, "getlines", lambda file: [])
+    (file,) = data.run("typed", matmul)["files"]
+    assert len(file["rows"]) == 4 and {row[1] for row in file["rows"]} == {"(no source text)"}
+
+
+# --- the page -------------------------------------------------------------------------------------
+class Scripts(html.parser.HTMLParser):
+    """The text of every script of a page, as a browser splits it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+        self.addresses: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.addresses += [value for name, value in attrs if name in ("src", "href", "action")]
+        if tag == "script":
+            self.texts.append("")
+
+    def handle_data(self, text):
+        if self.cdata_elem == "script":
+            self.texts[-1] += text
+
+
+def test_data_survive_source_text_that_ends_scripts(run):
+    texts = ["</script>", "<!--", "@DATA@", "\u2028", "\ud800", "&lt;"]
+    page = write.page("a</script>b", [run], sentences=texts)
+    scripts = Scripts(page)
+    assert len(scripts.texts) == 2 and not scripts.addresses
+    content = json.loads(scripts.texts[0])
+    assert content["title"] == "a</script>b" and content["sentences"] == texts
+    assert content["runs"] == json.loads(json.dumps([run]))
+    assert "document.title" in scripts.texts[1]
+
+
+# --- arrows ---------------------------------------------------------------------------------------
+def test_producers_are_the_loads_and_products_before(matmul):
+    found = flows.producers(matmul)
+    instructions = matmul.program.instructions
+    for at, instruction in enumerate(instructions):
+        read = {v.storage.id for v in instruction.src if v.storage.on_chip}
+        assert len(found[at]) == len(set(found[at])) <= flows.MOST
+        for before in found[at]:
+            assert matmul.end[before] <= matmul.start[at]
+            written = {v.storage.id for v in instructions[before].dst}
+            assert written & read
+        if instruction.op.name == "nc_matmul":
+            assert sum(instructions[b].op.name == "dma_copy" for b in found[at]) == 2
+
+
+def test_joins_stand_for_those_that_end_last(matmul, monkeypatch):
+    count = len(matmul.program)
+
+    class Needs:
+        joins = [tuple(range(12)), (count, 13)]
+        values = [()] * (count - 1) + [(count + 1, 2)]
+
+    monkeypatch.setattr(flows.depend, "dependences", lambda program: Needs)
+    latest = sorted([*range(12), 13], key=lambda at: (-matmul.end[at], at))[: flows.MOST]
+    assert flows.producers(matmul)[-1] == tuple(latest)
+
+
+def test_arrows_of_a_trace_hold_on_to_bars(matmul):
+    events = report.perfetto([("one", matmul), ("two", matmul)])["traceEvents"]
+    begins = {event["id"]: event for event in events if event["ph"] == "s"}
+    ends = {event["id"]: event for event in events if event["ph"] == "f"}
+    assert begins.keys() == ends.keys()
+    assert len(begins) == 2 * sum(map(len, flows.producers(matmul))) > 0
+    bars = [event for event in events if event["ph"] == "X"]
+
+    def held(arrow):
+        return [
+            bar["name"]
+            for bar in bars
+            if (bar["pid"], bar["tid"]) == (arrow["pid"], arrow["tid"])
+            and bar["ts"] <= arrow["ts"] <= bar["ts"] + bar["dur"]
+        ]
+
+    pairs = set()
+    for number, begin in begins.items():
+        assert begin["ts"] <= ends[number]["ts"] and ends[number]["bp"] == "e"
+        (source,), (target,) = held(begin), held(ends[number])
+        pairs.add((source, target))
+    assert {("dma_copy", "nc_matmul"), ("nc_matmul", "activation"), ("activation", "dma_copy")} <= (
+        pairs
+    )
