@@ -14,16 +14,17 @@ from tests.llama.test_kernels import BF16, Plain, columns, lanes
 from tests.llama.test_weights import config
 
 
-def chunk(q: int, d: int, past: int, tokens: int = 4) -> Program:
-    """Trace of a few new tokens of one KV head over ``past`` keys."""
+def chunk(q: int, d: int, past: int, tokens: int) -> Program:
+    """Trace of new tokens of one KV head over ``past`` keys."""
     plain = Plain(q, 1, d)
     tables = lanes((torch.zeros(tokens, d // 2),) * 2, d)
     x = columns(torch.zeros(tokens, (q + 2) * d, dtype=BF16))
     cache = [torch.empty(1, 1, past, d, dtype=BF16)] * 2
-    marks, active = torch.empty(1, llama.MARKS, past), torch.empty(1, tokens, tokens)
-    given = x, plain.qkv_w, plain.out_w, *tables, *cache, marks, active
+    marks = torch.empty(1, llama.MARKS, past)
+    given = x, plain.qkv_w, plain.out_w, *tables, *cache, marks
     x, *others = (tensor.to("meta", BF16) for tensor in given)
-    return llama.attention_chunk_kernel.trace(x, None, None, *others, plain.heads)
+    active = None if tokens > 128 else torch.empty(1, tokens, tokens, dtype=BF16, device="meta")
+    return llama.attention_chunk_kernel.trace(x, None, None, *others, active, plain.heads)
 
 
 def times_read(program: Program, past: int, d: int) -> list[float]:
@@ -38,13 +39,14 @@ def times_read(program: Program, past: int, d: int) -> list[float]:
 
 
 @pytest.mark.parametrize(("q", "d"), [(2, 64), (1, 128)])
-def test_cached_keys_that_fit_are_loaded_once_and_others_for_each_pass(q: int, d: int) -> None:
+def test_cached_keys_that_fit_or_serve_few_tokens_are_loaded_once(q: int, d: int) -> None:
     """Per tile of 128 keys: keys and marks [128, slots, 128], values and ones [128, parts, 128]."""
     slots, parts = math.ceil((d + llama.MARKS) / 128), d // 64
     tiles = llama.RESIDENT_BYTES // (2 * 128 * (slots + parts))
     fits, beyond = 128 * tiles, 128 * (tiles + 1)
-    assert times_read(chunk(q, d, fits), fits, d) == [1, 1]
-    assert times_read(chunk(q, d, beyond), beyond, d) == [2, 1]  # maxima first, then weights
+    assert times_read(chunk(q, d, fits, 130), fits, d) == [1, 1]
+    assert times_read(chunk(q, d, beyond, 130), beyond, d) == [2, 1]  # maxima, then weights
+    assert times_read(chunk(q, d, beyond, 4), beyond, d) == [1, 1]  # relative to a block's maxima
 
 
 @pytest.mark.parametrize(
