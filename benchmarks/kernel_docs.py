@@ -2,9 +2,10 @@
 
     python benchmarks/kernel_docs.py [--check]
 
-Traces the fused kernels of llama.py for Llama-3.2-1B at tensor-parallel degree 2, schedules them
-with the cost model (estimated, nothing is measured) and draws docs/kernels.png. ``--check``
-writes nothing and exits with 1 where the table is not what they give.
+Traces the fused kernels of llama.py for Llama-3.2-1B at tensor-parallel degree 2, and the graphs of
+benchmarks/roofline.py, schedules them with the cost model (estimated, nothing is measured) and
+draws docs/kernels.png. A test makes the tables again: a time more than 2 % longer fails it.
+``--check`` writes nothing and exits with 1 where a table is not what they give.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ import matplotlib.pyplot as plt  # noqa: E402
 import torch  # noqa: E402
 
 import llama  # noqa: E402
+from benchmarks import roofline  # noqa: E402
 from neuron_cpu.core import Program  # noqa: E402
 from neuron_cpu.core.report import report  # noqa: E402
 from neuron_cpu.core.time import cost, schedule  # noqa: E402
 
 HIDDEN, Q, KV, D, F, VOCABULARY = 2048, 16, 4, 64, 4096, 64128  # one rank of Llama-3.2-1B
 PROMPT, PAST = 640, 640
-BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+PAGE = ROOT / "docs" / "kernels.md"
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -82,11 +84,11 @@ def row(name: str, program: Program, profile: report.Profile) -> str:
         f"| {name} | {len(program):,} | {program.macs / 1e6:,.1f} "
         f"| {figures['hbm_read_bytes'] / 1e6:,.2f} | {figures['hbm_write_bytes'] / 1e6:,.2f} "
         f"| {figures['dma_transfer_average_bytes']:,.0f} "
-        f"| {figures['sbuf_high_water_bytes'] / 1024:,.0f} | {profile.time_ns / 1e3:,.0f} |"
+        f"| {figures['sbuf_high_water_bytes'] / 1024:,.0f} | {profile.time_ns / 1e3:,.1f} |"
     )
 
 
-def tables() -> str:
+def kernels() -> str:
     """A table of figures, and below it what bounds each kernel."""
     figures = [f"| {' | '.join(HEAD)} |", f"|---|{'---:|' * (len(HEAD) - 1)}"]
     bounds = []
@@ -96,6 +98,33 @@ def tables() -> str:
         bound, _, _ = profile.binding.partition("; llama.py:")  # lines move with every change
         bounds.append(f"- {name} is bound by {bound}")
     return "\n".join([*figures, "", *bounds])
+
+
+def graphs() -> str:
+    """The rows of the roofline."""
+    found = roofline.measure(roofline.DEFAULT_MODEL, roofline.SHORT, cost.DEFAULT_PROFILE)
+    rule = f"|---|{'---:|' * (len(roofline.COLUMNS) - 1)}"
+    rows = [roofline.COLUMNS, *(each.cells for each in found)]
+    head, *rest = (f"| {' | '.join(cells)} |" for cells in rows)
+    return "\n".join([head, rule, *rest])
+
+
+def markers(name: str) -> tuple[str, str]:
+    """What stands before and behind a table of the page."""
+    return f"<!-- {name}: begin -->\n", f"\n<!-- {name}: end -->"
+
+
+def column(table: str, name: str) -> dict[str, float]:
+    """Numbers of a column by the first cell of their rows."""
+    lines = [line.strip("| ").split(" | ") for line in table.split("\n") if line.startswith("| ")]
+    at = lines[0].index(name)
+    return {cells[0]: float(cells[at].replace(",", "")) for cells in lines[1:]}
+
+
+def published(name: str) -> str:
+    """A table as the page has it."""
+    begin, end = markers(name)
+    return PAGE.read_text(encoding="utf-8").split(begin)[1].split(end)[0]
 
 
 # --- picture --------------------------------------------------------------------------------------
@@ -158,18 +187,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
     args = parser.parse_args()
-    page = ROOT / "docs" / "kernels.md"
-    text = page.read_text(encoding="utf-8")
-    before, rest = text.split(BEGIN)
-    after = rest.split(END)[1]
-    made = f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+    text = made = PAGE.read_text(encoding="utf-8")
+    for name, table in (("kernels", kernels()), ("graphs", graphs())):
+        begin, end = markers(name)
+        before, rest = made.split(begin)
+        made = f"{before}{begin}{table}{end}{rest.split(end)[1]}"
     if args.check:
         if made != text:
-            print(f"{page} is out of date; run python benchmarks/kernel_docs.py")
+            print(f"{PAGE} is out of date; run python benchmarks/kernel_docs.py")
         return int(made != text)
-    page.write_text(made, encoding="utf-8")
-    draw(ROOT / "docs" / "kernels.png")
-    print(f"{page.name} and kernels.png rewritten (DMA profile {cost.DEFAULT_PROFILE})")
+    PAGE.write_text(made, encoding="utf-8")
+    draw(PAGE.with_suffix(".png"))
+    print(f"{PAGE.name} and kernels.png rewritten (DMA profile {cost.DEFAULT_PROFILE})")
     return 0
 
 

@@ -52,7 +52,7 @@ from harness.inputs.model_shapes import MODEL_SHAPES  # noqa: E402
 from neuron_cpu.core.device import spec  # noqa: E402
 from neuron_cpu.core.time import cost  # noqa: E402
 
-DEGREE = 2
+DEFAULT_MODEL, DEGREE = "llama-3.2-1b", 2
 ITEM = 2  # bytes of bf16
 
 
@@ -253,7 +253,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--model", choices=sorted(MODEL_SHAPES), default="llama-3.2-1b")
+    parser.add_argument("--model", choices=sorted(MODEL_SHAPES), default=DEFAULT_MODEL)
     parser.add_argument(
         "--rows", nargs="+", default=[r.name for r in SHORT], choices=[r.name for r in ROWS]
     )
