@@ -9,9 +9,9 @@ bound  the larger of weight and cache bytes over the DMA plateau (one core) and 
        the causal work, one moving column of 128 rows a cycle. Scores contract D rows, so a head
        dimension of 64 fills half of the array; the product with values fills it for any D.
 floor  the same per stretch (attention, MLP, head), one after another, at TensorE's pace in the cost
-       model, and what no kernel can hide: launches, the graph's start, collectives. A prompt of
-       more than 2048 tokens is several executions, as the driver runs it: a prefill, chunks over
-       the cache, a decode step.
+       model, and what no kernel can hide: launches, the graph's start, updates of the cache,
+       collectives. A prompt of more than 2048 tokens is several executions, as the driver runs it:
+       a prefill, chunks over the cache, a decode step.
 
 What the host does between two graphs is in neither, so that no ratio is flattered by it. Exits with
 1 where a row exceeds its target, the ratio of estimate and floor.
@@ -148,6 +148,7 @@ def floor(config: dict[str, Any], row: Row, plateau: float) -> tuple[float, floa
         attention, mlp, head = stretches(config, row.batch, call)
         parts = [(layers, attention), (layers, mlp), (1, head)]
         least += over.graph_ns + (2 * layers + 1) * over.kernel_ns
+        least += (2 * layers + 1) * over.cache_ns  # new keys and values, rows of the embedding
         for count, stretch in parts:
             least += count * max(stretch.times(plateau, spec.GEN2.tensor_pace).values())
             times = stretch.times(plateau)
@@ -193,7 +194,8 @@ def estimate(config: dict[str, Any], row: Row, dma_profile: str) -> tuple[float,
     """(nanoseconds of all executions, traced instructions of the largest graph)."""
     model = application(config, row)
     wrappers = {wrapper.tag: wrapper for wrapper in model.models}
-    estimator = Estimator(dma_profile, cost.Overheads(host_ns=0.0), DEGREE)
+    costs = cost.Overheads(host_ns=0.0, logits_ns=0.0, argmax_ns=0.0)
+    estimator = Estimator(dma_profile, costs, DEGREE)
     known: dict[tuple[str, int], tuple[float, int]] = {}
     total = 0.0
     for call in calls(config, row):
