@@ -1,21 +1,21 @@
-"""Speed is guarded: estimates of llama.py's kernels and graphs stay what docs/kernels.md says."""
+"""Speed is guarded: no estimate of a graph grows beyond what docs/kernels.md says.
+
+The kernels by themselves have an exact test (test_documentation.py).
+"""
 
 from __future__ import annotations
 
-import pytest
-
 from benchmarks import kernel_docs
 
-TIMES = {"kernels": "time, µs", "graphs": "estimate, ms"}
+TIME = "estimate, ms"
 
 
-@pytest.mark.parametrize("name", TIMES)
-def test_no_estimate_has_grown(name: str) -> None:
-    """By more than 2 %; what has got faster by as much is to be published."""
-    said = kernel_docs.column(kernel_docs.published(name), TIMES[name])
-    found = kernel_docs.column(getattr(kernel_docs, name)(), TIMES[name])
+def test_no_graph_has_become_slower() -> None:
+    """By more than 2 %, a prefill's and a decode step's of Llama-3.2-1B; nor faster unnoticed."""
+    said = kernel_docs.column(kernel_docs.published("graphs"), TIME)
+    found = kernel_docs.column(kernel_docs.graphs(), TIME)
     assert found.keys() == said.keys()
-    slower = {row: (said[row], time) for row, time in found.items() if time > 1.02 * said[row]}
-    assert not slower, "(published, now); python benchmarks/kernel_docs.py publishes what is meant"
-    faster = {row: (said[row], time) for row, time in found.items() if time < 0.98 * said[row]}
-    assert not faster, "(published, now); python benchmarks/kernel_docs.py publishes it"
+    changed = {
+        row: (said[row], time) for row, time in found.items() if abs(time / said[row] - 1) > 0.02
+    }
+    assert not changed, "(published, now); python benchmarks/kernel_docs.py publishes what is meant"
