@@ -4,8 +4,8 @@
 
 Traces the fused kernels of llama.py for Llama-3.2-1B at tensor-parallel degree 2, and the graphs of
 benchmarks/roofline.py, schedules them with the cost model (estimated, nothing is measured) and
-draws docs/kernels.png. ``--check`` writes nothing and exits with 1 where the table of the kernels is
-not what they give; a test makes the graphs again, and fails where one takes 2 % longer.
+draws docs/kernels.png. ``--check`` writes nothing and exits with 1 where the table of the kernels
+is not what they give; a test makes the graphs again, and fails where one takes 2 % longer.
 """
 
 from __future__ import annotations
