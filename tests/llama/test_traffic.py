@@ -132,3 +132,42 @@ def test_a_weight_comes_in_pieces_of_one_size_but_for_the_first() -> None:
     assert llama.weight_pieces(64, 16, 512) == llama.weight_pieces(64, 16, 512, last=False)
     assert [size for _, size in llama.weight_pieces(64, 16, 512)] == [2, *[4] * 15, 2]
     assert [size for _, size in llama.weight_pieces(64, 16, 8)] == [8] * 8
+
+
+def test_a_sequence_of_more_tokens_than_a_pass_takes_comes_in_several() -> None:
+    heads = llama.HeadShape(48, 1, 128)
+    assert llama.chunk_tokens(50 * 128, heads, 2) < 400
+    program = chunk(48, 128, 128, 400)
+    assert times_read(program, 128, 128) == [1, 1]
+    (out, *_) = program.outputs
+    written = sum(v.size for i in program.instructions for v in i.dst if v.storage is out)
+    assert written == out.size
+
+
+@pytest.mark.parametrize(("tokens", "loads"), [(1, 1), (128, 1), (129, 8)])
+def test_hidden_states_of_many_tokens_arrive_in_eighths(tokens: int, loads: int) -> None:
+    """So that the first tiles are added up and multiplied while the others arrive."""
+
+    def kernel(x):
+        out = nl.ndarray((128, 16, tokens), x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, value=llama.residual_sum(x, None, None, 0, tokens))
+        return out
+
+    program = Kernel(kernel).trace(torch.empty(16 * 128, tokens, dtype=BF16, device="meta"))
+    read = [i.src[0] for i in program.instructions if i.src[0].storage.role == "input"]
+    assert len(read) == loads and sum(view.size for view in read) == 16 * 128 * tokens
+
+
+@pytest.mark.parametrize("heads", [(8, 8, 64), (8, 2, 128), (16, 4, 64)])
+def test_as_many_sequences_share_a_decode_step_as_their_caches_fit(
+    heads: tuple[int, int, int],
+) -> None:
+    """2 bytes of keys [128, stacks, L], the mask [L], and values [128, runs, D + 1] twice."""
+    shape = llama.HeadShape(*heads)
+    for length in range(16, llama.DECODE_KEYS + 1, 16):
+        keys = torch.empty(64, heads[1], length, heads[2], dtype=BF16, device="meta")
+        runs = llama.cache_runs(length, 128 // heads[1])[1]
+        kept = 2 * (length * (shape.stacks + 1) + 2 * runs * (heads[2] + 1))
+        found = llama.sequences_at_once(keys, shape)
+        most = 128 // heads[0]
+        assert found == max(1, min(most, llama.CACHE_BYTES // kept)), length
