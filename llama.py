@@ -1178,6 +1178,9 @@ def decode_context(sums_sb, first, heads, context_sb):
 #
 # Its maximum known, no query is ever rescaled; it may be rounded, since it is the same for all of
 # the query's keys. Sums of the weights are products with ones, and stand on as many partitions.
+#
+# Up to 128 queries of a sequence (attend_few) wait for the cache, not for an engine, and read
+# it once: maxima of each block come from the same transposed products, a column for each query.
 
 MARKS = 2
 CACHE_ROW_BYTES = 3072  # of a head and partition at a time: DMA is as fast with longer ones
@@ -1541,12 +1544,12 @@ def attend_few(q_sb, bank, blocks, head_dim):
     """Weighted values and sums [128, parts, rows, tokens] of up to 128 queries, which read each
     block of keys once: relative to the maxima of the block, rescaled in the end.
 
-    ``blocks`` are KeyTiles, or those of ``cached_tiles``, which take turns in two buffers.
+    ``blocks`` are KeyTiles, or those of ``cached_tiles``, which take turns in three buffers.
     """
-    dtype, parts, columns = q_sb.dtype, head_dim // 64, bank.rows * bank.tokens
-    scale, shape = score_scales(head_dim)[1], (bank.rows, bank.tokens)
-    lowest_sb = nl.ndarray((columns, len(blocks)), dtype, buffer=nl.sbuf)
-    each_sb = nl.ndarray((P_MAX, parts, *shape, len(blocks)), nl.float32, buffer=nl.sbuf)
+    dtype, shape, scale = q_sb.dtype, (bank.rows, bank.tokens), score_scales(head_dim)[1]
+    lowest_sb = nl.ndarray((bank.rows * bank.tokens, len(blocks)), dtype, buffer=nl.sbuf)
+    shape_of_all = P_MAX, head_dim // 64, *shape, len(blocks)
+    each_sb = nl.ndarray(shape_of_all, nl.float32, buffer=nl.sbuf)
     _, _, head, count, _, tiles, heads = blocks[0]
     buffers = [value_tiles(head, count, tiles, heads, dtype) for _ in blocks[1:4]]
     first_sb = filled((MARKS, *shape), 0.0, dtype)
@@ -1559,34 +1562,44 @@ def attend_few(q_sb, bank, blocks, head_dim):
         marks_sb = nl.ndarray((MARKS, *shape), dtype, buffer=nl.sbuf)
         set_marks(marks_sb, [(0, block_sb)])
         add_weighted((q_sb, marks_sb), bank, keys, each_sb[:, :, :, :, at], scale, True)
-    # exp(block's maximum - maximum), a row for each query, goes to all partitions by a product
-    # with ones, from a diagonal
-    least_sb = nl.ndarray((columns, 1), nl.float32, buffer=nl.sbuf)
+    return rescaled_sums(each_sb, lowest_sb, scale)
+
+
+def rescaled_sums(each_sb, lowest_sb, scale):
+    """Sums of all blocks [128, parts, rows, tokens], from those of each relative to its maxima.
+
+    ``lowest_sb`` [queries, blocks] are the maxima, negated. exp(block's maximum - maximum) stands
+    on partitions, a row for each query: a product of ones with diagonals of it, one for each block,
+    brings it to all partitions.
+    """
+    _, parts, rows, tokens, blocks = each_sb.shape
+    queries = rows * tokens
+    least_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
     least_sb[...] = nisa.tensor_reduce(nl.min, lowest_sb, axis=1)
-    scaled_sb = nl.ndarray((columns, 1), nl.float32, buffer=nl.sbuf)
+    scaled_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
     scaled_sb[...] = nisa.tensor_scalar(least_sb, nl.multiply, scale)
-    factors_sb = nl.ndarray((columns, len(blocks)), nl.float32, buffer=nl.sbuf)
+    factors_sb = nl.ndarray((queries, blocks), nl.float32, buffer=nl.sbuf)
     factors_sb[...] = nisa.activation(nl.exp, lowest_sb, bias=scaled_sb, scale=-scale)
-    eye_sb = load_constant(np.eye(columns, dtype=np.float32), nl.float32)
-    diagonal_sb = nl.ndarray((columns, columns, len(blocks)), nl.float32, buffer=nl.sbuf)
-    for column in nl.affine_range(columns):
-        diagonal_sb[:, column, :] = nisa.tensor_scalar(
-            factors_sb, nl.multiply, eye_sb[:, nl.ds(column, 1)]
+    eye_sb = load_constant(np.eye(queries, dtype=np.float32), nl.float32)
+    diagonal_sb = nl.ndarray((queries, queries, blocks), nl.float32, buffer=nl.sbuf)
+    for query in nl.affine_range(queries):
+        diagonal_sb[:, query, :] = nisa.tensor_scalar(
+            factors_sb, nl.multiply, eye_sb[:, nl.ds(query, 1)]
         )
-    ones_sb = filled((columns, P_MAX), 1.0, nl.float32)
-    flat_sb = each_sb.reshape((P_MAX, parts, columns, len(blocks)))
-    sums_sb = nl.ndarray((P_MAX, parts, columns), nl.float32, buffer=nl.sbuf)
-    for start, count in spans(columns, max(1, MOVING_MAX // len(blocks))):
-        shape = P_MAX, count, len(blocks)
-        spread_psum = nl.ndarray((P_MAX, count * len(blocks)), nl.float32, buffer=nl.psum)
-        spread_psum[...] = nisa.nc_matmul(ones_sb, diagonal_sb[:, nl.ds(start, count), :])
+    ones_sb = filled((queries, P_MAX), 1.0, nl.float32)
+    flat_sb = each_sb.reshape((P_MAX, parts, queries, blocks))
+    sums_sb = nl.ndarray((P_MAX, parts, queries), nl.float32, buffer=nl.sbuf)
+    for start, count in spans(queries, MOVING_MAX // blocks):
+        shape, some = (P_MAX, count, blocks), nl.ds(start, count)
+        spread_psum = nl.ndarray((P_MAX, count * blocks), nl.float32, buffer=nl.psum)
+        spread_psum[...] = nisa.nc_matmul(ones_sb, diagonal_sb[:, some, :])
         for part in nl.affine_range(parts):
             rescaled_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
             rescaled_sb[...] = nisa.tensor_tensor(
-                flat_sb[:, part, nl.ds(start, count), :], spread_psum.reshape(shape), nl.multiply
+                flat_sb[:, part, some, :], spread_psum.reshape(shape), nl.multiply
             )
-            sums_sb[:, part, nl.ds(start, count)] = nisa.tensor_reduce(nl.add, rescaled_sb, axis=2)
-    return sums_sb.reshape((P_MAX, parts, bank.rows, bank.tokens))
+            sums_sb[:, part, some] = nisa.tensor_reduce(nl.add, rescaled_sb, axis=2)
+    return sums_sb.reshape((P_MAX, parts, rows, tokens))
 
 
 def attend_many(queries, banks, blocks, new, head_dim):
