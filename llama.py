@@ -1183,6 +1183,9 @@ def decode_context(sums_sb, first, heads, context_sb):
 # it once: maxima of each block come from the same transposed products, a column for each query.
 
 MARKS = 2
+HEADS_AT_ONCE = (
+    4  # KV heads whose blocks of the cache are in SBUF: three blocks of values take 72 KiB
+)
 CACHE_ROW_BYTES = 3072  # of a head and partition at a time: DMA is as fast with longer ones
 
 
@@ -1271,7 +1274,7 @@ def score_banks(parts, heads):
             for column, size in parts
             for member, members in spans(heads.group, most)
         ]
-        for head, count in spans(heads.kv_heads, max(1, most // heads.group))
+        for head, count in spans(heads.kv_heads, max(1, min(HEADS_AT_ONCE, most // heads.group)))
     ]
 
 
