@@ -74,35 +74,38 @@ def projections(tokens: int) -> str:
     return f"{weights} {tables}"
 
 
-def cache(past: int) -> str:
-    """Keys, values and what hides them (nothing), of one sequence."""
-    one = f"1x{HEADS.kv_heads}x{past}x{HEADS.head_dim}:bf16"
-    return f"{one} {one} 1x{past}:bf16:0..0"
+def cache(past: int, batch: int = 1) -> str:
+    """Keys, values and what hides them (nothing)."""
+    one = f"{batch}x{HEADS.kv_heads}x{past}x{HEADS.head_dim}:bf16"
+    return f"{one} {one} {batch}x{past}:bf16:0..0"
 
 
 class Task(NamedTuple):
-    """Cases whose times add up, and the constants that may matter to them."""
+    """Cases whose times add up, the constants that may matter to them, the accepted error."""
 
     cases: list[str]
     space: list[str]
+    tolerance: float = 2**-5
 
 
-PIECES = "llama.PIECE_BYTES=4096,8192,16384,32768"
-LONG_PIECES = "llama.LONG_PIECE_BYTES=8192,16384,32768,65536"
-CHUNKS = ["llama.TOKEN_CHUNK=512,1024,2048", "llama.CHUNK_BYTES=65536,98304,114688,131072"]
+PIECES = "llama.PIECE_BYTES=8192,16384,32768"
+LONG_PIECES = "llama.LONG_PIECE_BYTES=4096,8192,16384,32768,65536"
+CHUNKS = "llama.TOKEN_CHUNK=512,1024"
 MLP_WEIGHTS = f"{tiled(INNER, HIDDEN)} {tiled(INNER, HIDDEN)} {tiled(HIDDEN, INNER)}"
 TASKS = {
     "mlp": Task(
         [f"{rows(tokens)} {MLP_WEIGHTS}" for tokens in (1, 640)],
-        [PIECES, LONG_PIECES, *CHUNKS, "llama.FEW_TOKENS=16,64,128"],
+        [PIECES, LONG_PIECES, CHUNKS],
     ),
     "prefill": Task(
         [f"{rows(640)} {projections(640)} @HEADS 1"],
-        [PIECES, *CHUNKS, "llama.KEY_BLOCK=512,1024", "llama.RESIDENT_BYTES=24576,49152,65536"],
+        [PIECES, CHUNKS, "llama.KEY_BLOCK=512,1024"],
+        tolerance=2**-4,  # PyTorch in bf16 is off by more than 2^-4 here
     ),
     "decode": Task(
-        [f"{rows(1)} {projections(1)} {cache(past)} @HEADS" for past in (640, 8192)],
-        [LONG_PIECES, "llama.CACHE_BYTES=32768,65536,98304", "llama.DECODE_KEYS=1024,2048,4096"],
+        [f"{rows(batch)} {projections(batch)} {cache(past, batch)} @HEADS"
+         for past, batch in ((640, 1), (2048, 1), (640, 4))],
+        [LONG_PIECES, "llama.CACHE_BYTES=32768,65536,98304"],
     ),
     "head": Task([f"{HIDDEN}x1:bf16 {tiled(VOCABULARY, HIDDEN)} @NORM"],
                  [LONG_PIECES]),
@@ -128,7 +131,7 @@ def main() -> int:
         this = str(Path(__file__).resolve())
         options = ["--ref", f"{this}:{name}_reference", "--values", "random", "--points",
                    args.points, "--jobs", args.jobs, "--json", str(folder / f"{name}.json"),
-                   "--time-limit", "600"]  # fmt: skip
+                   "--time-limit", "600", "--tolerance", str(task.tolerance)]  # fmt: skip
         for case in task.cases:
             options += ["--case", case]
         worst = max(worst, command(["tune", f"{this}:{name}", *options, "--space", *task.space]))
