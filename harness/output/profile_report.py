@@ -1,4 +1,4 @@
-"""Profiles of graphs as terminal tables, JSON, a Perfetto trace and plots."""
+"""Profiles of graphs as terminal tables, JSON, a Perfetto trace, a page and plots."""
 
 from __future__ import annotations
 
@@ -34,10 +34,14 @@ from harness.simulator import (
 )
 from neuron_cpu import terminal
 from neuron_cpu.files import write_text_atomically
+from neuron_cpu.page import data
+from neuron_cpu.page.write import as_table
+from neuron_cpu.page.write import write as write_page
 
 # Columns that a narrow terminal does without, the first one first.
 EXPENDABLE = ("runs as", "MFU", "GB/s", "MB each", "µs each", "times")
 ELSEWHERE = "a wider terminal or --profile-output shows them"
+PAGE_INSTRUCTIONS = 15_000  # of each kernel that the page lists: it has some ten kernels
 SMALL = 0.005  # operators below this share of the graph are printed as one row
 
 
@@ -246,11 +250,18 @@ def write(
     order: str,
     folder: Path,
 ) -> list[Path]:
-    """profile.json, trace.json (for ui.perfetto.dev) and the plots; returns their paths."""
+    """profile.json, trace.json (for ui.perfetto.dev), page.html and the plots; their paths."""
     content = as_json(graphs, prompt, dma_profile, order)
     write_text_atomically(folder / "profile.json", json.dumps(content, indent=1))
     written = [folder / "profile.json", folder / "trace.json"]
     write_text_atomically(folder / "trace.json", json.dumps(trace(graphs, dma_profile)))
+    written.append(folder / "page.html")
+    write_page(
+        folder / "page.html",
+        "Kernels of " + ", ".join(f"{g.submodel} {g.bucket}" for g in graphs),
+        [data.run(label, made, PAGE_INSTRUCTIONS) for label, made in _distinct(graphs)],
+        tables=[as_table(_operators(g)) | {"title": headline(g)} for g in graphs],
+    )
     for graph in graphs:
         written += _plots(graph, folder / f"{graph.submodel}-{graph.bucket}")
     return written

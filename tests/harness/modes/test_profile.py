@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import types
@@ -111,6 +112,19 @@ def test_files_for_perfetto_and_plots(profiled):
         names = {p.name for p in (output / f"{submodel}-256").glob("*.png")}
         assert {"roofline.png", "bytes.png"} < names
         assert any(name.startswith("timeline-") for name in names)
+
+
+def test_a_page_has_every_distinct_kernel(profiled):
+    content, output = profiled
+    page = (output / "page.html").read_text(encoding="utf-8")
+    shown = json.loads(re.findall(r'<script type="application/json".*?>(.*?)</script>', page)[0])
+    kernels = [op for g in content["graphs"] for op in g["operators"] if op["profile"]]
+    times = {op["profile"]["time_ns"] for op in kernels}
+    assert {run["time_ns"] for run in shown["runs"]} == times
+    for graph, table in zip(content["graphs"], shown["tables"]):
+        assert table["title"].startswith(f"{graph['submodel']}, bucket 256, batch 1: ")
+        assert any(row[0] == "launch and host" for row in table["rows"])
+    assert len(shown["tables"]) == len(content["graphs"])
 
 
 def test_assumed_costs_are_added_as_given(shapes_folder, profiled):
