@@ -40,6 +40,10 @@ def arguments(tokens: int, keys: int) -> dict[str, object]:
     bias = torch.zeros(BATCH, keys)
     bias[1, : keys // 4] = llama.MASKED
     weight, runs = llama.kernel_layout, llama.in_runs
+    cached = torch.randn(BATCH, 3, PAST, D), torch.randn(BATCH, 3, PAST, D)
+    hidden = torch.zeros(BATCH, PAST)
+    hidden[1, : PAST // 4] = llama.MASKED
+    marks = torch.stack((llama.cache_in_runs(*cached, hidden)[2], torch.ones(BATCH, PAST)), 1)
     return {
         "x_hbm": columns(), "delta_hbm": columns(), "norm": llama.Norm(HIDDEN, 1e-5),
         "weight_hbm": weight(runs(runs(random(77, HIDDEN), 0), 1)),
@@ -48,8 +52,8 @@ def arguments(tokens: int, keys: int) -> dict[str, object]:
         "down_hbm": weight(runs(random(HIDDEN, F), 0)),
         "qkv_w_hbm": weight(runs(qkv, 1)), "out_w_hbm": weight(runs(out, 0)),
         "cos_hbm": angles.cos(), "sin_hbm": angles.sin(), "heads": HEADS, "batch": BATCH,
-        "keys_hbm": torch.randn(BATCH, 3, PAST, D), "values_hbm": torch.randn(BATCH, 3, PAST, D),
-        "bias_hbm": bias,
+        "keys_hbm": cached[0], "values_hbm": cached[1], "bias_hbm": bias, "marks_hbm": marks,
+        "active_hbm": None,
     }  # fmt: skip
 
 

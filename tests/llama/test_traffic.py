@@ -171,3 +171,8 @@ def test_as_many_sequences_share_a_decode_step_as_their_caches_fit(
         found = llama.sequences_at_once(keys, shape)
         most = 128 // heads[0]
         assert found == max(1, min(most, llama.CACHE_BYTES // kept)), length
+
+
+@pytest.mark.parametrize(("tokens", "tiles"), [(1, 8), (64, 8), (65, 4), (1024, 4)])
+def test_weights_of_few_tokens_come_in_pieces_twice_as_long(tokens: int, tiles: int) -> None:
+    assert max(size for _, size in llama.weight_pieces(64, 16, tokens)) == tiles
