@@ -202,19 +202,22 @@ def check_error(
 ) -> None:
     """Assert that errors against float64 are at most ``times`` those of PyTorch in bf16.
 
-    ``steps`` bf16 steps of the largest result are allowed beyond. Both sides round equally often,
-    but not the same numbers (a norm's scale is applied behind the product here), so their errors
-    are two samples of one distribution: those of n results may differ by chance by 2 / sqrt(n), and
-    of the largest error half a bf16 step of that result is left out.
+    That is their root mean square; of fewer than 2000 results two samples of equally many roundings
+    may differ by chance by 2 / sqrt(n). The largest error is one number, whose ratio went from 0.83
+    to 1.23 over 24 seeds of a product behind a norm, while the root mean square of all seeds had
+    1.00 and the mean of the largest errors 1.01: so it has the wider bound for every n, and half a
+    bf16 step of its result, the final rounding, is left out. ``steps`` bf16 steps of the largest
+    result are allowed beyond.
     """
     assert got.shape == exact.shape
     assert torch.isfinite(got).all()
     step = steps * 2.0**-8 * exact.abs().max().item()
     ours, theirs = (value.double() - exact for value in (got, torch_bf16))
+    chance = 1 + 2 / math.sqrt(got.numel())
+    strict = times if got.numel() >= 2000 else times * chance
+    assert ours.pow(2).mean().sqrt() <= strict * theirs.pow(2).mean().sqrt() + step / 16
     half_step = torch.exp2(torch.floor(torch.log2(exact.abs() + 1e-300)) - 8)
-    times = times * (1 + 2 / math.sqrt(got.numel()))
-    assert (ours.abs() - half_step).max() <= times * theirs.abs().max() + step
-    assert ours.pow(2).mean().sqrt() <= times * theirs.pow(2).mean().sqrt() + step / 16
+    assert (ours.abs() - half_step).max() <= times * chance * theirs.abs().max() + step
 
 
 EXACT, TORCH = Reference(torch.float64), Reference(torch.bfloat16)
