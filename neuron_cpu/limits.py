@@ -35,6 +35,7 @@ _SIGNALS_AND_SOCKETS, _SCOPES_SINCE = (1 << 0) | (1 << 1), 6  # abstract sockets
 _OF_FILES = (1 << 1) | (1 << 14)  # rights that a rule about one file may name
 _PR_SET_NO_NEW_PRIVS, _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 38, 1, 36
 _LINUX = sys.platform == "linux"
+WAITS = 6  # a busy machine gives a process a part of its time only
 _GRACE_SECONDS = 5  # from the signal that says why to the one that cannot be ignored
 DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/shm", "/proc/self")
 
@@ -75,11 +76,12 @@ def apply(limits: Limits) -> None:
 
 
 @contextlib.contextmanager
-def bounded(seconds: int, memory_bytes: int) -> Iterator[None]:
+def bounded(seconds: float, memory_bytes: int) -> Iterator[None]:
     """Bounds for Python of somebody else that runs in this process, such as a template.
 
     Raises:
-        TimeoutError: the body takes longer.
+        TimeoutError: the body takes more seconds of processor time, or WAITS times as many by the
+            clock, which goes on while other processes run.
         MemoryError: it takes that much more memory than there is now (on Linux).
     """
     if threading.current_thread() is not threading.main_thread():
@@ -87,21 +89,27 @@ def bounded(seconds: int, memory_bytes: int) -> Iterator[None]:
         return
 
     def late(*_: object) -> None:
-        raise TimeoutError(f"it takes longer than {seconds} s")
+        raise TimeoutError(f"it takes longer than {seconds:g} s")
 
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    before = signal.signal(signal.SIGALRM, late)
+    timers = (
+        (signal.SIGPROF, signal.ITIMER_PROF, seconds),
+        (signal.SIGALRM, signal.ITIMER_REAL, WAITS * seconds),
+    )
+    before = [signal.signal(number, late) for number, _, _ in timers]
     if _LINUX:
         text = Path("/proc/self/status").read_text()
         data = 1024 * int(text.partition("VmData:")[2].split()[0])
         _set(resource.RLIMIT_DATA, data + memory_bytes, keep_hard=True)
-    signal.alarm(seconds)
+    running = [signal.setitimer(timer, length) for _, timer, length in timers]
     try:
         yield
     finally:
-        signal.alarm(0)
+        for (number, timer, _), handler, left in zip(timers, before, running):
+            signal.setitimer(timer, 0)
+            signal.signal(number, handler)
+            signal.setitimer(timer, *left)  # of a bound around this one
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-        signal.signal(signal.SIGALRM, before)
 
 
 def adopt_orphans() -> None:

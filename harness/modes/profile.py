@@ -117,12 +117,18 @@ def _checked(body: Any) -> tuple[str, list[str]]:
 
 def _copy_files(source: Path, names: list[str], target: Path) -> None:
     """Plain files below `source` only, whatever the names say."""
+    root = source.resolve()
     for name in names:
-        path = (source / name).resolve()
-        if source.resolve() not in path.parents or not path.is_file():
-            raise SubmissionFailed(f"The model cannot be profiled: {name!r} is no file of its own.")
-        write_bytes_atomically(target / name, path.read_bytes())
-        console.say(f"Wrote {target / name}")
+        # No NUL, nothing that UTF-8 has no bytes for, and no longer than a path may be.
+        plain = name.isprintable() and len(name.encode()) < 256
+        path = (root / name).resolve() if plain else root
+        if root not in path.parents or not path.is_file():
+            raise SubmissionFailed(
+                f"The model cannot be profiled: {name[:80]!r} is no file of its own."
+            )
+        written = target / path.relative_to(root)  # a name may go up and come back
+        write_bytes_atomically(written, path.read_bytes())
+        console.say(f"Wrote {written}")
 
 
 # --- device ---------------------------------------------------------------------------------------

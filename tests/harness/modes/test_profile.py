@@ -21,6 +21,7 @@ from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.modes import profile
 from harness.session.model import construct
 from harness.session.worker import Host, Job
+from harness.session.workers import SubmissionFailed
 from harness.simulator import tables
 from tests.conftest import REPOSITORY
 from tests.tiny_model import TINY_CONFIG
@@ -340,3 +341,25 @@ def test_configurations_of_no_llama_are_refused(change, tmp_path):
     (tmp_path / "config.json").write_text(json.dumps(TINY_CONFIG | change))
     with pytest.raises(UserError, match=next(iter(change))):
         estimates(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "name", ["\ud800", "\x00", "../other/x", "a" * 5000, "é" * 200, "", ".", "/etc/passwd", "none"]
+)
+def test_names_of_files_that_a_process_must_not_give(name, tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "x").write_text("not yours")
+    with pytest.raises(SubmissionFailed, match="is no file of its own"):
+        profile._copy_files(own, [name], tmp_path / "copies")
+    assert not (tmp_path / "copies").exists()
+
+
+def test_a_name_that_goes_up_and_comes_back_stays_in_the_target(tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "plot.png").write_text("1")
+    profile._copy_files(own, ["../own/plot.png"], tmp_path / "copies" / "deep")
+    assert [path.name for path in (tmp_path / "copies" / "deep").iterdir()] == ["plot.png"]
+    assert [path.name for path in (tmp_path / "copies").iterdir()] == ["deep"]
