@@ -89,11 +89,11 @@ def test_the_console_command_profiles_a_kernel_in_another_folder(installed: Path
     work = installed.parents[1] / "work"
     version = command(installed / "neuron_cpu", "--version", cwd=work)
     assert version.stdout.split() == ["neuron_cpu", neuron_cpu.__version__]
-    done = command(
-        installed / "neuron_cpu", "profile", "kernels.py:double", "--arg", "128x64:bf16", cwd=work
-    )
+    arguments = ["profile", "kernels.py:double", "--arg", "128x64:bf16", "--html", "page.html"]
+    done = command(installed / "neuron_cpu", *arguments, cwd=work)
     assert done.returncode == 0, done.stderr
     assert "double: " in done.stdout and "estimated, not measured" in done.stdout
+    assert "kernels.py:double" in (work / "page.html").read_text(encoding="utf-8")
 
 
 def test_lessons_come_with_the_package(installed: Path) -> None:
