@@ -200,6 +200,19 @@ def test_heat_follows_the_choice(one, matmul):
         assert row.locator("td").first.inner_text() == str(hottest["number"]), choice
 
 
+def test_long_source_is_scrolled_to_its_hottest_line(shown, matmul, tmp_path):
+    run = data.run("matmul", matmul)
+    run["files"][0]["rows"][1:1] = [(1000 + k, "pass", -1) for k in range(200)]
+    path = tmp_path / "page.html"
+    path.write_text(page_text("matmul", [run, run]), encoding="utf-8")
+    page = shown.open(path)
+    pane = page.locator(".code").bounding_box()
+    line = page.locator('#sources td[data-heat="1.000"]').first.bounding_box()
+    assert pane["y"] + 50 < line["y"] < pane["y"] + pane["height"] - 50
+    # Two kernels of one name are told apart where one is chosen.
+    assert page.locator("#first option").all_inner_texts() == ["1. matmul", "2. matmul"]
+
+
 def test_a_line_shows_its_instructions_alone(one, matmul):
     row = one.page.locator("tr.used", has_text="nc_matmul")
     before = one.pixels("--e4")
