@@ -289,6 +289,11 @@ def test_chunks_over_a_cache(name: str, batch: int, n: int, past: int) -> None:
     check(*Layer(name, 8).chunk(batch, n, past))
 
 
+def test_a_chunk_over_128k_traces() -> None:
+    """The longest cache, in two passes that read it twice."""
+    check_traced(*Layer("Llama-3.2-1B", 8, "meta").chunk(1, 128, 131072))
+
+
 def sampled(phase: str) -> Iterator[Any]:
     """The table's rows; those with a long trace are left to the full run."""
     for name, degree, batch, length in TABLE[phase]:
