@@ -69,7 +69,7 @@ class Schedule:
         transfers: rows of each DMA instruction, by instruction index, in the order served.
         lane_busy: time that each of the 16 DMA engines moves rows.
         overcommitted: bytes per partition of SBUF and of PSUM by which the kernel exceeds the
-            capacity; a compiler would spill these.
+            capacity although tiles are spilled: what single instructions need at once.
         order: which order the engines followed (``ORDERS``).
     """
 
