@@ -138,7 +138,7 @@ def public_table(outcomes: Sequence[Outcome]) -> str:
     ]
     for outcome in outcomes:
         row = outcome.row
-        start = f"| {row.id} | {row.half} | {row.measured_us:g} | {row.kind} |"
+        start = f"| {row.id} | {row.half} | {row.measured_us:.10g} | {row.kind} |"
         if outcome.estimated_us is None:
             reason = outcome.problem.replace("|", "\\|").replace("\n", " ")
             lines.append(f"{start} | | | {reason} |")
