@@ -231,9 +231,10 @@ def mutant_table() -> str:
     lines.append("")
     for part, sample in samples().items():
         count, killed = (sum(counts[k] for counts in sample["rooms"].values()) for k in (0, 1))
+        later = killed - sample["first"]
         told = (
             f"`{part}` at commit {sample['commit']}, seed {sample['seed']}: {killed} of {count} "
-            f"killed; {sample['first']} at first, the others by tests that were added for them."
+            f"killed, {later} of them by tests that were added when they had survived."
         )
         lines.append(item(told).rstrip())
     return "\n".join(lines) + "\n"
