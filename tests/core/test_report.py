@@ -193,6 +193,35 @@ def test_what_binds_depends_on_what_the_compiler_does(kernel, columns, as_writte
         assert found.binding.startswith(f"{expected}: ")
 
 
+@pytest.mark.parametrize(("columns", "expected"), [(256, "TensorE"), (260, "DMA")])
+def test_what_binds_changes_where_banks_are_shared(columns, expected):
+    """16 products of eight passes, 0.82 us each, beside loads of 10 us that their readers wait for.
+
+    Two tiles of 256 columns share a bank, so TensorE goes on for 13.2 us, past the loads. Of 260
+    columns eight fill PSUM: the others, 6.7 us, come after the loads.
+    """
+
+    def kernel(a, b, x):
+        out = nl.ndarray((128, 16), dtype=nl.float32, buffer=nl.shared_hbm)
+        left, right, late = nl.load(a), nl.load(b), nl.load(x)
+        firsts = nl.ndarray((128, 16), dtype=nl.float32)
+        for k in nl.affine_range(16):
+            product = nl.zeros((128, columns), nl.float32, buffer=nl.psum)
+            for _ in nl.affine_range(8):
+                product[...] += nisa.nc_matmul(left, right[:, nl.ds(k, columns)])
+            added = nisa.tensor_scalar(
+                product, nl.add, late[:, nl.ds(k, 1)], engine=nisa.vector_engine
+            )
+            firsts[:, nl.ds(k, 1)] = nisa.tensor_copy(added[:, 0:1], engine=nisa.scalar_engine)
+        nl.store(out, value=firsts)
+        return out
+
+    operands = hbm(128, 128), hbm(128, columns + 16)
+    program = Kernel(kernel).trace(*operands, hbm(128, 4096, dtype=F32))
+    found = report.profile(schedule(program, "row-rule"))
+    assert next(iter(found.critical)) == expected, found.critical
+
+
 @pytest.mark.parametrize(("columns", "expected"), [(20 * 1024, "VectorE"), (30 * 1024, "DMA")])
 def test_what_binds_changes_where_tiles_spill(columns, expected):
     """Two tiles of 80 KiB a partition are reduced while loads overlap; two of 120 KiB take turns,
