@@ -240,6 +240,9 @@ def test_a_saved_configuration_keeps_the_kernels() -> None:
     again = llama.NeuronConfigNKI(nki_enabled=made.nki_enabled)
     assert made.nki_enabled and again.nki_enabled
     assert not llama.NeuronConfigNKI().nki_enabled
+    assert not llama.NeuronConfigNKI().prompt_in_chunks
+    unasked = SimpleNamespace(neuron_config=SimpleNamespace())  # NxDI's own, of another model
+    assert not llama.is_nki_enabled(unasked)
 
 
 # --- sizes that only speed and memory depend on ---------------------------------------------------
@@ -247,3 +250,15 @@ def test_what_is_kept_fits_beside_the_weights_in_flight() -> None:
     """Two pieces that a product reads and two that arrive, beside what is kept of the tokens."""
     left = GEN2.sbuf_usable_bytes - 4 * llama.PIECE_BYTES
     assert left >= llama.CHUNK_BYTES and left >= llama.CACHE_BYTES
+
+
+def test_caches_of_an_awkward_length_are_padded_and_hidden_there():
+    """211 keys are prime: one lane of 211 runs, unless 45 more make them whole tiles."""
+    keys = torch.arange(2 * 211 * 64, dtype=torch.float32).view(1, 2, 211, 64)
+    bias = torch.arange(211, dtype=torch.float32).view(1, 211)
+    k, v, b = llama.cache_in_runs(keys, keys + 1, bias)
+    assert k.shape == v.shape == (1, 2, 256, 64) and torch.equal(k[:, :, :211], keys)
+    assert not k[:, :, 211:].any() and not v[:, :, 211:].any()
+    lanes, runs = llama.cache_runs(256, 128)
+    in_order = b.view(1, runs, lanes).transpose(1, 2).reshape(1, 256)
+    assert torch.equal(in_order[:, :211], bias) and (in_order[:, 211:] == llama.MASKED).all()
