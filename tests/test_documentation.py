@@ -26,11 +26,9 @@ def test_figures_of_the_kernels_are_up_to_date(run_script):
 
 
 def test_lines_of_prose_and_tables_fit():
-    """What a page quotes from a program, between fences, has the width that it has there; so have
-    the calibration's tables, whose rows carry the refusals that public kernels met."""
+    """What a page quotes from a program, between fences, has the width that it has there."""
     for page in (REPOSITORY / "README.md", *(REPOSITORY / "docs").rglob("*.md")):
-        quoted = r"```.*?```|<!-- (public|rewritten): begin -->.*?<!-- \1: end -->"
-        text = re.sub(quoted, "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         assert [line for line in text.splitlines() if len(line) > 120] == [], page.name
 
 
