@@ -22,7 +22,7 @@ from itertools import groupby
 import numpy as np
 
 from ..device.errors import refuse, warn
-from ..device.spec import GEN2, KIB
+from ..device.spec import CORE, KIB
 from ..program.program import Program
 from ..program.regions import place
 from ..program.storage import Frame, Loop, Storage
@@ -52,23 +52,23 @@ def check_capacity(program: Program) -> None:
     """
     spans = live_spans(program)
     most, at = _sbuf_peak(program, spans)
-    if most > GEN2.sbuf_usable_bytes:
+    if most > CORE.sbuf_usable_bytes:
         _exceeded(
             program,
             "sim_sbuf_capacity",
             f"live SBUF tensors need {most} bytes per partition, expected at most "
-            f"{GEN2.sbuf_usable_bytes} ({GEN2.sbuf_usable_bytes // KIB} KiB), what is beyond is "
+            f"{CORE.sbuf_usable_bytes} ({CORE.sbuf_usable_bytes // KIB} KiB), what is beyond is "
             "spilled to HBM and read back; tile the free axis or create tensors inside the loop "
             f"that uses them; at this line live: {_largest(_live(spans, 'sbuf', at))}",
             at,
         )
     most, at = _psum_peak(program, spans)
-    if most > GEN2.psum_banks:
+    if most > CORE.psum_banks:
         _exceeded(
             program,
             "sim_psum_capacity",
-            f"live PSUM tensors need {most} banks, expected at most {GEN2.psum_banks} of "
-            f"{GEN2.psum_bank_bytes} bytes per partition, what is beyond is copied out and back; "
+            f"live PSUM tensors need {most} banks, expected at most {CORE.psum_banks} of "
+            f"{CORE.psum_bank_bytes} bytes per partition, what is beyond is copied out and back; "
             "copy results to SBUF earlier or accumulate fewer tiles at a time; at this line live: "
             f"{_largest(_live(spans, 'psum', at))}",
             at,
@@ -167,7 +167,7 @@ def _sbuf_peak(program: Program, spans: Spans) -> tuple[int, int]:
 def _psum_peak(program: Program, spans: Spans) -> tuple[int, int]:
     """Most banks needed at once, and the first instruction where they are."""
     if program.direct_allocation:
-        return -(-_placed_end(program, "psum") // GEN2.psum_bank_bytes), 0
+        return -(-_placed_end(program, "psum") // CORE.psum_bank_bytes), 0
     # A bank for each tile is an upper bound, and exact for the usual tile of 512 fp32 columns.
     # Live tiles are packed only where that bound exceeds what has been found so far.
     tiles = [(*span, tile[0].tile_bytes) for tile, span in spans.items()
@@ -182,8 +182,8 @@ def _psum_peak(program: Program, spans: Spans) -> tuple[int, int]:
             heappush(live, (end, size))
             sizes[size] += 1
         if len(live) > most:
-            full = sizes[GEN2.psum_bank_bytes]
-            small = Counter({n: k for n, k in sizes.items() if n < GEN2.psum_bank_bytes})
+            full = sizes[CORE.psum_bank_bytes]
+            small = Counter({n: k for n, k in sizes.items() if n < CORE.psum_bank_bytes})
             needed = full + banks(small.elements())
             if needed > most:
                 most, where = needed, start
@@ -200,8 +200,8 @@ def banks(sizes: Iterable[int]) -> int:
     opened = 0
     for size in sorted(sizes, reverse=True):
         at = bisect_left(room, size)
-        left = room.pop(at) if at < len(room) else GEN2.psum_bank_bytes
-        opened += left == GEN2.psum_bank_bytes
+        left = room.pop(at) if at < len(room) else CORE.psum_bank_bytes
+        opened += left == CORE.psum_bank_bytes
         if left > size:
             insort(room, left - size)
     return opened

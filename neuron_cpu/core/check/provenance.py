@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from ..device.spec import GEN2, Engine
+from ..device.spec import CORE, Engine
 from ..program.program import Program
 from ..program.view import View
 
@@ -43,7 +43,7 @@ SCRATCH = frozenset({"nl.hbm", "nl.private_hbm"})
 METHODS = frozenset({"astype", "broadcast_to", "expand_dims", "reshape", "view"})
 MAKERS = ("nl.ndarray", "nl.zeros", "nl.load", "nisa.")  # calls whose result is a tile
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-QUADRANT, HALF = GEN2.quadrant_partitions, 2 * GEN2.quadrant_partitions
+QUADRANT, HALF = CORE.quadrant_partitions, 2 * CORE.quadrant_partitions
 NARROW = frozenset({"nl.bfloat16", "nl.float16", "nl.float8_e4m3", "nl.float8_e5m2"})
 Found = dict[str, list[int]]  # construct -> lines, in the order found
 Function = ast.FunctionDef | ast.AsyncFunctionDef

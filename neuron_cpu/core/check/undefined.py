@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ..device.errors import refuse, warn
-from ..device.spec import GEN2
+from ..device.spec import CORE
 from ..instructions.copies import ShuffleAttrs
 from ..instructions.dma import PermuteAttrs
 from ..instructions.gpsimd import KeepAttrs, RandomAttrs
@@ -466,7 +466,7 @@ def _cores(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     """A partition's own data, and the indices of all partitions of its GpSimd core."""
     data, index = (None if s is None else _rows(s) for s in sources)
     if index is not None:
-        each = GEN2.gpsimd_partitions
+        each = CORE.gpsimd_partitions
         index = np.repeat(index.reshape(-1, each).max(axis=1), each)
     found = _join([data, index])
     return None if found is None else np.broadcast_to(found[:, None, None], shape)

@@ -1,6 +1,8 @@
 """What a NeuronCore is: sizes, limits, clocks. Every number with its public source.
 
-A generation is one instance of ``NeuronCore``; the language of SDK 2.21 runs on ``GEN2`` only.
+A generation is one instance of ``NeuronCore``. The language of SDK 2.21 runs on ``GEN2`` only;
+kernels of the current language run on the one that ``target.py`` chooses. Whatever depends on the
+generation asks ``CORE``, which stands for the one in force.
 
 Sources (public repository aws-neuron/aws-neuron-sdk, tag v2.21.1 unless a tag is given):
   ARCH  general/nki/arch/trainium_inferentia2_arch.rst
@@ -9,13 +11,20 @@ Sources (public repository aws-neuron/aws-neuron-sdk, tag v2.21.1 unless a tag i
   PERF  general/nki/nki_perf_guide.rst
   DMA26 nki/get-started/about/nki-dma-overview.rst (tag v2.27.1)
   DMA32 nki/deep-dives/nki-dma-bandwidth-guide.rst (tag v2.32.0)
+  ARCH3 nki/guides/architecture/trainium2_arch.rst (tag v2.32.0)
+  ARCH4 nki/guides/architecture/trainium3_arch.rst (tag v2.32.0)
+  ISA32 nki/api/nki/isa/__init__.py (tag v2.32.0)
+  NKIPY aws-neuron/nkipy, nkigen/mlir/include/nkipy/Transforms/HardwareConstants.h
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from enum import Enum
+from typing import Any, cast
 
 KIB = 1024
 
@@ -80,6 +89,12 @@ class NeuronCore:
         engine_start_cycles: VectorE, ScalarE and GpSimdE beyond their documented cycles.
         tensor_pace: cycles of TensorE that one documented cycle takes.
         hbm_bytes_per_ns: the core's share of HBM.
+        number: of the generation; later ones take what earlier ones do.
+        calibrated: whether published times have confirmed the estimates.
+        exclusive_ports: engines that share a port of SBUF or PSUM take turns.
+        array_tile_min: rows and columns of the smallest part of TensorE that a product may take.
+        vector_modes: VectorE takes several 16-bit elements of a partition a cycle.
+        scalar_narrow_rate: 16-bit elements that ScalarE takes a cycle and partition.
     """
 
     name: str
@@ -106,6 +121,12 @@ class NeuronCore:
     tensor_pace: float
     hbm_bytes_per_ns: float
     dma: Dma
+    number: int = 2
+    calibrated: bool = True
+    exclusive_ports: bool = True
+    array_tile_min: int = 64
+    vector_modes: bool = False
+    scalar_narrow_rate: int = 1
 
     @property
     def sbuf_usable_bytes(self) -> int:
@@ -185,6 +206,78 @@ GEN2 = NeuronCore(
         lone_row_bytes=512,  # one row of 2560 B takes its 150 ns alone, too (4484 of them, 0.66 ms)
     ),
 )
+
+# What no source restates for later generations is gen2's: initiation interval, latencies, the
+# fixed parts of a DMA row. No published time has confirmed an estimate for them yet.
+GEN3 = replace(
+    GEN2,
+    name="gen3",  # NeuronCore-v3: Trainium2
+    number=3,
+    calibrated=False,
+    sbuf_bytes=224 * KIB,  # ARCH3: 28 MiB / 128
+    sbuf_reserved_bytes=224 * KIB - 212984,  # NKIPY: 212984 usable
+    clock_hz={  # ARCH3
+        Engine.TENSOR: 2.4e9,
+        Engine.VECTOR: 0.96e9,
+        Engine.SCALAR: 1.2e9,
+        Engine.GPSIMD: 1.2e9,
+    },
+    exclusive_ports=False,  # ARCH3: VectorE and GpSimdE, VectorE and ScalarE work in parallel
+    array_tile_min=32,  # ISA32, nc_matmul
+    vector_modes=True,  # ARCH3, performance modes of VectorE
+    hbm_bytes_per_ns=375.0,  # ARCH3: 3 TB/s per chip, eight cores
+    dma=replace(GEN2.dma, bytes_per_ns=23.0, flat_bytes_per_ns=23.0),  # DMA32: 368 GB/s a core
+)
+GEN4 = replace(
+    GEN3,
+    name="gen4",  # NeuronCore-v4: Trainium3
+    number=4,
+    sbuf_bytes=256 * KIB,  # ARCH4: 32 MiB / 128
+    sbuf_reserved_bytes=256 * KIB - 245752,  # NKIPY: 245752 usable
+    moving_free_max=8192,  # ISA32, nc_matmul: into bf16; PSUM itself limits fp32 to 4096
+    clock_hz={  # ARCH4
+        Engine.TENSOR: 2.4e9,
+        Engine.VECTOR: 1.2e9,
+        Engine.SCALAR: 1.2e9,
+        Engine.GPSIMD: 1.2e9,
+    },
+    scalar_narrow_rate=2,  # ARCH4: 256 elements a cycle of 16 bits
+    hbm_bytes_per_ns=587.5,  # ARCH4: 4.7 TB/s per chip, eight cores
+    dma=replace(GEN2.dma, bytes_per_ns=33.0, flat_bytes_per_ns=33.0),  # DMA32: 528 GB/s a core
+)
+GENERATIONS = {made.name: made for made in (GEN2, GEN3, GEN4)}
+
+
+# --- the generation in force ----------------------------------------------------------------------
+class _InForce(threading.local):
+    core: NeuronCore = GEN2
+
+
+class _Stand:
+    """Has every attribute of the generation in force."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_in_force.core, name)
+
+
+_in_force = _InForce()
+CORE = cast(NeuronCore, _Stand())
+
+
+def in_force() -> NeuronCore:
+    """The generation that this thread checks and times for."""
+    return _in_force.core
+
+
+@contextmanager
+def using(core: NeuronCore) -> Iterator[None]:
+    """Check and time for ``core`` inside the block (this thread only)."""
+    before = _in_force.core
+    _in_force.core = core
+    try:
+        yield
+    finally:
+        _in_force.core = before
 
 
 # --- around the core: compiler, runtime and host --------------------------------------------------

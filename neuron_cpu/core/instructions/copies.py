@@ -15,7 +15,7 @@ import torch
 
 from ..device.dtypes import DType, to_dtype
 from ..device.errors import refuse
-from ..device.spec import GEN2, Engine
+from ..device.spec import CORE, Engine
 from ..program import trace
 from ..program.attributes import CAST, RAW, Attrs
 from ..program.program import Instruction
@@ -53,7 +53,7 @@ from .recorder import ALIKE, ROWS, fresh, record, rows_only
 # --- copies ---------------------------------------------------------------------------------------
 def _copy_cycles(i: Instruction) -> float:
     """An element a cycle of whichever engine copies (docstring)."""
-    return max(GEN2.min_ii, free_elements(i) * stride_factor(i))
+    return max(CORE.min_ii, free_elements(i) * stride_factor(i))
 
 
 def _copy_rules(i: Instruction) -> None:
@@ -144,7 +144,7 @@ def _fill_cycles(i: Instruction) -> float:
     """Zeros of 2-byte types go two a cycle (docstring)."""
     out = i.dst[0]
     half = FillAttrs.of(i).value == 0 and out.dt.itemsize == 2
-    return max(GEN2.min_ii, out.free_size / 2 if half else out.free_size)
+    return max(CORE.min_ii, out.free_size / 2 if half else out.free_size)
 
 
 def _fill(attrs: FillAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
@@ -259,7 +259,7 @@ def _predicated_cycles(i: Instruction) -> float:
     """N with an operand in PSUM, else 2N (docstring)."""
     n = i.dst[0].free_size
     one_psum = PSUM in (i.src[0].storage.buffer, i.src[1].storage.buffer)
-    return max(GEN2.min_ii, n if one_psum else 2 * n)
+    return max(CORE.min_ii, n if one_psum else 2 * n)
 
 
 COPY_PREDICATED = OpSpec(
@@ -333,7 +333,7 @@ SELECT_REDUCE = OpSpec(
     flow="elementwise",
     attrs=SelectAttrs,
     compute=_select,
-    cycles=streaming(2.0, GEN2.min_ii),
+    cycles=streaming(2.0, CORE.min_ii),
     note="SDK 2.26: select by predicate, optionally the row maximum",
 )
 
@@ -456,7 +456,7 @@ def _define_search(name: str, compute: Callable, note: str) -> OpSpec:
         flow="all",
         attrs=SearchAttrs,
         compute=compute,
-        cycles=lambda i: max(GEN2.min_ii, i.src[0].free_size),
+        cycles=lambda i: max(CORE.min_ii, i.src[0].free_size),
         rules=_search_rules,
         box_mend="slice the operand instead",
         note=note,
@@ -543,9 +543,9 @@ def _shuffle(attrs: ShuffleAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     axis = xs[0].ndim - attrs.ndim
     lanes = np.array(attrs.lanes)
     rows = np.arange(xs[0].shape[axis])
-    picked = lanes[rows % GEN2.quadrant_partitions]
+    picked = lanes[rows % CORE.quadrant_partitions]
     keep = picked == KEEP_LANE
-    source = torch.as_tensor(np.where(keep, rows, rows - rows % GEN2.quadrant_partitions + picked))
+    source = torch.as_tensor(np.where(keep, rows, rows - rows % CORE.quadrant_partitions + picked))
     moved = xs[0].index_select(axis, source)
     if not keep.any():
         return moved
@@ -555,7 +555,7 @@ def _shuffle(attrs: ShuffleAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 def _shuffle_rules(i: Instruction) -> None:
     rows = i.src[0].shape[0]
-    if rows % GEN2.quadrant_partitions:
+    if rows % CORE.quadrant_partitions:
         raise refuse(
             "sim_shuffle_partitions",
             f"nc_stream_shuffle of {i.src[0].label()}, expected 32, 64, 96 or 128 partitions; pad "
@@ -586,8 +586,8 @@ def nc_stream_shuffle(
     data, target = tile(src, "nc_stream_shuffle"), tile(dst, "nc_stream_shuffle")
     same_shape("nc_stream_shuffle", target, data)
     lanes = tuple(int(k) for k in shuffle_mask)
-    if len(lanes) != GEN2.quadrant_partitions or any(
-        k != KEEP_LANE and not 0 <= k < GEN2.quadrant_partitions for k in lanes
+    if len(lanes) != CORE.quadrant_partitions or any(
+        k != KEEP_LANE and not 0 <= k < CORE.quadrant_partitions for k in lanes
     ):
         raise refuse(
             "sim_shuffle_mask",

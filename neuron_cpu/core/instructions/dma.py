@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ..device.errors import refuse
-from ..device.spec import GEN2, Engine
+from ..device.spec import CORE, Engine
 from ..program.attributes import CAST, RAW, Attrs
 from ..program.program import Instruction
 from ..program.view import View
@@ -33,11 +33,11 @@ def _dma_rules(i: Instruction) -> None:
     for view in (*i.dst, i.src[0]):
         if view.storage.on_chip and len(view.shape) < 2:
             raise refuse("sim_rank", f"Insufficient rank: {view.label()}, expected at least 2 axes")
-        if view.storage.on_chip and view.shape[0] > GEN2.partitions:
+        if view.storage.on_chip and view.shape[0] > CORE.partitions:
             raise refuse(
                 "err_num_partition_exceed_arch_limit",
                 f"Size of partition dimension {view.shape[0]} exceeds architecture limitation of "
-                f"{GEN2.partitions} in dma of {view.label()}; tile the partition axis",
+                f"{CORE.partitions} in dma of {view.label()}; tile the partition axis",
             )
 
 
@@ -176,10 +176,10 @@ def dma_transpose(src: Any, *, axes: Any = None, mask: Any = None, dtype: Any = 
             f"order {order or list(TRANSPOSED_AXES.values())}",
         )
     rows = source.shape[order[0]]
-    if rows > GEN2.partitions:
+    if rows > CORE.partitions:
         raise refuse(
             "err_num_partition_exceed_arch_limit",
             f"Size of partition dimension {rows} exceeds architecture limitation of "
-            f"{GEN2.partitions} in dma_transpose of {source.label()}; transpose in blocks",
+            f"{CORE.partitions} in dma_transpose of {source.label()}; transpose in blocks",
         )
     return transposed(source, order, dtype, mask)

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ..device.errors import refuse, warn
-from ..device.spec import GEN2, Engine
+from ..device.spec import CORE, Engine
 from ..program.attributes import Attrs
 from ..program.program import Instruction
 from ..program.view import View
@@ -202,11 +202,11 @@ def _check_tile(op: OpSpec, view: View) -> bool:
             "first; index the block axes before it with integers",
         )
     size = view.shape[0]
-    if size > GEN2.partitions:
+    if size > CORE.partitions:
         raise refuse(
             "err_num_partition_exceed_arch_limit",
             f"Size of partition dimension {size} exceeds architecture limitation of "
-            f"{GEN2.partitions} in {op.name} of {view.label()}; tile the partition axis",
+            f"{CORE.partitions} in {op.name} of {view.label()}; tile the partition axis",
         )
     if size > 1 and view.strides[0] not in (0, storage.free_size):
         raise refuse(
@@ -214,9 +214,9 @@ def _check_tile(op: OpSpec, view: View) -> bool:
             f"{op.name} got {view.label()} whose first axis is not the partition axis in steps of "
             "one, expected consecutive partitions; put the partition index on the first axis",
         )
-    limit = GEN2.sbuf_instruction_free_max
+    limit = CORE.sbuf_instruction_free_max
     if storage.buffer == PSUM:
-        limit = GEN2.psum_instruction_free_max
+        limit = CORE.psum_instruction_free_max
     if view.free_size > limit:
         raise refuse(
             "err_size_of_dimension_exceed_arch_limit",
@@ -229,7 +229,7 @@ def _check_tile(op: OpSpec, view: View) -> bool:
 def _check_start(op: OpSpec, view: View) -> bool:
     """Engines reach groups of partitions at multiples of the group's size only."""
     size, start = view.shape[0], view.start_partition
-    legal = GEN2.start_partitions(size)
+    legal = CORE.start_partitions(size)
     if start not in legal and not op.is_dma:
         warn(
             "sim_start_partition",
@@ -247,7 +247,7 @@ def _check_pattern(op: OpSpec, view: View) -> bool:
     warning.
     """
     axes = pattern_axes(view)
-    limit = GEN2.access_pattern_axes
+    limit = CORE.access_pattern_axes
     if axes > limit and not op.is_dma:
         warn(
             "sim_access_pattern_axes",
@@ -347,11 +347,11 @@ def streaming(per_element: float = 1.0, extra: float = 0.0) -> Callable[[Instruc
     """max(min_ii, per_element * N) + extra, doubled for wide strides."""
 
     def cycles(i: Instruction) -> float:
-        return max(GEN2.min_ii, per_element * free_elements(i) * stride_factor(i)) + extra
+        return max(CORE.min_ii, per_element * free_elements(i) * stride_factor(i)) + extra
 
     return cycles
 
 
 def streaming_with_sums(i: Instruction) -> float:
     """An element each cycle; a second result costs one more instruction that reads it out."""
-    return streaming()(i) + (GEN2.min_ii if i.attrs.reduce_axes else 0)
+    return streaming()(i) + (CORE.min_ii if i.attrs.reduce_axes else 0)

@@ -15,7 +15,7 @@ import torch
 
 from ..device.dtypes import FLOAT32, UINT32, to_dtype
 from ..device.errors import refuse, warn
-from ..device.spec import GEN2, Engine
+from ..device.spec import CORE, Engine
 from ..program import masks, trace
 from ..program.attributes import Attrs
 from ..program.index import Index, Mask, is_integer
@@ -215,7 +215,7 @@ class LocalGatherAttrs(Attrs):
 def _local_gather(attrs: LocalGatherAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     data, index = flat(xs[0], attrs.free_axes), xs[1].to(torch.int64)
     lead, rows, n = data.shape[:-2], data.shape[-2], data.shape[-1]
-    cores, each = rows // GEN2.gpsimd_partitions, GEN2.gpsimd_partitions
+    cores, each = rows // CORE.gpsimd_partitions, CORE.gpsimd_partitions
     lists = index.reshape(*lead, cores, each, -1).transpose(-1, -2).reshape(*lead, cores, -1)
     lists = lists[..., : attrs.count]
     at = (lists[..., None] + torch.arange(attrs.width)).flatten(-2)
@@ -262,11 +262,11 @@ def local_gather(
     """
     (data,) = rows_only("local_gather", mask, tile(src_buffer, "local_gather"))
     offsets = tile(index, "local_gather")
-    available = GEN2.gpsimd_partitions * offsets.free_size
+    available = CORE.gpsimd_partitions * offsets.free_size
     count = available if num_valid_indices is None else int(num_valid_indices)
     wrong = None
-    if data.shape[0] % GEN2.gpsimd_partitions or data.shape[0] != offsets.shape[0]:
-        wrong = f"partition counts that are equal multiples of {GEN2.gpsimd_partitions}"
+    if data.shape[0] % CORE.gpsimd_partitions or data.shape[0] != offsets.shape[0]:
+        wrong = f"partition counts that are equal multiples of {CORE.gpsimd_partitions}"
     elif offsets.dt.name != "uint16":
         wrong = "uint16 indices"
     elif num_elem_per_idx not in GATHER_WIDTHS:

@@ -16,7 +16,7 @@ import torch
 
 from ..device.dtypes import FLOAT32
 from ..device.errors import refuse, warn
-from ..device.spec import GEN2, Engine
+from ..device.spec import CORE, Engine
 from ..program import trace
 from ..program.accumulation import Groups
 from ..program.attributes import Attrs
@@ -54,8 +54,8 @@ class MatmulAttrs(Attrs):
 
 def _matmul_rules(i: Instruction) -> None:
     stationary, moving = i.src
-    check_free_size("nc_matmul stationary", stationary, GEN2.stationary_free_max)
-    check_free_size("nc_matmul moving", moving, GEN2.moving_free_max)
+    check_free_size("nc_matmul stationary", stationary, CORE.stationary_free_max)
+    check_free_size("nc_matmul moving", moving, CORE.moving_free_max)
     if stationary.shape[0] != moving.shape[0]:
         raise refuse(
             "err_num_partition_mismatch",
@@ -95,7 +95,7 @@ def _matmul_cycles(i: Instruction) -> float:
     rate = 4 if stationary.dt.name in FOUR_BYTE_FLOATS else 1  # fp32 takes four passes
     if rate == 4 and (attrs.stationary_onezero or attrs.moving_onezero or attrs.is_transpose):
         rate = 2  # ones and zeros, and the identity of a transpose, have no low half
-    return rate * max(load, GEN2.min_ii, stream)
+    return rate * max(load, CORE.min_ii, stream)
 
 
 def _matmul_macs(i: Instruction) -> int:
@@ -242,11 +242,11 @@ def _transpose(attrs: TransposeAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 def _transpose_rules(i: Instruction) -> None:
     data, out = i.src[0], i.dst[0]
     for size in (data.shape[0], data.free_size):
-        if size > GEN2.partitions:
+        if size > CORE.partitions:
             raise refuse(
                 "err_size_of_dimension_exceed_arch_limit",
                 f"nc_transpose of {data.label()} has an axis of {size}, expected at most "
-                f"{GEN2.partitions}; transpose in blocks",
+                f"{CORE.partitions}; transpose in blocks",
             )
     if _on_vector(i):
         _large_on_vector(data)
@@ -266,7 +266,7 @@ def _transpose_rules(i: Instruction) -> None:
 
 def _large_on_vector(data: View) -> None:
     """VectorE transposes 32 x 32; larger ones the compiler takes apart (a public kernel ran so)."""
-    limit = GEN2.vector_transpose_max
+    limit = CORE.vector_transpose_max
     if data.shape[0] > limit or data.free_size > limit:
         warn(
             "sim_vector_transpose_size",
@@ -279,12 +279,12 @@ def _large_on_vector(data: View) -> None:
 def _transpose_cycles(i: Instruction) -> float:
     data = i.src[0]
     if _on_vector(i):
-        side = GEN2.vector_transpose_max
+        side = CORE.vector_transpose_max
         blocks = math.ceil(data.shape[0] / side) * math.ceil(data.free_size / side)
-        return blocks * max(GEN2.min_ii, min(side, data.free_size))
+        return blocks * max(CORE.min_ii, min(side, data.free_size))
     rate = 4 if data.dt.name in FOUR_BYTE_FLOATS else 1
     # the docstring's max(P, min(64, F)); fp32 takes four passes as in a product
-    return rate * max(data.shape[0], min(64, data.free_size), GEN2.min_ii)
+    return rate * max(data.shape[0], min(64, data.free_size), CORE.min_ii)
 
 
 def _transpose_macs(i: Instruction) -> int:

@@ -15,7 +15,7 @@ import torch
 
 from ..device.dtypes import DType, promote
 from ..device.errors import refuse, warn
-from ..device.spec import GEN2, Engine
+from ..device.spec import CORE, Engine
 from ..program import masks, trace
 from ..program.attributes import Attrs
 from ..program.index import is_integer
@@ -82,7 +82,7 @@ def _tensor_tensor_cycles(i: Instruction) -> float:
     one_psum = PSUM in (i.src[0].storage.buffer, i.src[1].storage.buffer)
     all_bf16 = all(v.dt.name == "bfloat16" for v in (*i.src, *i.dst))
     fast = one_psum or (all_bf16 and BinaryAttrs.of(i).op in ("add", "multiply", "subtract"))
-    return max(GEN2.min_ii, (n if fast else 2 * n) * stride_factor(i))
+    return max(CORE.min_ii, (n if fast else 2 * n) * stride_factor(i))
 
 
 TENSOR_TENSOR = OpSpec(
@@ -381,7 +381,7 @@ def _scalar_tensor_tensor_cycles(i: Instruction) -> float:
     types = {i.src[0].dt.name, i.src[1].dt.name}
     steps = [step.op for step in StepsAttrs.of(i).steps]
     fast = types == {"bfloat16"} and steps == ["subtract", "multiply"] and n % 2 == 0
-    return max(GEN2.min_ii, n if fast else 2 * n)
+    return max(CORE.min_ii, n if fast else 2 * n)
 
 
 SCALAR_TENSOR_TENSOR = OpSpec(
@@ -496,7 +496,7 @@ def _reduce_cycles(i: Instruction) -> float:
     n = i.src[0].free_size
     both_bf16 = i.src[0].dt.name == i.dst[0].dt.name == "bfloat16"
     fast = both_bf16 and ReduceAttrs.of(i).op in ("add", "maximum")
-    return max(GEN2.min_ii, (n / 2 if fast else n) * stride_factor(i))
+    return max(CORE.min_ii, (n / 2 if fast else n) * stride_factor(i))
 
 
 TENSOR_REDUCE = OpSpec(
@@ -704,7 +704,7 @@ def _bn_stats(attrs: StatisticsAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 def _bn_stats_rules(i: Instruction) -> None:
-    check_free_size("bn_stats", i.src[0], GEN2.bn_stats_free_max)
+    check_free_size("bn_stats", i.src[0], CORE.bn_stats_free_max)
 
 
 def _bn_aggr(attrs: StatisticsAttrs, xs: list[torch.Tensor]) -> torch.Tensor:

@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from ..device.spec import in_force
 from .attributes import Attrs
 from .storage import Frame, Source, Storage
 from .view import View
@@ -88,6 +89,7 @@ class Program:
         function: the Python function, for the checks on its source.
         macs: multiply-accumulates of all matmuls that are not transposes.
         returns: False where the outputs are parameters that the kernel stores into.
+        core: the generation that it was traced for.
         unwritten_at: lines whose operands hold elements that nobody wrote (check/undefined.py).
     """
 
@@ -101,6 +103,7 @@ class Program:
         self.return_tuple = False
         self.returns = True
         self.direct_allocation = False
+        self.core = in_force()
         self.in_order = False  # the kernel forbids the compiler to reorder
         self.warnings: list[str] = []
         self.unwritten_at: set[Source | None] = set()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..device.spec import GEN2
+from ..device.spec import CORE
 from ..time import cost
 from ..time.schedule import DMA, ENGINES, Schedule
 from . import bands
@@ -46,7 +46,7 @@ def activity(schedule: Schedule) -> list[list[float]]:
         for number, begin, time in zip(schedule.engine, schedule.start, schedule.busy)
         if number != DMA
     ]
-    share = 1.0 / GEN2.dma.engines
+    share = 1.0 / CORE.dma.engines
     spans += [(DMA, begin, end, share) for _, _, begin, end in schedule.lane_spans()]
     for number, begin, end, weight in spans:
         for k in range(int(begin / width), min(int(end / width), BINS) + 1):
@@ -84,10 +84,10 @@ def roofline(points: Sequence[tuple[str, Profile]], path: Path) -> Path:
     """Each labelled kernel as a point: FLOP per HBM byte against achieved TFLOP/s, with a bar for
     the rates of a device that fit the estimate."""
     pyplot, figure, axes = _figure(10, 5)
-    peak = 2 * GEN2.peak_macs_per_ns / 1e3  # TFLOP/s
+    peak = 2 * CORE.peak_macs_per_ns / 1e3  # TFLOP/s
     profile = cost.dma_profile(points[0][1].dma_profile)
     for label, rate, style in (
-        ("HBM share, 410 GB/s", GEN2.hbm_bytes_per_ns, "-"),
+        ("HBM share, 410 GB/s", CORE.hbm_bytes_per_ns, "-"),
         (f"DMA profile {profile.name}", profile.peak, "--"),
     ):
         knee = peak * 1e3 / rate

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..device.spec import GEN2, Engine
+from ..device.spec import CORE, Engine, using
 from ..program.program import Instruction
 from ..program.storage import Source
 from ..time import cost
@@ -76,6 +76,8 @@ class Profile:
 
     Attributes:
         name: kernel.
+        generation: of the core that it is timed for.
+        calibrated: whether published times have confirmed estimates for that generation.
         time_ns: estimated latency.
         dma_profile: name of the DMA profile.
         schedule_order: in which order the engines took their instructions.
@@ -90,6 +92,8 @@ class Profile:
     """
 
     name: str
+    generation: str
+    calibrated: bool
     time_ns: float
     dma_profile: str
     schedule_order: str
@@ -113,11 +117,18 @@ def place(source: Source | None) -> str:
 
 def profile(schedule: Schedule) -> Profile:
     """All figures of one schedule."""
+    with using(schedule.program.core):
+        return _profile(schedule)
+
+
+def _profile(schedule: Schedule) -> Profile:
     lines = _lines(schedule)
     critical = critical_times(schedule, lines)
     ordered = sorted(lines.values(), key=lambda line: (-line.critical, -line.longest))
     return Profile(
         name=schedule.program.name,
+        generation=schedule.program.core.name,
+        calibrated=schedule.program.core.calibrated,
         time_ns=schedule.total,
         dma_profile=schedule.profile,
         schedule_order=schedule.order,
@@ -142,7 +153,7 @@ def metrics(schedule: Schedule, lines: Sequence[Line]) -> dict[str, float]:
         figures[f"{key}_active_time_percent"] = 100 * busy[engine] / total
     macs = sum(line.macs for line in lines)
     moved = sum(line.transpose_macs for line in lines)
-    peak = GEN2.peak_macs_per_ns * total
+    peak = CORE.peak_macs_per_ns * total
     figures["model_flops"] = 2 * macs
     figures["transpose_flops"] = 2 * moved
     figures["mfu_estimated_percent"] = 100 * macs / peak
@@ -189,7 +200,7 @@ def _dma_metrics(schedule: Schedule, total: float) -> dict[str, float]:
     return {
         "hbm_read_bytes": read,
         "hbm_write_bytes": written,
-        "mbu_estimated_percent": 100 * (read + written) / (GEN2.hbm_bytes_per_ns * total),
+        "mbu_estimated_percent": 100 * (read + written) / (CORE.hbm_bytes_per_ns * total),
         "dma_transfer_bytes": size,
         "dma_transfer_count": rows,
         "dma_transfer_average_bytes": size / rows if rows else 0.0,
@@ -230,19 +241,19 @@ def _lines(schedule: Schedule) -> dict[Source | None, Line]:
         line.hbm_read_bytes += moved.hbm_read
         line.hbm_write_bytes += moved.hbm_written
         # A line's transfers overlap on 16 engines: it cannot take less than the busiest of them.
-        own = lanes.setdefault(source, [0.0] * GEN2.dma.engines)
+        own = lanes.setdefault(source, [0.0] * CORE.dma.engines)
         for lane, rows in enumerate(moved.lanes):
             own[lane] += cost.lane_ns(profile, moved, rows)
     for source, own in lanes.items():
         line = found[source]
-        line.busy["dma"] = sum(own) / GEN2.dma.engines
+        line.busy["dma"] = sum(own) / CORE.dma.engines
         line.dma_span = max(own)
         line.row_bytes = line.dma_bytes // line.dma_rows
     total = schedule.total or 1.0
     for line in found.values():
-        line.mfu_estimated_percent = 100 * line.macs / (GEN2.peak_macs_per_ns * total)
+        line.mfu_estimated_percent = 100 * line.macs / (CORE.peak_macs_per_ns * total)
         traffic = line.hbm_read_bytes + line.hbm_write_bytes
-        line.mbu_estimated_percent = 100 * traffic / (GEN2.hbm_bytes_per_ns * total)
+        line.mbu_estimated_percent = 100 * traffic / (CORE.hbm_bytes_per_ns * total)
         line.binding = _line_words(line)
     return found
 
@@ -313,7 +324,7 @@ def binding(schedule: Schedule, critical: dict[str, float], lines: Sequence[Line
         )
     worst = max(lines, key=lambda line: line.critical)
     reason = {
-        "DMA start": f"{GEN2.dma.start_ns / 1e3:.1f} µs until a transfer's first row, not hidden",
+        "DMA start": f"{CORE.dma.start_ns / 1e3:.1f} µs until a transfer's first row, not hidden",
         "result latency": "small instructions that wait for each other's results",
         "free buffer": "memory that an earlier tile still holds",
         "shared port": "engines that exclude each other on SBUF or PSUM",
@@ -342,7 +353,7 @@ def trace_events(schedule: Schedule, pid: int, label: str, offset: float = 0.0) 
     events = [meta_event("process_name", pid, 0, label)]
     for row, engine in enumerate(ENGINES[:DMA]):
         events.append(meta_event("thread_name", pid, row, engine.value))
-    for lane in range(GEN2.dma.engines):
+    for lane in range(CORE.dma.engines):
         events.append(meta_event("thread_name", pid, DMA + lane, f"DMA queue {lane}"))
     instructions = schedule.program.instructions
     for at, instruction in enumerate(instructions):

@@ -13,13 +13,14 @@ from typing import NamedTuple
 
 from ..device import spec
 from ..device.errors import refuse
-from ..device.spec import GEN2, Engine
+from ..device.spec import CORE, Engine
 from ..program.program import Instruction
 from ..program.view import View
 
-RESULT_LATENCY_NS = {
-    engine: GEN2.dependent_cycles / hz * 1e9 for engine, hz in GEN2.clock_hz.items()
-}
+
+def result_latency_ns(engine: Engine) -> float:
+    """From the end of an instruction's occupancy until another engine may read its result."""
+    return CORE.dependent_cycles / CORE.clock_hz[engine] * 1e9
 
 
 # --- DMA profiles ---------------------------------------------------------------------------------
@@ -39,7 +40,7 @@ class DmaProfile:
 
     def bandwidth(self, row_bytes: int) -> float:
         """GB/s of the whole core with rows of this size on all engines."""
-        return row_bytes / self.row_ns(row_bytes) * GEN2.dma.engines
+        return row_bytes / self.row_ns(row_bytes) * CORE.dma.engines
 
     @property
     def peak(self) -> float:
@@ -48,23 +49,23 @@ class DmaProfile:
 
 
 def _row_rule(size: int) -> float:
-    return max(GEN2.dma.short_row_ns, size / GEN2.dma.bytes_per_ns + GEN2.dma.row_ns)
+    return max(CORE.dma.short_row_ns, size / CORE.dma.bytes_per_ns + CORE.dma.row_ns)
 
 
 def _before_2_24(size: int) -> float:
     # proportional up to the row that takes as long as a long one's share, never faster than that
-    flat = max(size, GEN2.dma.flat_row_bytes) / GEN2.dma.flat_bytes_per_ns
-    knee = GEN2.dma.flat_row_most_bytes / GEN2.dma.flat_bytes_per_ns
-    return min(flat, max(knee, size / GEN2.dma.bytes_per_ns + GEN2.dma.row_ns))
+    flat = max(size, CORE.dma.flat_row_bytes) / CORE.dma.flat_bytes_per_ns
+    knee = CORE.dma.flat_row_most_bytes / CORE.dma.flat_bytes_per_ns
+    return min(flat, max(knee, size / CORE.dma.bytes_per_ns + CORE.dma.row_ns))
 
 
 def _since_2_24(size: int) -> float:
-    least = GEN2.dma.row_2_24_ns if size >= GEN2.dma.word_bytes else GEN2.dma.part_word_ns
-    return max(least, size / GEN2.dma.bytes_per_ns)
+    least = CORE.dma.row_2_24_ns if size >= CORE.dma.word_bytes else CORE.dma.part_word_ns
+    return max(least, size / CORE.dma.bytes_per_ns)
 
 
 def _hbm_peak(size: int) -> float:
-    return size * GEN2.dma.engines / GEN2.hbm_bytes_per_ns
+    return size * CORE.dma.engines / CORE.hbm_bytes_per_ns
 
 
 PROFILES = {
@@ -132,8 +133,8 @@ class Transfer(NamedTuple):
 
 def lane_ns(profile: DmaProfile, moved: Transfer, rows: int) -> float:
     """Nanoseconds that ``rows`` rows of a transfer take one DMA engine."""
-    if moved.rows == 1 and moved.row_bytes < GEN2.dma.lone_row_bytes:  # nothing to overlap with
-        return max(GEN2.dma.lone_row_ns, profile.row_ns(moved.row_bytes))
+    if moved.rows == 1 and moved.row_bytes < CORE.dma.lone_row_bytes:  # nothing to overlap with
+        return max(CORE.dma.lone_row_ns, profile.row_ns(moved.row_bytes))
     return rows * profile.row_ns(moved.row_bytes)
 
 
@@ -167,8 +168,8 @@ def _transfer(instruction: Instruction, src: View, dst: View) -> Transfer:
     if chip.storage.on_chip:
         lanes = _partition_lanes(chip, rows)
     else:
-        whole, rest = divmod(rows, GEN2.dma.engines)
-        lanes = tuple(whole + (lane < rest) for lane in range(GEN2.dma.engines))
+        whole, rest = divmod(rows, CORE.dma.engines)
+        lanes = tuple(whole + (lane < rest) for lane in range(CORE.dma.engines))
     moved = dst.size
     return Transfer(
         rows,
@@ -202,12 +203,12 @@ def _partition_lanes(chip: View, rows: int) -> tuple[int, ...]:
     where a fixed place of eight partitions on an engine (DMA26) would leave two engines working.
     """
     partitions = chip.shape[0]
-    first = chip.start_partition // GEN2.dma_partitions
-    lanes = [0] * GEN2.dma.engines
+    first = chip.start_partition // CORE.dma_partitions
+    lanes = [0] * CORE.dma.engines
     per = rows // partitions
-    whole, rest = divmod(partitions, GEN2.dma.engines)
-    for k in range(min(partitions, GEN2.dma.engines)):
-        lanes[(first + k) % GEN2.dma.engines] = per * (whole + (k < rest))
+    whole, rest = divmod(partitions, CORE.dma.engines)
+    for k in range(min(partitions, CORE.dma.engines)):
+        lanes[(first + k) % CORE.dma.engines] = per * (whole + (k < rest))
     return tuple(lanes)
 
 
@@ -221,12 +222,38 @@ def engine_ns(instruction: Instruction, engine: Engine) -> float:
     column a cycle; no published kernel reaches that.
     """
     cycles = instruction.op.cycles_on(instruction, engine)
-    if cycles > GEN2.min_ii:
+    if CORE.number > 2:
+        cycles = max(CORE.min_ii, cycles / _elements_a_cycle(instruction, engine))
+    if cycles > CORE.min_ii:
         if engine is Engine.TENSOR:
-            cycles *= GEN2.tensor_pace
+            cycles *= CORE.tensor_pace
         else:
-            cycles += GEN2.engine_start_cycles
-    return cycles / GEN2.clock_hz[engine] * 1e9
+            cycles += CORE.engine_start_cycles
+    return cycles / CORE.clock_hz[engine] * 1e9
+
+
+# Instructions that VectorE runs faster on 16-bit data (ARCH3, performance modes), by elements that
+# a partition takes a cycle: with all operands in SBUF and contiguous, and with one of both only.
+VECTOR_MODES = {"tensor_copy": (4, 2), "tensor_scalar": (4, 2), "tensor_tensor": (2, 1)}
+
+
+def _elements_a_cycle(instruction: Instruction, engine: Engine) -> int:
+    """How many 16-bit elements of a partition the engine takes at once, after NeuronCore-v2.
+
+    Relative to the cycles that the instruction table states for that core: what the documentation
+    says of fp32 beyond them (256 elements a cycle) no source explains, so fp32 stays at one.
+    """
+    views = (*instruction.dst, *instruction.src)
+    if not all(v.dt.itemsize <= 2 and v.dt.is_float for v in views):
+        return 1
+    if engine is Engine.SCALAR:
+        return CORE.scalar_narrow_rate
+    if engine is not Engine.VECTOR or not CORE.vector_modes:
+        return 1
+    in_sbuf = all(v.storage.buffer == "sbuf" for v in views)
+    contiguous = all(v.strides[-1] == 1 or v.shape[-1] == 1 for v in views)
+    fast, half = VECTOR_MODES.get(instruction.op.name, (1, 1))
+    return fast if in_sbuf and contiguous else half if in_sbuf or contiguous else 1
 
 
 # --- outside of kernels ---------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..device.spec import GEN2
+from ..device.spec import CORE
 from ..program.program import Program
 from ..program.storage import Storage
 
@@ -50,8 +50,8 @@ class Banks(Pool):
     """PSUM: a tile goes into the fullest bank that still has room for it."""
 
     def __init__(self) -> None:
-        super().__init__(GEN2.psum_banks * GEN2.psum_bank_bytes)
-        self.left = [GEN2.psum_bank_bytes] * GEN2.psum_banks
+        super().__init__(CORE.psum_banks * CORE.psum_bank_bytes)
+        self.left = [CORE.psum_bank_bytes] * CORE.psum_banks
         self.bank: dict[int, int] = {}  # of each tile
 
     def take(self, tile: int, size: int) -> bool:
@@ -71,7 +71,7 @@ class Banks(Pool):
 
     def force(self, size: int) -> None:
         self.short += size
-        self.left.append(GEN2.psum_bank_bytes)
+        self.left.append(CORE.psum_bank_bytes)
 
 
 class Memory:
@@ -88,7 +88,7 @@ class Memory:
 
     def __init__(self, program: Program, pending: list[int]) -> None:
         """Count a grant to wait for in ``pending`` of every instruction that writes a tile."""
-        self.sbuf, self.psum = Pool(GEN2.sbuf_usable_bytes), Banks()
+        self.sbuf, self.psum = Pool(CORE.sbuf_usable_bytes), Banks()
         self.size: list[int] = []
         self.pool: list[Pool] = []
         self.left: list[int] = []

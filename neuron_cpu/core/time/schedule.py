@@ -27,7 +27,7 @@ from typing import NamedTuple
 
 from ..device.errors import refuse
 from ..device.pause import without_garbage_collection
-from ..device.spec import GEN2, Engine
+from ..device.spec import CORE, Engine, using
 from ..program.program import Instruction, Program
 from ..program.storage import Storage
 from . import cost, depend, memory
@@ -123,7 +123,7 @@ class Schedule:
 
     def lane_spans(self) -> Iterator[tuple[int, int, float, float]]:
         """(DMA engine, instruction, start, end) of every engine's share of every transfer."""
-        free = [0.0] * GEN2.dma.engines
+        free = [0.0] * CORE.dma.engines
         profile = cost.dma_profile(self.profile)
         for at, moved in self.transfers.items():
             for lane, rows in enumerate(moved.lanes):
@@ -157,7 +157,7 @@ def _occupancy(schedule: Schedule, buffer: str) -> list[tuple[float, int]]:
         size = tile[0].tile_bytes
         steps[begin] = steps.get(begin, 0) + size
         steps[last[tile]] = steps.get(last[tile], 0) - size
-    unit = 1 if buffer == "sbuf" else GEN2.psum_bank_bytes
+    unit = 1 if buffer == "sbuf" else CORE.psum_bank_bytes
     use = placed
     result = [(0.0, -(-use // unit))] if use else []
     for time in sorted(steps):
@@ -193,7 +193,7 @@ def _engines(program: Program) -> tuple[list[int], list[float]]:
 
 def _ports(instruction: Instruction, number: int) -> tuple[bool, bool]:
     """Whether it needs the SBUF port of VectorE|GpSimdE and the PSUM port of VectorE|ScalarE."""
-    if number in (TENSOR, DMA):
+    if number in (TENSOR, DMA) or not CORE.exclusive_ports:
         return False, False
     buffers = {v.storage.buffer for v in (*instruction.src, *instruction.dst)}
     sbuf = "sbuf" in buffers and number != SCALAR
@@ -215,7 +215,7 @@ class _Run:
         self.numbers, self.times = _engines(program)
         # Nodes: instructions, joins behind them; then the engines, for events only.
         n = self.joins_at = len(self.numbers)
-        self.latency = [cost.RESULT_LATENCY_NS[e] for e in ENGINES[:DMA]] + [0.0]
+        self.latency = [cost.result_latency_ns(e) for e in ENGINES[:DMA]] + [0.0]
         self.pending: list[int] = []
         self.after: list[list[int]] = []  # who needs the result: waits for end and latency
         self.behind: list[list[int]] = []  # who only follows on the same engine: waits for the end
@@ -243,9 +243,9 @@ class _Run:
         self.end = [0.0] * n
         self.waits = [Wait(NOTHING, -1)] * len(self.pending)
         self.transfers: dict[int, cost.Transfer] = {}
-        self.lane_free = [0.0] * GEN2.dma.engines
-        self.lane_last = [-1] * GEN2.dma.engines
-        self.lane_busy = [0.0] * GEN2.dma.engines
+        self.lane_free = [0.0] * CORE.dma.engines
+        self.lane_last = [-1] * CORE.dma.engines
+        self.lane_busy = [0.0] * CORE.dma.engines
         self.port_free = [0.0, 0.0]
         self.port_last = [-1, -1]
         self.ports = [_ports(i, e) for i, e in zip(program.instructions, self.numbers)]
@@ -361,7 +361,7 @@ class _Run:
 
     def _transfer(self, at: int, now: float) -> None:
         moved = self.transfers[at] = cost.transfer(self.program.instructions[at])
-        arrival = now + GEN2.dma.start_ns
+        arrival = now + CORE.dma.start_ns
         free, busy, last = self.lane_free, self.lane_busy, self.lane_last
         first, end, blocker = float("inf"), 0.0, -1
         # Each engine moves its share behind what it has to do; the transfer starts with the first
@@ -430,7 +430,7 @@ def check_order(order: str) -> None:
 def schedule(
     program: Program, profile: str = cost.DEFAULT_PROFILE, order: str = COMPILER_ORDER
 ) -> Schedule:
-    """Simulate one run of ``program`` on a NeuronCore-v2.
+    """Simulate one run of ``program`` on the generation that it was traced for.
 
     Args:
         profile: name of a DMA profile (``cost.PROFILES``).
@@ -455,7 +455,7 @@ def schedules(
     rows = {name: cost.dma_profile(name) for name in profiles}
     check_order(order)
     order = PROGRAM_ORDER if program.in_order else order
-    with without_garbage_collection():
+    with without_garbage_collection(), using(program.core):
         made = lower(program) if order == COMPILER_ORDER else program
         needs = depend.dependences(made)
         found = {name: _scheduled(made, needs, profile, order) for name, profile in rows.items()}

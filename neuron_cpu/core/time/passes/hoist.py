@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ...device.spec import GEN2, Engine
+from ...device.spec import CORE, Engine
 from ...program.program import Instruction
 from ...program.storage import Frame, Source, Storage
 from ...program.view import View
@@ -111,7 +111,7 @@ def _too_many_for_psum(instructions: list[Instruction]) -> set[int]:
             if storage.buffer == "psum" and storage.id not in seen:
                 seen.add(storage.id)
                 made.setdefault((instruction.frame, instruction.source), []).append(storage)
-    limit = GEN2.psum_banks * GEN2.psum_bank_bytes // 2
+    limit = CORE.psum_banks * CORE.psum_bank_bytes // 2
     return {
         storage.id
         for storages in made.values()

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ...device.spec import GEN2, Engine
+from ...device.spec import CORE, Engine
 from ...instructions.vector import ReduceAttrs
 from ...program.program import Instruction
 from ...program.storage import Frame, Storage
@@ -104,7 +104,7 @@ def _alike(column: Sequence[Instruction]) -> bool:
     if len(head.dst) != 1 or head.attrs.mask is not None or head.attrs.accumulate:
         return False
     views = (*head.src, *head.dst)
-    if max(v.free_size for v in views) >= GEN2.min_ii or any(len(v.shape) > 3 for v in views):
+    if max(v.free_size for v in views) >= CORE.min_ii or any(len(v.shape) > 3 for v in views):
         return False
     shapes = [v.shape for v in views]
     return all(
@@ -193,7 +193,7 @@ def _private(own: list[Storage], rounds: list[list[Instruction]]) -> bool:
         len({s.id for s in own}) == len(own)
         and all(automatic(s) and s.shape == head.shape and s.paxis == 0 for s in own)
         and all(s.frame is r[0].frame for s, r in zip(own, rounds))
-        and (head.buffer == "sbuf" or size * len(own) <= GEN2.psum_bank_bytes)
+        and (head.buffer == "sbuf" or size * len(own) <= CORE.psum_bank_bytes)
     )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from typing import NamedTuple
 
-from ...device.spec import GEN2
+from ...device.spec import CORE
 from ...instructions.copies import TENSOR_COPY, copy_attrs
 from ...instructions.dma import DMA_COPY
 from ...program.attributes import RAW
@@ -27,8 +27,8 @@ WHOLE = -1
 
 def spill(
     program: Program,
-    sbuf_bytes: int = GEN2.sbuf_usable_bytes,
-    psum_bytes: int = GEN2.psum_banks * GEN2.psum_bank_bytes,
+    sbuf_bytes: int = CORE.sbuf_usable_bytes,
+    psum_bytes: int = CORE.psum_banks * CORE.psum_bank_bytes,
 ) -> Program:
     """The program with what goes out and comes back, where tiles exceed a memory.
 

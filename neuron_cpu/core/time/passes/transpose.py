@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ...device.spec import GEN2
+from ...device.spec import CORE
 from ...instructions.copies import TENSOR_COPY, copy_attrs
 from ...instructions.dma import DMA_COPY, DMA_TRANSPOSE
 from ...instructions.entry import OpSpec
@@ -63,7 +63,7 @@ def _turned(
     work: Work, instruction: Instruction, target: View, source: View
 ) -> Iterator[Instruction]:
     """``target[j, i] = source[i, j]`` in blocks of 128 x 128."""
-    block = GEN2.partitions
+    block = CORE.partitions
     rows, columns = source.shape
     for i in range(0, rows, block):
         for j in range(0, columns, block):
