@@ -10,7 +10,8 @@ from typing import Any, Optional
 _NEURON_CONFIG = (
     "batch_size padding_side seq_len max_context_length torch_dtype rpl_reduce_dtype "
     "output_logits vocab_parallel fused_qkv sequence_parallel_enabled enable_bucketing "
-    "context_encoding_buckets token_generation_buckets tp_degree"
+    "context_encoding_buckets token_generation_buckets tp_degree is_continuous_batching "
+    "ctx_batch_size apply_seq_ids_mask"
 )
 
 
@@ -70,6 +71,9 @@ class Settings:
     torch_dtype: str
     rpl_reduce_dtype: Optional[str]
     batch_size: int
+    is_continuous_batching: Optional[bool]
+    ctx_batch_size: Optional[int]  # prompts of one prefill graph
+    apply_seq_ids_mask: Optional[bool]
     padding_side: str
     asked_seq_len: Optional[int]  # --seq-len where it was given
     seq_len: int

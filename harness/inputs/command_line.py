@@ -173,6 +173,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         "judge": args.judge or ("contest" if args.mode in _EVALUATE else "ties"),
         "only": None if args.only is None else tuple(args.only),
         **_lengths(args),
+        **_batching(args),
         **_sampling(args),
     }
     if args.batch_size is None:
@@ -187,6 +188,12 @@ def _batch_size(mode: str, prompts: int) -> int:
     if mode == "evaluate_all":
         return 1
     return max(1, min(prompts, MOST_ROWS) if mode == "generate" else prompts)
+
+
+def _batching(args: argparse.Namespace) -> dict[str, Any]:
+    """One prompt a prefill with continuous batching, which is what all versions of NxDI have."""
+    one = args.ctx_batch_size or 1
+    return {"ctx_batch_size": one if args.is_continuous_batching else args.ctx_batch_size}
 
 
 def _lengths(args: argparse.Namespace) -> dict[str, int]:
@@ -383,6 +390,21 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--rpl-reduce-dtype", choices=DTYPES, help="of the all-reduce")
     group.add_argument("--batch-size", **whole, help="default: the number of prompts, at most 8")
     group.add_argument(
+        "--is-continuous-batching",
+        action="store_true",
+        default=None,
+        help="rows of a batch are requests that come and go",
+    )
+    group.add_argument(
+        "--ctx-batch-size", **whole, help="prompts of one prefill (default with it: 1)"
+    )
+    group.add_argument(
+        "--apply-seq-ids-mask",
+        action="store_true",
+        default=None,
+        help="requests that a step leaves out keep their cache (NxDI 0.4 and later)",
+    )
+    group.add_argument(
         "--padding-side", choices=("right", "left"), default="right", help="default: right"
     )
     group.add_argument(
@@ -488,6 +510,7 @@ def check(settings: Settings) -> None:
             f"--max-context-length must be at most --seq-len {settings.seq_len}, got "
             f"{settings.max_context_length}."
         )
+    _check_batching(settings)
     _check_chunks(settings)
     _check_base_figures(settings)
     _check_sampling(settings)
@@ -574,6 +597,16 @@ def _check_sampling(settings: Settings) -> None:
         raise UserError("--global-topk needs --on-device-sampling.")
     if settings.dynamic and not settings.on_device_sampling:
         raise UserError("--dynamic needs --on-device-sampling.")
+
+
+def _check_batching(settings: Settings) -> None:
+    """Continuous batching, and what only it has."""
+    if not settings.is_continuous_batching:
+        for flag in ("--ctx-batch-size", "--apply-seq-ids-mask"):
+            if getattr(settings, _name(flag)) is not None:
+                raise UserError(f"{flag} needs --is-continuous-batching.")
+    elif settings.padding_side == "left":
+        raise UserError("--is-continuous-batching needs --padding-side right.")
 
 
 def _check_chunks(settings: Settings) -> None:

@@ -58,6 +58,7 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
             load_config=load_pretrained_config(path),
             pad_token_id=host.job.pad_token_id,
         )
+        _check_fields(neuron_config, settings)
         model = model_class(path, config)
     except (ValueError, AssertionError, AttributeError, TypeError) as error:
         raise UserError(f"The model cannot be configured: {host.where(error)}.") from error
@@ -69,6 +70,14 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
         )
     host.models[role] = model
     return {wrapper.tag: list(wrapper.neuron_config.buckets) for wrapper in model.models}
+
+
+def _check_fields(neuron_config: Any, settings: dict[str, Any]) -> None:
+    """Refuse what this version of NxDI would ignore, but for a warning."""
+    for name in ("apply_seq_ids_mask",):
+        if settings.get(name) and not hasattr(neuron_config, name):
+            flag = "--" + name.replace("_", "-")
+            raise UserError(f"{flag} needs a later version of NxDI, whose NeuronConfig has {name}.")
 
 
 def compile(host: Host, role: str) -> str:

@@ -363,61 +363,6 @@ def test_on_device_sampling_can_return_logits(tiny_llama, application):
     assert output.tokens.tolist() == expected[:, 0].argmax(-1).tolist()
 
 
-def test_continuous_batching_by_sequence_ids(tiny_llama, application, reference):
-    """Prompts arrive one by one on lines of their own, and decode together in any row order."""
-    model, folder = tiny_llama()
-    app = application(
-        folder, batch_size=3, tp_degree=2, is_continuous_batching=True, ctx_batch_size=1
-    )
-    lines = [2, 0, 1]
-    expected = [reference(model, prompt, 4)[0].tolist() for prompt in PROMPTS]
-    tokens = []
-    for prompt, line in zip(PROMPTS, lines, strict=True):
-        ids = torch.tensor([prompt])
-        output = app(
-            input_ids=ids,
-            position_ids=torch.arange(len(prompt))[None],
-            seq_ids=torch.tensor([line]),
-        )
-        tokens.append([int(output.logits[0, -1].argmax())])
-    for _ in range(3):
-        positions = torch.tensor(
-            [[len(prompt) + len(done) - 1] for prompt, done in zip(PROMPTS, tokens, strict=True)]
-        )
-        output = app(
-            input_ids=torch.tensor([[done[-1]] for done in tokens]),
-            position_ids=positions,
-            seq_ids=torch.tensor(lines),
-        )
-        for row, done in enumerate(tokens):
-            done.append(int(output.logits[row, -1].argmax()))
-    assert tokens == expected
-
-
-def test_idle_lines_survive_a_partial_decode_batch(tiny_llama, application, reference):
-    """Decoding one line pads the batch with idle lines, whose caches must stay as they are."""
-    model, folder = tiny_llama()
-    app = application(folder, batch_size=3, is_continuous_batching=True, ctx_batch_size=1)
-    prompts = PROMPTS[:2]
-    expected = [reference(model, prompt, 3)[0].tolist() for prompt in prompts]
-    tokens = []
-    for line, prompt in enumerate(prompts):
-        output = app(
-            input_ids=torch.tensor([prompt]),
-            position_ids=torch.arange(len(prompt))[None],
-            seq_ids=torch.tensor([line]),
-        )
-        tokens.append([int(output.logits[0, -1].argmax())])
-    for line in (0, 0, 1, 1):
-        output = app(
-            input_ids=torch.tensor([tokens[line][-1:]]),
-            position_ids=torch.tensor([[len(prompts[line]) + len(tokens[line]) - 1]]),
-            seq_ids=torch.tensor([line]),
-        )
-        tokens[line].append(int(output.logits[0, -1].argmax()))
-    assert tokens == expected
-
-
 @pytest.mark.parametrize(
     ("prompt", "steps", "message"),
     [

@@ -39,6 +39,7 @@ _FIELDS = {
     "fused_rmsnorm_skip_gamma": (3, _LAST),
     "k_cache_transposed": (3, _LAST),
     "qkv_kernel_fuse_residual_add": (3, _LAST),
+    "apply_seq_ids_mask": (4, _LAST),
     "cast_type": (4, _LAST),
 }
 
@@ -122,6 +123,29 @@ class Contract:
     def bucket_holds_speculation(self) -> bool:
         """The speculation bucket is chosen above cached and new tokens; 0.1: above cached ones."""
         return self.minor >= 2
+
+    # -- continuous batching ---------------------------------------------------------------------
+
+    @property
+    def graph_sorts_rows(self) -> bool:
+        """Decode sorts its rows by sequence id in the graph, so any order of them is right.
+
+        Later the wrapper sorts them, and a whole batch not even there.
+        """
+        return self.minor == 1
+
+    @property
+    def prefills_one_line(self) -> bool:
+        """A prefill graph writes one cache line, so `ctx_batch_size` has to be 1."""
+        return self.minor >= 2
+
+    @property
+    def idle_rows_are_zeros(self) -> bool:
+        """Rows that fill a decode batch write at position 0 of lines that the call leaves out.
+
+        So in 0.1.0; from 0.1.1 on they repeat the first row, at its position.
+        """
+        return self.minor == 1
 
     # -- layers and attention --------------------------------------------------------------------
 

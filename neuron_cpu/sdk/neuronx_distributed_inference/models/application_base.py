@@ -402,17 +402,7 @@ def refuse_options(neuron_config: NeuronConfig, names: Sequence[str]) -> None:
 def refuse_unsupported(neuron_config: NeuronConfig) -> None:
     """NotImplementedError for a feature of the SDK that would silently not happen here."""
     refuse_options(neuron_config, _UNSUPPORTED)
-    if neuron_config.is_continuous_batching and neuron_config.padding_side == "left":
-        raise NotImplementedError(
-            "Continuous batching with padding_side='left' would shift the caches of idle lines, "
-            "expected padding_side='right'; pad on the right."
-        )
-    if neuron_config.tkg_batch_size != neuron_config.max_batch_size:
-        raise NotImplementedError(
-            f"tkg_batch_size is {neuron_config.tkg_batch_size}, expected max_batch_size "
-            f"({neuron_config.max_batch_size}), because a decode step reads one cache line a row; "
-            "make them equal."
-        )
+    _refuse_batches(neuron_config)
     if neuron_config.sequence_parallel_enabled:
         _refuse_with_sequence_parallelism(neuron_config)
     for name in ("pp_degree", "ep_degree"):
@@ -421,6 +411,36 @@ def refuse_unsupported(neuron_config: NeuronConfig) -> None:
                 f"NeuronConfig.{name} is {getattr(neuron_config, name)}, expected 1, because "
                 "neuron_cpu has tensor parallelism only; raise tp_degree instead."
             )
+
+
+def _refuse_batches(neuron_config: NeuronConfig) -> None:
+    """Refuse batches and caches of other sizes than the graphs here have."""
+    if neuron_config.is_continuous_batching and neuron_config.padding_side == "left":
+        raise NotImplementedError(
+            "Continuous batching with padding_side='left' would shift the caches of idle lines, "
+            "expected padding_side='right'; pad on the right."
+        )
+    lines = getattr(neuron_config, "kv_cache_batch_size", neuron_config.max_batch_size)
+    if lines != neuron_config.max_batch_size or getattr(neuron_config, "kv_cache_padding_size", 0):
+        raise NotImplementedError(
+            f"The cache has {lines} lines and {neuron_config.kv_cache_padding_size} of padding, "
+            f"expected max_batch_size ({neuron_config.max_batch_size}) and none, because a decode "
+            "step reads one cache line a row; leave kv_cache_batch_size and kv_cache_padding_size "
+            "out."
+        )
+    one = neuron_config.contract.prefills_one_line and neuron_config.is_continuous_batching
+    if one and neuron_config.ctx_batch_size != 1:
+        raise NotImplementedError(
+            f"ctx_batch_size is {neuron_config.ctx_batch_size}, expected 1 with continuous "
+            f"batching, because NxDI {neuron_config.contract.version} prefills one cache line a "
+            "call; set it to 1."
+        )
+    if neuron_config.tkg_batch_size != neuron_config.max_batch_size:
+        raise NotImplementedError(
+            f"tkg_batch_size is {neuron_config.tkg_batch_size}, expected max_batch_size "
+            f"({neuron_config.max_batch_size}), because a decode step reads one cache line a row; "
+            "make them equal."
+        )
 
 
 def _refuse_with_sequence_parallelism(neuron_config: NeuronConfig) -> None:

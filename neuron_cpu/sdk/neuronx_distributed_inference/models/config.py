@@ -160,6 +160,7 @@ class NeuronConfig:
         self.is_continuous_batching = take("is_continuous_batching", False)
         self._optional(take, "kv_cache_batch_size", self.max_batch_size)
         self._optional(take, "kv_cache_padding_size", 0)
+        self._optional(take, "apply_seq_ids_mask", False)
         self._optional(take, "allow_input_truncation", False)
 
     def _set_buckets(self, take: Callable[..., Any]) -> None:

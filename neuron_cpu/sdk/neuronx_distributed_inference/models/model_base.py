@@ -30,6 +30,7 @@ from ..modules.generation.sampling import (
     prepare_sampling_params,
     validate_sampling_params,
 )
+from ..modules.kvcache.cache_lines import CacheLines
 from ..modules.kvcache.kv_cache_manager import KVCacheManager
 from .application_base import NeuronApplicationBase
 from .config import InferenceConfig
@@ -156,7 +157,8 @@ class NeuronBaseModel(nn.Module):
         prefill = self._is_context_encoding(input_ids)
         speculation = self._is_for_speculation(input_ids)
         order = None
-        if not prefill and self.neuron_config.is_continuous_batching:
+        continuous = self.neuron_config.is_continuous_batching
+        if not prefill and continuous and self.contract.graph_sorts_rows:
             order = torch.argsort(seq_ids)  # cache line i belongs to sequence id i
             input_ids, attention_mask, position_ids, seq_ids, sampling_params = (
                 torch.index_select(tensor, 0, order)
@@ -443,6 +445,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         self.default_sampling_params = prepare_sampling_params(
             self.neuron_config.batch_size, top_k=[1], top_p=[1.0], temperature=[1.0]
         )
+        self.cache_lines = CacheLines(self.neuron_config)
         self.model_wrapper = self.get_model_wrapper_cls()
         self.enable_context_encoding()
         speculates = self.neuron_config.speculation_length > 0
@@ -483,6 +486,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             priority_model_idx=priority,
             model_init_kwargs=model_init_kwargs,
         )
+        wrapper.cache_lines = self.cache_lines
         self.models.append(wrapper)
         return wrapper
 
@@ -550,6 +554,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     def reset(self) -> None:
         """The next call starts a new sequence; caches need no clearing, masks hide what is old."""
         self.kv_cache_populated = False
+        self.cache_lines.forget()
 
     def reset_kv_cache(self) -> None:
         """Zero the caches of every rank."""

@@ -15,6 +15,7 @@ from torch import nn
 from ..contract import building_under
 from ..modules.autobucketing import bucket_above, context_encoder_bucket, token_generation_bucket
 from ..modules.generation.sampling import prepare_sampling_params
+from ..modules.kvcache.cache_lines import CacheLines
 
 CONTEXT_ENCODING_MODEL_TAG = "context_encoding_model"
 TOKEN_GENERATION_MODEL_TAG = "token_generation_model"
@@ -169,6 +170,8 @@ class ModelWrapper(nn.Module):
         self.compiler_workdir = os.path.join(base_compile_work_dir(), tag)
         self.compiler_args = compiler_args or self._default_compiler_args()
         self.contract = self.neuron_config.contract
+        # which lines are in use: one record for all sub-models, where an application has several
+        self.cache_lines = CacheLines(self.neuron_config)
 
     def _default_compiler_args(self) -> str:
         """The flags that NxDI hands to the compiler; recorded, nothing here reads them."""
@@ -243,6 +246,7 @@ class ModelWrapper(nn.Module):
         batch = self.neuron_config.batch_size
         rows = inputs[0].shape[0]
         if rows == batch:
+            self._note_lines(inputs)
             return self.model(bucket, *self._with_dummies(tuple(inputs)))
         if rows > batch and not self.neuron_config.is_continuous_batching:
             raise ValueError(
@@ -263,12 +267,43 @@ class ModelWrapper(nn.Module):
         """At most one compiled batch: missing rows are filled in, their results dropped."""
         rows = inputs[0].shape[0]
         missing = self.neuron_config.batch_size - rows
+        self._note_lines(inputs)
         if missing:
             inputs = self._fill_rows(inputs, missing)
+        back = slice(0, rows)
+        if missing and self._is_continuous_decode and not self.contract.graph_sorts_rows:
+            order = torch.argsort(inputs[3])  # a batch row is the cache line of the same number
+            inputs = [tensor[order] for tensor in inputs]
+            back = torch.argsort(order)[:rows]
         outputs = self.model(bucket, *self._with_dummies(tuple(inputs)))
         if isinstance(outputs, list):
-            return [output[:rows] for output in outputs]
-        return outputs[:rows]
+            return [output[back] for output in outputs]
+        return outputs[back]
+
+    @property
+    def _is_continuous_decode(self) -> bool:
+        return self.neuron_config.is_continuous_batching and not self.is_prefill
+
+    def _note_lines(self, inputs: List[torch.Tensor]) -> None:
+        """Keep account of the cache lines; ValueError for a call that the device answers wrongly.
+
+        A whole batch goes to the graph in the caller's order, which has to be that of the lines
+        where the graph does not sort.
+        """
+        if not self.neuron_config.is_continuous_batching:
+            return
+        _, mask, positions, lines, _ = inputs
+        if self.is_prefill:
+            self.cache_lines.prefill(lines, mask)
+            return
+        whole = len(lines) == self.neuron_config.batch_size
+        if whole and not self.contract.graph_sorts_rows and bool((lines.diff() < 0).any()):
+            raise ValueError(
+                f"{self.tag} got seq_ids {lines.tolist()}, expected a whole batch in ascending "
+                f"order, because NxDI {self.contract.version} takes batch row i for cache line i; "
+                "sort the rows by their seq_ids."
+            )
+        self.cache_lines.decode(lines, positions)
 
     def _fill_rows(self, inputs: List[torch.Tensor], missing: int) -> List[torch.Tensor]:
         """Add rows that change no live cache line.

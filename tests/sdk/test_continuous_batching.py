@@ -1,0 +1,145 @@
+"""Requests that come and go on cache lines of their own, in every version of NxDI."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from neuronx_distributed_inference.contract import VERSIONS
+
+PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [9, 8, 150, 31, 77], [12, 100]]
+
+
+class Requests:
+    """Greedy requests on an application, each on a cache line: what a scheduler would hold."""
+
+    def __init__(self, app) -> None:
+        self.app = app
+        self.tokens: dict[int, list[int]] = {}  # line -> prompt and answer
+
+    def start(self, line: int, prompt: list[int]) -> None:
+        output = self.app(
+            input_ids=torch.tensor([prompt]),
+            position_ids=torch.arange(len(prompt))[None],
+            seq_ids=torch.tensor([line]),
+        )
+        self.tokens[line] = [*prompt, int(output.logits[0, -1].argmax())]
+
+    def step(self, *lines: int) -> None:
+        output = self.app(
+            input_ids=torch.tensor([self.tokens[line][-1:] for line in lines]),
+            position_ids=torch.tensor([[len(self.tokens[line]) - 1] for line in lines]),
+            seq_ids=torch.tensor(lines),
+        )
+        for row, line in enumerate(lines):
+            self.tokens[line].append(int(output.logits[row, -1].argmax()))
+
+
+@pytest.fixture
+def requests(tiny_llama, application, monkeypatch):
+    """Factory of (reference model, requests) on three cache lines under a version."""
+
+    def make(version: str, **options):
+        monkeypatch.setenv("NEURON_CPU_NXDI", version)
+        model, folder = tiny_llama()
+        options = {"batch_size": 3, "ctx_batch_size": 1, "is_continuous_batching": True, **options}
+        return model, Requests(application(folder, **options))
+
+    return make
+
+
+def alone(reference, model, prompt: list[int], got: list[int]) -> list[int]:
+    return [*prompt, *reference(model, prompt, len(got) - len(prompt))[0].tolist()]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_each_request_gets_its_text_alone(requests, reference, version):
+    """They arrive between steps, fewer than the batch decode, and a line is used again."""
+    model, live = requests(version, tp_degree=2)
+    live.start(2, PROMPTS[0])
+    live.step(2)
+    live.start(0, PROMPTS[1])
+    live.step(0, 2)
+    live.start(1, PROMPTS[2])
+    live.step(0, 1, 2)
+    live.step(0, 1, 2)
+    finished = live.tokens.pop(1)
+    live.step(2, 0)
+    live.start(1, PROMPTS[3])
+    live.step(0, 1, 2)
+    assert finished == alone(reference, model, PROMPTS[2], finished)
+    for line, prompt in {2: PROMPTS[0], 0: PROMPTS[1], 1: PROMPTS[3]}.items():
+        assert live.tokens[line] == alone(reference, model, prompt, live.tokens[line])
+
+
+def test_0_1_takes_a_whole_batch_in_any_order_and_later_versions_only_by_line(requests, reference):
+    model, live = requests("0.1")
+    for line, prompt in zip((2, 0, 1), PROMPTS):
+        live.start(line, prompt)
+    live.step(2, 0, 1)
+    for line, prompt in zip((2, 0, 1), PROMPTS):
+        assert live.tokens[line] == alone(reference, model, prompt, live.tokens[line])
+    _, live = requests("0.2")
+    for line, prompt in zip((2, 0, 1), PROMPTS):
+        live.start(line, prompt)
+    with pytest.raises(ValueError, match=r"seq_ids \[2, 0, 1\], expected.*ascending"):
+        live.step(2, 0, 1)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_a_line_that_a_device_would_have_damaged_is_not_read(requests, version):
+    """The row that fills the place of the longer line 0 lands on one of its tokens."""
+    _, live = requests(version)
+    live.start(0, PROMPTS[0])
+    live.start(1, PROMPTS[1])
+    live.step(1)
+    place = 0 if version == "0.1" else len(PROMPTS[1])
+    with pytest.raises(ValueError, match=f"id 0 goes on.*overwritten its position {place} "):
+        live.step(0, 1)
+    live.start(0, PROMPTS[2])  # a new prompt makes the line whole
+    live.step(0, 1)
+
+
+@pytest.mark.parametrize("version", VERSIONS[1:])
+def test_a_shorter_line_that_waits_stays_whole(requests, reference, version):
+    """Its own tokens replace what the other row has left behind its end, before they are read."""
+    model, live = requests(version)
+    live.start(0, PROMPTS[0])
+    live.start(1, PROMPTS[1])
+    live.step(0)
+    live.step(0)
+    for _ in range(5):
+        live.step(0, 1)
+    for line, prompt in enumerate(PROMPTS[:2]):
+        assert live.tokens[line] == alone(reference, model, prompt, live.tokens[line])
+
+
+@pytest.mark.parametrize("version", VERSIONS[3:])
+def test_a_mask_of_sequence_ids_spares_lines_that_wait(requests, reference, version):
+    model, live = requests(version, apply_seq_ids_mask=True)
+    live.start(0, PROMPTS[0])
+    live.start(1, PROMPTS[1])
+    for line in (1, 1, 0, 0, 1):
+        live.step(line)
+    for line, prompt in enumerate(PROMPTS[:2]):
+        assert live.tokens[line] == alone(reference, model, prompt, live.tokens[line])
+
+
+@pytest.mark.parametrize("lines", [(1, 1), (0, 3), (-1, 0)])
+def test_lines_that_the_cache_lacks_or_that_occur_twice_are_refused(requests, lines):
+    _, live = requests("0.1")
+    live.tokens = {line: [5, 6] for line in lines}
+    with pytest.raises(ValueError, match="different numbers from 0 to 2"):
+        live.step(*lines)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"ctx_batch_size": 2}, "ctx_batch_size is 2, expected 1"),
+        ({"kv_cache_padding_size": 1}, "3 lines and 1 of padding"),
+        ({"kv_cache_batch_size": 4}, "4 lines and 0 of padding"),
+    ],
+)
+def test_what_the_graphs_here_lack_is_refused(requests, option, message):
+    with pytest.raises(NotImplementedError, match=message):
+        requests("0.6", **option)
