@@ -54,4 +54,5 @@ def _quietly(kill: Any, process: int) -> None:
 
 def _server() -> int:
     """The fork server, which adopts orphans; 0 before it runs."""
-    return getattr(forkserver._forkserver, "_forkserver_pid", None) or 0  # type: ignore[attr-defined]
+    server: Any = forkserver._forkserver  # type: ignore[attr-defined]
+    return getattr(server, "_forkserver_pid", None) or 0

@@ -19,17 +19,18 @@ def start(*arguments: object, **options) -> subprocess.Popen:
     return subprocess.Popen(command, stdin=subprocess.DEVNULL, **options)
 
 
+def on(mode: str, model: Path, folder: Path) -> list[object]:
+    """Arguments of a short run of ``mode`` that compiles into ``folder``."""
+    settings = ["--seq-len", "64", "--compiled-model-path", folder / "compiled"]
+    return ["--mode", mode, "--model-path", model, *settings]
+
+
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
 @pytest.mark.parametrize("mode", ["profile", "generate"])
 def test_a_full_output_is_one_sentence(mode: str, tiny_model: Path, tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         process = start(
-            "--mode",
-            mode,
-            "--model-path",
-            tiny_model,
-            *["--seq-len", "64", "--compiled-model-path"],
-            tmp_path / "compiled",
+            *on(mode, tiny_model, tmp_path),
             stdout=full,
             stderr=subprocess.PIPE,
             text=True,
@@ -47,12 +48,7 @@ def test_a_reader_that_leaves_is_no_error(
 ) -> None:
     together = subprocess.STDOUT if streams == "both" else subprocess.DEVNULL
     process = start(
-        "--mode",
-        mode,
-        "--model-path",
-        tiny_model,
-        *["--seq-len", "64", "--compiled-model-path"],
-        tmp_path / "compiled",
+        *on(mode, tiny_model, tmp_path),
         stdout=subprocess.PIPE,
         stderr=together,
     )
