@@ -14,7 +14,6 @@ from neuronx_distributed.parallel_layers.layers import (
 )
 from neuronx_distributed.parallel_layers.utils import divide, get_padding_length
 from neuronx_distributed.quantization.quantization_config import QuantizationType, QuantizedDtype
-from neuronx_distributed.quantization.quantization_layers import QuantizedColumnParallel
 from neuronx_distributed.ranks import RankPool
 from neuronx_distributed.trace.trace import (
     create_local_weight,
@@ -244,8 +243,6 @@ def test_quantised_names():
     assert QuantizationType("per_channel_symmetric") is QuantizationType.PER_CHANNEL_SYMMETRIC
     assert QuantizedDtype.get_dtype(torch.int8) is QuantizedDtype.INT8
     assert not QuantizedDtype.has_dtype(torch.bfloat16)
-    with pytest.raises(NotImplementedError, match="weight quantisation is not supported"):
-        QuantizedColumnParallel(4, 4)
 
 
 def test_divide():

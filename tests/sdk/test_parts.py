@@ -279,7 +279,7 @@ def test_small_helpers():
     with pytest.raises(AssertionError, match="8 key-value heads among 2 ranks"):
         calculate_num_cores_per_group(32, 8, 2)
     assert not is_lora_module(torch.nn.Linear(1, 1))
-    with pytest.raises(NotImplementedError, match="not supported by neuron_cpu"):
+    with pytest.raises(NotImplementedError, match="MLP kernel is the SDK's own"):
         preprocess_quantized_linear_layer(torch.nn.Linear(1, 1))
     set_random_seed(3)
     first = torch.rand(1).item()

@@ -91,6 +91,21 @@ class Contract:
         """Default of `OnDeviceSamplingConfig.do_sample`."""
         return self.minor <= 5
 
+    # -- quantised checkpoints -------------------------------------------------------------------
+
+    @property
+    def ties_quantised_head(self) -> bool:
+        """Loading a quantised checkpoint ties a tied head; 0.1 leaves it as it is.
+
+        Since then keys that end in `weight_scale`, as other tools write them, are taken, too.
+        """
+        return self.minor >= 2
+
+    @property
+    def fp8_scale_floor(self) -> float:
+        """Least scale of a row in fp8."""
+        return 1e-5 if self.minor >= 2 else 0.0
+
     # -- sub-models and their inputs -------------------------------------------------------------
 
     @property

@@ -1,34 +1,205 @@
-"""Names of the quantised parallel layers; building one is refused."""
+"""Parallel linear layers with int8 or fp8 weights (NxD, quantization/quantization_layers.py).
+
+`y = x W^T` with the weight cast to the input's type and no scale before the product: integers up to
+127 are exact in bf16. The product goes to fp32, times the scale, and back to the input's type;
+row-parallel layers scale before they sum the ranks. Scales are fp32: (1,) per tensor, (out, 1) per
+channel, cut with the rows of a column-parallel layer, whole on every rank of a row-parallel one.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any, Dict, Optional
 
-from ..parallel_layers.layers import BaseParallelLinear
+import torch
+from torch import nn
 
+from ..deferred import parameter_device
+from ..parallel_layers.layers import (
+    BaseParallelLinear,
+    ColumnParallelLinear,
+    RowParallelLinear,
+    pad_tensor,
+)
+from ..parallel_layers.utils import set_tensor_model_parallel_attributes
+from .quantization_config import (
+    ActivationQuantizationType,
+    QConfig,
+    QuantizationType,
+    QuantizedDtype,
+)
 
-def _refuse(name: str) -> NoReturn:
-    raise NotImplementedError(
-        f"{name}: weight quantisation is not supported by neuron_cpu yet, expected "
-        "quantized=False in the NeuronConfig; load the unquantised checkpoint."
-    )
+# Of fused projections, whose rows are cut in three parts.
+_FUSED_TAGS = ("fused_qkv", "num_attention_heads", "num_key_value_heads", "head_dim")
 
 
 class BaseQuantizeParallelLinear(BaseParallelLinear):
-    """Base of the quantised layers: importable for isinstance checks, not constructible."""
+    """Weight, scale and product of the two quantised layers."""
 
-    def __init__(self, *_args: Any, **_kwargs: Any) -> None:
-        _refuse(type(self).__name__)
+    quantized_dtype: QuantizedDtype
+    quantization_type: QuantizationType
+    shards_scale = False  # along the output features
+
+    def _quantise(
+        self,
+        quantization_type: Any,
+        quantized_dtype: QuantizedDtype,
+        per_channel_axis: Optional[int],
+        activation: Any,
+    ) -> None:
+        """Give the weight its type, and the layer a scale."""
+        if ActivationQuantizationType(getattr(activation, "value", activation)).value is not None:
+            raise NotImplementedError(
+                f"{type(self).__name__}: quantised activations are not supported by neuron_cpu, "
+                "expected activation_quantization_type None; leave it out."
+            )
+        self.quantization_type = QuantizationType(quantization_type)
+        self.quantized_dtype = quantized_dtype
+        per_channel = self.quantization_type is QuantizationType.PER_CHANNEL_SYMMETRIC
+        if per_channel and per_channel_axis not in (None, 0):
+            raise AssertionError(
+                f"{type(self).__name__}: quantization_per_channel_axis is {per_channel_axis}, "
+                "expected 0, the output features."
+            )
+        old = self.weight
+        stored = torch.zeros(old.shape, dtype=quantized_dtype.value, device=old.device)
+        self.weight = nn.Parameter(stored, requires_grad=False)
+        self.weight.__dict__.update(old.__dict__)
+        rows = (old.shape[0], 1) if per_channel else (1,)
+        device = parameter_device() or old.device
+        ones = torch.ones(rows, dtype=torch.float32, device=device)
+        self.scale = nn.Parameter(ones, requires_grad=False)
+        if per_channel and self.shards_scale:
+            size = self.tensor_parallel_group.size()
+            set_tensor_model_parallel_attributes(self.scale, True, 0, self.stride, size)
+        self._multiply, self._forward_impl = self._forward_impl, self._scaled_product
+
+    def _scaled_product(
+        self, input: torch.Tensor, weight: torch.Tensor, **arguments: Any
+    ) -> torch.Tensor:
+        """The product as the plain layer makes it, times the scale in fp32."""
+        product = self._multiply(input=input, weight=weight.to(input.dtype), **arguments)
+        return (product.to(torch.float32) * self.scale.view(-1)).to(input.dtype)
 
     @classmethod
-    def from_float(cls, *_args: Any, **_kwargs: Any) -> NoReturn:
-        """Conversion of a float layer; refused like the constructor."""
-        _refuse(cls.__name__)
+    def _settings(cls, q_config: QConfig) -> Dict[str, Any]:
+        """Keywords of the constructor out of a conversion's settings."""
+        names = (
+            "quantization_type",
+            "quantized_dtype",
+            "quantization_per_channel_axis",
+            "activation_quantization_type",
+        )
+        return {name: q_config[name] for name in names if name in q_config}
 
 
-class QuantizedColumnParallel(BaseQuantizeParallelLinear):
-    """Quantised ColumnParallelLinear."""
+class QuantizedColumnParallel(BaseQuantizeParallelLinear, ColumnParallelLinear):
+    """Quantised ColumnParallelLinear: its arguments, and how it is quantised."""
+
+    shards_scale = True
+
+    def __init__(
+        self,
+        *arguments: Any,
+        quantization_type: Any = QuantizationType.PER_TENSOR_SYMMETRIC,
+        quantized_dtype: QuantizedDtype = QuantizedDtype.INT8,
+        quantization_per_channel_axis: Optional[int] = None,
+        activation_quantization_type: Any = None,
+        clamp_bound: float = float("inf"),
+        **keywords: Any,
+    ) -> None:
+        ColumnParallelLinear.__init__(self, *arguments, **keywords)
+        del clamp_bound  # of activations
+        self._quantise(
+            quantization_type,
+            quantized_dtype,
+            quantization_per_channel_axis,
+            activation_quantization_type,
+        )
+
+    @classmethod
+    def from_float(cls, mod: ColumnParallelLinear, q_config: QConfig) -> QuantizedColumnParallel:
+        """The layer of the same sizes, without the weights' values."""
+        if type(mod) is not ColumnParallelLinear:
+            raise AssertionError(f"Expected a ColumnParallelLinear, got {type(mod).__name__}.")
+        made = cls(
+            mod.input_size,
+            mod.output_size - mod.pad_size,
+            bias=mod.add_bias,
+            gather_output=mod.gather_output,
+            dtype=mod.dtype,
+            stride=mod.stride,
+            sequence_parallel_enabled=mod.sequence_parallel_enabled,
+            sequence_dimension=mod.sequence_dimension,
+            skip_bias_add=mod.skip_bias_add,
+            pad=mod.pad,
+            tensor_model_parallel_group=mod.tensor_parallel_group,
+            reduce_dtype=mod.reduce_dtype,
+            **cls._settings(q_config),
+        )
+        if getattr(mod.weight, "fused_qkv", False):
+            tags = {name: getattr(mod.weight, name) for name in _FUSED_TAGS}
+            for parameter in (made.weight, made.scale):
+                if parameter.dim() == 2:  # one scale of a whole tensor is not cut
+                    parameter.__dict__.update(tags)
+        return _with_parameters_of(made, mod)
+
+    def preshard_hook(self, model_state_dict: Dict[str, torch.Tensor], prefix: str) -> None:
+        """Pad the full weight, a sharded bias and a scale per channel before slicing."""
+        super().preshard_hook(model_state_dict, prefix)
+        key = prefix.rpartition("weight")[0] + "scale"
+        scale = model_state_dict.get(key)
+        if self.pad_size and scale is not None and scale.numel() > 1:
+            model_state_dict[key] = pad_tensor(scale, 0, self.output_size - scale.shape[0])
 
 
-class QuantizedRowParallel(BaseQuantizeParallelLinear):
-    """Quantised RowParallelLinear."""
+class QuantizedRowParallel(BaseQuantizeParallelLinear, RowParallelLinear):
+    """Quantised RowParallelLinear: its arguments, and how it is quantised."""
+
+    def __init__(
+        self,
+        *arguments: Any,
+        quantization_type: Any = QuantizationType.PER_TENSOR_SYMMETRIC,
+        quantized_dtype: QuantizedDtype = QuantizedDtype.INT8,
+        quantization_per_channel_axis: Optional[int] = None,
+        activation_quantization_type: Any = None,
+        clamp_bound: float = float("inf"),
+        **keywords: Any,
+    ) -> None:
+        RowParallelLinear.__init__(self, *arguments, **keywords)
+        del clamp_bound  # of activations
+        self._quantise(
+            quantization_type,
+            quantized_dtype,
+            quantization_per_channel_axis,
+            activation_quantization_type,
+        )
+
+    @classmethod
+    def from_float(cls, mod: RowParallelLinear, q_config: QConfig) -> QuantizedRowParallel:
+        """The layer of the same sizes, without the weights' values."""
+        if type(mod) is not RowParallelLinear:
+            raise AssertionError(f"Expected a RowParallelLinear, got {type(mod).__name__}.")
+        made = cls(
+            mod.input_size - mod.pad_size,
+            mod.output_size,
+            bias=mod.add_bias,
+            input_is_parallel=mod.input_is_parallel,
+            dtype=mod.dtype,
+            stride=mod.stride,
+            sequence_parallel_enabled=mod.sequence_parallel_enabled,
+            sequence_dimension=mod.sequence_dimension,
+            skip_bias_add=mod.skip_bias_add,
+            pad=mod.pad,
+            reduce_output=mod.reduce_output,
+            tensor_model_parallel_group=mod.tensor_parallel_group,
+            reduce_dtype=mod.reduce_dtype,
+            **cls._settings(q_config),
+        )
+        return _with_parameters_of(made, mod)
+
+
+def _with_parameters_of(made: Any, mod: BaseParallelLinear) -> Any:
+    """The bias as the float layer has it by now: cast, and of the mode of that layer."""
+    if mod.bias is not None:
+        made.bias = mod.bias
+    return made.train(mod.training)

@@ -20,6 +20,7 @@ from neuron_cpu.errors import CheckpointError
 from ..parallel_layers.layers import BaseParallelLinear, ParallelEmbedding, SPMDRank
 
 StateDict = Dict[str, torch.Tensor]
+QUANTISED = {torch.int8, torch.float8_e4m3fn, torch.float8_e5m2}
 _SHARDED_MODULES = (BaseParallelLinear, ParallelEmbedding, SPMDRank)
 
 
@@ -104,6 +105,8 @@ def _local_tensor(
     full: torch.Tensor, module: nn.Module, parameter: torch.Tensor, rank: int, key: str
 ) -> torch.Tensor:
     """This rank's part of `full`, refused by name where its shape is not the parameter's."""
+    if full.dim() == 0 and parameter.numel() == 1:  # fp8's one scale of a tensor
+        full = full.reshape(parameter.shape)
     local = full
     expected = list(parameter.shape)
     sharded = isinstance(module, _SHARDED_MODULES) and getattr(
@@ -123,6 +126,13 @@ def _local_tensor(
         else:
             stride = getattr(parameter, "partition_stride", 1)
             local = create_local_weight(rank, size, full, dim, parameter.shape[dim], stride)
+    stored = {tensor.dtype for tensor in (full, parameter)} & QUANTISED
+    if stored and full.dtype != parameter.dtype:
+        raise CheckpointError(
+            f"Tensor {key} of the checkpoint is {full.dtype}, expected {parameter.dtype} by the "
+            "model, which the SDK would not notice; quantise the checkpoint as the model is built, "
+            "or name the module in modules_to_not_convert."
+        )
     if not (local.is_floating_point() or parameter.is_floating_point()):
         # NxDI 0.1 and 0.2 hand over int64 ranks for the int32 parameter; the device narrows them.
         local = local.to(parameter.dtype)

@@ -19,6 +19,7 @@ from neuron_cpu import progress
 from neuron_cpu.errors import CheckpointError, StandInError
 
 from .. import artifacts, graph
+from ..modules import quantised
 from ..modules.checkpoint import load_state_dict, without_sharing
 from .config import InferenceConfig, NeuronConfig
 from .model_wrapper import SUBMODEL_TAGS, ModelWrapper, RankedModel, base_compile_work_dir
@@ -29,7 +30,6 @@ logger = logging.getLogger("Neuron")
 # `mlp_kernel_enabled` are not among them: models put kernels of their own behind these switches,
 # and where they call the SDK's closed ones, those refuse by name.
 _UNSUPPORTED = (
-    "quantized",
     "lora_config",
     "is_medusa",
     "enable_fused_speculation",
@@ -200,7 +200,10 @@ class NeuronApplicationBase(nn.Module):
     def checkpoint_loader_fn(self, mmap: bool = False) -> StateDict:
         """The checkpoint in the model's keys, floating tensors cast to `torch_dtype`."""
         del mmap
-        state_dict = self.get_state_dict(self.model_path, self.config)
+        if self.neuron_config.quantized:
+            state_dict = self.get_quantized_state_dict()
+        else:
+            state_dict = self.get_state_dict(self.model_path, self.config)
         dtype = self.neuron_config.torch_dtype
         eight_bits = (torch.float8_e4m3fn, torch.float8_e5m2)
         for key, tensor in state_dict.items():
@@ -218,6 +221,45 @@ class NeuronApplicationBase(nn.Module):
         if getattr(config, "tie_word_embeddings", False):
             cls.update_state_dict_for_tied_weights(state_dict)
         return state_dict
+
+    def get_quantized_state_dict(self) -> StateDict:
+        """The same of the quantised checkpoint, refused where it is none or of other scales.
+
+        FileNotFoundError where there is nothing; CheckpointError for everything else.
+        """
+        config, contract = self.neuron_config, self.neuron_config.contract
+        state_dict = self._strip_prefix(quantised.read(config.quantized_checkpoints_path))
+        if contract.ties_quantised_head:
+            state_dict = quantised.with_own_names(state_dict)
+        quantised.check(state_dict, config)
+        state_dict = self.convert_hf_to_neuron_state_dict(state_dict, self.config)
+        if contract.ties_quantised_head and getattr(self.config, "tie_word_embeddings", False):
+            self.update_state_dict_for_tied_weights(state_dict)
+        return state_dict
+
+    @classmethod
+    def save_quantized_state_dict(cls, model_path: PathLike, config: InferenceConfig) -> None:
+        """Quantise the checkpoint of a folder into `quantized_checkpoints_path`.
+
+        An existing folder gets safetensors, any other path a pickle; either appears whole.
+        """
+        made = cls.generate_quantized_state_dict(model_path, config)
+        quantised.save(made, Path(config.neuron_config.quantized_checkpoints_path))
+
+    @classmethod
+    def generate_quantized_state_dict(
+        cls, model_path: PathLike, config: InferenceConfig
+    ) -> StateDict:
+        """Names without prefix; int8 or fp8 weights, their scales, the rest as it was."""
+        model = cls.load_hf_model(os.fspath(model_path).rstrip(os.sep))
+        return cls.prepare_quantized_state_dict(quantised.quantise(model, config.neuron_config))
+
+    @classmethod
+    def prepare_quantized_state_dict(cls, hf_model_quant: nn.Module) -> StateDict:
+        """The decoder's tensors without their prefix, and the head's."""
+        state_dict = dict(hf_model_quant.model.state_dict())
+        head = hf_model_quant.lm_head.state_dict()
+        return state_dict | {f"lm_head.{name}": tensor for name, tensor in head.items()}
 
     @classmethod
     def _read_checkpoint(cls, model_path: PathLike) -> StateDict:

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional, Type, Union
 
 import torch
-from neuronx_distributed.quantization.quantization_config import QuantizedDtype
+from neuronx_distributed.quantization.quantization_config import QuantizationType, dtype_of
 
 from ..contract import ENVIRONMENT_VARIABLE, Contract, contract, field_versions
 
@@ -290,7 +290,21 @@ class NeuronConfig:
         if self.quantized:
             if self.quantized_checkpoints_path is None:
                 raise AssertionError("quantized=True needs quantized_checkpoints_path.")
-            QuantizedDtype.get_dtype(_as_dtype(self.quantization_dtype))
+            QuantizationType(self.quantization_type)
+            dtype_of(self.quantization_dtype)
+            skipped = getattr(self, "modules_to_not_convert", None)
+            if self.contract.has_field("modules_to_not_convert") and (
+                self.qkv_kernel_enabled and not skipped
+            ):
+                raise AssertionError(
+                    "qkv_kernel_enabled with quantized needs modules_to_not_convert, expected the "
+                    "modules that the kernel reads in it; give it, or leave the kernel off."
+                )
+            if skipped and self.quantization_type == "per_tensor_symmetric":
+                raise ValueError(
+                    "modules_to_not_convert works with quantization_type per_channel_symmetric, "
+                    "got per_tensor_symmetric, whose checkpoints ignore it; leave one of them out."
+                )
         if self.rmsnorm_quantize_kernel_enabled and not self.quantized_mlp_kernel_enabled:
             raise AssertionError(
                 "rmsnorm_quantize_kernel_enabled needs quantized_mlp_kernel_enabled."

@@ -22,7 +22,7 @@ PICKLE_FILE = "pytorch_model.bin"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 
 
-def _load_pickle(path: Path) -> StateDict:
+def load_pickle(path: Path) -> StateDict:
     """Tensors of a pickle, mapped from the file; only tensor data is unpickled.
 
     Files in the format of before PyTorch 1.6, which are no archives, are read into memory.
@@ -57,8 +57,8 @@ def _load_sharded(folder: Path, index: str, read: Callable[[Path], StateDict]) -
 _FORMATS: Tuple[Tuple[str, Callable[[Path, str], StateDict]], ...] = (
     (SAFETENSORS_FILE, lambda folder, name: load_file(os.path.join(folder, name))),
     (SAFETENSORS_INDEX, lambda folder, name: _load_sharded(folder, name, load_file)),
-    (PICKLE_FILE, lambda folder, name: _load_pickle(os.path.join(folder, name))),
-    (PICKLE_INDEX, lambda folder, name: _load_sharded(folder, name, _load_pickle)),
+    (PICKLE_FILE, lambda folder, name: load_pickle(os.path.join(folder, name))),
+    (PICKLE_INDEX, lambda folder, name: _load_sharded(folder, name, load_pickle)),
 )
 
 

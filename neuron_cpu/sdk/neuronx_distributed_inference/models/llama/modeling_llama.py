@@ -21,6 +21,8 @@ from transformers import LlamaForCausalLM
 from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from neuron_cpu.errors import CheckpointError
+
 from ...modules.attention.attention_base import NeuronAttentionBase
 from ...modules.attention.utils import RotaryEmbedding
 from ...modules.custom_calls import CustomRMSNorm
@@ -60,10 +62,16 @@ def convert_state_dict_to_fused_qkv(state_dict: StateDict, cfg: InferenceConfig)
     """Replace q, k and v of every layer by `Wqkv`, their rows one after the other."""
     for layer in range(cfg.num_hidden_layers):
         prefix = f"layers.{layer}.self_attn"
-        for kind in ("weight", "bias"):
+        for kind in ("weight", "bias", "scale"):
             names = [f"{prefix}.{name}_proj.{kind}" for name in "qkv"]
             if names[0] in state_dict:
-                fused = torch.cat([state_dict.pop(name) for name in names])
+                parts = [state_dict.pop(name) for name in names]
+                if kind == "scale" and parts[0].numel() == 1:
+                    raise CheckpointError(
+                        "fused_qkv meets scales of whole tensors, which cannot be fused, expected "
+                        "per_channel_symmetric; quantise per channel, or leave fused_qkv out."
+                    )
+                fused = torch.cat(parts)
                 state_dict[f"{prefix}.Wqkv.{kind}"] = fused
     return state_dict
 
@@ -373,7 +381,8 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
 
     @staticmethod
     def update_state_dict_for_tied_weights(state_dict: StateDict) -> None:
-        state_dict["lm_head.weight"] = state_dict["embed_tokens.weight"].clone()
+        if "lm_head.scale" not in state_dict:  # a quantised head is there already
+            state_dict["lm_head.weight"] = state_dict["embed_tokens.weight"].clone()
 
     @classmethod
     def get_config_cls(cls) -> Type[InferenceConfig]:

@@ -313,7 +313,7 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         names = ("Wqkv",) if self.fused_qkv else ("q_proj", "k_proj", "v_proj")
         for name in names:
             self.replace_prefixes(f"{parent}.{name}.", f"{module}.{name}.", model_state_dict)
-        for kind in ("weight", "bias"):
+        for kind in ("weight", "bias", "scale"):
             if self.fused_qkv:
                 self._spread_fused(model_state_dict, f"{module}.Wqkv.{kind}")
             else:
@@ -327,11 +327,11 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         }
         for name, spread in spreads.items():
             key = f"{module}.{name}.{kind}"
-            if key in state_dict:
+            if key in state_dict and state_dict[key].numel() > 1:  # not one scale of a tensor
                 state_dict[key] = spread(state_dict[key])
 
     def _spread_fused(self, state_dict: StateDict, key: str) -> None:
-        if key not in state_dict:
+        if key not in state_dict or state_dict[key].numel() == 1:
             return
         query_rows = self._src_num_attention_heads * self.head_dim
         kv_rows = self._src_num_key_value_heads * self.head_dim
@@ -405,7 +405,7 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
         """`prefix` is `....self_attn.o_proj.weight`: move o below it, pad its input columns."""
         module, _, _ = prefix.rpartition(".weight")  # ....self_attn.o_proj
         parent = module.rpartition(".")[0]
-        for kind in ("weight", "bias"):
+        for kind in ("weight", "bias", "scale"):
             old = f"{parent}.{self.layer_name}.{kind}"
             if old in model_state_dict:
                 model_state_dict[f"{module}.o_proj.{kind}"] = model_state_dict.pop(old)

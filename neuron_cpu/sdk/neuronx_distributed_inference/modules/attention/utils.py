@@ -135,8 +135,8 @@ def transpose_parallel_linear_layer(parallel_layer: torch.Tensor) -> nn.Paramete
 
 
 def preprocess_quantized_linear_layer(layer: Any) -> NoReturn:
-    """Layout of fp8 weights for the quantised MLP kernel; refused, as the layers themselves are."""
+    """Layout of fp8 weights for the quantised MLP kernel; refused, as that kernel is."""
     raise NotImplementedError(
-        f"{type(layer).__name__}: weight quantisation is not supported by neuron_cpu yet; "
+        f"{type(layer).__name__}: the quantised MLP kernel is the SDK's own and closed; "
         "leave quantized_mlp_kernel_enabled off."
     )

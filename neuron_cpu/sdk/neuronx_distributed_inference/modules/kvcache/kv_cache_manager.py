@@ -12,6 +12,8 @@ from typing import Any, List, Optional, Sequence
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.utils import divide
+from neuronx_distributed.quantization.dequantize import direct_cast_dequantize
+from neuronx_distributed.quantization.quantize import direct_cast_quantize
 from torch import nn
 
 from ..attention.gqa import determine_sharding_strategy, get_shardable_head_counts
@@ -22,7 +24,9 @@ _QUANTIZED_DTYPE = torch.float8_e4m3fn
 class KVCacheManager(nn.Module):
     """Caches K0, V0, K1, V1, ... as `past_key_values`, zeros of the model's dtype.
 
-    With `kv_cache_quant` they are stored as fp8 (e4m3) and read as the model's dtype.
+    With `kv_cache_quant` they are stored as fp8 (e4m3), by a cast without a scale, and read as
+    `dequant_dtype`, the model's; new keys and values take part unrounded in the call that makes
+    them.
     """
 
     def __init__(self, config: Any, num_kv_head: int, global_rank: Any = None, **_later: Any):
@@ -39,9 +43,9 @@ class KVCacheManager(nn.Module):
         self.k_cache_transposed = getattr(neuron_config, "k_cache_transposed", False)
         self.num_kv_head = num_kv_head
         self.quant = neuron_config.kv_cache_quant
-        self.dtype = neuron_config.torch_dtype
+        self.quant_dtype, self.dequant_dtype = _QUANTIZED_DTYPE, neuron_config.torch_dtype
         self._init_kv_shape(config)
-        stored = _QUANTIZED_DTYPE if self.quant else self.dtype
+        stored = self.quant_dtype if self.quant else neuron_config.torch_dtype
         shapes = [self.k_shape, self.v_shape] * config.num_hidden_layers
         self.past_key_values = nn.ParameterList(
             nn.Parameter(torch.zeros(shape, dtype=stored), requires_grad=False) for shape in shapes
@@ -80,7 +84,9 @@ class KVCacheManager(nn.Module):
             keys = self._keys(keys).narrow(2, start, seq_len)
             keys = self._keys(keys)  # back to the stored order
             values = values.narrow(2, start, seq_len)
-        return [keys.to(self.dtype), values.to(self.dtype)] if self.quant else [keys, values]
+        if not self.quant:
+            return [keys, values]
+        return [direct_cast_dequantize(cache, self.dequant_dtype) for cache in (keys, values)]
 
     def get_cache(
         self, seq_len: int, skip_slice: bool = False, **_: Any
@@ -109,9 +115,11 @@ class KVCacheManager(nn.Module):
             caches = list(kvcache_buffer[idx])
         views = [self._keys(caches[0]), caches[1]]
         for cache, new in zip(views, kv_per_layer, strict=True):
-            new = new.to(cache.dtype)
             if self.quant:  # PyTorch cannot scatter fp8; moving bytes is the same
+                new = direct_cast_quantize(new, self.quant_dtype)
                 cache, new = cache.view(torch.uint8), new.view(torch.uint8)
+            else:
+                new = new.to(cache.dtype)
             if is_for_context_encoding:
                 self._write_prefix(cache, new, seq_ids)
             elif self.padding_side == "left":

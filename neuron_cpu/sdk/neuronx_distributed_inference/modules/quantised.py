@@ -1,0 +1,124 @@
+"""Quantised checkpoints: made of a Hugging Face model, written, read, and checked."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any, Union
+
+import torch
+from neuronx_distributed.quantization.quantization_config import QuantizationType, dtype_of
+from neuronx_distributed.quantization.quantization_utils import (
+    quantize_pytorch_model_per_channel_symmetric,
+    quantize_pytorch_model_per_tensor_symmetric,
+)
+from safetensors.torch import save_file
+from torch import nn
+
+from neuron_cpu.errors import CheckpointError
+from neuron_cpu.files import temporary_sibling, unwritable
+
+from .checkpoint import (
+    SAFETENSORS_FILE,
+    StateDict,
+    load_pickle,
+    load_state_dict,
+    without_sharing,
+)
+
+PathLike = Union[str, os.PathLike]
+_OTHER_TOOLS_SUFFIX, _SUFFIX = ".weight_scale", ".scale"
+
+
+def quantise(model: nn.Module, neuron_config: Any) -> nn.Module:
+    """The model with its Linear layers quantised, in place, as the configuration says."""
+    dtype = dtype_of(neuron_config.quantization_dtype).value
+    if _per_channel(neuron_config):
+        return quantize_pytorch_model_per_channel_symmetric(
+            model,
+            inplace=True,
+            dtype=dtype,
+            modules_to_not_convert=getattr(neuron_config, "modules_to_not_convert", None),
+            floor=neuron_config.contract.fp8_scale_floor,
+        )
+    return quantize_pytorch_model_per_tensor_symmetric(model, inplace=True, dtype=dtype)
+
+
+def _per_channel(neuron_config: Any) -> bool:
+    quantization_type = QuantizationType(neuron_config.quantization_type)
+    return quantization_type is QuantizationType.PER_CHANNEL_SYMMETRIC
+
+
+def save(state_dict: StateDict, path: Path) -> None:
+    """Into an existing folder as safetensors, else as a pickle of that name; whole or not."""
+    target = path / SAFETENSORS_FILE if path.is_dir() else path
+    holder = temporary_sibling(target)
+    try:
+        written = holder / target.name
+        if path.is_dir():
+            save_file(without_sharing(state_dict), written)
+        else:
+            torch.save(state_dict, written)
+        os.replace(written, target)
+    except OSError as error:
+        raise unwritable(target, error) from error
+    finally:
+        shutil.rmtree(holder, ignore_errors=True)
+
+
+def read(path: PathLike) -> StateDict:
+    """The tensors of a folder, or of a pickle; FileNotFoundError where there is neither."""
+    if os.path.isdir(path):
+        return load_state_dict(path)
+    if os.path.isfile(path):
+        return load_pickle(path)
+    raise FileNotFoundError(
+        f"The quantised checkpoint {path} does not exist, expected a folder or a file; make it "
+        "with save_quantized_state_dict, or correct quantized_checkpoints_path."
+    )
+
+
+def with_own_names(state_dict: StateDict) -> StateDict:
+    """`X.weight_scale`, which other tools write, becomes `X.scale`."""
+    return {
+        key.removesuffix(_OTHER_TOOLS_SUFFIX) + _SUFFIX
+        if key.endswith(_OTHER_TOOLS_SUFFIX)
+        else key: tensor
+        for key, tensor in state_dict.items()
+    }
+
+
+def check(state_dict: StateDict, neuron_config: Any) -> None:
+    """CheckpointError for a checkpoint that is not quantised, or otherwise than configured."""
+    path = neuron_config.quantized_checkpoints_path
+    dtype, per_channel = (
+        dtype_of(neuron_config.quantization_dtype).value,
+        _per_channel(neuron_config),
+    )
+    scales = [key for key in state_dict if key.endswith(_SUFFIX)]
+    if not scales:
+        raise CheckpointError(
+            f"{path} holds no scales, so it is not quantised, expected a checkpoint of "
+            "save_quantized_state_dict; make one, or leave quantized out."
+        )
+    for key in scales:
+        weight = state_dict.get(key.removesuffix(_SUFFIX) + ".weight")
+        if weight is None or weight.dtype is not dtype:
+            found = "no weight" if weight is None else f"a weight of {weight.dtype}"
+            raise CheckpointError(
+                f"{path} has the scale {key} beside {found}, expected a weight of {dtype}; "
+                "quantise with the same quantization_dtype."
+            )
+        scale = state_dict[key]
+        fits = [weight.shape[0], 1] if per_channel else [1]
+        if list(scale.shape) != fits and not (scale.dim() == 0 and not per_channel):
+            raise CheckpointError(
+                f"{path} has {key} of shape {list(scale.shape)}, expected {fits} by "
+                f"{neuron_config.quantization_type}; quantise with the same quantization_type."
+            )
+        if not bool((scale.isfinite() & (scale >= 0)).all()):
+            raise CheckpointError(
+                f"{path} has NaN, infinite or negative values in {key}, expected finite scales of "
+                "at least 0; quantise again."
+            )

@@ -1,0 +1,290 @@
+"""Quantised weights and caches: the SDK's checkpoints, layers and casts, against float ones."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, RowParallelLinear
+from neuronx_distributed.quantization.quantization_config import (
+    QuantizationType,
+    QuantizedDtype,
+    qconfig_of,
+)
+from neuronx_distributed.quantization.quantization_layers import QuantizedColumnParallel
+from neuronx_distributed.quantization.quantization_utils import (
+    quantize_fp8_per_channel,
+    quantize_fp8_per_tensor,
+    quantize_int8_per_channel,
+    quantize_int8_per_tensor,
+)
+from neuronx_distributed.quantization.quantize import convert, direct_cast_quantize
+from neuronx_distributed.ranks import Group, rank_context
+from neuronx_distributed_inference.contract import VERSIONS
+from neuronx_distributed_inference.models.config import NeuronConfig
+from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from neuron_cpu.errors import CheckpointError
+from tests.sdk.test_generation import PROMPTS, assert_same_as_reference
+from tests.sdk.test_parallel_layers import run_sharded, tensors
+
+FP8 = torch.float8_e4m3fn
+PER_TENSOR, PER_CHANNEL = "per_tensor_symmetric", "per_channel_symmetric"
+SCHEMES = [(kind, dtype) for kind in (PER_TENSOR, PER_CHANNEL) for dtype in ("int8", "f8e4m3")]
+BY_DEFAULT = [
+    (PER_CHANNEL, "int8", VERSIONS[0]),
+    (PER_TENSOR, "f8e4m3", VERSIONS[0]),
+    (PER_TENSOR, "int8", VERSIONS[1]),
+    (PER_CHANNEL, "f8e4m3", VERSIONS[-1]),
+]
+IN_FULL = [
+    pytest.param(*scheme, version, marks=pytest.mark.full)
+    for scheme in SCHEMES
+    for version in VERSIONS
+    if (*scheme, version) not in BY_DEFAULT
+]
+WEIGHT_LIKE = {
+    ("int8", PER_TENSOR): quantize_int8_per_tensor,
+    ("int8", PER_CHANNEL): quantize_int8_per_channel,
+    ("f8e4m3", PER_TENSOR): lambda weight: quantize_fp8_per_tensor(weight, FP8),
+    ("f8e4m3", PER_CHANNEL): lambda weight: quantize_fp8_per_channel(weight, FP8, 0),
+}
+
+
+def test_int8_weights_of_one_scale():
+    """PyTorch's symmetric range has 255 steps between -amax and amax, and ends at 127."""
+    (weight,) = tensors((19, 23))
+    precise = weight.numpy().astype(np.float64)
+    step = np.abs(precise).max() / 127.5
+    quantised, scale = quantize_int8_per_tensor(weight)
+    assert scale.shape == (1,) and float(scale) == pytest.approx(step, rel=1e-6)
+    assert quantised.tolist() == np.rint(precise / step).clip(-128, 127).tolist()
+
+
+def test_weights_are_within_half_a_step():
+    (weight,) = tensors((19, 23))
+    weight[3] *= 100
+    weight[5] = 0
+    quantised, scale = quantize_int8_per_channel(weight)
+    assert scale.shape == (19, 1)
+    assert bool(((weight - quantised.float() * scale).abs() <= scale / 2 * 1.0001).all())
+    quantised, scale = quantize_fp8_per_channel(weight, FP8, 0)
+    error = (weight - quantised.float() * scale).abs()
+    # 3 mantissa bits: half a step is 1/16 of the value, or of the least normal number 2^-6
+    assert bool((error <= (weight.abs() / 16).clamp_min(2**-7 * scale[:, :1]) * 1.0001).all())
+    assert float(quantised.float().abs().max()) == 240.0
+    quantised, scale = quantize_fp8_per_channel(weight, FP8, 0, floor=0.0)
+    assert float(scale[5]) == 0 and not bool(quantised[5].float().any())
+    assert quantize_fp8_per_tensor(weight, FP8)[1].shape == ()
+
+
+@pytest.mark.parametrize(("kind", "dtype"), SCHEMES)
+@pytest.mark.parametrize("degree", [1, 2])
+def test_layers_scale_the_product(kind, dtype, degree):
+    """Column and row, with a padded size and a bias, after `convert` of float layers."""
+    config = qconfig_of(kind, QuantizedDtype.INT8 if dtype == "int8" else QuantizedDtype.F8E4M3)
+    x, weight, bias = tensors((2, 3, 21), (19, 21), (19,))
+    quantised, scale = WEIGHT_LIKE[dtype, kind](weight)
+    checkpoint = {"layer.weight": quantised, "layer.scale": scale, "layer.bias": bias}
+    expected = F.linear(x, quantised.float() * scale, bias)
+    for build in (
+        lambda: ColumnParallelLinear(21, 19, pad=True),
+        lambda: RowParallelLinear(21, 19, pad=True),
+    ):
+
+        def converted(build=build):
+            return convert(nn.ModuleList([build()]), config, inplace=True)[0]
+
+        for result in run_sharded(degree, converted, checkpoint, x):
+            torch.testing.assert_close(result, expected)
+
+
+def test_convert_leaves_subclasses_and_listed_modules():
+    class Own(ColumnParallelLinear):
+        pass
+
+    with rank_context(Group(0, 1)):
+        classes = {"head": ColumnParallelLinear, "body": ColumnParallelLinear, "own": Own}
+        model = nn.ModuleDict({name: cls(4, 4) for name, cls in classes.items()})
+        found = convert(model, modules_to_not_convert=["hea"])
+    assert [type(found[name]) for name in ("head", "body", "own")] == [
+        ColumnParallelLinear,
+        QuantizedColumnParallel,
+        Own,
+    ]
+    assert type(model["body"]) is ColumnParallelLinear  # not in place
+
+
+def test_layers_refuse_what_they_do_not_do():
+    one_rank = rank_context(Group(0, 1))
+    with one_rank, pytest.raises(NotImplementedError, match="quantised activations"):
+        QuantizedColumnParallel(4, 4, activation_quantization_type="dynamic")
+    one_rank = rank_context(Group(0, 1))
+    with one_rank, pytest.raises(AssertionError, match="per_channel_axis is 1"):
+        QuantizedColumnParallel(
+            4,
+            4,
+            quantization_type=QuantizationType.PER_CHANNEL_SYMMETRIC,
+            quantization_per_channel_axis=1,
+        )
+
+
+def options(path, kind=PER_CHANNEL, dtype="int8", **more):
+    return {
+        "quantized": True,
+        "quantized_checkpoints_path": str(path),
+        "quantization_type": kind,
+        "quantization_dtype": dtype,
+        **more,
+    }
+
+
+def quantise(folder, path, **asked):
+    """Write the quantised checkpoint of a folder, as a user does."""
+    from neuronx_distributed_inference.models.llama.modeling_llama import LlamaInferenceConfig
+    from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+
+    config = LlamaInferenceConfig(
+        NeuronConfig(**options(path, **asked)), load_config=load_pretrained_config(str(folder))
+    )
+    NeuronLlamaForCausalLM.save_quantized_state_dict(str(folder), config)
+
+
+def dequantised(model, state):
+    """The Hugging Face model with the weights that a quantised checkpoint stands for."""
+    untied = model.config.tie_word_embeddings
+    if untied:
+        model.lm_head.weight = nn.Parameter(model.lm_head.weight.clone())
+    for name, module in model.named_modules():
+        key = name.removeprefix("model.")
+        if type(module) is nn.Linear and f"{key}.scale" in state:
+            weight = state[f"{key}.weight"].float() * state[f"{key}.scale"]
+            module.weight = nn.Parameter(weight, requires_grad=False)
+    return model
+
+
+@pytest.mark.parametrize(("kind", "dtype", "version"), BY_DEFAULT + IN_FULL)
+def test_generation_from_a_quantised_checkpoint(
+    tiny_llama, application, generate, reference, monkeypatch, tmp_path, kind, dtype, version
+):
+    """Tied and of 3 KV heads at degree 2, which are padded: equal to the dequantised model."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, folder = tiny_llama(
+        tie_word_embeddings=True, num_attention_heads=9, num_key_value_heads=3, hidden_size=72
+    )
+    path = tmp_path / "quantised"
+    path.mkdir()
+    quantise(folder, path, kind=kind, dtype=dtype)
+    assert os.listdir(path) == ["model.safetensors"]
+    state = load_file(path / "model.safetensors")
+    scales = {key for key in state if key.endswith(".scale")}
+    assert len(scales) == 2 * 7 + 1 and "lm_head.scale" in scales
+    assert state["embed_tokens.weight"].dtype is torch.float32
+    app = application(folder, tp_degree=2, **options(path, kind, dtype))
+    model = dequantised(model, state)
+    assert_same_as_reference(model, app, generate, reference, prompts=PROMPTS[:1], steps=5)
+
+
+def test_fused_projections_and_listed_modules(
+    tiny_llama, application, generate, reference, monkeypatch, tmp_path
+):
+    """A tied head that is left in float, from a pickle whose scales have another tool's name."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
+    model, folder = tiny_llama(tie_word_embeddings=True)
+    path, asked = tmp_path / "quantised.pt", {"modules_to_not_convert": ["lm_head", "layers.0"]}
+    quantise(folder, path, **asked)
+    state = torch.load(path)
+    assert not any(key.startswith(("lm_head.scale", "layers.0.mlp.up_proj.s")) for key in state)
+    renamed = {key.replace(".scale", ".weight_scale"): value for key, value in state.items()}
+    torch.save(renamed, path)
+    app = application(folder, tp_degree=2, fused_qkv=True, **options(path, **asked))
+    model = dequantised(model, state)
+    assert_same_as_reference(model, app, generate, reference, prompts=PROMPTS[:1], steps=5)
+
+
+def test_quantised_checkpoints_that_do_not_fit(tiny_llama, application, tmp_path):
+    """Each is one sentence, and leaves no compiled folder."""
+    _, folder = tiny_llama()
+    path = tmp_path / "quantised"
+    path.mkdir()
+    quantise(folder, path)
+    file, key = path / "model.safetensors", "layers.1.mlp.up_proj"
+    whole = load_file(file)
+
+    def refused(message, change=None, target=path, **asked):
+        save_file(whole | (change or {}), file)
+        with pytest.raises((CheckpointError, FileNotFoundError), match=message):
+            application(folder, load=False, **options(target, **asked))
+        assert not (folder / "compiled").exists()
+
+    refused("does not exist", target=tmp_path / "nothing")
+    refused("holds no scales, so it is not quantised", target=folder)
+    refused("expected a weight of torch.float8_e4m3fn", dtype="f8e4m3")
+    refused(r"of shape \[\d+, 1\], expected \[1\]", kind=PER_TENSOR)
+    refused(r"of shape \[51, 1\], expected \[52, 1\]", {f"{key}.scale": torch.ones(51, 1)})
+    refused("NaN, infinite or negative", {f"{key}.scale": torch.full((52, 1), -1.0)})
+    refused("beside a weight of torch.float32", {f"{key}.weight": torch.ones(52, 48)})
+    shutil.copyfile(folder / "config.json", path / "config.json")
+    narrow = {
+        f"{key}.weight": torch.ones(50, 48, dtype=torch.int8),
+        f"{key}.scale": torch.ones(50, 1),
+    }
+    refused(r"has shape \[50, ", narrow)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"quantization_dtype": "int4"}, "quantization_dtype must be one of int8, f8e4m3"),
+        ({"quantization_type": "per_row"}, "per_row"),
+        (
+            {"modules_to_not_convert": ["lm_head"], "quantization_type": PER_TENSOR},
+            "works with quantization_type per_channel",
+        ),
+        ({"qkv_kernel_enabled": True}, "needs modules_to_not_convert"),
+    ],
+)
+def test_configurations_that_are_refused(monkeypatch, asked, message):
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.2")
+    with pytest.raises((ValueError, AssertionError), match=message):
+        NeuronConfig(**(options("somewhere") | asked))
+
+
+def test_cache_in_fp8(tiny_llama, application, generate, reference):
+    """Prefill's logits are exact; those of later steps are a float model's with rounded keys."""
+    model, folder = tiny_llama()
+    app = application(folder, tp_degree=2, kv_cache_quant=True)
+    found = generate(app, PROMPTS[:1], 6, return_dict_in_generate=True, output_logits=True)
+    _, expected = reference(model, PROMPTS[0], 6)
+    got = torch.stack([step[0] for step in found.logits])
+    scale = expected.abs().max()
+    assert float((got[0] - expected[0]).abs().max() / scale) < 1e-4
+    tokens = torch.tensor([PROMPTS[0] + found.sequences[0, len(PROMPTS[0]) :].tolist()])
+    second = _with_rounded_cache(model, tokens[:, : len(PROMPTS[0])], tokens[:, len(PROMPTS[0])])
+    assert float((got[1] - second).abs().max() / scale) < 1e-4
+    assert float((got[1] - expected[1]).abs().max() / scale) > 1e-4  # the cache is rounded
+
+
+def _with_rounded_cache(model, prompt, token):
+    """Logits of a step behind a prompt whose keys and values went through fp8."""
+    from transformers import DynamicCache
+
+    cache = DynamicCache()
+    model(prompt, past_key_values=cache)
+    for layers in (cache.key_cache, cache.value_cache):
+        layers[:] = [layer.to(FP8).to(layer.dtype) for layer in layers]
+    return model(token[None], past_key_values=cache).logits[0, -1].detach()
+
+
+def test_cast_to_the_devices_range():
+    """Beyond 240, where OCP's type goes on to 448, nothing finite is promised."""
+    values = torch.tensor([1.0, -240.0, 247.0, 249.0, -448.0, 1e4])
+    cast = direct_cast_quantize(values, FP8).float()
+    assert cast[:3].tolist() == [1.0, -240.0, 240.0]
+    assert bool(cast[3:].isnan().all())
