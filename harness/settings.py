@@ -39,6 +39,7 @@ class Settings:
     # generation
     prompts: tuple[str, ...]  # empty where the model is to choose the default one
     prompt_notes: tuple[str, ...]  # one line for each --prompt value that was split
+    system: Optional[str]  # of a chat
     raw: bool
     stream: bool
     max_new_tokens: Optional[int]

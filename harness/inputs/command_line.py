@@ -28,11 +28,13 @@ DEFAULT_PROMPT = "I believe the meaning of life is"  # the contest driver's, for
 # For instruct models: along the embedded model's answer the two best logits stay 1.1 apart.
 DEFAULT_QUESTION = "Name the capital of Japan."
 DEFAULT_SEQ_LEN = 128
+CHAT_SEQ_LEN = 512  # some turns; longer ones are a wait on the stand-in
 
 # mode -> what it does; each is a module of harness.modes, but for the second names in ALIASES
 MODES = {
     "compile": "build and check the model, print which operator ran where",
     "generate": "answer the prompts",
+    "chat": "answer what you type, turn by turn",
     "profile": "estimate the time on Trainium, of prefill and decode",
     "validate": "compare the logits with the SDK's own Llama",
     "evaluate": "accuracy, speed, NKI share and score of the prompts",
@@ -91,7 +93,8 @@ ONLY_IN = {
     ),
     **dict.fromkeys(("--prompt", "--prompt-file", "--raw", "--pad-token-id"), _ANSWER),
     "--stream": ("generate",),
-    "--max-new-tokens": ("generate", *_COMPARE),
+    "--max-new-tokens": ("generate", "chat", *_COMPARE),
+    "--system": ("chat",),
     **dict.fromkeys(("--base-latency", "--base-throughput"), _EVALUATE),
     **dict.fromkeys(
         ("--judge", "--tol-map", "--divergence-difference-tol", "--num-tokens-to-check"), _COMPARE
@@ -196,8 +199,12 @@ def _batching(args: argparse.Namespace) -> dict[str, Any]:
     return {"ctx_batch_size": one if args.is_continuous_batching else args.ctx_batch_size}
 
 
+def _default_seq_len(mode: str) -> int:
+    return CHAT_SEQ_LEN if mode == "chat" else DEFAULT_SEQ_LEN
+
+
 def _lengths(args: argparse.Namespace) -> dict[str, int]:
-    seq_len = args.seq_len or DEFAULT_SEQ_LEN
+    seq_len = args.seq_len or _default_seq_len(args.mode)
     whole = args.padding_side == "left" or args.context_encoding_buckets is not None
     longest = seq_len if whole else min(seq_len, LONGEST_PREFILL)
     return {"seq_len": seq_len, "max_context_length": args.max_context_length or longest}
@@ -299,6 +306,7 @@ def _add_prompt_arguments(parser: argparse.ArgumentParser) -> None:
         help="comma-separated list in the csv module's quoting; may be repeated",
     )
     group.add_argument("--prompt-file", type=path, help="prompts verbatim, blank-line separated")
+    group.add_argument("--system", metavar="TEXT", help="chat: what the model is to be")
     group.add_argument("--raw", action="store_true", help="do not apply the chat template")
     group.add_argument(
         "--stream", action=argparse.BooleanOptionalAction, default=True, help="text as it comes"
@@ -408,7 +416,9 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         "--padding-side", choices=("right", "left"), default="right", help="default: right"
     )
     group.add_argument(
-        "--seq-len", **whole, help=f"prompt and new tokens (default: {DEFAULT_SEQ_LEN})"
+        "--seq-len",
+        **whole,
+        help=f"prompt and new tokens (default: {DEFAULT_SEQ_LEN}, to chat {CHAT_SEQ_LEN})",
     )
     group.add_argument(
         "--max-context-length",
@@ -536,10 +546,15 @@ def _check_arguments(args: argparse.Namespace, parser: argparse.ArgumentParser) 
         )
     if args.runs is not None and args.mode in ("generate", "validate") and not args.benchmark:
         raise UserError(f"--runs needs --benchmark in --mode {args.mode}.")
-    if args.max_length not in (None, args.seq_len or DEFAULT_SEQ_LEN):
+    seq_len = args.seq_len or _default_seq_len(args.mode)
+    if args.max_length not in (None, seq_len):
         raise UserError(
-            f"--max-length must equal --seq-len {args.seq_len or DEFAULT_SEQ_LEN}, the length of "
-            f"the cache, got {args.max_length}; leave it out."
+            f"--max-length must equal --seq-len {seq_len}, the length of the cache, got "
+            f"{args.max_length}; leave it out."
+        )
+    if args.mode == "chat" and args.batch_size not in (None, 1):
+        raise UserError(
+            f"--mode chat holds one conversation, got --batch-size {args.batch_size}; leave it out."
         )
     _check_baseline(args)
     _check_samples_at_all(args)

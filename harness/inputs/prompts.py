@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import re
-from collections.abc import Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Optional
 
@@ -21,6 +21,7 @@ _NEWLINE = "\ud800"
 MIN_PROMPT_TOKENS = 3
 TEMPLATE_SECONDS, TEMPLATE_BYTES = 10, 1 << 30  # of one file's prompts: it takes milliseconds
 LARGEST_SEQ_LEN = 2**31 - 1
+Message = dict[str, str]  # of a conversation: "role" (system, user, assistant) and "content"
 
 
 def split_prompt_value(value: str) -> list[str]:
@@ -65,21 +66,38 @@ def read_prompt_file(path: Path) -> list[str]:
 def encode(tokenizer: Any, prompts: Sequence[str], raw: bool) -> list[list[int]]:
     """Token ids of each prompt; through the chat template if there is one and `raw` is False."""
     templated = bool(tokenizer.chat_template) and not raw
+    mend = "mend it, or leave it out with --raw" if templated else "download the model again"
 
     def ids(prompt: str) -> list[int]:
         if templated:
-            asked = [{"role": "user", "content": prompt}]
-            return list(tokenizer.apply_chat_template(asked, add_generation_prompt=True))
+            return _templated(tokenizer, [{"role": "user", "content": prompt}])
         return list(tokenizer(prompt)["input_ids"])
 
+    with _applied(templated, mend):
+        return [ids(prompt) for prompt in prompts]
+
+
+def encode_messages(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    """Token ids of a conversation through the chat template, up to where the answer begins."""
+    mend = "leave --system out" if messages[0]["role"] == "system" else "mend it"
+    with _applied(True, mend):
+        return _templated(tokenizer, messages)
+
+
+def _templated(tokenizer: Any, messages: Sequence[Message]) -> list[int]:
+    return list(tokenizer.apply_chat_template(list(messages), add_generation_prompt=True))
+
+
+@contextmanager
+def _applied(templated: bool, mend: str) -> Iterator[None]:
+    """Under bounds, since a template is a program; what goes wrong becomes a UserError."""
     try:
         with limits.bounded(TEMPLATE_SECONDS, TEMPLATE_BYTES) if templated else nullcontext():
-            return [ids(prompt) for prompt in prompts]
-    except BaseException as error:  # a template is a program, and a panic of Rust no Exception
+            yield
+    except BaseException as error:  # a panic of Rust is no Exception
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         what = "The chat template of the tokenizer" if templated else "The tokenizer"
-        mend = "mend it, or leave it out with --raw" if templated else "download the model again"
         reason = " ".join(str(error).split()).rstrip(".")
         raise UserError(
             f"{what} cannot be applied ({type(error).__name__}: {reason[:120]}); {mend}."
@@ -111,7 +129,7 @@ def check_lengths(
                 "new ones included; shorten it."
             )
         if len(tokens) >= seq_len:
-            enough = min(_next_multiple(len(tokens) + 32), most or LARGEST_SEQ_LEN)
+            enough = min(next_multiple(len(tokens) + 32), most or LARGEST_SEQ_LEN)
             raise UserError(
                 f"The prompt {shown} has {len(tokens)} tokens, which leaves no room for new ones "
                 f"in --seq-len {seq_len}; give --seq-len {enough}."
@@ -123,7 +141,8 @@ def check_lengths(
             )
 
 
-def _next_multiple(length: int, unit: int = 64) -> int:
+def next_multiple(length: int, unit: int = 64) -> int:
+    """`length` rounded up to what is named in advice."""
     return -(-length // unit) * unit
 
 

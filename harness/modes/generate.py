@@ -71,7 +71,7 @@ def generate_batch(loaded: Loaded, prompt_ids: Sequence[Sequence[int]], first_in
     stream.finish()
     out.write("".join(buffer))
     out.finish()
-    _say_speed(stream)
+    say_speed(stream)
     return stream
 
 
@@ -81,7 +81,8 @@ def _prompt_text(session: Session, ids: Sequence[int]) -> str:
     )
 
 
-def _say_speed(stream: Stream) -> None:
+def say_speed(stream: Stream) -> None:
+    """One status line: how many tokens came, and how fast."""
     speed = stream.tokens_per_second
     rate = "" if speed is None else f", then {speed:.2f} tokens/s per prompt"
     console.say(

@@ -38,7 +38,7 @@ class Loaded:
     def call(
         self, function: str, what: str, on_event: Optional[OnEvent] = None, **arguments: Any
     ) -> Answer:
-        """Run `module:name` of the harness beside the model."""
+        """Run `module:name` of the harness beside the model; see `Worker.call`."""
         return self.worker.call(function, what, on_event, role=self.role.value, **arguments)
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.session.building import Loaded
 from harness.session.opening import Session
-from harness.session.workers import SubmissionFailed
+from harness.session.workers import Stop, SubmissionFailed
 from harness.settings import Settings
 
 _GENERATE = "harness.session.model:generate"
@@ -25,13 +25,15 @@ def generate_tokens(
     *,
     greedy: bool = False,
     fixed_length: bool = False,
+    stop: Stop = lambda: False,
 ) -> list[list[int]]:
     """At most `new_tokens` tokens behind each prompt, one list for each step.
 
     `on_step` gets the newest token of every row after each step; rows that have ended get padding.
-    `fixed_length` suppresses end tokens, so that every row gets all `new_tokens`.
+    `fixed_length` suppresses end tokens, so that every row gets all `new_tokens`. Once `stop` is
+    true no further step begins, but for one that the model is at already.
     """
-    steps, _ = _generate(loaded, prompt_ids, new_tokens, on_step, greedy, fixed_length, False)
+    steps, _ = _generate(loaded, prompt_ids, new_tokens, on_step, greedy, fixed_length, False, stop)
     return steps
 
 
@@ -58,6 +60,7 @@ def _generate(
     greedy: bool,
     fixed_length: bool,
     scores: bool,
+    stop: Stop = lambda: False,
 ) -> tuple[list[list[int]], list[np.ndarray]]:
     steps: list[list[int]] = []
 
@@ -73,6 +76,7 @@ def _generate(
         _GENERATE,
         _FAILED,
         step,
+        stop=stop,
         prompt_ids=[list(ids) for ids in prompt_ids],
         new_tokens=new_tokens,
         greedy=greedy,

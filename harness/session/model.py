@@ -131,7 +131,7 @@ def generate(
     settings = host.job.settings
     model = host.models[Role(role)]
     tokens, mask = pad_batch(prompt_ids, host.job.pad_token_id, settings.padding_side)
-    options: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([_Observer(host.emit)])}
+    options: dict[str, Any] = {"stopping_criteria": StoppingCriteriaList([_Observer(host)])}
     if settings.on_device_sampling:
         options["sampling_params"] = prepare_sampling_params(
             len(prompt_ids), [settings.top_k], [settings.top_p], [settings.temperature]
@@ -172,14 +172,14 @@ def pad_batch(
 
 
 class _Observer(StoppingCriteria):
-    """Never stops a row; tells which token each row has got."""
+    """Tells which token each row has got; stops all rows where the driver asks for it."""
 
-    def __init__(self, emit: Any) -> None:
-        self._emit = emit
+    def __init__(self, host: Host) -> None:
+        self._host = host
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        self._emit(input_ids[:, -1].tolist())
-        return torch.zeros(input_ids.shape[0], dtype=torch.bool)
+        self._host.emit(input_ids[:, -1].tolist())
+        return torch.full((input_ids.shape[0],), self._host.stopped())
 
 
 def _generation_config(host: Host) -> GenerationConfig:

@@ -106,12 +106,12 @@ def open_session(settings: Settings, prompt_texts: Optional[Sequence[str]] = Non
         None if settings.takes_chunks else settings.max_context_length,
         model.config.get("max_position_embeddings"),
     )
-    _check_vocabulary(session, ids)
+    check_vocabulary(session, ids)
     sized = with_chunks(session.settings, model.config, ids)
     return replace(session, settings=sized, prompts=texts, prompt_ids=tuple(ids))
 
 
-def _check_vocabulary(session: Session, ids: Sequence[Sequence[int]]) -> None:
+def check_vocabulary(session: Session, ids: Sequence[Sequence[int]]) -> None:
     """Refuse a tokenizer whose tokens the model's embedding does not have."""
     for token in (session.pad_token_id, *(token for row in ids for token in row)):
         if type(token) is not int or not 0 <= token < session.vocabulary:

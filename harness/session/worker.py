@@ -35,6 +35,7 @@ from neuron_cpu import forked, limits
 
 BASELINE_MODULE = "neuronx_distributed_inference.models.llama.modeling_llama"
 EVENT, PROGRESS, RESULT, REFUSED, FAILED = "event", "progress", "result", "refused", "failed"
+STOP = pickle.dumps("stop")  # instead of a request: the step that is being done is the last one
 
 
 @dataclass(frozen=True)
@@ -73,10 +74,14 @@ class Answer:
 
 @dataclass
 class Host:
-    """The inside of the process: the submission's module and the models built from it."""
+    """The inside of the process: the submission's module and the models built from it.
+
+    `stopped` says whether the driver has asked for an early end of what is being done.
+    """
 
     job: Job
     emit: Callable[[Any], None]
+    stopped: Callable[[], bool] = lambda: False
     models: dict[Role, Any] = field(default_factory=dict)
     _module: Optional[ModuleType] = None
 
@@ -147,12 +152,16 @@ def main(
         limits.confine([job.scratch])
     line = _Line(replies)
     _forward_progress(line)
-    host = Host(job, lambda event: line.send(EVENT, event))
+    # while a request is being answered, nothing else comes than the wish to stop
+    host = Host(job, lambda event: line.send(EVENT, event), requests.poll)
     while True:
         try:
-            line.request, function, arguments = pickle.loads(requests.recv_bytes())  # the parent's
+            received = requests.recv_bytes()  # the parent's
         except EOFError:
             os._exit(0)
+        if received == STOP:  # what it was about has ended
+            continue
+        line.request, function, arguments = pickle.loads(received)
         _serve(host, line, function, arguments)
 
 

@@ -38,6 +38,11 @@ SERVER, PRELOAD = "harness.session.server", "harness.session.preload"
 MOST_OUTPUT_BYTES = 1 << 20  # of what one submission prints; the rest is left out
 _CONTEXT = multiprocessing.get_context("forkserver")
 OnEvent = Callable[[Any], None]
+Stop = Callable[[], bool]
+
+
+def _never() -> bool:
+    return False
 
 
 class SubmissionFailed(UserError):
@@ -82,10 +87,16 @@ class Worker:
         self.job = job
 
     def call(
-        self, function: str, what: str, on_event: Optional[OnEvent] = None, **arguments: Any
+        self,
+        function: str,
+        what: str,
+        on_event: Optional[OnEvent] = None,
+        stop: Stop = _never,
+        **arguments: Any,
     ) -> Answer:
         """Run `module:name`; `what` says in messages what was going on.
 
+        Once `stop`, asked after each event, is true, a generation ends with its current step.
         A UserError tells a refusal, a SubmissionFailed everything else that went wrong there.
         """
         raise NotImplementedError
@@ -109,13 +120,19 @@ class InProcess(Worker):
         super().__init__(job)
         importlib.import_module(PRELOAD)
         self._events: OnEvent = lambda _: None
-        self._host = Host(job, lambda event: self._events(event))
+        self._stop: Stop = _never
+        self._host = Host(job, lambda event: self._events(event), lambda: self._stop())
         self._finalizer = weakref.finalize(self, _remove_folder, job)
 
     def call(
-        self, function: str, what: str, on_event: Optional[OnEvent] = None, **arguments: Any
+        self,
+        function: str,
+        what: str,
+        on_event: Optional[OnEvent] = None,
+        stop: Stop = _never,
+        **arguments: Any,
     ) -> Answer:
-        self._events = on_event or (lambda _: None)
+        self._events, self._stop = on_event or (lambda _: None), stop
         try:
             with self._host.told_as_the_submission(what):
                 return worker.run(self._host, function, arguments)
@@ -149,11 +166,17 @@ class Process(Worker):
         self._finalizer = weakref.finalize(self, _end, self._process, job)
 
     def call(
-        self, function: str, what: str, on_event: Optional[OnEvent] = None, **arguments: Any
+        self,
+        function: str,
+        what: str,
+        on_event: Optional[OnEvent] = None,
+        stop: Stop = _never,
+        **arguments: Any,
     ) -> Answer:
         assert self.job.limits is not None
         deadline = time.monotonic() + self.job.limits.wall_seconds
         self._requested += 1
+        stopping = False
         with self._told_as_the_submission(what):
             self._requests.send_bytes(pickle.dumps((self._requested, function, arguments)))
         while True:
@@ -163,6 +186,10 @@ class Process(Worker):
                 return Answer(message.body, message.arrays)
             if message.kind == worker.EVENT and on_event is not None:
                 on_event(message.body)  # what it raises is the driver's: a full disk, a closed pipe
+                if not stopping and stop():
+                    stopping = True
+                    with self._told_as_the_submission(what):
+                        self._requests.send_bytes(worker.STOP)
             elif message.kind == worker.PROGRESS:
                 _show_progress(message.body)
 

@@ -1,0 +1,165 @@
+"""`--mode chat`: several turns, typed at a terminal or one a line from a pipe."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+from harness import console
+from harness.errors import UserError
+from harness.modes.generate import say_speed
+from harness.output import operators
+from harness.session.building import Loaded, build
+from harness.session.conversation import Conversation, for_turns
+from harness.session.generation import generate_tokens, new_token_limit
+from harness.session.opening import open_session
+from harness.session.streaming import Stream
+from harness.settings import Settings
+from neuron_cpu import terminal
+
+PROMPT = "> "
+COMMANDS = {
+    "/help": "these lines",
+    "/reset": "forgets what was said; --system stays",
+    "/exit": "ends, as Ctrl-D does; Ctrl-C ends an answer only",
+}
+
+
+def run(settings: Settings) -> int:
+    """Build the model and answer until the input ends; 2 where a line of a pipe was refused."""
+    if sys.stdin is None:
+        raise UserError("--mode chat reads what you say from standard input, and that is closed.")
+    session = for_turns(open_session(settings, ()))
+    conversation = Conversation(session, settings.system)
+    loaded = build(session)
+    if settings.enable_nki:
+        operators.report_outside_nki(loaded.folder)
+    typed = sys.stdin.isatty()
+    if typed:
+        _import_line_editing()
+        console.say(f"Chat with {session.model.name}; /help lists the commands.")
+    refused = 0
+    for line in _lines(typed):
+        if line == "/exit":
+            break
+        try:
+            _do(loaded, conversation, line)
+        except UserError as error:
+            if loaded.worker.ended:
+                raise
+            console.say(str(error))
+            refused += 1
+    return 2 if refused and not typed else 0
+
+
+def _import_line_editing() -> None:
+    """Arrow keys and the lines before, where Python was built with it."""
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401
+
+
+def _lines(typed: bool) -> Iterator[str]:
+    """What is said, line by line, without blank lines; Ctrl-C throws a line away."""
+    while True:
+        try:
+            line = _typed_line() if typed else sys.stdin.buffer.readline().decode("utf-8")
+        except EOFError:
+            line = ""
+        except UnicodeDecodeError:
+            console.say("What you said is not UTF-8 text; say it again.")
+            continue
+        except KeyboardInterrupt:
+            if not typed:
+                raise
+            console.say("\nCtrl-D ends the chat.")
+            continue
+        if not line:
+            if typed:
+                print(file=sys.stderr)  # the shell's prompt gets a line of its own
+            return
+        if line.strip():
+            yield line.strip()
+
+
+def _typed_line() -> str:
+    """One line with its newline. Where standard output is a file the prompt stays out of it."""
+    if sys.stdout.isatty():
+        return input(PROMPT) + "\n"
+    print(PROMPT, end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline()
+
+
+def _do(loaded: Loaded, conversation: Conversation, line: str) -> None:
+    """Obey a command, or answer."""
+    if line == "/help":
+        for name, what in COMMANDS.items():
+            console.say(f"{name:<8}{what}")
+    elif line == "/reset":
+        console.say(f"Forgotten: {_turns(conversation.turns)}.")
+        conversation.reset()
+    elif line.startswith("/"):
+        raise UserError(f"There is no command {line.split()[0]}; /help lists what there is.")
+    else:
+        _answer(loaded, conversation, line)
+
+
+def _answer(loaded: Loaded, conversation: Conversation, question: str) -> None:
+    """Generate, show and remember one answer; Ctrl-C ends it after the step that is under way."""
+    session, settings = loaded.session, loaded.session.settings
+    ids, forgotten = conversation.ask(question)
+    if forgotten:
+        console.say(
+            f"Forgotten to make room in --seq-len {settings.seq_len}: the oldest "
+            f"{_turns(forgotten)}."
+        )
+    out = terminal.Running()
+    stream = Stream(session.tokenizer, session.stop_tokens, [""], out.write)
+    most = new_token_limit(settings, [ids])
+    with _CtrlC() as interrupt:
+        steps = generate_tokens(loaded, [ids], most, stream.step, stop=interrupt.came)
+    stream.finish()
+    out.finish()
+    tokens = [step[0] for step in steps]
+    conversation.remember(question, _text(session.tokenizer, tokens))
+    if interrupt.came():
+        console.say("Interrupted; what there is of the answer is remembered.")
+    elif len(tokens) == most and tokens[-1] not in session.stop_tokens:
+        limit = "--max-new-tokens" if settings.max_new_tokens == most else "--seq-len"
+        console.say(f"The answer is cut short by {limit}.")
+    say_speed(stream)
+
+
+def _text(tokenizer: Any, tokens: list[int]) -> str:
+    return tokenizer.decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+
+
+def _turns(count: int) -> str:
+    return f"{count} turn" + "s" * (count != 1)
+
+
+class _CtrlC:
+    """Takes note of the first Ctrl-C; the second one interrupts the program as ever."""
+
+    def __enter__(self) -> _CtrlC:
+        self._came = False
+        self._before: Any = None
+        if threading.current_thread() is threading.main_thread():
+            self._before = signal.signal(signal.SIGINT, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _note(self, *_: object) -> None:
+        self._came = True
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        with contextlib.suppress(OSError):
+            console.say("\nThe answer ends after this step; Ctrl-C again ends the chat.")
+
+    def came(self) -> bool:
+        return self._came

@@ -1,0 +1,218 @@
+"""`--mode chat`: turns through the template, what the cache holds, commands, Ctrl-C, pipes."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pty
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harness.errors import UserError
+from harness.inputs.models import ModelFolder
+from harness.session.conversation import Conversation
+from tests.conftest import REPOSITORY
+from tests.tiny_model import write_tiny_model
+
+# One byte a token: "S" and the system prompt, "U" and the question, "A" and the answer.
+TEMPLATE = (
+    "{% for m in messages %}"
+    "{{ {'system': 'S', 'user': 'U', 'assistant': 'A'}[m.role] + m.content }}"
+    "{% endfor %}{% if add_generation_prompt %}A{% endif %}"
+)
+
+
+def write_chat_model(folder: Path, template: str = TEMPLATE) -> Path:
+    """The tiny model, which never ends a text by itself, with a chat template."""
+    write_tiny_model(folder, eos_token_id=None)
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"chat_template": template}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_chat_model(tmp_path_factory.mktemp("models") / "chatty")
+
+
+@pytest.fixture(scope="module")
+def chat(run_main: Callable, chat_model: Path, tmp_path_factory: pytest.TempPathFactory):
+    """`main.py --mode chat` with lines from a pipe."""
+    cache = str(tmp_path_factory.mktemp("cache"))
+
+    def run(said: bytes, *arguments: object, mode: str = "chat", model: Path = chat_model):
+        before, sys.stdin = sys.stdin, io.TextIOWrapper(io.BytesIO(said))
+        try:
+            return run_main(
+                *["--mode", mode, "--model-path", model, "--tp-degree", "1"],
+                *arguments,
+                XDG_CACHE_HOME=cache,
+            )
+        finally:
+            sys.stdin = before
+
+    return run
+
+
+@pytest.mark.parametrize(
+    "nki", [pytest.param("--enable-nki", marks=pytest.mark.full), "--no-enable-nki"]
+)
+def test_each_turn_sees_what_was_said(chat: Callable, tmp_path: Path, nki: str) -> None:
+    lengths = ("--seq-len", "64", "--max-new-tokens", "6", nki)
+    done = chat(b"one two\n\n three \n", *lengths, "--system", "be")
+    assert done.returncode == 0, done.stderr
+    generated = []
+    for history in ("SbeUone twoA", "SbeUone twoA{}UthreeA"):
+        prompt = tmp_path / "prompt.txt"
+        prompt.write_text(history.format(*generated), encoding="utf-8")
+        alone = chat(b"", "--prompt-file", prompt, "--raw", *lengths, mode="generate")
+        start = f"Output 0: {prompt.read_text(encoding='utf-8')}"
+        assert alone.stdout.startswith(start), alone.stderr
+        generated.append(alone.stdout[len(start) : -1])
+    assert done.stdout == "".join(f"{answer}\n" for answer in generated)
+    assert done.stderr.count("The answer is cut short by --max-new-tokens.") == 2
+
+
+def test_refused_lines_leave_the_others_and_show_in_the_status(chat: Callable) -> None:
+    lengths = ("--seq-len", "64", "--max-new-tokens", "6")
+    said = b"/nope\n\xff\n" + b"x" * 80 + b"\n/reset\n/help\none\n/exit\nnever\n"
+    done = chat(said, *lengths)
+    assert done.returncode == 2
+    assert "There is no command /nope" in done.stderr and "not UTF-8" in done.stderr
+    assert "takes 82 tokens with the chat template, expected at most 58" in done.stderr
+    assert "Forgotten: 0 turns." in done.stderr and "/reset  forgets" in done.stderr
+    assert done.stdout == chat(b"one", *lengths).stdout  # no last newline, one answer
+
+
+def test_the_oldest_turns_are_forgotten_and_that_is_told(chat: Callable) -> None:
+    done = chat(b"abcdefghijkl\n" * 4, "--seq-len", "64", "--max-new-tokens", "6")
+    assert done.returncode == 0, done.stderr
+    # turns of 20 tokens, and a question of 14 more: with the third one 54 of 58
+    assert done.stderr.count("Forgotten to make room in --seq-len 64: the oldest 1 turn.") == 1
+    assert len(done.stdout) >= 4
+
+
+def conversation(seq_len: int = 40, new: int | None = None, **changes: object) -> Conversation:
+    words = SimpleNamespace(
+        chat_template="x",
+        apply_chat_template=lambda messages, add_generation_prompt: [
+            number for m in messages for number in (m["role"][0] + m["content"]).encode()
+        ],
+    )
+    settings = SimpleNamespace(
+        seq_len=seq_len, max_new_tokens=new, takes_chunks=True, max_context_length=seq_len
+    )
+    session = SimpleNamespace(
+        tokenizer=words,
+        settings=settings,
+        vocabulary=256,
+        pad_token_id=0,
+        model=ModelFolder(Path("m"), "m", {}),
+    )
+    system = changes.pop("system", None)
+    vars(settings).update(changes)
+    return Conversation(session, system)  # type: ignore[arg-type]
+
+
+def test_prompts_leave_room_for_an_answer() -> None:
+    talk = conversation(seq_len=40)  # a quarter for the answer: prompts of at most 30
+    for _ in range(2):
+        ids, forgotten = talk.ask("123456789")
+        talk.remember("123456789", "1234")
+        assert not forgotten
+    assert bytes(ids) == b"u123456789a1234u123456789" and talk.turns == 2
+    ids, forgotten = talk.ask("1234")
+    assert (len(ids), forgotten) == (20, 1) and talk.turns == 1
+    ids, forgotten = talk.ask("x" * 29)
+    assert (len(ids), forgotten, talk.turns) == (30, 1, 0)
+    with pytest.raises(UserError, match="takes 31 tokens .* at most 30 in --seq-len 40"):
+        talk.ask("x" * 30)
+
+
+def test_a_refused_question_forgets_nothing() -> None:
+    talk = conversation()
+    talk.remember("a", "b")
+    with pytest.raises(UserError):
+        talk.ask("x" * 50)
+    assert talk.turns == 1
+    talk.reset()
+    assert bytes(talk.ask("c")[0]) == b"uc"
+
+
+def test_the_system_prompt_is_never_forgotten() -> None:
+    talk = conversation(system="0123456789")
+    for _ in range(5):
+        ids, _ = talk.ask("123456789")
+        talk.remember("123456789", "12345")
+        assert bytes(ids).startswith(b"s0123456789u")
+
+
+@pytest.mark.parametrize("changes", [{"new": 40}, {"new": 38}, {"system": "x" * 27}])
+def test_a_cache_without_room_is_refused_before_anything_compiles(changes: dict) -> None:
+    with pytest.raises(UserError, match="--seq-len 40 is too short to chat"):
+        conversation(**changes)
+
+
+def test_prefill_bounds_prompts_that_are_padded_on_the_left() -> None:
+    talk = conversation(takes_chunks=False, max_context_length=10)
+    with pytest.raises(UserError, match="at most 10"):
+        talk.ask("x" * 10)
+
+
+REFUSALS = {
+    "template": (["--model-path", "TINY"], "no chat template"),
+    "system": (["--system", "x" * 60, "--seq-len", "64"], "with --system"),
+    "batch": (["--batch-size", "2"], "--batch-size 2"),
+    "prompt": (["--prompt", "x"], "--prompt works with --mode generate"),
+    "no role": (["--system", "x", "--model-path", "STRICT"], "no system here); leave --system"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_refusals(case: str, chat: Callable, tiny_model: Path, tmp_path: Path) -> None:
+    arguments, told = REFUSALS[case]
+    folders = {"TINY": tiny_model}
+    if "STRICT" in arguments:
+        strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no system here') }}"
+        folders["STRICT"] = write_chat_model(tmp_path / "m", strict + "{% endif %}xyz")
+    done = chat(b"one\n", *(folders.get(word, word) for word in arguments))
+    assert done.returncode == 2 and not done.stdout and "Traceback" not in done.stderr
+    assert told in done.stderr.splitlines()[-1]
+
+
+def test_at_a_terminal_ctrl_c_ends_an_answer_and_ctrl_d_the_chat(
+    chat_model: Path, tmp_path: Path
+) -> None:
+    process, terminal = pty.fork()
+    if process == 0:
+        os.environ.update(TERM="dumb", XDG_CACHE_HOME=str(tmp_path))
+        driver = [sys.executable, str(REPOSITORY / "main.py"), "--mode", "chat", "--model-path"]
+        length = ["--seq-len", "2048", "--enable-bucketing", "false", "--tp-degree", "1"]
+        os.execv(driver[0], [*driver, str(chat_model), *length])
+
+    def until(text: bytes) -> bytes:
+        shown = b""
+        while text not in shown:
+            shown += os.read(terminal, 4096)
+        return shown
+
+    until(b"\n> ")
+    os.write(terminal, b"\x03")  # at the prompt it throws away what was typed
+    until(b"Ctrl-D ends the chat.\r\n> ")
+    os.write(terminal, b"tell me\n")
+    until(b"tell me\r\n")
+    os.read(terminal, 1)  # the answer has begun
+    os.write(terminal, b"\x03")
+    shown = until(b"\n> ")
+    assert b"Interrupted; what there is of the answer is remembered." in shown
+    os.write(terminal, b"/reset\n")
+    until(b"Forgotten: 1 turn.")
+    os.write(terminal, b"\x04")
+    _, status = os.waitpid(process, 0)
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(status) == 0
