@@ -16,6 +16,25 @@ _NEURON_CONFIG = (
 
 
 @dataclass(frozen=True)
+class Speculation:
+    """Several tokens a step: guesses of the next ones, which one call of the model checks.
+
+    Attributes:
+        method: who guesses, one of `harness.inputs.speculation.METHODS`.
+        length: tokens of a call, the newest one and its guesses.
+        draft_path: folder of the model that guesses, where there is one.
+    """
+
+    method: str
+    length: int
+    draft_path: Optional[Path] = None
+
+    def neuron_config(self) -> dict[str, Any]:
+        """Fields of NeuronConfig by its own names."""
+        return {"speculation_length": self.length}
+
+
+@dataclass(frozen=True)
 class Settings:
     """What the command line asks for, defaults filled in; `dataclasses.replace` makes variants.
 
@@ -52,6 +71,7 @@ class Settings:
     on_device_sampling: bool
     global_topk: Optional[int]
     dynamic: bool
+    speculation: Optional[Speculation]  # None: one token a step
 
     # evaluation
     base_latency: Optional[float]  # ms
@@ -112,6 +132,8 @@ class Settings:
         values["max_length"] = self.seq_len
         if self.prefill_chunk:
             values.update(speculation_length=self.prefill_chunk, prompt_in_chunks=True)
+        if self.speculation is not None:
+            values.update(self.speculation.neuron_config())
         return {name: value for name, value in values.items() if value is not None}
 
     def whole_prefill(self) -> Settings:
@@ -136,8 +158,9 @@ class Settings:
 
     @property
     def takes_chunks(self) -> bool:
-        """Whether prompts may be fed in chunks: a cache padded on the left moves on each token."""
-        return self.padding_side == "right"
+        """Whether prompts may be fed in chunks: a cache padded on the left moves on each token, and
+        the graph of several tokens has one number of them, which guesses may need."""
+        return self.padding_side == "right" and self.speculation is None
 
     @property
     def samples(self) -> bool:

@@ -125,6 +125,11 @@ REFUSALS = {
         "line 2, raised RuntimeError: boom",
     ),
     "broken syntax": lambda t, m: (["--llama", written(t / "s.py", "x = 1\ny = (\n")], "line 2"),
+    "no draft": lambda t, m: (["--draft-model-path", t / "nowhere"], "nowhere"),
+    "draft's words": lambda t, m: (
+        ["--draft-model-path", write_tiny_model(t / "draft", vocab_size=330)],
+        "another vocabulary, of 330 tokens, expected that of tiny with 320",
+    ),
     "no class": lambda t, m: (["--llama", written(t / "s.py", "")], "NeuronLlamaForCausalLM"),
 }
 

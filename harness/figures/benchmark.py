@@ -15,10 +15,14 @@ from typing import Any, Optional
 import numpy as np
 
 from harness import sdk
+from harness.figures import acceptance
+from harness.figures.acceptance import Acceptance
 from harness.figures.graphs import DECODE, PREFILL
 from harness.session.building import Loaded
-from harness.session.generation import generate_tokens
+from harness.session.generation import generate_tokens, speculative_tokens
+from harness.session.roles import Role
 from harness.session.streaming import Stream
+from harness.settings import Speculation
 from harness.sources import Source
 
 _PERCENTILES = (50, 90, 95, 99, 100)
@@ -36,6 +40,7 @@ class SpeedReport:
         runs: measured ones; None of an estimate, which needs one.
         band_ms: of an estimate, the shortest and longest whole generation of a device that fit it
             (docs/cost_model.md).
+        speculation: what guesses were worth; of an estimate, those that were measured here.
     """
 
     e2e_model: dict[str, float]
@@ -48,10 +53,11 @@ class SpeedReport:
     batch_size: int
     runs: Optional[int] = None
     band_ms: Optional[tuple[float, float]] = None
+    speculation: Optional[Acceptance] = None
 
     def as_dict(self) -> dict[str, Any]:
         """For JSON; what there is none of is left out."""
-        optional = (PREFILL, DECODE, "runs", "band_ms")
+        optional = (PREFILL, DECODE, "runs", "band_ms", "speculation")
         return {k: v for k, v in asdict(self).items() if v is not None or k not in optional}
 
 
@@ -93,8 +99,15 @@ def measure(
             if on_step is not None:
                 on_step(tokens)
 
-        generate_tokens(loaded, prompt_ids, new_tokens, step, fixed_length=True)
+        if asked is None:
+            generate_tokens(loaded, prompt_ids, new_tokens, step, fixed_length=True)
+            return
+        tokens, body = speculative_tokens(loaded, prompt_ids, new_tokens, step)
+        if stream is not None:
+            calls.append((acceptance.checked(body, asked.length, tokens), tokens))
 
+    asked = _speculation(loaded)
+    calls: list[tuple[acceptance.Calls, int]] = []
     if warm_up:
         generate(None)
     streams, latencies = [], []
@@ -120,4 +133,10 @@ def measure(
         new_tokens=new_tokens,
         batch_size=batch,
         runs=runs,
+        speculation=acceptance.summed(asked.method, asked.length, calls) if asked else None,
     )
+
+
+def _speculation(loaded: Loaded) -> Optional[Speculation]:
+    """What the model was built with; the baseline never guesses."""
+    return None if loaded.role == Role.BASELINE else loaded.session.settings.speculation

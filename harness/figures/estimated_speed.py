@@ -6,13 +6,17 @@ Works on the stand-in only; on a device there is nothing to estimate.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any, NamedTuple, Optional
 
 from harness import sdk
 from harness.figures import floors, flops, graphs
+from harness.figures.acceptance import Acceptance
 from harness.figures.benchmark import SpeedReport
 from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls
+from harness.inputs.models import check_folder
 from harness.session.building import Loaded, counting
+from harness.session.opening import Session
 from harness.session.roles import Role
 from harness.session.workers import SubmissionFailed
 from harness.sources import Source
@@ -27,6 +31,12 @@ class _Times(NamedTuple):
     shortest_ms: float
     longest_ms: float
 
+    def times(self, factor: float) -> _Times:
+        return _Times(*(factor * ms for ms in self))
+
+    def plus(self, other: _Times) -> _Times:
+        return _Times(*(a + b for a, b in zip(self, other)))
+
 
 class SpeedEstimates:
     """Estimates of one loaded model; every graph is scheduled once, when it is first needed."""
@@ -35,24 +45,24 @@ class SpeedEstimates:
         self._loaded = loaded
         self._counting: Optional[Loaded] = None  # where nothing has been generated
         self._graph_ms: dict[tuple[str, int], _Times] = {}
+        self._draft = SpeedEstimates(loaded.draft) if loaded.draft else None
 
-    def report(self, prompt_tokens: int, new_tokens: int) -> Optional[SpeedReport]:
+    def report(
+        self, prompt_tokens: int, new_tokens: int, speculation: Optional[Acceptance] = None
+    ) -> Optional[SpeedReport]:
         """Latencies in ms and tokens/s of one generation; None where there is no cost model.
+
+        Under speculation a token costs its share of a step, by the measured tokens a step.
 
         One deterministic run, so all percentiles would be the same number: `latency_ms_p99` and
         `latency_ms_avg` stand for them.
         """
         if not sdk.platform().estimates:
             return None
-        buckets = self._loaded.buckets
-        calls = prompt_calls(
-            prompt_tokens,
-            buckets[PREFILL][-1],
-            self._loaded.session.settings.prefill_chunk if CHUNK in buckets else None,
-            buckets[DECODE][-1],
-        )
-        first = _Times(*map(sum, zip(*(self._graph(*call) for call in calls))))
-        later = [self._graph(DECODE, prompt_tokens + step + 1) for step in range(new_tokens - 1)]
+        first = self._prompt(prompt_tokens)
+        later = [
+            self._token(prompt_tokens + step + 1, speculation) for step in range(new_tokens - 1)
+        ]
         batch = self._loaded.session.settings.batch_size
         prefill, steps = first.ms, [step.ms for step in later]
         total = prefill + sum(steps)
@@ -70,7 +80,35 @@ class SpeedEstimates:
                 first.shortest_ms + sum(step.shortest_ms for step in later),
                 first.longest_ms + sum(step.longest_ms for step in later),
             ),
+            speculation=speculation,
         )
+
+    def _prompt(self, tokens: int) -> _Times:
+        """Every call up to the first new token, the draft model's, too."""
+        buckets = self._loaded.buckets
+        calls = prompt_calls(
+            tokens,
+            buckets[PREFILL][-1],
+            self._loaded.session.settings.prefill_chunk if CHUNK in buckets else None,
+            buckets.get(DECODE, buckets[PREFILL])[-1],
+        )
+        own = _Times(*map(sum, zip(*(self._graph(*call) for call in calls))))
+        return own.plus(self._draft._prompt(tokens)) if self._draft else own
+
+    def _token(self, position: int, speculation: Optional[Acceptance]) -> _Times:
+        """One token that stands at `position` once it is cached."""
+        if speculation is None or not speculation.calls:
+            return self._graph(DECODE, position)
+        alone = 0.0
+        if DECODE in self._loaded.buckets:
+            alone = speculation.unguessed / speculation.calls
+        call = self._graph(CHUNK, position + speculation.length - 1).times(1 - alone)
+        if alone:
+            call = call.plus(self._graph(DECODE, position).times(alone))
+        if self._draft:
+            steps = speculation.draft_calls / speculation.calls
+            call = call.plus(self._draft._graph(DECODE, position).times(steps))
+        return call.times(1 / speculation.tokens_per_call)
 
     def _graph(self, submodel: str, length: int) -> _Times:
         """Times of one execution of the bucket that holds `length` tokens."""
@@ -94,7 +132,7 @@ class SpeedEstimates:
 
     def _check(self, submodel: str, bucket: int, milliseconds: float, macs: Any) -> None:
         """Refuse what cannot be, and other counts than those of the compiled graph."""
-        floors.check_time(self._loaded.session, submodel, bucket, milliseconds)
+        floors.check_time(self._session(), submodel, bucket, milliseconds)
         compiled = flops.bucket_of(graphs.read(self._loaded.folder), submodel, bucket)
         known = None if compiled is None else [compiled.macs, compiled.nki_macs]
         if macs != known:
@@ -102,6 +140,14 @@ class SpeedEstimates:
                 f"{submodel}, bucket {bucket}: traced anew it has {macs} MACs, in all and in "
                 f"kernels, and {known} where it was compiled; a model must be the same every time."
             )
+
+    def _session(self) -> Session:
+        """The session with this model's own sizes."""
+        session = self._loaded.session
+        asked = session.settings.speculation
+        if self._loaded.role != Role.DRAFT or asked is None or asked.draft_path is None:
+            return session
+        return replace(session, model=check_folder(asked.draft_path))
 
 
 def _is_time(value: object) -> bool:

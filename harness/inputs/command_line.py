@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Optional
 
 from harness.errors import UserError
+from harness.inputs import speculation
 from harness.inputs.chunks import LONGEST_PREFILL, MOST_PREFILL
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.inputs.prompts import read_prompt_file, split_prompt_value
@@ -100,6 +101,7 @@ ONLY_IN = {
         ("--judge", "--tol-map", "--divergence-difference-tol", "--num-tokens-to-check"), _COMPARE
     ),
     "--runs": ("generate", "validate", *_EVALUATE),
+    **dict.fromkeys(speculation.FLAGS, ("compile", "generate", "chat", "profile", *_COMPARE)),
 }
 
 
@@ -175,12 +177,14 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         "enable_nki": bool(args.enable_nki),
         "judge": args.judge or ("contest" if args.mode in _EVALUATE else "ties"),
         "only": None if args.only is None else tuple(args.only),
-        **_lengths(args),
         **_batching(args),
+        "speculation": speculation.asked(args),
         **_sampling(args),
     }
+    values |= _lengths(args, whole=values["speculation"] is not None)
     if args.batch_size is None:
-        values["batch_size"] = _batch_size(args.mode, len(prompts))
+        alone = args.mode == "generate" and values["speculation"] is not None
+        values["batch_size"] = 1 if alone else _batch_size(args.mode, len(prompts))
     settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
     check(settings)
     return settings
@@ -203,9 +207,10 @@ def _default_seq_len(mode: str) -> int:
     return CHAT_SEQ_LEN if mode == "chat" else DEFAULT_SEQ_LEN
 
 
-def _lengths(args: argparse.Namespace) -> dict[str, int]:
+def _lengths(args: argparse.Namespace, whole: bool) -> dict[str, int]:
+    """`whole`: prompts are not fed in chunks."""
     seq_len = args.seq_len or _default_seq_len(args.mode)
-    whole = args.padding_side == "left" or args.context_encoding_buckets is not None
+    whole |= args.padding_side == "left" or args.context_encoding_buckets is not None
     longest = seq_len if whole else min(seq_len, LONGEST_PREFILL)
     return {"seq_len": seq_len, "max_context_length": args.max_context_length or longest}
 
@@ -253,6 +258,7 @@ def build_parser() -> Parser:
     _add_prompt_arguments(parser)
     _add_evaluation_arguments(parser)
     _add_model_arguments(parser)
+    speculation.add_arguments(parser, positive, path)
     _add_profile_arguments(parser)
     for flag in REFUSED:
         parser.add_argument(flag, nargs="*", metavar="X", help=argparse.SUPPRESS)
@@ -521,6 +527,7 @@ def check(settings: Settings) -> None:
             f"{settings.max_context_length}."
         )
     _check_batching(settings)
+    speculation.check(settings)
     _check_chunks(settings)
     _check_base_figures(settings)
     _check_sampling(settings)

@@ -242,3 +242,31 @@ def choose_tp_degree(model: ModelFolder, asked: Optional[int], default: Optional
                 f"--tp-degree {asked} does not fit {model.name}: it must divide {name} = {size}."
             )
     return asked
+
+
+def check_draft(path: Path, target: ModelFolder, ranks: int, seq_len: int) -> ModelFolder:
+    """Refuse with a UserError a model that cannot guess for the target."""
+    draft = check_folder(path)
+    sizes = [model.config["vocab_size"] for model in (target, draft)]
+    words = [_vocabulary(model) for model in (target, draft)]
+    if sizes[0] != sizes[1] or (None not in words and words[0] != words[1]):
+        raise UserError(
+            f"The draft model {draft.path} has another vocabulary, of {sizes[1]} tokens, expected "
+            f"that of {target.name} with {sizes[0]}; take a model of the same family."
+        )
+    choose_tp_degree(draft, ranks, None)
+    longest = draft.config.get("max_position_embeddings")
+    if longest is not None and seq_len > longest:
+        raise UserError(
+            f"--seq-len must be at most {longest} for the draft model {draft.name}, got {seq_len}."
+        )
+    return draft
+
+
+def _vocabulary(model: ModelFolder) -> Any:
+    """The tokens by their text, of a folder with tokenizer.json."""
+    path = model.path / "tokenizer.json"
+    if not path.is_file():
+        return None
+    content = schema.read_json(path).get("model")
+    return content.get("vocab") if isinstance(content, dict) else None

@@ -108,8 +108,13 @@ class Evaluator:
         rows = [self._check(ids, result.new_tokens, advance) for ids in prompt_ids]
         accurate = all(checked.passed for checked in rows)
         room = result.seq_len - result.prompt_tokens
+        settings = self.session.settings
         share = flops.nki_share(
-            self._graphs, result.prompt_tokens, room, self.session.settings.prefill_chunk
+            self._graphs,
+            result.prompt_tokens,
+            room,
+            settings.prefill_chunk,
+            settings.speculation,
         )
         measured = benchmark.measure(
             self.candidate,
@@ -119,9 +124,10 @@ class Evaluator:
             lambda _: advance(),
             warm_up=bool(self._warm_ups),
         )
-        speed = Speeds(measured, self._estimates.report(result.prompt_tokens, room))
+        estimated = self._estimates.report(result.prompt_tokens, room, measured.speculation)
+        speed = Speeds(measured, estimated)
         name = self.session.model.name
-        base = reference.baseline_speed(self.session.settings, name, result.seq_len, row)
+        base = reference.baseline_speed(settings, name, result.seq_len, row)
         base = base or self.baseline_speed(prompt_ids, room)
         scored = score(accurate, share.contest, from_report(speed.best), base)
         return replace(result, accurate=accurate, figures=Figures(rows, share, speed, scored))

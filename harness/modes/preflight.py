@@ -164,7 +164,9 @@ def _share(session: Session, candidate: Loaded) -> str:
     tokens = session.settings.seq_len - prompt
     found = graphs.read(candidate.folder)
     floors.check_macs(session, found)
-    share = flops.nki_share(found, prompt, tokens, session.settings.prefill_chunk)
+    share = flops.nki_share(
+        found, prompt, tokens, session.settings.prefill_chunk, session.settings.speculation
+    )
     outside = f"; outside: {', '.join(share.outside)}" if share.outside else ""
     detail = f"{share.contest:.1%} by the contest's count, {share.weighted:.1%} by use{outside}"
     if share.warnings:

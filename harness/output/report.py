@@ -36,6 +36,7 @@ COLUMNS = (
     "latency ms",
     "tokens/s",
     "TTFT ms",
+    "tokens a step",
     "source",
     "score",
     "score (TTFT)",
@@ -45,6 +46,7 @@ COLUMNS = (
 EXPENDABLE = (
     "score source",
     "source",
+    "tokens a step",
     "length",
     "greedy match",
     "score (TTFT)",
@@ -81,6 +83,7 @@ def row(result: Evaluation) -> dict[str, Any]:
             "latency ms": speed.e2e_model["latency_ms_p99"],
             "tokens/s": speed.tokens_per_second,
             "TTFT ms": speed.ttft_ms,
+            "tokens a step": speed.speculation and speed.speculation.tokens_per_call,
             "source": str(speed.source),
             "score": figures.score.value,
             "score (TTFT)": figures.score.ttft_value,
@@ -135,6 +138,8 @@ def print_summary(results: Sequence[Evaluation], not_run: Sequence[str]) -> None
         for name in COLUMNS
         if "source" not in name or len({cells[name] for cells in rows if cells[name]}) > 1
     ]
+    if not any(cells["tokens a step"] for cells in rows):
+        columns.remove("tokens a step")
     for name in columns:
         table.add_column(name, justify="left" if "source" in name else "right")
     for cells in rows:
@@ -213,6 +218,8 @@ def print_speed(name: str, speed: Optional[SpeedReport]) -> None:
         figures = getattr(speed, part)
         if figures is not None:
             terminal.printed(f"\t{part}: {_latencies(figures)}")
+    if speed.speculation is not None:
+        terminal.printed(f"\t{speed.speculation.describe()}")
 
 
 def _latencies(figures: dict[str, float]) -> str:

@@ -34,6 +34,7 @@ class Loaded:
     worker: Worker
     buckets: dict[str, list[int]]  # of each sub-model
     folder: Path
+    draft: Optional[Loaded] = None  # the model that guesses for it
 
     def call(
         self, function: str, what: str, on_event: Optional[OnEvent] = None, **arguments: Any
@@ -57,7 +58,10 @@ def build(session: Session, role: Optional[Role] = None) -> Loaded:
         with console.step(f"Loading {role.words}"):
             what = f"The compiled model in {folder} cannot be loaded"
             loaded.call(f"{_MODEL}:load", what, folder=folder)
-    return loaded
+    asked = session.settings.speculation
+    if asked is None or asked.draft_path is None or role not in (Role.NKI, Role.TORCH):
+        return loaded
+    return replace(loaded, draft=build(session, Role.DRAFT))
 
 
 def counting(loaded: Loaded) -> Loaded:
@@ -167,12 +171,14 @@ def forget_old(cache: Path, most_bytes: int, keep: Path) -> None:
 def _fingerprint(session: Session, role: Role) -> dict[str, Any]:
     """Everything that a compiled folder depends on, under the names a user would know."""
     text = b"" if role == Role.BASELINE else session.submission.read_bytes()
-    settings = session.settings
+    settings, folder = session.settings, session.model.path
+    if role == Role.DRAFT and settings.speculation and settings.speculation.draft_path:
+        folder = settings.speculation.draft_path
     config = settings.neuron_config() | {"on_device": settings.on_device_sampling_config()}
     return {
         "settings": json.loads(json.dumps(config)),
         "submission": hashlib.sha256(text).hexdigest(),
-        "checkpoint": checkpoint_identity(session.model.path),
+        "checkpoint": checkpoint_identity(folder),
         "SDK": [sdk.identity(), sdk.version()],
         "Python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),

@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.session.building import Loaded
 from harness.session.opening import Session
-from harness.session.workers import Stop, SubmissionFailed
+from harness.session.workers import Answer, Stop, SubmissionFailed
 from harness.settings import Settings
 
 _GENERATE = "harness.session.model:generate"
@@ -44,12 +44,25 @@ def greedy_scores(
 
     End tokens are masked to -inf, so that the length is fixed.
     """
-    steps, arrays = _generate(loaded, [ids], new_tokens, on_step, True, True, True)
+    steps, answer = _generate(loaded, [ids], new_tokens, on_step, True, True, True)
+    arrays = answer.arrays
     expected = (new_tokens, 1, loaded.session.vocabulary)
     if len(arrays) != 1 or arrays[0].shape != expected:
         shapes = [array.shape for array in arrays]
         raise SubmissionFailed(f"{_FAILED}: expected logits of shape {expected}, got {shapes}.")
     return [step[0] for step in steps], arrays[0][:, 0]
+
+
+def speculative_tokens(
+    loaded: Loaded,
+    prompt_ids: Sequence[Sequence[int]],
+    new_tokens: int,
+    on_step: Optional[OnStep] = None,
+) -> tuple[int, Any]:
+    """`generate_tokens` of a fixed length; how many tokens a row came, and what the process says of
+    the calls that gave them."""
+    steps, answer = _generate(loaded, prompt_ids, new_tokens, on_step, False, True, False)
+    return len(steps), answer.body
 
 
 def _generate(
@@ -61,7 +74,7 @@ def _generate(
     fixed_length: bool,
     scores: bool,
     stop: Stop = lambda: False,
-) -> tuple[list[list[int]], list[np.ndarray]]:
+) -> tuple[list[list[int]], Answer]:
     steps: list[list[int]] = []
 
     def step(tokens: Any) -> None:
@@ -85,7 +98,7 @@ def _generate(
     )
     if not steps or (fixed_length and len(steps) != new_tokens):
         raise SubmissionFailed(f"{_FAILED}: expected {new_tokens} tokens, got {len(steps)}.")
-    return steps, answer.arrays
+    return steps, answer
 
 
 def _check_step(session: Session, tokens: Any, rows: int) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -18,6 +19,7 @@ from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaLis
 from harness.errors import UserError, is_refusal
 from harness.inputs.chunks import MOST_PREFILL
 from harness.inputs.submission import MODEL_CLASS
+from harness.session import speculation
 from harness.session.chunks import PromptInChunks
 from harness.session.roles import Role
 from harness.session.worker import Answer, Host
@@ -36,9 +38,12 @@ def prepare(host: Host) -> None:
 def construct(host: Host, role: str) -> dict[str, list[int]]:
     """Config objects and the model, as the contest's driver builds them; sub-model -> buckets."""
     role = Role(role)
-    settings = host.job.settings.neuron_config()
-    if role == Role.BASELINE and host.job.settings.seq_len <= MOST_PREFILL:
-        settings = host.job.settings.whole_prefill().neuron_config()
+    asked = host.job.settings
+    if role in (Role.BASELINE, Role.DRAFT):
+        asked = replace(asked, speculation=None)
+    if role == Role.BASELINE and asked.seq_len <= MOST_PREFILL:
+        asked = asked.whole_prefill()
+    settings = asked.neuron_config()
     if role == Role.SHADOW:
         settings.update(torch_dtype="float32", rpl_reduce_dtype="float32")
     for name in ("torch_dtype", "rpl_reduce_dtype"):
@@ -47,9 +52,9 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
     sampling = host.job.settings.on_device_sampling_config()
     if sampling is not None:
         settings["on_device_sampling_config"] = OnDeviceSamplingConfig(**sampling)
-    if role == Role.NKI:
+    if role == Role.NKI or (role == Role.DRAFT and asked.enable_nki):
         settings["enable_nki"] = True
-    path = str(host.job.model_path)
+    path = str(_model_path(host, role))
     model_class = getattr(host.module, MODEL_CLASS)
     try:
         neuron_config = model_class.get_neuron_config_cls()(**settings)
@@ -62,7 +67,7 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
         model = model_class(path, config)
     except (ValueError, AssertionError, AttributeError, TypeError) as error:
         raise UserError(f"The model cannot be configured: {host.where(error)}.") from error
-    if model.neuron_config.speculation_length and not hasattr(model, "token_generation_model"):
+    if asked.prefill_chunk and not hasattr(model, "token_generation_model"):
         raise UserError(
             f"{type(model).__name__} of {type(model).__module__} has no single-token graph beside "
             "that for chunks of a prompt, as NxDI has none since 0.2 unless the model's "
@@ -78,6 +83,14 @@ def _check_fields(neuron_config: Any, settings: dict[str, Any]) -> None:
         if settings.get(name) and not hasattr(neuron_config, name):
             flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag} needs a later version of NxDI, whose NeuronConfig has {name}.")
+
+
+def _model_path(host: Host, role: Role) -> Path:
+    """The Hugging Face folder of a role's model."""
+    asked = host.job.settings.speculation
+    if role == Role.DRAFT and asked is not None and asked.draft_path is not None:
+        return asked.draft_path
+    return host.job.model_path
 
 
 def compile(host: Host, role: str) -> str:
@@ -126,7 +139,9 @@ def generate(
     """One call of the SDK's Hugging Face adapter; each step's tokens are an event.
 
     The array is the logits [steps, batch, V] after the processors of transformers, where asked
-    for: end tokens are -inf where the length is fixed.
+    for: end tokens are -inf where the length is fixed. Under speculation the body has, for each
+    call behind the prefill, how many tokens were guessed and how many rightly, and the draft's
+    steps.
     """
     settings = host.job.settings
     model = host.models[Role(role)]
@@ -144,7 +159,8 @@ def generate(
         options.update(return_dict_in_generate=True, output_scores=True)
     torch.manual_seed(settings.seed)
     with host.told_as_the_submission("The model fails while it generates"), torch.inference_mode():
-        result = PromptInChunks(model).generate(
+        adapter = _adapter(host, Role(role))
+        result = adapter.generate(
             input_ids=tokens,
             attention_mask=mask,
             generation_config=_generation_config(host),
@@ -154,7 +170,15 @@ def generate(
         model.reset()
         logits = torch.stack(result.scores).float().numpy() if scores else None
     arrays: list[np.ndarray] = [] if logits is None else [logits]
-    return Answer(None, arrays)
+    return Answer([step.as_list() for step in getattr(adapter, "steps", ())], arrays)
+
+
+def _adapter(host: Host, role: Role) -> PromptInChunks:
+    """What drives a role's model."""
+    asked, model = host.job.settings.speculation, host.models[role]
+    if asked is None or role not in (Role.NKI, Role.TORCH):
+        return PromptInChunks(model)
+    return speculation.adapter(asked, model, host.models.get(Role.DRAFT))
 
 
 def pad_batch(

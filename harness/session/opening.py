@@ -51,7 +51,9 @@ class Session:
         if settings.compiled_model_path is not None:
             return settings.compiled_model_path
         shape = f"tp{settings.tp_degree}-seq{settings.seq_len}-batch{settings.batch_size}"
-        asked = [settings.neuron_config(), settings.on_device_sampling_config()]
+        asked: list[Any] = [settings.neuron_config(), settings.on_device_sampling_config()]
+        if settings.speculation is not None:
+            asked.append(str(settings.speculation.draft_path))
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
         return cache_folder() / "compiled" / f"{self.model.name}-{shape}-{digest}"
 
@@ -86,6 +88,8 @@ def open_session(settings: Settings, prompt_texts: Optional[Sequence[str]] = Non
     model = models.choose_model(settings.model_path)
     check_seq_len(settings.seq_len, model)
     ranks = models.choose_tp_degree(model, settings.tp_degree, sdk.platform().default_ranks)
+    if settings.speculation is not None and settings.speculation.draft_path is not None:
+        models.check_draft(settings.speculation.draft_path, model, ranks, settings.seq_len)
     workers = Workers()
     workers.prepare()  # imports while the tokenizer is read
     session = Session(

@@ -12,6 +12,7 @@ class Role(str, Enum):
     TORCH = "torch"
     SHADOW = "shadow"
     BASELINE = "baseline"
+    DRAFT = "draft"
 
     __str__ = str.__str__
 
@@ -24,5 +25,6 @@ _TITLES = {
     Role.NKI: "model with NKI kernels",
     Role.TORCH: "model without NKI kernels",
     Role.BASELINE: "baseline model",
+    Role.DRAFT: "draft model",
     Role.SHADOW: "model without NKI kernels in fp32",
 }

@@ -71,6 +71,19 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
         ("--base-throughput", "5"),
         ("--base-latency", "0", "--base-throughput", "5"),
         ("--base-latency", "5", "--base-throughput", "-1"),
+        ("--speculation-length", "4"),
+        ("--speculate", "draft"),
+        ("--speculate", "lookup", "--draft-model-path", "d"),
+        ("--prompt-lookup-num-tokens", "3", "--draft-model-path", "d"),
+        ("--prompt-lookup-num-tokens", "3", "--speculation-length", "5"),
+        ("--prompt-lookup-num-tokens", "128"),
+        ("--speculate", "lookup", "--speculation-length", "1"),
+        ("--speculate", "lookup", "--speculation-length", "64", "--seq-len", "64"),
+        ("--speculate", "lookup", "--padding-side", "left"),
+        ("--speculate", "lookup", "--on-device-sampling"),
+        ("--speculate", "lookup", "--batch-size", "2"),
+        ("--speculate", "lookup", "--is-continuous-batching"),
+        ("--speculate", "lookup", "--max-context-length", "32", "--prefill-chunk", "16"),
     ],
 )
 def test_impossible_combinations_are_refused(arguments) -> None:
@@ -90,6 +103,8 @@ def test_arguments_of_other_modes_are_refused(flag: str) -> None:
         "--base-latency": "3 --base-throughput 3",
         "--base-throughput": "3 --base-latency 3",
         "--runs": "3 --benchmark",
+        "--speculate": "lookup",
+        "--speculation-length": "3 --speculate lookup",
     }.get(flag, "3")
     arguments = [flag] if bare else [flag, *value.split()]
     arguments = ["--no-stream"] if flag == "--stream" else arguments

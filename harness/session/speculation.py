@@ -1,0 +1,213 @@
+"""Several tokens a step, in front of the SDK's adapter: guesses, and one call that checks them.
+
+The SDK's own loops end a few tokens early, and prompt lookup it names without having it; this loop
+gives the tokens of plain decoding, all of them, on every version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.candidate_generator import PromptLookupCandidateGenerator
+
+from harness.inputs.speculation import DRAFT, LOOKUP
+from harness.session.chunks import PromptInChunks
+from harness.settings import Speculation
+
+
+class Guesser(Protocol):
+    """Who guesses the next tokens."""
+
+    calls: int  # single-token steps of a model of its own so far
+
+    def guess(self, ids: torch.Tensor, most: int) -> list[int]:
+        """At most `most` tokens behind the ids [1, L]."""
+
+
+@dataclass
+class Step:
+    """One call behind the prefill: guesses given, those that were right, and what they took."""
+
+    guessed: int
+    agreed: int
+    drafted: int  # single-token steps of the draft model
+
+    def as_list(self) -> list[int]:
+        return [self.guessed, self.agreed, self.drafted]
+
+
+class Speculative(PromptInChunks):
+    """The SDK's adapter, choosing one row's tokens several a step.
+
+    A call of the sub-model for several tokens gives the scores behind the newest token and behind
+    each guess. Tokens are chosen one after the other as without guesses, greedily or by sampling,
+    and the call is worth as many as agree with their guess, plus one: so the text, and the draws of
+    a seed, are those of plain decoding.
+    """
+
+    def __init__(self, model: Any, guesser: Guesser) -> None:
+        super().__init__(model)
+        self._guesser = guesser
+        self.steps: list[Step] = []
+
+    @torch.no_grad()
+    def _sample(
+        self,
+        input_ids: Any,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        synced_gpus: bool = False,
+        streamer: Any = None,
+        logits_warper: Any = None,
+        **model_kwargs: Any,
+    ) -> Any:
+        """Ids [1, L] -> ids [1, L + new], or the adapter's own result with the scores."""
+        del synced_gpus, streamer, model_kwargs
+        warp = logits_warper or (lambda _, scores: scores)
+        scores: list[torch.Tensor] = []
+        guesses: list[int] = []
+        rows = self._prefill(input_ids)
+        while True:
+            agreed = 0
+            for row, guess in zip(rows, [*guesses, None]):
+                score = warp(input_ids, logits_processor(input_ids, row[None].clone()))
+                scores.append(score)
+                token = _chosen(score, generation_config)
+                input_ids = torch.cat([input_ids, token[:, None]], dim=-1)
+                agreed += int(token) == guess
+                stop = bool(torch.as_tensor(stopping_criteria(input_ids, tuple(scores))).all())
+                if stop or int(token) != guess:
+                    break
+            if self.steps:
+                self.steps[-1].agreed = agreed
+            if stop:
+                return self._finished(generation_config, input_ids, scores)
+            guesses, rows = self._step(input_ids)
+
+    def _prefill(self, ids: torch.Tensor) -> torch.Tensor:
+        """Logits [1, V] behind the prompt."""
+        places = torch.arange(ids.shape[1])[None]
+        outputs = self(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=places)
+        return outputs.logits[0, -1:]
+
+    def _step(self, ids: torch.Tensor) -> tuple[list[int], torch.Tensor]:
+        """Guesses, and the logits [1 + guesses, V] behind the newest token and behind each.
+
+        The cache holds every token but the newest. Near its end the call begins earlier and repeats
+        tokens that are cached: their keys and values are written once more.
+        """
+        model, length = self.neuron_model, self.neuron_config.speculation_length
+        newest = ids.shape[1] - 1
+        start = min(newest, self.neuron_config.max_length - length)
+        drafted = self._guesser.calls
+        guesses = self._guesser.guess(ids, start + length - 1 - newest)
+        self.steps.append(Step(len(guesses), 0, self._guesser.calls - drafted))
+        if not guesses and hasattr(model, "token_generation_model"):
+            return guesses, self._call(ids[:, newest:], newest)
+        known = ids[0, start:].tolist() + guesses
+        tokens = ids.new_tensor([known + [0] * (length - len(known))])
+        first = newest - start
+        return guesses, self._call(tokens, start)[first : first + 1 + len(guesses)]
+
+    def _call(self, tokens: torch.Tensor, start: int) -> torch.Tensor:
+        """Logits [T, V] of tokens [1, T] behind the first `start` of the cache."""
+        outputs = self(
+            input_ids=tokens,
+            attention_mask=torch.ones((1, start), dtype=torch.int64),
+            position_ids=torch.arange(start, start + tokens.shape[1])[None],
+        )
+        return outputs.logits[0]
+
+    @staticmethod
+    def _finished(generation_config: Any, ids: Any, scores: list[Any]) -> Any:
+        if not generation_config.return_dict_in_generate:
+            return ids
+        return GenerateDecoderOnlyOutput(sequences=ids, scores=tuple(scores))
+
+
+def _chosen(scores: torch.Tensor, generation_config: Any) -> torch.Tensor:
+    """(1,) int64: the arg-maximum, or a draw from the processed scores [1, V]."""
+    if not generation_config.do_sample or generation_config.top_k == 1:
+        return scores.argmax(-1)
+    return torch.multinomial(torch.softmax(scores, dim=-1), num_samples=1).squeeze(1)
+
+
+class Lookup:
+    """Guesses by what followed the newest tokens where they stood before (prompt lookup), with the
+    rule of transformers' generate."""
+
+    calls = 0
+
+    def __init__(self, most: int, longest: int) -> None:
+        none = torch.empty(0, dtype=torch.int64)  # end tokens are the target's business
+        self._found = PromptLookupCandidateGenerator(
+            eos_token_id=none, num_output_tokens=most, max_length=longest
+        )
+
+    def guess(self, ids: Any, most: int) -> list[int]:
+        if most == 0:
+            return []
+        candidates, _ = self._found.get_candidates(ids)
+        return candidates[0, ids.shape[1] :][:most].tolist()
+
+
+class Draft:
+    """Guesses of a smaller model: its own greedy tokens, one step each.
+
+    Its cache keeps what it shares with the text; of a wrong guess nothing is shown any more.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._adapter = PromptInChunks(model)
+        self._cached: list[int] = []
+        self.calls = 0
+
+    def guess(self, ids: torch.Tensor, most: int) -> list[int]:
+        if most == 0:
+            return []
+        text = ids[0].tolist()
+        if not self._cached:
+            self._adapter.neuron_model.reset()
+            self._adapter(
+                input_ids=ids[:, :-1],
+                attention_mask=torch.ones_like(ids[:, :-1]),
+                position_ids=torch.arange(len(text) - 1)[None],
+            )
+            self._cached = text[:-1]
+        shared = next(
+            (i for i, (a, b) in enumerate(zip(self._cached, text)) if a != b),
+            min(len(self._cached), len(text)),
+        )
+        del self._cached[min(shared, len(text) - 1) :]
+        guesses: list[int] = []
+        while len(guesses) < most:
+            guesses += self._steps([*text, *guesses])
+        return guesses
+
+    def _steps(self, text: list[int]) -> list[int]:
+        """The greedy token behind the text, once everything in front of it is cached."""
+        for token in text[len(self._cached) :]:
+            place = len(self._cached)
+            outputs = self._adapter(
+                input_ids=torch.tensor([[token]]),
+                attention_mask=torch.ones((1, place), dtype=torch.int64),
+                position_ids=torch.tensor([[place]]),
+            )
+            self._cached.append(token)
+            self.calls += 1
+        return [int(outputs.logits[0, -1].argmax())]
+
+
+def adapter(asked: Speculation, model: Any, draft: Any) -> Speculative:
+    """The adapter for a loaded model; `draft` is the loaded one that guesses, if any."""
+    longest = model.neuron_config.max_length
+    makers: dict[str, Callable[[], Guesser]] = {
+        LOOKUP: lambda: Lookup(asked.length - 1, longest),
+        DRAFT: lambda: Draft(draft),
+    }
+    return Speculative(model, makers[asked.method]())

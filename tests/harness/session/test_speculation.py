@@ -1,0 +1,152 @@
+"""Several tokens a step: the text of one token a step, in fewer calls."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from neuronx_distributed_inference.contract import VERSIONS
+
+from harness.figures import acceptance
+from harness.inputs import command_line, submission
+from harness.session import model as session_model
+from harness.session.worker import Host, Job
+from harness.session.workers import SubmissionFailed
+from tests.tiny_model import write_tiny_model
+
+LENGTH = 64
+REPEATING = [7, 30, 91, 11, 200, 7, 30, 91, 11, 5, 7, 30]
+
+
+class Running:
+    """A model, and its draft where one is asked for, as the driver's worker builds them."""
+
+    def __init__(self, folder: Path, scratch: Path, *more: str, role: str = "torch"):
+        arguments = ["--mode", "generate", "--model-path", str(folder), "--torch-dtype", "float32"]
+        arguments += ["--seq-len", str(LENGTH), "--tp-degree", "1", *more]
+        arguments += ["--enable-nki"] if role == "nki" else []
+        settings = command_line.parse(arguments)
+        job = Job(settings, folder, 0, None, submission.find("llama"), scratch, None, False)
+        self.host, self.role = Host(job, lambda step: self.steps.append(step)), role
+        self.steps: list = []
+        self.calls: dict[str, int] = {}
+        draft = settings.speculation is not None and settings.speculation.draft_path is not None
+        for one in (role, "draft") if draft else (role,):
+            session_model.construct(self.host, one)
+            session_model.load(self.host, one, scratch / session_model.compile(self.host, one))
+        for wrapper in self.host.models[role].models:
+            wrapper.register_forward_hook(lambda module, *_: self._count(module.tag))
+
+    def _count(self, tag: str) -> None:
+        self.calls[tag] = self.calls.get(tag, 0) + 1
+
+    def tokens(self, prompt: list[int], new_tokens: int = 30) -> list[int]:
+        self.steps.clear()
+        answer = session_model.generate(
+            self.host, self.role, [prompt], new_tokens, False, True, False
+        )
+        self.body = answer.body
+        return [step[0] for step in self.steps]
+
+
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory):
+    return write_tiny_model(tmp_path_factory.mktemp("tiny"), num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory):
+    """Another model of the same vocabulary."""
+    return write_tiny_model(tmp_path_factory.mktemp("other"), seed=1, num_hidden_layers=1)
+
+
+@pytest.fixture(autouse=True)
+def private_work_dir(tmp_path, monkeypatch):
+    monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(tmp_path / "nxd_model") + "/")
+
+
+METHODS = {
+    "lookup": ("--prompt-lookup-num-tokens", "4"),
+    "same draft": ("--speculation-length", "4", "--draft-model-path", "tiny"),
+    "other draft": ("--speculation-length", "4", "--draft-model-path", "other"),
+}
+
+
+def arguments(method: str, tiny: Path, other: Path) -> list[str]:
+    folders = {"tiny": str(tiny), "other": str(other)}
+    return [folders.get(argument, argument) for argument in METHODS[method]]
+
+
+# Of every combination, those that run by default.
+QUICK = {("0.1", "lookup", "nki"), ("0.2", "same draft", "torch"), ("0.6", "other draft", "torch")}
+CASES = [(v, m, r) for v in VERSIONS for m in METHODS for r in ("nki", "torch")]
+
+
+@pytest.mark.parametrize(
+    ("version", "method", "role"),
+    [pytest.param(*c, marks=[] if c in QUICK else pytest.mark.full) for c in CASES],
+)
+def test_text_is_that_of_one_token_a_step(
+    tiny, other, tmp_path, monkeypatch, version, method, role
+):
+    """To the last place of the cache; since 0.2 there is no single-token graph to end with."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    plain = Running(tiny, tmp_path, role=role)
+    expected = plain.tokens(REPEATING, LENGTH - len(REPEATING))
+    found = Running(tiny, tmp_path, *arguments(method, tiny, other), role=role)
+    assert found.tokens(REPEATING, LENGTH - len(REPEATING)) == expected
+    calls = acceptance.checked(found.body, 5, len(expected))
+    target = sum(found.calls.values())
+    assert target == 1 + len(calls)
+    if method == "same draft":
+        assert len(calls) <= 1 + -(-(len(expected) - 1) // 4)
+        assert all(agreed == guessed for guessed, agreed, _ in calls)
+    if method == "lookup":
+        assert target < len(expected)
+    assert hasattr(found.host.models[role], "token_generation_model") == (version == "0.1")
+
+
+@pytest.mark.parametrize("method", ["lookup", "same draft"])
+def test_draws_of_a_seed_are_those_of_plain_sampling(tiny, other, tmp_path, method):
+    asked = "--do-sample", "--top-k", "20", "--temperature", "1.3", "--seed", "5"
+    expected = Running(tiny, tmp_path, *asked).tokens(REPEATING)
+    found = Running(tiny, tmp_path, *asked, *arguments(method, tiny, other))
+    assert found.tokens(REPEATING) == expected
+    assert found.tokens(REPEATING) == expected  # nothing is left of the first generation
+
+
+def test_a_text_of_its_own_seed_for_every_prompt(tiny, other, tmp_path):
+    """A draft model is prefilled anew; prompts of two tokens have nothing to look up."""
+    plain = Running(tiny, tmp_path)
+    prompts = [[5, 6], REPEATING, [9, 9, 9]]
+    expected = [plain.tokens(prompt, 8) for prompt in prompts]
+    found = Running(tiny, tmp_path, *arguments("other draft", tiny, other))
+    assert [found.tokens(prompt, 8) for prompt in prompts] == expected
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        None,
+        [[1, 2, 0]],  # more right than guessed
+        [[5, 1, 0], [0, 0, 0]],  # more guesses than a call takes
+        [[2, 1, 0]],  # too few tokens
+        [[2, 2, 0], [2, 2, 0]],  # too many
+        [[2, 1, -1], [1, 0, 0]],
+        [[2.0, 1, 0], [1, 0, 0]],
+    ],
+)
+def test_calls_that_do_not_give_the_tokens_are_refused(body):
+    assert acceptance.checked([[2, 1, 0], [1, 0, 0]], 5, 4)
+    with pytest.raises(SubmissionFailed, match="no calls that give 4 tokens"):
+        acceptance.checked(body, 5, 4)
+
+
+def test_acceptance_is_counted_by_position():
+    found = acceptance.summed(
+        "lookup", 4, [([[3, 3, 0], [0, 0, 0], [2, 1, 0]], 8), ([[3, 0, 0]], 2)]
+    )
+    assert (found.calls, found.unguessed, found.tokens) == (4, 1, 8)
+    assert (found.offered, found.accepted) == ([3, 3, 2], [2, 1, 1])
+    assert found.tokens_per_call == 2.0
+    assert "67% of 3, 33% of 3, 50% of 2" in found.describe()
