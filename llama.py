@@ -57,6 +57,7 @@ MOVING_MAX = 512  # free size of the moving matmul operand; one PSUM bank of fp3
 PIECE_BYTES = 16384  # per partition of a weight, loaded at once: four pieces take 64 KiB
 LONG_PIECE_BYTES = 32768  # of few tokens, which leave more room
 FEW_TOKENS = 64  # up to so many need no room for hidden states beside weights
+LAST_PIECE_BYTES = 4096  # at the end of a kernel's stream of weights: DMA wants 2 KiB or more
 SHORT_ROW_TOKENS = 32  # of which a tile's row is 64 bytes
 TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
 CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
@@ -99,11 +100,16 @@ def whole_tiles(features: int) -> int:
     return math.ceil(features / P_MAX)
 
 
-def pad_tiles(x: torch.Tensor, dim: int) -> torch.Tensor:
-    """Zeros behind ``dim`` up to whole tiles of 128."""
+def pad_to(x: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """Zeros appended along ``dim`` up to ``size``."""
     shape = list(x.shape)
-    shape[dim] = whole_tiles(x.shape[dim]) * P_MAX - x.shape[dim]
+    shape[dim] = size - x.shape[dim]
     return torch.cat((x, x.new_zeros(shape)), dim) if shape[dim] else x
+
+
+def pad_tiles(x: torch.Tensor, dim: int) -> torch.Tensor:
+    """Zeros appended along ``dim`` up to whole tiles of 128."""
+    return pad_to(x, dim, whole_tiles(x.shape[dim]) * P_MAX)
 
 
 def in_runs(weight: torch.Tensor, dim: int) -> torch.Tensor:
@@ -143,11 +149,14 @@ class HeadShape(NamedTuple):
     def stacks(self) -> int:
         return math.ceil(self.kv_heads / self.stack)
 
+    @property
+    def q_tiles(self) -> int:
+        return self.stacks * self.group
+
     def order(self, weight: torch.Tensor, group: int) -> torch.Tensor:
         """Rows of ``group`` heads per KV head, head by head -> rows of tiles, zeros where empty."""
         d, stack = self.head_dim, self.stack
-        missing = self.stacks * stack * group * d - weight.shape[0]
-        padded = torch.cat((weight, weight.new_zeros(missing, weight.shape[1])))
+        padded = pad_to(weight, 0, self.stacks * stack * group * d)
         return padded.view(-1, stack, group, d, weight.shape[1]).transpose(1, 2).flatten(0, 3)
 
 
@@ -159,7 +168,7 @@ class HeadShape(NamedTuple):
 
 def spans(length, most):
     """(start, size) of the pieces of ``most`` that cover ``length``; the last may be smaller."""
-    return [(at * most, min(most, length - at * most)) for at in range(math.ceil(length / most))]
+    return [(at, min(most, length - at)) for at in range(0, length, most)]
 
 
 def even_spans(length, most):
@@ -177,20 +186,52 @@ def token_chunk(bytes_per_token):
 
 
 def chunk_tokens(features, heads, itemsize):
-    """New tokens of one pass over the weights of attention: per token stay its columns of x, of Q,
-    K and the context."""
-    kept = features // P_MAX + heads.stacks * (2 * heads.group + 1)
-    return token_chunk(itemsize * kept)
+    """The same for attention, where x, Q, K and the context of each token stay."""
+    return token_chunk(itemsize * (features // P_MAX + 2 * heads.q_tiles + heads.stacks))
+
+
+def weight_pieces(tiles, k_tiles, tokens, last=False):
+    """(first, count) of the tiles of output features that are loaded at once.
+
+    Many tokens begin with half a piece: their hidden states arrive behind it. The ``last`` weights
+    of a kernel end with LAST_PIECE_BYTES, and those before with at most half of the rest: TensorE
+    needs a fifth of DMA's time for few tokens, so that little is left to multiply at the end.
+    """
+    few, tile_bytes = tokens <= FEW_TOKENS, 2 * k_tiles * P_MAX
+    most = max(1, (LONG_PIECE_BYTES if few else PIECE_BYTES) // tile_bytes)
+    tail = max(1, LAST_PIECE_BYTES // tile_bytes)
+    if last and tiles > tail:
+        rest = tiles - tail
+        return [*spans(rest, min(most, math.ceil(rest / 2))), (rest, tail)]
+    if few:
+        return spans(tiles, most)
+    first = min(tiles, max(1, most // 2))
+    return [(0, first), *((first + at, size) for at, size in spans(tiles - first, most))]
+
+
+def psum_parts(tiles, tokens):
+    """(first tile, tiles, first token, tokens) of the parts of a product that fill a PSUM bank."""
+    return [
+        (tile, beside, at, size)
+        for at, size in even_spans(tokens, MOVING_MAX)
+        for tile, beside in spans(tiles, max(1, MOVING_MAX // size))
+    ]
 
 
 # --- Tile helpers: everything here works on SBUF and PSUM tiles -----------------------------------
+#
+# Instructions return their tile. nl.ndarray makes one, in SBUF if it names no buffer, where several
+# instructions fill it, or where a result takes another type than its operands.
 
 
 def load_tile(x_hbm):
     """A region [P, F] @ HBM -> the same @ SBUF."""
-    x_sb = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.sbuf)
-    x_sb[...] = nl.load(x_hbm)
-    return x_sb
+    return nl.load(x_hbm)
+
+
+def filled(shape, value, dtype):
+    """A tile of one value @ SBUF."""
+    return nisa.memset(shape, value, dtype)
 
 
 def masked(dtype):
@@ -200,16 +241,7 @@ def masked(dtype):
 
 def load_constant(values, dtype):
     """A numpy array of at most 128 rows, part of the compiled graph -> the same @ SBUF."""
-    constant_sb = nl.ndarray(values.shape, dtype, buffer=nl.sbuf)
-    constant_sb[...] = nl.load(nl.shared_constant(values, dtype=dtype))
-    return constant_sb
-
-
-def filled(shape, value, dtype):
-    """A tile of one value @ SBUF."""
-    tile_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
-    tile_sb[...] = nisa.memset(shape, value, dtype)
-    return tile_sb
+    return nl.load(nl.shared_constant(values, dtype=dtype))
 
 
 def feature_tiles(weight_hbm, k_tiles):
@@ -217,32 +249,10 @@ def feature_tiles(weight_hbm, k_tiles):
     return weight_hbm.shape[1] // (k_tiles * P_MAX)
 
 
-def weight_pieces(tiles, k_tiles, tokens, last=False):
-    """(first, count) of the tiles of output features that are loaded at once.
-
-    Many tokens begin with half a piece: their hidden states arrive behind it. The last rows of a
-    kernel's stream of weights are 4 KiB, and those before them at most half of the rest: TensorE
-    needs a fifth of DMA's time for few tokens, so that little is left to multiply at the end.
-    """
-    row_bytes = LONG_PIECE_BYTES if tokens <= FEW_TOKENS else PIECE_BYTES
-    most, tail = max(1, row_bytes // (2 * k_tiles * P_MAX)), max(1, 4096 // (2 * k_tiles * P_MAX))
-    if last and tiles > tail:
-        rest = tiles - tail
-        return [*spans(rest, min(most, math.ceil(rest / 2))), (rest, tail)]
-    first = min(tiles, max(1, most // 2)) if tokens > FEW_TOKENS else 0
-    rest = [(first + at, size) for at, size in spans(tiles - first, most)]
-    return [(0, first), *rest] if first else rest
-
-
 def load_weight(weight_hbm, first, tiles, k_tiles):
     """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each."""
     tiled_hbm = weight_hbm.reshape((P_MAX, feature_tiles(weight_hbm, k_tiles), k_tiles, P_MAX))
-    return load_tile(tiled_hbm[:, nl.ds(first, tiles)])
-
-
-def together(tiles, tokens):
-    """(first, count) of the tiles whose products share a PSUM tile, and every pass after it."""
-    return spans(tiles, max(1, MOVING_MAX // tokens))
+    return nl.load(tiled_hbm[:, nl.ds(first, tiles)])
 
 
 def products(weight_sb, first, tiles, x_sb, start, tokens):
@@ -261,36 +271,35 @@ def products(weight_sb, first, tiles, x_sb, start, tokens):
     return acc_psum
 
 
-def store_product(weight_hbm, x_sb, out_hbm, start):
-    """``W @ x`` of a chunk of tokens [128, k_tiles, T'] into the columns from ``start`` on.
+def stored_together(pieces, tokens):
+    """Pieces of a weight, grouped by what is stored at once of their results.
 
-    Features of out [N, T] lie in runs, so each partition stores contiguous rows: of many tokens
-    piece by piece; of up to 128 the last piece alone, so that little is left to store at the end;
-    of up to 32 all at once, because DMA takes as long for the shortest row as for 256 bytes.
+    Of many tokens every piece; of up to 128 the last piece is apart, so that little is left to
+    store at the end; of up to 32 all at once: DMA takes as long for their rows as for 256 bytes.
     """
-    k_tiles, count = x_sb.shape[1], x_sb.shape[2]
+    if tokens > P_MAX:
+        return [[piece] for piece in pieces]
+    if tokens > SHORT_ROW_TOKENS and len(pieces) > 1:
+        return [pieces[:-1], pieces[-1:]]
+    return [pieces]
+
+
+def store_product(weight_hbm, x_sb, out_hbm, start):
+    """``W @ x`` of a chunk of tokens [128, k_tiles, T'] into the columns of out [N, T] from
+    ``start`` on: its features lie in runs, so that each partition stores contiguous rows."""
+    k_tiles, count = x_sb.shape[1:]
     tiles = feature_tiles(weight_hbm, k_tiles)
     lanes_hbm = out_hbm.reshape((P_MAX, tiles, out_hbm.shape[1]))
-    pieces, columns = weight_pieces(tiles, k_tiles, count, last=True), nl.ds(start, count)
-    stores = pieces
-    if count <= P_MAX:
-        before = 0 if count <= SHORT_ROW_TOKENS else pieces[-1][0]
-        stores = [part for part in ((0, before), (before, tiles - before)) if part[1]]
-    for at, size in stores:
-        out_sb = nl.ndarray((P_MAX, size, count), out_hbm.dtype, buffer=nl.sbuf)
-        for first, piece in [part for part in pieces if at <= part[0] < at + size]:
+    for group in stored_together(weight_pieces(tiles, k_tiles, count, last=True), count):
+        begin, size = group[0][0], sum(piece for _, piece in group)
+        out_sb = nl.ndarray((P_MAX, size, count), out_hbm.dtype)
+        for first, piece in group:
             weight_sb = load_weight(weight_hbm, first, piece, k_tiles)
-            copy_products(weight_sb, x_sb, out_sb, first - at)
-        nl.store(lanes_hbm[:, nl.ds(at, size), columns], out_sb)
-
-
-def copy_products(weight_sb, x_sb, out_sb, place):
-    """``W @ x`` of a piece of a weight into the tiles of out_sb [128, tiles, T] from ``place``."""
-    for at, size in even_spans(out_sb.shape[2], MOVING_MAX):
-        for first, count in together(weight_sb.shape[1], size):
-            out_psum = products(weight_sb, first, count, x_sb, at, size)
-            part = nl.ds(place + first, count)
-            out_sb[:, part, nl.ds(at, size)] = nisa.tensor_copy(out_psum)
+            for tile, beside, at, tokens in psum_parts(piece, count):
+                out_psum = products(weight_sb, tile, beside, x_sb, at, tokens)
+                part = nl.ds(first - begin + tile, beside)
+                out_sb[:, part, nl.ds(at, tokens)] = nisa.tensor_copy(out_psum)
+        nl.store(lanes_hbm[:, nl.ds(begin, size), nl.ds(start, count)], out_sb)
 
 
 # --- Residual stream and norm ---------------------------------------------------------------------
@@ -310,12 +319,12 @@ def residual_sum(x_hbm, delta_hbm, sum_hbm, start, count):
     """
     k_tiles, columns = x_hbm.shape[0] // P_MAX, nl.ds(start, count)
     lanes = (P_MAX, k_tiles, x_hbm.shape[1])
-    x_sb = nl.ndarray((P_MAX, k_tiles, count), x_hbm.dtype, buffer=nl.sbuf)
+    x_sb = nl.ndarray((P_MAX, k_tiles, count), x_hbm.dtype)
     for first, tiles in spans(k_tiles, math.ceil(k_tiles / 8) if count > P_MAX else k_tiles):
         part = nl.ds(first, tiles)
         x_sb[:, part, :] = nl.load(x_hbm.reshape(lanes)[:, part, columns])
         if delta_hbm is not None:
-            delta_sb = load_tile(delta_hbm.reshape(lanes)[:, part, columns])
+            delta_sb = nl.load(delta_hbm.reshape(lanes)[:, part, columns])
             x_sb[:, part, :] = nisa.tensor_tensor(x_sb[:, part, :], delta_sb, nl.add)
             nl.store(sum_hbm.reshape(lanes)[:, part, columns], x_sb[:, part, :])
     return x_sb
@@ -331,13 +340,12 @@ def squared_lengths(x_sb, start, tokens):
     gram_psum = nl.zeros((tokens, tokens), nl.float32, buffer=nl.psum)
     for k in nl.affine_range(x_sb.shape[1]):
         gram_psum[...] += nisa.nc_matmul(x_sb[:, k, own], x_sb[:, k, own])
-    lengths_sb = nl.ndarray((tokens, tokens), nl.float32, buffer=nl.sbuf)
-    lengths_sb[...] = nisa.tensor_copy(gram_psum)
-    if tokens > 1:
-        row, column = nl.arange(tokens)[:, None], nl.arange(tokens)[None, :]
-        lengths_sb[...] = nisa.affine_select(row >= column, lengths_sb, on_false_value=0.0)
-        lengths_sb[...] = nisa.affine_select(row <= column, lengths_sb, on_false_value=0.0)
-    return lengths_sb
+    lengths_sb = nisa.tensor_copy(gram_psum)
+    if tokens == 1:
+        return lengths_sb
+    row, column = nl.arange(tokens)[:, None], nl.arange(tokens)[None, :]
+    lengths_sb = nisa.affine_select(row >= column, lengths_sb, on_false_value=0.0)
+    return nisa.affine_select(row <= column, lengths_sb, on_false_value=0.0)
 
 
 class Scales(NamedTuple):
@@ -349,44 +357,39 @@ class Scales(NamedTuple):
 
 
 def norm_scales(x_sb, norm, parts):
-    """The Scales of a norm of [128, H/128, T] @ SBUF, whose gain is in the weights behind it; ones
-    where ``norm`` is None."""
-    if norm is not None:
-        return reciprocal_rms(x_sb, parts, norm)
-    down_sb = [filled((size, 1), 1.0, nl.float32) for _, size in parts]
-    return Scales(filled((P_MAX, x_sb.shape[2]), 1.0, nl.float32), down_sb)
-
-
-def reciprocal_rms(x_sb, tiles, norm):
-    """1 / sqrt(mean(x^2) + eps) of [128, H/128, T] @ SBUF -> Scales (Zhang and Sennrich 2019).
+    """1 / sqrt(mean(x^2) + eps) of [128, H/128, T] @ SBUF -> Scales (Zhang and Sennrich 2019), ones
+    where ``norm`` is None.
 
     A norm's scale is one number per token, so it may wait until behind the product that reads the
-    norm: W (x * gain / rms) = (W gain) x / rms. TensorE need not wait for it.
+    norm: W (x * gain / rms) = (W gain) x / rms. TensorE need not wait for it, and the gain is in
+    the weights.
     """
-    tokens, scale = x_sb.shape[2], 1.0 / norm.features
-    ones_sb = filled((P_MAX, P_MAX), 1.0, nl.float32)
-    eps_sb = filled((P_MAX, 1), norm.eps, nl.float32)
-    along_sb = nl.ndarray((P_MAX, tokens), nl.float32, buffer=nl.sbuf)
-    down_sb = [nl.ndarray((size, 1), nl.float32, buffer=nl.sbuf) for _, size in tiles]
-    for (start, size), column_sb in zip(tiles, down_sb):
+    shape = (P_MAX, x_sb.shape[2])
+    if norm is None:
+        down_sb = [nisa.memset((size, 1), 1.0, nl.float32) for _, size in parts]
+        return Scales(nisa.memset(shape, 1.0, nl.float32), down_sb)
+    along_sb, down_sb, scale = nl.ndarray(shape, nl.float32), [], 1.0 / norm.features
+    ones_sb = nisa.memset((P_MAX, P_MAX), 1.0, nl.float32)
+    eps_sb = nisa.memset((P_MAX, 1), norm.eps, nl.float32)
+    for start, size in parts:
         lengths_sb = squared_lengths(x_sb, start, size)
-        total_psum = nl.ndarray((P_MAX, size), nl.float32, buffer=nl.psum)
-        total_psum[...] = nisa.nc_matmul(ones_sb[0:size, :], lengths_sb)  # to every partition
+        # along: a product with ones adds the columns up, on every partition
+        total_psum = nisa.nc_matmul(ones_sb[0:size, :], lengths_sb)
         along_sb[:, nl.ds(start, size)] = nisa.activation(
             nl.rsqrt, total_psum, bias=eps_sb, scale=scale
         )
-        total_sb = nl.ndarray((size, 1), nl.float32, buffer=nl.sbuf)
-        total_sb[...] = nisa.tensor_reduce(nl.add, lengths_sb, axis=1)
-        column_sb[...] = nisa.activation(nl.rsqrt, total_sb, bias=eps_sb[0:size, :], scale=scale)
+        # down: VectorE adds up the rows, of which each partition has its own
+        total_sb = nisa.tensor_reduce(nl.add, lengths_sb, axis=1)
+        down_sb.append(nisa.activation(nl.rsqrt, total_sb, bias=eps_sb[0:size, :], scale=scale))
     return Scales(along_sb, down_sb)
 
 
 def times_scale(x_psum, along_sb, start, dtype):
     """Products [128, tiles, T] @ PSUM times the scale of their tokens -> the same @ SBUF."""
-    out_sb = nl.ndarray(x_psum.shape, dtype, buffer=nl.sbuf)
+    out_sb, columns = nl.ndarray(x_psum.shape, dtype), nl.ds(start, x_psum.shape[2])
     for tile in nl.affine_range(x_psum.shape[1]):
         out_sb[:, tile, :] = nisa.tensor_tensor(
-            x_psum[:, tile, :], along_sb[:, nl.ds(start, x_psum.shape[2])], nl.multiply
+            x_psum[:, tile, :], along_sb[:, columns], nl.multiply
         )
     return out_sb
 
@@ -399,12 +402,9 @@ def select_equal(first, second, shape, dtype):
 
     GpSimdE has nothing else to do; a constant would take its turn in the queues of DMA.
     """
-    ones_sb = filled(shape, 1.0, dtype)
-    below_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
-    below_sb[...] = nisa.affine_select(first >= second, ones_sb, on_false_value=0.0)
-    equal_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
-    equal_sb[...] = nisa.affine_select(first <= second, below_sb, on_false_value=0.0)
-    return equal_sb
+    ones_sb = nisa.memset(shape, 1.0, dtype)
+    below_sb = nisa.affine_select(first >= second, ones_sb, on_false_value=0.0)
+    return nisa.affine_select(first <= second, below_sb, on_false_value=0.0)
 
 
 def shifted_identity(rows, columns, shift, dtype):
@@ -423,62 +423,53 @@ def swapped_halves(head_dim, dtype):
     return swap_sb.reshape((P_MAX, P_MAX))
 
 
-def rotation(head_dim, dtype):
-    """[128, 2, 128] @ SBUF: the identity, and what swaps the halves of each head."""
-    rotation_sb = nl.ndarray((P_MAX, 2, P_MAX), dtype, buffer=nl.sbuf)
-    rotation_sb[:, 0, :] = nisa.tensor_copy(shifted_identity(P_MAX, P_MAX, 0, dtype))
-    rotation_sb[:, 1, :] = nisa.tensor_copy(swapped_halves(head_dim, dtype))
-    return rotation_sb
-
-
 class Projection(NamedTuple):
     """What the projections to queries, keys and values read of a chunk of tokens @ SBUF.
 
     x_sb [128, H/128, T], the ``scales`` of its norm, cos and sin [128, T] times these scales, the
-    rotation matrices, and ``parts``, the tiles of tokens.
+    identity and the permutation that swaps the halves of each head [128, 128], and ``parts``, the
+    tiles of tokens.
     """
 
     x_sb: Any
     scales: Scales
     cos_sb: Any
     sin_sb: Any
-    rotation_sb: Any
+    identity_sb: Any
+    swap_sb: Any
     parts: Any
     heads: HeadShape
-
-    @property
-    def q_tiles(self):
-        return self.heads.stacks * self.heads.group
-
-    @property
-    def k_tiles(self):
-        return self.heads.stacks
 
 
 def projection(x_sb, scales, cos_hbm, sin_hbm, first_token, parts, heads):
     """The Projection of the tokens from ``first_token`` on, tables from HBM."""
-    cos_sb = scaled_table(cos_hbm, first_token, scales.along_sb)
-    sin_sb = scaled_table(sin_hbm, first_token, scales.along_sb)
-    rotation_sb = rotation(heads.head_dim, x_sb.dtype)
-    return Projection(x_sb, scales, cos_sb, sin_sb, rotation_sb, parts, heads)
+    columns = nl.ds(first_token, x_sb.shape[2])
+    cos_sb, sin_sb = (
+        nisa.tensor_tensor(nl.load(table_hbm[:, columns]), scales.along_sb, nl.multiply)
+        for table_hbm in (cos_hbm, sin_hbm)
+    )
+    identity_sb = shifted_identity(P_MAX, P_MAX, 0, x_sb.dtype)
+    swap_sb = swapped_halves(heads.head_dim, x_sb.dtype)
+    return Projection(x_sb, scales, cos_sb, sin_sb, identity_sb, swap_sb, parts, heads)
 
 
 def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
     """Tile ``at`` of the query or key heads of a span of tokens, rotated, into qk_sb[:, at].
 
-    Queries are divided by sqrt(D) where that rounds nothing.
+    VectorE multiplies whole rows by cos and sin; TensorE adds both terms, the second with the
+    halves of each head exchanged. Queries are divided by sqrt(D) where that rounds nothing.
     """
     columns = nl.ds(start, size)
-    scale = score_scales(p.heads.head_dim)[0] if at < p.q_tiles else 1.0
-    x_psum = products(weight_sb, tile, 1, p.x_sb, start, size)
-    terms_sb = nl.ndarray((P_MAX, 2, size), p.x_sb.dtype, buffer=nl.sbuf)
-    terms_sb[:, 0, :] = nisa.tensor_tensor(x_psum[:, 0, :], p.cos_sb[:, columns], nl.multiply)
-    terms_sb[:, 1, :] = nisa.tensor_tensor(x_psum[:, 0, :], p.sin_sb[:, columns], nl.multiply)
-    turned_psum = nl.zeros((P_MAX, size), nl.float32, buffer=nl.psum)
-    for term in nl.affine_range(2):
-        turned_psum[...] += nisa.nc_matmul(p.rotation_sb[:, term, :], terms_sb[:, term, :])
-    zero_sb = filled((P_MAX, 1), 0.0, nl.float32)
-    qk_sb[:, at, columns] = nisa.activation(nl.copy, turned_psum, bias=zero_sb, scale=scale)
+    scale = score_scales(p.heads.head_dim)[0] if at < p.heads.q_tiles else 1.0
+    x_psum = products(weight_sb, tile, 1, p.x_sb, start, size)[:, 0, :]
+    terms_sb = nl.ndarray((P_MAX, 2, size), p.x_sb.dtype)
+    terms_sb[:, 0, :] = nisa.tensor_tensor(x_psum, p.cos_sb[:, columns], nl.multiply)
+    terms_sb[:, 1, :] = nisa.tensor_tensor(x_psum, p.sin_sb[:, columns], nl.multiply)
+    rotated_psum = nl.zeros((P_MAX, size), nl.float32, buffer=nl.psum)
+    rotated_psum[...] += nisa.nc_matmul(p.identity_sb, terms_sb[:, 0, :])
+    rotated_psum[...] += nisa.nc_matmul(p.swap_sb, terms_sb[:, 1, :])
+    zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
+    qk_sb[:, at, columns] = nisa.activation(nl.copy, rotated_psum, bias=zero_sb, scale=scale)
 
 
 def value_tile(p, weight_sb, tile, start, v_sb):
@@ -496,15 +487,6 @@ def value_tile(p, weight_sb, tile, start, v_sb):
         rows_sb[:, nl.ds(start, width)] = nisa.tensor_scalar(acc_psum, nl.multiply, scale_sb)
 
 
-def scaled_table(table_hbm, first_token, along_sb):
-    """Columns of a table of cos or sin [128, T] @ HBM times the scale of their tokens @ SBUF."""
-    tokens = along_sb.shape[1]
-    table_sb = load_tile(table_hbm[:, nl.ds(first_token, tokens)])
-    scaled_sb = nl.ndarray((P_MAX, tokens), nl.float32, buffer=nl.sbuf)
-    scaled_sb[...] = nisa.tensor_tensor(table_sb, along_sb, nl.multiply)
-    return scaled_sb
-
-
 def first_weights(qkv_w_hbm, first, tiles, k_tiles, tokens):
     """The piece of a weight that ``project_tiles`` reads first: loaded before hidden states, whose
     first features TensorE then need not wait with."""
@@ -517,34 +499,31 @@ def project_tiles(p, qkv_w_hbm, first, tiles, ahead_sb, qk_sb, v_sb):
 
     ``ahead_sb`` are their ``first_weights``.
     """
-    k_tiles, rotated = p.x_sb.shape[1], p.q_tiles + p.k_tiles
-    for start, count in weight_pieces(tiles, k_tiles, p.x_sb.shape[2]):
-        weight_sb = ahead_sb
-        if start:
-            weight_sb = load_weight(qkv_w_hbm, first + start, count, k_tiles)
-        for tile, at in enumerate(range(first + start, first + start + count)):
-            if at < rotated:
-                for column, size in even_spans(p.x_sb.shape[2], MOVING_MAX):
-                    rotated_span(p, weight_sb, tile, qk_sb, at, column, size)
-            else:
-                value_tile(p, weight_sb, tile, (at - rotated) * P_MAX, v_sb)
+    (_, k_tiles, tokens), rotated = p.x_sb.shape, p.heads.q_tiles + p.heads.stacks
+    for start, count in weight_pieces(tiles, k_tiles, tokens):
+        begin = first + start
+        weight_sb = load_weight(qkv_w_hbm, begin, count, k_tiles) if start else ahead_sb
+        for tile in [*range(count)]:
+            if begin + tile >= rotated:
+                value_tile(p, weight_sb, tile, (begin + tile - rotated) * P_MAX, v_sb)
+                continue
+            for column, size in even_spans(tokens, MOVING_MAX):
+                rotated_span(p, weight_sb, tile, qk_sb, begin + tile, column, size)
 
 
 def qkv_tiles(p):
     """Tiles for what is projected @ SBUF: qk_sb [128, query tiles then key tiles, T], and one tile
     [tokens, kv_heads * D] of values per tile of tokens."""
-    shape, dtype = (P_MAX, p.q_tiles + p.k_tiles, p.x_sb.shape[2]), p.x_sb.dtype
-    width = p.heads.kv_heads * p.heads.head_dim
-    qk_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
-    return qk_sb, [nl.ndarray((size, width), dtype, buffer=nl.sbuf) for _, size in p.parts]
+    heads, dtype, width = p.heads, p.x_sb.dtype, p.heads.kv_heads * p.heads.head_dim
+    qk_sb = nl.ndarray((P_MAX, heads.q_tiles + heads.stacks, p.x_sb.shape[2]), dtype)
+    return qk_sb, [nl.ndarray((size, width), dtype) for _, size in p.parts]
 
 
 def project_qkv(p, qkv_w_hbm):
     """Q, K and V of a chunk of tokens -> the tiles of ``qkv_tiles``, queries and keys rotated."""
-    qk_sb, v_sb = qkv_tiles(p)
-    k_tiles = p.x_sb.shape[1]
+    (_, k_tiles, tokens), (qk_sb, v_sb) = p.x_sb.shape, qkv_tiles(p)
     tiles = feature_tiles(qkv_w_hbm, k_tiles)
-    ahead_sb = first_weights(qkv_w_hbm, 0, tiles, k_tiles, p.x_sb.shape[2])
+    ahead_sb = first_weights(qkv_w_hbm, 0, tiles, k_tiles, tokens)
     project_tiles(p, qkv_w_hbm, 0, tiles, ahead_sb, qk_sb, v_sb)
     return qk_sb, v_sb
 
@@ -552,7 +531,7 @@ def project_qkv(p, qkv_w_hbm):
 def key_rows(qk_sb, first_tile, start, tokens, heads):
     """Keys [128, stacks, tokens] of a span -> rows [tokens, kv_heads * D] @ SBUF for the cache."""
     d, stack = heads.head_dim, heads.stack
-    rows_sb = nl.ndarray((tokens, heads.kv_heads * d), qk_sb.dtype, buffer=nl.sbuf)
+    rows_sb = nl.ndarray((tokens, heads.kv_heads * d), qk_sb.dtype)
     for first, count in spans(heads.kv_heads, stack):
         rows_psum = nl.ndarray((tokens, count * d), nl.float32, buffer=nl.psum)
         rows_psum[...] = nisa.nc_transpose(
@@ -896,7 +875,7 @@ def attend_and_project(p, qkv_w_hbm, keys, tiles, masks, qk_sb, context_sb):
     one tile of heads, the next tile of heads is projected for the same tokens.
     """
     k_tiles = p.x_sb.shape[1]
-    for start, count in weight_pieces(p.q_tiles, k_tiles, p.x_sb.shape[2]):
+    for start, count in weight_pieces(p.heads.q_tiles, k_tiles, p.x_sb.shape[2]):
         weight_sb = load_weight(qkv_w_hbm, start, count, k_tiles)
         for at in [*range(start, start + count)]:
             for tile in tiles:
@@ -904,7 +883,7 @@ def attend_and_project(p, qkv_w_hbm, keys, tiles, masks, qk_sb, context_sb):
                     attend_tile(keys, tile, at - 1, masks, context_sb)
                 rotated_span(p, weight_sb, at - start, qk_sb, at, tile.column, tile.count)
     for tile in tiles:
-        attend_tile(keys, tile, p.q_tiles - 1, masks, context_sb)
+        attend_tile(keys, tile, p.heads.q_tiles - 1, masks, context_sb)
 
 
 def padding_rows(bias_hbm, sequence, length):
@@ -1678,17 +1657,21 @@ def linear_kernel(x_hbm, weight_hbm, norm=None):
     out_hbm = nl.ndarray((tokens, tiles * P_MAX), x_hbm.dtype, buffer=nl.shared_hbm)
     rows_hbm = out_hbm.reshape((tokens, P_MAX, tiles))
     for start, count in spans(tokens, P_MAX):
+        # hidden states [128, H/128, T] and the scale of their norm: some KiB, before the weights
         x_sb = residual_sum(x_hbm, None, None, start, count)
         scales = norm_scales(x_sb, norm, [(0, count)])
-        out_sb = nl.ndarray((P_MAX, count, tiles), x_hbm.dtype, buffer=nl.sbuf)
+        # W @ x [128, tiles, T] in PSUM, a piece of the weights after another at DMA's pace; VectorE
+        # takes it out token by token, scaled, each into a row of its own [128, T, N/128]
+        out_sb = nl.ndarray((P_MAX, count, tiles), x_hbm.dtype)
         for first, size in weight_pieces(tiles, k_tiles, count, last=True):
             weight_sb = load_weight(weight_hbm, first, size, k_tiles)
-            for at, beside in together(size, count):
-                out_psum = products(weight_sb, at, beside, x_sb, 0, count)
+            for tile, beside, _, _ in psum_parts(size, count):
+                out_psum = products(weight_sb, tile, beside, x_sb, 0, count)
                 for token in nl.affine_range(count):
-                    out_sb[:, token, nl.ds(first + at, beside)] = nisa.tensor_scalar(
+                    out_sb[:, token, nl.ds(first + tile, beside)] = nisa.tensor_scalar(
                         out_psum[:, :, token], nl.multiply, scales.along_sb[:, nl.ds(token, 1)]
                     )
+        # features lie in runs: a partition stores N/128 neighbours of a token as one row
         for token in nl.affine_range(count):
             nl.store(rows_hbm[start + token], out_sb[:, token, :])
     return out_hbm
@@ -1854,7 +1837,7 @@ def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm):
 
     x and delta [H, T] (delta or norm may be None), kernel weights of gate and up [F, H] and of down
     [H, F] -> partial output [H, T], and x + delta where there is a delta. One pass over the weights
-    for every TOKEN_CHUNK tokens.
+    for every ``token_chunk`` of tokens.
     """
     tokens, k_tiles, dtype = x_hbm.shape[1], x_hbm.shape[0] // P_MAX, x_hbm.dtype
     tiles = feature_tiles(gate_hbm, k_tiles)
@@ -1862,31 +1845,34 @@ def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm):
     stream_hbm = x_hbm
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
     step = token_chunk(x_hbm.itemsize * (k_tiles + tiles))
     for start, count in token_chunks(tokens, step):
+        # the first piece of gate and up [128, tiles, H/128, 128] goes before the hidden states
+        # [128, H/128, T], whose first features then are multiplied while the others arrive
         pieces = weight_pieces(tiles, k_tiles, count)
-        # the first weights go before the hidden states, whose first features then are multiplied
-        ahead = [load_weight(weight, *pieces[0], k_tiles) for weight in (gate_hbm, up_hbm)]
+        ahead = [load_weight(weight_hbm, *pieces[0], k_tiles) for weight_hbm in (gate_hbm, up_hbm)]
         x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, start, count)
         scales = norm_scales(x_sb, norm, spans(count, P_MAX))
-        inner_sb = nl.ndarray((P_MAX, tiles, count), dtype, buffer=nl.sbuf)
-        zero_sb = filled((P_MAX, 1), 0.0, nl.float32)
+        # silu(gate) * up [128, F/128, T], features on partitions as down contracts them. A PSUM
+        # bank at a time: H/128 passes of its tokens for each tile, while DMA loads the next piece
+        # and VectorE and ScalarE finish the bank before
+        inner_sb = nl.ndarray((P_MAX, tiles, count), dtype)
         for first, size in pieces:
             gate_w_sb, up_w_sb = ahead
             if first:
                 gate_w_sb = load_weight(gate_hbm, first, size, k_tiles)
                 up_w_sb = load_weight(up_hbm, first, size, k_tiles)
-            for at, columns in even_spans(count, MOVING_MAX):
-                for tile, beside in together(size, columns):
-                    gate_psum = products(gate_w_sb, tile, beside, x_sb, at, columns)
-                    gate_sb = times_scale(gate_psum, scales.along_sb, at, dtype)
-                    silu_sb = nl.ndarray(gate_sb.shape, dtype, buffer=nl.sbuf)
-                    silu_sb[...] = nisa.activation(nl.silu, gate_sb, bias=zero_sb)
-                    up_psum = products(up_w_sb, tile, beside, x_sb, at, columns)
-                    up_sb = times_scale(up_psum, scales.along_sb, at, dtype)
-                    inner_sb[:, nl.ds(first + tile, beside), nl.ds(at, columns)] = (
-                        nisa.tensor_tensor(silu_sb, up_sb, nl.multiply)
-                    )
+            for tile, beside, at, columns in psum_parts(size, count):
+                gate_psum = products(gate_w_sb, tile, beside, x_sb, at, columns)
+                gate_sb = times_scale(gate_psum, scales.along_sb, at, dtype)
+                silu_sb = nisa.activation(nl.silu, gate_sb, bias=zero_sb)
+                up_psum = products(up_w_sb, tile, beside, x_sb, at, columns)
+                up_sb = times_scale(up_psum, scales.along_sb, at, dtype)
+                inner_sb[:, nl.ds(first + tile, beside), nl.ds(at, columns)] = nisa.tensor_tensor(
+                    silu_sb, up_sb, nl.multiply
+                )
+        # down [128, H/128, T]: F/128 passes a tile, the last tiles' weights alone at the end
         store_product(down_hbm, inner_sb, out_hbm, start)
     return out_hbm if delta_hbm is None else (out_hbm, stream_hbm)
 
@@ -2150,22 +2136,19 @@ class LlamaRotaryEmbedding(nn.Module):
         self.inv_freq = _inverse_frequencies(config, self.head_dim)
         self.nki_enabled = is_nki_enabled(config)
 
-    def get_inv_freqs(self, device: Optional[torch.device] = None) -> torch.Tensor:
-        return torch.tensor(self.inv_freq, dtype=torch.float32, device=device)
-
     def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> Tuple[torch.Tensor, ...]:
         """position_ids [B, S] -> cos, sin [B, S, D / 2] in ``dtype``, angles in fp32.
 
         For the kernels [128, B * S], one row per lane of a tile of heads: the second half of each
         head takes its frequencies again, with the negative sine.
         """
-        inv_freq = self.get_inv_freqs(position_ids.device)
+        inv_freq = torch.tensor(self.inv_freq, dtype=torch.float32, device=position_ids.device)
         positions = position_ids.to(torch.float32)
-        if not self.nki_enabled:
-            angles = positions[:, :, None] * inv_freq[None, None, :]
-            return angles.cos().to(dtype), angles.sin().to(dtype)
-        lanes = torch.cat((inv_freq, -inv_freq)).repeat(P_MAX // self.head_dim)
-        angles = lanes[:, None] * positions.reshape(1, -1)
+        if self.nki_enabled:
+            lanes = torch.cat((inv_freq, -inv_freq)).repeat(P_MAX // self.head_dim)
+            angles = lanes[:, None] * positions.reshape(1, -1)
+        else:
+            angles = positions[:, :, None] * inv_freq
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
 
@@ -2220,10 +2203,9 @@ class NeuronLlamaAttention(nn.Module):
             _refuse_for_kernels(dim not in (64, 128), f"head_dim {dim}")
             _refuse_for_kernels(rank.q_heads > P_MAX, f"{rank.q_heads} query heads per rank")
             _refuse_for_kernels(batch > P_MAX, f"a batch of {batch}")
-            tiles = rank.stacks * rank.group  # of the queries, and of what the output contracts
-            values = whole_tiles(rank.kv_heads * dim)
-            self.qkv_proj = KernelWeight((tiles + rank.stacks + values) * P_MAX, hidden, tp, dtype)
-            self.o_proj = KernelWeight(hidden, tiles * P_MAX, tp, dtype)
+            tiles = rank.q_tiles + rank.stacks + whole_tiles(rank.kv_heads * dim)
+            self.qkv_proj = KernelWeight(tiles * P_MAX, hidden, tp, dtype)
+            self.o_proj = KernelWeight(hidden, rank.q_tiles * P_MAX, tp, dtype)
         else:
             self.q_proj = column_linear(config, hidden, sizes.q_heads * dim, bias)
             self.k_proj = column_linear(config, hidden, sizes.kv_heads * dim, bias)
@@ -2232,55 +2214,45 @@ class NeuronLlamaAttention(nn.Module):
 
     def heads(self, rows: torch.Tensor, batch: int) -> torch.Tensor:
         """[B * S, n * D] (or [B, S, n * D]) -> [B, n, S, D]."""
-        return rows.reshape(
-            batch, -1, rows.shape[-1] // self.sizes.head_dim, self.sizes.head_dim
-        ).transpose(1, 2)
+        dim = self.sizes.head_dim
+        return rows.reshape(batch, -1, rows.shape[-1] // dim, dim).transpose(1, 2)
 
-    def forward(
-        self,
-        hidden: Any,
-        norm: Any,
-        attention_mask: torch.Tensor,
-        position_ids: torch.Tensor,
-        past_key_value: Optional[Tuple[torch.Tensor, torch.Tensor]] = None,
-        active_mask: Optional[torch.Tensor] = None,
-        cos_cache: Optional[torch.Tensor] = None,
-        sin_cache: Optional[torch.Tensor] = None,
-    ) -> Tuple[Any, Tuple[torch.Tensor, torch.Tensor], torch.Tensor, torch.Tensor]:
-        """hidden + attention(norm(hidden)), [B, S, H] or Columns; masks True where keys count."""
-        known = cos_cache is not None and sin_cache is not None
+    def forward(self, hidden: Any, norm: Any, **given: Any) -> Tuple[Any, ...]:
+        """hidden + attention(norm(hidden)), [B, S, H] or Columns, then (K, V), cos and sin.
+
+        ``given`` by the base class: position_ids [B, S]; attention_mask and active_mask, True where
+        keys count; past_key_value, two [B, kv_rank, L, D], and cos_cache and sin_cache of the layer
+        before. Any but the first two may be None.
+        """
+        cos, sin = given.get("cos_cache"), given.get("sin_cache")
         # a comparison of both paths hands tables of the kernels' layout, [128, B * S], to the other
-        if not known or (cos_cache.dim() == 2) != self.nki_enabled:
+        if cos is None or (cos.dim() == 2) != self.nki_enabled:
             dtype = hidden.stream.dtype if self.nki_enabled else hidden.dtype
-            cos_cache, sin_cache = self.rotary_emb(position_ids, dtype)
-        tables = cos_cache, sin_cache
+            cos, sin = self.rotary_emb(given["position_ids"], dtype)
         attend = self.attend_with_kernels if self.nki_enabled else self.attend_with_torch
-        output, present = attend(hidden, norm, attention_mask, past_key_value, active_mask, tables)
-        return output, present, cos_cache, sin_cache
+        masks = given["attention_mask"], given.get("active_mask")
+        output, present = attend(hidden, norm, given.get("past_key_value"), *masks, (cos, sin))
+        return output, present, cos, sin
 
-    def attend_with_kernels(self, hidden, norm, mask, past, active_mask, tables):
+    def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables):
         """Residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce."""
-        batch, dtype = hidden.shape[0], hidden.stream.dtype
-        inputs = hidden.stream, hidden.delta, norm
+        batch, dtype, rank = hidden.shape[0], hidden.stream.dtype, self.sizes.of_rank
         weights = self.qkv_proj.weight, self.o_proj.weight
+        inputs = hidden.stream, hidden.delta, norm, *weights, *tables
         if past is None:
             bias = _mask_bias(mask[:, 0, -1], dtype) if self.left_padding else None
-            partial, k, v, *stream = attention_prefill_kernel(
-                *inputs, *weights, *tables, self.sizes.of_rank, batch, bias
-            )
+            results = attention_prefill_kernel(*inputs, rank, batch, bias)
         else:
-            short = active_mask is None and past[0].shape[2] <= DECODE_KEYS
-            most = P_MAX // past[0].shape[1] if short else P_MAX
+            decode = active_mask is None and past[0].shape[2] <= DECODE_KEYS
+            most = P_MAX // past[0].shape[1] if decode else P_MAX
             keys, values, bias = cache_in_runs(*past, _mask_bias(mask[:, 0, 0], dtype), most)
-            inputs = *inputs, *weights, *tables, keys, values
-            if short:
-                partial, k, v, *stream = attention_decode_kernel(*inputs, bias, self.sizes.of_rank)
+            if decode:
+                results = attention_decode_kernel(*inputs, keys, values, bias, rank)
             else:
                 marks = torch.stack((bias, torch.ones_like(bias)), 1)
                 active = self.active_bias(active_mask, hidden)
-                partial, k, v, *stream = attention_chunk_kernel(
-                    *inputs, marks, active, self.sizes.of_rank
-                )
+                results = attention_chunk_kernel(*inputs, keys, values, marks, active, rank)
+        partial, k, v, *stream = results
         return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
 
     def active_bias(
@@ -2299,7 +2271,7 @@ class NeuronLlamaAttention(nn.Module):
             )
         return None if tokens > P_MAX else _mask_bias(active_mask[:, 0], dtype)
 
-    def attend_with_torch(self, hidden, norm, mask, past, active_mask, tables):
+    def attend_with_torch(self, hidden, norm, past, mask, active_mask, tables):
         """The same in PyTorch, rounding where the device's reference rounds."""
         batch = hidden.shape[0]
         normed = norm(hidden)
@@ -2309,50 +2281,33 @@ class NeuronLlamaAttention(nn.Module):
             self.heads(proj(normed), batch) for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = rotate(q, *tables), rotate(k, *tables)
-        if past is None:
-            context = self.attend_prefill(q, k, v, mask)
-        else:
-            context = self.attend_decode(q, k, v, past, mask, active_mask)
-        merged = context.transpose(1, 2).reshape(*normed.shape[:2], -1)
+        seen = [(k, v, mask)]
+        if past is not None:
+            if active_mask is None:
+                active_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=q.device)
+            seen = [(*past, mask), (k, v, active_mask)]
+        merged = self.attend(q, seen).transpose(1, 2).reshape(*normed.shape[:2], -1)
         return hidden + self.o_proj(merged), (k, v)
 
-    def scores(self, q: torch.Tensor, k: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        """Scaled and masked scores in fp32; the product is rounded to the model's type before."""
-        product = torch.matmul(q, k.transpose(2, 3)) / math.sqrt(self.sizes.head_dim)
-        masked = torch.where(mask, product, torch.finfo(product.dtype).min)
-        return masked.to(torch.float32)
+    def attend(self, q: torch.Tensor, seen: List[Tuple[torch.Tensor, ...]]) -> torch.Tensor:
+        """One softmax over all (keys, values, mask) that are ``seen``: the cache and new tokens.
 
-    def repeat(self, kv: torch.Tensor) -> torch.Tensor:
-        """[B, kv_rank, S, D] -> [B, q_rank, S, D]: each KV head serves its group."""
-        return kv.repeat_interleave(self.sizes.group, dim=1)
-
-    def attend_prefill(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor
-    ) -> torch.Tensor:
-        """Attention of all new tokens among themselves; mask bool [B, 1, S, S]."""
-        weights = torch.softmax(self.scores(q, self.repeat(k), mask), dim=-1).to(q.dtype)
-        return torch.matmul(weights, self.repeat(v))
-
-    def attend_decode(
-        self,
-        q: torch.Tensor,
-        k: torch.Tensor,
-        v: torch.Tensor,
-        past: Tuple[torch.Tensor, torch.Tensor],
-        mask: torch.Tensor,
-        active_mask: Optional[torch.Tensor],
-    ) -> torch.Tensor:
-        """Attention over the cache (mask bool [B, 1, S, P]) and the new tokens, one softmax."""
-        past_k, past_v = (self.repeat(cache) for cache in past)
-        if active_mask is None:
-            active_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=q.device)
-        prior = self.scores(q, past_k, mask)
-        active = self.scores(q, self.repeat(k), active_mask)
-        weights = torch.softmax(torch.cat((prior, active), dim=-1), dim=-1).to(q.dtype)
-        split = prior.shape[-1]
-        return torch.matmul(weights[..., :split], past_v) + torch.matmul(
-            weights[..., split:], self.repeat(v)
+        Keys and values [B, kv_rank, keys, D], each KV head for its group of queries, mask bool
+        [B, 1, S, keys]. Products are rounded to the model's type, scores are fp32.
+        """
+        group, root = self.sizes.group, math.sqrt(self.sizes.head_dim)
+        scores = []
+        for keys, _, mask in seen:
+            product = torch.matmul(q, keys.repeat_interleave(group, dim=1).transpose(2, 3)) / root
+            hidden = torch.finfo(product.dtype).min
+            scores.append(torch.where(mask, product, hidden).to(torch.float32))
+        weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(q.dtype)
+        parts = weights.split([part.shape[-1] for part in scores], dim=-1)
+        context, *more = (
+            torch.matmul(part, values.repeat_interleave(group, dim=1))
+            for part, (_, values, _) in zip(parts, seen)
         )
+        return context + more[0] if more else context
 
 
 def _mask_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -2392,35 +2347,16 @@ class NeuronLlamaDecoderLayer(nn.Module):
         self.input_layernorm = norm(size, config.rms_norm_eps)
         self.post_attention_layernorm = norm(size, config.rms_norm_eps)
 
-    def forward(
-        self,
-        hidden_states: Any,
-        attention_mask: Optional[torch.Tensor] = None,
-        position_ids: Optional[torch.Tensor] = None,
-        past_key_value: Optional[Tuple[torch.Tensor, torch.Tensor]] = None,
-        **kwargs: Any,
-    ) -> Tuple[Any, ...]:
+    def forward(self, hidden_states: Any, **kwargs: Any) -> Tuple[Any, ...]:
         """Hidden states, (K, V), cos, sin; a fifth item where the base passes ``residual``.
 
         NxDI 0.3 and later hand a ``residual`` keyword to every layer and read five results; before
         that they read exactly four.
         """
-        hidden = hidden_states
-        if self.nki_enabled:
-            hidden = Columns.of(hidden, self.parallel)
-        hidden, present, cos, sin = self.self_attn(
-            hidden,
-            self.input_layernorm,
-            attention_mask,
-            position_ids,
-            past_key_value,
-            kwargs.get("active_mask"),
-            kwargs.get("cos_cache"),
-            kwargs.get("sin_cache"),
-        )
+        hidden = Columns.of(hidden_states, self.parallel) if self.nki_enabled else hidden_states
+        hidden, *results = self.self_attn(hidden, self.input_layernorm, **kwargs)
         hidden = self.mlp(hidden, self.post_attention_layernorm)
-        results = (hidden, present, cos, sin)
-        return (*results, None) if "residual" in kwargs else results
+        return hidden, *results, *([None] if "residual" in kwargs else [])
 
 
 class NeuronLlamaHead(KernelWeight):
@@ -2493,29 +2429,18 @@ class NeuronLlamaModel(NeuronBaseModel):
 StateDict = Dict[str, torch.Tensor]
 
 
-def pad_heads(weight: torch.Tensor, heads: int, head_dim: int, dim: int) -> torch.Tensor:
-    """Zero heads appended along ``dim`` until there are ``heads`` of them."""
-    missing = heads * head_dim - weight.shape[dim]
-    if missing == 0:
-        return weight
-    shape = list(weight.shape)
-    shape[dim] = missing
-    return torch.cat((weight, weight.new_zeros(shape)), dim=dim)
-
-
 def spread_queries(weight: torch.Tensor, kv: int, sizes: Sizes, dim: int) -> torch.Tensor:
     """Query heads along ``dim`` in the order of the replicas of their ``kv`` KV heads."""
-    groups = weight.chunk(kv, dim=dim)
-    per_head = sizes.replicas * sizes.group
-    padded = [pad_heads(group, per_head, sizes.head_dim, dim) for group in groups]
-    return pad_heads(torch.cat(padded, dim=dim), sizes.q_heads, sizes.head_dim, dim)
+    per_head = sizes.replicas * sizes.group * sizes.head_dim
+    padded = [pad_to(group, dim, per_head) for group in weight.chunk(kv, dim=dim)]
+    return pad_to(torch.cat(padded, dim=dim), dim, sizes.q_heads * sizes.head_dim)
 
 
 def spread_kv(weight: torch.Tensor, sizes: Sizes) -> torch.Tensor:
     """Rows of KV heads, each head once per replica."""
     heads = weight.unflatten(0, (-1, sizes.head_dim))
     replicated = heads.repeat_interleave(sizes.replicas, dim=0).flatten(0, 1)
-    return pad_heads(replicated, sizes.kv_heads, sizes.head_dim, 0)
+    return pad_to(replicated, 0, sizes.kv_heads * sizes.head_dim)
 
 
 def layouts_of_ranks(shares: Iterable[torch.Tensor]) -> torch.Tensor:
