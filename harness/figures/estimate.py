@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
 from neuronx_distributed.ranks import Group, rank_context
@@ -19,7 +19,7 @@ from neuronx_distributed_inference.graph import trace
 from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls
 from harness.session.roles import Role
 from harness.session.worker import Host
-from harness.settings import Settings
+from harness.settings import Settings, Speculation
 from harness.simulator import (
     COMPILER_ORDER,
     Program,
@@ -160,6 +160,24 @@ class PromptEstimate:
         return sum(graph.latency_ns * count for graph, count in self.calls)
 
 
+@dataclass
+class StepEstimate:
+    """A step of speculation that guesses as many tokens as it can: each graph, and how often it
+    runs. Whatever of the guesses is right, it costs the same."""
+
+    method: str
+    length: int
+    calls: list[tuple[GraphEstimate, int]]
+
+    @property
+    def latency_ns(self) -> float:
+        return sum(graph.latency_ns * count for graph, count in self.calls)
+
+    def rows(self) -> list[tuple[int, float]]:
+        """Tokens accepted a step, the model's own one included, and nanoseconds a token."""
+        return [(tokens, self.latency_ns / tokens) for tokens in range(1, self.length + 1)]
+
+
 # --- tracing --------------------------------------------------------------------------------------
 @dataclass
 class Event:
@@ -227,11 +245,23 @@ def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dic
     }
 
 
-def graphs(
-    host: Host, role: str, dma_profile: str, order: str
-) -> tuple[list[GraphEstimate], Optional[PromptEstimate]]:
-    """One estimate for each sub-model and bucket asked for, and where prompts may come in chunks,
-    that of the longest: every call of it by the graph that it runs."""
+@dataclass
+class Estimates:
+    """What one model takes.
+
+    Attributes:
+        graphs: of each sub-model and bucket asked for.
+        prompt: where prompts may come in chunks, the longest: every call by the graph that it runs.
+        step: of speculation, at the largest buckets.
+    """
+
+    graphs: list[GraphEstimate]
+    prompt: Optional[PromptEstimate] = None
+    step: Optional[StepEstimate] = None
+
+
+def graphs(host: Host, role: str, dma_profile: str, order: str) -> Estimates:
+    """The estimates that the settings ask for."""
     settings, model = host.job.settings, host.models[Role(role)]
     others = [name for name in cost.RELEASES if name != dma_profile]
     ranks = settings.tp_degree or 1
@@ -252,8 +282,14 @@ def graphs(
         for tag, own in buckets.items()
         for bucket in [bucket for bucket in own if bucket in asked] or own[-1:]
     ]
+    if settings.speculation is not None and role != Role.DRAFT:
+        several = next(graph for graph in reversed(found) if graph.submodel == CHUNK)
+        method = settings.speculation
+        drafts = _draft_steps(host, dma_profile, order, method)
+        step = StepEstimate(method.method, method.length, [(several, 1), *drafts])
+        return Estimates([*found, *(graph for graph, _ in drafts)], None, step)
     if CHUNK not in buckets or settings.prefill_chunk is None:
-        return found, None
+        return Estimates(found)
     calls = prompt_calls(
         settings.seq_len, buckets[PREFILL][-1], settings.prefill_chunk, buckets[DECODE][-1]
     )
@@ -261,7 +297,18 @@ def graphs(
         (tag, next(bucket for bucket in buckets[tag] if bucket >= length)) for tag, length in calls
     )
     steps = [(graph(*call), count) for call, count in runs.items()]
-    return found, PromptEstimate(settings.seq_len, settings.prefill_chunk, steps)
+    return Estimates(found, PromptEstimate(settings.seq_len, settings.prefill_chunk, steps))
+
+
+def _draft_steps(
+    host: Host, dma_profile: str, order: str, asked: Speculation
+) -> list[tuple[GraphEstimate, int]]:
+    """The draft model's largest decode graph, once for each guess; nothing where there is none."""
+    if asked.draft_path is None:
+        return []
+    found = graphs(host, Role.DRAFT, dma_profile, order).graphs
+    step = next(graph for graph in reversed(found) if graph.submodel == DECODE)
+    return [(replace(step, submodel=f"draft_{DECODE}"), asked.length - 1)]
 
 
 def overheads(settings: Settings) -> cost.Overheads:

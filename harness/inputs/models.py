@@ -244,9 +244,8 @@ def choose_tp_degree(model: ModelFolder, asked: Optional[int], default: Optional
     return asked
 
 
-def check_draft(path: Path, target: ModelFolder, ranks: int, seq_len: int) -> ModelFolder:
+def check_draft(draft: ModelFolder, target: ModelFolder, ranks: int, seq_len: int) -> None:
     """Refuse with a UserError a model that cannot guess for the target."""
-    draft = check_folder(path)
     sizes = [model.config["vocab_size"] for model in (target, draft)]
     words = [_vocabulary(model) for model in (target, draft)]
     if sizes[0] != sizes[1] or (None not in words and words[0] != words[1]):
@@ -260,7 +259,6 @@ def check_draft(path: Path, target: ModelFolder, ranks: int, seq_len: int) -> Mo
         raise UserError(
             f"--seq-len must be at most {longest} for the draft model {draft.name}, got {seq_len}."
         )
-    return draft
 
 
 def _vocabulary(model: ModelFolder) -> Any:

@@ -42,6 +42,8 @@ def run(settings: Settings) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         session = shapes_only_session(settings, Path(scratch))
         loaded = construct(session, Role.NKI if settings.enable_nki else Role.TORCH)
+        if settings.speculation is not None and settings.speculation.draft_path is not None:
+            construct(session, Role.DRAFT)
         out = terminal.output(WIDTH)
         with console.step("Tracing and scheduling"):
             answer = loaded.call(
@@ -64,6 +66,9 @@ def shapes_only_session(settings: Settings, scratch: Path) -> Session:
     source = submission.find(settings.llama)
     check_seq_len(settings.seq_len, folder)
     ranks = models.choose_tp_degree(folder, settings.tp_degree, sdk.platform().default_ranks)
+    if settings.speculation is not None and settings.speculation.draft_path is not None:
+        draft = _shapes_of(settings.speculation.draft_path)
+        models.check_draft(draft, folder, ranks, settings.seq_len)
     asked = with_chunks(replace(settings, tp_degree=ranks), folder.config)
     asked = _with_buckets(asked)
     return Session(asked, folder, source, None, 0)
@@ -80,10 +85,14 @@ def _model_folder(settings: Settings, scratch: Path) -> models.ModelFolder:
         return models.ModelFolder(scratch, settings.profile_model, config)
     if settings.model_path is None:
         return models.choose_model(None)
-    path = settings.model_path
+    console.say(f"Model: shapes of {settings.model_path}")
+    return _shapes_of(settings.model_path)
+
+
+def _shapes_of(path: Path) -> models.ModelFolder:
+    """A folder of which nothing but config.json is read."""
     config = schema.read_json(path / "config.json")
     models.check_config(path, config)
-    console.say(f"Model: shapes of {path}")
     return models.ModelFolder(path, path.name, config)
 
 

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Optional
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -17,10 +17,13 @@ from harness.figures.estimate import (
     COLLECTIVE,
     KERNEL,
     TORCH,
+    Estimates,
     GraphEstimate,
     Operator,
     PromptEstimate,
+    StepEstimate,
 )
+from harness.figures.graphs import CHUNK
 from harness.session.worker import Host
 from harness.simulator import (
     COMPILER_ORDER,
@@ -51,6 +54,8 @@ def headline(graph: GraphEstimate) -> str:
     rate = graph.batch / graph.latency_ns * 1e9
     if "context" in graph.submodel:
         says = f"TTFT {milliseconds:.3f} ms, {rate * graph.bucket:,.0f} prompt tokens/s"
+    elif graph.submodel == CHUNK:
+        says = f"{milliseconds:.3f} ms for several tokens"
     else:
         says = f"{rate:,.1f} tokens/s, {milliseconds:.3f} ms a token"
     low, high = (time / 1e6 for time in graph.band_ns)
@@ -83,14 +88,16 @@ def profile(host: Host, role: str, width: int, styled: bool) -> dict[str, Any]:
     cost.dma_profile(name)  # refuse unknown names before the model is traced
     check_order(order)
     with host.told_as_the_submission("The model cannot be traced"):
-        graphs, prompt = estimate.graphs(host, role, name, order)
+        found = estimate.graphs(host, role, name, order)
     text = io.StringIO()
     out = terminal.written_to(text, width, styled)
-    show(graphs, name, order, settings.profile_top, out)
-    if prompt is not None:
-        terminal.print_table(out, _calls(prompt))
+    show(found.graphs, name, order, settings.profile_top, out)
+    if found.prompt is not None:
+        terminal.print_table(out, _calls(found.prompt))
+    if found.step is not None:
+        terminal.print_table(out, _steps(found.step))
     folder = host.job.scratch
-    files = write(graphs, prompt, name, order, folder) if settings.profile_output else []
+    files = write(found, name, order, folder) if settings.profile_output else []
     return {"text": text.getvalue(), "files": [str(path.relative_to(folder)) for path in files]}
 
 
@@ -135,6 +142,21 @@ def _calls(prompt: PromptEstimate) -> Table:
     for graph, count in prompt.calls:
         one, total = (f"{time / 1e6:,.3f}" for time in (graph.latency_ns, count * graph.latency_ns))
         table.add_row(graph.submodel, str(graph.bucket), str(count), one, total)
+    return table
+
+
+def _steps(step: StepEstimate) -> Table:
+    """What a token costs by how many of them a step gives, which its guesses decide."""
+    parts = " and ".join(f"{count} × {graph.submodel}" for graph, count in step.calls)
+    title = (
+        f"\nspeculation ({step.method}): {step.latency_ns / 1e6:,.3f} ms for a step of "
+        f"{step.length} tokens (estimated; {parts}); --mode evaluate measures the tokens a step"
+    )
+    table = Table(title=title, title_justify="left")
+    for name in ("tokens accepted a step", "ms a token", "tokens/s"):
+        table.add_column(name, justify="right")
+    for tokens, time in step.rows():
+        table.add_row(str(tokens), f"{time / 1e6:,.3f}", f"{1e9 / time:,.1f}")
     return table
 
 
@@ -192,12 +214,11 @@ def _operator_cells(op: Operator, total: float) -> list[str]:
 
 
 # --- files ----------------------------------------------------------------------------------------
-def as_json(
-    graphs: Sequence[GraphEstimate], prompt: Optional[PromptEstimate], dma_profile: str, order: str
-) -> dict[str, Any]:
+def as_json(found: Estimates, dma_profile: str, order: str) -> dict[str, Any]:
     """Everything that is printed, as plain data."""
     return {
-        "prompt": None if prompt is None else _prompt_json(prompt),
+        "prompt": None if found.prompt is None else _prompt_json(found.prompt),
+        "speculation": None if found.step is None else _step_json(found.step),
         "estimated": True,
         "dma_profile": dma_profile,
         "dma_profile_note": cost.dma_profile(dma_profile).note,
@@ -214,21 +235,34 @@ def as_json(
                 "figures": g.figures(),
                 "operators": [_operator_json(op) for op in g.operators],
             }
-            for g in graphs
+            for g in found.graphs
         ],
     }
 
 
-def _prompt_json(prompt: PromptEstimate) -> dict[str, Any]:
-    calls = [
+def _step_json(step: StepEstimate) -> dict[str, Any]:
+    return {
+        "method": step.method,
+        "length": step.length,
+        "latency_ns": step.latency_ns,
+        "calls": _calls_json(step.calls),
+        "ns_by_tokens_a_step": dict(step.rows()),
+    }
+
+
+def _calls_json(calls: Sequence[tuple[GraphEstimate, int]]) -> list[dict[str, Any]]:
+    return [
         {"submodel": g.submodel, "bucket": g.bucket, "times": count, "latency_ns": g.latency_ns}
-        for g, count in prompt.calls
+        for g, count in calls
     ]
+
+
+def _prompt_json(prompt: PromptEstimate) -> dict[str, Any]:
     return {
         "tokens": prompt.tokens,
         "chunk": prompt.chunk,
         "latency_ns": prompt.latency_ns,
-        "calls": calls,
+        "calls": _calls_json(prompt.calls),
     }
 
 
@@ -243,15 +277,9 @@ def _operator_json(op: Operator) -> dict[str, Any]:
     return plain | {"profile": op.profile.to_json() if op.profile is not None else None}
 
 
-def write(
-    graphs: Sequence[GraphEstimate],
-    prompt: Optional[PromptEstimate],
-    dma_profile: str,
-    order: str,
-    folder: Path,
-) -> list[Path]:
+def write(found: Estimates, dma_profile: str, order: str, folder: Path) -> list[Path]:
     """profile.json, trace.json (for ui.perfetto.dev), page.html and the plots; their paths."""
-    content = as_json(graphs, prompt, dma_profile, order)
+    content, graphs = as_json(found, dma_profile, order), found.graphs
     write_text_atomically(folder / "profile.json", json.dumps(content, indent=1))
     written = [folder / "profile.json", folder / "trace.json"]
     write_text_atomically(folder / "trace.json", json.dumps(trace(graphs, dma_profile)))

@@ -89,7 +89,8 @@ def open_session(settings: Settings, prompt_texts: Optional[Sequence[str]] = Non
     check_seq_len(settings.seq_len, model)
     ranks = models.choose_tp_degree(model, settings.tp_degree, sdk.platform().default_ranks)
     if settings.speculation is not None and settings.speculation.draft_path is not None:
-        models.check_draft(settings.speculation.draft_path, model, ranks, settings.seq_len)
+        draft = models.check_folder(settings.speculation.draft_path)
+        models.check_draft(draft, model, ranks, settings.seq_len)
     workers = Workers()
     workers.prepare()  # imports while the tokenizer is read
     session = Session(

@@ -56,7 +56,7 @@ def estimates(folder, *arguments):
     construct(host, "nki")
     name = settings.dma_profile or "sdk2.21"
     order = settings.schedule or "compiler"
-    return estimate.graphs(host, "nki", name, order)[0]
+    return estimate.graphs(host, "nki", name, order).graphs
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +242,22 @@ def test_a_long_prompt_is_priced_call_by_call(shapes_folder, tmp_path, capsys):
     )
     printed = " ".join(capsys.readouterr().out.split())  # the terminal's width breaks lines
     assert "prompt of 6,144 tokens in chunks of 384: TTFT" in printed
+
+
+def test_a_step_of_speculation_is_priced_whatever_is_accepted(shapes_folder, tmp_path, capsys):
+    """Four steps of the draft model and one of the target's for five tokens."""
+    sizes = "--no-enable-nki", "--seq-len", "256", "--draft-model-path", str(shapes_folder)
+    content = run(shapes_folder, tmp_path, *sizes)
+    graphs = {g["submodel"]: g["latency_ns"] for g in content["graphs"]}
+    step = content["speculation"]
+    calls = {c["submodel"]: c["times"] for c in step["calls"]}
+    assert calls == {"speculation_model": 1, "draft_token_generation_model": 4}
+    total = graphs["speculation_model"] + 4 * graphs["draft_token_generation_model"]
+    assert step["latency_ns"] == pytest.approx(total)
+    shares = step["ns_by_tokens_a_step"]
+    assert shares == {str(n): pytest.approx(total / n) for n in (1, 2, 3, 4, 5)}
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "speculation (draft): " in printed and "for a step of 5 tokens (estimated" in printed
 
 
 def test_lookups_and_cache_updates_move_only_their_rows():
