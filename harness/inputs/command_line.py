@@ -248,7 +248,11 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--enable-nki", action=argparse.BooleanOptionalAction, help="use the submission's kernels"
     )
-    parser.add_argument("--model-path", type=path, help="Hugging Face folder of a Llama model")
+    parser.add_argument(
+        "--model-path",
+        type=path,
+        help="a Llama model: Hugging Face folder, .gguf file, or OWNER/NAME of the hub",
+    )
     parser.add_argument(
         "--compiled-model-path", type=path, help="folder for compiled models (default: cache)"
     )

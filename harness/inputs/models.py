@@ -1,4 +1,4 @@
-"""Which model to run: a folder that the user names, Llama-3.2-1B at home, or the embedded model.
+"""Which model to run: what the user names, Llama-3.2-1B at home, or the embedded model.
 
 The checks here read JSON and safetensors headers only, so bad input is refused in milliseconds,
 before torch is imported.
@@ -6,6 +6,7 @@ before torch is imported.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import importlib.util
 import json
@@ -19,7 +20,7 @@ from pydantic import ValidationError
 from harness import console
 from harness.errors import UserError
 from harness.files import cache_folder
-from harness.inputs import gguf_import, schema
+from harness.inputs import gguf_import, hub, schema
 from neuron_cpu.files import atomic_folder
 
 LLAMA_FOLDER = "~/models/llama-3.2-1b"
@@ -61,7 +62,9 @@ class ModelFolder:
 def choose_model(model_path: Optional[Path]) -> ModelFolder:
     """The model to run, checked; one status line says which. A UserError where there is none."""
     if model_path is not None:
-        model = check_folder(model_path)
+        folder, name = located(model_path)
+        model = check_folder(folder)
+        model = replace(model, name=name or model.name)
         console.say(f"Model: {model.name} ({console.shown(model.path)}, named by --model-path)")
         return model
     home = Path(LLAMA_FOLDER).expanduser()
@@ -74,15 +77,45 @@ def choose_model(model_path: Optional[Path]) -> ModelFolder:
     return model
 
 
+def located(model_path: Path) -> tuple[Path, Optional[str]]:
+    """The folder that --model-path stands for, and a name where the folder's own says nothing.
+
+    A .gguf file is converted once, and a model of the Hugging Face hub downloaded, each into its
+    cache.
+    """
+    if model_path.suffix == ".gguf" and model_path.is_file():
+        return _converted(model_path), model_path.stem
+    if hub.is_model_id(model_path):
+        return hub.download(str(model_path)), model_path.name
+    return model_path, None
+
+
+def _converted(source: Path) -> Path:
+    """The Hugging Face folder made from a GGUF file, anew where the file has changed."""
+    source = source.resolve()
+    stat = source.stat()
+    told = f"{source} {stat.st_size} {stat.st_mtime_ns} {_CONVERTER_REVISION}"
+    digest = hashlib.sha256(told.encode()).hexdigest()[:8]
+    folder = cache_folder() / "models" / f"{source.stem}-{digest}"
+    if not folder.is_dir():
+        _convert(source, folder, source.name)
+    return folder
+
+
+def _convert(source: Path, folder: Path, name: str) -> None:
+    with (
+        console.step(f"Converting {name} (once)", total=1) as step,
+        atomic_folder(folder) as unfinished,
+    ):
+        gguf_import.convert(source, unfinished, lambda _, total: step.advance(1 / total))
+
+
 def embedded_model() -> Path:
     """The folder of the embedded model, converted from the wheel's GGUF file on the first call."""
     folder = cache_folder() / "models" / f"{EMBEDDED_NAME}-{EMBEDDED_VERSION}-{_CONVERTER_REVISION}"
     if folder.is_dir():
         return folder
-    source = _embedded_gguf()
-    title = f"Converting {EMBEDDED_NAME} (once)"
-    with console.step(title, total=1) as step, atomic_folder(folder) as unfinished:
-        gguf_import.convert(source, unfinished, lambda _, total: step.advance(1 / total))
+    _convert(_embedded_gguf(), folder, EMBEDDED_NAME)
     return folder
 
 
@@ -125,17 +158,10 @@ def check_folder(path: Path) -> ModelFolder:
 
 def _no_folder(path: Path) -> str:
     """Why a path is no model folder, and what to give instead."""
-    if path.suffix == ".gguf" and path.is_file():
-        return (
-            f"{path} is a GGUF file, expected a Hugging Face folder with config.json and "
-            "safetensors; convert it, or download the model's original folder."
-        )
     if path.exists():
-        return f"The model path {path} is a file, expected a Hugging Face folder; name its folder."
-    if len(path.parts) == 2 and not path.is_absolute():
         return (
-            f"The model folder {path} does not exist; for a model of the Hugging Face hub, "
-            f"download it (`huggingface-cli download {path} --local-dir DIR`) and name DIR."
+            f"The model path {path} is a file, expected a Hugging Face folder or a .gguf file; "
+            "name one."
         )
     return f"The model folder {path} does not exist; name an existing one."
 

@@ -1,0 +1,283 @@
+"""GGUF files of Llama models: tokenizers against own readings of them, scaling, what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import regex
+import torch
+from gguf import GGUFWriter
+from safetensors.torch import load_file
+from transformers import AutoTokenizer, LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+from harness.errors import UserError
+from harness.inputs import gguf_import, models
+from tests.harness.inputs.test_models import interleave
+from tests.tiny_model import write_tiny_model
+
+LLAMA_3 = regex.compile(  # as tiktoken's users have it
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class Writer:
+    """The tiny model's folder as a GGUF file; `tokenizer` writes another tokenizer."""
+
+    def __init__(self, path: Path, folder: Path, architecture: str = "llama") -> None:
+        self.path, self.out = path, GGUFWriter(str(path), architecture)
+        config = json.loads((folder / "config.json").read_text())
+        out = self.out
+        out.add_block_count(config["num_hidden_layers"])
+        out.add_context_length(config["max_position_embeddings"])
+        out.add_embedding_length(config["hidden_size"])
+        out.add_feed_forward_length(config["intermediate_size"])
+        out.add_head_count(config["num_attention_heads"])
+        out.add_head_count_kv(config["num_key_value_heads"])
+        out.add_layer_norm_rms_eps(config["rms_norm_eps"])
+        out.add_rope_freq_base(config["rope_theta"])
+        out.add_eos_token_id(config["eos_token_id"])
+        out.add_bos_token_id(config["bos_token_id"])
+        names = {hf: name for name, hf in gguf_import._MODEL_NAMES.items()}
+        for name, weight in load_file(str(folder / "model.safetensors")).items():
+            values = weight.float().numpy()
+            if "q_proj" in name or "k_proj" in name:
+                values = interleave(values, config["num_attention_heads"])
+            stored = names.get(name)
+            if stored is None:
+                _, _, layer, rest = name.split(".", 3)
+                found = {hf: own for own, hf in gguf_import._LAYER_NAMES.items()}[rest]
+                stored = f"blk.{layer}.{found}"
+            out.add_tensor(stored, values)
+
+    def bytes_as_tokens(self, folder: Path, pre: str = "gpt-2") -> None:
+        vocabulary = AutoTokenizer.from_pretrained(str(folder)).get_vocab()
+        tokens = sorted(vocabulary, key=lambda token: vocabulary[token])
+        tokens += [f"[unused{index}]" for index in range(320 - len(tokens))]
+        self.byte_level(tokens, [], pre)
+
+    def byte_level(self, tokens: list[str], merges: list[str], pre: str) -> None:
+        self.out.add_tokenizer_model("gpt2")
+        self.out.add_tokenizer_pre(pre)
+        self.out.add_token_list(tokens)
+        self.out.add_token_types([3, 3, 3] + [1] * (len(tokens) - 3))
+        self.out.add_token_merges(merges)
+
+    def close(self) -> Path:
+        self.out.write_header_to_file()
+        self.out.write_kv_data_to_file()
+        self.out.write_tensors_to_file()
+        self.out.close()
+        return self.path
+
+
+@pytest.fixture
+def write(tiny_model: Path, tmp_path: Path) -> Callable[..., Writer]:
+    return lambda architecture="llama": Writer(tmp_path / "tiny.gguf", tiny_model, architecture)
+
+
+def converted(path: Path) -> Path:
+    folder = path.parent / "hf"
+    folder.mkdir()
+    gguf_import.convert(path, folder, lambda done, total: None)
+    return folder
+
+
+def test_a_gguf_file_answers_as_its_folder(
+    write: Callable, tiny_model: Path, run_main: Callable, tmp_path: Path
+) -> None:
+    writer = write()
+    writer.bytes_as_tokens(tiny_model)
+    path = writer.close()
+    arguments = ["--mode", "generate", "--seq-len", "64", "--max-new-tokens", "5"]
+    arguments += ["--prompt", "hello", "--tp-degree", "1", "--model-path"]
+    runs = [
+        run_main(*arguments, model, XDG_CACHE_HOME=str(tmp_path / "cache"))
+        for model in (tiny_model, path, path)
+    ]
+    assert runs[0].stdout == runs[1].stdout == runs[2].stdout != "", runs[1].stderr
+    assert "Model: tiny (" in runs[1].stderr
+    assert "Converting tiny.gguf" in runs[1].stderr and "Converting" not in runs[2].stderr
+
+
+def test_a_changed_file_is_converted_anew(
+    write: Callable, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    writer = write()
+    writer.bytes_as_tokens(tiny_model)
+    path = writer.close()
+    first = models.located(path)
+    assert models.located(path) == first and first[1] == "tiny"
+    path.write_bytes(path.read_bytes() + b"\0")
+    assert models.located(path)[0] != first[0]
+
+
+@pytest.mark.parametrize("factor", [8.0, 32.0])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_scaled_frequencies_of_llama_3(factor: float, head_dim: int) -> None:
+    """Against transformers' own rule."""
+    scaling = {"rope_type": "llama3", "factor": factor, **gguf_import._LLAMA_3_FREQUENCIES}
+    config = LlamaConfig(
+        hidden_size=head_dim, num_attention_heads=1, rope_theta=5e5, rope_scaling=scaling
+    )
+    scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](config, torch.device("cpu"))
+    plain, _ = ROPE_INIT_FUNCTIONS["default"](config, torch.device("cpu"))
+    found = gguf_import._llama_3_divisors(factor, head_dim, 5e5)
+    torch.testing.assert_close(torch.tensor(found), plain / scaled, rtol=1e-5, atol=0)
+
+
+def test_config_says_how_frequencies_are_scaled(write: Callable, tiny_model: Path) -> None:
+    writer = write()
+    writer.bytes_as_tokens(tiny_model, "llama-bpe")
+    divisors = np.array(gguf_import._llama_3_divisors(8.0, 64, 10000.0), dtype=np.float32)
+    writer.out.add_tensor("rope_freqs.weight", divisors)
+    writer.out.add_eot_token_id(5)
+    folder = converted(writer.close())
+    model = models.check_folder(folder)
+    assert model.config["rope_scaling"] == {
+        "rope_type": "llama3",
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 8192,
+    }
+    assert model.generation["eos_token_id"] == [2, 5]
+
+
+def merged(piece: list[str], ranks: dict[tuple[str, str], float]) -> list[str]:
+    """Byte-pair merging, by definition: the pair of least rank first, the leftmost of them."""
+    while True:
+        pairs = [
+            (ranks[pair], at) for at, pair in enumerate(itertools.pairwise(piece)) if pair in ranks
+        ]
+        if not pairs:
+            return piece
+        at = min(pairs)[1]
+        piece = [*piece[:at], piece[at] + piece[at + 1], *piece[at + 2 :]]
+
+
+TEXTS = (
+    "It's 123456 o'clock,\n\n  WE'LL go",
+    "  naïve 你好 \t\n x",
+    "a1b22c333d4444!!\r\n?",
+    "",
+    "hello hello",
+)
+
+
+def test_llama_3_cuts_text_as_it_was_published(write: Callable) -> None:
+    from tokenizers import pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    merges = ["1 2", "12 3", "3 4", "h e", "l l", "he ll", "hell o", "Ġ hello", "' s"]
+    tokens = ["<|pad|>", "<|begin_of_text|>", "<|eot_id|>", *alphabet]
+    tokens += [merge.replace(" ", "") for merge in merges]
+    tokens += [f"[unused{index}]" for index in range(320 - len(tokens))]
+    writer = write()
+    writer.byte_level(tokens, merges, "llama-bpe")
+    tokenizer = AutoTokenizer.from_pretrained(str(converted(writer.close())))
+    letters = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
+    for text in TEXTS:
+        expected = ["<|begin_of_text|>"]
+        for piece in LLAMA_3.findall(text):
+            whole = "".join(part for part, _ in letters.pre_tokenize_str(piece))
+            expected += [whole] if whole in tokens else merged(list(whole), ranks)
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.convert_ids_to_tokens(ids) == expected
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def test_sentence_pieces_merge_by_score_and_fall_back_to_bytes(write: Callable) -> None:
+    pieces = ["▁", "a", "b", "n", "s", "an", "▁b", "ana", "nan", "▁ban", "as", "▁a"]
+    scores = {piece: -float(rank) for rank, piece in enumerate(pieces)}
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *pieces]
+    tokens += [f"[unused{index}]" for index in range(320 - len(tokens))]
+    writer = write()
+    writer.out.add_tokenizer_model("llama")
+    writer.out.add_tokenizer_pre("default")
+    writer.out.add_token_list(tokens)
+    writer.out.add_token_scores([scores.get(token, 0.0) for token in tokens])
+    kinds = {"<unk>": 2, "<s>": 3, "</s>": 3}
+    writer.out.add_token_types([kinds.get(t, 6 if t.startswith("<0x") else 1) for t in tokens])
+    writer.out.add_unk_token_id(0)
+    tokenizer = AutoTokenizer.from_pretrained(str(converted(writer.close())))
+    ranks = {
+        (left, right): -scores[left + right]
+        for left, right in itertools.product(pieces, pieces)
+        if left + right in scores
+    }
+    for text in ("banana", "bananas  as a nan", "abcé 你", "a\nb"):
+        expected = ["<s>"]
+        for piece in merged(list("▁" + text.replace(" ", "▁")), ranks):
+            known = piece in scores
+            expected += [piece] if known else [f"<0x{byte:02X}>" for byte in piece.encode()]
+        ids = tokenizer(text)["input_ids"]
+        assert tokenizer.convert_ids_to_tokens(ids) == expected
+        assert tokenizer.decode(ids, skip_special_tokens=True) == text
+
+
+def wrong_frequencies(writer: Writer) -> None:
+    writer.out.add_tensor("rope_freqs.weight", np.linspace(1, 8, 32, dtype=np.float32))
+
+
+WRONG: dict[str, tuple[Callable[[Any], object], str]] = {
+    "yarn": (lambda w: w.out.add_string("llama.rope.scaling.type", "yarn"), "'yarn'"),
+    "frequencies": (wrong_frequencies, "not as Llama 3.1 to 3.3"),
+    "experts": (lambda w: w.out.add_expert_count(8), "mixture of experts"),
+    "parts": (lambda w: w.out.add_uint16("split.count", 2), "llama-gguf-split --merge"),
+    "rotation": (lambda w: w.out.add_rope_dimension_count(32), "rotates 32 of a head's 64"),
+    "bias": (
+        lambda w: w.out.add_tensor("blk.0.attn_q.bias", np.zeros(4, np.float32)),
+        "blk.0.attn_q.bias",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_is_not_read_is_refused_by_name(case: str, write: Callable, tiny_model: Path) -> None:
+    spoil, told = WRONG[case]
+    writer = write()
+    writer.bytes_as_tokens(tiny_model)
+    spoil(writer)
+    with pytest.raises(UserError, match=f"tiny.gguf cannot be converted: .*{told}"):
+        converted(writer.close())
+
+
+@pytest.mark.parametrize(("model", "pre"), [("gpt2", "tekken"), ("bert", "default")])
+def test_other_tokenizers_are_refused(model: str, pre: str, write: Callable) -> None:
+    writer = write()
+    writer.out.add_tokenizer_model(model)
+    writer.out.add_tokenizer_pre(pre)
+    writer.out.add_token_list(["a"])
+    with pytest.raises(UserError, match=f"its tokenizer is '{model}' cut as '{pre}'"):
+        converted(writer.close())
+
+
+def test_other_architectures_are_refused(write: Callable) -> None:
+    with pytest.raises(UserError, match="its architecture is 'qwen2', expected 'llama'"):
+        converted(write("qwen2").close())
+
+
+@pytest.mark.parametrize("kept", [0, 3, 100, 5000, -1000])
+def test_files_cut_short_are_one_sentence(kept: int, write: Callable, tiny_model: Path) -> None:
+    writer = write()
+    writer.bytes_as_tokens(tiny_model)
+    path = writer.close()
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(UserError, match="tiny.gguf .*(no whole GGUF file|cannot be converted)"):
+        converted(path)
+
+
+def test_another_file_is_no_model(tmp_path: Path) -> None:
+    path = write_tiny_model(tmp_path / "m") / "model.safetensors"
+    with pytest.raises(UserError, match="is a file, expected a Hugging Face folder or a .gguf"):
+        models.choose_model(path)
