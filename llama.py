@@ -153,6 +153,11 @@ class HeadShape(NamedTuple):
     def q_tiles(self) -> int:
         return self.stacks * self.group
 
+    def place(self, kv_head: int) -> Tuple[int, slice]:
+        """(stack, lanes) of a KV head: which tile, and which partitions of it."""
+        stack, lane = divmod(kv_head, self.stack)
+        return stack, slice(lane * self.head_dim, (lane + 1) * self.head_dim)
+
     def order(self, weight: torch.Tensor, group: int) -> torch.Tensor:
         """Rows of ``group`` heads per KV head, head by head -> rows of tiles, zeros where empty."""
         d, stack = self.head_dim, self.stack
@@ -940,207 +945,192 @@ def sequences_at_once(keys_hbm, heads):
     return max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // kept))
 
 
-class CacheBlock(NamedTuple):
-    """What part of a decode step attends to: ``count`` sequences from ``first`` on, ``tiles`` tiles
-    of ``lanes`` cached keys of each, and the new tokens."""
+class CachedSequences(NamedTuple):
+    """The cache of ``count`` sequences from ``first`` on @ SBUF, and room for their new tokens.
+
+    k_sb [128, slots, keys + count]: keys turned, slot b * stacks + s has the heads of stack s of
+    sequence b; the columns behind are the new keys', zero for other sequences. mask_sb [count,
+    keys + count], added to scores. v_sb [kv_heads * lanes, count, tiles, D + 1]: values, the lanes
+    of each head in turn, and a column of ones, which gives the sum of the weights.
+    """
 
     first: int
     count: int
-    tiles: int
-    lanes: int
-
-    @property
-    def cached(self) -> int:
-        return self.tiles * self.lanes
+    k_sb: Any
+    mask_sb: Any
+    v_sb: Any
 
     @property
     def keys(self) -> int:
-        return self.cached + self.count
+        """Cached keys of a sequence."""
+        return self.k_sb.shape[2] - self.count
 
 
-def cached_keys(keys_hbm, bias_hbm, block, heads):
-    """Keys of a block, turned [128, slots, keys] @ SBUF, and their mask [B, keys].
+def turned_keys(rows_sb, heads, start, tiles):
+    """``tiles`` tiles of cached keys [lanes, heads, tiles, D] @ SBUF from ``start`` on, of some
+    ``heads`` -> [heads * D, tiles, lanes] @ PSUM, a transpose of all heads for each tile."""
+    lanes, _, _, d = rows_sb.shape
+    shape = (len(heads) * d, tiles, lanes)
+    turned_psum = nl.ndarray(shape, nl.float32, buffer=nl.psum)
+    for t in nl.affine_range(tiles):
+        turned_psum[:, t, :] = nisa.nc_transpose(rows_sb[:, heads.start : heads.stop, start + t, :])
+    return turned_psum
 
-    Slot b * stacks + s holds the heads of stack s of sequence b. The columns of new keys, behind
-    the cached ones, are zero.
-    """
-    batch, kv_heads, length, d = keys_hbm.shape
-    runs_hbm = keys_hbm.reshape((batch, kv_heads, block.lanes, length // block.lanes, d))
-    slots, dtype = block.count * heads.stacks, keys_hbm.dtype
-    k_sb = nl.ndarray((P_MAX, slots, block.keys), dtype, buffer=nl.sbuf)
+
+def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
+    """CachedSequences of a decode step, from caches [B, kv_heads, L, D] and bias [B, L] @ HBM."""
+    (batch, kv_heads, length, d), dtype = keys_hbm.shape, keys_hbm.dtype
+    (lanes, tiles), partitions = decode_runs(keys_hbm), kv_heads * decode_runs(keys_hbm)[0]
+    keys_hbm = keys_hbm.reshape((batch, kv_heads, lanes, tiles, d))
+    values_hbm = values_hbm.reshape((batch, partitions, tiles, d))
+    shape = (P_MAX, count * heads.stacks, length + count)
+    k_sb, own = nl.ndarray(shape, dtype), nl.ds(length, count)
     if kv_heads % heads.stack:
-        k_sb[...] = nisa.memset((P_MAX, slots, block.keys), 0.0, dtype)
-    for b in nl.affine_range(block.count):
-        # rows [lanes, heads, tiles, D]: a head's keys of a lane lie next to each other in HBM
-        rows_sb = nl.ndarray((block.lanes, kv_heads, block.tiles, d), dtype, buffer=nl.sbuf)
+        k_sb[...] = nisa.memset(shape, 0.0, dtype)
+    v_sb = nisa.memset((partitions, count, tiles, d + 1), 1.0, dtype)
+    for b in nl.affine_range(count):
+        # keys [lanes, heads, tiles, D], rows of tiles * D: as many tiles as share a PSUM bank turn
+        # round, lanes columns each, and leave it together
+        rows_sb = nl.ndarray((lanes, kv_heads, tiles, d), dtype)
         for head in nl.affine_range(kv_heads):
-            rows_sb[:, head, :, :] = nl.load(runs_hbm[block.first + b, head, :, :, :])
-        for head, count in spans(kv_heads, heads.stack):
-            # TensorE turns a tile of a stack's heads at a time, as many as share a bank of PSUM
-            for at, together in spans(block.tiles, MOVING_MAX // block.lanes):
-                turned_psum = nl.ndarray(
-                    (count * d, together * block.lanes), nl.float32, buffer=nl.psum
-                )
-                for t in nl.affine_range(together):
-                    turned_psum[:, nl.ds(t * block.lanes, block.lanes)] = nisa.nc_transpose(
-                        rows_sb[:, nl.ds(head, count), at + t, :]
-                    )
-                part = nl.ds(at * block.lanes, together * block.lanes)
-                slot = b * heads.stacks + head // heads.stack
-                k_sb[0 : count * d, slot, part] = nisa.tensor_copy(turned_psum)
-    mask_sb = nl.ndarray((block.count, block.keys), dtype, buffer=nl.sbuf)
-    mask_sb[:, 0 : block.cached] = nl.load(bias_hbm[nl.ds(block.first, block.count), :])
-    own = nl.ds(block.cached, block.count)
-    k_sb[:, :, own] = nisa.memset((P_MAX, slots, block.count), 0.0, dtype)
-    others = masked(dtype) * (1.0 - np.eye(block.count, dtype=np.float32))
-    mask_sb[:, own] = nl.load(nl.shared_constant(others, dtype=dtype))
-    return k_sb, mask_sb
+            rows_sb[:, head, :, :] = nl.load(keys_hbm[first + b, head, :, :, :])
+        for head, stacked in spans(kv_heads, heads.stack):
+            slot, part = b * heads.stacks + head // heads.stack, range(head, head + stacked)
+            for at, together in spans(tiles, MOVING_MAX // lanes):
+                shape = (stacked * d, together * lanes)
+                turned_psum = turned_keys(rows_sb, part, at, together).reshape(shape)
+                columns = nl.ds(at * lanes, together * lanes)
+                k_sb[0 : stacked * d, slot, columns] = nisa.tensor_copy(turned_psum)
+        # values: one load, heads and lanes follow each other in HBM; GpSimdE puts ones behind
+        v_sb[:, b, :, 0:d] = nisa.tensor_copy(
+            nl.load(values_hbm[first + b, :, :, :]), engine=nisa.gpsimd_engine
+        )
+    # of new keys each token sees its own
+    k_sb[:, :, own] = nisa.memset((P_MAX, count * heads.stacks, count), 0.0, dtype)
+    mask_sb = nl.ndarray((count, length + count), dtype)
+    mask_sb[:, 0:length] = nl.load(bias_hbm[nl.ds(first, count), :])
+    mask_sb[:, own] = load_constant(masked(dtype) * (1.0 - np.eye(count)), dtype)
+    return CachedSequences(first, count, k_sb, mask_sb, v_sb)
 
 
-def cached_values(values_hbm, block):
-    """Values of a block, a column of ones behind each: [kv_heads * lanes, B, tiles, D + 1] @ SBUF.
-
-    One load a sequence: heads and lanes follow each other in HBM. Ones give the sum of the weights.
-    """
-    batch, kv_heads, length, d = values_hbm.shape
-    partitions = kv_heads * block.lanes
-    rows_hbm = values_hbm.reshape((batch, partitions, length // block.lanes, d))
-    v_sb = filled((partitions, block.count, block.tiles, d + 1), 1.0, values_hbm.dtype)
-    for b in nl.affine_range(block.count):
-        rows_sb = load_tile(rows_hbm[block.first + b, :, :, :])
-        v_sb[:, b, :, 0:d] = nisa.tensor_copy(rows_sb, engine=nisa.gpsimd_engine)
-    return v_sb
-
-
-def decode_queries(qk_sb, first, count, heads):
-    """Queries of ``count`` sequences, block by block: [128, slots, rows] @ SBUF, and which rows are
-    a sequence's, [B, rows].
+def decode_queries(qk_sb, cache, heads):
+    """Queries of the sequences, block by block: [128, slots, rows] @ SBUF, and which rows are a
+    sequence's, [B, rows].
 
     Row b * q_heads + h belongs to head h of sequence b; slot b * stacks + s holds the heads of
     stack s of that sequence in its rows.
     """
-    d, group, rows = heads.head_dim, heads.group, count * heads.q_heads
-    slots, dtype = count * heads.stacks, qk_sb.dtype
-    q_sb = filled((P_MAX, slots, rows), 0.0, dtype)
+    group, count, dtype = heads.group, cache.count, qk_sb.dtype
+    rows = count * heads.q_heads
+    q_sb = nisa.memset((P_MAX, count * heads.stacks, rows), 0.0, dtype)
     for b in nl.static_range(count):
         for kv_head in nl.static_range(heads.kv_heads):
-            stack, lane = divmod(kv_head, heads.stack)
-            lanes = slice(lane * d, (lane + 1) * d)
+            stack, lanes = heads.place(kv_head)
             own = nl.ds(b * heads.q_heads + kv_head * group, group)
             q_sb[lanes, b * heads.stacks + stack, own] = nisa.tensor_copy(
-                qk_sb[lanes, nl.ds(stack * group, group), first + b]
+                qk_sb[lanes, nl.ds(stack * group, group), cache.first + b]
             )
-    which = np.kron(np.eye(count, dtype=np.float32), np.ones((1, heads.q_heads), np.float32))
-    return q_sb, filled((1, rows), 1.0, dtype) if count == 1 else load_constant(which, dtype)
+    if count == 1:
+        return q_sb, nisa.memset((1, rows), 1.0, dtype)
+    return q_sb, load_constant(np.kron(np.eye(count), np.ones((1, heads.q_heads))), dtype)
 
 
-def add_own_keys(qk_sb, k_sb, block, heads):
-    """The new tokens' keys, behind the queries of qk_sb, into their sequences' slots of k_sb."""
-    for b in nl.affine_range(block.count):
+def decode_scores(qk_sb, cache, heads):
+    """Masked scores of all rows against cached and new keys [rows, keys + B] @ SBUF."""
+    q_sb, which_sb = decode_queries(qk_sb, cache, heads)
+    for b in nl.affine_range(cache.count):
         for stack in nl.affine_range(heads.stacks):
-            k_sb[:, b * heads.stacks + stack, block.cached + b] = nisa.tensor_copy(
-                qk_sb[:, heads.stacks * heads.group + stack, block.first + b]
+            cache.k_sb[:, b * heads.stacks + stack, cache.keys + b] = nisa.tensor_copy(
+                qk_sb[:, heads.q_tiles + stack, cache.first + b]
             )
-
-
-def decode_scores(queries, keys):
-    """Masked scores of all rows against a block [rows, keys] @ SBUF, 512 keys at a time."""
-    (q_sb, which_sb), (k_sb, mask_sb) = queries, keys
-    rows, slots, keys = q_sb.shape[2], k_sb.shape[1], k_sb.shape[2]
-    scores_sb = nl.ndarray((rows, keys), q_sb.dtype, buffer=nl.sbuf)
+    (_, slots, rows), keys = q_sb.shape, cache.k_sb.shape[2]
+    scores_sb = nl.ndarray((rows, keys), q_sb.dtype)
     for at, size in spans(keys, MOVING_MAX):
+        part = nl.ds(at, size)
         scores_psum = nl.zeros((rows, size), nl.float32, buffer=nl.psum)
         for slot in nl.affine_range(slots):
-            scores_psum[...] += nisa.nc_matmul(q_sb[:, slot, :], k_sb[:, slot, nl.ds(at, size)])
-        scores_psum[...] += nisa.nc_matmul(which_sb, mask_sb[:, nl.ds(at, size)])
-        scores_sb[:, nl.ds(at, size)] = nisa.tensor_copy(scores_psum)
+            scores_psum[...] += nisa.nc_matmul(q_sb[:, slot, :], cache.k_sb[:, slot, part])
+        scores_psum[...] += nisa.nc_matmul(which_sb, cache.mask_sb[:, part])
+        scores_sb[:, part] = nisa.tensor_copy(scores_psum)
     return scores_sb
 
 
-def spread_weights(weights_sb, block, heads):
+def spread_weights(weights_sb, cache, heads):
     """Weights of cached keys [rows, keys] @ SBUF -> [kv_heads * lanes, kv_heads, tiles, B, group].
 
     TensorE turns them, lanes on partitions, and then copies each KV head's part to that head's
     lanes: a product with an identity that stands there, and is zero at the lanes of other heads.
     """
-    kv_heads, group, count, lanes = heads.kv_heads, heads.group, block.count, block.lanes
-    rows, dtype, partitions = weights_sb.shape[0], weights_sb.dtype, kv_heads * lanes
-    turned_sb = nl.ndarray((lanes, block.tiles, rows), dtype, buffer=nl.sbuf)
-    turn_tiles(turned_sb, 0, 0, weights_sb, 0, block.tiles, lanes)
-    of_heads_sb = turned_sb.reshape((lanes, block.tiles, count, kv_heads, group))
+    (partitions, count, tiles, _), dtype = cache.v_sb.shape, weights_sb.dtype
+    kv_heads, group, rows = heads.kv_heads, heads.group, weights_sb.shape[0]
+    lanes = partitions // kv_heads
+    turned_sb = nl.ndarray((lanes, tiles, rows), dtype)
+    turn_tiles(turned_sb, 0, 0, weights_sb, 0, tiles, lanes)
+    of_heads_sb = turned_sb.reshape((lanes, tiles, count, kv_heads, group))
     place_sb = shifted_identity(lanes, 2 * partitions - lanes, partitions - lanes, dtype)
-    shape = (partitions, kv_heads, block.tiles, count, group)
-    spread_sb = nl.ndarray(shape, dtype, buffer=nl.sbuf)
-    for at, tiles in spans(block.tiles, MOVING_MAX // rows):
-        part, columns = nl.ds(at, tiles), tiles * count * group
+    spread_sb = nl.ndarray((partitions, kv_heads, tiles, count, group), dtype)
+    for at, size in spans(tiles, MOVING_MAX // rows):
+        part, columns = nl.ds(at, size), size * count * group
         spread_psum = nl.ndarray((partitions, kv_heads, columns), nl.float32, buffer=nl.psum)
         for head in nl.static_range(kv_heads):
             window = nl.ds(partitions - (head + 1) * lanes, partitions)
             spread_psum[:, head, :] = nisa.nc_matmul(
                 place_sb[:, window], of_heads_sb[:, part, :, head, :]
             )
-        shape = (partitions, kv_heads, tiles, count, group)
+        shape = (partitions, kv_heads, size, count, group)
         spread_sb[:, :, part, :, :] = nisa.tensor_copy(spread_psum.reshape(shape))
     return spread_sb
 
 
-def own_weights(weights_sb, block, heads):
+def own_weights(weights_sb, cache, heads):
     """Weights of the new keys [rows, B] @ SBUF, turned -> [B, kv_heads, rows], zero for the rows of
     other heads than the part's."""
-    kv_heads, group, count, rows = heads.kv_heads, heads.group, block.count, weights_sb.shape[0]
+    kv_heads, group, count, rows = heads.kv_heads, heads.group, cache.count, weights_sb.shape[0]
     turned_psum = nl.ndarray((count, rows), nl.float32, buffer=nl.psum)
-    turned_psum[...] = nisa.nc_transpose(weights_sb[:, nl.ds(block.cached, count)])
+    turned_psum[...] = nisa.nc_transpose(weights_sb[:, nl.ds(cache.keys, count)])
     of_heads_psum = turned_psum.reshape((count, count, kv_heads, group))
-    own_sb = filled((count, kv_heads, count, kv_heads, group), 0.0, weights_sb.dtype)
+    own_sb = nisa.memset((count, kv_heads, count, kv_heads, group), 0.0, weights_sb.dtype)
     for head in nl.affine_range(kv_heads):
         own_sb[:, head, :, head, :] = nisa.tensor_copy(of_heads_psum[:, :, head, :])
     return own_sb.reshape((count, kv_heads, rows))
 
 
-def own_values(v_sb, heads):
-    """The new tokens' values [B, kv_heads * D] @ SBUF with ones behind: [B, kv_heads, D + 1]."""
-    shape = v_sb.shape[0], heads.kv_heads, heads.head_dim
-    values_sb = filled((shape[0], shape[1], shape[2] + 1), 1.0, v_sb.dtype)
-    values_sb[:, :, 0 : shape[2]] = nisa.tensor_copy(v_sb.reshape(shape))
-    return values_sb
-
-
-def attend_cached(qk_sb, v_sb, keys, values_sb, block, heads, context_sb):
-    """Attention of some sequences' new tokens over ``keys`` and values of the cache, and themselves
-    -> their columns of context_sb [128, tiles, B]."""
-    first, count, q_heads, d = block.first, block.count, heads.q_heads, heads.head_dim
-    scale = score_scales(d)[1]
-    add_own_keys(qk_sb, keys[0], block, heads)
-    scores_sb = decode_scores(decode_queries(qk_sb, first, count, heads), keys)
+def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
+    """Attention of some sequences' new tokens over their cache and themselves -> their columns of
+    context_sb [128, tiles, B]."""
+    count, d, group, scale = (
+        cache.count,
+        heads.head_dim,
+        heads.group,
+        score_scales(heads.head_dim)[1],
+    )
+    # softmax weights [B * q_heads, keys + B]: 512 keys move a pass, one for each slot and the mask
+    scores_sb = decode_scores(qk_sb, cache, heads)
     weights_sb = weigh(scores_sb, negated_maximum(scores_sb, scale), scale)
-    spread_sb = spread_weights(weights_sb, block, heads)
-    own_sb, own_values_sb = own_weights(weights_sb, block, heads), own_values(v_sb, heads)
-    sums_sb = nl.ndarray((q_heads, count, d + 1), nl.float32, buffer=nl.sbuf)
+    # the same with keys on partitions, as values have them: cached ones of all heads, and new ones
+    spread_sb = spread_weights(weights_sb, cache, heads)
+    own_sb = own_weights(weights_sb, cache, heads)
+    own_values_sb = nisa.memset((count, heads.kv_heads, d + 1), 1.0, v_sb.dtype)
+    own_values_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((count, heads.kv_heads, d)))
+    # context of each sequence [q_heads, D + 1]: D + 1 columns of values move, a pass for each tile
+    # of 128 cached keys and for each head's new keys; divided by the last column, it turns round
+    turned_psum = nl.ndarray((d, heads.q_heads, count), nl.float32, buffer=nl.psum)
     for b in nl.affine_range(count):
-        out_psum = nl.zeros((q_heads, d + 1), nl.float32, buffer=nl.psum)
-        for t in nl.affine_range(block.tiles):
-            out_psum[...] += nisa.nc_matmul(spread_sb[:, :, t, b, :], values_sb[:, b, t, :])
+        out_psum = nl.zeros((heads.q_heads, d + 1), nl.float32, buffer=nl.psum)
+        for t in nl.affine_range(cache.v_sb.shape[2]):
+            out_psum[...] += nisa.nc_matmul(spread_sb[:, :, t, b, :], cache.v_sb[:, b, t, :])
         for head in nl.affine_range(heads.kv_heads):
-            rows = nl.ds(b * q_heads, q_heads)
+            rows = nl.ds(b * heads.q_heads, heads.q_heads)
             out_psum[...] += nisa.nc_matmul(own_sb[:, head, rows], own_values_sb[:, head, :])
-        sums_sb[:, b, :] = nisa.tensor_copy(out_psum)
-    decode_context(sums_sb, first, heads, context_sb)
-
-
-def decode_context(sums_sb, first, heads, context_sb):
-    """Divides sums [q_heads, B, D + 1] by their last column and turns them, all sequences at once,
-    into columns of context_sb from ``first`` on."""
-    (q_heads, count), d, group = sums_sb.shape[0:2], heads.head_dim, heads.group
-    turned_psum = nl.ndarray((d, q_heads, count), nl.float32, buffer=nl.psum)
-    for b in nl.affine_range(count):
-        rows_sb = nl.ndarray((q_heads, d), context_sb.dtype, buffer=nl.sbuf)
-        divide(rows_sb, sums_sb[:, b, 0:d], sums_sb[:, b, d : d + 1])
+        rows_sb = nl.ndarray((heads.q_heads, d), context_sb.dtype)
+        divide(rows_sb, out_psum[:, 0:d], out_psum[:, d : d + 1])
         turned_psum[:, :, b] = nisa.nc_transpose(rows_sb)
-    for head in nl.static_range(heads.kv_heads):
-        stack, lane = divmod(head, heads.stack)
-        lanes, tiles = slice(lane * d, (lane + 1) * d), nl.ds(stack * group, group)
-        context_sb[lanes, tiles, nl.ds(first, count)] = nisa.tensor_copy(
-            turned_psum[:, nl.ds(head * group, group), :]
+    # [D, q_heads, B] to the lanes and tiles of the heads, all sequences at once
+    for kv_head in nl.static_range(heads.kv_heads):
+        stack, lanes = heads.place(kv_head)
+        tiles = nl.ds(stack * group, group)
+        context_sb[lanes, tiles, nl.ds(cache.first, count)] = nisa.tensor_copy(
+            turned_psum[:, nl.ds(kv_head * group, group), :]
         )
 
 
@@ -1748,32 +1738,34 @@ def attention_decode_kernel(
     x + delta where there is a delta.
     """
     batch, dtype = x_hbm.shape[1], x_hbm.dtype
-    width, tiles = heads.kv_heads * heads.head_dim, heads.stacks * heads.group
+    new_shape = (batch, heads.kv_heads * heads.head_dim)
     out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
-    new_keys_hbm = nl.ndarray((batch, width), dtype, buffer=nl.shared_hbm)
-    new_values_hbm = nl.ndarray((batch, width), dtype, buffer=nl.shared_hbm)
+    new_keys_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
+    new_values_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    # hidden states [128, H/128, B], a few KiB, then the cache, before the weights: TensorE turns
+    # its keys, 128 a pass, while those stream
     x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, 0, batch)
     parts = spans(batch, sequences_at_once(keys_hbm, heads))
-    # the cache arrives before the weights: its keys are turned while those stream
-    lanes, runs = decode_runs(keys_hbm)
-    blocks = [CacheBlock(first, count, runs, lanes) for first, count in parts]
-    cached = [
-        (cached_keys(keys_hbm, bias_hbm, block, heads), cached_values(values_hbm, block))
-        for block in blocks
+    caches = [
+        cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads)
+        for first, count in parts
     ]
+    # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
+    # a fifth of the time that DMA takes for its weights
     scales = norm_scales(x_sb, norm, parts)
     p = projection(x_sb, scales, cos_hbm, sin_hbm, 0, parts, heads)
     qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
-    nl.store(new_keys_hbm, key_rows(qk_sb, tiles, 0, batch, heads))
-    context_sb = nl.ndarray((P_MAX, tiles, batch), dtype, buffer=nl.sbuf)
+    nl.store(new_keys_hbm, key_rows(qk_sb, heads.q_tiles, 0, batch, heads))
+    # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
+    context_sb = nl.ndarray((P_MAX, heads.q_tiles, batch), dtype)
     if heads.kv_heads % heads.stack:
-        context_sb[...] = nisa.memset((P_MAX, tiles, batch), 0.0, dtype)
-    for block, rows_sb, (keys, values_sb) in zip(blocks, v_sb, cached):
-        nl.store(new_values_hbm[nl.ds(block.first, block.count), :], rows_sb)
-        attend_cached(qk_sb, rows_sb, keys, values_sb, block, heads, context_sb)
+        context_sb[...] = nisa.memset((P_MAX, heads.q_tiles, batch), 0.0, dtype)
+    for cache, rows_sb in zip(caches, v_sb):
+        nl.store(new_values_hbm[nl.ds(cache.first, cache.count), :], rows_sb)
+        attend_cached(qk_sb, rows_sb, cache, heads, context_sb)
     store_product(out_w_hbm, context_sb, out_hbm, 0)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
