@@ -6,6 +6,7 @@ import pytest
 import torch
 from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM
+from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [90, 91, 92, 93, 94, 95, 96, 97, 98, 99, 100]]
 STEPS = 12
@@ -165,6 +166,33 @@ def test_prompt_lookup_gives_the_greedy_tokens_in_fewer_calls(
     got = generate(app, [prompt], 30, prompt_lookup_num_tokens=3, eos_token_id=unused)
     assert got[0].tolist() == tokens.tolist()
     assert "speculate" in calls
+
+
+@pytest.mark.parametrize(
+    ("version", "seed"),
+    [("0.1", 0), ("0.6", 1)]
+    + [pytest.param(v, s, marks=pytest.mark.full) for v in VERSIONS for s in (0, 1)],
+)
+def test_an_assistant_gives_the_greedy_tokens_to_the_end_of_the_cache(
+    tiny_llama, application, generate, reference, monkeypatch, version, seed
+):
+    """The same model guesses all right, four tokens a call; another one nearly all wrong."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, folder = tiny_llama()
+    _, draft_folder = tiny_llama(seed=seed)
+    app = application(folder, speculation_length=4, max_context_length=24)
+    draft = HuggingFaceGenerationAdapter(application(draft_folder))
+    draft.generation_config.num_assistant_tokens = 4
+    prompt = [7, 3, 9, 11, 200, 7, 3, 9]
+    tokens, _ = reference(model, prompt, 40)
+    calls = []
+    app.speculation_model.register_forward_hook(lambda *_: calls.append(1))
+    unused = next(token for token in range(211) if token not in tokens)
+    for _ in range(2):  # nothing is left of the first
+        got = generate(app, [prompt], 40, assistant_model=draft, eos_token_id=unused)
+        assert got[0].tolist() == tokens.tolist()
+    if seed == 0:
+        assert len(calls) <= 2 * 10
 
 
 def test_plain_decoding_beside_a_speculation_model(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 from types import SimpleNamespace
-from typing import Any, Callable, Dict, List, Optional, Union
+from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
@@ -158,7 +158,8 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         logits_warper: Optional[LogitsProcessorList] = None,
         **model_kwargs: Any,
     ) -> SampleOutput:
-        """Decoding with guessed continuations (prompt lookup), checked several at a time.
+        """Decoding with guessed continuations (a draft model's, or prompt lookup), checked several
+        at a time.
 
         One call of the speculation model gives the scores behind the last token and behind each
         guess. Tokens are chosen one after the other as without guesses, and the call is worth as
@@ -166,6 +167,9 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         """
         del synced_gpus, logits_warper, model_kwargs
         self._check_assisted(input_ids)
+        assistant = getattr(candidate_generator, "assistant_model", None)
+        if assistant is not None:
+            candidate_generator = _DraftCandidates(assistant)
         collected: Dict[str, List[torch.Tensor]] = {"scores": [], "logits": []}
         stopped = False
         while not stopped:
@@ -204,14 +208,14 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
     def _guesses(self, candidate_generator: Any, input_ids: torch.LongTensor) -> torch.Tensor:
         """Guessed next tokens (n,), at most one fewer than the speculation model takes.
 
-        None before prefill, and none where the speculation model would pass the cache's end.
+        None before prefill, and no more than the cache has places for.
         """
-        length = self.neuron_config.speculation_length
-        fits = input_ids.shape[1] - 1 + length <= self.neuron_config.max_length
-        if not self.neuron_model.kv_cache_populated or not fits:
+        room = self.neuron_config.max_length - input_ids.shape[1]
+        room = min(room, self.neuron_config.speculation_length - 1)
+        if not self.neuron_model.kv_cache_populated or room < 1:
             return input_ids.new_empty(0)
         candidates, _ = candidate_generator.get_candidates(input_ids)
-        return candidates[0, input_ids.shape[1] :][: length - 1]
+        return candidates[0, input_ids.shape[1] :][:room]
 
     def _verify_guesses(self, input_ids: torch.LongTensor, guesses: torch.Tensor) -> torch.Tensor:
         """Logits (1 + n, V) behind the last token and behind each of n guesses."""
@@ -222,16 +226,19 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
             mask = mask[:, :-1] if self.neuron_model.kv_cache_populated else mask
             inputs = self.prepare_inputs_for_generation(input_ids, attention_mask=mask)
             return self(**inputs).logits[0]
+        # Near the cache's end the call begins earlier: tokens that are cached are written again.
         length = self.neuron_config.speculation_length
+        start = min(cached, self.neuron_config.max_length - length)
+        known = torch.cat([input_ids[0, start:], guesses])
         tokens = input_ids.new_zeros((1, length))  # what lies behind the guesses is not looked at
-        tokens[0, 0] = input_ids[0, -1]
-        tokens[0, 1 : 1 + len(guesses)] = guesses
+        tokens[0, : len(known)] = known
         outputs = self(
             input_ids=tokens,
-            attention_mask=torch.ones((1, cached), dtype=torch.int64),
-            position_ids=torch.arange(cached, cached + length)[None],
+            attention_mask=torch.ones((1, start), dtype=torch.int64),
+            position_ids=torch.arange(start, start + length)[None],
         )
-        return outputs.logits[0, : 1 + len(guesses)]
+        first = cached - start
+        return outputs.logits[0, first : first + 1 + len(guesses)]
 
     @staticmethod
     def _collect(
@@ -319,6 +326,50 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
             parts = [one, mask] if self.padding_side == "right" else [mask, one]
             model_kwargs["attention_mask"] = torch.cat(parts, dim=-1)
         return model_kwargs
+
+
+class _DraftCandidates:
+    """Candidates of an assistant, another adapter: its own greedy tokens.
+
+    As NxDI it runs `num_assistant_tokens` steps a round, of which the last only fills the cache. A
+    round goes on behind what the assistant's cache shares with the text.
+    """
+
+    def __init__(self, assistant: Any) -> None:
+        assistant.neuron_model.reset()
+        self.adapter = assistant
+        self.steps = int(assistant.generation_config.num_assistant_tokens)
+        self._cached: List[int] = []
+
+    def get_candidates(self, input_ids: torch.Tensor) -> Tuple[torch.Tensor, None]:
+        """input_ids (1, L) with the candidates behind them, as transformers' generators give."""
+        text = input_ids[0].tolist()
+        if not self._cached:
+            inputs = self.adapter.prepare_inputs_for_generation(input_ids[:, :-1])
+            self.adapter(**inputs)
+            self._cached = text[:-1]
+        pairs = zip(self._cached, text, strict=False)
+        shared = next((i for i, (a, b) in enumerate(pairs) if a != b), len(self._cached))
+        del self._cached[min(shared, len(text) - 1) :]
+        most = self.adapter.neuron_config.max_length
+        for _ in range(self.steps):
+            for token in text[len(self._cached) : most]:
+                logits = self._step(token)
+            if len(self._cached) == most:
+                break
+            text.append(int(logits.argmax()))
+        return input_ids.new_tensor([text]), None
+
+    def _step(self, token: int) -> torch.Tensor:
+        """Logits (V,) behind one more cached token."""
+        place = len(self._cached)
+        outputs = self.adapter(
+            input_ids=torch.tensor([[token]]),
+            attention_mask=torch.ones((1, place), dtype=torch.int64),
+            position_ids=torch.tensor([[place]]),
+        )
+        self._cached.append(token)
+        return outputs.logits[0, -1]
 
 
 def _hf_config(config: InferenceConfig) -> PretrainedConfig:
