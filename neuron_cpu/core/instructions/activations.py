@@ -45,6 +45,11 @@ def _gelu_apprx_sigmoid(x: torch.Tensor) -> torch.Tensor:
     return x * _sigmoid(1.702 * x)
 
 
+def _gelu_apprx_sigmoid_dx(x: torch.Tensor) -> torch.Tensor:
+    s = _sigmoid(1.702 * x)
+    return s * (1 + 1.702 * x * (1 - s))
+
+
 def _silu_dx(x: torch.Tensor) -> torch.Tensor:
     s = _sigmoid(x)
     return s * (1 + x * (1 - s))
@@ -75,6 +80,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "gelu_dx": _gelu_dx,
     "gelu_apprx_tanh": _gelu_apprx_tanh,
     "gelu_apprx_sigmoid": _gelu_apprx_sigmoid,
+    "gelu_apprx_sigmoid_dx": _gelu_apprx_sigmoid_dx,
     "silu": lambda x: x * _sigmoid(x),
     "silu_dx": _silu_dx,
     "exp": torch.exp,

@@ -50,6 +50,14 @@ BITWISE: dict[str, Callable] = {
     "right_shift": torch.bitwise_right_shift,
     "invert": lambda a, b: torch.bitwise_not(a),
 }
+# Operators of later generations: the signed operand of larger (smaller) magnitude, the second on a
+# tie; and two of one operand (aws-neuron-sdk v2.32.0, nki/api/nki/language).
+LATER: dict[str, Callable] = {
+    "abs_max": lambda a, b: torch.where(a.abs() > b.abs(), a, b),
+    "abs_min": lambda a, b: torch.where(a.abs() < b.abs(), a, b),
+    "square": lambda a, b: torch.square(a),
+    "relu": lambda a, b: torch.relu(a),
+}
 REDUCTIONS: dict[str, Callable] = {
     "add": lambda x, d: x.sum(dim=d),
     "subtract": lambda x, d: x.narrow(-1, 0, 1).squeeze(-1) * 2 - x.sum(dim=d),
@@ -82,7 +90,7 @@ def reduce_last(op: str, x: torch.Tensor, axes: int) -> torch.Tensor:
 
 def alu(op: str, a: torch.Tensor, b: Any) -> torch.Tensor:
     """One ALU step; ``b`` is a tensor or a number."""
-    fn = BITWISE.get(op) or ARITHMETIC[op]
+    fn = BITWISE.get(op) or ARITHMETIC.get(op) or LATER[op]
     if not isinstance(b, torch.Tensor):
         b = torch.tensor(b, dtype=a.dtype)
     return fn(a, b)

@@ -402,11 +402,14 @@ class SearchAttrs(Attrs):
     Attributes:
         free_axes, value_axes: free axes of the data and of the values that are searched for.
         replacement: what found elements become.
+        successive: equal values take successive occurrences, the last value in ``_replace8`` the
+            first of them; a value that does not occur gives all ones (as since SDK 2.29).
     """
 
     free_axes: int
     value_axes: int = 1
     replacement: float = 0.0
+    successive: bool = False
 
 
 def _max8(attrs: SearchAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
@@ -415,14 +418,27 @@ def _max8(attrs: SearchAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 def _find8(attrs: SearchAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     data, values = flat(xs[0], attrs.free_axes), flat(xs[1], attrs.value_axes)
+    if attrs.successive:
+        return _successive(data, values)
     return (data[..., None, :] == values[..., None]).to(torch.uint8).argmax(-1).to(torch.float32)
+
+
+def _successive(data: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """Index of each value; the k-th of equal values gets the k-th occurrence; else all ones."""
+    equal = data[..., None, :] == values[..., None]
+    number = equal.to(torch.int32).cumsum(-1)  # which occurrence a match is
+    same = values[..., :, None] == values[..., None, :]
+    before = same.to(torch.int32).tril(-1).sum(-1)  # equal values that come earlier
+    hit = equal & (number == before[..., None] + 1)
+    index = hit.to(torch.uint8).argmax(-1).to(torch.float64)
+    return torch.where(hit.any(-1), index, float(2**32 - 1))
 
 
 def _replace8(attrs: SearchAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     """Each value in turn replaces its first occurrence that is left."""
     data, values = flat(xs[0], attrs.free_axes).clone(), flat(xs[1], attrs.value_axes)
     left = torch.ones_like(data, dtype=torch.bool)
-    for k in range(8):
+    for k in reversed(range(8)) if attrs.successive else range(8):
         hit = (data == values[..., k : k + 1]) & left
         at = hit.to(torch.uint8).argmax(-1, keepdim=True)
         found = hit.gather(-1, at)

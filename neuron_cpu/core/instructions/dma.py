@@ -56,6 +56,28 @@ DMA_COPY = OpSpec(
 )
 
 
+def _sum(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    total = xs[0]
+    for x in xs[1:]:
+        total = total + x
+    return total
+
+
+DMA_SUM = OpSpec(
+    name="dma_compute",
+    engine=Engine.DMA,
+    reads=(*ANY_HBM, SBUF),
+    writes=(*ANY_HBM, SBUF),
+    flow="elementwise",
+    compute=_sum,
+    cycles=_no_cycles,
+    rules=_dma_rules,
+    same_partitions=False,
+    indirect=True,
+    note="SDK 2.29: the sum of up to 16 sources, added in fp32 on the way",
+)
+
+
 def transfer(src: View, dtype: Any, mask: Any) -> View:
     """A new SBUF tile with what a DMA brings of ``src``."""
     dt = result_type(dtype, src.dt)

@@ -145,7 +145,7 @@ _legal_views: set[tuple] = set()  # (shape, strides, start, storage geometry) al
 
 def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str) -> None:
     storage = view.storage
-    if view.indirect is not None and not op.indirect:
+    if view.indirect is not None and not _takes_offset(op, view):
         raise _indirect_refusal(op, view, role)
     if storage.buffer not in memories:
         raise refuse(
@@ -161,6 +161,12 @@ def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str)
         return
     if _check_tile(op, view):
         _legal_views.add(key)
+
+
+def _takes_offset(op: OpSpec, view: View) -> bool:
+    """Whether the entry takes an operand that data place."""
+    one = view.indirect is not None and view.indirect[0].size == 1
+    return op.indirect or (one and view.scalar_offsets_anywhere and not op.multiplies)
 
 
 def _indirect_refusal(op: OpSpec, view: View, role: str) -> Exception:
@@ -208,7 +214,12 @@ def _check_tile(op: OpSpec, view: View) -> bool:
             f"Size of partition dimension {size} exceeds architecture limitation of "
             f"{CORE.partitions} in {op.name} of {view.label()}; tile the partition axis",
         )
-    if size > 1 and view.strides[0] not in (0, storage.free_size):
+    step = view.strides[0]
+    if (
+        size > 1
+        and step not in (0, storage.free_size)
+        and (not op.is_dma or step % storage.free_size)
+    ):
         raise refuse(
             "sim_partition_stride",
             f"{op.name} got {view.label()} whose first axis is not the partition axis in steps of "

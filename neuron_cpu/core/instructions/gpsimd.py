@@ -153,6 +153,8 @@ class PartitionReduceAttrs(Attrs):
 
 def _partition_reduce(attrs: PartitionReduceAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     x = xs[0].movedim(-attrs.ndim, -1)
+    if attrs.op == "average":
+        return x.mean(-1).unsqueeze(-attrs.ndim)
     return reduce_last(attrs.op, x, 1).unsqueeze(-attrs.ndim)
 
 
@@ -410,12 +412,15 @@ class DropoutAttrs(RandomAttrs):
 
 def _uniform(attrs: RandomAttrs, xs: list[torch.Tensor], shape: Any) -> torch.Tensor:
     """Uniform [0, 1): the same for the same seed and position in the kernel."""
+    return torch.rand(shape, generator=_generator(attrs, xs))
+
+
+def _generator(attrs: RandomAttrs, xs: list[torch.Tensor]) -> torch.Generator:
     seed = attrs.seed if attrs.seed_at is None else int(xs[attrs.seed_at].reshape(-1)[0])
-    generator = torch.Generator().manual_seed((seed << 20) + attrs.count)
-    return torch.rand(shape, generator=generator)
+    return torch.Generator().manual_seed((seed << 20) + attrs.count)
 
 
-def _random_source(src: list[View]) -> RandomAttrs:
+def random_source(src: list[View]) -> RandomAttrs:
     """Attributes of the next random instruction; a seed that is data is appended to ``src``."""
     tracer = trace.current("a random instruction")
     seed, count = tracer.random
@@ -444,12 +449,31 @@ RAND = OpSpec(
 )
 
 
+def _random_bits(attrs: RandomAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    """32 random bits of every element, as bit patterns."""
+    return torch.randint(0, 1 << 32, attrs.shape, generator=_generator(attrs, xs))
+
+
+RANDOM_BITS = OpSpec(
+    name="rng",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="random",
+    attrs=RandomAttrs,
+    compute=_random_bits,
+    cycles=streaming(),
+    same_partitions=False,
+    note="SDK 2.29: random bits of integer types; the streams are not documented",
+)
+
+
 def rand(shape: Any, dtype: Any = np.float32) -> View:
     """Tile of uniform numbers in [0, 1); the same in every run, new ones in every call."""
     trace.current("nl.rand")
     size = tuple(int(s) for s in shape)
     src: list[View] = []
-    attrs = replace(_random_source(src), shape=size)
+    attrs = replace(random_source(src), shape=size)
     return fresh(RAND, size, to_dtype(dtype), tuple(src), attrs)
 
 
@@ -506,7 +530,7 @@ def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> Vie
     else:
         probability = float(prob)
     cuts = [ALIKE] * (1 + len(src))  # the result and the operands of its shape
-    state = _random_source(src)  # a seed that is data stays whole
+    state = random_source(src)  # a seed that is data stays whole
     cuts += [WHOLE] * (1 + len(src) - len(cuts))
     attrs = DropoutAttrs(
         count=state.count,

@@ -121,8 +121,12 @@ def _emit(
     if not op.multiplies:  # products keep their own account of what they accumulate into
         for view in dst:
             if view.storage.groups is not None:
-                view.storage.groups.written(view)
+                view.storage.groups.written(view, zeros=_fills_zeros(attrs))
     return made
+
+
+def _fills_zeros(attrs: Attrs) -> bool:
+    return getattr(attrs, "value", None) == 0
 
 
 def _cut(

@@ -37,11 +37,13 @@ class ActivationAttrs(Attrs):
     Attributes:
         op: name of the function.
         scale: constant factor of the data, where no operand is.
+        bias: constant summand of the data, where no operand is.
         scale_at, bias_at: which operand is the factor or the summand of the data, if one is.
     """
 
     op: str
     scale: float = 1.0
+    bias: float = 0.0
     scale_at: int | None = None
     bias_at: int | None = None
 
@@ -54,6 +56,8 @@ def _activation(attrs: ActivationAttrs, xs: list[torch.Tensor]) -> Any:
         x = x * attrs.scale
     if attrs.bias_at is not None:
         x = x + xs[attrs.bias_at]
+    elif attrs.bias != 0.0:
+        x = x + attrs.bias
     check_range(attrs.op, x, attrs.mask)
     y = ACTIVATIONS[attrs.op](x)
     if not attrs.reduce_axes:

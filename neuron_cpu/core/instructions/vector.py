@@ -61,12 +61,16 @@ class BinaryAttrs(Attrs):
 
     Attributes:
         op: ALU operator.
+        sign: the sign bit of operands whose bits are computed with exactly; 0 for unsigned ones.
     """
 
     op: str
+    sign: int = 0
 
 
 def _tensor_tensor(attrs: BinaryAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    if attrs.sign:  # bit patterns as the numbers they stand for
+        xs = [(x ^ attrs.sign) - attrs.sign for x in xs]
     return alu(attrs.op, xs[0], xs[1])
 
 

@@ -30,7 +30,7 @@ _ASSIGNED = re.compile(r"^\s*([A-Za-z_]\w*)\s*=[^=]")
 _names: dict[Any, str] = {}
 
 
-def _name_at(source: Any) -> str:
+def name_at(source: Any) -> str:
     """The variable that a creation is assigned to, for messages and reports."""
     if source is None:
         return ""
@@ -109,7 +109,7 @@ def ndarray(shape: Any, dtype: Any, *, buffer: Any = None, name: str = "", **_: 
     else:
         made = tracer.storage(sizes, dt, kind, "local", name)
     made.source = tracer.place()
-    made.name = name or _name_at(made.source)
+    made.name = name or name_at(made.source)
     made.paxis = paxis if kind in ("sbuf", "psum") else 0
     place = getattr(where, "place", None)
     if place is not None:

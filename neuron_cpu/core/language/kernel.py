@@ -128,7 +128,7 @@ class Kernel:
         else:
             outputs = self._execute(program, tensors)
         self._notify(program, tensors, outputs)
-        return returned(program, outputs)
+        return self._returned(program, outputs)
 
     def _flatten(self, args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
         """Tensors and key of a call; a TypeError names the argument whose type there is not."""
@@ -149,7 +149,7 @@ class Kernel:
         """The verified Program for these arguments (only shapes, types and constants count)."""
         _, key = self._flatten(args, kwargs)
         # the rules that a program has been verified by are part of what it is
-        key = (self.grid, release.chosen(), strict(), key)
+        key = (self.grid, *self._rules(), key)
         found = self.programs.get(key)
         if found is None:
             # Ranks are threads that reach a new shape at the same time: one of them traces, the
@@ -159,9 +159,30 @@ class Kernel:
                 if found is None:
                     with without_garbage_collection():
                         found = self._record(args, kwargs)
-                        _check(found)
+                        self._check(found)
                     self.programs[key] = found
         return found
+
+    def _rules(self) -> tuple:
+        """What decides besides the arguments which program a call gets."""
+        return (release.chosen(), strict())
+
+    def _check(self, program: Program) -> None:
+        """What only the whole Program shows, and its source.
+
+        The source's findings explain what the Program is refused for, so they come first; in strict
+        mode they are errors themselves, and a documented error goes before them.
+        """
+        checks: list[Callable[[], None]] = [
+            lambda: lint.lint(program.function),
+            lambda: verify.verify(program),
+        ]
+        for check in reversed(checks) if strict() else checks:
+            check()
+
+    def _returned(self, program: Program, outputs: list[Any]) -> Any:
+        """What a call returns: the outputs, nested as the kernel returned them."""
+        return returned(program, outputs)
 
     def _record(self, args: tuple, kwargs: dict, machine: Any = None) -> Program:
         """Run the function once for every grid instance, recording."""
@@ -206,31 +227,17 @@ class Kernel:
     def _eager(self, args: tuple, kwargs: dict) -> Any:
         machine = Machine()
         program = self._record(args, kwargs, machine)
-        _check(program)
+        self._check(program)
         raw = [machine.memory(s) for s in program.outputs]
         tensors, _ = self._flatten(args, kwargs)
         hosted = [machine.memory(s) for s in program.inputs]
         outputs = hand_back(program, tensors, hosted, raw)
         self._notify(program, tensors, outputs)
-        return returned(program, outputs)
+        return self._returned(program, outputs)
 
     def _notify(self, program: Program, inputs: list[Any], outputs: list[Any]) -> None:
         for callback in list(_observers()):
             callback(KernelCall(self.name, program, inputs, outputs))
-
-
-def _check(program: Program) -> None:
-    """What only the whole Program shows, and its source.
-
-    The source's findings explain what the Program is refused for, so they come first; in strict
-    mode they are errors themselves, and a documented error goes before them.
-    """
-    checks: list[Callable[[], None]] = [
-        lambda: lint.lint(program.function),
-        lambda: verify.verify(program),
-    ]
-    for check in reversed(checks) if strict() else checks:
-        check()
 
 
 def _bind(tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> tuple[list, dict]:

@@ -22,19 +22,19 @@ def shape_of(value: Any) -> tuple[tuple[int, ...], dtypes.DType]:
     return tuple(value.shape), dtypes.to_dtype(value.dtype)
 
 
-def _constant_key(value: Any) -> Any:
+def constant_key(value: Any) -> Any:
     """Something hashable that stands for a compile-time constant.
 
     Equal keys must mean equal kernels, so types are part of it: 1, 1.0 and True are equal in Python
     and trace to different instructions.
     """
     if isinstance(value, (list, tuple)):
-        return (type(value).__name__, *(_constant_key(v) for v in value))
+        return (type(value).__name__, *(constant_key(v) for v in value))
     if isinstance(value, dict):
-        return tuple((k, _constant_key(v)) for k, v in sorted(value.items()))
+        return tuple((k, constant_key(v)) for k, v in sorted(value.items()))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         fields = {f.name: getattr(value, f.name) for f in dataclasses.fields(value)}
-        return (type(value), _constant_key(fields))
+        return (type(value), constant_key(fields))
     try:
         hash(value)
     except TypeError:  # it may change between calls: the same object counts as the same constant
@@ -66,7 +66,7 @@ def flatten(args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
             return ("tensor", *shape_of(value))
         if isinstance(value, (list, tuple)) and any(is_tensor(v) for v in value):
             return tuple(visit(v) for v in value)
-        return _constant_key(value)
+        return constant_key(value)
 
     # Keywords by name, as _bind makes the program's inputs: the order of tensors is theirs.
     key.extend(visit(a) for a in args)

@@ -21,14 +21,16 @@ class Groups:
         zeroed: the tile begins as zeros, so a read of what nothing wrote needs them.
         needs_zeros: there was such a read.
         others: elements that something else than a matmul wrote, once there are any.
+        only_zeros: everything that no matmul wrote was a fill with zeros.
     """
 
-    __slots__ = ("flat", "keys", "needs_zeros", "others", "size", "zeroed")
+    __slots__ = ("flat", "keys", "needs_zeros", "only_zeros", "others", "size", "zeroed")
 
     def __init__(self, size: int, zeroed: bool) -> None:
         self.keys: set[tuple] = set()
         self.size, self.zeroed = size, zeroed
         self.needs_zeros = False
+        self.only_zeros = True
         # Most tiles have one group, all of the tile; the map is made for the first smaller one.
         self.flat: np.ndarray | None = None
         self.others: np.ndarray | None = None
@@ -51,12 +53,13 @@ class Groups:
             )
         return True
 
-    def written(self, view: View, by_matmul: bool = False) -> None:
-        """Note a write that is no accumulation; matmuls into the region add to it.
+    def written(self, view: View, by_matmul: bool = False, zeros: bool = False) -> None:
+        """Note a write that is no accumulation, or a fill with zeros; matmuls there add to it.
 
         Over zeros it has to respect the groups, as a matmul would; a tile without initial value,
         which the kernel has placed itself, may be written anywhere.
         """
+        self.only_zeros &= by_matmul or zeros
         if not by_matmul and self.others is None:
             self.others = np.zeros(self.size, bool)
         if self.others is not None:
@@ -72,6 +75,14 @@ class Groups:
         """True where something else than a matmul wrote an element of the region."""
         return self.others is not None and bool(window(self.others, view).any())
 
+    def missing(self, view: View) -> np.ndarray | None:
+        """Which elements no product has begun, where they are some but not all; None otherwise."""
+        if self._covers(view) or not self.keys:
+            return None
+        assert self.flat is not None
+        begun = window(self.flat, view)
+        return ~begun if begun.any() else None
+
     def _covers(self, view: View) -> bool:
         if view.key() in self.keys:
             return True
@@ -85,7 +96,7 @@ class Groups:
             self.keys.add(view.key())
             return True
         if self.flat is None:
-            self.flat = np.zeros(self.size, bool)
+            self.flat = np.full(self.size, bool(self.keys))  # keys: all of the tile, so far
         elements = window(self.flat, view)
         if elements.any():
             return False

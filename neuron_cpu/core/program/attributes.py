@@ -32,6 +32,7 @@ class Attrs:
         bits: operands are bit patterns of integers, not numbers.
         start: a product that begins an accumulation group: it overwrites what PSUM holds.
         accumulate: the result is added to what the destination holds.
+        skip: rows that data put out of bounds are left as they are instead of being an error.
         reduce_axes: last axes of the first result over which the second one reduces it, or 0.
     """
 
@@ -41,6 +42,7 @@ class Attrs:
     bits: bool = False
     start: bool = False
     accumulate: bool = False
+    skip: bool = False
     reduce_axes: int = 0
     _key: tuple | None = field(default=None, init=False)
     _in_group: tuple[Attrs, Attrs] | None = field(default=None, init=False)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..device.spec import in_force
 from .attributes import Attrs
@@ -90,6 +90,9 @@ class Program:
         macs: multiply-accumulates of all matmuls that are not transposes.
         returns: False where the outputs are parameters that the kernel stores into.
         core: the generation that it was traced for.
+        names: instructions that the kernel has named.
+        result_form: how results are nested, None for a tensor (the current language's).
+        edges: pairs of instructions that the kernel orders beyond what data demand.
         unwritten_at: lines whose operands hold elements that nobody wrote (check/undefined.py).
     """
 
@@ -104,6 +107,9 @@ class Program:
         self.returns = True
         self.direct_allocation = False
         self.core = in_force()
+        self.names: dict[str, Instruction] = {}
+        self.result_form: Any = None
+        self.edges: list[tuple[Instruction, Instruction]] = []
         self.in_order = False  # the kernel forbids the compiler to reorder
         self.warnings: list[str] = []
         self.unwritten_at: set[Source | None] = set()

@@ -78,6 +78,8 @@ class Tracer:
         self.placed: dict[tuple, list[list[tuple[int, ...]]]] = {}
         self.random: tuple[Any, int] = (0, 0)  # seed (a number or a tile), draws since it was set
         self.sums: View | None = None  # ScalarE's running sums (reduce_cmd)
+        self.accumulators: dict[str, Any] = {}  # the current language's, by engine
+        self.identities: dict[tuple, View] = {}  # and its shared constants on chip
 
     def __enter__(self) -> Tracer:
         self._outer = active()
@@ -108,6 +110,7 @@ class Tracer:
         """A grid instance starts: its shared_hbm tensors are those of the first instance."""
         self.shared_next = 0
         self.meetings.phase = 0
+        self.accumulators.clear()
         self.sums = None  # what another instance left in ScalarE's registers is nobody's
 
     def shared_storage(self, shape: tuple[int, ...], dtype: DType) -> Storage:

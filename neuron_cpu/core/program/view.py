@@ -67,6 +67,7 @@ class View:
 
     __slots__ = ("dt", "indirect", "offset", "oob", "paxis", "shape", "storage", "strides")
     selects_nothing = False  # see ``nothing``
+    scalar_offsets_anywhere = False  # every instruction takes one run-time offset of such a view
 
     def __init__(
         self,

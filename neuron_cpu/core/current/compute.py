@@ -1,0 +1,469 @@
+"""``nki.isa``: arithmetic, reductions, scans and activations."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, UINT32
+from ..device.errors import refuse
+from ..device.spec import CORE, Engine
+from ..device.target import needs
+from ..instructions.activations import ACTIVATIONS
+from ..instructions.alu import ARITHMETIC, BITWISE, LATER, REDUCTIONS
+from ..instructions.arguments import free_axes, number, on_bits, stretched
+from ..instructions.gpsimd import PARTITION_REDUCE, PartitionReduceAttrs
+from ..instructions.scalar import ACTIVATION, ActivationAttrs
+from ..instructions.vector import (
+    BN_AGGR,
+    BN_STATS,
+    RECIPROCAL,
+    SCALAR_TENSOR_TENSOR,
+    TENSOR_REDUCE,
+    TENSOR_SCALAR,
+    TENSOR_TENSOR,
+    TENSOR_TENSOR_SCAN,
+    BinaryAttrs,
+    ReduceAttrs,
+    ScanAttrs,
+    StatisticsAttrs,
+    Step,
+    StepsAttrs,
+)
+from ..program.attributes import Attrs
+from ..program.view import View
+from .accumulators import SCALAR, VECTOR, Reduction, reducing
+from .enums import choose, engine, reduce_cmd
+from .operands import (
+    NkiInstruction,
+    alike,
+    column,
+    of_bits,
+    operator,
+    put,
+    step,
+    tensor,
+    token,
+)
+
+WORDS = (INT32, UINT32)
+BINARY_ENGINES = (Engine.VECTOR, Engine.GPSIMD)
+STEP_ENGINES = (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
+SIGN = 1 << 31
+
+
+# --- two tensors ----------------------------------------------------------------------------------
+def tensor_tensor(
+    dst: Any,
+    data1: Any,
+    data2: Any,
+    op: Any,
+    engine: engine = engine.unknown,
+    name: str | None = None,
+) -> NkiInstruction:
+    """``data1 op data2``, not both in PSUM; fp32 on VectorE.
+
+    Operands of 32-bit integers are computed with exactly on GpSimdE, unless one lies in PSUM or the
+    kernel asks for VectorE. ``nl.power`` runs on GpSimdE.
+    """
+    what = "tensor_tensor"
+    target, a, b = alike(what, tensor(dst, what), tensor(data1, what), tensor(data2, what))
+    code = operator(op, what)
+    choice = choose(engine, what, BINARY_ENGINES)
+    words = a.dt in WORDS and b.dt in WORDS and code not in BITWISE
+    in_psum = "psum" in (a.storage.buffer, b.storage.buffer, target.storage.buffer)
+    exact = words and not in_psum and choice is not Engine.VECTOR
+    if code == "power" or exact:
+        choice = choice or Engine.GPSIMD
+    bits = exact or on_bits(code, (a, b))
+    sign = SIGN if exact and a.dt is INT32 else 0
+    attrs = _binary(code, choice, bits, sign)
+    return put(TENSOR_TENSOR, (target,), (a, b), attrs, name)
+
+
+@functools.cache
+def _binary(op: str, choice: Engine | None, bits: bool, sign: int) -> BinaryAttrs:
+    return BinaryAttrs(engine=choice, bits=bits, op=op, sign=sign)
+
+
+# --- a tensor and numbers or vectors --------------------------------------------------------------
+def tensor_scalar(
+    dst: Any,
+    data: Any,
+    op0: Any,
+    operand0: Any,
+    reverse0: bool = False,
+    op1: Any = None,
+    operand1: Any = None,
+    reverse1: bool = False,
+    engine: engine = engine.unknown,
+    name: str | None = None,
+) -> NkiInstruction:
+    """``(data op0 operand0) op1 operand1`` with numbers or (P, 1) fp32 tiles, in one pass."""
+    what = "tensor_scalar"
+    target, source = alike(what, tensor(dst, what), tensor(data, what))
+    src = [source]
+    first = operator(op0, what)
+    _later(first)
+    steps: tuple[Step, ...] = (step(f"{what} operand0", first, operand0, reverse0, src),)
+    if op1 is not None:
+        second = operator(op1, what)
+        steps += (step(f"{what} operand1", second, operand1, reverse1, src),)
+    choice = choose(engine, what, STEP_ENGINES)
+    if first == "rsqrt" and choice is None:
+        choice = Engine.GPSIMD
+    attrs = StepsAttrs(engine=choice, bits=of_bits(what, steps, src), steps=steps)
+    return put(TENSOR_SCALAR, (target,), tuple(src), attrs, name)
+
+
+def _later(code: str) -> None:
+    """Operators that VectorE has from gen4 on."""
+    if code in LATER:
+        needs(f"operator nl.{code}", 4)
+
+
+def scalar_tensor_tensor(
+    dst: Any,
+    data: Any,
+    op0: Any,
+    operand0: Any,
+    op1: Any,
+    operand1: Any,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    name: str | None = None,
+) -> NkiInstruction:
+    """``(data op0 operand0) op1 operand1``: operand0 a number or (P, 1), operand1 a whole tile."""
+    what = "scalar_tensor_tensor"
+    target, a, b = alike(what, tensor(dst, what), tensor(data, what), tensor(operand1, what))
+    src = [a, b]
+    steps = (
+        step(f"{what} operand0", operator(op0, what), operand0, reverse0, src),
+        Step(operator(op1, what), at=1, reverse=bool(reverse1)),
+    )
+    attrs = StepsAttrs(bits=of_bits(what, steps, src), steps=steps)
+    return put(SCALAR_TENSOR_TENSOR, (target,), tuple(src), attrs, name)
+
+
+def tensor_scalar_reduce(
+    dst: Any,
+    data: Any,
+    op0: Any,
+    operand0: Any,
+    reduce_op: Any,
+    reduce_res: Any = None,
+    reverse0: bool = False,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
+    reduce_init: Any = None,
+    reduce_res_negate: bool = False,
+    name: str | None = None,
+) -> NkiInstruction:
+    """``dst = data op0 operand0``, and ``reduce_res`` (P, 1) its reduction over all free axes."""
+    what = "tensor_scalar_reduce"
+    target, source = alike(what, tensor(dst, what), tensor(data, what))
+    if reverse0:
+        raise refuse("sim_unsupported_reverse", f"{what} with reverse0=True, expected False")
+    src = [source]
+    steps = (step(f"{what} operand0", operator(op0, what), operand0, False, src),)
+    bits = of_bits(what, steps, src)
+    join = operator(reduce_op, what)
+    _reducible(join, what, ("add", "multiply", "maximum", "minimum"))
+
+    def into(total: View | None) -> NkiInstruction:
+        axes = 0 if total is None else source.ndim - 1
+        attrs = StepsAttrs(bits=bits, steps=steps, reduce_axes=axes, reduce_op=join)
+        results = (target,) if total is None else (target, total)
+        return put(TENSOR_SCALAR, results, tuple(src), attrs, name)
+
+    initial = 0.0 if reduce_init is None else float(reduce_init)
+    how = Reduction(VECTOR, join, source.shape[0], what, initial)
+    made = reducing(how, into, reduce_cmd, reduce_res)
+    if reduce_res_negate and reduce_res is not None:  # the read-out alone
+        minus = StepsAttrs(steps=(Step("multiply", -1.0),))
+        total = tensor(reduce_res, what)
+        put(TENSOR_SCALAR, (total,), (total,), minus)
+    return made
+
+
+def _reducible(op: str, what: str, allowed: tuple[str, ...]) -> None:
+    if op not in allowed:
+        raise refuse(
+            "sim_reduce_operator",
+            f"{what} with reduction operator '{op}', expected one of {', '.join(allowed)}",
+        )
+
+
+def reciprocal(dst: Any, data: Any, name: str | None = None) -> NkiInstruction:
+    """``1 / data`` on VectorE, which is more exact and slower than ScalarE's."""
+    target, source = alike("reciprocal", tensor(dst, "reciprocal"), tensor(data, "reciprocal"))
+    return put(RECIPROCAL, (target,), (source,), Attrs(engine=Engine.VECTOR), name)
+
+
+def tensor_tensor_scan(
+    dst: Any,
+    data0: Any,
+    data1: Any,
+    initial: Any,
+    op0: Any,
+    op1: Any,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    name: str | None = None,
+) -> NkiInstruction:
+    """``r[i] = (data0[i] op0 r[i-1]) op1 data1[i]`` along the free axes, carried in fp32."""
+    what = "tensor_tensor_scan"
+    target, a, b = (tensor(v, what).reshape((v.shape[0], v.free_size)) for v in (dst, data0, data1))
+    alike(what, target, a, b)
+    names = [operator(op, what) for op in (op0, op1)]
+    for code in names:
+        _reducible(code, what, tuple(ARITHMETIC))
+    src, start = [a, b], 0.0
+    if isinstance(initial, View):
+        src.append(column(initial, a, f"{what} initial", exact=False))
+    else:
+        start = float(initial)
+    attrs = ScanAttrs(
+        op0=names[0],
+        op1=names[1],
+        reverse0=bool(reverse0),
+        reverse1=bool(reverse1),
+        initial=start,
+    )
+    return put(TENSOR_TENSOR_SCAN, (target,), tuple(src), attrs, name)
+
+
+def tensor_scalar_cumulative(
+    dst: Any,
+    src: Any,
+    op0: Any,
+    op1: Any,
+    imm0: Any,
+    imm1: Any = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
+    name: str | None = None,
+) -> NkiInstruction:
+    """``reg = op1(op0(x, imm0), reg)`` for every element in turn, each written to ``dst``."""
+    raise NotImplementedError("nki.isa.tensor_scalar_cumulative")
+
+
+# --- reductions -----------------------------------------------------------------------------------
+def tensor_reduce(
+    dst: Any,
+    op: Any,
+    data: Any,
+    axis: Any,
+    negate: bool = False,
+    keepdims: bool = False,
+    name: str | None = None,
+) -> NkiInstruction:
+    """The last free axes of ``data`` reduced in fp32; ``negate`` costs nothing."""
+    what = "tensor_reduce"
+    target, source = tensor(dst, what), tensor(data, what)
+    code = operator(op, what)
+    _reducible(code, what, tuple(REDUCTIONS))
+    axes = free_axes(axis, source.ndim, what)
+    if axes != tuple(range(source.ndim - len(axes), source.ndim)):
+        raise refuse(
+            "sim_reduce_axis",
+            f"{what} over axes {axes} of {source.label()}, expected the last free axes, one after "
+            "the other; present the data with .permute",
+        )
+    kept = source.shape[: source.ndim - len(axes)]
+    shape = kept if len(kept) > 1 else (*kept, 1)
+    if target.shape != shape:
+        _check_count(what, target, source, shape)
+        target = target.reshape(shape)
+    bits = on_bits(code, (source,))
+    attrs = ReduceAttrs(bits=bits, op=code, axes=len(axes), negate=bool(negate))
+    return put(TENSOR_REDUCE, (target,), (source,), attrs, name)
+
+
+def _check_count(what: str, target: View, source: View, shape: tuple[int, ...]) -> None:
+    count = 1
+    for size in shape[1:]:
+        count *= size
+    if target.shape[0] != shape[0] or target.free_size != count:
+        raise refuse(
+            "sim_shape_mismatch",
+            f"{what} of {source.label()} into {target.label()}, expected a dst of {shape[0]} "
+            f"partitions with {count} elements each",
+        )
+
+
+def tensor_partition_reduce(
+    dst: Any, op: Any, data: Any, name: str | None = None
+) -> NkiInstruction:
+    """(P, F...) reduced over its partitions to (1, F...) on GpSimdE."""
+    what = "tensor_partition_reduce"
+    target, source = tensor(dst, what), tensor(data, what)
+    code = token(op, what)
+    _reducible(code, what, ("add", "average", "maximum", "bitwise_or", "bitwise_and"))
+    shape = (1, *source.shape[1:])
+    _check_count(what, target, source, shape)
+    attrs = PartitionReduceAttrs(
+        bits=code in BITWISE and on_bits(code, (source,)), op=code, ndim=source.ndim
+    )
+    return put(PARTITION_REDUCE, (target.reshape(shape),), (source,), attrs, name)
+
+
+def bn_stats(dst: Any, data: Any, name: str | None = None) -> NkiInstruction:
+    """Count, mean, variance * count of even elements, then of odd ones: (P, 6), N <= 512."""
+    return _statistics(BN_STATS, dst, data, 6, name)
+
+
+def bn_aggr(dst: Any, data: Any, name: str | None = None) -> NkiInstruction:
+    """Mean and population variance (P, 2) from the triples of ``bn_stats``."""
+    return _statistics(BN_AGGR, dst, data, 2, name)
+
+
+def _statistics(op: Any, dst: Any, data: Any, columns: int, name: str | None) -> NkiInstruction:
+    target, source = tensor(dst, op.name), tensor(data, op.name)
+    shape = (source.shape[0], columns)
+    _check_count(op.name, target, source, shape)
+    attrs = StatisticsAttrs(free_axes=source.ndim - 1)
+    return put(op, (target.reshape(shape),), (source,), attrs, name)
+
+
+# --- activations ----------------------------------------------------------------------------------
+_BIAS_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
+
+
+def activation(
+    dst: Any,
+    op: Any,
+    data: Any,
+    bias: Any = None,
+    scale: Any = 1.0,
+    reduce_op: Any = None,
+    reduce_res: Any = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    name: str | None = None,
+) -> NkiInstruction:
+    """``op(data * scale + bias)`` in fp32 on ScalarE, with sums per partition in its registers.
+
+    ``scale`` a number or (P, 1) fp32; ``bias`` (P, 1), from gen3 on also a number.
+    """
+    what = "activation"
+    target, source = alike(what, tensor(dst, what), tensor(data, what))
+    src, attrs = _activation(op, source, bias, scale)
+    if reduce_op is not None:
+        _reducible(operator(reduce_op, what), what, ("add",))
+    if reduce_cmd is _IDLE and reduce_res is None:
+        return put(ACTIVATION, (target,), src, attrs(0), name)
+
+    def into(total: View | None) -> NkiInstruction:
+        if total is None:
+            return put(ACTIVATION, (target,), src, attrs(0), name)
+        return put(ACTIVATION, (target, total), src, attrs(source.ndim - 1), name)
+
+    return reducing(Reduction(SCALAR, "add", source.shape[0], what), into, reduce_cmd, reduce_res)
+
+
+_IDLE = reduce_cmd.idle
+
+
+def _activation(op: Any, data: View, bias: Any, scale: Any) -> Any:
+    """Sources, and the attributes for a number of axes to sum over."""
+    code = token(op, "activation")
+    if code not in ACTIVATIONS:
+        raise refuse(
+            "sim_activation_function",
+            f"activation function 'nl.{code}' does not exist on ScalarE, expected one of "
+            f"{', '.join(sorted(ACTIVATIONS))}; compose it from those",
+        )
+    src = [data]
+    factor, shift = 1.0, 0.0
+    scale_at = bias_at = None
+    if isinstance(scale, View):
+        src.append(column(scale, data, "activation scale"))
+        scale_at = 1
+    else:
+        factor = float(number(scale))
+    if isinstance(bias, View):
+        if bias.dt not in _BIAS_TYPES:
+            raise refuse(
+                "err_activation_bias_invalid_type",
+                f"activation bias {bias.label()}, expected fp32, fp16 or bf16; cast it",
+            )
+        src.append(stretched(bias, data, "activation bias"))
+        bias_at = len(src) - 1
+    elif bias is not None:
+        shift = _constant_bias(bias, data)
+    if code == "reciprocal" and bias is not None and CORE.number < 3:
+        raise refuse(
+            "sim_newer_core", "activation(nl.reciprocal) with a bias on gen2, expected none"
+        )
+
+    def attrs(axes: int) -> ActivationAttrs:
+        return _activation_attrs(code, factor, shift, scale_at, bias_at, axes)
+
+    return tuple(src), attrs
+
+
+@functools.lru_cache(4096)
+def _activation_attrs(
+    op: str, scale: float, bias: float, scale_at: int | None, bias_at: int | None, axes: int
+) -> ActivationAttrs:
+    return ActivationAttrs(
+        op=op, scale=scale, bias=bias, scale_at=scale_at, bias_at=bias_at, reduce_axes=axes
+    )
+
+
+def _constant_bias(bias: Any, data: View) -> float:
+    if isinstance(bias, (int, float)) and CORE.number >= 3:
+        return float(bias)
+    raise refuse(
+        "err_activation_bias_invalid_type",
+        f"activation bias is {type(bias).__name__}, expected a ({data.shape[0]}, 1) tile: gen2 "
+        "takes no constant bias; make one with nisa.memset",
+    )
+
+
+def activation_reduce(
+    dst: Any,
+    op: Any,
+    data: Any,
+    reduce_op: Any,
+    reduce_res: Any,
+    bias: Any = None,
+    scale: Any = 1.0,
+    name: str | None = None,
+) -> NkiInstruction:
+    """``activation`` whose sums over the free axes go to ``reduce_res`` (P, 1)."""
+    command = reduce_cmd.reset_reduce
+    return activation(dst, op, data, bias, scale, reduce_op, reduce_res, command, name)
+
+
+def activate2(
+    dst: Any,
+    op: Any,
+    data: Any,
+    imm0: Any,
+    imm1: Any,
+    op0: Any,
+    op1: Any,
+    relu_param: float = 0.0,
+    reverse0: bool = False,
+    reverse1: bool = False,
+    reduce_op: Any = None,
+    reduce_res: Any = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    name: str | None = None,
+) -> NkiInstruction:
+    """``op((data op0 imm0) op1 imm1)`` on ScalarE of gen4."""
+    needs("activate2", 4)
+    raise NotImplementedError("nki.isa.activate2")
+
+
+def exponential(
+    dst: Any,
+    src: Any,
+    max_value: Any = 0.0,
+    reduce_res: Any = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    reduce_init: float = 0.0,
+    name: str | None = None,
+) -> NkiInstruction:
+    """``exp(src - max_value)`` with running sums on VectorE of gen4."""
+    needs("exponential", 4)
+    raise NotImplementedError("nki.isa.exponential")

@@ -1,0 +1,139 @@
+"""Loops, launch and ordering of ``nki.language``.
+
+The ranges are Python's own: a kernel is a metaprogram whose loops unroll. Device loops unroll here,
+too, with a register whose value is known; where their bounds are data the kernel is executed while
+it is recorded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from typing import Any
+
+from ..device.errors import refuse
+from ..program import trace
+from ..program.index import is_integer
+from ..program.view import View
+from .registers import VirtualRegister
+
+LIMIT = 1 << 20  # iterations of one device loop: a condition that never fails ends here
+
+
+# --- loops ----------------------------------------------------------------------------------------
+def affine_range(start: int, stop: int | None = None, step: int = 1) -> range:
+    """Python's ``range``; the three names mean the same since SDK 2.27."""
+    return range(start) if stop is None else range(start, stop, step)
+
+
+def sequential_range(start: int, stop: int | None = None, step: int = 1) -> range:
+    """Python's ``range``."""
+    return affine_range(start, stop, step)
+
+
+def static_range(start: int, stop: int | None = None, step: int = 1) -> range:
+    """Python's ``range``."""
+    return affine_range(start, stop, step)
+
+
+def _bound(value: Any, what: str) -> int:
+    if isinstance(value, VirtualRegister):
+        return value.value(f"bound of {what}")
+    if is_integer(value):
+        return int(value)
+    raise refuse(
+        "sim_loop_bound",
+        f"{what} with a bound of type {type(value).__name__}, expected an int or a register",
+    )
+
+
+def _indices(lower: Any, upper: Any, step: Any, what: str) -> Iterator[VirtualRegister]:
+    """The index register of every iteration of a device loop."""
+    if not is_integer(step) or step < 1:
+        raise AssertionError(f"step of {what} is {step!r}, expected a positive int")
+    indices = range(_bound(lower, what), _bound(upper, what), int(step))
+    for value in trace.current(f"nl.{what}").loop("sequential", indices):
+        yield VirtualRegister(value, frozen=True)
+
+
+def dynamic_range(start: Any, stop: Any = None, step: int = 1) -> Iterator[VirtualRegister]:
+    """A device loop; its index is a register that the body may only read."""
+    lower, upper = (0, start) if stop is None else (start, stop)
+    yield from _indices(lower, upper, step, "dynamic_range")
+
+
+def fori_loop(lower: Any, upper: Any, body_fun: Callable, step: int = 1) -> None:
+    """A device loop: ``body_fun(index register)`` for every index; it returns nothing."""
+    for index in _indices(lower, upper, step, "fori_loop"):
+        if body_fun(index) is not None:
+            raise refuse(
+                "sim_loop_body",
+                "the body of nl.fori_loop returns a value, expected none: state crosses "
+                "iterations in SBUF or HBM",
+            )
+
+
+def while_loop(init: Any, body_fun: Callable) -> None:
+    """A device loop: while the condition register is nonzero, it becomes ``body_fun(it)``."""
+    condition = init if isinstance(init, VirtualRegister) else VirtualRegister(init)
+    for _ in trace.current("nl.while_loop").loop("sequential", range(LIMIT)):
+        if not condition.value("condition of nl.while_loop"):
+            return
+        condition = body_fun(condition)
+        if not isinstance(condition, VirtualRegister):
+            raise refuse(
+                "sim_loop_body",
+                f"the body of nl.while_loop returns {type(condition).__name__}, expected the "
+                "register of the next condition",
+            )
+    raise refuse(
+        "sim_endless_loop",
+        f"nl.while_loop has run {LIMIT} iterations, expected a condition that becomes zero",
+    )
+
+
+# --- order ----------------------------------------------------------------------------------------
+@contextmanager
+def no_reorder() -> Iterator[None]:
+    """Every pair of consecutive instructions that are recorded inside is ordered."""
+    program = trace.current("nl.no_reorder").program
+    first = len(program.instructions)
+    yield
+    program.edges += pairwise(program.instructions[first:])
+
+
+# --- launch ---------------------------------------------------------------------------------------
+def program_id(axis: int = 0) -> int:
+    """Number of the core that runs the program, 0 or 1."""
+    _check_axis(axis, "program_id")
+    index = trace.current("nl.program_id").grid_index
+    return index[0] if index else 0
+
+
+def num_programs(axes: Any = 0) -> int:
+    """Cores that run the kernel."""
+    if axes is not None:
+        _check_axis(axes[0] if isinstance(axes, (tuple, list)) else axes, "num_programs")
+    grid = trace.current("nl.num_programs").program.grid
+    return grid[0] if grid else 1
+
+
+def program_ndim() -> int:
+    """1 where the kernel was launched with a subscript, else 0."""
+    return len(trace.current("nl.program_ndim").program.grid)
+
+
+def _check_axis(axis: Any, what: str) -> None:
+    if axis != 0:
+        raise refuse(
+            "sim_program_axis", f"{what}({axis}), expected axis 0: a launch has one axis only"
+        )
+
+
+# --- looking at values ----------------------------------------------------------------------------
+def device_print(print_prefix: str, tensor: Any) -> None:
+    """Print a tensor while the kernel runs; here in eager mode, elsewhere nothing."""
+    tracer = trace.current("nl.device_print")
+    if isinstance(tensor, View) and tracer.machine is not None:
+        print(print_prefix, tracer.machine.values(tensor))

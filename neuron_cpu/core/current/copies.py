@@ -1,0 +1,256 @@
+"""``nki.isa``: copies, fills, predicated copies, shuffles and gathers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..device.errors import refuse
+from ..device.spec import CORE, Engine
+from ..device.target import needs
+from ..instructions.arguments import number
+from ..instructions.copies import (
+    COPY_PREDICATED,
+    DYNAMIC_DST,
+    DYNAMIC_SRC,
+    KEEP_LANE,
+    MEMSET,
+    SELECT_REDUCE,
+    STREAM_SHUFFLE,
+    TENSOR_COPY,
+    FillAttrs,
+    SelectAttrs,
+    ShuffleAttrs,
+    copy_attrs,
+)
+from ..instructions.gpsimd import (
+    GATHER,
+    GATHER_MAX,
+    GATHER_WIDTHS,
+    LOCAL_GATHER,
+    GatherAttrs,
+    LocalGatherAttrs,
+)
+from ..program.attributes import Attrs
+from ..program.view import View
+from .accumulators import VECTOR, Reduction, reducing
+from .enums import choose, engine, reduce_cmd
+from .operands import NkiInstruction, alike, column, operator, put, same_types, tensor
+from .tensor import NkiTensor
+
+COPY_ENGINES = (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
+FILL_ENGINES = (Engine.VECTOR, Engine.GPSIMD)
+
+
+def tensor_copy(
+    dst: Any, src: Any, engine: engine = engine.unknown, name: str | None = None
+) -> NkiInstruction:
+    """``dst = src`` within SBUF and PSUM: bit-exact between equal types, else through fp32.
+
+    VectorE, GpSimdE (SBUF only), and from gen3 on ScalarE. One side may have a run-time offset.
+    """
+    target, data = tensor(dst, "tensor_copy"), tensor(src, "tensor_copy")
+    choice = choose(engine, "tensor_copy", COPY_ENGINES)
+    if choice is Engine.SCALAR and CORE.number < 3:
+        raise refuse(
+            "sim_newer_core",
+            "tensor_copy on ScalarE is unsupported on gen2, expected another engine; use "
+            "nisa.activation(op=nl.copy)",
+        )
+    op = TENSOR_COPY
+    if target.indirect is not None or data.indirect is not None:
+        op = DYNAMIC_DST if target.indirect is not None else DYNAMIC_SRC
+    target, data = alike("tensor_copy", target, data)
+    attrs = copy_attrs(target.dt, data.dt, choice)
+    if choice is Engine.SCALAR:  # from gen3 on it moves bits as VectorE does
+        attrs = Attrs(engine=choice, raw=target.dt is data.dt)
+    return put(op, (target,), (data,), attrs, name)
+
+
+def _assignment(self: NkiTensor, key: Any, value: Any) -> None:
+    """``t[...] = value``: a copy or a fill of the region.
+
+    The vendor's simulator takes it (third-party notes); the published parser of its compiler
+    refuses it, so it is a warning.
+    """
+    from_number = isinstance(value, (int, float, np.number))
+    target = self[key]
+    if from_number:
+        memset(target, number(value))
+    elif (
+        isinstance(value, View) and value.storage is target.storage and value.key() == target.key()
+    ):
+        return
+    else:
+        tensor_copy(target, value)
+
+
+NkiTensor.__setitem__ = _assignment  # type: ignore[index]
+
+
+def memset(
+    dst: Any, value: Any, engine: engine = engine.unknown, name: str | None = None
+) -> NkiInstruction:
+    """Every element of ``dst`` becomes ``value``, an integer for integer types."""
+    target = tensor(dst, "memset")
+    constant = number(value)
+    if target.dt.is_int and isinstance(constant, float):
+        if constant != int(constant):
+            raise refuse(
+                "sim_fill_type",
+                f"memset of {target.label()} with {constant}, expected an integer for an integer "
+                "type; write an int literal",
+            )
+        constant = int(constant)
+    choice = choose(engine, "memset", FILL_ENGINES)
+    return put(MEMSET, (target,), (), FillAttrs(engine=choice, value=constant), name)
+
+
+def tensor_copy_predicated(
+    dst: Any, src: Any, predicate: Any, reverse_pred: bool = False, name: str | None = None
+) -> NkiInstruction:
+    """``dst`` becomes ``src`` (a tile or a number) where ``predicate`` (uint8/16/32) is nonzero."""
+    what = "tensor_copy_predicated"
+    target, choice = tensor(dst, what), tensor(predicate, what)
+    if choice.dt.kind != "u":
+        raise refuse(
+            "sim_predicated_types",
+            f"{what} with predicate {choice.label()}, expected uint8, uint16 or uint32",
+        )
+    if isinstance(src, View):
+        target, data, choice = alike(what, target, src, choice)
+        same_types(what, target, data)
+        operands: tuple[View, ...] = (choice, data, target)
+        attrs = SelectAttrs(raw=True, reverse=bool(reverse_pred))
+    else:  # where the predicate does not choose, what is there stays
+        target, choice = alike(what, target, choice)
+        operands = (choice, target)
+        attrs = SelectAttrs(on_false=number(src), reverse=not reverse_pred)
+        return put(SELECT_REDUCE, (target,), operands, attrs, name)
+    return put(COPY_PREDICATED, (target,), operands, attrs, name)
+
+
+def select_reduce(
+    dst: Any,
+    predicate: Any,
+    on_true: Any,
+    on_false: Any,
+    reduce_res: Any = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.idle,
+    reduce_op: Any = None,
+    reverse_pred: bool = False,
+    name: str | None = None,
+) -> NkiInstruction:
+    """``dst`` = ``on_true`` where ``predicate`` else ``on_false`` (a number or (P, 1) fp32).
+
+    The commands keep the maximum of each partition; ``reduce_op`` is nl.maximum.
+    """
+    what = "select_reduce"
+    target, choice, data = alike(
+        what, tensor(dst, what), tensor(predicate, what), tensor(on_true, what)
+    )
+    if reduce_op is not None and operator(reduce_op, what) != "maximum":
+        raise refuse(
+            "sim_reduce_operator", f"{what} with reduce_op {reduce_op!r}, expected nl.maximum"
+        )
+    src = [choice, data]
+    constant = None
+    if isinstance(on_false, View):
+        src.append(column(on_false, data, f"{what} on_false"))
+    else:
+        constant = float(on_false)
+
+    def into(total: View | None) -> NkiInstruction:
+        attrs = SelectAttrs(
+            on_false=constant,
+            reverse=bool(reverse_pred),
+            reduce_axes=0 if total is None else data.ndim - 1,
+        )
+        results = (target,) if total is None else (target, total)
+        return put(SELECT_REDUCE, results, tuple(src), attrs, name)
+
+    return reducing(Reduction(VECTOR, "maximum", data.shape[0], what), into, reduce_cmd, reduce_res)
+
+
+def nc_stream_shuffle(
+    dst: Any, src: Any, shuffle_mask: Any, name: str | None = None
+) -> NkiInstruction:
+    """In each quadrant of 32 partitions, partition i of ``dst`` = ``shuffle_mask[i]`` of ``src``.
+
+    255 leaves a partition of ``dst`` as it is. Active partitions count as multiples of 32.
+    """
+    what = "nc_stream_shuffle"
+    target, data = alike(what, tensor(dst, what), tensor(src, what))
+    same_types(what, target, data)
+    lanes = tuple(int(k) for k in shuffle_mask)
+    quadrant = CORE.quadrant_partitions
+    if len(lanes) != quadrant or any(k != KEEP_LANE and not 0 <= k < quadrant for k in lanes):
+        raise refuse(
+            "sim_shuffle_mask",
+            f"{what} mask {lanes}, expected 32 numbers from 0 to 31 or 255",
+        )
+    views = (data, target) if KEEP_LANE in lanes else (data,)
+    attrs = ShuffleAttrs(raw=True, lanes=lanes, ndim=data.ndim)
+    return put(STREAM_SHUFFLE, (target,), views, attrs, name)
+
+
+def local_gather(
+    dst: Any,
+    src_buffer: Any,
+    index: Any,
+    num_elem_per_idx: int = 1,
+    num_valid_indices: int | None = None,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Each of 8 GpSimd cores reads its 16 partitions at the offsets of its 16 index rows.
+
+    ``index`` uint16 of the same partitions, flattened partition-first; ``dst`` takes
+    ``num_valid_indices`` times ``num_elem_per_idx`` elements per partition.
+    """
+    data, offsets, target = (tensor(v, "local_gather") for v in (src_buffer, index, dst))
+    available = CORE.gpsimd_partitions * offsets.free_size
+    width = int(num_elem_per_idx)
+    count = available if num_valid_indices is None else int(num_valid_indices)
+    wrong = None
+    if data.shape[0] % CORE.gpsimd_partitions or data.shape[0] != offsets.shape[0]:
+        wrong = f"partition counts that are equal multiples of {CORE.gpsimd_partitions}"
+    elif offsets.dt.name != "uint16":
+        wrong = "uint16 indices"
+    elif width not in GATHER_WIDTHS:
+        wrong = f"num_elem_per_idx one of {GATHER_WIDTHS}"
+    elif not 0 < count <= min(available, GATHER_MAX):
+        wrong = f"num_valid_indices from 1 to {min(available, GATHER_MAX)}"
+    elif target.free_size != count * width or target.dt is not data.dt:
+        wrong = f"dst of type {data.dt} with {count * width} elements per partition"
+    if wrong:
+        raise refuse(
+            "sim_local_gather",
+            f"local_gather of {data.label()} with {offsets.label()} into {target.label()}, "
+            f"num_elem_per_idx={width}, num_valid_indices={count}, expected {wrong}; correct it",
+        )
+    attrs = LocalGatherAttrs(free_axes=data.ndim - 1, count=count, width=width)
+    shaped = target.reshape((target.shape[0], count, width))
+    return put(LOCAL_GATHER, (shaped,), (data, offsets), attrs, name)
+
+
+def nc_n_gather(dst: Any, data: Any, indices: Any, name: str | None = None) -> NkiInstruction:
+    """``dst[p, j] = data[p].flatten()[indices[p, j]]``, indices uint32; GpSimdE."""
+    source, index, target = (tensor(v, "nc_n_gather") for v in (data, indices, dst))
+    if index.dt.name != "uint32" or target.dt is not source.dt:
+        raise refuse(
+            "sim_gather_index_type",
+            f"nc_n_gather of {source.label()} with {index.label()} into {target.label()}, expected "
+            "uint32 indices and a dst of data's type",
+        )
+    target, index = alike("nc_n_gather", target, index)
+    attrs = GatherAttrs(free_axes=source.ndim - 1, index_axes=index.ndim - 1)
+    return put(GATHER, (target,), (source, index), attrs, name)
+
+
+def nonzero_with_count(
+    dst: Any, src: Any, index_offset: int = 0, padding_val: int = -1, name: str | None = None
+) -> NkiInstruction:
+    """Places of nonzero elements in partitions 0, 16, ..., then padding, then their count; gen3."""
+    needs("nonzero_with_count", 3)
+    raise NotImplementedError("nki.isa.nonzero_with_count")

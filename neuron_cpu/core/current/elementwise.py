@@ -1,0 +1,499 @@
+"""Convenience functions of ``nki.language``; most of them are operators of instructions, too.
+
+Each allocates its result in SBUF (a product or transpose: in PSUM) and records ``nisa``
+instructions. What the vendor's expand to is not published; these are the shortest that compute it.
+Equal shapes, or a tile and a number: nothing is broadcast.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+from ..device.dtypes import FLOAT32, UINT8, UINT16, UINT32, DType
+from ..device.errors import refuse
+from ..device.spec import CORE
+from ..device.target import needs
+from ..instructions.alu import LATER
+from ..instructions.operators import named
+from ..program.view import View
+from . import compute, copies, products, random
+from .creation import ndarray, new
+from .enums import engine, reduce_cmd
+from .operands import tensor
+from .types import NAMES, element_type, psum, sbuf
+
+
+def _result(x: View, dtype: Any, shape: Any = None) -> Any:
+    """A new SBUF tile in the shape of ``x`` and its type, unless ``dtype`` says another."""
+    if not x.on_chip:
+        raise refuse(
+            "err_unsupported_memory", f"nl function of {x.label()}, expected a tile in SBUF or PSUM"
+        )
+    dt = x.dt if dtype is None else element_type(dtype)
+    return new(x.shape if shape is None else shape, dt, sbuf)
+
+
+def _token(name: str) -> Callable:
+    """An object that names an operator, for functions that are built from others."""
+    return named(name, lambda *_: None)
+
+
+# --- two operands ---------------------------------------------------------------------------------
+def _binary_function(name: str, summary: str) -> Callable:
+    def function(x: Any, y: Any, dtype: Any = None) -> Any:
+        if name in LATER:
+            needs(f"nl.{name}", 4)
+        a, b = (x, y) if isinstance(x, View) else (y, x)
+        source = tensor(a, f"nl.{name}")
+        made = _result(source, dtype)
+        if isinstance(x, View) and isinstance(y, View):
+            compute.tensor_tensor(made, x, y, function)
+        else:
+            compute.tensor_scalar(made, source, function, b, reverse0=a is y and a is not x)
+        return made
+
+    function.__doc__ = f"{summary}, of tiles of equal shape or a tile and a number."
+    return named(name, function)
+
+
+BINARY = {
+    "add": "x + y",
+    "subtract": "x - y",
+    "multiply": "x * y",
+    "maximum": "The larger one",
+    "minimum": "The smaller one",
+    "power": "x to the power of y (GpSimdE)",
+    "abs_max": "The one of larger magnitude (gen4)",
+    "abs_min": "The one of smaller magnitude (gen4)",
+    "mod": "x modulo y; no instruction of the hardware",
+    "fmod": "C's remainder; no instruction of the hardware",
+    "equal": "1 where x == y, else 0",
+    "not_equal": "1 where x != y, else 0",
+    "less": "1 where x < y, else 0",
+    "less_equal": "1 where x <= y, else 0",
+    "greater": "1 where x > y, else 0",
+    "greater_equal": "1 where x >= y, else 0",
+    "bitwise_and": "Bits of both",
+    "bitwise_or": "Bits of either",
+    "bitwise_xor": "Bits of one of them",
+    "left_shift": "x shifted left",
+    "right_shift": "x shifted right, zeros coming in",
+    "logical_and": "1 where both are nonzero",
+    "logical_or": "1 where either is nonzero",
+    "logical_xor": "1 where one of them is nonzero",
+}
+FUNCTIONS: dict[str, Callable] = {name: _binary_function(name, s) for name, s in BINARY.items()}
+
+
+def divide(x: Any, y: Any, dtype: Any = None) -> Any:
+    """x / y as a reciprocal and a product: the hardware has no division."""
+    if not isinstance(y, View):
+        return FUNCTIONS["multiply"](x, 1.0 / y, dtype)
+    inverse = new(y.shape, FLOAT32, sbuf)
+    compute.reciprocal(inverse, y)
+    if not isinstance(x, View):
+        made = _result(y, dtype)
+        compute.tensor_scalar(made, inverse, FUNCTIONS["multiply"], x)
+        return made
+    made = _result(x, dtype)
+    compute.tensor_tensor(made, x, inverse, FUNCTIONS["multiply"])
+    return made
+
+
+# --- one operand ----------------------------------------------------------------------------------
+def _activation_function(name: str) -> Callable:
+    def function(x: Any, dtype: Any = None) -> Any:
+        source = tensor(x, f"nl.{name}")
+        made = _result(source, dtype)
+        compute.activation(made, function, source)
+        return made
+
+    function.__doc__ = f"``{name}`` of every element, on ScalarE."
+    return named(name, function)
+
+
+ON_SCALAR = (
+    "exp", "log", "sqrt", "tanh", "sigmoid", "relu", "gelu", "gelu_apprx_sigmoid",
+    "gelu_apprx_tanh", "gelu_dx", "gelu_apprx_sigmoid_dx", "silu", "silu_dx", "softplus", "mish",
+    "erf", "erf_dx", "square", "arctan", "sign",
+)  # fmt: skip
+FUNCTIONS |= {name: _activation_function(name) for name in ON_SCALAR}
+
+
+def _unary(name: str, record: Callable[[Any, View], Any], summary: str) -> Callable:
+    def function(x: Any, dtype: Any = None) -> Any:
+        source = tensor(x, f"nl.{name}")
+        made = _result(source, dtype)
+        record(made, source)
+        return made
+
+    function.__doc__ = f"{summary}."
+    return named(name, function)
+
+
+def _abs(made: Any, x: View) -> None:
+    compute.tensor_scalar(made, x, FUNCTIONS["abs"], 0.0)
+
+
+def _rsqrt(made: Any, x: View) -> None:
+    compute.tensor_scalar(made, x, FUNCTIONS["rsqrt"], 0.0, engine=engine.gpsimd)
+
+
+def _negative(made: Any, x: View) -> None:
+    compute.tensor_scalar(made, x, FUNCTIONS["multiply"], -1.0)
+
+
+def _invert(made: Any, x: View) -> None:
+    compute.tensor_scalar(made, x, FUNCTIONS["bitwise_xor"], (1 << 8 * x.dt.itemsize) - 1)
+
+
+def _logical_not(made: Any, x: View) -> None:
+    compute.tensor_scalar(made, x, FUNCTIONS["equal"], 0.0)
+
+
+def _whole(made: Any, x: View, compare: str, change: str) -> None:
+    """To the next integer on one side: round to nearest, and go back where that was too far."""
+    rounded, far = new(x.shape, FLOAT32, sbuf), new(x.shape, FLOAT32, sbuf)
+    _rounded(rounded, x)
+    compute.tensor_tensor(far, rounded, x, FUNCTIONS[compare])
+    compute.tensor_tensor(made, rounded, far, FUNCTIONS[change])
+
+
+def _rounded(made: Any, x: View) -> None:
+    """To nearest even: adding 1.5 * 2^23 leaves no fraction; larger magnitudes have none."""
+    magic = 1.5 * 2.0**23
+    steps = (FUNCTIONS["add"], magic, False, FUNCTIONS["subtract"], magic)
+    near, large = new(x.shape, FLOAT32, sbuf), new(x.shape, UINT8, sbuf)
+    # each step is rounded to fp32 in a tile of its own: the ALU's steps have no rounding between
+    compute.tensor_scalar(near, x, steps[0], steps[1])
+    compute.tensor_scalar(made, near, steps[3], steps[4])
+    compute.tensor_scalar(large, x, FUNCTIONS["abs"], 0.0, False, FUNCTIONS["greater"], 2.0**22)
+    wide = new(x.shape, FLOAT32, sbuf)
+    copies.tensor_copy(wide, x)
+    copies.tensor_copy_predicated(made, wide, large)
+
+
+def _floor(made: Any, x: View) -> None:
+    _whole(made, x, "greater", "subtract")
+
+
+def _ceil(made: Any, x: View) -> None:
+    _whole(made, x, "less", "add")
+
+
+def _trunc(made: Any, x: View) -> None:
+    size, sign = new(x.shape, FLOAT32, sbuf), new(x.shape, FLOAT32, sbuf)
+    _abs(size, x)
+    below = new(x.shape, FLOAT32, sbuf)
+    _floor(below, size)
+    compute.activation(sign, FUNCTIONS["sign"], x)
+    compute.tensor_tensor(made, below, sign, FUNCTIONS["multiply"])
+
+
+def _reduced(x: View, shift: float) -> Any:
+    """``x + shift`` modulo 2 pi in [-pi, pi], where ScalarE's sine is specified."""
+    turns, near = new(x.shape, FLOAT32, sbuf), new(x.shape, FLOAT32, sbuf)
+    moved, made = new(x.shape, FLOAT32, sbuf), new(x.shape, FLOAT32, sbuf)
+    compute.tensor_scalar(moved, x, FUNCTIONS["add"], shift)
+    compute.tensor_scalar(turns, moved, FUNCTIONS["multiply"], 1.0 / (2.0 * math.pi))
+    _rounded(near, turns)
+    # 2 pi in two parts, so that the product with a whole number of turns loses nothing
+    high, low = 6.28125, 2.0 * math.pi - 6.28125
+    for part in (high, low):
+        compute.scalar_tensor_tensor(
+            made, near, FUNCTIONS["multiply"], -part, FUNCTIONS["add"], moved
+        )
+        moved = made
+        made = new(x.shape, FLOAT32, sbuf)
+    limit = float.fromhex("0x1.921fb4p+1")  # the largest fp32 below pi
+    steps = (FUNCTIONS["minimum"], limit, False, FUNCTIONS["maximum"], -limit)
+    compute.tensor_scalar(made, moved, *steps)
+    return made
+
+
+def _sin(made: Any, x: View) -> None:
+    compute.activation(made, FUNCTIONS["sin"], _reduced(x, 0.0))
+
+
+def _cos(made: Any, x: View) -> None:
+    compute.activation(made, FUNCTIONS["sin"], _reduced(x, math.pi / 2.0))
+
+
+def _tan(made: Any, x: View) -> None:
+    sine, cosine = new(x.shape, FLOAT32, sbuf), new(x.shape, FLOAT32, sbuf)
+    _sin(sine, x)
+    _cos(cosine, x)
+    compute.reciprocal(cosine, cosine)
+    compute.tensor_tensor(made, sine, cosine, FUNCTIONS["multiply"])
+
+
+FUNCTIONS |= {
+    name: _unary(name, record, summary)
+    for name, record, summary in (
+        ("abs", _abs, "Magnitudes"),
+        ("rsqrt", _rsqrt, "1 / sqrt(x), on GpSimdE: no operand in PSUM"),
+        ("reciprocal", compute.reciprocal, "1 / x, on VectorE"),
+        ("negative", _negative, "-x"),
+        ("invert", _invert, "All bits turned over"),
+        ("logical_not", _logical_not, "1 where x is zero"),
+        ("floor", _floor, "The largest integer that is not above x"),
+        ("ceil", _ceil, "The smallest integer that is not below x"),
+        ("trunc", _trunc, "x without its fraction"),
+        ("sin", _sin, "The sine, its argument reduced first"),
+        ("cos", _cos, "The cosine, its argument reduced first"),
+        ("tan", _tan, "The tangent, its argument reduced first"),
+        ("copy", copies.tensor_copy, "A copy in SBUF, bit-exact between equal types"),
+    )
+}
+
+
+# --- reductions -----------------------------------------------------------------------------------
+def _kept_shape(x: View, axis: Any, keepdims: bool) -> tuple[int, ...]:
+    axes = {
+        a + x.ndim if a < 0 else a for a in (axis if isinstance(axis, (tuple, list)) else [axis])
+    }
+    if keepdims:
+        return tuple(1 if a in axes else s for a, s in enumerate(x.shape))
+    left = tuple(s for a, s in enumerate(x.shape) if a not in axes)
+    return left if len(left) > 1 else (*left, 1)
+
+
+def _reduction(name: str, operator: str) -> Callable:
+    def function(x: Any, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
+        source = tensor(x, f"nl.{name}")
+        made = _result(source, dtype, _kept_shape(source, axis, keepdims))
+        compute.tensor_reduce(made, FUNCTIONS[operator], source, axis)
+        return made
+
+    function.__doc__ = f"``{name}`` over the last free axes, in fp32."
+    return named(name, function)
+
+
+FUNCTIONS |= {
+    name: _reduction(name, operator)
+    for name, operator in (
+        ("sum", "add"),
+        ("max", "maximum"),
+        ("min", "minimum"),
+        ("prod", "multiply"),
+    )
+}
+
+
+def all(x: Any, axis: Any, dtype: Any = None) -> Any:
+    """1 where all elements along the last free axes are nonzero."""
+    source = tensor(x, "nl.all")
+    made = _result(source, dtype, _kept_shape(source, axis, False))
+    compute.tensor_reduce(made, FUNCTIONS["logical_and"], source, axis)
+    return made
+
+
+def _scaled(x: View, factor: float, dtype: Any) -> Any:
+    made = _result(x, dtype)
+    compute.tensor_scalar(made, x, FUNCTIONS["multiply"], factor)
+    return made
+
+
+def mean(x: Any, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
+    """Mean over the last free axes, in fp32."""
+    source = tensor(x, "nl.mean")
+    total = FUNCTIONS["sum"](source, axis, NAMES["float32"], keepdims)
+    count = source.size // total.size
+    return _scaled(total, 1.0 / count, source.dt if dtype is None else dtype)
+
+
+def var(x: Any, axis: Any, dtype: Any = None, keepdims: bool = False) -> Any:
+    """Population variance over the last free axes, in fp32; the axes always stay, with size 1."""
+    source = tensor(x, "nl.var")
+    flat = source.reshape((source.shape[0], -1, source.size // _kept(source, axis)))
+    rows, count = flat.shape[1], flat.shape[2]
+    centred, squares = (new(flat.shape, FLOAT32, sbuf) for _ in range(2))
+    average = mean(flat, 2, NAMES["float32"], keepdims=True)
+    spread = average.reshape((flat.shape[0], rows, 1)).broadcast(2, count)
+    compute.tensor_tensor(centred, flat, spread, FUNCTIONS["subtract"])
+    compute.activation(squares, FUNCTIONS["square"], centred)
+    made = mean(squares, 2, source.dt if dtype is None else dtype)
+    return made.reshape(_kept_shape(source, axis, True))
+
+
+def _kept(x: View, axis: Any) -> int:
+    """Results of a reduction, all partitions together."""
+    return math.prod(_kept_shape(x, axis, True))
+
+
+def softmax(x: Any, axis: Any = -1, dtype: Any = None) -> Any:
+    """exp(x - max) / sum over the last free axis: one pass on ScalarE sums while it computes."""
+    source = tensor(x, "nl.softmax")
+    if source.ndim != 2 or _kept(source, axis) != source.shape[0]:
+        raise refuse(
+            "sim_softmax",
+            f"nl.softmax of {source.label()} over axis {axis}, expected the free axis of a 2-D "
+            "tile",
+        )
+    most, total = (new((source.shape[0], 1), FLOAT32, sbuf) for _ in range(2))
+    powers, made = new(source.shape, FLOAT32, sbuf), _result(source, dtype)
+    compute.tensor_reduce(most, FUNCTIONS["maximum"], source, 1, negate=True)
+    command = reduce_cmd.reset_reduce
+    sums = {"reduce_op": FUNCTIONS["add"], "reduce_res": total, "reduce_cmd": command}
+    compute.activation(powers, FUNCTIONS["exp"], source, bias=most, **sums)
+    compute.reciprocal(total, total)
+    compute.tensor_scalar(made, powers, FUNCTIONS["multiply"], total)
+    return made
+
+
+def rms_norm(
+    x: Any,
+    w: Any,
+    axis: Any,
+    n: int,
+    epsilon: float = 1e-06,
+    dtype: Any = None,
+    compute_dtype: Any = None,
+) -> Any:
+    """x / sqrt(sum(x^2) / n + epsilon) * w, ``w`` of the shape of x."""
+    source, weight = tensor(x, "nl.rms_norm"), tensor(w, "nl.rms_norm")
+    wide = FLOAT32 if compute_dtype is None else element_type(compute_dtype)
+    squares, total = new(source.shape, wide, sbuf), new((source.shape[0], 1), FLOAT32, sbuf)
+    command = reduce_cmd.reset_reduce
+    sums = {"reduce_op": FUNCTIONS["add"], "reduce_res": total, "reduce_cmd": command}
+    compute.activation(squares, FUNCTIONS["square"], source, **sums)
+    steps = (FUNCTIONS["multiply"], 1.0 / n, False, FUNCTIONS["add"], epsilon)
+    compute.tensor_scalar(total, total, *steps)
+    _rsqrt(total, total)
+    made = _result(source, dtype)
+    multiply = FUNCTIONS["multiply"]
+    compute.scalar_tensor_tensor(made, source, multiply, total, multiply, weight)
+    return made
+
+
+# --- selection, shapes, randomness ----------------------------------------------------------------
+def where(condition: Any, x: Any, y: Any, dtype: Any = None) -> Any:
+    """``x`` where the condition is nonzero, else ``y``; tiles or numbers."""
+    chosen = tensor(condition, "nl.where")
+    given = next((v for v in (x, y) if isinstance(v, View)), None)
+    own = FLOAT32 if given is None else given.dt
+    made = _result(chosen, own if dtype is None else dtype)
+    predicate = chosen
+    if chosen.dt not in (UINT8, UINT16, UINT32):
+        predicate = new(chosen.shape, UINT8, sbuf)
+        compute.tensor_scalar(predicate, chosen, FUNCTIONS["not_equal"], 0.0)
+    _put(made, y)
+    if isinstance(x, View) and x.dt is not made.dt:
+        wide = new(x.shape, made.dt, sbuf)
+        copies.tensor_copy(wide, x)
+        x = wide
+    copies.tensor_copy_predicated(made, x, predicate)
+    return made
+
+
+def _put(made: Any, value: Any) -> None:
+    if isinstance(value, View):
+        copies.tensor_copy(made, value)
+    else:
+        copies.memset(made, int(value) if made.dt.is_int else float(value))
+
+
+def dropout(x: Any, rate: Any, dtype: Any = None) -> Any:
+    """``x`` with elements set to zero with probability ``rate``."""
+    source = tensor(x, "nl.dropout")
+    made = _result(source, dtype)
+    random.dropout(made, source, rate)
+    return made
+
+
+def rand(shape: Any, dtype: Any, buffer: Any = sbuf, name: str = "") -> Any:
+    """Uniform numbers in [0, 1)."""
+    made = ndarray(shape, dtype, buffer, name)
+    bits = new(shape, UINT32, sbuf)
+    random.rng(bits)
+    # 24 bits, which fp32 holds exactly, so that the result stays below 1
+    few = new(shape, UINT32, sbuf)
+    compute.tensor_scalar(few, bits, FUNCTIONS["right_shift"], 8)
+    compute.tensor_scalar(made, few, FUNCTIONS["multiply"], 2.0**-24)
+    return made
+
+
+def random_seed(seed: Any) -> None:
+    """Seed of the random functions that follow: a (1, 1) tile."""
+    random.set_rng_seed(seed)
+
+
+def expand_dims(x: Any, axis: int) -> Any:
+    """A view with a new axis of size 1."""
+    return tensor(x, "nl.expand_dims").expand_dim(axis)  # type: ignore[attr-defined]
+
+
+def broadcast_to(x: Any, shape: Any, dtype: Any = None) -> Any:
+    """``x`` stretched to ``shape``: along free axes a view, over partitions a copy (a product)."""
+    source: Any = tensor(x, "nl.broadcast_to")
+    if len(shape) != source.ndim:
+        raise refuse(
+            "sim_broadcast",
+            f"nl.broadcast_to of {source.label()} to {tuple(shape)}, expected as many axes",
+        )
+    if source.on_chip and source.shape[0] != shape[0]:
+        source = _over_partitions(source, int(shape[0]))
+    for axis, size in enumerate(shape):
+        if source.shape[axis] != size:
+            source = source.broadcast(axis, size)
+    if dtype is not None and element_type(dtype) is not source.dt:
+        made = new(source.shape, element_type(dtype), sbuf)
+        copies.tensor_copy(made, source)
+        return made
+    return source
+
+
+def _over_partitions(row: Any, partitions: int) -> Any:
+    """One partition on all: 32 at a time by a shuffle, which moves bits as they are."""
+    made = new((partitions, *row.shape[1:]), row.dt, sbuf)
+    lanes = [0] * CORE.quadrant_partitions
+    for start in range(0, partitions, CORE.quadrant_partitions):
+        stop = min(partitions, start + CORE.quadrant_partitions)
+        copies.nc_stream_shuffle(made[start:stop], _rows_of(row, stop - start), lanes)
+    return made
+
+
+def _rows_of(row: Any, count: int) -> Any:
+    return row._with(row.offset, (count, *row.shape[1:]), (0, *row.strides[1:]), None, None)
+
+
+def gather_flattened(data: Any, indices: Any, axis: int = 0, dtype: Any = None) -> Any:
+    """``data`` (P, F...) read at ``indices`` (uint32, (P, n)) of its flattened free axes."""
+    source, index = tensor(data, "nl.gather_flattened"), tensor(indices, "nl.gather_flattened")
+    made = new(index.shape, source.dt, sbuf)
+    copies.nc_n_gather(made, source, index)
+    return made if dtype is None else FUNCTIONS["copy"](made, dtype)
+
+
+# --- TensorE --------------------------------------------------------------------------------------
+def matmul(x: Any, y: Any, transpose_x: bool = False) -> Any:
+    """``x.T @ y`` in PSUM, x (K, M) and y (K, N) in SBUF; other forms are not supported."""
+    if not transpose_x:
+        raise refuse(
+            "sim_matmul_transpose",
+            "nl.matmul without transpose_x=True fails in the vendor's compiler, expected x as "
+            "(K, M); transpose x first",
+        )
+    left, right = tensor(x, "nl.matmul"), tensor(y, "nl.matmul")
+    made = new((left.free_size, right.free_size), FLOAT32, psum)
+    products.nc_matmul(made, left, right)
+    return made
+
+
+def transpose(x: Any, dtype: Any = None) -> Any:
+    """(P, F) to (F, P) in PSUM, on TensorE."""
+    source = tensor(x, "nl.transpose")
+    own: DType = FLOAT32 if CORE.number == 2 else source.dt
+    made = new((source.free_size, source.shape[0]), element_type(dtype or own), psum)
+    products.nc_transpose(made, source, engine=engine.tensor)
+    return made
+
+
+OTHERS = (
+    divide, all, mean, var, softmax, rms_norm, where, dropout, rand, random_seed, expand_dims,
+    broadcast_to, gather_flattened, matmul, transpose,
+)  # fmt: skip
+FUNCTIONS |= {made.__name__: made for made in OTHERS}
+FUNCTIONS |= {name: _token(name) for name in ("bypass", "average", "prelu")}

@@ -1,0 +1,272 @@
+"""Calling kernels of the current language: ``nki.jit`` and ``nki.simulate``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import Enum
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..check import verify
+from ..device.errors import refuse, strict
+from ..device.spec import using
+from ..device.target import chosen
+from ..language import kernel as calling
+from ..language.results import adopt_results
+from ..language.specialisation import constant_key, is_tensor, shape_of, to_torch
+from ..program import trace
+from ..program.program import Program
+from ..program.storage import Frame, Loop
+from ..program.view import View
+from .registers import NeedsValues
+from .subset import lint
+from .tensor import NkiTensor
+
+CORES = (1, 2)  # physical cores of a logical one
+
+
+class Kernel(calling.Kernel):
+    """What ``nki.jit`` makes of a function: callable with torch tensors or numpy arrays.
+
+    ``kernel[2](...)`` runs it on both physical cores of a logical core (gen3 and later). Inputs
+    that the kernel writes are updated in place. Inside another kernel the function is inlined.
+    """
+
+    def __getitem__(self, cores: Any) -> Kernel:
+        if cores not in CORES or isinstance(cores, bool):
+            raise refuse(
+                "sim_launch",
+                f"kernel {self.name} is launched with [{cores!r}], expected 1 or 2 cores: grids "
+                "are gone, loop inside the kernel",
+            )
+        launched = type(self)(self.function, (int(cores),), **self.options)
+        launched.programs, launched.lock = self.programs, self.lock
+        return launched
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if not args and not kwargs and trace.active() is None:
+            raise refuse("sim_no_arguments", f"kernel {self.name} is called without arguments")
+        try:
+            return super().__call__(*args, **kwargs)
+        except NeedsValues as asked:
+            return self._with_values(args, kwargs, str(asked))
+
+    def _with_values(self, args: tuple, kwargs: dict, asked: str) -> Any:
+        """Execute while recording: loops and conditions depend on data."""
+        tensors, _ = self._flatten(args, kwargs)
+        if any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors):
+            raise refuse(
+                "sim_needs_values",
+                f"kernel {self.name} decides by data ({asked}), expected arguments with values; "
+                "call it with tensors instead of shapes",
+                self.name,
+            )
+        return self._eager(args, kwargs)
+
+    def with_schedule(self, edges: Any) -> Kernel:
+        """The kernel with instructions ordered by name: pairs (consumer, producer or producers)."""
+        made = type(self)(self.function, self.grid, **{**self.options, "edges": tuple(edges)})
+        return made
+
+    # --- arguments --------------------------------------------------------------------------------
+    def _flatten(self, args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
+        tensors: list[Any] = []
+
+        def note(value: Any, name: str) -> Any:
+            tensors.append(value)
+            return ("tensor", *shape_of(value))
+
+        named = sorted(kwargs.items())
+        key = [_rebuilt(v, note, f"arg{k}") for k, v in enumerate(args)]
+        key += [(k, _rebuilt(v, note, k)) for k, v in named]
+        return [_hosted(t) for t in tensors], constant_key(key)
+
+    def _rules(self) -> tuple:
+        return (chosen().name, strict())
+
+    def _record(self, args: tuple, kwargs: dict, machine: Any = None) -> Program:
+        with using(chosen()):
+            program = Program(self.name, self.grid, self.function)
+            code = getattr(self.function, "__code__", None)
+            with trace.Tracer(program, code, machine, NkiTensor) as tracer:
+                result = self._run(tracer, args, kwargs, machine)
+                adopt_results(program, _leaves(result))
+                _order_by_name(program, self.options.get("edges", ()))
+                tracer.finish()
+            _collect(program, result)
+            return program
+
+    def _run(self, tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> Any:
+        """Run the function once for each core; the first one's result counts."""
+        bound_args, bound_kwargs = _bind(tracer, self.function, args, kwargs, machine)
+        cores = self.grid[0] if self.grid else 1
+        if cores == 1:
+            tracer.grid_index = (0,)
+            tracer.begin_instance()
+            return self.function(*bound_args, **bound_kwargs)
+        loop = Loop(-1, "grid", cores, None)
+        results = []
+        for core in range(cores):
+            tracer.grid_index = (core,)
+            tracer.frame = Frame(loop, core, None)
+            tracer.begin_instance()
+            results.append(self.function(*bound_args, **bound_kwargs))
+        tracer.frame = None
+        return results[0]
+
+    def _check(self, program: Program) -> None:
+        lint(program.function)
+        with using(program.core):
+            verify.verify(program)
+
+    def _returned(self, program: Program, outputs: list[Any]) -> Any:
+        rest = iter(outputs)
+
+        def fill(shape: Any) -> Any:
+            return next(rest) if shape is None else tuple(map(fill, shape))
+
+        return fill(program.result_form)
+
+
+# --- arguments ------------------------------------------------------------------------------------
+def _is_jax(value: Any) -> bool:
+    return type(value).__module__.split(".")[0] in ("jax", "jaxlib") and hasattr(value, "dtype")
+
+
+def _hosted(value: Any) -> Any:
+    """A tensor of a framework that is optional, as numpy."""
+    return np.asarray(value) if _is_jax(value) else value
+
+
+def _rebuilt(value: Any, make: Callable[[Any, str], Any], name: str) -> Any:
+    """``value`` with every tensor in it replaced by ``make(tensor, name)``."""
+    if is_tensor(value) or _is_jax(value):
+        return make(_hosted(value), name)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_rebuilt(v, make, f"{name}[{k}]") for k, v in enumerate(value))
+    if isinstance(value, dict):
+        return {k: _rebuilt(v, make, f"{name}[{k!r}]") for k, v in value.items()}
+    holds: dict[str, Any] = getattr(value, "__dict__", {})
+    plain = isinstance(value, (type, Enum)) or callable(value)
+    if plain or not any(map(is_tensor, holds.values())):
+        return value
+    made = object.__new__(type(value))
+    for key, one in holds.items():
+        object.__setattr__(made, key, _rebuilt(one, make, f"{name}.{key}"))
+    return made
+
+
+def _bind(
+    tracer: trace.Tracer, function: Any, args: tuple, kwargs: dict, machine: Any
+) -> tuple[list, dict]:
+    """Kernel-side tensors for those among the arguments; the kernel may write all of them."""
+
+    def make(value: Any, name: str) -> Any:
+        shape, dt = shape_of(value)
+        storage = tracer.storage(shape or (1,), dt, "hbm", "input", name)
+        storage.mutable = True  # which ones it writes is known at the end
+        tracer.program.inputs.append(storage)
+        if machine is not None:
+            machine.bind(storage, to_torch(value))
+        return tracer.whole(storage)
+
+    for k, value in enumerate(args):
+        if isinstance(value, list):
+            raise refuse(
+                "sim_list_argument",
+                f"argument {k} of {tracer.program.name} is a list, expected a tuple",
+            )
+    code = getattr(function, "__code__", None)
+    names = code.co_varnames if code is not None else ()
+    bound = [
+        _rebuilt(a, make, names[k] if k < len(names) else f"arg{k}") for k, a in enumerate(args)
+    ]
+    return bound, {k: _rebuilt(v, make, k) for k, v in sorted(kwargs.items())}
+
+
+# --- results --------------------------------------------------------------------------------------
+def _leaves(result: Any) -> list[Any]:
+    """Tensors of a nested result, in order."""
+    if isinstance(result, (list, tuple)):
+        return [leaf for one in result for leaf in _leaves(one)]
+    return [result] if isinstance(result, View) else []
+
+
+def _form(result: Any) -> Any:
+    """The nesting of a result: None for a tensor; everything that is none is dropped."""
+    if isinstance(result, (list, tuple)):
+        return [_form(one) for one in result if isinstance(one, (View, list, tuple))]
+    return None
+
+
+def _collect(program: Program, result: Any) -> None:
+    """Outputs are what is returned; inputs that were written count as updated in place.
+
+    Raises:
+        NkiError: nothing is returned, or something that is not in shared HBM or no whole tensor.
+    """
+    written = {v.storage for i in program.instructions for v in i.dst}
+    leaves = _leaves(result)
+    if not leaves:
+        raise refuse(
+            "err_tensor_output_not_written_to",
+            f"kernel {program.name} returns no tensor, expected at least one in nl.shared_hbm; "
+            "return the outputs",
+            program.name,
+        )
+    for value in leaves:
+        if value.storage.role != "input" and value.storage.buffer != "shared_hbm":
+            raise refuse(
+                "err_unsupported_memory",
+                f"kernel {program.name} returns {value.label()}, expected tensors made with "
+                "buffer=nl.shared_hbm or inputs; store the result into one and return that",
+                program.name,
+            )
+        if not value.is_full():
+            raise refuse(
+                "sim_partial_output",
+                f"kernel {program.name} returns the part {value.shape} of {value.storage.label()}, "
+                "expected whole tensors; return the tensor and slice what the call returns",
+                program.name,
+            )
+        program.outputs.append(value.storage)
+        program.output_shapes.append(value.shape)
+    program.result_form = _form(result)
+    for storage in program.inputs:
+        storage.mutable = storage in written or storage in program.outputs
+
+
+def _order_by_name(program: Program, edges: Any) -> None:
+    """Edges of ``with_schedule``."""
+    for consumer, producers in edges:
+        for producer in [producers] if isinstance(producers, str) else producers:
+            for name in (consumer, producer):
+                if name not in program.names:
+                    raise refuse(
+                        "sim_schedule_name",
+                        f"with_schedule of {program.name} names '{name}', expected one of "
+                        f"{', '.join(program.names) or 'none: no instruction has a name'}",
+                        program.name,
+                    )
+            program.edges.append((program.names[producer], program.names[consumer]))
+
+
+# --- decorators -----------------------------------------------------------------------------------
+def jit(fn: Any = None, **options: Any) -> Any:
+    """``@nki.jit``, ``@nki.jit()`` or ``nki.jit(fn)``: a kernel of the current language."""
+    if "platform_target" in options:
+        raise refuse(
+            "sim_jit_option",
+            "nki.jit(platform_target=) is gone; choose the target with the environment variable "
+            "NEURON_PLATFORM_TARGET_OVERRIDE",
+        )
+    if fn is None:
+        return lambda f: jit(f, **options)
+    return fn if isinstance(fn, Kernel) else Kernel(fn)
+
+
+def simulate(kernel: Any) -> Any:
+    """``nki.simulate(kernel)(*args)``: every kernel is simulated here; functions become kernels."""
+    return jit(kernel)

@@ -1,0 +1,214 @@
+"""Operands and arguments of ``nki.isa`` functions that several of them share.
+
+No broadcasting: operands agree in partitions and in elements per partition (the compiler's verifier
+compares just these, nki/migration/index.rst); their shapes may differ, because an instruction walks
+patterns.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+from ..device.dtypes import FLOAT32
+from ..device.errors import refuse
+from ..instructions.alu import ARITHMETIC, BITWISE
+from ..instructions.arguments import number, on_bits, stretched
+from ..instructions.entry import OpSpec
+from ..instructions.recorder import record
+from ..instructions.vector import Step
+from ..program import trace
+from ..program.attributes import Attrs
+from ..program.index import is_integer
+from ..program.program import Instruction
+from ..program.view import View
+
+
+class NkiInstruction:
+    """Handle of a recorded instruction, for ordering."""
+
+    __slots__ = ("_made",)
+
+    def __init__(self, made: Instruction) -> None:
+        self._made = made
+
+    def depends_on(self, *producers: NkiInstruction) -> NkiInstruction:
+        """Run after ``producers``, whatever the data say; returns the handle."""
+        edges = trace.current("NkiInstruction.depends_on").program.edges
+        edges += [(producer._made, self._made) for producer in producers]
+        return self
+
+
+def put(
+    op: OpSpec,
+    dst: tuple[View, ...],
+    src: tuple[View, ...],
+    attrs: Attrs,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Record ``op`` from ``src`` into ``dst``, under the label ``name``."""
+    made = record(op, dst, src, attrs)
+    assert made is not None  # nothing cuts it
+    return labelled(made, name)
+
+
+def labelled(made: Instruction, name: str | None) -> NkiInstruction:
+    """The handle of an instruction; ``name`` must be new in the kernel."""
+    if name is not None:
+        names = trace.current("name=").program.names
+        if names.setdefault(name, made) is not made:
+            raise refuse(
+                "sim_instruction_name",
+                f"{made.op.name} is named '{name}' like an earlier instruction, expected names "
+                "that differ; add a counter to it",
+            )
+    return NkiInstruction(made)
+
+
+def tensor(value: Any, what: str) -> View:
+    """``value`` as a tensor, or the refusal for anything else."""
+    if isinstance(value, View):
+        return value
+    trace.current(f"nisa.{what}")
+    raise refuse(
+        "sim_operand_type",
+        f"{what} got {type(value).__name__}, expected a tensor made with nl.ndarray or a kernel "
+        "parameter",
+    )
+
+
+def alike(what: str, *views: View) -> tuple[View, ...]:
+    """The operands in one common shape: equal partitions and elements per partition."""
+    first = views[0].shape
+    if all([v.shape == first for v in views]):
+        return views
+    for v in views[1:]:
+        if v.shape[0] != first[0] or v.free_size != views[0].free_size:
+            kind = "partition" if v.shape[0] != first[0] else "free"
+            mine, other = (
+                (views[0].shape[0], v.shape[0])
+                if kind == "partition"
+                else (views[0].free_size, v.free_size)
+            )
+            raise refuse(
+                "err_num_partition_mismatch" if kind == "partition" else "sim_shape_mismatch",
+                f"{what} got {views[0].label()} and {v.label()}, expected equal {kind} total "
+                f"elements, got {mine} and {other}; slice both alike, nothing is broadcast",
+            )
+    sizes = refined([v.shape[1:] for v in views])
+    if sizes is None:
+        raise refuse(
+            "sim_shape_mismatch",
+            f"{what} got {', '.join(v.label() for v in views)}, expected free axes that divide "
+            "each other; copy one operand into a contiguous tile first",
+        )
+    shape = (first[0], *sizes)
+    return tuple([v if v.shape == shape else v.reshape(shape) for v in views])
+
+
+def refined(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The coarsest shape that every one of ``shapes`` can be split into; all hold as many."""
+    cuts = {1}
+    for shape in shapes:
+        size = 1
+        for s in reversed(shape):
+            size *= s
+            cuts.add(size)
+    steps = sorted(cuts, reverse=True)
+    if any(a % b for a, b in itertools.pairwise(steps)):
+        return None
+    return tuple(a // b for a, b in itertools.pairwise(steps)) or (1,)
+
+
+def column(value: View, data: View, what: str, exact: bool = True) -> View:
+    """A (P, 1) fp32 operand stretched over the free axes of ``data``."""
+    if exact and value.dt is not FLOAT32:
+        raise refuse(
+            "sim_vector_type",
+            f"{what} {value.label()} must be float32, got {value.dt}; cast it first",
+        )
+    return stretched(value, data, what)
+
+
+# --- operators ------------------------------------------------------------------------------------
+def token(op: Any, what: str) -> str:
+    """Op code of an operator argument: a function of ``nki.language``.
+
+    Raises:
+        NkiError: anything else, numpy functions among them.
+    """
+    name = getattr(op, "nki_name", None)
+    if name is None:
+        raise refuse(
+            "sim_unknown_operator",
+            f"{what} got operator {op!r}, expected a function of nki.language such as nl.add",
+        )
+    if name in ("max", "min"):
+        raise refuse(
+            "sim_unknown_operator",
+            f"{what} got nl.{name}, which is no operator, expected nl.{name}imum",
+        )
+    return name
+
+
+def operator(op: Any, what: str) -> str:
+    """The same for an operator of the ALU."""
+    name = token(op, what)
+    if name in BITWISE or name in ARITHMETIC:
+        return name
+    raise refuse(
+        "sim_unknown_operator",
+        f"{what} with operator nl.{name}, expected an ALU operator; functions such as nl.exp run "
+        "on ScalarE with nisa.activation, division is a reciprocal and a product",
+    )
+
+
+UNARY = frozenset({"abs", "rsqrt", "reciprocal", "invert", "square", "relu"})
+
+
+def step(what: str, op: str, value: Any, reverse: Any, src: list[View]) -> Step:
+    """One step of the ALU on ``src[0]``; a vector is appended to ``src``."""
+    if value is None and op in UNARY:
+        value = 0
+    if isinstance(value, View):
+        src.append(column(value, src[0], what, exact=op not in BITWISE))
+        return Step(op, at=len(src) - 1, reverse=bool(reverse))
+    value = number(value)
+    if is_integer(value) or isinstance(value, (float, bool)):
+        return Step(op, value, reverse=bool(reverse))
+    raise refuse(
+        "sim_operand_type",
+        f"{what} of type {type(value).__name__}, expected a number or a (P, 1) float32 tile",
+    )
+
+
+def of_bits(what: str, steps: tuple[Step, ...], views: list[View]) -> bool:
+    """Whether the steps are bitwise; refuses a mixture."""
+    bits = [s.op in BITWISE for s in steps]
+    if any(bits) != all(bits):
+        raise refuse(
+            "sim_mixed_operator_classes",
+            f"{what} joins {' and '.join(s.op for s in steps)}, expected both bitwise or both "
+            "arithmetic; use two instructions",
+        )
+    return on_bits(steps[0].op, views)
+
+
+def same_types(what: str, dst: View, *views: View) -> None:
+    """Refuse operands of other types than the destination's."""
+    for view in views:
+        if view.dt is not dst.dt:
+            raise refuse(
+                "sim_types_differ",
+                f"{what} got {view.label()} for {dst.label()}, expected equal types; cast first",
+            )
+
+
+def sizes(pattern: Any) -> tuple[int, ...]:
+    """Counts of a ``[[step, num], ...]`` pattern."""
+    return tuple(int(num) for _, num in pattern)
+
+
+def product(values: Any) -> int:
+    return math.prod(values)

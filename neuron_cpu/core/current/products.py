@@ -1,0 +1,216 @@
+"""``nki.isa``: TensorE."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from ..device.errors import refuse, warn
+from ..device.spec import CORE, Engine
+from ..device.target import needs
+from ..instructions.copies import MEMSET, FillAttrs
+from ..instructions.recorder import record
+from ..instructions.tensor_engine import (
+    NC_TRANSPOSE,
+    MatmulAttrs,
+    TransposeAttrs,
+    collapsed,
+    multiply_into,
+)
+from ..program.accumulation import Groups
+from ..program.view import View
+from .enums import choose, engine, matmul_perf_mode
+from .operands import NkiInstruction, labelled, put, tensor
+
+
+@functools.cache
+def _attrs(is_transpose: bool, stationary_onezero: bool, moving_onezero: bool) -> MatmulAttrs:
+    return MatmulAttrs(
+        is_transpose=is_transpose,
+        stationary_onezero=stationary_onezero,
+        moving_onezero=moving_onezero,
+    )
+
+
+def nc_matmul(
+    dst: Any,
+    stationary: Any,
+    moving: Any,
+    is_stationary_onezero: bool = False,
+    is_moving_onezero: bool = False,
+    is_transpose: bool = False,
+    accumulate: bool | None = None,
+    tile_position: Any = (),
+    tile_size: Any = (),
+    perf_mode: matmul_perf_mode = matmul_perf_mode.none,
+    name: str | None = None,
+) -> NkiInstruction:
+    """``dst[M, N] = stationary[K, M].T @ moving[K, N]``, SBUF times SBUF into PSUM, in fp32.
+
+    ``accumulate``: False overwrites, True adds; None overwrites where no product has written yet
+    and adds elsewhere. K, M <= 128; N <= 512, on gen4 as much as PSUM takes.
+    """
+    what = "nc_matmul"
+    left, right = tensor(stationary, what), tensor(moving, what)
+    if perf_mode is not matmul_perf_mode.none:
+        left, right = _double_rows(left, right, perf_mode)
+    left, right = collapsed(left), collapsed(right)
+    target = _product_of(tensor(dst, what), left, right)
+    if tile_position or tile_size:
+        _check_array_tile(tile_position, tile_size, left, right)
+    _check_narrow_types(left, right)
+    storage = target.storage
+    if accumulate is None and storage.groups is not None:
+        accumulate = _begun(target, storage.groups)
+    elif accumulate and storage.groups is not None and storage.groups.holds_other(target):
+        _warn_of_start(target)
+    if accumulate and storage.groups is not None and storage.groups.missing(target) is not None:
+        storage.groups.written(target, by_matmul=True)  # undefined there; values show who looks
+    attrs = _attrs(bool(is_transpose), bool(is_stationary_onezero), bool(is_moving_onezero))
+    return labelled(multiply_into(target, left, right, attrs, accumulate), name)
+
+
+def _product_of(dst: View, left: View, right: View) -> View:
+    """``dst`` as [M, N]."""
+    shape = (left.free_size, right.free_size)
+    if dst.shape == shape:
+        return dst
+    if dst.shape[0] != shape[0] or dst.free_size != shape[1]:
+        raise refuse(
+            "sim_shape_mismatch",
+            f"nc_matmul of stationary {left.label()} and moving {right.label()} into "
+            f"{dst.label()}, expected a dst of shape {shape}",
+        )
+    return collapsed(dst)
+
+
+def _begun(dst: View, groups: Groups) -> bool | None:
+    """What ``accumulate=None`` means for a region: None as long as the rule of ``Groups`` holds.
+
+    A region that products have covered in part is written there and not elsewhere: the rest is
+    filled with zeros first, so that one instruction adds to both (a tracker by regions since 0.6,
+    release notes).
+    """
+    if groups.holds_other(dst):
+        if not groups.only_zeros:
+            _warn_of_start(dst)
+        return True
+    missing = groups.missing(dst)
+    if missing is None:
+        return None
+    fill = FillAttrs(value=0, mask=missing)
+    record(MEMSET, (dst,), (), fill)
+    groups.written(dst, by_matmul=True)
+    return True
+
+
+def _warn_of_start(dst: View) -> None:
+    warn(
+        "sim_accumulation_start",
+        f"nc_matmul accumulates onto {dst.label()}, which no product has written last, "
+        "expected content of products: sources leave open what the hardware adds to; begin with "
+        "accumulate=False",
+    )
+
+
+def _check_array_tile(position: Any, size: Any, left: View, right: View) -> None:
+    """Rows and columns of TensorE that the product takes."""
+    least = CORE.array_tile_min
+    sizes = [n for n in (32, 64, 128) if n >= least]
+    if not position or not size or any(n not in sizes for n in size):
+        raise refuse(
+            "sim_array_tile",
+            f"nc_matmul with tile_position={position}, tile_size={size}, expected both, with rows "
+            f"and columns of {sizes} on {CORE.name}",
+        )
+    if any(at % n or at + n > CORE.partitions for at, n in zip(position, size)):
+        raise refuse(
+            "sim_array_tile",
+            f"nc_matmul with tile_position={position}, tile_size={size}, expected positions that "
+            "are multiples of the size",
+        )
+    if left.shape[0] > size[0] or left.free_size > size[1]:
+        raise refuse(
+            "sim_array_tile",
+            f"nc_matmul of {left.label()} in a tile of {size}, expected at most {size[0]} rows and "
+            f"{size[1]} columns",
+        )
+
+
+def _double_rows(left: View, right: View, mode: Any) -> tuple[View, View]:
+    """fp8 operands [K, 2, M] and [K, 2, N]: the contraction runs over K and the pairs."""
+    needs(f"nc_matmul(perf_mode={mode})", 3)
+    raise NotImplementedError("nki.isa.nc_matmul(perf_mode=double_row)")
+
+
+def _check_narrow_types(left: View, right: View) -> None:
+    names = {left.dt.name, right.dt.name}
+    if "float8_e4m3fn" in names:
+        needs("float8_e4m3fn on TensorE", 4)
+
+
+def nc_matmul_mx(
+    dst: Any,
+    stationary: Any,
+    moving: Any,
+    stationary_scale: Any,
+    moving_scale: Any,
+    tile_position: Any = None,
+    tile_size: Any = None,
+    accumulate: bool | None = None,
+    name: str | None = None,
+) -> NkiInstruction:
+    """A product of microscaled operands on gen4."""
+    needs("nc_matmul_mx", 4)
+    raise NotImplementedError("nki.isa.nc_matmul_mx")
+
+
+def quantize_mx(dst: Any, src: Any, dst_scale: Any, name: str | None = None) -> NkiInstruction:
+    """Microscaled operands from 16-bit floats on gen4."""
+    needs("quantize_mx", 4)
+    raise NotImplementedError("nki.isa.quantize_mx")
+
+
+def nc_transpose(
+    dst: Any, data: Any, engine: engine = engine.unknown, name: str | None = None
+) -> NkiInstruction:
+    """(P, F...) to (F, P). TensorE: SBUF to PSUM, 128 x 128; VectorE: 32 x 32, SBUF or PSUM.
+
+    The engine follows from the destination where it is left open. On gen2 TensorE writes fp32.
+    """
+    what = "nc_transpose"
+    target, source = tensor(dst, what), collapsed(tensor(data, what))
+    choice = choose(engine, what, (Engine.TENSOR, Engine.VECTOR))
+    if choice is None:
+        choice = Engine.TENSOR if target.storage.buffer == "psum" else Engine.VECTOR
+    shape = (source.free_size, source.shape[0])
+    if target.shape != shape:
+        if target.shape[0] != shape[0] or target.free_size != shape[1]:
+            raise refuse(
+                "sim_shape_mismatch",
+                f"{what} of {source.label()} into {target.label()}, expected a dst of shape "
+                f"{shape}",
+            )
+        target = target.reshape(shape)
+    _check_transposed_type(target, source, choice)
+    attrs = TransposeAttrs(
+        engine=Engine.VECTOR if choice is Engine.VECTOR else None,
+        raw=target.dt is source.dt,
+        free_axes=source.ndim - 1,
+    )
+    return put(NC_TRANSPOSE, (target,), (source,), attrs, name)
+
+
+def _check_transposed_type(target: View, source: View, choice: Engine) -> None:
+    """Results have the data's type; TensorE of gen2 writes fp32, as every product there."""
+    fp32_psum = choice is Engine.TENSOR and target.dt.name == "float32"
+    if target.dt is source.dt and (CORE.number > 2 or choice is Engine.VECTOR):
+        return
+    if fp32_psum and (CORE.number == 2 or source.dt is target.dt):
+        return
+    wanted = "float32" if CORE.number == 2 and choice is Engine.TENSOR else source.dt
+    warn(
+        "sim_transpose_type",
+        f"nc_transpose of {source.label()} into {target.label()} on {choice.value} of {CORE.name}, "
+        f"expected dst of {wanted}",
+    )

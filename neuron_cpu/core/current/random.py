@@ -1,0 +1,124 @@
+"""``nki.isa``: random numbers. Bit streams are not documented; these repeat in every run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..device.dtypes import FLOAT32
+from ..device.errors import refuse
+from ..device.spec import Engine
+from ..device.target import needs
+from ..instructions.copies import TENSOR_COPY, copy_attrs
+from ..instructions.gpsimd import (
+    DROPOUT,
+    RANDOM_BITS,
+    DropoutAttrs,
+    RandomAttrs,
+    random_source,
+)
+from ..program import trace
+from ..program.view import View
+from .enums import choose, engine
+from .operands import NkiInstruction, alike, column, put, tensor
+
+
+def rng(dst: Any, engine: engine = engine.vector, name: str | None = None) -> NkiInstruction:
+    """Random bits of an integer type on VectorE, from gen3 on also GpSimdE."""
+    target = tensor(dst, "rng")
+    choice = choose(engine, "rng", (Engine.VECTOR, Engine.GPSIMD))
+    if choice is Engine.GPSIMD:
+        needs("rng on GpSimdE", 3)
+    if not target.dt.is_int:
+        raise refuse("sim_random_type", f"rng into {target.label()}, expected an integer type")
+    src: list[View] = []
+    state = random_source(src)
+    attrs = RandomAttrs(
+        engine=choice, bits=True, count=state.count, seed=state.seed, seed_at=state.seed_at,
+        shape=target.shape,
+    )  # fmt: skip
+    return put(RANDOM_BITS, (target,), tuple(src), attrs, name)
+
+
+def set_rng_seed(src_seeds: Any, name: str | None = None) -> None:
+    """Seed of VectorE's generator: a (1, 1) tile of 32 bits."""
+    seeds = tensor(src_seeds, "set_rng_seed")
+    if seeds.size != 1 or seeds.dt.itemsize != 4:
+        raise refuse(
+            "sim_random_seed", f"set_rng_seed of {seeds.label()}, expected (1, 1) of 32 bits"
+        )
+    _reseed(seeds)
+
+
+def _reseed(seeds: View) -> None:
+    """The random instructions that follow depend on a copy of the seed."""
+    tracer = trace.current("a random seed")
+    held = tracer.whole(tracer.storage((1, 1), seeds.dt, "sbuf", name="seed"))
+    first = seeds.slice_box(tuple(slice(0, 1) for _ in seeds.shape)).reshape((1, 1))
+    put(TENSOR_COPY, (held,), (first,), copy_attrs(held.dt, first.dt))
+    tracer.random = (held, 0)
+
+
+_STATE = {Engine.GPSIMD: (6, 3), Engine.VECTOR: (24, 4)}  # values of a partition, first generation
+
+
+def rand_set_state(src_seeds: Any, engine: engine = engine.gpsimd, name: str | None = None) -> None:
+    """State of a generator of gen3 (GpSimdE) or gen4 (VectorE): uint32, 6 or 24 a partition."""
+    seeds = tensor(src_seeds, "rand_set_state")
+    _check_state(seeds, engine, "rand_set_state")
+    _reseed(seeds)
+
+
+def rand_get_state(
+    dst: Any, engine: engine = engine.gpsimd, name: str | None = None
+) -> NkiInstruction:
+    """The state of a generator, as ``rand_set_state`` takes it."""
+    target = tensor(dst, "rand_get_state")
+    _check_state(target, engine, "rand_get_state")
+    src: list[View] = []
+    state = random_source(src)
+    attrs = RandomAttrs(
+        bits=True, count=state.count, seed=state.seed, seed_at=state.seed_at, shape=target.shape
+    )
+    return put(RANDOM_BITS, (target,), tuple(src), attrs, name)
+
+
+def _check_state(view: View, given: Any, what: str) -> None:
+    choice = choose(given, what, (Engine.GPSIMD, Engine.VECTOR)) or Engine.GPSIMD
+    values, first = _STATE[choice]
+    needs(f"{what} on {choice.value}", first)
+    if view.free_size != values or view.dt.name != "uint32":
+        raise refuse(
+            "sim_random_state",
+            f"{what} of {view.label()}, expected uint32 with {values} values per partition",
+        )
+
+
+def rand2(dst: Any, min: Any, max: Any, name: str | None = None) -> NkiInstruction:
+    """Uniform fp32 numbers between two bounds on VectorE of gen4."""
+    needs("rand2", 4)
+    raise NotImplementedError("nki.isa.rand2")
+
+
+def dropout(dst: Any, data: Any, prob: Any, name: str | None = None) -> NkiInstruction:
+    """``data`` with elements set to zero with probability ``prob`` (a number or (P, 1))."""
+    target, source = alike("dropout", tensor(dst, "dropout"), tensor(data, "dropout"))
+    src, probability, at = [source], 0.0, None
+    if isinstance(prob, View):
+        if source.dt.is_int and prob.dt is not FLOAT32:
+            raise refuse(
+                "sim_dropout_types",
+                f"dropout of {source.label()} with probabilities {prob.label()}, expected fp32",
+            )
+        at = 1
+        src.append(column(prob, source, "dropout prob", exact=False))
+    else:
+        probability = float(prob)
+    state = random_source(src)
+    attrs = DropoutAttrs(
+        count=state.count,
+        seed=state.seed,
+        seed_at=state.seed_at,
+        probability=probability,
+        probability_at=at,
+    )
+    return put(DROPOUT, (target,), tuple(src), attrs, name)

@@ -1,0 +1,186 @@
+"""``nki.isa``: index patterns, selections by place, searches and segments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from ..device.dtypes import FLOAT32, INT32
+from ..device.errors import refuse
+from ..device.target import needs
+from ..instructions.copies import FIND8, MAX8, REPLACE8, SearchAttrs
+from ..instructions.gpsimd import (
+    AFFINE_SELECT,
+    IOTA,
+    SEQUENCE_BOUNDS,
+    IotaAttrs,
+    KeepAttrs,
+)
+from ..program.attributes import Attrs
+from ..program.view import View
+from .operands import NkiInstruction, alike, operator, product, put, sizes, tensor
+from .registers import VirtualRegister
+
+COMPARISONS = {
+    "equal": np.equal,
+    "not_equal": np.not_equal,
+    "greater": np.greater,
+    "greater_equal": np.greater_equal,
+    "less": np.less,
+    "less_equal": np.less_equal,
+}
+MAX_PAIRS = 4
+
+
+# --- index patterns -------------------------------------------------------------------------------
+def _affine(what: str, dst: View, pattern: Any, offset: Any, channel_multiplier: int) -> np.ndarray:
+    """``offset + p * channel_multiplier + sum of index * step`` in int32, in the shape of dst."""
+    if len(pattern) > MAX_PAIRS or product(sizes(pattern)) != dst.free_size:
+        raise refuse(
+            "sim_pattern",
+            f"{what} of {dst.label()} with pattern {pattern}, expected at most {MAX_PAIRS} pairs "
+            f"[step, num] whose nums multiply to {dst.free_size}",
+        )
+    if isinstance(offset, VirtualRegister):
+        offset = offset.value(f"offset of {what}")
+    partitions = dst.shape[0]
+    total = int(offset) + np.arange(partitions, dtype=np.int64)[:, None] * int(channel_multiplier)
+    for step, num in pattern:
+        line = int(step) * np.arange(int(num), dtype=np.int64)
+        total = (total[:, :, None] + line).reshape(partitions, -1)
+    return total.astype(np.int32).reshape(dst.shape)
+
+
+def iota(
+    dst: Any, pattern: Any, offset: Any = 0, channel_multiplier: int = 0, name: str | None = None
+) -> NkiInstruction:
+    """``offset + p * channel_multiplier + sum of index * step`` over ``[[step, num], ...]``."""
+    target = tensor(dst, "iota")
+    values = _affine("iota", target, pattern, offset, channel_multiplier)
+    return put(IOTA, (target,), (), IotaAttrs(values=values), name)
+
+
+def affine_select(
+    dst: Any,
+    pattern: Any,
+    channel_multiplier: int,
+    on_true_tile: Any,
+    on_false_value: Any,
+    cmp_op: Any = None,
+    offset: Any = 0,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Keep elements whose affine value compares with 0 as ``cmp_op`` says (default: equal)."""
+    what = "affine_select"
+    target, data = alike(what, tensor(dst, what), tensor(on_true_tile, what))
+    code = "equal" if cmp_op is None else _comparison(cmp_op, what)
+    values = _affine(what, target, pattern, offset, channel_multiplier)
+    keep = COMPARISONS[code](values, 0)
+    attrs = KeepAttrs(keep=keep, on_false=float(on_false_value))
+    return put(AFFINE_SELECT, (target,), (data,), attrs, name)
+
+
+def _comparison(op: Any, what: str) -> str:
+    code = operator(op, what)
+    if code not in COMPARISONS:
+        raise refuse(
+            "sim_unknown_operator",
+            f"{what} with nl.{code}, expected one of {', '.join(COMPARISONS)}",
+        )
+    return code
+
+
+def range_select(
+    dst: Any,
+    on_true_tile: Any,
+    comp_op0: Any,
+    comp_op1: Any,
+    bound0: Any,
+    bound1: Any,
+    reduce_cmd: Any = None,
+    reduce_res: Any = None,
+    reduce_op: Any = None,
+    range_start: float = 0,
+    on_false_value: float = float(np.finfo(np.float32).min),
+    name: str | None = None,
+) -> NkiInstruction:
+    """Keep columns whose number lies between two bounds of each partition; gen3."""
+    needs("range_select", 3)
+    raise NotImplementedError("nki.isa.range_select")
+
+
+def sequence_bounds(dst: Any, segment_ids: Any, name: str | None = None) -> NkiInstruction:
+    """(1, n) segment ids to (1, 2, n): first index and end of each element's segment; 0 pads."""
+    what = "sequence_bounds"
+    target, ids = tensor(dst, what), tensor(segment_ids, what)
+    if ids.shape[0] != 1 or ids.dt not in (FLOAT32, INT32) or target.size != 2 * ids.size:
+        raise refuse(
+            "sim_sequence_bounds",
+            f"{what} of {ids.label()} into {target.label()}, expected fp32 or int32 (1, n) and a "
+            "dst of (1, 2, n)",
+        )
+    n = ids.free_size
+    views = target.reshape((1, 2, n)), ids.reshape((1, n))
+    return put(SEQUENCE_BOUNDS, views[:1], views[1:], Attrs(), name)
+
+
+# --- the eight largest ----------------------------------------------------------------------------
+def max8(dst: Any, src: Any, name: str | None = None) -> NkiInstruction:
+    """The 8 largest elements of each partition, descending, to (P, 8)."""
+    target, data = _eight(tensor(dst, "max8"), "max8"), tensor(src, "max8")
+    return put(MAX8, (target,), (data,), SearchAttrs(free_axes=data.ndim - 1), name)
+
+
+def _eight(view: View, what: str) -> View:
+    if view.free_size != 8:
+        raise refuse(
+            "sim_search_values", f"{what} got {view.label()}, expected 8 elements per partition"
+        )
+    return view if view.ndim == 2 else view.reshape((view.shape[0], 8))
+
+
+def _search(data: Any, vals: Any, what: str, replacement: float = 0.0) -> Any:
+    source, wanted = tensor(data, what), tensor(vals, what)
+    attrs = SearchAttrs(
+        free_axes=source.ndim - 1,
+        value_axes=wanted.ndim - 1,
+        replacement=replacement,
+        successive=True,
+    )
+    return (source, wanted), attrs
+
+
+def nc_find_index8(dst: Any, data: Any, vals: Any, name: str | None = None) -> NkiInstruction:
+    """Index of the first occurrence of each of 8 values; equal values take successive ones.
+
+    A value that does not occur gives all ones.
+    """
+    what = "nc_find_index8"
+    target = _eight(tensor(dst, what), what)
+    if target.dt.name not in ("uint32", "uint16"):
+        raise refuse("sim_search_types", f"{what} into {target.label()}, expected uint32 or uint16")
+    src, attrs = _search(data, vals, what)
+    return put(FIND8, (target,), src, attrs, name)
+
+
+def nc_match_replace8(
+    dst: Any, data: Any, vals: Any, imm: float, dst_idx: Any = None, name: str | None = None
+) -> NkiInstruction:
+    """``data`` with the first occurrence of each of 8 values replaced by ``imm``.
+
+    ``dst_idx`` (P, 8) receives their indices. Values are taken from the last to the first.
+    """
+    what = "nc_match_replace8"
+    target, source = alike(what, tensor(dst, what), tensor(data, what))
+    src, attrs = _search(source, vals, what, float(imm))
+    if dst_idx is not None:
+        _, finding = _search(source, vals, what)
+        index = _eight(tensor(dst_idx, what), what)
+        put(FIND8, (index,), src, finding)
+    return put(REPLACE8, (target,), src, attrs, name)
+
+
+def topk(val_dst: Any, idx_dst: Any, src: Any, n: int, name: str | None = None) -> NkiInstruction:
+    """The largest elements of each group of 16 partitions (SDK 2.32)."""
+    raise NotImplementedError("nki.isa.topk")

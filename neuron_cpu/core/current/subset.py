@@ -1,0 +1,129 @@
+"""Which Python a kernel may use: what the compiler's parser refuses, found in the source.
+
+The compiler reads the source of a kernel and of everything that it calls; the simulator runs it, so
+all of Python works here. Every construct below is refused there, whether its branch is taken or not
+(messages of the published parser, leanprover/KLR, KLR/NKI/Simplify.lean). The tracer that SDK 2.32
+offers beside the parser takes more, so these are warnings. Bodies of nl.fori_loop and nl.while_loop
+may be inner functions: the documentation writes them so.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from types import CodeType
+from typing import NamedTuple
+
+from ..device.errors import warn
+from ..program.source import reachable, tree_of
+
+LOOP_BODIES = frozenset({"fori_loop", "while_loop"})
+COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+# node: what it is called, what to write instead
+REFUSED: dict[type[ast.AST], tuple[str, str]] = {
+    ast.Raise: ("raise", "use assert for fatal errors"),
+    ast.Try: ("try", "check conditions before"),
+    ast.Import: ("import", "import at the top of the module"),
+    ast.ImportFrom: ("import", "import at the top of the module"),
+    ast.Global: ("global", "pass values as arguments"),
+    ast.Nonlocal: ("nonlocal", "pass values as arguments"),
+    ast.Delete: ("del", "let the name go out of use"),
+    ast.ClassDef: ("a class in a function", "move it to the module"),
+    ast.AsyncFunctionDef: ("async", "use a plain function"),
+    ast.Lambda: ("lambda", "write a function of the module"),
+    ast.Yield: ("yield", "return a list"),
+    ast.YieldFrom: ("yield", "return a list"),
+    ast.NamedExpr: ("':='", "assign before"),
+    ast.Match: ("match", "use if and elif"),
+    ast.Starred: ("a star expression", "write the values out"),
+    **{kind: ("a comprehension", "use a loop and append") for kind in COMPREHENSIONS},
+}
+
+
+class Finding(NamedTuple):
+    """A construct that the parser refuses."""
+
+    line: int
+    what: str
+    mend: str
+
+
+def lint(function: Callable | None) -> None:
+    """Warn of constructs outside of the compiler's subset, with their lines."""
+    if function is None:
+        return
+    name = getattr(function, "__name__", "kernel")
+    for one, _ in reachable(function):
+        for finding in _of_function(one.__code__, tree_of(one)):
+            place = f"{name} ({one.__code__.co_filename}:{finding.line})"
+            warn(
+                "sim_parser_subset",
+                f"{finding.what} is not supported by the compiler's parser, expected Python that "
+                f"it knows; {finding.mend}",
+                place,
+            )
+
+
+_findings: dict[CodeType, list[Finding]] = {}
+
+
+def _of_function(code: CodeType, tree: ast.FunctionDef | None) -> list[Finding]:
+    found = _findings.get(code)
+    if found is None:
+        found = _findings[code] = [] if tree is None else list(_walk(tree))
+    return found
+
+
+def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
+    if tree.args.vararg is not None or tree.args.kwonlyargs:
+        yield Finding(tree.lineno, "*args or a bare '*' in parameters", "name the parameters")
+    bodies = _loop_bodies(tree)
+    for node in ast.walk(tree):
+        if node is tree:
+            continue
+        line = getattr(node, "lineno", tree.lineno)
+        if isinstance(node, ast.FunctionDef) and node.name not in bodies:
+            yield Finding(line, "a function in a function", "move it to the module")
+        elif type(node) in REFUSED:
+            what, mend = REFUSED[type(node)]
+            yield Finding(line, what, mend)
+        elif isinstance(node, (ast.For, ast.While)):
+            yield from _of_loop(node)
+        elif isinstance(node, ast.With):
+            yield from _of_with(node)
+        elif isinstance(node, ast.FormattedValue) and node.format_spec is not None:
+            yield Finding(line, "a format in an f-string", "use str(x)")
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+            yield Finding(line, "the operator @", "use nisa.nc_matmul")
+        elif isinstance(node, ast.Call) and any(k.arg is None for k in node.keywords):
+            yield Finding(line, "**keywords in a call", "write the keywords out")
+
+
+def _loop_bodies(tree: ast.FunctionDef) -> set[str]:
+    """Names of functions that are handed to a device loop."""
+    names = set()
+    for node in ast.walk(tree):
+        called = getattr(node.func, "attr", "") if isinstance(node, ast.Call) else ""
+        if called in LOOP_BODIES and isinstance(node, ast.Call):
+            passed = [*node.args, *(k.value for k in node.keywords)]
+            names |= {a.id for a in passed if isinstance(a, ast.Name)}
+    return names
+
+
+def _of_loop(node: ast.For | ast.While) -> Iterator[Finding]:
+    if node.orelse:
+        yield Finding(node.lineno, "else behind a loop", "use a flag")
+    if isinstance(node, ast.For) and not isinstance(node.target, ast.Name):
+        yield Finding(node.lineno, "a loop over several names", "loop over one and index")
+
+
+def _of_with(node: ast.With) -> Iterator[Finding]:
+    for item in node.items:
+        call = item.context_expr
+        name = (
+            getattr(call.func, "attr", getattr(call.func, "id", ""))
+            if isinstance(call, ast.Call)
+            else ""
+        )
+        if name != "no_reorder" or item.optional_vars is not None:
+            yield Finding(node.lineno, "a with other than nl.no_reorder()", "call functions")

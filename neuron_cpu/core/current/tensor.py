@@ -1,0 +1,543 @@
+"""Tensors of kernels: subscripts, the algebra of views, and access patterns over the storage.
+
+Everything here makes views of the same memory and records nothing. Sources: aws-neuron-sdk v2.32.0,
+nki/api/nki/language/__init__.py (NkiTensor), nki/deep-dives/nki-aps.rst,
+nki/get-started/about/indexing-overview.rst.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+from ..device.errors import refuse, warn
+from ..program import trace
+from ..program.index import is_integer
+from ..program.view import View, contiguous, intern
+from . import types
+from .registers import VirtualRegister
+from .types import NAMES, MemoryRegion
+
+MAX_AXES = 5
+Slice = slice  # the class below has a method of that name
+
+
+class DynamicSlice:
+    """``nl.ds(start, size)`` with a start that is known when the kernel runs."""
+
+    __slots__ = ("size", "start")
+
+    def __init__(self, start: Any, size: int) -> None:
+        self.start, self.size = start, size
+
+
+def ds(start: Any, size: int) -> Any:
+    """The subscript ``start : start + size``; ``start`` may be a register or a (1, 1) tile."""
+    if isinstance(start, VirtualRegister):
+        start = start.static if start.static is not None else start
+    if is_integer(start):
+        return slice(start, start + size)
+    return DynamicSlice(start, int(size))
+
+
+class NkiTensor(View):
+    """A tensor in HBM, SBUF or PSUM, or a part of one.
+
+    Attributes:
+        shape, strides, offset: as ``View`` has them, in elements of the storage.
+        dtype: the element type, a string that equals ``nl.float32`` and so on.
+        buffer: the memory, ``nl.sbuf`` and so on.
+        name: given with ``name=``, or of the variable that it was assigned to first.
+    """
+
+    __slots__ = ()
+    scalar_offsets_anywhere = True  # see ``View``
+
+    @property
+    def dtype(self) -> types.Name:
+        return NAMES[self.dt.name]
+
+    @property
+    def buffer(self) -> MemoryRegion:
+        return MemoryRegion(self.storage.buffer)
+
+    @property
+    def name(self) -> str:
+        return self.storage.name
+
+    # --- subscripts -------------------------------------------------------------------------------
+    def __getitem__(self, key: Any) -> NkiTensor:
+        keys = _one_for_each_axis(key if isinstance(key, tuple) else (key,), self)
+        offset = self.offset
+        shape: list[int] = []
+        strides: list[int] = []
+        dynamic: tuple[int, Any] | None = None
+        chip = self.storage.on_chip
+        for axis, k in enumerate(keys):
+            size, stride = self.shape[axis], self.strides[axis]
+            if isinstance(k, slice):
+                start, count, step = self._range(axis, k)
+                offset += start * stride
+                shape.append(count)
+                strides.append(stride * step)
+            elif is_integer(k):
+                at = int(k) + size if k < 0 else int(k)
+                if not 0 <= at < size:
+                    raise self._outside(axis, f"index {k}")
+                offset += at * stride
+                # a tile never loses its partition axis
+                if chip and axis == 0:
+                    shape.append(1)
+                    strides.append(stride)
+            elif isinstance(k, DynamicSlice):
+                dynamic = (axis, k.start)
+                shape.append(k.size)
+                strides.append(stride)
+            else:
+                raise refuse(
+                    "sim_index_type",
+                    f"subscript of type {type(k).__name__} of {self.label()}, expected int, slice, "
+                    "nl.ds or '...'; masks and index grids are gone, use .ap for other patterns",
+                )
+        while len(shape) < (2 if chip else 1):
+            shape.append(1)
+            strides.append(1)
+        indirect = self._sliced_rows(keys) if self.indirect is not None else None
+        made = self._with(offset, intern(tuple(shape)), intern(tuple(strides)), None, indirect)
+        return made if dynamic is None else made._moved(self, *dynamic)
+
+    def _range(self, axis: int, k: Slice) -> tuple[int, int, int]:
+        """(start, count, step) of a slice, which must lie inside of the axis."""
+        size = self.shape[axis]
+        if k.start is None and k.stop is None and k.step is None:
+            return 0, size, 1
+        for bound in (k.start, k.stop, k.step):
+            if bound is not None and not is_integer(bound):
+                raise refuse(
+                    "sim_index_type",
+                    f"slice bound of type {type(bound).__name__} of {self.label()}, expected an "
+                    "integer known while building; use nl.ds(register, size) for another",
+                )
+        step = 1 if k.step is None else int(k.step)
+        start = 0 if k.start is None else int(k.start)
+        stop = size if k.stop is None else int(k.stop)
+        start, stop = (v + size if v < 0 else v for v in (start, stop))
+        if start < 0 or stop > size:
+            raise self._outside(axis, f"index range {k.start}:{k.stop}")
+        if step < 1 or start >= stop:
+            raise refuse(
+                "sim_empty_slice",
+                f"slice {k.start}:{k.stop}:{k.step} of axis {axis} of {self.label()} is empty, "
+                "expected start < stop and a positive step",
+            )
+        return start, -(-(stop - start) // step), step
+
+    def _outside(self, axis: int, what: str) -> Exception:
+        return refuse(
+            "err_tensor_access_out_of_bound",
+            f"Out-of-bound access for tensor {self.label()} on dimension {axis}: {what} exceeds "
+            f"dimension size {self.shape[axis]}, expected indices inside of it; clamp with min()",
+        )
+
+    def _sliced_rows(self, keys: Sequence[Any]) -> Any:
+        """Rows that data choose go with the axis that they were chosen for."""
+        assert self.indirect is not None
+        tile = self.indirect[0]
+        if tile.size == 1:
+            return self.indirect
+        if keys[0] != slice(None):
+            raise refuse(
+                "sim_indirect_axis",
+                f"subscript of axis 0 of {self.label()}, whose rows data choose, expected ':' "
+                "there; slice the index tile instead",
+            )
+        return self.indirect
+
+    def _moved(self, base: View, axis: int, start: Any) -> NkiTensor:
+        """The view at a run-time offset along an axis of ``base``."""
+        if self.indirect is not None:
+            raise refuse(
+                "sim_indirect_twice",
+                f"{self.label()} has a run-time offset already, expected one for a tensor; add "
+                "the indices in a tile first",
+            )
+        stride, length = base.strides[axis], base.shape[axis]
+        if isinstance(start, VirtualRegister):
+            if start.static is not None:
+                offset = self.offset + start.static * stride
+                return self._with(offset, self.shape, self.strides, None, None)
+            start = start.tile
+        span = self.shape[axis] - 1 if self.ndim == base.ndim else 0
+        tile = _index_tile(start, 1)
+        return self._with(
+            self.offset, self.shape, self.strides, None, (tile, stride, length, (0, span))
+        )
+
+    # --- views by name ----------------------------------------------------------------------------
+    def slice(self, dim: int, start: int, end: int, step: int = 1) -> NkiTensor:
+        """Elements ``start`` to ``end`` of one axis in steps."""
+        dim = self._axis(dim)
+        keys = [slice(None)] * self.ndim
+        keys[dim] = slice(start, end, step)
+        return self[tuple(keys)]
+
+    def select(self, dim: int, index: Any) -> NkiTensor:
+        """One index of an axis, which goes; a register or a (1, 1) tile selects at run time."""
+        dim = self._axis(dim)
+        if self.storage.on_chip and dim == 0 and not is_integer(index):
+            raise self._wrong_axis("select at run time", dim)
+        keys: list[Any] = [slice(None)] * self.ndim
+        keys[dim] = int(index) if is_integer(index) else 0
+        made = self[tuple(keys)]
+        return made if is_integer(index) else made._moved(self, dim, index)
+
+    def vector_select(self, dim: int, vector_offset: Any) -> NkiTensor:
+        """Rows of an HBM tensor by data: row p of the result is row ``vector_offset[p]``."""
+        if self.storage.on_chip or dim != 0:
+            raise self._wrong_axis("vector_select", dim)
+        tile = _index_tile(vector_offset, None)
+        shape = (tile.shape[0], *self.shape[1:])
+        indirect = (tile, self.strides[0], self.shape[0], (0, 0))
+        return self._with(
+            self.offset, intern(shape), intern((0, *self.strides[1:])), None, indirect
+        )
+
+    def permute(self, dims: Sequence[int]) -> NkiTensor:
+        """The axes in another order; on chip the partition axis stays first."""
+        order = tuple(self._axis(d) for d in dims)
+        if sorted(order) != list(range(self.ndim)) or (self.storage.on_chip and order[0] != 0):
+            raise refuse(
+                "sim_permute",
+                f"permute({list(dims)}) of {self.label()}, expected every axis once"
+                f"{', the partition axis first' if self.storage.on_chip else ''}",
+            )
+        return self._rearranged([self.shape[d] for d in order], [self.strides[d] for d in order])
+
+    def broadcast(self, dim: int, size: int) -> NkiTensor:
+        """An axis of size 1 as one of ``size`` with stride 0; on chip not the partition axis."""
+        dim = self._free_axis(dim, "broadcast")
+        if self.shape[dim] != 1:
+            raise refuse(
+                "sim_broadcast",
+                f"broadcast of axis {dim} of {self.label()}, expected size 1, got "
+                f"{self.shape[dim]}; slice one element of it first",
+            )
+        shape, strides = list(self.shape), list(self.strides)
+        shape[dim], strides[dim] = int(size), 0
+        return self._rearranged(shape, strides)
+
+    def expand_dim(self, dim: int) -> NkiTensor:
+        """A new axis of size 1 at ``dim``; on chip not before the partition axis."""
+        at = dim if dim >= 0 else dim + self.ndim + 1
+        if self.storage.on_chip and at == 0:
+            raise self._wrong_axis("expand_dim", dim)
+        return self._rearranged(
+            [*self.shape[:at], 1, *self.shape[at:]], [*self.strides[:at], 0, *self.strides[at:]]
+        )
+
+    def squeeze_dim(self, dim: int) -> NkiTensor:
+        """Without an axis of size 1."""
+        dim = self._free_axis(dim, "squeeze_dim")
+        if self.shape[dim] != 1:
+            raise refuse(
+                "sim_squeeze",
+                f"squeeze_dim({dim}) of {self.label()}, expected size 1 there, got "
+                f"{self.shape[dim]}",
+            )
+        return self._rearranged(
+            [*self.shape[:dim], *self.shape[dim + 1 :]],
+            [*self.strides[:dim], *self.strides[dim + 1 :]],
+        )
+
+    def reshape_dim(self, dim: int, shape: Sequence[int]) -> NkiTensor:
+        """One axis split into several, one of them possibly -1."""
+        dim = self._free_axis(dim, "reshape_dim")
+        parts = _filled(shape, self.shape[dim], self)
+        steps = [self.strides[dim] * s for s in contiguous(tuple(parts))]
+        return self._rearranged(
+            [*self.shape[:dim], *parts, *self.shape[dim + 1 :]],
+            [*self.strides[:dim], *steps, *self.strides[dim + 1 :]],
+        )
+
+    def flatten_dims(self, start_dim: int, end_dim: int) -> NkiTensor:
+        """Axes ``start_dim`` to ``end_dim`` as one; their strides must allow that."""
+        first, last = self._free_axis(start_dim, "flatten_dims"), self._axis(end_dim)
+        merged = math.prod(self.shape[first : last + 1])
+        return self.reshape((*self.shape[:first], merged, *self.shape[last + 1 :]))
+
+    def reshape(self, shape: Sequence[int], *more: int) -> NkiTensor:
+        """Other sizes, one of them possibly -1; on chip the partition axis stays as it is."""
+        sizes: Any = (shape, *more) if is_integer(shape) else shape
+        return super().reshape(tuple(_filled(sizes, self.size, self)))
+
+    def rearrange(
+        self, src_pattern: Any, dst_pattern: Any, fixed_sizes: dict[str, int] | None = None
+    ) -> NkiTensor:
+        """Axes by name: ``(("h", "d"), "s")`` to ``("h", "s", "d")``; tuples split and merge."""
+        names: list[str] = []
+        split: list[int] = []
+        sizes = dict(fixed_sizes or {})
+        if len(src_pattern) != self.ndim:
+            raise refuse(
+                "sim_rearrange",
+                f"rearrange of {self.label()} from {src_pattern}, expected {self.ndim} entries",
+            )
+        for size, entry in zip(self.shape, src_pattern):
+            parts = (entry,) if isinstance(entry, str) else tuple(entry)
+            names += parts
+            split += _filled([sizes.get(n, -1) for n in parts], size, self)
+        known = dict(zip(names, split))
+        flat = [n for entry in dst_pattern for n in ((entry,) if isinstance(entry, str) else entry)]
+        if sorted(flat) != sorted(names):
+            raise refuse(
+                "sim_rearrange",
+                f"rearrange of {self.label()} from {src_pattern} to {dst_pattern}, expected the "
+                "same names on both sides",
+            )
+        merged = [
+            known[e] if isinstance(e, str) else math.prod(known[n] for n in e) for e in dst_pattern
+        ]
+        return self.reshape(split).permute([names.index(n) for n in flat]).reshape(merged)
+
+    def view(self, dtype: Any) -> NkiTensor:
+        """The same bits as another type; of the same size, other sizes are not simulated."""
+        dt = types.element_type(dtype)
+        if dt.itemsize != self.dt.itemsize:
+            raise NotImplementedError(
+                f"NkiTensor.view of {self.label()} as {dt}: types of other sizes are not simulated"
+            )
+        return self.bitcast(dt)
+
+    reinterpret_cast = view
+
+    # --- access patterns --------------------------------------------------------------------------
+    def ap(
+        self,
+        pattern: Any,
+        offset: Any = None,
+        scalar_offset: Any = None,
+        vector_offset: Any = None,
+        indirect_dim: int = 0,
+        dtype: Any = None,
+    ) -> NkiTensor:
+        """Any pattern over the storage: element (i, j, ...) is ``offset + i * s0 + j * s1 + ...``.
+
+        The storage is addressed, whatever the view is; an offset of None is the view's.
+        ``scalar_offset`` (a register or a (1, 1) tile) moves the pattern along ``indirect_dim`` of
+        the tensor, ``vector_offset`` (P, 1) chooses a row of it for each partition.
+        """
+        storage, base = self.storage, self.storage.shape
+        if dtype is not None and types.element_type(dtype).itemsize != self.dt.itemsize:
+            raise NotImplementedError(
+                f"NkiTensor.ap of {self.label()} with dtype={dtype}: types of other sizes are not "
+                "simulated"
+            )
+        shape = tuple(int(count) for _, count in pattern)
+        strides = tuple(int(stride) for stride, _ in pattern)
+        if offset is not None and self.offset and int(offset) != self.offset:
+            warn(
+                "sim_ap_offset",
+                f"ap(offset={offset}) of the part {self.label()}: sources disagree whether it "
+                "replaces the part's own offset or adds to it, expected a whole tensor; here it "
+                "replaces it",
+            )
+        start = self.offset if offset is None else _known(offset)
+        if storage.on_chip:
+            self._check_partition_pair(pattern)
+        if scalar_offset is not None and vector_offset is not None:
+            raise refuse(
+                "sim_indirect_twice",
+                f"ap of {self.label()} with scalar_offset and vector_offset, expected one of them",
+            )
+        row = math.prod(base[indirect_dim + 1 :])
+        if isinstance(scalar_offset, VirtualRegister):
+            if scalar_offset.static is not None:
+                start += scalar_offset.static * row
+                scalar_offset = None
+            else:
+                scalar_offset = scalar_offset.tile
+        indirect = None
+        if vector_offset is not None:
+            if storage.on_chip or indirect_dim != 0:
+                raise self._wrong_axis("ap(vector_offset=)", indirect_dim)
+            strides = (0, *strides[1:])
+        if scalar_offset is not None or vector_offset is not None:
+            tile = _index_tile(
+                *((scalar_offset, 1) if vector_offset is None else (vector_offset, shape[0]))
+            )
+            # On chip partitions do not count: the offset moves inside of each.
+            reach = sum(
+                (n - 1) * s
+                for n, s in zip(shape, strides)
+                if not (storage.on_chip and s == storage.free_size)
+            )
+            inside = start % storage.free_size if storage.on_chip and indirect_dim else start
+            indirect = (tile, row, base[indirect_dim], (inside // row, (inside + reach) // row))
+            if storage.on_chip and indirect_dim == 0:
+                raise self._wrong_axis("ap(scalar_offset=)", 0)
+        else:
+            self._check_reach(start, shape, strides)
+        made = self._with(start, intern(shape), intern(strides), None, indirect)
+        return made if dtype is None else made.bitcast(types.element_type(dtype))
+
+    def _check_partition_pair(self, pattern: Any) -> None:
+        """On chip the first pair walks the partitions, one by one."""
+        stride, count = pattern[0]
+        free = self.storage.free_size
+        if len(pattern) < 2 or (count > 1 and stride != free):
+            raise refuse(
+                "sim_partition_stride",
+                f"ap of {self.label()} begins with {list(pattern[0])}, expected the partition "
+                f"pair [{free}, n] and at least one more: partitions cannot be skipped",
+            )
+
+    def _check_reach(self, start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+        low = start + sum((n - 1) * s for n, s in zip(shape, strides) if s < 0)
+        high = start + sum((n - 1) * s for n, s in zip(shape, strides) if s > 0)
+        if low < 0 or high >= self.storage.size:
+            raise refuse(
+                "sim_ap_out_of_bound",
+                f"ap of {self.label()} reaches elements {low} to {high}, expected 0 to "
+                f"{self.storage.size - 1} of its storage",
+            )
+
+    def get_pattern(self) -> list[list[int]]:
+        """``[[stride, count], ...]``, as ``ap`` takes it."""
+        return [[s, n] for s, n in zip(self.strides, self.shape)]
+
+    def is_contiguous(self) -> bool:
+        """Whether the view is dense and row-major; on chip within each partition."""
+        first = 1 if self.storage.on_chip else 0
+        want = contiguous(self.shape)
+        return all(
+            n == 1 or s == w
+            for n, s, w in zip(self.shape[first:], self.strides[first:], want[first:])
+        )
+
+    def is_indirect(self) -> bool:
+        """Whether data choose what it is."""
+        return self.indirect is not None
+
+    # --- helpers ----------------------------------------------------------------------------------
+    def _rearranged(self, shape: Sequence[int], strides: Sequence[int]) -> NkiTensor:
+        sizes = intern(tuple(shape))
+        if len(sizes) > MAX_AXES:
+            raise refuse(
+                "sim_rank",
+                f"view of {self.label()} with shape {sizes}, expected at most {MAX_AXES} axes",
+            )
+        return self._with(self.offset, sizes, intern(tuple(strides)), None, self.indirect)
+
+    def _axis(self, dim: int) -> int:
+        at = dim + self.ndim if dim < 0 else dim
+        if not 0 <= at < self.ndim:
+            raise refuse(
+                "sim_index_rank",
+                f"axis {dim} of {self.label()}, expected 0 to {self.ndim - 1}",
+            )
+        return at
+
+    def _free_axis(self, dim: int, what: str) -> int:
+        at = self._axis(dim)
+        if at == 0 and self.storage.on_chip:
+            raise self._wrong_axis(what, dim)
+        return at
+
+    def _wrong_axis(self, what: str, dim: int) -> Exception:
+        where = (
+            "on chip the partition axis stays as it is"
+            if self.storage.on_chip
+            else ("only axis 0 of a tensor in HBM")
+        )
+        return refuse(
+            "sim_view_axis",
+            f"{what} of axis {dim} of {self.label()}, expected another axis: {where}",
+        )
+
+    # --- data and truth ---------------------------------------------------------------------------
+    def numpy(self) -> np.ndarray:
+        """Current values (eager mode only)."""
+        return trace.current("NkiTensor.numpy").eager_values(self)
+
+    def __str__(self) -> str:
+        tracer = trace.active()
+        if tracer is not None and tracer.machine is not None:
+            return f"{self.label()}\n{self.numpy()}"
+        return self.label()
+
+    def __bool__(self) -> NoReturn:
+        raise refuse(
+            "err_ambiguous_tensor_truth_value",
+            f"{self.label()} is used as a truth value, expected a value known while building; "
+            "contents of tensors are known on the device only",
+        )
+
+    def __iter__(self) -> NoReturn:
+        raise refuse(
+            "sim_tensor_iteration", f"{self.label()} cannot be iterated over; loop over a range"
+        )
+
+    def _no_operator(self, *_: Any) -> NoReturn:
+        raise refuse(
+            "sim_tensor_operator",
+            f"binary operators on tensors are not supported, got one on {self.label()}; use "
+            "nisa.tensor_tensor, nisa.tensor_scalar or the functions of nki.language",
+        )
+
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_operator
+    __truediv__ = __rtruediv__ = __matmul__ = __neg__ = __iadd__ = _no_operator
+    __lt__ = __le__ = __gt__ = __ge__ = _no_operator
+    __hash__ = object.__hash__
+
+
+def _one_for_each_axis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
+    """One subscript for each axis: an ellipsis, or what is missing at the end, stands for ':'."""
+    ndim = view.ndim
+    if len(keys) == ndim and Ellipsis not in keys:
+        return keys
+    count = sum(k is Ellipsis for k in keys)
+    if count > 1 or len(keys) - count > ndim:
+        raise refuse(
+            "sim_index_rank",
+            f"subscript of {view.label()} has {len(keys) - count} indices, expected at most {ndim}",
+        )
+    fill = [slice(None)] * (ndim - len(keys) + count)
+    at = next((i for i, k in enumerate(keys) if k is Ellipsis), len(keys))
+    return [*keys[:at], *fill, *keys[at + 1 :]]
+
+
+def _filled(shape: Sequence[int], size: int, view: View) -> list[int]:
+    """Sizes with a -1 among them computed; refuses another product than ``size``."""
+    sizes = [int(s) for s in shape]
+    if sizes.count(-1) == 1:
+        sizes[sizes.index(-1)] = size // max(1, -math.prod(sizes))
+    if math.prod(sizes) != size or min(sizes, default=1) < 1:
+        raise refuse(
+            "sim_reshape",
+            f"shape {tuple(shape)} for {size} elements of {view.label()}, expected as many",
+        )
+    return sizes
+
+
+def _known(offset: Any) -> int:
+    if isinstance(offset, VirtualRegister) and offset.static is not None:
+        return offset.static
+    return int(offset)
+
+
+def _index_tile(given: Any, rows: int | None) -> View:
+    """A tile that chooses at run time: (1, 1), or (rows, 1) for a vector of them."""
+    wrong = ""
+    if not isinstance(given, View) or given.storage.buffer != "sbuf":
+        wrong = "a tile in sbuf"
+    elif given.dt.name not in ("int32", "uint32"):
+        wrong = "int32 or uint32"
+    elif given.free_size != 1 or (rows is not None and given.shape[0] != rows):
+        wrong = f"shape ({'P' if rows is None else rows}, 1)"
+    if wrong:
+        got = given.label() if isinstance(given, View) else type(given).__name__
+        raise refuse("sim_index_tile", f"run-time offset {got}, expected {wrong}")
+    return given

@@ -1,0 +1,210 @@
+"""``nki.isa``: DMA."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..device.errors import refuse
+from ..device.target import needs
+from ..instructions.dma import (
+    DMA_COPY,
+    DMA_SUM,
+    DMA_TRANSPOSE,
+    TRANSPOSED_AXES,
+    PermuteAttrs,
+)
+from ..program.attributes import CAST, RAW, Attrs
+from ..program.view import View, intern, reshaped_strides
+from .enums import dge_mode, engine, oob_mode
+from .operands import NkiInstruction, operator, put, refined, tensor
+
+SOURCES = 16  # of one dma_compute
+_ISSUERS = (engine.sync, engine.scalar, engine.unknown)
+
+
+def dma_copy(
+    dst: Any,
+    src: Any,
+    priority: int | None = None,
+    oob_mode: oob_mode = oob_mode.error,
+    dge_mode: dge_mode = dge_mode.unknown,
+    engine: engine = engine.unknown,
+    name: str | None = None,
+) -> NkiInstruction:
+    """``dst = src`` between HBM and SBUF, in any shapes with equal counts, cast through fp32.
+
+    Either side may have run-time offsets; with ``oob_mode.skip`` rows out of bounds are left as
+    they are.
+    """
+    target, source = tensor(dst, "dma_copy"), tensor(src, "dma_copy")
+    _check_descriptors("dma_copy", target, source, dge_mode, engine, priority)
+    attrs: Attrs = RAW if target.dt is source.dt else CAST
+    if oob_mode is _SKIP and (target.indirect is not None or source.indirect is not None):
+        attrs = Attrs(raw=attrs.raw, skip=True)
+    if target.shape != source.shape:
+        target, source = _matched("dma_copy", target, source)
+    return put(DMA_COPY, (target,), (source,), attrs, name)
+
+
+_SKIP = oob_mode.skip
+_HWDGE, _NONE = dge_mode.hwdge, dge_mode.none
+_UNKNOWN_ENGINE = engine.unknown
+
+
+def _check_descriptors(
+    what: str, dst: View, src: View, mode: Any, issuer: Any, priority: Any
+) -> None:
+    """Who makes the descriptors, who triggers them, and what that excludes."""
+    if priority is not None:
+        needs(f"{what}(priority=)", 4)
+    if issuer is not _UNKNOWN_ENGINE and (issuer not in _ISSUERS or mode is not _HWDGE):
+        raise refuse(
+            "sim_dma_engine",
+            f"{what} with engine={issuer} and {mode}, expected nisa.engine.sync or scalar together "
+            "with dge_mode.hwdge",
+        )
+    by_data = [v for v in (dst, src) if v.indirect is not None]
+    if mode is _HWDGE:
+        needs(f"{what} with dge_mode.hwdge", 3)
+        if src.dt is not dst.dt:
+            raise refuse(
+                "sim_hwdge_types",
+                f"{what} of {src.label()} to {dst.label()} with dge_mode.hwdge, expected equal "
+                "types: the hardware moves bytes; leave dge_mode open",
+            )
+        if any(v.indirect is not None and v.indirect[0].size > 1 for v in by_data):
+            raise refuse(
+                "sim_hwdge_offsets",
+                f"{what} with dge_mode.hwdge and a vector of offsets, expected one offset; leave "
+                "dge_mode open",
+            )
+    if mode is _NONE and by_data:
+        raise refuse(
+            "sim_static_descriptors",
+            f"{what} of {by_data[0].label()} with dge_mode.none at a run-time offset, expected "
+            "another mode: descriptors that the host makes have fixed addresses",
+        )
+
+
+def _matched(what: str, dst: View, src: View) -> tuple[View, View]:
+    """Both sides in one shape; the order of elements is row-major on either."""
+    if dst.size != src.size:
+        raise refuse(
+            "err_store_dst_shape_smaller_than_other_shape",
+            f"{what} of {src.label()} to {dst.label()}, expected equal element counts, got "
+            f"{src.size} and {dst.size}; slice both sides alike",
+        )
+    chip = dst if dst.on_chip else src
+    lead: tuple[int, ...] = ()
+    shapes = [dst.shape, src.shape]
+    if chip.on_chip and dst.shape[0] == src.shape[0]:  # partitions stay an axis of their own
+        lead, shapes = chip.shape[:1], [dst.shape[1:], src.shape[1:]]
+    sizes = refined(shapes)
+    if sizes is None:
+        raise refuse(
+            "sim_shape_mismatch",
+            f"{what} of {src.label()} to {dst.label()}, expected axes that divide each other; "
+            "reshape one side, or copy in several steps",
+        )
+    shape = (*lead, *sizes)
+    return _shaped(dst, shape), _shaped(src, shape)
+
+
+def _shaped(view: View, shape: tuple[int, ...]) -> View:
+    """The view with axes split; a DMA walks partitions like any other axis."""
+    if view.shape == shape:
+        return view
+    strides = reshaped_strides(view.shape, view.strides, shape)
+    assert strides is not None  # nothing is joined
+    return view._with(view.offset, intern(shape), intern(strides), None, view.indirect)
+
+
+def dma_transpose(
+    dst: Any,
+    src: Any,
+    axes: Any = None,
+    priority: int | None = None,
+    dge_mode: dge_mode = dge_mode.unknown,
+    oob_mode: oob_mode = oob_mode.error,
+    name: str | None = None,
+) -> NkiInstruction:
+    """Axes of ``src`` (HBM or SBUF) in the order (1, 0), (2, 1, 0) or (3, 1, 2, 0) into SBUF."""
+    what = "dma_transpose"
+    target, source = tensor(dst, what), tensor(src, what)
+    order = TRANSPOSED_AXES.get(source.ndim)
+    if order is None or (axes is not None and tuple(axes) != order):
+        raise refuse(
+            "sim_dma_transpose_axes",
+            f"{what} of {source.label()} with axes {axes}, expected 2 to 4 axes and the order "
+            f"{order or list(TRANSPOSED_AXES.values())}",
+        )
+    shape = tuple(source.shape[a] for a in order)
+    if target.shape != shape or target.dt is not source.dt:
+        raise refuse(
+            "sim_shape_mismatch",
+            f"{what} of {source.label()} into {target.label()}, expected a dst of {shape} "
+            f"{source.dt}",
+        )
+    _check_descriptors(what, target, source, dge_mode, _UNKNOWN_ENGINE, priority)
+    if dge_mode is _HWDGE and source.dt.itemsize != 2:
+        raise refuse(
+            "sim_hwdge_types", f"{what} of {source.label()} with hwdge, expected a 2-byte type"
+        )
+    return put(DMA_TRANSPOSE, (target,), (source,), PermuteAttrs(raw=True, order=order), name)
+
+
+def dma_compute(
+    dst: Any,
+    srcs: Any,
+    reduce_op: Any,
+    scales: Any = None,
+    unique_indices: bool = True,
+    oob_mode: oob_mode = oob_mode.error,
+    name: str | None = None,
+) -> NkiInstruction:
+    """``dst`` = the sum of ``srcs`` in fp32, by the DMA engines' adders.
+
+    With run-time rows: two sources, one of which is the destination itself (scatter-add into HBM,
+    gather-add into SBUF).
+    """
+    what = "dma_compute"
+    target = tensor(dst, what)
+    sources = [tensor(s, what) for s in srcs]
+    if operator(reduce_op, what) != "add" or any(s != 1.0 for s in scales or ()):
+        raise refuse(
+            "sim_rmw_operator",
+            f"{what} with {reduce_op!r} and scales {scales}, expected nl.add and scales of 1.0",
+        )
+    if not 1 <= len(sources) <= SOURCES:
+        raise refuse(
+            "sim_dma_sources", f"{what} of {len(sources)} sources, expected 1 to {SOURCES}"
+        )
+    if target.indirect is not None:
+        return _scatter_add(target, sources, unique_indices, oob_mode, name)
+    matched = [s if s.shape == target.shape else _matched(what, target, s)[1] for s in sources]
+    views = [s if s.shape == target.shape else _shaped(s, target.shape) for s in matched]
+    skips = oob_mode is _SKIP and any(s.indirect is not None for s in sources)
+    return put(DMA_SUM, (target,), tuple(views), Attrs(skip=skips), name)
+
+
+def _scatter_add(
+    target: View, sources: list[View], unique: bool, mode: Any, name: str | None
+) -> NkiInstruction:
+    """Rows that data choose become their sum with those of an SBUF tile."""
+    added = [s for s in sources if not _same_access(s, target)]
+    if len(sources) != 2 or len(added) != 1 or not unique:
+        raise refuse(
+            "sim_dma_sources",
+            f"dma_compute into {target.label()}, whose rows data choose, expected two sources of "
+            "which one is the same access, and unique_indices=True",
+        )
+    attrs = Attrs(accumulate=True, skip=mode is _SKIP)
+    return put(DMA_COPY, (target,), tuple(added), attrs, name)
+
+
+def _same_access(a: View, b: View) -> bool:
+    if a.indirect is None or b.indirect is None:
+        return False
+    tiles = a.indirect[0], b.indirect[0]
+    same = tiles[0].storage is tiles[1].storage and tiles[0].key() == tiles[1].key()
+    return a.storage is b.storage and a.key() == b.key() and same

@@ -1,0 +1,152 @@
+"""Element types, memories and limits as ``nki.language`` names them."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from ..device import dtypes
+from ..device.dtypes import DType
+from ..device.errors import refuse
+from ..device.spec import CORE
+
+
+class Name(str):
+    """An element type: a constant that equals its own name (``nl.float32 == "float32"``)."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"nl.{self}"
+
+
+NAMES = {made.name: Name(made.name) for made in dtypes.ALL}
+
+
+def element_type(given: Any) -> DType:
+    """The DType of a ``dtype=`` argument.
+
+    Raises:
+        NkiError: it is none of ``nki.language``.
+    """
+    if isinstance(given, str) and given in NAMES:
+        return dtypes.to_dtype(str(given))
+    if isinstance(given, DType):
+        return given
+    try:
+        meant = f"; write nl.{dtypes.to_dtype(given).name}"
+    except TypeError:
+        meant = ""
+    raise refuse(
+        "sim_dtype",
+        f"dtype {given!r}, expected an element type of nki.language such as nl.bfloat16{meant}",
+    )
+
+
+class MemoryRegion(Enum):
+    """Where a tensor lies; the value is the kind of its storage."""
+
+    sbuf = "sbuf"
+    psum = "psum"
+    private_hbm = "hbm"
+    shared_hbm = "shared_hbm"
+
+    def __repr__(self) -> str:
+        return f"nl.{self.name}"
+
+    def __str__(self) -> str:
+        return f"MemoryRegion.{self.name}"
+
+
+sbuf, psum = MemoryRegion.sbuf, MemoryRegion.psum
+private_hbm = hbm = MemoryRegion.private_hbm
+shared_hbm = MemoryRegion.shared_hbm
+_HBM = (private_hbm, shared_hbm)
+
+
+def region(given: Any) -> MemoryRegion:
+    """A ``buffer=`` argument, or the refusal of anything else (strings since 0.3)."""
+    if isinstance(given, MemoryRegion):
+        return given
+    raise refuse(
+        "sim_buffer",
+        f"buffer {given!r}, expected nl.sbuf, nl.psum, nl.private_hbm or nl.shared_hbm",
+    )
+
+
+def is_hbm(buffer: Any) -> bool:
+    """Whether a memory is HBM, a core's own or shared."""
+    return region(buffer) in _HBM
+
+
+def is_sbuf(buffer: Any) -> bool:
+    """Whether a memory is SBUF."""
+    return region(buffer) is sbuf
+
+
+def is_psum(buffer: Any) -> bool:
+    """Whether a memory is PSUM."""
+    return region(buffer) is psum
+
+
+def is_on_chip(buffer: Any) -> bool:
+    """Whether a memory is SBUF or PSUM."""
+    return region(buffer) not in _HBM
+
+
+class _TileSize:
+    """``nl.tile_size``: limits of a tile; those that a generation has of its own are properties."""
+
+    pmax = 128
+    psum_bank_fmax = psum_fmax = 512
+    psum_bank_fmax_bytes = psum_fmax_bytes = 2048
+    gemm_stationary_fmax = 128
+    gemm_moving_fmax = 512
+    bn_stats_fmax = 512
+    psum_min_align = sbuf_min_align = 4  # not published; the smallest word that hardware addresses
+
+    @property
+    def psum_num_banks(self) -> int:
+        return CORE.psum_banks
+
+    @property
+    def sbuf_fmax_bytes(self) -> int:
+        """Bytes of a partition that the compiler leaves to kernels."""
+        return CORE.sbuf_usable_bytes
+
+    @property
+    def total_available_sbuf_size(self) -> int:
+        return self.sbuf_fmax_bytes
+
+    @property
+    def sbuf_fmax(self) -> int:
+        """The same in fp32 elements."""
+        return self.sbuf_fmax_bytes // 4
+
+    @property
+    def sbuf_size_bytes(self) -> int:
+        """All partitions together; whether what the compiler keeps counts is not stated."""
+        return CORE.partitions * self.sbuf_fmax_bytes
+
+
+tile_size = _TileSize()
+
+
+class NKIObject:
+    """Base of a kernel's own classes: fields by position or keyword, missing ones are None."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kinds = reversed(type(self).__mro__)
+        names = [name for kind in kinds for name in vars(kind).get("__annotations__", ())]
+        given = dict(zip(names, args), **kwargs)
+        unknown = [n for n in given if n not in names]
+        if unknown or len(args) > len(names):
+            raise TypeError(
+                f"{type(self).__name__} got {', '.join(unknown) or f'{len(args)} values'}, "
+                f"expected fields {', '.join(names) or '(none)'}"
+            )
+        for name in names:
+            setattr(self, name, given.get(name, getattr(type(self), name, None)))
+        after = getattr(self, "__post_init__", None)
+        if after is not None:
+            after()

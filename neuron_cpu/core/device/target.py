@@ -1,0 +1,52 @@
+"""The generation that kernels of the current language are built for.
+
+Chosen as the SDK chooses it (aws-neuron-sdk v2.32.0, nki/guides/nki_simulator.rst): by environment,
+else by the chip in the machine, else trn3. There is no chip here, so the default is trn3's.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .errors import refuse
+from .spec import GEN2, GEN3, GEN4, NeuronCore, in_force
+
+ENVIRONMENT_VARIABLE = "NEURON_PLATFORM_TARGET_OVERRIDE"
+TARGETS = {
+    "trn1": GEN2,
+    "inf2": GEN2,
+    "gen2": GEN2,
+    "trn2": GEN3,
+    "gen3": GEN3,
+    "trn3": GEN4,
+    "gen4": GEN4,
+}
+DEFAULT = "trn3"
+
+
+def chosen() -> NeuronCore:
+    """The generation that the environment names.
+
+    Raises:
+        NkiError: there is none of that name.
+    """
+    name = os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT
+    found = TARGETS.get(name)
+    if found is None:
+        raise refuse(
+            "sim_unknown_target",
+            f"{ENVIRONMENT_VARIABLE} is {name!r}, expected one of {', '.join(TARGETS)}; unset it "
+            f"for {DEFAULT}",
+        )
+    return found
+
+
+def needs(what: str, number: int) -> None:
+    """Refuse what the generation in force does not have yet."""
+    core = in_force()
+    if core.number < number:
+        raise refuse(
+            "sim_newer_core",
+            f"{what} is there from gen{number} on, expected what {core.name} has; choose the "
+            f"target with {ENVIRONMENT_VARIABLE}, or branch on nisa.get_nc_version()",
+        )

@@ -1,0 +1,12 @@
+"""``nki``: the kernel language of SDK 2.29 and later over the simulated NeuronCore.
+
+Source of names and signatures: aws-neuron-sdk v2.32.0, nki/api/nki/__init__.py.
+"""
+
+from neuron_cpu.core.current.kernel import Kernel, jit, simulate
+
+from . import collectives, dtype, isa, language, meta, typing
+
+__all__ = [
+    "Kernel", "collectives", "dtype", "isa", "jit", "language", "meta", "simulate", "typing",
+]  # fmt: skip

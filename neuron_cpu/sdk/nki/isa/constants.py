@@ -1,0 +1,15 @@
+"""``nki.isa.constants``: the enumerations, which AWS's library imports from here."""
+
+from neuron_cpu.core.current.enums import (
+    dge_mode,
+    dma_engine,
+    engine,
+    matmul_perf_mode,
+    nc_version,
+    oob_mode,
+    reduce_cmd,
+)
+
+__all__ = [
+    "dge_mode", "dma_engine", "engine", "matmul_perf_mode", "nc_version", "oob_mode", "reduce_cmd",
+]  # fmt: skip

@@ -1,0 +1,64 @@
+"""``nki.language``: types, tensors, loops, operators and convenience functions.
+
+Source of names: aws-neuron-sdk v2.32.0, nki/api/nki/language/__init__.py.
+"""
+
+from neuron_cpu.core.current import elementwise as _elementwise
+from neuron_cpu.core.current.control import (
+    affine_range,
+    device_print,
+    dynamic_range,
+    fori_loop,
+    no_reorder,
+    num_programs,
+    program_id,
+    program_ndim,
+    sequential_range,
+    static_range,
+    while_loop,
+)
+from neuron_cpu.core.current.creation import (
+    empty_like,
+    full,
+    load,
+    load_transpose2d,
+    ndarray,
+    ones,
+    shared_constant,
+    shared_identity_matrix,
+    store,
+    zeros,
+    zeros_like,
+)
+from neuron_cpu.core.current.tensor import NkiTensor, ds
+from neuron_cpu.core.current.types import (
+    NAMES as _NAMES,
+)
+from neuron_cpu.core.current.types import (
+    MemoryRegion,
+    NKIObject,
+    hbm,
+    is_hbm,
+    is_on_chip,
+    is_psum,
+    is_sbuf,
+    private_hbm,
+    psum,
+    sbuf,
+    shared_hbm,
+    tile_size,
+)
+
+globals().update(_NAMES)
+globals().update(_elementwise.FUNCTIONS)
+bool = _NAMES["bool_"]  # AWS's library uses these two names, which the stubs do not have
+range = affine_range
+
+__all__ = [
+    "MemoryRegion", "NKIObject", "NkiTensor", "affine_range", "device_print", "ds",
+    "dynamic_range", "empty_like", "fori_loop", "full", "hbm", "is_hbm", "is_on_chip", "is_psum",
+    "is_sbuf", "load", "load_transpose2d", "ndarray", "no_reorder", "num_programs", "ones",
+    "private_hbm", "program_id", "program_ndim", "psum", "sbuf", "sequential_range",
+    "shared_constant", "shared_hbm", "shared_identity_matrix", "static_range", "store",
+    "tile_size", "while_loop", "zeros", "zeros_like", *_NAMES, *_elementwise.FUNCTIONS,
+]  # fmt: skip
