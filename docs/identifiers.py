@@ -41,7 +41,8 @@ def rules(folder: Path) -> list[Rule]:
         ValueError: an identifier without a message beside it.
     """
     found: dict[str, Rule] = {}
-    for path in sorted(folder.rglob("*.py")):
+    # The old language's wording, where both have one: its identifiers are the documented ones.
+    for path in sorted(folder.rglob("*.py"), key=lambda p: ("current" in p.parts, p)):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             for identifier, message, kind in _messages(node):
                 if message is None:

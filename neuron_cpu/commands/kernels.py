@@ -86,12 +86,22 @@ def load_kernel(target: str) -> Any:
     if isinstance(found, Kernel):
         return found
     if isinstance(found, types.FunctionType):
-        return Kernel(found)
+        return _language_of(module)(found)
     known = sorted(k for k, v in vars(module).items() if isinstance(v, Kernel))
     raise UsageError(
         f"{path} has no kernel '{name}', expected one of {', '.join(known) or 'none: it has none'};"
         " name one of those."
     )
+
+
+def _language_of(module: types.ModuleType) -> type:
+    """The class of kernels of a file: of the language whose names it imports."""
+    from ..core import Kernel
+    from ..core.current.kernel import Kernel as CurrentKernel
+
+    names = {getattr(value, "__name__", "") for value in vars(module).values()}
+    current = any(str(name).split(".")[0] == "nki" for name in names)
+    return CurrentKernel if current else Kernel
 
 
 def objects(target: str) -> Mapping[str, Any]:
@@ -153,8 +163,8 @@ def trace(kernel: Any, args: argparse.Namespace) -> Any:
     """The verified Program of the kernel for the arguments of the command line."""
     positional, named = parse_arguments(args.arg, objects(args.kernel))
     grid = parse_grid(args.grid)
-    launched = kernel[grid] if grid else kernel
     with told_as_usage(kernel, args.kernel):
+        launched = kernel[grid if len(grid) > 1 else grid[0]] if grid else kernel
         return launched.trace(*positional, **named)
 
 

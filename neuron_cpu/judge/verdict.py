@@ -13,7 +13,6 @@ import torch
 
 from ..core import Kernel, NkiError, Program
 from ..core.device import dtypes
-from ..core.device.spec import GEN2
 from ..core.program import regions
 from ..core.report import report
 from ..core.run import compare
@@ -172,7 +171,8 @@ def judge(
 def traced(kernel: Kernel, case: Case, grid: tuple[int, ...]) -> Program:
     """The verified Program for the shapes of a case."""
     positional, named = case.meta()
-    return (kernel[grid] if grid else kernel).trace(*positional, **named)
+    launched = kernel[grid if len(grid) > 1 else grid[0]] if grid else kernel
+    return launched.trace(*positional, **named)
 
 
 # --- correct --------------------------------------------------------------------------------------
@@ -348,8 +348,8 @@ def speed(program: Program, settings: Settings) -> Speed:
     # A gather reads a part of its table only.
     needed = min(sum(s.size * s.dtype.itemsize for s in ends), traffic)
     sides = {
-        "compute": program.macs / GEN2.peak_macs_per_ns,
-        "memory": needed / GEN2.hbm_bytes_per_ns,
+        "compute": program.macs / program.core.peak_macs_per_ns,
+        "memory": needed / program.core.hbm_bytes_per_ns,
     }
     side = max(sides, key=lambda name: sides[name])
     return Speed(

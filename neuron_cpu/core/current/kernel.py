@@ -50,20 +50,11 @@ class Kernel(calling.Kernel):
             raise refuse("sim_no_arguments", f"kernel {self.name} is called without arguments")
         try:
             return super().__call__(*args, **kwargs)
-        except NeedsValues as asked:
-            return self._with_values(args, kwargs, str(asked))
-
-    def _with_values(self, args: tuple, kwargs: dict, asked: str) -> Any:
-        """Execute while recording: loops and conditions depend on data."""
-        tensors, _ = self._flatten(args, kwargs)
-        if any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors):
-            raise refuse(
-                "sim_needs_values",
-                f"kernel {self.name} decides by data ({asked}), expected arguments with values; "
-                "call it with tensors instead of shapes",
-                self.name,
-            )
-        return self._eager(args, kwargs)
+        except NeedsValues:  # executed while it is recorded, as far as there are values
+            tensors, _ = self._flatten(args, kwargs)
+            if any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors):
+                raise
+            return self._eager(args, kwargs)
 
     def with_schedule(self, edges: Any) -> Kernel:
         """The kernel with instructions ordered by name: pairs (consumer, producer or producers)."""

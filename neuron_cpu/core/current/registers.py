@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from ..device.dtypes import INT32
-from ..device.errors import refuse
+from ..device.errors import NkiError, current_place, refuse
 from ..instructions.copies import MEMSET, TENSOR_COPY, FillAttrs, copy_attrs
 from ..instructions.dma import DMA_COPY
 from ..instructions.recorder import record
@@ -19,8 +19,16 @@ from ..program.index import is_integer
 from ..program.view import View
 
 
-class NeedsValues(Exception):
+class NeedsValues(NkiError):
     """The kernel's control flow depends on data, so tracing alone cannot follow it."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            "sim_needs_values",
+            f"{what} depends on data, expected arguments with values; call the kernel with tensors "
+            "instead of shapes",
+            current_place(),
+        )
 
 
 class VirtualRegister:

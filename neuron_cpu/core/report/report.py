@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ..device.spec import CORE, Engine, using
+from ..device.spec import CORE, Engine, NeuronCore, using
 from ..program.program import Instruction
 from ..program.storage import Source
 from ..time import cost
@@ -110,6 +110,16 @@ class Profile:
         return asdict(self)
 
 
+def uncalibrated(core: NeuronCore) -> str:
+    """What estimates for a generation without published times are printed with, else nothing."""
+    if core.calibrated:
+        return ""
+    return (
+        f"{core.name} is uncalibrated: rates are its documented ones, latencies those of gen2, and "
+        "no published time has confirmed them"
+    )
+
+
 def place(source: Source | None) -> str:
     """``file:line`` without directories."""
     return "?" if source is None else f"{os.path.basename(source.file)}:{source.line}"
@@ -137,7 +147,11 @@ def _profile(schedule: Schedule) -> Profile:
         metrics=metrics(schedule, ordered),
         lines=ordered,
         critical=critical,
-        binding=binding(schedule, critical, ordered),
+        binding="; ".join(
+            filter(
+                None, (binding(schedule, critical, ordered), uncalibrated(schedule.program.core))
+            )
+        ),
         spills=spill_words(schedule),
     )
 

@@ -40,6 +40,13 @@ def band_text(band_ns: tuple[float, float]) -> str:
     return f"{microseconds(low)} to {microseconds(high)} µs on a device"
 
 
+def _likely(found: Profile) -> str:
+    """The band of a calibrated generation, or the generation."""
+    if not found.calibrated:
+        return f" on {found.generation}, uncalibrated"
+    return f", {band_text(found.band_ns)} by the calibration's {found.bound} kernels"
+
+
 def print_profile(
     console: Console,
     found: Profile,
@@ -48,9 +55,7 @@ def print_profile(
 ) -> None:
     """One kernel: figures, engines, source lines; tables through `print_table`."""
     console.print(
-        Text(found.name, "bold")
-        + f": {microseconds(found.time_ns)} µs, {band_text(found.band_ns)} by the calibration's "
-        f"{found.bound} kernels "
+        Text(found.name, "bold") + f": {microseconds(found.time_ns)} µs{_likely(found)} "
         f"({estimate_note(found.dma_profile)}; schedule {found.schedule_order})"
     )
     console.print(f"bound by {found.binding}")
