@@ -17,6 +17,9 @@ import neuron_cpu
 from harness import console
 from harness.errors import is_refusal
 from harness.inputs import command_line
+from harness.session import ranks
+from neuron_cpu import torchrun
+from neuron_cpu.torchrun import Place
 
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 READER_GONE = 141  # what it reports where `| head` has closed the pipe
@@ -28,13 +31,11 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
     debug = "--debug" in (sys.argv if argv is None else argv)
     try:
         _write_what_the_encoding_lacks()
-        settings = command_line.parse(argv)
-        console.say(neuron_cpu.ensure_sdk())
-        _quieten_libraries()
-        name = command_line.ALIASES.get(settings.mode, settings.mode)
-        status = importlib.import_module(f"harness.modes.{name}").run(settings)
-        sys.stdout.flush()
-        return status
+        place = torchrun.place()
+        if place is not None and place.rank > 0:
+            return ranks.follow(place)
+        with ranks.leading(place):
+            return _run(argv, place)
     except KeyboardInterrupt:
         with contextlib.suppress(OSError):
             if sys.stdout.isatty():
@@ -55,6 +56,18 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
         _say(f"main.py: {told}")
         _abandon_output()
         return 2
+
+
+def _run(argv: Optional[Sequence[str]], place: Optional[Place]) -> int:
+    """Run the mode, on the ranks of torchrun where there is a place among them."""
+    settings = command_line.parse(argv)
+    console.say(neuron_cpu.ensure_sdk())
+    _quieten_libraries()
+    settings = ranks.over_ranks(settings, place)
+    name = command_line.ALIASES.get(settings.mode, settings.mode)
+    status = importlib.import_module(f"harness.modes.{name}").run(settings)
+    sys.stdout.flush()
+    return status
 
 
 def _write_what_the_encoding_lacks() -> None:

@@ -32,6 +32,7 @@ class Platform:
         shows_graphs: whether values inside of a graph can be looked at.
         confines: whether a submission's process may be kept from the file system.
         shares_process: whether the baseline must run in the submission's process.
+        ranks_as_processes: whether ranks may be processes that torchrun has started.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Platform:
     shows_graphs: bool
     confines: bool
     shares_process: bool
+    ranks_as_processes: bool
 
 
 # The simulator's times are not worth repeating, and the accuracy check has warmed its caches. Each
@@ -61,6 +63,7 @@ STAND_IN = Platform(
     shows_graphs=True,
     confines=True,
     shares_process=False,
+    ranks_as_processes=True,
 )
 # 20 runs as NxDI's Benchmark class. A NeuronCore belongs to one process, and compiler and runtime
 # write to places that differ from version to version.
@@ -76,6 +79,7 @@ DEVICE = Platform(
     shows_graphs=False,
     confines=False,
     shares_process=True,
+    ranks_as_processes=False,
 )
 
 

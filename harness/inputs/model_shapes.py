@@ -50,6 +50,7 @@ MODEL_SHAPES: dict[str, dict[str, Any]] = {
     "llama-3.2-1b": _llama3(2048, 8192, 16, 32, 64, 32.0, True),
     "llama-3.2-3b": _llama3(3072, 8192, 28, 24, 128, 32.0, True),
     "llama-3.1-8b": _llama3(4096, 14336, 32, 32, 128, 8.0, False),
+    "llama-3.1-70b": _llama3(8192, 28672, 80, 64, 128, 8.0, False),
     "smollm2-135m": _LLAMA3
     | {
         "hidden_size": 576,

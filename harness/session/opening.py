@@ -18,6 +18,7 @@ from harness.errors import UserError
 from harness.files import cache_folder, check_writable_folder
 from harness.inputs import command_line, models, prompts, submission
 from harness.inputs.chunks import with_chunks
+from harness.session import ranks as other_ranks
 from harness.session.workers import Workers
 from harness.settings import Settings
 
@@ -91,7 +92,7 @@ def open_session(settings: Settings, prompt_texts: Optional[Sequence[str]] = Non
     if settings.speculation is not None and settings.speculation.draft_path is not None:
         draft = models.check_folder(settings.speculation.draft_path)
         models.check_draft(draft, model, ranks, settings.seq_len)
-    workers = Workers()
+    workers = other_ranks.workers()
     workers.prepare()  # imports while the tokenizer is read
     session = Session(
         replace(settings, tp_degree=ranks),

@@ -32,8 +32,10 @@ from harness.session import wire
 from harness.session.roles import Role
 from harness.settings import Settings
 from neuron_cpu import forked, limits
+from neuron_cpu.torchrun import Place
 
 BASELINE_MODULE = "neuronx_distributed_inference.models.llama.modeling_llama"
+_RANKS = "neuronx_distributed.processes"  # where they are processes
 EVENT, PROGRESS, RESULT, REFUSED, FAILED = "event", "progress", "result", "refused", "failed"
 STOP = pickle.dumps("stop")  # instead of a request: the step that is being done is the last one
 
@@ -50,6 +52,8 @@ class Job:
         confined: whether it may write to `scratch` only.
         alone: whether the folder around `scratch` was made for it.
         counts: whether it only traces graphs, in a process in which nothing is generated.
+        place: of the process among those of other ranks that do the same job; None: all ranks are
+            in this one.
     """
 
     settings: Settings
@@ -62,6 +66,7 @@ class Job:
     confined: bool
     alone: bool = False
     counts: bool = False
+    place: Optional[Place] = None
 
 
 @dataclass
@@ -148,12 +153,14 @@ def main(
             importlib.import_module("matplotlib.font_manager")
     assert job.limits is not None
     limits.apply(job.limits)
+    alone = _join(job.place)  # before it is confined, which leaves it no new connections
     if job.confined:
         limits.confine([job.scratch])
     line = _Line(replies)
     _forward_progress(line)
     # while a request is being answered, nothing else comes than the wish to stop
-    host = Host(job, lambda event: line.send(EVENT, event), requests.poll)
+    stopped = requests.poll if job.place is None else _said_to_rank_0(requests.poll)
+    host = Host(job, lambda event: line.send(EVENT, event), stopped)
     while True:
         try:
             received = requests.recv_bytes()  # the parent's
@@ -162,7 +169,28 @@ def main(
         if received == STOP:  # what it was about has ended
             continue
         line.request, function, arguments = pickle.loads(received)
-        _serve(host, line, function, arguments)
+        if alone is None:
+            _serve(host, line, function, arguments)
+        else:
+            line.send(REFUSED, alone)
+
+
+def _join(place: Optional[Place]) -> Optional[str]:
+    """Meet the processes of the other ranks; why that failed, None where it did not."""
+    if place is None:
+        return None
+    try:
+        importlib.import_module(_RANKS).join(place)
+    except Exception as error:
+        if not is_refusal(error):
+            raise
+        return str(error)
+    return None
+
+
+def _said_to_rank_0(stopped: Callable[[], bool]) -> Callable[[], bool]:
+    """What rank 0 is told, on every rank: all of them end with the same step."""
+    return lambda: importlib.import_module(_RANKS).rank_0_says(stopped())
 
 
 class _Line:

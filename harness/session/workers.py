@@ -50,9 +50,10 @@ class SubmissionFailed(UserError):
 
 
 class Workers:
-    """The processes of one session, one for each job."""
+    """The processes of one session, one for each job; `process` makes those of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, process: Optional[Callable[[Job], Worker]] = None) -> None:
+        self._process = process
         self._open: list[tuple[Job, Worker]] = []
 
     def prepare(self) -> None:
@@ -69,9 +70,14 @@ class Workers:
         self.prepare()
         alone = not near.parent.exists()
         made = replace(job, scratch=temporary_sibling(near), alone=alone)
-        running = InProcess(made) if job.limits is None else Process(made)
+        running = self._started(made)
         self._open.append((job, running))
         return running
+
+    def _started(self, job: Job) -> Worker:
+        if job.limits is None:
+            return InProcess(job)
+        return Process(job) if self._process is None or job.counts else self._process(job)
 
     def close(self) -> None:
         """End all of them."""

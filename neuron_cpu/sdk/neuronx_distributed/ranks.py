@@ -1,8 +1,9 @@
-"""Tensor-parallel ranks as threads of one process, and the collectives between them.
+"""Tensor-parallel ranks, and the collectives between them.
 
-Every rank runs the same Python with its own weights, as every NeuronCore runs the same graph. A
-collective is a rendezvous: the last rank to arrive computes the results of all ranks, in rank
-order, so sums do not depend on timing. No rank touches another rank's tensor outside that moment.
+Every rank runs the same Python with its own weights, as every NeuronCore runs the same graph.
+Ranks are threads of one process (`rendezvous`), or processes of torchrun (`processes`). Either way
+the results of a collective are computed in rank order, so sums do not depend on timing, and no rank
+touches another rank's tensor outside that moment.
 
 A rank that fails, or that ends while others wait for it, breaks the group: the others stop at
 their next collective and the call raises the first failure. Nothing waits for ever.
@@ -15,119 +16,22 @@ import queue
 import threading
 import weakref
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Optional, Sequence
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Union
 
 import torch
 
 from neuron_cpu.core import release_thread
 from neuron_cpu.errors import CollectiveError
 
-# A collective's arithmetic: the tensors of all ranks, in rank order -> the result of each rank.
-Combine = Callable[[List[torch.Tensor]], List[torch.Tensor]]
+from . import processes
+from .rendezvous import Combine, RankStopped, Rendezvous
+
 # Who watches a trace: the operation, this rank's tensor, what computes the result -> the result.
 Observer = Callable[[str, torch.Tensor, Callable[[], torch.Tensor]], torch.Tensor]
 
 
-class RankStopped(BaseException):
-    """Raised inside a rank whose group broke; the failure that broke it is what the caller sees.
-
-    A BaseException, so that a model's `except Exception` cannot keep a dead rank alive.
-    """
-
-
-class Rendezvous:
-    """Where `size` threads meet; one object serves any number of collectives, one at a time."""
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self._condition = threading.Condition()
-        self._reset()
-
-    def _reset(self) -> None:
-        self._arrived: dict = {}  # rank -> (operation label, tensor)
-        self._left: set = set()  # ranks whose function has returned
-        self._results: List[torch.Tensor] = []
-        self._generation = 0
-        self._failure: Optional[BaseException] = None
-
-    def start(self) -> None:
-        """Forget the previous call, whether it ended well or not."""
-        with self._condition:
-            self._reset()
-
-    def fail(self, error: BaseException) -> None:
-        """Break the group with `error` (the first one counts) and wake all that wait."""
-        with self._condition:
-            if self._failure is None:
-                self._failure = error
-            self._condition.notify_all()
-
-    def leave(self, rank: int) -> None:
-        """Rank `rank` has finished its function; whoever still waits for it waits in vain."""
-        with self._condition:
-            self._left.add(rank)
-            self._check_missing()
-
-    @property
-    def failure(self) -> Optional[BaseException]:
-        return self._failure
-
-    def _check_missing(self) -> None:
-        """Break the group if ranks wait while every missing one has left."""
-        missing = set(range(self.size)) - set(self._arrived)
-        gone = missing & self._left
-        if self._arrived and gone and self._failure is None:
-            label = next(iter(self._arrived.values()))[0]
-            self._failure = CollectiveError(
-                f"Ranks {sorted(self._arrived)} wait in {label} for rank {min(gone)}, which has "
-                "ended its forward, expected every rank to take part in every collective; do not "
-                "let the number of collectives depend on the rank or on tensor values."
-            )
-            self._condition.notify_all()
-
-    def _complete(self, combine: Combine) -> None:
-        """Run by the last rank to arrive, holding the lock: check, compute, open the gate."""
-        labels = {label for label, _ in self._arrived.values()}
-        if len(labels) > 1:
-            described = ", ".join(f"rank {r}: {self._arrived[r][0]}" for r in sorted(self._arrived))
-            raise CollectiveError(
-                f"Ranks met in different collectives ({described}), expected the same operation, "
-                "dtype and shape on every rank; make the model's forward alike on all ranks."
-            )
-        self._results = combine([self._arrived[rank][1] for rank in range(self.size)])
-        self._arrived = {}
-        self._generation += 1
-        self._condition.notify_all()
-
-    def exchange(
-        self, rank: int, label: str, tensor: torch.Tensor, combine: Combine
-    ) -> torch.Tensor:
-        """Meet the other ranks with `tensor`; returns this rank's part of `combine`'s result."""
-        with self._condition:
-            if self._failure is not None:
-                raise RankStopped
-            # A rank cannot arrive twice for one generation: it waits below until the generation
-            # ends, so a fast rank never overtakes a slow one by a whole collective.
-            self._arrived[rank] = (label, tensor)
-            if len(self._arrived) == self.size:
-                try:
-                    self._complete(combine)
-                except BaseException as error:
-                    # The others wait for a result that will not come; this rank raises itself.
-                    self._failure = self._failure or error
-                    self._condition.notify_all()
-                    raise
-                return self._results[rank]
-            # Whoever is missing may have left before this rank came, and will not wake it.
-            generation = self._generation
-            self._check_missing()
-            while self._generation == generation and self._failure is None:
-                self._condition.wait()
-            # A failure after the collective was completed does not take its result away. The next
-            # one cannot replace `_results` before this rank has read them: it needs this rank.
-            if self._generation == generation:
-                raise RankStopped
-            return self._results[rank]
+# Where the ranks of a group meet; None where there is nobody to meet.
+Meeting = Union[Rendezvous, processes.Processes, None]
 
 
 class Group:
@@ -138,7 +42,7 @@ class Group:
     rank had sent the same tensor. Outside a trace only meta tensors may meet in a mocked group.
     """
 
-    def __init__(self, rank: int, size: int, rendezvous: Optional[Rendezvous] = None) -> None:
+    def __init__(self, rank: int, size: int, rendezvous: Meeting = None) -> None:
         self._rank = rank
         self._size = size
         self._rendezvous = rendezvous
@@ -262,17 +166,20 @@ class RankPool:
 
     With one rank there are no threads: the caller's thread is the rank. Threads rather than
     processes, because PyTorch releases the interpreter lock inside heavy operators and weights
-    need not be pickled.
+    need not be pickled. Under torchrun there are no threads either: every process has a pool, in
+    which one rank lives, and the same calls are made on all of them.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._rendezvous = Rendezvous(size)
-        self._groups = [Group(rank, size, self._rendezvous) for rank in range(size)]
-        self._done: queue.SimpleQueue = queue.SimpleQueue()
         self._inboxes: List[queue.SimpleQueue] = []
+        self._processes = processes.joined(size)
+        self._rendezvous = Rendezvous(size)
+        meeting = self._processes or self._rendezvous
+        self._groups = [Group(rank, size, meeting) for rank in range(size)]
+        self._done: queue.SimpleQueue = queue.SimpleQueue()
         self._busy = threading.Lock()
-        if size > 1:
+        if size > 1 and self._processes is None:
             self._inboxes = [queue.SimpleQueue() for _ in range(size)]
             # The threads must not hold the pool, or the pool would never be collected.
             threads = [
@@ -292,18 +199,44 @@ class RankPool:
     def group(self, rank: int) -> Group:
         return self._groups[rank]
 
+    @property
+    def local_ranks(self) -> Sequence[int]:
+        """Those that live in this process."""
+        return range(self.size) if self._processes is None else [self._processes.rank]
+
+    def first_of(
+        self, functions: Sequence[Callable[[], List[torch.Tensor]]], inputs: Sequence[torch.Tensor]
+    ) -> List[torch.Tensor]:
+        """Run `functions`, as `run` does, on what was made of `inputs`; returns rank 0's result.
+
+        Where ranks are processes, `inputs` have to be the same in all of them.
+        """
+        if self._processes is None:
+            return self.run(functions)[0]
+        self._check(functions)
+        label = f"a call on inputs with checksum {processes.digest(inputs)}"
+        with rank_context(self._groups[self._processes.rank]), torch.no_grad():
+            return self._processes.from_first(self._processes.call(functions[0], label))
+
     def run(self, functions: Sequence[Callable[[], Any]]) -> List[Any]:
-        """Run `functions[rank]()` on each rank at once, without gradients; results by rank.
+        """Run one function a rank of this process at once, without gradients; results by rank.
 
         Raises the first failure of any rank, after every rank has stopped.
         """
-        if len(functions) != self.size:
-            raise ValueError(f"Expected {self.size} functions, one a rank, got {len(functions)}.")
+        self._check(functions)
+        if self._processes is not None:
+            with rank_context(self._groups[self._processes.rank]), torch.no_grad():
+                return [self._processes.call(functions[0], "a call")]
         if self.size == 1:
             with rank_context(self._groups[0]), torch.no_grad():
                 return [functions[0]()]
         with self._busy:
             return self._run_threads(functions)
+
+    def _check(self, functions: Sequence[Callable[[], Any]]) -> None:
+        expected = len(self.local_ranks)
+        if len(functions) != expected:
+            raise ValueError(f"Expected {expected} functions, one a rank, got {len(functions)}.")
 
     def _run_threads(self, functions: Sequence[Callable[[], Any]]) -> List[Any]:
         self._rendezvous.start()
@@ -337,3 +270,15 @@ class RankPool:
 
     def __del__(self) -> None:
         self.close()
+
+
+def on_first_rank(size: int, function: Callable[[], Any]) -> None:
+    """Run `function` here, or where ranks are processes on rank 0's only, while the others wait.
+
+    What it raises there ends the call on all of them.
+    """
+    ranks = processes.joined(size)
+    if ranks is None:
+        function()
+    else:
+        ranks.call(function if ranks.rank == 0 else lambda: None, "what rank 0 does for all")

@@ -379,3 +379,14 @@ def test_a_name_that_goes_up_and_comes_back_stays_in_the_target(tmp_path):
     profile._copy_files(own, ["../own/plot.png"], tmp_path / "copies" / "deep")
     assert [path.name for path in (tmp_path / "copies" / "deep").iterdir()] == ["plot.png"]
     assert [path.name for path in (tmp_path / "copies").iterdir()] == ["deep"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("degree", [8, 32])
+@pytest.mark.parametrize("shapes", ["llama-3.1-8b", "llama-3.1-70b"])
+def test_large_shapes_at_large_degrees(shapes, degree, run_main):
+    """Key/value heads are one a rank at degree 8, and shared by four ranks at 32."""
+    arguments = ("--profile-model", shapes, "--tp-degree", degree, "--seq-len", "320")
+    done = run_main("--mode", "profile", "--enable-nki", *arguments)
+    assert done.returncode == 0, done.stderr
+    assert "token_generation_model, bucket 320" in done.stdout

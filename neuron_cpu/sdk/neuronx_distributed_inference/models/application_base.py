@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, U
 
 import torch
 from neuronx_distributed.parallel_layers.utils import copy_tensor_model_parallel_attributes
-from neuronx_distributed.ranks import Group, RankPool, rank_context
+from neuronx_distributed.ranks import Group, RankPool, on_first_rank, rank_context
 from neuronx_distributed.trace.trace import get_sharded_checkpoint, preprocess_checkpoint
 from safetensors import safe_open
 from safetensors.torch import save_file
@@ -116,11 +116,24 @@ class NeuronApplicationBase(nn.Module):
 
         The folder appears, or replaces an earlier one, only when everything in it is finished.
         `dry_run` traces but shards no weights. Raises CompileError,
-        CheckpointError, or a kernel's refusal, each one sentence.
+        CheckpointError, or a kernel's refusal, each one sentence. Where ranks are processes, rank 0
+        compiles for all of them, which have to see the folder, too.
         """
         del debug
+        on_first_rank(
+            self.neuron_config.tp_degree,
+            lambda: self._compile(Path(compiled_model_path), pre_shard_weights_hook, dry_run),
+        )
+        self.is_compiled = True
+
+    def _compile(
+        self,
+        folder: Path,
+        pre_shard_weights_hook: Optional[Callable[[NeuronApplicationBase], None]],
+        dry_run: bool,
+    ) -> None:
         # Nothing in here touches an earlier compile: the stage takes its place at the very end.
-        with artifacts.staged_folder(Path(compiled_model_path)) as stage:
+        with artifacts.staged_folder(folder) as stage:
             self.config.save(stage)
             # Tracing comes before the weights, as refusals come from it and sharding reads the
             # whole checkpoint: 2.5 GB for a model of 1 B parameters.
@@ -141,7 +154,6 @@ class NeuronApplicationBase(nn.Module):
             )
             # Last, because its presence is what load() takes for a finished compile.
             artifacts.write_json(stage / artifacts.MANIFEST_FILE, self._manifest())
-        self.is_compiled = True
 
     def _manifest(self) -> Dict[str, Any]:
         return {
@@ -293,7 +305,10 @@ class NeuronApplicationBase(nn.Module):
 
     def shard_weights(self, compiled_model_path: PathLike) -> None:
         """Write the ranks' weight files into an existing compiled folder."""
-        self._shard(self._build(self.models[0]), Path(compiled_model_path))
+        on_first_rank(
+            self.neuron_config.tp_degree,
+            lambda: self._shard(self._build(self.models[0]), Path(compiled_model_path)),
+        )
 
     def _prepare_checkpoint(self, module: nn.Module) -> Tuple[StateDict, List[str]]:
         """The full checkpoint after the hooks, and sentences about keys nobody reads."""
@@ -355,7 +370,7 @@ class NeuronApplicationBase(nn.Module):
         Weights are mapped from the files, not copied. Without `skip_warmup` every bucket runs
         once. StandInError where the folder is unfinished or was compiled for other shapes.
         """
-        del start_rank_id, local_ranks_size  # all ranks live in this process
+        del start_rank_id, local_ranks_size  # the pool knows which ranks live in this process
         folder = Path(compiled_model_path)
         manifest = artifacts.read_manifest(folder)
         self._check_manifest(manifest, folder)
@@ -366,7 +381,7 @@ class NeuronApplicationBase(nn.Module):
         # decode reads what prefill wrote.
         per_wrapper: List[List[nn.Module]] = [[] for _ in self.models]
         checkpoint: Optional[StateDict] = None
-        for rank in range(degree):
+        for rank in self._pool.local_ranks:
             if artifacts.shard_path(folder, rank).is_file():
                 weights = _read_shard(artifacts.shard_path(folder, rank))
             else:

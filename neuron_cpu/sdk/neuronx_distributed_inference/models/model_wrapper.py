@@ -57,7 +57,7 @@ class DecoderModelInstance:
         self.module: Optional[nn.Module] = None
 
     def initialize_process_group(self, world_size: int) -> None:
-        """Nothing to set up: ranks are threads that carry their group."""
+        """Nothing to set up: ranks carry their group."""
         del world_size
 
     def _construct(self) -> nn.Module:
@@ -130,8 +130,9 @@ class DecoderModelInstance:
 class RankedModel:
     """The loaded sub-model on all ranks: `model(bucket, *inputs)` -> rank 0's outputs.
 
-    Each rank's module holds its shard of the weights; modules of other sub-models share them and
-    the caches. A module that returns new cache tensors has them copied into the caches.
+    `modules` are those of the ranks that live in this process. Each holds its rank's shard of the
+    weights; modules of other sub-models share them and the caches. A module that returns new cache
+    tensors has them copied into the caches.
     """
 
     def __init__(self, pool: RankPool, modules: Sequence[nn.Module], num_outputs: int) -> None:
@@ -143,7 +144,8 @@ class RankedModel:
         def rank_function(module: nn.Module) -> Callable[[], List[torch.Tensor]]:
             return lambda: self._run(module, bucket, inputs)
 
-        outputs = self.pool.run([rank_function(module) for module in self.modules])[0]
+        functions = [rank_function(module) for module in self.modules]
+        outputs = self.pool.first_of(functions, inputs)
         return outputs[0] if self.num_outputs == 1 else outputs
 
     def _run(self, module: nn.Module, bucket: int, inputs: Tensors) -> List[torch.Tensor]:

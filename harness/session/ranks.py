@@ -1,0 +1,268 @@
+"""The driver under torchrun: rank 0 runs the mode, the others do what its submissions are told.
+
+Rank 0 writes what it asks of its own processes into torchrun's store: a process to start, a
+function to call there, a process to end. Every other rank reads that, does the same in a process
+of its own, whose collectives meet rank 0's, and writes what became of it. So each rank has its
+limits and its confinement, and only rank 0 reads prompts, keeps the clock, and writes results.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import os
+import pickle
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Optional
+
+from harness import sdk
+from harness.errors import UserError, is_refusal
+from harness.session.worker import Answer, Job
+from harness.session.workers import OnEvent, Process, Stop, SubmissionFailed, Worker, Workers
+from harness.settings import Settings
+from neuron_cpu.files import temporary_sibling
+from neuron_cpu.torchrun import Place
+
+LOOK_SECONDS = 0.05  # between two looks into the store; to wait in it would hear no signal
+OTHERS_SECONDS = 5.0  # for the reasons of others, once rank 0's own call has failed
+CONSEQUENCE = "Rank "  # begins what a rank says that failed because of another one
+INTERRUPTED = 128 + signal.SIGINT
+
+
+@dataclass(frozen=True)
+class Order:
+    """What a rank is to do with its process number `process`; None: end the run.
+
+    It starts for the job `start`, or calls `function` with `arguments`; without both it ends.
+    """
+
+    process: Optional[int] = None
+    start: Optional[Job] = None
+    function: Optional[str] = None
+    what: str = ""
+    arguments: Optional[dict[str, Any]] = None
+
+
+class Store:
+    """Orders by number and what became of them, in torchrun's key-value store."""
+
+    def __init__(self, place: Place) -> None:
+        import torch.distributed as dist  # takes seconds that runs without torchrun are spared
+
+        self._store = dist.TCPStore(place.address, place.port, is_master=False)
+
+    def write(self, value: Any, number: int, rank: int = 0) -> None:
+        """An order (rank 0), or a rank's outcome of it."""
+        self._store.set(_key(number, rank), pickle.dumps(value))  # type: ignore[arg-type]  # or bytes
+
+    def read(self, deadline: float, number: int, rank: int = 0) -> Any:
+        """What was written, once it is there; a TimeoutError at `deadline` (monotonic)."""
+        while not self._store.check([_key(number, rank)]):
+            if time.monotonic() > deadline:
+                raise TimeoutError(_key(number, rank))
+            time.sleep(LOOK_SECONDS)
+        return pickle.loads(self._store.get(_key(number, rank)))
+
+
+def _key(number: int, rank: int) -> str:
+    return f"main.py/{number}/{rank}"
+
+
+class Leader:
+    """Rank 0's end of the line to the others."""
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self._store = Store(place)
+        self._orders, self._processes = itertools.count(), itertools.count()
+
+    def process(self, job: Job) -> Worker:
+        """A process for a job on every rank; this is rank 0's."""
+        return OnEveryRank(self, next(self._processes), job)
+
+    def order(self, order: Order) -> int:
+        """Have the others do something; the number under which they tell what became of it."""
+        number = next(self._orders)
+        self._store.write(order, number)
+        return number
+
+    def failures(self, number: int, deadline: float) -> list[str]:
+        """Why ranks have failed at an order, of those that did; TimeoutError where one is mute."""
+        outcomes = {
+            rank: self._store.read(deadline, number, rank) for rank in range(1, self.place.size)
+        }
+        return [f"{why.rstrip('.')} (rank {rank})." for rank, why in outcomes.items() if why]
+
+
+class OnEveryRank(Process):
+    """Rank 0's process for a job, with one on every other rank that is told the same."""
+
+    def __init__(self, leader: Leader, number: int, job: Job) -> None:
+        assert job.limits is not None
+        self._leader, self._number, self._seconds = leader, number, job.limits.wall_seconds
+        place = replace(
+            leader.place, group=f"process {number}", timeout_seconds=job.limits.wall_seconds
+        )
+        job = replace(job, place=place)
+        leader.order(Order(number, start=job))
+        super().__init__(job)
+
+    def call(
+        self,
+        function: str,
+        what: str,
+        on_event: Optional[OnEvent] = None,
+        stop: Stop = lambda: False,
+        **arguments: Any,
+    ) -> Answer:
+        deadline = time.monotonic() + self._seconds
+        order = Order(self._number, function=function, what=what, arguments=arguments)
+        number = self._leader.order(order)
+        try:
+            answer = super().call(function, what, on_event, stop, **arguments)
+        except SubmissionFailed as error:
+            if not str(error).startswith(CONSEQUENCE):
+                raise
+            raise SubmissionFailed(self._cause(number) or str(error)) from error
+        try:
+            failures = self._leader.failures(number, deadline)
+        except TimeoutError as error:
+            raise SubmissionFailed(
+                f"{what}: a rank has not answered within {self._seconds:g} s; --time-limit changes "
+                "that."
+            ) from error
+        if failures:
+            raise SubmissionFailed(_first_cause(failures))
+        return answer
+
+    def _cause(self, number: int) -> Optional[str]:
+        """What another rank says that failed by itself."""
+        try:
+            failures = self._leader.failures(number, time.monotonic() + OTHERS_SECONDS)
+        except TimeoutError:
+            return None
+        return _first_cause(failures) if failures else None
+
+    def close(self) -> None:
+        if not self.ended:
+            self._leader.order(Order(self._number))
+        super().close()
+
+
+def _first_cause(failures: list[str]) -> str:
+    causes = [failure for failure in failures if not failure.startswith(CONSEQUENCE)]
+    return (causes or failures)[0]
+
+
+_leader: Optional[Leader] = None
+
+
+@contextlib.contextmanager
+def leading(place: Optional[Place]) -> Iterator[None]:
+    """Rank 0 leads the others inside the block; at its end, however it comes, their run ends."""
+    global _leader
+    if place is None:
+        yield
+        return
+    _leader = Leader(place)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(RuntimeError):  # torchrun itself has ended
+            _leader.order(Order())
+        _leader = None
+
+
+def workers() -> Workers:
+    """The processes of a new session: on every rank where this process leads others."""
+    return Workers() if _leader is None else Workers(_leader.process)
+
+
+def over_ranks(settings: Settings, place: Optional[Place]) -> Settings:
+    """The settings of a run over torchrun's ranks; a UserError where it cannot be one."""
+    if place is None:
+        return settings
+    if not sdk.platform().ranks_as_processes:
+        raise UserError(
+            "torchrun starts ranks as processes, which only the stand-in for the SDK takes; start "
+            "main.py by itself, and the SDK starts the ranks."
+        )
+    if not settings.isolate:
+        raise UserError(
+            "--no-isolate runs the submission in the driver's process, and under torchrun each "
+            "rank needs one of its own; leave it out, or start main.py without torchrun."
+        )
+    if settings.tp_degree not in (None, place.size):
+        raise UserError(
+            f"--tp-degree must be {place.size}, the number of processes that torchrun has "
+            f"started, got {settings.tp_degree}; leave it out."
+        )
+    return replace(settings, tp_degree=place.size)
+
+
+def follow(place: Place) -> int:
+    """Do what rank 0 orders until it ends the run; exit status 0, or that of an interrupt.
+
+    Rank 0 tells what there is to tell: this rank is quiet.
+    """
+    rank = Rank(place)
+    try:
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+            store = Store(place)
+            for number in itertools.count():
+                order = store.read(math.inf, number)
+                if order.process is None:
+                    return 0
+                store.write(rank.outcome(order), number, place.rank)
+        return 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    finally:
+        rank.close()
+
+
+class Rank:
+    """The processes of a rank other than 0."""
+
+    def __init__(self, place: Place) -> None:
+        self._place = place
+        self._running: dict[Optional[int], Process] = {}
+        Workers().prepare()
+
+    def outcome(self, order: Order) -> Optional[str]:
+        """Carry out an order; why it failed in a sentence, None where it did not."""
+        try:
+            self._carry_out(order)
+        except Exception as error:
+            told = str(error) if is_refusal(error) else f"{type(error).__name__}: {error}"
+            return " ".join(told.split())
+        return None
+
+    def _carry_out(self, order: Order) -> None:
+        if order.start is not None:
+            self._running[order.process] = Process(self._own(order.start))
+        elif order.function is not None:
+            process = self._running.get(order.process)
+            if process is None:
+                raise UserError(f"{order.what}: this rank has no process for the submission.")
+            process.call(order.function, order.what, **(order.arguments or {}))
+        elif order.process in self._running:
+            self._running.pop(order.process).close()
+
+    def _own(self, job: Job) -> Job:
+        """Rank 0's job as this rank does it: a folder beside rank 0's, a place of its own."""
+        assert job.place is not None
+        if job.source is not None and not Path(job.source).is_file():
+            raise UserError(f"{job.source} is not on the machine of rank {self._place.rank}.")
+        scratch = temporary_sibling(job.scratch.parent / "work")
+        return replace(job, scratch=scratch, place=replace(job.place, rank=self._place.rank))
+
+    def close(self) -> None:
+        """End all processes."""
+        for process in self._running.values():
+            process.close()

@@ -1,0 +1,224 @@
+"""The driver over ranks that torchrun has started: orders, reasons, refusals, and whole runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness import sdk
+from harness.errors import UserError
+from harness.inputs import command_line
+from harness.session import ranks
+from harness.session.ranks import Order, Rank
+from harness.session.worker import Answer, Job
+from harness.session.workers import Process, SubmissionFailed
+from neuron_cpu.limits import Limits
+from neuron_cpu.torchrun import Place
+
+ROOT = Path(__file__).resolve().parents[3]
+PLACE = Place(0, 3, "localhost", 29500)
+JOB = Job(
+    settings=command_line.parse(["--mode", "generate"]),
+    model_path=Path("model"),
+    pad_token_id=0,
+    eos_token_id=None,
+    source=None,
+    scratch=Path("scratch/one"),
+    limits=Limits(memory_bytes=1 << 30, cpu_seconds=9, wall_seconds=0.1),
+    confined=True,
+)
+
+
+class Memory:
+    """A store within the process."""
+
+    written: dict = {}
+
+    def __init__(self, place):
+        pass
+
+    def write(self, value, number, rank=0):
+        self.written[number, rank] = value
+
+    def read(self, deadline, number, rank=0):
+        if (number, rank) not in self.written:
+            raise TimeoutError
+        return self.written[number, rank]
+
+
+@pytest.fixture
+def store(monkeypatch):
+    monkeypatch.setattr(Memory, "written", {})
+    monkeypatch.setattr(ranks, "Store", Memory)
+    monkeypatch.setattr(Process, "__init__", lambda self, job: setattr(self, "job", job))
+    return Memory.written
+
+
+@pytest.fixture
+def process(store):
+    """Rank 0's process of three ranks; no process runs."""
+    with ranks.leading(PLACE):
+        yield ranks.workers()._started(JOB)
+
+
+def test_orders_are_written_in_turn_and_the_last_one_ends_the_run(store, monkeypatch):
+    monkeypatch.setattr(Process, "call", lambda *_, **__: Answer("done"))
+    with ranks.leading(PLACE):
+        started = ranks.workers()._started(JOB)
+        assert started.job.place == replace(PLACE, group="process 0", timeout_seconds=0.1)
+        store.update({(1, rank): None for rank in (1, 2)})
+        assert started.call("a:b", "It fails", x=1).body == "done"
+        counting = ranks.workers()._started(replace(JOB, counts=True))
+        assert type(counting) is Process and counting.job.place is None
+    orders = [store[number, 0] for number in range(3)]
+    assert orders[0] == Order(0, start=started.job)
+    assert orders[1] == Order(0, function="a:b", what="It fails", arguments={"x": 1})
+    assert orders[2].process is None and (3, 0) not in store
+    assert ranks.workers()._process is None
+
+
+def fails_with(monkeypatch, text):
+    def call(*_, **__):
+        raise SubmissionFailed(text)
+
+    monkeypatch.setattr(Process, "call", call)
+
+
+def test_the_rank_that_failed_by_itself_gives_the_reason(process, store, monkeypatch):
+    fails_with(monkeypatch, "Rank 2 failed: no.")
+    store.update({(1, 1): "Rank 2 failed: no.", (1, 2): "It fails: line 3 raised X: no."})
+    with pytest.raises(SubmissionFailed) as caught:
+        process.call("a:b", "It fails")
+    assert str(caught.value) == "It fails: line 3 raised X: no (rank 2)."
+
+
+def test_rank_0s_own_reason_stands(process, store, monkeypatch):
+    fails_with(monkeypatch, "It fails: no.")
+    store.update({(1, 1): "another", (1, 2): None})
+    with pytest.raises(SubmissionFailed, match=r"^It fails: no\.$"):
+        process.call("a:b", "It fails")
+
+
+def test_a_consequence_is_told_where_the_cause_is_mute(process, store, monkeypatch):
+    fails_with(monkeypatch, "Rank 0 of 3 has lost the others.")
+    monkeypatch.setattr(ranks, "OTHERS_SECONDS", 0)
+    with pytest.raises(SubmissionFailed, match="has lost the others"):
+        process.call("a:b", "It fails")
+
+
+def test_failures_and_silence_of_others_fail_a_call_that_went_well_here(
+    process, store, monkeypatch
+):
+    monkeypatch.setattr(Process, "call", lambda *_, **__: Answer(None))
+    with pytest.raises(SubmissionFailed, match=r"a rank has not answered within 0.1 s; --time"):
+        process.call("a:b", "It fails")
+    store.update({(2, 1): None, (2, 2): "It fails: no folder."})
+    with pytest.raises(SubmissionFailed, match=r"It fails: no folder \(rank 2\)"):
+        process.call("a:b", "It fails")
+
+
+def test_a_rank_does_what_it_is_told(store, monkeypatch, tmp_path):
+    called, ended = [], []
+    monkeypatch.setattr(Process, "call", lambda self, *what, **given: called.append((what, given)))
+    monkeypatch.setattr(Process, "close", lambda self: ended.append(self.job.place.rank))
+    rank = Rank(replace(PLACE, rank=2))
+    job = replace(JOB, place=PLACE, scratch=tmp_path / "work" / "one")
+    assert rank.outcome(Order(4, start=job)) is None
+    own = rank._running[4].job
+    assert own.place == replace(PLACE, rank=2) and own.scratch.parent == tmp_path / "work"
+    assert rank.outcome(Order(4, function="a:b", what="It", arguments={"x": 1})) is None
+    assert called == [(("a:b", "It"), {"x": 1})]
+    assert rank.outcome(Order(4)) is None and ended == [2]
+    assert "no process" in rank.outcome(Order(4, function="a:b", what="It"))
+    missing = rank.outcome(Order(5, start=replace(job, source=tmp_path / "llama.py")))
+    assert missing == f"{tmp_path / 'llama.py'} is not on the machine of rank 2."
+
+
+def test_settings_of_a_run_over_ranks(monkeypatch):
+    settings = JOB.settings
+    assert ranks.over_ranks(settings, None) is settings
+    assert ranks.over_ranks(settings, PLACE).tp_degree == 3
+    assert ranks.over_ranks(replace(settings, tp_degree=3), PLACE).tp_degree == 3
+    with pytest.raises(UserError, match="--tp-degree must be 3, .* got 2"):
+        ranks.over_ranks(replace(settings, tp_degree=2), PLACE)
+    with pytest.raises(UserError, match="--no-isolate runs the submission in the driver's"):
+        ranks.over_ranks(replace(settings, isolate=False), PLACE)
+    monkeypatch.setattr(sdk, "platform", lambda: sdk.DEVICE)
+    with pytest.raises(UserError, match="only the stand-in for the SDK takes"):
+        ranks.over_ranks(settings, PLACE)
+
+
+def over_ranks(size, folder, *arguments):
+    launcher = [sys.executable, "-m", "torch.distributed.run", f"--nproc-per-node={size}"]
+    return [*launcher, str(ROOT / "main.py"), *driver(folder, *arguments)]
+
+
+def driver(folder, *arguments):
+    compiled = ["--compiled-model-path", str(folder / "compiled")]
+    return ["--prompt", "Hello there", "--max-new-tokens", "4", *compiled, *map(str, arguments)]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("mode", ["generate", "validate", "evaluate", "diff"])
+def test_modes_give_over_processes_what_they_give_over_threads(
+    mode, tiny_model, tmp_path, run_main
+):
+    arguments = ["--mode", mode, "--enable-nki", "--model-path", tiny_model]
+    threads = run_main(*driver(tmp_path, *arguments), "--tp-degree", "2", cwd=tmp_path)
+    processes = subprocess.run(
+        over_ranks(2, tmp_path, *arguments), cwd=tmp_path, capture_output=True, timeout=300
+    )
+    assert (processes.returncode == 0) == (threads.returncode == 0), processes.stderr
+    if mode == "generate":
+        assert processes.stdout.decode(errors="replace") == threads.stdout
+
+
+@pytest.mark.full
+def test_the_reason_of_a_failing_rank_is_told_and_ends_all(tiny_model, tmp_path):
+    entry = tmp_path / "sick.py"
+    entry.write_text(
+        "from neuronx_distributed.parallel_layers import parallel_state\n"
+        "from neuronx_distributed_inference.models.llama import modeling_llama\n"
+        "class Sick(modeling_llama.NeuronLlamaModel):\n"
+        "    def forward(self, *inputs):\n"
+        "        if parallel_state.get_tensor_model_parallel_rank() == 1:\n"
+        "            raise ValueError('rank one is ill')\n"
+        "        return super().forward(*inputs)\n"
+        "class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):\n"
+        "    _model_cls = Sick\n"
+    )
+    arguments = ["--mode", "generate", "--model-path", tiny_model, "--llama", entry]
+    run = subprocess.run(over_ranks(2, tmp_path, *arguments), capture_output=True, timeout=300)
+    told = b"line 6, raised ValueError: rank one is ill (rank 1)."
+    assert run.returncode == 1 and run.stderr.count(told) == 1, run.stderr
+
+
+@pytest.mark.full
+def test_an_interrupt_ends_the_driver_and_all_ranks(tiny_model, tmp_path):
+    """Ctrl-C reaches torchrun, the driver and the other ranks, while one of them hangs."""
+    entry = tmp_path / "hangs.py"
+    entry.write_text("import signal\nsignal.pause()\n")
+    arguments = ["--mode", "generate", "--model-path", tiny_model, "--llama", entry]
+    agent = subprocess.Popen(
+        over_ranks(2, tmp_path, *arguments), start_new_session=True, stderr=subprocess.PIPE
+    )
+    while not list((tmp_path / "compiled").glob(".work.*")):
+        assert agent.poll() is None
+        time.sleep(0.1)
+    time.sleep(3)  # until both hang in the import
+    os.killpg(agent.pid, signal.SIGINT)
+    _, told = agent.communicate(timeout=60)
+    assert agent.returncode != 0 and told.count(b"main.py: Interrupted.") == 1
+    alive = [
+        path.parent.name
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if str(tmp_path).encode() in path.read_bytes()
+    ]
+    assert not alive
