@@ -242,7 +242,9 @@ def test_messages_of_a_submission(parts: list[bytes], body: Any) -> None:
 def test_answers_of_a_submission(tmp_path: Path, body: Any) -> None:
     """What its process may send for each request, arrays aside."""
     session = SimpleNamespace(vocabulary=320)
-    loaded: Any = SimpleNamespace(call=lambda *_, **__: Answer(body), session=session, role=None)
+    loaded: Any = SimpleNamespace(
+        call=lambda *_, **__: Answer(body), session=session, role=None, draft=None
+    )
     taken_or_refused(lambda: divergence.measure(loaded, [1, 2, 3]))
     taken_or_refused(lambda: building._checked_buckets(body))
     taken_or_refused(lambda: generation._check_step(loaded.session, body, 1))
