@@ -2449,12 +2449,12 @@ def times_gain(weight: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
 def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enabled: bool) -> None:
     """Spread the heads of one layer, and put its weights in kernel layout for the kernels."""
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    for kind in ("weight", "bias"):
+    for kind in ("weight", "bias", "scale"):  # of quantised weights: a row each, or one in all
         query = f"{attention}q_proj.{kind}"
-        if query in state:
+        if query in state and len(state[query]) > 1:
             state[query] = spread_queries(state[query], kv, sizes, 0)
         for key in (f"{attention}k_proj.{kind}", f"{attention}v_proj.{kind}"):
-            if key in state:
+            if key in state and len(state[key]) > 1:
                 state[key] = spread_kv(state[key], sizes)
     out = f"{attention}o_proj.weight"
     state[out] = spread_queries(state[out], kv, sizes, 1)

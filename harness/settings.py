@@ -110,6 +110,14 @@ class Settings:
     token_generation_buckets: Optional[list[int]]
     tp_degree: Optional[int]
 
+    # quantisation, by NxDI's names
+    quantized: bool
+    quantized_checkpoints_path: Optional[Path]  # None: in the cache
+    quantization_type: str
+    quantization_dtype: str
+    modules_to_not_convert: Optional[list[str]]
+    kv_cache_quant: bool
+
     # profile
     profile_model: Optional[str]
     profile_bucket: Optional[list[int]]
@@ -134,7 +142,39 @@ class Settings:
             values.update(speculation_length=self.prefill_chunk, prompt_in_chunks=True)
         if self.speculation is not None:
             values.update(self.speculation.neuron_config())
+        values |= self._quantisation()
         return {name: value for name, value in values.items() if value is not None}
+
+    def _quantisation(self) -> dict[str, Any]:
+        """Nothing where nothing is quantised, so that the SDK's defaults stand."""
+        values: dict[str, Any] = {"kv_cache_quant": True} if self.kv_cache_quant else {}
+        if self.quantized:
+            names = "quantized quantization_type quantization_dtype modules_to_not_convert"
+            values |= {name: getattr(self, name) for name in names.split()}
+            values["quantized_checkpoints_path"] = str(self.quantized_checkpoints_path)
+        return values
+
+    def of_baseline(self) -> Settings:
+        """What the SDK's own Llama runs with: scores and preflight compare with a float model, as
+        a contest does; `validate` and `diff` with one that is quantised in the same way."""
+        if self.mode in ("validate", "diff"):
+            return self
+        return self.in_float()
+
+    def in_float(self) -> Settings:
+        """The same without quantisation; NxDI quantises no draft model."""
+        return replace(self, quantized=False, kv_cache_quant=False)
+
+    @property
+    def quantised_words(self) -> str:
+        """What is quantised, for reports; empty where nothing is."""
+        parts = []
+        if self.quantized:
+            each = "channel" if self.quantization_type.startswith("per_channel") else "tensor"
+            parts.append(f"{self.quantization_dtype} weights, one scale a {each}")
+        if self.kv_cache_quant:
+            parts.append("keys and values in fp8")
+        return "; ".join(parts)
 
     def whole_prefill(self) -> Settings:
         """The same with prefill graphs for prompts of any length that fits the cache."""

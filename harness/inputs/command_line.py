@@ -21,6 +21,7 @@ from harness.inputs import speculation
 from harness.inputs.chunks import LONGEST_PREFILL, MOST_PREFILL
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.inputs.prompts import read_prompt_file, split_prompt_value
+from harness.inputs.quantised import read_module_list
 from harness.settings import Settings
 from neuron_cpu.arguments import above_zero, at_least_zero, finite, positive, seed, shown
 from neuron_cpu.limits import default_memory_gib
@@ -41,6 +42,7 @@ MODES = {
     "evaluate": "accuracy, speed, NKI share and score of the prompts",
     "evaluate_single": "another name of evaluate",
     "diff": "where NKI and PyTorch begin to differ, operator by operator",
+    "perplexity": "of a text, with float and with quantised weights",
     "preflight": "the last look at a submission before its upload",
     "evaluate_all": "evaluate every prompt of prompts.txt, with reports",
 }
@@ -180,6 +182,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         **_batching(args),
         "speculation": speculation.asked(args),
         **_sampling(args),
+        **_quantisation(args),
     }
     values |= _lengths(args, whole=values["speculation"] is not None)
     if args.batch_size is None:
@@ -224,6 +227,22 @@ def _sampling(args: argparse.Namespace) -> dict[str, Any]:
     return {"do_sample": args.do_sample is not False, "top_k": top_k}
 
 
+QUANTISED_AS = {"int8": "int8", "fp8": "f8e4m3"}  # --quantize -> NxDI's name
+
+
+def _quantisation(args: argparse.Namespace) -> dict[str, Any]:
+    """NxDI's settings; `--quantize` means one scale a channel and a checkpoint in the cache."""
+    asked = args.quantize is not None
+    listed = args.modules_to_not_convert_file
+    return {
+        "quantized": args.quantized or asked,
+        "quantization_type": args.quantization_type
+        or ("per_channel_symmetric" if asked else "per_tensor_symmetric"),
+        "quantization_dtype": QUANTISED_AS[args.quantize] if asked else args.quantization_dtype,
+        "modules_to_not_convert": None if listed is None else read_module_list(listed),
+    }
+
+
 def _check_text(argv: Sequence[str]) -> None:
     """Arguments are text: what is not UTF-8 reaches Python as lone surrogates."""
     for argument in argv:
@@ -263,6 +282,7 @@ def build_parser() -> Parser:
     _add_evaluation_arguments(parser)
     _add_model_arguments(parser)
     speculation.add_arguments(parser, positive, path)
+    _add_quantisation_arguments(parser)
     _add_profile_arguments(parser)
     for flag in REFUSED:
         parser.add_argument(flag, nargs="*", metavar="X", help=argparse.SUPPRESS)
@@ -466,6 +486,37 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_quantisation_arguments(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("quantisation (names of NxDI's inference_demo)")
+    group.add_argument(
+        "--quantize",
+        choices=tuple(QUANTISED_AS),
+        help="weights of one byte, a scale a channel; the checkpoint is made once and kept",
+    )
+    group.add_argument("--quantized", action="store_true", help="weights of one byte")
+    group.add_argument(
+        "--quantized-checkpoints-path",
+        type=path,
+        metavar="PATH",
+        help="of --quantized: a folder or a file of save_quantized_state_dict, made where missing",
+    )
+    group.add_argument(
+        "--quantization-type",
+        choices=("per_tensor_symmetric", "per_channel_symmetric"),
+        help="default: per_tensor_symmetric; per_channel_symmetric with --quantize",
+    )
+    group.add_argument(
+        "--quantization-dtype",
+        choices=tuple(QUANTISED_AS.values()),
+        default="int8",
+        help="default: int8",
+    )
+    group.add_argument(
+        "--modules-to-not-convert-file", type=path, metavar="JSON", help="modules left in float"
+    )
+    group.add_argument("--kv-cache-quant", action="store_true", help="keys and values in fp8")
+
+
 def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("profile")
     group.add_argument(
@@ -569,6 +620,35 @@ def _check_arguments(args: argparse.Namespace, parser: argparse.ArgumentParser) 
         )
     _check_baseline(args)
     _check_samples_at_all(args)
+    _check_quantisation(args)
+
+
+def _check_quantisation(args: argparse.Namespace) -> None:
+    """Two ways to ask for one thing exclude each other; what tunes nothing is refused."""
+    if args.quantize is not None and (args.quantized or args.quantization_dtype != "int8"):
+        raise UserError(
+            f"--quantize {args.quantize} says all of --quantized and --quantization-dtype; leave "
+            "these out."
+        )
+    if args.quantized and args.quantized_checkpoints_path is None:
+        raise UserError(
+            "--quantized needs --quantized-checkpoints-path; name a folder, or give --quantize "
+            "int8, which keeps one in the cache."
+        )
+    quantised = args.quantized or args.quantize is not None
+    tuning = ("quantized_checkpoints_path", "quantization_type", "modules_to_not_convert_file")
+    for name in tuning:
+        if not quantised and getattr(args, name) is not None:
+            flag = f"--{name.replace('_', '-')}"
+            raise UserError(f"{flag} needs --quantized or --quantize; give one of them too.")
+    per_tensor = args.quantization_type != "per_channel_symmetric" and (
+        args.quantization_type is not None or args.quantize is None
+    )
+    if args.modules_to_not_convert_file is not None and per_tensor:
+        raise UserError(
+            "--modules-to-not-convert-file needs --quantization-type per_channel_symmetric, as "
+            "checkpoints with a scale a tensor ignore it."
+        )
 
 
 def _name(flag: str) -> str:

@@ -183,7 +183,7 @@ def check_shapes(model: ModelFolder) -> None:
     """
     shapes: dict[str, list[int]] = {}
     for file in sorted(model.path.glob("*.safetensors")):
-        shapes.update(_safetensors_shapes(file))
+        shapes.update(safetensors_shapes(file))
     if not shapes:
         return
     for name, expected in expected_shapes(model).items():
@@ -223,7 +223,7 @@ def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
     return expected
 
 
-def _safetensors_shapes(path: Path) -> dict[str, list[int]]:
+def safetensors_shapes(path: Path) -> dict[str, list[int]]:
     """Tensor name -> shape from the JSON header: 8 bytes of length, then the header itself."""
     try:
         size = path.stat().st_size
@@ -245,6 +245,14 @@ def _safetensors_shapes(path: Path) -> dict[str, list[int]]:
     except (OSError, ValueError, struct.error, RecursionError) as error:
         raise UserError(f"Cannot read the checkpoint file {path}: {error}.") from error
     return {name: entry.shape for name, entry in entries.items()}
+
+
+def checkpoint_identity(folder: Path) -> dict[str, list[Any]]:
+    """File name -> size and modification time: as good as a hash and instant at any size."""
+    stats = {path.name: path.stat() for path in sorted(folder.iterdir()) if path.is_file()}
+    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()} | {
+        "folder": [str(folder)]
+    }
 
 
 def choose_tp_degree(model: ModelFolder, asked: Optional[int], default: Optional[int]) -> int:

@@ -40,6 +40,8 @@ def run(settings: Settings) -> int:
             0, session.prompts, session.prompt_ids, settings.seq_len, None, step.advance
         )
     report.print_result(result)
+    for note in report.of_quantised(settings.quantised_words, [result]):
+        console.say(note)
     if result.figures is None:
         return 1
     speeds = json.dumps(result.figures.speed.as_dict(), indent=1)

@@ -24,10 +24,10 @@ from harness.figures.baseline import Case
 from harness.figures.evaluation import Evaluation
 from harness.files import check_writable_folder
 from harness.inputs.chunks import LONGEST_PREFILL, with_chunks
+from harness.inputs.models import checkpoint_identity
 from harness.inputs.prompts import encode, read_prompt_file, shorten
 from harness.modes.evaluate import Evaluator
 from harness.output import report
-from harness.session.building import checkpoint_identity
 from harness.session.opening import Session, check_seq_len, open_session
 from harness.settings import Settings
 from neuron_cpu.files import write_text_atomically
@@ -59,8 +59,9 @@ def run(settings: Settings) -> int:
     _run_cases(session, missing, folder)
     results = [_read_result(_result_path(folder, case.index)) for case in cases]
     description = _read_json(folder / RUN_FILE)
-    report.write_all(folder, description, results, too_long)
-    report.print_summary(results, too_long)
+    notes = report.of_quantised(settings.quantised_words, results)
+    report.write_all(folder, description, results, too_long, notes)
+    report.print_summary(results, [*too_long, *notes])
     console.say(f"Reports are in {folder}")
     return 0 if all(result.accurate for result in results) else 1
 

@@ -70,6 +70,8 @@ def shapes_only_session(settings: Settings, scratch: Path) -> Session:
         draft = _shapes_of(settings.speculation.draft_path)
         models.check_draft(draft, folder, ranks, settings.seq_len)
     asked = with_chunks(replace(settings, tp_degree=ranks), folder.config)
+    if asked.quantized:  # no weights are read, so there need be none
+        asked = replace(asked, quantized_checkpoints_path=scratch)
     asked = _with_buckets(asked)
     return Session(asked, folder, source, None, 0)
 

@@ -171,6 +171,31 @@ def _problems(results: Sequence[Evaluation]) -> list[str]:
     return problems
 
 
+def of_quantised(words: str, results: Sequence[Evaluation]) -> list[str]:
+    """What a contest would say of quantised weights or caches, and by how much they fail there:
+    one sentence, none where `words` names nothing that is quantised."""
+    rows = [row for result in results if result.figures for row in result.figures.accuracy]
+    known = [row for row in rows if row.max_abs_error is not None]
+    if not words or not known:
+        return []
+    failed = sum(not row.passed or row.contest_passed is False for row in rows)
+    equal = sum(row.greedy_match for row in known) / len(known)
+    worst = max(known, key=lambda row: row.max_abs_error or 0.0)
+    scores = [result.figures.score for result in results if result.figures]
+    factors = [s for s in scores if s.reduced_latency and s.increased_throughput]
+    unchecked = sum(
+        (s.reduced_latency or 0) * (s.increased_throughput or 0) * (1 + s.nki_share)
+        for s in factors
+    )
+    without = f"; without that check the scores would sum to {unchecked:.4g}" if factors else ""
+    return [
+        f"Quantised ({words}): a contest compares logits with the float model's and would refuse "
+        f"these weights where they fail: {failed} of {len(rows)} prompts fail, {equal:.1%} of the "
+        f"greedy tokens are equal, the largest error is {worst.max_abs_error:.3g} on logits up to "
+        f"{worst.max_abs_logit:.3g}{without}."
+    ]
+
+
 def print_result(result: Evaluation) -> None:
     """Everything about one batch, as the contest's driver prints it and then some."""
     terminal.printed(f"Prompt: {shorten(result.prompts[0])}")
@@ -240,15 +265,19 @@ def write_all(
     description: dict[str, Any],
     results: Sequence[Evaluation],
     not_run: Sequence[str],
+    notes: Sequence[str] = (),
 ) -> None:
     """The report files; the JSON last, because it marks the run as finished."""
     write_text_atomically(folder / REPORT_CSV, to_csv(results))
-    write_text_atomically(folder / REPORT_MARKDOWN, to_markdown(description, results, not_run))
+    write_text_atomically(
+        folder / REPORT_MARKDOWN, to_markdown(description, results, [*not_run, *notes])
+    )
     write_bytes_atomically(folder / REPORT_PLOT, to_png(description, results))
     content = {
         "run": description,
         "totals": totals(results),
         "not_run": list(not_run),
+        "notes": list(notes),
         "results": [result.as_dict() for result in results],
     }
     text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"

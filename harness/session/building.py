@@ -7,12 +7,14 @@ import importlib.metadata
 import json
 import os
 import platform
+import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
 from harness import console, sdk
 from harness.files import cache_folder, locked_folder, remove_unlocked
+from harness.inputs import models, quantised
 from harness.session.opening import Session
 from harness.session.roles import Role
 from harness.session.workers import Answer, Job, OnEvent, SubmissionFailed, Worker
@@ -51,6 +53,8 @@ def build(session: Session, role: Optional[Role] = None) -> Loaded:
     role = role or (Role.NKI if session.settings.enable_nki else Role.TORCH)
     inputs = _fingerprint(session, role)  # before the import: an edit in between must not pass
     loaded = construct(session, role)
+    if _quantise_once(loaded):
+        inputs["quantised checkpoint"] = quantised.identity(_settings_of(session, role))
     folder = loaded.folder
     busy = f"Waiting for another run that uses {console.shown(folder.parent)}"
     with locked_folder(folder.parent, lambda: console.say(busy)):
@@ -130,6 +134,34 @@ def _checked_buckets(found: Any) -> dict[str, list[int]]:
     return found
 
 
+def _settings_of(session: Session, role: Role) -> Settings:
+    """What of the settings one of the models runs with."""
+    asked = session.settings
+    if role == Role.DRAFT:
+        return asked.in_float()
+    return asked.of_baseline() if role == Role.BASELINE else asked
+
+
+def _quantise_once(loaded: Loaded) -> bool:
+    """Make the quantised checkpoint where it is asked for and missing; whether it was made."""
+    settings = _settings_of(loaded.session, loaded.role)
+    target = settings.quantized_checkpoints_path
+    if not settings.quantized or target is None:
+        return False
+    busy = f"Waiting for another run that quantises into {console.shown(target.parent)}"
+    with locked_folder(target.parent, lambda: console.say(busy)):
+        if target.exists():
+            return False
+        title = f"Quantising {loaded.session.model.name} ({settings.quantised_words}; once)"
+        with console.step(title), atomic_folder(target) as unfinished:
+            answer = loaded.call(f"{_MODEL}:quantise", "The checkpoint cannot be quantised")
+            made = loaded.worker.job.scratch / str(answer.body)
+            for file in sorted(made.iterdir()):
+                shutil.move(file, unfinished / file.name)
+            made.rmdir()
+    return True
+
+
 def _compile_what_changed(loaded: Loaded, inputs: dict[str, Any]) -> None:
     """Build the compiled folder unless it is whole and was built from the same inputs."""
     folder, words = loaded.folder, loaded.role.words
@@ -171,25 +203,18 @@ def forget_old(cache: Path, most_bytes: int, keep: Path) -> None:
 def _fingerprint(session: Session, role: Role) -> dict[str, Any]:
     """Everything that a compiled folder depends on, under the names a user would know."""
     text = b"" if role == Role.BASELINE else session.submission.read_bytes()
-    settings, folder = session.settings, session.model.path
+    settings, folder = _settings_of(session, role), session.model.path
     if role == Role.DRAFT and settings.speculation and settings.speculation.draft_path:
         folder = settings.speculation.draft_path
     config = settings.neuron_config() | {"on_device": settings.on_device_sampling_config()}
     return {
         "settings": json.loads(json.dumps(config)),
         "submission": hashlib.sha256(text).hexdigest(),
-        "checkpoint": checkpoint_identity(folder),
+        "checkpoint": models.checkpoint_identity(folder),
+        "quantised checkpoint": quantised.identity(settings),
         "SDK": [sdk.identity(), sdk.version()],
         "Python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),
-    }
-
-
-def checkpoint_identity(folder: Path) -> dict[str, list[Any]]:
-    """File name -> size and modification time: as good as a hash and instant at any size."""
-    stats = {path.name: path.stat() for path in sorted(folder.iterdir()) if path.is_file()}
-    return {name: [stat.st_size, stat.st_mtime_ns] for name, stat in stats.items()} | {
-        "folder": [str(folder)]
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 from collections.abc import Sequence
@@ -14,7 +15,13 @@ import torch
 from neuronx_distributed_inference.models.config import OnDeviceSamplingConfig, to_torch_dtype
 from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
-from transformers import GenerationConfig, StoppingCriteria, StoppingCriteriaList
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
 
 from harness.errors import UserError, is_refusal
 from harness.inputs.chunks import MOST_PREFILL
@@ -25,6 +32,7 @@ from harness.session.roles import Role
 from harness.session.worker import Answer, Host
 
 GRAPHS = "graphs"
+QUANTISED = "quantised"
 # The SDK's compiler works in this folder unless the environment names another one.
 _WORK_DIR_VARIABLE = "BASE_COMPILE_WORK_DIR"
 _DEFAULT_WORK_DIR = "/tmp/nxd_model/"
@@ -40,6 +48,7 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
     role = Role(role)
     asked = host.job.settings
     if role in (Role.BASELINE, Role.DRAFT):
+        asked = asked.of_baseline() if role == Role.BASELINE else asked.in_float()
         asked = replace(asked, speculation=None)
     if role == Role.BASELINE and asked.seq_len <= MOST_PREFILL:
         asked = asked.whole_prefill()
@@ -79,9 +88,12 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
 
 def _check_fields(neuron_config: Any, settings: dict[str, Any]) -> None:
     """Refuse what this version of NxDI would ignore, but for a warning."""
-    for name in ("apply_seq_ids_mask",):
+    flags = {
+        "apply_seq_ids_mask": "--apply-seq-ids-mask",
+        "modules_to_not_convert": "--modules-to-not-convert-file",
+    }
+    for name, flag in flags.items():
         if settings.get(name) and not hasattr(neuron_config, name):
-            flag = "--" + name.replace("_", "-")
             raise UserError(f"{flag} needs a later version of NxDI, whose NeuronConfig has {name}.")
 
 
@@ -91,6 +103,19 @@ def _model_path(host: Host, role: Role) -> Path:
     if role == Role.DRAFT and asked is not None and asked.draft_path is not None:
         return asked.draft_path
     return host.job.model_path
+
+
+def quantise(host: Host, role: str) -> str:
+    """The SDK's quantised checkpoint of the model; returns its folder's name."""
+    model, target = host.models[Role(role)], host.job.scratch / QUANTISED
+    shutil.rmtree(target, ignore_errors=True)
+    target.mkdir()
+    config = copy.copy(model.config)
+    config.neuron_config = copy.copy(model.neuron_config)
+    config.neuron_config.quantized_checkpoints_path = str(target)
+    with host.told_as_the_submission("The checkpoint cannot be quantised"):
+        type(model).save_quantized_state_dict(str(host.job.model_path), config)
+    return target.name
 
 
 def compile(host: Host, role: str) -> str:
@@ -179,6 +204,40 @@ def _adapter(host: Host, role: Role) -> PromptInChunks:
     if asked is None or role not in (Role.NKI, Role.TORCH):
         return PromptInChunks(model)
     return speculation.adapter(asked, model, host.models.get(Role.DRAFT))
+
+
+def forced(host: Host, role: str, runs: Sequence[Sequence[int]], given: int) -> Answer:
+    """Negative log-likelihoods [length - given, runs] of the tokens of runs of equal length, each
+    behind all before it; the first `given` tokens are the prompt. Each step is an event."""
+    model, text = host.models[Role(role)], torch.tensor([list(run) for run in runs])
+    reader = _Reader(text)
+    prompt = text[:, :given]
+    with host.told_as_the_submission("The model fails while it reads"), torch.inference_mode():
+        model.reset()
+        PromptInChunks(model).generate(
+            input_ids=prompt,
+            attention_mask=torch.ones_like(prompt),
+            generation_config=GenerationConfig(pad_token_id=host.job.pad_token_id),
+            max_new_tokens=text.shape[1] - given,
+            do_sample=False,
+            logits_processor=LogitsProcessorList([reader]),
+            stopping_criteria=StoppingCriteriaList([_Observer(host)]),
+        )
+        model.reset()
+    return Answer(None, [torch.stack(reader.losses).numpy()])
+
+
+class _Reader(LogitsProcessor):
+    """Notes how unlikely the text's next token is, and has it chosen."""
+
+    def __init__(self, text: torch.Tensor) -> None:
+        self._text = text
+        self.losses: list[torch.Tensor] = []
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        target = self._text[:, input_ids.shape[1], None]
+        self.losses.append(-scores.float().log_softmax(-1).gather(1, target)[:, 0])
+        return torch.full_like(scores, -torch.inf).scatter(1, target, 0.0)
 
 
 def pad_batch(

@@ -16,7 +16,7 @@ from typing import Any, Optional
 from harness import console, sdk
 from harness.errors import UserError
 from harness.files import cache_folder, check_writable_folder
-from harness.inputs import command_line, models, prompts, submission
+from harness.inputs import command_line, models, prompts, quantised, submission
 from harness.inputs.chunks import with_chunks
 from harness.session import ranks as other_ranks
 from harness.session.workers import Workers
@@ -101,6 +101,7 @@ def open_session(settings: Settings, prompt_texts: Optional[Sequence[str]] = Non
         *_open_tokenizer(settings, model),
         workers=workers,
     )
+    session = replace(session, settings=quantised.with_checkpoint(session.settings, model))
     texts = settings.prompts if prompt_texts is None else tuple(prompt_texts)
     if prompt_texts is None and not texts:
         texts = (_default_prompt(session),)
