@@ -35,6 +35,23 @@ class Speculation:
 
 
 @dataclass(frozen=True)
+class Serving:
+    """What the HTTP server does, beside answering.
+
+    Attributes:
+        api_key_file: whose first line every request must carry; None where everybody may ask.
+        max_waiting: answers in the queue.
+        drain_seconds: for answers that run when the server is to end.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key_file: Optional[Path] = None
+    max_waiting: int = 64
+    drain_seconds: int = 30
+
+
+@dataclass(frozen=True)
 class Settings:
     """What the command line asks for, defaults filled in; `dataclasses.replace` makes variants.
 
@@ -72,6 +89,8 @@ class Settings:
     global_topk: Optional[int]
     dynamic: bool
     speculation: Optional[Speculation]  # None: one token a step
+
+    serving: Optional[Serving]  # in the mode that serves
 
     # evaluation
     base_latency: Optional[float]  # ms
@@ -198,9 +217,11 @@ class Settings:
 
     @property
     def takes_chunks(self) -> bool:
-        """Whether prompts may be fed in chunks: a cache padded on the left moves on each token, and
-        the graph of several tokens has one number of them, which guesses may need."""
-        return self.padding_side == "right" and self.speculation is None
+        """Whether prompts may be fed in chunks: a cache padded on the left moves on each token,
+        the graph of several tokens has one number of them, which guesses may need, and a chunk
+        fills its batch with rows that would hit the lines of other requests."""
+        alone = self.speculation is None and self.serving is None
+        return self.padding_side == "right" and alone
 
     @property
     def samples(self) -> bool:

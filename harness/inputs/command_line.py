@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Optional
 
 from harness.errors import UserError
-from harness.inputs import speculation
+from harness.inputs import serving, speculation
 from harness.inputs.chunks import LONGEST_PREFILL, MOST_PREFILL
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.inputs.prompts import read_prompt_file, split_prompt_value
@@ -37,6 +37,7 @@ MODES = {
     "compile": "build and check the model, print which operator ran where",
     "generate": "answer the prompts",
     "chat": "answer what you type, turn by turn",
+    "serve": "answer over HTTP in the form of OpenAI, with a page at /",
     "profile": "estimate the time on Trainium, of prefill and decode",
     "validate": "compare the logits with the SDK's own Llama",
     "evaluate": "accuracy, speed, NKI share and score of the prompts",
@@ -103,6 +104,7 @@ ONLY_IN = {
         ("--judge", "--tol-map", "--divergence-difference-tol", "--num-tokens-to-check"), _COMPARE
     ),
     "--runs": ("generate", "validate", *_EVALUATE),
+    **dict.fromkeys(serving.FLAGS, ("serve",)),
     **dict.fromkeys(speculation.FLAGS, ("compile", "generate", "chat", "profile", *_COMPARE)),
 }
 
@@ -181,6 +183,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         "only": None if args.only is None else tuple(args.only),
         **_batching(args),
         "speculation": speculation.asked(args),
+        "serving": serving.asked(args),
         **_sampling(args),
         **_quantisation(args),
     }
@@ -197,17 +200,20 @@ def _batch_size(mode: str, prompts: int) -> int:
     """All prompts at once, but for a run of prompts one by one, and for more than fit a graph."""
     if mode == "evaluate_all":
         return 1
+    if mode == "serve":
+        return serving.SLOTS
     return max(1, min(prompts, MOST_ROWS) if mode == "generate" else prompts)
 
 
 def _batching(args: argparse.Namespace) -> dict[str, Any]:
     """One prompt a prefill with continuous batching, which is what all versions of NxDI have."""
-    one = args.ctx_batch_size or 1
-    return {"ctx_batch_size": one if args.is_continuous_batching else args.ctx_batch_size}
+    if not (args.is_continuous_batching or args.mode == "serve"):
+        return {}
+    return {"is_continuous_batching": True, "ctx_batch_size": args.ctx_batch_size or 1}
 
 
 def _default_seq_len(mode: str) -> int:
-    return CHAT_SEQ_LEN if mode == "chat" else DEFAULT_SEQ_LEN
+    return CHAT_SEQ_LEN if mode in ("chat", "serve") else DEFAULT_SEQ_LEN
 
 
 def _lengths(args: argparse.Namespace, whole: bool) -> dict[str, int]:
@@ -283,6 +289,7 @@ def build_parser() -> Parser:
     _add_model_arguments(parser)
     speculation.add_arguments(parser, positive, path)
     _add_quantisation_arguments(parser)
+    serving.add_arguments(parser, positive, path)
     _add_profile_arguments(parser)
     for flag in REFUSED:
         parser.add_argument(flag, nargs="*", metavar="X", help=argparse.SUPPRESS)
@@ -448,7 +455,7 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--seq-len",
         **whole,
-        help=f"prompt and new tokens (default: {DEFAULT_SEQ_LEN}, to chat {CHAT_SEQ_LEN})",
+        help=f"prompt and new tokens (default: {DEFAULT_SEQ_LEN}, to chat or serve {CHAT_SEQ_LEN})",
     )
     group.add_argument(
         "--max-context-length",
@@ -522,7 +529,9 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--profile-model",
         choices=sorted(MODEL_SHAPES),
-        help="public shapes instead of a model folder; no weights are needed",
+        metavar="NAME",
+        help="public shapes instead of a model folder, without weights: "
+        + ", ".join(sorted(MODEL_SHAPES)),
     )
     group.add_argument(
         "--profile-bucket",

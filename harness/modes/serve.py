@@ -1,0 +1,109 @@
+"""`--mode serve`: the model behind OpenAI's HTTP interface, until a signal ends it."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+from typing import Optional
+
+from harness import console, sdk
+from harness.errors import UserError
+from harness.output import operators
+from harness.serving.app import Api, Served
+from harness.serving.guard import Limits, is_loopback
+from harness.serving.lines import LoadedLines
+from harness.serving.metrics import Metrics
+from harness.serving.scheduler import Scheduler
+from harness.serving.server import Server
+from harness.session.building import build
+from harness.session.opening import Session, open_session
+from harness.settings import Settings
+
+
+def run(settings: Settings) -> int:
+    """Build the model and serve it; 0 where a signal has ended it in order."""
+    server, listening, session = opened(settings)
+    console.say(f"Serving {session.model.name} at {url(listening)}")
+    server.run([listening])
+    session.workers.close()
+    return 0
+
+
+def opened(settings: Settings) -> tuple[Server, socket.socket, Session]:
+    """The server, the socket that it is to listen on, and the session of its model."""
+    serving = settings.serving
+    assert serving is not None
+    limits = Limits(
+        key=_key(serving.api_key_file),
+        host=serving.host,
+        waiting=serving.max_waiting,
+        drain_seconds=serving.drain_seconds,
+    )
+    listening = _listen(serving.host, serving.port)
+    session = open_session(settings, ())
+    loaded = build(session)
+    if settings.enable_nki:
+        operators.report_outside_nki(loaded.folder)
+    metrics, stops = Metrics(), session.stop_tokens
+    scheduler = Scheduler(LoadedLines(loaded), settings.batch_size, limits.waiting, stops, metrics)
+    api = Api(_served(session), scheduler, metrics, limits)
+    return Server(api), listening, session
+
+
+def _served(session: Session) -> Served:
+    settings = session.settings
+    return Served(
+        name=session.model.name,
+        tokenizer=session.tokenizer,
+        vocabulary=session.vocabulary,
+        pad_token_id=session.pad_token_id,
+        slots=settings.batch_size,
+        most_prompt=settings.max_context_length,
+        seq_len=settings.seq_len,
+        times=sdk.platform().times.label,
+        draws=settings.samples,
+        temperature=settings.temperature,
+        top_p=settings.top_p,
+        top_k=settings.top_k if settings.samples else 0,
+        device_draws=settings.on_device_sampling,
+        fixed_draws=settings.on_device_sampling and not settings.dynamic,
+    )
+
+
+def _key(file: Optional[Path]) -> Optional[str]:
+    """The first line of a file: an argument could be read by every user of the machine."""
+    if file is None:
+        return None
+    try:
+        key = file.read_text(encoding="utf-8").partition("\n")[0].strip()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is not UTF-8 text"
+        raise UserError(f"Cannot read the key in {file}: {reason}.") from error
+    if not key or not key.isascii() or not key.isprintable():
+        raise UserError(f"The first line of {file} must be a key in printable ASCII letters.")
+    return key
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """A socket bound before anything long, so that a port in use is refused at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+    except OSError as error:
+        raise UserError(
+            f"Cannot listen on {host} port {port}: {error.strerror}; name others with --host and "
+            "--port."
+        ) from error
+    if not is_loopback(host):
+        console.say(f"Others can reach this server: it listens on {host}, without encryption.")
+    return listening
+
+
+def url(listening: socket.socket) -> str:
+    """Where a browser finds it."""
+    host, port = listening.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -1,0 +1,325 @@
+"""The HTTP application: OpenAI's paths over a scheduler, a page, and what monitoring asks for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import secrets
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Optional, TypeVar, Union
+
+from pydantic import ValidationError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from harness import console
+from harness.errors import UserError
+from harness.inputs.prompts import MIN_PROMPT_TOKENS, encode, encode_messages
+from harness.serving import schema
+from harness.serving.answers import Choice, EventStream, Left, Reply, unless_left
+from harness.serving.guard import ApiError, Guard, Limits, read_body
+from harness.serving.metrics import CONTENT_TYPE, Metrics
+from harness.serving.scheduler import Answer, Draining, QueueFull, Scheduler
+from harness.serving.text import AnswerText
+
+PAGE = Path(__file__).with_name("page.html")
+STATUS_SECONDS = 0.5  # between two looks of the page at the scheduler
+_Form = TypeVar("_Form", bound=schema._Request)
+_CLIENT_GONE = 499  # nginx's status for it; nobody reads it
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the application knows of its model.
+
+    Attributes:
+        most_prompt: tokens of a prompt; with the new ones at most `seq_len`.
+        draws: whether tokens are drawn where a request names no temperature.
+        temperature, top_p: then.
+        top_k: best tokens that are drawn from; 0 means all.
+        device_draws: the graph chooses tokens, so that no seed reaches it.
+        fixed_draws: in the one way that it was compiled for.
+    """
+
+    name: str
+    tokenizer: Any
+    vocabulary: int
+    pad_token_id: int
+    slots: int
+    most_prompt: int
+    seq_len: int
+    times: str
+    draws: bool = False
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    device_draws: bool = False
+    fixed_draws: bool = False
+
+
+class Api:
+    """The handlers of one model's paths."""
+
+    def __init__(self, served: Served, scheduler: Scheduler, metrics: Metrics, limits: Limits):
+        self.served, self.scheduler, self.metrics = served, scheduler, metrics
+        self.limits = limits
+        metrics.show(scheduler.state)
+
+    # -- OpenAI's paths --------------------------------------------------------------------------
+
+    async def completions(self, request: Request) -> Response:
+        """POST /v1/completions."""
+        form = await self._form(request, schema.CompletionRequest)
+        prompts = [await self._ids(prompt) for prompt in form.prompts]
+        return await self._answer(request, form, prompts, form.max_tokens or 16, chat=False)
+
+    async def chat(self, request: Request) -> Response:
+        """POST /v1/chat/completions."""
+        form = await self._form(request, schema.ChatRequest)
+        if not self.served.tokenizer.chat_template:
+            raise ApiError(400, "This model has no chat template; use /v1/completions.", "messages")
+        messages = [message.as_template_takes_it() for message in form.messages]
+        ids = await self._encoded("messages", encode_messages, messages)
+        asked = form.max_completion_tokens or form.max_tokens
+        return await self._answer(request, form, [ids], asked, chat=True)
+
+    async def models(self, request: Request) -> Response:
+        """GET /v1/models and /v1/models/NAME."""
+        del request
+        model = {"id": self.served.name, "object": "model", "created": 0, "owned_by": "local"}
+        return JSONResponse({"object": "list", "data": [model]})
+
+    async def model(self, request: Request) -> Response:
+        self._check_model(request.path_params["name"])
+        model = {"id": self.served.name, "object": "model", "created": 0, "owned_by": "local"}
+        return JSONResponse(model)
+
+    async def _form(self, request: Request, kind: type[_Form]) -> _Form:
+        """The body as a form; ApiError for one of another form or for another model."""
+        body = await read_body(request, self.limits.body_bytes)
+        try:
+            form = kind.model_validate_json(body)
+        except ValidationError as error:
+            message, param = schema.told(error)
+            raise ApiError(400, message, param) from None
+        self._check_model(form.model)
+        if form.stream_options is not None and not form.stream:
+            raise ApiError(400, "stream_options: it needs stream.", "stream_options")
+        asked = form.temperature, form.top_p, form.seed
+        if self.served.fixed_draws and any(value is not None for value in asked):
+            told = "This server's graphs draw tokens in one way; leave temperature, top_p and seed "
+            raise ApiError(400, told + "out.", "temperature")
+        if self.served.device_draws and form.seed is not None:
+            raise ApiError(400, "seed: the device draws, and takes no seed.", "seed")
+        return form
+
+    def _check_model(self, name: str) -> None:
+        if name != self.served.name:
+            told = f"This server has no such model; it has {self.served.name}."
+            raise ApiError(404, told, "model", "model_not_found")
+
+    async def _ids(self, prompt: Union[str, list[int]]) -> list[int]:
+        """Tokens of one prompt of /v1/completions."""
+        if isinstance(prompt, str):
+            return await self._encoded("prompt", _encode_text, prompt)
+        if any(token >= self.served.vocabulary for token in prompt):
+            told = f"prompt: tokens are ids below {self.served.vocabulary}."
+            raise ApiError(400, told, "prompt")
+        return prompt
+
+    async def _encoded(self, param: str, encode: Callable[..., list[int]], what: Any) -> list[int]:
+        """Tokens in a thread: long texts take a while, and others wait for the loop."""
+        try:
+            return await asyncio.to_thread(encode, self.served.tokenizer, what)
+        except UserError as error:
+            raise ApiError(400, str(error), param) from None
+
+    async def _answer(
+        self,
+        request: Request,
+        form: schema._Request,
+        prompts: Sequence[list[int]],
+        asked: Optional[int],
+        chat: bool,
+    ) -> Response:
+        """Queue the answers, and send them whole or while they come."""
+        param = "messages" if chat else "prompt"
+        answers = [
+            self._planned(form, ids, asked, number, param)
+            for ids in prompts
+            for number in range(form.n or 1)
+        ]
+        choices = [
+            Choice(index, answer, AnswerText(self.served.tokenizer, form.stops))
+            for index, answer in enumerate(answers)
+        ]
+        usage = form.stream_options is not None and form.stream_options.include_usage
+        prompt_tokens = sum(map(len, prompts))
+        reply = Reply(self.served.name, chat, choices, usage, prompt_tokens)
+        try:
+            self.scheduler.submit(answers)
+        except QueueFull as error:
+            headers = {"Retry-After": "1"}
+            raise ApiError(429, str(error), code="queue_full", headers=headers) from None
+        except Draining as error:
+            raise ApiError(503, str(error), code="draining") from None
+        return await self._sent(request, reply, bool(form.stream))
+
+    async def _sent(self, request: Request, reply: Reply, stream: bool) -> Response:
+        """The response to a reply that is queued; whatever happens, nothing of it runs on."""
+
+        def leave() -> None:
+            reply.leave(self.scheduler)
+
+        try:
+            if stream:
+                events = reply.stream()
+                first = await unless_left(request, anext(events))
+                return EventStream(first, events, leave)
+            texts = await unless_left(request, reply.text())
+        except Left:
+            leave()
+            return Response(status_code=_CLIENT_GONE)
+        except BaseException:
+            leave()
+            raise
+        leave()
+        return JSONResponse(reply.whole(texts))
+
+    def _planned(
+        self, form: schema._Request, ids: list[int], asked: Optional[int], number: int, param: str
+    ) -> Answer:
+        """One choice's answer; ApiError for a prompt that the cache does not hold."""
+        served = self.served
+        if not MIN_PROMPT_TOKENS <= len(ids) <= min(served.most_prompt, served.seq_len - 1):
+            most = min(served.most_prompt, served.seq_len - 1)
+            told = f"{param}: {len(ids)} tokens, expected {MIN_PROMPT_TOKENS} to {most}."
+            raise ApiError(400, told, param, "context_length_exceeded")
+        if served.pad_token_id in ids:
+            told = f"{param}: token {served.pad_token_id} is the padding, which no prompt may hold."
+            raise ApiError(400, told, param)
+        room = served.seq_len - len(ids)
+        default = served.temperature if served.draws else 0.0
+        return Answer(
+            ids=ids,
+            most=min(asked or room, room),
+            temperature=default if form.temperature is None else form.temperature,
+            top_k=served.top_k,
+            top_p=served.top_p if form.top_p is None else form.top_p,
+            seed=secrets.randbits(62) if form.seed is None else form.seed + number,
+        )
+
+    # -- the page and monitoring -----------------------------------------------------------------
+
+    async def page(self, request: Request) -> Response:
+        """GET /: a page that needs nothing but this server."""
+        del request
+        nonce = secrets.token_urlsafe(16)
+        policy = (
+            f"default-src 'none'; script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; "
+            "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; "
+            "frame-ancestors 'none'"
+        )
+        text = PAGE.read_text(encoding="utf-8").replace("NONCE", nonce)
+        headers = {"Content-Security-Policy": policy, "X-Content-Type-Options": "nosniff"}
+        return HTMLResponse(text, headers=headers)
+
+    async def health(self, request: Request) -> Response:
+        """GET /health: 200, or 503 while the server ends."""
+        del request
+        draining = self.scheduler.state()["draining"]
+        return JSONResponse({"status": "draining" if draining else "ok"}, 503 if draining else 200)
+
+    async def show_metrics(self, request: Request) -> Response:
+        """GET /metrics."""
+        del request
+        return Response(self.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
+
+    async def status(self, request: Request) -> Response:
+        """GET /status: the scheduler's state as events, while somebody listens."""
+        del request
+        return EventStream(self._state(), self._states(), lambda: None)
+
+    async def _states(self) -> AsyncGenerator[str, None]:
+        while not self.scheduler.state()["draining"]:
+            await asyncio.sleep(STATUS_SECONDS)
+            yield self._state()
+
+    def _state(self) -> str:
+        served = self.served
+        chat = bool(served.tokenizer.chat_template)
+        known = {"model": served.name, "chat": chat, "times": served.times}
+        return json.dumps(known | self.scheduler.state())
+
+
+def _encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Tokens of a text as it is, without the chat template."""
+    return encode(tokenizer, [text], raw=True)[0]
+
+
+def application(api: Api) -> Starlette:
+    """The ASGI application; its lifespan runs the scheduler."""
+    routes = [
+        Route("/", api.page),
+        Route("/health", api.health),
+        Route("/metrics", api.show_metrics),
+        Route("/status", api.status),
+        Route("/v1/models", api.models),
+        Route("/v1/models/{name:path}", api.model),
+        Route("/v1/completions", api.completions, methods=["POST"]),
+        Route("/v1/chat/completions", api.chat, methods=["POST"]),
+    ]
+    paths = {route.path for route in routes}
+
+    def note(method: str, path: str, status: int, seconds: float) -> None:
+        """Count and log a request: never its text, and no path of the client's own."""
+        shown = path if path in paths else "another path"
+        api.metrics.requests.labels(shown, str(status)).inc()
+        if shown not in ("/health", "/metrics"):
+            method = method if method in ("GET", "POST") else "another method"
+            console.say(f"{method} {shown}: {status}, {seconds:.2f} s")
+
+    @contextlib.asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        del app
+        running = asyncio.create_task(api.scheduler.run())
+        yield
+        api.scheduler.drain()
+        await running
+
+    return Starlette(
+        routes=routes,
+        middleware=[Middleware(Guard, limits=api.limits, note=note)],
+        exception_handlers={
+            ApiError: _told,
+            HTTPException: _told_of_starlette,
+            Exception: _told_of_a_bug,
+        },
+        lifespan=lifespan,
+    )
+
+
+async def _told(request: Request, error: Exception) -> Response:
+    del request
+    assert isinstance(error, ApiError)
+    return error.response()
+
+
+async def _told_of_starlette(request: Request, error: Exception) -> Response:
+    """Paths and methods that there are none of."""
+    assert isinstance(error, HTTPException)
+    told = {404: "This server has no such path.", 405: "This path has another method."}
+    message = told.get(error.status_code, str(error.detail))
+    return ApiError(error.status_code, message, headers=dict(error.headers or {})).response()
+
+
+async def _told_of_a_bug(request: Request, error: Exception) -> Response:
+    del request
+    return ApiError(500, f"The server has failed ({type(error).__name__}).").response()

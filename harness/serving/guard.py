@@ -1,0 +1,155 @@
+"""What every request passes: its host, its key, its size; and how refusals look."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Optional
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+BODY_SECONDS = 30.0  # for a body to arrive
+OPEN_PATHS = ("/", "/health")  # without a key: neither shows what anybody asks
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What clients may do.
+
+    Attributes:
+        key: that every request must carry; None where everybody may ask.
+        host: that the server binds to.
+        body_bytes: of one request.
+        waiting: answers in the queue that no slot has taken yet.
+        connections: at once, idle ones included.
+        drain_seconds: for answers that run when the server ends.
+    """
+
+    key: Optional[str] = None
+    host: str = "127.0.0.1"
+    body_bytes: int = 1 << 20
+    waiting: int = 64
+    connections: int = 256
+    drain_seconds: int = 30
+
+
+class ApiError(Exception):
+    """A refusal in OpenAI's form."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: Optional[str] = None,
+        code: Optional[str] = None,
+        headers: Optional[dict[str, str]] = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code, self.headers = status, param, code, headers
+
+    def body(self) -> dict[str, Any]:
+        kinds = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+        known = "server_error" if self.status >= 500 else "invalid_request_error"
+        kind = kinds.get(self.status, known)
+        told = {"message": str(self), "type": kind, "param": self.param, "code": self.code}
+        return {"error": told}
+
+    def response(self) -> JSONResponse:
+        return JSONResponse(self.body(), self.status, self.headers)
+
+
+class Guard:
+    """Around the whole application: who may ask, and what was asked, without its text.
+
+    A page of another site must not use a browser as its way in: names of other hosts are refused
+    (DNS rebinding), and so are bodies that a form could send without asking first.
+    """
+
+    def __init__(
+        self, app: ASGIApp, limits: Limits, note: Callable[[str, str, int, float], None]
+    ) -> None:
+        self._app, self._limits, self._note = app, limits, note
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.monotonic(), 500
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            self._check(Request(scope))
+        except ApiError as error:
+            await error.response()(scope, receive, noted)
+        else:
+            await self._app(scope, receive, noted)
+        finally:
+            self._note(scope["method"], scope["path"], status, time.monotonic() - started)
+
+    def _check(self, request: Request) -> None:
+        name = request.headers.get("host", "").lower()
+        if not _names(name, self._limits.host):
+            raise ApiError(403, "The Host header names another server than this one.")
+        if self._limits.key is None or request.url.path in OPEN_PATHS:
+            return
+        given = request.headers.get("authorization", "").encode()
+        if not hmac.compare_digest(given, b"Bearer " + self._limits.key.encode()):
+            told = "Give this server's key as Authorization: Bearer KEY."
+            headers = {"WWW-Authenticate": "Bearer"}
+            raise ApiError(401, told, code="invalid_api_key", headers=headers)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a host to bind to is reached from this machine only."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _names(header: str, host: str) -> bool:
+    """Whether a Host header may be a name of a server that binds to `host`.
+
+    A server that others reach has names that it does not know.
+    """
+    if not is_loopback(host):
+        return True
+    name = header.rpartition(":")[0] if not header.endswith("]") and ":" in header else header
+    return is_loopback(name.strip("[]"))
+
+
+async def read_body(request: Request, most: int) -> bytes:
+    """The JSON text of a request; ApiError where it is too long, too slow, or something else."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, "The body must be JSON, sent as Content-Type: application/json.")
+    too_long = ApiError(413, f"The body is longer than {most} bytes.")
+    length = request.headers.get("content-length", "")
+    if length.isdecimal() and int(length[:20]) > most:
+        raise too_long
+    try:
+        return await asyncio.wait_for(_joined(request, most, too_long), BODY_SECONDS)
+    except asyncio.TimeoutError:
+        raise ApiError(408, f"The body did not arrive within {BODY_SECONDS:g} s.") from None
+    except ClientDisconnect:
+        raise ApiError(400, "The body ends too early.") from None
+
+
+async def _joined(request: Request, most: int, too_long: ApiError) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > most:
+            raise too_long
+    return bytes(body)

@@ -1,0 +1,63 @@
+"""The model as the scheduler sees it: calls that block, and a way back after a failure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from harness.session.building import Loaded, build
+from harness.session.rows import Draw, Row
+from harness.session.workers import SubmissionFailed
+
+_FAILED = "The model fails while it generates"
+_SLOTS = "harness.session.slots"
+
+
+class Lines(Protocol):
+    """Cache lines of a model; each call returns when the device is done.
+
+    What a call raises has ended all requests in flight; `recover` comes before the next one.
+    """
+
+    def prefill(self, line: int, ids: Sequence[int], draw: Draw) -> int:
+        """Cache a prompt; the token behind it."""
+
+    def decode(self, rows: Sequence[Row]) -> list[int]:
+        """One step of all lines in use, in ascending order; a token for each."""
+
+    def recover(self) -> None:
+        """Make the lines usable again, all of them free."""
+
+
+class LoadedLines:
+    """Those of a loaded model; the submission's process is started anew where it ended."""
+
+    def __init__(self, loaded: Loaded) -> None:
+        self._loaded = loaded
+
+    def prefill(self, line: int, ids: Sequence[int], draw: Draw) -> int:
+        answer = self._call("prefill", line=line, ids=list(ids), draw=draw)
+        return self._checked(answer, 1)[0]
+
+    def decode(self, rows: Sequence[Row]) -> list[int]:
+        return self._checked(self._call("decode", rows=list(rows)), len(rows))
+
+    def recover(self) -> None:
+        if self._loaded.worker.ended:
+            self._loaded = build(self._loaded.session, self._loaded.role)
+        else:
+            self._call("forget")
+
+    def _call(self, function: str, **arguments: Any) -> Any:
+        return self._loaded.call(f"{_SLOTS}:{function}", _FAILED, **arguments).body
+
+    def _checked(self, tokens: Any, rows: int) -> list[int]:
+        """The tokens, one of the vocabulary for each row; nothing else is believed."""
+        vocabulary = self._loaded.session.vocabulary
+        whole = isinstance(tokens, list) and len(tokens) == rows
+        if not whole or not all(type(t) is int and 0 <= t < vocabulary for t in tokens):
+            raise SubmissionFailed(
+                f"{_FAILED}: expected one token id below {vocabulary} for each of {rows} rows, got "
+                f"{str(tokens)[:80]}."
+            )
+        return tokens

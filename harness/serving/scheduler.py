@@ -1,0 +1,247 @@
+"""Who runs when: answers wait in one queue, take a line of the cache each, and decode together.
+
+Everything here happens in one event loop; only the calls of the model run in a thread, one at a
+time. A round is a prefill, where somebody waits and a line is free, and a decode step of all lines
+in use. So answers that run never wait for more than one prefill, and since the queue is served in
+order and every answer has an end, nobody waits for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+from harness.errors import is_refusal
+from harness.serving.lines import Lines
+from harness.session.rows import Draw, Row
+
+_RATE_SECONDS = 5.0  # over which tokens a second are counted
+
+
+class QueueFull(Exception):
+    """Nobody else may wait; `str(error)` says how many do."""
+
+
+class Draining(Exception):
+    """The server ends and takes nothing new."""
+
+
+@dataclass(frozen=True)
+class End:
+    """The last event of an answer: "stop" behind an end token, "length", or why it failed."""
+
+    reason: str
+    failure: Optional[str] = None
+
+
+@dataclass(eq=False)
+class Answer:
+    """One prompt's continuation; `events` has its tokens as they come, and an End.
+
+    Attributes:
+        most: new tokens.
+        line: of the cache, while it runs.
+    """
+
+    ids: list[int]
+    most: int
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    events: asyncio.Queue[int | End] = field(default_factory=asyncio.Queue)
+    tokens: list[int] = field(default_factory=list)
+    line: Optional[int] = None
+    left: Optional[str] = None  # why nobody listens any more
+    arrived: float = field(default_factory=time.monotonic)
+    last: Optional[float] = None  # when the newest token came
+
+    def draw(self) -> Draw:
+        """How the next token is chosen."""
+        return Draw(self.temperature, self.top_k, self.top_p, self.seed, len(self.tokens))
+
+    def row(self) -> Row:
+        """The decode step that takes the newest token."""
+        assert self.line is not None
+        position = len(self.ids) + len(self.tokens) - 1
+        return Row(self.line, self.tokens[-1], position, self.draw())
+
+
+class Meters:
+    """What a scheduler reports; this one does nothing with it."""
+
+    def first_token(self, seconds: float) -> None: ...
+
+    def next_token(self, seconds: float) -> None: ...
+
+    def ended(self, reason: str, prompt_tokens: int) -> None: ...
+
+
+class Scheduler:
+    """Answers on the lines of one model.
+
+    Args:
+        lines: of the model's cache, `count` of them.
+        most_waiting: answers that may wait when all lines are taken.
+        stop_tokens: end an answer; they are not handed out.
+    """
+
+    def __init__(
+        self,
+        lines: Lines,
+        count: int,
+        most_waiting: int,
+        stop_tokens: Sequence[int],
+        meters: Optional[Meters] = None,
+    ) -> None:
+        self._lines, self._count, self._most_waiting = lines, count, most_waiting
+        self._stop_tokens = frozenset(stop_tokens)
+        self._meters = meters or Meters()
+        self._waiting: collections.deque[Answer] = collections.deque()
+        self._running: dict[int, Answer] = {}
+        self._broken = False  # a call has failed since the last recovery
+        self._draining = False
+        self._wake = asyncio.Event()
+        self._recent: collections.deque[float] = collections.deque()  # times of tokens
+        self.failures = 0
+
+    # -- what requests do ------------------------------------------------------------------------
+
+    def submit(self, answers: Sequence[Answer]) -> None:
+        """Put all of them into the queue, or none: QueueFull, Draining."""
+        if self._draining:
+            raise Draining("The server ends and takes no new requests.")
+        free = self._count - len(self._running)
+        if len(self._waiting) + len(answers) > self._most_waiting + free:
+            raise QueueFull(
+                f"{len(self._waiting)} answers wait for {self._count} slots already, and at most "
+                f"{self._most_waiting} may; try again later."
+            )
+        self._waiting.extend(answers)
+        self._wake.set()
+
+    def leave(self, answer: Answer, reason: str = "left") -> None:
+        """Nobody listens to it any more: its place in the queue, or its line, becomes free."""
+        answer.left = answer.left or reason
+        if answer in self._waiting:
+            self._waiting.remove(answer)
+            self._meters.ended(answer.left, len(answer.ids))
+        self._wake.set()
+
+    def drain(self) -> None:
+        """Take nothing new; `run` returns when what was accepted is done."""
+        self._draining = True
+        self._wake.set()
+
+    def state(self) -> dict[str, Any]:
+        """What the page shows: slots, queue, tokens a second; no text."""
+        now = time.monotonic()
+        while self._recent and self._recent[0] < now - _RATE_SECONDS:
+            self._recent.popleft()
+        slots = [
+            {
+                "slot": line,
+                "prompt_tokens": len(answer.ids) if answer else 0,
+                "new_tokens": len(answer.tokens) if answer else 0,
+                "most_new_tokens": answer.most if answer else 0,
+            }
+            for line in range(self._count)
+            for answer in [self._running.get(line)]
+        ]
+        return {
+            "slots": slots,
+            "running": len(self._running),
+            "waiting": len(self._waiting),
+            "most_waiting": self._most_waiting,
+            "tokens_per_second": len(self._recent) / _RATE_SECONDS,
+            "failures": self.failures,
+            "draining": self._draining,
+        }
+
+    # -- the loop --------------------------------------------------------------------------------
+
+    async def run(self) -> None:
+        """Serve until drained."""
+        while True:
+            self._free_left()
+            if not self._running and not self._waiting:
+                if self._draining:
+                    return
+                self._wake.clear()
+                await self._wake.wait()
+                continue
+            await self._round()
+
+    async def _round(self) -> None:
+        """A prefill and a decode step; what they raise ends all that is in flight."""
+        try:
+            if self._broken:
+                await asyncio.to_thread(self._lines.recover)
+                self._broken = False
+            await self._prefill()
+            self._free_left()
+            await self._decode()
+        except Exception as error:
+            self._fail(error)
+
+    async def _prefill(self) -> None:
+        free = [line for line in range(self._count) if line not in self._running]
+        if not free or not self._waiting:
+            return
+        answer = self._waiting.popleft()
+        answer.line = free[0]
+        self._running[answer.line] = answer
+        token = await asyncio.to_thread(self._lines.prefill, answer.line, answer.ids, answer.draw())
+        self._take(answer, token)
+
+    async def _decode(self) -> None:
+        answers = [self._running[line] for line in sorted(self._running)]
+        if not answers:
+            return
+        tokens = await asyncio.to_thread(self._lines.decode, [a.row() for a in answers])
+        for answer, token in zip(answers, tokens, strict=True):
+            self._take(answer, token)
+
+    def _take(self, answer: Answer, token: int) -> None:
+        """Hand out a new token, or the end that it means."""
+        now = time.monotonic()
+        if answer.last is None:
+            self._meters.first_token(now - answer.arrived)
+        else:
+            self._meters.next_token(now - answer.last)
+        answer.last = now
+        self._recent.append(now)
+        if token in self._stop_tokens:
+            self._end(answer, End("stop"))
+            return
+        answer.tokens.append(token)
+        answer.events.put_nowait(token)
+        if len(answer.tokens) == answer.most:
+            self._end(answer, End("length"))
+
+    def _end(self, answer: Answer, end: End) -> None:
+        answer.events.put_nowait(end)
+        self._meters.ended(answer.left or end.reason, len(answer.ids))
+        if answer.line is not None:
+            del self._running[answer.line]
+
+    def _free_left(self) -> None:
+        for answer in [answer for answer in self._running.values() if answer.left]:
+            self._end(answer, End("left"))
+
+    def _fail(self, error: Exception) -> None:
+        """End what is in flight with the reason; the loop goes on, and recovers before it does."""
+        self._broken = True
+        self.failures += 1
+        told = " ".join(str(error).split()) or type(error).__name__
+        if not is_refusal(error):
+            told = f"{type(error).__name__}: {told}"
+        hit = list(self._running.values())
+        if not hit and self._waiting:  # the recovery itself has failed: the next one hears of it
+            hit = [self._waiting.popleft()]
+        for answer in hit:
+            self._end(answer, End("error", told))

@@ -1,0 +1,31 @@
+"""What one line of a cache gets for a step; the driver and the submission's process share it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Draw(NamedTuple):
+    """How one token is chosen; the same draw of the same logits gives the same token.
+
+    Attributes:
+        temperature: 0 takes the best token.
+        top_k: best tokens that are drawn from; 0 means all.
+        top_p: probability mass that tokens are drawn from.
+        number: of the token within its answer.
+    """
+
+    temperature: float
+    top_k: int
+    top_p: float
+    seed: int
+    number: int
+
+
+class Row(NamedTuple):
+    """One line's part of a decode step: its newest token, and the position that it takes."""
+
+    line: int
+    token: int
+    position: int
+    draw: Draw

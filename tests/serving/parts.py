@@ -1,0 +1,156 @@
+"""A server in a thread, and a model whose answers say which prompt they belong to."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, Optional
+
+from harness.errors import UserError
+from harness.serving.app import Api, Served
+from harness.serving.guard import Limits
+from harness.serving.metrics import Metrics
+from harness.serving.scheduler import Scheduler
+from harness.serving.server import Server
+from harness.session.rows import Draw, Row
+
+BYTES = range(3, 259)  # tokens of the tiny model's tokenizer that are one byte each
+LINES, LENGTH = 3, 64
+CHAT_TEMPLATE = (
+    "{% for m in messages %}{{ m.role[0] }}{{ m.content }}\n{% endfor %}"
+    "{% if add_generation_prompt %}a{% endif %}"
+)
+
+
+def answer_to(ids: Sequence[int], tokens: int) -> list[int]:
+    """What `Echo` answers a prompt: tokens that depend on all that came before."""
+    seen = list(ids)
+    for _ in range(tokens):
+        seen.append(BYTES[65 + sum(n * token for n, token in enumerate(seen, 1)) % 26])
+    return seen[len(ids) :]
+
+
+class Echo:
+    """Lines that keep what was put on them, and refuse what a cache would answer wrongly.
+
+    `go` holds every call while it is clear; the next call raises `fail`.
+    """
+
+    def __init__(self, lines: int = LINES) -> None:
+        self.lines: list[list[int]] = [[] for _ in range(lines)]
+        self.calls: list[tuple[str, list[int]]] = []
+        self.fail: Optional[Exception] = None
+        self.fail_recovery: Optional[Exception] = None
+        self.go = threading.Event()
+        self.go.set()
+
+    def prefill(self, line: int, ids: Sequence[int], draw: Draw) -> int:
+        assert draw.number == 0
+        self._begin("prefill", [line])
+        self.lines[line] = list(ids)
+        return answer_to(ids, 1)[0]
+
+    def decode(self, rows: Sequence[Row]) -> list[int]:
+        assert [row.line for row in rows] == sorted({row.line for row in rows})
+        self._begin("decode", [row.line for row in rows])
+        for row in rows:
+            assert row.position == len(self.lines[row.line])
+            self.lines[row.line].append(row.token)
+        return [answer_to(self.lines[row.line], 1)[0] for row in rows]
+
+    def recover(self) -> None:
+        self.calls.append(("recover", []))
+        if self.fail_recovery is not None:
+            error, self.fail_recovery = self.fail_recovery, None
+            raise error
+
+    def _begin(self, name: str, lines: list[int]) -> None:
+        self.calls.append((name, lines))
+        assert self.go.wait(30)
+        if self.fail is not None:
+            error, self.fail = self.fail, None
+            raise error
+
+
+def echo_api(tokenizer: Any, lines: Any, limits: Limits = Limits(waiting=4)) -> Api:  # noqa: B008
+    """The application over such lines."""
+    served = Served(
+        name="echo",
+        tokenizer=tokenizer,
+        vocabulary=320,
+        pad_token_id=0,
+        slots=LINES,
+        most_prompt=LENGTH,
+        seq_len=LENGTH,
+        times="of nothing",
+    )
+    metrics = Metrics()
+    return Api(served, Scheduler(lines, LINES, limits.waiting, [2], metrics), metrics, limits)
+
+
+class Running:
+    """A server in a thread of this process; `ask` sends one request."""
+
+    def __init__(self, server: Server, listening: socket.socket) -> None:
+        self.server, self.port = server, listening.getsockname()[1]
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        self._thread.start()
+        self.until(lambda: server.started)
+
+    def close(self) -> None:
+        self.server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    @staticmethod
+    def until(true: Any) -> None:
+        """Wait for something that is about to happen."""
+        end = time.monotonic() + 30
+        while not true():
+            assert time.monotonic() < end
+            time.sleep(0.005)
+
+    @contextlib.contextmanager
+    def connection(self) -> Iterator[http.client.HTTPConnection]:
+        found = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        try:
+            yield found
+        finally:
+            found.close()
+
+    def ask(self, path: str, body: Any = None, **headers: str) -> tuple[int, Any, Any]:
+        """(status, body, headers); JSON where the body is."""
+        with self.connection() as to:
+            if body is not None:
+                headers = {"Content-Type": "application/json", **headers}
+                text = body if isinstance(body, (bytes, str)) else json.dumps(body)
+                to.request("POST", path, text, headers)
+            else:
+                to.request("GET", path, headers=headers)
+            answer = to.getresponse()
+            content = answer.read()
+            kind = answer.headers.get("content-type", "")
+            found: Any = json.loads(content) if kind == "application/json" else content.decode()
+            return answer.status, found, answer.headers
+
+    def events(self, path: str, body: Any) -> list[str]:
+        """The events of a stream."""
+        status, text, headers = self.ask(path, body)
+        assert status == 200 and headers["content-type"].startswith("text/event-stream"), text
+        return [part.removeprefix("data: ") for part in text.split("\n\n") if part]
+
+
+def on_a_free_port() -> socket.socket:
+    listening = socket.socket()
+    listening.bind(("127.0.0.1", 0))
+    return listening
+
+
+def refusal(text: str) -> UserError:
+    return UserError(text)

@@ -1,0 +1,253 @@
+"""`--mode serve` on a model whose kernels are simulated: its clients, and what happens to it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.errors import UserError
+from harness.inputs import command_line
+from harness.modes import serve
+from tests.conftest import REPOSITORY
+from tests.serving.parts import Running
+
+CURL = shutil.which("curl")
+
+
+class Served(Running):
+    """What the mode makes of a command line, in a thread of this process."""
+
+    def __init__(self, *arguments: str) -> None:
+        settings = command_line.parse(["--mode", "serve", "--port", "0", *arguments])
+        self.opened, self.listening, self.session = serve.opened(settings)
+        super().__init__(self.opened, self.listening)
+
+    @property
+    def process(self) -> Any:
+        """The submission's process."""
+        ((_, worker),) = [one for one in self.session.workers._open if not one[1].ended]
+        return worker._process
+
+    def close(self) -> None:
+        super().close()
+        self.session.workers.close()
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("cache"))
+
+
+@pytest.fixture(scope="module")
+def served(tiny_model: Path, cache: str) -> Iterator[Served]:
+    """Three slots, kernels, no end token within reach of short answers; llama.py's own text."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", cache)
+        running = Served(
+            *["--enable-nki", "--model-path", str(tiny_model), "--seq-len", "64"],
+            *["--batch-size", "3", "--tp-degree", "1", "--token-generation-buckets", "32", "64"],
+        )
+        yield running
+        running.close()
+
+
+def asked(prompt: str, tokens: int, **more: Any) -> dict[str, Any]:
+    return {"model": "tiny", "prompt": prompt, "max_tokens": tokens, **more}
+
+
+def text(served: Served, body: dict[str, Any]) -> str:
+    status, found, _ = served.ask("/v1/completions", body)
+    assert status == 200, found
+    return found["choices"][0]["text"]
+
+
+def test_the_text_is_that_of_the_driver(served, tiny_model, run_main, cache):
+    """`--mode generate` feeds one prompt through a graph of one row."""
+    done = run_main(
+        *["--mode", "generate", "--enable-nki", "--model-path", tiny_model, "--seq-len", "64"],
+        *["--tp-degree", "1", "--prompt", "hello", "--max-new-tokens", "9", "--raw"],
+        XDG_CACHE_HOME=cache,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"Output 0: hello{text(served, asked('hello', 9))}\n"
+
+
+def test_each_of_many_requests_gets_its_text_alone(served):
+    """Greedy and drawn ones of mixed lengths, more clients than slots."""
+    random_ = random.Random(0)
+    bodies = []
+    for number in range(18):
+        prompt = "".join(random_.choices("abcdefghij ", k=random_.randint(3, 40)))
+        draw = {"temperature": 0.8, "top_p": 0.9, "seed": number} if number % 3 == 0 else {}
+        bodies.append(asked(prompt, random_.randint(1, 12), **draw))
+    with concurrent.futures.ThreadPoolExecutor(6) as clients:
+        together = list(clients.map(lambda body: text(served, body), bodies))
+    assert together == [text(served, body) for body in bodies]
+    assert len(set(together)) > 12
+
+
+def test_the_official_client(served):
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=served.url + "/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == ["tiny"]
+        whole = client.completions.create(model="tiny", prompt="hello", max_tokens=6)
+        pieces = client.completions.create(model="tiny", prompt="hello", max_tokens=6, stream=True)
+        streamed = "".join(piece.choices[0].text for piece in pieces)
+        assert whole.choices[0].text == streamed and whole.usage.completion_tokens == 6
+        with pytest.raises(openai.NotFoundError, match="it has tiny"):
+            client.completions.create(model="gpt", prompt="hello")
+        with pytest.raises(openai.BadRequestError, match="no chat template"):
+            messages = [{"role": "user", "content": "hello"}]
+            client.chat.completions.create(model="tiny", messages=messages)
+
+
+@pytest.mark.skipif(CURL is None, reason="no curl on the path")
+def test_curl(served):
+    command = [CURL, "-sN", served.url + "/v1/completions", "-H", "Content-Type: application/json"]
+    done = subprocess.run(
+        [*command, "-d", json.dumps(asked("hello", 3, stream=True))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout.endswith("data: [DONE]\n\n") and done.stdout.count("data: {") >= 2
+
+
+def test_a_killed_process_costs_what_was_in_flight_and_nothing_else(served):
+    before = text(served, asked("hello", 4))
+    with served.connection() as client:
+        body = json.dumps(asked("hello there", 50, stream=True))
+        client.request("POST", "/v1/completions", body, {"Content-Type": "application/json"})
+        answer = client.getresponse()
+        assert answer.readline().startswith(b"data: ")
+        os.kill(served.process.pid, signal.SIGKILL)
+        events = answer.read().decode().strip().split("\n\n")
+    told = json.loads(events[-1].removeprefix("data: "))["error"]
+    assert told["code"] == "model_failure" and "ended by SIGKILL" in told["message"]
+    assert text(served, asked("hello", 4)) == before
+
+
+FAULTY = """
+import sys
+sys.path.insert(0, {repository!r})
+import llama
+
+class NeuronLlamaModel(llama.NeuronLlamaModel):
+    def forward(self, input_ids, *inputs, **named):
+        if not input_ids.is_meta and int(input_ids.max()) == 3 + {trigger}:
+            {fault}
+        return super().forward(input_ids, *inputs, **named)
+
+class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
+    _model_cls = NeuronLlamaModel
+"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [
+        ("raise RuntimeError('a kernel raised')", "a kernel raised"),
+        ("raise SystemExit(3)", "SystemExit"),
+    ],
+    ids=["a kernel raises", "a rank's thread ends"],
+)
+def test_a_fault_of_a_rank_fails_its_request_with_the_reason(
+    tiny_model, tmp_path, monkeypatch, fault, reason
+):
+    """Two ranks; a prompt with the byte 0xff breaks one call, and the next one is whole."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    source = tmp_path / "faulty.py"
+    source.write_text(FAULTY.format(repository=str(REPOSITORY), trigger=255, fault=fault))
+    running = Served(
+        *["--llama", str(source), "--model-path", str(tiny_model), "--seq-len", "32"],
+        *["--batch-size", "2", "--tp-degree", "2"],
+    )
+    try:
+        before = text(running, asked("hello", 4))
+        status, found, _ = running.ask("/v1/completions", asked([70, 258, 71], 4))  # type: ignore
+        assert status == 500 and reason in found["error"]["message"]
+        assert text(running, asked("hello", 4)) == before
+    finally:
+        running.close()
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--prompt", "hello"),
+        ("--speculate", "lookup"),
+        ("--prefill-chunk", "16"),
+        ("--padding-side", "left"),
+    ],
+)
+def test_arguments_that_a_server_would_ignore_are_refused(arguments):
+    with pytest.raises(UserError):
+        command_line.parse(["--mode", "serve", *arguments])
+    with pytest.raises(UserError, match="--port"):
+        command_line.parse(["--mode", "generate", "--port", "80"])
+
+
+def test_what_it_cannot_open_is_refused_before_anything_long(tiny_model, tmp_path, served):
+    def opened(*arguments: str) -> None:
+        options = ["--mode", "serve", "--model-path", str(tiny_model), *arguments]
+        serve.opened(command_line.parse(options))
+
+    with pytest.raises(UserError, match=f"port {served.port}.*--port"):
+        opened("--port", str(served.port))
+    with pytest.raises(UserError, match="Cannot read the key"):
+        opened("--port", "0", "--api-key-file", str(tmp_path / "none"))
+    (tmp_path / "key").write_text("\nsecond line")
+    with pytest.raises(UserError, match="must be a key"):
+        opened("--port", "0", "--api-key-file", str(tmp_path / "key"))
+
+
+def start(tiny_model: Path, cache: str) -> tuple[subprocess.Popen, str]:
+    """A server as a process of its own, and its address."""
+    process = subprocess.Popen(
+        [sys.executable, str(REPOSITORY / "main.py"), "--mode", "serve", "--port", "0"]
+        + ["--model-path", str(tiny_model), "--seq-len", "256", "--batch-size", "2"],
+        env={**os.environ, "XDG_CACHE_HOME": cache},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("Serving"):
+            return process, line.split()[-1]
+    raise AssertionError(process.wait())
+
+
+@pytest.mark.full
+def test_a_signal_drains_and_a_kill_leaves_no_lock(tiny_model, cache):
+    """The second server finds the first one's compiled folder and no lock; its answer comes whole
+    though SIGTERM arrives in the middle, and it ends with status 0."""
+    first, _ = start(tiny_model, cache)
+    os.kill(first.pid, signal.SIGKILL)
+    first.wait(30)
+    first.communicate()
+    second, url = start(tiny_model, cache)
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
+        pieces = client.completions.create(
+            model="tiny", prompt="hello", max_tokens=200, stream=True, temperature=1, seed=1
+        )
+        next(iter(pieces))
+        second.terminate()
+        rest = list(pieces)
+        assert rest[-1].choices[0].finish_reason in ("length", "stop")
+        with pytest.raises(openai.APIError):
+            client.completions.create(model="tiny", prompt="hello")
+    assert second.wait(60) == 0
+    second.communicate()
