@@ -178,10 +178,12 @@ def test_sampler_keeps_the_nucleus():
     logits = torch.log(torch.tensor([[0.05, 0.3, 0.5, 0.15]] * 3))
     params = prepare_sampling_params(3, [-1, 3, 1], [0.7, 1.0, 1.0], [1.0, 1.0, 1.0])
     tokens, probabilities = sampler(dynamic=True)(logits, params, return_values=True)
+    assert tokens.tolist() == [[2, 1, 3, 0]] * 3
     expected = torch.tensor(
         [[0.625, 0.375, 0, 0], [0.5 / 0.95, 0.3 / 0.95, 0.15 / 0.95, 0], [1, 0, 0, 0]]
     )
     torch.testing.assert_close(probabilities, expected, atol=1e-5, rtol=0)
+    tokens = sampler(dynamic=True)(logits, params)
     assert tokens.dtype == torch.int32
     assert int(tokens[2]) == 2
 

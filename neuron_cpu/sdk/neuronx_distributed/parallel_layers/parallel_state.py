@@ -112,6 +112,6 @@ def get_kv_shared_group(as_list: bool = False) -> None:
     _refuse_subgroup("Flash decoding")
 
 
-def get_speculative_draft_group(as_list: bool = False) -> None:
-    del as_list
-    _refuse_subgroup("A draft group of fused speculation")
+def get_speculative_draft_group(as_list: bool = False) -> Union[Group, List[List[int]]]:
+    """Of a draft model with the target's degree, the only one here: the target's group."""
+    return get_tensor_model_parallel_group(as_list)

@@ -139,13 +139,18 @@ def _local_tensor(
     return local
 
 
+# Parameters that hold state: KV caches, and the hidden states of EAGLE.
+_STATE = ("past_key_values", "hidden_state.hidden_states")
+
+
 def get_sharded_checkpoint(
     checkpoint: StateDict, model: nn.Module, rank: int, tp_degree: int
 ) -> Tuple[StateDict, List[str]]:
     """Contiguous tensors of `rank` for `model`, and the parameters that the checkpoint lacks.
 
     `checkpoint` is what `preprocess_checkpoint` left. Tensors that need no slicing are returned
-    as they are, without a copy; KV caches are no part of a checkpoint and are not reported.
+    as they are, without a copy; what a model keeps between calls is no part of a checkpoint and
+    not reported.
     """
     del tp_degree  # each parameter knows into how many parts it is cut
     local: StateDict = {}
@@ -161,7 +166,7 @@ def get_sharded_checkpoint(
             except KeyError:
                 full = None
         if full is None:
-            if "past_key_values" not in key:
+            if not any(state in key for state in _STATE):
                 missing.append(key)
             continue
         local[key] = _local_tensor(full, module, parameter, rank, key).contiguous()

@@ -22,7 +22,13 @@ from .. import artifacts, graph
 from ..modules import quantised
 from ..modules.checkpoint import load_state_dict, without_sharing
 from .config import InferenceConfig, NeuronConfig
-from .model_wrapper import SUBMODEL_TAGS, ModelWrapper, RankedModel, base_compile_work_dir
+from .model_wrapper import (
+    SUBMODEL_TAGS,
+    ModelWrapper,
+    RankedModel,
+    base_compile_work_dir,
+    own_outputs,
+)
 
 logger = logging.getLogger("Neuron")
 
@@ -32,8 +38,6 @@ logger = logging.getLogger("Neuron")
 _UNSUPPORTED = (
     "lora_config",
     "is_medusa",
-    "enable_fused_speculation",
-    "is_eagle_draft",
     "flash_decoding_enabled",
     "is_paged_attention",
     "is_chunked_prefill",
@@ -87,6 +91,8 @@ class NeuronApplicationBase(nn.Module):
         if not hasattr(config, "neuron_config"):
             raise AssertionError("The config has no neuron_config; build an InferenceConfig.")
         refuse_unsupported(config.neuron_config)
+        if config.neuron_config.enable_fused_speculation:
+            check_fused(config)
 
     @classmethod
     def get_config_cls(cls) -> Type[InferenceConfig]:
@@ -216,6 +222,8 @@ class NeuronApplicationBase(nn.Module):
             state_dict = self.get_quantized_state_dict()
         else:
             state_dict = self.get_state_dict(self.model_path, self.config)
+        if self.neuron_config.enable_fused_speculation:
+            state_dict = self._with_draft(state_dict)
         dtype = self.neuron_config.torch_dtype
         eight_bits = (torch.float8_e4m3fn, torch.float8_e5m2)
         for key, tensor in state_dict.items():
@@ -224,6 +232,13 @@ class NeuronApplicationBase(nn.Module):
             if tensor.is_floating_point():
                 state_dict[key] = tensor.to(dtype)
         return state_dict
+
+    def _with_draft(self, state_dict: StateDict) -> StateDict:
+        """Both models' tensors under the names of their places in the fused model."""
+        fused = self.config.fused_spec_config
+        draft = self.get_state_dict(normalize_path(fused.draft_model_path), fused.draft_config)
+        merged = {f"draft_model.{key}": tensor for key, tensor in draft.items()}
+        return merged | {f"target_model.{key}": tensor for key, tensor in state_dict.items()}
 
     @classmethod
     def get_state_dict(cls, model_path: PathLike, config: InferenceConfig) -> StateDict:
@@ -391,7 +406,7 @@ class NeuronApplicationBase(nn.Module):
             caches: StateDict = {}
             for modules, wrapper in zip(per_wrapper, self.models, strict=True):
                 modules.append(self._bind(wrapper, rank, weights, caches))
-        outputs = 2 if self.neuron_config.output_logits else 1
+        outputs = own_outputs(self.neuron_config)
         self.traced_model = []
         for wrapper, modules in zip(self.models, per_wrapper, strict=True):
             wrapper.model = RankedModel(self._pool, modules, outputs)
@@ -444,6 +459,51 @@ class NeuronApplicationBase(nn.Module):
 
     def reset(self) -> None:
         """Hook: forget the sequence."""
+
+
+def check_fused(config: InferenceConfig) -> None:
+    """Refuse a draft and a target that cannot share a graph, or settings that its graph ignores."""
+    own, fused = config.neuron_config, config.fused_spec_config
+    wrong = None
+    if fused is None or fused.draft_config is None or fused.draft_model_path is None:
+        wrong = "a fused_spec_config with draft_config and draft_model_path", "none"
+    elif own.speculation_length < 2:
+        wrong = "speculation_length of at least 2", str(own.speculation_length)
+    elif own.on_device_sampling_config is None:
+        wrong = "an on_device_sampling_config", "none"
+    elif own.on_device_sampling_config.do_sample and not own.enable_eagle_speculation:
+        wrong = "do_sample False, because only EAGLE samples several tokens", "True"
+    elif own.padding_side == "left" or own.sequence_parallel_enabled:
+        wrong = "right padding and whole sequences", "left padding or sequence parallelism"
+    elif getattr(own, "trace_tokengen_model", False):
+        wrong = "trace_tokengen_model False, as one graph serves all decoding", "True"
+    if wrong is None:
+        wrong = _misfit(config, fused.draft_config)
+    if wrong is not None:
+        raise ValueError(
+            f"enable_fused_speculation takes {wrong[0]}, got {wrong[1]}; change that, or leave "
+            "enable_fused_speculation out."
+        )
+
+
+def _misfit(target: InferenceConfig, draft: InferenceConfig) -> Optional[Tuple[str, str]]:
+    """What of the draft should be otherwise for this target, and what it is."""
+    own, guesses = target.neuron_config, draft.neuron_config
+    if draft.vocab_size != target.vocab_size:
+        return f"a draft of vocab_size {target.vocab_size}", str(draft.vocab_size)
+    for name in ("tp_degree", "max_length", "max_batch_size", "output_logits"):
+        values = getattr(own, name), getattr(guesses, name)
+        if values[0] != values[1]:
+            return f"a draft_config with {name} {values[0]}", str(values[1])
+    if own.enable_eagle_speculation != guesses.is_eagle_draft:
+        expected = own.enable_eagle_speculation
+        return f"a draft_config with is_eagle_draft {expected}", str(guesses.is_eagle_draft)
+    length = own.speculation_length if own.enable_eagle_speculation else 0
+    if guesses.speculation_length != length:
+        return f"a draft_config with speculation_length {length}", str(guesses.speculation_length)
+    if own.enable_eagle_speculation and draft.hidden_size != target.hidden_size:
+        return f"an EAGLE draft of hidden_size {target.hidden_size}", str(draft.hidden_size)
+    return None
 
 
 def refuse_options(neuron_config: NeuronConfig, names: Sequence[str]) -> None:

@@ -7,6 +7,7 @@ and saves both as `neuron_config.json`.
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
@@ -53,6 +54,8 @@ def to_dict(obj: Any) -> Any:
         return {str(key): to_dict(value) for key, value in obj.items()}
     if isinstance(obj, (list, tuple)):
         return [to_dict(value) for value in obj]
+    if isinstance(obj, FusedSpecNeuronConfig):
+        return obj.to_json()
     if isinstance(obj, type):
         return f"{obj.__module__}.{obj.__qualname__}"
     if hasattr(obj, "__dict__") and not callable(obj):
@@ -317,7 +320,8 @@ class NeuronConfig:
 
 
 class FusedSpecNeuronConfig:
-    """A draft model traced together with its target; kept for its name, nothing runs it here."""
+    """A draft model traced together with its target: the class of both models' modules, the draft's
+    own configuration and the folder of its checkpoint."""
 
     def __init__(
         self,
@@ -328,6 +332,28 @@ class FusedSpecNeuronConfig:
         self.worker_cls = worker_cls
         self.draft_config = draft_config
         self.draft_model_path = draft_model_path
+
+    def to_json(self) -> Dict[str, Any]:
+        """As NxDI 0.3 and later save it, the class by its module and name."""
+        named = {
+            "__module__": self.worker_cls.__module__,
+            "__name__": self.worker_cls.__qualname__,
+        }
+        return {
+            "worker_cls": named,
+            "draft_config": to_dict(self.draft_config),
+            "draft_model_path": self.draft_model_path,
+        }
+
+    @classmethod
+    def from_json(
+        cls, content: Dict[str, Any], config_cls: Type[InferenceConfig]
+    ) -> FusedSpecNeuronConfig:
+        """What `to_json` gave; ModuleNotFoundError where the class's module is not importable."""
+        named = content["worker_cls"]
+        worker = getattr(importlib.import_module(named["__module__"]), named["__name__"])
+        draft = config_cls.from_json_string(json.dumps(content["draft_config"]))
+        return cls(worker, draft, content["draft_model_path"])
 
 
 class InferenceConfig:
@@ -437,9 +463,7 @@ class InferenceConfig:
             neuron_config = cls.get_neuron_config_cls()(**neuron_config)
         fused = content.pop("fused_spec_config", None)
         if isinstance(fused, dict):
-            raise NotImplementedError(
-                "Fused speculation is not supported by neuron_cpu; load without a draft model."
-            )
+            fused = FusedSpecNeuronConfig.from_json(fused, cls)
         content = {
             key: SimpleNamespace(**value)
             if key.endswith("_config") and isinstance(value, dict)

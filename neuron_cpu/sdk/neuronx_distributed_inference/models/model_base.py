@@ -34,8 +34,10 @@ from ..modules.kvcache.cache_lines import CacheLines
 from ..modules.kvcache.kv_cache_manager import KVCacheManager
 from .application_base import NeuronApplicationBase
 from .config import InferenceConfig
+from .fused_speculation import NeuronFusedSpecModel
 from .model_wrapper import (
     CONTEXT_ENCODING_MODEL_TAG,
+    FUSED_SPECULATION_MODEL_TAG,
     SPECULATION_MODEL_TAG,
     TOKEN_GENERATION_MODEL_TAG,
     ModelWrapper,
@@ -182,6 +184,7 @@ class NeuronBaseModel(nn.Module):
             kv_cache=kv_cache,
             scatter_index=scatter_index,
         )
+        full_hidden = hidden
         # Only the last token's logits are asked for: the head is the widest product of all.
         if prefill and not self._slices_last_token:
             hidden = self._last_token(hidden, position_ids)
@@ -191,7 +194,9 @@ class NeuronBaseModel(nn.Module):
             # The caller's order again; the caches stay in that of the sequence ids.
             back = torch.argsort(order)
             outputs = [torch.index_select(output, 0, back) for output in outputs]
-        return outputs + list(caches)
+        outputs += list(caches)
+        # EAGLE's draft goes on from the target's hidden states, and from its own.
+        return [*outputs, full_hidden] if self.neuron_config.enable_eagle_speculation else outputs
 
     def _run_layers(
         self,
@@ -288,7 +293,9 @@ class NeuronBaseModel(nn.Module):
         """The first outputs: logits, or the tokens that the device chose (and gathered logits)."""
         if not self.on_device_sampling:
             return [logits, logits] if self.neuron_config.output_logits else [logits]
-        if speculation:
+        if speculation and self.samples_speculation:
+            tokens = logits
+        elif speculation:
             rows = [
                 self.sampler(logits[:, step, :], sampling_params) for step in range(logits.shape[1])
             ]
@@ -302,6 +309,14 @@ class NeuronBaseModel(nn.Module):
             gathered = _gather_along_dim(logits, -1, self.lm_head.tensor_parallel_group)
             gathered = gathered[..., : self.vocab_size]
         return [tokens, gathered]
+
+    @property
+    def samples_speculation(self) -> bool:
+        """Whether several tokens are sampled: EAGLE's target, whose guesses the fused graph weighs
+        with the logits that it gets in the place of tokens."""
+        config = self.neuron_config
+        eagle = config.enable_eagle_speculation and not config.is_eagle_draft
+        return bool(eagle and self.on_device_sampling and self.sampler.samples())
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embed_tokens
@@ -331,8 +346,9 @@ class NeuronBaseModel(nn.Module):
         With `update_cache` (NxDI 0.3 and later) it reads and writes the caches, and returns the
         flat list of them instead.
         """
-        del prev_hidden  # EAGLE's
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
+        if self.neuron_config.is_eagle_draft:
+            hidden = self._with_features(hidden, prev_hidden)
         length = hidden.shape[1]
         position_ids = position_ids.view(-1, length).long()
         prefill = is_for_context_encoding
@@ -350,7 +366,8 @@ class NeuronBaseModel(nn.Module):
         )
         common.update(self._later_keywords(rotary_position_ids, seq_ids, prefill))
         hidden, new_key_values = self._layers_forward(hidden, past_key_values, common)
-        hidden = self.norm(hidden)
+        if not self.neuron_config.is_eagle_draft:
+            hidden = self.norm(hidden)
         if self._slices_last_token:
             hidden = self._last_token_of_shards(hidden, position_ids)
         elif self.sequence_parallel_enabled:
@@ -366,6 +383,20 @@ class NeuronBaseModel(nn.Module):
             scatter_index=scatter_index,
         )
         return hidden, caches
+
+    def _with_features(
+        self, embedding: torch.Tensor, features: Optional[torch.Tensor]
+    ) -> torch.Tensor:
+        """Of an EAGLE draft: a token's embedding and the hidden state in front of it, (B, T, H)."""
+        if features is None:
+            raise ValueError(
+                "An EAGLE draft goes on from hidden states and got none, expected prev_hidden; run "
+                "it inside of fused speculation."
+            )
+        both = torch.cat((embedding, features.to(embedding.dtype)), dim=2)
+        return (
+            self.fc.forward_wg(both, False) if self.contract.gathers_eagle_weight else self.fc(both)
+        )
 
     def _later_keywords(
         self, rotary_position_ids: Any, seq_ids: Any, prefill: bool
@@ -448,6 +479,10 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         self.cache_lines = CacheLines(self.neuron_config)
         self.model_wrapper = self.get_model_wrapper_cls()
         self.enable_context_encoding()
+        if self.neuron_config.enable_fused_speculation:
+            self._check_speculation_length()
+            self.enable_fused_spec()
+            return
         speculates = self.neuron_config.speculation_length > 0
         replaced = speculates and self.neuron_config.contract.speculation_replaces_decode
         if getattr(self.neuron_config, "trace_tokengen_model", True) and not replaced:
@@ -476,11 +511,13 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     ) -> ModelWrapper:
         """A wrapper around its own copy of the configuration, with `changes` made to it."""
         config = copy.deepcopy(self.config)
-        for name, value in changes.items():
-            setattr(config.neuron_config, name, value)
+        fused = self.neuron_config.enable_fused_speculation
+        for one in (config, config.fused_spec_config.draft_config) if fused else (config,):
+            for name, value in changes.items():
+                setattr(one.neuron_config, name, value)
         wrapper = self.model_wrapper(
             config=config,
-            model_cls=self._model_cls,
+            model_cls=NeuronFusedSpecModel if fused else self._model_cls,
             tag=tag,
             compiler_args=self.get_compiler_args(),
             priority_model_idx=priority,
@@ -539,6 +576,21 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             {},
             batch_size=config.spec_batch_size,
             n_active_tokens=config.speculation_length,
+            bucket_n_active_tokens=False,
+            sequence_parallel_enabled=False,
+            buckets=self._buckets(config.token_generation_buckets, config.max_length),
+            **self._stage(prefill=False),
+        )
+
+    def enable_fused_spec(self) -> None:
+        """A round of fused speculation: the draft's steps and the target's call in one graph."""
+        config = self.neuron_config
+        self.fused_spec_model = self._submodel(
+            FUSED_SPECULATION_MODEL_TAG,
+            0,
+            {},
+            batch_size=config.tkg_batch_size,
+            n_active_tokens=1,
             bucket_n_active_tokens=False,
             sequence_parallel_enabled=False,
             buckets=self._buckets(config.token_generation_buckets, config.max_length),
@@ -658,6 +710,13 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         if length > 1 and self._is_prefill(position_ids):
             self.kv_cache_populated = True
             return self.context_encoding_model
+        if self.neuron_config.enable_fused_speculation:
+            if length > 1:
+                raise ValueError(
+                    f"A call of fused speculation has {length} tokens a row, expected the newest "
+                    "one alone; the graph guesses the others, and a prompt begins at position 0."
+                )
+            return self.fused_spec_model
         if length > 1:
             if length != self.neuron_config.speculation_length:
                 raise ValueError(
@@ -678,6 +737,10 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
 
     def _construct_output(self, outputs: Any) -> CausalLMOutputWithPast:
         """Logits or tokens in the shape that callers of Hugging Face models expect."""
+        if self.neuron_config.enable_fused_speculation:
+            result = CausalLMOutputWithPast(hidden_states=outputs)
+            result.fused_outputs = outputs
+            return result
         first, logits = outputs if isinstance(outputs, list) else (outputs, None)
         if self.on_device_sampling:
             result = CausalLMOutputWithPast(logits=logits, hidden_states=first)

@@ -18,6 +18,7 @@ from ..contract import building_under
 from ..modules.autobucketing import bucket_above, context_encoder_bucket, token_generation_bucket
 from ..modules.generation.sampling import prepare_sampling_params
 from ..modules.kvcache.cache_lines import CacheLines
+from .fused_speculation import fused_outputs
 
 CONTEXT_ENCODING_MODEL_TAG = "context_encoding_model"
 TOKEN_GENERATION_MODEL_TAG = "token_generation_model"
@@ -122,9 +123,16 @@ class DecoderModelInstance:
             self.load_module()
         if bucket_rank is not None:
             self.module.n_positions = self.neuron_config.buckets[bucket_rank]
-        first = 2 if self.neuron_config.output_logits else 1
+        first = own_outputs(self.neuron_config)
         caches = self.module.kv_mgr.past_key_values
         return self.module, {cache: first + i for i, cache in enumerate(caches)}
+
+
+def own_outputs(neuron_config: Any) -> int:
+    """How many outputs of a graph stand in front of the caches."""
+    if neuron_config.enable_fused_speculation:
+        return fused_outputs(neuron_config)
+    return 2 if neuron_config.output_logits else 1
 
 
 class RankedModel:
@@ -209,6 +217,12 @@ class ModelWrapper(nn.Module):
     @property
     def is_prefill(self) -> bool:
         return self.tag == CONTEXT_ENCODING_MODEL_TAG
+
+    @property
+    def _guesses(self) -> int:
+        """Tokens behind the newest one that the graph makes itself, and caches."""
+        fused = self.tag == FUSED_SPECULATION_MODEL_TAG
+        return self.neuron_config.speculation_length - 1 if fused else 0
 
     def is_neuron(self) -> bool:
         """Whether the model is loaded the way the device would have it: caches stay inside."""
@@ -338,7 +352,7 @@ class ModelWrapper(nn.Module):
         unused = [i for i in range(self.neuron_config.max_batch_size) if i not in used]
         filled[3] = torch.cat([inputs[3], inputs[3].new_tensor(unused[:missing])])
         if not self.is_prefill:
-            filled[2][-missing:] = self.neuron_config.max_length - 1
+            filled[2][-missing:] = self.neuron_config.max_length - 1 - self._guesses
         return filled
 
     def _pad_to_bucket(self, inputs: List[torch.Tensor]) -> Tuple[int, List[torch.Tensor]]:
@@ -368,7 +382,8 @@ class ModelWrapper(nn.Module):
         buckets = self.neuron_config.buckets
         if self.is_prefill:
             return self._prefill_bucket(input_ids, mask, buckets)
-        last = int(positions.max())
+        guesses = self._guesses
+        last = int(positions.max()) + guesses
         if last >= buckets[-1]:
             raise ValueError(
                 f"{self.tag} got position {last}, expected less than the largest bucket "
@@ -376,12 +391,14 @@ class ModelWrapper(nn.Module):
             )
         # The cache is read up to the bucket, so it has to hold the largest position; a mask that
         # is wider than that moves later versions to the next bucket.
-        by_position = buckets[token_generation_bucket(positions, buckets)]
+        by_position = buckets[token_generation_bucket(positions + guesses, buckets)]
         if not self.contract.pads_to_bucket:
             return by_position
         width = mask.shape[1]
         if self.tag == SPECULATION_MODEL_TAG and self.contract.bucket_holds_speculation:
             width += input_ids.shape[1]
+        if guesses and self.contract.bucket_holds_speculation:
+            width += guesses + 1
         return max(buckets[bucket_above(width, buckets)], by_position)
 
     def _prefill_bucket(

@@ -165,7 +165,12 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         guess. Tokens are chosen one after the other as without guesses, and the call is worth as
         many of them as agree with the guess, plus one: the result is the same, in fewer calls.
         """
-        del synced_gpus, logits_warper, model_kwargs
+        del synced_gpus, logits_warper
+        if self.neuron_config.enable_fused_speculation:
+            params = model_kwargs.get("sampling_params")
+            return self._fused_assisted_decoding(
+                input_ids, stopping_criteria, generation_config, streamer, params
+            )
         self._check_assisted(input_ids)
         assistant = getattr(candidate_generator, "assistant_model", None)
         if assistant is not None:
@@ -189,6 +194,70 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         if streamer is not None:
             streamer.end()
         return self._result(generation_config, input_ids, collected)
+
+    def _fused_assisted_decoding(
+        self,
+        input_ids: torch.LongTensor,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        streamer: Optional[Any],
+        sampling_params: Optional[torch.Tensor],
+    ) -> SampleOutput:
+        """Rounds of fused speculation: ids (1, L) -> ids (1, L + new).
+
+        Ends where the criteria say so, or where the cache has no room for a whole round.
+        """
+        if len(input_ids) > 1:
+            raise ValueError(
+                f"Fused speculation generates for one row, got {len(input_ids)}; pass one prompt."
+            )
+        collected: Dict[str, List[torch.Tensor]] = {"scores": [], "logits": []}
+        inputs = self.prepare_inputs_for_generation(input_ids, sampling_params=sampling_params)
+        outputs = self(**inputs).fused_outputs
+        tokens, logits = self._accepted(outputs, None)
+        while True:
+            for step, token in enumerate(tokens):
+                if logits is not None:
+                    row = logits[:, step]
+                    self._collect(generation_config, collected, row, row)
+                input_ids = torch.cat([input_ids, input_ids.new_tensor([[token]])], dim=-1)
+                if streamer is not None:
+                    streamer.put(input_ids[0, -1:].cpu())
+                stop = stopping_criteria(input_ids, tuple(collected["scores"]) or None)
+                if bool(torch.as_tensor(stop).all()):
+                    break
+            place = input_ids.shape[1] - 1
+            room = self.neuron_config.max_length - self.neuron_config.speculation_length
+            if bool(torch.as_tensor(stop).all()) or place > room:
+                break
+            outputs = self(
+                input_ids=input_ids[:, -1:],
+                attention_mask=torch.ones((1, place), dtype=torch.int64),
+                position_ids=torch.tensor([[place]]),
+                sampling_params=sampling_params,
+            ).fused_outputs
+            tokens, logits = self._accepted(outputs, place)
+        if streamer is not None:
+            streamer.end()
+        return self._result(generation_config, input_ids, collected)
+
+    def _accepted(
+        self, outputs: List[torch.Tensor], place: Optional[int]
+    ) -> Tuple[List[int], Optional[torch.Tensor]]:
+        """The tokens of a call of the fused model whose newest token stood at `place` (None: of a
+        prefill), and the target's logits (1, T, V) if it has any."""
+        logits = outputs[-1] if self.neuron_config.output_logits else None
+        in_graph = self.neuron_config.contract.accepts_in_graph
+        if place is None:
+            return outputs[0 if in_graph else 1].reshape(-1)[:1].tolist(), logits
+        if in_graph:
+            return outputs[0][0, : int(outputs[3]) - place].tolist(), logits
+        # 0.1 returns the draft's and the target's tokens, EAGLE's behind the newest one.
+        eagle = self.neuron_config.enable_eagle_speculation
+        guesses = outputs[0][0, 1:] if eagle else outputs[0][0, :-1]
+        tokens = outputs[1][0]
+        agreed = int((guesses == tokens[:-1]).long().cumprod(dim=0).sum())
+        return tokens[: agreed + 1].tolist(), logits
 
     def _check_assisted(self, input_ids: torch.LongTensor) -> None:
         """Refuse what the speculation model cannot serve."""

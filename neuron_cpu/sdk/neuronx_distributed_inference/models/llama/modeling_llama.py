@@ -260,8 +260,21 @@ class NeuronLlamaAttention(NeuronAttentionBase):
         self.rotary_emb = make_rotary_embedding(config)
 
 
+class WeightGatheredColumnParallel(ColumnParallelLinear):
+    """A column-parallel product whose weight may be gathered instead of its long results."""
+
+    def forward_wg(self, x: torch.Tensor, weight_gather: bool = False) -> torch.Tensor:
+        """The same either way; only sequence parallelism asks to gather the weight."""
+        if weight_gather:
+            raise NotImplementedError(
+                "weight_gather belongs to sequence parallelism, which fused speculation does not "
+                "have here; leave sequence_parallel_enabled off."
+            )
+        return self.forward(x)
+
+
 class NeuronLlamaDecoderLayer(nn.Module):
-    """Norm, attention, residual; norm, MLP, residual."""
+    """Norm, attention, residual; norm, MLP, residual. An EAGLE draft's has no norm in front."""
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
@@ -271,7 +284,10 @@ class NeuronLlamaDecoderLayer(nn.Module):
         )
         self.mlp = NeuronLlamaMLP(config)
         norm = get_rmsnorm_cls()
-        self.input_layernorm = norm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm: nn.Module = norm(config.hidden_size, eps=config.rms_norm_eps)
+        own = config.neuron_config
+        if own.is_eagle_draft and not own.enable_eagle_draft_input_norm:
+            self.input_layernorm = nn.Identity()
         self.post_attention_layernorm = norm(config.hidden_size, eps=config.rms_norm_eps)
 
     def forward(
@@ -346,7 +362,17 @@ class NeuronLlamaModel(NeuronBaseModel):
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         layers = [NeuronLlamaDecoderLayer(config) for _ in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
-        self.norm = get_rmsnorm_cls()(config.hidden_size, eps=config.rms_norm_eps)
+        if not neuron_config.is_eagle_draft:
+            self.norm = get_rmsnorm_cls()(config.hidden_size, eps=config.rms_norm_eps)
+            return
+        self.fc = WeightGatheredColumnParallel(
+            2 * config.hidden_size,
+            config.hidden_size,
+            bias=getattr(config, "fc_bias", False),
+            gather_output=True,
+            dtype=dtype,
+            tensor_model_parallel_group=get_tp_group(config),
+        )
 
 
 class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):

@@ -92,20 +92,26 @@ class Sampler(nn.Module):
         return_values: bool = False,
         rank_id: Optional[torch.Tensor] = None,
     ) -> Any:
-        """Tokens, and with `return_values` the candidates' probabilities (B, k) beside them."""
+        """Tokens, or with `return_values` the candidates (..., k) and their probabilities."""
         del rank_id
-        if not self._samples():
-            tokens = self._argmax(token_logits)
-            if return_values:
-                return tokens, torch.ones((*tokens.shape, 1), dtype=torch.float32)
-            return tokens
-        values, indices = self._candidates(token_logits.float())
-        probabilities = self._distribution(values, sampling_params)
-        chosen = self._draw(probabilities)
-        tokens = torch.gather(indices, -1, chosen).squeeze(-1).to(torch.int32)
-        return (tokens, probabilities) if return_values else tokens
+        if return_values:
+            return self.candidates(token_logits, sampling_params)
+        if not self.samples():
+            return self._argmax(token_logits)
+        indices, probabilities = self.candidates(token_logits, sampling_params)
+        return torch.gather(indices, -1, self.draw(probabilities)).squeeze(-1).to(torch.int32)
 
-    def _samples(self) -> bool:
+    def candidates(
+        self, logits: torch.Tensor, sampling_params: torch.Tensor
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Tokens int64 (..., k) from the best one on, and their probabilities, of logits (B, V) or
+        (B, T, V); one candidate where every token is the best one."""
+        values, indices = self._candidates(logits.float())
+        if not self.samples():
+            return indices[..., :1], torch.ones_like(values[..., :1])
+        return indices, self._distribution(values, sampling_params)
+
+    def samples(self) -> bool:
         """Whether rows may differ from the arg-maximum; static, as a graph has to be."""
         if self.contract.samples_above_top_1_only:
             top_k = self.top_k if isinstance(self.top_k, (list, tuple)) else [self.top_k]
@@ -130,8 +136,9 @@ class Sampler(nn.Module):
         return values, indices
 
     def _distribution(self, values: torch.Tensor, params: torch.Tensor) -> torch.Tensor:
-        """Probabilities (B, k) of sorted candidates after temperature, top-k and top-p."""
-        top_k, top_p, temperature = (params[:, i : i + 1].to(values.dtype) for i in range(3))
+        """Probabilities (..., k) of sorted candidates after temperature, top-k and top-p."""
+        shape = (-1, *[1] * (values.dim() - 1))
+        top_k, top_p, temperature = (params[:, i].to(values.dtype).view(shape) for i in range(3))
         count = values.shape[-1]
         top_k = torch.where(top_k < 1, torch.full_like(top_k, count), top_k)
         greedy = temperature == 0
@@ -143,14 +150,15 @@ class Sampler(nn.Module):
         outside = (before >= top_p) & (rank > 0)  # the set that reaches top_p includes its last
         return torch.softmax(scores.masked_fill(rejected | outside, _REJECTED), dim=-1)
 
-    def _draw(self, probabilities: torch.Tensor) -> torch.Tensor:
-        """Indices (B, 1) drawn by inverting the cumulative distribution; rank 0 draws for all."""
-        shape = (*probabilities.shape[:-1], 1)
+    def uniform(self, shape: Sequence[int], device: torch.device) -> torch.Tensor:
+        """Draws between 0 and 1, the same on every rank; always the middle if `deterministic`."""
         if self.deterministic:
-            point = torch.full(shape, 0.5, device=probabilities.device)
-        else:
-            point = torch.rand(shape, device=probabilities.device)
-            if self._sharded():
-                point = _broadcast(point)
+            return torch.full(tuple(shape), 0.5, device=device)
+        point = torch.rand(tuple(shape), device=device)
+        return _broadcast(point) if self._sharded() else point
+
+    def draw(self, probabilities: torch.Tensor) -> torch.Tensor:
+        """Indices (..., 1) drawn by inverting the cumulative distribution."""
+        point = self.uniform((*probabilities.shape[:-1], 1), probabilities.device)
         passed = (probabilities.cumsum(dim=-1) < point).sum(dim=-1, keepdim=True)
         return passed.clamp_max(probabilities.shape[-1] - 1)

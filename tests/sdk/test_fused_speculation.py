@@ -1,0 +1,269 @@
+"""Draft and target in one graph: the text of plain decoding, whatever the draft guesses."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from neuronx_distributed_inference.contract import VERSIONS
+from neuronx_distributed_inference.models.config import FusedSpecNeuronConfig, NeuronConfig
+from neuronx_distributed_inference.models.llama import modeling_llama
+from neuronx_distributed_inference.modules.eagle.acceptance import accept_by_sampling
+from neuronx_distributed_inference.modules.eagle.hidden_state import HiddenStateRollingBuffer
+from neuronx_distributed_inference.modules.generation.sampling import (
+    Sampler,
+    prepare_sampling_params,
+)
+from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+
+from neuron_cpu.errors import CheckpointError
+
+PROMPT = [7, 3, 9, 11, 200, 7, 3, 9]
+LENGTH = 48
+
+
+def eagle_head(folder, path, seed=3, norm=False):
+    """A folder with an EAGLE head for the model of `folder`: its embedding and head, one layer."""
+    from safetensors.torch import load_file, save_file
+
+    state = load_file(folder / "model.safetensors")
+    kept = {k: v for k, v in state.items() if k.startswith("model.layers.0.")}
+    kept["model.embed_tokens.weight"] = state["model.embed_tokens.weight"]
+    kept["lm_head.weight"] = state["lm_head.weight"]
+    if not norm:
+        kept.pop("model.layers.0.input_layernorm.weight")
+    hidden = state["lm_head.weight"].shape[1]
+    generator = torch.Generator().manual_seed(seed)
+    kept["model.fc.weight"] = torch.randn((hidden, 2 * hidden), generator=generator) / hidden**0.5
+    path.mkdir()
+    save_file(kept, path / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
+    return path
+
+
+@pytest.fixture
+def fused():
+    """Factory of a compiled and loaded application of fused speculation."""
+
+    def make(folder, draft_folder, length=4, eagle=False, module=modeling_llama, load=True, **more):
+        model_cls = module.NeuronLlamaForCausalLM
+        config_cls = model_cls.get_config_cls()
+        sampling = {"do_sample": False, **more.pop("sampling", {})}
+        norm = more.pop("norm", False)
+        options = dict(
+            seq_len=LENGTH,
+            max_context_length=24,
+            torch_dtype="float32",
+            speculation_length=length,
+            enable_fused_speculation=True,
+            enable_eagle_speculation=eagle,
+            on_device_sampling_config=sampling,
+            trace_tokengen_model=False,
+        )
+        target = config_cls.get_neuron_config_cls()(**{**options, **more})
+        draft = copy.deepcopy(target)
+        draft.enable_fused_speculation = False
+        draft.on_device_sampling_config.do_sample = False
+        if eagle:
+            draft.is_eagle_draft, draft.enable_eagle_draft_input_norm = True, norm
+        else:
+            draft.speculation_length = 0
+        draft_config = config_cls(draft, load_config=load_pretrained_config(str(draft_folder)))
+        spec = FusedSpecNeuronConfig(model_cls._model_cls, draft_config, str(draft_folder))
+        config = config_cls(
+            target, load_config=load_pretrained_config(str(folder)), fused_spec_config=spec
+        )
+        app = model_cls(str(folder), config)
+        app.compile(folder / "compiled")
+        if load:
+            app.load(folder / "compiled")
+        return app
+
+    return make
+
+
+def rounds(app, generate, steps, **more):
+    """The generated tokens, and how often the fused graph ran."""
+    calls = []
+    handle = app.fused_spec_model.register_forward_hook(lambda *_: calls.append(1))
+    options = dict(prompt_lookup_num_tokens=4, eos_token_id=0) | more
+    got = generate(app, [PROMPT], steps, **options)
+    handle.remove()
+    return got, len(calls)
+
+
+QUICK = {("0.1", 0), ("0.6", 1)}
+CASES = [(version, seed) for version in VERSIONS for seed in (0, 1)]
+CASES = [pytest.param(*c, marks=[] if c in QUICK else pytest.mark.full) for c in CASES]
+
+
+@pytest.mark.parametrize(("version", "seed"), CASES)
+def test_the_text_is_the_greedy_one(
+    tiny_llama, fused, generate, reference, monkeypatch, version, seed
+):
+    """The same model guesses all right; another one hardly anything."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, folder = tiny_llama()
+    _, draft = tiny_llama(seed=seed)
+    app = fused(folder, draft, tp_degree=2)
+    assert [m.tag for m in app.models] == ["context_encoding_model", "fused_speculation_model"]
+    expected = reference(model, PROMPT, 30)[0].tolist()
+    for _ in range(2):
+        got, count = rounds(app, generate, 30)
+        assert got[0].tolist() == expected
+    assert (count == 8) if seed == 0 else (count > 20)
+
+
+@pytest.mark.parametrize(("version", "norm"), CASES)
+def test_any_eagle_head_gives_the_greedy_text(
+    tiny_llama, fused, generate, reference, monkeypatch, tmp_path, version, norm
+):
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, folder = tiny_llama()
+    head = eagle_head(folder, tmp_path / "head", norm=norm)
+    app = fused(folder, head, eagle=True, norm=norm, tp_degree=2)
+    got, _ = rounds(app, generate, 30)
+    assert got[0].tolist() == reference(model, PROMPT, 30)[0].tolist()
+
+
+@pytest.mark.parametrize("version", ["0.1", pytest.param("0.6", marks=pytest.mark.full)])
+def test_a_round_leaves_the_caches_of_single_steps(
+    tiny_llama, fused, application, monkeypatch, version
+):
+    """Both models' keys and values in front of the next position, and what the round returns."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    _, folder = tiny_llama()
+    _, draft = tiny_llama(seed=1)
+    app = fused(folder, draft)
+    ids, ones = torch.tensor([PROMPT]), torch.ones((1, 8), dtype=torch.int64)
+    first = app(input_ids=ids, attention_mask=ones, position_ids=torch.arange(8)[None])
+    token = first.fused_outputs[0 if version != "0.1" else 1].reshape(1, 1)
+    step = dict(attention_mask=ones, position_ids=torch.tensor([[8]]))
+    found = app(input_ids=token, **step).fused_outputs
+    plain = application(folder)
+    plain(input_ids=ids, attention_mask=ones, position_ids=torch.arange(8)[None])
+    text = [int(token)]
+    for place in range(8, 12):
+        mask = torch.ones((1, place), dtype=torch.int64)
+        inputs = torch.tensor([[text[-1]]])
+        logits = plain(input_ids=inputs, attention_mask=mask, position_ids=torch.tensor([[place]]))
+        text.append(int(logits.logits[0, -1].argmax()))
+    if version == "0.1":
+        guesses, tokens = (output[0].tolist() for output in found)
+        count = 1 + next(i for i, pair in enumerate(zip(guesses, tokens)) if len(set(pair)) > 1)
+        assert tokens[:count] == text[1 : 1 + count]
+    else:
+        accepted, next_ids, next_mask, next_positions = found
+        count = int(next_positions) - 8
+        assert accepted.tolist() == [text[1 : 1 + count] + [0] * (4 - count)]
+        assert int(next_ids) == text[count] and int(next_mask.sum()) == 8 + count
+    own = app.fused_spec_model.model.modules[0].target_model.kv_mgr.past_key_values
+    other = plain.models[0].model.modules[0].kv_mgr.past_key_values
+    for a, b in zip(own, other, strict=True):
+        torch.testing.assert_close(a[:, :, : 8 + count], b[:, :, : 8 + count])
+
+
+@pytest.mark.parametrize("sampling", [{"top_k": 1}, {"top_k": 50, "deterministic": True}])
+def test_eagle_samples_as_it_is_told(
+    tiny_llama, fused, generate, reference, monkeypatch, tmp_path, sampling
+):
+    """Among one token it is greedy; without chance two runs are the same."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
+    model, folder = tiny_llama()
+    head = eagle_head(folder, tmp_path / "head")
+    sampling = {"do_sample": True, "global_topk": 64, **sampling}
+    app = fused(folder, head, eagle=True, tp_degree=2, sampling=sampling)
+    params = torch.tensor([[sampling["top_k"], 1.0, 9.0]])
+    first, again = (rounds(app, generate, 12, sampling_params=params)[0] for _ in range(2))
+    assert first.tolist() == again.tolist()
+    greedy = reference(model, PROMPT, 12)[0].tolist()
+    assert (first[0].tolist() == greedy) is (sampling["top_k"] == 1)
+
+
+@pytest.mark.parametrize("guess", [0, 3])
+def test_accepted_samples_have_the_distribution_of_plain_ones(guess):
+    """Chi-square of pairs against the product of the target's own probabilities: a likely guess
+    and an unlikely one. With 7 degrees of freedom 40 has a probability of 1e-6."""
+    torch.manual_seed(0)
+    rows, k = 20_000, 3
+    config = {"do_sample": True, "global_topk": 8, "top_k": 8}
+    sampler = Sampler(NeuronConfig(on_cpu=True, on_device_sampling_config=config))
+    logits = torch.randn(1, k, 8, generator=torch.Generator().manual_seed(2)).expand(rows, k, 8)
+    params = prepare_sampling_params(rows, [-1], [0.9], [1.5])
+    tokens, probabilities = sampler.candidates(logits[:1], params[:1])
+    exact = torch.zeros(k, 8).scatter(1, tokens[0], probabilities[0])
+    names = exact.argsort(dim=1, descending=True)
+    guessed = torch.stack([names[0, guess], names[1, 0]]).expand(rows, 2)
+    got = accept_by_sampling(sampler, logits, guessed, params, pad_token_id=0)
+    assert got.dtype == torch.int32 and got.shape == (rows, k)
+    firsts = torch.bincount(got[:, 0], minlength=8)
+    likely = exact[0] > 0
+    assert not firsts[~likely].any()
+    assert chi_square(firsts[likely], exact[0][likely]) < 40
+    # Behind an accepted first guess the second token follows the second distribution.
+    went_on = got[got[:, 0] == guessed[0, 0]]
+    seconds = torch.bincount(went_on[:, 1], minlength=8)
+    likely = exact[1] > 0
+    assert not seconds[~likely].any()
+    if len(went_on):
+        assert chi_square(seconds[likely], exact[1][likely]) < 40
+
+
+def chi_square(counts, probabilities):
+    expected = probabilities * counts.sum()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+def test_the_rolling_buffer_keeps_rounds_by_their_position():
+    config = NeuronConfig(speculation_length=3, max_batch_size=2, torch_dtype="float32")
+    buffer = HiddenStateRollingBuffer(config, 4)
+    rows, place = torch.tensor([1, 0]), torch.tensor([[5], [11]])
+    kept = torch.arange(8.0).view(2, 1, 4)
+    buffer.set_state(rows, place, kept)
+    assert torch.equal(buffer.get_state(rows, place), kept)
+    assert torch.equal(buffer.get_state(rows, place + 6), kept)  # 2k places
+    assert not buffer.get_state(rows, place + 1).any()
+
+
+@pytest.mark.parametrize("version", ["0.1", "0.6"])
+def test_a_saved_configuration_brings_its_draft_back(tiny_llama, fused, monkeypatch, version):
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    _, folder = tiny_llama()
+    app = fused(folder, folder, load=False)
+    loaded = type(app.config).load(folder / "compiled")
+    assert loaded.fused_spec_config.worker_cls is modeling_llama.NeuronLlamaModel
+    assert loaded.fused_spec_config.draft_config.vocab_size == 211
+    again = modeling_llama.NeuronLlamaForCausalLM(str(folder), loaded)
+    again.load(folder / "compiled")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"speculation_length": 1}, "speculation_length of at least 2, got 1"),
+        ({"sampling": {"do_sample": True}}, "do_sample False, .* got True"),
+        ({"padding_side": "left"}, "right padding"),
+        ({"trace_tokengen_model": True}, "trace_tokengen_model False, .* got True"),
+        ({"max_context_length": 4}, "speculation_length 4 is a context-encoding bucket"),
+    ],
+)
+def test_settings_that_the_graph_cannot_have_are_refused(tiny_llama, fused, changes, told):
+    _, folder = tiny_llama()
+    with pytest.raises(ValueError, match=told):
+        fused(folder, folder, load=False, **changes)
+
+
+def test_drafts_that_do_not_fit_are_refused(tiny_llama, fused, tmp_path):
+    _, folder = tiny_llama()
+    _, words = tiny_llama(vocab_size=212)
+    with pytest.raises(ValueError, match="a draft of vocab_size 211, got 212"):
+        fused(folder, words, load=False)
+    _, wide = tiny_llama(hidden_size=96)
+    with pytest.raises(ValueError, match="an EAGLE draft of hidden_size 48, got 96"):
+        fused(folder, wide, eagle=True, load=False)
+    with pytest.raises(CheckpointError, match=r"for 1 parameters.*draft_model\.fc\.weight"):
+        fused(folder, folder, eagle=True, norm=True, load=False)
+    assert not (folder / "compiled").exists()
