@@ -3,8 +3,10 @@
     python benchmarks/kernels.py [--shape llama-3.2-1b] [--degree 2] [--tokens 64] [--past 128]
 
 Times are this machine's wall clock of the simulator, not a device's. One layer and the head are
-measured with seeded weights; a whole forward pass is layers times the layer plus the head, for each
-of the ranks (which run side by side on as many cores).
+measured with seeded weights, in all ranks side by side as the stand-in runs them: a thread each, an
+equal share of the cores, no collectives. A forward pass is layers times the layer plus the head.
+Beside it stands Hugging Face's Llama in bf16 on all cores, eager, its layers of the same shape with
+the weights of one.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,6 +28,8 @@ neuron_cpu.ensure_sdk()
 import torch  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM  # noqa: E402
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer  # noqa: E402
 
 import llama  # noqa: E402
 
@@ -64,9 +69,20 @@ def seconds(run: Callable[[], Any], repeat: int = 3) -> float:
     return best
 
 
+def of_all_ranks(run: Callable[[], Any], degree: int) -> float:
+    """Seconds until every rank's thread has done ``run``, each with its share of the cores."""
+    threads = max(1, torch.get_num_threads() // degree)
+    with ThreadPoolExecutor(degree, initializer=torch.set_num_threads, initargs=(threads,)) as pool:
+        return seconds(lambda: list(pool.map(lambda _: run(), range(degree))))
+
+
 def measure(shape: Shape, degree: int, tokens: int, past: int) -> list[tuple[str, float, float]]:
-    """(kernel, simulated seconds, seconds of the PyTorch products) for one rank, seeded weights."""
+    """(kernel, simulated seconds of all ranks, of one rank's products in PyTorch), seeded weights.
+
+    Hidden sizes that are no whole tiles are rounded up, as the model pads them.
+    """
     torch.manual_seed(0)
+    shape = shape._replace(hidden=llama.whole_tiles(shape.hidden) * llama.P_MAX)
     d, f = shape.head_dim, shape.intermediate // degree
     heads = llama.HeadShape(shape.q_heads // degree, shape.kv_heads // degree, d)
     tiles = heads.stacks * heads.group
@@ -104,12 +120,45 @@ def measure(shape: Shape, degree: int, tokens: int, past: int) -> list[tuple[str
         ]  # fmt: skip
         for name, run, products in pairs:
             torch_time = seconds(lambda p=products: [a @ w[0].t() for a, w in p])
-            result.append((f"{phase} {name}", seconds(run), torch_time))
+            result.append((f"{phase} {name}", of_all_ranks(run, degree), torch_time))
     x = torch.randn(1, shape.hidden).to(BF16)
     plain, blocked = weight(shape.vocabulary // degree, shape.hidden)
     run = lambda: llama.linear_kernel(x.t().contiguous(), blocked, norm)  # noqa: E731
-    result.append(("head", seconds(run), seconds(lambda: x @ plain.t())))
+    result.append(("head", of_all_ranks(run, degree), seconds(lambda: x @ plain.t())))
     return result
+
+
+@torch.inference_mode()
+def hugging_face(shape: Shape, tokens: int, past: int) -> dict[str, float]:
+    """Seconds of a whole model's decode step after ``past`` tokens and of a prefill of ``tokens``.
+
+    As for the kernels, one layer's weights serve all layers: none of them fits a cache of the CPU.
+    """
+    config = LlamaConfig(
+        vocab_size=shape.vocabulary, hidden_size=shape.hidden, intermediate_size=shape.intermediate,
+        num_hidden_layers=1, num_attention_heads=shape.q_heads, head_dim=shape.head_dim,
+        num_key_value_heads=shape.kv_heads, tie_word_embeddings=True, torch_dtype=BF16,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).to(BF16).eval()
+    weights = model.model.layers[0].state_dict()
+    for index in range(1, shape.layers):
+        with torch.device("meta"):
+            layer = LlamaDecoderLayer(config, index).eval()
+        layer.load_state_dict(weights, assign=True)
+        model.model.layers.append(layer)
+    config.num_hidden_layers = shape.layers
+    cache = DynamicCache()
+    model(torch.zeros(1, past, dtype=torch.int64), past_key_values=cache)
+
+    def decode() -> None:
+        model(torch.zeros(1, 1, dtype=torch.int64), past_key_values=cache)
+        cache.crop(past)
+
+    def prefill() -> None:
+        hidden = model.model(torch.zeros(1, tokens, dtype=torch.int64))[0]
+        model.lm_head(hidden[:, -1])  # one row; of [1, 1, H] PyTorch would copy the weight
+
+    return {"decode": seconds(decode), "prefill": seconds(prefill)}
 
 
 def main() -> int:
@@ -123,18 +172,24 @@ def main() -> int:
     args = parser.parse_args()
     shape = SHAPES[args.shape]
     rows = measure(shape, args.degree, args.tokens, args.past)
-    table = Table(title=f"{args.shape}, degree {args.degree}, one rank (measured on this CPU)")
+    table = Table(title=f"{args.shape}, degree {args.degree} (measured on this CPU)")
     for column in ("kernel", "simulated ms", "PyTorch products ms", "ratio"):
         table.add_column(column, justify="left" if column == "kernel" else "right")
     for name, ours, theirs in rows:
         table.add_row(name, f"{ours * 1e3:.1f}", f"{theirs * 1e3:.1f}", f"{ours / theirs:.2f}")
     console = Console()
     console.print(table)
-    times = {name: ours for name, ours, _ in rows}
+    times, theirs = (
+        {name: ours for name, ours, _ in rows},
+        hugging_face(shape, args.tokens, args.past),
+    )
     for phase in ("decode", "prefill"):
         layer = times[f"{phase} attention"] + times[f"{phase} mlp"]
         total = shape.layers * layer + times["head"]
-        console.print(f"{phase}: {total:.2f} s for one rank ({shape.layers} layers and the head)")
+        console.print(
+            f"{phase}: {total:.2f} s for {args.degree} ranks ({shape.layers} layers and the head), "
+            f"{total / theirs[phase]:.2f} times Hugging Face in bf16 ({theirs[phase]:.2f} s)"
+        )
     return 0
 
 
