@@ -113,6 +113,17 @@ LATER = {  # on gen3
     "sim_hwdge_types": lambda x: nisa.dma_copy(
         sb((4, 64), nl.bfloat16), x[0:4], dge_mode=nisa.dge_mode.hwdge
     ),
+    "sim_double_row": lambda x: nisa.nc_matmul(
+        nl.ndarray((4, 4), nl.float32, buffer=nl.psum),
+        sb((4, 2, 4)),
+        sb((4, 2, 4)),
+        perf_mode=nisa.matmul_perf_mode.double_row,
+    ),
+    "sim_nonzero": lambda x: nisa.nonzero_with_count(sb((16, 4), nl.int32), sb((16, 4))),
+    "sim_range_select": lambda x: nisa.range_select(
+        sb((4, 4)), sb((4, 4)), nl.less, nl.less, sb((4, 1)), sb((4, 1)), on_false_value=0.0
+    ),
+    "sim_topk": lambda x: nisa.topk(sb((16, 4)), sb((16, 4), nl.uint32), sb((16, 4)), n=16),
     "sim_random_state": lambda x: nisa.rand_set_state(sb((4, 5), nl.uint32)),
 }
 

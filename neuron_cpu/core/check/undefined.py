@@ -472,6 +472,16 @@ def _cores(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     return None if found is None else np.broadcast_to(found[:, None, None], shape)
 
 
+def _groups(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """To all partitions of a GpSimd core."""
+    found = _join([None if s is None else _rows(s) for s in sources])
+    if found is None:
+        return None
+    each = CORE.gpsimd_partitions
+    rows = np.repeat(found.reshape(-1, each).max(axis=1), each)
+    return np.broadcast_to(rows.reshape(-1, *(1,) * (len(shape) - 1)), shape)
+
+
 def _dropout(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     """Element by element; a seed that is undefined spoils everything."""
     at = RandomAttrs.of(instruction).seed_at
@@ -494,6 +504,6 @@ def _fill(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
 FLOW: dict[str, Callable[[Instruction, Maps, Shape], Map | None]] = {
     "elementwise": _elementwise, "kept": _kept, "copy": _copy, "reduce": _reduce, "matmul": _matmul,
     "transpose": _transpose, "permute": _permute, "scan": _scan, "all": _all, "fill": _fill,
-    "partitions": _partitions, "lanes": _lanes, "cores": _cores, "dropout": _dropout,
-    "random": _random, "meeting": _elementwise,
+    "partitions": _partitions, "lanes": _lanes, "cores": _cores, "groups": _groups,
+    "dropout": _dropout, "random": _random, "meeting": _elementwise,
 }  # fmt: skip

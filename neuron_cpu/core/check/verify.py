@@ -10,6 +10,7 @@ general/nki/programming_model.rst.
 from __future__ import annotations
 
 from ..device.errors import refuse
+from ..instructions.cores import by_core
 from ..program.program import Instruction, Program
 from ..program.regions import place
 from ..program.storage import Frame, Storage
@@ -33,7 +34,8 @@ def verify(program: Program) -> None:
     check_allocation(program)
     check_races(program)  # before values: a race explains elements that nobody wrote
     check_values(program)
-    check_capacity(program)
+    for part in by_core(program):
+        check_capacity(part)
 
 
 def check_scopes(program: Program) -> None:

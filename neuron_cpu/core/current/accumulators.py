@@ -29,6 +29,8 @@ IDENTITY = {
     "maximum": float("-inf"),
     "minimum": float("inf"),
     "subtract": 0.0,
+    "abs_max": 0.0,
+    "abs_min": float("inf"),
 }
 
 
@@ -157,6 +159,32 @@ def reducing(
         held = registers.held(how)
         record(TENSOR_COPY, (target,), (held,), copy_attrs(target.dt, held.dt))
     return made
+
+
+def running(how: Reduction, command: Any, initial: Any) -> tuple[View | None, float]:
+    """What a running reduction begins with: a tile or a constant."""
+    if command is reduce_cmd.load_reduce:
+        return None, float(initial)
+    if command is reduce_cmd.reset_reduce:
+        return None, IDENTITY[how.op]
+    if command is not reduce_cmd.reduce:
+        raise refuse(
+            "sim_reduce_command",
+            f"{how.what} with reduce_cmd={command!r}, expected reset_reduce, load_reduce or reduce",
+        )
+    tracer = trace.current(f"nisa.{how.what}")
+    return tracer.accumulators.setdefault(how.engine, Registers()).held(how), 0.0
+
+
+def keep_result(how: Reduction, made: NkiInstruction, result: View) -> None:
+    """The accumulators hold ``result`` (P, 1), which an instruction has just written."""
+    tracer = trace.current(f"nisa.{how.what}")
+    registers = tracer.accumulators.setdefault(how.engine, Registers())
+    registers.hold(result=(made._made, result))
+    if tracer.machine is not None:  # eager mode cannot go back later
+        tile = hidden(how.partitions)
+        record(TENSOR_COPY, (tile,), (result,), copy_attrs(tile.dt, result.dt))
+        registers.hold(tile=tile)
 
 
 def _target(reduce_res: Any, how: Reduction) -> View:

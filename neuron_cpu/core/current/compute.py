@@ -13,10 +13,12 @@ from ..instructions.activations import ACTIVATIONS
 from ..instructions.alu import ARITHMETIC, BITWISE, LATER, REDUCTIONS
 from ..instructions.arguments import free_axes, number, on_bits, stretched
 from ..instructions.gpsimd import PARTITION_REDUCE, PartitionReduceAttrs
-from ..instructions.scalar import ACTIVATION, ActivationAttrs
+from ..instructions.scalar import ACTIVATION, ACTIVATION2, Activation2Attrs, ActivationAttrs
 from ..instructions.vector import (
     BN_AGGR,
     BN_STATS,
+    CUMULATIVE,
+    EXPONENTIAL,
     RECIPROCAL,
     SCALAR_TENSOR_TENSOR,
     TENSOR_REDUCE,
@@ -24,6 +26,8 @@ from ..instructions.vector import (
     TENSOR_TENSOR,
     TENSOR_TENSOR_SCAN,
     BinaryAttrs,
+    CumulativeAttrs,
+    ExponentialAttrs,
     ReduceAttrs,
     ScanAttrs,
     StatisticsAttrs,
@@ -32,7 +36,7 @@ from ..instructions.vector import (
 )
 from ..program.attributes import Attrs
 from ..program.view import View
-from .accumulators import SCALAR, VECTOR, Reduction, reducing
+from .accumulators import SCALAR, VECTOR, Reduction, keep_result, reducing, running
 from .enums import choose, engine, reduce_cmd
 from .operands import (
     NkiInstruction,
@@ -243,7 +247,22 @@ def tensor_scalar_cumulative(
     name: str | None = None,
 ) -> NkiInstruction:
     """``reg = op1(op0(x, imm0), reg)`` for every element in turn, each written to ``dst``."""
-    raise NotImplementedError("nki.isa.tensor_scalar_cumulative")
+    what = "tensor_scalar_cumulative"
+    target, source = (tensor(v, what) for v in (dst, src))
+    target, source = (v.reshape((v.shape[0], v.free_size)) for v in alike(what, target, source))
+    code = operator(op1, what)
+    _reducible(code, what, ("add", "subtract", "multiply", "maximum", "minimum"))
+    how = Reduction(VECTOR, code, source.shape[0], what)
+    start, initial = running(how, reduce_cmd, imm1)
+    views = (source,) if start is None else (source, start)
+    attrs = CumulativeAttrs(step=Step(operator(op0, what), number(imm0)), op=code, initial=initial)
+    made = put(CUMULATIVE, (target,), views, attrs, name)
+    keep_result(how, made, target.slice_box((slice(0, target.shape[0]), _last(target))))
+    return made
+
+
+def _last(view: View) -> slice:
+    return slice(view.shape[1] - 1, view.shape[1])
 
 
 # --- reductions -----------------------------------------------------------------------------------
@@ -366,11 +385,7 @@ def _activation(op: Any, data: View, bias: Any, scale: Any) -> Any:
     """Sources, and the attributes for a number of axes to sum over."""
     code = token(op, "activation")
     if code not in ACTIVATIONS:
-        raise refuse(
-            "sim_activation_function",
-            f"activation function 'nl.{code}' does not exist on ScalarE, expected one of "
-            f"{', '.join(sorted(ACTIVATIONS))}; compose it from those",
-        )
+        raise _no_function(code)
     src = [data]
     factor, shift = 1.0, 0.0
     scale_at = bias_at = None
@@ -398,6 +413,14 @@ def _activation(op: Any, data: View, bias: Any, scale: Any) -> Any:
         return _activation_attrs(code, factor, shift, scale_at, bias_at, axes)
 
     return tuple(src), attrs
+
+
+def _no_function(code: str) -> Exception:
+    return refuse(
+        "sim_activation_function",
+        f"activation function 'nl.{code}' does not exist on ScalarE, expected one of "
+        f"{', '.join(sorted(ACTIVATIONS))}; compose it from those",
+    )
 
 
 @functools.lru_cache(4096)
@@ -452,7 +475,49 @@ def activate2(
 ) -> NkiInstruction:
     """``op((data op0 imm0) op1 imm1)`` on ScalarE of gen4."""
     needs("activate2", 4)
-    raise NotImplementedError("nki.isa.activate2")
+    what = "activate2"
+    target, source = alike(what, tensor(dst, what), tensor(data, what))
+    code, src = token(op, what), [source]
+    if code not in ACTIVATIONS and code != "prelu":
+        raise _no_function(code)
+    codes = tuple(token(o, what) for o in (op0, op1))
+    if codes not in STEP_PAIRS:
+        raise refuse(
+            "sim_unknown_operator",
+            f"{what} with op0 nl.{codes[0]}, op1 nl.{codes[1]}, expected one of "
+            f"{', '.join(map(' and '.join, STEP_PAIRS))}",
+        )
+    given = zip(codes, (imm0, imm1), (reverse0, reverse1))
+    steps = tuple(
+        step(f"{what} imm{k}", o, imm, reverse, src)
+        for k, (o, imm, reverse) in enumerate(given)
+        if o != "bypass"
+    )
+    join = "add" if reduce_op is None else operator(reduce_op, what)
+    _reducible(join, what, ("add", "maximum", "minimum", "abs_max", "abs_min"))
+
+    def into(total: View | None) -> NkiInstruction:
+        attrs = Activation2Attrs(
+            op=code,
+            steps=steps,
+            slope=float(relu_param),
+            reduce_op=join,
+            reduce_axes=0 if total is None else source.ndim - 1,
+        )
+        results = (target,) if total is None else (target, total)
+        return put(ACTIVATION2, results, tuple(src), attrs, name)
+
+    return reducing(Reduction(SCALAR, join, source.shape[0], what), into, reduce_cmd, reduce_res)
+
+
+STEP_PAIRS = (
+    ("multiply", "add"),
+    ("multiply", "subtract"),
+    ("multiply", "bypass"),
+    ("add", "bypass"),
+    ("subtract", "bypass"),
+    ("bypass", "bypass"),
+)
 
 
 def exponential(
@@ -466,4 +531,20 @@ def exponential(
 ) -> NkiInstruction:
     """``exp(src - max_value)`` with running sums on VectorE of gen4."""
     needs("exponential", 4)
-    raise NotImplementedError("nki.isa.exponential")
+    what = "exponential"
+    target, source = alike(what, tensor(dst, what), tensor(src, what))
+    views = [source]
+    shift = 0.0
+    if isinstance(max_value, View):
+        views.append(column(max_value, source, f"{what} max_value"))
+    else:
+        shift = float(max_value)
+
+    def into(total: View | None) -> NkiInstruction:
+        axes = 0 if total is None else source.ndim - 1
+        results = (target,) if total is None else (target, total)
+        attrs = ExponentialAttrs(shift=shift, reduce_axes=axes)
+        return put(EXPONENTIAL, results, tuple(views), attrs, name)
+
+    how = Reduction(VECTOR, "add", source.shape[0], what, float(reduce_init))
+    return reducing(how, into, reduce_cmd, reduce_res)

@@ -29,8 +29,10 @@ from ..instructions.gpsimd import (
     GATHER_MAX,
     GATHER_WIDTHS,
     LOCAL_GATHER,
+    NONZERO,
     GatherAttrs,
     LocalGatherAttrs,
+    NonzeroAttrs,
 )
 from ..program.attributes import Attrs
 from ..program.view import View
@@ -253,4 +255,23 @@ def nonzero_with_count(
 ) -> NkiInstruction:
     """Places of nonzero elements in partitions 0, 16, ..., then padding, then their count; gen3."""
     needs("nonzero_with_count", 3)
-    raise NotImplementedError("nki.isa.nonzero_with_count")
+    what = "nonzero_with_count"
+    target, data = tensor(dst, what), tensor(src, what)
+    if target.shape[0] != data.shape[0] or target.free_size != data.free_size + 1:
+        raise refuse(
+            "sim_nonzero",
+            f"{what} of {data.label()} into {target.label()}, expected {data.free_size + 1} "
+            "elements per partition",
+        )
+    if data.dt.name not in ("float32", "int32") or target.dt.name != "int32":
+        raise refuse(
+            "sim_nonzero",
+            f"{what} of {data.label()} into {target.label()}, expected fp32 or int32 into int32",
+        )
+    target = target.reshape((target.shape[0], target.free_size))
+    mask = np.zeros(target.shape, bool)
+    mask[:: CORE.gpsimd_partitions] = True  # one partition of each GpSimd core works
+    attrs = NonzeroAttrs(
+        offset=int(index_offset), padding=int(padding_val), free_axes=data.ndim - 1, mask=mask
+    )
+    return put(NONZERO, (target,), (data,), attrs, name)

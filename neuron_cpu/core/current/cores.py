@@ -1,20 +1,64 @@
-"""``nki.isa``: where the two cores of a logical one meet (gen3 and later)."""
+"""Where the two cores of a logical one meet (gen3 and later).
+
+Cores are recorded one after the other. A barrier ends a phase; in the end all instructions are put
+in the order of phases (``program/meetings.py``), and what two cores do to one tensor in a phase is
+a race. An exchange is one instruction of both cores, recorded by the second one to reach it.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ..device.errors import refuse
 from ..device.target import needs
+from ..instructions.dma import EXCHANGE, ExchangeAttrs
+from ..instructions.recorder import record
+from ..program import trace
+from ..program.storage import Frame, Loop
+from ..program.view import View
 from .enums import dma_engine, engine
-from .operands import NkiInstruction
+from .operands import alike, same_types, tensor
+
+CORES = (0, 1)
 
 
 def core_barrier(
-    data: Any, cores: Any = (0, 1), engine: engine = engine.gpsimd, name: str | None = None
-) -> NkiInstruction:
+    data: Any, cores: Any = CORES, engine: engine = engine.gpsimd, name: str | None = None
+) -> None:
     """Both cores reach it before either goes on; ``data`` is the shared tensor it protects."""
     needs("core_barrier", 3)
-    raise NotImplementedError("nki.isa.core_barrier")
+    shared = tensor(data, "core_barrier")
+    if tuple(cores) != CORES or shared.storage.buffer != "shared_hbm":
+        raise refuse(
+            "sim_core_barrier",
+            f"core_barrier of {shared.label()} over cores {cores}, expected a tensor in shared_hbm "
+            "and cores (0, 1)",
+        )
+    _next_phase("core_barrier")
+
+
+def _next_phase(what: str) -> trace.Tracer:
+    """Everything that follows on this core comes behind what the other one did before."""
+    tracer = trace.current(f"nisa.{what}")
+    if len(tracer.program.grid) != 1 or tracer.program.grid[0] != len(CORES):
+        raise refuse(
+            "sim_one_core",
+            f"{what} in a kernel that runs on one core, expected a launch with kernel[2]; branch "
+            "on nl.num_programs()",
+        )
+    frame = tracer.frame
+    if tracer.machine is not None or frame is None or frame.parent is not None:
+        raise refuse(
+            "sim_meeting_place",
+            f"{what} in a device loop or in eager mode, where cores run one after the other, "
+            "expected it in unrolled code; use Python's range, unset NKI_CPU_EAGER",
+        )
+    phase = tracer.meetings.phase = tracer.meetings.phase + 1
+    loops = tracer.phase_loops
+    if len(loops) < phase:
+        loops.append(Loop(-1 - phase, "grid", len(CORES), tracer.place()))
+    tracer.frame = Frame(loops[phase - 1], frame.i, None)
+    return tracer
 
 
 def sendrecv(
@@ -25,7 +69,53 @@ def sendrecv(
     pipe_id: int,
     dma_engine: dma_engine = dma_engine.dma,
     name: str | None = None,
-) -> NkiInstruction:
-    """Exchange of SBUF tiles between the two cores."""
+) -> None:
+    """Exchange of SBUF tiles of one shape and type between the two cores, at the same time.
+
+    ``gpsimd_dma`` takes at most 1024 bytes of a partition (512 of 16-bit, 256 of 8-bit types).
+    """
     needs("sendrecv", 3)
-    raise NotImplementedError("nki.isa.sendrecv")
+    source, target = tensor(src, "sendrecv"), tensor(dst, "sendrecv")
+    same_types("sendrecv", target, source)
+    source, target = alike("sendrecv", source, target)
+    _check_size(source, dma_engine)
+    tracer = trace.current("nisa.sendrecv")
+    own = tracer.grid_index[0] if tracer.grid_index else 0
+    if {send_to_rank, recv_from_rank} - set(CORES):
+        raise refuse(
+            "sim_rank_number",
+            f"sendrecv to rank {send_to_rank} from rank {recv_from_rank}, expected 0 or 1",
+        )
+    before = tracer.meetings.phase
+    _next_phase("sendrecv")
+    key = (before, "sendrecv", (pipe_id,))
+    parts = tracer.meetings.open.setdefault(key, [])
+    parts.append((source, target))
+    tracer.senders[(key, own)] = recv_from_rank
+    if len(parts) == len(CORES):
+        _exchange(tracer, key, parts)
+
+
+def _exchange(tracer: trace.Tracer, key: tuple, parts: list[tuple[View, View]]) -> None:
+    """One instruction for both cores, between the phases that it separates."""
+    del tracer.meetings.open[key]
+    senders = tuple(tracer.senders[(key, core)] for core in CORES)
+    frame, tracer.frame = tracer.frame, None
+    sources, targets = zip(*parts)
+    made = record(EXCHANGE, targets, sources, ExchangeAttrs(raw=True, senders=senders))
+    tracer.frame = frame
+    tracer.meetings.phases[id(made)] = key[0] + 0.5
+
+
+_GPSIMD_BYTES = {4: 1024, 2: 512, 1: 256}
+
+
+def _check_size(tile: View, given: Any) -> None:
+    size = tile.free_size * tile.dt.itemsize
+    limit = _GPSIMD_BYTES[tile.dt.itemsize]
+    if given is dma_engine.gpsimd_dma and size > limit:
+        raise refuse(
+            "sim_exchange_size",
+            f"sendrecv of {tile.label()} by gpsimd_dma takes {size} bytes per partition, expected "
+            f"at most {limit}; use dma_engine.dma",
+        )

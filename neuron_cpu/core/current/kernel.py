@@ -97,14 +97,27 @@ class Kernel(calling.Kernel):
             tracer.grid_index = (0,)
             tracer.begin_instance()
             return self.function(*bound_args, **bound_kwargs)
+        program = tracer.program
+        program.cores = cores
         loop = Loop(-1, "grid", cores, None)
-        results = []
+        results, phases = [], set()
         for core in range(cores):
             tracer.grid_index = (core,)
             tracer.frame = Frame(loop, core, None)
             tracer.begin_instance()
             results.append(self.function(*bound_args, **bound_kwargs))
+            phases.add(tracer.meetings.phase)
+        if len(phases) > 1:
+            raise refuse(
+                "sim_core_barrier",
+                f"the cores of {self.name} meet {sorted(phases)} times, expected equally often; "
+                "call core_barrier and sendrecv on both",
+                self.name,
+            )
         tracer.frame = None
+        for storage in program.storages:  # a core's own tiles outlive its phases
+            if storage.frame is not None and storage.frame.loop.kind == "grid":
+                storage.frame = None
         return results[0]
 
     def _check(self, program: Program) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..device.dtypes import FLOAT32
 from ..device.errors import refuse
-from ..instructions.alu import ARITHMETIC, BITWISE
+from ..instructions.alu import ARITHMETIC, BITWISE, LATER
 from ..instructions.arguments import number, on_bits, stretched
 from ..instructions.entry import OpSpec
 from ..instructions.recorder import record
@@ -96,7 +96,7 @@ def alike(what: str, *views: View) -> tuple[View, ...]:
                 f"{what} got {views[0].label()} and {v.label()}, expected equal {kind} total "
                 f"elements, got {mine} and {other}; slice both alike, nothing is broadcast",
             )
-    sizes = refined([v.shape[1:] for v in views])
+    sizes = refined([joined(v, 1) for v in views])
     if sizes is None:
         raise refuse(
             "sim_shape_mismatch",
@@ -105,6 +105,21 @@ def alike(what: str, *views: View) -> tuple[View, ...]:
         )
     shape = (first[0], *sizes)
     return tuple([v if v.shape == shape else v.reshape(shape) for v in views])
+
+
+def joined(view: View, first: int) -> tuple[int, ...]:
+    """Sizes of the axes from ``first`` on, those that continue each other taken as one."""
+    sizes: list[int] = []
+    step = 0
+    for size, stride in zip(view.shape[first:], view.strides[first:]):
+        if size == 1:
+            continue
+        if sizes and step == size * stride:
+            sizes[-1] *= size
+        else:
+            sizes.append(size)
+        step = stride
+    return tuple(sizes) or (1,)
 
 
 def refined(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
@@ -155,7 +170,7 @@ def token(op: Any, what: str) -> str:
 def operator(op: Any, what: str) -> str:
     """The same for an operator of the ALU."""
     name = token(op, what)
-    if name in BITWISE or name in ARITHMETIC:
+    if name in BITWISE or name in ARITHMETIC or name in LATER:
         return name
     raise refuse(
         "sim_unknown_operator",

@@ -53,7 +53,7 @@ def nc_matmul(
     what = "nc_matmul"
     left, right = tensor(stationary, what), tensor(moving, what)
     if perf_mode is not matmul_perf_mode.none:
-        left, right = _double_rows(left, right, perf_mode)
+        return _double_rows(dst, left, right, accumulate, name)
     left, right = collapsed(left), collapsed(right)
     target = _product_of(tensor(dst, what), left, right)
     if tile_position or tile_size:
@@ -137,10 +137,33 @@ def _check_array_tile(position: Any, size: Any, left: View, right: View) -> None
         )
 
 
-def _double_rows(left: View, right: View, mode: Any) -> tuple[View, View]:
-    """fp8 operands [K, 2, M] and [K, 2, N]: the contraction runs over K and the pairs."""
-    needs(f"nc_matmul(perf_mode={mode})", 3)
-    raise NotImplementedError("nki.isa.nc_matmul(perf_mode=double_row)")
+def _double_rows(
+    dst: Any, left: View, right: View, accumulate: bool | None, name: str | None
+) -> NkiInstruction:
+    """fp8 operands [K, 2, M] and [K, 2, N]: the contraction runs over K and the pairs.
+
+    Recorded as the products of the two halves, each at twice the rate.
+    """
+    needs("nc_matmul(perf_mode=double_row)", 3)
+    for view in (left, right):
+        if view.ndim != 3 or view.shape[1] != 2 or not view.dt.name.startswith("float8"):
+            raise refuse(
+                "sim_double_row",
+                f"nc_matmul with double_row of {view.label()}, expected fp8 of shape [K, 2, F]",
+            )
+    target: View = tensor(dst, "nc_matmul")
+    first, second = ((_half(left, k), _half(right, k)) for k in range(2))
+    attrs = MatmulAttrs(double_row=True)
+    target = _product_of(target, *first)
+    if accumulate is None and target.storage.groups is not None:
+        accumulate = _begun(target, target.storage.groups)
+    multiply_into(target, first[0], first[1], attrs, accumulate)
+    return labelled(multiply_into(target, second[0], second[1], attrs, True), name)
+
+
+def _half(view: View, k: int) -> View:
+    box = (slice(0, view.shape[0]), slice(k, k + 1), slice(0, view.shape[2]))
+    return view.slice_box(box).reshape((view.shape[0], view.shape[2]))
 
 
 def _check_narrow_types(left: View, right: View) -> None:

@@ -12,8 +12,10 @@ from ..instructions.copies import TENSOR_COPY, copy_attrs
 from ..instructions.gpsimd import (
     DROPOUT,
     RANDOM_BITS,
+    UNIFORM,
     DropoutAttrs,
     RandomAttrs,
+    UniformAttrs,
     random_source,
 )
 from ..program import trace
@@ -96,7 +98,26 @@ def _check_state(view: View, given: Any, what: str) -> None:
 def rand2(dst: Any, min: Any, max: Any, name: str | None = None) -> NkiInstruction:
     """Uniform fp32 numbers between two bounds on VectorE of gen4."""
     needs("rand2", 4)
-    raise NotImplementedError("nki.isa.rand2")
+    target = tensor(dst, "rand2")
+    src: list[View] = []
+    places: list[int | None] = []
+    for bound in (min, max):
+        vector = isinstance(bound, View)
+        places.append(len(src) if vector else None)
+        if vector:
+            src.append(column(bound, target, "rand2 bound"))
+    state = random_source(src)
+    attrs = UniformAttrs(
+        count=state.count,
+        seed=state.seed,
+        seed_at=state.seed_at,
+        shape=target.shape,
+        low=0.0 if places[0] is not None else float(min),
+        high=0.0 if places[1] is not None else float(max),
+        low_at=places[0],
+        high_at=places[1],
+    )
+    return put(UNIFORM, (target,), tuple(src), attrs, name)
 
 
 def dropout(dst: Any, data: Any, prob: Any, name: str | None = None) -> NkiInstruction:

@@ -8,18 +8,24 @@ import numpy as np
 
 from ..device.dtypes import FLOAT32, INT32
 from ..device.errors import refuse
+from ..device.spec import CORE
 from ..device.target import needs
 from ..instructions.copies import FIND8, MAX8, REPLACE8, SearchAttrs
 from ..instructions.gpsimd import (
     AFFINE_SELECT,
     IOTA,
     SEQUENCE_BOUNDS,
+    TOPK,
     IotaAttrs,
     KeepAttrs,
+    TopKAttrs,
 )
+from ..instructions.vector import RANGE_SELECT, RangeAttrs
 from ..program.attributes import Attrs
 from ..program.view import View
-from .operands import NkiInstruction, alike, operator, product, put, sizes, tensor
+from .accumulators import VECTOR, Reduction, reducing
+from .enums import reduce_cmd
+from .operands import NkiInstruction, alike, column, operator, product, put, sizes, tensor
 from .registers import VirtualRegister
 
 COMPARISONS = {
@@ -31,6 +37,7 @@ COMPARISONS = {
     "less_equal": np.less_equal,
 }
 MAX_PAIRS = 4
+FP32_MIN = float(np.finfo(np.float32).min)
 
 
 # --- index patterns -------------------------------------------------------------------------------
@@ -98,16 +105,39 @@ def range_select(
     comp_op1: Any,
     bound0: Any,
     bound1: Any,
-    reduce_cmd: Any = None,
+    reduce_cmd: reduce_cmd = reduce_cmd.reset_reduce,
     reduce_res: Any = None,
     reduce_op: Any = None,
     range_start: float = 0,
-    on_false_value: float = float(np.finfo(np.float32).min),
+    on_false_value: float = FP32_MIN,
     name: str | None = None,
 ) -> NkiInstruction:
     """Keep columns whose number lies between two bounds of each partition; gen3."""
     needs("range_select", 3)
-    raise NotImplementedError("nki.isa.range_select")
+    what = "range_select"
+    target, data = alike(what, tensor(dst, what), tensor(on_true_tile, what))
+    if on_false_value != FP32_MIN or (reduce_op and operator(reduce_op, what) != "maximum"):
+        raise refuse(
+            "sim_range_select",
+            f"{what} with on_false_value={on_false_value}, reduce_op={reduce_op}, expected the "
+            "least fp32 number and nl.maximum",
+        )
+    bounds = [column(b, data, f"{what} bound") for b in (bound0, bound1)]
+    codes = (_comparison(comp_op0, what), _comparison(comp_op1, what))
+
+    def into(total: View | None) -> NkiInstruction:
+        attrs = RangeAttrs(
+            ops=codes,
+            first=float(range_start),
+            on_false=float(on_false_value),
+            free_axes=data.ndim - 1,
+            reduce_axes=0 if total is None else data.ndim - 1,
+        )
+        results = (target,) if total is None else (target, total)
+        return put(RANGE_SELECT, results, (data, *bounds), attrs, name)
+
+    how = Reduction(VECTOR, "maximum", data.shape[0], what)
+    return reducing(how, into, reduce_cmd, reduce_res)
 
 
 def sequence_bounds(dst: Any, segment_ids: Any, name: str | None = None) -> NkiInstruction:
@@ -182,5 +212,28 @@ def nc_match_replace8(
 
 
 def topk(val_dst: Any, idx_dst: Any, src: Any, n: int, name: str | None = None) -> NkiInstruction:
-    """The largest elements of each group of 16 partitions (SDK 2.32)."""
-    raise NotImplementedError("nki.isa.topk")
+    """The largest bf16 elements of each group of 16 partitions, ascending, and their numbers.
+
+    Element e of a group lies at partition e % 16, column e // 16; ``n`` of them count. Results are
+    the same on all partitions of the group here; the documentation does not say where they are.
+    """
+    what = "topk"
+    values, places, data = (tensor(v, what) for v in (val_dst, idx_dst, src))
+    k, each = values.free_size, CORE.gpsimd_partitions
+    wrong = ""
+    if data.dt.name != "bfloat16" or values.dt is not data.dt or places.dt.name != "uint32":
+        wrong = "bf16 data and values, uint32 indices"
+    elif not 8 <= n < 65536 or not 1 <= k <= min(n, 32767):
+        wrong = "8 <= n < 65536 and at most n values"
+    elif data.shape[0] % each or data.free_size < -(-n // each):
+        wrong = f"a multiple of {each} partitions with at least n / {each} columns"
+    elif not values.shape[0] == places.shape[0] == data.shape[0] or places.free_size != k:
+        wrong = "destinations with the partitions of src and equal sizes"
+    if wrong:
+        raise refuse(
+            "sim_topk",
+            f"{what} of {data.label()} into {values.label()} and {places.label()} with n={n}, "
+            f"expected {wrong}",
+        )
+    attrs = TopKAttrs(n=int(n), k=k, ndim=data.ndim)
+    return put(TOPK, (values, places), (data,), attrs, name)

@@ -16,7 +16,7 @@ from ..instructions.dma import (
 from ..program.attributes import CAST, RAW, Attrs
 from ..program.view import View, intern, reshaped_strides
 from .enums import dge_mode, engine, oob_mode
-from .operands import NkiInstruction, operator, put, refined, tensor
+from .operands import NkiInstruction, joined, operator, put, refined, tensor
 
 SOURCES = 16  # of one dma_compute
 _ISSUERS = (engine.sync, engine.scalar, engine.unknown)
@@ -96,9 +96,9 @@ def _matched(what: str, dst: View, src: View) -> tuple[View, View]:
         )
     chip = dst if dst.on_chip else src
     lead: tuple[int, ...] = ()
-    shapes = [dst.shape, src.shape]
+    shapes = [(v.shape[0], *joined(v, 1)) if v.on_chip else joined(v, 0) for v in (dst, src)]
     if chip.on_chip and dst.shape[0] == src.shape[0]:  # partitions stay an axis of their own
-        lead, shapes = chip.shape[:1], [dst.shape[1:], src.shape[1:]]
+        lead, shapes = chip.shape[:1], [joined(dst, 1), joined(src, 1)]
     sizes = refined(shapes)
     if sizes is None:
         raise refuse(
@@ -115,7 +115,7 @@ def _shaped(view: View, shape: tuple[int, ...]) -> View:
     if view.shape == shape:
         return view
     strides = reshaped_strides(view.shape, view.strides, shape)
-    assert strides is not None  # nothing is joined
+    assert strides is not None  # only axes that continue each other are joined
     return view._with(view.offset, intern(shape), intern(strides), None, view.indirect)
 
 

@@ -78,6 +78,36 @@ DMA_SUM = OpSpec(
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class ExchangeAttrs(Attrs):
+    """Of an exchange between cores.
+
+    Attributes:
+        senders: whose tile each core receives.
+    """
+
+    senders: tuple[int, ...]
+
+
+def _exchange(attrs: ExchangeAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    copies = [x.clone() for x in xs]
+    return [copies[core] for core in attrs.senders]
+
+
+EXCHANGE = OpSpec(
+    name="sendrecv",
+    engine=Engine.DMA,
+    reads=(SBUF,),
+    writes=(SBUF,),
+    flow="meeting",
+    attrs=ExchangeAttrs,
+    compute=_exchange,
+    cycles=_no_cycles,
+    rules=_dma_rules,
+    note="NeuronCore-v3: tiles of two cores change places",
+)
+
+
 def transfer(src: View, dtype: Any, mask: Any) -> View:
     """A new SBUF tile with what a DMA brings of ``src``."""
     dt = result_type(dtype, src.dt)

@@ -381,6 +381,85 @@ def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> View:
     return fresh(SEQUENCE_BOUNDS, (1, 2, ids.shape[1]), dt, (ids,), Attrs())
 
 
+# --- search ---------------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class TopKAttrs(Attrs):
+    """Of the largest elements of each GpSimd core's partitions.
+
+    Attributes:
+        n: elements of each core that count; element e lies in row e % 16, column e // 16.
+        k: how many are wanted.
+        ndim: axes of the operand.
+    """
+
+    n: int
+    k: int
+    ndim: int
+
+
+def _topk(attrs: TopKAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    each = CORE.gpsimd_partitions
+    data = flat(xs[0], attrs.ndim - 1)
+    lead, rows, columns = data.shape[:-2], data.shape[-2], data.shape[-1]
+    snake = data.reshape(*lead, rows // each, each, columns).transpose(-1, -2).flatten(-2)
+    found = snake[..., : attrs.n].topk(attrs.k, dim=-1)
+    # ascending, the same on all partitions of a core
+    results = [found.values.flip(-1), found.indices.flip(-1).to(torch.float64)]
+    return [r.repeat_interleave(each, dim=-2) for r in results]
+
+
+TOPK = OpSpec(
+    name="topk",
+    engine=Engine.GPSIMD,
+    reads=(SBUF,),
+    writes=(SBUF,),
+    flow="groups",
+    attrs=TopKAttrs,
+    compute=_topk,
+    cycles=lambda i: 4 * TopKAttrs.of(i).n + TopKAttrs.of(i).k,
+    rules=sbuf_only,
+    note="SDK 2.32: the k largest of each 16 partitions; 4 n + k cycles",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class NonzeroAttrs(Attrs):
+    """Of the places of nonzero elements.
+
+    Attributes:
+        offset: added to every place.
+        padding: what follows the last one.
+        free_axes: free axes of the operand.
+    """
+
+    offset: int
+    padding: int
+    free_axes: int
+
+
+def _nonzero(attrs: NonzeroAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    data = flat(xs[0], attrs.free_axes) != 0
+    n = data.shape[-1]
+    place = torch.arange(n, dtype=torch.float64).expand(data.shape)
+    ordered = torch.where(data, place, float(n)).sort(-1).values  # the nonzero ones first
+    padded = torch.where(ordered < n, ordered + attrs.offset, float(attrs.padding))
+    return torch.cat([padded, data.sum(-1, keepdim=True).to(torch.float64)], -1)
+
+
+NONZERO = OpSpec(
+    name="nonzero_with_count",
+    engine=Engine.GPSIMD,
+    reads=(SBUF,),
+    writes=(SBUF,),
+    flow="all",
+    attrs=NonzeroAttrs,
+    compute=_nonzero,
+    cycles=lambda i: START_CYCLES + i.src[0].free_size,
+    rules=sbuf_only,
+    note="NeuronCore-v3: places of nonzero elements of partitions 0, 16, ..., then their count",
+)
+
+
 # --- random numbers -------------------------------------------------------------------------------
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class RandomAttrs(Attrs):
@@ -454,6 +533,39 @@ def _random_bits(attrs: RandomAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return torch.randint(0, 1 << 32, attrs.shape, generator=_generator(attrs, xs))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class UniformAttrs(RandomAttrs):
+    """Of random numbers between two bounds.
+
+    Attributes:
+        low, high: the bounds, where no operands are.
+        low_at, high_at: which operands are.
+    """
+
+    low: float = 0.0
+    high: float = 1.0
+    low_at: int | None = None
+    high_at: int | None = None
+
+
+def _between(attrs: UniformAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    low = attrs.low if attrs.low_at is None else xs[attrs.low_at]
+    high = attrs.high if attrs.high_at is None else xs[attrs.high_at]
+    return low + (high - low) * _uniform(attrs, xs, attrs.shape)
+
+
+UNIFORM = OpSpec(
+    name="rand2",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="dropout",
+    attrs=UniformAttrs,
+    compute=_between,
+    cycles=streaming(),
+    same_partitions=False,
+    note="NeuronCore-v4: uniform between two bounds; the streams are not documented",
+)
 RANDOM_BITS = OpSpec(
     name="rng",
     engine=Engine.VECTOR,

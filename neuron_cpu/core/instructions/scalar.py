@@ -22,12 +22,13 @@ from ..program.program import Instruction
 from ..program.view import View
 from . import operators
 from .activations import ACTIVATION_RANGES, ACTIVATIONS, check_range
+from .alu import reduce_last
 from .arguments import reduction_target, result_type, stretched, tile
 from .constants import reduce_cmd as commands
 from .copies import copy_into
 from .entry import ON_CHIP, SBUF, OpSpec, streaming_with_sums
 from .recorder import ALIKE, ROWS, fresh, record
-from .vector import TENSOR_TENSOR, BinaryAttrs
+from .vector import TENSOR_TENSOR, BinaryAttrs, StepsAttrs, steps_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -89,6 +90,51 @@ ACTIVATION = OpSpec(
     rules=_activation_rules,
     note="op(data * scale + bias) in fp32; optionally the sum over the free axes",
     aliases=("activation_reduce",),
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class Activation2Attrs(StepsAttrs):
+    """Of a function of what two steps make of the data.
+
+    Attributes:
+        op: name of the function.
+        slope: of prelu below zero.
+    """
+
+    op: str
+    slope: float = 0.0
+
+
+REDUCED = {  # reductions by magnitude; the others are the ALU's
+    "abs_max": lambda y: y.gather(-1, y.abs().argmax(-1, keepdim=True))[..., 0],
+    "abs_min": lambda y: y.gather(-1, y.abs().argmin(-1, keepdim=True))[..., 0],
+}
+
+
+def _activation2(attrs: Activation2Attrs, xs: list[torch.Tensor]) -> Any:
+    x = steps_of(replace(attrs, reduce_axes=0), xs)
+    check_range(attrs.op, x, attrs.mask)
+    prelu = attrs.op == "prelu"
+    y = torch.where(x > 0, x, attrs.slope * x) if prelu else ACTIVATIONS[attrs.op](x)
+    if not attrs.reduce_axes:
+        return y
+    if attrs.reduce_op in REDUCED:
+        return y, REDUCED[attrs.reduce_op](y.flatten(-attrs.reduce_axes))
+    return y, reduce_last(attrs.reduce_op, y, attrs.reduce_axes)
+
+
+ACTIVATION2 = OpSpec(
+    name="activate2",
+    engine=Engine.SCALAR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="elementwise",
+    attrs=Activation2Attrs,
+    compute=_activation2,
+    limited=lambda attrs: attrs.op in ACTIVATION_RANGES,
+    cycles=streaming_with_sums,
+    note="NeuronCore-v4: op((data op0 imm0) op1 imm1), with more reductions",
 )
 
 _BIAS_TYPES = (FLOAT32, FLOAT16, BFLOAT16)

@@ -44,10 +44,12 @@ class MatmulAttrs(Attrs):
 
     Attributes:
         is_transpose: the moving operand is an identity, so the product moves data.
+        double_row: half of a product that takes two rows of fp8 at once (NeuronCore-v3).
         stationary_onezero, moving_onezero: the operand holds ones and zeros only.
     """
 
     is_transpose: bool = False
+    double_row: bool = False
     stationary_onezero: bool = False
     moving_onezero: bool = False
 
@@ -92,9 +94,11 @@ def _matmul_cycles(i: Instruction) -> float:
     load *= 2 if wide_stride(stationary) else 1
     stream = moving.free_size * (2 if wide_stride(moving) else 1)
     attrs = MatmulAttrs.of(i)
-    rate = 4 if stationary.dt.name in FOUR_BYTE_FLOATS else 1  # fp32 takes four passes
+    rate: float = 4 if stationary.dt.name in FOUR_BYTE_FLOATS else 1  # fp32 takes four passes
     if rate == 4 and (attrs.stationary_onezero or attrs.moving_onezero or attrs.is_transpose):
         rate = 2  # ones and zeros, and the identity of a transpose, have no low half
+    if attrs.double_row:
+        rate = rate / 2
     return rate * max(load, CORE.min_ii, stream)
 
 

@@ -248,7 +248,8 @@ class StepsAttrs(Attrs):
     reduce_op: str = "add"
 
 
-def _steps(attrs: StepsAttrs, xs: list[torch.Tensor]) -> Any:
+def steps_of(attrs: StepsAttrs, xs: list[torch.Tensor]) -> Any:
+    """What the steps make of the first operand, and its reduction where one is wanted."""
     x = xs[0]
     for step in attrs.steps:
         other = xs[step.at] if step.at is not None else torch.tensor(step.value, dtype=x.dtype)
@@ -283,7 +284,7 @@ TENSOR_SCALAR = OpSpec(
     writes=ON_CHIP,
     flow="elementwise",
     attrs=StepsAttrs,
-    compute=_steps,
+    compute=steps_of,
     cycles=streaming_with_sums,
     updates=_step_updates,
     serves_as_well=Engine.SCALAR,
@@ -395,7 +396,7 @@ SCALAR_TENSOR_TENSOR = OpSpec(
     writes=ON_CHIP,
     flow="elementwise",
     attrs=StepsAttrs,
-    compute=_steps,
+    compute=steps_of,
     cycles=_scalar_tensor_tensor_cycles,
     rules=one_psum_operand,
     note="(data op0 scalar or vector) op1 tensor; 2N cycles",
@@ -681,6 +682,118 @@ def tensor_tensor_scan(
     )
     dt = result_type(dtype, promote(a.dt, b.dt))
     return fresh(TENSOR_TENSOR_SCAN, a.shape, dt, tuple(src), attrs, mask)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class CumulativeAttrs(Attrs):
+    """Of a running reduction along the free axis.
+
+    Attributes:
+        step: what happens to each element first.
+        op: operator that joins it with the result before.
+        initial: the result before the first column, where no operand is.
+    """
+
+    step: Step
+    op: str
+    initial: float = 0.0
+
+
+def _cumulative(attrs: CumulativeAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
+    """One step per column, each on the fp32 result of the column before."""
+    operand = torch.tensor(attrs.step.value, dtype=xs[0].dtype)
+    moved = alu(attrs.step.op, xs[0], operand)
+    state: Any = xs[1][..., 0] if len(xs) > 1 else torch.tensor(attrs.initial)
+    columns = []
+    for column in moved.unbind(-1):
+        state = alu(attrs.op, column, state)
+        columns.append(state)
+    return torch.stack(columns, -1)
+
+
+CUMULATIVE = OpSpec(
+    name="tensor_scalar_cumulative",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="scan",
+    attrs=CumulativeAttrs,
+    compute=_cumulative,
+    cycles=streaming(2.0),
+    note="SDK 2.29: result[i] = (x[i] op0 constant) op1 result[i - 1]; 2N like a scan",
+)
+
+
+# --- exponential ----------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class ExponentialAttrs(Attrs):
+    """Of an exponential on VectorE.
+
+    Attributes:
+        shift: what is subtracted first, where no operand is.
+    """
+
+    shift: float = 0.0
+
+
+def _exponential(attrs: ExponentialAttrs, xs: list[torch.Tensor]) -> Any:
+    y = torch.exp(xs[0] - (xs[1] if len(xs) > 1 else attrs.shift))
+    return (y, reduce_last("add", y, attrs.reduce_axes)) if attrs.reduce_axes else y
+
+
+EXPONENTIAL = OpSpec(
+    name="exponential",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="elementwise",
+    attrs=ExponentialAttrs,
+    compute=_exponential,
+    cycles=streaming(0.25),
+    note="NeuronCore-v4: exp(x - maximum), four times ScalarE's rate",
+)
+
+
+# --- range select ---------------------------------------------------------------------------------
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class RangeAttrs(Attrs):
+    """Of a choice by column number between two bounds of each partition.
+
+    Attributes:
+        ops: comparisons of the number with the first and the second bound.
+        first: number of the first column.
+        on_false: what elements become that are not chosen.
+        free_axes: free axes of the operand.
+    """
+
+    ops: tuple[str, str]
+    first: float
+    on_false: float
+    free_axes: int
+
+
+def _range_select(attrs: RangeAttrs, xs: list[torch.Tensor]) -> Any:
+    columns = xs[0].shape[-attrs.free_axes :]
+    count = int(np.prod(columns))
+    number = (attrs.first + torch.arange(count, dtype=torch.float32)).reshape(columns)
+    inside = [alu(op, number, bound) != 0 for op, bound in zip(attrs.ops, xs[1:])]
+    values = torch.where(inside[0] & inside[1], xs[0], torch.tensor(attrs.on_false))
+    if not attrs.reduce_axes:
+        return values
+    return values, reduce_last("maximum", values, attrs.reduce_axes)
+
+
+RANGE_SELECT = OpSpec(
+    name="range_select",
+    engine=Engine.VECTOR,
+    reads=ON_CHIP,
+    writes=ON_CHIP,
+    flow="elementwise",
+    attrs=RangeAttrs,
+    compute=_range_select,
+    cycles=streaming_with_sums,
+    note="NeuronCore-v3: keeps columns between two bounds, optionally the row maximum",
+)
 
 
 # --- statistics -----------------------------------------------------------------------------------

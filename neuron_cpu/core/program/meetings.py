@@ -39,8 +39,8 @@ class Meetings:
         if self.open:
             raise refuse(
                 "sim_all_reduce_incomplete",
-                f"all_reduce in {program.name} is reached by some grid instances only, expected "
-                "all that differ on its program_axes; call it outside of conditions",
+                f"{next(iter(self.open))[1]} in {program.name} is reached by some grid instances "
+                "only, expected all that take part in it; call it outside of conditions",
                 program.name,
             )
         if self.phases:  # a stable sort: inside a phase the order of recording stays

@@ -90,6 +90,7 @@ class Program:
         macs: multiply-accumulates of all matmuls that are not transposes.
         returns: False where the outputs are parameters that the kernel stores into.
         core: the generation that it was traced for.
+        cores: physical cores that run it together, each its own instances of the grid.
         names: instructions that the kernel has named.
         result_form: how results are nested, None for a tensor (the current language's).
         edges: pairs of instructions that the kernel orders beyond what data demand.
@@ -107,6 +108,7 @@ class Program:
         self.returns = True
         self.direct_allocation = False
         self.core = in_force()
+        self.cores = 1
         self.names: dict[str, Instruction] = {}
         self.result_form: Any = None
         self.edges: list[tuple[Instruction, Instruction]] = []

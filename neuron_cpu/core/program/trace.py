@@ -79,6 +79,8 @@ class Tracer:
         self.random: tuple[Any, int] = (0, 0)  # seed (a number or a tile), draws since it was set
         self.sums: View | None = None  # ScalarE's running sums (reduce_cmd)
         self.accumulators: dict[str, Any] = {}  # the current language's, by engine
+        self.phase_loops: list[Loop] = []  # of its cores between their meetings
+        self.senders: dict[tuple, int] = {}  # whom each core receives from at a meeting
         self.identities: dict[tuple, View] = {}  # and its shared constants on chip
 
     def __enter__(self) -> Tracer:

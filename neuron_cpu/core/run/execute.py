@@ -20,7 +20,7 @@ from ..device.errors import executing
 from ..program.program import Program
 from ..program.regions import place
 from . import merge
-from .memory import Arena, allocate, gather_index, put, reader, widen
+from .memory import Arena, allocate, gather_index, put, reader, rows_inside, widen
 from .merge import Op, Ref
 from .products import Step, matmul_step
 
@@ -76,6 +76,8 @@ def make_step(op: Op, arena: Arena) -> Step:
     # Three kinds of operations have steps of their own; the rest is read, compute, round, write.
     if any(map(_is_reversed, op.refs())):
         return _reversed_step(op, arena)
+    if op.attrs.skip:
+        return _skipping_step(op, arena)
     if op.instruction.op.multiplies:
         return matmul_step(op, arena)
     spec, attrs = op.instruction.op, op.attrs
@@ -143,6 +145,34 @@ def _scatter_step(op: Op, arena: Arena, inputs: list, raw: bool, bits: bool) -> 
             flat[at] = values if raw else dtypes.encode(values, dt)
 
     return scatter
+
+
+def _skipping_step(op: Op, arena: Arena) -> Step:
+    """A transfer whose rows out of bounds are left as they are: elements are moved one by one."""
+    attrs, compute = op.attrs, op.instruction.op.compute
+    assert compute is not None
+    target, dt = op.dst[0], arena.dtype(op.dst[0].dt)
+    raw = attrs.raw and not arena.shadow
+
+    def step() -> None:
+        keep = torch.ones(target.shape, dtype=torch.bool)
+        inputs = []
+        for ref in op.src:
+            at, inside = gather_index(ref, arena, skip=True), rows_inside(ref, arena)
+            values = arena.of(ref.memory)[at]
+            inputs.append(values if raw else widen(values, arena.dtype(ref.dt), False))
+            keep &= inside.expand(ref.shape).reshape(target.shape)
+        keep &= rows_inside(target, arena).expand(target.shape)
+        values = compute(attrs, inputs).expand(target.shape)
+        flat, places = arena.of(target.memory), gather_index(target, arena, skip=True)[keep]
+        if attrs.accumulate:
+            added = values[keep].to(torch.float32)
+            total = widen(flat, dt, False).clone().index_add_(0, places, added)
+            put(flat, total, dt, False, None)
+        else:
+            flat[places] = values[keep] if raw else dtypes.encode(values[keep], dt)
+
+    return step
 
 
 # --- replay ---------------------------------------------------------------------------------------

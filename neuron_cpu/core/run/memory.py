@@ -105,7 +105,10 @@ def put(out: torch.Tensor, values: torch.Tensor, dt: DType, bits: bool, mask: An
     if values.shape != out.shape:
         values = values.reshape(out.shape) if values.numel() == out.numel() else values
     # Elements outside of the mask are written back as they were: widening and rounding undo each
-    # other exactly.
+    # other exactly, but for integers, of which fp32 does not hold all.
+    if mask is not None and dt.is_int and not bits and dt.kind != "b":
+        out.copy_(torch.where(mask, dtypes.encode(values.expand(out.shape), dt), out))
+        return
     if mask is not None:
         before = widen(out, dt, bits)
         values = torch.where(mask, values.to(before.dtype), before)
@@ -126,8 +129,11 @@ def _wrap(values: torch.Tensor, dt: DType) -> torch.Tensor:
     return low.to(dt.torch)
 
 
-def gather_index(ref: Ref, arena: Arena) -> torch.Tensor:
+def gather_index(ref: Ref, arena: Arena, skip: bool = False) -> torch.Tensor:
     """Flat element numbers of a view; of an indirect one the row comes from its index tile.
+
+    Args:
+        skip: rows outside of the tensor are somewhere inside instead of an error.
 
     Raises:
         NkiError: a row number lies outside of the tensor.
@@ -135,7 +141,7 @@ def gather_index(ref: Ref, arena: Arena) -> torch.Tensor:
     # A sum of one arange for each axis, broadcast against each other.
     total: Any = ref.offset
     if ref.indirect is not None:
-        total = total + _rows(ref, arena)
+        total = total + _rows(ref, arena, skip)
     for axis, (size, step) in enumerate(zip(ref.shape, ref.strides)):
         line = [1] * len(ref.shape)
         line[axis] = size
@@ -143,7 +149,16 @@ def gather_index(ref: Ref, arena: Arena) -> torch.Tensor:
     return torch.as_tensor(total).expand(ref.shape)
 
 
-def _rows(ref: Ref, arena: Arena) -> torch.Tensor:
+def rows_inside(ref: Ref, arena: Arena) -> torch.Tensor:
+    """Which rows of a view lie inside of its tensor, in a shape that broadcasts to the view's."""
+    if ref.indirect is None:
+        return torch.ones((1,) * len(ref.shape), dtype=torch.bool)
+    tile, _, length, (low, high) = ref.indirect
+    rows = arena.view(tile).to(torch.int64).reshape(-1, *(1,) * (len(ref.shape) - 1))
+    return (rows + low >= 0) & (rows + high < length)
+
+
+def _rows(ref: Ref, arena: Arena, skip: bool) -> torch.Tensor:
     """Element offsets that the index tile of an indirect view chooses, one for each partition."""
     assert ref.indirect is not None
     tile, stride, length, (low, high) = ref.indirect
@@ -151,7 +166,9 @@ def _rows(ref: Ref, arena: Arena) -> torch.Tensor:
     # ``high`` are what the rest of the subscript adds to a row.
     rows = arena.view(tile).to(torch.int64).reshape(-1)
     wrong = rows[(rows + low < 0) | (rows + high >= length)]
-    if wrong.numel():
+    if skip:
+        rows = torch.where((rows + low < 0) | (rows + high >= length), -low, rows)
+    elif wrong.numel():
         raise NkiError(
             "err_tensor_access_out_of_bound",
             f"indirect access to {ref.memory.storage.label()} with index {int(wrong[0])} at run "

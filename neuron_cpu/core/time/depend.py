@@ -391,7 +391,21 @@ def dependences(program: Program) -> Dependences:
     found = Dependences(len(accesses))
     for at, (reads, writes) in enumerate(accesses):
         found.add(at, reads, writes)
+    _add_order(program, found)
     return found
+
+
+def _add_order(program: Program, found: Dependences) -> None:
+    """What the kernel itself orders; the compiler may have replaced some of these instructions."""
+    if not program.edges:
+        return
+    number = {id(i): k for k, i in enumerate(program.instructions)}
+    for before, after in program.edges:
+        first, second = number.get(id(before)), number.get(id(after))
+        if first is None or second is None or first >= second:
+            continue
+        if first not in (*found.values[second], *found.orders[second]):
+            found.orders[second] = (*found.orders[second], first)
 
 
 def _regions(tracked: dict[int, _Tracked | _Blocks], views: Sequence[View]) -> list[Access]:

@@ -28,6 +28,7 @@ from typing import NamedTuple
 from ..device.errors import refuse
 from ..device.pause import without_garbage_collection
 from ..device.spec import CORE, Engine, using
+from ..instructions.cores import by_core
 from ..program.program import Instruction, Program
 from ..program.storage import Storage
 from . import cost, depend, memory
@@ -449,9 +450,15 @@ def schedules(
 ) -> dict[str, Schedule]:
     """One run under each of several DMA profiles, by name; what they share is done once.
 
+    Of a program of two cores, the run of the core that takes longer; what a core waits for the
+    other at a barrier is not counted.
+
     Raises:
         NkiError: for an unknown profile or order.
     """
+    if program.cores > 1:
+        parts = [schedules(part, profiles, order) for part in by_core(program)]
+        return {name: max((p[name] for p in parts), key=lambda s: s.total) for name in profiles}
     rows = {name: cost.dma_profile(name) for name in profiles}
     check_order(order)
     order = PROGRAM_ORDER if program.in_order else order

@@ -1,0 +1,57 @@
+"""A program of two cores as one program for each: what one of them holds and takes."""
+
+from __future__ import annotations
+
+from ..program.attributes import RAW
+from ..program.program import Instruction, Program
+from ..program.storage import Frame
+from .dma import DMA_COPY, EXCHANGE, ExchangeAttrs
+
+
+def by_core(program: Program) -> list[Program]:
+    """The program itself where one core runs it, else what each core runs."""
+    if program.cores == 1:
+        return [program]
+    return [_of_core(program, core) for core in range(program.cores)]
+
+
+def _of_core(program: Program, core: int) -> Program:
+    made = Program(program.name, program.grid, program.function)
+    made.storages, made.inputs, made.outputs = program.storages, program.inputs, program.outputs
+    made.output_shapes, made.core = program.output_shapes, program.core
+    made.direct_allocation = program.direct_allocation
+    renamed: dict[int, Instruction] = {}
+    for instruction in program.instructions:
+        part = _part(instruction, core)
+        if part is not None:
+            made.instructions.append(part)
+            renamed[id(instruction)] = part
+    made.edges = [
+        (renamed[id(a)], renamed[id(b)])
+        for a, b in program.edges
+        if id(a) in renamed and id(b) in renamed
+    ]
+    return made
+
+
+def _part(instruction: Instruction, core: int) -> Instruction | None:
+    """What ``core`` does of an instruction, outside of the loop over the cores."""
+    if instruction.op is EXCHANGE:
+        sender = ExchangeAttrs.of(instruction).senders[core]
+        views = (instruction.dst[core],), (instruction.src[sender],)
+        return Instruction(DMA_COPY, *views, RAW, None, instruction.source)
+    frame = instruction.frame
+    root: Frame | None = frame
+    while root is not None and root.parent is not None:
+        root = root.parent
+    if root is None or root.loop.kind != "grid" or root.i != core:
+        return None
+    kept = None if frame is root else frame
+    return Instruction(
+        instruction.op,
+        instruction.dst,
+        instruction.src,
+        instruction.attrs,
+        kept,
+        instruction.source,
+    )

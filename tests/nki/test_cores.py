@@ -1,0 +1,160 @@
+"""Two cores of a logical one: barriers, exchanges, races, and what each of them holds."""
+
+from __future__ import annotations
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+
+from neuron_cpu.core import NkiError
+from neuron_cpu.core.time.schedule import schedule
+
+
+@pytest.fixture(autouse=True)
+def trn2(target):
+    target("trn2")
+
+
+@nki.jit
+def halves(x):
+    """Each core doubles its half of the rows."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    rows = x.shape[0] // nl.num_programs()
+    first = nl.program_id() * rows
+    tile = nl.load(x[first : first + rows, :])
+    nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+    nl.store(out[first : first + rows, :], tile)
+    return out
+
+
+@pytest.mark.parametrize("cores", [1, 2])
+def test_each_core_takes_its_part(cores):
+    x = np.random.default_rng(1).normal(size=(64, 32)).astype(np.float32)
+    assert np.array_equal(halves[cores](x), 2 * x)
+
+
+def rotated(barrier):
+    @nki.jit
+    def kernel(x):
+        """Each core writes its row to HBM and reads the other's."""
+        shared = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm, name="shared")
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        me = nl.program_id()
+        nisa.dma_copy(shared[me : me + 1, :], x[me : me + 1, :])
+        if barrier:
+            nisa.core_barrier(shared, (0, 1))
+        tile = nl.load(shared[1 - me : 2 - me, :])
+        nl.store(out[me : me + 1, :], tile)
+        return out
+
+    return kernel
+
+
+def test_a_barrier_makes_writes_visible():
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    assert np.array_equal(rotated(True)[2](x), x[::-1])
+
+
+def test_without_a_barrier_it_is_a_race():
+    with pytest.raises(NkiError, match="err_unexpected_output_dependencies"):
+        rotated(False)[2](np.ones((2, 8), np.float32))
+
+
+@nki.jit
+def summed(x):
+    """Each core sums its rows, they exchange the sums, and core 0 stores the total."""
+    out = nl.ndarray((1, x.shape[1]), x.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id()
+    own, other = nl.load(x[me : me + 1, :]), nl.ndarray((1, x.shape[1]), x.dtype)
+    nisa.tensor_scalar(own, own, nl.multiply, 3.0)
+    nisa.sendrecv(own, other, send_to_rank=1 - me, recv_from_rank=1 - me, pipe_id=0)
+    nisa.tensor_tensor(own, own, other, nl.add)
+    if me == 0:
+        nl.store(out, own)
+    return out
+
+
+def test_tiles_change_places():
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    assert np.array_equal(summed[2](x), 3 * x.sum(0, keepdims=True))
+
+
+def test_both_cores_work_at_the_same_time():
+    x = np.ones((128, 4096), np.float32)
+    one, two = (schedule(halves[n].trace(x)).total for n in (1, 2))
+    assert two < 0.75 * one
+
+
+def test_memory_counts_for_each_core_by_itself(monkeypatch):
+    monkeypatch.setenv("NKI_CPU_STRICT", "1")
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        tile = nl.load(x[nl.program_id()])  # 160 KiB a partition on each core
+        nl.store(out[nl.program_id()], tile)
+        return out
+
+    x = np.zeros((2, 4, 40960), np.float32)
+    assert kernel[2].trace(x).cores == 2
+
+
+def lonely(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    if nl.program_id() == 0:
+        nisa.core_barrier(out)
+        nisa.dma_copy(out, x)
+    return out
+
+
+def one_sided(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    nisa.sendrecv(tile, tile, 0, 1, pipe_id=nl.program_id())
+    return out
+
+
+def narrow(x):
+    tile = nl.ndarray((4, 1024), nl.float32)
+    nisa.memset(tile, 0)
+    nisa.sendrecv(tile, tile, 1, 1, 0, dma_engine=nisa.dma_engine.gpsimd_dma)
+
+
+def third(x):
+    tile = nl.load(x)
+    nisa.sendrecv(tile, tile, 2, 0, 0)
+
+
+def looped(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    for _ in nl.dynamic_range(2):
+        nisa.core_barrier(out)
+
+
+REFUSED = {
+    "sim_core_barrier": lonely,
+    "sim_all_reduce_incomplete": one_sided,
+    "sim_exchange_size": narrow,
+    "sim_rank_number": third,
+    "sim_meeting_place": looped,
+}
+
+
+@pytest.mark.parametrize("identifier", REFUSED)
+def test_refused(identifier):
+    with pytest.raises(NkiError) as caught:
+        nki.jit(REFUSED[identifier])[2].trace(np.zeros((4, 8), np.float32))
+    assert caught.value.identifier == identifier
+
+
+def test_one_core_meets_nobody():
+    with pytest.raises(NkiError, match="sim_one_core"):
+        rotated(True)(np.zeros((2, 8), np.float32))
+
+
+def test_gen2_has_no_barriers(target):
+    target("trn1")
+    with pytest.raises(NkiError, match="gen3 on"):
+        rotated(True)[2](np.zeros((2, 8), np.float32))

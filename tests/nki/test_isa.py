@@ -1,0 +1,568 @@
+"""Instructions of ``nki.isa`` against float64 references that know nothing of the simulator."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+FILL = -7.0  # what destinations hold before
+
+
+def data(seed, shape, dtype=np.float32, low=-3.0, high=3.0):
+    values = np.random.default_rng(seed).uniform(low, high, shape)
+    return values.astype(dtype)
+
+
+def run(body, shape, *inputs, dtype="float32", fill=FILL):
+    """What ``body(dst, *tiles)`` leaves in a destination tile, for numpy inputs loaded whole."""
+
+    @nki.jit
+    def kernel(*hbm):
+        tiles = [nl.load(t) for t in hbm]
+        made = nl.full(shape, fill, dtype)
+        body(made, *tiles)
+        out = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
+        nl.store(out, made)
+        return out
+
+    return kernel(*inputs)
+
+
+def close(found, want, tolerance=1e-5):
+    scale = max(1.0, float(np.abs(want).max()))
+    assert np.abs(found.astype(np.float64) - want).max() <= tolerance * scale
+
+
+# --- element-wise ---------------------------------------------------------------------------------
+OPERATORS = {
+    "add": np.add,
+    "subtract": np.subtract,
+    "multiply": np.multiply,
+    "maximum": np.maximum,
+    "minimum": np.minimum,
+    "greater": np.greater,
+    "less_equal": np.less_equal,
+    "not_equal": np.not_equal,
+    "logical_and": np.logical_and,
+    "logical_xor": np.logical_xor,
+}
+
+
+@pytest.mark.parametrize("name", OPERATORS)
+def test_tensor_tensor_of_other_shapes(name):
+    """Operands agree in partitions and elements; their shapes differ."""
+    a, b = data(1, (5, 12)), data(2, (5, 3, 4))
+    found = run(lambda d, x, y: nisa.tensor_tensor(d, x, y, getattr(nl, name)), (5, 2, 6), a, b)
+    want = OPERATORS[name](a.reshape(5, 2, 6).astype(float), b.reshape(5, 2, 6))
+    close(found, want.astype(float))
+
+
+BIG = 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("add", "int32"),
+        ("multiply", "int32"),
+        ("maximum", "int32"),
+        ("less", "int32"),
+        ("subtract", "uint32"),
+        ("minimum", "uint32"),
+    ],
+)
+def test_integers_are_exact(name, dtype):
+    """Values that fp32 does not hold; signed ones with their sign."""
+    low = 0 if dtype == "uint32" else -BIG
+    a = np.random.default_rng(3).integers(low, BIG, (4, 8)).astype(dtype)
+    b = np.random.default_rng(4).integers(low, BIG, (4, 8)).astype(dtype)
+    found = run(
+        lambda d, x, y: nisa.tensor_tensor(d, x, y, getattr(nl, name)),
+        (4, 8),
+        a,
+        b,
+        dtype=dtype,
+        fill=0,
+    )
+    functions = {"less": np.less, **OPERATORS}
+    assert np.array_equal(found, functions[name](a, b).astype(dtype))
+
+
+def test_tensor_scalar_with_vectors_and_reversal():
+    a, v = data(5, (6, 3, 5)), data(6, (6, 1))
+
+    def body(d, x, column):
+        nisa.tensor_scalar(d, x, nl.subtract, 2.0, True, nl.multiply, column)
+
+    close(run(body, (6, 15), a, v), ((2.0 - a.astype(float)) * v[:, :, None]).reshape(6, 15))
+
+
+def test_scalar_tensor_tensor_and_scan():
+    a, b, v = data(7, (4, 9)), data(8, (4, 9)), data(9, (4, 1))
+
+    def step(d, x, y, column):
+        nisa.scalar_tensor_tensor(d, x, nl.multiply, column, nl.subtract, y, reverse1=True)
+
+    close(run(step, (4, 9), a, b, v), b - a.astype(float) * v)
+
+    def scan(d, x, y, column):
+        nisa.tensor_tensor_scan(d, x, y, column, nl.multiply, nl.add)
+
+    want, state = np.zeros((4, 9)), v[:, 0].astype(float)
+    for k in range(9):
+        state = want[:, k] = a[:, k] * state + b[:, k]
+    close(run(scan, (4, 9), a, b, v), want)
+
+
+@pytest.mark.parametrize(
+    ("op1", "start", "function"),
+    [("add", 0.0, np.cumsum), ("multiply", 1.0, np.cumprod), ("maximum", -9.0, None)],
+)
+def test_cumulative_goes_on_from_the_registers(op1, start, function):
+    """Two halves, the second with what the first one left; a constant begins in load_reduce."""
+    x = data(10, (3, 8))
+    command = nisa.reduce_cmd
+
+    def body(d, t):
+        first, op = (command.load_reduce, start), getattr(nl, op1)
+        nisa.tensor_scalar_cumulative(d[:, 0:4], t[:, 0:4], nl.add, op, 0.5, first[1], first[0])
+        nisa.tensor_scalar_cumulative(d[:, 4:8], t[:, 4:8], nl.add, op, 0.5, None, command.reduce)
+
+    moved = x.astype(float) + 0.5
+    want = np.maximum.accumulate(moved, 1) if function is None else function(moved, axis=1)
+    close(run(body, (3, 8), x), want)
+
+
+# --- casts ----------------------------------------------------------------------------------------
+def test_casts_round_to_even_and_saturate():
+    x = np.array([[0.5, 1.5, 2.5, -0.5, 300.0, -300.0, 126.6]], np.float32)
+    found = run(lambda d, t: nisa.tensor_copy(d, t), (1, 7), x, dtype="int8", fill=0)
+    assert found.tolist() == [[0, 2, 2, 0, 127, -128, 127]]
+
+
+@pytest.mark.parametrize("generation", ["trn2", "trn3"])
+def test_copies_on_every_engine(target, generation):
+    target(generation)
+    x = data(11, (8, 6), BF16)
+    for choice in ("scalar", "vector", "gpsimd"):
+        copy = getattr(nisa.engine, choice)
+        found = run(lambda d, t, e=copy: nisa.tensor_copy(d, t, e), (8, 6), x, dtype="bfloat16")
+        assert np.array_equal(found, x)
+
+
+# --- activations ----------------------------------------------------------------------------------
+def test_activation_with_scale_bias_and_sums():
+    x, s, b = data(12, (7, 10)), data(13, (7, 1), low=0.1), data(14, (7, 1))
+
+    def body(d, t, scale, bias):
+        nisa.activation(
+            d[:, 0:10], nl.exp, t, bias, scale, nl.add, d[:, 10:11], nisa.reduce_cmd.reset_reduce
+        )
+
+    y = np.exp(x.astype(float) * s + b)
+    close(run(body, (7, 11), x, s, b), np.concatenate([y, y.sum(1, keepdims=True)], 1))
+
+
+def test_sums_go_on_over_several_activations():
+    """reset_reduce without a result, reduce, a read-out by idle; another engine's stay its own."""
+    x = data(15, (4, 12))
+    command = nisa.reduce_cmd
+
+    def body(d, t):
+        junk = nl.ndarray((4, 12), nl.float32)
+        nisa.activation(junk[:, 0:4], nl.square, t[:, 0:4], reduce_cmd=command.reset_reduce)
+        nisa.tensor_scalar_reduce(junk, t, nl.add, 0.0, nl.maximum, d[:, 1:2])
+        nisa.activation(junk[:, 0:4], nl.copy, t[:, 4:8], reduce_cmd=command.reduce)
+        nisa.activation(junk, nl.exp, t, reduce_res=d[:, 0:1], reduce_cmd=command.idle)
+        nisa.activation(
+            junk[:, 0:4], nl.copy, t[:, 8:12], reduce_res=d[:, 2:3], reduce_cmd=command.reduce
+        )
+
+    wide = x.astype(float)
+    first = (wide[:, 0:4] ** 2).sum(1) + wide[:, 4:8].sum(1)
+    want = np.stack([first, wide.max(1), first + wide[:, 8:12].sum(1)], 1)
+    close(run(body, (4, 3), x), want)
+
+
+def test_a_result_kept_for_later_is_what_the_registers_held():
+    """The first sum's tile is overwritten before the registers are used again."""
+    x = data(16, (4, 6))
+    command = nisa.reduce_cmd
+
+    def body(d, t):
+        junk = nl.ndarray((4, 6), nl.float32)
+        nisa.activation(junk, nl.copy, t, reduce_res=d, reduce_cmd=command.reset_reduce)
+        nisa.memset(d, 100.0)
+        nisa.activation(junk, nl.copy, t, reduce_res=d, reduce_cmd=command.reduce)
+
+    close(run(body, (4, 1), x), 2 * x.astype(float).sum(1, keepdims=True))
+
+
+def test_later_activations(target):
+    target("trn3")
+    x, m = data(17, (5, 8)), data(18, (5, 1))
+    exp = run(lambda d, t, c: nisa.exponential(d, t, c), (5, 8), x, m)
+    close(exp, np.exp(x.astype(float) - m))
+
+    def body(d, t):
+        nisa.activate2(
+            d[:, 0:8],
+            nl.prelu,
+            t,
+            2.0,
+            1.0,
+            nl.multiply,
+            nl.subtract,
+            relu_param=0.25,
+            reduce_op=nl.abs_max,
+            reduce_res=d[:, 8:9],
+            reduce_cmd=nisa.reduce_cmd.reset_reduce,
+        )
+
+    y = x.astype(float) * 2 - 1
+    y = np.where(y > 0, y, 0.25 * y)
+    most = y[np.arange(5), np.abs(y).argmax(1)]
+    close(run(body, (5, 9), x), np.concatenate([y, most[:, None]], 1))
+    bias = run(lambda d, t: nisa.activation(d, nl.copy, t, bias=0.5), (5, 8), x)
+    close(bias, x.astype(float) + 0.5)
+
+
+# --- reductions -----------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("axis", "shape", "axes"), [(2, (4, 3), 2), ((1, 2), (4, 1), (1, 2)), (-1, (4, 3, 1), 2)]
+)
+def test_tensor_reduce(axis, shape, axes):
+    x = data(19, (4, 3, 5))
+    found = run(lambda d, t: nisa.tensor_reduce(d, nl.add, t, axis, negate=True), shape, x)
+    close(found, -x.astype(float).sum(axes).reshape(shape))
+
+
+@pytest.mark.parametrize(("op", "function"), [("average", np.mean), ("maximum", np.max)])
+def test_partition_reduce(op, function):
+    x = data(20, (32, 6))
+    found = run(lambda d, t: nisa.tensor_partition_reduce(d, getattr(nl, op), t), (1, 6), x)
+    close(found, function(x.astype(float), axis=0)[None])
+
+
+def test_statistics():
+    x = data(21, (4, 33))
+
+    def body(d, t):
+        parts = nl.ndarray((4, 6), nl.float32)
+        nisa.bn_stats(parts, t)
+        nisa.bn_aggr(d, parts)
+
+    wide = x.astype(float)
+    close(run(body, (4, 2), x), np.stack([wide.mean(1), wide.var(1)], 1))
+
+
+# --- patterns and selections ----------------------------------------------------------------------
+def test_iota():
+    def body(d, _):
+        nisa.iota(d, [[10, 3], [-1, 4]], offset=5, channel_multiplier=100)
+
+    found = run(body, (3, 12), np.zeros((1, 1), np.float32), dtype="int32", fill=0)
+    p, i, j = np.ogrid[0:3, 0:3, 0:4]
+    assert np.array_equal(found, (5 + 100 * p + 10 * i - j).reshape(3, 12))
+
+
+def test_affine_select_makes_a_causal_mask():
+    x = data(22, (8, 8))
+
+    def body(d, t):
+        nisa.affine_select(d, [[-1, 8]], 1, t, -1e30, cmp_op=nl.greater_equal)
+
+    assert np.array_equal(run(body, (8, 8), x), np.where(np.tri(8) > 0, x, np.float32(-1e30)))
+
+
+def test_range_select(target):
+    target("trn2")
+    x = data(23, (4, 16))
+    low, high = np.array([[0], [3], [5], [9]], np.float32), np.full((4, 1), 12, np.float32)
+
+    def body(d, t, a, b):
+        nisa.range_select(
+            d[:, 0:16], t, nl.greater_equal, nl.less, a, b, reduce_res=d[:, 16:17], range_start=2
+        )
+
+    number = 2 + np.arange(16)
+    want = np.where((number >= low) & (number < high), x, np.finfo(np.float32).min)
+    assert np.array_equal(
+        run(body, (4, 17), x, low, high), np.concatenate([want, want.max(1, keepdims=True)], 1)
+    )
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_predicated_copies_and_selections(reverse):
+    x = data(24, (4, 6))
+    p = (data(25, (4, 6)) > 0).astype(np.uint8)
+    chosen = (p != 0) != reverse
+
+    def tile(d, t, mask):
+        nisa.tensor_copy_predicated(d, t, mask, reverse_pred=reverse)
+
+    assert np.array_equal(run(tile, (4, 6), x, p), np.where(chosen, x, np.float32(FILL)))
+
+    def number(d, t, mask):
+        nisa.tensor_copy_predicated(d, 2.5, mask, reverse_pred=reverse)
+
+    want = np.where(chosen, np.float32(2.5), np.float32(FILL))
+    assert np.array_equal(run(number, (4, 6), x, p), want)
+
+    def select(d, t, mask):
+        nisa.select_reduce(
+            d[:, 0:6], mask, t, -5.0, d[:, 6:7], nisa.reduce_cmd.reset_reduce, reverse_pred=reverse
+        )
+
+    values = np.where(chosen, x, np.float32(-5.0))
+    want = np.concatenate([values, values.max(1, keepdims=True)], 1)
+    assert np.array_equal(run(select, (4, 7), x, p), want)
+
+
+def test_sequence_bounds():
+    ids = np.array([[1, 1, 2, 2, 2, 0, 3]], np.int32)
+    found = run(lambda d, t: nisa.sequence_bounds(d, t), (1, 2, 7), ids, dtype="int32", fill=0)
+    assert found[0, 0].tolist() == [0, 0, 2, 2, 2, 7, 6]
+    assert found[0, 1].tolist() == [2, 2, 5, 5, 5, -1, 7]
+
+
+def test_nonzero_with_count(target):
+    target("trn2")
+    x = (data(26, (32, 9)) > 0).astype(np.float32)
+    found = run(
+        lambda d, t: nisa.nonzero_with_count(d, t, 100, -3),
+        (32, 10),
+        x,
+        dtype="int32",
+        fill=16777217,
+    )
+    for row in range(32):
+        places = [*(100 + np.flatnonzero(x[row]))]
+        want = [*places, *[-3] * (9 - len(places)), len(places)]
+        assert found[row].tolist() == (want if row % 16 == 0 else [16777217] * 10)
+
+
+# --- searches -------------------------------------------------------------------------------------
+def test_the_eight_largest():
+    """Equal values take successive places; a missing one is all ones; replacing goes backwards."""
+    x = np.array([[5, 9, 9, 1, 7, 7, 7, 2, 0, 3]], np.float32)
+
+    def largest(d, t):
+        nisa.max8(d, t)
+
+    assert run(largest, (1, 8), x).tolist() == [[9, 9, 7, 7, 7, 5, 3, 2]]
+    wanted = np.array([[9, 9, 7, 7, 7, 7, 4, 0]], np.float32)
+    found = run(
+        lambda d, t, v: nisa.nc_find_index8(d, t, v), (1, 8), x, wanted, dtype="uint32", fill=0
+    )
+    assert found.tolist() == [[1, 2, 4, 5, 6, 2**32 - 1, 2**32 - 1, 8]]
+    replaced = run(lambda d, t, v: nisa.nc_match_replace8(d, t, v, -1.0), (1, 10), x, wanted)
+    assert replaced.tolist() == [[5, -1, -1, 1, -1, -1, -1, 2, -1, 3]]
+
+
+def test_topk_of_sixteen_partitions():
+    values = np.random.default_rng(27).permutation(16 * 5).astype(BF16)
+    x = values.reshape(5, 16).T  # element e at partition e % 16, column e // 16
+
+    @nki.jit
+    def kernel(hbm):
+        tile = nl.load(hbm)
+        best, place = nl.ndarray((16, 4), nl.bfloat16), nl.ndarray((16, 4), nl.uint32)
+        nisa.topk(best, place, tile, n=70)
+        outs = []
+        for t in (best, place):
+            out = nl.ndarray(t.shape, t.dtype, buffer=nl.shared_hbm)
+            nl.store(out, t)
+            outs.append(out)
+        return outs
+
+    best, place = kernel(np.ascontiguousarray(x))
+    order = np.argsort(values[:70].astype(float))[-4:]
+    assert np.array_equal(place[0], order) and np.array_equal(best[3], values[order])
+
+
+# --- moving ---------------------------------------------------------------------------------------
+def test_shuffle_and_gathers():
+    x = data(28, (64, 6))
+    lanes = [31 - k for k in range(32)]
+    lanes[3] = 255
+    found = run(lambda d, t: nisa.nc_stream_shuffle(d, t, lanes), (64, 6), x)
+    want = x.reshape(2, 32, 6)[:, ::-1].copy()
+    want[:, 3] = FILL
+    assert np.array_equal(found, want.reshape(64, 6))
+    at = np.random.default_rng(29).integers(0, 6, (64, 4)).astype(np.uint32)
+    found = run(lambda d, t, i: nisa.nc_n_gather(d, t, i), (64, 4), x, at)
+    assert np.array_equal(found, np.take_along_axis(x, at.astype(int), 1))
+    index = np.random.default_rng(30).integers(0, 3, (64, 1)).astype(np.uint16) * 2
+    found = run(lambda d, t, i: nisa.local_gather(d, t, i, 2, 8), (64, 16), x, index)
+    for row in range(64):
+        first = row // 16 * 16
+        places = index[first : first + 8, 0]
+        assert np.array_equal(found[row], np.concatenate([x[row, p : p + 2] for p in places]))
+
+
+@pytest.mark.parametrize("generation", ["trn1", "trn2"])
+def test_transposes(target, generation):
+    target(generation)
+    x = data(31, (24, 2, 16), BF16)
+
+    def tensor(d, t):
+        kind = nl.float32 if generation == "trn1" else nl.bfloat16
+        psum = nl.ndarray((32, 24), kind, buffer=nl.psum)
+        nisa.nc_transpose(psum, t)
+        nisa.tensor_copy(d, psum)
+
+    assert np.array_equal(run(tensor, (32, 24), x, dtype="bfloat16"), x.reshape(24, 32).T)
+    small = data(32, (32, 32))
+    assert np.array_equal(run(lambda d, t: nisa.nc_transpose(d, t), (32, 32), small), small.T)
+
+
+def test_matmul_of_several_free_axes():
+    a, b = data(33, (16, 3, 4)), data(34, (16, 5, 7))
+
+    def body(d, x, y):
+        psum = nl.ndarray((12, 35), nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(psum, x, y)
+        nisa.tensor_copy(d, psum)
+
+    want = a.reshape(16, 12).T.astype(float) @ b.reshape(16, 35)
+    close(run(body, (12, 35), a, b), want)
+
+
+def test_double_rows(target):
+    target("trn2")
+    kind = np.dtype(ml_dtypes.float8_e4m3)
+    a, b = data(35, (32, 2, 8), kind), data(36, (32, 2, 20), kind)
+
+    def body(d, x, y):
+        psum = nl.ndarray((8, 20), nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(psum, x, y, perf_mode=nisa.matmul_perf_mode.double_row)
+        nisa.tensor_copy(d, psum)
+
+    want = np.einsum("kpm,kpn->mn", a.astype(float), b.astype(float))
+    close(run(body, (8, 20), a, b), want)
+
+
+# --- DMA ------------------------------------------------------------------------------------------
+def moved(body, shape, *inputs, dtype="float32"):
+    """What ``body(out_hbm, *inputs_hbm)`` leaves in an HBM tensor."""
+
+    @nki.jit
+    def kernel(*hbm):
+        out = nl.full(shape, FILL, dtype, buffer=nl.shared_hbm)
+        body(out, *hbm)
+        return out
+
+    return kernel(*inputs)
+
+
+def test_dma_between_other_shapes_and_types():
+    x = data(37, (6, 8))
+    found = moved(lambda o, h: nisa.dma_copy(o, h), (3, 16), x, dtype="bfloat16")
+    assert np.array_equal(found, x.reshape(3, 16).astype(BF16))
+
+    def through(o, h):
+        tile = nl.ndarray((12, 4), nl.float32)
+        nisa.dma_copy(tile, h)  # HBM (6, 8) to SBUF (12, 4)
+        nisa.dma_copy(o, tile)
+
+    assert np.array_equal(moved(through, (2, 24), x), x.reshape(2, 24))
+
+
+def test_dma_transposes():
+    x = data(38, (4, 3, 2, 5), BF16)
+
+    def body(o, h):
+        tile = nl.ndarray((5, 3, 2, 4), nl.bfloat16)
+        nisa.dma_transpose(tile, h)
+        nisa.dma_copy(o, tile)
+
+    found = moved(body, (5, 3, 2, 4), x, dtype="bfloat16")
+    assert np.array_equal(found, x.transpose(3, 1, 2, 0))
+
+
+def test_dma_compute_adds():
+    xs = [data(k, (4, 6)) for k in range(3)]
+
+    def body(o, *hbm):
+        nisa.dma_compute(o, list(hbm), nl.add)
+
+    close(moved(body, (4, 6), *xs), sum(x.astype(float) for x in xs))
+
+
+ROWS = np.array([[3], [0], [9], [3], [-1]], np.int32)  # of a table of 6: two are out of bounds
+
+
+def rows_tile(h):
+    tile = nl.ndarray((5, 1), nl.int32)
+    nisa.dma_copy(tile, h)
+    return tile
+
+
+def test_gathers_skip_rows_out_of_bounds():
+    table = data(39, (6, 4))
+
+    def body(o, h, i):
+        tile = nl.full((5, 4), FILL, nl.float32)
+        source = h.ap([[4, 5], [1, 4]], vector_offset=rows_tile(i), indirect_dim=0)
+        nisa.dma_copy(tile, source, oob_mode=nisa.oob_mode.skip)
+        nisa.dma_copy(o, tile)
+
+    want = np.full((5, 4), FILL, np.float32)
+    for row, at in enumerate(ROWS[:, 0]):
+        if 0 <= at < 6:
+            want[row] = table[at]
+    assert np.array_equal(moved(body, (5, 4), table, ROWS), want)
+    with pytest.raises(Exception, match="err_tensor_access_out_of_bound"):
+        moved(
+            lambda o, h, i: nisa.dma_copy(o, h.vector_select(0, rows_tile(i))), (5, 4), table, ROWS
+        )
+
+
+@pytest.mark.parametrize("add", [False, True])
+def test_scatters_skip_rows_out_of_bounds(add):
+    values = data(40, (5, 4))
+
+    def body(o, h, i):
+        tile = nl.load(h)
+        target = o.vector_select(0, rows_tile(i))
+        if add:
+            nisa.dma_compute(target, [tile, target], nl.add, oob_mode=nisa.oob_mode.skip)
+        else:
+            nisa.dma_copy(target, tile, oob_mode=nisa.oob_mode.skip)
+
+    want = np.full((6, 4), FILL, np.float64)
+    for row, at in enumerate(ROWS[:, 0]):
+        if 0 <= at < 6:
+            want[at] = want[at] + values[row] if add else values[row]
+    if not add:  # the order of duplicate rows is open
+        found = moved(body, (6, 4), values, ROWS)
+        assert np.array_equal(found[0], want[0]) and np.array_equal(found[4], want[4])
+        assert any(np.array_equal(found[3], values[k]) for k in (0, 3))
+    else:
+        close(moved(body, (6, 4), values, ROWS), want)
+
+
+# --- random numbers -------------------------------------------------------------------------------
+def test_random_numbers_repeat_with_their_seed(target):
+    target("trn3")
+
+    def body(d, t, seed):
+        nisa.set_rng_seed(seed)
+        nisa.rand2(d, 2.0, 5.0)
+
+    x = data(41, (8, 64))
+    seeds = [np.array([[s]], np.uint32) for s in (1, 1, 2)]
+    found = [run(body, (8, 64), x, s) for s in seeds]
+    assert np.array_equal(found[0], found[1]) and not np.array_equal(found[0], found[2])
+    assert found[0].min() >= 2.0 and found[0].max() < 5.0 and abs(found[0].mean() - 3.5) < 0.2
+    bits = run(lambda d, t: nisa.rng(d), (8, 64), x, dtype="uint32", fill=0)
+    ones = sum(bin(int(v)).count("1") for v in bits.reshape(-1))
+    assert abs(ones / (32 * bits.size) - 0.5) < 0.02
+    kept = run(lambda d, t: nisa.dropout(d, t, 0.25), (8, 64), x + 10)
+    assert 0.1 < (kept == 0).mean() < 0.4 and np.array_equal(kept[kept != 0], (x + 10)[kept != 0])
