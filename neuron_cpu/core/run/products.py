@@ -103,6 +103,22 @@ class _Operand:
         return room.view(rows, -1)
 
 
+# BLAS takes a tenth of the time for 8 rows of 1536 columns that 1536 rows of 8 columns take: so the
+# side with fewer free elements gives the rows, and the result is seen turned round.
+def _times(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """(..., K, m) and (..., K, n) -> (..., m, n)."""
+    if b.shape[-1] < a.shape[-1]:
+        return torch.matmul(b.transpose(-1, -2), a).transpose(-1, -2)
+    return torch.matmul(a.transpose(-1, -2), b)
+
+
+def _add_times(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """``total`` (m, n), a result of ``_times``, plus the product of (K, m) and (K, n), in place."""
+    if b.shape[-1] < a.shape[-1]:
+        return total.t().addmm_(b.t(), a).t()
+    return total.addmm_(a.t(), b)
+
+
 def matmul_step(op: Op, arena: Arena) -> Step:
     """One torch matmul, or a loop over batches and parts of K whose operands fit the cache."""
     product = _Product(op)
@@ -115,7 +131,7 @@ def matmul_step(op: Op, arena: Arena) -> Step:
     adds = op.attrs.accumulate
 
     def at_once() -> None:
-        values = torch.matmul(left.whole().transpose(-1, -2), right.whole()).reshape(out.shape)
+        values = _times(left.whole(), right.whole()).reshape(out.shape)
         out.add_(values) if adds else out.copy_(values)
 
     widest = max(left.view.numel(), right.view.numel())
@@ -143,9 +159,9 @@ def _in_parts(
         for place in places:
             total: torch.Tensor | None = None
             for part in parts:
-                a = (left.matrix(place, part) if x is None else x).t()
+                a = left.matrix(place, part) if x is None else x
                 b = right.matrix(place, part) if y is None else y
-                total = torch.mm(a, b) if total is None else total.addmm_(a, b)
+                total = _times(a, b) if total is None else _add_times(total, a, b)
             assert total is not None
             target = out[place]
             values = total.reshape(target.shape)
