@@ -192,8 +192,14 @@ def nc_stream_shuffle(
             "sim_shuffle_mask",
             f"{what} mask {lanes}, expected 32 numbers from 0 to 31 or 255",
         )
+    rows = data.shape[0] % quadrant
+    if any(k != KEEP_LANE and k >= rows for k in lanes[:rows]):
+        raise refuse(
+            "sim_shuffle_mask",
+            f"{what} mask {lanes} for {data.label()}, expected partitions that it has",
+        )
     views = (data, target) if KEEP_LANE in lanes else (data,)
-    attrs = ShuffleAttrs(raw=True, lanes=lanes, ndim=data.ndim)
+    attrs = ShuffleAttrs(raw=True, lanes=lanes, ndim=data.ndim, rounds=True)
     return put(STREAM_SHUFFLE, (target,), views, attrs, name)
 
 

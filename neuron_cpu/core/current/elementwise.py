@@ -162,15 +162,18 @@ def _whole(made: Any, x: View, compare: str, change: str) -> None:
 
 
 def _rounded(made: Any, x: View) -> None:
-    """To nearest even: adding 1.5 * 2^23 leaves no fraction; larger magnitudes have none."""
-    magic = 1.5 * 2.0**23
-    steps = (FUNCTIONS["add"], magic, False, FUNCTIONS["subtract"], magic)
-    near, large = new(x.shape, FLOAT32, sbuf), new(x.shape, UINT8, sbuf)
-    # each step is rounded to fp32 in a tile of its own: the ALU's steps have no rounding between
-    compute.tensor_scalar(near, x, steps[0], steps[1])
-    compute.tensor_scalar(made, near, steps[3], steps[4])
-    compute.tensor_scalar(large, x, FUNCTIONS["abs"], 0.0, False, FUNCTIONS["greater"], 2.0**22)
-    wide = new(x.shape, FLOAT32, sbuf)
+    """To nearest even: adding 2^23 to a magnitude leaves no fraction; larger ones have none."""
+    whole = 2.0**23
+    size, near, sign, wide = (new(x.shape, FLOAT32, sbuf) for _ in range(4))
+    large = new(x.shape, UINT8, sbuf)
+    _abs(size, x)
+    # each step is rounded to fp32 in a tile of its own: between two steps of one instruction the
+    # ALU need not round
+    compute.tensor_scalar(near, size, FUNCTIONS["add"], whole)
+    compute.tensor_scalar(near, near, FUNCTIONS["subtract"], whole)
+    compute.activation(sign, FUNCTIONS["sign"], x)
+    compute.tensor_tensor(made, near, sign, FUNCTIONS["multiply"])
+    compute.tensor_scalar(large, size, FUNCTIONS["greater_equal"], whole)
     copies.tensor_copy(wide, x)
     copies.tensor_copy_predicated(made, wide, large)
 

@@ -368,14 +368,12 @@ class NkiTensor(View):
             tile = _index_tile(
                 *((scalar_offset, 1) if vector_offset is None else (vector_offset, shape[0]))
             )
-            # On chip partitions do not count: the offset moves inside of each.
-            reach = sum(
-                (n - 1) * s
-                for n, s in zip(shape, strides)
-                if not (storage.on_chip and s == storage.free_size)
-            )
-            inside = start % storage.free_size if storage.on_chip and indirect_dim else start
-            indirect = (tile, row, base[indirect_dim], (inside // row, (inside + reach) // row))
+            # Indices that keep the pattern inside: of the memory, on chip of each partition.
+            room = storage.free_size if storage.on_chip else storage.size
+            steps = [(n, s) for n, s in zip(shape, strides) if not storage.on_chip or s != room]
+            last = start % room + sum((n - 1) * s for n, s in steps)
+            length = min(base[indirect_dim], (room - 1 - last) // row + 1)
+            indirect = (tile, row, length, (0, 0))
             if storage.on_chip and indirect_dim == 0:
                 raise self._wrong_axis("ap(scalar_offset=)", 0)
         else:

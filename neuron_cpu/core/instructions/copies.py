@@ -549,10 +549,12 @@ class ShuffleAttrs(Attrs):
     Attributes:
         lanes: for each partition of a quadrant the one it takes, or KEEP_LANE.
         ndim: axes of the operands.
+        rounds: fewer partitions count as the next multiple of 32 (since SDK 2.29).
     """
 
     lanes: tuple[int, ...]
     ndim: int
+    rounds: bool = False
 
 
 def _shuffle(attrs: ShuffleAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
@@ -571,7 +573,7 @@ def _shuffle(attrs: ShuffleAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 def _shuffle_rules(i: Instruction) -> None:
     rows = i.src[0].shape[0]
-    if rows % CORE.quadrant_partitions:
+    if rows % CORE.quadrant_partitions and not ShuffleAttrs.of(i).rounds:
         raise refuse(
             "sim_shuffle_partitions",
             f"nc_stream_shuffle of {i.src[0].label()}, expected 32, 64, 96 or 128 partitions; pad "

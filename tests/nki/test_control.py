@@ -1,0 +1,216 @@
+"""Device loops, registers, order, and Python that the vendor's parser refuses."""
+
+from __future__ import annotations
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+
+from neuron_cpu.core import NkiError, NkiWarning
+from neuron_cpu.core.time.schedule import schedule
+
+X = np.arange(24, dtype=np.float32).reshape(4, 6)
+
+
+@pytest.mark.parametrize("form", ["fori", "dynamic", "while"])
+def test_loops_over_registers(form):
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        tile, total = nl.load(x), nl.zeros((4, 1), nl.float32)
+
+        def body(i):
+            nisa.tensor_tensor(total, total, tile[:, nl.ds(i, 1)], nl.add)
+            nisa.tensor_copy(tile.ap([[6, 4], [1, 1]], scalar_offset=i, indirect_dim=1), total)
+
+        def until(count):
+            body(count)
+            following = nisa.register_alloc()
+            nisa.register_move(following, int(count.static) - 1)
+            return following
+
+        if form == "fori":
+            nl.fori_loop(1, 5, body, step=2)
+        elif form == "dynamic":
+            for i in nl.dynamic_range(1, 5, 2):
+                body(i)
+        else:
+            nl.while_loop(nisa.register_alloc(3), until)
+        nl.store(out, tile)
+        return out
+
+    want, total = X.copy(), 0
+    for i in (3, 2, 1) if form == "while" else (1, 3):
+        total = total + want[:, i]
+        want[:, i] = total
+    assert np.array_equal(kernel(X), want)
+
+
+@nki.jit
+def first_columns(x, count):
+    """Doubles as many columns as ``count`` says, which is data."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile, number = nl.load(x), nl.load(count)
+    register = nisa.register_alloc()
+    nisa.register_load(register, number)
+
+    def body(i):
+        column = tile[:, nl.ds(i, 1)]
+        nisa.tensor_scalar(column, column, nl.multiply, 2.0)
+
+    nl.fori_loop(0, register, body)
+    nl.store(out, tile)
+    return out
+
+
+@pytest.mark.parametrize("count", [0, 1, 4])
+def test_trip_counts_may_be_data(count):
+    want = X.copy()
+    want[:, :count] *= 2
+    assert np.array_equal(first_columns(X, np.array([[count]], np.int32)), want)
+
+
+def test_trip_counts_that_are_data_cannot_be_timed():
+    with pytest.raises(NkiError, match="bound of fori_loop depends on data"):
+        first_columns.trace(X, np.array([[1]], np.int32))
+
+
+def test_registers_as_offsets_need_no_values():
+    @nki.jit
+    def kernel(x, at):
+        out = nl.ndarray((4, 1), x.dtype, buffer=nl.shared_hbm)
+        kept = nl.ndarray((1, 1), nl.int32, buffer=nl.shared_hbm)
+        register, copy = nisa.register_alloc(at), nisa.register_alloc()
+        nisa.register_move(copy, register)
+        nisa.dma_copy(out, x[:, nl.ds(copy, 1)])
+        nisa.register_store(kept, copy)
+        return out, kept
+
+    program = kernel.trace(X, np.array([[0]], np.int32))
+    assert len(program) == 3
+    out, kept = kernel(X, np.array([[5]], np.int32))
+    assert np.array_equal(out, X[:, 5:6]) and kept.tolist() == [[5]]
+
+
+def test_registers_are_no_numbers():
+    def kernel(use):
+        def body(x):
+            use(nisa.register_alloc(3))
+            return x
+
+        return lambda: nki.jit(body).trace(X)
+
+    with pytest.raises(TypeError, match="no value while the kernel is built"):
+        kernel(lambda r: range(r))()
+    with pytest.raises(TypeError, match="no value while"):
+        kernel(lambda r: r + 1)()
+    with pytest.raises(AssertionError, match="read-only"):
+        kernel(lambda r: nl.fori_loop(0, 1, lambda i: nisa.register_move(i, 2)))()
+    with pytest.raises(AssertionError, match="positive"):
+        kernel(lambda r: nl.fori_loop(0, 1, lambda i: None, step=r))()
+
+
+def test_ranges_are_python_s():
+    assert list(nl.affine_range(3)) == list(range(3)) == list(nl.static_range(0, 3))
+    assert list(nl.sequential_range(1, 9, 4)) == [1, 5]
+
+
+# --- order ----------------------------------------------------------------------------------------
+def two_chains(order):
+    """A long and a short chain on ScalarE and VectorE that nothing connects."""
+
+    def kernel(x):
+        out = nl.ndarray((128, 512), nl.float32, buffer=nl.shared_hbm)
+        long, short = nl.zeros((128, 4096), nl.float32), nl.zeros((128, 512), nl.float32)
+        first = nisa.activation(long, nl.exp, long, name="long")
+        second = nisa.tensor_scalar(short, short, nl.add, 1.0, engine=nisa.engine.vector,
+                                    name="short")  # fmt: skip
+        if order == "depends":
+            assert second.depends_on(first) is second
+        nisa.dma_copy(out, short)
+        return out
+
+    def in_order(x):
+        with nl.no_reorder():
+            return kernel(x)
+
+    made = nki.jit(in_order if order == "no_reorder" else kernel)
+    return made.with_schedule([("short", ["long"])]) if order == "schedule" else made
+
+
+@pytest.mark.parametrize("order", ["depends", "no_reorder", "schedule"])
+def test_order_beyond_what_data_demand(order):
+    free, bound = (two_chains(o).trace(X) for o in ("none", order))
+    ends = []
+    for program in (free, bound):
+        made = schedule(program)
+        at = {i.op.name: k for k, i in enumerate(made.program.instructions)}
+        ends.append((made.start[at["tensor_scalar"]], made.end[at["activation"]]))
+    assert ends[0][0] < ends[0][1] and ends[1][0] >= ends[1][1]
+
+
+# --- the parser's subset --------------------------------------------------------------------------
+def raising(x):
+    if x.shape[0] > 1000:
+        raise ValueError("too large")
+
+
+def catching(x):
+    try:
+        return x.shape
+    except ValueError:
+        return None
+
+
+def pairs(x):
+    for a, b in ((1, 2), (3, 4)):
+        assert a < b
+
+
+def formatted(x):
+    assert f"{1.5:.2f}"
+
+
+def inner(x):
+    def helper():
+        return x
+
+    return helper()
+
+
+def starred(x):
+    return max(*x.shape)
+
+
+@pytest.mark.parametrize(
+    ("construct", "told"),
+    [(raising, "raise"), (catching, "try"), (pairs, "several names"), (formatted, "format"),
+     (inner, "function in a function"), (starred, "star")],
+)  # fmt: skip
+def test_python_that_the_parser_refuses(construct, told):
+    @nki.jit
+    def kernel(x):
+        construct(x)
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, x)
+        return out
+
+    with pytest.warns(NkiWarning, match=told):
+        kernel.trace(X)
+
+
+def test_printing_while_it_runs(monkeypatch, capsys):
+    monkeypatch.setenv("NKI_CPU_EAGER", "1")
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        nl.device_print("tile", tile[0:1, 1:3])
+        nl.store(out, tile)
+        return out
+
+    kernel(X)
+    assert "tile [[1. 2.]]" in capsys.readouterr().out

@@ -1,0 +1,198 @@
+"""Views and access patterns against numpy's, which share nothing with them but the meaning."""
+
+from __future__ import annotations
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from neuron_cpu.core import NkiError
+
+few = settings(max_examples=30, deadline=None, derandomize=True)
+
+
+def elements(shape):
+    return np.arange(np.prod(shape), dtype=np.int32).reshape(shape)
+
+
+def seen(view, shape, on_chip, *more):
+    """What ``view`` of a tensor of ``shape`` holds."""
+
+    @nki.jit
+    def kernel(x, *others):
+        source = x
+        if on_chip:
+            source = nl.ndarray(shape, nl.int32)
+            nisa.dma_copy(source, x)
+        part = view(source, *others)
+        out = nl.ndarray(part.shape, nl.int32, buffer=nl.shared_hbm)
+        if on_chip:
+            copied = nl.ndarray(part.shape, nl.int32)
+            nisa.tensor_copy(copied, part)
+            part = copied
+        nisa.dma_copy(out, part)
+        return out
+
+    return kernel(elements(shape), *more)
+
+
+@given(st.data())
+@few
+def test_subscripts(data):
+    shape = tuple(data.draw(st.lists(st.integers(1, 6), min_size=2, max_size=4)))
+    on_chip = data.draw(st.booleans())
+    keys, plain = [], []
+    for axis, size in enumerate(shape):
+        kind = data.draw(st.sampled_from(["int", "slice", "ds", "all"]))
+        start = data.draw(st.integers(0, size - 1))
+        stop = data.draw(st.integers(start + 1, size))
+        step = data.draw(st.integers(1, 3)) if not (on_chip and axis == 0) else 1
+        if kind == "int":
+            keys.append(start - size if data.draw(st.booleans()) else start)
+            plain.append(start)
+        else:
+            keys.append({
+                "slice": slice(start, stop, step), "ds": nl.ds(start, stop - start),
+                "all": slice(None),
+            }[kind])  # fmt: skip
+            plain.append(keys[-1])
+    if on_chip and isinstance(plain[0], int):  # a tile never loses its partition axis
+        plain[0] = slice(plain[0], plain[0] + 1)
+    want = elements(shape)[tuple(plain)]
+    while want.ndim < (2 if on_chip else 1):
+        want = want[..., None]
+    assert np.array_equal(seen(lambda x: x[tuple(keys)], shape, on_chip), want)
+
+
+CHAINS = {
+    "slice": (lambda x: x.slice(1, 1, 4, 2), lambda a: a[:, 1:4:2]),
+    "select": (lambda x: x.select(2, 1), lambda a: a[:, :, 1]),
+    "permute": (lambda x: x.permute((0, 2, 1)), lambda a: a.transpose(0, 2, 1)),
+    "expand": (lambda x: x.expand_dim(2), lambda a: a[:, :, None]),
+    "split": (lambda x: x.reshape_dim(1, (2, -1)), lambda a: a.reshape(4, 2, 2, 6)),
+    "flatten": (lambda x: x.flatten_dims(1, 2), lambda a: a.reshape(4, 24)),
+    "reshape": (lambda x: x.reshape((4, 3, -1)), lambda a: a.reshape(4, 3, 8)),
+    "broadcast": (
+        lambda x: x[:, :, 2:3].broadcast(2, 3),
+        lambda a: np.broadcast_to(a[:, :, 2:3], (4, 4, 3)),
+    ),
+    "squeeze": (lambda x: x[:, 1:2].squeeze_dim(1), lambda a: a[:, 1]),
+    "rearrange": (
+        lambda x: x.rearrange(("p", "s", ("h", "d")), ("p", ("h", "s"), "d"), {"h": 3}),
+        lambda a: a.reshape(4, 4, 3, 2).transpose(0, 2, 1, 3).reshape(4, 12, 2),
+    ),
+    "chain": (
+        lambda x: x.permute((0, 2, 1)).slice(1, 0, 6, 3).reshape_dim(2, (2, 2)),
+        lambda a: a.transpose(0, 2, 1)[:, 0:6:3].reshape(4, 2, 2, 2),
+    ),
+    "pattern": (
+        lambda x: x.ap([[24, 3], [1, 2], [6, 4]], offset=25),
+        lambda a: np.array([[[25 + 24 * p + i + 6 * j for j in range(4)] for i in range(2)]
+                            for p in range(3)]),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("on_chip", [False, True])
+@pytest.mark.parametrize("name", CHAINS)
+def test_view_methods(name, on_chip):
+    if name == "rearrange":  # merging axes that do not follow each other is no view
+        with pytest.raises(NkiError, match="no view"):
+            seen(CHAINS[name][0], (4, 4, 6), on_chip)
+        return
+    view, want = CHAINS[name]
+    assert np.array_equal(seen(view, (4, 4, 6), on_chip), want(elements((4, 4, 6))))
+
+
+def test_rearranging_splits_and_permutes():
+    found = seen(
+        lambda x: x.rearrange(("p", ("h", "d"), "s"), ("p", "s", "h", "d"), {"d": 2}),
+        (2, 6, 3),
+        True,
+    )
+    assert np.array_equal(found, elements((2, 6, 3)).reshape(2, 3, 2, 3).transpose(0, 3, 1, 2))
+
+
+def test_rows_of_hbm_broadcast_over_partitions():
+    found = seen(lambda x: x.select(0, 1).expand_dim(0).broadcast(0, 5), (3, 4), False)
+    assert np.array_equal(found, np.broadcast_to(elements((3, 4))[1], (5, 4)))
+
+
+def test_the_same_bits_as_another_type():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, nl.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, x.view(nl.float32))
+        return out
+
+    bits = np.array([[0x3F800000, 0x7FC00001]], np.int32)
+    assert np.array_equal(kernel(bits).view(np.int32), bits)
+    with pytest.raises(NotImplementedError, match="NkiTensor.view"):
+        seen(lambda x: x.view(nl.bfloat16), (2, 2), False)
+
+
+# --- offsets that are known when the kernel runs --------------------------------------------------
+def scalar(value):
+    return np.array([[value]], np.int32)
+
+
+def tile_of(x):
+    tile = nl.ndarray(x.shape, nl.int32)
+    nisa.dma_copy(tile, x)
+    return tile
+
+
+DYNAMIC = {
+    "pattern": lambda x, i: x.ap([[30, 4], [1, 6]], scalar_offset=tile_of(i), indirect_dim=1),
+    "select": lambda x, i: x.select(1, tile_of(i)),
+    "ds": lambda x, i: x[:, nl.ds(tile_of(i), 2), :],
+}
+WANTED = {
+    "pattern": lambda a, k: a[:, k],
+    "select": lambda a, k: a[:, k],
+    "ds": lambda a, k: a[:, k : k + 2],
+}
+
+
+@pytest.mark.parametrize("on_chip", [False, True])
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_scalar_offsets(name, on_chip):
+    found = seen(DYNAMIC[name], (4, 5, 6), on_chip, scalar(3))
+    assert np.array_equal(found, WANTED[name](elements((4, 5, 6)), 3))
+    with pytest.raises(NkiError, match="out_of_bound"):
+        seen(DYNAMIC[name], (4, 5, 6), on_chip, scalar(5))
+
+
+def test_other_instructions_take_scalar_offsets():
+    @nki.jit
+    def kernel(x, i):
+        out = nl.ndarray((4, 3), nl.float32, buffer=nl.shared_hbm)
+        source, made = nl.load(x), nl.zeros((4, 9), nl.float32)
+        at = tile_of(i)
+        nisa.tensor_scalar(made[:, nl.ds(at, 3)], source[:, nl.ds(at, 3)], nl.multiply, 2.0)
+        nisa.dma_copy(out, made[:, 4:7])
+        return out
+
+    x = np.random.default_rng(1).normal(size=(4, 9)).astype(np.float32)
+    assert np.array_equal(kernel(x, scalar(4)), 2 * x[:, 4:7])
+
+
+def test_rows_by_data():
+    rows = np.array([[2], [0], [2], [1]], np.int32)
+    found = seen(lambda x, i: x.vector_select(0, tile_of(i))[:, 1:3], (3, 5), False, rows)
+    assert np.array_equal(found, elements((3, 5))[rows[:, 0], 1:3])
+
+
+def test_attributes():
+    def look(x):
+        part = x[1:3, ::2, :]
+        assert (part.shape, part.strides, part.offset) == ((2, 2, 6), (24, 12, 1), 24)
+        assert part.get_pattern() == [[24, 2], [12, 2], [1, 6]] and not part.is_contiguous()
+        assert x.is_contiguous() and not x.is_indirect() and x[0].shape == (4, 6)
+        return x
+
+    assert seen(look, (4, 4, 6), False).shape == (4, 4, 6)
