@@ -1970,7 +1970,18 @@ class Sizes(NamedTuple):
 
 
 def is_nki_enabled(config: InferenceConfig) -> bool:
-    return bool(getattr(config.neuron_config, "nki_enabled", False))
+    """Whether kernels run; an EAGLE draft, one layer without its first norm, is PyTorch's."""
+    return bool(getattr(config.neuron_config, "nki_enabled", False)) and not is_draft(config)
+
+
+def is_draft(config: InferenceConfig) -> bool:
+    """Whether this is an EAGLE draft: it continues hidden states by `fc`, and has no final norm."""
+    return bool(getattr(config.neuron_config, "is_eagle_draft", False))
+
+
+def shows_hidden_states(config: InferenceConfig) -> bool:
+    """Whether the base class reads normalised hidden states: EAGLE's draft goes on from them."""
+    return bool(getattr(config.neuron_config, "enable_eagle_speculation", False))
 
 
 def is_sequence_parallel(config: InferenceConfig) -> bool:
@@ -2041,6 +2052,21 @@ class NeuronLlamaRMSNorm(nn.Module):
         x = hidden.to(torch.float32)
         rstd = torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
         return (x * rstd * self.weight.to(torch.float32)).to(hidden.dtype)
+
+
+class NormOfColumns(NeuronLlamaRMSNorm):
+    """The final norm where hidden states are read besides the head: Columns -> [B, S, H]."""
+
+    def forward(self, columns: Columns) -> torch.Tensor:
+        return super().forward(columns.rows())
+
+
+class DraftInput(ColumnParallelLinear):
+    """An EAGLE draft's `fc`: embedding and hidden state [B, S, 2H] -> [B, S, H]."""
+
+    def forward_wg(self, x: torch.Tensor, *_: Any) -> torch.Tensor:
+        """How NxDI 0.3 and later call it; sequence parallelism alone would gather the weight."""
+        return self.forward(x)
 
 
 class KernelWeight(ColumnParallelLinear):
@@ -2338,6 +2364,8 @@ class NeuronLlamaDecoderLayer(nn.Module):
         norm, size = Norm if self.nki_enabled else NeuronLlamaRMSNorm, config.hidden_size
         self.input_layernorm = norm(size, config.rms_norm_eps)
         self.post_attention_layernorm = norm(size, config.rms_norm_eps)
+        if is_draft(config) and not config.neuron_config.enable_eagle_draft_input_norm:
+            self.input_layernorm = nn.Identity()
 
     def forward(self, hidden_states: Any, **kwargs: Any) -> Tuple[Any, ...]:
         """Hidden states, (K, V), cos, sin; a fifth item where the base passes ``residual``.
@@ -2363,7 +2391,8 @@ class NeuronLlamaHead(KernelWeight):
         super().__init__(vocabulary, config.hidden_size, sizes.tp, neuron_config.torch_dtype)
         self.vocabulary, self.gather_output = vocabulary, gather_output
         self.last_only = getattr(neuron_config, "prompt_in_chunks", False)
-        self.norm = Norm(config.hidden_size, config.rms_norm_eps)
+        normed = shows_hidden_states(config)
+        self.norm = None if normed else Norm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: torch.Tensor, *_: Any) -> torch.Tensor:
         """[B, S, H] -> logits [B, S, V] (of this rank where the device samples)."""
@@ -2405,8 +2434,16 @@ class NeuronLlamaModel(NeuronBaseModel):
         if is_nki_enabled(config):
             self.lm_head = NeuronLlamaHead(config, gather)
             self.norm = SumOfColumns(config)  # the head normalises
+            if shows_hidden_states(config):
+                self.norm = NormOfColumns(config.hidden_size, config.rms_norm_eps)
         else:
-            self.norm = NeuronLlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
+            if is_draft(config):
+                self.fc = DraftInput(
+                    2 * config.hidden_size, config.hidden_size, gather_output=True,
+                    bias=getattr(config, "fc_bias", False), dtype=neuron_config.torch_dtype,
+                )  # fmt: skip
+            else:
+                self.norm = NeuronLlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
             self.lm_head = ColumnParallelLinear(
                 config.hidden_size, config.vocab_size, bias=False, gather_output=gather,
                 dtype=neuron_config.torch_dtype, pad=True,
@@ -2512,7 +2549,8 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
             convert_layer(state, f"layers.{layer}.", kv, sizes, nki_enabled)
         if nki_enabled:
             head = state.get("lm_head.weight", state["embed_tokens.weight"])
-            head = times_gain(head, state.pop("norm.weight"))
+            if not shows_hidden_states(config):
+                head = times_gain(head, state.pop("norm.weight"))
             state["lm_head.weight"] = layouts_of_ranks(
                 in_runs(in_runs(share, 0), 1) for share in head.chunk(sizes.tp)
             )

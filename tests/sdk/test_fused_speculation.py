@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import importlib
+import itertools
 import json
 
 import pytest
@@ -127,6 +129,35 @@ def test_any_eagle_head_gives_the_greedy_text(
     app = fused(folder, head, eagle=True, norm=norm, tp_degree=2)
     got, _ = rounds(app, generate, 30)
     assert got[0].tolist() == reference(model, PROMPT, 30)[0].tolist()
+
+
+# The submission's shapes: heads of 64, three query heads over one KV head, padded at degree 2.
+HEADS_OF_64 = dict(
+    hidden_size=192,
+    intermediate_size=200,
+    num_attention_heads=3,
+    num_key_value_heads=1,
+    num_hidden_layers=1,
+    vocab_size=212,
+    initializer_range=0.1,
+)
+QUICK = {("0.1", True, True, 2), ("0.6", False, True, 1)}
+SUBMISSION = itertools.product(VERSIONS, (False, True), (False, True), (1, 2))
+SUBMISSION = [pytest.param(*c, marks=[] if c in QUICK else pytest.mark.full) for c in SUBMISSION]
+
+
+@pytest.mark.parametrize(("version", "eagle", "enable_nki", "tp_degree"), SUBMISSION)
+def test_the_submission_speculates_with_kernels_and_without(
+    tiny_llama, fused, generate, reference, monkeypatch, tmp_path, version, eagle, enable_nki,
+    tp_degree,
+):  # fmt: skip
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, folder = tiny_llama(**HEADS_OF_64)
+    draft = eagle_head(folder, tmp_path / "head") if eagle else tiny_llama(1, **HEADS_OF_64)[1]
+    more = dict(module=importlib.import_module("llama"), enable_nki=enable_nki)
+    app = fused(folder, draft, eagle=eagle, tp_degree=tp_degree, **more)
+    got, _ = rounds(app, generate, 16)
+    assert got[0].tolist() == reference(model, PROMPT, 16)[0].tolist()
 
 
 @pytest.mark.parametrize("version", ["0.1", pytest.param("0.6", marks=pytest.mark.full)])
