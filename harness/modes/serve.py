@@ -23,7 +23,6 @@ from harness.settings import Settings
 def run(settings: Settings) -> int:
     """Build the model and serve it; 0 where a signal has ended it in order."""
     server, listening, session = opened(settings)
-    console.say(f"Serving {session.model.name} at {url(listening)}")
     server.run([listening])
     session.workers.close()
     return 0
@@ -47,7 +46,8 @@ def opened(settings: Settings) -> tuple[Server, socket.socket, Session]:
     metrics, stops = Metrics(), session.stop_tokens
     scheduler = Scheduler(LoadedLines(loaded), settings.batch_size, limits.waiting, stops, metrics)
     api = Api(_served(session), scheduler, metrics, limits)
-    return Server(api), listening, session
+    served = f"Serving {session.model.name} at {_url(listening)}"
+    return Server(api, lambda: console.say(served)), listening, session
 
 
 def _served(session: Session) -> Served:
@@ -103,7 +103,7 @@ def _listen(host: str, port: int) -> socket.socket:
     return listening
 
 
-def url(listening: socket.socket) -> str:
+def _url(listening: socket.socket) -> str:
     """Where a browser finds it."""
     host, port = listening.getsockname()[:2]
     return f"http://{f'[{host}]' if ':' in host else host}:{port}"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+import socket
+from collections.abc import Callable
+from typing import Any, Optional
 
 import uvicorn
 
@@ -10,9 +12,12 @@ from harness.serving.app import Api, application
 
 
 class Server(uvicorn.Server):
-    """Ends in order at the first signal, and at once at the second one."""
+    """Calls `on_start` once it answers; ends in order at the first signal, at once at the second.
 
-    def __init__(self, api: Api) -> None:
+    Exit status 0: no signal is raised again.
+    """
+
+    def __init__(self, api: Api, on_start: Callable[[], object] = lambda: None) -> None:
         limits = api.limits
         super().__init__(
             uvicorn.Config(
@@ -31,10 +36,14 @@ class Server(uvicorn.Server):
                 timeout_graceful_shutdown=limits.drain_seconds,
             )
         )
-        self._scheduler = api.scheduler
+        self._scheduler, self._on_start = api.scheduler, on_start
+
+    async def startup(self, sockets: Optional[list[socket.socket]] = None) -> None:
+        await super().startup(sockets)
+        self._on_start()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
-        """Take no new answers, and wait for those that run; not noted, so that nobody raises it."""
+        """Take no new answers, and wait for those that run."""
         del sig, frame
         self.force_exit = self.should_exit
         self.should_exit = True
