@@ -1,7 +1,8 @@
 """The benchmark run: every prompt of prompts.txt through the driver, with NKI, and a report.
 
 `python test.py` is `python main.py --enable-nki --mode evaluate_all`; it takes the driver's
-arguments, above all --limit, --only, --resume, --batch-size, --seq-len and --record-baseline.
+arguments, above all --limit, --only, --resume, --batch-size, --seq-len and --record-baseline;
+`--llama a.py b.py c.py` compares submissions, `--workers` spreads the prompts over a cluster.
 """
 
 from __future__ import annotations

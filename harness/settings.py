@@ -60,6 +60,7 @@ class Settings:
 
     mode: str
     llama: str  # submission: module name or path
+    contestants: tuple[str, ...]  # all submissions that are compared, the first one included
     enable_nki: bool
     model_path: Optional[Path]
     compiled_model_path: Optional[Path]
@@ -105,6 +106,7 @@ class Settings:
     only: Optional[tuple[int, ...]]
     resume: bool
     results_path: Path
+    workers: Optional[str]  # of a cluster: its address, or how many are to be made
     record_baseline: bool
 
     # model

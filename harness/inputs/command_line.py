@@ -85,7 +85,7 @@ _ANSWER = ("generate", *_COMPARE, "diff")
 # flag -> the modes in which it means something; in others it is refused, not ignored.
 ONLY_IN = {
     **dict.fromkeys(("--limit", "--only", "--resume", "--record-baseline"), ("evaluate_all",)),
-    "--results-path": ("evaluate_all",),
+    **dict.fromkeys(("--results-path", "--workers"), ("evaluate_all",)),
     "--profile-model": ("profile", "evaluate_all"),
     **dict.fromkeys(
         ("--profile-bucket", "--profile-top", "--profile-output", "--dma-profile")
@@ -138,6 +138,18 @@ def path(text: str) -> Path:
         ) from error
 
 
+def workers(text: str) -> str:
+    """The address of a scheduler (host:port, or with a protocol), or a number of processes."""
+    if text.isdigit():
+        return str(positive(text))
+    host, colon, port = text.rpartition("://")[2].rpartition(":")
+    if not (host and colon and port.isdigit() and text.isprintable()):
+        raise argparse.ArgumentTypeError(
+            f"expected an address such as tcp://host:8786, or a number, got {shown(text)}"
+        )
+    return text
+
+
 def tolerance_map(text: str) -> dict[Optional[int], tuple[float, float]]:
     """`{None: 0.05, 5: (1e-5, 0.03)}`: top-k (None = all) -> (absolute, relative tolerance)."""
     try:
@@ -180,6 +192,8 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         "asked_max_context_length": args.max_context_length,
         "enable_nki": bool(args.enable_nki),
         "judge": args.judge or ("contest" if args.mode in _EVALUATE else "ties"),
+        "llama": args.llama[0],
+        "contestants": tuple(args.llama),
         "only": None if args.only is None else tuple(args.only),
         **_batching(args),
         "speculation": speculation.asked(args),
@@ -269,7 +283,13 @@ def build_parser() -> Parser:
     parser.add_argument(
         "--mode", choices=list(MODES), required=True, metavar="MODE", help="one of the list above"
     )
-    parser.add_argument("--llama", default="llama", help="submission: module name or path to a .py")
+    parser.add_argument(
+        "--llama",
+        nargs="+",
+        default=["llama"],
+        metavar="FILE",
+        help="submission: module name or path to a .py (evaluate_all: several, to be compared)",
+    )
     parser.add_argument(
         "--enable-nki", action=argparse.BooleanOptionalAction, help="use the submission's kernels"
     )
@@ -419,6 +439,12 @@ def _add_evaluation_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--resume", action="store_true", help="evaluate_all: go on with a run")
     group.add_argument(
         "--results-path", type=path, default=Path("results"), help="evaluate_all: folder of reports"
+    )
+    group.add_argument(
+        "--workers",
+        type=workers,
+        metavar="ADDRESS",
+        help="evaluate_all: spread prompts over a Dask cluster, or over as many processes here",
     )
     group.add_argument(
         "--record-baseline", action="store_true", help="evaluate_all: write prompt_data.txt"
@@ -627,6 +653,7 @@ def _check_arguments(args: argparse.Namespace, parser: argparse.ArgumentParser) 
         raise UserError(
             f"--mode chat holds one conversation, got --batch-size {args.batch_size}; leave it out."
         )
+    _check_contestants(args)
     _check_baseline(args)
     _check_samples_at_all(args)
     _check_quantisation(args)
@@ -677,6 +704,19 @@ def _check_samples_at_all(args: argparse.Namespace) -> None:
                 f"{flag} tunes sampling, and without --do-sample every token is the best one; give "
                 f"--do-sample too, or leave {flag} out."
             )
+
+
+def _check_contestants(args: argparse.Namespace) -> None:
+    if len(args.llama) > 1 and args.mode != "evaluate_all":
+        raise UserError(
+            f"--llama takes one submission in --mode {args.mode}, got {len(args.llama)}; the mode "
+            "evaluate_all compares several."
+        )
+    if args.record_baseline and (len(args.llama) > 1 or args.workers is not None):
+        raise UserError(
+            "--record-baseline measures one baseline in this process; leave --workers and further "
+            "submissions out."
+        )
 
 
 def _check_baseline(args: argparse.Namespace) -> None:

@@ -13,7 +13,7 @@ import json
 import platform
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Optional
 
@@ -23,11 +23,13 @@ from harness.figures import accuracy, baseline, evaluation, reference
 from harness.figures.baseline import Case
 from harness.figures.evaluation import Evaluation
 from harness.files import check_writable_folder
+from harness.inputs import submission
 from harness.inputs.chunks import LONGEST_PREFILL, with_chunks
 from harness.inputs.models import checkpoint_identity
 from harness.inputs.prompts import encode, read_prompt_file, shorten
+from harness.modes import spread
 from harness.modes.evaluate import Evaluator
-from harness.output import report
+from harness.output import leaderboard, report
 from harness.session.opening import Session, check_seq_len, open_session
 from harness.settings import Settings
 from neuron_cpu.files import write_text_atomically
@@ -44,26 +46,69 @@ def run(settings: Settings) -> int:
     accuracy.check_settings(settings)
     check_writable_folder(settings.results_path)
     texts = settings.prompts or tuple(read_prompt_file(reference.PROMPTS_FILE))
-    cases, too_long, session = _cases(settings, texts)
     if settings.record_baseline:
+        cases, _, session = _cases(settings, texts)
         baseline.record(session, cases)
         return 0
-    session = _with_new_tokens(session)
-    folder = _open_run(settings.results_path, settings.resume, _description(session, cases))
-    missing = [case for case in cases if not _result_path(folder, case.index).exists()]
-    for case in cases:
-        if case not in missing:  # a damaged file is refused before the others run
-            _read_result(_result_path(folder, case.index))
-    if len(missing) < len(cases):
-        console.say(f"{len(cases) - len(missing)} of {len(cases)} prompts are done already")
-    _run_cases(session, missing, folder)
-    results = [_read_result(_result_path(folder, case.index)) for case in cases]
-    description = _read_json(folder / RUN_FILE)
-    notes = report.of_quantised(settings.quantised_words, results)
-    report.write_all(folder, description, results, too_long, notes)
-    report.print_summary(results, [*too_long, *notes])
-    console.say(f"Reports are in {folder}")
-    return 0 if all(result.accurate for result in results) else 1
+    runs = _opened(settings, texts)
+    if settings.workers is None:
+        for one in runs:
+            _run_cases(one, len(runs) == 1)
+    else:
+        _run_on_workers(settings.workers, runs)
+    results = {one.name: _reported(one) for one in runs}
+    if len(runs) > 1:
+        leaderboard.write(settings.results_path, results)
+        leaderboard.show(results)
+    return 0 if all(result.accurate for found in results.values() for result in found) else 1
+
+
+@dataclass(frozen=True)
+class Run:
+    """One submission's run: a folder of results, of which some may be there already."""
+
+    name: str
+    session: Session
+    cases: list[Case]
+    too_long: list[str]
+    folder: Path
+
+    @property
+    def missing(self) -> list[Case]:
+        """The cases without a result."""
+        return [case for case in self.cases if not _result_path(self.folder, case.index).exists()]
+
+
+def _opened(settings: Settings, texts: Sequence[str]) -> list[Run]:
+    """A run for each submission; where there are several, each has a folder of runs by its name."""
+    runs = []
+    names = leaderboard.names([submission.find(llama) for llama in settings.contestants])
+    for llama, name in zip(settings.contestants, names):
+        cases, too_long, session = _cases(replace(settings, llama=llama), texts)
+        session = _with_new_tokens(session)
+        root = settings.results_path / name if len(names) > 1 else settings.results_path
+        description = _description(session, cases)
+        folder = _open_run(root, settings.resume, description, finished=len(names) > 1)
+        one = Run(name, session, cases, too_long, folder)
+        for case in cases:
+            if case not in one.missing:  # a damaged file is refused before the others run
+                _read_result(_result_path(folder, case.index))
+        if len(one.missing) < len(cases):
+            done = len(cases) - len(one.missing)
+            console.say(f"{done} of {len(cases)} prompts are done already")
+        runs.append(one)
+    return runs
+
+
+def _reported(run: Run) -> list[Evaluation]:
+    """The results of a run that is complete, written as reports and shown."""
+    results = [_read_result(_result_path(run.folder, case.index)) for case in run.cases]
+    description = _read_json(run.folder / RUN_FILE)
+    notes = report.of_quantised(run.session.settings.quantised_words, results)
+    report.write_all(run.folder, description, results, run.too_long, notes)
+    report.print_summary(results, [*run.too_long, *notes])
+    console.say(f"Reports are in {run.folder}")
+    return results
 
 
 def _with_new_tokens(session: Session) -> Session:
@@ -165,6 +210,7 @@ def _description(session: Session, cases: Sequence[Case]) -> dict[str, Any]:
 _FREE_TO_CHANGE = (
     *("resume", "debug", "recompile", "results_path", "compiled_model_path", "llama", "model_path"),
     *("isolate", "memory_limit", "cpu_limit", "time_limit", "prompt_notes"),
+    *("workers", "contestants"),
 )
 
 
@@ -173,10 +219,18 @@ def _digest(content: Any) -> str:
     return hashlib.sha256(text.encode("utf-8", errors="surrogatepass")).hexdigest()
 
 
-def _open_run(root: Path, resume: bool, description: dict[str, Any]) -> Path:
-    """The folder of this run: a new one, or the newest unfinished one with `--resume`."""
+def _open_run(
+    root: Path, resume: bool, description: dict[str, Any], finished: bool = False
+) -> Path:
+    """The folder of this run: a new one, or the newest unfinished one with `--resume`.
+
+    With `finished` also the newest finished one that was asked the same, as a submission may be
+    done while others beside it are not.
+    """
     if resume:
         runs = sorted(path.parent for path in root.glob(f"*/{RUN_FILE}"))
+        if finished and runs and not _changed(runs[-1], description):
+            return runs[-1]
         unfinished = [folder for folder in runs if not (folder / report.REPORT_JSON).exists()]
         if unfinished:
             _check_same(unfinished[-1], description)
@@ -195,8 +249,7 @@ def _open_run(root: Path, resume: bool, description: dict[str, Any]) -> Path:
 
 
 def _check_same(folder: Path, description: dict[str, Any]) -> None:
-    before = _read_json(folder / RUN_FILE)
-    changed = [name for name, value in description.items() if before.get(name) != value]
+    changed = _changed(folder, description)
     if changed:
         raise UserError(
             f"The run in {folder} cannot be resumed: {', '.join(changed)} changed since it "
@@ -204,11 +257,28 @@ def _check_same(folder: Path, description: dict[str, Any]) -> None:
         )
 
 
-def _run_cases(session: Session, cases: Sequence[Case], folder: Path) -> None:
-    """Evaluate each case and write its result file."""
+def _changed(folder: Path, description: dict[str, Any]) -> list[str]:
+    """What was asked otherwise when the run in a folder was started."""
+    before = _read_json(folder / RUN_FILE)
+    return [name for name, value in description.items() if before.get(name) != value]
+
+
+def _run_cases(run: Run, alone: bool) -> None:
+    """Evaluate each missing case and write its result file.
+
+    A submission that cannot be built is an error where it is `alone`, else a result without points.
+    """
+    session, cases = run.session, run.missing
     if not cases:
         return
-    evaluator = Evaluator(session)
+    try:
+        evaluator = Evaluator(session)
+    except UserError as error:
+        if alone:
+            raise
+        for case in cases:
+            _write(run, _refused(session, case, str(error)))
+        return
     with console.step("Evaluating prompts", total=len(cases)) as step:
         for done, case in enumerate(cases, start=1):
             settings = session.settings
@@ -224,10 +294,47 @@ def _run_cases(session: Session, cases: Sequence[Case], folder: Path) -> None:
                 case.row,
                 functools.partial(step.advance, part),
             )
-            text = json.dumps(result.as_dict(), indent=1, ensure_ascii=False) + "\n"
-            write_text_atomically(_result_path(folder, case.index), text)
-            console.say(report.line(result))
+            _write(run, result)
         step.note("Evaluated prompts")
+
+
+def _run_on_workers(address: str, runs: Sequence[Run]) -> None:
+    """Evaluate what is missing of all runs on a cluster, and write results as they come."""
+    works = [spread.Work(run, case) for run in runs for case in run.missing]
+    if not works:
+        return
+    with console.step("Evaluating prompts", total=len(works)) as step:
+        for run, case, outcome in spread.evaluated(address, works):
+            if outcome.refusal is not None and len(runs) == 1:
+                raise UserError(outcome.refusal)
+            if outcome.refusal is not None:
+                result = _refused(run.session, case, outcome.refusal)
+            else:
+                result = evaluation.from_dict(outcome.result)
+            _write(run, result)
+            step.advance()
+        step.note("Evaluated prompts")
+
+
+def _refused(session: Session, case: Case, reason: str) -> Evaluation:
+    """The result of a case whose model cannot be built."""
+    room = case.seq_len - len(case.ids)
+    return Evaluation(
+        id=case.index,
+        prompts=[case.prompt] * session.settings.batch_size,
+        prompt_tokens=len(case.ids),
+        seq_len=case.seq_len,
+        batch_size=session.settings.batch_size,
+        new_tokens=min(room, session.settings.max_new_tokens or room),
+        error=reason,
+    )
+
+
+def _write(run: Run, result: Evaluation) -> None:
+    """The result as a file, which appears whole, and as a line."""
+    text = json.dumps(result.as_dict(), indent=1, ensure_ascii=False) + "\n"
+    write_text_atomically(_result_path(run.folder, result.id), text)
+    console.say(report.line(result))
 
 
 def _result_path(folder: Path, index: int) -> Path:

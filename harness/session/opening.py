@@ -46,15 +46,21 @@ class Session:
         """Holds one compiled folder for each role.
 
         In the cache there is one root for each choice of settings, so that going back to one finds
-        it compiled, and edits of a submission take each other's place.
+        it compiled, and edits of a submission take each other's place. Submissions that are
+        compared do not: workers may evaluate several at once.
         """
-        settings = self.settings
+        settings, text = self.settings, b""
+        if len(settings.contestants) > 1:
+            text = self.submission.read_bytes()
         if settings.compiled_model_path is not None:
-            return settings.compiled_model_path
+            own = hashlib.sha256(text).hexdigest()[:8] if text else ""
+            return settings.compiled_model_path / own
         shape = f"tp{settings.tp_degree}-seq{settings.seq_len}-batch{settings.batch_size}"
         asked: list[Any] = [settings.neuron_config(), settings.on_device_sampling_config()]
         if settings.speculation is not None:
             asked.append(str(settings.speculation.draft_path))
+        if text:
+            asked.append(hashlib.sha256(text).hexdigest())
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
         return cache_folder() / "compiled" / f"{self.model.name}-{shape}-{digest}"
 

@@ -197,6 +197,11 @@ def over_ranks(settings: Settings, place: Optional[Place]) -> Settings:
             "--no-isolate runs the submission in the driver's process, and under torchrun each "
             "rank needs one of its own; leave it out, or start main.py without torchrun."
         )
+    if settings.workers is not None:
+        raise UserError(
+            "--workers spreads prompts over processes of a cluster, and torchrun has started "
+            "ranks of one model; leave one of them out."
+        )
     if settings.tp_degree not in (None, place.size):
         raise UserError(
             f"--tp-degree must be {place.size}, the number of processes that torchrun has "

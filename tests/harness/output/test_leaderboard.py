@@ -1,0 +1,68 @@
+"""Several submissions in one table: places, normalised points, names."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from harness.figures.benchmark import SpeedReport
+from harness.figures.evaluation import Evaluation, Figures, Speeds
+from harness.figures.flops import NkiShare
+from harness.figures.score import Score, Speed
+from harness.output import leaderboard
+from harness.sources import Source
+
+
+def result(index, points, accurate=True, latency=10.0, share=0.5):
+    """One prompt with a score; `points` None: its times make none."""
+    speed = Speed(latency, 5.0, Source.DEVICE)
+    figures = {"latency_ms_p99": latency, "throughput": 5.0}
+    report = SpeedReport(figures, 1.0, 5.0, Source.DEVICE, 3, 1)
+    reason = "no times" if points is None else None
+    scored = Score(accurate, share, speed, speed, 1.0, 1.0, points, points, reason)
+    found = Figures([], NkiShare(share, share, [], []), Speeds(report, None), scored)
+    return Evaluation(index, ["?"], 4, 128, 1, 3, accurate=accurate, figures=found)
+
+
+def failed(index):
+    return Evaluation(index, ["?"], 4, 128, 1, 3, error="it raised")
+
+
+def test_points_are_normalised_against_the_best_of_each_prompt():
+    table = leaderboard.standings(
+        {
+            "slow": [result(0, 2.0), result(1, 1.0), result(2, 3.0)],
+            "broken": [failed(0), failed(1), failed(2)],
+            "fast": [result(0, 4.0), result(1, 0.0, accurate=False), failed(2)],
+        }
+    )
+    assert [one.submission for one in table] == ["slow", "fast", "broken"]
+    assert [one.normalised for one in table] == [2.5, 1.0, 0.0]
+    assert [one.points for one in table] == [6.0, 4.0, 0.0]
+    assert [(one.accurate, one.prompts) for one in table] == [(3, 3), (1, 3), (0, 3)]
+    assert table[1].latency_ms == 10.0 and table[2].latency_ms is None
+
+
+def test_a_prompt_that_nobody_gets_right_gives_nobody_points():
+    wrong = [result(0, 0.0, accurate=False)]
+    assert [one.normalised for one in leaderboard.standings({"a": wrong, "b": wrong})] == [0, 0]
+
+
+def test_times_that_make_no_score_make_no_points(tmp_path: Path, capsys: pytest.CaptureFixture):
+    table = {"a": [result(0, None)], "b": [result(0, None)]}
+    assert leaderboard.standings(table)[0].normalised is None
+    leaderboard.write(tmp_path, table)
+    written = json.loads((tmp_path / leaderboard.LEADERBOARD_JSON).read_text())
+    assert [one["submission"] for one in written] == ["a", "b"] and written[0]["points"] is None
+    leaderboard.show(table)
+    assert "normalised" in capsys.readouterr().out
+
+
+def test_names_tell_submissions_apart():
+    paths = ["/one/llama.py", "/two/llama.py", "/two/other.py", "/two/other.py", "/x/two/llama.py"]
+    assert leaderboard.names([Path(path) for path in paths]) == [
+        "one-llama", "two-llama", "two-other", "two-other-2", "two-llama-2",
+    ]  # fmt: skip
+    assert leaderboard.names([Path("/one/a.py"), Path("/one/b.py")]) == ["a", "b"]
