@@ -52,6 +52,24 @@ class Serving:
 
 
 @dataclass(frozen=True)
+class Swap:
+    """A kernel in the place of a part of any model.
+
+    Attributes:
+        source, name: the file, and what in it is called.
+        at: what it replaces, one of `harness.inputs.swap.PLACES`.
+        layers: of a model that is cut; None: all.
+        least_cosine: to the reference, that every token must reach.
+    """
+
+    source: Path
+    name: str
+    at: str
+    layers: Optional[int]
+    least_cosine: float
+
+
+@dataclass(frozen=True)
 class Settings:
     """What the command line asks for, defaults filled in; `dataclasses.replace` makes variants.
 
@@ -138,6 +156,7 @@ class Settings:
     quantization_dtype: str
     modules_to_not_convert: Optional[list[str]]
     kv_cache_quant: bool
+    swap: Optional[Swap]  # of `--mode swap`
 
     # profile
     profile_model: Optional[str]

@@ -200,12 +200,17 @@ def record(model: Any, wrapper: Any, bucket: int) -> list[tuple[str, Event]]:
         module.n_positions = bucket
         inputs = wrapper.input_generator()[wrapper.neuron_config.buckets.index(bucket)]
         traced, _ = trace(module, inputs, wrapper.tag, bucket)
+    return events_of(traced)
+
+
+def events_of(record: recording.GraphRecord) -> list[tuple[str, Event]]:
+    """(module path, event) of a traced graph in order, without those that only rename data."""
     return [
         (
             event.where,
             Event(_KINDS[event.kind], event.name, moved(event), event.macs, event.program),
         )
-        for event in traced.events
+        for event in record.events
         if event.kind != recording.TORCH or event.name not in recording.METADATA_ONLY
     ]
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Optional
 
 from harness.errors import UserError
-from harness.inputs import serving, speculation
+from harness.inputs import serving, speculation, swap
 from harness.inputs.chunks import LONGEST_PREFILL, MOST_PREFILL
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.inputs.prompts import read_prompt_file, split_prompt_value
@@ -30,7 +30,8 @@ DEFAULT_PROMPT = "I believe the meaning of life is"  # the contest driver's, for
 # For instruct models: along the embedded model's answer the two best logits stay 1.1 apart.
 DEFAULT_QUESTION = "Name the capital of Japan."
 DEFAULT_SEQ_LEN = 128
-CHAT_SEQ_LEN = 512  # some turns; longer ones are a wait on the stand-in
+# Some turns, longer ones are a wait on the stand-in; the least of the public flash attention.
+LONGER_SEQ_LEN = 512
 
 # mode -> what it does; each is a module of harness.modes, but for the second names in ALIASES
 MODES = {
@@ -45,6 +46,7 @@ MODES = {
     "diff": "where NKI and PyTorch begin to differ, operator by operator",
     "perplexity": "of a text, with float and with quantised weights",
     "preflight": "the last look at a submission before its upload",
+    "swap": "a kernel of yours in any model of transformers, held against PyTorch",
     "evaluate_all": "evaluate every prompt of prompts.txt, with reports",
 }
 ALIASES = {"evaluate_single": "evaluate"}
@@ -95,15 +97,17 @@ ONLY_IN = {
         + ("--collective-us", "--collective-gb-per-s"),
         ("profile",),
     ),
-    **dict.fromkeys(("--prompt", "--prompt-file", "--raw", "--pad-token-id"), _ANSWER),
+    **dict.fromkeys(("--prompt", "--prompt-file"), (*_ANSWER, "swap")),
+    **dict.fromkeys(("--raw", "--pad-token-id"), _ANSWER),
     "--stream": ("generate",),
+    **dict.fromkeys(swap.FLAGS, ("swap",)),
     "--max-new-tokens": ("generate", "chat", *_COMPARE),
     "--system": ("chat",),
     **dict.fromkeys(("--base-latency", "--base-throughput"), _EVALUATE),
     **dict.fromkeys(
         ("--judge", "--tol-map", "--divergence-difference-tol", "--num-tokens-to-check"), _COMPARE
     ),
-    "--runs": ("generate", "validate", *_EVALUATE),
+    "--runs": ("generate", "swap", "validate", *_EVALUATE),
     **dict.fromkeys(serving.FLAGS, ("serve",)),
     **dict.fromkeys(speculation.FLAGS, ("compile", "generate", "chat", "profile", *_COMPARE)),
 }
@@ -198,6 +202,7 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         **_batching(args),
         "speculation": speculation.asked(args),
         "serving": serving.asked(args),
+        "swap": swap.asked(args),
         **_sampling(args),
         **_quantisation(args),
     }
@@ -227,7 +232,7 @@ def _batching(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _default_seq_len(mode: str) -> int:
-    return CHAT_SEQ_LEN if mode in ("chat", "serve") else DEFAULT_SEQ_LEN
+    return LONGER_SEQ_LEN if mode in ("chat", "serve", "swap") else DEFAULT_SEQ_LEN
 
 
 def _lengths(args: argparse.Namespace, whole: bool) -> dict[str, int]:
@@ -310,6 +315,7 @@ def build_parser() -> Parser:
     speculation.add_arguments(parser, positive, path)
     _add_quantisation_arguments(parser)
     serving.add_arguments(parser, positive, path)
+    swap.add_arguments(parser, positive, finite)
     _add_profile_arguments(parser)
     for flag in REFUSED:
         parser.add_argument(flag, nargs="*", metavar="X", help=argparse.SUPPRESS)
@@ -481,7 +487,8 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--seq-len",
         **whole,
-        help=f"prompt and new tokens (default: {DEFAULT_SEQ_LEN}, to chat or serve {CHAT_SEQ_LEN})",
+        help=f"prompt and new tokens (default: {DEFAULT_SEQ_LEN}; chat, serve, swap: "
+        f"{LONGER_SEQ_LEN})",
     )
     group.add_argument(
         "--max-context-length",
@@ -618,6 +625,7 @@ def check(settings: Settings) -> None:
         )
     _check_batching(settings)
     speculation.check(settings)
+    swap.check(settings)
     _check_chunks(settings)
     _check_base_figures(settings)
     _check_sampling(settings)

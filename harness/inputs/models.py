@@ -140,7 +140,7 @@ def _embedded_gguf() -> Path:
 def check_folder(path: Path) -> ModelFolder:
     """Refuse with a UserError a folder that does not hold a complete Llama checkpoint."""
     if not path.is_dir():
-        raise UserError(_no_folder(path))
+        raise UserError(no_folder(path))
     config = schema.read_json(path / "config.json")
     check_config(path, config)
     if not (path / "tokenizer_config.json").is_file():
@@ -156,7 +156,7 @@ def check_folder(path: Path) -> ModelFolder:
     return model
 
 
-def _no_folder(path: Path) -> str:
+def no_folder(path: Path) -> str:
     """Why a path is no model folder, and what to give instead."""
     if path.exists():
         return (

@@ -51,6 +51,16 @@ def find(name: str) -> Path:
 
 def load(path: Path) -> ModuleType:
     """Import the file under its stem; a UserError says where it raised or what it lacks."""
+    module = imported(path)
+    if not hasattr(module, MODEL_CLASS):
+        raise UserError(
+            f"The submission {path} does not define {MODEL_CLASS}, which the driver runs."
+        )
+    return module
+
+
+def imported(path: Path) -> ModuleType:
+    """Any file of somebody else's, imported under its stem."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UserError(f"The submission {path} cannot be imported as Python.")
@@ -61,10 +71,6 @@ def load(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
         raise UserError(f"The submission {where(error, path)}.") from error
-    if not hasattr(module, MODEL_CLASS):
-        raise UserError(
-            f"The submission {path} does not define {MODEL_CLASS}, which the driver runs."
-        )
     return module
 
 

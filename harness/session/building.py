@@ -84,7 +84,7 @@ def construct(session: Session, role: Role, counts: bool = False) -> Loaded:
     """The model configured, without weights, in the process that its role runs in."""
     with console.step("Importing PyTorch, transformers and the SDK", least_seconds=1):
         job = replace(_job(session, role), counts=counts)
-        worker = session.workers.worker(job, _work_folder(session.settings))
+        worker = session.workers.worker(job, work_folder(session.settings))
         worker.call(f"{_MODEL}:prepare", "The submission cannot be imported")
     answer = worker.call(f"{_MODEL}:construct", "The model cannot be configured", role=role.value)
     folder = session.compiled_root / role.value
@@ -102,17 +102,18 @@ def _job(session: Session, role: Role) -> Job:
         eos_token_id=getattr(session.tokenizer, "eos_token_id", None),
         source=None if own else session.submission,
         scratch=Path(),
-        limits=_limits(settings) if settings.isolate else None,
+        limits=limits_of(settings) if settings.isolate else None,
         confined=platform_here.confines,
     )
 
 
-def _work_folder(settings: Settings) -> Path:
+def work_folder(settings: Settings) -> Path:
     """Where processes get folders of their own: on the disk where compiled folders go."""
     return (settings.compiled_model_path or cache_folder()) / "work"
 
 
-def _limits(settings: Settings) -> Limits:
+def limits_of(settings: Settings) -> Limits:
+    """What the process of a submission, or of a kernel, may use."""
     return Limits(
         memory_bytes=int(settings.memory_limit * 2**30),
         cpu_seconds=settings.cpu_limit,

@@ -150,24 +150,28 @@ def _default_prompt(session: Session) -> str:
 
 def _open_tokenizer(settings: Settings, model: models.ModelFolder) -> tuple[Any, int]:
     """The tokenizer, and the token that fills prompts up to their bucket."""
+    tokenizer = read_tokenizer(model.path, settings.padding_side)
+    return tokenizer, _padding_token(tokenizer)
+
+
+def read_tokenizer(folder: Path, padding_side: str) -> Any:
+    """The tokenizer in a model's folder, after a trial; a UserError where it is broken."""
     with _without_torch():
         from transformers import AutoTokenizer  # takes seconds, so after the checks above
 
     try:
-        tokenizer = AutoTokenizer.from_pretrained(
-            str(model.path), padding_side=settings.padding_side
-        )
+        tokenizer = AutoTokenizer.from_pretrained(str(folder), padding_side=padding_side)
         tokenizer.decode(tokenizer("A trial.")["input_ids"])
-        padding = _padding_token(tokenizer)
+        _padding_token(tokenizer)
     except BaseException as error:  # a broken file: bare Exception, or a panic of Rust
         if isinstance(error, (KeyboardInterrupt, SystemExit)):
             raise
         reason = textwrap.shorten(f"{type(error).__name__}: {error}", 120, placeholder="...")
         raise UserError(
-            f"Cannot read the tokenizer in {model.path} ({reason}), expected "
+            f"Cannot read the tokenizer in {folder} ({reason}), expected "
             "tokenizer.json and tokenizer_config.json as they were published; download them again."
         ) from error
-    return tokenizer, padding
+    return tokenizer
 
 
 @contextlib.contextmanager

@@ -1,0 +1,83 @@
+"""The command line's arguments for a kernel in somebody else's model: which one, and where."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Optional
+
+from harness.errors import UserError
+from harness.settings import Settings, Swap
+
+ATTENTION, NORM, MLP = "attention", "rmsnorm", "mlp"
+PLACES = {
+    ATTENTION: "of every layer, between its projections",
+    NORM: "every module whose class ends in RMSNorm",
+    MLP: "every module whose class ends in MLP",
+}
+LONGEST_EAGER = 4096  # tokens whose scores in fp32 PyTorch keeps as a whole
+LEAST_COSINE = 0.999  # of the token that is farthest off, in bf16
+FLAGS = ("--kernel", "--at", "--layers", "--least-cosine")
+
+
+def add_arguments(
+    parser: argparse.ArgumentParser,
+    positive: Callable[[str], int],
+    finite: Callable[[str], float],
+) -> None:
+    """The group of arguments, with the types of the rest of the command line."""
+    group = parser.add_argument_group("swap (any causal LM or encoder of transformers)")
+    group.add_argument("--kernel", metavar="FILE:NAME", help="the kernel, or an adapter around it")
+    group.add_argument(
+        "--at", choices=list(PLACES), metavar="PLACE", help=f"{', '.join(PLACES)}: what it replaces"
+    )
+    group.add_argument("--layers", type=positive, metavar="N", help="cut the model to N layers")
+    group.add_argument(
+        "--least-cosine",
+        type=finite,
+        default=LEAST_COSINE,
+        metavar="C",
+        help=f"to the reference in fp32, of every token (default: {LEAST_COSINE})",
+    )
+
+
+def asked(args: argparse.Namespace) -> Optional[Swap]:
+    """What the arguments ask for; None in other modes."""
+    if args.mode != "swap":
+        return None
+    if args.kernel is None or args.at is None:
+        raise UserError(
+            "--mode swap needs --kernel FILE:NAME and --at, what it replaces: "
+            f"{', '.join(PLACES)}; give both."
+        )
+    path, colon, name = args.kernel.rpartition(":")
+    if not colon or not name.isidentifier():
+        raise UserError(f"--kernel must be FILE:NAME, got {args.kernel!r}; add ':' and its name.")
+    if not path.endswith(".py") or not Path(path).is_file():
+        raise UserError(
+            f"The kernel's file {path} does not exist, expected a .py file; correct it."
+        )
+    return Swap(Path(path).resolve(), name, args.at, args.layers, args.least_cosine)
+
+
+def check(settings: Settings) -> None:
+    """Refuse with a UserError what the mode would ignore."""
+    if settings.swap is None:
+        return
+    if not -1 <= settings.swap.least_cosine <= 1:
+        raise UserError(
+            f"--least-cosine must be between -1 and 1, got {settings.swap.least_cosine:g}."
+        )
+    others: dict[str, Any] = {
+        "--enable-nki": settings.enable_nki,
+        "--tp-degree": settings.tp_degree not in (None, 1),
+        "--padding-side left": settings.padding_side == "left",
+        "--compiled-model-path": settings.compiled_model_path is not None,
+    }
+    for flag, given in others.items():
+        if given:
+            raise UserError(
+                f"--mode swap runs one module on one core, its rows padded on the right, got "
+                f"{flag}; leave it out."
+            )

@@ -1,0 +1,52 @@
+"""Results of PyTorch in fp32 that kernels are held against, kept: a CPU takes long for them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+
+from harness.files import cache_folder
+from neuron_cpu.files import write_bytes_atomically
+
+MOST_BYTES = 4 << 30
+_BODY = "body"
+
+
+def place(identity: Mapping[str, Any]) -> Path:
+    """The file for a result that depends on `identity` alone."""
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_folder() / "references" / f"{digest}.npz"
+
+
+def read(path: Path) -> Optional[tuple[Any, list[np.ndarray]]]:
+    """Body and arrays; None where there are none, or the file is damaged."""
+    try:
+        with np.load(path, allow_pickle=False) as kept:
+            arrays = [kept[name] for name in sorted(kept.files) if name != _BODY]
+            return json.loads(str(kept[_BODY])), arrays
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        return None
+
+
+def write(path: Path, body: Any, arrays: list[np.ndarray]) -> None:
+    """Keep a result; the oldest others go until all fit MOST_BYTES."""
+    content = io.BytesIO()
+    named = {f"array{index:02}": array for index, array in enumerate(arrays)}
+    np.savez(content, **{_BODY: np.array(json.dumps(body))}, **named)  # type: ignore[arg-type]
+    write_bytes_atomically(path, content.getvalue())
+    others = sorted(path.parent.glob("*.npz"), key=lambda file: file.stat().st_mtime)
+    room = sum(file.stat().st_size for file in others) - MOST_BYTES
+    for file in others:
+        if room <= 0 or file == path:
+            return
+        room -= file.stat().st_size
+        with contextlib.suppress(OSError):
+            file.unlink()

@@ -1,0 +1,436 @@
+"""A model of transformers with a kernel in it, beside the kernel: loaded, run, estimated.
+
+`reference` runs in a process of its own that never imports the kernel, and `measure` in the
+kernel's. The clock is the driver's: each run ends with an event.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, Optional
+
+import numpy as np
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from harness.errors import UserError
+from harness.inputs import submission
+from harness.inputs.swap import ATTENTION, LONGEST_EAGER, PLACES
+from harness.session import call_forms
+from harness.session.call_forms import Heads
+from harness.session.worker import Answer, Host
+from harness.settings import Swap
+
+NAME = "nki_swap"  # of the attention function that is registered
+FULL, CAUSAL, BIAS = "full", "causal", "bias"  # what a call of attention hides
+SCORED_AT_ONCE = 256  # tokens whose logits are in memory together
+_SUFFIXES = {"rmsnorm": "RMSNorm", "mlp": "MLP"}
+Ids = Sequence[Sequence[int]]
+
+
+class Hidden(nn.Module):
+    """A model's last hidden states, from token ids [B, S] and, where rows are padded, a mask.
+
+    The mask is an input, or a constant of the graph.
+    """
+
+    def __init__(self, model: nn.Module, *mask: torch.Tensor) -> None:
+        super().__init__()
+        self._mask = mask
+        base = getattr(model, "base_model_prefix", "")
+        self.base = getattr(model, base, model) if base else model
+
+    def forward(self, ids: torch.Tensor, *mask: torch.Tensor) -> torch.Tensor:
+        given = mask or self._mask
+        return self.base(input_ids=ids, attention_mask=given[0] if given else None)[0]
+
+
+def reference(host: Host, ids: Ids, lengths: Sequence[int], at: str) -> Answer:
+    """The model in fp32, by PyTorch.
+
+    Returns the last hidden states [B, S, H] and, of a model with a head, the best token at each
+    place [B, S]; the body says what each call of attention hides, in the order of the calls.
+    """
+    implementation = _reference_implementation(host, len(ids[0]), at)
+    model = _load(host.job.model_path, asked_of(host).layers, "float32", implementation)
+    calls: list[str] = []
+    with host.told_as_the_submission("The model cannot be run"), torch.no_grad():
+        attention: Any = contextlib.nullcontext()
+        if at == ATTENTION:
+            attention = _registered(model, _survey(model, calls, lengths))
+            if not has_interface(model):
+                attention = _Survey(calls, lengths)
+        with attention:
+            hidden = Hidden(model)(*inputs(ids, lengths))
+    return Answer(calls, [hidden.float().numpy(), *_best_tokens(model, hidden)])
+
+
+def _reference_implementation(host: Host, tokens: int, at: str) -> str:
+    if at == ATTENTION and not _class_has_interface(host):
+        return "sdpa"
+    return "eager" if tokens <= LONGEST_EAGER else "sdpa"
+
+
+def check(host: Host) -> None:
+    """Import the kernel, and refuse one that could be swapped into no model."""
+    asked = asked_of(host)
+    _, kernel = _kernel(asked)
+    if not call_forms.is_adapter(kernel):
+        call_forms.check(kernel, asked.at)
+
+
+def measure(
+    host: Host, ids: Ids, lengths: Sequence[int], plan: Sequence[str], swapped: bool, runs: int
+) -> Answer:
+    """Compile, warm up, one run for its results, and `runs` more; an event after each.
+
+    `plan` is the reference's: what each call of attention hides.
+    """
+    model, tensors = prepared(host, swapped, len(ids[0])), inputs(ids, lengths)
+    what = "The kernel cannot be run" if swapped else "The model cannot be run"
+    with host.told_as_the_submission(what), torch.no_grad(), changed(host, model, plan, swapped):
+        import torch_neuronx
+
+        traced = torch_neuronx.trace(Hidden(model), tensors)
+        host.emit("compiled")
+        traced(*tensors)
+        host.emit("warm")
+        hidden = traced(*tensors)
+        host.emit("accuracy")
+        for _ in range(runs):
+            traced(*tensors)
+            host.emit("run")
+        return Answer(None, [hidden.float().numpy(), *_best_tokens(model, hidden)])
+
+
+# --- models ---------------------------------------------------------------------------------------
+
+
+@functools.lru_cache(maxsize=1)
+def _load(path: Path, layers: Optional[int], dtype: str, implementation: str) -> Any:
+    """The model as transformers makes it, cut to so many layers."""
+    import transformers
+
+    config = _config(path, layers)
+    kind: Any = transformers.AutoModel
+    if any(name.endswith(("ForCausalLM", "LMHeadModel")) for name in config.architectures or ()):
+        kind = transformers.AutoModelForCausalLM
+    try:
+        model = kind.from_pretrained(
+            str(path),
+            config=config,
+            torch_dtype=getattr(torch, dtype),
+            attn_implementation=implementation,
+        )
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        raise UserError(
+            f"The model in {path} cannot be loaded by transformers ({_reason(error)}); take a "
+            "causal LM or an encoder that it has."
+        ) from error
+    model.config.pad_token_id = None  # transformers would look for it in every input
+    return model.eval()
+
+
+def _config(path: Path, layers: Optional[int]) -> Any:
+    import transformers
+
+    try:
+        config = transformers.AutoConfig.from_pretrained(str(path))
+    except (OSError, ValueError, KeyError) as error:
+        raise UserError(
+            f"transformers cannot read {path}/config.json ({_reason(error)})."
+        ) from error
+    if config.is_encoder_decoder:
+        raise UserError(
+            f"{path} is an encoder with a decoder, expected a causal LM or an encoder alone."
+        )
+    config.use_cache = False
+    if hasattr(config, "reference_compile"):  # ModernBERT's torch.compile
+        config.reference_compile = False
+    if layers is not None:
+        found = getattr(config, "num_hidden_layers", None)
+        if found is None or layers > found:
+            raise UserError(f"--layers must be at most {found} for {path.name}, got {layers}.")
+        config.num_hidden_layers = layers
+    return config
+
+
+def _reason(error: Exception) -> str:
+    return " ".join(str(error).split()).rstrip(".")[:200]
+
+
+def forget_model() -> None:
+    """Load it anew next time."""
+    _load.cache_clear()
+
+
+def prepared(host: Host, swapped: bool, tokens: int) -> Any:
+    """The model in the type asked for, for rows of so many tokens.
+
+    By eager attention, unless the kernel enters through sdpa or its scores would not fit.
+    """
+    asked = asked_of(host)
+    through = swapped and asked.at == ATTENTION and not _class_has_interface(host)
+    kind = "sdpa" if through or tokens > LONGEST_EAGER else "eager"
+    return _load(host.job.model_path, asked.layers, host.job.settings.torch_dtype, kind)
+
+
+def asked_of(host: Host) -> Swap:
+    """What is to be swapped; only this mode's jobs come here."""
+    assert host.job.settings.swap is not None
+    return host.job.settings.swap
+
+
+def inputs(ids: Ids, lengths: Sequence[int]) -> tuple[torch.Tensor, ...]:
+    """Token ids [B, S], and a mask [B, S] where a row is padded on the right."""
+    tokens = torch.tensor([list(row) for row in ids])
+    if min(lengths) == tokens.shape[1]:
+        return (tokens,)
+    return tokens, (torch.arange(tokens.shape[1]) < torch.tensor(lengths)[:, None]).long()
+
+
+def _best_tokens(model: Any, hidden: torch.Tensor) -> list[np.ndarray]:
+    """The best token at each place [B, S], where the model has a head."""
+    head = model.get_output_embeddings()
+    if head is None:
+        return []
+    with torch.no_grad():
+        parts = [head(part).argmax(-1) for part in hidden.split(SCORED_AT_ONCE, dim=1)]
+    return [torch.cat(parts, 1).float().numpy()]
+
+
+# --- the kernel in its place ----------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def changed(host: Host, model: Any, plan: Sequence[str], swapped: bool) -> Iterator[None]:
+    """The kernel in the model, as long as the body runs."""
+    if not swapped:
+        yield
+        return
+    asked = asked_of(host)
+    home, kernel = _kernel(asked)
+    if call_forms.replaces_modules(kernel, asked.at):
+        with _replaced(_parts(model, asked.at), kernel, home, asked.at):
+            yield
+        return
+    adapter = kernel if call_forms.is_adapter(kernel) else None
+    attend = None if adapter else call_forms.attention(kernel, home)
+    if has_interface(model):
+        with _registered(model, adapter or _interface(attend, plan)):
+            yield
+    elif attend is None:
+        raise UserError(
+            f"{type(model).__name__} of this transformers has no attention function to replace by "
+            "an adapter; name a kernel of a known form, which enters through PyTorch's sdpa."
+        )
+    else:
+        with _Swapped(attend, plan):
+            yield
+
+
+def _kernel(asked: Swap) -> tuple[Any, Any]:
+    """The kernel's file, imported once, and the kernel."""
+    home = _imported(asked.source)
+    kernel = getattr(home, asked.name, None)
+    if not callable(kernel):
+        raise UserError(f"{asked.source} has no kernel {asked.name}; correct the name.")
+    return home, kernel
+
+
+_imported = functools.cache(submission.imported)
+
+
+def _parts(model: nn.Module, at: str) -> list[nn.Module]:
+    """The modules that a kernel replaces."""
+    if at == ATTENTION:
+        found = [m for m in model.modules() if hasattr(m, "q_proj") and hasattr(m, "o_proj")]
+    else:
+        suffix = _SUFFIXES[at]
+        found = [m for m in model.modules() if type(m).__name__.endswith(suffix)]
+    if not found:
+        raise UserError(
+            f"{type(model).__name__} has nothing to replace at {at} ({PLACES[at]}); choose another "
+            "--at."
+        )
+    return found
+
+
+@contextlib.contextmanager
+def _replaced(parts: Sequence[nn.Module], kernel: Any, home: Any, at: str) -> Iterator[None]:
+    """Other `forward`s of modules, found before the first is changed."""
+    forwards = [call_forms.forward(kernel, home, at, part) for part in parts]
+    try:
+        for part, changed in zip(parts, forwards):
+            part.forward = changed  # type: ignore[method-assign]
+        yield
+    finally:
+        for part in parts:
+            del part.forward
+
+
+def _class_has_interface(host: Host) -> bool:
+    """Whether the model's attention is looked up by name, before the model is made."""
+    import transformers
+
+    config = _config(host.job.model_path, None)
+    with contextlib.suppress(KeyError):
+        mapping: Any = transformers.MODEL_MAPPING
+        module = sys.modules[mapping[type(config)].__module__]
+        return hasattr(module, "ALL_ATTENTION_FUNCTIONS")
+    return False
+
+
+def has_interface(model: Any) -> bool:
+    """Whether the model looks its attention up in transformers' table (4.48 and later)."""
+    return hasattr(sys.modules[type(model).__module__], "ALL_ATTENTION_FUNCTIONS")
+
+
+@contextlib.contextmanager
+def _registered(model: Any, function: Callable[..., Any]) -> Iterator[None]:
+    """An attention function of transformers, and the model set to it."""
+    if not has_interface(model):
+        yield
+        return
+    table = sys.modules[type(model).__module__].ALL_ATTENTION_FUNCTIONS
+    before, model.config._attn_implementation = model.config._attn_implementation, NAME
+    table[NAME] = function
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+        del table[NAME]
+
+
+def _interface(attend: Any, plan: Sequence[str]) -> Callable[..., Any]:
+    """transformers' signature around a kernel; calls are in the order of the plan."""
+    calls = 0
+
+    def attention(
+        module: nn.Module,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attention_mask: Optional[torch.Tensor],
+        scaling: Optional[float] = None,
+        **_: Any,
+    ) -> tuple[torch.Tensor, None]:
+        nonlocal calls
+        hides, calls = plan[calls % len(plan)], calls + 1
+        scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+        bias = _bias(attention_mask, query) if hides == BIAS else None
+        out = attend(Heads(query, key, value, scale, hides == CAUSAL, bias))
+        return out.transpose(1, 2).contiguous(), None
+
+    return attention
+
+
+def _bias(mask: Optional[torch.Tensor], query: torch.Tensor) -> torch.Tensor:
+    """[B, 1, S, S] to add to the scores, in the type of the queries, the same for all heads."""
+    if mask is None or mask.shape[1] != 1:
+        raise UserError(
+            "A layer of this model adds its own to the scores of each head, which no form of call "
+            "here passes on; write an adapter."
+        )
+    if mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill(~mask, call_forms.HIDDEN_KEY)
+    shape = (query.shape[0], 1, query.shape[2], query.shape[2])
+    return mask[..., : query.shape[2]].expand(shape).to(query.dtype)
+
+
+class _Swapped(TorchFunctionMode):
+    """PyTorch's own attention goes to a kernel, for models without a table of functions."""
+
+    def __init__(self, attend: Any, plan: Sequence[str]) -> None:
+        super().__init__()
+        self._attend, self._plan, self._calls = attend, plan, 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not nn.functional.scaled_dot_product_attention:
+            return func(*args, **(kwargs or {}))
+        return self.attend(*args, **(kwargs or {}))
+
+    def attend(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: Optional[torch.Tensor] = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: Optional[float] = None,
+        **_: Any,
+    ) -> torch.Tensor:
+        hides, self._calls = self._plan[self._calls % len(self._plan)], self._calls + 1
+        scale = query.shape[-1] ** -0.5 if scale is None else scale
+        bias = _bias(attn_mask, query) if hides == BIAS else None
+        return self._attend(Heads(query, key, value, scale, hides == CAUSAL, bias))
+
+
+# --- what masks hide ------------------------------------------------------------------------------
+
+
+def _survey(model: Any, calls: list[str], lengths: Sequence[int]) -> Callable[..., Any]:
+    """The model's own attention function, which notes what each call hides."""
+    from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+    home = sys.modules[type(model).__module__]
+    own: Any = getattr(home, "eager_attention_forward", sdpa_attention_forward)
+
+    def attention(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        causal = options.get("is_causal")
+        if causal is None:
+            causal = getattr(module, "is_causal", False)
+        calls.append(hidden_keys(mask, bool(causal) and mask is None, lengths, query.shape[2]))
+        compute = own if query.shape[2] <= LONGEST_EAGER else sdpa_attention_forward
+        return compute(module, query, key, value, mask, **options)
+
+    return attention
+
+
+class _Survey(TorchFunctionMode):
+    """PyTorch's own attention, which notes what each call hides."""
+
+    def __init__(self, calls: list[str], lengths: Sequence[int]) -> None:
+        super().__init__()
+        self._calls, self._lengths = calls, lengths
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is nn.functional.scaled_dot_product_attention:
+            mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+            causal = kwargs.get("is_causal", args[5] if len(args) > 5 else False)
+            tokens = args[0].shape[2] if args else kwargs["query"].shape[2]
+            self._calls.append(hidden_keys(mask, bool(causal), self._lengths, tokens))
+        return func(*args, **kwargs)
+
+
+def hidden_keys(
+    mask: Optional[torch.Tensor], causal: bool, lengths: Sequence[int], tokens: int
+) -> str:
+    """What a mask [B, 1, S, S], added or of booleans, hides from queries that are no padding.
+
+    FULL: nothing. CAUSAL: the keys behind a query. BIAS: something else.
+    """
+    if mask is None:
+        return CAUSAL if causal else FULL
+    if mask.shape[1] != 1:
+        return BIAS
+    seen = mask if mask.dtype == torch.bool else mask == 0
+    triangle = torch.ones(tokens, tokens, dtype=torch.bool).tril()
+    added = None if mask.dtype == torch.bool else mask[..., :tokens].expand(-1, -1, tokens, -1)
+    plain = full = True
+    for row, length in enumerate(lengths):
+        own = seen[min(row, len(seen) - 1), 0].expand(tokens, -1)[:length, :tokens]
+        plain = plain and bool((own == triangle[:length]).all())
+        full = full and bool(own.all())
+        if added is not None:
+            values = added[min(row, len(added) - 1), 0, :length]
+            if bool(((values != 0) & (values > call_forms.HIDDEN_KEY)).any()):
+                return BIAS
+    return FULL if full else CAUSAL if plain else BIAS

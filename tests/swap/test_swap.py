@@ -1,0 +1,322 @@
+"""A kernel in models of several families: accuracy, masks, refusals, and the command itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch_neuronx
+import transformers
+
+from harness.errors import UserError
+from harness.figures import swapped
+from harness.figures.agreement import agreement
+from harness.inputs import command_line
+from harness.modes import swap as mode
+from harness.session import call_forms, reference_cache, swapping
+from harness.session.worker import Host, Job
+from tests.conftest import REPOSITORY
+
+KERNELS = Path(__file__).parent / "kernels.py"
+LENGTH = 512
+COMMON: dict[str, Any] = {
+    "hidden_size": 128,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 300,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+}
+GROUPED = {"num_key_value_heads": 1, "head_dim": 64}
+MODERN = {
+    "global_attn_every_n_layers": 2,
+    "local_attention": 128,
+    **dict.fromkeys(("bos_token_id", "cls_token_id"), 1),
+    **dict.fromkeys(("eos_token_id", "sep_token_id"), 2),
+}
+FAMILIES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "llama": ("LlamaForCausalLM", "LlamaConfig", COMMON | GROUPED),
+    "qwen2": ("Qwen2ForCausalLM", "Qwen2Config", COMMON | {"num_key_value_heads": 1}),
+    "qwen3": ("Qwen3Model", "Qwen3Config", COMMON | GROUPED),
+    "gemma2": ("Gemma2ForCausalLM", "Gemma2Config", COMMON | GROUPED | {"sliding_window": 100}),
+    "gpt2": (
+        "GPT2LMHeadModel",
+        "GPT2Config",
+        {"n_embd": 128, "n_layer": 2, "n_head": 2, "vocab_size": 300},
+    ),
+    "bert": ("BertModel", "BertConfig", COMMON),
+    "modernbert": ("ModernBertModel", "ModernBertConfig", COMMON | MODERN),
+    "t5": ("T5Model", "T5Config", {"d_model": 64, "d_ff": 64, "num_layers": 1, "num_heads": 1}),
+}
+
+
+@pytest.fixture(scope="session")
+def family(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Seeded tiny models, made when they are asked for."""
+    root = tmp_path_factory.mktemp("families")
+
+    def make(name: str) -> Path:
+        if not (root / name).is_dir():
+            model, config, sizes = FAMILIES[name]
+            torch.manual_seed(0)
+            made = getattr(transformers, model)(getattr(transformers, config)(**sizes))
+            made.save_pretrained(root / name)
+        return root / name
+
+    return make
+
+
+def host_of(folder: Path, kernel: str, at: str, *more: str) -> Host:
+    """What the kernel's process has, in this one."""
+    source = kernel if ":" in kernel else f"{KERNELS}:{kernel}"
+    settings = command_line.parse(
+        ["--mode", "swap", "--model-path", str(folder), "--kernel", source, "--at", at, *more]
+    )
+    assert settings.swap is not None
+    job = Job(settings, folder, 0, None, settings.swap.source, Path(), None, False)
+    return Host(job, [].append)
+
+
+def tried(host: Host, lengths: list[int], length: int = LENGTH, estimate: bool = False):
+    """Agreement of the kernel with the reference, and what the calls of attention hide."""
+    rows = np.random.default_rng(1).integers(1, 300, (len(lengths), length))
+    ids = [[*row[:own].tolist(), *[0] * (length - own)] for row, own in zip(rows, lengths)]
+    at = swapping.asked_of(host).at
+    swapping.check(host)
+    kept = swapping.reference(host, ids, lengths, at)
+    found = swapping.measure(host, ids, lengths, kept.body, True, 1)
+    if estimate:
+        told = swapped.estimate(host, ids, lengths, kept.body, True)
+        assert not told["why_not"] and 0 < told["ms"][1] <= told["ms"][0] <= told["ms"][2]
+    return agreement(found.arrays, kept.arrays, lengths), kept.body
+
+
+LLAMA = f"{REPOSITORY / 'llama.py'}:"
+later = pytest.mark.full
+# family, kernel, place, rows, what the layers hide
+CASES = [
+    ("llama", "flash_fwd", "attention", [512, 200], ["causal"] * 2),
+    ("bert", "flash_fwd", "attention", [512, 77], ["bias"] * 2),
+    ("qwen3", "rms_norm", "rmsnorm", [512], []),
+    ("llama", "swiglu", "mlp", [512], []),
+    ("llama", LLAMA + "attention_prefill_kernel", "attention", [512, 33], ["causal"] * 2),
+    ("llama", LLAMA + "swiglu_mlp_kernel", "mlp", [512], []),
+    pytest.param("bert", "flash_fwd", "attention", [512], ["full"] * 2, marks=later),
+    pytest.param("bert", "plain_attention", "attention", [512], ["full"] * 2, marks=later),
+    pytest.param("llama", "plain_attention", "attention", [512], ["causal"] * 2, marks=later),
+    pytest.param("llama", "adapter", "attention", [512, 99], ["causal"] * 2, marks=later),
+    pytest.param("llama", "norm_adapter", "rmsnorm", [512], [], marks=later),
+    pytest.param("qwen2", "flash_fwd", "attention", [512], ["causal"] * 2, marks=later),
+    pytest.param("gpt2", "flash_fwd", "attention", [512], ["causal"] * 2, marks=later),
+    pytest.param("gemma2", "flash_fwd", "attention", [512], ["bias", "causal"], marks=later),
+    pytest.param("gemma2", "rms_norm", "rmsnorm", [512], [], marks=later),
+    pytest.param("modernbert", "flash_fwd", "attention", [512, 80], ["bias"] * 2, marks=later),
+    pytest.param("modernbert", "flash_fwd", "attention", [512], ["full", "bias"], marks=later),
+]
+
+
+@pytest.mark.parametrize(("name", "kernel", "at", "lengths", "hides"), CASES)
+def test_kernels_fit_models(
+    name: str, kernel: str, at: str, lengths: list[int], hides: list[str], family: Callable
+) -> None:
+    host = host_of(family(name), kernel, at)
+    close, found = tried(host, lengths, estimate=min(lengths) < LENGTH)
+    assert found == hides
+    assert close.least_cosine > 0.9995 and close.mse < 2e-4
+    assert close.argmax is None or close.argmax > 0.95
+
+
+def test_a_kernel_that_forgets_its_mask_is_far_off(family: Callable) -> None:
+    close, _ = tried(host_of(family("llama"), "forgets_its_mask", "attention"), [LENGTH])
+    assert close.least_cosine < 0.9
+
+
+def test_the_model_is_as_before_when_the_kernel_is_gone(family: Callable) -> None:
+    host = host_of(family("qwen3"), "rms_norm", "rmsnorm")
+    ids = [[5] * 128]
+    before = swapping.measure(host, ids, [128], [], False, 1).arrays[0]
+    swapping.measure(host, ids, [128], [], True, 1)
+    assert np.array_equal(before, swapping.measure(host, ids, [128], [], False, 1).arrays[0])
+
+
+REFUSALS = [
+    ("llama", "nothing", "attention", "no kernel nothing"),
+    ("llama", "attend", "attention", "of no form that is known at attention"),
+    ("llama", "flash_fwd", "mlp", "of no form that is known at mlp"),
+    ("bert", "rms_norm", "rmsnorm", "nothing to replace at rmsnorm"),
+    ("bert", "adapter", "attention", "no attention function to replace by an adapter"),
+    ("bert", "plain_attention", "attention", "takes no bias"),
+    ("gemma2", "swiglu", "mlp", "Gemma2MLP computes no SwiGLU"),
+    ("qwen3", LLAMA + "attention_prefill_kernel", "attention", "norms of queries or keys"),
+    ("qwen2", LLAMA + "attention_prefill_kernel", "attention", "no linear layer q_proj without"),
+    ("t5", "flash_fwd", "attention", "an encoder with a decoder"),
+]
+
+
+@pytest.mark.parametrize(("name", "kernel", "at", "told"), REFUSALS)
+def test_what_does_not_fit_is_refused(
+    name: str, kernel: str, at: str, told: str, family: Callable
+) -> None:
+    with pytest.raises(UserError, match=told):
+        tried(host_of(family(name), kernel, at), [128, 40], length=128)
+
+
+def test_lengths_without_a_tile_are_refused(family: Callable) -> None:
+    with pytest.raises(UserError, match="2048 or 1024 or 512, got 640"):
+        tried(host_of(family("llama"), "flash_fwd", "attention"), [640], length=640)
+
+
+def test_a_model_is_cut_to_layers(family: Callable) -> None:
+    host = host_of(family("llama"), "rms_norm", "rmsnorm", "--layers", "1")
+    assert len(swapping.prepared(host, False, 1).model.layers) == 1
+    with pytest.raises(UserError, match="--layers must be at most 2 for llama, got 3"):
+        swapping.prepared(host_of(family("llama"), "x", "mlp", "--layers", "3"), False, 1)
+
+
+def masks(*rows: list[list[float]]) -> torch.Tensor:
+    return torch.tensor([[row] for row in rows])
+
+
+SEEN, NOT = 0.0, torch.finfo(torch.float32).min
+
+
+@pytest.mark.parametrize(
+    ("mask", "causal", "lengths", "hides"),
+    [
+        (None, False, [3], "full"),
+        (None, True, [3], "causal"),
+        (masks([[SEEN] * 3] * 3), False, [3], "full"),
+        (masks([[SEEN, NOT, NOT], [SEEN, SEEN, NOT], [SEEN] * 3]), False, [3], "causal"),
+        (masks([[SEEN, NOT, NOT], [SEEN, SEEN, NOT], [SEEN, SEEN, NOT]]), False, [3], "bias"),
+        (masks([[SEEN, NOT, NOT], [SEEN, SEEN, NOT], [SEEN, SEEN, NOT]]), False, [2], "causal"),
+        (masks([[SEEN, SEEN, NOT]] * 3), False, [2], "bias"),
+        (masks([[SEEN, NOT, NOT], [SEEN, SEEN, NOT], [NOT, SEEN, SEEN]]), False, [3], "bias"),
+        (masks([[SEEN, NOT, NOT], [-0.5, SEEN, NOT], [SEEN] * 3]), False, [3], "bias"),
+        (masks([[SEEN] * 3] * 3).bool().logical_not(), False, [3, 2], "full"),
+        (torch.zeros(1, 2, 3, 3), False, [3], "bias"),  # heads of their own
+        (masks([[SEEN] * 3] * 3, [[SEEN, SEEN, NOT]] * 3), False, [3, 3], "bias"),
+    ],
+)
+def test_what_a_mask_hides(
+    mask: torch.Tensor | None, causal: bool, lengths: list[int], hides: str
+) -> None:
+    assert swapping.hidden_keys(mask, causal, lengths, 3) == hides
+
+
+def test_agreement_by_its_definitions() -> None:
+    a, b = (
+        np.array([[[3.0, 4.0], [1.0, 0.0], [9.0, 9.0]]]),
+        np.array([[[4.0, 3.0], [1.0, 0.0], [0, 1]]]),
+    )
+    found = agreement([a, np.array([[1, 2, 3]])], [b, np.array([[1, 7, 3]])], [2])
+    assert (found.mse, found.cosine, found.argmax) == (0.5, pytest.approx((0.96 + 1) / 2), 0.5)
+    assert found.least_cosine == pytest.approx(0.96)
+    assert agreement([a], [b], [2]).argmax is None
+    a[0, 1, 0] = np.nan
+    assert not agreement([a], [b], [2]).least_cosine >= -1
+
+
+def test_references_are_kept_and_damaged_ones_computed_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = reference_cache.place({"a": 1})
+    assert path != reference_cache.place({"a": 2}) and reference_cache.read(path) is None
+    arrays = [np.arange(6.0, dtype=np.float32).reshape(1, 2, 3), np.ones((1, 2), np.float32)]
+    reference_cache.write(path, ["causal"], arrays)
+    body, kept = reference_cache.read(path) or (None, [])
+    assert body == ["causal"] and all(map(np.array_equal, kept, arrays))
+    path.write_bytes(path.read_bytes()[:200])
+    assert reference_cache.read(path) is None
+
+
+def test_the_oldest_references_go_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reference_cache, "MOST_BYTES", 2500)
+    for index in range(3):
+        reference_cache.write(tmp_path / f"{index}.npz", [], [np.zeros(200, np.float32)])
+    assert not (tmp_path / "0.npz").exists() and (tmp_path / "2.npz").exists()
+
+
+def test_a_traced_module_takes_inputs_of_its_form_only() -> None:
+    traced = torch_neuronx.trace(lambda x: x + 1, torch.zeros(2, 3))
+    assert traced(torch.ones(2, 3)).sum() == 12
+    with pytest.raises(ValueError, match=r"takes inputs of \[2, 3\] float32, got \[3, 2\] float32"):
+        traced(torch.ones(3, 2))
+    with pytest.raises(TypeError, match="Input 1 .* is int"):
+        torch_neuronx.trace(lambda *x: x, (torch.zeros(1), 2))
+    with pytest.raises(NotImplementedError, match="input_output_aliases"):
+        torch_neuronx.trace(lambda x: x, torch.zeros(1), input_output_aliases={"a": 1})
+
+
+def test_every_place_names_its_forms() -> None:
+    assert set(call_forms.FORMS) == {"attention", "rmsnorm", "mlp"}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "status"), [pytest.param("flash_fwd", 0, marks=later), ("forgets_its_mask", 1)]
+)
+def test_the_command_reports_and_fails_beyond_its_threshold(
+    kernel: str, status: int, run_main: Callable, family: Callable, tmp_path: Path
+) -> None:
+    arguments = ["--mode", "swap", "--model-path", family("llama"), "--at", "attention"]
+    arguments += ["--kernel", f"{KERNELS}:{kernel}", "--batch-size", "2", "--layers", "1"]
+    done = run_main(*arguments, XDG_CACHE_HOME=str(tmp_path), COLUMNS="200")
+    assert done.returncode == status, done.stderr
+    assert "llama, 1 layers: 2 x 512 tokens in bfloat16, against PyTorch in fp32" in done.stdout
+    eager, swap = (line.split() for line in done.stdout.splitlines()[3:5])
+    assert eager[:2] == ["eager", "PyTorch"] and swap[:3] == [kernel, "at", "attention"]
+    assert float(eager[4]) > 0.999 and (float(swap[5]) > 0.999) == (status == 0)
+    assert float(swap[-1]) > 0 and "(cost model)." in done.stdout
+    told = "expected at least 0.999 (--least-cosine)"
+    assert (told in done.stderr) == bool(status)
+
+
+WRONG = {
+    "nothing": ([], "--mode swap needs --kernel FILE:NAME and --at"),
+    "no name": (["--kernel", "a.py", "--at", "mlp"], "--kernel must be FILE:NAME"),
+    "no file": (["--kernel", "none.py:a", "--at", "mlp"], "none.py does not exist"),
+    "two cores": (
+        [*["--kernel", f"{KERNELS}:a", "--at", "mlp"], "--tp-degree", "2"],
+        "--tp-degree",
+    ),
+    "cosine": (["--kernel", f"{KERNELS}:a", "--at", "mlp", "--least-cosine", "2"], "-1 and 1"),
+    "elsewhere": (["--mode", "generate", "--kernel", "a.py:b"], "--kernel works with --mode swap"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_bad_arguments_are_one_sentence(case: str) -> None:
+    arguments, told = WRONG[case]
+    with pytest.raises(UserError, match=told):
+        command_line.parse(["--mode", "swap", *arguments])
+
+
+BAD_INPUTS = [
+    (["--seq-len", "4096"], "--seq-len must be at most 2048"),
+    (["--prompt", "x" * 600], "has 600 tokens, expected 1 to 512"),
+    (
+        ["--prompt", "x", "--batch-size", "2"],
+        "--batch-size is the number of prompts here, 1, got 2",
+    ),
+]
+
+
+@pytest.mark.parametrize(("more", "told"), BAD_INPUTS)
+def test_inputs_that_do_not_fit_are_refused(more: list[str], told: str, tiny_model: Path) -> None:
+    settings = host_of(tiny_model, "flash_fwd", "attention", *more).job.settings
+    with pytest.raises(UserError, match=told):
+        mode._inputs(settings, tiny_model)
+
+
+def test_prompts_are_padded_on_the_right_and_others_are_seeded(tiny_model: Path) -> None:
+    settings = host_of(tiny_model, "flash_fwd", "attention", "--prompt", "abc, defgh").job.settings
+    ids, lengths = mode._inputs(settings, tiny_model)
+    assert lengths == [3, 5] and [len(row) for row in ids] == [512, 512] and not any(ids[0][3:])
+    settings = host_of(tiny_model, "flash_fwd", "attention", "--batch-size", "2").job.settings
+    assert mode._inputs(settings, tiny_model) == mode._inputs(settings, tiny_model)
+    assert mode._inputs(settings, tiny_model)[1] == [512, 512]
