@@ -23,15 +23,39 @@ class Speculation:
         method: who guesses, one of `harness.inputs.speculation.METHODS`.
         length: tokens of a call, the newest one and its guesses.
         draft_path: folder of the model that guesses, where there is one.
+        fused: draft and target are one graph, which needs a cache with room for a whole step.
+        eagle: the draft is an EAGLE head.
+        eagle_input_norm: its layer has a norm in front.
     """
 
     method: str
     length: int
     draft_path: Optional[Path] = None
+    fused: bool = False
+    eagle: bool = False
+    eagle_input_norm: bool = False
 
-    def neuron_config(self) -> dict[str, Any]:
-        """Fields of NeuronConfig by its own names."""
-        return {"speculation_length": self.length}
+    @property
+    def submodel(self) -> str:
+        """NxDI's tag of the graph that a step runs."""
+        return "fused_speculation_model" if self.fused else "speculation_model"
+
+    @property
+    def own_draft(self) -> Optional[Path]:
+        """The folder of a draft model that is an application of its own."""
+        return None if self.fused else self.draft_path
+
+    def neuron_config(self, seq_len: int, buckets: Optional[list[int]]) -> dict[str, Any]:
+        """Fields of NeuronConfig by its own names, for prompts and answers of `seq_len` tokens."""
+        values: dict[str, Any] = {"speculation_length": self.length}
+        if not self.fused:
+            return values
+        longest = -(-(seq_len + self.length) // 64) * 64  # kernels take caches in whole tiles
+        values.update(max_length=longest, enable_fused_speculation=True, output_logits=True)
+        values["enable_eagle_speculation"] = self.eagle
+        if buckets is not None:
+            values["token_generation_buckets"] = [*buckets[:-1], longest]
+        return values
 
 
 @dataclass(frozen=True)
@@ -181,7 +205,8 @@ class Settings:
         if self.prefill_chunk:
             values.update(speculation_length=self.prefill_chunk, prompt_in_chunks=True)
         if self.speculation is not None:
-            values.update(self.speculation.neuron_config())
+            buckets = self.token_generation_buckets
+            values.update(self.speculation.neuron_config(self.seq_len, buckets))
         values |= self._quantisation()
         return {name: value for name, value in values.items() if value is not None}
 
@@ -230,6 +255,8 @@ class Settings:
 
     def on_device_sampling_config(self) -> Optional[dict[str, Any]]:
         """Fields of OnDeviceSamplingConfig, or None where tokens are sampled on the host."""
+        if self.speculation is not None and self.speculation.fused:
+            return {"do_sample": False}  # the driver chooses among the target's logits
         if not self.on_device_sampling:
             return None
         names = ("do_sample", "top_k", "top_p", "temperature", "dynamic", "global_topk")

@@ -288,8 +288,8 @@ def graphs(host: Host, role: str, dma_profile: str, order: str) -> Estimates:
         for bucket in [bucket for bucket in own if bucket in asked] or own[-1:]
     ]
     if settings.speculation is not None and role != Role.DRAFT:
-        several = next(graph for graph in reversed(found) if graph.submodel == CHUNK)
         method = settings.speculation
+        several = next(graph for graph in reversed(found) if graph.submodel == method.submodel)
         drafts = _draft_steps(host, dma_profile, order, method)
         step = StepEstimate(method.method, method.length, [(several, 1), *drafts])
         return Estimates([*found, *(graph for graph, _ in drafts)], None, step)
@@ -309,7 +309,7 @@ def _draft_steps(
     host: Host, dma_profile: str, order: str, asked: Speculation
 ) -> list[tuple[GraphEstimate, int]]:
     """The draft model's largest decode graph, once for each guess; nothing where there is none."""
-    if asked.draft_path is None:
+    if asked.own_draft is None:
         return []
     found = graphs(host, Role.DRAFT, dma_profile, order).graphs
     step = next(graph for graph in reversed(found) if graph.submodel == DECODE)

@@ -97,12 +97,13 @@ class SpeedEstimates:
 
     def _token(self, position: int, speculation: Optional[Acceptance]) -> _Times:
         """One token that stands at `position` once it is cached."""
-        if speculation is None or not speculation.calls:
+        asked = self._loaded.session.settings.speculation
+        if asked is None or speculation is None or not speculation.calls:
             return self._graph(DECODE, position)
         alone = 0.0
         if DECODE in self._loaded.buckets:
             alone = speculation.unguessed / speculation.calls
-        call = self._graph(CHUNK, position + speculation.length - 1).times(1 - alone)
+        call = self._graph(asked.submodel, position + speculation.length - 1).times(1 - alone)
         if alone:
             call = call.plus(self._graph(DECODE, position).times(alone))
         if self._draft:
@@ -145,9 +146,9 @@ class SpeedEstimates:
         """The session with this model's own sizes."""
         session = self._loaded.session
         asked = session.settings.speculation
-        if self._loaded.role != Role.DRAFT or asked is None or asked.draft_path is None:
+        if self._loaded.role != Role.DRAFT or asked is None or asked.own_draft is None:
             return session
-        return replace(session, model=check_folder(asked.draft_path))
+        return replace(session, model=check_folder(asked.own_draft))
 
 
 def _is_time(value: object) -> bool:

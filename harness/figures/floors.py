@@ -39,7 +39,8 @@ def floor(session: Session, submodel: str, bucket: int) -> Floor:
     head = hidden * config["vocab_size"]
     rows = settings.batch_size
     several = settings.speculation.length if settings.speculation else settings.prefill_chunk
-    tokens = rows * {PREFILL: bucket, CHUNK: several or 1}.get(submodel, 1)
+    step = settings.speculation.submodel if settings.speculation else CHUNK
+    tokens = rows * {PREFILL: bucket, step: several or 1}.get(submodel, 1)
     # All of every layer but the last, of that its caches; the last token of each row goes through
     # the rest of it and the head.
     macs = tokens * ((layers - 1) * layer + caches) + rows * (layer - caches + head)

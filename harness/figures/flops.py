@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional
 
-from harness.figures.graphs import CHUNK, DECODE, PREFILL, Graph, prompt_calls
+from harness.figures.graphs import DECODE, PREFILL, Graph, prompt_calls
 from harness.settings import Speculation
 
 
@@ -30,12 +30,12 @@ def nki_share(
     """The NKI share of one generation of `new_tokens` tokens behind a prompt, of which calls
     after a first take `chunk` tokens. Steps of speculation count once for each token."""
     alone = any(graph.submodel == DECODE for graph in graphs)
-    first = [bucket_of(graphs, name, 0) for name in (PREFILL, DECODE if alone else CHUNK)]
+    step, tokens = (speculation.submodel, speculation.length) if speculation else (DECODE, 1)
+    first = [bucket_of(graphs, name, 0) for name in (PREFILL, DECODE if alone else step)]
     longest, most = (
         max((g.bucket for g in graphs if g.submodel == name), default=prompt_tokens)
         for name in (PREFILL, DECODE)
     )
-    step, tokens = (CHUNK, speculation.length) if speculation else (DECODE, 1)
     calls = prompt_calls(prompt_tokens, longest, chunk, most) + [
         (step, position + tokens)
         for position in range(prompt_tokens, prompt_tokens + new_tokens - 1)

@@ -25,7 +25,7 @@ PREFILL, DECODE, CHUNK = "context_encoding_model", "token_generation_model", "sp
 Call = tuple[str, int]  # a sub-model, and the tokens that its bucket has to hold
 KERNEL_TARGET = "AwsNeuronCustomNativeKernel"
 RECORD = "operators.json"
-_LAYER = re.compile(r"^layers\.\d+")
+_LAYER = re.compile(r"\blayers\.\d+")
 
 
 @dataclass(frozen=True)

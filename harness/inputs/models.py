@@ -295,6 +295,28 @@ def check_draft(draft: ModelFolder, target: ModelFolder, ranks: int, seq_len: in
         )
 
 
+def check_eagle_folder(path: Path, target: ModelFolder) -> ModelFolder:
+    """Refuse with a UserError a folder without an EAGLE head for the target; its model."""
+    if not path.is_dir():
+        raise UserError(no_folder(path))
+    config = schema.read_json(path / "config.json")
+    check_config(path, config)
+    draft, size = ModelFolder(path.resolve(), path.resolve().name, config), config["hidden_size"]
+    shapes: dict[str, list[int]] = {}
+    for file in sorted(path.glob("*.safetensors")):
+        shapes.update(safetensors_shapes(file))
+    found = shapes.get("model.fc.weight", shapes.get("fc.weight"))
+    expected = target.config["hidden_size"]
+    if size != expected or config["num_hidden_layers"] != 1 or found != [expected, 2 * expected]:
+        raise UserError(
+            f"The folder {path} holds no EAGLE head for {target.name}, expected one layer of "
+            f"hidden_size {expected} and fc.weight of [{expected}, {2 * expected}], got "
+            f"{config['num_hidden_layers']} of {size} and {found or 'no fc.weight'}; "
+            "benchmarks/speculation_heads.py makes one."
+        )
+    return draft
+
+
 def _vocabulary(model: ModelFolder) -> Any:
     """The tokens by their text, of a folder with tokenizer.json."""
     path = model.path / "tokenizer.json"

@@ -42,7 +42,7 @@ def run(settings: Settings) -> int:
     with tempfile.TemporaryDirectory() as scratch:
         session = shapes_only_session(settings, Path(scratch))
         loaded = construct(session, Role.NKI if settings.enable_nki else Role.TORCH)
-        if settings.speculation is not None and settings.speculation.draft_path is not None:
+        if settings.speculation is not None and settings.speculation.own_draft is not None:
             construct(session, Role.DRAFT)
         out = terminal.output(WIDTH)
         with console.step("Tracing and scheduling"):

@@ -23,7 +23,6 @@ from harness.figures.estimate import (
     PromptEstimate,
     StepEstimate,
 )
-from harness.figures.graphs import CHUNK
 from harness.session.worker import Host
 from harness.simulator import (
     COMPILER_ORDER,
@@ -54,7 +53,7 @@ def headline(graph: GraphEstimate) -> str:
     rate = graph.batch / graph.latency_ns * 1e9
     if "context" in graph.submodel:
         says = f"TTFT {milliseconds:.3f} ms, {rate * graph.bucket:,.0f} prompt tokens/s"
-    elif graph.submodel == CHUNK:
+    elif graph.submodel.endswith("speculation_model"):
         says = f"{milliseconds:.3f} ms for several tokens"
     else:
         says = f"{rate:,.1f} tokens/s, {milliseconds:.3f} ms a token"

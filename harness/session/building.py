@@ -63,7 +63,7 @@ def build(session: Session, role: Optional[Role] = None) -> Loaded:
             what = f"The compiled model in {folder} cannot be loaded"
             loaded.call(f"{_MODEL}:load", what, folder=folder)
     asked = session.settings.speculation
-    if asked is None or asked.draft_path is None or role not in (Role.NKI, Role.TORCH):
+    if asked is None or asked.own_draft is None or role not in (Role.NKI, Role.TORCH):
         return loaded
     return replace(loaded, draft=build(session, Role.DRAFT))
 
@@ -205,14 +205,17 @@ def _fingerprint(session: Session, role: Role) -> dict[str, Any]:
     """Everything that a compiled folder depends on, under the names a user would know."""
     text = b"" if role == Role.BASELINE else session.submission.read_bytes()
     settings, folder = _settings_of(session, role), session.model.path
-    if role == Role.DRAFT and settings.speculation and settings.speculation.draft_path:
-        folder = settings.speculation.draft_path
+    if role == Role.DRAFT and settings.speculation and settings.speculation.own_draft:
+        folder = settings.speculation.own_draft
     config = settings.neuron_config() | {"on_device": settings.on_device_sampling_config()}
+    asked = settings.speculation
+    fused = asked.draft_path if asked and asked.fused else None
     return {
         "settings": json.loads(json.dumps(config)),
         "submission": hashlib.sha256(text).hexdigest(),
         "checkpoint": models.checkpoint_identity(folder),
         "quantised checkpoint": quantised.identity(settings),
+        "draft": models.checkpoint_identity(fused) if fused else None,
         "SDK": [sdk.identity(), sdk.version()],
         "Python": platform.python_version(),
         "torch": importlib.metadata.version("torch"),

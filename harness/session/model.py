@@ -12,7 +12,11 @@ from typing import Any, Optional
 
 import numpy as np
 import torch
-from neuronx_distributed_inference.models.config import OnDeviceSamplingConfig, to_torch_dtype
+from neuronx_distributed_inference.models.config import (
+    FusedSpecNeuronConfig,
+    OnDeviceSamplingConfig,
+    to_torch_dtype,
+)
 from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 from transformers import (
@@ -58,7 +62,7 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
     for name in ("torch_dtype", "rpl_reduce_dtype"):
         if name in settings:
             settings[name] = to_torch_dtype(settings[name])
-    sampling = host.job.settings.on_device_sampling_config()
+    sampling = asked.on_device_sampling_config()
     if sampling is not None:
         settings["on_device_sampling_config"] = OnDeviceSamplingConfig(**sampling)
     if role == Role.NKI or (role == Role.DRAFT and asked.enable_nki):
@@ -72,6 +76,8 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
             load_config=load_pretrained_config(path),
             pad_token_id=host.job.pad_token_id,
         )
+        if asked.speculation is not None and asked.speculation.fused:
+            config.fused_spec_config = _with_draft(host, model_class, neuron_config)
         _check_fields(neuron_config, settings)
         model = model_class(path, config)
     except (ValueError, AssertionError, AttributeError, TypeError) as error:
@@ -84,6 +90,27 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
         )
     host.models[role] = model
     return {wrapper.tag: list(wrapper.neuron_config.buckets) for wrapper in model.models}
+
+
+def _with_draft(host: Host, model_class: Any, target: Any) -> Any:
+    """What fused speculation's target needs to know of its draft, whose configuration is the
+    target's but for what NxDI's demo changes; NxDI 0.1 leaves the single-token graph out only where
+    it is told to."""
+    asked = host.job.settings.speculation
+    assert asked is not None and asked.draft_path is not None
+    if hasattr(target, "trace_tokengen_model"):
+        target.trace_tokengen_model = False
+    draft = copy.deepcopy(target)
+    draft.enable_fused_speculation = draft.quantized = False
+    draft.is_eagle_draft, draft.enable_eagle_draft_input_norm = asked.eagle, asked.eagle_input_norm
+    if not asked.eagle:
+        draft.speculation_length = 0
+    config = model_class.get_config_cls()(
+        draft,
+        load_config=load_pretrained_config(str(asked.draft_path)),
+        pad_token_id=host.job.pad_token_id,
+    )
+    return FusedSpecNeuronConfig(model_class._model_cls, config, str(asked.draft_path))
 
 
 def _check_fields(neuron_config: Any, settings: dict[str, Any]) -> None:
@@ -100,8 +127,8 @@ def _check_fields(neuron_config: Any, settings: dict[str, Any]) -> None:
 def _model_path(host: Host, role: Role) -> Path:
     """The Hugging Face folder of a role's model."""
     asked = host.job.settings.speculation
-    if role == Role.DRAFT and asked is not None and asked.draft_path is not None:
-        return asked.draft_path
+    if role == Role.DRAFT and asked is not None and asked.own_draft is not None:
+        return asked.own_draft
     return host.job.model_path
 
 

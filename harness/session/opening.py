@@ -96,7 +96,8 @@ def open_session(settings: Settings, prompt_texts: Optional[Sequence[str]] = Non
     check_seq_len(settings.seq_len, model)
     ranks = models.choose_tp_degree(model, settings.tp_degree, sdk.platform().default_ranks)
     if settings.speculation is not None and settings.speculation.draft_path is not None:
-        draft = models.check_folder(settings.speculation.draft_path)
+        path, eagle = settings.speculation.draft_path, settings.speculation.eagle
+        draft = models.check_eagle_folder(path, model) if eagle else models.check_folder(path)
         models.check_draft(draft, model, ranks, settings.seq_len)
     workers = other_ranks.workers()
     workers.prepare()  # imports while the tokenizer is read

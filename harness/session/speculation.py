@@ -130,6 +130,41 @@ class Speculative(PromptInChunks):
         return GenerateDecoderOnlyOutput(sequences=ids, scores=tuple(scores))
 
 
+class InGraph(Speculative):
+    """Fused speculation: draft and target are one graph, which guesses and accepts.
+
+    The driver chooses again among the target's logits, by the processors of transformers and by
+    sampling where that is asked for; a token that the graph has not accepted ends the step.
+    """
+
+    def __init__(self, model: Any, eagle: bool) -> None:
+        super().__init__(model, Lookup(1, 1))
+        self._eagle = eagle
+
+    def _prefill(self, ids: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(ids.shape[1])[None]
+        outputs = self(input_ids=ids, attention_mask=torch.ones_like(ids), position_ids=places)
+        return outputs.fused_outputs[-1][0, -1:]
+
+    def _step(self, ids: torch.Tensor) -> tuple[list[int], torch.Tensor]:
+        newest, length = ids.shape[1] - 1, self.neuron_config.speculation_length
+        outputs = self(
+            input_ids=ids[:, -1:],
+            attention_mask=torch.ones((1, newest), dtype=torch.int64),
+            position_ids=torch.tensor([[newest]]),
+        ).fused_outputs
+        # NxDI 0.1 gives the draft's and the target's tokens and both logits, later versions what is
+        # accepted, the next ids, mask and positions, and both logits.
+        if len(outputs) == 4:
+            drafted = outputs[0][0, 1:] if self._eagle else outputs[0][0, :-1]
+            right = (drafted == outputs[1][0, :-1]).long().cumprod(0)
+            accepted, count = outputs[1][0], 1 + int(right.sum())
+        else:
+            accepted, count = outputs[0][0], int(outputs[3].reshape(-1)[0]) - newest
+        self.steps.append(Step(length - 1, 0, 0))
+        return accepted[: count - 1].tolist(), outputs[-1][0, :count]
+
+
 def _chosen(scores: torch.Tensor, generation_config: Any) -> torch.Tensor:
     """(1,) int64: the arg-maximum, or a draw from the processed scores [1, V]."""
     if not generation_config.do_sample or generation_config.top_k == 1:
@@ -205,6 +240,8 @@ class Draft:
 
 def adapter(asked: Speculation, model: Any, draft: Any) -> Speculative:
     """The adapter for a loaded model; `draft` is the loaded one that guesses, if any."""
+    if asked.fused:
+        return InGraph(model, asked.eagle)
     longest = model.neuron_config.max_length
     makers: dict[str, Callable[[], Guesser]] = {
         LOOKUP: lambda: Lookup(asked.length - 1, longest),

@@ -73,6 +73,10 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
         ("--base-latency", "5", "--base-throughput", "-1"),
         ("--speculation-length", "4"),
         ("--speculate", "draft"),
+        ("--enable-eagle-speculation",),
+        ("--enable-eagle-draft-input-norm", "--draft-model-path", "d"),
+        ("--enable-fused-speculation", "--prompt-lookup-num-tokens", "3"),
+        ("--speculate", "fused", "--enable-eagle-speculation", "--draft-model-path", "d"),
         ("--speculate", "lookup", "--draft-model-path", "d"),
         ("--prompt-lookup-num-tokens", "3", "--draft-model-path", "d"),
         ("--prompt-lookup-num-tokens", "3", "--speculation-length", "5"),
@@ -104,6 +108,9 @@ def test_arguments_of_other_modes_are_refused(flag: str) -> None:
         "--base-throughput": "3 --base-latency 3",
         "--runs": "3 --benchmark",
         "--speculate": "lookup",
+        "--enable-fused-speculation": "--draft-model-path d",
+        "--enable-eagle-speculation": "--draft-model-path d",
+        "--enable-eagle-draft-input-norm": "--enable-eagle-speculation --draft-model-path d",
         "--speculation-length": "3 --speculate lookup",
     }.get(flag, "3")
     arguments = [flag] if bare else [flag, *value.split()]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from neuronx_distributed_inference.contract import VERSIONS
 
+from benchmarks import speculation_heads
 from harness.figures import acceptance
 from harness.inputs import command_line, submission
 from harness.session import model as session_model
@@ -30,7 +31,7 @@ class Running:
         self.host, self.role = Host(job, lambda step: self.steps.append(step)), role
         self.steps: list = []
         self.calls: dict[str, int] = {}
-        draft = settings.speculation is not None and settings.speculation.draft_path is not None
+        draft = settings.speculation is not None and settings.speculation.own_draft is not None
         for one in (role, "draft") if draft else (role,):
             session_model.construct(self.host, one)
             session_model.load(self.host, one, scratch / session_model.compile(self.host, one))
@@ -65,20 +66,38 @@ def private_work_dir(tmp_path, monkeypatch):
     monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(tmp_path / "nxd_model") + "/")
 
 
+@pytest.fixture(scope="module")
+def heads(tiny, tmp_path_factory):
+    """A folder of an EAGLE head for the tiny model, learnt in a second from its own text."""
+    output = tmp_path_factory.mktemp("heads")
+    arguments = "--tokens", "900", "--length", "32", "--steps", "30"
+    speculation_heads.main([str(output), "--model-path", str(tiny), *arguments])
+    return output
+
+
 METHODS = {
     "lookup": ("--prompt-lookup-num-tokens", "4"),
     "same draft": ("--speculation-length", "4", "--draft-model-path", "tiny"),
     "other draft": ("--speculation-length", "4", "--draft-model-path", "other"),
+    "fused": ("--speculate", "fused", "--speculation-length", "4", "--draft-model-path", "tiny"),
+    "eagle": ("--enable-eagle-speculation", "--speculation-length", "3")
+    + ("--draft-model-path", "eagle"),
 }
 
 
-def arguments(method: str, tiny: Path, other: Path) -> list[str]:
-    folders = {"tiny": str(tiny), "other": str(other)}
+def arguments(method: str, tiny: Path, other: Path, heads: Path) -> list[str]:
+    folders = {"tiny": str(tiny), "other": str(other), "eagle": str(heads / "eagle")}
     return [folders.get(argument, argument) for argument in METHODS[method]]
 
 
 # Of every combination, those that run by default.
-QUICK = {("0.1", "lookup", "nki"), ("0.2", "same draft", "torch"), ("0.6", "other draft", "torch")}
+QUICK = {
+    ("0.1", "lookup", "nki"),
+    ("0.2", "same draft", "torch"),
+    ("0.6", "other draft", "torch"),
+    ("0.1", "fused", "torch"),
+    ("0.6", "eagle", "torch"),
+}
 CASES = [(v, m, r) for v in VERSIONS for m in METHODS for r in ("nki", "torch")]
 
 
@@ -87,40 +106,41 @@ CASES = [(v, m, r) for v in VERSIONS for m in METHODS for r in ("nki", "torch")]
     [pytest.param(*c, marks=[] if c in QUICK else pytest.mark.full) for c in CASES],
 )
 def test_text_is_that_of_one_token_a_step(
-    tiny, other, tmp_path, monkeypatch, version, method, role
+    tiny, other, heads, tmp_path, monkeypatch, version, method, role
 ):
     """To the last place of the cache; since 0.2 there is no single-token graph to end with."""
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     plain = Running(tiny, tmp_path, role=role)
     expected = plain.tokens(REPEATING, LENGTH - len(REPEATING))
-    found = Running(tiny, tmp_path, *arguments(method, tiny, other), role=role)
+    found = Running(tiny, tmp_path, *arguments(method, tiny, other, heads), role=role)
     assert found.tokens(REPEATING, LENGTH - len(REPEATING)) == expected
     calls = acceptance.checked(found.body, 5, len(expected))
     target = sum(found.calls.values())
     assert target == 1 + len(calls)
-    if method == "same draft":
+    if method in ("same draft", "fused"):
         assert len(calls) <= 1 + -(-(len(expected) - 1) // 4)
         assert all(agreed == guessed for guessed, agreed, _ in calls)
     if method == "lookup":
         assert target < len(expected)
-    assert hasattr(found.host.models[role], "token_generation_model") == (version == "0.1")
+    if method not in ("fused", "eagle"):
+        assert hasattr(found.host.models[role], "token_generation_model") == (version == "0.1")
 
 
-@pytest.mark.parametrize("method", ["lookup", "same draft"])
-def test_draws_of_a_seed_are_those_of_plain_sampling(tiny, other, tmp_path, method):
+@pytest.mark.parametrize("method", ["lookup", "fused"])
+def test_draws_of_a_seed_are_those_of_plain_sampling(tiny, other, heads, tmp_path, method):
     asked = "--do-sample", "--top-k", "20", "--temperature", "1.3", "--seed", "5"
     expected = Running(tiny, tmp_path, *asked).tokens(REPEATING)
-    found = Running(tiny, tmp_path, *asked, *arguments(method, tiny, other))
+    found = Running(tiny, tmp_path, *asked, *arguments(method, tiny, other, heads))
     assert found.tokens(REPEATING) == expected
     assert found.tokens(REPEATING) == expected  # nothing is left of the first generation
 
 
-def test_a_text_of_its_own_seed_for_every_prompt(tiny, other, tmp_path):
+def test_a_text_of_its_own_seed_for_every_prompt(tiny, other, heads, tmp_path):
     """A draft model is prefilled anew; prompts of two tokens have nothing to look up."""
     plain = Running(tiny, tmp_path)
     prompts = [[5, 6], REPEATING, [9, 9, 9]]
     expected = [plain.tokens(prompt, 8) for prompt in prompts]
-    found = Running(tiny, tmp_path, *arguments("other draft", tiny, other))
+    found = Running(tiny, tmp_path, *arguments("other draft", tiny, other, heads))
     assert [found.tokens(prompt, 8) for prompt in prompts] == expected
 
 
