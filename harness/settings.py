@@ -11,7 +11,7 @@ _NEURON_CONFIG = (
     "batch_size padding_side seq_len max_context_length torch_dtype rpl_reduce_dtype "
     "output_logits vocab_parallel fused_qkv sequence_parallel_enabled enable_bucketing "
     "context_encoding_buckets token_generation_buckets tp_degree is_continuous_batching "
-    "ctx_batch_size apply_seq_ids_mask"
+    "ctx_batch_size apply_seq_ids_mask async_mode"
 )
 
 
@@ -158,6 +158,7 @@ class Settings:
     is_continuous_batching: Optional[bool]
     ctx_batch_size: Optional[int]  # prompts of one prefill graph
     apply_seq_ids_mask: Optional[bool]
+    async_mode: Optional[bool]  # the next step begins before the last one's tokens are looked at
     padding_side: str
     asked_seq_len: Optional[int]  # --seq-len where it was given
     seq_len: int

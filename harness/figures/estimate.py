@@ -239,7 +239,12 @@ def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dic
     """
     model, settings = host.models[Role(role)], host.job.settings
     wrapper = next(wrapper for wrapper in model.models if wrapper.tag == submodel)
-    estimator = Estimator(cost.DEFAULT_PROFILE, cost.Overheads(), settings.tp_degree or 1)
+    estimator = Estimator(
+        cost.DEFAULT_PROFILE,
+        cost.Overheads(),
+        settings.tp_degree or 1,
+        runs_ahead=bool(settings.async_mode),
+    )
     with host.told_as_the_submission("The model cannot be traced"):
         events = record(model, wrapper, bucket)
     found = estimator.graph(submodel, bucket, settings.batch_size, events)
@@ -270,7 +275,8 @@ def graphs(host: Host, role: str, dma_profile: str, order: str) -> Estimates:
     settings, model = host.job.settings, host.models[Role(role)]
     others = [name for name in cost.RELEASES if name != dma_profile]
     ranks = settings.tp_degree or 1
-    estimator = Estimator(dma_profile, overheads(settings), ranks, order, others)
+    ahead = bool(settings.async_mode)
+    estimator = Estimator(dma_profile, overheads(settings), ranks, order, others, ahead)
     wrappers = {wrapper.tag: wrapper for wrapper in model.models}
     known: dict[tuple[str, int], GraphEstimate] = {}
 
@@ -344,6 +350,7 @@ class Estimator:
         plain_rates: GB/s of operators outside of kernels, by profile.
         overheads: costs outside of kernels.
         ranks: tensor-parallel degree.
+        runs_ahead: a decode step begins while the host looks at the last one (async_mode).
     """
 
     def __init__(
@@ -353,9 +360,10 @@ class Estimator:
         ranks: int,
         order: str = COMPILER_ORDER,
         others: Sequence[str] = (),
+        runs_ahead: bool = False,
     ) -> None:
         self.dma_profile, self.others, self.order = dma_profile, tuple(others), order
-        self.overheads, self.ranks = overheads, ranks
+        self.overheads, self.ranks, self.runs_ahead = overheads, ranks, runs_ahead
         rates = {n: cost.dma_profile(n).bandwidth(spec.PLAIN_ROW_BYTES) for n in self._profiles}
         self.plain_rates = {n: max(spec.PLAIN_BYTES_PER_NS, rate) for n, rate in rates.items()}
         self._known: dict[int, tuple[Schedule, report.Profile, dict[str, float]]] = {}
@@ -427,17 +435,23 @@ class Estimator:
                 figures = made.profile.metrics
                 made.bytes = int(figures["hbm_read_bytes"] + figures["hbm_write_bytes"])
             rows[key] = made
-        launch = self.overheads.step_ns
+        elsewhere = {name: sum(self._times(bare, name)) for name in self.others}
         return GraphEstimate(
             submodel,
             bucket,
             batch,
             list(rows.values()),
-            launch,
+            self._around(submodel, sum(row.total_ns for row in rows.values())),
             list(plans.values()),
             steps,
-            {name: launch + sum(self._times(bare, name)) for name in self.others},
+            {name: time + self._around(submodel, time) for name, time in elsewhere.items()},
         )
+
+    def _around(self, submodel: str, device_ns: float) -> float:
+        """What launch and host add to the device's time."""
+        if self.runs_ahead and submodel == DECODE:
+            return self.overheads.exposed_ns(device_ns)
+        return self.overheads.step_ns
 
 
 def layer_free(path: str) -> str:

@@ -482,6 +482,12 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="requests that a step leaves out keep their cache (NxDI 0.4 and later)",
     )
     group.add_argument(
+        "--async-mode",
+        action="store_true",
+        default=None,
+        help="begin a step before the last one's tokens reach the host (NxDI 0.2 and later)",
+    )
+    group.add_argument(
         "--padding-side", choices=("right", "left"), default="right", help="default: right"
     )
     group.add_argument(
@@ -758,6 +764,8 @@ def _check_sampling(settings: Settings) -> None:
         raise UserError(f"--temperature must be above 0, got {settings.temperature}.")
     if settings.global_topk is not None and not settings.on_device_sampling:
         raise UserError("--global-topk needs --on-device-sampling.")
+    if settings.async_mode and not settings.on_device_sampling:
+        raise UserError("--async-mode needs --on-device-sampling.")
     if settings.dynamic and not settings.on_device_sampling:
         raise UserError("--dynamic needs --on-device-sampling.")
 

@@ -117,10 +117,11 @@ def _check_fields(neuron_config: Any, settings: dict[str, Any]) -> None:
     """Refuse what this version of NxDI would ignore, but for a warning."""
     flags = {
         "apply_seq_ids_mask": "--apply-seq-ids-mask",
+        "async_mode": "--async-mode",
         "modules_to_not_convert": "--modules-to-not-convert-file",
     }
     for name, flag in flags.items():
-        if settings.get(name) and not hasattr(neuron_config, name):
+        if settings.get(name) and not getattr(neuron_config, name, None):
             raise UserError(f"{flag} needs a later version of NxDI, whose NeuronConfig has {name}.")
 
 

@@ -286,6 +286,11 @@ class Overheads:
         """One execution of a graph and the host's work around it."""
         return self.graph_ns + self.logits_ns + self.argmax_ns + self.host_ns
 
+    def exposed_ns(self, device_ns: float) -> float:
+        """What the host adds to a step that it has submitted while the last one ran, the tokens
+        staying on the device: as far as launch and work take longer than the device's time."""
+        return max(0.0, self.graph_ns + self.host_ns - device_ns)
+
     def collective(self, size: int, ranks: int, name: str = "all-reduce") -> float:
         """Nanoseconds of a collective whose whole tensor has ``size`` bytes; free on one rank.
 

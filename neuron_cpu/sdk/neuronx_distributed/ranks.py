@@ -16,7 +16,7 @@ import queue
 import threading
 import weakref
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, List, Optional, Sequence, Union
+from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Union
 
 import torch
 
@@ -148,7 +148,7 @@ def _serve(
         done.put((group.rank(), result))
 
 
-_POOLS: weakref.WeakSet[RankPool] = weakref.WeakSet()
+_POOLS: weakref.WeakSet[Union[RankPool, Companion]] = weakref.WeakSet()
 _THREADS: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 
@@ -282,3 +282,51 @@ def on_first_rank(size: int, function: Callable[[], Any]) -> None:
         function()
     else:
         ranks.call(function if ranks.rank == 0 else lambda: None, "what rank 0 does for all")
+
+
+class Companion:
+    """A thread beside its owner's, for one function at a time; it ends with the companion."""
+
+    def __init__(self, name: str) -> None:
+        self._inbox: queue.SimpleQueue = queue.SimpleQueue()
+        self._outbox: queue.SimpleQueue = queue.SimpleQueue()
+        arguments = (self._inbox, self._outbox)
+        thread = threading.Thread(target=_accompany, args=arguments, name=name, daemon=True)
+        _THREADS.add(thread)
+        thread.start()
+        _POOLS.add(self)
+
+    def submit(self, function: Callable[[], Any]) -> None:
+        """Begin to run `function`; `result` has to be called before the next one."""
+        self._inbox.put(function)
+
+    def result(self) -> Any:
+        """Wait for the function; returns what it has returned, or raises what it has raised."""
+        value, error = self._outbox.get()
+        if error is not None:
+            raise error
+        return value
+
+    def close(self) -> None:
+        """End the thread behind what it does; the companion cannot be used afterwards."""
+        self._inbox.put(None)
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def _accompany(inbox: queue.SimpleQueue, outbox: queue.SimpleQueue) -> None:
+    """Body of a companion's thread."""
+    while True:
+        function = inbox.get()
+        if function is None:
+            release_thread()
+            return
+        answer: Tuple[Any, Optional[BaseException]]
+        try:
+            answer = function(), None
+        except BaseException as error:  # the owner's thread raises it
+            answer = None, error
+        del function
+        outbox.put(answer)
+        del answer

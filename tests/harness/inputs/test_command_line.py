@@ -58,6 +58,7 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
         ("--sequence-parallel-enabled", "--vocab-parallel"),
         ("--ctx-batch-size", "2"),
         ("--apply-seq-ids-mask",),
+        ("--async-mode",),
         ("--is-continuous-batching", "--padding-side", "left"),
         ("--top-p", "0"),
         ("--top-p", "1.5"),

@@ -282,6 +282,23 @@ def test_updates_of_caches_are_transfers_of_their_own():
     assert [op.time_ns for op in found.operators] == pytest.approx([10.0, 9.0, 9.0, 0.0])
 
 
+def test_a_step_ahead_hides_the_host_behind_the_device():
+    """Only decode runs ahead, and what the host needs longer than the device stays."""
+    event = estimate.Event(estimate.TORCH, "matmul", bytes=10_000_000)
+    costs = estimate.cost.Overheads(graph_ns=50_000, host_ns=250_000)
+
+    def latency(tag, costs, ahead=True):
+        estimator = estimate.Estimator("hbm-peak", costs, 1, runs_ahead=ahead)
+        return estimator.graph(tag, 64, 1, [("layers.0", event)]).latency_ns
+
+    device = latency(estimate.DECODE, costs, ahead=False) - costs.step_ns
+    assert 0 < device < 300_000
+    assert latency(estimate.DECODE, costs) == 300_000
+    assert latency(estimate.PREFILL, costs) == device + costs.step_ns
+    light = estimate.cost.Overheads(graph_ns=1000, host_ns=2000)
+    assert latency(estimate.DECODE, light) == device
+
+
 @pytest.mark.parametrize("name", ["logits", "argmax", "host-step", "graph-launch"])
 def test_each_cost_of_a_step_has_its_own_option(shapes_folder, profiled, name):
     graphs = estimates(shapes_folder, "--seq-len", "256", f"--{name}-us", "1000")

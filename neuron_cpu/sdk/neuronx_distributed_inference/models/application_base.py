@@ -520,6 +520,11 @@ def refuse_unsupported(neuron_config: NeuronConfig) -> None:
     """NotImplementedError for a feature of the SDK that would silently not happen here."""
     refuse_options(neuron_config, _UNSUPPORTED)
     _refuse_batches(neuron_config)
+    if neuron_config.async_mode and neuron_config.on_device_sampling_config is None:
+        raise NotImplementedError(
+            "async_mode needs on_device_sampling_config, because the next step begins with the "
+            "tokens that the device has chosen, got None; give one."
+        )
     if neuron_config.sequence_parallel_enabled:
         _refuse_with_sequence_parallelism(neuron_config)
     for name in ("pp_degree", "ep_degree"):

@@ -24,6 +24,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from neuron_cpu.errors import CompileError
 
 from ..contract import ENVIRONMENT_VARIABLE
+from ..modules.async_execution import AsyncDecode
 from ..modules.autobucketing import generate_buckets
 from ..modules.generation.sampling import (
     Sampler,
@@ -477,6 +478,9 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             self.neuron_config.batch_size, top_k=[1], top_p=[1.0], temperature=[1.0]
         )
         self.cache_lines = CacheLines(self.neuron_config)
+        self.async_decode: Optional[AsyncDecode] = None
+        if self.neuron_config.async_mode:
+            self.async_decode = AsyncDecode(self.neuron_config, self.cache_lines)
         self.model_wrapper = self.get_model_wrapper_cls()
         self.enable_context_encoding()
         if self.neuron_config.enable_fused_speculation:
@@ -605,6 +609,8 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
 
     def reset(self) -> None:
         """The next call starts a new sequence; caches need no clearing, masks hide what is old."""
+        if self.async_decode is not None:
+            self.async_decode.settle()
         self.kv_cache_populated = False
         self.cache_lines.forget()
 
@@ -651,8 +657,12 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         )
         if input_capture_hook is not None:
             input_capture_hook(self, [*inputs, prev_hidden, adapter_ids])
-        outputs = self._route(input_ids, inputs[2])(*inputs, prev_hidden, adapter_ids)
-        return self._construct_output(outputs)
+        submodel = self._route(input_ids, inputs[2])
+        if self.async_decode is not None and submodel.tag == TOKEN_GENERATION_MODEL_TAG:
+            return self._construct_output(self.async_decode(submodel, inputs))
+        if self.async_decode is not None:
+            self.async_decode.settle()
+        return self._construct_output(submodel(*inputs, prev_hidden, adapter_ids))
 
     def _default_inputs(
         self,
