@@ -67,8 +67,9 @@ def run(cache: str, *arguments: str) -> Figures:
 
 
 def _peak(usage: resource.struct_rusage) -> float:
-    """Peak resident memory in GiB (Linux counts in KiB)."""
-    return usage.ru_maxrss / KIB_PER_GIB
+    """Peak resident memory in GiB: Linux counts in KiB, macOS in bytes."""
+    unit = 1024 if sys.platform == "darwin" else 1
+    return usage.ru_maxrss / unit / KIB_PER_GIB
 
 
 def show(name: str, figures: Figures, limit: float) -> None:

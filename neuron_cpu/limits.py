@@ -109,7 +109,8 @@ def bounded(seconds: float, memory_bytes: int) -> Iterator[None]:
             signal.setitimer(timer, 0)
             signal.signal(number, handler)
             signal.setitimer(timer, *left)  # of a bound around this one
-        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
+        if _LINUX:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def adopt_orphans() -> None:

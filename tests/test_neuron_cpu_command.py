@@ -92,3 +92,15 @@ def test_interrupts_and_readers_that_leave(target, monkeypatch, capsys) -> None:
     monkeypatch.setattr(compare, "report", interrupt)
     assert main(["compare", target(), "--arg", "128x64:bf16"]) == 130
     assert "interrupted" in told(capsys)
+
+
+def test_arrows_belong_to_a_trace(target, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
+    profile = ["profile", target(), "--arg", "128x512:bf16"]
+    assert main([*profile, "--arrows", "3"]) == 2
+    assert "--arrows without a trace, expected --trace PATH" in told(capsys)
+    sizes = []
+    for number in ("0", "1"):
+        path = tmp_path / f"{number}.json"
+        assert main([*profile, "--trace", str(path), "--arrows", number]) == 0
+        sizes.append(path.read_text().count('"cat": "operand"'))
+    assert sizes == [0, 2]  # the store waits for the load: both ends of one arrow

@@ -9,6 +9,7 @@ from typing import Any
 
 from .. import terminal
 from ..arguments import positive
+from ..errors import UsageError
 from . import kernels
 
 HELP = "estimate the time of one kernel on Trainium"
@@ -34,6 +35,14 @@ def declare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trace", type=Path, metavar="PATH", help="write a trace for ui.perfetto.dev"
     )
+    parser.add_argument(
+        "--arrows",
+        type=int,
+        choices=range(9),
+        metavar="N",
+        help="in --trace, to one instruction from at most N whose results it reads, those that end "
+        "last (default: 1; 0: none; 8 are known)",
+    )
     parser.add_argument("--plots", type=Path, metavar="FOLDER", help="write PNG plots")
     parser.add_argument("--html", type=Path, metavar="PATH", help="write one page to look at")
     parser.add_argument(
@@ -49,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     from ..core.time import cost
     from ..core.time.schedule import check_order, schedules
 
+    if args.arrows is not None and not args.trace:
+        raise UsageError("--arrows without a trace, expected --trace PATH; add it.")
     name = args.dma_profile or cost.DEFAULT_PROFILE
     cost.dma_profile(name)
     check_order(args.schedule)
@@ -86,7 +97,7 @@ def _baseline(args: argparse.Namespace, profile: str) -> Any:
 
 def _write(args: argparse.Namespace, console: Any, runs: list, figures: dict[str, Any]) -> None:
     """The files that the command line asks for; ``runs`` are labels and schedules."""
-    from ..core.report import plots, report
+    from ..core.report import flows, plots, report
     from ..page import data
     from ..page.write import write
 
@@ -97,7 +108,8 @@ def _write(args: argparse.Namespace, console: Any, runs: list, figures: dict[str
         args.json.write_text(json.dumps(figures, indent=1))
         console.print(f"figures: {args.json}")
     if args.trace:
-        args.trace.write_text(json.dumps(report.perfetto(runs)))
+        arrows = flows.ARROWS if args.arrows is None else args.arrows
+        args.trace.write_text(json.dumps(report.perfetto(runs, arrows)))
         console.print(f"trace for ui.perfetto.dev: {args.trace}")
     if args.plots:
         for path in plots.all_plots([runs[0][1]], [report.profile(runs[0][1])], args.plots):

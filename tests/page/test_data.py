@@ -212,8 +212,19 @@ def test_joins_stand_for_those_that_end_last(matmul, monkeypatch):
     assert flows.producers(matmul)[-1] == tuple(latest)
 
 
+def test_a_trace_has_as_many_arrows_as_asked_for(matmul):
+    known = [len(found) for found in flows.producers(matmul)]
+    assert max(known) > flows.ARROWS
+    for most in (0, flows.ARROWS, 2, flows.MOST):
+        events = report.perfetto([("one", matmul)], most)["traceEvents"]
+        begins = [event["ts"] for event in events if event["ph"] == "s"]
+        assert len(begins) == sum(min(most, count) for count in known)
+    bare = report.perfetto([("one", matmul)])["traceEvents"]
+    assert len(bare) == len(report.perfetto([("one", matmul)], flows.ARROWS)["traceEvents"])
+
+
 def test_arrows_of_a_trace_hold_on_to_bars(matmul):
-    events = report.perfetto([("one", matmul), ("two", matmul)])["traceEvents"]
+    events = report.perfetto([("one", matmul), ("two", matmul)], flows.MOST)["traceEvents"]
     begins = {event["id"]: event for event in events if event["ph"] == "s"}
     ends = {event["id"]: event for event in events if event["ph"] == "f"}
     assert begins.keys() == ends.keys()

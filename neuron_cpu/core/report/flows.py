@@ -8,7 +8,10 @@ from typing import Any
 from ..time import depend
 from ..time.schedule import DMA, Schedule
 
-MOST = 8  # producers of one instruction that are shown, those that end last
+MOST = 8  # producers of one instruction that are known, those that end last
+# Of them a trace draws the last one unless asked for more: with all of them arrows are two fifths
+# of its bytes (attention_prefill_kernel and swiglu_mlp_kernel of llama.py, 128 tokens).
+ARROWS = 1
 HANDLE_NS = 1.0  # from the edge of a bar to where an arrow holds it: at most half of the bar
 
 
@@ -30,8 +33,10 @@ def producers(schedule: Schedule) -> list[tuple[int, ...]]:
     return [latest(nodes) for nodes in needs.values]
 
 
-def flow_events(schedule: Schedule, pid: int, offset: float = 0.0) -> list[dict[str, Any]]:
-    """An arrow from every producer's bar to the bar that reads its result, in Chrome's format.
+def flow_events(
+    schedule: Schedule, pid: int, offset: float = 0.0, most: int = ARROWS
+) -> list[dict[str, Any]]:
+    """Arrows from producers' bars to the bar that reads their results, in Chrome's format.
 
     Of a transfer that several DMA engines share, arrows arrive at the share that begins first and
     leave from the one that ends last.
@@ -39,11 +44,12 @@ def flow_events(schedule: Schedule, pid: int, offset: float = 0.0) -> list[dict[
     Args:
         pid: process of the bars (`report.trace_events`).
         offset: nanoseconds to add to every time.
+        most: of one instruction, from the producers that end last.
     """
     arrives, leaves = _bars(schedule)
     events: list[dict[str, Any]] = []
     for at, found in enumerate(producers(schedule)):
-        for before in found:
+        for before in found[:most]:
             row, begin, end = leaves[before]
             hold = max((begin + end) / 2, end - HANDLE_NS)
             common = {"name": "operand", "cat": "operand", "id": pid * 10**8 + len(events) // 2}

@@ -357,12 +357,15 @@ def dma_words(name: str, lines: Sequence[Line]) -> str:
 
 
 # --- Perfetto trace -------------------------------------------------------------------------------
-def trace_events(schedule: Schedule, pid: int, label: str, offset: float = 0.0) -> list[dict]:
+def trace_events(
+    schedule: Schedule, pid: int, label: str, offset: float = 0.0, arrows: int = flows.ARROWS
+) -> list[dict]:
     """Chrome trace events of one schedule: a process with engines and DMA queues as rows, arrows
     from results to who reads them.
 
     Args:
         offset: nanoseconds to add to every time.
+        arrows: to one instruction, from those of its producers that end last.
     """
     events = [meta_event("process_name", pid, 0, label)]
     for row, engine in enumerate(ENGINES[:DMA]):
@@ -378,7 +381,7 @@ def trace_events(schedule: Schedule, pid: int, label: str, offset: float = 0.0) 
             )
     for lane, at, begin, end in schedule.lane_spans():
         events.append(_slice(instructions[at], pid, DMA + lane, offset + begin, end - begin))
-    events.extend(flows.flow_events(schedule, pid, offset))
+    events.extend(flows.flow_events(schedule, pid, offset, arrows))
     for buffer, name in (("sbuf", "SBUF bytes per partition"), ("psum", "PSUM banks")):
         for time, use in schedule.memory(buffer):
             events.append(_counter(name, pid, offset + time, use))
@@ -434,11 +437,13 @@ def throughput(schedule: Schedule, bins: int = 400) -> list[tuple[float, float]]
     return [(k * width, moved[k] / width) for k in range(bins)]
 
 
-def perfetto(schedules: Sequence[tuple[str, Schedule]]) -> dict[str, Any]:
+def perfetto(
+    schedules: Sequence[tuple[str, Schedule]], arrows: int = flows.ARROWS
+) -> dict[str, Any]:
     """A trace file's content: one process per schedule, all starting at zero."""
     events: list[dict] = []
     for pid, (label, schedule) in enumerate(schedules, start=1):
-        events.extend(trace_events(schedule, pid, label))
+        events.extend(trace_events(schedule, pid, label, arrows=arrows))
     return trace_file(events, schedules[0][1].profile)
 
 
