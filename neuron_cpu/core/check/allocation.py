@@ -19,7 +19,7 @@ def check_allocation(program: Program) -> None:
     Raises:
         NkiError: ``sim_allocation_hbm``.
     """
-    if not program.direct_allocation:
+    if not program.direct_allocation or program.mixed_placement:
         return
     told: set[Storage] = set()
     for instruction in program.instructions:

@@ -181,8 +181,9 @@ def _psum_peak(program: Program, spans: Spans) -> tuple[int, int]:
         for _, end, size in born:
             heappush(live, (end, size))
             sizes[size] += 1
-        if len(live) > most:
-            full = sizes[CORE.psum_bank_bytes]
+        if len(live) > most or max(sizes, default=0) > CORE.psum_bank_bytes:
+            bank = CORE.psum_bank_bytes
+            full = sum(-(-n // bank) * k for n, k in sizes.items() if n >= bank)
             small = Counter({n: k for n, k in sizes.items() if n < CORE.psum_bank_bytes})
             needed = full + banks(small.elements())
             if needed > most:

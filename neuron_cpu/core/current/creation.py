@@ -106,7 +106,8 @@ def _place(storage: Storage, address: Any) -> None:
             f"{storage.label()} at address {tuple(address)}, expected {wrong}",
         )
     storage.address = [Tile(storage, 0, partition, byte)]
-    trace.current("nl.ndarray").program.direct_allocation = True
+    program = trace.current("nl.ndarray").program
+    program.direct_allocation = program.mixed_placement = True
 
 
 # --- with content ---------------------------------------------------------------------------------

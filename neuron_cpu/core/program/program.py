@@ -91,6 +91,7 @@ class Program:
         returns: False where the outputs are parameters that the kernel stores into.
         core: the generation that it was traced for.
         cores: physical cores that run it together, each its own instances of the grid.
+        mixed_placement: tensors with addresses may stand beside others (the current language).
         names: instructions that the kernel has named.
         result_form: how results are nested, None for a tensor (the current language's).
         edges: pairs of instructions that the kernel orders beyond what data demand.
@@ -109,6 +110,7 @@ class Program:
         self.direct_allocation = False
         self.core = in_force()
         self.cores = 1
+        self.mixed_placement = False
         self.names: dict[str, Instruction] = {}
         self.result_form: Any = None
         self.edges: list[tuple[Instruction, Instruction]] = []

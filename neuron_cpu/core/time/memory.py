@@ -47,15 +47,18 @@ class Pool:
 
 
 class Banks(Pool):
-    """PSUM: a tile goes into the fullest bank that still has room for it."""
+    """PSUM: a tile goes into the fullest bank that still has room for it, or takes whole banks."""
 
     def __init__(self) -> None:
         super().__init__(CORE.psum_banks * CORE.psum_bank_bytes)
         self.left = [CORE.psum_bank_bytes] * CORE.psum_banks
         self.bank: dict[int, int] = {}  # of each tile
+        self.banks: dict[int, list[int]] = {}  # of each tile that is larger than one
 
     def take(self, tile: int, size: int) -> bool:
         left = self.left
+        if size > CORE.psum_bank_bytes:
+            return self._take_whole(tile, -(-size // CORE.psum_bank_bytes))
         bank = -1
         for k, room in enumerate(left):
             if room >= size and (bank < 0 or room < left[bank]):
@@ -66,12 +69,24 @@ class Banks(Pool):
         self.bank[tile] = bank
         return True
 
+    def _take_whole(self, tile: int, count: int) -> bool:
+        free = [k for k, room in enumerate(self.left) if room == CORE.psum_bank_bytes]
+        if len(free) < count:
+            return False
+        self.banks[tile] = free[:count]
+        for k in free[:count]:
+            self.left[k] = 0
+        return True
+
     def give(self, tile: int, size: int) -> None:
-        self.left[self.bank.pop(tile)] += size
+        for k in self.banks.pop(tile, ()):
+            self.left[k] = CORE.psum_bank_bytes
+        if tile in self.bank:
+            self.left[self.bank.pop(tile)] += size
 
     def force(self, size: int) -> None:
         self.short += size
-        self.left.append(CORE.psum_bank_bytes)
+        self.left += [CORE.psum_bank_bytes] * -(-size // CORE.psum_bank_bytes)
 
 
 class Memory:
