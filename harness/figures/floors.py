@@ -3,8 +3,9 @@ says of MACs and times.
 
 A kernel's Python body has to run for its instructions to be counted, so the counts come from a
 process that has imported the submission. What can be known without it are the products that every
-Llama of these sizes computes, and the weights that every execution reads. Attention is left out (it
-may skip what is masked), and so is what only the last token of a prompt needs of the last layer.
+Llama or Mixtral of these sizes computes, and the weights that every execution reads. Attention is
+left out (it may skip what is masked), experts that a token has not chosen, and what only the last
+token of a prompt needs of the last layer.
 """
 
 from __future__ import annotations
@@ -35,7 +36,8 @@ def floor(session: Session, submodel: str, bucket: int) -> Floor:
     hidden, layers = config["hidden_size"], config["num_hidden_layers"]
     queries, keys = (heads * model.head_dim for heads in model.heads)
     caches = 2 * hidden * keys  # projections to what the caches keep
-    layer = caches + 2 * hidden * queries + 3 * hidden * config["intermediate_size"]
+    experts = config.get("num_experts_per_tok", 1) * 3 * hidden * config["intermediate_size"]
+    layer = caches + 2 * hidden * queries + experts + hidden * config.get("num_local_experts", 0)
     head = hidden * config["vocab_size"]
     rows = settings.batch_size
     several = settings.speculation.length if settings.speculation else settings.prefill_chunk

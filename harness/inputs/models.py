@@ -168,12 +168,14 @@ def no_folder(path: Path) -> str:
 
 def check_config(path: Path, config: dict[str, Any]) -> None:
     """Refuse a config.json of another architecture, or with sizes that no model has."""
-    if config.get("model_type") != "llama":
+    kind = config.get("model_type")
+    form = schema.FORMS.get(kind) if isinstance(kind, str) else None
+    if form is None:
         raise UserError(
-            f"{path}/config.json must say model_type 'llama', got "
-            f"{config.get('model_type')!r}; only Llama models run here."
+            f"{path}/config.json must say model_type 'llama' or 'mixtral', got {kind!r}; only "
+            "Llama and Mixtral models run here."
         )
-    schema.checked(path / "config.json", schema.LlamaConfig, config)
+    schema.checked(path / "config.json", form, config)
 
 
 def check_shapes(model: ModelFolder) -> None:
@@ -197,7 +199,7 @@ def check_shapes(model: ModelFolder) -> None:
 
 
 def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
-    """Tensor name -> [out, in] of a Llama checkpoint with this config.json."""
+    """Tensor name -> [out, in] of a checkpoint with this config.json."""
     config = model.config
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     queries, keys = (heads * model.head_dim for heads in model.heads)
@@ -214,10 +216,16 @@ def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
         "self_attn.k_proj.weight": [keys, hidden],
         "self_attn.v_proj.weight": [keys, hidden],
         "self_attn.o_proj.weight": [hidden, queries],
-        "mlp.gate_proj.weight": [inner, hidden],
-        "mlp.up_proj.weight": [inner, hidden],
-        "mlp.down_proj.weight": [hidden, inner],
     }
+    if config["model_type"] == "mixtral":
+        layer["block_sparse_moe.gate.weight"] = [config["num_local_experts"], hidden]
+        mlps, names = range(config["num_local_experts"]), ("w1", "w3", "w2")
+        prefixes = [f"block_sparse_moe.experts.{number}." for number in mlps]
+    else:
+        prefixes, names = ["mlp."], ("gate_proj", "up_proj", "down_proj")
+    for prefix in prefixes:
+        shapes = ([inner, hidden], [inner, hidden], [hidden, inner])
+        layer.update({f"{prefix}{n}.weight": shape for n, shape in zip(names, shapes)})
     for index in range(config["num_hidden_layers"]):
         expected.update({f"model.layers.{index}.{name}": shape for name, shape in layer.items()})
     return expected
@@ -282,6 +290,12 @@ def check_draft(draft: ModelFolder, target: ModelFolder, ranks: int, seq_len: in
     """Refuse with a UserError a model that cannot guess for the target."""
     sizes = [model.config["vocab_size"] for model in (target, draft)]
     words = [_vocabulary(model) for model in (target, draft)]
+    kinds = {model.config["model_type"] for model in (target, draft)}
+    if len(kinds) > 1:
+        raise UserError(
+            f"The draft model {draft.path} is a {draft.config['model_type']}, expected a "
+            f"{target.config['model_type']} as {target.name}: one submission runs both."
+        )
     if sizes[0] != sizes[1] or (None not in words and words[0] != words[1]):
         raise UserError(
             f"The draft model {draft.path} has another vocabulary, of {sizes[1]} tokens, expected "

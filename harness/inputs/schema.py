@@ -95,6 +95,27 @@ class LlamaConfig(_Form):
         return self
 
 
+class MixtralConfig(LlamaConfig):
+    """config.json of a Mixtral."""
+
+    num_local_experts: int = Field(ge=1, le=2**10)
+    num_experts_per_tok: int = Field(ge=1, le=2**10)
+    sliding_window: Optional[int] = Field(None, ge=1, lt=2**31)
+
+    @model_validator(mode="after")
+    def _experts_fit(self) -> MixtralConfig:
+        if self.num_experts_per_tok > self.num_local_experts:
+            raise ValueError(
+                f"num_experts_per_tok {self.num_experts_per_tok} is above num_local_experts "
+                f"{self.num_local_experts}"
+            )
+        return self
+
+
+# model_type -> its form
+FORMS: dict[str, type[LlamaConfig]] = {"llama": LlamaConfig, "mixtral": MixtralConfig}
+
+
 class Generation(_Form):
     """generation_config.json, fields that are numbers."""
 

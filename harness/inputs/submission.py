@@ -15,7 +15,8 @@ from harness.errors import UserError
 from neuron_cpu.hints import hint
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
-MODEL_CLASS = "NeuronLlamaForCausalLM"
+# model_type of config.json -> the class that the driver runs
+MODEL_CLASSES = {"llama": "NeuronLlamaForCausalLM", "mixtral": "NeuronMixtralForCausalLM"}
 
 
 def find(name: str) -> Path:
@@ -49,12 +50,13 @@ def find(name: str) -> Path:
     )
 
 
-def load(path: Path) -> ModuleType:
+def load(path: Path, model_type: str) -> ModuleType:
     """Import the file under its stem; a UserError says where it raised or what it lacks."""
     module = imported(path)
-    if not hasattr(module, MODEL_CLASS):
+    if not hasattr(module, MODEL_CLASSES[model_type]):
         raise UserError(
-            f"The submission {path} does not define {MODEL_CLASS}, which the driver runs."
+            f"The submission {path} does not define {MODEL_CLASSES[model_type]}, which the driver "
+            f"runs for a model of type {model_type!r}."
         )
     return module
 

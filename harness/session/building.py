@@ -98,6 +98,7 @@ def _job(session: Session, role: Role) -> Job:
     return Job(
         settings=settings,
         model_path=session.model.path,
+        model_type=session.model.config["model_type"],
         pad_token_id=session.pad_token_id,
         eos_token_id=getattr(session.tokenizer, "eos_token_id", None),
         source=None if own else session.submission,

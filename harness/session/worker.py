@@ -34,7 +34,7 @@ from harness.settings import Settings
 from neuron_cpu import forked, limits
 from neuron_cpu.torchrun import Place
 
-BASELINE_MODULE = "neuronx_distributed_inference.models.llama.modeling_llama"
+BASELINE_MODULE = "neuronx_distributed_inference.models.{0}.modeling_{0}"  # by model_type
 _RANKS = "neuronx_distributed.processes"  # where they are processes
 EVENT, PROGRESS, RESULT, REFUSED, FAILED = "event", "progress", "result", "refused", "failed"
 STOP = pickle.dumps("stop")  # instead of a request: the step that is being done is the last one
@@ -52,6 +52,7 @@ class Job:
         confined: whether it may write to `scratch` only.
         alone: whether the folder around `scratch` was made for it.
         counts: whether it only traces graphs, in a process in which nothing is generated.
+        model_type: of config.json; which class of the submission runs.
         place: of the process among those of other ranks that do the same job; None: all ranks are
             in this one.
     """
@@ -67,6 +68,7 @@ class Job:
     alone: bool = False
     counts: bool = False
     place: Optional[Place] = None
+    model_type: str = "llama"
 
 
 @dataclass
@@ -95,9 +97,9 @@ class Host:
         """The submission, imported once; or the SDK's own Llama."""
         if self._module is None:
             if self.job.source is None:
-                self._module = importlib.import_module(BASELINE_MODULE)
+                self._module = importlib.import_module(BASELINE_MODULE.format(self.job.model_type))
             else:
-                self._module = submission.load(self.job.source)
+                self._module = submission.load(self.job.source, self.job.model_type)
         return self._module
 
     @contextlib.contextmanager

@@ -102,7 +102,7 @@ def test_a_submission_that_cannot_be_imported(text: str, told: str, tmp_path: Pa
     entry = tmp_path / "broken_entry.py"
     entry.write_text(text)
     with pytest.raises(UserError) as caught:
-        submission.load(entry)
+        submission.load(entry, "llama")
     assert told in str(caught.value)
 
 

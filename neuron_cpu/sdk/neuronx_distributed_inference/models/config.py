@@ -319,6 +319,20 @@ class NeuronConfig:
             )
 
 
+class MoENeuronConfig(NeuronConfig):
+    """NeuronConfig of a mixture of experts.
+
+    `capacity_factor` None drops no tokens; `glu_mlp` says that experts have gates.
+    """
+
+    def __init__(
+        self, capacity_factor: Optional[float] = None, glu_mlp: bool = True, **kwargs: Any
+    ) -> None:
+        self.capacity_factor = None if capacity_factor is None else float(capacity_factor)
+        self.glu_mlp = glu_mlp
+        super().__init__(**kwargs)
+
+
 class FusedSpecNeuronConfig:
     """A draft model traced together with its target: the class of both models' modules, the draft's
     own configuration and the folder of its checkpoint."""

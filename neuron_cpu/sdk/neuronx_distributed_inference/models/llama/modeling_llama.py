@@ -314,14 +314,16 @@ class NeuronLlamaDecoderLayer(nn.Module):
         hidden_states, present_key_value, cos_cache, sin_cache = attention
         hidden_states = residual + hidden_states
         residual = hidden_states
-        hidden_states, _ = self.mlp(self.post_attention_layernorm(hidden_states))
+        hidden_states = self.mlp(self.post_attention_layernorm(hidden_states))[0]
         hidden_states = residual + hidden_states
         outputs = (hidden_states, present_key_value, cos_cache, sin_cache)
         return (*outputs, None) if with_residual else outputs
 
 
 class NeuronLlamaModel(NeuronBaseModel):
-    """The traced Llama."""
+    """The traced Llama, and what differs from it by its layers only."""
+
+    decoder_layer_cls: Type[nn.Module] = NeuronLlamaDecoderLayer
 
     def setup_attr_for_model(self, config: InferenceConfig) -> None:
         self.on_device_sampling = config.neuron_config.on_device_sampling_config is not None
@@ -360,7 +362,7 @@ class NeuronLlamaModel(NeuronBaseModel):
         else:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
-        layers = [NeuronLlamaDecoderLayer(config) for _ in range(config.num_hidden_layers)]
+        layers = [self.decoder_layer_cls(config) for _ in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
         if not neuron_config.is_eagle_draft:
             self.norm = get_rmsnorm_cls()(config.hidden_size, eps=config.rms_norm_eps)

@@ -1,0 +1,1 @@
+"""Mixtures of experts: a router, and MLPs of which each token takes a few."""

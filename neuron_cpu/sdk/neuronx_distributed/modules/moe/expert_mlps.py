@@ -1,0 +1,97 @@
+"""The experts: one gated MLP each (NxD's modules.moe.expert_mlps)."""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+import torch
+from torch import nn
+from transformers.activations import ACT2FN
+
+from .moe_parallel_layers import ExpertFusedColumnParallelLinear, ExpertFusedRowParallelLinear
+
+
+class Experts(nn.Module):
+    """act(gate(x)) * up(x), then down, of all experts."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        hidden_size: int,
+        intermediate_size: int,
+        hidden_act: str,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__()
+        self.act_fn = ACT2FN[hidden_act]
+        self.gate_up_proj = ExpertFusedColumnParallelLinear(
+            num_experts, hidden_size, 2 * intermediate_size, dtype=dtype, stride=2
+        )
+        self.down_proj = ExpertFusedRowParallelLinear(
+            num_experts, intermediate_size, hidden_size, dtype=dtype
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(T, H) -> partial results of all experts (E, T, H)."""
+        gate, up = self.gate_up_proj(x[None]).chunk(2, dim=-1)
+        return self.down_proj(self.act_fn(gate) * up)
+
+
+class ExpertMLPs(nn.Module):
+    """The chosen experts' results, weighted by their affinities.
+
+    NxD picks one of four ways to compute them by the number of tokens: the weights of the chosen
+    experts only, all experts, blocks of tokens, or as many tokens an expert as a capacity factor
+    allows. The first three give equal results up to rounding, and here all experts run. The last
+    one drops tokens: an expert keeps the first C = min(T, ceil(T k factor / E)) that chose it.
+    """
+
+    def __init__(
+        self,
+        num_experts: int,
+        top_k: int,
+        hidden_size: int,
+        intermediate_size: int,
+        hidden_act: str,
+        glu_mlp: bool = True,
+        capacity_factor: Optional[float] = None,
+        normalize_top_k_affinities: bool = False,
+        dtype: torch.dtype = torch.float32,
+        **_later: Any,
+    ) -> None:
+        super().__init__()
+        if not glu_mlp:
+            raise NotImplementedError("Experts without a gate are not modelled: set glu_mlp=True.")
+        if normalize_top_k_affinities and top_k == 1:
+            raise ValueError(
+                "normalize_top_k_affinities needs a top_k above 1, got 1: the one affinity would "
+                "always be 1; switch it off."
+            )
+        self.num_experts, self.top_k = num_experts, top_k
+        self.normalize_top_k_affinities = normalize_top_k_affinities
+        self.capacity_factor = capacity_factor
+        self.mlp_op = Experts(num_experts, hidden_size, intermediate_size, hidden_act, dtype)
+
+    def forward(
+        self, hidden_states: torch.Tensor, expert_affinities: torch.Tensor, indices: torch.Tensor
+    ) -> torch.Tensor:
+        """(T, H), affinities (T, E), indices (T, k) -> partial sums (T, H) of this rank."""
+        chosen = torch.zeros_like(expert_affinities).scatter(1, indices, 1.0)
+        weights = expert_affinities * chosen
+        if self.normalize_top_k_affinities:
+            weights = nn.functional.normalize(weights, p=1.0, dim=1)
+        if (
+            self.capacity_factor is not None
+            and self.capacity_factor < self.num_experts / self.top_k
+        ):
+            weights = weights * self._kept(chosen)
+        made = self.mlp_op(hidden_states)
+        return (made * weights.t()[:, :, None]).sum(0)
+
+    def _kept(self, chosen: torch.Tensor) -> torch.Tensor:
+        """(T, E) of ones and zeros -> the same without the tokens beyond each expert's capacity."""
+        assert self.capacity_factor is not None
+        tokens = chosen.shape[0]
+        share = -(-tokens * self.top_k * self.capacity_factor // self.num_experts)
+        capacity = min(tokens, int(share))
+        return chosen * (chosen.float().cumsum(0) <= capacity)

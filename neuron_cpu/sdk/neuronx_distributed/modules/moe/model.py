@@ -1,0 +1,45 @@
+"""Router and experts as one module (NxD's modules.moe.model)."""
+
+from __future__ import annotations
+
+from typing import Optional, Tuple
+
+import torch
+from torch import nn
+
+from ...parallel_layers.mappings import (
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+    reduce_scatter_to_sequence_parallel_region,
+)
+from .expert_mlps import ExpertMLPs
+from .routing import RouterTopK
+
+
+class MoE(nn.Module):
+    """(B, S, H), or this rank's part of S under sequence parallelism -> a tuple of the same."""
+
+    def __init__(
+        self,
+        router: RouterTopK,
+        expert_mlps: ExpertMLPs,
+        sequence_parallel_enabled: bool = False,
+        sequence_dimension: Optional[int] = None,
+    ) -> None:
+        super().__init__()
+        self.router, self.expert_mlps = router, expert_mlps
+        self.sequence_parallel_enabled = sequence_parallel_enabled
+        self.sequence_dimension = 1 if sequence_dimension is None else sequence_dimension
+
+    def forward(self, hidden_states: torch.Tensor) -> Tuple[torch.Tensor]:
+        """One all-reduce (or reduce-scatter) of what all experts have added up."""
+        if self.sequence_parallel_enabled:
+            hidden_states = gather_from_sequence_parallel_region(
+                hidden_states, self.sequence_dimension
+            )
+        tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
+        _, affinities, indices = self.router(tokens)
+        partial = self.expert_mlps(tokens, affinities, indices).reshape(hidden_states.shape)
+        if self.sequence_parallel_enabled:
+            return (reduce_scatter_to_sequence_parallel_region(partial, self.sequence_dimension),)
+        return (reduce_from_tensor_model_parallel_region(partial),)

@@ -1,0 +1,34 @@
+"""Which experts a token goes to (NxD's modules.moe.routing)."""
+
+from __future__ import annotations
+
+from typing import Any, Tuple
+
+import torch
+from torch import nn
+
+
+class RouterTopK(nn.Module):
+    """Scores of all experts, the best `top_k` of each token; equal on all ranks."""
+
+    def __init__(
+        self,
+        num_experts: int,
+        top_k: int,
+        hidden_size: int,
+        dtype: torch.dtype = torch.float32,
+        **_later: Any,
+    ) -> None:
+        super().__init__()
+        self.num_experts, self.top_k = num_experts, top_k
+        self.linear_router = nn.Linear(hidden_size, num_experts, bias=False, dtype=dtype)
+
+    def forward(self, hidden_states: torch.Tensor) -> Tuple[torch.Tensor, ...]:
+        """(T, H) -> logits (T, E), affinities (T, E) over all experts, indices (T, k).
+
+        The softmax is in fp64 and comes back in the activations' type; the choice is by logits.
+        """
+        logits = self.linear_router(hidden_states)
+        affinities = torch.softmax(logits.to(torch.float64), dim=-1).to(hidden_states.dtype)
+        _, indices = torch.topk(logits, self.top_k, dim=-1)
+        return logits, affinities, indices

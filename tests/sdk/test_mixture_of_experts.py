@@ -1,0 +1,112 @@
+"""The SDK stand-in's experts and its Mixtral, against Hugging Face and by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from neuronx_distributed.modules.moe.expert_mlps import ExpertMLPs
+from neuronx_distributed.modules.moe.routing import RouterTopK
+from neuronx_distributed.ranks import Group, rank_context
+from neuronx_distributed_inference.models.config import MoENeuronConfig
+from neuronx_distributed_inference.models.mixtral.modeling_mixtral import (
+    MixtralInferenceConfig,
+    NeuronMixtralForCausalLM,
+)
+from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+from transformers import MixtralConfig, MixtralForCausalLM
+
+SHAPE = dict(
+    hidden_size=48,
+    intermediate_size=52,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    vocab_size=211,
+    max_position_embeddings=512,
+    num_local_experts=4,
+    num_experts_per_tok=2,
+    sliding_window=None,
+    initializer_range=0.2,
+    tie_word_embeddings=False,
+)
+
+
+@pytest.fixture
+def mixtral(tmp_path):
+    """Factory of (Hugging Face model, baseline application) of a configuration."""
+
+    def make(load=True, shape=None, **neuron):
+        torch.manual_seed(0)
+        model = MixtralForCausalLM(MixtralConfig(**{**SHAPE, **(shape or {})})).eval()
+        model.save_pretrained(tmp_path)
+        options = {"seq_len": 48, "max_context_length": 32, "torch_dtype": "float32", **neuron}
+        config = MixtralInferenceConfig(
+            MoENeuronConfig(**options), load_config=load_pretrained_config(str(tmp_path))
+        )
+        app = NeuronMixtralForCausalLM(str(tmp_path), config)
+        if load:
+            app.compile(tmp_path / "compiled")
+            app.load(tmp_path / "compiled")
+        return model, app
+
+    return make
+
+
+PROMPT = [5, 17, 101, 3, 44, 9]
+
+
+@pytest.mark.parametrize("options", [{}, {"tp_degree": 2, "capacity_factor": 2.0}])
+def test_logits_equal_hugging_face(options, mixtral, generate, reference):
+    """A capacity of E/k and more drops nothing."""
+    model, app = mixtral(**options)
+    tokens, logits = reference(model, PROMPT, 5)
+    output = generate(app, [PROMPT], 5, return_dict_in_generate=True, output_logits=True)
+    assert torch.equal(output.sequences[0, len(PROMPT) :], tokens)
+    torch.testing.assert_close(torch.cat(output.logits), logits, rtol=0, atol=1e-4)
+
+
+@pytest.mark.full
+def test_sequence_parallel_ranks_give_the_same(mixtral, generate):
+    results = []
+    for parallel in (False, True):
+        _, app = mixtral(tp_degree=2, sequence_parallel_enabled=parallel)
+        output = generate(app, [PROMPT], 3, return_dict_in_generate=True, output_logits=True)
+        results.append(torch.cat(output.logits))
+    torch.testing.assert_close(*results, rtol=0, atol=1e-4)
+
+
+def experts(capacity_factor=None, **options):
+    with rank_context(Group(0, 1)):
+        torch.manual_seed(0)
+        return ExpertMLPs(4, 2, 8, 6, "silu", capacity_factor=capacity_factor, **options).eval()
+
+
+def test_a_full_expert_drops_the_tokens_that_come_last():
+    """Six tokens, all to experts 0 and 1: of each, ceil(6 * 2 * 0.5 / 4) = 2 tokens are kept."""
+    x = torch.randn((6, 8), generator=torch.Generator().manual_seed(0))
+    indices = torch.tensor([[0, 1]] * 6)
+    affinities = torch.full((6, 4), 0.25)
+    whole, small = (experts(factor)(x, affinities, indices) for factor in (None, 0.5))
+    assert torch.equal(small[:2], whole[:2]) and small[2:].abs().max() == 0 != whole[2:].abs().max()
+
+
+def test_the_router_chooses_by_logits_and_its_affinities_cover_all_experts():
+    router = RouterTopK(4, 2, 3)
+    router.linear_router.weight.data = torch.tensor(
+        [[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [-1, -1, -1]]
+    )
+    logits, affinities, indices = router(torch.tensor([[3.0, 1, 2], [-5, -1, -2]]))
+    assert indices.tolist() == [[0, 2], [3, 1]] and logits.shape == (2, 4)
+    torch.testing.assert_close(affinities.sum(-1), torch.ones(2))
+
+
+def test_refusals(mixtral):
+    with (
+        pytest.raises(ValueError, match="needs a top_k above 1"),
+        rank_context(Group(0, 1)),
+    ):
+        ExpertMLPs(4, 1, 8, 6, "silu", normalize_top_k_affinities=True)
+    with pytest.raises(NotImplementedError, match="Experts without a gate"):
+        experts(glu_mlp=False)
+    with pytest.raises(NotImplementedError, match="sliding_window 16 is shorter than seq_len 48"):
+        mixtral(load=False, shape={"sliding_window": 16})
