@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from neuron_cpu.core import NkiError, NkiWarning
+from neuron_cpu.core.check.capacity import psum_high_water
 from neuron_cpu.core.time.schedule import schedule
 
 X = np.random.default_rng(1).normal(size=(128, 512)).astype(np.float32)
@@ -85,7 +86,7 @@ def test_tensors_take_several_banks(monkeypatch):
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
     found = wide(4, 2)(X)
     assert np.allclose(found, 4 * X[:, 0:128].T @ X, atol=1e-3)
-    assert schedule(wide(4, 2).trace(X)).high_water("psum") == 8
+    assert psum_high_water(wide(4, 2).trace(X)) == 8
     with pytest.raises(NkiError, match="need 12 banks"):
         wide(3, 3)(X)
 
