@@ -1980,8 +1980,14 @@ def is_draft(config: InferenceConfig) -> bool:
 
 
 def shows_hidden_states(config: InferenceConfig) -> bool:
-    """Whether the base class reads normalised hidden states: EAGLE's draft goes on from them."""
-    return bool(getattr(config.neuron_config, "enable_eagle_speculation", False))
+    """Whether more than the head reads normalised hidden states: EAGLE's draft, or Medusa's heads,
+    of which there are `medusa_heads`."""
+    eagle = getattr(config.neuron_config, "enable_eagle_speculation", False)
+    return bool(eagle) or medusa_heads(config) > 0
+
+
+def medusa_heads(config: InferenceConfig) -> int:
+    return config.neuron_config.num_medusa_heads if config.neuron_config.is_medusa else 0
 
 
 def is_sequence_parallel(config: InferenceConfig) -> bool:
@@ -2059,6 +2065,17 @@ class NormOfColumns(NeuronLlamaRMSNorm):
 
     def forward(self, columns: Columns) -> torch.Tensor:
         return super().forward(columns.rows())
+
+
+class ResBlock(nn.Module):
+    """A Medusa head's own part, in front of an output matrix: x + SiLU(linear(x))."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + nn.functional.silu(self.linear(x))
 
 
 class DraftInput(ColumnParallelLinear):
@@ -2431,6 +2448,13 @@ class NeuronLlamaModel(NeuronBaseModel):
             use_spmd_rank=neuron_config.vocab_parallel,  # one graph serves all ranks
         )
         gather = not self.on_device_sampling
+
+        def plain_head() -> ColumnParallelLinear:
+            return ColumnParallelLinear(
+                config.hidden_size, config.vocab_size, bias=False, gather_output=gather,
+                dtype=neuron_config.torch_dtype, pad=True,
+            )  # fmt: skip
+
         if is_nki_enabled(config):
             self.lm_head = NeuronLlamaHead(config, gather)
             self.norm = SumOfColumns(config)  # the head normalises
@@ -2444,10 +2468,10 @@ class NeuronLlamaModel(NeuronBaseModel):
                 )  # fmt: skip
             else:
                 self.norm = NeuronLlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-            self.lm_head = ColumnParallelLinear(
-                config.hidden_size, config.vocab_size, bias=False, gather_output=gather,
-                dtype=neuron_config.torch_dtype, pad=True,
-            )  # fmt: skip
+            self.lm_head = plain_head()
+        for index in range(medusa_heads(config)):
+            head = NeuronLlamaHead(config, gather) if is_nki_enabled(config) else plain_head()
+            setattr(self, f"medusa_head_{index}", nn.Sequential(ResBlock(config.hidden_size), head))
         self.layers = nn.ModuleList(
             NeuronLlamaDecoderLayer(config) for _ in range(config.num_hidden_layers)
         )
@@ -2551,9 +2575,12 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
             head = state.get("lm_head.weight", state["embed_tokens.weight"])
             if not shows_hidden_states(config):
                 head = times_gain(head, state.pop("norm.weight"))
-            state["lm_head.weight"] = layouts_of_ranks(
-                in_runs(in_runs(share, 0), 1) for share in head.chunk(sizes.tp)
-            )
+            state["lm_head.weight"] = head
+            medusa = [f"medusa_head_{i}.1.weight" for i in range(medusa_heads(config))]
+            for key in ("lm_head.weight", *medusa):
+                state[key] = layouts_of_ranks(
+                    in_runs(in_runs(share, 0), 1) for share in state[key].chunk(sizes.tp)
+                )
         state["rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
         if config.neuron_config.vocab_parallel:
             state["embed_tokens.rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)

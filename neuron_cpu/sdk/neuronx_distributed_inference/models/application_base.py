@@ -11,6 +11,7 @@ import torch
 from neuronx_distributed.parallel_layers.utils import copy_tensor_model_parallel_attributes
 from neuronx_distributed.ranks import Group, RankPool, on_first_rank, rank_context
 from neuronx_distributed.trace.trace import get_sharded_checkpoint, preprocess_checkpoint
+from neuronx_distributed.utils.medusa_utils import TOPK
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
@@ -20,7 +21,7 @@ from neuron_cpu.errors import CheckpointError, StandInError
 
 from .. import artifacts, graph
 from ..modules import quantised
-from ..modules.checkpoint import load_state_dict, without_sharing
+from ..modules.checkpoint import load_medusa_heads, load_state_dict, without_sharing
 from .config import InferenceConfig, NeuronConfig
 from .model_wrapper import (
     SUBMODEL_TAGS,
@@ -37,7 +38,6 @@ logger = logging.getLogger("Neuron")
 # and where they call the SDK's closed ones, those refuse by name.
 _UNSUPPORTED = (
     "lora_config",
-    "is_medusa",
     "flash_decoding_enabled",
     "is_paged_attention",
     "is_chunked_prefill",
@@ -93,6 +93,8 @@ class NeuronApplicationBase(nn.Module):
         refuse_unsupported(config.neuron_config)
         if config.neuron_config.enable_fused_speculation:
             check_fused(config)
+        if config.neuron_config.is_medusa:
+            check_medusa(config.neuron_config)
 
     @classmethod
     def get_config_cls(cls) -> Type[InferenceConfig]:
@@ -244,6 +246,8 @@ class NeuronApplicationBase(nn.Module):
     def get_state_dict(cls, model_path: PathLike, config: InferenceConfig) -> StateDict:
         """Read, rename and convert the checkpoint of a folder, and tie what is tied."""
         state_dict = cls._strip_prefix(cls._read_checkpoint(model_path))
+        if config.neuron_config.is_medusa:
+            state_dict |= load_medusa_heads(model_path)
         state_dict = cls.convert_hf_to_neuron_state_dict(state_dict, config)
         if getattr(config, "tie_word_embeddings", False):
             cls.update_state_dict_for_tied_weights(state_dict)
@@ -459,6 +463,31 @@ class NeuronApplicationBase(nn.Module):
 
     def reset(self) -> None:
         """Hook: forget the sequence."""
+
+
+def check_medusa(config: NeuronConfig) -> None:
+    """Refuse settings that no Medusa graph has."""
+    sampling = config.on_device_sampling_config
+    top_k = 0 if sampling is None else sampling.top_k
+    wrong = None
+    if config.num_medusa_heads < 1:
+        wrong = "num_medusa_heads of at least 1", str(config.num_medusa_heads)
+    elif config.medusa_speculation_length < 2:
+        wrong = "medusa_speculation_length of at least 2", str(config.medusa_speculation_length)
+    elif not isinstance(top_k, int) or top_k < TOPK:
+        wrong = f"an on_device_sampling_config with top_k of at least {TOPK}", str(top_k)
+    elif config.max_batch_size != 1:
+        wrong = "a batch of one", str(config.max_batch_size)
+    elif config.padding_side == "left" or config.output_logits or config.speculation_length:
+        wrong = (
+            "right padding, tokens alone and no other speculation",
+            f"padding_side {config.padding_side!r}, output_logits {config.output_logits} and "
+            f"speculation_length {config.speculation_length}",
+        )
+    if wrong is not None:
+        raise ValueError(
+            f"is_medusa takes {wrong[0]}, got {wrong[1]}; change that, or leave is_medusa out."
+        )
 
 
 def check_fused(config: InferenceConfig) -> None:

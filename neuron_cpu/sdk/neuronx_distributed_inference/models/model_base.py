@@ -39,6 +39,7 @@ from .fused_speculation import NeuronFusedSpecModel
 from .model_wrapper import (
     CONTEXT_ENCODING_MODEL_TAG,
     FUSED_SPECULATION_MODEL_TAG,
+    MEDUSA_MODEL_TAG,
     SPECULATION_MODEL_TAG,
     TOKEN_GENERATION_MODEL_TAG,
     ModelWrapper,
@@ -127,7 +128,12 @@ class NeuronBaseModel(nn.Module):
     # -- forward ---------------------------------------------------------------------------------
 
     def _is_context_encoding(self, input_ids: torch.Tensor) -> bool:
-        return input_ids.shape[-1] > 1 and input_ids.shape[-1] != self.speculation_length
+        several = self.speculation_length, self.neuron_config.medusa_speculation_length
+        return input_ids.shape[-1] > 1 and input_ids.shape[-1] not in several
+
+    def _is_for_medusa(self, input_ids: torch.Tensor) -> bool:
+        length = self.neuron_config.medusa_speculation_length
+        return input_ids.shape[-1] > 1 and input_ids.shape[-1] == length
 
     def _is_for_speculation(self, input_ids: torch.Tensor) -> bool:
         return input_ids.shape[-1] > 1 and input_ids.shape[-1] == self.speculation_length
@@ -155,10 +161,15 @@ class NeuronBaseModel(nn.Module):
         sampling_params (B, 3) fp32. Returns [logits (B, T', V) fp32 or tokens (B, ...) int32,
         the logits again under `output_logits`, then every cache]; T' is 1 but under speculation.
         """
-        del accepted_indices, current_length, medusa_mask
+        if self.neuron_config.is_medusa and not self.contract.passes_dummies:
+            # 0.1 has no previous hidden state and adapter ids in front of Medusa's inputs.
+            given = prev_hidden, adapter_ids, accepted_indices, current_length
+            accepted_indices, current_length, medusa_mask, scatter_index = given
+            prev_hidden = adapter_ids = None
         prev_hidden, adapter_ids = _none_if_empty(prev_hidden), _none_if_empty(adapter_ids)
         prefill = self._is_context_encoding(input_ids)
         speculation = self._is_for_speculation(input_ids)
+        medusa = self._is_for_medusa(input_ids)
         order = None
         continuous = self.neuron_config.is_continuous_batching
         if not prefill and continuous and self.contract.graph_sorts_rows:
@@ -168,10 +179,14 @@ class NeuronBaseModel(nn.Module):
                 for tensor in (input_ids, attention_mask, position_ids, seq_ids, sampling_params)
             )
         # What the cached tokens may see, and, for several new ones, what they see of each other.
-        mask = self.create_attn_mask(attention_mask, prefill, speculation)
-        active_mask = (
-            self._create_active_mask(input_ids.shape[-1], input_ids.device) if speculation else None
-        )
+        if medusa:
+            self.kv_mgr.compact(accepted_indices, current_length)
+            mask = self._create_prior_mask(attention_mask, input_ids.shape[-1])
+            active_mask = medusa_mask[:, None].to(torch.bool)
+        else:
+            mask = self.create_attn_mask(attention_mask, prefill, speculation)
+            several = input_ids.shape[-1], input_ids.device
+            active_mask = self._create_active_mask(*several) if speculation else None
         hidden, caches = self._run_layers(
             prefill,
             seq_ids,
@@ -183,12 +198,14 @@ class NeuronBaseModel(nn.Module):
             prev_hidden=prev_hidden,
             adapter_ids=adapter_ids,
             kv_cache=kv_cache,
-            scatter_index=scatter_index,
+            scatter_index=scatter_index if medusa else None,
         )
         full_hidden = hidden
         # Only the last token's logits are asked for: the head is the widest product of all.
         if prefill and not self._slices_last_token:
             hidden = self._last_token(hidden, position_ids)
+        if self.neuron_config.is_medusa:
+            return [self._medusa_candidates(hidden, medusa), *caches]
         logits = self._head(hidden)
         outputs = self._choose(logits, sampling_params, speculation)
         if order is not None:
@@ -277,10 +294,26 @@ class NeuronBaseModel(nn.Module):
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
         """Logits (B, T, V or V/tp) in fp32; padding of a sharded vocabulary never wins."""
-        logits = self.lm_head(hidden).float()
-        pad_size = getattr(self.lm_head, "pad_size", 0)
-        if pad_size and not self.lm_head.gather_output:
-            group = self.lm_head.tensor_parallel_group
+        return self._without_padding(self.lm_head, self.lm_head(hidden).float())
+
+    def _medusa_candidates(self, hidden: torch.Tensor, several: bool) -> torch.Tensor:
+        """The best tokens by the head and by each Medusa head, the best one first.
+
+        int32 (heads + 1, B, T, top_k); (heads + 1, B, top_k) where one row a sequence is asked for.
+        """
+        count = self.neuron_config.on_device_sampling_config.top_k
+        logits = [self._head(hidden)]
+        for index in range(self.neuron_config.num_medusa_heads):
+            head = getattr(self, f"medusa_head_{index}")
+            logits.append(self._without_padding(head[1], head(hidden).float()))
+        tokens = torch.stack([self.sampler.best(own, count) for own in logits])
+        return tokens if several else tokens[:, :, -1]
+
+    def _without_padding(self, head: nn.Module, logits: torch.Tensor) -> torch.Tensor:
+        """Logits in which no column of a padded vocabulary wins."""
+        pad_size = getattr(head, "pad_size", 0)
+        if pad_size and not head.gather_output:
+            group = head.tensor_parallel_group
             width = logits.shape[-1]
             rank = self.rank_util.get_rank().to(torch.int64) % group.size()
             column = torch.arange(width, device=logits.device) + rank * width
@@ -487,21 +520,26 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             self._check_speculation_length()
             self.enable_fused_spec()
             return
-        speculates = self.neuron_config.speculation_length > 0
+        speculates = self.neuron_config.speculation_length > 0 or self.neuron_config.is_medusa
         replaced = speculates and self.neuron_config.contract.speculation_replaces_decode
         if getattr(self.neuron_config, "trace_tokengen_model", True) and not replaced:
             self.enable_token_generation()
         if speculates:
             self._check_speculation_length()
-            self.enable_speculation()
+            if self.neuron_config.is_medusa:
+                self.enable_medusa_speculation()
+            else:
+                self.enable_speculation()
 
     def _check_speculation_length(self) -> None:
         """Refuse a length that is a prefill bucket, too: graphs tell the two by their shape."""
-        length = self.neuron_config.speculation_length
+        medusa = self.neuron_config.is_medusa
+        name = "medusa_speculation_length" if medusa else "speculation_length"
+        length = getattr(self.neuron_config, name)
         if length in self.context_encoding_model.neuron_config.buckets:
             raise ValueError(
-                f"speculation_length {length} is a context-encoding bucket, too, and NxDI would "
-                "take the prompt of that bucket for speculation; choose another speculation_length."
+                f"{name} {length} is a context-encoding bucket, too, and NxDI would take the "
+                f"prompt of that bucket for speculation; choose another {name}."
             )
 
     @staticmethod
@@ -586,6 +624,21 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             **self._stage(prefill=False),
         )
 
+    def enable_medusa_speculation(self) -> None:
+        """Decode of a tree of guesses in one call, whatever the length of the cache."""
+        config = self.neuron_config
+        self.medusa_speculation_model = self._submodel(
+            MEDUSA_MODEL_TAG,
+            None,
+            {},
+            batch_size=config.spec_batch_size,
+            n_active_tokens=config.medusa_speculation_length,
+            bucket_n_active_tokens=False,
+            sequence_parallel_enabled=False,
+            buckets=[config.max_length],
+            **self._stage(prefill=False),
+        )
+
     def enable_fused_spec(self) -> None:
         """A round of fused speculation: the draft's steps and the target's call in one graph."""
         config = self.neuron_config
@@ -650,8 +703,8 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         """
         del past_key_values, labels, use_cache, output_attentions, output_hidden_states
         del return_dict, llava_args
-        if inputs_embeds is not None or medusa_args is not None:
-            raise NotImplementedError("neuron_cpu takes input_ids only, no embeddings or Medusa.")
+        if inputs_embeds is not None:
+            raise NotImplementedError("neuron_cpu takes input_ids only, no embeddings.")
         inputs = self._default_inputs(
             input_ids, attention_mask, position_ids, seq_ids, sampling_params
         )
@@ -662,7 +715,9 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             return self._construct_output(self.async_decode(submodel, inputs))
         if self.async_decode is not None:
             self.async_decode.settle()
-        return self._construct_output(submodel(*inputs, prev_hidden, adapter_ids))
+        return self._construct_output(
+            submodel(*inputs, prev_hidden, adapter_ids, *(medusa_args or ()))
+        )
 
     def _default_inputs(
         self,
@@ -727,6 +782,8 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
                     "one alone; the graph guesses the others, and a prompt begins at position 0."
                 )
             return self.fused_spec_model
+        if length > 1 and length == self.neuron_config.medusa_speculation_length:
+            return self.medusa_speculation_model
         if length > 1:
             if length != self.neuron_config.speculation_length:
                 raise ValueError(

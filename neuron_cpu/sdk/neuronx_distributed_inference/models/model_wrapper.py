@@ -252,21 +252,36 @@ class ModelWrapper(nn.Module):
         )
         return self._with_dummies(inputs)
 
-    def _with_dummies(self, inputs: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
-        """From NxDI 0.2 on, empty tensors stand for the previous hidden state and adapter ids."""
+    def _medusa_inputs(self, batch: int) -> Tuple[torch.Tensor, ...]:
+        """Medusa's further inputs where a call has none: accepted rows that stay where they are,
+        a mask and places of new rows."""
+        heads = self.neuron_config.num_medusa_heads + 1
+        nodes = self.neuron_config.medusa_speculation_length
+        rows = torch.arange(heads, dtype=torch.int32).expand(batch, heads)
+        mask = torch.ones((batch, nodes, nodes), dtype=torch.int32)
+        return rows, rows, mask, torch.arange(nodes, dtype=torch.int32).expand(batch, nodes)
+
+    def _with_dummies(
+        self, inputs: Tuple[torch.Tensor, ...], medusa: Tuple[torch.Tensor, ...] = ()
+    ) -> Tuple[torch.Tensor, ...]:
+        """From NxDI 0.2 on, empty tensors stand for the previous hidden state and adapter ids;
+        behind them come Medusa's inputs."""
+        if self.neuron_config.is_medusa:
+            medusa = medusa or self._medusa_inputs(len(inputs[0]))
         if not self.contract.passes_dummies:
-            return inputs
-        return (*inputs, torch.empty(0), torch.empty(0, dtype=torch.int32))
+            return (*inputs, *medusa)
+        return (*inputs, torch.empty(0), torch.empty(0, dtype=torch.int32), *medusa)
 
     def forward(self, *args: Optional[torch.Tensor]) -> Any:
         """Run one call: pad to a bucket and to the compiled batch, in several parts if needed.
 
         `args` are the five inputs above and optionally the previous hidden state and adapter
-        ids, of which neither exists here. Returns logits (B, 1, V) fp32, or tokens.
+        ids, of which neither exists here, and Medusa's four. Returns logits (B, 1, V) fp32, or
+        tokens.
         """
         if self.model is None:
             raise RuntimeError("Forward was called before load(); call load() first.")
-        if any(arg is not None for arg in args[5:]):
+        if any(arg is not None for arg in args[5:7]):
             raise NotImplementedError(
                 "Previous hidden states and adapter ids (EAGLE, LoRA) are not supported by "
                 "neuron_cpu; leave those features off."
@@ -279,7 +294,7 @@ class ModelWrapper(nn.Module):
         rows = inputs[0].shape[0]
         if rows == batch:
             self._note_lines(inputs)
-            return self.model(bucket, *self._with_dummies(tuple(inputs)))
+            return self.model(bucket, *self._with_dummies(tuple(inputs), args[7:]))
         if rows > batch and not self.neuron_config.is_continuous_batching:
             raise ValueError(
                 f"{self.tag} got a batch of {rows} rows, expected at most the compiled batch_size "

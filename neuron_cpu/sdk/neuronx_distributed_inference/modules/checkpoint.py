@@ -19,6 +19,7 @@ Path = Union[str, os.PathLike]
 SAFETENSORS_FILE = "model.safetensors"
 SAFETENSORS_INDEX = "model.safetensors.index.json"
 PICKLE_FILE = "pytorch_model.bin"
+MEDUSA_FILE = "medusa_heads.pt"
 PICKLE_INDEX = "pytorch_model.bin.index.json"
 
 
@@ -85,6 +86,17 @@ def load_state_dict(state_dict_dir: Path) -> StateDict:
     raise FileNotFoundError(
         f"{state_dict_dir} holds no checkpoint, expected one of {names}; name a model folder."
     )
+
+
+def load_medusa_heads(folder: Path) -> StateDict:
+    """The tensors of Medusa's heads beside a checkpoint; FileNotFoundError where there are none."""
+    path = os.path.join(folder, MEDUSA_FILE)
+    if not os.path.isfile(path):
+        raise FileNotFoundError(
+            f"{folder} holds no {MEDUSA_FILE}, expected one with the heads of is_medusa; name the "
+            "folder that has it."
+        )
+    return load_pickle(path)
 
 
 def save_state_dict_safetensors(state_dict: StateDict, state_dict_dir: Path) -> None:

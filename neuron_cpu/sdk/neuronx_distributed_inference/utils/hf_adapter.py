@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union
 
 import torch
+from neuronx_distributed.utils.medusa_utils import TOPK, generate_medusa_buffers
 from transformers import AutoConfig, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.generation import (
     GenerateDecoderOnlyOutput,
@@ -166,6 +167,10 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         many of them as agree with the guess, plus one: the result is the same, in fewer calls.
         """
         del synced_gpus, logits_warper
+        if self.neuron_config.is_medusa:
+            return self._medusa_assisted_decoding(
+                input_ids, stopping_criteria, generation_config, streamer
+            )
         if self.neuron_config.enable_fused_speculation:
             params = model_kwargs.get("sampling_params")
             return self._fused_assisted_decoding(
@@ -240,6 +245,27 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
         if streamer is not None:
             streamer.end()
         return self._result(generation_config, input_ids, collected)
+
+    def _medusa_assisted_decoding(
+        self,
+        input_ids: torch.LongTensor,
+        stopping_criteria: StoppingCriteriaList,
+        generation_config: GenerationConfig,
+        streamer: Optional[Any],
+    ) -> SampleOutput:
+        """Rounds of Medusa, to the last token: ids (1, L) -> ids (1, L + new)."""
+        tree = MedusaTree(self.neuron_config)
+        outputs = self(**self.prepare_inputs_for_generation(input_ids)).tokens[:, 0]
+        tokens, lists = outputs[0, :1].tolist(), outputs[1:]
+        while True:
+            for token in tokens:
+                input_ids = torch.cat([input_ids, input_ids.new_tensor([[token]])], dim=-1)
+                if streamer is not None:
+                    streamer.put(input_ids[0, -1:].cpu())
+                if bool(torch.as_tensor(stopping_criteria(input_ids, None)).all()):
+                    return self._result(generation_config, input_ids, {"scores": [], "logits": []})
+            inputs = tree.inputs(input_ids, lists)
+            tokens, lists = tree.verdict(self(**inputs).tokens[:, 0])
 
     def _accepted(
         self, outputs: List[torch.Tensor], place: Optional[int]
@@ -395,6 +421,66 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
             parts = [one, mask] if self.padding_side == "right" else [mask, one]
             model_kwargs["attention_mask"] = torch.cat(parts, dim=-1)
         return model_kwargs
+
+
+class MedusaTree:
+    """What a Medusa graph is asked, and what its answer is worth, round by round.
+
+    The cache holds every token but the newest, which is the tree's root. New rows are written
+    behind the cached ones, node by node; the next call moves those of the accepted path together.
+    """
+
+    def __init__(self, neuron_config: Any) -> None:
+        made = generate_medusa_buffers(neuron_config.medusa_tree)
+        self.mask, self.places = made["medusa_attn_mask"], made["tree_indices"]
+        self.depths, self.paths = made["medusa_position_ids"], made["retrieve_indices"]
+        if len(self.mask) != neuron_config.medusa_speculation_length:
+            raise ValueError(
+                f"The tree of medusa_tree has {len(self.mask)} nodes, the newest token among them, "
+                f"expected medusa_speculation_length {neuron_config.medusa_speculation_length}; "
+                "change one of them."
+            )
+        self.longest = neuron_config.max_length
+        self.width = neuron_config.num_medusa_heads + 1
+        self._nodes: List[int] = []  # of the last call that were accepted
+        self._cached = 0  # tokens in front of the last call
+
+    def inputs(self, input_ids: torch.Tensor, lists: torch.Tensor) -> Dict[str, Any]:
+        """The next call behind input_ids (1, L), with the heads' lists (heads, top_k) for it."""
+        newest = input_ids.shape[1] - 1
+        rows = torch.arange(newest - len(self._nodes), newest)
+        accepted = torch.tensor(self._nodes, dtype=torch.int64) + self._cached
+        padding = max(0, self.width - len(rows))  # rows that stay where they are
+        still = torch.zeros(padding, dtype=torch.int64)
+        self._cached = newest
+        candidates = torch.cat([input_ids[0, -1:], lists[:, :TOPK].flatten().long()])
+        self._tokens = candidates[self.places]
+        where = (newest + torch.arange(len(self.mask))).clamp_max(self.longest - 1)
+        medusa = (torch.cat([accepted, still]), torch.cat([rows, still]), self.mask, where)
+        return dict(
+            input_ids=self._tokens[None],
+            attention_mask=torch.ones((1, newest), dtype=torch.int64),
+            position_ids=(newest + self.depths).clamp_max(self.longest - 1)[None],
+            medusa_args=[part[None].to(torch.int32) for part in medusa],
+        )
+
+    def verdict(self, outputs: torch.Tensor) -> Tuple[List[int], torch.Tensor]:
+        """Tokens of the best path and one more, and the heads' lists (heads, top_k) at its end.
+
+        outputs (heads + 1, M, top_k).
+        """
+        best = outputs[0, :, 0].long()
+        usable = self._cached + torch.arange(len(self.mask)) < self.longest - 1
+        paths = []
+        for path in self.paths.tolist():
+            nodes = [0]
+            for node in path[1:]:
+                if node < 0 or not usable[node] or self._tokens[node] != best[nodes[-1]]:
+                    break
+                nodes.append(node)
+            paths.append(nodes)
+        self._nodes = max(paths, key=len)
+        return best[self._nodes].tolist(), outputs[1:, self._nodes[-1]]
 
 
 class _DraftCandidates:

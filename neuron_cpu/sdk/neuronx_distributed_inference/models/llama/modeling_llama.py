@@ -320,6 +320,20 @@ class NeuronLlamaDecoderLayer(nn.Module):
         return (*outputs, None) if with_residual else outputs
 
 
+class ResBlock(nn.Module):
+    """A Medusa head's own part: x + SiLU(linear(x)), which is x before anything is learnt."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, hidden_size)
+        nn.init.zeros_(self.linear.weight)
+        self.act = nn.SiLU()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """(B, T, H) -> the same shape."""
+        return x + self.act(self.linear(x))
+
+
 class NeuronLlamaModel(NeuronBaseModel):
     """The traced Llama, and what differs from it by its layers only."""
 
@@ -362,6 +376,18 @@ class NeuronLlamaModel(NeuronBaseModel):
         else:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
             self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        for index in range(neuron_config.num_medusa_heads if neuron_config.is_medusa else 0):
+            head = ColumnParallelLinear(
+                config.hidden_size,
+                config.vocab_size,
+                gather_output=not self.on_device_sampling,
+                dtype=dtype,
+                bias=False,
+                pad=True,
+                tensor_model_parallel_group=get_tp_group(config),
+            )
+            block = ResBlock(config.hidden_size)
+            setattr(self, f"medusa_head_{index}", nn.Sequential(block, head))
         layers = [self.decoder_layer_cls(config) for _ in range(config.num_hidden_layers)]
         self.layers = nn.ModuleList(layers)
         if not neuron_config.is_eagle_draft:

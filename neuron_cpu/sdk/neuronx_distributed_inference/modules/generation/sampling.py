@@ -111,6 +111,10 @@ class Sampler(nn.Module):
             return indices[..., :1], torch.ones_like(values[..., :1])
         return indices, self._distribution(values, sampling_params)
 
+    def best(self, logits: torch.Tensor, count: int) -> torch.Tensor:
+        """The `count` best tokens (..., count) int32 of logits, the best one first."""
+        return self._candidates(logits)[1][..., :count].to(torch.int32)
+
     def samples(self) -> bool:
         """Whether rows may differ from the arg-maximum; static, as a graph has to be."""
         if self.contract.samples_above_top_1_only:

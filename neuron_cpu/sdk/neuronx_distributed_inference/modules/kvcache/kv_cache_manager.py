@@ -32,10 +32,10 @@ class KVCacheManager(nn.Module):
     def __init__(self, config: Any, num_kv_head: int, global_rank: Any = None, **_later: Any):
         super().__init__()
         neuron_config = config.neuron_config
-        if neuron_config.is_medusa or neuron_config.flash_decoding_enabled:
+        if neuron_config.flash_decoding_enabled:
             raise NotImplementedError(
-                "Medusa and flash decoding caches are not modelled by neuron_cpu; "
-                "switch them off in the NeuronConfig."
+                "Flash decoding caches are not modelled by neuron_cpu; switch them off in the "
+                "NeuronConfig."
             )
         del global_rank
         self.padding_side = neuron_config.padding_side
@@ -146,6 +146,18 @@ class KVCacheManager(nn.Module):
         """Decode: `new` (B, H, T, D) goes to `positions` (B, T) of rows 0..B-1."""
         index = positions.long()[:, None, :, None].expand_as(new)
         cache[: new.shape[0]].scatter_(2, index, new)
+
+    def compact(self, accepted_indices: torch.Tensor, current_length: torch.Tensor) -> None:
+        """Medusa: move the rows that the last round accepted to where they belong, both (B, n)."""
+        for number, cache in enumerate(self.past_key_values):
+            view = self._keys(cache.data) if number % 2 == 0 else cache.data
+            if self.quant:  # as above
+                view = view.view(torch.uint8)
+            rows = view[: len(accepted_indices)]
+            shape = (*rows.shape[:2], accepted_indices.shape[1], rows.shape[3])
+            source = accepted_indices.long()[:, None, :, None].expand(shape)
+            target = current_length.long()[:, None, :, None].expand(shape)
+            rows.scatter_(2, target, torch.gather(rows, 2, source))
 
     def update_cache(
         self,
