@@ -130,9 +130,13 @@ def test_weights_stationary_with_many_accumulators(outer, hoisted, tokens):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("blocked", [True, False])
-def test_large_operands_in_parts_match_float64(blocked, dtype):
-    """Operands beyond one cache-sized part: K is cut, or blocks of weights follow each other."""
-    k_tiles, m_tiles, n_size = 5, 18, 96
+@pytest.mark.parametrize("n_size", [96, 1])
+def test_large_operands_in_parts_match_float64(n_size, blocked, dtype):
+    """Operands beyond one cache-sized part: K is cut, or blocks of weights follow each other.
+
+    One column of bf16 weights is multiplied row by row of their memory.
+    """
+    k_tiles, m_tiles = 5, 18
 
     @nki.jit
     def kernel(w, x):
