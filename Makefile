@@ -16,7 +16,7 @@ UV_SETTINGS := UV_HTTP_CONNECT_TIMEOUT=5 UV_HTTP_RETRIES=0
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements.txt)
 HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+")[0] == "$(lastword $(subst ==, ,$(TORCH)))"
 
-.PHONY: browser fuzz generate test test-browser test-full test-shuffled mutation lint calibrate setup torch clean
+.PHONY: browser fuzz generate test test-browser test-full test-pythons test-shuffled mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -42,6 +42,18 @@ browser:
 # Every shape that is supported, traced and verified: about an hour.
 test-full: setup
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m full
+
+# The simulator's own tests under every other Python that this machine has, each in an environment of
+# its own; those that it has not are named.
+PYTHONS ?= 3.10 3.11 3.12 3.13 3.14
+test-pythons: setup
+	@for version in $(PYTHONS); do \
+	    if $(BIN)/python -c "import sys; sys.exit('%d.%d' % sys.version_info[:2] != '$$version')"; then continue; fi; \
+	    python$$version -c "" 2> /dev/null || { echo "Python $$version: none here."; continue; }; \
+	    $(MAKE) --no-print-directory VENV=.venv-$$version PYTHON=python$$version setup || exit 1; \
+	    echo "Python $$version:"; \
+	    OMP_NUM_THREADS=1 .venv-$$version/bin/python -m pytest -n 2 --dist worksteal tests/core || exit 1; \
+	done
 
 # In another order every time; SEED=N repeats one.
 SEED ?= $(shell date +%s)
@@ -92,4 +104,4 @@ else ifeq ($(shell uname),Linux)
 endif
 
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-* .pytest_cache .mypy_cache .ruff_cache .hypothesis

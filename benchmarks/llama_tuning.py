@@ -27,7 +27,7 @@ from tests.llama.references import Reference  # noqa: E402
 
 HIDDEN, INNER, VOCABULARY = 2048, 4096, 64128
 HEADS = llama.HeadShape(16, 4, 64)
-NORM = llama.Norm(1e-5, HIDDEN)
+NORM = llama.Norm(features=HIDDEN, eps=1e-5)
 
 
 mlp = llama.swiglu_mlp_kernel
