@@ -1987,7 +1987,8 @@ def shows_hidden_states(config: InferenceConfig) -> bool:
 
 
 def medusa_heads(config: InferenceConfig) -> int:
-    return config.neuron_config.num_medusa_heads if config.neuron_config.is_medusa else 0
+    medusa = getattr(config.neuron_config, "is_medusa", False)
+    return config.neuron_config.num_medusa_heads if medusa else 0
 
 
 def is_sequence_parallel(config: InferenceConfig) -> bool:
@@ -2421,6 +2422,24 @@ class NeuronLlamaHead(KernelWeight):
         return gather_from_tensor_model_parallel_region(logits) if self.gather_output else logits
 
 
+def output_head(config: InferenceConfig, gather_output: bool) -> nn.Module:
+    """Hidden states -> logits: a kernel, or a plain layer behind its norm."""
+    if is_nki_enabled(config):
+        return NeuronLlamaHead(config, gather_output)
+    return ColumnParallelLinear(
+        config.hidden_size, config.vocab_size, bias=False, gather_output=gather_output,
+        dtype=config.neuron_config.torch_dtype, pad=True,
+    )  # fmt: skip
+
+
+def final_norm(config: InferenceConfig) -> nn.Module:
+    """What stands behind the last layer; the head's kernel normalises where nothing else would."""
+    if is_nki_enabled(config) and not shows_hidden_states(config):
+        return SumOfColumns(config)
+    norm = NormOfColumns if is_nki_enabled(config) else NeuronLlamaRMSNorm
+    return norm(config.hidden_size, config.rms_norm_eps)
+
+
 class NeuronLlamaModel(NeuronBaseModel):
     """Embedding, decoder layers, final norm and head, as the NxDI base class calls them."""
 
@@ -2448,30 +2467,17 @@ class NeuronLlamaModel(NeuronBaseModel):
             use_spmd_rank=neuron_config.vocab_parallel,  # one graph serves all ranks
         )
         gather = not self.on_device_sampling
-
-        def plain_head() -> ColumnParallelLinear:
-            return ColumnParallelLinear(
-                config.hidden_size, config.vocab_size, bias=False, gather_output=gather,
-                dtype=neuron_config.torch_dtype, pad=True,
+        self.lm_head = output_head(config, gather)
+        if is_draft(config):
+            self.fc = DraftInput(
+                2 * config.hidden_size, config.hidden_size, gather_output=True,
+                bias=getattr(config, "fc_bias", False), dtype=neuron_config.torch_dtype,
             )  # fmt: skip
-
-        if is_nki_enabled(config):
-            self.lm_head = NeuronLlamaHead(config, gather)
-            self.norm = SumOfColumns(config)  # the head normalises
-            if shows_hidden_states(config):
-                self.norm = NormOfColumns(config.hidden_size, config.rms_norm_eps)
         else:
-            if is_draft(config):
-                self.fc = DraftInput(
-                    2 * config.hidden_size, config.hidden_size, gather_output=True,
-                    bias=getattr(config, "fc_bias", False), dtype=neuron_config.torch_dtype,
-                )  # fmt: skip
-            else:
-                self.norm = NeuronLlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
-            self.lm_head = plain_head()
+            self.norm = final_norm(config)
         for index in range(medusa_heads(config)):
-            head = NeuronLlamaHead(config, gather) if is_nki_enabled(config) else plain_head()
-            setattr(self, f"medusa_head_{index}", nn.Sequential(ResBlock(config.hidden_size), head))
+            head = nn.Sequential(ResBlock(config.hidden_size), output_head(config, gather))
+            setattr(self, f"medusa_head_{index}", head)
         self.layers = nn.ModuleList(
             NeuronLlamaDecoderLayer(config) for _ in range(config.num_hidden_layers)
         )
