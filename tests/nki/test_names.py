@@ -169,13 +169,10 @@ __setitem__
 """
 DTYPES = """
 int8 uint8 int16 uint16 int32 uint32 bool_ float32 tfloat32 bfloat16 float16 float8_e4m3
-float8_e5m2
+float8_e5m2 float8_e4m3fn float8_e8m0fnu float8_e4m3fn_x4 float8_e5m2_x4 float4_e2m1fn_x4
 """
-# What is known and raises NotImplementedError with its name: microscaled types and their
-# instructions (gen4), types of other sizes over the same bytes, collectives of several ranks.
+# What is known and raises NotImplementedError with its name: collectives of several ranks.
 OUT = {
-    "nki.isa.nc_matmul_mx",
-    "nki.isa.quantize_mx",
     "nki.collectives.{what} over {size} ranks",
     "nki.collectives.collective_permute_implicit_reduce",
     "nki.collectives.all_gather_v",

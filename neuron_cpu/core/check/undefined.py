@@ -472,6 +472,12 @@ def _cores(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     return None if found is None else np.broadcast_to(found[:, None, None], shape)
 
 
+def _first(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """From any element of the first operand to everything."""
+    found = sources[0]
+    return None if found is None else np.broadcast_to(found.max(), shape)
+
+
 def _groups(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     """To all partitions of a GpSimd core."""
     found = _join([None if s is None else _rows(s) for s in sources])
@@ -504,6 +510,6 @@ def _fill(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
 FLOW: dict[str, Callable[[Instruction, Maps, Shape], Map | None]] = {
     "elementwise": _elementwise, "kept": _kept, "copy": _copy, "reduce": _reduce, "matmul": _matmul,
     "transpose": _transpose, "permute": _permute, "scan": _scan, "all": _all, "fill": _fill,
-    "partitions": _partitions, "lanes": _lanes, "cores": _cores, "groups": _groups,
+    "partitions": _partitions, "lanes": _lanes, "cores": _cores, "groups": _groups, "first": _first,
     "dropout": _dropout, "random": _random, "meeting": _elementwise,
 }  # fmt: skip

@@ -5,10 +5,20 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+from ..device.dtypes import PACKED, UINT8
 from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
 from ..device.target import needs
 from ..instructions.copies import MEMSET, FillAttrs
+from ..instructions.microscaling import (
+    EXPONENTS,
+    NC_MATMUL_MX,
+    QUANTIZE_MX,
+    MicroscaledAttrs,
+    QuantizeAttrs,
+    scale_extent,
+    scale_parts,
+)
 from ..instructions.recorder import record
 from ..instructions.tensor_engine import (
     NC_TRANSPOSE,
@@ -183,15 +193,82 @@ def nc_matmul_mx(
     accumulate: bool | None = None,
     name: str | None = None,
 ) -> NkiInstruction:
-    """A product of microscaled operands on gen4."""
-    needs("nc_matmul_mx", 4)
-    raise NotImplementedError("nki.isa.nc_matmul_mx")
+    """``stationary.T @ moving`` of packed elements [P, M], [P, N] with their scales; gen4.
+
+    The contraction runs over 4 P values; a scale stands for 8 partitions and 4 values.
+    """
+    what = "nc_matmul_mx"
+    needs(what, 4)
+    left, right, target = tensor(stationary, what), tensor(moving, what), tensor(dst, what)
+    scales = [_scales(s, d, what) for s, d in ((stationary_scale, left), (moving_scale, right))]
+    if left.shape[0] != right.shape[0] or left.shape[0] % 32 or left.free_size > CORE.partitions:
+        raise refuse(
+            "sim_microscaled",
+            f"{what} of {left.label()} with {right.label()}, expected equal multiples of 32 "
+            "partitions and at most 128 stationary columns",
+        )
+    views = [_packed_tile(v, what) for v in (left, right)]
+    target = _product_of(target, *views)
+    groups = target.storage.groups
+    if accumulate is None and groups is not None:
+        begun = _begun(target, groups)
+        accumulate = begun if begun is not None else not groups.begin(target)
+    if groups is not None:
+        groups.written(target, by_matmul=True)
+    attrs = MicroscaledAttrs(types=(left.dt, right.dt), add=bool(accumulate), raw=True)
+    parts = [p for s in scales for p in scale_parts(s, left.shape[0])]
+    src = (*views, *parts, *((target,) if accumulate else ()))
+    made = record(NC_MATMUL_MX, (target,), src, attrs)
+    assert made is not None
+    if groups is not None:
+        groups.written(target, by_matmul=True)
+    return labelled(made, name)
+
+
+def _packed_tile(view: View, what: str) -> View:
+    if view.dt not in PACKED:
+        raise refuse(
+            "sim_microscaled",
+            f"{what} got {view.label()}, expected a packed type such as nl.float8_e4m3fn_x4",
+        )
+    return view.reshape((view.shape[0], view.free_size))
+
+
+def _scales(given: Any, data: View, what: str) -> View:
+    """The scale tile of an operand: a byte for each 8 partitions and packed element."""
+    scale: View = tensor(given, what)
+    rows = scale_extent(data.shape[0])
+    if scale.dt.itemsize != 1 or scale.free_size != data.free_size or scale.shape[0] < rows:
+        raise refuse(
+            "sim_microscaled",
+            f"{what} with scales {scale.label()} for {data.label()}, expected uint8 or "
+            f"float8_e8m0fnu of at least {rows} partitions with {data.free_size} columns",
+        )
+    return scale.bitcast(UINT8).reshape((scale.shape[0], scale.free_size))
 
 
 def quantize_mx(dst: Any, src: Any, dst_scale: Any, name: str | None = None) -> NkiInstruction:
-    """Microscaled operands from 16-bit floats on gen4."""
-    needs("quantize_mx", 4)
-    raise NotImplementedError("nki.isa.quantize_mx")
+    """16-bit floats [P, F] to packed fp8 [P, F / 4] and their scales; gen4."""
+    what = "quantize_mx"
+    needs(what, 4)
+    target, source = tensor(dst, what), tensor(src, what)
+    if target.dt not in EXPONENTS or source.dt.itemsize != 2 or not source.dt.is_float:
+        raise refuse(
+            "sim_microscaled",
+            f"{what} of {source.label()} into {target.label()}, expected bf16 or fp16 into "
+            "float8_e4m3fn_x4 or float8_e5m2_x4",
+        )
+    if source.shape[0] % 32 or source.free_size != 4 * target.free_size:
+        raise refuse(
+            "sim_microscaled",
+            f"{what} of {source.label()} into {target.label()}, expected a multiple of 32 "
+            "partitions and four times as many columns",
+        )
+    scales = _scales(dst_scale, target, what)
+    flat = source.reshape((source.shape[0], source.free_size))
+    attrs = QuantizeAttrs(type=target.dt, raw=True)
+    results = (_packed_tile(target, what), *scale_parts(scales, source.shape[0]))
+    return put(QUANTIZE_MX, results, (flat,), attrs, name)
 
 
 def nc_transpose(

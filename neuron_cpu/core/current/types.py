@@ -20,7 +20,7 @@ class Name(str):
         return f"nl.{self}"
 
 
-NAMES = {made.name: Name(made.name) for made in dtypes.ALL}
+NAMES = {made.name: Name(made.name) for made in (*dtypes.ALL, *dtypes.LATER)}
 
 
 def element_type(given: Any) -> DType:

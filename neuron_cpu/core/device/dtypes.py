@@ -18,6 +18,10 @@ class tfloat32:
     """Marker class for TF32: 1-8-10 bits, kept in four bytes."""
 
 
+class packed:
+    """Marker class for several values of a narrow type in one opaque element."""
+
+
 class DType:
     """One element type.
 
@@ -29,7 +33,7 @@ class DType:
         of_tensor: what kernels see as ``tensor.dtype``: ``numpy``, except for tf32.
         torch: dtype of the torch tensor that stores elements (fp8 e4m3 as raw uint8).
         itemsize: bytes per element.
-        kind: ``"f"`` float, ``"i"`` signed, ``"u"`` unsigned, ``"b"`` bool.
+        kind: ``"f"`` float, ``"i"`` signed, ``"u"`` unsigned, ``"b"`` bool, ``"x"`` packed.
         rank: orders types of one kind by precision, for promotion.
     """
 
@@ -39,7 +43,8 @@ class DType:
         self.name, self.public, self.torch = name, public, storage
         self.kind, self.rank = kind, rank
         self.itemsize = storage.itemsize
-        self.numpy = np.dtype(np.float32 if public is tfloat32 else public)
+        bits = np.uint32 if self.itemsize == 4 else np.uint16  # what packed elements travel as
+        self.numpy = np.dtype({tfloat32: np.float32, packed: bits}.get(public, public))
         self.of_tensor = public if public is tfloat32 else self.numpy
 
     def __repr__(self) -> str:
@@ -68,12 +73,24 @@ UINT16 = DType("uint16", np.uint16, torch.uint16, "u", 1)
 UINT8 = DType("uint8", np.uint8, torch.uint8, "u", 0)
 BOOL = DType("bool_", np.bool_, torch.bool, "b", -1)
 
+# Types of later generations: fp8 as OCP defines it (no infinities), scales that are powers of two,
+# and four microscaled values in one element (aws-neuron-sdk v2.32.0, nki/api/nki/language).
+FLOAT8_E4M3FN = DType("float8_e4m3fn", np.dtype(ml_dtypes.float8_e4m3fn), torch.uint8, "f", 1)
+FLOAT8_E8M0FNU = DType("float8_e8m0fnu", np.dtype(ml_dtypes.float8_e8m0fnu), torch.uint8, "f", 0)
+FLOAT8_E4M3FN_X4 = DType("float8_e4m3fn_x4", packed, torch.int32, "x", 0)
+FLOAT8_E5M2_X4 = DType("float8_e5m2_x4", packed, torch.int32, "x", 0)
+FLOAT4_E2M1FN_X4 = DType("float4_e2m1fn_x4", packed, torch.int16, "x", 0)
+PACKED = (FLOAT8_E4M3FN_X4, FLOAT8_E5M2_X4, FLOAT4_E2M1FN_X4)
+LATER = (FLOAT8_E4M3FN, FLOAT8_E8M0FNU, *PACKED)
+BYTES = (FLOAT8_E4M3, FLOAT8_E4M3FN, FLOAT8_E8M0FNU)  # kept as raw bytes: torch lacks some
+
 FLOATS = (FLOAT32, TFLOAT32, BFLOAT16, FLOAT16, FLOAT8_E4M3, FLOAT8_E5M2)
 INTEGERS = (INT32, INT16, INT8, UINT32, UINT16, UINT8)
 ALL = (*FLOATS, *INTEGERS, BOOL)
-_BY_PUBLIC: dict[Any, DType] = {t.public: t for t in ALL}
-_BY_NUMPY: dict[np.dtype, DType] = {t.numpy: t for t in ALL if t is not TFLOAT32}
-_BY_NAME: dict[str, DType] = {t.name: t for t in ALL} | {"bool": BOOL}
+_OWN = [t for t in (*ALL, *LATER) if t not in PACKED]  # those whose Python object is their own
+_BY_PUBLIC: dict[Any, DType] = {t.public: t for t in _OWN}
+_BY_NUMPY: dict[np.dtype, DType] = {t.numpy: t for t in _OWN if t is not TFLOAT32}
+_BY_NAME: dict[str, DType] = {t.name: t for t in (*ALL, *LATER)} | {"bool": BOOL}
 _BY_TORCH: dict[torch.dtype, DType] = {
     t.torch: t for t in ALL if t not in (TFLOAT32, FLOAT8_E4M3)
 } | {torch.float8_e4m3fn: FLOAT8_E4M3}
@@ -169,8 +186,8 @@ def round_tf32(x: torch.Tensor) -> torch.Tensor:
 
 def decode(raw: torch.Tensor, dtype: DType) -> torch.Tensor:
     """Stored elements as fp32 compute values."""
-    if dtype is FLOAT8_E4M3:
-        values = raw.contiguous().numpy().view(ml_dtypes.float8_e4m3).astype(np.float32)
+    if dtype in BYTES:
+        values = raw.contiguous().numpy().view(dtype.numpy).astype(np.float32)
         return torch.from_numpy(values)
     return raw.to(torch.float32)
 
@@ -185,10 +202,12 @@ def encode(values: torch.Tensor, dtype: DType) -> torch.Tensor:
         return values != 0
     if dtype.is_int:
         return _encode_int(values, dtype)
+    if dtype.kind == "x":  # bits as they are; there is no number to round
+        return torch.nan_to_num(values).to(dtype.torch)
     if dtype is TFLOAT32:
         return round_tf32(values.to(torch.float32))
-    if dtype is FLOAT8_E4M3:
-        host = values.to(torch.float32).contiguous().numpy().astype(ml_dtypes.float8_e4m3)
+    if dtype in BYTES:
+        host = values.to(torch.float32).contiguous().numpy().astype(dtype.numpy)
         return torch.from_numpy(host.view(np.uint8))
     if dtype is FLOAT8_E5M2:
         host = values.to(torch.float32).contiguous().numpy().astype(ml_dtypes.float8_e5m2)

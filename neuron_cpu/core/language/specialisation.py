@@ -83,7 +83,7 @@ def to_torch(value: Any) -> torch.Tensor:
     # torch does not know the types of ml_dtypes: their bits pass as integers of the same size.
     if dt is dtypes.BFLOAT16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
-    if dt in (dtypes.FLOAT8_E4M3, dtypes.FLOAT8_E5M2):
+    if dt.is_float and dt.itemsize == 1:
         return torch.from_numpy(array.view(np.uint8)).view(dt.torch)
     return torch.from_numpy(array)
 
@@ -92,6 +92,8 @@ def to_numpy(value: torch.Tensor, dt: dtypes.DType) -> np.ndarray:
     """A numpy array over the tensor's memory, in the ml_dtypes type where there is one."""
     if dt is dtypes.BFLOAT16:
         return value.view(torch.int16).numpy().view(dt.numpy)
-    if dt in (dtypes.FLOAT8_E4M3, dtypes.FLOAT8_E5M2):
+    if dt.kind == "x":
+        return value.numpy().view(dt.numpy)
+    if dt.is_float and dt.itemsize == 1:
         return value.view(torch.uint8).numpy().view(dt.numpy)
     return value.numpy()

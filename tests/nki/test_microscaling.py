@@ -1,0 +1,136 @@
+"""Microscaled types: quantisation and products, against an independent reading of the format."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+
+from neuron_cpu.core import NkiError
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+TYPES = {
+    "float8_e4m3fn_x4": (ml_dtypes.float8_e4m3fn, 8),
+    "float8_e5m2_x4": (ml_dtypes.float8_e5m2, 15),
+}
+
+
+@pytest.fixture(autouse=True)
+def trn3(target):
+    target("trn3")
+
+
+def data(seed, shape, scale=1.0):
+    random = np.random.default_rng(seed)
+    return (random.normal(size=shape) * np.exp(random.normal(size=shape)) * scale).astype(BF16)
+
+
+def quantised(x, kind):
+    """Values of a tensor [P, F] once it is quantised in groups of 8 partitions and 4 columns."""
+    narrow, largest = TYPES[kind]
+    wide = x.astype(np.float64)
+    out = np.zeros_like(wide)
+    for p in range(0, x.shape[0], 8):
+        for f in range(0, x.shape[1], 4):
+            group = wide[p : p + 8, f : f + 4]
+            most = np.abs(group).max()
+            if most:
+                scale = 2.0 ** (np.floor(np.log2(most)) - (largest - 1))
+                out[p : p + 8, f : f + 4] = (group / scale).astype(narrow).astype(float) * scale
+    return out
+
+
+def sb(shape, dtype):
+    return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+
+
+def packed(x, kind):
+    """An HBM tensor as packed elements and their scales."""
+    rows, width = x.shape
+    elements = sb((rows, width // 4), kind)
+    scales = sb((rows if rows > 32 else rows // 8, width // 4), nl.float8_e8m0fnu)
+    nisa.quantize_mx(elements, nl.load(x), scales)
+    return elements, scales
+
+
+@nki.jit
+def product(a, b, kind, repeats):
+    left, right = packed(a, kind), packed(b, kind)
+    out = nl.ndarray((a.shape[1] // 4, b.shape[1] // 4), nl.float32, buffer=nl.shared_hbm)
+    acc = nl.ndarray(out.shape, nl.float32, buffer=nl.psum)
+    for _ in range(repeats):
+        nisa.nc_matmul_mx(acc, left[0], right[0], left[1], right[1])
+    kept = sb(out.shape, nl.float32)
+    nisa.tensor_copy(kept, acc)
+    nisa.dma_copy(out, kept)
+    return out
+
+
+@pytest.mark.parametrize("kind", TYPES)
+@pytest.mark.parametrize(("rows", "repeats"), [(32, 1), (128, 2)])
+def test_products_of_quantised_operands(kind, rows, repeats):
+    """Column m of a packed operand holds 4 values a partition: the contraction is over both."""
+    a, b = data(1, (rows, 4 * 10)), data(2, (rows, 4 * 24))
+    a[:8, :4] = 0  # a group without a largest element
+    left, right = (quantised(t, kind).reshape(rows, -1, 4) for t in (a, b))
+    want = repeats * np.einsum("pmv,pnv->mn", left, right)
+    found = product(a, b, kind, repeats)
+    assert np.abs(found - want).max() <= 1e-5 * np.abs(want).max()
+
+
+def test_fp4_elements_come_as_bits():
+    """Nibbles of 16-bit words, the lowest first: 0.5, 1, 2, 3, 4 and 6 with a sign."""
+
+    @nki.jit
+    def kernel(bits, scale):
+        tile = sb(bits.shape, nl.uint16)
+        nisa.dma_copy(tile, bits)
+        scales = sb((4, bits.shape[1]), nl.uint8)
+        nisa.dma_copy(scales, scale)
+        data4 = tile.view(nl.float4_e2m1fn_x4)
+        out = nl.ndarray((bits.shape[1],) * 2, nl.float32, buffer=nl.shared_hbm)
+        acc = nl.ndarray(out.shape, nl.float32, buffer=nl.psum)
+        nisa.nc_matmul_mx(acc, data4, data4, scales, scales, accumulate=False)
+        nl.store(out, nl.copy(acc))
+        return out
+
+    bits = np.random.default_rng(3).integers(0, 1 << 16, (32, 6)).astype(np.uint16)
+    values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6])
+    values = np.concatenate([values, -values])
+    scale = np.random.default_rng(4).integers(120, 135, (4, 6)).astype(np.uint8)
+    wide = values[(bits[..., None] >> np.arange(0, 16, 4)) & 15]
+    wide = wide * 2.0 ** (np.repeat(scale, 8, axis=0)[..., None].astype(float) - 127)
+    assert np.allclose(kernel(bits, scale), np.einsum("pmv,pnv->mn", wide, wide), rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: packed(x[0:16, :], "float8_e4m3fn_x4"),
+        lambda x: nisa.quantize_mx(sb((32, 4), nl.float8_e4m3), nl.load(x), sb((4, 4), nl.uint8)),
+        lambda x: nisa.quantize_mx(
+            sb((32, 2), nl.float8_e4m3fn_x4), nl.load(x[:, 0:8]), sb((2, 2), nl.uint8)
+        ),
+        lambda x: nisa.nc_matmul_mx(
+            nl.ndarray((8, 8), nl.float32, buffer=nl.psum),
+            *[nl.load(x[:, 0:8])] * 2,
+            *[sb((4, 8), nl.uint8)] * 2,
+        ),
+    ],
+)
+def test_wrong_operands(body):
+    @nki.jit
+    def kernel(x):
+        body(x)
+
+    with pytest.raises(NkiError, match="sim_microscaled"):
+        kernel(np.zeros((32, 16), BF16))
+
+
+def test_gen3_has_none_of_it(target):
+    target("trn2")
+    with pytest.raises(NkiError, match="gen4 on"):
+        product(data(1, (32, 16)), data(2, (32, 16)), "float8_e4m3fn_x4", 1)
