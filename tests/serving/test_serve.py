@@ -72,6 +72,7 @@ def text(served: Served, body: dict[str, Any]) -> str:
     return found["choices"][0]["text"]
 
 
+@pytest.mark.full
 def test_the_text_is_that_of_the_driver(served, tiny_model, run_main, cache):
     """`--mode generate` feeds one prompt through a graph of one row."""
     done = run_main(
@@ -159,7 +160,7 @@ class NeuronLlamaForCausalLM(llama.NeuronLlamaForCausalLM):
     ("fault", "reason"),
     [
         ("raise RuntimeError('a kernel raised')", "a kernel raised"),
-        ("raise SystemExit(3)", "SystemExit"),
+        pytest.param("raise SystemExit(3)", "SystemExit", marks=pytest.mark.full),
     ],
     ids=["a kernel raises", "a rank's thread ends"],
 )
