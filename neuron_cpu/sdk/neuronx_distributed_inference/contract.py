@@ -139,6 +139,13 @@ class Contract:
         """The speculation bucket is chosen above cached and new tokens; 0.1: above cached ones."""
         return self.minor >= 2
 
+    # -- adapters --------------------------------------------------------------------------------
+
+    @property
+    def loads_adapters(self) -> bool:
+        """Adapters' checkpoints are read; 0.1 builds their layers and leaves them at zero."""
+        return self.minor >= 2
+
     # -- continuous batching ---------------------------------------------------------------------
 
     @property

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Dict, Iterator, List, Tuple
+from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
 from torch import nn
@@ -42,9 +42,15 @@ def invoke_preshard_hook(module: nn.Module, state_dict: StateDict, prefix: str =
         invoke_preshard_hook(child, state_dict, f"{prefix}{name}.")
 
 
-def preprocess_checkpoint(model: nn.Module, state_dict: StateDict) -> CheckpointFit:
+def preprocess_checkpoint(
+    model: nn.Module,
+    state_dict: StateDict,
+    behind_hooks: Optional[Callable[[nn.Module, StateDict], None]] = None,
+) -> CheckpointFit:
     """Run the hooks and drop unknown keys, both in place; says what was dropped."""
     invoke_preshard_hook(model, state_dict)
+    if behind_hooks is not None:
+        behind_hooks(model, state_dict)
     wanted = set(model.state_dict().keys())
     unused = sorted(key for key in state_dict if key not in wanted)
     for key in unused:

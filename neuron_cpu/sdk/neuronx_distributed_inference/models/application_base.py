@@ -20,8 +20,11 @@ from neuron_cpu import progress
 from neuron_cpu.errors import CheckpointError, StandInError
 
 from .. import artifacts, graph
+from ..contract import ENVIRONMENT_VARIABLE
 from ..modules import quantised
 from ..modules.checkpoint import load_medusa_heads, load_state_dict, without_sharing
+from ..modules.lora_serving.adapters import add_adapters, resolve
+from ..modules.lora_serving.lora_module import move_base_weights
 from .config import InferenceConfig, NeuronConfig
 from .model_wrapper import (
     SUBMODEL_TAGS,
@@ -37,7 +40,6 @@ logger = logging.getLogger("Neuron")
 # `mlp_kernel_enabled` are not among them: models put kernels of their own behind these switches,
 # and where they call the SDK's closed ones, those refuse by name.
 _UNSUPPORTED = (
-    "lora_config",
     "flash_decoding_enabled",
     "is_paged_attention",
     "is_chunked_prefill",
@@ -91,6 +93,9 @@ class NeuronApplicationBase(nn.Module):
         if not hasattr(config, "neuron_config"):
             raise AssertionError("The config has no neuron_config; build an InferenceConfig.")
         refuse_unsupported(config.neuron_config)
+        if config.neuron_config.lora_config is not None:
+            _refuse_with_adapters(config.neuron_config)
+            resolve(config.neuron_config.lora_config)
         if config.neuron_config.enable_fused_speculation:
             check_fused(config)
         if config.neuron_config.is_medusa:
@@ -332,7 +337,7 @@ class NeuronApplicationBase(nn.Module):
     def _prepare_checkpoint(self, module: nn.Module) -> Tuple[StateDict, List[str]]:
         """The full checkpoint after the hooks, and sentences about keys nobody reads."""
         checkpoint = dict(self.checkpoint_loader_fn())
-        fit = preprocess_checkpoint(module, checkpoint)
+        fit = preprocess_checkpoint(module, checkpoint, self._add_adapters)
         warnings = []
         if fit.unused_keys:
             warnings.append(
@@ -341,6 +346,12 @@ class NeuronApplicationBase(nn.Module):
             )
             logger.warning(warnings[-1])
         return checkpoint, warnings
+
+    def _add_adapters(self, module: nn.Module, checkpoint: StateDict) -> None:
+        """Behind the hooks, which know layers by their own names."""
+        if self.neuron_config.lora_config is not None:
+            move_base_weights(module, checkpoint)
+            add_adapters(module, checkpoint)
 
     def _local_weights(self, checkpoint: StateDict, rank: int) -> StateDict:
         """One rank's tensors; refuses a model with parameters that the checkpoint lacks."""
@@ -562,6 +573,27 @@ def refuse_unsupported(neuron_config: NeuronConfig) -> None:
                 f"NeuronConfig.{name} is {getattr(neuron_config, name)}, expected 1, because "
                 "neuron_cpu has tensor parallelism only; raise tp_degree instead."
             )
+
+
+def _refuse_with_adapters(neuron_config: NeuronConfig) -> None:
+    """Refuse what NxDI's layers with adapters do not go with, or are not modelled with."""
+    if not neuron_config.contract.loads_adapters:
+        raise NotImplementedError(
+            "lora_config needs NxDI 0.2 or later, because 0.1 reads no adapter's checkpoint, got "
+            f"{neuron_config.contract.version}; set {ENVIRONMENT_VARIABLE} to 0.2 or leave it out."
+        )
+    others = ("quantized", "fused_qkv", "sequence_parallel_enabled", "speculation_length")
+    for name in (*others, "enable_fused_speculation", "is_medusa"):
+        if getattr(neuron_config, name):
+            raise NotImplementedError(
+                f"lora_config meets {name}={getattr(neuron_config, name)!r}, expected it to be "
+                "off; leave one of them out."
+            )
+    if neuron_config.lora_config.lora_shard_linear_layer:
+        raise NotImplementedError(
+            "lora_shard_linear_layer is not modelled by neuron_cpu, expected it to be off; the "
+            "results are the same without it."
+        )
 
 
 def _refuse_batches(neuron_config: NeuronConfig) -> None:

@@ -18,6 +18,7 @@ import torch
 from neuronx_distributed.quantization.quantization_config import QuantizationType, dtype_of
 
 from ..contract import ENVIRONMENT_VARIABLE, Contract, contract, field_versions
+from ..modules.lora_serving.config import as_lora_config
 
 CONFIG_FILE = "neuron_config.json"
 logger = logging.getLogger("Neuron")
@@ -202,7 +203,7 @@ class NeuronConfig:
         take("async_mode", None)  # 0.1 saves this name but reads the other
         self.qk_layernorm = take("qk_layernorm", False)
         self.flash_decoding_enabled = take("flash_decoding_enabled", False)
-        self.lora_config = take("lora_config", None)
+        self.lora_config = as_lora_config(take("lora_config", None))
         self._optional(take, "is_paged_attention", False)
         self.pa_num_blocks = take("pa_num_blocks", self.batch_size)
         self.pa_block_size = take("pa_block_size", self.seq_len)

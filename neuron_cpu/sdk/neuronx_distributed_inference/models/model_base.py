@@ -33,6 +33,7 @@ from ..modules.generation.sampling import (
 )
 from ..modules.kvcache.cache_lines import CacheLines
 from ..modules.kvcache.kv_cache_manager import KVCacheManager
+from ..modules.lora_serving.lora_module import wrap_model_with_lora
 from .application_base import NeuronApplicationBase
 from .config import InferenceConfig
 from .fused_speculation import NeuronFusedSpecModel
@@ -77,6 +78,8 @@ class NeuronBaseModel(nn.Module):
         self.init_model(config)
         if optimize_inference:
             self.init_inference_optimization(config)
+        if neuron_config.lora_config is not None:
+            wrap_model_with_lora(self, neuron_config.lora_config)
 
     def setup_attr_for_model(self, config: InferenceConfig) -> None:
         raise NotImplementedError("A model sets its sizes in setup_attr_for_model.")
@@ -708,11 +711,13 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         inputs = self._default_inputs(
             input_ids, attention_mask, position_ids, seq_ids, sampling_params
         )
+        adapter_ids = self._adapter_rows(adapter_ids, len(input_ids))
         if input_capture_hook is not None:
             input_capture_hook(self, [*inputs, prev_hidden, adapter_ids])
         submodel = self._route(input_ids, inputs[2])
         if self.async_decode is not None and submodel.tag == TOKEN_GENERATION_MODEL_TAG:
-            return self._construct_output(self.async_decode(submodel, inputs))
+            ids = [] if adapter_ids is None else [adapter_ids]
+            return self._construct_output(self.async_decode(submodel, [*inputs, *ids]))
         if self.async_decode is not None:
             self.async_decode.settle()
         return self._construct_output(
@@ -742,6 +747,29 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         self._check_prompt(input_ids, attention_mask, position_ids)
         indices = [t.to(torch.int32) for t in (input_ids, attention_mask, position_ids, seq_ids)]
         return [*indices, sampling_params.float()]
+
+    def _adapter_rows(self, ids: Optional[torch.Tensor], rows: int) -> Optional[torch.Tensor]:
+        """int32 (B,) where the model has adapters, the base model's unasked; else None."""
+        lora = self.neuron_config.lora_config
+        if lora is None:
+            return ids
+        if ids is None:
+            return torch.zeros(rows, dtype=torch.int32)
+        if len(ids) != rows or not all(0 <= row <= lora.max_loras for row in ids.tolist()):
+            raise ValueError(
+                f"adapter_ids are {ids.tolist()}, expected one from 0 (none) to {lora.max_loras} "
+                f"for each of {rows} rows."
+            )
+        return ids.to(torch.int32)
+
+    def adapter_indices(self, names: Sequence[str]) -> torch.Tensor:
+        """(B,) of adapters' ids; KeyError for one that there is none of, "0" is the base model."""
+        lora = self.neuron_config.lora_config
+        known = {"0": 0} if lora is None else lora.indices
+        unknown = [name for name in names if name not in known]
+        if unknown:
+            raise KeyError(f"There is no adapter {unknown[0]!r}, expected one of {sorted(known)}.")
+        return torch.tensor([known[name] for name in names], dtype=torch.int32)
 
     def _infer_attention_mask(self, position_ids: torch.Tensor) -> torch.Tensor:
         """Ones for the tokens up to each row's largest position (prompt) or before it (decode)."""

@@ -250,6 +250,8 @@ class ModelWrapper(nn.Module):
             torch.arange(batch, dtype=torch.int32),
             prepare_sampling_params(batch),
         )
+        if self.neuron_config.lora_config is not None:
+            inputs = (*inputs, torch.zeros(batch, dtype=torch.int32))
         return self._with_dummies(inputs)
 
     def _medusa_inputs(self, batch: int) -> Tuple[torch.Tensor, ...]:
@@ -265,30 +267,35 @@ class ModelWrapper(nn.Module):
         self, inputs: Tuple[torch.Tensor, ...], medusa: Tuple[torch.Tensor, ...] = ()
     ) -> Tuple[torch.Tensor, ...]:
         """From NxDI 0.2 on, empty tensors stand for the previous hidden state and adapter ids;
-        behind them come Medusa's inputs."""
+        behind them come Medusa's inputs. `inputs` are the five, and ids where there are adapters.
+        """
         if self.neuron_config.is_medusa:
             medusa = medusa or self._medusa_inputs(len(inputs[0]))
         if not self.contract.passes_dummies:
             return (*inputs, *medusa)
-        return (*inputs, torch.empty(0), torch.empty(0, dtype=torch.int32), *medusa)
+        ids = inputs[5:] or (torch.empty(0, dtype=torch.int32),)
+        return (*inputs[:5], torch.empty(0), *ids, *medusa)
 
     def forward(self, *args: Optional[torch.Tensor]) -> Any:
         """Run one call: pad to a bucket and to the compiled batch, in several parts if needed.
 
-        `args` are the five inputs above and optionally the previous hidden state and adapter
-        ids, of which neither exists here, and Medusa's four. Returns logits (B, 1, V) fp32, or
-        tokens.
+        `args` are the five inputs above and optionally the previous hidden state, which does not
+        exist here, adapter ids and Medusa's four. Returns logits (B, 1, V) fp32, or tokens.
         """
         if self.model is None:
             raise RuntimeError("Forward was called before load(); call load() first.")
-        if any(arg is not None for arg in args[5:7]):
+        hidden, ids = (*args[5:7], None, None)[:2]
+        if hidden is not None or (ids is not None and self.neuron_config.lora_config is None):
             raise NotImplementedError(
-                "Previous hidden states and adapter ids (EAGLE, LoRA) are not supported by "
-                "neuron_cpu; leave those features off."
+                "A call has a previous hidden state, or adapter ids for a model without adapters, "
+                "expected neither; leave them out, or compile with a lora_config."
             )
         # Graphs have fixed shapes: first the width is brought to a bucket, then the rows to the
         # compiled batch.
-        inputs = [t.to(torch.int32) if t.dtype == torch.int64 else t for t in args[:5]]
+        given = args[:5] if ids is None else (*args[:5], ids)
+        inputs = [t.to(torch.int32) if t.dtype == torch.int64 else t for t in given]
+        if self.neuron_config.lora_config is not None and ids is None:
+            inputs.append(torch.zeros(len(inputs[0]), dtype=torch.int32))
         bucket, inputs = self._pad_to_bucket(inputs)
         batch = self.neuron_config.batch_size
         rows = inputs[0].shape[0]
@@ -339,7 +346,7 @@ class ModelWrapper(nn.Module):
         """
         if not self.neuron_config.is_continuous_batching:
             return
-        _, mask, positions, lines, _ = inputs
+        _, mask, positions, lines = inputs[:4]
         if self.is_prefill:
             self.cache_lines.prefill(lines, mask)
             return

@@ -33,10 +33,10 @@ class AsyncDecode:
         self.ready = 0
 
     def __call__(self, wrapper: Any, inputs: List[torch.Tensor]) -> Any:
-        """The outputs of a decode step on the five inputs; the next one is under way then."""
+        """The outputs of a decode step on its inputs; the next one is under way then."""
         outputs = self._outputs_ahead(inputs)
         if outputs is None:
-            outputs = wrapper(*inputs)
+            outputs = _call(wrapper, inputs)
         self._go_ahead(wrapper, inputs, outputs)
         return outputs
 
@@ -65,17 +65,22 @@ class AsyncDecode:
 
     def _go_ahead(self, wrapper: Any, inputs: List[torch.Tensor], outputs: Any) -> None:
         """Submit the step behind `inputs`, whose tokens are the first of `outputs`."""
-        _, mask, positions, lines, params = inputs
+        _, mask, positions, *unchanged = inputs  # lines, sampling, adapters
         if int(positions.max()) >= self._end:
             return
         tokens = outputs[0] if isinstance(outputs, list) else outputs
         one = mask.new_ones((len(mask), 1))
         grown = torch.cat([one, mask] if self._grows_in_front else [mask, one], 1)
         ids = tokens.reshape(-1, 1).to(torch.int32)
-        self._expected = [ids, grown, positions + 1, lines, params]
+        self._expected = [ids, grown, positions + 1, *unchanged]
         self._before = self._lines.state(), torch.get_rng_state()
         if self._thread is None:
             self._thread = Companion("decode-ahead")
         expected = self._expected
         # copies made there: a tensor of the caller's inference mode may not be written elsewhere
-        self._thread.submit(lambda: wrapper(*(tensor.clone() for tensor in expected)))
+        self._thread.submit(lambda: _call(wrapper, [tensor.clone() for tensor in expected]))
+
+
+def _call(wrapper: Any, inputs: List[torch.Tensor]) -> Any:
+    """The five inputs, no hidden state, and adapter ids where there are some."""
+    return wrapper(*inputs[:5], None, *inputs[5:])

@@ -112,6 +112,14 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
     ) -> SampleOutput:
         """The decoding loop: ids (B, L) -> ids (B, L + new), or a dict with scores and logits."""
         del synced_gpus
+        names = model_kwargs.get("adapter_ids")
+        if names is not None and not isinstance(names, torch.Tensor):
+            if len(names) != input_ids.shape[0]:
+                raise ValueError(
+                    f"There are {len(names)} adapter_ids, expected one for each of "
+                    f"{input_ids.shape[0]} prompts; id '0' is the base model."
+                )
+            model_kwargs["adapter_ids"] = self.neuron_model.adapter_indices(names)
         collected: Dict[str, List[torch.Tensor]] = {"scores": [], "logits": []}
         pad_token_id = _pad_token(generation_config)
         unfinished = torch.ones(input_ids.shape[0], dtype=torch.bool)

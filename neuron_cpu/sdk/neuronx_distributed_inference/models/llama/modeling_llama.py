@@ -27,6 +27,7 @@ from ...modules.attention.attention_base import NeuronAttentionBase
 from ...modules.attention.utils import RotaryEmbedding
 from ...modules.custom_calls import CustomRMSNorm
 from ...modules.flashdecode.utils import calculate_num_cores_per_group
+from ...modules.lora_serving.lora_module import adapted
 from ...utils.distributed import get_tp_group
 from ..application_base import refuse_options
 from ..config import InferenceConfig, NeuronConfig
@@ -152,10 +153,11 @@ class NeuronLlamaMLP(nn.Module):
         adapter_ids: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
         """(B, S, H), or this rank's slice of S under sequence parallelism -> the same, None."""
-        del rmsnorm, residual, adapter_ids  # the private kernels' and the adapters'
+        del rmsnorm, residual  # the private kernels'
         if self.sequence_parallel_enabled:
             x = gather_from_sequence_parallel_region(x, self.sequence_dimension)
-        return self.down_proj(self.act_fn(self.gate_proj(x)) * self.up_proj(x)), None
+        gate, up = (adapted(proj, x, adapter_ids) for proj in (self.gate_proj, self.up_proj))
+        return adapted(self.down_proj, self.act_fn(gate) * up, adapter_ids), None
 
 
 class Llama3RotaryEmbedding(RotaryEmbedding):
@@ -314,7 +316,8 @@ class NeuronLlamaDecoderLayer(nn.Module):
         hidden_states, present_key_value, cos_cache, sin_cache = attention
         hidden_states = residual + hidden_states
         residual = hidden_states
-        hidden_states = self.mlp(self.post_attention_layernorm(hidden_states))[0]
+        normed = self.post_attention_layernorm(hidden_states)
+        hidden_states = self.mlp(normed, adapter_ids=adapter_ids)[0]
         hidden_states = residual + hidden_states
         outputs = (hidden_states, present_key_value, cos_cache, sin_cache)
         return (*outputs, None) if with_residual else outputs

@@ -21,6 +21,7 @@ from neuronxcc.nki._private_kernels.qkv import rmsnorm_qkv_isa_kernel
 from torch import nn
 
 from ...contract import contract
+from ..lora_serving.lora_module import adapted
 from .utils import transpose_parallel_linear_layer
 
 StateDict = Dict[str, torch.Tensor]
@@ -283,11 +284,11 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         self, hidden_states: torch.Tensor, adapter_ids: Optional[torch.Tensor] = None
     ) -> Sequence[torch.Tensor]:
         """Q, K and V through the linear layers."""
-        del adapter_ids
         if self.fused_qkv:
             states = self._split_fused_qkv(self.Wqkv(hidden_states))
         else:
-            states = tuple(proj(hidden_states) for proj in (self.q_proj, self.k_proj, self.v_proj))
+            projections = (self.q_proj, self.k_proj, self.v_proj)
+            states = tuple(adapted(proj, hidden_states, adapter_ids) for proj in projections)
         if self.clip_qkv is not None:
             states = tuple(state.clamp(-self.clip_qkv, self.clip_qkv) for state in states)
         return states
@@ -398,8 +399,7 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
         self, attention_output: torch.Tensor, adapter_ids: Optional[torch.Tensor] = None
     ) -> torch.Tensor:
         """(B, S, heads/tp * D) -> (B, S, H), summed over the ranks."""
-        del adapter_ids
-        return self.o_proj(attention_output)
+        return adapted(self.o_proj, attention_output, adapter_ids)
 
     def preshard_hook(self, model_state_dict: StateDict, prefix: str) -> None:
         """`prefix` is `....self_attn.o_proj.weight`: move o below it, pad its input columns."""

@@ -1,1 +1,5 @@
-"""Low-rank adapters."""
+"""Low-rank adapters, several of them in one batch."""
+
+from .config import LoraServingConfig
+
+__all__ = ["LoraServingConfig"]
