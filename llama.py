@@ -80,7 +80,7 @@ MASKED_FP16 = -3.0e4  # the same for float16, which ends at 65504
 #   hidden states (SBUF)   [128, H/128, T]              128 runs of H    residual_sum()
 #   Q, K (SBUF)            [128, tiles, T]              heads of a tile  project_qkv()
 #   V (SBUF)               [tokens, kv heads * D]       tokens           project_qkv()
-#   context (SBUF)         [128, tiles, T]              heads of a tile  transposed_context()
+#   context (SBUF)         [128, tiles, T]              heads of a tile  attention of any kind
 #   HF weight              [N, K]                       -                checkpoint
 #   kernel weight (HBM)    [128, N/128 * K/128 * 128]   contraction      kernel_layout(), once
 #   kernel weight (SBUF)   [128, tiles, K/128, 128]     contraction      load_weight()
@@ -613,28 +613,22 @@ def negated_maximum(scores_sb, scale):
 
     VectorE compares two bf16 numbers a cycle where the result is bf16, too: it is one of them.
     """
-    column = (scores_sb.shape[0], 1)
-    neg_max_sb = nl.ndarray(column, scores_sb.dtype, buffer=nl.sbuf)
-    neg_max_sb[...] = nisa.tensor_reduce(nl.max, scores_sb, axis=1, negate=True)
+    neg_max_sb = nisa.tensor_reduce(nl.max, scores_sb, axis=1, negate=True)
     if scale == 1.0:
         return neg_max_sb
-    scaled_sb = nl.ndarray(column, nl.float32, buffer=nl.sbuf)
+    scaled_sb = nl.ndarray(neg_max_sb.shape, nl.float32)
     scaled_sb[...] = nisa.tensor_scalar(neg_max_sb, nl.multiply, scale)
     return scaled_sb
 
 
 def weigh(scores_sb, neg_max_sb, scale):
     """exp(scale * score - maximum) of rows of scores [Q, keys] @ SBUF, in their type."""
-    weights_sb = nl.ndarray(scores_sb.shape, scores_sb.dtype, buffer=nl.sbuf)
-    weights_sb[...] = nisa.activation(nl.exp, scores_sb, bias=neg_max_sb, scale=scale)
-    return weights_sb
+    return nisa.activation(nl.exp, scores_sb, bias=neg_max_sb, scale=scale)
 
 
 def divide(out_sb, values, weight_sum):
     """Weighted values [Q, n] by the sum of their weights [Q, 1], into ``out_sb``."""
-    inverse_sb = nl.ndarray(weight_sum.shape, nl.float32, buffer=nl.sbuf)
-    inverse_sb[...] = nisa.reciprocal(weight_sum)
-    out_sb[...] = nisa.tensor_scalar(values, nl.multiply, inverse_sb)
+    out_sb[...] = nisa.tensor_scalar(values, nl.multiply, nisa.reciprocal(weight_sum))
 
 
 def turn_tiles(out_sb, first, column, x_sb, start, tiles, width):
