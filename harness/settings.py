@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
+MEDUSA_CANDIDATES = 10  # of each head, in NxDI's trees (neuronx_distributed, medusa_utils.py)
 # What of the settings goes into NeuronConfig, by its own names.
 _NEURON_CONFIG = (
     "batch_size padding_side seq_len max_context_length torch_dtype rpl_reduce_dtype "
@@ -26,6 +27,8 @@ class Speculation:
         fused: draft and target are one graph, which needs a cache with room for a whole step.
         eagle: the draft is an EAGLE head.
         eagle_input_norm: its layer has a norm in front.
+        tree: of Medusa's guesses, each the path to a node: which candidate of the first head, of
+            the second one, and so on.
     """
 
     method: str
@@ -34,10 +37,13 @@ class Speculation:
     fused: bool = False
     eagle: bool = False
     eagle_input_norm: bool = False
+    tree: tuple[tuple[int, ...], ...] = ()
 
     @property
     def submodel(self) -> str:
         """NxDI's tag of the graph that a step runs."""
+        if self.tree:
+            return "medusa_speculation_model"
         return "fused_speculation_model" if self.fused else "speculation_model"
 
     @property
@@ -47,6 +53,13 @@ class Speculation:
 
     def neuron_config(self, seq_len: int, buckets: Optional[list[int]]) -> dict[str, Any]:
         """Fields of NeuronConfig by its own names, for prompts and answers of `seq_len` tokens."""
+        if self.tree:
+            return {
+                "is_medusa": True,
+                "num_medusa_heads": self.length - 1,
+                "medusa_speculation_length": 1 + len(self.tree),
+                "medusa_tree": [list(path) for path in self.tree],
+            }
         values: dict[str, Any] = {"speculation_length": self.length}
         if not self.fused:
             return values
@@ -256,6 +269,8 @@ class Settings:
 
     def on_device_sampling_config(self) -> Optional[dict[str, Any]]:
         """Fields of OnDeviceSamplingConfig, or None where tokens are sampled on the host."""
+        if self.speculation is not None and self.speculation.tree:
+            return {"do_sample": True, "top_k": MEDUSA_CANDIDATES}
         if self.speculation is not None and self.speculation.fused:
             return {"do_sample": False}  # the driver chooses among the target's logits
         if not self.on_device_sampling:

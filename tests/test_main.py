@@ -130,6 +130,7 @@ REFUSALS = {
         ["--draft-model-path", write_tiny_model(t / "draft", vocab_size=330)],
         "another vocabulary, of 330 tokens, expected that of tiny with 320",
     ),
+    "no Medusa heads": lambda t, m: (["--is-medusa"], "has no medusa_heads.pt"),
     "no EAGLE head": lambda t, m: (
         ["--enable-eagle-speculation", "--draft-model-path", m],
         "holds no EAGLE head for tiny, expected one layer of hidden_size 128 and fc.weight of "

@@ -120,6 +120,11 @@ class RowResult:
 
 def check_settings(settings: Settings) -> None:
     """Refuse what leaves no logits to compare."""
+    if settings.speculation is not None and settings.speculation.tree:
+        raise UserError(
+            f"A Medusa graph returns tokens and no logits, which --mode {settings.mode} compares; "
+            "leave it out, or see its text in --mode generate."
+        )
     if settings.on_device_sampling:
         raise UserError(
             f"--on-device-sampling returns tokens and no logits, which --mode {settings.mode} "

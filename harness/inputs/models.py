@@ -21,6 +21,7 @@ from harness import console
 from harness.errors import UserError
 from harness.files import cache_folder
 from harness.inputs import gguf_import, hub, schema
+from harness.inputs.speculation import MEDUSA_FILE
 from neuron_cpu.files import atomic_folder
 
 LLAMA_FOLDER = "~/models/llama-3.2-1b"
@@ -306,6 +307,15 @@ def check_draft(draft: ModelFolder, target: ModelFolder, ranks: int, seq_len: in
     if longest is not None and seq_len > longest:
         raise UserError(
             f"--seq-len must be at most {longest} for the draft model {draft.name}, got {seq_len}."
+        )
+
+
+def check_medusa_heads(model: ModelFolder) -> None:
+    """Refuse with a UserError a model without heads of its own."""
+    if not (model.path / MEDUSA_FILE).is_file():
+        raise UserError(
+            f"The model folder {model.path} has no {MEDUSA_FILE}, expected Medusa's heads beside "
+            "the weights; benchmarks/speculation_heads.py makes such a folder."
         )
 
 

@@ -8,24 +8,42 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Optional
+from typing import Annotated, Any, Optional
+
+from pydantic import Field, TypeAdapter
 
 from harness.errors import UserError
-from harness.settings import Settings, Speculation
+from harness.settings import MEDUSA_CANDIDATES, Settings, Speculation
 
-LOOKUP, DRAFT, FUSED, EAGLE = "lookup", "draft", "fused", "eagle"
+LOOKUP, DRAFT, FUSED, EAGLE, MEDUSA = "lookup", "draft", "fused", "eagle", "medusa"
 METHODS = {
     LOOKUP: "what followed the newest tokens where they stood before (prompt lookup)",
     DRAFT: "a smaller model with the same vocabulary (--draft-model-path)",
     FUSED: "the same, in one graph with the target (--enable-fused-speculation)",
     EAGLE: "an EAGLE head in that place (--enable-eagle-speculation)",
+    MEDUSA: "heads of the model's own (--is-medusa)",
 }
+_MEDUSA_FLAGS = (
+    *("--is-medusa", "--num-medusa-heads", "--medusa-tree-json"),
+    "--medusa-speculation-length",
+)
+MEDUSA_FILE = "medusa_heads.pt"
+DEFAULT_HEADS = 4
+# The likeliest paths by the first head's choice and on, 16 tokens a call with the newest one: one
+# pass of the kernels' tiles, and the 63 paths of NxDI's example cost three times as many rows.
+DEFAULT_TREE = (
+    *((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (2, 0)),
+    *((0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 0, 0), (0, 0, 0, 1)),
+)
+_Candidate = Annotated[int, Field(ge=0, lt=MEDUSA_CANDIDATES, strict=True)]
+_Path = Annotated[list[_Candidate], Field(min_length=1)]
+_PATHS: TypeAdapter[list[_Path]] = TypeAdapter(list[_Path])
 DEFAULT_LENGTH = 5  # tokens of a step: more than 4 guesses are rarely all right
 MOST_LENGTH = 128  # the kernels' mask of new tokens among themselves: one query a partition
 FLAGS = (
     *("--speculate", "--prompt-lookup-num-tokens", "--draft-model-path", "--speculation-length"),
     *("--enable-fused-speculation", "--enable-eagle-speculation"),
-    "--enable-eagle-draft-input-norm",
+    *("--enable-eagle-draft-input-norm", *_MEDUSA_FLAGS),
 )
 
 
@@ -58,11 +76,26 @@ def add_arguments(
         ("eagle-draft-input-norm", "the EAGLE head's layer has a norm in front"),
     ):
         group.add_argument(f"--enable-{name}", action="store_true", help=what)
+    group.add_argument("--is-medusa", action="store_true", help=f"heads from {MEDUSA_FILE}")
+    group.add_argument(
+        "--num-medusa-heads", type=positive, metavar="N", help=f"default: {DEFAULT_HEADS}"
+    )
+    group.add_argument(
+        "--medusa-tree-json", type=path, metavar="FILE", help="list of paths (default: 15 paths)"
+    )
+    group.add_argument(
+        "--medusa-speculation-length", type=positive, metavar="M", help="paths of the tree, and 1"
+    )
 
 
 def asked(args: argparse.Namespace) -> Optional[Speculation]:
     """What the arguments ask for; None where they ask for one token a step."""
     lookup, draft = args.prompt_lookup_num_tokens, args.draft_model_path
+    if args.is_medusa or args.speculate == MEDUSA:
+        return _medusa(args)
+    for flag in _MEDUSA_FLAGS:
+        if getattr(args, flag[2:].replace("-", "_")):
+            raise UserError(f"{flag} needs --is-medusa; give both.")
     if args.enable_eagle_draft_input_norm and not (
         args.enable_eagle_speculation or args.speculate == EAGLE
     ):
@@ -108,11 +141,61 @@ def asked(args: argparse.Namespace) -> Optional[Speculation]:
     )
 
 
+def _medusa(args: argparse.Namespace) -> Speculation:
+    """A tree of guesses by heads of the model's own."""
+    others = {
+        "--speculate": args.speculate not in (None, MEDUSA),
+        "--prompt-lookup-num-tokens": args.prompt_lookup_num_tokens is not None,
+        "--draft-model-path": args.draft_model_path is not None,
+        "--speculation-length": args.speculation_length is not None,
+        "--enable-fused-speculation": args.enable_fused_speculation,
+        "--enable-eagle-speculation": args.enable_eagle_speculation,
+        "--do-sample": bool(args.do_sample),
+    }
+    for flag, given in others.items():
+        if given:
+            raise UserError(f"Medusa guesses alone, and greedily, got {flag}, too; leave it out.")
+    heads = args.num_medusa_heads or DEFAULT_HEADS
+    tree: Any = [path for path in DEFAULT_TREE if len(path) <= heads]
+    if args.medusa_tree_json is not None:
+        tree = _read_tree(args.medusa_tree_json, heads)
+    asked = args.medusa_speculation_length
+    if asked not in (None, 1 + len(tree)):
+        raise UserError(
+            f"--medusa-speculation-length must be {1 + len(tree)}, the paths of the tree and one, "
+            f"got {asked}; leave it out."
+        )
+    return Speculation(MEDUSA, heads + 1, tree=tuple(map(tuple, tree)))
+
+
+def _read_tree(source: Path, heads: int) -> list[list[int]]:
+    """The paths of a tree, each with its beginning among them; UserError for anything else."""
+    try:
+        paths = _PATHS.validate_json(source.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"Cannot read the tree {source}, expected a JSON list of lists of candidates below "
+            f"{MEDUSA_CANDIDATES}, such as [[0], [1], [0, 0]]: "
+            f"{' '.join(str(error).split())[:120]}; mend the file."
+        ) from error
+    known: set[tuple[int, ...]] = {tuple(path) for path in paths} | {()}
+    torn = [path for path in paths if tuple(path[:-1]) not in known or len(path) > heads]
+    if torn or not paths or len(known) <= len(paths):
+        raise UserError(
+            f"The tree {source} has the paths {torn or paths}, expected some, each of them once, "
+            f"at most {heads} long (--num-medusa-heads) and with its beginning in the tree, too; "
+            "mend the file."
+        )
+    return paths
+
+
 def check(settings: Settings) -> None:
     """Refuse with a UserError what no model could take."""
     if settings.speculation is None:
         return
-    length, most = settings.speculation.length, min(MOST_LENGTH, settings.seq_len - 1)
+    tree = settings.speculation.tree
+    length = 1 + len(tree) if tree else settings.speculation.length
+    most = min(MOST_LENGTH, settings.seq_len - 1)
     if not 2 <= length <= most:
         raise UserError(
             f"A step of speculation has at least 2 and at most {most} tokens with --seq-len "

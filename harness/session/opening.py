@@ -95,6 +95,8 @@ def open_session(settings: Settings, prompt_texts: Optional[Sequence[str]] = Non
     model = models.choose_model(settings.model_path)
     check_seq_len(settings.seq_len, model)
     ranks = models.choose_tp_degree(model, settings.tp_degree, sdk.platform().default_ranks)
+    if settings.speculation is not None and settings.speculation.tree:
+        models.check_medusa_heads(model)
     if settings.speculation is not None and settings.speculation.draft_path is not None:
         path, eagle = settings.speculation.draft_path, settings.speculation.eagle
         draft = models.check_eagle_folder(path, model) if eagle else models.check_folder(path)

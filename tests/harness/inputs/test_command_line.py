@@ -75,6 +75,12 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
         ("--speculation-length", "4"),
         ("--speculate", "draft"),
         ("--enable-eagle-speculation",),
+        ("--num-medusa-heads", "3"),
+        ("--is-medusa", "--medusa-speculation-length", "15"),
+        ("--is-medusa", "--do-sample"),
+        ("--is-medusa", "--prompt-lookup-num-tokens", "3"),
+        ("--is-medusa", "--speculate", "eagle"),
+        ("--is-medusa", "--medusa-tree-json", "nowhere.json"),
         ("--enable-eagle-draft-input-norm", "--draft-model-path", "d"),
         ("--enable-fused-speculation", "--prompt-lookup-num-tokens", "3"),
         ("--speculate", "fused", "--enable-eagle-speculation", "--draft-model-path", "d"),
@@ -96,7 +102,25 @@ def test_impossible_combinations_are_refused(arguments) -> None:
         parse(*arguments)
 
 
-@pytest.mark.parametrize("flag", command_line.ONLY_IN)
+TREES = {"tree": "[[0], [2], [0, 1]]", "double": "[[0], [0]]", "torn": "[[1, 0]]", "none": "[]",
+         "deep": "[[0], [0, 0]]", "wide": "[[10]]", "text": '["a"]', "bad": "[[0"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TREES)
+def test_trees_are_read_whole(tmp_path, name) -> None:
+    path = tmp_path / "tree.json"
+    path.write_text(TREES[name])
+    heads = "1" if name == "deep" else "2"
+    arguments = "--is-medusa", "--num-medusa-heads", heads, "--medusa-tree-json", str(path)
+    if name != "tree":
+        with pytest.raises(UserError, match="tree .*tree.json"):
+            parse(*arguments)
+        return
+    asked = parse(*arguments).neuron_config()
+    assert asked["medusa_tree"] == [[0], [2], [0, 1]] and asked["medusa_speculation_length"] == 4
+
+
+@pytest.mark.parametrize("flag", sorted(set(command_line.ONLY_IN) - {"--medusa-tree-json"}))
 def test_arguments_of_other_modes_are_refused(flag: str) -> None:
     bare = flag in ("--resume", "--record-baseline", "--raw")
     value = {
@@ -109,6 +133,9 @@ def test_arguments_of_other_modes_are_refused(flag: str) -> None:
         "--base-throughput": "3 --base-latency 3",
         "--runs": "3 --benchmark",
         "--speculate": "lookup",
+        "--is-medusa": "--num-medusa-heads 3",
+        "--num-medusa-heads": "3 --is-medusa",
+        "--medusa-speculation-length": "16 --is-medusa",
         "--enable-fused-speculation": "--draft-model-path d",
         "--enable-eagle-speculation": "--draft-model-path d",
         "--enable-eagle-draft-input-norm": "--enable-eagle-speculation --draft-model-path d",

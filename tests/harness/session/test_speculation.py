@@ -76,6 +76,7 @@ def heads(tiny, tmp_path_factory):
 
 
 METHODS = {
+    "medusa": ("--is-medusa",),
     "lookup": ("--prompt-lookup-num-tokens", "4"),
     "same draft": ("--speculation-length", "4", "--draft-model-path", "tiny"),
     "other draft": ("--speculation-length", "4", "--draft-model-path", "other"),
@@ -97,6 +98,7 @@ QUICK = {
     ("0.6", "other draft", "torch"),
     ("0.1", "fused", "torch"),
     ("0.6", "eagle", "torch"),
+    ("0.2", "medusa", "torch"),
 }
 CASES = [(v, m, r) for v in VERSIONS for m in METHODS for r in ("nki", "torch")]
 
@@ -112,7 +114,8 @@ def test_text_is_that_of_one_token_a_step(
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     plain = Running(tiny, tmp_path, role=role)
     expected = plain.tokens(REPEATING, LENGTH - len(REPEATING))
-    found = Running(tiny, tmp_path, *arguments(method, tiny, other, heads), role=role)
+    folder = heads / "medusa" if method == "medusa" else tiny
+    found = Running(folder, tmp_path, *arguments(method, tiny, other, heads), role=role)
     assert found.tokens(REPEATING, LENGTH - len(REPEATING)) == expected
     calls = acceptance.checked(found.body, 5, len(expected))
     target = sum(found.calls.values())

@@ -836,6 +836,10 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             result = CausalLMOutputWithPast(hidden_states=outputs)
             result.fused_outputs = outputs
             return result
+        if self.neuron_config.is_medusa:
+            result = CausalLMOutputWithPast(hidden_states=outputs)
+            result.tokens, result.medusa_tokens = outputs[:1], outputs[1:]
+            return result
         first, logits = outputs if isinstance(outputs, list) else (outputs, None)
         if self.on_device_sampling:
             result = CausalLMOutputWithPast(logits=logits, hidden_states=first)

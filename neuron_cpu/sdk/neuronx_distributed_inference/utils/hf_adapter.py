@@ -263,8 +263,8 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
     ) -> SampleOutput:
         """Rounds of Medusa, to the last token: ids (1, L) -> ids (1, L + new)."""
         tree = MedusaTree(self.neuron_config)
-        outputs = self(**self.prepare_inputs_for_generation(input_ids)).tokens[:, 0]
-        tokens, lists = outputs[0, :1].tolist(), outputs[1:]
+        outputs = self(**self.prepare_inputs_for_generation(input_ids))
+        tokens, lists = outputs.tokens[0, 0, :1].tolist(), outputs.medusa_tokens[:, 0]
         while True:
             for token in tokens:
                 input_ids = torch.cat([input_ids, input_ids.new_tensor([[token]])], dim=-1)
@@ -273,7 +273,8 @@ class HuggingFaceGenerationAdapter(PreTrainedModel, GenerationMixin):
                 if bool(torch.as_tensor(stopping_criteria(input_ids, None)).all()):
                     return self._result(generation_config, input_ids, {"scores": [], "logits": []})
             inputs = tree.inputs(input_ids, lists)
-            tokens, lists = tree.verdict(self(**inputs).tokens[:, 0])
+            outputs = self(**inputs)
+            tokens, lists = tree.verdict(outputs.tokens[0, 0], outputs.medusa_tokens[:, 0])
 
     def _accepted(
         self, outputs: List[torch.Tensor], place: Optional[int]
@@ -472,12 +473,12 @@ class MedusaTree:
             medusa_args=[part[None].to(torch.int32) for part in medusa],
         )
 
-    def verdict(self, outputs: torch.Tensor) -> Tuple[List[int], torch.Tensor]:
+    def verdict(self, tokens: torch.Tensor, lists: torch.Tensor) -> Tuple[List[int], torch.Tensor]:
         """Tokens of the best path and one more, and the heads' lists (heads, top_k) at its end.
 
-        outputs (heads + 1, M, top_k).
+        tokens (M, top_k) of the head, lists (heads, M, top_k) of Medusa's.
         """
-        best = outputs[0, :, 0].long()
+        best = tokens[:, 0].long()
         usable = self._cached + torch.arange(len(self.mask)) < self.longest - 1
         paths = []
         for path in self.paths.tolist():
@@ -488,7 +489,7 @@ class MedusaTree:
                 nodes.append(node)
             paths.append(nodes)
         self._nodes = max(paths, key=len)
-        return best[self._nodes].tolist(), outputs[1:, self._nodes[-1]]
+        return best[self._nodes].tolist(), lists[:, self._nodes[-1]]
 
 
 class _DraftCandidates:
