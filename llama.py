@@ -428,12 +428,50 @@ def swapped_halves(head_dim, dtype):
     return swap_sb.reshape((P_MAX, P_MAX))
 
 
+class HeadBias(NamedTuple):
+    """Biases of Q, K and V as a product with one row [1, tiles * 128] and [1, T] @ SBUF: what is
+    added before the norm's scale has to be divided by it."""
+
+    bias_sb: Any
+    inverse_sb: Any
+
+
+class HeadNorm(NamedTuple):
+    """An RMSNorm over each query and key head (Qwen3): the gains of both [128, 2], what takes the
+    mean over a head's lanes [128, 128], and its epsilon [128, 1] @ SBUF."""
+
+    gains_sb: Any
+    mean_sb: Any
+    eps_sb: Any
+
+
+def head_bias(qkv_b_hbm, scales, dtype):
+    """The HeadBias of tokens with these scales, None without a bias [1, tiles * 128] @ HBM."""
+    if qkv_b_hbm is None:
+        return None
+    inverse_sb = nisa.reciprocal(scales.along_sb[0:1, :], dtype=dtype)
+    return HeadBias(nl.load(qkv_b_hbm), inverse_sb)
+
+
+def head_norm(gains_hbm, norm, head_dim):
+    """The HeadNorm with gains [128, 2] @ HBM, None without them."""
+    if gains_hbm is None:
+        return None
+    mean_sb = nisa.memset((P_MAX, P_MAX), 0.0, nl.float32)
+    for lane in nl.static_range(P_MAX // head_dim):
+        own = nl.ds(lane * head_dim, head_dim)
+        mean_sb[own, own] = nisa.memset((head_dim, head_dim), 1.0 / head_dim, nl.float32)
+    eps_sb = nisa.memset((P_MAX, 1), norm.eps, nl.float32)
+    return HeadNorm(nl.load(gains_hbm), mean_sb, eps_sb)
+
+
 class Projection(NamedTuple):
     """What the projections to queries, keys and values read of a chunk of tokens @ SBUF.
 
-    x_sb [128, H/128, T], the ``scales`` of its norm, cos and sin [128, T] times these scales, the
-    identity and the permutation that swaps the halves of each head [128, 128], and ``parts``, the
-    tiles of tokens.
+    x_sb [128, H/128, T], the ``scales`` of its norm, cos and sin [128, T] times these scales (where
+    heads have no norm of their own), the identity and the permutation that swaps the halves of each
+    head [128, 128], and ``parts``, the tiles of tokens. A HeadBias and a HeadNorm where the model
+    has them.
     """
 
     x_sb: Any
@@ -444,18 +482,34 @@ class Projection(NamedTuple):
     swap_sb: Any
     parts: Any
     heads: HeadShape
+    bias: Any
+    norm: Any
 
 
-def projection(x_sb, scales, cos_hbm, sin_hbm, first_token, parts, heads):
-    """The Projection of the tokens from ``first_token`` on, tables from HBM."""
+def projection(x_sb, scales, cos_hbm, sin_hbm, first_token, parts, heads, norm, bias_gains):
+    """The Projection of the tokens from ``first_token`` on, tables from HBM; ``bias_gains`` are the
+    bias of Q, K and V and the gains of their heads' norms @ HBM, or None for each."""
     columns = nl.ds(first_token, x_sb.shape[2])
-    cos_sb, sin_sb = (
-        nisa.tensor_tensor(nl.load(table_hbm[:, columns]), scales.along_sb, nl.multiply)
-        for table_hbm in (cos_hbm, sin_hbm)
-    )
+    tables = [nl.load(table_hbm[:, columns]) for table_hbm in (cos_hbm, sin_hbm)]
+    own = head_norm(bias_gains[1], norm, heads.head_dim)
+    if own is None:
+        tables = [nisa.tensor_tensor(x, scales.along_sb, nl.multiply) for x in tables]
     identity_sb = shifted_identity(P_MAX, P_MAX, 0, x_sb.dtype)
     swap_sb = swapped_halves(heads.head_dim, x_sb.dtype)
-    return Projection(x_sb, scales, cos_sb, sin_sb, identity_sb, swap_sb, parts, heads)
+    bias = head_bias(bias_gains[0], scales, x_sb.dtype)
+    return Projection(x_sb, scales, *tables, identity_sb, swap_sb, parts, heads, bias, own)
+
+
+def normed_heads(p, x_psum, columns, which):
+    """A tile of query (``which`` 0) or key heads (1) [128, tokens], each divided by its own rms and
+    times its gains. The sum of squares over a head's lanes is a product, as it is over features."""
+    dtype = p.x_sb.dtype
+    x_sb = nisa.tensor_tensor(x_psum, p.scales.along_sb[:, columns], nl.multiply, dtype=dtype)
+    square_sb = nisa.tensor_tensor(x_sb, x_sb, nl.multiply, dtype=nl.float32)
+    mean_psum = nisa.nc_matmul(p.norm.mean_sb, square_sb)
+    scale_sb = nisa.activation(nl.rsqrt, mean_psum, bias=p.norm.eps_sb)
+    normed_sb = nisa.tensor_tensor(x_sb, scale_sb, nl.multiply, dtype=dtype)
+    return nisa.tensor_scalar(normed_sb, nl.multiply, p.norm.gains_sb[:, nl.ds(which, 1)])
 
 
 def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
@@ -466,10 +520,17 @@ def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
     """
     columns = nl.ds(start, size)
     scale = score_scales(p.heads.head_dim)[0] if at < p.heads.q_tiles else 1.0
-    x_psum = products(weight_sb, tile, 1, p.x_sb, start, size)[:, 0, :]
+    x_psum = products(weight_sb, tile, 1, p.x_sb, start, size)
+    if p.bias is not None:
+        x_psum[:, 0, :] += nisa.nc_matmul(
+            p.bias.bias_sb[:, nl.ds(at * P_MAX, P_MAX)], p.bias.inverse_sb[:, columns]
+        )
+    x = x_psum[:, 0, :]
+    if p.norm is not None:
+        x = normed_heads(p, x, columns, int(at >= p.heads.q_tiles))
     terms_sb = nl.ndarray((P_MAX, 2, size), p.x_sb.dtype)
-    terms_sb[:, 0, :] = nisa.tensor_tensor(x_psum, p.cos_sb[:, columns], nl.multiply)
-    terms_sb[:, 1, :] = nisa.tensor_tensor(x_psum, p.sin_sb[:, columns], nl.multiply)
+    terms_sb[:, 0, :] = nisa.tensor_tensor(x, p.cos_sb[:, columns], nl.multiply)
+    terms_sb[:, 1, :] = nisa.tensor_tensor(x, p.sin_sb[:, columns], nl.multiply)
     rotated_psum = nl.zeros((P_MAX, size), nl.float32, buffer=nl.psum)
     rotated_psum[...] += nisa.nc_matmul(p.identity_sb, terms_sb[:, 0, :])
     rotated_psum[...] += nisa.nc_matmul(p.swap_sb, terms_sb[:, 1, :])
@@ -488,6 +549,11 @@ def value_tile(p, weight_sb, tile, start, v_sb):
         for k in nl.affine_range(p.x_sb.shape[1]):
             acc_psum[...] += nisa.nc_matmul(
                 p.x_sb[:, k, nl.ds(at, size)], weight_sb[:, tile, k, 0:width]
+            )
+        if p.bias is not None:
+            first = (p.heads.q_tiles + p.heads.stacks) * P_MAX + start
+            acc_psum[...] += nisa.nc_matmul(
+                p.bias.inverse_sb[:, nl.ds(at, size)], p.bias.bias_sb[:, nl.ds(first, width)]
             )
         rows_sb[:, nl.ds(start, width)] = nisa.tensor_scalar(acc_psum, nl.multiply, scale_sb)
 
@@ -1664,16 +1730,17 @@ def linear_kernel(x_hbm, weight_hbm, norm=None):
 @nki.jit
 def attention_prefill_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads, batch,
-    bias_hbm=None,
+    bias_hbm=None, qkv_b_hbm=None, gains_hbm=None,
 ):  # fmt: skip
     """Everything between two all-reduces of a prefill: residual sum, norm, QKV, RoPE, causal flash
     attention of all new tokens (Dao et al. 2022), output projection.
 
     x and delta [H, B * S] (delta None in the first layer), norm or None for none, kernel weights of
     QKV and output, cos and sin [128, B * S], ``heads`` a HeadShape, bias [B, S] in the type of x or
-    None: 0 for keys that count, MASKED for left padding. -> partial output [H, B * S], rotated keys
-    and values [B * S, kv_heads * D], and x + delta where there is a delta. One pass over the
-    weights for every TOKEN_CHUNK tokens, of several short sequences together.
+    None: 0 for keys that count, MASKED for left padding. Where the model has them: the bias of QKV
+    [1, tiles * 128], and the gains of norms over query and key heads [128, 2]. -> partial output
+    [H, B * S], rotated keys and values [B * S, kv_heads * D], and x + delta where there is a delta.
+    One pass over the weights for every TOKEN_CHUNK tokens, of several short sequences together.
     """
     tokens, length, dtype = x_hbm.shape[1], x_hbm.shape[1] // batch, x_hbm.dtype
     width, tiles = heads.kv_heads * heads.head_dim, heads.stacks * heads.group
@@ -1700,7 +1767,8 @@ def attention_prefill_kernel(
             ahead_sb = first_weights(qkv_w_hbm, tiles, kv_tiles, k_tiles, count)
             x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, token, count)
             scales = norm_scales(x_sb, norm, parts)
-            p = projection(x_sb, scales, cos_hbm, sin_hbm, token, parts, heads)
+            both = qkv_b_hbm, gains_hbm
+            p = projection(x_sb, scales, cos_hbm, sin_hbm, token, parts, heads, norm, both)
             qk_sb, v_sb = qkv_tiles(p)
             project_tiles(p, qkv_w_hbm, tiles, kv_tiles, ahead_sb, qk_sb, v_sb)
             keys.append(start, qk_sb, v_sb, parts)
@@ -1722,7 +1790,7 @@ def attention_prefill_kernel(
 @nki.jit
 def attention_decode_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
-    bias_hbm, heads,
+    bias_hbm, heads, qkv_b_hbm=None, gains_hbm=None,
 ):  # fmt: skip
     """The same for one new token per sequence: attention over the cache and the token itself.
 
@@ -1750,7 +1818,8 @@ def attention_decode_kernel(
     # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
     # a fifth of the time that DMA takes for its weights
     scales = norm_scales(x_sb, norm, parts)
-    p = projection(x_sb, scales, cos_hbm, sin_hbm, 0, parts, heads)
+    both = qkv_b_hbm, gains_hbm
+    p = projection(x_sb, scales, cos_hbm, sin_hbm, 0, parts, heads, norm, both)
     qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
     nl.store(new_keys_hbm, key_rows(qk_sb, heads.q_tiles, 0, batch, heads))
     # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
@@ -1768,7 +1837,7 @@ def attention_decode_kernel(
 @nki.jit
 def attention_chunk_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
-    marks_hbm, active_hbm, heads,
+    marks_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None,
 ):  # fmt: skip
     """The same for several new tokens per sequence: over the cache, and causally over themselves.
 
@@ -1796,7 +1865,8 @@ def attention_chunk_kernel(
         x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, token, count)
         parts = token_tiles(count, length)
         scales = norm_scales(x_sb, norm, parts)
-        p = projection(x_sb, scales, cos_hbm, sin_hbm, token, parts, heads)
+        both = qkv_b_hbm, gains_hbm
+        p = projection(x_sb, scales, cos_hbm, sin_hbm, token, parts, heads, norm, both)
         qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
         context_sb = nl.ndarray((P_MAX, tiles, count), dtype, buffer=nl.sbuf)
         if heads.kv_heads % heads.stack:
@@ -1893,6 +1963,12 @@ class LlamaInferenceConfig(InferenceConfig):
                     f"{name} changes the data that the layers of this file get, expected False; "
                     "leave it out."
                 )
+        window = window_of(self)
+        if window is not None and neuron_config.padding_side == "left":
+            raise ValueError(
+                f"sliding_window {window} counts from the right here, got padding_side 'left'; pad "
+                "on the right."
+            )
         # Left padding: NxDI 0.3 and later read the wrong row. A parallel vocabulary: releases
         # differ in who sums the embedding.
         left = neuron_config.padding_side == "left"
@@ -1983,6 +2059,23 @@ def shows_hidden_states(config: InferenceConfig) -> bool:
 def medusa_heads(config: InferenceConfig) -> int:
     medusa = getattr(config.neuron_config, "is_medusa", False)
     return config.neuron_config.num_medusa_heads if medusa else 0
+
+
+def has_head_norms(config: InferenceConfig) -> bool:
+    """Whether queries and keys have RMSNorms of their own over each head, as Qwen3's."""
+    return model_type(config) == "qwen3"
+
+
+def model_type(config: InferenceConfig) -> str:
+    """Of the family: llama, mistral, qwen2 or qwen3."""
+    return getattr(config, "model_type", "llama")
+
+
+def window_of(config: InferenceConfig) -> Optional[int]:
+    """Tokens that a query sees, itself included; None where the cache holds no more anyway."""
+    named = model_type(config) == "mistral" or getattr(config, "use_sliding_window", False)
+    window = getattr(config, "sliding_window", None) if named else None
+    return None if window is None or window >= config.neuron_config.seq_len else window
 
 
 def is_sequence_parallel(config: InferenceConfig) -> bool:
@@ -2093,6 +2186,21 @@ class KernelWeight(ColumnParallelLinear):
         super().__init__(row, P_MAX * tp_degree, bias=False, gather_output=False, dtype=dtype)
 
 
+class KernelBias(ColumnParallelLinear):
+    """A bias as a row [1, N] per rank, cut as a KernelWeight is."""
+
+    def __init__(self, n: int, tp_degree: int, dtype: torch.dtype) -> None:
+        super().__init__(n, tp_degree, bias=False, gather_output=False, dtype=dtype)
+
+
+class HeadGains(nn.Module):
+    """Gains of the norms over query and key heads, a lane of a tile of heads a row [128, 2]."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(P_MAX, 2, dtype=dtype))
+
+
 def column_linear(config: InferenceConfig, k: int, n: int, bias: bool = False) -> nn.Module:
     """Plain column-parallel layer in the model's type; its output stays sharded."""
     return ColumnParallelLinear(
@@ -2145,11 +2253,20 @@ class NeuronLlamaMLP(nn.Module):
         return hidden.after(partial, stream)
 
 
+def _window_beyond_kernels(config: InferenceConfig, window: Optional[int]) -> Tuple[bool, str]:
+    """Whether a window cuts what the kernels see whole: a prompt, or a chunk behind the cache."""
+    neuron_config = config.neuron_config
+    chunks = bool(getattr(neuron_config, "speculation_length", 0))
+    wrong = window is not None and (chunks or window < neuron_config.max_context_length)
+    return wrong, f"a sliding_window of {window} below the length of a prompt or of its chunks"
+
+
 def _refuse_for_kernels(wrong: bool, what: str) -> None:
     if wrong:
         raise ValueError(
-            f"The kernels do not cover {what}, expected a Llama with SiLU, no biases, heads of 64 "
-            "or 128 and a batch of at most 128; run without --enable-nki."
+            f"The kernels do not cover {what}, expected a Llama with SiLU, biases on queries, "
+            "keys and values only, heads of 64 or 128 and a batch of at most 128; run without "
+            "--enable-nki."
         )
 
 
@@ -2157,13 +2274,14 @@ class LlamaRotaryEmbedding(nn.Module):
     """cos and sin of the rotary position embedding, half-rotation convention (Su et al. 2021).
 
     Frequencies are a Python list: the loader casts every buffer to the model's type, which would
-    cost bf16 models their positions. Scaling "llama3" and "linear" follow the Hugging Face config.
+    cost bf16 models their positions. Scaling follows the Hugging Face config; "dynamic" begins
+    beyond the positions that the model was trained for, which no cache here reaches.
     """
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
         self.head_dim = Sizes.of(config).head_dim
-        self.inv_freq = _inverse_frequencies(config, self.head_dim)
+        self.inv_freq, self.amplitude = _inverse_frequencies(config, self.head_dim)
         self.nki_enabled = is_nki_enabled(config)
 
     def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> Tuple[torch.Tensor, ...]:
@@ -2179,24 +2297,36 @@ class LlamaRotaryEmbedding(nn.Module):
             angles = lanes[:, None] * positions.reshape(1, -1)
         else:
             angles = positions[:, :, None] * inv_freq
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        cos, sin = angles.cos() * self.amplitude, angles.sin() * self.amplitude
+        return cos.to(dtype), sin.to(dtype)
 
 
-def _inverse_frequencies(config: InferenceConfig, dim: int) -> List[float]:
-    """1 / theta^(2i/D), scaled as ``rope_scaling`` says (transformers, modeling_rope_utils)."""
+def _inverse_frequencies(config: InferenceConfig, dim: int) -> Tuple[List[float], float]:
+    """1 / theta^(2i/D), scaled as ``rope_scaling`` says (transformers, modeling_rope_utils), and
+    what cos and sin are multiplied by."""
     base = [config.rope_theta ** (-2.0 * i / dim) for i in range(dim // 2)]
     scaling = getattr(config, "rope_scaling", None)
     if scaling is None:
-        return base
+        return base, 1.0
     scaling = dict(scaling) if isinstance(scaling, dict) else vars(scaling)
     kind = scaling.get("rope_type", scaling.get("type"))
     factor = scaling.get("factor", 1.0)
-    if kind == "default":
-        return base
+    longest, positions = config.neuron_config.seq_len, config.max_position_embeddings
+    if kind == "dynamic" and longest > positions:
+        raise ValueError(
+            f"rope_scaling 'dynamic' changes with each token beyond max_position_embeddings "
+            f"{positions}, got seq_len {longest}; choose a shorter seq_len."
+        )
+    if kind in ("default", "dynamic"):
+        return base, 1.0
     if kind == "linear":
-        return [f / factor for f in base]
+        return [f / factor for f in base], 1.0
+    if kind == "yarn":
+        return _yarn(base, dim, config.rope_theta, positions, scaling)
     if kind != "llama3":
-        raise ValueError(f"rope_scaling of type {kind}, expected llama3, linear or default.")
+        raise ValueError(
+            f"rope_scaling of type {kind}, expected llama3, yarn, dynamic, linear or default."
+        )
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     original = scaling["original_max_position_embeddings"]
 
@@ -2205,7 +2335,33 @@ def _inverse_frequencies(config: InferenceConfig, dim: int) -> List[float]:
         smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
         return frequency * (smooth + (1 - smooth) / factor)
 
-    return [scaled(f) for f in base]
+    return [scaled(f) for f in base], 1.0
+
+
+def _yarn(
+    base: List[float], dim: int, theta: float, positions: int, scaling: Dict[str, Any]
+) -> Tuple[List[float], float]:
+    """Frequencies and amplitude of YaRN (Peng et al. 2023): features that turn often keep their
+    frequency, those that turn seldom are slowed by ``factor``, with a ramp in between."""
+    factor, original = scaling["factor"], scaling.get("original_max_position_embeddings")
+    if original:
+        factor = positions / original
+
+    def feature(turns: float) -> float:  # that turns so often within the original context
+        return dim * math.log((original or positions) / (turns * 2 * math.pi)) / 2 / math.log(theta)
+
+    def magnitude(weight: float) -> float:
+        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+    low = max(math.floor(feature(scaling.get("beta_fast") or 32)), 0)
+    high = min(math.ceil(feature(scaling.get("beta_slow") or 1)), dim - 1)
+    ramp = [min(1.0, max(0.0, (i - low) / ((high - low) or 0.001))) for i in range(dim // 2)]
+    amplitude = scaling.get("attention_factor")
+    weights = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    if amplitude is None:
+        both = all(weights)
+        amplitude = magnitude(weights[0]) / magnitude(weights[1]) if both else magnitude(1)
+    return [f * (1 - r + r / factor) for f, r in zip(base, ramp)], amplitude
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -2224,22 +2380,32 @@ class NeuronLlamaAttention(nn.Module):
         tp, dtype = sizes.tp, config.neuron_config.torch_dtype
         hidden, dim, rank = config.hidden_size, sizes.head_dim, sizes.of_rank
         bias = bool(getattr(config, "attention_bias", False))
+        qkv_bias = bias or model_type(config) == "qwen2"  # which has no word for it
+        self.window = window_of(config)
         self.nki_enabled, self.parallel = is_nki_enabled(config), is_sequence_parallel(config)
         self.left_padding = config.neuron_config.padding_side == "left"
         self.rotary_emb = LlamaRotaryEmbedding(config)
         if self.nki_enabled:
             batch = config.neuron_config.max_batch_size
             _refuse_for_kernels(bias, "attention_bias")
+            _refuse_for_kernels(*_window_beyond_kernels(config, self.window))
             _refuse_for_kernels(dim not in (64, 128), f"head_dim {dim}")
             _refuse_for_kernels(rank.q_heads > P_MAX, f"{rank.q_heads} query heads per rank")
             _refuse_for_kernels(batch > P_MAX, f"a batch of {batch}")
             tiles = rank.q_tiles + rank.stacks + whole_tiles(rank.kv_heads * dim)
             self.qkv_proj = KernelWeight(tiles * P_MAX, hidden, tp, dtype)
+            self.qkv_bias = KernelBias(tiles * P_MAX, tp, dtype) if qkv_bias else None
+            self.head_gains = HeadGains(dtype) if has_head_norms(config) else None
             self.o_proj = KernelWeight(hidden, rank.q_tiles * P_MAX, tp, dtype)
         else:
-            self.q_proj = column_linear(config, hidden, sizes.q_heads * dim, bias)
-            self.k_proj = column_linear(config, hidden, sizes.kv_heads * dim, bias)
-            self.v_proj = column_linear(config, hidden, sizes.kv_heads * dim, bias)
+            self.q_proj = column_linear(config, hidden, sizes.q_heads * dim, qkv_bias)
+            self.k_proj = column_linear(config, hidden, sizes.kv_heads * dim, qkv_bias)
+            self.v_proj = column_linear(config, hidden, sizes.kv_heads * dim, qkv_bias)
+            self.q_norm: nn.Module = nn.Identity()
+            self.k_norm: nn.Module = nn.Identity()
+            if has_head_norms(config):
+                self.q_norm = NeuronLlamaRMSNorm(dim, config.rms_norm_eps)
+                self.k_norm = NeuronLlamaRMSNorm(dim, config.rms_norm_eps)
             self.o_proj = row_linear(config, sizes.q_heads * dim, hidden, bias)
 
     def heads(self, rows: torch.Tensor, batch: int) -> torch.Tensor:
@@ -2260,28 +2426,48 @@ class NeuronLlamaAttention(nn.Module):
             dtype = hidden.stream.dtype if self.nki_enabled else hidden.dtype
             cos, sin = self.rotary_emb(given["position_ids"], dtype)
         attend = self.attend_with_kernels if self.nki_enabled else self.attend_with_torch
-        masks = given["attention_mask"], given.get("active_mask")
-        output, present = attend(hidden, norm, given.get("past_key_value"), *masks, (cos, sin))
+        past, masks = (
+            given.get("past_key_value"),
+            (given["attention_mask"], given.get("active_mask")),
+        )
+        if self.window is not None:
+            masks = self.within_window(*masks, None if past is None else given["position_ids"])
+        output, present = attend(hidden, norm, past, *masks, (cos, sin))
         return output, present, cos, sin
+
+    def within_window(
+        self, mask: torch.Tensor, active_mask: Optional[torch.Tensor], places: Any
+    ) -> Tuple[Any, ...]:
+        """The masks without what lies ``window`` tokens and more in front of a query; ``places``
+        [B, n] of new tokens behind a cache, None where there is no cache."""
+        keys = torch.arange(mask.shape[-1], device=mask.device)
+        queries = keys[None] if places is None else places  # padded on the right
+        mask = mask & (queries[:, None, :, None] - keys < self.window)
+        if active_mask is not None:
+            new = torch.arange(active_mask.shape[-1], device=mask.device)
+            active_mask = active_mask & (new[:, None] - new < self.window)
+        return mask, active_mask
 
     def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables):
         """Residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce."""
         batch, dtype, rank = hidden.shape[0], hidden.stream.dtype, self.sizes.of_rank
         weights = self.qkv_proj.weight, self.o_proj.weight
         inputs = hidden.stream, hidden.delta, norm, *weights, *tables
+        own = [None if x is None else x.weight for x in (self.qkv_bias, self.head_gains)]
         if past is None:
             bias = _mask_bias(mask[:, 0, -1], dtype) if self.left_padding else None
-            results = attention_prefill_kernel(*inputs, rank, batch, bias)
+            results = attention_prefill_kernel(*inputs, rank, batch, bias, *own)
         else:
             decode = active_mask is None and past[0].shape[2] <= DECODE_KEYS
             most = P_MAX // past[0].shape[1] if decode else P_MAX
             keys, values, bias = cache_in_runs(*past, _mask_bias(mask[:, 0, 0], dtype), most)
             if decode:
-                results = attention_decode_kernel(*inputs, keys, values, bias, rank)
+                results = attention_decode_kernel(*inputs, keys, values, bias, rank, *own)
             else:
                 marks = torch.stack((bias, torch.ones_like(bias)), 1)
                 active = self.active_bias(active_mask, hidden)
-                results = attention_chunk_kernel(*inputs, keys, values, marks, active, rank)
+                cache = keys, values, marks
+                results = attention_chunk_kernel(*inputs, *cache, active, rank, *own)
         partial, k, v, *stream = results
         return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
 
@@ -2310,7 +2496,7 @@ class NeuronLlamaAttention(nn.Module):
         q, k, v = (
             self.heads(proj(normed), batch) for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = rotate(q, *tables), rotate(k, *tables)
+        q, k = rotate(self.q_norm(q), *tables), rotate(self.k_norm(k), *tables)
         seen = [(k, v, mask)]
         if past is not None:
             if active_mask is None:
@@ -2522,6 +2708,18 @@ def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enab
     if not nki_enabled:
         return
     tp, rank = sizes.tp, sizes.of_rank
+    if f"{attention}q_proj.bias" in state:
+        biases = [state.pop(f"{attention}{name}_proj.bias")[:, None].chunk(tp) for name in "qkv"]
+        state[f"{attention}qkv_bias.weight"] = torch.cat(
+            [
+                pad_tiles(torch.cat((rank.order(q, rank.group), rank.order(k, 1), v)), 0).t()
+                for q, k, v in zip(*biases)
+            ]
+        )
+    if f"{attention}q_norm.weight" in state:
+        gains = [state.pop(f"{attention}{name}_norm.weight") for name in "qk"]
+        each = torch.stack(gains, 1)
+        state[f"{attention}head_gains.weight"] = each.repeat(P_MAX // sizes.head_dim, 1)
     gain = state.pop(f"{prefix}input_layernorm.weight")
     qkv = [
         times_gain(state.pop(f"{attention}{name}_proj.weight"), gain).chunk(tp) for name in "qkv"
