@@ -68,9 +68,11 @@ class Reference:
         low, high = x[..., :half], x[..., half:]
         return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
 
-    def qkv(self, x, weight_hbm, cos_hbm, sin_hbm, heads):
+    def qkv(self, x, weight_hbm, cos_hbm, sin_hbm, heads, norm, qkv_b_hbm, gains_hbm):
         """Rows -> rotated q [T, q_heads, D] and k [T, kv_heads, D], and v, from tiles of heads."""
         rows = self.product(x, weight_hbm, True, False)
+        if qkv_b_hbm is not None:
+            rows = rows + qkv_b_hbm.to(self.dtype)
         d, stack, group = heads.head_dim, 128 // heads.head_dim, heads.group
         q_end = heads.stacks * group * 128
         k_end = q_end + heads.stacks * 128
@@ -78,6 +80,11 @@ class Reference:
         q = q.reshape(-1, heads.stacks * stack * group, d)[:, : heads.q_heads]
         k = rows[:, q_end:k_end].reshape(-1, heads.stacks * stack, d)[:, : heads.kv_heads]
         v = rows[:, k_end : k_end + heads.kv_heads * d].reshape(-1, heads.kv_heads, d)
+        if gains_hbm is not None:
+            q, k = (
+                self.normed(rows, norm._replace(features=d)) * gains_hbm[:d, side].to(self.dtype)
+                for side, rows in enumerate((q, k))
+            )
         return self.rotate(q, cos_hbm, sin_hbm), self.rotate(k, cos_hbm, sin_hbm), v
 
     def output(self, context, weight_hbm, heads):
@@ -105,10 +112,13 @@ class Reference:
         heads,
         batch,
         bias_hbm=None,
+        qkv_b_hbm=None,
+        gains_hbm=None,
     ):
         rows = self.sum_of(x_hbm, delta_hbm)
         x = self.normed(rows.to(self.dtype), norm)
-        q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
+        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm)
+        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
         length, root = len(rows) // batch, math.sqrt(heads.head_dim)
         context = torch.zeros_like(q)
         for b, head in ((b, h) for b in range(batch) for h in range(heads.q_heads)):
@@ -138,10 +148,13 @@ class Reference:
         values_hbm,
         bias_hbm,
         heads,
+        qkv_b_hbm=None,
+        gains_hbm=None,
     ):
         rows = self.sum_of(x_hbm, delta_hbm)
         x = self.normed(rows.to(self.dtype), norm)
-        q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
+        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm)
+        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
         batch, past = bias_hbm.shape
         runs = math.ceil(past / (128 // heads.kv_heads))
         while past % runs:
@@ -161,11 +174,12 @@ class Reference:
 
     def attention_chunk_kernel(
         self, x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm,
-        values_hbm, marks_hbm, active_hbm, heads,
+        values_hbm, marks_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None,
     ):  # fmt: skip
         rows = self.sum_of(x_hbm, delta_hbm)
         x = self.normed(rows.to(self.dtype), norm)
-        q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
+        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm)
+        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
         batch, _, past = marks_hbm.shape
         n, root = len(rows) // batch, math.sqrt(heads.head_dim)
         runs = next(r for r in range(math.ceil(past / 128), past + 1) if past % r == 0)
