@@ -139,7 +139,7 @@ def test_a_process_that_runs_a_model_shows_it_pytorch(
     alone: bool, expected: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`--no-isolate`: transformers, imported for the tokenizer first, is the model's, too."""
-    monkeypatch.delitem(sys.modules, "torch")
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
     monkeypatch.delenv("USE_TORCH", raising=False)
     with opening._without_torch(alone):
         assert os.environ.get("USE_TORCH") == expected
