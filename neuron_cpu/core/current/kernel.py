@@ -177,7 +177,9 @@ def _rebuilt(value: Any, make: Callable[[Any, str], Any], name: str) -> Any:
     if is_tensor(value) or _is_jax(value):
         return make(_hosted(value), name)
     if isinstance(value, (list, tuple)):
-        return type(value)(_rebuilt(v, make, f"{name}[{k}]") for k, v in enumerate(value))
+        items = [_rebuilt(v, make, f"{name}[{k}]") for k, v in enumerate(value)]
+        named = hasattr(value, "_fields")  # a NamedTuple takes its fields one by one
+        return type(value)(*items) if named else type(value)(items)
     if isinstance(value, dict):
         return {k: _rebuilt(v, make, f"{name}[{k!r}]") for k, v in value.items()}
     holds: dict[str, Any] = getattr(value, "__dict__", {})
