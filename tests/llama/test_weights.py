@@ -16,7 +16,10 @@ HEAD_DIM, GROUP = 16, 3
 def config(tp_degree: int, nki_enabled: bool, kv_heads: int = 3, **more: object) -> SimpleNamespace:
     return SimpleNamespace(
         neuron_config=SimpleNamespace(
-            tp_degree=tp_degree, nki_enabled=nki_enabled, vocab_parallel=False
+            tp_degree=tp_degree,
+            nki_enabled=nki_enabled,
+            vocab_parallel=False,
+            quantization_dtype="int8",
         ),
         hidden_size=40,
         head_dim=HEAD_DIM,
