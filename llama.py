@@ -45,8 +45,9 @@ from neuronx_distributed_inference.models.model_base import (
 )
 from torch import nn
 from torch_xla.core import xla_model as xm
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PretrainedConfig
 from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 # --- Limits of a NeuronCore-v2 (aws-neuron-sdk v2.21.1, general/nki/programming_model.rst) --------
 
@@ -2422,6 +2423,9 @@ def _refuse_for_kernels(wrong: bool, what: str) -> None:
         )
 
 
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
+
+
 class LlamaRotaryEmbedding(nn.Module):
     """cos and sin of the rotary position embedding, half-rotation convention (Su et al. 2021).
 
@@ -2433,7 +2437,7 @@ class LlamaRotaryEmbedding(nn.Module):
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
         self.head_dim = Sizes.of(config).head_dim
-        self.inv_freq, self.amplitude = _inverse_frequencies(config, self.head_dim)
+        self.inv_freq, self.amplitude = rope_frequencies(config, self.head_dim)
         self.nki_enabled = is_nki_enabled(config)
 
     def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> Tuple[torch.Tensor, ...]:
@@ -2453,67 +2457,27 @@ class LlamaRotaryEmbedding(nn.Module):
         return cos.to(dtype), sin.to(dtype)
 
 
-def _inverse_frequencies(config: InferenceConfig, dim: int) -> Tuple[List[float], float]:
-    """1 / theta^(2i/D), scaled as ``rope_scaling`` says (transformers, modeling_rope_utils), and
-    what cos and sin are multiplied by."""
-    base = [config.rope_theta ** (-2.0 * i / dim) for i in range(dim // 2)]
-    scaling = getattr(config, "rope_scaling", None)
-    if scaling is None:
-        return base, 1.0
+def rope_frequencies(config: InferenceConfig, dim: int) -> Tuple[List[float], float]:
+    """Frequencies of ``dim`` features, and what cos and sin are multiplied by, as ``rope_scaling``
+    says: those of transformers, in fp32 as its models have them."""
+    scaling = getattr(config, "rope_scaling", None) or {"rope_type": "default"}
     scaling = dict(scaling) if isinstance(scaling, dict) else vars(scaling)
     kind = scaling.get("rope_type", scaling.get("type"))
-    factor = scaling.get("factor", 1.0)
+    if kind not in ROPE_KINDS:
+        raise ValueError(f"rope_scaling of type {kind}, expected {', '.join(ROPE_KINDS)}.")
     longest, positions = config.neuron_config.seq_len, config.max_position_embeddings
     if kind == "dynamic" and longest > positions:
         raise ValueError(
             f"rope_scaling 'dynamic' changes with each token beyond max_position_embeddings "
             f"{positions}, got seq_len {longest}; choose a shorter seq_len."
         )
-    if kind in ("default", "dynamic"):
-        return base, 1.0
-    if kind == "linear":
-        return [f / factor for f in base], 1.0
-    if kind == "yarn":
-        return _yarn(base, dim, config.rope_theta, positions, scaling)
-    if kind != "llama3":
-        raise ValueError(
-            f"rope_scaling of type {kind}, expected llama3, yarn, dynamic, linear or default."
-        )
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    original = scaling["original_max_position_embeddings"]
-
-    def scaled(frequency: float) -> float:
-        turns = original * frequency / (2 * math.pi)  # rotations within the original context
-        smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
-        return frequency * (smooth + (1 - smooth) / factor)
-
-    return [scaled(f) for f in base], 1.0
-
-
-def _yarn(
-    base: List[float], dim: int, theta: float, positions: int, scaling: Dict[str, Any]
-) -> Tuple[List[float], float]:
-    """Frequencies and amplitude of YaRN (Peng et al. 2023): features that turn often keep their
-    frequency, those that turn seldom are slowed by ``factor``, with a ramp in between."""
-    factor, original = scaling["factor"], scaling.get("original_max_position_embeddings")
-    if original:
-        factor = positions / original
-
-    def feature(turns: float) -> float:  # that turns so often within the original context
-        return dim * math.log((original or positions) / (turns * 2 * math.pi)) / 2 / math.log(theta)
-
-    def magnitude(weight: float) -> float:
-        return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
-
-    low = max(math.floor(feature(scaling.get("beta_fast") or 32)), 0)
-    high = min(math.ceil(feature(scaling.get("beta_slow") or 1)), dim - 1)
-    ramp = [min(1.0, max(0.0, (i - low) / ((high - low) or 0.001))) for i in range(dim // 2)]
-    amplitude = scaling.get("attention_factor")
-    weights = scaling.get("mscale"), scaling.get("mscale_all_dim")
-    if amplitude is None:
-        both = all(weights)
-        amplitude = magnitude(weights[0]) / magnitude(weights[1]) if both else magnitude(1)
-    return [f * (1 - r + r / factor) for f, r in zip(base, ramp)], amplitude
+    read = PretrainedConfig(
+        rope_theta=config.rope_theta, rope_scaling=scaling, max_position_embeddings=positions,
+        head_dim=dim, hidden_size=dim, num_attention_heads=1,
+    )  # fmt: skip
+    with torch.device("cpu"):  # modules may be made on the meta device
+        frequencies, amplitude = ROPE_INIT_FUNCTIONS[kind](read, torch.device("cpu"))
+    return frequencies.tolist(), amplitude
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
