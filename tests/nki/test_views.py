@@ -131,8 +131,46 @@ def test_the_same_bits_as_another_type():
 
     bits = np.array([[0x3F800000, 0x7FC00001]], np.int32)
     assert np.array_equal(kernel(bits).view(np.int32), bits)
+
+
+@pytest.mark.parametrize("eager", ["0", "1"])
+def test_inputs_as_types_of_other_sizes(monkeypatch, eager):
+    monkeypatch.setenv("NKI_CPU_EAGER", eager)
+
+    @nki.jit
+    def kernel(x):
+        wide = x[1:3, 4:12].view(nl.float32)
+        narrow = x.view(nl.uint8)
+        out = nl.ndarray(wide.shape, nl.float32, buffer=nl.shared_hbm)
+        bytes_out = nl.ndarray(narrow.shape, nl.uint8, buffer=nl.shared_hbm)
+        nl.store(out, nl.load(wide))
+        nl.store(bytes_out, nl.load(narrow))
+        part = nl.ndarray((4, 2), nl.int32, buffer=nl.shared_hbm)
+        nl.store(part, nl.load(x.ap([[6, 4], [1, 2]], dtype=nl.int32)))
+        return out, bytes_out, part
+
+    x = np.random.default_rng(2).integers(0, 1 << 14, (4, 12)).astype(np.int16)
+    wide, narrow, pairs = kernel(x)
+    assert np.array_equal(pairs.view(np.int16), x[:, 0:4])
+    assert np.array_equal(wide.view(np.int16), x[1:3, 4:12])
+    assert np.array_equal(narrow, x.view(np.uint8))
+
+
+def test_other_sizes_on_chip_are_left_out():
     with pytest.raises(NotImplementedError, match="NkiTensor.view"):
-        seen(lambda x: x.view(nl.bfloat16), (2, 2), False)
+        seen(lambda x: x.view(nl.bfloat16), (2, 2), True)
+    with pytest.raises(NkiError, match="sim_view_dtype"):
+        seen(lambda x: x[:, 1:2].view(nl.int8).view(nl.int8), (2, 3), False)
+        seen(lambda x: x.permute((1, 0)).view(nl.int8), (2, 3), False)
+
+    @nki.jit
+    def kernel(x):
+        nl.load(x.view(nl.uint8))
+        nl.store(x, nl.zeros((2, 2), nl.int32))
+        return x
+
+    with pytest.raises(NotImplementedError, match="NkiTensor.view"):
+        kernel(elements((2, 2)))
 
 
 # --- offsets that are known when the kernel runs --------------------------------------------------

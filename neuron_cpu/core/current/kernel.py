@@ -242,6 +242,12 @@ def _collect(program: Program, result: Any) -> None:
         NkiError: nothing is returned, or something that is not in shared HBM or no whole tensor.
     """
     written = {v.storage for i in program.instructions for v in i.dst}
+    for _, base in program.aliases:
+        if base in written:
+            raise NotImplementedError(
+                f"NkiTensor.view of {base.label()} as a type of another size: simulated for inputs "
+                "that the kernel does not write"
+            )
     leaves = _leaves(result)
     if not leaves:
         raise refuse(

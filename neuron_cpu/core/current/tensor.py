@@ -13,9 +13,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from ..device.dtypes import DType
 from ..device.errors import refuse, warn
 from ..program import trace
 from ..program.index import is_integer
+from ..program.storage import Storage
 from ..program.view import View, contiguous, intern
 from . import types
 from .registers import VirtualRegister
@@ -303,13 +305,33 @@ class NkiTensor(View):
         return self.reshape(split).permute([names.index(n) for n in flat]).reshape(merged)
 
     def view(self, dtype: Any) -> NkiTensor:
-        """The same bits as another type; of the same size, other sizes are not simulated."""
+        """The same bits as another type: the last axis grows or shrinks with the type's size.
+
+        Types of other sizes are simulated for kernel inputs that the kernel does not write.
+        """
         dt = types.element_type(dtype)
-        if dt.itemsize != self.dt.itemsize:
+        return self.bitcast(dt) if dt.itemsize == self.dt.itemsize else self._as_other_size(dt)
+
+    def _as_other_size(self, dt: DType) -> NkiTensor:
+        old, new = self.dt.itemsize, dt.itemsize
+        storage = self.storage
+        if storage.role != "input" or self.dt.itemsize != storage.dtype.itemsize:
             raise NotImplementedError(
-                f"NkiTensor.view of {self.label()} as {dt}: types of other sizes are not simulated"
+                f"NkiTensor.view of {self.label()} as {dt}: types of other sizes are simulated for "
+                "kernel inputs only"
             )
-        return self.bitcast(dt)
+        counts = [self.shape[-1], self.offset, *self.strides[:-1]]
+        whole = all(n * old % new == 0 for n in counts) and storage.size * old % new == 0
+        if self.strides[-1] != 1 or not whole or self.indirect is not None:
+            raise refuse(
+                "sim_view_dtype",
+                f"view of {self.label()} as {dt}, expected a contiguous last axis of whole "
+                f"elements of {new} bytes",
+            )
+        width, offset, *strides = (n * old // new for n in counts)
+        alias = _alias(storage, dt)
+        shape = (*self.shape[:-1], width)
+        return type(self)(alias, offset, intern(shape), intern((*strides, 1)))
 
     reinterpret_cast = view
 
@@ -333,10 +355,14 @@ class NkiTensor(View):
         # Indices count along the tensor's own axes, or those that a reshape has given all of it.
         base = self.shape if self.is_full() else storage.shape
         if dtype is not None and types.element_type(dtype).itemsize != self.dt.itemsize:
-            raise NotImplementedError(
-                f"NkiTensor.ap of {self.label()} with dtype={dtype}: types of other sizes are not "
-                "simulated"
-            )
+            if storage.role != "input" or (scalar_offset, vector_offset) != (None, None):
+                raise NotImplementedError(
+                    f"NkiTensor.ap of {self.label()} with dtype={dtype}: types of other sizes are "
+                    "simulated for kernel inputs at fixed offsets"
+                )
+            dt = types.element_type(dtype)
+            own = self.offset * self.dt.itemsize // dt.itemsize if offset is None else offset
+            return type(self).whole(_alias(storage, dt)).ap(pattern, own)
         shape = tuple(int(count) for _, count in pattern)
         strides = tuple(int(stride) for stride, _ in pattern)
         if offset is not None and self.offset and int(offset) != self.offset:
@@ -491,6 +517,22 @@ class NkiTensor(View):
     __truediv__ = __rtruediv__ = __matmul__ = __neg__ = __iadd__ = _no_operator
     __lt__ = __le__ = __gt__ = __ge__ = _no_operator
     __hash__ = object.__hash__
+
+
+def _alias(storage: Storage, dt: DType) -> Storage:
+    """The storage that reads a kernel input as another type; one for each type."""
+    tracer = trace.current("NkiTensor.view")
+    aliases = tracer.program.aliases
+    for alias, base in aliases:
+        if base is storage and alias.dtype is dt:
+            return alias
+    size = storage.size * storage.dtype.itemsize // dt.itemsize
+    made = tracer.storage((size,), dt, storage.buffer, "input", storage.name)
+    made.frame = None
+    aliases.append((made, storage))
+    if tracer.machine is not None:
+        tracer.machine.alias(made, storage)
+    return made
 
 
 def _one_for_each_axis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:

@@ -10,7 +10,7 @@ from ..program.storage import Storage
 from ..program.view import View
 from . import merge
 from .execute import make_step
-from .memory import Arena, widen
+from .memory import Arena, reinterpreted, widen
 
 
 class Machine:
@@ -26,6 +26,10 @@ class Machine:
     def bind(self, storage: Storage, values: torch.Tensor) -> None:
         """Give a kernel input its data."""
         self.arena.bind(self._memory(storage), values)
+
+    def alias(self, storage: Storage, base: Storage) -> None:
+        """Let a storage read a kernel input as another type."""
+        self.arena.bind(self._memory(storage), reinterpreted(self.memory(base), storage))
 
     def memory(self, storage: Storage) -> torch.Tensor:
         """Contents of a storage, in its declared shape."""

@@ -20,7 +20,7 @@ from ..device.errors import executing
 from ..program.program import Program
 from ..program.regions import place
 from . import merge
-from .memory import Arena, allocate, gather_index, put, reader, rows_inside, widen
+from .memory import Arena, allocate, gather_index, put, reader, reinterpreted, rows_inside, widen
 from .merge import Op, Ref
 from .products import Step, matmul_step
 
@@ -279,6 +279,11 @@ class Plan:
                     values = self.arena.of(memory).reshape(storage.shape)
             if storage.mutable:
                 results[storage.id] = values
+        hosts = dict(zip(self.program.inputs, inputs))
+        for alias, storage in self.program.aliases:
+            memory = self.external.get(alias.id)
+            if memory is not None:
+                self.arena.bind(memory, reinterpreted(hosts[storage], alias))
         for storage in self.program.outputs:
             if storage.id in results:
                 continue

@@ -42,6 +42,11 @@ def constant(storage: Storage) -> torch.Tensor:
     return dtypes.encode(torch.from_numpy(data.astype(np.float32)), storage.dtype)
 
 
+def reinterpreted(values: torch.Tensor, storage: Storage) -> torch.Tensor:
+    """The bits of a tensor as elements of the storage's type."""
+    return values.reshape(-1).view(torch.uint8).view(storage.dtype.torch)
+
+
 class Arena:
     """Flat memories by ``Memory``; views are made of them with as_strided."""
 
