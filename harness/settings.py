@@ -72,6 +72,28 @@ class Speculation:
 
 
 @dataclass(frozen=True)
+class Adapters:
+    """Low-rank adapters that are loaded beside the model.
+
+    Attributes:
+        paths: name and folder, in the order of their numbers, from 1 on.
+        chosen: the one that answers where a request names none; "0" is the model itself.
+        rank: room for it in each layer; None: the largest of the adapters.
+    """
+
+    paths: tuple[tuple[str, Path], ...]
+    chosen: str
+    rank: Optional[int] = None
+
+    def neuron_config(self) -> dict[str, Any]:
+        """Fields of NeuronConfig by its own names."""
+        folders = {name: str(path) for name, path in self.paths}
+        # the checkpoints raise a rank that is too small
+        config = {"max_loras": len(folders), "max_lora_rank": self.rank or 1}
+        return {"lora_config": {**config, "lora_ckpt_paths": folders}}
+
+
+@dataclass(frozen=True)
 class Serving:
     """What the HTTP server does, beside answering.
 
@@ -147,6 +169,7 @@ class Settings:
     speculation: Optional[Speculation]  # None: one token a step
 
     serving: Optional[Serving]  # in the mode that serves
+    adapters: Optional[Adapters]
 
     # evaluation
     base_latency: Optional[float]  # ms
@@ -221,8 +244,15 @@ class Settings:
         if self.speculation is not None:
             buckets = self.token_generation_buckets
             values.update(self.speculation.neuron_config(self.seq_len, buckets))
+        if self.adapters is not None:
+            values.update(self.adapters.neuron_config())
         values |= self._quantisation()
         return {name: value for name, value in values.items() if value is not None}
+
+    @property
+    def adapter_folders(self) -> dict[str, Path]:
+        """By name, in the order of the adapters' numbers."""
+        return dict(self.adapters.paths) if self.adapters is not None else {}
 
     def _quantisation(self) -> dict[str, Any]:
         """Nothing where nothing is quantised, so that the SDK's defaults stand."""

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Optional
 
 from harness.errors import UserError
-from harness.inputs import serving, speculation, swap
+from harness.inputs import adapters, serving, speculation, swap
 from harness.inputs.chunks import LONGEST_PREFILL, MOST_PREFILL
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.inputs.prompts import read_prompt_file, split_prompt_value
@@ -109,6 +109,8 @@ ONLY_IN = {
     ),
     "--runs": ("generate", "swap", "validate", *_EVALUATE),
     **dict.fromkeys(serving.FLAGS, ("serve",)),
+    **dict.fromkeys(adapters.FLAGS, ("compile", "generate", "chat", "serve", "profile", *_COMPARE)),
+    "--adapter-id": ("generate", "chat", *_COMPARE),
     **dict.fromkeys(speculation.FLAGS, ("compile", "generate", "chat", "profile", *_COMPARE)),
 }
 
@@ -202,15 +204,14 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         **_batching(args),
         "speculation": speculation.asked(args),
         "serving": serving.asked(args),
+        "adapters": adapters.asked(args),
         "swap": swap.asked(args),
         **_sampling(args),
         **_quantisation(args),
     }
     values |= _lengths(args, whole=values["speculation"] is not None)
     if args.batch_size is None:
-        alone = (
-            values["speculation"] is not None and ALIASES.get(args.mode, args.mode) != "evaluate"
-        )
+        alone = args.mode == "generate" and values["speculation"] is not None
         values["batch_size"] = 1 if alone else _batch_size(args.mode, len(prompts))
     settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
     check(settings)
@@ -317,6 +318,7 @@ def build_parser() -> Parser:
     speculation.add_arguments(parser, positive, path)
     _add_quantisation_arguments(parser)
     serving.add_arguments(parser, positive, path)
+    adapters.add_arguments(parser, positive)
     swap.add_arguments(parser, positive, finite)
     _add_profile_arguments(parser)
     for flag in REFUSED:

@@ -67,6 +67,7 @@ def _served(session: Session) -> Served:
         top_k=settings.top_k if settings.samples else 0,
         device_draws=settings.on_device_sampling,
         fixed_draws=settings.on_device_sampling and not settings.dynamic,
+        adapters=tuple(settings.adapter_folders),
     )
 
 

@@ -46,6 +46,7 @@ class Served:
         top_k: best tokens that are drawn from; 0 means all.
         device_draws: the graph chooses tokens, so that no seed reaches it.
         fixed_draws: in the one way that it was compiled for.
+        adapters: names of low-rank adapters, each of them a model for clients.
     """
 
     name: str
@@ -62,6 +63,17 @@ class Served:
     top_k: int = 0
     device_draws: bool = False
     fixed_draws: bool = False
+    adapters: tuple[str, ...] = ()
+
+    @property
+    def models(self) -> dict[str, int]:
+        """Names that requests may have, and the number of the adapter that each stands for."""
+        return {self.name: 0} | {name: row for row, name in enumerate(self.adapters, 1)}
+
+    def listed(self, name: str) -> dict[str, Any]:
+        """What OpenAI's interface says of a model; an adapter's parent is the model itself."""
+        parent = {"parent": self.name} if self.models[name] else {}
+        return {"id": name, "object": "model", "created": 0, "owned_by": "local", **parent}
 
 
 class Api:
@@ -93,13 +105,13 @@ class Api:
     async def models(self, request: Request) -> Response:
         """GET /v1/models and /v1/models/NAME."""
         del request
-        model = {"id": self.served.name, "object": "model", "created": 0, "owned_by": "local"}
-        return JSONResponse({"object": "list", "data": [model]})
+        models = [self.served.listed(name) for name in self.served.models]
+        return JSONResponse({"object": "list", "data": models})
 
     async def model(self, request: Request) -> Response:
-        self._check_model(request.path_params["name"])
-        model = {"id": self.served.name, "object": "model", "created": 0, "owned_by": "local"}
-        return JSONResponse(model)
+        name = request.path_params["name"]
+        self._check_model(name)
+        return JSONResponse(self.served.listed(name))
 
     async def _form(self, request: Request, kind: type[_Form]) -> _Form:
         """The body as a form; ApiError for one of another form or for another model."""
@@ -121,8 +133,8 @@ class Api:
         return form
 
     def _check_model(self, name: str) -> None:
-        if name != self.served.name:
-            told = f"This server has no such model; it has {self.served.name}."
+        if name not in self.served.models:
+            told = f"This server has no such model; it has {', '.join(self.served.models)}."
             raise ApiError(404, told, "model", "model_not_found")
 
     async def _ids(self, prompt: Union[str, list[int]]) -> list[int]:
@@ -162,7 +174,7 @@ class Api:
         ]
         usage = form.stream_options is not None and form.stream_options.include_usage
         prompt_tokens = sum(map(len, prompts))
-        reply = Reply(self.served.name, chat, choices, usage, prompt_tokens)
+        reply = Reply(form.model, chat, choices, usage, prompt_tokens)
         try:
             self.scheduler.submit(answers)
         except QueueFull as error:
@@ -214,6 +226,7 @@ class Api:
             top_k=served.top_k,
             top_p=served.top_p if form.top_p is None else form.top_p,
             seed=secrets.randbits(62) if form.seed is None else form.seed + number,
+            adapter=served.models[form.model],
         )
 
     # -- the page and monitoring -----------------------------------------------------------------

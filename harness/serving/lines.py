@@ -19,7 +19,7 @@ class Lines(Protocol):
     What a call raises has ended all requests in flight; `recover` comes before the next one.
     """
 
-    def prefill(self, line: int, ids: Sequence[int], draw: Draw) -> int:
+    def prefill(self, line: int, ids: Sequence[int], draw: Draw, adapter: int) -> int:
         """Cache a prompt; the token behind it."""
 
     def decode(self, rows: Sequence[Row]) -> list[int]:
@@ -35,8 +35,8 @@ class LoadedLines:
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
 
-    def prefill(self, line: int, ids: Sequence[int], draw: Draw) -> int:
-        answer = self._call("prefill", line=line, ids=list(ids), draw=draw)
+    def prefill(self, line: int, ids: Sequence[int], draw: Draw, adapter: int) -> int:
+        answer = self._call("prefill", line=line, ids=list(ids), draw=draw, adapter=adapter)
         return self._checked(answer, 1)[0]
 
     def decode(self, rows: Sequence[Row]) -> list[int]:

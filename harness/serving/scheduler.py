@@ -44,6 +44,7 @@ class Answer:
 
     Attributes:
         most: new tokens.
+        adapter: number of a low-rank adapter; 0 is the model itself.
         line: of the cache, while it runs.
     """
 
@@ -53,6 +54,7 @@ class Answer:
     top_k: int
     top_p: float
     seed: int
+    adapter: int = 0
     events: asyncio.Queue[int | End] = field(default_factory=asyncio.Queue)
     tokens: list[int] = field(default_factory=list)
     line: Optional[int] = None
@@ -68,7 +70,7 @@ class Answer:
         """The decode step that takes the newest token."""
         assert self.line is not None
         position = len(self.ids) + len(self.tokens) - 1
-        return Row(self.line, self.tokens[-1], position, self.draw())
+        return Row(self.line, self.tokens[-1], position, self.draw(), self.adapter)
 
 
 class Meters:
@@ -195,7 +197,9 @@ class Scheduler:
         answer = self._waiting.popleft()
         answer.line = free[0]
         self._running[answer.line] = answer
-        token = await asyncio.to_thread(self._lines.prefill, answer.line, answer.ids, answer.draw())
+        token = await asyncio.to_thread(
+            self._lines.prefill, answer.line, answer.ids, answer.draw(), answer.adapter
+        )
         self._take(answer, token)
 
     async def _decode(self) -> None:

@@ -215,6 +215,9 @@ def _fingerprint(session: Session, role: Role) -> dict[str, Any]:
         "settings": json.loads(json.dumps(config)),
         "submission": hashlib.sha256(text).hexdigest(),
         "checkpoint": models.checkpoint_identity(folder),
+        "adapters": [
+            models.checkpoint_identity(path) for path in settings.adapter_folders.values()
+        ],
         "quantised checkpoint": quantised.identity(settings),
         "draft": models.checkpoint_identity(fused) if fused else None,
         "SDK": [sdk.identity(), sdk.version()],

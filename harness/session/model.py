@@ -204,6 +204,8 @@ def generate(
         options["sampling_params"] = prepare_sampling_params(
             len(prompt_ids), [settings.top_k], [settings.top_p], [settings.temperature]
         )
+    if settings.adapters is not None:
+        options["adapter_ids"] = [settings.adapters.chosen] * len(prompt_ids)
     if fixed_length:
         options["min_new_tokens"] = new_tokens
     if greedy:

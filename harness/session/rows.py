@@ -23,9 +23,13 @@ class Draw(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One line's part of a decode step: its newest token, and the position that it takes."""
+    """One line's part of a decode step: its newest token, and the position that it takes.
+
+    `adapter` is the number of a low-rank adapter, 0 the model itself.
+    """
 
     line: int
     token: int
     position: int
     draw: Draw
+    adapter: int

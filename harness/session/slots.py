@@ -24,19 +24,21 @@ def forget(host: Host, role: str) -> None:
     host.models[Role(role)].reset()
 
 
-def prefill(host: Host, role: str, line: int, ids: Sequence[int], draw: Draw) -> list[int]:
+def prefill(
+    host: Host, role: str, line: int, ids: Sequence[int], draw: Draw, adapter: int
+) -> list[int]:
     """Cache a prompt on a line; the token behind it, in a list."""
-    tokens = torch.tensor([list(ids)])
-    return _forward(host, role, tokens, torch.arange(len(ids))[None], [line], [Draw(*draw)])
+    positions = torch.arange(len(ids))[None]
+    rows = [Row(line, 0, 0, Draw(*draw), adapter)]
+    return _forward(host, role, torch.tensor([list(ids)]), positions, rows)
 
 
 def decode(host: Host, role: str, rows: Sequence[Row]) -> list[int]:
     """One step of all lines in use, which come in ascending order; the next token of each."""
-    rows = [Row(*row) for row in rows]
+    rows = [Row(line, token, place, Draw(*draw), ids) for line, token, place, draw, ids in rows]
     tokens = torch.tensor([[row.token] for row in rows])
     positions = torch.tensor([[row.position] for row in rows])
-    draws = [Draw(*row.draw) for row in rows]
-    return _forward(host, role, tokens, positions, [row.line for row in rows], draws)
+    return _forward(host, role, tokens, positions, rows)
 
 
 def _forward(
@@ -44,11 +46,11 @@ def _forward(
     role: str,
     tokens: torch.Tensor,
     positions: torch.Tensor,
-    lines: Sequence[int],
-    draws: Sequence[Draw],
+    rows: Sequence[Row],
 ) -> list[int]:
     """One call of the model: tokens and positions [rows, T] -> a token for each row."""
-    settings = host.job.settings
+    settings, draws = host.job.settings, [row.draw for row in rows]
+    adapted = settings.adapters is not None
     params: Optional[torch.Tensor] = None
     if settings.on_device_sampling:
         params = _device_params(draws, settings.global_topk or settings.top_k)
@@ -56,8 +58,9 @@ def _forward(
         output: Any = host.models[Role(role)](
             input_ids=tokens,
             position_ids=positions,
-            seq_ids=torch.tensor(lines),
+            seq_ids=torch.tensor([row.line for row in rows]),
             sampling_params=params,
+            adapter_ids=torch.tensor([row.adapter for row in rows]) if adapted else None,
         )
         if settings.on_device_sampling:
             return output.hidden_states.reshape(-1).tolist()

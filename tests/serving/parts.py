@@ -49,8 +49,8 @@ class Echo:
         self.go = threading.Event()
         self.go.set()
 
-    def prefill(self, line: int, ids: Sequence[int], draw: Draw) -> int:
-        assert draw.number == 0
+    def prefill(self, line: int, ids: Sequence[int], draw: Draw, adapter: int) -> int:
+        assert draw.number == 0 and adapter == 0
         self._begin("prefill", [line])
         self.lines[line] = list(ids)
         return answer_to(ids, 1)[0]

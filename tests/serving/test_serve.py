@@ -19,6 +19,7 @@ import pytest
 from harness.errors import UserError
 from harness.inputs import command_line
 from harness.modes import serve
+from tests.adapters import ATTENTION, merged, write_adapter
 from tests.conftest import REPOSITORY
 from tests.serving.parts import Running
 
@@ -111,6 +112,48 @@ def test_the_official_client(served):
         with pytest.raises(openai.BadRequestError, match="no chat template"):
             messages = [{"role": "user", "content": "hello"}]
             client.chat.completions.create(model="tiny", messages=messages)
+
+
+def test_adapters_are_models_of_their_own(tiny_model, tmp_path, monkeypatch):
+    """Three models at once on two ranks, in llama.py's PyTorch, each as its merged weights."""
+    import torch
+    from transformers import AutoTokenizer, LlamaForCausalLM
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.2")
+    base = LlamaForCausalLM.from_pretrained(tiny_model, torch_dtype=torch.float32).eval()
+    folders = {
+        "one": write_adapter(tmp_path / "one", base, rank=4, seed=1, strength=1.0),
+        "two": write_adapter(tmp_path / "two", base, ATTENTION, rank=8, seed=2, strength=1.0),
+    }
+    models = {"tiny": base} | {name: merged(base, path) for name, path in folders.items()}
+    paths = [("--lora-ckpt-path", f"{name}:{path}") for name, path in folders.items()]
+    options = ["--model-path", str(tiny_model), "--seq-len", "32", "--torch-dtype", "float32"]
+    options += [word for pair in paths for word in pair]
+    with pytest.raises(UserError, match="do not cover adapters"):
+        Served("--enable-nki", *options)
+    running = Served(*options)
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    asked_of = [(name, prompt) for prompt in ("hello", "a longer prompt") for name in models]
+    try:
+        listed = running.ask("/v1/models")[1]["data"]
+        assert [(one["id"], one.get("parent")) for one in listed] == [
+            ("tiny", None), ("one", "tiny"), ("two", "tiny"),
+        ]  # fmt: skip
+        bodies = [asked(prompt, 8) | {"model": name} for name, prompt in asked_of]
+        with concurrent.futures.ThreadPoolExecutor(6) as clients:
+            found = list(clients.map(lambda body: text(running, body), bodies))
+    finally:
+        running.close()
+    expected = []
+    for name, prompt in asked_of:
+        ids = torch.tensor([tokenizer(prompt)["input_ids"]])
+        length = ids.shape[1]
+        with torch.no_grad():
+            for _ in range(8):
+                ids = torch.cat([ids, models[name](ids).logits[:, -1:].argmax(-1)], 1)
+        expected.append(tokenizer.decode(ids[0, length:], skip_special_tokens=True))
+    assert found == expected and len(set(found)) == 6
 
 
 @pytest.mark.skipif(CURL is None, reason="no curl on the path")

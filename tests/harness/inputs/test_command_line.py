@@ -8,7 +8,7 @@ import pytest
 
 from harness.errors import UserError
 from harness.figures.reference import PROMPTS_FILE
-from harness.inputs import command_line
+from harness.inputs import adapters, command_line
 
 PROMPTS = str(PROMPTS_FILE)
 
@@ -59,6 +59,11 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
         ("--ctx-batch-size", "2"),
         ("--apply-seq-ids-mask",),
         ("--async-mode",),
+        ("--adapter-id", "one"),
+        ("--max-lora-rank", "4"),
+        ("--lora-ckpt-path", "one"),
+        ("--lora-ckpt-path", "one:/no/such/folder"),
+        ("--lora-ckpt-path", "0:."),
         ("--is-continuous-batching", "--padding-side", "left"),
         ("--top-p", "0"),
         ("--top-p", "1.5"),
@@ -120,7 +125,10 @@ def test_trees_are_read_whole(tmp_path, name) -> None:
     assert asked["medusa_tree"] == [[0], [2], [0, 1]] and asked["medusa_speculation_length"] == 4
 
 
-@pytest.mark.parametrize("flag", sorted(set(command_line.ONLY_IN) - {"--medusa-tree-json"}))
+NEED_FILES = {"--medusa-tree-json", "--adapter-id", *adapters.FLAGS}
+
+
+@pytest.mark.parametrize("flag", sorted(set(command_line.ONLY_IN) - NEED_FILES))
 def test_arguments_of_other_modes_are_refused(flag: str) -> None:
     bare = flag in ("--resume", "--record-baseline", "--raw")
     value = {
@@ -155,6 +163,24 @@ def test_arguments_of_other_modes_are_refused(flag: str) -> None:
         }
         with pytest.raises(UserError, match=f"--.* works with --mode ({'|'.join(modes)})"):
             command_line.parse(["--mode", mode, *arguments])
+
+
+def test_adapters_are_numbered_as_they_are_named(tmp_path) -> None:
+    """In the modes that run a model; a server's clients name one themselves."""
+    (tmp_path / "adapter_config.json").write_text("{}")
+    given = [
+        word for name in ("one", "two") for word in ("--lora-ckpt-path", f"{name}: {tmp_path}")
+    ]
+    asked = parse(*given, "--max-lora-rank", "4", "--adapter-id", "two")
+    folders = {"one": str(tmp_path), "two": str(tmp_path)}
+    config = {"max_loras": 2, "max_lora_rank": 4, "lora_ckpt_paths": folders}
+    assert asked.neuron_config()["lora_config"] == config
+    assert asked.adapters is not None and asked.adapters.chosen == "two"
+    for mode, flags in (("diff", given), ("serve", [*given, "--adapter-id", "two"])):
+        with pytest.raises(UserError, match="works with --mode"):
+            command_line.parse(["--mode", mode, *flags])
+    with pytest.raises(UserError, match="none of one, two"):
+        parse(*given, "--adapter-id", "three")
 
 
 def test_sampling_is_hugging_faces() -> None:
