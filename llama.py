@@ -37,6 +37,7 @@ from neuronx_distributed.parallel_layers.mappings import (
     gather_from_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
 )
+from neuronx_distributed.parallel_layers.utils import set_tensor_model_parallel_attributes
 from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig
 from neuronx_distributed_inference.models.model_base import (
     NeuronBaseForCausalLM,
@@ -45,8 +46,9 @@ from neuronx_distributed_inference.models.model_base import (
 from neuronx_distributed_inference.modules.lora_serving.lora_module import is_lora_module
 from torch import nn
 from torch_xla.core import xla_model as xm
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PretrainedConfig
 from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 # --- Limits of a NeuronCore-v2 (aws-neuron-sdk v2.21.1, general/nki/programming_model.rst) --------
 
@@ -68,6 +70,9 @@ DECODE_KEYS = 2048  # cached keys up to which a decode step has them all in SBUF
 KEY_BLOCK = 1024  # keys whose scores are in PSUM at a time: two banks, another two for the next
 MASKED = -1.5e38  # added to scores that do not count: exp gives 0, and twice it is finite
 MASKED_FP16 = -3.0e4  # the same for float16, which ends at 65504
+
+
+QUANTISED_DTYPES = {"int8": torch.int8, "f8e4m3": torch.float8_e4m3fn}  # NxDI's names
 
 
 # --- Layouts --------------------------------------------------------------------------------------
@@ -94,6 +99,11 @@ MASKED_FP16 = -3.0e4  # the same for float16, which ends at 65504
 # Element [p, (tile, k, n)] of a kernel weight is W[tile * 128 + n, k * 128 + p]: a partition reads
 # any number of neighbouring tiles of 128 output features as one contiguous row of HBM. DMA wants 2
 # KiB or more per row, and loses 1 % at 16 KiB. Prefill and decode read the same weights.
+#
+# Quantised weights stay int8 or fp8 in HBM, and their products are scaled. All scales of a kernel
+# are one tensor [128, sum of columns] in fp32, in the kernel's order of use: for features in PSUM a
+# column a tile, for those of V, in rows, their own on each partition. A norm's gain, which no
+# longer is in the weights, has the columns of a hidden state.
 
 
 def whole_tiles(features: int) -> int:
@@ -191,21 +201,27 @@ def token_chunk(bytes_per_token):
     return max(P_MAX, min(TOKEN_CHUNK, CHUNK_BYTES // bytes_per_token // P_MAX * P_MAX))
 
 
-def chunk_tokens(features, heads, itemsize):
-    """The same for attention, where x, Q, K and the context of each token stay."""
-    return token_chunk(itemsize * (features // P_MAX + 2 * heads.q_tiles + heads.stacks))
+def chunk_tokens(features, heads, itemsize, quantised=False):
+    """The same for attention, where x, Q, K and the context of each token stay, and x times the
+    norm's gain where weights are quantised."""
+    tiles = features // P_MAX * (2 if quantised else 1)
+    return token_chunk(itemsize * (tiles + 2 * heads.q_tiles + heads.stacks))
 
 
-def weight_pieces(tiles, k_tiles, tokens, last=False):
+def weight_pieces(tiles, k_tiles, tokens, last=False, itemsize=2):
     """(first, count) of the tiles of output features that are loaded at once.
 
     Many tokens begin with half a piece: their hidden states arrive behind it. The ``last`` weights
     of a kernel end with LAST_PIECE_BYTES, and those before with at most half of the rest: TensorE
-    needs a fifth of DMA's time for few tokens, so that little is left to multiply at the end.
+    needs a fifth of DMA's time for few tokens, so that little is left to multiply at the end. Of a
+    quantised weight (``itemsize`` 1), whose integers stand in bf16 beside their bytes, a sixth is
+    the most for few tokens: they take DMA half as long, and what follows waits for a whole piece.
     """
-    few, tile_bytes = tokens <= FEW_TOKENS, 2 * k_tiles * P_MAX
+    few, tile_bytes = tokens <= FEW_TOKENS, (3 if itemsize == 1 else 2) * k_tiles * P_MAX
     most = max(1, (LONG_PIECE_BYTES if few else PIECE_BYTES) // tile_bytes)
     tail = max(1, LAST_PIECE_BYTES // tile_bytes)
+    if itemsize == 1 and few:
+        most = min(most, math.ceil(tiles / 6))
     if last and tiles > tail:
         rest = tiles - tail
         return [*spans(rest, min(most, math.ceil(rest / 2))), (rest, tail)]
@@ -258,7 +274,56 @@ def feature_tiles(weight_hbm, k_tiles):
 def load_weight(weight_hbm, first, tiles, k_tiles):
     """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each."""
     tiled_hbm = weight_hbm.reshape((P_MAX, feature_tiles(weight_hbm, k_tiles), k_tiles, P_MAX))
-    return nl.load(tiled_hbm[:, nl.ds(first, tiles)])
+    weight_sb = nl.load(tiled_hbm[:, nl.ds(first, tiles)])
+    return in_bfloat16(weight_sb) if weight_hbm.dtype == nl.int8 else weight_sb
+
+
+def in_bfloat16(weight_sb):
+    """Integers [128, tiles, k_tiles, 128] @ SBUF in a type that TensorE takes (fp8 it takes as it
+    is): half of each tile on ScalarE, half on GpSimdE, which together outrun DMA. GpSimdE, which
+    keeps VectorE from SBUF, works in short instructions."""
+    wide_sb, k_tiles = nl.ndarray(weight_sb.shape, nl.bfloat16), weight_sb.shape[2]
+    half = math.ceil(k_tiles / 2)
+    parts = [(0, half, nisa.scalar_engine)]
+    parts += [(half + at, size, nisa.gpsimd_engine) for at, size in spans(k_tiles - half, 2)]
+    for tile in nl.affine_range(weight_sb.shape[1]):
+        for at, size, engine in parts:
+            wide_sb[:, tile, nl.ds(at, size)] = nisa.tensor_copy(
+                weight_sb[:, tile, nl.ds(at, size)], dtype=nl.bfloat16, engine=engine
+            )
+    return wide_sb
+
+
+def scale_columns(scales_hbm, counts):
+    """Scales of a kernel's quantised weights @ HBM -> parts of so many columns @ SBUF, or Nones."""
+    if scales_hbm is None:
+        return [None] * len(counts)
+    scales_sb, starts = nl.load(scales_hbm), [sum(counts[:at]) for at in range(len(counts))]
+    return [scales_sb[:, nl.ds(start, count)] for start, count in zip(starts, counts)]
+
+
+def times_features(out_sb, x, features_sb):
+    """x [128, tiles, T] times one number a feature, [128, tiles] or None for ones -> out_sb."""
+    tiles, tokens = x.shape[1:]
+    if features_sb is None:
+        out_sb[...] = nisa.tensor_copy(x)
+    elif tokens < tiles:
+        for token in nl.affine_range(tokens):
+            out_sb[:, :, token] = nisa.tensor_tensor(x[:, :, token], features_sb, nl.multiply)
+    else:
+        for tile in nl.affine_range(tiles):
+            out_sb[:, tile, :] = nisa.tensor_scalar(
+                x[:, tile, :], nl.multiply, features_sb[:, nl.ds(tile, 1)]
+            )
+
+
+def times_both(x, other_sb, scale_sb):
+    """x times a tile of its shape and, where there is one, a scale a partition [P, 1]."""
+    if scale_sb is None:
+        return nisa.tensor_tensor(x, other_sb, nl.multiply)
+    return nisa.scalar_tensor_tensor(
+        data=x, op0=nl.multiply, operand0=scale_sb, op1=nl.multiply, operand1=other_sb
+    )
 
 
 def products(weight_sb, first, tiles, x_sb, start, tokens):
@@ -290,21 +355,24 @@ def stored_together(pieces, tokens):
     return [pieces]
 
 
-def store_product(weight_hbm, x_sb, out_hbm, start):
+def store_product(weight_hbm, x_sb, out_hbm, start, scale_sb=None):
     """``W @ x`` of a chunk of tokens [128, k_tiles, T'] into the columns of out [N, T] from
-    ``start`` on: its features lie in runs, so that each partition stores contiguous rows."""
+    ``start`` on: its features lie in runs, so that each partition stores contiguous rows.
+    ``scale_sb`` [128, N/128] is that of a quantised weight."""
     k_tiles, count = x_sb.shape[1:]
     tiles = feature_tiles(weight_hbm, k_tiles)
     lanes_hbm = out_hbm.reshape((P_MAX, tiles, out_hbm.shape[1]))
-    for group in stored_together(weight_pieces(tiles, k_tiles, count, last=True), count):
+    pieces = weight_pieces(tiles, k_tiles, count, True, weight_hbm.itemsize)
+    for group in stored_together(pieces, count):
         begin, size = group[0][0], sum(piece for _, piece in group)
         out_sb = nl.ndarray((P_MAX, size, count), out_hbm.dtype)
         for first, piece in group:
             weight_sb = load_weight(weight_hbm, first, piece, k_tiles)
             for tile, beside, at, tokens in psum_parts(piece, count):
                 out_psum = products(weight_sb, tile, beside, x_sb, at, tokens)
-                part = nl.ds(first - begin + tile, beside)
-                out_sb[:, part, nl.ds(at, tokens)] = nisa.tensor_copy(out_psum)
+                part = out_sb[:, nl.ds(first - begin + tile, beside), nl.ds(at, tokens)]
+                own = nl.ds(first + tile, beside)
+                times_features(part, out_psum, None if scale_sb is None else scale_sb[:, own])
         nl.store(lanes_hbm[:, nl.ds(begin, size), nl.ds(start, count)], out_sb)
 
 
@@ -368,7 +436,7 @@ def norm_scales(x_sb, norm, parts):
 
     A norm's scale is one number per token, so it may wait until behind the product that reads the
     norm: W (x * gain / rms) = (W gain) x / rms. TensorE need not wait for it, and the gain is in
-    the weights.
+    the weights, unless these are quantised (``with_gain``).
     """
     shape = (P_MAX, x_sb.shape[2])
     if norm is None:
@@ -390,13 +458,23 @@ def norm_scales(x_sb, norm, parts):
     return Scales(along_sb, down_sb)
 
 
-def times_scale(x_psum, along_sb, start, dtype):
-    """Products [128, tiles, T] @ PSUM times the scale of their tokens -> the same @ SBUF."""
+def with_gain(x_sb, gain_sb):
+    """x_sb [128, H/128, T], or times a norm's gain [128, H/128]: in a tile of its own, because the
+    sum's store, which reads x_sb, stands in line behind the weights."""
+    if gain_sb is None:
+        return x_sb
+    out_sb = nl.ndarray(x_sb.shape, x_sb.dtype)
+    times_features(out_sb, x_sb, gain_sb)
+    return out_sb
+
+
+def times_scale(x_psum, along_sb, start, dtype, scale_sb=None, first=0):
+    """Products [128, tiles, T] @ PSUM times the scale of their tokens -> the same @ SBUF; of a
+    quantised weight also times the scale of its tiles from ``first`` on."""
     out_sb, columns = nl.ndarray(x_psum.shape, dtype), nl.ds(start, x_psum.shape[2])
     for tile in nl.affine_range(x_psum.shape[1]):
-        out_sb[:, tile, :] = nisa.tensor_tensor(
-            x_psum[:, tile, :], along_sb[:, columns], nl.multiply
-        )
+        own_sb = None if scale_sb is None else scale_sb[:, nl.ds(first + tile, 1)]
+        out_sb[:, tile, :] = times_both(x_psum[:, tile, :], along_sb[:, columns], own_sb)
     return out_sb
 
 
@@ -429,12 +507,50 @@ def swapped_halves(head_dim, dtype):
     return swap_sb.reshape((P_MAX, P_MAX))
 
 
+class HeadBias(NamedTuple):
+    """Biases of Q, K and V as a product with one row [1, tiles * 128] and [1, T] @ SBUF: what is
+    added before the norm's scale has to be divided by it."""
+
+    bias_sb: Any
+    inverse_sb: Any
+
+
+class HeadNorm(NamedTuple):
+    """An RMSNorm over each query and key head (Qwen3): the gains of both [128, 2], what takes the
+    mean over a head's lanes [128, 128], and its epsilon [128, 1] @ SBUF."""
+
+    gains_sb: Any
+    mean_sb: Any
+    eps_sb: Any
+
+
+def head_bias(qkv_b_hbm, scales, dtype):
+    """The HeadBias of tokens with these scales, None without a bias [1, tiles * 128] @ HBM."""
+    if qkv_b_hbm is None:
+        return None
+    inverse_sb = nisa.reciprocal(scales.along_sb[0:1, :], dtype=dtype)
+    return HeadBias(nl.load(qkv_b_hbm), inverse_sb)
+
+
+def head_norm(gains_hbm, norm, head_dim):
+    """The HeadNorm with gains [128, 2] @ HBM, None without them."""
+    if gains_hbm is None:
+        return None
+    mean_sb = nisa.memset((P_MAX, P_MAX), 0.0, nl.float32)
+    for lane in nl.static_range(P_MAX // head_dim):
+        own = nl.ds(lane * head_dim, head_dim)
+        mean_sb[own, own] = nisa.memset((head_dim, head_dim), 1.0 / head_dim, nl.float32)
+    eps_sb = nisa.memset((P_MAX, 1), norm.eps, nl.float32)
+    return HeadNorm(nl.load(gains_hbm), mean_sb, eps_sb)
+
+
 class Projection(NamedTuple):
     """What the projections to queries, keys and values read of a chunk of tokens @ SBUF.
 
-    x_sb [128, H/128, T], the ``scales`` of its norm, cos and sin [128, T] times these scales, the
-    identity and the permutation that swaps the halves of each head [128, 128], and ``parts``, the
-    tiles of tokens.
+    x_sb [128, H/128, T], the ``scales`` of its norm, cos and sin [128, T] times these scales (where
+    heads have no norm of their own), the identity and the permutation that swaps the halves of each
+    head [128, 128], and ``parts``, the tiles of tokens. A HeadBias and a HeadNorm where the model
+    has them; of quantised weights the scales of Q and K [128, tiles] and of V [128, width].
     """
 
     x_sb: Any
@@ -445,18 +561,44 @@ class Projection(NamedTuple):
     swap_sb: Any
     parts: Any
     heads: HeadShape
+    bias: Any
+    norm: Any
+    qk_scale_sb: Any
+    v_scale_sb: Any
 
 
-def projection(x_sb, scales, cos_hbm, sin_hbm, first_token, parts, heads):
-    """The Projection of the tokens from ``first_token`` on, tables from HBM."""
+def projection(x_sb, norm, own_sb, cos_hbm, sin_hbm, first_token, parts, heads, bias_gains):
+    """The Projection of the tokens from ``first_token`` on, tables from HBM; ``own_sb`` are the
+    scales of Q and K, of V, and the norm's gain, of quantised weights, ``bias_gains`` the bias of
+    Q, K and V and the gains of their heads' norms @ HBM, or None for each."""
+    qk_scale_sb, v_scale_sb, gain_sb = own_sb
+    scales, x_sb = norm_scales(x_sb, norm, parts), with_gain(x_sb, gain_sb)
     columns = nl.ds(first_token, x_sb.shape[2])
-    cos_sb, sin_sb = (
-        nisa.tensor_tensor(nl.load(table_hbm[:, columns]), scales.along_sb, nl.multiply)
-        for table_hbm in (cos_hbm, sin_hbm)
-    )
+    tables = [nl.load(table_hbm[:, columns]) for table_hbm in (cos_hbm, sin_hbm)]
+    own = head_norm(bias_gains[1], norm, heads.head_dim)
+    if own is None:
+        tables = [nisa.tensor_tensor(x, scales.along_sb, nl.multiply) for x in tables]
     identity_sb = shifted_identity(P_MAX, P_MAX, 0, x_sb.dtype)
     swap_sb = swapped_halves(heads.head_dim, x_sb.dtype)
-    return Projection(x_sb, scales, cos_sb, sin_sb, identity_sb, swap_sb, parts, heads)
+    bias = head_bias(bias_gains[0], scales, x_sb.dtype)
+    return Projection(
+        x_sb, scales, *tables, identity_sb, swap_sb, parts, heads, bias, own, qk_scale_sb,
+        v_scale_sb,
+    )  # fmt: skip
+
+
+def normed_heads(p, x_psum, columns, which, own_sb):
+    """A tile of query (``which`` 0) or key heads (1) [128, tokens], each divided by its own rms and
+    times its gains. The sum of squares over a head's lanes is a product, as it is over features.
+    ``own_sb`` are the features' scales of a quantised weight."""
+    dtype = p.x_sb.dtype
+    x_sb = nl.ndarray(x_psum.shape, dtype)
+    x_sb[...] = times_both(x_psum, p.scales.along_sb[:, columns], own_sb)
+    square_sb = nisa.tensor_tensor(x_sb, x_sb, nl.multiply, dtype=nl.float32)
+    mean_psum = nisa.nc_matmul(p.norm.mean_sb, square_sb)
+    scale_sb = nisa.activation(nl.rsqrt, mean_psum, bias=p.norm.eps_sb)
+    normed_sb = nisa.tensor_tensor(x_sb, scale_sb, nl.multiply, dtype=dtype)
+    return nisa.tensor_scalar(normed_sb, nl.multiply, p.norm.gains_sb[:, nl.ds(which, 1)])
 
 
 def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
@@ -467,10 +609,18 @@ def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
     """
     columns = nl.ds(start, size)
     scale = score_scales(p.heads.head_dim)[0] if at < p.heads.q_tiles else 1.0
-    x_psum = products(weight_sb, tile, 1, p.x_sb, start, size)[:, 0, :]
+    x_psum = products(weight_sb, tile, 1, p.x_sb, start, size)
+    if p.bias is not None:
+        x_psum[:, 0, :] += nisa.nc_matmul(
+            p.bias.bias_sb[:, nl.ds(at * P_MAX, P_MAX)], p.bias.inverse_sb[:, columns]
+        )
+    x = x_psum[:, 0, :]
+    own_sb = None if p.qk_scale_sb is None else p.qk_scale_sb[:, nl.ds(at, 1)]
+    if p.norm is not None:
+        x, own_sb = normed_heads(p, x, columns, int(at >= p.heads.q_tiles), own_sb), None
     terms_sb = nl.ndarray((P_MAX, 2, size), p.x_sb.dtype)
-    terms_sb[:, 0, :] = nisa.tensor_tensor(x_psum, p.cos_sb[:, columns], nl.multiply)
-    terms_sb[:, 1, :] = nisa.tensor_tensor(x_psum, p.sin_sb[:, columns], nl.multiply)
+    terms_sb[:, 0, :] = times_both(x, p.cos_sb[:, columns], own_sb)
+    terms_sb[:, 1, :] = times_both(x, p.sin_sb[:, columns], own_sb)
     rotated_psum = nl.zeros((P_MAX, size), nl.float32, buffer=nl.psum)
     rotated_psum[...] += nisa.nc_matmul(p.identity_sb, terms_sb[:, 0, :])
     rotated_psum[...] += nisa.nc_matmul(p.swap_sb, terms_sb[:, 1, :])
@@ -490,13 +640,22 @@ def value_tile(p, weight_sb, tile, start, v_sb):
             acc_psum[...] += nisa.nc_matmul(
                 p.x_sb[:, k, nl.ds(at, size)], weight_sb[:, tile, k, 0:width]
             )
-        rows_sb[:, nl.ds(start, width)] = nisa.tensor_scalar(acc_psum, nl.multiply, scale_sb)
+        if p.bias is not None:
+            first = (p.heads.q_tiles + p.heads.stacks) * P_MAX + start
+            acc_psum[...] += nisa.nc_matmul(
+                p.bias.inverse_sb[:, nl.ds(at, size)], p.bias.bias_sb[:, nl.ds(first, width)]
+            )
+        if p.v_scale_sb is None:
+            rows_sb[:, nl.ds(start, width)] = nisa.tensor_scalar(acc_psum, nl.multiply, scale_sb)
+        else:
+            own_sb = p.v_scale_sb[0:size, nl.ds(start, width)]
+            rows_sb[:, nl.ds(start, width)] = times_both(acc_psum, own_sb, scale_sb)
 
 
 def first_weights(qkv_w_hbm, first, tiles, k_tiles, tokens):
     """The piece of a weight that ``project_tiles`` reads first: loaded before hidden states, whose
     first features TensorE then need not wait with."""
-    (start, count), *_ = weight_pieces(tiles, k_tiles, tokens)
+    (start, count), *_ = weight_pieces(tiles, k_tiles, tokens, itemsize=qkv_w_hbm.itemsize)
     return load_weight(qkv_w_hbm, first + start, count, k_tiles)
 
 
@@ -506,7 +665,7 @@ def project_tiles(p, qkv_w_hbm, first, tiles, ahead_sb, qk_sb, v_sb):
     ``ahead_sb`` are their ``first_weights``.
     """
     (_, k_tiles, tokens), rotated = p.x_sb.shape, p.heads.q_tiles + p.heads.stacks
-    for start, count in weight_pieces(tiles, k_tiles, tokens):
+    for start, count in weight_pieces(tiles, k_tiles, tokens, itemsize=qkv_w_hbm.itemsize):
         begin = first + start
         weight_sb = load_weight(qkv_w_hbm, begin, count, k_tiles) if start else ahead_sb
         for tile in [*range(count)]:
@@ -515,6 +674,12 @@ def project_tiles(p, qkv_w_hbm, first, tiles, ahead_sb, qk_sb, v_sb):
                 continue
             for column, size in even_spans(tokens, MOVING_MAX):
                 rotated_span(p, weight_sb, tile, qk_sb, begin + tile, column, size)
+
+
+def attention_columns(x_hbm, heads):
+    """Columns of an attention kernel's scales: of Q and K, of V, of the norm, of the output."""
+    k_tiles = x_hbm.shape[0] // P_MAX
+    return heads.q_tiles + heads.stacks, heads.kv_heads * heads.head_dim, k_tiles, k_tiles
 
 
 def qkv_tiles(p):
@@ -875,7 +1040,8 @@ def attend_and_project(p, qkv_w_hbm, keys, tiles, masks, qk_sb, context_sb):
     one tile of heads, the next tile of heads is projected for the same tokens.
     """
     k_tiles = p.x_sb.shape[1]
-    for start, count in weight_pieces(p.heads.q_tiles, k_tiles, p.x_sb.shape[2]):
+    tokens, itemsize = p.x_sb.shape[2], qkv_w_hbm.itemsize
+    for start, count in weight_pieces(p.heads.q_tiles, k_tiles, tokens, itemsize=itemsize):
         weight_sb = load_weight(qkv_w_hbm, start, count, k_tiles)
         for at in [*range(start, start + count)]:
             for tile in tiles:
@@ -935,8 +1101,9 @@ def decode_runs(keys_hbm):
 def sequences_at_once(keys_hbm, heads):
     """Sequences of a decode step that share a tile of scores."""
     length, d = keys_hbm.shape[2:]
-    kept = keys_hbm.itemsize * length * (heads.stacks + 1)  # keys turned, and a row of the mask
-    kept += 2 * keys_hbm.itemsize * decode_runs(keys_hbm)[1] * (d + 1)  # values, as they came too
+    itemsize = max(2, keys_hbm.itemsize)  # fp8 keys stand turned in the type of x
+    kept = itemsize * length * (heads.stacks + 1)  # keys turned, and a row of the mask
+    kept += 2 * itemsize * decode_runs(keys_hbm)[1] * (d + 1)  # values, as they came too
     return max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // kept))
 
 
@@ -973,8 +1140,12 @@ def turned_keys(rows_sb, heads, start, tiles):
 
 
 def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
-    """CachedSequences of a decode step, from caches [B, kv_heads, L, D] and bias [B, L] @ HBM."""
-    (batch, kv_heads, length, d), dtype = keys_hbm.shape, keys_hbm.dtype
+    """CachedSequences of a decode step, from caches [B, kv_heads, L, D] and bias [B, L] @ HBM.
+
+    TensorE takes fp8 as it is: keys leave PSUM in the type of x, which those of new tokens have,
+    values stay as they are.
+    """
+    (batch, kv_heads, length, d), dtype = keys_hbm.shape, bias_hbm.dtype
     (lanes, tiles), partitions = decode_runs(keys_hbm), kv_heads * decode_runs(keys_hbm)[0]
     keys_hbm = keys_hbm.reshape((batch, kv_heads, lanes, tiles, d))
     values_hbm = values_hbm.reshape((batch, partitions, tiles, d))
@@ -982,11 +1153,11 @@ def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
     k_sb, own = nl.ndarray(shape, dtype), nl.ds(length, count)
     if kv_heads % heads.stack:
         k_sb[...] = nisa.memset(shape, 0.0, dtype)
-    v_sb = nisa.memset((partitions, count, tiles, d + 1), 1.0, dtype)
+    v_sb = nisa.memset((partitions, count, tiles, d + 1), 1.0, values_hbm.dtype)
     for b in nl.affine_range(count):
         # keys [lanes, heads, tiles, D], rows of tiles * D: as many tiles as share a PSUM bank turn
         # round, lanes columns each, and leave it together
-        rows_sb = nl.ndarray((lanes, kv_heads, tiles, d), dtype)
+        rows_sb = nl.ndarray((lanes, kv_heads, tiles, d), keys_hbm.dtype)
         for head in nl.affine_range(kv_heads):
             rows_sb[:, head, :, :] = nl.load(keys_hbm[first + b, head, :, :, :])
         for head, stacked in spans(kv_heads, heads.stack):
@@ -1265,7 +1436,7 @@ def cached_tiles(block, v_sb=None, apart=False):
     marks_shape = batch, MARKS, runs, lanes
     (slots, depth), (marked, mark_rows) = (1, d) if apart else contraction(d), marks_place(d)
     shape, marks_sb = (P_MAX, slots * tiles, lanes), None
-    k_sb = [nl.ndarray(shape, keys_hbm.dtype, buffer=nl.sbuf) for _ in range(count)]
+    k_sb = [nl.ndarray(shape, marks_hbm.dtype, buffer=nl.sbuf) for _ in range(count)]
     if apart:
         marks_sb = load_tile(marks_hbm.reshape(marks_shape)[sequence, :, part, :])
     for first, together in spans(count, heads.stack):
@@ -1286,7 +1457,7 @@ def cached_tiles(block, v_sb=None, apart=False):
     for at in nl.static_range(count):
         if slots > 1:
             empty = P_MAX, tiles, lanes
-            k_sb[at][:, nl.ds(tiles, tiles), :] = nisa.memset(empty, 0.0, keys_hbm.dtype)
+            k_sb[at][:, nl.ds(tiles, tiles), :] = nisa.memset(empty, 0.0, marks_hbm.dtype)
         if not apart:
             k_sb[at][mark_rows, nl.ds(marked * tiles, tiles), :] = nl.load(
                 marks_hbm.reshape(marks_shape)[sequence, :, part, :]
@@ -1517,8 +1688,8 @@ def attend_few(q_sb, bank, blocks, head_dim):
     lowest_sb = nl.ndarray((bank.rows * bank.tokens, len(blocks)), dtype, buffer=nl.sbuf)
     shape_of_all = P_MAX, head_dim // 64, *shape, len(blocks)
     each_sb = nl.ndarray(shape_of_all, nl.float32, buffer=nl.sbuf)
-    _, _, head, count, _, tiles, heads = blocks[0]
-    buffers = [value_tiles(head, count, tiles, heads, dtype) for _ in blocks[1:4]]
+    (_, values_hbm, _), _, head, count, _, tiles, heads = blocks[0]
+    buffers = [value_tiles(head, count, tiles, heads, values_hbm.dtype) for _ in blocks[1:4]]
     first_sb = filled((MARKS, *shape), 0.0, dtype)
     first_sb[0:1, :, :] = nisa.memset((1, *shape), 1.0, dtype)
     for at, block in enumerate(blocks):
@@ -1581,11 +1752,11 @@ def attend_many(queries, banks, blocks, new, head_dim):
         maxima.append(nl.ndarray(shape, q_sb.dtype, buffer=nl.sbuf))
         shape = P_MAX, head_dim // 64, bank.rows, bank.tokens
         sums.append(nl.ndarray(shape, nl.float32, buffer=nl.sbuf))
-    _, _, head, count, _, tiles, heads = blocks[0]
+    (_, values_hbm, _), _, head, count, _, tiles, heads = blocks[0]
     row_bytes = 2 * banks[0].heads * P_MAX * (contraction(head_dim)[0] + head_dim // 64)
     kept = len(blocks) * tiles * row_bytes <= RESIDENT_BYTES
     buffers = [
-        value_tiles(head, count, tiles, heads, queries[0].dtype)
+        value_tiles(head, count, tiles, heads, values_hbm.dtype)
         for _ in (blocks if kept else blocks[:2])
     ]
     resident = [cached_tiles(*both) for both in zip(blocks, buffers)] if kept else []
@@ -1616,7 +1787,9 @@ def attend_chunk(qk_sb, v_sb, parts, cache, sequence, active_sb, heads, context_
         own = own_tiles(qk_sb, v_sb, parts, head, count, active_sb, heads)
         blocks = [
             (cache, sequence, head, count, *block, heads)
-            for block in spans(runs, CACHE_ROW_BYTES // (cache[0].itemsize * heads.head_dim))
+            for block in spans(
+                runs, CACHE_ROW_BYTES // (max(2, cache[0].itemsize) * heads.head_dim)
+            )
         ]
         queries = [bank_queries(qk_sb, bank, heads) for bank in banks]
         new = [own_parts(own, bank, heads) for bank in banks]
@@ -1632,30 +1805,35 @@ def attend_chunk(qk_sb, v_sb, parts, cache, sequence, active_sb, heads, context_
 
 
 @nki.jit
-def linear_kernel(x_hbm, weight_hbm, norm=None):
+def linear_kernel(x_hbm, weight_hbm, norm=None, scales_hbm=None):
     """Linear layer, after RMSNorm where ``norm`` is given: x [H, T] -> [T, N], type of x.
 
     The LM head: tokens are few and leave the device, so they come out in rows. N is whole tiles.
+    Scales of a quantised weight: [128, N/128] of its features and [128, H/128] of the norm.
     """
     k_tiles, tokens = x_hbm.shape[0] // P_MAX, x_hbm.shape[1]
     tiles = feature_tiles(weight_hbm, k_tiles)
     out_hbm = nl.ndarray((tokens, tiles * P_MAX), x_hbm.dtype, buffer=nl.shared_hbm)
     rows_hbm = out_hbm.reshape((tokens, P_MAX, tiles))
+    scale_sb, gain_sb = scale_columns(scales_hbm, (tiles, k_tiles))
     for start, count in spans(tokens, P_MAX):
         # hidden states [128, H/128, T] and the scale of their norm: some KiB, before the weights
         x_sb = residual_sum(x_hbm, None, None, start, count)
-        scales = norm_scales(x_sb, norm, [(0, count)])
+        scales, x_sb = norm_scales(x_sb, norm, [(0, count)]), with_gain(x_sb, gain_sb)
         # W @ x [128, tiles, T] in PSUM, a piece of the weights after another at DMA's pace; VectorE
         # takes it out token by token, scaled, each into a row of its own [128, T, N/128]
         out_sb = nl.ndarray((P_MAX, count, tiles), x_hbm.dtype)
-        for first, size in weight_pieces(tiles, k_tiles, count, last=True):
+        for first, size in weight_pieces(tiles, k_tiles, count, True, weight_hbm.itemsize):
             weight_sb = load_weight(weight_hbm, first, size, k_tiles)
             for tile, beside, _, _ in psum_parts(size, count):
                 out_psum = products(weight_sb, tile, beside, x_sb, 0, count)
+                part = nl.ds(first + tile, beside)
                 for token in nl.affine_range(count):
-                    out_sb[:, token, nl.ds(first + tile, beside)] = nisa.tensor_scalar(
-                        out_psum[:, :, token], nl.multiply, scales.along_sb[:, nl.ds(token, 1)]
-                    )
+                    own_sb, row_psum = scales.along_sb[:, nl.ds(token, 1)], out_psum[:, :, token]
+                    if scale_sb is None:
+                        out_sb[:, token, part] = nisa.tensor_scalar(row_psum, nl.multiply, own_sb)
+                    else:
+                        out_sb[:, token, part] = times_both(row_psum, scale_sb[:, part], own_sb)
         # features lie in runs: a partition stores N/128 neighbours of a token as one row
         for token in nl.affine_range(count):
             nl.store(rows_hbm[start + token], out_sb[:, token, :])
@@ -1665,16 +1843,18 @@ def linear_kernel(x_hbm, weight_hbm, norm=None):
 @nki.jit
 def attention_prefill_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads, batch,
-    bias_hbm=None,
+    bias_hbm=None, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
 ):  # fmt: skip
     """Everything between two all-reduces of a prefill: residual sum, norm, QKV, RoPE, causal flash
     attention of all new tokens (Dao et al. 2022), output projection.
 
     x and delta [H, B * S] (delta None in the first layer), norm or None for none, kernel weights of
     QKV and output, cos and sin [128, B * S], ``heads`` a HeadShape, bias [B, S] in the type of x or
-    None: 0 for keys that count, MASKED for left padding. -> partial output [H, B * S], rotated keys
-    and values [B * S, kv_heads * D], and x + delta where there is a delta. One pass over the
-    weights for every TOKEN_CHUNK tokens, of several short sequences together.
+    None: 0 for keys that count, MASKED for left padding. Where the model has them: the bias of QKV
+    [1, tiles * 128], and the gains of norms over query and key heads [128, 2]. -> partial output
+    [H, B * S], rotated keys and values [B * S, kv_heads * D], and x + delta where there is a delta.
+    One pass over the weights for every TOKEN_CHUNK tokens, of several short sequences together.
+    Scales of quantised weights: ``attention_columns`` of them.
     """
     tokens, length, dtype = x_hbm.shape[1], x_hbm.shape[1] // batch, x_hbm.dtype
     width, tiles = heads.kv_heads * heads.head_dim, heads.stacks * heads.group
@@ -1686,9 +1866,10 @@ def attention_prefill_kernel(
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     causal = masked(dtype) * (1.0 - np.tri(min(length, P_MAX), dtype=np.float32))
     causal_sb = load_constant(causal, nl.float32)
-    step = chunk_tokens(x_hbm.shape[0], heads, x_hbm.itemsize)
+    step = chunk_tokens(x_hbm.shape[0], heads, x_hbm.itemsize, scales_hbm is not None)
     scratch = key_scratch(batch, length, step, heads, dtype)
     together = 1 if bias_hbm is not None else max(1, step // length)  # padding differs
+    *own_sb, out_scale_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
     for first, sequences in spans(batch, together):
         keys = prefill_keys(sequences, length, heads, dtype, scratch, first)
         for start, count in token_chunks(sequences * length, step):
@@ -1700,8 +1881,8 @@ def attention_prefill_kernel(
             kv_tiles = feature_tiles(qkv_w_hbm, k_tiles) - tiles
             ahead_sb = first_weights(qkv_w_hbm, tiles, kv_tiles, k_tiles, count)
             x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, token, count)
-            scales = norm_scales(x_sb, norm, parts)
-            p = projection(x_sb, scales, cos_hbm, sin_hbm, token, parts, heads)
+            both = qkv_b_hbm, gains_hbm
+            p = projection(x_sb, norm, own_sb, cos_hbm, sin_hbm, token, parts, heads, both)
             qk_sb, v_sb = qkv_tiles(p)
             project_tiles(p, qkv_w_hbm, tiles, kv_tiles, ahead_sb, qk_sb, v_sb)
             keys.append(start, qk_sb, v_sb, parts)
@@ -1715,7 +1896,7 @@ def attention_prefill_kernel(
                 rows = nl.ds(token + column, size)
                 nl.store(values_hbm[rows, :], rows_sb)
                 nl.store(keys_hbm[rows, :], key_rows(qk_sb, tiles, column, size, heads))
-            store_product(out_w_hbm, context_sb, out_hbm, token)
+            store_product(out_w_hbm, context_sb, out_hbm, token, out_scale_sb)
     results = out_hbm, keys_hbm, values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -1723,7 +1904,7 @@ def attention_prefill_kernel(
 @nki.jit
 def attention_decode_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
-    bias_hbm, heads,
+    bias_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
 ):  # fmt: skip
     """The same for one new token per sequence: attention over the cache and the token itself.
 
@@ -1750,8 +1931,9 @@ def attention_decode_kernel(
     ]
     # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
     # a fifth of the time that DMA takes for its weights
-    scales = norm_scales(x_sb, norm, parts)
-    p = projection(x_sb, scales, cos_hbm, sin_hbm, 0, parts, heads)
+    *own_sb, out_scale_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
+    both = qkv_b_hbm, gains_hbm
+    p = projection(x_sb, norm, own_sb, cos_hbm, sin_hbm, 0, parts, heads, both)
     qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
     nl.store(new_keys_hbm, key_rows(qk_sb, heads.q_tiles, 0, batch, heads))
     # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
@@ -1761,7 +1943,7 @@ def attention_decode_kernel(
     for cache, rows_sb in zip(caches, v_sb):
         nl.store(new_values_hbm[nl.ds(cache.first, cache.count), :], rows_sb)
         attend_cached(qk_sb, rows_sb, cache, heads, context_sb)
-    store_product(out_w_hbm, context_sb, out_hbm, 0)
+    store_product(out_w_hbm, context_sb, out_hbm, 0, out_scale_sb)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -1769,7 +1951,7 @@ def attention_decode_kernel(
 @nki.jit
 def attention_chunk_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
-    marks_hbm, active_hbm, heads,
+    marks_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
 ):  # fmt: skip
     """The same for several new tokens per sequence: over the cache, and causally over themselves.
 
@@ -1791,13 +1973,14 @@ def attention_chunk_kernel(
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     cache, most = (keys_hbm, values_hbm, marks_hbm), min(length, P_MAX)
     causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
-    step = chunk_tokens(x_hbm.shape[0], heads, x_hbm.itemsize)
+    step = chunk_tokens(x_hbm.shape[0], heads, x_hbm.itemsize, scales_hbm is not None)
+    *own_sb, out_scale_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
     for first, sequences in spans(batch, max(1, step // length)):
         token, count = first * length, sequences * length
         x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, token, count)
         parts = token_tiles(count, length)
-        scales = norm_scales(x_sb, norm, parts)
-        p = projection(x_sb, scales, cos_hbm, sin_hbm, token, parts, heads)
+        both = qkv_b_hbm, gains_hbm
+        p = projection(x_sb, norm, own_sb, cos_hbm, sin_hbm, token, parts, heads, both)
         qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
         context_sb = nl.ndarray((P_MAX, tiles, count), dtype, buffer=nl.sbuf)
         if heads.kv_heads % heads.stack:
@@ -1813,18 +1996,19 @@ def attention_chunk_kernel(
             attend_chunk(
                 qk_sb, v_sb[own], parts[own], cache, first + b, active_sb, heads, context_sb
             )
-        store_product(out_w_hbm, context_sb, out_hbm, token)
+        store_product(out_w_hbm, context_sb, out_hbm, token, out_scale_sb)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
 
 @nki.jit
-def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm):
+def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, scales_hbm=None):
     """Residual sum, norm and SwiGLU MLP (Shazeer 2020): down(silu(gate(x)) * up(x)).
 
     x and delta [H, T] (delta or norm may be None), kernel weights of gate and up [F, H] and of down
     [H, F] -> partial output [H, T], and x + delta where there is a delta. One pass over the weights
-    for every ``token_chunk`` of tokens.
+    for every ``token_chunk`` of tokens. Scales of quantised weights: columns of gate and up, F/128
+    each, of the norm and of down, H/128 each.
     """
     tokens, k_tiles, dtype = x_hbm.shape[1], x_hbm.shape[0] // P_MAX, x_hbm.dtype
     tiles = feature_tiles(gate_hbm, k_tiles)
@@ -1833,14 +2017,18 @@ def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm):
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
-    step = token_chunk(x_hbm.itemsize * (k_tiles + tiles))
+    counts = (tiles, tiles, k_tiles, k_tiles)
+    gate_scale_sb, up_scale_sb, gain_sb, down_scale_sb = scale_columns(scales_hbm, counts)
+    kept = tiles + k_tiles * (1 if scales_hbm is None else 2)  # x times the gain, too
+    step = token_chunk(x_hbm.itemsize * kept)
     for start, count in token_chunks(tokens, step):
         # the first piece of gate and up [128, tiles, H/128, 128] goes before the hidden states
         # [128, H/128, T], whose first features then are multiplied while the others arrive
-        pieces = weight_pieces(tiles, k_tiles, count)
+        itemsize = min(gate_hbm.itemsize, up_hbm.itemsize)
+        pieces = weight_pieces(tiles, k_tiles, count, itemsize=itemsize)
         ahead = [load_weight(weight_hbm, *pieces[0], k_tiles) for weight_hbm in (gate_hbm, up_hbm)]
         x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, start, count)
-        scales = norm_scales(x_sb, norm, spans(count, P_MAX))
+        scales, x_sb = norm_scales(x_sb, norm, spans(count, P_MAX)), with_gain(x_sb, gain_sb)
         # silu(gate) * up [128, F/128, T], features on partitions as down contracts them. A PSUM
         # bank at a time: H/128 passes of its tokens for each tile, while DMA loads the next piece
         # and VectorE and ScalarE finish the bank before
@@ -1852,15 +2040,16 @@ def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm):
                 up_w_sb = load_weight(up_hbm, first, size, k_tiles)
             for tile, beside, at, columns in psum_parts(size, count):
                 gate_psum = products(gate_w_sb, tile, beside, x_sb, at, columns)
-                gate_sb = times_scale(gate_psum, scales.along_sb, at, dtype)
+                own = first + tile
+                gate_sb = times_scale(gate_psum, scales.along_sb, at, dtype, gate_scale_sb, own)
                 silu_sb = nisa.activation(nl.silu, gate_sb, bias=zero_sb)
                 up_psum = products(up_w_sb, tile, beside, x_sb, at, columns)
-                up_sb = times_scale(up_psum, scales.along_sb, at, dtype)
-                inner_sb[:, nl.ds(first + tile, beside), nl.ds(at, columns)] = nisa.tensor_tensor(
+                up_sb = times_scale(up_psum, scales.along_sb, at, dtype, up_scale_sb, own)
+                inner_sb[:, nl.ds(own, beside), nl.ds(at, columns)] = nisa.tensor_tensor(
                     silu_sb, up_sb, nl.multiply
                 )
         # down [128, H/128, T]: F/128 passes a tile, the last tiles' weights alone at the end
-        store_product(down_hbm, inner_sb, out_hbm, start)
+        store_product(down_hbm, inner_sb, out_hbm, start, down_scale_sb)
     return out_hbm if delta_hbm is None else (out_hbm, stream_hbm)
 
 
@@ -1894,6 +2083,12 @@ class LlamaInferenceConfig(InferenceConfig):
                     f"{name} changes the data that the layers of this file get, expected False; "
                     "leave it out."
                 )
+        window = window_of(self)
+        if window is not None and neuron_config.padding_side == "left":
+            raise ValueError(
+                f"sliding_window {window} counts from the right here, got padding_side 'left'; pad "
+                "on the right."
+            )
         # Left padding: NxDI 0.3 and later read the wrong row. A parallel vocabulary: releases
         # differ in who sums the embedding.
         left = neuron_config.padding_side == "left"
@@ -1984,6 +2179,23 @@ def shows_hidden_states(config: InferenceConfig) -> bool:
 def medusa_heads(config: InferenceConfig) -> int:
     medusa = getattr(config.neuron_config, "is_medusa", False)
     return config.neuron_config.num_medusa_heads if medusa else 0
+
+
+def has_head_norms(config: InferenceConfig) -> bool:
+    """Whether queries and keys have RMSNorms of their own over each head, as Qwen3's."""
+    return model_type(config) == "qwen3"
+
+
+def model_type(config: InferenceConfig) -> str:
+    """Of the family: llama, mistral, qwen2 or qwen3."""
+    return getattr(config, "model_type", "llama")
+
+
+def window_of(config: InferenceConfig) -> Optional[int]:
+    """Tokens that a query sees, itself included; None where the cache holds no more anyway."""
+    named = model_type(config) == "mistral" or getattr(config, "use_sliding_window", False)
+    window = getattr(config, "sliding_window", None) if named else None
+    return None if window is None or window >= config.neuron_config.seq_len else window
 
 
 def is_sequence_parallel(config: InferenceConfig) -> bool:
@@ -2086,12 +2298,58 @@ class KernelWeight(ColumnParallelLinear):
     """A weight in kernel layout, [128, N/128 * K/128 * 128] per rank.
 
     It is a ColumnParallelLinear so that the SDK's loader cuts it for the ranks: the full tensor is
-    the ranks' layouts one after another, whichever way the product itself is parallel.
+    the ranks' layouts one after another, whichever way the product itself is parallel. The last
+    weight of a kernel carries the scales of all of them, None where none is quantised.
     """
 
-    def __init__(self, n: int, k: int, tp_degree: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, n: int, k: int, tp_degree: int, dtype: torch.dtype, columns: int = 0
+    ) -> None:
         row = whole_tiles(n) * whole_tiles(k) * P_MAX
         super().__init__(row, P_MAX * tp_degree, bias=False, gather_output=False, dtype=dtype)
+        self.tp_degree, self.columns = tp_degree, columns
+        self.register_parameter("scale", None)
+
+    def hold(self, name: str, columns: int, dtype: torch.dtype) -> None:
+        """Give the weight or the scale its type, which the loader cuts for the ranks alike."""
+        held = nn.Parameter(torch.zeros(P_MAX, columns, dtype=dtype), requires_grad=False)
+        set_tensor_model_parallel_attributes(held, True, 0, 1, num_partitions=self.tp_degree)
+        setattr(self, name, held)
+
+
+def quantise_kernel_weights(model: nn.Module, neuron_config: NeuronConfig) -> None:
+    """What NxDI's ``convert`` does to plain layers: weights of one byte, but for modules that are
+    to stay, and a scale for every kernel that reads one."""
+    precise = neuron_config.torch_dtype is torch.float32  # TensorE multiplies fp32 with fp32 only
+    _refuse_for_kernels(precise, "quantised weights in a model of float32")
+    stay = getattr(neuron_config, "modules_to_not_convert", None) or ()
+    dtype = QUANTISED_DTYPES[neuron_config.quantization_dtype]
+    for path, module in model.named_modules():
+        if "medusa_head" in path:  # no Hugging Face checkpoint has them, so none is quantised
+            continue
+        kernel = {n: w for n, w in module.named_children() if isinstance(w, KernelWeight)}
+        for name, weight in kernel.items():
+            known = f"{path}.{name}".replace("qkv_proj", "q_proj")  # as in the checkpoint
+            if any(part in known for part in stay):
+                continue
+            weight.hold("weight", weight.weight.shape[1], dtype)
+            last = [*kernel.values()][-1]
+            last.hold("scale", last.columns, torch.float32)
+
+
+class KernelBias(ColumnParallelLinear):
+    """A bias as a row [1, N] per rank, cut as a KernelWeight is."""
+
+    def __init__(self, n: int, tp_degree: int, dtype: torch.dtype) -> None:
+        super().__init__(n, tp_degree, bias=False, gather_output=False, dtype=dtype)
+
+
+class HeadGains(nn.Module):
+    """Gains of the norms over query and key heads, a lane of a tile of heads a row [128, 2]."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(P_MAX, 2, dtype=dtype))
 
 
 def column_linear(config: InferenceConfig, k: int, n: int, bias: bool = False) -> nn.Module:
@@ -2133,7 +2391,8 @@ class NeuronLlamaMLP(nn.Module):
             inner = sizes.intermediate // tp
             self.gate_proj = KernelWeight(inner, hidden, tp, dtype)
             self.up_proj = KernelWeight(inner, hidden, tp, dtype)
-            self.down_proj = KernelWeight(hidden, inner, tp, dtype)
+            columns = 2 * (whole_tiles(inner) + whole_tiles(hidden))
+            self.down_proj = KernelWeight(hidden, inner, tp, dtype, columns)
         else:
             self.act_fn = ACT2FN[config.hidden_act]
             self.gate_proj = column_linear(config, hidden, config.intermediate_size, bias)
@@ -2149,29 +2408,44 @@ class NeuronLlamaMLP(nn.Module):
             gate, up = (adapted(p, normed, adapter_ids) for p in (self.gate_proj, self.up_proj))
             return hidden + adapted(self.down_proj, self.act_fn(gate) * up, adapter_ids)
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
-        partial, *stream = swiglu_mlp_kernel(hidden.stream, hidden.delta, norm, *weights)
+        partial, *stream = swiglu_mlp_kernel(
+            hidden.stream, hidden.delta, norm, *weights, self.down_proj.scale
+        )
         return hidden.after(partial, stream)
+
+
+def _window_beyond_kernels(config: InferenceConfig, window: Optional[int]) -> Tuple[bool, str]:
+    """Whether a window cuts what the kernels see whole: a prompt, or a chunk behind the cache."""
+    neuron_config = config.neuron_config
+    chunks = bool(getattr(neuron_config, "speculation_length", 0))
+    wrong = window is not None and (chunks or window < neuron_config.max_context_length)
+    return wrong, f"a sliding_window of {window} below the length of a prompt or of its chunks"
 
 
 def _refuse_for_kernels(wrong: bool, what: str) -> None:
     if wrong:
         raise ValueError(
-            f"The kernels do not cover {what}, expected a Llama with SiLU, no biases, heads of 64 "
-            "or 128 and a batch of at most 128; run without --enable-nki."
+            f"The kernels do not cover {what}, expected a Llama with SiLU, biases on queries, "
+            "keys and values only, heads of 64 or 128 and a batch of at most 128; run without "
+            "--enable-nki."
         )
+
+
+ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
 class LlamaRotaryEmbedding(nn.Module):
     """cos and sin of the rotary position embedding, half-rotation convention (Su et al. 2021).
 
     Frequencies are a Python list: the loader casts every buffer to the model's type, which would
-    cost bf16 models their positions. Scaling "llama3" and "linear" follow the Hugging Face config.
+    cost bf16 models their positions. Scaling follows the Hugging Face config; "dynamic" begins
+    beyond the positions that the model was trained for, which no cache here reaches.
     """
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
         self.head_dim = Sizes.of(config).head_dim
-        self.inv_freq = _inverse_frequencies(config, self.head_dim)
+        self.inv_freq, self.amplitude = rope_frequencies(config, self.head_dim)
         self.nki_enabled = is_nki_enabled(config)
 
     def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> Tuple[torch.Tensor, ...]:
@@ -2187,33 +2461,31 @@ class LlamaRotaryEmbedding(nn.Module):
             angles = lanes[:, None] * positions.reshape(1, -1)
         else:
             angles = positions[:, :, None] * inv_freq
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+        cos, sin = angles.cos() * self.amplitude, angles.sin() * self.amplitude
+        return cos.to(dtype), sin.to(dtype)
 
 
-def _inverse_frequencies(config: InferenceConfig, dim: int) -> List[float]:
-    """1 / theta^(2i/D), scaled as ``rope_scaling`` says (transformers, modeling_rope_utils)."""
-    base = [config.rope_theta ** (-2.0 * i / dim) for i in range(dim // 2)]
-    scaling = getattr(config, "rope_scaling", None)
-    if scaling is None:
-        return base
+def rope_frequencies(config: InferenceConfig, dim: int) -> Tuple[List[float], float]:
+    """Frequencies of ``dim`` features, and what cos and sin are multiplied by, as ``rope_scaling``
+    says: those of transformers, in fp32 as its models have them."""
+    scaling = getattr(config, "rope_scaling", None) or {"rope_type": "default"}
     scaling = dict(scaling) if isinstance(scaling, dict) else vars(scaling)
     kind = scaling.get("rope_type", scaling.get("type"))
-    factor = scaling.get("factor", 1.0)
-    if kind == "default":
-        return base
-    if kind == "linear":
-        return [f / factor for f in base]
-    if kind != "llama3":
-        raise ValueError(f"rope_scaling of type {kind}, expected llama3, linear or default.")
-    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    original = scaling["original_max_position_embeddings"]
-
-    def scaled(frequency: float) -> float:
-        turns = original * frequency / (2 * math.pi)  # rotations within the original context
-        smooth = min(1.0, max(0.0, (turns - low) / (high - low)))
-        return frequency * (smooth + (1 - smooth) / factor)
-
-    return [scaled(f) for f in base]
+    if kind not in ROPE_KINDS:
+        raise ValueError(f"rope_scaling of type {kind}, expected {', '.join(ROPE_KINDS)}.")
+    longest, positions = config.neuron_config.seq_len, config.max_position_embeddings
+    if kind == "dynamic" and longest > positions:
+        raise ValueError(
+            f"rope_scaling 'dynamic' changes with each token beyond max_position_embeddings "
+            f"{positions}, got seq_len {longest}; choose a shorter seq_len."
+        )
+    read = PretrainedConfig(
+        rope_theta=config.rope_theta, rope_scaling=scaling, max_position_embeddings=positions,
+        head_dim=dim, hidden_size=dim, num_attention_heads=1,
+    )  # fmt: skip
+    with torch.device("cpu"):  # modules may be made on the meta device
+        frequencies, amplitude = ROPE_INIT_FUNCTIONS[kind](read, torch.device("cpu"))
+    return frequencies.tolist(), amplitude
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -2232,23 +2504,36 @@ class NeuronLlamaAttention(nn.Module):
         tp, dtype = sizes.tp, config.neuron_config.torch_dtype
         hidden, dim, rank = config.hidden_size, sizes.head_dim, sizes.of_rank
         bias = bool(getattr(config, "attention_bias", False))
+        qkv_bias = bias or model_type(config) == "qwen2"  # which has no word for it
+        self.window = window_of(config)
         self.nki_enabled, self.parallel = is_nki_enabled(config), is_sequence_parallel(config)
         self.left_padding = config.neuron_config.padding_side == "left"
         self.rotary_emb = LlamaRotaryEmbedding(config)
         if self.nki_enabled:
             batch = config.neuron_config.max_batch_size
             _refuse_for_kernels(bias, "attention_bias")
+            _refuse_for_kernels(*_window_beyond_kernels(config, self.window))
             _refuse_for_kernels(dim not in (64, 128), f"head_dim {dim}")
             _refuse_for_kernels(rank.q_heads > P_MAX, f"{rank.q_heads} query heads per rank")
             _refuse_for_kernels(batch > P_MAX, f"a batch of {batch}")
             _refuse_for_kernels(config.neuron_config.lora_config is not None, "adapters")
             tiles = rank.q_tiles + rank.stacks + whole_tiles(rank.kv_heads * dim)
             self.qkv_proj = KernelWeight(tiles * P_MAX, hidden, tp, dtype)
-            self.o_proj = KernelWeight(hidden, rank.q_tiles * P_MAX, tp, dtype)
+            quantised = qkv_bias and config.neuron_config.quantized
+            _refuse_for_kernels(quantised, "biases behind quantised weights")
+            self.qkv_bias = KernelBias(tiles * P_MAX, tp, dtype) if qkv_bias else None
+            self.head_gains = HeadGains(dtype) if has_head_norms(config) else None
+            columns = rank.q_tiles + rank.stacks + rank.kv_heads * dim + 2 * whole_tiles(hidden)
+            self.o_proj = KernelWeight(hidden, rank.q_tiles * P_MAX, tp, dtype, columns)
         else:
-            self.q_proj = column_linear(config, hidden, sizes.q_heads * dim, bias)
-            self.k_proj = column_linear(config, hidden, sizes.kv_heads * dim, bias)
-            self.v_proj = column_linear(config, hidden, sizes.kv_heads * dim, bias)
+            self.q_proj = column_linear(config, hidden, sizes.q_heads * dim, qkv_bias)
+            self.k_proj = column_linear(config, hidden, sizes.kv_heads * dim, qkv_bias)
+            self.v_proj = column_linear(config, hidden, sizes.kv_heads * dim, qkv_bias)
+            self.q_norm: nn.Module = nn.Identity()
+            self.k_norm: nn.Module = nn.Identity()
+            if has_head_norms(config):
+                self.q_norm = NeuronLlamaRMSNorm(dim, config.rms_norm_eps)
+                self.k_norm = NeuronLlamaRMSNorm(dim, config.rms_norm_eps)
             self.o_proj = row_linear(config, sizes.q_heads * dim, hidden, bias)
 
     def heads(self, rows: torch.Tensor, batch: int) -> torch.Tensor:
@@ -2268,32 +2553,52 @@ class NeuronLlamaAttention(nn.Module):
         if cos is None or (cos.dim() == 2) != self.nki_enabled:
             dtype = hidden.stream.dtype if self.nki_enabled else hidden.dtype
             cos, sin = self.rotary_emb(given["position_ids"], dtype)
-        masks = given["attention_mask"], given.get("active_mask")
-        inputs = hidden, norm, given.get("past_key_value"), *masks, (cos, sin)
+        past, masks = (
+            given.get("past_key_value"),
+            (given["attention_mask"], given.get("active_mask")),
+        )
+        if self.window is not None:
+            masks = self.within_window(*masks, None if past is None else given["position_ids"])
+        inputs = hidden, norm, past, *masks, (cos, sin)
         if self.nki_enabled:
             output, present = self.attend_with_kernels(*inputs)
         else:
             output, present = self.attend_with_torch(*inputs, given.get("adapter_ids"))
         return output, present, cos, sin
 
+    def within_window(
+        self, mask: torch.Tensor, active_mask: Optional[torch.Tensor], places: Any
+    ) -> Tuple[Any, ...]:
+        """The masks without what lies ``window`` tokens and more in front of a query; ``places``
+        [B, n] of new tokens behind a cache, None where there is no cache."""
+        keys = torch.arange(mask.shape[-1], device=mask.device)
+        queries = keys[None] if places is None else places  # padded on the right
+        mask = mask & (queries[:, None, :, None] - keys < self.window)
+        if active_mask is not None:
+            new = torch.arange(active_mask.shape[-1], device=mask.device)
+            active_mask = active_mask & (new[:, None] - new < self.window)
+        return mask, active_mask
+
     def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables):
         """Residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce."""
         batch, dtype, rank = hidden.shape[0], hidden.stream.dtype, self.sizes.of_rank
-        weights = self.qkv_proj.weight, self.o_proj.weight
+        weights, scale = (self.qkv_proj.weight, self.o_proj.weight), self.o_proj.scale
         inputs = hidden.stream, hidden.delta, norm, *weights, *tables
+        own = [None if x is None else x.weight for x in (self.qkv_bias, self.head_gains)]
         if past is None:
             bias = _mask_bias(mask[:, 0, -1], dtype) if self.left_padding else None
-            results = attention_prefill_kernel(*inputs, rank, batch, bias)
+            results = attention_prefill_kernel(*inputs, rank, batch, bias, *own, scale)
         else:
             decode = active_mask is None and past[0].shape[2] <= DECODE_KEYS
             most = P_MAX // past[0].shape[1] if decode else P_MAX
             keys, values, bias = cache_in_runs(*past, _mask_bias(mask[:, 0, 0], dtype), most)
             if decode:
-                results = attention_decode_kernel(*inputs, keys, values, bias, rank)
+                results = attention_decode_kernel(*inputs, keys, values, bias, rank, *own, scale)
             else:
                 marks = torch.stack((bias, torch.ones_like(bias)), 1)
                 active = self.active_bias(active_mask, hidden)
-                results = attention_chunk_kernel(*inputs, keys, values, marks, active, rank)
+                cache = keys, values, marks
+                results = attention_chunk_kernel(*inputs, *cache, active, rank, *own, scale)
         partial, k, v, *stream = results
         return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
 
@@ -2305,7 +2610,8 @@ class NeuronLlamaAttention(nn.Module):
         if active_mask is None:
             return None
         tokens, dtype = active_mask.shape[-1], hidden.stream.dtype
-        most = chunk_tokens(len(hidden.stream), self.sizes.of_rank, dtype.itemsize)
+        quantised = self.o_proj.scale is not None
+        most = chunk_tokens(len(hidden.stream), self.sizes.of_rank, dtype.itemsize, quantised)
         if tokens > most:
             raise ValueError(
                 f"The kernels take at most {most} new tokens a sequence over a cache, got "
@@ -2323,7 +2629,7 @@ class NeuronLlamaAttention(nn.Module):
             self.heads(adapted(proj, normed, adapter_ids), batch)
             for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = rotate(q, *tables), rotate(k, *tables)
+        q, k = rotate(self.q_norm(q), *tables), rotate(self.k_norm(k), *tables)
         seen = [(k, v, mask)]
         if past is not None:
             if active_mask is None:
@@ -2370,7 +2676,8 @@ def cache_in_runs(
     length = keys.shape[2]
     if length > most and cache_runs(length, most)[0] < most / 2:
         missing = whole_tiles(length) * P_MAX - length
-        keys, values = (nn.functional.pad(x, (0, 0, 0, missing)) for x in (keys, values))
+        pad, dtype = (0, 0, 0, missing), bias.dtype  # fp8 has no padding on every device
+        keys, values = (nn.functional.pad(x.to(dtype), pad) for x in (keys, values))
         masked = MASKED_FP16 if bias.dtype is torch.float16 else MASKED
         bias = nn.functional.pad(bias, (0, missing), value=masked)
     runs = bias.unflatten(1, cache_runs(keys.shape[2], most)).transpose(1, 2)
@@ -2413,7 +2720,10 @@ class NeuronLlamaHead(KernelWeight):
     def __init__(self, config: InferenceConfig, gather_output: bool) -> None:
         sizes, neuron_config = Sizes.of(config), config.neuron_config
         vocabulary = sizes.vocabulary // sizes.tp
-        super().__init__(vocabulary, config.hidden_size, sizes.tp, neuron_config.torch_dtype)
+        columns = whole_tiles(vocabulary) + whole_tiles(config.hidden_size)
+        super().__init__(
+            vocabulary, config.hidden_size, sizes.tp, neuron_config.torch_dtype, columns
+        )
         self.vocabulary, self.gather_output = vocabulary, gather_output
         self.last_only = getattr(neuron_config, "prompt_in_chunks", False)
         normed = shows_hidden_states(config)
@@ -2424,7 +2734,7 @@ class NeuronLlamaHead(KernelWeight):
         if self.last_only:
             x = x[:, -1:]
         columns, shape = Columns.of(x).stream, x.shape[:-1]
-        rows = linear_kernel(columns, self.weight, self.norm)
+        rows = linear_kernel(columns, self.weight, self.norm, self.scale)
         logits = rows[:, : self.vocabulary].reshape(*shape, self.vocabulary)
         return gather_from_tensor_model_parallel_region(logits) if self.gather_output else logits
 
@@ -2488,6 +2798,15 @@ class NeuronLlamaModel(NeuronBaseModel):
         self.layers = nn.ModuleList(
             NeuronLlamaDecoderLayer(config) for _ in range(config.num_hidden_layers)
         )
+        if is_nki_enabled(config) and neuron_config.quantized:
+            quantise_kernel_weights(self, neuron_config)
+
+    def init_inference_optimization(self, config: InferenceConfig) -> None:
+        """The caches; the kernels take fp8 as it is stored, but for a model of float32."""
+        super().init_inference_optimization(config)
+        narrow = config.neuron_config.torch_dtype is not torch.float32
+        if is_nki_enabled(config) and config.neuron_config.kv_cache_quant and narrow:
+            self.kv_mgr.dequant_dtype = self.kv_mgr.quant_dtype
 
 
 # --- Weights: from a Hugging Face checkpoint to this model's --------------------------------------
@@ -2514,10 +2833,40 @@ def layouts_of_ranks(shares: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.cat([kernel_layout(share) for share in shares])
 
 
-def times_gain(weight: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+def times_gain(
+    weight: torch.Tensor, gain: torch.Tensor, scales: Optional[Any] = None
+) -> torch.Tensor:
     """A weight [N, H] behind a norm times the norm's gain [H]: one rounding of each element, where
-    PyTorch rounds each normed feature."""
+    PyTorch rounds each normed feature. Not where its kernel has ``scales``, the gain among them."""
+    if scales is not None:
+        return weight
     return (weight.to(torch.float32) * gain.to(torch.float32)).to(weight.dtype)
+
+
+def pop_scales(state: StateDict, names: Sequence[str]) -> Optional[List[torch.Tensor]]:
+    """Scales of a kernel's weights, a row [1] for each output feature: ones for weights in float;
+    None where all are in float."""
+    found = [state.pop(f"{name}.scale", None) for name in names]
+    if all(scale is None for scale in found):
+        return None
+    rows = [len(state[f"{name}.weight"]) for name in names]
+    ones = [torch.ones(1, 1) if scale is None else scale for scale in found]
+    return [s.float().reshape(-1, 1).expand(n, 1) for s, n in zip(ones, rows)]
+
+
+def in_columns(scale: torch.Tensor) -> torch.Tensor:
+    """[N, 1] in the order of a kernel weight's rows -> [128, N/128]."""
+    return pad_tiles(scale, 0).reshape(-1, P_MAX).t()
+
+
+def of_runs(scale: torch.Tensor) -> torch.Tensor:
+    """[N, 1] or [N] of features in runs, such as hidden states -> [128, N/128]."""
+    return pad_tiles(scale.float().reshape(-1, 1), 0).reshape(P_MAX, -1)
+
+
+def of_ranks(*parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A kernel's scales: what each rank has of every part, side by side; ranks below each other."""
+    return torch.cat([torch.cat(own, 1) for own in zip(*parts)])
 
 
 def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enabled: bool) -> None:
@@ -2525,20 +2874,46 @@ def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enab
     attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
     for kind in ("weight", "bias", "scale"):  # of quantised weights: a row each, or one in all
         query = f"{attention}q_proj.{kind}"
-        if query in state and len(state[query]) > 1:
+        if query in state and state[query].numel() > 1:
             state[query] = spread_queries(state[query], kv, sizes, 0)
         for key in (f"{attention}k_proj.{kind}", f"{attention}v_proj.{kind}"):
-            if key in state and len(state[key]) > 1:
+            if key in state and state[key].numel() > 1:
                 state[key] = spread_kv(state[key], sizes)
     out = f"{attention}o_proj.weight"
     state[out] = spread_queries(state[out], kv, sizes, 1)
     if not nki_enabled:
         return
     tp, rank = sizes.tp, sizes.of_rank
+    if f"{attention}q_proj.bias" in state:
+        biases = [state.pop(f"{attention}{name}_proj.bias")[:, None].chunk(tp) for name in "qkv"]
+        state[f"{attention}qkv_bias.weight"] = torch.cat(
+            [
+                pad_tiles(torch.cat((rank.order(q, rank.group), rank.order(k, 1), v)), 0).t()
+                for q, k, v in zip(*biases)
+            ]
+        )
+    if f"{attention}q_norm.weight" in state:
+        gains = [state.pop(f"{attention}{name}_norm.weight") for name in "qk"]
+        each = torch.stack(gains, 1)
+        state[f"{attention}head_gains.weight"] = each.repeat(P_MAX // sizes.head_dim, 1)
     gain = state.pop(f"{prefix}input_layernorm.weight")
-    qkv = [
-        times_gain(state.pop(f"{attention}{name}_proj.weight"), gain).chunk(tp) for name in "qkv"
-    ]
+    scales = pop_scales(state, [f"{attention}{name}_proj" for name in "qkvo"])
+    if scales is not None:
+        q, k, v = (scale.chunk(tp) for scale in scales[:3])
+        state[f"{attention}o_proj.scale"] = of_ranks(
+            [in_columns(rank.order(own, rank.group)) for own in q],
+            [in_columns(rank.order(own, 1)) for own in k],
+            [own.t().expand(P_MAX, -1) for own in v],
+            [of_runs(gain)] * tp,
+            [of_runs(scales[3])] * tp,
+        )
+    weights = [state.pop(f"{attention}{name}_proj.weight") for name in "qkv"]
+    if len({weight.dtype for weight in weights}) > 1:
+        raise ValueError(
+            "One kernel multiplies with q, k and v: expected all of them or none quantised; name "
+            "all three or none in modules_to_not_convert."
+        )
+    qkv = [times_gain(weight, gain, scales).chunk(tp) for weight in weights]
     state[f"{attention}qkv_proj.weight"] = layouts_of_ranks(
         in_runs(torch.cat((rank.order(q, rank.group), rank.order(k, 1), v)), 1)
         for q, k, v in zip(*qkv)
@@ -2547,8 +2922,13 @@ def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enab
         in_runs(rank.order(share.t(), rank.group).t(), 0) for share in state[out].chunk(tp, 1)
     )
     gain = state.pop(f"{prefix}post_attention_layernorm.weight")
+    scales = pop_scales(state, [f"{mlp}{name}_proj" for name in ("gate", "up", "down")])
+    if scales is not None:
+        gate, up = ([in_columns(own) for own in scale.chunk(tp)] for scale in scales[:2])
+        whole = ([of_runs(feature)] * tp for feature in (gain, scales[2]))
+        state[f"{mlp}down_proj.scale"] = of_ranks(gate, up, *whole)
     for key in (f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"):
-        shares = times_gain(state[key], gain).chunk(tp)
+        shares = times_gain(state[key], gain, scales).chunk(tp)
         state[key] = layouts_of_ranks(in_runs(share, 1) for share in shares)
     down = f"{mlp}down_proj.weight"
     state[down] = layouts_of_ranks(in_runs(share, 0) for share in state[down].chunk(tp, 1))
@@ -2580,15 +2960,23 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
         kernels it has its own layout.
         """
         sizes, nki_enabled = Sizes.of(config), is_nki_enabled(config)
-        state = dict(state_dict)
+        # fp8 moves as the bytes that it is: not every release of PyTorch joins or pads it
+        state = {
+            name: tensor.view(torch.int8) if tensor.dtype is torch.float8_e4m3fn else tensor
+            for name, tensor in state_dict.items()
+        }
         for layer in range(config.num_hidden_layers):
             kv = config.num_key_value_heads
             convert_layer(state, f"layers.{layer}.", kv, sizes, nki_enabled)
         if nki_enabled:
-            head = state.get("lm_head.weight", state["embed_tokens.weight"])
-            if not shows_hidden_states(config):
-                head = times_gain(head, state.pop("norm.weight"))
-            state["lm_head.weight"] = head
+            head = state.setdefault("lm_head.weight", state["embed_tokens.weight"])
+            apart = shows_hidden_states(config)  # then a norm of its own is in front
+            gain = torch.ones(config.hidden_size) if apart else state.pop("norm.weight")
+            scales = pop_scales(state, ["lm_head"])
+            if scales is not None:
+                shares = [of_runs(share) for share in scales[0].chunk(sizes.tp)]
+                state["lm_head.scale"] = of_ranks(shares, [of_runs(gain)] * sizes.tp)
+            state["lm_head.weight"] = times_gain(head, gain, scales)
             medusa = [f"medusa_head_{i}.1.weight" for i in range(medusa_heads(config))]
             for key in ("lm_head.weight", *medusa):
                 state[key] = layouts_of_ranks(
@@ -2597,7 +2985,11 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
         state["rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
         if config.neuron_config.vocab_parallel:
             state["embed_tokens.rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
-        return state
+        dtype = QUANTISED_DTYPES[config.neuron_config.quantization_dtype]
+        return {
+            name: tensor.view(dtype) if tensor.dtype is torch.int8 else tensor
+            for name, tensor in state.items()
+        }
 
     @staticmethod
     def update_state_dict_for_tied_weights(state_dict: StateDict) -> None:

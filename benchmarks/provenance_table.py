@@ -22,6 +22,7 @@ import inspect
 import json
 import sys
 import warnings
+from enum import EnumMeta
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -35,6 +36,9 @@ ensure_sdk()
 import calibration_rows as public_rows  # noqa: E402 - needs the SDK names
 import neuronxcc.nki.isa as nisa  # noqa: E402
 import neuronxcc.nki.language as nl  # noqa: E402
+import nki.collectives as current_collectives  # noqa: E402
+import nki.isa as current_isa  # noqa: E402
+import nki.language as current_language  # noqa: E402
 
 from neuron_cpu.core import NkiError  # noqa: E402
 from neuron_cpu.core.check import provenance  # noqa: E402
@@ -50,6 +54,7 @@ PAGES = {
     "doc-language": API.format("language"),
     "doc-isa": API.format("isa"),
     "doc-allocation": "aws-neuron-sdk v2.21.1, general/nki/nki_direct_allocation_guide.rst",
+    "doc-current": "aws-neuron-sdk v2.32.0, nki/api/nki",
     "doc-nki": "aws-neuron-sdk v2.21.1, general/nki/api/nki/__init__.py",
     "doc-model": "aws-neuron-sdk v2.21.1, general/nki/programming_model.rst",
     "doc-arch": "aws-neuron-sdk v2.21.1, general/nki/arch/trainium_inferentia2_arch.rst",
@@ -136,6 +141,7 @@ UNPROVEN = [
 ]
 # The stand-in has them under names of other pages, or refuses them.
 NO_PAGE = ("nl.gemm_grid", "nl.gemm_stationary_grid", "nl.shared_identity_matrix", "nl.static_cast")
+NOT_IN_STUBS = ("bool", "range")  # AWS's library uses them all the same
 OWN = "label_all"  # the stand-in's own helper
 Rows = dict[str, list[str]]  # construct -> status, source
 
@@ -147,6 +153,11 @@ def documented() -> Rows:
         for name in _functions(module, "nl" if module is nl else "nisa"):
             known = name.split("(")[0] not in NO_PAGE
             rows[name] = [provenance.DOCUMENTED, page] if known else [provenance.UNPROVEN, ""]
+    for module in (current_isa, current_language, current_collectives):
+        names = [f"{module.__name__}.{name}" for name in module.__all__ if name not in NOT_IN_STUBS]
+        for kind in (value for value in vars(module).values() if isinstance(value, EnumMeta)):
+            names += [f"{module.__name__}.{kind.__name__}.{member.name}" for member in kind]
+        rows |= {name: [provenance.DOCUMENTED, "doc-current"] for name in names}
     for page, names in NAMES.items():
         rows |= {name: [provenance.DOCUMENTED, page] for name in names.split()}
     return rows | {form: [provenance.DOCUMENTED, page] for form, page in FORMS.items()}

@@ -80,7 +80,7 @@ def test_each_turn_sees_what_was_said(chat: Callable, tmp_path: Path, nki: str) 
 
 def test_refused_lines_leave_the_others_and_show_in_the_status(chat: Callable) -> None:
     lengths = ("--seq-len", "64", "--max-new-tokens", "6")
-    said = b"/nope\n\xff\n" + b"x" * 80 + b"\n/reset\n/help\none\n/exit\nnever\n"
+    said = b"/nope\n\xff\n" + b"x" * 80 + b"\n/reset\n/help me\none\n/exit\nnever\n"
     done = chat(said, *lengths)
     assert done.returncode == 2
     assert "There is no command /nope" in done.stderr and "not UTF-8" in done.stderr

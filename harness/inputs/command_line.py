@@ -211,7 +211,9 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
     }
     values |= _lengths(args, whole=values["speculation"] is not None)
     if args.batch_size is None:
-        alone = args.mode == "generate" and values["speculation"] is not None
+        alone = (
+            values["speculation"] is not None and ALIASES.get(args.mode, args.mode) != "evaluate"
+        )
         values["batch_size"] = 1 if alone else _batch_size(args.mode, len(prompts))
     settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
     check(settings)

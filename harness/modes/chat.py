@@ -44,7 +44,7 @@ def run(settings: Settings) -> int:
         console.say(f"Chat with {session.model.name}; /help lists the commands.")
     refused = 0
     for line in _lines(typed):
-        if line == "/exit":
+        if line.split()[0] == "/exit":
             break
         try:
             _do(loaded, conversation, line)
@@ -95,14 +95,15 @@ def _typed_line() -> str:
 
 def _do(loaded: Loaded, conversation: Conversation, line: str) -> None:
     """Obey a command, or answer."""
-    if line == "/help":
+    word = line.split()[0]
+    if word == "/help":
         for name, what in COMMANDS.items():
             console.say(f"{name:<8}{what}")
-    elif line == "/reset":
+    elif word == "/reset":
         console.say(f"Forgotten: {_turns(conversation.turns)}.")
         conversation.reset()
-    elif line.startswith("/"):
-        raise UserError(f"There is no command {line.split()[0]}; /help lists what there is.")
+    elif word.startswith("/"):
+        raise UserError(f"There is no command {word}; /help lists what there is.")
     else:
         _answer(loaded, conversation, line)
 

@@ -153,13 +153,17 @@ def _default_prompt(session: Session) -> str:
 
 def _open_tokenizer(settings: Settings, model: models.ModelFolder) -> tuple[Any, int]:
     """The tokenizer, and the token that fills prompts up to their bucket."""
-    tokenizer = read_tokenizer(model.path, settings.padding_side)
+    tokenizer = read_tokenizer(model.path, settings.padding_side, alone=settings.isolate)
     return tokenizer, _padding_token(tokenizer)
 
 
-def read_tokenizer(folder: Path, padding_side: str) -> Any:
-    """The tokenizer in a model's folder, after a trial; a UserError where it is broken."""
-    with _without_torch():
+def read_tokenizer(folder: Path, padding_side: str, alone: bool = False) -> Any:
+    """The tokenizer in a model's folder, after a trial; a UserError where it is broken.
+
+    Args:
+        alone: no model runs in this process.
+    """
+    with _without_torch(alone):
         from transformers import AutoTokenizer  # takes seconds, so after the checks above
 
     try:
@@ -178,12 +182,13 @@ def read_tokenizer(folder: Path, padding_side: str) -> Any:
 
 
 @contextlib.contextmanager
-def _without_torch() -> Iterator[None]:
-    """Tokenizers need none of the seconds that PyTorch's import takes; models run elsewhere.
+def _without_torch(alone: bool) -> Iterator[None]:
+    """Tokenizers that are ``alone`` need none of the seconds that PyTorch's import takes.
 
-    Where PyTorch is imported already, transformers gets to know it.
+    Where a model runs in this process, or PyTorch is imported already, transformers gets to know
+    it: what it decides at its first import holds for the process.
     """
-    if "torch" in sys.modules:
+    if not alone or "torch" in sys.modules:
         yield
         return
     before = os.environ.get("USE_TORCH")

@@ -26,6 +26,16 @@ def plain_weight(weight_hbm: torch.Tensor, k: int) -> torch.Tensor:
     return tiles.permute(1, 3, 2, 0).reshape(-1, k)
 
 
+def of_runs(columns: torch.Tensor) -> torch.Tensor:
+    """Scales [128, tiles] of features in runs -> one a feature."""
+    return columns.reshape(-1)
+
+
+def of_tiles(columns: torch.Tensor) -> torch.Tensor:
+    """The same in the order of tiles."""
+    return columns.t().reshape(-1)
+
+
 class Reference:
     """The kernels' operators in ``dtype``; normalisation and softmax in ``wide``."""
 
@@ -33,20 +43,20 @@ class Reference:
         self.dtype = dtype
         self.wide = torch.float64 if dtype is torch.float64 else torch.float32
 
-    def normed(self, x, norm):
-        """RMSNorm of rows [T, H], or the rows as they are."""
-        if norm is None:
-            return x
+    def normed(self, x, norm, gain=None):
+        """RMSNorm of rows [T, H], or the rows as they are, times columns of a gain if any."""
         wide = x.to(self.wide)
-        rms = (wide.pow(2).sum(-1, keepdim=True) / norm.features + norm.eps).sqrt()
-        return (wide / rms).to(self.dtype)
+        if norm is not None:
+            wide = wide / (wide.pow(2).sum(-1, keepdim=True) / norm.features + norm.eps).sqrt()
+        return (wide if gain is None else wide * of_runs(gain)).to(self.dtype)
 
     def sum_of(self, x_hbm, delta_hbm):
         """The residual sum in rows [T, H], rounded as the kernels store it."""
         return (x_hbm if delta_hbm is None else x_hbm + delta_hbm).t()
 
-    def product(self, x, weight_hbm, runs_in, runs_out):
-        """rows @ W.T; ``runs``: features in and out as they are, not in the order of tiles."""
+    def product(self, x, weight_hbm, runs_in, runs_out, scale=None):
+        """rows @ W.T, times one scale a feature if any, of a product that is rounded before;
+        ``runs``: features in and out as they are, not in the order of tiles."""
         out = []
         k = x.shape[1]
         for piece in weight_hbm.split(8 * k, 1):
@@ -55,11 +65,26 @@ class Reference:
                 weight = from_runs(weight.t()).t()
             out.append(x.to(self.dtype) @ weight.to(self.dtype).t())
         joined = torch.cat(out, 1)
-        return from_runs(joined.t()).t() if runs_out else joined
+        joined = from_runs(joined.t()).t() if runs_out else joined
+        return joined if scale is None else (joined.to(self.wide) * scale).to(self.dtype)
 
-    def linear_kernel(self, x_hbm, weight_hbm, norm=None):
-        x = self.normed(x_hbm.t().to(self.dtype), norm)
-        return self.product(x, weight_hbm, True, True)
+    def linear_kernel(self, x_hbm, weight_hbm, norm=None, scales_hbm=None):
+        scale = gain = None
+        if scales_hbm is not None:
+            gain = scales_hbm[:, -len(x_hbm) // 128 :]
+            scale = of_runs(scales_hbm[:, : -len(x_hbm) // 128])
+        x = self.normed(x_hbm.t().to(self.dtype), norm, gain)
+        return self.product(x, weight_hbm, True, True, scale)
+
+    def scales(self, x_hbm, scales_hbm, heads):
+        """Of an attention kernel: one a feature of Q, K and V, the gain, one a feature out."""
+        if scales_hbm is None:
+            return None, None, None
+        turned, hidden = heads.stacks * (heads.group + 1), len(x_hbm) // 128
+        width = heads.kv_heads * heads.head_dim
+        qk, v, gain, out = scales_hbm.split([turned, width, hidden, hidden], 1)
+        spare = torch.ones(-width % 128)  # features that no value has
+        return torch.cat((of_tiles(qk), v[0], spare)), gain, of_runs(out)
 
     def rotate(self, x, cos_hbm, sin_hbm):
         """[T, heads, D] with the tables' first head of lanes [128, T]."""
@@ -68,9 +93,11 @@ class Reference:
         low, high = x[..., :half], x[..., half:]
         return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
 
-    def qkv(self, x, weight_hbm, cos_hbm, sin_hbm, heads):
+    def qkv(self, x, weight_hbm, cos_hbm, sin_hbm, heads, norm, qkv_b_hbm, gains_hbm, scale):
         """Rows -> rotated q [T, q_heads, D] and k [T, kv_heads, D], and v, from tiles of heads."""
-        rows = self.product(x, weight_hbm, True, False)
+        rows = self.product(x, weight_hbm, True, False, scale)
+        if qkv_b_hbm is not None:
+            rows = rows + qkv_b_hbm.to(self.dtype)
         d, stack, group = heads.head_dim, 128 // heads.head_dim, heads.group
         q_end = heads.stacks * group * 128
         k_end = q_end + heads.stacks * 128
@@ -78,15 +105,21 @@ class Reference:
         q = q.reshape(-1, heads.stacks * stack * group, d)[:, : heads.q_heads]
         k = rows[:, q_end:k_end].reshape(-1, heads.stacks * stack, d)[:, : heads.kv_heads]
         v = rows[:, k_end : k_end + heads.kv_heads * d].reshape(-1, heads.kv_heads, d)
+        if gains_hbm is not None:
+            q, k = (
+                self.normed(rows, norm._replace(features=d)) * gains_hbm[:d, side].to(self.dtype)
+                for side, rows in enumerate((q, k))
+            )
         return self.rotate(q, cos_hbm, sin_hbm), self.rotate(k, cos_hbm, sin_hbm), v
 
-    def output(self, context, weight_hbm, heads):
+    def output(self, context, weight_hbm, heads, scale=None):
         """Contexts [T, q_heads, D] -> partial output [H, T]."""
         stack, group, d = 128 // heads.head_dim, heads.group, heads.head_dim
         padded = context.new_zeros(len(context), heads.stacks * stack * group, d)
         padded[:, : heads.q_heads] = context
         tiles = padded.reshape(-1, heads.stacks, stack, group, d).transpose(2, 3)
-        return self.product(tiles.reshape(len(context), -1), weight_hbm, False, True).t()
+        rows = self.product(tiles.reshape(len(context), -1), weight_hbm, False, True, scale)
+        return rows.t()
 
     def weights(self, parts, hidden):
         """Softmax over the concatenated scores -> weights in ``dtype``; True hides a key."""
@@ -105,10 +138,15 @@ class Reference:
         heads,
         batch,
         bias_hbm=None,
+        qkv_b_hbm=None,
+        gains_hbm=None,
+        scales_hbm=None,
     ):
         rows = self.sum_of(x_hbm, delta_hbm)
-        x = self.normed(rows.to(self.dtype), norm)
-        q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
+        scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
+        x = self.normed(rows.to(self.dtype), norm, gain)
+        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale)
+        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
         length, root = len(rows) // batch, math.sqrt(heads.head_dim)
         context = torch.zeros_like(q)
         for b, head in ((b, h) for b in range(batch) for h in range(heads.q_heads)):
@@ -122,7 +160,8 @@ class Reference:
                 scores = q[first + start : first + end, head] @ keys[:end].t() / root
                 weights = self.weights([scores], hidden)
                 context[first + start : first + end, head] = weights @ values[:end]
-        results = self.output(context, out_w_hbm, heads), k.flatten(1), v.flatten(1)
+        out = self.output(context, out_w_hbm, heads, out_scale)
+        results = out, k.flatten(1), v.flatten(1)
         return results if delta_hbm is None else (*results, rows.t())
 
     def attention_decode_kernel(
@@ -138,10 +177,15 @@ class Reference:
         values_hbm,
         bias_hbm,
         heads,
+        qkv_b_hbm=None,
+        gains_hbm=None,
+        scales_hbm=None,
     ):
         rows = self.sum_of(x_hbm, delta_hbm)
-        x = self.normed(rows.to(self.dtype), norm)
-        q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
+        scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
+        x = self.normed(rows.to(self.dtype), norm, gain)
+        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale)
+        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
         batch, past = bias_hbm.shape
         runs = math.ceil(past / (128 // heads.kv_heads))
         while past % runs:
@@ -156,16 +200,19 @@ class Reference:
         weights = self.weights(parts, hidden[:, None, None])
         context = weights[..., :past] @ values_hbm.to(self.dtype)
         context = (context + weights[..., past:] @ v[:, :, None]).flatten(1, 2)
-        results = self.output(context, out_w_hbm, heads), k.flatten(1), v.flatten(1)
+        out = self.output(context, out_w_hbm, heads, out_scale)
+        results = out, k.flatten(1), v.flatten(1)
         return results if delta_hbm is None else (*results, rows.t())
 
     def attention_chunk_kernel(
         self, x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm,
-        values_hbm, marks_hbm, active_hbm, heads,
+        values_hbm, marks_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
     ):  # fmt: skip
         rows = self.sum_of(x_hbm, delta_hbm)
-        x = self.normed(rows.to(self.dtype), norm)
-        q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
+        scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
+        x = self.normed(rows.to(self.dtype), norm, gain)
+        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale)
+        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
         batch, _, past = marks_hbm.shape
         n, root = len(rows) // batch, math.sqrt(heads.head_dim)
         runs = next(r for r in range(math.ceil(past / 128), past + 1) if past % r == 0)
@@ -181,15 +228,23 @@ class Reference:
             weights = self.weights([q[own, head] @ keys.t() / root], hidden)
             seen = weights[:, :past] @ values[:past]
             context[own, head] = seen + weights[:, past:] @ values[past:]
-        results = self.output(context, out_w_hbm, heads), k.flatten(1), v.flatten(1)
+        out = self.output(context, out_w_hbm, heads, out_scale)
+        results = out, k.flatten(1), v.flatten(1)
         return results if delta_hbm is None else (*results, rows.t())
 
-    def swiglu_mlp_kernel(self, x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm):
-        rows = self.sum_of(x_hbm, delta_hbm)
-        x = self.normed(rows.to(self.dtype), norm)
-        gate, up = (self.product(x, w, True, False) for w in (gate_hbm, up_hbm))
+    def swiglu_mlp_kernel(
+        self, x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, scales_hbm=None
+    ):
+        rows, gain, scales = self.sum_of(x_hbm, delta_hbm), None, [None] * 3
+        if scales_hbm is not None:
+            hidden = len(x_hbm) // 128
+            tiles = gate_hbm.shape[1] // len(x_hbm)
+            *both, gain, down = scales_hbm.split([tiles, tiles, hidden, hidden], 1)
+            scales = [*map(of_tiles, both), of_runs(down)]
+        x = self.normed(rows.to(self.dtype), norm, gain)
+        gate, up = (self.product(x, w, True, False, s) for w, s in zip((gate_hbm, up_hbm), scales))
         inner = torch.nn.functional.silu(gate) * up
-        partial = self.product(inner, down_hbm, False, True).t()
+        partial = self.product(inner, down_hbm, False, True, scales[2]).t()
         return partial if delta_hbm is None else (partial, rows.t())
 
 

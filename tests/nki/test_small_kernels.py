@@ -214,3 +214,40 @@ def test_lists_and_missing_arguments_are_refused():
         add_into([normal(1, (2, 2))], normal(1, (2, 2)))
     with pytest.raises(NkiError, match="without arguments"):
         add_into()
+
+
+def test_low_precision_may_be_kept_in_fp32(monkeypatch):
+    """NKI_PRECISE_FP=0: a sum that bf16 would round away survives until the result."""
+
+    @nki.jit
+    def kernel(x, cache):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        tile = nl.load(x)
+        nisa.tensor_scalar(tile, tile, nl.add, 2.0**-9)
+        nisa.tensor_scalar(tile, tile, nl.subtract, 1.0)
+        nl.store(out, tile)
+        nisa.dma_copy(cache, tile)
+        return out
+
+    x, cache = np.ones((2, 4), BF16), np.zeros((2, 4), BF16)
+    assert (kernel(x, cache) == 0).all() and (cache == 0).all()
+    monkeypatch.setenv("NKI_PRECISE_FP", "0")
+    assert (kernel(x, cache).astype(float) == 2.0**-9).all()
+    assert (cache.astype(float) == 2.0**-9).all()
+
+
+def test_indices_count_along_the_axes_that_a_reshape_gave():
+    @nki.jit
+    def kernel(x, i):
+        out = nl.ndarray((3, 4), x.dtype, buffer=nl.shared_hbm)
+        rows = x.reshape((6, 4)).ap([[4, 3], [1, 4]], vector_offset=nl.load(i), indirect_dim=0)
+        nisa.dma_copy(out, rows)
+        return out
+
+    x, at = normal(7, (2, 12)), np.array([[5], [0], [3]], np.int32)
+    assert np.array_equal(kernel(x, at), x.reshape(6, 4)[at[:, 0]])
+
+
+def test_two_cores_need_a_chip_that_joins_them():
+    with pytest.raises(NkiError, match="gen3 on"):
+        norm_project[2](normal(1, (4, 128)), normal(1, (1, 128)), normal(1, (128, 8)))

@@ -288,3 +288,110 @@ def test_cast_to_the_devices_range():
     cast = direct_cast_quantize(values, FP8).float()
     assert cast[:3].tolist() == [1.0, -240.0, 240.0]
     assert bool(cast[3:].isnan().all())
+
+
+SUBMISSION = dict(
+    hidden_size=576,
+    num_attention_heads=9,
+    num_key_value_heads=3,
+    intermediate_size=520,
+    vocab_size=512,
+    tie_word_embeddings=True,
+    initializer_range=0.06,
+)
+
+
+def submitted(folder, path, enable_nki, tp_degree, **asked):
+    """llama.py on a quantised checkpoint, compiled and loaded."""
+    from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+
+    import llama
+
+    neuron_config = llama.NeuronConfigNKI(
+        seq_len=64,
+        max_context_length=32,
+        torch_dtype=asked.pop("torch_dtype", "bfloat16"),
+        tp_degree=tp_degree,
+        enable_nki=enable_nki,
+        **options(path, **asked),
+    )
+    config = llama.LlamaInferenceConfig(
+        neuron_config, load_config=load_pretrained_config(str(folder))
+    )
+    app = llama.NeuronLlamaForCausalLM(str(folder), config)
+    app.compile(folder / "submitted")
+    app.load(folder / "submitted")
+    return app
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "version", "degree", "more"),
+    [
+        (PER_CHANNEL, "int8", "0.1", 2, {}),
+        (PER_TENSOR, "f8e4m3", "0.2", 1, {}),
+        (PER_CHANNEL, "f8e4m3", "0.6", 2, {"modules_to_not_convert": ["up_proj", "layers.1.self"]}),
+        (PER_CHANNEL, "int8", "0.6", 1, {"modules_to_not_convert": ["lm_head", "o_proj"]}),
+    ],
+)
+def test_submission_with_kernels_and_without(
+    tiny_llama, generate, monkeypatch, tmp_path, kind, dtype, version, degree, more
+):
+    """Both round in bf16; weights of one kernel may be quantised in part."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, folder = tiny_llama(**SUBMISSION)
+    for name, gain in model.named_parameters():
+        if name.endswith("norm.weight"):
+            nn.init.uniform_(gain, 0.5, 1.5)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    path = tmp_path / "quantised"
+    path.mkdir()
+    quantise(folder, path, kind=kind, dtype=dtype, **more)
+    logits = []
+    for enable_nki in (True, False):
+        app = submitted(folder, path, enable_nki, degree, kind=kind, dtype=dtype, **more)
+        found = generate(app, PROMPTS[:1], 2, return_dict_in_generate=True, output_logits=True)
+        logits.append(torch.stack([step[0].float() for step in found.logits]))
+    assert float((logits[0] - logits[1])[0].norm() / logits[1][0].norm()) < 0.03
+    same = F.cosine_similarity(*logits)
+    assert float(same.min()) > 0.999
+
+
+def test_submission_refuses_what_its_kernels_cannot_multiply(tiny_llama, monkeypatch, tmp_path):
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
+    _, folder = tiny_llama(**SUBMISSION)
+    path = tmp_path / "quantised"
+    path.mkdir()
+    quantise(folder, path)
+    with pytest.raises(ValueError, match="quantised weights in a model of float32"):
+        submitted(folder, path, True, 1, torch_dtype="float32")
+    partly = {"modules_to_not_convert": ["k_proj"]}
+    quantise(folder, path, **partly)
+    with pytest.raises(ValueError, match="all of them or none quantised"):
+        submitted(folder, path, True, 1, **partly)
+
+
+@pytest.mark.parametrize(("version", "degree"), [("0.1", 2), ("0.6", 1)])
+def test_submission_with_a_cache_in_fp8(tiny_llama, monkeypatch, version, degree):
+    """Kernels read it as it is stored: logits of prompt and step as on the path without them."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, folder = tiny_llama(**SUBMISSION)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    prompt = torch.tensor(PROMPTS[:1])
+    found = []
+    for enable_nki, quant in ((True, True), (False, True), (False, False)):
+        app = submitted(folder, None, enable_nki, degree, quantized=False, kv_cache_quant=quant)
+        mask = torch.ones_like(prompt)
+        places = torch.arange(prompt.shape[1])[None]
+        first = app(input_ids=prompt, attention_mask=mask, position_ids=places).logits
+        step = app(
+            input_ids=torch.tensor([[77]]),
+            attention_mask=mask,
+            position_ids=torch.tensor([[prompt.shape[1]]]),
+        ).logits
+        found.append(torch.cat((first, step)).float().flatten(1))
+        caches = app.models[-1].model.modules[0].kv_mgr
+        assert caches.past_key_values[0].dtype is (FP8 if quant else torch.bfloat16)
+        assert (caches.dequant_dtype is FP8) == (enable_nki and quant)
+    kernels, plain, exact = found
+    assert float(F.cosine_similarity(kernels, plain).min()) > 0.999
+    assert torch.equal(plain[0], exact[0]) and not torch.equal(plain[1], exact[1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from enum import Enum
 from typing import Any
@@ -10,20 +11,23 @@ import numpy as np
 import torch
 
 from ..check import verify
+from ..device import dtypes
 from ..device.errors import refuse, strict
 from ..device.spec import using
-from ..device.target import chosen
+from ..device.target import chosen, needs
 from ..language import kernel as calling
-from ..language.results import adopt_results
+from ..language.results import adopt_results, hand_back
 from ..language.specialisation import constant_key, is_tensor, shape_of, to_torch
 from ..program import trace
 from ..program.program import Program
-from ..program.storage import Frame, Loop
+from ..program.storage import Frame, Loop, Storage
 from ..program.view import View
+from ..run.execute import Plan
 from .registers import NeedsValues
 from .subset import lint
 from .tensor import NkiTensor
 
+PRECISE_FP = "NKI_PRECISE_FP"  # 0: low-precision tensors are kept in fp32
 CORES = (1, 2)  # physical cores of a logical one
 
 
@@ -97,6 +101,7 @@ class Kernel(calling.Kernel):
             tracer.grid_index = (0,)
             tracer.begin_instance()
             return self.function(*bound_args, **bound_kwargs)
+        needs(f"kernel[{cores}]", 3)  # one core is all of a logical one on gen2
         program = tracer.program
         program.cores = cores
         loop = Loop(-1, "grid", cores, None)
@@ -125,6 +130,24 @@ class Kernel(calling.Kernel):
         with using(program.core):
             verify.verify(program)
 
+    def _execute(self, program: Program, tensors: list[Any]) -> list[Any]:
+        if os.environ.get(PRECISE_FP, "1") != "0":
+            return super()._execute(program, tensors)
+        # Every float tensor in fp32, as the vendor's simulator does then; the results are rounded.
+        hosted = [to_torch(t) for t in tensors]
+        plan = Plan(program, shadow=True)
+        wide = plan.start(hosted)
+        with torch.inference_mode():
+            for number in range(len(plan.ops)):
+                plan.step(number)
+        plan.finish(wide)
+        kept = {storage: _rounded(storage, wide[storage.id]) for storage in program.outputs}
+        for storage, host in zip(program.inputs, hosted):
+            if storage.mutable:
+                host.copy_(_rounded(storage, wide[storage.id]).reshape(host.shape))
+        results = [kept[storage] for storage in program.outputs]
+        return hand_back(program, tensors, hosted, results)
+
     def _returned(self, program: Program, outputs: list[Any]) -> Any:
         rest = iter(outputs)
 
@@ -132,6 +155,11 @@ class Kernel(calling.Kernel):
             return next(rest) if shape is None else tuple(map(fill, shape))
 
         return fill(program.result_form)
+
+
+def _rounded(storage: Storage, wide: torch.Tensor) -> torch.Tensor:
+    """What a storage keeps of fp32 values."""
+    return dtypes.encode(wide, storage.dtype) if storage.dtype.is_float else wide
 
 
 # --- arguments ------------------------------------------------------------------------------------
@@ -149,7 +177,9 @@ def _rebuilt(value: Any, make: Callable[[Any, str], Any], name: str) -> Any:
     if is_tensor(value) or _is_jax(value):
         return make(_hosted(value), name)
     if isinstance(value, (list, tuple)):
-        return type(value)(_rebuilt(v, make, f"{name}[{k}]") for k, v in enumerate(value))
+        items = [_rebuilt(v, make, f"{name}[{k}]") for k, v in enumerate(value)]
+        named = hasattr(value, "_fields")  # a NamedTuple takes its fields one by one
+        return type(value)(*items) if named else type(value)(items)
     if isinstance(value, dict):
         return {k: _rebuilt(v, make, f"{name}[{k!r}]") for k, v in value.items()}
     holds: dict[str, Any] = getattr(value, "__dict__", {})

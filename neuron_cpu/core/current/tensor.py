@@ -351,7 +351,9 @@ class NkiTensor(View):
         ``scalar_offset`` (a register or a (1, 1) tile) moves the pattern along ``indirect_dim`` of
         the tensor, ``vector_offset`` (P, 1) chooses a row of it for each partition.
         """
-        storage, base = self.storage, self.storage.shape
+        storage = self.storage
+        # Indices count along the tensor's own axes, or those that a reshape has given all of it.
+        base = self.shape if self.is_full() else storage.shape
         if dtype is not None and types.element_type(dtype).itemsize != self.dt.itemsize:
             if storage.role != "input" or (scalar_offset, vector_offset) != (None, None):
                 raise NotImplementedError(

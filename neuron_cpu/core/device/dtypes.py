@@ -184,8 +184,14 @@ def round_tf32(x: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.isfinite(x), rounded.view(torch.float32), x)
 
 
+_E4M3_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3).astype(np.float32)
+
+
 def decode(raw: torch.Tensor, dtype: DType) -> torch.Tensor:
     """Stored elements as fp32 compute values."""
+    if dtype is FLOAT8_E4M3:
+        # bytes, whether the caller's tensor has PyTorch's type or the raw one
+        return torch.from_numpy(_E4M3_VALUES[raw.contiguous().view(torch.uint8).numpy()])
     if dtype in BYTES:
         values = raw.contiguous().numpy().view(dtype.numpy).astype(np.float32)
         return torch.from_numpy(values)

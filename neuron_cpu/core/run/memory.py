@@ -70,6 +70,8 @@ class Arena:
         """Use ``values`` (contiguous) as the memory."""
         if self.shadow and memory.storage.dtype.is_float:
             values = dtypes.decode(values, memory.storage.dtype)
+        elif values.dtype is torch.float8_e4m3fn:
+            values = values.view(torch.uint8)  # as it is kept: a copy moves bytes
         self.flat[id(memory)] = values.reshape(-1)
 
     def of(self, memory: Memory) -> torch.Tensor:

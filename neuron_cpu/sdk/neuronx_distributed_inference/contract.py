@@ -35,6 +35,7 @@ _FIELDS = {
     "logical_nc_config": (2, _LAST),
     "modules_to_not_convert": (2, _LAST),
     "quantize_clamp_bound": (2, _LAST),
+    "token_tree_config": (2, _LAST),
     "attn_tkg_builtin_kernel_enabled": (3, _LAST),
     "fused_rmsnorm_skip_gamma": (3, _LAST),
     "k_cache_transposed": (3, _LAST),

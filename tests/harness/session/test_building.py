@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +13,7 @@ import pytest
 from harness.errors import UserError
 from harness.files import locked_folder
 from harness.inputs import command_line, submission
+from harness.session import opening
 from harness.session.building import Loaded, build
 from harness.session.generation import generate_tokens
 from harness.session.opening import open_session
@@ -129,3 +132,15 @@ def test_one_run_at_a_time_uses_a_folder(tmp_path: Path) -> None:
         assert not entered.is_set()
     thread.join(30)
     assert entered.is_set() and list((tmp_path / "root").iterdir()) == []
+
+
+@pytest.mark.parametrize(("alone", "expected"), [(True, "0"), (False, None)])
+def test_a_process_that_runs_a_model_shows_it_pytorch(
+    alone: bool, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`--no-isolate`: transformers, imported for the tokenizer first, is the model's, too."""
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    monkeypatch.delenv("USE_TORCH", raising=False)
+    with opening._without_torch(alone):
+        assert os.environ.get("USE_TORCH") == expected
+    assert "USE_TORCH" not in os.environ

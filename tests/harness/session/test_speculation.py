@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from neuronx_distributed_inference.contract import VERSIONS
 
 from benchmarks import speculation_heads
 from harness.figures import acceptance
+from harness.figures.accuracy import bf16_spacing
 from harness.inputs import command_line, submission
 from harness.session import model as session_model
 from harness.session.worker import Host, Job
@@ -48,6 +50,13 @@ class Running:
         )
         self.body = answer.body
         return [step[0] for step in self.steps]
+
+    def scores(self, prompt: list[int], new_tokens: int = 24):
+        """The logits [new_tokens, 1, V] of greedy tokens."""
+        answer = session_model.generate(
+            self.host, self.role, [prompt], new_tokens, True, True, True
+        )
+        return answer.arrays[0]
 
 
 @pytest.fixture(scope="module")
@@ -173,3 +182,28 @@ def test_acceptance_is_counted_by_position():
     assert (found.offered, found.accepted) == ([3, 3, 2], [2, 1, 1])
     assert found.tokens_per_call == 2.0
     assert "67% of 3, 33% of 3, 50% of 2" in found.describe()
+
+
+@pytest.mark.parametrize("method", ["lookup", "fused"])
+def test_bf16_differs_in_ties_only(tiny, other, heads, tmp_path, method):
+    """Several rows of a product may round otherwise than one: a token differs first where the two
+    best logits lie within one bf16 spacing, as `diff` and `validate` tell ties apart."""
+    asked = "--torch-dtype", "bfloat16"
+    running = [
+        Running(tiny, tmp_path, *asked, *more)
+        for more in ((), arguments(method, tiny, other, heads))
+    ]
+    for start in range(3):
+        expected, got = (
+            torch.from_numpy(one.scores([*REPEATING, 40 + start])[:, 0].copy()) for one in running
+        )
+        differing = (expected.argmax(-1) != got.argmax(-1)).nonzero()
+        same = int(differing[0]) if len(differing) else len(expected)
+        finite = expected[:same].isfinite()
+        largest = float(expected[:same][finite].abs().max())
+        error = (expected[:same] - got[:same])[finite].abs().max()
+        assert float(error) <= 4 * bf16_spacing(largest)
+        if same < len(expected):
+            best = float(expected[same].max())
+            margin = best - float(expected[same, got[same].argmax()])
+            assert margin <= bf16_spacing(best)

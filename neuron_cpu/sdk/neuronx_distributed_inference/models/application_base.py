@@ -41,6 +41,7 @@ logger = logging.getLogger("Neuron")
 # and where they call the SDK's closed ones, those refuse by name.
 _UNSUPPORTED = (
     "flash_decoding_enabled",
+    "token_tree_config",
     "is_paged_attention",
     "is_chunked_prefill",
     "attn_tkg_builtin_kernel_enabled",

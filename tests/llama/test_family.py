@@ -1,0 +1,165 @@
+"""llama.py with checkpoints of the wider family, against Hugging Face in fp32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from neuronx_distributed_inference.utils.hf_adapter import (
+    HuggingFaceGenerationAdapter,
+    load_pretrained_config,
+)
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+import llama
+
+SHAPE = dict(
+    hidden_size=192,
+    intermediate_size=128,
+    num_hidden_layers=2,
+    num_attention_heads=3,
+    num_key_value_heads=1,
+    head_dim=64,
+    vocab_size=212,
+    max_position_embeddings=64,
+    initializer_range=0.15,
+    rms_norm_eps=1e-5,
+    tie_word_embeddings=False,
+)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
+FAMILY = {
+    "bias": Qwen2Config(**SHAPE),
+    "head norms": Qwen3Config(**SHAPE | {"tie_word_embeddings": True}),
+    "head norms of 128": Qwen3Config(**SHAPE | {"head_dim": 128, "num_key_value_heads": 3}),
+    "window": MistralConfig(**SHAPE, sliding_window=8),
+    "yarn": LlamaConfig(**SHAPE, rope_scaling=YARN),
+    "yarn by other names": LlamaConfig(
+        **SHAPE,
+        rope_scaling=dict(
+            type="yarn", factor=2.0, mscale=0.7, mscale_all_dim=1.0, beta_fast=8, beta_slow=2
+        ),
+    ),
+    "yarn with its amplitude": LlamaConfig(
+        **SHAPE, rope_scaling=dict(rope_type="yarn", factor=2.0, attention_factor=0.8)
+    ),
+    "dynamic": LlamaConfig(**SHAPE, rope_scaling=dict(rope_type="dynamic", factor=2.0)),
+    "heads of 80": LlamaConfig(**SHAPE | {"head_dim": 80}),
+    "heads of 96": LlamaConfig(**SHAPE | {"head_dim": 96}),
+    "heads of 256": LlamaConfig(**SHAPE | {"head_dim": 256}),
+}
+ALWAYS = {("bias", True), ("head norms", True), ("window", False)}
+
+
+@pytest.fixture
+def checkpoint(tmp_path, monkeypatch):
+    """Factory of (Hugging Face model with biases and gains of their own, its folder)."""
+    monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(tmp_path / "work"))
+
+    def make(name):
+        torch.manual_seed(0)
+        model = AutoModelForCausalLM.from_config(FAMILY[name], attn_implementation="eager").eval()
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.data += 0.3 * torch.randn_like(parameter)
+        model.save_pretrained(tmp_path / "checkpoint")
+        return model, tmp_path / "checkpoint"
+
+    return make
+
+
+def application(folder, **neuron):
+    options = {"seq_len": 32, "max_context_length": 16, "torch_dtype": "float32", **neuron}
+    config = llama.LlamaInferenceConfig(
+        llama.NeuronConfigNKI(**options), load_config=load_pretrained_config(str(folder))
+    )
+    model = llama.NeuronLlamaForCausalLM(str(folder), config)
+    model.compile(folder / "compiled")
+    model.load(folder / "compiled")
+    return model
+
+
+def logits(model, tokens=13, steps=6):
+    """Of greedy tokens behind a seeded prompt."""
+    ids = torch.randint(3, 200, (1, tokens), generator=torch.Generator().manual_seed(1))
+    generator = model if hasattr(model, "generate") else HuggingFaceGenerationAdapter(model)
+    output = generator.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+        max_new_tokens=steps,
+        return_dict_in_generate=True,
+        output_logits=True,
+    )
+    return torch.cat(output.logits)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels"),
+    [
+        pytest.param(name, kernels, marks=[] if (name, kernels) in ALWAYS else pytest.mark.full)
+        for name in FAMILY
+        for kernels in (False, True)
+        if not kernels or name not in ("window", "heads of 80", "heads of 96", "heads of 256")
+    ],
+)
+def test_logits_equal_hugging_face(name, kernels, checkpoint):
+    model, folder = checkpoint(name)
+    found = logits(application(folder, enable_nki=kernels))
+    torch.testing.assert_close(found, logits(model), rtol=0, atol=1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["bias", "head norms of 128", "window"])
+def test_ranks_share_the_heads(name, checkpoint):
+    """One key/value head is replicated, three are padded to four."""
+    model, folder = checkpoint(name)
+    found = logits(application(folder, enable_nki=name != "window", tp_degree=2))
+    torch.testing.assert_close(found, logits(model), rtol=0, atol=1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", ["bias", "head norms"])
+def test_chunks_of_a_prompt_behind_the_cache(name, checkpoint):
+    """What `attention_chunk_kernel` projects: four tokens a call, and single ones."""
+    model, folder = checkpoint(name)
+    app = application(folder, enable_nki=True, speculation_length=4)
+    ids = torch.randint(3, 200, (1, 12), generator=torch.Generator().manual_seed(2))
+    app(input_ids=ids[:, :8], position_ids=torch.arange(8)[None])
+    chunk = app(
+        input_ids=ids[:, 8:],
+        attention_mask=torch.ones(1, 8),
+        position_ids=torch.arange(8, 12)[None],
+    )
+    expected = model(ids).logits[:, 8:]
+    torch.testing.assert_close(chunk.logits, expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.full
+def test_decode_kernels_see_a_window(checkpoint):
+    """The prompt fits the window; the tokens behind it do not."""
+    model, folder = checkpoint("window")
+    app = application(folder, enable_nki=True, max_context_length=8)
+    torch.testing.assert_close(logits(app, 7, 12), logits(model, 7, 12), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "neuron", "told"),
+    [
+        ("heads of 80", {"enable_nki": True}, "do not cover head_dim 80"),
+        ("heads of 256", {"enable_nki": True}, "do not cover head_dim 256"),
+        ("window", {"enable_nki": True}, "sliding_window of 8 below the length of a prompt"),
+        ("window", {"padding_side": "left"}, "sliding_window 8 counts from the right"),
+        ("dynamic", {"seq_len": 80}, "rope_scaling 'dynamic' changes with each token beyond"),
+    ],
+)
+def test_what_stays_outside_is_refused(name, neuron, told, checkpoint):
+    _, folder = checkpoint(name)
+    with pytest.raises(ValueError, match=told):
+        application(folder, **neuron)
