@@ -2083,6 +2083,11 @@ class LlamaInferenceConfig(InferenceConfig):
                     f"{name} changes the data that the layers of this file get, expected False; "
                     "leave it out."
                 )
+        if getattr(self, "use_sliding_window", False):  # Qwen's
+            raise ValueError(
+                "use_sliding_window gives some layers a window and others none, expected False; no "
+                "layer of this file chooses."
+            )
         window = window_of(self)
         if window is not None and neuron_config.padding_side == "left":
             raise ValueError(
@@ -2193,8 +2198,7 @@ def model_type(config: InferenceConfig) -> str:
 
 def window_of(config: InferenceConfig) -> Optional[int]:
     """Tokens that a query sees, itself included; None where the cache holds no more anyway."""
-    named = model_type(config) == "mistral" or getattr(config, "use_sliding_window", False)
-    window = getattr(config, "sliding_window", None) if named else None
+    window = getattr(config, "sliding_window", None) if model_type(config) == "mistral" else None
     return None if window is None or window >= config.neuron_config.seq_len else window
 
 

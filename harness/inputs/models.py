@@ -173,8 +173,8 @@ def check_config(path: Path, config: dict[str, Any]) -> None:
     form = schema.FORMS.get(kind) if isinstance(kind, str) else None
     if form is None:
         raise UserError(
-            f"{path}/config.json must say model_type 'llama' or 'mixtral', got {kind!r}; only "
-            "Llama and Mixtral models run here."
+            f"{path}/config.json must say one of the model_types {', '.join(schema.FORMS)}, got "
+            f"{kind!r}; only models of these types run here."
         )
     schema.checked(path / "config.json", form, config)
 
@@ -218,6 +218,11 @@ def expected_shapes(model: ModelFolder) -> dict[str, list[int]]:
         "self_attn.v_proj.weight": [keys, hidden],
         "self_attn.o_proj.weight": [hidden, queries],
     }
+    if config["model_type"] == "qwen2":
+        widths = {"q": queries, "k": keys, "v": keys}
+        layer.update({f"self_attn.{name}_proj.bias": [width] for name, width in widths.items()})
+    if config["model_type"] == "qwen3":
+        layer.update({f"self_attn.{name}_norm.weight": [model.head_dim] for name in "qk"})
     if config["model_type"] == "mixtral":
         layer["block_sparse_moe.gate.weight"] = [config["num_local_experts"], hidden]
         mlps, names = range(config["num_local_experts"]), ("w1", "w3", "w2")

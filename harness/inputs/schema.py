@@ -112,8 +112,21 @@ class MixtralConfig(LlamaConfig):
         return self
 
 
+class WindowedConfig(LlamaConfig):
+    """config.json of a Mistral, or of a Qwen, where the window is a matter of its own."""
+
+    sliding_window: Optional[int] = Field(None, ge=1, lt=2**31)
+    use_sliding_window: Literal[False] = False
+
+
 # model_type -> its form
-FORMS: dict[str, type[LlamaConfig]] = {"llama": LlamaConfig, "mixtral": MixtralConfig}
+FORMS: dict[str, type[LlamaConfig]] = {
+    "llama": LlamaConfig,
+    "mistral": WindowedConfig,
+    "mixtral": MixtralConfig,
+    "qwen2": WindowedConfig,
+    "qwen3": WindowedConfig,
+}
 
 
 class Generation(_Form):

@@ -16,7 +16,24 @@ from neuron_cpu.hints import hint
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 # model_type of config.json -> the class that the driver runs
-MODEL_CLASSES = {"llama": "NeuronLlamaForCausalLM", "mixtral": "NeuronMixtralForCausalLM"}
+MODEL_CLASSES = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "NeuronLlamaForCausalLM"),
+    "mixtral": "NeuronMixtralForCausalLM",
+}
+# the same of the SDK's own models: module and class
+BASELINES = {
+    name: (
+        f"neuronx_distributed_inference.models.{name}.modeling_{name}",
+        f"Neuron{word}ForCausalLM",
+    )
+    for name, word in (
+        ("llama", "Llama"),
+        ("mistral", "Mistral"),
+        ("mixtral", "Mixtral"),
+        ("qwen2", "Qwen2"),
+        ("qwen3", "Qwen3"),
+    )
+}
 
 
 def find(name: str) -> Path:

@@ -29,7 +29,6 @@ from transformers import (
 
 from harness.errors import UserError, is_refusal
 from harness.inputs.chunks import MOST_PREFILL
-from harness.inputs.submission import MODEL_CLASSES
 from harness.session import speculation
 from harness.session.chunks import PromptInChunks
 from harness.session.roles import Role
@@ -68,7 +67,7 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
     if role == Role.NKI or (role == Role.DRAFT and asked.enable_nki):
         settings["enable_nki"] = True
     path = str(_model_path(host, role))
-    model_class = getattr(host.module, MODEL_CLASSES[host.job.model_type])
+    model_class = host.model_class
     try:
         neuron_config = model_class.get_neuron_config_cls()(**settings)
         config = model_class.get_config_cls()(

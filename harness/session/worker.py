@@ -34,7 +34,6 @@ from harness.settings import Settings
 from neuron_cpu import forked, limits
 from neuron_cpu.torchrun import Place
 
-BASELINE_MODULE = "neuronx_distributed_inference.models.{0}.modeling_{0}"  # by model_type
 _RANKS = "neuronx_distributed.processes"  # where they are processes
 EVENT, PROGRESS, RESULT, REFUSED, FAILED = "event", "progress", "result", "refused", "failed"
 STOP = pickle.dumps("stop")  # instead of a request: the step that is being done is the last one
@@ -97,10 +96,18 @@ class Host:
         """The submission, imported once; or the SDK's own Llama."""
         if self._module is None:
             if self.job.source is None:
-                self._module = importlib.import_module(BASELINE_MODULE.format(self.job.model_type))
+                module, _ = submission.BASELINES[self.job.model_type]
+                self._module = importlib.import_module(module)
             else:
                 self._module = submission.load(self.job.source, self.job.model_type)
         return self._module
+
+    @property
+    def model_class(self) -> Any:
+        """What the module has to run models of the job's type."""
+        if self.job.source is None:
+            return getattr(self.module, submission.BASELINES[self.job.model_type][1])
+        return getattr(self.module, submission.MODEL_CLASSES[self.job.model_type])
 
     @contextlib.contextmanager
     def told_as_the_submission(self, what: str) -> Iterator[None]:

@@ -48,6 +48,7 @@ FAMILY = {
         **SHAPE, rope_scaling=dict(rope_type="yarn", factor=2.0, attention_factor=0.8)
     ),
     "dynamic": LlamaConfig(**SHAPE, rope_scaling=dict(rope_type="dynamic", factor=2.0)),
+    "windows of some layers": Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=8),
     "heads of 80": LlamaConfig(**SHAPE | {"head_dim": 80}),
     "heads of 96": LlamaConfig(**SHAPE | {"head_dim": 96}),
     "heads of 256": LlamaConfig(**SHAPE | {"head_dim": 256}),
@@ -105,6 +106,7 @@ def logits(model, tokens=13, steps=6):
     [
         pytest.param(name, kernels, marks=[] if (name, kernels) in ALWAYS else pytest.mark.full)
         for name in FAMILY
+        if name != "windows of some layers"
         for kernels in (False, True)
         if not kernels or name not in ("window", "heads of 80", "heads of 96", "heads of 256")
     ],
@@ -156,6 +158,7 @@ def test_decode_kernels_see_a_window(checkpoint):
         ("heads of 256", {"enable_nki": True}, "do not cover head_dim 256"),
         ("window", {"enable_nki": True}, "sliding_window of 8 below the length of a prompt"),
         ("window", {"padding_side": "left"}, "sliding_window 8 counts from the right"),
+        ("windows of some layers", {}, "use_sliding_window gives some layers a window"),
         ("dynamic", {"seq_len": 80}, "rope_scaling 'dynamic' changes with each token beyond"),
     ],
 )

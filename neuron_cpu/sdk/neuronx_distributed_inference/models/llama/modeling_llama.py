@@ -6,6 +6,7 @@ Written from the interface of NxDI 0.1.0's module of the same name; later versio
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type
 
 import torch
@@ -19,6 +20,7 @@ from neuronx_distributed.parallel_layers.mappings import gather_from_sequence_pa
 from torch import nn
 from transformers import LlamaForCausalLM
 from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from neuron_cpu.errors import CheckpointError
@@ -106,6 +108,22 @@ class LlamaInferenceConfig(InferenceConfig):
         return NeuronConfig
 
 
+def model_type(config: InferenceConfig) -> str:
+    """Of the family of Llama: llama, mistral, qwen2 or qwen3."""
+    return getattr(config, "model_type", "llama")
+
+
+def window_of(config: InferenceConfig) -> Optional[int]:
+    """Tokens that a query sees, itself included; None where the cache holds no more anyway."""
+    if getattr(config, "use_sliding_window", False):
+        raise NotImplementedError(
+            "use_sliding_window gives some layers a window and others none, expected False; it is "
+            "not modelled."
+        )
+    window = getattr(config, "sliding_window", None) if model_type(config) == "mistral" else None
+    return None if window is None or window >= config.neuron_config.seq_len else window
+
+
 def head_dim_of(config: InferenceConfig) -> int:
     """Size of one head, given or derived."""
     return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -189,6 +207,39 @@ class Llama3RotaryEmbedding(RotaryEmbedding):
         return (1 - blend) * plain / self.factor + blend * plain
 
 
+class ScaledRotaryEmbedding(RotaryEmbedding):
+    """Rotary angles as transformers scales them for a whole prompt (modeling_rope_utils).
+
+    "dynamic" changes them with each token beyond the positions of training: a cache that reaches
+    there is refused.
+    """
+
+    def __init__(self, kind: str, config: InferenceConfig, **sizes: Any) -> None:
+        super().__init__(**sizes)
+        if kind == "dynamic" and config.neuron_config.seq_len > config.max_position_embeddings:
+            raise ValueError(
+                f"rope_scaling 'dynamic' reaches max_position_embeddings "
+                f"{config.max_position_embeddings}, got seq_len {config.neuron_config.seq_len}; "
+                "choose a shorter seq_len."
+            )
+        names = ("rope_theta", "rope_scaling", "max_position_embeddings", "hidden_size")
+        values = {name: getattr(config, name) for name in (*names, "num_attention_heads")}
+        asked = SimpleNamespace(**values, head_dim=head_dim_of(config))
+        frequencies, self.amplitude = ROPE_INIT_FUNCTIONS[kind](asked, None)
+        self.frequencies = frequencies.tolist()  # no buffer: the loader would round it
+
+    def get_inv_freqs(self, device: Optional[torch.device] = None) -> torch.Tensor:
+        """fp32 (dim/2,)."""
+        return torch.tensor(self.frequencies, dtype=torch.float32, device=device)
+
+    def forward(
+        self, x: torch.Tensor, position_ids: torch.Tensor
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """The base's cos and sin times the scaling's amplitude."""
+        cos, sin = super().forward(x.float(), position_ids)
+        return (cos * self.amplitude).to(x.dtype), (sin * self.amplitude).to(x.dtype)
+
+
 def make_rotary_embedding(config: InferenceConfig) -> RotaryEmbedding:
     """The rotary module that the configuration asks for; ValueError for scalings not modelled."""
     scaling = getattr(config, "rope_scaling", None)
@@ -200,6 +251,8 @@ def make_rotary_embedding(config: InferenceConfig) -> RotaryEmbedding:
     kind = None if scaling is None else scaling.get("rope_type", scaling.get("type"))
     if kind in (None, "default"):
         return RotaryEmbedding(**common)
+    if kind in ("yarn", "dynamic"):
+        return ScaledRotaryEmbedding(kind, config, **common)
     if kind == "llama3":
         return Llama3RotaryEmbedding(
             **common,
@@ -209,8 +262,8 @@ def make_rotary_embedding(config: InferenceConfig) -> RotaryEmbedding:
             original_max_position_embeddings=scaling["original_max_position_embeddings"],
         )
     raise ValueError(
-        f"rope_scaling type {kind!r} is not modelled, expected none or 'llama3'; "
-        "use a checkpoint with one of these."
+        f"rope_scaling type {kind!r} is not modelled, expected none, 'llama3', 'yarn' or "
+        "'dynamic'; use a checkpoint with one of these."
     )
 
 
@@ -228,6 +281,7 @@ class NeuronLlamaAttention(NeuronAttentionBase):
             num_key_value_heads=config.num_key_value_heads,
         )
         bias = getattr(config, "attention_bias", False)
+        qkv_bias = bias or model_type(config) == "qwen2"  # which has no word for it
         if config.neuron_config.contract.attention_takes_config:
             super().__init__(
                 config,
@@ -235,10 +289,11 @@ class NeuronLlamaAttention(NeuronAttentionBase):
                 head_dim=head_dim_of(config),
                 rotary_emb=make_rotary_embedding(config),
                 rms_norm_eps=config.rms_norm_eps,
-                qkv_bias=bias,
+                qkv_bias=qkv_bias,
                 o_bias=bias,
                 **sizes,
             )
+            self._norm_heads(config)
             return
         super().__init__(tensor_model_parallel_group=group)
         neuron_config = config.neuron_config
@@ -246,7 +301,7 @@ class NeuronLlamaAttention(NeuronAttentionBase):
         for name, value in sizes.items():
             setattr(self, name, value)
         self.head_dim = head_dim_of(config)
-        self.bias = bias
+        self.bias, self.qkv_bias, self.o_bias = bias, qkv_bias, bias
         self.padding_side = neuron_config.padding_side
         self.torch_dtype = neuron_config.torch_dtype
         self.tp_degree = neuron_config.tp_degree
@@ -260,6 +315,14 @@ class NeuronLlamaAttention(NeuronAttentionBase):
         self.num_cores_per_group = config.num_cores_per_group
         self.init_gqa_properties()
         self.rotary_emb = make_rotary_embedding(config)
+        self._norm_heads(config)
+
+    def _norm_heads(self, config: InferenceConfig) -> None:
+        """Norms over each query and key head, where the model has them."""
+        if model_type(config) == "qwen3":
+            norm = get_rmsnorm_cls()
+            self.q_layernorm = norm(self.head_dim, eps=config.rms_norm_eps)
+            self.k_layernorm = norm(self.head_dim, eps=config.rms_norm_eps)
 
 
 class WeightGatheredColumnParallel(ColumnParallelLinear):
@@ -281,6 +344,12 @@ class NeuronLlamaDecoderLayer(nn.Module):
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
         self.hidden_size = config.hidden_size
+        self.window = window_of(config)
+        if self.window is not None and config.neuron_config.speculation_length:
+            raise NotImplementedError(
+                f"sliding_window {self.window} meets several tokens a step, expected a cache that "
+                "fits it; choose a shorter seq_len, or feed the prompt at once."
+            )
         self.self_attn = _LLAMA_MODULE_MAP[config.neuron_config.attn_cls](
             config=config, tensor_model_parallel_group=get_tp_group(config)
         )
@@ -291,6 +360,15 @@ class NeuronLlamaDecoderLayer(nn.Module):
         if own.is_eagle_draft and not own.enable_eagle_draft_input_norm:
             self.input_layernorm = nn.Identity()
         self.post_attention_layernorm = norm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def _within_window(
+        self, mask: torch.Tensor, position_ids: Any, past_key_value: Any
+    ) -> torch.Tensor:
+        """The mask without keys that lie `window` tokens and more in front of a query; prompts are
+        padded on the right."""
+        keys = torch.arange(mask.shape[-1], device=mask.device)
+        queries = keys[None] if past_key_value is None else position_ids
+        return mask & (queries[:, None, :, None] - keys < self.window)
 
     def forward(
         self,
@@ -304,6 +382,8 @@ class NeuronLlamaDecoderLayer(nn.Module):
         """(B, S, H) -> hidden, new (K, V), cos, sin, and the residual where one was passed in."""
         with_residual = "residual" in kwargs
         passed = {k: kwargs.get(k) for k in ("active_mask", "cos_cache", "sin_cache")}
+        if self.window is not None and attention_mask is not None:
+            attention_mask = self._within_window(attention_mask, position_ids, past_key_value)
         residual = hidden_states
         attention = self.self_attn(
             hidden_states=self.input_layernorm(hidden_states),

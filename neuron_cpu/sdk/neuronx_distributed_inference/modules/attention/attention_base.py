@@ -189,13 +189,14 @@ class NeuronAttentionBase(nn.Module):
             num_key_value_heads=self.num_key_value_heads,
             tp_degree=self.tp_degree,
             dtype=self.torch_dtype,
-            bias=self.bias,
             sequence_parallel_enabled=self.sequence_parallel_enabled,
             sequence_dimension=self.sequence_dimension,
             tensor_model_parallel_group=self.tensor_model_parallel_group,
         )
+        named = self.qkv_bias or self.o_bias  # each by itself; else one word for both
         self.qkv_proj = GroupQueryAttention_QKV(
             gather_output=False,
+            bias=self.qkv_bias if named else self.bias,
             fused_qkv=self.fused_qkv,
             clip_qkv=self.clip_qkv,
             rms_norm_eps=self.rms_norm_eps,
@@ -204,6 +205,7 @@ class NeuronAttentionBase(nn.Module):
         )
         self.o_proj = GroupQueryAttention_O(
             input_is_parallel=True,
+            bias=self.o_bias if named else self.bias,
             layer_name=self.o_proj_layer_name,
             rpl_reduce_dtype=self.rpl_reduce_dtype,
             **common,

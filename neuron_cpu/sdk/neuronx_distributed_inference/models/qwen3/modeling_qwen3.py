@@ -1,0 +1,44 @@
+"""The baseline Qwen3: a Llama with norms over query and key heads.
+
+The name is that of NxDI's module for this type of model, in the versions that have one.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, Type
+
+import torch
+from torch import nn
+from transformers import Qwen3ForCausalLM
+
+from ..config import InferenceConfig
+from ..llama.modeling_llama import LlamaInferenceConfig, NeuronLlamaForCausalLM
+
+
+class Qwen3InferenceConfig(LlamaInferenceConfig):
+    """Configuration of a Qwen3; Hugging Face's attributes under their own names."""
+
+
+class NeuronQwen3ForCausalLM(NeuronLlamaForCausalLM):
+    """The application around a traced Llama that reads what differs from its configuration."""
+
+    @staticmethod
+    def load_hf_model(model_path: str, **kwargs: Any) -> nn.Module:
+        return Qwen3ForCausalLM.from_pretrained(model_path, **kwargs)
+
+    @staticmethod
+    def convert_hf_to_neuron_state_dict(
+        state_dict: Dict[str, torch.Tensor], config: InferenceConfig
+    ) -> Dict[str, torch.Tensor]:
+        """A Llama's conversion, with the norms over heads under NxDI's names."""
+        for layer in range(config.num_hidden_layers):
+            for name in ("q", "k"):
+                prefix = f"layers.{layer}.self_attn.{name}"
+                if f"{prefix}_norm.weight" in state_dict:
+                    gain = state_dict.pop(f"{prefix}_norm.weight")
+                    state_dict[f"{prefix}_layernorm.weight"] = gain
+        return NeuronLlamaForCausalLM.convert_hf_to_neuron_state_dict(state_dict, config)
+
+    @classmethod
+    def get_config_cls(cls) -> Type[InferenceConfig]:
+        return Qwen3InferenceConfig

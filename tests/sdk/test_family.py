@@ -1,0 +1,101 @@
+"""The SDK stand-in's own models of Llama's family, against Hugging Face in fp32."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+import pytest
+import torch
+from neuronx_distributed_inference.models.config import NeuronConfig
+from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
+
+from harness.inputs.submission import BASELINES
+
+SHAPE = dict(
+    hidden_size=48,
+    intermediate_size=52,
+    num_hidden_layers=2,
+    num_attention_heads=6,
+    num_key_value_heads=2,
+    vocab_size=211,
+    max_position_embeddings=64,
+    initializer_range=0.2,
+    tie_word_embeddings=False,
+)
+YARN = dict(rope_type="yarn", factor=4.0, original_max_position_embeddings=16)
+FAMILY = {
+    "qwen2": Qwen2Config(**SHAPE),
+    "qwen3": Qwen3Config(**SHAPE, head_dim=8),
+    "mistral": MistralConfig(**SHAPE, sliding_window=8),
+    "yarn": LlamaConfig(**SHAPE, rope_scaling=YARN),
+    "dynamic": LlamaConfig(**SHAPE, rope_scaling=dict(rope_type="dynamic", factor=2.0)),
+}
+
+
+@pytest.fixture
+def baseline(tmp_path):
+    """Factory of (Hugging Face model, the SDK's own application)."""
+
+    def make(name, load=True, **neuron):
+        torch.manual_seed(0)
+        config = FAMILY[name] if isinstance(name, str) else name
+        model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
+        for parameter in model.parameters():
+            if parameter.dim() == 1:
+                parameter.data += 0.3 * torch.randn_like(parameter)
+        folder = Path(tmp_path)
+        model.save_pretrained(folder)
+        module, cls = BASELINES[config.model_type]
+        kind = getattr(importlib.import_module(module), cls)
+        options = {"seq_len": 48, "max_context_length": 32, "torch_dtype": "float32", **neuron}
+        asked = kind.get_config_cls()(
+            NeuronConfig(**options), load_config=load_pretrained_config(str(folder))
+        )
+        app = kind(str(folder), asked)
+        app.compile(folder / "compiled")
+        if load:
+            app.load(folder / "compiled")
+        return model, app
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("mistral", {}),
+        pytest.param("qwen2", {"tp_degree": 2}, marks=pytest.mark.full),
+        pytest.param("qwen2", {"fused_qkv": True}, marks=pytest.mark.full),
+        pytest.param("qwen3", {"tp_degree": 2}, marks=pytest.mark.full),
+        pytest.param("yarn", {}, marks=pytest.mark.full),
+        pytest.param("dynamic", {}, marks=pytest.mark.full),
+    ],
+)
+@pytest.mark.parametrize("version", ["0.1", pytest.param("0.6", marks=pytest.mark.full)])
+def test_logits_equal_hugging_face(
+    name, options, version, baseline, generate, reference, monkeypatch
+):
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, app = baseline(name, **options)
+    prompt = torch.randint(3, 200, (13,), generator=torch.Generator().manual_seed(1)).tolist()
+    _, logits = reference(model, prompt, 6)
+    output = generate(app, [prompt], 6, return_dict_in_generate=True, output_logits=True)
+    torch.testing.assert_close(torch.cat(output.logits), logits, rtol=0, atol=1e-4)
+
+
+def test_what_is_not_modelled_is_refused(baseline):
+    with pytest.raises(ValueError, match="'dynamic' reaches max_position_embeddings 64, got seq"):
+        baseline("dynamic", load=False, seq_len=80)
+    some = Qwen2Config(**SHAPE, use_sliding_window=True, sliding_window=8)
+    with pytest.raises(NotImplementedError, match="use_sliding_window gives some layers"):
+        baseline(some, load=False)
+    with pytest.raises(NotImplementedError, match="sliding_window 8 meets several tokens a step"):
+        baseline("mistral", load=False, speculation_length=4)
