@@ -2324,8 +2324,6 @@ class KernelWeight(ColumnParallelLinear):
 def quantise_kernel_weights(model: nn.Module, neuron_config: NeuronConfig) -> None:
     """What NxDI's ``convert`` does to plain layers: weights of one byte, but for modules that are
     to stay, and a scale for every kernel that reads one."""
-    precise = neuron_config.torch_dtype is torch.float32  # TensorE multiplies fp32 with fp32 only
-    _refuse_for_kernels(precise, "quantised weights in a model of float32")
     stay = getattr(neuron_config, "modules_to_not_convert", None) or ()
     dtype = QUANTISED_DTYPES[neuron_config.quantization_dtype]
     for path, module in model.named_modules():
@@ -2390,8 +2388,6 @@ class NeuronLlamaMLP(nn.Module):
         bias = bool(getattr(config, "mlp_bias", False))
         self.nki_enabled, self.parallel = is_nki_enabled(config), is_sequence_parallel(config)
         if self.nki_enabled:
-            _refuse_for_kernels(bias, "mlp_bias")
-            _refuse_for_kernels(config.hidden_act != "silu", f"hidden_act {config.hidden_act}")
             inner = sizes.intermediate // tp
             self.gate_proj = KernelWeight(inner, hidden, tp, dtype)
             self.up_proj = KernelWeight(inner, hidden, tp, dtype)
@@ -2416,23 +2412,6 @@ class NeuronLlamaMLP(nn.Module):
             hidden.stream, hidden.delta, norm, *weights, self.down_proj.scale
         )
         return hidden.after(partial, stream)
-
-
-def _window_beyond_kernels(config: InferenceConfig, window: Optional[int]) -> Tuple[bool, str]:
-    """Whether a window cuts what the kernels see whole: a prompt, or a chunk behind the cache."""
-    neuron_config = config.neuron_config
-    chunks = bool(getattr(neuron_config, "speculation_length", 0))
-    wrong = window is not None and (chunks or window < neuron_config.max_context_length)
-    return wrong, f"a sliding_window of {window} below the length of a prompt or of its chunks"
-
-
-def _refuse_for_kernels(wrong: bool, what: str) -> None:
-    if wrong:
-        raise ValueError(
-            f"The kernels do not cover {what}, expected a Llama with SiLU, biases on queries, "
-            "keys and values only, heads of 64 or 128 and a batch of at most 128; run without "
-            "--enable-nki."
-        )
 
 
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -2499,6 +2478,12 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
 
+def attention_biases(config: InferenceConfig) -> Tuple[bool, bool]:
+    """Whether Q, K and V have biases, and the output; Qwen2 has no word for its own."""
+    every = bool(getattr(config, "attention_bias", False))
+    return every or model_type(config) == "qwen2", every
+
+
 class NeuronLlamaAttention(nn.Module):
     """Grouped-query attention; returns the new tokens' K and V for the base class's cache."""
 
@@ -2507,24 +2492,14 @@ class NeuronLlamaAttention(nn.Module):
         self.sizes = sizes = Sizes.of(config)
         tp, dtype = sizes.tp, config.neuron_config.torch_dtype
         hidden, dim, rank = config.hidden_size, sizes.head_dim, sizes.of_rank
-        bias = bool(getattr(config, "attention_bias", False))
-        qkv_bias = bias or model_type(config) == "qwen2"  # which has no word for it
+        qkv_bias, out_bias = attention_biases(config)
         self.window = window_of(config)
         self.nki_enabled, self.parallel = is_nki_enabled(config), is_sequence_parallel(config)
         self.left_padding = config.neuron_config.padding_side == "left"
         self.rotary_emb = LlamaRotaryEmbedding(config)
         if self.nki_enabled:
-            batch = config.neuron_config.max_batch_size
-            _refuse_for_kernels(bias, "attention_bias")
-            _refuse_for_kernels(*_window_beyond_kernels(config, self.window))
-            _refuse_for_kernels(dim not in (64, 128), f"head_dim {dim}")
-            _refuse_for_kernels(rank.q_heads > P_MAX, f"{rank.q_heads} query heads per rank")
-            _refuse_for_kernels(batch > P_MAX, f"a batch of {batch}")
-            _refuse_for_kernels(config.neuron_config.lora_config is not None, "adapters")
             tiles = rank.q_tiles + rank.stacks + whole_tiles(rank.kv_heads * dim)
             self.qkv_proj = KernelWeight(tiles * P_MAX, hidden, tp, dtype)
-            quantised = qkv_bias and config.neuron_config.quantized
-            _refuse_for_kernels(quantised, "biases behind quantised weights")
             self.qkv_bias = KernelBias(tiles * P_MAX, tp, dtype) if qkv_bias else None
             self.head_gains = HeadGains(dtype) if has_head_norms(config) else None
             columns = rank.q_tiles + rank.stacks + rank.kv_heads * dim + 2 * whole_tiles(hidden)
@@ -2538,7 +2513,7 @@ class NeuronLlamaAttention(nn.Module):
             if has_head_norms(config):
                 self.q_norm = NeuronLlamaRMSNorm(dim, config.rms_norm_eps)
                 self.k_norm = NeuronLlamaRMSNorm(dim, config.rms_norm_eps)
-            self.o_proj = row_linear(config, sizes.q_heads * dim, hidden, bias)
+            self.o_proj = row_linear(config, sizes.q_heads * dim, hidden, out_bias)
 
     def heads(self, rows: torch.Tensor, batch: int) -> torch.Tensor:
         """[B * S, n * D] (or [B, S, n * D]) -> [B, n, S, D]."""
@@ -2557,10 +2532,8 @@ class NeuronLlamaAttention(nn.Module):
         if cos is None or (cos.dim() == 2) != self.nki_enabled:
             dtype = hidden.stream.dtype if self.nki_enabled else hidden.dtype
             cos, sin = self.rotary_emb(given["position_ids"], dtype)
-        past, masks = (
-            given.get("past_key_value"),
-            (given["attention_mask"], given.get("active_mask")),
-        )
+        past = given.get("past_key_value")
+        masks = given["attention_mask"], given.get("active_mask")
         if self.window is not None:
             masks = self.within_window(*masks, None if past is None else given["position_ids"])
         inputs = hidden, norm, past, *masks, (cos, sin)
@@ -2688,12 +2661,45 @@ def cache_in_runs(
     return keys, values, runs.reshape(bias.shape)
 
 
+def refuse_what_kernels_lack(config: InferenceConfig) -> None:
+    """ValueError for a model that the kernels do not cover."""
+    sizes, neuron_config, window = Sizes.of(config), config.neuron_config, window_of(config)
+    q_heads, batch = sizes.of_rank.q_heads, neuron_config.max_batch_size
+    qkv_bias, out_bias = attention_biases(config)
+    # a window that cuts what the kernels see whole: a prompt, or a chunk behind the cache
+    chunks = bool(getattr(neuron_config, "speculation_length", 0))
+    cut = window is not None and (chunks or window < neuron_config.max_context_length)
+    quantised = bool(getattr(neuron_config, "quantized", False))
+    precise = neuron_config.torch_dtype is torch.float32  # TensorE multiplies fp32 with fp32 only
+    lacking = [
+        (out_bias, "attention_bias"),
+        (cut, f"a sliding_window of {window} below the length of a prompt or of its chunks"),
+        (sizes.head_dim not in (64, 128), f"head_dim {sizes.head_dim}"),
+        (q_heads > P_MAX, f"{q_heads} query heads per rank"),
+        (batch > P_MAX, f"a batch of {batch}"),
+        (neuron_config.lora_config is not None, "adapters"),
+        (qkv_bias and quantised, "biases behind quantised weights"),
+        (precise and quantised, "quantised weights in a model of float32"),
+        (getattr(config, "mlp_bias", False), "mlp_bias"),
+        (config.hidden_act != "silu", f"hidden_act {config.hidden_act}"),
+    ]
+    for wrong, what in lacking:
+        if wrong:
+            raise ValueError(
+                f"The kernels do not cover {what}, expected a Llama with SiLU, biases on queries, "
+                "keys and values only, heads of 64 or 128 and a batch of at most 128; run without "
+                "--enable-nki."
+            )
+
+
 class NeuronLlamaDecoderLayer(nn.Module):
     """Norm, attention, residual; norm, MLP, residual."""
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
         self.nki_enabled, self.parallel = is_nki_enabled(config), is_sequence_parallel(config)
+        if self.nki_enabled:
+            refuse_what_kernels_lack(config)
         self.self_attn = NeuronLlamaAttention(config)
         self.mlp = NeuronLlamaMLP(config)
         # the kernels find the gains in their weights
