@@ -197,6 +197,11 @@ def over_ranks(settings: Settings, place: Optional[Place]) -> Settings:
             "--no-isolate runs the submission in the driver's process, and under torchrun each "
             "rank needs one of its own; leave it out, or start main.py without torchrun."
         )
+    if settings.async_mode:
+        raise UserError(
+            "--async-mode runs decode steps beside what else is asked of the ranks, which under "
+            "torchrun meet in one order only; leave it out."
+        )
     if settings.workers is not None:
         raise UserError(
             "--workers spreads prompts over processes of a cluster, and torchrun has started "

@@ -108,5 +108,7 @@ def test_refusals(mixtral):
         ExpertMLPs(4, 1, 8, 6, "silu", normalize_top_k_affinities=True)
     with pytest.raises(NotImplementedError, match="Experts without a gate"):
         experts(glu_mlp=False)
+    with pytest.raises(NotImplementedError, match="NeuronConfig.quantized is not supported"):
+        mixtral(load=False, quantized=True, quantized_checkpoints_path="somewhere")
     with pytest.raises(NotImplementedError, match="sliding_window 16 is shorter than seq_len 48"):
         mixtral(load=False, shape={"sliding_window": 16})

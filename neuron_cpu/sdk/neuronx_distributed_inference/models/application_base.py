@@ -407,6 +407,11 @@ class NeuronApplicationBase(nn.Module):
         self._check_manifest(manifest, folder)
         degree = self.neuron_config.tp_degree
         self._pool = RankPool(degree)
+        if self.neuron_config.async_mode and len(self._pool.local_ranks) < degree:
+            raise NotImplementedError(
+                "async_mode runs decode steps beside other calls, and ranks that are processes "
+                "meet in one order only, expected it to be off under torchrun; leave it out."
+            )
         # Rank by rank, so that only one rank's slices are in flight; sub-models of a rank get the
         # same tensors. What no checkpoint holds are caches: one per name and rank, shared, because
         # decode reads what prefill wrote.

@@ -31,8 +31,11 @@ class MoE(nn.Module):
         self.sequence_parallel_enabled = sequence_parallel_enabled
         self.sequence_dimension = 1 if sequence_dimension is None else sequence_dimension
 
-    def forward(self, hidden_states: torch.Tensor) -> Tuple[torch.Tensor]:
+    def forward(
+        self, hidden_states: torch.Tensor, adapter_ids: Optional[torch.Tensor] = None
+    ) -> Tuple[torch.Tensor]:
         """One all-reduce (or reduce-scatter) of what all experts have added up."""
+        del adapter_ids  # a model with adapters has been refused
         if self.sequence_parallel_enabled:
             hidden_states = gather_from_sequence_parallel_region(
                 hidden_states, self.sequence_dimension

@@ -12,6 +12,7 @@ from torch import nn
 from transformers import MixtralForCausalLM
 
 from ...modules.moe import initialize_moe_module
+from ..application_base import refuse_options
 from ..config import InferenceConfig, MoENeuronConfig, NeuronConfig
 from ..llama.modeling_llama import (
     LlamaInferenceConfig,
@@ -88,6 +89,7 @@ class NeuronMixtralForCausalLM(NeuronLlamaForCausalLM):
     @classmethod
     def validate_config(cls, config: InferenceConfig) -> None:
         super().validate_config(config)
+        refuse_options(config.neuron_config, ("lora_config", "quantized"))
         window = getattr(config, "sliding_window", None)
         if window is not None and window < config.neuron_config.seq_len:
             raise NotImplementedError(
