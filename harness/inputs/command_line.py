@@ -46,7 +46,7 @@ MODES = {
     "diff": "where NKI and PyTorch begin to differ, operator by operator",
     "perplexity": "of a text, with float and with quantised weights",
     "preflight": "the last look at a submission before its upload",
-    "swap": "a kernel of yours in any model of transformers, held against PyTorch",
+    "swap": "your kernel in any model of transformers, beside PyTorch",
     "evaluate_all": "evaluate every prompt of prompts.txt, with reports",
 }
 ALIASES = {"evaluate_single": "evaluate"}

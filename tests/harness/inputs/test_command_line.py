@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -125,6 +126,8 @@ def test_trees_are_read_whole(tmp_path, name) -> None:
     assert asked["medusa_tree"] == [[0], [2], [0, 1]] and asked["medusa_speculation_length"] == 4
 
 
+LLAMA = Path(command_line.__file__).parents[2] / "llama.py"
+SWAP = f"--kernel {LLAMA}:kernel --at mlp"
 NEED_FILES = {"--medusa-tree-json", "--adapter-id", *adapters.FLAGS}
 
 
@@ -148,13 +151,19 @@ def test_arguments_of_other_modes_are_refused(flag: str) -> None:
         "--enable-eagle-speculation": "--draft-model-path d",
         "--enable-eagle-draft-input-norm": "--enable-eagle-speculation --draft-model-path d",
         "--speculation-length": "3 --speculate lookup",
+        "--kernel": f"{LLAMA}:kernel --at mlp",
+        "--at": f"mlp --kernel {LLAMA}:kernel",
+        "--layers": f"3 {SWAP}",
+        "--least-cosine": f"0.5 {SWAP}",
     }.get(flag, "3")
     arguments = [flag] if bare else [flag, *value.split()]
     arguments = ["--no-stream"] if flag == "--stream" else arguments
     for mode in command_line.MODES:
         if mode in command_line.ONLY_IN[flag]:
-            measures = "evaluate" in mode and "--benchmark" in arguments
-            command_line.parse(["--mode", mode, *(arguments[:-1] if measures else arguments)])
+            own = mode == "swap" or "evaluate" in mode
+            given = [word for word in arguments if not (own and word == "--benchmark")]
+            needed = SWAP.split() if mode == "swap" and "--kernel" not in given else []
+            command_line.parse(["--mode", mode, *given, *needed])
             continue
         modes = {
             command_line.ONLY_IN[given][0]
