@@ -473,6 +473,13 @@ def test_dma_between_other_shapes_and_types():
 
     assert np.array_equal(moved(through, (2, 24), x), x.reshape(2, 24))
 
+    def one_partition(o, h):
+        tile = nl.ndarray((1, 48), nl.float32)
+        nisa.dma_copy(tile, h.reshape((48,)))
+        nisa.dma_copy(o, tile)
+
+    assert np.array_equal(moved(one_partition, (4, 12), x), x.reshape(4, 12))
+
 
 def test_dma_transposes():
     x = data(38, (4, 3, 2, 5), BF16)

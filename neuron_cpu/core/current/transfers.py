@@ -97,7 +97,9 @@ def _matched(what: str, dst: View, src: View) -> tuple[View, View]:
     chip = dst if dst.on_chip else src
     lead: tuple[int, ...] = ()
     shapes = [(v.shape[0], *joined(v, 1)) if v.on_chip else joined(v, 0) for v in (dst, src)]
-    if chip.on_chip and dst.shape[0] == src.shape[0]:  # partitions stay an axis of their own
+    if chip.on_chip and chip.shape[0] == 1:  # so does a single one, which the other side lacks
+        lead, shapes = (1,), [joined(v, 1 if v is chip else 0) for v in (dst, src)]
+    elif chip.on_chip and dst.shape[0] == src.shape[0]:  # partitions stay an axis of their own
         lead, shapes = chip.shape[:1], [joined(dst, 1), joined(src, 1)]
     sizes = refined(shapes)
     if sizes is None:
