@@ -434,6 +434,29 @@ def test_matmul_of_several_free_axes():
     close(run(body, (12, 35), a, b), want)
 
 
+def test_sums_in_bf16_and_wide_products(target):
+    """gen4: PSUM holds bf16, rounded after each product, and one product moves 2048 columns."""
+    target("trn3")
+    a, b = data(42, (32, 8)), data(43, (32, 2048))
+
+    def body(d, x, y):
+        psum = nl.ndarray((8, 2048), nl.bfloat16, buffer=nl.psum)
+        for _ in range(2):
+            nisa.nc_matmul(psum, x, y)
+        nisa.tensor_copy(d, psum)
+
+    first = (a.T.astype(float) @ b).astype(BF16).astype(float)
+    close(run(body, (8, 2048), a, b), first + a.T.astype(float) @ b, 2.0**-8)
+
+
+def test_gen2_accumulates_in_fp32_only():
+    def body(d, x):
+        nisa.nc_matmul(nl.ndarray((8, 8), nl.bfloat16, buffer=nl.psum), x, x)
+
+    with pytest.raises(Exception, match="sim_matmul_output_type"):
+        run(body, (8, 8), data(1, (8, 8)))
+
+
 def test_double_rows(target):
     target("trn2")
     kind = np.dtype(ml_dtypes.float8_e4m3)

@@ -199,8 +199,10 @@ def test_objects_and_tuples_carry_tensors():
         return out
 
     a, b, c = (normal(k, (8, 4)) for k in range(3))
-    found = kernel(Config(scale=2.0, tile=c), (a, b))
-    assert np.allclose(found, 2 * a + c + b, atol=1e-6)
+    for scale in (2.0, 2.0, 3.0):
+        found = kernel(Config(scale=scale, tile=c), (a, b))
+        assert np.allclose(found, scale * a + c + b, atol=1e-6)
+    assert len(kernel.programs) == 2
 
 
 @pytest.mark.parametrize("grid", [(1, 2), 3, 0, True])

@@ -26,6 +26,7 @@ from ..run.execute import Plan
 from .registers import NeedsValues
 from .subset import lint
 from .tensor import NkiTensor
+from .types import NKIObject
 
 PRECISE_FP = "NKI_PRECISE_FP"  # 0: low-precision tensors are kept in fp32
 CORES = (1, 2)  # physical cores of a logical one
@@ -74,8 +75,8 @@ class Kernel(calling.Kernel):
             return ("tensor", *shape_of(value))
 
         named = sorted(kwargs.items())
-        key = [_rebuilt(v, note, f"arg{k}") for k, v in enumerate(args)]
-        key += [(k, _rebuilt(v, note, k)) for k, v in named]
+        key = [_fields(_rebuilt(v, note, f"arg{k}")) for k, v in enumerate(args)]
+        key += [(k, _fields(_rebuilt(v, note, k))) for k, v in named]
         return [_hosted(t) for t in tensors], constant_key(key)
 
     def _rules(self) -> tuple:
@@ -170,6 +171,16 @@ def _is_jax(value: Any) -> bool:
 def _hosted(value: Any) -> Any:
     """A tensor of a framework that is optional, as numpy."""
     return np.asarray(value) if _is_jax(value) else value
+
+
+def _fields(value: Any) -> Any:
+    """Objects of a kernel's own classes as their fields: equal ones make one specialisation."""
+    if isinstance(value, NKIObject):
+        held = sorted(vars(value).items())
+        return (type(value).__qualname__, *((name, _fields(one)) for name, one in held))
+    if isinstance(value, (list, tuple)):
+        return [_fields(one) for one in value]
+    return value
 
 
 def _rebuilt(value: Any, make: Callable[[Any, str], Any], name: str) -> Any:

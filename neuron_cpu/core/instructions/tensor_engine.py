@@ -79,7 +79,9 @@ def _matmul_rules(i: Instruction) -> None:
                 f"nc_matmul got {view.label()}, expected a floating-point type; cast it first",
             )
     out = i.dst[0]
-    if not MatmulAttrs.of(i).is_transpose and out.dt.name != "float32":
+    # NeuronCore-v4 also rounds sums to bf16 (ISA32, nc_matmul)
+    allowed = ("float32", "bfloat16") if CORE.number >= 4 else ("float32",)
+    if not MatmulAttrs.of(i).is_transpose and out.dt.name not in allowed:
         raise refuse(
             "sim_matmul_output_type",
             f"nc_matmul writes {out.label()}, expected float32: PSUM accumulates in fp32; cast "
