@@ -1,0 +1,99 @@
+"""Rewrites the table of docs/quantisation.md: what weights and caches of one byte bring and cost.
+
+    python benchmarks/quantisation.py
+
+A decode step of Llama-3.2-1B at tensor-parallel degree 2 and cache 640 is estimated by
+`main.py --mode profile`, the attention kernel of one layer over 32768 keys by the same cost model.
+Perplexity is measured by `main.py --mode perplexity` on the embedded model. Some five minutes.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+import neuron_cpu  # noqa: E402
+
+neuron_cpu.ensure_sdk()
+
+import torch  # noqa: E402
+
+import llama  # noqa: E402
+from benchmarks.kernel_docs import HIDDEN, KV, D, Q, meta, weight  # noqa: E402
+from neuron_cpu.core.time import schedule  # noqa: E402
+
+PAGE = ROOT / "docs" / "quantisation.md"
+BLOCK = re.compile(r"(<!-- generated: quantisation -->\n).*?(<!-- end -->)", re.DOTALL)
+KEYS = 32768
+WEIGHTS = {"bf16": (), "int8": ("--quantize", "int8"), "fp8": ("--quantize", "fp8")}
+STEP = re.compile(r"token_generation_model, bucket 640.* ([\d.]+) ms a token")
+PERPLEXITY = re.compile(r"^(bfloat16|int8|f8e4m3) weights.*?([\d.]+) +(-|[+-][\d.]+%) +\d+$", re.M)
+
+
+def driver(*arguments: str) -> str:
+    """Standard output of main.py."""
+    command = [sys.executable, str(ROOT / "main.py"), *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return done.stdout
+
+
+def step_ms(*flags: str) -> float:
+    """Estimated time of a decode step with kernels."""
+    shape = ("--profile-model", "llama-3.2-1b", "--tp-degree", "2", "--seq-len", "640")
+    short = ("--max-context-length", "64")  # of a prefill, which is not looked at
+    text = driver("--mode", "profile", "--enable-nki", *shape, *short, *flags)
+    found = STEP.search(text)
+    if found is None:
+        raise SystemExit(f"No estimate of a decode step in:\n{text}")
+    return float(found[1])
+
+
+def attention_us(cache: torch.dtype) -> float:
+    """Estimated time of one layer's attention over KEYS cached keys, weights in bf16."""
+    heads, norm = llama.HeadShape(Q, KV, D), llama.Norm(HIDDEN, 1e-5)
+    weights = weight((Q + 2 * KV) * D, HIDDEN), weight(HIDDEN, Q * D)
+    cached = [meta(1, KV, KEYS, D, dtype=cache)] * 2
+    given = meta(HIDDEN, 1), meta(HIDDEN, 1), norm, *weights, meta(128, 1), meta(128, 1), *cached
+    program = llama.attention_chunk_kernel.trace(*given, meta(1, 2, KEYS), None, heads)
+    return schedule.schedule(program).total / 1e3
+
+
+def table() -> str:
+    perplexities = PERPLEXITY.findall(driver("--mode", "perplexity", "--no-enable-nki"))
+    if len(perplexities) != len(WEIGHTS):
+        raise SystemExit(f"Expected {len(WEIGHTS)} perplexities, got {perplexities}.")
+    steps = {name: step_ms(*flags) for name, flags in WEIGHTS.items()}
+    rows = [
+        "| Weights | Decode step, ms (estimated) | of bf16 | Perplexity | against bf16 |",
+        "|---|---|---|---|---|",
+    ]
+    for (name, ms), (_, perplexity, above) in zip(steps.items(), perplexities):
+        rows.append(f"| {name} | {ms:.3f} | {ms / steps['bf16']:.3f} | {perplexity} | {above} |")
+    times = [attention_us(dtype) for dtype in (torch.bfloat16, torch.float8_e4m3fn)]
+    rows += [
+        "",
+        "| Cache | Attention of a layer over 32768 keys, µs (estimated) | MiB of keys and values |",
+        "|---|---|---|",
+    ]
+    for name, us, size in zip(("bf16", "fp8"), times, (2, 1)):
+        rows.append(f"| {name} | {us:.1f} | {2 * KV * KEYS * D * size / 2**20:.0f} |")
+    return "\n".join(rows) + "\n"
+
+
+def main() -> int:
+    made = table()
+    print(made)
+    page = PAGE.read_text(encoding="utf-8")
+    PAGE.write_text(BLOCK.sub(lambda m: m[1] + made + m[2], page), encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
