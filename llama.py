@@ -2879,9 +2879,8 @@ def of_ranks(*parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([torch.cat(own, 1) for own in zip(*parts)])
 
 
-def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enabled: bool) -> None:
-    """Spread the heads of one layer, and put its weights in kernel layout for the kernels."""
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+def spread_heads(state: StateDict, attention: str, kv: int, sizes: Sizes) -> None:
+    """Weights, biases and scales of one layer's attention for replicated and padded heads."""
     for kind in ("weight", "bias", "scale"):  # of quantised weights: a row each, or one in all
         query = f"{attention}q_proj.{kind}"
         if query in state and state[query].numel() > 1:
@@ -2891,22 +2890,29 @@ def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enab
                 state[key] = spread_kv(state[key], sizes)
     out = f"{attention}o_proj.weight"
     state[out] = spread_queries(state[out], kv, sizes, 1)
-    if not nki_enabled:
-        return
+
+
+def qkv_of_ranks(parts: Sequence[torch.Tensor], sizes: Sizes) -> List[torch.Tensor]:
+    """Rows of Q, K and V of all heads -> of each rank, in the order of its tiles of heads."""
+    rank = sizes.of_rank
+    return [
+        torch.cat((rank.order(q, rank.group), rank.order(k, 1), v))
+        for q, k, v in zip(*(part.chunk(sizes.tp) for part in parts))
+    ]
+
+
+def attention_for_kernels(
+    state: StateDict, attention: str, gain: torch.Tensor, sizes: Sizes
+) -> None:
+    """What the attention kernels read of one layer, behind a norm with this ``gain``."""
     tp, rank = sizes.tp, sizes.of_rank
     if f"{attention}q_proj.bias" in state:
-        biases = [state.pop(f"{attention}{name}_proj.bias")[:, None].chunk(tp) for name in "qkv"]
-        state[f"{attention}qkv_bias.weight"] = torch.cat(
-            [
-                pad_tiles(torch.cat((rank.order(q, rank.group), rank.order(k, 1), v)), 0).t()
-                for q, k, v in zip(*biases)
-            ]
-        )
+        biases = [state.pop(f"{attention}{name}_proj.bias")[:, None] for name in "qkv"]
+        rows = [pad_tiles(own, 0).t() for own in qkv_of_ranks(biases, sizes)]
+        state[f"{attention}qkv_bias.weight"] = torch.cat(rows)
     if f"{attention}q_norm.weight" in state:
-        gains = [state.pop(f"{attention}{name}_norm.weight") for name in "qk"]
-        each = torch.stack(gains, 1)
-        state[f"{attention}head_gains.weight"] = each.repeat(P_MAX // sizes.head_dim, 1)
-    gain = state.pop(f"{prefix}input_layernorm.weight")
+        gains = torch.stack([state.pop(f"{attention}{name}_norm.weight") for name in "qk"], 1)
+        state[f"{attention}head_gains.weight"] = gains.repeat(P_MAX // sizes.head_dim, 1)
     scales = pop_scales(state, [f"{attention}{name}_proj" for name in "qkvo"])
     if scales is not None:
         q, k, v = (scale.chunk(tp) for scale in scales[:3])
@@ -2923,15 +2929,16 @@ def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enab
             "One kernel multiplies with q, k and v: expected all of them or none quantised; name "
             "all three or none in modules_to_not_convert."
         )
-    qkv = [times_gain(weight, gain, scales).chunk(tp) for weight in weights]
-    state[f"{attention}qkv_proj.weight"] = layouts_of_ranks(
-        in_runs(torch.cat((rank.order(q, rank.group), rank.order(k, 1), v)), 1)
-        for q, k, v in zip(*qkv)
-    )
+    shares = qkv_of_ranks([times_gain(weight, gain, scales) for weight in weights], sizes)
+    state[f"{attention}qkv_proj.weight"] = layouts_of_ranks(in_runs(own, 1) for own in shares)
+    out = f"{attention}o_proj.weight"
     state[out] = layouts_of_ranks(
         in_runs(rank.order(share.t(), rank.group).t(), 0) for share in state[out].chunk(tp, 1)
     )
-    gain = state.pop(f"{prefix}post_attention_layernorm.weight")
+
+
+def mlp_for_kernels(state: StateDict, mlp: str, gain: torch.Tensor, tp: int) -> None:
+    """What the MLP's kernel reads of one layer, behind a norm with this ``gain``."""
     scales = pop_scales(state, [f"{mlp}{name}_proj" for name in ("gate", "up", "down")])
     if scales is not None:
         gate, up = ([in_columns(own) for own in scale.chunk(tp)] for scale in scales[:2])
@@ -2942,6 +2949,17 @@ def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enab
         state[key] = layouts_of_ranks(in_runs(share, 1) for share in shares)
     down = f"{mlp}down_proj.weight"
     state[down] = layouts_of_ranks(in_runs(share, 0) for share in state[down].chunk(tp, 1))
+
+
+def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enabled: bool) -> None:
+    """Spread the heads of one layer, and put its weights in kernel layout for the kernels."""
+    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
+    spread_heads(state, attention, kv, sizes)
+    if nki_enabled:
+        gain = state.pop(f"{prefix}input_layernorm.weight")
+        attention_for_kernels(state, attention, gain, sizes)
+        gain = state.pop(f"{prefix}post_attention_layernorm.weight")
+        mlp_for_kernels(state, mlp, gain, sizes.tp)
 
 
 class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
