@@ -62,12 +62,15 @@ LONG_PIECE_BYTES = 32768  # of few tokens, which leave more room
 FEW_TOKENS = 64  # up to so many need no room for hidden states beside weights
 LAST_PIECE_BYTES = 4096  # at the end of a kernel's stream of weights: DMA wants 2 KiB or more
 SHORT_ROW_TOKENS = 32  # of which a tile's row is 64 bytes
+SHORT_BLOCK = 256  # tokens that lie together in hidden states up to H of 2048
+LONG_BLOCK = 384  # and beyond
+WEIGHT_BYTES = 96 * 1024  # SBUF for weights of attention that stay for all blocks
+SCRATCH_TILES = 16  # tiles of keys that come back from HBM at a time
 TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
 CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
 RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
 CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
 DECODE_KEYS = 2048  # cached keys up to which a decode step has them all in SBUF at once
-KEY_BLOCK = 1024  # keys whose scores are in PSUM at a time: two banks, another two for the next
 MASKED = -1.5e38  # added to scores that do not count: exp gives 0, and twice it is finite
 MASKED_FP16 = -3.0e4  # the same for float16, which ends at 65504
 
@@ -128,6 +131,26 @@ def in_runs(weight: torch.Tensor, dim: int) -> torch.Tensor:
     padded = pad_tiles(weight, dim)
     runs = padded.unflatten(dim, (P_MAX, padded.shape[dim] // P_MAX))
     return runs.transpose(dim, dim + 1).flatten(dim, dim + 1)
+
+
+def in_blocks(rows: torch.Tensor, length: int) -> torch.Tensor:
+    """Hidden states [T, H] of sequences of ``length`` tokens -> [H, T] in ``token_blocks``."""
+    padded = pad_tiles(rows, 1)
+    tokens, features = padded.shape
+    blocks = [
+        padded[block.start : block.start + block.count].t().reshape(P_MAX, -1)
+        for block in token_blocks(features, tokens, length)
+    ]
+    return torch.cat(blocks, 1).reshape(features, tokens)
+
+
+def from_blocks(x: torch.Tensor, length: int) -> torch.Tensor:
+    """The inverse of ``in_blocks``, padding included."""
+    features, tokens = x.shape
+    blocks = token_blocks(features, tokens, length)
+    sizes = [block.count * features // P_MAX for block in blocks]
+    parts = x.reshape(P_MAX, -1).split(sizes, 1)
+    return torch.cat([part.reshape(features, -1).t() for part in parts])
 
 
 def kernel_layout(weight: torch.Tensor) -> torch.Tensor:
@@ -240,15 +263,58 @@ def psum_parts(tiles, tokens):
     ]
 
 
+class Block(NamedTuple):
+    """Tokens that lie together in hidden states @ HBM: ``count`` from ``start`` on, of sequences of
+    ``length`` tokens."""
+
+    start: int
+    count: int
+    length: int
+
+    def parts(self):
+        """(sequence, position, column, tokens) of its tiles: up to 128 tokens of one sequence."""
+        own = min(self.count, self.length)
+        return [
+            (*divmod(self.start + column + at, self.length), column + at, size)
+            for column in range(0, self.count, own)
+            for at, size in spans(own, P_MAX)
+        ]
+
+
+def token_blocks(features, tokens, length):
+    """The Blocks of so many tokens, sequences of ``length``: several whole sequences, or whole
+    tiles of one, as equal as can be.
+
+    Rows of DMA are as long as a block is large, and what waits for a block waits for all of it.
+    Weights of more than 2048 features do not stay in SBUF: they are read again for each block, and
+    from 340 tokens on TensorE takes longer than DMA.
+    """
+    most = SHORT_BLOCK if features <= 2048 else LONG_BLOCK
+    if length < most:
+        return [Block(*span, length) for span in spans(tokens, most // length * length)]
+    size = math.ceil(length / math.ceil(length / most) / P_MAX) * P_MAX
+    return [
+        Block(first + at, count, length)
+        for first in range(0, tokens, length)
+        for at, count in spans(length, size)
+    ]
+
+
+def grouped(blocks, most):
+    """Lists of Blocks that follow each other, of at most so many tokens each."""
+    found = []
+    for block in blocks:
+        if found and sum(other.count for other in found[-1]) + block.count <= most:
+            found[-1].append(block)
+        else:
+            found.append([block])
+    return found
+
+
 # --- Tile helpers: everything here works on SBUF and PSUM tiles -----------------------------------
 #
 # Instructions return their tile. nl.ndarray makes one, in SBUF if it names no buffer, where several
 # instructions fill it, or where a result takes another type than its operands.
-
-
-def load_tile(x_hbm):
-    """A region [P, F] @ HBM -> the same @ SBUF."""
-    return nl.load(x_hbm)
 
 
 def filled(shape, value, dtype):
@@ -355,25 +421,24 @@ def stored_together(pieces, tokens):
     return [pieces]
 
 
-def store_product(weight_hbm, x_sb, out_hbm, start, scale_sb=None):
-    """``W @ x`` of a chunk of tokens [128, k_tiles, T'] into the columns of out [N, T] from
-    ``start`` on: its features lie in runs, so that each partition stores contiguous rows.
-    ``scale_sb`` [128, N/128] is that of a quantised weight."""
-    k_tiles, count = x_sb.shape[1:]
+def store_product(weight_hbm, passed, out_hbm):
+    """``W @ x`` of ``passed``, (x_sb [128, k_tiles, count], Block), into out [N, T] @ HBM: one pass
+    over the weights. Features lie in runs, so that each partition stores contiguous rows."""
+    k_tiles, count = passed[0][0].shape[1:]
     tiles = feature_tiles(weight_hbm, k_tiles)
-    lanes_hbm = out_hbm.reshape((P_MAX, tiles, out_hbm.shape[1]))
-    pieces = weight_pieces(tiles, k_tiles, count, True, weight_hbm.itemsize)
-    for group in stored_together(pieces, count):
+    for group in stored_together(weight_pieces(tiles, k_tiles, count, last=True), count):
         begin, size = group[0][0], sum(piece for _, piece in group)
-        out_sb = nl.ndarray((P_MAX, size, count), out_hbm.dtype)
+        outs = [nl.ndarray((P_MAX, size, block.count), out_hbm.dtype) for _, block in passed]
         for first, piece in group:
             weight_sb = load_weight(weight_hbm, first, piece, k_tiles)
-            for tile, beside, at, tokens in psum_parts(piece, count):
-                out_psum = products(weight_sb, tile, beside, x_sb, at, tokens)
-                part = out_sb[:, nl.ds(first - begin + tile, beside), nl.ds(at, tokens)]
-                own = nl.ds(first + tile, beside)
-                times_features(part, out_psum, None if scale_sb is None else scale_sb[:, own])
-        nl.store(lanes_hbm[:, nl.ds(begin, size), nl.ds(start, count)], out_sb)
+            for (x_sb, block), out_sb in zip(passed, outs):
+                for tile, beside, at, columns in psum_parts(piece, block.count):
+                    place = nl.ds(first - begin + tile, beside)
+                    out_psum = products(weight_sb, tile, beside, x_sb, at, columns)
+                    out_sb[:, place, nl.ds(at, columns)] = nisa.tensor_copy(out_psum)
+        for (_, block), out_sb in zip(passed, outs):
+            part_hbm = block_part(out_hbm, block, begin, size)
+            nl.store(part_hbm, out_sb.reshape((P_MAX, size * block.count)))
 
 
 # --- Residual stream and norm ---------------------------------------------------------------------
@@ -386,22 +451,31 @@ class Norm(NamedTuple):
     eps: float
 
 
-def residual_sum(x_hbm, delta_hbm, sum_hbm, start, count):
-    """x + delta for a chunk of tokens, [H, T] @ HBM -> [128, H/128, count] @ SBUF, and stored.
+def block_part(x_hbm, block, tile, tiles):
+    """Some tiles of features of a block of hidden states [H, T] @ HBM -> [128, tiles * count]: a
+    partition's are contiguous."""
+    k_tiles = x_hbm.shape[0] // P_MAX
+    rows_hbm = x_hbm.reshape((P_MAX, k_tiles * x_hbm.shape[1]))
+    return rows_hbm[:, nl.ds(k_tiles * block.start + tile * block.count, tiles * block.count)]
 
-    Without delta just x. Many tokens arrive in eight parts, so that what follows starts with one.
+
+def residual_sum(x_hbm, delta_hbm, sum_hbm, block):
+    """x + delta for a block of tokens, [H, T] @ HBM -> [128, H/128, count] @ SBUF, and stored.
+
+    Without delta just x. Many tokens arrive in up to eight parts, so that what follows starts with
+    one, in rows of 4 KiB.
     """
-    k_tiles, columns = x_hbm.shape[0] // P_MAX, nl.ds(start, count)
-    lanes = (P_MAX, k_tiles, x_hbm.shape[1])
-    x_sb = nl.ndarray((P_MAX, k_tiles, count), x_hbm.dtype)
-    for first, tiles in spans(k_tiles, math.ceil(k_tiles / 8) if count > P_MAX else k_tiles):
-        part = nl.ds(first, tiles)
-        x_sb[:, part, :] = nl.load(x_hbm.reshape(lanes)[:, part, columns])
+    k_tiles, count = x_hbm.shape[0] // P_MAX, block.count
+    x_sb = nl.ndarray((P_MAX, k_tiles * count), x_hbm.dtype)
+    each = k_tiles if count <= P_MAX else max(math.ceil(k_tiles / 8), 2048 // count)
+    for first, tiles in spans(k_tiles, each):
+        part = nl.ds(first * count, tiles * count)
+        x_sb[:, part] = nl.load(block_part(x_hbm, block, first, tiles))
         if delta_hbm is not None:
-            delta_sb = nl.load(delta_hbm.reshape(lanes)[:, part, columns])
-            x_sb[:, part, :] = nisa.tensor_tensor(x_sb[:, part, :], delta_sb, nl.add)
-            nl.store(sum_hbm.reshape(lanes)[:, part, columns], x_sb[:, part, :])
-    return x_sb
+            delta_sb = nl.load(block_part(delta_hbm, block, first, tiles))
+            x_sb[:, part] = nisa.tensor_tensor(x_sb[:, part], delta_sb, nl.add)
+            nl.store(block_part(sum_hbm, block, first, tiles), x_sb[:, part])
+    return x_sb.reshape((P_MAX, k_tiles, count))
 
 
 def squared_lengths(x_sb, start, tokens):
@@ -652,36 +726,6 @@ def value_tile(p, weight_sb, tile, start, v_sb):
             rows_sb[:, nl.ds(start, width)] = times_both(acc_psum, own_sb, scale_sb)
 
 
-def first_weights(qkv_w_hbm, first, tiles, k_tiles, tokens):
-    """The piece of a weight that ``project_tiles`` reads first: loaded before hidden states, whose
-    first features TensorE then need not wait with."""
-    (start, count), *_ = weight_pieces(tiles, k_tiles, tokens, itemsize=qkv_w_hbm.itemsize)
-    return load_weight(qkv_w_hbm, first + start, count, k_tiles)
-
-
-def project_tiles(p, qkv_w_hbm, first, tiles, ahead_sb, qk_sb, v_sb):
-    """``tiles`` tiles of the features of Q, K and V from ``first`` on into qk_sb and v_sb.
-
-    ``ahead_sb`` are their ``first_weights``.
-    """
-    (_, k_tiles, tokens), rotated = p.x_sb.shape, p.heads.q_tiles + p.heads.stacks
-    for start, count in weight_pieces(tiles, k_tiles, tokens, itemsize=qkv_w_hbm.itemsize):
-        begin = first + start
-        weight_sb = load_weight(qkv_w_hbm, begin, count, k_tiles) if start else ahead_sb
-        for tile in [*range(count)]:
-            if begin + tile >= rotated:
-                value_tile(p, weight_sb, tile, (begin + tile - rotated) * P_MAX, v_sb)
-                continue
-            for column, size in even_spans(tokens, MOVING_MAX):
-                rotated_span(p, weight_sb, tile, qk_sb, begin + tile, column, size)
-
-
-def attention_columns(x_hbm, heads):
-    """Columns of an attention kernel's scales: of Q and K, of V, of the norm, of the output."""
-    k_tiles = x_hbm.shape[0] // P_MAX
-    return heads.q_tiles + heads.stacks, heads.kv_heads * heads.head_dim, k_tiles, k_tiles
-
-
 def qkv_tiles(p):
     """Tiles for what is projected @ SBUF: qk_sb [128, query tiles then key tiles, T], and one tile
     [tokens, kv_heads * D] of values per tile of tokens."""
@@ -691,11 +735,16 @@ def qkv_tiles(p):
 
 
 def project_qkv(p, qkv_w_hbm):
-    """Q, K and V of a chunk of tokens -> the tiles of ``qkv_tiles``, queries and keys rotated."""
+    """Q, K and V of a few tokens -> the tiles of ``qkv_tiles``, queries and keys rotated."""
     (_, k_tiles, tokens), (qk_sb, v_sb) = p.x_sb.shape, qkv_tiles(p)
-    tiles = feature_tiles(qkv_w_hbm, k_tiles)
-    ahead_sb = first_weights(qkv_w_hbm, 0, tiles, k_tiles, tokens)
-    project_tiles(p, qkv_w_hbm, 0, tiles, ahead_sb, qk_sb, v_sb)
+    rotated = p.heads.q_tiles + p.heads.stacks
+    for first, count in weight_pieces(feature_tiles(qkv_w_hbm, k_tiles), k_tiles, tokens):
+        weight_sb = load_weight(qkv_w_hbm, first, count, k_tiles)
+        for tile in [*range(count)]:
+            if first + tile < rotated:
+                rotated_span(p, weight_sb, tile, qk_sb, first + tile, 0, tokens)
+            else:
+                value_tile(p, weight_sb, tile, (first + tile - rotated) * P_MAX, v_sb)
     return qk_sb, v_sb
 
 
@@ -714,54 +763,8 @@ def key_rows(qk_sb, first_tile, start, tokens, heads):
 
 # --- Attention ------------------------------------------------------------------------------------
 #
-# Scores have their queries on partitions: a tile of up to 128 queries is stationary, 512 keys move,
-# and the softmax runs along the free axis straight from PSUM: VectorE finds the maximum, ScalarE
-# writes exp(score - maximum) in the model's type. TensorE turns these weights round, 128 keys at a
-# time, and they are the stationary operand of the product with the values: D columns move, half of
-# what stationary values would need where D is 64. Values carry a column of ones, whose result is
-# the sum of the weights, so nothing else adds them up.
-#
-# KEY_BLOCK keys are scored at a time. Where there are more, a running softmax keeps the maximum and
-# rescales what was summed when it grows (Milakov and Gimelshein 2018; Dao et al. 2022).
-
-
-def running_softmax(queries, heads, width):
-    """What is known of ``heads`` rows of scores per partition after some blocks of keys.
-
-    fp32 @ SBUF: neg_maxima_sb [Q, heads], the negated maximum; sums_sb [Q, heads, width], weighted
-    values relative to it, sums of the weights among them.
-    """
-    neg_maxima_sb = nl.ndarray((queries, heads), nl.float32, buffer=nl.sbuf)
-    sums_sb = nl.ndarray((queries, heads, width), nl.float32, buffer=nl.sbuf)
-    return neg_maxima_sb, sums_sb
-
-
-def lower_maximum(neg_maxima_sb, head, block_neg_sb, first):
-    """Take a block's negated maximum [Q, 1] -> the one to use, and what to rescale by.
-
-    exp(old maximum - new maximum) [Q, 1], None for the first block.
-    """
-    column, shape = nl.ds(head, 1), block_neg_sb.shape
-    if first:
-        neg_maxima_sb[:, column] = nisa.tensor_copy(block_neg_sb)
-        return block_neg_sb, None
-    neg_max_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
-    neg_max_sb[...] = nisa.tensor_tensor(block_neg_sb, neg_maxima_sb[:, column], nl.minimum)
-    factor_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
-    factor_sb[...] = nisa.activation(nl.exp, neg_maxima_sb[:, column], bias=neg_max_sb, scale=-1.0)
-    neg_maxima_sb[:, column] = nisa.tensor_copy(neg_max_sb)
-    return neg_max_sb, factor_sb
-
-
-def add_rescaled(sums_sb, head, columns, product_psum, factor_sb):
-    """Rescale some columns of the sums, and add a block's [Q, n] @ PSUM to them."""
-    if factor_sb is None:
-        sums_sb[:, head, columns] = nisa.tensor_copy(product_psum)
-    else:
-        sums_sb[:, head, columns] = nisa.scalar_tensor_tensor(
-            data=sums_sb[:, head, columns], op0=nl.multiply, operand0=factor_sb,
-            op1=nl.add, operand1=product_psum,
-        )  # fmt: skip
+# Softmax weights are relative to the maximum of their query; their product with a column of ones
+# behind the values is their sum.
 
 
 def score_scales(head_dim):
@@ -814,260 +817,797 @@ def turn_tiles(out_sb, first, column, x_sb, start, tiles, width):
         )
 
 
-# --- Prefill attention ----------------------------------------------------------------------------
+# --- Attention of many queries --------------------------------------------------------------------
+#
+# Prompts, their chunks and token trees. Scores are transposed: a tile of up to 128 keys is
+# stationary and up to 512 columns of queries move, those of a KV head's group, of several heads
+# where tokens are few. So exp leaves the weights with keys on partitions, where the product with
+# the values contracts them: weights are stationary, and D + 1 columns of values move. The last one
+# is ones, and gives the sum of the weights. What exp subtracts differs from column to column: a
+# first pass over all keys, with queries on partitions, finds each query's maximum, and the second
+# contracts two marks beside the D features, rows of the array that are idle where D is 64:
+#
+#   keys (mask, 1)     queries (1, -maximum), of which the first pass contracts the first
+#
+# Its maximum known, no query is ever rescaled; it may be rounded, since it is the same for all of
+# the query's keys. Where D is 128 no row is idle: as long as all keys stay in SBUF, the scores of
+# the first pass stay, too, and TensorE turns their weights round instead of scoring once more.
+#
+# ScalarE takes scores out of PSUM and VectorE compares copies of them in SBUF, since both at PSUM
+# exclude each other. So ScalarE bounds both passes, and TensorE has time for the projections of
+# others: the steps of the second pass take turns with those of the next queries' first pass, and
+# with other work, in the order in which their tiles of PSUM are wanted.
+
+MARKS = 2
+HEADS_AT_ONCE = 4  # KV heads whose blocks of a cache are in SBUF at the same time
 
 
-class KeyBlock(NamedTuple):
-    """``count`` keys and values of one KV head @ SBUF: which part of two tiles they are.
+class ScoreBank(NamedTuple):
+    """Queries whose scores share a bank of PSUM: [head, member of its group; token].
 
-    Keys k_sb[lanes, k_tile, first : first + count]; values v_sb[:, v_tile + t, v_head, :] of the
-    t-th 128 keys, [128, D + 1], the last column ones, rows behind the last key zero.
+    ``heads`` KV heads from ``head`` on, ``members`` of their groups from ``member`` on, and
+    ``tokens`` new tokens: the columns from ``column`` on of the ``block``-th qk_sb, before which
+    ``position`` new tokens stand in their sequence.
+    """
+
+    head: int
+    heads: int
+    member: int
+    members: int
+    block: int
+    column: int
+    position: int
+    tokens: int
+
+    @property
+    def rows(self) -> int:
+        """Queries of each token."""
+        return self.heads * self.members
+
+    def own(self, head):
+        """Rows of its ``head``-th head."""
+        return nl.ds(head * self.members, self.members)
+
+    def together(self):
+        """(first, count) of a head's members whose queries share a tile of 128 partitions."""
+        return spans(self.members, max(1, P_MAX // self.tokens))
+
+    def tiles(self):
+        """(head, first row, rows) of those tiles."""
+        return [
+            (head, head * self.members + first, count)
+            for head in range(self.heads)
+            for first, count in self.together()
+        ]
+
+
+def score_banks(parts, heads, largest):
+    """Banks of tiles ``parts`` of tokens, (block, column, position, tokens), of up to ``largest``
+    tokens: a list for each set of KV heads, whole stacks, whose contexts share tiles."""
+    together = P_MAX // largest
+    most = MOVING_MAX // P_MAX * together  # members of a group whose queries share a bank
+    each = max(1, min(HEADS_AT_ONCE, most // heads.group))
+    return [
+        [
+            ScoreBank(first + head, count, member, members, *part)
+            for part in parts
+            for member, members in spans(heads.group, most)
+            for head, count in spans(some, each)
+        ]
+        for first, some in spans(heads.kv_heads, math.ceil(each / heads.stack) * heads.stack)
+    ]
+
+
+def contraction(depth):
+    """(slot, rows) of the products that contract so many features and marks."""
+    return [(start // P_MAX, rows) for start, rows in spans(depth, P_MAX)]
+
+
+class KeyTiles(NamedTuple):
+    """``tiles`` tiles of ``lanes`` keys of some KV heads @ SBUF.
+
+    k_sb [128, heads, slots * stride, lanes], features and marks behind them, 128 rows a slot; v_sb
+    [128, stride, heads, D + 1], the last column ones, None where nobody asks for values. ``head``
+    is the first one there that counts.
+    ``mask_sb`` [tokens, lanes], if any, is added to the scores of the last tile; marks_sb [MARKS,
+    tiles, lanes] are the marks where they are not among the rows of k_sb.
     """
 
     k_sb: Any
-    k_tile: Any
-    first: int
     v_sb: Any
-    v_tile: int
-    v_head: Any
-    count: int
+    stride: int
+    tiles: int
+    lanes: int
+    head: int = 0
+    mask_sb: Any = None
+    marks_sb: Any = None
+
+    def keys(self, head, slot, rows, tile, tiles):
+        """Operand of a product: some tiles of a head's keys, some rows of a slot."""
+        part = nl.ds(slot * self.stride + tile, tiles)
+        return self.k_sb[0:rows, self.head + head, part, 0 : self.lanes]
+
+    def load(self, values=True):
+        """As what comes from HBM."""
+        return self
+
+    def values(self, head, tile):
+        """Values and ones of a tile of a head's keys."""
+        return self.v_sb[0 : self.lanes, tile, self.head + head, :]
 
 
-def token_chunks(tokens, step):
-    """(start, size) of the passes over a weight: whole tiles of tokens, as equal as can be."""
-    if tokens <= step:
-        return [(0, tokens)]
-    return spans(tokens, math.ceil(tokens / math.ceil(tokens / step) / P_MAX) * P_MAX)
-
-
-def token_tiles(tokens, length):
-    """(start, size) of a chunk's tiles: 128 tokens of one sequence, the last may be smaller."""
-    own = min(tokens, length)
-    return [(b * own + at, size) for b in range(tokens // own) for at, size in spans(own, P_MAX)]
-
-
-def key_scratch(batch, length, step, heads, dtype):
-    """HBM for the turned keys and the values of sequences that are too long for SBUF, or None."""
-    d, tiles, tokens = heads.head_dim, math.ceil(length / P_MAX), max(length, step)
-    values = math.ceil(tokens / P_MAX) * heads.kv_heads * (d + 1)
-    if 2 * (heads.stacks * tokens + values) <= RESIDENT_BYTES:
-        return None
-    k_hbm = nl.ndarray((batch, heads.stacks, P_MAX, length), dtype, buffer=nl.hbm)
-    v_hbm = nl.ndarray((batch, heads.kv_heads, P_MAX, tiles, d + 1), dtype, buffer=nl.hbm)
-    return k_hbm, v_hbm
-
-
-class PrefillKeys(NamedTuple):
-    """Keys and values of equally long sequences from sequence ``first`` on, filled in order.
-
-    In SBUF where they take at most RESIDENT_BYTES: k_sb [128, stacks, tokens] and v_sb [128, tiles,
-    kv_heads, D + 1]. Longer ones keep them in ``scratch``, and read blocks back; the compiler
-    orders such a load after the stores that it depends on.
+class NewKeys(NamedTuple):
+    """Keys and values of a sequence's new tokens, filled in order: k_sb and v_sb as in KeyTiles,
+    zero behind the last key. mask_sb [tokens, tokens] is added to the scores of a tile of tokens
+    with each other; ``marks`` are the rows behind the features, none where nobody contracts them.
     """
 
     heads: HeadShape
-    length: int
-    dtype: Any
-    first: int
-    scratch: Any  # (keys, values) @ HBM of ``key_scratch``, or None
-    k_sb: Any = None
-    v_sb: Any = None
+    k_sb: Any
+    v_sb: Any
+    mask_sb: Any
+    marks: int
+
+    def append(self, start, qk_sb, column, v_sb):
+        """Keep a tile of tokens, the sequence's from ``start`` on: keys from qk_sb, behind its
+        queries, and values [tokens, kv_heads * D]."""
+        heads, (size, _), tile = self.heads, v_sb.shape, start // P_MAX
+        shape = (size, heads.kv_heads, heads.head_dim)
+        for head in nl.static_range(heads.kv_heads):
+            stack, lanes = heads.place(head)
+            self.k_sb[0 : heads.head_dim, head, tile, 0:size] = nisa.tensor_copy(
+                qk_sb[lanes, heads.q_tiles + stack, nl.ds(column, size)]
+            )
+        self.v_sb[0:size, tile, :, 0 : heads.head_dim] = nisa.tensor_copy(v_sb.reshape(shape))
+
+    def seen(self, bank):
+        """KeyTiles of what the queries of a bank see: whole tiles before them, and their own."""
+        lanes = P_MAX if bank.position else bank.tokens
+        mask_sb = self.mask_sb[0 : bank.tokens, 0:lanes]
+        stride, tiles = self.v_sb.shape[1], bank.position // P_MAX + 1
+        return KeyTiles(self.k_sb, self.v_sb, stride, tiles, lanes, bank.head, mask_sb)
+
+
+def new_keys(tokens, heads, dtype, mask_sb, marks, bias_hbm=None):
+    """NewKeys without keys yet; marks and ones are there.
+
+    bias [1, tokens] @ HBM is 0 for keys that count and MASKED for others; None: all count.
+    """
+    d, tiles, last = heads.head_dim, whole_tiles(tokens), tokens // P_MAX
+    slots, (slot, row) = len(contraction(d + marks)), divmod(d, P_MAX)
+    k_sb = nl.ndarray((P_MAX, heads.kv_heads, slots * tiles, P_MAX), dtype)
+    v_sb = nl.ndarray((P_MAX, tiles, heads.kv_heads, d + 1), dtype)
+    if last < tiles:
+        k_sb[:, :, last, :] = nisa.memset((P_MAX, heads.kv_heads, P_MAX), 0.0, dtype)
+        v_sb[:, last, :, :] = nisa.memset((P_MAX, heads.kv_heads, d + 1), 0.0, dtype)
+    v_sb[:, :, :, d : d + 1] = nisa.memset((P_MAX, tiles, heads.kv_heads, 1), 1.0, dtype)
+    if marks:
+        values = np.zeros((MARKS, heads.kv_heads, tiles, P_MAX), np.float32)
+        values[1] = 1.0
+        k_sb[row : row + MARKS, :, nl.ds(slot * tiles, tiles), :] = load_constant(values, dtype)
+    if bias_hbm is not None:
+        for head in nl.affine_range(heads.kv_heads):
+            for tile, (start, size) in enumerate(spans(tokens, P_MAX)):
+                k_sb[row : row + 1, head, slot * tiles + tile, 0:size] = nl.load(
+                    bias_hbm[:, nl.ds(start, size)]
+                )
+    return NewKeys(heads, k_sb, v_sb, mask_sb, marks)
+
+
+class Constants(NamedTuple):
+    """Tiles that the attention of many queries reads: zeros [128, 1] fp32, the identity [128, 128],
+    and which of n tokens a query is, [n, rows, n], for any number of ``rows`` of queries."""
+
+    zero_sb: Any
+    eye_sb: Any
+    which_sb: Any
+
+
+def attention_constants(parts, heads, dtype):
+    """Constants for tiles of (first token, tokens)."""
+    largest = max(size for _, size in parts)
+    every = [score_banks([(0, 0, 0, size)], heads, largest) for _, size in parts]
+    rows = max(bank.rows for sets in every for banks in sets for bank in banks)
+    which = np.tile(np.eye(largest, dtype=np.float32)[:, None], (1, rows, 1))
+    eye_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
+    return Constants(filled((P_MAX, 1), 0.0, nl.float32), eye_sb, load_constant(which, dtype))
+
+
+def bank_queries(qk_sb, bank, heads, marks):
+    """Queries of a bank [128, slots, rows, tokens] @ SBUF, as the keys of KeyTiles have them, with
+    so many ``marks`` or none; the second one is not there yet."""
+    d, shape = heads.head_dim, (bank.rows, bank.tokens)
+    slots, (slot, row) = len(contraction(d + marks)), divmod(d, P_MAX)
+    q_sb = nl.ndarray((P_MAX, slots, *shape), qk_sb.dtype)
+    for at in nl.static_range(bank.heads):
+        stack, lanes = heads.place(bank.head + at)
+        tiles = nl.ds(stack * heads.group + bank.member, bank.members)
+        q_sb[0:d, 0, bank.own(at), :] = nisa.tensor_copy(
+            qk_sb[lanes, tiles, nl.ds(bank.column, bank.tokens)]
+        )
+    if marks:
+        q_sb[row : row + 1, slot, :, :] = nisa.memset((1, *shape), 1.0, qk_sb.dtype)
+    return q_sb
+
+
+def set_marks(out_sb, lowest, eye_sb):
+    """Marks of the second pass [MARKS, rows, tokens]: 1, and the negated maximum of each query.
+
+    ``lowest`` are (first column, maxima negated [queries, 1] @ SBUF). A product with the identity
+    brings them from partitions to two rows.
+    """
+    (_, rows, tokens), dtype = out_sb.shape, out_sb.dtype
+    turned_psum = nl.ndarray((MARKS, rows * tokens), nl.float32, buffer=nl.psum)
+    for column, lowest_sb in lowest:
+        queries = lowest_sb.shape[0]
+        marks_sb = filled((queries, MARKS), 1.0, dtype)
+        marks_sb[:, 1:2] = nisa.tensor_copy(lowest_sb)
+        turned_psum[:, nl.ds(column, queries)] = nisa.nc_matmul(
+            marks_sb, eye_sb[0:queries, 0:queries]
+        )
+    out_sb[...] = nisa.tensor_copy(turned_psum.reshape((MARKS, rows, tokens)))
+
+
+def score_rows(q_sb, bank, at, keys, span, scores_sb, head_dim, constants):
+    """Scores of a bank's ``at``-th tile of queries with a span of tiles of keys, into scores_sb
+    [queries, tiles, lanes] in their type.
+
+    Queries are stationary here and stand on partitions, 512 keys move.
+    """
+    (head, row, count), (start, tiles) = bank.tiles()[at], span
+    queries, rows, depth = count * bank.tokens, nl.ds(row, count), head_dim + 1
+    if keys.k_sb.shape[2] == keys.stride:
+        depth = min(depth, P_MAX)  # no slot for marks
+    scores_psum = nl.zeros((queries, tiles, keys.lanes), nl.float32, buffer=nl.psum)
+    for slot, size in contraction(depth):
+        scores_psum[...] += nisa.nc_matmul(
+            q_sb[0:size, slot, rows, :], keys.keys(head, slot, size, start, tiles)
+        )
+    if keys.mask_sb is not None and start + tiles == keys.tiles:
+        which_sb = constants.which_sb[0 : bank.tokens, rows, 0 : bank.tokens]
+        scores_psum[:, tiles - 1, :] += nisa.nc_matmul(which_sb, keys.mask_sb)
+    scores_sb[:, nl.ds(start, tiles), :] = nisa.activation(
+        nl.copy, scores_psum, bias=constants.zero_sb[0:queries, :]
+    )
+
+
+def score_tile(q_sb, marks_sb, bank, keys, tile, scores_psum, head_dim, constants):
+    """Products of one tile of keys with a bank's queries, marks included, into scores_psum [lanes,
+    rows, tokens]. ``marks_sb`` are those of the queries where those of the keys are apart."""
+    depth = head_dim + (0 if keys.marks_sb is not None else MARKS)
+    for head in nl.static_range(bank.heads):
+        own = bank.own(head)
+        for slot, size in contraction(depth):
+            scores_psum[:, own, :] += nisa.nc_matmul(
+                keys.keys(head, slot, size, tile, 1), q_sb[0:size, slot, own, :]
+            )
+    if keys.marks_sb is not None:
+        scores_psum[...] += nisa.nc_matmul(keys.marks_sb[:, tile, :], marks_sb)
+    if keys.mask_sb is not None and tile + 1 == keys.tiles:
+        which_sb = constants.which_sb[0 : bank.tokens, 0 : bank.rows, 0 : bank.tokens]
+        scores_psum[...] += nisa.nc_matmul(keys.mask_sb, which_sb)
+
+
+def key_spans(bank, tiles):
+    """Spans of tiles of keys whose transposed scores share a bank of PSUM."""
+    return spans(tiles, MOVING_MAX // (bank.rows * bank.tokens))
+
+
+def add_weighted(q_sb, marks_sb, bank, keys, span, sums, head_dim, constants):
+    """exp(scale * (score - maximum)) of a span of tiles of keys times their values and ones, added
+    to ``sums``: of each tile of the bank's queries [queries, D + 1] fp32 @ PSUM."""
+    shape, (start, tiles) = (keys.lanes, span[1], bank.rows, bank.tokens), span
+    scores_psum = nl.zeros(shape, nl.float32, buffer=nl.psum)
+    for tile in nl.static_range(tiles):
+        part_psum = scores_psum[:, tile, :, :]
+        score_tile(q_sb, marks_sb, bank, keys, start + tile, part_psum, head_dim, constants)
+    weights_sb = nl.ndarray(shape, q_sb.dtype)
+    weights_sb[...] = nisa.activation(
+        nl.exp, scores_psum, bias=constants.zero_sb[0 : keys.lanes, :],
+        scale=score_scales(head_dim)[1],
+    )  # fmt: skip
+    for (head, row, count), sums_psum in zip(bank.tiles(), sums):
+        for tile in nl.static_range(tiles):
+            sums_psum[...] += nisa.nc_matmul(
+                weights_sb[:, tile, nl.ds(row, count), :], keys.values(head, start + tile)
+            )
+
+
+def add_turned(scores_sb, neg_max_sb, keys, span, head, sums_psum, head_dim):
+    """The same of one tile of queries, from scores [queries, tiles, lanes] that stayed in SBUF:
+    TensorE turns the weights round, 128 keys at a time."""
+    (queries, _, lanes), (start, tiles) = scores_sb.shape, span
+    weights_sb = nl.ndarray((queries, tiles, lanes), scores_sb.dtype)
+    weights_sb[...] = nisa.activation(
+        nl.exp, scores_sb[:, nl.ds(start, tiles), :], bias=neg_max_sb,
+        scale=score_scales(head_dim)[1],
+    )  # fmt: skip
+    turned_psum = nl.ndarray((lanes, tiles, queries), nl.float32, buffer=nl.psum)
+    for tile in nl.affine_range(tiles):
+        turned_psum[:, tile, :] = nisa.nc_transpose(weights_sb[:, tile, :])
+    turned_sb = nl.ndarray((lanes, tiles, queries), scores_sb.dtype)
+    turned_sb[...] = nisa.tensor_copy(turned_psum)
+    for tile in nl.affine_range(tiles):
+        sums_psum[...] += nisa.nc_matmul(turned_sb[:, tile, :], keys.values(head, start + tile))
+
+
+def zero_sums(bank, head_dim):
+    """A tile of zeros for the sums of each tile of a bank's queries."""
+    return [
+        nl.zeros((count * bank.tokens, head_dim + 1), nl.float32, buffer=nl.psum)
+        for _, _, count in bank.tiles()
+    ]
+
+
+def bank_contexts(banks, sums, heads, context_sb):
+    """Divides the sums of a set of heads by those of the weights -> context_sb [128, tiles, T].
+
+    Contexts come with queries on partitions, and turn round for all heads of a stack at once; of
+    the heads of a stack the banks follow each other.
+    """
+    d, dtype, rows = heads.head_dim, context_sb[0].dtype, []
+    each = [(bank, found, at) for bank, found in zip(banks, sums) for at in range(bank.heads)]
+    for bank, found, at in each:
+        (stack, lanes), parts = heads.place(bank.head + at), bank.together()
+        if lanes.start == 0:
+            rows = [filled((count * bank.tokens, P_MAX), 0.0, dtype) for _, count in parts]
+        for rows_sb, sum_ in zip(rows, found[at * len(parts) :]):
+            divide(rows_sb[:, lanes], sum_[:, 0:d], sum_[:, d : d + 1])
+        if lanes.stop == P_MAX or bank.head + at + 1 == heads.kv_heads:
+            shape = (P_MAX, bank.members, bank.tokens)
+            turned_psum = nl.ndarray(
+                (P_MAX, bank.members * bank.tokens), nl.float32, buffer=nl.psum
+            )
+            for (first, count), rows_sb in zip(parts, rows):
+                part = nl.ds(first * bank.tokens, count * bank.tokens)
+                turned_psum[:, part] = nisa.nc_transpose(rows_sb)
+            tiles = nl.ds(stack * heads.group + bank.member, bank.members)
+            columns = nl.ds(bank.column, bank.tokens)
+            context_sb[bank.block][:, tiles, columns] = nisa.tensor_copy(turned_psum.reshape(shape))
+
+
+class QueryGroup(NamedTuple):
+    """``banks`` of a set of KV heads, and the keys that they see: ``blocks`` that come from HBM
+    (KeyTiles, or what has their sizes and a method ``load``), then ``new`` ones. Queries are in
+    qk_sb, contexts go to context_sb [128, tiles, T], a list of both by block of tokens."""
+
+    banks: List[ScoreBank]
+    blocks: List[Any]
+    new: NewKeys
+    qk_sb: List[Any]
+    constants: Constants
+    context_sb: List[Any]
+
+    @property
+    def head_dim(self) -> int:
+        return self.new.heads.head_dim
+
+    def parts(self, bank):
+        """(part, tiles, lanes) of the keys that a bank sees."""
+        seen = self.new.seen(bank)
+        every = [*((block.tiles, block.lanes) for block in self.blocks), (seen.tiles, seen.lanes)]
+        return [(part, *sizes) for part, sizes in enumerate(every)]
+
+    def keys(self, part, bank, held, values):
+        """KeyTiles of a part, with ``values`` or without; ``held`` are the last block that was
+        loaded and its number."""
+        if part == len(self.blocks):
+            return self.new.seen(bank)
+        if held[0] != part:
+            held[:] = part, self.blocks[part].load(values)
+        return held[1]
+
+
+class MaximaPass(NamedTuple):
+    """First pass: q_sb of each bank, and for each tile of a bank's queries the maxima of all parts
+    of the keys, or, where the second pass turns scores, these and their negated maximum."""
+
+    group: QueryGroup
+    q_sb: List[Any]
+    maxima_sb: List[Any]
+    scores: List[List[Any]]
+    held: List[Any]
+
+    @classmethod
+    def of(cls, group):
+        banks, new, parts = group.banks, group.new, len(group.blocks) + 1
+        q_sb = [bank_queries(group.qk_sb[b.block], b, new.heads, new.marks) for b in banks]
+        dtype = new.k_sb.dtype
+        maxima_sb = [nl.ndarray((P_MAX, len(bank.tiles()), parts), dtype) for bank in banks]
+        scores = [[None for _ in bank.tiles()] for bank in banks]
+        return cls(group, q_sb, maxima_sb, scores, [None, None])
+
+    def steps(self):
+        """(part of the keys, bank, tile of its queries, span of tiles of keys), block by block."""
+        found = [
+            (part, n, at, span)
+            for n, bank in enumerate(self.group.banks)
+            for part, tiles, lanes in self.group.parts(bank)
+            for at in range(len(bank.tiles()))
+            for span in spans(tiles, MOVING_MAX // lanes)
+        ]
+        return sorted(found, key=lambda step: step[0])
+
+    def run(self, step):
+        """One bank of PSUM; behind the last of some queries, their maxima."""
+        (part, n, at, span), group = step, self.group
+        bank, last, d = group.banks[n], len(group.blocks), group.head_dim
+        keys = group.keys(part, bank, self.held, False)
+        queries = bank.tiles()[at][2] * bank.tokens
+        if span[0] == 0:
+            shape = (queries, keys.tiles, keys.lanes)
+            self.scores[n][at] = nl.ndarray(shape, group.new.k_sb.dtype), None
+        scores_sb, _ = self.scores[n][at]
+        score_rows(self.q_sb[n], bank, at, keys, span, scores_sb, d, group.constants)
+        if sum(span) < keys.tiles:
+            return
+        if not group.new.marks:
+            flat_sb = scores_sb.reshape((queries, keys.tiles * keys.lanes))
+            self.scores[n][at] = scores_sb, negated_maximum(flat_sb, score_scales(d)[1])
+            return
+        self.maxima_sb[n][0:queries, at, nl.ds(part, 1)] = nisa.tensor_reduce(
+            nl.max, scores_sb, axis=[1, 2]
+        )
+        if part == last and at + 1 == len(bank.tiles()):
+            self.mark(n)
+
+    def mark(self, n):
+        """The second mark of a bank's queries, from the maxima of all parts."""
+        bank, d, lowest = self.group.banks[n], self.group.head_dim, []
+        for at, (_, row, count) in enumerate(bank.tiles()):
+            found_sb = self.maxima_sb[n][0 : count * bank.tokens, at, :]
+            lowest_sb = nisa.tensor_reduce(nl.max, found_sb, axis=1, negate=True)
+            lowest.append((row * bank.tokens, lowest_sb))
+        slot, row = divmod(d, P_MAX)
+        marks_sb = self.q_sb[n][row : row + MARKS, slot, :, :]
+        set_marks(marks_sb, lowest, self.group.constants.eye_sb)
+
+
+class WeightsPass(NamedTuple):
+    """Second pass: for each bank the sums of blocks before @ SBUF, and those being added @ PSUM."""
+
+    first: MaximaPass
+    before: List[Any]
+    sums: List[Any]
+    held: List[Any]
+
+    @classmethod
+    def of(cls, first):
+        banks = first.group.banks
+        return cls(first, [None for _ in banks], [None for _ in banks], [None, None])
+
+    def steps(self):
+        """(part of the keys, bank, span of tiles of keys, tile of its queries or None for all)."""
+        group, found = self.first.group, []
+        for n, bank in enumerate(group.banks):
+            for part, tiles, _ in group.parts(bank):
+                if group.new.marks:
+                    found += [(part, n, span, None) for span in key_spans(bank, tiles)]
+                    continue
+                for at, (_, _, count) in enumerate(bank.tiles()):
+                    each = spans(tiles, MOVING_MAX // (count * bank.tokens))
+                    found += [(part, n, span, at) for span in each]
+        return sorted(found, key=lambda step: step[0])
+
+    def run(self, step):
+        """One bank of PSUM; behind the last, the contexts of all."""
+        (part, n, span, at), first = step, self.first
+        group, bank = first.group, first.group.banks[n]
+        keys, d = group.keys(part, bank, self.held, True), group.head_dim
+        if span[0] == 0 and not at:
+            self.sums[n] = zero_sums(bank, d)
+        if at is None:
+            q_sb, constants = first.q_sb[n], group.constants
+            add_weighted(q_sb, None, bank, keys, span, self.sums[n], d, constants)
+        else:
+            head, sums_psum = bank.tiles()[at][0], self.sums[n][at]
+            add_turned(*first.scores[n][at], keys, span, head, sums_psum, d)
+        if sum(span) < keys.tiles or (at is not None and at + 1 < len(bank.tiles())):
+            return
+        if self.before[n] is not None:
+            pairs = zip(self.before[n], self.sums[n])
+            self.sums[n] = [nisa.tensor_tensor(b_psum, a_sb, nl.add) for a_sb, b_psum in pairs]
+        elif group.blocks:
+            self.sums[n] = [nisa.tensor_copy(sums_psum) for sums_psum in self.sums[n]]
+        self.before[n] = self.sums[n]
+        if part == len(group.blocks) and n + 1 == len(group.banks):
+            bank_contexts(group.banks, self.sums, group.new.heads, group.context_sb)
+
+
+def share(items, step, steps):
+    """The ``step``-th of ``steps`` equal parts of a list."""
+    return items[len(items) * step // steps : len(items) * (step + 1) // steps]
+
+
+def attend(first, following, beside):
+    """The second pass of a group, beside it the first of the next one (or None) and other work,
+    (what has a method ``run``, its argument): steps take turns, since PSUM is granted in order."""
+    second, work = WeightsPass.of(first), beside
+    steps, ahead = second.steps(), following.steps() if following is not None else []
+    for n, step in enumerate(steps):
+        second.run(step)
+        for other in share(ahead, n, len(steps)):
+            following.run(other)
+        for other, argument in share(work, n, len(steps)):
+            other.run(argument)
+
+
+# --- Blocks of tokens -----------------------------------------------------------------------------
+
+
+class Pieces(NamedTuple):
+    """A kernel weight in SBUF, loaded piece by piece where a tile is first asked for."""
+
+    weight_hbm: Any
+    k_tiles: int
+    spans: List[Tuple[int, int]]
+    loaded: List[Any]
+
+    @classmethod
+    def of(cls, weight_hbm, k_tiles, spans):
+        return cls(weight_hbm, k_tiles, spans, [None for _ in spans])
 
     @property
     def tiles(self) -> int:
-        return math.ceil(self.length / P_MAX)  # of one sequence
+        return feature_tiles(self.weight_hbm, self.k_tiles)
 
-    def append(self, start, qk_sb, v_sb, token_spans):
-        """Keep the keys of qk_sb (behind its queries) and the values v_sb of the next tokens."""
-        heads, columns = self.heads, nl.ds(start, qk_sb.shape[2])
-        for stack in nl.affine_range(heads.stacks):
-            keys_sb = qk_sb[:, heads.stacks * heads.group + stack, :]
-            if self.scratch is None:
-                self.k_sb[:, stack, columns] = nisa.tensor_copy(keys_sb)
-            else:
-                nl.store(self.scratch[0][self.first, stack, :, columns], keys_sb)
-        for tile, ((_, size), rows_sb) in enumerate(zip(token_spans, v_sb), start // P_MAX):
-            self.append_values(tile, size, rows_sb)
-
-    def append_values(self, tile, size, rows_sb):
-        """Rows [size, kv_heads * D] of values as tile ``tile``, each head with its ones."""
-        d = self.heads.head_dim
-        for head in nl.affine_range(self.heads.kv_heads):
-            head_sb = rows_sb[:, nl.ds(head * d, d)]
-            if self.scratch is None:
-                self.v_sb[0:size, tile, head, 0:d] = nisa.tensor_copy(head_sb)
-            else:
-                with_ones_sb = filled((P_MAX, d + 1), 1.0, self.dtype)
-                with_ones_sb[:, 0:d] = nisa.memset((P_MAX, d), 0.0, self.dtype)
-                with_ones_sb[0:size, 0:d] = nisa.tensor_copy(head_sb)
-                nl.store(self.scratch[1][self.first, head, :, tile, :], with_ones_sb)
-
-    def block(self, sequence, start, count, stack, lane):
-        """Keys and values of one KV head from the sequence's position ``start`` on."""
-        head = stack * self.heads.stack + lane
-        if self.scratch is None:
-            first, tile = sequence * self.length + start, sequence * self.tiles + start // P_MAX
-            return KeyBlock(self.k_sb, stack, first, self.v_sb, tile, head, count)
-        k_hbm, v_hbm = self.scratch
-        k_sb = nl.ndarray((P_MAX, 1, count), self.dtype, buffer=nl.sbuf)
-        k_sb[:, 0, :] = nl.load(k_hbm[self.first, stack, :, nl.ds(start, count)])
-        tiles = math.ceil(count / P_MAX)
-        v_sb = nl.ndarray((P_MAX, tiles, 1, self.heads.head_dim + 1), self.dtype, buffer=nl.sbuf)
-        v_sb[:, :, 0, :] = nl.load(v_hbm[self.first, head, :, nl.ds(start // P_MAX, tiles), :])
-        return KeyBlock(k_sb, 0, 0, v_sb, 0, 0, count)
+    def tile(self, at):
+        """(the piece that holds a tile of output features, the tile's place in it)."""
+        n = next(n for n, (first, count) in enumerate(self.spans) if first <= at < first + count)
+        if self.loaded[n] is None:
+            self.loaded[n] = load_weight(self.weight_hbm, *self.spans[n], self.k_tiles)
+        return self.loaded[n], at - self.spans[n][0]
 
 
-def prefill_keys(sequences, length, heads, dtype, scratch, first):
-    """PrefillKeys without keys yet; the ones behind the values are there."""
-    if scratch is not None:
-        return PrefillKeys(heads, length, dtype, first, scratch)
-    d, tiles = heads.head_dim, sequences * math.ceil(length / P_MAX)
-    k_sb = nl.ndarray((P_MAX, heads.stacks, sequences * length), dtype, buffer=nl.sbuf)
-    v_sb = filled((P_MAX, tiles, heads.kv_heads, d + 1), 0.0, dtype)
-    v_sb[:, :, :, d : d + 1] = nisa.memset((P_MAX, tiles, heads.kv_heads, 1), 1.0, dtype)
-    return PrefillKeys(heads, length, dtype, first, None, k_sb, v_sb)
+def attention_weights(qkv_w_hbm, out_w_hbm, heads, k_tiles, tokens):
+    """Pieces of both weights for passes of so many tokens: keys and values begin with half a piece,
+    so that little waits for hidden states."""
+    tiles, q_tiles = feature_tiles(qkv_w_hbm, k_tiles), heads.q_tiles
+    queries = weight_pieces(q_tiles, k_tiles, tokens)
+    others = [
+        (q_tiles + at, count) for at, count in weight_pieces(tiles - q_tiles, k_tiles, tokens)
+    ]
+    outputs = weight_pieces(feature_tiles(out_w_hbm, q_tiles), q_tiles, tokens, last=True)
+    return (
+        Pieces.of(qkv_w_hbm, k_tiles, [*queries, *others]),
+        Pieces.of(out_w_hbm, q_tiles, outputs),
+    )
 
 
-def score(query_sb, block, lanes, position, own, masks):
-    """Scores of queries [D, Q] @ SBUF against a block of keys -> [Q, keys] @ SBUF, in their type.
+class TokenBlock(NamedTuple):
+    """A Block on its way through attention: what is projected of it @ SBUF, its context, and the
+    Pieces of the weights of both projections. ``out_hbm`` takes the partial output."""
 
-    The block begins at ``position``. The queries' own keys begin at ``own`` in it, None where they
-    come later: there the triangle of ``masks`` is added, and to all keys the rows [128, S] that
-    hide padding, if any.
-    """
-    causal_sb, padding_sb = masks
-    queries = query_sb.shape[1]
-    scores_sb = nl.ndarray((queries, block.count), query_sb.dtype, buffer=nl.sbuf)
-    for start, size in spans(block.count, MOVING_MAX):
-        scores_psum = nl.ndarray((queries, size), nl.float32, buffer=nl.psum)
-        keys_sb = block.k_sb[lanes, block.k_tile, nl.ds(block.first + start, size)]
-        scores_psum[...] = nisa.nc_matmul(query_sb, keys_sb)
-        seen = size if own is None else max(0, min(size, own - start))  # by all of the queries
-        if padding_sb is not None:
-            hidden_sb = padding_sb[0:queries, nl.ds(position + start, size)]
-            scores_psum[...] = nisa.tensor_tensor(scores_psum, hidden_sb, nl.add)
-        if seen:
-            scores_sb[:, nl.ds(start, seen)] = nisa.tensor_copy(scores_psum[:, 0:seen])
-        if seen < size:
-            scores_sb[:, nl.ds(start + seen, queries)] = nisa.tensor_tensor(
-                scores_psum[:, nl.ds(seen, queries)], causal_sb[0:queries, 0:queries], nl.add
-            )
-    return scores_sb
-
-
-def weighted_values(weights_sb, block):
-    """Weights [Q, keys] @ SBUF times the block's values -> [Q, D + 1] fp32 @ PSUM.
-
-    The weights turn round first: keys on partitions, rows behind the last key zero.
-    """
-    queries, keys = weights_sb.shape
-    full, tail = keys // P_MAX, keys % P_MAX
-    tiles = full + (1 if tail else 0)
-    turned_sb = nl.ndarray((P_MAX, tiles, queries), weights_sb.dtype, buffer=nl.sbuf)
-    if tail:
-        turned_sb[:, full, :] = nisa.memset((P_MAX, queries), 0.0, weights_sb.dtype)
-        turn_tiles(turned_sb, full, 0, weights_sb, full * P_MAX, 1, tail)
-    turn_tiles(turned_sb, 0, 0, weights_sb, 0, full, P_MAX)
-    width = block.v_sb.shape[3]
-    out_psum = nl.zeros((queries, width), nl.float32, buffer=nl.psum)
-    for t in nl.affine_range(tiles):
-        out_psum[...] += nisa.nc_matmul(
-            turned_sb[:, t, :], block.v_sb[:, block.v_tile + t, block.v_head, :]
-        )
-    return out_psum
-
-
-class QueryTile(NamedTuple):
-    """A tile of up to 128 queries of one sequence: where they lie, and where they stand.
-
-    They are the columns ``column`` to ``column + count`` of qk_sb, and the sequence's positions
-    from ``position`` on.
-    """
-
+    block: Block
+    p: Projection
     qk_sb: Any
-    column: int
+    v_sb: Any
+    context_sb: Any
+    qkv: Pieces
+    out: Pieces
+    out_hbm: Any
+
+    @classmethod
+    def of(cls, block, hidden, norm, tables, heads, weights, out_hbm):
+        """Loads ``hidden``, (x, delta, their sum) @ HBM, behind the first weights."""
+        weights[0].tile(heads.q_tiles)
+        x_sb = residual_sum(*hidden, block)
+        parts = [(column, size) for _, _, column, size in block.parts()]
+        scales = norm_scales(x_sb, norm, parts)
+        p = projection(x_sb, scales, *tables, block.start, parts, heads)
+        qk_sb, v_sb = qkv_tiles(p)
+        context_sb = nl.ndarray((P_MAX, heads.q_tiles, block.count), x_sb.dtype)
+        return cls(block, p, qk_sb, v_sb, context_sb, *weights, out_hbm)
+
+    # Work is (tile of features, first token, tokens), tiles of the output behind those of Q, K, V.
+
+    def run(self, work):
+        """A part of a projection, or two tiles of the output, which are stored together; all of
+        them of few tokens."""
+        (at, start, size), heads, count = work, self.p.heads, self.block.count
+        if at < self.qkv.tiles:
+            weight_sb, tile = self.qkv.tile(at)
+            if at < heads.q_tiles + heads.stacks:
+                rotated_span(self.p, weight_sb, tile, self.qk_sb, at, start, size)
+            else:
+                first = (at - heads.q_tiles - heads.stacks) * P_MAX
+                value_tile(self.p, weight_sb, tile, first, self.v_sb)
+            return
+        first = at - self.qkv.tiles
+        tiles = min(2, self.out.tiles - first)
+        if count <= P_MAX:
+            passed = [(self.context_sb, self.block)]
+            store_product(self.out.weight_hbm, passed, self.out_hbm)
+            return
+        out_sb = nl.ndarray((P_MAX, tiles * count), self.context_sb.dtype)
+        for n in nl.static_range(tiles):
+            weight_sb, tile = self.out.tile(first + n)
+            out_psum = products(weight_sb, tile, 1, self.context_sb, 0, count)
+            out_sb[:, nl.ds(n * count, count)] = nisa.tensor_copy(out_psum[:, 0, :])
+        nl.store(block_part(self.out_hbm, self.block, first, tiles), out_sb)
+
+    def queries(self, head, heads):
+        """The work for the queries of so many KV heads from ``head`` on."""
+        stacks = range(
+            head // self.p.heads.stack, whole_tiles((head + heads) * self.p.heads.head_dim)
+        )
+        tiles = range(stacks.start * self.p.heads.group, stacks.stop * self.p.heads.group)
+        return [(at, *span) for at in tiles for span in even_spans(self.block.count, 256)]
+
+    def keys_and_values(self):
+        return [(at, 0, self.block.count) for at in range(self.p.heads.q_tiles, self.qkv.tiles)]
+
+    def projections(self):
+        """The work for queries, keys and values."""
+        return [(at, 0, self.block.count) for at in range(self.qkv.tiles)]
+
+    def outputs(self):
+        tiles, count = self.qkv.tiles, self.block.count
+        return [
+            (tiles + at, 0, count) for at in range(0, self.out.tiles if count > P_MAX else 1, 2)
+        ]
+
+    def store_keys(self, keys_hbm, values_hbm):
+        """New keys and values into rows @ HBM."""
+        heads = self.p.heads
+        for (column, size), rows_sb in zip(self.p.parts, self.v_sb):
+            rows = nl.ds(self.block.start + column, size)
+            nl.store(values_hbm[rows, :], rows_sb)
+            nl.store(keys_hbm[rows, :], key_rows(self.qk_sb, heads.q_tiles, column, size, heads))
+
+
+# --- Prefill attention ----------------------------------------------------------------------------
+#
+# Three blocks of tokens are on their way at any time: beside the attention of one, the block before
+# it is multiplied with the output weight, and keys, values and first queries of the next one are
+# projected.
+
+
+class Scratch(NamedTuple):
+    """HBM for keys and values of a sequence that is too long for SBUF: k_hbm [kv_heads, D + MARKS,
+    tiles, 128], v_hbm [128, tiles, kv_heads, D + 1]."""
+
+    k_hbm: Any
+    v_hbm: Any
+
+    @classmethod
+    def of(cls, tiles, heads, dtype):
+        kv_heads, d = heads.kv_heads, heads.head_dim
+        k_hbm = nl.ndarray((kv_heads, d + MARKS, tiles, P_MAX), dtype, buffer=nl.hbm)
+        return cls(k_hbm, nl.ndarray((P_MAX, tiles, kv_heads, d + 1), dtype, buffer=nl.hbm))
+
+    def append(self, tile, new):
+        """Store the NewKeys of a block of tokens, which begins with tile ``tile``."""
+        tiles = new.v_sb.shape[1]
+        part = nl.ds(tile, tiles)
+        for head in nl.affine_range(self.k_hbm.shape[0]):
+            for slot, rows in contraction(self.k_hbm.shape[1]):
+                nl.store(
+                    self.k_hbm[head, slot * P_MAX : slot * P_MAX + rows, part, :],
+                    new.k_sb[0:rows, head, nl.ds(slot * tiles, tiles), :],
+                )
+        nl.store(self.v_hbm[:, part, :, :], new.v_sb)
+
+
+class ScratchTiles(NamedTuple):
+    """``tiles`` tiles of keys from ``tile`` on, of ``count`` KV heads from ``head`` on."""
+
+    scratch: Scratch
+    head: int
     count: int
-    sequence: int
-    position: int
+    tile: int
+    tiles: int
+    lanes: int = P_MAX
+
+    def load(self, values=True):
+        """-> KeyTiles."""
+        k_hbm, v_hbm = self.scratch
+        slots, part = contraction(k_hbm.shape[1]), nl.ds(self.tile, self.tiles)
+        shape = (P_MAX, self.count, len(slots) * self.tiles, P_MAX)
+        k_sb = nl.ndarray(shape, k_hbm.dtype)
+        for at in nl.affine_range(self.count):
+            for slot, rows in slots:
+                k_sb[0:rows, at, nl.ds(slot * self.tiles, self.tiles), :] = nl.load(
+                    k_hbm[self.head + at, slot * P_MAX : slot * P_MAX + rows, part, :]
+                )
+        heads = nl.ds(self.head, self.count)
+        v_sb = nl.load(v_hbm[:, part, heads, :]) if values else None
+        return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, P_MAX)
 
 
-def attend_head(keys, tile, stack, lane, member, masks):
-    """Causal attention of one head -> weighted values and the sum of weights [Q, D + 1] fp32.
-
-    Key blocks behind the queries are never computed.
-    """
-    heads, queries = keys.heads, tile.count
-    d, scale = heads.head_dim, score_scales(heads.head_dim)[1]
-    lanes = slice(lane * d, (lane + 1) * d)
-    query_sb = tile.qk_sb[lanes, stack * heads.group + member, nl.ds(tile.column, queries)]
-    blocks = spans(tile.position + queries, KEY_BLOCK)
-    neg_maxima_sb, sums_sb = running_softmax(queries, 1, d + 1)
-    for start, count in blocks:
-        block = keys.block(tile.sequence, start, count, stack, lane)
-        own = tile.position - start if start == blocks[-1][0] else None
-        scores_sb = score(query_sb, block, lanes, start, own, masks)
-        neg_max_sb, factor_sb = negated_maximum(scores_sb, scale), None
-        if len(blocks) > 1:
-            neg_max_sb, factor_sb = lower_maximum(neg_maxima_sb, 0, neg_max_sb, start == 0)
-        product_psum = weighted_values(weigh(scores_sb, neg_max_sb, scale), block)
-        if len(blocks) == 1:
-            return product_psum
-        add_rescaled(sums_sb, 0, slice(0, d + 1), product_psum, factor_sb)
-    return sums_sb[:, 0, :]
+def resident(length, heads, marks, itemsize):
+    """Whether keys and values of a sequence stay in SBUF."""
+    columns = heads.kv_heads * (
+        len(contraction(heads.head_dim + marks)) * P_MAX + heads.head_dim + 1
+    )
+    return itemsize * whole_tiles(length) * columns <= RESIDENT_BYTES
 
 
-def attend_tile(keys, tile, at, masks, context_sb):
-    """Causal attention of a tile of queries, heads of tile ``at`` -> context_sb[:, at, columns].
+class Prefill(NamedTuple):
+    """A TokenBlock of a prompt and the keys that it sees: the NewKeys of its sequences, and, of a
+    sequence that is too long for SBUF, the ``before`` tokens that are in scratch."""
 
-    Contexts come out with queries on partitions and turn round once for all of the tile's heads.
-    """
-    heads, queries, d = keys.heads, tile.count, keys.heads.head_dim
-    stack, member = divmod(at, heads.group)
-    lanes = min(heads.stack, heads.kv_heads - stack * heads.stack)
-    rows_sb = nl.ndarray((queries, P_MAX), context_sb.dtype, buffer=nl.sbuf)
-    if lanes < heads.stack:
-        rows_sb[...] = nisa.memset((queries, P_MAX), 0.0, context_sb.dtype)
-    for lane in nl.static_range(lanes):
-        sums = attend_head(keys, tile, stack, lane, member, masks)
-        divide(rows_sb[:, nl.ds(lane * d, d)], sums[:, 0:d], sums[:, d : d + 1])
-    turn_tiles(context_sb, at, tile.column, rows_sb, 0, 1, P_MAX)
+    tokens: TokenBlock
+    new: List[NewKeys]
+    scratch: Optional[Scratch]
+    before: int
+    constants: Constants
+
+    def first_work(self):
+        """Keys and values, and queries of the first set of heads."""
+        (_, head, heads), *_ = self.sets()
+        return [*self.tokens.keys_and_values(), *self.tokens.queries(head, heads)]
+
+    def sets(self):
+        """(banks by tile of tokens, first head, heads) of each set of heads."""
+        parts = [
+            (0, column, position - self.before, size)
+            for _, position, column, size in self.tokens.block.parts()
+        ]
+        largest = self.constants.which_sb.shape[0]
+        heads = self.tokens.p.heads
+        every = zip(*(score_banks([part], heads, largest) for part in parts))
+        return [
+            (banks, banks[0][0].head, banks[0][-1].head + banks[0][-1].heads - banks[0][0].head)
+            for banks in every
+        ]
+
+    def keep_keys(self):
+        """The block's keys and values, where its queries and those behind it find them."""
+        block = self.tokens.block
+        first = block.start // block.length
+        for (sequence, position, column, _), rows_sb in zip(block.parts(), self.tokens.v_sb):
+            new, at = self.new[sequence - first], position - self.before
+            new.append(at, self.tokens.qk_sb, column, rows_sb)
+        if self.scratch is not None:
+            self.scratch.append(self.before // P_MAX, self.new[0])
+
+    def groups(self):
+        """QueryGroups, a list for each set of heads: a tile of tokens at a time."""
+        block, found = self.tokens.block, []
+        tiles = [self.tokens.qk_sb], self.constants, [self.tokens.context_sb]
+        for every, head, heads in self.sets():
+            blocks = [
+                ScratchTiles(self.scratch, head, heads, *span)
+                for span in spans(self.before // P_MAX, SCRATCH_TILES)
+            ]
+            new = [self.new[part[0] - block.start // block.length] for part in block.parts()]
+            found.append([QueryGroup(b, blocks, seen, *tiles) for b, seen in zip(every, new)])
+        return found
 
 
-def attend_and_project(p, qkv_w_hbm, keys, tiles, masks, qk_sb, context_sb):
-    """Attention of a chunk whose keys are known, and the projection of its queries beside it.
-
-    Softmax keeps VectorE and ScalarE busy, projections TensorE: so behind each tile of attention of
-    one tile of heads, the next tile of heads is projected for the same tokens.
-    """
-    k_tiles = p.x_sb.shape[1]
-    tokens, itemsize = p.x_sb.shape[2], qkv_w_hbm.itemsize
-    for start, count in weight_pieces(p.heads.q_tiles, k_tiles, tokens, itemsize=itemsize):
-        weight_sb = load_weight(qkv_w_hbm, start, count, k_tiles)
-        for at in [*range(start, start + count)]:
-            for tile in tiles:
-                if at:
-                    attend_tile(keys, tile, at - 1, masks, context_sb)
-                rotated_span(p, weight_sb, at - start, qk_sb, at, tile.column, tile.count)
-    for tile in tiles:
-        attend_tile(keys, tile, p.heads.q_tiles - 1, masks, context_sb)
-
-
-def padding_rows(bias_hbm, sequence, length):
-    """The bias of a sequence's keys, [B, S] @ HBM -> [128, S] fp32 @ SBUF, all rows equal.
-
-    A product with ones copies the row to every partition: exactly for 0 and MASKED.
-    """
-    if bias_hbm is None:
-        return None
-    row_sb = load_tile(bias_hbm[nl.ds(sequence, 1), :])
-    ones_sb = filled((1, P_MAX), 1.0, bias_hbm.dtype)
-    rows_sb = nl.ndarray((P_MAX, length), nl.float32, buffer=nl.sbuf)
-    for start, size in spans(length, MOVING_MAX):
-        part = nl.ds(start, size)
-        rows_psum = nl.ndarray((P_MAX, size), nl.float32, buffer=nl.psum)
-        rows_psum[...] = nisa.nc_matmul(ones_sb, row_sb[:, part])
-        rows_sb[:, part] = nisa.tensor_copy(rows_psum)
-    return rows_sb
+def attend_block(prefill, ahead, before, following):
+    """Attention of a block of tokens, the MaximaPass of whose first group is ``ahead``; beside it
+    the output of the TokenBlock ``before``, and what the Prefill ``following`` begins with (either
+    may be None). -> the MaximaPass of the first group of that."""
+    tokens, sets, groups = prefill.tokens, prefill.sets(), prefill.groups()
+    outputs = before.outputs() if before is not None else []
+    projections = following.first_work() if following is not None else []
+    steps, step = len(sets) * len(groups[0]), 0
+    for n, some in enumerate(groups):
+        queries = tokens.queries(*sets[n + 1][1:]) if n + 1 < len(sets) else []
+        for at in [*range(len(some))]:
+            # what the maxima of the next group read is there before its pass begins
+            work = [(before, each) for each in share(outputs, step, steps)]
+            if len(some) > 1 and at + 1 < len(some):
+                work += [(tokens, each) for each in share(queries, at, len(some) - 1)]
+            elif len(some) == 1:
+                for each in queries:
+                    tokens.run(each)
+            if steps == 1:
+                for each in projections:
+                    following.tokens.run(each)
+            elif step + 1 < steps:
+                each = share(projections, step, steps - 1)
+                work += [(following.tokens, one) for one in each]
+            first, step = ahead, step + 1
+            if step < steps:
+                ahead = MaximaPass.of(groups[n + (at + 1) // len(some)][(at + 1) % len(some)])
+            elif following is not None:
+                following.keep_keys()
+                ahead = MaximaPass.of(following.groups()[0][0])
+            attend(first, ahead if step < steps or following is not None else None, work)
+    return ahead
 
 
 # --- Decode attention -----------------------------------------------------------------------------
@@ -1302,503 +1842,201 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
 
 # --- Attention of several new tokens over a cache -------------------------------------------------
 #
-# Scores are transposed: a tile of up to 128 keys is stationary and up to 512 columns of queries
-# move, those of a KV head's group, of several heads where tokens are few. So exp leaves the weights
-# with keys on partitions, where the product with the values contracts them, and nothing is turned
-# but cached keys. What exp subtracts differs from column to column: a first pass over all keys,
-# with queries on partitions, finds each query's maximum, and the second contracts two marks beside
-# the D features, rows of the array that are idle where D is 64:
-#
-#   keys (mask, 1)     queries, first pass (1, 0), second (1, -maximum)
-#
-# Its maximum known, no query is ever rescaled; it may be rounded, since it is the same for all of
-# the query's keys. Sums of the weights are products with ones, and stand on as many partitions.
-#
-# Up to 128 queries of a sequence (attend_few) wait for the cache, not for an engine, and read
-# it once: maxima of each block come from the same transposed products, a column for each query.
+# The same two passes over blocks of the cache, whose keys TensorE turns, and then the new tokens.
+# Up to 128 queries of a sequence (attend_few) wait for the cache, not for an engine, and read it
+# once: maxima of each block come from the transposed products, a column for each query, weights are
+# relative to them, and sums are rescaled when a maximum grows (Milakov and Gimelshein 2018).
 
-MARKS = 2
-HEADS_AT_ONCE = (
-    4  # KV heads whose blocks of the cache are in SBUF: three blocks of values take 72 KiB
-)
 CACHE_ROW_BYTES = 3072  # of a head and partition at a time: DMA is as fast with longer ones
 
 
-class ScoreBank(NamedTuple):
-    """Queries whose scores share a bank of PSUM: [head, member of its group; token].
+class CacheTiles(NamedTuple):
+    """Some tiles of a sequence's cache, of ``count`` KV heads from ``head`` on. ``cache`` are keys
+    and values [B, kv_heads, L, D] and marks [B, MARKS, L] @ HBM; ``apart``: marks stay apart."""
 
-    ``heads`` KV heads from ``head`` on, ``members`` of their groups from ``member`` on, and the
-    ``tokens`` new tokens of a sequence from its ``position``-th on, column ``column`` of qk_sb.
-    """
-
+    cache: Any
+    sequence: int
     head: int
-    heads: int
-    member: int
-    members: int
-    column: int
-    position: int
-    tokens: int
+    count: int
+    tile: int
+    tiles: int
+    heads: HeadShape
+    apart: bool = False
 
     @property
-    def rows(self) -> int:
-        """Queries of each token."""
-        return self.heads * self.members
+    def lanes(self) -> int:
+        return cache_runs(self.cache[0].shape[2])[0]
 
-    def own(self, head):
-        """Rows of its ``head``-th head."""
-        return nl.ds(head * self.members, self.members)
+    def runs_of(self, cache_hbm):
+        """Cached keys or values [B, kv_heads, lanes, runs, D]."""
+        batch, kv_heads, length, d = cache_hbm.shape
+        return cache_hbm.reshape((batch, kv_heads, *cache_runs(length), d))
 
-    def tiles(self):
-        """(head, first row, rows) of the queries that share a tile of 128 partitions."""
-        return [
-            (head, head * self.members + first, count)
-            for head in range(self.heads)
-            for first, count in spans(self.members, max(1, P_MAX // self.tokens))
-        ]
-
-
-class KeyTiles(NamedTuple):
-    """``tiles`` tiles of ``lanes`` keys from tile ``first`` on, of one or more heads.
-
-    A list of k_sb [128, slots * stride, lanes], ``depth`` rows of which a product contracts in each
-    of ``slots`` slots, and a list of v_sb [128, 2, tiles, D]: values, and in the other half ones.
-    """
-
-    k_sb: Any
-    v_sb: Any
-    stride: int
-    first: int
-    tiles: int
-    lanes: int
-    slots: int
-    depth: int
-    marks_sb: Any = None  # [MARKS, tiles, lanes] where they are not among those rows
-
-    def keys(self, head, slot, tile, tiles):
-        """Operand of a product: some tiles of a head's keys in one slot."""
-        part = nl.ds(slot * self.stride + self.first + tile, tiles)
-        return self.k_sb[head][0 : self.depth, part, 0 : self.lanes]
-
-
-def contraction(head_dim):
-    """(slots, rows) that hold a head's features and the marks behind them."""
-    return math.ceil((head_dim + MARKS) / P_MAX), min(P_MAX, head_dim + MARKS)
-
-
-def marks_place(head_dim):
-    """(slot, rows) of the marks."""
-    slot, row = divmod(head_dim, P_MAX)
-    return slot, slice(row, row + MARKS)
-
-
-def value_places(head, heads):
-    """((part, columns) of a head's values, of ones): contexts in the lanes that their tile has."""
-    d, lane = heads.head_dim, head % heads.stack
-    if heads.stack == 1:
-        return (0, slice(0, d)), (1, slice(0, d))
-    return tuple((0, slice(at * d, (at + 1) * d)) for at in (lane, 1 - lane))
-
-
-def score_banks(parts, heads):
-    """Banks of a sequence's tokens, tiles ``parts`` of qk_sb's columns: a list for equal heads."""
-    most = MOVING_MAX // max(size for _, size in parts)
-    first_column = parts[0][0]
-    return [
-        [
-            ScoreBank(head, count, member, members, column, column - first_column, size)
-            for column, size in parts
-            for member, members in spans(heads.group, most)
-        ]
-        for head, count in spans(heads.kv_heads, max(1, min(HEADS_AT_ONCE, most // heads.group)))
-    ]
-
-
-def value_tiles(head, count, tiles, heads, dtype):
-    """v_sb of a KeyTiles, with the ones of every head. Blocks of a cache take turns in using it."""
-    shape = P_MAX, tiles, heads.head_dim
-    found = [nl.ndarray((P_MAX, 2, *shape[1:]), dtype, buffer=nl.sbuf) for _ in range(count)]
-    for at, v_sb in enumerate(found):
-        v_sb[:, 1 - (head + at) % heads.stack, :, :] = nisa.memset(shape, 1.0, dtype)
-    return found
-
-
-def cached_tiles(block, v_sb=None, apart=False):
-    """Some tiles of a sequence's cache, keys turned, ``count`` heads from ``head`` on -> KeyTiles,
-    whose values go into v_sb, if given, and whose marks stay ``apart`` or go to every head's keys.
-
-    A head's row per partition is as long as the tiles: their keys lie next to each other in HBM.
-    """
-    cache, sequence, head, count, tile, tiles, heads = block
-    keys_hbm, values_hbm, marks_hbm = cache
-    batch, kv_heads, length, d = keys_hbm.shape
-    lanes, runs = cache_runs(length)
-    in_runs_shape, part = (batch, kv_heads, lanes, runs, d), nl.ds(tile, tiles)
-    marks_shape = batch, MARKS, runs, lanes
-    (slots, depth), (marked, mark_rows) = (1, d) if apart else contraction(d), marks_place(d)
-    shape, marks_sb = (P_MAX, slots * tiles, lanes), None
-    k_sb = [nl.ndarray(shape, marks_hbm.dtype, buffer=nl.sbuf) for _ in range(count)]
-    if apart:
-        marks_sb = load_tile(marks_hbm.reshape(marks_shape)[sequence, :, part, :])
-    for first, together in spans(count, heads.stack):
-        rows_sb = nl.ndarray((lanes, together, tiles, d), keys_hbm.dtype, buffer=nl.sbuf)
-        for at in nl.static_range(together):
-            rows_sb[:, at, :, :] = nl.load(
-                keys_hbm.reshape(in_runs_shape)[sequence, head + first + at, :, part, :]
-            )
-        # a tile of a stack's heads turns at once, as many as share a bank of PSUM
-        for start, turned in spans(tiles, MOVING_MAX // lanes):
-            turned_psum = nl.ndarray((together * d, turned, lanes), nl.float32, buffer=nl.psum)
-            for t in nl.affine_range(turned):
-                turned_psum[:, t, :] = nisa.nc_transpose(rows_sb[:, :, start + t, :])
-            for at in nl.static_range(together):
-                k_sb[first + at][0:d, nl.ds(start, turned), :] = nisa.tensor_copy(
-                    turned_psum[at * d : (at + 1) * d, :, :]
+    def turned(self, k_sb):
+        """Keys into k_sb. A head's row per partition is as long as the tiles: their keys lie next
+        to each other in HBM. A tile turns for all heads of a stack at once, and as many as share a
+        PSUM bank leave it together."""
+        keys_hbm, d = self.runs_of(self.cache[0]), self.heads.head_dim
+        for first, stacked in spans(self.count, self.heads.stack):
+            rows_sb = nl.ndarray((self.lanes, stacked, self.tiles, d), k_sb.dtype)
+            for at in nl.affine_range(stacked):
+                rows_sb[:, at, :, :] = nl.load(
+                    keys_hbm[
+                        self.sequence, self.head + first + at, :, nl.ds(self.tile, self.tiles), :
+                    ]
                 )
-    for at in nl.static_range(count):
-        if slots > 1:
-            empty = P_MAX, tiles, lanes
-            k_sb[at][:, nl.ds(tiles, tiles), :] = nisa.memset(empty, 0.0, marks_hbm.dtype)
-        if not apart:
-            k_sb[at][mark_rows, nl.ds(marked * tiles, tiles), :] = nl.load(
-                marks_hbm.reshape(marks_shape)[sequence, :, part, :]
+            for start, tiles in spans(self.tiles, MOVING_MAX // self.lanes):
+                turned_psum = turned_keys(rows_sb, range(stacked), start, tiles)
+                for at in nl.static_range(stacked):
+                    k_sb[0:d, first + at, nl.ds(start, tiles), :] = nisa.tensor_copy(
+                        turned_psum[at * d : (at + 1) * d, :, :]
+                    )
+
+    def values(self):
+        """Values [128, tiles, heads, D + 1] @ SBUF: GpSimdE puts ones behind."""
+        values_hbm, d = self.runs_of(self.cache[1]), self.heads.head_dim
+        shape = (P_MAX, self.tiles, self.count, d + 1)
+        v_sb = nl.ndarray(shape, values_hbm.dtype)
+        v_sb[:, :, :, d : d + 1] = nisa.memset((*shape[:3], 1), 1.0, values_hbm.dtype)
+        for at in nl.affine_range(self.count):
+            rows_sb = nl.load(
+                values_hbm[self.sequence, self.head + at, :, nl.ds(self.tile, self.tiles), :]
             )
-        if v_sb is not None:
-            v_sb[at][0:lanes, (head + at) % heads.stack, 0:tiles, :] = nl.load(
-                values_hbm.reshape(in_runs_shape)[sequence, head + at, :, part, :]
-            )
-    return KeyTiles(k_sb, v_sb, tiles, 0, tiles, lanes, slots, depth, marks_sb)
+            v_sb[0 : self.lanes, :, at, 0:d] = nisa.tensor_copy(rows_sb, engine=nisa.gpsimd_engine)
+        return v_sb
 
-
-def own_tiles(qk_sb, v_sb, parts, head, count, active_sb, heads):
-    """The new tokens of a sequence, tiles ``parts`` of qk_sb's columns, as KeyTiles.
-
-    One slot more holds what is added to the scores of a tile's tokens with each other.
-    """
-    d, dtype, tiles, size = heads.head_dim, qk_sb.dtype, len(parts), parts[0][1]
-    (slots, _), (marked, mark_rows) = contraction(d), marks_place(d)
-    marks = np.zeros((MARKS, tiles, size), np.float32)
-    marks[1] = 1.0
-    shape, keys = (P_MAX, (slots + 1) * tiles, size), []
-    values = value_tiles(head, count, tiles, heads, dtype)
-    for at in nl.static_range(count):
-        stack, lane = divmod(head + at, heads.stack)
-        lanes = slice(lane * d, (lane + 1) * d)
-        k_sb = filled(shape, 0.0, dtype)
-        k_sb[mark_rows, nl.ds(marked * tiles, tiles), :] = nl.load(
-            nl.shared_constant(marks, dtype=dtype)
-        )
-        for tile, (column, tokens) in enumerate(parts):
-            k_sb[0:d, tile, 0:tokens] = nisa.tensor_copy(
-                qk_sb[lanes, heads.stacks * heads.group + stack, nl.ds(column, tokens)]
-            )
-            k_sb[0:tokens, slots * tiles + tile, 0:tokens] = nisa.tensor_copy(
-                active_sb[0:tokens, 0:tokens]
-            )
-            values[at][0:tokens, (head + at) % heads.stack, tile, :] = nisa.tensor_copy(
-                v_sb[tile][:, nl.ds((head + at) * d, d)]
-            )
-        keys.append(k_sb)
-    return keys, values, load_constant(marks, dtype)
-
-
-def own_parts(own, bank, heads):
-    """What the tokens of a bank see of the new ones: whole tiles before, if any, and their own."""
-    k_sb, v_sb, marks_sb = own
-    slots, depth = contraction(heads.head_dim)
-    stride, before = v_sb[0].shape[2], bank.position // P_MAX
-    last = KeyTiles(k_sb, v_sb, stride, before, 1, bank.tokens, slots + 1, P_MAX, marks_sb)
-    seen = KeyTiles(k_sb, v_sb, stride, 0, before, P_MAX, slots, depth)
-    return [seen, last] if before else [last]
-
-
-def bank_queries(qk_sb, bank, heads):
-    """Queries of a bank, their marks and which token they are: [128, slots + 1, rows, tokens]."""
-    d, dtype = heads.head_dim, qk_sb.dtype
-    (slots, _), (marked, mark_rows) = contraction(d), marks_place(d)
-    shape = bank.rows, bank.tokens
-    q_sb = filled((P_MAX, slots + 1, *shape), 0.0, dtype)
-    for at in nl.static_range(bank.heads):
-        stack, lane = divmod(bank.head + at, heads.stack)
-        tiles = nl.ds(stack * heads.group + bank.member, bank.members)
-        q_sb[0:d, 0, bank.own(at), :] = nisa.tensor_copy(
-            qk_sb[lane * d : (lane + 1) * d, tiles, nl.ds(bank.column, bank.tokens)]
-        )
-    first = slice(mark_rows.start, mark_rows.start + 1)
-    q_sb[first, marked, :, :] = nisa.memset((1, *shape), 1.0, dtype)
-    which = np.tile(np.eye(bank.tokens, dtype=np.float32)[:, None], (1, bank.rows, 1))
-    q_sb[0 : bank.tokens, slots, :, :] = nl.load(nl.shared_constant(which, dtype=dtype))
-    return q_sb
-
-
-def note_maxima(q_sb, bank, keys, maxima_sb, part):
-    """Maxima of a bank's scores of some keys into maxima_sb[queries, tile, part], in their type.
-
-    Queries are stationary here, and stand on partitions. ScalarE takes the scores out of PSUM and
-    VectorE reads them in SBUF, two bf16 numbers a cycle: both at PSUM exclude each other.
-    """
-    zero_sb = filled((P_MAX, 1), 0.0, nl.float32)
-    for at, (head, row, count) in enumerate(bank.tiles()):
-        queries = count * bank.tokens
-        scores_sb = nl.ndarray((queries, keys.tiles, keys.lanes), q_sb.dtype, buffer=nl.sbuf)
-        for start, tiles in spans(keys.tiles, MOVING_MAX // keys.lanes):
-            scores_psum = nl.zeros((queries, tiles, keys.lanes), nl.float32, buffer=nl.psum)
-            for slot in nl.affine_range(keys.slots):
-                scores_psum[...] += nisa.nc_matmul(
-                    q_sb[0 : keys.depth, slot, nl.ds(row, count), :],
-                    keys.keys(head, slot, start, tiles),
+    def load(self, values=True):
+        """-> KeyTiles."""
+        d, marks = self.heads.head_dim, 0 if self.apart else MARKS
+        slots, (slot, row) = len(contraction(d + marks)), divmod(d, P_MAX)
+        batch, _, length = self.cache[2].shape
+        marks_hbm = self.cache[2].reshape((batch, MARKS, length // self.lanes, self.lanes))
+        part, marks_sb = nl.ds(self.tile, self.tiles), None
+        shape = (P_MAX, self.count, slots * self.tiles, self.lanes)
+        k_sb = nl.ndarray(shape, self.cache[0].dtype)
+        self.turned(k_sb)
+        if self.apart:
+            marks_sb = nl.load(marks_hbm[self.sequence, :, part, :])
+        else:
+            for at in nl.affine_range(self.count):
+                k_sb[row : row + MARKS, at, nl.ds(slot * self.tiles, self.tiles), :] = nl.load(
+                    marks_hbm[self.sequence, :, part, :]
                 )
-            scores_sb[:, nl.ds(start, tiles), :] = nisa.activation(
-                nl.copy, scores_psum, bias=zero_sb[0:queries, :]
-            )
-        maxima_sb[0:queries, at, nl.ds(part, 1)] = nisa.tensor_reduce(
-            nl.max, scores_sb, axis=[1, 2]
-        )
+        v_sb = self.values() if values else None
+        return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, self.lanes, marks_sb=marks_sb)
 
 
-def set_marks(out_sb, lowest):
-    """Marks of the second pass [MARKS, rows, tokens]: 1, and the negated maximum of each query.
-
-    ``lowest`` are (first column, maxima negated [queries, 1] @ SBUF). A product with the identity
-    brings them from partitions to two rows.
-    """
-    (_, rows, tokens), dtype = out_sb.shape, out_sb.dtype
-    eye_sb = load_constant(np.eye(P_MAX, dtype=np.float32), dtype)
-    turned_psum = nl.ndarray((MARKS, rows * tokens), nl.float32, buffer=nl.psum)
-    for column, lowest_sb in lowest:
-        queries = lowest_sb.shape[0]
-        marks_sb = filled((queries, MARKS), 1.0, dtype)
-        marks_sb[:, 1:2] = nisa.tensor_copy(lowest_sb)
-        turned_psum[:, nl.ds(column, queries)] = nisa.nc_matmul(
-            marks_sb, eye_sb[0:queries, 0:queries]
-        )
-    out_sb[...] = nisa.tensor_copy(turned_psum.reshape((MARKS, rows, tokens)))
-
-
-def mark_maxima(q_sb, bank, maxima_sb, head_dim):
-    """Marks from the maxima of all parts of the keys, maxima_sb [queries, tile, part]."""
-    lowest = []
-    for at, (_, row, count) in enumerate(bank.tiles()):
-        queries = count * bank.tokens
-        lowest_sb = nl.ndarray((queries, 1), q_sb.dtype, buffer=nl.sbuf)
-        lowest_sb[...] = nisa.tensor_reduce(
-            nl.max, maxima_sb[0:queries, at, :], axis=1, negate=True
-        )
-        lowest.append((row * bank.tokens, lowest_sb))
-    marked, mark_rows = marks_place(head_dim)
-    set_marks(q_sb[mark_rows, marked, :, :], lowest)
-
-
-def score_tile(queries, bank, keys, tile, scores_psum):
-    """Products of one tile of keys with a bank's queries into scores_psum [lanes, rows, tokens].
-
-    ``queries`` are q_sb, and their marks where those of the keys are apart.
-    """
-    q_sb, marks_sb = queries
-    for head in nl.static_range(bank.heads):
-        for slot in nl.affine_range(keys.slots):
-            scores_psum[:, bank.own(head), :] += nisa.nc_matmul(
-                keys.keys(head, slot, tile, 1), q_sb[0 : keys.depth, slot, bank.own(head), :]
-            )
-    if marks_sb is not None:
-        scores_psum[...] += nisa.nc_matmul(keys.marks_sb[:, tile, 0 : keys.lanes], marks_sb)
-
-
-def few_maxima(queries, bank, keys):
-    """Maxima over some keys, negated [rows * tokens, 1] @ SBUF, of up to 128 queries.
+def few_maxima(q_sb, marks_sb, bank, keys, head_dim, constants):
+    """Maxima over some keys, negated [queries of a head, heads] @ SBUF, of up to 128 queries.
 
     Keys stand on partitions, so that a pass takes a column for each query and tile of keys:
     VectorE compares tiles, then TensorE turns what is left of them, and VectorE compares lanes.
     """
-    dtype, columns = queries[0].dtype, bank.rows * bank.tokens
-    groups = spans(keys.tiles, MOVING_MAX // columns)
-    found_sb = nl.ndarray((keys.lanes, columns, len(groups)), dtype, buffer=nl.sbuf)
+    columns, queries = bank.rows * bank.tokens, bank.members * bank.tokens
+    groups = key_spans(bank, keys.tiles)
+    found_sb = nl.ndarray((keys.lanes, columns, len(groups)), q_sb.dtype)
     for at, (start, tiles) in enumerate(groups):
-        shape = keys.lanes, bank.rows, bank.tokens, tiles
+        shape = (keys.lanes, bank.rows, bank.tokens, tiles)
         scores_psum = nl.zeros(shape, nl.float32, buffer=nl.psum)
         for tile in nl.static_range(tiles):
-            score_tile(queries, bank, keys, start + tile, scores_psum[:, :, :, tile])
+            part_psum = scores_psum[:, :, :, tile]
+            score_tile(q_sb, marks_sb, bank, keys, start + tile, part_psum, head_dim, constants)
         found_sb[:, :, at] = nisa.tensor_reduce(
             nl.max, scores_psum.reshape((keys.lanes, columns, tiles)), axis=2
         )
+    best_sb = found_sb[:, :, 0]
     if len(groups) > 1:
-        best_sb = nl.ndarray((keys.lanes, columns), dtype, buffer=nl.sbuf)
-        best_sb[...] = nisa.tensor_reduce(nl.max, found_sb, axis=2)
-    else:
-        best_sb = found_sb[:, :, 0]
-    turned_psum = nl.ndarray((columns, keys.lanes), nl.float32, buffer=nl.psum)
-    turned_psum[...] = nisa.nc_transpose(best_sb)
-    lowest_sb = nl.ndarray((columns, 1), dtype, buffer=nl.sbuf)
-    lowest_sb[...] = nisa.tensor_reduce(nl.max, turned_psum, axis=1, negate=True)
+        best_sb = nisa.tensor_reduce(nl.max, found_sb, axis=2)
+    turned_psum = nl.ndarray((queries, bank.heads, keys.lanes), nl.float32, buffer=nl.psum)
+    for head in nl.static_range(bank.heads):
+        turned_psum[:, head, :] = nisa.nc_transpose(best_sb[:, nl.ds(head * queries, queries)])
+    lowest_sb = nl.ndarray((queries, bank.heads), q_sb.dtype)
+    lowest_sb[...] = nisa.tensor_reduce(nl.max, turned_psum, axis=2, negate=True)
     return lowest_sb
 
 
-def add_weighted(queries, bank, keys, sums_sb, scale, first):
-    """exp(scale * (score - maximum)) of some keys times their values and ones, added to
-    sums_sb [128, parts, rows, tokens] fp32."""
-    shape, parts = (bank.rows, bank.tokens), sums_sb.shape[1]
-    zero_sb = filled((P_MAX, 1), 0.0, nl.float32)
-    sums_psum = [nl.zeros((P_MAX, *shape), nl.float32, buffer=nl.psum) for _ in range(parts)]
-    halves = 2 // parts  # of values and ones in one product
-    most = MOVING_MAX // (bank.rows * bank.tokens)  # tiles whose scores share a bank of PSUM
-    together = max(n for n in range(1, most + 1) if keys.tiles % n == 0)
-    for group in nl.affine_range(keys.tiles // together):
-        scores_psum = nl.zeros((keys.lanes, together, *shape), nl.float32, buffer=nl.psum)
-        for tile in nl.affine_range(together):
-            score_tile(queries, bank, keys, group * together + tile, scores_psum[:, tile, :, :])
-        weights_sb = nl.ndarray((keys.lanes, together, *shape), queries[0].dtype, buffer=nl.sbuf)
-        weights_sb[...] = nisa.activation(
-            nl.exp, scores_psum, bias=zero_sb[0 : keys.lanes, :], scale=scale
-        )
-        for head in nl.static_range(bank.heads):
-            for part, part_psum in enumerate(sums_psum):
-                for tile in nl.affine_range(together):
-                    at = keys.first + group * together + tile
-                    part_psum[:, bank.own(head), :] += nisa.nc_matmul(
-                        keys.v_sb[head][0 : keys.lanes, nl.ds(part * halves, halves), at, :],
-                        weights_sb[:, tile, bank.own(head), :],
-                    )
-    for part, part_psum in enumerate(sums_psum):
-        if first:
-            sums_sb[:, part, :, :] = nisa.tensor_copy(part_psum)
-        else:
-            sums_sb[:, part, :, :] = nisa.tensor_tensor(part_psum, sums_sb[:, part, :, :], nl.add)
+def attend_few(group):
+    """Attention of a group of up to 128 queries, one bank, which reads each block of keys once."""
+    (bank,), d, constants = group.banks, group.head_dim, group.constants
+    dtype, scale, queries = group.qk_sb[0].dtype, score_scales(d)[1], bank.members * bank.tokens
+    shape, columns = (MARKS, bank.rows, bank.tokens), range(bank.heads)
+    q_sb = bank_queries(group.qk_sb[bank.block], bank, group.new.heads, 0)
+    first_sb = filled(shape, 0.0, dtype)
+    first_sb[0:1, :, :] = nisa.memset((1, *shape[1:]), 1.0, dtype)
+    own, marks = group.new.seen(bank), np.zeros((MARKS, 1, bank.tokens), np.float32)
+    marks[1] = 1.0
+    own = own._replace(marks_sb=load_constant(marks, dtype))
+    sums_sb = nl.ndarray((queries, bank.heads, d + 1), nl.float32)
+    neg_sb = None
+    for block in [*group.blocks, own]:
+        keys = block.load()
+        block_sb = few_maxima(q_sb, first_sb, bank, keys, d, constants)
+        marks_sb = nl.ndarray(shape, dtype)
+        lowest = [(head * queries, block_sb[:, head : head + 1]) for head in columns]
+        set_marks(marks_sb, lowest, constants.eye_sb)
+        found = zero_sums(bank, d)
+        for span in key_spans(bank, keys.tiles):
+            add_weighted(q_sb, marks_sb, bank, keys, span, found, d, constants)
+        if neg_sb is None:
+            neg_sb = nl.ndarray((queries, bank.heads), nl.float32)
+            neg_sb[...] = nisa.tensor_copy(block_sb)
+            for head, sums_psum in enumerate(found):
+                sums_sb[:, head, :] = nisa.tensor_copy(sums_psum)
+            continue
+        # relative to the lower of both: exp(scale * (its negated maximum - the new one))
+        low_sb = nl.ndarray((queries, bank.heads), nl.float32)
+        low_sb[...] = nisa.tensor_tensor(neg_sb, block_sb, nl.minimum)
+        factors = []
+        for known_sb in (neg_sb, block_sb):
+            less_sb = nl.ndarray((queries, bank.heads), nl.float32)
+            less_sb[...] = nisa.tensor_tensor(low_sb, known_sb, nl.subtract)
+            zero_sb = constants.zero_sb[0:queries, :]
+            factors.append(nisa.activation(nl.exp, less_sb, bias=zero_sb, scale=scale))
+        for head, sums_psum in enumerate(found):
+            column = nl.ds(head, 1)
+            before_sb = nisa.tensor_scalar(sums_sb[:, head, :], nl.multiply, factors[0][:, column])
+            sums_sb[:, head, :] = nisa.scalar_tensor_tensor(
+                data=sums_psum, op0=nl.multiply, operand0=factors[1][:, column],
+                op1=nl.add, operand1=before_sb,
+            )  # fmt: skip
+        neg_sb = low_sb
+    sums = [sums_sb[:, head, :] for head in columns]
+    bank_contexts([bank], [sums], group.new.heads, group.context_sb)
 
 
-def bank_context(bank, sums_sb, heads, context_sb):
-    """Divides a bank's sums by those of the weights -> its columns of context_sb [128, .., T]."""
-    for at in nl.static_range(bank.heads):
-        (part, own), (ones_part, ones) = value_places(bank.head + at, heads)
-        rows = bank.own(at)
-        inverse_sb = nl.ndarray((P_MAX, bank.members, bank.tokens), nl.float32, buffer=nl.sbuf)
-        inverse_sb[own, :, :] = nisa.reciprocal(sums_sb[ones, ones_part, rows, :])
-        stack = (bank.head + at) // heads.stack
-        tiles = nl.ds(stack * heads.group + bank.member, bank.members)
-        context_sb[own, tiles, nl.ds(bank.column, bank.tokens)] = nisa.tensor_tensor(
-            sums_sb[own, part, rows, :], inverse_sb[own, :, :], nl.multiply
-        )
+def attend_groups(groups):
+    """Attention of several groups: the first pass of one beside the second of that before."""
+    if few_queries(groups[0].banks):
+        for group in groups:
+            attend_few(group)
+        return
+    ahead = MaximaPass.of(groups[0])
+    for step in ahead.steps():
+        ahead.run(step)
+    for following in [*groups[1:], None]:
+        first, ahead = ahead, None if following is None else MaximaPass.of(following)
+        attend(first, ahead, [])
 
 
-def attend_few(q_sb, bank, blocks, head_dim):
-    """Weighted values and sums [128, parts, rows, tokens] of up to 128 queries, which read each
-    block of keys once: relative to the maxima of the block, rescaled in the end.
-
-    ``blocks`` are KeyTiles, or those of ``cached_tiles``, which take turns in three buffers.
-    """
-    dtype, shape, scale = q_sb.dtype, (bank.rows, bank.tokens), score_scales(head_dim)[1]
-    lowest_sb = nl.ndarray((bank.rows * bank.tokens, len(blocks)), dtype, buffer=nl.sbuf)
-    shape_of_all = P_MAX, head_dim // 64, *shape, len(blocks)
-    each_sb = nl.ndarray(shape_of_all, nl.float32, buffer=nl.sbuf)
-    (_, values_hbm, _), _, head, count, _, tiles, heads = blocks[0]
-    buffers = [value_tiles(head, count, tiles, heads, values_hbm.dtype) for _ in blocks[1:4]]
-    first_sb = filled((MARKS, *shape), 0.0, dtype)
-    first_sb[0:1, :, :] = nisa.memset((1, *shape), 1.0, dtype)
-    for at, block in enumerate(blocks):
-        own = isinstance(block, KeyTiles)
-        keys = block if own else cached_tiles(block, buffers[at % len(buffers)], apart=True)
-        block_sb = few_maxima((q_sb, first_sb), bank, keys)
-        lowest_sb[:, at : at + 1] = nisa.tensor_copy(block_sb)
-        marks_sb = nl.ndarray((MARKS, *shape), dtype, buffer=nl.sbuf)
-        set_marks(marks_sb, [(0, block_sb)])
-        add_weighted((q_sb, marks_sb), bank, keys, each_sb[:, :, :, :, at], scale, True)
-    return rescaled_sums(each_sb, lowest_sb, scale)
+def few_queries(banks):
+    """Whether ``attend_few`` takes the banks of a set of heads."""
+    return len(banks) == 1 and banks[0].rows * banks[0].tokens <= P_MAX
 
 
-def rescaled_sums(each_sb, lowest_sb, scale):
-    """Sums of all blocks [128, parts, rows, tokens], from those of each relative to its maxima.
-
-    ``lowest_sb`` [queries, blocks] are the maxima, negated. exp(block's maximum - maximum) stands
-    on partitions, a row for each query: a product of ones with diagonals of it, one for each block,
-    brings it to all partitions.
-    """
-    _, parts, rows, tokens, blocks = each_sb.shape
-    queries = rows * tokens
-    least_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
-    least_sb[...] = nisa.tensor_reduce(nl.min, lowest_sb, axis=1)
-    scaled_sb = nl.ndarray((queries, 1), nl.float32, buffer=nl.sbuf)
-    scaled_sb[...] = nisa.tensor_scalar(least_sb, nl.multiply, scale)
-    factors_sb = nl.ndarray((queries, blocks), nl.float32, buffer=nl.sbuf)
-    factors_sb[...] = nisa.activation(nl.exp, lowest_sb, bias=scaled_sb, scale=-scale)
-    eye_sb = load_constant(np.eye(queries, dtype=np.float32), nl.float32)
-    diagonal_sb = nl.ndarray((queries, queries, blocks), nl.float32, buffer=nl.sbuf)
-    for query in nl.affine_range(queries):
-        diagonal_sb[:, query, :] = nisa.tensor_scalar(
-            factors_sb, nl.multiply, eye_sb[:, nl.ds(query, 1)]
-        )
-    ones_sb = filled((queries, P_MAX), 1.0, nl.float32)
-    flat_sb = each_sb.reshape((P_MAX, parts, queries, blocks))
-    sums_sb = nl.ndarray((P_MAX, parts, queries), nl.float32, buffer=nl.sbuf)
-    for start, count in spans(queries, MOVING_MAX // blocks):
-        shape, some = (P_MAX, count, blocks), nl.ds(start, count)
-        spread_psum = nl.ndarray((P_MAX, count * blocks), nl.float32, buffer=nl.psum)
-        spread_psum[...] = nisa.nc_matmul(ones_sb, diagonal_sb[:, some, :])
-        for part in nl.affine_range(parts):
-            rescaled_sb = nl.ndarray(shape, nl.float32, buffer=nl.sbuf)
-            rescaled_sb[...] = nisa.tensor_tensor(
-                flat_sb[:, part, some, :], spread_psum.reshape(shape), nl.multiply
-            )
-            sums_sb[:, part, some] = nisa.tensor_reduce(nl.add, rescaled_sb, axis=2)
-    return sums_sb.reshape((P_MAX, parts, rows, tokens))
-
-
-def attend_many(queries, banks, blocks, new, head_dim):
-    """The same for each of several banks, in two passes: maxima over all keys, then weights.
-
-    ``new`` are the KeyTiles of the tokens that each bank sees. Cached keys that fit stay in SBUF
-    between the passes; others are loaded and turned again.
-    """
-    maxima, sums, scale = [], [], score_scales(head_dim)[1]
-    for q_sb, bank, seen in zip(queries, banks, new):
-        shape = P_MAX, len(bank.tiles()), len(blocks) + len(seen)
-        maxima.append(nl.ndarray(shape, q_sb.dtype, buffer=nl.sbuf))
-        shape = P_MAX, head_dim // 64, bank.rows, bank.tokens
-        sums.append(nl.ndarray(shape, nl.float32, buffer=nl.sbuf))
-    (_, values_hbm, _), _, head, count, _, tiles, heads = blocks[0]
-    row_bytes = 2 * banks[0].heads * P_MAX * (contraction(head_dim)[0] + head_dim // 64)
-    kept = len(blocks) * tiles * row_bytes <= RESIDENT_BYTES
-    buffers = [
-        value_tiles(head, count, tiles, heads, values_hbm.dtype)
-        for _ in (blocks if kept else blocks[:2])
+def cache_blocks(cache, sequence, banks, heads):
+    """The CacheTiles of a sequence for the heads of some banks; as KeyTiles where all fit."""
+    head, last = banks[0].head, banks[-1]
+    count, runs = last.head + last.heads - head, cache_runs(cache[0].shape[2])[1]
+    each = CACHE_ROW_BYTES // (cache[0].itemsize * heads.head_dim)
+    apart, marks = few_queries(banks), contraction(heads.head_dim + MARKS)
+    blocks = [
+        CacheTiles(cache, sequence, head, count, *block, heads, apart)
+        for block in spans(runs, each)
     ]
-    resident = [cached_tiles(*both) for both in zip(blocks, buffers)] if kept else []
-    for at, block in enumerate(blocks):
-        keys = resident[at] if kept else cached_tiles(block)
-        for q_sb, bank, maxima_sb in zip(queries, banks, maxima):
-            note_maxima(q_sb, bank, keys, maxima_sb, at)
-    for q_sb, bank, maxima_sb, seen in zip(queries, banks, maxima, new):
-        for at, keys in enumerate(seen, len(blocks)):
-            note_maxima(q_sb, bank, keys, maxima_sb, at)
-        mark_maxima(q_sb, bank, maxima_sb, head_dim)
-    for at, block in enumerate(blocks):
-        keys = resident[at] if kept else cached_tiles(block, buffers[at % 2])
-        for q_sb, bank, sums_sb in zip(queries, banks, sums):
-            add_weighted((q_sb, None), bank, keys, sums_sb, scale, at == 0)
-    for q_sb, bank, sums_sb, seen in zip(queries, banks, sums, new):
-        for keys in seen:
-            add_weighted((q_sb, None), bank, keys, sums_sb, scale, False)
-    return sums
-
-
-def attend_chunk(qk_sb, v_sb, parts, cache, sequence, active_sb, heads, context_sb):
-    """Attention of a sequence's new tokens, tiles ``parts`` of qk_sb's columns, over its cache and
-    each other -> their columns of context_sb [128, tiles, T]."""
-    lanes, runs = cache_runs(cache[0].shape[2])
-    for banks in score_banks(parts, heads):
-        head, count = banks[0].head, banks[0].heads
-        own = own_tiles(qk_sb, v_sb, parts, head, count, active_sb, heads)
-        blocks = [
-            (cache, sequence, head, count, *block, heads)
-            for block in spans(
-                runs, CACHE_ROW_BYTES // (max(2, cache[0].itemsize) * heads.head_dim)
-            )
-        ]
-        queries = [bank_queries(qk_sb, bank, heads) for bank in banks]
-        new = [own_parts(own, bank, heads) for bank in banks]
-        if banks[0].rows * banks[0].tokens * len(banks) <= P_MAX:
-            sums = [attend_few(queries[0], banks[0], [*blocks, *new[0]], heads.head_dim)]
-        else:
-            sums = attend_many(queries, banks, blocks, new, heads.head_dim)
-        for bank, sums_sb in zip(banks, sums):
-            bank_context(bank, sums_sb, heads, context_sb)
+    row_bytes = cache[0].itemsize * count * (len(marks) * P_MAX + heads.head_dim + 1)
+    if apart or runs * row_bytes > RESIDENT_BYTES:
+        return blocks
+    return [block.load() for block in blocks]
 
 
 # --- Kernels, in the order of the model -----------------------------------------------------------
@@ -1815,28 +2053,27 @@ def linear_kernel(x_hbm, weight_hbm, norm=None, scales_hbm=None):
     tiles = feature_tiles(weight_hbm, k_tiles)
     out_hbm = nl.ndarray((tokens, tiles * P_MAX), x_hbm.dtype, buffer=nl.shared_hbm)
     rows_hbm = out_hbm.reshape((tokens, P_MAX, tiles))
-    scale_sb, gain_sb = scale_columns(scales_hbm, (tiles, k_tiles))
-    for start, count in spans(tokens, P_MAX):
+    for block in token_blocks(x_hbm.shape[0], tokens, 1):
         # hidden states [128, H/128, T] and the scale of their norm: some KiB, before the weights
-        x_sb = residual_sum(x_hbm, None, None, start, count)
-        scales, x_sb = norm_scales(x_sb, norm, [(0, count)]), with_gain(x_sb, gain_sb)
+        x_sb = residual_sum(x_hbm, None, None, block)
+        parts = spans(block.count, P_MAX)
+        scales = norm_scales(x_sb, norm, parts)
         # W @ x [128, tiles, T] in PSUM, a piece of the weights after another at DMA's pace; VectorE
         # takes it out token by token, scaled, each into a row of its own [128, T, N/128]
-        out_sb = nl.ndarray((P_MAX, count, tiles), x_hbm.dtype)
-        for first, size in weight_pieces(tiles, k_tiles, count, True, weight_hbm.itemsize):
-            weight_sb = load_weight(weight_hbm, first, size, k_tiles)
-            for tile, beside, _, _ in psum_parts(size, count):
-                out_psum = products(weight_sb, tile, beside, x_sb, 0, count)
-                part = nl.ds(first + tile, beside)
-                for token in nl.affine_range(count):
-                    own_sb, row_psum = scales.along_sb[:, nl.ds(token, 1)], out_psum[:, :, token]
-                    if scale_sb is None:
-                        out_sb[:, token, part] = nisa.tensor_scalar(row_psum, nl.multiply, own_sb)
-                    else:
-                        out_sb[:, token, part] = times_both(row_psum, scale_sb[:, part], own_sb)
-        # features lie in runs: a partition stores N/128 neighbours of a token as one row
-        for token in nl.affine_range(count):
-            nl.store(rows_hbm[start + token], out_sb[:, token, :])
+        for start, count in parts:
+            out_sb = nl.ndarray((P_MAX, count, tiles), x_hbm.dtype)
+            for first, size in weight_pieces(tiles, k_tiles, count, last=True):
+                weight_sb = load_weight(weight_hbm, first, size, k_tiles)
+                for tile, beside, _, _ in psum_parts(size, count):
+                    out_psum = products(weight_sb, tile, beside, x_sb, start, count)
+                    for token in nl.affine_range(count):
+                        scale_sb = scales.along_sb[:, nl.ds(start + token, 1)]
+                        out_sb[:, token, nl.ds(first + tile, beside)] = nisa.tensor_scalar(
+                            out_psum[:, :, token], nl.multiply, scale_sb
+                        )
+            # features lie in runs: a partition stores N/128 neighbours of a token as one row
+            for token in nl.affine_range(count):
+                nl.store(rows_hbm[block.start + start + token], out_sb[:, token, :])
     return out_hbm
 
 
@@ -1857,46 +2094,62 @@ def attention_prefill_kernel(
     Scales of quantised weights: ``attention_columns`` of them.
     """
     tokens, length, dtype = x_hbm.shape[1], x_hbm.shape[1] // batch, x_hbm.dtype
-    width, tiles = heads.kv_heads * heads.head_dim, heads.stacks * heads.group
+    features, new_shape = x_hbm.shape[0], (tokens, heads.kv_heads * heads.head_dim)
     out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
-    keys_hbm = nl.ndarray((tokens, width), dtype, buffer=nl.shared_hbm)
-    values_hbm = nl.ndarray((tokens, width), dtype, buffer=nl.shared_hbm)
+    keys_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
+    values_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
-    causal = masked(dtype) * (1.0 - np.tri(min(length, P_MAX), dtype=np.float32))
-    causal_sb = load_constant(causal, nl.float32)
-    step = chunk_tokens(x_hbm.shape[0], heads, x_hbm.itemsize, scales_hbm is not None)
-    scratch = key_scratch(batch, length, step, heads, dtype)
-    together = 1 if bias_hbm is not None else max(1, step // length)  # padding differs
-    *own_sb, out_scale_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
-    for first, sequences in spans(batch, together):
-        keys = prefill_keys(sequences, length, heads, dtype, scratch, first)
-        for start, count in token_chunks(sequences * length, step):
-            token, masks = (
-                first * length + start,
-                (causal_sb, padding_rows(bias_hbm, first, length)),
-            )
-            parts, k_tiles = token_tiles(count, length), x_hbm.shape[0] // P_MAX
-            kv_tiles = feature_tiles(qkv_w_hbm, k_tiles) - tiles
-            ahead_sb = first_weights(qkv_w_hbm, tiles, kv_tiles, k_tiles, count)
-            x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, token, count)
-            both = qkv_b_hbm, gains_hbm
-            p = projection(x_sb, norm, own_sb, cos_hbm, sin_hbm, token, parts, heads, both)
-            qk_sb, v_sb = qkv_tiles(p)
-            project_tiles(p, qkv_w_hbm, tiles, kv_tiles, ahead_sb, qk_sb, v_sb)
-            keys.append(start, qk_sb, v_sb, parts)
-            context_sb = nl.ndarray((P_MAX, tiles, count), dtype, buffer=nl.sbuf)
-            queries = [
-                QueryTile(qk_sb, column, size, *divmod(start + column, length))
-                for column, size in parts
-            ]
-            attend_and_project(p, qkv_w_hbm, keys, queries, masks, qk_sb, context_sb)
-            for (column, size), rows_sb in zip(parts, v_sb):
-                rows = nl.ds(token + column, size)
-                nl.store(values_hbm[rows, :], rows_sb)
-                nl.store(keys_hbm[rows, :], key_rows(qk_sb, tiles, column, size, heads))
-            store_product(out_w_hbm, context_sb, out_hbm, token, out_scale_sb)
+    hidden, tables = (x_hbm, delta_hbm, stream_hbm), (cos_hbm, sin_hbm)
+    blocks, most = token_blocks(features, tokens, length), min(length, P_MAX)
+    constants = attention_constants(spans(length, most), heads, dtype)
+    causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
+    # marks where rows of the array are idle, where keys are hidden, and where scores do not stay
+    turned = heads.head_dim == P_MAX and bias_hbm is None
+    marks = 0 if turned and resident(length, heads, 0, x_hbm.itemsize) else MARKS
+    short = resident(length, heads, marks, x_hbm.itemsize)
+    weights = attention_weights(qkv_w_hbm, out_w_hbm, heads, features // P_MAX, blocks[0].count)
+    kept = sum(2 * w.tiles * w.k_tiles * P_MAX for w in weights) <= WEIGHT_BYTES
+    started, ahead, before = [], None, None
+    for n in nl.static_range(len(blocks) + 1):
+        if n < len(blocks):
+            block = blocks[n]
+            if not kept:
+                weights = attention_weights(
+                    qkv_w_hbm, out_w_hbm, heads, features // P_MAX, block.count
+                )
+            rows = TokenBlock.of(block, hidden, norm, tables, heads, weights, out_hbm)
+            # keys of whole sequences, or of this block
+            if not short or block.start % length == 0:
+                first, at = divmod(block.start, length)
+                size, begin = (length, 0) if short else (block.count, at)
+                new = [
+                    new_keys(
+                        size, heads, dtype, causal_sb, marks,
+                        None if bias_hbm is None
+                        else bias_hbm[nl.ds(sequence, 1), nl.ds(begin, size)],
+                    )
+                    for sequence in range(first, first + math.ceil(block.count / length))
+                ]  # fmt: skip
+            if not short and block.start % length == 0:
+                scratch = Scratch.of(whole_tiles(length), heads, dtype)
+            in_scratch = (None, 0) if short else (scratch, block.start % length)
+            started.append(Prefill(rows, new, *in_scratch, constants))
+        if n == 0:
+            for each in started[0].first_work():
+                started[0].tokens.run(each)
+            started[0].keep_keys()
+            ahead = MaximaPass.of(started[0].groups()[0][0])
+            for step in ahead.steps():
+                ahead.run(step)
+            continue
+        following = started[n] if n < len(blocks) else None
+        ahead = attend_block(started[n - 1], ahead, before, following)
+        before = started[n - 1].tokens
+        before.store_keys(keys_hbm, values_hbm)
+    for each in before.outputs():
+        before.run(each)
     results = out_hbm, keys_hbm, values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -1923,7 +2176,8 @@ def attention_decode_kernel(
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     # hidden states [128, H/128, B], a few KiB, then the cache, before the weights: TensorE turns
     # its keys, 128 a pass, while those stream
-    x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, 0, batch)
+    block = Block(0, batch, 1)
+    x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
     parts = spans(batch, sequences_at_once(keys_hbm, heads))
     caches = [
         cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads)
@@ -1943,7 +2197,7 @@ def attention_decode_kernel(
     for cache, rows_sb in zip(caches, v_sb):
         nl.store(new_values_hbm[nl.ds(cache.first, cache.count), :], rows_sb)
         attend_cached(qk_sb, rows_sb, cache, heads, context_sb)
-    store_product(out_w_hbm, context_sb, out_hbm, 0, out_scale_sb)
+    store_product(out_w_hbm, [(context_sb, block)], out_hbm)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -1963,52 +2217,59 @@ def attention_chunk_kernel(
     where there is a delta. All tokens of a sequence share one pass over the weights.
     """
     tokens, batch, dtype = x_hbm.shape[1], marks_hbm.shape[0], x_hbm.dtype
-    length, width = tokens // batch, heads.kv_heads * heads.head_dim
-    tiles = heads.stacks * heads.group
+    length, features = tokens // batch, x_hbm.shape[0]
+    new_shape = (tokens, heads.kv_heads * heads.head_dim)
     out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
-    new_keys_hbm = nl.ndarray((tokens, width), dtype, buffer=nl.shared_hbm)
-    new_values_hbm = nl.ndarray((tokens, width), dtype, buffer=nl.shared_hbm)
+    new_keys_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
+    new_values_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    hidden, tables = (x_hbm, delta_hbm, stream_hbm), (cos_hbm, sin_hbm)
     cache, most = (keys_hbm, values_hbm, marks_hbm), min(length, P_MAX)
     causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
-    step = chunk_tokens(x_hbm.shape[0], heads, x_hbm.itemsize, scales_hbm is not None)
-    *own_sb, out_scale_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
-    for first, sequences in spans(batch, max(1, step // length)):
-        token, count = first * length, sequences * length
-        x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, token, count)
-        parts = token_tiles(count, length)
-        both = qkv_b_hbm, gains_hbm
-        p = projection(x_sb, norm, own_sb, cos_hbm, sin_hbm, token, parts, heads, both)
-        qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
-        context_sb = nl.ndarray((P_MAX, tiles, count), dtype, buffer=nl.sbuf)
-        if heads.kv_heads % heads.stack:
-            context_sb[...] = nisa.memset((P_MAX, tiles, count), 0.0, dtype)
-        for (column, size), rows_sb in zip(parts, v_sb):
-            rows = nl.ds(token + column, size)
-            nl.store(new_values_hbm[rows, :], rows_sb)
-            nl.store(new_keys_hbm[rows, :], key_rows(qk_sb, tiles, column, size, heads))
-        each = len(parts) // sequences
-        for b in nl.static_range(sequences):
-            own = slice(b * each, (b + 1) * each)
-            active_sb = causal_sb if active_hbm is None else load_tile(active_hbm[first + b])
-            attend_chunk(
-                qk_sb, v_sb[own], parts[own], cache, first + b, active_sb, heads, context_sb
-            )
-        store_product(out_w_hbm, context_sb, out_hbm, token, out_scale_sb)
+    constants = attention_constants(spans(length, most), heads, dtype)
+    step = max(1, chunk_tokens(features, heads, x_hbm.itemsize) // length) * length
+    blocks = token_blocks(features, tokens, length)
+    for some in grouped(blocks, step):
+        weights = attention_weights(qkv_w_hbm, out_w_hbm, heads, features // P_MAX, some[0].count)
+        passed = [
+            TokenBlock.of(block, hidden, norm, tables, heads, weights, out_hbm) for block in some
+        ]
+        # a pass over the weights for all blocks
+        for works in zip(*(rows.projections() for rows in passed)):
+            for rows, work in zip(passed, works):
+                rows.run(work)
+        for rows in passed:
+            rows.store_keys(new_keys_hbm, new_values_hbm)
+        groups = []
+        for sequence in sorted({part[0] for block in some for part in block.parts()}):
+            active_sb = causal_sb if active_hbm is None else nl.load(active_hbm[sequence])
+            new = new_keys(length, heads, dtype, active_sb, MARKS)
+            parts = []
+            for n, rows in enumerate(passed):
+                for (owner, position, column, size), rows_sb in zip(rows.block.parts(), rows.v_sb):
+                    if owner == sequence:
+                        new.append(position, rows.qk_sb, column, rows_sb)
+                        parts.append((n, column, position, size))
+            tiles = [rows.qk_sb for rows in passed], constants, [rows.context_sb for rows in passed]
+            for banks in score_banks(parts, heads, most):
+                found = cache_blocks(cache, sequence, banks, heads)
+                groups.append(QueryGroup(banks, found, new, *tiles))
+        attend_groups(groups)
+        contexts = [(rows.context_sb, rows.block) for rows in passed]
+        store_product(out_w_hbm, contexts, out_hbm)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
 
 @nki.jit
-def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, scales_hbm=None):
+def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, length=None):
     """Residual sum, norm and SwiGLU MLP (Shazeer 2020): down(silu(gate(x)) * up(x)).
 
     x and delta [H, T] (delta or norm may be None), kernel weights of gate and up [F, H] and of down
-    [H, F] -> partial output [H, T], and x + delta where there is a delta. One pass over the weights
-    for every ``token_chunk`` of tokens. Scales of quantised weights: columns of gate and up, F/128
-    each, of the norm and of down, H/128 each.
+    [H, F], ``length`` tokens of a sequence if there are several -> partial output [H, T], and x +
+    delta where there is a delta. One pass over the weights for every ``token_chunk`` of tokens.
     """
     tokens, k_tiles, dtype = x_hbm.shape[1], x_hbm.shape[0] // P_MAX, x_hbm.dtype
     tiles = feature_tiles(gate_hbm, k_tiles)
@@ -2017,39 +2278,40 @@ def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, scales
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
-    counts = (tiles, tiles, k_tiles, k_tiles)
-    gate_scale_sb, up_scale_sb, gain_sb, down_scale_sb = scale_columns(scales_hbm, counts)
-    kept = tiles + k_tiles * (1 if scales_hbm is None else 2)  # x times the gain, too
-    step = token_chunk(x_hbm.itemsize * kept)
-    for start, count in token_chunks(tokens, step):
+    blocks = token_blocks(x_hbm.shape[0], tokens, length or tokens)
+    for some in grouped(blocks, token_chunk(x_hbm.itemsize * (k_tiles + tiles))):
         # the first piece of gate and up [128, tiles, H/128, 128] goes before the hidden states
-        # [128, H/128, T], whose first features then are multiplied while the others arrive
-        itemsize = min(gate_hbm.itemsize, up_hbm.itemsize)
-        pieces = weight_pieces(tiles, k_tiles, count, itemsize=itemsize)
+        # [128, H/128, count] of each block, whose first features then are multiplied while the
+        # others arrive
+        pieces = weight_pieces(tiles, k_tiles, some[0].count)
         ahead = [load_weight(weight_hbm, *pieces[0], k_tiles) for weight_hbm in (gate_hbm, up_hbm)]
-        x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, start, count)
-        scales, x_sb = norm_scales(x_sb, norm, spans(count, P_MAX)), with_gain(x_sb, gain_sb)
-        # silu(gate) * up [128, F/128, T], features on partitions as down contracts them. A PSUM
+        passed = []
+        for block in some:
+            x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
+            scales = norm_scales(x_sb, norm, spans(block.count, P_MAX))
+            passed.append((x_sb, scales, nl.ndarray((P_MAX, tiles, block.count), dtype)))
+        # silu(gate) * up [128, F/128, count], features on partitions as down contracts them. A PSUM
         # bank at a time: H/128 passes of its tokens for each tile, while DMA loads the next piece
         # and VectorE and ScalarE finish the bank before
-        inner_sb = nl.ndarray((P_MAX, tiles, count), dtype)
         for first, size in pieces:
             gate_w_sb, up_w_sb = ahead
             if first:
                 gate_w_sb = load_weight(gate_hbm, first, size, k_tiles)
                 up_w_sb = load_weight(up_hbm, first, size, k_tiles)
-            for tile, beside, at, columns in psum_parts(size, count):
-                gate_psum = products(gate_w_sb, tile, beside, x_sb, at, columns)
-                own = first + tile
-                gate_sb = times_scale(gate_psum, scales.along_sb, at, dtype, gate_scale_sb, own)
-                silu_sb = nisa.activation(nl.silu, gate_sb, bias=zero_sb)
-                up_psum = products(up_w_sb, tile, beside, x_sb, at, columns)
-                up_sb = times_scale(up_psum, scales.along_sb, at, dtype, up_scale_sb, own)
-                inner_sb[:, nl.ds(own, beside), nl.ds(at, columns)] = nisa.tensor_tensor(
-                    silu_sb, up_sb, nl.multiply
-                )
-        # down [128, H/128, T]: F/128 passes a tile, the last tiles' weights alone at the end
-        store_product(down_hbm, inner_sb, out_hbm, start, down_scale_sb)
+            for x_sb, scales, inner_sb in passed:
+                for tile, beside, at, columns in psum_parts(size, x_sb.shape[2]):
+                    gate_psum = products(gate_w_sb, tile, beside, x_sb, at, columns)
+                    gate_sb = times_scale(gate_psum, scales.along_sb, at, dtype)
+                    silu_sb = nisa.activation(nl.silu, gate_sb, bias=zero_sb)
+                    up_psum = products(up_w_sb, tile, beside, x_sb, at, columns)
+                    up_sb = times_scale(up_psum, scales.along_sb, at, dtype)
+                    part = nl.ds(first + tile, beside)
+                    inner_sb[:, part, nl.ds(at, columns)] = nisa.tensor_tensor(
+                        silu_sb, up_sb, nl.multiply
+                    )
+        # down [128, H/128, count]: F/128 passes a tile, the last tiles' weights alone at the end
+        inner = [(inner_sb, block) for (*_, inner_sb), block in zip(passed, some)]
+        store_product(down_hbm, inner, out_hbm)
     return out_hbm if delta_hbm is None else (out_hbm, stream_hbm)
 
 
@@ -2232,12 +2494,12 @@ class Columns(NamedTuple):
             return hidden
         whole = gather_from_sequence_parallel_region(hidden, 1) if parallel else hidden
         rows = whole.reshape(-1, whole.shape[-1])
-        return cls(pad_tiles(rows.t(), 0).contiguous(), None, tuple(whole.shape))
+        return cls(in_blocks(rows, whole.shape[1]), None, tuple(whole.shape))
 
     def rows(self) -> torch.Tensor:
         """[B, S, H]: the sum in the layout of layers in PyTorch."""
         total = self.stream if self.delta is None else self.stream + self.delta
-        return total.t()[:, : self.shape[-1]].reshape(self.shape)
+        return from_blocks(total, self.shape[1])[:, : self.shape[-1]].reshape(self.shape)
 
     def after(self, partial: torch.Tensor, stream: Sequence[torch.Tensor]) -> Columns:
         """Behind a kernel: its result, to be reduced, and the sum that it stored, if any."""
@@ -2409,7 +2671,7 @@ class NeuronLlamaMLP(nn.Module):
             return hidden + adapted(self.down_proj, self.act_fn(gate) * up, adapter_ids)
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
         partial, *stream = swiglu_mlp_kernel(
-            hidden.stream, hidden.delta, norm, *weights, self.down_proj.scale
+            hidden.stream, hidden.delta, norm, *weights, hidden.shape[1]
         )
         return hidden.after(partial, stream)
 
@@ -2743,8 +3005,9 @@ class NeuronLlamaHead(KernelWeight):
         """[B, S, H] -> logits [B, S, V] (of this rank where the device samples)."""
         if self.last_only:
             x = x[:, -1:]
-        columns, shape = Columns.of(x).stream, x.shape[:-1]
-        rows = linear_kernel(columns, self.weight, self.norm, self.scale)
+        shape = x.shape[:-1]
+        columns = in_blocks(x.reshape(-1, x.shape[-1]), 1)
+        rows = linear_kernel(columns, self.weight, self.norm)
         logits = rows[:, : self.vocabulary].reshape(*shape, self.vocabulary)
         return gather_from_tensor_model_parallel_region(logits) if self.gather_output else logits
 

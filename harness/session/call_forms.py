@@ -268,13 +268,15 @@ def _mlp(kernel: Any, module: nn.Module) -> Forward:
 
 
 def _columns(home: ModuleType, hidden_states: torch.Tensor) -> torch.Tensor:
-    """[B, S, H] -> [H in whole tiles, B * S]."""
-    return home.pad_tiles(hidden_states.reshape(-1, hidden_states.shape[-1]).t(), 0).contiguous()
+    """[B, S, H] -> [H in whole tiles, B * S], in blocks of tokens."""
+    return home.in_blocks(
+        hidden_states.reshape(-1, hidden_states.shape[-1]), hidden_states.shape[1]
+    )
 
 
-def _from_columns(columns: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+def _from_columns(home: ModuleType, columns: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
     """[H in whole tiles, B * S] -> [B, S, H]."""
-    return columns[: like.shape[-1]].t().reshape(like.shape)
+    return home.from_blocks(columns, like.shape[1])[:, : like.shape[-1]].reshape(like.shape)
 
 
 def _own_mlp(kernel: Any, home: ModuleType, module: nn.Module) -> Forward:
@@ -287,8 +289,9 @@ def _own_mlp(kernel: Any, home: ModuleType, module: nn.Module) -> Forward:
 
     def run(hidden_states: torch.Tensor) -> torch.Tensor:
         columns = _columns(home, hidden_states)
-        out = _first(kernel(columns, None, None, *(_beside(w, columns) for w in weights)))
-        return _from_columns(out, hidden_states)
+        operands = [_beside(weight, columns) for weight in weights]
+        out = _first(kernel(columns, None, None, *operands, hidden_states.shape[1]))
+        return _from_columns(home, out, hidden_states)
 
     return run
 
@@ -332,6 +335,6 @@ def _own_attention(kernel: Any, home: ModuleType, module: nn.Module) -> Forward:
         operands = [_beside(weight, columns) for weight in weights]
         rotary = tables(position_embeddings, batch)
         results = kernel(columns, None, None, *operands, *rotary, heads, batch)
-        return _from_columns(_first(results), hidden_states), None
+        return _from_columns(home, _first(results), hidden_states), None
 
     return run

@@ -3,7 +3,8 @@
 ``EXACT`` computes in float64; ``TORCH`` in bf16 as PyTorch does, rounding after every operator,
 with norm and softmax in fp32 inside: what the kernels have to be as good as. Both read the same
 arguments, kernel-layout weights and transposed hidden states included, and share no code with the
-kernels. Work is cut into pieces, so that full-size shapes fit into memory.
+kernels but the order of tokens in HBM, which has tests of its own. Work is cut into pieces, so that
+full-size shapes fit into memory.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 import math
 
 import torch
+
+import llama
 
 QUERIES = 512  # rows of scores at a time
 
@@ -50,9 +53,9 @@ class Reference:
             wide = wide / (wide.pow(2).sum(-1, keepdim=True) / norm.features + norm.eps).sqrt()
         return (wide if gain is None else wide * of_runs(gain)).to(self.dtype)
 
-    def sum_of(self, x_hbm, delta_hbm):
+    def sum_of(self, x_hbm, delta_hbm, length):
         """The residual sum in rows [T, H], rounded as the kernels store it."""
-        return (x_hbm if delta_hbm is None else x_hbm + delta_hbm).t()
+        return llama.from_blocks(x_hbm if delta_hbm is None else x_hbm + delta_hbm, length)
 
     def product(self, x, weight_hbm, runs_in, runs_out, scale=None):
         """rows @ W.T, times one scale a feature if any, of a product that is rounded before;
@@ -68,23 +71,9 @@ class Reference:
         joined = from_runs(joined.t()).t() if runs_out else joined
         return joined if scale is None else (joined.to(self.wide) * scale).to(self.dtype)
 
-    def linear_kernel(self, x_hbm, weight_hbm, norm=None, scales_hbm=None):
-        scale = gain = None
-        if scales_hbm is not None:
-            gain = scales_hbm[:, -len(x_hbm) // 128 :]
-            scale = of_runs(scales_hbm[:, : -len(x_hbm) // 128])
-        x = self.normed(x_hbm.t().to(self.dtype), norm, gain)
-        return self.product(x, weight_hbm, True, True, scale)
-
-    def scales(self, x_hbm, scales_hbm, heads):
-        """Of an attention kernel: one a feature of Q, K and V, the gain, one a feature out."""
-        if scales_hbm is None:
-            return None, None, None
-        turned, hidden = heads.stacks * (heads.group + 1), len(x_hbm) // 128
-        width = heads.kv_heads * heads.head_dim
-        qk, v, gain, out = scales_hbm.split([turned, width, hidden, hidden], 1)
-        spare = torch.ones(-width % 128)  # features that no value has
-        return torch.cat((of_tiles(qk), v[0], spare)), gain, of_runs(out)
+    def linear_kernel(self, x_hbm, weight_hbm, norm=None):
+        x = self.normed(llama.from_blocks(x_hbm, 1).to(self.dtype), norm)
+        return self.product(x, weight_hbm, True, True)
 
     def rotate(self, x, cos_hbm, sin_hbm):
         """[T, heads, D] with the tables' first head of lanes [128, T]."""
@@ -112,14 +101,14 @@ class Reference:
             )
         return self.rotate(q, cos_hbm, sin_hbm), self.rotate(k, cos_hbm, sin_hbm), v
 
-    def output(self, context, weight_hbm, heads, scale=None):
+    def output(self, context, weight_hbm, heads, length):
         """Contexts [T, q_heads, D] -> partial output [H, T]."""
         stack, group, d = 128 // heads.head_dim, heads.group, heads.head_dim
         padded = context.new_zeros(len(context), heads.stacks * stack * group, d)
         padded[:, : heads.q_heads] = context
         tiles = padded.reshape(-1, heads.stacks, stack, group, d).transpose(2, 3)
-        rows = self.product(tiles.reshape(len(context), -1), weight_hbm, False, True, scale)
-        return rows.t()
+        rows = self.product(tiles.reshape(len(context), -1), weight_hbm, False, True)
+        return llama.in_blocks(rows, length)
 
     def weights(self, parts, hidden):
         """Softmax over the concatenated scores -> weights in ``dtype``; True hides a key."""
@@ -142,12 +131,11 @@ class Reference:
         gains_hbm=None,
         scales_hbm=None,
     ):
-        rows = self.sum_of(x_hbm, delta_hbm)
-        scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
-        x = self.normed(rows.to(self.dtype), norm, gain)
-        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale)
-        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
-        length, root = len(rows) // batch, math.sqrt(heads.head_dim)
+        length = x_hbm.shape[1] // batch
+        rows = self.sum_of(x_hbm, delta_hbm, length)
+        x = self.normed(rows.to(self.dtype), norm)
+        q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
+        root = math.sqrt(heads.head_dim)
         context = torch.zeros_like(q)
         for b, head in ((b, h) for b in range(batch) for h in range(heads.q_heads)):
             kv_head, first = head // heads.group, b * length
@@ -160,9 +148,8 @@ class Reference:
                 scores = q[first + start : first + end, head] @ keys[:end].t() / root
                 weights = self.weights([scores], hidden)
                 context[first + start : first + end, head] = weights @ values[:end]
-        out = self.output(context, out_w_hbm, heads, out_scale)
-        results = out, k.flatten(1), v.flatten(1)
-        return results if delta_hbm is None else (*results, rows.t())
+        results = self.output(context, out_w_hbm, heads, length), k.flatten(1), v.flatten(1)
+        return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
 
     def attention_decode_kernel(
         self,
@@ -181,11 +168,10 @@ class Reference:
         gains_hbm=None,
         scales_hbm=None,
     ):
-        rows = self.sum_of(x_hbm, delta_hbm)
-        scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
-        x = self.normed(rows.to(self.dtype), norm, gain)
-        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale)
-        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
+        length = 1
+        rows = self.sum_of(x_hbm, delta_hbm, length)
+        x = self.normed(rows.to(self.dtype), norm)
+        q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
         batch, past = bias_hbm.shape
         runs = math.ceil(past / (128 // heads.kv_heads))
         while past % runs:
@@ -200,21 +186,19 @@ class Reference:
         weights = self.weights(parts, hidden[:, None, None])
         context = weights[..., :past] @ values_hbm.to(self.dtype)
         context = (context + weights[..., past:] @ v[:, :, None]).flatten(1, 2)
-        out = self.output(context, out_w_hbm, heads, out_scale)
-        results = out, k.flatten(1), v.flatten(1)
-        return results if delta_hbm is None else (*results, rows.t())
+        results = self.output(context, out_w_hbm, heads, length), k.flatten(1), v.flatten(1)
+        return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
 
     def attention_chunk_kernel(
         self, x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm,
         values_hbm, marks_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
     ):  # fmt: skip
-        rows = self.sum_of(x_hbm, delta_hbm)
-        scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
-        x = self.normed(rows.to(self.dtype), norm, gain)
-        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale)
-        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
+        length = x_hbm.shape[1] // len(marks_hbm)
+        rows = self.sum_of(x_hbm, delta_hbm, length)
+        x = self.normed(rows.to(self.dtype), norm)
+        q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
         batch, _, past = marks_hbm.shape
-        n, root = len(rows) // batch, math.sqrt(heads.head_dim)
+        n, root = length, math.sqrt(heads.head_dim)
         runs = next(r for r in range(math.ceil(past / 128), past + 1) if past % r == 0)
         bias = marks_hbm[:, 0].unflatten(1, (runs, -1)).transpose(1, 2).flatten(1)
         context = torch.zeros_like(q)
@@ -228,24 +212,17 @@ class Reference:
             weights = self.weights([q[own, head] @ keys.t() / root], hidden)
             seen = weights[:, :past] @ values[:past]
             context[own, head] = seen + weights[:, past:] @ values[past:]
-        out = self.output(context, out_w_hbm, heads, out_scale)
-        results = out, k.flatten(1), v.flatten(1)
-        return results if delta_hbm is None else (*results, rows.t())
+        results = self.output(context, out_w_hbm, heads, length), k.flatten(1), v.flatten(1)
+        return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
 
-    def swiglu_mlp_kernel(
-        self, x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, scales_hbm=None
-    ):
-        rows, gain, scales = self.sum_of(x_hbm, delta_hbm), None, [None] * 3
-        if scales_hbm is not None:
-            hidden = len(x_hbm) // 128
-            tiles = gate_hbm.shape[1] // len(x_hbm)
-            *both, gain, down = scales_hbm.split([tiles, tiles, hidden, hidden], 1)
-            scales = [*map(of_tiles, both), of_runs(down)]
-        x = self.normed(rows.to(self.dtype), norm, gain)
-        gate, up = (self.product(x, w, True, False, s) for w, s in zip((gate_hbm, up_hbm), scales))
+    def swiglu_mlp_kernel(self, x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, length=None):
+        length = length or x_hbm.shape[1]
+        rows = self.sum_of(x_hbm, delta_hbm, length)
+        x = self.normed(rows.to(self.dtype), norm)
+        gate, up = (self.product(x, w, True, False) for w in (gate_hbm, up_hbm))
         inner = torch.nn.functional.silu(gate) * up
-        partial = self.product(inner, down_hbm, False, True, scales[2]).t()
-        return partial if delta_hbm is None else (partial, rows.t())
+        partial = llama.in_blocks(self.product(inner, down_hbm, False, True), length)
+        return partial if delta_hbm is None else (partial, llama.in_blocks(rows, length))
 
 
 # The largest error of one sample over that of another, of equally many roundings each.

@@ -47,7 +47,7 @@ class Case:
         active = llama._mask_bias(self.active, BF16) if given_mask else None
         more = keys, values, marks, active, self.plain.heads
         got, rotated, new_values = self.plain.call(
-            llama.attention_chunk_kernel, self.qkv, (cos, sin), *more
+            llama.attention_chunk_kernel, self.qkv, self.n, (cos, sin), *more
         )
         query, key, value = split_qkv(self.qkv, self.batch, *self.sizes)
         pair = cos.reshape(self.batch, self.n, -1), sin.reshape(self.batch, self.n, -1)

@@ -35,9 +35,9 @@ def norm(x: torch.Tensor, gain: torch.Tensor, eps: float) -> torch.Tensor:
     return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + eps) * gain
 
 
-def columns(rows: torch.Tensor) -> torch.Tensor:
-    """[T, H] -> the kernels' [H, T], H in whole tiles."""
-    return llama.pad_tiles(rows.t(), 0).contiguous()
+def columns(rows: torch.Tensor, length: int | None = None) -> torch.Tensor:
+    """[T, H] of sequences of ``length`` tokens -> the kernels' [H, T], H in whole tiles."""
+    return llama.in_blocks(rows, length or len(rows))
 
 
 def linear(
@@ -47,7 +47,7 @@ def linear(
     norm = None if gain is None else llama.Norm(x.shape[1], eps)
     behind = weight if gain is None else llama.times_gain(weight, gain[0])
     in_layout = llama.kernel_layout(llama.in_runs(llama.in_runs(behind, 0), 1))
-    return llama.linear_kernel(columns(x), in_layout, norm)[:, : len(weight)]
+    return llama.linear_kernel(columns(x, 1), in_layout, norm)[:, : len(weight)]
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 77, 130, 257])
@@ -105,7 +105,7 @@ def mlp(x: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
     blocked = [llama.kernel_layout(llama.in_runs(w, 1)) for w in (gate, up)]
     blocked.append(llama.kernel_layout(llama.in_runs(down, 0)))
     partial = llama.swiglu_mlp_kernel(columns(x), None, None, *blocked)
-    return partial.t()[:, : x.shape[1]]
+    return llama.from_blocks(partial, len(x))[:, : x.shape[1]]
 
 
 @pytest.mark.parametrize(("tokens", "hidden", "f"), [(1, 576, 1536), (77, 96, 200), (600, 64, 130)])
@@ -145,8 +145,9 @@ def test_the_residual_is_added_and_stored(tokens: int) -> None:
     partial, stream = llama.swiglu_mlp_kernel(
         columns(x), columns(delta), llama.Norm(200, 1e-5), *zeros
     )
-    assert torch.equal(stream.t()[:, :200], x + delta)
-    assert not partial.any() and not stream[200:].any()
+    rows = llama.from_blocks(stream, tokens)
+    assert torch.equal(rows[:, :200], x + delta)
+    assert not partial.any() and not rows[:, 200:].any()
 
 
 # --- rotary embedding -----------------------------------------------------------------------------
@@ -183,14 +184,15 @@ class Plain:
         self.qkv_w = llama.kernel_layout(llama.in_runs(tiles, 1))
         self.out_w = llama.kernel_layout(llama.in_runs(order(parts[0], q // kv).t(), 0))
 
-    def call(self, kernel, qkv, pair, *more):
+    def call(self, kernel, qkv, length, pair, *more):
         d = self.heads.head_dim
-        arguments = columns(qkv), None, None, self.qkv_w, self.out_w, *lanes(pair, d)
+        arguments = columns(qkv, length), None, None, self.qkv_w, self.out_w, *lanes(pair, d)
         out, *new = kernel(*arguments, *more)
-        return out.t()[:, : self.width], *new
+        return llama.from_blocks(out, length)[:, : self.width], *new
 
     def prefill(self, qkv, pair, batch, bias=None):
-        return self.call(llama.attention_prefill_kernel, qkv, pair, self.heads, batch, bias)
+        more = pair, self.heads, batch, bias
+        return self.call(llama.attention_prefill_kernel, qkv, len(qkv) // batch, *more)
 
     def decode(self, qkv, pair, keys, values, live):
         """One new token each: in the kernel of several where the cache is long."""
@@ -198,9 +200,9 @@ class Plain:
         if keys.shape[2] > llama.DECODE_KEYS:
             keys, values, bias = llama.cache_in_runs(keys, values, bias)
             more = keys, values, torch.stack((bias, torch.ones_like(bias)), 1), None, self.heads
-            return self.call(llama.attention_chunk_kernel, qkv, pair, *more)
+            return self.call(llama.attention_chunk_kernel, qkv, 1, pair, *more)
         cache = llama.cache_in_runs(keys, values, bias, 128 // keys.shape[1])
-        return self.call(llama.attention_decode_kernel, qkv, pair, *cache, self.heads)
+        return self.call(llama.attention_decode_kernel, qkv, 1, pair, *cache, self.heads)
 
 
 def heads_of(rows: torch.Tensor, batch: int, d: int) -> torch.Tensor:

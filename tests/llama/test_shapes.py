@@ -99,19 +99,16 @@ class Layer:
         n_tiles, k_tiles = llama.whole_tiles(n), llama.whole_tiles(k)
         return self.values(128, n_tiles * k_tiles * 128, scale=k**-0.5)
 
-    def columns(self, tokens: int) -> torch.Tensor:
-        """Hidden states [H, T], zero behind the features that count."""
-        hidden = self.model.hidden
-        x = self.values(llama.whole_tiles(hidden) * 128, tokens)
-        x[hidden:] = 0
-        return x
+    def columns(self, tokens: int, length: int) -> torch.Tensor:
+        """Hidden states [H, T] of sequences of ``length``, zero behind the features that count."""
+        return llama.in_blocks(self.values(tokens, self.model.hidden), length)
 
     def norm(self) -> llama.Norm:
         return llama.Norm(self.model.hidden, 1e-5)
 
-    def inputs(self, tokens: int) -> tuple[Any, ...]:
+    def inputs(self, tokens: int, length: int) -> tuple[Any, ...]:
         """x, delta and norm."""
-        return self.columns(tokens), self.columns(tokens), self.norm()
+        return self.columns(tokens, length), self.columns(tokens, length), self.norm()
 
     def projections(self) -> tuple[torch.Tensor, torch.Tensor]:
         heads, hidden = self.heads, self.model.hidden
@@ -136,7 +133,7 @@ class Layer:
         """Name, arguments and multiplications of the attention block for new sequences."""
         tokens, q, kv, d = batch * length, *self.heads
         tables = self.tables(torch.arange(length).repeat(batch))
-        args = *self.inputs(tokens), *self.projections(), *tables, self.heads, batch
+        args = *self.inputs(tokens, length), *self.projections(), *tables, self.heads, batch
         linear = tokens * self.model.hidden * 2 * (q + kv) * d
         attention = batch * q * d * length * (length + 1)  # half of the square, twice
         return "attention_prefill_kernel", args, linear + attention
@@ -147,7 +144,7 @@ class Layer:
         if past > llama.DECODE_KEYS:
             return self.chunk(batch, 1, past)
         args = (
-            *self.inputs(batch), *self.projections(), *self.tables(torch.full((batch,), past)),
+            *self.inputs(batch, 1), *self.projections(), *self.tables(torch.full((batch,), past)),
             *self.cache(batch, past, 128 // kv), self.heads,
         )  # fmt: skip
         macs = batch * (self.model.hidden * 2 * (q + kv) * d + 2 * q * d * (past + 1))
@@ -183,7 +180,7 @@ class Layer:
             active = torch.full((batch, n, n), llama.MASKED, dtype=BF16, device=self.device).triu(1)
         positions = past + torch.arange(n).repeat(batch)
         args = (
-            *self.inputs(batch * n), *self.projections(), *self.tables(positions), keys, values,
+            *self.inputs(batch * n, n), *self.projections(), *self.tables(positions), keys, values,
             marks, active, self.heads,
         )  # fmt: skip
         macs = batch * n * (self.model.hidden * 2 * (q + kv) * d + 2 * q * d * (past + n / 2))
@@ -192,11 +189,15 @@ class Layer:
     def mlp(self, tokens: int) -> tuple[str, tuple[Any, ...], int]:
         hidden, f = self.model.hidden, self.f
         weights = self.weight(f, hidden), self.weight(f, hidden), self.weight(hidden, f)
-        return "swiglu_mlp_kernel", (*self.inputs(tokens), *weights), 3 * tokens * hidden * f
+        return (
+            "swiglu_mlp_kernel",
+            (*self.inputs(tokens, tokens), *weights),
+            3 * tokens * hidden * f,
+        )
 
     def head(self, rows: int = 1) -> tuple[str, tuple[Any, ...], int]:
         n, hidden = self.vocabulary, self.model.hidden
-        args = self.columns(rows), self.weight(n, hidden), self.norm()
+        args = self.columns(rows, 1), self.weight(n, hidden), self.norm()
         return "linear_kernel", args, rows * n * hidden
 
 

@@ -40,9 +40,9 @@ def times_read(program: Program, past: int, d: int) -> list[float]:
 
 @pytest.mark.parametrize(("q", "d"), [(2, 64), (1, 128)])
 def test_cached_keys_that_fit_or_serve_few_tokens_are_loaded_once(q: int, d: int) -> None:
-    """Per tile of 128 keys: keys and marks [128, slots, 128], values and ones [128, parts, 128]."""
-    slots, parts = math.ceil((d + llama.MARKS) / 128), d // 64
-    tiles = llama.RESIDENT_BYTES // (2 * 128 * (slots + parts))
+    """Per tile of 128 keys: keys and marks [128, slots, 128], values and ones [128, D + 1]."""
+    slots = math.ceil((d + llama.MARKS) / 128)
+    tiles = llama.RESIDENT_BYTES // (2 * (128 * slots + d + 1))
     fits, beyond = 128 * tiles, 128 * (tiles + 1)
     assert times_read(chunk(q, d, fits, 130), fits, d) == [1, 1]
     assert times_read(chunk(q, d, beyond, 130), beyond, d) == [2, 1]  # maxima, then weights
@@ -50,28 +50,59 @@ def test_cached_keys_that_fit_or_serve_few_tokens_are_loaded_once(q: int, d: int
 
 
 @pytest.mark.parametrize(
-    ("heads", "tiles"), [((8, 8, 128), 11), ((4, 2, 64), 95), ((6, 3, 64), 54)]
+    ("heads", "marks", "tiles"),
+    [((8, 8, 128), 0, 11), ((8, 8, 128), 2, 7), ((4, 2, 64), 2, 63), ((6, 3, 64), 2, 42)],
 )
 def test_keys_of_a_prompt_that_fit_need_no_memory_beside_sbuf(
-    heads: tuple[int, int, int], tiles: int
+    heads: tuple[int, int, int], marks: int, tiles: int
 ) -> None:
-    """2 bytes of [128, stacks, tokens] keys and [128, tiles, kv heads, D + 1] values, in 48 KiB."""
-    shape = llama.HeadShape(*heads)
-    per_tile = 2 * (128 * shape.stacks + heads[1] * (heads[2] + 1))
+    """2 bytes of [128, kv heads, slots, tokens] keys and [128, tiles, kv heads, D + 1] values, in
+    48 KiB; a block's keys and marks go to HBM where they do not fit."""
+    shape, slots = llama.HeadShape(*heads), math.ceil((heads[2] + marks) / 128)
+    per_tile = 2 * heads[1] * (128 * slots + heads[2] + 1)
     assert tiles * per_tile <= llama.RESIDENT_BYTES < (tiles + 1) * per_tile
-    made = []
+    assert llama.resident(128 * tiles, shape, marks, 2)
+    assert not llama.resident(128 * tiles + 1, shape, marks, 2)
 
-    def kernel(x):
-        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-        nl.store(out, value=nl.load(x))
-        for count in (tiles, tiles + 1):
-            made.append(llama.key_scratch(2, 128 * count, 128, shape, nl.bfloat16))
-        return out
 
-    Kernel(kernel).trace(torch.empty(1, 1, device="meta"))
-    assert made[0] is None
-    assert made[1][0].shape == (2, shape.stacks, 128, 128 * (tiles + 1))
-    assert made[1][1].shape == (2, heads[1], 128, tiles + 1, heads[2] + 1)
+@pytest.mark.parametrize("tokens", [4096, 8192])  # 32 and 64 tiles of keys
+def test_a_prompt_reads_its_weights_once_and_long_ones_their_keys_again(tokens: int) -> None:
+    """One KV head of 64: what stays is 386 bytes a tile and partition."""
+    plain = Plain(4, 1, 64)
+    x = columns(torch.zeros(tokens, 6 * 64, dtype=BF16))
+    given = x, plain.qkv_w, plain.out_w, *lanes((torch.zeros(tokens, 32),) * 2, 64)
+    x, *others = (tensor.to("meta", BF16) for tensor in given)
+    program = llama.attention_prefill_kernel.trace(x, None, None, *others, plain.heads, 1)
+    weights = {s.id for s in program.inputs[1:3]}
+    loads = [view for i in program.instructions for view in i.src if view.storage.id in weights]
+    assert sum(view.size for view in loads) == plain.qkv_w.numel() + plain.out_w.numel()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "length", "features", "sizes"),
+    [
+        (200, 200, 2048, [200]),
+        (640, 640, 2048, [256, 256, 128]),
+        (640, 640, 4096, [384, 256]),
+        (600, 200, 128, [200, 200, 200]),
+        (600, 100, 128, [200, 200, 200]),
+        (700, 350, 128, [256, 94, 256, 94]),
+        (300, 1, 128, [256, 44]),
+    ],
+)
+def test_blocks_of_tokens_in_hbm(tokens: int, length: int, features: int, sizes: list[int]) -> None:
+    """Whole sequences, or whole tiles of one; a partition's features of a block are contiguous."""
+    blocks = llama.token_blocks(features, tokens, length)
+    assert [block.count for block in blocks] == sizes
+    rows = torch.arange(tokens * features, dtype=torch.int32).reshape(tokens, features)
+    x = llama.in_blocks(rows, length)
+    flat, at, each = x.reshape(128, -1), 0, features // 128
+    for block in blocks:
+        own = flat[:, at : at + each * block.count].reshape(128, each, block.count)
+        for p, k, t in ((0, 0, 0), (5, each - 1, block.count - 1), (127, 0, block.count // 2)):
+            assert own[p, k, t] == rows[block.start + t, p * each + k]
+        at += each * block.count
+    assert torch.equal(llama.from_blocks(x, length), rows)
 
 
 def test_heads_share_the_hidden_size_where_the_configuration_gives_none() -> None:
@@ -117,7 +148,7 @@ def test_few_tokens_are_stored_at_once_and_many_piece_by_piece(tokens: int, stor
     def kernel(x, weight):
         out = nl.ndarray((128 * tiles, tokens), nl.bfloat16, buffer=nl.shared_hbm)
         x_sb = nl.load(x.reshape((128, k_tiles, tokens)))
-        llama.store_product(weight, x_sb, out, 0)
+        llama.store_product(weight, [(x_sb, llama.Block(0, tokens, tokens))], out)
         return out
 
     shapes = (128 * k_tiles, tokens), (128, tiles * k_tiles * 128)
@@ -144,13 +175,15 @@ def test_a_sequence_of_more_tokens_than_a_pass_takes_comes_in_several() -> None:
     assert written == out.size
 
 
-@pytest.mark.parametrize(("tokens", "loads"), [(1, 1), (128, 1), (129, 8)])
-def test_hidden_states_of_many_tokens_arrive_in_eighths(tokens: int, loads: int) -> None:
-    """So that the first tiles are added up and multiplied while the others arrive."""
+@pytest.mark.parametrize(("tokens", "loads"), [(1, 1), (128, 1), (129, 2), (256, 2), (384, 4)])
+def test_hidden_states_of_many_tokens_arrive_in_parts(tokens: int, loads: int) -> None:
+    """So that the first tiles are added up and multiplied while the others arrive, in rows of up to
+    4 KiB."""
 
     def kernel(x):
         out = nl.ndarray((128, 16, tokens), x.dtype, buffer=nl.shared_hbm)
-        nl.store(out, value=llama.residual_sum(x, None, None, 0, tokens))
+        block = llama.Block(0, tokens, tokens)
+        nl.store(out, value=llama.residual_sum(x, None, None, block))
         return out
 
     program = Kernel(kernel).trace(torch.empty(16 * 128, tokens, dtype=BF16, device="meta"))
