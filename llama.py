@@ -421,21 +421,24 @@ def stored_together(pieces, tokens):
     return [pieces]
 
 
-def store_product(weight_hbm, passed, out_hbm):
+def store_product(weight_hbm, passed, out_hbm, scale_sb=None):
     """``W @ x`` of ``passed``, (x_sb [128, k_tiles, count], Block), into out [N, T] @ HBM: one pass
-    over the weights. Features lie in runs, so that each partition stores contiguous rows."""
+    over the weights. Features lie in runs, so that each partition stores contiguous rows.
+    ``scale_sb`` [128, N/128] is that of a quantised weight."""
     k_tiles, count = passed[0][0].shape[1:]
     tiles = feature_tiles(weight_hbm, k_tiles)
-    for group in stored_together(weight_pieces(tiles, k_tiles, count, last=True), count):
+    pieces = weight_pieces(tiles, k_tiles, count, True, weight_hbm.itemsize)
+    for group in stored_together(pieces, count):
         begin, size = group[0][0], sum(piece for _, piece in group)
         outs = [nl.ndarray((P_MAX, size, block.count), out_hbm.dtype) for _, block in passed]
         for first, piece in group:
             weight_sb = load_weight(weight_hbm, first, piece, k_tiles)
             for (x_sb, block), out_sb in zip(passed, outs):
-                for tile, beside, at, columns in psum_parts(piece, block.count):
-                    place = nl.ds(first - begin + tile, beside)
-                    out_psum = products(weight_sb, tile, beside, x_sb, at, columns)
-                    out_sb[:, place, nl.ds(at, columns)] = nisa.tensor_copy(out_psum)
+                for tile, beside, at, tokens in psum_parts(piece, block.count):
+                    out_psum = products(weight_sb, tile, beside, x_sb, at, tokens)
+                    part = out_sb[:, nl.ds(first - begin + tile, beside), nl.ds(at, tokens)]
+                    own = nl.ds(first + tile, beside)
+                    times_features(part, out_psum, None if scale_sb is None else scale_sb[:, own])
         for (_, block), out_sb in zip(passed, outs):
             part_hbm = block_part(out_hbm, block, begin, size)
             nl.store(part_hbm, out_sb.reshape((P_MAX, size * block.count)))
@@ -726,6 +729,12 @@ def value_tile(p, weight_sb, tile, start, v_sb):
             rows_sb[:, nl.ds(start, width)] = times_both(acc_psum, own_sb, scale_sb)
 
 
+def attention_columns(x_hbm, heads):
+    """Columns of an attention kernel's scales: of Q and K, of V, of the norm, of the output."""
+    k_tiles = x_hbm.shape[0] // P_MAX
+    return heads.q_tiles + heads.stacks, heads.kv_heads * heads.head_dim, k_tiles, k_tiles
+
+
 def qkv_tiles(p):
     """Tiles for what is projected @ SBUF: qk_sb [128, query tiles then key tiles, T], and one tile
     [tokens, kv_heads * D] of values per tile of tokens."""
@@ -737,8 +746,8 @@ def qkv_tiles(p):
 def project_qkv(p, qkv_w_hbm):
     """Q, K and V of a few tokens -> the tiles of ``qkv_tiles``, queries and keys rotated."""
     (_, k_tiles, tokens), (qk_sb, v_sb) = p.x_sb.shape, qkv_tiles(p)
-    rotated = p.heads.q_tiles + p.heads.stacks
-    for first, count in weight_pieces(feature_tiles(qkv_w_hbm, k_tiles), k_tiles, tokens):
+    rotated, tiles = p.heads.q_tiles + p.heads.stacks, feature_tiles(qkv_w_hbm, k_tiles)
+    for first, count in weight_pieces(tiles, k_tiles, tokens, itemsize=qkv_w_hbm.itemsize):
         weight_sb = load_weight(qkv_w_hbm, first, count, k_tiles)
         for tile in [*range(count)]:
             if first + tile < rotated:
@@ -1363,11 +1372,13 @@ def attention_weights(qkv_w_hbm, out_w_hbm, heads, k_tiles, tokens):
     """Pieces of both weights for passes of so many tokens: keys and values begin with half a piece,
     so that little waits for hidden states."""
     tiles, q_tiles = feature_tiles(qkv_w_hbm, k_tiles), heads.q_tiles
-    queries = weight_pieces(q_tiles, k_tiles, tokens)
-    others = [
-        (q_tiles + at, count) for at, count in weight_pieces(tiles - q_tiles, k_tiles, tokens)
-    ]
-    outputs = weight_pieces(feature_tiles(out_w_hbm, q_tiles), q_tiles, tokens, last=True)
+    queries, others = (
+        weight_pieces(count, k_tiles, tokens, itemsize=qkv_w_hbm.itemsize)
+        for count in (q_tiles, tiles - q_tiles)
+    )
+    others = [(q_tiles + at, count) for at, count in others]
+    out_tiles, itemsize = feature_tiles(out_w_hbm, q_tiles), out_w_hbm.itemsize
+    outputs = weight_pieces(out_tiles, q_tiles, tokens, True, itemsize)
     return (
         Pieces.of(qkv_w_hbm, k_tiles, [*queries, *others]),
         Pieces.of(out_w_hbm, q_tiles, outputs),
@@ -1385,19 +1396,22 @@ class TokenBlock(NamedTuple):
     context_sb: Any
     qkv: Pieces
     out: Pieces
+    out_scale_sb: Any
     out_hbm: Any
 
     @classmethod
-    def of(cls, block, hidden, norm, tables, heads, weights, out_hbm):
-        """Loads ``hidden``, (x, delta, their sum) @ HBM, behind the first weights."""
+    def of(cls, block, hidden, norm, tables, heads, weights, more, out_hbm):
+        """Loads ``hidden``, (x, delta, their sum) @ HBM, behind the first weights; ``more`` are the
+        parts of the weights' scales @ SBUF, and the bias of Q, K and V and the gains of their
+        heads' norms @ HBM, any of them None."""
+        (*own_sb, out_scale_sb), bias_gains = more
         weights[0].tile(heads.q_tiles)
         x_sb = residual_sum(*hidden, block)
         parts = [(column, size) for _, _, column, size in block.parts()]
-        scales = norm_scales(x_sb, norm, parts)
-        p = projection(x_sb, scales, *tables, block.start, parts, heads)
+        p = projection(x_sb, norm, own_sb, *tables, block.start, parts, heads, bias_gains)
         qk_sb, v_sb = qkv_tiles(p)
         context_sb = nl.ndarray((P_MAX, heads.q_tiles, block.count), x_sb.dtype)
-        return cls(block, p, qk_sb, v_sb, context_sb, *weights, out_hbm)
+        return cls(block, p, qk_sb, v_sb, context_sb, *weights, out_scale_sb, out_hbm)
 
     # Work is (tile of features, first token, tokens), tiles of the output behind those of Q, K, V.
 
@@ -1417,14 +1431,18 @@ class TokenBlock(NamedTuple):
         tiles = min(2, self.out.tiles - first)
         if count <= P_MAX:
             passed = [(self.context_sb, self.block)]
-            store_product(self.out.weight_hbm, passed, self.out_hbm)
+            store_product(self.out.weight_hbm, passed, self.out_hbm, self.out_scale_sb)
             return
-        out_sb = nl.ndarray((P_MAX, tiles * count), self.context_sb.dtype)
+        out_sb = nl.ndarray((P_MAX, tiles, count), self.context_sb.dtype)
         for n in nl.static_range(tiles):
             weight_sb, tile = self.out.tile(first + n)
             out_psum = products(weight_sb, tile, 1, self.context_sb, 0, count)
-            out_sb[:, nl.ds(n * count, count)] = nisa.tensor_copy(out_psum[:, 0, :])
-        nl.store(block_part(self.out_hbm, self.block, first, tiles), out_sb)
+            own_sb = None
+            if self.out_scale_sb is not None:
+                own_sb = self.out_scale_sb[:, nl.ds(first + n, 1)]
+            times_features(out_sb[:, nl.ds(n, 1), :], out_psum, own_sb)
+        part_hbm = block_part(self.out_hbm, self.block, first, tiles)
+        nl.store(part_hbm, out_sb.reshape((P_MAX, tiles * count)))
 
     def queries(self, head, heads):
         """The work for the queries of so many KV heads from ``head`` on."""
@@ -1878,7 +1896,7 @@ class CacheTiles(NamedTuple):
         PSUM bank leave it together."""
         keys_hbm, d = self.runs_of(self.cache[0]), self.heads.head_dim
         for first, stacked in spans(self.count, self.heads.stack):
-            rows_sb = nl.ndarray((self.lanes, stacked, self.tiles, d), k_sb.dtype)
+            rows_sb = nl.ndarray((self.lanes, stacked, self.tiles, d), keys_hbm.dtype)
             for at in nl.affine_range(stacked):
                 rows_sb[:, at, :, :] = nl.load(
                     keys_hbm[
@@ -1913,7 +1931,7 @@ class CacheTiles(NamedTuple):
         marks_hbm = self.cache[2].reshape((batch, MARKS, length // self.lanes, self.lanes))
         part, marks_sb = nl.ds(self.tile, self.tiles), None
         shape = (P_MAX, self.count, slots * self.tiles, self.lanes)
-        k_sb = nl.ndarray(shape, self.cache[0].dtype)
+        k_sb = nl.ndarray(shape, marks_hbm.dtype)
         self.turned(k_sb)
         if self.apart:
             marks_sb = nl.load(marks_hbm[self.sequence, :, part, :])
@@ -2027,13 +2045,14 @@ def cache_blocks(cache, sequence, banks, heads):
     """The CacheTiles of a sequence for the heads of some banks; as KeyTiles where all fit."""
     head, last = banks[0].head, banks[-1]
     count, runs = last.head + last.heads - head, cache_runs(cache[0].shape[2])[1]
-    each = CACHE_ROW_BYTES // (cache[0].itemsize * heads.head_dim)
+    itemsize = max(2, cache[0].itemsize)  # fp8 keys stand turned in the type of x
+    each = CACHE_ROW_BYTES // (itemsize * heads.head_dim)
     apart, marks = few_queries(banks), contraction(heads.head_dim + MARKS)
     blocks = [
         CacheTiles(cache, sequence, head, count, *block, heads, apart)
         for block in spans(runs, each)
     ]
-    row_bytes = cache[0].itemsize * count * (len(marks) * P_MAX + heads.head_dim + 1)
+    row_bytes = itemsize * count * (len(marks) * P_MAX + heads.head_dim + 1)
     if apart or runs * row_bytes > RESIDENT_BYTES:
         return blocks
     return [block.load() for block in blocks]
@@ -2053,24 +2072,28 @@ def linear_kernel(x_hbm, weight_hbm, norm=None, scales_hbm=None):
     tiles = feature_tiles(weight_hbm, k_tiles)
     out_hbm = nl.ndarray((tokens, tiles * P_MAX), x_hbm.dtype, buffer=nl.shared_hbm)
     rows_hbm = out_hbm.reshape((tokens, P_MAX, tiles))
+    scale_sb, gain_sb = scale_columns(scales_hbm, (tiles, k_tiles))
     for block in token_blocks(x_hbm.shape[0], tokens, 1):
         # hidden states [128, H/128, T] and the scale of their norm: some KiB, before the weights
         x_sb = residual_sum(x_hbm, None, None, block)
         parts = spans(block.count, P_MAX)
-        scales = norm_scales(x_sb, norm, parts)
+        scales, x_sb = norm_scales(x_sb, norm, parts), with_gain(x_sb, gain_sb)
         # W @ x [128, tiles, T] in PSUM, a piece of the weights after another at DMA's pace; VectorE
         # takes it out token by token, scaled, each into a row of its own [128, T, N/128]
         for start, count in parts:
             out_sb = nl.ndarray((P_MAX, count, tiles), x_hbm.dtype)
-            for first, size in weight_pieces(tiles, k_tiles, count, last=True):
+            for first, size in weight_pieces(tiles, k_tiles, count, True, weight_hbm.itemsize):
                 weight_sb = load_weight(weight_hbm, first, size, k_tiles)
                 for tile, beside, _, _ in psum_parts(size, count):
                     out_psum = products(weight_sb, tile, beside, x_sb, start, count)
+                    part = nl.ds(first + tile, beside)
                     for token in nl.affine_range(count):
-                        scale_sb = scales.along_sb[:, nl.ds(start + token, 1)]
-                        out_sb[:, token, nl.ds(first + tile, beside)] = nisa.tensor_scalar(
-                            out_psum[:, :, token], nl.multiply, scale_sb
-                        )
+                        own_sb = scales.along_sb[:, nl.ds(start + token, 1)]
+                        row_psum, out = out_psum[:, :, token], out_sb[:, token, part]
+                        if scale_sb is None:
+                            out[...] = nisa.tensor_scalar(row_psum, nl.multiply, own_sb)
+                        else:
+                            out[...] = times_both(row_psum, scale_sb[:, part], own_sb)
             # features lie in runs: a partition stores N/128 neighbours of a token as one row
             for token in nl.affine_range(count):
                 nl.store(rows_hbm[block.start + start + token], out_sb[:, token, :])
@@ -2102,6 +2125,7 @@ def attention_prefill_kernel(
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     hidden, tables = (x_hbm, delta_hbm, stream_hbm), (cos_hbm, sin_hbm)
+    more = scale_columns(scales_hbm, attention_columns(x_hbm, heads)), (qkv_b_hbm, gains_hbm)
     blocks, most = token_blocks(features, tokens, length), min(length, P_MAX)
     constants = attention_constants(spans(length, most), heads, dtype)
     causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
@@ -2119,7 +2143,7 @@ def attention_prefill_kernel(
                 weights = attention_weights(
                     qkv_w_hbm, out_w_hbm, heads, features // P_MAX, block.count
                 )
-            rows = TokenBlock.of(block, hidden, norm, tables, heads, weights, out_hbm)
+            rows = TokenBlock.of(block, hidden, norm, tables, heads, weights, more, out_hbm)
             # keys of whole sequences, or of this block
             if not short or block.start % length == 0:
                 first, at = divmod(block.start, length)
@@ -2197,7 +2221,7 @@ def attention_decode_kernel(
     for cache, rows_sb in zip(caches, v_sb):
         nl.store(new_values_hbm[nl.ds(cache.first, cache.count), :], rows_sb)
         attend_cached(qk_sb, rows_sb, cache, heads, context_sb)
-    store_product(out_w_hbm, [(context_sb, block)], out_hbm)
+    store_product(out_w_hbm, [(context_sb, block)], out_hbm, out_scale_sb)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -2226,15 +2250,18 @@ def attention_chunk_kernel(
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     hidden, tables = (x_hbm, delta_hbm, stream_hbm), (cos_hbm, sin_hbm)
+    more = scale_columns(scales_hbm, attention_columns(x_hbm, heads)), (qkv_b_hbm, gains_hbm)
     cache, most = (keys_hbm, values_hbm, marks_hbm), min(length, P_MAX)
     causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
     constants = attention_constants(spans(length, most), heads, dtype)
-    step = max(1, chunk_tokens(features, heads, x_hbm.itemsize) // length) * length
+    most_tokens = chunk_tokens(features, heads, x_hbm.itemsize, scales_hbm is not None)
+    step = max(1, most_tokens // length) * length
     blocks = token_blocks(features, tokens, length)
     for some in grouped(blocks, step):
         weights = attention_weights(qkv_w_hbm, out_w_hbm, heads, features // P_MAX, some[0].count)
         passed = [
-            TokenBlock.of(block, hidden, norm, tables, heads, weights, out_hbm) for block in some
+            TokenBlock.of(block, hidden, norm, tables, heads, weights, more, out_hbm)
+            for block in some
         ]
         # a pass over the weights for all blocks
         for works in zip(*(rows.projections() for rows in passed)):
@@ -2258,18 +2285,22 @@ def attention_chunk_kernel(
                 groups.append(QueryGroup(banks, found, new, *tiles))
         attend_groups(groups)
         contexts = [(rows.context_sb, rows.block) for rows in passed]
-        store_product(out_w_hbm, contexts, out_hbm)
+        store_product(out_w_hbm, contexts, out_hbm, more[0][-1])
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
 
 @nki.jit
-def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, length=None):
+def swiglu_mlp_kernel(
+    x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, scales_hbm=None, length=None
+):  # fmt: skip
     """Residual sum, norm and SwiGLU MLP (Shazeer 2020): down(silu(gate(x)) * up(x)).
 
     x and delta [H, T] (delta or norm may be None), kernel weights of gate and up [F, H] and of down
     [H, F], ``length`` tokens of a sequence if there are several -> partial output [H, T], and x +
     delta where there is a delta. One pass over the weights for every ``token_chunk`` of tokens.
+    Scales of quantised weights: columns of gate and up, F/128 each, of the norm and of down, H/128
+    each.
     """
     tokens, k_tiles, dtype = x_hbm.shape[1], x_hbm.shape[0] // P_MAX, x_hbm.dtype
     tiles = feature_tiles(gate_hbm, k_tiles)
@@ -2279,16 +2310,22 @@ def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, length
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
     blocks = token_blocks(x_hbm.shape[0], tokens, length or tokens)
-    for some in grouped(blocks, token_chunk(x_hbm.itemsize * (k_tiles + tiles))):
+    gate_scale_sb, up_scale_sb, gain_sb, down_scale_sb = scale_columns(
+        scales_hbm, (tiles, tiles, k_tiles, k_tiles)
+    )
+    kept = tiles + k_tiles * (1 if scales_hbm is None else 2)  # x times the gain, too
+    for some in grouped(blocks, token_chunk(x_hbm.itemsize * kept)):
         # the first piece of gate and up [128, tiles, H/128, 128] goes before the hidden states
         # [128, H/128, count] of each block, whose first features then are multiplied while the
         # others arrive
-        pieces = weight_pieces(tiles, k_tiles, some[0].count)
+        itemsize = min(gate_hbm.itemsize, up_hbm.itemsize)
+        pieces = weight_pieces(tiles, k_tiles, some[0].count, itemsize=itemsize)
         ahead = [load_weight(weight_hbm, *pieces[0], k_tiles) for weight_hbm in (gate_hbm, up_hbm)]
         passed = []
         for block in some:
             x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
             scales = norm_scales(x_sb, norm, spans(block.count, P_MAX))
+            x_sb = with_gain(x_sb, gain_sb)
             passed.append((x_sb, scales, nl.ndarray((P_MAX, tiles, block.count), dtype)))
         # silu(gate) * up [128, F/128, count], features on partitions as down contracts them. A PSUM
         # bank at a time: H/128 passes of its tokens for each tile, while DMA loads the next piece
@@ -2300,18 +2337,18 @@ def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, length
                 up_w_sb = load_weight(up_hbm, first, size, k_tiles)
             for x_sb, scales, inner_sb in passed:
                 for tile, beside, at, columns in psum_parts(size, x_sb.shape[2]):
+                    own, along_sb = first + tile, scales.along_sb
                     gate_psum = products(gate_w_sb, tile, beside, x_sb, at, columns)
-                    gate_sb = times_scale(gate_psum, scales.along_sb, at, dtype)
+                    gate_sb = times_scale(gate_psum, along_sb, at, dtype, gate_scale_sb, own)
                     silu_sb = nisa.activation(nl.silu, gate_sb, bias=zero_sb)
                     up_psum = products(up_w_sb, tile, beside, x_sb, at, columns)
-                    up_sb = times_scale(up_psum, scales.along_sb, at, dtype)
-                    part = nl.ds(first + tile, beside)
-                    inner_sb[:, part, nl.ds(at, columns)] = nisa.tensor_tensor(
+                    up_sb = times_scale(up_psum, along_sb, at, dtype, up_scale_sb, own)
+                    inner_sb[:, nl.ds(own, beside), nl.ds(at, columns)] = nisa.tensor_tensor(
                         silu_sb, up_sb, nl.multiply
                     )
         # down [128, H/128, count]: F/128 passes a tile, the last tiles' weights alone at the end
         inner = [(inner_sb, block) for (*_, inner_sb), block in zip(passed, some)]
-        store_product(down_hbm, inner, out_hbm)
+        store_product(down_hbm, inner, out_hbm, down_scale_sb)
     return out_hbm if delta_hbm is None else (out_hbm, stream_hbm)
 
 
@@ -2671,7 +2708,7 @@ class NeuronLlamaMLP(nn.Module):
             return hidden + adapted(self.down_proj, self.act_fn(gate) * up, adapter_ids)
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
         partial, *stream = swiglu_mlp_kernel(
-            hidden.stream, hidden.delta, norm, *weights, hidden.shape[1]
+            hidden.stream, hidden.delta, norm, *weights, self.down_proj.scale, hidden.shape[1]
         )
         return hidden.after(partial, stream)
 
@@ -3007,7 +3044,7 @@ class NeuronLlamaHead(KernelWeight):
             x = x[:, -1:]
         shape = x.shape[:-1]
         columns = in_blocks(x.reshape(-1, x.shape[-1]), 1)
-        rows = linear_kernel(columns, self.weight, self.norm)
+        rows = linear_kernel(columns, self.weight, self.norm, self.scale)
         logits = rows[:, : self.vocabulary].reshape(*shape, self.vocabulary)
         return gather_from_tensor_model_parallel_region(logits) if self.gather_output else logits
 

@@ -71,9 +71,23 @@ class Reference:
         joined = from_runs(joined.t()).t() if runs_out else joined
         return joined if scale is None else (joined.to(self.wide) * scale).to(self.dtype)
 
-    def linear_kernel(self, x_hbm, weight_hbm, norm=None):
-        x = self.normed(llama.from_blocks(x_hbm, 1).to(self.dtype), norm)
-        return self.product(x, weight_hbm, True, True)
+    def linear_kernel(self, x_hbm, weight_hbm, norm=None, scales_hbm=None):
+        scale = gain = None
+        if scales_hbm is not None:
+            gain = scales_hbm[:, -len(x_hbm) // 128 :]
+            scale = of_runs(scales_hbm[:, : -len(x_hbm) // 128])
+        x = self.normed(llama.from_blocks(x_hbm, 1).to(self.dtype), norm, gain)
+        return self.product(x, weight_hbm, True, True, scale)
+
+    def scales(self, x_hbm, scales_hbm, heads):
+        """Of an attention kernel: one a feature of Q, K and V, the gain, one a feature out."""
+        if scales_hbm is None:
+            return None, None, None
+        turned, hidden = heads.stacks * (heads.group + 1), len(x_hbm) // 128
+        width = heads.kv_heads * heads.head_dim
+        qk, v, gain, out = scales_hbm.split([turned, width, hidden, hidden], 1)
+        spare = torch.ones(-width % 128)  # features that no value has
+        return torch.cat((of_tiles(qk), v[0], spare)), gain, of_runs(out)
 
     def rotate(self, x, cos_hbm, sin_hbm):
         """[T, heads, D] with the tables' first head of lanes [128, T]."""
@@ -101,13 +115,13 @@ class Reference:
             )
         return self.rotate(q, cos_hbm, sin_hbm), self.rotate(k, cos_hbm, sin_hbm), v
 
-    def output(self, context, weight_hbm, heads, length):
+    def output(self, context, weight_hbm, heads, length, scale=None):
         """Contexts [T, q_heads, D] -> partial output [H, T]."""
         stack, group, d = 128 // heads.head_dim, heads.group, heads.head_dim
         padded = context.new_zeros(len(context), heads.stacks * stack * group, d)
         padded[:, : heads.q_heads] = context
         tiles = padded.reshape(-1, heads.stacks, stack, group, d).transpose(2, 3)
-        rows = self.product(tiles.reshape(len(context), -1), weight_hbm, False, True)
+        rows = self.product(tiles.reshape(len(context), -1), weight_hbm, False, True, scale)
         return llama.in_blocks(rows, length)
 
     def weights(self, parts, hidden):
@@ -133,8 +147,10 @@ class Reference:
     ):
         length = x_hbm.shape[1] // batch
         rows = self.sum_of(x_hbm, delta_hbm, length)
-        x = self.normed(rows.to(self.dtype), norm)
-        q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
+        scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
+        x = self.normed(rows.to(self.dtype), norm, gain)
+        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale)
+        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
         root = math.sqrt(heads.head_dim)
         context = torch.zeros_like(q)
         for b, head in ((b, h) for b in range(batch) for h in range(heads.q_heads)):
@@ -148,7 +164,8 @@ class Reference:
                 scores = q[first + start : first + end, head] @ keys[:end].t() / root
                 weights = self.weights([scores], hidden)
                 context[first + start : first + end, head] = weights @ values[:end]
-        results = self.output(context, out_w_hbm, heads, length), k.flatten(1), v.flatten(1)
+        out = self.output(context, out_w_hbm, heads, length, out_scale)
+        results = out, k.flatten(1), v.flatten(1)
         return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
 
     def attention_decode_kernel(
@@ -170,8 +187,10 @@ class Reference:
     ):
         length = 1
         rows = self.sum_of(x_hbm, delta_hbm, length)
-        x = self.normed(rows.to(self.dtype), norm)
-        q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
+        scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
+        x = self.normed(rows.to(self.dtype), norm, gain)
+        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale)
+        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
         batch, past = bias_hbm.shape
         runs = math.ceil(past / (128 // heads.kv_heads))
         while past % runs:
@@ -186,7 +205,8 @@ class Reference:
         weights = self.weights(parts, hidden[:, None, None])
         context = weights[..., :past] @ values_hbm.to(self.dtype)
         context = (context + weights[..., past:] @ v[:, :, None]).flatten(1, 2)
-        results = self.output(context, out_w_hbm, heads, length), k.flatten(1), v.flatten(1)
+        out = self.output(context, out_w_hbm, heads, length, out_scale)
+        results = out, k.flatten(1), v.flatten(1)
         return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
 
     def attention_chunk_kernel(
@@ -195,8 +215,10 @@ class Reference:
     ):  # fmt: skip
         length = x_hbm.shape[1] // len(marks_hbm)
         rows = self.sum_of(x_hbm, delta_hbm, length)
-        x = self.normed(rows.to(self.dtype), norm)
-        q, k, v = self.qkv(x, qkv_w_hbm, cos_hbm, sin_hbm, heads)
+        scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
+        x = self.normed(rows.to(self.dtype), norm, gain)
+        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale)
+        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
         batch, _, past = marks_hbm.shape
         n, root = length, math.sqrt(heads.head_dim)
         runs = next(r for r in range(math.ceil(past / 128), past + 1) if past % r == 0)
@@ -212,16 +234,25 @@ class Reference:
             weights = self.weights([q[own, head] @ keys.t() / root], hidden)
             seen = weights[:, :past] @ values[:past]
             context[own, head] = seen + weights[:, past:] @ values[past:]
-        results = self.output(context, out_w_hbm, heads, length), k.flatten(1), v.flatten(1)
+        out = self.output(context, out_w_hbm, heads, length, out_scale)
+        results = out, k.flatten(1), v.flatten(1)
         return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
 
-    def swiglu_mlp_kernel(self, x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, length=None):
+    def swiglu_mlp_kernel(
+        self, x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, scales_hbm=None,
+        length=None,
+    ):  # fmt: skip
         length = length or x_hbm.shape[1]
-        rows = self.sum_of(x_hbm, delta_hbm, length)
-        x = self.normed(rows.to(self.dtype), norm)
-        gate, up = (self.product(x, w, True, False) for w in (gate_hbm, up_hbm))
+        rows, gain, scales = self.sum_of(x_hbm, delta_hbm, length), None, [None] * 3
+        if scales_hbm is not None:
+            hidden = len(x_hbm) // 128
+            tiles = gate_hbm.shape[1] // len(x_hbm)
+            *both, gain, down = scales_hbm.split([tiles, tiles, hidden, hidden], 1)
+            scales = [*map(of_tiles, both), of_runs(down)]
+        x = self.normed(rows.to(self.dtype), norm, gain)
+        gate, up = (self.product(x, w, True, False, s) for w, s in zip((gate_hbm, up_hbm), scales))
         inner = torch.nn.functional.silu(gate) * up
-        partial = llama.in_blocks(self.product(inner, down_hbm, False, True), length)
+        partial = llama.in_blocks(self.product(inner, down_hbm, False, True, scales[2]), length)
         return partial if delta_hbm is None else (partial, llama.in_blocks(rows, length))
 
 

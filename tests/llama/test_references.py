@@ -56,6 +56,8 @@ def arguments(tokens: int, keys: int) -> dict[str, object]:
         "cos_hbm": angles.cos(), "sin_hbm": angles.sin(), "heads": HEADS, "batch": BATCH,
         "keys_hbm": cached[0], "values_hbm": cached[1], "bias_hbm": bias, "marks_hbm": marks,
         "active_hbm": None, "length": length,
+        "qkv_b_hbm": llama.pad_tiles(torch.randn(len(qkv), 1), 0).t(),
+        "gains_hbm": torch.randn(D, 2).repeat(128 // D, 1), "scales_hbm": None,
     }  # fmt: skip
 
 
