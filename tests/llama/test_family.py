@@ -53,7 +53,7 @@ FAMILY = {
     "heads of 96": LlamaConfig(**SHAPE | {"head_dim": 96}),
     "heads of 256": LlamaConfig(**SHAPE | {"head_dim": 256}),
 }
-ALWAYS = {("bias", True), ("head norms", True), ("window", False)}
+ALWAYS = {("bias", True), ("head norms", True)}
 
 
 @pytest.fixture

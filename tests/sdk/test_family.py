@@ -71,7 +71,7 @@ def baseline(tmp_path):
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("mistral", {}),
+        pytest.param("mistral", {}, marks=pytest.mark.full),
         pytest.param("qwen2", {"tp_degree": 2}, marks=pytest.mark.full),
         pytest.param("qwen2", {"fused_qkv": True}, marks=pytest.mark.full),
         pytest.param("qwen3", {"tp_degree": 2}, marks=pytest.mark.full),
