@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 
-from ..core.device.spec import GEN2
+from ..core.device.spec import using
 from ..core.program.program import Instruction
 from ..core.program.storage import Source
 from ..core.report import flows, report, tables
@@ -141,7 +141,7 @@ def _files(schedule: Schedule, numbers: dict[Optional[Source], int]) -> list[dic
 # --- bars -----------------------------------------------------------------------------------------
 def _rows(schedule: Schedule, kept: int, notes: list[str]) -> list[list[float]]:
     """Bars of four compute and 16 DMA engines, flat: begin, end, instruction, begin, ..."""
-    rows: list[list[Span]] = [[] for _ in range(DMA + GEN2.dma.engines)]
+    rows: list[list[Span]] = [[] for _ in range(DMA + schedule.program.core.dma.engines)]
     for at, number in enumerate(schedule.engine):
         if number != DMA:
             rows[number].append((schedule.start[at], schedule.start[at] + schedule.busy[at], at))
@@ -197,10 +197,11 @@ def _memory(schedule: Schedule, buffer: str, notes: list[str]) -> dict[str, Any]
     if len(steps) > MOST_STEPS:
         steps = largest(steps, schedule.total / SLICES)
         notes.append(f"{name}: the largest use in each of {SLICES} equal slices of the run.")
+    core = schedule.program.core
     if buffer == "sbuf":
-        unit, capacity, per_unit = "KiB per partition", GEN2.sbuf_usable_bytes / 1024, 1024
+        unit, capacity, per_unit = "KiB per partition", core.sbuf_usable_bytes / 1024, 1024
     else:
-        unit, capacity, per_unit = "banks", float(GEN2.psum_banks), 1
+        unit, capacity, per_unit = "banks", float(core.psum_banks), 1
     return {
         "name": name,
         "unit": unit,
@@ -226,11 +227,13 @@ def largest(steps: Sequence[tuple[float, int]], width: float) -> list[tuple[floa
 
 def _roofline(schedule: Schedule, found: report.Profile) -> dict[str, float]:
     """Limits of the core, and where the run stands: FLOP, bytes of HBM."""
-    metrics = found.metrics
+    metrics, core = found.metrics, schedule.program.core
+    with using(core):
+        dma_peak = cost.dma_profile(schedule.profile).peak
     return {
-        "peak_flops_per_ns": 2 * GEN2.peak_macs_per_ns,
-        "hbm_bytes_per_ns": GEN2.hbm_bytes_per_ns,
-        "dma_bytes_per_ns": cost.dma_profile(schedule.profile).peak,
+        "peak_flops_per_ns": 2 * core.peak_macs_per_ns,
+        "hbm_bytes_per_ns": core.hbm_bytes_per_ns,
+        "dma_bytes_per_ns": dma_peak,
         "flops": metrics["model_flops"],
         "bytes": metrics["hbm_read_bytes"] + metrics["hbm_write_bytes"],
     }

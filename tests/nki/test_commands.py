@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from neuron_cpu.__main__ import main
+from neuron_cpu.commands.kernels import load_kernel
+from neuron_cpu.core.time.schedule import schedule
+from neuron_cpu.page import data
 
 KERNEL = """
 import nki
@@ -41,6 +45,14 @@ def test_profile_names_the_generation(file, name, target, capsys):
     assert main(["profile", f"{file}:{name}", *ARGS, "--grid", "1"]) == 0
     shown = capsys.readouterr().out
     assert "µs on a device" in shown and "uncalibrated" not in shown
+
+
+def test_pages_show_the_limits_of_their_chip(file, target):
+    target("trn2")
+    kernel = load_kernel(f"{file}:k")
+    made = schedule(kernel.trace(torch.empty(128, 64, dtype=torch.bfloat16, device="meta")))
+    assert max(end for *_, end in made.lane_spans()) == pytest.approx(made.total)
+    assert data.run("k", made)["memory"][0]["capacity"] == pytest.approx(212984 / 1024)
 
 
 def test_compare_and_check(file, capsys):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ..device.spec import CORE
+from ..device.spec import GENERATIONS, using
 from ..time import cost
 from ..time.schedule import DMA, ENGINES, Schedule
 from . import bands
@@ -46,7 +46,7 @@ def activity(schedule: Schedule) -> list[list[float]]:
         for number, begin, time in zip(schedule.engine, schedule.start, schedule.busy)
         if number != DMA
     ]
-    share = 1.0 / CORE.dma.engines
+    share = 1.0 / schedule.program.core.dma.engines
     spans += [(DMA, begin, end, share) for _, _, begin, end in schedule.lane_spans()]
     for number, begin, end, weight in spans:
         for k in range(int(begin / width), min(int(end / width), BINS) + 1):
@@ -84,11 +84,14 @@ def roofline(points: Sequence[tuple[str, Profile]], path: Path) -> Path:
     """Each labelled kernel as a point: FLOP per HBM byte against achieved TFLOP/s, with a bar for
     the rates of a device that fit the estimate."""
     pyplot, figure, axes = _figure(10, 5)
-    peak = 2 * CORE.peak_macs_per_ns / 1e3  # TFLOP/s
+    core = GENERATIONS[points[0][1].generation]
+    peak = 2 * core.peak_macs_per_ns / 1e3  # TFLOP/s
     profile = cost.dma_profile(points[0][1].dma_profile)
+    with using(core):
+        dma_peak = profile.peak
     for label, rate, style in (
-        ("HBM share, 410 GB/s", CORE.hbm_bytes_per_ns, "-"),
-        (f"DMA profile {profile.name}", profile.peak, "--"),
+        (f"HBM share, {core.hbm_bytes_per_ns:.0f} GB/s", core.hbm_bytes_per_ns, "-"),
+        (f"DMA profile {profile.name}", dma_peak, "--"),
     ):
         knee = peak * 1e3 / rate
         axes.plot([0.1, knee, 1e4], [rate / 1e4, peak, peak], style, label=label, color="grey")
@@ -101,7 +104,7 @@ def roofline(points: Sequence[tuple[str, Profile]], path: Path) -> Path:
             rates = [flops / time / 1e3 for time in found.band_ns]
             axes.plot([flops / size] * 2, rates, color=point.get_color(), linewidth=1)
     axes.set(xscale="log", yscale="log", xlabel="FLOP per HBM byte", ylabel="TFLOP/s (estimated)")
-    axes.set_title("roofline of one NeuronCore-v2 in bf16, times estimated")
+    axes.set_title("roofline of one NeuronCore in bf16, times estimated")
     axes.legend(bbox_to_anchor=(1.02, 1), loc="upper left", fontsize=8)
     axes.grid(alpha=0.3)
     return _save(pyplot, figure, path)

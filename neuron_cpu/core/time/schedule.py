@@ -124,6 +124,11 @@ class Schedule:
 
     def lane_spans(self) -> Iterator[tuple[int, int, float, float]]:
         """(DMA engine, instruction, start, end) of every engine's share of every transfer."""
+        with using(self.program.core):
+            spans = list(self._lane_spans())
+        return iter(spans)
+
+    def _lane_spans(self) -> Iterator[tuple[int, int, float, float]]:
         free = [0.0] * CORE.dma.engines
         profile = cost.dma_profile(self.profile)
         for at, moved in self.transfers.items():
