@@ -218,6 +218,25 @@ def test_a_killed_run_is_resumed_without_loss_or_repetition(
     assert [result["id"] for result in report["results"]] == [0, 1, 2, 3]
 
 
+@pytest.mark.full
+def test_a_benchmark_run_speculates(run: Callable, tmp_path: Path) -> None:
+    """The measured tokens a step stand in every report, and the estimate goes by them."""
+    done = run("test.py", "--only", "3", "--seq-len", "128", "--speculate", "lookup")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tokens a step" in done.stdout
+    (folder,) = (tmp_path / "results").iterdir()
+    with open(folder / "report.csv", newline="") as file:
+        (row,) = csv.DictReader(file)
+    report = json.loads((folder / "report.json").read_text())
+    speed = report["results"][0]["speed"]
+    for found in (speed["measured"]["speculation"], speed["estimated"]["speculation"]):
+        assert found["method"] == "lookup" and found["length"] == 5
+        assert found["tokens"] / found["calls"] == pytest.approx(float(row["tokens a step"]))
+    assert speed["estimated"]["tokens_per_second"] == pytest.approx(
+        float(row["tokens/s"]), rel=1e-3
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [

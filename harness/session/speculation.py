@@ -44,15 +44,14 @@ class Step:
 class Speculative(PromptInChunks):
     """The SDK's adapter, choosing one row's tokens several a step.
 
-    A call of the sub-model for several tokens gives the scores behind the newest token and behind
-    each guess. Tokens are chosen one after the other as without guesses, greedily or by sampling,
-    and the call is worth as many as agree with their guess, plus one: so the text, and the draws of
-    a seed, are those of plain decoding.
+    A step gives the scores behind the newest token and behind each guess. Tokens are chosen one
+    after the other as without guesses, greedily or by sampling, and the step is worth as many as
+    agree with their guess, plus one: so the text, and the draws of a seed, are those of plain
+    decoding.
     """
 
-    def __init__(self, model: Any, guesser: Guesser) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__(model)
-        self._guesser = guesser
         self.steps: list[Step] = []
 
     @torch.no_grad()
@@ -99,9 +98,27 @@ class Speculative(PromptInChunks):
     def _step(self, ids: torch.Tensor) -> tuple[list[int], torch.Tensor]:
         """Guesses, and the logits [1 + guesses, V] behind the newest token and behind each.
 
-        The cache holds every token but the newest. Near its end the call begins earlier and repeats
-        tokens that are cached: their keys and values are written once more.
+        The cache holds every token but the newest.
         """
+        raise NotImplementedError("Each way to guess has a step of its own.")
+
+    @staticmethod
+    def _finished(generation_config: Any, ids: Any, scores: list[Any]) -> Any:
+        if not generation_config.return_dict_in_generate:
+            return ids
+        return GenerateDecoderOnlyOutput(sequences=ids, scores=tuple(scores))
+
+
+class Guessing(Speculative):
+    """A guesser beside the model, whose sub-model for several tokens checks the guesses."""
+
+    def __init__(self, model: Any, guesser: Guesser) -> None:
+        super().__init__(model)
+        self._guesser = guesser
+
+    def _step(self, ids: torch.Tensor) -> tuple[list[int], torch.Tensor]:
+        """Near the cache's end the call begins earlier and repeats tokens that are cached: their
+        keys and values are written once more."""
         model, length = self.neuron_model, self.neuron_config.speculation_length
         newest = ids.shape[1] - 1
         start = min(newest, self.neuron_config.max_length - length)
@@ -124,12 +141,6 @@ class Speculative(PromptInChunks):
         )
         return outputs.logits[0]
 
-    @staticmethod
-    def _finished(generation_config: Any, ids: Any, scores: list[Any]) -> Any:
-        if not generation_config.return_dict_in_generate:
-            return ids
-        return GenerateDecoderOnlyOutput(sequences=ids, scores=tuple(scores))
-
 
 class InGraph(Speculative):
     """Fused speculation: draft and target are one graph, which guesses and accepts.
@@ -139,7 +150,7 @@ class InGraph(Speculative):
     """
 
     def __init__(self, model: Any, eagle: bool) -> None:
-        super().__init__(model, Lookup(1, 1))
+        super().__init__(model)
         self._eagle = eagle
 
     def _prefill(self, ids: torch.Tensor) -> torch.Tensor:
@@ -175,7 +186,7 @@ class Tree(Speculative):
     """
 
     def __init__(self, model: Any) -> None:
-        super().__init__(model, Lookup(1, 1))
+        super().__init__(model)
         made = generate_medusa_buffers(self.neuron_config.medusa_tree)
         self._mask, self._places = made["medusa_attn_mask"], made["tree_indices"]
         self._depths, self._paths = made["medusa_position_ids"], made["retrieve_indices"]
@@ -325,4 +336,4 @@ def adapter(asked: Speculation, model: Any, draft: Any) -> Speculative:
         LOOKUP: lambda: Lookup(asked.length - 1, longest),
         DRAFT: lambda: Draft(draft),
     }
-    return Speculative(model, makers[asked.method]())
+    return Guessing(model, makers[asked.method]())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,10 +12,13 @@ from neuronx_distributed_inference.contract import VERSIONS
 from benchmarks import speculation_heads
 from harness.figures import acceptance
 from harness.figures.accuracy import bf16_spacing
+from harness.figures.estimated_speed import SpeedEstimates
+from harness.figures.estimated_speed import _Times as Times
 from harness.inputs import command_line, submission
 from harness.session import model as session_model
 from harness.session.worker import Host, Job
 from harness.session.workers import SubmissionFailed
+from harness.settings import Speculation
 from tests.tiny_model import write_tiny_model
 
 LENGTH = 64
@@ -206,3 +210,26 @@ def test_bf16_differs_in_ties_only(tiny, other, heads, tmp_path, method):
             best = float(expected[same].max())
             margin = best - float(expected[same, got[same].argmax()])
             assert margin <= bf16_spacing(best)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_token_costs_its_share_of_a_step(alone):
+    """Ten calls, four of them without a guess, give 25 tokens; the draft ran 20 steps."""
+    asked = Speculation("draft", 5, Path("draft"))
+    tags = [asked.submodel, *(["token_generation_model"] if alone else [])]
+    costs = {asked.submodel: 10.0, "token_generation_model": 5.0}
+    estimates, draft = (object.__new__(SpeedEstimates) for _ in range(2))
+    session = SimpleNamespace(settings=SimpleNamespace(speculation=asked))
+    estimates._loaded = SimpleNamespace(session=session, buckets=dict.fromkeys(tags))
+    asked_for = []
+
+    def graph(submodel, length):
+        asked_for.append((submodel, length))
+        return Times(*[costs[submodel]] * 3)
+
+    estimates._graph, estimates._draft = graph, draft
+    draft._graph = lambda submodel, length: Times(1.0, 1.0, 1.0)
+    measured = acceptance.Acceptance("draft", 5, 10, 4, 25, [6] * 4, [5, 4, 3, 3], 20)
+    several = 0.6 * 10 + 0.4 * 5 if alone else 10.0
+    assert estimates._token(100, measured).ms == pytest.approx((several + 2 * 1.0) / 2.5)
+    assert asked_for[0] == (asked.submodel, 104)
