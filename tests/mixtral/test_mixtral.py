@@ -91,7 +91,7 @@ def test_logits_equal_hugging_face(kernels, degree, checkpoint):
     torch.testing.assert_close(found, logits, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("kernels", [False, True])
+@pytest.mark.parametrize("kernels", [pytest.param(False, marks=pytest.mark.full), True])
 def test_batches_take_all_experts_in_decode(kernels, checkpoint):
     """Two rows of two choices among three experts: no fewer than all of them."""
     model, folder = checkpoint(num_local_experts=3, tie_word_embeddings=True)

@@ -55,7 +55,10 @@ def mixtral(tmp_path):
 PROMPT = [5, 17, 101, 3, 44, 9]
 
 
-@pytest.mark.parametrize("options", [{}, {"tp_degree": 2, "capacity_factor": 2.0}])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param({}, marks=pytest.mark.full), {"tp_degree": 2, "capacity_factor": 2.0}],
+)
 def test_logits_equal_hugging_face(options, mixtral, generate, reference):
     """A capacity of E/k and more drops nothing."""
     model, app = mixtral(**options)
