@@ -6,10 +6,9 @@ languages would have to hide every instruction behind a helper. What is plain ar
 files cut their work alike; layouts are those of its table. Results equal those of llama.py, and so
 do estimated times on trn1 (tests/nki/test_llama_nki.py).
 
-Linear layers are here: the RMSNorm, the LM head, and the SwiGLU MLP. Attention is not yet.
+Linear layers of up to 128 tokens are here, one block of llama.py's: decode steps and short prompts
+through the RMSNorm, the LM head and the SwiGLU MLP. Attention is not yet.
 """
-
-import math
 
 import nki
 import nki.isa as nisa
@@ -19,14 +18,16 @@ from llama import (
     P_MAX,
     feature_tiles,
     psum_parts,
-    spans,
     stored_together,
-    token_chunk,
-    token_chunks,
     weight_pieces,
 )
 
 FP32 = nl.float32
+
+
+def one_block(tokens):
+    """Refuse more tokens than a block of the hidden states' layout has here."""
+    assert tokens <= P_MAX, "expected at most 128 tokens"
 
 
 # --- Tile helpers ---------------------------------------------------------------------------------
@@ -69,9 +70,9 @@ def products(weight_sb, first, tiles, x_sb, start, tokens):
     return acc_psum
 
 
-def store_product(weight_hbm, x_sb, out_hbm, start):
-    """``W @ x`` of a chunk of tokens [128, k_tiles, T'] into the columns of out [N, T] from
-    ``start`` on: its features lie in runs, so that each partition stores contiguous rows."""
+def store_product(weight_hbm, x_sb, out_hbm):
+    """``W @ x`` of [128, k_tiles, T] @ SBUF into out [N, T]: its features lie in runs, so that each
+    partition stores contiguous rows."""
     k_tiles, count = x_sb.shape[1], x_sb.shape[2]
     tiles = feature_tiles(weight_hbm, k_tiles)
     lanes_hbm = out_hbm.reshape((P_MAX, tiles, out_hbm.shape[1]))
@@ -85,30 +86,23 @@ def store_product(weight_hbm, x_sb, out_hbm, start):
                 out_psum = products(weight_sb, tile, beside, x_sb, at, tokens)
                 rows = nl.ds(piece[0] - begin + tile, beside)
                 nisa.tensor_copy(dst=out_sb[:, rows, nl.ds(at, tokens)], src=out_psum)
-        columns = nl.ds(start, count)
-        nisa.dma_copy(dst=lanes_hbm[:, nl.ds(begin, end - begin), columns], src=out_sb)
+        nisa.dma_copy(dst=lanes_hbm[:, nl.ds(begin, end - begin), :], src=out_sb)
 
 
 # --- Residual stream and norm ---------------------------------------------------------------------
 
 
-def residual_sum(x_hbm, delta_hbm, sum_hbm, start, count):
-    """x + delta for a chunk of tokens, [H, T] @ HBM -> [128, H/128, count] @ SBUF, and stored.
-
-    Without delta just x. Many tokens arrive in eight parts, so that what follows starts with one.
-    """
-    k_tiles, columns = x_hbm.shape[0] // P_MAX, nl.ds(start, count)
-    lanes = (P_MAX, k_tiles, x_hbm.shape[1])
-    x_sb = tile_of((P_MAX, k_tiles, count), x_hbm.dtype)
-    for span in spans(k_tiles, math.ceil(k_tiles / 8) if count > P_MAX else k_tiles):
-        part = nl.ds(span[0], span[1])
-        nisa.dma_copy(dst=x_sb[:, part, :], src=x_hbm.reshape(lanes)[:, part, columns])
-        if delta_hbm is not None:
-            delta_sb = tile_of((P_MAX, span[1], count), delta_hbm.dtype)
-            nisa.dma_copy(dst=delta_sb, src=delta_hbm.reshape(lanes)[:, part, columns])
-            own_sb = x_sb[:, part, :]
-            nisa.tensor_tensor(dst=own_sb, data1=own_sb, data2=delta_sb, op=nl.add)
-            nisa.dma_copy(dst=sum_hbm.reshape(lanes)[:, part, columns], src=own_sb)
+def residual_sum(x_hbm, delta_hbm, sum_hbm):
+    """x + delta, [H, T] @ HBM -> [128, H/128, T] @ SBUF, and stored; without delta just x."""
+    k_tiles, tokens = x_hbm.shape[0] // P_MAX, x_hbm.shape[1]
+    lanes = (P_MAX, k_tiles, tokens)
+    x_sb = tile_of(lanes, x_hbm.dtype)
+    nisa.dma_copy(dst=x_sb, src=x_hbm.reshape(lanes))
+    if delta_hbm is not None:
+        delta_sb = tile_of(lanes, delta_hbm.dtype)
+        nisa.dma_copy(dst=delta_sb, src=delta_hbm.reshape(lanes))
+        nisa.tensor_tensor(dst=x_sb, data1=x_sb, data2=delta_sb, op=nl.add)
+        nisa.dma_copy(dst=sum_hbm.reshape(lanes), src=x_sb)
     return x_sb
 
 
@@ -189,26 +183,24 @@ def linear_kernel(x_hbm, weight_hbm, norm=None):
     tiles = feature_tiles(weight_hbm, k_tiles)
     out_hbm = nl.ndarray((tokens, tiles * P_MAX), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     rows_hbm = out_hbm.reshape((tokens, P_MAX, tiles))
-    for chunk in spans(tokens, P_MAX):
-        start, count = chunk
-        x_sb = residual_sum(x_hbm, None, None, start, count)
-        along_sb = norm_scales(x_sb, norm, [(0, count)])
-        # a piece of the weights after another at DMA's pace; VectorE takes its products out scaled,
-        # tokens outermost, so that each has a row of its own
-        out_sb = tile_of((P_MAX, count, tiles), x_hbm.dtype)
-        for piece in weight_pieces(tiles, k_tiles, count, last=True):
-            weight_sb = load_weight(weight_hbm, piece[0], piece[1], k_tiles)
-            for part in psum_parts(piece[1], count):
-                out_psum = products(weight_sb, part[0], part[1], x_sb, 0, count)
-                scale_sb = along_sb[:, 0:count].expand_dim(2).broadcast(2, part[1])
-                nisa.tensor_tensor(
-                    dst=out_sb[:, :, nl.ds(piece[0] + part[0], part[1])],
-                    data1=out_psum.permute((0, 2, 1)),
-                    data2=scale_sb,
-                    op=nl.multiply,
-                )
-        tokens_hbm = rows_hbm[nl.ds(start, count)].permute((1, 0, 2))
-        nisa.dma_copy(dst=tokens_hbm, src=out_sb)
+    one_block(tokens)
+    x_sb = residual_sum(x_hbm, None, None)
+    along_sb = norm_scales(x_sb, norm, [(0, tokens)])
+    # a piece of the weights after another at DMA's pace; VectorE takes its products out scaled,
+    # tokens outermost, so that each has a row of its own
+    out_sb = tile_of((P_MAX, tokens, tiles), x_hbm.dtype)
+    for piece in weight_pieces(tiles, k_tiles, tokens, last=True):
+        weight_sb = load_weight(weight_hbm, piece[0], piece[1], k_tiles)
+        for part in psum_parts(piece[1], tokens):
+            out_psum = products(weight_sb, part[0], part[1], x_sb, 0, tokens)
+            scale_sb = along_sb.expand_dim(2).broadcast(2, part[1])
+            nisa.tensor_tensor(
+                dst=out_sb[:, :, nl.ds(piece[0] + part[0], part[1])],
+                data1=out_psum.permute((0, 2, 1)),
+                data2=scale_sb,
+                op=nl.multiply,
+            )
+    nisa.dma_copy(dst=rows_hbm.permute((1, 0, 2)), src=out_sb)
     return out_hbm
 
 
@@ -226,30 +218,29 @@ def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm):
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype=dtype, buffer=nl.shared_hbm)
     zero_sb = filled((P_MAX, 1), 0.0, FP32)
-    for chunk in token_chunks(tokens, token_chunk(2 * (k_tiles + tiles))):
-        start, count = chunk
-        # the first weights go before the hidden states, whose first features then are multiplied
-        # while the others arrive
-        pieces = weight_pieces(tiles, k_tiles, count)
-        gate_w_sb = load_weight(gate_hbm, pieces[0][0], pieces[0][1], k_tiles)
-        up_w_sb = load_weight(up_hbm, pieces[0][0], pieces[0][1], k_tiles)
-        x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, start, count)
-        along_sb = norm_scales(x_sb, norm, spans(count, P_MAX))
-        inner_sb = tile_of((P_MAX, tiles, count), dtype)
-        for piece in pieces:
-            if piece[0]:
-                gate_w_sb = load_weight(gate_hbm, piece[0], piece[1], k_tiles)
-                up_w_sb = load_weight(up_hbm, piece[0], piece[1], k_tiles)
-            for part in psum_parts(piece[1], count):
-                tile, beside, at, columns = part
-                gate_psum = products(gate_w_sb, tile, beside, x_sb, at, columns)
-                gate_sb = times_scale(gate_psum, along_sb, at, dtype)
-                silu_sb = tile_of((P_MAX, beside, columns), dtype)
-                nisa.activation(dst=silu_sb, op=nl.silu, data=gate_sb, bias=zero_sb)
-                up_psum = products(up_w_sb, tile, beside, x_sb, at, columns)
-                up_sb = times_scale(up_psum, along_sb, at, dtype)
-                places = nl.ds(piece[0] + tile, beside)
-                inner = inner_sb[:, places, nl.ds(at, columns)]
-                nisa.tensor_tensor(dst=inner, data1=silu_sb, data2=up_sb, op=nl.multiply)
-        store_product(down_hbm, inner_sb, out_hbm, start)
+    one_block(tokens)
+    # the first weights go before the hidden states, whose first features then are multiplied
+    # while the others arrive
+    pieces = weight_pieces(tiles, k_tiles, tokens)
+    gate_w_sb = load_weight(gate_hbm, pieces[0][0], pieces[0][1], k_tiles)
+    up_w_sb = load_weight(up_hbm, pieces[0][0], pieces[0][1], k_tiles)
+    x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm)
+    along_sb = norm_scales(x_sb, norm, [(0, tokens)])
+    inner_sb = tile_of((P_MAX, tiles, tokens), dtype)
+    for piece in pieces:
+        if piece[0]:
+            gate_w_sb = load_weight(gate_hbm, piece[0], piece[1], k_tiles)
+            up_w_sb = load_weight(up_hbm, piece[0], piece[1], k_tiles)
+        for part in psum_parts(piece[1], tokens):
+            tile, beside, at, columns = part
+            gate_psum = products(gate_w_sb, tile, beside, x_sb, at, columns)
+            gate_sb = times_scale(gate_psum, along_sb, at, dtype)
+            silu_sb = tile_of((P_MAX, beside, columns), dtype)
+            nisa.activation(dst=silu_sb, op=nl.silu, data=gate_sb, bias=zero_sb)
+            up_psum = products(up_w_sb, tile, beside, x_sb, at, columns)
+            up_sb = times_scale(up_psum, along_sb, at, dtype)
+            places = nl.ds(piece[0] + tile, beside)
+            inner = inner_sb[:, places, nl.ds(at, columns)]
+            nisa.tensor_tensor(dst=inner, data1=silu_sb, data2=up_sb, op=nl.multiply)
+    store_product(down_hbm, inner_sb, out_hbm)
     return out_hbm if delta_hbm is None else (out_hbm, stream_hbm)

@@ -33,13 +33,13 @@ MLP = [
     for tokens, delta, norm in (
         (1, values(5, 256, 1), NORM),
         (7, None, NORM),
-        (150, values(6, 256, 150), NORM),
-        (130, None, None),
+        (100, values(6, 256, 100), NORM),
+        (128, None, None),
     )
 ]
 LINEAR = [
     (values(7, 256, tokens), weight(8, 1024, 256), norm)
-    for tokens, norm in ((1, NORM), (5, None), (140, NORM))
+    for tokens, norm in ((1, NORM), (5, None), (120, NORM))
 ]
 CASES = [("swiglu_mlp_kernel", args) for args in MLP] + [("linear_kernel", args) for args in LINEAR]
 
@@ -55,6 +55,11 @@ def test_results_and_times_agree(case):
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
     times = [schedule(p).total for p in programs]
     assert abs(times[1] / times[0] - 1) < 0.03
+
+
+def test_more_tokens_are_refused():
+    with pytest.raises(AssertionError, match="at most 128"):
+        llama_nki.linear_kernel(values(1, 256, 129), weight(2, 128, 256))
 
 
 def test_later_chips_are_faster(target):
