@@ -317,11 +317,6 @@ def grouped(blocks, most):
 # instructions fill it, or where a result takes another type than its operands.
 
 
-def filled(shape, value, dtype):
-    """A tile of one value @ SBUF."""
-    return nisa.memset(shape, value, dtype)
-
-
 def masked(dtype):
     """What is added to scores that do not count, in a type."""
     return MASKED_FP16 if dtype == nl.float16 else MASKED
@@ -644,20 +639,38 @@ class Projection(NamedTuple):
     v_scale_sb: Any
 
 
-def projection(x_sb, norm, own_sb, cos_hbm, sin_hbm, first_token, parts, heads, bias_gains):
-    """The Projection of the tokens from ``first_token`` on, tables from HBM; ``own_sb`` are the
-    scales of Q and K, of V, and the norm's gain, of quantised weights, ``bias_gains`` the bias of
-    Q, K and V and the gains of their heads' norms @ HBM, or None for each."""
-    qk_scale_sb, v_scale_sb, gain_sb = own_sb
-    scales, x_sb = norm_scales(x_sb, norm, parts), with_gain(x_sb, gain_sb)
-    columns = nl.ds(first_token, x_sb.shape[2])
-    tables = [nl.load(table_hbm[:, columns]) for table_hbm in (cos_hbm, sin_hbm)]
-    own = head_norm(bias_gains[1], norm, heads.head_dim)
+class AttentionLayer(NamedTuple):
+    """What the passes of an attention kernel share: hidden states, delta and their sum @ HBM, and
+    the partial output; constants of the norm; tables of cos and sin; the bias of Q, K and V and the
+    gains of their heads' norms @ HBM; and ``scales_sb``, the ``attention_columns`` of quantised
+    weights @ SBUF. Delta, norm, bias, gains and scales may be None."""
+
+    x_hbm: Any
+    delta_hbm: Any
+    stream_hbm: Any
+    out_hbm: Any
+    norm: Any
+    cos_hbm: Any
+    sin_hbm: Any
+    qkv_b_hbm: Any
+    gains_hbm: Any
+    scales_sb: List[Any]
+    heads: HeadShape
+
+
+def projection(x_sb, layer, first_token, parts):
+    """The Projection of the tokens from ``first_token`` on, x_sb [128, H/128, T], tiles ``parts``
+    of them."""
+    qk_scale_sb, v_scale_sb, gain_sb, _ = layer.scales_sb
+    scales, x_sb = norm_scales(x_sb, layer.norm, parts), with_gain(x_sb, gain_sb)
+    columns, heads = nl.ds(first_token, x_sb.shape[2]), layer.heads
+    tables = [nl.load(table_hbm[:, columns]) for table_hbm in (layer.cos_hbm, layer.sin_hbm)]
+    own = head_norm(layer.gains_hbm, layer.norm, heads.head_dim)
     if own is None:
         tables = [nisa.tensor_tensor(x, scales.along_sb, nl.multiply) for x in tables]
     identity_sb = shifted_identity(P_MAX, P_MAX, 0, x_sb.dtype)
     swap_sb = swapped_halves(heads.head_dim, x_sb.dtype)
-    bias = head_bias(bias_gains[0], scales, x_sb.dtype)
+    bias = head_bias(layer.qkv_b_hbm, scales, x_sb.dtype)
     return Projection(
         x_sb, scales, *tables, identity_sb, swap_sb, parts, heads, bias, own, qk_scale_sb,
         v_scale_sb,
@@ -1003,6 +1016,16 @@ def new_keys(tokens, heads, dtype, mask_sb, marks, bias_hbm=None):
     return NewKeys(heads, k_sb, v_sb, mask_sb, marks)
 
 
+def keys_of(block, whole, bias_hbm, mask_sb, heads, marks):
+    """NewKeys for each sequence of a Block: of the ``whole`` sequence, or of the block's part."""
+    first, at = divmod(block.start, block.length)
+    size, begin = (block.length, 0) if whole else (block.count, at)
+    sequences = range(first, first + math.ceil(block.count / block.length))
+    columns, dtype = nl.ds(begin, size), mask_sb.dtype
+    biases = [None if bias_hbm is None else bias_hbm[nl.ds(n, 1), columns] for n in sequences]
+    return [new_keys(size, heads, dtype, mask_sb, marks, own_hbm) for own_hbm in biases]
+
+
 class Constants(NamedTuple):
     """Tiles that the attention of many queries reads: zeros [128, 1] fp32, the identity [128, 128],
     and which of n tokens a query is, [n, rows, n], for any number of ``rows`` of queries."""
@@ -1019,7 +1042,7 @@ def attention_constants(parts, heads, dtype):
     rows = max(bank.rows for sets in every for banks in sets for bank in banks)
     which = np.tile(np.eye(largest, dtype=np.float32)[:, None], (1, rows, 1))
     eye_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
-    return Constants(filled((P_MAX, 1), 0.0, nl.float32), eye_sb, load_constant(which, dtype))
+    return Constants(nisa.memset((P_MAX, 1), 0.0, nl.float32), eye_sb, load_constant(which, dtype))
 
 
 def bank_queries(qk_sb, bank, heads, marks):
@@ -1049,7 +1072,7 @@ def set_marks(out_sb, lowest, eye_sb):
     turned_psum = nl.ndarray((MARKS, rows * tokens), nl.float32, buffer=nl.psum)
     for column, lowest_sb in lowest:
         queries = lowest_sb.shape[0]
-        marks_sb = filled((queries, MARKS), 1.0, dtype)
+        marks_sb = nisa.memset((queries, MARKS), 1.0, dtype)
         marks_sb[:, 1:2] = nisa.tensor_copy(lowest_sb)
         turned_psum[:, nl.ds(column, queries)] = nisa.nc_matmul(
             marks_sb, eye_sb[0:queries, 0:queries]
@@ -1159,7 +1182,7 @@ def bank_contexts(banks, sums, heads, context_sb):
     for bank, found, at in each:
         (stack, lanes), parts = heads.place(bank.head + at), bank.together()
         if lanes.start == 0:
-            rows = [filled((count * bank.tokens, P_MAX), 0.0, dtype) for _, count in parts]
+            rows = [nisa.memset((count * bank.tokens, P_MAX), 0.0, dtype) for _, count in parts]
         for rows_sb, sum_ in zip(rows, found[at * len(parts) :]):
             divide(rows_sb[:, lanes], sum_[:, 0:d], sum_[:, d : d + 1])
         if lanes.stop == P_MAX or bank.head + at + 1 == heads.kv_heads:
@@ -1387,31 +1410,27 @@ def attention_weights(qkv_w_hbm, out_w_hbm, heads, k_tiles, tokens):
 
 class TokenBlock(NamedTuple):
     """A Block on its way through attention: what is projected of it @ SBUF, its context, and the
-    Pieces of the weights of both projections. ``out_hbm`` takes the partial output."""
+    Pieces of the weights of both projections."""
 
     block: Block
+    layer: AttentionLayer
     p: Projection
     qk_sb: Any
     v_sb: Any
     context_sb: Any
     qkv: Pieces
     out: Pieces
-    out_scale_sb: Any
-    out_hbm: Any
 
     @classmethod
-    def of(cls, block, hidden, norm, tables, heads, weights, more, out_hbm):
-        """Loads ``hidden``, (x, delta, their sum) @ HBM, behind the first weights; ``more`` are the
-        parts of the weights' scales @ SBUF, and the bias of Q, K and V and the gains of their
-        heads' norms @ HBM, any of them None."""
-        (*own_sb, out_scale_sb), bias_gains = more
-        weights[0].tile(heads.q_tiles)
-        x_sb = residual_sum(*hidden, block)
+    def of(cls, block, layer, weights):
+        """Hidden states are loaded behind the first weights."""
+        weights[0].tile(layer.heads.q_tiles)
+        x_sb = residual_sum(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
         parts = [(column, size) for _, _, column, size in block.parts()]
-        p = projection(x_sb, norm, own_sb, *tables, block.start, parts, heads, bias_gains)
+        p = projection(x_sb, layer, block.start, parts)
         qk_sb, v_sb = qkv_tiles(p)
-        context_sb = nl.ndarray((P_MAX, heads.q_tiles, block.count), x_sb.dtype)
-        return cls(block, p, qk_sb, v_sb, context_sb, *weights, out_scale_sb, out_hbm)
+        context_sb = nl.ndarray((P_MAX, layer.heads.q_tiles, block.count), x_sb.dtype)
+        return cls(block, layer, p, qk_sb, v_sb, context_sb, *weights)
 
     # Work is (tile of features, first token, tokens), tiles of the output behind those of Q, K, V.
 
@@ -1431,17 +1450,17 @@ class TokenBlock(NamedTuple):
         tiles = min(2, self.out.tiles - first)
         if count <= P_MAX:
             passed = [(self.context_sb, self.block)]
-            store_product(self.out.weight_hbm, passed, self.out_hbm, self.out_scale_sb)
+            store_product(self.out.weight_hbm, passed, self.layer.out_hbm, self.layer.scales_sb[-1])
             return
         out_sb = nl.ndarray((P_MAX, tiles, count), self.context_sb.dtype)
         for n in nl.static_range(tiles):
             weight_sb, tile = self.out.tile(first + n)
             out_psum = products(weight_sb, tile, 1, self.context_sb, 0, count)
             own_sb = None
-            if self.out_scale_sb is not None:
-                own_sb = self.out_scale_sb[:, nl.ds(first + n, 1)]
+            if self.layer.scales_sb[-1] is not None:
+                own_sb = self.layer.scales_sb[-1][:, nl.ds(first + n, 1)]
             times_features(out_sb[:, nl.ds(n, 1), :], out_psum, own_sb)
-        part_hbm = block_part(self.out_hbm, self.block, first, tiles)
+        part_hbm = block_part(self.layer.out_hbm, self.block, first, tiles)
         nl.store(part_hbm, out_sb.reshape((P_MAX, tiles * count)))
 
     def queries(self, head, heads):
@@ -1979,7 +1998,7 @@ def attend_few(group):
     dtype, scale, queries = group.qk_sb[0].dtype, score_scales(d)[1], bank.members * bank.tokens
     shape, columns = (MARKS, bank.rows, bank.tokens), range(bank.heads)
     q_sb = bank_queries(group.qk_sb[bank.block], bank, group.new.heads, 0)
-    first_sb = filled(shape, 0.0, dtype)
+    first_sb = nisa.memset(shape, 0.0, dtype)
     first_sb[0:1, :, :] = nisa.memset((1, *shape[1:]), 1.0, dtype)
     own, marks = group.new.seen(bank), np.zeros((MARKS, 1, bank.tokens), np.float32)
     marks[1] = 1.0
@@ -2124,8 +2143,12 @@ def attention_prefill_kernel(
     stream_hbm = x_hbm
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
-    hidden, tables = (x_hbm, delta_hbm, stream_hbm), (cos_hbm, sin_hbm)
-    more = scale_columns(scales_hbm, attention_columns(x_hbm, heads)), (qkv_b_hbm, gains_hbm)
+    scales_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
+    layer = AttentionLayer(
+        x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, qkv_b_hbm, gains_hbm,
+        scales_sb, heads,
+    )  # fmt: skip
+    # which tokens a tile's queries are, the identity, and the triangle of a tile with itself
     blocks, most = token_blocks(features, tokens, length), min(length, P_MAX)
     constants = attention_constants(spans(length, most), heads, dtype)
     causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
@@ -2133,34 +2156,29 @@ def attention_prefill_kernel(
     turned = heads.head_dim == P_MAX and bias_hbm is None
     marks = 0 if turned and resident(length, heads, 0, x_hbm.itemsize) else MARKS
     short = resident(length, heads, marks, x_hbm.itemsize)
+    # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
     weights = attention_weights(qkv_w_hbm, out_w_hbm, heads, features // P_MAX, blocks[0].count)
     kept = sum(2 * w.tiles * w.k_tiles * P_MAX for w in weights) <= WEIGHT_BYTES
     started, ahead, before = [], None, None
     for n in nl.static_range(len(blocks) + 1):
         if n < len(blocks):
+            # the next block: hidden states [128, H/128, count], and room for its keys and values,
+            # with those of its sequences, or, of a sequence that is too long, on the way to scratch
             block = blocks[n]
             if not kept:
                 weights = attention_weights(
                     qkv_w_hbm, out_w_hbm, heads, features // P_MAX, block.count
                 )
-            rows = TokenBlock.of(block, hidden, norm, tables, heads, weights, more, out_hbm)
-            # keys of whole sequences, or of this block
-            if not short or block.start % length == 0:
-                first, at = divmod(block.start, length)
-                size, begin = (length, 0) if short else (block.count, at)
-                new = [
-                    new_keys(
-                        size, heads, dtype, causal_sb, marks,
-                        None if bias_hbm is None
-                        else bias_hbm[nl.ds(sequence, 1), nl.ds(begin, size)],
-                    )
-                    for sequence in range(first, first + math.ceil(block.count / length))
-                ]  # fmt: skip
-            if not short and block.start % length == 0:
+            rows, at = TokenBlock.of(block, layer, weights), block.start % length
+            if not short or at == 0:
+                new = keys_of(block, short, bias_hbm, causal_sb, heads, marks)
+            if not short and at == 0:
                 scratch = Scratch.of(whole_tiles(length), heads, dtype)
-            in_scratch = (None, 0) if short else (scratch, block.start % length)
+            in_scratch = (None, 0) if short else (scratch, at)
             started.append(Prefill(rows, new, *in_scratch, constants))
         if n == 0:
+            # nothing runs beside the first block's keys and values, H/128 passes of its tokens for
+            # every tile of features, its first queries and their maxima
             for each in started[0].first_work():
                 started[0].tokens.run(each)
             started[0].keep_keys()
@@ -2168,10 +2186,13 @@ def attention_prefill_kernel(
             for step in ahead.steps():
                 ahead.run(step)
             continue
+        # attention of a block, a bank of PSUM at a time; beside it the output of the one before and
+        # what the next one begins with, so that TensorE does not wait for ScalarE
         following = started[n] if n < len(blocks) else None
         ahead = attend_block(started[n - 1], ahead, before, following)
         before = started[n - 1].tokens
         before.store_keys(keys_hbm, values_hbm)
+    # the last output [128, H/128, count], a pass for each tile of its context: alone again
     for each in before.outputs():
         before.run(each)
     results = out_hbm, keys_hbm, values_hbm
@@ -2209,9 +2230,12 @@ def attention_decode_kernel(
     ]
     # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
     # a fifth of the time that DMA takes for its weights
-    *own_sb, out_scale_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
-    both = qkv_b_hbm, gains_hbm
-    p = projection(x_sb, norm, own_sb, cos_hbm, sin_hbm, 0, parts, heads, both)
+    scales_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
+    layer = AttentionLayer(
+        x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, qkv_b_hbm, gains_hbm,
+        scales_sb, heads,
+    )  # fmt: skip
+    p = projection(x_sb, layer, 0, parts)
     qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
     nl.store(new_keys_hbm, key_rows(qk_sb, heads.q_tiles, 0, batch, heads))
     # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
@@ -2221,7 +2245,7 @@ def attention_decode_kernel(
     for cache, rows_sb in zip(caches, v_sb):
         nl.store(new_values_hbm[nl.ds(cache.first, cache.count), :], rows_sb)
         attend_cached(qk_sb, rows_sb, cache, heads, context_sb)
-    store_product(out_w_hbm, [(context_sb, block)], out_hbm, out_scale_sb)
+    store_product(out_w_hbm, [(context_sb, block)], out_hbm, scales_sb[-1])
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -2249,8 +2273,11 @@ def attention_chunk_kernel(
     stream_hbm = x_hbm
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
-    hidden, tables = (x_hbm, delta_hbm, stream_hbm), (cos_hbm, sin_hbm)
-    more = scale_columns(scales_hbm, attention_columns(x_hbm, heads)), (qkv_b_hbm, gains_hbm)
+    scales_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
+    layer = AttentionLayer(
+        x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, qkv_b_hbm, gains_hbm,
+        scales_sb, heads,
+    )  # fmt: skip
     cache, most = (keys_hbm, values_hbm, marks_hbm), min(length, P_MAX)
     causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
     constants = attention_constants(spans(length, most), heads, dtype)
@@ -2259,16 +2286,15 @@ def attention_chunk_kernel(
     blocks = token_blocks(features, tokens, length)
     for some in grouped(blocks, step):
         weights = attention_weights(qkv_w_hbm, out_w_hbm, heads, features // P_MAX, some[0].count)
-        passed = [
-            TokenBlock.of(block, hidden, norm, tables, heads, weights, more, out_hbm)
-            for block in some
-        ]
-        # a pass over the weights for all blocks
+        passed = [TokenBlock.of(block, layer, weights) for block in some]
+        # queries, keys and values of all blocks, one pass over the weights: H/128 passes of a
+        # block's tokens for every tile of features
         for works in zip(*(rows.projections() for rows in passed)):
             for rows, work in zip(passed, works):
                 rows.run(work)
         for rows in passed:
             rows.store_keys(new_keys_hbm, new_values_hbm)
+        # each sequence's queries over its cache and its new keys, a set of KV heads at a time
         groups = []
         for sequence in sorted({part[0] for block in some for part in block.parts()}):
             active_sb = causal_sb if active_hbm is None else nl.load(active_hbm[sequence])
@@ -2284,8 +2310,9 @@ def attention_chunk_kernel(
                 found = cache_blocks(cache, sequence, banks, heads)
                 groups.append(QueryGroup(banks, found, new, *tiles))
         attend_groups(groups)
+        # the output of all blocks, again one pass over its weight
         contexts = [(rows.context_sb, rows.block) for rows in passed]
-        store_product(out_w_hbm, contexts, out_hbm, more[0][-1])
+        store_product(out_w_hbm, contexts, out_hbm, scales_sb[-1])
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
