@@ -1,6 +1,6 @@
 """Two adapters for the embedded model, trained in minutes on a CPU, saved as PEFT saves them.
 
-    python benchmarks/adapters.py FOLDER [--steps 30 --rank 4]
+    python benchmarks/adapters.py FOLDER [--steps 15 --rank 4]
 
 Low-rank matrices beside the query and value projections of every layer learn to answer questions
 in one way each: in capitals, and by counting. FOLDER gets a folder for each. A check follows: both
@@ -96,7 +96,7 @@ def train(base: LlamaForCausalLM, tokenizer: Any, name: str, steps: int, rank: i
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    print(f"{name}: loss {float(loss):.3f} after {steps} steps", flush=True)
+    print(f"{name}: loss {loss.item():.3f} after {steps} steps", flush=True)
     return model
 
 
@@ -139,7 +139,9 @@ def check(models: dict[str, LlamaForCausalLM], tokenizer: Any, folder: Path, pat
         batch_size=len(names), seq_len=96, torch_dtype=torch.float32, lora_config=config
     )
     load_config = load_pretrained_config(str(path))
-    model = model_class(str(path), model_class.get_config_cls()(neuron_config, load_config))
+    model = model_class(
+        str(path), model_class.get_config_cls()(neuron_config, load_config=load_config)
+    )
     ids, wrong = chat(tokenizer, QUESTION).expand(len(names), -1), 0
     with tempfile.TemporaryDirectory() as compiled:
         model.compile(compiled)
@@ -163,7 +165,7 @@ def check(models: dict[str, LlamaForCausalLM], tokenizer: Any, folder: Path, pat
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--rank", type=int, default=4)
     arguments = parser.parse_args()
     path = embedded_model()
