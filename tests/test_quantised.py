@@ -50,6 +50,7 @@ def test_a_plain_checkpoint_is_refused_and_stays(run: Callable, tiny_model: Path
     assert sorted(path.name for path in tmp_path.rglob("*")) == before
 
 
+@pytest.mark.full
 def test_perplexity_of_a_float_and_a_quantised_model(run: Callable, tiny_model: Path) -> None:
     """The first against transformers' Llama on the same runs of the text."""
     import torch

@@ -40,7 +40,6 @@ SCHEMES = [(kind, dtype) for kind in (PER_TENSOR, PER_CHANNEL) for dtype in ("in
 BY_DEFAULT = [
     (PER_CHANNEL, "int8", VERSIONS[0]),
     (PER_TENSOR, "f8e4m3", VERSIONS[0]),
-    (PER_TENSOR, "int8", VERSIONS[1]),
     (PER_CHANNEL, "f8e4m3", VERSIONS[-1]),
 ]
 IN_FULL = [
@@ -327,10 +326,13 @@ def submitted(folder, path, enable_nki, tp_degree, **asked):
 @pytest.mark.parametrize(
     ("kind", "dtype", "version", "degree", "more"),
     [
-        (PER_CHANNEL, "int8", "0.1", 2, {}),
+        pytest.param(PER_CHANNEL, "int8", "0.1", 2, {}, marks=pytest.mark.full),
         (PER_TENSOR, "f8e4m3", "0.2", 1, {}),
-        (PER_CHANNEL, "f8e4m3", "0.6", 2, {"modules_to_not_convert": ["up_proj", "layers.1.self"]}),
-        (PER_CHANNEL, "int8", "0.6", 1, {"modules_to_not_convert": ["lm_head", "o_proj"]}),
+        pytest.param(
+            *(PER_CHANNEL, "f8e4m3", "0.6", 1, {"modules_to_not_convert": ["lm_head", "o_proj"]}),
+            marks=pytest.mark.full,
+        ),
+        (PER_CHANNEL, "int8", "0.6", 2, {"modules_to_not_convert": ["up_proj", "layers.1.self"]}),
     ],
 )
 def test_submission_with_kernels_and_without(
@@ -370,7 +372,9 @@ def test_submission_refuses_what_its_kernels_cannot_multiply(tiny_llama, monkeyp
         submitted(folder, path, True, 1, **partly)
 
 
-@pytest.mark.parametrize(("version", "degree"), [("0.1", 2), ("0.6", 1)])
+@pytest.mark.parametrize(
+    ("version", "degree"), [pytest.param("0.1", 2, marks=pytest.mark.full), ("0.6", 1)]
+)
 def test_submission_with_a_cache_in_fp8(tiny_llama, monkeypatch, version, degree):
     """Kernels read it as it is stored: logits of prompt and step as on the path without them."""
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
