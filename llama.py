@@ -812,31 +812,9 @@ def negated_maximum(scores_sb, scale):
     return scaled_sb
 
 
-def weigh(scores_sb, neg_max_sb, scale):
-    """exp(scale * score - maximum) of rows of scores [Q, keys] @ SBUF, in their type."""
-    return nisa.activation(nl.exp, scores_sb, bias=neg_max_sb, scale=scale)
-
-
 def divide(out_sb, values, weight_sum):
     """Weighted values [Q, n] by the sum of their weights [Q, 1], into ``out_sb``."""
     out_sb[...] = nisa.tensor_scalar(values, nl.multiply, nisa.reciprocal(weight_sum))
-
-
-def turn_tiles(out_sb, first, column, x_sb, start, tiles, width):
-    """``tiles`` times [Q, width] @ SBUF -> out_sb[:width, first + t, column :]: turned round.
-
-    x_sb holds them side by side from column ``start`` on. TensorE multiplies by the identity, into
-    fp32 as all its results; as many as share a PSUM bank are taken out by one copy.
-    """
-    queries = x_sb.shape[0]
-    for at, count in spans(tiles, MOVING_MAX // queries):
-        turned_psum = nl.ndarray((width, count, queries), nl.float32, buffer=nl.psum)
-        for t in nl.affine_range(count):
-            part = nl.ds(start + (at + t) * width, width)
-            turned_psum[:, t, :] = nisa.nc_transpose(x_sb[:, part])
-        out_sb[0:width, nl.ds(first + at, count), nl.ds(column, queries)] = nisa.tensor_copy(
-            turned_psum
-        )
 
 
 # --- Attention of many queries --------------------------------------------------------------------
@@ -1798,6 +1776,22 @@ def decode_scores(qk_sb, cache, heads):
     return scores_sb
 
 
+def turn_tiles(x_sb, tiles, width):
+    """``tiles`` times [Q, width] @ SBUF, side by side -> [width, tiles, Q]: turned round.
+
+    TensorE multiplies by the identity, into fp32 as all its results; as many as share a PSUM bank
+    are taken out by one copy.
+    """
+    queries = x_sb.shape[0]
+    out_sb = nl.ndarray((width, tiles, queries), x_sb.dtype)
+    for at, count in spans(tiles, MOVING_MAX // queries):
+        turned_psum = nl.ndarray((width, count, queries), nl.float32, buffer=nl.psum)
+        for t in nl.affine_range(count):
+            turned_psum[:, t, :] = nisa.nc_transpose(x_sb[:, nl.ds((at + t) * width, width)])
+        out_sb[:, nl.ds(at, count), :] = nisa.tensor_copy(turned_psum)
+    return out_sb
+
+
 def spread_weights(weights_sb, cache, heads):
     """Weights of cached keys [rows, keys] @ SBUF -> [kv_heads * lanes, kv_heads, tiles, B, group].
 
@@ -1807,8 +1801,7 @@ def spread_weights(weights_sb, cache, heads):
     (partitions, count, tiles, _), dtype = cache.v_sb.shape, weights_sb.dtype
     kv_heads, group, rows = heads.kv_heads, heads.group, weights_sb.shape[0]
     lanes = partitions // kv_heads
-    turned_sb = nl.ndarray((lanes, tiles, rows), dtype)
-    turn_tiles(turned_sb, 0, 0, weights_sb, 0, tiles, lanes)
+    turned_sb = turn_tiles(weights_sb, tiles, lanes)
     of_heads_sb = turned_sb.reshape((lanes, tiles, count, kv_heads, group))
     place_sb = shifted_identity(lanes, 2 * partitions - lanes, partitions - lanes, dtype)
     spread_sb = nl.ndarray((partitions, kv_heads, tiles, count, group), dtype)
@@ -1849,7 +1842,8 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
     )
     # softmax weights [B * q_heads, keys + B]: 512 keys move a pass, one for each slot and the mask
     scores_sb = decode_scores(qk_sb, cache, heads)
-    weights_sb = weigh(scores_sb, negated_maximum(scores_sb, scale), scale)
+    neg_max_sb = negated_maximum(scores_sb, scale)
+    weights_sb = nisa.activation(nl.exp, scores_sb, bias=neg_max_sb, scale=scale)
     # the same with keys on partitions, as values have them: cached ones of all heads, and new ones
     spread_sb = spread_weights(weights_sb, cache, heads)
     own_sb = own_weights(weights_sb, cache, heads)
