@@ -202,6 +202,8 @@ def check(settings: Settings) -> None:
             f"{settings.seq_len}, got {length}; change --speculation-length or "
             "--prompt-lookup-num-tokens."
         )
+    if tree and settings.quantized:
+        raise UserError("Medusa's heads are not quantised with their model; leave --quantize out.")
     others: dict[str, Any] = {
         "--padding-side left": settings.padding_side == "left",
         "--on-device-sampling": settings.on_device_sampling,

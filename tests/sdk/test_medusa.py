@@ -118,6 +118,7 @@ def test_the_buffers_of_a_small_tree_by_hand():
         ({"on_device_sampling_config": None}, "top_k of at least 10, got 0"),
         ({"on_device_sampling_config": {"top_k": 9}}, "top_k of at least 10, got 9"),
         ({"batch_size": 2}, "a batch of one, got 2"),
+        ({"quantized": True, "quantized_checkpoints_path": "q"}, "not quantised.* got quantized"),
         ({"padding_side": "left"}, "right padding"),
         ({"max_context_length": 8}, "medusa_speculation_length 8 is a context-encoding bucket"),
     ],

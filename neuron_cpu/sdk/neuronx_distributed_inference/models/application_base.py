@@ -493,6 +493,8 @@ def check_medusa(config: NeuronConfig) -> None:
         wrong = "medusa_speculation_length of at least 2", str(config.medusa_speculation_length)
     elif not isinstance(top_k, int) or top_k < TOPK:
         wrong = f"an on_device_sampling_config with top_k of at least {TOPK}", str(top_k)
+    elif config.quantized:
+        wrong = "a checkpoint that is not quantised, as its heads are not", "quantized True"
     elif config.max_batch_size != 1:
         wrong = "a batch of one", str(config.max_batch_size)
     elif config.padding_side == "left" or config.output_logits or config.speculation_length:

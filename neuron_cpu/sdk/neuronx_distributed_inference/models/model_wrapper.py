@@ -78,7 +78,9 @@ class DecoderModelInstance:
         if getattr(self.neuron_config, "cast_type", "config") == "config":
             self._cast(module)
         if self.neuron_config.quantized:
-            self._quantise(module)
+            # Of fused speculation only the target: its draft comes from a float checkpoint.
+            fused = self.neuron_config.enable_fused_speculation
+            self._quantise(module.target_model if fused else module)
         self.module = module
         return module
 
