@@ -58,6 +58,7 @@ MOVING_MAX = 512  # free size of the moving matmul operand; one PSUM bank of fp3
 # --- Choices of these kernels ---------------------------------------------------------------------
 
 PIECE_BYTES = 16384  # per partition of a weight, loaded at once: four pieces take 64 KiB
+BLOCK_PIECE_BYTES = 8192  # of attention, beside several blocks of tokens
 LONG_PIECE_BYTES = 32768  # of few tokens, which leave more room
 FEW_TOKENS = 64  # up to so many need no room for hidden states beside weights
 LAST_PIECE_BYTES = 4096  # at the end of a kernel's stream of weights: DMA wants 2 KiB or more
@@ -85,19 +86,20 @@ QUANTISED_DTYPES = {"int8": torch.int8, "f8e4m3": torch.float8_e4m3fn}  # NxDI's
 # layer transposes nothing between its norm and its output but softmax weights and contexts.
 #
 #   tensor                 shape per rank               partition axis   written by
-#   hidden states (HBM)    [H, T]                       -                Columns.of(), the kernels
+#   hidden states (HBM)    [H, T], in token_blocks()    -                in_blocks(), the kernels
 #   hidden states (SBUF)   [128, H/128, T]              128 runs of H    residual_sum()
-#   Q, K (SBUF)            [128, tiles, T]              heads of a tile  project_qkv()
-#   V (SBUF)               [tokens, kv heads * D]       tokens           project_qkv()
+#   Q, K (SBUF)            [128, tiles, T]              heads of a tile  rotated_span()
+#   V (SBUF)               [tokens, kv heads * D]       tokens           value_tile()
 #   context (SBUF)         [128, tiles, T]              heads of a tile  attention of any kind
 #   HF weight              [N, K]                       -                checkpoint
 #   kernel weight (HBM)    [128, N/128 * K/128 * 128]   contraction      kernel_layout(), once
 #   kernel weight (SBUF)   [128, tiles, K/128, 128]     contraction      load_weight()
 #
-# Partition p of a hidden state holds the H/128 features from p * H/128 on ("in runs"): so [H, T] in
-# HBM is the plain transpose of [T, H], and a partition's rows are contiguous. Weights are permuted
-# to that order on both sides when they are loaded (in_runs). The tile of a head dimension D of 64
-# holds one query head of each of two KV heads (HeadShape), so that both halves do the same work.
+# Partition p of a hidden state holds the H/128 features from p * H/128 on ("in runs"): a block of
+# tokens in HBM is the plain transpose of its rows, and a partition's part of it is contiguous.
+# Weights are permuted to that order on both sides when they are loaded (in_runs). The tile of a
+# head dimension D of 64 holds one query head of each of two KV heads (HeadShape), so that both
+# halves do the same work.
 #
 # Element [p, (tile, k, n)] of a kernel weight is W[tile * 128 + n, k * 128 + p]: a partition reads
 # any number of neighbouring tiles of 128 output features as one contiguous row of HBM. DMA wants 2
@@ -231,8 +233,9 @@ def chunk_tokens(features, heads, itemsize, quantised=False):
     return token_chunk(itemsize * (tiles + 2 * heads.q_tiles + heads.stacks))
 
 
-def weight_pieces(tiles, k_tiles, tokens, last=False, itemsize=2):
-    """(first, count) of the tiles of output features that are loaded at once.
+def weight_pieces(tiles, k_tiles, tokens, last=False, itemsize=2, row_bytes=None):
+    """(first, count) of the tiles of output features that are loaded at once, of many tokens in
+    rows of at most ``row_bytes``, PIECE_BYTES if none are given.
 
     Many tokens begin with half a piece: their hidden states arrive behind it. The ``last`` weights
     of a kernel end with LAST_PIECE_BYTES, and those before with at most half of the rest: TensorE
@@ -241,7 +244,7 @@ def weight_pieces(tiles, k_tiles, tokens, last=False, itemsize=2):
     the most for few tokens: they take DMA half as long, and what follows waits for a whole piece.
     """
     few, tile_bytes = tokens <= FEW_TOKENS, (3 if itemsize == 1 else 2) * k_tiles * P_MAX
-    most = max(1, (LONG_PIECE_BYTES if few else PIECE_BYTES) // tile_bytes)
+    most = max(1, (LONG_PIECE_BYTES if few else row_bytes or PIECE_BYTES) // tile_bytes)
     tail = max(1, LAST_PIECE_BYTES // tile_bytes)
     if itemsize == 1 and few:
         most = min(most, math.ceil(tiles / 6))
@@ -1374,12 +1377,12 @@ def attention_weights(qkv_w_hbm, out_w_hbm, heads, k_tiles, tokens):
     so that little waits for hidden states."""
     tiles, q_tiles = feature_tiles(qkv_w_hbm, k_tiles), heads.q_tiles
     queries, others = (
-        weight_pieces(count, k_tiles, tokens, itemsize=qkv_w_hbm.itemsize)
+        weight_pieces(count, k_tiles, tokens, False, qkv_w_hbm.itemsize, BLOCK_PIECE_BYTES)
         for count in (q_tiles, tiles - q_tiles)
     )
     others = [(q_tiles + at, count) for at, count in others]
     out_tiles, itemsize = feature_tiles(out_w_hbm, q_tiles), out_w_hbm.itemsize
-    outputs = weight_pieces(out_tiles, q_tiles, tokens, True, itemsize)
+    outputs = weight_pieces(out_tiles, q_tiles, tokens, True, itemsize, BLOCK_PIECE_BYTES)
     return (
         Pieces.of(qkv_w_hbm, k_tiles, [*queries, *others]),
         Pieces.of(out_w_hbm, q_tiles, outputs),
