@@ -10,10 +10,11 @@ from harness.settings import Settings
 
 LONGEST_PREFILL = 2048  # tokens of one prefill graph unless asked for: beyond, chunks are faster
 MOST_PREFILL = 8192  # tokens of one prefill graph at all: longer ones take hours to trace
-CHUNKS = (512, 384, 320, 256, 192, 160, 128, 96, 64)  # tokens of a chunk, best in tiles of 128
+CHUNKS = (512, 384, 320, 256, 192, 160, 128, 96, 64, 32)  # tokens of a chunk, best 128 n
 # A graph of chunks has about so many traced instructions of llama.py's kernels per 65536 pairs of
-# a query and a key, at a head dimension of 64 and beyond; the SDK's stand-in refuses a million.
-PER_PAIRS = {64: 7.0, 128: 10.0}
+# a query and a key (a chunk of n tokens: the first number and an n-th of the second), at a head
+# dimension of 64 and beyond; the SDK's stand-in refuses a million.
+PER_PAIRS = {64: (8.3, 232), 128: (10.2, 556)}
 MOST_INSTRUCTIONS = 800_000  # the rest is for what does not grow with the cache
 KEPT_BYTES = 96 * 1024  # SBUF per partition for what its kernels keep of a chunk's tokens
 
@@ -47,11 +48,11 @@ def default_chunk(
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     d = config.get("head_dim") or hidden // heads
     own = -(-heads // ranks), -(-config["num_key_value_heads"] // ranks)  # of a rank
-    pairs = seq_len * own[0] * config["num_hidden_layers"]
-    per_token = pairs / 65536 * PER_PAIRS[64 if d <= 64 else 128]
+    pairs = seq_len * own[0] * config["num_hidden_layers"] / 65536  # of a token
+    per_pair, per_chunk = PER_PAIRS[64 if d <= 64 else 128]
     # x before and after its norm, queries, keys and contexts, in tiles of 128 features
     kept = itemsize * (2 * hidden + (2 * own[0] + own[1]) * d) / 128
-    most = min(MOST_INSTRUCTIONS / per_token, KEPT_BYTES / kept)
+    most = min((MOST_INSTRUCTIONS / pairs - per_chunk) / per_pair, KEPT_BYTES / kept)
     fitting = [c for c in CHUNKS if c < seq_len and c not in taken]
     return next((c for c in fitting if c <= most), fitting[-1])
 
