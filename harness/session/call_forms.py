@@ -290,7 +290,7 @@ def _own_mlp(kernel: Any, home: ModuleType, module: nn.Module) -> Forward:
     def run(hidden_states: torch.Tensor) -> torch.Tensor:
         columns = _columns(home, hidden_states)
         operands = [_beside(weight, columns) for weight in weights]
-        out = _first(kernel(columns, None, None, *operands, hidden_states.shape[1]))
+        out = _first(kernel(columns, None, None, *operands, length=hidden_states.shape[1]))
         return _from_columns(home, out, hidden_states)
 
     return run
