@@ -28,6 +28,13 @@ LLAMA_3 = regex.compile(  # as tiktoken's users have it
 )
 
 
+SIZES = {
+    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "head_dim"),
+    *("num_key_value_heads", "vocab_size", "rope_theta", "rope_scaling", "tie_word_embeddings"),
+    *("max_position_embeddings", "eos_token_id"),
+}
+
+
 class Writer:
     """The tiny model's folder as a GGUF file; `tokenizer` writes another tokenizer."""
 
@@ -90,6 +97,22 @@ def converted(path: Path) -> Path:
     return folder
 
 
+def test_a_gguf_file_gives_its_folder_back(write: Callable, tiny_model: Path) -> None:
+    writer = write()
+    writer.bytes_as_tokens(tiny_model)
+    folder = converted(writer.close())
+    kept, made = (load_file(str(f / "model.safetensors")) for f in (tiny_model, folder))
+    assert kept.keys() == made.keys()
+    assert all(torch.equal(kept[name], made[name]) for name in kept)
+    configs = [models.check_folder(f).config for f in (tiny_model, folder)]
+    assert all(configs[1][name] == value for name, value in configs[0].items() if name in SIZES)
+    texts = [
+        AutoTokenizer.from_pretrained(str(f))("hé 12\n")["input_ids"] for f in (tiny_model, folder)
+    ]
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.full
 def test_a_gguf_file_answers_as_its_folder(
     write: Callable, tiny_model: Path, run_main: Callable, tmp_path: Path
 ) -> None:
