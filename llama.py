@@ -1208,7 +1208,7 @@ class QueryGroup(NamedTuple):
             return self.new.seen(bank)
         if held[0] != part:
             held[:] = part, self.blocks[part].load(values)
-        return held[1]
+        return held[1]._replace(head=bank.head - self.banks[0].head)
 
 
 class MaximaPass(NamedTuple):
@@ -1989,20 +1989,48 @@ def few_maxima(q_sb, marks_sb, bank, keys, head_dim, constants):
     return lowest_sb
 
 
+def add_rescaled(sums_sb, neg_sb, found, block_sb, scale, zero_sb):
+    """Add the sums ``found`` of a block of keys, [Q, D + 1] @ PSUM for each head, to those of the
+    blocks before, sums_sb [Q, heads, D + 1] -> the negated maxima [Q, heads] of all.
+
+    Sums are relative to negated maxima, ``neg_sb`` and ``block_sb``. Both are rescaled to the lower
+    of the two, by exp(scale * (lower - own)), one number a query and head.
+    """
+    low_sb = nl.ndarray(neg_sb.shape, nl.float32)
+    low_sb[...] = nisa.tensor_tensor(neg_sb, block_sb, nl.minimum)
+    factors = []
+    for known_sb in (neg_sb, block_sb):
+        less_sb = nl.ndarray(neg_sb.shape, nl.float32)
+        less_sb[...] = nisa.tensor_tensor(low_sb, known_sb, nl.subtract)
+        factors += [nisa.activation(nl.exp, less_sb, bias=zero_sb, scale=scale)]
+    before_sb, own_sb = factors
+    for head, sums_psum in enumerate(found):
+        column = nl.ds(head, 1)
+        scaled_sb = nisa.tensor_scalar(sums_sb[:, head, :], nl.multiply, before_sb[:, column])
+        sums_sb[:, head, :] = nisa.scalar_tensor_tensor(
+            data=sums_psum, op0=nl.multiply, operand0=own_sb[:, column],
+            op1=nl.add, operand1=scaled_sb,
+        )  # fmt: skip
+    return low_sb
+
+
 def attend_few(group):
     """Attention of a group of up to 128 queries, one bank, which reads each block of keys once."""
     (bank,), d, constants = group.banks, group.head_dim, group.constants
     dtype, scale, queries = group.qk_sb[0].dtype, score_scales(d)[1], bank.members * bank.tokens
     shape, columns = (MARKS, bank.rows, bank.tokens), range(bank.heads)
+    zero_sb = constants.zero_sb[0:queries, :]
+    # queries [128, slots, rows, tokens] without marks: those of a pass are an operand of their own
     q_sb = bank_queries(group.qk_sb[bank.block], bank, group.new.heads, 0)
     first_sb = nisa.memset(shape, 0.0, dtype)
     first_sb[0:1, :, :] = nisa.memset((1, *shape[1:]), 1.0, dtype)
     own, marks = group.new.seen(bank), np.zeros((MARKS, 1, bank.tokens), np.float32)
     marks[1] = 1.0
     own = own._replace(marks_sb=load_constant(marks, dtype))
-    sums_sb = nl.ndarray((queries, bank.heads, d + 1), nl.float32)
-    neg_sb = None
+    sums_sb, neg_sb = nl.ndarray((queries, bank.heads, d + 1), nl.float32), None
     for block in [*group.blocks, own]:
+        # a block's maxima [queries, heads], and weighted values and sums [queries, D + 1] of each
+        # head relative to them: the same products of 128 keys with all queries, once more
         keys = block.load()
         block_sb = few_maxima(q_sb, first_sb, bank, keys, d, constants)
         marks_sb = nl.ndarray(shape, dtype)
@@ -2011,29 +2039,13 @@ def attend_few(group):
         found = zero_sums(bank, d)
         for span in key_spans(bank, keys.tiles):
             add_weighted(q_sb, marks_sb, bank, keys, span, found, d, constants)
-        if neg_sb is None:
-            neg_sb = nl.ndarray((queries, bank.heads), nl.float32)
-            neg_sb[...] = nisa.tensor_copy(block_sb)
-            for head, sums_psum in enumerate(found):
-                sums_sb[:, head, :] = nisa.tensor_copy(sums_psum)
+        if neg_sb is not None:
+            neg_sb = add_rescaled(sums_sb, neg_sb, found, block_sb, scale, zero_sb)
             continue
-        # relative to the lower of both: exp(scale * (its negated maximum - the new one))
-        low_sb = nl.ndarray((queries, bank.heads), nl.float32)
-        low_sb[...] = nisa.tensor_tensor(neg_sb, block_sb, nl.minimum)
-        factors = []
-        for known_sb in (neg_sb, block_sb):
-            less_sb = nl.ndarray((queries, bank.heads), nl.float32)
-            less_sb[...] = nisa.tensor_tensor(low_sb, known_sb, nl.subtract)
-            zero_sb = constants.zero_sb[0:queries, :]
-            factors.append(nisa.activation(nl.exp, less_sb, bias=zero_sb, scale=scale))
+        neg_sb = nl.ndarray((queries, bank.heads), nl.float32)
+        neg_sb[...] = nisa.tensor_copy(block_sb)
         for head, sums_psum in enumerate(found):
-            column = nl.ds(head, 1)
-            before_sb = nisa.tensor_scalar(sums_sb[:, head, :], nl.multiply, factors[0][:, column])
-            sums_sb[:, head, :] = nisa.scalar_tensor_tensor(
-                data=sums_psum, op0=nl.multiply, operand0=factors[1][:, column],
-                op1=nl.add, operand1=before_sb,
-            )  # fmt: skip
-        neg_sb = low_sb
+            sums_sb[:, head, :] = nisa.tensor_copy(sums_psum)
     sums = [sums_sb[:, head, :] for head in columns]
     bank_contexts([bank], [sums], group.new.heads, group.context_sb)
 

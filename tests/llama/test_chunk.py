@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import llama
@@ -81,6 +81,7 @@ def test_chunk(batch: int, n: int, past: int, heads: tuple[int, int, int]) -> No
 
 
 @settings(max_examples=12, deadline=None)
+@example(1, 65, 9, (6, 2, 64), 0)  # two banks of one head each read the same cached keys
 @given(
     st.integers(1, 3),
     st.integers(1, 70),
