@@ -2052,14 +2052,15 @@ def attend_few(group):
 
 def attend_groups(groups):
     """Attention of several groups: the first pass of one beside the second of that before."""
-    if few_queries(groups[0].banks):
-        for group in groups:
-            attend_few(group)
+    for group in [group for group in groups if few_queries(group.banks)]:
+        attend_few(group)
+    many = [group for group in groups if not few_queries(group.banks)]
+    if not many:
         return
-    ahead = MaximaPass.of(groups[0])
+    ahead = MaximaPass.of(many[0])
     for step in ahead.steps():
         ahead.run(step)
-    for following in [*groups[1:], None]:
+    for following in [*many[1:], None]:
         first, ahead = ahead, None if following is None else MaximaPass.of(following)
         attend(first, ahead, [])
 

@@ -82,6 +82,7 @@ def test_chunk(batch: int, n: int, past: int, heads: tuple[int, int, int]) -> No
 
 @settings(max_examples=12, deadline=None)
 @example(1, 65, 9, (6, 2, 64), 0)  # two banks of one head each read the same cached keys
+@example(1, 33, 1, (7, 7, 64), 0)  # many queries of four heads, few of the other three
 @given(
     st.integers(1, 3),
     st.integers(1, 70),
