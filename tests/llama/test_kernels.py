@@ -301,6 +301,13 @@ def test_prefill_of_adversarial_scores(
     prefill_case(qkv, 1, q, kv, d)
 
 
+def test_heads_of_a_stack_read_their_own_keys_from_hbm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of three queries: each of two KV heads of a tile has banks of its own."""
+    trace_with(monkeypatch, "RESIDENT_BYTES", 0)
+    q, kv, d = 6, 2, 64
+    prefill_case(random(600, (q + 2 * kv) * d), 1, q, kv, d)
+
+
 def test_prefill_hides_left_padding() -> None:
     batch, length, q, kv, d = 2, 140, 2, 1, 64
     qkv = random(batch * length, (q + 2 * kv) * d)
