@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 from collections.abc import Callable
 from typing import Any, Optional
@@ -41,6 +42,11 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: Optional[list[socket.socket]] = None) -> None:
         await super().startup(sockets)
         self._on_start()
+
+    async def shutdown(self, sockets: Optional[list[socket.socket]] = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # nobody waits for the scheduler: its end with the loop is no error
+            logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Take no new answers, and wait for those that run."""

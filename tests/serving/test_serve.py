@@ -295,3 +295,12 @@ def test_a_signal_drains_and_a_kill_leaves_no_lock(tiny_model, cache):
             client.completions.create(model="tiny", prompt="hello")
     assert second.wait(60) == 0
     second.communicate()
+
+
+@pytest.mark.full
+def test_a_second_signal_ends_at_once_and_quietly(tiny_model, cache):
+    process, _ = start(tiny_model, cache)
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGTERM)  # two of a kind could arrive as one
+    _, told = process.communicate(timeout=60)
+    assert process.returncode == 0 and "Traceback" not in told and "Error" not in told
