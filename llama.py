@@ -1711,7 +1711,6 @@ def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
     k_sb, own = nl.ndarray(shape, dtype), nl.ds(length, count)
     if kv_heads % heads.stack:
         k_sb[...] = nisa.memset(shape, 0.0, dtype)
-    v_sb = nisa.memset((partitions, count, tiles, d + 1), 1.0, values_hbm.dtype)
     for b in nl.affine_range(count):
         # keys [lanes, heads, tiles, D], rows of tiles * D: as many tiles as share a PSUM bank turn
         # round, lanes columns each, and leave it together
@@ -1725,7 +1724,10 @@ def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
                 turned_psum = turned_keys(rows_sb, part, at, together).reshape(shape)
                 columns = nl.ds(at * lanes, together * lanes)
                 k_sb[0 : stacked * d, slot, columns] = nisa.tensor_copy(turned_psum)
-        # values: one load, heads and lanes follow each other in HBM; GpSimdE puts ones behind
+    # values, when the rows of keys have left SBUF: one load a sequence, heads and lanes follow each
+    # other in HBM; GpSimdE puts ones behind
+    v_sb = nisa.memset((partitions, count, tiles, d + 1), 1.0, values_hbm.dtype)
+    for b in nl.affine_range(count):
         v_sb[:, b, :, 0:d] = nisa.tensor_copy(
             nl.load(values_hbm[first + b, :, :, :]), engine=nisa.gpsimd_engine
         )
