@@ -16,7 +16,7 @@ UV_SETTINGS := UV_HTTP_CONNECT_TIMEOUT=5 UV_HTTP_RETRIES=0
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements.txt)
 HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+")[0] == "$(lastword $(subst ==, ,$(TORCH)))"
 
-.PHONY: browser fuzz generate test test-browser test-full test-pythons test-shuffled mutation lint calibrate setup torch clean
+.PHONY: browser fuzz generate test test-browser test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -38,6 +38,10 @@ browser:
 	    test "$$(id -u)" = 0 && command -v apt-get > /dev/null && $(APT) update && \
 	    DEBIAN_FRONTEND=noninteractive $(APT) install -y --no-install-recommends chromium > /dev/null \
 	    || echo "No browser, and none can be installed here: the page's tests are skipped."
+
+# Whether estimates of kernels and graphs are still those of docs/kernels.md: about a minute.
+test-speed: setup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m speed tests/benchmarks tests/test_documentation.py
 
 # Every shape that is supported, traced and verified: about an hour.
 test-full: setup

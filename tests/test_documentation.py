@@ -20,6 +20,7 @@ def test_generated_blocks_are_up_to_date(run_script):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.speed
 def test_figures_of_the_kernels_are_up_to_date(run_script):
     done = run_script("benchmarks/kernel_docs.py", "--check")
     assert done.returncode == 0, done.stdout + done.stderr

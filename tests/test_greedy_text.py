@@ -21,7 +21,9 @@ Output 1: 1. 1
 """
 
 
-@pytest.mark.parametrize("kernels", ["--enable-nki", "--no-enable-nki"])
+@pytest.mark.parametrize(
+    "kernels", ["--enable-nki", pytest.param("--no-enable-nki", marks=pytest.mark.full)]
+)
 def test_greedy_text_is_the_stored_one(
     kernels: str, run_script: Callable, embedded_model: Path, tmp_path: Path
 ) -> None:

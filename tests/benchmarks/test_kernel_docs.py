@@ -5,11 +5,14 @@ The kernels by themselves have an exact test (test_documentation.py).
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks import kernel_docs
 
 TIME = "estimate, ms"
 
 
+@pytest.mark.speed
 def test_no_graph_has_become_slower() -> None:
     """By more than 2 %, a prefill's and a decode step's of Llama-3.2-1B; nor faster unnoticed."""
     said = kernel_docs.column(kernel_docs.published("graphs"), TIME)
