@@ -1929,8 +1929,8 @@ class CacheTiles(NamedTuple):
                     )
 
     def values(self):
-        """Values [128, tiles, heads, D + 1] @ SBUF: VectorE puts ones behind. With GpSimdE, which keeps
-        VectorE from SBUF, one token over 128K keys takes 1.17 of the time."""
+        """Values [128, tiles, heads, D + 1] @ SBUF: VectorE puts ones behind. With GpSimdE,
+        which keeps VectorE from SBUF, one token over 128K keys takes 1.17 of the time."""
         values_hbm, d = self.runs_of(self.cache[1]), self.heads.head_dim
         shape = (P_MAX, self.tiles, self.count, d + 1)
         v_sb = nl.ndarray(shape, values_hbm.dtype)
