@@ -6,7 +6,9 @@ import io
 import json
 import os
 import pty
+import select
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -198,10 +200,12 @@ def test_at_a_terminal_ctrl_c_ends_an_answer_and_ctrl_d_the_chat(
     def until(text: bytes) -> bytes:
         shown = b""
         while text not in shown:
+            assert select.select([terminal], [], [], 120)[0], shown
             shown += os.read(terminal, 4096)
         return shown
 
     until(b"\n> ")
+    time.sleep(0.5)  # a signal between Python's prompt and its wait for input is seen with the line
     os.write(terminal, b"\x03")  # at the prompt it throws away what was typed
     until(b"Ctrl-D ends the chat.\r\n> ")
     os.write(terminal, b"tell me\n")
