@@ -187,6 +187,7 @@ def test_refusals(case: str, chat: Callable, tiny_model: Path, tmp_path: Path) -
     assert told in done.stderr.splitlines()[-1]
 
 
+@pytest.mark.full  # it may wait for ever where the answer ends before the signal comes
 def test_at_a_terminal_ctrl_c_ends_an_answer_and_ctrl_d_the_chat(
     chat_model: Path, tmp_path: Path
 ) -> None:
