@@ -11,6 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_cpu.core import NkiError
+from neuron_cpu.core.check.capacity import sbuf_high_water
+from neuron_cpu.core.time.schedule import schedule
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
 
@@ -156,21 +158,109 @@ def test_inputs_as_types_of_other_sizes(monkeypatch, eager):
     assert np.array_equal(narrow, x.view(np.uint8))
 
 
-def test_other_sizes_on_chip_are_left_out():
-    with pytest.raises(NotImplementedError, match="NkiTensor.view"):
-        seen(lambda x: x.view(nl.bfloat16), (2, 2), True)
+MEMORIES = {"sbuf": nl.sbuf, "psum": nl.psum, "hbm": nl.private_hbm, "output": nl.shared_hbm}
+UNSIGNED = {1: nl.uint8, 2: nl.uint16, 4: nl.uint32}
+
+
+@st.composite
+def retyped_writes(draw):
+    """A region of 4 x 24 bytes as elements of some size, and a value to fill it with."""
+    size = draw(st.sampled_from([1, 2, 4]))
+    first = draw(st.integers(0, 24 // size - 1))
+    stop = draw(st.integers(first + 1, 24 // size))
+    step = draw(st.integers(1, 3))
+    return size, slice(first, stop, step), draw(st.integers(0, (1 << 8 * size) - 1))
+
+
+@pytest.mark.parametrize("eager", ["0", "1"])
+@pytest.mark.parametrize("memory", MEMORIES)
+@given(st.sampled_from([1, 2, 4]), st.lists(retyped_writes(), min_size=1, max_size=6))
+@few
+def test_one_memory_as_types_of_several_sizes(memory, eager, own, writes):
+    """Fills through views of any size land where numpy's views put them."""
+
+    def kernel(x):
+        held = nl.ndarray((4, 24 // own), UNSIGNED[own], buffer=MEMORIES[memory])
+        start = nl.load(x)
+        copy = nisa.dma_copy if memory in ("hbm", "output") else nisa.tensor_copy
+        copy(held, start)
+        for size, where, value in writes:
+            part = held.view(UNSIGNED[size])[:, where]
+            tile = nl.ndarray(part.shape, UNSIGNED[size])
+            nisa.memset(tile, value)
+            copy(part, tile)
+        if memory == "output":
+            return held
+        out = nl.ndarray(held.shape, UNSIGNED[own], buffer=nl.shared_hbm)
+        back = nl.ndarray(held.shape, UNSIGNED[own])
+        copy(back, held)
+        nisa.dma_copy(out, back)
+        return out
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("NKI_CPU_EAGER", eager)
+        x = np.random.default_rng(3).integers(0, 256, (4, 24)).astype(np.uint8)
+        found = nki.jit(kernel)(x.view(f"u{own}"))
+    want = x.copy()
+    for size, where, value in writes:
+        want.view(f"u{size}")[:, where] = value
+    assert np.array_equal(found.view(np.uint8), want)
+
+
+def test_bits_of_other_sizes_are_followed(target):
+    """Undefined halves, results as views, waits, room: each through the type it was not made in."""
+
+    @nki.jit
+    def half(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        tile = nl.ndarray(x.shape, x.dtype)
+        nisa.memset(tile.view(nl.uint16)[:, ::2], 0)  # one half of each element
+        nisa.dma_copy(out, tile)
+        return out
+
+    with pytest.raises(NkiError, match="sim_undefined_data"):
+        half(elements((2, 4)))
+
+    @nki.jit
+    def chained(x, wide):
+        out = nl.ndarray((128, 512), nl.int32, buffer=nl.shared_hbm)
+        tile = nl.ndarray((128, 512), nl.int32)
+        nisa.dma_copy(tile.view(nl.uint8) if wide else tile, x.view(nl.uint8) if wide else x)
+        nisa.dma_copy(out, tile)
+        return out.view(nl.int16)
+
+    x = elements((128, 512))
+    assert np.array_equal(chained(x, True), x.view(np.int16))
+    plain, wide = (schedule(chained.trace(x, w)).total for w in (False, True))
+    assert wide == pytest.approx(plain, rel=0.02)
+    program = chained.trace(x, True)
+    assert sbuf_high_water(program) == 4 * 512
+
+    @nki.jit
+    def written(x):
+        nl.store(x.view(nl.uint8), nl.zeros((2, 8), nl.uint8))
+        return x
+
+    held = elements((2, 2))
+    assert not written(held).any() and not held.any()  # updated in place
     with pytest.raises(NkiError, match="sim_view_dtype"):
-        seen(lambda x: x[:, 1:2].view(nl.int8).view(nl.int8), (2, 3), False)
+        seen(lambda x: x[:, 1:3].view(nl.int16).view(nl.int8)[:, 1:5].view(nl.int32), (2, 3), True)
+    with pytest.raises(NkiError, match="sim_view_dtype"):
         seen(lambda x: x.permute((1, 0)).view(nl.int8), (2, 3), False)
 
     @nki.jit
-    def kernel(x):
-        nl.load(x.view(nl.uint8))
-        nl.store(x, nl.zeros((2, 2), nl.int32))
-        return x
+    def pattern(x, i):
+        out = nl.ndarray((4, 2), nl.int16, buffer=nl.shared_hbm)
+        tile, at = nl.load(x), tile_of(i)
+        picked = nl.ndarray((4, 2), nl.int16)
+        part = tile.ap([[12, 4], [1, 2]], scalar_offset=at, indirect_dim=1, dtype=nl.int16)
+        nisa.tensor_copy(picked, part)
+        nisa.dma_copy(out, picked)
+        return out
 
-    with pytest.raises(NotImplementedError, match="NkiTensor.view"):
-        kernel(elements((2, 2)))
+    x = elements((4, 6))
+    found = pattern(x, scalar(7))
+    assert np.array_equal(found, x.view(np.int16)[:, 7:9])
 
 
 # --- offsets that are known when the kernel runs --------------------------------------------------

@@ -102,7 +102,7 @@ def live_spans(program: Program) -> Spans:
         for view in (*instruction.dst, *instruction.src):
             if view.on_chip:
                 for number in view.blocks():
-                    block = view.storage, number
+                    block = view.storage.memory, number
                     first.setdefault(block, entry)
                     last[block] = entry
     _note_loops(extents, before, len(program.instructions) - 1)

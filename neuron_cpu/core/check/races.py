@@ -80,7 +80,7 @@ def _groups(program: Program) -> Iterable[_Group]:
     # A race needs a write, and a tensor that is older than the iteration it is written in: tiles of
     # one iteration, most of all, drop out here.
     written = {
-        view.storage
+        view.storage.memory
         for instruction in program.instructions
         for view in instruction.dst
         if view.storage.frame is not instruction.frame
@@ -131,21 +131,29 @@ def _accesses(instruction: Instruction, written: set[Storage]) -> Iterable[_Acce
     updated = None
     found = []
     for view in instruction.dst:
-        storage = view.storage
+        storage = view.storage.memory
         if storage not in written or storage.frame is frame or view.indirect is not None:
             continue
         # The operand that is accumulated into belongs to the write: it is no read of its own.
         kind, own = _kind(instruction, view)
         updated = own if own is not None else updated
-        found.append(_Access(instruction, view, kind, mask))
+        found.append(_access(instruction, view, kind, mask))
     for view in instruction.src:
         touched = mask
         if view.indirect is not None:  # the rows are data; the index tile itself is read whole
             view, touched = view.indirect[0], None
-        storage = view.storage
+        storage = view.storage.memory
         if storage in written and storage.frame is not frame and view is not updated:
-            found.append(_Access(instruction, view, "read", touched))
+            found.append(_access(instruction, view, "read", touched))
     return found
+
+
+def _access(instruction: Instruction, view: View, kind: str, mask: Any) -> _Access:
+    """In the elements that all types of the view's memory share."""
+    common = view.grounded()
+    if common is not view and mask is not None:
+        mask = np.broadcast_to(mask[..., None], common.shape)
+    return _Access(instruction, common, kind, mask)
 
 
 def _kind(instruction: Instruction, dst: View) -> tuple[str, View | None]:

@@ -24,6 +24,7 @@ from ..instructions.vector import ReduceAttrs
 from ..program.placement import overlapping
 from ..program.program import Instruction, Program
 from ..program.regions import box_text, covers_storage, elements, place, window
+from ..program.retyping import grounds
 from ..program.storage import Storage
 from ..program.view import View
 
@@ -41,7 +42,7 @@ def check_values(program: Program) -> None:
     stored = walk.run()
     if stored is not None:
         raise _Walk(program, codes=True).blame(stored)
-    for output in dict.fromkeys(program.outputs):
+    for output in grounds(program.outputs):
         state = walk.state[output.id] if output.id in walk.state else walk.fresh(output)
         if state is not None and state.all():
             raise refuse(
@@ -82,7 +83,8 @@ class _Walk:
         self.sharing = overlapping(program) if program.direct_allocation else {}
         self.overwriter: dict[int, Instruction] = {}
         total = 1  # code 0 means defined
-        for storage in program.storages:
+        self.memories = grounds(program.storages)
+        for storage in self.memories:
             self.base[storage.id] = total
             total += storage.size
             if storage.role in ("input", "const"):
@@ -100,7 +102,7 @@ class _Walk:
             if attrs.accumulate:
                 used += instruction.dst
             for view in used:
-                at = view.storage.id
+                at = (view.storage.ground or view.storage).id
                 if at not in state or view.indirect is not None:
                     dirty = True
                 elif state[at] is not None:
@@ -129,6 +131,10 @@ class _Walk:
 
     def read(self, view: View) -> Map | None:
         """What is undefined in ``view`` ([shape] map), or None."""
+        common = view.grounded()
+        if common is not view:  # an element is undefined where one of its parts is
+            found = self.read(common)
+            return None if found is None else found.max(axis=-1)
         at = view.storage.id
         if view.indirect is not None:
             return self._read_rows(view)
@@ -166,6 +172,7 @@ class _Walk:
     # --- writing ----------------------------------------------------------------------------------
     def _define(self, view: View, mask: Any) -> None:
         """Everything that an instruction writes into ``view`` is defined."""
+        view, mask = _grounded(view, mask)
         storage = view.storage
         at = storage.id
         if view.indirect is not None:
@@ -237,6 +244,9 @@ class _Walk:
         return False
 
     def _write(self, view: View, found: Map, mask: Any) -> None:
+        common, mask = _grounded(view, mask)
+        if common is not view:
+            view, found = common, np.broadcast_to(found[..., None], common.shape)
         at = view.storage.id
         flat = self.state.get(at)
         if flat is None:  # defined until now, or never written
@@ -258,7 +268,7 @@ class _Walk:
         Only with direct allocation. The lost elements become fresh again, as if never written, so
         that the walk finds a later read of them like any other undefined data.
         """
-        for view in instruction.dst:
+        for view in [v.grounded() for v in instruction.dst]:
             for tile, other in self.sharing.get(view.storage.id, ()):
                 lost, at = other.hit_by(tile, view), other.storage.id
                 if lost is None or at not in self.state:
@@ -319,8 +329,8 @@ class _Walk:
         )
 
     def _owner(self, code: int) -> Storage:
-        found = self.program.storages[0]
-        for storage in self.program.storages:
+        found = self.memories[0]
+        for storage in self.memories:
             if self.base[storage.id] <= code:
                 found = storage
         return found
@@ -330,9 +340,17 @@ class _Walk:
         if storage.source is not None:
             return str(storage.source)
         for instruction in self.program.instructions:
-            if any(v.storage is storage for v in (*instruction.dst, *instruction.src)):
+            if any(v.storage.memory is storage for v in (*instruction.dst, *instruction.src)):
                 return str(instruction.source)
         return "an unknown line"
+
+
+def _grounded(view: View, mask: Any) -> tuple[View, Any]:
+    """A view and its mask in the common elements of its memory."""
+    common = view.grounded()
+    if common is not view and mask is not None:
+        mask = np.broadcast_to(mask[..., None], common.shape)
+    return common, mask
 
 
 # --- how undefined elements spread ----------------------------------------------------------------

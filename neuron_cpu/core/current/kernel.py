@@ -123,7 +123,7 @@ class Kernel(calling.Kernel):
         tracer.frame = None
         for storage in program.storages:  # a core's own tiles outlive its phases
             if storage.frame is not None and storage.frame.loop.kind == "grid":
-                storage.frame = None
+                storage.frame = storage.memory.frame = None
         return results[0]
 
     def _check(self, program: Program) -> None:
@@ -159,7 +159,9 @@ class Kernel(calling.Kernel):
 
 
 def _rounded(storage: Storage, wide: torch.Tensor) -> torch.Tensor:
-    """What a storage keeps of fp32 values."""
+    """What a storage keeps of fp32 values; bits of several types are kept as they are."""
+    if storage.ground is not None:
+        return wide
     return dtypes.encode(wide, storage.dtype) if storage.dtype.is_float else wide
 
 
@@ -253,12 +255,7 @@ def _collect(program: Program, result: Any) -> None:
         NkiError: nothing is returned, or something that is not in shared HBM or no whole tensor.
     """
     written = {v.storage for i in program.instructions for v in i.dst}
-    for _, base in program.aliases:
-        if base in written:
-            raise NotImplementedError(
-                f"NkiTensor.view of {base.label()} as a type of another size: simulated for inputs "
-                "that the kernel does not write"
-            )
+    written |= {base for alias, base in program.aliases if alias in written}
     leaves = _leaves(result)
     if not leaves:
         raise refuse(

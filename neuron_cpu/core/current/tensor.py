@@ -17,7 +17,7 @@ from ..device.dtypes import DType
 from ..device.errors import refuse, warn
 from ..program import trace
 from ..program.index import is_integer
-from ..program.storage import Storage
+from ..program.retyping import retyped
 from ..program.view import View, contiguous, intern
 from . import types
 from .registers import VirtualRegister
@@ -305,33 +305,28 @@ class NkiTensor(View):
         return self.reshape(split).permute([names.index(n) for n in flat]).reshape(merged)
 
     def view(self, dtype: Any) -> NkiTensor:
-        """The same bits as another type: the last axis grows or shrinks with the type's size.
-
-        Types of other sizes are simulated for kernel inputs that the kernel does not write.
-        """
+        """The same bits as another type: the last axis grows or shrinks with the type's size."""
         dt = types.element_type(dtype)
         return self.bitcast(dt) if dt.itemsize == self.dt.itemsize else self._as_other_size(dt)
 
     def _as_other_size(self, dt: DType) -> NkiTensor:
         old, new = self.dt.itemsize, dt.itemsize
-        storage = self.storage
-        if storage.role != "input" or self.dt.itemsize != storage.dtype.itemsize:
-            raise NotImplementedError(
-                f"NkiTensor.view of {self.label()} as {dt}: types of other sizes are simulated for "
-                "kernel inputs only"
-            )
         counts = [self.shape[-1], self.offset, *self.strides[:-1]]
-        whole = all(n * old % new == 0 for n in counts) and storage.size * old % new == 0
-        if self.strides[-1] != 1 or not whole or self.indirect is not None:
+        whole = all(n * old % new == 0 for n in counts) and self.storage.size * old % new == 0
+        if (
+            (self.strides[-1] != 1 and self.shape[-1] != 1)
+            or not whole
+            or self.indirect is not None
+        ):
             raise refuse(
                 "sim_view_dtype",
                 f"view of {self.label()} as {dt}, expected a contiguous last axis of whole "
                 f"elements of {new} bytes",
             )
         width, offset, *strides = (n * old // new for n in counts)
-        alias = _alias(storage, dt)
+        same = retyped(self.storage, dt)
         shape = (*self.shape[:-1], width)
-        return type(self)(alias, offset, intern(shape), intern((*strides, 1)))
+        return type(self)(same, offset, intern(shape), intern((*strides, 1)), dt)
 
     reinterpret_cast = view
 
@@ -355,14 +350,12 @@ class NkiTensor(View):
         # Indices count along the tensor's own axes, or those that a reshape has given all of it.
         base = self.shape if self.is_full() else storage.shape
         if dtype is not None and types.element_type(dtype).itemsize != self.dt.itemsize:
-            if storage.role != "input" or (scalar_offset, vector_offset) != (None, None):
-                raise NotImplementedError(
-                    f"NkiTensor.ap of {self.label()} with dtype={dtype}: types of other sizes are "
-                    "simulated for kernel inputs at fixed offsets"
-                )
             dt = types.element_type(dtype)
-            own = self.offset * self.dt.itemsize // dt.itemsize if offset is None else offset
-            return type(self).whole(_alias(storage, dt)).ap(pattern, own)
+            split = self.is_full() and self.shape[-1] * self.dt.itemsize % dt.itemsize == 0
+            other = self.view(dt) if split else type(self).whole(retyped(storage, dt))
+            if offset is None:
+                offset = _in_elements(self, dt)
+            return other.ap(pattern, offset, scalar_offset, vector_offset, indirect_dim)
         shape = tuple(int(count) for _, count in pattern)
         strides = tuple(int(stride) for stride, _ in pattern)
         if offset is not None and self.offset and int(offset) != self.offset:
@@ -519,22 +512,6 @@ class NkiTensor(View):
     __hash__ = object.__hash__
 
 
-def _alias(storage: Storage, dt: DType) -> Storage:
-    """The storage that reads a kernel input as another type; one for each type."""
-    tracer = trace.current("NkiTensor.view")
-    aliases = tracer.program.aliases
-    for alias, base in aliases:
-        if base is storage and alias.dtype is dt:
-            return alias
-    size = storage.size * storage.dtype.itemsize // dt.itemsize
-    made = tracer.storage((size,), dt, storage.buffer, "input", storage.name)
-    made.frame = None
-    aliases.append((made, storage))
-    if tracer.machine is not None:
-        tracer.machine.alias(made, storage)
-    return made
-
-
 def _one_for_each_axis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
     """One subscript for each axis: an ellipsis, or what is missing at the end, stands for ':'."""
     ndim = view.ndim
@@ -562,6 +539,18 @@ def _filled(shape: Sequence[int], size: int, view: View) -> list[int]:
             f"shape {tuple(shape)} for {size} elements of {view.label()}, expected as many",
         )
     return sizes
+
+
+def _in_elements(view: View, dt: DType) -> int:
+    """The offset of a view in elements of another size."""
+    count, rest = divmod(view.offset * view.dt.itemsize, dt.itemsize)
+    if rest:
+        raise refuse(
+            "sim_view_dtype",
+            f"ap of {view.label()} with dtype={dt}, expected a part that begins at a whole element "
+            f"of {dt.itemsize} bytes; name offset=",
+        )
+    return count
 
 
 def _known(offset: Any) -> int:

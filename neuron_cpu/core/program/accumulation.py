@@ -13,6 +13,8 @@ from ..device.errors import refuse
 from .regions import window
 from .view import View
 
+WHOLE: tuple = ("whole",)
+
 
 class Groups:
     """The accumulation groups of one PSUM tile: regions, or a map of elements.
@@ -35,6 +37,14 @@ class Groups:
         self.flat: np.ndarray | None = None
         self.others: np.ndarray | None = None
 
+    def refine(self, parts: int) -> None:
+        """Count every element as several: the memory is read as a narrower type, too."""
+        self.size *= parts
+        self.flat = None if self.flat is None else self.flat.repeat(parts)
+        self.others = None if self.others is None else self.others.repeat(parts)
+        if self.keys:  # regions are named otherwise now; without a map they are all of the tile
+            self.keys = {WHOLE}
+
     def before_read(self, view: View) -> None:
         """Note that an instruction reads ``view``."""
         if not self.needs_zeros and not self._covers(view):
@@ -42,6 +52,7 @@ class Groups:
 
     def begin(self, view: View) -> bool:
         """Note that a matmul accumulates into ``view``; True when it is the first to do so."""
+        view = view.grounded()
         if self._covers(view):
             return False
         if not self._add(view):
@@ -59,6 +70,7 @@ class Groups:
         Over zeros it has to respect the groups, as a matmul would; a tile without initial value,
         which the kernel has placed itself, may be written anywhere.
         """
+        view = view.grounded()
         self.only_zeros &= by_matmul or zeros
         if not by_matmul and self.others is None:
             self.others = np.zeros(self.size, bool)
@@ -73,17 +85,19 @@ class Groups:
 
     def holds_other(self, view: View) -> bool:
         """True where something else than a matmul wrote an element of the region."""
-        return self.others is not None and bool(window(self.others, view).any())
+        return self.others is not None and bool(window(self.others, view.grounded()).any())
 
     def missing(self, view: View) -> np.ndarray | None:
         """Which elements no product has begun, where they are some but not all; None otherwise."""
         if self._covers(view) or not self.keys:
             return None
         assert self.flat is not None
-        begun = window(self.flat, view)
+        parts = window(self.flat, view.grounded()).reshape((*view.shape, -1))
+        begun: np.ndarray = parts.max(axis=-1)
         return ~begun if begun.any() else None
 
     def _covers(self, view: View) -> bool:
+        view = view.grounded()
         if view.key() in self.keys:
             return True
         if self.flat is not None:

@@ -75,7 +75,8 @@ class Tile:
 def overlapping(program: Program) -> dict[int, list[tuple[Tile, Tile]]]:
     """Pairs of tiles that share memory, by the id of the first one's storage."""
     # All pairs: kernels place tens of tiles, and few share memory.
-    placed = [t for s in program.storages for t in s.address or ()]
+    memories = {s.memory.id: s.memory for s in program.storages}
+    placed = [t for s in memories.values() for t in s.address or ()]
     found: dict[int, list[tuple[Tile, Tile]]] = {}
     for a, b in itertools.permutations(placed, 2):
         if a.overlaps(b):

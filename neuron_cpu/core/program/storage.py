@@ -102,6 +102,8 @@ class Storage:
         data: contents of a constant.
         address: explicit placement, from direct allocation.
         mutable: kernel input that the kernel may write and must return.
+        ground: where the kernel reads these bytes as types of several sizes, the same memory in
+            elements that all of them are multiples of (``View.grounded``).
     """
 
     __slots__ = (
@@ -112,6 +114,7 @@ class Storage:
         "dtype",
         "followers",
         "frame",
+        "ground",
         "groups",
         "id",
         "initial",
@@ -149,6 +152,12 @@ class Storage:
         self.data: np.ndarray | None = None
         self.address: Any = None
         self.mutable = False
+        self.ground: Storage | None = None
+
+    @property
+    def memory(self) -> Storage:
+        """What stands for these bytes wherever accesses are compared."""
+        return self.ground or self
 
     @property
     def on_chip(self) -> bool:

@@ -304,6 +304,23 @@ class View:
             self.indirect,
         )
 
+    def grounded(self) -> View:
+        """The same bytes in the elements that all types of this memory are multiples of.
+
+        Where the memory has one element size that is the view itself, else one with a further axis,
+        the parts of an element.
+        """
+        ground = self.storage.ground
+        if ground is None:
+            return self
+        parts = self.dt.itemsize // ground.dtype.itemsize
+        indirect = self.indirect
+        if indirect is not None:
+            indirect = (indirect[0], indirect[1] * parts, *indirect[2:])
+        shape = intern((*self.shape, parts))
+        strides = intern((*(s * parts for s in self.strides), 1))
+        return View(ground, self.offset * parts, shape, strides, indirect=indirect)
+
     def slice_box(self: V, box: tuple[slice, ...]) -> V:
         """Sub-view by one slice of step 1 per axis, as masks cut operands."""
         # Strides stay: a box begins elsewhere and has fewer elements, nothing else changes.

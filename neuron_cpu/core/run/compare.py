@@ -87,7 +87,7 @@ def first_nonfinite(program: Program, inputs: list[torch.Tensor]) -> str:
     for number, op in enumerate(plan.ops):
         plan.step(number)
         for ref in op.dst:
-            floating = ref.indirect is None and plan.arena.dtype(ref.dt).is_float
+            floating = ref.indirect is None and plan.arena.kept(ref).is_float
             if floating and not bool(_values(plan.arena, ref).isfinite().all()):
                 i = op.instruction
                 place = i.source or "unknown line"
@@ -153,7 +153,7 @@ def _first(ref: Ref, op: Op) -> Ref:
 
 
 def _values(arena: Arena, ref: Ref) -> torch.Tensor:
-    return widen(arena.view(ref), arena.dtype(ref.dt), False)
+    return widen(arena.view(ref), arena.kept(ref), False)
 
 
 def _difference(

@@ -28,7 +28,7 @@ class Machine:
         self.arena.bind(self._memory(storage), values)
 
     def alias(self, storage: Storage, base: Storage) -> None:
-        """Let a storage read a kernel input as another type."""
+        """Let a storage read the memory of another one as another type."""
         self.arena.bind(self._memory(storage), reinterpreted(self.memory(base), storage))
 
     def memory(self, storage: Storage) -> torch.Tensor:
@@ -46,4 +46,4 @@ class Machine:
         raw = self.arena.view(ref)
         if view.dt.is_int:
             return raw.numpy().copy()
-        return widen(raw, self.arena.dtype(view.dt), False).numpy().copy()
+        return widen(raw, self.arena.kept(ref), False).numpy().copy()

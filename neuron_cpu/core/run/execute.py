@@ -19,6 +19,7 @@ from ..device.dtypes import DType
 from ..device.errors import executing
 from ..program.program import Program
 from ..program.regions import place
+from ..program.storage import Storage
 from . import merge
 from .memory import Arena, allocate, gather_index, put, reader, reinterpreted, rows_inside, widen
 from .merge import Op, Ref
@@ -92,7 +93,7 @@ def make_step(op: Op, arena: Arena) -> Step:
         return _scatter_step(op, arena, inputs, raw, bits)
     # Everything above is decided once; what follows runs at every call, so one result, the usual
     # case, has a function without a loop.
-    outs = [(arena.view(r), arena.dtype(r.dt)) for r in op.dst]
+    outs = [(arena.view(r), arena.kept(r)) for r in op.dst]
     if len(outs) == 1:
         out, dt = outs[0]
         if raw and keep is None:
@@ -129,7 +130,7 @@ def _scatter_step(op: Op, arena: Arena, inputs: list, raw: bool, bits: bool) -> 
     """Indirect stores, and read-modify-write in HBM (duplicate rows add up)."""
     ref, attrs, compute = op.dst[0], op.attrs, op.instruction.op.compute
     assert compute is not None  # products accumulate in PSUM
-    dt = arena.dtype(ref.dt)
+    dt = arena.kept(ref)
     assert attrs.mask is None  # a transfer by data is recorded once for each box of its mask
 
     def scatter() -> None:
@@ -151,7 +152,7 @@ def _skipping_step(op: Op, arena: Arena) -> Step:
     """A transfer whose rows out of bounds are left as they are: elements are moved one by one."""
     attrs, compute = op.attrs, op.instruction.op.compute
     assert compute is not None
-    target, dt = op.dst[0], arena.dtype(op.dst[0].dt)
+    target, dt = op.dst[0], arena.kept(op.dst[0])
     raw = attrs.raw and not arena.shadow
 
     def step() -> None:
@@ -160,7 +161,7 @@ def _skipping_step(op: Op, arena: Arena) -> Step:
         for ref in op.src:
             at, inside = gather_index(ref, arena, skip=True), rows_inside(ref, arena)
             values = arena.of(ref.memory)[at]
-            inputs.append(values if raw else widen(values, arena.dtype(ref.dt), False))
+            inputs.append(values if raw else widen(values, arena.kept(ref), False))
             keep &= inside.expand(ref.shape).reshape(target.shape)
         keep &= rows_inside(target, arena).expand(target.shape)
         values = compute(attrs, inputs).expand(target.shape)
@@ -232,6 +233,7 @@ class Plan:
         The blocks of a kernel then use the same few pages again and again: fresh ones cost more
         than the arithmetic on them.
         """
+        self._share_types()
         last: dict[int, int] = {}
         for at, op in enumerate(self.ops):
             for ref in op.refs():
@@ -254,6 +256,21 @@ class Plan:
                 ends.setdefault(last[id(memory)], []).append((dt, block))
             for dt, block in ends.pop(at, ()):
                 free.setdefault(dt.torch, []).append(block)
+
+    def _share_types(self) -> None:
+        """Tiles that the kernel reads as types of several sizes have one block of memory."""
+        memories = {r.memory.storage: r.memory for op in self.ops for r in op.refs()}
+        blocks: dict[int, torch.Tensor] = {}
+        for alias, base in self.program.aliases:
+            if base.role != "local":
+                continue
+            if base.id not in blocks:
+                blocks[base.id] = allocate(base.size, base.dtype)
+                if base in memories:
+                    self.arena.flat[id(memories[base])] = blocks[base.id]
+            if alias in memories:
+                same = reinterpreted(blocks[base.id], alias)
+                self.arena.flat[id(memories[alias])] = same
 
     def run(self, inputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Outputs of the kernel for ``inputs`` (contiguous, in the order of ``program.inputs``).
@@ -279,20 +296,32 @@ class Plan:
                     values = self.arena.of(memory).reshape(storage.shape)
             if storage.mutable:
                 results[storage.id] = values
-        hosts = dict(zip(self.program.inputs, inputs))
-        for alias, storage in self.program.aliases:
-            memory = self.external.get(alias.id)
-            if memory is not None:
-                self.arena.bind(memory, reinterpreted(hosts[storage], alias))
-        for storage in self.program.outputs:
-            if storage.id in results:
+        others = {alias: base for alias, base in self.program.aliases if base.role != "local"}
+        made = [others.get(s, s) for s in self.program.outputs]
+        made += [base for base in others.values() if base.role == "output"]
+        for storage in made:
+            if storage.id in results or storage.role == "input":
                 continue
-            made = allocate(storage.size, self.arena.dtype(storage.dtype)).reshape(storage.shape)
-            results[storage.id] = made
+            own = self.arena.dtype(storage.dtype) if storage.ground is None else storage.dtype
+            results[storage.id] = allocate(storage.size, own).reshape(storage.shape)
             memory = self.external.get(storage.id)
             if memory is not None:
-                self.arena.flat[id(memory)] = made.reshape(-1)
+                self.arena.flat[id(memory)] = results[storage.id].reshape(-1)
+        hosts = dict(zip(self.program.inputs, inputs))
+        for alias, base in others.items():
+            if base.data is None:
+                self._bind_type(alias, hosts[base] if base in hosts else results[base.id], results)
         return results
+
+    def _bind_type(
+        self, alias: Storage, values: torch.Tensor, results: dict[int, torch.Tensor]
+    ) -> None:
+        """The caller's memory, or an output's, as another type."""
+        same = reinterpreted(values, alias)
+        results[alias.id] = same.reshape(alias.shape)
+        memory = self.external.get(alias.id)
+        if memory is not None:
+            self.arena.bind(memory, same)
 
     def step(self, number: int) -> None:
         """Execute one operation."""

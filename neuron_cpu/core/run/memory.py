@@ -66,10 +66,15 @@ class Arena:
         """What elements of type ``dt`` are kept in."""
         return FLOAT32 if self.shadow and dt.is_float else dt
 
+    def kept(self, ref: Ref) -> DType:
+        """What the elements of ``ref`` are kept in; those of several types stay as they are."""
+        return ref.dt if ref.memory.storage.ground is not None else self.dtype(ref.dt)
+
     def bind(self, memory: Memory, values: torch.Tensor) -> None:
         """Use ``values`` (contiguous) as the memory."""
-        if self.shadow and memory.storage.dtype.is_float:
-            values = dtypes.decode(values, memory.storage.dtype)
+        storage = memory.storage
+        if self.shadow and storage.dtype.is_float and storage.ground is None:
+            values = dtypes.decode(values, storage.dtype)
         elif values.dtype is torch.float8_e4m3fn:
             values = values.view(torch.uint8)  # as it is kept: a copy moves bytes
         self.flat[id(memory)] = values.reshape(-1)
@@ -82,14 +87,15 @@ class Arena:
             if storage.data is not None:
                 self.bind(memory, constant(storage))
                 return self.flat[id(memory)]
-            found = allocate(memory.size, self.dtype(storage.dtype))
+            own = storage.dtype if storage.ground is not None else self.dtype(storage.dtype)
+            found = allocate(memory.size, own)
             self.flat[id(memory)] = found
         return found
 
     def view(self, ref: Ref) -> torch.Tensor:
         """The stored elements of ``ref``."""
         flat = self.of(ref.memory)
-        wanted = self.dtype(ref.dt).torch
+        wanted = self.kept(ref).torch
         if ref.dt is not ref.memory.storage.dtype and flat.dtype is not wanted:
             flat = flat.view(wanted)
         # as_strided counts from the start of the allocation, not of a bound view
@@ -188,7 +194,7 @@ def _rows(ref: Ref, arena: Arena, skip: bool) -> torch.Tensor:
 
 def reader(ref: Ref, arena: Arena, values: bool, bits: bool) -> Callable[[], torch.Tensor]:
     """A function that gives the operand: widened ``values``, or stored elements."""
-    dt = arena.dtype(ref.dt)
+    dt = arena.kept(ref)
     if ref.indirect is not None:
 
         def gather() -> torch.Tensor:

@@ -500,12 +500,24 @@ def _compose(ref: Ref, source: Ref, axes: list[Axis]) -> Ref | None:
 
 def lower(program: Program, merge: bool = True) -> list[Op]:
     """The Ops that compute ``program``: merged, or one per instruction."""
+    merge = merge and not _mixes_types(program)
     lowering = Lowering(merge)
     ops = lowering.lower(program.instructions)
     for op in ops:  # memories joined after an Op was built
         op.dst = tuple(_resolve(r, lowering) for r in op.dst)
         op.src = tuple(_resolve(r, lowering) for r in op.src)
     return elide_loads(ops) if merge else ops
+
+
+def _mixes_types(program: Program) -> bool:
+    """Whether a memory that is written is read as types of several sizes: then every instruction
+    stands for itself."""
+    mixed = {base for _, base in program.aliases}
+    fixed = ("input", "const")
+    if all(base.role in fixed for base in mixed):
+        grounds = {base.ground for base in mixed}
+        return any(v.storage.ground in grounds for i in program for v in i.dst if v.storage.ground)
+    return True
 
 
 def _resolve(ref: Ref, lowering: Lowering) -> Ref:

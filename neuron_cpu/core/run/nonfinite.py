@@ -70,7 +70,7 @@ class _Traces:
             raw = arena.of(ref.memory)[gather_index(ref, arena)]
         else:
             raw = arena.view(ref)
-        return widen(raw, arena.dtype(ref.dt), False)
+        return widen(raw, arena.kept(ref), False)
 
     def _origin(self, ref: Ref) -> int:
         """The first origin among an operand's elements."""

@@ -83,7 +83,7 @@ class _Operand:
 
     def __init__(self, arena: Arena, ref: Ref, batch: int, k: int, slot: int) -> None:
         self.view = arena.view(ref)
-        self.dt, self.arena, self.slot = arena.dtype(ref.dt), arena, slot
+        self.dt, self.arena, self.slot = arena.kept(ref), arena, slot
         self.lead = self.view.shape[:batch]
         self.depth = math.prod(self.view.shape[batch : batch + k])
         self.fixed = all(self.view.stride(a) == 0 for a in range(batch) if self.lead[a] > 1)
@@ -147,7 +147,7 @@ def _row_by_row(op: Op, product: _Product, arena: Arena, out: torch.Tensor) -> S
     adds: sums over the other contracted axes, of results of 128 elements. None for other products.
     """
     left, right, b = op.src[0], op.src[1], op.batch
-    dt = arena.dtype(left.dt)
+    dt = arena.kept(left)
     if dt is FLOAT32 or dt not in DIRECT or len(left.shape) != b + 2 or left.strides[-1] != 1:
         return None
     if product.n or math.prod(right.shape[b + 1 :]) > 1:
@@ -164,7 +164,7 @@ def _row_by_row(op: Op, product: _Product, arena: Arena, out: torch.Tensor) -> S
     summed = [at for at, axis in enumerate(between) if axis in product.k]
     kept = [axis for axis in between if axis not in product.k]
     order = [*(kept.index(axis) for axis in (*product.batch, *product.m)), len(kept)]
-    adds, moving_dt = op.attrs.accumulate, arena.dtype(right.dt)
+    adds, moving_dt = op.attrs.accumulate, arena.kept(right)
 
     def run() -> None:
         x = widen(moving, moving_dt, False).reshape(steps, 1, count)

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..device.spec import Engine
 from ..program.program import Instruction, Program
+from ..program.retyping import grounds
 from ..program.storage import Storage
 from ..program.view import View, contiguous
 
@@ -277,12 +278,12 @@ def _tracked_storages(program: Program) -> dict[int, _Tracked | _Blocks]:
             if view.storage.paxis and view.indirect is None and _parts_of_blocks(view):
                 across.add(view.storage.id)
         if instruction.op.engine is Engine.DMA:
-            read.update(v.storage.id for v in instruction.src)
-            written.update(v.storage.id for v in instruction.dst)
+            read.update(v.storage.memory.id for v in instruction.src)
+            written.update(v.storage.memory.id for v in instruction.dst)
     both = read & written
     placed = {"sbuf": _Placed(), "psum": _Placed()}
     tracked: dict[int, _Tracked | _Blocks] = {}
-    for storage in program.storages:
+    for storage in grounds(program.storages):
         if storage.address is not None:
             tracked[storage.id] = placed[storage.buffer]
         elif storage.paxis and storage.id not in across:
@@ -379,11 +380,14 @@ def dependences(program: Program) -> Dependences:
     tracked = _tracked_storages(program)
     # First all regions: how they lie to each other is found out once, then edges are look-ups.
     accesses = []
+    mixed = any(storage.ground is not None for storage in program.storages)
     for instruction in program.instructions:
         sources: Sequence[View] = instruction.src
         targets: Sequence[View] = instruction.dst
+        if mixed:
+            sources, targets = [v.grounded() for v in sources], [v.grounded() for v in targets]
         if any(v.indirect is not None for v in (*sources, *targets)):
-            sources = [_whole(v) for v in reads_of(instruction)]
+            sources = [_whole(v.grounded()) for v in reads_of(instruction)]
             targets = [_whole(v) for v in targets]
         accesses.append((_regions(tracked, sources), _regions(tracked, targets)))
     for state in set(tracked.values()):

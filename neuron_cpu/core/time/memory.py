@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 from ..device.spec import CORE
 from ..program.program import Program
+from ..program.retyping import grounds
 from ..program.storage import Storage
 
 
@@ -122,14 +123,14 @@ class Memory:
         # for whom waits are dependences through addresses
         known: dict[int, dict[int, int]] = {
             storage.id: {}
-            for storage in program.storages
+            for storage in grounds(program.storages)
             if storage.on_chip and storage.address is None
         }
         for at, instruction in enumerate(program.instructions):
             # Everybody who writes waits for the grant; a reader waits for a writer anyway.
             mine: dict[int, bool] = {}  # the tiles that it accesses, and whether it writes them
             for written, view in instruction.accesses():
-                tiles = known.get(view.storage.id)
+                tiles = known.get(view.storage.memory.id)
                 if tiles is None:
                     continue
                 for block in view.blocks():

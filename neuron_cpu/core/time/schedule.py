@@ -147,7 +147,7 @@ def _occupancy(schedule: Schedule, buffer: str) -> list[tuple[float, int]]:
     for at, instruction in enumerate(schedule.program.instructions):
         begin, end = schedule.start[at], schedule.end[at]
         for view in (*instruction.src, *instruction.dst):
-            storage = view.storage
+            storage = view.storage.memory
             if storage.buffer != buffer:
                 continue
             if storage.address is not None:

@@ -126,8 +126,8 @@ def _unwritten_hbm(instructions: list[Instruction]) -> set[int]:
     written: set[int] = set()
     for instruction in instructions:
         if instruction.op.engine is Engine.DMA:
-            read.update(v.storage.id for v in instruction.src if not v.storage.on_chip)
-            written.update(v.storage.id for v in instruction.dst)
+            read.update(v.storage.memory.id for v in instruction.src if not v.storage.on_chip)
+            written.update(v.storage.memory.id for v in instruction.dst)
     return read - written
 
 
@@ -138,7 +138,7 @@ def _shareable(instruction: Instruction, pure: set[int], steady: set[int]) -> bo
         return False
     for view in instruction.src:
         known = pure if view.storage.on_chip else steady
-        if view.storage.id not in known or view.indirect is not None:
+        if view.storage.memory.id not in known or view.indirect is not None:
             return False
     return True
 

@@ -63,4 +63,4 @@ def with_views(
 
 def automatic(storage: Storage) -> bool:
     """Whether the compiler chose, and may change, the place of an on-chip storage."""
-    return storage.on_chip and storage.address is None
+    return storage.on_chip and storage.address is None and storage.ground is None
