@@ -21,6 +21,7 @@ from ..program.program import Program
 from ..program.regions import place
 from ..program.storage import Storage
 from . import merge
+from .instances import instance_rows
 from .memory import Arena, allocate, gather_index, put, reader, reinterpreted, rows_inside, widen
 from .merge import Op, Ref
 from .products import Step, matmul_step
@@ -200,7 +201,9 @@ class Plan:
         # Steps that touch the caller's memory are made anew in every call: it moves.
         self.program = program
         self.arena = Arena(shadow)
-        self.ops = merge.lower(program, merge_loops)
+        # Instances that choose rows by data are watched one by one.
+        self.rows = instance_rows(program)
+        self.ops = merge.lower(program, merge_loops and self.rows is None)
         self.steps: list[Step | None] = []
         self.external: dict[int, merge.Memory] = {}
         for op in self.ops:
@@ -288,6 +291,8 @@ class Plan:
     def start(self, inputs: list[torch.Tensor]) -> dict[int, torch.Tensor]:
         """Bind inputs and fresh outputs: the memories of all outputs by storage id."""
         results: dict[int, torch.Tensor] = {}
+        if self.rows is not None:
+            self.rows.start()
         for storage, values in zip(self.program.inputs, inputs):
             memory = self.external.get(storage.id)
             if memory is not None:
@@ -325,6 +330,8 @@ class Plan:
 
     def step(self, number: int) -> None:
         """Execute one operation."""
+        if self.rows is not None:
+            self.rows.note(self.ops[number], self.arena, self.program)
         (self.steps[number] or self._step(self.ops[number]))()
 
     def finish(self, results: dict[int, torch.Tensor]) -> list[torch.Tensor]:

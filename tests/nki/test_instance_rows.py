@@ -1,0 +1,91 @@
+"""Races of rows that data choose: seen at run time, since addresses are known only there."""
+
+from __future__ import annotations
+
+import warnings
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+
+from neuron_cpu.core import NkiError, NkiWarning
+
+PAGES, ROWS, COLUMNS = 4, 32, 16
+
+
+@pytest.fixture(autouse=True)
+def trn2(target):
+    target("trn2")
+
+
+def paged(writers=(0,), barrier=False):
+    @nki.jit
+    def kernel(state, slots):
+        """Each core reads its page; those among the writers store it doubled."""
+        me = nl.program_id()
+        out = nl.ndarray((2, ROWS, COLUMNS), state.dtype, buffer=nl.shared_hbm)
+        slot = nl.ndarray((1, 1), nl.int32)
+        nisa.dma_copy(slot, slots[me : me + 1, :])
+        page = state.reshape((PAGES, ROWS * COLUMNS)).ap(
+            pattern=[[COLUMNS, ROWS], [1, COLUMNS]], offset=0, scalar_offset=slot, indirect_dim=0
+        )
+        tile = nl.ndarray((ROWS, COLUMNS), state.dtype)
+        nisa.dma_copy(tile, page)
+        nisa.dma_copy(out[me], tile)
+        if barrier:
+            nisa.core_barrier(out, (0, 1))
+        if me in writers:
+            nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+            nisa.dma_copy(page, tile)
+        return out
+
+    return kernel
+
+
+def run(kernel, first, second):
+    state = np.arange(PAGES * ROWS * COLUMNS, dtype=np.float32).reshape(PAGES, ROWS, COLUMNS)
+    before = state.copy()
+    out = kernel[2](state, np.array([[first], [second]], np.int32))
+    return before, state, out
+
+
+@pytest.mark.parametrize(
+    ("writers", "told"),
+    [
+        ((0,), "instance 1 of the launch grid reads rows of 'state'.*that instance 0 writes"),
+        ((1,), "instance 1 of the launch grid writes rows of 'state'.*that .*instance.* read"),
+    ],
+)
+def test_one_page_for_both_is_a_race(writers, told):
+    with pytest.warns(NkiWarning, match=f"{told}.*sim_race_of_chosen_rows") as caught:
+        run(paged(writers), 2, 2)
+    assert caught[0].filename == __file__
+
+
+def test_pages_of_ones_own_are_none():
+    kernel = paged((0, 1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NkiWarning)
+        for first, second in ((0, 1), (3, 2), (1, 0)):  # no run is held against the next
+            before, state, out = run(kernel, first, second)
+            assert np.array_equal(out, before[[first, second]])
+            before[[first, second]] *= 2
+            assert np.array_equal(state, before)
+
+
+def test_a_barrier_orders_them():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NkiWarning)
+        before, state, out = run(paged((0,), barrier=True), 2, 2)
+    assert np.array_equal(out, before[[2, 2]])
+    before[2] *= 2
+    assert np.array_equal(state, before)
+
+
+def test_it_is_an_error_in_strict_mode(monkeypatch):
+    monkeypatch.setenv("NKI_CPU_STRICT", "1")
+    with pytest.raises(NkiError, match="sim_race_of_chosen_rows"):
+        run(paged(), 1, 1)
+    run(paged(), 1, 2)
