@@ -1,41 +1,251 @@
-"""Kernels of llama.py in the current kernel language (`nki`, SDK 2.29 and later).
+"""Llama's kernels in the current kernel language (`nki`, SDK 2.29 and later).
 
-A file of its own: the submission is SDK 2.21's and imports nothing else, and one text for both
-languages would have to hide every instruction behind a helper. What is plain arithmetic on sizes
-(which tiles are loaded at once, which tokens fill a PSUM bank) is llama.py's own, so that both
-files cut their work alike; layouts are those of its table. Results equal those of llama.py, and so
-do estimated times on trn1 (tests/nki/test_llama_nki.py).
+A file of its own: llama.py, the submission, is written for SDK 2.21, and one text for both
+languages would hide every instruction behind a helper. Algorithms, layouts and the order of work
+are llama.py's, so that results are equal and estimated times on trn1 lie within 3 %
+(tests/nki/test_llama_nki.py); docs/porting.md has construct beside construct. Read it from top to
+bottom: sizes, tile helpers, projections, attention of a prompt, attention of a decode step, the
+kernels. Python is what the compiler's parser takes: loops over one name, no comprehensions, classes
+of fields and methods.
 
-Linear layers of up to 128 tokens are here, one block of llama.py's: decode steps and short prompts
-through the RMSNorm, the LM head and the SwiGLU MLP. Attention is not yet.
+Axis letters:
+
+    T  tokens of one call (batch times sequence)     H  hidden size, padded to whole tiles of 128
+    K  contraction size of a product                 N  output features of a product
+    D  head dimension, 64 or 128                     F  intermediate size of the MLP
+    B  batch                                         L  keys of a cache
+
+Buffers end in ``_hbm``, ``_sb`` (SBUF) and ``_psum``. Features lie on partitions from end to end:
+weights are stationary and tokens move, so that nothing is transposed between a norm and an output
+but softmax weights and contexts. Partition p of a hidden state holds the H/128 features from
+p * H/128 on. Not here: quantised weights, biases and norms of heads, and several new tokens over a
+cache; llama.py has them.
 """
+
+import math
 
 import nki
 import nki.isa as nisa
 import nki.language as nl
 
-from llama import (
-    P_MAX,
-    feature_tiles,
-    psum_parts,
-    stored_together,
-    weight_pieces,
-)
-
 FP32 = nl.float32
+P_MAX = 128  # partitions of SBUF, PSUM and the TensorE array
+MOVING_MAX = 512  # free size of the moving operand; one PSUM bank of fp32
+
+PIECE_BYTES = 16384  # per partition of a weight, loaded at once
+BLOCK_PIECE_BYTES = 8192  # of attention, beside several blocks of tokens
+LONG_PIECE_BYTES = 32768  # of few tokens, which leave more room
+FEW_TOKENS = 64  # up to so many need no room for hidden states beside weights
+LAST_PIECE_BYTES = 4096  # at the end of a kernel's weights: DMA wants rows of 2 KiB or more
+SHORT_ROW_TOKENS = 32  # of which a tile's row is 64 bytes
+SHORT_BLOCK = 256  # tokens that lie together in hidden states up to H of 2048
+LONG_BLOCK = 384  # and beyond
+WEIGHT_BYTES = 96 * 1024  # SBUF for weights of attention that stay for all blocks
+SCRATCH_TILES = 16  # tiles of keys that come back from HBM at a time
+TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
+CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
+RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
+CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
+MARKS = 2  # rows behind the features of keys and queries, see "Attention of a prompt"
+HEADS_AT_ONCE = 4  # KV heads whose queries share a bank of PSUM
 
 
-def one_block(tokens):
-    """Refuse more tokens than a block of the hidden states' layout has here."""
-    assert tokens <= P_MAX, "expected at most 128 tokens"
+class Norm(nl.NKIObject):
+    """Constants of an RMSNorm: the features that count (H is padded with zeros), and epsilon."""
+
+    features: int
+    eps: float
+
+
+class HeadShape(nl.NKIObject):
+    """Heads of one rank: ``group`` query heads share a KV head, ``stack`` KV heads a tile.
+
+    Tile s * group + g of the queries holds the g-th query head of each KV head of stack s; tile s
+    of the keys the KV heads of stack s. Where the last stack is not full, its lanes are zero.
+    """
+
+    q_heads: int
+    kv_heads: int
+    head_dim: int
+
+    def __post_init__(self):
+        self.group = self.q_heads // self.kv_heads
+        self.stack = P_MAX // self.head_dim
+        self.stacks = math.ceil(self.kv_heads / self.stack)
+        self.q_tiles = self.stacks * self.group
+
+    def stack_of(self, kv_head):
+        """The tile of a KV head's keys."""
+        return kv_head // self.stack
+
+    def lanes(self, kv_head):
+        """Its partitions of that tile."""
+        return nl.ds(kv_head % self.stack * self.head_dim, self.head_dim)
+
+    def ends_stack(self, kv_head):
+        """Whether it is the last one of its tile."""
+        return (kv_head + 1) % self.stack == 0 or kv_head + 1 == self.kv_heads
+
+
+# --- Sizes: plain arithmetic, done while the kernel is built --------------------------------------
+
+
+def spans(length, most):
+    """(start, size) of the pieces of ``most`` that cover ``length``; the last may be smaller."""
+    found = []
+    for start in range(0, length, most):
+        found.append((start, min(most, length - start)))
+    return found
+
+
+def even_spans(length, most):
+    """(start, size) of as few pieces of at most ``most`` as cover ``length``, as equal as can be.
+
+    Sizes are multiples of 64, the columns that TensorE moves in the time of one.
+    """
+    size = math.ceil(length / math.ceil(length / most) / 64) * 64
+    return spans(length, min(most, size))
+
+
+def moved(pieces, by):
+    """(start, size) of pieces, each start ``by`` further."""
+    found = []
+    for piece in pieces:
+        found.append((piece[0] + by, piece[1]))
+    return found
+
+
+def share(items, step, steps):
+    """The ``step``-th of ``steps`` equal parts of a list."""
+    return items[len(items) * step // steps : len(items) * (step + 1) // steps]
+
+
+def bytes_of(dtype):
+    """Bytes of an element."""
+    return 4 if dtype == nl.float32 else 2
+
+
+def token_chunk(bytes_per_token):
+    """Tokens of one pass over a weight, of which each keeps so many bytes per partition."""
+    return max(P_MAX, min(TOKEN_CHUNK, CHUNK_BYTES // bytes_per_token // P_MAX * P_MAX))
+
+
+def weight_pieces(tiles, k_tiles, tokens, last=False, row_bytes=PIECE_BYTES):
+    """(first, count) of the tiles of output features that are loaded at once, of many tokens in
+    rows of at most ``row_bytes``.
+
+    Many tokens begin with half a piece: their hidden states arrive behind it. The ``last`` weights
+    of a kernel end with LAST_PIECE_BYTES, and those before with at most half of the rest: TensorE
+    needs a fifth of DMA's time for few tokens, so that little is left to multiply at the end.
+    """
+    few, tile_bytes = tokens <= FEW_TOKENS, 2 * k_tiles * P_MAX
+    most = max(1, (LONG_PIECE_BYTES if few else row_bytes) // tile_bytes)
+    tail = max(1, LAST_PIECE_BYTES // tile_bytes)
+    if last and tiles > tail:
+        rest = tiles - tail
+        return spans(rest, min(most, math.ceil(rest / 2))) + [(rest, tail)]
+    if few:
+        return spans(tiles, most)
+    first = min(tiles, max(1, most // 2))
+    return [(0, first)] + moved(spans(tiles - first, most), first)
+
+
+def psum_parts(tiles, tokens):
+    """(first tile, tiles, first token, tokens) of the parts of a product that fill a PSUM bank."""
+    found = []
+    for columns in even_spans(tokens, MOVING_MAX):
+        for rows in spans(tiles, max(1, MOVING_MAX // columns[1])):
+            found.append((rows[0], rows[1], columns[0], columns[1]))
+    return found
+
+
+def stored_together(pieces, tokens):
+    """Pieces of a weight, grouped by what is stored at once of their results.
+
+    Of many tokens every piece; of up to 128 the last piece is apart, so that little is left to
+    store at the end; of up to 32 all at once: DMA takes as long for their rows as for 256 bytes.
+    """
+    if tokens > P_MAX:
+        groups = []
+        for piece in pieces:
+            groups.append([piece])
+        return groups
+    if tokens > SHORT_ROW_TOKENS and len(pieces) > 1:
+        return [pieces[:-1], pieces[-1:]]
+    return [pieces]
+
+
+class Block(nl.NKIObject):
+    """Tokens that lie together in hidden states @ HBM: ``count`` from ``start`` on, of sequences of
+    ``length`` tokens."""
+
+    start: int
+    count: int
+    length: int
+
+    def parts(self):
+        """(sequence, position, column, tokens) of its tiles: up to 128 tokens of one sequence."""
+        own, found = min(self.count, self.length), []
+        for column in range(0, self.count, own):
+            sequence, position = divmod(self.start + column, self.length)
+            for part in spans(own, P_MAX):
+                found.append((sequence, position + part[0], column + part[0], part[1]))
+        return found
+
+
+def token_blocks(features, tokens, length):
+    """The Blocks of so many tokens, sequences of ``length``: several whole sequences, or whole
+    tiles of one, as equal as can be.
+
+    Rows of DMA are as long as a block is large, and what waits for a block waits for all of it.
+    Weights of more than 2048 features do not stay in SBUF: they are read again for each block, and
+    from 340 tokens on TensorE takes longer than DMA.
+    """
+    most, found = SHORT_BLOCK if features <= 2048 else LONG_BLOCK, []
+    if length < most:
+        for piece in spans(tokens, most // length * length):
+            found.append(Block(piece[0], piece[1], length))
+        return found
+    size = math.ceil(length / math.ceil(length / most) / P_MAX) * P_MAX
+    for first in range(0, tokens, length):
+        for piece in spans(length, size):
+            found.append(Block(first + piece[0], piece[1], length))
+    return found
+
+
+def grouped(blocks, most):
+    """Lists of Blocks that follow each other, of at most so many tokens each."""
+    found, tokens = [], most
+    for block in blocks:
+        if tokens + block.count > most:
+            found.append([])
+            tokens = 0
+        found[-1].append(block)
+        tokens += block.count
+    return found
 
 
 # --- Tile helpers ---------------------------------------------------------------------------------
+#
+# A tile made in a loop is a new tile in each iteration, so buffers rotate by themselves. Products
+# into a fresh PSUM tile leave ``accumulate`` open: the first into each element overwrites, the
+# others add.
 
 
 def tile_of(shape, dtype):
     """An uninitialised tile @ SBUF."""
     return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+
+
+def psum_of(shape):
+    """An uninitialised tile @ PSUM, in which products add up in fp32."""
+    return nl.ndarray(shape, dtype=FP32, buffer=nl.psum)
+
+
+def turned_of(shape, dtype):
+    """A tile @ PSUM for transposes: TensorE of gen2 writes fp32, later ones the data's type."""
+    gen2 = nisa.get_nc_version() == nisa.nc_version.gen2
+    return nl.ndarray(shape, dtype=FP32 if gen2 else dtype, buffer=nl.psum)
 
 
 def filled(shape, value, dtype):
@@ -45,20 +255,47 @@ def filled(shape, value, dtype):
     return made_sb
 
 
+def selected(shape, pattern, kept, value, dtype, compare=nl.equal, offset=0):
+    """``kept`` where partition + pattern + offset compares with 0, else ``value`` @ SBUF.
+
+    GpSimdE has nothing else to do; a constant would take its turn in the queues of DMA.
+    """
+    kept_sb, made_sb = filled(shape, kept, dtype), tile_of(shape, dtype)
+    nisa.affine_select(
+        dst=made_sb,
+        pattern=pattern,
+        offset=offset,
+        channel_multiplier=1,
+        on_true_tile=kept_sb,
+        on_false_value=value,
+        cmp_op=compare,
+    )
+    return made_sb
+
+
+def masked(dtype):
+    """What is added to scores that do not count: exp gives 0, and twice it is finite."""
+    return -3.0e4 if dtype == nl.float16 else -1.5e38
+
+
+def feature_tiles(weight_hbm, k_tiles):
+    """Tiles of 128 output features of a kernel weight [128, N/128 * K/128 * 128]."""
+    return weight_hbm.shape[1] // (k_tiles * P_MAX)
+
+
 def load_weight(weight_hbm, first, tiles, k_tiles):
     """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each."""
     tiled_hbm = weight_hbm.reshape((P_MAX, feature_tiles(weight_hbm, k_tiles), k_tiles, P_MAX))
-    weight_sb = tile_of((P_MAX, tiles, k_tiles, P_MAX), weight_hbm.dtype)
-    nisa.dma_copy(dst=weight_sb, src=tiled_hbm[:, nl.ds(first, tiles)])
-    return weight_sb
+    return nl.load(tiled_hbm[:, nl.ds(first, tiles)])
 
 
 def products(weight_sb, first, tiles, x_sb, start, tokens):
     """``tiles`` tiles of features of ``W @ x`` for a span of tokens -> [128, tiles, tokens] @ PSUM.
 
-    The first product of a tile overwrites, the others add.
+    The weights of 128 features are stationary and the tokens move: k_tiles passes of max(64,
+    tokens) columns a tile.
     """
-    acc_psum = nl.ndarray((P_MAX, tiles, tokens), dtype=FP32, buffer=nl.psum)
+    acc_psum = psum_of((P_MAX, tiles, tokens))
     for tile in range(tiles):
         for k in range(x_sb.shape[1]):
             nisa.nc_matmul(
@@ -70,49 +307,74 @@ def products(weight_sb, first, tiles, x_sb, start, tokens):
     return acc_psum
 
 
-def store_product(weight_hbm, x_sb, out_hbm):
-    """``W @ x`` of [128, k_tiles, T] @ SBUF into out [N, T]: its features lie in runs, so that each
-    partition stores contiguous rows."""
-    k_tiles, count = x_sb.shape[1], x_sb.shape[2]
+def store_product(weight_hbm, passed, out_hbm):
+    """``W @ x`` of ``passed``, (x_sb [128, k_tiles, count], Block), into out [N, T] @ HBM: one pass
+    over the weights. Features lie in runs, so that each partition stores contiguous rows."""
+    k_tiles, count = passed[0][0].shape[1], passed[0][0].shape[2]
     tiles = feature_tiles(weight_hbm, k_tiles)
-    lanes_hbm = out_hbm.reshape((P_MAX, tiles, out_hbm.shape[1]))
     for group in stored_together(weight_pieces(tiles, k_tiles, count, last=True), count):
-        begin, end = group[0][0], group[-1][0] + group[-1][1]
-        out_sb = tile_of((P_MAX, end - begin, count), out_hbm.dtype)
+        begin, size = group[0][0], group[-1][0] + group[-1][1] - group[0][0]
+        outs = []
+        for one in passed:
+            outs.append(tile_of((P_MAX, size, one[1].count), out_hbm.dtype))
         for piece in group:
             weight_sb = load_weight(weight_hbm, piece[0], piece[1], k_tiles)
-            for part in psum_parts(piece[1], count):
-                tile, beside, at, tokens = part
-                out_psum = products(weight_sb, tile, beside, x_sb, at, tokens)
-                rows = nl.ds(piece[0] - begin + tile, beside)
-                nisa.tensor_copy(dst=out_sb[:, rows, nl.ds(at, tokens)], src=out_psum)
-        nisa.dma_copy(dst=lanes_hbm[:, nl.ds(begin, end - begin), :], src=out_sb)
+            for n in range(len(passed)):
+                for part in psum_parts(piece[1], passed[n][1].count):
+                    tile, beside, at, tokens = part
+                    out_psum = products(weight_sb, tile, beside, passed[n][0], at, tokens)
+                    rows = nl.ds(piece[0] - begin + tile, beside)
+                    nisa.tensor_copy(dst=outs[n][:, rows, nl.ds(at, tokens)], src=out_psum)
+        for n in range(len(passed)):
+            nl.store(block_part(out_hbm, passed[n][1], begin, size), outs[n])
 
 
 # --- Residual stream and norm ---------------------------------------------------------------------
 
 
-def residual_sum(x_hbm, delta_hbm, sum_hbm):
-    """x + delta, [H, T] @ HBM -> [128, H/128, T] @ SBUF, and stored; without delta just x."""
-    k_tiles, tokens = x_hbm.shape[0] // P_MAX, x_hbm.shape[1]
-    lanes = (P_MAX, k_tiles, tokens)
-    x_sb = tile_of(lanes, x_hbm.dtype)
-    nisa.dma_copy(dst=x_sb, src=x_hbm.reshape(lanes))
-    if delta_hbm is not None:
-        delta_sb = tile_of(lanes, delta_hbm.dtype)
-        nisa.dma_copy(dst=delta_sb, src=delta_hbm.reshape(lanes))
-        nisa.tensor_tensor(dst=x_sb, data1=x_sb, data2=delta_sb, op=nl.add)
-        nisa.dma_copy(dst=sum_hbm.reshape(lanes), src=x_sb)
-    return x_sb
+def block_part(x_hbm, block, tile, tiles):
+    """Some tiles of features of a block of hidden states [H, T] @ HBM -> [128, tiles * count]: a
+    partition's are contiguous."""
+    k_tiles = x_hbm.shape[0] // P_MAX
+    rows_hbm = x_hbm.reshape((P_MAX, k_tiles * x_hbm.shape[1]))
+    return rows_hbm[:, nl.ds(k_tiles * block.start + tile * block.count, tiles * block.count)]
+
+
+def stream_of(x_hbm, delta_hbm):
+    """Where x + delta goes @ HBM; without delta x itself."""
+    if delta_hbm is None:
+        return x_hbm
+    return nl.ndarray(x_hbm.shape, dtype=x_hbm.dtype, buffer=nl.shared_hbm)
+
+
+def residual_sum(x_hbm, delta_hbm, sum_hbm, block):
+    """x + delta for a block of tokens, [H, T] @ HBM -> [128, H/128, count] @ SBUF, and stored.
+
+    Without delta just x. Many tokens arrive in up to eight parts, so that what follows starts with
+    one, in rows of 4 KiB.
+    """
+    k_tiles, count = x_hbm.shape[0] // P_MAX, block.count
+    x_sb = tile_of((P_MAX, k_tiles * count), x_hbm.dtype)
+    each = k_tiles if count <= P_MAX else max(math.ceil(k_tiles / 8), 2048 // count)
+    for piece in spans(k_tiles, each):
+        first, tiles = piece
+        part_sb = x_sb[:, nl.ds(first * count, tiles * count)]
+        nisa.dma_copy(dst=part_sb, src=block_part(x_hbm, block, first, tiles))
+        if delta_hbm is not None:
+            delta_sb = nl.load(block_part(delta_hbm, block, first, tiles))
+            nisa.tensor_tensor(dst=part_sb, data1=part_sb, data2=delta_sb, op=nl.add)
+            nisa.dma_copy(dst=block_part(sum_hbm, block, first, tiles), src=part_sb)
+    return x_sb.reshape((P_MAX, k_tiles, count))
 
 
 def squared_lengths(x_sb, start, tokens):
     """Sums of squares of up to 128 tokens -> [T, T] fp32 @ SBUF, on the diagonal of zeros.
 
-    Other tokens' products are selected away rather than multiplied by zero: they may overflow.
+    TensorE multiplies the tokens with themselves, exactly and in the columns of one product. Other
+    tokens' products are selected away rather than multiplied by zero: they may overflow.
     """
     own = nl.ds(start, tokens)
-    gram_psum = nl.ndarray((tokens, tokens), dtype=FP32, buffer=nl.psum)
+    gram_psum = psum_of((tokens, tokens))
     for k in range(x_sb.shape[1]):
         own_sb = x_sb[:, k, own]
         nisa.nc_matmul(dst=gram_psum, stationary=own_sb, moving=own_sb, accumulate=k > 0)
@@ -120,49 +382,61 @@ def squared_lengths(x_sb, start, tokens):
     nisa.tensor_copy(dst=lengths_sb, src=gram_psum)
     if tokens == 1:
         return lengths_sb
-    for side in (nl.greater_equal, nl.less_equal):  # row - column against 0
-        kept_sb = tile_of((tokens, tokens), FP32)
-        nisa.affine_select(
-            dst=kept_sb,
-            pattern=[[-1, tokens]],
-            channel_multiplier=1,
-            on_true_tile=lengths_sb,
-            on_false_value=0.0,
-            cmp_op=side,
-        )
-        lengths_sb = kept_sb
-    return lengths_sb
+    diagonal_sb = tile_of((tokens, tokens), FP32)
+    nisa.affine_select(
+        dst=diagonal_sb,
+        pattern=[[-1, tokens]],  # row - column against 0
+        channel_multiplier=1,
+        on_true_tile=lengths_sb,
+        on_false_value=0.0,
+        cmp_op=nl.equal,
+    )
+    return diagonal_sb
+
+
+class Scales(nl.NKIObject):
+    """1 / rms of tokens, fp32 @ SBUF: along the free axis, [128, T] with all rows equal, and on
+    partitions, a list of [tokens, 1], one for each tile of tokens."""
+
+    along_sb: nl.NkiTensor
+    down_sb: list
 
 
 def norm_scales(x_sb, norm, parts):
-    """1 / sqrt(mean(x^2) + eps) of [128, H/128, T] @ SBUF along the free axis, [128, T] fp32 with
-    all rows equal; ones where ``norm`` is None.
+    """1 / sqrt(mean(x^2) + eps) of [128, H/128, T] @ SBUF -> Scales (Zhang and Sennrich 2019), ones
+    where ``norm`` is None; ``parts`` are (first token, tokens).
 
     A norm's scale is one number per token, so it may wait until behind the product that reads the
-    norm (Zhang and Sennrich 2019): TensorE need not wait for it, and the gain is in the weights.
+    norm: W (x * gain / rms) = (W gain) x / rms. TensorE need not wait for it, and the gain is in
+    the weights.
     """
-    shape = (P_MAX, x_sb.shape[2])
+    shape, down_sb = (P_MAX, x_sb.shape[2]), []
     if norm is None:
-        return filled(shape, 1.0, FP32)
+        for part in parts:
+            down_sb.append(filled((part[1], 1), 1.0, FP32))
+        return Scales(filled(shape, 1.0, FP32), down_sb)
     along_sb, scale = tile_of(shape, FP32), 1.0 / norm.features
     ones_sb, eps_sb = filled((P_MAX, P_MAX), 1.0, FP32), filled((P_MAX, 1), norm.eps, FP32)
     for part in parts:
         start, size = part
         lengths_sb = squared_lengths(x_sb, start, size)
-        # a product with ones adds the columns up, on every partition
-        total_psum = nl.ndarray((P_MAX, size), dtype=FP32, buffer=nl.psum)
+        # along: a product with ones adds the columns up, on every partition
+        total_psum = psum_of((P_MAX, size))
         nisa.nc_matmul(dst=total_psum, stationary=ones_sb[0:size, :], moving=lengths_sb)
         along = along_sb[:, nl.ds(start, size)]
         nisa.activation(dst=along, op=nl.rsqrt, data=total_psum, bias=eps_sb, scale=scale)
-    return along_sb
+        # down: VectorE adds up the rows, of which each partition has its own
+        total_sb, root_sb = tile_of((size, 1), FP32), tile_of((size, 1), FP32)
+        nisa.tensor_reduce(dst=total_sb, op=nl.add, data=lengths_sb, axis=1)
+        eps = eps_sb[0:size, :]
+        nisa.activation(dst=root_sb, op=nl.rsqrt, data=total_sb, bias=eps, scale=scale)
+        down_sb.append(root_sb)
+    return Scales(along_sb, down_sb)
 
 
 def times_scale(x_psum, along_sb, start, dtype):
-    """Products [128, tiles, T] @ PSUM times the scale of their tokens -> the same @ SBUF.
-
-    One instruction over all tiles, the scale's row read again for each: SDK 2.21's compiler joins
-    the loop of llama.py; nothing says that the current one does.
-    """
+    """Products [128, tiles, T] @ PSUM times the scale of their tokens -> the same @ SBUF: one
+    instruction over all tiles, which reads the scale's row again for each."""
     out_sb = tile_of(x_psum.shape, dtype)
     row_sb = along_sb[:, nl.ds(start, x_psum.shape[2])]
     scale_sb = row_sb.expand_dim(1).broadcast(1, x_psum.shape[1])
@@ -170,7 +444,1253 @@ def times_scale(x_psum, along_sb, start, dtype):
     return out_sb
 
 
-# --- Kernels --------------------------------------------------------------------------------------
+# --- Queries, keys and values ---------------------------------------------------------------------
+
+
+def swapped_halves(head_dim, dtype):
+    """[128, 128] @ SBUF: a permutation that swaps the halves of each head in a tile of features."""
+    half, heads = head_dim // 2, P_MAX // head_dim
+    # a one where partition = head * D + half - second * half + lane, of column (head, second, lane)
+    pattern = [[-head_dim, heads], [half, 2], [-1, half]]
+    return selected((P_MAX, P_MAX), pattern, 1.0, 0.0, dtype, offset=-half)
+
+
+class AttentionLayer(nl.NKIObject):
+    """What the blocks of an attention kernel share: hidden states [H, T], delta and their sum @
+    HBM, the partial output [H, T]; the norm, or None; tables of cos and sin [128, T]; the heads."""
+
+    x_hbm: nl.NkiTensor
+    delta_hbm: nl.NkiTensor
+    stream_hbm: nl.NkiTensor
+    out_hbm: nl.NkiTensor
+    norm: Norm
+    cos_hbm: nl.NkiTensor
+    sin_hbm: nl.NkiTensor
+    heads: HeadShape
+
+
+class Projection(nl.NKIObject):
+    """What the projections to queries, keys and values read of a block of tokens @ SBUF: x_sb [128,
+    H/128, T], the ``scales`` of its norm, cos and sin [128, T] times these scales, the identity and
+    the permutation that swaps the halves of each head [128, 128], zeros [128, 1], and ``parts``,
+    (first token, tokens) of its tiles."""
+
+    x_sb: nl.NkiTensor
+    scales: Scales
+    cos_sb: nl.NkiTensor
+    sin_sb: nl.NkiTensor
+    identity_sb: nl.NkiTensor
+    swap_sb: nl.NkiTensor
+    zero_sb: nl.NkiTensor
+    parts: list
+    heads: HeadShape
+
+
+def projection(x_sb, layer, first_token, parts):
+    """The Projection of the tokens from ``first_token`` on, x_sb [128, H/128, T]."""
+    scales, dtype = norm_scales(x_sb, layer.norm, parts), x_sb.dtype
+    columns, tables = nl.ds(first_token, x_sb.shape[2]), []
+    for table_hbm in (layer.cos_hbm, layer.sin_hbm):
+        scaled_sb = tile_of(scales.along_sb.shape, FP32)
+        table_sb = nl.load(table_hbm[:, columns])
+        nisa.tensor_tensor(
+            dst=scaled_sb, data1=table_sb, data2=scales.along_sb, op=nl.multiply
+        )  # fmt: skip
+        tables.append(scaled_sb)
+    identity_sb = nl.shared_identity_matrix(P_MAX, dtype=dtype)
+    swap_sb = swapped_halves(layer.heads.head_dim, dtype)
+    zero_sb = filled((P_MAX, 1), 0.0, FP32)
+    return Projection(
+        x_sb, scales, tables[0], tables[1], identity_sb, swap_sb, zero_sb, parts, layer.heads
+    )
+
+
+def score_scales(head_dim):
+    """(what queries are multiplied by, what scores are): together 1 / sqrt(D).
+
+    A power of two (D = 64) rounds nothing and goes to the queries; others wait for the exponential,
+    whose argument is fp32.
+    """
+    return (0.125, 1.0) if head_dim == 64 else (1.0, 1.0 / math.sqrt(head_dim))
+
+
+def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
+    """Tile ``at`` of the query or key heads of a span of tokens, rotated, into qk_sb[:, at].
+
+    VectorE multiplies whole rows by cos and sin; TensorE adds both terms, the second with the
+    halves of each head exchanged. Queries are divided by sqrt(D) where that rounds nothing.
+    """
+    columns = nl.ds(start, size)
+    scale = score_scales(p.heads.head_dim)[0] if at < p.heads.q_tiles else 1.0
+    x_psum = products(weight_sb, tile, 1, p.x_sb, start, size)
+    terms_sb = tile_of((P_MAX, 2, size), p.x_sb.dtype)
+    cos_sb, sin_sb = p.cos_sb[:, columns], p.sin_sb[:, columns]
+    nisa.tensor_tensor(dst=terms_sb[:, 0, :], data1=x_psum, data2=cos_sb, op=nl.multiply)
+    nisa.tensor_tensor(dst=terms_sb[:, 1, :], data1=x_psum, data2=sin_sb, op=nl.multiply)
+    rotated_psum = psum_of((P_MAX, size))
+    nisa.nc_matmul(dst=rotated_psum, stationary=p.identity_sb, moving=terms_sb[:, 0, :])
+    nisa.nc_matmul(dst=rotated_psum, stationary=p.swap_sb, moving=terms_sb[:, 1, :])
+    nisa.activation(
+        dst=qk_sb[:, at, columns], op=nl.copy, data=rotated_psum, bias=p.zero_sb, scale=scale
+    )
+
+
+def value_tile(p, weight_sb, tile, start, v_sb):
+    """A tile of features of V of every tile of tokens into the columns from ``start`` on.
+
+    Tokens are stationary here: they land on partitions, where the sums over keys contract them.
+    """
+    width = min(P_MAX, v_sb[0].shape[1] - start)
+    for n in range(len(p.parts)):
+        first, size = p.parts[n]
+        acc_psum = psum_of((size, width))
+        for k in range(p.x_sb.shape[1]):
+            nisa.nc_matmul(
+                dst=acc_psum,
+                stationary=p.x_sb[:, k, nl.ds(first, size)],
+                moving=weight_sb[:, tile, k, 0:width],
+                accumulate=k > 0,
+            )
+        nisa.tensor_scalar(
+            dst=v_sb[n][:, nl.ds(start, width)],
+            data=acc_psum,
+            op0=nl.multiply,
+            operand0=p.scales.down_sb[n],
+        )
+
+
+def qkv_tiles(p):
+    """Tiles for what is projected @ SBUF: qk_sb [128, query tiles then key tiles, T], and one tile
+    [tokens, kv_heads * D] of values per tile of tokens."""
+    heads, dtype, v_sb = p.heads, p.x_sb.dtype, []
+    for part in p.parts:
+        v_sb.append(tile_of((part[1], heads.kv_heads * heads.head_dim), dtype))
+    return tile_of((P_MAX, heads.q_tiles + heads.stacks, p.x_sb.shape[2]), dtype), v_sb
+
+
+def project_qkv(p, qkv_w_hbm):
+    """Q, K and V of a few tokens -> the tiles of ``qkv_tiles``, queries and keys rotated."""
+    k_tiles, tokens = p.x_sb.shape[1], p.x_sb.shape[2]
+    qk_sb, v_sb = qkv_tiles(p)
+    rotated = p.heads.q_tiles + p.heads.stacks
+    for piece in weight_pieces(feature_tiles(qkv_w_hbm, k_tiles), k_tiles, tokens):
+        first, count = piece
+        weight_sb = load_weight(qkv_w_hbm, first, count, k_tiles)
+        for tile in range(count):
+            if first + tile < rotated:
+                rotated_span(p, weight_sb, tile, qk_sb, first + tile, 0, tokens)
+            else:
+                value_tile(p, weight_sb, tile, (first + tile - rotated) * P_MAX, v_sb)
+    return qk_sb, v_sb
+
+
+def key_rows(qk_sb, start, tokens, heads):
+    """Keys of a span, behind the queries of qk_sb -> rows [tokens, kv_heads * D] @ SBUF for the
+    cache."""
+    d = heads.head_dim
+    rows_sb = tile_of((tokens, heads.kv_heads * d), qk_sb.dtype)
+    for stacked in spans(heads.kv_heads, heads.stack):
+        first, count = stacked
+        keys_sb = qk_sb[
+            0 : count * d, heads.q_tiles + heads.stack_of(first), nl.ds(start, tokens)
+        ]  # fmt: skip
+        rows_psum = turned_of((tokens, count * d), qk_sb.dtype)
+        nisa.nc_transpose(dst=rows_psum, data=keys_sb)
+        nisa.tensor_copy(dst=rows_sb[:, nl.ds(first * d, count * d)], src=rows_psum)
+    return rows_sb
+
+
+def negated_maximum(scores_sb, axis, scale):
+    """The negated maximum of rows of scores [Q, keys...] @ SBUF times ``scale`` -> [Q, 1].
+
+    VectorE compares two bf16 numbers a cycle where the result is bf16, too: it is one of them.
+    """
+    neg_max_sb = tile_of((scores_sb.shape[0], 1), scores_sb.dtype)
+    nisa.tensor_reduce(dst=neg_max_sb, op=nl.maximum, data=scores_sb, axis=axis, negate=True)
+    if scale == 1.0:
+        return neg_max_sb
+    scaled_sb = tile_of(neg_max_sb.shape, FP32)
+    nisa.tensor_scalar(dst=scaled_sb, data=neg_max_sb, op0=nl.multiply, operand0=scale)
+    return scaled_sb
+
+
+def divide(out_sb, sums_psum, head_dim):
+    """Weighted values [Q, D] by the sum of their weights, the column behind, into ``out_sb``."""
+    inverse_sb = tile_of((sums_psum.shape[0], 1), FP32)
+    nisa.reciprocal(dst=inverse_sb, data=sums_psum[:, head_dim : head_dim + 1])
+    values_psum = sums_psum[:, 0:head_dim]
+    nisa.tensor_scalar(dst=out_sb, data=values_psum, op0=nl.multiply, operand0=inverse_sb)
+
+
+# --- Attention of a prompt ------------------------------------------------------------------------
+#
+# Scores are transposed: a tile of up to 128 keys is stationary and up to 512 columns of queries
+# move, those of a KV head's group, of several heads where tokens are few. So exp leaves the weights
+# with keys on partitions, where the product with the values contracts them: weights are stationary,
+# and D + 1 columns of values move. The last one is ones, and gives the sum of the weights. What exp
+# subtracts differs from column to column: a first pass over all keys, with queries on partitions,
+# finds each query's maximum, and the second contracts two marks beside the D features, rows of the
+# array that are idle where D is 64:
+#
+#   keys (mask, 1)     queries (1, -maximum), of which the first pass contracts the first
+#
+# Where D is 128 no row is idle: as long as all keys stay in SBUF, the scores of the first pass
+# stay, too, and TensorE turns their weights round instead of scoring once more.
+#
+# ScalarE takes scores out of PSUM and bounds both passes, so that TensorE has time for the
+# projections of others: the steps of the second pass take turns with those of the next queries'
+# first pass, and with other work, in the order in which their tiles of PSUM are wanted. A step is a
+# bank of PSUM, and what runs steps has a method ``run``.
+
+
+class ScoreBank(nl.NKIObject):
+    """Queries whose scores share a bank of PSUM: [head, member of its group; token].
+
+    ``heads`` KV heads from ``head`` on, ``members`` of their groups from ``member`` on, and
+    ``tokens`` new tokens: columns from ``column`` on, before which ``position`` new tokens stand in
+    their sequence.
+    """
+
+    head: int
+    heads: int
+    member: int
+    members: int
+    column: int
+    position: int
+    tokens: int
+
+    def __post_init__(self):
+        self.rows = self.heads * self.members  # queries of each token
+
+    def own(self, head):
+        """Rows of its ``head``-th head."""
+        return nl.ds(head * self.members, self.members)
+
+    def together(self):
+        """(first, count) of a head's members whose queries share a tile of 128 partitions."""
+        return spans(self.members, max(1, P_MAX // self.tokens))
+
+    def tiles(self):
+        """(head, first row, rows) of those tiles."""
+        found = []
+        for head in range(self.heads):
+            for part in self.together():
+                found.append((head, head * self.members + part[0], part[1]))
+        return found
+
+
+def bank_sizes(heads, largest):
+    """(members of a group, KV heads) whose queries share a bank, of tiles of up to ``largest``
+    tokens."""
+    members = MOVING_MAX // P_MAX * (P_MAX // largest)
+    return members, max(1, min(HEADS_AT_ONCE, members // heads.group))
+
+
+def head_sets(heads, largest):
+    """(first, count) of the sets of KV heads, whole stacks, whose contexts share tiles."""
+    each = bank_sizes(heads, largest)[1]
+    return spans(heads.kv_heads, math.ceil(each / heads.stack) * heads.stack)
+
+
+def score_banks(some, heads, largest, column, position, tokens):
+    """Banks of a tile of tokens, for a set of heads."""
+    most, each = bank_sizes(heads, largest)
+    found = []
+    for group in spans(heads.group, most):
+        for own in moved(spans(some[1], each), some[0]):
+            found.append(
+                ScoreBank(own[0], own[1], group[0], group[1], column, position, tokens)
+            )  # fmt: skip
+    return found
+
+
+def contraction(depth):
+    """(slot, rows) of the products that contract so many features and marks."""
+    found = []
+    for part in spans(depth, P_MAX):
+        found.append((part[0] // P_MAX, part[1]))
+    return found
+
+
+class KeyTiles(nl.NKIObject):
+    """``tiles`` tiles of ``lanes`` keys of some KV heads @ SBUF.
+
+    k_sb [128, heads, slots * stride, lanes], features and marks behind them, 128 rows a slot; v_sb
+    [128, stride, heads, D + 1], the last column ones, None where nobody asks for values. ``head``
+    is the first one there that counts. ``mask_sb`` [tokens, lanes], if any, is added to the scores
+    of the last tile.
+    """
+
+    k_sb: nl.NkiTensor
+    v_sb: nl.NkiTensor
+    stride: int
+    tiles: int
+    lanes: int
+    head: int
+    mask_sb: nl.NkiTensor
+
+    def keys(self, head, slot, rows, tile, tiles):
+        """Operand of a product: some tiles of a head's keys, some rows of a slot."""
+        part = nl.ds(slot * self.stride + tile, tiles)
+        return self.k_sb[0:rows, self.head + head, part, 0 : self.lanes]
+
+    def values(self, head, tile):
+        """Values and ones of a tile of a head's keys."""
+        return self.v_sb[0 : self.lanes, tile, self.head + head, :]
+
+
+class NewKeys(nl.NKIObject):
+    """Keys and values of a sequence's new tokens, filled in order: k_sb and v_sb as in KeyTiles,
+    zero behind the last key. mask_sb [tokens, tokens] is added to the scores of a tile of tokens
+    with each other; ``marks`` are the rows behind the features, none where nobody contracts them.
+    """
+
+    heads: HeadShape
+    k_sb: nl.NkiTensor
+    v_sb: nl.NkiTensor
+    mask_sb: nl.NkiTensor
+    marks: int
+
+    def append(self, start, qk_sb, column, v_sb):
+        """Keep a tile of tokens, the sequence's from ``start`` on: keys from qk_sb, behind its
+        queries, and values [tokens, kv_heads * D]."""
+        heads, size, tile = self.heads, v_sb.shape[0], start // P_MAX
+        for head in range(heads.kv_heads):
+            nisa.tensor_copy(
+                dst=self.k_sb[0 : heads.head_dim, head, tile, 0:size],
+                src=qk_sb[heads.lanes(head), heads.q_tiles + heads.stack_of(head),
+                          nl.ds(column, size)],
+            )  # fmt: skip
+        nisa.tensor_copy(dst=self.v_sb[0:size, tile, :, 0 : heads.head_dim], src=v_sb)
+
+    def seen(self, bank):
+        """KeyTiles of what the queries of a bank see: whole tiles before them, and their own."""
+        lanes = P_MAX if bank.position else bank.tokens
+        mask_sb = self.mask_sb[0 : bank.tokens, 0:lanes]
+        stride, tiles = self.v_sb.shape[1], bank.position // P_MAX + 1
+        return KeyTiles(self.k_sb, self.v_sb, stride, tiles, lanes, bank.head, mask_sb)
+
+
+def new_keys(tokens, heads, dtype, mask_sb, marks, bias_hbm):
+    """NewKeys without keys yet; marks and ones are there.
+
+    bias [1, tokens] @ HBM is 0 for keys that count and ``masked`` for others; None: all count.
+    """
+    d, tiles, last = heads.head_dim, math.ceil(tokens / P_MAX), tokens // P_MAX
+    slots, slot, row = len(contraction(d + marks)), d // P_MAX, d % P_MAX
+    k_sb = tile_of((P_MAX, heads.kv_heads, slots * tiles, P_MAX), dtype)
+    v_sb = tile_of((P_MAX, tiles, heads.kv_heads, d + 1), dtype)
+    if last < tiles:
+        nisa.memset(dst=k_sb[:, :, last, :], value=0.0)
+        nisa.memset(dst=v_sb[:, last, :, :], value=0.0)
+    nisa.memset(dst=v_sb[:, :, :, d : d + 1], value=1.0)
+    if marks:
+        part = nl.ds(slot * tiles, tiles)
+        nisa.memset(dst=k_sb[row : row + MARKS, :, part, :], value=1.0)
+        nisa.memset(dst=k_sb[row : row + 1, :, part, :], value=0.0)
+    if bias_hbm is not None:
+        for head in range(heads.kv_heads):
+            for piece in spans(tokens, P_MAX):
+                start, size = piece
+                nisa.dma_copy(
+                    dst=k_sb[row : row + 1, head, slot * tiles + start // P_MAX, 0:size],
+                    src=bias_hbm[:, nl.ds(start, size)],
+                )
+    return NewKeys(heads, k_sb, v_sb, mask_sb, marks)
+
+
+def keys_of(block, whole, bias_hbm, mask_sb, heads, marks):
+    """NewKeys for each sequence of a Block: of the ``whole`` sequence, or of the block's part."""
+    first, at = divmod(block.start, block.length)
+    size, begin = (block.length, 0) if whole else (block.count, at)
+    found = []
+    for n in range(first, first + math.ceil(block.count / block.length)):
+        own_hbm = None
+        if bias_hbm is not None:
+            own_hbm = bias_hbm[nl.ds(n, 1), nl.ds(begin, size)]
+        found.append(new_keys(size, heads, mask_sb.dtype, mask_sb, marks, own_hbm))
+    return found
+
+
+class Constants(nl.NKIObject):
+    """Tiles that every step reads: zeros [128, 1] fp32, the identity [128, 128], and which of n
+    tokens a query is, [n, rows, n], for any number of ``rows`` of queries."""
+
+    zero_sb: nl.NkiTensor
+    eye_sb: nl.NkiTensor
+    which_sb: nl.NkiTensor
+
+
+def attention_constants(largest, heads, dtype):
+    """Constants for tiles of up to ``largest`` tokens."""
+    most, each = bank_sizes(heads, largest)
+    rows = min(heads.group, most) * min(heads.kv_heads, each)
+    pattern = [[0, rows], [-1, largest]]
+    which_sb = selected((largest, rows, largest), pattern, 1.0, 0.0, dtype)
+    eye_sb = nl.shared_identity_matrix(P_MAX, dtype=dtype)
+    return Constants(filled((P_MAX, 1), 0.0, FP32), eye_sb, which_sb)
+
+
+def bank_queries(qk_sb, bank, heads, marks):
+    """Queries of a bank [128, slots, rows, tokens] @ SBUF, as the keys of KeyTiles have them, with
+    so many ``marks`` or none; the second one is not there yet."""
+    d, slots = heads.head_dim, len(contraction(heads.head_dim + marks))
+    slot, row = d // P_MAX, d % P_MAX
+    q_sb = tile_of((P_MAX, slots, bank.rows, bank.tokens), qk_sb.dtype)
+    for at in range(bank.heads):
+        head = bank.head + at
+        tiles = nl.ds(heads.stack_of(head) * heads.group + bank.member, bank.members)
+        nisa.tensor_copy(
+            dst=q_sb[0:d, 0, bank.own(at), :],
+            src=qk_sb[heads.lanes(head), tiles, nl.ds(bank.column, bank.tokens)],
+        )
+    if marks:
+        nisa.memset(dst=q_sb[row : row + 1, slot, :, :], value=1.0)
+    return q_sb
+
+
+def set_marks(out_sb, lowest, eye_sb):
+    """Marks of the second pass [MARKS, rows, tokens]: 1, and the negated maximum of each query.
+
+    ``lowest`` are (first column, maxima negated [queries, 1] @ SBUF). A product with the identity
+    brings them from partitions to two rows.
+    """
+    turned_psum = psum_of((MARKS, out_sb.shape[1] * out_sb.shape[2]))
+    for part in lowest:
+        column, lowest_sb = part
+        queries = lowest_sb.shape[0]
+        marks_sb = filled((queries, MARKS), 1.0, out_sb.dtype)
+        nisa.tensor_copy(dst=marks_sb[:, 1:2], src=lowest_sb)
+        nisa.nc_matmul(
+            dst=turned_psum[:, nl.ds(column, queries)],
+            stationary=marks_sb,
+            moving=eye_sb[0:queries, 0:queries],
+        )
+    nisa.tensor_copy(dst=out_sb, src=turned_psum)
+
+
+def score_rows(q_sb, bank, at, keys, start, tiles, scores_sb, head_dim, constants):
+    """Scores of a bank's ``at``-th tile of queries with some tiles of keys, into scores_sb
+    [queries, tiles, lanes] in their type.
+
+    Queries are stationary here and stand on partitions, 512 keys move.
+    """
+    head, row, count = bank.tiles()[at]
+    queries, rows, depth = count * bank.tokens, nl.ds(row, count), head_dim + 1
+    if keys.k_sb.shape[2] == keys.stride:
+        depth = min(depth, P_MAX)  # no slot for marks
+    scores_psum = psum_of((queries, tiles, keys.lanes))
+    for part in contraction(depth):
+        slot, size = part
+        nisa.nc_matmul(
+            dst=scores_psum,
+            stationary=q_sb[0:size, slot, rows, :],
+            moving=keys.keys(head, slot, size, start, tiles),
+        )
+    if keys.mask_sb is not None and start + tiles == keys.tiles:
+        which_sb = constants.which_sb[0 : bank.tokens, rows, 0 : bank.tokens]
+        last_psum = scores_psum[:, tiles - 1, :]
+        nisa.nc_matmul(dst=last_psum, stationary=which_sb, moving=keys.mask_sb)
+    nisa.activation(
+        dst=scores_sb[:, nl.ds(start, tiles), :],
+        op=nl.copy,
+        data=scores_psum,
+        bias=constants.zero_sb[0:queries, :],
+    )
+
+
+def score_tile(q_sb, bank, keys, tile, scores_psum, head_dim, constants):
+    """Products of one tile of keys with a bank's queries, marks included, into scores_psum [lanes,
+    rows, tokens]."""
+    for head in range(bank.heads):
+        for part in contraction(head_dim + MARKS):
+            slot, size = part
+            nisa.nc_matmul(
+                dst=scores_psum[:, bank.own(head), :],
+                stationary=keys.keys(head, slot, size, tile, 1),
+                moving=q_sb[0:size, slot, bank.own(head), :],
+            )
+    if keys.mask_sb is not None and tile + 1 == keys.tiles:
+        which_sb = constants.which_sb[0 : bank.tokens, 0 : bank.rows, 0 : bank.tokens]
+        nisa.nc_matmul(dst=scores_psum, stationary=keys.mask_sb, moving=which_sb)
+
+
+def add_weighted(q_sb, bank, keys, start, tiles, sums, head_dim, constants):
+    """exp(scale * (score - maximum)) of some tiles of keys times their values and ones, added to
+    ``sums``: of each tile of the bank's queries [queries, D + 1] fp32 @ PSUM."""
+    shape = (keys.lanes, tiles, bank.rows, bank.tokens)
+    scores_psum = psum_of(shape)
+    for tile in range(tiles):
+        part_psum = scores_psum[:, tile, :, :]
+        score_tile(q_sb, bank, keys, start + tile, part_psum, head_dim, constants)
+    weights_sb = tile_of(shape, q_sb.dtype)
+    nisa.activation(
+        dst=weights_sb,
+        op=nl.exp,
+        data=scores_psum,
+        bias=constants.zero_sb[0 : keys.lanes, :],
+        scale=score_scales(head_dim)[1],
+    )
+    rows = bank.tiles()
+    for n in range(len(rows)):
+        head, row, count = rows[n]
+        for tile in range(tiles):
+            nisa.nc_matmul(
+                dst=sums[n],
+                stationary=weights_sb[:, tile, nl.ds(row, count), :],
+                moving=keys.values(head, start + tile),
+            )
+
+
+def add_turned(scores_sb, neg_max_sb, keys, start, tiles, head, sums_psum, head_dim):
+    """The same of one tile of queries, from scores [queries, tiles, lanes] that stayed in SBUF:
+    TensorE turns the weights round, 128 keys at a time."""
+    queries, lanes, dtype = scores_sb.shape[0], scores_sb.shape[2], scores_sb.dtype
+    weights_sb = tile_of((queries, tiles, lanes), dtype)
+    nisa.activation(
+        dst=weights_sb,
+        op=nl.exp,
+        data=scores_sb[:, nl.ds(start, tiles), :],
+        bias=neg_max_sb,
+        scale=score_scales(head_dim)[1],
+    )
+    turned_psum = turned_of((lanes, tiles, queries), dtype)
+    for tile in range(tiles):
+        nisa.nc_transpose(dst=turned_psum[:, tile, :], data=weights_sb[:, tile, :])
+    turned_sb = tile_of((lanes, tiles, queries), dtype)
+    nisa.tensor_copy(dst=turned_sb, src=turned_psum)
+    for tile in range(tiles):
+        moving = keys.values(head, start + tile)
+        nisa.nc_matmul(dst=sums_psum, stationary=turned_sb[:, tile, :], moving=moving)
+
+
+def bank_contexts(banks, sums, heads, context_sb):
+    """Divides the sums of a set of heads by those of the weights -> context_sb [128, tiles, T].
+
+    Contexts come with queries on partitions, and turn round for all heads of a stack at once; of
+    the heads of a stack the banks follow each other.
+    """
+    dtype, rows = context_sb.dtype, []
+    for n in range(len(banks)):
+        bank, parts = banks[n], banks[n].together()
+        for at in range(bank.heads):
+            head = bank.head + at
+            if head % heads.stack == 0:
+                rows = []
+                for part in parts:
+                    rows.append(filled((part[1] * bank.tokens, P_MAX), 0.0, dtype))
+            for k in range(len(parts)):
+                divide(rows[k][:, heads.lanes(head)], sums[n][at * len(parts) + k], heads.head_dim)
+            if heads.ends_stack(head):
+                turn_contexts(rows, bank, heads.stack_of(head) * heads.group, context_sb)
+
+
+def turn_contexts(rows, bank, first_tile, context_sb):
+    """Contexts of a stack, tiles of [queries, 128] @ SBUF, into their tiles of context_sb."""
+    turned_psum = turned_of((P_MAX, bank.members * bank.tokens), context_sb.dtype)
+    parts = bank.together()
+    for k in range(len(parts)):
+        columns = nl.ds(parts[k][0] * bank.tokens, parts[k][1] * bank.tokens)
+        nisa.nc_transpose(dst=turned_psum[:, columns], data=rows[k])
+    tiles, columns = nl.ds(first_tile + bank.member, bank.members), nl.ds(bank.column, bank.tokens)
+    nisa.tensor_copy(dst=context_sb[:, tiles, columns], src=turned_psum)
+
+
+class QueryGroup(nl.NKIObject):
+    """``banks`` of a tile of tokens and a set of KV heads, and the keys that they see: ``blocks``
+    that come from HBM (ScratchTiles), then ``new`` ones. Queries are in qk_sb, contexts go to
+    context_sb [128, tiles, T]."""
+
+    banks: list
+    blocks: list
+    new: NewKeys
+    qk_sb: nl.NkiTensor
+    constants: Constants
+    context_sb: nl.NkiTensor
+
+    def __post_init__(self):
+        self.head_dim = self.new.heads.head_dim
+        self.parts = len(self.blocks) + 1  # of the keys
+        self.held_part, self.held = -1, None  # the block that was loaded last
+
+    def sizes(self, part, bank):
+        """(tiles, lanes) of a part of the keys that a bank sees."""
+        keys = self.new.seen(bank) if part + 1 == self.parts else self.blocks[part]
+        return keys.tiles, keys.lanes
+
+    def keys(self, part, bank, values):
+        """KeyTiles of a part, with ``values`` or without."""
+        if part + 1 == self.parts:
+            return self.new.seen(bank)
+        if self.held_part != (part, values):
+            self.held_part, self.held = (part, values), self.blocks[part].load(values)
+        self.held.head = bank.head - self.banks[0].head
+        return self.held
+
+
+class MaximaPass(nl.NKIObject):
+    """First pass: q_sb of each bank, and for each tile of a bank's queries the maxima of all parts
+    of the keys [queries, tiles, parts] @ SBUF; or, where the second pass turns scores, these and
+    their negated maximum."""
+
+    group: QueryGroup
+    q_sb: list
+    maxima_sb: list
+    scores: list
+    neg_max: list
+
+    def steps(self):
+        """(part of the keys, bank, tile of its queries, first tile of keys, tiles)."""
+        group, found = self.group, []
+        for part in range(group.parts):
+            for n in range(len(group.banks)):
+                tiles, lanes = group.sizes(part, group.banks[n])
+                for at in range(len(group.banks[n].tiles())):
+                    for span in spans(tiles, MOVING_MAX // lanes):
+                        found.append((part, n, at, span[0], span[1]))
+        return found
+
+    def run(self, step):
+        """One bank of PSUM; behind the last of some queries, their maxima."""
+        part, n, at, start, tiles = step
+        group, bank, d = self.group, self.group.banks[n], self.group.head_dim
+        keys = group.keys(part, bank, False)
+        queries, dtype = bank.tiles()[at][2] * bank.tokens, group.new.k_sb.dtype
+        if start == 0:
+            self.scores[n][at] = tile_of((queries, keys.tiles, keys.lanes), dtype)
+        scores_sb = self.scores[n][at]
+        score_rows(self.q_sb[n], bank, at, keys, start, tiles, scores_sb, d, group.constants)
+        if start + tiles < keys.tiles:
+            return
+        if not group.new.marks:
+            self.neg_max[n][at] = negated_maximum(scores_sb, (1, 2), score_scales(d)[1])
+            return
+        found_sb = self.maxima_sb[n][0:queries, at, nl.ds(part, 1)]
+        nisa.tensor_reduce(dst=found_sb, op=nl.maximum, data=scores_sb, axis=(1, 2))
+        if part + 1 == group.parts and at + 1 == len(bank.tiles()):
+            self.mark(n)
+
+    def mark(self, n):
+        """The second mark of a bank's queries, from the maxima of all parts."""
+        bank, d, lowest = self.group.banks[n], self.group.head_dim, []
+        tiles = bank.tiles()
+        for at in range(len(tiles)):
+            found_sb = self.maxima_sb[n][0 : tiles[at][2] * bank.tokens, at, :]
+            lowest.append((tiles[at][1] * bank.tokens, negated_maximum(found_sb, 1, 1.0)))
+        row = d % P_MAX
+        marks_sb = self.q_sb[n][row : row + MARKS, d // P_MAX, :, :]
+        set_marks(marks_sb, lowest, self.group.constants.eye_sb)
+
+
+def maxima_pass(group):
+    """The MaximaPass of a group, its queries in place."""
+    q_sb, maxima_sb, scores, neg_max = [], [], [], []
+    for bank in group.banks:
+        tiles = len(bank.tiles())
+        q_sb.append(bank_queries(group.qk_sb, bank, group.new.heads, group.new.marks))
+        maxima_sb.append(tile_of((P_MAX, tiles, group.parts), group.new.k_sb.dtype))
+        scores.append([None] * tiles)
+        neg_max.append([None] * tiles)
+    return MaximaPass(group, q_sb, maxima_sb, scores, neg_max)
+
+
+class WeightsPass(nl.NKIObject):
+    """Second pass: for each bank the ``sums`` of blocks before @ SBUF, and those being added @
+    PSUM: a tile [queries, D + 1] for each tile of its queries."""
+
+    first: MaximaPass
+
+    def __post_init__(self):
+        self.before, self.sums = [None] * len(self.first.q_sb), [None] * len(self.first.q_sb)
+
+    def steps(self):
+        """(part of the keys, bank, first tile of keys, tiles, tile of its queries or None for
+        all)."""
+        group, found = self.first.group, []
+        for part in range(group.parts):
+            for n in range(len(group.banks)):
+                bank = group.banks[n]
+                tiles = group.sizes(part, bank)[0]
+                if group.new.marks:
+                    for span in spans(tiles, MOVING_MAX // (bank.rows * bank.tokens)):
+                        found.append((part, n, span[0], span[1], None))
+                    continue
+                rows = bank.tiles()
+                for at in range(len(rows)):
+                    for span in spans(tiles, MOVING_MAX // (rows[at][2] * bank.tokens)):
+                        found.append((part, n, span[0], span[1], at))
+        return found
+
+    def run(self, step):
+        """One bank of PSUM; behind the last, the contexts of all."""
+        part, n, start, tiles, at = step
+        first, group = self.first, self.first.group
+        bank, d = group.banks[n], group.head_dim
+        keys, rows = group.keys(part, bank, True), bank.tiles()
+        if start == 0 and (at is None or at == 0):
+            self.sums[n] = []
+            for tile in rows:
+                self.sums[n].append(psum_of((tile[2] * bank.tokens, d + 1)))
+        if at is None:
+            q_sb = first.q_sb[n]
+            add_weighted(q_sb, bank, keys, start, tiles, self.sums[n], d, group.constants)
+        else:
+            scores_sb, neg_max_sb = first.scores[n][at], first.neg_max[n][at]
+            sums_psum = self.sums[n][at]
+            add_turned(scores_sb, neg_max_sb, keys, start, tiles, rows[at][0], sums_psum, d)
+        if start + tiles < keys.tiles or (at is not None and at + 1 < len(rows)):
+            return
+        if len(group.blocks) > 0:
+            self.keep(n)
+        if part + 1 == group.parts and n + 1 == len(group.banks):
+            bank_contexts(group.banks, self.sums, group.new.heads, group.context_sb)
+
+    def keep(self, n):
+        """Adds the sums of a part of the keys to those of the parts before, in SBUF."""
+        kept = []
+        for at in range(len(self.sums[n])):
+            sums_psum = self.sums[n][at]
+            kept.append(tile_of(sums_psum.shape, FP32))
+            if self.before[n] is None:
+                nisa.tensor_copy(dst=kept[at], src=sums_psum)
+            else:
+                before_sb = self.before[n][at]
+                nisa.tensor_tensor(dst=kept[at], data1=sums_psum, data2=before_sb, op=nl.add)
+        self.before[n] = self.sums[n] = kept
+
+
+def attend(first, following, work):
+    """The second pass of a group, beside it the first of the next one (or None) and other ``work``,
+    (what has a method ``run``, its argument): steps take turns, since PSUM is granted in order."""
+    second = WeightsPass(first)
+    steps, ahead = second.steps(), []
+    if following is not None:
+        ahead = following.steps()
+    for n in range(len(steps)):
+        second.run(steps[n])
+        for other in share(ahead, n, len(steps)):
+            following.run(other)
+        for other in share(work, n, len(steps)):
+            other[0].run(other[1])
+
+
+# --- Blocks of tokens -----------------------------------------------------------------------------
+
+
+class Pieces(nl.NKIObject):
+    """A kernel weight in SBUF, loaded piece by piece, (first, count) of tiles, where a tile is
+    first asked for."""
+
+    weight_hbm: nl.NkiTensor
+    k_tiles: int
+    pieces: list
+
+    def __post_init__(self):
+        self.tiles = feature_tiles(self.weight_hbm, self.k_tiles)
+        self.loaded = [None] * len(self.pieces)
+
+    def tile(self, at):
+        """(the piece that holds a tile of output features, the tile's place in it)."""
+        n = 0
+        while at >= self.pieces[n][0] + self.pieces[n][1]:
+            n += 1
+        first, count = self.pieces[n]
+        if self.loaded[n] is None:
+            self.loaded[n] = load_weight(self.weight_hbm, first, count, self.k_tiles)
+        return self.loaded[n], at - first
+
+
+def attention_weights(qkv_w_hbm, out_w_hbm, heads, k_tiles, tokens):
+    """Pieces of both weights for passes of so many tokens: keys and values begin with half a piece,
+    so that little waits for hidden states."""
+    q_tiles, row_bytes = heads.q_tiles, BLOCK_PIECE_BYTES
+    tiles, out_tiles = feature_tiles(qkv_w_hbm, k_tiles), feature_tiles(out_w_hbm, q_tiles)
+    queries = weight_pieces(q_tiles, k_tiles, tokens, False, row_bytes)
+    others = weight_pieces(tiles - q_tiles, k_tiles, tokens, False, row_bytes)
+    outputs = weight_pieces(out_tiles, q_tiles, tokens, True, row_bytes)
+    qkv = Pieces(qkv_w_hbm, k_tiles, queries + moved(others, q_tiles))
+    return qkv, Pieces(out_w_hbm, q_tiles, outputs)
+
+
+class TokenBlock(nl.NKIObject):
+    """A Block on its way through attention: what is projected of it @ SBUF, its context, and the
+    Pieces of the weights of both projections.
+
+    Work is (tile of features, first token, tokens), tiles of the output behind those of Q, K, V.
+    """
+
+    block: Block
+    layer: AttentionLayer
+    p: Projection
+    qk_sb: nl.NkiTensor
+    v_sb: list
+    context_sb: nl.NkiTensor
+    qkv: Pieces
+    out: Pieces
+
+    def run(self, work):
+        """A part of a projection, or two tiles of the output, which are stored together; all of
+        them of few tokens."""
+        at, start, size = work
+        heads, values = self.p.heads, self.p.heads.q_tiles + self.p.heads.stacks
+        if at >= self.qkv.tiles:
+            self.run_output(at - self.qkv.tiles)
+            return
+        weight_sb, tile = self.qkv.tile(at)
+        if at < heads.q_tiles + heads.stacks:
+            rotated_span(self.p, weight_sb, tile, self.qk_sb, at, start, size)
+        else:
+            value_tile(self.p, weight_sb, tile, (at - values) * P_MAX, self.v_sb)
+
+    def run_output(self, first):
+        count, out_hbm = self.block.count, self.layer.out_hbm
+        if count <= P_MAX:
+            store_product(self.out.weight_hbm, [(self.context_sb, self.block)], out_hbm)
+            return
+        tiles = min(2, self.out.tiles - first)
+        out_sb = tile_of((P_MAX, tiles, count), self.context_sb.dtype)
+        for n in range(tiles):
+            weight_sb, tile = self.out.tile(first + n)
+            out_psum = products(weight_sb, tile, 1, self.context_sb, 0, count)
+            nisa.tensor_copy(dst=out_sb[:, n, :], src=out_psum)
+        nl.store(block_part(out_hbm, self.block, first, tiles), out_sb)
+
+    def queries(self, some):
+        """The work for the queries of a set of KV heads, (first, count)."""
+        heads, found = self.p.heads, []
+        stop = math.ceil((some[0] + some[1]) / heads.stack) * heads.group
+        for at in range(heads.stack_of(some[0]) * heads.group, stop):
+            for span in even_spans(self.block.count, 256):
+                found.append((at, span[0], span[1]))
+        return found
+
+    def keys_and_values(self):
+        found = []
+        for at in range(self.p.heads.q_tiles, self.qkv.tiles):
+            found.append((at, 0, self.block.count))
+        return found
+
+    def outputs(self):
+        found, count = [], self.block.count
+        for at in range(0, self.out.tiles if count > P_MAX else 1, 2):
+            found.append((self.qkv.tiles + at, 0, count))
+        return found
+
+    def store_keys(self, keys_hbm, values_hbm):
+        """New keys and values into rows @ HBM."""
+        for n in range(len(self.p.parts)):
+            column, size = self.p.parts[n]
+            rows = nl.ds(self.block.start + column, size)
+            nl.store(values_hbm[rows, :], self.v_sb[n])
+            nl.store(keys_hbm[rows, :], key_rows(self.qk_sb, column, size, self.p.heads))
+
+
+def token_block(block, layer, weights):
+    """The TokenBlock of a Block; hidden states are loaded behind the first weights."""
+    weights[0].tile(layer.heads.q_tiles)
+    x_sb = residual_sum(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
+    parts = []
+    for part in block.parts():
+        parts.append((part[2], part[3]))
+    p = projection(x_sb, layer, block.start, parts)
+    qk_sb, v_sb = qkv_tiles(p)
+    context_sb = tile_of((P_MAX, layer.heads.q_tiles, block.count), x_sb.dtype)
+    return TokenBlock(block, layer, p, qk_sb, v_sb, context_sb, weights[0], weights[1])
+
+
+# --- Prefill --------------------------------------------------------------------------------------
+#
+# Three blocks of tokens are on their way at any time: beside the attention of one, the block before
+# it is multiplied with the output weight, and keys, values and first queries of the next one are
+# projected.
+
+
+class Scratch(nl.NKIObject):
+    """HBM for keys and values of a sequence that is too long for SBUF: k_hbm [kv_heads, D + MARKS,
+    tiles, 128], v_hbm [128, tiles, kv_heads, D + 1]."""
+
+    k_hbm: nl.NkiTensor
+    v_hbm: nl.NkiTensor
+
+    def append(self, tile, new):
+        """Store the NewKeys of a block of tokens, which begins with tile ``tile``."""
+        tiles = new.v_sb.shape[1]
+        part = nl.ds(tile, tiles)
+        for head in range(self.k_hbm.shape[0]):
+            for piece in contraction(self.k_hbm.shape[1]):
+                slot, rows = piece
+                nl.store(
+                    self.k_hbm[head, nl.ds(slot * P_MAX, rows), part, :],
+                    new.k_sb[0:rows, head, nl.ds(slot * tiles, tiles), :],
+                )
+        nl.store(self.v_hbm[:, part, :, :], new.v_sb)
+
+
+def scratch_of(tiles, heads, dtype):
+    """A Scratch for so many tiles of keys."""
+    kv_heads, d = heads.kv_heads, heads.head_dim
+    k_shape, v_shape = (kv_heads, d + MARKS, tiles, P_MAX), (P_MAX, tiles, kv_heads, d + 1)
+    k_hbm = nl.ndarray(k_shape, dtype=dtype, buffer=nl.private_hbm)
+    return Scratch(k_hbm, nl.ndarray(v_shape, dtype=dtype, buffer=nl.private_hbm))
+
+
+class ScratchTiles(nl.NKIObject):
+    """``tiles`` tiles of keys from ``tile`` on, of ``count`` KV heads from ``head`` on."""
+
+    scratch: Scratch
+    head: int
+    count: int
+    tile: int
+    tiles: int
+    lanes: int
+
+    def load(self, values):
+        """-> KeyTiles, with values or without."""
+        k_hbm, v_hbm = self.scratch.k_hbm, self.scratch.v_hbm
+        slots, part = contraction(k_hbm.shape[1]), nl.ds(self.tile, self.tiles)
+        k_sb = tile_of((P_MAX, self.count, len(slots) * self.tiles, P_MAX), k_hbm.dtype)
+        for at in range(self.count):
+            for piece in slots:
+                slot, rows = piece
+                nisa.dma_copy(
+                    dst=k_sb[0:rows, at, nl.ds(slot * self.tiles, self.tiles), :],
+                    src=k_hbm[self.head + at, nl.ds(slot * P_MAX, rows), part, :],
+                )
+        v_sb = nl.load(v_hbm[:, part, nl.ds(self.head, self.count), :]) if values else None
+        return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, P_MAX, 0, None)
+
+
+def resident(length, heads, marks, dtype):
+    """Whether keys and values of a sequence stay in SBUF."""
+    columns = len(contraction(heads.head_dim + marks)) * P_MAX + heads.head_dim + 1
+    tiles = math.ceil(length / P_MAX)
+    return bytes_of(dtype) * tiles * heads.kv_heads * columns <= RESIDENT_BYTES
+
+
+class Prefill(nl.NKIObject):
+    """A TokenBlock of a prompt and the keys that it sees: the NewKeys of its sequences, and, of a
+    sequence that is too long for SBUF, the ``before`` tokens that are in scratch."""
+
+    tokens: TokenBlock
+    new: list
+    scratch: Scratch
+    before: int
+    constants: Constants
+
+    def __post_init__(self):
+        self.largest = self.constants.which_sb.shape[0]
+        self.sets = head_sets(self.tokens.p.heads, self.largest)
+        self.first = self.tokens.block.start // self.tokens.block.length  # sequence
+
+    def first_work(self):
+        """Keys and values, and queries of the first set of heads."""
+        return self.tokens.keys_and_values() + self.tokens.queries(self.sets[0])
+
+    def keep_keys(self):
+        """The block's keys and values, where its queries and those behind it find them."""
+        parts = self.tokens.block.parts()
+        for n in range(len(parts)):
+            sequence, position, column = parts[n][0:3]
+            new, rows_sb = self.new[sequence - self.first], self.tokens.v_sb[n]
+            new.append(position - self.before, self.tokens.qk_sb, column, rows_sb)
+        if self.scratch is not None:
+            self.scratch.append(self.before // P_MAX, self.new[0])
+
+    def groups(self):
+        """QueryGroups, set of heads by set of heads: a tile of tokens at a time."""
+        tokens, found = self.tokens, []
+        for some in self.sets:
+            blocks = []
+            for span in spans(self.before // P_MAX, SCRATCH_TILES):
+                blocks.append(
+                    ScratchTiles(self.scratch, some[0], some[1], span[0], span[1], P_MAX)
+                )  # fmt: skip
+            for part in tokens.block.parts():
+                sequence, position, column, size = part
+                at = position - self.before
+                banks = score_banks(some, tokens.p.heads, self.largest, column, at, size)
+                new = self.new[sequence - self.first]
+                found.append(
+                    QueryGroup(banks, blocks, new, tokens.qk_sb, self.constants, tokens.context_sb)
+                )
+        return found
+
+
+def attend_block(prefill, ahead, before, following):
+    """Attention of a block of tokens, the MaximaPass of whose first group is ``ahead``; beside it
+    the output of the TokenBlock ``before``, and what the Prefill ``following`` begins with (either
+    may be None). -> the MaximaPass of the first group of that."""
+    tokens, groups, outputs, projections = prefill.tokens, prefill.groups(), [], []
+    tiles, steps = len(groups) // len(prefill.sets), len(groups)
+    if before is not None:
+        outputs = before.outputs()
+    if following is not None:
+        projections = following.first_work()
+    for step in range(steps):
+        n, at = divmod(step, tiles)
+        queries = tokens.queries(prefill.sets[n + 1]) if n + 1 < len(prefill.sets) else []
+        # what the maxima of the next group read is there before its pass begins
+        work = []
+        for each in share(outputs, step, steps):
+            work.append((before, each))
+        if tiles == 1:
+            for each in queries:
+                tokens.run(each)
+        elif at + 1 < tiles:
+            for each in share(queries, at, tiles - 1):
+                work.append((tokens, each))
+        if steps == 1:
+            for each in projections:
+                following.tokens.run(each)
+        elif step + 1 < steps:
+            for each in share(projections, step, steps - 1):
+                work.append((following.tokens, each))
+        first, ahead = ahead, None
+        if step + 1 < steps:
+            ahead = maxima_pass(groups[step + 1])
+        elif following is not None:
+            following.keep_keys()
+            ahead = maxima_pass(following.groups()[0])
+        attend(first, ahead, work)
+    return ahead
+
+
+# --- Attention of a decode step -------------------------------------------------------------------
+#
+# One new token per sequence has few rows of scores, and an instruction on 4 partitions takes as
+# long as one on 128. So the query heads of all sequences share the partitions of one tile of
+# scores: queries stand block by block in a stationary operand that is zero elsewhere (one slot of
+# the contraction per sequence and stack of KV heads), and the slots' products add up in PSUM, and
+# with them the mask: a selection of sequences times the bias of their keys.
+
+
+def decode_runs(keys_hbm):
+    """(lanes, runs): how a cache [B, kv_heads, L, D] lies on partitions that KV heads share.
+
+    Partition p of a head takes the ``runs`` keys from p * runs on, which lie next to each other in
+    HBM; tile t holds the keys t, t + runs, ... Sums over keys do not mind the order, if the mask
+    has it too. One product over all partitions serves all heads.
+    """
+    length = keys_hbm.shape[2]
+    runs = math.ceil(length / (P_MAX // keys_hbm.shape[1]))
+    while length % runs != 0:
+        runs += 1
+    return length // runs, runs
+
+
+def sequences_at_once(keys_hbm, heads):
+    """Sequences of a decode step that share a tile of scores."""
+    length, d, itemsize = keys_hbm.shape[2], keys_hbm.shape[3], bytes_of(keys_hbm.dtype)
+    kept = itemsize * length * (heads.stacks + 1)  # keys turned, and a row of the mask
+    kept += 2 * itemsize * decode_runs(keys_hbm)[1] * (d + 1)  # values, as they came too
+    return max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // kept))
+
+
+class CachedSequences(nl.NKIObject):
+    """The cache of ``count`` sequences from ``first`` on @ SBUF, and room for their new tokens.
+
+    k_sb [128, slots, keys + count]: keys turned, slot b * stacks + s has the heads of stack s of
+    sequence b; the columns behind are the new keys', zero for other sequences. mask_sb [count,
+    keys + count], added to scores. v_sb [kv_heads * lanes, count, tiles, D + 1]: values, the lanes
+    of each head in turn, and a column of ones, which gives the sum of the weights.
+    """
+
+    first: int
+    count: int
+    keys: int
+    k_sb: nl.NkiTensor
+    mask_sb: nl.NkiTensor
+    v_sb: nl.NkiTensor
+
+
+def turned_keys(keys_hbm, sequence, k_sb, first_slot, heads):
+    """Keys [kv_heads, lanes, tiles, D] of a sequence into its slots of k_sb.
+
+    Rows of tiles * D come from HBM; as many tiles as share a PSUM bank turn round, lanes columns
+    each, a transpose for all heads of a stack, and leave it together.
+    """
+    kv_heads, lanes, tiles, d = keys_hbm.shape[1:]
+    rows_sb = tile_of((lanes, kv_heads, tiles, d), keys_hbm.dtype)
+    for head in range(kv_heads):
+        nisa.dma_copy(dst=rows_sb[:, head, :, :], src=keys_hbm[sequence, head])
+    for stacked in spans(kv_heads, heads.stack):
+        head, count = stacked
+        for part in spans(tiles, MOVING_MAX // lanes):
+            at, together = part
+            turned_psum = turned_of((count * d, together, lanes), keys_hbm.dtype)
+            for t in range(together):
+                turning_sb = rows_sb[:, nl.ds(head, count), at + t, :]
+                nisa.nc_transpose(dst=turned_psum[:, t, :], data=turning_sb)
+            columns = nl.ds(at * lanes, together * lanes)
+            own_sb = k_sb[0 : count * d, first_slot + heads.stack_of(head), columns]
+            nisa.tensor_copy(dst=own_sb, src=turned_psum)
+
+
+def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
+    """CachedSequences of a decode step, from caches [B, kv_heads, L, D] and bias [B, L] @ HBM."""
+    batch, kv_heads, length, d = keys_hbm.shape
+    lanes, tiles = decode_runs(keys_hbm)
+    partitions, dtype = kv_heads * lanes, bias_hbm.dtype
+    keys_hbm = keys_hbm.reshape((batch, kv_heads, lanes, tiles, d))
+    values_hbm = values_hbm.reshape((batch, partitions, tiles, d))
+    k_sb = tile_of((P_MAX, count * heads.stacks, length + count), dtype)
+    if kv_heads % heads.stack:
+        nisa.memset(dst=k_sb, value=0.0)
+    for b in range(count):
+        turned_keys(keys_hbm, first + b, k_sb, b * heads.stacks, heads)
+    # values, when the rows of keys have left SBUF: one load a sequence, heads and lanes follow each
+    # other in HBM; GpSimdE puts ones behind
+    v_sb = filled((partitions, count, tiles, d + 1), 1.0, values_hbm.dtype)
+    for b in range(count):
+        rows_sb = nl.load(values_hbm[first + b])
+        nisa.tensor_copy(dst=v_sb[:, b, :, 0:d], src=rows_sb, engine=nisa.gpsimd_engine)
+    # of new keys each token sees its own
+    own, mask_sb = nl.ds(length, count), tile_of((count, length + count), dtype)
+    nisa.memset(dst=k_sb[:, :, own], value=0.0)
+    nisa.dma_copy(dst=mask_sb[:, 0:length], src=bias_hbm[nl.ds(first, count), :])
+    own_sb = selected((count, count), [[-1, count]], 0.0, masked(dtype), dtype)
+    nisa.tensor_copy(dst=mask_sb[:, own], src=own_sb)
+    return CachedSequences(first, count, length, k_sb, mask_sb, v_sb)
+
+
+def decode_queries(qk_sb, cache, heads):
+    """Queries of the sequences, block by block: [128, slots, rows] @ SBUF.
+
+    Row b * q_heads + h belongs to head h of sequence b; slot b * stacks + s holds the heads of
+    stack s of that sequence in its rows.
+    """
+    group, count = heads.group, cache.count
+    q_sb = filled((P_MAX, count * heads.stacks, count * heads.q_heads), 0.0, qk_sb.dtype)
+    for b in range(count):
+        for kv_head in range(heads.kv_heads):
+            stack, lanes = heads.stack_of(kv_head), heads.lanes(kv_head)
+            own = nl.ds(b * heads.q_heads + kv_head * group, group)
+            nisa.tensor_copy(
+                dst=q_sb[lanes, b * heads.stacks + stack, own],
+                src=qk_sb[lanes, nl.ds(stack * group, group), cache.first + b],
+            )
+    return q_sb
+
+
+def decode_scores(qk_sb, cache, heads):
+    """Masked scores of all rows against cached and new keys [rows, keys + B] @ SBUF."""
+    q_sb, count, stacks = decode_queries(qk_sb, cache, heads), cache.count, heads.stacks
+    slots, rows, keys = q_sb.shape[1], q_sb.shape[2], cache.k_sb.shape[2]
+    # which rows are a sequence's
+    pattern = [[-1, count], [0, heads.q_heads]]
+    which_sb = selected((count, rows), pattern, 1.0, 0.0, qk_sb.dtype)
+    for b in range(count):
+        nisa.tensor_copy(
+            dst=cache.k_sb[:, nl.ds(b * stacks, stacks), cache.keys + b],
+            src=qk_sb[:, nl.ds(heads.q_tiles, stacks), cache.first + b],
+        )
+    scores_sb = tile_of((rows, keys), q_sb.dtype)
+    for span in spans(keys, MOVING_MAX):
+        part, scores_psum = nl.ds(span[0], span[1]), psum_of((rows, span[1]))
+        for slot in range(slots):
+            keys_sb = cache.k_sb[:, slot, part]
+            nisa.nc_matmul(dst=scores_psum, stationary=q_sb[:, slot, :], moving=keys_sb)
+        nisa.nc_matmul(dst=scores_psum, stationary=which_sb, moving=cache.mask_sb[:, part])
+        nisa.tensor_copy(dst=scores_sb[:, part], src=scores_psum)
+    return scores_sb
+
+
+def turn_tiles(x_sb, tiles, width):
+    """``tiles`` times [Q, width] @ SBUF, side by side -> [width, tiles, Q]: turned round, as many
+    as share a PSUM bank taken out by one copy."""
+    queries = x_sb.shape[0]
+    out_sb = tile_of((width, tiles, queries), x_sb.dtype)
+    for part in spans(tiles, MOVING_MAX // queries):
+        at, count = part
+        turned_psum = turned_of((width, count, queries), x_sb.dtype)
+        for t in range(count):
+            turning_sb = x_sb[:, nl.ds((at + t) * width, width)]
+            nisa.nc_transpose(dst=turned_psum[:, t, :], data=turning_sb)
+        nisa.tensor_copy(dst=out_sb[:, nl.ds(at, count), :], src=turned_psum)
+    return out_sb
+
+
+def spread_weights(weights_sb, cache, heads):
+    """Weights of cached keys [rows, keys] @ SBUF -> [kv_heads * lanes, kv_heads, tiles, B, group].
+
+    TensorE turns them, lanes on partitions, and then copies each KV head's part to that head's
+    lanes: a product with an identity that stands there, and is zero at the lanes of other heads.
+    """
+    partitions, count, tiles = cache.v_sb.shape[0:3]
+    kv_heads, group, dtype = heads.kv_heads, heads.group, weights_sb.dtype
+    lanes = partitions // kv_heads
+    turned_sb = turn_tiles(weights_sb, tiles, lanes)
+    of_heads_sb = turned_sb.reshape((lanes, tiles, count, kv_heads, group))
+    width, shift = 2 * partitions - lanes, partitions - lanes
+    place_sb = selected((lanes, width), [[-1, width]], 1.0, 0.0, dtype, offset=shift)
+    spread_sb = tile_of((partitions, kv_heads, tiles, count, group), dtype)
+    for span in spans(tiles, MOVING_MAX // weights_sb.shape[0]):
+        part = nl.ds(span[0], span[1])
+        spread_psum = psum_of((partitions, kv_heads, span[1] * count * group))
+        for head in range(kv_heads):
+            nisa.nc_matmul(
+                dst=spread_psum[:, head, :],
+                stationary=place_sb[:, nl.ds(shift - head * lanes, partitions)],
+                moving=of_heads_sb[:, part, :, head, :],
+            )
+        nisa.tensor_copy(dst=spread_sb[:, :, part, :, :], src=spread_psum)
+    return spread_sb
+
+
+def own_weights(weights_sb, cache, heads):
+    """Weights of the new keys [rows, B] @ SBUF, turned -> [B, kv_heads, rows], zero for the rows of
+    other heads than the part's."""
+    kv_heads, group, count, rows = heads.kv_heads, heads.group, cache.count, weights_sb.shape[0]
+    turned_psum = turned_of((count, rows), weights_sb.dtype)
+    nisa.nc_transpose(dst=turned_psum, data=weights_sb[:, nl.ds(cache.keys, count)])
+    own_sb = filled((count, kv_heads, rows), 0.0, weights_sb.dtype)
+    # [B, head, sequence, member of the head's group]: the diagonal of parts and heads
+    pattern = [[kv_heads * rows, count], [rows + group, kv_heads],
+               [heads.q_heads, count], [1, group]]  # fmt: skip
+    of_heads_psum = turned_psum.reshape((count, count, kv_heads, group))
+    nisa.tensor_copy(dst=own_sb.ap(pattern), src=of_heads_psum.permute((0, 2, 1, 3)))
+    return own_sb
+
+
+def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
+    """Attention of some sequences' new tokens over their cache and themselves -> their columns of
+    context_sb [128, tiles, B]; v_sb [B, kv_heads * D] are the new values."""
+    count, d, group, kv_heads = cache.count, heads.head_dim, heads.group, heads.kv_heads
+    dtype, scale = v_sb.dtype, score_scales(d)[1]
+    # softmax weights [B * q_heads, keys + B]: 512 keys move a pass, one for each slot and the mask
+    scores_sb = decode_scores(qk_sb, cache, heads)
+    neg_max_sb = negated_maximum(scores_sb, 1, scale)
+    weights_sb = tile_of(scores_sb.shape, dtype)
+    nisa.activation(dst=weights_sb, op=nl.exp, data=scores_sb, bias=neg_max_sb, scale=scale)
+    # the same with keys on partitions, as values have them: cached ones of all heads, and new ones
+    spread_sb = spread_weights(weights_sb, cache, heads)
+    own_sb = own_weights(weights_sb, cache, heads)
+    own_values_sb = filled((count, kv_heads, d + 1), 1.0, dtype)
+    nisa.tensor_copy(dst=own_values_sb[:, :, 0:d], src=v_sb.reshape((count, kv_heads, d)))
+    # context of each sequence [q_heads, D + 1]: D + 1 columns of values move, a pass for each tile
+    # of 128 cached keys and for each head's new keys; divided by the last column, it turns round
+    turned_psum = turned_of((d, heads.q_heads, count), dtype)
+    for b in range(count):
+        out_psum, rows = psum_of((heads.q_heads, d + 1)), nl.ds(b * heads.q_heads, heads.q_heads)
+        for t in range(cache.v_sb.shape[2]):
+            own_spread_sb, values_sb = spread_sb[:, :, t, b, :], cache.v_sb[:, b, t, :]
+            nisa.nc_matmul(dst=out_psum, stationary=own_spread_sb, moving=values_sb)
+        for head in range(kv_heads):
+            values_sb = own_values_sb[:, head, :]
+            nisa.nc_matmul(dst=out_psum, stationary=own_sb[:, head, rows], moving=values_sb)
+        rows_sb = tile_of((heads.q_heads, d), dtype)
+        divide(rows_sb, out_psum, d)
+        nisa.nc_transpose(dst=turned_psum[:, :, b], data=rows_sb)
+    # [D, q_heads, B] to the lanes and tiles of the heads, all sequences at once
+    for kv_head in range(kv_heads):
+        tiles = nl.ds(heads.stack_of(kv_head) * group, group)
+        nisa.tensor_copy(
+            dst=context_sb[heads.lanes(kv_head), tiles, nl.ds(cache.first, count)],
+            src=turned_psum[:, nl.ds(kv_head * group, group), :],
+        )
+
+
+# --- Kernels, in the order of the model -----------------------------------------------------------
 
 
 @nki.jit
@@ -183,64 +1703,208 @@ def linear_kernel(x_hbm, weight_hbm, norm=None):
     tiles = feature_tiles(weight_hbm, k_tiles)
     out_hbm = nl.ndarray((tokens, tiles * P_MAX), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     rows_hbm = out_hbm.reshape((tokens, P_MAX, tiles))
-    one_block(tokens)
-    x_sb = residual_sum(x_hbm, None, None)
-    along_sb = norm_scales(x_sb, norm, [(0, tokens)])
-    # a piece of the weights after another at DMA's pace; VectorE takes its products out scaled,
-    # tokens outermost, so that each has a row of its own
-    out_sb = tile_of((P_MAX, tokens, tiles), x_hbm.dtype)
-    for piece in weight_pieces(tiles, k_tiles, tokens, last=True):
-        weight_sb = load_weight(weight_hbm, piece[0], piece[1], k_tiles)
-        for part in psum_parts(piece[1], tokens):
-            out_psum = products(weight_sb, part[0], part[1], x_sb, 0, tokens)
-            scale_sb = along_sb.expand_dim(2).broadcast(2, part[1])
-            nisa.tensor_tensor(
-                dst=out_sb[:, :, nl.ds(piece[0] + part[0], part[1])],
-                data1=out_psum.permute((0, 2, 1)),
-                data2=scale_sb,
-                op=nl.multiply,
-            )
-    nisa.dma_copy(dst=rows_hbm.permute((1, 0, 2)), src=out_sb)
+    for block in token_blocks(x_hbm.shape[0], tokens, 1):
+        # hidden states [128, H/128, T] and the scale of their norm: some KiB, before the weights
+        x_sb = residual_sum(x_hbm, None, None, block)
+        parts = spans(block.count, P_MAX)
+        along_sb = norm_scales(x_sb, norm, parts).along_sb
+        for own in parts:
+            start, count = own
+            # a piece of the weights after another at DMA's pace; VectorE takes its products out
+            # scaled, tokens outermost, so that each has a row of its own
+            out_sb = tile_of((P_MAX, count, tiles), x_hbm.dtype)
+            for piece in weight_pieces(tiles, k_tiles, count, last=True):
+                weight_sb = load_weight(weight_hbm, piece[0], piece[1], k_tiles)
+                for part in psum_parts(piece[1], count):
+                    out_psum = products(weight_sb, part[0], part[1], x_sb, start, count)
+                    scale_sb = along_sb[:, nl.ds(start, count)].expand_dim(2)
+                    nisa.tensor_tensor(
+                        dst=out_sb[:, :, nl.ds(piece[0] + part[0], part[1])],
+                        data1=out_psum.permute((0, 2, 1)),
+                        data2=scale_sb.broadcast(2, part[1]),
+                        op=nl.multiply,
+                    )
+            # features lie in runs: a partition stores N/128 neighbours of a token as one row
+            own_hbm = rows_hbm[nl.ds(block.start + start, count)]
+            nisa.dma_copy(dst=own_hbm.permute((1, 0, 2)), src=out_sb)
     return out_hbm
 
 
 @nki.jit
-def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm):
+def attention_prefill_kernel(
+    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads, batch, bias_hbm=None
+):
+    """Everything between two all-reduces of a prefill: residual sum, norm, QKV, RoPE, causal flash
+    attention of all new tokens (Dao et al. 2022), output projection.
+
+    x and delta [H, B * S] (delta None in the first layer), norm or None for none, kernel weights of
+    QKV and output, cos and sin [128, B * S], ``heads`` a HeadShape, bias [B, S] in the type of x or
+    None: 0 for keys that count, ``masked`` for left padding. -> partial output [H, B * S], rotated
+    keys and values [B * S, kv_heads * D], and x + delta where there is a delta.
+    """
+    tokens, length, dtype = x_hbm.shape[1], x_hbm.shape[1] // batch, x_hbm.dtype
+    features, new_shape = x_hbm.shape[0], (tokens, heads.kv_heads * heads.head_dim)
+    out_hbm = nl.ndarray(x_hbm.shape, dtype=dtype, buffer=nl.shared_hbm)
+    keys_hbm = nl.ndarray(new_shape, dtype=dtype, buffer=nl.shared_hbm)
+    values_hbm = nl.ndarray(new_shape, dtype=dtype, buffer=nl.shared_hbm)
+    stream_hbm = stream_of(x_hbm, delta_hbm)
+    layer = AttentionLayer(
+        x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, heads
+    )  # fmt: skip
+    # which tokens a tile's queries are, the identity, and the triangle of a tile with itself
+    blocks, most = token_blocks(features, tokens, length), min(length, P_MAX)
+    constants = attention_constants(most, heads, dtype)
+    triangle = [[-1, most]]
+    causal_sb = selected(
+        (most, most), triangle, 0.0, masked(dtype), dtype, nl.greater_equal
+    )  # fmt: skip
+    # marks where rows of the array are idle, where keys are hidden, and where scores do not stay
+    turned = heads.head_dim == P_MAX and bias_hbm is None
+    marks = 0 if turned and resident(length, heads, 0, dtype) else MARKS
+    short = resident(length, heads, marks, dtype)
+    # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
+    k_tiles = features // P_MAX
+    weights = attention_weights(qkv_w_hbm, out_w_hbm, heads, k_tiles, blocks[0].count)
+    kept = 2 * (qkv_w_hbm.shape[1] + out_w_hbm.shape[1]) <= WEIGHT_BYTES
+    started, ahead, before, scratch = [], None, None, None
+    for n in range(len(blocks) + 1):
+        if n < len(blocks):
+            # the next block: hidden states [128, H/128, count], and room for its keys and values,
+            # with those of its sequences, or, of a sequence that is too long, on the way to scratch
+            block = blocks[n]
+            if not kept:
+                weights = attention_weights(qkv_w_hbm, out_w_hbm, heads, k_tiles, block.count)
+            rows, at = token_block(block, layer, weights), block.start % length
+            if not short or at == 0:
+                new = keys_of(block, short, bias_hbm, causal_sb, heads, marks)
+            if not short and at == 0:
+                scratch = scratch_of(math.ceil(length / P_MAX), heads, dtype)
+            started.append(Prefill(rows, new, scratch, 0 if short else at, constants))
+        if n == 0:
+            # nothing runs beside the first block's keys and values, H/128 passes of its tokens for
+            # every tile of features, its first queries and their maxima
+            for each in started[0].first_work():
+                started[0].tokens.run(each)
+            started[0].keep_keys()
+            ahead = maxima_pass(started[0].groups()[0])
+            for step in ahead.steps():
+                ahead.run(step)
+            continue
+        # attention of a block, a bank of PSUM at a time; beside it the output of the one before and
+        # what the next one begins with, so that TensorE does not wait for ScalarE
+        following = started[n] if n < len(blocks) else None
+        ahead = attend_block(started[n - 1], ahead, before, following)
+        before = started[n - 1].tokens
+        before.store_keys(keys_hbm, values_hbm)
+    # the last output [128, H/128, count], a pass for each tile of its context: alone again
+    for each in before.outputs():
+        before.run(each)
+    if delta_hbm is None:
+        return out_hbm, keys_hbm, values_hbm
+    return out_hbm, keys_hbm, values_hbm, stream_hbm
+
+
+@nki.jit
+def attention_decode_kernel(
+    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
+    bias_hbm, heads,
+):  # fmt: skip
+    """The same for one new token per sequence: attention over the cache and the token itself.
+
+    x and delta [H, B], cos and sin [128, B], cached keys and values [B, kv_heads, L, D], bias
+    [B, L] in the type of x: 0 for keys that count, ``masked`` otherwise, keys in the order of
+    ``decode_runs``. -> partial output [H, B], new keys (rotated) and values [B, kv_heads * D], and
+    x + delta where there is a delta.
+    """
+    batch, dtype = x_hbm.shape[1], x_hbm.dtype
+    new_shape = (batch, heads.kv_heads * heads.head_dim)
+    out_hbm = nl.ndarray(x_hbm.shape, dtype=dtype, buffer=nl.shared_hbm)
+    new_keys_hbm = nl.ndarray(new_shape, dtype=dtype, buffer=nl.shared_hbm)
+    new_values_hbm = nl.ndarray(new_shape, dtype=dtype, buffer=nl.shared_hbm)
+    stream_hbm = stream_of(x_hbm, delta_hbm)
+    # hidden states [128, H/128, B], a few KiB, then the cache, before the weights: TensorE turns
+    # its keys, 128 a pass, while those stream
+    block = Block(0, batch, 1)
+    x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
+    parts, caches = spans(batch, sequences_at_once(keys_hbm, heads)), []
+    for part in parts:
+        caches.append(
+            cached_sequences(keys_hbm, values_hbm, bias_hbm, part[0], part[1], heads)
+        )  # fmt: skip
+    # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
+    # a fifth of the time that DMA takes for its weights
+    layer = AttentionLayer(
+        x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, heads
+    )  # fmt: skip
+    p = projection(x_sb, layer, 0, parts)
+    qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
+    nl.store(new_keys_hbm, key_rows(qk_sb, 0, batch, heads))
+    # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
+    context_sb = tile_of((P_MAX, heads.q_tiles, batch), dtype)
+    if heads.kv_heads % heads.stack:
+        nisa.memset(dst=context_sb, value=0.0)
+    for n in range(len(caches)):
+        rows = nl.ds(caches[n].first, caches[n].count)
+        nl.store(new_values_hbm[rows, :], v_sb[n])
+        attend_cached(qk_sb, v_sb[n], caches[n], heads, context_sb)
+    store_product(out_w_hbm, [(context_sb, block)], out_hbm)
+    if delta_hbm is None:
+        return out_hbm, new_keys_hbm, new_values_hbm
+    return out_hbm, new_keys_hbm, new_values_hbm, stream_hbm
+
+
+@nki.jit
+def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, length=None):
     """Residual sum, norm and SwiGLU MLP (Shazeer 2020): down(silu(gate(x)) * up(x)).
 
     x and delta [H, T] (delta or norm may be None), kernel weights of gate and up [F, H] and of down
-    [H, F] -> partial output [H, T], and x + delta where there is a delta.
+    [H, F], ``length`` tokens of a sequence if there are several -> partial output [H, T], and x +
+    delta where there is a delta. One pass over the weights for every ``token_chunk`` of tokens.
     """
     tokens, k_tiles, dtype = x_hbm.shape[1], x_hbm.shape[0] // P_MAX, x_hbm.dtype
     tiles = feature_tiles(gate_hbm, k_tiles)
     out_hbm = nl.ndarray(x_hbm.shape, dtype=dtype, buffer=nl.shared_hbm)
-    stream_hbm = x_hbm
-    if delta_hbm is not None:
-        stream_hbm = nl.ndarray(x_hbm.shape, dtype=dtype, buffer=nl.shared_hbm)
+    stream_hbm = stream_of(x_hbm, delta_hbm)
     zero_sb = filled((P_MAX, 1), 0.0, FP32)
-    one_block(tokens)
-    # the first weights go before the hidden states, whose first features then are multiplied
-    # while the others arrive
-    pieces = weight_pieces(tiles, k_tiles, tokens)
-    gate_w_sb = load_weight(gate_hbm, pieces[0][0], pieces[0][1], k_tiles)
-    up_w_sb = load_weight(up_hbm, pieces[0][0], pieces[0][1], k_tiles)
-    x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm)
-    along_sb = norm_scales(x_sb, norm, [(0, tokens)])
-    inner_sb = tile_of((P_MAX, tiles, tokens), dtype)
-    for piece in pieces:
-        if piece[0]:
-            gate_w_sb = load_weight(gate_hbm, piece[0], piece[1], k_tiles)
-            up_w_sb = load_weight(up_hbm, piece[0], piece[1], k_tiles)
-        for part in psum_parts(piece[1], tokens):
-            tile, beside, at, columns = part
-            gate_psum = products(gate_w_sb, tile, beside, x_sb, at, columns)
-            gate_sb = times_scale(gate_psum, along_sb, at, dtype)
-            silu_sb = tile_of((P_MAX, beside, columns), dtype)
-            nisa.activation(dst=silu_sb, op=nl.silu, data=gate_sb, bias=zero_sb)
-            up_psum = products(up_w_sb, tile, beside, x_sb, at, columns)
-            up_sb = times_scale(up_psum, along_sb, at, dtype)
-            places = nl.ds(piece[0] + tile, beside)
-            inner = inner_sb[:, places, nl.ds(at, columns)]
-            nisa.tensor_tensor(dst=inner, data1=silu_sb, data2=up_sb, op=nl.multiply)
-    store_product(down_hbm, inner_sb, out_hbm)
-    return out_hbm if delta_hbm is None else (out_hbm, stream_hbm)
+    blocks = token_blocks(x_hbm.shape[0], tokens, tokens if length is None else length)
+    for some in grouped(blocks, token_chunk(bytes_of(dtype) * (tiles + k_tiles))):
+        # the first piece of gate and up [128, tiles, H/128, 128] goes before the hidden states
+        # [128, H/128, count] of each block, whose first features then are multiplied while the
+        # others arrive
+        pieces, passed = weight_pieces(tiles, k_tiles, some[0].count), []
+        gate_w_sb = load_weight(gate_hbm, pieces[0][0], pieces[0][1], k_tiles)
+        up_w_sb = load_weight(up_hbm, pieces[0][0], pieces[0][1], k_tiles)
+        for block in some:
+            x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
+            along_sb = norm_scales(x_sb, norm, spans(block.count, P_MAX)).along_sb
+            passed.append((tile_of((P_MAX, tiles, block.count), dtype), block, x_sb, along_sb))
+        # silu(gate) * up [128, F/128, count], features on partitions as down contracts them. A PSUM
+        # bank at a time: H/128 passes of its tokens for each tile, while DMA loads the next piece
+        # and VectorE and ScalarE finish the bank before
+        for piece in pieces:
+            if piece[0]:
+                gate_w_sb = load_weight(gate_hbm, piece[0], piece[1], k_tiles)
+                up_w_sb = load_weight(up_hbm, piece[0], piece[1], k_tiles)
+            for one in passed:
+                for part in psum_parts(piece[1], one[1].count):
+                    gated(one, gate_w_sb, up_w_sb, part, piece[0] + part[0], zero_sb)
+        # down [128, H/128, count]: F/128 passes a tile, the last tiles' weights alone at the end
+        store_product(down_hbm, passed, out_hbm)
+    if delta_hbm is None:
+        return out_hbm
+    return out_hbm, stream_hbm
+
+
+def gated(passed, gate_w_sb, up_w_sb, part, own, zero_sb):
+    """silu(gate) * up of a part of ``psum_parts`` into the tiles from ``own`` on of passed, (inner
+    [128, F/128, count], Block, hidden states, their scales)."""
+    inner_sb, block, x_sb, along_sb = passed
+    tile, beside, at, columns = part
+    gate_psum = products(gate_w_sb, tile, beside, x_sb, at, columns)
+    gate_sb = times_scale(gate_psum, along_sb, at, x_sb.dtype)
+    silu_sb = tile_of(gate_sb.shape, x_sb.dtype)
+    nisa.activation(dst=silu_sb, op=nl.silu, data=gate_sb, bias=zero_sb)
+    up_psum = products(up_w_sb, tile, beside, x_sb, at, columns)
+    up_sb = times_scale(up_psum, along_sb, at, x_sb.dtype)
+    inner = inner_sb[:, nl.ds(own, beside), nl.ds(at, columns)]
+    nisa.tensor_tensor(dst=inner, data1=silu_sb, data2=up_sb, op=nl.multiply)
