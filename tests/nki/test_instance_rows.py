@@ -89,3 +89,41 @@ def test_it_is_an_error_in_strict_mode(monkeypatch):
     with pytest.raises(NkiError, match="sim_race_of_chosen_rows"):
         run(paged(), 1, 1)
     run(paged(), 1, 2)
+
+
+# --- kernels that do not divide their work --------------------------------------------------------
+@nki.jit
+def doubled(x):
+    """Both cores compute all of it, by way of a tensor that both of them write."""
+    between = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+    nl.store(between, tile)
+    nl.store(out, nl.load(between))
+    return out
+
+
+@nki.jit
+def doubled_in_place(x):
+    tile = nl.load(x)
+    nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+    nl.store(x, tile)
+    return x
+
+
+def test_cores_that_do_the_same_are_told_of(monkeypatch):
+    x = np.arange(64, dtype=np.float32).reshape(8, 8)
+    monkeypatch.setenv("NKI_CPU_STRICT", "1")  # devices have run such launches
+    with pytest.warns(NkiWarning, match="2 instances of doubled compute.*sim_copies_of_a_kernel"):
+        assert np.array_equal(doubled[2](x), 2 * x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", NkiWarning)
+        doubled(x)
+
+
+def test_an_update_in_place_by_both_is_a_race():
+    x = np.ones((8, 8), np.float32)
+    with pytest.raises(NkiError, match=r"writes x\[.*reads.*err_unexpected_output_dependencies"):
+        doubled_in_place[2](x)
+    assert np.array_equal(doubled_in_place(x), np.full((8, 8), 2.0))

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.errors import refuse
+from ..device.errors import refuse, warn
 from ..program.program import Instruction, Program
 from ..program.regions import box_text, elements, place, window
 from ..program.storage import Frame, Loop, Storage
@@ -68,10 +68,16 @@ def check_races(program: Program) -> None:
     """
     # First collect, for each loop and tensor, one access of every kind; then compare those of
     # different iterations. Loops inside loops are groups of their own, so each level is checked.
+    twice = None
     for group in _groups(program):
-        found = _conflict(group)
+        copies = group.loop.kind == "grid" and program.copies
+        found = _conflict_of_copies(group, program) if copies else _conflict(group)
         if found is not None:
             raise _refusal(program, group, *found)
+        if copies and not group.storage.on_chip:
+            twice = twice or group
+    if twice is not None:
+        _tell_copies(program, twice)
 
 
 # --- collecting -----------------------------------------------------------------------------------
@@ -286,6 +292,55 @@ def _conflict(group: _Group) -> tuple[_Access, _Access] | None:
         if ((near != 0) & (near != read.iteration + 1)).any():
             return _partner(group, read), read
     return None
+
+
+def _conflict_of_copies(group: _Group, program: Program) -> tuple[_Access, _Access] | None:
+    """The first pair that excludes each other among instances that all do the same.
+
+    They write the same values, whoever comes last, but where one reads what it writes later only:
+    that may be the other's result already, as with an update in place.
+    """
+    if len({a.iteration for a in group.all()}) < 2:
+        return None  # a tile of one instance
+    place_of = {id(instruction): k for k, instruction in enumerate(program.instructions)}
+    first = min(a.iteration for a in group.all())
+    own = sorted(
+        (a for a in group.all() if a.iteration == first), key=lambda a: place_of[id(a.instruction)]
+    )
+    maps = _maps(group)
+    ever, so_far = maps.new(np.int8), maps.new(np.int8)
+    for access in own:
+        if access.kind != "read":
+            maps.put(ever, access, 1)
+    for access in own:
+        if access.kind == "read":
+            if ((maps.get(ever, access) == 1) & (maps.get(so_far, access) == 0)).any():
+                late = next(w for w in group.writes.values() if _shared(w, access).any())
+                others = (a for a in group.reads.values() if a.iteration != late.iteration)
+                return late, next(a for a in others if a.view.key() == access.view.key())
+        elif access.kind != "write":
+            return _partner_of_copy(group, access), access
+        else:
+            maps.put(so_far, access, 1)
+    return None
+
+
+def _partner_of_copy(group: _Group, access: _Access) -> _Access:
+    """The same write in another instance."""
+    found = (w for w in group.writes.values() if w.iteration != access.iteration)
+    return next(w for w in found if w.view.key() == access.view.key())
+
+
+def _tell_copies(program: Program, group: _Group) -> None:
+    write = next(iter(group.writes.values()))
+    warn(
+        "sim_copies_of_a_kernel",
+        f"all {group.loop.n} instances of {program.name} compute the same and write all of "
+        f"{group.storage.label()}, expected each to take its part; divide the work by "
+        "nl.program_id, or launch one",
+        place(program, write.instruction),
+        advice=True,  # devices have run kernels launched so
+    )
 
 
 def _between_writes(

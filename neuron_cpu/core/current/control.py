@@ -107,7 +107,8 @@ def no_reorder() -> Iterator[None]:
 def program_id(axis: int = 0) -> int:
     """Number of the core that runs the program, 0 or 1."""
     _check_axis(axis, "program_id")
-    index = trace.current("nl.program_id").grid_index
+    tracer = trace.current("nl.program_id")
+    tracer.program.copies, index = False, tracer.grid_index
     return index[0] if index else 0
 
 

@@ -105,6 +105,7 @@ class Kernel(calling.Kernel):
         needs(f"kernel[{cores}]", 3)  # one core is all of a logical one on gen2
         program = tracer.program
         program.cores = cores
+        program.copies = True  # until one asks for its number
         loop = Loop(-1, "grid", cores, None)
         results, phases = [], set()
         for core in range(cores):

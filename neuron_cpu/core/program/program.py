@@ -92,6 +92,7 @@ class Program:
         core: the generation that it was traced for.
         cores: physical cores that run it together, each its own instances of the grid.
         mixed_placement: tensors with addresses may stand beside others (the current language).
+        copies: no instance of the grid asked which one it is, so all of them do the same.
         aliases: storages that read a kernel input as another type, and that input.
         names: instructions that the kernel has named.
         result_form: how results are nested, None for a tensor (the current language's).
@@ -111,6 +112,7 @@ class Program:
         self.direct_allocation = False
         self.core = in_force()
         self.cores = 1
+        self.copies = False
         self.aliases: list[tuple[Storage, Storage]] = []
         self.mixed_placement = False
         self.names: dict[str, Instruction] = {}
