@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
 import pty
 import select
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -187,37 +189,84 @@ def test_refusals(case: str, chat: Callable, tiny_model: Path, tmp_path: Path) -
     assert told in done.stderr.splitlines()[-1]
 
 
-@pytest.mark.full  # it may wait for ever where the answer ends before the signal comes
+class TypedChat:
+    """The driver at a terminal of its own. Every wait has an end, and so has the process."""
+
+    SECONDS = 90.0  # for one wait: on a busy machine PyTorch takes 20 s to be imported
+    AGAIN = 5.0  # a signal between Python's prompt and its wait for input is seen with the next key
+
+    def __init__(self, folder: Path, *arguments: str) -> None:
+        self.process, self._terminal = pty.fork()
+        if self.process == 0:
+            try:
+                os.environ.update(TERM="dumb", XDG_CACHE_HOME=str(folder))
+                driver = [sys.executable, str(REPOSITORY / "main.py"), "--mode", "chat"]
+                os.execv(driver[0], [*driver, *arguments])
+            finally:
+                os._exit(127)
+
+    def __enter__(self) -> TypedChat:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.process:
+            os.kill(self.process, signal.SIGKILL)
+            os.waitpid(self.process, 0)
+        os.close(self._terminal)
+
+    def type(self, keys: bytes) -> None:
+        os.write(self._terminal, keys)
+
+    def read(self, again: bytes = b"") -> bytes:
+        """The next byte that is shown; `again` is typed once more while nothing comes."""
+        ends = time.monotonic() + self.SECONDS
+        while time.monotonic() < ends:
+            if select.select([self._terminal], [], [], self.AGAIN)[0]:
+                try:
+                    return os.read(self._terminal, 1)
+                except OSError:  # Linux says so where the other end is closed
+                    break
+            self.type(again)
+        raise AssertionError("the chat shows nothing more")
+
+    def until(self, text: bytes, again: bytes = b"") -> bytes:
+        """What is shown up to `text`."""
+        shown, ends = b"", time.monotonic() + self.SECONDS
+        while text not in shown:
+            assert time.monotonic() < ends, shown
+            shown += self.read(again)
+        return shown
+
+    def status(self) -> int:
+        """The exit status of a chat that ends by itself."""
+        ends = time.monotonic() + self.SECONDS
+        while time.monotonic() < ends:
+            if select.select([self._terminal], [], [], 0.1)[0]:
+                with contextlib.suppress(OSError):  # Linux says so where the other end is closed
+                    os.read(self._terminal, 4096)
+            ended, status = os.waitpid(self.process, os.WNOHANG)
+            if ended:
+                self.process = 0
+                return os.waitstatus_to_exitcode(status)
+        raise AssertionError("the chat does not end")
+
+
 def test_at_a_terminal_ctrl_c_ends_an_answer_and_ctrl_d_the_chat(
     chat_model: Path, tmp_path: Path
 ) -> None:
-    process, terminal = pty.fork()
-    if process == 0:
-        os.environ.update(TERM="dumb", XDG_CACHE_HOME=str(tmp_path))
-        driver = [sys.executable, str(REPOSITORY / "main.py"), "--mode", "chat", "--model-path"]
-        length = ["--seq-len", "2048", "--enable-bucketing", "false", "--tp-degree", "1"]
-        os.execv(driver[0], [*driver, str(chat_model), *length])
-
-    def until(text: bytes) -> bytes:
-        shown = b""
-        while text not in shown:
-            assert select.select([terminal], [], [], 120)[0], shown
-            shown += os.read(terminal, 4096)
-        return shown
-
-    until(b"\n> ")
-    time.sleep(0.5)  # a signal between Python's prompt and its wait for input is seen with the line
-    os.write(terminal, b"\x03")  # at the prompt it throws away what was typed
-    until(b"Ctrl-D ends the chat.\r\n> ")
-    os.write(terminal, b"tell me\n")
-    until(b"tell me\r\n")
-    os.read(terminal, 1)  # the answer has begun
-    os.write(terminal, b"\x03")
-    shown = until(b"\n> ")
-    assert b"Interrupted; what there is of the answer is remembered." in shown
-    os.write(terminal, b"/reset\n")
-    until(b"Forgotten: 1 turn.")
-    os.write(terminal, b"\x04")
-    _, status = os.waitpid(process, 0)
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(status) == 0
+    lengths = ["--seq-len", "2048", "--enable-bucketing", "false", "--tp-degree", "1"]
+    with TypedChat(tmp_path, "--model-path", str(chat_model), *lengths) as chat:
+        chat.until(b"\n> ")
+        chat.type(b"\x03")  # at the prompt it throws away what was typed
+        chat.until(b"Ctrl-D ends the chat.\r\n> ", again=b"\x03")
+        chat.type(b"tell me\n")
+        chat.until(b"tell me\r\n")
+        chat.read()  # the answer has begun
+        chat.type(b"\x03")
+        shown = chat.until(b"\n> ")
+        assert b"Interrupted; what there is of the answer is remembered." in shown
+        chat.type(b"/reset\n")
+        # Before the prompt readline does not listen yet, and what it finds later is no Ctrl-D.
+        chat.until(b"Forgotten: 1 turn.\r\n> ")
+        chat.type(b"\x04")
+        assert chat.status() == 0

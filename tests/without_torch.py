@@ -1,0 +1,129 @@
+"""Tests of the simulator where no PyTorch is installed: those that only trace; others are skipped.
+
+`pytest -p tests.without_torch --confcutdir=tests/core tests/core`, for a Python that PyTorch has no
+CPU build for here. Kernels are traced, verified, lowered, scheduled and reported as ever, because
+none of that computes: tensors on PyTorch's device "meta" have a shape and a type alone. Whatever
+else a test asks of PyTorch skips it, and so this says nothing about results.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import pytest
+
+REASON = "computes with PyTorch, which is not installed"
+SIZES = {
+    **dict.fromkeys(("bool", "uint8", "int8", "float8_e4m3fn", "float8_e5m2"), 1),
+    **dict.fromkeys(("float16", "bfloat16", "int16", "uint16"), 2),
+    **dict.fromkeys(("float32", "int32", "uint32"), 4),
+    **dict.fromkeys(("float64", "int64", "uint64"), 8),
+}
+
+
+class DType:
+    """A type: its name and how large an element is."""
+
+    def __init__(self, name: str) -> None:
+        self.name, self.itemsize = name, SIZES[name]
+        self.is_floating_point = "float" in name
+
+    def __repr__(self) -> str:
+        return f"torch.{self.name}"
+
+
+run_any = subprocess.run
+DTYPES = {name: DType(name) for name in SIZES}
+
+
+class Tensor:
+    """A tensor of the device "meta"."""
+
+    def __init__(self, shape: tuple[int, ...], dtype: DType) -> None:
+        self.shape, self.dtype = shape, dtype
+        self.device = types.SimpleNamespace(type="meta")
+        self.is_meta, self.requires_grad, self.ndim = True, False, len(shape)
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+    def __getattr__(self, name: str) -> Any:
+        return _compute() if not name.startswith("__") else _missing(name)
+
+
+class Name:
+    """A function or class of PyTorch that a table may hold; a call of it skips the test."""
+
+    def __init__(self, path: str, *bases_and_names: Any) -> None:
+        if bases_and_names:  # a class is derived from it
+            _compute()
+        self.__name__ = self.__qualname__ = path
+
+    def __getattr__(self, name: str) -> Any:
+        return _missing(name) if name.startswith("__") else Name(f"{self.__name__}.{name}")
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        _compute()
+
+
+class Module(types.ModuleType):
+    """`torch` or a module of it: every name is there, none can compute."""
+
+    __path__: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            _missing(name)
+        made = Name(f"{self.__name__}.{name}")
+        setattr(self, name, made)
+        return made
+
+
+def _compute() -> NoReturn:
+    pytest.skip(REASON, allow_module_level=True)
+
+
+def _missing(name: str) -> NoReturn:
+    raise AttributeError(name)
+
+
+def empty(*shape: Any, dtype: Any = DTYPES["float32"], device: str = "cpu") -> Tensor:
+    """The one thing that is made here: a shape and a type."""
+    if device != "meta":
+        _compute()
+    sizes = shape[0] if len(shape) == 1 and not isinstance(shape[0], int) else shape
+    return Tensor(tuple(sizes), dtype)
+
+
+def inference_mode(_: bool) -> Callable:
+    """The one thing that is called where a module is imported: a decorator."""
+    return lambda function: function
+
+
+def run(command: Any, *rest: Any, **named: Any) -> subprocess.CompletedProcess:
+    """`subprocess.run`: a Python that a test starts has none of these names, and skips it."""
+    if not isinstance(command, str) and command[0] == sys.executable:
+        _compute()
+    return run_any(command, *rest, **named)
+
+
+def _install() -> None:
+    subprocess.run = run
+    torch = Module("torch")
+    vars(torch).update(DTYPES, dtype=DType, Tensor=Tensor)
+    vars(torch).update(empty=empty, inference_mode=inference_mode)
+    sys.modules["torch"] = torch
+    for name in ("nn", "nn.functional"):
+        sys.modules[f"torch.{name}"] = Module(f"torch.{name}")
+
+
+_install()
+
+import neuron_cpu  # noqa: E402
+
+neuron_cpu.ensure_sdk()
