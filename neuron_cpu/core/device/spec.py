@@ -53,6 +53,8 @@ class Dma:
             it take, and the longest.
         row_2_24_ns, part_word_ns: least time of a row since SDK 2.24, and of one below word_bytes.
         lone_row_ns, lone_row_bytes: a transfer of one row that is shorter than this.
+        transposed, transposed_on_chip: share of the rate that rows keep where the engine transposes
+            them on their way out of HBM and out of SBUF; 0 where it moves single elements instead.
     """
 
     engines: int
@@ -68,6 +70,8 @@ class Dma:
     part_word_ns: float
     lone_row_ns: float
     lone_row_bytes: int
+    transposed: float = 0.0
+    transposed_on_chip: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -226,7 +230,13 @@ GEN3 = replace(
     array_tile_min=32,  # ISA32, nc_matmul
     vector_modes=True,  # ARCH3, performance modes of VectorE
     hbm_bytes_per_ns=375.0,  # ARCH3: 3 TB/s per chip, eight cores
-    dma=replace(GEN2.dma, bytes_per_ns=23.0, flat_bytes_per_ns=23.0),  # DMA32: 368 GB/s a core
+    dma=replace(
+        GEN2.dma,
+        bytes_per_ns=23.0,  # DMA32: 368 GB/s a core
+        flat_bytes_per_ns=23.0,
+        transposed=0.9,  # ARCH3: DMA transposes, "up to"
+        transposed_on_chip=0.5,
+    ),
 )
 GEN4 = replace(
     GEN3,
@@ -243,7 +253,7 @@ GEN4 = replace(
     },
     scalar_narrow_rate=2,  # ARCH4: 256 elements a cycle of 16 bits
     hbm_bytes_per_ns=587.5,  # ARCH4: 4.7 TB/s per chip, eight cores
-    dma=replace(GEN2.dma, bytes_per_ns=33.0, flat_bytes_per_ns=33.0),  # DMA32: 528 GB/s a core
+    dma=replace(GEN3.dma, bytes_per_ns=33.0, flat_bytes_per_ns=33.0),  # DMA32: 528 GB/s a core
 )
 GENERATIONS = {made.name: made for made in (GEN2, GEN3, GEN4)}
 

@@ -118,6 +118,7 @@ class Transfer(NamedTuple):
         row_bytes: contiguous bytes of a row, counted on the wider side where the types differ.
         lanes: rows that each of the 16 engines moves.
         hbm_read, hbm_written: bytes on the HBM side.
+        share: of the rate of rows, what a transpose by the engine itself leaves.
     """
 
     rows: int
@@ -125,6 +126,7 @@ class Transfer(NamedTuple):
     lanes: tuple[int, ...]
     hbm_read: int
     hbm_written: int
+    share: float = 1.0
 
     @property
     def bytes(self) -> int:
@@ -135,7 +137,7 @@ def lane_ns(profile: DmaProfile, moved: Transfer, rows: int) -> float:
     """Nanoseconds that ``rows`` rows of a transfer take one DMA engine."""
     if moved.rows == 1 and moved.row_bytes < CORE.dma.lone_row_bytes:  # nothing to overlap with
         return max(CORE.dma.lone_row_ns, profile.row_ns(moved.row_bytes))
-    return rows * profile.row_ns(moved.row_bytes)
+    return rows * profile.row_ns(moved.row_bytes) / moved.share
 
 
 _transfers: dict[tuple, Transfer] = {}
@@ -145,7 +147,8 @@ def transfer(instruction: Instruction) -> Transfer:
     """How a dma_copy or dma_transpose breaks into rows and over the engines."""
     src, dst = instruction.src[0], instruction.dst[0]
     key = (
-        instruction.op.name, src.shape, src.strides, src.storage.buffer, src.dt.itemsize,
+        CORE.number, instruction.op.name, src.shape, src.strides, src.storage.buffer,
+        src.dt.itemsize,
         src.indirect is None, dst.shape, dst.strides, dst.storage.buffer, dst.dt.itemsize,
         dst.indirect is None, _first_partition(dst), _first_partition(src),
     )  # fmt: skip
@@ -161,11 +164,17 @@ def _first_partition(view: View) -> int:
 
 def _transfer(instruction: Instruction, src: View, dst: View) -> Transfer:
     item = max(src.dt.itemsize, dst.dt.itemsize)
-    # transposing takes a descriptor per element: nothing stays contiguous on both sides
-    run = 1 if instruction.op.by_element else _contiguous_run(src, dst)
+    share = 1.0
+    if not instruction.op.by_element:
+        run = _contiguous_run(src, dst)
+    elif CORE.dma.transposed:
+        run = _contiguous_run(src, src, first=1)  # one row of the source at least for each engine
+        share = CORE.dma.transposed_on_chip if src.storage.on_chip else CORE.dma.transposed
+    else:  # a descriptor per element: nothing stays contiguous on both sides
+        run = 1
     rows = dst.size // run
     chip = dst if dst.storage.on_chip else src
-    if chip.storage.on_chip:
+    if chip.storage.on_chip and share == 1:
         lanes = _partition_lanes(chip, rows)
     else:
         whole, rest = divmod(rows, CORE.dma.engines)
@@ -177,12 +186,13 @@ def _transfer(instruction: Instruction, src: View, dst: View) -> Transfer:
         lanes,
         0 if src.storage.on_chip else moved * src.dt.itemsize,
         0 if dst.storage.on_chip else moved * dst.dt.itemsize,
+        share,
     )
 
 
-def _contiguous_run(src: View, dst: View) -> int:
-    """Elements that lie side by side in both views; partitions never join into one row."""
-    first = 1 if src.storage.on_chip or dst.storage.on_chip else 0
+def _contiguous_run(src: View, dst: View, first: int = 0) -> int:
+    """Elements that lie side by side in both views; axes before ``first`` and partitions do not."""
+    first = 1 if src.storage.on_chip or dst.storage.on_chip else first
     if src.shape != dst.shape:  # reshaped on the way: only whole contiguous tensors join
         return min(src.shape[-1], dst.shape[-1]) if src.shape else 1
     run = 1

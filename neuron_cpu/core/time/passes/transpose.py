@@ -25,7 +25,9 @@ def transpose(work: Work) -> list[Instruction]:
     result: list[Instruction] = []
     for instruction in work.instructions:
         op = instruction.op
-        if op is DMA_TRANSPOSE and len(instruction.src[0].shape) == 2:
+        if op is DMA_TRANSPOSE and CORE.dma.transposed:  # engines that transpose by themselves
+            result.append(instruction)
+        elif op is DMA_TRANSPOSE and len(instruction.src[0].shape) == 2:
             result.extend(_turned(work, instruction, instruction.dst[0], instruction.src[0]))
         elif op is DMA_COPY and _loads_columns(instruction):
             result.extend(_turned(work, instruction, instruction.dst[0], _flip(instruction.src[0])))
