@@ -299,7 +299,8 @@ def _order_by_name(program: Program, edges: Any) -> None:
                         f"{', '.join(program.names) or 'none: no instruction has a name'}",
                         program.name,
                     )
-            program.edges.append((program.names[producer], program.names[consumer]))
+            first, second = program.names[producer], program.names[consumer]
+            program.edges += [(first[core], second[core]) for core in first if core in second]
 
 
 # --- decorators -----------------------------------------------------------------------------------

@@ -54,10 +54,11 @@ def put(
 
 
 def labelled(made: Instruction, name: str | None) -> NkiInstruction:
-    """The handle of an instruction; ``name`` must be new in the kernel."""
+    """The handle of an instruction; ``name`` must be new on the core that records it."""
     if name is not None:
-        names = trace.current("name=").program.names
-        if names.setdefault(name, made) is not made:
+        tracer = trace.current("name=")
+        by_core = tracer.program.names.setdefault(name, {})
+        if by_core.setdefault(tracer.grid_index, made) is not made:
             raise refuse(
                 "sim_instruction_name",
                 f"{made.op.name} is named '{name}' like an earlier instruction, expected names "

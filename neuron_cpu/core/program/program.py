@@ -94,7 +94,7 @@ class Program:
         mixed_placement: tensors with addresses may stand beside others (the current language).
         copies: no instance of the grid asked which one it is, so all of them do the same.
         aliases: storages that read a kernel input as another type, and that input.
-        names: instructions that the kernel has named.
+        names: instructions that the kernel has named, by the index of their instance of the grid.
         result_form: how results are nested, None for a tensor (the current language's).
         edges: pairs of instructions that the kernel orders beyond what data demand.
         unwritten_at: lines whose operands hold elements that nobody wrote (check/undefined.py).
@@ -115,7 +115,7 @@ class Program:
         self.copies = False
         self.aliases: list[tuple[Storage, Storage]] = []
         self.mixed_placement = False
-        self.names: dict[str, Instruction] = {}
+        self.names: dict[str, dict[tuple[int, ...], Instruction]] = {}
         self.result_form: Any = None
         self.edges: list[tuple[Instruction, Instruction]] = []
         self.in_order = False  # the kernel forbids the compiler to reorder
