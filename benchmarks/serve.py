@@ -1,6 +1,6 @@
 """The server under load: is every answer whole and its own, and how long do clients wait?
 
-    python benchmarks/serve.py [--enable-nki] [--requests 200 --clients 16 --slots 8]
+    python benchmarks/serve.py [--enable-nki] [--requests 200 --clients 16 --slots 8 --tokens 24]
 
 Starts `main.py --mode serve` (the embedded model unless --model-path names another), sends greedy
 requests of mixed lengths from several clients at once, then each different one again alone, and
@@ -113,13 +113,13 @@ def serving(arguments: argparse.Namespace, slots: int) -> Iterator[Server]:
         process.wait()
 
 
-def mixed(count: int, different: int, seed: int) -> list[Asked]:
+def mixed(count: int, different: int, most_new: int, seed: int) -> list[Asked]:
     """Requests of mixed lengths, each of `different` ones about equally often."""
     chosen = random.Random(seed)
     kinds = [
         Asked(
             f"{number}. " + " ".join(chosen.choices(WORDS, k=chosen.randint(3, 90))),
-            chosen.randint(2, MOST_NEW),
+            chosen.randint(2, most_new),
         )
         for number in range(different)
     ]
@@ -147,11 +147,12 @@ def main() -> None:
     parser.add_argument("--different", type=int, default=40, help="requests among them")
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--slots", type=int, default=8)
+    parser.add_argument("--tokens", type=int, default=MOST_NEW, help="new tokens of one, at most")
     parser.add_argument("--enable-nki", action="store_true")
     parser.add_argument("--model-path", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    asked = mixed(arguments.requests, arguments.different, arguments.seed)
+    asked = mixed(arguments.requests, arguments.different, arguments.tokens, arguments.seed)
     together = [Asked(f"{n}. " + " ".join(WORDS), MOST_NEW) for n in range(arguments.slots)]
     with serving(arguments, arguments.slots) as server:
         server.ask(asked[0])  # warm
