@@ -132,7 +132,11 @@ def load(server: Server, asked: Sequence[Asked], clients: int) -> tuple[list[Ans
     """All answers in the order of the requests, and the seconds that they took together."""
     started = time.monotonic()
     with concurrent.futures.ThreadPoolExecutor(clients) as pool:
-        answers = list(pool.map(server.ask, asked))
+        answers = []
+        for answer in pool.map(server.ask, asked):
+            answers.append(answer)
+            print(f"\r{len(answers)} of {len(asked)}", end="", file=sys.stderr, flush=True)
+    print(file=sys.stderr)
     return answers, time.monotonic() - started
 
 
