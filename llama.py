@@ -18,8 +18,11 @@ helpers above them work on tiles that are already on chip. Interfaces follow NxD
 
 from __future__ import annotations
 
+import json
 import math
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Type
+import re
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Type
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
@@ -49,6 +52,7 @@ from torch_xla.core import xla_model as xm
 from transformers import LlamaForCausalLM, PretrainedConfig
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.modeling_utils import load_state_dict
 
 # --- Limits of a NeuronCore-v2 (aws-neuron-sdk v2.21.1, general/nki/programming_model.rst) --------
 
@@ -75,6 +79,10 @@ DECODE_KEYS = 2048  # cached keys up to which a decode step has them all in SBUF
 MASKED = -1.5e38  # added to scores that do not count: exp gives 0, and twice it is finite
 MASKED_FP16 = -3.0e4  # the same for float16, which ends at 65504
 
+
+ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")  # what adapters may change
+MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
+IDLE_TARGET = "idle_adapter"  # what NxDI finds to change where the kernels' adapters are ours
 
 QUANTISED_DTYPES = {"int8": torch.int8, "f8e4m3": torch.float8_e4m3fn}  # NxDI's names
 
@@ -419,27 +427,104 @@ def stored_together(pieces, tokens):
     return [pieces]
 
 
-def store_product(weight_hbm, passed, out_hbm, scale_sb=None):
+def store_product(weight_hbm, passed, out_hbm, scale_sb=None, adapters=None):
     """``W @ x`` of ``passed``, (x_sb [128, k_tiles, count], Block), into out [N, T] @ HBM: one pass
     over the weights. Features lie in runs, so that each partition stores contiguous rows.
-    ``scale_sb`` [128, N/128] is that of a quantised weight."""
+    ``scale_sb`` [128, N/128] is that of a quantised weight; ``adapters`` add theirs."""
     k_tiles, count = passed[0][0].shape[1:]
     tiles = feature_tiles(weight_hbm, k_tiles)
     pieces = weight_pieces(tiles, k_tiles, count, True, weight_hbm.itemsize)
+    lows = [low_ranks(adapters, x_sb, block.start) for x_sb, block in passed]
     for group in stored_together(pieces, count):
         begin, size = group[0][0], sum(piece for _, piece in group)
         outs = [nl.ndarray((P_MAX, size, block.count), out_hbm.dtype) for _, block in passed]
         for first, piece in group:
             weight_sb = load_weight(weight_hbm, first, piece, k_tiles)
-            for (x_sb, block), out_sb in zip(passed, outs):
+            ranks_sb = rank_weights(adapters, first, piece)
+            for (x_sb, block), low_sb, out_sb in zip(passed, lows, outs):
                 for tile, beside, at, tokens in psum_parts(piece, block.count):
                     out_psum = products(weight_sb, tile, beside, x_sb, at, tokens)
+                    add_adapted(out_psum, ranks_sb, low_sb, tile, at)
                     part = out_sb[:, nl.ds(first - begin + tile, beside), nl.ds(at, tokens)]
                     own = nl.ds(first + tile, beside)
                     times_features(part, out_psum, None if scale_sb is None else scale_sb[:, own])
         for (_, block), out_sb in zip(passed, outs):
             part_hbm = block_part(out_hbm, block, begin, size)
             nl.store(part_hbm, out_sb.reshape((P_MAX, size * block.count)))
+
+
+# --- Adapters -------------------------------------------------------------------------------------
+#
+# W x + B A x (Hu et al. 2021), of several adapters in one batch. Their ranks are rows that lie side
+# by side: A x of all adapters is one product, whose rows of others than a token's are set to zero,
+# and B contracts all of them into the bank of PSUM that W x fills. So a token without an adapter
+# has zeros, and adapters cost TensorE what their ranks together cost.
+
+
+class Adapters(NamedTuple):
+    """Those of one projection @ HBM: A [128, K/128 * ranks] and B [ranks, N], features in the
+    orders of the weight, and which ranks are a token's [ranks, T], ones and zeros."""
+
+    a_hbm: Any
+    b_hbm: Any
+    chosen_hbm: Any
+
+
+def split_adapters(adapters, k_tiles, columns):
+    """Adapters @ HBM of a kernel's projections, side by side in tensors of its own, or three Nones
+    -> each projection's, of so many tiles of K and columns of N; Nones without any."""
+    if adapters[0] is None:
+        return [None] * len(columns)
+    (a_hbm, b_hbm, chosen_hbm), found, a_start, b_start = adapters, [], 0, 0
+    for tiles, width in zip(k_tiles, columns):
+        size = tiles * b_hbm.shape[0]
+        own = a_hbm[:, nl.ds(a_start, size)], b_hbm[:, nl.ds(b_start, width)]
+        found.append(Adapters(*own, chosen_hbm))
+        a_start, b_start = a_start + size, b_start + width
+    return found
+
+
+def low_ranks(adapters, x_sb, first_token):
+    """A x of tokens from ``first_token`` on, x_sb [128, K/128, T] -> [ranks, T] @ SBUF, up to 128
+    ranks each, zero where they are not the token's."""
+    if adapters is None:
+        return []
+    (_, k_tiles, tokens), found = x_sb.shape, []
+    ranks = adapters.b_hbm.shape[0]
+    a_sb = nl.load(adapters.a_hbm).reshape((P_MAX, k_tiles, ranks))
+    for first, count in spans(ranks, P_MAX):
+        rows = nl.ds(first, count)
+        chosen_sb = nl.load(adapters.chosen_hbm[rows, nl.ds(first_token, tokens)])
+        low_sb = nl.ndarray((count, tokens), x_sb.dtype)
+        for start, size in spans(tokens, MOVING_MAX):
+            columns = nl.ds(start, size)
+            low_psum = nl.zeros((count, size), nl.float32, buffer=nl.psum)
+            for k in nl.affine_range(k_tiles):
+                low_psum[...] += nisa.nc_matmul(a_sb[:, k, rows], x_sb[:, k, columns])
+            low_sb[:, columns] = nisa.tensor_tensor(low_psum, chosen_sb[:, columns], nl.multiply)
+        found.append(low_sb)
+    return found
+
+
+def rank_weights(adapters, tile, tiles):
+    """B of some tiles of features -> [ranks, tiles * 128] @ SBUF, up to 128 ranks each."""
+    if adapters is None:
+        return []
+    columns = nl.ds(tile * P_MAX, tiles * P_MAX)
+    return [
+        nl.load(adapters.b_hbm[nl.ds(*rows), columns])
+        for rows in spans(adapters.b_hbm.shape[0], P_MAX)
+    ]
+
+
+def add_adapted(acc_psum, weights, lows, tile, start):
+    """B A x added to products [128, tiles, tokens] @ PSUM of the tiles from ``tile`` on."""
+    for b_sb, low_sb in zip(weights, lows):
+        for at in nl.affine_range(acc_psum.shape[1]):
+            acc_psum[:, at, :] += nisa.nc_matmul(
+                b_sb[:, nl.ds((tile + at) * P_MAX, P_MAX)],
+                low_sb[:, nl.ds(start, acc_psum.shape[2])],
+            )
 
 
 # --- Residual stream and norm ---------------------------------------------------------------------
@@ -625,7 +710,8 @@ class Projection(NamedTuple):
     x_sb [128, H/128, T], the ``scales`` of its norm, cos and sin [128, T] times these scales (where
     heads have no norm of their own), the identity and the permutation that swaps the halves of each
     head [128, 128], and ``parts``, the tiles of tokens. A HeadBias and a HeadNorm where the model
-    has them; of quantised weights the scales of Q and K [128, tiles] and of V [128, width].
+    has them; of quantised weights the scales of Q and K [128, tiles] and of V [128, width]; of
+    adapters of queries, keys and values each their ``rank_weights`` and ``low_ranks``.
     """
 
     x_sb: Any
@@ -640,13 +726,15 @@ class Projection(NamedTuple):
     norm: Any
     qk_scale_sb: Any
     v_scale_sb: Any
+    adapted: List[Tuple[List[Any], List[Any]]]
 
 
 class AttentionLayer(NamedTuple):
     """What the passes of an attention kernel share: hidden states, delta and their sum @ HBM, and
     the partial output; constants of the norm; tables of cos and sin; the bias of Q, K and V and the
-    gains of their heads' norms @ HBM; and ``scales_sb``, the ``attention_columns`` of quantised
-    weights @ SBUF. Delta, norm, bias, gains and scales may be None."""
+    gains of their heads' norms @ HBM; ``scales_sb``, the ``attention_columns`` of quantised
+    weights @ SBUF; and the Adapters of queries, keys, values and output. Delta, norm, bias, gains,
+    scales and adapters may be None."""
 
     x_hbm: Any
     delta_hbm: Any
@@ -658,6 +746,7 @@ class AttentionLayer(NamedTuple):
     qkv_b_hbm: Any
     gains_hbm: Any
     scales_sb: List[Any]
+    adapters: List[Optional[Adapters]]
     heads: HeadShape
 
 
@@ -674,9 +763,14 @@ def projection(x_sb, layer, first_token, parts):
     identity_sb = shifted_identity(P_MAX, P_MAX, 0, x_sb.dtype)
     swap_sb = swapped_halves(heads.head_dim, x_sb.dtype)
     bias = head_bias(layer.qkv_b_hbm, scales, x_sb.dtype)
+    tiles = heads.q_tiles, heads.stacks, whole_tiles(heads.kv_heads * heads.head_dim)
+    adapted = [
+        (rank_weights(adapters, 0, count), low_ranks(adapters, x_sb, first_token))
+        for adapters, count in zip(layer.adapters, tiles)
+    ]
     return Projection(
         x_sb, scales, *tables, identity_sb, swap_sb, parts, heads, bias, own, qk_scale_sb,
-        v_scale_sb,
+        v_scale_sb, adapted,
     )  # fmt: skip
 
 
@@ -703,6 +797,8 @@ def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
     columns = nl.ds(start, size)
     scale = score_scales(p.heads.head_dim)[0] if at < p.heads.q_tiles else 1.0
     x_psum = products(weight_sb, tile, 1, p.x_sb, start, size)
+    first, which = (0, 0) if at < p.heads.q_tiles else (p.heads.q_tiles, 1)
+    add_adapted(x_psum, *p.adapted[which], at - first, start)
     if p.bias is not None:
         x_psum[:, 0, :] += nisa.nc_matmul(
             p.bias.bias_sb[:, nl.ds(at * P_MAX, P_MAX)], p.bias.inverse_sb[:, columns]
@@ -710,7 +806,7 @@ def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
     x = x_psum[:, 0, :]
     own_sb = None if p.qk_scale_sb is None else p.qk_scale_sb[:, nl.ds(at, 1)]
     if p.norm is not None:
-        x, own_sb = normed_heads(p, x, columns, int(at >= p.heads.q_tiles), own_sb), None
+        x, own_sb = normed_heads(p, x, columns, which, own_sb), None
     terms_sb = nl.ndarray((P_MAX, 2, size), p.x_sb.dtype)
     terms_sb[:, 0, :] = times_both(x, p.cos_sb[:, columns], own_sb)
     terms_sb[:, 1, :] = times_both(x, p.sin_sb[:, columns], own_sb)
@@ -733,6 +829,10 @@ def value_tile(p, weight_sb, tile, start, v_sb):
             acc_psum[...] += nisa.nc_matmul(
                 p.x_sb[:, k, nl.ds(at, size)], weight_sb[:, tile, k, 0:width]
             )
+        for b_sb, low_sb in zip(*p.adapted[2]):
+            acc_psum[...] += nisa.nc_matmul(
+                low_sb[:, nl.ds(at, size)], b_sb[:, nl.ds(start, width)]
+            )
         if p.bias is not None:
             first = (p.heads.q_tiles + p.heads.stacks) * P_MAX + start
             acc_psum[...] += nisa.nc_matmul(
@@ -749,6 +849,14 @@ def attention_columns(x_hbm, heads):
     """Columns of an attention kernel's scales: of Q and K, of V, of the norm, of the output."""
     k_tiles = x_hbm.shape[0] // P_MAX
     return heads.q_tiles + heads.stacks, heads.kv_heads * heads.head_dim, k_tiles, k_tiles
+
+
+def attention_adapters(adapters, x_hbm, heads):
+    """``split_adapters`` of an attention kernel: of queries, keys, values and the output."""
+    k_tiles = x_hbm.shape[0] // P_MAX
+    outputs = heads.q_tiles, heads.stacks, whole_tiles(heads.kv_heads * heads.head_dim), k_tiles
+    columns = [tiles * P_MAX for tiles in outputs]
+    return split_adapters(adapters, [k_tiles] * 3 + [heads.q_tiles], columns)
 
 
 def qkv_tiles(p):
@@ -1391,7 +1499,8 @@ def attention_weights(qkv_w_hbm, out_w_hbm, heads, k_tiles, tokens):
 
 class TokenBlock(NamedTuple):
     """A Block on its way through attention: what is projected of it @ SBUF, its context, and the
-    Pieces of the weights of both projections."""
+    Pieces of the weights of both projections. ``lows`` are the output's ``low_ranks``, filled with
+    its first tiles."""
 
     block: Block
     layer: AttentionLayer
@@ -1401,6 +1510,7 @@ class TokenBlock(NamedTuple):
     context_sb: Any
     qkv: Pieces
     out: Pieces
+    lows: List[Any]
 
     @classmethod
     def of(cls, block, layer, weights):
@@ -1411,7 +1521,7 @@ class TokenBlock(NamedTuple):
         p = projection(x_sb, layer, block.start, parts)
         qk_sb, v_sb = qkv_tiles(p)
         context_sb = nl.ndarray((P_MAX, layer.heads.q_tiles, block.count), x_sb.dtype)
-        return cls(block, layer, p, qk_sb, v_sb, context_sb, *weights)
+        return cls(block, layer, p, qk_sb, v_sb, context_sb, *weights, [])
 
     # Work is (tile of features, first token, tokens), tiles of the output behind those of Q, K, V.
 
@@ -1428,15 +1538,19 @@ class TokenBlock(NamedTuple):
                 value_tile(self.p, weight_sb, tile, first, self.v_sb)
             return
         first = at - self.qkv.tiles
-        tiles = min(2, self.out.tiles - first)
+        tiles, adapters = min(2, self.out.tiles - first), self.layer.adapters[-1]
         if count <= P_MAX:
-            passed = [(self.context_sb, self.block)]
-            store_product(self.out.weight_hbm, passed, self.layer.out_hbm, self.layer.scales_sb[-1])
+            own = self.layer.out_hbm, self.layer.scales_sb[-1], adapters
+            store_product(self.out.weight_hbm, [(self.context_sb, self.block)], *own)
             return
+        if first == 0:
+            self.lows[:] = low_ranks(adapters, self.context_sb, self.block.start)
+        ranks_sb = rank_weights(adapters, first, tiles)
         out_sb = nl.ndarray((P_MAX, tiles, count), self.context_sb.dtype)
         for n in nl.static_range(tiles):
             weight_sb, tile = self.out.tile(first + n)
             out_psum = products(weight_sb, tile, 1, self.context_sb, 0, count)
+            add_adapted(out_psum, ranks_sb, self.lows, n, 0)
             own_sb = None
             if self.layer.scales_sb[-1] is not None:
                 own_sb = self.layer.scales_sb[-1][:, nl.ds(first + n, 1)]
@@ -2136,6 +2250,7 @@ def linear_kernel(x_hbm, weight_hbm, norm=None, scales_hbm=None):
 def attention_prefill_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads, batch,
     bias_hbm=None, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
+    a_hbm=None, b_hbm=None, chosen_hbm=None,
 ):  # fmt: skip
     """Everything between two all-reduces of a prefill: residual sum, norm, QKV, RoPE, causal flash
     attention of all new tokens (Dao et al. 2022), output projection.
@@ -2146,7 +2261,8 @@ def attention_prefill_kernel(
     [1, tiles * 128], and the gains of norms over query and key heads [128, 2]. -> partial output
     [H, B * S], rotated keys and values [B * S, kv_heads * D], and x + delta where there is a delta.
     One pass over the weights for every TOKEN_CHUNK tokens, of several short sequences together.
-    Scales of quantised weights: ``attention_columns`` of them.
+    Scales of quantised weights: ``attention_columns`` of them. Adapters of Q, K, V and output, as
+    ``split_adapters`` reads them: A [128, columns], B [ranks, columns], chosen [ranks, B * S].
     """
     tokens, length, dtype = x_hbm.shape[1], x_hbm.shape[1] // batch, x_hbm.dtype
     features, new_shape = x_hbm.shape[0], (tokens, heads.kv_heads * heads.head_dim)
@@ -2159,7 +2275,7 @@ def attention_prefill_kernel(
     scales_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
     layer = AttentionLayer(
         x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, qkv_b_hbm, gains_hbm,
-        scales_sb, heads,
+        scales_sb, attention_adapters((a_hbm, b_hbm, chosen_hbm), x_hbm, heads), heads,
     )  # fmt: skip
     # which tokens a tile's queries are, the identity, and the triangle of a tile with itself
     blocks, most = token_blocks(features, tokens, length), min(length, P_MAX)
@@ -2216,6 +2332,7 @@ def attention_prefill_kernel(
 def attention_decode_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
     bias_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
+    a_hbm=None, b_hbm=None, chosen_hbm=None,
 ):  # fmt: skip
     """The same for one new token per sequence: attention over the cache and the token itself.
 
@@ -2246,7 +2363,7 @@ def attention_decode_kernel(
     scales_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
     layer = AttentionLayer(
         x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, qkv_b_hbm, gains_hbm,
-        scales_sb, heads,
+        scales_sb, attention_adapters((a_hbm, b_hbm, chosen_hbm), x_hbm, heads), heads,
     )  # fmt: skip
     p = projection(x_sb, layer, 0, parts)
     qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
@@ -2258,7 +2375,7 @@ def attention_decode_kernel(
     for cache, rows_sb in zip(caches, v_sb):
         nl.store(new_values_hbm[nl.ds(cache.first, cache.count), :], rows_sb)
         attend_cached(qk_sb, rows_sb, cache, heads, context_sb)
-    store_product(out_w_hbm, [(context_sb, block)], out_hbm, scales_sb[-1])
+    store_product(out_w_hbm, [(context_sb, block)], out_hbm, scales_sb[-1], layer.adapters[-1])
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -2267,6 +2384,7 @@ def attention_decode_kernel(
 def attention_chunk_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
     marks_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
+    a_hbm=None, b_hbm=None, chosen_hbm=None,
 ):  # fmt: skip
     """The same for several new tokens per sequence: over the cache, and causally over themselves.
 
@@ -2289,7 +2407,7 @@ def attention_chunk_kernel(
     scales_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
     layer = AttentionLayer(
         x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, qkv_b_hbm, gains_hbm,
-        scales_sb, heads,
+        scales_sb, attention_adapters((a_hbm, b_hbm, chosen_hbm), x_hbm, heads), heads,
     )  # fmt: skip
     cache, most = (keys_hbm, values_hbm, marks_hbm), min(length, P_MAX)
     causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
@@ -2325,14 +2443,15 @@ def attention_chunk_kernel(
         attend_groups(groups)
         # the output of all blocks, again one pass over its weight
         contexts = [(rows.context_sb, rows.block) for rows in passed]
-        store_product(out_w_hbm, contexts, out_hbm, scales_sb[-1])
+        store_product(out_w_hbm, contexts, out_hbm, scales_sb[-1], layer.adapters[-1])
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
 
 @nki.jit
 def swiglu_mlp_kernel(
-    x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, scales_hbm=None, length=None
+    x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, scales_hbm=None, length=None, a_hbm=None,
+    b_hbm=None, chosen_hbm=None,
 ):  # fmt: skip
     """Residual sum, norm and SwiGLU MLP (Shazeer 2020): down(silu(gate(x)) * up(x)).
 
@@ -2340,7 +2459,7 @@ def swiglu_mlp_kernel(
     [H, F], ``length`` tokens of a sequence if there are several -> partial output [H, T], and x +
     delta where there is a delta. One pass over the weights for every ``token_chunk`` of tokens.
     Scales of quantised weights: columns of gate and up, F/128 each, of the norm and of down, H/128
-    each.
+    each. Adapters of the three as ``split_adapters`` reads them.
     """
     tokens, k_tiles, dtype = x_hbm.shape[1], x_hbm.shape[0] // P_MAX, x_hbm.dtype
     tiles = feature_tiles(gate_hbm, k_tiles)
@@ -2352,6 +2471,11 @@ def swiglu_mlp_kernel(
     blocks = token_blocks(x_hbm.shape[0], tokens, length or tokens)
     gate_scale_sb, up_scale_sb, gain_sb, down_scale_sb = scale_columns(
         scales_hbm, (tiles, tiles, k_tiles, k_tiles)
+    )
+    *own_adapters, down_adapters = split_adapters(
+        (a_hbm, b_hbm, chosen_hbm),
+        (k_tiles, k_tiles, tiles),
+        (tiles * P_MAX,) * 2 + x_hbm.shape[:1],
     )
     kept = tiles + k_tiles * (1 if scales_hbm is None else 2)  # x times the gain, too
     for some in grouped(blocks, token_chunk(x_hbm.itemsize * kept)):
@@ -2366,7 +2490,8 @@ def swiglu_mlp_kernel(
             x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
             scales = norm_scales(x_sb, norm, spans(block.count, P_MAX))
             x_sb = with_gain(x_sb, gain_sb)
-            passed.append((x_sb, scales, nl.ndarray((P_MAX, tiles, block.count), dtype)))
+            lows = [low_ranks(own, x_sb, block.start) for own in own_adapters]
+            passed.append((x_sb, scales, lows, nl.ndarray((P_MAX, tiles, block.count), dtype)))
         # silu(gate) * up [128, F/128, count], features on partitions as down contracts them. A PSUM
         # bank at a time: H/128 passes of its tokens for each tile, while DMA loads the next piece
         # and VectorE and ScalarE finish the bank before
@@ -2375,20 +2500,23 @@ def swiglu_mlp_kernel(
             if first:
                 gate_w_sb = load_weight(gate_hbm, first, size, k_tiles)
                 up_w_sb = load_weight(up_hbm, first, size, k_tiles)
-            for x_sb, scales, inner_sb in passed:
+            gate_ranks, up_ranks = (rank_weights(own, first, size) for own in own_adapters)
+            for x_sb, scales, (gate_lows, up_lows), inner_sb in passed:
                 for tile, beside, at, columns in psum_parts(size, x_sb.shape[2]):
                     own, along_sb = first + tile, scales.along_sb
                     gate_psum = products(gate_w_sb, tile, beside, x_sb, at, columns)
+                    add_adapted(gate_psum, gate_ranks, gate_lows, tile, at)
                     gate_sb = times_scale(gate_psum, along_sb, at, dtype, gate_scale_sb, own)
                     silu_sb = nisa.activation(nl.silu, gate_sb, bias=zero_sb)
                     up_psum = products(up_w_sb, tile, beside, x_sb, at, columns)
+                    add_adapted(up_psum, up_ranks, up_lows, tile, at)
                     up_sb = times_scale(up_psum, along_sb, at, dtype, up_scale_sb, own)
                     inner_sb[:, nl.ds(own, beside), nl.ds(at, columns)] = nisa.tensor_tensor(
                         silu_sb, up_sb, nl.multiply
                     )
         # down [128, H/128, count]: F/128 passes a tile, the last tiles' weights alone at the end
         inner = [(inner_sb, block) for (*_, inner_sb), block in zip(passed, some)]
-        store_product(down_hbm, inner, out_hbm, down_scale_sb)
+        store_product(down_hbm, inner, out_hbm, down_scale_sb, down_adapters)
     return out_hbm if delta_hbm is None else (out_hbm, stream_hbm)
 
 
@@ -2541,6 +2669,20 @@ def window_of(config: InferenceConfig) -> Optional[int]:
     return None if window is None or window >= config.neuron_config.seq_len else window
 
 
+def adapter_ranks(config: InferenceConfig) -> int:
+    """Rows that the ranks of all adapters take together in the kernels, 0 without any."""
+    lora = config.neuron_config.lora_config
+    return 0 if lora is None else lora.max_loras * lora.max_lora_rank
+
+
+def adapter_targets(config: InferenceConfig) -> Set[str]:
+    """Names of the projections that some adapter changes."""
+    if not adapter_ranks(config):
+        return set()
+    paths = config.neuron_config.lora_config.lora_ckpt_paths
+    return {name for path in paths.values() for name in peft_config(path)["target_modules"]}
+
+
 def is_sequence_parallel(config: InferenceConfig) -> bool:
     """Whether modules get S / tp rows of each prompt; NxDI switches it off but for prefill."""
     return bool(getattr(config.neuron_config, "sequence_parallel_enabled", False))
@@ -2552,13 +2694,15 @@ def is_sequence_parallel(config: InferenceConfig) -> bool:
 class Columns(NamedTuple):
     """Hidden states between kernels: transposed, and the last partial result not yet added.
 
-    ``stream`` [H, T], ``delta`` [H, T] or None; ``shape`` is (B, S, H). Layers of the base class
-    hand it on as it is; it becomes [B, S, H] again behind the last one (SumOfColumns).
+    ``stream`` [H, T], ``delta`` [H, T] or None; ``shape`` is (B, S, H); ``chosen`` [ranks, T] tells
+    which adapters are a token's, None without any. Layers of the base class hand it on as it is; it
+    becomes [B, S, H] again behind the last one (SumOfColumns).
     """
 
     stream: torch.Tensor
     delta: Optional[torch.Tensor]
     shape: Tuple[int, ...]
+    chosen: Optional[torch.Tensor] = None
 
     @classmethod
     def of(cls, hidden: Any, parallel: bool = False) -> Columns:
@@ -2581,7 +2725,18 @@ class Columns(NamedTuple):
     def after(self, partial: torch.Tensor, stream: Sequence[torch.Tensor]) -> Columns:
         """Behind a kernel: its result, to be reduced, and the sum that it stored, if any."""
         delta = reduce_from_tensor_model_parallel_region(partial)
-        return Columns(stream[0] if stream else self.stream, delta, self.shape)
+        return self._replace(stream=stream[0] if stream else self.stream, delta=delta)
+
+    def choose(self, config: InferenceConfig, adapter_ids: Optional[torch.Tensor]) -> Columns:
+        """With the adapters of each row of the batch, [B] numbers from 1 on, 0 for none."""
+        if self.chosen is not None or not adapter_ranks(config):
+            return self
+        lora, device = config.neuron_config.lora_config, self.stream.device
+        ids = torch.zeros(self.shape[0], device=device) if adapter_ids is None else adapter_ids
+        numbers = torch.arange(1, lora.max_loras + 1, device=device)
+        rows = numbers.repeat_interleave(lora.max_lora_rank)[:, None] == ids.reshape(1, -1)
+        chosen = rows.to(self.stream.dtype).repeat_interleave(self.shape[1], 1)
+        return self._replace(chosen=chosen)
 
 
 class SumOfColumns(nn.Module):
@@ -2678,11 +2833,33 @@ def quantise_kernel_weights(model: nn.Module, neuron_config: NeuronConfig) -> No
             last.hold("scale", last.columns, torch.float32)
 
 
-class KernelBias(ColumnParallelLinear):
-    """A bias as a row [1, N] per rank, cut as a KernelWeight is."""
+class KernelRows(ColumnParallelLinear):
+    """[rows, N] per rank, cut as a KernelWeight is: a bias in one row, or parts of adapters."""
 
-    def __init__(self, n: int, tp_degree: int, dtype: torch.dtype) -> None:
-        super().__init__(n, tp_degree, bias=False, gather_output=False, dtype=dtype)
+    def __init__(self, n: int, tp_degree: int, dtype: torch.dtype, rows: int = 1) -> None:
+        super().__init__(n, rows * tp_degree, bias=False, gather_output=False, dtype=dtype)
+
+
+class KernelAdapters(nn.Module):
+    """A and B of a kernel's projections as ``split_adapters`` reads them, by sizes of a rank: the
+    tiles of K and the features N of each."""
+
+    def __init__(self, config: InferenceConfig, k_tiles: Sequence[int], n: Sequence[int]) -> None:
+        super().__init__()
+        tp, dtype = config.neuron_config.tp_degree, config.neuron_config.torch_dtype
+        ranks, features = adapter_ranks(config), sum(whole_tiles(size) for size in n) * P_MAX
+        self.a = KernelRows(sum(k_tiles) * ranks, tp, dtype, P_MAX)
+        self.b = KernelRows(features, tp, dtype, ranks)
+
+    def operands(self, columns: Columns) -> Tuple[Optional[torch.Tensor], ...]:
+        """What a kernel takes of them behind its other operands."""
+        return self.a.weight, self.b.weight, columns.chosen
+
+
+def kernel_adapters(config, targets, k_tiles, n) -> Optional[KernelAdapters]:
+    """KernelAdapters of projections of which an adapter changes one."""
+    found = adapter_targets(config) & set(targets)
+    return KernelAdapters(config, k_tiles, n) if found else None
 
 
 class HeadGains(nn.Module):
@@ -2732,6 +2909,8 @@ class NeuronLlamaMLP(nn.Module):
             self.up_proj = KernelWeight(inner, hidden, tp, dtype)
             columns = 2 * (whole_tiles(inner) + whole_tiles(hidden))
             self.down_proj = KernelWeight(hidden, inner, tp, dtype, columns)
+            tiles = [whole_tiles(hidden)] * 2 + [whole_tiles(inner)]
+            self.adapters = kernel_adapters(config, MLP_TARGETS, tiles, (inner, inner, hidden))
         else:
             self.act_fn = ACT2FN[config.hidden_act]
             self.gate_proj = column_linear(config, hidden, config.intermediate_size, bias)
@@ -2747,9 +2926,11 @@ class NeuronLlamaMLP(nn.Module):
             gate, up = (adapted(p, normed, adapter_ids) for p in (self.gate_proj, self.up_proj))
             return hidden + adapted(self.down_proj, self.act_fn(gate) * up, adapter_ids)
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
+        adapters = () if self.adapters is None else self.adapters.operands(hidden)
         partial, *stream = swiglu_mlp_kernel(
-            hidden.stream, hidden.delta, norm, *weights, self.down_proj.scale, hidden.shape[1]
-        )
+            hidden.stream, hidden.delta, norm, *weights, self.down_proj.scale, hidden.shape[1],
+            *adapters,
+        )  # fmt: skip
         return hidden.after(partial, stream)
 
 
@@ -2839,10 +3020,13 @@ class NeuronLlamaAttention(nn.Module):
         if self.nki_enabled:
             tiles = rank.q_tiles + rank.stacks + whole_tiles(rank.kv_heads * dim)
             self.qkv_proj = KernelWeight(tiles * P_MAX, hidden, tp, dtype)
-            self.qkv_bias = KernelBias(tiles * P_MAX, tp, dtype) if qkv_bias else None
+            self.qkv_bias = KernelRows(tiles * P_MAX, tp, dtype) if qkv_bias else None
             self.head_gains = HeadGains(dtype) if has_head_norms(config) else None
             columns = rank.q_tiles + rank.stacks + rank.kv_heads * dim + 2 * whole_tiles(hidden)
             self.o_proj = KernelWeight(hidden, rank.q_tiles * P_MAX, tp, dtype, columns)
+            k_tiles = [whole_tiles(hidden)] * 3 + [rank.q_tiles]
+            n = rank.q_tiles * P_MAX, rank.stacks * P_MAX, rank.kv_heads * dim, hidden
+            self.adapters = kernel_adapters(config, ATTENTION_TARGETS, k_tiles, n)
         else:
             self.q_proj = column_linear(config, hidden, sizes.q_heads * dim, qkv_bias)
             self.k_proj = column_linear(config, hidden, sizes.kv_heads * dim, qkv_bias)
@@ -2901,20 +3085,21 @@ class NeuronLlamaAttention(nn.Module):
         weights, scale = (self.qkv_proj.weight, self.o_proj.weight), self.o_proj.scale
         inputs = hidden.stream, hidden.delta, norm, *weights, *tables
         own = [None if x is None else x.weight for x in (self.qkv_bias, self.head_gains)]
+        own += [scale, *(() if self.adapters is None else self.adapters.operands(hidden))]
         if past is None:
             bias = _mask_bias(mask[:, 0, -1], dtype) if self.left_padding else None
-            results = attention_prefill_kernel(*inputs, rank, batch, bias, *own, scale)
+            results = attention_prefill_kernel(*inputs, rank, batch, bias, *own)
         else:
             decode = active_mask is None and past[0].shape[2] <= DECODE_KEYS
             most = P_MAX // past[0].shape[1] if decode else P_MAX
             keys, values, bias = cache_in_runs(*past, _mask_bias(mask[:, 0, 0], dtype), most)
             if decode:
-                results = attention_decode_kernel(*inputs, keys, values, bias, rank, *own, scale)
+                results = attention_decode_kernel(*inputs, keys, values, bias, rank, *own)
             else:
                 marks = torch.stack((bias, torch.ones_like(bias)), 1)
                 active = self.active_bias(active_mask, hidden)
                 cache = keys, values, marks
-                results = attention_chunk_kernel(*inputs, *cache, active, rank, *own, scale)
+                results = attention_chunk_kernel(*inputs, *cache, active, rank, *own)
         partial, k, v, *stream = results
         return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
 
@@ -3016,7 +3201,7 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
         (sizes.head_dim not in (64, 128), f"head_dim {sizes.head_dim}"),
         (q_heads > P_MAX, f"{q_heads} query heads per rank"),
         (batch > P_MAX, f"a batch of {batch}"),
-        (neuron_config.lora_config is not None, "adapters"),
+        (neuron_config.lora_config is not None and quantised, "adapters beside quantised weights"),
         (qkv_bias and quantised, "biases behind quantised weights"),
         (precise and quantised, "quantised weights in a model of float32"),
         (getattr(config, "mlp_bias", False), "mlp_bias"),
@@ -3039,6 +3224,7 @@ class NeuronLlamaDecoderLayer(nn.Module):
         self.nki_enabled, self.parallel = is_nki_enabled(config), is_sequence_parallel(config)
         if self.nki_enabled:
             refuse_what_kernels_lack(config)
+        self.config = config
         self.self_attn = NeuronLlamaAttention(config)
         self.mlp = NeuronLlamaMLP(config)
         # the kernels find the gains in their weights
@@ -3054,7 +3240,10 @@ class NeuronLlamaDecoderLayer(nn.Module):
         NxDI 0.3 and later hand a ``residual`` keyword to every layer and read five results; before
         that they read exactly four.
         """
-        hidden = Columns.of(hidden_states, self.parallel) if self.nki_enabled else hidden_states
+        hidden = hidden_states
+        if self.nki_enabled:
+            columns = Columns.of(hidden_states, self.parallel)
+            hidden = columns.choose(self.config, kwargs.get("adapter_ids"))
         hidden, *results = self.self_attn(hidden, self.input_layernorm, **kwargs)
         hidden = self.mlp(hidden, self.post_attention_layernorm, kwargs.get("adapter_ids"))
         return hidden, *results, *([None] if "residual" in kwargs else [])
@@ -3150,6 +3339,10 @@ class NeuronLlamaModel(NeuronBaseModel):
         )
         if is_nki_enabled(config) and neuron_config.quantized:
             quantise_kernel_weights(self, neuron_config)
+        if is_nki_enabled(config) and adapter_ranks(config):
+            # NxDI hands out the numbers of adapters, and changes layers that have their names
+            self.idle_adapter = nn.Linear(1, 1, bias=False, dtype=neuron_config.torch_dtype)
+            neuron_config.lora_config.target_modules = [IDLE_TARGET]
 
     def init_inference_optimization(self, config: InferenceConfig) -> None:
         """The caches; the kernels take fp8 as it is stored, but for a model of float32."""
@@ -3219,17 +3412,101 @@ def of_ranks(*parts: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat([torch.cat(own, 1) for own in zip(*parts)])
 
 
+def peft_config(folder: str) -> Dict[str, Any]:
+    """What PEFT says of an adapter."""
+    content = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+    others = set(content["target_modules"]) - {*ATTENTION_TARGETS, *MLP_TARGETS}
+    if others:
+        raise ValueError(
+            f"The adapter {folder} changes {', '.join(sorted(others))}, expected some of "
+            f"{', '.join((*ATTENTION_TARGETS, *MLP_TARGETS))}; run without --enable-nki."
+        )
+    return content
+
+
+def read_adapter(folder: str) -> Iterable[Tuple[str, str, torch.Tensor]]:
+    """(projection, "A" or "B", tensor [r, K] or [N, r]) of an adapter as PEFT saves it.
+
+    alpha / r goes to A, or alpha / sqrt(r) where the adapter is rank-stabilised (Kalajdzievski
+    2023); NxDI takes 1 for an alpha that is 0.
+    """
+    content = peft_config(folder)
+    rank, alpha = content["r"], content.get("lora_alpha")
+    scale = alpha / (math.sqrt(rank) if content.get("use_rslora") else rank) if alpha else 1.0
+    for key, tensor in load_state_dict(str(Path(folder) / "adapter_model.safetensors")).items():
+        found = re.search(r"(layers\.\d+\.\w+\.\w+)\.lora_([AB])(\.default)?\.weight$", key)
+        if found is None:
+            raise ValueError(
+                f"The adapter {folder} has a tensor {key}, expected ...lora_A.weight or "
+                "...lora_B.weight of layers; train it on those."
+            )
+        yield found[1], found[2], tensor.float() * (scale if found[2] == "A" else 1.0)
+
+
+def add_adapters(state: StateDict, config: InferenceConfig) -> None:
+    """A [ranks, K] and B [N, ranks] of all adapters, beside each weight that one of them changes;
+    an adapter of a smaller rank has zeros behind its own."""
+    lora, ranks = config.neuron_config.lora_config, adapter_ranks(config)
+    for number, folder in enumerate(lora.lora_ckpt_paths.values()):
+        for name, kind, tensor in read_adapter(folder):
+            weight = state.get(f"{name}.weight")
+            rank, features = tensor.shape if kind == "A" else tensor.shape[::-1]
+            expected = None if weight is None else weight.shape[1 if kind == "A" else 0]
+            if features != expected or rank > lora.max_lora_rank:
+                raise ValueError(
+                    f"The adapter {folder} has lora_{kind} {list(tensor.shape)} for {name}, "
+                    f"expected a rank of at most {lora.max_lora_rank} and {expected} features; "
+                    "take one that was trained on this model."
+                )
+            whole = state.setdefault(
+                f"{name}.lora_{kind}",
+                torch.zeros((ranks, features) if kind == "A" else (features, ranks)),
+            )
+            own = slice(number * lora.max_lora_rank, number * lora.max_lora_rank + rank)
+            whole[(own, slice(None)) if kind == "A" else (slice(None), own)] = tensor
+
+
+def adapters_of_ranks(
+    state: StateDict, name: str, parts: Sequence[Tuple[List[torch.Tensor], List[torch.Tensor]]]
+) -> None:
+    """What KernelAdapters hold: of each projection A [ranks, K] and B [N, ranks] of every
+    tensor-parallel rank, in the orders of its kernel."""
+    down = [
+        [pad_tiles(a, 1).unflatten(1, (-1, P_MAX)).permute(2, 1, 0).flatten(1) for a in of_ranks]
+        for of_ranks, _ in parts
+    ]
+    across = [[pad_tiles(b, 0).t() for b in of_ranks] for _, of_ranks in parts]
+    for kind, each in (("a", down), ("b", across)):
+        state[f"{name}.{kind}.weight"] = torch.cat([torch.cat(own, 1) for own in zip(*each)])
+
+
+def pop_adapters(state: StateDict, names: Sequence[str]) -> Optional[List[torch.Tensor]]:
+    """A of some projections, then B of them: zeros where one has none, None where all have none."""
+    some = [state[f"{name}.lora_A"] for name in names if f"{name}.lora_A" in state]
+    if not some:
+        return None
+    shapes, ranks = [state[f"{name}.weight"].shape for name in names], some[0].shape[0]
+    empty = [torch.zeros(ranks, k) for _, k in shapes], [torch.zeros(n, ranks) for n, _ in shapes]
+    return [
+        state.pop(f"{name}.lora_{kind}", zeros)
+        for kind, every in zip("AB", empty)
+        for name, zeros in zip(names, every)
+    ]
+
+
 def spread_heads(state: StateDict, attention: str, kv: int, sizes: Sizes) -> None:
     """Weights, biases and scales of one layer's attention for replicated and padded heads."""
-    for kind in ("weight", "bias", "scale"):  # of quantised weights: a row each, or one in all
+    # scales of quantised weights: a row each, or one in all
+    for kind in ("weight", "bias", "scale", "lora_B"):
         query = f"{attention}q_proj.{kind}"
         if query in state and state[query].numel() > 1:
             state[query] = spread_queries(state[query], kv, sizes, 0)
         for key in (f"{attention}k_proj.{kind}", f"{attention}v_proj.{kind}"):
             if key in state and state[key].numel() > 1:
                 state[key] = spread_kv(state[key], sizes)
-    out = f"{attention}o_proj.weight"
-    state[out] = spread_queries(state[out], kv, sizes, 1)
+    for out in (f"{attention}o_proj.weight", f"{attention}o_proj.lora_A"):
+        if out in state:
+            state[out] = spread_queries(state[out], kv, sizes, 1)
 
 
 def qkv_of_ranks(parts: Sequence[torch.Tensor], sizes: Sizes) -> List[torch.Tensor]:
@@ -3263,6 +3540,19 @@ def attention_for_kernels(
             [of_runs(gain)] * tp,
             [of_runs(scales[3])] * tp,
         )
+    found = pop_adapters(state, [f"{attention}{name}" for name in ATTENTION_TARGETS])
+    if found is not None:
+        *a, out_a, q, k, v, out_b = found
+        a_of_ranks = [[in_runs(times_gain(own, gain), 1)] * tp for own in a]
+        shares = [rank.order(own.t(), rank.group).t() for own in out_a.chunk(tp, 1)]
+        b_of_ranks = [
+            [rank.order(own, rank.group) for own in q.chunk(tp)],
+            [rank.order(own, 1) for own in k.chunk(tp)],
+            v.chunk(tp),
+            [in_runs(out_b, 0)] * tp,
+        ]
+        parts = zip([*a_of_ranks, shares], b_of_ranks)
+        adapters_of_ranks(state, f"{attention}adapters", [*parts])
     weights = [state.pop(f"{attention}{name}_proj.weight") for name in "qkv"]
     if len({weight.dtype for weight in weights}) > 1:
         raise ValueError(
@@ -3284,6 +3574,13 @@ def mlp_for_kernels(state: StateDict, mlp: str, gain: torch.Tensor, tp: int) -> 
         gate, up = ([in_columns(own) for own in scale.chunk(tp)] for scale in scales[:2])
         whole = ([of_runs(feature)] * tp for feature in (gain, scales[2]))
         state[f"{mlp}down_proj.scale"] = of_ranks(gate, up, *whole)
+    found = pop_adapters(state, [f"{mlp}{name}" for name in MLP_TARGETS])
+    if found is not None:
+        *a, down_a, gate_b, up_b, down_b = found
+        a_of_ranks = [[in_runs(times_gain(own, gain), 1)] * tp for own in a]
+        b_of_ranks = [gate_b.chunk(tp), up_b.chunk(tp), [in_runs(down_b, 0)] * tp]
+        parts = zip([*a_of_ranks, down_a.chunk(tp, 1)], b_of_ranks)
+        adapters_of_ranks(state, f"{mlp}adapters", [*parts])
     for key in (f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"):
         shares = times_gain(state[key], gain, scales).chunk(tp)
         state[key] = layouts_of_ranks(in_runs(share, 1) for share in shares)
@@ -3333,6 +3630,9 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
             name: tensor.view(torch.int8) if tensor.dtype is torch.float8_e4m3fn else tensor
             for name, tensor in state_dict.items()
         }
+        if nki_enabled and adapter_ranks(config):
+            state[f"{IDLE_TARGET}.weight"] = torch.zeros(1, 1)
+            add_adapters(state, config)
         for layer in range(config.num_hidden_layers):
             kv = config.num_key_value_heads
             convert_layer(state, f"layers.{layer}.", kv, sizes, nki_enabled)

@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from neuron_cpu.errors import CheckpointError
 
 from .config import LoraServingConfig
-from .lora_module import MultiLoraModule, wrapped
+from .lora_module import MultiLoraModule, is_target, wrapped
 
 Place = Tuple[str, ...]  # (layer, block, leaf), or (leaf,) outside of the layers
 _CONFIG = "adapter_config.json"
@@ -91,6 +91,8 @@ def add_adapters(model: Any, state_dict: Dict[str, torch.Tensor]) -> None:
         for key, tensor in load_file(str(adapter.folder / _WEIGHTS)).items():
             stem, kind = _parts(name, key)
             place = places.get(_place(stem))
+            if place is None and not is_target(stem, config.target_modules):
+                continue  # as NxDI: a model may read those itself
             if place is None:
                 raise CheckpointError(
                     f"Adapter {name} has a tensor {key} that no layer takes, expected one for each "

@@ -169,7 +169,7 @@ def wrap_model_with_lora(model: nn.Module, config: LoraServingConfig) -> None:
     """
     paths = [path for path, _ in model.named_modules() if path]
     parents = {path.rpartition(".")[0] for path in paths}
-    found = [p for p in paths if p not in parents and _is_target(p, config.target_modules)]
+    found = [p for p in paths if p not in parents and is_target(p, config.target_modules)]
     if not found:
         raise ValueError(
             f"No module of the model is one of the adapters' target_modules "
@@ -189,7 +189,8 @@ def wrap_model_with_lora(model: nn.Module, config: LoraServingConfig) -> None:
         setattr(holder, leaf, kind(base, config))
 
 
-def _is_target(path: str, targets: Any) -> bool:
+def is_target(path: str, targets: Any) -> bool:
+    """Whether `target_modules` names a module."""
     if isinstance(targets, str):
         return re.fullmatch(targets, path) is not None
     return any(path == target or path.endswith(f".{target}") for target in targets or ())
