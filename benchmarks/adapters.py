@@ -2,11 +2,11 @@
 
     python benchmarks/adapters.py FOLDER [--steps 15 --rank 4]
 
-Low-rank matrices beside the query and value projections of every layer learn to answer questions
-in one way each: in capitals, and by counting. FOLDER gets a folder for each. A check follows: both
-adapters and the model itself answer one question in one batch of `llama.py` on the stand-in (fp32,
-NxDI 0.2), and the logits of each are compared with those of Hugging Face's model whose weights have
-the adapter merged into them.
+Low-rank matrices beside the query and value projections of every layer learn, with peft, to answer
+questions in one way each: in capitals, and by counting. FOLDER gets a folder for each. A check
+follows: both adapters and the model itself answer one question in one batch of `llama.py` on the
+stand-in (fp32, NxDI 0.2), in PyTorch and in NKI kernels, and the logits of each are compared with
+peft's on Hugging Face's model.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from __future__ import annotations
 import argparse
 import copy
 import importlib
-import json
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +32,7 @@ from neuronx_distributed_inference.utils.hf_adapter import (  # noqa: E402
     HuggingFaceGenerationAdapter,
     load_pretrained_config,
 )
-from safetensors.torch import save_file  # noqa: E402
+from peft import LoraConfig, PeftModel, get_peft_model  # noqa: E402
 from transformers import AutoTokenizer, LlamaForCausalLM  # noqa: E402
 
 from harness.inputs.models import embedded_model  # noqa: E402
@@ -55,36 +53,12 @@ TRAINED = {
 }
 
 
-class Adapted(torch.nn.Module):
-    """base(x) + 2 B A x; alpha is twice the rank."""
-
-    def __init__(self, base: torch.nn.Linear, rank: int) -> None:
-        super().__init__()
-        self.base = base
-        self.a = torch.nn.Parameter(torch.randn(rank, base.in_features) * base.in_features**-0.5)
-        self.b = torch.nn.Parameter(torch.zeros(base.out_features, rank))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.base(x) + 2 * (x @ self.a.T @ self.b.T)
-
-
-def projections(model: LlamaForCausalLM) -> Iterator[tuple[str, Any, str]]:
-    """(path, parent, leaf) of every layer that gets an adapter."""
-    for path, parent in list(model.named_modules()):
-        for leaf in TARGETS:
-            if hasattr(parent, leaf):
-                yield f"{path}.{leaf}", parent, leaf
-
-
-def train(base: LlamaForCausalLM, tokenizer: Any, name: str, steps: int, rank: int) -> Any:
-    """A copy of the model with trained adapters."""
+def train(base: LlamaForCausalLM, tokenizer: Any, name: str, steps: int, rank: int) -> PeftModel:
+    """A copy of the model with a trained adapter; alpha is twice the rank."""
     torch.manual_seed(0)
-    model = copy.deepcopy(base).requires_grad_(False)
-    layers = []
-    for _, parent, leaf in projections(model):
-        setattr(parent, leaf, Adapted(getattr(parent, leaf), rank))
-        layers.append(getattr(parent, leaf))
-    weights = [weight for layer in layers for weight in (layer.a, layer.b)]
+    config = LoraConfig(r=rank, lora_alpha=2 * rank, target_modules=list(TARGETS))
+    model = get_peft_model(copy.deepcopy(base), config)
+    weights = [weight for weight in model.parameters() if weight.requires_grad]
     optimizer = torch.optim.AdamW(weights, lr=5e-3, weight_decay=0.0)
     for step in range(steps):
         question, answer = TRAINED[name][step % len(TRAINED[name])]
@@ -92,12 +66,12 @@ def train(base: LlamaForCausalLM, tokenizer: Any, name: str, steps: int, rank: i
         wanted = tokenizer(answer + tokenizer.eos_token, return_tensors="pt")["input_ids"]
         both = torch.cat([ids, wanted], 1)
         labels = torch.cat([torch.full_like(ids, -100), wanted], 1)
-        loss = model(both, labels=labels).loss
+        loss = model(input_ids=both, labels=labels).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     print(f"{name}: loss {loss.item():.3f} after {steps} steps", flush=True)
-    return model
+    return model.eval()
 
 
 def chat(tokenizer: Any, question: str) -> torch.Tensor:
@@ -105,30 +79,9 @@ def chat(tokenizer: Any, question: str) -> torch.Tensor:
     return tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_tensors="pt")
 
 
-def save(model: Any, folder: Path, rank: int) -> None:
-    """The adapters' tensors and their configuration."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {}
-    for path, parent, leaf in projections(model):
-        layer = getattr(parent, leaf)
-        for kind, weight in (("A", layer.a), ("B", layer.b)):
-            tensors[f"base_model.model.{path}.lora_{kind}.weight"] = weight.detach().contiguous()
-    save_file(tensors, str(folder / "adapter_model.safetensors"))
-    content = {"r": rank, "lora_alpha": 2 * rank, "target_modules": list(TARGETS)}
-    (folder / "adapter_config.json").write_text(json.dumps(content, indent=1) + "\n")
-
-
-def merge(model: Any) -> LlamaForCausalLM:
-    """The adapters added into the weights, which is what they stand for."""
-    merged = copy.deepcopy(model)
-    for _, parent, leaf in list(projections(merged)):
-        layer = getattr(parent, leaf)
-        layer.base.weight.data += 2 * (layer.b @ layer.a).detach()
-        setattr(parent, leaf, layer.base)
-    return merged.eval()
-
-
-def check(models: dict[str, LlamaForCausalLM], tokenizer: Any, folder: Path, path: Path) -> int:
+def check(
+    models: dict[str, Any], tokenizer: Any, folder: Path, path: Path, enable_nki: bool
+) -> int:
     """All models in one batch of llama.py against each one by itself; 1 where one differs."""
     llama = importlib.import_module("llama")
     names, tokens = list(models), 12
@@ -136,8 +89,9 @@ def check(models: dict[str, LlamaForCausalLM], tokenizer: Any, folder: Path, pat
     config["lora_ckpt_paths"] = {name: str(folder / name) for name in names[1:]}
     model_class = llama.NeuronLlamaForCausalLM
     neuron_config = model_class.get_neuron_config_cls()(
-        batch_size=len(names), seq_len=96, torch_dtype=torch.float32, lora_config=config
-    )
+        batch_size=len(names), seq_len=96, torch_dtype=torch.float32, lora_config=config,
+        enable_nki=enable_nki,
+    )  # fmt: skip
     load_config = load_pretrained_config(str(path))
     model = model_class(
         str(path), model_class.get_config_cls()(neuron_config, load_config=load_config)
@@ -157,7 +111,8 @@ def check(models: dict[str, LlamaForCausalLM], tokenizer: Any, folder: Path, pat
         got = torch.stack([step[row] for step in output.logits])
         error = float((got - logits).abs().max() / logits.abs().max())
         text = tokenizer.decode(output.sequences[row, ids.shape[1] :], skip_special_tokens=True)
-        print(f"{name}: {text!r}, logits within {error:.1e} of the largest")
+        how = "kernels" if enable_nki else "PyTorch"
+        print(f"{how}, {name}: {text!r}, logits within {error:.1e} of the largest", flush=True)
         wrong += error > 1e-4
     return min(wrong, 1)
 
@@ -174,9 +129,9 @@ def main() -> None:
     models = {"0": base.eval()}
     for name in TRAINED:
         trained = train(base, tokenizer, name, arguments.steps, arguments.rank)
-        save(trained, arguments.folder / name, arguments.rank)
-        models[name] = merge(trained)
-    sys.exit(check(models, tokenizer, arguments.folder, path))
+        trained.save_pretrained(str(arguments.folder / name))
+        models[name] = trained
+    sys.exit(max(check(models, tokenizer, arguments.folder, path, nki) for nki in (False, True)))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Low-rank adapters with seeded weights, in folders as PEFT saves them."""
+"""Low-rank adapters with seeded weights, as PEFT saves them, and what peft makes of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 MLP = ("gate_proj", "up_proj", "down_proj")
@@ -37,17 +37,14 @@ def write_adapter(
                 values *= strength
             tensors[f"base_model.model.{path}.lora_{kind}.weight"] = values
     save_file(tensors, str(folder / "adapter_model.safetensors"))
-    content = {"r": rank, "lora_alpha": 2 * rank, "target_modules": list(targets), **config}
+    content = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank}
+    content |= {"target_modules": list(targets), **config}
     (folder / "adapter_config.json").write_text(json.dumps(content))
     return folder
 
 
-def merged(model: Any, folder: Path, scale: float = 2.0) -> Any:
-    """A copy of the model with W + scale * B A in the place of W: what PEFT computes."""
-    result, tensors = copy.deepcopy(model), load_file(str(folder / "adapter_model.safetensors"))
-    for name, weight in result.named_parameters():
-        key = f"base_model.model.{name.removesuffix('.weight')}.lora_"
-        if f"{key}A.weight" in tensors:
-            added = tensors[f"{key}B.weight"] @ tensors[f"{key}A.weight"]
-            weight.data += scale * added.to(weight.dtype)
-    return result
+def as_peft(model: Any, folder: Path) -> Any:
+    """A copy of a Hugging Face model with the adapter, as peft loads it."""
+    from peft import PeftModel
+
+    return PeftModel.from_pretrained(copy.deepcopy(model), str(folder)).eval()

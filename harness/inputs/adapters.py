@@ -16,7 +16,7 @@ _CONFIG = "adapter_config.json"
 
 def add_arguments(parser: argparse.ArgumentParser, whole: object) -> None:
     """The group of arguments, with the types of the rest of the command line."""
-    group = parser.add_argument_group("adapters (LoRA; NxDI 0.2 and later, without NKI kernels)")
+    group = parser.add_argument_group("adapters (LoRA; NxDI 0.2 and later)")
     group.add_argument(
         "--lora-ckpt-path",
         action="append",

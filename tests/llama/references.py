@@ -71,6 +71,22 @@ class Reference:
         joined = from_runs(joined.t()).t() if runs_out else joined
         return joined if scale is None else (joined.to(self.wide) * scale).to(self.dtype)
 
+    def adapted(self, rows, sizes, adapters):
+        """B A x of each projection, side by side in the columns of B; ``rows`` and ``sizes`` say
+        for each: x [T, K], whether features in and out are in runs, and the columns."""
+        a_hbm, b_hbm, chosen_hbm = adapters
+        ranks, found, start = len(b_hbm), [], 0
+        for x, (runs_in, runs_out, width) in zip(rows, sizes):
+            k = x.shape[1]
+            a = a_hbm[:, start * ranks : (start + k // 128) * ranks].reshape(128, -1, ranks)
+            a = (a if runs_in else a.transpose(0, 1)).reshape(k, ranks).to(self.dtype)
+            b, b_hbm = b_hbm[:, :width].t(), b_hbm[:, width:]
+            b = from_runs(b) if runs_out else b
+            low = (x.to(self.dtype) @ a) * chosen_hbm.t().to(self.dtype)
+            found.append(low @ b.t().to(self.dtype))
+            start += k // 128
+        return torch.cat(found, 1)
+
     def linear_kernel(self, x_hbm, weight_hbm, norm=None, scales_hbm=None):
         scale = gain = None
         if scales_hbm is not None:
@@ -96,9 +112,14 @@ class Reference:
         low, high = x[..., :half], x[..., half:]
         return torch.cat((low * cos - high * sin, high * cos + low * sin), -1)
 
-    def qkv(self, x, weight_hbm, cos_hbm, sin_hbm, heads, norm, qkv_b_hbm, gains_hbm, scale):
+    def qkv(self, x, weight_hbm, cos_hbm, sin_hbm, heads, norm, qkv_b_hbm, gains_hbm, scale, more):
         """Rows -> rotated q [T, q_heads, D] and k [T, kv_heads, D], and v, from tiles of heads."""
         rows = self.product(x, weight_hbm, True, False, scale)
+        if more[0] is not None:
+            turned = heads.stacks * heads.group * 128, heads.stacks * 128
+            columns = *turned, rows.shape[1] - sum(turned)
+            sizes = [(True, False, width) for width in columns]
+            rows = rows + self.adapted([x] * 3, sizes, more)
         if qkv_b_hbm is not None:
             rows = rows + qkv_b_hbm.to(self.dtype)
         d, stack, group = heads.head_dim, 128 // heads.head_dim, heads.group
@@ -115,13 +136,18 @@ class Reference:
             )
         return self.rotate(q, cos_hbm, sin_hbm), self.rotate(k, cos_hbm, sin_hbm), v
 
-    def output(self, context, weight_hbm, heads, length, scale=None):
+    def output(self, context, weight_hbm, heads, length, scale, more):
         """Contexts [T, q_heads, D] -> partial output [H, T]."""
         stack, group, d = 128 // heads.head_dim, heads.group, heads.head_dim
         padded = context.new_zeros(len(context), heads.stacks * stack * group, d)
         padded[:, : heads.q_heads] = context
         tiles = padded.reshape(-1, heads.stacks, stack, group, d).transpose(2, 3)
-        rows = self.product(tiles.reshape(len(context), -1), weight_hbm, False, True, scale)
+        x = tiles.reshape(len(context), -1)
+        rows = self.product(x, weight_hbm, False, True, scale)
+        if more[0] is not None:
+            a_hbm, b_hbm, chosen_hbm = more  # A and B of the output are the last ones
+            own = a_hbm[:, -x.shape[1] // 128 * len(b_hbm) :], b_hbm[:, -rows.shape[1] :]
+            rows = rows + self.adapted([x], [(False, True, rows.shape[1])], (*own, chosen_hbm))
         return llama.in_blocks(rows, length)
 
     def weights(self, parts, hidden):
@@ -144,12 +170,16 @@ class Reference:
         qkv_b_hbm=None,
         gains_hbm=None,
         scales_hbm=None,
+        a_hbm=None,
+        b_hbm=None,
+        chosen_hbm=None,
     ):
+        more = a_hbm, b_hbm, chosen_hbm
         length = x_hbm.shape[1] // batch
         rows = self.sum_of(x_hbm, delta_hbm, length)
         scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
         x = self.normed(rows.to(self.dtype), norm, gain)
-        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale)
+        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale, more)
         q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
         root = math.sqrt(heads.head_dim)
         context = torch.zeros_like(q)
@@ -164,7 +194,7 @@ class Reference:
                 scores = q[first + start : first + end, head] @ keys[:end].t() / root
                 weights = self.weights([scores], hidden)
                 context[first + start : first + end, head] = weights @ values[:end]
-        out = self.output(context, out_w_hbm, heads, length, out_scale)
+        out = self.output(context, out_w_hbm, heads, length, out_scale, more)
         results = out, k.flatten(1), v.flatten(1)
         return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
 
@@ -184,12 +214,16 @@ class Reference:
         qkv_b_hbm=None,
         gains_hbm=None,
         scales_hbm=None,
+        a_hbm=None,
+        b_hbm=None,
+        chosen_hbm=None,
     ):
+        more = a_hbm, b_hbm, chosen_hbm
         length = 1
         rows = self.sum_of(x_hbm, delta_hbm, length)
         scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
         x = self.normed(rows.to(self.dtype), norm, gain)
-        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale)
+        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale, more)
         q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
         batch, past = bias_hbm.shape
         runs = math.ceil(past / (128 // heads.kv_heads))
@@ -205,19 +239,21 @@ class Reference:
         weights = self.weights(parts, hidden[:, None, None])
         context = weights[..., :past] @ values_hbm.to(self.dtype)
         context = (context + weights[..., past:] @ v[:, :, None]).flatten(1, 2)
-        out = self.output(context, out_w_hbm, heads, length, out_scale)
+        out = self.output(context, out_w_hbm, heads, length, out_scale, more)
         results = out, k.flatten(1), v.flatten(1)
         return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
 
     def attention_chunk_kernel(
         self, x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm,
         values_hbm, marks_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
+        a_hbm=None, b_hbm=None, chosen_hbm=None,
     ):  # fmt: skip
+        more = a_hbm, b_hbm, chosen_hbm
         length = x_hbm.shape[1] // len(marks_hbm)
         rows = self.sum_of(x_hbm, delta_hbm, length)
         scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
         x = self.normed(rows.to(self.dtype), norm, gain)
-        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale)
+        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale, more)
         q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
         batch, _, past = marks_hbm.shape
         n, root = length, math.sqrt(heads.head_dim)
@@ -234,13 +270,13 @@ class Reference:
             weights = self.weights([q[own, head] @ keys.t() / root], hidden)
             seen = weights[:, :past] @ values[:past]
             context[own, head] = seen + weights[:, past:] @ values[past:]
-        out = self.output(context, out_w_hbm, heads, length, out_scale)
+        out = self.output(context, out_w_hbm, heads, length, out_scale, more)
         results = out, k.flatten(1), v.flatten(1)
         return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
 
     def swiglu_mlp_kernel(
         self, x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, scales_hbm=None,
-        length=None,
+        length=None, a_hbm=None, b_hbm=None, chosen_hbm=None,
     ):  # fmt: skip
         length = length or x_hbm.shape[1]
         rows, gain, scales = self.sum_of(x_hbm, delta_hbm, length), None, [None] * 3
@@ -251,8 +287,16 @@ class Reference:
             scales = [*map(of_tiles, both), of_runs(down)]
         x = self.normed(rows.to(self.dtype), norm, gain)
         gate, up = (self.product(x, w, True, False, s) for w, s in zip((gate_hbm, up_hbm), scales))
+        more, f = (a_hbm, b_hbm, chosen_hbm), gate.shape[1]
+        if a_hbm is not None:
+            both = self.adapted([x, x], [(True, False, f)] * 2, more)
+            gate, up = gate + both[:, :f], up + both[:, f:]
         inner = torch.nn.functional.silu(gate) * up
-        partial = llama.in_blocks(self.product(inner, down_hbm, False, True, scales[2]), length)
+        out = self.product(inner, down_hbm, False, True, scales[2])
+        if a_hbm is not None:
+            own = a_hbm[:, -f // 128 * len(b_hbm) :], b_hbm[:, 2 * f :], chosen_hbm
+            out = out + self.adapted([inner], [(False, True, out.shape[1])], own)
+        partial = llama.in_blocks(out, length)
         return partial if delta_hbm is None else (partial, llama.in_blocks(rows, length))
 
 

@@ -12,6 +12,7 @@ from neuronx_distributed_inference.utils.hf_adapter import (
     load_pretrained_config,
 )
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import llama
@@ -91,7 +92,10 @@ def assert_each_as_peft(checkpoint, made, app, names):
     """A batch whose rows have adapters of these names, "0" for none: logits within 1e-4 of the
     largest."""
     width = max(map(len, PROMPTS))
-    ids, mask = torch.zeros((3, width), dtype=torch.int64), torch.zeros((3, width), dtype=torch.int64)
+    ids, mask = (
+        torch.zeros((3, width), dtype=torch.int64),
+        torch.zeros((3, width), dtype=torch.int64),
+    )
     for row, prompt in enumerate(PROMPTS):
         ids[row, : len(prompt)], mask[row, : len(prompt)] = torch.tensor(prompt), 1
     output = HuggingFaceGenerationAdapter(app).generate(
@@ -114,3 +118,79 @@ def test_a_batch_of_three_adapters(serving, tp_degree):
     adapters = {"one": {}, "two": {"r": 20, "target_modules": ["q_proj", "v_proj"]}}
     checkpoint, made, app = serving(adapters, batch_size=3, tp_degree=tp_degree)
     assert_each_as_peft(checkpoint, made, app, ["two", "0", "one"])
+
+
+@pytest.mark.parametrize(
+    ("adapter", "shape"),
+    [
+        ({"use_rslora": True, "target_modules": llama.MLP_TARGETS}, {}),
+        ({"target_modules": ["o_proj", "k_proj"]}, {"num_key_value_heads": 1}),
+        ({"r": 70}, {"num_attention_heads": 3, "num_key_value_heads": 3, "head_dim": 128}),
+    ],
+    ids=["rank-stabilised, MLP only", "a KV head on both ranks", "more ranks than partitions"],
+)
+def test_ranks_scales_and_heads(serving, adapter, shape):
+    """Two adapters of the kind on two ranks; those of 3 heads leave a rank with a zero head."""
+    adapters = {"one": adapter, "two": adapter}
+    checkpoint, made, app = serving(adapters, "0.6", shape=shape, batch_size=3, tp_degree=2)
+    assert_each_as_peft(checkpoint, made, app, ["two", "0", "one"])
+
+
+def test_adapters_follow_their_requests_through_continuous_batching(serving):
+    """Prompts one by one, then fewer rows than the batch, in another order than their lines."""
+    options = {"batch_size": 3, "is_continuous_batching": True, "ctx_batch_size": 1}
+    checkpoint, made, app = serving({"one": {}, "two": {}}, **options)
+    names, tokens = {2: "two", 0: "one"}, {}
+    for (line, name), prompt in zip(names.items(), PROMPTS):
+        output = app(
+            input_ids=torch.tensor([prompt]),
+            position_ids=torch.arange(len(prompt))[None],
+            seq_ids=torch.tensor([line]),
+            adapter_ids=app.adapter_indices([name]),
+        )
+        tokens[line] = [*prompt, int(output.logits[0, -1].argmax())]
+    for _ in range(3):
+        output = app(
+            input_ids=torch.tensor([tokens[line][-1:] for line in names]),
+            position_ids=torch.tensor([[len(tokens[line]) - 1] for line in names]),
+            seq_ids=torch.tensor(list(names)),
+            adapter_ids=app.adapter_indices(list(names.values())),
+        )
+        for row, line in enumerate(names):
+            expected = reference(checkpoint, made[names[line]], tokens[line])[-1]
+            assert (output.logits[row, -1] - expected).abs().max() < 1e-4 * expected.abs().max()
+            tokens[line].append(int(expected.argmax()))
+
+
+def test_every_product_of_adapters_is_a_kernel_s(serving, tmp_path):
+    """A decode step: ranks (in + out) for each of seven projections, whole tiles of features."""
+    macs = []
+    for rank in (1, 9):
+        serving({"one": {"r": rank}, "two": {"r": rank}})
+        graphs = json.loads((tmp_path / "compiled" / "operators.json").read_text())["graphs"]
+        assert all(graph["macs"] == graph["nki_macs"] for graph in graphs)
+        macs.append(next(g["macs"] for g in graphs if g["submodel"] == "token_generation_model"))
+    hidden, inner, q, kv = 256, 256, 384, 128
+    columns = 3 * hidden + q + 2 * kv + (q + hidden) + 2 * (hidden + inner) + inner + hidden
+    assert macs[1] - macs[0] == 2 * 8 * columns * SHAPE["num_hidden_layers"]
+
+
+def test_adapters_that_the_kernels_do_not_take_are_refused(serving, tmp_path):
+    with pytest.raises(ValueError, match="changes embed_tokens, expected some of q_proj"):
+        serving({"one": {"target_modules": ["q_proj", "embed_tokens"]}})
+    checkpoint = tmp_path / "checkpoint"
+    other = LlamaForCausalLM(LlamaConfig(**SHAPE | {"intermediate_size": 100}))
+    config = llama.LlamaInferenceConfig(
+        llama.NeuronConfigNKI(
+            lora_config={"lora_ckpt_paths": {"one": str(adapted(other, tmp_path / "one", 1))}}
+        ),
+        load_config=load_pretrained_config(str(checkpoint)),
+    )
+    state = LlamaForCausalLM.from_pretrained(checkpoint).model.state_dict()
+    with pytest.raises(ValueError, match=r"lora_A \[4, 100\] for layers.0.mlp.down_proj.*136 feat"):
+        llama.add_adapters(dict(state), config)
+    tensors = load_file(str(tmp_path / "one" / "adapter_model.safetensors"))
+    named = {key.replace("lora_A", "lora_magnitude_vector"): t for key, t in tensors.items()}
+    save_file(named, str(tmp_path / "one" / "adapter_model.safetensors"))
+    with pytest.raises(ValueError, match="has a tensor base_model.*train it on those"):
+        llama.add_adapters(dict(state), config)

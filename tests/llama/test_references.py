@@ -58,6 +58,7 @@ def arguments(tokens: int, keys: int) -> dict[str, object]:
         "active_hbm": None, "length": length,
         "qkv_b_hbm": llama.pad_tiles(torch.randn(len(qkv), 1), 0).t(),
         "gains_hbm": torch.randn(D, 2).repeat(128 // D, 1), "scales_hbm": None,
+        "a_hbm": None, "b_hbm": None, "chosen_hbm": None,
     }  # fmt: skip
 
 
@@ -74,7 +75,24 @@ def scales(name: str) -> torch.Tensor:
     return drawn
 
 
-@pytest.mark.parametrize("left_out", ["nothing", "delta_hbm", "norm", "scales_hbm"])
+RANKS = 150  # more than a tile of partitions
+
+
+def adapters(name: str, tokens: int) -> dict[str, torch.Tensor]:
+    """A, B and each token's ranks: none, or a run of them."""
+    hidden, own = llama.whole_tiles(HIDDEN), HEADS.q_tiles + 2 * HEADS.stacks
+    tiles = llama.whole_tiles(F)
+    k_tiles, n_tiles = 3 * hidden + HEADS.q_tiles, own + hidden
+    if "mlp" in name:
+        k_tiles, n_tiles = 2 * hidden + tiles, 2 * tiles + hidden
+    chosen = torch.zeros(RANKS, tokens)
+    for token in range(1, tokens):
+        chosen[7 * token % 130 :, token][:20] = 1
+    a, b = torch.randn(128, k_tiles * RANKS), torch.randn(RANKS, n_tiles * 128)
+    return {"a_hbm": a * 0.1, "b_hbm": b * 0.2, "chosen_hbm": chosen}
+
+
+@pytest.mark.parametrize("left_out", ["nothing", "delta_hbm", "norm", "scales_hbm", "a_hbm"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernel_equals_its_reference(name: str, left_out: str) -> None:
     """In fp32 nothing is rounded on the way, so only the order of sums differs."""
@@ -88,6 +106,8 @@ def test_kernel_equals_its_reference(name: str, left_out: str) -> None:
             chosen["qkv_b_hbm"] = None
     elif left_out in chosen:
         chosen[left_out] = None
+    if left_out not in ("nothing", "a_hbm") and "a_hbm" in chosen:  # refused behind quantised ones
+        chosen |= adapters(name, values["x_hbm"].shape[1])
     if left_out == "norm" and "gains_hbm" in chosen:  # norms of heads take its epsilon
         chosen["gains_hbm"] = None
     got, wanted = kernel(**chosen), reference(**chosen)

@@ -19,7 +19,7 @@ import pytest
 from harness.errors import UserError
 from harness.inputs import command_line
 from harness.modes import serve
-from tests.adapters import ATTENTION, merged, write_adapter
+from tests.adapters import ATTENTION, as_peft, write_adapter
 from tests.conftest import REPOSITORY
 from tests.serving.parts import Running
 
@@ -114,8 +114,9 @@ def test_the_official_client(served):
             client.chat.completions.create(model="tiny", messages=messages)
 
 
-def test_adapters_are_models_of_their_own(tiny_model, tmp_path, monkeypatch):
-    """Three models at once on two ranks, in llama.py's PyTorch, each as its merged weights."""
+@pytest.mark.parametrize("kernels", [pytest.param(False, marks=pytest.mark.full), True])
+def test_adapters_are_models_of_their_own(tiny_model, tmp_path, monkeypatch, kernels):
+    """Three models at once, each as peft has it, with NKI kernels and without."""
     import torch
     from transformers import AutoTokenizer, LlamaForCausalLM
 
@@ -126,13 +127,11 @@ def test_adapters_are_models_of_their_own(tiny_model, tmp_path, monkeypatch):
         "one": write_adapter(tmp_path / "one", base, rank=4, seed=1, strength=1.0),
         "two": write_adapter(tmp_path / "two", base, ATTENTION, rank=8, seed=2, strength=1.0),
     }
-    models = {"tiny": base} | {name: merged(base, path) for name, path in folders.items()}
+    models = {"tiny": base} | {name: as_peft(base, path) for name, path in folders.items()}
     paths = [("--lora-ckpt-path", f"{name}:{path}") for name, path in folders.items()]
     options = ["--model-path", str(tiny_model), "--seq-len", "32", "--torch-dtype", "float32"]
     options += [word for pair in paths for word in pair]
-    with pytest.raises(UserError, match="do not cover adapters"):
-        Served("--enable-nki", *options)
-    running = Served(*options)
+    running = Served(*options, *(["--enable-nki"] if kernels else []))
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     asked_of = [(name, prompt) for prompt in ("hello", "a longer prompt") for name in models]
     try:
