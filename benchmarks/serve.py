@@ -1,6 +1,6 @@
 """The server under load: is every answer whole and its own, and how long do clients wait?
 
-    python benchmarks/serve.py [--enable-nki] [--requests 200 --clients 16 --slots 8 --tokens 24]
+    python benchmarks/serve.py [--enable-nki] [--requests 200 --clients 16 --slots 8]
 
 Starts `main.py --mode serve` (the embedded model unless --model-path names another), sends greedy
 requests of mixed lengths from several clients at once, then each different one again alone, and
@@ -28,7 +28,7 @@ from pathlib import Path
 import numpy as np
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-SEQ_LEN, MOST_NEW = 192, 24
+SEQ_LEN, MOST_NEW = 192, 24  # of a cache line, and of an answer unless the command line says so
 WORDS = ["the", "quick", "brown", "fox", "jumps", "over", "a", "lazy", "dog", "while", "rain"]
 
 
@@ -94,8 +94,15 @@ class Server:
 def serving(arguments: argparse.Namespace, slots: int) -> Iterator[Server]:
     """A server with so many slots, as a process of its own."""
     command = [sys.executable, str(REPOSITORY / "main.py"), "--mode", "serve", "--port", "0"]
-    command += ["--batch-size", str(slots), "--seq-len", str(SEQ_LEN), "--max-waiting", "1000"]
-    command += ["--token-generation-buckets", str(SEQ_LEN)]
+    command += [
+        "--batch-size",
+        str(slots),
+        "--seq-len",
+        str(arguments.seq_len),
+        "--max-waiting",
+        "1000",
+    ]
+    command += ["--token-generation-buckets", str(arguments.seq_len)]
     command += ["--enable-nki"] if arguments.enable_nki else []
     command += ["--model-path", str(arguments.model_path)] if arguments.model_path else []
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -113,17 +120,18 @@ def serving(arguments: argparse.Namespace, slots: int) -> Iterator[Server]:
         process.wait()
 
 
-def mixed(count: int, different: int, most_new: int, seed: int) -> list[Asked]:
-    """Requests of mixed lengths, each of `different` ones about equally often."""
-    chosen = random.Random(seed)
+def mixed(arguments: argparse.Namespace) -> list[Asked]:
+    """Requests of mixed lengths, each of the different ones about equally often."""
+    chosen, different = random.Random(arguments.seed), arguments.different
+    most_words = (arguments.seq_len - arguments.tokens) // 2  # a word may be two tokens
     kinds = [
         Asked(
-            f"{number}. " + " ".join(chosen.choices(WORDS, k=chosen.randint(3, 90))),
-            chosen.randint(2, most_new),
+            f"{number}. " + " ".join(chosen.choices(WORDS, k=chosen.randint(3, most_words))),
+            chosen.randint(2, arguments.tokens),
         )
         for number in range(different)
     ]
-    found = [kinds[number % different] for number in range(count)]
+    found = [kinds[number % different] for number in range(arguments.requests)]
     chosen.shuffle(found)
     return found
 
@@ -152,11 +160,12 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=16)
     parser.add_argument("--slots", type=int, default=8)
     parser.add_argument("--tokens", type=int, default=MOST_NEW, help="new tokens of one, at most")
+    parser.add_argument("--seq-len", type=int, default=SEQ_LEN)
     parser.add_argument("--enable-nki", action="store_true")
     parser.add_argument("--model-path", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
-    asked = mixed(arguments.requests, arguments.different, arguments.tokens, arguments.seed)
+    asked = mixed(arguments)
     together = [Asked(f"{n}. " + " ".join(WORDS), MOST_NEW) for n in range(arguments.slots)]
     with serving(arguments, arguments.slots) as server:
         server.ask(asked[0])  # warm
