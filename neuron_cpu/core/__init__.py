@@ -1,6 +1,7 @@
 """The simulated NeuronCore-v2: trace kernels into Programs, verify, execute and schedule them."""
 
 from .device.errors import NkiError, NkiWarning, silence
+from .device.ranks import on_ranks
 from .language.kernel import Kernel, KernelCall, observe_kernel_calls, release_thread
 from .program.program import Program
 
@@ -11,6 +12,7 @@ __all__ = [
     "NkiWarning",
     "Program",
     "observe_kernel_calls",
+    "on_ranks",
     "release_thread",
     "silence",
 ]

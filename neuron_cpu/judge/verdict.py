@@ -330,7 +330,7 @@ def _writer(program: Program, number: int, where: tuple[int, ...]) -> str:
     at = int(np.ravel_multi_index(where, shape)) if where else 0
     for instruction in reversed(program.instructions):
         for view in instruction.dst:
-            if view.storage is not storage or view.indirect is not None:
+            if view.storage is not storage or view.by_data is not None:
                 continue
             if (regions.elements(view, np.ones(view.shape, bool)) == at).any():
                 return str(instruction.source or "")

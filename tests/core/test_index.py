@@ -338,10 +338,10 @@ def test_rows_chosen_by_data_stay_with_their_view():
     table, _ = hbm((50, 8))
     index, _ = chip((16, 1))
     rows = table[index, nl.arange(8)[None, :]]
-    assert rows.indirect[0].shape == (16, 1)
-    assert rows[4:8].indirect[0].key() == index[4:8].key()
-    assert rows.reshape((16, 2, 4)).indirect == rows.indirect
-    assert rows.view(nl.int32).indirect == rows.indirect
+    assert rows.by_data[0].shape == (16, 1)
+    assert rows[4:8].by_data[0].key() == index[4:8].key()
+    assert rows.reshape((16, 2, 4)).by_data == rows.by_data
+    assert rows.view(nl.int32).by_data == rows.by_data
     with pytest.raises(NkiError, match="sim_reshape"):
         rows.reshape((128,))
     with pytest.raises(NkiError, match="err_indirect_indices_free_dim"):

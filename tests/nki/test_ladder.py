@@ -491,11 +491,3 @@ def test_collectives_of_one_rank_are_copies():
 
     x = data(30, (4, 8))
     assert np.array_equal(kernel(x), x)
-
-    @nki.jit
-    def wide(x):
-        ncc.all_reduce([x], [x], ncc.ReplicaGroup([[0, 1]]), nl.add)
-        return x
-
-    with pytest.raises(NotImplementedError, match="all_reduce over 2 ranks"):
-        wide(x)

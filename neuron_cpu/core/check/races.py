@@ -138,7 +138,7 @@ def _accesses(instruction: Instruction, written: set[Storage]) -> Iterable[_Acce
     found = []
     for view in instruction.dst:
         storage = view.storage.memory
-        if storage not in written or storage.frame is frame or view.indirect is not None:
+        if storage not in written or storage.frame is frame or view.by_data is not None:
             continue
         # The operand that is accumulated into belongs to the write: it is no read of its own.
         kind, own = _kind(instruction, view)
@@ -146,8 +146,8 @@ def _accesses(instruction: Instruction, written: set[Storage]) -> Iterable[_Acce
         found.append(_access(instruction, view, kind, mask))
     for view in instruction.src:
         touched = mask
-        if view.indirect is not None:  # the rows are data; the index tile itself is read whole
-            view, touched = view.indirect[0], None
+        if view.by_data is not None:  # the rows are data; the index tile itself is read whole
+            view, touched = view.by_data[0], None
         storage = view.storage.memory
         if storage in written and storage.frame is not frame and view is not updated:
             found.append(_access(instruction, view, "read", touched))

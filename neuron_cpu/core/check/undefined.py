@@ -20,6 +20,7 @@ from ..device.spec import CORE
 from ..instructions.copies import ShuffleAttrs
 from ..instructions.dma import PermuteAttrs
 from ..instructions.gpsimd import KeepAttrs, RandomAttrs
+from ..instructions.ranks import CollectiveAttrs
 from ..instructions.vector import ReduceAttrs
 from ..program.placement import overlapping
 from ..program.program import Instruction, Program
@@ -103,7 +104,7 @@ class _Walk:
                 used += instruction.dst
             for view in used:
                 at = (view.storage.ground or view.storage).id
-                if at not in state or view.indirect is not None:
+                if at not in state or view.by_data is not None:
                     dirty = True
                 elif state[at] is not None:
                     known = clean.get(at)
@@ -111,7 +112,7 @@ class _Walk:
                         dirty = True
             mask = attrs.mask
             # The rest has its operands' maps joined, element by element.
-            if dirty or instruction.dst[0].indirect is not None:
+            if dirty or instruction.dst[0].by_data is not None:
                 if self._spread(instruction, mask):
                     return k
             else:
@@ -136,7 +137,7 @@ class _Walk:
             found = self.read(common)
             return None if found is None else found.max(axis=-1)
         at = view.storage.id
-        if view.indirect is not None:
+        if view.by_data is not None:
             return self._read_rows(view)
         if at not in self.state:
             self.state[at] = self.fresh(view.storage)
@@ -152,8 +153,8 @@ class _Walk:
 
     def _read_rows(self, view: View) -> Map | None:
         """Rows chosen by data: undefined if the index is, or if any row of the storage is."""
-        assert view.indirect is not None
-        index = self.read(view.indirect[0])
+        assert view.by_data is not None
+        index = self.read(view.by_data[0])
         flat = self.state.get(view.storage.id, ...)
         if flat is ...:
             flat = self.fresh(view.storage)
@@ -175,7 +176,7 @@ class _Walk:
         view, mask = _grounded(view, mask)
         storage = view.storage
         at = storage.id
-        if view.indirect is not None:
+        if view.by_data is not None:
             self.state[at] = None  # which rows is known on the device only: give it the benefit
             return
         # A map is made only for storages that are written in parts; whole tiles need none.
@@ -224,8 +225,8 @@ class _Walk:
             found = _result(instruction, sources, number)
             if attrs.accumulate:
                 found = _join([found, self.read(view)])
-            if view.indirect is not None:
-                index = self.read(view.indirect[0])
+            if view.by_data is not None:
+                index = self.read(view.by_data[0])
                 if index is not None:
                     rows = _rows(index)
                     found = _join([found, rows.reshape(-1, *(1,) * (len(view.shape) - 1))])
@@ -520,6 +521,13 @@ def _random(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None
     return None if seed is None else np.broadcast_to(seed.max(), shape)
 
 
+def _ranks(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
+    """From anything that is sent to everything that comes."""
+    sent = sources[: CollectiveAttrs.of(instruction).sent]
+    worst = [s.max() for s in sent if s is not None]
+    return np.broadcast_to(max(worst), shape) if worst else None
+
+
 def _fill(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     """A constant."""
     return None
@@ -530,4 +538,5 @@ FLOW: dict[str, Callable[[Instruction, Maps, Shape], Map | None]] = {
     "transpose": _transpose, "permute": _permute, "scan": _scan, "all": _all, "fill": _fill,
     "partitions": _partitions, "lanes": _lanes, "cores": _cores, "groups": _groups, "first": _first,
     "dropout": _dropout, "random": _random, "meeting": _elementwise,
+    "ranks": _ranks,
 }  # fmt: skip

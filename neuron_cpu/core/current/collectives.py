@@ -1,26 +1,40 @@
-"""``nki.collectives``: a kernel runs as one rank here, so a group of one is a copy.
+"""``nki.collectives``: operations between the ranks of a replica group.
 
-Groups of several ranks need the kernels of all of them at once, which nothing here runs.
+A kernel runs once on each rank (``on_ranks``, or the ranks of the SDK's models); the rank's number
+is known while it is recorded here. Sources leave open, and this assumes: reductions are computed in
+fp32 in the order of the group, a ring goes through a group in its order on every channel, and the
+counts of ``all_gather_v`` and ``all_to_all_v`` are elements.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from ..device import ranks
 from ..device.errors import refuse
+from ..device.target import needs
+from ..instructions.ranks import COLLECTIVE, COMBINE, CollectiveAttrs
+from ..program import trace
+from ..program.view import View
 from .copies import tensor_copy
-from .operands import NkiInstruction, operator, tensor
+from .cores import CORES, next_phase
+from .operands import NkiInstruction, labelled, operator, put, tensor
 from .registers import VirtualRegister
 from .transfers import dma_copy
+
+CHANNELS = (2, 4)  # of a ring; four where a group is all devices of a node
+FOUR = 4  # ranks of all_gather_v
 
 
 class ReplicaGroup:
     """Lists of ranks that work together; the lists are disjoint."""
 
     def __init__(self, groups: Any) -> None:
-        self.groups = [list(ranks) for ranks in groups]
+        self.groups = [[int(rank) for rank in members] for members in groups]
         members = [rank for ranks in self.groups for rank in ranks]
-        if len(set(members)) != len(members):
+        if len(set(members)) != len(members) or not all(self.groups):
             raise refuse(
                 "sim_replica_group", f"ReplicaGroup({groups}), expected disjoint lists of ranks"
             )
@@ -31,42 +45,146 @@ class ReplicaGroup:
         return max(map(len, self.groups), default=1)
 
 
-def _alone(what: str, srcs: Any, dsts: Any, group: Any, name: str | None) -> NkiInstruction | None:
-    """The collective of a group of one rank: every destination is its source."""
-    size = group.size if isinstance(group, ReplicaGroup) else max(map(len, group))
-    if size > 1:
-        raise NotImplementedError(f"nki.collectives.{what} over {size} ranks")
+# --- who takes part, and with what ----------------------------------------------------------------
+def _members(what: str, given: Any) -> tuple[tuple[int, ...], int]:
+    """The group of the rank that runs the kernel, and its place in it."""
+    groups = (given if isinstance(given, ReplicaGroup) else ReplicaGroup(given)).groups
+    rank = ranks.own().rank
+    for members in groups:
+        if rank in members:
+            return tuple(members), members.index(rank)
+    raise refuse(
+        "sim_replica_group",
+        f"{what} on rank {rank} with groups {groups}, expected a group that it belongs to; name "
+        "every rank of the kernel",
+    )
+
+
+def _tensors(what: str, given: Any) -> list[View]:
+    listed = list(given) if isinstance(given, (list, tuple)) else [given]
+    return [tensor(one, what) for one in listed]
+
+
+def _pairs(
+    what: str, srcs: Any, dsts: Any, only_hbm: bool = False, single: bool = False
+) -> tuple[list[View], list[View]]:
+    """Sources and destinations of one kind of memory, as many of each, with equal types."""
+    sources, targets = _tensors(what, srcs), _tensors(what, dsts)
+    buffers = {v.storage.buffer for v in (*sources, *targets)}
+    on_chip = buffers == {"sbuf"}
+    wrong = ""
+    if len(sources) != len(targets) or not sources:
+        wrong = f"as many sources as destinations, got {len(sources)} and {len(targets)}"
+    elif not on_chip and buffers & {"sbuf", "psum"}:
+        wrong = "tensors that are all in HBM or all in SBUF"
+    elif on_chip and only_hbm:
+        wrong = "tensors in HBM"
+    elif len(sources) > 1 and (on_chip or single):
+        wrong = "one tensor" if single else "one tensor, as it lies in SBUF"
+    elif any(s.dt is not t.dt for s, t in zip(sources, targets)):
+        wrong = "equal types; cast before"
+    elif any(v.by_data is not None for v in (*sources, *targets)):
+        wrong = "tensors at fixed addresses"
+    if wrong:
+        got = ", ".join(v.label() for v in (*sources, *targets))
+        raise refuse("sim_collective", f"{what} of {got}, expected {wrong}")
+    return sources, targets
+
+
+def _shaped(
+    what: str, sources: list[View], targets: list[View], ratio: tuple[int, int], axis: int = 0
+) -> None:
+    """Refuse destinations whose axis is not ``ratio`` times as long as the sources'."""
+    up, down = ratio
+    for k, source in enumerate(sources):
+        shape = list(source.shape)
+        whole = shape[axis] * up % down == 0
+        shape[axis] = shape[axis] * up // down
+        target = targets[k] if targets else None
+        if whole and (target is None or target.shape == tuple(shape)):
+            continue
+        into = f" into {target.label()}" if target is not None else ""
+        raise refuse(
+            "sim_shape_mismatch",
+            f"{what} of {source.label()}{into}, expected "
+            + (f"a destination of {tuple(shape)}" if whole else f"axis {axis} in {down} parts"),
+        )
+
+
+def _reducer(what: str, op: Any) -> str:
+    code = operator(op, what)
+    if code not in COMBINE:
+        raise refuse(
+            "sim_reduce_operator", f"{what} with nl.{code}, expected one of {', '.join(COMBINE)}"
+        )
+    return code
+
+
+def _axis(what: str, given: Any, view: View) -> int:
+    allowed = (0, 1) if view.on_chip and what == "all_gather" else (0,)
+    if given not in allowed:
+        raise refuse(
+            "sim_collective_dim",
+            f"{what} of {view.label()} with collective_dim={given!r}, expected "
+            f"{' or '.join(map(str, allowed))}",
+        )
+    return int(given)
+
+
+# --- recording ------------------------------------------------------------------------------------
+def _issue(
+    targets: Sequence[View],
+    sources: Sequence[View],
+    attrs: CollectiveAttrs,
+    priority: Any,
+    name: str | None,
+) -> NkiInstruction | None:
+    """Record a rank's part. The two cores of a rank meet there, and share tensors in shared HBM."""
+    if priority is not None:
+        needs(f"{attrs.kind}(priority=)", 4)
+    tracer = trace.current(f"nki.collectives.{attrs.kind}")
+    if tracer.program.cores == 1:
+        return put(COLLECTIVE, tuple(targets), tuple(sources), attrs, name)
+    before = tracer.meetings.phase
+    next_phase(attrs.kind)
+    key = (before, attrs.kind, ())
+    parts: Any = tracer.meetings.open.setdefault(key, [])
+    parts.append((tuple(targets), tuple(sources)))
+    if len(parts) < len(CORES):
+        return None  # recorded when the other core is here
+    del tracer.meetings.open[key]
+    frame, tracer.frame = tracer.frame, None
+    first, second = parts
+    same = [(v.storage, v.key()) for v in (*first[0], *first[1])] == [
+        (v.storage, v.key()) for v in (*second[0], *second[1])
+    ]
     made = None
-    sources, targets = _listed(srcs), _listed(dsts)
-    for k, (src, dst) in enumerate(zip(sources, targets)):
-        source, target = tensor(src, what), tensor(dst, what)
-        copy = tensor_copy if source.on_chip and target.on_chip else dma_copy
+    for number, (dst, src) in enumerate([first] if same else parts):
+        own = replace(attrs, core=None if same else number)
+        made = put(COLLECTIVE, dst, src, own)
+        tracer.meetings.phases[id(made._made)] = before + 0.5
+    tracer.frame = frame
+    assert made is not None
+    return labelled(made._made, name)
+
+
+def _copied(
+    sources: Sequence[View], targets: Sequence[View], name: str | None
+) -> NkiInstruction | None:
+    """The collective of a group of one rank: every destination is its source."""
+    made = None
+    for k, (source, target) in enumerate(zip(sources, targets)):
+        copy = tensor_copy if source.on_chip else dma_copy
         made = copy(target, source, name=None if name is None else f"{name}{k or ''}")
     return made
 
 
-def _listed(given: Any) -> list[Any]:
-    return list(given) if isinstance(given, (list, tuple)) else [given]
-
-
+# --- the operations -------------------------------------------------------------------------------
 def all_reduce(
     srcs: Any, dsts: Any, replica_group: Any, op: Any, priority: Any = None, name: str | None = None
 ) -> NkiInstruction | None:
     """Element-wise reduction over the ranks, to all of them."""
-    operator(op, "all_reduce")
-    return _alone("all_reduce", srcs, dsts, replica_group, name)
-
-
-def all_gather(
-    srcs: Any,
-    dsts: Any,
-    replica_group: Any,
-    collective_dim: int,
-    priority: Any = None,
-    name: str | None = None,
-) -> NkiInstruction | None:
-    """The ranks' tensors one behind the other, to all of them."""
-    return _alone("all_gather", srcs, dsts, replica_group, name)
+    return _reduction("all_reduce", (srcs, dsts), replica_group, op, priority, name)
 
 
 def reduce_scatter(
@@ -78,9 +196,54 @@ def reduce_scatter(
     priority: Any = None,
     name: str | None = None,
 ) -> NkiInstruction | None:
-    """Element-wise reduction over the ranks, a part to each."""
-    operator(op, "reduce_scatter")
-    return _alone("reduce_scatter", srcs, dsts, replica_group, name)
+    """Element-wise reduction over the ranks, a part of axis 0 to each."""
+    what = "reduce_scatter"
+    _axis(what, collective_dim, _tensors(what, srcs)[0])
+    return _reduction(what, (srcs, dsts), replica_group, op, priority, name)
+
+
+def _reduction(
+    what: str, tensors: tuple[Any, Any], group: Any, op: Any, priority: Any, name: str | None
+) -> NkiInstruction | None:
+    code = _reducer(what, op)
+    sources, targets = _pairs(what, *tensors)
+    members, place = _members(what, group)
+    _shaped(what, sources, targets, (1, len(members) if what == "reduce_scatter" else 1))
+    if len({v.dt for v in sources}) > 1:
+        raise refuse(
+            "sim_collective",
+            f"{what} of {', '.join(v.label() for v in sources)}, expected tensors of one type; "
+            "reduce them in several calls",
+        )
+    if len(members) == 1:
+        return _copied(sources, targets, name)
+    attrs = CollectiveAttrs(
+        kind=what, members=members, place=place, sent=len(sources), op=code,
+        raw=sources[0].dt.is_int,
+    )  # fmt: skip
+    return _issue(targets, sources, attrs, priority, name)
+
+
+def all_gather(
+    srcs: Any,
+    dsts: Any,
+    replica_group: Any,
+    collective_dim: int,
+    priority: Any = None,
+    name: str | None = None,
+) -> NkiInstruction | None:
+    """The ranks' tensors one behind the other along axis 0 (in SBUF also 1), to all of them."""
+    what = "all_gather"
+    sources, targets = _pairs(what, srcs, dsts)
+    axis = _axis(what, collective_dim, sources[0])
+    members, place = _members(what, replica_group)
+    _shaped(what, sources, targets, (len(members), 1), axis)
+    if len(members) == 1:
+        return _copied(sources, targets, name)
+    attrs = CollectiveAttrs(
+        kind=what, members=members, place=place, sent=len(sources), dim=axis, raw=True
+    )
+    return _issue(targets, sources, attrs, priority, name)
 
 
 def all_to_all(
@@ -91,16 +254,69 @@ def all_to_all(
     priority: Any = None,
     name: str | None = None,
 ) -> NkiInstruction | None:
-    """Part k of every rank to rank k."""
-    return _alone("all_to_all", srcs, dsts, replica_group, name)
+    """Part k of axis 0 of every rank's tensor to rank k."""
+    what = "all_to_all"
+    sources, targets = _pairs(what, srcs, dsts, only_hbm=True)
+    _axis(what, collective_dim, sources[0])
+    members, place = _members(what, replica_group)
+    _shaped(what, sources, targets, (1, 1))
+    _shaped(what, sources, [], (1, len(members)))
+    if len(members) == 1:
+        return _copied(sources, targets, name)
+    attrs = CollectiveAttrs(kind=what, members=members, place=place, sent=len(sources), raw=True)
+    return _issue(targets, sources, attrs, priority, name)
 
 
+# --- permutations ---------------------------------------------------------------------------------
 def collective_permute(
     srcs: Any, dsts: Any, source_target_pairs: Any, priority: Any = None, name: str | None = None
 ) -> NkiInstruction | None:
-    """Tensors from source to target ranks."""
-    ranks = {rank for pair in source_target_pairs for rank in pair}
-    return _alone("collective_permute", srcs, dsts, [sorted(ranks)], name)
+    """Tensors from source to target ranks; who is no target keeps its own."""
+    what = "collective_permute"
+    sources, targets = _pairs(what, srcs, dsts, only_hbm=True, single=True)
+    _shaped(what, sources, targets, (1, 1))
+    pairs = [(int(a), int(b)) for a, b in source_target_pairs]
+    if any(len(set(side)) != len(pairs) for side in zip(*pairs)):
+        raise refuse(
+            "sim_replica_group",
+            f"{what} with pairs {pairs}, expected every rank once as a source and as a target",
+        )
+    members = tuple(sorted({rank for pair in pairs for rank in pair}))
+    own = ranks.own().rank
+    if own not in members:
+        return None
+    if len(members) == 1:
+        return _copied(sources, targets, name)
+    sender = next((members.index(a) for a, b in pairs if b == own), None)
+    attrs = CollectiveAttrs(
+        kind=what, members=members, place=members.index(own), sent=1, sender=sender, raw=True
+    )
+    return _issue(targets, (*sources, *targets), attrs, priority, name)
+
+
+def _channels(what: str, given: Any, *by_channel: Any) -> list[Any]:
+    """One tensor for each channel of a ring; channels are numbered from 0."""
+    ids = [int(c) for c in given]
+    flat = [
+        [v[0] if isinstance(v, (list, tuple)) else v for v in _listed(one)] for one in by_channel
+    ]
+    if ids != list(range(len(ids))) or len(ids) > max(CHANNELS):
+        raise refuse(
+            "sim_channels",
+            f"{what} with channel_ids={ids}, expected 0, 1, ... for at most {max(CHANNELS)} "
+            "channels (all devices of a node; 2 otherwise)",
+        )
+    if any(len(one) != len(ids) for one in flat):
+        raise refuse(
+            "sim_channels",
+            f"{what} with {[len(one) for one in flat]} tensors for channels {ids}, expected one "
+            "for each",
+        )
+    return flat
+
+
+def _listed(given: Any) -> list[Any]:
+    return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
 def collective_permute_implicit(
@@ -111,9 +327,19 @@ def collective_permute_implicit(
     priority: Any = None,
     name: str | None = None,
 ) -> NkiInstruction | None:
-    """A step around the ring of the ranks."""
+    """A step around the ring of the ranks: to the next one, from the one before."""
     what = "collective_permute_implicit"
-    return _alone(what, srcs_by_channel, dsts_by_channel, replica_group, name)
+    srcs, dsts = _channels(what, channel_ids, srcs_by_channel, dsts_by_channel)
+    sources, targets = _pairs(what, srcs, dsts, only_hbm=True)
+    _shaped(what, sources, targets, (1, 1))
+    members, place = _members(what, replica_group)
+    if len(members) == 1:
+        return _copied(sources, targets, name)
+    attrs = CollectiveAttrs(
+        kind=what, members=members, place=place, sent=len(sources), raw=True,
+        sender=(place - 1) % len(members),
+    )  # fmt: skip
+    return _issue(targets, sources, attrs, priority, name)
 
 
 def collective_permute_implicit_reduce(
@@ -126,17 +352,34 @@ def collective_permute_implicit_reduce(
     priority: Any = None,
     name: str | None = None,
 ) -> NkiInstruction | None:
-    """A step around the ring that reduces two local tensors first."""
-    raise NotImplementedError("nki.collectives.collective_permute_implicit_reduce")
+    """A step around the ring that reduces two local tensors first and sends the result."""
+    what = "collective_permute_implicit_reduce"
+    code = _reducer(what, op)
+    given = _channels(what, channel_ids, srcs0_by_channel, srcs1_by_channel, dsts_by_channel)
+    first, targets = _pairs(what, given[0], given[2], only_hbm=True)
+    second, _ = _pairs(what, given[1], given[2], only_hbm=True)
+    for sources in (first, second):
+        _shaped(what, sources, targets, (1, 1))
+    members, place = _members(what, replica_group)
+    attrs = CollectiveAttrs(
+        kind=what, members=members, place=place, sent=2 * len(first), op=code,
+        raw=first[0].dt.is_int, sender=(place - 1) % len(members),
+    )  # fmt: skip
+    return _issue(targets, (*first, *second), attrs, priority, name)
 
 
 def collective_permute_implicit_current_processing_rank_id(
     iteration_id: Any, replica_group: Any, channel_id: int = 0, name: str | None = None
 ) -> VirtualRegister:
-    """The rank whose data a ring step processes; the own one in a group of one."""
-    return rank_id()
+    """The rank whose data a ring step processes: the own one at step 0, then those before it."""
+    what = "collective_permute_implicit_current_processing_rank_id"
+    members, place = _members(what, replica_group)
+    known = isinstance(iteration_id, VirtualRegister)
+    step = iteration_id.value(f"iteration_id of {what}") if known else int(iteration_id)
+    return VirtualRegister(members[(place - step) % len(members)], frozen=True)
 
 
+# --- parts whose sizes are data -------------------------------------------------------------------
 def all_gather_v(
     srcs: Any,
     dsts: Any,
@@ -147,8 +390,22 @@ def all_gather_v(
     priority: Any = None,
     name: str | None = None,
 ) -> NkiInstruction | None:
-    """``all_gather`` of parts whose sizes are data."""
-    raise NotImplementedError("nki.collectives.all_gather_v")
+    """``all_gather`` of parts whose sizes are data, on two cores of each of four ranks.
+
+    ``metadata_tensor`` uint32 (rows, ranks) in HBM or (1, rows, ranks) in SBUF: send counts and
+    displacements (column 0 counts), then receive counts, which are written unless known.
+    """
+    what = "all_gather_v"
+    cores = trace.current(f"nki.collectives.{what}").program.cores
+    members, _ = _members(what, replica_group)
+    if cores != len(CORES) or len(members) != FOUR or has_rdispls:
+        raise refuse(
+            "sim_collective",
+            f"{what} over {len(members)} ranks of {cores} cores with has_rdispls={has_rdispls}, "
+            "expected 4 ranks, a launch with kernel[2] and no receive displacements",
+        )
+    how = (recv_counts_known, has_rdispls)
+    return _varying(what, (srcs, dsts), replica_group, metadata_tensor, how, priority, name)
 
 
 def all_to_all_v(
@@ -161,10 +418,45 @@ def all_to_all_v(
     priority: Any = None,
     name: str | None = None,
 ) -> NkiInstruction | None:
-    """``all_to_all`` of parts whose sizes are data."""
-    raise NotImplementedError("nki.collectives.all_to_all_v")
+    """``all_to_all`` of parts whose sizes are data; metadata as in ``all_gather_v``.
+
+    With ``has_rdispls`` a fourth row of the metadata says where each part goes; without it parts
+    follow each other.
+    """
+    how = (recv_counts_known, has_rdispls)
+    tensors = (srcs, dsts)
+    return _varying("all_to_all_v", tensors, replica_group, metadata_tensor, how, priority, name)
+
+
+def _varying(
+    what: str,
+    tensors: tuple[Any, Any],
+    group: Any,
+    metadata: Any,
+    how: tuple[bool, bool],
+    priority: Any,
+    name: str | None,
+) -> NkiInstruction | None:
+    sources, targets = _pairs(what, *tensors, only_hbm=True, single=True)
+    members, place = _members(what, group)
+    told: Any = tensor(metadata, what)
+    known, placed = how
+    shapes = [(*lead, rows, len(members)) for lead in ((), (1,)) for rows in (3, 4)]
+    least = 4 if placed else 3
+    if told.dt.name != "uint32" or told.shape not in shapes or told.shape[-2] < least:
+        raise refuse(
+            "sim_collective",
+            f"{what} with metadata {told.label()}, expected uint32 of shape ({least}, "
+            f"{len(members)}) in HBM or (1, {least}, {len(members)}) in SBUF",
+        )
+    attrs = CollectiveAttrs(
+        kind=what, members=members, place=place, sent=2, known=known, placed=placed, raw=True
+    )
+    views = (sources[0], told[..., 0:2, :], targets[0], told)
+    return _issue((targets[0], told), views, attrs, priority, name)
 
 
 def rank_id(name: str | None = None) -> VirtualRegister:
-    """The rank that runs the kernel: 0."""
-    return VirtualRegister(0, frozen=True)
+    """The rank that runs the kernel."""
+    trace.current("nki.collectives.rank_id")
+    return VirtualRegister(ranks.own().rank, frozen=True)

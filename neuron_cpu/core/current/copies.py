@@ -61,8 +61,8 @@ def tensor_copy(
             "nisa.activation(op=nl.copy)",
         )
     op = TENSOR_COPY
-    if target.indirect is not None or data.indirect is not None:
-        op = DYNAMIC_DST if target.indirect is not None else DYNAMIC_SRC
+    if target.by_data is not None or data.by_data is not None:
+        op = DYNAMIC_DST if target.by_data is not None else DYNAMIC_SRC
     target, data = alike("tensor_copy", target, data)
     attrs = copy_attrs(target.dt, data.dt, choice)
     if choice is Engine.SCALAR:  # from gen3 on it moves bits as VectorE does

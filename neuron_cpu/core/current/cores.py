@@ -34,10 +34,10 @@ def core_barrier(
             f"core_barrier of {shared.label()} over cores {cores}, expected a tensor in shared_hbm "
             "and cores (0, 1)",
         )
-    _next_phase("core_barrier")
+    next_phase("core_barrier")
 
 
-def _next_phase(what: str) -> trace.Tracer:
+def next_phase(what: str) -> trace.Tracer:
     """Everything that follows on this core comes behind what the other one did before."""
     tracer = trace.current(f"nisa.{what}")
     if len(tracer.program.grid) != 1 or tracer.program.grid[0] != len(CORES):
@@ -87,7 +87,7 @@ def sendrecv(
             f"sendrecv to rank {send_to_rank} from rank {recv_from_rank}, expected 0 or 1",
         )
     before = tracer.meetings.phase
-    _next_phase("sendrecv")
+    next_phase("sendrecv")
     key = (before, "sendrecv", (pipe_id,))
     parts = tracer.meetings.open.setdefault(key, [])
     parts.append((source, target))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ..check import verify
-from ..device import dtypes
+from ..device import dtypes, ranks
 from ..device.errors import refuse, strict
 from ..device.spec import using
 from ..device.target import chosen, needs
@@ -80,7 +80,7 @@ class Kernel(calling.Kernel):
         return [_hosted(t) for t in tensors], constant_key(key)
 
     def _rules(self) -> tuple:
-        return (chosen().name, strict())
+        return (chosen().name, strict(), ranks.own().rank)
 
     def _record(self, args: tuple, kwargs: dict, machine: Any = None) -> Program:
         with using(chosen()):

@@ -15,6 +15,7 @@ import numpy as np
 
 from ..device.dtypes import DType
 from ..device.errors import refuse, warn
+from ..device.target import needs
 from ..program import trace
 from ..program.index import is_integer
 from ..program.retyping import retyped
@@ -107,7 +108,7 @@ class NkiTensor(View):
         while len(shape) < (2 if chip else 1):
             shape.append(1)
             strides.append(1)
-        indirect = self._sliced_rows(keys) if self.indirect is not None else None
+        indirect = self._sliced_rows(keys) if self.by_data is not None else None
         made = self._with(offset, intern(tuple(shape)), intern(tuple(strides)), None, indirect)
         return made if dynamic is None else made._moved(self, *dynamic)
 
@@ -146,21 +147,21 @@ class NkiTensor(View):
 
     def _sliced_rows(self, keys: Sequence[Any]) -> Any:
         """Rows that data choose go with the axis that they were chosen for."""
-        assert self.indirect is not None
-        tile = self.indirect[0]
+        assert self.by_data is not None
+        tile = self.by_data[0]
         if tile.size == 1:
-            return self.indirect
+            return self.by_data
         if keys[0] != slice(None):
             raise refuse(
                 "sim_indirect_axis",
                 f"subscript of axis 0 of {self.label()}, whose rows data choose, expected ':' "
                 "there; slice the index tile instead",
             )
-        return self.indirect
+        return self.by_data
 
     def _moved(self, base: View, axis: int, start: Any) -> NkiTensor:
         """The view at a run-time offset along an axis of ``base``."""
-        if self.indirect is not None:
+        if self.by_data is not None:
             raise refuse(
                 "sim_indirect_twice",
                 f"{self.label()} has a run-time offset already, expected one for a tensor; add "
@@ -313,11 +314,7 @@ class NkiTensor(View):
         old, new = self.dt.itemsize, dt.itemsize
         counts = [self.shape[-1], self.offset, *self.strides[:-1]]
         whole = all(n * old % new == 0 for n in counts) and self.storage.size * old % new == 0
-        if (
-            (self.strides[-1] != 1 and self.shape[-1] != 1)
-            or not whole
-            or self.indirect is not None
-        ):
+        if (self.strides[-1] != 1 and self.shape[-1] != 1) or not whole or self.by_data is not None:
             raise refuse(
                 "sim_view_dtype",
                 f"view of {self.label()} as {dt}, expected a contiguous last axis of whole "
@@ -402,6 +399,16 @@ class NkiTensor(View):
         made = self._with(start, intern(shape), intern(strides), None, indirect)
         return made if dtype is None else made.bitcast(types.element_type(dtype))
 
+    def indirect(self, index: Any, num_elem: int | None = None) -> NkiTensor:
+        """Columns at free offsets that ``index`` names (tensor indirection, gen4).
+
+        Raises:
+            NkiError: before gen4.
+            NotImplementedError: on gen4.
+        """
+        needs("NkiTensor.indirect", 4)
+        raise NotImplementedError("NkiTensor.indirect")
+
     def _check_partition_pair(self, pattern: Any) -> None:
         """On chip the first pair walks the partitions, one by one."""
         stride, count = pattern[0]
@@ -438,7 +445,7 @@ class NkiTensor(View):
 
     def is_indirect(self) -> bool:
         """Whether data choose what it is."""
-        return self.indirect is not None
+        return self.by_data is not None
 
     # --- helpers ----------------------------------------------------------------------------------
     def _rearranged(self, shape: Sequence[int], strides: Sequence[int]) -> NkiTensor:
@@ -448,7 +455,7 @@ class NkiTensor(View):
                 "sim_rank",
                 f"view of {self.label()} with shape {sizes}, expected at most {MAX_AXES} axes",
             )
-        return self._with(self.offset, sizes, intern(tuple(strides)), None, self.indirect)
+        return self._with(self.offset, sizes, intern(tuple(strides)), None, self.by_data)
 
     def _axis(self, dim: int) -> int:
         at = dim + self.ndim if dim < 0 else dim

@@ -39,7 +39,7 @@ def dma_copy(
     target, source = tensor(dst, "dma_copy"), tensor(src, "dma_copy")
     _check_descriptors("dma_copy", target, source, dge_mode, engine, priority)
     attrs: Attrs = RAW if target.dt is source.dt else CAST
-    if oob_mode is _SKIP and (target.indirect is not None or source.indirect is not None):
+    if oob_mode is _SKIP and (target.by_data is not None or source.by_data is not None):
         attrs = Attrs(raw=attrs.raw, skip=True)
     if target.shape != source.shape:
         target, source = _matched("dma_copy", target, source)
@@ -63,7 +63,7 @@ def _check_descriptors(
             f"{what} with engine={issuer} and {mode}, expected nisa.engine.sync or scalar together "
             "with dge_mode.hwdge",
         )
-    by_data = [v for v in (dst, src) if v.indirect is not None]
+    by_data = [v for v in (dst, src) if v.by_data is not None]
     if mode is _HWDGE:
         needs(f"{what} with dge_mode.hwdge", 3)
         if src.dt is not dst.dt:
@@ -72,7 +72,7 @@ def _check_descriptors(
                 f"{what} of {src.label()} to {dst.label()} with dge_mode.hwdge, expected equal "
                 "types: the hardware moves bytes; leave dge_mode open",
             )
-        if any(v.indirect is not None and v.indirect[0].size > 1 for v in by_data):
+        if any(v.by_data is not None and v.by_data[0].size > 1 for v in by_data):
             raise refuse(
                 "sim_hwdge_offsets",
                 f"{what} with dge_mode.hwdge and a vector of offsets, expected one offset; leave "
@@ -118,7 +118,7 @@ def _shaped(view: View, shape: tuple[int, ...]) -> View:
         return view
     strides = reshaped_strides(view.shape, view.strides, shape)
     assert strides is not None  # only axes that continue each other are joined
-    return view._with(view.offset, intern(shape), intern(strides), None, view.indirect)
+    return view._with(view.offset, intern(shape), intern(strides), None, view.by_data)
 
 
 def dma_transpose(
@@ -181,11 +181,11 @@ def dma_compute(
         raise refuse(
             "sim_dma_sources", f"{what} of {len(sources)} sources, expected 1 to {SOURCES}"
         )
-    if target.indirect is not None:
+    if target.by_data is not None:
         return _scatter_add(target, sources, unique_indices, oob_mode, name)
     matched = [s if s.shape == target.shape else _matched(what, target, s)[1] for s in sources]
     views = [s if s.shape == target.shape else _shaped(s, target.shape) for s in matched]
-    skips = oob_mode is _SKIP and any(s.indirect is not None for s in sources)
+    skips = oob_mode is _SKIP and any(s.by_data is not None for s in sources)
     return put(DMA_SUM, (target,), tuple(views), Attrs(skip=skips), name)
 
 
@@ -205,8 +205,8 @@ def _scatter_add(
 
 
 def _same_access(a: View, b: View) -> bool:
-    if a.indirect is None or b.indirect is None:
+    if a.by_data is None or b.by_data is None:
         return False
-    tiles = a.indirect[0], b.indirect[0]
+    tiles = a.by_data[0], b.by_data[0]
     same = tiles[0].storage is tiles[1].storage and tiles[0].key() == tiles[1].key()
     return a.storage is b.storage and a.key() == b.key() and same

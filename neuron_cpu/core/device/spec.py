@@ -99,6 +99,8 @@ class NeuronCore:
         array_tile_min: rows and columns of the smallest part of TensorE that a product may take.
         vector_modes: VectorE takes several 16-bit elements of a partition a cycle.
         scalar_narrow_rate: 16-bit elements that ScalarE takes a cycle and partition.
+        collective_ns, collective_bytes_per_ns: start of a collective between cores of a chip, and
+            the rate of its data.
     """
 
     name: str
@@ -131,6 +133,8 @@ class NeuronCore:
     array_tile_min: int = 64
     vector_modes: bool = False
     scalar_narrow_rate: int = 1
+    collective_ns: float = 10_000.0  # assumed: no public source, for any generation
+    collective_bytes_per_ns: float = 50.0  # assumed, too
 
     @property
     def sbuf_usable_bytes(self) -> int:
@@ -309,5 +313,5 @@ LOGITS_NS = 50_000.0  # logits to the host: 0.5 MB of fp32 over a vocabulary of 
 ARGMAX_NS = 200_000.0  # measured: 128 256 fp32 with PyTorch, one thread of a 2.1 GHz x86-64
 HOST_STEP_NS = 250_000.0  # everything else of the driver's loop: next inputs, checks, dispatch
 CACHE_UPDATE_NS = GEN2.dma.start_ns  # DMA32: a row that is written on its own is a transfer
-COLLECTIVE_START_NS = 10_000.0  # one all-reduce or all-gather between the cores of a chip
-COLLECTIVE_BYTES_PER_NS = 50.0  # rate at which its data moves afterwards
+COLLECTIVE_START_NS = GEN2.collective_ns  # one all-reduce or all-gather between the cores of a chip
+COLLECTIVE_BYTES_PER_NS = GEN2.collective_bytes_per_ns  # rate at which its data moves afterwards

@@ -6,6 +6,7 @@ from ..program.attributes import RAW
 from ..program.program import Instruction, Program
 from ..program.storage import Frame
 from .dma import DMA_COPY, EXCHANGE, ExchangeAttrs
+from .ranks import COLLECTIVE, CollectiveAttrs
 
 
 def by_core(program: Program) -> list[Program]:
@@ -40,6 +41,9 @@ def _part(instruction: Instruction, core: int) -> Instruction | None:
         sender = ExchangeAttrs.of(instruction).senders[core]
         views = (instruction.dst[core],), (instruction.src[sender],)
         return Instruction(DMA_COPY, *views, RAW, None, instruction.source)
+    if instruction.op is COLLECTIVE:  # of both cores, or of the one that it names
+        whose = CollectiveAttrs.of(instruction).core
+        return instruction if whose in (None, core) else None
     frame = instruction.frame
     root: Frame | None = frame
     while root is not None and root.parent is not None:

@@ -127,7 +127,7 @@ def move(dst: View, src: View, mask: Any = None, accumulate: bool = False) -> No
                 f"dma of {src.label()} to a region of shape {dst.shape}, expected equal shapes; "
                 "slice both sides alike",
             )
-        if src.on_chip and not dst.on_chip and dst.indirect is None:
+        if src.on_chip and not dst.on_chip and dst.by_data is None:
             dst = dst.reshape(src.shape)
         else:
             src = src.reshape(dst.shape)
@@ -153,7 +153,7 @@ def dma_copy(
     source, target = tile(src, "dma_copy"), tile(dst, "dma_copy")
     # Only rows chosen by data can be skipped; without any the mode has nothing to do, and public
     # kernels that name it so ran.
-    by_data = source.indirect is not None or target.indirect is not None
+    by_data = source.by_data is not None or target.by_data is not None
     skips = oob_mode is not bound_modes.error and by_data
     if dge_mode is descriptor_modes.hwdge or skips:
         raise refuse(

@@ -145,7 +145,7 @@ _legal_views: set[tuple] = set()  # (shape, strides, start, storage geometry) al
 
 def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str) -> None:
     storage = view.storage
-    if view.indirect is not None and not _takes_offset(op, view):
+    if view.by_data is not None and not _takes_offset(op, view):
         raise _indirect_refusal(op, view, role)
     if storage.buffer not in memories:
         raise refuse(
@@ -165,7 +165,7 @@ def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str)
 
 def _takes_offset(op: OpSpec, view: View) -> bool:
     """Whether the entry takes an operand that data place."""
-    one = view.indirect is not None and view.indirect[0].size == 1
+    one = view.by_data is not None and view.by_data[0].size == 1
     return op.indirect or (one and view.scalar_offsets_anywhere and not op.multiplies)
 
 

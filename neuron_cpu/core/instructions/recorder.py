@@ -61,7 +61,7 @@ def record(
     elif cut is not None:
         if op.box_mend is not None or attrs.reduce_axes:
             raise _no_box(op, src[0])
-        if op.is_dma and any(v.oob or v.indirect for v in (*dst, *src)):
+        if op.is_dma and any(v.oob or v.by_data for v in (*dst, *src)):
             # every element is checked and none outside of the mask touched: a DMA for each box
             for box in masks.boxes(cut):
                 _emit(tracer, op, *_cut(dst, src, box, axes), attrs)

@@ -81,7 +81,7 @@ def atomic_rmw(dst: Any, value: Any, op: Any, *, mask: Any = None) -> None:
     """``dst[rows] op= value`` in HBM, rows chosen by an index tile; add only, duplicates add up."""
     target = tile(dst, "atomic_rmw")
     name = operators.name_of(op)
-    if target.indirect is None or target.on_chip or name != "add":
+    if target.by_data is None or target.on_chip or name != "add":
         raise refuse(
             "sim_atomic_rmw",
             f"atomic_rmw of {target.label()} with '{name}', expected add and an HBM tensor whose "

@@ -55,11 +55,11 @@ class Instruction:
             yield True, view
         for view in self.src:
             yield False, view
-            if view.indirect is not None:
-                yield False, view.indirect[0]
+            if view.by_data is not None:
+                yield False, view.by_data[0]
         for view in self.dst:
-            if view.indirect is not None:
-                yield False, view.indirect[0]
+            if view.by_data is not None:
+                yield False, view.by_data[0]
 
     @property
     def moves_only(self) -> bool:

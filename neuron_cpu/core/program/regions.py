@@ -38,7 +38,7 @@ def elements(view: View, mask: np.ndarray) -> np.ndarray:
 
 def covers_storage(view: View) -> bool:
     """True when the view holds every element of its storage (in any order)."""
-    if view.offset or view.indirect is not None:
+    if view.offset or view.by_data is not None:
         return False
     # As many elements as the storage, no stride 0 among them: nothing is counted twice.
     size = 1

@@ -107,7 +107,7 @@ def _basic(view: V, keys: Sequence[Any]) -> V:
         bounds += _substituted(view.oob or (), moved, len(shape))
         _refuse_certain(view, bounds)
     sizes, steps = intern(tuple(shape)), intern(tuple(strides))
-    oob, indirect = tuple(bounds) or None, view.indirect
+    oob, indirect = tuple(bounds) or None, view.by_data
     if indirect is not None and indirect[0].size > 1:  # the rows kept are those of the index tile
         tile = indirect[0]
         rows = _basic(tile, [keys[0], *(slice(None),) * (tile.ndim - 1)])
@@ -191,7 +191,7 @@ def _advanced(view: V, keys: tuple[Any, ...]) -> V:
     offset, shape, strides = view.offset, grid, [0] * len(grid)
     outside: list[Bound] = []
     moved: list[Moved] = []
-    indirect = view.indirect
+    indirect = view.by_data
     ndim = len(shape) + sum(isinstance(k, slice) for k in keys)
     for axis, k in enumerate(keys):
         size, stride = view.shape[axis], view.strides[axis]
@@ -230,7 +230,7 @@ def _on_one_grid(view: View, keys: tuple[Any, ...]) -> tuple[tuple[Any, ...], tu
     """
     keys = tuple(_expand_ellipsis(keys, view))
     _refuse_mixing(view, keys)
-    if view.indirect is not None and view.indirect[0].size > 1:
+    if view.by_data is not None and view.by_data[0].size > 1:
         raise refuse(
             "err_indirect_indices_free_dim",
             f"{view.label()}, whose rows are chosen by data, is indexed with arange/mgrid objects, "

@@ -177,7 +177,7 @@ class Tracer:
 
     def same(self, view: View) -> View:
         """One object for all operands that are the same region: programs repeat few regions."""
-        if view.indirect is not None:
+        if view.by_data is not None:
             return view
         key = (view.storage.id, view.offset, view.shape, view.strides, view.dt, view.paxis)
         return self.views.setdefault(key, view)
@@ -241,10 +241,10 @@ def _used_storages(program: Program) -> list[Storage]:
     """Storages that an instruction or the caller touches: results that were moved elsewhere go."""
     used = {id(v.storage) for i in program.instructions for v in (*i.dst, *i.src)}
     used |= {
-        id(v.indirect[0].storage)
+        id(v.by_data[0].storage)
         for i in program.instructions
         for v in (*i.dst, *i.src)
-        if v.indirect is not None
+        if v.by_data is not None
     }
     kept = [s for s in program.storages if id(s) in used or s.role != "local" or s.address]
     for storage in kept:  # what only tracing needs

@@ -61,11 +61,11 @@ class View:
         oob: bounds that the region may break, as (coefs, const, size) for
             ``0 <= const + coefs . axes < size``; None where every element is known to be inside.
             Whether they matter is known only once a mask has cut the region.
-        indirect: rows chosen by data, as (index tile, element stride of one index step, length of
+        by_data: rows chosen by data, as (index tile, element stride of one index step, length of
             the axis, least and greatest of the affine index that is added to the data).
     """
 
-    __slots__ = ("dt", "indirect", "offset", "oob", "paxis", "shape", "storage", "strides")
+    __slots__ = ("by_data", "dt", "offset", "oob", "paxis", "shape", "storage", "strides")
     selects_nothing = False  # see ``nothing``
     scalar_offsets_anywhere = False  # every instruction takes one run-time offset of such a view
 
@@ -83,7 +83,7 @@ class View:
         self.storage, self.offset = storage, offset
         self.shape, self.strides = shape, strides
         self.dt = storage.dtype if dt is None else dt
-        self.paxis, self.oob, self.indirect = paxis, oob, indirect
+        self.paxis, self.oob, self.by_data = paxis, oob, indirect
 
     def nothing(self: V) -> V:
         """The view under a condition that does not hold: what takes it is not recorded.
@@ -100,7 +100,7 @@ class View:
             self.dt,
             self.paxis,
             None,
-            self.indirect,
+            self.by_data,
         )
 
     @classmethod
@@ -219,7 +219,7 @@ class View:
                 f"reshape of the strided view {self.label()} to {new} is no view; copy it first",
             )
         bounds = self._reshaped_bounds(new) if self.oob else None
-        indirect = self.indirect
+        indirect = self.by_data
         if indirect is not None and indirect[0].size != 1 and new[0] != self.shape[0]:
             raise refuse(
                 "sim_reshape",
@@ -247,7 +247,7 @@ class View:
         """The tile with one free axis, or None where its strides or conditions do not allow it."""
         flat = (self.shape[0], self.free_size)
         strides = reshaped_strides(self.shape, self.strides, flat)
-        if strides is None or self.oob or self.indirect:
+        if strides is None or self.oob or self.by_data:
             return None
         return type(self)(self.storage, self.offset, intern(flat), intern(strides), self.dt)
 
@@ -269,7 +269,7 @@ class View:
             )
         steps = tuple(0 if o == 1 and s != 1 else t for o, s, t in zip(own, shape, strides))
         bounds = tuple((self._spread(c, shape), k, n) for c, k, n in self.oob or ()) or None
-        return self._with(self.offset, intern(shape), intern(steps), bounds, self.indirect)
+        return self._with(self.offset, intern(shape), intern(steps), bounds, self.by_data)
 
     def _spread(self, coefs: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
         """Coefficients of a condition after ``expand``: none along new and stretched axes."""
@@ -283,7 +283,7 @@ class View:
         shape = (*self.shape[:at], 1, *self.shape[at:])
         strides = (*self.strides[:at], 0, *self.strides[at:])
         oob = tuple(((*c[:at], 0, *c[at:]), const, size) for c, const, size in self.oob or ())
-        return self._with(self.offset, intern(shape), intern(strides), oob or None, self.indirect)
+        return self._with(self.offset, intern(shape), intern(strides), oob or None, self.by_data)
 
     def bitcast(self: V, dt: DType) -> V:
         """The same bits as another type of the same size."""
@@ -301,7 +301,7 @@ class View:
             dt,
             self.paxis,
             self.oob,
-            self.indirect,
+            self.by_data,
         )
 
     def grounded(self) -> View:
@@ -314,7 +314,7 @@ class View:
         if ground is None:
             return self
         parts = self.dt.itemsize // ground.dtype.itemsize
-        indirect = self.indirect
+        indirect = self.by_data
         if indirect is not None:
             indirect = (indirect[0], indirect[1] * parts, *indirect[2:])
         shape = intern((*self.shape, parts))
@@ -334,7 +334,7 @@ class View:
         for coefs, const, size in self.oob or ():
             const += sum(c * s.start for c, s in zip(coefs, box))
             conditions.append((coefs, const, size))
-        indirect = self.indirect
+        indirect = self.by_data
         if indirect is not None and indirect[0].shape[0] > 1:  # the index tile has the same rows
             tile = indirect[0]
             rows = (box[0], *(slice(0, 1) for _ in tile.shape[1:]))

@@ -87,7 +87,7 @@ def first_nonfinite(program: Program, inputs: list[torch.Tensor]) -> str:
     for number, op in enumerate(plan.ops):
         plan.step(number)
         for ref in op.dst:
-            floating = ref.indirect is None and plan.arena.kept(ref).is_float
+            floating = ref.by_data is None and plan.arena.kept(ref).is_float
             if floating and not bool(_values(plan.arena, ref).isfinite().all()):
                 i = op.instruction
                 place = i.source or "unknown line"
@@ -110,7 +110,7 @@ def _against_shadow(
         own.step(k)
         reference.step(k)
         for one, two in zip(a.dst, b.dst):
-            if one.indirect is None:
+            if one.by_data is None:
                 yield a.instruction, _values(own.arena, one), _values(reference.arena, two)
     own.finish(bound[0])
     reference.finish(bound[1])
@@ -138,7 +138,7 @@ def _against_unmerged(
     bound = own.start(mine)
     for k, op in enumerate(own.ops):
         own.step(k)
-        if not op.contract and all(r.indirect is None for r in op.dst):
+        if not op.contract and all(r.by_data is None for r in op.dst):
             for ref, value in zip(op.dst, kept[id(op.instruction)]):
                 yield op.instruction, _values(own.arena, _first(ref, op)), value
     got = own.finish(bound)

@@ -53,7 +53,7 @@ def _reversed_step(op: Op, arena: Arena) -> Step:
     # Each backward operand becomes a contiguous copy in its own order, under a memory that lives
     # for this step only; results are scattered back to their places afterwards.
     def forward(ref: Ref) -> Ref:
-        if ref.indirect is not None or not _is_reversed(ref):
+        if ref.by_data is not None or not _is_reversed(ref):
             return ref
         memory = merge.Memory(ref.memory.storage, math.prod(ref.shape), ())
         arena.flat[id(memory)] = arena.of(ref.memory)[gather_index(ref, arena).reshape(-1)]
@@ -90,7 +90,7 @@ def make_step(op: Op, arena: Arena) -> Step:
     inputs = [reader(r, arena, not raw, bits) for r in op.src]
     if _rearranges(op):  # copies and transposes return views of their input
         inputs = [_cloned(read) for read in inputs]
-    if any(r.indirect is not None for r in op.dst) or attrs.accumulate:
+    if any(r.by_data is not None for r in op.dst) or attrs.accumulate:
         return _scatter_step(op, arena, inputs, raw, bits)
     # Everything above is decided once; what follows runs at every call, so one result, the usual
     # case, has a function without a loop.
@@ -104,6 +104,9 @@ def make_step(op: Op, arena: Arena) -> Step:
     def several() -> None:
         results = compute(attrs, [f() for f in inputs])
         for (out, dt), values in zip(outs, results):
+            if raw and keep is None:
+                _copy(out, values)
+                continue
             put(out, values, dt, bits, keep if values.shape == outs[0][0].shape else None)
 
     return several

@@ -73,7 +73,7 @@ def instance_rows(program: Program) -> InstanceRows | None:
         if grid_frame(instruction) is None:
             continue
         for view in (*instruction.dst, *instruction.src):
-            if view.indirect is not None and view.storage.frame is None:
+            if view.by_data is not None and view.storage.frame is None:
                 chosen.add(view.storage)
         written.update(v.storage for v in instruction.dst if v.storage.frame is None)
     watched = frozenset(s for s in written & chosen if not s.on_chip)

@@ -153,7 +153,7 @@ def gather_index(ref: Ref, arena: Arena, skip: bool = False) -> torch.Tensor:
     """
     # A sum of one arange for each axis, broadcast against each other.
     total: Any = ref.offset
-    if ref.indirect is not None:
+    if ref.by_data is not None:
         total = total + _rows(ref, arena, skip)
     for axis, (size, step) in enumerate(zip(ref.shape, ref.strides)):
         line = [1] * len(ref.shape)
@@ -164,17 +164,17 @@ def gather_index(ref: Ref, arena: Arena, skip: bool = False) -> torch.Tensor:
 
 def rows_inside(ref: Ref, arena: Arena) -> torch.Tensor:
     """Which rows of a view lie inside of its tensor, in a shape that broadcasts to the view's."""
-    if ref.indirect is None:
+    if ref.by_data is None:
         return torch.ones((1,) * len(ref.shape), dtype=torch.bool)
-    tile, _, length, (low, high) = ref.indirect
+    tile, _, length, (low, high) = ref.by_data
     rows = arena.view(tile).to(torch.int64).reshape(-1, *(1,) * (len(ref.shape) - 1))
     return (rows + low >= 0) & (rows + high < length)
 
 
 def _rows(ref: Ref, arena: Arena, skip: bool) -> torch.Tensor:
     """Element offsets that the index tile of an indirect view chooses, one for each partition."""
-    assert ref.indirect is not None
-    tile, stride, length, (low, high) = ref.indirect
+    assert ref.by_data is not None
+    tile, stride, length, (low, high) = ref.by_data
     # Only now are the rows known: the first moment at which bounds can be checked. ``low`` and
     # ``high`` are what the rest of the subscript adds to a row.
     rows = arena.view(tile).to(torch.int64).reshape(-1)
@@ -195,7 +195,7 @@ def _rows(ref: Ref, arena: Arena, skip: bool) -> torch.Tensor:
 def reader(ref: Ref, arena: Arena, values: bool, bits: bool) -> Callable[[], torch.Tensor]:
     """A function that gives the operand: widened ``values``, or stored elements."""
     dt = arena.kept(ref)
-    if ref.indirect is not None:
+    if ref.by_data is not None:
 
         def gather() -> torch.Tensor:
             raw = arena.of(ref.memory)[gather_index(ref, arena)]

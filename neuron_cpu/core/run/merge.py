@@ -52,7 +52,7 @@ class Memory:
 class Ref:
     """A view with leading batch axes: memory, element offset, sizes, strides, element type."""
 
-    __slots__ = ("dt", "indirect", "memory", "offset", "shape", "strides")
+    __slots__ = ("by_data", "dt", "memory", "offset", "shape", "strides")
 
     def __init__(
         self,
@@ -64,7 +64,7 @@ class Ref:
         indirect: tuple[Ref, int, int, tuple[int, int]] | None = None,
     ) -> None:
         self.memory, self.offset, self.shape, self.strides = memory, offset, shape, strides
-        self.dt, self.indirect = dt, indirect
+        self.dt, self.by_data = dt, indirect
 
 
 class Op:
@@ -91,7 +91,7 @@ class Op:
     def refs(self) -> list[Ref]:
         """Every view it touches, index tiles of indirect operands included."""
         own = [*self.dst, *self.src]
-        return own + [r.indirect[0] for r in own if r.indirect is not None]
+        return own + [r.by_data[0] for r in own if r.by_data is not None]
 
 
 class Lowering:
@@ -126,8 +126,8 @@ class Lowering:
             memory, base = self.joined[id(memory)]
             offset += base
         indirect = None
-        if view.indirect is not None:
-            indirect = (self.ref(view.indirect[0]), *view.indirect[1:])
+        if view.by_data is not None:
+            indirect = (self.ref(view.by_data[0]), *view.by_data[1:])
         return Ref(memory, offset, view.shape, view.strides, view.dt, indirect)
 
     def op(self, i: Instruction) -> Op:
@@ -276,7 +276,7 @@ def _describe(frame: Frame, depth: int, ops: list[Op]) -> tuple[tuple, tuple, np
                 key: tuple = ("local", number, memory.size, memory.storage.dtype.name)
             else:
                 key = ("outer", id(memory))
-            described.append((key, ref.shape, ref.strides, ref.dt.name, ref.indirect is None))
+            described.append((key, ref.shape, ref.strides, ref.dt.name, ref.by_data is None))
             offsets.append(ref.offset)
         shape.append(tuple(described))
         flags.append(op.attrs.group)
@@ -320,7 +320,7 @@ def _batch_strides(
             delta = int(step[at])
             at += 1
             local = _is_local(ref.memory, frame, depth)
-            if ref.indirect is not None or (local and delta):
+            if ref.by_data is not None or (local and delta):
                 return None
             if delta < 0:  # torch views count upwards only
                 return None
@@ -410,7 +410,7 @@ def _elidable(op: Op, writers: dict[int, list[Op]]) -> bool:
     if not op.spec.is_copy or not op.attrs.raw or op.attrs.mask is not None:
         return False
     target, source = op.dst[0], op.src[0]
-    if target.memory.storage.role != "local" or target.indirect or source.indirect:
+    if target.memory.storage.role != "local" or target.by_data or source.by_data:
         return False
     if target.dt is not target.memory.storage.dtype or source.dt is not source.memory.storage.dtype:
         return False
@@ -448,7 +448,7 @@ def _redirect_readers(users: list[Op], memory: Memory, source: Ref, axes: list[A
     # All readers or none: a tile that one of them still needs has to be copied anyway.
     replacements = []
     for op in users:
-        if any(r.indirect is not None for r in [*op.dst, *op.src]):
+        if any(r.by_data is not None for r in [*op.dst, *op.src]):
             return False
         refs = []
         for ref in op.src:
@@ -525,7 +525,7 @@ def _resolve(ref: Ref, lowering: Lowering) -> Ref:
     while id(memory) in lowering.joined:
         memory, base = lowering.joined[id(memory)]
         offset += base
-    indirect = ref.indirect
+    indirect = ref.by_data
     if indirect is not None:
         indirect = (_resolve(indirect[0], lowering), *indirect[1:])
     return Ref(memory, offset, ref.shape, ref.strides, ref.dt, indirect)

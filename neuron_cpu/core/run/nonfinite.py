@@ -66,7 +66,7 @@ class _Traces:
     def _values(self, ref: Ref) -> torch.Tensor:
         """What an operand holds, as fp32."""
         arena = self._plan.arena
-        if ref.indirect is not None or min(ref.strides, default=0) < 0:
+        if ref.by_data is not None or min(ref.strides, default=0) < 0:
             raw = arena.of(ref.memory)[gather_index(ref, arena)]
         else:
             raw = arena.view(ref)

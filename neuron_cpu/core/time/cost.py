@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ..device import spec
 from ..device.errors import refuse
 from ..device.spec import CORE, Engine
+from ..instructions.ranks import COLLECTIVE, moved_bytes
 from ..program.program import Instruction
 from ..program.view import View
 
@@ -119,6 +120,7 @@ class Transfer(NamedTuple):
         lanes: rows that each of the 16 engines moves.
         hbm_read, hbm_written: bytes on the HBM side.
         share: of the rate of rows, what a transpose by the engine itself leaves.
+        apart_ns: of a collective, which queues of its own move: all of its time.
     """
 
     rows: int
@@ -127,6 +129,7 @@ class Transfer(NamedTuple):
     hbm_read: int
     hbm_written: int
     share: float = 1.0
+    apart_ns: float = 0.0
 
     @property
     def bytes(self) -> int:
@@ -145,17 +148,25 @@ _transfers: dict[tuple, Transfer] = {}
 
 def transfer(instruction: Instruction) -> Transfer:
     """How a dma_copy or dma_transpose breaks into rows and over the engines."""
+    if instruction.op is COLLECTIVE:
+        return _collective(instruction)
     src, dst = instruction.src[0], instruction.dst[0]
     key = (
         CORE.number, instruction.op.name, src.shape, src.strides, src.storage.buffer,
         src.dt.itemsize,
-        src.indirect is None, dst.shape, dst.strides, dst.storage.buffer, dst.dt.itemsize,
-        dst.indirect is None, _first_partition(dst), _first_partition(src),
+        src.by_data is None, dst.shape, dst.strides, dst.storage.buffer, dst.dt.itemsize,
+        dst.by_data is None, _first_partition(dst), _first_partition(src),
     )  # fmt: skip
     found = _transfers.get(key)
     if found is None:
         found = _transfers[key] = _transfer(instruction, src, dst)
     return found
+
+
+def _collective(instruction: Instruction) -> Transfer:
+    """A rank's part of a collective: a start, then the bytes that it sends."""
+    time = CORE.collective_ns + moved_bytes(instruction) / CORE.collective_bytes_per_ns
+    return Transfer(0, 0, (0,) * CORE.dma.engines, 0, 0, apart_ns=time)
 
 
 def _first_partition(view: View) -> int:

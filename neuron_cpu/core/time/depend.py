@@ -262,8 +262,8 @@ def reads_of(instruction: Instruction) -> list[View]:
     """Operand views, index tiles of indirect rows included."""
     views = list(instruction.src)
     for view in (*instruction.src, *instruction.dst):
-        if view.indirect is not None:
-            views.append(view.indirect[0])
+        if view.by_data is not None:
+            views.append(view.by_data[0])
     return views
 
 
@@ -275,7 +275,7 @@ def _tracked_storages(program: Program) -> dict[int, _Tracked | _Blocks]:
     blocks = any(storage.paxis for storage in program.storages)
     for instruction in program.instructions:
         for view in (*instruction.src, *instruction.dst) if blocks else ():
-            if view.storage.paxis and view.indirect is None and _parts_of_blocks(view):
+            if view.storage.paxis and view.by_data is None and _parts_of_blocks(view):
                 across.add(view.storage.id)
         if instruction.op.engine is Engine.DMA:
             read.update(v.storage.memory.id for v in instruction.src)
@@ -302,7 +302,7 @@ def _parts_of_blocks(view: View) -> bool:
 
 def _whole(view: View) -> View:
     """Data-dependent rows may lie anywhere in their storage."""
-    return view if view.indirect is None else View.whole(view.storage)
+    return view if view.by_data is None else View.whole(view.storage)
 
 
 class Dependences:
@@ -386,7 +386,7 @@ def dependences(program: Program) -> Dependences:
         targets: Sequence[View] = instruction.dst
         if mixed:
             sources, targets = [v.grounded() for v in sources], [v.grounded() for v in targets]
-        if any(v.indirect is not None for v in (*sources, *targets)):
+        if any(v.by_data is not None for v in (*sources, *targets)):
             sources = [_whole(v.grounded()) for v in reads_of(instruction)]
             targets = [_whole(v) for v in targets]
         accesses.append((_regions(tracked, sources), _regions(tracked, targets)))

@@ -252,6 +252,7 @@ class _Run:
         self.lane_free = [0.0] * CORE.dma.engines
         self.lane_last = [-1] * CORE.dma.engines
         self.lane_busy = [0.0] * CORE.dma.engines
+        self.collective_free, self.collective_last = 0.0, -1
         self.port_free = [0.0, 0.0]
         self.port_last = [-1, -1]
         self.ports = [_ports(i, e) for i, e in zip(program.instructions, self.numbers)]
@@ -367,6 +368,13 @@ class _Run:
 
     def _transfer(self, at: int, now: float) -> None:
         moved = self.transfers[at] = cost.transfer(self.program.instructions[at])
+        if moved.apart_ns:  # collectives follow each other on a queue of their own
+            if self.collective_free > now:
+                now, self.waits[at] = self.collective_free, Wait(QUEUE, self.collective_last)
+            self.start[at], self.times[at] = now, moved.apart_ns
+            self.end[at] = self.collective_free = now + moved.apart_ns
+            self.collective_last = at
+            return
         arrival = now + CORE.dma.start_ns
         free, busy, last = self.lane_free, self.lane_busy, self.lane_last
         first, end, blocker = float("inf"), 0.0, -1

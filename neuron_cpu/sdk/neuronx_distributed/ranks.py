@@ -21,6 +21,7 @@ from typing import Any, Callable, Iterator, List, Optional, Sequence, Tuple, Uni
 import torch
 
 from neuron_cpu.core import release_thread
+from neuron_cpu.core.device import ranks as kernel_ranks
 from neuron_cpu.errors import CollectiveError
 
 from . import processes
@@ -79,9 +80,29 @@ def current_group() -> Optional[Group]:
     return getattr(_current, "group", None)
 
 
+class _KernelRank:
+    """A group as kernels see it that issue collectives themselves (`nki.collectives`)."""
+
+    def __init__(self, group: Group) -> None:
+        self._group = group
+        self.rank, self.size = group.rank(), group.size()
+
+    def meet(
+        self, label: str, members: Tuple[int, ...], parts: List[torch.Tensor]
+    ) -> List[List[torch.Tensor]]:
+        """Parts of `members`; all ranks of the group take part, whatever groups they name."""
+        everyone = [self._group.exchange(label, part, self._stacked) for part in parts]
+        return [[of_all[member] for of_all in everyone] for member in members]
+
+    @staticmethod
+    def _stacked(parts: List[torch.Tensor]) -> List[torch.Tensor]:
+        return [torch.stack(parts)] * len(parts)
+
+
 def set_current_group(group: Optional[Group]) -> None:
-    """Install `group` for the running thread."""
+    """Install `group` for the running thread, and for the kernels that it calls."""
     _current.group = group
+    kernel_ranks.be(None if group is None else _KernelRank(group))
 
 
 def is_tracing() -> bool:

@@ -95,7 +95,7 @@ def _single_results(instructions: list[Instruction]) -> set[int]:
         for view in instruction.dst:
             storage = view.storage
             written[storage.id] = written.get(storage.id, 0) + 1
-            if view.size == storage.size and automatic(storage) and view.indirect is None:
+            if view.size == storage.size and automatic(storage) and view.by_data is None:
                 whole.add(storage.id)
     return {k for k in whole if written[k] == 1}
 
@@ -138,7 +138,7 @@ def _shareable(instruction: Instruction, pure: set[int], steady: set[int]) -> bo
         return False
     for view in instruction.src:
         known = pure if view.storage.on_chip else steady
-        if view.storage.memory.id not in known or view.indirect is not None:
+        if view.storage.memory.id not in known or view.by_data is not None:
             return False
     return True
 

@@ -218,7 +218,7 @@ def _stretched(every: list[View]) -> View | None:
     for number, view in enumerate(every):
         if view.storage is not head.storage or view.strides != head.strides:
             return None
-        if view.offset - head.offset != number * step or view.indirect is not None:
+        if view.offset - head.offset != number * step or view.by_data is not None:
             return None
     if step < 0 or head.offset % head.storage.free_size + step * (len(every) - 1) >= (
         head.storage.free_size

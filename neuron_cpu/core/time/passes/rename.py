@@ -106,8 +106,8 @@ def _rewritten(instructions: list[Instruction]) -> dict[Part, list[_Access]]:
     for at, instruction in enumerate(instructions):
         own = {v.storage.id for v in instruction.src}
         for view in instruction.src:
-            if view.indirect is not None:
-                fixed.add(view.indirect[0].storage.id)
+            if view.by_data is not None:
+                fixed.add(view.by_data[0].storage.id)
         for number, view in enumerate(_operands(instruction)):
             storage = view.storage
             if storage.id not in several or storage.id in fixed:
@@ -118,7 +118,7 @@ def _rewritten(instructions: list[Instruction]) -> dict[Part, list[_Access]]:
             if part is None and begins and storage.id not in filled and storage.id not in used:
                 filled[storage.id] = _Access(at, box_of(view), False, True)
                 continue
-            if view.indirect is not None or part is None:
+            if view.by_data is not None or part is None:
                 fixed.add(storage.id)
                 continue
             used.add(storage.id)

@@ -247,7 +247,7 @@ class _Rewriting:
         return with_views(instruction, dst, src)
 
     def _view(self, view: View) -> View:
-        indirect = view.indirect
+        indirect = view.by_data
         if indirect is not None:
             indirect = (self._view(indirect[0]), *indirect[1:])
         key = self.memory.key(view)
@@ -275,7 +275,7 @@ def _only_loads(memory: _Memory) -> dict[Key, Instruction]:
     found = {}
     for key, (load, *others) in writes.items():
         source = load.src[0] if load.op is DMA_COPY else None
-        if source is None or source.storage.on_chip or source.indirect is not None or others:
+        if source is None or source.storage.on_chip or source.by_data is not None or others:
             continue
         if memory.accesses[key][0].begins and source.storage.id not in written:
             found[key] = load

@@ -54,7 +54,7 @@ def _stores_columns(instruction: Instruction) -> bool:
 
 def _columns(outside: View, inside: View) -> bool:
     """Whether HBM has contiguous elements along the partitions of the tile, and only there."""
-    if outside.storage.on_chip or outside.indirect is not None or inside.indirect is not None:
+    if outside.storage.on_chip or outside.by_data is not None or inside.by_data is not None:
         return False
     if len(outside.shape) != 2 or outside.shape != inside.shape or min(outside.shape) < 2:
         return False

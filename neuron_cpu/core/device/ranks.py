@@ -1,0 +1,194 @@
+"""Which of several ranks runs a kernel here, and where they meet.
+
+A kernel of several ranks runs as on devices: once on each, with the rank's own tensors. Here ranks
+are threads. A collective is a meeting: the last rank of a group to arrive lets all go on, and every
+one computes its result from all parts in rank order, so that results do not depend on timing.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+
+from .errors import NkiError, current_place
+
+
+class Rank(Protocol):
+    """What runs a kernel: one of ``size``."""
+
+    rank: int
+    size: int
+
+    def meet(
+        self, label: str, members: tuple[int, ...], parts: list[torch.Tensor]
+    ) -> list[list[torch.Tensor]]:
+        """The parts of all members, in their order; blocks until all have brought theirs."""
+
+
+def _refuse(identifier: str, message: str) -> NkiError:
+    return NkiError(identifier, message, current_place())
+
+
+class Alone:
+    """The only rank there is."""
+
+    rank, size = 0, 1
+
+    def meet(
+        self, label: str, members: tuple[int, ...], parts: list[torch.Tensor]
+    ) -> list[list[torch.Tensor]]:
+        if len(members) > 1:
+            raise _refuse(
+                "sim_rank_alone",
+                f"{label} over ranks {list(members)} in a kernel that one rank runs, expected "
+                "all of them; call it with neuron_cpu.core.on_ranks, or inside the SDK's ranks",
+            )
+        return [parts]
+
+
+_local = threading.local()
+ALONE = Alone()
+
+
+def own() -> Rank:
+    """The rank that this thread is."""
+    return getattr(_local, "rank", ALONE)
+
+
+def be(rank: Rank | None) -> None:
+    """Make this thread a rank, or the only one again."""
+    _local.rank = ALONE if rank is None else rank
+
+
+@contextmanager
+def being(rank: Rank) -> Iterator[None]:
+    """Be a rank inside the block (this thread only)."""
+    before = own()
+    be(rank)
+    try:
+        yield
+    finally:
+        be(before)
+
+
+# --- ranks as threads -----------------------------------------------------------------------------
+class _Stopped(BaseException):
+    """Ends a rank whose group broke; the failure that broke it is what the caller sees."""
+
+
+class _Rendezvous:
+    """Where the threads of a call meet, group by group."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.condition = threading.Condition()
+        self.arrived: dict[tuple[int, ...], dict[int, tuple[str, list[torch.Tensor]]]] = {}
+        self.results: dict[tuple[int, ...], list[list[torch.Tensor]]] = {}
+        self.rounds: dict[tuple[int, ...], int] = {}
+        self.gone: set[int] = set()
+        self.failure: BaseException | None = None
+
+    def fail(self, error: BaseException) -> None:
+        with self.condition:
+            self.failure = self.failure or error
+            self.condition.notify_all()
+
+    def leave(self, rank: int) -> None:
+        with self.condition:
+            self.gone.add(rank)
+            self._check_missing()
+
+    def meet(
+        self, rank: int, label: str, members: tuple[int, ...], parts: list[torch.Tensor]
+    ) -> list[list[torch.Tensor]]:
+        with self.condition:
+            if self.failure is not None:
+                raise _Stopped
+            waiting = self.arrived.setdefault(members, {})
+            waiting[rank] = label, [part.clone() for part in parts]
+            if len(waiting) == len(members):
+                return self._complete(members, waiting)
+            mine = self.rounds.get(members, 0)
+            self._check_missing()
+            while self.rounds.get(members, 0) == mine and self.failure is None:
+                self.condition.wait()
+            if self.rounds.get(members, 0) == mine:
+                raise _Stopped
+            return self.results[members]
+
+    def _complete(
+        self, members: tuple[int, ...], waiting: dict[int, tuple[str, list[torch.Tensor]]]
+    ) -> list[list[torch.Tensor]]:
+        told = {rank: waiting[rank][0] for rank in members}
+        if len(set(told.values())) > 1:
+            self.failure = _refuse(
+                "sim_ranks_differ",
+                f"ranks meet in different collectives, {told}, expected the same operation, shape "
+                "and type on each; make control flow alike on all ranks",
+            )
+            self.condition.notify_all()
+            raise self.failure
+        self.results[members] = [waiting[rank][1] for rank in members]
+        del self.arrived[members]
+        self.rounds[members] = self.rounds.get(members, 0) + 1
+        self.condition.notify_all()
+        return self.results[members]
+
+    def _check_missing(self) -> None:
+        for members, waiting in self.arrived.items():
+            gone = (set(members) - set(waiting)) & self.gone
+            beyond = [rank for rank in members if rank >= self.size]
+            if (gone or beyond) and self.failure is None:
+                label = next(iter(waiting.values()))[0]
+                self.failure = _refuse(
+                    "sim_rank_missing",
+                    f"ranks {sorted(waiting)} wait in {label} for rank {min([*gone, *beyond])}, "
+                    "which does not come, expected every rank of the group there; call "
+                    "collectives alike on all ranks",
+                )
+                self.condition.notify_all()
+
+
+class _Thread:
+    """One rank of a call of ``on_ranks``."""
+
+    def __init__(self, rank: int, rendezvous: _Rendezvous) -> None:
+        self.rank, self.size, self.rendezvous = rank, rendezvous.size, rendezvous
+
+    def meet(
+        self, label: str, members: tuple[int, ...], parts: list[torch.Tensor]
+    ) -> list[list[torch.Tensor]]:
+        return self.rendezvous.meet(self.rank, label, members, parts)
+
+
+def on_ranks(kernel: Callable, arguments: Sequence[tuple]) -> list[Any]:
+    """Call ``kernel`` on as many ranks as there are tuples of arguments; results by rank.
+
+    Raises:
+        NkiError: ranks did not meet; or whatever the first rank that failed has raised.
+    """
+    rendezvous = _Rendezvous(len(arguments))
+    results: list[Any] = [None] * len(arguments)
+
+    def run(rank: int) -> None:
+        try:
+            with being(_Thread(rank, rendezvous)):
+                results[rank] = kernel(*arguments[rank])
+            rendezvous.leave(rank)
+        except _Stopped:
+            rendezvous.leave(rank)
+        except BaseException as error:  # the caller's thread raises it
+            rendezvous.fail(error)
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(arguments))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if rendezvous.failure is not None:
+        raise rendezvous.failure
+    return results

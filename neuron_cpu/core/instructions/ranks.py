@@ -1,0 +1,180 @@
+"""Collectives that a kernel issues itself (``nki.collectives``, SDK 2.28 and later).
+
+One instruction stands for a rank's part: it sends its sources and receives its destinations. The
+ranks meet when it is executed (``device/ranks.py``). Reductions are computed in fp32 in the order
+of the group and rounded once; integers exactly. Sources: aws-neuron-sdk v2.32.0,
+nki/api/nki/collectives/__init__.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from ..device import ranks
+from ..device.errors import refuse
+from ..device.spec import Engine
+from ..program.attributes import Attrs
+from ..program.program import Instruction
+from .entry import ANY_HBM, SBUF, OpSpec
+
+Tensors = list[torch.Tensor]
+COMBINE: dict[str, Callable] = {
+    "add": torch.add, "maximum": torch.maximum, "minimum": torch.minimum,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class CollectiveAttrs(Attrs):
+    """Of a collective as one rank takes part in it.
+
+    Attributes:
+        kind: which one.
+        members: ranks of the group, in its order.
+        place: of the rank among them.
+        op: operator of a reduction.
+        dim: axis along which parts follow each other.
+        sender: place of the rank whose tensors a permutation receives; None: it keeps its own.
+        sent: how many of the sources are sent; the others are what destinations held.
+        known: receive counts are given in the metadata.
+        placed: receive displacements are, too.
+        core: the physical core of a logical one that issued it; None for all.
+    """
+
+    kind: str
+    members: tuple[int, ...]
+    place: int
+    sent: int
+    op: str = "add"
+    dim: int = 0
+    sender: int | None = None
+    known: bool = False
+    placed: bool = False
+    core: int | None = None
+
+
+def _collect(attrs: CollectiveAttrs, xs: Tensors) -> torch.Tensor | Tensors:
+    lead = xs[: attrs.sent]
+    shapes = [(tuple(x.shape), x.dtype) for x in lead]
+    label = f"{attrs.kind} of {shapes} {attrs.op}"
+    parts = ranks.own().meet(label, attrs.members, lead)
+    made = KINDS[attrs.kind](attrs, parts, xs[attrs.sent :])
+    return made[0] if len(made) == 1 else made
+
+
+def _sum(attrs: CollectiveAttrs, tensors: Tensors) -> torch.Tensor:
+    """Joined in the order of the group; integers come as they are stored."""
+    wide = [x if x.is_floating_point() else x.to(torch.int64) for x in tensors]
+    total = wide[0]
+    for x in wide[1:]:
+        total = COMBINE[attrs.op](total, x)
+    return total
+
+
+def _all_reduce(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors) -> Tensors:
+    return [_sum(attrs, list(of_all)) for of_all in zip(*parts)]
+
+
+def _reduce_scatter(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors) -> Tensors:
+    whole = _all_reduce(attrs, parts, held)
+    return [x.chunk(len(attrs.members), attrs.dim)[attrs.place] for x in whole]
+
+
+def _all_gather(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors) -> Tensors:
+    return [torch.cat(of_all, attrs.dim) for of_all in zip(*parts)]
+
+
+def _all_to_all(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors) -> Tensors:
+    n = len(attrs.members)
+    return [
+        torch.cat([x.chunk(n, attrs.dim)[attrs.place] for x in of_all], attrs.dim)
+        for of_all in zip(*parts)
+    ]
+
+
+def _permute(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors) -> Tensors:
+    return held if attrs.sender is None else parts[attrs.sender]
+
+
+def _permute_reduce(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors) -> Tensors:
+    """Each rank reduces its two tensors of a channel first; the predecessor's result comes."""
+    assert attrs.sender is not None
+    theirs = parts[attrs.sender]
+    half = len(theirs) // 2
+    return [_sum(attrs, [a, b]) for a, b in zip(theirs[:half], theirs[half:])]
+
+
+def _varying(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors) -> Tensors:
+    """Parts whose sizes are data: rows of the metadata are send counts and displacements, then
+    receive counts and displacements, in elements, a column for each rank."""
+    n = len(attrs.members)
+    target, told = held[0].reshape(-1).clone(), held[1].reshape(-1, n).to(torch.int64)
+    at, counts = 0, []
+    for k, (source, metadata) in enumerate(parts):
+        rows = metadata.reshape(-1, n).to(torch.int64)
+        column = 0 if attrs.kind == "all_gather_v" else attrs.place
+        count, start = int(rows[0, column]), int(rows[1, column])
+        begin = int(told[3, k]) if attrs.placed else at
+        if start + count > source.numel() or begin + count > target.numel():
+            raise refuse(
+                "sim_collective_counts",
+                f"{attrs.kind} takes {count} elements from {start} of {source.numel()} to {begin} "
+                f"of {target.numel()}, expected them inside of both tensors; correct the metadata",
+            )
+        if attrs.known and int(told[2, k]) != count:
+            raise refuse(
+                "sim_collective_counts",
+                f"{attrs.kind} receives {count} elements of rank {attrs.members[k]}, expected the "
+                f"{int(told[2, k])} of the metadata; correct one of them",
+            )
+        target[begin : begin + count] = source.reshape(-1)[start : start + count]
+        at += count
+        counts.append(count)
+    told[2] = torch.tensor(counts)
+    return [target.reshape(held[0].shape), told.to(held[1].dtype).reshape(held[1].shape)]
+
+
+KINDS: dict[str, Callable[[CollectiveAttrs, list[Tensors], Tensors], Tensors]] = {
+    "all_reduce": _all_reduce, "reduce_scatter": _reduce_scatter, "all_gather": _all_gather,
+    "all_to_all": _all_to_all, "collective_permute": _permute,
+    "collective_permute_implicit": _permute, "collective_permute_implicit_reduce": _permute_reduce,
+    "all_gather_v": _varying, "all_to_all_v": _varying,
+}  # fmt: skip
+
+
+def moved_bytes(instruction: Instruction) -> float:
+    """Bytes that the rank sends: around a ring (n - 1) / n of the whole tensor for a gather, a
+    scatter or an exchange, twice that for an all-reduce, all of it for a permutation."""
+    attrs = CollectiveAttrs.of(instruction)
+    n = len(attrs.members)
+    views = instruction.src[: attrs.sent]
+    if attrs.kind.endswith("_v"):
+        views = views[:1]
+    size = float(sum(v.size * v.dt.itemsize for v in views))
+    if attrs.kind.startswith("all_gather"):
+        size *= n
+    if attrs.kind == "collective_permute_implicit_reduce":
+        return size / 2
+    if "permute" in attrs.kind:
+        return size
+    return (2 if attrs.kind == "all_reduce" else 1) * size * (n - 1) / n
+
+
+def _no_cycles(i: Instruction) -> float:
+    return 0.0
+
+
+COLLECTIVE = OpSpec(
+    name="collective",
+    engine=Engine.DMA,
+    reads=(*ANY_HBM, SBUF),
+    writes=(*ANY_HBM, SBUF),
+    flow="ranks",
+    attrs=CollectiveAttrs,
+    compute=_collect,
+    cycles=_no_cycles,
+    same_partitions=False,
+    note="SDK 2.28: nki.collectives; ranks meet, each with its own tensors",
+)

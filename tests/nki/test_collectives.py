@@ -1,0 +1,370 @@
+"""Collectives of several ranks, each rank a thread, against numpy on all of their tensors."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import nki
+import nki.collectives as ncc
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+import torch
+from neuronx_distributed.ranks import RankPool
+
+from neuron_cpu.core import NkiError, on_ranks
+from neuron_cpu.core.device.spec import GEN2
+from neuron_cpu.core.time.schedule import schedule
+
+RNG = np.random.default_rng(4)
+
+
+def tensors(ranks, shape, dtype=np.float32):
+    drawn = RNG.normal(size=(ranks, *shape)) * 8
+    return [x.astype(dtype) for x in drawn]
+
+
+def through(call, shape, on_chip):
+    """A kernel that hands a tensor and an empty one of ``shape`` to ``call``."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(shape, x.dtype, buffer=nl.shared_hbm)
+        if on_chip:
+            source, target = nl.load(x), nl.ndarray(shape, x.dtype)
+            call(source, target)
+            nisa.dma_copy(out, target)
+        else:
+            call(x, out)
+        return out
+
+    return kernel
+
+
+DTYPES = [np.float32, ml_dtypes.bfloat16, ml_dtypes.float8_e4m3, np.int32, np.uint8]
+OPERATORS = {"add": np.add, "maximum": np.maximum, "minimum": np.minimum}
+
+
+def reduced(xs, op):
+    wide = [x.astype(np.int64 if np.issubdtype(x.dtype, np.integer) else np.float32) for x in xs]
+    total = wide[0]
+    for x in wide[1:]:
+        total = OPERATORS[op](total, x)
+    return total.astype(xs[0].dtype)
+
+
+@pytest.mark.parametrize("on_chip", [False, True])
+@pytest.mark.parametrize("op", OPERATORS)
+@pytest.mark.parametrize("dtype", DTYPES[:4], ids=str)
+def test_reductions(op, dtype, on_chip):
+    group = ncc.ReplicaGroup([[0, 1, 2]])
+    xs = tensors(3, (6, 5), dtype)
+    whole = through(lambda s, d: ncc.all_reduce([s], [d], group, getattr(nl, op)), (6, 5), on_chip)
+    parts = through(
+        lambda s, d: ncc.reduce_scatter([s], [d], group, 0, getattr(nl, op)), (2, 5), on_chip
+    )
+    want = reduced(xs, op)
+    for rank, found in enumerate(on_ranks(whole, [(x,) for x in xs])):
+        assert np.array_equal(found, want), rank
+    assert np.array_equal(np.concatenate(on_ranks(parts, [(x,) for x in xs])), want)
+
+
+@pytest.mark.parametrize("on_chip", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gathers(dtype, axis, on_chip):
+    xs = tensors(4, (3, 5), dtype)
+    shape = (12, 5) if axis == 0 else (3, 20)
+    kernel = through(
+        lambda s, d: ncc.all_gather([s], [d], ncc.ReplicaGroup([[0, 1, 2, 3]]), axis),
+        shape,
+        on_chip,
+    )
+    if axis == 1 and not on_chip:
+        with pytest.raises(NkiError, match="sim_collective_dim"):
+            on_ranks(kernel, [(x,) for x in xs])
+        return
+    for found in on_ranks(kernel, [(x,) for x in xs]):
+        assert np.array_equal(found.view(np.uint8), np.concatenate(xs, axis).view(np.uint8))
+
+
+def test_groups_work_apart():
+    """Two groups of two, one of them in another order."""
+    xs = tensors(4, (2, 3))
+    group = ncc.ReplicaGroup([[0, 2], [3, 1]])
+    kernel = through(lambda s, d: ncc.all_gather([s], [d], group, 0), (4, 3), False)
+    found = on_ranks(kernel, [(x,) for x in xs])
+    for rank, members in ((0, (0, 2)), (2, (0, 2)), (1, (3, 1)), (3, (3, 1))):
+        assert np.array_equal(found[rank], np.concatenate([xs[m] for m in members]))
+
+
+def test_exchanges_and_permutations():
+    xs = tensors(3, (6, 4))
+    group = ncc.ReplicaGroup([[0, 1, 2]])
+    exchanged = through(lambda s, d: ncc.all_to_all([s], [d], group, 0), (6, 4), False)
+    for rank, found in enumerate(on_ranks(exchanged, [(x,) for x in xs])):
+        assert np.array_equal(found, np.concatenate([x[2 * rank : 2 * rank + 2] for x in xs]))
+
+    @nki.jit
+    def sent(x):
+        out = nl.zeros(x.shape, x.dtype, buffer=nl.shared_hbm)
+        ncc.collective_permute([x], [out], [(0, 1), (1, 2)])
+        return out
+
+    found = on_ranks(sent, [(x,) for x in xs])
+    assert not found[0].any()  # no target keeps what it had
+    assert np.array_equal(found[1], xs[0]) and np.array_equal(found[2], xs[1])
+
+
+@nki.jit
+def ring_gather(x, group):
+    """All ranks' tensors by steps around the ring, each stored where its rank belongs."""
+    ranks = group.size
+    rows = x.shape[0]
+    out = nl.ndarray((ranks * rows, x.shape[1]), x.dtype, buffer=nl.shared_hbm)
+    held = nl.ndarray(x.shape, x.dtype, buffer=nl.private_hbm)
+    nisa.dma_copy(held, x)
+    for step in range(ranks):
+        rank = ncc.collective_permute_implicit_current_processing_rank_id(step, group)
+        flat = out.reshape((ranks, rows, x.shape[1]))
+        nisa.dma_copy(flat.select(0, rank), held)
+        following = nl.ndarray(x.shape, x.dtype, buffer=nl.private_hbm)
+        if step < ranks - 1:
+            ncc.collective_permute_implicit([held], [following], group)
+        held = following
+    return out
+
+
+def test_a_ring():
+    xs = tensors(4, (3, 5))
+    group = ncc.ReplicaGroup([[0, 1, 2, 3]])
+    for found in on_ranks(ring_gather, [(x, group) for x in xs]):
+        assert np.array_equal(found, np.concatenate(xs))
+
+
+def test_a_ring_that_reduces():
+    xs, ys = tensors(3, (2, 4)), tensors(3, (2, 4))
+
+    @nki.jit
+    def kernel(x, y):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        group = ncc.ReplicaGroup([[0, 1, 2]])
+        ncc.collective_permute_implicit_reduce([x], [y], [out], group, nl.add)
+        return out
+
+    found = on_ranks(kernel, list(zip(xs, ys)))
+    for rank in range(3):
+        assert np.array_equal(found[rank], xs[rank - 1] + ys[rank - 1])
+
+
+def test_several_tensors_a_call_and_a_rank_s_own_work():
+    """Each rank scales by its number: control flow and offsets may depend on it."""
+
+    @nki.jit
+    def kernel(x, y):
+        group = ncc.ReplicaGroup([[0, 1]])
+        outs = [nl.ndarray(t.shape, t.dtype, buffer=nl.shared_hbm) for t in (x, y)]
+        scratch = nl.ndarray(x.shape, x.dtype, buffer=nl.private_hbm)
+        tile = nl.load(x)
+        if ncc.rank_id():
+            nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+        nl.store(scratch, tile)
+        ncc.all_reduce([scratch, y], outs, group, nl.add)
+        return tuple(outs)
+
+    (a, b), (c, d) = (tensors(2, (3, 4)) for _ in range(2))
+    for first, second in on_ranks(kernel, [(a, c), (b, d)]):
+        assert np.array_equal(first, a + 2 * b) and np.array_equal(second, c + d)
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_parts_whose_sizes_are_data(placed):
+    """Rank r sends r + k + 1 elements to rank k."""
+
+    @nki.jit
+    def kernel(x, told):
+        out = nl.zeros((16,), x.dtype, buffer=nl.shared_hbm)
+        ncc.all_to_all_v([x], [out], ncc.ReplicaGroup([[0, 1, 2]]), told, has_rdispls=placed)
+        return out, told
+
+    xs = tensors(3, (16,))
+    counts = np.array([[r + k + 1 for k in range(3)] for r in range(3)])
+    starts = np.cumsum(counts, 1) - counts
+    arguments = []
+    for r in range(3):
+        told = np.zeros((4 if placed else 3, 3), np.uint32)
+        told[0], told[1] = counts[r], starts[r]
+        if placed:
+            told[3] = [10, 0, 5]
+        arguments.append((xs[r], told))
+    for k, (found, told) in enumerate(on_ranks(kernel, arguments)):
+        want, at = np.zeros(16, np.float32), 0
+        for r in range(3):
+            count = counts[r, k]
+            begin = [10, 0, 5][r] if placed else at
+            want[begin : begin + count] = xs[r][starts[r, k] : starts[r, k] + count]
+            at += count
+        assert np.array_equal(found, want) and np.array_equal(told[2], counts[:, k])
+
+
+def test_two_cores_of_each_of_four_ranks(target):
+    target("trn2")
+
+    @nki.jit
+    def kernel(x, told):
+        out = nl.ndarray((8, 4), x.dtype, buffer=nl.shared_hbm)
+        varying = nl.ndarray((10,), x.dtype, buffer=nl.shared_hbm)
+        own = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        core = nl.program_id()
+        tile = nl.load(x[core : core + 1, :])
+        nisa.tensor_scalar(tile, tile, nl.multiply, 2.0)
+        nisa.dma_copy(own[core : core + 1, :], tile)
+        group = ncc.ReplicaGroup([[0, 1, 2, 3]])
+        ncc.all_gather([own], [out], group, 0)
+        if nl.num_programs() == 2:
+            ncc.all_gather_v([x.reshape((8,))], [varying], group, told)
+        return out, varying
+
+    xs = tensors(4, (2, 4))
+    told = [np.array([[r + 1] * 4, [r] * 4, [0] * 4], np.uint32) for r in range(4)]
+    want = np.concatenate([x.reshape(-1)[r : 2 * r + 1] for r, x in enumerate(xs)])
+    for found, varying in on_ranks(kernel[2], list(zip(xs, told))):
+        assert np.array_equal(found, 2 * np.concatenate(xs))
+        assert np.array_equal(varying, want)
+    program = kernel[2].trace(xs[0], told[0])
+    assert schedule(program).total > 2 * GEN2.collective_ns  # each core waits for both
+
+
+def test_ranks_of_the_sdk_are_ranks_of_kernels():
+    """Inside a model's forward a kernel's collectives meet the other ranks' kernels."""
+    pool = RankPool(2)
+    xs = [torch.from_numpy(x) for x in tensors(2, (4, 4))]
+    kernel = through(lambda s, d: ncc.all_reduce([s], [d], [[0, 1]], nl.add), (4, 4), True)
+    found = pool.run([lambda x=x: kernel(x) for x in xs])
+    pool.close()
+    assert all(torch.equal(one, xs[0] + xs[1]) for one in found)
+
+
+def test_what_a_collective_takes():
+    """A start, then 2 (n - 1) / n of the tensor for an all-reduce."""
+    kernel = through(
+        lambda s, d: ncc.all_reduce([s], [d], [[0, 1, 2, 3]], nl.add), (1024, 1024), False
+    )
+    x = np.zeros((1024, 1024), np.float32)
+    found = schedule(kernel.trace(x)).total
+    assert found == pytest.approx(1e4 + 2 * x.nbytes * 3 / 4 / 50)
+
+
+# --- what goes wrong ------------------------------------------------------------------------------
+def both(body):
+    return on_ranks(nki.jit(body), [(x,) for x in tensors(2, (4, 4))])
+
+
+def alone(x):
+    ncc.all_reduce([x], [x], [[0, 1]], nl.add)
+    return x
+
+
+def test_one_rank_of_several_is_refused():
+    with pytest.raises(NkiError, match="sim_rank_alone"):
+        nki.jit(alone)(np.zeros((4, 4), np.float32))
+
+
+def different(x):
+    if ncc.rank_id():
+        ncc.all_reduce([x], [x], [[0, 1]], nl.add)
+    else:
+        ncc.all_reduce([x], [x], [[0, 1]], nl.maximum)
+    return x
+
+
+def absent(x):
+    if ncc.rank_id():
+        ncc.all_reduce([x], [x], [[0, 1]], nl.add)
+    else:
+        nisa.dma_copy(x, x)
+    return x
+
+
+def beyond(x):
+    ncc.all_reduce([x], [x], [[0, 1, 2]], nl.add)
+    return x
+
+
+def outside(x):
+    ncc.all_reduce([x], [x], [[0]], nl.add)
+    return x
+
+
+def mixed(x):
+    ncc.all_reduce([nl.load(x)], [x], [[0, 1]], nl.add)
+    return x
+
+
+def summed(x):
+    ncc.all_reduce([x], [x], [[0, 1]], nl.multiply)
+    return x
+
+
+def uneven(x):
+    out = nl.ndarray((5, 4), x.dtype, buffer=nl.shared_hbm)
+    ncc.all_gather([x], [out], [[0, 1]], 0)
+    return out
+
+
+def sorted_late(x):
+    ncc.all_reduce([x], [x], [[0, 1]], nl.add, priority=1)
+    return x
+
+
+def channelled(x):
+    ncc.collective_permute_implicit([x], [x], [[0, 1]], channel_ids=[1])
+    return x
+
+
+def undefined(x):
+    scratch = nl.ndarray(x.shape, x.dtype, buffer=nl.private_hbm)
+    ncc.all_reduce([scratch], [x], [[0, 1]], nl.add)
+    return x
+
+
+def gathered(x):
+    ncc.all_gather_v([x], [x], [[0, 1]], x)
+    return x
+
+
+REFUSED = {
+    "sim_ranks_differ": different,
+    "sim_rank_missing": absent,
+    "sim_replica_group": outside,
+    "sim_collective": mixed,
+    "sim_reduce_operator": summed,
+    "sim_shape_mismatch": uneven,
+    "sim_newer_core": sorted_late,
+    "sim_channels": channelled,
+    "sim_undefined_data": undefined,
+}
+
+
+@pytest.mark.parametrize("identifier", REFUSED)
+def test_refused(identifier):
+    with pytest.raises(NkiError) as caught:
+        both(REFUSED[identifier])
+    assert caught.value.identifier == identifier
+
+
+@pytest.mark.parametrize("body", [beyond, gathered])
+def test_refused_for_their_ranks(body):
+    with pytest.raises(NkiError, match="sim_rank_missing|sim_collective"):
+        both(body)
+
+
+def test_a_rank_that_fails_ends_the_others():
+    def body(x):
+        if ncc.rank_id():
+            assert x.shape[0] == 5, "five rows"
+        ncc.all_reduce([x], [x], [[0, 1]], nl.add)
+        return x
+
+    with pytest.raises(AssertionError, match="five rows"):
+        both(body)
