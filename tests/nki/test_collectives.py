@@ -207,6 +207,19 @@ def test_parts_whose_sizes_are_data(placed):
         assert np.array_equal(found, want) and np.array_equal(told[2], counts[:, k])
 
 
+@pytest.mark.parametrize(("sent", "received"), [((9, 0), (0, 9)), ((4, 4), (4, 3))])
+def test_counts_that_do_not_fit(sent, received):
+    @nki.jit
+    def kernel(x, told):
+        out = nl.zeros((8,), x.dtype, buffer=nl.shared_hbm)
+        ncc.all_to_all_v([x], [out], [[0, 1]], told, recv_counts_known=True)
+        return out
+
+    told = np.array([sent, (0, 4), received], np.uint32)
+    with pytest.raises(NkiError, match="sim_collective_counts"):
+        on_ranks(kernel, [(x, told) for x in tensors(2, (8,))])
+
+
 def test_two_cores_of_each_of_four_ranks(target):
     target("trn2")
 
