@@ -31,6 +31,8 @@ def declare(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Run the kernel twice on random inputs; 1 where the runs part."""
     from ..core.run import compare as comparison
+    from ..judge.verdict import tensors_of
 
-    program = kernels.trace(kernels.load_kernel(args.kernel), args)
-    return 0 if comparison.report(program, args.tolerance, args.against, args.seed) else 1
+    program = kernels.trace(kernels.load_kernel(args.kernel), args, args.seed)
+    inputs = tensors_of(*kernels.case_of(args).values("random", args.seed))
+    return 0 if comparison.report(program, inputs, args.tolerance, args.against) else 1

@@ -8,7 +8,7 @@ import re
 import sys
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,26 +39,15 @@ def declare_kernel(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def parse_arguments(
-    texts: Sequence[str], names: Mapping[str, Any]
-) -> tuple[list[Any], dict[str, Any]]:
-    """Positional and keyword arguments to trace a kernel with: tensors have shapes, no data.
-
-    Args:
-        names: objects of the kernel's file, for ``@NAME``.
+def case_of(args: argparse.Namespace) -> Any:
+    """The arguments of the command line: tensors have shapes, perhaps limits, no data.
 
     Raises:
-        UsageError: a text is no argument, or limits values, which nothing here has.
+        UsageError: a text is no argument, or names no object of the kernel's file.
     """
     from ..judge import cases
 
-    made = cases.parse_case(texts).resolved(names)
-    if made.limited:
-        raise UsageError(
-            "--arg names limits of a tensor's values, expected a shape and a type alone; only "
-            "check --ref and tune draw values inside of limits."
-        )
-    return made.meta()
+    return cases.parse_case(args.arg).resolved(objects(args.kernel))
 
 
 def parse_grid(text: str | None) -> tuple[int, ...]:
@@ -159,13 +148,27 @@ def _import(path: Path) -> types.ModuleType:
     return module
 
 
-def trace(kernel: Any, args: argparse.Namespace) -> Any:
-    """The verified Program of the kernel for the arguments of the command line."""
-    positional, named = parse_arguments(args.arg, objects(args.kernel))
-    grid = parse_grid(args.grid)
+def trace(kernel: Any, args: argparse.Namespace, seed: int | None = None) -> Any:
+    """The verified Program of the kernel for the arguments of the command line; one whose control
+    flow is data is traced with values inside of the limits that they name.
+
+    Args:
+        seed: of values that the command draws; None where it draws none.
+
+    Raises:
+        UsageError: limits of values, which nothing draws.
+    """
+    from ..judge import verdict
+
+    case, grid = case_of(args), parse_grid(args.grid)
     with told_as_usage(kernel, args.kernel):
-        launched = kernel[grid if len(grid) > 1 else grid[0]] if grid else kernel
-        return launched.trace(*positional, **named)
+        program = verdict.traced(kernel, case, grid, seed=seed or 0)
+    if case.limited and seed is None and not program.for_values:
+        raise UsageError(
+            "--arg names limits of a tensor's values, expected a shape and a type alone; compare, "
+            "check --ref and tune draw values inside of limits."
+        )
+    return program
 
 
 @contextmanager

@@ -12,7 +12,9 @@ import numpy as np
 import torch
 
 from ..core import Kernel, NkiError, Program
+from ..core.current.registers import NeedsValues
 from ..core.device import dtypes
+from ..core.language.specialisation import is_tensor, to_torch
 from ..core.program import regions
 from ..core.report import report
 from ..core.run import compare
@@ -163,21 +165,33 @@ def judge(
             return found
         found.speed = speed(program, settings)
         if reference is not None:
-            _try(found, program, reference, case, settings)
+            _try(found, program, reference, kernel, case, settings)
     found.warnings = list(dict.fromkeys(f"{w.filename}:{w.lineno}: {w.message}" for w in told))
     return found
 
 
-def traced(kernel: Kernel, case: Case, grid: tuple[int, ...]) -> Program:
-    """The verified Program for the shapes of a case."""
+def traced(
+    kernel: Kernel, case: Case, grid: tuple[int, ...], kind: str = KINDS[0], seed: int = 0
+) -> Program:
+    """The verified Program for the shapes of a case; of a kernel whose control flow is data, the
+    one for values of a kind."""
     positional, named = case.meta()
     launched = kernel[grid if len(grid) > 1 else grid[0]] if grid else kernel
-    return launched.trace(*positional, **named)
+    try:
+        return launched.trace(*positional, **named)
+    except NeedsValues:
+        positional, named = case.values(kind, seed)
+        return launched.trace_with_values(*positional, **named)
 
 
 # --- correct --------------------------------------------------------------------------------------
 def _try(
-    found: Verdict, program: Program, reference: Reference, case: Case, settings: Settings
+    found: Verdict,
+    program: Program,
+    reference: Reference,
+    kernel: Kernel,
+    case: Case,
+    settings: Settings,
 ) -> None:
     """Run the program on all kinds of values; say where the first wrong one comes from."""
     plan = Plan(program)
@@ -188,6 +202,9 @@ def _try(
     for kind, seed in settings.trials():
         positional, named = case.values(kind, seed)
         inputs = tensors_of(positional, named)
+        if program.for_values:
+            program = traced(kernel, case, settings.grid, kind, seed)
+            plan = Plan(program)
         exact = reference.exact(*_asked(program, positional, named))
         plain = reference.plain(*_asked(program, positional, named))
         got = [t.to(torch.float64) for t in run(program, plan, inputs)]
@@ -209,7 +226,7 @@ def types_of(program: Program) -> list[torch.dtype]:
 def tensors_of(positional: Sequence[Any], named: dict[str, Any]) -> list[torch.Tensor]:
     """Tensors among arguments, in the order of `Program.inputs`."""
     values = [*positional, *(named[name] for name in sorted(named))]
-    return [v for v in values if isinstance(v, torch.Tensor)]
+    return [to_torch(v) for v in values if is_tensor(v)]
 
 
 def run(program: Program, plan: Plan, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:

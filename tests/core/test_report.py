@@ -11,7 +11,6 @@ from neuronxcc.nki import language as nl
 from rich.console import Console
 
 from neuron_cpu.__main__ import main
-from neuron_cpu.commands.kernels import parse_arguments
 from neuron_cpu.core import Kernel
 from neuron_cpu.core.device.spec import GEN2
 from neuron_cpu.core.report import bands, plots, report, tables
@@ -23,7 +22,7 @@ from neuron_cpu.core.time.schedule import (
     PROGRAM_ORDER,
     schedule,
 )
-from neuron_cpu.judge.cases import parse_value
+from neuron_cpu.judge.cases import parse_case, parse_value
 
 BF16, F32 = torch.bfloat16, torch.float32
 LINE = re.compile(r"test_report\.py:\d+")
@@ -435,7 +434,7 @@ def test_command_says_where_a_kernel_file_fails_to_import(tmp_path, capsys):
 
 
 def test_arguments_are_tensors_literals_or_named():
-    positional, named = parse_arguments(["2x3:fp32", "(1, 'a')", "eps=1e-5", "flag=True"], {})
+    positional, named = parse_case(["2x3:fp32", "(1, 'a')", "eps=1e-5", "flag=True"]).meta()
     assert positional[0].shape == (2, 3) and positional[0].dtype == F32 and positional[0].is_meta
     assert positional[1] == (1, "a")
     assert named == {"eps": 1e-5, "flag": True}

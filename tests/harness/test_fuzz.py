@@ -31,6 +31,7 @@ from harness.session.worker import Answer
 from neuron_cpu import limits
 from neuron_cpu.commands import check, kernels
 from neuron_cpu.errors import StandInError
+from neuron_cpu.judge import cases
 from tests.tiny_model import TINY_CONFIG, write_tiny_model
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))
@@ -270,7 +271,7 @@ SIZES = st.sampled_from(["128x512:bf16", "0x1:f32", "9x:f32", "2:nan", "x=1", "1
 @fuzzed
 @given(st.text(max_size=20) | SIZES, st.text(max_size=8))
 def test_arguments_of_one_kernel(value: str, grid: str) -> None:
-    taken_or_refused(lambda: kernels.parse_arguments([value], {}))
+    taken_or_refused(lambda: cases.parse_case([value]).resolved({}).meta())
     taken_or_refused(lambda: kernels.parse_grid(grid))
 
 

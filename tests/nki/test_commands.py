@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -68,3 +74,169 @@ def test_unknown_targets_and_grids_are_told(file, target, capsys):
     target("trn1")
     assert main(["profile", f"{file}:k", *ARGS, "--grid", "3"]) == 2
     assert "1 or 2" in capsys.readouterr().err
+
+
+STRANGERS = """
+from dataclasses import dataclass
+from enum import Enum
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+
+
+class Kind(Enum):
+    rms = 0
+    none = 1
+
+
+@dataclass
+class Config(nl.NKIObject):
+    kind: Kind = Kind.rms
+    rows: int = 128
+
+CONFIG = Config(rows=64)
+COUNT = np.array([[3]], np.int32)
+
+@nki.jit
+def normed(x, gain, config=None):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for start in range(0, x.shape[0], config.rows):
+        n = min(config.rows, x.shape[0] - start)
+        tile = nl.load(x[start : start + n, :], nl.float32)
+        weight = nl.ndarray(tile.shape, nl.float32)
+        nisa.dma_copy(weight, gain.broadcast(0, n))
+        if config.kind == Kind.rms:
+            tile = nl.rms_norm(tile, weight, axis=-1, n=x.shape[1], epsilon=1e-5)
+        nl.store(out[start : start + n, :], tile)
+    return out
+
+def normed_reference(x, gain, config):
+    assert config.rows == 64
+    return x / np.sqrt((x * x).mean(1, keepdims=True) + 1e-5) * gain
+
+@nki.jit
+def added(x, count):
+    out, tile = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm), nl.load(x)
+    register = nisa.register_alloc()
+    nisa.register_load(register, nl.load(count))
+    for _ in nl.dynamic_range(register):
+        nisa.tensor_scalar(tile, tile, nl.add, 1.0)
+    nl.store(out, tile)
+    return out
+
+def added_reference(x, count):
+    return x + count[0, 0]
+
+@nki.jit
+def written(cache, new, at):
+    nisa.dma_copy(dst=cache.select(0, nl.load(at)), src=new.select(0, 0))
+    return cache
+
+def written_reference(cache, new, at):
+    cache = np.array(cache)
+    cache[int(at[0, 0])] = new[0]
+    return cache
+
+if __name__ == "__main__":
+    x = np.ones((2, 3), np.float32)
+    print("sum", added(x, COUNT).sum(), nki.simulate(written)(x, 5 * x[:1], COUNT - 2)[1])
+"""
+
+
+@pytest.fixture
+def stranger(tmp_path):
+    path = tmp_path / "strangers.py"
+    path.write_text(STRANGERS)
+    return lambda command, name, *words: main([command, f"{path}:{name}", *words])
+
+
+def arguments(*texts):
+    return [word for text in texts for word in ("--arg", text)]
+
+
+NORMED = arguments("150x96:bf16", "1x96:fp32", "config=@CONFIG")
+
+
+def test_objects_of_a_strangers_file_are_arguments(stranger, capsys):
+    assert stranger("profile", "normed", *NORMED) == 0
+    assert stranger("compare", "normed", *NORMED) == 0
+    assert "agree" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("normed", NORMED),
+        ("added", arguments("8x4:fp32", "1x1:i32:0..5")),
+        ("written", arguments("8x4:fp32", "1x4:fp32", "1x1:i32:0..7")),
+    ],
+)
+def test_a_strangers_kernel_is_judged(tmp_path, stranger, name, words, capsys):
+    """Also one whose loop is as long as data say: it is traced with the values that it runs on."""
+    reference = f"{tmp_path / 'strangers.py'}:{name}_reference"
+    assert stranger("check", name, *words, "--ref", reference) == 0
+    assert "correct" in capsys.readouterr().out
+    assert stranger("compare", name, *words) == 0
+    assert "agree" in capsys.readouterr().out
+
+
+def test_a_loop_of_data_is_as_long_as_its_value(tmp_path, stranger):
+    times = []
+    for count in ("@COUNT", "1x1:i32:9..9"):
+        path = tmp_path / "figures.json"
+        words = arguments("8x4:fp32", count)
+        assert stranger("profile", "added", *words, "--json", str(path)) == 0
+        times.append(json.loads(path.read_text())["time_ns"])
+    assert times[0] < times[1]
+
+
+def test_limits_that_nothing_draws_are_refused(stranger, capsys):
+    assert stranger("profile", "written", *arguments("8x4:fp32", "1x4:fp32", "1x1:i32:0..7")) == 2
+    assert "names limits" in capsys.readouterr().err
+
+
+def test_errors_before_the_body_name_the_kernel_alone(stranger, capsys):
+    assert stranger("profile", "normed", *arguments("4x4:fp32", "[1, 2]")) == 2
+    assert capsys.readouterr().err.split("normed: ")[1].startswith("argument 1 of normed is a list")
+
+
+def test_a_strangers_script_runs(tmp_path):
+    """As a process of its own, from another folder."""
+    path = tmp_path / "strangers.py"
+    path.write_text(STRANGERS)
+    command = [sys.executable, "-m", "neuron_cpu", "run", str(path)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert "sum 24.0 [5. 5. 5.]" in done.stdout, done.stderr
+
+
+HEADS = """
+from llama_nki import *
+
+HEADS, NORM = HeadShape(4, 2, 64), Norm(256, 1e-5)
+"""
+LAYER = ["256x5:bf16", "None", "@NORM", "128x1024:bf16:-0.1..0.1", "128x512:bf16:-0.1..0.1",
+         "128x5:bf16:-0.7..0.7", "128x5:bf16:-0.7..0.7"]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kernel", "words"),
+    [
+        ("attention_prefill_kernel", [*LAYER, "@HEADS", "1"]),
+        ("attention_decode_kernel", [*LAYER, "5x2x60x64:bf16", "5x2x60x64:bf16",
+                                     "5x60:bf16:0..0", "@HEADS"]),
+        ("linear_kernel", [LAYER[0], LAYER[3], "@NORM"]),
+        ("swiglu_mlp_kernel", [LAYER[0], *LAYER[:2], LAYER[3], LAYER[3], LAYER[3]]),
+    ],
+)  # fmt: skip
+def test_kernels_of_llama(tmp_path, kernel, words, capsys):
+    path = tmp_path / "own.py"
+    path.write_text(HEADS)
+    shapes = [word.split("..")[0].rpartition(":")[0] if ".." in word else word for word in words]
+    assert main(["profile", f"{path}:{kernel}", *arguments(*shapes)]) == 0
+    assert "on a device" in capsys.readouterr().out
+    assert main(["compare", f"{path}:{kernel}", *arguments(*words)]) == 0, capsys.readouterr()

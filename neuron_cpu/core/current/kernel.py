@@ -22,6 +22,7 @@ from ..program import trace
 from ..program.program import Program
 from ..program.storage import Frame, Loop, Storage
 from ..program.view import View
+from ..run.eager import Machine
 from ..run.execute import Plan
 from .registers import NeedsValues
 from .subset import lint
@@ -60,6 +61,17 @@ class Kernel(calling.Kernel):
             if any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors):
                 raise
             return self._eager(args, kwargs)
+
+    def trace_with_values(self, *args: Any, **kwargs: Any) -> Program:
+        """The verified Program for these very values, of a kernel whose control flow is data.
+
+        It is executed on copies while it is recorded: the arguments stay as they are.
+        """
+        copied = _rebuilt(list(args), _copy, ""), _rebuilt(kwargs, _copy, "")
+        program = self._record(tuple(copied[0]), copied[1], Machine())
+        program.for_values = True
+        self._check(program)
+        return program
 
     def with_schedule(self, edges: Any) -> Kernel:
         """The kernel with instructions ordered by name: pairs (consumer, producer or producers)."""
@@ -167,6 +179,10 @@ def _rounded(storage: Storage, wide: torch.Tensor) -> torch.Tensor:
 
 
 # --- arguments ------------------------------------------------------------------------------------
+def _copy(value: Any, _: str) -> torch.Tensor:
+    return to_torch(value).clone()
+
+
 def _is_jax(value: Any) -> bool:
     return type(value).__module__.split(".")[0] in ("jax", "jaxlib") and hasattr(value, "dtype")
 

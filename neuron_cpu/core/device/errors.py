@@ -109,7 +109,9 @@ def silence(*identifiers: str) -> Iterator[None]:
 
 
 _INTERNAL = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # neuron_cpu/core
-_SDK = os.path.join(os.path.dirname(_INTERNAL), "sdk", "neuronxcc")
+_PACKAGE = os.path.dirname(_INTERNAL)
+_SDK = os.path.join(_PACKAGE, "sdk", "neuronxcc")
+_CALLERS = tuple(os.path.join(_PACKAGE, name) for name in ("commands", "judge", "tune"))
 
 
 def is_internal(filename: str) -> bool:
@@ -159,6 +161,6 @@ def current_place() -> str | None:
         return _local.executing
     kernel = getattr(_local, "kernel", None)
     frame = user_frame(2) if kernel is not None else None
-    if frame is None:
+    if frame is None or frame.f_code.co_filename.startswith(_CALLERS):  # before its body runs
         return kernel
     return f"{kernel} ({frame.f_code.co_filename}:{frame.f_lineno})"

@@ -93,6 +93,7 @@ class Program:
         cores: physical cores that run it together, each its own instances of the grid.
         mixed_placement: tensors with addresses may stand beside others (the current language).
         copies: no instance of the grid asked which one it is, so all of them do the same.
+        for_values: its control flow follows the data that it was traced with, and no other.
         aliases: storages that read a kernel input as another type, and that input.
         names: instructions that the kernel has named, by the index of their instance of the grid.
         result_form: how results are nested, None for a tensor (the current language's).
@@ -113,6 +114,7 @@ class Program:
         self.core = in_force()
         self.cores = 1
         self.copies = False
+        self.for_values = False
         self.aliases: list[tuple[Storage, Storage]] = []
         self.mixed_placement = False
         self.names: dict[str, dict[tuple[int, ...], Instruction]] = {}
