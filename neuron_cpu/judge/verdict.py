@@ -226,7 +226,7 @@ def types_of(program: Program) -> list[torch.dtype]:
 def tensors_of(positional: Sequence[Any], named: dict[str, Any]) -> list[torch.Tensor]:
     """Tensors among arguments, in the order of `Program.inputs`."""
     values = [*positional, *(named[name] for name in sorted(named))]
-    return [to_torch(v) for v in values if is_tensor(v)]
+    return [v if isinstance(v, torch.Tensor) else to_torch(v) for v in values if is_tensor(v)]
 
 
 def run(program: Program, plan: Plan, inputs: Sequence[torch.Tensor]) -> list[torch.Tensor]:
