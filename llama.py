@@ -2556,6 +2556,11 @@ class LlamaInferenceConfig(InferenceConfig):
                 "layer of this file chooses."
             )
         window = window_of(self)
+        if window is not None and neuron_config.is_chunked_prefill:
+            raise ValueError(
+                f"sliding_window {window} counts positions, which a chunk's tiles do not have, "
+                "expected no chunked_prefill_config; leave one of them out."
+            )
         if window is not None and neuron_config.padding_side == "left":
             raise ValueError(
                 f"sliding_window {window} counts from the right here, got padding_side 'left'; pad "
@@ -2661,6 +2666,11 @@ def has_head_norms(config: InferenceConfig) -> bool:
 def model_type(config: InferenceConfig) -> str:
     """Of the family: llama, mistral, qwen2 or qwen3."""
     return getattr(config, "model_type", "llama")
+
+
+def is_in_blocks(config: InferenceConfig) -> bool:
+    """Whether the cache is one of blocks, which tables name (NxDI 0.4 and later)."""
+    return bool(getattr(config.neuron_config, "is_block_kv_layout", False))
 
 
 def window_of(config: InferenceConfig) -> Optional[int]:
@@ -3049,6 +3059,7 @@ class NeuronLlamaAttention(nn.Module):
         ``given`` by the base class: position_ids [B, S]; attention_mask and active_mask, True where
         keys count; past_key_value, two [B, kv_rank, L, D], and cos_cache and sin_cache of the layer
         before; adapter_ids [B], where projections have adapters. All but the first two may be None.
+        A prompt behind a prefix, in blocks of the cache, has both masks, as several tokens a step.
         """
         cos, sin = given.get("cos_cache"), given.get("sin_cache")
         # a comparison of both paths hands tables of the kernels' layout, [128, B * S], to the other
@@ -3059,6 +3070,8 @@ class NeuronLlamaAttention(nn.Module):
         masks = given["attention_mask"], given.get("active_mask")
         if self.window is not None:
             masks = self.within_window(*masks, None if past is None else given["position_ids"])
+        if given.get("tile_masks") is not None:  # a chunk of several sequences
+            past, masks = self.in_tiles(past, masks[0], given)
         inputs = hidden, norm, past, *masks, (cos, sin)
         if self.nki_enabled:
             output, present = self.attend_with_kernels(*inputs)
@@ -3078,6 +3091,29 @@ class NeuronLlamaAttention(nn.Module):
             new = torch.arange(active_mask.shape[-1], device=mask.device)
             active_mask = active_mask & (new[:, None] - new < self.window)
         return mask, active_mask
+
+    def in_tiles(
+        self, caches: Sequence[torch.Tensor], mask: torch.Tensor, given: Dict[str, Any]
+    ) -> Tuple[Any, ...]:
+        """A chunk's tiles of the caches [blocks, kv_rank, block, D] as keys and values of one
+        sequence, and the masks of these and of the chunk with itself.
+
+        NxDI lays the sequences' cached tokens end to end and cuts them, and the chunk, into tiles:
+        ``tile_block_tables`` [tiles, blocks] are their keys, a number that no block has standing
+        for those of the tile before, ``tile_q_indices`` [tiles] which tile of queries looks at
+        them, and ``tile_masks`` [tiles, queries, keys] at which.
+        """
+        queries, tables, seen = (
+            given[name] for name in ("tile_q_indices", "tile_block_tables", "tile_masks")
+        )
+        tiles = torch.arange(len(tables), device=tables.device)
+        named = torch.where(tables[:, 0] < len(caches[0]), tiles, 0)
+        blocks = tables[torch.cummax(named, 0).values].long()
+        past = [cache[blocks].permute(2, 0, 1, 3, 4).flatten(1, 3)[None] for cache in caches]
+        length = mask.shape[-1]
+        spans_of = torch.arange(math.ceil(length / seen.shape[1]), device=tables.device)
+        own = (spans_of[:, None] == queries)[:, None, :, None] & seen.transpose(0, 1)
+        return past, (own.flatten(2, 3).flatten(0, 1)[None, None, :length], mask)
 
     def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables):
         """Residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce."""
@@ -3191,7 +3227,7 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
     q_heads, batch = sizes.of_rank.q_heads, neuron_config.max_batch_size
     qkv_bias, out_bias = attention_biases(config)
     # a window that cuts what the kernels see whole: a prompt, or a chunk behind the cache
-    chunks = bool(getattr(neuron_config, "speculation_length", 0))
+    chunks = bool(getattr(neuron_config, "speculation_length", 0)) or is_in_blocks(config)
     cut = window is not None and (chunks or window < neuron_config.max_context_length)
     quantised = bool(getattr(neuron_config, "quantized", False))
     precise = neuron_config.torch_dtype is torch.float32  # TensorE multiplies fp32 with fp32 only
@@ -3202,6 +3238,7 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
         (q_heads > P_MAX, f"{q_heads} query heads per rank"),
         (batch > P_MAX, f"a batch of {batch}"),
         (neuron_config.lora_config is not None and quantised, "adapters beside quantised weights"),
+        (neuron_config.is_chunked_prefill, "chunks that several sequences share"),
         (qkv_bias and quantised, "biases behind quantised weights"),
         (precise and quantised, "quantised weights in a model of float32"),
         (getattr(config, "mlp_bias", False), "mlp_bias"),

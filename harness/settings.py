@@ -94,6 +94,51 @@ class Adapters:
 
 
 @dataclass(frozen=True)
+class Blocks:
+    """A cache of blocks, in the place of a line for each sequence.
+
+    Attributes:
+        size: tokens of a block.
+        chunks: prompts come in parts that several sequences share; else they share prefixes.
+        number: of blocks; None: enough for all sequences at their longest.
+        prefixes: lengths of cached prefixes that graphs read; empty: powers of two.
+        tiles: queries and cached keys of a chunk's tile.
+    """
+
+    size: int
+    chunks: bool
+    number: Optional[int] = None
+    prefixes: tuple[int, ...] = ()
+    tiles: tuple[int, int] = (128, 1024)
+
+    def blocks_of(self, tokens: int) -> int:
+        """Blocks that hold so many tokens."""
+        return -(-tokens // self.size)
+
+    def count(self, batch_size: int, seq_len: int) -> int:
+        """Blocks of the cache; the last slot of those of chunks is nobody's."""
+        most = batch_size * self.blocks_of(seq_len) + (1 if self.chunks else 0)
+        return self.number or most
+
+    def neuron_config(self, batch_size: int, seq_len: int, prompt: int) -> dict[str, Any]:
+        """Fields of NeuronConfig by its own names, for prompts of at most `prompt` tokens."""
+        values: dict[str, Any] = {
+            "is_block_kv_layout": True,
+            "pa_block_size": self.size,
+            "pa_num_blocks": self.count(batch_size, seq_len),
+        }
+        if self.chunks:
+            names = ("kernel_q_tile_size", "kernel_kv_tile_size")
+            sizes = dict(zip(names, self.tiles, strict=True))
+            return values | {"chunked_prefill_config": {"max_num_seqs": batch_size, **sizes}}
+        powers = [2**n for n in range(7, 32) if 2**n < prompt and 2**n % self.size == 0]
+        return values | {
+            "is_prefix_caching": True,
+            "prefix_buckets": list(self.prefixes) or [*powers, prompt],
+        }
+
+
+@dataclass(frozen=True)
 class Serving:
     """What the HTTP server does, beside answering.
 
@@ -170,6 +215,7 @@ class Settings:
 
     serving: Optional[Serving]  # in the mode that serves
     adapters: Optional[Adapters]
+    blocks: Optional[Blocks]  # None: a cache of lines
 
     # evaluation
     base_latency: Optional[float]  # ms
@@ -246,6 +292,9 @@ class Settings:
             values.update(self.speculation.neuron_config(self.seq_len, buckets))
         if self.adapters is not None:
             values.update(self.adapters.neuron_config())
+        if self.blocks is not None:
+            sizes = self.batch_size, self.seq_len, self.max_context_length
+            values.update(self.blocks.neuron_config(*sizes))
         values |= self._quantisation()
         return {name: value for name, value in values.items() if value is not None}
 
@@ -313,8 +362,9 @@ class Settings:
     def takes_chunks(self) -> bool:
         """Whether prompts may be fed in chunks: a cache padded on the left moves on each token,
         the graph of several tokens has one number of them, which guesses may need, and a chunk
-        fills its batch with rows that would hit the lines of other requests."""
-        alone = self.speculation is None and self.serving is None
+        fills its batch with rows that would hit the lines of other requests; a cache of blocks
+        has a way of its own."""
+        alone = self.speculation is None and self.serving is None and self.blocks is None
         return self.padding_side == "right" and alone
 
     @property

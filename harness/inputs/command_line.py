@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Optional
 
 from harness.errors import UserError
-from harness.inputs import adapters, serving, speculation, swap
+from harness.inputs import adapters, blocks, serving, speculation, swap
 from harness.inputs.chunks import LONGEST_PREFILL, MOST_PREFILL
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.inputs.prompts import read_prompt_file, split_prompt_value
@@ -110,6 +110,7 @@ ONLY_IN = {
     "--runs": ("generate", "swap", "validate", *_EVALUATE),
     **dict.fromkeys(serving.FLAGS, ("serve",)),
     **dict.fromkeys(adapters.FLAGS, ("compile", "generate", "chat", "serve", "profile", *_COMPARE)),
+    **dict.fromkeys(blocks.FLAGS, ("compile", "serve", "profile")),
     "--adapter-id": ("generate", "chat", *_COMPARE),
     **dict.fromkeys(speculation.FLAGS, ("compile", "generate", "chat", "profile", *_COMPARE)),
 }
@@ -205,11 +206,14 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         "speculation": speculation.asked(args),
         "serving": serving.asked(args),
         "adapters": adapters.asked(args),
+        "blocks": blocks.asked(args),
         "swap": swap.asked(args),
         **_sampling(args),
         **_quantisation(args),
     }
     values |= _lengths(args, whole=values["speculation"] is not None)
+    if values["blocks"] is not None:
+        values |= blocks.lengths(args, values["blocks"], values["seq_len"])
     if args.batch_size is None:
         alone = (
             values["speculation"] is not None and ALIASES.get(args.mode, args.mode) != "evaluate"
@@ -231,7 +235,8 @@ def _batch_size(mode: str, prompts: int) -> int:
 
 def _batching(args: argparse.Namespace) -> dict[str, Any]:
     """One prompt a prefill with continuous batching, which is what all versions of NxDI have."""
-    if not (args.is_continuous_batching or args.mode == "serve"):
+    in_blocks = args.is_prefix_caching or args.is_chunked_prefill
+    if not (args.is_continuous_batching or in_blocks or args.mode == "serve"):
         return {}
     return {"is_continuous_batching": True, "ctx_batch_size": args.ctx_batch_size or 1}
 
@@ -321,6 +326,7 @@ def build_parser() -> Parser:
     _add_quantisation_arguments(parser)
     serving.add_arguments(parser, positive, path)
     adapters.add_arguments(parser, positive)
+    blocks.add_arguments(parser, positive)
     swap.add_arguments(parser, positive, finite)
     _add_profile_arguments(parser)
     for flag in REFUSED:
@@ -636,6 +642,7 @@ def check(settings: Settings) -> None:
             f"{settings.max_context_length}."
         )
     _check_batching(settings)
+    blocks.check(settings)
     speculation.check(settings)
     swap.check(settings)
     _check_chunks(settings)

@@ -10,6 +10,7 @@ from harness import console, sdk
 from harness.errors import UserError
 from harness.output import operators
 from harness.serving.app import Api, Served
+from harness.serving.blocks import BlockPool
 from harness.serving.guard import Limits, is_loopback
 from harness.serving.lines import LoadedLines
 from harness.serving.metrics import Metrics
@@ -44,21 +45,35 @@ def opened(settings: Settings) -> tuple[Server, socket.socket, Session]:
     if settings.enable_nki:
         operators.report_outside_nki(loaded.folder)
     metrics, stops = Metrics(), session.stop_tokens
-    scheduler = Scheduler(LoadedLines(loaded), settings.batch_size, limits.waiting, stops, metrics)
+    scheduler = Scheduler(
+        LoadedLines(loaded), settings.batch_size, limits.waiting, stops, metrics, *_blocks(settings)
+    )
     api = Api(_served(session), scheduler, metrics, limits)
     served = f"Serving {session.model.name} at {_url(listening)}"
     return Server(api, lambda: console.say(served)), listening, session
 
 
+def _blocks(settings: Settings) -> tuple[Optional[BlockPool], Optional[int]]:
+    """The blocks of the cache, and the tokens of a chunk; None for what there is not."""
+    asked = settings.blocks
+    if asked is None:
+        return None, None
+    count = asked.count(settings.batch_size, settings.seq_len)
+    if asked.chunks:  # the last slot takes what has no place
+        return BlockPool(count - 1, asked.size, shares=False), settings.max_context_length
+    return BlockPool(count, asked.size, shares=True), None
+
+
 def _served(session: Session) -> Served:
     settings = session.settings
+    chunks = settings.blocks is not None and settings.blocks.chunks
     return Served(
         name=session.model.name,
         tokenizer=session.tokenizer,
         vocabulary=session.vocabulary,
         pad_token_id=session.pad_token_id,
         slots=settings.batch_size,
-        most_prompt=settings.max_context_length,
+        most_prompt=settings.seq_len if chunks else settings.max_context_length,
         seq_len=settings.seq_len,
         times=sdk.platform().times.label,
         draws=settings.samples,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from harness.session.building import Loaded, build
-from harness.session.rows import Draw, Row
+from harness.session.rows import Draw, Part, Row
 from harness.session.workers import SubmissionFailed
 
 _FAILED = "The model fails while it generates"
@@ -19,11 +19,15 @@ class Lines(Protocol):
     What a call raises has ended all requests in flight; `recover` comes before the next one.
     """
 
-    def prefill(self, line: int, ids: Sequence[int], draw: Draw, adapter: int) -> int:
-        """Cache a prompt; the token behind it."""
+    def prefill(self, line: int, ids: Sequence[int], draw: Draw, adapter: int, **where: Any) -> int:
+        """Cache a prompt; the token behind it. `where` are the `blocks` that it gets and how many
+        of its tokens they hold already, `computed`, where the cache has no lines."""
 
     def decode(self, rows: Sequence[Row]) -> list[int]:
         """One step of all lines in use, in ascending order; a token for each."""
+
+    def chunk(self, parts: Sequence[Part]) -> list[int]:
+        """Tokens of several sequences at once; a token behind each part."""
 
     def recover(self) -> None:
         """Make the lines usable again, all of them free."""
@@ -35,12 +39,15 @@ class LoadedLines:
     def __init__(self, loaded: Loaded) -> None:
         self._loaded = loaded
 
-    def prefill(self, line: int, ids: Sequence[int], draw: Draw, adapter: int) -> int:
-        answer = self._call("prefill", line=line, ids=list(ids), draw=draw, adapter=adapter)
-        return self._checked(answer, 1)[0]
+    def prefill(self, line: int, ids: Sequence[int], draw: Draw, adapter: int, **where: Any) -> int:
+        given = dict(line=line, ids=list(ids), draw=draw, adapter=adapter, **where)
+        return self._checked(self._call("prefill", **given), 1)[0]
 
     def decode(self, rows: Sequence[Row]) -> list[int]:
         return self._checked(self._call("decode", rows=list(rows)), len(rows))
+
+    def chunk(self, parts: Sequence[Part]) -> list[int]:
+        return self._checked(self._call("chunk", parts=list(parts)), len(parts))
 
     def recover(self) -> None:
         if self._loaded.worker.ended:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from harness.serving.scheduler import Meters
@@ -64,13 +64,31 @@ class _Gauges(Collector):
         "tokens_per_second": "Tokens a second, over the last five seconds",
         "failures": "Calls of the model that have failed",
     }
+    _BLOCKS = ("used", "kept", "free")  # by answers, for prefixes, and for anything
 
     def __init__(self, state: Callable[[], dict[str, Any]]) -> None:
         self._state = state
 
-    def collect(self) -> list[GaugeMetricFamily]:
+    def collect(self) -> list[Metric]:
         state = self._state()
-        return [
+        gauges: list[Metric] = [
             GaugeMetricFamily(f"nki_{name}", what, value=state[name])
             for name, what in self._NAMES.items()
         ]
+        blocks = state["blocks"]
+        if blocks is None:
+            return gauges
+        held = GaugeMetricFamily(
+            "nki_cache_blocks", "Blocks: used by answers, kept for prefixes, free", labels=["state"]
+        )
+        for name in self._BLOCKS:
+            held.add_metric([name], blocks[name])
+        counters = (
+            ("asked", "Tokens of prompts that were looked up in the cache"),
+            ("found", "Tokens of prompts that the cache had"),
+        )
+        rates = [
+            CounterMetricFamily(f"nki_prefix_{name}_tokens", what, value=blocks[f"{name}_tokens"])
+            for name, what in counters
+        ]
+        return [*gauges, held, *rates]

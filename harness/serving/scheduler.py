@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import functools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Optional
 
 from harness.errors import is_refusal
+from harness.serving.blocks import BlockPool, Lease
 from harness.serving.lines import Lines
-from harness.session.rows import Draw, Row
+from harness.session.rows import Draw, Part, Row
 
 _RATE_SECONDS = 5.0  # over which tokens a second are counted
 
@@ -46,6 +48,8 @@ class Answer:
         most: new tokens.
         adapter: number of a low-rank adapter; 0 is the model itself.
         line: of the cache, while it runs.
+        lease: its blocks, where the cache has no lines.
+        cached: tokens of the prompt that chunks have brought there.
     """
 
     ids: list[int]
@@ -58,6 +62,8 @@ class Answer:
     events: asyncio.Queue[int | End] = field(default_factory=asyncio.Queue)
     tokens: list[int] = field(default_factory=list)
     line: Optional[int] = None
+    lease: Optional[Lease] = None  # of blocks, where the cache has no lines
+    cached: int = 0  # tokens of the prompt, where it comes in chunks
     left: Optional[str] = None  # why nobody listens any more
     arrived: float = field(default_factory=time.monotonic)
     last: Optional[float] = None  # when the newest token came
@@ -70,7 +76,15 @@ class Answer:
         """The decode step that takes the newest token."""
         assert self.line is not None
         position = len(self.ids) + len(self.tokens) - 1
-        return Row(self.line, self.tokens[-1], position, self.draw(), self.adapter)
+        blocks = () if self.lease is None else self.lease.blocks
+        return Row(self.line, self.tokens[-1], position, self.draw(), self.adapter, blocks)
+
+    def part(self, most: int) -> Part:
+        """Of a chunk: the newest token, or at most `most` of a prompt that is not cached yet."""
+        assert self.lease is not None
+        start = self.cached if self.cached < len(self.ids) else self.row().position
+        tokens = self.tokens[-1:] if self.tokens else self.ids[start : start + most]
+        return Part(tuple(tokens), start, self.draw(), self.lease.blocks)
 
 
 class Meters:
@@ -90,6 +104,9 @@ class Scheduler:
         lines: of the model's cache, `count` of them.
         most_waiting: answers that may wait when all lines are taken.
         stop_tokens: end an answer; they are not handed out.
+        blocks: of a cache that has them in the place of lines.
+        chunk: tokens of a call that takes parts of prompts beside the steps of others; None where
+            prompts are taken whole.
     """
 
     def __init__(
@@ -99,7 +116,10 @@ class Scheduler:
         most_waiting: int,
         stop_tokens: Sequence[int],
         meters: Optional[Meters] = None,
+        blocks: Optional[BlockPool] = None,
+        chunk: Optional[int] = None,
     ) -> None:
+        self._blocks, self._chunk = blocks, chunk
         self._lines, self._count, self._most_waiting = lines, count, most_waiting
         self._stop_tokens = frozenset(stop_tokens)
         self._meters = meters or Meters()
@@ -162,6 +182,7 @@ class Scheduler:
             "tokens_per_second": len(self._recent) / _RATE_SECONDS,
             "failures": self.failures,
             "draining": self._draining,
+            "blocks": self._blocks.state() if self._blocks is not None else None,
         }
 
     # -- the loop --------------------------------------------------------------------------------
@@ -182,25 +203,69 @@ class Scheduler:
         """A prefill and a decode step; what they raise ends all that is in flight."""
         try:
             if self._broken:
+                if self._blocks is not None:
+                    self._blocks.forget()
                 await asyncio.to_thread(self._lines.recover)
                 self._broken = False
+            if self._chunk is not None:
+                await self._mixed(self._chunk)
+                return
             await self._prefill()
             self._free_left()
             await self._decode()
         except Exception as error:
             self._fail(error)
 
-    async def _prefill(self) -> None:
+    def _begin(self) -> Optional[Answer]:
+        """The first that waits gets a line, and its blocks, where there are such."""
         free = [line for line in range(self._count) if line not in self._running]
         if not free or not self._waiting:
-            return
-        answer = self._waiting.popleft()
+            return None
+        answer = self._waiting[0]
+        if self._blocks is not None:
+            answer.lease = self._blocks.take(answer.ids, answer.most, answer.adapter)
+            if answer.lease is None:  # those that run will give some back
+                return None
+        self._waiting.popleft()
         answer.line = free[0]
         self._running[answer.line] = answer
+        return answer
+
+    async def _prefill(self) -> None:
+        answer = self._begin()
+        if answer is None:
+            return
+        lease = answer.lease
+        where: dict[str, Any] = {}
+        if lease is not None:
+            where = {"blocks": lease.blocks, "computed": lease.computed}
+        call = functools.partial(self._lines.prefill, **where)
         token = await asyncio.to_thread(
-            self._lines.prefill, answer.line, answer.ids, answer.draw(), answer.adapter
+            call, answer.line, answer.ids, answer.draw(), answer.adapter
         )
+        if self._blocks is not None and lease is not None:
+            self._blocks.fill(lease, answer.ids)
         self._take(answer, token)
+
+    async def _mixed(self, most: int) -> None:
+        """One chunk: a token of each that has begun to answer, and prompts in the order in which
+        they came, as far as there is room."""
+        while self._begin() is not None:
+            pass
+        came = sorted(self._running.values(), key=lambda answer: answer.arrived)
+        came.sort(key=lambda answer: not answer.tokens)
+        parts: list[tuple[Answer, Part]] = []
+        for answer in came:
+            if most:
+                parts.append((answer, answer.part(most)))
+                most -= len(parts[-1][1].tokens)
+        if not parts:
+            return
+        tokens = await asyncio.to_thread(self._lines.chunk, [part for _, part in parts])
+        for (answer, part), token in zip(parts, tokens, strict=True):
+            answer.cached = max(answer.cached, part.start + len(part.tokens))
+            if answer.cached >= len(answer.ids):
+                self._take(answer, token)
 
     async def _decode(self) -> None:
         answers = [self._running[line] for line in sorted(self._running)]
@@ -232,6 +297,10 @@ class Scheduler:
         self._meters.ended(answer.left or end.reason, len(answer.ids))
         if answer.line is not None:
             del self._running[answer.line]
+        if self._blocks is not None and answer.lease is not None:
+            if answer.tokens and end.failure is None:  # the newest one's keys are not there yet
+                self._blocks.fill(answer.lease, [*answer.ids, *answer.tokens[:-1]])
+            self._blocks.give_back(answer.lease)
 
     def _free_left(self) -> None:
         for answer in [answer for answer in self._running.values() if answer.left]:

@@ -12,8 +12,10 @@ from typing import Any, Optional
 
 import numpy as np
 import torch
+from neuronx_distributed_inference.models import config as config_classes
 from neuronx_distributed_inference.models.config import (
     FusedSpecNeuronConfig,
+    NeuronConfig,
     OnDeviceSamplingConfig,
     to_torch_dtype,
 )
@@ -64,6 +66,8 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
     sampling = asked.on_device_sampling_config()
     if sampling is not None:
         settings["on_device_sampling_config"] = OnDeviceSamplingConfig(**sampling)
+    if "chunked_prefill_config" in settings:
+        settings["chunked_prefill_config"] = _chunks_of(settings["chunked_prefill_config"])
     if role == Role.NKI or (role == Role.DRAFT and asked.enable_nki):
         settings["enable_nki"] = True
     path = str(_model_path(host, role))
@@ -88,7 +92,13 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
             f"enable_speculation adds it; give --max-context-length {host.job.settings.seq_len}."
         )
     host.models[role] = model
-    return {wrapper.tag: list(wrapper.neuron_config.buckets) for wrapper in model.models}
+    return {wrapper.tag: _lengths(wrapper) for wrapper in model.models}
+
+
+def _lengths(wrapper: Any) -> list[int]:
+    """Bucket lengths, ascending; of graphs over blocks new tokens, or the length of a step."""
+    buckets = wrapper.neuron_config.buckets
+    return sorted({b if isinstance(b, int) else b[0] if b[0] > 1 else b[1] for b in buckets})
 
 
 def _with_draft(host: Host, model_class: Any, target: Any) -> Any:
@@ -112,10 +122,21 @@ def _with_draft(host: Host, model_class: Any, target: Any) -> Any:
     return FusedSpecNeuronConfig(model_class._model_cls, config, str(asked.draft_path))
 
 
+def _chunks_of(values: dict[str, Any]) -> Any:
+    """NxDI's ChunkedPrefillConfig, which came with 0.4."""
+    if "chunked_prefill_config" not in vars(NeuronConfig()):
+        raise UserError(
+            "--is-chunked-prefill needs a later version of NxDI, whose NeuronConfig has "
+            "chunked_prefill_config (0.4 and later)."
+        )
+    return config_classes.ChunkedPrefillConfig(**values)
+
+
 def _check_fields(neuron_config: Any, settings: dict[str, Any]) -> None:
     """Refuse what this version of NxDI would ignore, but for a warning."""
     flags = {
         "apply_seq_ids_mask": "--apply-seq-ids-mask",
+        "is_prefix_caching": "--is-prefix-caching",
         "async_mode": "--async-mode",
         "modules_to_not_convert": "--modules-to-not-convert-file",
     }

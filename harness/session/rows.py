@@ -25,7 +25,8 @@ class Draw(NamedTuple):
 class Row(NamedTuple):
     """One line's part of a decode step: its newest token, and the position that it takes.
 
-    `adapter` is the number of a low-rank adapter, 0 the model itself.
+    `adapter` is the number of a low-rank adapter, 0 the model itself; `blocks` of the cache are
+    the line's, where there are no lines in it.
     """
 
     line: int
@@ -33,3 +34,16 @@ class Row(NamedTuple):
     position: int
     draw: Draw
     adapter: int
+    blocks: tuple[int, ...] = ()
+
+
+class Part(NamedTuple):
+    """One sequence's part of a chunk: tokens of its prompt, or its newest one.
+
+    `start` tokens before them are cached; `draw` chooses the token behind the last one.
+    """
+
+    tokens: tuple[int, ...]
+    start: int
+    draw: Draw
+    blocks: tuple[int, ...]

@@ -2,18 +2,19 @@
 
 The calls are those of vLLM's runner on Neuron (neuronx_distributed_model_runner.py): one prompt a
 prefill, then one token a step of every line in use, in the order of the lines; masks are inferred.
+Over a cache of blocks every call says which blocks are whose, and chunks take the place of prompts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 
 import torch
 from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 
 from harness.session.roles import Role
-from harness.session.rows import Draw, Row
+from harness.session.rows import Draw, Part, Row
 from harness.session.worker import Host
 
 _FAILED = "The model fails while it generates"
@@ -25,20 +26,64 @@ def forget(host: Host, role: str) -> None:
 
 
 def prefill(
-    host: Host, role: str, line: int, ids: Sequence[int], draw: Draw, adapter: int
+    host: Host,
+    role: str,
+    line: int,
+    ids: Sequence[int],
+    draw: Draw,
+    adapter: int,
+    blocks: Sequence[int] = (),
+    computed: int = 0,
 ) -> list[int]:
-    """Cache a prompt on a line; the token behind it, in a list."""
+    """Cache a prompt on a line, or in blocks which hold its first `computed` tokens already; the
+    token behind it, in a list."""
     positions = torch.arange(len(ids))[None]
-    rows = [Row(line, 0, 0, Draw(*draw), adapter)]
-    return _forward(host, role, torch.tensor([list(ids)]), positions, rows)
+    rows = [Row(line, 0, 0, Draw(*draw), adapter, tuple(blocks))]
+    where = _places(host, [(blocks, computed, len(ids))]) if blocks else {}
+    return _forward(host, role, torch.tensor([list(ids)]), positions, rows, where)
 
 
 def decode(host: Host, role: str, rows: Sequence[Row]) -> list[int]:
     """One step of all lines in use, which come in ascending order; the next token of each."""
-    rows = [Row(line, token, place, Draw(*draw), ids) for line, token, place, draw, ids in rows]
+    rows = [Row(*row)._replace(draw=Draw(*row[3])) for row in rows]
     tokens = torch.tensor([[row.token] for row in rows])
     positions = torch.tensor([[row.position] for row in rows])
-    return _forward(host, role, tokens, positions, rows)
+    where: dict[str, torch.Tensor] = {}
+    if rows[0].blocks:
+        where = _places(host, [(row.blocks, row.position, row.position + 1) for row in rows])
+    return _forward(host, role, tokens, positions, rows, where)
+
+
+def chunk(host: Host, role: str, parts: Sequence[Part]) -> list[int]:
+    """Tokens of several sequences in one row; the token behind each part."""
+    parts = [Part(*part)._replace(draw=Draw(*part[2])) for part in parts]
+    spans = [(part.blocks, part.start, part.start + len(part.tokens)) for part in parts]
+    where = _places(host, spans)
+    where["slot_mapping"] = where["slot_mapping"][where["slot_mapping"] >= 0]
+    tokens = torch.tensor([[token for part in parts for token in part.tokens]])
+    positions = torch.tensor([[place for _, start, end in spans for place in range(start, end)]])
+    rows = [Row(line, 0, 0, part.draw, 0) for line, part in enumerate(parts)]
+    return _forward(host, role, tokens, positions, rows, where)
+
+
+def _places(host: Host, spans: Sequence[tuple[Sequence[int], int, int]]) -> dict[str, torch.Tensor]:
+    """NxDI's arguments for rows of (blocks, first new token, end): a block table, a slot for each
+    new token, -1 behind those of a row, and how many tokens there are and are computed."""
+    assert host.job.settings.blocks is not None
+    size = host.job.settings.blocks.size
+    width = host.job.settings.seq_len // size
+    tables = [[*blocks, *[0] * (width - len(blocks))] for blocks, _, _ in spans]
+    slots = [
+        [blocks[place // size] * size + place % size for place in range(start, end)]
+        for blocks, start, end in spans
+    ]
+    longest = max(map(len, slots))
+    return {
+        "block_table": torch.tensor(tables),
+        "slot_mapping": torch.tensor([row + [-1] * (longest - len(row)) for row in slots]),
+        "full_context_lens": torch.tensor([[end] for _, _, end in spans]),
+        "computed_context_lens": torch.tensor([[start] for _, start, _ in spans]),
+    }
 
 
 def _forward(
@@ -47,8 +92,10 @@ def _forward(
     tokens: torch.Tensor,
     positions: torch.Tensor,
     rows: Sequence[Row],
+    where: Mapping[str, torch.Tensor],
 ) -> list[int]:
-    """One call of the model: tokens and positions [rows, T] -> a token for each row."""
+    """One call of the model: tokens and positions [rows, T], or [1, T] of a chunk, and `where` in
+    the cache they go, where it has no lines -> a token for each row."""
     settings, draws = host.job.settings, [row.draw for row in rows]
     adapted = settings.adapters is not None
     params: Optional[torch.Tensor] = None
@@ -61,10 +108,12 @@ def _forward(
             seq_ids=torch.tensor([row.line for row in rows]),
             sampling_params=params,
             adapter_ids=torch.tensor([row.adapter for row in rows]) if adapted else None,
+            **where,
         )
         if settings.on_device_sampling:
             return output.hidden_states.reshape(-1).tolist()
-        logits = output.logits[:, -1, :].float()
+        chunks = settings.blocks is not None and settings.blocks.chunks
+        logits = (output.logits[0] if chunks else output.logits[:, -1, :]).float()
     return [_choose(row, draw) for row, draw in zip(logits, draws, strict=True)]
 
 

@@ -29,6 +29,10 @@ _FIELDS = {
     "trace_tokengen_model": (1, 1),
     "activation_quantization_type": (2, _LAST),
     "allow_input_truncation": (2, _LAST),
+    "cp_max_num_seqs": (2, 3),
+    "cp_num_active_blocks": (2, 3),
+    "is_block_kv_layout": (2, _LAST),
+    "is_prefix_caching": (2, _LAST),
     "is_mlp_quantized": (2, _LAST),
     "kv_cache_batch_size": (2, _LAST),
     "kv_cache_padding_size": (2, _LAST),
@@ -42,6 +46,8 @@ _FIELDS = {
     "qkv_kernel_fuse_residual_add": (3, _LAST),
     "apply_seq_ids_mask": (4, _LAST),
     "cast_type": (4, _LAST),
+    "chunked_prefill_config": (4, _LAST),
+    "prefix_buckets": (4, _LAST),
 }
 
 
@@ -169,6 +175,14 @@ class Contract:
         So in 0.1.0; from 0.1.1 on they repeat the first row, at its position.
         """
         return self.minor == 1
+
+    @property
+    def reads_blocks(self) -> bool:
+        """Caches of blocks are whole: block tables, two-dimensional buckets, tiles of a chunk.
+
+        0.1 has the names, 0.2 and 0.3 another form of chunks and no buckets of prefixes.
+        """
+        return self.minor >= 4
 
     @property
     def accepts_in_graph(self) -> bool:

@@ -100,9 +100,13 @@ class _HloGraph:
     products and custom calls, as it does in a file of the device compiler.
     """
 
-    def __init__(self, tag: str, bucket: int) -> None:
+    def __init__(self, tag: str, bucket: Any) -> None:
+        sizes = [bucket] if isinstance(bucket, int) else bucket
         self._module = hlo_pb2.HloModuleProto(
-            name=f"{tag}_{bucket}", entry_computation_name="main", entry_computation_id=1, id=1
+            name="_".join([tag, *map(str, sizes)]),
+            entry_computation_name="main",
+            entry_computation_id=1,
+            id=1,
         )
         self._computation = self._module.computations.add(name="main", id=1)
         self._next_id = 1
@@ -160,7 +164,7 @@ class GraphRecorder(TorchDispatchMode):
         hlo: the graph file so far.
     """
 
-    def __init__(self, tag: str, bucket: int) -> None:
+    def __init__(self, tag: str, bucket: Any) -> None:
         super().__init__()
         self.record = GraphRecord(tag, bucket)
         self.hlo = _HloGraph(tag, bucket)
@@ -320,7 +324,7 @@ def _shapes_only(model: nn.Module) -> None:
         module._buffers.update(own)
 
 
-def _explain(error: Exception, tag: str, bucket: int) -> Exception:
+def _explain(error: Exception, tag: str, bucket: Any) -> Exception:
     """A meta-device complaint of PyTorch as a sentence about the model's line; others unchanged."""
     text = str(error)
     if not _VALUE_NEEDED.search(text.lower()):
@@ -338,7 +342,7 @@ def _explain(error: Exception, tag: str, bucket: int) -> Exception:
 
 
 def trace(
-    model: nn.Module, inputs: Sequence[torch.Tensor], tag: str, bucket: int
+    model: nn.Module, inputs: Sequence[torch.Tensor], tag: str, bucket: Any
 ) -> Tuple[GraphRecord, bytes]:
     """Run `model` on the shapes of `inputs`; returns the record and the serialised graph.
 
@@ -382,7 +386,7 @@ def _check_size(record: GraphRecord, tokens: int) -> None:
     fitting -= fitting % 64 if fitting >= 64 else 0
     mend = "choose shorter buckets"
     if tokens > 1:
-        name = "speculation_length" if tokens != record.bucket else "max_context_length"
+        name = "speculation_length" if tokens != record.sizes[0] else "max_context_length"
         mend = f"choose a {name} of {fitting}, and feed longer prompts in such chunks"
     raise CompileError(
         f"{record.tag}, bucket {record.bucket}, has {count:,} traced instructions in its kernels, "

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from torch.utils.flop_counter import bmm_flop, mm_flop
@@ -129,8 +129,16 @@ class GraphRecord:
     """What one sub-model and bucket consists of, in the order in which it runs."""
 
     tag: str
-    bucket: int
+    bucket: Union[int, List[int]]  # or new tokens and cached ones, tiles of them in a chunk
     events: List[Event] = field(default_factory=list)
+
+    @property
+    def sizes(self) -> Tuple[int, int]:
+        """New tokens of a prompt, or the length that a step sees; what of a prompt is cached."""
+        if isinstance(self.bucket, int):
+            return self.bucket, 0
+        new, prior = self.bucket
+        return (new, prior) if new > 1 else (prior, 0)
 
     @property
     def operators(self) -> List[Operator]:
@@ -164,7 +172,8 @@ class GraphRecord:
         ]
         return {
             "submodel": self.tag,
-            "bucket": self.bucket,
+            "bucket": self.sizes[0],
+            "prior": self.sizes[1],
             "instructions": self.instructions,
             "macs": sum(op.macs for op in operators),
             "nki_macs": sum(op.macs for op in operators if op.ran == KERNEL),

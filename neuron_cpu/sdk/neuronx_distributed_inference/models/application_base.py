@@ -22,6 +22,7 @@ from neuron_cpu.errors import CheckpointError, StandInError
 from .. import artifacts, graph
 from ..contract import ENVIRONMENT_VARIABLE
 from ..modules import quantised
+from ..modules.block_settings import refuse_blocks
 from ..modules.checkpoint import load_medusa_heads, load_state_dict, without_sharing
 from ..modules.lora_serving.adapters import add_adapters, resolve
 from ..modules.lora_serving.lora_module import move_base_weights
@@ -32,6 +33,7 @@ from .model_wrapper import (
     RankedModel,
     base_compile_work_dir,
     own_outputs,
+    use_bucket,
 )
 
 logger = logging.getLogger("Neuron")
@@ -43,7 +45,6 @@ _UNSUPPORTED = (
     "flash_decoding_enabled",
     "token_tree_config",
     "is_paged_attention",
-    "is_chunked_prefill",
     "attn_tkg_builtin_kernel_enabled",
     "quantized_mlp_kernel_enabled",
     "activation_quantization_type",
@@ -195,9 +196,10 @@ class NeuronApplicationBase(nn.Module):
         for wrapper in self.models:
             module = self._build(wrapper)
             instances.append(module)
+            examples = wrapper.input_generator()
             for index, bucket in enumerate(wrapper.neuron_config.buckets):
-                module.n_positions = bucket
-                inputs = wrapper.input_generator()[index]
+                use_bucket(module, bucket)
+                inputs = examples[index]
                 with rank_context(Group(0, self.neuron_config.tp_degree)):
                     record, serialised = graph.trace(module, inputs, wrapper.tag, bucket)
                 records.append(record)
@@ -474,8 +476,12 @@ class NeuronApplicationBase(nn.Module):
     def warmup(self) -> None:
         """Run every bucket of every sub-model once, then forget what that left in the caches."""
         for wrapper in self.models:
-            for example in wrapper.input_generator():
-                wrapper(*example[:5])
+            buckets = wrapper.neuron_config.buckets
+            for bucket, example in zip(buckets, wrapper.input_generator(), strict=True):
+                if isinstance(bucket, int):
+                    wrapper(*example[:5])
+                else:  # made for the graph, slots that nobody reads included
+                    wrapper.model(bucket, *example)
         self.reset()
 
     def reset(self) -> None:
@@ -567,6 +573,7 @@ def refuse_options(neuron_config: NeuronConfig, names: Sequence[str]) -> None:
 def refuse_unsupported(neuron_config: NeuronConfig) -> None:
     """NotImplementedError for a feature of the SDK that would silently not happen here."""
     refuse_options(neuron_config, _UNSUPPORTED)
+    refuse_blocks(neuron_config)
     _refuse_batches(neuron_config)
     if neuron_config.async_mode and neuron_config.on_device_sampling_config is None:
         raise NotImplementedError(

@@ -82,6 +82,26 @@ class OnDeviceSamplingConfig:
         self.on_device_sampling_config = kwargs.pop("on_device_sampling_config", True)
 
 
+class ChunkedPrefillConfig:
+    """Prompts in chunks that several sequences share (NxDI 0.4 and later).
+
+    `max_num_seqs` sequences have tokens in a call; `tkg_model_enabled` keeps a graph for calls of
+    one token each. Tiles of queries and of cached keys have the sizes of a kernel's.
+    """
+
+    def __init__(
+        self,
+        max_num_seqs: int = 0,
+        tkg_model_enabled: bool = True,
+        kernel_q_tile_size: int = 128,
+        kernel_kv_tile_size: int = 1024,
+    ) -> None:
+        self.max_num_seqs = max_num_seqs
+        self.tkg_model_enabled = tkg_model_enabled
+        self.kernel_q_tile_size = kernel_q_tile_size
+        self.kernel_kv_tile_size = kernel_kv_tile_size
+
+
 class NeuronConfig:
     """Shapes, parallelism and features of one compiled model; every field is a keyword.
 
@@ -94,6 +114,7 @@ class NeuronConfig:
         self._set_shapes(take)
         self._set_buckets(take)
         self._set_features(take)
+        self._set_blocks(take)
         self._set_quantization(take)
         self._set_speculation(take)
         self._set_parallelism(take)
@@ -205,11 +226,33 @@ class NeuronConfig:
         self.flash_decoding_enabled = take("flash_decoding_enabled", False)
         self.lora_config = as_lora_config(take("lora_config", None))
         self._optional(take, "is_paged_attention", False)
-        self.pa_num_blocks = take("pa_num_blocks", self.batch_size)
-        self.pa_block_size = take("pa_block_size", self.seq_len)
-        self.is_chunked_prefill = take("is_chunked_prefill", False)
         self._optional(take, "trace_tokengen_model", True)
         self.is_prefill_stage = take("is_prefill_stage", None)
+
+    def _set_blocks(self, take: Callable[..., Any]) -> None:
+        """Caches of blocks, and what is only possible with them."""
+        self.pa_num_blocks = take("pa_num_blocks", self.batch_size)
+        self.pa_block_size = take("pa_block_size", self.seq_len)
+        for name in ("is_block_kv_layout", "is_prefix_caching"):
+            self._optional(take, name, False)
+        for name in ("cp_max_num_seqs", "cp_num_active_blocks"):
+            self._optional(take, name, 0)
+        self.is_chunked_prefill = take("is_chunked_prefill", False)
+        if not self.contract.has_field("chunked_prefill_config"):
+            return
+        self.prefix_buckets = self._bucket_list(
+            take("prefix_buckets", None), self.max_context_length, "max_context_length"
+        )
+        chunks = take("chunked_prefill_config", None)
+        if isinstance(chunks, dict):
+            chunks = ChunkedPrefillConfig(**chunks)
+        self.chunked_prefill_config = chunks
+        if self.is_chunked_prefill and chunks is None:
+            raise AssertionError(
+                f"is_chunked_prefill follows from chunked_prefill_config in NxDI "
+                f"{self.contract.version}, got it alone; give a ChunkedPrefillConfig."
+            )
+        self.is_chunked_prefill = chunks is not None  # a saved file has both
 
     def _set_quantization(self, take: Callable[..., Any]) -> None:
         """Weight and cache quantisation."""

@@ -25,11 +25,17 @@ from neuron_cpu.errors import CompileError
 
 from ..contract import ENVIRONMENT_VARIABLE
 from ..modules.async_execution import AsyncDecode
-from ..modules.autobucketing import generate_buckets
+from ..modules.autobucketing import chunk_buckets, generate_buckets, prefix_caching_buckets
+from ..modules.block_inputs import BlockArguments
+from ..modules.block_masks import chunk_mask, last_rows, prior_and_active
 from ..modules.generation.sampling import (
     Sampler,
     prepare_sampling_params,
     validate_sampling_params,
+)
+from ..modules.kvcache.block_kv_cache_manager import (
+    BlockKVCacheManager,
+    generate_tokengen_slot_mapping,
 )
 from ..modules.kvcache.cache_lines import CacheLines
 from ..modules.kvcache.kv_cache_manager import KVCacheManager
@@ -74,6 +80,9 @@ class NeuronBaseModel(nn.Module):
         self.rank_util = SPMDRank(world_size=neuron_config.tp_degree)
         self.num_cores_per_group = config.num_cores_per_group
         self.contract = neuron_config.contract
+        self.is_block_kv_layout = getattr(neuron_config, "is_block_kv_layout", False)
+        self.is_prefix_caching = getattr(neuron_config, "is_prefix_caching", False)
+        self.is_chunked_prefill = neuron_config.is_chunked_prefill
         self.setup_attr_for_model(config)
         self.init_model(config)
         if optimize_inference:
@@ -91,7 +100,8 @@ class NeuronBaseModel(nn.Module):
         """The sampler, where the device samples, and the caches."""
         if self.on_device_sampling:
             self.sampler = Sampler(config.neuron_config)
-        self.kv_mgr = KVCacheManager(config, num_kv_head=self.num_key_value_heads)
+        manager = BlockKVCacheManager if self.is_block_kv_layout else KVCacheManager
+        self.kv_mgr = manager(config, num_kv_head=self.num_key_value_heads)
 
     # -- masks -----------------------------------------------------------------------------------
 
@@ -154,6 +164,13 @@ class NeuronBaseModel(nn.Module):
         current_length: Optional[torch.Tensor] = None,
         medusa_mask: Optional[torch.Tensor] = None,
         scatter_index: Optional[torch.Tensor] = None,
+        slot_mapping: Optional[torch.Tensor] = None,
+        active_block_table: Optional[torch.Tensor] = None,
+        num_queries: Optional[torch.Tensor] = None,
+        computed_context_lens: Optional[torch.Tensor] = None,
+        tile_q_indices: Optional[torch.Tensor] = None,
+        tile_block_tables: Optional[torch.Tensor] = None,
+        tile_masks: Optional[torch.Tensor] = None,
         inputs_embeds: Optional[torch.Tensor] = None,
         kv_cache: Optional[Caches] = None,
         **_later: Any,
@@ -163,7 +180,17 @@ class NeuronBaseModel(nn.Module):
         input_ids, position_ids (B, T), attention_mask (B, bucket), seq_ids (B), all int32,
         sampling_params (B, 3) fp32. Returns [logits (B, T', V) fp32 or tokens (B, ...) int32,
         the logits again under `output_logits`, then every cache]; T' is 1 but under speculation.
+        Over a cache of blocks `block_inputs` says what the last seven are; the mask (B, prefix)
+        shows cached tokens, and of a chunk T' is max_num_seqs.
         """
+        if self.is_block_kv_layout:
+            tiles = tile_q_indices, tile_block_tables, tile_masks
+            return self._forward_blocks(
+                (input_ids, attention_mask, position_ids, seq_ids, sampling_params),
+                _none_if_empty(adapter_ids),
+                (slot_mapping, active_block_table, num_queries),
+                tiles,
+            )
         if self.neuron_config.is_medusa and not self.contract.passes_dummies:
             # 0.1 has no previous hidden state and adapter ids in front of Medusa's inputs.
             given = prev_hidden, adapter_ids, accepted_indices, current_length
@@ -218,6 +245,54 @@ class NeuronBaseModel(nn.Module):
         outputs += list(caches)
         # EAGLE's draft goes on from the target's hidden states, and from its own.
         return [*outputs, full_hidden] if self.neuron_config.enable_eagle_speculation else outputs
+
+    def _forward_blocks(
+        self, inputs: Any, adapter_ids: Optional[torch.Tensor], blocks: Any, tiles: Any
+    ) -> List[torch.Tensor]:
+        """`forward` over a cache of blocks: a prompt behind its prefix, a chunk, or a step."""
+        input_ids, attention_mask, position_ids, seq_ids, sampling_params = inputs
+        slots, table, queries = blocks
+        prefill, active_mask, more = input_ids.shape[-1] > 1, None, {}
+        if prefill and self.is_chunked_prefill:
+            mask = chunk_mask(queries, input_ids.shape[-1])
+            names = "tile_q_indices", "tile_block_tables", "tile_masks"
+            more = dict(zip(names, tiles, strict=True), num_queries=queries)
+        elif prefill and table.dim() == 1:  # no prefix: nothing is read
+            mask, table = self._create_context_attn_mask(attention_mask), None
+        elif prefill:
+            mask, active_mask = prior_and_active(attention_mask, input_ids.shape[-1])
+        else:
+            mask = self._create_prior_mask(attention_mask, 1)
+            slots = generate_tokengen_slot_mapping(
+                position_ids, slots, table, self.neuron_config.pa_block_size
+            )
+        hidden, caches = self.get_model_output(
+            input_ids=input_ids,
+            attention_mask=mask,
+            position_ids=position_ids,
+            active_mask=active_mask,
+            adapter_ids=adapter_ids,
+            update_cache=True,
+            is_for_context_encoding=prefill,
+            seq_ids=seq_ids,
+            scatter_index=slots,
+            active_block_table=table,
+            **more,
+        )
+        if prefill and self.is_chunked_prefill:
+            hidden = last_rows(hidden, queries)
+        elif prefill:
+            hidden = self._last_token(hidden, position_ids)
+        return [*self._choose_rows(self._head(hidden), sampling_params), *caches]
+
+    def _choose_rows(
+        self, logits: torch.Tensor, sampling_params: torch.Tensor
+    ) -> List[torch.Tensor]:
+        """`_choose` of one row a sequence: rows of a chunk (1, sequences, V) are a batch."""
+        if not self.on_device_sampling or logits.shape[1] == 1:
+            return self._choose(logits, sampling_params, False)
+        outputs = self._choose(logits.transpose(0, 1), sampling_params, False)
+        return [outputs[0], *(output.transpose(0, 1) for output in outputs[1:])]
 
     def _run_layers(
         self,
@@ -376,12 +451,14 @@ class NeuronBaseModel(nn.Module):
         is_for_context_encoding: bool = False,
         seq_ids: Optional[torch.Tensor] = None,
         scatter_index: Optional[torch.Tensor] = None,
-        **_later: Any,
+        active_block_table: Optional[torch.Tensor] = None,
+        **later: Any,
     ) -> Tuple[torch.Tensor, Sequence[Any]]:
         """Embedding, layers and final norm: hidden (B, T, H) and the layers' new (K, V).
 
         With `update_cache` (NxDI 0.3 and later) it reads and writes the caches, and returns the
-        flat list of them instead.
+        flat list of them instead. Layers get `active_block_table` and what is in `later`, the
+        tiles of a chunk, where the cache is one of blocks.
         """
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self.neuron_config.is_eagle_draft:
@@ -389,7 +466,13 @@ class NeuronBaseModel(nn.Module):
         length = hidden.shape[1]
         position_ids = position_ids.view(-1, length).long()
         prefill = is_for_context_encoding
-        if update_cache and not prefill and past_key_values is None:
+        if self.is_block_kv_layout and (active_block_table is not None or later):
+            past_key_values = self.kv_mgr.get_cache(
+                seq_len=self.n_positions,
+                active_block_table=active_block_table,
+                is_for_context_encoding=prefill,
+            )
+        elif update_cache and not prefill and past_key_values is None:
             past_key_values = self.kv_mgr.get_cache(self.n_positions)
         # Between the layers each rank holds its share of the tokens; they come together behind the
         # norm, whole or, where the version does so, as the last token alone.
@@ -402,6 +485,8 @@ class NeuronBaseModel(nn.Module):
             adapter_ids=adapter_ids,
         )
         common.update(self._later_keywords(rotary_position_ids, seq_ids, prefill))
+        if self.is_block_kv_layout:
+            common.update(later, active_block_table=active_block_table)
         hidden, new_key_values = self._layers_forward(hidden, past_key_values, common)
         if not self.neuron_config.is_eagle_draft:
             hidden = self.norm(hidden)
@@ -493,6 +578,11 @@ class NeuronBaseModel(nn.Module):
         return hidden, new_key_values
 
 
+def _as_of_a_chunk(outputs: torch.Tensor) -> torch.Tensor:
+    """Logits (B, 1, V) -> (1, B, V); tokens as they are."""
+    return outputs.transpose(0, 1) if outputs.dim() == 3 else outputs
+
+
 def _none_if_empty(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
     """NxDI 0.2 and later pass an absent tensor as an empty one."""
     return None if tensor is None or tensor.numel() == 0 else tensor
@@ -517,6 +607,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         self.async_decode: Optional[AsyncDecode] = None
         if self.neuron_config.async_mode:
             self.async_decode = AsyncDecode(self.neuron_config, self.cache_lines)
+        self.is_block_kv_layout = getattr(self.neuron_config, "is_block_kv_layout", False)
         self.model_wrapper = self.get_model_wrapper_cls()
         self.enable_context_encoding()
         if self.neuron_config.enable_fused_speculation:
@@ -525,7 +616,9 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             return
         speculates = self.neuron_config.speculation_length > 0 or self.neuron_config.is_medusa
         replaced = speculates and self.neuron_config.contract.speculation_replaces_decode
-        if getattr(self.neuron_config, "trace_tokengen_model", True) and not replaced:
+        chunks = getattr(self.neuron_config, "chunked_prefill_config", None)
+        alone = chunks is not None and not chunks.tkg_model_enabled
+        if getattr(self.neuron_config, "trace_tokengen_model", True) and not (replaced or alone):
             self.enable_token_generation()
         if speculates:
             self._check_speculation_length()
@@ -576,6 +669,24 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         """The mark of a sub-model, where the version leaves one."""
         return {"is_prefill_stage": prefill} if self.neuron_config.contract.marks_prefill else {}
 
+    def _pairs(self, prefill: bool) -> List[List[int]]:
+        """Two-dimensional buckets of a model with a cache of blocks."""
+        config = self.neuron_config
+        chunks = config.chunked_prefill_config
+        longest = config.max_context_length if prefill else config.max_length
+        if prefill and chunks is not None:
+            sizes = chunks.kernel_q_tile_size, chunks.kernel_kv_tile_size
+            return chunk_buckets(longest, *sizes, config.max_length, chunks.max_num_seqs)
+        if not config.enable_bucketing:
+            return prefix_caching_buckets([longest], [longest], prefill)
+        if not prefill:
+            lengths = config.token_generation_buckets or generate_buckets(256, longest)
+            return prefix_caching_buckets(lengths, [], False)
+        lengths = config.context_encoding_buckets or generate_buckets(512, longest)
+        return prefix_caching_buckets(
+            lengths, config.prefix_buckets or generate_buckets(512, longest)
+        )
+
     def _buckets(self, given: Optional[List[int]], longest: int) -> List[int]:
         if not self.neuron_config.enable_bucketing:
             return [longest]
@@ -584,6 +695,10 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     def enable_context_encoding(self, **model_init_kwargs: Any) -> None:
         """Prefill: as many tokens as the bucket, caches written from their start."""
         config = self.neuron_config
+        if self.is_block_kv_layout:
+            buckets: List[Any] = self._pairs(prefill=True)
+        else:
+            buckets = self._buckets(config.context_encoding_buckets, config.max_context_length)
         self.context_encoding_model = self._submodel(
             CONTEXT_ENCODING_MODEL_TAG,
             None,
@@ -591,7 +706,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             batch_size=config.ctx_batch_size,
             n_active_tokens=config.max_context_length,
             bucket_n_active_tokens=True,
-            buckets=self._buckets(config.context_encoding_buckets, config.max_context_length),
+            buckets=buckets,
             **self._stage(prefill=True),
         )
 
@@ -600,6 +715,10 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
     ) -> None:
         """Decode: one token a row against the cached prefix of the bucket's length."""
         config = self.neuron_config
+        if self.is_block_kv_layout:
+            buckets: List[Any] = self._pairs(prefill=False)
+        else:
+            buckets = self._buckets(config.token_generation_buckets, config.max_length)
         self.token_generation_model = self._submodel(
             TOKEN_GENERATION_MODEL_TAG,
             0 if enable_wlt_optimization else None,
@@ -608,7 +727,7 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             n_active_tokens=1,
             bucket_n_active_tokens=False,
             sequence_parallel_enabled=False,
-            buckets=self._buckets(config.token_generation_buckets, config.max_length),
+            buckets=buckets,
             **self._stage(prefill=False),
         )
 
@@ -697,12 +816,18 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         return_dict: Optional[bool] = None,
         llava_args: Optional[List[Any]] = None,
         input_capture_hook: Any = None,
+        slot_mapping: Optional[torch.Tensor] = None,
+        block_table: Optional[torch.Tensor] = None,
+        full_context_lens: Optional[torch.Tensor] = None,
+        computed_context_lens: Optional[torch.Tensor] = None,
     ) -> CausalLMOutputWithPast:
         """Logits (B, 1, V) fp32 of the last tokens, or `tokens` under on-device sampling.
 
         input_ids, position_ids, attention_mask (B, T): prefill where T > 1 and a position is 0,
         else decode; the decode mask covers the tokens before the new one. `seq_ids` (B) names
-        the cache lines (default: 0..B-1). ValueError for inputs that no graph can serve.
+        the cache lines (default: 0..B-1). A cache of blocks takes the last four, BlockArguments,
+        whole prompts, of which only what is not computed runs, and chunks (1, n) of several
+        sequences -> (1, sequences, V). ValueError for inputs that no graph can serve.
         """
         del past_key_values, labels, use_cache, output_attentions, output_hidden_states
         del return_dict, llava_args
@@ -712,6 +837,14 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             input_ids, attention_mask, position_ids, seq_ids, sampling_params
         )
         adapter_ids = self._adapter_rows(adapter_ids, len(input_ids))
+        blocks = BlockArguments(slot_mapping, block_table, full_context_lens, computed_context_lens)
+        if self.is_block_kv_layout:
+            return self._construct_output(self._over_blocks(inputs, adapter_ids, blocks))
+        if any(value is not None for value in blocks):
+            raise ValueError(
+                "A call names blocks of the cache, expected none, as this model's cache has lines; "
+                "compile with is_block_kv_layout, or leave them out."
+            )
         if input_capture_hook is not None:
             input_capture_hook(self, [*inputs, prev_hidden, adapter_ids])
         submodel = self._route(input_ids, inputs[2])
@@ -723,6 +856,29 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
         return self._construct_output(
             submodel(*inputs, prev_hidden, adapter_ids, *(medusa_args or ()))
         )
+
+    def _over_blocks(
+        self, inputs: List[torch.Tensor], adapter_ids: Any, blocks: BlockArguments
+    ) -> Any:
+        """A call over a cache of blocks, by the sub-model that takes it.
+
+        Of chunked prefill calls of one token for every sequence are decode steps, where there is
+        such a graph, whose results come as a chunk's, (1, sequences, V).
+        """
+        chunked = self.neuron_config.is_chunked_prefill
+        if not chunked:
+            return self._route(inputs[0], inputs[2])(*inputs, None, adapter_ids, blocks=blocks)
+        sequences = 0 if blocks.block_table is None else len(blocks.block_table)
+        decodes = hasattr(self, "token_generation_model") and inputs[0].numel() == sequences
+        if not decodes:
+            return self.context_encoding_model(*inputs, None, adapter_ids, blocks=blocks)
+        ids, mask, positions, *rest = inputs
+        each = [ids.reshape(-1, 1), mask, positions.reshape(-1, 1), *rest]
+        rows = [t if len(t) == sequences else t[:1].expand(sequences, *t.shape[1:]) for t in each]
+        outputs = self.token_generation_model(*rows, None, adapter_ids, blocks=blocks)
+        if isinstance(outputs, list):
+            return [_as_of_a_chunk(output) for output in outputs]
+        return _as_of_a_chunk(outputs)
 
     def _default_inputs(
         self,
@@ -744,7 +900,8 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             sampling_params = prepare_sampling_params(rows)
         elif self.on_device_sampling:
             validate_sampling_params(sampling_params, self.neuron_config.on_device_sampling_config)
-        self._check_prompt(input_ids, attention_mask, position_ids)
+        if not self.neuron_config.is_chunked_prefill:
+            self._check_prompt(input_ids, attention_mask, position_ids)
         indices = [t.to(torch.int32) for t in (input_ids, attention_mask, position_ids, seq_ids)]
         return [*indices, sampling_params.float()]
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
-from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +16,13 @@ from neuronx_distributed.ranks import RankPool
 from torch import nn
 
 from ..contract import building_under
-from ..modules.autobucketing import bucket_above, context_encoder_bucket, token_generation_bucket
+from ..modules import block_inputs
+from ..modules.autobucketing import (
+    Pair,
+    bucket_above,
+    context_encoder_bucket,
+    token_generation_bucket,
+)
 from ..modules.generation.sampling import prepare_sampling_params
 from ..modules.kvcache.cache_lines import CacheLines
 from .fused_speculation import fused_outputs
@@ -38,6 +45,7 @@ _PAD_POSITION = 1
 
 logger = logging.getLogger("Neuron")
 Tensors = Sequence[torch.Tensor]
+Bucket = Union[int, Pair]  # a length, or new tokens and cached ones (tiles of them in a chunk)
 
 
 def base_compile_work_dir() -> str:
@@ -124,7 +132,7 @@ class DecoderModelInstance:
         if self.module is None:
             self.load_module()
         if bucket_rank is not None:
-            self.module.n_positions = self.neuron_config.buckets[bucket_rank]
+            use_bucket(self.module, self.neuron_config.buckets[bucket_rank])
         first = own_outputs(self.neuron_config)
         caches = self.module.kv_mgr.past_key_values
         return self.module, {cache: first + i for i, cache in enumerate(caches)}
@@ -135,6 +143,19 @@ def own_outputs(neuron_config: Any) -> int:
     if neuron_config.enable_fused_speculation:
         return fused_outputs(neuron_config)
     return 2 if neuron_config.output_logits else 1
+
+
+def use_bucket(module: nn.Module, bucket: Bucket) -> None:
+    """Set a module to the sizes of one graph."""
+    if isinstance(bucket, int):
+        module.n_positions = bucket
+        return
+    module.n_active_tokens, module.prefix_size = bucket
+    config, module.n_positions = module.neuron_config, module.prefix_size
+    if module.n_active_tokens > 1 and config.is_chunked_prefill:
+        module.n_positions = module.n_active_tokens
+    elif module.n_active_tokens > 1:
+        module.n_positions = min(sum(bucket), config.max_context_length)
 
 
 class RankedModel:
@@ -150,7 +171,7 @@ class RankedModel:
         self.modules = list(modules)
         self.num_outputs = num_outputs
 
-    def __call__(self, bucket: int, *inputs: torch.Tensor) -> Any:
+    def __call__(self, bucket: Bucket, *inputs: torch.Tensor) -> Any:
         def rank_function(module: nn.Module) -> Callable[[], List[torch.Tensor]]:
             return lambda: self._run(module, bucket, inputs)
 
@@ -158,8 +179,8 @@ class RankedModel:
         outputs = self.pool.first_of(functions, inputs)
         return outputs[0] if self.num_outputs == 1 else outputs
 
-    def _run(self, module: nn.Module, bucket: int, inputs: Tensors) -> List[torch.Tensor]:
-        module.n_positions = bucket
+    def _run(self, module: nn.Module, bucket: Bucket, inputs: Tensors) -> List[torch.Tensor]:
+        use_bucket(module, bucket)
         # A model may write into its inputs; ranks share them.
         own = inputs if self.pool.size == 1 else tuple(tensor.clone() for tensor in inputs)
         outputs = module(*own)
@@ -170,6 +191,13 @@ class RankedModel:
             if new.data_ptr() != cache.data_ptr():
                 cache.data.copy_(new)
         return list(outputs[: self.num_outputs])
+
+
+def _first_rows(outputs: Any, rows: int, axis: int) -> Any:
+    """Results without those of rows that fill a batch: on an axis, of tokens (B,) on the first."""
+    if isinstance(outputs, list):
+        return [_first_rows(output, rows, axis) for output in outputs]
+    return outputs.narrow(min(axis, outputs.dim() - 1), 0, rows)
 
 
 class ModelWrapper(nn.Module):
@@ -226,6 +254,11 @@ class ModelWrapper(nn.Module):
         fused = self.tag == FUSED_SPECULATION_MODEL_TAG
         return self.neuron_config.speculation_length - 1 if fused else 0
 
+    @property
+    def is_chunk(self) -> bool:
+        """Whether the graph takes a chunk of tokens of several sequences."""
+        return self.is_prefill and bool(self.neuron_config.is_chunked_prefill)
+
     def is_neuron(self) -> bool:
         """Whether the model is loaded the way the device would have it: caches stay inside."""
         return self.model is not None
@@ -235,7 +268,10 @@ class ModelWrapper(nn.Module):
 
     def input_generator(self) -> List[Tuple[torch.Tensor, ...]]:
         """Example inputs of every bucket: ids, mask, positions, sequence ids, sampling params."""
-        return [self._example(bucket) for bucket in self.neuron_config.buckets]
+        config = self.neuron_config
+        if getattr(config, "is_block_kv_layout", False):
+            return [self._block_example(bucket) for bucket in config.buckets]
+        return [self._example(bucket) for bucket in config.buckets]
 
     def _example(self, bucket: int) -> Tuple[torch.Tensor, ...]:
         batch = self.neuron_config.batch_size
@@ -255,6 +291,46 @@ class ModelWrapper(nn.Module):
         if self.neuron_config.lora_config is not None:
             inputs = (*inputs, torch.zeros(batch, dtype=torch.int32))
         return self._with_dummies(inputs)
+
+    def _block_example(self, bucket: Pair) -> Tuple[torch.Tensor, ...]:
+        """The inputs of a graph over blocks: fifteen, eighteen of a chunk."""
+        config, (new, prior), chunked = self.neuron_config, bucket, self.is_chunk
+        rows = config.chunked_prefill_config.max_num_seqs if chunked else config.batch_size
+        whole = {"dtype": torch.int32}
+        cached = prior > 0 and not chunked
+        width = math.ceil(prior / config.pa_block_size)
+        inputs = [
+            torch.ones((config.batch_size, new), **whole),
+            torch.ones((config.batch_size, prior) if cached else (1,), **whole),
+            torch.arange(new, **whole).expand(config.batch_size, new),
+            torch.arange(rows, **whole),
+            prepare_sampling_params(rows),
+        ]
+        if config.lora_config is not None:
+            inputs.append(torch.zeros(rows, **whole))
+        lengths = (rows,) if chunked else (rows, 1)
+        inputs += [
+            torch.full((config.batch_size, new), -1, **whole),
+            torch.zeros((rows, width) if cached else (0 if chunked else 1,), **whole),
+            torch.ones(lengths, **whole),
+            torch.zeros(lengths, **whole),
+        ]
+        if chunked:
+            sizes = config.chunked_prefill_config
+            tile, blocks = sizes.kernel_kv_tile_size, sizes.kernel_kv_tile_size
+            inputs += [
+                torch.zeros(prior, **whole),
+                torch.zeros((prior, blocks // config.pa_block_size), **whole),
+                torch.zeros((prior, sizes.kernel_q_tile_size, tile), dtype=torch.bool),
+            ]
+        return self._with_empties(inputs)
+
+    def _with_empties(self, inputs: Tensors) -> Tuple[torch.Tensor, ...]:
+        """The five, six empty ones, one of which may be adapter ids, and those of the blocks."""
+        at = 5 + (self.neuron_config.lora_config is not None)
+        empties = [torch.empty(0, dtype=torch.int32)] * 5
+        ids = inputs[5:at] or empties[:1]
+        return (*inputs[:5], torch.empty(0), *ids, *empties[1:], *inputs[at:])
 
     def _medusa_inputs(self, batch: int) -> Tuple[torch.Tensor, ...]:
         """Medusa's further inputs where a call has none: accepted rows that stay where they are,
@@ -278,11 +354,16 @@ class ModelWrapper(nn.Module):
         ids = inputs[5:] or (torch.empty(0, dtype=torch.int32),)
         return (*inputs[:5], torch.empty(0), *ids, *medusa)
 
-    def forward(self, *args: Optional[torch.Tensor]) -> Any:
+    def forward(
+        self,
+        *args: Optional[torch.Tensor],
+        blocks: Optional[block_inputs.BlockArguments] = None,
+    ) -> Any:
         """Run one call: pad to a bucket and to the compiled batch, in several parts if needed.
 
         `args` are the five inputs above and optionally the previous hidden state, which does not
-        exist here, adapter ids and Medusa's four. Returns logits (B, 1, V) fp32, or tokens.
+        exist here, adapter ids and Medusa's four; `blocks` says where a cache of blocks has what.
+        Returns logits (B, 1, V) fp32, or tokens.
         """
         if self.model is None:
             raise RuntimeError("Forward was called before load(); call load() first.")
@@ -298,6 +379,8 @@ class ModelWrapper(nn.Module):
         inputs = [t.to(torch.int32) if t.dtype == torch.int64 else t for t in given]
         if self.neuron_config.lora_config is not None and ids is None:
             inputs.append(torch.zeros(len(inputs[0]), dtype=torch.int32))
+        if blocks is not None:
+            return self._over_blocks(inputs, blocks)
         bucket, inputs = self._pad_to_bucket(inputs)
         batch = self.neuron_config.batch_size
         rows = inputs[0].shape[0]
@@ -318,6 +401,34 @@ class ModelWrapper(nn.Module):
         if isinstance(parts[0], list):
             return [torch.cat(column) for column in zip(*parts, strict=True)]
         return torch.cat(parts)
+
+    def _over_blocks(self, inputs: List[torch.Tensor], blocks: block_inputs.BlockArguments) -> Any:
+        """A call over a cache of blocks; rows of a prompt graph run one after the other."""
+        config, rows, pad = self.neuron_config, len(inputs[0]), self.config.pad_token_id
+        blocks = blocks.checked(config, rows)
+        if self.is_chunk:
+            bucket, found = block_inputs.chunk(config, inputs, blocks, pad)
+            return _first_rows(self._run_blocks(bucket, found), len(blocks[1]), 1)
+        if not self.is_prefill and rows > config.batch_size:
+            raise ValueError(
+                f"{self.tag} got a batch of {rows} rows, expected at most the compiled batch_size "
+                f"{config.batch_size}; compile for a larger batch."
+            )
+        if not self.is_prefill:
+            bucket, found = block_inputs.decode(config, inputs, blocks)
+            return _first_rows(self._run_blocks(bucket, found), rows, 0)
+        parts = []
+        for row in range(rows):
+            one = slice(row, row + 1)
+            own = block_inputs.BlockArguments(*(part[one] for part in blocks))
+            bucket, found = block_inputs.prefill(config, [t[one] for t in inputs], own, pad)
+            parts.append(self._run_blocks(bucket, found))
+        if isinstance(parts[0], list):
+            return [torch.cat(column) for column in zip(*parts, strict=True)]
+        return torch.cat(parts)
+
+    def _run_blocks(self, bucket: Pair, inputs: Tensors) -> Any:
+        return self.model(bucket, *self._with_empties(inputs))
 
     def _run_part(self, inputs: List[torch.Tensor], bucket: int) -> Any:
         """At most one compiled batch: missing rows are filled in, their results dropped."""

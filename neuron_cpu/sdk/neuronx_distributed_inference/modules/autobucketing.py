@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import List
+from typing import List, Tuple
 
 import torch
 
@@ -38,3 +38,57 @@ def token_generation_bucket(position_ids: torch.Tensor, buckets: List[int]) -> i
 def bucket_above(length: int, buckets: List[int]) -> int:
     """Index of the first bucket strictly above `length`, or of the largest (NxDI 0.2 and later)."""
     return next((i for i, bucket in enumerate(buckets) if bucket > length), len(buckets) - 1)
+
+
+# -- two dimensions: new tokens, and cached ones that their graph reads ----------------------------
+
+Pair = List[int]
+
+
+def prefix_caching_buckets(
+    prefill: List[int], prefix: List[int], is_context_encode: bool = True
+) -> List[Pair]:
+    """[new, cached] of every graph: all pairs of a prefill and a prefix length, 0 first; of decode
+    graphs [1, length]."""
+    if not is_context_encode:
+        return [[1, length] for length in prefill]
+    return [[new, cached] for new in prefill for cached in [0, *prefix]]
+
+
+def prefix_caching_bucket(queries: int, computed: int, buckets: List[Pair]) -> Tuple[Pair, int]:
+    """The bucket of a prompt of which `computed` tokens are cached and `queries` are not, and how
+    many of the cached ones are computed again, because the graph has room for them.
+
+    AssertionError where no bucket is large enough, as in NxDI.
+    """
+    prefills = sorted({new for new, _ in buckets})
+    prefixes = sorted({cached for _, cached in buckets})
+    if 256 < queries + computed <= 512 and 512 in prefills:
+        return [512, 0], computed
+    prefill = next((new for new in prefills if new >= queries), None)
+    if prefill is None:
+        raise AssertionError(
+            f"A prompt has {queries} tokens that are not cached, expected at most {prefills[-1]}, "
+            "the largest context-encoding bucket; compile with a larger one."
+        )
+    again = min(computed, prefill - queries)
+    prefix = next((cached for cached in prefixes if cached >= computed - again), None)
+    if prefix is None:
+        raise AssertionError(
+            f"Prefix length {computed - again} of a prompt exceeds the largest prefix bucket, "
+            f"expected at most {prefixes[-1]}; compile with larger prefix_buckets."
+        )
+    return [prefill, prefix], again
+
+
+def chunk_buckets(
+    chunk: int, q_tile: int, kv_tile: int, longest: int, sequences: int
+) -> List[Pair]:
+    """[chunk, tiles] of every graph of chunked prefill: up to three sizes of chunks, whole tiles of
+    queries, and one tile, half of the most and the most; only the most where that is below 4."""
+    halves = [chunk // 4, chunk // 2, chunk]
+    sizes = sorted({math.ceil(size / q_tile) * q_tile for size in halves if size} - {0})
+    sizes = [size for size in sizes if size <= chunk] or [chunk]
+    most = math.ceil(chunk / q_tile) * math.ceil(longest * sequences / kv_tile)
+    tiles = [most] if most < 4 else [1, most // 2, most]
+    return [[size, count] for size in sizes for count in tiles]

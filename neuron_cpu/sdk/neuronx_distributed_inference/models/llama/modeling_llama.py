@@ -35,6 +35,7 @@ from ..application_base import refuse_options
 from ..config import InferenceConfig, NeuronConfig
 from ..model_base import NeuronBaseForCausalLM, NeuronBaseModel
 
+_TILES = ("tile_q_indices", "tile_block_tables", "tile_masks")  # of chunked prefill
 _LLAMA_MODULE_MAP: Dict[str, type] = {}
 StateDict = Dict[str, torch.Tensor]
 # Options by which NxDI's modules call closed kernels; these modules have nothing in their place.
@@ -345,7 +346,9 @@ class NeuronLlamaDecoderLayer(nn.Module):
         super().__init__()
         self.hidden_size = config.hidden_size
         self.window = window_of(config)
-        if self.window is not None and config.neuron_config.speculation_length:
+        own = config.neuron_config
+        several = own.speculation_length or getattr(own, "is_block_kv_layout", False)
+        if self.window is not None and several:
             raise NotImplementedError(
                 f"sliding_window {self.window} meets several tokens a step, expected a cache that "
                 "fits it; choose a shorter seq_len, or feed the prompt at once."
@@ -356,7 +359,6 @@ class NeuronLlamaDecoderLayer(nn.Module):
         self.mlp = NeuronLlamaMLP(config)
         norm = get_rmsnorm_cls()
         self.input_layernorm: nn.Module = norm(config.hidden_size, eps=config.rms_norm_eps)
-        own = config.neuron_config
         if own.is_eagle_draft and not own.enable_eagle_draft_input_norm:
             self.input_layernorm = nn.Identity()
         self.post_attention_layernorm = norm(config.hidden_size, eps=config.rms_norm_eps)
@@ -382,6 +384,7 @@ class NeuronLlamaDecoderLayer(nn.Module):
         """(B, S, H) -> hidden, new (K, V), cos, sin, and the residual where one was passed in."""
         with_residual = "residual" in kwargs
         passed = {k: kwargs.get(k) for k in ("active_mask", "cos_cache", "sin_cache")}
+        passed.update({k: kwargs[k] for k in _TILES if kwargs.get(k) is not None})
         if self.window is not None and attention_mask is not None:
             attention_mask = self._within_window(attention_mask, position_ids, past_key_value)
         residual = hidden_states

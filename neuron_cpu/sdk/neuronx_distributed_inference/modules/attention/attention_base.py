@@ -21,6 +21,7 @@ from torch import nn
 from torch_neuronx.xla_impl.ops import nki_jit
 
 from ...contract import ENVIRONMENT_VARIABLE, contract
+from ..chunked_prefill.scheduler import TilePlan, tiles_as_cache
 from .gqa import GroupQueryAttention_O, GroupQueryAttention_QKV
 from .utils import apply_rotary_pos_emb, manual_softmax, move_heads_front, repeat_kv
 
@@ -124,6 +125,7 @@ class NeuronAttentionBase(nn.Module):
         self.qk_layernorm = False
         self.attn_kernel_enabled: Optional[bool] = False
         self.k_cache_transposed = False
+        self.is_prefix_caching = False
         self.logical_neuron_cores = self.logical_nc_config = 1
 
     def _configure(
@@ -219,6 +221,7 @@ class NeuronAttentionBase(nn.Module):
             self.k_layernorm = nn.LayerNorm(self.head_dim)
         self.attn_kernel_enabled = self.neuron_config.attn_kernel_enabled
         self.k_cache_transposed = getattr(self.neuron_config, "k_cache_transposed", False)
+        self.is_prefix_caching = getattr(self.neuron_config, "is_prefix_caching", False)
 
     def scaled_qk(
         self, Q: torch.Tensor, K: torch.Tensor, attention_mask: Optional[torch.Tensor]
@@ -330,6 +333,41 @@ class NeuronAttentionBase(nn.Module):
         from_past = torch.matmul(prior_weights.to(Q.dtype), past_values)
         return from_past + torch.matmul(active_weights.to(Q.dtype), V)
 
+    def perform_prefix_prefill(
+        self,
+        Q: torch.Tensor,
+        K: torch.Tensor,
+        V: torch.Tensor,
+        q_len: int,
+        bsz: int,
+        attention_mask: Optional[torch.Tensor],
+        past_key_value: Tuple[torch.Tensor, torch.Tensor],
+        active_mask: Optional[torch.Tensor],
+    ) -> torch.Tensor:
+        """A prompt behind its cached prefix: one softmax over both, (B, heads, S, D).
+
+        `attention_mask` (B, 1, S, prefix) shows cached tokens, `active_mask` (B, 1, S, S) new ones.
+        """
+        del q_len, bsz
+        both, places = (past_key_value, attention_mask, active_mask), K.new_empty((1, K.shape[2]))
+        return self.compute_for_token_gen(Q, K, V, places, *both, is_prefix_caching=True)
+
+    def perform_contexted_prefill(
+        self,
+        Q: torch.Tensor,
+        K: torch.Tensor,
+        V: torch.Tensor,
+        past_key_value: Tuple[torch.Tensor, torch.Tensor],
+        attention_mask: Optional[torch.Tensor],
+        **tiles: Any,
+    ) -> torch.Tensor:
+        """A chunk (1, heads, n, D) over tiles of the whole caches, and its tokens over each other
+        as `attention_mask` (1, 1, n, n) says: (1, heads, n, D)."""
+        plan = TilePlan(*(tiles[name] for name in TilePlan._fields))
+        keys, values, seen = tiles_as_cache(past_key_value, plan, Q.shape[2])
+        places = K.new_empty((1, K.shape[2]))
+        return self.compute_for_token_gen(Q, K, V, places, (keys, values), seen, attention_mask)
+
     def compute_for_flash_decoding(self, *_args: Any, **_kwargs: Any) -> NoReturn:
         """Decode over caches that ranks share; refused, as `flash_decoding_enabled` is."""
         raise NotImplementedError("Flash decoding is not modelled by neuron_cpu; switch it off.")
@@ -359,8 +397,16 @@ class NeuronAttentionBase(nn.Module):
             position_ids, hidden_states, past_key_value, adapter_ids, cos_cache, sin_cache, rmsnorm
         )[:5]
         batch, _, length, _ = Q.shape
-        if past_key_value is None:
+        if later.get("tile_masks") is not None:
+            output = self.perform_contexted_prefill(
+                Q, K, V, past_key_value, attention_mask, **later
+            )
+        elif past_key_value is None:
             output, _ = self.perform_prefill(Q, K, V, length, batch, attention_mask)
+        elif active_mask is not None and self.is_prefix_caching:
+            output = self.perform_prefix_prefill(
+                Q, K, V, length, batch, attention_mask, past_key_value, active_mask
+            )
         else:
             output = self.compute_for_token_gen(
                 Q, K, V, position_ids, past_key_value, attention_mask, active_mask

@@ -1,0 +1,155 @@
+"""The command line's arguments of a cache of blocks: prefixes that requests share, and chunks."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, Optional
+
+from harness.errors import UserError
+from harness.settings import Blocks, Settings
+
+BLOCK = 32  # tokens, what NxDI's guide recommends
+SHORT = 128  # tokens of the smaller prefill graph, for the rest behind a prefix
+CHUNK = 256  # tokens that a call takes of all sequences together
+_ON = ("--is-block-kv-layout", "--is-prefix-caching", "--is-chunked-prefill")
+_SIZES = (
+    "--pa-block-size",
+    "--pa-num-blocks",
+    "--prefix-buckets",
+    "--kernel-q-tile-size",
+    "--kernel-kv-tile-size",
+)
+FLAGS = (*_ON, *_SIZES)
+
+
+def add_arguments(parser: argparse.ArgumentParser, whole: Callable[[str], int]) -> None:
+    """The group of arguments, with the types of the rest of the command line."""
+    group = parser.add_argument_group("cache of blocks (NxDI 0.4 and later, its names)")
+    for flag, what in zip(
+        _ON,
+        (
+            "implied by the other two, of which there is one",
+            "prompts begin with what others have cached",
+            "prompts in parts, beside the steps of others",
+        ),
+        strict=True,
+    ):
+        other = flag.replace("--is-", "--enable-")  # what inference_demo calls it
+        group.add_argument(flag, other, action="store_true", default=None, help=what)
+    for flag, what in (
+        ("--pa-block-size", f"tokens of a block (default: {BLOCK})"),
+        ("--pa-num-blocks", "default: --seq-len for each of --batch-size"),
+        ("--kernel-q-tile-size", "queries of a chunk's tile (default: at most 128)"),
+        ("--kernel-kv-tile-size", "cached tokens of a chunk's tile (default: 1024)"),
+    ):
+        group.add_argument(flag, type=whole, metavar="N", help=what)
+    group.add_argument(
+        "--prefix-buckets",
+        nargs="+",
+        type=whole,
+        metavar="N",
+        help="lengths of cached prefixes, beside 0 (default: powers of two from 128)",
+    )
+
+
+def asked(args: argparse.Namespace) -> Optional[Blocks]:
+    """What the arguments ask for; None for a cache of lines."""
+    prefix, chunks = bool(args.is_prefix_caching), bool(args.is_chunked_prefill)
+    given = [flag for flag in FLAGS if getattr(args, flag[2:].replace("-", "_")) is not None]
+    if not given:
+        return None
+    if prefix == chunks:
+        raise UserError(
+            f"{given[0]} needs --is-prefix-caching or --is-chunked-prefill, and one of them alone; "
+            f"got {'both' if prefix else 'neither'}."
+        )
+    for flag in ("--kernel-q-tile-size", "--kernel-kv-tile-size"):
+        if flag in given and prefix:
+            raise UserError(f"{flag} needs --is-chunked-prefill, whose tiles have that size.")
+    if "--prefix-buckets" in given and chunks:
+        raise UserError("--prefix-buckets needs --is-prefix-caching; leave it out.")
+    size = args.pa_block_size or BLOCK
+    if size & (size - 1):
+        raise UserError(f"--pa-block-size must be a power of two, got {size}.")
+    return Blocks(
+        size=size,
+        chunks=chunks,
+        number=args.pa_num_blocks,
+        prefixes=tuple(sorted(set(args.prefix_buckets or ()))),
+    )
+
+
+def lengths(args: argparse.Namespace, found: Blocks, seq_len: int) -> dict[str, Any]:
+    """The settings' lengths, with defaults: graphs of a chunk, or for what is left behind a prefix.
+
+    A prompt leaves a block to the answer, which also keeps NxDI from computing prompts of 257 to
+    512 tokens whole, as it does where a graph has just 512.
+    """
+    longest = min(CHUNK, seq_len) if found.chunks else max(found.size, seq_len - found.size)
+    longest = args.max_context_length or longest
+    buckets = args.context_encoding_buckets
+    if buckets is None and args.enable_bucketing and not found.chunks:
+        buckets = sorted({min(SHORT, longest), longest})
+    tiles = args.kernel_q_tile_size or min(128, longest), args.kernel_kv_tile_size or 1024
+    return {
+        "max_context_length": longest,
+        "context_encoding_buckets": buckets,
+        "blocks": replace(found, tiles=tiles),
+    }
+
+
+def check(settings: Settings) -> None:
+    """Refuse with a UserError sizes that are no whole blocks, and what blocks do not go with."""
+    found = settings.blocks
+    if found is None:
+        return
+    lengths = {
+        "--seq-len": [settings.seq_len],
+        "--max-context-length": [settings.max_context_length],
+        "--prefix-buckets": list(found.prefixes),
+        "--token-generation-buckets": settings.token_generation_buckets or [],
+    }
+    for flag, values in lengths.items():
+        for value in values:
+            if value % found.size:
+                raise UserError(
+                    f"{flag} must be whole blocks of {found.size} tokens, got {value}; change it, "
+                    "or --pa-block-size."
+                )
+    if found.prefixes and found.prefixes[-1] > settings.max_context_length:
+        raise UserError(
+            f"--prefix-buckets must be at most --max-context-length "
+            f"{settings.max_context_length}, got {found.prefixes[-1]}."
+        )
+    least = settings.seq_len // found.size + (1 if found.chunks else 0)
+    if found.number is not None and found.number < least:
+        raise UserError(
+            f"--pa-num-blocks must be at least {least}, the blocks of one answer of --seq-len "
+            f"{settings.seq_len}, got {found.number}."
+        )
+    if found.chunks and (
+        settings.max_context_length % found.tiles[0] or found.tiles[1] % found.size
+    ):
+        raise UserError(
+            f"--kernel-q-tile-size must divide --max-context-length {settings.max_context_length} "
+            f"and --kernel-kv-tile-size be whole blocks of {found.size}, got {found.tiles[0]} and "
+            f"{found.tiles[1]}."
+        )
+    if found.chunks and settings.max_context_length <= settings.batch_size:
+        raise UserError(
+            f"--max-context-length is a chunk and must be above --batch-size "
+            f"{settings.batch_size}, so that prompts get on beside the steps of all, got "
+            f"{settings.max_context_length}."
+        )
+    others = {
+        "--padding-side left": settings.padding_side == "left",
+        "--async-mode": settings.async_mode,
+        "--sequence-parallel-enabled": settings.sequence_parallel_enabled,
+        "speculation": settings.speculation is not None,
+        "--lora-ckpt-path": found.chunks and settings.adapters is not None,
+    }
+    for name, given in others.items():
+        if given:
+            raise UserError(f"A cache of blocks does not go with {name}; leave one of them out.")

@@ -1,0 +1,182 @@
+"""What a caller says of blocks, made into the inputs of a graph: buckets, padding, checks.
+
+The caller gives whole prompts with their blocks, and how many tokens of them are cached; the graph
+gets the tokens that are not, and of the cached ones those that its columns have room for.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, List, NamedTuple, Optional, Tuple
+
+import torch
+import torch.nn.functional as F
+
+from .autobucketing import Pair, prefix_caching_bucket
+from .chunked_prefill.scheduler import GridTileScheduler, padded_plan
+
+_PAD_POSITION = 1  # as of every prompt: never the row's largest
+Tensors = List[torch.Tensor]
+
+
+class BlockArguments(NamedTuple):
+    """The last four arguments of an application's `forward`.
+
+    block_table (rows, blocks): blocks of each sequence in order; entries behind are padding.
+    slot_mapping: of a prompt (1, n) and of a decode step (rows, 1), of a chunk (n,) or (1, n):
+    where each new token's keys and values go, -1 for nowhere. full_context_lens and
+    computed_context_lens (rows, 1): tokens of each sequence, and how many of them the cache has.
+    """
+
+    slot_mapping: Optional[torch.Tensor]
+    block_table: Optional[torch.Tensor]
+    full_context_lens: Optional[torch.Tensor]
+    computed_context_lens: Optional[torch.Tensor]
+
+    def checked(self, config: Any, rows: int) -> BlockArguments:
+        """int64, contexts (rows,); ValueError for what is missing or lies outside of the cache."""
+        missing = [name for name, value in self._asdict().items() if value is None]
+        if missing:
+            raise ValueError(
+                f"A model with caches of blocks got no {missing[0]}, expected slot_mapping, "
+                "block_table, full_context_lens and computed_context_lens; pass all four."
+            )
+        slots, table, full, computed = (value.long() for value in self if value is not None)
+        full, computed = full.reshape(-1), computed.reshape(-1)
+        if table.dim() != 2 or not len(table) == len(full) == len(computed):
+            raise ValueError(
+                f"block_table is {list(table.shape)} for contexts of {len(full)} and "
+                f"{len(computed)} sequences, expected (rows, blocks) and one of each a row."
+            )
+        if not config.is_chunked_prefill and len(table) != rows:
+            raise ValueError(f"block_table has {len(table)} rows, expected {rows} as input_ids.")
+        if bool((computed < 0).any()) or bool((full <= computed).any()):
+            raise ValueError(
+                f"Of contexts of {full.tolist()} tokens {computed.tolist()} are computed, expected "
+                "fewer in every sequence: the last token's logits are asked for."
+            )
+        most = config.pa_num_blocks
+        if int(table.max()) >= most or int(slots.max()) >= most * config.pa_block_size:
+            raise ValueError(
+                f"A block table or slot reaches block {int(table.max())} and slot "
+                f"{int(slots.max())}, expected less than {most} blocks of {config.pa_block_size}."
+            )
+        last = most * config.pa_block_size - 1
+        if config.is_chunked_prefill and int(slots.max()) == last:
+            raise ValueError(
+                f"slot_mapping names slot {last}, the cache's last one, expected a lower one, as "
+                "it takes what has no place; leave the last block out."
+            )
+        if int(full.max()) > table.shape[1] * config.pa_block_size:
+            raise ValueError(
+                f"block_table has {table.shape[1]} blocks of {config.pa_block_size} a row, "
+                f"expected enough for {int(full.max())} tokens."
+            )
+        return BlockArguments(slots, table.clamp_min(0), full, computed)
+
+
+def _fit(tensor: torch.Tensor, width: int, value: int) -> torch.Tensor:
+    """The last axis cut, or padded behind, to a width."""
+    return F.pad(tensor[..., :width], (0, max(0, width - tensor.shape[-1])), value=value)
+
+
+def prefill(
+    config: Any, inputs: Tensors, blocks: BlockArguments, pad_token: int
+) -> Tuple[Pair, Tensors]:
+    """Bucket and inputs of a prompt (1, n): the five, then slots, table, queries, computed.
+
+    The mask (1, prefix) shows the cached tokens that are not computed again; where the bucket has
+    no prefix, mask and table are zeros of one axis.
+    """
+    slots, table, full, computed = blocks
+    total, queries = int(full[0]), int(full[0] - computed[0])
+    if slots.shape[-1] < queries:
+        raise ValueError(
+            f"slot_mapping has {slots.shape[-1]} slots, expected one for each of {queries} tokens."
+        )
+    if inputs[0].shape[1] < total:
+        raise ValueError(
+            f"input_ids has {inputs[0].shape[1]} tokens, expected the whole prompt of {total}."
+        )
+    (new, prefix), again = prefix_caching_bucket(queries, total - queries, config.buckets)
+    start = total - queries - again
+    ids = _fit(inputs[0][:, start:total], new, pad_token)
+    positions = _fit(torch.arange(start, total)[None], new, _PAD_POSITION)
+    slots = torch.cat([slots.new_full((1, again), -1), slots.reshape(1, -1)[:, :queries]], 1)
+    mask, own = torch.zeros(1), torch.zeros(1)
+    if prefix:
+        mask = (torch.arange(prefix) < start)[None]
+        used = math.ceil(start / config.pa_block_size)
+        own = _fit(table[:, :used], prefix // config.pa_block_size, 0)
+    counts = torch.tensor([[queries]]), torch.tensor([[start]])
+    found = [ids, mask, positions, *inputs[3:], _fit(slots, new, -1), own, *counts]
+    return [new, prefix], _as_int32(found)
+
+
+def decode(config: Any, inputs: Tensors, blocks: BlockArguments) -> Tuple[Pair, Tensors]:
+    """Bucket [1, length] and inputs of a step (rows, 1), filled up to the compiled batch.
+
+    Rows that fill it repeat the first one with slot -1.
+    """
+    slots, table, _, computed = blocks
+    longest = int(computed.max())
+    lengths = [length for _, length in config.buckets]
+    length = next((length for length in lengths if length > longest), None)
+    if length is None:
+        raise ValueError(
+            f"A sequence has {longest} cached tokens, expected less than the largest bucket "
+            f"{lengths[-1]}; compile with a larger seq_len or stop generating earlier."
+        )
+    mask = torch.arange(length) < computed[:, None]
+    table = _fit(table, math.ceil(length / config.pa_block_size), 0)
+    slots = slots.reshape(len(table), -1)[:, :1]
+    counts = torch.ones_like(computed)[:, None], computed[:, None]
+    found = [inputs[0], mask, *inputs[2:], slots, table, *counts]
+    missing = config.batch_size - len(table)
+    if missing:
+        found = [torch.cat([part, part[:1].expand(missing, *part.shape[1:])]) for part in found]
+        found[len(inputs)] = _fit(slots.T, config.batch_size, -1).T
+    return [1, length], _as_int32(found)
+
+
+def chunk(
+    config: Any, inputs: Tensors, blocks: BlockArguments, pad_token: int
+) -> Tuple[Pair, Tensors]:
+    """Bucket [tokens, tiles] and inputs of a chunk (1, n): the five, then slots, an empty table,
+    queries and computed of max_num_seqs sequences, and the three of the tiles."""
+    slots, table, full, computed = blocks
+    chunks, queries, tokens = config.chunked_prefill_config, full - computed, slots.numel()
+    most = chunks.max_num_seqs
+    if len(full) > most or int(queries.sum()) != tokens or inputs[0].shape != (1, tokens):
+        raise ValueError(
+            f"A chunk has {list(inputs[0].shape)} tokens and {tokens} slots of {len(full)} "
+            f"sequences with {int(queries.sum())} new tokens, expected (1, n), n of both and at "
+            f"most {most} sequences (max_num_seqs)."
+        )
+    sizes = chunks.kernel_q_tile_size, chunks.kernel_kv_tile_size
+    counts = queries.tolist(), computed.tolist()
+    scheduler = GridTileScheduler(
+        *counts, table.tolist(), sizes, config.pa_block_size, config.pa_num_blocks
+    )
+    plan = scheduler.plan()
+    found = [(size, count) for size, count in config.buckets if size >= tokens]
+    found = [pair for pair in found if pair[1] >= len(plan.tile_q_indices)]
+    if not found:
+        raise ValueError(
+            f"A chunk has {tokens} tokens and looks at {len(plan.tile_q_indices)} tiles of cached "
+            f"ones, expected at most {config.buckets[-1]}; send fewer tokens at once."
+        )
+    size, tiles = found[0]
+    ids = _fit(inputs[0], size, pad_token)
+    positions = _fit(inputs[2], size, 0)
+    own = [_fit(part, most, 0) for part in (queries, computed)]
+    # of sequences that have no tokens here the first one's, whose results nobody reads
+    rows = [torch.cat([part, part[:1].expand(most, *part.shape[1:])])[:most] for part in inputs[3:]]
+    five = [ids, torch.zeros(1), positions, *rows]
+    plain = _as_int32([*five, _fit(slots.reshape(1, -1), size, -1), torch.zeros(0), *own])
+    return [size, tiles], [*plain, *padded_plan(plan, tiles)]
+
+
+def _as_int32(tensors: Tensors) -> Tensors:
+    """All but the sampling parameters, the fifth."""
+    return [part if at == 4 else part.to(torch.int32) for at, part in enumerate(tensors)]

@@ -1,0 +1,1 @@
+"""Prompts in chunks that several sequences share."""

@@ -1,0 +1,362 @@
+"""Blocks of the cache: who gets which, what is found again, and texts over them."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import random
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.errors import UserError
+from harness.serving.blocks import BlockPool
+from harness.serving.scheduler import End, QueueFull, Scheduler
+from harness.session.rows import Draw, Part, Row
+from tests.serving.parts import LINES, answer_to, refusal
+from tests.serving.test_scheduler import answer, heard
+from tests.serving.test_serve import Served, asked, text
+
+SIZE, BLOCKS = 4, 12
+
+
+class Cache:
+    """A cache of blocks that knows which token each slot holds, and answers from nothing else.
+
+    `computed` counts the tokens that calls bring; a call is refused that reads what nobody has
+    written, or writes into a block that another answer holds.
+    """
+
+    def __init__(self) -> None:
+        self.slots: dict[int, int] = {}
+        self.computed = 0
+        self.calls: list[tuple[str, int]] = []
+        self.fail: Exception | None = None
+
+    def _write(self, blocks: Sequence[int], start: int, tokens: Sequence[int]) -> list[int]:
+        """All tokens up to the end, as the blocks have them."""
+        if self.fail is not None:
+            error, self.fail = self.fail, None
+            raise error
+        self.computed += len(tokens)
+        for place, token in enumerate(tokens, start):
+            self.slots[blocks[place // SIZE] * SIZE + place % SIZE] = token
+        end = start + len(tokens)
+        return [self.slots[blocks[p // SIZE] * SIZE + p % SIZE] for p in range(end)]
+
+    def prefill(self, line: int, ids: Sequence[int], draw: Draw, adapter: int, **where: Any) -> int:
+        blocks, computed = where["blocks"], where["computed"]
+        self.calls.append(("prefill", len(ids) - computed))
+        assert 0 <= computed < len(ids) and computed % SIZE == 0
+        seen = self._write(blocks, computed, ids[computed:])
+        assert seen == list(ids)  # what was found is what the prompt says
+        return answer_to(seen, 1)[0]
+
+    def decode(self, rows: Sequence[Row]) -> list[int]:
+        self.calls.append(("decode", len(rows)))
+        return [answer_to(self._write(row.blocks, row.position, [row.token]), 1)[0] for row in rows]
+
+    def chunk(self, parts: Sequence[Part]) -> list[int]:
+        self.calls.append(("chunk", sum(len(part.tokens) for part in parts)))
+        return [
+            answer_to(self._write(part.blocks, part.start, part.tokens), 1)[0] for part in parts
+        ]
+
+    def recover(self) -> None:
+        self.slots.clear()
+
+
+def run(
+    cache: Cache,
+    test: Callable[[Scheduler], Coroutine[Any, Any, None]],
+    pool: BlockPool,
+    chunk: int | None = None,
+    waiting: int = 8,
+) -> None:
+    async def both() -> None:
+        scheduler = Scheduler(cache, LINES, waiting, [2], None, pool, chunk)
+        running = asyncio.create_task(scheduler.run())
+        await test(scheduler)
+        scheduler.drain()
+        await asyncio.wait_for(running, 30)
+
+    asyncio.run(both())
+    state = pool.state()
+    assert state["used"] == 0 and state["kept"] + state["free"] == pool.count
+
+
+SYSTEM = [*range(100, 109)]  # two blocks and one token more
+
+
+@pytest.mark.parametrize(
+    ("prompt", "found"),
+    [
+        ([*SYSTEM, 7, 8], 8),
+        (SYSTEM, 8),
+        (SYSTEM[:8], 4),  # all of it is there, and the last token is computed
+        ([*SYSTEM[:8], 9], 8),  # one token more than whole blocks
+        (SYSTEM[:7], 4),
+        ([9, *SYSTEM], 0),
+        ([*SYSTEM[:4], 9, *SYSTEM[5:]], 4),
+    ],
+)
+def test_a_prefix_that_others_have_cached_is_not_computed_again(prompt, found):
+    cache, pool = Cache(), BlockPool(BLOCKS, SIZE, True)
+
+    async def test(scheduler: Scheduler) -> None:
+        first, second = answer(*SYSTEM, 5, most=3), answer(*prompt, most=3)
+        scheduler.submit([first])
+        assert await heard(first) == (answer_to(first.ids, 3), End("length"))
+        before = cache.computed
+        scheduler.submit([second])
+        assert await heard(second) == (answer_to(prompt, 3), End("length"))
+        # the rest of the prompt, and two of three new tokens
+        assert cache.computed - before == len(prompt) - found + 2
+        told = scheduler.state()["blocks"]
+        assert (told["found_tokens"], told["asked_tokens"]) == (found, 10 + len(prompt))
+
+    run(cache, test, pool)
+
+
+def test_two_at_once_share_what_the_first_has_computed():
+    cache, pool = Cache(), BlockPool(BLOCKS, SIZE, True)
+
+    async def test(scheduler: Scheduler) -> None:
+        both = [answer(*SYSTEM, 5, most=3), answer(*SYSTEM, 6, most=3)]
+        scheduler.submit(both)
+        for one in both:
+            assert await heard(one) == (answer_to(one.ids, 3), End("length"))
+        assert [n for name, n in cache.calls if name == "prefill"] == [10, 2]
+
+    run(cache, test, pool)
+
+
+def test_a_conversation_goes_on_behind_its_own_answer():
+    cache, pool = Cache(), BlockPool(BLOCKS, SIZE, True)
+
+    async def test(scheduler: Scheduler) -> None:
+        first = answer(*SYSTEM, most=8)
+        scheduler.submit([first])
+        said, _ = await heard(first)
+        again = answer(*SYSTEM, *said, 50, most=2)
+        scheduler.submit([again])
+        assert await heard(again) == (answer_to(again.ids, 2), End("length"))
+        assert cache.calls[-2] == ("prefill", 2)  # 16 of 18 tokens are whole blocks
+
+    run(cache, test, pool)
+
+
+def test_where_blocks_are_short_answers_wait_in_order_and_none_is_wrong():
+    """Each takes 3 of 6 blocks, so two run at once; the queue is bounded as ever."""
+    cache, pool = Cache(), BlockPool(6, SIZE, True)
+
+    async def test(scheduler: Scheduler) -> None:
+        asked_ = [answer(n, n + 1, n + 2, most=9) for n in range(10, 17)]
+        scheduler.submit(asked_)
+        await asyncio.sleep(0.05)
+        with pytest.raises(QueueFull):
+            scheduler.submit([answer(5, 6) for _ in range(12)])
+        for one in asked_:
+            assert await heard(one) == (answer_to(one.ids, 9), End("length"))
+        assert max(n for name, n in cache.calls if name == "decode") == 2
+
+    run(cache, test, pool)
+
+
+def test_who_was_used_longest_ago_goes_first():
+    pool = BlockPool(4, SIZE, True)
+    leases = []
+    for start in (10, 20):
+        leases.append(pool.take([*range(start, start + SIZE), 1], 3, 0))
+        pool.fill(leases[-1], range(start, start + SIZE))
+    for lease in leases:
+        pool.give_back(lease)
+    again = pool.take([*range(10, 14), 1], 3, 0)
+    assert again is not None and again.computed == SIZE
+    pool.give_back(again)  # so 20 to 23 is the oldest
+    whole = pool.take([1, 2, 3], 9, 0)
+    assert whole is not None and pool.state()["kept"] == 1
+    assert pool.take([*range(20, 24), 1], 0, 0) is None  # that needs two
+    pool.give_back(whole)
+    assert pool.take([*range(10, 14), 1], 3, 0).computed == SIZE
+    assert pool.take([*range(20, 24), 1], 3, 0).computed == 0
+
+
+def test_adapters_share_nothing():
+    pool = BlockPool(8, SIZE, True)
+    lease = pool.take([1, 2, 3, 4, 5], 3, 1)
+    pool.fill(lease, [1, 2, 3, 4, 5])
+    assert [pool.take([1, 2, 3, 4, 5], 3, adapter).computed for adapter in (0, 1, 2)] == [0, 4, 0]
+
+
+def test_a_client_that_leaves_gives_its_blocks_back():
+    cache, pool = Cache(), BlockPool(BLOCKS, SIZE, True)
+
+    async def test(scheduler: Scheduler) -> None:
+        gone, stays = answer(*SYSTEM, most=20), answer(*SYSTEM, 6, most=9)
+        scheduler.submit([gone, stays])
+        assert await gone.events.get() == answer_to(gone.ids, 1)[0]
+        scheduler.leave(gone)
+        assert await heard(stays) == (answer_to(stays.ids, 9), End("length"))
+
+    run(cache, test, pool)
+
+
+def test_behind_a_failure_nothing_is_believed_of_the_cache():
+    cache, pool = Cache(), BlockPool(BLOCKS, SIZE, True)
+
+    async def test(scheduler: Scheduler) -> None:
+        first, second, third = (answer(*SYSTEM, n, most=3) for n in (5, 6, 7))
+        scheduler.submit([first])
+        await heard(first)
+        cache.fail = refusal("It is broken.")
+        scheduler.submit([second])
+        assert await heard(second) == ([], End("error", "It is broken."))
+        scheduler.submit([third])
+        assert await heard(third) == (answer_to(third.ids, 3), End("length"))
+        assert ("prefill", 10) in cache.calls[-3:]
+
+    run(cache, test, pool)
+
+
+@pytest.mark.parametrize("chunk", [4, 7, 16])
+def test_chunks_take_prompts_in_parts_beside_the_steps_of_others(chunk):
+    cache, pool = Cache(), BlockPool(3 * BLOCKS, SIZE, False)
+
+    async def test(scheduler: Scheduler) -> None:
+        asked_ = [answer(*range(n, n + 3 * n), most=2 + n) for n in (3, 9, 5, 4, 8)]
+        scheduler.submit(asked_)
+        for one in asked_:
+            assert await heard(one) == (answer_to(one.ids, one.most), End("length"))
+
+    run(cache, test, pool, chunk)
+    assert max(n for _, n in cache.calls) <= chunk
+    prompts, new = (9 + 27 + 15 + 12 + 24), (5 + 11 + 7 + 6 + 10)
+    assert cache.computed == prompts + new - 5
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(
+        st.tuples(st.lists(st.integers(3, 5), min_size=2, max_size=14), st.integers(1, 9)),
+        min_size=1,
+        max_size=8,
+    ),
+    st.booleans(),
+)
+def test_any_answers_over_few_blocks_are_right(asked_of, leaves):
+    """Few tokens, so that many prompts begin alike, and 6 blocks, so that many are evicted."""
+    cache, pool = Cache(), BlockPool(6, SIZE, True)
+
+    async def test(scheduler: Scheduler) -> None:
+        answers = [answer(*ids, most=most) for ids, most in asked_of]
+        scheduler.submit(answers)
+        if leaves:
+            scheduler.leave(answers[0])
+        for one in answers[leaves:]:
+            assert await heard(one) == (answer_to(one.ids, one.most), End("length"))
+
+    run(cache, test, pool)
+
+
+# --- the model ------------------------------------------------------------------------------------
+
+
+def options_of(model: Path, *more: str) -> list[str]:
+    """fp32, so that equal texts are no chance."""
+    return [
+        *["--model-path", str(model), "--seq-len", "64", "--batch-size", "3", "--torch-dtype"],
+        *["float32", "--pa-block-size", "16", *more],
+    ]
+
+
+def prompts_behind_a_system_prompt() -> list[dict[str, Any]]:
+    """Of lengths around a block's end; some are the system prompt itself or part of it."""
+    random_, system = random.Random(1), "you are a helpful simulator, be brief. "  # 39 tokens
+    rests = ["".join(random_.choices("abcdefg ", k=n)) for n in (1, 9, 8)]
+    prompts = [*(system + rest for rest in rests), system, system[:32], system[:33], "another"]
+    return [asked(prompt, 3 + n, seed=n) for n, prompt in enumerate(prompts)]
+
+
+def together(served: Served, bodies: Sequence[dict[str, Any]]) -> list[str]:
+    with concurrent.futures.ThreadPoolExecutor(4) as clients:
+        return list(clients.map(lambda body: text(served, body), bodies))
+
+
+def number(served: Served, name: str) -> int:
+    """What /metrics says."""
+    lines = served.ask("/metrics")[1].splitlines()
+    return int(float(next(line for line in lines if line.startswith(name)).split()[-1]))
+
+
+def test_texts_behind_a_shared_prefix_are_those_of_lines(tiny_model, tmp_path, monkeypatch):
+    """Two ranks, llama.py's PyTorch; what a hit computes is counted, in /metrics and in /status."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    bodies = prompts_behind_a_system_prompt()
+    plain = Served(*options_of(tiny_model)[:-2])
+    expected = [text(plain, body) for body in bodies]
+    plain.close()
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
+    served = Served(
+        *options_of(tiny_model, "--is-prefix-caching"),
+        *["--context-encoding-buckets", "16", "48", "--prefix-buckets", "32", "48"],
+    )
+    try:
+        assert [text(served, body) for body in bodies] == expected
+        # all but the first find two blocks, the system prompt's first 32 tokens one, "another" none
+        assert number(served, "nki_prefix_found_tokens_total") == 4 * 32 + 16
+        assert together(served, bodies) == expected
+        kept, free = (number(served, f'nki_cache_blocks{{state="{n}"}}') for n in ("kept", "free"))
+        assert kept + free == 12 and kept >= 4
+    finally:
+        served.close()
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("version", ["0.4", "0.5"])
+def test_texts_of_chunks_are_those_of_lines(tiny_model, tmp_path, monkeypatch, version):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    bodies = prompts_behind_a_system_prompt()
+    plain = Served(*options_of(tiny_model)[:-2])
+    expected = [text(plain, body) for body in bodies]
+    plain.close()
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    served = Served(
+        *options_of(tiny_model, "--is-chunked-prefill", "--max-context-length", "16"),
+        *["--kernel-q-tile-size", "8", "--kernel-kv-tile-size", "32"],
+    )
+    try:
+        assert together(served, bodies) == expected
+        with pytest.raises(AssertionError, match="64 tokens, expected 2 to 63"):
+            text(served, asked("x" * 64, 2))
+    finally:
+        served.close()
+
+
+@pytest.mark.parametrize(
+    ("version", "flags", "message"),
+    [
+        ("0.3", ["--is-prefix-caching"], "is_block_kv_layout needs NxDI 0.4 or later"),
+        ("0.1", ["--is-prefix-caching"], "--is-prefix-caching needs a later version"),
+        ("0.3", ["--is-chunked-prefill"], "--is-chunked-prefill needs a later version"),
+        ("0.6", ["--is-block-kv-layout"], "needs --is-prefix-caching or --is-chunked-prefill"),
+        ("0.6", ["--is-prefix-caching", "--is-chunked-prefill"], "one of them alone; got both"),
+        ("0.6", ["--is-prefix-caching", "--pa-block-size", "24"], "power of two, got 24"),
+        ("0.6", ["--is-prefix-caching", "--pa-num-blocks", "3"], "at least 4"),
+        ("0.6", ["--is-prefix-caching", "--seq-len", "72"], "whole blocks of 16"),
+        ("0.6", ["--is-prefix-caching", "--async-mode", "--on-device-sampling"], "--async-mode"),
+        ("0.6", ["--prefix-buckets", "32"], "needs --is-prefix-caching or"),
+        ("0.6", ["--is-chunked-prefill", "--kernel-q-tile-size", "48"], "must divide"),
+    ],
+)
+def test_what_versions_lack_is_refused_with_a_sentence(
+    tiny_model, tmp_path, monkeypatch, version, flags, message
+):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    with pytest.raises(UserError, match=message):
+        Served(*options_of(tiny_model, *flags))
