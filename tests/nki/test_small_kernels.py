@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import ml_dtypes
 import nki
 import nki.isa as nisa
@@ -182,6 +184,25 @@ def test_a_kernel_inside_another_is_inlined():
     wide = x.astype(np.float64)
     want = wide / np.sqrt((wide**2).mean(1, keepdims=True) + 1e-5) @ wide
     assert np.allclose(outer(x), want, atol=1e-3)
+
+
+@pytest.mark.parametrize("name", ["nki.meta.tensor", "nki.tensor"])  # the second up to SDK 2.27
+def test_constants_have_a_module_of_their_own(name):
+    made = importlib.import_module(name)
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        turned = nl.ndarray(x.shape, x.dtype, buffer=nl.psum)
+        ident = nl.load(nl.shared_constant(made.identity(8, nl.float32)))
+        nisa.nc_matmul(turned, stationary=nl.load(x), moving=ident)
+        result = nl.ndarray(x.shape, x.dtype)
+        nisa.tensor_copy(result, turned)
+        nl.store(out, result)
+        return out
+
+    x = normal(7, (8, 8))
+    assert np.allclose(kernel(x), x.T, atol=1e-6)
 
 
 class Config(nl.NKIObject):

@@ -1,5 +1,5 @@
 """``nki.meta``: arrays that are known while a kernel is built."""
 
-from neuron_cpu.core.current.meta import tensor
+from . import tensor
 
 __all__ = ["tensor"]
