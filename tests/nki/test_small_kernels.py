@@ -274,3 +274,23 @@ def test_indices_count_along_the_axes_that_a_reshape_gave():
 def test_two_cores_need_a_chip_that_joins_them():
     with pytest.raises(NkiError, match="gen3 on"):
         norm_project[2](normal(1, (4, 128)), normal(1, (1, 128)), normal(1, (128, 8)))
+
+
+@pytest.mark.parametrize("eager", ["0", "1"])
+def test_read_only_arrays_are_not_written(monkeypatch, eager):
+    """A file that is mapped for reading would end the process."""
+    monkeypatch.setenv("NKI_CPU_EAGER", eager)
+
+    @nki.jit
+    def kernel(x, writes):
+        tile = nl.load(x)
+        nisa.tensor_scalar(tile, tile, nl.add, 1.0)
+        out = x if writes else nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, tile)
+        return out
+
+    x = np.zeros((4, 8), np.float32)
+    x.flags.writeable = False
+    with pytest.raises(NkiError, match="sim_read_only_input"):
+        kernel(x, True)
+    assert not x.any() and kernel(x, False).all()

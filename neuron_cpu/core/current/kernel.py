@@ -7,7 +7,6 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any
 
-import numpy as np
 import torch
 
 from ..check import verify
@@ -16,7 +15,7 @@ from ..device.errors import refuse, strict
 from ..device.spec import using
 from ..device.target import chosen, needs
 from ..language import kernel as calling
-from ..language.results import adopt_results, hand_back
+from ..language.results import adopt_results, check_writable, hand_back
 from ..language.specialisation import constant_key, is_tensor, shape_of, to_torch
 from ..program import trace
 from ..program.program import Program
@@ -89,7 +88,7 @@ class Kernel(calling.Kernel):
         named = sorted(kwargs.items())
         key = [_fields(_rebuilt(v, note, f"arg{k}")) for k, v in enumerate(args)]
         key += [(k, _fields(_rebuilt(v, note, k))) for k, v in named]
-        return [_hosted(t) for t in tensors], constant_key(key)
+        return tensors, constant_key(key)
 
     def _rules(self) -> tuple:
         return (chosen().name, strict(), ranks.own().rank)
@@ -148,6 +147,7 @@ class Kernel(calling.Kernel):
         if os.environ.get(PRECISE_FP, "1") != "0":
             return super()._execute(program, tensors)
         # Every float tensor in fp32, as the vendor's simulator does then; the results are rounded.
+        check_writable(program, tensors)
         hosted = [to_torch(t) for t in tensors]
         plan = Plan(program, shadow=True)
         wide = plan.start(hosted)
@@ -183,15 +183,6 @@ def _copy(value: Any, _: str) -> torch.Tensor:
     return to_torch(value).clone()
 
 
-def _is_jax(value: Any) -> bool:
-    return type(value).__module__.split(".")[0] in ("jax", "jaxlib") and hasattr(value, "dtype")
-
-
-def _hosted(value: Any) -> Any:
-    """A tensor of a framework that is optional, as numpy."""
-    return np.asarray(value) if _is_jax(value) else value
-
-
 def _fields(value: Any) -> Any:
     """Objects of a kernel's own classes as their fields: equal ones make one specialisation."""
     if isinstance(value, NKIObject):
@@ -204,8 +195,8 @@ def _fields(value: Any) -> Any:
 
 def _rebuilt(value: Any, make: Callable[[Any, str], Any], name: str) -> Any:
     """``value`` with every tensor in it replaced by ``make(tensor, name)``."""
-    if is_tensor(value) or _is_jax(value):
-        return make(_hosted(value), name)
+    if is_tensor(value):
+        return make(value, name)
     if isinstance(value, (list, tuple)):
         items = [_rebuilt(v, make, f"{name}[{k}]") for k, v in enumerate(value)]
         named = hasattr(value, "_fields")  # a NamedTuple takes its fields one by one
@@ -233,7 +224,7 @@ def _bind(
         storage.mutable = True  # which ones it writes is known at the end
         tracer.program.inputs.append(storage)
         if machine is not None:
-            machine.bind(storage, to_torch(value))
+            machine.bind(storage, to_torch(value, writes=True))
         return tracer.whole(storage)
 
     for k, value in enumerate(args):

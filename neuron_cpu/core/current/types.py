@@ -33,6 +33,8 @@ def element_type(given: Any) -> DType:
         return dtypes.to_dtype(str(given))
     if isinstance(given, DType):
         return given
+    if type(given).__module__.startswith("jax.") and hasattr(given, "dtype"):  # jnp.bfloat16
+        return dtypes.to_dtype(given.dtype)
     try:
         meant = f"; write nl.{dtypes.to_dtype(given).name}"
     except TypeError:

@@ -29,7 +29,7 @@ from ..program.storage import Frame, Loop
 from ..run.eager import Machine
 from ..run.execute import Plan
 from . import annotation
-from .results import adopt_results, collect_outputs, hand_back, returned
+from .results import adopt_results, check_writable, collect_outputs, hand_back, returned
 from .specialisation import flatten, is_tensor, shape_of, to_torch
 from .tensor import Tensor
 
@@ -214,6 +214,7 @@ class Kernel:
 
     def _execute(self, program: Program, tensors: list[Any]) -> list[Any]:
         # A plan owns the buffers that it computes in, so each thread (rank) has its own.
+        check_writable(program, tensors)
         plans = getattr(_local, "plans", None)
         if plans is None:
             plans = _local.plans = {}
@@ -228,6 +229,7 @@ class Kernel:
         machine = Machine()
         program = self._record(args, kwargs, machine)
         self._check(program)
+        check_writable(program, self._flatten(args, kwargs)[0])
         raw = [machine.memory(s) for s in program.outputs]
         tensors, _ = self._flatten(args, kwargs)
         hosted = [machine.memory(s) for s in program.inputs]
@@ -258,7 +260,7 @@ def _bind(tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> tupl
             storage.mutable = storage.mutable or not tracer.program.returns
             tracer.program.inputs.append(storage)
             if machine is not None:
-                machine.bind(storage, to_torch(value))
+                machine.bind(storage, to_torch(value, writes=True))
             return tracer.whole(storage)
         if isinstance(value, (list, tuple)) and any(is_tensor(v) for v in value):
             return type(value)(make(v, f"{name}[{k}]") for k, v in enumerate(value))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ast
 from typing import Any
 
+import numpy as np
 import torch
 
 from ..device.errors import refuse, warn
 from ..program import source
 from ..program.program import Program
 from ..program.view import View
-from .specialisation import to_numpy
+from .specialisation import from_torch, is_jax, to_numpy
 
 
 def adopt_results(program: Program, result: Any) -> None:
@@ -97,14 +98,25 @@ def _collect_written(program: Program) -> None:
         )
 
 
+def check_writable(program: Program, tensors: list[Any]) -> None:
+    """Refuse to write arrays that the caller made read-only (files that are mapped, say)."""
+    for storage, tensor in zip(program.inputs, tensors):
+        if storage.mutable and isinstance(tensor, np.ndarray) and not tensor.flags.writeable:
+            raise refuse(
+                "sim_read_only_input",
+                f"kernel {program.name} writes its input {storage.label()}, which the caller made "
+                "read-only, expected an array that may be written; pass a copy",
+                program.name,
+            )
+
+
 def hand_back(
     program: Program, tensors: list[Any], hosted: list[torch.Tensor], results: list[torch.Tensor]
 ) -> list[Any]:
     """Results in the caller's types; of a mutable parameter the caller's own tensor, updated."""
-    as_torch = any(isinstance(t, torch.Tensor) for t in tensors)
-    own = {}
+    own: dict[int, Any] = {}
     for storage, tensor, host in zip(program.inputs, tensors, hosted):
-        if not storage.mutable:
+        if not storage.mutable or is_jax(tensor):  # JAX gets what was written as a result
             continue
         own[storage.id] = tensor
         # A contiguous tensor was written in place; of another one the plan had a copy.
@@ -115,7 +127,7 @@ def hand_back(
             tensor[...] = to_numpy(host, storage.dtype)
     # A mutable parameter comes back as the caller's own object, as on the device.
     made = [
-        own[s.id] if s.id in own else r if as_torch else to_numpy(r, s.dtype)
+        own[s.id] if s.id in own else from_torch(r, s.dtype, tensors)
         for s, r in zip(program.outputs, results)
     ]
     return [

@@ -6,16 +6,24 @@ Shapes, element types and every constant select the Program; the data of tensors
 from __future__ import annotations
 
 import dataclasses
+import sys
 from typing import Any
 
 import numpy as np
 import torch
 
 from ..device import dtypes
+from ..device.errors import refuse
 
 
 def is_tensor(value: Any) -> bool:
-    return isinstance(value, (torch.Tensor, np.ndarray))
+    return isinstance(value, (torch.Tensor, np.ndarray)) or is_jax(value)
+
+
+def is_jax(value: Any) -> bool:
+    """Whether it is an array of JAX, which is optional: nobody has one who has not imported it."""
+    jax = sys.modules.get("jax")
+    return jax is not None and isinstance(value, jax.Array)
 
 
 def shape_of(value: Any) -> tuple[tuple[int, ...], dtypes.DType]:
@@ -74,11 +82,17 @@ def flatten(args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
     return tensors, tuple(key)
 
 
-def to_torch(value: Any) -> torch.Tensor:
-    """A contiguous torch tensor over the same memory where types allow."""
+def to_torch(value: Any, writes: bool = False) -> torch.Tensor:
+    """A contiguous torch tensor over the same memory where types allow.
+
+    With ``writes`` a copy of memory that is read-only.
+    """
     if isinstance(value, torch.Tensor):
         return value.detach().contiguous()
-    array = np.ascontiguousarray(value)
+    # arrays of JAX never change: a kernel that writes one has a copy
+    array = _of_jax(value) if is_jax(value) else np.ascontiguousarray(value)
+    if writes and not array.flags.writeable:
+        array = array.copy()
     dt = dtypes.to_dtype(array.dtype)
     # torch does not know the types of ml_dtypes: their bits pass as integers of the same size.
     if dt is dtypes.BFLOAT16:
@@ -86,6 +100,29 @@ def to_torch(value: Any) -> torch.Tensor:
     if dt.is_float and dt.itemsize == 1:
         return torch.from_numpy(array.view(np.uint8)).view(dt.torch)
     return torch.from_numpy(array)
+
+
+def _of_jax(value: Any) -> np.ndarray:
+    """A copy of an array of JAX.
+
+    Raises:
+        NkiError: it is traced, so it has no values.
+    """
+    if isinstance(value, sys.modules["jax"].core.Tracer):
+        raise refuse(
+            "sim_jax_tracer",
+            f"a kernel is called with a {type(value).__name__} of shape {value.shape}, which "
+            "jax.jit, grad or vmap traces, expected arrays with values; call it outside of them",
+        )
+    return np.array(value)
+
+
+def from_torch(value: torch.Tensor, dt: dtypes.DType, tensors: list[Any]) -> Any:
+    """A result in the kind that a call's tensors have: torch's, JAX's, else numpy's."""
+    if any(isinstance(t, torch.Tensor) for t in tensors):
+        return value
+    made = to_numpy(value, dt)
+    return sys.modules["jax"].numpy.asarray(made) if any(map(is_jax, tensors)) else made
 
 
 def to_numpy(value: torch.Tensor, dt: dtypes.DType) -> np.ndarray:
