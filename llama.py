@@ -733,8 +733,8 @@ class AttentionLayer(NamedTuple):
     """What the passes of an attention kernel share: hidden states, delta and their sum @ HBM, and
     the partial output; constants of the norm; tables of cos and sin; the bias of Q, K and V and the
     gains of their heads' norms @ HBM; ``scales_sb``, the ``attention_columns`` of quantised
-    weights @ SBUF; and the Adapters of queries, keys, values and output. Delta, norm, bias, gains,
-    scales and adapters may be None."""
+    weights @ SBUF; the Adapters of queries, keys and values, each behind its ``rank_weights`` @
+    SBUF, and those of the output. Delta, norm, bias, gains, scales and adapters may be None."""
 
     x_hbm: Any
     delta_hbm: Any
@@ -746,7 +746,8 @@ class AttentionLayer(NamedTuple):
     qkv_b_hbm: Any
     gains_hbm: Any
     scales_sb: List[Any]
-    adapters: List[Optional[Adapters]]
+    qkv_adapters: List[Tuple[List[Any], Optional[Adapters]]]
+    out_adapters: Optional[Adapters]
     heads: HeadShape
 
 
@@ -763,10 +764,9 @@ def projection(x_sb, layer, first_token, parts):
     identity_sb = shifted_identity(P_MAX, P_MAX, 0, x_sb.dtype)
     swap_sb = swapped_halves(heads.head_dim, x_sb.dtype)
     bias = head_bias(layer.qkv_b_hbm, scales, x_sb.dtype)
-    tiles = heads.q_tiles, heads.stacks, whole_tiles(heads.kv_heads * heads.head_dim)
     adapted = [
-        (rank_weights(adapters, 0, count), low_ranks(adapters, x_sb, first_token))
-        for adapters, count in zip(layer.adapters, tiles)
+        (ranks_sb, low_ranks(adapters, x_sb, first_token))
+        for ranks_sb, adapters in layer.qkv_adapters
     ]
     return Projection(
         x_sb, scales, *tables, identity_sb, swap_sb, parts, heads, bias, own, qk_scale_sb,
@@ -852,11 +852,12 @@ def attention_columns(x_hbm, heads):
 
 
 def attention_adapters(adapters, x_hbm, heads):
-    """``split_adapters`` of an attention kernel: of queries, keys, values and the output."""
+    """``split_adapters`` of an attention kernel, as an AttentionLayer has them."""
     k_tiles = x_hbm.shape[0] // P_MAX
-    outputs = heads.q_tiles, heads.stacks, whole_tiles(heads.kv_heads * heads.head_dim), k_tiles
-    columns = [tiles * P_MAX for tiles in outputs]
-    return split_adapters(adapters, [k_tiles] * 3 + [heads.q_tiles], columns)
+    tiles = heads.q_tiles, heads.stacks, whole_tiles(heads.kv_heads * heads.head_dim), k_tiles
+    columns = [count * P_MAX for count in tiles]
+    *qkv, output = split_adapters(adapters, [k_tiles] * 3 + [heads.q_tiles], columns)
+    return [(rank_weights(own, 0, count), own) for own, count in zip(qkv, tiles)], output
 
 
 def qkv_tiles(p):
@@ -1538,7 +1539,7 @@ class TokenBlock(NamedTuple):
                 value_tile(self.p, weight_sb, tile, first, self.v_sb)
             return
         first = at - self.qkv.tiles
-        tiles, adapters = min(2, self.out.tiles - first), self.layer.adapters[-1]
+        tiles, adapters = min(2, self.out.tiles - first), self.layer.out_adapters
         if count <= P_MAX:
             own = self.layer.out_hbm, self.layer.scales_sb[-1], adapters
             store_product(self.out.weight_hbm, [(self.context_sb, self.block)], *own)
@@ -2275,7 +2276,7 @@ def attention_prefill_kernel(
     scales_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
     layer = AttentionLayer(
         x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, qkv_b_hbm, gains_hbm,
-        scales_sb, attention_adapters((a_hbm, b_hbm, chosen_hbm), x_hbm, heads), heads,
+        scales_sb, *attention_adapters((a_hbm, b_hbm, chosen_hbm), x_hbm, heads), heads,
     )  # fmt: skip
     # which tokens a tile's queries are, the identity, and the triangle of a tile with itself
     blocks, most = token_blocks(features, tokens, length), min(length, P_MAX)
@@ -2363,7 +2364,7 @@ def attention_decode_kernel(
     scales_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
     layer = AttentionLayer(
         x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, qkv_b_hbm, gains_hbm,
-        scales_sb, attention_adapters((a_hbm, b_hbm, chosen_hbm), x_hbm, heads), heads,
+        scales_sb, *attention_adapters((a_hbm, b_hbm, chosen_hbm), x_hbm, heads), heads,
     )  # fmt: skip
     p = projection(x_sb, layer, 0, parts)
     qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
@@ -2375,7 +2376,7 @@ def attention_decode_kernel(
     for cache, rows_sb in zip(caches, v_sb):
         nl.store(new_values_hbm[nl.ds(cache.first, cache.count), :], rows_sb)
         attend_cached(qk_sb, rows_sb, cache, heads, context_sb)
-    store_product(out_w_hbm, [(context_sb, block)], out_hbm, scales_sb[-1], layer.adapters[-1])
+    store_product(out_w_hbm, [(context_sb, block)], out_hbm, scales_sb[-1], layer.out_adapters)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -2407,7 +2408,7 @@ def attention_chunk_kernel(
     scales_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
     layer = AttentionLayer(
         x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, qkv_b_hbm, gains_hbm,
-        scales_sb, attention_adapters((a_hbm, b_hbm, chosen_hbm), x_hbm, heads), heads,
+        scales_sb, *attention_adapters((a_hbm, b_hbm, chosen_hbm), x_hbm, heads), heads,
     )  # fmt: skip
     cache, most = (keys_hbm, values_hbm, marks_hbm), min(length, P_MAX)
     causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
@@ -2443,7 +2444,7 @@ def attention_chunk_kernel(
         attend_groups(groups)
         # the output of all blocks, again one pass over its weight
         contexts = [(rows.context_sb, rows.block) for rows in passed]
-        store_product(out_w_hbm, contexts, out_hbm, scales_sb[-1], layer.adapters[-1])
+        store_product(out_w_hbm, contexts, out_hbm, scales_sb[-1], layer.out_adapters)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -3667,6 +3668,9 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
             name: tensor.view(torch.int8) if tensor.dtype is torch.float8_e4m3fn else tensor
             for name, tensor in state_dict.items()
         }
+        if nki_enabled and config.neuron_config.torch_dtype is torch.float32:
+            # a norm's gain times a weight in bf16 has more digits than that
+            state = {name: tensor.float() for name, tensor in state.items()}
         if nki_enabled and adapter_ranks(config):
             state[f"{IDLE_TARGET}.weight"] = torch.zeros(1, 1)
             add_adapters(state, config)
