@@ -211,9 +211,10 @@ class EventStream(Response):
         async def all_events() -> None:
             headers = self.raw_headers
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            await write(self._first)
-            async for event in self._events:
-                await write(event)
+            if scope["method"] != "HEAD":
+                await write(self._first)
+                async for event in self._events:
+                    await write(event)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         try:

@@ -98,8 +98,8 @@ class Guard:
             self._note(scope["method"], scope["path"], status, time.monotonic() - started)
 
     def _check(self, request: Request) -> None:
-        name = request.headers.get("host", "").lower()
-        if not _names(name, self._limits.host):
+        name = request.headers.get("host")  # HTTP/1.0 may have none, a browser always has one
+        if name is not None and not _names(name.lower(), self._limits.host):
             raise ApiError(403, "The Host header names another server than this one.")
         if self._limits.key is None or request.url.path in OPEN_PATHS:
             return

@@ -10,6 +10,7 @@ from typing import Any, Optional
 import uvicorn
 
 from harness.serving.app import Api, application
+from harness.serving.connections import Connection
 
 
 class Server(uvicorn.Server):
@@ -23,7 +24,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 application(api),
-                http="h11",
+                http=Connection,
                 ws="none",
                 lifespan="on",
                 loop="asyncio",

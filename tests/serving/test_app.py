@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.serving import schema
+from harness.serving import connections, schema
 from harness.serving.app import application
 from harness.serving.guard import Limits
 from harness.serving.server import Server
@@ -200,6 +200,56 @@ def test_a_body_without_an_end_is_cut_off_at_the_limit(server):
         for _ in range(17):
             raw.sendall(chunk)
         assert b" 413 " in raw.recv(200)
+
+
+def raw(server: Running, request: bytes) -> bytes:
+    """Whatever comes back until the server closes the connection."""
+    found = b""
+    with socket.create_connection(("127.0.0.1", server.port), 30) as to:
+        to.sendall(request)
+        while piece := to.recv(1 << 16):
+            found += piece
+    return found
+
+
+def test_beyond_the_connections_each_is_told_so_and_the_others_go_on(tokenizer):
+    running = Running(Server(echo_api(tokenizer, Echo(), Limits(connections=3))), on_a_free_port())
+    try:
+        others = [socket.create_connection(("127.0.0.1", running.port)) for _ in range(2)]
+        with running.connection() as first:
+            first.request("GET", "/health")
+            first.getresponse().read()
+            status, found, headers = running.ask("/health")
+            assert status == 503 and found["error"]["code"] == "too_many_connections"
+            assert headers["retry-after"] == "1" and headers["connection"] == "close"
+            first.request("GET", "/health")
+            assert first.getresponse().status == 200
+        for other in others:
+            other.close()
+        Running.until(lambda: running.ask("/health")[0] == 200)
+    finally:
+        running.close()
+
+
+@pytest.mark.parametrize("begin", [b"", b"GET /health HTTP/1.1\r\nHost: local"])
+def test_a_head_that_does_not_come_is_cut_off(server, monkeypatch, begin):
+    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.2)
+    found = raw(server, begin)
+    assert found.startswith(b"HTTP/1.1 408 ") and b"headers did not arrive" in found
+
+
+def test_what_is_no_http_is_refused_in_openai_s_form(server):
+    head, _, content = raw(server, b"\x16\x03\x01\x02\x00\r\n\r\n").partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert json.loads(content)["error"]["type"] == "invalid_request_error"
+
+
+def test_http_1_0_and_head(server):
+    assert raw(server, b"GET /health HTTP/1.0\r\n\r\n").endswith(b'{"status":"ok"}')
+    for path in (b"/", b"/status", b"/metrics"):
+        request = b"HEAD %s HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n" % path
+        head, _, content = raw(server, request).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200 ") and content in (b"", b"0\r\n\r\n")
 
 
 def test_a_page_of_another_site_has_no_way_in(server):
