@@ -74,6 +74,7 @@ SCRATCH_TILES = 16  # tiles of keys that come back from HBM at a time
 TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
 CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
 RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
+ADAPTER_BYTES = 16 * 1024  # less where adapters are beside them
 CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
 DECODE_KEYS = 2048  # cached keys up to which a decode step has them all in SBUF at once
 MASKED = -1.5e38  # added to scores that do not count: exp gives 0, and twice it is finite
@@ -1648,12 +1649,12 @@ class ScratchTiles(NamedTuple):
         return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, P_MAX)
 
 
-def resident(length, heads, marks, itemsize):
-    """Whether keys and values of a sequence stay in SBUF."""
+def resident(length, heads, marks, itemsize, most=RESIDENT_BYTES):
+    """Whether keys and values of a sequence stay in SBUF, in at most so many bytes."""
     columns = heads.kv_heads * (
         len(contraction(heads.head_dim + marks)) * P_MAX + heads.head_dim + 1
     )
-    return itemsize * whole_tiles(length) * columns <= RESIDENT_BYTES
+    return itemsize * whole_tiles(length) * columns <= most
 
 
 class Prefill(NamedTuple):
@@ -2284,8 +2285,9 @@ def attention_prefill_kernel(
     causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
     # marks where rows of the array are idle, where keys are hidden, and where scores do not stay
     turned = heads.head_dim == P_MAX and bias_hbm is None
-    marks = 0 if turned and resident(length, heads, 0, x_hbm.itemsize) else MARKS
-    short = resident(length, heads, marks, x_hbm.itemsize)
+    most_bytes = RESIDENT_BYTES - (0 if a_hbm is None else ADAPTER_BYTES)
+    marks = 0 if turned and resident(length, heads, 0, x_hbm.itemsize, most_bytes) else MARKS
+    short = resident(length, heads, marks, x_hbm.itemsize, most_bytes)
     # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
     weights = attention_weights(qkv_w_hbm, out_w_hbm, heads, features // P_MAX, blocks[0].count)
     kept = sum(2 * w.tiles * w.k_tiles * P_MAX for w in weights) <= WEIGHT_BYTES
