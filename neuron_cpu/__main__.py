@@ -86,8 +86,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with pointed_out():
             return COMMANDS[args.command].run(args)
-    except KeyboardInterrupt:
-        _say(f"{_name()}: interrupted.")
+    except KeyboardInterrupt as error:
+        _say(f"{_name()}: interrupted{f' {error}' if str(error) else ''}.")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of standard output has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -47,12 +47,39 @@ def told(capsys: pytest.CaptureFixture) -> str:
         ("t = nl.sum(t, dim=1)", "keyword is axis="),
         ("raise ValueError('odd')", "odd; mend that line"),
         ("import sys; sys.exit(0)", "SystemExit"),
+        ("exit()", "a kernel ends by returning its results"),
+        ("tt = 1; t = t2", "did you mean t"),
+        ("t = t.T", "in a kernel use nl.transpose"),
+        ("t = t.exp()", "in a kernel use nl.exp"),
+        ("t = t.unheard_of()", "no attribute 'unheard_of'; mend that line"),
+        ("print(f'{t:.2f}')", "nl.device_print shows them"),
+        ("t = (lambda f: f(f))(lambda f: f(f))", "look for a function that calls itself"),
+        ("t = t.astype(np.float64)", "is not an NKI type"),
+        ("t = t * int(t[0, 0])", "as a Python number"),
     ],
 )
 def test_errors_inside_a_kernel_have_their_line(statement, advice, target, capsys) -> None:
     assert main(["profile", target(statement), "--arg", "128x64:bf16"]) == 2
     error = told(capsys)
     assert advice in error and "kernels.py:11" in error and "with these arguments" not in error
+
+
+def test_a_kernel_without_an_end_is_ended(target, capsys) -> None:
+    endless = target("while True: pass")
+    for command in (["profile"], ["compare"], ["check", "--ref", endless]):
+        arguments = [*command, endless, "--arg", "128x64:bf16", "--time-limit", "1"]
+        assert main(arguments) == 2
+        error = told(capsys)
+        assert "does not come to its end (it takes longer than 1 s)" in error
+        assert "kernels.py:11" in error
+
+
+def test_an_interrupt_says_where_the_kernel_was(target, capsys) -> None:
+    stop = "import signal; signal.raise_signal(signal.SIGINT)"
+    assert main(["profile", target(stop), "--arg", "128x64:bf16"]) == 130
+    assert "interrupted in " in (error := told(capsys)) and "kernels.py:11." in error
+    assert main(["profile", target(text=f"{stop}\n"), "--arg", "128x64:bf16"]) == 130
+    assert "kernels.py:1." in told(capsys)
 
 
 def test_wrong_arguments_are_told_as_such(target, capsys) -> None:

@@ -25,15 +25,17 @@ def declare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="write the list")
     kernels.declare(parser)
+    kernels.declare_time_limit(parser)
     judged.declare(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Judge the kernel, or list the constructs of a file; 1 where something is not as it should."""
-    if judged.asked(args):
-        return judged.run(args)
-    judged.refuse_alone(args)
-    return _list_constructs(args)
+    with kernels.bounded(args):
+        if judged.asked(args):
+            return judged.run(args)
+        judged.refuse_alone(args)
+        return _list_constructs(args)
 
 
 def _list_constructs(args: argparse.Namespace) -> int:

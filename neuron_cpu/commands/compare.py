@@ -13,6 +13,7 @@ HELP = "find the first instruction that loses precision"
 def declare(parser: argparse.ArgumentParser) -> None:
     kernels.declare_kernel(parser)
     kernels.declare(parser)
+    kernels.declare_time_limit(parser)
     parser.add_argument(
         "--against",
         choices=("shadow", "unmerged"),
@@ -33,6 +34,7 @@ def run(args: argparse.Namespace) -> int:
     from ..core.run import compare as comparison
     from ..judge.verdict import tensors_of
 
-    program = kernels.trace(kernels.load_kernel(args.kernel), args, args.seed)
+    with kernels.bounded(args):
+        program = kernels.trace(kernels.load_kernel(args.kernel), args, args.seed)
     inputs = tensors_of(*kernels.case_of(args).values("random", args.seed))
     return 0 if comparison.report(program, inputs, args.tolerance, args.against) else 1

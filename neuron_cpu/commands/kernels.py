@@ -13,10 +13,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from .. import limits
+from ..arguments import positive
 from ..errors import UsageError
 from ..hints import hint
 
 PIPED_WIDTH = 180  # columns of a table that goes to a file
+
+
+def declare_time_limit(parser: argparse.ArgumentParser) -> None:
+    """The option of every command that runs the user's kernel in its own process."""
+    parser.add_argument(
+        "--time-limit",
+        type=positive,
+        default=600,
+        metavar="SECONDS",
+        help="of processor time, after which a kernel that does not end is ended (600)",
+    )
+
+
+@contextmanager
+def bounded(args: argparse.Namespace) -> Iterator[None]:
+    """The body runs the user's own file: it ends, and leaves memory for this process to say why."""
+    with limits.bounded(args.time_limit, int(limits.default_memory_gib() * 2**30)):
+        yield
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -138,10 +158,13 @@ def _import(path: Path) -> types.ModuleType:
     sys.path.insert(0, str(path.resolve().parent))
     try:
         spec.loader.exec_module(module)
+    except KeyboardInterrupt as error:
+        raise _interrupted(error, path) from error
     except (Exception, SystemExit) as error:
+        place = _line_of(error, path)
         raise UsageError(
-            f"kernel file {path} cannot be imported ({type(error).__name__}: {error}), expected a "
-            "module that imports without a device; mend it first."
+            f"kernel file {place or path} cannot be imported ({_said(error)}), expected a module "
+            "that imports without a device; mend it first."
         ) from error
     finally:
         sys.path.remove(str(path.resolve().parent))
@@ -176,31 +199,51 @@ def told_as_usage(kernel: Any, target: str) -> Iterator[None]:
     """Tell what a kernel's Python body raises with the line of its file, as a UsageError."""
     from ..core import NkiError
 
+    path = Path(target.rpartition(":")[0])
     try:
         yield
     except (NkiError, UsageError):
         raise
+    except KeyboardInterrupt as error:
+        raise _interrupted(error, path) from error
     except (Exception, SystemExit) as error:
-        place = _line_of_kernel(error, target)
-        if not place and isinstance(error, (TimeoutError, MemoryError)):
+        place = _line_of(error, path)
+        if isinstance(error, (TimeoutError, MemoryError)):
+            where = f" and is at {place}" if place else ""
             raise UsageError(
-                f"kernel {kernel.name} does not come to its end ({error or 'no memory left'}), "
-                "expected less work; look for loops that are too long."
+                f"kernel {kernel.name} does not come to its end ({error or 'no memory left'})"
+                f"{where}, expected less work; look for loops that are too long."
             ) from error
         if place:
             raise UsageError(
                 f"kernel {kernel.name} raises {type(error).__name__} at {place}: "
-                f"{error or 'no message'}; {hint(error) or 'mend that line'}"
+                f"{_words(error) or 'no message'}; {hint(error) or 'mend that line'}"
             ) from error
         raise UsageError(
-            f"kernel {kernel.name} does not trace with these arguments ({type(error).__name__}: "
-            f"{error}), expected shapes and constants that it accepts; correct --arg."
+            f"kernel {kernel.name} does not trace with these arguments ({_said(error)}), expected "
+            "shapes and constants that it accepts; correct --arg."
         ) from error
 
 
-def _line_of_kernel(error: BaseException, target: str) -> str:
-    """FILE:LINE of the innermost frame in the kernel's file; empty where it did not get there."""
-    path = Path(target.rpartition(":")[0]).resolve()
+def _said(error: BaseException) -> str:
+    """`TypeError: what it says`, or the type alone."""
+    return ": ".join(filter(None, (type(error).__name__, _words(error))))
+
+
+def _words(error: BaseException) -> str:
+    """What an error says; `exit()` says None."""
+    return "" if isinstance(error, SystemExit) and error.code is None else str(error)
+
+
+def _interrupted(error: KeyboardInterrupt, path: Path) -> KeyboardInterrupt:
+    """Ctrl-C, with the line of the file that was running."""
+    place = _line_of(error, path)
+    return KeyboardInterrupt(*([f"in {place}"] if place else []))
+
+
+def _line_of(error: BaseException, path: Path) -> str:
+    """FILE:LINE of the innermost frame in a file; empty where it did not get there."""
+    path = path.resolve()
     frames = traceback.extract_tb(error.__traceback__)
     lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path]
     return f"{path}:{lines[-1]}" if lines else ""

@@ -21,6 +21,7 @@ ELSEWHERE = "a wider terminal or --json shows them"  # columns that were left ou
 def declare(parser: argparse.ArgumentParser) -> None:
     kernels.declare_kernel(parser)
     kernels.declare(parser)
+    kernels.declare_time_limit(parser)
     parser.add_argument(
         "--dma-profile", default=None, help="DMA profile (default: the calibrated one)"
     )
@@ -63,7 +64,8 @@ def run(args: argparse.Namespace) -> int:
     name = args.dma_profile or cost.DEFAULT_PROFILE
     cost.dma_profile(name)
     check_order(args.schedule)
-    program = kernels.trace(kernels.load_kernel(args.kernel), args)
+    with kernels.bounded(args):
+        program = kernels.trace(kernels.load_kernel(args.kernel), args)
     by_profile = schedules(program, (name, *cost.RELEASES), args.schedule)
     found = by_profile[name]
     summary = report.profile(found)
@@ -91,7 +93,8 @@ def _baseline(args: argparse.Namespace, profile: str) -> Any:
     from ..core.time.schedule import schedule
 
     other = argparse.Namespace(**(vars(args) | {"kernel": args.baseline}))
-    program = kernels.trace(kernels.load_kernel(args.baseline), other)
+    with kernels.bounded(args):
+        program = kernels.trace(kernels.load_kernel(args.baseline), other)
     return schedule(program, profile, args.schedule)
 
 

@@ -24,11 +24,13 @@ class Lesson(NamedTuple):
         name: of its folder and of its kernel.
         teaches: in a few words.
         messages: identifiers of the errors and warnings that it is about, separated by blanks.
+        words: of what Python itself says about mistakes that it is about.
     """
 
     name: str
     teaches: str
     messages: str = ""
+    words: tuple[str, ...] = ()
 
     @property
     def number(self) -> int:
@@ -62,6 +64,7 @@ LESSONS = (
         "err_nki_api_outside_of_nki_kernel err_hbm_tensor_with_init_value_not_supported "
         "sim_buffer sim_assignment_type sim_operand_type sim_shape_mismatch sim_partial_output "
         "err_store_dst_shape_smaller_than_other_shape sim_tensor_iteration",
+        words=("in a kernel use nl.", "is not an NKI type", "has no values while"),
     ),
     Lesson(
         name="masked_tail",
@@ -104,7 +107,8 @@ LESSONS = (
         teaches="which axis lies on partitions, and how to turn it",
         messages="err_num_partition_mismatch err_exceed_max_supported_dimension "
         "err_failed_to_infer_tile_from_local_tensor sim_partition_stride sim_transposed_operand "
-        "sim_vector_transpose_size sim_start_partition",
+        "sim_vector_transpose_size sim_start_partition sim_reduce_axis",
+        words=("in a kernel use nl.transpose",),
     ),
     Lesson(
         name="double_buffering",
@@ -119,7 +123,7 @@ LESSONS = (
     Lesson(
         name="fusing",
         teaches="one pass through memory, two operations an instruction",
-        messages="sim_vector_operand sim_reduce_axis sim_reduce_res_shape sim_stretched_operand "
+        messages="sim_vector_operand sim_reduce_res_shape sim_stretched_operand "
         "sim_broadcast sim_trailing_broadcast sim_mixed_operator_classes sim_unknown_operator",
     ),
     Lesson(
@@ -139,9 +143,12 @@ _IDENTIFIERS = re.compile(r"\[((?:err|sim)_\w+)\]")
 def pointers(text: str, besides: Lesson | None = None) -> list[str]:
     """A line for each lesson, one apart, that a message in ``text`` is about.
 
-    Messages end in their identifier in brackets.
+    Messages end in their identifier in brackets; those of Python have none.
     """
-    about = dict.fromkeys(ABOUT.get(found) for found in _IDENTIFIERS.findall(text))
+    found = [ABOUT.get(identifier) for identifier in _IDENTIFIERS.findall(text)]
+    told = [(words, one) for one in LESSONS for words in one.words if words in text]
+    found += [max(told, key=lambda pair: len(pair[0]))[1]] if told else []  # the closest words
+    about = dict.fromkeys(found)
     return [
         f"Lesson {lesson.number} ({lesson.title}) is about this: neuron_cpu learn {lesson.number}"
         for lesson in about

@@ -184,7 +184,7 @@ def test_mistakes_are_one_sentence(arguments, sentence, capsys: pytest.CaptureFi
         ("def vector_add(:\n", "cannot be imported (SyntaxError: "),
         ("while True:\n    pass\n", "cannot be imported (TimeoutError: it takes longer than 1 s"),
         ("def vector_add(a, b):\n    while True:\n        pass\n",
-         ": it takes longer than 1 s; mend that line"),
+         "does not come to its end (it takes longer than 1 s) and is at "),
         ("def vector_add(a, b):\n    return numpy.add(a, b)\n", "raises NameError at"),
         ("import sys\nsys.exit(0)\n", "cannot be imported (SystemExit: 0)"),
         ("vector_add = 3\n", "has no kernel 'vector_add'"),

@@ -270,7 +270,7 @@ def _collect(program: Program, result: Any) -> None:
             "err_tensor_output_not_written_to",
             f"kernel {program.name} returns no tensor, expected at least one in nl.shared_hbm; "
             "return the outputs",
-            program.name,
+            program.place,
         )
     for value in leaves:
         if value.storage.role != "input" and value.storage.buffer != "shared_hbm":
@@ -278,14 +278,14 @@ def _collect(program: Program, result: Any) -> None:
                 "err_unsupported_memory",
                 f"kernel {program.name} returns {value.label()}, expected tensors made with "
                 "buffer=nl.shared_hbm or inputs; store the result into one and return that",
-                program.name,
+                program.place,
             )
         if not value.is_full():
             raise refuse(
                 "sim_partial_output",
                 f"kernel {program.name} returns the part {value.shape} of {value.storage.label()}, "
                 "expected whole tensors; return the tensor and slice what the call returns",
-                program.name,
+                program.place,
             )
         program.outputs.append(value.storage)
         program.output_shapes.append(value.shape)

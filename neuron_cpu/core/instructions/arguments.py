@@ -74,7 +74,8 @@ def free_axes(axis: Any, ndim: int, what: str) -> tuple[int, ...]:
         raise refuse(
             "sim_reduce_axis",
             f"{what} over axes {axes} of a tile of rank {ndim}, expected free axes 1 to "
-            f"{ndim - 1}; sum over partitions with a matmul against ones",
+            f"{ndim - 1}: axis 0 lies on partitions; transpose the tile first, or sum over "
+            "partitions with a matmul against ones",
         )
     return axes
 

@@ -27,7 +27,7 @@ def adopt_results(program: Program, result: Any) -> None:
             "sim_private_result",
             f"kernel {program.name} returns {storage.label()}, which is private to a core, "
             "expected a tensor made with buffer=nl.shared_hbm; change nl.hbm to nl.shared_hbm",
-            program.name,
+            program.place,
         )
         storage.buffer, storage.role = "shared_hbm", "output"
 
@@ -49,7 +49,7 @@ def collect_outputs(program: Program, result: Any) -> None:
             "err_tensor_output_not_written_to",
             f"kernel {program.name} returns nothing, expected at least one nl.shared_hbm tensor; "
             "return the output tensors",
-            program.name,
+            program.place,
         )
     for value in values:
         allowed = isinstance(value, View) and (
@@ -61,14 +61,14 @@ def collect_outputs(program: Program, result: Any) -> None:
                 "err_unsupported_memory",
                 f"kernel {program.name} returns {got}, expected tensors made with "
                 "buffer=nl.shared_hbm; store the result into one and return that",
-                program.name,
+                program.place,
             )
         if not value.is_full():
             raise refuse(
                 "sim_partial_output",
                 f"kernel {program.name} returns the part {value.shape} of {value.storage.label()}, "
                 "expected whole tensors; return the tensor and slice what the call returns",
-                program.name,
+                program.place,
             )
         program.outputs.append(value.storage)
         program.output_shapes.append(value.shape)
@@ -78,7 +78,7 @@ def collect_outputs(program: Program, result: Any) -> None:
                 "err_mutable_parameter_not_returned",
                 f"kernel {program.name} does not return its mutable parameter {storage.label()}, "
                 "expected it among the results; return it, or drop the annotation",
-                program.name,
+                program.place,
             )
 
 
@@ -94,7 +94,7 @@ def _collect_written(program: Program) -> None:
             "err_tensor_output_not_written_to",
             f"kernel {program.name} stores into none of its parameters, expected at least one: "
             "with kernel_return=False outputs are parameters; store the result into one",
-            program.name,
+            program.place,
         )
 
 

@@ -89,7 +89,11 @@ class Tensor(View):
         )
 
     def __int__(self) -> NoReturn:
-        self.__bool__()
+        raise refuse(
+            "err_ambiguous_tensor_truth_value",
+            f"{self.label()} is used as a Python number (int, float, a size, a range), expected "
+            "one known while tracing, when tensors have no values yet; compute with tensors",
+        )
 
     __float__ = __int__
     __index__ = __int__

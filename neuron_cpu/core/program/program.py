@@ -134,6 +134,14 @@ class Program:
     def macs(self) -> int:  # every call of the kernel asks for it; first asked once traced
         return sum(i.macs for i in self.instructions)
 
+    @property
+    def place(self) -> str:
+        """``NAME (FILE:LINE)`` of the kernel's definition, for messages about all of it."""
+        code = getattr(self.function, "__code__", None)
+        if code is None:
+            return self.name
+        return f"{self.name} ({code.co_filename}:{code.co_firstlineno})"
+
     def listing(self, limit: int | None = None) -> str:
         """One line per instruction: number, place, text."""
         lines = [f"program {self.name} grid={self.grid} {len(self)} instructions"]
