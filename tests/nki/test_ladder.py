@@ -13,6 +13,9 @@ import nki.language as nl
 import numpy as np
 import pytest
 
+# what production kernels do is no occasion for a warning
+pytestmark = pytest.mark.filterwarnings("error::neuron_cpu.core.device.errors.NkiWarning")
+
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FP8 = np.dtype(ml_dtypes.float8_e4m3)
 SUM = nisa.reduce_cmd.reset_reduce
@@ -69,7 +72,9 @@ def rotated(x, cos, sin):
     c, s = nl.load(cos), nl.load(sin)
     low = tile.ap([[heads * d, tokens], [d, heads], [1, d // 2]])
     high = tile.ap([[heads * d, tokens], [d, heads], [1, d // 2]], offset=d // 2)
-    parts = [sb((tokens, heads, d // 2)) for _ in range(4)]
+    parts = []
+    for _ in range(4):
+        parts.append(sb((tokens, heads, d // 2)))
     wide_c = c.expand_dim(1).broadcast(1, heads)
     wide_s = s.expand_dim(1).broadcast(1, heads)
     nisa.tensor_tensor(parts[0], low, wide_c, nl.multiply)
@@ -293,8 +298,9 @@ def swiglu(x_t, gate, up, down):
     hidden, tokens = x_t.shape
     inner = gate.shape[1]
     out = nl.ndarray((hidden, tokens), nl.float32, buffer=nl.shared_hbm)
-    x = [nl.load(x_t[k : k + 128, :]) for k in range(0, hidden, 128)]
-    middle = []
+    x, middle = [], []
+    for k in range(0, hidden, 128):
+        x.append(nl.load(x_t[k : k + 128, :]))
     for c in range(0, inner, 128):
         gated, raised = ps((128, tokens)), ps((128, tokens))
         for k in range(hidden // 128):
