@@ -268,7 +268,8 @@ class Api:
     def _state(self) -> str:
         served = self.served
         chat = bool(served.tokenizer.chat_template)
-        known = {"model": served.name, "chat": chat, "times": served.times}
+        known = {"model": served.name, "models": list(served.models), "chat": chat}
+        known["times"] = served.times
         return json.dumps(known | self.scheduler.state())
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -25,9 +26,13 @@ from tests.serving.parts import (
 class Shown:
     """The page of a server whose lines the test holds, and what it complained about or fetched."""
 
-    def __init__(self, browser: Any, tokenizer: Any, limits: Limits) -> None:
+    def __init__(
+        self, browser: Any, tokenizer: Any, limits: Limits, adapters: tuple[str, ...] = ()
+    ) -> None:
         self.tokenizer, self.lines = tokenizer, Echo()
-        self.server = Running(Server(echo_api(tokenizer, self.lines, limits)), on_a_free_port())
+        api = echo_api(tokenizer, self.lines, limits)
+        api.served = dataclasses.replace(api.served, adapters=adapters)
+        self.server = Running(Server(api), on_a_free_port())
         self.page = browser.new_page(viewport={"width": 1100, "height": 800})
         self.troubles: list[str] = []
         self.requests: list[str] = []
@@ -126,6 +131,31 @@ def test_a_server_with_a_key_is_watched_once_it_is_given(browser, tokenizer):
         made.until("#said .assistant", made.tokenizer.decode(answer_to(_ids(made, "uhello\na"), 9)))
     finally:
         made.close()
+
+
+def test_an_adapter_is_chosen_where_there_are_some(browser, tokenizer, shown):
+    shown.until("#state", "connected")
+    assert not shown.page.is_visible("#name")
+    made = Shown(browser, tokenizer, Limits(waiting=4), adapters=("one", "two"))
+    try:
+        made.until("#state", "connected")
+        made.page.select_option("#name", "two")
+        with made.page.expect_request("**/v1/chat/completions") as asked:
+            made.ask("hello")
+        assert asked.value.post_data_json["model"] == "two"
+    finally:
+        made.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_nothing_overflows_a_narrow_window(shown, scheme):
+    shown.page.emulate_media(color_scheme=scheme)
+    shown.page.set_viewport_size({"width": 400, "height": 800})
+    shown.until("#state", "connected")
+    shown.ask("word " * 3 + "x" * 25)
+    shown.until("#running", "0 of 3")
+    width = shown.page.locator("html").evaluate("element => element.scrollWidth")
+    assert width == 400 and shown.page.locator("#prompt").bounding_box()["width"] > 300
 
 
 def _ids(shown: Shown, text: str) -> list[int]:
