@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from neuronx_distributed_inference.contract import VERSIONS
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [9, 8, 150, 31, 77], [12, 100]]
@@ -77,6 +81,52 @@ def test_each_request_gets_its_text_alone(requests, reference, version):
     assert finished == alone(reference, model, PROMPTS[2], finished)
     for line, prompt in {2: PROMPTS[0], 0: PROMPTS[1], 1: PROMPTS[3]}.items():
         assert live.tokens[line] == alone(reference, model, prompt, live.tokens[line])
+
+
+visits = st.lists(  # a prompt, tokens of its answer, rounds before it comes
+    st.tuples(
+        st.lists(st.integers(3, 210), min_size=2, max_size=20),
+        st.integers(1, 7),
+        st.integers(0, 6),
+    ),
+    min_size=1,
+    max_size=7,
+)
+
+
+@by_default("0.1", "0.2", "0.6")
+def test_whoever_comes_and_goes_each_gets_its_text_alone(requests, reference, version):
+    """More requests than lines, of any length, at any time, on any free line, rows in any order
+    that the version takes."""
+    model, live = requests(version)
+
+    @settings(max_examples=10, deadline=None)
+    @given(visits, st.randoms(use_true_random=False))
+    def comes_and_goes(visits: list, chosen: random.Random) -> None:
+        live.tokens.clear()
+        waiting = sorted(visits, key=lambda visit: visit[2])
+        running: dict[int, tuple[list[int], int]] = {}
+        rounds = 0
+        while waiting or running:
+            free = [line for line in range(3) if line not in running]
+            if free and waiting and waiting[0][2] <= rounds:
+                prompt, most, _ = waiting.pop(0)
+                line = chosen.choice(free)
+                running[line] = prompt, len(prompt) + most
+                live.start(line, prompt)
+            for line, (prompt, length) in list(running.items()):
+                if len(live.tokens[line]) == length:
+                    assert live.tokens[line] == alone(reference, model, prompt, live.tokens[line])
+                    del running[line], live.tokens[line]
+            lines = sorted(running)
+            if version == "0.1" or len(lines) < 3:
+                chosen.shuffle(lines)
+            if lines:
+                live.step(*lines)
+                assert all(len(live.tokens[line]) <= running[line][1] for line in lines)
+            rounds += 1
+
+    comes_and_goes()
 
 
 def test_0_1_takes_a_whole_batch_in_any_order_and_later_versions_only_by_line(requests, reference):
