@@ -1802,14 +1802,18 @@ class CachedSequences(NamedTuple):
         return self.k_sb.shape[2] - self.count
 
 
-def turned_keys(rows_sb, heads, start, tiles):
+def turned_keys(rows_sb, heads, start, tiles, by_token=False):
     """``tiles`` tiles of cached keys [lanes, heads, tiles, D] @ SBUF from ``start`` on, of some
-    ``heads`` -> [heads * D, tiles, lanes] @ PSUM, a transpose of all heads for each tile."""
+    ``heads`` -> [heads * D, tiles, lanes] @ PSUM, a transpose of all heads for each tile.
+
+    ``by_token``: keys [lanes, tiles, heads, D], as blocks of a cache have them."""
     lanes, _, _, d = rows_sb.shape
     shape = (len(heads) * d, tiles, lanes)
     turned_psum = nl.ndarray(shape, nl.float32, buffer=nl.psum)
     for t in nl.affine_range(tiles):
-        turned_psum[:, t, :] = nisa.nc_transpose(rows_sb[:, heads.start : heads.stop, start + t, :])
+        part = slice(heads.start, heads.stop)
+        own = (start + t, part) if by_token else (part, start + t)
+        turned_psum[:, t, :] = nisa.nc_transpose(rows_sb[(slice(None), *own)])
     return turned_psum
 
 
@@ -2000,11 +2004,15 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
 # relative to them, and sums are rescaled when a maximum grows (Milakov and Gimelshein 2018).
 
 CACHE_ROW_BYTES = 3072  # of a head and partition at a time: DMA is as fast with longer ones
+DMA_ROW_BYTES = 2048  # of all heads of a row that a table names: DMA takes as long for shorter ones
 
 
 class CacheTiles(NamedTuple):
     """Some tiles of a sequence's cache, of ``count`` KV heads from ``head`` on. ``cache`` are keys
-    and values [B, kv_heads, L, D] and marks [B, MARKS, L] @ HBM; ``apart``: marks stay apart."""
+    and values [B, kv_heads, L, D] and marks [B, MARKS, L] @ HBM; ``apart``: marks stay apart.
+
+    Of a cache of blocks: keys and values [rows, run, kv_heads, D] @ HBM, and rows_sb [lanes, B *
+    parts] @ SBUF, which rows lie on the partitions of each part of a sequence."""
 
     cache: Any
     sequence: int
@@ -2017,28 +2025,48 @@ class CacheTiles(NamedTuple):
 
     @property
     def lanes(self) -> int:
-        return cache_runs(self.cache[0].shape[2])[0]
+        rows_sb = self.cache[3]
+        return cache_runs(self.cache[0].shape[2])[0] if rows_sb is None else rows_sb.shape[0]
+
+    def named_rows(self, cache_hbm):
+        """Keys or values of all heads [lanes, tiles, kv_heads, D] @ SBUF, by an indirect load: a
+        partition takes the row of HBM that the block table names."""
+        (rows, *shape), rows_sb = cache_hbm.shape, self.cache[3]
+        flat_hbm = cache_hbm.reshape((rows, math.prod(shape)))
+        parts = rows_sb.shape[1] // self.cache[2].shape[0]
+        part = self.sequence * parts + self.tile // self.tiles
+        lane, column = nl.arange(self.lanes)[:, None], nl.arange(math.prod(shape))[None, :]
+        return nl.load(flat_hbm[rows_sb[lane, part], column]).reshape((self.lanes, *shape))
 
     def runs_of(self, cache_hbm):
         """Cached keys or values [B, kv_heads, lanes, runs, D]."""
         batch, kv_heads, length, d = cache_hbm.shape
         return cache_hbm.reshape((batch, kv_heads, *cache_runs(length), d))
 
+    def head_rows(self, head, count):
+        """Keys of some heads [lanes, count, tiles, D] @ SBUF, a load for each."""
+        keys_hbm, part = self.runs_of(self.cache[0]), nl.ds(self.tile, self.tiles)
+        shape = (self.lanes, count, self.tiles, self.heads.head_dim)
+        rows_sb = nl.ndarray(shape, keys_hbm.dtype)
+        for at in nl.affine_range(count):
+            rows_sb[:, at, :, :] = nl.load(keys_hbm[self.sequence, head + at, :, part, :])
+        return rows_sb
+
     def turned(self, k_sb):
         """Keys into k_sb. A head's row per partition is as long as the tiles: their keys lie next
         to each other in HBM. A tile turns for all heads of a stack at once, and as many as share a
         PSUM bank leave it together."""
-        keys_hbm, d = self.runs_of(self.cache[0]), self.heads.head_dim
+        d, by_token = self.heads.head_dim, self.cache[3] is not None
+        if by_token:
+            named_sb = self.named_rows(self.cache[0])
         for first, stacked in spans(self.count, self.heads.stack):
-            rows_sb = nl.ndarray((self.lanes, stacked, self.tiles, d), keys_hbm.dtype)
-            for at in nl.affine_range(stacked):
-                rows_sb[:, at, :, :] = nl.load(
-                    keys_hbm[
-                        self.sequence, self.head + first + at, :, nl.ds(self.tile, self.tiles), :
-                    ]
-                )
+            head = self.head + first
+            if by_token:
+                rows_sb, stack = named_sb, range(head, head + stacked)
+            else:
+                rows_sb, stack = self.head_rows(head, stacked), range(stacked)
             for start, tiles in spans(self.tiles, MOVING_MAX // self.lanes):
-                turned_psum = turned_keys(rows_sb, range(stacked), start, tiles)
+                turned_psum = turned_keys(rows_sb, stack, start, tiles, by_token)
                 for at in nl.static_range(stacked):
                     k_sb[0:d, first + at, nl.ds(start, tiles), :] = nisa.tensor_copy(
                         turned_psum[at * d : (at + 1) * d, :, :]
@@ -2047,10 +2075,15 @@ class CacheTiles(NamedTuple):
     def values(self):
         """Values [128, tiles, heads, D + 1] @ SBUF: VectorE puts ones behind. With GpSimdE,
         which keeps VectorE from SBUF, one token over 128K keys takes 1.17 of the time."""
-        values_hbm, d = self.runs_of(self.cache[1]), self.heads.head_dim
+        values_hbm, d = self.cache[1], self.heads.head_dim
         shape = (P_MAX, self.tiles, self.count, d + 1)
         v_sb = nl.ndarray(shape, values_hbm.dtype)
         v_sb[:, :, :, d : d + 1] = nisa.memset((*shape[:3], 1), 1.0, values_hbm.dtype)
+        if self.cache[3] is not None:
+            rows_sb = self.named_rows(values_hbm)[:, :, self.head : self.head + self.count, :]
+            v_sb[0 : self.lanes, :, :, 0:d] = nisa.tensor_copy(rows_sb, engine=nisa.vector_engine)
+            return v_sb
+        values_hbm = self.runs_of(values_hbm)
         for at in nl.affine_range(self.count):
             rows_sb = nl.load(
                 values_hbm[self.sequence, self.head + at, :, nl.ds(self.tile, self.tiles), :]
@@ -2192,9 +2225,12 @@ def few_queries(banks):
 def cache_blocks(cache, sequence, banks, heads):
     """The CacheTiles of a sequence for the heads of some banks; as KeyTiles where all fit."""
     head, last = banks[0].head, banks[-1]
-    count, runs = last.head + last.heads - head, cache_runs(cache[0].shape[2])[1]
-    itemsize = max(2, cache[0].itemsize)  # fp8 keys stand turned in the type of x
-    each = CACHE_ROW_BYTES // (itemsize * heads.head_dim)
+    count, itemsize = last.head + last.heads - head, max(2, cache[0].itemsize)
+    each = CACHE_ROW_BYTES // (itemsize * heads.head_dim)  # fp8 keys stand turned in x's type
+    if cache[3] is None:
+        runs = cache_runs(cache[0].shape[2])[1]
+    else:
+        runs, each = cache[2].shape[2] // cache[3].shape[0], cache[0].shape[1]
     apart, marks = few_queries(banks), contraction(heads.head_dim + MARKS)
     blocks = [
         CacheTiles(cache, sequence, head, count, *block, heads, apart)
@@ -2387,7 +2423,7 @@ def attention_decode_kernel(
 def attention_chunk_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
     marks_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
-    a_hbm=None, b_hbm=None, chosen_hbm=None,
+    a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None,
 ):  # fmt: skip
     """The same for several new tokens per sequence: over the cache, and causally over themselves.
 
@@ -2395,6 +2431,8 @@ def attention_chunk_kernel(
     marks [B, 2, L] in the type of x, in the order of ``cache_runs``: 0 for keys that count and
     MASKED for others, and ones. active [B, n, n] in the type of x, 0 where a token (row) sees one
     and MASKED elsewhere, for up to 128 tokens; None: they see those before and themselves.
+    Of a cache of blocks, as ``blocks_in_runs`` gives them: keys and values [rows, run, kv_heads, D]
+    and int32 rows [lanes, B * parts].
     -> partial output [H, B * n], new keys (rotated) and values [B * n, kv_heads * D], and x + delta
     where there is a delta. All tokens of a sequence share one pass over the weights.
     """
@@ -2412,7 +2450,8 @@ def attention_chunk_kernel(
         x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, qkv_b_hbm, gains_hbm,
         scales_sb, *attention_adapters((a_hbm, b_hbm, chosen_hbm), x_hbm, heads), heads,
     )  # fmt: skip
-    cache, most = (keys_hbm, values_hbm, marks_hbm), min(length, P_MAX)
+    rows_sb, most = None if rows_hbm is None else nl.load(rows_hbm), min(length, P_MAX)
+    cache = keys_hbm, values_hbm, marks_hbm, rows_sb
     causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
     constants = attention_constants(spans(length, most), heads, dtype)
     most_tokens = chunk_tokens(features, heads, x_hbm.itemsize, scales_hbm is not None)
@@ -3129,16 +3168,19 @@ class NeuronLlamaAttention(nn.Module):
             bias = _mask_bias(mask[:, 0, -1], dtype) if self.left_padding else None
             results = attention_prefill_kernel(*inputs, rank, batch, bias, *own)
         else:
-            decode = active_mask is None and past[0].shape[2] <= DECODE_KEYS
-            most = P_MAX // past[0].shape[1] if decode else P_MAX
-            keys, values, bias = cache_in_runs(*past, _mask_bias(mask[:, 0, 0], dtype), most)
+            bias, rows = _mask_bias(mask[:, 0, 0], dtype), None
+            decode = active_mask is None and bias.shape[1] <= DECODE_KEYS and len(past) == 2
+            if len(past) == 3:  # blocks, and a table of them
+                keys, values, bias, rows = blocks_in_runs(*past, bias)
+            else:
+                most = P_MAX // past[0].shape[1] if decode else P_MAX
+                keys, values, bias = cache_in_runs(*past, bias, most)
             if decode:
                 results = attention_decode_kernel(*inputs, keys, values, bias, rank, *own)
             else:
                 marks = torch.stack((bias, torch.ones_like(bias)), 1)
-                active = self.active_bias(active_mask, hidden)
-                cache = keys, values, marks
-                results = attention_chunk_kernel(*inputs, *cache, active, rank, *own)
+                more = keys, values, marks, self.active_bias(active_mask, hidden), rank, *own
+                results = attention_chunk_kernel(*inputs, *more, rows_hbm=rows)
         partial, k, v, *stream = results
         return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
 
@@ -3155,7 +3197,8 @@ class NeuronLlamaAttention(nn.Module):
         if tokens > most:
             raise ValueError(
                 f"The kernels take at most {most} new tokens a sequence over a cache, got "
-                f"{tokens}; choose a speculation_length of at most {most}."
+                f"{tokens}; choose a speculation_length, and prefill buckets in front of which "
+                f"there are prefix_buckets, of at most {most}."
             )
         return None if tokens > P_MAX else _mask_bias(active_mask[:, 0], dtype)
 
@@ -3224,6 +3267,35 @@ def cache_in_runs(
     return keys, values, runs.reshape(bias.shape)
 
 
+def blocks_in_runs(
+    keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, bias: torch.Tensor
+) -> Tuple[torch.Tensor, ...]:
+    """Caches of blocks [blocks, .., kv_heads, D], each sequence's blocks [B, n] and bias [B, L], L
+    keys of them -> caches [rows, run, kv_heads, D], bias, and which rows, int32 [lanes, B * parts].
+
+    Runs of a block's tokens are rows of HBM: as long as 128 partitions hold a whole sequence, not
+    shorter than DMA likes, and not longer than SBUF's share for keys of a head. Row r of part p of
+    a sequence lies on partition r - p * lanes; the bias is permuted as ``CacheTiles`` has the keys.
+    """
+    (batch, length), (heads, dim) = bias.shape, keys.shape[-2:]
+    block, size = math.prod(keys.shape[1:-2]), max(2, keys.dtype.itemsize) * dim
+    wanted = max(length / P_MAX, DMA_ROW_BYTES / (heads * size))
+    run = 2 ** min(math.ceil(math.log2(max(1, wanted))), int(math.log2(CACHE_ROW_BYTES // size)))
+    run = min(run, block)
+    number = torch.arange(length // run, device=table.device)
+    rows = table.long()[:, number * run // block] * (block // run) + number % (block // run)
+    parts = whole_tiles(len(number))
+    lanes = math.ceil(len(number) / parts)
+    missing = parts * lanes - len(number)
+    masked = MASKED_FP16 if bias.dtype is torch.float16 else MASKED
+    bias = nn.functional.pad(bias, (0, missing * run), value=masked)
+    bias = bias.view(batch, parts, lanes, run).transpose(2, 3).reshape(batch, -1)
+    rows = nn.functional.pad(rows, (0, missing)).view(batch, parts, lanes)
+    rows = rows.permute(2, 0, 1).reshape(lanes, -1).to(torch.int32)
+    shape = (-1, run, heads, dim)
+    return keys.reshape(shape), values.reshape(shape), bias, rows
+
+
 def refuse_what_kernels_lack(config: InferenceConfig) -> None:
     """ValueError for a model that the kernels do not cover."""
     sizes, neuron_config, window = Sizes.of(config), config.neuron_config, window_of(config)
@@ -3234,6 +3306,7 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
     cut = window is not None and (chunks or window < neuron_config.max_context_length)
     quantised = bool(getattr(neuron_config, "quantized", False))
     precise = neuron_config.torch_dtype is torch.float32  # TensorE multiplies fp32 with fp32 only
+    narrow = bool(getattr(neuron_config, "kv_cache_quant", False))
     lacking = [
         (out_bias, "attention_bias"),
         (cut, f"a sliding_window of {window} below the length of a prompt or of its chunks"),
@@ -3242,6 +3315,7 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
         (batch > P_MAX, f"a batch of {batch}"),
         (neuron_config.lora_config is not None and quantised, "adapters beside quantised weights"),
         (neuron_config.is_chunked_prefill, "chunks that several sequences share"),
+        (precise and narrow and is_in_blocks(config), "fp8 blocks in a model of float32"),
         (qkv_bias and quantised, "biases behind quantised weights"),
         (precise and quantised, "quantised weights in a model of float32"),
         (getattr(config, "mlp_bias", False), "mlp_bias"),
@@ -3390,6 +3464,16 @@ class NeuronLlamaModel(NeuronBaseModel):
         narrow = config.neuron_config.torch_dtype is not torch.float32
         if is_nki_enabled(config) and config.neuron_config.kv_cache_quant and narrow:
             self.kv_mgr.dequant_dtype = self.kv_mgr.quant_dtype
+        if is_nki_enabled(config) and is_in_blocks(config):
+            self.kv_mgr.get_cache = self.blocks_and_table
+
+    def blocks_and_table(self, active_block_table: torch.Tensor, **_: Any) -> List[Any]:
+        """Of each layer all blocks of keys and values, and those of each sequence [B, n]: in the
+        place of copies that the manager would gather."""
+        caches = list(self.kv_mgr.past_key_values)
+        return [
+            [keys, values, active_block_table] for keys, values in zip(caches[::2], caches[1::2])
+        ]
 
 
 # --- Weights: from a Hugging Face checkpoint to this model's --------------------------------------

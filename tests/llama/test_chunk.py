@@ -37,17 +37,26 @@ class Case:
         self.live = torch.arange(past)[None] < lengths
         self.active = torch.ones(n, n, dtype=torch.bool).tril().expand(batch, n, n)
 
+    def cache(self, bias: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Keys, values and bias as the kernel takes them, and rows where they are in blocks."""
+        return llama.cache_in_runs(self.keys, self.values, bias)
+
     def run(self, given_mask: bool) -> tuple[torch.Tensor, ...]:
         """(contexts of the kernel, of PyTorch in bf16, in float64)."""
         positions = self.live.sum(1)[:, None] + torch.arange(self.n)
         cos, sin = tables(positions, self.sizes[2])
         bias = llama._mask_bias(self.live, BF16)
-        keys, values, bias = llama.cache_in_runs(self.keys, self.values, bias)
+        keys, values, bias, *rows = self.cache(bias)
         marks = torch.stack((bias, torch.ones_like(bias)), 1)
         active = llama._mask_bias(self.active, BF16) if given_mask else None
         more = keys, values, marks, active, self.plain.heads
         got, rotated, new_values = self.plain.call(
-            llama.attention_chunk_kernel, self.qkv, self.n, (cos, sin), *more
+            llama.attention_chunk_kernel,
+            self.qkv,
+            self.n,
+            (cos, sin),
+            *more,
+            **dict(zip(["rows_hbm"], rows)),
         )
         query, key, value = split_qkv(self.qkv, self.batch, *self.sizes)
         pair = cos.reshape(self.batch, self.n, -1), sin.reshape(self.batch, self.n, -1)

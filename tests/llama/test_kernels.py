@@ -184,10 +184,10 @@ class Plain:
         self.qkv_w = llama.kernel_layout(llama.in_runs(tiles, 1))
         self.out_w = llama.kernel_layout(llama.in_runs(order(parts[0], q // kv).t(), 0))
 
-    def call(self, kernel, qkv, length, pair, *more):
+    def call(self, kernel, qkv, length, pair, *more, **named):
         d = self.heads.head_dim
         arguments = columns(qkv, length), None, None, self.qkv_w, self.out_w, *lanes(pair, d)
-        out, *new = kernel(*arguments, *more)
+        out, *new = kernel(*arguments, *more, **named)
         return llama.from_blocks(out, length)[:, : self.width], *new
 
     def prefill(self, qkv, pair, batch, bias=None):

@@ -7,6 +7,8 @@ import importlib
 import pytest
 import torch
 
+from tests.sdk.test_submission import SHAPE, build
+
 BLOCK = 16
 
 
@@ -64,9 +66,12 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
     return torch.randint(3, 200, (length,), generator=generator).tolist()
 
 
-def cls_of(module: str | None):
-    """The application of a module, None for the SDK's own."""
-    return None if module is None else importlib.import_module(module).NeuronLlamaForCausalLM
+def made(of: str | None, application, folder, **options):
+    """The SDK's own application, or that of llama.py, with kernels or without."""
+    if of is None:
+        return application(folder, **options)
+    options = {"torch_dtype": "float32", "enable_nki": of == "kernels", **options}
+    return build(importlib.import_module("llama"), folder, **options)
 
 
 @pytest.fixture
@@ -75,14 +80,14 @@ def blocks(tiny_llama, application, monkeypatch):
 
     def make(version: str = "0.6", of: str | None = None, **options):
         monkeypatch.setenv("NEURON_CPU_NXDI", version)
-        model, folder = tiny_llama(**({"vocab_size": 212} if of else {}))
+        model, folder = tiny_llama(**(SHAPE if of else {}))
         given = {
             "seq_len": 128, "max_context_length": 128, "batch_size": 3, "ctx_batch_size": 1,
             "is_block_kv_layout": True, "is_prefix_caching": True, "pa_block_size": BLOCK,
             "pa_num_blocks": 20, "enable_bucketing": True, "token_generation_buckets": [64, 128],
             "context_encoding_buckets": [16, 64, 128], "prefix_buckets": [16, 64, 112],
         }  # fmt: skip
-        return model, Blocks(application(folder, model_cls=cls_of(of), **{**given, **options}))
+        return model, Blocks(made(of, application, folder, **{**given, **options}))
 
     return make
 
@@ -95,14 +100,16 @@ def alone(reference, model, prompt, got):
     ("version", "degree", "of"),
     [
         ("0.4", 1, None),
-        ("0.6", 2, "llama"),
+        ("0.6", 2, "kernels"),
+        pytest.param("0.6", 2, "llama", marks=pytest.mark.full),
         pytest.param("0.6", 2, None, marks=pytest.mark.full),
         pytest.param("0.5", 1, "llama", marks=pytest.mark.full),
+        pytest.param("0.5", 1, "kernels", marks=pytest.mark.full),
     ],
 )
 def test_requests_over_blocks_get_their_text_alone(blocks, reference, version, degree, of):
     """Of all lengths around a block, in a batch that changes, two of them behind shared blocks;
-    with the SDK's modules and with the submission's."""
+    with the SDK's modules and with the submission's, whose kernels read blocks by themselves."""
     model, live = blocks(version, of=of, tp_degree=degree)
     prompts = [prompt_of(2 * BLOCK), prompt_of(2 * BLOCK + 1), prompt_of(BLOCK - 1, 1)]
     for row, prompt in enumerate(prompts):
@@ -246,7 +253,7 @@ class Chunks(Blocks):
 def chunks(tiny_llama, application, monkeypatch):
     def make(version: str = "0.6", tkg: bool = True, of: str | None = None, **options):
         monkeypatch.setenv("NEURON_CPU_NXDI", version)
-        model, folder = tiny_llama(**({"vocab_size": 212} if of else {}))
+        model, folder = tiny_llama(**(SHAPE if of else {}))
         sizes = {"max_num_seqs": 3, "kernel_q_tile_size": 8, "kernel_kv_tile_size": 32}
         given = {
             "seq_len": 128, "max_context_length": 32, "batch_size": 3 if tkg else 1,
@@ -254,7 +261,7 @@ def chunks(tiny_llama, application, monkeypatch):
             "pa_num_blocks": 30, "enable_bucketing": True,
             "chunked_prefill_config": {**sizes, "tkg_model_enabled": tkg},
         }  # fmt: skip
-        return model, Chunks(application(folder, model_cls=cls_of(of), **{**given, **options}))
+        return model, Chunks(made(of, application, folder, **{**given, **options}))
 
     return make
 

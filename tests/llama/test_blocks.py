@@ -1,0 +1,104 @@
+"""A cache of blocks, read through a table, against float64 beside PyTorch in bf16."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import llama
+from tests.llama.references import EXACT
+from tests.llama.references import check_error as check
+from tests.llama.test_chunk import Case
+from tests.llama.test_kernels import BF16, random
+from tests.llama.test_references import BATCH, LENGTH, arguments
+
+
+class BlockCase(Case):
+    """The same keys in blocks of any order; blocks of nobody and what is behind a sequence's end
+    hold values that would show."""
+
+    def __init__(self, batch, n, past, heads, block, seed=0):
+        super().__init__(batch, n, past, heads, seed)
+        _, kv, d = heads
+        each, spare = past // block, 3
+        order = torch.randperm(batch * each + spare, generator=torch.Generator().manual_seed(seed))
+        self.table = order[: batch * each].view(batch, each)
+        self.blocks = []
+        for s, name in ((3, "keys"), (4, "values")):
+            blocks = 30.0 * random(len(order), block, kv, d, seed=seed + s)
+            rows = getattr(self, name).transpose(1, 2)
+            rows = torch.where(self.live[..., None, None], rows, 30.0 * rows).to(BF16)
+            blocks[self.table] = rows.reshape(batch, each, block, kv, d)
+            self.blocks.append(blocks)
+
+    def cache(self, bias):
+        return llama.blocks_in_runs(*self.blocks, self.table, bias)
+
+
+SHAPES = [
+    (1, 1, 64, (4, 2, 64), 16),  # a decode step
+    (2, 1, 640, (9, 3, 64), 32),
+    (1, 5, 384, (4, 4, 128), 128),
+    (1, 130, 320, (4, 2, 64), 32),  # two tiles of tokens behind a prefix
+    (2, 3, 256, (10, 5, 64), 16),  # more KV heads than are read at once
+]
+
+
+@pytest.mark.parametrize(("batch", "n", "past", "heads", "block"), SHAPES)
+def test_new_tokens_over_blocks(batch, n, past, heads, block):
+    check(*BlockCase(batch, n, past, heads, block).run(n <= 128))
+
+
+def test_a_longer_cache_than_128_rows_hold():
+    """Runs of 16 tokens, as many as SBUF has room for, in parts of 128 rows and less."""
+    case = BlockCase(1, 2, 2400, (2, 1, 64), 32)
+    rows = case.cache(torch.zeros(1, 2400))[3]
+    assert rows.shape == (75, 2) and case.cache(torch.zeros(1, 2400))[0].shape[1:] == (16, 1, 64)
+    check(*case.run(True))
+
+
+def test_the_reference_reads_the_same_blocks():
+    """In fp32; the reference says what a signature means."""
+    case = BlockCase(BATCH, LENGTH, 160, (6, 3, 64), 16)
+    bias = llama._mask_bias(case.live, torch.float32)
+    blocks = [cache.float() for cache in case.blocks]
+    keys, values, bias, rows = llama.blocks_in_runs(*blocks, case.table, bias)
+    given = {
+        **arguments(BATCH * LENGTH, LENGTH),
+        "keys_hbm": keys,
+        "values_hbm": values,
+        "rows_hbm": rows,
+    }
+    given["marks_hbm"] = torch.stack((bias, torch.ones_like(bias)), 1)
+    names = inspect.signature(EXACT.attention_chunk_kernel).parameters
+    given = {name: value for name, value in given.items() if name in names}
+    results = llama.attention_chunk_kernel(**given), EXACT.attention_chunk_kernel(**given)
+    for one, other in zip(*results, strict=True):
+        torch.testing.assert_close(one.double(), other.double(), rtol=2e-4, atol=5e-5)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.integers(1, 2), st.sampled_from([1, 2, 9]), st.integers(1, 9), st.sampled_from([16, 32, 128])
+)
+@example(2, 9, 1, 128)
+def test_any_table(batch, n, blocks, block):
+    check(*BlockCase(batch, n, blocks * block, (2, 2, 64), block, seed=blocks).run(True))
+
+
+@pytest.mark.parametrize("shape", [(5, 16, 3, 64), (5, 4, 4, 3, 64)])
+def test_rows_are_named_whatever_the_manager_s_parts(shape):
+    """A table's blocks, cut into runs, are the keys in their order; the bias goes with them."""
+    cache = torch.arange(5 * 16 * 3 * 64, dtype=torch.float32).view(shape)
+    table, bias = torch.tensor([[4, 0, 2], [1, 1, 3]]), random(2, 48)
+    keys, _, permuted, rows = llama.blocks_in_runs(cache, cache, table, bias)
+    lanes, run = rows.shape[0], keys.shape[1]
+    wanted = cache.view(5, 16, 3, 64)[table].reshape(2, 48, 3, 64)
+    found = keys[rows.long().view(lanes, 2, -1).permute(1, 2, 0)]  # [B, parts, lanes, run, ..]
+    assert torch.equal(found.reshape(2, -1, 3, 64)[:, :48], wanted)
+    back = permuted.view(2, -1, run, lanes).transpose(2, 3).reshape(2, -1)
+    assert torch.equal(back[:, :48], bias)
