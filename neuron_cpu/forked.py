@@ -7,8 +7,10 @@ nothing outlives them that left their process group.
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Collection
 from multiprocessing import forkserver
@@ -18,6 +20,18 @@ from . import limits
 
 _turn = threading.Lock()
 _running: set[int] = set()  # processes that have not been ended
+
+
+def context(*modules: str) -> Any:
+    """The context of the fork server, whose processes find `modules` imported already.
+
+    Not on macOS: there PyTorch computes with Apple's libraries, which end a process that was forked
+    after they had been loaded. Each process imports them itself.
+    """
+    made = multiprocessing.get_context("forkserver")
+    ready = () if sys.platform == "darwin" else modules
+    made.set_forkserver_preload(["neuron_cpu.fork_server", *ready])
+    return made
 
 
 def start(process: Any) -> None:

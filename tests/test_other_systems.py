@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import resource
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from neuron_cpu import limits
+from tests.conftest import REPOSITORY
 
 
 @pytest.fixture
@@ -43,3 +47,81 @@ def test_nothing_is_confined_or_adopted_without_linux(elsewhere: None, tmp_path:
     assert not limits.confine([tmp_path]) and not limits.has_landlock()
     assert limits.children(1) == []
     assert limits.default_memory_gib() > 0
+
+
+KERNEL = """
+import numpy
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+
+
+def reference(x):
+    return 2 * x
+
+
+@nki.jit
+def double(x, tile=128):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    for k in nl.affine_range(x.shape[1] // tile):
+        nl.store(out[:, nl.ds(k * tile, tile)], nl.load(x[:, nl.ds(k * tile, tile)]) * 2)
+    return out
+
+
+if __name__ == "__main__":
+    print("sum", double(numpy.ones((4, 256), numpy.float32)).sum())
+"""
+
+COMMANDS = """
+import multiprocessing, os, signal, sys
+
+assert sys.platform == "darwin" and multiprocessing.get_start_method() == "spawn"
+assert not hasattr(os, "sched_getaffinity") and not os.path.exists("/proc/self")
+
+from neuron_cpu.__main__ import main
+
+if __name__ == "__main__":
+    for line in sys.argv[1:]:
+        print(line.split()[0], main(line.split()))
+"""
+
+
+def run_elsewhere(folder: Path, *lines: str) -> str:
+    """What commands print, one after the other in a process that has what macOS has."""
+    (folder / "k.py").write_text(KERNEL)
+    (folder / "commands.py").write_text(COMMANDS)
+    paths = [str(REPOSITORY / "tests" / "elsewhere"), str(REPOSITORY)]
+    done = subprocess.run(
+        [sys.executable, "commands.py", *lines],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_commands_run_with_what_macos_has(tmp_path: Path) -> None:
+    kernel = "k.py:double --arg 128x512:bf16"
+    told = run_elsewhere(
+        tmp_path,
+        "run k.py",
+        f"check {kernel} --ref k.py:reference --html page.html",
+        f"profile {kernel} --trace trace.json",
+        f"compare {kernel}",
+        "learn vector_add",
+        "judge answers --template",
+        "judge answers --only row_sum",
+    )
+    assert "sum 2048.0" in told and (tmp_path / "page.html").is_file()
+    for status in ("run 0", "check 0", "profile 0", "compare 0", "learn 1", "judge 0"):
+        assert f"\n{status}\n" in told
+    assert "Not passed: illegal in 2 of 2 cases." in told and "level 1" in told
+
+
+@pytest.mark.full  # as the judge's processes above; 6 s
+def test_tune_runs_with_what_macos_has(tmp_path: Path) -> None:
+    arguments = "--ref k.py:reference --arg 128x512:bf16 --space tile=128,512 --jobs 2"
+    told = run_elsewhere(tmp_path, f"tune k.py:double {arguments}")
+    assert "2 points tried: 2 legal" in told and told.endswith("tune 0\n")

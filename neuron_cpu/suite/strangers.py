@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import multiprocessing
 import signal
 import tempfile
 import threading
@@ -96,8 +95,7 @@ class Judging:
 
     def __init__(self, folder: Path, settings: Settings, bounds: Limits, jobs: int) -> None:
         self.folder, self.settings, self.bounds = folder.resolve(), settings, bounds
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload(["neuron_cpu.fork_server", child.__name__])
+        self._context = forked.context(child.__name__)
         self._pool = ThreadPoolExecutor(jobs)
         self._running: set[Any] = set()
         self._turn = threading.Lock()

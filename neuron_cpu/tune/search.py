@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
+from .. import forked
 from ..errors import UsageError
 from ..judge.cases import Case
 from ..judge.verdict import Settings
@@ -200,8 +201,7 @@ class Search:
 
     def run(self) -> None:
         """Try points until there are enough; `trials` has those that are known when it ends."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["neuron_cpu.fork_server", "neuron_cpu.judge.verdict"])
+        context = forked.context("neuron_cpu.judge.verdict")
         wanted = min(self.most, size(self.space))
         pool = ProcessPoolExecutor(self.jobs, context, initializer=_ready)
         running: dict[Future[Trial], Any] = {}
