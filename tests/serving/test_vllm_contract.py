@@ -7,6 +7,7 @@ worker/neuronx_distributed_model_runner.py (what the arguments hold).
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from pathlib import Path
@@ -15,16 +16,26 @@ from typing import Any
 import pytest
 import torch
 from neuronx_distributed_inference.contract import VERSIONS
-from neuronx_distributed_inference.models.config import OnDeviceSamplingConfig
+from neuronx_distributed_inference.models.config import (
+    FusedSpecNeuronConfig,
+    OnDeviceSamplingConfig,
+)
+from neuronx_distributed_inference.modules.lora_serving import LoraServingConfig
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+
+from tests.adapters import as_peft, write_adapter
+from tests.tiny_model import write_tiny_model
 
 SLOTS, LONGEST = 3, 32
 PROMPTS = ([9, 40, 77, 12, 90, 31, 8], [100, 101, 102], [7, 7, 200, 33], [250, 3, 90, 11, 60, 5])
 TOKENS = 4
 
 
-def load(folder: Path, device_samples: bool) -> Any:
-    """As `load_weights` does it: the class by the checkpoint's architecture, a folder by a hash."""
+def load(folder: Path, device_samples: bool, draft: Path | None = None, **overrides: Any) -> Any:
+    """As `load_weights` does it: the class by the checkpoint's architecture, a folder by a hash.
+
+    `draft` as get_neuron_speculation_model does it; `overrides` as override_neuron_config.
+    """
     import llama
 
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
@@ -44,14 +55,26 @@ def load(folder: Path, device_samples: bool) -> Any:
         "pa_block_size": LONGEST,
         "pa_num_blocks": SLOTS,
         "is_block_kv_layout": False,
-        "enable_nki": True,  # from override_neuron_config
+        "enable_nki": True,  # as override_neuron_config says it
     }
     if device_samples:
         sampling = OnDeviceSamplingConfig(dynamic=True, deterministic=False)
         options["on_device_sampling_config"] = sampling
-    neuron_config = model_class.get_neuron_config_cls()(**options)
+    neuron_config_class = model_class.get_neuron_config_cls()
+    neuron_config = neuron_config_class(**options | overrides)
     load_config = load_pretrained_config(str(folder))
     config = model_class.get_config_cls()(neuron_config, load_config=load_config)
+    if draft is not None:
+        draft_config = copy.deepcopy(neuron_config)
+        draft_config.speculation_length, draft_config.enable_fused_speculation = 0, False
+        draft_config = model_class.get_config_cls()(
+            draft_config, load_config=load_pretrained_config(str(draft))
+        )
+        config.fused_spec_config = FusedSpecNeuronConfig(
+            model_class._model_cls, draft_config=draft_config, draft_model_path=str(draft)
+        )
+    if neuron_config.quantized:
+        model_class.save_quantized_state_dict(str(folder), config)
     name = hashlib.md5(config.to_json_string().encode(), usedforsecurity=False).hexdigest()
     compiled = folder / "neuron-compiled-artifacts" / name
     try:
@@ -70,18 +93,24 @@ class Runner:
     def __init__(self, model: Any, device_samples: bool) -> None:
         self.model, self.device_samples = model, device_samples
         self.tokens: dict[int, list[int]] = {}
+        self.sampling: dict[int, torch.Tensor] = {}  # of slots that are not greedy
+        self.adapters: dict[int, int] = {}  # of all slots, where there are some
 
     def call(self, ids: list[list[int]], positions: list[list[int]], slots: list[int]) -> list[int]:
         blocks, order = torch.sort(torch.tensor(slots))
-        greedy = torch.tensor([[1.0, 1.0, 1.0]] * len(slots))  # top_k, top_p, temperature
+        greedy = torch.tensor([[1.0, 1.0, 1.0]])  # top_k, top_p, temperature
+        sampling = torch.cat([self.sampling.get(slot, greedy) for slot in slots])
+        adapters = None
+        if self.adapters:
+            adapters = torch.tensor([self.adapters[slot] for slot in slots])[order]
         output = self.model(
             torch.tensor(ids)[order],
             attention_mask=None,
             position_ids=torch.tensor(positions)[order],
             seq_ids=blocks,
-            sampling_params=greedy,
+            sampling_params=sampling[order],
             prev_hidden=None,
-            adapter_ids=None,
+            adapter_ids=adapters,
         )
         if self.device_samples:
             found = output.hidden_states
@@ -123,6 +152,17 @@ def reference(tiny_model) -> Any:
     return answer
 
 
+@pytest.fixture
+def folder(tiny_model, monkeypatch, tmp_path) -> Path:
+    """A folder of the model that compiled folders may be put into."""
+    monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(tmp_path / "work") + "/")
+    folder = tmp_path / "model"
+    folder.mkdir()
+    for path in tiny_model.iterdir():
+        (folder / path.name).symlink_to(path)
+    return folder
+
+
 @pytest.mark.parametrize(
     ("version", "device_samples"),
     [
@@ -132,15 +172,10 @@ def reference(tiny_model) -> Any:
     ],
 )
 def test_vllm_s_calls_give_each_request_its_text(
-    tiny_model, reference, monkeypatch, tmp_path, version, device_samples
+    folder, reference, monkeypatch, version, device_samples
 ):
     """Prompts arrive between steps, one slot is used twice, and kernels compute all of it."""
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
-    monkeypatch.setenv("BASE_COMPILE_WORK_DIR", str(tmp_path / "work") + "/")
-    folder = tmp_path / "model"
-    folder.mkdir()
-    for path in tiny_model.iterdir():
-        (folder / path.name).symlink_to(path)
     runner = Runner(load(folder, device_samples), device_samples)
     for slot, prompt in zip((2, 0, 1), PROMPTS, strict=False):
         runner.prefill(slot, prompt)
@@ -155,3 +190,90 @@ def test_vllm_s_calls_give_each_request_its_text(
     again = Runner(load(folder, device_samples), device_samples)  # from the compiled folder
     again.prefill(1, PROMPTS[0])
     assert again.tokens[1] == reference(PROMPTS[0], 1)
+
+
+@pytest.mark.parametrize("version", ["0.2", pytest.param("0.6", marks=pytest.mark.full)])
+def test_a_row_that_is_drawn_leaves_its_neighbours_greedy(folder, reference, monkeypatch, version):
+    """Parameters are a row each: temperature 0 comes as top_k 1, top_k -1 as the most there is."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    runner = Runner(load(folder, True), True)
+    runner.sampling[1] = torch.tensor([[256.0, 1.0, 2.0]])
+    for slot, prompt in enumerate(PROMPTS[:SLOTS]):
+        runner.prefill(slot, prompt)
+    for _ in range(TOKENS):
+        runner.step()
+    texts = [reference(prompt, TOKENS + 1) for prompt in PROMPTS[:SLOTS]]
+    same = [runner.tokens[slot] == text for slot, text in enumerate(texts)]
+    assert same == [True, False, True]
+
+
+def test_adapters_are_numbers_a_row(folder, monkeypatch, tmp_path):
+    """Checkpoints by name, static: the number of one is its place, 0 is the model itself."""
+    from transformers import LlamaForCausalLM
+
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.2")
+    model = LlamaForCausalLM.from_pretrained(folder, torch_dtype=torch.float32).eval()
+    made = [
+        write_adapter(tmp_path / name, model, seed=seed, strength=1.0)
+        for seed, name in enumerate(("one", "two"), 1)
+    ]
+    models = [model, *(as_peft(model, path) for path in made)]
+    lora = LoraServingConfig(
+        max_loras=2, max_lora_rank=16, lora_ckpt_paths={path.name: str(path) for path in made}
+    )
+    runner = Runner(load(folder, False, lora_config=lora), False)
+    runner.adapters = {0: 2, 1: 0, 2: 1}
+    for slot, prompt in enumerate(PROMPTS[:SLOTS]):
+        runner.prefill(slot, prompt)
+        runner.step()
+    for slot, prompt in enumerate(PROMPTS[:SLOTS]):
+        ids = torch.tensor([prompt])
+        with torch.no_grad():
+            while ids.shape[1] < len(runner.tokens[slot]):
+                logits = models[runner.adapters[slot]](input_ids=ids).logits
+                ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
+        assert runner.tokens[slot] == ids[0].tolist()
+
+
+@pytest.mark.parametrize("same", [True, False], ids=["a draft that is right", "one that is not"])
+def test_fused_speculation_is_read_by_its_next_position(
+    folder, reference, monkeypatch, tmp_path, same
+):
+    """`fused_outputs` are the tokens (B, k) first and the next position last: what lies between it
+    and the call's is accepted."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.2")
+    draft = folder if same else write_tiny_model(tmp_path / "draft", seed=5)
+    sampling = OnDeviceSamplingConfig(top_k=1, do_sample=False)
+    model = load(
+        folder, True, draft, speculation_length=3, enable_fused_speculation=True, batch_size=1,
+        is_continuous_batching=False, on_device_sampling_config=sampling,
+    )  # fmt: skip
+
+    def call(ids: list[int], start: int) -> Any:
+        places = torch.arange(start, start + len(ids))[None]
+        greedy = torch.tensor([[1.0, 1.0, 1.0]])
+        return model(
+            torch.tensor([ids]), attention_mask=None, position_ids=places,
+            seq_ids=torch.tensor([0]), sampling_params=greedy, prev_hidden=None, adapter_ids=None,
+        ).fused_outputs  # fmt: skip
+
+    tokens, calls = [*PROMPTS[0]], 0
+    tokens.append(int(call(tokens, 0)[0][0, 0]))
+    while len(tokens) < len(PROMPTS[0]) + 10:
+        place = len(tokens) - 1
+        found, *_, following = call(tokens[-1:], place)
+        tokens += found[0, : int(following) - place].tolist()
+        calls += 1
+    assert tokens == reference(PROMPTS[0], len(tokens) - len(PROMPTS[0]))
+    assert (calls < 5) == same
+
+
+def test_quantised_weights_are_made_before_they_are_read(folder, monkeypatch, tmp_path):
+    """With `quantized`, vllm-neuron calls save_quantized_state_dict first."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.3")
+    options = {"quantized_checkpoints_path": str(tmp_path / "int8"), "torch_dtype": "bfloat16"}
+    model = load(folder, False, quantized=True, **options)
+    runner = Runner(model, False)
+    runner.prefill(1, PROMPTS[0])
+    runner.step()
+    assert len(runner.tokens[1]) == len(PROMPTS[0]) + 2 and (tmp_path / "int8").exists()
