@@ -66,6 +66,7 @@ BLOCK_PIECE_BYTES = 8192  # of attention, beside several blocks of tokens
 LONG_PIECE_BYTES = 32768  # of few tokens, which leave more room
 FEW_TOKENS = 64  # up to so many need no room for hidden states beside weights
 LAST_PIECE_BYTES = 4096  # at the end of a kernel's stream of weights: DMA wants 2 KiB or more
+LAST_STEP_BYTES = 2048  # between its last pieces where they are quantised
 SHORT_ROW_TOKENS = 32  # of which a tile's row is 64 bytes
 SHORT_BLOCK = 256  # tokens that lie together in hidden states up to H of 2048
 LONG_BLOCK = 384  # and beyond
@@ -76,6 +77,7 @@ CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
 RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
 ADAPTER_BYTES = 16 * 1024  # less where adapters are beside them
 CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
+EVEN_TURNS, SOFTMAX_TURNS = "gs", "gsgssgss"  # at integers: as many, and beside a softmax
 DECODE_KEYS = 2048  # cached keys up to which a decode step has them all in SBUF at once
 MASKED = -1.5e38  # added to scores that do not count: exp gives 0, and twice it is finite
 MASKED_FP16 = -3.0e4  # the same for float16, which ends at 65504
@@ -251,12 +253,18 @@ def weight_pieces(tiles, k_tiles, tokens, last=False, itemsize=2, row_bytes=None
     needs a fifth of DMA's time for few tokens, so that little is left to multiply at the end. Of a
     quantised weight (``itemsize`` 1), whose integers stand in bf16 beside their bytes, a sixth is
     the most for few tokens: they take DMA half as long, and what follows waits for a whole piece.
+    Its last pieces shrink by LAST_STEP_BYTES each, as DMA may outrun what converts it by no more.
     """
     few, tile_bytes = tokens <= FEW_TOKENS, (3 if itemsize == 1 else 2) * k_tiles * P_MAX
     most = max(1, (LONG_PIECE_BYTES if few else row_bytes or PIECE_BYTES) // tile_bytes)
     tail = max(1, LAST_PIECE_BYTES // tile_bytes)
     if itemsize == 1 and few:
         most = min(most, math.ceil(tiles / 6))
+        return (
+            shrinking(tiles, most, LAST_STEP_BYTES / (k_tiles * P_MAX))
+            if last
+            else spans(tiles, most)
+        )
     if last and tiles > tail:
         rest = tiles - tail
         return [*spans(rest, min(most, math.ceil(rest / 2))), (rest, tail)]
@@ -264,6 +272,17 @@ def weight_pieces(tiles, k_tiles, tokens, last=False, itemsize=2, row_bytes=None
         return spans(tiles, most)
     first = min(tiles, max(1, most // 2))
     return [(0, first), *((first + at, size) for at, size in spans(tiles - first, most))]
+
+
+def shrinking(length, most, step):
+    """(start, size) of pieces that cover ``length``, the last ``step`` long (one at least), each
+    before it longer by a step, up to ``most``."""
+    found, end = [], length
+    while end:
+        size = max(1, min(most, end, int(step * (len(found) + 1))))
+        end -= size
+        found.insert(0, (end, size))
+    return found
 
 
 def psum_parts(tiles, tokens):
@@ -344,25 +363,26 @@ def feature_tiles(weight_hbm, k_tiles):
     return weight_hbm.shape[1] // (k_tiles * P_MAX)
 
 
-def load_weight(weight_hbm, first, tiles, k_tiles):
-    """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each."""
+def load_weight(weight_hbm, first, tiles, k_tiles, turns=EVEN_TURNS):
+    """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each;
+    ``turns`` as for ``in_bfloat16``."""
     tiled_hbm = weight_hbm.reshape((P_MAX, feature_tiles(weight_hbm, k_tiles), k_tiles, P_MAX))
     weight_sb = nl.load(tiled_hbm[:, nl.ds(first, tiles)])
-    return in_bfloat16(weight_sb) if weight_hbm.dtype == nl.int8 else weight_sb
+    return in_bfloat16(weight_sb, turns) if weight_hbm.dtype == nl.int8 else weight_sb
 
 
-def in_bfloat16(weight_sb):
+def in_bfloat16(weight_sb, turns):
     """Integers [128, tiles, k_tiles, 128] @ SBUF in a type that TensorE takes (fp8 it takes as it
-    is): half of each tile on ScalarE, half on GpSimdE, which together outrun DMA. GpSimdE, which
-    keeps VectorE from SBUF, works in short instructions."""
+    is). ScalarE (s) and GpSimdE (g) take ``turns`` at runs of a tile, and TensorE follows both:
+    together they outrun DMA by a quarter. Runs are short as GpSimdE keeps VectorE from SBUF."""
     wide_sb, k_tiles = nl.ndarray(weight_sb.shape, nl.bfloat16), weight_sb.shape[2]
-    half = math.ceil(k_tiles / 2)
-    parts = [(0, half, nisa.scalar_engine)]
-    parts += [(half + at, size, nisa.gpsimd_engine) for at, size in spans(k_tiles - half, 2)]
+    engines = {"s": nisa.scalar_engine, "g": nisa.gpsimd_engine}
     for tile in nl.affine_range(weight_sb.shape[1]):
-        for at, size, engine in parts:
+        for n, (at, size) in enumerate(spans(k_tiles, math.ceil(4 / len(turns)))):
             wide_sb[:, tile, nl.ds(at, size)] = nisa.tensor_copy(
-                weight_sb[:, tile, nl.ds(at, size)], dtype=nl.bfloat16, engine=engine
+                weight_sb[:, tile, nl.ds(at, size)],
+                dtype=nl.bfloat16,
+                engine=engines[turns[n % len(turns)]],
             )
     return wide_sb
 
@@ -428,10 +448,11 @@ def stored_together(pieces, tokens):
     return [pieces]
 
 
-def store_product(weight_hbm, passed, out_hbm, scale_sb=None, adapters=None):
+def store_product(weight_hbm, passed, out_hbm, scale_sb=None, adapters=None, turns=EVEN_TURNS):
     """``W @ x`` of ``passed``, (x_sb [128, k_tiles, count], Block), into out [N, T] @ HBM: one pass
     over the weights. Features lie in runs, so that each partition stores contiguous rows.
-    ``scale_sb`` [128, N/128] is that of a quantised weight; ``adapters`` add theirs."""
+    ``scale_sb`` [128, N/128] is of a quantised weight, ``turns`` as for ``in_bfloat16``;
+    ``adapters`` add theirs."""
     k_tiles, count = passed[0][0].shape[1:]
     tiles = feature_tiles(weight_hbm, k_tiles)
     pieces = weight_pieces(tiles, k_tiles, count, True, weight_hbm.itemsize)
@@ -440,7 +461,7 @@ def store_product(weight_hbm, passed, out_hbm, scale_sb=None, adapters=None):
         begin, size = group[0][0], sum(piece for _, piece in group)
         outs = [nl.ndarray((P_MAX, size, block.count), out_hbm.dtype) for _, block in passed]
         for first, piece in group:
-            weight_sb = load_weight(weight_hbm, first, piece, k_tiles)
+            weight_sb = load_weight(weight_hbm, first, piece, k_tiles, turns)
             ranks_sb = rank_weights(adapters, first, piece)
             for (x_sb, block), low_sb, out_sb in zip(passed, lows, outs):
                 for tile, beside, at, tokens in psum_parts(piece, block.count):
@@ -2414,7 +2435,8 @@ def attention_decode_kernel(
     for cache, rows_sb in zip(caches, v_sb):
         nl.store(new_values_hbm[nl.ds(cache.first, cache.count), :], rows_sb)
         attend_cached(qk_sb, rows_sb, cache, heads, context_sb)
-    store_product(out_w_hbm, [(context_sb, block)], out_hbm, scales_sb[-1], layer.out_adapters)
+    out = out_hbm, scales_sb[-1], layer.out_adapters
+    store_product(out_w_hbm, [(context_sb, block)], *out, SOFTMAX_TURNS)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 

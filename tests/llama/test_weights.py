@@ -102,6 +102,19 @@ def test_pieces_cover_the_weight(tiles: int, k_tiles: int, tokens: int, last: bo
         assert 2 * k_tiles * 128 * pieces[-1][1] <= max(4096, 2 * k_tiles * 128)
 
 
+@pytest.mark.parametrize(
+    ("tiles", "k_tiles", "sizes"),
+    [(501, 16, [1, *[5] * 98, 4, 3, 2, 1]), (16, 32, [1, *[2] * 6, 1, 1, 1]), (1, 5, [1])],
+)
+def test_the_last_pieces_of_a_quantised_weight_shrink(
+    tiles: int, k_tiles: int, sizes: list[int]
+) -> None:
+    """Two KiB at a time: what converts integers keeps up with DMA until the end."""
+    pieces = llama.weight_pieces(tiles, k_tiles, 1, True, itemsize=1)
+    assert [size for _, size in pieces] == sizes
+    assert [first for first, _ in pieces] == [sum(sizes[:n]) for n in range(len(sizes))]
+
+
 def heads_of(plain: dict[str, torch.Tensor], name: str) -> list[torch.Tensor]:
     """The heads of one projection of layer 1, [D, hidden] each, times the gain before them."""
     weight = plain[f"layers.1.self_attn.{name}_proj.weight"]
