@@ -9,10 +9,10 @@ from benchmarks import quantisation
 
 @pytest.mark.full
 def test_a_decode_step_in_fp8() -> None:
-    """Of Llama-3.2-1B at degree 2: at most 0.62 of the estimate in bf16; int8 has 0.63."""
+    """Of Llama-3.2-1B at degree 2: at most 0.62 of the estimate in bf16; int8 has 0.628."""
     bf16, int8, fp8 = (quantisation.step_ms(*flags) for flags in quantisation.WEIGHTS.values())
     assert fp8 <= 0.62 * bf16
-    assert int8 <= 0.635 * bf16
+    assert int8 <= 0.63 * bf16
 
 
 @pytest.mark.full
