@@ -216,8 +216,9 @@ def tensor_tensor_scan(
 ) -> NkiInstruction:
     """``r[i] = (data0[i] op0 r[i-1]) op1 data1[i]`` along the free axes, carried in fp32."""
     what = "tensor_tensor_scan"
-    target, a, b = (tensor(v, what).reshape((v.shape[0], v.free_size)) for v in (dst, data0, data1))
-    alike(what, target, a, b)
+    target, a, b = _in_rows(
+        *alike(what, tensor(dst, what), tensor(data0, what), tensor(data1, what))
+    )
     names = [operator(op, what) for op in (op0, op1)]
     for code in names:
         _reducible(code, what, tuple(ARITHMETIC))
@@ -232,6 +233,7 @@ def tensor_tensor_scan(
         reverse0=bool(reverse0),
         reverse1=bool(reverse1),
         initial=start,
+        free_axes=a.ndim - 1,
     )
     return put(TENSOR_TENSOR_SCAN, (target,), tuple(src), attrs, name)
 
@@ -248,21 +250,31 @@ def tensor_scalar_cumulative(
 ) -> NkiInstruction:
     """``reg = op1(op0(x, imm0), reg)`` for every element in turn, each written to ``dst``."""
     what = "tensor_scalar_cumulative"
-    target, source = (tensor(v, what) for v in (dst, src))
-    target, source = (v.reshape((v.shape[0], v.free_size)) for v in alike(what, target, source))
+    target, source = alike(what, tensor(dst, what), tensor(src, what))
+    target, source = _in_rows(target, source)
     code = operator(op1, what)
     _reducible(code, what, ("add", "subtract", "multiply", "maximum", "minimum"))
     how = Reduction(VECTOR, code, source.shape[0], what)
     start, initial = running(how, reduce_cmd, imm1)
     views = (source,) if start is None else (source, start)
-    attrs = CumulativeAttrs(step=Step(operator(op0, what), number(imm0)), op=code, initial=initial)
+    attrs = CumulativeAttrs(
+        step=Step(operator(op0, what), number(imm0)),
+        op=code,
+        initial=initial,
+        free_axes=source.ndim - 1,
+    )
     made = put(CUMULATIVE, (target,), views, attrs, name)
-    keep_result(how, made, target.slice_box((slice(0, target.shape[0]), _last(target))))
+    last = target.slice_box(
+        (slice(0, target.shape[0]), *(slice(n - 1, n) for n in target.shape[1:]))
+    )
+    keep_result(how, made, last.reshape((target.shape[0], 1)))
     return made
 
 
-def _last(view: View) -> slice:
-    return slice(view.shape[1] - 1, view.shape[1])
+def _in_rows(*views: View) -> tuple[View, ...]:
+    """The views with one free axis each, where the strides of all allow that."""
+    rows = [row for view in views if (row := view.flattened()) is not None]
+    return tuple(rows) if len(rows) == len(views) else views
 
 
 # --- reductions -----------------------------------------------------------------------------------

@@ -603,6 +603,7 @@ class ScanAttrs(Attrs):
     Attributes:
         op0, op1: ALU operators; reverse0, reverse1 swap their arguments.
         initial: value before the first column, where no operand is.
+        free_axes: axes that it runs along, row by row.
     """
 
     op0: str
@@ -610,17 +611,19 @@ class ScanAttrs(Attrs):
     reverse0: bool = False
     reverse1: bool = False
     initial: float = 0.0
+    free_axes: int = 1
 
 
 def _scan(attrs: ScanAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     """One pair of ALU steps per column, each on the fp32 value of the column before."""
-    state: Any = xs[2][..., 0] if len(xs) > 2 else torch.tensor(attrs.initial)
+    rows = [flat(x, attrs.free_axes) for x in xs]
+    state: Any = rows[2][..., 0] if len(xs) > 2 else torch.tensor(attrs.initial)
     columns = []
-    for a, b in zip(xs[0].unbind(-1), xs[1].unbind(-1)):
+    for a, b in zip(rows[0].unbind(-1), rows[1].unbind(-1)):
         step = alu(attrs.op0, state, a) if attrs.reverse0 else alu(attrs.op0, a, state)
         state = alu(attrs.op1, b, step) if attrs.reverse1 else alu(attrs.op1, step, b)
         columns.append(state)
-    return torch.stack(columns, -1)
+    return torch.stack(columns, -1).reshape(xs[0].shape)
 
 
 TENSOR_TENSOR_SCAN = OpSpec(
@@ -692,23 +695,25 @@ class CumulativeAttrs(Attrs):
         step: what happens to each element first.
         op: operator that joins it with the result before.
         initial: the result before the first column, where no operand is.
+        free_axes: axes that it runs along, row by row.
     """
 
     step: Step
     op: str
     initial: float = 0.0
+    free_axes: int = 1
 
 
 def _cumulative(attrs: CumulativeAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     """One step per column, each on the fp32 result of the column before."""
     operand = torch.tensor(attrs.step.value, dtype=xs[0].dtype)
-    moved = alu(attrs.step.op, xs[0], operand)
+    moved = alu(attrs.step.op, flat(xs[0], attrs.free_axes), operand)
     state: Any = xs[1][..., 0] if len(xs) > 1 else torch.tensor(attrs.initial)
     columns = []
     for column in moved.unbind(-1):
         state = alu(attrs.op, column, state)
         columns.append(state)
-    return torch.stack(columns, -1)
+    return torch.stack(columns, -1).reshape(xs[0].shape)
 
 
 CUMULATIVE = OpSpec(

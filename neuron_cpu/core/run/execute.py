@@ -132,15 +132,21 @@ def _copy(out: torch.Tensor, values: torch.Tensor) -> None:
 
 def _scatter_step(op: Op, arena: Arena, inputs: list, raw: bool, bits: bool) -> Step:
     """Indirect stores, and read-modify-write in HBM (duplicate rows add up)."""
-    ref, attrs, compute = op.dst[0], op.attrs, op.instruction.op.compute
+    attrs, compute = op.attrs, op.instruction.op.compute
     assert compute is not None  # products accumulate in PSUM
-    dt = arena.kept(ref)
     assert attrs.mask is None  # a transfer by data is recorded once for each box of its mask
 
     def scatter() -> None:
-        flat = arena.of(ref.memory)
+        found = compute(attrs, [f() for f in inputs])
+        for ref, values in zip(op.dst, found if len(op.dst) > 1 else (found,)):
+            store(ref, values)
+
+    def store(ref: merge.Ref, values: torch.Tensor) -> None:
+        flat, dt = arena.of(ref.memory), arena.kept(ref)
+        if ref.by_data is None:
+            put(arena.view(ref), values, dt, bits, None)
+            return
         at = gather_index(ref, arena).reshape(-1)
-        values = compute(attrs, [f() for f in inputs])
         values = values.expand(ref.shape).reshape(-1)
         # Duplicate rows: index_add_ adds each of them up, in fp32, before one rounding.
         if attrs.accumulate:

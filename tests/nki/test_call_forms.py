@@ -1,0 +1,592 @@
+"""Call forms of the current language, crossed: every instruction reads and writes every kind of
+view, takes numbers, registers and (P, 1) tiles where it may, by position and by keyword; loops of
+every kind carry state in every memory; kernels take and return what the documentation allows.
+
+Every test runs twice: replayed, as programs run, and in eager mode. References are numpy.
+"""
+
+from __future__ import annotations
+
+import inspect
+from enum import Enum
+
+import ml_dtypes
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import nki.typing as nt
+import numpy as np
+import pytest
+import torch
+
+P, A, B = 64, 4, 6  # every view has this shape
+# kernels are made inside of tests and written as Python is; the parser's own page is test_control
+pytestmark = pytest.mark.filterwarnings("ignore:.*sim_parser_subset")
+
+
+@pytest.fixture(autouse=True, params=["replayed", "eager"])
+def execution(request, monkeypatch):
+    if request.param == "eager":
+        monkeypatch.setenv("NKI_CPU_EAGER", "1")
+
+
+def data(seed, *shape):
+    return np.random.default_rng(seed).uniform(0.5, 2.0, shape).astype(np.float32)
+
+
+def close(found, want, tolerance=1e-5):
+    found, want = np.asarray(found, np.float64), np.asarray(want, np.float64)
+    assert found.shape == want.shape
+    assert np.abs(found - want).max() <= tolerance * max(1.0, np.abs(want).max())
+
+
+def tile(*shape, dtype=nl.float32):
+    return nl.ndarray(shape, dtype=dtype, buffer=nl.sbuf)
+
+
+# --- every view of every operand ------------------------------------------------------------------
+def loaded(value):
+    register = nisa.register_alloc()
+    nisa.register_load(register, nl.full((1, 1), value, nl.int32))
+    return register
+
+
+VIEWS = {
+    "whole": lambda: tile(P, A, B),
+    "slices": lambda: tile(P, A + 2, B + 2)[:, 1 : A + 1, 2:],
+    "negative indices": lambda: tile(P, A + 2, B + 2)[:, -A:, -B - 1 : -1],
+    "steps": lambda: tile(P, 2 * A, 2 * B)[:, ::2, 1::2],
+    "nl.ds": lambda: tile(P, A, B + 3)[..., nl.ds(3, B)],
+    "an index": lambda: tile(P, 3, A, B)[:, 1],
+    "select": lambda: tile(P, A, 3, B).select(2, 1),
+    "slice": lambda: tile(P, A, B + 4).slice(2, 1, B + 1).slice(dim=1, start=0, end=A, step=1),
+    "permute": lambda: tile(P, B, A).permute((0, 2, 1)),
+    "reshape": lambda: tile(P, A * B).reshape((P, A, B)),
+    "reshape_dim": lambda: tile(P, A * B).reshape_dim(1, (A, -1)),
+    "flatten_dims": lambda: tile(P, 2, A // 2, B).flatten_dims(1, 2),
+    "squeeze and expand": lambda: tile(P, A, 1, B).squeeze_dim(2).expand_dim(1).squeeze_dim(1),
+    "rearrange": lambda: tile(P, B, A).rearrange(("p", "b", "a"), ("p", "a", "b")),
+    "ap": lambda: tile(P, 50).ap([[50, P], [9, A], [2, B]], offset=3),
+    "ap at a register": lambda: tile(P, 96).ap(
+        [[96, P], [7, A], [1, B]], scalar_offset=loaded(5), indirect_dim=1
+    ),
+    "ap at a tile": lambda: tile(P, 9, A, B).ap(
+        [[9 * A * B, P], [B, A], [1, B]], None, nl.full((1, 1), 2, nl.int32), None, 1
+    ),
+    "nl.ds at a register": lambda: tile(P, A, B + 5)[:, :, nl.ds(loaded(2), B)],
+    "other partitions": lambda: tile(128, A, B)[64:128],
+    "other bits": lambda: tile(P, A, B, dtype=nl.int32).view(nl.float32),
+    "reinterpret_cast": lambda: tile(P, A, B, dtype=nl.uint32).reinterpret_cast(nl.float32),
+}
+INDIRECT = {name for name in VIEWS if "at a" in name}
+
+
+def tensor_tensor(dst, x, y):
+    nisa.tensor_tensor(dst, x, y, nl.subtract)
+
+
+def tensor_scalar(dst, x):
+    nisa.tensor_scalar(dst, x, nl.multiply, 2.0, op1=nl.add, operand1=1.0)
+
+
+def scalar_tensor_tensor(dst, x, y):
+    nisa.scalar_tensor_tensor(dst, x, nl.multiply, 3.0, nl.add, y)
+
+
+def scan(dst, x, y):
+    nisa.tensor_tensor_scan(dst, x, y, 1.0, nl.multiply, nl.add)
+
+
+def activation(dst, x):
+    nisa.activation(dst, nl.square, x, scale=2.0)
+
+
+def copy(dst, x):
+    nisa.tensor_copy(dst, x)
+
+
+def copy_on_gpsimd(dst, x):
+    nisa.tensor_copy(dst=dst, src=x, engine=nisa.engine.gpsimd)
+
+
+def reciprocal(dst, x):
+    nisa.reciprocal(dst, x)
+
+
+def dma(dst, x):
+    nisa.dma_copy(dst, x)
+
+
+def select(dst, x):
+    nisa.affine_select(dst, [[-1, A * B]], 1, x, 7.0, nl.greater_equal, offset=3)
+
+
+def predicated(dst, x, y):
+    chosen = tile(P, A, B, dtype=nl.uint8)
+    nisa.tensor_scalar(chosen, y, nl.greater, 1.0)
+    nisa.memset(dst, 0.0)
+    nisa.tensor_copy_predicated(dst, x, chosen)
+
+
+def shuffled(dst, x):
+    nisa.nc_stream_shuffle(dst, x, [31 - k for k in range(32)])
+
+
+def cumulative(dst, x):
+    nisa.tensor_scalar_cumulative(dst, x, nl.multiply, nl.add, 2.0, 1.0,
+                                  reduce_cmd=nisa.reduce_cmd.load_reduce)  # fmt: skip
+
+
+def activation_reduce(dst, x):
+    total = tile(P, 1)
+    nisa.activation_reduce(dst, nl.copy, x, nl.add, total, scale=2.0)
+    nisa.tensor_scalar(dst, dst, nl.add, total)
+
+
+def tensor_scalar_reduce(dst, x):
+    most = tile(P, 1)
+    nisa.tensor_scalar_reduce(dst, x, nl.add, 1.0, nl.maximum, most)
+    nisa.tensor_scalar(dst, dst, nl.subtract, most)
+
+
+def select_reduce(dst, x, y):
+    chosen, most = tile(P, A, B, dtype=nl.uint8), tile(P, 1)
+    nisa.tensor_scalar(chosen, y, nl.greater, 1.0)
+    nisa.select_reduce(dst, chosen, x, -1.0, most, nisa.reduce_cmd.reset_reduce, nl.maximum)
+    nisa.tensor_scalar(dst, dst, nl.subtract, most)
+
+
+def dma_compute(dst, x, y):
+    nisa.dma_compute(dst, [x, y], nl.add)
+
+
+def memset(dst, x):
+    nisa.memset(dst, 3)
+    nisa.tensor_tensor(dst, dst, x, nl.add, engine=nisa.gpsimd_engine)
+
+
+def functions(dst, x, y):
+    nisa.tensor_copy(dst, nl.add(nl.exp(x), nl.where(nl.greater(y, 1.0), x, y)))
+
+
+def scanned(x, y):
+    found, last = np.empty((P, A * B)), np.ones(P)
+    for k in range(A * B):
+        last = found[:, k] = last * x.reshape(P, -1)[:, k] + y.reshape(P, -1)[:, k]
+    return found.reshape(P, A, B)
+
+
+def selected(x, y):
+    return np.where(y > 1, x, -1.0)
+
+
+PLACES = np.arange(P)[:, None] - np.arange(A * B) + 3
+INSTRUCTIONS = {
+    tensor_tensor: lambda x, y: x - y,
+    tensor_scalar: lambda x: 2 * x + 1,
+    scalar_tensor_tensor: lambda x, y: 3 * x + y,
+    scan: scanned,
+    activation: lambda x: (2 * x) ** 2,
+    copy: lambda x: x,
+    copy_on_gpsimd: lambda x: x,
+    reciprocal: lambda x: 1 / x,
+    dma: lambda x: x,
+    select: lambda x: np.where(PLACES.reshape(P, A, B) >= 0, x, 7.0),
+    predicated: lambda x, y: np.where(y > 1, x, 0),
+    cumulative: lambda x: 1 + 2 * x.reshape(P, -1).cumsum(1).reshape(x.shape),
+    activation_reduce: lambda x: 2 * x + 2 * x.sum((1, 2), keepdims=True),
+    tensor_scalar_reduce: lambda x: x - x.max((1, 2), keepdims=True),
+    select_reduce: lambda x, y: selected(x, y) - selected(x, y).max((1, 2), keepdims=True),
+    dma_compute: lambda x, y: x + y,
+    memset: lambda x: x + 3,
+    functions: lambda x, y: np.exp(x) + np.where(y > 1, x, y),
+    shuffled: lambda x: x.reshape(2, 32, A, B)[:, ::-1].reshape(P, A, B),
+}
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda f: f.__name__)
+def test_every_view_is_every_operand(instruction, place):
+    """One kernel for each instruction and operand, all kinds of views one after the other."""
+    operands = len(inspect.signature(instruction).parameters)
+    if place >= operands:
+        pytest.skip("it has fewer operands")
+    left_out = INDIRECT if instruction is dma_compute and place == 0 else ()  # documented so
+    names = [name for name in VIEWS if name not in left_out]
+
+    @nki.jit
+    def kernel(x, y):
+        out = nl.ndarray((len(names), P, A, B), nl.float32, buffer=nl.shared_hbm)
+        for number, name in enumerate(names):
+            views = [tile(P, A, B) for _ in range(operands)]
+            views[place] = VIEWS[name]()
+            for view, source in zip(views[1:], (x, y)):
+                nisa.dma_copy(view, source)
+            instruction(*views)
+            nisa.dma_copy(out[number], views[0])
+        return out
+
+    x, y = data(1, P, A, B), data(2, P, A, B)
+    want = INSTRUCTIONS[instruction](*(a.astype(np.float64) for a in (x, y)[: operands - 1]))
+    for name, found in zip(names, kernel(x, y)):
+        assert np.allclose(found, want, rtol=0, atol=1e-5 * np.abs(want).max()), name
+
+
+@pytest.mark.parametrize("name", [n for n in VIEWS if n not in INDIRECT])
+def test_every_view_is_multiplied_and_turned(name):
+    """As stationary and as moving operand, of a transpose, and a part of PSUM as the result."""
+
+    @nki.jit
+    def kernel(x, y):
+        product = nl.ndarray((A * B, A * B), nl.float32, buffer=nl.shared_hbm)
+        turned = nl.ndarray((A * B, P), nl.float32, buffer=nl.shared_hbm)
+        left, right = VIEWS[name](), VIEWS[name]()
+        nisa.dma_copy(left, x)
+        nisa.dma_copy(right, y)
+        acc = nl.ndarray((A * B, 3, A * B + 1), nl.float32, buffer=nl.psum)
+        back = nl.ndarray((A * B, 2, P), nl.float32, buffer=nl.psum)
+        nisa.nc_matmul(acc[:, 1, 1:], left, right)
+        nisa.nc_transpose(back[:, 1], left)
+        first, second = tile(A * B, A * B), tile(A * B, P)
+        nisa.tensor_copy(first, acc[:, 1, 1:])
+        nisa.tensor_copy(second, back[:, 1, :])
+        nl.store(product, first)
+        nl.store(turned, second)
+        return product, turned
+
+    x, y = data(3, P, A, B), data(4, P, A, B)
+    product, turned = kernel(x, y)
+    close(product, x.reshape(P, -1).T.astype(float) @ y.reshape(P, -1))
+    close(turned, x.reshape(P, -1).T)
+
+
+@pytest.mark.parametrize("name", [n for n in VIEWS if n not in INDIRECT])
+def test_every_view_is_reduced(name):
+    @nki.jit
+    def kernel(x):
+        outs = [nl.ndarray(s, nl.float32, buffer=nl.shared_hbm) for s in ((P, A), (P, 1), (P, 8))]
+        view, found = VIEWS[name](), [tile(P, A), tile(P, 1), tile(P, 8)]
+        nisa.dma_copy(view, x)
+        nisa.tensor_reduce(found[0], nl.add, view, axis=2)
+        nisa.tensor_reduce(found[1], nl.maximum, view, axis=(1, 2), negate=True, keepdims=True)
+        nisa.max8(found[2], view)
+        for out, one in zip(outs, found):
+            nisa.dma_copy(out, one)
+        return outs
+
+    x = data(5, P, A, B)
+    sums, most, eight = kernel(x)
+    close(sums, x.sum(2, dtype=float))
+    close(most[:, 0], -x.max((1, 2)))
+    close(eight, -np.sort(-x.reshape(P, -1), 1)[:, :8])
+
+
+# --- numbers, tiles and registers -----------------------------------------------------------------
+def column(value):
+    return nl.full((P, 1), value, nl.float32)
+
+
+FACTORS = {
+    "float": lambda: 3.0,
+    "int": lambda: 3,
+    "numpy scalar": lambda: np.float32(3),
+    "column": lambda: column(3.0),
+    "part of a tile": lambda: nl.full((P, 5), 3.0, nl.float32)[:, 2:3],
+    "one index": lambda: nl.full((P, 5), 3.0, nl.float32)[:, 2],
+    "strided": lambda: nl.full((P, 5, 2), 3.0, nl.float32)[:, 4, 1:2],
+    "other partitions": lambda: nl.full((128, 1), 3.0, nl.float32)[64:, :],
+    "ap": lambda: nl.full((P, 5), 3.0, nl.float32).ap([[5, P], [1, 1]], offset=4),
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_numbers_and_columns(name):
+    factor = FACTORS[name]
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((5, P, B), nl.float32, buffer=nl.shared_hbm)
+        source, found = nl.load(x), [tile(P, B) for _ in range(5)]
+        nisa.tensor_scalar(found[0], source, nl.multiply, factor())
+        nisa.tensor_scalar(found[1], data=source, op0=nl.subtract, operand0=factor(),
+                           reverse0=True, op1=nl.maximum, operand1=factor(),
+                           engine=nisa.vector_engine)  # fmt: skip
+        nisa.scalar_tensor_tensor(found[2], source, nl.add, factor(), nl.multiply, source)
+        nisa.activation(found[3], nl.copy, source, scale=factor())
+        nisa.tensor_tensor_scan(found[4], source, source, factor(), nl.multiply, nl.add)
+        for k in range(5):
+            nisa.dma_copy(out[k], found[k])
+        return out
+
+    x = data(6, P, B)
+    found = kernel(x)
+    last, scans = np.full(P, 3.0), []
+    for k in range(B):
+        last = last * x[:, k] + x[:, k]
+        scans.append(last)
+    wants = [3 * x, np.maximum(3 - x, 3), (x + 3) * x, 3 * x, np.stack(scans, 1)]
+    for one, want in zip(found, wants):
+        close(one, want)
+
+
+@pytest.mark.parametrize("start", [0, 7, np.int64(7), "register", "moved register"])
+def test_offsets_of_patterns(start):
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((2, P, B), nl.float32, buffer=nl.shared_hbm)
+        offset, value = start, 7 if isinstance(start, str) else int(start)
+        if isinstance(start, str):
+            offset = nisa.register_alloc(7)
+        if start == "moved register":
+            offset = nisa.register_alloc()
+            nisa.register_move(offset, nisa.register_alloc(value))
+        number, chosen = tile(P, B), tile(P, B)
+        nisa.iota(number, [[2, B]], offset, 3)
+        nisa.affine_select(chosen, [[-1, B]], 1, number, -5.0, nl.less, offset)
+        nisa.dma_copy(out[0], number)
+        nisa.dma_copy(out[1], chosen)
+        return out
+
+    value = 7 if isinstance(start, str) else int(start)
+    rows, columns = np.mgrid[0:P, 0:B]
+    number = value + 3 * rows + 2 * columns
+    found = kernel(np.zeros((1, 1), np.float32))
+    close(found[0], number)
+    close(found[1], np.where(value + rows - columns < 0, number, -5))
+
+
+# --- loops ----------------------------------------------------------------------------------------
+def python_range(lower, upper, step, body):
+    for k in range(lower, upper, step):
+        body(k)
+
+
+def nl_range(lower, upper, step, body):
+    for k in nl.sequential_range(lower, upper, step):
+        body(k)
+
+
+def dynamic_range(lower, upper, step, body):
+    for k in nl.dynamic_range(lower, upper, step):
+        body(k)
+
+
+def dynamic_range_to_a_register(lower, upper, step, body):
+    for k in nl.dynamic_range(nisa.register_alloc(lower), loaded(upper), step):
+        body(k)
+
+
+def fori_loop(lower, upper, step, body):
+    nl.fori_loop(lower, upper, body, step)
+
+
+def fori_loop_by_keyword(lower, upper, step, body):
+    nl.fori_loop(lower=loaded(lower), upper=upper, body_fun=body, step=step)
+
+
+LOOPS = [python_range, nl_range, dynamic_range, dynamic_range_to_a_register, fori_loop,
+         fori_loop_by_keyword]  # fmt: skip
+RANGES = [(0, 5, 1), (1, 6, 2), (2, 2, 1), (0, 1, 3)]
+
+
+@pytest.mark.parametrize("bounds", RANGES)
+@pytest.mark.parametrize("loop", LOOPS, ids=lambda f: f.__name__)
+def test_loops_carry_state_in_every_memory(loop, bounds):
+    """Rows chosen by the index through every kind of offset; sums in SBUF, in HBM and of a tile
+    that a loop inside makes anew."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((6, B), nl.float32, buffer=nl.shared_hbm)
+        kept = nl.ndarray((1, B), nl.float32, buffer=nl.private_hbm)
+        total, wide = nl.zeros((1, B), nl.float32), tile(1, 6, B)
+        nisa.dma_copy(kept, total)
+        nisa.dma_copy(wide, x)
+        nisa.dma_copy(out, nl.zeros((6, B), nl.float32))
+
+        def body(k):
+            at = k if isinstance(k, nisa.VirtualRegister) else nisa.register_alloc(k)
+            row, stored = tile(1, B), tile(1, B)
+            nisa.dma_copy(row, x[nl.ds(k, 1), :])
+            nisa.tensor_tensor(total, total, row, nl.add)
+            nisa.tensor_copy(row, wide.select(1, k).reshape((1, B)))
+            nisa.dma_copy(stored, kept)
+            for _ in range(2):
+                twice = tile(1, B)
+                nisa.tensor_tensor(twice, row, row, nl.add)
+                nisa.tensor_tensor(stored, stored, twice, nl.add)
+            nisa.dma_copy(kept, stored)
+            nisa.dma_copy(out.ap([[B, 1], [1, B]], scalar_offset=at, indirect_dim=0), row)
+
+        loop(*bounds, body)
+        nisa.dma_copy(out[5:6, :], total)
+        nisa.dma_copy(out[4:5, :], kept)
+        return out
+
+    x, want = data(7, 6, B), np.zeros((6, B))
+    rows = list(range(*bounds))
+    want[rows] = x[rows]
+    want[5], want[4] = x[rows].sum(0), 4 * x[rows].sum(0)
+    close(kernel(x), want)
+
+
+@pytest.mark.parametrize("form", ["position", "keyword", "register tile"])
+def test_while_a_register_is_not_zero(form):
+    """Halves until the largest is at most one; the condition comes from data each time."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, nl.float32, buffer=nl.shared_hbm)
+        source, flag = nl.load(x), tile(1, 1, dtype=nl.int32)
+        most = tile(1, 1)
+
+        def condition():
+            nisa.tensor_reduce(most, nl.maximum, source, axis=1)
+            nisa.tensor_scalar(flag, most, nl.greater, 1.0)
+            if form == "register tile":
+                return nisa.register_alloc(flag)
+            register = nisa.register_alloc()
+            nisa.register_load(register, flag)
+            return register
+
+        def body(register):
+            nisa.tensor_scalar(source, source, nl.multiply, 0.5)
+            return condition()
+
+        if form == "keyword":
+            nl.while_loop(init=condition(), body_fun=body)
+        else:
+            nl.while_loop(condition(), body)
+        nl.store(out, source)
+        return out
+
+    for most in (0.5, 3.0, 100.0):
+        x = data(8, 1, B)
+        x *= most / x.max()
+        want = x / 2.0 ** max(0, np.ceil(np.log2(most)))
+        close(kernel(x), want)
+
+
+@nki.jit
+def nested(x, rows, columns):
+    """A loop of data around one of constants around a plain one, in functions of their own."""
+    out = nl.ndarray(x.shape, nl.float32, buffer=nl.shared_hbm)
+    nisa.dma_copy(out, nl.load(x))
+    bound = nisa.register_alloc(nl.load(rows))
+    for r in nl.dynamic_range(bound):
+        columns_of(out, r, columns)
+    return out
+
+
+def columns_of(out, row, columns):
+    for _ in nl.dynamic_range(0, columns, 2):
+        cell = tile(1, 2)
+        part = out[nl.ds(row, 1), :].reshape((1, out.shape[1]))
+        nisa.dma_copy(cell, part.slice(1, 0, 2))
+        for _ in range(3):
+            nisa.tensor_scalar(cell, cell, nl.add, 1.0)
+        nisa.dma_copy(out[nl.ds(row, 1), 0:2], cell)
+
+
+def test_loops_in_loops():
+    x = data(9, 5, 8)
+    for rows in (0, 3, 5):
+        want = x.astype(float)
+        want[:rows, :2] += 6
+        close(nested(x, np.array([[rows]], np.int32), 4), want)
+
+
+# --- kernels, arguments and results ---------------------------------------------------------------
+class Mode(Enum):
+    ADD = 0
+    MULTIPLY = 1
+
+
+class Setting(nl.NKIObject):
+    mode: Mode
+    amount: float = 2.0
+    inner: nl.NKIObject = None
+
+
+def doubled(value):
+    nisa.tensor_scalar(value, value, nl.multiply, 2.0)
+
+
+@nki.jit(debug_kernel=True, show_compiler_tb=True)
+def everything(
+    x: nt.tensor[4, B], pair, settings, function=None, dtype=nl.float32, names=("a", "b"), flag=True
+):
+    out = nl.ndarray(x.shape, dtype, buffer=nl.shared_hbm)
+    assert x.shape == (4, B) and x.dtype == nl.float32, f"{x.shape} of {x.dtype}"
+    source, other = nl.load(x), nl.load(pair[0])
+    if settings["first"].mode == Mode.ADD:
+        nisa.tensor_tensor(source, source, other, nl.add)
+    else:
+        nisa.tensor_tensor(source, source, other, nl.multiply)
+    if settings["first"].inner is not None and "b" in names and flag:
+        nisa.tensor_scalar(source, source, nl.add, settings["first"].inner.amount)
+    if function is not None:
+        function(source)
+    done = tile(4, B, dtype=dtype)
+    nisa.tensor_copy(done, source)
+    nl.store(out, done)
+    return {"none": 1}["none"] and (out, [pair[1], (x, None)], 5)
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch", "kept programs"])
+def test_arguments_of_every_kind(kind):
+    x, y, z = data(10, 4, B), data(11, 4, B), data(12, 2, 3)
+    inner = Setting(Mode.ADD, amount=5.0)
+    settings = {"first": Setting(Mode.MULTIPLY, 1.0, inner)}
+    given = [torch.from_numpy(a) for a in (x, y, z)] if kind == "torch" else [x, y, z]
+    for _ in range(2 if kind == "kept programs" else 1):
+        found = everything(given[0], (given[1], given[2]), settings, function=doubled,
+                           dtype=nl.bfloat16)  # fmt: skip
+    out, (second, (first,)) = found
+    assert type(out) is type(given[0]) and first is given[0] and second is given[2]
+    value = out.float().numpy() if kind == "torch" else out.astype(np.float32)
+    close(value, 2 * (x * y + 5), 2**-8)
+    plain = everything[1](x, (y, z), {"first": Setting(mode=Mode.ADD)}, flag=False)[0]
+    close(plain, x + y)
+
+
+TYPES = {
+    "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16,
+    "float8_e4m3": ml_dtypes.float8_e4m3, "float8_e5m2": ml_dtypes.float8_e5m2, "int32": np.int32,
+    "int16": np.int16, "int8": np.int8, "uint8": np.uint8, "uint16": np.uint16, "uint32": np.uint32,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_types_of_arguments_come_back(name):
+    @nki.jit
+    def kernel(x):
+        assert x.dtype == getattr(nl, name) and x.dtype == name and x.ndim == 2
+        out = nl.ndarray(shape=x.shape, dtype=x.dtype, buffer=nl.shared_hbm, name="result")
+        held = nl.ndarray(list(x.shape), getattr(nl, name))
+        nisa.dma_copy(src=x, dst=held)
+        nisa.dma_copy(out, held)
+        return out
+
+    x = np.arange(40).reshape(5, 8).astype(TYPES[name])
+    found = kernel(x)
+    assert found.dtype == x.dtype and np.array_equal(found.astype(float), x.astype(float))
+
+
+def test_decorators_and_calls():
+    def kernel(x, factor=2.0):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        source = nl.load(src=x)
+        nisa.tensor_scalar(dst=source, data=source, op0=nl.multiply, operand0=factor)
+        nl.store(dst=out, value=source)
+        return out
+
+    x = data(13, 3, 4)
+    made = nki.jit(kernel)
+    forms = [made, nki.jit()(kernel), nki.jit(mode="auto")(kernel), nki.simulate(kernel),
+             nki.jit(made), nki.simulate(made), made[1]]  # fmt: skip
+    for form in forms:
+        close(form(x), 2 * x)
+        close(form(x=x, factor=3), 3 * x)
+        close(form(x, 4.0), 4 * x)
+    assert forms[0].name == "kernel"
