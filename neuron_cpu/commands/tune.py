@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ from ..arguments import above_zero, positive, seed
 from ..errors import UsageError
 from . import judged, kernels
 
+LINE_SECONDS = 10.0  # between lines of progress where there is no terminal
 HELP = "search declared parameters of a kernel by the estimate"
 
 
@@ -49,11 +52,17 @@ def declare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=seed, default=0, help="seed of the search")
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all points")
+    parser.add_argument(
+        "--resume", type=Path, metavar="PATH", help="go on from the points of an earlier --json"
+    )
+    parser.add_argument(
+        "--plot", type=Path, metavar="PATH", help="draw time against SBUF of all points as a PNG"
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Search, print the front; 1 where no point is legal and right."""
-    from ..tune import search, space
+    from ..tune import earlier, search, space
 
     kernel = kernels.load_kernel(args.kernel)
     source = space.Source(Path(args.kernel.rpartition(":")[0]), args.kernel.rpartition(":")[2])
@@ -65,27 +74,49 @@ def run(args: argparse.Namespace) -> int:
             f"{args.kernel} fails as it is ({now.refusal}), expected a kernel that takes these "
             "arguments; correct --arg or --case."
         )
+    known = earlier.trials(args.resume, task, names) if args.resume else []
     console = terminal.output(kernels.PIPED_WIDTH)
-    total = min(args.points, space.size(names))
-    with console.status("") as status:
-
-        def done(trial: Any) -> None:
-            best = min((t.time_ns for t in work.trials if t.kind == "legal"), default=0.0)
-            status.update(f"{len(work.trials)} of {total} points, the fastest {best / 1e3:.2f} µs")
-
-        jobs = args.jobs or os.cpu_count() or 1
-        work = search.Search(task, names, args.points, jobs, args.seed, done)
-        try:
+    if known:
+        console.print(f"{len(known)} points known from {args.resume}")
+    shown = _Shown(console, min(args.points, space.size(names)))
+    jobs = args.jobs or os.cpu_count() or 1
+    work = search.Search(task, names, args.points, jobs, args.seed, shown.done, known)
+    shown.trials = work.trials
+    try:
+        with shown:
             work.run()
-        finally:  # what is known after Ctrl-C is worth having
-            found = search.front(work.trials, args.ref is not None)
-            _print(console, args, names, now, work.trials, found)
+    finally:  # what is known after Ctrl-C is worth having
+        found = search.front(work.trials, args.ref is not None)
+        _print(console, args, names, now, work, found)
     return 0 if found else 1
 
 
-def _module(kernel: Any) -> Any:
-    import sys
+class _Shown:
+    """How far a search is: a line that changes on a terminal, one every LINE_SECONDS elsewhere."""
 
+    def __init__(self, console: Any, total: int) -> None:
+        self.trials: list[Any] = []
+        self._console, self._total = console, total
+        self._status = console.status("the first points are traced")
+        self._said = time.monotonic()
+
+    def __enter__(self) -> None:
+        self._status.start()
+
+    def __exit__(self, *_: object) -> None:
+        self._status.stop()
+
+    def done(self, _: Any) -> None:
+        legal = [trial.time_ns for trial in self.trials if trial.kind == "legal"]
+        best = f"the fastest {min(legal) / 1e3:.2f} µs" if legal else "none legal so far"
+        line = f"{len(self.trials)} of {self._total} points, {best}"
+        self._status.update(line)
+        if not self._console.is_terminal and time.monotonic() - self._said > LINE_SECONDS:
+            self._said = time.monotonic()
+            print(line, file=sys.stderr, flush=True)
+
+
+def _module(kernel: Any) -> Any:
     return sys.modules[kernel.function.__module__]
 
 
@@ -109,12 +140,13 @@ def _task(args: argparse.Namespace, source: Any) -> Any:
 
 
 def _print(
-    console: Any, args: argparse.Namespace, names: dict, now: Any, trials: list, found: list
+    console: Any, args: argparse.Namespace, names: dict, now: Any, work: Any, found: list
 ) -> None:
-    """The front, how many points fell away and why, and the file of all of them."""
+    """The front, how many points fell away and why, and the files of all of them."""
     from ..judge.verdict import Settings
-    from ..tune import tables
+    from ..tune import earlier, plot, tables
 
+    trials = work.trials
     table = tables.front_table(found, now, list(names), args.kernel)
     terminal.print_table(console, table, ("SBUF",), "")
     counts = Counter(trial.kind for trial in trials)
@@ -128,9 +160,13 @@ def _print(
     if args.json:
         content = {
             "kernel": args.kernel,
+            "task": earlier.identity(work.task),
             "now": now.to_json(),
             "front": [trial.to_json() for trial in found],
             "trials": [trial.to_json() for trial in trials],
         }
         args.json.write_text(json.dumps(content, indent=1, default=str))
         console.print(f"figures: {args.json}")
+    if args.plot:
+        plot.plot(found, trials, now, f"{args.kernel}: time against SBUF", args.plot)
+        console.print(f"plot: {args.plot}")

@@ -9,6 +9,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
@@ -180,6 +181,7 @@ class Search:
     Args:
         most: points to try; a space of no more is tried whole.
         done: told of each trial.
+        known: trials of an earlier search; they count, and are not tried again.
     """
 
     def __init__(
@@ -190,14 +192,20 @@ class Search:
         jobs: int,
         seed: int,
         done: Callable[[Trial], object],
+        known: Sequence[Trial] = (),
     ) -> None:
         self.task, self.space, self.most, self.jobs, self.done = task, space, most, jobs, done
         self.trials: list[Trial] = []
         self._tried: dict[tuple, Trial] = {}
         self._study = _study(seed % 2**32)
+        for trial in known:
+            self._study.enqueue_trial(self._indices(trial.point))
+            asked = self._study.ask()
+            self._note((asked, self._proposed(asked)), trial)
         if size(space) <= most:
             for point in points(space):
-                self._study.enqueue_trial(self._indices(point))
+                if tuple(point.values()) not in self._tried:
+                    self._study.enqueue_trial(self._indices(point))
 
     def run(self) -> None:
         """Try points until there are enough; `trials` has those that are known when it ends."""
@@ -216,6 +224,11 @@ class Search:
                 finished, _ = wait(running, timeout=0.5, return_when=FIRST_COMPLETED)
                 for future in finished:
                     self._finish(running.pop(future), future.result())
+        except BrokenProcessPool as error:
+            raise UsageError(
+                "a process of the search was ended while it tried a point, for want of memory or "
+                "by the kernel's own code, expected it to answer; try fewer --jobs."
+            ) from error
         finally:
             # Workers first: one that is just starting would miss what the pool takes away.
             for process in set(multiprocessing.active_children()) - others:
@@ -241,11 +254,14 @@ class Search:
         return False
 
     def _finish(self, started: tuple[Any, Point], trial: Trial) -> None:
+        self._note(started, trial)
+        self.done(trial)
+
+    def _note(self, started: tuple[Any, Point], trial: Trial) -> None:
         asked, point = started
         self._tried[tuple(point.values())] = trial
         self._tell(asked, trial)
         self.trials.append(trial)
-        self.done(trial)
 
     def _tell(self, asked: Any, trial: Trial) -> None:
         if trial.kind == "legal":

@@ -140,3 +140,61 @@ def test_an_interrupted_search_prints_what_it_has(folder, capsys, monkeypatch) -
 def test_a_point_that_takes_too_long_is_left(folder: Path, capsys: pytest.CaptureFixture) -> None:
     assert tune(folder, "--jobs", "1", "--space", "wait=1000", "--time-limit", "1") == 1
     assert "1 points tried: 1 failed" in capsys.readouterr().out
+
+
+@pytest.fixture
+def tried(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many trials each search ended with, in this process: no others are started."""
+    counts: list[int] = []
+
+    def run(self: Search) -> None:
+        counts.append(len(self.trials))
+
+    monkeypatch.setattr(Search, "run", run)
+    return counts
+
+
+def test_an_earlier_search_is_taken_up(folder, found, tmp_path, tried, capsys) -> None:
+    figures = tmp_path / "figures.json"
+    figures.write_text(json.dumps(found))
+    again = ["--ref", f"{folder / 'tuned.py'}:reference", "--resume", str(figures)]
+    space = ["--space", "WIDTH=64,512", "factor=2.0", "trick=none,illegal,raise"]
+    plot = tmp_path / "front.png"
+    assert tune(folder, *again, *space, "--plot", str(plot)) == 0
+    assert tried == [6] and plot.read_bytes().startswith(b"\x89PNG")
+    told = capsys.readouterr().out
+    assert "6 points known" in told and "6 points tried: " in told and "3 legal" in told, told
+    assert tune(folder, "--resume", str(tmp_path / "absent.json"), "--space", "WIDTH=64") == 1
+    assert tried == [6, 0]  # nothing is known: a first run may name its own file
+
+
+@pytest.mark.parametrize(
+    ("content", "arguments", "sentence"),
+    [
+        (None, ["--values", "ties"], "is of another task: values random,large"),
+        (None, ["--arg", "128x64:bf16"], "is of another task: arguments 128x512:bf16, expected"),
+        (None, [], "is of another task: reference tuned.py:reference"),
+        ("{", [], "has no points of a search"),
+        ('{"task": {}, "trials": [{"size": 3}]}', [], "has no points of a search"),
+    ],
+)
+def test_points_of_other_searches_are_refused(
+    content, arguments, sentence, folder, found, tmp_path, tried, capsys
+) -> None:
+    figures = tmp_path / "figures.json"
+    figures.write_text(json.dumps(found) if content is None else content)
+    if arguments:
+        arguments = [*arguments, "--ref", f"{folder / 'tuned.py'}:reference"]
+    resume = ["--resume", str(figures), "--space", "trick=none"]
+    assert tune(folder, *resume, *arguments) == 2
+    assert sentence in capsys.readouterr().err and tried == []
+
+
+def test_a_process_that_ends_in_a_point_ends_the_search(folder, capsys) -> None:
+    ending = FILE.replace("time.sleep(wait)", "if wait: import os; os._exit(wait)")
+    (folder / "ends.py").write_text(ending)
+    target = f"{folder / 'ends.py'}:doubled"
+    space = ["--space", "wait=0,3", "--jobs", "1"]
+    assert main(["tune", target, "--arg", "128x512:bf16", *space]) == 2
+    told = capsys.readouterr()
+    assert "a process of the search was ended" in told.err and "points tried" in told.out

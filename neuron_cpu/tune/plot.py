@@ -1,0 +1,51 @@
+"""The front of time against SBUF as a picture (matplotlib)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import UsageError
+from .search import Trial
+
+LABELLED = 12  # points of the front whose values stand in the legend
+
+
+def plot(
+    found: Sequence[Trial], trials: Sequence[Trial], now: Trial, title: str, path: Path
+) -> None:
+    """All legal points, the front as a line with its values, the kernel as it is."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise UsageError(
+            "--plot needs matplotlib, expected it to be installed; pip install matplotlib, or the "
+            "package with its extra: pip install 'neuron-cpu[plots]'."
+        ) from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(8, 5))
+    legal = [trial for trial in trials if trial.kind == "legal"]
+    axes.scatter(*_places(legal), s=16, color="#b0b5bd", label=f"{len(legal)} legal points")
+    axes.plot(*_places(found), "o-", color="#4c72b0", drawstyle="steps-post", label="front")
+    if now.kind == "legal":
+        axes.plot(*_places([now]), "*", color="#dd8452", markersize=13, label="as it is")
+    for number, trial in enumerate(found[:LABELLED], 1):
+        where = (trial.sbuf_bytes / 1024, trial.time_ns / 1e3)
+        axes.annotate(str(number), where, xytext=(5, 6), textcoords="offset points")
+        text = ", ".join(f"{name}={value}" for name, value in trial.point.items())
+        axes.plot([], [], " ", label=f"{number}: {text}")
+    axes.set(xlabel="SBUF, KiB per partition", ylabel="time, µs (estimated)", title=title)
+    axes.margins(0.1)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
+
+
+def _places(trials: Sequence[Trial]) -> tuple[list[float], list[float]]:
+    ordered = sorted(trials, key=lambda trial: trial.sbuf_bytes)
+    return [t.sbuf_bytes / 1024 for t in ordered], [t.time_ns / 1e3 for t in ordered]
