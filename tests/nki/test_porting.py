@@ -81,7 +81,7 @@ def test_both_sides_agree(name):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of releases after 2.21, which the old side may need
             results.append(kernel(side, body)(*inputs()))
-    assert np.allclose(results[0], results[1], rtol=0, atol=2e-5)
+    assert np.allclose(results[0], results[1], rtol=0, atol=5e-5)
     assert not np.allclose(results[0], 0)
 
 

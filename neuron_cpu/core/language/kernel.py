@@ -220,7 +220,8 @@ class Kernel:
             plans = _local.plans = {}
         plan = plans.get(id(program))
         if plan is None:
-            plan = plans[id(program)] = Plan(program)
+            with without_garbage_collection():
+                plan = plans[id(program)] = Plan(program)
         hosted = [to_torch(t) for t in tensors]
         results = plan.run(hosted)
         return hand_back(program, tensors, hosted, results)

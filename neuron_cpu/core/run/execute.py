@@ -22,9 +22,11 @@ from ..program.regions import place
 from ..program.storage import Storage
 from . import merge
 from .instances import instance_rows
+from .lasting import lasting
 from .memory import Arena, allocate, gather_index, put, reader, reinterpreted, rows_inside, widen
 from .merge import Op, Ref
 from .products import Step, matmul_step
+from .repeats import join_repeats
 
 
 # --- operations -----------------------------------------------------------------------------------
@@ -94,20 +96,20 @@ def make_step(op: Op, arena: Arena) -> Step:
         return _scatter_step(op, arena, inputs, raw, bits)
     # Everything above is decided once; what follows runs at every call, so one result, the usual
     # case, has a function without a loop.
-    outs = [(arena.view(r), arena.kept(r)) for r in op.dst]
+    outs = [(arena.viewer(r), arena.kept(r)) for r in op.dst]
     if len(outs) == 1:
         out, dt = outs[0]
         if raw and keep is None:
-            return lambda: _copy(out, compute(attrs, [f() for f in inputs]))
-        return lambda: put(out, compute(attrs, [f() for f in inputs]), dt, bits, keep)
+            return lambda: _copy(out(), compute(attrs, [f() for f in inputs]))
+        return lambda: put(out(), compute(attrs, [f() for f in inputs]), dt, bits, keep)
 
     def several() -> None:
         results = compute(attrs, [f() for f in inputs])
         for (out, dt), values in zip(outs, results):
             if raw and keep is None:
-                _copy(out, values)
+                _copy(out(), values)
                 continue
-            put(out, values, dt, bits, keep if values.shape == outs[0][0].shape else None)
+            put(out(), values, dt, bits, keep if values.shape == op.dst[0].shape else None)
 
     return several
 
@@ -207,25 +209,26 @@ class Plan:
             merge_loops = os.environ.get("NKI_CPU_MERGE", "1") != "0"
         self.ranges = os.environ.get("NKI_CPU_RANGES", "1") != "0" and not shadow
         # Lower, find out which memories are the caller's, lay out the others, resolve the views.
-        # Steps that touch the caller's memory are made anew in every call: it moves.
         self.program = program
         self.arena = Arena(shadow)
         # Instances that choose rows by data are watched one by one.
         self.rows = instance_rows(program)
-        self.ops = merge.lower(program, merge_loops and self.rows is None)
-        self.steps: list[Step | None] = []
+        merging = merge_loops and self.rows is None
+        self.ops = merge.lower(program, merging)
+        if merging:
+            self.ops = join_repeats(self.ops, program)
         self.external: dict[int, merge.Memory] = {}
         for op in self.ops:
             for ref in op.refs():
                 if ref.memory.storage.role in ("input", "output"):
                     self.external[ref.memory.storage.id] = ref.memory
         self.written = {r.memory.storage.id for op in self.ops for r in op.dst}
-        self._share_memory()
-        moving = {id(m) for m in self.external.values()}
-        self.steps = [
-            None if any(id(r.memory) in moving for r in op.refs()) else self._step(op)
-            for op in self.ops
-        ]
+        once, kept = lasting(self.ops)
+        self._share_memory(kept)
+        self.arena.moving = {id(m) for m in self.external.values()}
+        self.steps = [self._step(op) for op in self.ops]
+        self._again = [step for at, step in enumerate(self.steps) if at not in once]
+        self._settled = False
 
     def _step(self, op: Op) -> Step:
         instruction, limited = op.instruction, op.instruction.op.limited
@@ -239,8 +242,8 @@ class Plan:
             return make_step(op, self.arena)
         return _told(make_step(op, self.arena), place(self.program, instruction))
 
-    def _share_memory(self) -> None:
-        """On-chip tensors that are never live together share memory, by type.
+    def _share_memory(self, kept: set[int]) -> None:
+        """On-chip tensors that are never live together share memory, by type; ``kept`` do not.
 
         The blocks of a kernel then use the same few pages again and again: fresh ones cost more
         than the arithmetic on them.
@@ -258,7 +261,7 @@ class Plan:
             for ref in op.refs():
                 memory = ref.memory
                 storage = memory.storage
-                if storage.role != "local" or id(memory) in self.arena.flat:
+                if storage.role != "local" or id(memory) in self.arena.flat or id(memory) in kept:
                     continue
                 dt = self.arena.dtype(storage.dtype)
                 block = _take(free.setdefault(dt.torch, []), memory.size)
@@ -293,8 +296,13 @@ class Plan:
         # In this mode tensors made in either mode may be written: a plan's buffers belong to the
         # mode of the first call, mutable inputs to any. What callers get is made outside of it.
         with torch.inference_mode():
-            for k in range(len(self.ops)):
-                self.step(k)
+            if self.rows is not None:
+                for k in range(len(self.ops)):
+                    self.step(k)
+            else:
+                for step in self._again if self._settled else self.steps:
+                    step()
+        self._settled = True
         return self.finish(results)
 
     def start(self, inputs: list[torch.Tensor]) -> dict[int, torch.Tensor]:
@@ -341,7 +349,7 @@ class Plan:
         """Execute one operation."""
         if self.rows is not None:
             self.rows.note(self.ops[number], self.arena, self.program)
-        (self.steps[number] or self._step(self.ops[number]))()
+        self.steps[number]()
 
     def finish(self, results: dict[int, torch.Tensor]) -> list[torch.Tensor]:
         """Let go of the caller's memory and give the outputs in order."""

@@ -48,15 +48,24 @@ def reinterpreted(values: torch.Tensor, storage: Storage) -> torch.Tensor:
 
 
 class Arena:
-    """Flat memories by ``Memory``; views are made of them with as_strided."""
+    """Flat memories by ``Memory``; views are made of them with as_strided.
+
+    Attributes:
+        moving: the memories, by id, that every run binds anew: views of them are made when a step
+            runs, all others once.
+    """
 
     def __init__(self, shadow: bool = False) -> None:
         self.shadow = shadow
         self.flat: dict[int, torch.Tensor] = {}
+        self.moving: set[int] = set()
         self._scratch: dict[int, torch.Tensor] = {}
 
     def scratch(self, slot: int, size: int) -> torch.Tensor:
-        """fp32 memory for widened operands, kept between calls: fresh pages cost more than math."""
+        """fp32 memory for widened operands, kept between calls: fresh pages cost more than math.
+
+        A slot that grows is a new tensor; who holds part of the old one goes on with that.
+        """
         held = self._scratch.get(slot)
         if held is None or held.numel() < size:
             held = self._scratch[slot] = torch.empty(size)
@@ -100,6 +109,13 @@ class Arena:
             flat = flat.view(wanted)
         # as_strided counts from the start of the allocation, not of a bound view
         return torch.as_strided(flat, ref.shape, ref.strides, flat.storage_offset() + ref.offset)
+
+    def viewer(self, ref: Ref) -> Callable[[], torch.Tensor]:
+        """A function that gives the stored elements of ``ref`` in every run."""
+        if id(ref.memory) in self.moving:
+            return lambda: self.view(ref)
+        view = self.view(ref)
+        return lambda: view
 
 
 # --- reading and writing --------------------------------------------------------------------------
@@ -202,9 +218,9 @@ def reader(ref: Ref, arena: Arena, values: bool, bits: bool) -> Callable[[], tor
             return widen(raw, dt, bits) if values else raw
 
         return gather
-    view = arena.view(ref)
-    if not values or (view.dtype is torch.float32 and not bits):
-        return lambda: view
+    view = arena.viewer(ref)
+    if not values or (dt.torch is torch.float32 and not bits):
+        return view
     if dt in DIRECT and not bits:
-        return lambda: view.to(torch.float32)
-    return lambda: widen(view, dt, bits)
+        return lambda: view().to(torch.float32)
+    return lambda: widen(view(), dt, bits)

@@ -13,7 +13,7 @@ accumulation inside merged matmuls.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -170,15 +170,15 @@ class Lowering:
             return [op for _, body in iterations for op in self.lower(body, depth + 1)]
         # Inner loops first: their bodies are few Ops with batch axes by the time they are compared.
         bodies = [(frame, self.lower(body, depth + 1)) for frame, body in iterations]
-        described = [_describe(frame, depth, ops) for frame, ops in bodies]
+        described = [describe(ops, _locals_of(frame, depth)) for frame, ops in bodies]
         result: list[Op] = []
         start = 0
         while start < len(bodies):
             # The longest run of equal iterations, as many of them as the memory for their tiles
             # allows; where they cannot be joined after all, the first is left as it is.
-            end = _equal_run(described, start)
-            room = JOINED_ELEMENTS // max(1, _footprint(bodies[start][1], bodies[start][0], depth))
-            end = min(end, start + max(1, room))
+            end = equal_run(described, start)
+            is_local = _locals_of(bodies[start][0], depth)
+            end = min(end, start + most_joined(bodies[start][1], is_local))
             if end - start > 1:
                 group = [ops for _, ops in bodies[start:end]]
                 joined = self.join(group, described[start:end], bodies[start][0], depth)
@@ -197,26 +197,23 @@ class Lowering:
         """One list of Ops for all iterations of ``group``; None where that changes results."""
         # Iterations are equal but for a constant step of every offset, and for flags: the first may
         # start an accumulation that the others continue.
-        n = len(group)
-        step = described[1][2] - described[0][2]
-        starts = [a != b for a, b in zip(described[0][1], described[1][1])]
-        first = group[0]
-        plan = _batch_strides(first, n, step, starts, frame, depth)
+        n, first = len(group), group[0]
+        is_local = _locals_of(frame, depth)
+        plan = batch_strides(first, n, described, is_local)
         if plan is None:
             return None
         # Every iteration has tiles of its own. They come to lie side by side in one memory, where
         # Ops that were lowered before, or will be later, find them through ``joined``.
-        locals_ = _local_memories(first, frame, depth)
+        locals_ = local_memories(first, is_local)
         fresh = {}
         for memory in locals_:
             fresh[id(memory)] = Memory(memory.storage, memory.size * n, memory.path[:depth])
         for k, ops in enumerate(group):
-            for mine, theirs in zip(
-                locals_, _local_memories(ops, _frame_at(ops, depth, frame, k), depth)
-            ):
+            own = _locals_of(_frame_at(ops, depth, frame, k), depth)
+            for mine, theirs in zip(locals_, local_memories(ops, own)):
                 self.joined[id(theirs)] = (fresh[id(mine)], k * mine.size)
                 self.kept.append(theirs)
-        return [_batched(op, n, strides, fresh) for op, strides in zip(first, plan)]
+        return [batched(op, n, strides, fresh) for op, strides in zip(first, plan)]
 
 
 def _frame_at(ops: list[Op], depth: int, first: Frame, k: int) -> Frame:
@@ -228,37 +225,47 @@ def _frame_at(ops: list[Op], depth: int, first: Frame, k: int) -> Frame:
     return frame.path()[depth]
 
 
-def _is_local(memory: Memory, frame: Frame, depth: int) -> bool:
-    path = memory.path
-    return len(path) > depth and path[depth] is frame
+IsLocal = Callable[[Memory], bool]  # whether a memory is one iteration's own
 
 
-def _local_memories(ops: Iterable[Op], frame: Frame, depth: int) -> list[Memory]:
-    """Memories created in this iteration, in order of first use."""
+def _locals_of(frame: Frame, depth: int) -> IsLocal:
+    """Which memories were created in an iteration, ``frame``, of a loop ``depth`` loops deep."""
+
+    def is_local(memory: Memory) -> bool:
+        path = memory.path
+        return len(path) > depth and path[depth] is frame
+
+    return is_local
+
+
+def local_memories(ops: Iterable[Op], is_local: IsLocal) -> list[Memory]:
+    """An iteration's own memories, in order of first use."""
     found: dict[int, Memory] = {}
     for op in ops:
         for ref in op.refs():
-            if _is_local(ref.memory, frame, depth):
+            if is_local(ref.memory):
                 found.setdefault(id(ref.memory), ref.memory)
     return list(found.values())
 
 
-def _footprint(ops: list[Op], frame: Frame, depth: int) -> int:
-    """Elements of an iteration's own tiles, without those that only repeat a kernel input."""
+def most_joined(ops: list[Op], is_local: IsLocal) -> int:
+    """How many iterations may be joined, by the elements of an iteration's own tiles."""
+    # Those that only repeat a kernel input will not exist.
     loaded = {
         id(op.dst[0].memory)
         for op in ops
         if op.spec.is_dma and op.spec.is_copy and _repeats_input(op)
     }
-    own = _local_memories(ops, frame, depth)
-    return sum(memory.size for memory in own if id(memory) not in loaded)
+    own = local_memories(ops, is_local)
+    elements = sum(memory.size for memory in own if id(memory) not in loaded)
+    return max(1, JOINED_ELEMENTS // max(1, elements))
 
 
 def _repeats_input(op: Op) -> bool:
     return op.attrs.raw and op.src[0].memory.constant
 
 
-def _describe(frame: Frame, depth: int, ops: list[Op]) -> tuple[tuple, tuple, np.ndarray]:
+def describe(ops: list[Op], is_local: IsLocal) -> tuple[tuple, tuple, np.ndarray]:
     """(what must be equal, matmul group flags, offsets) of one iteration."""
     # An iteration's own tiles are named by their order of use, so that they equal the next one's;
     # all other memories must be the same. Offsets are kept apart: they may differ.
@@ -271,7 +278,7 @@ def _describe(frame: Frame, depth: int, ops: list[Op]) -> tuple[tuple, tuple, np
         described: list[Any] = [op.spec.name, op.batch, op.contract, op.attrs.key()]
         for ref in refs:
             memory = ref.memory
-            if _is_local(memory, frame, depth):
+            if is_local(memory):
                 number = numbers.setdefault(id(memory), len(numbers))
                 key: tuple = ("local", number, memory.size, memory.storage.dtype.name)
             else:
@@ -283,7 +290,7 @@ def _describe(frame: Frame, depth: int, ops: list[Op]) -> tuple[tuple, tuple, np
     return tuple(shape), tuple(flags), np.array(offsets, dtype=np.int64)
 
 
-def _equal_run(described: list[tuple], start: int) -> int:
+def equal_run(described: list[tuple], start: int) -> int:
     """End of the longest run from ``start`` of equal iterations with linearly growing offsets."""
     shape, flags, first = described[start]
     later: tuple | None = None
@@ -305,13 +312,16 @@ def _equal_run(described: list[tuple], start: int) -> int:
     return end
 
 
-def _batch_strides(
-    ops: list[Op], n: int, step: np.ndarray, starts: list[bool], frame: Frame, depth: int
+def batch_strides(
+    ops: list[Op], n: int, described: list[tuple], is_local: IsLocal
 ) -> list[list[int]] | None:
     """Stride of the new axis for every ref of every Op; None where iterations must stay apart.
 
-    ``starts`` says which Ops are the first of an accumulation that the other iterations continue.
+    ``ops`` are the first iteration's; ``described`` says what the first two are.
     """
+    # Where the flags differ the first starts an accumulation that the others continue.
+    step = described[1][2] - described[0][2]
+    starts = [a != b for a, b in zip(described[0][1], described[1][1])]
     plan: list[list[int]] = []
     at = 0
     for op, first in zip(ops, starts):
@@ -319,7 +329,7 @@ def _batch_strides(
         for ref in op.refs():
             delta = int(step[at])
             at += 1
-            local = _is_local(ref.memory, frame, depth)
+            local = is_local(ref.memory)
             if ref.by_data is not None or (local and delta):
                 return None
             if delta < 0:  # torch views count upwards only
@@ -363,7 +373,7 @@ def _apart(op: Op, n: int, strides: list[int]) -> bool:
     return True
 
 
-def _batched(op: Op, n: int, strides: list[int], fresh: dict[int, Memory]) -> Op:
+def batched(op: Op, n: int, strides: list[int], fresh: dict[int, Memory]) -> Op:
     refs = []
     for ref, stride in zip([*op.dst, *op.src], strides):
         memory = fresh.get(id(ref.memory), ref.memory)
@@ -500,7 +510,7 @@ def _compose(ref: Ref, source: Ref, axes: list[Axis]) -> Ref | None:
 
 def lower(program: Program, merge: bool = True) -> list[Op]:
     """The Ops that compute ``program``: merged, or one per instruction."""
-    merge = merge and not _mixes_types(program)
+    merge = merge and not mixes_types(program)
     lowering = Lowering(merge)
     ops = lowering.lower(program.instructions)
     for op in ops:  # memories joined after an Op was built
@@ -509,7 +519,7 @@ def lower(program: Program, merge: bool = True) -> list[Op]:
     return elide_loads(ops) if merge else ops
 
 
-def _mixes_types(program: Program) -> bool:
+def mixes_types(program: Program) -> bool:
     """Whether a memory that is written is read as types of several sizes: then every instruction
     stands for itself."""
     mixed = {base for _, base in program.aliases}
@@ -531,4 +541,7 @@ def _resolve(ref: Ref, lowering: Lowering) -> Ref:
     return Ref(memory, offset, ref.shape, ref.strides, ref.dt, indirect)
 
 
-__all__ = ["Lowering", "Memory", "Op", "Ref", "contiguous", "elide_loads", "lower"]
+__all__ = [
+    "IsLocal", "Lowering", "Memory", "Op", "Ref", "batch_strides", "batched", "contiguous",
+    "describe", "elide_loads", "equal_run", "local_memories", "lower", "mixes_types", "most_joined",
+]  # fmt: skip

@@ -18,6 +18,7 @@ from .merge import Op, Ref
 
 Step = Callable[[], None]
 CHUNK = 1 << 19  # widened weight elements per matmul call: 2 MiB of fp32, about one L2 cache
+ROWS = 32  # partitions of one moving column that a call should multiply
 
 
 class _Product:
@@ -82,20 +83,45 @@ class _Operand:
     """One side of a product: a view (batch..., K..., free...) that becomes fp32 matrices."""
 
     def __init__(self, arena: Arena, ref: Ref, batch: int, k: int, slot: int) -> None:
-        self.view = arena.view(ref)
+        self.view, self.shape, self.strides = arena.viewer(ref), ref.shape, ref.strides
         self.dt, self.arena, self.slot = arena.kept(ref), arena, slot
-        self.lead = self.view.shape[:batch]
-        self.depth = math.prod(self.view.shape[batch : batch + k])
-        self.fixed = all(self.view.stride(a) == 0 for a in range(batch) if self.lead[a] > 1)
+        self.lead = self.shape[:batch]
+        self.depth = math.prod(self.shape[batch : batch + k])
+        self.free = math.prod(self.shape[batch + k :])
+        self.fixed = not any(s for s, n in zip(self.strides, self.lead) if n > 1)
 
-    def whole(self) -> torch.Tensor:
-        """(batch..., K, free) in fp32; widened before axes are joined, so that one copy is made."""
-        return widen(self.view, self.dt, False).reshape(*self.lead, self.depth, -1)
+    @property
+    def elements(self) -> int:
+        return math.prod(self.shape)
 
-    def matrix(self, place: tuple[int, ...], part: slice) -> torch.Tensor:
+    def whole(self, turned: bool) -> Callable[[], torch.Tensor]:
+        """A function that gives (batch, K, free), or ``turned`` (batch, free, K), in fp32."""
+        batches = math.prod(self.lead)
+
+        def matrices(values: torch.Tensor) -> torch.Tensor:
+            values = values.reshape(-1, self.depth, self.free).expand(batches, -1, -1)
+            return values.transpose(1, 2) if turned else values
+
+        if self.dt.torch is torch.float32:
+            return lambda: matrices(self.view())
+        # What all batches share is widened once. The copy brings the axes into their order; where
+        # it goes is decided here, so that a call makes no views of it.
+        shape = self.shape[len(self.lead) :] if self.fixed else self.shape
+        size = math.prod(shape)
+        room = self.arena.scratch(self.slot, max(size, CHUNK))[:size].view(shape)
+        widened, at = matrices(room), (0,) * len(self.lead) if self.fixed else ()
+
+        def widen_it() -> torch.Tensor:
+            view = self.view()[at] if at else self.view()
+            room.copy_(view if self.dt in DIRECT else widen(view, self.dt, False))
+            return widened
+
+        return widen_it
+
+    def matrix(self, view: torch.Tensor, place: tuple[int, ...], part: slice) -> torch.Tensor:
         """(K of ``part``, free) of one batch, in scratch memory where it has to be copied."""
-        view = self.view[place][part]
-        rows = self.depth // self.view.shape[len(self.lead)] * view.shape[0]
+        view = view[place][part]
+        rows = self.depth // self.shape[len(self.lead)] * view.shape[0]
         if self.dt is FLOAT32 and view.is_contiguous():
             return view.view(rows, -1)
         room = self.arena.scratch(self.slot, view.numel())
@@ -103,20 +129,51 @@ class _Operand:
         return room.view(rows, -1)
 
 
-# BLAS takes a tenth of the time for 8 rows of 1536 columns that 1536 rows of 8 columns take: so the
-# side with fewer free elements gives the rows, and the result is seen turned round.
+# BLAS takes a tenth of the time for 8 rows of 1536 columns that 1536 rows of 8 columns take: so a
+# side with few free elements gives the rows, and the result is seen turned round.
+FEW = 32
+
+
+def _turned(m: int, n: int) -> bool:
+    return n < m and n < FEW
+
+
 def _times(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-    """(..., K, m) and (..., K, n) -> (..., m, n)."""
-    if b.shape[-1] < a.shape[-1]:
-        return torch.matmul(b.transpose(-1, -2), a).transpose(-1, -2)
-    return torch.matmul(a.transpose(-1, -2), b)
+    """(K, m) and (K, n) -> (m, n)."""
+    if _turned(a.shape[-1], b.shape[-1]):
+        return torch.mm(b.t(), a).t()
+    return _product(a.t(), b)
 
 
 def _add_times(total: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """``total`` (m, n), a result of ``_times``, plus the product of (K, m) and (K, n), in place."""
-    if b.shape[-1] < a.shape[-1]:
+    if _turned(a.shape[-1], b.shape[-1]):
         return total.t().addmm_(b.t(), a).t()
-    return total.addmm_(a.t(), b)
+    return total.add_(_product(a.t(), b))
+
+
+# oneDNN knows the widest vectors of every CPU, MKL those of Intel's: 200 GFLOPS a core against 95
+# on an EPYC of 2024. Its calls cost more, so small products stay with BLAS.
+_LINEAR = (
+    getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+    if torch.backends.mkldnn.is_available()
+    else None
+)
+LARGE = 1 << 22  # multiplications
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """(m, K) @ (K, n) in fp32."""
+    if _LINEAR is not None and a.shape[0] * a.shape[1] * b.shape[1] >= LARGE:
+        return _LINEAR(a, b.t(), None, "none", [], "")
+    return torch.mm(a, b)
+
+
+def _products(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """(batch, m, K) @ (batch, K, n) in fp32."""
+    if _LINEAR is not None and a.shape[1] * a.shape[2] * b.shape[2] >= LARGE:
+        return torch.stack([_product(one, two) for one, two in zip(a, b)])
+    return torch.bmm(a, b)
 
 
 def matmul_step(op: Op, arena: Arena) -> Step:
@@ -127,20 +184,36 @@ def matmul_step(op: Op, arena: Arena) -> Step:
         _Operand(arena, _picked(op.src[k], axes[k]), len(product.batch), len(product.k), k)
         for k in (0, 1)
     )
-    out = arena.view(_picked(op.dst[0], product.out_axes))
+    out = arena.viewer(_picked(op.dst[0], product.out_axes))
     adds = op.attrs.accumulate
-
-    def at_once() -> None:
-        values = _times(left.whole(), right.whole()).reshape(out.shape)
-        out.add_(values) if adds else out.copy_(values)
-
-    widest = max(left.view.numel(), right.view.numel())
-    if widest <= CHUNK:
-        return at_once
+    # Of many rows and columns the arithmetic takes the time, not the way to memory.
+    many = min(left.free, right.free) >= FEW
+    if max(left.elements, right.elements) <= (4 * CHUNK if many else CHUNK):
+        return _at_once(left, right, out, adds)
     return _row_by_row(op, product, arena, out) or _in_parts(left, right, out, product, adds)
 
 
-def _row_by_row(op: Op, product: _Product, arena: Arena, out: torch.Tensor) -> Step | None:
+def _at_once(left: _Operand, right: _Operand, out: Callable[[], torch.Tensor], adds: bool) -> Step:
+    """All batches in one product."""
+    turned = _turned(left.free, right.free)
+    first, second = (right, left) if turned else (left, right)
+    rows, columns = first.whole(turned=True), second.whole(turned=False)
+    single = math.prod(left.lead) == 1
+
+    def run() -> None:
+        a, b, target = rows(), columns(), out()
+        values = _product(a[0], b[0]) if single else _products(a, b)
+        if turned:
+            values = values.transpose(-1, -2)
+        values = values.reshape(target.shape)
+        target.add_(values) if adds else target.copy_(values)
+
+    return run
+
+
+def _row_by_row(
+    op: Op, product: _Product, arena: Arena, out: Callable[[], torch.Tensor]
+) -> Step | None:
     """One moving column: memory gives the weights as they lie, partition by partition.
 
     Widening stretches of a few KiB, which lie far apart, takes three times as long as what this
@@ -156,10 +229,13 @@ def _row_by_row(op: Op, product: _Product, arena: Arena, out: torch.Tensor) -> S
     # those between, each step of which is a product of its own; the stationary features.
     outer = product.k[0]
     between = sorted((a for a in range(b + 1) if a != outer), key=lambda a: -left.strides[a])
-    weights = arena.view(_picked(left, [outer, *between, b + 1]))
-    moving = arena.view(_picked(right, [*between, outer]))
-    count, *sizes, features = weights.shape
-    steps = math.prod(sizes)
+    stationary = _picked(left, [outer, *between, b + 1])
+    weights, moving = arena.viewer(stationary), arena.viewer(_picked(right, [*between, outer]))
+    count, *sizes, features = stationary.shape
+    # Where a row of all features leaves room for few rows, steps of the outermost axis between take
+    # their turns.
+    turns = sizes[0] if len(sizes) > 1 and math.prod(sizes) * features * ROWS > CHUNK else 1
+    steps = math.prod(sizes) // turns
     length = max(1, CHUNK // (steps * features))
     summed = [at for at, axis in enumerate(between) if axis in product.k]
     kept = [axis for axis in between if axis not in product.k]
@@ -167,45 +243,53 @@ def _row_by_row(op: Op, product: _Product, arena: Arena, out: torch.Tensor) -> S
     adds, moving_dt = op.attrs.accumulate, arena.kept(right)
 
     def run() -> None:
-        x = widen(moving, moving_dt, False).reshape(steps, 1, count)
-        total = torch.zeros(steps, 1, features)
-        for start in range(0, count, length):
-            part = weights[start : start + length]
-            room = arena.scratch(0, part.numel())
-            room.view(part.shape).copy_(part)
-            rows = room.view(len(part), steps, features).transpose(0, 1)
-            total.baddbmm_(x[:, :, start : start + length], rows)
-        values = total.view(*sizes, features)
-        values = (values.sum(summed) if summed else values).permute(order).reshape(out.shape)
-        out.add_(values) if adds else out.copy_(values)
+        x = widen(moving(), moving_dt, False).reshape(turns, steps, 1, count)
+        totals = torch.zeros(turns, steps, 1, features)
+        lying, target = weights(), out()
+        for turn in range(turns):
+            for start in range(0, count, length):
+                part = lying[start : start + length]
+                part = part if turns == 1 else part[:, turn]
+                room = arena.scratch(0, part.numel())
+                room.view(part.shape).copy_(part)
+                rows = room.view(len(part), steps, features).transpose(0, 1)
+                totals[turn].baddbmm_(x[turn, :, :, start : start + length], rows)
+        values = totals.view(*sizes, features)
+        values = (values.sum(summed) if summed else values).permute(order).reshape(target.shape)
+        target.add_(values) if adds else target.copy_(values)
 
     return run
 
 
 def _in_parts(
-    left: _Operand, right: _Operand, out: torch.Tensor, product: _Product, adds: bool
+    left: _Operand,
+    right: _Operand,
+    out: Callable[[], torch.Tensor],
+    product: _Product,
+    adds: bool,
 ) -> Step:
     """Batch after batch, part after part of K; an operand that stays the same is widened once."""
     # Split the outermost contraction axis so that the wider operand's part has CHUNK elements.
-    count = left.view.shape[len(product.batch)]
+    count = left.shape[len(product.batch)]
     places = list(np.ndindex(*product.sizes))
-    widest = max(left.view.numel(), right.view.numel()) // len(places)
+    widest = max(left.elements, right.elements) // len(places)
     length = max(1, count * CHUNK // max(1, widest))
     parts = [slice(k, min(k + length, count)) for k in range(0, count, length)]
     # An operand that all batches share, in one part, is widened before the first of them.
     keep = [side.fixed and len(parts) == 1 for side in (left, right)]
 
     def run() -> None:
-        x = left.matrix(places[0], parts[0]) if keep[0] else None
-        y = right.matrix(places[0], parts[0]) if keep[1] else None
+        one, two, result = left.view(), right.view(), out()
+        x = left.matrix(one, places[0], parts[0]) if keep[0] else None
+        y = right.matrix(two, places[0], parts[0]) if keep[1] else None
         for place in places:
             total: torch.Tensor | None = None
             for part in parts:
-                a = left.matrix(place, part) if x is None else x
-                b = right.matrix(place, part) if y is None else y
+                a = left.matrix(one, place, part) if x is None else x
+                b = right.matrix(two, place, part) if y is None else y
                 total = _times(a, b) if total is None else _add_times(total, a, b)
             assert total is not None
-            target = out[place]
+            target = result[place]
             values = total.reshape(target.shape)
             target.add_(values) if adds else target.copy_(values)
 

@@ -1,0 +1,242 @@
+"""Loops that Python unrolled are joined where iterations are independent, and only there.
+
+Inputs are small integers: sums are exact in any order, so results must be equal to the bit.
+"""
+
+from __future__ import annotations
+
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from neuronxcc import nki
+
+from neuron_cpu.core.run import merge, repeats
+from neuron_cpu.core.run.execute import Plan
+
+
+def integers(seed: int, *shape: int) -> torch.Tensor:
+    return torch.randint(-4, 5, shape, generator=torch.Generator().manual_seed(seed)).float()
+
+
+def both(kernel, *inputs: torch.Tensor) -> tuple[torch.Tensor, Plan]:
+    """The first output of two runs, equal to that of one instruction after the other."""
+    program = kernel.trace(*inputs)
+    plan, single = Plan(program, True), Plan(program, False)
+    wanted = single.run([x.clone() for x in inputs])
+    for run in range(2):
+        found = plan.run([x.clone() for x in inputs])
+        assert all(torch.equal(a, b) for a, b in zip(found, wanted)), f"run {run} differs"
+    return wanted[0], plan
+
+
+def names(plan: Plan) -> list[str]:
+    return [op.spec.name for op in plan.ops]
+
+
+# --- what is joined -------------------------------------------------------------------------------
+@nki.jit
+def columns(x_hbm):
+    """Tiles of its own in every iteration, results side by side in one tile."""
+    n = x_hbm.shape[1] // 8
+    out_hbm = nl.ndarray((x_hbm.shape[0], n), nl.float32, buffer=nl.shared_hbm)
+    all_sb = nl.ndarray((x_hbm.shape[0], n), nl.float32, buffer=nl.sbuf)
+    x_sb = nl.load(x_hbm)
+    for i in nl.static_range(n):
+        bias_sb = nisa.memset((x_hbm.shape[0], 1), 2.0, nl.float32)
+        shifted_sb = nisa.tensor_scalar(x_sb[:, nl.ds(8 * i, 8)], nl.add, bias_sb)
+        all_sb[:, i : i + 1] = nisa.tensor_reduce(nl.add, shifted_sb, axis=1)
+    nl.store(out_hbm, all_sb)
+    return out_hbm
+
+
+def test_a_python_loop_is_one_operation_an_instruction() -> None:
+    x = integers(0, 16, 72)
+    found, plan = both(columns, x)
+    assert torch.equal(found, (x + 2).reshape(16, 9, 8).sum(-1))
+    assert names(plan).count("tensor_reduce") == names(plan).count("tensor_scalar") == 1
+
+
+@nki.jit
+def nested(x_hbm):
+    """Two loops of Python, and a tail that is alike but for its width."""
+    out_hbm = nl.ndarray(x_hbm.shape, nl.float32, buffer=nl.shared_hbm)
+    for row in nl.static_range(3):
+        for column in nl.static_range(4):
+            width = 8 if column < 3 else 5
+            place = nl.ds(16 * row, 16), nl.ds(8 * column, width)
+            tile_sb = nl.load(x_hbm[place])
+            nl.store(out_hbm[place], nisa.tensor_scalar(tile_sb, nl.multiply, 3.0))
+    return out_hbm
+
+
+def test_loops_in_loops_and_tails() -> None:
+    x = integers(1, 48, 29)
+    found, plan = both(nested, x)
+    assert torch.equal(found, 3 * x)
+    assert len(plan.ops) <= 6, names(plan)
+
+
+@nki.jit
+def projections(w_hbm, x_hbm):
+    """A product in every iteration, as llama.py's heads have."""
+    n = w_hbm.shape[1] // 32
+    out_hbm = nl.ndarray((32, n), nl.float32, buffer=nl.shared_hbm)
+    w_sb, x_sb = nl.load(w_hbm), nl.load(x_hbm)
+    for i in nl.static_range(n):
+        y_psum = nisa.nc_matmul(w_sb[:, nl.ds(32 * i, 32)], x_sb)
+        nl.store(out_hbm[:, i : i + 1], nisa.tensor_copy(y_psum))
+    return out_hbm
+
+
+def test_products_share_a_call() -> None:
+    w, x = integers(2, 64, 160), integers(3, 64, 1)
+    found, plan = both(projections, w, x)
+    assert torch.equal(found, (w.t() @ x).reshape(5, 32).t())
+    assert names(plan).count("nc_matmul") == 1
+
+
+# --- what must stay apart -------------------------------------------------------------------------
+def chained(kind: str):
+    """Iterations that depend on each other, in one of the ways there are."""
+
+    @nki.jit
+    def kernel(x_hbm):
+        out_hbm = nl.ndarray((8, 12), nl.float32, buffer=nl.shared_hbm)
+        t = nl.load(x_hbm)
+        u = nisa.tensor_copy(t)
+        for i in nl.static_range(1, 6):
+            if kind == "reads what the one before wrote":
+                t[:, i : i + 1] = nisa.tensor_scalar(t[:, i - 1 : i], nl.multiply, 2.0)
+            elif kind == "writes what the one before read":
+                t[:, i : i + 1] = nisa.tensor_tensor(t[:, i + 1 : i + 2], u[:, i : i + 1], nl.add)
+                u[:, i + 1 : i + 2] = nisa.tensor_copy(t[:, i : i + 1])
+            elif kind == "writes over the one before":
+                t[:, i : i + 2] = nisa.tensor_tensor(u[:, i : i + 2], t[:, 8:10], nl.add)
+            elif kind == "adds up in one place":
+                t[:, 0:1] = nisa.tensor_tensor(t[:, 0:1], u[:, i : i + 1], nl.add)
+            elif kind == "steps back":
+                t[:, 7 - i : 8 - i] = nisa.tensor_scalar(u[:, i : i + 1], nl.add, 1.0)
+            elif kind == "every other column":
+                t[:, 2 * i : 2 * i + 1] = nisa.tensor_tensor(
+                    t[:, 2 * i - 1 : 2 * i], u[:, i : i + 1], nl.add
+                )
+                t[:, 2 * i - 1 : 2 * i] = nisa.tensor_copy(u[:, i : i + 1])
+            else:
+                raise AssertionError(kind)
+        nl.store(out_hbm, t)
+        return out_hbm
+
+    return kernel
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "reads what the one before wrote",
+        "writes what the one before read",
+        "writes over the one before",
+        "adds up in one place",
+        "steps back",
+        "every other column",
+    ],
+)
+def test_order_is_kept(kind: str) -> None:
+    both(chained(kind), integers(4, 8, 12))
+
+
+@settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+@given(
+    st.lists(
+        st.tuples(*[st.integers(0, 2)] * 2, *[st.integers(0, 6)] * 2, *[st.integers(0, 2)] * 2),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(2, 5),
+)
+def test_random_bodies(steps: list[tuple[int, ...]], count: int) -> None:
+    """Random statements over three tiles, columns moving at random rates: any dependence at all."""
+
+    @nki.jit
+    def kernel(x_hbm):
+        out_hbm = nl.ndarray((3, 4, 20), nl.float32, buffer=nl.shared_hbm)
+        tiles = [nl.load(x_hbm[k]) for k in range(3)]
+        for i in nl.static_range(count):
+            for target, source, to, start, rate, speed in steps:
+                value = tiles[source][:, nl.ds(start + rate * i, 2)]
+                made = nisa.tensor_scalar(value, nl.add, 1.0)
+                tiles[target][:, nl.ds(to + speed * i, 2)] = nisa.tensor_copy(made)
+        for k in nl.static_range(3):
+            nl.store(out_hbm[k], tiles[k])
+        return out_hbm
+
+    both(kernel, integers(5, 3, 4, 20))
+
+
+def test_the_check_of_independence_is_what_keeps_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a chain is joined and wrong: the tests above would notice."""
+    monkeypatch.setattr(repeats._Repeats, "_independent", lambda *_: True)
+    with pytest.raises(AssertionError, match="differs"):
+        both(chained("reads what the one before wrote"), integers(4, 8, 12))
+
+
+# --- what runs once -------------------------------------------------------------------------------
+@nki.jit
+def masked(x_hbm):
+    """A mask from constants alone, and a tile of zeros that data are written over."""
+    out_hbm = nl.ndarray(x_hbm.shape, nl.float32, buffer=nl.shared_hbm)
+    ones_sb = nisa.memset(x_hbm.shape, 1.0, nl.float32)
+    rows, columns = nl.arange(x_hbm.shape[0])[:, None], nl.arange(x_hbm.shape[1])[None, :]
+    mask_sb = nisa.affine_select(rows >= columns, ones_sb, 0.0)
+    sum_sb = nl.ndarray(x_hbm.shape, nl.float32, buffer=nl.sbuf)
+    sum_sb[...] = nisa.memset(x_hbm.shape, 0.0, nl.float32)
+    sum_sb[:, 0:3] = nl.load(x_hbm[:, 0:3])
+    nl.store(out_hbm, nisa.tensor_tensor(sum_sb, mask_sb, nl.add))
+    return out_hbm
+
+
+def test_constants_are_computed_once_and_mixed_tiles_every_time() -> None:
+    x = integers(6, 9, 9)
+    found, plan = both(masked, x)
+    wanted = torch.tril(torch.ones(9, 9))
+    wanted[:, :3] += x[:, :3]
+    assert torch.equal(found, wanted)
+    left_out = len(plan.steps) - len(plan._again)
+    assert left_out == 2, [op.spec.name for op in plan.ops]  # ones and mask, not the zeros
+    for seed in (7, 8):
+        other = integers(seed, 9, 9)
+        again = torch.tril(torch.ones(9, 9))
+        again[:, :3] += other[:, :3]
+        assert torch.equal(plan.run([other])[0], again)
+
+
+def test_constants_beyond_the_limit_are_made_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("neuron_cpu.core.run.lasting.JOINED_ELEMENTS", 100)
+    _, plan = both(masked, integers(6, 9, 9))
+    assert len(plan.steps) - len(plan._again) == 1  # 81 of 162 elements
+
+
+def test_a_run_that_fails_settles_nothing() -> None:
+    @nki.jit
+    def kernel(table_hbm, index_hbm):
+        out_hbm = nl.ndarray((4, table_hbm.shape[1]), nl.float32, buffer=nl.shared_hbm)
+        index_sb = nl.load(index_hbm)
+        rows_sb = nl.load(table_hbm[index_sb[nl.arange(4)[:, None], 0], nl.arange(6)[None, :]])
+        ones_sb = nisa.memset(rows_sb.shape, 1.0, nl.float32)
+        nl.store(out_hbm, nisa.tensor_tensor(rows_sb, ones_sb, nl.add))
+        return out_hbm
+
+    table = integers(9, 5, 6)
+    index = torch.tensor([[0], [4], [2], [2]], dtype=torch.int32)
+    plan = Plan(kernel.trace(table, index), True)
+    with pytest.raises(Exception, match="out_of_bound"):
+        plan.run([table, index + 3])
+    assert torch.equal(plan.run([table, index])[0], table[index[:, 0].long()] + 1)
+
+
+def test_unmerged_plans_are_left_alone() -> None:
+    x = integers(0, 16, 72)
+    program = columns.trace(x)
+    assert len(Plan(program, False).ops) == len(merge.lower(program, False))
