@@ -65,6 +65,7 @@ class OpSpec:
         by_element: its DMA descriptors move single elements.
         limited: whether the function is stated for a range of arguments only; ``compute`` warns of
             others where it knows the kernel's line.
+        meets: ranks meet in it, so that it runs once for each recording, in the order recorded.
         aliases: other ``nki.isa`` names of the same instruction.
     """
 
@@ -90,6 +91,7 @@ class OpSpec:
     cycles_there: Callable[[Instruction], float] | None = None
     by_element: bool = False
     limited: Callable[[Any], bool] | None = None
+    meets: bool = False
     aliases: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

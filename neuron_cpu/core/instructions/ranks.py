@@ -168,6 +168,7 @@ def _no_cycles(i: Instruction) -> float:
 
 COLLECTIVE = OpSpec(
     name="collective",
+    meets=True,
     engine=Engine.DMA,
     reads=(*ANY_HBM, SBUF),
     writes=(*ANY_HBM, SBUF),

@@ -32,7 +32,11 @@ def lasting(ops: list[Op]) -> tuple[set[int], set[int]]:
         if memories[key].storage.role == "local" and memories[key].storage.ground is None
     }
     constant = {key for key, memory in memories.items() if memory.storage.data is not None}
-    made = {at for at, op in enumerate(ops) if op.dst and not any(r.by_data for r in op.dst)}
+    made = {
+        at
+        for at, op in enumerate(ops)
+        if op.dst and not op.spec.meets and not any(r.by_data for r in op.dst)
+    }
     # Each loss may cost others: until nothing changes.
     while True:
         steady = (kept | constant) - {key for key in constant if key in writers}

@@ -195,7 +195,8 @@ class _Repeats:
 def _kind(op: Op) -> object:
     """Equal for operations that may be iterations of each other; nothing's equal for the rest."""
     refs = [*op.dst, *op.src]
-    if not op.dst or any(ref.by_data is not None or math.prod(ref.shape) == 0 for ref in refs):
+    empty = any(ref.by_data is not None or math.prod(ref.shape) == 0 for ref in refs)
+    if empty or not op.dst or op.spec.meets:
         return object()
     views = tuple((r.shape, r.strides, r.dt.name, r.memory.storage.dtype.name) for r in refs)
     return (
