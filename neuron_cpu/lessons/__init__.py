@@ -24,7 +24,7 @@ class Lesson(NamedTuple):
         name: of its folder and of its kernel.
         teaches: in a few words.
         messages: identifiers of the errors and warnings that it is about, separated by blanks.
-        words: of what Python itself says about mistakes that it is about.
+        words: of sentences without an identifier that it is about: Python's, and of wrong results.
     """
 
     name: str
@@ -64,7 +64,12 @@ LESSONS = (
         "err_nki_api_outside_of_nki_kernel err_hbm_tensor_with_init_value_not_supported "
         "sim_buffer sim_assignment_type sim_operand_type sim_shape_mismatch sim_partial_output "
         "err_store_dst_shape_smaller_than_other_shape sim_tensor_iteration",
-        words=("in a kernel use nl.", "is not an NKI type", "has no values while"),
+        words=(
+            "in a kernel use nl.",
+            "is not an NKI type",
+            "has no values while",
+            "; return that shape",
+        ),
     ),
     Lesson(
         name="masked_tail",
@@ -101,6 +106,7 @@ LESSONS = (
         messages="sim_accumulated_result sim_accumulation_region sim_accumulation_start "
         "sim_inplace_operator err_activation_bias_invalid_type "
         "err_activation_scale_invalid_type err_activation_scale_scalar_or_vector",
+        words=("first instruction that parts from the same kernel in fp32",),
     ),
     Lesson(
         name="transposes",
@@ -130,6 +136,7 @@ LESSONS = (
         name="running_softmax",
         teaches="softmax of rows that come in pieces",
         messages="sim_activation_range sim_activation_function sim_activation_reduce_op",
+        words=("first instruction whose result is infinite or NaN",),
     ),
     Lesson(
         name="decode_attention",
@@ -143,11 +150,14 @@ _IDENTIFIERS = re.compile(r"\[((?:err|sim)_\w+)\]")
 def pointers(text: str, besides: Lesson | None = None) -> list[str]:
     """A line for each lesson, one apart, that a message in ``text`` is about.
 
-    Messages end in their identifier in brackets; those of Python have none.
+    Messages of kernels end in their identifier in brackets; others are known by their words.
     """
     found = [ABOUT.get(identifier) for identifier in _IDENTIFIERS.findall(text)]
-    told = [(words, one) for one in LESSONS for words in one.words if words in text]
-    found += [max(told, key=lambda pair: len(pair[0]))[1]] if told else []  # the closest words
+    told = {words: one for one in LESSONS for words in one.words if words in text}
+    # The words that say most: "use nl.transpose" is no matter of any "use nl.".
+    found += [
+        told[words] for words in told if not any(words in more for more in told.keys() - {words})
+    ]
     about = dict.fromkeys(found)
     return [
         f"Lesson {lesson.number} ({lesson.title}) is about this: neuron_cpu learn {lesson.number}"

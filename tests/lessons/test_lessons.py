@@ -294,6 +294,24 @@ def test_a_lesson_does_not_point_at_itself() -> None:
     assert len(pointers(text, besides=LESSONS[2])) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "titles"),
+    [
+        ("no callable exp method; in a kernel use nl.exp", ["vector add"]),
+        ("no attribute 'T'; in a kernel use nl.transpose, or nl.load", ["transposes"]),
+        ("dtype float64 is not an NKI type, expected one", ["vector add"]),
+        ("result 0 has shape (4,), expected the reference's (4, 1); return that shape",
+         ["vector add"]),
+        ("first instruction whose result is infinite or NaN: exp", ["running softmax"]),
+        ("first instruction that parts from the same kernel in fp32: sum", ["psum accumulation"]),
+        ("no instruction parts from the same kernel in fp32", []),
+    ],
+)  # fmt: skip
+def test_sentences_without_an_identifier_name_the_lesson(text: str, titles: list[str]) -> None:
+    named = [title for title in titles if any(f"({title})" in line for line in pointers(text))]
+    assert named == titles and len(pointers(text)) == len(titles)
+
+
 def test_the_page_lists_every_lesson() -> None:
     page = (REPOSITORY / "docs" / "learn" / "README.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| \[([^]]+)\] \| ([^|]+) \|$", page, re.MULTILINE)
