@@ -1,4 +1,4 @@
-"""Rewrites what docs/kernels.md shows in numbers and pictures.
+"""Rewrites what docs/kernels.md and docs/porting.md show in numbers and pictures.
 
     python benchmarks/kernel_docs.py [--check]
 
@@ -29,7 +29,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 import torch  # noqa: E402
 
 import llama  # noqa: E402
-from benchmarks import roofline  # noqa: E402
+from benchmarks import porting_docs, roofline  # noqa: E402
 from neuron_cpu.core import Program  # noqa: E402
 from neuron_cpu.core.report import report  # noqa: E402
 from neuron_cpu.core.time import cost, schedule  # noqa: E402
@@ -200,7 +200,10 @@ def main() -> int:
         text = f"{before}{begin}{table}{end}{rest.split(end)[1]}"
     PAGE.write_text(text, encoding="utf-8")
     draw(PAGE.with_suffix(".png"))
-    print(f"{PAGE.name} and kernels.png rewritten (DMA profile {cost.DEFAULT_PROFILE})")
+    porting_docs.write()
+    print(
+        f"{PAGE.name}, kernels.png and {porting_docs.PAGE.name} rewritten (DMA profile {cost.DEFAULT_PROFILE})"
+    )
     return 0
 
 
