@@ -201,9 +201,8 @@ def main() -> int:
     PAGE.write_text(text, encoding="utf-8")
     draw(PAGE.with_suffix(".png"))
     porting_docs.write()
-    print(
-        f"{PAGE.name}, kernels.png and {porting_docs.PAGE.name} rewritten (DMA profile {cost.DEFAULT_PROFILE})"
-    )
+    pages = f"{PAGE.name}, kernels.png and {porting_docs.PAGE.name}"
+    print(f"{pages} rewritten (DMA profile {cost.DEFAULT_PROFILE})")
     return 0
 
 
