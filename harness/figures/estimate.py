@@ -15,8 +15,9 @@ from typing import Any, Optional
 from neuronx_distributed.ranks import Group, rank_context
 from neuronx_distributed_inference import recording
 from neuronx_distributed_inference.graph import trace
+from neuronx_distributed_inference.models.model_wrapper import Bucket, use_bucket
 
-from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls
+from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls, sizes
 from harness.session.roles import Role
 from harness.session.worker import Host
 from harness.settings import Settings, Speculation
@@ -84,6 +85,7 @@ class GraphEstimate:
         schedules: of the distinct kernels, in order of first appearance.
         steps: (kind, name, module, nanoseconds) of everything in order.
         elsewhere_ns: latency under the DMA profiles of other SDK releases, by their names.
+        prior: cached tokens that a prompt's graph reads, tiles of them in a chunk.
     """
 
     submodel: str
@@ -94,6 +96,12 @@ class GraphEstimate:
     schedules: list[Schedule] = field(default_factory=list)
     steps: list[tuple[str, str, str, float]] = field(default_factory=list)
     elsewhere_ns: dict[str, float] = field(default_factory=dict)
+    prior: int = 0
+
+    @property
+    def sizes(self) -> str:
+        """The bucket in words."""
+        return sizes(self.bucket, self.prior)
 
     @property
     def latency_ns(self) -> float:
@@ -193,11 +201,11 @@ class Event:
 _KINDS = {recording.KERNEL: KERNEL, recording.COLLECTIVE: COLLECTIVE, recording.TORCH: TORCH}
 
 
-def record(model: Any, wrapper: Any, bucket: int) -> list[tuple[str, Event]]:
+def record(model: Any, wrapper: Any, bucket: Bucket) -> list[tuple[str, Event]]:
     """(module path, event) of one sub-model and bucket, in order, on rank 0 of the stand-in."""
     with rank_context(Group(0, model.neuron_config.tp_degree)):
         module = wrapper.get_model_instance().load_module()
-        module.n_positions = bucket
+        use_bucket(module, bucket)
         inputs = wrapper.input_generator()[wrapper.neuron_config.buckets.index(bucket)]
         traced, _ = trace(module, inputs, wrapper.tag, bucket)
     return events_of(traced)
@@ -278,20 +286,24 @@ def graphs(host: Host, role: str, dma_profile: str, order: str) -> Estimates:
     ahead = bool(settings.async_mode)
     estimator = Estimator(dma_profile, overheads(settings), ranks, order, others, ahead)
     wrappers = {wrapper.tag: wrapper for wrapper in model.models}
-    known: dict[tuple[str, int], GraphEstimate] = {}
+    known: dict[tuple[str, str], GraphEstimate] = {}
 
-    def graph(tag: str, bucket: int) -> GraphEstimate:
-        if (tag, bucket) not in known:
+    def graph(tag: str, bucket: Bucket) -> GraphEstimate:
+        key = tag, str(bucket)
+        if key not in known:
             events = record(model, wrappers[tag], bucket)
-            known[tag, bucket] = estimator.graph(tag, bucket, settings.batch_size, events)
-        return known[tag, bucket]
+            rows = settings.ctx_batch_size if tag == PREFILL else None
+            size, prior = recording.GraphRecord(tag, bucket).sizes
+            known[key] = estimator.graph(tag, size, rows or settings.batch_size, events)
+            known[key].prior = prior
+        return known[key]
 
     buckets = {tag: list(wrapper.neuron_config.buckets) for tag, wrapper in wrappers.items()}
     asked = settings.profile_bucket or ()
     found = [
         graph(tag, bucket)
         for tag, own in buckets.items()
-        for bucket in [bucket for bucket in own if bucket in asked] or own[-1:]
+        for bucket in [bucket for bucket in own if _new(bucket) in asked] or _telling(own)
     ]
     if settings.speculation is not None and role != Role.DRAFT:
         method = settings.speculation
@@ -309,6 +321,21 @@ def graphs(host: Host, role: str, dma_profile: str, order: str) -> Estimates:
     )
     steps = [(graph(*call), count) for call, count in runs.items()]
     return Estimates(found, PromptEstimate(settings.seq_len, settings.prefill_chunk, steps))
+
+
+def _new(bucket: Bucket) -> int:
+    """New tokens of a prompt, the length that a step sees."""
+    return bucket if isinstance(bucket, int) else bucket[0] if bucket[0] > 1 else bucket[1]
+
+
+def _telling(buckets: Sequence[Bucket]) -> list[Bucket]:
+    """The largest; of prompts behind prefixes the longest without one, and the shortest behind the
+    longest prefix: what a hit saves."""
+    pairs = [bucket for bucket in buckets if not isinstance(bucket, int) and bucket[1] == 0]
+    if not pairs:
+        return [buckets[-1]]
+    most = max(bucket[1] for bucket in buckets if not isinstance(bucket, int))
+    return [pairs[-1], [pairs[0][0], most]]
 
 
 def _draft_steps(

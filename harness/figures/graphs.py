@@ -47,6 +47,12 @@ class Graph:
     bucket: int
     operators: tuple[Operator, ...]
     instructions: Optional[int] = None  # traced in its kernels, where the stand-in compiled it
+    prior: int = 0  # cached tokens that a prompt's graph reads, tiles of them in a chunk
+
+    @property
+    def sizes(self) -> str:
+        """The bucket in words."""
+        return sizes(self.bucket, self.prior)
 
     @property
     def macs(self) -> int:
@@ -81,6 +87,11 @@ class Graph:
         return list(rows.values())
 
 
+def sizes(bucket: int, prior: int) -> str:
+    """A bucket in words: its length, or new tokens + what is cached."""
+    return f"{bucket}+{prior}" if prior else str(bucket)
+
+
 def prompt_calls(tokens: int, longest: int, chunk: Optional[int], most: int) -> list[Call]:
     """The calls that a prompt takes: one prefill, or its largest, chunks and a decode step.
 
@@ -104,7 +115,7 @@ def read(folder: Path) -> list[Graph]:
         raise UserError(
             f"The graphs in {folder} cannot be read; --recompile builds them anew."
         ) from error
-    return sorted(graphs, key=lambda graph: (graph.submodel, graph.bucket))
+    return sorted(graphs, key=lambda graph: (graph.submodel, graph.bucket, graph.prior))
 
 
 class _Row(BaseModel):
@@ -122,6 +133,7 @@ class _Row(BaseModel):
 class _GraphRecord(BaseModel):
     submodel: str
     bucket: Annotated[int, Field(ge=1)]
+    prior: Annotated[int, Field(ge=0)] = 0
     operators: list[_Row]
     instructions: Optional[int] = None
 
@@ -144,7 +156,7 @@ def _from_record(entry: _GraphRecord) -> Graph:
         )
         for row in entry.operators
     )
-    return Graph(entry.submodel, entry.bucket, operators, entry.instructions)
+    return Graph(entry.submodel, entry.bucket, operators, entry.instructions, entry.prior)
 
 
 def _product_macs(shapes: list[list[int]]) -> int:

@@ -16,7 +16,7 @@ def print_operators(records: list[graphs.Graph]) -> None:
     out = terminal.output(100)
     for record in records:
         share = f"{record.nki_share:.1%} of {record.macs:,} MACs in NKI"
-        title = f"\n{record.submodel}, bucket {record.bucket}: {share}"
+        title = f"\n{record.submodel}, bucket {record.sizes}: {share}"
         if record.instructions is not None:
             title += f", {record.instructions:,} instructions"
         table = Table(title=title, title_justify="left")
@@ -39,6 +39,6 @@ def report_outside_nki(folder: Path) -> None:
             if not row.in_kernel and row.macs
         ]
         console.say(
-            f"{record.submodel}, bucket {record.bucket}: {record.nki_share:.1%} of the MACs in "
+            f"{record.submodel}, bucket {record.sizes}: {record.nki_share:.1%} of the MACs in "
             + ("NKI" if not outside else f"NKI; outside: {', '.join(outside)}")
         )

@@ -51,7 +51,9 @@ def headline(graph: GraphEstimate) -> str:
     """One sentence: what, how long, and the rate that users know."""
     milliseconds = graph.latency_ns / 1e6
     rate = graph.batch / graph.latency_ns * 1e9
-    if "context" in graph.submodel:
+    if graph.prior:
+        says = f"{milliseconds:.3f} ms for the tokens behind what is cached"
+    elif "context" in graph.submodel:
         says = f"TTFT {milliseconds:.3f} ms, {rate * graph.bucket:,.0f} prompt tokens/s"
     elif graph.submodel.endswith("speculation_model"):
         says = f"{milliseconds:.3f} ms for several tokens"
@@ -59,7 +61,7 @@ def headline(graph: GraphEstimate) -> str:
         says = f"{rate:,.1f} tokens/s, {milliseconds:.3f} ms a token"
     low, high = (time / 1e6 for time in graph.band_ns)
     return (
-        f"{graph.submodel}, bucket {graph.bucket}, batch {graph.batch}: {says} (estimated; "
+        f"{graph.submodel}, bucket {graph.sizes}, batch {graph.batch}: {says} (estimated; "
         f"{low:.3f} to {high:.3f} ms on a device by the calibration's bands)"
     )
 
@@ -226,6 +228,7 @@ def as_json(found: Estimates, dma_profile: str, order: str) -> dict[str, Any]:
             {
                 "submodel": g.submodel,
                 "bucket": g.bucket,
+                "prior": g.prior,
                 "batch": g.batch,
                 "latency_ns": g.latency_ns,
                 "band_ns": list(g.band_ns),
@@ -285,12 +288,12 @@ def write(found: Estimates, dma_profile: str, order: str, folder: Path) -> list[
     written.append(folder / "page.html")
     write_page(
         folder / "page.html",
-        "Kernels of " + ", ".join(f"{g.submodel} {g.bucket}" for g in graphs),
+        "Kernels of " + ", ".join(f"{g.submodel} {g.sizes}" for g in graphs),
         [data.run(label, made, PAGE_INSTRUCTIONS) for label, made in _distinct(graphs)],
         tables=[as_table(_operators(g)) | {"title": headline(g)} for g in graphs],
     )
     for graph in graphs:
-        written += _plots(graph, folder / f"{graph.submodel}-{graph.bucket}")
+        written += _plots(graph, folder / f"{graph.submodel}-{graph.sizes}")
     return written
 
 
@@ -299,7 +302,7 @@ def trace(graphs: Sequence[GraphEstimate], dma_profile: str) -> dict[str, Any]:
     distinct kernel with its engines and DMA queues."""
     events: list[dict[str, Any]] = []
     for pid, graph in enumerate(graphs, start=1):
-        label = f"{graph.submodel}, bucket {graph.bucket}, batch {graph.batch}"
+        label = f"{graph.submodel}, bucket {graph.sizes}, batch {graph.batch}"
         events.append(report.meta_event("process_name", pid, 0, label))
         kinds = (KERNEL, COLLECTIVE, TORCH)
         events += [report.meta_event("thread_name", pid, k, kind) for k, kind in enumerate(kinds)]
@@ -320,7 +323,7 @@ def _distinct(graphs: Sequence[GraphEstimate]) -> list[tuple[str, Schedule]]:
     found: dict[int, tuple[str, Schedule]] = {}
     for graph in graphs:
         for schedule in graph.schedules:
-            label = f"{graph.submodel} {graph.bucket}: {schedule.program.name}"
+            label = f"{graph.submodel} {graph.sizes}: {schedule.program.name}"
             found.setdefault(id(schedule), (label, schedule))
     return list(found.values())
 
@@ -343,6 +346,6 @@ def _plots(graph: GraphEstimate, folder: Path) -> list[Path]:
     for op in graph.operators:
         label = f"{op.name} ({op.where})" if op.where else op.name
         sizes[label] = sizes.get(label, 0.0) + op.count * op.bytes
-    title = f"{graph.submodel}, bucket {graph.bucket}"
+    title = f"{graph.submodel}, bucket {graph.sizes}"
     written.append(plots.bytes_by_operator(sizes, folder / "bytes.png", title))
     return written

@@ -762,3 +762,28 @@ def test_more_bytes_never_take_less_time(profile):
 def test_more_rows_never_take_less_time():
     times = [run(_copy_through, hbm(p, 512)).total for p in (1, 8, 9, 64, 100, 127, 128)]
     assert times == sorted(times)
+
+
+def test_gpsimd_builds_the_descriptors_of_rows_that_data_choose():
+    """One a row, in front of the transfer, and behind what GpSimdE is at."""
+
+    def kernel(x, rows, chosen):
+        rows_sb = nl.load(rows)
+        lane, column = nl.arange(128)[:, None], nl.arange(512)[None, :]
+        first = nl.load(x[rows_sb[lane, 0], column]) if chosen else nl.load(x[0:128, :])
+        second = nl.load(x[rows_sb[lane, 1], column]) if chosen else nl.load(x[128:256, :])
+        out = nl.ndarray((128, 512), nl.bfloat16, buffer=nl.shared_hbm)
+        nl.store(out, nisa.tensor_tensor(first, second, nl.add))
+        return out
+
+    x, rows = hbm(256, 512), hbm(128, 2, dtype=torch.int32)
+    plans = [simulate(Kernel(kernel).trace(x, rows, chosen)) for chosen in (False, True)]
+    moves = [[at for at, n in enumerate(plan.engine) if n == DMA] for plan in plans]
+    built = 128 * GEN2.dma.descriptor_ns
+    for plan, (_, first, second, _) in zip(plans[1:], moves[1:]):
+        assert plan.start[second] - plan.start[first] == pytest.approx(built)
+    plain, named = plans
+    begins = named.end[moves[1][0]]  # the rows' numbers are there
+    assert named.start[moves[1][1]] >= begins + built + START
+    assert cost.transfer(named.program.instructions[moves[1][1]]).built == 128
+    assert cost.transfer(plain.program.instructions[moves[0][1]]).built == 0

@@ -53,6 +53,7 @@ class Dma:
             it take, and the longest.
         row_2_24_ns, part_word_ns: least time of a row since SDK 2.24, and of one below word_bytes.
         lone_row_ns, lone_row_bytes: a transfer of one row that is shorter than this.
+        descriptor_ns: of GpSimdE, to build the descriptor of a row whose address depends on data.
         transposed, transposed_on_chip: share of the rate that rows keep where the engine transposes
             them on their way out of HBM and out of SBUF; 0 where it moves single elements instead.
     """
@@ -70,6 +71,7 @@ class Dma:
     part_word_ns: float
     lone_row_ns: float
     lone_row_bytes: int
+    descriptor_ns: float
     transposed: float = 0.0
     transposed_on_chip: float = 0.0
 
@@ -212,6 +214,9 @@ GEN2 = NeuronCore(
         part_word_ns=40.0,
         lone_row_ns=360.0,  # the same: 25 600 times two loads and a store of a row, 27.4 ms
         lone_row_bytes=512,  # one row of 2560 B takes its 150 ns alone, too (4484 of them, 0.66 ms)
+        # No source for gen2. The constant that a public kernel for trn2 states as measured there
+        # (descriptors of software DGE, built by GpSimdE); its range is open.
+        descriptor_ns=26.5,
     ),
 )
 

@@ -121,6 +121,8 @@ class Transfer(NamedTuple):
         hbm_read, hbm_written: bytes on the HBM side.
         share: of the rate of rows, what a transpose by the engine itself leaves.
         apart_ns: of a collective, which queues of its own move: all of its time.
+        built: rows whose descriptors GpSimdE makes when it runs, because data choose them; from
+            gen3 on hardware makes them where one index chooses all rows.
     """
 
     rows: int
@@ -130,6 +132,7 @@ class Transfer(NamedTuple):
     hbm_written: int
     share: float = 1.0
     apart_ns: float = 0.0
+    built: int = 0
 
     @property
     def bytes(self) -> int:
@@ -154,8 +157,9 @@ def transfer(instruction: Instruction) -> Transfer:
     key = (
         CORE.number, instruction.op.name, src.shape, src.strides, src.storage.buffer,
         src.dt.itemsize,
-        src.by_data is None, dst.shape, dst.strides, dst.storage.buffer, dst.dt.itemsize,
-        dst.by_data is None, _first_partition(dst), _first_partition(src),
+        _built_at_run_time(src), dst.shape, dst.strides, dst.storage.buffer, dst.dt.itemsize,
+        _built_at_run_time(dst), src.by_data is None, dst.by_data is None,
+        _first_partition(dst), _first_partition(src),
     )  # fmt: skip
     found = _transfers.get(key)
     if found is None:
@@ -198,7 +202,13 @@ def _transfer(instruction: Instruction, src: View, dst: View) -> Transfer:
         0 if src.storage.on_chip else moved * src.dt.itemsize,
         0 if dst.storage.on_chip else moved * dst.dt.itemsize,
         share,
+        built=rows if any(map(_built_at_run_time, (src, dst))) else 0,
     )
+
+
+def _built_at_run_time(view: View) -> bool:
+    chosen = view.by_data
+    return chosen is not None and (CORE.number == 2 or chosen[0].size > 1)
 
 
 def _contiguous_run(src: View, dst: View, first: int = 0) -> int:

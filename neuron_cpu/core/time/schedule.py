@@ -375,6 +375,8 @@ class _Run:
             self.end[at] = self.collective_free = now + moved.apart_ns
             self.collective_last = at
             return
+        if moved.built:
+            now = self._describe(at, now, moved.built)
         arrival = now + CORE.dma.start_ns
         free, busy, last = self.lane_free, self.lane_busy, self.lane_last
         first, end, blocker = float("inf"), 0.0, -1
@@ -398,6 +400,17 @@ class _Run:
         self.start[at], self.end[at] = first, end
         if blocker >= 0:
             self.waits[at] = Wait(QUEUE, blocker)
+
+    def _describe(self, at: int, now: float, rows: int) -> float:
+        """When GpSimdE has built the descriptors of a transfer, behind what it is at."""
+        number = GPSIMD
+        if self.engine_free[number] > now:
+            now, self.waits[at] = self.engine_free[number], Wait(ENGINE, self.engine_last[number])
+        now += rows * CORE.dma.descriptor_ns
+        self.engine_free[number], self.engine_last[number] = now, at
+        if self.candidates[number]:  # they were to choose at the time before
+            heappush(self.heap, (now, self.engines_at + number))
+        return now
 
     def _finish(self, at: int) -> None:
         """Tell the successors and give up the storages that nobody needs any more."""

@@ -407,3 +407,17 @@ def test_large_shapes_at_large_degrees(shapes, degree, run_main):
     done = run_main("--mode", "profile", "--enable-nki", *arguments)
     assert done.returncode == 0, done.stderr
     assert "token_generation_model, bucket 320" in done.stdout
+
+
+def test_a_prefix_hit_and_a_step_over_blocks_have_prices(shapes_folder, monkeypatch):
+    """The rest behind a prefix takes less than the whole; no copy of the blocks is gathered."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
+    options = ["--seq-len", "1024", "--batch-size", "4", "--is-prefix-caching"]
+    whole, rest, step = estimates(shapes_folder, *options)
+    assert [found.sizes for found in (whole, rest, step)] == ["992", "128+992", "1024"]
+    assert rest.latency_ns < whole.latency_ns and (whole.batch, step.batch) == (1, 4)
+    for found in (rest, step):
+        kernels = {op.name for op in found.operators if op.kind == estimate.KERNEL}
+        assert "attention_chunk_kernel" in kernels and "attention_decode_kernel" not in kernels
+        read = [op.bytes for op in found.operators if op.kind == estimate.TORCH]
+        assert max(read) < 1 << 20  # a layer's blocks of four sequences are 1 MiB
