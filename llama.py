@@ -29,6 +29,7 @@ import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
 import numpy as np
 import torch
+from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import (
     ColumnParallelLinear,
     ParallelEmbedding,
@@ -46,6 +47,7 @@ from neuronx_distributed_inference.models.model_base import (
     NeuronBaseForCausalLM,
     NeuronBaseModel,
 )
+from neuronx_distributed_inference.modules.flashdecode.utils import calculate_num_cores_per_group
 from neuronx_distributed_inference.modules.lora_serving.lora_module import is_lora_module
 from torch import nn
 from torch_xla.core import xla_model as xm
@@ -2608,12 +2610,13 @@ class LlamaInferenceConfig(InferenceConfig):
     def add_derived_config(self) -> None:
         self.num_cores_per_group = 1
         neuron_config = self.neuron_config
-        for name in ("flash_decoding_enabled", "k_cache_transposed"):
-            if getattr(neuron_config, name, False):
-                raise ValueError(
-                    f"{name} changes the data that the layers of this file get, expected False; "
-                    "leave it out."
-                )
+        if getattr(neuron_config, "k_cache_transposed", False):
+            raise ValueError(
+                "k_cache_transposed changes the data that the layers of this file get, expected "
+                "False; leave it out."
+            )
+        if neuron_config.flash_decoding_enabled:
+            self.num_cores_per_group = self.cores_of_a_kv_head()
         if getattr(self, "use_sliding_window", False):  # Qwen's
             raise ValueError(
                 "use_sliding_window gives some layers a window and others none, expected False; no "
@@ -2639,6 +2642,18 @@ class LlamaInferenceConfig(InferenceConfig):
                 f"vocabulary, got padding_side {neuron_config.padding_side!r} and vocab_parallel "
                 f"{neuron_config.vocab_parallel}; leave these out."
             )
+
+    def cores_of_a_kv_head(self) -> int:
+        """Flash decoding: ranks that keep the positions of one KV head among them."""
+        heads, tp = self.num_attention_heads, self.neuron_config.tp_degree
+        kv = self.num_key_value_heads
+        if heads % tp or tp % kv or tp <= kv:
+            raise ValueError(
+                f"flash_decoding_enabled shares a KV head among ranks, expected a degree above the "
+                f"{kv} KV heads that is a multiple of them and divides the {heads} query heads, "
+                f"got {tp}; choose another tp_degree or leave it out."
+            )
+        return calculate_num_cores_per_group(heads, kv, tp)
 
     def get_required_attributes(self) -> List[str]:
         return [
@@ -3090,6 +3105,7 @@ class NeuronLlamaAttention(nn.Module):
         self.window = window_of(config)
         self.nki_enabled, self.parallel = is_nki_enabled(config), is_sequence_parallel(config)
         self.left_padding = config.neuron_config.padding_side == "left"
+        self.cores_of_kv = config.num_cores_per_group
         self.rotary_emb = LlamaRotaryEmbedding(config)
         if self.nki_enabled:
             tiles = rank.q_tiles + rank.stacks + whole_tiles(rank.kv_heads * dim)
@@ -3240,28 +3256,56 @@ class NeuronLlamaAttention(nn.Module):
             if active_mask is None:
                 active_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=q.device)
             seen = [(*past, mask), (k, v, active_mask)]
-        merged = self.attend(q, seen).transpose(1, 2).reshape(*normed.shape[:2], -1)
+        shared = past is not None and self.cores_of_kv > 1
+        context = self.attend_shared(q, seen) if shared else self.attend(q, seen)
+        merged = context.transpose(1, 2).reshape(*normed.shape[:2], -1)
         return hidden + adapted(self.o_proj, merged, adapter_ids), (k, v)
 
-    def attend(self, q: torch.Tensor, seen: List[Tuple[torch.Tensor, ...]]) -> torch.Tensor:
+    def attend_shared(self, q: torch.Tensor, seen: List[Tuple[torch.Tensor, ...]]) -> torch.Tensor:
+        """Flash decoding: ``attend`` where each rank of a KV head has a share of the positions.
+
+        Queries of all those ranks come together, [B, ranks * q_rank, S, D]; each rank weighs its
+        own keys and values, and its heads' sums over the ranks come back. The masks, made by the
+        base class, show a new token on the rank that will keep it.
+        """
+        ranks = parallel_state.get_kv_shared_group()
+        q = gather_from_sequence_parallel_region(q, 1, process_group=ranks)
+        return _reduce_scatter_along_dim(self.attend(q, seen, ranks), 1, process_group=ranks)
+
+    def attend(
+        self, q: torch.Tensor, seen: List[Tuple[torch.Tensor, ...]], ranks: Any = None
+    ) -> torch.Tensor:
         """One softmax over all (keys, values, mask) that are ``seen``: the cache and new tokens.
 
         Keys and values [B, kv_rank, keys, D], each KV head for its group of queries, mask bool
-        [B, 1, S, keys]. Products are rounded to the model's type, scores are fp32.
+        [B, 1, S, keys]. Products are rounded to the model's type, scores are fp32. With ``ranks``
+        the softmax is over their keys, too: each rank's maxima and sums travel, [B, heads, S, 1].
         """
-        group, root = self.sizes.group, math.sqrt(self.sizes.head_dim)
+        group, root = q.shape[1] // seen[0][0].shape[1], math.sqrt(self.sizes.head_dim)
         scores = []
         for keys, _, mask in seen:
             product = torch.matmul(q, keys.repeat_interleave(group, dim=1).transpose(2, 3)) / root
             hidden = torch.finfo(product.dtype).min
             scores.append(torch.where(mask, product, hidden).to(torch.float32))
-        weights = torch.softmax(torch.cat(scores, dim=-1), dim=-1).to(q.dtype)
+        weights = softmax_over(torch.cat(scores, dim=-1), ranks).to(q.dtype)
         parts = weights.split([part.shape[-1] for part in scores], dim=-1)
         context, *more = (
             torch.matmul(part, values.repeat_interleave(group, dim=1))
             for part, (_, values, _) in zip(parts, seen)
         )
         return context + more[0] if more else context
+
+
+def softmax_over(scores: torch.Tensor, ranks: Any) -> torch.Tensor:
+    """Softmax over the last axis of the scores, of all ``ranks`` where there are any."""
+    if ranks is None:
+        return torch.softmax(scores, dim=-1)
+    own = scores.amax(-1, keepdim=True)
+    highest = gather_from_sequence_parallel_region(own, 3, process_group=ranks)
+    powers = torch.exp(scores - highest.amax(-1, keepdim=True))
+    own = powers.sum(-1, keepdim=True)
+    total = gather_from_sequence_parallel_region(own, 3, process_group=ranks)
+    return powers / total.sum(-1, keepdim=True)
 
 
 def _mask_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -3338,6 +3382,7 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
         (neuron_config.lora_config is not None and quantised, "adapters beside quantised weights"),
         (neuron_config.is_chunked_prefill, "chunks that several sequences share"),
         (precise and narrow and is_in_blocks(config), "fp8 blocks in a model of float32"),
+        (neuron_config.flash_decoding_enabled, "a cache whose positions several ranks share"),
         (qkv_bias and quantised, "biases behind quantised weights"),
         (precise and quantised, "quantised weights in a model of float32"),
         (getattr(config, "mlp_bias", False), "mlp_bias"),

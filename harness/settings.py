@@ -10,7 +10,8 @@ MEDUSA_CANDIDATES = 10  # of each head, in NxDI's trees (neuronx_distributed, me
 # What of the settings goes into NeuronConfig, by its own names.
 _NEURON_CONFIG = (
     "batch_size padding_side seq_len max_context_length torch_dtype rpl_reduce_dtype "
-    "output_logits vocab_parallel fused_qkv sequence_parallel_enabled enable_bucketing "
+    "output_logits vocab_parallel fused_qkv sequence_parallel_enabled flash_decoding_enabled "
+    "enable_bucketing "
     "context_encoding_buckets token_generation_buckets tp_degree is_continuous_batching "
     "ctx_batch_size apply_seq_ids_mask async_mode"
 )
@@ -251,6 +252,7 @@ class Settings:
     vocab_parallel: bool
     fused_qkv: bool
     sequence_parallel_enabled: bool
+    flash_decoding_enabled: bool
     enable_bucketing: bool
     context_encoding_buckets: Optional[list[int]]
     token_generation_buckets: Optional[list[int]]

@@ -68,7 +68,6 @@ REFUSED = {
     "--n-active-tokens": _SET_PER_MODEL,
     "--n-positions": _SET_PER_MODEL,
     "--bucket-n-active-tokens": _SET_PER_MODEL,
-    "--flash-decoding-enabled": "no module of the submission shards the cache along the sequence",
     "--qkv-kernel-enabled": _PRIVATE_KERNEL,
     "--attn-kernel-enabled": _PRIVATE_KERNEL,
     "--mlp-kernel-enabled": _PRIVATE_KERNEL,
@@ -529,6 +528,11 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="shard the prompt over the ranks between the blocks of a layer",
     )
     group.add_argument(
+        "--flash-decoding-enabled",
+        **on,
+        help="ranks that share a KV head keep its positions among them (degree above the KV heads)",
+    )
+    group.add_argument(
         "--enable-bucketing",
         type=boolean,
         nargs="?",
@@ -822,6 +826,19 @@ def _check_sequence(settings: Settings) -> None:
             raise UserError(
                 f"--sequence-parallel-enabled works with right padding and a whole vocabulary, got "
                 f"{flag}; leave one of them out."
+            )
+    others = {
+        "--padding-side left": settings.padding_side == "left",
+        "--enable-nki": settings.enable_nki,
+        "a cache of blocks": settings.blocks is not None,
+        "--is-medusa or fused speculation": settings.speculation is not None
+        and (settings.speculation.method == "medusa" or settings.speculation.fused),
+    }
+    for flag, given in others.items():
+        if settings.flash_decoding_enabled and given:
+            raise UserError(
+                f"--flash-decoding-enabled puts positions of the cache on several ranks and does "
+                f"not go with {flag}; leave one of them out."
             )
 
 

@@ -52,7 +52,6 @@ from neuronx_distributed_inference.modules.attention.gqa import (
 )
 from neuronx_distributed_inference.modules.attention.utils import (
     RotaryEmbedding,
-    distributed_softmax,
     manual_softmax,
     repeat_kv,
     transpose_parallel_linear_layer,
@@ -809,11 +808,6 @@ LONG = dict(seq_len=520, max_context_length=512)
             dict(attn_kernel_enabled=True),
             "NeuronConfig.attn_kernel_enabled is not supported",
         ),
-        (
-            model_class(),
-            dict(flash_decoding_enabled=True, tp_degree=2),
-            "NeuronConfig.flash_decoding_enabled is not supported",
-        ),
     ],
 )
 def test_closed_kernels_are_refused_by_name(tiny_llama, application, model_cls, options, message):
@@ -842,13 +836,8 @@ def test_open_kernels_of_the_sdk_are_left_out_and_the_import_says_so(name):
 
 
 def test_helpers_of_other_features_are_refused():
-    with pytest.raises(NotImplementedError, match="use manual_softmax"):
-        distributed_softmax(torch.zeros(1), torch.zeros(1))
     with pytest.raises(NotImplementedError, match="leave is_eagle_draft"):
         tiled_all_gather_matmul(torch.zeros(1), torch.zeros(1), tp_degree=2)
-    attention = NeuronAttentionBase()
-    with pytest.raises(NotImplementedError, match="Flash decoding is not modelled"):
-        attention.compute_for_flash_decoding()
 
 
 def test_attention_arguments_that_would_not_happen_are_refused(tiny_llama, application):

@@ -47,6 +47,7 @@ class Group:
         self._rank = rank
         self._size = size
         self._rendezvous = rendezvous
+        self.kv_shared: Optional[Group] = None  # flash decoding: ranks of one KV head
 
     def rank(self) -> int:
         return self._rank
@@ -70,6 +71,26 @@ class Group:
 
     def _mocked(self, tensor: torch.Tensor, combine: Combine) -> torch.Tensor:
         return combine([tensor] * self._size)[self._rank]
+
+
+class Subgroup(Group):
+    """The ranks of a larger group that follow each other, `size` of them, as one of them sees it.
+
+    All subgroups meet at once, in the large group: the same program runs on every rank.
+    """
+
+    def __init__(self, whole: Group, size: int) -> None:
+        super().__init__(whole.rank() % size, size)
+        self._whole = whole
+
+    def exchange(self, label: str, tensor: torch.Tensor, combine: Combine) -> torch.Tensor:
+        size = self._size
+
+        def combine_each(parts: List[torch.Tensor]) -> List[torch.Tensor]:
+            groups = (parts[first : first + size] for first in range(0, len(parts), size))
+            return [result for group in groups for result in combine(group)]
+
+        return self._whole.exchange(label, tensor, combine_each)
 
 
 _current = threading.local()

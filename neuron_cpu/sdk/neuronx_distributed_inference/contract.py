@@ -98,6 +98,11 @@ class Contract:
         """Default of `OnDeviceSamplingConfig.do_sample`."""
         return self.minor <= 5
 
+    @property
+    def shares_cache_among_steps(self) -> bool:
+        """Flash decoding has masks for several new tokens a step."""
+        return self.minor >= 4
+
     # -- quantised checkpoints -------------------------------------------------------------------
 
     @property

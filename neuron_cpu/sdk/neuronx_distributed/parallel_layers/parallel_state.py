@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import List, Union
 
-from ..ranks import Group, current_group, is_tracing, set_current_group, set_tracing
+from ..ranks import Group, Subgroup, current_group, is_tracing, set_current_group, set_tracing
 
 
 def initialize_model_parallel(
@@ -93,23 +93,30 @@ def get_aot_mode() -> bool:
     return is_tracing()
 
 
-def _refuse_subgroup(feature: str) -> None:
-    raise NotImplementedError(
-        f"{feature} needs a rank group of its own, which neuron_cpu does not model; "
-        "switch the feature off in the NeuronConfig."
-    )
-
-
 def initialize_kv_group(num_cores_per_group: int, sequence_parallel_enabled: bool = False) -> None:
-    """Flash decoding's groups; only the trivial one (one core a group) exists here."""
-    del sequence_parallel_enabled
-    if num_cores_per_group != 1:
-        _refuse_subgroup("Flash decoding")
+    """Flash decoding: from now on this rank shares a KV head with the ranks beside it, g in all."""
+    del sequence_parallel_enabled  # how the device lays its rings
+    whole = get_tensor_model_parallel_group()
+    if whole.size() % num_cores_per_group:
+        raise AssertionError(
+            f"Groups of {num_cores_per_group} cores share a key-value head, expected a number that "
+            f"divides the tensor-parallel degree {whole.size()}; choose another degree."
+        )
+    whole.kv_shared = Subgroup(whole, num_cores_per_group)
 
 
-def get_kv_shared_group(as_list: bool = False) -> None:
-    del as_list
-    _refuse_subgroup("Flash decoding")
+def get_kv_shared_group(as_list: bool = False) -> Union[Group, List[List[int]]]:
+    """The ranks that share this rank's KV head, or all such groups as lists of ranks."""
+    whole = get_tensor_model_parallel_group()
+    if whole.kv_shared is None:
+        raise AssertionError(
+            "No ranks share a key-value head, expected initialize_kv_group() first; models call it "
+            "where flash_decoding_enabled is on."
+        )
+    if not as_list:
+        return whole.kv_shared
+    size = whole.kv_shared.size()
+    return [list(range(first, first + size)) for first in range(0, whole.size(), size)]
 
 
 def get_speculative_draft_group(as_list: bool = False) -> Union[Group, List[List[int]]]:

@@ -42,7 +42,6 @@ logger = logging.getLogger("Neuron")
 # `mlp_kernel_enabled` are not among them: models put kernels of their own behind these switches,
 # and where they call the SDK's closed ones, those refuse by name.
 _UNSUPPORTED = (
-    "flash_decoding_enabled",
     "token_tree_config",
     "is_paged_attention",
     "attn_tkg_builtin_kernel_enabled",
@@ -582,12 +581,37 @@ def refuse_unsupported(neuron_config: NeuronConfig) -> None:
         )
     if neuron_config.sequence_parallel_enabled:
         _refuse_with_sequence_parallelism(neuron_config)
+    if neuron_config.flash_decoding_enabled:
+        _refuse_with_flash_decoding(neuron_config)
     for name in ("pp_degree", "ep_degree"):
         if getattr(neuron_config, name) != 1:
             raise NotImplementedError(
                 f"NeuronConfig.{name} is {getattr(neuron_config, name)}, expected 1, because "
                 "neuron_cpu has tensor parallelism only; raise tp_degree instead."
             )
+
+
+def _refuse_with_flash_decoding(neuron_config: NeuronConfig) -> None:
+    """Refuse what a cache that ranks share does not go with."""
+    others = ("k_cache_transposed", "is_block_kv_layout", "is_medusa", "enable_fused_speculation")
+    for name in others:
+        if getattr(neuron_config, name, False):
+            raise NotImplementedError(
+                f"flash_decoding_enabled meets {name}, expected it to be off, because positions of "
+                "the cache lie on several ranks; leave one of them out."
+            )
+    version = neuron_config.contract.version
+    if neuron_config.speculation_length and not neuron_config.contract.shares_cache_among_steps:
+        raise NotImplementedError(
+            f"flash_decoding_enabled takes one new token a step in NxDI {version}, expected "
+            f"speculation_length 0, got {neuron_config.speculation_length}; set "
+            f"{ENVIRONMENT_VARIABLE} to 0.4 or leave one of them out."
+        )
+    if neuron_config.padding_side == "left":
+        raise NotImplementedError(
+            "flash_decoding_enabled with padding_side='left' would put a prompt's tokens on other "
+            "ranks than its positions say, expected padding_side='right'; pad on the right."
+        )
 
 
 def _refuse_with_adapters(neuron_config: NeuronConfig) -> None:

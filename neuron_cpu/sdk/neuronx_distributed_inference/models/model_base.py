@@ -12,6 +12,7 @@ from typing import Any, Dict, List, Optional, Sequence, Tuple
 
 import torch
 import torch_xla.core.xla_model as xm
+from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import SPMDRank
 from neuronx_distributed.parallel_layers.mappings import (
     _gather_along_dim,
@@ -28,6 +29,7 @@ from ..modules.async_execution import AsyncDecode
 from ..modules.autobucketing import chunk_buckets, generate_buckets, prefix_caching_buckets
 from ..modules.block_inputs import BlockArguments
 from ..modules.block_masks import chunk_mask, last_rows, prior_and_active
+from ..modules.flashdecode.utils import get_cache_size, mask_util
 from ..modules.generation.sampling import (
     Sampler,
     prepare_sampling_params,
@@ -79,6 +81,7 @@ class NeuronBaseModel(nn.Module):
         self.sequence_dimension = 1 if self.sequence_parallel_enabled else None
         self.rank_util = SPMDRank(world_size=neuron_config.tp_degree)
         self.num_cores_per_group = config.num_cores_per_group
+        self.flash_decoding_enabled = neuron_config.flash_decoding_enabled
         self.contract = neuron_config.contract
         self.is_block_kv_layout = getattr(neuron_config, "is_block_kv_layout", False)
         self.is_prefix_caching = getattr(neuron_config, "is_prefix_caching", False)
@@ -101,7 +104,8 @@ class NeuronBaseModel(nn.Module):
         if self.on_device_sampling:
             self.sampler = Sampler(config.neuron_config)
         manager = BlockKVCacheManager if self.is_block_kv_layout else KVCacheManager
-        self.kv_mgr = manager(config, num_kv_head=self.num_key_value_heads)
+        rank = self.rank_util if self.flash_decoding_enabled else None
+        self.kv_mgr = manager(config, num_kv_head=self.num_key_value_heads, global_rank=rank)
 
     # -- masks -----------------------------------------------------------------------------------
 
@@ -217,6 +221,17 @@ class NeuronBaseModel(nn.Module):
             mask = self.create_attn_mask(attention_mask, prefill, speculation)
             several = input_ids.shape[-1], input_ids.device
             active_mask = self._create_active_mask(*several) if speculation else None
+        if self.flash_decoding_enabled:
+            parallel_state.initialize_kv_group(self.num_cores_per_group)
+            if not prefill:
+                active_mask, mask = mask_util(
+                    position_ids,
+                    self.rank_util.get_rank(),
+                    self.num_cores_per_group,
+                    get_cache_size(self.n_positions, self.num_cores_per_group),
+                    mask,
+                    active_mask,
+                )
         hidden, caches = self._run_layers(
             prefill,
             seq_ids,

@@ -9,11 +9,15 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
-from typing import Any, Iterator, NoReturn, Optional, Tuple
+from typing import Any, Iterator, Optional, Tuple
 
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import SPMDRank
+from neuronx_distributed.parallel_layers.mappings import (
+    _gather_along_dim,
+    _reduce_scatter_along_dim,
+)
 from neuronx_distributed.parallel_layers.utils import divide
 from neuronx_distributed.ranks import Group
 from neuronxcc.nki._private_kernels.attention import attention_isa_kernel
@@ -23,7 +27,13 @@ from torch_neuronx.xla_impl.ops import nki_jit
 from ...contract import ENVIRONMENT_VARIABLE, contract
 from ..chunked_prefill.scheduler import TilePlan, tiles_as_cache
 from .gqa import GroupQueryAttention_O, GroupQueryAttention_QKV
-from .utils import apply_rotary_pos_emb, manual_softmax, move_heads_front, repeat_kv
+from .utils import (
+    apply_rotary_pos_emb,
+    distributed_softmax,
+    manual_softmax,
+    move_heads_front,
+    repeat_kv,
+)
 
 # The closed prefill kernel under the name that model files import; it refuses when called.
 _flash_fwd_call = nki_jit()(attention_isa_kernel)
@@ -176,8 +186,6 @@ class NeuronAttentionBase(nn.Module):
 
     def init_gqa_properties(self) -> None:
         """Build qkv_proj and o_proj, and replace the head counts by those of one rank."""
-        if self.flash_decoding_enabled:
-            self.compute_for_flash_decoding()
         width = self.head_dim * self.num_attention_heads
         if self.contract.heads_fill_hidden_size and width != self.hidden_size:
             raise ValueError(
@@ -368,9 +376,30 @@ class NeuronAttentionBase(nn.Module):
         places = K.new_empty((1, K.shape[2]))
         return self.compute_for_token_gen(Q, K, V, places, (keys, values), seen, attention_mask)
 
-    def compute_for_flash_decoding(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        """Decode over caches that ranks share; refused, as `flash_decoding_enabled` is."""
-        raise NotImplementedError("Flash decoding is not modelled by neuron_cpu; switch it off.")
+    def compute_for_flash_decoding(
+        self,
+        Q: torch.Tensor,
+        K: torch.Tensor,
+        V: torch.Tensor,
+        past_key_value: Tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor,
+        active_mask: torch.Tensor,
+    ) -> torch.Tensor:
+        """Decode over a cache whose positions the ranks of one KV head share: (B, heads, S, D).
+
+        Every member scores the query heads of all with its own keys; a new token counts on the
+        member that will keep it, as `active_mask` says. Each gets its heads' share of the sum.
+        """
+        group = parallel_state.get_kv_shared_group()
+        Q = _gather_along_dim(Q, 1, group)
+        heads = Q.shape[1] // K.shape[1]
+        K, V, past_keys, past_values = (repeat_kv(t, heads) for t in (K, V, *past_key_value))
+        prior = self.scaled_qk(Q, past_keys, attention_mask)
+        active = self.scaled_qk(Q, K, active_mask)
+        prior, active = distributed_softmax(prior, active)
+        part = torch.matmul(prior.to(Q.dtype), past_values)
+        part = part + torch.matmul(active.to(Q.dtype), V)
+        return _reduce_scatter_along_dim(part, 1, process_group=group)
 
     def forward(
         self,
@@ -406,6 +435,10 @@ class NeuronAttentionBase(nn.Module):
         elif active_mask is not None and self.is_prefix_caching:
             output = self.perform_prefix_prefill(
                 Q, K, V, length, batch, attention_mask, past_key_value, active_mask
+            )
+        elif self.neuron_config.flash_decoding_enabled:
+            output = self.compute_for_flash_decoding(
+                Q, K, V, past_key_value, attention_mask, active_mask
             )
         else:
             output = self.compute_for_token_gen(

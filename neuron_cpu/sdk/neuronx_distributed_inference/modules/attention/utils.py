@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any, Dict, NoReturn, Optional, Tuple
 
 import torch
+from neuronx_distributed.parallel_layers import parallel_state
+from neuronx_distributed.parallel_layers.mappings import _gather_along_dim
 from neuronx_distributed.parallel_layers.utils import copy_tensor_model_parallel_attributes
 from torch import nn
 
@@ -98,12 +100,22 @@ def manual_softmax(
     return prior / total, active / total
 
 
-def distributed_softmax(*_args: Any, **_kwargs: Any) -> NoReturn:
-    """The softmax of flash decoding, over scores that ranks share; refused, as that feature is."""
-    raise NotImplementedError(
-        "distributed_softmax belongs to flash decoding, which neuron_cpu does not model; leave "
-        "flash_decoding_enabled off and use manual_softmax."
-    )
+def distributed_softmax(
+    prior_scores: torch.Tensor, active_scores: torch.Tensor
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """`manual_softmax` over the scores of all ranks that share a KV head (flash decoding), fp32.
+
+    Each rank has scores of its own keys (..., P) and of the new tokens (..., A), hidden ones the
+    least number. Maxima and sums of the ranks travel, (..., 1) each.
+    """
+    group = parallel_state.get_kv_shared_group()
+    prior, active = prior_scores.float(), active_scores.float()
+    own = torch.maximum(prior.amax(dim=-1, keepdim=True), active.amax(dim=-1, keepdim=True))
+    peak = _gather_along_dim(own, own.dim() - 1, group).amax(dim=-1, keepdim=True)
+    prior, active = (prior - peak).exp(), (active - peak).exp()
+    own = prior.sum(dim=-1, keepdim=True) + active.sum(dim=-1, keepdim=True)
+    total = _gather_along_dim(own, own.dim() - 1, group).sum(dim=-1, keepdim=True)
+    return prior / total, active / total
 
 
 def transpose_parallel_linear_layer(parallel_layer: torch.Tensor) -> nn.Parameter:

@@ -7,7 +7,7 @@ length of the cache. Layout (batch, key-value heads of the rank, length, head_di
 
 from __future__ import annotations
 
-from typing import Any, List, Optional, Sequence
+from typing import Any, List, Optional, Sequence, Tuple
 
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
@@ -17,6 +17,7 @@ from neuronx_distributed.quantization.quantize import direct_cast_quantize
 from torch import nn
 
 from ..attention.gqa import determine_sharding_strategy, get_shardable_head_counts
+from ..flashdecode.utils import get_cache_size, owned
 
 _QUANTIZED_DTYPE = torch.float8_e4m3fn
 
@@ -32,12 +33,15 @@ class KVCacheManager(nn.Module):
     def __init__(self, config: Any, num_kv_head: int, global_rank: Any = None, **_later: Any):
         super().__init__()
         neuron_config = config.neuron_config
-        if neuron_config.flash_decoding_enabled:
-            raise NotImplementedError(
-                "Flash decoding caches are not modelled by neuron_cpu; switch them off in the "
-                "NeuronConfig."
+        # Flash decoding: of the g ranks of a KV head member p mod g has position p, in row p // g.
+        self.flash_decoding_enabled = neuron_config.flash_decoding_enabled
+        self.num_cores_per_group = config.num_cores_per_group
+        self.global_rank = global_rank
+        if self.flash_decoding_enabled and global_rank is None:
+            raise AssertionError(
+                "A cache under flash_decoding_enabled belongs to one rank of a group, expected "
+                "global_rank, an SPMDRank; pass the model's rank_util."
             )
-        del global_rank
         self.padding_side = neuron_config.padding_side
         self.is_continuous_batching = neuron_config.is_continuous_batching
         self.k_cache_transposed = getattr(neuron_config, "k_cache_transposed", False)
@@ -66,6 +70,8 @@ class KVCacheManager(nn.Module):
         batch += getattr(neuron_config, "kv_cache_padding_size", 0)
         heads = self._get_num_kv_heads_per_rank(config)
         length = neuron_config.max_length
+        if self.flash_decoding_enabled:
+            length = get_cache_size(length, self.num_cores_per_group)
         head_dim = (
             getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         )
@@ -79,6 +85,8 @@ class KVCacheManager(nn.Module):
     def get_kv_by_layer_id(self, idx: int, seq_len: int, skip_slice: bool = False, **_: Any):
         """[K, V] of layer `idx`, the first (right padding) or last (left) `seq_len` positions."""
         keys, values = self.past_key_values[2 * idx], self.past_key_values[2 * idx + 1]
+        if self.flash_decoding_enabled:
+            seq_len = get_cache_size(seq_len, self.num_cores_per_group)
         if not skip_slice:
             start = 0 if self.padding_side == "right" else self.kv_shape[2] - seq_len
             keys = self._keys(keys).narrow(2, start, seq_len)
@@ -114,6 +122,10 @@ class KVCacheManager(nn.Module):
         else:
             caches = list(kvcache_buffer[idx])
         views = [self._keys(caches[0]), caches[1]]
+        if self.flash_decoding_enabled:
+            kv_per_layer, position_ids = self._own_share(
+                kv_per_layer, position_ids, is_for_context_encoding
+            )
         for cache, new in zip(views, kv_per_layer, strict=True):
             if self.quant:  # PyTorch cannot scatter fp8; moving bytes is the same
                 new = direct_cast_quantize(new, self.quant_dtype)
@@ -140,6 +152,21 @@ class KVCacheManager(nn.Module):
             region.index_copy_(0, seq_ids.long(), new)
         else:
             region[: new.shape[0]].copy_(new)
+
+    def _own_share(
+        self, kv_per_layer: Sequence[torch.Tensor], position_ids: torch.Tensor, prefill: bool
+    ) -> Tuple[Sequence[torch.Tensor], torch.Tensor]:
+        """Flash decoding: the prompt's positions that this member keeps, or the rows (B, n) that
+        new tokens go to; another member's go to the last row, which nobody reads."""
+        cores = self.num_cores_per_group
+        member = self.global_rank.get_rank().long() % cores
+        if not prefill:
+            mine = owned(position_ids, member, cores)
+            return kv_per_layer, torch.where(mine, position_ids // cores, self.kv_shape[2] - 1)
+        length = kv_per_layer[0].shape[2]
+        rows = torch.arange(get_cache_size(length, cores, is_ctx=True)) * cores + member
+        rows = rows.clamp(max=length - 1)  # of the last row only, behind the prompt
+        return [tensor.index_select(2, rows) for tensor in kv_per_layer], position_ids
 
     @staticmethod
     def _write_positions(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor) -> None:
