@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,7 +19,7 @@ from harness.figures.agreement import agreement
 from harness.inputs import command_line
 from harness.modes import swap as mode
 from harness.session import call_forms, reference_cache, swapping
-from harness.session.worker import Host, Job
+from harness.session.worker import Answer, Host, Job
 from tests.conftest import REPOSITORY
 
 KERNELS = Path(__file__).parent / "kernels.py"
@@ -251,6 +252,25 @@ def test_a_traced_module_takes_inputs_of_its_form_only() -> None:
         torch_neuronx.trace(lambda *x: x, (torch.zeros(1), 2))
     with pytest.raises(NotImplementedError, match="input_output_aliases"):
         torch_neuronx.trace(lambda x: x, torch.zeros(1), input_output_aliases={"a": 1})
+
+
+@pytest.mark.parametrize("odd", ["x", -1.0, float("nan"), 1e9, None, 1])
+def test_a_run_takes_as_long_as_its_process_says_at_least(odd: object, monkeypatch) -> None:
+    """A driver on a busy machine reads the events of several runs at once."""
+    states = [np.ones((1, 3, 4), np.float32)]
+
+    def call(_: str, __: str, note: Callable, **___: object) -> Answer:
+        for seconds in (2.0, 0.5, 0.5, 0.25, odd):
+            note(seconds)
+        return Answer(None, states)
+
+    monkeypatch.setattr(mode.sdk, "platform", lambda: SimpleNamespace(estimates=False))
+    settings: Any = SimpleNamespace(runs=2)
+    trial = mode.Trial(settings, settings, Path(), [[1, 2, 3]], [3], (), states)
+    worker: Any = SimpleNamespace(call=call)
+    _, speed = mode._variant(trial, worker, "eager", False)
+    assert speed.compile_s == pytest.approx(2.0, abs=0.1)
+    assert speed.runs_s == pytest.approx((0.25, 0.0), abs=0.1)
 
 
 def test_every_place_names_its_forms() -> None:
