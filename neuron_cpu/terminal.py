@@ -128,7 +128,8 @@ def printed(text: str = "") -> None:
 class Running:
     """Writes text that comes in pieces to standard output.
 
-    On a terminal it is broken between words, and letters that would move the cursor are escapes.
+    On a terminal it is broken between words, or characters where these are two columns wide, and
+    letters that would move the cursor are escapes.
     """
 
     def __init__(self, stream: Optional[TextIO] = None) -> None:
@@ -136,40 +137,53 @@ class Running:
         self._folds = self._stream.isatty()
         self._column = 0
         self._word = ""  # not written yet: it may go on in the next piece
+        self._long = False  # what was written last is the beginning of a word longer than a line
 
     def write(self, text: str) -> None:
-        """Write the words that are whole with this piece."""
+        """Write the words that are whole with this piece, and what there is of a long one."""
         if not self._folds:
             self._stream.write(text)
         else:
             *whole, self._word = _PIECES.split(self._word + printable(text))
             for piece in whole:
                 self._put(piece)
+            if self._long or len(self._word) >= _width(self._stream):
+                self._put(self._word)
+                self._long, self._word = True, ""
         self._stream.flush()
 
     def finish(self) -> None:
         """Write what was held back."""
         self._put(self._word)
-        self._word = ""
+        self._word, self._long = "", False
         self._stream.flush()
 
     def _put(self, piece: str) -> None:
-        """One word, or one blank; blanks at a break are left out."""
+        """One word, one wide character, or one blank; blanks at a break are left out."""
         if not piece:
             return
-        width = _width(self._stream)
+        width, length = _width(self._stream), cell_len(piece)
+        goes_on = self._long and not _PIECES.fullmatch(piece)  # the terminal breaks it
+        self._long = goes_on
         if piece == "\n":
             self._column = 0
-        elif self._column + cell_len(piece) > width:
+        elif self._column and self._column + length > width and not goes_on:
             self._stream.write("\n")
             self._column = 0
             if piece.isspace():
                 return
         self._stream.write(piece)
-        self._column += 0 if piece == "\n" else cell_len(piece)
+        if piece != "\n":
+            self._column += length
+            if self._column > width:
+                self._column = self._column % width or width
 
 
-_PIECES = re.compile(r"(\s)")
+# Between Chinese and Japanese characters, and what else is two columns wide, a line may break.
+_PIECES = re.compile(
+    "([\\s\u1100-\u115f\u2e80-\ua4cf\uac00-\ud7a3\uf900-\ufaff\ufe30-\ufe4f\uff00-\uff60"
+    "\U0001f300-\U0003fffd])"
+)
 
 
 def _texts(column: Column) -> list[str]:

@@ -74,9 +74,27 @@ def test_running_text_breaks_between_words(pieces: int, monkeypatch) -> None:
     assert lines[2] == "extraordinarily-large-and-old." and lines[3:6] == [
         "",
         "Yes:",
-        "    indented ",
+        "    indented 東京都",
     ]
-    assert screen.getvalue().split() == [*text.split()[:-1], "\\x1b[2J"]
+    assert "".join(screen.getvalue().split()) == "".join([*text.split()[:-1], "\\x1b[2J"])
+
+
+def test_running_text_without_blanks_shows_as_it_comes(monkeypatch) -> None:
+    monkeypatch.setenv("COLUMNS", "10")
+    screen = io.StringIO()
+    screen.isatty = lambda: True  # type: ignore[method-assign]
+    running = terminal.Running(screen)
+    running.write("東京は")
+    assert screen.getvalue() == "東京は"
+    running.write("日本の首都")
+    assert screen.getvalue() == "東京は日本\nの首都"
+    for letter in " ภาษาไทยไม่เว้นวรรค":  # Thai, one column a letter or none
+        running.write(letter)
+    shown = screen.getvalue()
+    assert shown.startswith("東京は日本\nの首都 \nภาษาไทยไม") and len(shown) > 25
+    running.write("จบ end")
+    running.finish()
+    assert screen.getvalue().endswith("ภาษาไทยไม่เว้นวรรคจบ \nend")
 
 
 def test_running_text_stays_as_it_is_where_programs_read_it(monkeypatch) -> None:
