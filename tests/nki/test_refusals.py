@@ -66,6 +66,10 @@ def in_tiles(size):
 
 
 CASES = {
+    "sim_number": lambda x: nisa.nc_match_replace8(sb((4, 8)), sb((4, 8)), sb((4, 8)), None),
+    "sim_sequence": lambda x: nisa.dma_compute(x, x, nl.add),
+    "sim_constant": lambda x: nl.shared_constant(np.zeros((2, 2), np.int64)),
+    "sim_broadcast_result": lambda x: nisa.memset(sb((4, 1)).broadcast(1, 4), 0),
     "sim_ap_offset": lambda x: x[1:3, :].ap([[64, 2], [1, 64]], offset=0),
     "sim_ap_out_of_bound": lambda x: x.ap([[64, 129], [1, 64]]),
     "sim_array_tile": lambda x: in_tiles((32, 128)),

@@ -20,6 +20,7 @@ from ..program import trace
 from ..program.program import Instruction
 from ..program.view import View
 from .enums import reduce_cmd
+from .numeric import real
 from .operands import NkiInstruction, tensor
 
 SCALAR, VECTOR = "ScalarE", "VectorE"
@@ -164,7 +165,7 @@ def reducing(
 def running(how: Reduction, command: Any, initial: Any) -> tuple[View | None, float]:
     """What a running reduction begins with: a tile or a constant."""
     if command is reduce_cmd.load_reduce:
-        return None, float(initial)
+        return None, real(initial, f"{how.what} initial value")
     if command is reduce_cmd.reset_reduce:
         return None, IDENTITY[how.op]
     if command is not reduce_cmd.reduce:

@@ -20,6 +20,8 @@ from ..program import trace
 from ..program.view import View
 from .copies import tensor_copy
 from .cores import CORES, next_phase
+from .numeric import pairs as steps
+from .numeric import several, whole, wholes
 from .operands import NkiInstruction, labelled, operator, put, tensor
 from .registers import VirtualRegister
 from .transfers import dma_copy
@@ -32,7 +34,10 @@ class ReplicaGroup:
     """Lists of ranks that work together; the lists are disjoint."""
 
     def __init__(self, groups: Any) -> None:
-        self.groups = [[int(rank) for rank in members] for members in groups]
+        self.groups = [
+            wholes(members, "ranks of a ReplicaGroup")
+            for members in several(groups, "ReplicaGroup")
+        ]
         members = [rank for ranks in self.groups for rank in ranks]
         if len(set(members)) != len(members) or not all(self.groups):
             raise refuse(
@@ -198,7 +203,7 @@ def reduce_scatter(
 ) -> NkiInstruction | None:
     """Element-wise reduction over the ranks, a part of axis 0 to each."""
     what = "reduce_scatter"
-    _axis(what, collective_dim, _tensors(what, srcs)[0])
+    _axis(what, collective_dim, _pairs(what, srcs, dsts)[0][0])
     return _reduction(what, (srcs, dsts), replica_group, op, priority, name)
 
 
@@ -275,7 +280,7 @@ def collective_permute(
     what = "collective_permute"
     sources, targets = _pairs(what, srcs, dsts, only_hbm=True, single=True)
     _shaped(what, sources, targets, (1, 1))
-    pairs = [(int(a), int(b)) for a, b in source_target_pairs]
+    pairs = steps(source_target_pairs, f"{what} source_target_pairs")
     if any(len(set(side)) != len(pairs) for side in zip(*pairs)):
         raise refuse(
             "sim_replica_group",
@@ -296,7 +301,7 @@ def collective_permute(
 
 def _channels(what: str, given: Any, *by_channel: Any) -> list[Any]:
     """One tensor for each channel of a ring; channels are numbered from 0."""
-    ids = [int(c) for c in given]
+    ids = wholes(given, f"{what} channel_ids")
     flat = [
         [v[0] if isinstance(v, (list, tuple)) else v for v in _listed(one)] for one in by_channel
     ]
@@ -375,7 +380,7 @@ def collective_permute_implicit_current_processing_rank_id(
     what = "collective_permute_implicit_current_processing_rank_id"
     members, place = _members(what, replica_group)
     known = isinstance(iteration_id, VirtualRegister)
-    step = iteration_id.value(f"iteration_id of {what}") if known else int(iteration_id)
+    step = iteration_id.value(what) if known else whole(iteration_id, f"{what} iteration_id")
     return VirtualRegister(members[(place - step) % len(members)], frozen=True)
 
 

@@ -11,7 +11,7 @@ from ..device.spec import CORE, Engine
 from ..device.target import needs
 from ..instructions.activations import ACTIVATIONS
 from ..instructions.alu import ARITHMETIC, BITWISE, LATER, REDUCTIONS
-from ..instructions.arguments import free_axes, number, on_bits, stretched
+from ..instructions.arguments import free_axes, on_bits, stretched
 from ..instructions.gpsimd import PARTITION_REDUCE, PartitionReduceAttrs
 from ..instructions.scalar import ACTIVATION, ACTIVATION2, Activation2Attrs, ActivationAttrs
 from ..instructions.vector import (
@@ -38,6 +38,7 @@ from ..program.attributes import Attrs
 from ..program.view import View
 from .accumulators import SCALAR, VECTOR, Reduction, keep_result, reducing, running
 from .enums import choose, engine, reduce_cmd
+from .numeric import real, wholes
 from .operands import (
     NkiInstruction,
     alike,
@@ -54,6 +55,7 @@ WORDS = (INT32, UINT32)
 BINARY_ENGINES = (Engine.VECTOR, Engine.GPSIMD)
 STEP_ENGINES = (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
 SIGN = 1 << 31
+INEXACT = ("mod", "fmod", "divide")  # no instruction of the hardware computes them on integers
 
 
 # --- two tensors ----------------------------------------------------------------------------------
@@ -74,7 +76,7 @@ def tensor_tensor(
     target, a, b = alike(what, tensor(dst, what), tensor(data1, what), tensor(data2, what))
     code = operator(op, what)
     choice = choose(engine, what, BINARY_ENGINES)
-    words = a.dt in WORDS and b.dt in WORDS and code not in BITWISE
+    words = a.dt in WORDS and b.dt in WORDS and code not in BITWISE and code not in INEXACT
     in_psum = "psum" in (a.storage.buffer, b.storage.buffer, target.storage.buffer)
     exact = words and not in_psum and choice is not Engine.VECTOR
     if code == "power" or exact:
@@ -179,7 +181,7 @@ def tensor_scalar_reduce(
         results = (target,) if total is None else (target, total)
         return put(TENSOR_SCALAR, results, tuple(src), attrs, name)
 
-    initial = 0.0 if reduce_init is None else float(reduce_init)
+    initial = 0.0 if reduce_init is None else real(reduce_init, f"{what} reduce_init")
     how = Reduction(VECTOR, join, source.shape[0], what, initial)
     made = reducing(how, into, reduce_cmd, reduce_res)
     if reduce_res_negate and reduce_res is not None:  # the read-out alone
@@ -226,7 +228,7 @@ def tensor_tensor_scan(
     if isinstance(initial, View):
         src.append(column(initial, a, f"{what} initial", exact=False))
     else:
-        start = float(initial)
+        start = real(initial, f"{what} initial")
     attrs = ScanAttrs(
         op0=names[0],
         op1=names[1],
@@ -258,7 +260,7 @@ def tensor_scalar_cumulative(
     start, initial = running(how, reduce_cmd, imm1)
     views = (source,) if start is None else (source, start)
     attrs = CumulativeAttrs(
-        step=Step(operator(op0, what), number(imm0)),
+        step=Step(operator(op0, what), real(imm0, f"{what} imm0")),
         op=code,
         initial=initial,
         free_axes=source.ndim - 1,
@@ -292,7 +294,8 @@ def tensor_reduce(
     target, source = tensor(dst, what), tensor(data, what)
     code = operator(op, what)
     _reducible(code, what, tuple(REDUCTIONS))
-    axes = free_axes(axis, source.ndim, what)
+    listed = isinstance(axis, (tuple, list))
+    axes = free_axes(wholes(axis if listed else [axis], f"{what} axis"), source.ndim, what)
     if axes != tuple(range(source.ndim - len(axes), source.ndim)):
         raise refuse(
             "sim_reduce_axis",
@@ -405,7 +408,7 @@ def _activation(op: Any, data: View, bias: Any, scale: Any) -> Any:
         src.append(column(scale, data, "activation scale"))
         scale_at = 1
     else:
-        factor = float(number(scale))
+        factor = real(scale, "activation scale")
     if isinstance(bias, View):
         if bias.dt not in _BIAS_TYPES:
             raise refuse(
@@ -512,7 +515,7 @@ def activate2(
         attrs = Activation2Attrs(
             op=code,
             steps=steps,
-            slope=float(relu_param),
+            slope=real(relu_param, f"{what} relu_param"),
             reduce_op=join,
             reduce_axes=0 if total is None else source.ndim - 1,
         )
@@ -550,7 +553,7 @@ def exponential(
     if isinstance(max_value, View):
         views.append(column(max_value, source, f"{what} max_value"))
     else:
-        shift = float(max_value)
+        shift = real(max_value, f"{what} max_value")
 
     def into(total: View | None) -> NkiInstruction:
         axes = 0 if total is None else source.ndim - 1
@@ -558,5 +561,5 @@ def exponential(
         attrs = ExponentialAttrs(shift=shift, reduce_axes=axes)
         return put(EXPONENTIAL, results, tuple(views), attrs, name)
 
-    how = Reduction(VECTOR, "add", source.shape[0], what, float(reduce_init))
+    how = Reduction(VECTOR, "add", source.shape[0], what, real(reduce_init, f"{what} reduce_init"))
     return reducing(how, into, reduce_cmd, reduce_res)

@@ -38,6 +38,7 @@ from ..program.attributes import Attrs
 from ..program.view import View
 from .accumulators import VECTOR, Reduction, reducing
 from .enums import choose, engine, reduce_cmd
+from .numeric import real, whole, wholes
 from .operands import NkiInstruction, alike, column, operator, put, same_types, tensor
 from .tensor import NkiTensor
 
@@ -97,8 +98,9 @@ def memset(
     """Every element of ``dst`` becomes ``value``, an integer for integer types."""
     target = tensor(dst, "memset")
     constant = number(value)
+    real(constant, "memset value")
     if target.dt.is_int and isinstance(constant, float):
-        if constant != int(constant):
+        if not constant.is_integer():
             raise refuse(
                 "sim_fill_type",
                 f"memset of {target.label()} with {constant}, expected an integer for an integer "
@@ -161,7 +163,7 @@ def select_reduce(
     if isinstance(on_false, View):
         src.append(column(on_false, data, f"{what} on_false"))
     else:
-        constant = float(on_false)
+        constant = real(on_false, f"{what} on_false")
 
     def into(total: View | None) -> NkiInstruction:
         attrs = SelectAttrs(
@@ -185,7 +187,7 @@ def nc_stream_shuffle(
     what = "nc_stream_shuffle"
     target, data = alike(what, tensor(dst, what), tensor(src, what))
     same_types(what, target, data)
-    lanes = tuple(int(k) for k in shuffle_mask)
+    lanes = tuple(wholes(shuffle_mask, f"{what} mask"))
     quadrant = CORE.quadrant_partitions
     if len(lanes) != quadrant or any(k != KEEP_LANE and not 0 <= k < quadrant for k in lanes):
         raise refuse(
@@ -218,8 +220,10 @@ def local_gather(
     """
     data, offsets, target = (tensor(v, "local_gather") for v in (src_buffer, index, dst))
     available = CORE.gpsimd_partitions * offsets.free_size
-    width = int(num_elem_per_idx)
-    count = available if num_valid_indices is None else int(num_valid_indices)
+    width = whole(num_elem_per_idx, "local_gather num_elem_per_idx")
+    count = available
+    if num_valid_indices is not None:
+        count = whole(num_valid_indices, "local_gather num_valid_indices")
     wrong = None
     if data.shape[0] % CORE.gpsimd_partitions or data.shape[0] != offsets.shape[0]:
         wrong = f"partition counts that are equal multiples of {CORE.gpsimd_partitions}"
@@ -278,6 +282,9 @@ def nonzero_with_count(
     mask = np.zeros(target.shape, bool)
     mask[:: CORE.gpsimd_partitions] = True  # one partition of each GpSimd core works
     attrs = NonzeroAttrs(
-        offset=int(index_offset), padding=int(padding_val), free_axes=data.ndim - 1, mask=mask
+        offset=whole(index_offset, f"{what} index_offset"),
+        padding=whole(padding_val, f"{what} padding_val"),
+        free_axes=data.ndim - 1,
+        mask=mask,
     )
     return put(NONZERO, (target,), (data,), attrs, name)

@@ -19,6 +19,7 @@ from ..program.index import is_integer
 from ..program.placement import Tile
 from ..program.storage import Storage
 from .copies import memset
+from .numeric import whole, wholes
 from .operands import tensor
 from .selection import affine_select
 from .tensor import NkiTensor
@@ -31,11 +32,13 @@ PSUM_BYTES = 16 * 1024  # a tensor in PSUM may take all banks of a partition
 def new(shape: Sequence[int], dt: DType, buffer: MemoryRegion, name: str = "") -> Any:
     """An uninitialised tensor, checked."""
     tracer = trace.current("nl.ndarray")
-    sizes = tuple([int(s) for s in shape]) if all(map(is_integer, shape)) else ()
+    sizes: tuple[int, ...] = ()
+    if isinstance(shape, (list, tuple)) and all(map(is_integer, shape)):
+        sizes = tuple([int(s) for s in shape])
     if not sizes or min(sizes) < 1:
         raise refuse(
             "sim_shape",
-            f"tensor shape {tuple(shape)!r}, expected positive integers known while building",
+            f"tensor shape {shape!r}, expected positive integers known while building",
         )
     kind = buffer.value
     if kind in ("sbuf", "psum"):
@@ -88,7 +91,8 @@ def _place(storage: Storage, address: Any) -> None:
     The free offset counts bytes: the migration text says elements, but its own example, the
     published parser and AWS's library pass bytes.
     """
-    partition, byte = (int(a) for a in address)
+    given = wholes(address, "address")
+    partition, byte = given if len(given) == 2 else (-1, -1)
     legal = CORE.start_partitions(storage.shape[0])
     limit = PSUM_BYTES if storage.buffer == "psum" else CORE.sbuf_usable_bytes
     wrong = ""
@@ -117,8 +121,6 @@ def full(
     """A tensor of one value in any memory."""
     made = ndarray(shape, dtype, buffer, name)
     value = number(fill_value)
-    if made.dt.is_int:
-        value = int(value)
     if made.on_chip:
         memset(made, value)
         return made
@@ -148,7 +150,8 @@ def ones(shape: Any, dtype: Any, buffer: MemoryRegion = sbuf, name: str = "") ->
 
 
 def _like(x: Any, dtype: Any, buffer: Any) -> tuple[Any, Any, Any]:
-    where = x.buffer if buffer is None else buffer
+    like = tensor(x, "nl function")
+    where = like.buffer if buffer is None else buffer  # type: ignore[attr-defined]
     return x.shape, (x.dtype if dtype is None else dtype), where
 
 
@@ -164,9 +167,19 @@ def empty_like(x: Any, dtype: Any = None, buffer: Any = None, name: str = "") ->
 
 def shared_constant(constant: Any) -> Any:
     """A numpy array (or the path of a .npy file) as an HBM tensor that the program brings along."""
-    values = np.load(constant) if isinstance(constant, (str, Path)) else np.asarray(constant)
+    values = np.load(constant) if isinstance(constant, (str, Path)) else constant
     tracer = trace.current("nl.shared_constant")
-    made = tracer.storage(values.shape, to_dtype(values.dtype), "shared_hbm", "const")
+    if not isinstance(values, np.ndarray) or not values.ndim:
+        raise refuse(
+            "sim_constant",
+            f"nl.shared_constant of {type(values).__name__}, expected a numpy array of at least "
+            "one axis or the path of a .npy file",
+        )
+    try:
+        dt = to_dtype(values.dtype)
+    except TypeError as error:
+        raise refuse("sim_constant", f"nl.shared_constant of an array: {error}") from None
+    made = tracer.storage(values.shape, dt, "shared_hbm", "const")
     made.data, made.frame, made.source = values, None, tracer.place()
     made.name = name_at(made.source) or "constant"
     return tracer.whole(made)
@@ -177,11 +190,13 @@ def shared_identity_matrix(n: int, dtype: Any = "uint8", dst: Any = None) -> Any
     tracer = trace.current("nl.shared_identity_matrix")
     if dst is None:
         kept = tracer.identities
-        key = (int(n), element_type(dtype).name, tracer.grid_index)
+        n = whole(n, "size of nl.shared_identity_matrix")
+        key = (n, element_type(dtype).name, tracer.grid_index)
         if key in kept:
             return kept[key]
         dst = kept[key] = new((n, n), element_type(dtype), sbuf, "identity")
         dst.storage.frame = None
+    tensor(dst, "nl.shared_identity_matrix")
     ones_tile = new((n, n), dst.dt, sbuf)
     memset(ones_tile, 1 if dst.dt.is_int else 1.0)
     affine_select(dst, [[-1, n]], 1, ones_tile, 0.0)
@@ -217,6 +232,10 @@ def load_transpose2d(src: Any, dtype: Any = None) -> Any:
     """An HBM region (F, P) as a new SBUF tile (P, F)."""
     source: NkiTensor = tensor(src, "nl.load_transpose2d")  # type: ignore[assignment]
     dt = source.dt if dtype is None else element_type(dtype)
+    if source.ndim != 2:
+        raise refuse(
+            "sim_rank", f"nl.load_transpose2d of {source.label()}, expected 2 axes; slice it"
+        )
     rows, columns = source.shape
     made = new((columns, rows), dt, sbuf)
     dma_copy(made, source.permute((1, 0)))

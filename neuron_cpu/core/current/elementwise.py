@@ -21,6 +21,7 @@ from ..program.view import View
 from . import compute, copies, products, random
 from .creation import ndarray, new
 from .enums import engine, reduce_cmd
+from .numeric import real, several, whole, wholes
 from .operands import tensor
 from .types import NAMES, element_type, psum, sbuf
 
@@ -254,9 +255,8 @@ FUNCTIONS |= {
 
 # --- reductions -----------------------------------------------------------------------------------
 def _kept_shape(x: View, axis: Any, keepdims: bool) -> tuple[int, ...]:
-    axes = {
-        a + x.ndim if a < 0 else a for a in (axis if isinstance(axis, (tuple, list)) else [axis])
-    }
+    given = wholes(axis if isinstance(axis, (tuple, list)) else [axis], "axis of a reduction")
+    axes = {a + x.ndim if a < 0 else a for a in given}
     if keepdims:
         return tuple(1 if a in axes else s for a, s in enumerate(x.shape))
     left = tuple(s for a, s in enumerate(x.shape) if a not in axes)
@@ -362,7 +362,8 @@ def rms_norm(
     command = reduce_cmd.reset_reduce
     sums = {"reduce_op": FUNCTIONS["add"], "reduce_res": total, "reduce_cmd": command}
     compute.activation(squares, FUNCTIONS["square"], source, **sums)
-    steps = (FUNCTIONS["multiply"], 1.0 / n, False, FUNCTIONS["add"], epsilon)
+    count = max(1, whole(n, "rms_norm n"))
+    steps = (FUNCTIONS["multiply"], 1.0 / count, False, FUNCTIONS["add"], epsilon)
     compute.tensor_scalar(total, total, *steps)
     _rsqrt(total, total)
     made = _result(source, dtype)
@@ -395,7 +396,8 @@ def _put(made: Any, value: Any) -> None:
     if isinstance(value, View):
         copies.tensor_copy(made, value)
     else:
-        copies.memset(made, int(value) if made.dt.is_int else float(value))
+        number = real(value, "nl function operand")
+        copies.memset(made, int(number) if made.dt.is_int else number)
 
 
 def dropout(x: Any, rate: Any, dtype: Any = None) -> Any:
@@ -431,13 +433,13 @@ def expand_dims(x: Any, axis: int) -> Any:
 def broadcast_to(x: Any, shape: Any, dtype: Any = None) -> Any:
     """``x`` stretched to ``shape``: along free axes a view, over partitions a copy (a product)."""
     source: Any = tensor(x, "nl.broadcast_to")
-    if len(shape) != source.ndim:
+    if len(several(shape, "shape of nl.broadcast_to")) != source.ndim:
         raise refuse(
             "sim_broadcast",
             f"nl.broadcast_to of {source.label()} to {tuple(shape)}, expected as many axes",
         )
     if source.on_chip and source.shape[0] != shape[0]:
-        source = _over_partitions(source, int(shape[0]))
+        source = _over_partitions(source, whole(shape[0], "shape of nl.broadcast_to"))
     for axis, size in enumerate(shape):
         if source.shape[axis] != size:
             source = source.broadcast(axis, size)

@@ -102,7 +102,8 @@ def choose(given: Any, what: str, allowed: tuple[Engine, ...]) -> Engine | None:
         return None
     if not isinstance(given, engine):
         raise refuse(
-            "sim_engine", f"{what} with engine={given!r}, expected a member of nisa.engine"
+            "sim_engine",
+            f"{what} with engine={type(given).__name__}, expected a member of nisa.engine",
         )
     found = _ENGINES.get(given)
     if found not in allowed:

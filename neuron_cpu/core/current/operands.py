@@ -56,6 +56,11 @@ def put(
 def labelled(made: Instruction, name: str | None) -> NkiInstruction:
     """The handle of an instruction; ``name`` must be new on the core that records it."""
     if name is not None:
+        if not isinstance(name, str):
+            raise refuse(
+                "sim_instruction_name",
+                f"{made.op.name} is named with a {type(name).__name__}, expected a string",
+            )
         tracer = trace.current("name=")
         by_core = tracer.program.names.setdefault(name, {})
         if by_core.setdefault(tracer.grid_index, made) is not made:
@@ -139,7 +144,7 @@ def refined(shapes: list[tuple[int, ...]]) -> tuple[int, ...] | None:
 
 def column(value: View, data: View, what: str, exact: bool = True) -> View:
     """A (P, 1) fp32 operand stretched over the free axes of ``data``."""
-    if exact and value.dt is not FLOAT32:
+    if exact and tensor(value, what).dt is not FLOAT32:
         raise refuse(
             "sim_vector_type",
             f"{what} {value.label()} must be float32, got {value.dt}; cast it first",
@@ -158,7 +163,8 @@ def token(op: Any, what: str) -> str:
     if name is None:
         raise refuse(
             "sim_unknown_operator",
-            f"{what} got operator {op!r}, expected a function of nki.language such as nl.add",
+            f"{what} got operator {getattr(op, '__name__', type(op).__name__)}, expected a "
+            "function of nki.language such as nl.add",
         )
     if name in ("max", "min"):
         raise refuse(
@@ -208,6 +214,12 @@ def of_bits(what: str, steps: tuple[Step, ...], views: list[View]) -> bool:
             f"{what} joins {' and '.join(s.op for s in steps)}, expected both bitwise or both "
             "arithmetic; use two instructions",
         )
+    for s in steps:
+        if bits[0] and s.at is None and not is_integer(s.value):
+            raise refuse(
+                "sim_bitwise_on_float",
+                f"{what} joins bits with {s.value!r}, expected an integer",
+            )
     return on_bits(steps[0].op, views)
 
 
@@ -219,11 +231,6 @@ def same_types(what: str, dst: View, *views: View) -> None:
                 "sim_types_differ",
                 f"{what} got {view.label()} for {dst.label()}, expected equal types; cast first",
             )
-
-
-def sizes(pattern: Any) -> tuple[int, ...]:
-    """Counts of a ``[[step, num], ...]`` pattern."""
-    return tuple(int(num) for _, num in pattern)
 
 
 def product(values: Any) -> int:

@@ -21,6 +21,7 @@ from ..instructions.gpsimd import (
 from ..program import trace
 from ..program.view import View
 from .enums import choose, engine
+from .numeric import real
 from .operands import NkiInstruction, alike, column, put, tensor
 
 
@@ -112,8 +113,8 @@ def rand2(dst: Any, min: Any, max: Any, name: str | None = None) -> NkiInstructi
         seed=state.seed,
         seed_at=state.seed_at,
         shape=target.shape,
-        low=0.0 if places[0] is not None else float(min),
-        high=0.0 if places[1] is not None else float(max),
+        low=0.0 if places[0] is not None else real(min, "rand2 min"),
+        high=0.0 if places[1] is not None else real(max, "rand2 max"),
         low_at=places[0],
         high_at=places[1],
     )
@@ -133,7 +134,7 @@ def dropout(dst: Any, data: Any, prob: Any, name: str | None = None) -> NkiInstr
         at = 1
         src.append(column(prob, source, "dropout prob", exact=False))
     else:
-        probability = float(prob)
+        probability = real(prob, "dropout prob")
     state = random_source(src)
     attrs = DropoutAttrs(
         count=state.count,

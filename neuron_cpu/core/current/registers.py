@@ -17,6 +17,7 @@ from ..instructions.recorder import record
 from ..program import trace
 from ..program.index import is_integer
 from ..program.view import View
+from .numeric import whole
 
 
 class NeedsValues(NkiError):
@@ -42,7 +43,7 @@ class VirtualRegister:
     __slots__ = ("_tile", "frozen", "static")
 
     def __init__(self, state: Any = None, frozen: bool = False) -> None:
-        self.static: int | None = None if state is None else int(state)
+        self.static: int | None = None if state is None else whole(state, "register")
         self._tile: View | None = None
         self.frozen = frozen
 
@@ -82,7 +83,16 @@ def _hidden() -> View:
     return tracer.whole(tracer.storage((1, 1), INT32, "sbuf", name="register"))
 
 
-def _writable(register: VirtualRegister) -> None:
+def _register(given: Any, what: str) -> None:
+    if not isinstance(given, VirtualRegister):
+        raise refuse(
+            "sim_register_operand",
+            f"{what} got {type(given).__name__}, expected a register; make one with register_alloc",
+        )
+
+
+def _writable(register: VirtualRegister, what: str) -> None:
+    _register(register, what)
     if register.frozen:
         raise AssertionError("the index of a device loop is read-only; copy it with register_move")
 
@@ -98,16 +108,16 @@ def register_alloc(x: Any = None) -> VirtualRegister:
 
 def register_move(dst: VirtualRegister, src: Any) -> None:
     """``dst`` becomes the constant or the other register's value."""
-    _writable(dst)
+    _writable(dst, "register_move")
     if isinstance(src, VirtualRegister):
         dst.static, dst._tile = src.static, src._tile if src.static is None else None
     else:
-        dst.static, dst._tile = int(src), None
+        dst.static, dst._tile = whole(src, "register_move src"), None
 
 
 def register_load(dst: VirtualRegister, src: View) -> None:
     """``dst`` becomes the one element of ``src`` (SBUF or HBM)."""
-    _writable(dst)
+    _writable(dst, "register_load")
     _one_element(src, "register_load")
     tracer = trace.current("nisa.register_load")
     tile = _hidden()
@@ -122,6 +132,7 @@ def register_load(dst: VirtualRegister, src: View) -> None:
 def register_store(dst: View, src: VirtualRegister) -> None:
     """The one element of ``dst`` (SBUF or HBM) becomes the register's value."""
     _one_element(dst, "register_store")
+    _register(src, "register_store")
     if src.static is not None:
         src._tile = None  # the constant may have changed since
     column = dst if dst.ndim == 2 else dst.reshape((1, 1))

@@ -25,7 +25,8 @@ from ..program.attributes import Attrs
 from ..program.view import View
 from .accumulators import VECTOR, Reduction, reducing
 from .enums import reduce_cmd
-from .operands import NkiInstruction, alike, column, operator, product, put, sizes, tensor
+from .numeric import pairs, real, whole
+from .operands import NkiInstruction, alike, column, operator, product, put, tensor
 from .registers import VirtualRegister
 
 COMPARISONS = {
@@ -43,7 +44,8 @@ FP32_MIN = float(np.finfo(np.float32).min)
 # --- index patterns -------------------------------------------------------------------------------
 def _affine(what: str, dst: View, pattern: Any, offset: Any, channel_multiplier: int) -> np.ndarray:
     """``offset + p * channel_multiplier + sum of index * step`` in int32, in the shape of dst."""
-    if len(pattern) > MAX_PAIRS or product(sizes(pattern)) != dst.free_size:
+    steps = pairs(pattern, f"{what} pattern")
+    if len(steps) > MAX_PAIRS or product(num for _, num in steps) != dst.free_size:
         raise refuse(
             "sim_pattern",
             f"{what} of {dst.label()} with pattern {pattern}, expected at most {MAX_PAIRS} pairs "
@@ -52,9 +54,11 @@ def _affine(what: str, dst: View, pattern: Any, offset: Any, channel_multiplier:
     if isinstance(offset, VirtualRegister):
         offset = offset.value(f"offset of {what}")
     partitions = dst.shape[0]
-    total = int(offset) + np.arange(partitions, dtype=np.int64)[:, None] * int(channel_multiplier)
-    for step, num in pattern:
-        line = int(step) * np.arange(int(num), dtype=np.int64)
+    first = whole(offset, f"{what} offset")
+    across = whole(channel_multiplier, f"{what} channel_multiplier")
+    total = first + np.arange(partitions, dtype=np.int64)[:, None] * across
+    for step, num in steps:
+        line = step * np.arange(num, dtype=np.int64)
         total = (total[:, :, None] + line).reshape(partitions, -1)
     return total.astype(np.int32).reshape(dst.shape)
 
@@ -84,7 +88,7 @@ def affine_select(
     code = "equal" if cmp_op is None else _comparison(cmp_op, what)
     values = _affine(what, target, pattern, offset, channel_multiplier)
     keep = COMPARISONS[code](values, 0)
-    attrs = KeepAttrs(keep=keep, on_false=float(on_false_value))
+    attrs = KeepAttrs(keep=keep, on_false=real(on_false_value, f"{what} on_false_value"))
     return put(AFFINE_SELECT, (target,), (data,), attrs, name)
 
 
@@ -128,7 +132,7 @@ def range_select(
     def into(total: View | None) -> NkiInstruction:
         attrs = RangeAttrs(
             ops=codes,
-            first=float(range_start),
+            first=real(range_start, f"{what} range_start"),
             on_false=float(on_false_value),
             free_axes=data.ndim - 1,
             reduce_axes=0 if total is None else data.ndim - 1,
@@ -203,7 +207,7 @@ def nc_match_replace8(
     """
     what = "nc_match_replace8"
     target, source = alike(what, tensor(dst, what), tensor(data, what))
-    src, attrs = _search(source, vals, what, float(imm))
+    src, attrs = _search(source, vals, what, real(imm, f"{what} imm"))
     if dst_idx is not None:
         _, finding = _search(source, vals, what)
         index = _eight(tensor(dst_idx, what), what)
@@ -235,5 +239,5 @@ def topk(val_dst: Any, idx_dst: Any, src: Any, n: int, name: str | None = None) 
             f"{what} of {data.label()} into {values.label()} and {places.label()} with n={n}, "
             f"expected {wrong}",
         )
-    attrs = TopKAttrs(n=int(n), k=k, ndim=data.ndim)
+    attrs = TopKAttrs(n=whole(n, f"{what} n"), k=k, ndim=data.ndim)
     return put(TOPK, (values, places), (data,), attrs, name)

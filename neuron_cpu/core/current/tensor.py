@@ -21,6 +21,7 @@ from ..program.index import is_integer
 from ..program.retyping import retyped
 from ..program.view import View, contiguous, intern
 from . import types
+from .numeric import pairs, whole, wholes
 from .registers import VirtualRegister
 from .types import NAMES, MemoryRegion
 
@@ -42,8 +43,8 @@ def ds(start: Any, size: int) -> Any:
     if isinstance(start, VirtualRegister):
         start = start.static if start.static is not None else start
     if is_integer(start):
-        return slice(start, start + size)
-    return DynamicSlice(start, int(size))
+        return slice(start, start + whole(size, "size of nl.ds"))
+    return DynamicSlice(start, whole(size, "size of nl.ds"))
 
 
 class NkiTensor(View):
@@ -229,11 +230,12 @@ class NkiTensor(View):
                 f"{self.shape[dim]}; slice one element of it first",
             )
         shape, strides = list(self.shape), list(self.strides)
-        shape[dim], strides[dim] = int(size), 0
+        shape[dim], strides[dim] = whole(size, "size of a broadcast"), 0
         return self._rearranged(shape, strides)
 
     def expand_dim(self, dim: int) -> NkiTensor:
         """A new axis of size 1 at ``dim``; on chip not before the partition axis."""
+        dim = whole(dim, "axis of expand_dim")
         at = dim if dim >= 0 else dim + self.ndim + 1
         if self.storage.on_chip and at == 0:
             raise self._wrong_axis("expand_dim", dim)
@@ -353,8 +355,9 @@ class NkiTensor(View):
             if offset is None:
                 offset = _in_elements(self, dt)
             return other.ap(pattern, offset, scalar_offset, vector_offset, indirect_dim)
-        shape = tuple(int(count) for _, count in pattern)
-        strides = tuple(int(stride) for stride, _ in pattern)
+        steps = pairs(pattern, "ap pattern")
+        shape = tuple(count for _, count in steps)
+        strides = tuple(stride for stride, _ in steps)
         if offset is not None and self.offset and int(offset) != self.offset:
             warn(
                 "sim_ap_offset",
@@ -458,6 +461,7 @@ class NkiTensor(View):
         return self._with(self.offset, sizes, intern(tuple(strides)), None, self.by_data)
 
     def _axis(self, dim: int) -> int:
+        dim = whole(dim, "axis of a view")
         at = dim + self.ndim if dim < 0 else dim
         if not 0 <= at < self.ndim:
             raise refuse(
@@ -503,7 +507,8 @@ class NkiTensor(View):
 
     def __iter__(self) -> NoReturn:
         raise refuse(
-            "sim_tensor_iteration", f"{self.label()} cannot be iterated over; loop over a range"
+            "sim_tensor_iteration",
+            f"{self.label()} is iterated over, expected a loop over a range that slices it",
         )
 
     def _no_operator(self, *_: Any) -> NoReturn:
@@ -537,7 +542,7 @@ def _one_for_each_axis(keys: tuple[Any, ...], view: View) -> Sequence[Any]:
 
 def _filled(shape: Sequence[int], size: int, view: View) -> list[int]:
     """Sizes with a -1 among them computed; refuses another product than ``size``."""
-    sizes = [int(s) for s in shape]
+    sizes = wholes(shape, "shape")
     if sizes.count(-1) == 1:
         sizes[sizes.index(-1)] = size // max(1, -math.prod(sizes))
     if math.prod(sizes) != size or min(sizes, default=1) < 1:
@@ -563,7 +568,7 @@ def _in_elements(view: View, dt: DType) -> int:
 def _known(offset: Any) -> int:
     if isinstance(offset, VirtualRegister) and offset.static is not None:
         return offset.static
-    return int(offset)
+    return whole(offset, "offset of an ap")
 
 
 def _index_tile(given: Any, rows: int | None) -> View:

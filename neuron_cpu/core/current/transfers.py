@@ -16,6 +16,7 @@ from ..instructions.dma import (
 from ..program.attributes import CAST, RAW, Attrs
 from ..program.view import View, intern, reshaped_strides
 from .enums import dge_mode, engine, oob_mode
+from .numeric import several
 from .operands import NkiInstruction, joined, operator, put, refined, tensor
 
 SOURCES = 16  # of one dma_compute
@@ -134,7 +135,7 @@ def dma_transpose(
     what = "dma_transpose"
     target, source = tensor(dst, what), tensor(src, what)
     order = TRANSPOSED_AXES.get(source.ndim)
-    if order is None or (axes is not None and tuple(axes) != order):
+    if order is None or (axes is not None and tuple(several(axes, f"{what} axes")) != order):
         raise refuse(
             "sim_dma_transpose_axes",
             f"{what} of {source.label()} with axes {axes}, expected 2 to 4 axes and the order "
@@ -171,7 +172,7 @@ def dma_compute(
     """
     what = "dma_compute"
     target = tensor(dst, what)
-    sources = [tensor(s, what) for s in srcs]
+    sources = [tensor(s, what) for s in several(srcs, f"{what} srcs")]
     if operator(reduce_op, what) != "add" or any(s != 1.0 for s in scales or ()):
         raise refuse(
             "sim_rmw_operator",

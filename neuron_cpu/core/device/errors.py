@@ -26,6 +26,7 @@ class NkiError(Exception):
     """
 
     def __init__(self, identifier: str, message: str, source: str | None = None) -> None:
+        message = " ".join(message.splitlines())  # what it quotes may have several lines
         self.identifier, self.message, self.source = identifier, message, source
         where = f"{source}: " if source else ""
         super().__init__(f"{where}{message} [{identifier}]")

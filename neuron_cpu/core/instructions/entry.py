@@ -130,6 +130,8 @@ class OpSpec:
             self.rules(instruction)
         for view in instruction.dst:
             _check_operand(self, view, self.writes, "result")
+            if 0 in view.strides and not instruction.attrs.accumulate:
+                _check_overlap(self, view)
             if view.storage.role == "input" and not view.storage.mutable:
                 raise refuse(
                     "err_cannot_update_immutable_parameter",
@@ -139,6 +141,16 @@ class OpSpec:
                 )
         if self.same_partitions:
             _check_partitions(self, instruction)
+
+
+def _check_overlap(op: OpSpec, view: View) -> None:
+    """Refuse results whose elements are one and the same."""
+    if view.by_data is None and any(n > 1 and not s for n, s in zip(view.shape, view.strides)):
+        raise refuse(
+            "sim_broadcast_result",
+            f"{op.name} writes {view.label()}, a broadcast whose elements are one, expected a "
+            "result with elements of its own; write the element that it repeats",
+        )
 
 
 # --- checks that every instruction shares ---------------------------------------------------------
