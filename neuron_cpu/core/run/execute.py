@@ -146,7 +146,7 @@ def _scatter_step(op: Op, arena: Arena, inputs: list, raw: bool, bits: bool) -> 
     def store(ref: merge.Ref, values: torch.Tensor) -> None:
         flat, dt = arena.of(ref.memory), arena.kept(ref)
         if ref.by_data is None and not attrs.accumulate:
-            put(arena.view(ref), values, dt, bits, None)
+            _copy(arena.view(ref), values) if raw else put(arena.view(ref), values, dt, bits, None)
             return
         at = gather_index(ref, arena).reshape(-1)
         values = values.expand(ref.shape).reshape(-1)
