@@ -50,10 +50,14 @@ class LoadedLines:
         return self._checked(self._call("chunk", parts=list(parts)), len(parts))
 
     def recover(self) -> None:
-        if self._loaded.worker.ended:
-            self._loaded = build(self._loaded.session, self._loaded.role)
-        else:
-            self._call("forget")
+        worker = self._loaded.worker
+        if not worker.ended:
+            try:
+                self._call("forget")
+                return
+            except SubmissionFailed:  # of torchrun's ranks another one's process may have ended
+                worker.close()
+        self._loaded = build(self._loaded.session, self._loaded.role)
 
     def _call(self, function: str, **arguments: Any) -> Any:
         return self._loaded.call(f"{_SLOTS}:{function}", _FAILED, **arguments).body

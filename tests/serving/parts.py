@@ -93,28 +93,11 @@ def echo_api(tokenizer: Any, lines: Any, limits: Limits = Limits(waiting=4)) -> 
     return Api(served, Scheduler(lines, LINES, limits.waiting, [2], metrics), metrics, limits)
 
 
-class Running:
-    """A server in a thread of this process; `ask` sends one request."""
+class Address:
+    """Where a server listens on this machine; `ask` sends one request."""
 
-    def __init__(self, server: Server, listening: socket.socket) -> None:
-        self.server, self.port = server, listening.getsockname()[1]
-        self.url = f"http://127.0.0.1:{self.port}"
-        self._thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
-        self._thread.start()
-        self.until(lambda: server.started)
-
-    def close(self) -> None:
-        self.server.should_exit = True
-        self._thread.join(30)
-        assert not self._thread.is_alive()
-
-    @staticmethod
-    def until(true: Any) -> None:
-        """Wait for something that is about to happen."""
-        end = time.monotonic() + 30
-        while not true():
-            assert time.monotonic() < end
-            time.sleep(0.005)
+    def __init__(self, port: int) -> None:
+        self.port, self.url = port, f"http://127.0.0.1:{port}"
 
     @contextlib.contextmanager
     def connection(self) -> Iterator[http.client.HTTPConnection]:
@@ -144,6 +127,30 @@ class Running:
         status, text, headers = self.ask(path, body)
         assert status == 200 and headers["content-type"].startswith("text/event-stream"), text
         return [part.removeprefix("data: ") for part in text.split("\n\n") if part]
+
+
+class Running(Address):
+    """A server in a thread of this process."""
+
+    def __init__(self, server: Server, listening: socket.socket) -> None:
+        super().__init__(listening.getsockname()[1])
+        self.server = server
+        self._thread = threading.Thread(target=server.run, args=([listening],), daemon=True)
+        self._thread.start()
+        self.until(lambda: server.started)
+
+    def close(self) -> None:
+        self.server.should_exit = True
+        self._thread.join(30)
+        assert not self._thread.is_alive()
+
+    @staticmethod
+    def until(true: Any, seconds: float = 30) -> None:
+        """Wait for something that is about to happen."""
+        end = time.monotonic() + seconds
+        while not true():
+            assert time.monotonic() < end
+            time.sleep(0.005)
 
 
 def on_a_free_port() -> socket.socket:

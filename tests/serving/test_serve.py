@@ -21,7 +21,7 @@ from harness.inputs import command_line
 from harness.modes import serve
 from tests.adapters import ATTENTION, as_peft, write_adapter
 from tests.conftest import REPOSITORY
-from tests.serving.parts import Running
+from tests.serving.parts import Address, Running
 
 CURL = shutil.which("curl")
 
@@ -67,7 +67,7 @@ def asked(prompt: str, tokens: int, **more: Any) -> dict[str, Any]:
     return {"model": "tiny", "prompt": prompt, "max_tokens": tokens, **more}
 
 
-def text(served: Served, body: dict[str, Any]) -> str:
+def text(served: Address, body: dict[str, Any]) -> str:
     status, found, _ = served.ask("/v1/completions", body)
     assert status == 200, found
     return found["choices"][0]["text"]
@@ -294,6 +294,42 @@ def test_a_signal_drains_and_a_kill_leaves_no_lock(tiny_model, cache):
             client.completions.create(model="tiny", prompt="hello")
     assert second.wait(60) == 0
     second.communicate()
+
+
+@pytest.mark.full
+def test_torchrun_s_ranks_serve_and_start_anew(tiny_model, cache, tmp_path):
+    """The process of a rank that is not the leader's is killed in the middle of an answer."""
+    psutil = pytest.importorskip("psutil")
+    main = [str(REPOSITORY / "main.py"), "--mode", "serve", "--port", "0", "--seq-len", "64"]
+    with (tmp_path / "told").open("w+") as told:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *main]
+            + ["--model-path", str(tiny_model), "--batch-size", "2", "--enable-nki"],
+            env={**os.environ, "XDG_CACHE_HOME": cache},
+            stderr=told,
+        )
+        path = Path(told.name)
+        try:
+            Running.until(lambda: "Serving tiny" in path.read_text(), seconds=120)
+            place = next(line for line in path.read_text().splitlines() if "Serving tiny" in line)
+            server = Address(int(place.rpartition(":")[2]))
+            before = text(server, asked("hello", 4))
+            with server.connection() as client:
+                body = json.dumps(asked("hello there", 50, stream=True))
+                client.request(
+                    "POST", "/v1/completions", body, {"Content-Type": "application/json"}
+                )
+                answer = client.getresponse()
+                answer.readline()
+                ranks = psutil.Process(process.pid).children()
+                (second,) = [rank for rank in ranks if rank.environ().get("RANK") == "1"]
+                second.children(recursive=True)[-1].kill()
+                events = answer.read().decode()
+            assert "ended by SIGKILL (rank 1)" in events
+            assert text(server, asked("hello", 4)) == before
+        finally:
+            process.terminate()
+            process.wait(60)
 
 
 @pytest.mark.full
