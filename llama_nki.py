@@ -69,6 +69,8 @@ class HeadShape(nl.NKIObject):
     head_dim: int
 
     def __post_init__(self):
+        assert self.head_dim == 64 or self.head_dim == 128, "expected heads of 64 or 128"
+        assert self.q_heads % self.kv_heads == 0, "expected whole groups of query heads"
         self.group = self.q_heads // self.kv_heads
         self.stack = P_MAX // self.head_dim
         self.stacks = math.ceil(self.kv_heads / self.stack)
@@ -283,6 +285,19 @@ def feature_tiles(weight_hbm, k_tiles):
     return weight_hbm.shape[1] // (k_tiles * P_MAX)
 
 
+def feature_rows(x_hbm):
+    """Tiles of 128 features of hidden states [H, T] @ HBM."""
+    assert x_hbm.shape[0] % P_MAX == 0, f"{x_hbm.shape[0]} features, expected whole tiles of 128"
+    return x_hbm.shape[0] // P_MAX
+
+
+def check_weight(weight_hbm, features, k, name):
+    """Refuse a kernel weight of other sizes than ``features`` from ``k``."""
+    columns = math.ceil(features / P_MAX) * (k // P_MAX) * P_MAX
+    expected = (P_MAX, columns)
+    assert weight_hbm.shape == expected, f"{name} is {weight_hbm.shape}, expected {expected}"
+
+
 def load_weight(weight_hbm, first, tiles, k_tiles):
     """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each."""
     tiled_hbm = weight_hbm.reshape((P_MAX, feature_tiles(weight_hbm, k_tiles), k_tiles, P_MAX))
@@ -335,7 +350,7 @@ def store_product(weight_hbm, passed, out_hbm):
 def block_part(x_hbm, block, tile, tiles):
     """Some tiles of features of a block of hidden states [H, T] @ HBM -> [128, tiles * count]: a
     partition's are contiguous."""
-    k_tiles = x_hbm.shape[0] // P_MAX
+    k_tiles = feature_rows(x_hbm)
     rows_hbm = x_hbm.reshape((P_MAX, k_tiles * x_hbm.shape[1]))
     return rows_hbm[:, nl.ds(k_tiles * block.start + tile * block.count, tiles * block.count)]
 
@@ -353,7 +368,7 @@ def residual_sum(x_hbm, delta_hbm, sum_hbm, block):
     Without delta just x. Many tokens arrive in up to eight parts, so that what follows starts with
     one, in rows of 4 KiB.
     """
-    k_tiles, count = x_hbm.shape[0] // P_MAX, block.count
+    k_tiles, count = feature_rows(x_hbm), block.count
     x_sb = tile_of((P_MAX, k_tiles * count), x_hbm.dtype)
     each = k_tiles if count <= P_MAX else max(math.ceil(k_tiles / 8), 2048 // count)
     for piece in spans(k_tiles, each):
@@ -467,6 +482,17 @@ class AttentionLayer(nl.NKIObject):
     cos_hbm: nl.NkiTensor
     sin_hbm: nl.NkiTensor
     heads: HeadShape
+
+
+def check_layer(layer, qkv_w_hbm, out_w_hbm):
+    """Refuse weights and tables that do not belong to the hidden states and heads of a layer."""
+    heads, features = layer.heads, layer.x_hbm.shape[0]
+    columns = (heads.q_tiles + heads.stacks) * P_MAX + heads.kv_heads * heads.head_dim
+    check_weight(qkv_w_hbm, columns, features, "the weight of QKV")
+    check_weight(out_w_hbm, features, heads.q_tiles * P_MAX, "the weight of the output")
+    expected = (P_MAX, layer.x_hbm.shape[1])
+    for table_hbm in (layer.cos_hbm, layer.sin_hbm):
+        assert table_hbm.shape == expected, f"a table is {table_hbm.shape}, expected {expected}"
 
 
 class Projection(nl.NKIObject):
@@ -1699,8 +1725,9 @@ def linear_kernel(x_hbm, weight_hbm, norm=None):
 
     The LM head: tokens are few and leave the device, so they come out in rows. N is whole tiles.
     """
-    k_tiles, tokens = x_hbm.shape[0] // P_MAX, x_hbm.shape[1]
+    k_tiles, tokens = feature_rows(x_hbm), x_hbm.shape[1]
     tiles = feature_tiles(weight_hbm, k_tiles)
+    check_weight(weight_hbm, tiles * P_MAX, x_hbm.shape[0], "the weight")
     out_hbm = nl.ndarray((tokens, tiles * P_MAX), dtype=x_hbm.dtype, buffer=nl.shared_hbm)
     rows_hbm = out_hbm.reshape((tokens, P_MAX, tiles))
     for block in token_blocks(x_hbm.shape[0], tokens, 1):
@@ -1751,6 +1778,8 @@ def attention_prefill_kernel(
     layer = AttentionLayer(
         x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, heads
     )  # fmt: skip
+    check_layer(layer, qkv_w_hbm, out_w_hbm)
+    assert tokens == batch * length, f"{tokens} tokens are no {batch} sequences of one length"
     # which tokens a tile's queries are, the identity, and the triangle of a tile with itself
     blocks, most = token_blocks(features, tokens, length), min(length, P_MAX)
     constants = attention_constants(most, heads, dtype)
@@ -1763,7 +1792,7 @@ def attention_prefill_kernel(
     marks = 0 if turned and resident(length, heads, 0, dtype) else MARKS
     short = resident(length, heads, marks, dtype)
     # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
-    k_tiles = features // P_MAX
+    k_tiles = feature_rows(x_hbm)
     weights = attention_weights(qkv_w_hbm, out_w_hbm, heads, k_tiles, blocks[0].count)
     kept = 2 * (qkv_w_hbm.shape[1] + out_w_hbm.shape[1]) <= WEIGHT_BYTES
     started, ahead, before, scratch = [], None, None, None
@@ -1822,6 +1851,10 @@ def attention_decode_kernel(
     new_keys_hbm = nl.ndarray(new_shape, dtype=dtype, buffer=nl.shared_hbm)
     new_values_hbm = nl.ndarray(new_shape, dtype=dtype, buffer=nl.shared_hbm)
     stream_hbm = stream_of(x_hbm, delta_hbm)
+    layer = AttentionLayer(
+        x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, heads
+    )  # fmt: skip
+    check_layer(layer, qkv_w_hbm, out_w_hbm)
     # hidden states [128, H/128, B], a few KiB, then the cache, before the weights: TensorE turns
     # its keys, 128 a pass, while those stream
     block = Block(0, batch, 1)
@@ -1833,9 +1866,6 @@ def attention_decode_kernel(
         )  # fmt: skip
     # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
     # a fifth of the time that DMA takes for its weights
-    layer = AttentionLayer(
-        x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, heads
-    )  # fmt: skip
     p = projection(x_sb, layer, 0, parts)
     qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
     nl.store(new_keys_hbm, key_rows(qk_sb, 0, batch, heads))
@@ -1861,10 +1891,12 @@ def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, length
     [H, F], ``length`` tokens of a sequence if there are several -> partial output [H, T], and x +
     delta where there is a delta. One pass over the weights for every ``token_chunk`` of tokens.
     """
-    tokens, k_tiles, dtype = x_hbm.shape[1], x_hbm.shape[0] // P_MAX, x_hbm.dtype
+    tokens, k_tiles, dtype = x_hbm.shape[1], feature_rows(x_hbm), x_hbm.dtype
     tiles = feature_tiles(gate_hbm, k_tiles)
     out_hbm = nl.ndarray(x_hbm.shape, dtype=dtype, buffer=nl.shared_hbm)
     stream_hbm = stream_of(x_hbm, delta_hbm)
+    check_weight(up_hbm, tiles * P_MAX, x_hbm.shape[0], "the weight of up")
+    check_weight(down_hbm, x_hbm.shape[0], tiles * P_MAX, "the weight of down")
     zero_sb = filled((P_MAX, 1), 0.0, FP32)
     blocks = token_blocks(x_hbm.shape[0], tokens, tokens if length is None else length)
     for some in grouped(blocks, token_chunk(bytes_of(dtype) * (tiles + k_tiles))):

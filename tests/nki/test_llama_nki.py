@@ -235,3 +235,28 @@ def test_the_compilers_parser_takes_it():
     imported = {a.name for n in ast.walk(tree) if isinstance(n, (ast.Import, ast.ImportFrom))
                 for a in n.names}  # fmt: skip
     assert imported == {"math", "nki", "nki.isa", "nki.language"}
+
+
+REFUSED = {
+    "heads of 64 or 128": lambda: llama_nki.HeadShape(4, 2, 80),
+    "whole groups": lambda: llama_nki.HeadShape(5, 2, 64),
+    "weight of QKV is": lambda: attend(3, values(2, 128, 640)),
+    "weight of the output is": lambda: attend(4, values(2, 128, 128)),
+    "a table is": lambda: attend(5, values(2, 128, 3)),
+    "no 2 sequences": lambda: attend(8, 2),
+    "weight of down is": lambda: llama_nki.swiglu_mlp_kernel(*mlp(3)[2][:5], values(2, 128, 256)),
+    "whole tiles": lambda: llama_nki.linear_kernel(values(1, 100, 3), values(2, 128, 128)),
+}
+
+
+def attend(number, value):
+    """attention_prefill_kernel with another value of one argument."""
+    arguments = list(prefill(2, 1, 64, 5)[2])
+    arguments[number] = value
+    return llama_nki.attention_prefill_kernel(*arguments)
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_does_not_fit_is_refused(message):
+    with pytest.raises(AssertionError, match=message):
+        REFUSED[message]()
