@@ -3138,18 +3138,21 @@ class NeuronLlamaAttention(nn.Module):
 
         ``given`` by the base class: position_ids [B, S]; attention_mask and active_mask, True where
         keys count; past_key_value, two [B, kv_rank, L, D], and cos_cache and sin_cache of the layer
-        before; adapter_ids [B], where projections have adapters. All but the first two may be None.
+        before; adapter_ids [B], where projections have adapters; rotary_position_ids [B, S], where
+        tokens stand whose keys lie elsewhere. All but the first two may be None.
         A prompt behind a prefix, in blocks of the cache, has both masks, as several tokens a step.
         """
         cos, sin = given.get("cos_cache"), given.get("sin_cache")
+        places = given.get("rotary_position_ids")  # of a tree, where rows lie elsewhere
+        places = given["position_ids"] if places is None else places
         # a comparison of both paths hands tables of the kernels' layout, [128, B * S], to the other
         if cos is None or (cos.dim() == 2) != self.nki_enabled:
             dtype = hidden.stream.dtype if self.nki_enabled else hidden.dtype
-            cos, sin = self.rotary_emb(given["position_ids"], dtype)
+            cos, sin = self.rotary_emb(places, dtype)
         past = given.get("past_key_value")
         masks = given["attention_mask"], given.get("active_mask")
         if self.window is not None:
-            masks = self.within_window(*masks, None if past is None else given["position_ids"])
+            masks = self.within_window(*masks, None if past is None else places)
         if given.get("tile_masks") is not None:  # a chunk of several sequences
             past, masks = self.in_tiles(past, masks[0], given)
         inputs = hidden, norm, past, *masks, (cos, sin)

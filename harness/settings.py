@@ -30,6 +30,7 @@ class Speculation:
         eagle_input_norm: its layer has a norm in front.
         tree: of Medusa's guesses, each the path to a node: which candidate of the first head, of
             the second one, and so on.
+        token_tree: of an EAGLE head's guesses, the children of each node that has some.
     """
 
     method: str
@@ -39,6 +40,7 @@ class Speculation:
     eagle: bool = False
     eagle_input_norm: bool = False
     tree: tuple[tuple[int, ...], ...] = ()
+    token_tree: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
     @property
     def submodel(self) -> str:
@@ -67,6 +69,10 @@ class Speculation:
         longest = -(-(seq_len + self.length) // 64) * 64  # kernels take caches in whole tiles
         values.update(max_length=longest, enable_fused_speculation=True, output_logits=True)
         values["enable_eagle_speculation"] = self.eagle
+        if self.token_tree:
+            values["token_tree_config"] = {
+                str(node): [str(child) for child in own] for node, own in self.token_tree
+            }
         if buckets is not None:
             values["token_generation_buckets"] = [*buckets[:-1], longest]
         return values

@@ -35,15 +35,18 @@ DEFAULT_TREE = (
     *((0,), (1,), (2,), (3,), (0, 0), (0, 1), (0, 2), (1, 0), (2, 0)),
     *((0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 0, 0, 0), (0, 0, 0, 1)),
 )
+_Node = Annotated[int, Field(ge=0)]
+_TOKEN_TREE: TypeAdapter[dict[_Node, list[_Node]]] = TypeAdapter(dict[_Node, list[_Node]])
 _Candidate = Annotated[int, Field(ge=0, lt=MEDUSA_CANDIDATES, strict=True)]
 _Path = Annotated[list[_Candidate], Field(min_length=1)]
+_TokenTree = tuple[tuple[int, tuple[int, ...]], ...]
 _PATHS: TypeAdapter[list[_Path]] = TypeAdapter(list[_Path])
 DEFAULT_LENGTH = 5  # tokens of a step: more than 4 guesses are rarely all right
 MOST_LENGTH = 128  # the kernels' mask of new tokens among themselves: one query a partition
 FLAGS = (
     *("--speculate", "--prompt-lookup-num-tokens", "--draft-model-path", "--speculation-length"),
     *("--enable-fused-speculation", "--enable-eagle-speculation"),
-    *("--enable-eagle-draft-input-norm", *_MEDUSA_FLAGS),
+    *("--enable-eagle-draft-input-norm", "--token-tree-json", *_MEDUSA_FLAGS),
 )
 
 
@@ -76,6 +79,12 @@ def add_arguments(
         ("eagle-draft-input-norm", "the EAGLE head's layer has a norm in front"),
     ):
         group.add_argument(f"--enable-{name}", action="store_true", help=what)
+    group.add_argument(
+        "--token-tree-json",
+        type=path,
+        metavar="FILE",
+        help="of an EAGLE head's guesses: children of each node, NxDI 0.2 and later",
+    )
     group.add_argument("--is-medusa", action="store_true", help=f"heads from {MEDUSA_FILE}")
     group.add_argument(
         "--num-medusa-heads", type=positive, metavar="N", help=f"default: {DEFAULT_HEADS}"
@@ -96,10 +105,10 @@ def asked(args: argparse.Namespace) -> Optional[Speculation]:
     for flag in _MEDUSA_FLAGS:
         if getattr(args, flag[2:].replace("-", "_")):
             raise UserError(f"{flag} needs --is-medusa; give both.")
-    if args.enable_eagle_draft_input_norm and not (
-        args.enable_eagle_speculation or args.speculate == EAGLE
-    ):
-        raise UserError("--enable-eagle-draft-input-norm needs --enable-eagle-speculation.")
+    if not (args.enable_eagle_speculation or args.speculate == EAGLE):
+        for flag in ("--enable-eagle-draft-input-norm", "--token-tree-json"):
+            if getattr(args, flag[2:].replace("-", "_")):
+                raise UserError(f"{flag} needs --enable-eagle-speculation.")
     if lookup is not None and draft is not None:
         raise UserError(
             "--prompt-lookup-num-tokens and --draft-model-path name two ways to guess; give one."
@@ -131,6 +140,9 @@ def asked(args: argparse.Namespace) -> Optional[Speculation]:
                 f"{lookup}, the guesses and one more, got {args.speculation_length}; leave it out."
             )
         length = lookup + 1
+    tree: _TokenTree = ()
+    if args.token_tree_json is not None:
+        tree, length = _token_tree(args)
     return Speculation(
         method,
         length,
@@ -138,7 +150,42 @@ def asked(args: argparse.Namespace) -> Optional[Speculation]:
         fused=method in (FUSED, EAGLE),
         eagle=method == EAGLE,
         eagle_input_norm=args.enable_eagle_draft_input_norm,
+        token_tree=tree,
     )
+
+
+def _token_tree(args: argparse.Namespace) -> tuple[_TokenTree, int]:
+    """The children of each node that has some, and the number of nodes; UserError for what is no
+    tree whose nodes count up from 0, level by level."""
+    source = args.token_tree_json
+    try:
+        given = _TOKEN_TREE.validate_json(source.read_bytes())
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"Cannot read the tree {source}, expected a JSON object of nodes and their children, "
+            f'such as {{"0": ["1", "2"], "1": ["3"]}}: {" ".join(str(error).split())[:120]}; mend '
+            "the file."
+        ) from error
+    found = [0]
+    for node in found:
+        if len(found) <= MOST_LENGTH:  # a circle has no end
+            found += given.get(node, [])
+    if (
+        not 2 <= len(found) <= MOST_LENGTH
+        or found != list(range(len(found)))
+        or not set(given) <= set(found)
+    ):
+        raise UserError(
+            f"The tree {source} has the nodes {found[:MOST_LENGTH]} from 0 on, level by level, "
+            f"expected 0, 1, 2 and so on, at most {MOST_LENGTH} of them, each with one parent; "
+            "mend the file."
+        )
+    if args.speculation_length not in (None, len(found)):
+        raise UserError(
+            f"--speculation-length must be {len(found)}, the nodes of the tree {source}, got "
+            f"{args.speculation_length}; leave it out."
+        )
+    return tuple((node, tuple(own)) for node, own in given.items() if own), len(found)
 
 
 def _medusa(args: argparse.Namespace) -> Speculation:

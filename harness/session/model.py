@@ -107,6 +107,11 @@ def _with_draft(host: Host, model_class: Any, target: Any) -> Any:
     it is told to."""
     asked = host.job.settings.speculation
     assert asked is not None and asked.draft_path is not None
+    if asked.token_tree and not hasattr(target, "token_tree_config"):
+        raise UserError(
+            "--token-tree-json needs a version of NxDI whose NeuronConfig has token_tree_config "
+            "(0.2 and later); leave it out."
+        )
     if hasattr(target, "trace_tokengen_model"):
         target.trace_tokengen_model = False
     draft = copy.deepcopy(target)

@@ -159,7 +159,7 @@ class InGraph(Speculative):
         return outputs.fused_outputs[-1][0, -1:]
 
     def _step(self, ids: torch.Tensor) -> tuple[list[int], torch.Tensor]:
-        newest, length = ids.shape[1] - 1, self.neuron_config.speculation_length
+        newest = ids.shape[1] - 1
         outputs = self(
             input_ids=ids[:, -1:],
             attention_mask=torch.ones((1, newest), dtype=torch.int64),
@@ -173,7 +173,7 @@ class InGraph(Speculative):
             accepted, count = outputs[1][0], 1 + int(right.sum())
         else:
             accepted, count = outputs[0][0], int(outputs[3].reshape(-1)[0]) - newest
-        self.steps.append(Step(length - 1, 0, 0))
+        self.steps.append(Step(outputs[0].shape[1] - 1, 0, 0))
         return accepted[: count - 1].tolist(), outputs[-1][0, :count]
 
 

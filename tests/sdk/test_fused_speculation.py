@@ -14,6 +14,7 @@ from neuronx_distributed_inference.models.config import FusedSpecNeuronConfig, N
 from neuronx_distributed_inference.models.llama import modeling_llama
 from neuronx_distributed_inference.modules.eagle.acceptance import accept_by_sampling
 from neuronx_distributed_inference.modules.eagle.hidden_state import HiddenStateRollingBuffer
+from neuronx_distributed_inference.modules.eagle.token_tree import TokenTree
 from neuronx_distributed_inference.modules.generation.sampling import (
     Sampler,
     prepare_sampling_params,
@@ -132,6 +133,65 @@ def test_any_eagle_head_gives_the_greedy_text(
     assert got[0].tolist() == reference(model, PROMPT, STEPS)[0].tolist()
 
 
+TREE = {"0": ["1", "2", "3"], "1": ["4", "5"], "3": ["6"], "4": ["7"]}
+
+
+@pytest.mark.parametrize(
+    "version",
+    [pytest.param(v, marks=[] if v == "0.6" else pytest.mark.full) for v in VERSIONS[1:]],
+)
+def test_any_tree_of_guesses_gives_the_greedy_text(
+    tiny_llama, fused, generate, reference, monkeypatch, tmp_path, version
+):
+    """A head guesses hardly anything, but one of sixty of its 256 tokens often is the next."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, folder = tiny_llama()
+    head = eagle_head(folder, tmp_path / "head")
+    wide = {"0": list(range(1, 61)), **{str(n): [60 + n] for n in range(1, 31)}}
+    needed = {}
+    for name, tree, nodes, most in (("deep", TREE, 8, 128), ("wide", wide, 91, 192)):
+        app = fused(folder, head, nodes, True, token_tree_config=tree, max_length=most, tp_degree=2)
+        got, needed[name] = rounds(app, generate, STEPS)
+        assert got[0].tolist() == reference(model, PROMPT, STEPS)[0].tolist(), name
+    assert needed["wide"] < needed["deep"] <= STEPS - 1
+
+
+def test_a_tree_in_tensors():
+    tree = TokenTree(TREE)
+    assert (tree.num_nodes, tree.depth, tree.level) == (8, 4, [1, 3, 3, 1])
+    assert tree.drafted_nums == [0, 1, 4, 7]
+    assert tree.level_child == [[3], [2, 0, 1], [1, 0, 0], [0]]
+    ancestors = [row.nonzero()[:, 0].tolist() for row in tree.full_tree_attn_mask]
+    assert ancestors == [[0], [0, 1], [0, 2], [0, 3], [0, 1, 4], [0, 1, 5], [0, 3, 6], [0, 1, 4, 7]]
+    assert tree.draft_tree_attn_mask[2].sum(dim=1).tolist() == [2, 2, 2]
+    own = [row[:n].tolist() for row, n in zip(tree.path, tree.path_length)]
+    assert own == [[0, 2], [0, 1, 5], [0, 3, 6], [0, 1, 4, 7]]
+    for order, rows in zip(tree.path_permute_mask, tree.cache_scatter_indices):
+        assert order[rows].tolist() == list(range(8))
+    assert tree.rotary_position_id_offset.tolist() == [0, 1, 1, 1, 2, 2, 2, 3]
+    assert (tree.children_of(1), tree.parents_of(1)) == ([0, 1, 4], [0, 0, 2])
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [
+        {},
+        {"0": []},
+        {"0": ["2"]},
+        {"0": ["1"], "1": ["0"]},
+        {"0": ["1", "2"], "2": ["3"], "1": ["4"]},
+        {"0": ["1"], "1": ["2"], "2": ["1"]},
+        {"1": ["2"]},
+        {"0": 1},
+        {"0": ["one"]},
+        [[0]],
+    ],
+)
+def test_what_is_no_tree_is_refused(tree):
+    with pytest.raises(ValueError, match="is no tree whose nodes are numbered from 0"):
+        TokenTree(tree)
+
+
 # The submission's shapes: heads of 64, three query heads over one KV head, padded at degree 2.
 HEADS_OF_64 = dict(
     hidden_size=192,
@@ -159,6 +219,26 @@ def test_the_submission_speculates_with_kernels_and_without(
     app = fused(folder, draft, eagle=eagle, tp_degree=tp_degree, **more)
     got, _ = rounds(app, generate, 16)
     assert got[0].tolist() == reference(model, PROMPT, 16)[0].tolist()
+
+
+TREES = itertools.product(VERSIONS[1:], (False, True), (1, 2))
+QUICK_TREE = ("0.3", True, 2)
+TREES = [pytest.param(*c, marks=[] if c == QUICK_TREE else pytest.mark.full) for c in TREES]
+
+
+@pytest.mark.parametrize(("version", "enable_nki", "tp_degree"), TREES)
+def test_the_submission_takes_a_tree(
+    tiny_llama, fused, generate, reference, monkeypatch, tmp_path, version, enable_nki, tp_degree
+):
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    model, folder = tiny_llama(**HEADS_OF_64)
+    wide = {"0": list(range(1, 41)), **{str(n): [40 + n] for n in range(1, 21)}}
+    more = dict(module=importlib.import_module("llama"), enable_nki=enable_nki)
+    more.update(tp_degree=tp_degree, token_tree_config=wide, max_length=128)
+    app = fused(folder, eagle_head(folder, tmp_path / "head"), 61, True, **more)
+    got, count = rounds(app, generate, 16)
+    assert got[0].tolist() == reference(model, PROMPT, 16)[0].tolist()
+    assert count < 14  # without a guess that is right: 15
 
 
 @pytest.mark.parametrize("version", ["0.1", pytest.param("0.6", marks=pytest.mark.full)])
@@ -287,6 +367,25 @@ def test_settings_that_the_graph_cannot_have_are_refused(tiny_llama, fused, chan
     _, folder = tiny_llama()
     with pytest.raises(ValueError, match=told):
         fused(folder, folder, load=False, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "speculation_length 3, the nodes of its token_tree_config, got 4"),
+        ({"eagle": False}, "a token_tree_config with enable_eagle_speculation only"),
+        ({"sampling": {"do_sample": True}}, "do_sample False with a token_tree_config, got True"),
+        ({"length": 3, "sampling": {"global_topk": 1}}, "global_topk of at least 2, a node's"),
+    ],
+)
+def test_trees_that_the_graph_cannot_have_are_refused(
+    tiny_llama, fused, monkeypatch, changes, told
+):
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.2")
+    _, folder = tiny_llama()
+    options = {"eagle": True, "token_tree_config": {"0": ["1", "2"]}} | changes
+    with pytest.raises(ValueError, match=told):
+        fused(folder, folder, load=False, **options)
 
 
 def test_drafts_that_do_not_fit_are_refused(tiny_llama, fused, tmp_path):

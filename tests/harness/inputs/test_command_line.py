@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from pathlib import Path
 
@@ -91,6 +92,8 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
         ("--is-medusa", "--speculate", "eagle"),
         ("--is-medusa", "--medusa-tree-json", "nowhere.json"),
         ("--enable-eagle-draft-input-norm", "--draft-model-path", "d"),
+        ("--token-tree-json", "nowhere.json", "--draft-model-path", "d"),
+        ("--speculate", "eagle", "--draft-model-path", "d", "--token-tree-json", "nowhere.json"),
         ("--enable-fused-speculation", "--prompt-lookup-num-tokens", "3"),
         ("--speculate", "fused", "--enable-eagle-speculation", "--draft-model-path", "d"),
         ("--speculate", "lookup", "--draft-model-path", "d"),
@@ -131,7 +134,31 @@ def test_trees_are_read_whole(tmp_path, name) -> None:
 
 LLAMA = Path(command_line.__file__).parents[2] / "llama.py"
 SWAP = f"--kernel {LLAMA}:kernel --at mlp"
-NEED_FILES = {"--medusa-tree-json", "--adapter-id", *adapters.FLAGS}
+TOKEN_TREES = {
+    "tree": '{"0": ["1", 2], "2": ["3"], "3": []}', "bare": '{"0": []}', "list": "[[0]]",
+    "gap": '{"0": ["2"]}', "circle": '{"0": ["1"], "1": ["0"]}', "order": '{"0": [2, 1]}',
+    "apart": '{"0": ["1"], "5": ["6"]}', "twice": '{"0": ["1", "2"], "1": ["3"], "2": ["3"]}',
+    "long": json.dumps({"0": [*range(1, 129)]}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", sorted(TOKEN_TREES))
+def test_token_trees_are_read_whole(tmp_path, name) -> None:
+    path = tmp_path / "tree.json"
+    path.write_text(TOKEN_TREES[name])
+    arguments = "--speculate", "eagle", "--draft-model-path", "d", "--token-tree-json", str(path)
+    if name != "tree":
+        with pytest.raises(UserError, match="tree .*tree.json"):
+            parse(*arguments)
+        return
+    asked = parse(*arguments).speculation.neuron_config(64, None)
+    assert asked["token_tree_config"] == {"0": ["1", "2"], "2": ["3"]}
+    assert asked["speculation_length"] == 4
+    with pytest.raises(UserError, match="must be 4, the nodes of the tree"):
+        parse(*arguments, "--speculation-length", "5")
+
+
+NEED_FILES = {"--medusa-tree-json", "--token-tree-json", "--adapter-id", *adapters.FLAGS}
 
 
 @pytest.mark.parametrize("flag", sorted(set(command_line.ONLY_IN) - NEED_FILES))

@@ -10,6 +10,7 @@ import torch
 from neuronx_distributed_inference.contract import VERSIONS
 
 from benchmarks import speculation_heads
+from harness.errors import UserError
 from harness.figures import acceptance
 from harness.figures.accuracy import bf16_spacing
 from harness.figures.estimated_speed import SpeedEstimates
@@ -83,6 +84,7 @@ def private_work_dir(tmp_path, monkeypatch):
 def heads(tiny, tmp_path_factory):
     """A folder of an EAGLE head for the tiny model, learnt in a second from its own text."""
     output = tmp_path_factory.mktemp("heads")
+    (output / "tree.json").write_text('{"0": ["1", "2", "3"], "1": [4, 5], "4": ["6"]}')
     arguments = "--tokens", "900", "--length", "32", "--steps", "30"
     speculation_heads.main([str(output), "--model-path", str(tiny), *arguments])
     return output
@@ -96,11 +98,14 @@ METHODS = {
     "fused": ("--speculate", "fused", "--speculation-length", "4", "--draft-model-path", "tiny"),
     "eagle": ("--enable-eagle-speculation", "--speculation-length", "3")
     + ("--draft-model-path", "eagle"),
+    "tree": ("--enable-eagle-speculation", "--draft-model-path", "eagle")
+    + ("--token-tree-json", "tree"),
 }
 
 
 def arguments(method: str, tiny: Path, other: Path, heads: Path) -> list[str]:
     folders = {"tiny": str(tiny), "other": str(other), "eagle": str(heads / "eagle")}
+    folders["tree"] = str(heads / "tree.json")
     return [folders.get(argument, argument) for argument in METHODS[method]]
 
 
@@ -110,8 +115,10 @@ QUICK = {
     ("0.6", "other draft", "torch"),
     ("0.6", "eagle", "torch"),
     ("0.2", "medusa", "torch"),
+    ("0.2", "tree", "torch"),
 }
 CASES = [(v, m, r) for v in VERSIONS for m in METHODS for r in ("nki", "torch")]
+CASES = [case for case in CASES if case[:2] != ("0.1", "tree")]
 
 
 @pytest.mark.parametrize(
@@ -136,8 +143,14 @@ def test_text_is_that_of_one_token_a_step(
         assert all(agreed == guessed for guessed, agreed, _ in calls)
     if method == "lookup":
         assert target < len(expected)
-    if method not in ("fused", "eagle"):
+    if method not in ("fused", "eagle", "tree"):
         assert hasattr(found.host.models[role], "token_generation_model") == (version == "0.1")
+
+
+def test_a_tree_needs_a_version_that_has_one(tiny, other, heads, tmp_path, monkeypatch):
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.1")
+    with pytest.raises(UserError, match="needs a version of NxDI whose NeuronConfig has"):
+        Running(tiny, tmp_path, *arguments("tree", tiny, other, heads))
 
 
 @pytest.mark.parametrize("method", ["lookup", pytest.param("fused", marks=pytest.mark.full)])

@@ -24,6 +24,7 @@ from ..contract import ENVIRONMENT_VARIABLE
 from ..modules import quantised
 from ..modules.block_settings import refuse_blocks
 from ..modules.checkpoint import load_medusa_heads, load_state_dict, without_sharing
+from ..modules.eagle.token_tree import TokenTree
 from ..modules.lora_serving.adapters import add_adapters, resolve
 from ..modules.lora_serving.lora_module import move_base_weights
 from .config import InferenceConfig, NeuronConfig
@@ -42,7 +43,6 @@ logger = logging.getLogger("Neuron")
 # `mlp_kernel_enabled` are not among them: models put kernels of their own behind these switches,
 # and where they call the SDK's closed ones, those refuse by name.
 _UNSUPPORTED = (
-    "token_tree_config",
     "is_paged_attention",
     "attn_tkg_builtin_kernel_enabled",
     "quantized_mlp_kernel_enabled",
@@ -530,6 +530,8 @@ def check_fused(config: InferenceConfig) -> None:
         wrong = "right padding and whole sequences", "left padding or sequence parallelism"
     elif getattr(own, "trace_tokengen_model", False):
         wrong = "trace_tokengen_model False, as one graph serves all decoding", "True"
+    elif getattr(own, "token_tree_config", None):
+        wrong = _tree_misfit(own)
     if wrong is None:
         wrong = _misfit(config, fused.draft_config)
     if wrong is not None:
@@ -537,6 +539,25 @@ def check_fused(config: InferenceConfig) -> None:
             f"enable_fused_speculation takes {wrong[0]}, got {wrong[1]}; change that, or leave "
             "enable_fused_speculation out."
         )
+
+
+def _tree_misfit(own: NeuronConfig) -> Optional[Tuple[str, str]]:
+    """What a tree of guesses asks of its configuration, and what is there."""
+    tree = TokenTree(own.token_tree_config)
+    widest = max(map(max, tree.level_child))
+    if not own.enable_eagle_speculation:
+        return "a token_tree_config with enable_eagle_speculation only", "one without it"
+    if own.on_device_sampling_config.do_sample:
+        return "do_sample False with a token_tree_config", "True"
+    if own.flash_decoding_enabled:
+        return "a token_tree_config without flash_decoding_enabled", "one with it"
+    if own.speculation_length != tree.num_nodes:
+        nodes = f"speculation_length {tree.num_nodes}, the nodes of its token_tree_config"
+        return nodes, str(own.speculation_length)
+    if own.on_device_sampling_config.global_topk < widest:
+        candidates = f"global_topk of at least {widest}, a node's children in the token_tree_config"
+        return candidates, str(own.on_device_sampling_config.global_topk)
+    return None
 
 
 def _misfit(target: InferenceConfig, draft: InferenceConfig) -> Optional[Tuple[str, str]]:

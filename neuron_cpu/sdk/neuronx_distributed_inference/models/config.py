@@ -276,6 +276,9 @@ class NeuronConfig:
         self.is_eagle_draft = take("is_eagle_draft", False)
         self.enable_eagle_draft_input_norm = take("enable_eagle_draft_input_norm", False)
         self._optional(take, "token_tree_config", None)
+        if self.contract.has_field("token_tree_config"):
+            self.enable_token_tree = self.token_tree_config is not None
+            take("enable_token_tree", None)  # derived, but part of a saved file
         self.is_medusa = take("is_medusa", False)
         self.medusa_speculation_length = take("medusa_speculation_length", 0)
         self.num_medusa_heads = take("num_medusa_heads", 0)

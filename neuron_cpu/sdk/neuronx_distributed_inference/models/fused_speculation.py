@@ -15,6 +15,7 @@ from torch import nn
 
 from ..modules.eagle.acceptance import accept_by_sampling
 from ..modules.eagle.hidden_state import HiddenState, HiddenStateRollingBuffer
+from ..modules.eagle.token_tree import TokenTree
 from .config import InferenceConfig, NeuronConfig
 
 Tensors = List[torch.Tensor]
@@ -47,6 +48,9 @@ class NeuronFusedSpecModel(nn.Module):
         self.contract = neuron_config.contract
         self.length = neuron_config.speculation_length
         self.eagle = neuron_config.enable_eagle_speculation
+        tree_config = getattr(neuron_config, "token_tree_config", None)
+        self.tree = TokenTree(tree_config) if tree_config else None
+        self.most = self.tree.depth if self.tree else self.length  # tokens that a round may accept
         self.draft_model = fused.worker_cls(draft_config)
         self.target_model = fused.worker_cls(config)
         if self.eagle:
@@ -87,15 +91,19 @@ class NeuronFusedSpecModel(nn.Module):
         rest = seq_ids, sampling_params
         if input_ids.shape[-1] > 1:
             return self._context_encoding_forward(input_ids, attention_mask, position_ids, *rest)
+        if self.tree is not None:
+            return self._tree_forward(input_ids, attention_mask, position_ids, *rest)
         if self.eagle:
             return self._eagle_forward(input_ids, attention_mask, position_ids, *rest)
         return self._token_gen_forward(input_ids, attention_mask, position_ids, *rest)
 
     # -- parts of a round ------------------------------------------------------------------------
 
-    def _run(self, model: Any, *inputs: Any, prev_hidden: Any = None) -> SimpleNamespace:
+    def _run(
+        self, model: Any, *inputs: Any, prev_hidden: Any = None, **masks: Any
+    ) -> SimpleNamespace:
         """One call of a child: its tokens (or logits), logits, caches and hidden states."""
-        outputs = list(model(*inputs, prev_hidden=prev_hidden))
+        outputs = list(model(*inputs, prev_hidden=prev_hidden, **masks))
         caches = len(model.kv_mgr.past_key_values)
         first = 2 if self.neuron_config.output_logits else 1
         return SimpleNamespace(
@@ -149,7 +157,7 @@ class NeuronFusedSpecModel(nn.Module):
     def _cte_postprocessor(self, tokens: torch.Tensor, next_positions: torch.Tensor) -> Tensors:
         """Accepted (B, k): the token and zeros; next ids (B, 1), mask (B, seq_len), positions."""
         first = tokens.reshape(-1, 1).to(torch.int32)
-        accepted = torch.cat((first, first.new_zeros((len(first), self.length - 1))), dim=1)
+        accepted = torch.cat((first, first.new_zeros((len(first), self.most - 1))), dim=1)
         mask = _ones_below(next_positions, self.neuron_config.seq_len)
         return [accepted, first, mask, next_positions]
 
@@ -216,6 +224,94 @@ class NeuronFusedSpecModel(nn.Module):
         raw = target_ids, tokens
         return self._finished(raw, verdict, draft, target, _joined(draft_logits))
 
+    def _tree_forward(
+        self, ids: torch.Tensor, mask: torch.Tensor, positions: torch.Tensor, *rest: torch.Tensor
+    ) -> Tensors:
+        """A tree of the draft's guesses, one call of the target on all of its nodes, and one of the
+        draft on the path that was taken.
+
+        Rows of a node lie behind the cached ones by its number, and the path's are moved together.
+        Where NxDI hands the draft's last call the features of the rows before a path's, these are
+        the features of the nodes before it.
+        """
+        tree = self.tree
+        assert tree is not None
+        before = (positions - 1).clamp_min(0)
+        cleared = mask.scatter(1, before.long(), torch.zeros_like(positions))
+        state = self.hidden_state.get_state(rest[0], positions)
+        nodes, draft_logits = self._tree_of_guesses(ids, cleared, before, state, *rest)
+        numbers = torch.arange(tree.num_nodes, dtype=positions.dtype)
+        target = self._run(
+            self.target_model,
+            nodes,
+            mask,
+            positions + numbers,
+            *rest,
+            active_mask=tree.full_tree_attn_mask.expand(len(ids), 1, -1, -1),
+            rotary_position_id=positions + tree.rotary_position_id_offset.to(positions.dtype),
+        )
+        path, count = _best_path(tree, nodes, target.tokens)
+        steps = torch.arange(tree.depth, dtype=positions.dtype)
+        self.target_model.kv_mgr.compact(positions + path, positions + steps)
+        hidden = _rows_of(target.hidden, path)
+        taken, tokens = torch.gather(nodes, 1, path), torch.gather(target.tokens, 1, path)
+        draft = self._run(
+            self.draft_model,
+            taken,
+            cleared,
+            before + steps,
+            *rest,
+            prev_hidden=torch.cat((state, hidden[:, :-1]), dim=1),
+            active_mask=_triangle(len(ids), tree.depth),
+        )
+        verdict = self._verdict(count, tokens, positions, mask)
+        self.hidden_state.set_state(rest[0], verdict[-1], _rows_of(hidden, count))
+        if target.logits is not None:
+            target.logits = _rows_of(target.logits, path)
+            last = draft_logits.shape[1] - 1
+            draft_logits = _rows_of(draft_logits, path[:, :-1].clamp_max(last))
+        return self._finished((taken, tokens), verdict, draft, target, draft_logits)
+
+    def _tree_of_guesses(
+        self,
+        ids: torch.Tensor,
+        mask: torch.Tensor,
+        before: torch.Tensor,
+        state: torch.Tensor,
+        *rest: torch.Tensor,
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Tokens (B, N) of the tree behind ids (B, 1), and the draft's logits behind each node but
+        those of the last level. A node sees what is cached, its ancestors and itself."""
+        tree, batch = self.tree, len(ids)
+        assert tree is not None
+        own, hidden = ids, state
+        nodes, logits = [ids], []
+        # prior rows, and of the tree's those of ancestors, a column each from `before` on
+        prior = mask[:, None, None, :].to(torch.bool)
+        for level in range(tree.depth - 1):
+            numbers = torch.tensor(tree.level_node_ids[level], dtype=before.dtype)
+            seen = prior.expand(batch, 1, len(numbers), -1)
+            ancestors = tree.draft_tree_attn_mask[level].expand(batch, 1, -1, -1)
+            places = (before + torch.arange(tree.num_nodes)).long()[:, None, None, :]
+            rows = places.expand(-1, 1, len(numbers), -1)
+            seen = seen | torch.zeros_like(seen).scatter(3, rows, ancestors)
+            draft = self._run(
+                self.draft_model,
+                own,
+                seen,
+                before + numbers,
+                *rest,
+                prev_hidden=hidden,
+                active_mask=torch.eye(len(numbers), dtype=torch.bool).expand(batch, 1, -1, -1),
+                rotary_position_id=(before + level).expand(-1, len(numbers)),
+            )
+            logits.append(draft.tokens if draft.logits is None else draft.logits)
+            best = self.draft_model.sampler.best(draft.tokens, max(tree.level_child[level]))
+            own = best.flatten(1)[:, tree.children_of(level)].to(ids.dtype)
+            hidden = draft.hidden[:, tree.parents_of(level)]
+            nodes.append(own)
+        return torch.cat(nodes, dim=1), torch.cat(logits, dim=1)
+
     def _tkg_postprocessor(
         self,
         guessed: torch.Tensor,
@@ -224,8 +320,17 @@ class NeuronFusedSpecModel(nn.Module):
         mask: torch.Tensor,
     ) -> Tensors:
         """Accepted (B, k), next ids (B, 1), mask (B, P), positions (B, 1) from guesses (B, k-1)."""
-        count = _agreed(guessed, tokens)  # tokens in front of the target's own one
-        column = torch.arange(self.length)
+        return self._verdict(_agreed(guessed, tokens), tokens, positions, mask)
+
+    def _verdict(
+        self,
+        count: torch.Tensor,
+        tokens: torch.Tensor,
+        positions: torch.Tensor,
+        mask: torch.Tensor,
+    ) -> Tensors:
+        """The same where `count` (B, 1) tokens stand in front of the target's own one."""
+        column = torch.arange(self.most)
         accepted = torch.where(column <= count, tokens, torch.zeros_like(tokens)).to(torch.int32)
         # NxDI counts tokens that are not 0 here, and a token 0 shifts its result.
         next_ids = torch.gather(accepted, 1, count)
@@ -237,6 +342,29 @@ def _agreed(guessed: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
     """int64 (B, 1): how many guesses (B, k-1) are the target's tokens (B, k), from the first on."""
     equal = (guessed == tokens[:, :-1]).to(torch.int64)
     return equal.cumprod(dim=1).sum(dim=1, keepdim=True)
+
+
+def _best_path(
+    tree: TokenTree, nodes: torch.Tensor, tokens: torch.Tensor
+) -> Tuple[torch.Tensor, torch.Tensor]:
+    """int64 (B, depth) nodes of the path with the most guesses (B, N) that are the target's tokens
+    (B, N), the first of equals, and (B, 1) how many."""
+    guessed, found = nodes[:, tree.path], tokens[:, tree.path]  # (B, leaves, depth)
+    equal = guessed[:, :, 1:] == found[:, :, :-1]
+    equal = equal & (torch.arange(1, tree.depth) < tree.path_length[:, None])
+    counts = equal.to(torch.int64).cumprod(dim=2).sum(dim=2)
+    best = torch.argmax(counts, dim=1, keepdim=True)
+    return tree.path[best[:, 0]], torch.gather(counts, 1, best)
+
+
+def _rows_of(x: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Rows (B, n, ...) of x (B, T, F) by index (B, n)."""
+    return torch.gather(x, 1, index[:, :, None].expand(-1, -1, x.shape[-1]))
+
+
+def _triangle(batch: int, length: int) -> torch.Tensor:
+    """bool (B, 1, T, T): tokens see those before and themselves."""
+    return torch.ones((length, length), dtype=torch.bool).tril().expand(batch, 1, -1, -1)
 
 
 def _ones_below(positions: torch.Tensor, width: int) -> torch.Tensor:

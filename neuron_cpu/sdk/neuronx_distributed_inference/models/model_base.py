@@ -177,6 +177,8 @@ class NeuronBaseModel(nn.Module):
         tile_masks: Optional[torch.Tensor] = None,
         inputs_embeds: Optional[torch.Tensor] = None,
         kv_cache: Optional[Caches] = None,
+        active_mask: Optional[torch.Tensor] = None,
+        rotary_position_id: Optional[torch.Tensor] = None,
         **_later: Any,
     ) -> List[torch.Tensor]:
         """One call of one graph.
@@ -185,7 +187,10 @@ class NeuronBaseModel(nn.Module):
         sampling_params (B, 3) fp32. Returns [logits (B, T', V) fp32 or tokens (B, ...) int32,
         the logits again under `output_logits`, then every cache]; T' is 1 but under speculation.
         Over a cache of blocks `block_inputs` says what the last seven are; the mask (B, prefix)
-        shows cached tokens, and of a chunk T' is max_num_seqs.
+        shows cached tokens, and of a chunk T' is max_num_seqs. With an `active_mask`, bool
+        (B, 1, T, T), the call decodes any number of tokens, which see of each other what it says,
+        the mask may be bool (B, 1, T, bucket), and `rotary_position_id` (B, T) says where tokens
+        stand whose rows lie elsewhere.
         """
         if self.is_block_kv_layout:
             tiles = tile_q_indices, tile_block_tables, tile_masks
@@ -201,8 +206,9 @@ class NeuronBaseModel(nn.Module):
             accepted_indices, current_length, medusa_mask, scatter_index = given
             prev_hidden = adapter_ids = None
         prev_hidden, adapter_ids = _none_if_empty(prev_hidden), _none_if_empty(adapter_ids)
-        prefill = self._is_context_encoding(input_ids)
-        speculation = self._is_for_speculation(input_ids)
+        told = active_mask is not None
+        prefill = self._is_context_encoding(input_ids) and not told
+        speculation = self._is_for_speculation(input_ids) or told
         medusa = self._is_for_medusa(input_ids)
         order = None
         continuous = self.neuron_config.is_continuous_batching
@@ -217,6 +223,10 @@ class NeuronBaseModel(nn.Module):
             self.kv_mgr.compact(accepted_indices, current_length)
             mask = self._create_prior_mask(attention_mask, input_ids.shape[-1])
             active_mask = medusa_mask[:, None].to(torch.bool)
+        elif told:
+            mask = attention_mask
+            if mask.dim() == 2:
+                mask = self._create_prior_mask(attention_mask, input_ids.shape[-1])
         else:
             mask = self.create_attn_mask(attention_mask, prefill, speculation)
             several = input_ids.shape[-1], input_ids.device
@@ -239,6 +249,7 @@ class NeuronBaseModel(nn.Module):
             attention_mask=mask,
             position_ids=position_ids,
             active_mask=active_mask,
+            rotary_position_ids=rotary_position_id,
             inputs_embeds=inputs_embeds,
             prev_hidden=prev_hidden,
             adapter_ids=adapter_ids,
@@ -420,7 +431,7 @@ class NeuronBaseModel(nn.Module):
         """The first outputs: logits, or the tokens that the device chose (and gathered logits)."""
         if not self.on_device_sampling:
             return [logits, logits] if self.neuron_config.output_logits else [logits]
-        if speculation and self.samples_speculation:
+        if self.offers_candidates or (speculation and self.samples_speculation):
             tokens = logits
         elif speculation:
             rows = [
@@ -436,6 +447,13 @@ class NeuronBaseModel(nn.Module):
             gathered = _gather_along_dim(logits, -1, self.lm_head.tensor_parallel_group)
             gathered = gathered[..., : self.vocab_size]
         return [tokens, gathered]
+
+    @property
+    def offers_candidates(self) -> bool:
+        """Whether the graph takes several of a token's best successors: those of an EAGLE draft
+        whose guesses are a tree."""
+        config = self.neuron_config
+        return bool(config.is_eagle_draft and getattr(config, "token_tree_config", None))
 
     @property
     def samples_speculation(self) -> bool:

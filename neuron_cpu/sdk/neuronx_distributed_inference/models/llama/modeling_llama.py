@@ -384,9 +384,11 @@ class NeuronLlamaDecoderLayer(nn.Module):
         """(B, S, H) -> hidden, new (K, V), cos, sin, and the residual where one was passed in."""
         with_residual = "residual" in kwargs
         passed = {k: kwargs.get(k) for k in ("active_mask", "cos_cache", "sin_cache")}
-        passed.update({k: kwargs[k] for k in _TILES if kwargs.get(k) is not None})
+        later = "rotary_position_ids", *_TILES
+        passed.update({k: kwargs[k] for k in later if kwargs.get(k) is not None})
         if self.window is not None and attention_mask is not None:
-            attention_mask = self._within_window(attention_mask, position_ids, past_key_value)
+            places = passed.get("rotary_position_ids", position_ids)
+            attention_mask = self._within_window(attention_mask, places, past_key_value)
         residual = hidden_states
         attention = self.self_attn(
             hidden_states=self.input_layernorm(hidden_states),

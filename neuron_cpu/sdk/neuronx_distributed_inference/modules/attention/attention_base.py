@@ -422,8 +422,10 @@ class NeuronAttentionBase(nn.Module):
                 "expected only those of its signature; drop the rest before calling it, or set "
                 f"{ENVIRONMENT_VARIABLE} to 0.3 for a file written for that version."
             )
+        places = later.get("rotary_position_ids")  # where rows lie elsewhere than tokens stand
+        places = position_ids if places is None else places
         Q, K, V, cos_cache, sin_cache = self.prep_qkv_tensors(
-            position_ids, hidden_states, past_key_value, adapter_ids, cos_cache, sin_cache, rmsnorm
+            places, hidden_states, past_key_value, adapter_ids, cos_cache, sin_cache, rmsnorm
         )[:5]
         batch, _, length, _ = Q.shape
         if later.get("tile_masks") is not None:
