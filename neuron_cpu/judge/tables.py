@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Optional
 
@@ -116,9 +117,11 @@ def _wrong(verdict: Verdict) -> list[str]:
     assert result is not None
     found = result.accuracy
     share = f"{found.wrong} of {found.judged} elements"
+    finite = math.isfinite(found.largest)
+    most = f"at most by {found.largest:.3g}" if finite else "some are infinite or NaN"
     first = (
         f"{verdict.case}: result {result.number} with {result.kind} values, seed {result.seed}: "
-        f"{share} are wrong by more than {found.bound:.2g}, at most by {found.largest:.3g}"
+        f"{share} are wrong by more than {found.bound:.2g}, {most}"
     )
     return [first, *(f"  {sentence}" for sentence in verdict.places)]
 

@@ -63,7 +63,7 @@ LESSONS = (
         "err_shared_hbm_must_in_kernel_level err_cannot_update_immutable_parameter sim_shape "
         "err_nki_api_outside_of_nki_kernel err_hbm_tensor_with_init_value_not_supported "
         "sim_buffer sim_assignment_type sim_operand_type sim_shape_mismatch sim_partial_output "
-        "err_store_dst_shape_smaller_than_other_shape sim_tensor_iteration",
+        "err_store_dst_shape_smaller_than_other_shape sim_tensor_iteration sim_arguments",
         words=(
             "in a kernel use nl.",
             "is not an NKI type",
