@@ -10,7 +10,7 @@ from ..device.errors import refuse
 from ..device.spec import CORE, Engine
 from ..device.target import needs
 from ..instructions.activations import ACTIVATIONS
-from ..instructions.alu import ARITHMETIC, BITWISE, LATER, REDUCTIONS
+from ..instructions.alu import ARITHMETIC, BITWISE, REDUCTIONS
 from ..instructions.arguments import free_axes, on_bits, stretched
 from ..instructions.gpsimd import PARTITION_REDUCE, PartitionReduceAttrs
 from ..instructions.scalar import ACTIVATION, ACTIVATION2, Activation2Attrs, ActivationAttrs
@@ -110,7 +110,6 @@ def tensor_scalar(
     target, source = alike(what, tensor(dst, what), tensor(data, what))
     src = [source]
     first = operator(op0, what)
-    _later(first)
     steps: tuple[Step, ...] = (step(f"{what} operand0", first, operand0, reverse0, src),)
     if op1 is not None:
         second = operator(op1, what)
@@ -120,12 +119,6 @@ def tensor_scalar(
         choice = Engine.GPSIMD
     attrs = StepsAttrs(engine=choice, bits=of_bits(what, steps, src), steps=steps)
     return put(TENSOR_SCALAR, (target,), tuple(src), attrs, name)
-
-
-def _later(code: str) -> None:
-    """Operators that VectorE has from gen4 on."""
-    if code in LATER:
-        needs(f"operator nl.{code}", 4)
 
 
 def scalar_tensor_tensor(

@@ -13,6 +13,7 @@ from typing import Any
 
 from ..device.dtypes import FLOAT32
 from ..device.errors import refuse
+from ..device.target import needs
 from ..instructions.alu import ARITHMETIC, BITWISE, LATER
 from ..instructions.arguments import number, on_bits, stretched
 from ..instructions.entry import OpSpec
@@ -177,6 +178,8 @@ def token(op: Any, what: str) -> str:
 def operator(op: Any, what: str) -> str:
     """The same for an operator of the ALU."""
     name = token(op, what)
+    if name in LATER:
+        needs(f"operator nl.{name}", 4)
     if name in BITWISE or name in ARITHMETIC or name in LATER:
         return name
     raise refuse(
