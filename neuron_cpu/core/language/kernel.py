@@ -114,12 +114,12 @@ class Kernel:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if trace.active() is not None:  # called by another kernel: inlined into its program
             return self.function(*args, **kwargs)
-        tensors, _ = self._flatten(args, kwargs)
+        tensors, key = self._flatten(args, kwargs)
         only_shapes = any(isinstance(t, torch.Tensor) and t.is_meta for t in tensors)
         eager = os.environ.get("NKI_CPU_EAGER") == "1" or self.options.get("eager")
         if eager and not only_shapes:
             return self._eager(args, kwargs)
-        program = self.trace(*args, **kwargs)
+        program = self._specialised(key, args, kwargs)
         if only_shapes:
             outputs = [
                 torch.empty(shape, dtype=s.dtype.torch, device="meta")
@@ -147,7 +147,10 @@ class Kernel:
 
     def trace(self, *args: Any, **kwargs: Any) -> Program:
         """The verified Program for these arguments (only shapes, types and constants count)."""
-        _, key = self._flatten(args, kwargs)
+        return self._specialised(self._flatten(args, kwargs)[1], args, kwargs)
+
+    def _specialised(self, key: Any, args: tuple, kwargs: dict) -> Program:
+        """The Program of the arguments that ``key`` stands for, traced where there is none."""
         # the rules that a program has been verified by are part of what it is
         key = (self.grid, *self._rules(), key)
         found = self.programs.get(key)

@@ -23,7 +23,17 @@ from ..program.storage import Storage
 from . import merge
 from .instances import instance_rows
 from .lasting import lasting
-from .memory import Arena, allocate, gather_index, put, reader, reinterpreted, rows_inside, widen
+from .memory import (
+    DIRECT,
+    Arena,
+    allocate,
+    gather_index,
+    put,
+    reader,
+    reinterpreted,
+    rows_inside,
+    widen,
+)
 from .merge import Op, Ref
 from .products import Step, matmul_step
 from .repeats import join_repeats
@@ -101,6 +111,8 @@ def make_step(op: Op, arena: Arena) -> Step:
         out, dt = outs[0]
         if raw and keep is None:
             return lambda: _copy(out(), compute(attrs, [f() for f in inputs]))
+        if keep is None and dt in DIRECT:
+            return lambda: _round(out(), compute(attrs, [f() for f in inputs]))
         return lambda: put(out(), compute(attrs, [f() for f in inputs]), dt, bits, keep)
 
     def several() -> None:
@@ -130,6 +142,13 @@ def _cloned(read: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
 
 def _copy(out: torch.Tensor, values: torch.Tensor) -> None:
     out.copy_(values if values.shape == out.shape else values.reshape(out.shape))
+
+
+def _round(out: torch.Tensor, values: torch.Tensor) -> None:
+    """``put`` of all elements into a type that torch rounds to."""
+    if values.shape != out.shape and values.numel() == out.numel():
+        values = values.reshape(out.shape)
+    out.copy_(values)
 
 
 def _scatter_step(op: Op, arena: Arena, inputs: list, raw: bool, bits: bool) -> Step:

@@ -18,7 +18,7 @@ from .merge import Op, Ref
 
 Step = Callable[[], None]
 CHUNK = 1 << 19  # widened weight elements per matmul call: 2 MiB of fp32, about one L2 cache
-ROWS = 32  # partitions of one moving column that a call should multiply
+WIDTH = 1 << 16  # weight elements of a partition that one moving column meets at a time
 
 
 class _Product:
@@ -165,6 +165,8 @@ LARGE = 1 << 22  # multiplications
 def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     """(m, K) @ (K, n) in fp32."""
     if _LINEAR is not None and a.shape[0] * a.shape[1] * b.shape[1] >= LARGE:
+        if b.shape[1] < a.shape[0]:  # a fifth faster with the fewer ones as rows
+            return _LINEAR(b.t(), a, None, "none", [], "").t()
         return _LINEAR(a, b.t(), None, "none", [], "")
     return torch.mm(a, b)
 
@@ -187,10 +189,11 @@ def matmul_step(op: Op, arena: Arena) -> Step:
     out = arena.viewer(_picked(op.dst[0], product.out_axes))
     adds = op.attrs.accumulate
     # Of many rows and columns the arithmetic takes the time, not the way to memory.
-    many = min(left.free, right.free) >= FEW
-    if max(left.elements, right.elements) <= (4 * CHUNK if many else CHUNK):
+    chunk = 4 * CHUNK if min(left.free, right.free) >= FEW else CHUNK
+    if max(left.elements, right.elements) <= chunk:
         return _at_once(left, right, out, adds)
-    return _row_by_row(op, product, arena, out) or _in_parts(left, right, out, product, adds)
+    by_rows = _row_by_row(op, product, arena, out)
+    return by_rows or _in_parts(left, right, out, product.sizes, chunk, adds)
 
 
 def _at_once(left: _Operand, right: _Operand, out: Callable[[], torch.Tensor], adds: bool) -> Step:
@@ -223,7 +226,7 @@ def _row_by_row(
     dt = arena.kept(left)
     if dt is FLOAT32 or dt not in DIRECT or len(left.shape) != b + 2 or left.strides[-1] != 1:
         return None
-    if product.n or math.prod(right.shape[b + 1 :]) > 1:
+    if not b or product.n or math.prod(right.shape[b + 1 :]) > 1:
         return None
     # Axes in the order of the weights' memory: the outermost contracted one, which chunks divide;
     # those between, each step of which is a product of its own; the stationary features.
@@ -232,28 +235,29 @@ def _row_by_row(
     stationary = _picked(left, [outer, *between, b + 1])
     weights, moving = arena.viewer(stationary), arena.viewer(_picked(right, [*between, outer]))
     count, *sizes, features = stationary.shape
-    # Where a row of all features leaves room for few rows, steps of the outermost axis between take
-    # their turns.
-    turns = sizes[0] if len(sizes) > 1 and math.prod(sizes) * features * ROWS > CHUNK else 1
-    steps = math.prod(sizes) // turns
-    length = max(1, CHUNK // (steps * features))
+    # Rows of all features are read as they lie, but for rows so wide that few of them would fit:
+    # of those a group of steps of the outermost axis between after the other.
+    width = math.prod(sizes[1:]) * features
+    group = max(1, min(sizes[0], WIDTH // width))
+    length = max(1, 2 * CHUNK // (group * width))
     summed = [at for at, axis in enumerate(between) if axis in product.k]
     kept = [axis for axis in between if axis not in product.k]
     order = [*(kept.index(axis) for axis in (*product.batch, *product.m)), len(kept)]
     adds, moving_dt = op.attrs.accumulate, arena.kept(right)
 
     def run() -> None:
-        x = widen(moving(), moving_dt, False).reshape(turns, steps, 1, count)
-        totals = torch.zeros(turns, steps, 1, features)
+        x = widen(moving(), moving_dt, False).reshape(sizes[0], -1, count)
+        totals = torch.zeros(sizes[0], width // features, features)
         lying, target = weights(), out()
-        for turn in range(turns):
+        for first in range(0, sizes[0], group):
+            steps = slice(first, first + group)
+            column, total = x[steps].reshape(-1, 1, count), totals[steps].view(-1, 1, features)
             for start in range(0, count, length):
-                part = lying[start : start + length]
-                part = part if turns == 1 else part[:, turn]
+                part = lying[start : start + length, steps]
                 room = arena.scratch(0, part.numel())
                 room.view(part.shape).copy_(part)
-                rows = room.view(len(part), steps, features).transpose(0, 1)
-                totals[turn].baddbmm_(x[turn, :, :, start : start + length], rows)
+                rows = room.view(len(part), -1, features).transpose(0, 1)
+                total.baddbmm_(column[:, :, start : start + length], rows)
         values = totals.view(*sizes, features)
         values = (values.sum(summed) if summed else values).permute(order).reshape(target.shape)
         target.add_(values) if adds else target.copy_(values)
@@ -265,15 +269,16 @@ def _in_parts(
     left: _Operand,
     right: _Operand,
     out: Callable[[], torch.Tensor],
-    product: _Product,
+    sizes: list[int],
+    chunk: int,
     adds: bool,
 ) -> Step:
     """Batch after batch, part after part of K; an operand that stays the same is widened once."""
-    # Split the outermost contraction axis so that the wider operand's part has CHUNK elements.
-    count = left.shape[len(product.batch)]
-    places = list(np.ndindex(*product.sizes))
+    # Split the outermost contraction axis so that the wider operand's part has ``chunk`` elements.
+    count = left.shape[len(sizes)]
+    places = list(np.ndindex(*sizes))
     widest = max(left.elements, right.elements) // len(places)
-    length = max(1, count * CHUNK // max(1, widest))
+    length = max(1, count * chunk // max(1, widest))
     parts = [slice(k, min(k + length, count)) for k in range(0, count, length)]
     # An operand that all batches share, in one part, is widened before the first of them.
     keep = [side.fixed and len(parts) == 1 for side in (left, right)]
