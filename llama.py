@@ -3613,7 +3613,7 @@ def peft_config(folder: str) -> Dict[str, Any]:
     if others:
         raise ValueError(
             f"The adapter {folder} changes {', '.join(sorted(others))}, expected some of "
-            f"{', '.join((*ATTENTION_TARGETS, *MLP_TARGETS))}; run without --enable-nki."
+            f"{', '.join((*ATTENTION_TARGETS, *MLP_TARGETS))}; train it on those."
         )
     return content
 
@@ -3625,8 +3625,7 @@ def read_adapter(folder: str) -> Iterable[Tuple[str, str, torch.Tensor]]:
     2023); NxDI takes 1 for an alpha that is 0.
     """
     content = peft_config(folder)
-    rank, alpha = content["r"], content.get("lora_alpha")
-    scale = alpha / (math.sqrt(rank) if content.get("use_rslora") else rank) if alpha else 1.0
+    alpha, power = content.get("lora_alpha"), 0.5 if content.get("use_rslora") else 1.0
     for key, tensor in load_state_dict(str(Path(folder) / "adapter_model.safetensors")).items():
         found = re.search(r"(layers\.\d+\.\w+\.\w+)\.lora_([AB])(\.default)?\.weight$", key)
         if found is None:
@@ -3634,7 +3633,8 @@ def read_adapter(folder: str) -> Iterable[Tuple[str, str, torch.Tensor]]:
                 f"The adapter {folder} has a tensor {key}, expected ...lora_A.weight or "
                 "...lora_B.weight of layers; train it on those."
             )
-        yield found[1], found[2], tensor.float() * (scale if found[2] == "A" else 1.0)
+        scale = alpha / len(tensor) ** power if alpha and found[2] == "A" else 1.0
+        yield found[1], found[2], tensor.float() * scale
 
 
 def add_adapters(state: StateDict, config: InferenceConfig) -> None:

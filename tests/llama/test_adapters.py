@@ -16,6 +16,8 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import llama
+from tests.llama.references import EXACT, TORCH, check_error
+from tests.llama.test_shapes import Layer
 
 ALL = [*llama.ATTENTION_TARGETS, *llama.MLP_TARGETS]
 SHAPE = dict(
@@ -160,6 +162,28 @@ def test_adapters_follow_their_requests_through_continuous_batching(serving):
             expected = reference(checkpoint, made[names[line]], tokens[line])[-1]
             assert (output.logits[row, -1] - expected).abs().max() < 1e-4 * expected.abs().max()
             tokens[line].append(int(expected.argmax()))
+
+
+@pytest.mark.parametrize("call", [("prefill", 1, 70), ("decode", 5, 128), ("mlp", 16)])
+def test_adapters_round_as_pytorch_does(call):
+    """bf16 beside PyTorch's, against float64, with ranks of 40 in all of which a token has 8."""
+    layer = Layer("SmolLM2-135M", 1)
+    name, args, _ = getattr(layer, call[0])(*call[1:])
+    hidden, heads, inner = 5, layer.heads, llama.whole_tiles(layer.f)
+    tiles = heads.q_tiles, heads.stacks, llama.whole_tiles(heads.kv_heads * heads.head_dim), hidden
+    k_tiles, n_tiles = 3 * hidden + heads.q_tiles, sum(tiles)
+    if call[0] == "mlp":
+        k_tiles, n_tiles = 2 * hidden + inner, 2 * inner + hidden
+    tokens = args[0].shape[1]
+    own = torch.arange(tokens) % 6 == torch.arange(40)[:, None] // 8
+    more = {
+        "a_hbm": layer.values(128, k_tiles * 40, scale=0.04),
+        "b_hbm": layer.values(40, n_tiles * 128, scale=0.2),
+        "chosen_hbm": own.to(torch.bfloat16),
+    }
+    results = [getattr(side, name)(*args, **more) for side in (llama, TORCH, EXACT)]
+    for got, bf16, exact in zip(*results):
+        check_error(got, bf16, exact.double())
 
 
 def test_every_product_of_adapters_is_a_kernel_s(serving, tmp_path):
