@@ -519,9 +519,7 @@ def projection(x_sb, layer, first_token, parts):
     for table_hbm in (layer.cos_hbm, layer.sin_hbm):
         scaled_sb = tile_of(scales.along_sb.shape, FP32)
         table_sb = nl.load(table_hbm[:, columns])
-        nisa.tensor_tensor(
-            dst=scaled_sb, data1=table_sb, data2=scales.along_sb, op=nl.multiply
-        )  # fmt: skip
+        nisa.tensor_tensor(dst=scaled_sb, data1=table_sb, data2=scales.along_sb, op=nl.multiply)
         tables.append(scaled_sb)
     identity_sb = nl.shared_identity_matrix(P_MAX, dtype=dtype)
     swap_sb = swapped_halves(layer.heads.head_dim, dtype)
@@ -617,9 +615,7 @@ def key_rows(qk_sb, start, tokens, heads):
     rows_sb = tile_of((tokens, heads.kv_heads * d), qk_sb.dtype)
     for stacked in spans(heads.kv_heads, heads.stack):
         first, count = stacked
-        keys_sb = qk_sb[
-            0 : count * d, heads.q_tiles + heads.stack_of(first), nl.ds(start, tokens)
-        ]  # fmt: skip
+        keys_sb = qk_sb[0 : count * d, heads.q_tiles + heads.stack_of(first), nl.ds(start, tokens)]
         rows_psum = turned_of((tokens, count * d), qk_sb.dtype)
         nisa.nc_transpose(dst=rows_psum, data=keys_sb)
         nisa.tensor_copy(dst=rows_sb[:, nl.ds(first * d, count * d)], src=rows_psum)
@@ -724,9 +720,7 @@ def score_banks(some, heads, largest, column, position, tokens):
     found = []
     for group in spans(heads.group, most):
         for own in moved(spans(some[1], each), some[0]):
-            found.append(
-                ScoreBank(own[0], own[1], group[0], group[1], column, position, tokens)
-            )  # fmt: skip
+            found.append(ScoreBank(own[0], own[1], group[0], group[1], column, position, tokens))
     return found
 
 
@@ -784,9 +778,10 @@ class NewKeys(nl.NKIObject):
         for head in range(heads.kv_heads):
             nisa.tensor_copy(
                 dst=self.k_sb[0 : heads.head_dim, head, tile, 0:size],
-                src=qk_sb[heads.lanes(head), heads.q_tiles + heads.stack_of(head),
-                          nl.ds(column, size)],
-            )  # fmt: skip
+                src=qk_sb[
+                    heads.lanes(head), heads.q_tiles + heads.stack_of(head), nl.ds(column, size)
+                ],
+            )
         nisa.tensor_copy(dst=self.v_sb[0:size, tile, :, 0 : heads.head_dim], src=v_sb)
 
     def seen(self, bank):
@@ -1258,15 +1253,15 @@ class TokenBlock(nl.NKIObject):
         """A part of a projection, or two tiles of the output, which are stored together; all of
         them of few tokens."""
         at, start, size = work
-        heads, values = self.p.heads, self.p.heads.q_tiles + self.p.heads.stacks
         if at >= self.qkv.tiles:
             self.run_output(at - self.qkv.tiles)
             return
         weight_sb, tile = self.qkv.tile(at)
-        if at < heads.q_tiles + heads.stacks:
+        rotated = self.p.heads.q_tiles + self.p.heads.stacks
+        if at < rotated:
             rotated_span(self.p, weight_sb, tile, self.qk_sb, at, start, size)
         else:
-            value_tile(self.p, weight_sb, tile, (at - values) * P_MAX, self.v_sb)
+            value_tile(self.p, weight_sb, tile, (at - rotated) * P_MAX, self.v_sb)
 
     def run_output(self, first):
         count, out_hbm = self.block.count, self.layer.out_hbm
@@ -1428,9 +1423,7 @@ class Prefill(nl.NKIObject):
         for some in self.sets:
             blocks = []
             for span in spans(self.before // P_MAX, SCRATCH_TILES):
-                blocks.append(
-                    ScratchTiles(self.scratch, some[0], some[1], span[0], span[1], P_MAX)
-                )  # fmt: skip
+                blocks.append(ScratchTiles(self.scratch, some[0], some[1], span[0], span[1], P_MAX))
             for part in tokens.block.parts():
                 sequence, position, column, size = part
                 at = position - self.before
@@ -1671,8 +1664,12 @@ def own_weights(weights_sb, cache, heads):
     nisa.nc_transpose(dst=turned_psum, data=weights_sb[:, nl.ds(cache.keys, count)])
     own_sb = filled((count, kv_heads, rows), 0.0, weights_sb.dtype)
     # [B, head, sequence, member of the head's group]: the diagonal of parts and heads
-    pattern = [[kv_heads * rows, count], [rows + group, kv_heads],
-               [heads.q_heads, count], [1, group]]  # fmt: skip
+    pattern = [
+        [kv_heads * rows, count],
+        [rows + group, kv_heads],
+        [heads.q_heads, count],
+        [1, group],
+    ]
     of_heads_psum = turned_psum.reshape((count, count, kv_heads, group))
     nisa.tensor_copy(dst=own_sb.ap(pattern), src=of_heads_psum.permute((0, 2, 1, 3)))
     return own_sb
@@ -1775,18 +1772,14 @@ def attention_prefill_kernel(
     keys_hbm = nl.ndarray(new_shape, dtype=dtype, buffer=nl.shared_hbm)
     values_hbm = nl.ndarray(new_shape, dtype=dtype, buffer=nl.shared_hbm)
     stream_hbm = stream_of(x_hbm, delta_hbm)
-    layer = AttentionLayer(
-        x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, heads
-    )  # fmt: skip
+    layer = AttentionLayer(x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, heads)
     check_layer(layer, qkv_w_hbm, out_w_hbm)
     assert tokens == batch * length, f"{tokens} tokens are no {batch} sequences of one length"
     # which tokens a tile's queries are, the identity, and the triangle of a tile with itself
     blocks, most = token_blocks(features, tokens, length), min(length, P_MAX)
     constants = attention_constants(most, heads, dtype)
-    triangle = [[-1, most]]
-    causal_sb = selected(
-        (most, most), triangle, 0.0, masked(dtype), dtype, nl.greater_equal
-    )  # fmt: skip
+    hidden, visible = masked(dtype), nl.greater_equal
+    causal_sb = selected((most, most), [[-1, most]], 0.0, hidden, dtype, visible)
     # marks where rows of the array are idle, where keys are hidden, and where scores do not stay
     turned = heads.head_dim == P_MAX and bias_hbm is None
     marks = 0 if turned and resident(length, heads, 0, dtype) else MARKS
@@ -1851,9 +1844,7 @@ def attention_decode_kernel(
     new_keys_hbm = nl.ndarray(new_shape, dtype=dtype, buffer=nl.shared_hbm)
     new_values_hbm = nl.ndarray(new_shape, dtype=dtype, buffer=nl.shared_hbm)
     stream_hbm = stream_of(x_hbm, delta_hbm)
-    layer = AttentionLayer(
-        x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, heads
-    )  # fmt: skip
+    layer = AttentionLayer(x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, heads)
     check_layer(layer, qkv_w_hbm, out_w_hbm)
     # hidden states [128, H/128, B], a few KiB, then the cache, before the weights: TensorE turns
     # its keys, 128 a pass, while those stream
@@ -1861,9 +1852,7 @@ def attention_decode_kernel(
     x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
     parts, caches = spans(batch, sequences_at_once(keys_hbm, heads)), []
     for part in parts:
-        caches.append(
-            cached_sequences(keys_hbm, values_hbm, bias_hbm, part[0], part[1], heads)
-        )  # fmt: skip
+        caches.append(cached_sequences(keys_hbm, values_hbm, bias_hbm, part[0], part[1], heads))
     # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
     # a fifth of the time that DMA takes for its weights
     p = projection(x_sb, layer, 0, parts)

@@ -113,6 +113,7 @@ CASES = {
     "decode over one key": lambda: decode(4, 2, 64, 1, batch=8, delta=False),
     "decode of 128 heads": lambda: decode(2, 2, 128, 128, batch=2, live=77),
     "decode of many sequences": lambda: decode(16, 2, 64, 1100, batch=8, live=600),
+    "prompt in fp16": lambda: prefill(4, 2, 64, 70, dtype=torch.float16),
     "decode in fp32": lambda: decode(2, 1, 64, 60, dtype=torch.float32),
 }
 
