@@ -518,14 +518,14 @@ def low_ranks(adapters, x_sb, first_token):
     a_sb = nl.load(adapters.a_hbm).reshape((P_MAX, k_tiles, ranks))
     for first, count in spans(ranks, P_MAX):
         rows = nl.ds(first, count)
-        chosen_sb = nl.load(adapters.chosen_hbm[rows, nl.ds(first_token, tokens)])
+        own_sb = nl.load(adapters.chosen_hbm[rows, nl.ds(first_token, tokens)])
         low_sb = nl.ndarray((count, tokens), x_sb.dtype)
         for start, size in spans(tokens, MOVING_MAX):
             columns = nl.ds(start, size)
             low_psum = nl.zeros((count, size), nl.float32, buffer=nl.psum)
             for k in nl.affine_range(k_tiles):
                 low_psum[...] += nisa.nc_matmul(a_sb[:, k, rows], x_sb[:, k, columns])
-            low_sb[:, columns] = nisa.tensor_tensor(low_psum, chosen_sb[:, columns], nl.multiply)
+            low_sb[:, columns] = nisa.tensor_tensor(low_psum, own_sb[:, columns], nl.multiply)
         found.append(low_sb)
     return found
 
@@ -963,18 +963,21 @@ def divide(out_sb, values, weight_sum):
 # first pass over all keys, with queries on partitions, finds each query's maximum, and the second
 # contracts two marks beside the D features, rows of the array that are idle where D is 64:
 #
-#   keys (mask, 1)     queries (1, -maximum), of which the first pass contracts the first
+#   keys (mask, 1, 1, ..)     queries (1, -maximum, ..), of which the first pass contracts the first
 #
-# Its maximum known, no query is ever rescaled; it may be rounded, since it is the same for all of
-# the query's keys. Where D is 128 no row is idle: as long as all keys stay in SBUF, the scores of
-# the first pass stay, too, and TensorE turns their weights round instead of scoring once more.
+# Each tile of queries that share a bank has a mark of its own, zero for the others' queries, so
+# that one product turns the maxima of all round. Once they are known, no query is ever rescaled;
+# they may be rounded, since they are the same for all of a query's keys. Where D is 128 no row is
+# idle: as long as all keys stay in SBUF, the scores of the first pass stay, too, and TensorE turns
+# their weights round instead of scoring once more.
 #
 # ScalarE takes scores out of PSUM and VectorE compares copies of them in SBUF, since both at PSUM
 # exclude each other. So ScalarE bounds both passes, and TensorE has time for the projections of
 # others: the steps of the second pass take turns with those of the next queries' first pass, and
 # with other work, in the order in which their tiles of PSUM are wanted.
 
-MARKS = 2
+TILES_AT_ONCE = MOVING_MAX // P_MAX  # tiles of queries whose scores share a bank of PSUM
+MARKS = 1 + TILES_AT_ONCE
 HEADS_AT_ONCE = 4  # KV heads whose blocks of a cache are in SBUF at the same time
 
 
@@ -1000,6 +1003,11 @@ class ScoreBank(NamedTuple):
         """Queries of each token."""
         return self.heads * self.members
 
+    @property
+    def queries(self) -> int:
+        """Queries of its largest tile."""
+        return max(count for *_, count in self.tiles()) * self.tokens
+
     def own(self, head):
         """Rows of its ``head``-th head."""
         return nl.ds(head * self.members, self.members)
@@ -1021,8 +1029,8 @@ def score_banks(parts, heads, largest):
     """Banks of tiles ``parts`` of tokens, (block, column, position, tokens), of up to ``largest``
     tokens: a list for each set of KV heads, whole stacks, whose contexts share tiles."""
     together = P_MAX // largest
-    most = MOVING_MAX // P_MAX * together  # members of a group whose queries share a bank
-    each = max(1, min(HEADS_AT_ONCE, most // heads.group))
+    most = TILES_AT_ONCE * together  # members of a group whose queries share a bank
+    each = min(HEADS_AT_ONCE, max(1, TILES_AT_ONCE // math.ceil(heads.group / together)))
     return [
         [
             ScoreBank(first + head, count, member, members, *part)
@@ -1045,8 +1053,9 @@ class KeyTiles(NamedTuple):
     k_sb [128, heads, slots * stride, lanes], features and marks behind them, 128 rows a slot; v_sb
     [128, stride, heads, D + 1], the last column ones, None where nobody asks for values. ``head``
     is the first one there that counts.
-    ``mask_sb`` [tokens, lanes], if any, is added to the scores of the last tile; marks_sb [MARKS,
-    tiles, lanes] are the marks where they are not among the rows of k_sb.
+    ``mask_sb`` [tokens, lanes], if any, is added to the scores of the last tile, a triangle where
+    it is ``causal``. bias_sb [1, tiles, lanes] hides keys where marks are not among the rows of
+    k_sb.
     """
 
     k_sb: Any
@@ -1056,7 +1065,8 @@ class KeyTiles(NamedTuple):
     lanes: int
     head: int = 0
     mask_sb: Any = None
-    marks_sb: Any = None
+    causal: bool = False
+    bias_sb: Any = None
 
     def keys(self, head, slot, rows, tile, tiles):
         """Operand of a product: some tiles of a head's keys, some rows of a slot."""
@@ -1076,6 +1086,7 @@ class NewKeys(NamedTuple):
     """Keys and values of a sequence's new tokens, filled in order: k_sb and v_sb as in KeyTiles,
     zero behind the last key. mask_sb [tokens, tokens] is added to the scores of a tile of tokens
     with each other; ``marks`` are the rows behind the features, none where nobody contracts them.
+    The first ``hides`` keys; where it is zero mask_sb is a triangle.
     """
 
     heads: HeadShape
@@ -1083,6 +1094,7 @@ class NewKeys(NamedTuple):
     v_sb: Any
     mask_sb: Any
     marks: int
+    hides: bool
 
     def append(self, start, qk_sb, column, v_sb):
         """Keep a tile of tokens, the sequence's from ``start`` on: keys from qk_sb, behind its
@@ -1099,12 +1111,14 @@ class NewKeys(NamedTuple):
     def seen(self, bank):
         """KeyTiles of what the queries of a bank see: whole tiles before them, and their own."""
         lanes = P_MAX if bank.position else bank.tokens
-        mask_sb = self.mask_sb[0 : bank.tokens, 0:lanes]
         stride, tiles = self.v_sb.shape[1], bank.position // P_MAX + 1
-        return KeyTiles(self.k_sb, self.v_sb, stride, tiles, lanes, bank.head, mask_sb)
+        mask_sb = self.mask_sb[0 : bank.tokens, 0:lanes]
+        return KeyTiles(
+            self.k_sb, self.v_sb, stride, tiles, lanes, bank.head, mask_sb, not self.hides
+        )
 
 
-def new_keys(tokens, heads, dtype, mask_sb, marks, bias_hbm=None):
+def new_keys(tokens, heads, dtype, mask_sb, marks, hides, bias_hbm=None):
     """NewKeys without keys yet; marks and ones are there.
 
     bias [1, tokens] @ HBM is 0 for keys that count and MASKED for others; None: all count.
@@ -1118,8 +1132,8 @@ def new_keys(tokens, heads, dtype, mask_sb, marks, bias_hbm=None):
         v_sb[:, last, :, :] = nisa.memset((P_MAX, heads.kv_heads, d + 1), 0.0, dtype)
     v_sb[:, :, :, d : d + 1] = nisa.memset((P_MAX, tiles, heads.kv_heads, 1), 1.0, dtype)
     if marks:
-        values = np.zeros((MARKS, heads.kv_heads, tiles, P_MAX), np.float32)
-        values[1] = 1.0
+        values = np.ones((MARKS, heads.kv_heads, tiles, P_MAX), np.float32)
+        values[0] = 0.0
         k_sb[row : row + MARKS, :, nl.ds(slot * tiles, tiles), :] = load_constant(values, dtype)
     if bias_hbm is not None:
         for head in nl.affine_range(heads.kv_heads):
@@ -1127,7 +1141,7 @@ def new_keys(tokens, heads, dtype, mask_sb, marks, bias_hbm=None):
                 k_sb[row : row + 1, head, slot * tiles + tile, 0:size] = nl.load(
                     bias_hbm[:, nl.ds(start, size)]
                 )
-    return NewKeys(heads, k_sb, v_sb, mask_sb, marks)
+    return NewKeys(heads, k_sb, v_sb, mask_sb, marks, hides)
 
 
 def keys_of(block, whole, bias_hbm, mask_sb, heads, marks):
@@ -1137,16 +1151,23 @@ def keys_of(block, whole, bias_hbm, mask_sb, heads, marks):
     sequences = range(first, first + math.ceil(block.count / block.length))
     columns, dtype = nl.ds(begin, size), mask_sb.dtype
     biases = [None if bias_hbm is None else bias_hbm[nl.ds(n, 1), columns] for n in sequences]
-    return [new_keys(size, heads, dtype, mask_sb, marks, own_hbm) for own_hbm in biases]
+    return [
+        new_keys(size, heads, dtype, mask_sb, marks, own_hbm is not None, own_hbm)
+        for own_hbm in biases
+    ]
 
 
 class Constants(NamedTuple):
     """Tiles that the attention of many queries reads: zeros [128, 1] fp32, the identity [128, 128],
-    and which of n tokens a query is, [n, rows, n], for any number of ``rows`` of queries."""
+    which of n tokens a query is, [n, rows, n], for any number of ``rows`` of queries, and which
+    marks are a tile's, the first and its own, [MARKS, TILES_AT_ONCE] fp32; and those of a tile of
+    keys without the first, [MARKS, 128]."""
 
     zero_sb: Any
     eye_sb: Any
     which_sb: Any
+    own_sb: Any
+    ones_sb: Any
 
 
 def attention_constants(parts, heads, dtype):
@@ -1155,13 +1176,20 @@ def attention_constants(parts, heads, dtype):
     every = [score_banks([(0, 0, 0, size)], heads, largest) for _, size in parts]
     rows = max(bank.rows for sets in every for banks in sets for bank in banks)
     which = np.tile(np.eye(largest, dtype=np.float32)[:, None], (1, rows, 1))
-    eye_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
-    return Constants(nisa.memset((P_MAX, 1), 0.0, nl.float32), eye_sb, load_constant(which, dtype))
+    zero_sb, eye_sb = (
+        nisa.memset((P_MAX, 1), 0.0, nl.float32),
+        shifted_identity(P_MAX, P_MAX, 0, dtype),
+    )
+    own = np.concatenate((np.ones((1, TILES_AT_ONCE)), np.eye(TILES_AT_ONCE)))
+    own_sb = load_constant(own.astype(np.float32), nl.float32)
+    ones_sb = nisa.memset((MARKS, P_MAX), 1.0, dtype)
+    ones_sb[0:1, :] = nisa.memset((1, P_MAX), 0.0, dtype)
+    return Constants(zero_sb, eye_sb, load_constant(which, dtype), own_sb, ones_sb)
 
 
-def bank_queries(qk_sb, bank, heads, marks):
+def bank_queries(qk_sb, bank, heads, marks, hides):
     """Queries of a bank [128, slots, rows, tokens] @ SBUF, as the keys of KeyTiles have them, with
-    so many ``marks`` or none; the second one is not there yet."""
+    room for so many ``marks``; the first is there where that of the keys ``hides`` some."""
     d, shape = heads.head_dim, (bank.rows, bank.tokens)
     slots, (slot, row) = len(contraction(d + marks)), divmod(d, P_MAX)
     q_sb = nl.ndarray((P_MAX, slots, *shape), qk_sb.dtype)
@@ -1169,41 +1197,48 @@ def bank_queries(qk_sb, bank, heads, marks):
         stack, lanes = heads.place(bank.head + at)
         tiles = nl.ds(stack * heads.group + bank.member, bank.members)
         q_sb[0:d, 0, bank.own(at), :] = nisa.tensor_copy(
-            qk_sb[lanes, tiles, nl.ds(bank.column, bank.tokens)]
+            qk_sb[lanes, tiles, nl.ds(bank.column, bank.tokens)], engine=nisa.vector_engine
         )
-    if marks:
+    if hides:
         q_sb[row : row + 1, slot, :, :] = nisa.memset((1, *shape), 1.0, qk_sb.dtype)
     return q_sb
 
 
-def set_marks(out_sb, lowest, eye_sb):
-    """Marks of the second pass [MARKS, rows, tokens]: 1, and the negated maximum of each query.
+def query_marks(bank):
+    """Marks of a bank's queries: the first, and one for each tile of them."""
+    return 1 + len(bank.tiles())
 
-    ``lowest`` are (first column, maxima negated [queries, 1] @ SBUF). A product with the identity
-    brings them from partitions to two rows.
+
+def set_marks(out_sb, bank, lowest_sb, constants):
+    """Marks of the second pass [query_marks, rows, tokens] from maxima negated [queries, tiles] @
+    SBUF: 1, and the maxima of each tile of queries.
+
+    A product with the identity, 128 columns for all tiles, brings them from partitions to rows;
+    ScalarE, alone at SBUF, copies these to each tile's queries.
     """
-    (_, rows, tokens), dtype = out_sb.shape, out_sb.dtype
-    turned_psum = nl.ndarray((MARKS, rows * tokens), nl.float32, buffer=nl.psum)
-    for column, lowest_sb in lowest:
-        queries = lowest_sb.shape[0]
-        marks_sb = nisa.memset((queries, MARKS), 1.0, dtype)
-        marks_sb[:, 1:2] = nisa.tensor_copy(lowest_sb)
-        turned_psum[:, nl.ds(column, queries)] = nisa.nc_matmul(
-            marks_sb, eye_sb[0:queries, 0:queries]
-        )
-    out_sb[...] = nisa.tensor_copy(turned_psum.reshape((MARKS, rows, tokens)))
+    (queries, tiles), tokens, count = lowest_sb.shape, bank.tokens, query_marks(bank)
+    marks_sb = nisa.memset((queries, count), 1.0, out_sb.dtype)
+    marks_sb[:, nl.ds(1, tiles)] = nisa.tensor_copy(lowest_sb)
+    turned_psum = nl.ndarray((count, queries), nl.float32, buffer=nl.psum)
+    turned_psum[...] = nisa.nc_matmul(marks_sb, constants.eye_sb[0:queries, 0:queries])
+    turned_sb = nl.ndarray((count, queries), out_sb.dtype)
+    turned_sb[...] = nisa.tensor_copy(turned_psum)
+    for at, (_, row, members) in enumerate(bank.tiles()):
+        part_sb = turned_sb[:, 0 : members * tokens].reshape((count, members, tokens))
+        out_sb[:, nl.ds(row, members), :] = nisa.activation(
+            nl.copy, part_sb, bias=constants.zero_sb[0:count, :],
+            scale=constants.own_sb[0:count, nl.ds(at, 1)],
+        )  # fmt: skip
 
 
-def score_rows(q_sb, bank, at, keys, span, scores_sb, head_dim, constants):
+def score_rows(q_sb, bank, at, keys, span, scores_sb, head_dim, hides, constants):
     """Scores of a bank's ``at``-th tile of queries with a span of tiles of keys, into scores_sb
     [queries, tiles, lanes] in their type.
 
     Queries are stationary here and stand on partitions, 512 keys move.
     """
     (head, row, count), (start, tiles) = bank.tiles()[at], span
-    queries, rows, depth = count * bank.tokens, nl.ds(row, count), head_dim + 1
-    if keys.k_sb.shape[2] == keys.stride:
-        depth = min(depth, P_MAX)  # no slot for marks
+    queries, rows, depth = count * bank.tokens, nl.ds(row, count), head_dim + int(hides)
     scores_psum = nl.zeros((queries, tiles, keys.lanes), nl.float32, buffer=nl.psum)
     for slot, size in contraction(depth):
         scores_psum[...] += nisa.nc_matmul(
@@ -1212,23 +1247,25 @@ def score_rows(q_sb, bank, at, keys, span, scores_sb, head_dim, constants):
     if keys.mask_sb is not None and start + tiles == keys.tiles:
         which_sb = constants.which_sb[0 : bank.tokens, rows, 0 : bank.tokens]
         scores_psum[:, tiles - 1, :] += nisa.nc_matmul(which_sb, keys.mask_sb)
-    scores_sb[:, nl.ds(start, tiles), :] = nisa.activation(
-        nl.copy, scores_psum, bias=constants.zero_sb[0:queries, :]
-    )
+    scores_sb[...] = nisa.activation(nl.copy, scores_psum, bias=constants.zero_sb[0:queries, :])
 
 
 def score_tile(q_sb, marks_sb, bank, keys, tile, scores_psum, head_dim, constants):
     """Products of one tile of keys with a bank's queries, marks included, into scores_psum [lanes,
-    rows, tokens]. ``marks_sb`` are those of the queries where those of the keys are apart."""
-    depth = head_dim + (0 if keys.marks_sb is not None else MARKS)
+    rows, tokens]. ``marks_sb`` are those of the queries where the keys have none: their first
+    alone, or all."""
+    depth = head_dim + (0 if keys.bias_sb is not None else query_marks(bank))
     for head in nl.static_range(bank.heads):
         own = bank.own(head)
         for slot, size in contraction(depth):
             scores_psum[:, own, :] += nisa.nc_matmul(
                 keys.keys(head, slot, size, tile, 1), q_sb[0:size, slot, own, :]
             )
-    if keys.marks_sb is not None:
-        scores_psum[...] += nisa.nc_matmul(keys.marks_sb[:, tile, :], marks_sb)
+    if keys.bias_sb is not None:
+        scores_psum[...] += nisa.nc_matmul(keys.bias_sb[:, tile, :], marks_sb[0:1, :, :])
+        if marks_sb.shape[0] > 1:
+            ones_sb = constants.ones_sb[0 : marks_sb.shape[0], 0 : keys.lanes]
+            scores_psum[...] += nisa.nc_matmul(ones_sb, marks_sb)
     if keys.mask_sb is not None and tile + 1 == keys.tiles:
         which_sb = constants.which_sb[0 : bank.tokens, 0 : bank.rows, 0 : bank.tokens]
         scores_psum[...] += nisa.nc_matmul(keys.mask_sb, which_sb)
@@ -1243,6 +1280,9 @@ def add_weighted(q_sb, marks_sb, bank, keys, span, sums, head_dim, constants):
     """exp(scale * (score - maximum)) of a span of tiles of keys times their values and ones, added
     to ``sums``: of each tile of the bank's queries [queries, D + 1] fp32 @ PSUM."""
     shape, (start, tiles) = (keys.lanes, span[1], bank.rows, bank.tokens), span
+    triangle = keys.causal and start + tiles == keys.tiles
+    if keys.causal:
+        keys = keys._replace(mask_sb=None)
     scores_psum = nl.zeros(shape, nl.float32, buffer=nl.psum)
     for tile in nl.static_range(tiles):
         part_psum = scores_psum[:, tile, :, :]
@@ -1252,7 +1292,12 @@ def add_weighted(q_sb, marks_sb, bank, keys, span, sums, head_dim, constants):
         nl.exp, scores_psum, bias=constants.zero_sb[0 : keys.lanes, :],
         scale=score_scales(head_dim)[1],
     )  # fmt: skip
-    for (head, row, count), sums_psum in zip(bank.tiles(), sums):
+    if triangle:  # GpSimdE: 662 cycles, beside TensorE, which would take 576
+        lane, token = nl.arange(keys.lanes)[:, None, None], nl.arange(bank.tokens)[None, None, :]
+        row, own_sb = nl.arange(bank.rows)[None, :, None], weights_sb[:, tiles - 1, :, :]
+        own_sb[...] = nisa.affine_select(token + 0 * row >= lane, own_sb, 0.0)
+    for at, (head, row, count) in enumerate(bank.tiles()):
+        sums_psum = sum_of(sums, at, count * bank.tokens)
         for tile in nl.static_range(tiles):
             sums_psum[...] += nisa.nc_matmul(
                 weights_sb[:, tile, nl.ds(row, count), :], keys.values(head, start + tile)
@@ -1278,11 +1323,19 @@ def add_turned(scores_sb, neg_max_sb, keys, span, head, sums_psum, head_dim):
 
 
 def zero_sums(bank, head_dim):
-    """A tile of zeros for the sums of each tile of a bank's queries."""
+    """Zeros for the sums of a bank's queries, [queries, tiles, D + 1] fp32 @ PSUM, as many tiles
+    of queries as share a bank."""
     return [
-        nl.zeros((count * bank.tokens, head_dim + 1), nl.float32, buffer=nl.psum)
-        for _, _, count in bank.tiles()
+        nl.zeros((bank.queries, tiles, head_dim + 1), nl.float32, buffer=nl.psum)
+        for _, tiles in spans(len(bank.tiles()), MOVING_MAX // (head_dim + 1))
     ]
+
+
+def sum_of(sums, at, queries):
+    """The ``at``-th tile of so many queries among those of a bank [queries, D + 1]; of reciprocals
+    [queries, 1]."""
+    tiles, at = sums[at // sums[0].shape[1]], at % sums[0].shape[1]
+    return tiles[0:queries, at, :] if len(tiles.shape) == 3 else tiles[0:queries, nl.ds(at, 1)]
 
 
 def bank_contexts(banks, sums, heads, context_sb):
@@ -1292,13 +1345,19 @@ def bank_contexts(banks, sums, heads, context_sb):
     the heads of a stack the banks follow each other.
     """
     d, dtype, rows = heads.head_dim, context_sb[0].dtype, []
-    each = [(bank, found, at) for bank, found in zip(banks, sums) for at in range(bank.heads)]
-    for bank, found, at in each:
+    scales = [[nisa.reciprocal(tiles[:, :, d]) for tiles in found] for found in sums]
+    each = [(*given, at) for given in zip(banks, sums, scales) for at in range(given[0].heads)]
+    for bank, found, scale, at in each:
         (stack, lanes), parts = heads.place(bank.head + at), bank.together()
         if lanes.start == 0:
-            rows = [nisa.memset((count * bank.tokens, P_MAX), 0.0, dtype) for _, count in parts]
-        for rows_sb, sum_ in zip(rows, found[at * len(parts) :]):
-            divide(rows_sb[:, lanes], sum_[:, 0:d], sum_[:, d : d + 1])
+            shapes = [(count * bank.tokens, P_MAX) for _, count in parts]
+            rows = [nl.ndarray(shape, dtype) for shape in shapes]
+            if heads.kv_heads - bank.head - at < heads.stack:  # lanes without a head
+                rows = [nisa.memset(shape, 0.0, dtype) for shape in shapes]
+        for n, rows_sb in enumerate(rows, at * len(parts)):
+            values = sum_of(found, n, rows_sb.shape[0])[:, 0:d]
+            scale_sb = sum_of(scale, n, rows_sb.shape[0])
+            rows_sb[:, lanes] = nisa.tensor_scalar(values, nl.multiply, scale_sb)
         if lanes.stop == P_MAX or bank.head + at + 1 == heads.kv_heads:
             shape = (P_MAX, bank.members, bank.tokens)
             turned_psum = nl.ndarray(
@@ -1334,6 +1393,14 @@ class QueryGroup(NamedTuple):
         every = [*((block.tiles, block.lanes) for block in self.blocks), (seen.tiles, seen.lanes)]
         return [(part, *sizes) for part, sizes in enumerate(every)]
 
+    def spans(self, bank):
+        """(part of the keys, span of its tiles) whose scores with 128 queries share a bank."""
+        return [
+            (part, span)
+            for part, tiles, lanes in self.parts(bank)
+            for span in spans(tiles, MOVING_MAX // lanes)
+        ]
+
     def keys(self, part, bank, held, values):
         """KeyTiles of a part, with ``values`` or without; ``held`` are the last block that was
         loaded and its number."""
@@ -1345,8 +1412,9 @@ class QueryGroup(NamedTuple):
 
 
 class MaximaPass(NamedTuple):
-    """First pass: q_sb of each bank, and for each tile of a bank's queries the maxima of all parts
-    of the keys, or, where the second pass turns scores, these and their negated maximum."""
+    """First pass: q_sb of each bank, and for each tile of a bank's queries the maxima that its
+    steps found [queries, tiles, steps] @ SBUF, or, where the second pass turns scores, these and
+    their negated maximum."""
 
     group: QueryGroup
     q_sb: List[Any]
@@ -1356,57 +1424,61 @@ class MaximaPass(NamedTuple):
 
     @classmethod
     def of(cls, group):
-        banks, new, parts = group.banks, group.new, len(group.blocks) + 1
-        q_sb = [bank_queries(group.qk_sb[b.block], b, new.heads, new.marks) for b in banks]
-        dtype = new.k_sb.dtype
-        maxima_sb = [nl.ndarray((P_MAX, len(bank.tiles()), parts), dtype) for bank in banks]
+        banks, new, maxima_sb = group.banks, group.new, []
+        q_sb = [
+            bank_queries(group.qk_sb[b.block], b, new.heads, new.marks, new.hides) for b in banks
+        ]
+        for bank in banks:
+            shape = (bank.queries, len(bank.tiles()), len(group.spans(bank)))
+            maxima_sb.append(nl.ndarray(shape, new.k_sb.dtype))
+            if len({count for *_, count in bank.tiles()}) > 1:  # one has fewer queries
+                maxima_sb[-1][...] = nisa.memset(shape, 0.0, new.k_sb.dtype)
         scores = [[None for _ in bank.tiles()] for bank in banks]
         return cls(group, q_sb, maxima_sb, scores, [None, None])
 
     def steps(self):
-        """(part of the keys, bank, tile of its queries, span of tiles of keys), block by block."""
+        """(part of the keys, span of its tiles, bank, tile of its queries, step of that), block by
+        block."""
         found = [
-            (part, n, at, span)
+            (part, span, n, at, step)
             for n, bank in enumerate(self.group.banks)
-            for part, tiles, lanes in self.group.parts(bank)
             for at in range(len(bank.tiles()))
-            for span in spans(tiles, MOVING_MAX // lanes)
+            for step, (part, span) in enumerate(self.group.spans(bank))
         ]
         return sorted(found, key=lambda step: step[0])
 
-    def run(self, step):
-        """One bank of PSUM; behind the last of some queries, their maxima."""
-        (part, n, at, span), group = step, self.group
-        bank, last, d = group.banks[n], len(group.blocks), group.head_dim
-        keys = group.keys(part, bank, self.held, False)
-        queries = bank.tiles()[at][2] * bank.tokens
-        if span[0] == 0:
-            shape = (queries, keys.tiles, keys.lanes)
-            self.scores[n][at] = nl.ndarray(shape, group.new.k_sb.dtype), None
-        scores_sb, _ = self.scores[n][at]
-        score_rows(self.q_sb[n], bank, at, keys, span, scores_sb, d, group.constants)
-        if sum(span) < keys.tiles:
+    def run(self, work):
+        """One bank of PSUM: scores of up to 128 queries with up to 512 keys, and their maxima;
+        behind the last, the marks of its queries."""
+        (part, span, n, at, step), group = work, self.group
+        bank, new, d = group.banks[n], group.new, group.head_dim
+        keys, constants = group.keys(part, bank, self.held, False), group.constants
+        queries, last = bank.tiles()[at][2] * bank.tokens, len(group.spans(bank)) - 1
+        if new.marks:
+            scores_sb = nl.ndarray((queries, span[1], keys.lanes), new.k_sb.dtype)
+            score_rows(self.q_sb[n], bank, at, keys, span, scores_sb, d, new.hides, constants)
+            self.maxima_sb[n][0:queries, at, nl.ds(step, 1)] = nisa.tensor_reduce(
+                nl.max, scores_sb, axis=[1, 2]
+            )
+            if step == last and at + 1 == len(bank.tiles()):
+                self.mark(n)
             return
-        if not group.new.marks:
+        if step == 0:
+            shape = (queries, keys.tiles, keys.lanes)
+            self.scores[n][at] = nl.ndarray(shape, new.k_sb.dtype), None
+        scores_sb, _ = self.scores[n][at]
+        part_sb = scores_sb[:, nl.ds(*span), :]
+        score_rows(self.q_sb[n], bank, at, keys, span, part_sb, d, new.hides, constants)
+        if step == last:
             flat_sb = scores_sb.reshape((queries, keys.tiles * keys.lanes))
             self.scores[n][at] = scores_sb, negated_maximum(flat_sb, score_scales(d)[1])
-            return
-        self.maxima_sb[n][0:queries, at, nl.ds(part, 1)] = nisa.tensor_reduce(
-            nl.max, scores_sb, axis=[1, 2]
-        )
-        if part == last and at + 1 == len(bank.tiles()):
-            self.mark(n)
 
     def mark(self, n):
         """The second mark of a bank's queries, from the maxima of all parts."""
-        bank, d, lowest = self.group.banks[n], self.group.head_dim, []
-        for at, (_, row, count) in enumerate(bank.tiles()):
-            found_sb = self.maxima_sb[n][0 : count * bank.tokens, at, :]
-            lowest_sb = nisa.tensor_reduce(nl.max, found_sb, axis=1, negate=True)
-            lowest.append((row * bank.tokens, lowest_sb))
-        slot, row = divmod(d, P_MAX)
-        marks_sb = self.q_sb[n][row : row + MARKS, slot, :, :]
-        set_marks(marks_sb, lowest, self.group.constants.eye_sb)
+        bank, (slot, row) = self.group.banks[n], divmod(self.group.head_dim, P_MAX)
+        lowest_sb = nisa.tensor_reduce(nl.max, self.maxima_sb[n], axis=2, negate=True)
+        marks_sb = self.q_sb[n][row : row + query_marks(bank), slot, :, :]
+        set_marks(marks_sb, bank, lowest_sb, self.group.constants)
 
 
 class WeightsPass(NamedTuple):
@@ -1423,32 +1495,39 @@ class WeightsPass(NamedTuple):
         return cls(first, [None for _ in banks], [None for _ in banks], [None, None])
 
     def steps(self):
-        """(part of the keys, bank, span of tiles of keys, tile of its queries or None for all)."""
+        """(part of the keys, bank, span of tiles of keys, tile of its queries or None for all,
+        whether it is the first of a part, and the last)."""
         group, found = self.first.group, []
         for n, bank in enumerate(group.banks):
             for part, tiles, _ in group.parts(bank):
                 if group.new.marks:
-                    found += [(part, n, span, None) for span in key_spans(bank, tiles)]
-                    continue
-                for at, (_, _, count) in enumerate(bank.tiles()):
-                    each = spans(tiles, MOVING_MAX // (count * bank.tokens))
-                    found += [(part, n, span, at) for span in each]
+                    each = [(span, None) for span in key_spans(bank, tiles)]
+                else:
+                    queries = [count * bank.tokens for *_, count in bank.tiles()]
+                    each = [
+                        (span, at)
+                        for at, size in enumerate(queries)
+                        for span in spans(tiles, MOVING_MAX // size)
+                    ]
+                last = len(each) - 1
+                found += [(part, n, *step, k == 0, k == last) for k, step in enumerate(each)]
         return sorted(found, key=lambda step: step[0])
 
     def run(self, step):
         """One bank of PSUM; behind the last, the contexts of all."""
-        (part, n, span, at), first = step, self.first
+        (part, n, span, at, begins, ends), first = step, self.first
         group, bank = first.group, first.group.banks[n]
         keys, d = group.keys(part, bank, self.held, True), group.head_dim
-        if span[0] == 0 and not at:
+        if begins:
             self.sums[n] = zero_sums(bank, d)
         if at is None:
             q_sb, constants = first.q_sb[n], group.constants
             add_weighted(q_sb, None, bank, keys, span, self.sums[n], d, constants)
         else:
-            head, sums_psum = bank.tiles()[at][0], self.sums[n][at]
+            head, _, count = bank.tiles()[at]
+            sums_psum = sum_of(self.sums[n], at, count * bank.tokens)
             add_turned(*first.scores[n][at], keys, span, head, sums_psum, d)
-        if sum(span) < keys.tiles or (at is not None and at + 1 < len(bank.tiles())):
+        if not ends:
             return
         if self.before[n] is not None:
             pairs = zip(self.before[n], self.sums[n])
@@ -1735,17 +1814,17 @@ class Prefill(NamedTuple):
 
 def attend_block(prefill, ahead, before, following):
     """Attention of a block of tokens, the MaximaPass of whose first group is ``ahead``; beside it
-    the output of the TokenBlock ``before``, and what the Prefill ``following`` begins with (either
-    may be None). -> the MaximaPass of the first group of that."""
+    the outputs of TokenBlocks ``before``, and what the Prefill ``following`` begins with (it may be
+    None). -> the MaximaPass of the first group of that."""
     tokens, sets, groups = prefill.tokens, prefill.sets(), prefill.groups()
-    outputs = before.outputs() if before is not None else []
+    outputs = [(rows, each) for rows in before for each in rows.outputs()]
     projections = following.first_work() if following is not None else []
     steps, step = len(sets) * len(groups[0]), 0
     for n, some in enumerate(groups):
         queries = tokens.queries(*sets[n + 1][1:]) if n + 1 < len(sets) else []
         for at in [*range(len(some))]:
             # what the maxima of the next group read is there before its pass begins
-            work = [(before, each) for each in share(outputs, step, steps)]
+            work = share(outputs, step, steps)
             if len(some) > 1 and at + 1 < len(some):
                 work += [(tokens, each) for each in share(queries, at, len(some) - 1)]
             elif len(some) == 1:
@@ -2032,7 +2111,7 @@ DMA_ROW_BYTES = 2048  # of all heads of a row that a table names: DMA takes as l
 
 class CacheTiles(NamedTuple):
     """Some tiles of a sequence's cache, of ``count`` KV heads from ``head`` on. ``cache`` are keys
-    and values [B, kv_heads, L, D] and marks [B, MARKS, L] @ HBM; ``apart``: marks stay apart.
+    and values [B, kv_heads, L, D] and bias [B, L] @ HBM; ``apart``: the bias stays apart.
 
     Of a cache of blocks: keys and values [rows, run, kv_heads, D] @ HBM, and rows_sb [lanes, B *
     parts] @ SBUF, which rows lie on the partitions of each part of a sequence."""
@@ -2118,21 +2197,22 @@ class CacheTiles(NamedTuple):
         """-> KeyTiles."""
         d, marks = self.heads.head_dim, 0 if self.apart else MARKS
         slots, (slot, row) = len(contraction(d + marks)), divmod(d, P_MAX)
-        batch, _, length = self.cache[2].shape
-        marks_hbm = self.cache[2].reshape((batch, MARKS, length // self.lanes, self.lanes))
-        part, marks_sb = nl.ds(self.tile, self.tiles), None
-        shape = (P_MAX, self.count, slots * self.tiles, self.lanes)
-        k_sb = nl.ndarray(shape, marks_hbm.dtype)
+        batch, length = self.cache[2].shape
+        bias_hbm = self.cache[2].reshape((batch, length // self.lanes, self.lanes))
+        bias_hbm = bias_hbm[nl.ds(self.sequence, 1), nl.ds(self.tile, self.tiles), :]
+        shape, bias_sb = (P_MAX, self.count, slots * self.tiles, self.lanes), None
+        k_sb = nl.ndarray(shape, bias_hbm.dtype)
         self.turned(k_sb)
         if self.apart:
-            marks_sb = nl.load(marks_hbm[self.sequence, :, part, :])
+            bias_sb = nl.load(bias_hbm)
         else:
+            ones = np.ones((MARKS - 1, self.tiles, self.lanes), np.float32)
             for at in nl.affine_range(self.count):
-                k_sb[row : row + MARKS, at, nl.ds(slot * self.tiles, self.tiles), :] = nl.load(
-                    marks_hbm[self.sequence, :, part, :]
-                )
+                part = nl.ds(slot * self.tiles, self.tiles)
+                k_sb[row : row + 1, at, part, :] = nl.load(bias_hbm)
+                k_sb[row + 1 : row + MARKS, at, part, :] = load_constant(ones, bias_hbm.dtype)
         v_sb = self.values() if values else None
-        return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, self.lanes, marks_sb=marks_sb)
+        return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, self.lanes, bias_sb=bias_sb)
 
 
 def few_maxima(q_sb, marks_sb, bank, keys, head_dim, constants):
@@ -2165,7 +2245,7 @@ def few_maxima(q_sb, marks_sb, bank, keys, head_dim, constants):
 
 
 def add_rescaled(sums_sb, neg_sb, found, block_sb, scale, zero_sb):
-    """Add the sums ``found`` of a block of keys, [Q, D + 1] @ PSUM for each head, to those of the
+    """Add the sums ``found`` of a block of keys, [Q, heads, D + 1] @ PSUM, to those of the
     blocks before, sums_sb [Q, heads, D + 1] -> the negated maxima [Q, heads] of all.
 
     Sums are relative to negated maxima, ``neg_sb`` and ``block_sb``. Both are rescaled to the lower
@@ -2179,8 +2259,8 @@ def add_rescaled(sums_sb, neg_sb, found, block_sb, scale, zero_sb):
         less_sb[...] = nisa.tensor_tensor(low_sb, known_sb, nl.subtract)
         factors += [nisa.activation(nl.exp, less_sb, bias=zero_sb, scale=scale)]
     before_sb, own_sb = factors
-    for head, sums_psum in enumerate(found):
-        column = nl.ds(head, 1)
+    for head in range(sums_sb.shape[1]):
+        column, sums_psum = nl.ds(head, 1), sum_of(found, head, sums_sb.shape[0])
         scaled_sb = nisa.tensor_scalar(sums_sb[:, head, :], nl.multiply, before_sb[:, column])
         sums_sb[:, head, :] = nisa.scalar_tensor_tensor(
             data=sums_psum, op0=nl.multiply, operand0=own_sb[:, column],
@@ -2193,15 +2273,12 @@ def attend_few(group):
     """Attention of a group of up to 128 queries, one bank, which reads each block of keys once."""
     (bank,), d, constants = group.banks, group.head_dim, group.constants
     dtype, scale, queries = group.qk_sb[0].dtype, score_scales(d)[1], bank.members * bank.tokens
-    shape, columns = (MARKS, bank.rows, bank.tokens), range(bank.heads)
+    shape, columns = (query_marks(bank), bank.rows, bank.tokens), range(bank.heads)
     zero_sb = constants.zero_sb[0:queries, :]
     # queries [128, slots, rows, tokens] without marks: those of a pass are an operand of their own
-    q_sb = bank_queries(group.qk_sb[bank.block], bank, group.new.heads, 0)
-    first_sb = nisa.memset(shape, 0.0, dtype)
-    first_sb[0:1, :, :] = nisa.memset((1, *shape[1:]), 1.0, dtype)
-    own, marks = group.new.seen(bank), np.zeros((MARKS, 1, bank.tokens), np.float32)
-    marks[1] = 1.0
-    own = own._replace(marks_sb=load_constant(marks, dtype))
+    q_sb = bank_queries(group.qk_sb[bank.block], bank, group.new.heads, 0, False)
+    first_sb = nisa.memset((1, *shape[1:]), 1.0, dtype)
+    own = group.new.seen(bank)._replace(bias_sb=nisa.memset((1, 1, bank.tokens), 0.0, dtype))
     sums_sb, neg_sb = nl.ndarray((queries, bank.heads, d + 1), nl.float32), None
     for block in [*group.blocks, own]:
         # a block's maxima [queries, heads], and weighted values and sums [queries, D + 1] of each
@@ -2209,8 +2286,7 @@ def attend_few(group):
         keys = block.load()
         block_sb = few_maxima(q_sb, first_sb, bank, keys, d, constants)
         marks_sb = nl.ndarray(shape, dtype)
-        lowest = [(head * queries, block_sb[:, head : head + 1]) for head in columns]
-        set_marks(marks_sb, lowest, constants.eye_sb)
+        set_marks(marks_sb, bank, block_sb, constants)
         found = zero_sums(bank, d)
         for span in key_spans(bank, keys.tiles):
             add_weighted(q_sb, marks_sb, bank, keys, span, found, d, constants)
@@ -2219,10 +2295,9 @@ def attend_few(group):
             continue
         neg_sb = nl.ndarray((queries, bank.heads), nl.float32)
         neg_sb[...] = nisa.tensor_copy(block_sb)
-        for head, sums_psum in enumerate(found):
-            sums_sb[:, head, :] = nisa.tensor_copy(sums_psum)
-    sums = [sums_sb[:, head, :] for head in columns]
-    bank_contexts([bank], [sums], group.new.heads, group.context_sb)
+        for head in columns:
+            sums_sb[:, head, :] = nisa.tensor_copy(sum_of(found, head, queries))
+    bank_contexts([bank], [[sums_sb]], group.new.heads, group.context_sb)
 
 
 def attend_groups(groups):
@@ -2253,7 +2328,7 @@ def cache_blocks(cache, sequence, banks, heads):
     if cache[3] is None:
         runs = cache_runs(cache[0].shape[2])[1]
     else:
-        runs, each = cache[2].shape[2] // cache[3].shape[0], cache[0].shape[1]
+        runs, each = cache[2].shape[1] // cache[3].shape[0], cache[0].shape[1]
     apart, marks = few_queries(banks), contraction(heads.head_dim + MARKS)
     blocks = [
         CacheTiles(cache, sequence, head, count, *block, heads, apart)
@@ -2350,7 +2425,7 @@ def attention_prefill_kernel(
     # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
     weights = attention_weights(qkv_w_hbm, out_w_hbm, heads, features // P_MAX, blocks[0].count)
     kept = sum(2 * w.tiles * w.k_tiles * P_MAX for w in weights) <= WEIGHT_BYTES
-    started, ahead, before = [], None, None
+    started, ahead = [], None
     for n in nl.static_range(len(blocks) + 1):
         if n < len(blocks):
             # the next block: hidden states [128, H/128, count], and room for its keys and values,
@@ -2377,15 +2452,17 @@ def attention_prefill_kernel(
             for step in ahead.steps():
                 ahead.run(step)
             continue
-        # attention of a block, a bank of PSUM at a time; beside it the output of the one before and
-        # what the next one begins with, so that TensorE does not wait for ScalarE
+        # attention of a block, a bank of PSUM at a time; beside it what the next one begins with,
+        # and the output of blocks halfway between it and the last: these attend to more keys, and
+        # TensorE would wait for ScalarE
         following = started[n] if n < len(blocks) else None
+        last = len(blocks) - 1
+        before = [started[m].tokens for m in range(last) if (m + last + 2) // 2 == n - 1]
         ahead = attend_block(started[n - 1], ahead, before, following)
-        before = started[n - 1].tokens
-        before.store_keys(keys_hbm, values_hbm)
+        started[n - 1].tokens.store_keys(keys_hbm, values_hbm)
     # the last output [128, H/128, count], a pass for each tile of its context: alone again
-    for each in before.outputs():
-        before.run(each)
+    for each in started[-1].tokens.outputs():
+        started[-1].tokens.run(each)
     results = out_hbm, keys_hbm, values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -2446,21 +2523,21 @@ def attention_decode_kernel(
 @nki.jit
 def attention_chunk_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
-    marks_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
+    bias_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
     a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None,
 ):  # fmt: skip
     """The same for several new tokens per sequence: over the cache, and causally over themselves.
 
     x and delta [H, B * n], cos and sin [128, B * n], cached keys and values [B, kv_heads, L, D],
-    marks [B, 2, L] in the type of x, in the order of ``cache_runs``: 0 for keys that count and
-    MASKED for others, and ones. active [B, n, n] in the type of x, 0 where a token (row) sees one
+    bias [B, L] in the type of x, in the order of ``cache_runs``: 0 for keys that count and MASKED
+    for others. active [B, n, n] in the type of x, 0 where a token (row) sees one
     and MASKED elsewhere, for up to 128 tokens; None: they see those before and themselves.
     Of a cache of blocks, as ``blocks_in_runs`` gives them: keys and values [rows, run, kv_heads, D]
     and int32 rows [lanes, B * parts].
     -> partial output [H, B * n], new keys (rotated) and values [B * n, kv_heads * D], and x + delta
     where there is a delta. All tokens of a sequence share one pass over the weights.
     """
-    tokens, batch, dtype = x_hbm.shape[1], marks_hbm.shape[0], x_hbm.dtype
+    tokens, batch, dtype = x_hbm.shape[1], bias_hbm.shape[0], x_hbm.dtype
     length, features = tokens // batch, x_hbm.shape[0]
     new_shape = (tokens, heads.kv_heads * heads.head_dim)
     out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
@@ -2475,7 +2552,7 @@ def attention_chunk_kernel(
         scales_sb, *attention_adapters((a_hbm, b_hbm, chosen_hbm), x_hbm, heads), heads,
     )  # fmt: skip
     rows_sb, most = None if rows_hbm is None else nl.load(rows_hbm), min(length, P_MAX)
-    cache = keys_hbm, values_hbm, marks_hbm, rows_sb
+    cache = keys_hbm, values_hbm, bias_hbm, rows_sb
     causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
     constants = attention_constants(spans(length, most), heads, dtype)
     most_tokens = chunk_tokens(features, heads, x_hbm.itemsize, scales_hbm is not None)
@@ -2495,7 +2572,7 @@ def attention_chunk_kernel(
         groups = []
         for sequence in sorted({part[0] for block in some for part in block.parts()}):
             active_sb = causal_sb if active_hbm is None else nl.load(active_hbm[sequence])
-            new = new_keys(length, heads, dtype, active_sb, MARKS)
+            new = new_keys(length, heads, dtype, active_sb, MARKS, hides=True)
             parts = []
             for n, rows in enumerate(passed):
                 for (owner, position, column, size), rows_sb in zip(rows.block.parts(), rows.v_sb):
@@ -3219,8 +3296,7 @@ class NeuronLlamaAttention(nn.Module):
             if decode:
                 results = attention_decode_kernel(*inputs, keys, values, bias, rank, *own)
             else:
-                marks = torch.stack((bias, torch.ones_like(bias)), 1)
-                more = keys, values, marks, self.active_bias(active_mask, hidden), rank, *own
+                more = keys, values, bias, self.active_bias(active_mask, hidden), rank, *own
                 results = attention_chunk_kernel(*inputs, *more, rows_hbm=rows)
         partial, k, v, *stream = results
         return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))

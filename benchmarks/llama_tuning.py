@@ -85,7 +85,7 @@ def cache(past: int, batch: int = 1) -> str:
 def chunk_cache(past: int) -> str:
     """The same for several new tokens: what hides keys has a second row."""
     one = f"1x{HEADS.kv_heads}x{past}x{HEADS.head_dim}:bf16"
-    return f"{one} {one} 1x2x{past}:bf16"
+    return f"{one} {one} 1x{past}:bf16:0..0"
 
 
 class Task(NamedTuple):

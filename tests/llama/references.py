@@ -245,24 +245,24 @@ class Reference:
 
     def attention_chunk_kernel(
         self, x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm,
-        values_hbm, marks_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
+        values_hbm, bias_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
         a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None,
     ):  # fmt: skip
         more = a_hbm, b_hbm, chosen_hbm
-        length = x_hbm.shape[1] // len(marks_hbm)
+        length = x_hbm.shape[1] // len(bias_hbm)
         rows = self.sum_of(x_hbm, delta_hbm, length)
         scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
         x = self.normed(rows.to(self.dtype), norm, gain)
         tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale, more)
         q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
-        batch, _, past = marks_hbm.shape
+        batch, past = bias_hbm.shape
         n, root = length, math.sqrt(heads.head_dim)
         if rows_hbm is None:
             runs = next(r for r in range(math.ceil(past / 128), past + 1) if past % r == 0)
-            bias = marks_hbm[:, 0].unflatten(1, (runs, -1)).transpose(1, 2).flatten(1)
+            bias = bias_hbm.unflatten(1, (runs, -1)).transpose(1, 2).flatten(1)
         else:  # a sequence's keys from the rows that it has, one after the other
             lanes, run = len(rows_hbm), keys_hbm.shape[1]
-            bias = marks_hbm[:, 0].unflatten(1, (-1, run, lanes)).transpose(2, 3).flatten(1)
+            bias = bias_hbm.unflatten(1, (-1, run, lanes)).transpose(2, 3).flatten(1)
             named = rows_hbm.long().view(lanes, batch, -1).permute(1, 2, 0).flatten(1)
             caches = (t[named].flatten(1, 2).transpose(1, 2) for t in (keys_hbm, values_hbm))
             keys_hbm, values_hbm = caches

@@ -47,9 +47,8 @@ class Case:
         cos, sin = tables(positions, self.sizes[2])
         bias = llama._mask_bias(self.live, BF16)
         keys, values, bias, *rows = self.cache(bias)
-        marks = torch.stack((bias, torch.ones_like(bias)), 1)
         active = llama._mask_bias(self.active, BF16) if given_mask else None
-        more = keys, values, marks, active, self.plain.heads
+        more = keys, values, bias, active, self.plain.heads
         got, rotated, new_values = self.plain.call(
             llama.attention_chunk_kernel,
             self.qkv,

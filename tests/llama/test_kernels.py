@@ -199,7 +199,7 @@ class Plain:
         bias = llama._mask_bias(live, BF16)
         if keys.shape[2] > llama.DECODE_KEYS:
             keys, values, bias = llama.cache_in_runs(keys, values, bias)
-            more = keys, values, torch.stack((bias, torch.ones_like(bias)), 1), None, self.heads
+            more = keys, values, bias, None, self.heads
             return self.call(llama.attention_chunk_kernel, qkv, 1, pair, *more)
         cache = llama.cache_in_runs(keys, values, bias, 128 // keys.shape[1])
         return self.call(llama.attention_decode_kernel, qkv, 1, pair, *cache, self.heads)

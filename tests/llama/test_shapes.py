@@ -174,14 +174,13 @@ class Layer:
             }
             n = default_chunk(config, ranks, past, [])
         keys, values, bias = self.cache(batch, past, 128)
-        marks = torch.stack((bias, torch.ones_like(bias)), 1)
         active = None
         if n <= 128:
             active = torch.full((batch, n, n), llama.MASKED, dtype=BF16, device=self.device).triu(1)
         positions = past + torch.arange(n).repeat(batch)
         args = (
             *self.inputs(batch * n, n), *self.projections(), *self.tables(positions), keys, values,
-            marks, active, self.heads,
+            bias, active, self.heads,
         )  # fmt: skip
         macs = batch * n * (self.model.hidden * 2 * (q + kv) * d + 2 * q * d * (past + n / 2))
         return "attention_chunk_kernel", args, int(macs)

@@ -20,8 +20,8 @@ def chunk(q: int, d: int, past: int, tokens: int) -> Program:
     tables = lanes((torch.zeros(tokens, d // 2),) * 2, d)
     x = columns(torch.zeros(tokens, (q + 2) * d, dtype=BF16))
     cache = [torch.empty(1, 1, past, d, dtype=BF16)] * 2
-    marks = torch.empty(1, llama.MARKS, past)
-    given = x, plain.qkv_w, plain.out_w, *tables, *cache, marks
+    bias = torch.empty(1, past)
+    given = x, plain.qkv_w, plain.out_w, *tables, *cache, bias
     x, *others = (tensor.to("meta", BF16) for tensor in given)
     active = None if tokens > 128 else torch.empty(1, tokens, tokens, dtype=BF16, device="meta")
     return llama.attention_chunk_kernel.trace(x, None, None, *others, active, plain.heads)
