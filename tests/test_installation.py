@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -184,3 +185,20 @@ def test_other_pythons_compile_every_source_without_a_warning() -> None:
             [python, "-c", code, str(REPOSITORY / "neuron_cpu")], capture_output=True, text=True
         )
         assert done.returncode == 0, f"{python}: {done.stderr}"
+
+
+def test_kernels_are_traced_and_timed_without_pytorch() -> None:
+    """As `make test-pythons` does where a Python has no CPU build of PyTorch."""
+    names = ["-p", "tests.without_torch", "--confcutdir", "tests/core"]
+    files = [f"tests/core/test_{name}.py" for name in ("allocation", "kernel", "lower")]
+    quiet = ["-p", "no:cacheprovider", "-o", "addopts=--import-mode=importlib"]
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", *names, *quiet, *files],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    passed = re.search(r"(\d+) passed, \d+ skipped", done.stdout)
+    assert done.returncode == 0 and passed, done.stdout + done.stderr
+    assert int(passed[1]) > 50
