@@ -65,7 +65,7 @@ class BlockPool:
             self._users[block] += 1
             self._idle.pop(block, None)
         own = [self._one() for _ in range(needed)]
-        self.asked += len(ids)
+        self.asked += len(ids) if self._shares else 0
         self.found += len(shared) * self.size
         return Lease((*shared, *own), len(shared) * self.size, adapter)
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Optional
 
 import pytest
 from transformers import AutoTokenizer
 
+from harness.serving.blocks import BlockPool
 from harness.serving.guard import Limits
 from harness.serving.server import Server
 from tests.serving.parts import (
     CHAT_TEMPLATE,
     LENGTH,
+    SIZE,
+    Cache,
     Echo,
     Running,
     answer_to,
@@ -27,10 +30,16 @@ class Shown:
     """The page of a server whose lines the test holds, and what it complained about or fetched."""
 
     def __init__(
-        self, browser: Any, tokenizer: Any, limits: Limits, adapters: tuple[str, ...] = ()
+        self,
+        browser: Any,
+        tokenizer: Any,
+        limits: Limits,
+        adapters: tuple[str, ...] = (),
+        blocks: Optional[BlockPool] = None,
     ) -> None:
-        self.tokenizer, self.lines = tokenizer, Echo()
-        api = echo_api(tokenizer, self.lines, limits)
+        self.tokenizer = tokenizer
+        self.lines = Echo() if blocks is None else Cache()
+        api = echo_api(tokenizer, self.lines, limits, blocks)
         api.served = dataclasses.replace(api.served, adapters=adapters)
         self.server = Running(Server(api), on_a_free_port())
         self.page = browser.new_page(viewport={"width": 1100, "height": 800})
@@ -77,6 +86,7 @@ def shown(browser: Any, tokenizer: Any) -> Iterator[Shown]:
 def test_a_conversation_whose_slots_are_seen(shown):
     shown.until("#state", "connected")
     assert shown.text("h1") == "echo" and shown.text("#running") == "0 of 3"
+    assert not shown.page.locator("#cache").is_visible()
     shown.page.fill("#most", "5")
     shown.lines.go.clear()
     shown.ask("<b>hi</b>")
@@ -95,6 +105,24 @@ def test_a_conversation_whose_slots_are_seen(shown):
     shown.page.click("#clear")
     assert shown.page.locator("#said li").count() == 0
     assert not shown.troubles
+
+
+def test_blocks_of_the_cache_are_seen_and_found_again(browser, tokenizer):
+    """Nothing of them where the cache has lines; the same question twice finds its blocks."""
+    shown = Shown(browser, tokenizer, Limits(waiting=4), blocks=BlockPool(30, SIZE, True))
+    try:
+        shown.until("#state", "connected")
+        shown.until("#used", "0 of 30 of 4 tokens")
+        shown.page.fill("#most", "3")
+        shown.ask("what is this?")  # 16 tokens with the template's: 18 are cached in the end
+        shown.until("#kept", "4")
+        assert shown.text("#unused") == "26" and shown.text("#found") == "0 (0 %)"
+        shown.page.click("#clear")
+        shown.ask("what is this?")
+        shown.until("#found", "12 (38 %)")
+        assert shown.text("#kept") == "4" and not shown.troubles
+    finally:
+        shown.close()
 
 
 def test_stop_leaves_the_slot_and_keeps_what_was_said(shown):

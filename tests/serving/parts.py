@@ -13,14 +13,16 @@ from typing import Any, Optional
 
 from harness.errors import UserError
 from harness.serving.app import Api, Served
+from harness.serving.blocks import BlockPool
 from harness.serving.guard import Limits
 from harness.serving.metrics import Metrics
 from harness.serving.scheduler import Scheduler
 from harness.serving.server import Server
-from harness.session.rows import Draw, Row
+from harness.session.rows import Draw, Part, Row
 
 BYTES = range(3, 259)  # tokens of the tiny model's tokenizer that are one byte each
 LINES, LENGTH = 3, 64
+SIZE = 4  # tokens of a block of `Cache`
 CHAT_TEMPLATE = (
     "{% for m in messages %}{{ m.role[0] }}{{ m.content }}\n{% endfor %}"
     "{% if add_generation_prompt %}a{% endif %}"
@@ -77,8 +79,62 @@ class Echo:
             raise error
 
 
-def echo_api(tokenizer: Any, lines: Any, limits: Limits = Limits(waiting=4)) -> Api:  # noqa: B008
-    """The application over such lines."""
+class Cache:
+    """A cache of blocks that knows which token each slot holds, and answers from nothing else.
+
+    `computed` counts the tokens that calls bring; a call is refused that reads what nobody has
+    written. `go` and `fail` are Echo's.
+    """
+
+    def __init__(self) -> None:
+        self.slots: dict[int, int] = {}
+        self.computed = 0
+        self.calls: list[tuple[str, int]] = []
+        self.fail: Optional[Exception] = None
+        self.go = threading.Event()
+        self.go.set()
+
+    def _write(self, blocks: Sequence[int], start: int, tokens: Sequence[int]) -> list[int]:
+        """All tokens up to the end, as the blocks have them."""
+        assert self.go.wait(30)
+        if self.fail is not None:
+            error, self.fail = self.fail, None
+            raise error
+        self.computed += len(tokens)
+        for place, token in enumerate(tokens, start):
+            self.slots[blocks[place // SIZE] * SIZE + place % SIZE] = token
+        end = start + len(tokens)
+        return [self.slots[blocks[p // SIZE] * SIZE + p % SIZE] for p in range(end)]
+
+    def prefill(self, line: int, ids: Sequence[int], draw: Draw, adapter: int, **where: Any) -> int:
+        blocks, computed = where["blocks"], where["computed"]
+        self.calls.append(("prefill", len(ids) - computed))
+        assert 0 <= computed < len(ids) and computed % SIZE == 0
+        seen = self._write(blocks, computed, ids[computed:])
+        assert seen == list(ids)  # what was found is what the prompt says
+        return answer_to(seen, 1)[0]
+
+    def decode(self, rows: Sequence[Row]) -> list[int]:
+        self.calls.append(("decode", len(rows)))
+        return [answer_to(self._write(row.blocks, row.position, [row.token]), 1)[0] for row in rows]
+
+    def chunk(self, parts: Sequence[Part]) -> list[int]:
+        self.calls.append(("chunk", sum(len(part.tokens) for part in parts)))
+        return [
+            answer_to(self._write(part.blocks, part.start, part.tokens), 1)[0] for part in parts
+        ]
+
+    def recover(self) -> None:
+        self.slots.clear()
+
+
+def echo_api(
+    tokenizer: Any,
+    lines: Any,
+    limits: Limits = Limits(waiting=4),  # noqa: B008
+    blocks: Optional[BlockPool] = None,
+) -> Api:
+    """The application over such lines, or such a cache."""
     served = Served(
         name="echo",
         tokenizer=tokenizer,
@@ -90,7 +146,8 @@ def echo_api(tokenizer: Any, lines: Any, limits: Limits = Limits(waiting=4)) -> 
         times="of nothing",
     )
     metrics = Metrics()
-    return Api(served, Scheduler(lines, LINES, limits.waiting, [2], metrics), metrics, limits)
+    scheduler = Scheduler(lines, LINES, limits.waiting, [2], metrics, blocks)
+    return Api(served, scheduler, metrics, limits)
 
 
 class Address:

@@ -16,58 +16,11 @@ from hypothesis import strategies as st
 from harness.errors import UserError
 from harness.serving.blocks import BlockPool
 from harness.serving.scheduler import End, QueueFull, Scheduler
-from harness.session.rows import Draw, Part, Row
-from tests.serving.parts import LINES, answer_to, refusal
+from tests.serving.parts import LINES, SIZE, Cache, answer_to, refusal
 from tests.serving.test_scheduler import answer, heard
 from tests.serving.test_serve import Served, asked, text
 
-SIZE, BLOCKS = 4, 12
-
-
-class Cache:
-    """A cache of blocks that knows which token each slot holds, and answers from nothing else.
-
-    `computed` counts the tokens that calls bring; a call is refused that reads what nobody has
-    written, or writes into a block that another answer holds.
-    """
-
-    def __init__(self) -> None:
-        self.slots: dict[int, int] = {}
-        self.computed = 0
-        self.calls: list[tuple[str, int]] = []
-        self.fail: Exception | None = None
-
-    def _write(self, blocks: Sequence[int], start: int, tokens: Sequence[int]) -> list[int]:
-        """All tokens up to the end, as the blocks have them."""
-        if self.fail is not None:
-            error, self.fail = self.fail, None
-            raise error
-        self.computed += len(tokens)
-        for place, token in enumerate(tokens, start):
-            self.slots[blocks[place // SIZE] * SIZE + place % SIZE] = token
-        end = start + len(tokens)
-        return [self.slots[blocks[p // SIZE] * SIZE + p % SIZE] for p in range(end)]
-
-    def prefill(self, line: int, ids: Sequence[int], draw: Draw, adapter: int, **where: Any) -> int:
-        blocks, computed = where["blocks"], where["computed"]
-        self.calls.append(("prefill", len(ids) - computed))
-        assert 0 <= computed < len(ids) and computed % SIZE == 0
-        seen = self._write(blocks, computed, ids[computed:])
-        assert seen == list(ids)  # what was found is what the prompt says
-        return answer_to(seen, 1)[0]
-
-    def decode(self, rows: Sequence[Row]) -> list[int]:
-        self.calls.append(("decode", len(rows)))
-        return [answer_to(self._write(row.blocks, row.position, [row.token]), 1)[0] for row in rows]
-
-    def chunk(self, parts: Sequence[Part]) -> list[int]:
-        self.calls.append(("chunk", sum(len(part.tokens) for part in parts)))
-        return [
-            answer_to(self._write(part.blocks, part.start, part.tokens), 1)[0] for part in parts
-        ]
-
-    def recover(self) -> None:
-        self.slots.clear()
+BLOCKS = 12
 
 
 def run(
