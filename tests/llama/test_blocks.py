@@ -102,3 +102,13 @@ def test_rows_are_named_whatever_the_manager_s_parts(shape):
     assert torch.equal(found.reshape(2, -1, 3, 64)[:, :48], wanted)
     back = permuted.view(2, -1, run, lanes).transpose(2, 3).reshape(2, -1)
     assert torch.equal(back[:, :48], bias)
+
+
+@pytest.mark.parametrize("n", [1, 5])
+def test_blocks_of_fp8(n):
+    """The keys that were cached in fp8, exactly; new ones are not rounded to it."""
+    case = BlockCase(2, n, 160, (4, 2, 64), 32)
+    for name in ("keys", "values"):
+        setattr(case, name, getattr(case, name).to(torch.float8_e4m3fn).to(BF16))
+    case.blocks = [cache.clamp(-240, 240).to(torch.float8_e4m3fn) for cache in case.blocks]
+    check(*case.run(True))

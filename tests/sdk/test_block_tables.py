@@ -361,3 +361,36 @@ def test_warming_up_leaves_no_trace(blocks, reference):
     live.start(0, prompt)
     live.step(0)
     assert live.tokens[0] == alone(reference, model, prompt, live.tokens[0])
+
+
+def test_arguments_as_vllm_pads_them(blocks):
+    """Prompts behind their end with 0, slots with -1 to the longest model, tables with -1."""
+    _, live = blocks()
+    prompt = prompt_of(40)
+    wanted = live.start(0, prompt)
+    table = torch.tensor([(live.tables[0] + [-1] * 8)[:8]])
+    slots = live.slots(0, 32, 40) + [-1] * 120
+    output = live.app(
+        input_ids=torch.tensor([prompt + [0] * 6]),
+        position_ids=torch.tensor([[*range(40), *[0] * 6]]),
+        seq_ids=torch.tensor([2]),
+        slot_mapping=torch.tensor([slots]),
+        block_table=table,
+        full_context_lens=torch.tensor([[40]]),
+        computed_context_lens=torch.tensor([[32]]),
+    )
+    torch.testing.assert_close(output.logits[0, -1], wanted, rtol=1e-4, atol=1e-4)
+    live.start(1, prompt_of(20, 1))
+    live.step(1, 0)  # rows in any order
+    output = live.app(
+        input_ids=torch.tensor([live.tokens[0][-1:], live.tokens[1][-1:]]),
+        position_ids=torch.tensor([[41], [21]]),
+        seq_ids=torch.tensor([2, 0]),
+        slot_mapping=torch.tensor([live.slots(0, 41, 42), live.slots(1, 21, 22)]),
+        block_table=torch.where(live.padded(0, 1) > 0, live.padded(0, 1), -1),
+        full_context_lens=torch.tensor([[42], [22]]),
+        computed_context_lens=torch.tensor([[41], [21]]),
+    )
+    own = [output.logits[row, -1].argmax() for row in range(2)]
+    live.step(0, 1)
+    assert [live.tokens[row][-1] for row in range(2)] == [int(token) for token in own]
