@@ -732,3 +732,20 @@ def test_norm_of_two_cores(target, cores):
     target("trn2")
     x = data(34, (50, 64))
     close(normed_by_two_cores[cores](x), x / np.sqrt((x.astype(float) ** 2).mean(1, keepdims=True)))
+
+
+class Base(NKIObject):
+    first: int
+    second: int = 2
+
+
+class Derived(Base):
+    third: "a name that nobody defines" = 3  # noqa: F722
+
+
+def test_fields_are_those_of_the_bases_first():
+    made = Derived(1, third=5)
+    assert (made.first, made.second, made.third) == (1, 2, 5)
+    assert Base(7).second == 2 and Base().first is None
+    with pytest.raises(TypeError, match="fields first, second, third"):
+        Derived(fourth=1)

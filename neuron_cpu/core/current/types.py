@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 from enum import Enum
 from typing import Any
 
@@ -134,12 +136,18 @@ class _TileSize:
 tile_size = _TileSize()
 
 
+@functools.cache
+def _field_names(kind: Any) -> list[str]:
+    """Annotated names of a class and its bases, in order; since Python 3.14 they are made when
+    somebody asks, and vars() has none."""
+    return [name for one in reversed(kind.__mro__) for name in inspect.get_annotations(one)]
+
+
 class NKIObject:
     """Base of a kernel's own classes: fields by position or keyword, missing ones are None."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        kinds = reversed(type(self).__mro__)
-        names = [name for kind in kinds for name in vars(kind).get("__annotations__", ())]
+        names = _field_names(type(self))
         given = dict(zip(names, args), **kwargs)
         unknown = [n for n in given if n not in names]
         if unknown or len(args) > len(names):
