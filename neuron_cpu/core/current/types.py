@@ -147,7 +147,8 @@ class NKIObject:
     """Base of a kernel's own classes: fields by position or keyword, missing ones are None."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        names = _field_names(type(self))
+        kind: Any = type(self)
+        names = _field_names(kind)
         given = dict(zip(names, args), **kwargs)
         unknown = [n for n in given if n not in names]
         if unknown or len(args) > len(names):
