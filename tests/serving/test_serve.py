@@ -6,6 +6,7 @@ import concurrent.futures
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -23,7 +24,7 @@ from tests.adapters import ATTENTION, as_peft, write_adapter
 from tests.conftest import REPOSITORY
 from tests.serving.parts import Address, Running
 
-CURL = shutil.which("curl")
+CURL, WRK = shutil.which("curl"), shutil.which("wrk")
 
 
 class Served(Running):
@@ -166,6 +167,33 @@ def test_curl(served):
         check=True,
     )
     assert done.stdout.endswith("data: [DONE]\n\n") and done.stdout.count("data: {") >= 2
+
+
+LUA = """
+wrk.method = "POST"
+wrk.headers["Content-Type"] = "application/json"
+local asked = 0
+request = function()
+  asked = asked + 1
+  local body = '{"model": "tiny", "max_tokens": 2, "prompt": "%s"}'
+  return wrk.format(nil, nil, nil, body:format(string.rep("word ", 1 + asked % 7)))
+end
+"""
+
+
+@pytest.mark.skipif(WRK is None, reason="no wrk on the path")
+def test_a_load_generator(served, tmp_path):
+    """Two seconds of eight connections, each with its next request once one is answered."""
+    script = tmp_path / "post.lua"
+    script.write_text(LUA)
+    command = [WRK, "-t1", "-c8", "-d2s", "--timeout", "30s", "-s", str(script)]
+    done = subprocess.run(
+        [*command, served.url + "/v1/completions"], capture_output=True, text=True, timeout=60
+    )
+    answered = re.search(r"(\d+) requests in", done.stdout)
+    assert answered is not None and int(answered[1]) > 0, done.stdout
+    assert "Non-2xx" not in done.stdout and "Socket errors" not in done.stdout, done.stdout
+    Running.until(lambda: "nki_running 0.0" in served.ask("/metrics")[1])
 
 
 def test_a_killed_process_costs_what_was_in_flight_and_nothing_else(served):
