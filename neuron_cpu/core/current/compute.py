@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, UINT32
-from ..device.errors import refuse
+from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
 from ..device.target import needs
 from ..instructions.activations import ACTIVATIONS
@@ -325,6 +325,12 @@ def tensor_partition_reduce(
     target, source = tensor(dst, what), tensor(data, what)
     code = token(op, what)
     _reducible(code, what, ("add", "average", "maximum", "bitwise_or", "bitwise_and"))
+    if code == "average":
+        warn(
+            "sim_average",
+            f"{what} of {source.label()} with nl.average: its meaning is not stated, expected "
+            "nl.add; here it is the sum over the partitions divided by their number",
+        )
     shape = (1, *source.shape[1:])
     _check_count(what, target, source, shape)
     attrs = PartitionReduceAttrs(

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ..device.errors import refuse
+from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
 from ..device.target import needs
 from ..instructions.arguments import number
@@ -78,6 +78,11 @@ def _assignment(self: NkiTensor, key: Any, value: Any) -> None:
     refuses it, so it is a warning.
     """
     from_number = isinstance(value, (int, float, np.number))
+    warn(
+        "sim_tensor_assignment",
+        f"{self.label()} is assigned to with [...] =: the vendor's simulator takes it, the "
+        "published parser of its compiler refuses it, expected nisa.tensor_copy or nisa.memset",
+    )
     target = self[key]
     if from_number:
         memset(target, number(value))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ..device.dtypes import PACKED, UINT8
+from ..device.dtypes import BFLOAT16, PACKED, UINT8
 from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
 from ..device.target import needs
@@ -27,6 +27,7 @@ from ..instructions.tensor_engine import (
     collapsed,
     multiply_into,
 )
+from ..program import trace
 from ..program.accumulation import Groups
 from ..program.view import View
 from .enums import choose, engine, matmul_perf_mode
@@ -68,8 +69,17 @@ def nc_matmul(
     target = _product_of(tensor(dst, what), left, right)
     if tile_position or tile_size:
         _check_array_tile(tile_position, tile_size, left, right)
+        _warn_of_columns(target, tile_position, tile_size)
     _check_narrow_types(left, right)
     storage = target.storage
+    if target.dt is BFLOAT16 and not is_transpose:
+        warn(
+            "sim_rounded_sums",
+            f"nc_matmul sums in {target.label()}: sources leave open how the hardware rounds there "
+            "(to nearest, or at random), expected float32; here to nearest even",
+        )
+    if accumulate is None:
+        _warn_of_loop(target)
     if accumulate is None and storage.groups is not None:
         accumulate = _begun(target, storage.groups)
     elif accumulate and storage.groups is not None and storage.groups.holds_other(target):
@@ -121,6 +131,32 @@ def _warn_of_start(dst: View) -> None:
         "expected content of products: sources leave open what the hardware adds to; begin with "
         "accumulate=False",
     )
+
+
+def _warn_of_loop(dst: View) -> None:
+    """An instruction of a device loop is built once, with one flag for all iterations."""
+    frame = trace.current("nc_matmul").frame
+    while frame is not None and frame is not dst.storage.frame:
+        if frame.loop.kind == "sequential" and frame.loop.n > 1:
+            warn(
+                "sim_accumulation_loop",
+                f"nc_matmul into {dst.label()} in a device loop leaves accumulate open: sources do "
+                "not say what that is in later iterations, expected True or False; here the first "
+                "iteration overwrites and later ones add",
+            )
+            return
+        frame = frame.parent
+
+
+def _warn_of_columns(dst: View, position: Any, size: Any) -> None:
+    """Sources disagree about tiles of columns; those that use them place results behind them."""
+    if size[1] < CORE.partitions and dst.start_partition != position[1]:
+        warn(
+            "sim_array_tile_place",
+            f"nc_matmul in columns {position[1]} to {position[1] + size[1]} of TensorE writes "
+            f"{dst.label()} at partition {dst.start_partition}, expected partition {position[1]}: "
+            "whether another works is not stated",
+        )
 
 
 def _check_array_tile(position: Any, size: Any, left: View, right: View) -> None:

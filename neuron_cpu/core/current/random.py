@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..device.dtypes import FLOAT32
-from ..device.errors import refuse
+from ..device.errors import refuse, warn
 from ..device.spec import Engine
 from ..device.target import needs
 from ..instructions.copies import TENSOR_COPY, copy_attrs
@@ -124,6 +124,11 @@ def rand2(dst: Any, min: Any, max: Any, name: str | None = None) -> NkiInstructi
 def dropout(dst: Any, data: Any, prob: Any, name: str | None = None) -> NkiInstruction:
     """``data`` with elements set to zero with probability ``prob`` (a number or (P, 1))."""
     target, source = alike("dropout", tensor(dst, "dropout"), tensor(data, "dropout"))
+    warn(
+        "sim_dropout_probability",
+        f"dropout of {source.label()}: sources disagree whether prob is the share that is dropped "
+        "or kept, expected no need to know; here it is the share that is dropped",
+    )
     src, probability, at = [source], 0.0, None
     if isinstance(prob, View):
         if source.dt.is_int and prob.dt is not FLOAT32:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..device.errors import refuse
+from ..device.errors import refuse, warn
+from ..device.spec import CORE
 from ..device.target import needs
 from ..instructions.dma import (
     DMA_COPY,
@@ -65,6 +66,15 @@ def _check_descriptors(
             "with dge_mode.hwdge",
         )
     by_data = [v for v in (dst, src) if v.by_data is not None]
+    if dst.storage.buffer == src.storage.buffer == "sbuf" and what == "dma_copy":
+        warn(
+            "sim_dma_on_chip",
+            f"{what} of {src.label()} to {dst.label()}: it is documented, and one refusal at run "
+            "time has been reported, expected HBM on one side",
+            advice=True,
+        )
+    if CORE.number == 2:
+        _warn_on_gen2(what, by_data)
     if mode is _HWDGE:
         needs(f"{what} with dge_mode.hwdge", 3)
         if src.dt is not dst.dt:
@@ -84,6 +94,23 @@ def _check_descriptors(
             "sim_static_descriptors",
             f"{what} of {by_data[0].label()} with dge_mode.none at a run-time offset, expected "
             "another mode: descriptors that the host makes have fixed addresses",
+        )
+
+
+def _warn_on_gen2(what: str, by_data: list[View]) -> None:
+    """What sources mention for later generations only, or leave open."""
+    if what == "dma_transpose":
+        warn(
+            "sim_transpose_by_dma",
+            "dma_transpose on gen2: sources leave open whether it is there, expected gen3; use "
+            "nisa.nc_transpose",
+        )
+    if any(v.by_data is not None and v.by_data[0].size > 1 for v in by_data):
+        warn(
+            "sim_vector_offsets",
+            f"{what} of {by_data[0].label()} at a vector of offsets on gen2: one table names gen3 "
+            "as the first, expected one offset; devices of gen2 have run it in the old language",
+            advice=True,
         )
 
 
@@ -181,6 +208,13 @@ def dma_compute(
     if not 1 <= len(sources) <= SOURCES:
         raise refuse(
             "sim_dma_sources", f"{what} of {len(sources)} sources, expected 1 to {SOURCES}"
+        )
+    if len(sources) == 1:
+        warn(
+            "sim_dma_one_source",
+            f"dma_compute of one source into {target.label()}: sources disagree whether it adds to "
+            "the destination, expected two or more; here it replaces it, name the destination "
+            "among srcs to add",
         )
     if target.by_data is not None:
         return _scatter_add(target, sources, unique_indices, oob_mode, name)

@@ -9,7 +9,7 @@ from typing import Any
 
 from ..device import dtypes
 from ..device.dtypes import DType
-from ..device.errors import refuse
+from ..device.errors import refuse, warn
 from ..device.spec import CORE
 
 
@@ -98,6 +98,15 @@ def is_on_chip(buffer: Any) -> bool:
     return region(buffer) not in _HBM
 
 
+def _unpublished(name: str, value: int) -> int:
+    warn(
+        "sim_unpublished_limit",
+        f"nl.tile_size.{name} is read, whose value is not published, expected a limit that is; "
+        f"here it is {value}",
+    )
+    return value
+
+
 class _TileSize:
     """``nl.tile_size``: limits of a tile; those that a generation has of its own are properties."""
 
@@ -107,7 +116,16 @@ class _TileSize:
     gemm_stationary_fmax = 128
     gemm_moving_fmax = 512
     bn_stats_fmax = 512
-    psum_min_align = sbuf_min_align = 4  # not published; the smallest word that hardware addresses
+
+    @property
+    def psum_min_align(self) -> int:
+        """Bytes; the smallest word that hardware addresses."""
+        return _unpublished("psum_min_align", CORE.sbuf_align_bytes)
+
+    @property
+    def sbuf_min_align(self) -> int:
+        """Bytes, likewise."""
+        return _unpublished("sbuf_min_align", CORE.sbuf_align_bytes)
 
     @property
     def psum_num_banks(self) -> int:
@@ -130,7 +148,7 @@ class _TileSize:
     @property
     def sbuf_size_bytes(self) -> int:
         """All partitions together; whether what the compiler keeps counts is not stated."""
-        return CORE.partitions * self.sbuf_fmax_bytes
+        return _unpublished("sbuf_size_bytes", CORE.partitions * self.sbuf_fmax_bytes)
 
 
 tile_size = _TileSize()
