@@ -74,6 +74,20 @@ def test_a_kernel_without_an_end_is_ended(target, capsys) -> None:
         assert "kernels.py:11" in error
 
 
+def test_time_outside_of_the_kernel_is_bounded_too(target, monkeypatch, capsys) -> None:
+    from neuron_cpu.judge import verdict
+
+    def endless(*_: object) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(verdict, "_try", endless)
+    kernel = target()
+    arguments = ["--ref", kernel, "--arg", "128x64:bf16", "--time-limit", "1"]
+    assert main(["check", kernel, *arguments]) == 2
+    assert "it takes longer than 1 s" in (error := told(capsys)) and "--time-limit" in error
+
+
 def test_an_interrupt_says_where_the_kernel_was(target, capsys) -> None:
     stop = "import signal; signal.raise_signal(signal.SIGINT)"
     assert main(["profile", target(stop), "--arg", "128x64:bf16"]) == 130

@@ -35,8 +35,14 @@ def declare_time_limit(parser: argparse.ArgumentParser) -> None:
 @contextmanager
 def bounded(args: argparse.Namespace) -> Iterator[None]:
     """The body runs the user's own file: it ends, and leaves memory for this process to say why."""
-    with limits.bounded(args.time_limit, int(limits.default_memory_gib() * 2**30)):
-        yield
+    try:
+        with limits.bounded(args.time_limit, int(limits.default_memory_gib() * 2**30)):
+            yield
+    except TimeoutError as error:  # outside of the kernel's own lines
+        raise UsageError(
+            f"{args.kernel} takes longer than {args.time_limit} s of processor time, expected "
+            "less; give it more with --time-limit."
+        ) from error
 
 
 def declare(parser: argparse.ArgumentParser) -> None:
@@ -212,7 +218,8 @@ def told_as_usage(kernel: Any, target: str) -> Iterator[None]:
             where = f" and is at {place}" if place else ""
             raise UsageError(
                 f"kernel {kernel.name} does not come to its end ({error or 'no memory left'})"
-                f"{where}, expected less work; look for loops that are too long."
+                f"{where}, expected less work; look for loops that are too long, or give it more "
+                "with --time-limit."
             ) from error
         if place:
             raise UsageError(
