@@ -15,7 +15,7 @@ from ..device.errors import refuse, strict
 from ..device.spec import using
 from ..device.target import chosen, needs
 from ..language import kernel as calling
-from ..language.results import adopt_results, check_writable, hand_back
+from ..language.results import add_output, adopt_results, check_writable, hand_back
 from ..language.specialisation import constant_key, is_tensor, shape_of, to_torch
 from ..program import trace
 from ..program.program import Program
@@ -280,15 +280,7 @@ def _collect(program: Program, result: Any) -> None:
                 "buffer=nl.shared_hbm or inputs; store the result into one and return that",
                 program.place,
             )
-        if not value.is_full():
-            raise refuse(
-                "sim_partial_output",
-                f"kernel {program.name} returns the part {value.shape} of {value.storage.label()}, "
-                "expected whole tensors; return the tensor and slice what the call returns",
-                program.place,
-            )
-        program.outputs.append(value.storage)
-        program.output_shapes.append(value.shape)
+        add_output(program, value)
     program.result_form = _form(result)
     for storage in program.inputs:
         storage.mutable = storage in written or storage in program.outputs

@@ -11,8 +11,6 @@ import math
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-import numpy as np
-
 from ..device.dtypes import DType
 from ..device.errors import refuse, warn
 from ..device.target import needs
@@ -47,7 +45,7 @@ def ds(start: Any, size: int) -> Any:
     return DynamicSlice(start, whole(size, "size of nl.ds"))
 
 
-class NkiTensor(View):
+class NkiTensor(trace.Values, View):
     """A tensor in HBM, SBUF or PSUM, or a part of one.
 
     Attributes:
@@ -488,16 +486,6 @@ class NkiTensor(View):
         )
 
     # --- data and truth ---------------------------------------------------------------------------
-    def numpy(self) -> np.ndarray:
-        """Current values (eager mode only)."""
-        return trace.current("NkiTensor.numpy").eager_values(self)
-
-    def __str__(self) -> str:
-        tracer = trace.active()
-        if tracer is not None and tracer.machine is not None:
-            return f"{self.label()}\n{self.numpy()}"
-        return self.label()
-
     def __bool__(self) -> NoReturn:
         raise refuse(
             "err_ambiguous_tensor_truth_value",

@@ -20,12 +20,8 @@ from . import operators
 from .arguments import result_type, tile
 from .constants import dge_mode as descriptor_modes
 from .constants import oob_mode as bound_modes
-from .entry import ANY_HBM, SBUF, OpSpec, first_operand
+from .entry import ANY_HBM, SBUF, OpSpec, first_operand, no_cycles
 from .recorder import ALIKE, fresh, record
-
-
-def _no_cycles(i: Instruction) -> float:
-    return 0.0
 
 
 # --- copies ---------------------------------------------------------------------------------------
@@ -48,7 +44,7 @@ DMA_COPY = OpSpec(
     writes=(*ANY_HBM, SBUF),
     flow="copy",
     compute=first_operand,
-    cycles=_no_cycles,
+    cycles=no_cycles,
     rules=_dma_rules,
     same_partitions=False,
     indirect=True,
@@ -70,7 +66,7 @@ DMA_SUM = OpSpec(
     writes=(*ANY_HBM, SBUF),
     flow="elementwise",
     compute=_sum,
-    cycles=_no_cycles,
+    cycles=no_cycles,
     rules=_dma_rules,
     same_partitions=False,
     indirect=True,
@@ -102,7 +98,7 @@ EXCHANGE = OpSpec(
     flow="meeting",
     attrs=ExchangeAttrs,
     compute=_exchange,
-    cycles=_no_cycles,
+    cycles=no_cycles,
     rules=_dma_rules,
     note="NeuronCore-v3: tiles of two cores change places",
 )
@@ -198,7 +194,7 @@ DMA_TRANSPOSE = OpSpec(
     flow="permute",
     attrs=PermuteAttrs,
     compute=_permute,
-    cycles=_no_cycles,
+    cycles=no_cycles,
     same_partitions=False,
     by_element=True,
     box_mend="slice the operand instead",

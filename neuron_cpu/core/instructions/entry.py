@@ -349,6 +349,11 @@ def flat(x: torch.Tensor, free_axes: int) -> torch.Tensor:
 
 
 # --- cycle formulas -------------------------------------------------------------------------------
+def no_cycles(instruction: Instruction) -> float:
+    """Of what no engine computes: DMA takes time by bytes and rows."""
+    return 0.0
+
+
 def free_elements(instruction: Instruction) -> int:
     """Elements per partition of the widest operand: the N of the documented formulas."""
     return max(v.free_size for v in (*instruction.dst, *instruction.src))

@@ -18,7 +18,7 @@ from ..device.errors import refuse
 from ..device.spec import Engine
 from ..program.attributes import Attrs
 from ..program.program import Instruction
-from .entry import ANY_HBM, SBUF, OpSpec
+from .entry import ANY_HBM, SBUF, OpSpec, no_cycles
 
 Tensors = list[torch.Tensor]
 COMBINE: dict[str, Callable] = {
@@ -162,10 +162,6 @@ def moved_bytes(instruction: Instruction) -> float:
     return (2 if attrs.kind == "all_reduce" else 1) * size * (n - 1) / n
 
 
-def _no_cycles(i: Instruction) -> float:
-    return 0.0
-
-
 COLLECTIVE = OpSpec(
     name="collective",
     meets=True,
@@ -175,7 +171,7 @@ COLLECTIVE = OpSpec(
     flow="ranks",
     attrs=CollectiveAttrs,
     compute=_collect,
-    cycles=_no_cycles,
+    cycles=no_cycles,
     same_partitions=False,
     note="SDK 2.28: nki.collectives; ranks meet, each with its own tensors",
 )

@@ -63,15 +63,7 @@ def collect_outputs(program: Program, result: Any) -> None:
                 "buffer=nl.shared_hbm; store the result into one and return that",
                 program.place,
             )
-        if not value.is_full():
-            raise refuse(
-                "sim_partial_output",
-                f"kernel {program.name} returns the part {value.shape} of {value.storage.label()}, "
-                "expected whole tensors; return the tensor and slice what the call returns",
-                program.place,
-            )
-        program.outputs.append(value.storage)
-        program.output_shapes.append(value.shape)
+        add_output(program, value)
     for storage in program.inputs:
         if storage.mutable and storage not in program.outputs:
             raise refuse(
@@ -80,6 +72,19 @@ def collect_outputs(program: Program, result: Any) -> None:
                 "expected it among the results; return it, or drop the annotation",
                 program.place,
             )
+
+
+def add_output(program: Program, value: View) -> None:
+    """Return ``value``, which has to be a whole tensor."""
+    if not value.is_full():
+        raise refuse(
+            "sim_partial_output",
+            f"kernel {program.name} returns the part {value.shape} of {value.storage.label()}, "
+            "expected whole tensors; return the tensor and slice what the call returns",
+            program.place,
+        )
+    program.outputs.append(value.storage)
+    program.output_shapes.append(value.shape)
 
 
 def _collect_written(program: Program) -> None:

@@ -19,7 +19,7 @@ from ..program.view import View
 from . import buffers
 
 
-class Tensor(View):
+class Tensor(trace.Values, View):
     """A tensor in HBM, SBUF or PSUM, or a part of one (``neuronxcc.nki.tensor``).
 
     Attributes:
@@ -69,16 +69,6 @@ class Tensor(View):
         return self
 
     # --- data and truth ---------------------------------------------------------------------------
-    def numpy(self) -> np.ndarray:
-        """Current values (eager mode only)."""
-        return trace.current("Tensor.numpy").eager_values(self)
-
-    def __str__(self) -> str:
-        tracer = trace.active()
-        if tracer is not None and tracer.machine is not None:
-            return f"{self.label()}\n{self.numpy()}"
-        return self.label()
-
     def __bool__(self) -> NoReturn:
         raise refuse(*_truth_refusal(self))
 

@@ -252,6 +252,22 @@ def _used_storages(program: Program) -> list[Storage]:
     return kept
 
 
+class Values:
+    """What a front end's tensors say of their values: known in eager mode only."""
+
+    __slots__ = ()
+
+    def numpy(self: Any) -> np.ndarray:
+        """Current values (eager mode only)."""
+        return current(f"{type(self).__name__}.numpy").eager_values(self)
+
+    def __str__(self: Any) -> str:
+        tracer = active()
+        if tracer is not None and tracer.machine is not None:
+            return f"{self.label()}\n{self.numpy()}"
+        return self.label()
+
+
 def observe_loop(kind: str, name: str) -> Callable[..., Iterator[int]]:
     """The public iterator ``name``: ``(stop)``, ``(start, stop)`` or ``(start, stop, step)``."""
 
