@@ -234,7 +234,7 @@ class MixtralInferenceConfig(InferenceConfig):
         neuron_config = self.neuron_config
         for name in (
             "flash_decoding_enabled", "k_cache_transposed", "sequence_parallel_enabled",
-            "vocab_parallel", "lora_config", "quantized",
+            "vocab_parallel", "lora_config", "quantized", "is_chunked_prefill",
         ):  # fmt: skip
             if getattr(neuron_config, name, False):
                 raise ValueError(f"{name} is not modelled by this file; leave it out.")

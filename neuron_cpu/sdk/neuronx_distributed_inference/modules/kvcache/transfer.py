@@ -39,6 +39,11 @@ class SequenceState:
 def _caches(model: Any) -> List[torch.Tensor]:
     """K0, V0, ... of all ranks in this process (lines, kv heads, max_length, D); ValueError for
     caches of another layout."""
+    if model.is_block_kv_layout:
+        raise ValueError(
+            "Keys and values are taken from a line of the cache, got is_block_kv_layout True, "
+            "expected a cache of lines; leave it out on both sides."
+        )
     if model.neuron_config.padding_side != "right":
         raise ValueError(
             "Keys and values are taken from the first positions of a line, got padding_side "
