@@ -284,7 +284,7 @@ def test_texts_of_chunks_are_those_of_lines(tiny_model, tmp_path, monkeypatch, v
     )
     try:
         assert together(served, bodies) == expected
-        with pytest.raises(AssertionError, match="64 tokens, expected 2 to 63"):
+        with pytest.raises(AssertionError, match="64 tokens, expected 3 to 63"):
             text(served, asked("x" * 64, 2))
     finally:
         served.close()
