@@ -3334,7 +3334,8 @@ class NeuronLlamaAttention(nn.Module):
         if past is not None:
             if active_mask is None:
                 active_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=q.device)
-            seen = [(*past, mask), (k, v, active_mask)]
+            # a comparison of both paths hands the kernels' cache, which may be fp8, to this one
+            seen = [(*(x.to(q.dtype) for x in past), mask), (k, v, active_mask)]
         shared = past is not None and self.cores_of_kv > 1
         context = self.attend_shared(q, seen) if shared else self.attend(q, seen)
         merged = context.transpose(1, 2).reshape(*normed.shape[:2], -1)

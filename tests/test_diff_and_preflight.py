@@ -93,6 +93,15 @@ def test_diff_clears_the_submission_on_two_ranks(run: Callable) -> None:
     assert "layers.1 " in done.stdout and "decode" in done.stdout
 
 
+@pytest.mark.full
+@pytest.mark.parametrize("quantised", [("--kv-cache-quant",), ("--quantize", "int8")])
+def test_diff_clears_what_is_quantised(run: Callable, quantised: tuple[str, ...]) -> None:
+    """The kernels' fp8 cache stands for the other path's, too."""
+    done = run("diff", "", *quantised)
+    assert done.returncode == 0, done.stderr
+    assert "No operator is more than 3 times farther" in done.stdout
+
+
 def test_diff_names_the_wrong_kernel_and_its_line(run: Callable) -> None:
     done = run("diff", SCALED.replace("FACTOR", "1.05"))
     assert done.returncode == 1, done.stderr
