@@ -151,6 +151,86 @@ def test_order_beyond_what_data_demand(order):
     assert ends[0][0] < ends[0][1] and ends[1][0] >= ends[1][1]
 
 
+def test_device_loops_have_no_place_in_an_order():
+    def kernel(around):
+        @nki.jit
+        def made(x):
+            out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+            tile = nl.load(x)
+            if around:
+                with nl.no_reorder():
+                    for _ in nl.dynamic_range(2):
+                        nisa.tensor_scalar(tile, tile, nl.add, 1.0)
+            else:
+                for _ in nl.dynamic_range(2):
+                    with nl.no_reorder():
+                        nisa.tensor_scalar(tile, tile, nl.add, 1.0)
+            nl.store(out, tile)
+            return out
+
+        return made
+
+    with pytest.raises(NkiError, match="sim_ordered_loop"):
+        kernel(True)(X)
+    assert np.array_equal(kernel(False)(X), X + 2)
+
+
+@nki.jit
+def nested_by_data(x, count, times):
+    """``count`` columns grow ``times``: a loop in a loop, the inner one while a register holds."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile, left = nl.load(x), nl.ndarray((1, 1), nl.int32)
+
+    def body(i):
+        nisa.dma_copy(left, times)
+        condition = nisa.register_alloc()
+        nisa.register_load(condition, left)
+
+        def inner(_):
+            column = tile[:, nl.ds(i, 1)]
+            nisa.tensor_scalar(column, column, nl.add, 1.0)
+            nisa.tensor_scalar(left, left, nl.subtract, 1)
+            following = nisa.register_alloc()
+            nisa.register_load(following, left)
+            return following
+
+        nl.while_loop(condition, inner)
+
+    register = nisa.register_alloc()
+    nisa.register_load(register, nl.load(count))
+    nl.fori_loop(0, register, body)
+    nl.store(out, tile)
+    return out
+
+
+@pytest.mark.parametrize(("count", "times"), [(0, 3), (3, 0), (4, 2)])
+def test_loops_in_loops_over_data(count, times):
+    want = X.copy()
+    want[:, :count] += times
+    found = nested_by_data(X, np.array([[count]], np.int32), np.array([[times]], np.int32))
+    assert np.array_equal(found, want)
+
+
+@pytest.mark.parametrize("value", [0, 2])
+def test_conditions_on_registers(value):
+    @nki.jit
+    def kernel(x, n):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        tile, count = nl.load(x), nl.load(n)
+        register = nisa.register_alloc(count)
+        if register:
+            nisa.tensor_scalar(tile, tile, nl.multiply, 3.0)
+        while register:
+            nisa.tensor_scalar(tile, tile, nl.add, 1.0)
+            nisa.tensor_scalar(count, count, nl.subtract, 1)
+            nisa.register_load(register, count)
+        nl.store(out, tile)
+        return out
+
+    found = kernel(X, np.array([[value]], np.int32))
+    assert np.array_equal(found, X * (3 if value else 1) + value)
+
+
 # --- the parser's subset --------------------------------------------------------------------------
 def raising(x):
     if x.shape[0] > 1000:
@@ -184,10 +264,20 @@ def starred(x):
     return max(*x.shape)
 
 
+def leaving(x):
+    for i in nl.dynamic_range(3):
+        for _ in range(2):
+            break  # of a loop that unrolls
+        if x.shape[0] > 1000:
+            continue
+        assert i.frozen
+
+
 @pytest.mark.parametrize(
     ("construct", "told"),
     [(raising, "raise"), (catching, "try"), (pairs, "several names"), (formatted, "format"),
-     (inner, "function in a function"), (starred, "star")],
+     (inner, "function in a function"), (starred, "star"),
+     (leaving, "continue in a device loop")],
 )  # fmt: skip
 def test_python_that_the_parser_refuses(construct, told):
     @nki.jit

@@ -48,10 +48,21 @@ def _bound(value: Any, what: str) -> int:
     )
 
 
+def _check_order(what: str) -> None:
+    """The instructions of a device loop cannot be put in one order with those around it."""
+    if trace.current(f"nl.{what}").in_order:
+        raise refuse(
+            "sim_ordered_loop",
+            f"nl.{what} inside nl.no_reorder(), expected unrolled code there; use Python's range or "
+            "put no_reorder() inside the loop's body",
+        )
+
+
 def _indices(lower: Any, upper: Any, step: Any, what: str) -> Iterator[VirtualRegister]:
     """The index register of every iteration of a device loop."""
     if not is_integer(step) or step < 1:
         raise AssertionError(f"step of {what} is {step!r}, expected a positive int")
+    _check_order(what)
     indices = range(_bound(lower, what), _bound(upper, what), int(step))
     for value in trace.current(f"nl.{what}").loop("sequential", indices):
         yield VirtualRegister(value, frozen=True)
@@ -76,6 +87,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, step: int = 1) -> None
 
 def while_loop(init: Any, body_fun: Callable) -> None:
     """A device loop: while the condition register is nonzero, it becomes ``body_fun(it)``."""
+    _check_order("while_loop")
     condition = init if isinstance(init, VirtualRegister) else VirtualRegister(init)
     for _ in trace.current("nl.while_loop").loop("sequential", range(LIMIT)):
         if not condition.value("condition of nl.while_loop"):
@@ -97,9 +109,14 @@ def while_loop(init: Any, body_fun: Callable) -> None:
 @contextmanager
 def no_reorder() -> Iterator[None]:
     """Every pair of consecutive instructions that are recorded inside is ordered."""
-    program = trace.current("nl.no_reorder").program
+    tracer = trace.current("nl.no_reorder")
+    program = tracer.program
     first = len(program.instructions)
-    yield
+    tracer.in_order += 1
+    try:
+        yield
+    finally:
+        tracer.in_order -= 1
     program.edges += pairwise(program.instructions[first:])
 
 

@@ -113,8 +113,31 @@ def _loop_bodies(tree: ast.FunctionDef) -> set[str]:
 def _of_loop(node: ast.For | ast.While) -> Iterator[Finding]:
     if node.orelse:
         yield Finding(node.lineno, "else behind a loop", "use a flag")
+    if isinstance(node, ast.For) and _calls(node.iter) == "dynamic_range":
+        for left in _leaving(node.body):
+            name = type(left).__name__.lower()
+            yield Finding(left.lineno, f"{name} in a device loop", "loop while a register holds")
     if isinstance(node, ast.For) and not isinstance(node.target, ast.Name):
         yield Finding(node.lineno, "a loop over several names", "loop over one and index")
+
+
+def _calls(node: ast.expr) -> str:
+    """Name of the function that an expression calls."""
+    if not isinstance(node, ast.Call):
+        return ""
+    return getattr(node.func, "attr", getattr(node.func, "id", ""))
+
+
+def _leaving(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements of a loop's body that leave it or its iteration; inner loops have their own."""
+    for node in body:
+        if isinstance(node, (ast.Break, ast.Continue, ast.Return)):
+            yield node
+        elif isinstance(node, (ast.For, ast.While)):
+            yield from (n for n in ast.walk(node) if isinstance(n, ast.Return))
+        elif not isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            inner = [n for n in ast.iter_child_nodes(node) if isinstance(n, ast.stmt)]
+            yield from _leaving(inner)
 
 
 def _of_with(node: ast.With) -> Iterator[Finding]:

@@ -67,6 +67,7 @@ class Tracer:
         self.frame: Frame | None = None
         self.grid_index: tuple[int, ...] = ()
         self.loops = 0
+        self.in_order = 0  # blocks around what is recorded that forbid to reorder it
         self.meetings = Meetings()
         self.views: dict[tuple, View] = {}  # see ``same``
         self.attrs: dict[tuple, Attrs] = {}  # see ``shared_attrs``
