@@ -53,8 +53,8 @@ def _check_order(what: str) -> None:
     if trace.current(f"nl.{what}").in_order:
         raise refuse(
             "sim_ordered_loop",
-            f"nl.{what} inside nl.no_reorder(), expected unrolled code there; use Python's range or "
-            "put no_reorder() inside the loop's body",
+            f"nl.{what} inside nl.no_reorder(), expected unrolled code there; use Python's range, "
+            "or put no_reorder() inside the loop's body",
         )
 
 
