@@ -207,6 +207,7 @@ def test_a_killed_compile_leaves_nothing_that_passes_for_finished(
     assert [path.name for path in (tmp_path / "compiled").iterdir()] == ["torch"]
 
 
+@pytest.mark.full  # tests/test_streams.py interrupts at a terminal
 def test_interrupt_ends_without_a_traceback(tiny_model: Path, tmp_path: Path) -> None:
     waiting = written(tmp_path / "s.py", "import time\nprint('here', flush=True)\ntime.sleep(60)\n")
     process = subprocess.Popen(

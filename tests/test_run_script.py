@@ -119,7 +119,9 @@ def test_help_names_the_command(tmp_path):
     assert ran.returncode == 0 and "usage: python -m neuron_cpu run" in ran.stdout
 
 
-@pytest.mark.parametrize("on_the_path", [True, False], ids=["path", "inserted"])
+@pytest.mark.parametrize(
+    "on_the_path", [pytest.param(True, marks=pytest.mark.full), False], ids=["path", "inserted"]
+)
 def test_ensure_sdk_from_sitecustomize(scripts, tmp_path, on_the_path):
     """The names are there before the script's first line, in children and beside its own folder."""
     site = tmp_path / "site"

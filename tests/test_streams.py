@@ -26,7 +26,7 @@ def on(mode: str, model: Path, folder: Path) -> list[object]:
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="this system has no /dev/full")
-@pytest.mark.parametrize("mode", ["profile", "generate"])
+@pytest.mark.parametrize("mode", [pytest.param("profile", marks=pytest.mark.full), "generate"])
 def test_a_full_output_is_one_sentence(mode: str, tiny_model: Path, tmp_path: Path) -> None:
     with open("/dev/full", "w") as full:
         process = start(
@@ -41,7 +41,12 @@ def test_a_full_output_is_one_sentence(mode: str, tiny_model: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    ("mode", "streams"), [("profile", "stdout"), ("profile", "both"), ("generate", "stdout")]
+    ("mode", "streams"),
+    [
+        pytest.param("profile", "stdout", marks=pytest.mark.full),
+        ("profile", "both"),
+        ("generate", "stdout"),
+    ],
 )
 def test_a_reader_that_leaves_is_no_error(
     mode: str, streams: str, tiny_model: Path, tmp_path: Path
@@ -110,3 +115,4 @@ def test_signals_give_the_terminal_back(
     os.close(ours)
     assert shown.count(b"\x1b[?25l") == shown.count(b"\x1b[?25h")  # cursor hidden, shown
     assert b"Traceback" not in shown
+    assert (b"Interrupted" in shown) == (number == signal.SIGINT)
