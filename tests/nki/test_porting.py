@@ -86,7 +86,15 @@ def test_both_sides_agree(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["Loads and stores", "Accumulation in PSUM", "Operators", "Reductions", "Scans"]
+    "name",
+    [
+        "Loads and stores",
+        "Accumulation in PSUM",
+        "Operators",
+        "Reductions",
+        "Scans",
+        "Adding to HBM",
+    ],
 )
 def test_both_sides_take_the_same_time(name):
     times = [

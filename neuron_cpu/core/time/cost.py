@@ -14,6 +14,7 @@ from typing import NamedTuple
 from ..device import spec
 from ..device.errors import refuse
 from ..device.spec import CORE, Engine
+from ..instructions.dma import DMA_SUM
 from ..instructions.ranks import COLLECTIVE, moved_bytes
 from ..program.program import Instruction
 from ..program.view import View
@@ -153,7 +154,7 @@ def transfer(instruction: Instruction) -> Transfer:
     """How a dma_copy or dma_transpose breaks into rows and over the engines."""
     if instruction.op is COLLECTIVE:
         return _collective(instruction)
-    src, dst = instruction.src[0], instruction.dst[0]
+    src, dst = _source(instruction), instruction.dst[0]
     key = (
         CORE.number, instruction.op.name, src.shape, src.strides, src.storage.buffer,
         src.dt.itemsize,
@@ -165,6 +166,13 @@ def transfer(instruction: Instruction) -> Transfer:
     if found is None:
         found = _transfers[key] = _transfer(instruction, src, dst)
     return found
+
+
+def _source(instruction: Instruction) -> View:
+    """The operand that is moved; of a sum one on chip, whose partitions the engines share."""
+    if instruction.op is DMA_SUM:
+        return next((v for v in instruction.src if v.storage.on_chip), instruction.src[0])
+    return instruction.src[0]
 
 
 def _collective(instruction: Instruction) -> Transfer:
