@@ -174,7 +174,8 @@ class StepEstimate:
     runs. Whatever of the guesses is right, it costs the same."""
 
     method: str
-    length: int
+    length: int  # tokens of the target's call
+    most: int  # that a step may give
     calls: list[tuple[GraphEstimate, int]]
 
     @property
@@ -183,7 +184,7 @@ class StepEstimate:
 
     def rows(self) -> list[tuple[int, float]]:
         """Tokens accepted a step, the model's own one included, and nanoseconds a token."""
-        return [(tokens, self.latency_ns / tokens) for tokens in range(1, self.length + 1)]
+        return [(tokens, self.latency_ns / tokens) for tokens in range(1, self.most + 1)]
 
 
 # --- tracing --------------------------------------------------------------------------------------
@@ -309,7 +310,7 @@ def graphs(host: Host, role: str, dma_profile: str, order: str) -> Estimates:
         method = settings.speculation
         several = next(graph for graph in reversed(found) if graph.submodel == method.submodel)
         drafts = _draft_steps(host, dma_profile, order, method)
-        step = StepEstimate(method.method, method.length, [(several, 1), *drafts])
+        step = StepEstimate(method.method, method.length, method.most, [(several, 1), *drafts])
         return Estimates([*found, *(graph for graph, _ in drafts)], None, step)
     if CHUNK not in buckets or settings.prefill_chunk is None:
         return Estimates(found)

@@ -185,7 +185,7 @@ def _token_tree(args: argparse.Namespace) -> tuple[_TokenTree, int]:
             f"--speculation-length must be {len(found)}, the nodes of the tree {source}, got "
             f"{args.speculation_length}; leave it out."
         )
-    return tuple((node, tuple(own)) for node, own in given.items() if own), len(found)
+    return tuple((node, tuple(own)) for node, own in sorted(given.items()) if own), len(found)
 
 
 def _medusa(args: argparse.Namespace) -> Speculation:

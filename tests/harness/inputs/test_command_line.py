@@ -135,7 +135,7 @@ def test_trees_are_read_whole(tmp_path, name) -> None:
 LLAMA = Path(command_line.__file__).parents[2] / "llama.py"
 SWAP = f"--kernel {LLAMA}:kernel --at mlp"
 TOKEN_TREES = {
-    "tree": '{"0": ["1", 2], "2": ["3"], "3": []}', "bare": '{"0": []}', "list": "[[0]]",
+    "tree": '{"2": ["3"], "0": ["1", 2], "3": []}', "bare": '{"0": []}', "list": "[[0]]",
     "gap": '{"0": ["2"]}', "circle": '{"0": ["1"], "1": ["0"]}', "order": '{"0": [2, 1]}',
     "apart": '{"0": ["1"], "5": ["6"]}', "twice": '{"0": ["1", "2"], "1": ["3"], "2": ["3"]}',
     "long": json.dumps({"0": [*range(1, 129)]}),
@@ -151,7 +151,9 @@ def test_token_trees_are_read_whole(tmp_path, name) -> None:
         with pytest.raises(UserError, match="tree .*tree.json"):
             parse(*arguments)
         return
-    asked = parse(*arguments).speculation.neuron_config(64, None)
+    found = parse(*arguments).speculation
+    assert found.most == 3
+    asked = found.neuron_config(64, None)
     assert asked["token_tree_config"] == {"0": ["1", "2"], "2": ["3"]}
     assert asked["speculation_length"] == 4
     with pytest.raises(UserError, match="must be 4, the nodes of the tree"):
