@@ -369,7 +369,13 @@ def load_weight(weight_hbm, first, tiles, k_tiles, turns=EVEN_TURNS):
     """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each;
     ``turns`` as for ``in_bfloat16``."""
     tiled_hbm = weight_hbm.reshape((P_MAX, feature_tiles(weight_hbm, k_tiles), k_tiles, P_MAX))
-    weight_sb = nl.load(tiled_hbm[:, nl.ds(first, tiles)])
+    # a lone tile, the last of a stream, in rows of LAST_PIECE_BYTES: half is multiplied before
+    each = k_tiles if tiles > 1 else max(1, LAST_PIECE_BYTES // (P_MAX * weight_hbm.itemsize))
+    weight_sb = nl.ndarray((P_MAX, tiles, k_tiles, P_MAX), weight_hbm.dtype)
+    for at, size in spans(k_tiles, each):
+        weight_sb[:, :, nl.ds(at, size), :] = nl.load(
+            tiled_hbm[:, nl.ds(first, tiles), nl.ds(at, size), :]
+        )
     return in_bfloat16(weight_sb, turns) if weight_hbm.dtype == nl.int8 else weight_sb
 
 
@@ -1957,7 +1963,10 @@ def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
     k_sb[:, :, own] = nisa.memset((P_MAX, count * heads.stacks, count), 0.0, dtype)
     mask_sb = nl.ndarray((count, length + count), dtype)
     mask_sb[:, 0:length] = nl.load(bias_hbm[nl.ds(first, count), :])
-    mask_sb[:, own] = load_constant(masked(dtype) * (1.0 - np.eye(count)), dtype)
+    if count == 1:
+        mask_sb[:, own] = nisa.memset((1, 1), 0.0, dtype)
+    else:
+        mask_sb[:, own] = load_constant(masked(dtype) * (1.0 - np.eye(count)), dtype)
     return CachedSequences(first, count, k_sb, mask_sb, v_sb)
 
 
