@@ -61,7 +61,7 @@ def attention_us(cache: torch.dtype) -> float:
     weights = weight((Q + 2 * KV) * D, HIDDEN), weight(HIDDEN, Q * D)
     cached = [meta(1, KV, KEYS, D, dtype=cache)] * 2
     given = meta(HIDDEN, 1), meta(HIDDEN, 1), norm, *weights, meta(128, 1), meta(128, 1), *cached
-    program = llama.attention_chunk_kernel.trace(*given, meta(1, 2, KEYS), None, heads)
+    program = llama.attention_chunk_kernel.trace(*given, meta(1, KEYS), None, heads)
     return schedule.schedule(program).total / 1e3
 
 
