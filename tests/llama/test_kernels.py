@@ -301,6 +301,14 @@ def test_prefill_of_adversarial_scores(
     prefill_case(qkv, 1, q, kv, d)
 
 
+def test_keys_behind_a_query_do_not_count_however_large() -> None:
+    """Their exponentials overflow; GpSimdE selects them away, a product with zero would not."""
+    q, kv, d = 2, 1, 64
+    qkv = random(130, (q + 2 * kv) * d)
+    qkv[100:, q * d : (q + kv) * d] *= 1000
+    prefill_case(qkv, 1, q, kv, d)
+
+
 def test_heads_of_a_stack_read_their_own_keys_from_hbm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of three queries: each of two KV heads of a tile has banks of its own."""
     trace_with(monkeypatch, "RESIDENT_BYTES", 0)
