@@ -2207,8 +2207,8 @@ class CacheTiles(NamedTuple):
         d, marks = self.heads.head_dim, 0 if self.apart else MARKS
         slots, (slot, row) = len(contraction(d + marks)), divmod(d, P_MAX)
         batch, length = self.cache[2].shape
-        bias_hbm = self.cache[2].reshape((batch, length // self.lanes, self.lanes))
-        bias_hbm = bias_hbm[nl.ds(self.sequence, 1), nl.ds(self.tile, self.tiles), :]
+        runs_hbm = self.cache[2].reshape((batch, length // self.lanes, self.lanes))
+        bias_hbm = runs_hbm[nl.ds(self.sequence, 1), nl.ds(self.tile, self.tiles), :]
         shape, bias_sb = (P_MAX, self.count, slots * self.tiles, self.lanes), None
         k_sb = nl.ndarray(shape, bias_hbm.dtype)
         self.turned(k_sb)
