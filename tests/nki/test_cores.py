@@ -181,3 +181,18 @@ def test_names_are_those_of_a_core():
     assert [(a.op.name, b.op.name, a.frame.i == b.frame.i) for a, b in edges] == [
         ("tensor_scalar", "memset", True)
     ] * 2
+
+
+@pytest.mark.parametrize("cores", [0, (0,)])
+def test_a_core_alone_waits_for_nobody(cores):
+    @nki.jit
+    def kernel(x):
+        shared = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(shared, x)
+        nisa.core_barrier(shared, cores)
+        return shared
+
+    x = np.ones((2, 8), np.float32)
+    assert np.array_equal(kernel(x), x)
+    with pytest.raises(NkiError, match="sim_core_barrier"):
+        kernel[2](x)

@@ -17,6 +17,7 @@ from ..program import trace
 from ..program.storage import Frame, Loop
 from ..program.view import View
 from .enums import dma_engine, engine
+from .numeric import several
 from .operands import alike, same_types, tensor
 
 CORES = (0, 1)
@@ -28,7 +29,11 @@ def core_barrier(
     """Both cores reach it before either goes on; ``data`` is the shared tensor it protects."""
     needs("core_barrier", 3)
     shared = tensor(data, "core_barrier")
-    if tuple(cores) != CORES or shared.storage.buffer != "shared_hbm":
+    one = isinstance(cores, int)  # the library writes (0) for a kernel on one core
+    named = (cores,) if one else tuple(several(cores, "core_barrier: cores"))
+    if named == (0,) and not trace.current("nisa.core_barrier").program.cores > 1:
+        return  # nobody to wait for
+    if named != CORES or shared.storage.buffer != "shared_hbm":
         raise refuse(
             "sim_core_barrier",
             f"core_barrier of {shared.label()} over cores {cores}, expected a tensor in shared_hbm "
@@ -81,7 +86,7 @@ def sendrecv(
     _check_size(source, dma_engine)
     tracer = trace.current("nisa.sendrecv")
     own = tracer.grid_index[0] if tracer.grid_index else 0
-    if {send_to_rank, recv_from_rank} - set(CORES):
+    if send_to_rank not in CORES or recv_from_rank not in CORES:
         raise refuse(
             "sim_rank_number",
             f"sendrecv to rank {send_to_rank} from rank {recv_from_rank}, expected 0 or 1",

@@ -91,7 +91,9 @@ FUNCTIONS: dict[str, Callable] = {name: _binary_function(name, s) for name, s in
 def divide(x: Any, y: Any, dtype: Any = None) -> Any:
     """x / y as a reciprocal and a product: the hardware has no division."""
     if not isinstance(y, View):
-        return FUNCTIONS["multiply"](x, 1.0 / y, dtype)
+        by = real(y, "nl.divide: y")
+        inverse = 1.0 / by if by else math.copysign(math.inf, by)  # as the reciprocal of a tile
+        return FUNCTIONS["multiply"](x, inverse, dtype)
     inverse = new(y.shape, FLOAT32, sbuf)
     compute.reciprocal(inverse, y)
     if not isinstance(x, View):

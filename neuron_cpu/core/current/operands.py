@@ -148,7 +148,7 @@ def column(value: View, data: View, what: str, exact: bool = True) -> View:
     if exact and tensor(value, what).dt is not FLOAT32:
         raise refuse(
             "sim_vector_type",
-            f"{what} {value.label()} must be float32, got {value.dt}; cast it first",
+            f"{what} {value.label()} is {value.dt}, expected float32; cast it first",
         )
     return stretched(value, data, what)
 
