@@ -162,9 +162,32 @@ def rank_context(group: Group) -> Iterator[Group]:
         set_current_group(before)
 
 
-def _serve(
-    group: Group, rendezvous: Rendezvous, inbox: queue.SimpleQueue, done: queue.SimpleQueue
-) -> None:
+class _Reports:
+    """What the ranks of a pool have returned.
+
+    To wait for a report again is harmless: an interrupt between two instructions of the one who
+    waits loses none, as one behind taking from a queue would.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._told = [threading.Event() for _ in range(size)]
+        self._results: List[Any] = [None] * size
+
+    def put(self, rank: int, result: Any) -> None:
+        self._results[rank] = result
+        self._told[rank].set()
+
+    def wait(self, rank: int) -> Any:
+        self._told[rank].wait()
+        return self._results[rank]
+
+    def clear(self) -> None:
+        self._results = [None] * len(self._told)
+        for told in self._told:
+            told.clear()
+
+
+def _serve(group: Group, rendezvous: Rendezvous, inbox: queue.SimpleQueue, done: _Reports) -> None:
     """Body of a rank's thread: take a function, run it, report; None ends the thread."""
     # Ranks share the cores: with one OpenMP team per rank, more threads than cores would spin.
     torch.set_num_threads(max(1, torch.get_num_threads() // group.size()))
@@ -187,7 +210,7 @@ def _serve(
         # Between calls the thread lives on and must not keep the call's weights and caches alive.
         del function
         # Every rank reports exactly once a call, whatever happened: the caller counts reports.
-        done.put((group.rank(), result))
+        done.put(group.rank(), result)
 
 
 _POOLS: weakref.WeakSet[Union[RankPool, Companion]] = weakref.WeakSet()
@@ -219,7 +242,7 @@ class RankPool:
         self._rendezvous = Rendezvous(size)
         meeting = self._processes or self._rendezvous
         self._groups = [Group(rank, size, meeting) for rank in range(size)]
-        self._done: queue.SimpleQueue = queue.SimpleQueue()
+        self._done = _Reports(size)
         self._busy = threading.Lock()
         if size > 1 and self._processes is None:
             self._inboxes = [queue.SimpleQueue() for _ in range(size)]
@@ -287,17 +310,16 @@ class RankPool:
             inbox.put(function)
         # Every rank has to report before this returns: none may still compute into tensors that
         # the caller is about to use, and the rendezvous is reset at the start of the next call.
-        waiting = self.size
+        rank = 0
         interrupted: Optional[BaseException] = None
-        while waiting:
+        while rank < self.size:
             try:
-                rank, result = self._done.get()
+                results[rank] = self._done.wait(rank)
+                rank += 1
             except KeyboardInterrupt as error:  # stop the ranks first, then let it through
                 interrupted = error
                 self._rendezvous.fail(error)
-                continue
-            results[rank] = result
-            waiting -= 1
+        self._done.clear()
         if interrupted is not None:
             raise interrupted
         if self._rendezvous.failure is not None:
