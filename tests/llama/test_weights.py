@@ -20,6 +20,8 @@ def config(tp_degree: int, nki_enabled: bool, kv_heads: int = 3, **more: object)
             nki_enabled=nki_enabled,
             vocab_parallel=False,
             quantization_dtype="int8",
+            torch_dtype=torch.bfloat16,
+            lora_config=None,
         ),
         hidden_size=40,
         head_dim=HEAD_DIM,
