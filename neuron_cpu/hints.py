@@ -32,7 +32,7 @@ def hint(error: BaseException) -> str:
             if found:
                 return f"in a kernel use nl.{found[1]}"
     if isinstance(error, SystemExit):
-        return "a kernel ends by returning its results; take that out"
+        return "take out what ends the program; a kernel ends by returning its results"
     return "look for a function that calls itself" if isinstance(error, RecursionError) else ""
 
 

@@ -51,9 +51,13 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return "mine.py"
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    """Chromium without a window; a new profile of its own, which goes with it."""
+    """Chromium without a window; a new profile of its own, which goes with it.
+
+    It ends with the module: while playwright's synchronous calls are open, their event loop counts as
+    running in this thread, and tests of other folders could start none.
+    """
     named = os.environ.get("BROWSER_PROGRAM")
     found = named or next(filter(None, map(shutil.which, BROWSERS)), None)
     if found is None:
