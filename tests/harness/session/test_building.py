@@ -96,7 +96,10 @@ def test_a_submission_that_fails_on_data_is_told_with_its_line(
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("import sys\nsys.exit(3)\n", "line 2, raised SystemExit: 3 (take out what ends the program"),
+        (
+            "import sys\nsys.exit(3)\n",
+            "line 2, raised SystemExit: 3 (take out what ends the program",
+        ),
         ("x = 1\ny = (\n", "line 2, raised SyntaxError: '(' was never closed."),
         ("import json\njson.loads('{')\n", "line 2, raised JSONDecodeError: "),
     ],
