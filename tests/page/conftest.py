@@ -55,7 +55,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 def browser() -> Iterator[Any]:
     """Chromium without a window; a new profile of its own, which goes with it.
 
-    It ends with the module: while playwright's synchronous calls are open, their event loop counts as
+    It ends with the module: while playwright is open, its event loop counts as the one that is
     running in this thread, and tests of other folders could start none.
     """
     named = os.environ.get("BROWSER_PROGRAM")
