@@ -13,7 +13,7 @@ import pytest
 from neuron_cpu.__main__ import main
 from neuron_cpu.core import NkiError
 from neuron_cpu.judge import assert_kernel
-from neuron_cpu.lessons import ABOUT, LESSONS, Lesson, pointers
+from neuron_cpu.lessons import ABOUT, LESSONS, WITHOUT, Lesson, pointers
 from neuron_cpu.lessons.progress import FILE, file_name
 from tests.conftest import REPOSITORY
 
@@ -33,6 +33,17 @@ REASONS = {
     "decode_attention": "1.00 times as fast as the exercise's own kernel, 3 times asked for",
 }
 FIRST = LESSONS[0]
+KERNEL = """\
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+
+
+@nki.jit
+def mine(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    {}
+    return out
+"""
 LEARN_3 = "neuron_cpu learn 3"
 FIRST_PASS = """\
     neg_max_sb = nl.full((rows, 1), 3.0e38, nl.float32, buffer=nl.sbuf)
@@ -225,9 +236,21 @@ def test_an_interrupt_ends_the_check_alone(capsys, monkeypatch: pytest.MonkeyPat
 # --- messages name lessons ------------------------------------------------------------------------
 def test_every_message_of_a_lesson_exists_and_has_one_lesson() -> None:
     page = (REPOSITORY / "docs" / "simulator.md").read_text(encoding="utf-8")
-    listed = set(re.findall(r"^- `(\w+)` \(", page, re.MULTILINE))
+    listed = set(re.findall(r"^- `((?:err|sim)_\w+)` \(", page, re.MULTILINE))
     named = [message for lesson in LESSONS for message in lesson.messages.split()]
-    assert len(named) == len(set(named)) and set(named) <= listed
+    assert len(named) == len(set(named)) and set(named).isdisjoint(WITHOUT)
+    assert set(named) | WITHOUT == listed  # a new message: which lesson is it about?
+
+
+@pytest.mark.parametrize(
+    "line", ["nl.store(out, x_sv)", "nl.store(out, nl.laod(x))", "nl.store(out, 'x' + 1)"]
+)
+def test_what_python_says_names_a_lesson_where_a_name_is_wrong(line: str, capsys) -> None:
+    Path("mine.py").write_text(KERNEL.format(line))
+    assert main(["profile", "mine.py:mine", "--arg", "128x64:f32"]) == 2
+    said = words(capsys)
+    assert "mine.py:8" in said
+    assert ("Lesson 1 (vector add) is about this" in said) == ("TypeError" not in said)
 
 
 def test_errors_of_other_commands_name_the_lesson(capsys: pytest.CaptureFixture) -> None:
