@@ -166,7 +166,8 @@ LESSONS = (
     Lesson(
         name="running_softmax",
         teaches="softmax of rows that come in pieces",
-        messages="sim_activation_range sim_activation_function sim_activation_reduce_op sim_softmax",
+        messages="sim_activation_range sim_activation_function sim_activation_reduce_op "
+        "sim_softmax",
         words=("first instruction whose result is infinite or NaN",),
     ),
     Lesson(
@@ -178,14 +179,15 @@ LESSONS = (
     ),
 )
 # Messages that no lesson is about: ranks, other chips and releases, files, random numbers.
-WITHOUT = frozenset(
+_ELSEWHERE = (
     "sim_all_reduce sim_all_reduce_incomplete sim_benchmark_iterations sim_benchmark_neff_name "
     "sim_channels sim_collective sim_collective_counts sim_collective_dim sim_dma_profile "
     "sim_dropout_probability sim_dropout_types sim_jax_tracer sim_profile_directory "
     "sim_profile_exists sim_random_seed sim_random_state sim_random_type sim_rank_alone "
     "sim_rank_missing sim_rank_number sim_ranks_differ sim_replica_group sim_unknown_release "
-    "sim_unknown_target".split()
+    "sim_unknown_target"
 )
+WITHOUT = frozenset(_ELSEWHERE.split())
 ABOUT = {message: lesson for lesson in LESSONS for message in lesson.messages.split()}
 _IDENTIFIERS = re.compile(r"\[((?:err|sim)_\w+)\]")
 
