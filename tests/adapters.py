@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,3 +48,42 @@ def as_peft(model: Any, folder: Path) -> Any:
     from peft import PeftModel
 
     return PeftModel.from_pretrained(copy.deepcopy(model), str(folder)).eval()
+
+
+def continued(
+    app: Any, names: Mapping[int, str], prompts: Sequence[Sequence[int]], steps: int
+) -> Iterator[tuple[int, list[int], torch.Tensor]]:
+    """Greedy answers by continuous batching: prompts one by one, then all of them in each step.
+
+    Args:
+        app: application with a context encoding batch of 1.
+        names: adapter of each cache line, in the order of the prompts; fewer than the batch has.
+        prompts: token ids, one for each line.
+        steps: of token generation behind the prompts.
+
+    Yields:
+        Of each prompt, then of each line in each step: line, all tokens that the model has seen,
+        logits [V] of what follows them.
+    """
+    tokens = {line: list(prompt) for line, prompt in zip(names, prompts)}
+
+    def call(lines: list[int], ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        adapters = app.adapter_indices([names[line] for line in lines])
+        return app(
+            input_ids=ids,
+            position_ids=positions,
+            seq_ids=torch.tensor(lines),
+            adapter_ids=adapters,
+        ).logits[:, -1]
+
+    def told(lines: list[int], logits: torch.Tensor) -> Iterator[Any]:
+        for line, row in zip(lines, logits):
+            yield line, list(tokens[line]), row
+            tokens[line].append(int(row.argmax()))
+
+    for line, seen in tokens.items():
+        yield from told([line], call([line], torch.tensor([seen]), torch.arange(len(seen))[None]))
+    for _ in range(steps):
+        newest = torch.tensor([seen[-1:] for seen in tokens.values()])
+        places = torch.tensor([[len(seen) - 1] for seen in tokens.values()])
+        yield from told(list(tokens), call(list(tokens), newest, places))

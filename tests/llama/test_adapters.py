@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import llama
+from tests.adapters import continued
 from tests.llama.references import EXACT, TORCH, check_error
 from tests.llama.test_shapes import Layer
 
@@ -142,26 +143,10 @@ def test_adapters_follow_their_requests_through_continuous_batching(serving):
     """Prompts one by one, then fewer rows than the batch, in another order than their lines."""
     options = {"batch_size": 3, "is_continuous_batching": True, "ctx_batch_size": 1}
     checkpoint, made, app = serving({"one": {}, "two": {}}, **options)
-    names, tokens = {2: "two", 0: "one"}, {}
-    for (line, name), prompt in zip(names.items(), PROMPTS):
-        output = app(
-            input_ids=torch.tensor([prompt]),
-            position_ids=torch.arange(len(prompt))[None],
-            seq_ids=torch.tensor([line]),
-            adapter_ids=app.adapter_indices([name]),
-        )
-        tokens[line] = [*prompt, int(output.logits[0, -1].argmax())]
-    for _ in range(3):
-        output = app(
-            input_ids=torch.tensor([tokens[line][-1:] for line in names]),
-            position_ids=torch.tensor([[len(tokens[line]) - 1] for line in names]),
-            seq_ids=torch.tensor(list(names)),
-            adapter_ids=app.adapter_indices(list(names.values())),
-        )
-        for row, line in enumerate(names):
-            expected = reference(checkpoint, made[names[line]], tokens[line])[-1]
-            assert (output.logits[row, -1] - expected).abs().max() < 1e-4 * expected.abs().max()
-            tokens[line].append(int(expected.argmax()))
+    names = {2: "two", 0: "one"}
+    for line, tokens, logits in continued(app, names, PROMPTS, 3):
+        expected = reference(checkpoint, made[names[line]], tokens)[-1]
+        assert (logits - expected).abs().max() < 1e-4 * expected.abs().max()
 
 
 @pytest.mark.parametrize("call", [("prefill", 1, 70), ("decode", 5, 128), ("mlp", 16)])

@@ -11,7 +11,7 @@ from neuronx_distributed_inference.modules.lora_serving import LoraServingConfig
 from safetensors.torch import load_file, save_file
 
 from neuron_cpu.errors import CheckpointError
-from tests.adapters import ATTENTION, MLP, as_peft, write_adapter
+from tests.adapters import ATTENTION, MLP, as_peft, continued, write_adapter
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7], [9, 8, 150, 31, 77]]
 STEPS = 6
@@ -92,27 +92,11 @@ def test_adapters_follow_their_requests_through_continuous_batching(serving, ref
         is_continuous_batching=True,
         ctx_batch_size=1,
     )
-    ids, tokens = {2: "two", 0: "one"}, {}
-    for (line, name), prompt in zip(ids.items(), PROMPTS):
-        output = app(
-            input_ids=torch.tensor([prompt]),
-            position_ids=torch.arange(len(prompt))[None],
-            seq_ids=torch.tensor([line]),
-            adapter_ids=app.adapter_indices([name]),
-        )
-        tokens[line] = [*prompt, int(output.logits[0, -1].argmax())]
-    for _ in range(3):
-        output = app(
-            input_ids=torch.tensor([tokens[line][-1:] for line in ids]),
-            position_ids=torch.tensor([[len(tokens[line]) - 1] for line in ids]),
-            seq_ids=torch.tensor(list(ids)),
-            adapter_ids=app.adapter_indices(list(ids.values())),
-        )
-        for row, line in enumerate(ids):
-            tokens[line].append(int(output.logits[row, -1].argmax()))
-    for (line, name), prompt in zip(ids.items(), PROMPTS):
+    names = {2: "two", 0: "one"}
+    answers = {line: tokens for line, tokens, _ in continued(app, names, PROMPTS, 4)}
+    for (line, name), prompt in zip(names.items(), PROMPTS):
         expected = reference(as_peft(model, made[name]), prompt, 4)[0].tolist()
-        assert tokens[line] == [*prompt, *expected]
+        assert answers[line] == [*prompt, *expected]
 
 
 def test_products_of_adapters_are_counted(serving, tiny_llama, application):
