@@ -3017,10 +3017,15 @@ class KernelRows(ColumnParallelLinear):
 
 class KernelAdapters(nn.Module):
     """A and B of a kernel's projections as ``split_adapters`` reads them, by sizes of a rank: the
-    tiles of K and the features N of each."""
+    tiles of K and the features N of each. Nothing where no adapter changes one of ``targets``."""
 
-    def __init__(self, config: InferenceConfig, k_tiles: Sequence[int], n: Sequence[int]) -> None:
+    def __init__(
+        self, config: InferenceConfig, targets: Tuple[str, ...], k_tiles: List[int], n: List[int]
+    ) -> None:
         super().__init__()
+        self.present = bool(adapter_targets(config) & set(targets))
+        if not self.present:
+            return
         tp, dtype = config.neuron_config.tp_degree, config.neuron_config.torch_dtype
         ranks, features = adapter_ranks(config), sum(whole_tiles(size) for size in n) * P_MAX
         self.a = KernelRows(sum(k_tiles) * ranks, tp, dtype, P_MAX)
@@ -3028,13 +3033,7 @@ class KernelAdapters(nn.Module):
 
     def operands(self, columns: Columns) -> Tuple[Optional[torch.Tensor], ...]:
         """What a kernel takes of them behind its other operands."""
-        return self.a.weight, self.b.weight, columns.chosen
-
-
-def kernel_adapters(config, targets, k_tiles, n) -> Optional[KernelAdapters]:
-    """KernelAdapters of projections of which an adapter changes one."""
-    found = adapter_targets(config) & set(targets)
-    return KernelAdapters(config, k_tiles, n) if found else None
+        return (self.a.weight, self.b.weight, columns.chosen) if self.present else (None,) * 3
 
 
 class HeadGains(nn.Module):
@@ -3085,7 +3084,7 @@ class NeuronLlamaMLP(nn.Module):
             columns = 2 * (whole_tiles(inner) + whole_tiles(hidden))
             self.down_proj = KernelWeight(hidden, inner, tp, dtype, columns)
             tiles = [whole_tiles(hidden)] * 2 + [whole_tiles(inner)]
-            self.adapters = kernel_adapters(config, MLP_TARGETS, tiles, (inner, inner, hidden))
+            self.adapters = KernelAdapters(config, MLP_TARGETS, tiles, [inner, inner, hidden])
         else:
             self.act_fn = ACT2FN[config.hidden_act]
             self.gate_proj = column_linear(config, hidden, config.intermediate_size, bias)
@@ -3101,10 +3100,9 @@ class NeuronLlamaMLP(nn.Module):
             gate, up = (adapted(p, normed, adapter_ids) for p in (self.gate_proj, self.up_proj))
             return hidden + adapted(self.down_proj, self.act_fn(gate) * up, adapter_ids)
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
-        adapters = () if self.adapters is None else self.adapters.operands(hidden)
         partial, *stream = swiglu_mlp_kernel(
             hidden.stream, hidden.delta, norm, *weights, self.down_proj.scale, hidden.shape[1],
-            *adapters,
+            *self.adapters.operands(hidden),
         )  # fmt: skip
         return hidden.after(partial, stream)
 
@@ -3201,8 +3199,8 @@ class NeuronLlamaAttention(nn.Module):
             columns = rank.q_tiles + rank.stacks + rank.kv_heads * dim + 2 * whole_tiles(hidden)
             self.o_proj = KernelWeight(hidden, rank.q_tiles * P_MAX, tp, dtype, columns)
             k_tiles = [whole_tiles(hidden)] * 3 + [rank.q_tiles]
-            n = rank.q_tiles * P_MAX, rank.stacks * P_MAX, rank.kv_heads * dim, hidden
-            self.adapters = kernel_adapters(config, ATTENTION_TARGETS, k_tiles, n)
+            n = [rank.q_tiles * P_MAX, rank.stacks * P_MAX, rank.kv_heads * dim, hidden]
+            self.adapters = KernelAdapters(config, ATTENTION_TARGETS, k_tiles, n)
         else:
             self.q_proj = column_linear(config, hidden, sizes.q_heads * dim, qkv_bias)
             self.k_proj = column_linear(config, hidden, sizes.kv_heads * dim, qkv_bias)
@@ -3287,10 +3285,10 @@ class NeuronLlamaAttention(nn.Module):
     def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables):
         """Residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce."""
         batch, dtype, rank = hidden.shape[0], hidden.stream.dtype, self.sizes.of_rank
-        weights, scale = (self.qkv_proj.weight, self.o_proj.weight), self.o_proj.scale
+        weights = self.qkv_proj.weight, self.o_proj.weight
         inputs = hidden.stream, hidden.delta, norm, *weights, *tables
         own = [None if x is None else x.weight for x in (self.qkv_bias, self.head_gains)]
-        own += [scale, *(() if self.adapters is None else self.adapters.operands(hidden))]
+        own += [self.o_proj.scale, *self.adapters.operands(hidden)]
         if past is None:
             bias = _mask_bias(mask[:, 0, -1], dtype) if self.left_padding else None
             results = attention_prefill_kernel(*inputs, rank, batch, bias, *own)
@@ -3397,10 +3395,14 @@ def softmax_over(scores: torch.Tensor, ranks: Any) -> torch.Tensor:
     return powers / total.sum(-1, keepdim=True)
 
 
+def hidden_bias(dtype: torch.dtype) -> float:
+    """The bias of a key that does not count, in a type."""
+    return MASKED_FP16 if dtype is torch.float16 else MASKED
+
+
 def _mask_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """bool [B, keys] -> bias for scores in ``dtype``: 0 where a key counts, else MASKED."""
-    masked = MASKED_FP16 if dtype is torch.float16 else MASKED
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, masked)
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, hidden_bias(dtype))
 
 
 def cache_in_runs(
@@ -3416,8 +3418,7 @@ def cache_in_runs(
         missing = whole_tiles(length) * P_MAX - length
         pad, dtype = (0, 0, 0, missing), bias.dtype  # fp8 has no padding on every device
         keys, values = (nn.functional.pad(x.to(dtype), pad) for x in (keys, values))
-        masked = MASKED_FP16 if bias.dtype is torch.float16 else MASKED
-        bias = nn.functional.pad(bias, (0, missing), value=masked)
+        bias = nn.functional.pad(bias, (0, missing), value=hidden_bias(bias.dtype))
     runs = bias.unflatten(1, cache_runs(keys.shape[2], most)).transpose(1, 2)
     return keys, values, runs.reshape(bias.shape)
 
@@ -3442,8 +3443,7 @@ def blocks_in_runs(
     parts = whole_tiles(len(number))
     lanes = math.ceil(len(number) / parts)
     missing = parts * lanes - len(number)
-    masked = MASKED_FP16 if bias.dtype is torch.float16 else MASKED
-    bias = nn.functional.pad(bias, (0, missing * run), value=masked)
+    bias = nn.functional.pad(bias, (0, missing * run), value=hidden_bias(bias.dtype))
     bias = bias.view(batch, parts, lanes, run).transpose(2, 3).reshape(batch, -1)
     rows = nn.functional.pad(rows, (0, missing)).view(batch, parts, lanes)
     rows = rows.permute(2, 0, 1).reshape(lanes, -1).to(torch.int32)
@@ -3635,6 +3635,7 @@ class NeuronLlamaModel(NeuronBaseModel):
 # --- Weights: from a Hugging Face checkpoint to this model's --------------------------------------
 
 StateDict = Dict[str, torch.Tensor]
+OfRanks = Sequence[torch.Tensor]  # what each tensor-parallel rank has of something, in their order
 
 
 def spread_queries(weight: torch.Tensor, kv: int, sizes: Sizes, dim: int) -> torch.Tensor:
@@ -3687,8 +3688,8 @@ def of_runs(scale: torch.Tensor) -> torch.Tensor:
     return pad_tiles(scale.float().reshape(-1, 1), 0).reshape(P_MAX, -1)
 
 
-def of_ranks(*parts: Sequence[torch.Tensor]) -> torch.Tensor:
-    """A kernel's scales: what each rank has of every part, side by side; ranks below each other."""
+def of_ranks(*parts: OfRanks) -> torch.Tensor:
+    """What each rank has of every part, side by side; ranks below each other."""
     return torch.cat([torch.cat(own, 1) for own in zip(*parts)])
 
 
@@ -3738,26 +3739,20 @@ def add_adapters(state: StateDict, config: InferenceConfig) -> None:
                     f"expected a rank of at most {lora.max_lora_rank} and {expected} features; "
                     "take one that was trained on this model."
                 )
-            whole = state.setdefault(
-                f"{name}.lora_{kind}",
-                torch.zeros((ranks, features) if kind == "A" else (features, ranks)),
-            )
+            shape = (ranks, features) if kind == "A" else (features, ranks)
+            whole = state.setdefault(f"{name}.lora_{kind}", torch.zeros(shape))
             own = slice(number * lora.max_lora_rank, number * lora.max_lora_rank + rank)
-            whole[(own, slice(None)) if kind == "A" else (slice(None), own)] = tensor
+            whole[own if kind == "A" else (slice(None), own)] = tensor
 
 
-def adapters_of_ranks(
-    state: StateDict, name: str, parts: Sequence[Tuple[List[torch.Tensor], List[torch.Tensor]]]
-) -> None:
-    """What KernelAdapters hold: of each projection A [ranks, K] and B [N, ranks] of every
-    tensor-parallel rank, in the orders of its kernel."""
-    down = [
-        [pad_tiles(a, 1).unflatten(1, (-1, P_MAX)).permute(2, 1, 0).flatten(1) for a in of_ranks]
-        for of_ranks, _ in parts
-    ]
-    across = [[pad_tiles(b, 0).t() for b in of_ranks] for _, of_ranks in parts]
-    for kind, each in (("a", down), ("b", across)):
-        state[f"{name}.{kind}.weight"] = torch.cat([torch.cat(own, 1) for own in zip(*each)])
+def store_adapters(state: StateDict, name: str, a: Iterable[OfRanks], b: Iterable[OfRanks]) -> None:
+    """What KernelAdapters hold, from A [R, K] and B [N, R] of each projection of a kernel."""
+    down = (
+        [pad_tiles(own, 1).unflatten(1, (-1, P_MAX)).permute(2, 1, 0).flatten(1) for own in ranks]
+        for ranks in a
+    )
+    across = ([pad_tiles(own, 0).t() for own in ranks] for ranks in b)
+    state[f"{name}.a.weight"], state[f"{name}.b.weight"] = of_ranks(*down), of_ranks(*across)
 
 
 def pop_adapters(state: StateDict, names: Sequence[str]) -> Optional[List[torch.Tensor]]:
@@ -3789,82 +3784,89 @@ def spread_heads(state: StateDict, attention: str, kv: int, sizes: Sizes) -> Non
             state[out] = spread_queries(state[out], kv, sizes, 1)
 
 
-def qkv_of_ranks(parts: Sequence[torch.Tensor], sizes: Sizes) -> List[torch.Tensor]:
-    """Rows of Q, K and V of all heads -> of each rank, in the order of its tiles of heads."""
+def heads_of_ranks(parts: Sequence[torch.Tensor], sizes: Sizes) -> List[OfRanks]:
+    """Rows of Q, K and V of all heads, of Q and K then in the order of a rank's tiles."""
+    q, k, v = (part.chunk(sizes.tp) for part in parts)
     rank = sizes.of_rank
-    return [
-        torch.cat((rank.order(q, rank.group), rank.order(k, 1), v))
-        for q, k, v in zip(*(part.chunk(sizes.tp) for part in parts))
-    ]
+    return [[rank.order(own, rank.group) for own in q], [rank.order(own, 1) for own in k], v]
+
+
+def inputs_of_ranks(weight: torch.Tensor, sizes: Sizes) -> OfRanks:
+    """Columns of all query heads, in the order of a rank's tiles."""
+    rank = sizes.of_rank
+    return [rank.order(own.t(), rank.group).t() for own in weight.chunk(sizes.tp, 1)]
+
+
+def attention_scales(
+    scales: Sequence[torch.Tensor], gain: torch.Tensor, sizes: Sizes
+) -> torch.Tensor:
+    """Scales of the weights of Q, K, V and output, and the norm's gain: ``attention_columns``."""
+    q, k, v = heads_of_ranks(scales[:3], sizes)
+    return of_ranks(
+        [in_columns(own) for own in q],
+        [in_columns(own) for own in k],
+        [own.t().expand(P_MAX, -1) for own in v],
+        [of_runs(gain)] * sizes.tp,
+        [of_runs(scales[3])] * sizes.tp,
+    )
 
 
 def attention_for_kernels(
     state: StateDict, attention: str, gain: torch.Tensor, sizes: Sizes
 ) -> None:
     """What the attention kernels read of one layer, behind a norm with this ``gain``."""
-    tp, rank = sizes.tp, sizes.of_rank
-    if f"{attention}q_proj.bias" in state:
-        biases = [state.pop(f"{attention}{name}_proj.bias")[:, None] for name in "qkv"]
-        rows = [pad_tiles(own, 0).t() for own in qkv_of_ranks(biases, sizes)]
+    names = [f"{attention}{name}" for name in ATTENTION_TARGETS]
+    *inputs, output = names
+    if f"{inputs[0]}.bias" in state:
+        biases = heads_of_ranks([state.pop(f"{name}.bias")[:, None] for name in inputs], sizes)
+        rows = [pad_tiles(torch.cat(own), 0).t() for own in zip(*biases)]
         state[f"{attention}qkv_bias.weight"] = torch.cat(rows)
     if f"{attention}q_norm.weight" in state:
         gains = torch.stack([state.pop(f"{attention}{name}_norm.weight") for name in "qk"], 1)
         state[f"{attention}head_gains.weight"] = gains.repeat(P_MAX // sizes.head_dim, 1)
-    scales = pop_scales(state, [f"{attention}{name}_proj" for name in "qkvo"])
+    scales = pop_scales(state, names)
     if scales is not None:
-        q, k, v = (scale.chunk(tp) for scale in scales[:3])
-        state[f"{attention}o_proj.scale"] = of_ranks(
-            [in_columns(rank.order(own, rank.group)) for own in q],
-            [in_columns(rank.order(own, 1)) for own in k],
-            [own.t().expand(P_MAX, -1) for own in v],
-            [of_runs(gain)] * tp,
-            [of_runs(scales[3])] * tp,
-        )
-    found = pop_adapters(state, [f"{attention}{name}" for name in ATTENTION_TARGETS])
+        state[f"{output}.scale"] = attention_scales(scales, gain, sizes)
+    found = pop_adapters(state, names)
     if found is not None:
         *a, out_a, q, k, v, out_b = found
-        a_of_ranks = [[in_runs(times_gain(own, gain), 1)] * tp for own in a]
-        shares = [rank.order(own.t(), rank.group).t() for own in out_a.chunk(tp, 1)]
-        b_of_ranks = [
-            [rank.order(own, rank.group) for own in q.chunk(tp)],
-            [rank.order(own, 1) for own in k.chunk(tp)],
-            v.chunk(tp),
-            [in_runs(out_b, 0)] * tp,
-        ]
-        parts = zip([*a_of_ranks, shares], b_of_ranks)
-        adapters_of_ranks(state, f"{attention}adapters", [*parts])
-    weights = [state.pop(f"{attention}{name}_proj.weight") for name in "qkv"]
+        a_of_ranks = [[in_runs(times_gain(own, gain), 1)] * sizes.tp for own in a]
+        a_of_heads = inputs_of_ranks(out_a, sizes)
+        b_of_ranks = [*heads_of_ranks((q, k, v), sizes), [in_runs(out_b, 0)] * sizes.tp]
+        store_adapters(state, f"{attention}adapters", [*a_of_ranks, a_of_heads], b_of_ranks)
+    weights = [state.pop(f"{name}.weight") for name in inputs]
     if len({weight.dtype for weight in weights}) > 1:
         raise ValueError(
             "One kernel multiplies with q, k and v: expected all of them or none quantised; name "
             "all three or none in modules_to_not_convert."
         )
-    shares = qkv_of_ranks([times_gain(weight, gain, scales) for weight in weights], sizes)
-    state[f"{attention}qkv_proj.weight"] = layouts_of_ranks(in_runs(own, 1) for own in shares)
-    out = f"{attention}o_proj.weight"
-    state[out] = layouts_of_ranks(
-        in_runs(rank.order(share.t(), rank.group).t(), 0) for share in state[out].chunk(tp, 1)
+    shares = heads_of_ranks([times_gain(weight, gain, scales) for weight in weights], sizes)
+    state[f"{attention}qkv_proj.weight"] = layouts_of_ranks(
+        in_runs(torch.cat(own), 1) for own in zip(*shares)
+    )
+    state[f"{output}.weight"] = layouts_of_ranks(
+        in_runs(own, 0) for own in inputs_of_ranks(state[f"{output}.weight"], sizes)
     )
 
 
 def mlp_for_kernels(state: StateDict, mlp: str, gain: torch.Tensor, tp: int) -> None:
     """What the MLP's kernel reads of one layer, behind a norm with this ``gain``."""
-    scales = pop_scales(state, [f"{mlp}{name}_proj" for name in ("gate", "up", "down")])
+    names = gate_name, up_name, down_name = [f"{mlp}{name}" for name in MLP_TARGETS]
+    scales = pop_scales(state, names)
     if scales is not None:
         gate, up = ([in_columns(own) for own in scale.chunk(tp)] for scale in scales[:2])
         whole = ([of_runs(feature)] * tp for feature in (gain, scales[2]))
-        state[f"{mlp}down_proj.scale"] = of_ranks(gate, up, *whole)
-    found = pop_adapters(state, [f"{mlp}{name}" for name in MLP_TARGETS])
+        state[f"{down_name}.scale"] = of_ranks(gate, up, *whole)
+    found = pop_adapters(state, names)
     if found is not None:
         *a, down_a, gate_b, up_b, down_b = found
         a_of_ranks = [[in_runs(times_gain(own, gain), 1)] * tp for own in a]
         b_of_ranks = [gate_b.chunk(tp), up_b.chunk(tp), [in_runs(down_b, 0)] * tp]
-        parts = zip([*a_of_ranks, down_a.chunk(tp, 1)], b_of_ranks)
-        adapters_of_ranks(state, f"{mlp}adapters", [*parts])
-    for key in (f"{mlp}gate_proj.weight", f"{mlp}up_proj.weight"):
+        store_adapters(state, f"{mlp}adapters", [*a_of_ranks, down_a.chunk(tp, 1)], b_of_ranks)
+    for key in (f"{gate_name}.weight", f"{up_name}.weight"):
         shares = times_gain(state[key], gain, scales).chunk(tp)
         state[key] = layouts_of_ranks(in_runs(share, 1) for share in shares)
-    down = f"{mlp}down_proj.weight"
+    down = f"{down_name}.weight"
     state[down] = layouts_of_ranks(in_runs(share, 0) for share in state[down].chunk(tp, 1))
 
 
@@ -3877,6 +3879,24 @@ def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enab
         attention_for_kernels(state, attention, gain, sizes)
         gain = state.pop(f"{prefix}post_attention_layernorm.weight")
         mlp_for_kernels(state, mlp, gain, sizes.tp)
+
+
+def heads_for_kernels(state: StateDict, config: InferenceConfig, tp: int) -> None:
+    """What the kernel of the LM head reads, tied to the embedding where the checkpoint has none,
+    and that of Medusa's heads."""
+    head = state.setdefault("lm_head.weight", state["embed_tokens.weight"])
+    apart = shows_hidden_states(config)  # then a norm of its own is in front
+    gain = torch.ones(config.hidden_size) if apart else state.pop("norm.weight")
+    scales = pop_scales(state, ["lm_head"])
+    if scales is not None:
+        shares = [of_runs(share) for share in scales[0].chunk(tp)]
+        state["lm_head.scale"] = of_ranks(shares, [of_runs(gain)] * tp)
+    state["lm_head.weight"] = times_gain(head, gain, scales)
+    medusa = [f"medusa_head_{i}.1.weight" for i in range(medusa_heads(config))]
+    for key in ("lm_head.weight", *medusa):
+        state[key] = layouts_of_ranks(
+            in_runs(in_runs(share, 0), 1) for share in state[key].chunk(tp)
+        )
 
 
 class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
@@ -3920,19 +3940,7 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
             kv = config.num_key_value_heads
             convert_layer(state, f"layers.{layer}.", kv, sizes, nki_enabled)
         if nki_enabled:
-            head = state.setdefault("lm_head.weight", state["embed_tokens.weight"])
-            apart = shows_hidden_states(config)  # then a norm of its own is in front
-            gain = torch.ones(config.hidden_size) if apart else state.pop("norm.weight")
-            scales = pop_scales(state, ["lm_head"])
-            if scales is not None:
-                shares = [of_runs(share) for share in scales[0].chunk(sizes.tp)]
-                state["lm_head.scale"] = of_ranks(shares, [of_runs(gain)] * sizes.tp)
-            state["lm_head.weight"] = times_gain(head, gain, scales)
-            medusa = [f"medusa_head_{i}.1.weight" for i in range(medusa_heads(config))]
-            for key in ("lm_head.weight", *medusa):
-                state[key] = layouts_of_ranks(
-                    in_runs(in_runs(share, 0), 1) for share in state[key].chunk(sizes.tp)
-                )
+            heads_for_kernels(state, config, sizes.tp)
         state["rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
         if config.neuron_config.vocab_parallel:
             state["embed_tokens.rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
