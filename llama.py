@@ -369,8 +369,10 @@ def load_weight(weight_hbm, first, tiles, k_tiles, turns=EVEN_TURNS):
     """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each;
     ``turns`` as for ``in_bfloat16``."""
     tiled_hbm = weight_hbm.reshape((P_MAX, feature_tiles(weight_hbm, k_tiles), k_tiles, P_MAX))
-    # a lone tile, the last of a stream, in rows of LAST_PIECE_BYTES: half is multiplied before
-    each = k_tiles if tiles > 1 else max(1, LAST_PIECE_BYTES // (P_MAX * weight_hbm.itemsize))
+    # a lone tile, the last of its weight, in rows of LAST_PIECE_BYTES: half is multiplied before
+    each = max(1, LAST_PIECE_BYTES // (P_MAX * weight_hbm.itemsize))
+    if tiles > 1 or first + tiles < feature_tiles(weight_hbm, k_tiles):
+        each = k_tiles
     weight_sb = nl.ndarray((P_MAX, tiles, k_tiles, P_MAX), weight_hbm.dtype)
     for at, size in spans(k_tiles, each):
         weight_sb[:, :, nl.ds(at, size), :] = nl.load(
@@ -2462,11 +2464,12 @@ def attention_prefill_kernel(
                 ahead.run(step)
             continue
         # attention of a block, a bank of PSUM at a time; beside it what the next one begins with,
-        # and the output of blocks halfway between it and the last: these attend to more keys, and
-        # TensorE would wait for ScalarE
+        # and the output of the block before or, where its weight and contexts have room to stay, of
+        # blocks halfway between: later ones attend to more keys, and TensorE would wait for ScalarE
         following = started[n] if n < len(blocks) else None
         last = len(blocks) - 1
-        before = [started[m].tokens for m in range(last) if (m + last + 2) // 2 == n - 1]
+        beside = [(m + last + 2) // 2 if kept else m + 1 for m in range(last)]
+        before = [started[m].tokens for m in range(last) if beside[m] == n - 1]
         ahead = attend_block(started[n - 1], ahead, before, following)
         started[n - 1].tokens.store_keys(keys_hbm, values_hbm)
     # the last output [128, H/128, count], a pass for each tile of its context: alone again
