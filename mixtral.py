@@ -12,17 +12,18 @@ Axis letters used throughout:
     K  contraction size of a product                 N  output features of a product
     E  experts                                       I  intermediate size of one expert, per rank
     C  choices: T times the experts of a token       D  head dimension
+    L  cached tokens                                 B, S  batch, new tokens of a sequence
 
 Every weight lies as TensorE takes it, contraction first [K, N], with kernels and without, so both
 ways share modules and checkpoint conversion. Activations between modules are rows [B, S, H], in
-front of a product columns [K, T]. Attention scores, norms and the router's softmax are PyTorch.
+front of a product columns [K, T]. Norms, rotations and the router's softmax are PyTorch.
 Interfaces follow NxD Inference 0.1 to 0.6, the kernel language SDK 2.21.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Any, Dict, List, Sequence, Tuple, Type
+from typing import Any, Dict, List, NamedTuple, Sequence, Tuple, Type
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
@@ -46,6 +47,7 @@ MOVING_MAX = 512  # free size of the moving matmul operand; one PSUM bank of fp3
 EXPERT_TOKENS = 256  # of one pass over all experts: sums, inputs and inner features fit in SBUF
 EXPERT_COLUMNS = 256  # of an expert's weight, loaded at once: rows of 512 bytes in bf16
 PIECE_BYTES = 32768  # per partition of a plain weight, loaded at once
+HIDDEN = -1.5e38  # the score of a key that a query does not see, in fp32
 StateDict = Dict[str, torch.Tensor]
 
 
@@ -84,7 +86,151 @@ def swiglu(gate_psum, up_psum, dtype):
     return nisa.tensor_tensor(nisa.activation(nl.silu, gate_sb), up_sb, nl.multiply, dtype=dtype)
 
 
-# --- Kernels --------------------------------------------------------------------------------------
+def turned(x_sb):
+    """[P, F] @ SBUF, both at most 128 -> [F, P]: a product with the identity."""
+    turned_psum = nl.ndarray((x_sb.shape[1], x_sb.shape[0]), nl.float32, buffer=nl.psum)
+    turned_psum[...] = nisa.nc_transpose(x_sb)
+    return nisa.tensor_copy(turned_psum, dtype=x_sb.dtype)
+
+
+# --- Attention ------------------------------------------------------------------------------------
+#
+# Flash attention (Dao et al. 2022): queries on partitions pass 512 keys at a time and keep sums
+# relative to the largest score so far (Milakov and Gimelshein 2018).
+
+
+class Queries(NamedTuple):
+    """Up to 128 queries @ SBUF: q [D, rows]; in fp32 their largest score so far, negated [rows, 1],
+    and the sums of values, and of ones behind them, by weights relative to it [rows, D + 1]."""
+
+    q_sb: Any
+    lowest_sb: Any
+    sums_sb: Any
+
+    @classmethod
+    def of(cls, rows_hbm):
+        """Queries [rows, D] @ HBM that have seen no key."""
+        rows, dim = rows_hbm.shape
+        lowest_sb = nisa.memset((rows, 1), -2 * HIDDEN, nl.float32)
+        sums_sb = nisa.memset((rows, dim + 1), 0.0, nl.float32)
+        return cls(turned(nl.load(rows_hbm)), lowest_sb, sums_sb)
+
+    def scores(self, k_sb, bias_sb=None):
+        """q . k / sqrt(D) of up to 512 keys [D, keys], and their bias [1, keys] -> [rows, keys]."""
+        (dim, rows), keys = self.q_sb.shape, k_sb.shape[1]
+        scores_psum = nl.zeros((rows, keys), nl.float32, buffer=nl.psum)
+        scores_psum[...] += nisa.nc_matmul(self.q_sb, k_sb)
+        if bias_sb is not None:  # of all queries the same: a product with a row of ones
+            ones_sb = nisa.memset((1, rows), 1.0, bias_sb.dtype)
+            scores_psum[...] += nisa.nc_matmul(ones_sb, bias_sb)
+        return nisa.tensor_scalar(scores_psum, nl.multiply, dim**-0.5, dtype=nl.float32)
+
+    def see(self, scores_sb, v_sb, first=0):
+        """Add the values [128, tiles, D + 1] from tile ``first`` on of keys with these scores
+        [rows, keys]."""
+        own_sb = nisa.tensor_reduce(nl.max, scores_sb, axis=1, negate=True)
+        lowest_sb = nisa.tensor_tensor(self.lowest_sb, own_sb, nl.minimum)
+        factor_sb = nisa.activation(nl.exp, self.lowest_sb, bias=lowest_sb, scale=-1.0)
+        weights_sb = nisa.activation(nl.exp, scores_sb, bias=lowest_sb, dtype=v_sb.dtype)
+        added_psum = nl.zeros(self.sums_sb.shape, nl.float32, buffer=nl.psum)
+        for tile, (at, keys) in enumerate(spans(scores_sb.shape[1], P_MAX)):
+            turned_sb = turned(weights_sb[:, nl.ds(at, keys)])
+            added_psum[...] += nisa.nc_matmul(turned_sb, v_sb[0:keys, first + tile, :])
+        kept_sb = nisa.tensor_scalar(self.sums_sb, nl.multiply, factor_sb)
+        self.sums_sb[...] = nisa.tensor_tensor(kept_sb, added_psum, nl.add)
+        self.lowest_sb[...] = nisa.tensor_copy(lowest_sb)
+
+    def context(self, dtype):
+        """Weighted values [rows, D] by the sum of their weights."""
+        dim = self.q_sb.shape[0]
+        share_sb = nisa.reciprocal(self.sums_sb[:, dim : dim + 1])
+        return nisa.tensor_scalar(self.sums_sb[:, 0:dim], nl.multiply, share_sb, dtype=dtype)
+
+
+def load_keys(k_hbm, v_hbm, first, count):
+    """Keys and values from row ``first`` on of [rows, D] @ HBM -> keys [D, count] and values [128,
+    tiles, D + 1] @ SBUF, the last column ones."""
+    dim, tiles = k_hbm.shape[1], spans(count, P_MAX)
+    k_sb = nl.ndarray((dim, count), k_hbm.dtype)
+    v_sb = nisa.memset((P_MAX, len(tiles), dim + 1), 1.0, v_hbm.dtype)
+    for tile, (at, height) in enumerate(tiles):
+        rows = nl.ds(first + at, height)
+        k_sb[:, nl.ds(at, height)] = turned(nl.load(k_hbm[rows, :]))
+        v_sb[0:height, tile, 0:dim] = nl.load(v_hbm[rows, :])
+    return k_sb, v_sb
+
+
+def as_tokens(x_hbm):
+    """[.., D] @ HBM -> [rows, D]."""
+    return x_hbm.reshape((math.prod(x_hbm.shape[:-1]), x_hbm.shape[-1]))
+
+
+@nki.jit
+def attention_prefill_kernel(q_hbm, k_hbm, v_hbm, bias_hbm=None):
+    """Causal attention of whole prompts: q [B, heads, S, D], k and v [B, kv_heads, S, D] -> [B,
+    heads, S, D]. bias [B, S], or None: 0 for keys that count, as low as can be for padding.
+
+    Keys of a head stay in SBUF for all queries that share it; what lies behind a query is left out.
+    """
+    (batch, heads, length, _), kv_heads = q_hbm.shape, k_hbm.shape[1]
+    out_hbm = nl.ndarray(q_hbm.shape, q_hbm.dtype, buffer=nl.shared_hbm)
+    group, out_rows_hbm, bias_sb = heads // kv_heads, as_tokens(out_hbm), None
+    for owner in nl.static_range(batch * kv_heads):
+        k_sb, v_sb = load_keys(as_tokens(k_hbm), as_tokens(v_hbm), owner * length, length)
+        if bias_hbm is not None:
+            bias_sb = nl.load(bias_hbm[nl.ds(owner // kv_heads, 1), :])
+        for head in nl.static_range(group):
+            for at, rows in spans(length, P_MAX):
+                own = nl.ds((owner * group + head) * length + at, rows)
+                queries = Queries.of(as_tokens(q_hbm)[own, :])
+                for first, keys in spans(at + rows, MOVING_MAX):
+                    seen = nl.ds(first, keys)
+                    own_bias_sb = None if bias_sb is None else bias_sb[:, seen]
+                    scores_sb = queries.scores(k_sb[:, seen], own_bias_sb)
+                    if first + keys > at + 1:
+                        query, key = nl.arange(rows)[:, None], nl.arange(keys)[None, :]
+                        scores_sb = nisa.affine_select(
+                            at + query >= first + key, scores_sb, on_false_value=HIDDEN
+                        )
+                    queries.see(scores_sb, v_sb, first // P_MAX)
+                nl.store(out_rows_hbm[own, :], queries.context(q_hbm.dtype))
+    return out_hbm
+
+
+@nki.jit
+def attention_decode_kernel(q_hbm, k_hbm, v_hbm, past_k_hbm, past_v_hbm, bias_hbm, active_hbm):
+    """Attention of new tokens over a cache and themselves: q [B, kv_heads, group * S, D], new k and
+    v [B, kv_heads, S, D], cached ones [B, kv_heads, L, D] -> [B, kv_heads, group * S, D].
+
+    bias [B, L] is 0 for cached keys that count; active [B, group * S, S] for new ones, by query.
+    The cache is read once.
+    """
+    (batch, kv_heads, rows, _), new = q_hbm.shape, k_hbm.shape[2]
+    length = past_k_hbm.shape[2]
+    out_hbm = nl.ndarray(q_hbm.shape, q_hbm.dtype, buffer=nl.shared_hbm)
+    past, active_rows_hbm = (as_tokens(past_k_hbm), as_tokens(past_v_hbm)), as_tokens(active_hbm)
+    for owner in nl.static_range(batch * kv_heads):
+        sequence, out_rows_hbm = owner // kv_heads, as_tokens(out_hbm)
+        parts = [(nl.ds(owner * rows + at, size), at, size) for at, size in spans(rows, P_MAX)]
+        tiles = [Queries.of(as_tokens(q_hbm)[own, :]) for own, _, _ in parts]
+        for first, keys in spans(length, MOVING_MAX):
+            k_sb, v_sb = load_keys(*past, owner * length + first, keys)
+            bias_sb = nl.load(bias_hbm[nl.ds(sequence, 1), nl.ds(first, keys)])
+            for queries in tiles:
+                queries.see(queries.scores(k_sb, bias_sb), v_sb)
+        for first, keys in spans(new, MOVING_MAX):
+            k_sb, v_sb = load_keys(as_tokens(k_hbm), as_tokens(v_hbm), owner * new + first, keys)
+            for queries, (_, at, size) in zip(tiles, parts):
+                mask = nl.ds(sequence * rows + at, size), nl.ds(first, keys)
+                mask_sb = nl.load(active_rows_hbm[mask])
+                scores_sb = nisa.tensor_tensor(queries.scores(k_sb), mask_sb, nl.add)
+                queries.see(scores_sb, v_sb)
+        for queries, (own, _, _) in zip(tiles, parts):
+            nl.store(out_rows_hbm[own, :], queries.context(q_hbm.dtype))
+    return out_hbm
+
+
+# --- Projections and experts ----------------------------------------------------------------------
 
 
 @nki.jit
@@ -256,6 +402,11 @@ class MixtralInferenceConfig(InferenceConfig):
                 f"The kernels take a hidden_size of whole tiles of {P_MAX}, got "
                 f"{self.hidden_size}; run without --enable-nki."
             )
+        if is_nki_enabled(self) and head_dim_of(self) > P_MAX:
+            raise ValueError(
+                f"The kernels take heads of at most {P_MAX} features, got {head_dim_of(self)}; run "
+                "without --enable-nki."
+            )
 
     def get_required_attributes(self) -> List[str]:
         return [
@@ -423,11 +574,13 @@ class MixtralExperts(nn.Module):
 
 
 class MixtralAttention(nn.Module):
-    """Grouped-query attention: kernels project, PyTorch attends."""
+    """Grouped-query attention, in kernels but for the rotation."""
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
         self.config, self.head_dim = config, head_dim_of(config)
+        self.nki_enabled = is_nki_enabled(config)
+        self.left_padding = config.neuron_config.padding_side == "left"
         tp = config.neuron_config.tp_degree
         self.queries, self.keys = config.num_attention_heads // tp, config.num_key_value_heads // tp
         width = (self.queries + 2 * self.keys) * self.head_dim
@@ -452,14 +605,14 @@ class MixtralAttention(nn.Module):
         heads = heads.unflatten(2, (batch, -1)).permute(2, 0, 3, 1)  # [B, heads, S, D]
         q, k, v = heads.split([self.queries, self.keys, self.keys], dim=1)
         q, k = rotated(q, cos, sin), rotated(k, cos, sin)
-        seen = [(k, v, given["attention_mask"])]
-        past = given.get("past_key_value")
-        if past is not None:
-            active = given.get("active_mask")
-            if active is None:
-                active = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=q.device)
-            seen = [(*past, given["attention_mask"]), (k, v, active)]
-        context = self.attend(q, seen).transpose(1, 2).flatten(2)
+        mask, active, past = (
+            given.get(name) for name in ("attention_mask", "active_mask", "past_key_value")
+        )
+        if past is not None and active is None:
+            active = torch.ones((batch, 1, 1, 1), dtype=torch.bool, device=q.device)
+        seen = [(k, v, mask)] if past is None else [(*past, mask), (k, v, active)]
+        attend = self.attend_with_kernels if self.nki_enabled else self.attend
+        context = attend(q, seen).transpose(1, 2).flatten(2)
         out = as_rows(reduced(self.o_proj(as_columns(context)), self.config), batch)
         return out, (k, v), cos, sin
 
@@ -468,6 +621,21 @@ class MixtralAttention(nn.Module):
         frequencies = torch.tensor(self.frequencies, dtype=torch.float32, device=positions.device)
         angles = positions.to(torch.float32)[:, :, None] * frequencies
         return angles.cos().to(dtype), angles.sin().to(dtype)
+
+    def attend_with_kernels(
+        self, q: torch.Tensor, seen: Sequence[Tuple[torch.Tensor, ...]]
+    ) -> torch.Tensor:
+        """``attend`` in kernels: whole prompts, or new tokens behind a cache."""
+        *others, (k, v, mask) = seen
+        if not others:
+            padding = key_bias(mask[:, 0, -1], q.dtype) if self.left_padding else None
+            return attention_prefill_kernel(q.contiguous(), k.contiguous(), v.contiguous(), padding)
+        ((past_k, past_v, past_mask),), group = others, self.queries // self.keys
+        rows = q.reshape(q.shape[0], self.keys, -1, self.head_dim)  # queries of a KV head together
+        active = key_bias(mask[:, 0], q.dtype).repeat(1, group, 1)
+        bias = key_bias(past_mask[:, 0, 0], q.dtype)
+        inputs = rows, k.contiguous(), v.contiguous(), past_k, past_v, bias, active
+        return attention_decode_kernel(*inputs).reshape(q.shape)
 
     def attend(self, q: torch.Tensor, seen: Sequence[Tuple[torch.Tensor, ...]]) -> torch.Tensor:
         """One softmax over all (keys, values, mask) that are ``seen``: the cache and new tokens."""
@@ -484,6 +652,12 @@ class MixtralAttention(nn.Module):
             for part, (_, values, _) in zip(parts, seen)
         )
         return context + more[0] if more else context
+
+
+def key_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """What is added to scores: 0 where the mask is True, else half of the lowest number."""
+    lowest = torch.finfo(dtype).min / 2
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, lowest)
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
