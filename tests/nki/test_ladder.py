@@ -14,7 +14,10 @@ import numpy as np
 import pytest
 
 # what production kernels do is no occasion for a warning
-pytestmark = pytest.mark.filterwarnings("error::neuron_cpu.core.device.errors.NkiWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("error::neuron_cpu.core.device.errors.NkiWarning"),
+    pytest.mark.usefixtures("production"),
+]
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FP8 = np.dtype(ml_dtypes.float8_e4m3)

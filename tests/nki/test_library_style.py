@@ -21,7 +21,10 @@ from nki.isa.constants import dge_mode, oob_mode
 from nki.language import NKIObject
 
 # what production kernels do is no occasion for a warning
-pytestmark = pytest.mark.filterwarnings("error::neuron_cpu.core.device.errors.NkiWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("error::neuron_cpu.core.device.errors.NkiWarning"),
+    pytest.mark.usefixtures("production"),
+]
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 P = nl.tile_size.pmax

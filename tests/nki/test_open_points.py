@@ -80,7 +80,108 @@ def sums(dtype):
     nisa.nc_matmul(ps(dtype=dtype), sb(dtype=nl.bfloat16), sb(dtype=nl.bfloat16))
 
 
+def placed(byte):
+    nl.ndarray((32, 8), nl.float32, address=(0, byte))
+
+
+def columns(position, size):
+    small, whole = sb((size[0], size[1]), nl.bfloat16), ps((128, 32))
+    target = whole[position[1] : position[1] + size[1], :]
+    moving = sb((size[0], 32), nl.bfloat16)
+    nisa.nc_matmul(target, small, moving, tile_position=position, tile_size=size)
+
+
+def register_slice(x, by_ds):
+    at = nisa.register_alloc(1)
+    part = x[nl.ds(at, 4), :] if by_ds else x.ap([[32, 4], [1, 32]], scalar_offset=at)
+    nisa.dma_copy(sb((4, 32)), part)
+
+
+def scaled(dtype, other, op=nl.add):
+    nisa.tensor_scalar(sb(dtype=other), sb(dtype=dtype), op, 1 if op is nl.add else None)
+
+
+def stepped(op, engine):
+    nisa.tensor_scalar(sb(), sb(), op, 1.0, engine=engine)
+
+
+def drawn(random):
+    bits = sb(dtype=nl.uint32)
+    nisa.rng(bits) if random else nisa.memset(bits, 1)
+
+
+def largest(whole_groups):
+    values, places = sb((16, 8), nl.bfloat16), sb((16, 8), nl.uint32)
+    if whole_groups:
+        nisa.topk(values, places, sb((16, 8), nl.bfloat16), 64)
+    else:
+        nisa.max8(values, sb((16, 8), nl.bfloat16))
+
+
+def scattered(x, rows):
+    out = nl.ndarray((32, 32), nl.float32, buffer=nl.private_hbm)
+    at = sb((4, 1), nl.int32)
+    nisa.iota(at, [[0, 1]], channel_multiplier=rows)
+    nisa.dma_copy(out.vector_select(0, at), sb((4, 32)))
+
+
+def of_nan(value, search):
+    tile = sb()
+    nisa.memset(tile[:, 0:1], value)
+    if search == "max8":
+        nisa.max8(sb((32, 8)), tile)
+    elif search == "find":
+        nisa.nc_find_index8(sb((32, 8), nl.uint32), tile, sb((32, 8)))
+    else:
+        nisa.tensor_reduce(sb((32, 1)), nl.maximum, tile, 1)
+
+
+def microscaled(scale, at=0):
+    data = nl.ndarray((32, 32), nl.float8_e4m3fn_x4)
+    nisa.memset(data, 0)
+    scales = nl.ndarray((32, 32), nl.uint8)
+    nisa.memset(scales, scale)
+    scales = scales[at : at + 4]
+    nisa.nc_matmul_mx(ps(), data, data, scales, scales)
+
+
+@nki.jit
+def inner_body(x):
+    tile = nl.load(x)
+
+    def body(i):
+        nisa.tensor_scalar(tile, tile, nl.add, 1.0)
+
+    nl.fori_loop(0, 2, body)
+    nl.store(x, tile)
+    return x
+
+
+def nothing(i):
+    sb()
+
+
+@nki.jit
+def outer_body(x):
+    nl.fori_loop(0, 2, nothing)
+    nl.store(x, nl.load(x))
+    return x
+
+
+@nki.jit
+def halves_down(x):
+    nl.store(x[0 : -(x.shape[0] // -2)], nl.load(x[0:16]))
+    return x
+
+
+@nki.jit
+def halves_up(x):
+    nl.store(x[0 : -(-x.shape[0] // 2)], nl.load(x[0:16]))
+    return x
+
+
 PATTERN = [[32, 2], [1, 32]]
+NAN = float("nan")
 # identifier: generation, what is open, the near miss
 CASES = {
     "sim_ap_offset": (
@@ -99,6 +200,31 @@ CASES = {
     ),
     "sim_average": (2, lambda x: reduced(nl.average), lambda x: reduced(nl.add)),
     "sim_dropout_probability": (2, dropped, lambda x: nisa.tensor_copy(sb(), sb())),
+    "sim_address_unit": (2, lambda x: placed(64), lambda x: placed(0)),
+    "sim_array_columns": (
+        2, lambda x: columns((0, 64), (64, 64)), lambda x: columns((64, 0), (64, 128))
+    ),
+    "sim_dynamic_slice": (2, lambda x: register_slice(x, True), lambda x: register_slice(x, False)),
+    "sim_address_arithmetic": (
+        2, lambda x: scaled(nl.int32, nl.int32), lambda x: scaled(nl.int16, nl.int16)
+    ),
+    "sim_unary_integers": (
+        2,
+        lambda x: scaled(nl.int16, nl.int16, nl.abs),
+        lambda x: scaled(nl.float32, nl.int16, nl.abs),
+    ),
+    "sim_engine_operators": (
+        3,
+        lambda x: stepped(nl.add, nisa.engine.gpsimd),
+        lambda x: stepped(nl.add, nisa.engine.scalar),
+    ),
+    "sim_expansion": (2, lambda x: nl.softmax(sb()), lambda x: nl.exp(sb())),
+    "sim_random_stream": (2, lambda x: drawn(True), lambda x: drawn(False)),
+    "sim_topk_place": (2, lambda x: largest(True), lambda x: largest(False)),
+    "sim_duplicate_rows": (3, lambda x: scattered(x, 0), lambda x: scattered(x, 1)),
+    "sim_nan_compared": (2, lambda x: of_nan(NAN, "max8"), lambda x: of_nan(1.0, "max8")),
+    "sim_scale_of_ones": (4, lambda x: microscaled(255), lambda x: microscaled(254)),
+    "sim_scale_packing": (4, lambda x: microscaled(127, 4), lambda x: microscaled(127, 0)),
     "sim_rounded_sums": (4, lambda x: sums(nl.bfloat16), lambda x: sums(nl.float32)),
 }  # fmt: skip
 GATES_ALONE = {"sim_vector_offsets", "sim_transpose_by_dma"}  # open on gen2 only
@@ -112,10 +238,36 @@ def told(body):
         nisa.dma_copy(out, x)
         return out
 
+    return told_by(kernel)
+
+
+def told_by(kernel):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         kernel(np.zeros((32, 32), np.float32))
     return " ".join(str(w.message) for w in caught if issubclass(w.category, NkiWarning))
+
+
+def test_python_of_which_parser_and_tracer_differ_warns():
+    assert "sim_inner_body" in told_by(inner_body)
+    assert "sim_inner_body" not in told_by(outer_body)
+    assert "sim_negative_divisor" in told_by(halves_down)
+    assert "sim_negative_divisor" not in told_by(halves_up)
+
+
+@pytest.mark.parametrize("search", ["find", "maximum"])
+def test_comparing_nan_warns_everywhere(target, search):
+    target("gen3")
+    assert "sim_nan_compared" in told(lambda x: of_nan(NAN, search))
+    assert "sim_nan_compared" not in told(lambda x: of_nan(0.0, search))
+
+
+def test_the_largest_moving_operand_is_open_on_gen4_only(target):
+    read = "sim_unpublished_limit"
+    target("gen4")
+    assert read in told(lambda x: nl.tile_size.gemm_moving_fmax)
+    target("gen3")
+    assert read not in told(lambda x: nl.tile_size.gemm_moving_fmax)
 
 
 @pytest.mark.parametrize("identifier", CASES)

@@ -34,7 +34,7 @@ def placed(second):
     return kernel
 
 
-def test_addresses_may_be_mixed():
+def test_addresses_may_be_mixed(production):
     with warnings.catch_warnings():
         warnings.simplefilter("error", NkiWarning)
         assert np.array_equal(placed(2048)(X), X + 1)

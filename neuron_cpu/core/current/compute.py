@@ -40,6 +40,7 @@ from .accumulators import SCALAR, VECTOR, Reduction, keep_result, reducing, runn
 from .enums import choose, engine, reduce_cmd
 from .numeric import real, wholes
 from .operands import (
+    UNARY,
     NkiInstruction,
     alike,
     column,
@@ -117,8 +118,46 @@ def tensor_scalar(
     choice = choose(engine, what, STEP_ENGINES)
     if first == "rsqrt" and choice is None:
         choice = Engine.GPSIMD
+    _warn_of_engine(choice, [s.op for s in steps])
     attrs = StepsAttrs(engine=choice, bits=of_bits(what, steps, src), steps=steps)
+    if source.dt.is_int and not attrs.bits:
+        _warn_of_integers(target, source, first)
     return put(TENSOR_SCALAR, (target,), tuple(src), attrs, name)
+
+
+def _warn_of_engine(choice: Engine | None, ops: list[str]) -> None:
+    """GpSimdE has the root alone, ScalarE products and sums from gen3 on, and the rest on gen4."""
+    if choice is Engine.GPSIMD:
+        wrong = ops != ["rsqrt"]
+    else:
+        few = CORE.number > 2 and ops in (["multiply"], ["add"], ["multiply", "add"])
+        wrong = choice is Engine.SCALAR and CORE.number < 4 and not few
+    if wrong and choice is not None:
+        warn(
+            "sim_engine_operators",
+            f"tensor_scalar with {' and '.join(ops)} on {choice.value} of {CORE.name}, expected "
+            "rsqrt alone on GpSimdE, and from gen3 on multiply, add or both on ScalarE; leave the "
+            "engine open",
+        )
+
+
+def _warn_of_integers(dst: View, source: View, first: str) -> None:
+    """What sources leave open of integers: unary operators, and the form for addresses."""
+    if first in UNARY:
+        warn(
+            "sim_unary_integers",
+            f"tensor_scalar with nl.{first} of {source.label()}: sources leave open which types a "
+            "unary operator takes, expected floats; here it is computed in fp32",
+            advice=True,
+        )
+    elif source.dt in WORDS and dst.dt in WORDS:
+        warn(
+            "sim_address_arithmetic",
+            f"tensor_scalar of {source.label()} into {dst.label()}: sources leave open whether "
+            "32-bit integers are computed exactly as addresses are, or in fp32, expected values "
+            "below 2^24, where both agree; here it is fp32",
+            advice=True,
+        )
 
 
 def scalar_tensor_tensor(

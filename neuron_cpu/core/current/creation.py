@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..device.dtypes import DType, to_dtype
-from ..device.errors import refuse
+from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..instructions.arguments import number
 from ..language.creation import name_at
@@ -108,6 +108,14 @@ def _place(storage: Storage, address: Any) -> None:
         raise refuse(
             "sim_allocation_address",
             f"{storage.label()} at address {tuple(address)}, expected {wrong}",
+        )
+    if byte and storage.dtype.itemsize > 1:
+        warn(
+            "sim_address_unit",
+            f"{storage.label()} at address {tuple(address)}: the migration text counts the free "
+            "offset in elements, its example, the published parser and AWS's library in bytes, "
+            "expected no need to know; here it counts bytes",
+            advice=True,
         )
     storage.address = [Tile(storage, 0, partition, byte)]
     program = trace.current("nl.ndarray").program

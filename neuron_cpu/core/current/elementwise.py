@@ -7,12 +7,13 @@ Equal shapes, or a tile and a number: nothing is broadcast.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
 
 from ..device.dtypes import FLOAT32, UINT8, UINT16, UINT32, DType
-from ..device.errors import refuse
+from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..device.target import needs
 from ..instructions.alu import LATER
@@ -34,6 +35,23 @@ def _result(x: View, dtype: Any, shape: Any = None) -> Any:
         )
     dt = x.dt if dtype is None else element_type(dtype)
     return new(x.shape if shape is None else shape, dt, sbuf)
+
+
+def _expanded(function: Callable) -> Callable:
+    """The same function with a warning that its intermediate tiles are this simulator's choice."""
+
+    @functools.wraps(function)
+    def told(*args: Any, **kwargs: Any) -> Any:
+        warn(
+            "sim_expansion",
+            f"nl.{function.__name__} is several instructions, and which ones, with intermediate "
+            "results of which types, is not published, expected instructions of nisa; here they "
+            "are the shortest that compute it, in fp32",
+            advice=True,
+        )
+        return function(*args, **kwargs)
+
+    return told
 
 
 def _token(name: str) -> Callable:
@@ -498,9 +516,10 @@ def transpose(x: Any, dtype: Any = None) -> Any:
     return made
 
 
-OTHERS = (
-    divide, all, mean, var, softmax, rms_norm, where, dropout, rand, random_seed, expand_dims,
-    broadcast_to, gather_flattened, matmul, transpose,
-)  # fmt: skip
+COMPOSED = (divide, mean, var, softmax, rms_norm, where, dropout, rand)  # by the author's choice
+OTHERS = (all, random_seed, expand_dims, broadcast_to, gather_flattened, matmul, transpose)
+FUNCTIONS |= {made.__name__: _expanded(made) for made in COMPOSED}
+ROUNDED = ("floor", "ceil", "trunc", "sin", "cos", "tan")
+FUNCTIONS |= {name: _expanded(FUNCTIONS[name]) for name in ROUNDED}
 FUNCTIONS |= {made.__name__: made for made in OTHERS}
 FUNCTIONS |= {name: _token(name) for name in ("bypass", "average", "prelu")}

@@ -96,6 +96,9 @@ class Kernel(calling.Kernel):
     def _record(self, args: tuple, kwargs: dict, machine: Any = None) -> Program:
         with using(chosen()):
             program = Program(self.name, self.grid, self.function)
+            program.open_values = True
+            if machine is not None:
+                machine.open_values = True
             code = getattr(self.function, "__code__", None)
             with trace.Tracer(program, code, machine, NkiTensor) as tracer:
                 result = self._run(tracer, args, kwargs, machine)

@@ -150,6 +150,14 @@ def _warn_of_loop(dst: View) -> None:
 
 def _warn_of_columns(dst: View, position: Any, size: Any) -> None:
     """Sources disagree about tiles of columns; those that use them place results behind them."""
+    if size[1] < CORE.partitions:
+        warn(
+            "sim_array_columns",
+            f"nc_matmul in columns {position[1]} to {position[1] + size[1]} of TensorE: the list "
+            "of parameters forbids parts of the columns, its prose and AWS's library use them, "
+            f"expected all {CORE.partitions}; here they are taken",
+            advice=True,
+        )
     if size[1] < CORE.partitions and dst.start_partition != position[1]:
         warn(
             "sim_array_tile_place",
@@ -279,6 +287,16 @@ def _scales(given: Any, data: View, what: str) -> View:
             "sim_microscaled",
             f"{what} with scales {scale.label()} for {data.label()}, expected uint8 or "
             f"float8_e8m0fnu of at least {rows} partitions with {data.free_size} columns",
+        )
+    if (
+        data.shape[0] <= CORE.quadrant_partitions
+        and scale.start_partition % CORE.quadrant_partitions
+    ):
+        warn(
+            "sim_scale_packing",
+            f"{what} with scales {scale.label()} at partition {scale.start_partition} for "
+            f"{data.label()}: sources leave open how scales of up to 32 partitions share a "
+            "quadrant, expected scales at the start of one; here they are the rows given",
         )
     return scale.bitcast(UINT8).reshape((scale.shape[0], scale.free_size))
 

@@ -25,6 +25,15 @@ from .numeric import real
 from .operands import NkiInstruction, alike, column, put, tensor
 
 
+def _warn_of_stream(what: str) -> None:
+    warn(
+        "sim_random_stream",
+        f"{what} draws random numbers: their streams are not published, expected nothing that "
+        "depends on single ones; here they repeat in every run",
+        advice=True,
+    )
+
+
 def rng(dst: Any, engine: engine = engine.vector, name: str | None = None) -> NkiInstruction:
     """Random bits of an integer type on VectorE, from gen3 on also GpSimdE."""
     target = tensor(dst, "rng")
@@ -34,6 +43,7 @@ def rng(dst: Any, engine: engine = engine.vector, name: str | None = None) -> Nk
     if not target.dt.is_int:
         raise refuse("sim_random_type", f"rng into {target.label()}, expected an integer type")
     src: list[View] = []
+    _warn_of_stream("rng")
     state = random_source(src)
     attrs = RandomAttrs(
         engine=choice, bits=True, count=state.count, seed=state.seed, seed_at=state.seed_at,
@@ -78,6 +88,7 @@ def rand_get_state(
     target = tensor(dst, "rand_get_state")
     _check_state(target, engine, "rand_get_state")
     src: list[View] = []
+    _warn_of_stream("rand_get_state")
     state = random_source(src)
     attrs = RandomAttrs(
         bits=True, count=state.count, seed=state.seed, seed_at=state.seed_at, shape=target.shape
@@ -107,6 +118,7 @@ def rand2(dst: Any, min: Any, max: Any, name: str | None = None) -> NkiInstructi
         places.append(len(src) if vector else None)
         if vector:
             src.append(column(bound, target, "rand2 bound"))
+    _warn_of_stream("rand2")
     state = random_source(src)
     attrs = UniformAttrs(
         count=state.count,
@@ -140,6 +152,7 @@ def dropout(dst: Any, data: Any, prob: Any, name: str | None = None) -> NkiInstr
         src.append(column(prob, source, "dropout prob", exact=False))
     else:
         probability = real(prob, "dropout prob")
+    _warn_of_stream("dropout")
     state = random_source(src)
     attrs = DropoutAttrs(
         count=state.count,

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..device.dtypes import FLOAT32, INT32
-from ..device.errors import refuse
+from ..device.errors import refuse, warn
 from ..device.spec import CORE
 from ..device.target import needs
 from ..instructions.copies import FIND8, MAX8, REPLACE8, SearchAttrs
@@ -239,5 +239,11 @@ def topk(val_dst: Any, idx_dst: Any, src: Any, n: int, name: str | None = None) 
             f"{what} of {data.label()} into {values.label()} and {places.label()} with n={n}, "
             f"expected {wrong}",
         )
+    warn(
+        "sim_topk_place",
+        f"{what} into {values.label()}: sources leave open on which of 16 partitions results "
+        "stand, expected no need to know; here they stand on all of them",
+        advice=True,
+    )
     attrs = TopKAttrs(n=whole(n, f"{what} n"), k=k, ndim=data.ndim)
     return put(TOPK, (values, places), (data,), attrs, name)

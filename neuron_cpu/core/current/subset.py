@@ -4,7 +4,8 @@ The compiler reads the source of a kernel and of everything that it calls; the s
 all of Python works here. Every construct below is refused there, whether its branch is taken or not
 (messages of the published parser, leanprover/KLR, KLR/NKI/Simplify.lean). The tracer that SDK 2.32
 offers beside the parser takes more, so these are warnings. Bodies of nl.fori_loop and nl.while_loop
-may be inner functions: the documentation writes them so.
+may be inner functions, with a warning: the documentation writes them so, and the parser of SDK 2.32
+has refused some.
 """
 
 from __future__ import annotations
@@ -40,8 +41,11 @@ REFUSED: dict[type[ast.AST], tuple[str, str]] = {
 }
 
 
+INNER_BODY, NEGATIVE_DIVISOR = "the body of a device loop", "a negative divisor"
+
+
 class Finding(NamedTuple):
-    """A construct that the parser refuses."""
+    """A construct that the parser refuses, or about which sources disagree (``OPEN``)."""
 
     line: int
     what: str
@@ -56,6 +60,9 @@ def lint(function: Callable | None) -> None:
     for one, _ in reachable(function):
         for finding in _of_function(one.__code__, tree_of(one)):
             place = f"{name} ({one.__code__.co_filename}:{finding.line})"
+            if finding.what in OPEN:
+                OPEN[finding.what](place)
+                continue
             warn(
                 "sim_parser_subset",
                 f"{finding.what} is not supported by the compiler's parser, expected Python that "
@@ -64,6 +71,26 @@ def lint(function: Callable | None) -> None:
             )
 
 
+def _warn_of_body(place: str) -> None:
+    warn(
+        "sim_inner_body",
+        "a function in a function is the body of a device loop: the documentation of SDK 2.32 "
+        "writes it so, and a report has its parser refuse it, expected the tracer there",
+        place,
+        advice=True,
+    )
+
+
+def _warn_of_divisor(place: str) -> None:
+    warn(
+        "sim_negative_divisor",
+        "// or % with a negative divisor: Python rounds quotients down, the published parser "
+        "leaves remainders that are not negative, expected a positive divisor; here it is Python's",
+        place,
+    )
+
+
+OPEN = {INNER_BODY: _warn_of_body, NEGATIVE_DIVISOR: _warn_of_divisor}
 _findings: dict[CodeType, list[Finding]] = {}
 
 
@@ -82,8 +109,11 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
         if node is tree:
             continue
         line = getattr(node, "lineno", tree.lineno)
-        if isinstance(node, ast.FunctionDef) and node.name not in bodies:
-            yield Finding(line, "a function in a function", "move it to the module")
+        if isinstance(node, ast.FunctionDef):
+            inner = INNER_BODY if node.name in bodies else "a function in a function"
+            yield Finding(line, inner, "move it to the module")
+        elif any(map(_is_negative, _divisors(node))):
+            yield Finding(line, NEGATIVE_DIVISOR, "")
         elif type(node) in REFUSED:
             what, mend = REFUSED[type(node)]
             yield Finding(line, what, mend)
@@ -97,6 +127,20 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
             yield Finding(line, "the operator @", "use nisa.nc_matmul")
         elif isinstance(node, ast.Call) and any(k.arg is None for k in node.keywords):
             yield Finding(line, "**keywords in a call", "write the keywords out")
+
+
+def _divisors(node: ast.AST) -> list[ast.expr]:
+    """What a node divides by, where quotients are whole."""
+    if isinstance(node, (ast.BinOp, ast.AugAssign)) and isinstance(
+        node.op, (ast.FloorDiv, ast.Mod)
+    ):
+        return [node.right if isinstance(node, ast.BinOp) else node.value]
+    return node.args[1:] if isinstance(node, ast.Call) and _calls(node) == "divmod" else []
+
+
+def _is_negative(node: ast.expr) -> bool:
+    """Whether an expression is written as the negative of something."""
+    return isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
 
 
 def _loop_bodies(tree: ast.FunctionDef) -> set[str]:

@@ -38,6 +38,14 @@ class DynamicSlice:
 
 def ds(start: Any, size: int) -> Any:
     """The subscript ``start : start + size``; ``start`` may be a register or a (1, 1) tile."""
+    if isinstance(start, (VirtualRegister, View)):
+        warn(
+            "sim_dynamic_slice",
+            f"nl.ds of a {'register' if isinstance(start, VirtualRegister) else 'tile'}: only one "
+            "text and the description of subscripts mention such slices, expected "
+            ".ap(scalar_offset=); here the slice begins there",
+            advice=True,
+        )
     if isinstance(start, VirtualRegister):
         start = start.static if start.static is not None else start
     if is_integer(start):

@@ -98,11 +98,12 @@ def is_on_chip(buffer: Any) -> bool:
     return region(buffer) not in _HBM
 
 
-def _unpublished(name: str, value: int) -> int:
+def _unpublished(name: str, value: int, advice: bool = False) -> int:
     warn(
         "sim_unpublished_limit",
         f"nl.tile_size.{name} is read, whose value is not published, expected a limit that is; "
         f"here it is {value}",
+        advice=advice,
     )
     return value
 
@@ -114,8 +115,12 @@ class _TileSize:
     psum_bank_fmax = psum_fmax = 512
     psum_bank_fmax_bytes = psum_fmax_bytes = 2048
     gemm_stationary_fmax = 128
-    gemm_moving_fmax = 512
     bn_stats_fmax = 512
+
+    @property
+    def gemm_moving_fmax(self) -> int:
+        """Columns of a moving operand; whether gen4, which takes more, names more is open."""
+        return _unpublished("gemm_moving_fmax", 512, advice=True) if CORE.number > 3 else 512
 
     @property
     def psum_min_align(self) -> int:

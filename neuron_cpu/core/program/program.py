@@ -98,6 +98,8 @@ class Program:
         names: instructions that the kernel has named, by the index of their instance of the grid.
         result_form: how results are nested, None for a tensor (the current language's).
         edges: pairs of instructions that the kernel orders beyond what data demand.
+        open_values: values of which sources leave open what becomes of them are told (the current
+            language's, run/doubts.py).
         unwritten_at: lines whose operands hold elements that nobody wrote (check/undefined.py).
     """
 
@@ -115,6 +117,7 @@ class Program:
         self.cores = 1
         self.copies = False
         self.for_values = False
+        self.open_values = False
         self.aliases: list[tuple[Storage, Storage]] = []
         self.mixed_placement = False
         self.names: dict[str, dict[tuple[int, ...], Instruction]] = {}

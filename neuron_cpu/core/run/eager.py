@@ -9,14 +9,20 @@ from ..program.program import Instruction
 from ..program.storage import Storage
 from ..program.view import View
 from . import merge
+from .doubts import watched
 from .execute import make_step
 from .memory import Arena, reinterpreted, widen
 
 
 class Machine:
-    """Executes instructions one by one as they are recorded (eager mode)."""
+    """Executes instructions one by one as they are recorded (eager mode).
+
+    Attributes:
+        open_values: as ``Program`` has it.
+    """
 
     def __init__(self, shadow: bool = False) -> None:
+        self.open_values = False
         self.arena = Arena(shadow)
         self.lowering = merge.Lowering(merge=False)
 
@@ -38,7 +44,10 @@ class Machine:
     def run(self, instruction: Instruction) -> None:
         """Execute one instruction."""
         with torch.inference_mode():  # as Plan.run; a decorator would be a frame of the user's
-            make_step(self.lowering.op(instruction), self.arena)()
+            op = self.lowering.op(instruction)
+            step = make_step(op, self.arena)
+            doubtful = watched(step, op, self.arena) if self.open_values else None
+            (doubtful or step)()
 
     def values(self, view: View) -> np.ndarray:
         """Current values of a view, as a numpy array of fp32 (integers as they are)."""

@@ -21,6 +21,7 @@ from ..program.program import Program
 from ..program.regions import place
 from ..program.storage import Storage
 from . import merge
+from .doubts import watched
 from .instances import instance_rows
 from .lasting import lasting
 from .memory import (
@@ -215,7 +216,8 @@ class Plan:
         merge_loops: join independent iterations; default from NKI_CPU_MERGE (1).
         shadow: keep all float tiles in fp32 and round nothing.
 
-    ``NKI_CPU_RANGES=0`` leaves arguments unchecked that a function of ScalarE is not stated for.
+    ``NKI_CPU_RANGES=0`` leaves arguments unchecked that a function of ScalarE is not stated for,
+    and values of which sources leave open what becomes of them (doubts.py).
     """
 
     def __init__(
@@ -251,15 +253,14 @@ class Plan:
 
     def _step(self, op: Op) -> Step:
         instruction, limited = op.instruction, op.instruction.op.limited
+        step = make_step(op, self.arena)
         # What nobody wrote has no value that one could judge: another tensor's lies there.
-        if (
-            not self.ranges
-            or limited is None
-            or not limited(op.attrs)
-            or instruction.source in self.program.unwritten_at
-        ):
-            return make_step(op, self.arena)
-        return _told(make_step(op, self.arena), place(self.program, instruction))
+        if not self.ranges or instruction.source in self.program.unwritten_at:
+            return step
+        doubtful = watched(step, op, self.arena) if self.program.open_values else None
+        if doubtful is None and (limited is None or not limited(op.attrs)):
+            return step
+        return _told(doubtful or step, place(self.program, instruction))
 
     def _share_memory(self, kept: set[int]) -> None:
         """On-chip tensors that are never live together share memory, by type; ``kept`` do not.

@@ -1,0 +1,122 @@
+"""Values about which sources of the current language leave something open, seen as it runs.
+
+Which row of a scatter wins, what a maximum makes of NaN and what a scale of all ones means depends
+on data; a kernel in which that happens is told so, once for each place.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from ..device.errors import warn
+from .memory import Arena, gather_index, rows_inside, widen
+from .merge import Op, Ref
+from .products import Step
+
+SEARCHES = ("nc_find_index8", "nc_match_replace8")
+ORDERED = ("maximum", "minimum", "abs_max", "abs_min")  # what chooses by comparing
+NO_SCALE = 255
+
+
+def watched(step: Step, op: Op, arena: Arena) -> Step | None:
+    """The step with a look at its values; None where it can meet nothing that is open."""
+    look, first = _look(op, arena)
+    if look is None:
+        return None
+
+    def told() -> None:
+        if first:
+            look()
+        step()
+        if not first:
+            look()
+
+    return told
+
+
+def _look(op: Op, arena: Arena) -> tuple[Step | None, bool]:
+    """What to look at, and whether before the step instead of behind it."""
+    name = op.instruction.op.name
+    if any(_chooses_rows(ref, op) for ref in op.dst):
+        return lambda: _look_at_rows(op, arena), True
+    if name == "nc_matmul_mx":
+        return lambda: _look_at_scales(op, arena), True
+    if name in SEARCHES:
+        return lambda: _look_for_nan(name, op.src, arena), True
+    if name == "max8" or _compares(op):
+        return lambda: _look_for_nan(name, op.dst, arena), False
+    return None, False
+
+
+# --- duplicate rows -------------------------------------------------------------------------------
+def _chooses_rows(ref: Ref, op: Op) -> bool:
+    return ref.by_data is not None and math.prod(ref.by_data[0].shape[op.batch :]) > 1
+
+
+def _look_at_rows(op: Op, arena: Arena) -> None:
+    for ref in op.dst:
+        if ref.by_data is None:
+            continue
+        tile = ref.by_data[0]
+        rows = arena.view(tile).to(torch.int64).reshape(-1, math.prod(tile.shape[op.batch :]))
+        inside = rows_inside(ref, arena).reshape(rows.shape) if op.attrs.skip else None
+        for k, line in enumerate(rows):  # each joined iteration has indices of its own
+            own = line if inside is None else line[inside[k]]
+            values, counts = own.unique(return_counts=True)
+            if len(values) < len(own):
+                _tell_rows(op, ref, int(values[counts > 1][0]))
+                return
+
+
+def _tell_rows(op: Op, ref: Ref, row: int) -> None:
+    does = "adds to" if op.attrs.accumulate else "writes"
+    here = "every one is added" if op.attrs.accumulate else "one of them stays"
+    warn(
+        "sim_duplicate_rows",
+        f"{op.instruction.op.name} {does} row {row} of {ref.memory.storage.label()} several times "
+        "in one transfer: sources leave open in which order, expected rows that differ; here "
+        f"{here}",
+    )
+
+
+# --- NaN and scales -------------------------------------------------------------------------------
+def _compares(op: Op) -> bool:
+    """Whether it takes the larger or smaller of floats; fields that it lacks are no matter."""
+    attrs = op.attrs
+    names = [getattr(attrs, name, None) for name in ("op", "op0", "op1", "reduce_op")]
+    names += [step.op for step in getattr(attrs, "steps", ())]
+    of_ranges = op.instruction.op.name in ("select_reduce", "range_select") and attrs.reduce_axes
+    return bool(of_ranges) or any(name in ORDERED for name in names)
+
+
+def _values(ref: Ref, arena: Arena) -> torch.Tensor:
+    if ref.by_data is not None or min(ref.strides, default=0) < 0:
+        raw = arena.of(ref.memory)[gather_index(ref, arena, skip=True)]
+    else:
+        raw = arena.view(ref)
+    return widen(raw, arena.kept(ref), False)
+
+
+def _look_for_nan(name: str, refs: tuple[Ref, ...], arena: Arena) -> None:
+    for ref in refs:
+        if ref.dt.is_float and bool(_values(ref, arena).isnan().any()):
+            warn(
+                "sim_nan_compared",
+                f"{name} compares elements of which one is NaN: sources leave open what comes out, "
+                "expected numbers; here NaN is the largest to max8 and a maximum or minimum with "
+                "it is NaN, while searches never find it",
+            )
+            return
+
+
+def _look_at_scales(op: Op, arena: Arena) -> None:
+    for ref in op.src[2:]:
+        if ref.dt.itemsize == 1 and bool((arena.view(ref) == NO_SCALE).any()):
+            warn(
+                "sim_scale_of_ones",
+                "nc_matmul_mx with a scale of 0xFF: sources leave open what it does, expected at "
+                "most 0xFE; here it makes NaN of its group",
+            )
+            return
