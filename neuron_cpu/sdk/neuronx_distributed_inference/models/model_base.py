@@ -142,6 +142,39 @@ class NeuronBaseModel(nn.Module):
         mask = torch.ones((active, active), dtype=torch.bool, device=device).tril()
         return mask[None, None].expand(self.batch_size, 1, active, active)
 
+    def _masks(
+        self,
+        attention_mask: torch.Tensor,
+        active_mask: Optional[torch.Tensor],
+        input_ids: torch.Tensor,
+        prefill: bool,
+        speculation: bool,
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """What each token sees of the prompt or of the cache, and, of several new ones, which it
+        sees of each other: those before it, unless an `active_mask` says."""
+        tokens = input_ids.shape[-1]
+        if active_mask is None:
+            mask = self.create_attn_mask(attention_mask, prefill, speculation)
+            return mask, self._create_active_mask(tokens, mask.device) if speculation else None
+        if attention_mask.dim() == 2:
+            attention_mask = self._create_prior_mask(attention_mask, tokens)
+        return attention_mask, active_mask
+
+    def _masks_of_rank(
+        self, position_ids: torch.Tensor, mask: torch.Tensor, active_mask: Optional[torch.Tensor]
+    ) -> Tuple[torch.Tensor, Optional[torch.Tensor]]:
+        """The masks over those positions of a KV head that this rank keeps (flash decoding)."""
+        ranks = self.num_cores_per_group
+        active_mask, mask = mask_util(
+            position_ids,
+            self.rank_util.get_rank(),
+            ranks,
+            get_cache_size(self.n_positions, ranks),
+            mask,
+            active_mask,
+        )
+        return mask, active_mask
+
     # -- forward ---------------------------------------------------------------------------------
 
     def _is_context_encoding(self, input_ids: torch.Tensor) -> bool:
@@ -210,38 +243,19 @@ class NeuronBaseModel(nn.Module):
         prefill = self._is_context_encoding(input_ids) and not told
         speculation = self._is_for_speculation(input_ids) or told
         medusa = self._is_for_medusa(input_ids)
-        order = None
-        continuous = self.neuron_config.is_continuous_batching
-        if not prefill and continuous and self.contract.graph_sorts_rows:
-            order = torch.argsort(seq_ids)  # cache line i belongs to sequence id i
-            input_ids, attention_mask, position_ids, seq_ids, sampling_params = (
-                torch.index_select(tensor, 0, order)
-                for tensor in (input_ids, attention_mask, position_ids, seq_ids, sampling_params)
-            )
-        # What the cached tokens may see, and, for several new ones, what they see of each other.
+        rows = input_ids, attention_mask, position_ids, seq_ids, sampling_params
+        order = None if prefill else self._order_in_cache(seq_ids)
+        input_ids, attention_mask, position_ids, seq_ids, sampling_params = _in_order(rows, order)
         if medusa:
             self.kv_mgr.compact(accepted_indices, current_length)
-            mask = self._create_prior_mask(attention_mask, input_ids.shape[-1])
             active_mask = medusa_mask[:, None].to(torch.bool)
-        elif told:
-            mask = attention_mask
-            if mask.dim() == 2:
-                mask = self._create_prior_mask(attention_mask, input_ids.shape[-1])
-        else:
-            mask = self.create_attn_mask(attention_mask, prefill, speculation)
-            several = input_ids.shape[-1], input_ids.device
-            active_mask = self._create_active_mask(*several) if speculation else None
+        mask, active_mask = self._masks(
+            attention_mask, active_mask, input_ids, prefill, speculation
+        )
         if self.flash_decoding_enabled:
             parallel_state.initialize_kv_group(self.num_cores_per_group)
             if not prefill:
-                active_mask, mask = mask_util(
-                    position_ids,
-                    self.rank_util.get_rank(),
-                    self.num_cores_per_group,
-                    get_cache_size(self.n_positions, self.num_cores_per_group),
-                    mask,
-                    active_mask,
-                )
+                mask, active_mask = self._masks_of_rank(position_ids, mask, active_mask)
         hidden, caches = self._run_layers(
             prefill,
             seq_ids,
@@ -262,15 +276,18 @@ class NeuronBaseModel(nn.Module):
             hidden = self._last_token(hidden, position_ids)
         if self.neuron_config.is_medusa:
             return [self._medusa_candidates(hidden, medusa), *caches]
-        logits = self._head(hidden)
-        outputs = self._choose(logits, sampling_params, speculation)
-        if order is not None:
-            # The caller's order again; the caches stay in that of the sequence ids.
-            back = torch.argsort(order)
-            outputs = [torch.index_select(output, 0, back) for output in outputs]
-        outputs += list(caches)
+        outputs = self._choose(self._head(hidden), sampling_params, speculation)
+        # The caller's order again; the caches stay in that of the sequence ids.
+        back = None if order is None else torch.argsort(order)
+        outputs = [*_in_order(outputs, back), *caches]
         # EAGLE's draft goes on from the target's hidden states, and from its own.
         return [*outputs, full_hidden] if self.neuron_config.enable_eagle_speculation else outputs
+
+    def _order_in_cache(self, seq_ids: torch.Tensor) -> Optional[torch.Tensor]:
+        """Which row of the batch each line of the cache has, where the graph sorts rows by their
+        sequence ids: cache line i belongs to sequence id i. None: rows stay as they are."""
+        continuous = self.neuron_config.is_continuous_batching
+        return torch.argsort(seq_ids) if continuous and self.contract.graph_sorts_rows else None
 
     def _forward_blocks(
         self, inputs: Any, adapter_ids: Optional[torch.Tensor], blocks: Any, tiles: Any
@@ -614,6 +631,15 @@ class NeuronBaseModel(nn.Module):
 def _as_of_a_chunk(outputs: torch.Tensor) -> torch.Tensor:
     """Logits (B, 1, V) -> (1, B, V); tokens as they are."""
     return outputs.transpose(0, 1) if outputs.dim() == 3 else outputs
+
+
+def _in_order(
+    tensors: Sequence[torch.Tensor], order: Optional[torch.Tensor]
+) -> Sequence[torch.Tensor]:
+    """Tensors with their rows in an order, as they are where there is none."""
+    if order is None:
+        return tensors
+    return [torch.index_select(tensor, 0, order) for tensor in tensors]
 
 
 def _none_if_empty(tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
