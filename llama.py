@@ -360,19 +360,61 @@ def load_constant(values, dtype):
     return nl.load(nl.shared_constant(values, dtype=dtype))
 
 
-def feature_tiles(weight_hbm, k_tiles):
-    """Tiles of 128 output features of a kernel weight."""
-    return weight_hbm.shape[1] // (k_tiles * P_MAX)
+class Linear(NamedTuple):
+    """A linear layer of a kernel: its weight in kernel layout @ HBM, of ``k_tiles`` tiles of K;
+    where there are some, the scales of a quantised one [128, N/128] fp32 @ SBUF and its Adapters.
+    """
+
+    weight_hbm: Any
+    k_tiles: int
+    scale_sb: Any = None
+    adapters: Any = None
+
+    @property
+    def tiles(self):
+        """Tiles of 128 output features."""
+        return self.weight_hbm.shape[1] // (self.k_tiles * P_MAX)
+
+    def scales(self, first, columns):
+        """Some columns of its scales; None for ones."""
+        return None if self.scale_sb is None else self.scale_sb[:, nl.ds(first, columns)]
+
+    def pieces(self, tokens, last=False):
+        """(first, count) of the tiles that are loaded at once, see ``weight_pieces``."""
+        return weight_pieces(self.tiles, self.k_tiles, tokens, last, self.weight_hbm.itemsize)
+
+    def piece(self, weight_sb, first, tiles):
+        """The Piece of tiles that are loaded."""
+        ranks_sb = rank_weights(self.adapters, first, tiles)
+        return Piece(weight_sb, ranks_sb, self.scales(first, tiles))
 
 
-def load_weight(weight_hbm, first, tiles, k_tiles, turns=EVEN_TURNS):
+class Piece(NamedTuple):
+    """Some tiles of a Linear @ SBUF: the weight [128, tiles, K/128, 128], its ``rank_weights``, and
+    its scales [128, tiles] or None."""
+
+    weight_sb: Any
+    ranks_sb: List[Any]
+    scale_sb: Any
+
+    def product(self, x_sb, lows, part):
+        """A part of ``psum_parts``: W x, and what adapters with ``low_ranks`` add to it [128,
+        tiles, tokens] @ PSUM, and the scales that it still lacks [128, tiles] or None."""
+        tile, tiles, at, tokens = part
+        out_psum = products(self.weight_sb, tile, tiles, x_sb, at, tokens)
+        add_adapted(out_psum, self.ranks_sb, lows, tile, at)
+        own_sb = self.scale_sb
+        return out_psum, None if own_sb is None else own_sb[:, nl.ds(tile, tiles)]
+
+
+def load_weight(linear, first, tiles, turns=EVEN_TURNS):
     """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each;
     ``turns`` as for ``in_bfloat16``."""
-    tiled_hbm = weight_hbm.reshape((P_MAX, feature_tiles(weight_hbm, k_tiles), k_tiles, P_MAX))
+    weight_hbm, k_tiles = linear.weight_hbm, linear.k_tiles
+    tiled_hbm = weight_hbm.reshape((P_MAX, linear.tiles, k_tiles, P_MAX))
     # a lone tile, the last of its weight, in rows of LAST_PIECE_BYTES: half is multiplied before
-    each = max(1, LAST_PIECE_BYTES // (P_MAX * weight_hbm.itemsize))
-    if tiles > 1 or first + tiles < feature_tiles(weight_hbm, k_tiles):
-        each = k_tiles
+    halved = tiles == 1 and first + 1 == linear.tiles
+    each = max(1, LAST_PIECE_BYTES // (P_MAX * weight_hbm.itemsize)) if halved else k_tiles
     weight_sb = nl.ndarray((P_MAX, tiles, k_tiles, P_MAX), weight_hbm.dtype)
     for at, size in spans(k_tiles, each):
         weight_sb[:, :, nl.ds(at, size), :] = nl.load(
@@ -458,28 +500,24 @@ def stored_together(pieces, tokens):
     return [pieces]
 
 
-def store_product(weight_hbm, passed, out_hbm, scale_sb=None, adapters=None, turns=EVEN_TURNS):
+def store_product(linear, passed, out_hbm, turns=EVEN_TURNS):
     """``W @ x`` of ``passed``, (x_sb [128, k_tiles, count], Block), into out [N, T] @ HBM: one pass
     over the weights. Features lie in runs, so that each partition stores contiguous rows.
-    ``scale_sb`` [128, N/128] is of a quantised weight, ``turns`` as for ``in_bfloat16``;
-    ``adapters`` add theirs."""
-    k_tiles, count = passed[0][0].shape[1:]
-    tiles = feature_tiles(weight_hbm, k_tiles)
-    pieces = weight_pieces(tiles, k_tiles, count, True, weight_hbm.itemsize)
-    lows = [low_ranks(adapters, x_sb, block.start) for x_sb, block in passed]
-    for group in stored_together(pieces, count):
-        begin, size = group[0][0], sum(piece for _, piece in group)
+    ``turns`` as for ``in_bfloat16``."""
+    count = passed[0][0].shape[2]
+    lows = [low_ranks(linear.adapters, x_sb, block.start) for x_sb, block in passed]
+    for group in stored_together(linear.pieces(count, last=True), count):
+        begin, size = group[0][0], sum(tiles for _, tiles in group)
         outs = [nl.ndarray((P_MAX, size, block.count), out_hbm.dtype) for _, block in passed]
-        for first, piece in group:
-            weight_sb = load_weight(weight_hbm, first, piece, k_tiles, turns)
-            ranks_sb = rank_weights(adapters, first, piece)
+        for first, tiles in group:
+            weight_sb = load_weight(linear, first, tiles, turns)
+            piece = linear.piece(weight_sb, first, tiles)
             for (x_sb, block), low_sb, out_sb in zip(passed, lows, outs):
-                for tile, beside, at, tokens in psum_parts(piece, block.count):
-                    out_psum = products(weight_sb, tile, beside, x_sb, at, tokens)
-                    add_adapted(out_psum, ranks_sb, low_sb, tile, at)
-                    part = out_sb[:, nl.ds(first - begin + tile, beside), nl.ds(at, tokens)]
-                    own = nl.ds(first + tile, beside)
-                    times_features(part, out_psum, None if scale_sb is None else scale_sb[:, own])
+                for part in psum_parts(tiles, block.count):
+                    out_psum, scale_sb = piece.product(x_sb, low_sb, part)
+                    tile, beside, at, tokens = part
+                    rows, columns = nl.ds(first - begin + tile, beside), nl.ds(at, tokens)
+                    times_features(out_sb[:, rows, columns], out_psum, scale_sb)
         for (_, block), out_sb in zip(passed, outs):
             part_hbm = block_part(out_hbm, block, begin, size)
             nl.store(part_hbm, out_sb.reshape((P_MAX, size * block.count)))
@@ -502,14 +540,14 @@ class Adapters(NamedTuple):
     chosen_hbm: Any
 
 
-def split_adapters(adapters, k_tiles, columns):
+def split_adapters(adapters, k_tiles, n_tiles):
     """Adapters @ HBM of a kernel's projections, side by side in tensors of its own, or three Nones
-    -> each projection's, of so many tiles of K and columns of N; Nones without any."""
+    -> each projection's, of so many tiles of K and of N; Nones without any."""
     if adapters[0] is None:
-        return [None] * len(columns)
+        return [None] * len(n_tiles)
     (a_hbm, b_hbm, chosen_hbm), found, a_start, b_start = adapters, [], 0, 0
-    for tiles, width in zip(k_tiles, columns):
-        size = tiles * b_hbm.shape[0]
+    for k, n in zip(k_tiles, n_tiles):
+        size, width = k * b_hbm.shape[0], n * P_MAX
         own = a_hbm[:, nl.ds(a_start, size)], b_hbm[:, nl.ds(b_start, width)]
         found.append(Adapters(*own, chosen_hbm))
         a_start, b_start = a_start + size, b_start + width
@@ -660,16 +698,6 @@ def with_gain(x_sb, gain_sb):
     return out_sb
 
 
-def times_scale(x_psum, along_sb, start, dtype, scale_sb=None, first=0):
-    """Products [128, tiles, T] @ PSUM times the scale of their tokens -> the same @ SBUF; of a
-    quantised weight also times the scale of its tiles from ``first`` on."""
-    out_sb, columns = nl.ndarray(x_psum.shape, dtype), nl.ds(start, x_psum.shape[2])
-    for tile in nl.affine_range(x_psum.shape[1]):
-        own_sb = None if scale_sb is None else scale_sb[:, nl.ds(first + tile, 1)]
-        out_sb[:, tile, :] = times_both(x_psum[:, tile, :], along_sb[:, columns], own_sb)
-    return out_sb
-
-
 # --- Queries, keys and values ---------------------------------------------------------------------
 
 
@@ -736,16 +764,57 @@ def head_norm(gains_hbm, norm, head_dim):
     return HeadNorm(nl.load(gains_hbm), mean_sb, eps_sb)
 
 
+class AttentionLayer(NamedTuple):
+    """What the passes of an attention kernel share: hidden states, delta and their sum @ HBM, and
+    the partial output; constants of the norm; the Linears of Q, K and V together and of the output;
+    tables of cos and sin @ HBM.
+
+    Where the model has them, else None: the bias of Q, K and V and the gains of their heads' norms
+    @ HBM; of quantised weights the norm's gain [128, H/128] @ SBUF, and scales, of Q and K a column
+    a tile, of V its own on each partition; Adapters of Q, K and V behind their ``rank_weights``.
+    """
+
+    x_hbm: Any
+    delta_hbm: Any
+    stream_hbm: Any
+    out_hbm: Any
+    norm: Any
+    heads: HeadShape
+    qkv: Linear
+    out: Linear
+    cos_hbm: Any
+    sin_hbm: Any
+    qkv_b_hbm: Any
+    gains_hbm: Any
+    gain_sb: Any
+    qkv_adapters: List[Tuple[List[Any], Optional[Adapters]]]
+
+    @classmethod
+    def of(cls, hidden, norm, heads, weights, tables, own, scales_hbm, adapters):
+        """``hidden`` are x, delta, their sum and the output; ``weights`` those of Q, K and V and of
+        the output, ``own`` the bias and the gains, ``adapters`` for ``split_adapters``, all @ HBM.
+        """
+        k_tiles, width = hidden[0].shape[0] // P_MAX, heads.kv_heads * heads.head_dim
+        columns = heads.q_tiles + heads.stacks + width, k_tiles, k_tiles
+        qkv_scale_sb, gain_sb, out_scale_sb = scale_columns(scales_hbm, columns)
+        tiles = heads.q_tiles, heads.stacks, whole_tiles(width), k_tiles
+        *split, of_out = split_adapters(adapters, [k_tiles] * 3 + [heads.q_tiles], tiles)
+        of_qkv = [(rank_weights(each, 0, count), each) for each, count in zip(split, tiles)]
+        qkv = Linear(weights[0], k_tiles, qkv_scale_sb)
+        out = Linear(weights[1], heads.q_tiles, out_scale_sb, of_out)
+        return cls(*hidden, norm, heads, qkv, out, *tables, *own, gain_sb, of_qkv)
+
+
 class Projection(NamedTuple):
     """What the projections to queries, keys and values read of a chunk of tokens @ SBUF.
 
     x_sb [128, H/128, T], the ``scales`` of its norm, cos and sin [128, T] times these scales (where
     heads have no norm of their own), the identity and the permutation that swaps the halves of each
     head [128, 128], and ``parts``, the tiles of tokens. A HeadBias and a HeadNorm where the model
-    has them; of quantised weights the scales of Q and K [128, tiles] and of V [128, width]; of
-    adapters of queries, keys and values each their ``rank_weights`` and ``low_ranks``.
+    has them; of adapters of queries, keys and values each their ``rank_weights`` and ``low_ranks``.
     """
 
+    layer: AttentionLayer
     x_sb: Any
     scales: Scales
     cos_sb: Any
@@ -753,41 +822,19 @@ class Projection(NamedTuple):
     identity_sb: Any
     swap_sb: Any
     parts: Any
-    heads: HeadShape
     bias: Any
     norm: Any
-    qk_scale_sb: Any
-    v_scale_sb: Any
     adapted: List[Tuple[List[Any], List[Any]]]
 
-
-class AttentionLayer(NamedTuple):
-    """What the passes of an attention kernel share: hidden states, delta and their sum @ HBM, and
-    the partial output; constants of the norm; tables of cos and sin; the bias of Q, K and V and the
-    gains of their heads' norms @ HBM; ``scales_sb``, the ``attention_columns`` of quantised
-    weights @ SBUF; the Adapters of queries, keys and values, each behind its ``rank_weights`` @
-    SBUF, and those of the output. Delta, norm, bias, gains, scales and adapters may be None."""
-
-    x_hbm: Any
-    delta_hbm: Any
-    stream_hbm: Any
-    out_hbm: Any
-    norm: Any
-    cos_hbm: Any
-    sin_hbm: Any
-    qkv_b_hbm: Any
-    gains_hbm: Any
-    scales_sb: List[Any]
-    qkv_adapters: List[Tuple[List[Any], Optional[Adapters]]]
-    out_adapters: Optional[Adapters]
-    heads: HeadShape
+    @property
+    def heads(self) -> HeadShape:
+        return self.layer.heads
 
 
 def projection(x_sb, layer, first_token, parts):
     """The Projection of the tokens from ``first_token`` on, x_sb [128, H/128, T], tiles ``parts``
     of them."""
-    qk_scale_sb, v_scale_sb, gain_sb, _ = layer.scales_sb
-    scales, x_sb = norm_scales(x_sb, layer.norm, parts), with_gain(x_sb, gain_sb)
+    scales, x_sb = norm_scales(x_sb, layer.norm, parts), with_gain(x_sb, layer.gain_sb)
     columns, heads = nl.ds(first_token, x_sb.shape[2]), layer.heads
     tables = [nl.load(table_hbm[:, columns]) for table_hbm in (layer.cos_hbm, layer.sin_hbm)]
     own = head_norm(layer.gains_hbm, layer.norm, heads.head_dim)
@@ -800,10 +847,7 @@ def projection(x_sb, layer, first_token, parts):
         (ranks_sb, low_ranks(adapters, x_sb, first_token))
         for ranks_sb, adapters in layer.qkv_adapters
     ]
-    return Projection(
-        x_sb, scales, *tables, identity_sb, swap_sb, parts, heads, bias, own, qk_scale_sb,
-        v_scale_sb, adapted,
-    )  # fmt: skip
+    return Projection(layer, x_sb, scales, *tables, identity_sb, swap_sb, parts, bias, own, adapted)
 
 
 def normed_heads(p, x_psum, columns, which, own_sb):
@@ -836,7 +880,7 @@ def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
             p.bias.bias_sb[:, nl.ds(at * P_MAX, P_MAX)], p.bias.inverse_sb[:, columns]
         )
     x = x_psum[:, 0, :]
-    own_sb = None if p.qk_scale_sb is None else p.qk_scale_sb[:, nl.ds(at, 1)]
+    own_sb = p.layer.qkv.scales(at, 1)
     if p.norm is not None:
         x, own_sb = normed_heads(p, x, columns, which, own_sb), None
     terms_sb = nl.ndarray((P_MAX, 2, size), p.x_sb.dtype)
@@ -870,26 +914,11 @@ def value_tile(p, weight_sb, tile, start, v_sb):
             acc_psum[...] += nisa.nc_matmul(
                 p.bias.inverse_sb[:, nl.ds(at, size)], p.bias.bias_sb[:, nl.ds(first, width)]
             )
-        if p.v_scale_sb is None:
+        own_sb = p.layer.qkv.scales(p.heads.q_tiles + p.heads.stacks + start, width)
+        if own_sb is None:
             rows_sb[:, nl.ds(start, width)] = nisa.tensor_scalar(acc_psum, nl.multiply, scale_sb)
         else:
-            own_sb = p.v_scale_sb[0:size, nl.ds(start, width)]
-            rows_sb[:, nl.ds(start, width)] = times_both(acc_psum, own_sb, scale_sb)
-
-
-def attention_columns(x_hbm, heads):
-    """Columns of an attention kernel's scales: of Q and K, of V, of the norm, of the output."""
-    k_tiles = x_hbm.shape[0] // P_MAX
-    return heads.q_tiles + heads.stacks, heads.kv_heads * heads.head_dim, k_tiles, k_tiles
-
-
-def attention_adapters(adapters, x_hbm, heads):
-    """``split_adapters`` of an attention kernel, as an AttentionLayer has them."""
-    k_tiles = x_hbm.shape[0] // P_MAX
-    tiles = heads.q_tiles, heads.stacks, whole_tiles(heads.kv_heads * heads.head_dim), k_tiles
-    columns = [count * P_MAX for count in tiles]
-    *qkv, output = split_adapters(adapters, [k_tiles] * 3 + [heads.q_tiles], columns)
-    return [(rank_weights(own, 0, count), own) for own, count in zip(qkv, tiles)], output
+            rows_sb[:, nl.ds(start, width)] = times_both(acc_psum, own_sb[0:size, :], scale_sb)
 
 
 def qkv_tiles(p):
@@ -900,12 +929,12 @@ def qkv_tiles(p):
     return qk_sb, [nl.ndarray((size, width), dtype) for _, size in p.parts]
 
 
-def project_qkv(p, qkv_w_hbm):
+def project_qkv(p):
     """Q, K and V of a few tokens -> the tiles of ``qkv_tiles``, queries and keys rotated."""
-    (_, k_tiles, tokens), (qk_sb, v_sb) = p.x_sb.shape, qkv_tiles(p)
-    rotated, tiles = p.heads.q_tiles + p.heads.stacks, feature_tiles(qkv_w_hbm, k_tiles)
-    for first, count in weight_pieces(tiles, k_tiles, tokens, itemsize=qkv_w_hbm.itemsize):
-        weight_sb = load_weight(qkv_w_hbm, first, count, k_tiles)
+    tokens, qkv, (qk_sb, v_sb) = p.x_sb.shape[2], p.layer.qkv, qkv_tiles(p)
+    rotated = p.heads.q_tiles + p.heads.stacks
+    for first, count in qkv.pieces(tokens):
+        weight_sb = load_weight(qkv, first, count)
         for tile in [*range(count)]:
             if first + tile < rotated:
                 rotated_span(p, weight_sb, tile, qk_sb, first + tile, 0, tokens)
@@ -1569,44 +1598,41 @@ def attend(first, following, beside):
 
 
 class Pieces(NamedTuple):
-    """A kernel weight in SBUF, loaded piece by piece where a tile is first asked for."""
+    """A Linear whose weight is loaded piece by piece, where a tile of it is first asked for."""
 
-    weight_hbm: Any
-    k_tiles: int
+    linear: Linear
     spans: List[Tuple[int, int]]
     loaded: List[Any]
 
     @classmethod
-    def of(cls, weight_hbm, k_tiles, spans):
-        return cls(weight_hbm, k_tiles, spans, [None for _ in spans])
+    def of(cls, linear, spans):
+        return cls(linear, spans, [None for _ in spans])
 
     @property
     def tiles(self) -> int:
-        return feature_tiles(self.weight_hbm, self.k_tiles)
+        return self.linear.tiles
 
     def tile(self, at):
         """(the piece that holds a tile of output features, the tile's place in it)."""
         n = next(n for n, (first, count) in enumerate(self.spans) if first <= at < first + count)
         if self.loaded[n] is None:
-            self.loaded[n] = load_weight(self.weight_hbm, *self.spans[n], self.k_tiles)
+            self.loaded[n] = load_weight(self.linear, *self.spans[n])
         return self.loaded[n], at - self.spans[n][0]
 
 
-def attention_weights(qkv_w_hbm, out_w_hbm, heads, k_tiles, tokens):
+def attention_weights(layer, tokens):
     """Pieces of both weights for passes of so many tokens: keys and values begin with half a piece,
     so that little waits for hidden states."""
-    tiles, q_tiles = feature_tiles(qkv_w_hbm, k_tiles), heads.q_tiles
-    queries, others = (
-        weight_pieces(count, k_tiles, tokens, False, qkv_w_hbm.itemsize, BLOCK_PIECE_BYTES)
-        for count in (q_tiles, tiles - q_tiles)
-    )
+    qkv, out, q_tiles = layer.qkv, layer.out, layer.heads.q_tiles
+    queries, others, outputs = (
+        weight_pieces(
+            count, linear.k_tiles, tokens, linear is out, linear.weight_hbm.itemsize,
+            BLOCK_PIECE_BYTES,
+        )
+        for linear, count in ((qkv, q_tiles), (qkv, qkv.tiles - q_tiles), (out, out.tiles))
+    )  # fmt: skip
     others = [(q_tiles + at, count) for at, count in others]
-    out_tiles, itemsize = feature_tiles(out_w_hbm, q_tiles), out_w_hbm.itemsize
-    outputs = weight_pieces(out_tiles, q_tiles, tokens, True, itemsize, BLOCK_PIECE_BYTES)
-    return (
-        Pieces.of(qkv_w_hbm, k_tiles, [*queries, *others]),
-        Pieces.of(out_w_hbm, q_tiles, outputs),
-    )
+    return Pieces.of(qkv, [*queries, *others]), Pieces.of(out, outputs)
 
 
 class TokenBlock(NamedTuple):
@@ -1650,23 +1676,19 @@ class TokenBlock(NamedTuple):
                 value_tile(self.p, weight_sb, tile, first, self.v_sb)
             return
         first = at - self.qkv.tiles
-        tiles, adapters = min(2, self.out.tiles - first), self.layer.out_adapters
+        out, tiles = self.out.linear, min(2, self.out.tiles - first)
         if count <= P_MAX:
-            own = self.layer.out_hbm, self.layer.scales_sb[-1], adapters
-            store_product(self.out.weight_hbm, [(self.context_sb, self.block)], *own)
+            store_product(out, [(self.context_sb, self.block)], self.layer.out_hbm)
             return
         if first == 0:
-            self.lows[:] = low_ranks(adapters, self.context_sb, self.block.start)
-        ranks_sb = rank_weights(adapters, first, tiles)
+            self.lows[:] = low_ranks(out.adapters, self.context_sb, self.block.start)
+        ranks_sb = rank_weights(out.adapters, first, tiles)
         out_sb = nl.ndarray((P_MAX, tiles, count), self.context_sb.dtype)
         for n in nl.static_range(tiles):
             weight_sb, tile = self.out.tile(first + n)
             out_psum = products(weight_sb, tile, 1, self.context_sb, 0, count)
             add_adapted(out_psum, ranks_sb, self.lows, n, 0)
-            own_sb = None
-            if self.layer.scales_sb[-1] is not None:
-                own_sb = self.layer.scales_sb[-1][:, nl.ds(first + n, 1)]
-            times_features(out_sb[:, nl.ds(n, 1), :], out_psum, own_sb)
+            times_features(out_sb[:, nl.ds(n, 1), :], out_psum, out.scales(first + n, 1))
         part_hbm = block_part(self.layer.out_hbm, self.block, first, tiles)
         nl.store(part_hbm, out_sb.reshape((P_MAX, tiles * count)))
 
@@ -2351,6 +2373,48 @@ def cache_blocks(cache, sequence, banks, heads):
     return [block.load() for block in blocks]
 
 
+# --- MLP ------------------------------------------------------------------------------------------
+
+
+def mlp_linears(weights_hbm, k_tiles, scales_hbm, adapters):
+    """Linears of gate, up and down, and the norm's gain [128, H/128] @ SBUF where weights are
+    quantised; ``adapters`` as for ``split_adapters``."""
+    tiles = weights_hbm[0].shape[1] // (k_tiles * P_MAX)
+    gate_sb, up_sb, gain_sb, down_sb = scale_columns(scales_hbm, (tiles, tiles, k_tiles, k_tiles))
+    contracted, features = (k_tiles, k_tiles, tiles), (tiles, tiles, k_tiles)
+    own = split_adapters(adapters, contracted, features)
+    scales = gate_sb, up_sb, down_sb
+    return [Linear(*each) for each in zip(weights_hbm, contracted, scales, own)], gain_sb
+
+
+class InnerTokens(NamedTuple):
+    """A block of tokens on its way through the MLP @ SBUF: hidden states [128, H/128, count], the
+    scale of their norm [128, count], ``low_ranks`` of gate and of up, and what down contracts [128,
+    F/128, count]."""
+
+    x_sb: Any
+    along_sb: Any
+    lows: List[List[Any]]
+    inner_sb: Any
+
+    def projected(self, piece, which, part):
+        """A part of ``psum_parts`` of gate (``which`` 0) or up (1), normed and scaled @ SBUF."""
+        out_psum, scale_sb = piece.product(self.x_sb, self.lows[which], part)
+        out_sb, (_, tiles, at, tokens) = nl.ndarray(out_psum.shape, self.x_sb.dtype), part
+        along_sb = self.along_sb[:, nl.ds(at, tokens)]
+        for tile in nl.affine_range(tiles):
+            own_sb = None if scale_sb is None else scale_sb[:, nl.ds(tile, 1)]
+            out_sb[:, tile, :] = times_both(out_psum[:, tile, :], along_sb, own_sb)
+        return out_sb
+
+    def gated(self, gate, up, first, part, zero_sb):
+        """silu(gate) * up of that part of Pieces that begin with tile ``first``."""
+        tile, tiles, at, tokens = part
+        silu_sb = nisa.activation(nl.silu, self.projected(gate, 0, part), bias=zero_sb)
+        inner = self.inner_sb[:, nl.ds(first + tile, tiles), nl.ds(at, tokens)]
+        inner[...] = nisa.tensor_tensor(silu_sb, self.projected(up, 1, part), nl.multiply)
+
+
 # --- Kernels, in the order of the model -----------------------------------------------------------
 
 
@@ -2362,10 +2426,11 @@ def linear_kernel(x_hbm, weight_hbm, norm=None, scales_hbm=None):
     Scales of a quantised weight: [128, N/128] of its features and [128, H/128] of the norm.
     """
     k_tiles, tokens = x_hbm.shape[0] // P_MAX, x_hbm.shape[1]
-    tiles = feature_tiles(weight_hbm, k_tiles)
+    tiles = weight_hbm.shape[1] // (k_tiles * P_MAX)
     out_hbm = nl.ndarray((tokens, tiles * P_MAX), x_hbm.dtype, buffer=nl.shared_hbm)
     rows_hbm = out_hbm.reshape((tokens, P_MAX, tiles))
     scale_sb, gain_sb = scale_columns(scales_hbm, (tiles, k_tiles))
+    linear = Linear(weight_hbm, k_tiles, scale_sb)
     for block in token_blocks(x_hbm.shape[0], tokens, 1):
         # hidden states [128, H/128, T] and the scale of their norm: some KiB, before the weights
         x_sb = residual_sum(x_hbm, None, None, block)
@@ -2375,8 +2440,8 @@ def linear_kernel(x_hbm, weight_hbm, norm=None, scales_hbm=None):
         # takes it out token by token, scaled, each into a row of its own [128, T, N/128]
         for start, count in parts:
             out_sb = nl.ndarray((P_MAX, count, tiles), x_hbm.dtype)
-            for first, size in weight_pieces(tiles, k_tiles, count, True, weight_hbm.itemsize):
-                weight_sb = load_weight(weight_hbm, first, size, k_tiles)
+            for first, size in linear.pieces(count, last=True):
+                weight_sb = load_weight(linear, first, size)
                 for tile, beside, _, _ in psum_parts(size, count):
                     out_psum = products(weight_sb, tile, beside, x_sb, start, count)
                     part = nl.ds(first + tile, beside)
@@ -2408,8 +2473,9 @@ def attention_prefill_kernel(
     [1, tiles * 128], and the gains of norms over query and key heads [128, 2]. -> partial output
     [H, B * S], rotated keys and values [B * S, kv_heads * D], and x + delta where there is a delta.
     One pass over the weights for every TOKEN_CHUNK tokens, of several short sequences together.
-    Scales of quantised weights: ``attention_columns`` of them. Adapters of Q, K, V and output, as
-    ``split_adapters`` reads them: A [128, columns], B [ranks, columns], chosen [ranks, B * S].
+    Scales of quantised weights: columns of Q and K, a tile each, of V, a feature each, of the norm
+    and of the output, H/128 each. Adapters of Q, K, V and output as ``split_adapters`` reads them:
+    A [128, columns], B [ranks, columns], chosen [ranks, B * S].
     """
     tokens, length, dtype = x_hbm.shape[1], x_hbm.shape[1] // batch, x_hbm.dtype
     features, new_shape = x_hbm.shape[0], (tokens, heads.kv_heads * heads.head_dim)
@@ -2419,10 +2485,9 @@ def attention_prefill_kernel(
     stream_hbm = x_hbm
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
-    scales_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
-    layer = AttentionLayer(
-        x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, qkv_b_hbm, gains_hbm,
-        scales_sb, *attention_adapters((a_hbm, b_hbm, chosen_hbm), x_hbm, heads), heads,
+    layer = AttentionLayer.of(
+        (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
+        (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
     )  # fmt: skip
     # which tokens a tile's queries are, the identity, and the triangle of a tile with itself
     blocks, most = token_blocks(features, tokens, length), min(length, P_MAX)
@@ -2434,8 +2499,8 @@ def attention_prefill_kernel(
     marks = 0 if turned and resident(length, heads, 0, x_hbm.itemsize, most_bytes) else MARKS
     short = resident(length, heads, marks, x_hbm.itemsize, most_bytes)
     # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
-    weights = attention_weights(qkv_w_hbm, out_w_hbm, heads, features // P_MAX, blocks[0].count)
-    kept = sum(2 * w.tiles * w.k_tiles * P_MAX for w in weights) <= WEIGHT_BYTES
+    weights = attention_weights(layer, blocks[0].count)
+    kept = sum(2 * w.tiles * w.linear.k_tiles * P_MAX for w in weights) <= WEIGHT_BYTES
     started, ahead = [], None
     for n in nl.static_range(len(blocks) + 1):
         if n < len(blocks):
@@ -2443,9 +2508,7 @@ def attention_prefill_kernel(
             # with those of its sequences, or, of a sequence that is too long, on the way to scratch
             block = blocks[n]
             if not kept:
-                weights = attention_weights(
-                    qkv_w_hbm, out_w_hbm, heads, features // P_MAX, block.count
-                )
+                weights = attention_weights(layer, block.count)
             rows, at = TokenBlock.of(block, layer, weights), block.start % length
             if not short or at == 0:
                 new = keys_of(block, short, bias_hbm, causal_sb, heads, marks)
@@ -2511,13 +2574,12 @@ def attention_decode_kernel(
     ]
     # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
     # a fifth of the time that DMA takes for its weights
-    scales_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
-    layer = AttentionLayer(
-        x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, qkv_b_hbm, gains_hbm,
-        scales_sb, *attention_adapters((a_hbm, b_hbm, chosen_hbm), x_hbm, heads), heads,
+    layer = AttentionLayer.of(
+        (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
+        (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
     )  # fmt: skip
     p = projection(x_sb, layer, 0, parts)
-    qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
+    qk_sb, v_sb = project_qkv(p)
     nl.store(new_keys_hbm, key_rows(qk_sb, heads.q_tiles, 0, batch, heads))
     # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
     context_sb = nl.ndarray((P_MAX, heads.q_tiles, batch), dtype)
@@ -2526,8 +2588,7 @@ def attention_decode_kernel(
     for cache, rows_sb in zip(caches, v_sb):
         nl.store(new_values_hbm[nl.ds(cache.first, cache.count), :], rows_sb)
         attend_cached(qk_sb, rows_sb, cache, heads, context_sb)
-    out = out_hbm, scales_sb[-1], layer.out_adapters
-    store_product(out_w_hbm, [(context_sb, block)], *out, SOFTMAX_TURNS)
+    store_product(layer.out, [(context_sb, block)], out_hbm, SOFTMAX_TURNS)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -2558,10 +2619,9 @@ def attention_chunk_kernel(
     stream_hbm = x_hbm
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
-    scales_sb = scale_columns(scales_hbm, attention_columns(x_hbm, heads))
-    layer = AttentionLayer(
-        x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, qkv_b_hbm, gains_hbm,
-        scales_sb, *attention_adapters((a_hbm, b_hbm, chosen_hbm), x_hbm, heads), heads,
+    layer = AttentionLayer.of(
+        (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
+        (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
     )  # fmt: skip
     rows_sb, most = None if rows_hbm is None else nl.load(rows_hbm), min(length, P_MAX)
     cache = keys_hbm, values_hbm, bias_hbm, rows_sb
@@ -2571,7 +2631,7 @@ def attention_chunk_kernel(
     step = max(1, most_tokens // length) * length
     blocks = token_blocks(features, tokens, length)
     for some in grouped(blocks, step):
-        weights = attention_weights(qkv_w_hbm, out_w_hbm, heads, features // P_MAX, some[0].count)
+        weights = attention_weights(layer, some[0].count)
         passed = [TokenBlock.of(block, layer, weights) for block in some]
         # queries, keys and values of all blocks, one pass over the weights: H/128 passes of a
         # block's tokens for every tile of features
@@ -2598,7 +2658,7 @@ def attention_chunk_kernel(
         attend_groups(groups)
         # the output of all blocks, again one pass over its weight
         contexts = [(rows.context_sb, rows.block) for rows in passed]
-        store_product(out_w_hbm, contexts, out_hbm, scales_sb[-1], layer.out_adapters)
+        store_product(layer.out, contexts, out_hbm)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -2617,61 +2677,42 @@ def swiglu_mlp_kernel(
     each. Adapters of the three as ``split_adapters`` reads them.
     """
     tokens, k_tiles, dtype = x_hbm.shape[1], x_hbm.shape[0] // P_MAX, x_hbm.dtype
-    tiles = feature_tiles(gate_hbm, k_tiles)
     out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
     blocks = token_blocks(x_hbm.shape[0], tokens, length or tokens)
-    gate_scale_sb, up_scale_sb, gain_sb, down_scale_sb = scale_columns(
-        scales_hbm, (tiles, tiles, k_tiles, k_tiles)
-    )
-    *own_adapters, down_adapters = split_adapters(
-        (a_hbm, b_hbm, chosen_hbm),
-        (k_tiles, k_tiles, tiles),
-        (tiles * P_MAX,) * 2 + x_hbm.shape[:1],
-    )
-    kept = tiles + k_tiles * (1 if scales_hbm is None else 2)  # x times the gain, too
+    weights, adapters = (gate_hbm, up_hbm, down_hbm), (a_hbm, b_hbm, chosen_hbm)
+    (*inner, down), gain_sb = mlp_linears(weights, k_tiles, scales_hbm, adapters)
+    # a token keeps silu(gate) * up and x, and x times the gain, too
+    kept = down.k_tiles + k_tiles * (1 if gain_sb is None else 2)
     for some in grouped(blocks, token_chunk(x_hbm.itemsize * kept)):
         # the first piece of gate and up [128, tiles, H/128, 128] goes before the hidden states
         # [128, H/128, count] of each block, whose first features then are multiplied while the
         # others arrive
-        itemsize = min(gate_hbm.itemsize, up_hbm.itemsize)
-        pieces = weight_pieces(tiles, k_tiles, some[0].count, itemsize=itemsize)
-        ahead = [load_weight(weight_hbm, *pieces[0], k_tiles) for weight_hbm in (gate_hbm, up_hbm)]
-        passed = []
+        itemsize = min(linear.weight_hbm.itemsize for linear in inner)
+        pieces = weight_pieces(down.k_tiles, k_tiles, some[0].count, itemsize=itemsize)
+        ahead, passed = [load_weight(linear, *pieces[0]) for linear in inner], []
         for block in some:
             x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
             scales = norm_scales(x_sb, norm, spans(block.count, P_MAX))
             x_sb = with_gain(x_sb, gain_sb)
-            lows = [low_ranks(own, x_sb, block.start) for own in own_adapters]
-            passed.append((x_sb, scales, lows, nl.ndarray((P_MAX, tiles, block.count), dtype)))
+            lows = [low_ranks(linear.adapters, x_sb, block.start) for linear in inner]
+            inner_sb = nl.ndarray((P_MAX, down.k_tiles, block.count), dtype)
+            passed.append(InnerTokens(x_sb, scales.along_sb, lows, inner_sb))
         # silu(gate) * up [128, F/128, count], features on partitions as down contracts them. A PSUM
         # bank at a time: H/128 passes of its tokens for each tile, while DMA loads the next piece
         # and VectorE and ScalarE finish the bank before
         for first, size in pieces:
-            gate_w_sb, up_w_sb = ahead
-            if first:
-                gate_w_sb = load_weight(gate_hbm, first, size, k_tiles)
-                up_w_sb = load_weight(up_hbm, first, size, k_tiles)
-            gate_ranks, up_ranks = (rank_weights(own, first, size) for own in own_adapters)
-            for x_sb, scales, (gate_lows, up_lows), inner_sb in passed:
-                for tile, beside, at, columns in psum_parts(size, x_sb.shape[2]):
-                    own, along_sb = first + tile, scales.along_sb
-                    gate_psum = products(gate_w_sb, tile, beside, x_sb, at, columns)
-                    add_adapted(gate_psum, gate_ranks, gate_lows, tile, at)
-                    gate_sb = times_scale(gate_psum, along_sb, at, dtype, gate_scale_sb, own)
-                    silu_sb = nisa.activation(nl.silu, gate_sb, bias=zero_sb)
-                    up_psum = products(up_w_sb, tile, beside, x_sb, at, columns)
-                    add_adapted(up_psum, up_ranks, up_lows, tile, at)
-                    up_sb = times_scale(up_psum, along_sb, at, dtype, up_scale_sb, own)
-                    inner_sb[:, nl.ds(own, beside), nl.ds(at, columns)] = nisa.tensor_tensor(
-                        silu_sb, up_sb, nl.multiply
-                    )
+            loaded = ahead if first == 0 else [load_weight(each, first, size) for each in inner]
+            gate, up = (each.piece(sb, first, size) for each, sb in zip(inner, loaded))
+            for rows in passed:
+                for part in psum_parts(size, rows.x_sb.shape[2]):
+                    rows.gated(gate, up, first, part, zero_sb)
         # down [128, H/128, count]: F/128 passes a tile, the last tiles' weights alone at the end
-        inner = [(inner_sb, block) for (*_, inner_sb), block in zip(passed, some)]
-        store_product(down_hbm, inner, out_hbm, down_scale_sb, down_adapters)
+        contexts = [(rows.inner_sb, block) for rows, block in zip(passed, some)]
+        store_product(down, contexts, out_hbm)
     return out_hbm if delta_hbm is None else (out_hbm, stream_hbm)
 
 
@@ -3803,7 +3844,7 @@ def inputs_of_ranks(weight: torch.Tensor, sizes: Sizes) -> OfRanks:
 def attention_scales(
     scales: Sequence[torch.Tensor], gain: torch.Tensor, sizes: Sizes
 ) -> torch.Tensor:
-    """Scales of the weights of Q, K, V and output, and the norm's gain: ``attention_columns``."""
+    """Scales of the weights of Q, K, V and output, and the norm's gain, as kernels take them."""
     q, k, v = heads_of_ranks(scales[:3], sizes)
     return of_ranks(
         [in_columns(own) for own in q],

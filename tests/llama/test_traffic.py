@@ -148,7 +148,9 @@ def test_few_tokens_are_stored_at_once_and_many_piece_by_piece(tokens: int, stor
     def kernel(x, weight):
         out = nl.ndarray((128 * tiles, tokens), nl.bfloat16, buffer=nl.shared_hbm)
         x_sb = nl.load(x.reshape((128, k_tiles, tokens)))
-        llama.store_product(weight, [(x_sb, llama.Block(0, tokens, tokens))], out)
+        llama.store_product(
+            llama.Linear(weight, k_tiles), [(x_sb, llama.Block(0, tokens, tokens))], out
+        )
         return out
 
     shapes = (128 * k_tiles, tokens), (128, tiles * k_tiles * 128)
