@@ -355,6 +355,17 @@ def masked(dtype):
     return MASKED_FP16 if dtype == nl.float16 else MASKED
 
 
+def psum_zeros(shape):
+    """Zeros fp32 @ PSUM, to which products are added: that takes zeros, an affine loop and nothing
+    but products (known issues of SDK 2.22)."""
+    return nl.zeros(shape, nl.float32, buffer=nl.psum)
+
+
+def psum_tile(shape):
+    """An uninitialised tile fp32 @ PSUM, which transposes or single products fill."""
+    return nl.ndarray(shape, nl.float32, buffer=nl.psum)
+
+
 def load_constant(values, dtype):
     """A numpy array of at most 128 rows, part of the compiled graph -> the same @ SBUF."""
     return nl.load(nl.shared_constant(values, dtype=dtype))
@@ -475,10 +486,9 @@ def products(weight_sb, first, tiles, x_sb, start, tokens):
     """``tiles`` tiles of features of ``W @ x`` for a span of tokens -> [128, tiles, tokens] @ PSUM.
 
     The weights of 128 features are stationary and the tokens move: k_tiles passes of max(64,
-    tokens) columns a tile, and the result has features on partitions. Accumulating in PSUM takes a
-    tile of zeros, an affine loop and nothing but products (known issues of SDK 2.22).
+    tokens) columns a tile, and the result has features on partitions.
     """
-    acc_psum = nl.zeros((P_MAX, tiles, tokens), nl.float32, buffer=nl.psum)
+    acc_psum = psum_zeros((P_MAX, tiles, tokens))
     for tile in nl.affine_range(tiles):
         for k in nl.affine_range(x_sb.shape[1]):
             acc_psum[:, tile, :] += nisa.nc_matmul(
@@ -568,7 +578,7 @@ def low_ranks(adapters, x_sb, first_token):
         low_sb = nl.ndarray((count, tokens), x_sb.dtype)
         for start, size in spans(tokens, MOVING_MAX):
             columns = nl.ds(start, size)
-            low_psum = nl.zeros((count, size), nl.float32, buffer=nl.psum)
+            low_psum = psum_zeros((count, size))
             for k in nl.affine_range(k_tiles):
                 low_psum[...] += nisa.nc_matmul(a_sb[:, k, rows], x_sb[:, k, columns])
             low_sb[:, columns] = nisa.tensor_tensor(low_psum, own_sb[:, columns], nl.multiply)
@@ -641,7 +651,7 @@ def squared_lengths(x_sb, start, tokens):
     rest is selected away rather than multiplied by zero: other tokens' products may overflow.
     """
     own = nl.ds(start, tokens)
-    gram_psum = nl.zeros((tokens, tokens), nl.float32, buffer=nl.psum)
+    gram_psum = psum_zeros((tokens, tokens))
     for k in nl.affine_range(x_sb.shape[1]):
         gram_psum[...] += nisa.nc_matmul(x_sb[:, k, own], x_sb[:, k, own])
     lengths_sb = nisa.tensor_copy(gram_psum)
@@ -886,7 +896,7 @@ def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
     terms_sb = nl.ndarray((P_MAX, 2, size), p.x_sb.dtype)
     terms_sb[:, 0, :] = times_both(x, p.cos_sb[:, columns], own_sb)
     terms_sb[:, 1, :] = times_both(x, p.sin_sb[:, columns], own_sb)
-    rotated_psum = nl.zeros((P_MAX, size), nl.float32, buffer=nl.psum)
+    rotated_psum = psum_zeros((P_MAX, size))
     rotated_psum[...] += nisa.nc_matmul(p.identity_sb, terms_sb[:, 0, :])
     rotated_psum[...] += nisa.nc_matmul(p.swap_sb, terms_sb[:, 1, :])
     zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
@@ -900,7 +910,7 @@ def value_tile(p, weight_sb, tile, start, v_sb):
     """
     width = min(P_MAX, v_sb[0].shape[1] - start)
     for (at, size), scale_sb, rows_sb in zip(p.parts, p.scales.down_sb, v_sb):
-        acc_psum = nl.zeros((size, width), nl.float32, buffer=nl.psum)
+        acc_psum = psum_zeros((size, width))
         for k in nl.affine_range(p.x_sb.shape[1]):
             acc_psum[...] += nisa.nc_matmul(
                 p.x_sb[:, k, nl.ds(at, size)], weight_sb[:, tile, k, 0:width]
@@ -948,7 +958,7 @@ def key_rows(qk_sb, first_tile, start, tokens, heads):
     d, stack = heads.head_dim, heads.stack
     rows_sb = nl.ndarray((tokens, heads.kv_heads * d), qk_sb.dtype)
     for first, count in spans(heads.kv_heads, stack):
-        rows_psum = nl.ndarray((tokens, count * d), nl.float32, buffer=nl.psum)
+        rows_psum = psum_tile((tokens, count * d))
         rows_psum[...] = nisa.nc_transpose(
             qk_sb[0 : count * d, first_tile + first // stack, nl.ds(start, tokens)]
         )
@@ -1256,7 +1266,7 @@ def set_marks(out_sb, bank, lowest_sb, constants):
     (queries, tiles), tokens, count = lowest_sb.shape, bank.tokens, query_marks(bank)
     marks_sb = nisa.memset((queries, count), 1.0, out_sb.dtype)
     marks_sb[:, nl.ds(1, tiles)] = nisa.tensor_copy(lowest_sb)
-    turned_psum = nl.ndarray((count, queries), nl.float32, buffer=nl.psum)
+    turned_psum = psum_tile((count, queries))
     turned_psum[...] = nisa.nc_matmul(marks_sb, constants.eye_sb[0:queries, 0:queries])
     turned_sb = nl.ndarray((count, queries), out_sb.dtype)
     turned_sb[...] = nisa.tensor_copy(turned_psum)
@@ -1276,7 +1286,7 @@ def score_rows(q_sb, bank, at, keys, span, scores_sb, head_dim, hides, constants
     """
     (head, row, count), (start, tiles) = bank.tiles()[at], span
     queries, rows, depth = count * bank.tokens, nl.ds(row, count), head_dim + int(hides)
-    scores_psum = nl.zeros((queries, tiles, keys.lanes), nl.float32, buffer=nl.psum)
+    scores_psum = psum_zeros((queries, tiles, keys.lanes))
     for slot, size in contraction(depth):
         scores_psum[...] += nisa.nc_matmul(
             q_sb[0:size, slot, rows, :], keys.keys(head, slot, size, start, tiles)
@@ -1320,7 +1330,7 @@ def add_weighted(q_sb, marks_sb, bank, keys, span, sums, head_dim, constants):
     triangle = keys.causal and start + tiles == keys.tiles
     if keys.causal:
         keys = keys._replace(mask_sb=None)
-    scores_psum = nl.zeros(shape, nl.float32, buffer=nl.psum)
+    scores_psum = psum_zeros(shape)
     for tile in nl.static_range(tiles):
         part_psum = scores_psum[:, tile, :, :]
         score_tile(q_sb, marks_sb, bank, keys, start + tile, part_psum, head_dim, constants)
@@ -1350,7 +1360,7 @@ def add_turned(scores_sb, neg_max_sb, keys, span, head, sums_psum, head_dim):
         nl.exp, scores_sb[:, nl.ds(start, tiles), :], bias=neg_max_sb,
         scale=score_scales(head_dim)[1],
     )  # fmt: skip
-    turned_psum = nl.ndarray((lanes, tiles, queries), nl.float32, buffer=nl.psum)
+    turned_psum = psum_tile((lanes, tiles, queries))
     for tile in nl.affine_range(tiles):
         turned_psum[:, tile, :] = nisa.nc_transpose(weights_sb[:, tile, :])
     turned_sb = nl.ndarray((lanes, tiles, queries), scores_sb.dtype)
@@ -1363,7 +1373,7 @@ def zero_sums(bank, head_dim):
     """Zeros for the sums of a bank's queries, [queries, tiles, D + 1] fp32 @ PSUM, as many tiles
     of queries as share a bank."""
     return [
-        nl.zeros((bank.queries, tiles, head_dim + 1), nl.float32, buffer=nl.psum)
+        psum_zeros((bank.queries, tiles, head_dim + 1))
         for _, tiles in spans(len(bank.tiles()), MOVING_MAX // (head_dim + 1))
     ]
 
@@ -1397,9 +1407,7 @@ def bank_contexts(banks, sums, heads, context_sb):
             rows_sb[:, lanes] = nisa.tensor_scalar(values, nl.multiply, scale_sb)
         if lanes.stop == P_MAX or bank.head + at + 1 == heads.kv_heads:
             shape = (P_MAX, bank.members, bank.tokens)
-            turned_psum = nl.ndarray(
-                (P_MAX, bank.members * bank.tokens), nl.float32, buffer=nl.psum
-            )
+            turned_psum = psum_tile((P_MAX, bank.members * bank.tokens))
             for (first, count), rows_sb in zip(parts, rows):
                 part = nl.ds(first * bank.tokens, count * bank.tokens)
                 turned_psum[:, part] = nisa.nc_transpose(rows_sb)
@@ -1941,7 +1949,7 @@ def turned_keys(rows_sb, heads, start, tiles, by_token=False):
     ``by_token``: keys [lanes, tiles, heads, D], as blocks of a cache have them."""
     lanes, _, _, d = rows_sb.shape
     shape = (len(heads) * d, tiles, lanes)
-    turned_psum = nl.ndarray(shape, nl.float32, buffer=nl.psum)
+    turned_psum = psum_tile(shape)
     for t in nl.affine_range(tiles):
         part = slice(heads.start, heads.stop)
         own = (start + t, part) if by_token else (part, start + t)
@@ -2028,7 +2036,7 @@ def decode_scores(qk_sb, cache, heads):
     scores_sb = nl.ndarray((rows, keys), q_sb.dtype)
     for at, size in spans(keys, MOVING_MAX):
         part = nl.ds(at, size)
-        scores_psum = nl.zeros((rows, size), nl.float32, buffer=nl.psum)
+        scores_psum = psum_zeros((rows, size))
         for slot in nl.affine_range(slots):
             scores_psum[...] += nisa.nc_matmul(q_sb[:, slot, :], cache.k_sb[:, slot, part])
         scores_psum[...] += nisa.nc_matmul(which_sb, cache.mask_sb[:, part])
@@ -2045,7 +2053,7 @@ def turn_tiles(x_sb, tiles, width):
     queries = x_sb.shape[0]
     out_sb = nl.ndarray((width, tiles, queries), x_sb.dtype)
     for at, count in spans(tiles, MOVING_MAX // queries):
-        turned_psum = nl.ndarray((width, count, queries), nl.float32, buffer=nl.psum)
+        turned_psum = psum_tile((width, count, queries))
         for t in nl.affine_range(count):
             turned_psum[:, t, :] = nisa.nc_transpose(x_sb[:, nl.ds((at + t) * width, width)])
         out_sb[:, nl.ds(at, count), :] = nisa.tensor_copy(turned_psum)
@@ -2067,7 +2075,7 @@ def spread_weights(weights_sb, cache, heads):
     spread_sb = nl.ndarray((partitions, kv_heads, tiles, count, group), dtype)
     for at, size in spans(tiles, MOVING_MAX // rows):
         part, columns = nl.ds(at, size), size * count * group
-        spread_psum = nl.ndarray((partitions, kv_heads, columns), nl.float32, buffer=nl.psum)
+        spread_psum = psum_tile((partitions, kv_heads, columns))
         for head in nl.static_range(kv_heads):
             window = nl.ds(partitions - (head + 1) * lanes, partitions)
             spread_psum[:, head, :] = nisa.nc_matmul(
@@ -2082,7 +2090,7 @@ def own_weights(weights_sb, cache, heads):
     """Weights of the new keys [rows, B] @ SBUF, turned -> [B, kv_heads, rows], zero for the rows of
     other heads than the part's."""
     kv_heads, group, count, rows = heads.kv_heads, heads.group, cache.count, weights_sb.shape[0]
-    turned_psum = nl.ndarray((count, rows), nl.float32, buffer=nl.psum)
+    turned_psum = psum_tile((count, rows))
     turned_psum[...] = nisa.nc_transpose(weights_sb[:, nl.ds(cache.keys, count)])
     of_heads_psum = turned_psum.reshape((count, count, kv_heads, group))
     own_sb = nisa.memset((count, kv_heads, count, kv_heads, group), 0.0, weights_sb.dtype)
@@ -2111,9 +2119,9 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
     own_values_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((count, heads.kv_heads, d)))
     # context of each sequence [q_heads, D + 1]: D + 1 columns of values move, a pass for each tile
     # of 128 cached keys and for each head's new keys; divided by the last column, it turns round
-    turned_psum = nl.ndarray((d, heads.q_heads, count), nl.float32, buffer=nl.psum)
+    turned_psum = psum_tile((d, heads.q_heads, count))
     for b in nl.affine_range(count):
-        out_psum = nl.zeros((heads.q_heads, d + 1), nl.float32, buffer=nl.psum)
+        out_psum = psum_zeros((heads.q_heads, d + 1))
         for t in nl.affine_range(cache.v_sb.shape[2]):
             out_psum[...] += nisa.nc_matmul(spread_sb[:, :, t, b, :], cache.v_sb[:, b, t, :])
         for head in nl.affine_range(heads.kv_heads):
@@ -2259,7 +2267,7 @@ def few_maxima(q_sb, marks_sb, bank, keys, head_dim, constants):
     found_sb = nl.ndarray((keys.lanes, columns, len(groups)), q_sb.dtype)
     for at, (start, tiles) in enumerate(groups):
         shape = (keys.lanes, bank.rows, bank.tokens, tiles)
-        scores_psum = nl.zeros(shape, nl.float32, buffer=nl.psum)
+        scores_psum = psum_zeros(shape)
         for tile in nl.static_range(tiles):
             part_psum = scores_psum[:, :, :, tile]
             score_tile(q_sb, marks_sb, bank, keys, start + tile, part_psum, head_dim, constants)
@@ -2269,7 +2277,7 @@ def few_maxima(q_sb, marks_sb, bank, keys, head_dim, constants):
     best_sb = found_sb[:, :, 0]
     if len(groups) > 1:
         best_sb = nisa.tensor_reduce(nl.max, found_sb, axis=2)
-    turned_psum = nl.ndarray((queries, bank.heads, keys.lanes), nl.float32, buffer=nl.psum)
+    turned_psum = psum_tile((queries, bank.heads, keys.lanes))
     for head in nl.static_range(bank.heads):
         turned_psum[:, head, :] = nisa.nc_transpose(best_sb[:, nl.ds(head * queries, queries)])
     lowest_sb = nl.ndarray((queries, bank.heads), q_sb.dtype)
