@@ -1101,8 +1101,8 @@ class KeyTiles(NamedTuple):
     [128, stride, heads, D + 1], the last column ones, None where nobody asks for values. ``head``
     is the first one there that counts.
     ``mask_sb`` [tokens, lanes], if any, is added to the scores of the last tile, a triangle where
-    it is ``causal``. bias_sb [1, tiles, lanes] hides keys where marks are not among the rows of
-    k_sb.
+    it is ``causal``. bias_sb [n, tiles, lanes], if any, hides keys from the queries that owners_sb
+    [n, rows, tokens] are ones of: of n sequences, or of one, whose marks are no rows of k_sb.
     """
 
     k_sb: Any
@@ -1114,6 +1114,7 @@ class KeyTiles(NamedTuple):
     mask_sb: Any = None
     causal: bool = False
     bias_sb: Any = None
+    owners_sb: Any = None
 
     def keys(self, head, slot, rows, tile, tiles):
         """Operand of a product: some tiles of a head's keys, some rows of a slot."""
@@ -1133,7 +1134,8 @@ class NewKeys(NamedTuple):
     """Keys and values of a sequence's new tokens, filled in order: k_sb and v_sb as in KeyTiles,
     zero behind the last key. mask_sb [tokens, tokens] is added to the scores of a tile of tokens
     with each other; ``marks`` are the rows behind the features, none where nobody contracts them.
-    The first ``hides`` keys; where it is zero mask_sb is a triangle.
+    The first ``hides`` keys; where it is zero mask_sb is a triangle. Of several sequences bias_sb
+    [sequences, tiles * 128] hides each one's keys from the others.
     """
 
     heads: HeadShape
@@ -1142,6 +1144,7 @@ class NewKeys(NamedTuple):
     mask_sb: Any
     marks: int
     hides: bool
+    bias_sb: Any = None
 
     def append(self, start, qk_sb, column, v_sb):
         """Keep a tile of tokens, the sequence's from ``start`` on: keys from qk_sb, behind its
@@ -1159,9 +1162,12 @@ class NewKeys(NamedTuple):
         """KeyTiles of what the queries of a bank see: whole tiles before them, and their own."""
         lanes = P_MAX if bank.position else bank.tokens
         stride, tiles = self.v_sb.shape[1], bank.position // P_MAX + 1
-        mask_sb = self.mask_sb[0 : bank.tokens, 0:lanes]
+        mask_sb, bias_sb = self.mask_sb[0 : bank.tokens, 0:lanes], None
+        if self.bias_sb is not None:
+            shape = self.bias_sb.shape[0], tiles, lanes
+            bias_sb = self.bias_sb[:, 0 : tiles * lanes].reshape(shape)
         return KeyTiles(
-            self.k_sb, self.v_sb, stride, tiles, lanes, bank.head, mask_sb, not self.hides
+            self.k_sb, self.v_sb, stride, tiles, lanes, bank.head, mask_sb, not self.hides, bias_sb
         )
 
 
@@ -1291,17 +1297,20 @@ def score_rows(q_sb, bank, at, keys, span, scores_sb, head_dim, hides, constants
         scores_psum[...] += nisa.nc_matmul(
             q_sb[0:size, slot, rows, :], keys.keys(head, slot, size, start, tiles)
         )
+    if keys.bias_sb is not None:
+        scores_psum[...] += nisa.nc_matmul(
+            keys.owners_sb[:, rows, :], keys.bias_sb[:, nl.ds(start, tiles), :]
+        )
     if keys.mask_sb is not None and start + tiles == keys.tiles:
         which_sb = constants.which_sb[0 : bank.tokens, rows, 0 : bank.tokens]
         scores_psum[:, tiles - 1, :] += nisa.nc_matmul(which_sb, keys.mask_sb)
     scores_sb[...] = nisa.activation(nl.copy, scores_psum, bias=constants.zero_sb[0:queries, :])
 
 
-def score_tile(q_sb, marks_sb, bank, keys, tile, scores_psum, head_dim, constants):
-    """Products of one tile of keys with a bank's queries, marks included, into scores_psum [lanes,
-    rows, tokens]. ``marks_sb`` are those of the queries where the keys have none: their first
-    alone, or all."""
-    depth = head_dim + (0 if keys.bias_sb is not None else query_marks(bank))
+def score_tile(q_sb, marks_sb, bank, keys, tile, scores_psum, depth, constants):
+    """Products of one tile of keys with a bank's queries, ``depth`` rows of features and marks,
+    into scores_psum [lanes, rows, tokens]. ``marks_sb``, if any, are marks of the queries where the
+    keys have none."""
     for head in nl.static_range(bank.heads):
         own = bank.own(head)
         for slot, size in contraction(depth):
@@ -1309,10 +1318,10 @@ def score_tile(q_sb, marks_sb, bank, keys, tile, scores_psum, head_dim, constant
                 keys.keys(head, slot, size, tile, 1), q_sb[0:size, slot, own, :]
             )
     if keys.bias_sb is not None:
-        scores_psum[...] += nisa.nc_matmul(keys.bias_sb[:, tile, :], marks_sb[0:1, :, :])
-        if marks_sb.shape[0] > 1:
-            ones_sb = constants.ones_sb[0 : marks_sb.shape[0], 0 : keys.lanes]
-            scores_psum[...] += nisa.nc_matmul(ones_sb, marks_sb)
+        scores_psum[...] += nisa.nc_matmul(keys.bias_sb[:, tile, :], keys.owners_sb)
+    if marks_sb is not None:
+        ones_sb = constants.ones_sb[0 : marks_sb.shape[0], 0 : keys.lanes]
+        scores_psum[...] += nisa.nc_matmul(ones_sb, marks_sb)
     if keys.mask_sb is not None and tile + 1 == keys.tiles:
         which_sb = constants.which_sb[0 : bank.tokens, 0 : bank.rows, 0 : bank.tokens]
         scores_psum[...] += nisa.nc_matmul(keys.mask_sb, which_sb)
@@ -1327,13 +1336,14 @@ def add_weighted(q_sb, marks_sb, bank, keys, span, sums, head_dim, constants):
     """exp(scale * (score - maximum)) of a span of tiles of keys times their values and ones, added
     to ``sums``: of each tile of the bank's queries [queries, D + 1] fp32 @ PSUM."""
     shape, (start, tiles) = (keys.lanes, span[1], bank.rows, bank.tokens), span
+    depth = head_dim + (query_marks(bank) if marks_sb is None else 0)
     triangle = keys.causal and start + tiles == keys.tiles
     if keys.causal:
         keys = keys._replace(mask_sb=None)
     scores_psum = psum_zeros(shape)
     for tile in nl.static_range(tiles):
         part_psum = scores_psum[:, tile, :, :]
-        score_tile(q_sb, marks_sb, bank, keys, start + tile, part_psum, head_dim, constants)
+        score_tile(q_sb, marks_sb, bank, keys, start + tile, part_psum, depth, constants)
     weights_sb = nl.ndarray(shape, q_sb.dtype)
     weights_sb[...] = nisa.activation(
         nl.exp, scores_psum, bias=constants.zero_sb[0 : keys.lanes, :],
@@ -1419,7 +1429,8 @@ def bank_contexts(banks, sums, heads, context_sb):
 class QueryGroup(NamedTuple):
     """``banks`` of a set of KV heads, and the keys that they see: ``blocks`` that come from HBM
     (KeyTiles, or what has their sizes and a method ``load``), then ``new`` ones. Queries are in
-    qk_sb, contexts go to context_sb [128, tiles, T], a list of both by block of tokens."""
+    qk_sb, contexts go to context_sb [128, tiles, T], a list of both by block of tokens. Of several
+    sequences owners [sequences, rows, tokens] of each bank @ SBUF."""
 
     banks: List[ScoreBank]
     blocks: List[Any]
@@ -1427,6 +1438,7 @@ class QueryGroup(NamedTuple):
     qk_sb: List[Any]
     constants: Constants
     context_sb: List[Any]
+    owners: Optional[List[Any]] = None
 
     @property
     def head_dim(self) -> int:
@@ -1446,14 +1458,15 @@ class QueryGroup(NamedTuple):
             for span in spans(tiles, MOVING_MAX // lanes)
         ]
 
-    def keys(self, part, bank, held, values):
-        """KeyTiles of a part, with ``values`` or without; ``held`` are the last block that was
-        loaded and its number."""
+    def keys(self, part, n, held, values):
+        """KeyTiles of a part for the ``n``-th bank, with ``values`` or without; ``held`` are the
+        last block that was loaded and its number."""
+        bank, owners_sb = self.banks[n], None if self.owners is None else self.owners[n]
         if part == len(self.blocks):
-            return self.new.seen(bank)
+            return self.new.seen(bank)._replace(owners_sb=owners_sb)
         if held[0] != part:
             held[:] = part, self.blocks[part].load(values)
-        return held[1]._replace(head=bank.head - self.banks[0].head)
+        return held[1]._replace(head=bank.head - self.banks[0].head, owners_sb=owners_sb)
 
 
 class MaximaPass(NamedTuple):
@@ -1497,7 +1510,7 @@ class MaximaPass(NamedTuple):
         behind the last, the marks of its queries."""
         (part, span, n, at, step), group = work, self.group
         bank, new, d = group.banks[n], group.new, group.head_dim
-        keys, constants = group.keys(part, bank, self.held, False), group.constants
+        keys, constants = group.keys(part, n, self.held, False), group.constants
         queries, last = bank.tiles()[at][2] * bank.tokens, len(group.spans(bank)) - 1
         if new.marks:
             scores_sb = nl.ndarray((queries, span[1], keys.lanes), new.k_sb.dtype)
@@ -1562,7 +1575,7 @@ class WeightsPass(NamedTuple):
         """One bank of PSUM; behind the last, the contexts of all."""
         (part, n, span, at, begins, ends), first = step, self.first
         group, bank = first.group, first.group.banks[n]
-        keys, d = group.keys(part, bank, self.held, True), group.head_dim
+        keys, d = group.keys(part, n, self.held, True), group.head_dim
         if begins:
             self.sums[n] = zero_sums(bank, d)
         if at is None:
@@ -2154,8 +2167,10 @@ class CacheTiles(NamedTuple):
     """Some tiles of a sequence's cache, of ``count`` KV heads from ``head`` on. ``cache`` are keys
     and values [B, kv_heads, L, D] and bias [B, L] @ HBM; ``apart``: the bias stays apart.
 
-    Of a cache of blocks: keys and values [rows, run, kv_heads, D] @ HBM, and rows_sb [lanes, B *
-    parts] @ SBUF, which rows lie on the partitions of each part of a sequence."""
+    Of a cache of blocks: keys and values @ HBM, [rows, run, kv_heads, D], or [rows, run, D] where
+    heads lie apart, and rows_sb [lanes, B * parts (* kv_heads)] @ SBUF, which rows lie on the
+    partitions of each part of a sequence. ``shared``: all of a bias [n, L] is of the one sequence
+    that n stand in, and stays apart."""
 
     cache: Any
     sequence: int
@@ -2165,43 +2180,57 @@ class CacheTiles(NamedTuple):
     tiles: int
     heads: HeadShape
     apart: bool = False
+    shared: bool = False
 
     @property
     def lanes(self) -> int:
         rows_sb = self.cache[3]
         return cache_runs(self.cache[0].shape[2])[0] if rows_sb is None else rows_sb.shape[0]
 
-    def named_rows(self, cache_hbm):
-        """Keys or values of all heads [lanes, tiles, kv_heads, D] @ SBUF, by an indirect load: a
-        partition takes the row of HBM that the block table names."""
+    @property
+    def by_token(self) -> bool:
+        """Whether rows that a table names have a token's heads side by side."""
+        return self.cache[3] is not None and len(self.cache[0].shape) == 4
+
+    def named_rows(self, cache_hbm, head):
+        """Keys or values @ SBUF by an indirect load, a partition takes the row of HBM that the
+        block table names: [lanes, tiles, kv_heads, D], or of one head [lanes, tiles, D]."""
         (rows, *shape), rows_sb = cache_hbm.shape, self.cache[3]
         flat_hbm = cache_hbm.reshape((rows, math.prod(shape)))
-        parts = rows_sb.shape[1] // self.cache[2].shape[0]
-        part = self.sequence * parts + self.tile // self.tiles
+        parts, heads = self.cache[2].shape[1] // (self.lanes * self.tiles), self.heads.kv_heads
+        at = self.sequence * parts + self.tile // self.tiles
+        at = at if self.by_token else at * heads + head
         lane, column = nl.arange(self.lanes)[:, None], nl.arange(math.prod(shape))[None, :]
-        return nl.load(flat_hbm[rows_sb[lane, part], column]).reshape((self.lanes, *shape))
+        return nl.load(flat_hbm[rows_sb[lane, at], column]).reshape((self.lanes, *shape))
 
     def runs_of(self, cache_hbm):
         """Cached keys or values [B, kv_heads, lanes, runs, D]."""
         batch, kv_heads, length, d = cache_hbm.shape
         return cache_hbm.reshape((batch, kv_heads, *cache_runs(length), d))
 
+    def rows_of(self, cache_hbm, head):
+        """Keys or values of a head [lanes, tiles, D] @ SBUF."""
+        if self.cache[3] is not None:
+            return self.named_rows(cache_hbm, head)
+        return nl.load(
+            self.runs_of(cache_hbm)[self.sequence, head, :, nl.ds(self.tile, self.tiles), :]
+        )
+
     def head_rows(self, head, count):
         """Keys of some heads [lanes, count, tiles, D] @ SBUF, a load for each."""
-        keys_hbm, part = self.runs_of(self.cache[0]), nl.ds(self.tile, self.tiles)
         shape = (self.lanes, count, self.tiles, self.heads.head_dim)
-        rows_sb = nl.ndarray(shape, keys_hbm.dtype)
+        rows_sb = nl.ndarray(shape, self.cache[0].dtype)
         for at in nl.affine_range(count):
-            rows_sb[:, at, :, :] = nl.load(keys_hbm[self.sequence, head + at, :, part, :])
+            rows_sb[:, at, :, :] = self.rows_of(self.cache[0], head + at)
         return rows_sb
 
     def turned(self, k_sb):
         """Keys into k_sb. A head's row per partition is as long as the tiles: their keys lie next
         to each other in HBM. A tile turns for all heads of a stack at once, and as many as share a
         PSUM bank leave it together."""
-        d, by_token = self.heads.head_dim, self.cache[3] is not None
+        d, by_token = self.heads.head_dim, self.by_token
         if by_token:
-            named_sb = self.named_rows(self.cache[0])
+            named_sb = self.named_rows(self.cache[0], 0)
         for first, stacked in spans(self.count, self.heads.stack):
             head = self.head + first
             if by_token:
@@ -2222,15 +2251,12 @@ class CacheTiles(NamedTuple):
         shape = (P_MAX, self.tiles, self.count, d + 1)
         v_sb = nl.ndarray(shape, values_hbm.dtype)
         v_sb[:, :, :, d : d + 1] = nisa.memset((*shape[:3], 1), 1.0, values_hbm.dtype)
-        if self.cache[3] is not None:
-            rows_sb = self.named_rows(values_hbm)[:, :, self.head : self.head + self.count, :]
+        if self.by_token:
+            rows_sb = self.named_rows(values_hbm, 0)[:, :, self.head : self.head + self.count, :]
             v_sb[0 : self.lanes, :, :, 0:d] = nisa.tensor_copy(rows_sb, engine=nisa.vector_engine)
             return v_sb
-        values_hbm = self.runs_of(values_hbm)
         for at in nl.affine_range(self.count):
-            rows_sb = nl.load(
-                values_hbm[self.sequence, self.head + at, :, nl.ds(self.tile, self.tiles), :]
-            )
+            rows_sb = self.rows_of(values_hbm, self.head + at)
             v_sb[0 : self.lanes, :, at, 0:d] = nisa.tensor_copy(rows_sb, engine=nisa.vector_engine)
         return v_sb
 
@@ -2240,23 +2266,28 @@ class CacheTiles(NamedTuple):
         slots, (slot, row) = len(contraction(d + marks)), divmod(d, P_MAX)
         batch, length = self.cache[2].shape
         runs_hbm = self.cache[2].reshape((batch, length // self.lanes, self.lanes))
-        bias_hbm = runs_hbm[nl.ds(self.sequence, 1), nl.ds(self.tile, self.tiles), :]
+        own = nl.ds(0, batch) if self.shared else nl.ds(self.sequence, 1)
+        bias_hbm = runs_hbm[own, nl.ds(self.tile, self.tiles), :]
         shape, bias_sb = (P_MAX, self.count, slots * self.tiles, self.lanes), None
         k_sb = nl.ndarray(shape, bias_hbm.dtype)
         self.turned(k_sb)
-        if self.apart:
+        if self.apart or self.shared:
             bias_sb = nl.load(bias_hbm)
-        else:
-            ones = np.ones((MARKS - 1, self.tiles, self.lanes), np.float32)
+        if not self.apart:
+            ones = np.ones((MARKS, self.tiles, self.lanes), np.float32)
+            ones[0] = 0.0
             for at in nl.affine_range(self.count):
                 part = nl.ds(slot * self.tiles, self.tiles)
+                if self.shared:
+                    k_sb[row : row + MARKS, at, part, :] = load_constant(ones, bias_hbm.dtype)
+                    continue
                 k_sb[row : row + 1, at, part, :] = nl.load(bias_hbm)
-                k_sb[row + 1 : row + MARKS, at, part, :] = load_constant(ones, bias_hbm.dtype)
+                k_sb[row + 1 : row + MARKS, at, part, :] = load_constant(ones[1:], bias_hbm.dtype)
         v_sb = self.values() if values else None
         return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, self.lanes, bias_sb=bias_sb)
 
 
-def few_maxima(q_sb, marks_sb, bank, keys, head_dim, constants):
+def few_maxima(q_sb, bank, keys, head_dim, constants):
     """Maxima over some keys, negated [queries of a head, heads] @ SBUF, of up to 128 queries.
 
     Keys stand on partitions, so that a pass takes a column for each query and tile of keys:
@@ -2270,7 +2301,7 @@ def few_maxima(q_sb, marks_sb, bank, keys, head_dim, constants):
         scores_psum = psum_zeros(shape)
         for tile in nl.static_range(tiles):
             part_psum = scores_psum[:, :, :, tile]
-            score_tile(q_sb, marks_sb, bank, keys, start + tile, part_psum, head_dim, constants)
+            score_tile(q_sb, None, bank, keys, start + tile, part_psum, head_dim, constants)
         found_sb[:, :, at] = nisa.tensor_reduce(
             nl.max, scores_psum.reshape((keys.lanes, columns, tiles)), axis=2
         )
@@ -2318,14 +2349,17 @@ def attend_few(group):
     zero_sb = constants.zero_sb[0:queries, :]
     # queries [128, slots, rows, tokens] without marks: those of a pass are an operand of their own
     q_sb = bank_queries(group.qk_sb[bank.block], bank, group.new.heads, 0, False)
-    first_sb = nisa.memset((1, *shape[1:]), 1.0, dtype)
-    own = group.new.seen(bank)._replace(bias_sb=nisa.memset((1, 1, bank.tokens), 0.0, dtype))
+    if group.owners is None:
+        owners_sb = nisa.memset((1, *shape[1:]), 1.0, dtype)
+    else:
+        (owners_sb,) = group.owners
+    own = group.new.seen(bank)
     sums_sb, neg_sb = nl.ndarray((queries, bank.heads, d + 1), nl.float32), None
     for block in [*group.blocks, own]:
         # a block's maxima [queries, heads], and weighted values and sums [queries, D + 1] of each
         # head relative to them: the same products of 128 keys with all queries, once more
-        keys = block.load()
-        block_sb = few_maxima(q_sb, first_sb, bank, keys, d, constants)
+        keys = block.load()._replace(owners_sb=owners_sb)
+        block_sb = few_maxima(q_sb, bank, keys, d, constants)
         marks_sb = nl.ndarray(shape, dtype)
         set_marks(marks_sb, bank, block_sb, constants)
         found = zero_sums(bank, d)
@@ -2356,13 +2390,34 @@ def attend_groups(groups):
         attend(first, ahead, [])
 
 
+def others_bias(owners_sb):
+    """From owners [sequences, T] @ SBUF the bias of new keys [sequences, tiles * 128]: 0 for those
+    of a sequence, for others MASKED. What stands behind the last key is hidden by the triangle."""
+    (sequences, tokens), dtype = owners_sb.shape, owners_sb.dtype
+    bias_sb = nisa.memset((sequences, whole_tiles(tokens) * P_MAX), 0.0, dtype)
+    bias_sb[:, 0:tokens] = nisa.tensor_scalar(
+        owners_sb, nl.subtract, 1.0, op1=nl.multiply, operand1=-masked(dtype)
+    )
+    return bias_sb
+
+
+def owners_of(owners_sb, bank):
+    """Owners of a bank's queries [sequences, rows, tokens] @ SBUF."""
+    sequences, (rows, tokens) = owners_sb.shape[0], (bank.rows, bank.tokens)
+    out_sb = nl.ndarray((sequences, rows, tokens), owners_sb.dtype)
+    for row in nl.static_range(rows):
+        out_sb[:, row, :] = nisa.tensor_copy(owners_sb[:, nl.ds(bank.position, tokens)])
+    return out_sb
+
+
 def few_queries(banks):
     """Whether ``attend_few`` takes the banks of a set of heads."""
     return len(banks) == 1 and banks[0].rows * banks[0].tokens <= P_MAX
 
 
-def cache_blocks(cache, sequence, banks, heads):
-    """The CacheTiles of a sequence for the heads of some banks; as KeyTiles where all fit."""
+def cache_blocks(cache, sequence, banks, heads, shared):
+    """The CacheTiles of a sequence, which several may have ``shared``, for the heads of some banks;
+    as KeyTiles where all fit."""
     head, last = banks[0].head, banks[-1]
     count, itemsize = last.head + last.heads - head, max(2, cache[0].itemsize)
     each = CACHE_ROW_BYTES // (itemsize * heads.head_dim)  # fp8 keys stand turned in x's type
@@ -2372,7 +2427,7 @@ def cache_blocks(cache, sequence, banks, heads):
         runs, each = cache[2].shape[1] // cache[3].shape[0], cache[0].shape[1]
     apart, marks = few_queries(banks), contraction(heads.head_dim + MARKS)
     blocks = [
-        CacheTiles(cache, sequence, head, count, *block, heads, apart)
+        CacheTiles(cache, sequence, head, count, *block, heads, apart, shared)
         for block in spans(runs, each)
     ]
     row_bytes = itemsize * count * (len(marks) * P_MAX + heads.head_dim + 1)
@@ -2605,7 +2660,7 @@ def attention_decode_kernel(
 def attention_chunk_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
     bias_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
-    a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None,
+    a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None, owners_hbm=None,
 ):  # fmt: skip
     """The same for several new tokens per sequence: over the cache, and causally over themselves.
 
@@ -2614,12 +2669,14 @@ def attention_chunk_kernel(
     for others. active [B, n, n] in the type of x, 0 where a token (row) sees one
     and MASKED elsewhere, for up to 128 tokens; None: they see those before and themselves.
     Of a cache of blocks, as ``blocks_in_runs`` gives them: keys and values [rows, run, kv_heads, D]
-    and int32 rows [lanes, B * parts].
+    and int32 rows [lanes, B * parts], or [rows, run, D] and [lanes, B * parts * kv_heads].
+    A chunk of several sequences, end to end, is one that B stand in: owners [B, n] in the type of
+    x are ones of the tokens of each, who see the cached keys of bias [B, L] and each other.
     -> partial output [H, B * n], new keys (rotated) and values [B * n, kv_heads * D], and x + delta
     where there is a delta. All tokens of a sequence share one pass over the weights.
     """
-    tokens, batch, dtype = x_hbm.shape[1], bias_hbm.shape[0], x_hbm.dtype
-    length, features = tokens // batch, x_hbm.shape[0]
+    tokens, shared, dtype = x_hbm.shape[1], owners_hbm is not None, x_hbm.dtype
+    length, features = tokens if shared else tokens // bias_hbm.shape[0], x_hbm.shape[0]
     new_shape = (tokens, heads.kv_heads * heads.head_dim)
     out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     new_keys_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
@@ -2635,6 +2692,7 @@ def attention_chunk_kernel(
     cache = keys_hbm, values_hbm, bias_hbm, rows_sb
     causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
     constants = attention_constants(spans(length, most), heads, dtype)
+    owners_sb = nl.load(owners_hbm) if shared else None
     most_tokens = chunk_tokens(features, heads, x_hbm.itemsize, scales_hbm is not None)
     step = max(1, most_tokens // length) * length
     blocks = token_blocks(features, tokens, length)
@@ -2653,6 +2711,8 @@ def attention_chunk_kernel(
         for sequence in sorted({part[0] for block in some for part in block.parts()}):
             active_sb = causal_sb if active_hbm is None else nl.load(active_hbm[sequence])
             new = new_keys(length, heads, dtype, active_sb, MARKS, hides=True)
+            if shared:
+                new = new._replace(bias_sb=others_bias(owners_sb))
             parts = []
             for n, rows in enumerate(passed):
                 for (owner, position, column, size), rows_sb in zip(rows.block.parts(), rows.v_sb):
@@ -2661,8 +2721,9 @@ def attention_chunk_kernel(
                         parts.append((n, column, position, size))
             tiles = [rows.qk_sb for rows in passed], constants, [rows.context_sb for rows in passed]
             for banks in score_banks(parts, heads, most):
-                found = cache_blocks(cache, sequence, banks, heads)
-                groups.append(QueryGroup(banks, found, new, *tiles))
+                found = cache_blocks(cache, sequence, banks, heads, shared)
+                owners = [owners_of(owners_sb, bank) for bank in banks] if shared else None
+                groups.append(QueryGroup(banks, found, new, *tiles, owners))
         attend_groups(groups)
         # the output of all blocks, again one pass over its weight
         contexts = [(rows.context_sb, rows.block) for rows in passed]
@@ -3241,6 +3302,7 @@ class NeuronLlamaAttention(nn.Module):
         self.window = window_of(config)
         self.nki_enabled, self.parallel = is_nki_enabled(config), is_sequence_parallel(config)
         self.left_padding = config.neuron_config.padding_side == "left"
+        self.heads_apart = config.neuron_config.is_chunked_prefill  # in blocks of the cache
         self.cores_of_kv = config.num_cores_per_group
         self.rotary_emb = LlamaRotaryEmbedding(config)
         if self.nki_enabled:
@@ -3290,7 +3352,8 @@ class NeuronLlamaAttention(nn.Module):
         if self.window is not None:
             masks = self.within_window(*masks, None if past is None else places)
         if given.get("tile_masks") is not None:  # a chunk of several sequences
-            past, masks = self.in_tiles(past, masks[0], given)
+            in_tiles = self.blocks_of_tiles if self.nki_enabled else self.in_tiles
+            past, masks = in_tiles(past, masks[0], given)
         inputs = hidden, norm, past, *masks, (cos, sin)
         if self.nki_enabled:
             output, present = self.attend_with_kernels(*inputs)
@@ -3322,17 +3385,35 @@ class NeuronLlamaAttention(nn.Module):
         for those of the tile before, ``tile_q_indices`` [tiles] which tile of queries looks at
         them, and ``tile_masks`` [tiles, queries, keys] at which.
         """
-        queries, tables, seen = (
-            given[name] for name in ("tile_q_indices", "tile_block_tables", "tile_masks")
-        )
-        tiles = torch.arange(len(tables), device=tables.device)
-        named = torch.where(tables[:, 0] < len(caches[0]), tiles, 0)
-        blocks = tables[torch.cummax(named, 0).values].long()
+        queries, seen = given["tile_q_indices"], given["tile_masks"]
+        blocks = named_blocks(given["tile_block_tables"], len(caches[0]))
         past = [cache[blocks].permute(2, 0, 1, 3, 4).flatten(1, 3)[None] for cache in caches]
         length = mask.shape[-1]
-        spans_of = torch.arange(math.ceil(length / seen.shape[1]), device=tables.device)
+        spans_of = torch.arange(math.ceil(length / seen.shape[1]), device=seen.device)
         own = (spans_of[:, None] == queries)[:, None, :, None] & seen.transpose(0, 1)
         return past, (own.flatten(2, 3).flatten(0, 1)[None, None, :length], mask)
+
+    def blocks_of_tiles(
+        self, caches: Sequence[torch.Tensor], mask: torch.Tensor, given: Dict[str, Any]
+    ) -> Tuple[Any, ...]:
+        """The same for the kernels: caches, the blocks of all tiles [1, n], and which tokens are a
+        sequence's, bool [sequences + 1, tokens], the last row those of padding; and of the cached
+        keys which each of these sees [sequences + 1, 1, 1, keys].
+
+        A sequence sees what its last token does: that of one tile of queries, and no key twice.
+        """
+        seen, ends = given["tile_masks"], given["num_queries"].cumsum(0)
+        places = torch.arange(mask.shape[-1], device=seen.device)
+        owner = (places[:, None] >= ends).sum(1)
+        owners = owner == torch.arange(len(ends) + 1, device=seen.device)[:, None]
+        last = (ends - 1).clamp_min(0)
+        tile, row = last // seen.shape[1], last % seen.shape[1]
+        of_last = (
+            seen[:, row].transpose(0, 1) & (tile[:, None] == given["tile_q_indices"])[..., None]
+        )
+        keys = nn.functional.pad(of_last.flatten(1), (0, 0, 0, 1))
+        blocks = named_blocks(given["tile_block_tables"], len(caches[0]))
+        return (*caches[:2], blocks.reshape(1, -1), owners), (keys[:, None, None], None)
 
     def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables):
         """Residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce."""
@@ -3345,10 +3426,11 @@ class NeuronLlamaAttention(nn.Module):
             bias = _mask_bias(mask[:, 0, -1], dtype) if self.left_padding else None
             results = attention_prefill_kernel(*inputs, rank, batch, bias, *own)
         else:
-            bias, rows = _mask_bias(mask[:, 0, 0], dtype), None
+            bias, rows, owners = _mask_bias(mask[:, 0, 0], dtype), None, None
             decode = active_mask is None and bias.shape[1] <= DECODE_KEYS and len(past) == 2
-            if len(past) == 3:  # blocks, and a table of them
-                keys, values, bias, rows = blocks_in_runs(*past, bias)
+            if len(past) > 2:  # blocks, and a table of them
+                keys, values, bias, rows = blocks_in_runs(*past[:3], bias, self.heads_apart)
+                owners = past[3].to(dtype) if len(past) == 4 else None
             else:
                 most = P_MAX // past[0].shape[1] if decode else P_MAX
                 keys, values, bias = cache_in_runs(*past, bias, most)
@@ -3356,7 +3438,7 @@ class NeuronLlamaAttention(nn.Module):
                 results = attention_decode_kernel(*inputs, keys, values, bias, rank, *own)
             else:
                 more = keys, values, bias, self.active_bias(active_mask, hidden), rank, *own
-                results = attention_chunk_kernel(*inputs, *more, rows_hbm=rows)
+                results = attention_chunk_kernel(*inputs, *more, rows_hbm=rows, owners_hbm=owners)
         partial, k, v, *stream = results
         return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
 
@@ -3475,32 +3557,61 @@ def cache_in_runs(
     return keys, values, runs.reshape(bias.shape)
 
 
+def named_blocks(tables: torch.Tensor, blocks: int) -> torch.Tensor:
+    """Tables of tiles [tiles, n], of which a number that no block has, of so many, stands for the
+    tile before -> all of them."""
+    tiles = torch.arange(len(tables), device=tables.device)
+    named = torch.where(tables[:, 0] < blocks, tiles, 0)
+    return tables[torch.cummax(named, 0).values].long()
+
+
 def blocks_in_runs(
-    keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, bias: torch.Tensor
-) -> Tuple[torch.Tensor, ...]:
+    keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, bias: torch.Tensor,
+    heads_apart: bool = False,
+) -> Tuple[torch.Tensor, ...]:  # fmt: skip
     """Caches of blocks [blocks, .., kv_heads, D], each sequence's blocks [B, n] and bias [B, L], L
     keys of them -> caches [rows, run, kv_heads, D], bias, and which rows, int32 [lanes, B * parts].
+    Of ``heads_apart``, [blocks, kv_heads, block, D], [rows, run, D] and [lanes, B * parts * heads].
 
     Runs of a block's tokens are rows of HBM: as long as 128 partitions hold a whole sequence, not
     shorter than DMA likes, and not longer than SBUF's share for keys of a head. Row r of part p of
     a sequence lies on partition r - p * lanes; the bias is permuted as ``CacheTiles`` has the keys.
+    Of a chunk that sequences share, one table of all, the bias has a row for each of them.
     """
-    (batch, length), (heads, dim) = bias.shape, keys.shape[-2:]
-    block, size = math.prod(keys.shape[1:-2]), max(2, keys.dtype.itemsize) * dim
-    wanted = max(length / P_MAX, DMA_ROW_BYTES / (heads * size))
+    (sequences, length), batch, dim = bias.shape, len(table), keys.shape[-1]
+    heads = keys.shape[1 if heads_apart else -2]
+    block, size = math.prod(keys.shape[1:-1]) // heads, max(2, keys.dtype.itemsize) * dim
+    wanted = max(length / P_MAX, DMA_ROW_BYTES / ((1 if heads_apart else heads) * size))
     run = 2 ** min(math.ceil(math.log2(max(1, wanted))), int(math.log2(CACHE_ROW_BYTES // size)))
     run = min(run, block)
     number = torch.arange(length // run, device=table.device)
-    rows = table.long()[:, number * run // block] * (block // run) + number % (block // run)
+    pieces, apart = block // run, heads if heads_apart else 1
+    rows = table.long()[:, number // pieces] * (apart * pieces) + number % pieces
     parts = whole_tiles(len(number))
     lanes = math.ceil(len(number) / parts)
     missing = parts * lanes - len(number)
     bias = nn.functional.pad(bias, (0, missing * run), value=hidden_bias(bias.dtype))
-    bias = bias.view(batch, parts, lanes, run).transpose(2, 3).reshape(batch, -1)
+    bias = bias.view(sequences, parts, lanes, run).transpose(2, 3).reshape(sequences, -1)
     rows = nn.functional.pad(rows, (0, missing)).view(batch, parts, lanes)
-    rows = rows.permute(2, 0, 1).reshape(lanes, -1).to(torch.int32)
-    shape = (-1, run, heads, dim)
+    of_heads = pieces * torch.arange(apart, device=table.device)
+    rows = (rows.permute(2, 0, 1)[..., None] + of_heads).reshape(lanes, -1).to(torch.int32)
+    shape = (-1, run, dim) if heads_apart else (-1, run, heads, dim)
     return keys.reshape(shape), values.reshape(shape), bias, rows
+
+
+def chunks_too_large(config: InferenceConfig) -> List[Tuple[bool, str]]:
+    """(whether, what) chunks that several sequences share have too much of."""
+    neuron_config, rank = config.neuron_config, Sizes.of(config).of_rank
+    if not neuron_config.is_chunked_prefill:
+        return []
+    tokens, features = neuron_config.max_context_length, whole_tiles(config.hidden_size) * P_MAX
+    quantised = bool(getattr(neuron_config, "quantized", False))
+    most = chunk_tokens(features, rank, neuron_config.torch_dtype.itemsize, quantised)
+    sequences = neuron_config.chunked_prefill_config.max_num_seqs
+    return [
+        (tokens > most, f"a max_context_length of {tokens} in chunks, but one of at most {most}"),
+        (sequences >= P_MAX, f"{sequences} sequences in a chunk, but at most {P_MAX - 1}"),
+    ]
 
 
 def refuse_what_kernels_lack(config: InferenceConfig) -> None:
@@ -3521,7 +3632,7 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
         (q_heads > P_MAX, f"{q_heads} query heads per rank"),
         (batch > P_MAX, f"a batch of {batch}"),
         (neuron_config.lora_config is not None and quantised, "adapters beside quantised weights"),
-        (neuron_config.is_chunked_prefill, "chunks that several sequences share"),
+        *chunks_too_large(config),
         (precise and narrow and is_in_blocks(config), "fp8 blocks in a model of float32"),
         (neuron_config.flash_decoding_enabled, "a cache whose positions several ranks share"),
         (qkv_bias and quantised, "biases behind quantised weights"),

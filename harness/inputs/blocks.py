@@ -41,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser, whole: Callable[[str], int]) 
     for flag, what in (
         ("--pa-block-size", f"tokens of a block (default: {BLOCK})"),
         ("--pa-num-blocks", "default: --seq-len for each of --batch-size"),
-        ("--kernel-q-tile-size", "queries of a chunk's tile (default: at most 128)"),
+        ("--kernel-q-tile-size", "queries of a chunk's tile (default: the whole chunk)"),
         ("--kernel-kv-tile-size", "cached tokens of a chunk's tile (default: 1024)"),
     ):
         group.add_argument(flag, type=whole, metavar="N", help=what)
@@ -92,7 +92,8 @@ def lengths(args: argparse.Namespace, found: Blocks, seq_len: int) -> dict[str, 
     buckets = args.context_encoding_buckets
     if buckets is None and args.enable_bucketing and not found.chunks:
         buckets = sorted({min(SHORT, longest), longest})
-    tiles = args.kernel_q_tile_size or min(128, longest), args.kernel_kv_tile_size or 1024
+    # tiles of all queries: attention passes each tile of keys once with all of a chunk's
+    tiles = args.kernel_q_tile_size or longest, args.kernel_kv_tile_size or 1024
     return {
         "max_context_length": longest,
         "context_encoding_buckets": buckets,

@@ -246,32 +246,41 @@ class Reference:
     def attention_chunk_kernel(
         self, x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm,
         values_hbm, bias_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
-        a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None,
+        a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None, owners_hbm=None,
     ):  # fmt: skip
         more = a_hbm, b_hbm, chosen_hbm
-        length = x_hbm.shape[1] // len(bias_hbm)
+        length = x_hbm.shape[1] // (len(bias_hbm) if owners_hbm is None else 1)
         rows = self.sum_of(x_hbm, delta_hbm, length)
         scale, gain, out_scale = self.scales(x_hbm, scales_hbm, heads)
         x = self.normed(rows.to(self.dtype), norm, gain)
         tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale, more)
         q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
-        batch, past = bias_hbm.shape
-        n, root = length, math.sqrt(heads.head_dim)
+        past, n, root = bias_hbm.shape[1], length, math.sqrt(heads.head_dim)
+        batch = x_hbm.shape[1] // n
         if rows_hbm is None:
             runs = next(r for r in range(math.ceil(past / 128), past + 1) if past % r == 0)
             bias = bias_hbm.unflatten(1, (runs, -1)).transpose(1, 2).flatten(1)
         else:  # a sequence's keys from the rows that it has, one after the other
             lanes, run = len(rows_hbm), keys_hbm.shape[1]
             bias = bias_hbm.unflatten(1, (-1, run, lanes)).transpose(2, 3).flatten(1)
-            named = rows_hbm.long().view(lanes, batch, -1).permute(1, 2, 0).flatten(1)
-            caches = (t[named].flatten(1, 2).transpose(1, 2) for t in (keys_hbm, values_hbm))
-            keys_hbm, values_hbm = caches
+            apart = keys_hbm.dim() == 3  # a head's rows: [B, heads, rows] instead of [B, 1, rows]
+            named = rows_hbm.long().view(lanes, batch, -1, heads.kv_heads if apart else 1)
+            named = named.permute(1, 3, 2, 0).flatten(2)
+            shape = batch, -1, heads.kv_heads, heads.head_dim
+            keys_hbm, values_hbm = (
+                t[named].flatten(2, 3) if apart else t[named].reshape(shape).transpose(1, 2)
+                for t in (keys_hbm, values_hbm)
+            )
         context = torch.zeros_like(q)
         for b, head in ((b, h) for b in range(batch) for h in range(heads.q_heads)):
             kv_head, own = head // heads.group, slice(b * n, (b + 1) * n)
             later = torch.ones(n, n, dtype=torch.bool).triu(1)
             unseen = later if active_hbm is None else active_hbm[b] != 0
-            hidden = torch.cat(((bias[b] != 0).expand(n, past), unseen), 1)
+            cached = (bias[b] != 0).expand(n, past)
+            if owners_hbm is not None:  # each token sees what its sequence does
+                owner = owners_hbm.argmax(0)
+                cached, unseen = bias[owner] != 0, unseen | (owner[:, None] != owner)
+            hidden = torch.cat((cached, unseen), 1)
             cached = (t[b, kv_head].to(self.dtype) for t in (keys_hbm, values_hbm))
             keys, values = (torch.cat((t, new[own, kv_head])) for t, new in zip(cached, (k, v)))
             weights = self.weights([q[own, head] @ keys.t() / root], hidden)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ import llama
 from tests.llama.references import EXACT
 from tests.llama.references import check_error as check
 from tests.llama.test_chunk import Case
-from tests.llama.test_kernels import BF16, random
+from tests.llama.test_kernels import BF16, attend, random, split_qkv, tables
 from tests.llama.test_references import BATCH, LENGTH, arguments
 
 
@@ -112,3 +113,86 @@ def test_blocks_of_fp8(n):
         setattr(case, name, getattr(case, name).to(torch.float8_e4m3fn).to(BF16))
     case.blocks = [cache.clamp(-240, 240).to(torch.float8_e4m3fn) for cache in case.blocks]
     check(*case.run(True))
+
+
+class SharedCase(Case):
+    """A chunk of several sequences, end to end, and padding: ``counts`` are (new tokens, cached
+    ones) of each, the cached ones in blocks of any order, whose heads lie apart."""
+
+    def __init__(self, counts, padding, heads, block, seed=0):
+        new, cached = ([count[side] for count in counts] for side in (0, 1))
+        widths = [math.ceil(length / block) for length in cached]
+        super().__init__(1, sum(new) + padding, max(1, sum(widths)) * block, heads, seed)
+        owner = [row for row, count in enumerate(new) for _ in range(count)]
+        self.owner = torch.tensor(owner + [len(counts)] * padding)
+        column = [
+            row if place < length else -1
+            for row, (length, width) in enumerate(zip(cached, widths))
+            for place in range(width * block)
+        ]
+        self.column = torch.tensor(column or [-1] * block)
+        self.places = torch.cat([past + torch.arange(n) for n, past in counts])
+        self.places = torch.nn.functional.pad(self.places, (0, padding))
+        order = torch.randperm(
+            max(1, sum(widths)) + 2, generator=torch.Generator().manual_seed(seed)
+        )
+        self.table, self.blocks = order[None, :-2], []
+        for s, name in ((3, "keys"), (4, "values")):
+            blocks = 30.0 * random(len(order), heads[1], block, heads[2], seed=seed + s)
+            rows = getattr(self, name)[0]
+            rows = torch.where((self.column < 0)[None, :, None], 30.0 * rows, rows).to(BF16)
+            setattr(self, name, rows[None])
+            blocks[self.table[0]] = rows.unflatten(1, (-1, block)).transpose(0, 1)
+            self.blocks.append(blocks)
+
+    def run(self):
+        """(contexts of the kernel, of PyTorch in bf16, in float64), padding left out."""
+        cos, sin = tables(self.places[None], self.sizes[2])
+        rows = torch.arange(int(self.owner.max()) + 1)[:, None]
+        seen = (self.column == rows) & (self.column >= 0)
+        bias = llama._mask_bias(torch.nn.functional.pad(seen, (0, 0, 0, 1)), BF16)
+        owners = (self.owner == torch.arange(len(bias))[:, None]).to(BF16)
+        *caches, bias, named = llama.blocks_in_runs(*self.blocks, self.table, bias, True)
+        more = {"rows_hbm": named, "owners_hbm": owners}
+        got, *_ = self.plain.call(
+            llama.attention_chunk_kernel,
+            *(self.qkv, self.n, (cos, sin), *caches, bias, None, self.plain.heads),
+            **more,
+        )
+        query, key, value = split_qkv(self.qkv, 1, *self.sizes)
+        pair = cos.reshape(1, self.n, -1), sin.reshape(1, self.n, -1)
+        query, key = llama.rotate(query, *pair), llama.rotate(key, *pair)
+        own = (self.owner[:, None] == self.owner) & torch.ones(self.n, self.n).tril().bool()
+        mask = torch.cat((self.owner[:, None] == self.column, own), 1)[None, None]
+        args = query, torch.cat((self.keys, key), 2), torch.cat((self.values, value), 2), mask
+        count = int((self.owner < len(bias) - 1).sum())
+        results = got, attend(*args, BF16, self.keys.shape[2]), attend(*args, torch.float64)
+        return tuple(result[:, :count] for result in results)
+
+
+SHARED = [
+    ([(1, 37), (1, 64), (1, 5)], 0, (4, 2, 64), 32),  # steps alone
+    ([(1, 40), (9, 0), (3, 17)], 3, (2, 1, 64), 16),
+    ([(1, 96), (100, 31), (40, 200), (1, 1)], 0, (4, 2, 64), 32),  # more than a tile of tokens
+    ([(1, 600), (130, 300)], 125, (4, 1, 64), 32),
+    ([(2, 50), (5, 70)], 1, (4, 2, 128), 16),
+    ([(60, 0), (150, 140)], 46, (2, 2, 128), 64),
+    ([(12, 0), (20, 0)], 0, (2, 2, 64), 16),  # nothing is cached
+]
+
+
+@pytest.mark.parametrize(("counts", "padding", "heads", "block"), SHARED)
+def test_a_chunk_that_sequences_share(counts, padding, heads, block):
+    check(*SharedCase(counts, padding, heads, block).run())
+
+
+@pytest.mark.full
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.integers(1, 70), st.integers(0, 200)), min_size=1, max_size=6),
+    st.integers(0, 9),
+    st.sampled_from([(4, 2, 64), (3, 3, 64), (8, 1, 64), (2, 1, 128)]),
+    st.sampled_from([8, 16, 32, 128]),
+)
+def test_any_chunk_that_sequences_share(counts, padding, heads, block):
+    check(*SharedCase(counts, padding, heads, block, len(counts)).run(), steps=1)

@@ -59,6 +59,7 @@ def arguments(tokens: int, keys: int) -> dict[str, object]:
         "qkv_b_hbm": llama.pad_tiles(torch.randn(len(qkv), 1), 0).t(),
         "gains_hbm": torch.randn(D, 2).repeat(128 // D, 1), "scales_hbm": None,
         "a_hbm": None, "b_hbm": None, "chosen_hbm": None, "rows_hbm": None,
+        "owners_hbm": None,
     }  # fmt: skip
 
 

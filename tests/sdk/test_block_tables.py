@@ -270,7 +270,9 @@ def chunks(tiny_llama, application, monkeypatch):
     ("version", "degree", "tkg", "of"),
     [
         ("0.4", 1, False, None),
-        ("0.6", 2, True, "llama"),
+        ("0.6", 2, True, "kernels"),
+        pytest.param("0.6", 2, True, "llama", marks=pytest.mark.full),
+        pytest.param("0.5", 1, False, "kernels", marks=pytest.mark.full),
         pytest.param("0.6", 2, True, None, marks=pytest.mark.full),
         pytest.param("0.5", 1, False, "llama", marks=pytest.mark.full),
     ],
@@ -302,6 +304,21 @@ def test_chunks_of_several_prompts_and_steps_give_each_its_text(
             say(row, logits)
     for prompt, text in zip(prompts, texts):
         assert text == alone(reference, model, prompt, text)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"max_context_length": 2048}, "2048 in chunks, but one of at most 1024"),
+        ({"batch_size": 128, "pa_num_blocks": 1100}, "128 sequences in a chunk, but at most 127"),
+    ],
+)
+def test_chunks_that_kernels_do_not_hold(chunks, sizes, message):
+    sequences = sizes.get("batch_size", 3)
+    tiles = {"kernel_q_tile_size": 32, "kernel_kv_tile_size": 128, "max_num_seqs": sequences}
+    given = {"seq_len": 2048, "pa_num_blocks": 500, "chunked_prefill_config": tiles}
+    with pytest.raises(ValueError, match=f"kernels do not cover .*{message}"):
+        chunks(of="kernels", **{**given, **sizes})
 
 
 def test_tiles_are_those_pairs_in_which_a_sequence_has_tokens():

@@ -270,8 +270,11 @@ def test_texts_behind_a_shared_prefix_are_those_of_lines(tiny_model, tmp_path, m
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("version", ["0.4", "0.5"])
-def test_texts_of_chunks_are_those_of_lines(tiny_model, tmp_path, monkeypatch, version):
+@pytest.mark.parametrize(
+    ("version", "kernels"), [("0.4", []), ("0.5", []), ("0.6", ["--enable-nki"])]
+)
+def test_texts_of_chunks_are_those_of_lines(tiny_model, tmp_path, monkeypatch, version, kernels):
+    """fp32, so exactly; with kernels against lines without."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     bodies = prompts_behind_a_system_prompt()
     plain = Served(*options_of(tiny_model)[:-2])
@@ -280,7 +283,7 @@ def test_texts_of_chunks_are_those_of_lines(tiny_model, tmp_path, monkeypatch, v
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     served = Served(
         *options_of(tiny_model, "--is-chunked-prefill", "--max-context-length", "16"),
-        *["--kernel-q-tile-size", "8", "--kernel-kv-tile-size", "32"],
+        *["--kernel-q-tile-size", "8", "--kernel-kv-tile-size", "32", *kernels],
     )
     try:
         assert together(served, bodies) == expected
