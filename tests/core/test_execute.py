@@ -17,7 +17,7 @@ from neuron_cpu.core import NkiError
 from neuron_cpu.core.device import dtypes
 from neuron_cpu.core.instructions.activations import ACTIVATIONS
 from neuron_cpu.core.language.tensor import Tensor
-from neuron_cpu.core.run import memory
+from neuron_cpu.core.run import memory, products
 from neuron_cpu.core.run.eager import Machine
 from neuron_cpu.core.run.execute import Plan
 
@@ -39,6 +39,15 @@ def scaled_product(x, w):
 def numbers(seed: int, *shape: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(-8, 9, shape, generator=generator).bfloat16()
+
+
+@nki.jit
+def product_of_columns(x, w):
+    """``w.T @ x[:, 512:1024]``, of columns of a wider tile in SBUF, in fp32."""
+    out = nl.ndarray((w.shape[1], 512), dtype=x.dtype, buffer=nl.shared_hbm)
+    product = nisa.nc_matmul(nl.load(w), nl.load(x)[:, nl.ds(512, 512)])
+    nl.store(out, value=product)
+    return out
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -97,6 +106,24 @@ def test_fresh_memory_shows(dtype):
         assert bool(torch.isnan(dtypes.decode(fresh, dtype)).all())
     else:
         assert set(fresh.to(torch.int64).tolist()) == {0 if dtype.kind == "b" else 77}
+
+
+@pytest.mark.skipif(products._LINEAR is None, reason="this PyTorch has no oneDNN")
+@BOTH
+def test_large_products_read_rows_without_gaps(merge, monkeypatch):
+    """oneDNN takes 500 times as long for columns of a wider tile."""
+    seen, linear = [], products._LINEAR
+
+    def watched(x, weight, *rest):
+        seen.append(weight)
+        return linear(x, weight, *rest)
+
+    monkeypatch.setattr(products, "_LINEAR", watched)
+    x, w = (numbers(seed, 128, columns).float() for seed, columns in ((0, 1536), (1, 128)))
+    (found,) = Plan(product_of_columns.trace(x, w), merge).run([x, w])
+    assert torch.equal(found, w.t() @ x[:, 512:1024])
+    assert seen, "no product was large enough"
+    assert all(weight.t().is_contiguous() or weight.is_contiguous() for weight in seen)
 
 
 # --- rounding and writing -------------------------------------------------------------------------
