@@ -68,7 +68,9 @@ LESSONS = (
         "sim_tensor_assignment sim_unknown_keyword sim_no_arguments sim_list_argument "
         "sim_sequence sim_read_only_input sim_fill_type sim_view_dtype sim_vector_type "
         "sim_dma_on_chip sim_device_print sim_jit_option sim_newer_api sim_newer_core "
-        "sim_engine sim_register_operand sim_parser_subset err_mutable_parameter_not_returned "
+        "sim_engine sim_engine_operators sim_unary_integers sim_address_arithmetic sim_expansion "
+        "sim_register_operand sim_parser_subset sim_inner_body sim_negative_divisor "
+        "err_mutable_parameter_not_returned "
         "err_annotation_shape_mismatch "
         "err_tensor_creation_on_scratchpad_with_init_value_not_allowed",
         words=(
@@ -91,7 +93,8 @@ LESSONS = (
         "err_dynamic_control_flow_not_supported err_ambiguous_tensor_truth_value "
         "err_cannot_assign_to_index sim_operand_mask sim_matmul_mask sim_reduce_mask "
         "sim_affine_select_predicate sim_range_select sim_iota_expression sim_index_tile "
-        "sim_ap_offset sim_ap_out_of_bound sim_sequence_bounds sim_vector_offsets "
+        "sim_ap_offset sim_ap_out_of_bound sim_dynamic_slice sim_duplicate_rows "
+        "sim_sequence_bounds sim_vector_offsets "
         "sim_reduce_mask_parts sim_predicated_types sim_pattern sim_needs_values",
     ),
     Lesson(
@@ -108,15 +111,17 @@ LESSONS = (
         "err_while_loop_requires_unconditional_entry sim_loop_body sim_loop_reduce_target "
         "sim_endless_loop sim_ordered_loop sim_race_of_chosen_rows sim_copies_of_a_kernel "
         "sim_launch sim_program_axis sim_shared_hbm_differs sim_one_core sim_core_barrier "
-        "sim_meeting_place sim_atomic_rmw sim_rmw_operator err_nested_kernel_with_spmd_grid",
+        "sim_atomic_rmw sim_rmw_operator err_nested_kernel_with_spmd_grid",
     ),
     Lesson(
         name="tiled_matmul",
         teaches="TensorE's operands, their sizes, and PSUM",
         messages="err_size_of_dimension_exceed_arch_limit sim_matmul_type sim_matmul_mixed_types "
         "sim_matmul_output_type sim_psum_capacity sim_two_psum_operands sim_rank "
-        "sim_matmul_transpose sim_array_tile sim_array_tile_place sim_double_row "
-        "sim_gpsimd_psum sim_unpublished_limit sim_microscaled",
+        "sim_matmul_transpose sim_array_tile sim_array_tile_place sim_array_columns "
+        "sim_double_row "
+        "sim_gpsimd_psum sim_unpublished_limit sim_microscaled sim_scale_of_ones "
+        "sim_scale_packing",
     ),
     Lesson(
         name="psum_accumulation",
@@ -136,7 +141,7 @@ LESSONS = (
         "sim_transposed_operand sim_vector_transpose_size sim_start_partition sim_reduce_axis "
         "sim_transpose_type sim_transpose_by_dma sim_dma_transpose_axes sim_permute "
         "sim_rearrange sim_reduce_middle_axis sim_shuffle_mask sim_shuffle_partitions "
-        "sim_local_gather sim_unsupported_reverse sim_average "
+        "sim_local_gather sim_unsupported_reverse sim_average sim_topk_place sim_nan_compared "
         "err_transpose_on_tensor_engine_not_allowed_in_allocated_kernel",
         words=("in a kernel use nl.transpose",),
     ),
@@ -144,7 +149,7 @@ LESSONS = (
         name="double_buffering",
         teaches="DMA and engines at the same time",
         messages="sim_sbuf_capacity err_leading_dimension_of_tensor_must_be_partition "
-        "sim_allocation_address sim_allocation_hbm sim_allocation_overlap "
+        "sim_allocation_address sim_address_unit sim_allocation_hbm sim_allocation_overlap "
         "sim_allocation_partition sim_mixed_allocation sim_schedule_name sim_schedule_order "
         "sim_instruction_name sim_dma_engine sim_dma_sources sim_dma_one_source "
         "sim_static_descriptors sim_hwdge_types sim_hwdge_offsets",
@@ -182,7 +187,8 @@ LESSONS = (
 _ELSEWHERE = (
     "sim_all_reduce sim_all_reduce_incomplete sim_benchmark_iterations sim_benchmark_neff_name "
     "sim_channels sim_collective sim_collective_counts sim_collective_dim sim_dma_profile "
-    "sim_dropout_probability sim_dropout_types sim_jax_tracer sim_profile_directory "
+    "sim_dropout_probability sim_dropout_types "
+    "sim_random_stream sim_jax_tracer sim_profile_directory "
     "sim_profile_exists sim_random_seed sim_random_state sim_random_type sim_rank_alone "
     "sim_rank_missing sim_rank_number sim_ranks_differ sim_replica_group sim_unknown_release "
     "sim_unknown_target"

@@ -127,18 +127,11 @@ def third(x):
     nisa.sendrecv(tile, tile, 2, 0, 0)
 
 
-def looped(x):
-    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
-    for _ in nl.dynamic_range(2):
-        nisa.core_barrier(out)
-
-
 REFUSED = {
     "sim_core_barrier": lonely,
     "sim_all_reduce_incomplete": one_sided,
     "sim_exchange_size": narrow,
     "sim_rank_number": third,
-    "sim_meeting_place": looped,
 }
 
 

@@ -19,7 +19,7 @@ from ..instructions.ranks import COLLECTIVE, COMBINE, CollectiveAttrs
 from ..program import trace
 from ..program.view import View
 from .copies import tensor_copy
-from .cores import CORES, next_phase
+from .cores import CORES, next_phase, wait
 from .numeric import pairs as steps
 from .numeric import several, whole, wholes
 from .operands import NkiInstruction, labelled, operator, put, tensor
@@ -155,8 +155,9 @@ def _issue(
     key = (before, attrs.kind, ())
     parts: Any = tracer.meetings.open.setdefault(key, [])
     parts.append((tuple(targets), tuple(sources)))
-    if len(parts) < len(CORES):
-        return None  # recorded when the other core is here
+    if len(parts) < len(CORES):  # recorded when the other core is here
+        wait(tracer)
+        return None
     del tracer.meetings.open[key]
     frame, tracer.frame = tracer.frame, None
     first, second = parts
@@ -169,6 +170,7 @@ def _issue(
         made = put(COLLECTIVE, dst, src, own)
         tracer.meetings.phases[id(made._made)] = before + 0.5
     tracer.frame = frame
+    wait(tracer)
     assert made is not None
     return labelled(made._made, name)
 

@@ -1,8 +1,9 @@
 """Where the two cores of a logical one meet (gen3 and later).
 
-Cores are recorded one after the other. A barrier ends a phase; in the end all instructions are put
-in the order of phases (``program/meetings.py``), and what two cores do to one tensor in a phase is
-a race. An exchange is one instruction of both cores, recorded by the second one to reach it.
+Cores are recorded one after the other, or in step where they are executed meanwhile (lockstep.py).
+A barrier ends a phase; in the end all instructions are put in the order of phases
+(``program/meetings.py``), and what two cores do to one tensor in a phase is a race. An exchange is
+one instruction of both cores, recorded by the second one to reach it.
 """
 
 from __future__ import annotations
@@ -39,11 +40,20 @@ def core_barrier(
             f"core_barrier of {shared.label()} over cores {cores}, expected a tensor in shared_hbm "
             "and cores (0, 1)",
         )
-    next_phase("core_barrier")
+    wait(next_phase("core_barrier"))
+
+
+def wait(tracer: trace.Tracer) -> None:
+    """Let the other core come to the meeting, where both are recorded in step."""
+    if tracer.turns is not None:
+        tracer.turns.wait()
 
 
 def next_phase(what: str) -> trace.Tracer:
-    """Everything that follows on this core comes behind what the other one did before."""
+    """Everything that follows on this core comes behind what the other one did before.
+
+    The caller brings its part to the meeting and calls ``wait`` then.
+    """
     tracer = trace.current(f"nisa.{what}")
     if len(tracer.program.grid) != 1 or tracer.program.grid[0] != len(CORES):
         raise refuse(
@@ -51,18 +61,11 @@ def next_phase(what: str) -> trace.Tracer:
             f"{what} in a kernel that runs on one core, expected a launch with kernel[2]; branch "
             "on nl.num_programs()",
         )
-    frame = tracer.frame
-    if tracer.machine is not None or frame is None or frame.parent is not None:
-        raise refuse(
-            "sim_meeting_place",
-            f"{what} in a device loop or in eager mode, where cores run one after the other, "
-            "expected it in unrolled code; use Python's range, unset NKI_CPU_EAGER",
-        )
     phase = tracer.meetings.phase = tracer.meetings.phase + 1
     loops = tracer.phase_loops
     if len(loops) < phase:
         loops.append(Loop(-1 - phase, "grid", len(CORES), tracer.place()))
-    tracer.frame = Frame(loops[phase - 1], frame.i, None)
+    tracer.frame = tracer.root = Frame(loops[phase - 1], tracer.grid_index[0], None)
     return tracer
 
 
@@ -99,6 +102,7 @@ def sendrecv(
     tracer.senders[(key, own)] = recv_from_rank
     if len(parts) == len(CORES):
         _exchange(tracer, key, parts)
+    wait(tracer)
 
 
 def _exchange(tracer: trace.Tracer, key: tuple, parts: list[tuple[View, View]]) -> None:

@@ -23,6 +23,7 @@ from ..program.storage import Frame, Loop, Storage
 from ..program.view import View
 from ..run.eager import Machine
 from ..run.execute import Plan
+from .lockstep import Turns
 from .registers import NeedsValues
 from .subset import lint
 from .tensor import NkiTensor
@@ -121,13 +122,21 @@ class Kernel(calling.Kernel):
         program.cores = cores
         program.copies = True  # until one asks for its number
         loop = Loop(-1, "grid", cores, None)
-        results, phases = [], set()
-        for core in range(cores):
+        phases = set()
+
+        def body(core: int) -> Any:
             tracer.grid_index = (core,)
             tracer.frame = Frame(loop, core, None)
             tracer.begin_instance()
-            results.append(self.function(*bound_args, **bound_kwargs))
+            result = self.function(*bound_args, **bound_kwargs)
             phases.add(tracer.meetings.phase)
+            return result
+
+        if machine is None:
+            results = [body(core) for core in range(cores)]
+        else:  # what a core does next may depend on what the other one did
+            tracer.turns = Turns(tracer)
+            results = tracer.turns.run(body)
         if len(phases) > 1:
             raise refuse(
                 "sim_core_barrier",
@@ -137,7 +146,7 @@ class Kernel(calling.Kernel):
             )
         tracer.frame = None
         for storage in program.storages:  # a core's own tiles outlive its phases
-            if storage.frame is not None and storage.frame.loop.kind == "grid":
+            if storage.frame is not None and (tracer.phase_loops or storage.frame.parent is None):
                 storage.frame = storage.memory.frame = None
         return results[0]
 

@@ -69,7 +69,7 @@ def warn(identifier: str, message: str, source: str | None = None, advice: bool 
     ``NKI_CPU_SILENCE`` (comma-separated identifiers) and ``silence()`` switch single ones off.
     """
     silenced = set(filter(None, os.environ.get("NKI_CPU_SILENCE", "").split(",")))
-    if identifier in silenced or identifier in getattr(_local, "silenced", ()):
+    if identifier in silenced or identifier in switched_off():
         return
     # Python's own filter shows each message once, and the place is part of the message.
     place = source if source is not None else current_place()
@@ -98,10 +98,15 @@ def _show(text: str, place: str | None) -> None:
     )
 
 
+def switched_off() -> frozenset[str]:
+    """The warnings that ``silence`` switches off in this thread."""
+    return getattr(_local, "silenced", frozenset())
+
+
 @contextmanager
 def silence(*identifiers: str) -> Iterator[None]:
     """Switch the named warnings off inside the block (this thread only)."""
-    before: frozenset[str] = getattr(_local, "silenced", frozenset())
+    before = switched_off()
     _local.silenced = before | set(identifiers)
     try:
         yield

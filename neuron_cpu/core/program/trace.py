@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,6 +45,18 @@ def current(what: str) -> Tracer:
     return tracer
 
 
+@contextmanager
+def shared(tracer: Tracer) -> Iterator[None]:
+    """Record with the tracer of another thread inside the block."""
+    _local.tracer = tracer
+    before = name_kernel(tracer.program.name)
+    try:
+        yield
+    finally:
+        name_kernel(before)
+        _local.tracer = None
+
+
 class Tracer:
     """Builds one Program.
 
@@ -52,6 +65,8 @@ class Tracer:
         frame: innermost loop iteration.
         code: code object of the kernel function, to tell its top level from callees.
         machine: executes each instruction at once in eager mode, else None.
+        root: the frame of a core since its last meeting with the other one, else None.
+        turns: which core is being recorded, where they are recorded in step (lockstep.py).
         view_type: class of the tensors that the front end gives kernels.
     """
 
@@ -65,6 +80,8 @@ class Tracer:
         self.program, self.code, self.machine = program, code, machine
         self.view_type = view_type
         self.frame: Frame | None = None
+        self.root: Frame | None = None
+        self.turns: Any = None
         self.grid_index: tuple[int, ...] = ()
         self.loops = 0
         self.in_order = 0  # blocks around what is recorded that forbid to reorder it
@@ -113,6 +130,7 @@ class Tracer:
         """A grid instance starts: its shared_hbm tensors are those of the first instance."""
         self.shared_next = 0
         self.meetings.phase = 0
+        self.root = None
         self.accumulators.clear()
         self.sums = None  # what another instance left in ScalarE's registers is nobody's
 
@@ -207,10 +225,19 @@ class Tracer:
         outer = self.frame
         try:
             for position, value in enumerate(indices):
-                self.frame = Frame(made, position, outer)
+                self.frame = Frame(made, position, self._now(outer))
                 yield value
         finally:  # a break in the kernel closes the generator here
-            self.frame = outer
+            self.frame = self._now(outer)
+
+    def _now(self, frame: Frame | None) -> Frame | None:
+        """The frame, or that of the core since cores met inside of it.
+
+        A phase between two meetings is the outermost thing there is: loops around it end there.
+        """
+        if self.root is None or frame is None or frame.path()[0] is self.root:
+            return frame
+        return self.root
 
     def at_kernel_level(self) -> bool:
         """True in the kernel's own body, outside of loops and called functions."""

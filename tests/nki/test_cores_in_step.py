@@ -1,0 +1,174 @@
+"""Two cores whose loops and conditions depend on data meet while they run."""
+
+from __future__ import annotations
+
+import threading
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+
+from neuron_cpu.core import NkiError
+
+
+@pytest.fixture(autouse=True)
+def trn2(target):
+    target("trn2")
+
+
+def count_of(n):
+    count = nisa.register_alloc()
+    nisa.register_load(count, n)
+    return count
+
+
+@nki.jit
+def relayed(x, n):
+    """In each of n rounds a core adds 1 to its row and takes the other's, through HBM."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    shared = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id()
+    row = nl.load(x[me : me + 1, :])
+    for _ in nl.dynamic_range(count_of(n)):
+        nisa.tensor_scalar(row, row, nl.add, 1.0)
+        nisa.dma_copy(shared[me : me + 1, :], row)
+        nisa.core_barrier(shared, (0, 1))
+        nisa.dma_copy(row, shared[1 - me : 2 - me, :])
+        nisa.core_barrier(shared, (0, 1))
+    nisa.dma_copy(out[me : me + 1, :], row)
+    return out
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2, 5])
+def test_barriers_in_a_loop_as_long_as_data_say(rounds):
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    found = relayed[2](x, np.array([[rounds]], np.int32))
+    assert np.array_equal(found, (x[::-1] if rounds % 2 else x) + rounds)
+
+
+@nki.jit
+def halved(x):
+    """While their largest element is above 1, cores exchange rows and halve what they got."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id()
+    row, other = nl.load(x[me : me + 1, :]), nl.ndarray((1, x.shape[1]), x.dtype)
+    largest, above = nl.ndarray((1, 1), nl.float32), nl.ndarray((1, 1), nl.int32)
+
+    def goes_on(row):
+        # both cores look at the larger of both rows, so that they agree
+        both = nl.maximum(row, other)
+        nisa.tensor_reduce(largest, nl.maximum, both, 1)
+        nisa.tensor_scalar(above, largest, nl.greater, 1.0)
+        return count_of(above)
+
+    nisa.sendrecv(row, other, 1 - me, 1 - me, pipe_id=0)
+
+    def body(_):
+        nisa.tensor_scalar(row, other, nl.multiply, 0.5)
+        nisa.sendrecv(row, other, 1 - me, 1 - me, pipe_id=0)
+        return goes_on(row)
+
+    nl.while_loop(goes_on(row), body)
+    nisa.dma_copy(out[me : me + 1, :], row)
+    return out
+
+
+@pytest.mark.filterwarnings("ignore::neuron_cpu.core.device.errors.NkiWarning")
+def test_exchanges_under_a_condition():
+    x = np.array([[3.0, 5.0], [40.0, 0.5]], np.float32)
+    want = x.copy()
+    while want.max() > 1:
+        want = want[::-1] / 2
+    assert np.array_equal(halved[2](x), want)
+
+
+@nki.jit
+def unrolled(x):
+    """A loop of the device whose bounds are known."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    shared = nl.ndarray((3, *x.shape), x.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id()
+    row = nl.load(x[me : me + 1, :])
+    for k in nl.dynamic_range(3):
+        nisa.dma_copy(shared.select(0, k)[me : me + 1, :], row)
+        nisa.core_barrier(shared, (0, 1))
+        other = nl.load(shared.select(0, k)[1 - me : 2 - me, :])
+        nisa.tensor_tensor(row, row, other, nl.add)
+    nisa.dma_copy(out[me : me + 1, :], row)
+    return out
+
+
+@pytest.mark.parametrize("eager", [False, True])
+def test_barriers_in_a_loop_of_known_length(eager, monkeypatch):
+    if eager:
+        monkeypatch.setenv("NKI_CPU_EAGER", "1")
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    assert np.array_equal(unrolled[2](x), np.broadcast_to(4 * x.sum(0), (2, 8)))
+
+
+def test_races_between_meetings_are_found_where_data_lead():
+    @nki.jit
+    def kernel(x, n):
+        shared = nl.ndarray((1, 8), x.dtype, buffer=nl.shared_hbm)
+        me = nl.program_id()
+        for _ in nl.dynamic_range(count_of(n)):
+            nisa.dma_copy(shared, x[me : me + 1, :])
+        nisa.core_barrier(shared, (0, 1))
+        return shared
+
+    with pytest.raises(NkiError, match="err_unexpected_output_dependencies"):
+        kernel[2](np.ones((2, 8), np.float32), np.array([[1]], np.int32))
+
+
+@nki.jit
+def uneven(x, n):
+    """Core 0 loops n[0] times, core 1 n[1] times."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    me = nl.program_id()
+    for _ in nl.dynamic_range(count_of(n[me : me + 1, :])):
+        nisa.core_barrier(out, (0, 1))
+    nisa.dma_copy(out[me : me + 1, :], x[me : me + 1, :])
+    return out
+
+
+@pytest.mark.parametrize("counts", [(2, 1), (1, 2), (0, 3), (3, 0)])
+def test_cores_that_do_not_meet_equally_often(counts):
+    before = threading.active_count()
+    x, n = np.ones((2, 8), np.float32), np.array(counts, np.int32).reshape(2, 1)
+    with pytest.raises(NkiError, match="sim_core_barrier"):
+        uneven[2](x, n)
+    assert threading.active_count() == before
+    assert np.array_equal(uneven[2](x, np.full((2, 1), 2, np.int32)), x)
+
+
+@pytest.mark.parametrize("core", [0, 1])
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_failure_of_either_core_is_the_callers(core, after):
+    @nki.jit
+    def kernel(x, n):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        for k in range(2):
+            for _ in nl.dynamic_range(count_of(n)):
+                nisa.core_barrier(out, (0, 1))
+            assert nl.program_id() != core or k != after, "own message"
+        return out
+
+    before = threading.active_count()
+    with pytest.raises(AssertionError, match="own message"):
+        kernel[2](np.ones((2, 8), np.float32), np.array([[1]], np.int32))
+    assert threading.active_count() == before
+
+
+def test_a_program_of_such_cores_is_profiled_and_replayed():
+    x, n = np.arange(16, dtype=np.float32).reshape(2, 8), np.array([[3]], np.int32)
+    program = relayed[2].trace_with_values(x, n)
+    import torch
+
+    from neuron_cpu.core.run.execute import Plan
+    from neuron_cpu.core.time.schedule import schedule
+
+    assert schedule(program).total > 0
+    (found,) = Plan(program).run([torch.from_numpy(x.copy()), torch.from_numpy(n.copy())])
+    assert np.array_equal(found.numpy(), x[::-1] + 3)
