@@ -1024,6 +1024,7 @@ def divide(out_sb, values, weight_sum):
 # with other work, in the order in which their tiles of PSUM are wanted.
 
 TILES_AT_ONCE = MOVING_MAX // P_MAX  # tiles of queries whose scores share a bank of PSUM
+QUERIES_AT_ONCE = 512  # tokens of a prompt that share a pass over keys of other ranks
 MARKS = 1 + TILES_AT_ONCE
 HEADS_AT_ONCE = 4  # KV heads whose blocks of a cache are in SBUF at the same time
 
@@ -1642,18 +1643,23 @@ class Pieces(NamedTuple):
 
 
 def attention_weights(layer, tokens):
-    """Pieces of both weights for passes of so many tokens: keys and values begin with half a piece,
-    so that little waits for hidden states."""
+    """Pieces of both weights for passes of so many tokens (of the output's, None where it is no
+    part of the kernel): keys and values begin with half a piece, so that little waits for hidden
+    states."""
     qkv, out, q_tiles = layer.qkv, layer.out, layer.heads.q_tiles
-    queries, others, outputs = (
+    parts = [(qkv, q_tiles), (qkv, qkv.tiles - q_tiles)]
+    if out.weight_hbm is not None:
+        parts.append((out, out.tiles))
+    queries, others, *outputs = (
         weight_pieces(
             count, linear.k_tiles, tokens, linear is out, linear.weight_hbm.itemsize,
             BLOCK_PIECE_BYTES,
         )
-        for linear, count in ((qkv, q_tiles), (qkv, qkv.tiles - q_tiles), (out, out.tiles))
+        for linear, count in parts
     )  # fmt: skip
     others = [(q_tiles + at, count) for at, count in others]
-    return Pieces.of(qkv, [*queries, *others]), Pieces.of(out, outputs)
+    pieces = Pieces.of(qkv, [*queries, *others])
+    return pieces, Pieces.of(out, outputs[0]) if outputs else None
 
 
 class TokenBlock(NamedTuple):
@@ -1741,6 +1747,17 @@ class TokenBlock(NamedTuple):
             rows = nl.ds(self.block.start + column, size)
             nl.store(values_hbm[rows, :], rows_sb)
             nl.store(keys_hbm[rows, :], key_rows(self.qk_sb, heads.q_tiles, column, size, heads))
+
+
+def project_blocks(blocks, layer):
+    """TokenBlocks of some Blocks with queries, keys and values, one pass over the weights: H/128
+    passes of a block's tokens for every tile of features."""
+    weights = attention_weights(layer, blocks[0].count)
+    passed = [TokenBlock.of(block, layer, weights) for block in blocks]
+    for works in zip(*(rows.projections() for rows in passed)):
+        for rows, work in zip(passed, works):
+            rows.run(work)
+    return passed
 
 
 # --- Prefill attention ----------------------------------------------------------------------------
@@ -2165,7 +2182,8 @@ DMA_ROW_BYTES = 2048  # of all heads of a row that a table names: DMA takes as l
 
 class CacheTiles(NamedTuple):
     """Some tiles of a sequence's cache, of ``count`` KV heads from ``head`` on. ``cache`` are keys
-    and values [B, kv_heads, L, D] and bias [B, L] @ HBM; ``apart``: the bias stays apart.
+    and values [B, kv_heads, L, D] and bias [rows, L] @ HBM, of which ``bias_row`` counts;
+    ``apart``: the bias stays apart.
 
     Of a cache of blocks: keys and values @ HBM, [rows, run, kv_heads, D], or [rows, run, D] where
     heads lie apart, and rows_sb [lanes, B * parts (* kv_heads)] @ SBUF, which rows lie on the
@@ -2179,8 +2197,9 @@ class CacheTiles(NamedTuple):
     tile: int
     tiles: int
     heads: HeadShape
-    apart: bool = False
-    shared: bool = False
+    apart: bool
+    bias_row: int
+    shared: bool
 
     @property
     def lanes(self) -> int:
@@ -2266,7 +2285,7 @@ class CacheTiles(NamedTuple):
         slots, (slot, row) = len(contraction(d + marks)), divmod(d, P_MAX)
         batch, length = self.cache[2].shape
         runs_hbm = self.cache[2].reshape((batch, length // self.lanes, self.lanes))
-        own = nl.ds(0, batch) if self.shared else nl.ds(self.sequence, 1)
+        own = nl.ds(0, batch) if self.shared else nl.ds(self.bias_row, 1)
         bias_hbm = runs_hbm[own, nl.ds(self.tile, self.tiles), :]
         shape, bias_sb = (P_MAX, self.count, slots * self.tiles, self.lanes), None
         k_sb = nl.ndarray(shape, bias_hbm.dtype)
@@ -2342,7 +2361,8 @@ def add_rescaled(sums_sb, neg_sb, found, block_sb, scale, zero_sb):
 
 
 def attend_few(group):
-    """Attention of a group of up to 128 queries, one bank, which reads each block of keys once."""
+    """Attention of a group of up to 128 queries, one bank, which reads each block of keys once. ->
+    sums [queries, heads, D + 1] and negated maxima [queries, heads] fp32 @ SBUF."""
     (bank,), d, constants = group.banks, group.head_dim, group.constants
     dtype, scale, queries = group.qk_sb[0].dtype, score_scales(d)[1], bank.members * bank.tokens
     shape, columns = (query_marks(bank), bank.rows, bank.tokens), range(bank.heads)
@@ -2373,21 +2393,39 @@ def attend_few(group):
         for head in columns:
             sums_sb[:, head, :] = nisa.tensor_copy(sum_of(found, head, queries))
     bank_contexts([bank], [[sums_sb]], group.new.heads, group.context_sb)
+    return sums_sb, neg_sb
 
 
 def attend_groups(groups):
-    """Attention of several groups: the first pass of one beside the second of that before."""
-    for group in [group for group in groups if few_queries(group.banks)]:
-        attend_few(group)
+    """Attention of several groups: the first pass of one beside the second of that before. ->
+    what ``attend_few`` gives of those that it takes."""
+    few = [attend_few(group) for group in groups if few_queries(group.banks)]
     many = [group for group in groups if not few_queries(group.banks)]
     if not many:
-        return
+        return few
     ahead = MaximaPass.of(many[0])
     for step in ahead.steps():
         ahead.run(step)
     for following in [*many[1:], None]:
         first, ahead = ahead, None if following is None else MaximaPass.of(following)
         attend(first, ahead, [])
+    return few
+
+
+def store_weights(weights_hbm, bank, weight_sum_sb, neg_sb, head_dim):
+    """The negated maxima of a bank's scores and the sums of their weights, both [queries, heads] @
+    SBUF, into their places of [kv_heads, queries, 2] fp32 @ HBM."""
+    weights_sb = nl.ndarray((*neg_sb.shape, 2), nl.float32)
+    scale = score_scales(head_dim)[1]
+    weights_sb[:, :, 0] = nisa.tensor_scalar(neg_sb, nl.multiply, scale)
+    weights_sb[:, :, 1] = nisa.tensor_copy(weight_sum_sb)
+    for at in nl.static_range(bank.heads):
+        nl.store(weights_hbm[bank.head + at], weights_sb[:, at, :])
+
+
+def query_spans(length):
+    """(start, size) of the tokens of a sequence whose keys before them have a mask of their own."""
+    return spans(length, QUERIES_AT_ONCE)
 
 
 def others_bias(owners_sb):
@@ -2415,9 +2453,9 @@ def few_queries(banks):
     return len(banks) == 1 and banks[0].rows * banks[0].tokens <= P_MAX
 
 
-def cache_blocks(cache, sequence, banks, heads, shared):
+def cache_blocks(cache, sequence, banks, heads, bias_row, shared=False):
     """The CacheTiles of a sequence, which several may have ``shared``, for the heads of some banks;
-    as KeyTiles where all fit."""
+    as KeyTiles where all fit. Which of its keys count says a row of the bias."""
     head, last = banks[0].head, banks[-1]
     count, itemsize = last.head + last.heads - head, max(2, cache[0].itemsize)
     each = CACHE_ROW_BYTES // (itemsize * heads.head_dim)  # fp8 keys stand turned in x's type
@@ -2427,7 +2465,7 @@ def cache_blocks(cache, sequence, banks, heads, shared):
         runs, each = cache[2].shape[1] // cache[3].shape[0], cache[0].shape[1]
     apart, marks = few_queries(banks), contraction(heads.head_dim + MARKS)
     blocks = [
-        CacheTiles(cache, sequence, head, count, *block, heads, apart, shared)
+        CacheTiles(cache, sequence, head, count, *block, heads, apart, bias_row, shared)
         for block in spans(runs, each)
     ]
     row_bytes = itemsize * count * (len(marks) * P_MAX + heads.head_dim + 1)
@@ -2697,13 +2735,7 @@ def attention_chunk_kernel(
     step = max(1, most_tokens // length) * length
     blocks = token_blocks(features, tokens, length)
     for some in grouped(blocks, step):
-        weights = attention_weights(layer, some[0].count)
-        passed = [TokenBlock.of(block, layer, weights) for block in some]
-        # queries, keys and values of all blocks, one pass over the weights: H/128 passes of a
-        # block's tokens for every tile of features
-        for works in zip(*(rows.projections() for rows in passed)):
-            for rows, work in zip(passed, works):
-                rows.run(work)
+        passed = project_blocks(some, layer)
         for rows in passed:
             rows.store_keys(new_keys_hbm, new_values_hbm)
         # each sequence's queries over its cache and its new keys, a set of KV heads at a time
@@ -2721,7 +2753,7 @@ def attention_chunk_kernel(
                         parts.append((n, column, position, size))
             tiles = [rows.qk_sb for rows in passed], constants, [rows.context_sb for rows in passed]
             for banks in score_banks(parts, heads, most):
-                found = cache_blocks(cache, sequence, banks, heads, shared)
+                found = cache_blocks(cache, sequence, banks, heads, sequence, shared)
                 owners = [owners_of(owners_sb, bank) for bank in banks] if shared else None
                 groups.append(QueryGroup(banks, found, new, *tiles, owners))
         attend_groups(groups)
@@ -2730,6 +2762,112 @@ def attention_chunk_kernel(
         store_product(layer.out, contexts, out_hbm)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
+
+
+@nki.jit
+def attention_projection_kernel(
+    x_hbm, delta_hbm, norm, qkv_w_hbm, cos_hbm, sin_hbm, heads, length, qkv_b_hbm=None,
+    gains_hbm=None, scales_hbm=None, a_hbm=None, b_hbm=None, chosen_hbm=None,
+):  # fmt: skip
+    """What precedes attention, where ranks exchange queries or keys: residual sum, norm, QKV, RoPE.
+
+    Operands as of the others, ``length`` tokens a sequence. -> rotated queries and keys as they lie
+    in tiles of heads [128, q_tiles + stacks, T], queries times ``score_scales``, keys and values in
+    rows [T, kv_heads * D], and x + delta where there is a delta.
+    """
+    (features, tokens), dtype = x_hbm.shape, x_hbm.dtype
+    new_shape = (tokens, heads.kv_heads * heads.head_dim)
+    tiles = heads.q_tiles + heads.stacks
+    qk_hbm = nl.ndarray((P_MAX, tiles, tokens), dtype, buffer=nl.shared_hbm)
+    keys_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
+    values_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
+    stream_hbm = x_hbm
+    if delta_hbm is not None:
+        stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    layer = AttentionLayer.of(
+        (x_hbm, delta_hbm, stream_hbm, None), norm, heads, (qkv_w_hbm, None),
+        (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
+    )  # fmt: skip
+    most_tokens = chunk_tokens(features, heads, x_hbm.itemsize, scales_hbm is not None)
+    for some in grouped(token_blocks(features, tokens, length), most_tokens):
+        for rows in project_blocks(some, layer):
+            rows.store_keys(keys_hbm, values_hbm)
+            nl.store(qk_hbm[:, :, nl.ds(rows.block.start, rows.block.count)], rows.qk_sb)
+    results = qk_hbm, keys_hbm, values_hbm
+    return results if delta_hbm is None else (*results, stream_hbm)
+
+
+@nki.jit
+def attention_share_kernel(
+    q_hbm, k_hbm, v_hbm, keys_hbm, values_hbm, bias_hbm, active_hbm, heads, batch
+):
+    """Attention by itself, of tokens that are projected already, over keys of several ranks.
+
+    Queries [128, q_tiles, T] and new keys [128, stacks, T] as ``attention_projection_kernel`` has
+    them, new values [T, kv_heads * D]; cached keys and values [B, kv_heads, L, D] and bias as of
+    ``attention_chunk_kernel``, a row [L] for every ``query_spans`` of a sequence. -> context [128,
+    q_tiles, T]. With active [B, n, n] the keys are a share: up to 128 queries of a KV head, and of
+    each, head by head, what weighs it among those of other ranks, the negated maximum of its scores
+    and the sum of its weights [B, kv_heads, queries, 2] in fp32. None: tokens of a prompt.
+    """
+    length, dtype, d = q_hbm.shape[2] // batch, q_hbm.dtype, heads.head_dim
+    spans_of, most = query_spans(length), min(length, P_MAX)
+    context_hbm = nl.ndarray(q_hbm.shape, dtype, buffer=nl.shared_hbm)
+    if active_hbm is None:
+        causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
+    else:
+        shape = (batch, heads.kv_heads, heads.group * length, 2)
+        weights_hbm = nl.ndarray(shape, nl.float32, buffer=nl.shared_hbm)
+    constants = attention_constants(spans(length, most), heads, dtype)
+    cache = keys_hbm, values_hbm, bias_hbm, None
+    for row in nl.static_range(batch * len(spans_of)):
+        # a span of a sequence's tokens as they lie behind a projection
+        sequence, (start, size) = row // len(spans_of), spans_of[row % len(spans_of)]
+        first, parts = sequence * length + start, spans(size, P_MAX)
+        columns = nl.ds(first, size)
+        qk_sb = nl.ndarray((P_MAX, heads.q_tiles + heads.stacks, size), dtype)
+        qk_sb[:, 0 : heads.q_tiles, :] = nl.load(q_hbm[:, :, columns])
+        qk_sb[:, nl.ds(heads.q_tiles, heads.stacks), :] = nl.load(k_hbm[:, :, columns])
+        active_sb = causal_sb if active_hbm is None else nl.load(active_hbm[sequence])
+        new = new_keys(size, heads, dtype, active_sb, MARKS, hides=True)
+        for at, count in parts:
+            new.append(at, qk_sb, at, nl.load(v_hbm[nl.ds(first + at, count), :]))
+        # over the keys before them and themselves, a set of KV heads at a time
+        context_sb = nl.ndarray((P_MAX, heads.q_tiles, size), dtype)
+        tiles = [qk_sb], constants, [context_sb]
+        groups = [
+            QueryGroup(banks, cache_blocks(cache, sequence, banks, heads, row), new, *tiles)
+            for banks in score_banks([(0, at, at, count) for at, count in parts], heads, most)
+        ]
+        found = attend_groups(groups)
+        nl.store(context_hbm[:, :, columns], context_sb)
+        if active_hbm is not None:
+            for group, (sums_sb, neg_sb) in zip(groups, found):
+                store_weights(weights_hbm[sequence], group.banks[0], sums_sb[:, :, d], neg_sb, d)
+    return context_hbm if active_hbm is None else (context_hbm, weights_hbm)
+
+
+@nki.jit
+def attention_output_kernel(
+    context_hbm, out_w_hbm, features, length, heads, scales_hbm=None, a_hbm=None, b_hbm=None,
+    chosen_hbm=None,
+):  # fmt: skip
+    """The output projection by itself: context [128, q_tiles, T] -> partial output [H, T], H being
+    ``features``, of sequences of ``length`` tokens. Scales and adapters are those of all four
+    projections."""
+    tokens = context_hbm.shape[2]
+    out_hbm = nl.ndarray((features, tokens), context_hbm.dtype, buffer=nl.shared_hbm)
+    layer = AttentionLayer.of(
+        (out_hbm, None, None, out_hbm), None, heads, (None, out_w_hbm), (None, None),
+        (None, None), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
+    )  # fmt: skip
+    most_tokens = token_chunk(context_hbm.itemsize * heads.q_tiles)
+    for some in grouped(token_blocks(features, tokens, length), most_tokens):
+        contexts = [
+            (nl.load(context_hbm[:, :, nl.ds(block.start, block.count)]), block) for block in some
+        ]
+        store_product(layer.out, contexts, out_hbm, SOFTMAX_TURNS)
+    return out_hbm
 
 
 @nki.jit
@@ -2826,6 +2964,11 @@ class LlamaInferenceConfig(InferenceConfig):
             raise ValueError(
                 f"sliding_window {window} counts positions, which a chunk's tiles do not have, "
                 "expected no chunked_prefill_config; leave one of them out."
+            )
+        if window is not None and neuron_config.flash_decoding_enabled:
+            raise ValueError(
+                f"sliding_window {window} counts rows of a cache, which flash_decoding_enabled "
+                "spreads over ranks, expected one of the two; leave flash_decoding_enabled out."
             )
         if window is not None and neuron_config.padding_side == "left":
             raise ValueError(
@@ -3425,6 +3568,8 @@ class NeuronLlamaAttention(nn.Module):
         if past is None:
             bias = _mask_bias(mask[:, 0, -1], dtype) if self.left_padding else None
             results = attention_prefill_kernel(*inputs, rank, batch, bias, *own)
+        elif self.cores_of_kv > 1:
+            results = self.attend_share(hidden, inputs, past, mask, active_mask, own)
         else:
             bias, rows, owners = _mask_bias(mask[:, 0, 0], dtype), None, None
             decode = active_mask is None and bias.shape[1] <= DECODE_KEYS and len(past) == 2
@@ -3442,6 +3587,28 @@ class NeuronLlamaAttention(nn.Module):
         partial, k, v, *stream = results
         return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
 
+    def attend_share(self, hidden, inputs, past, mask, active_mask, own):
+        """Flash decoding in kernels, as ``attend_shared``: between them queries travel, maxima and
+        sums, and the weighted contexts, each rank's heads in fp32 -> results of a decode kernel."""
+        ranks, rank = parallel_state.get_kv_shared_group(), self.sizes.of_rank
+        x, delta, norm, qkv_weight, out_weight, *tables = inputs
+        qk, k, v, *stream = attention_projection_kernel(
+            x, delta, norm, qkv_weight, *tables, rank, hidden.shape[1], *own
+        )
+        q = gather_from_sequence_parallel_region(qk[:, : rank.q_tiles], 1, process_group=ranks)
+        heads = rank._replace(q_heads=rank.q_heads * ranks.size())
+        bias = _mask_bias(mask[:, 0, 0], x.dtype)
+        context, weights = attention_share_kernel(
+            q, qk[:, rank.q_tiles :], v, *cache_in_runs(*past, bias),
+            self.active_bias(active_mask, hidden), heads, hidden.shape[0],
+        )  # fmt: skip
+        context = context * share_of_keys(weights[:, 0], hidden.shape[1], ranks)
+        context = _reduce_scatter_along_dim(context, 1, process_group=ranks).to(x.dtype)
+        partial = attention_output_kernel(
+            context, out_weight, len(x), hidden.shape[1], rank, *own[2:]
+        )
+        return partial, k, v, *stream
+
     def active_bias(
         self, active_mask: Optional[torch.Tensor], hidden: Columns
     ) -> Optional[torch.Tensor]:
@@ -3450,6 +3617,13 @@ class NeuronLlamaAttention(nn.Module):
         if active_mask is None:
             return None
         tokens, dtype = active_mask.shape[-1], hidden.stream.dtype
+        queries = tokens * self.sizes.of_rank.q_heads * self.cores_of_kv
+        if self.cores_of_kv > 1 and queries > P_MAX:
+            raise ValueError(
+                f"The kernels take at most {P_MAX} queries of a KV head whose positions several "
+                f"ranks share, got {queries}; choose a speculation_length of at most "
+                f"{P_MAX * tokens // queries}."
+            )
         quantised = self.o_proj.scale is not None
         most = chunk_tokens(len(hidden.stream), self.sizes.of_rank, dtype.itemsize, quantised)
         if tokens > most:
@@ -3527,6 +3701,17 @@ def softmax_over(scores: torch.Tensor, ranks: Any) -> torch.Tensor:
     own = powers.sum(-1, keepdim=True)
     total = gather_from_sequence_parallel_region(own, 3, process_group=ranks)
     return powers / total.sum(-1, keepdim=True)
+
+
+def share_of_keys(weights: torch.Tensor, tokens: int, ranks: Any) -> torch.Tensor:
+    """What this rank's keys have of each query's softmax, [heads, B * n] fp32: from the negated
+    maximum and the sum of the queries' weights there, [B, heads * n, 2], of which all ranks'
+    travel."""
+    every = gather_from_sequence_parallel_region(weights[None], 0, process_group=ranks)
+    lowest = every[..., 0].amin(0)
+    total = (torch.exp(lowest - every[..., 0]) * every[..., 1]).sum(0)
+    share = torch.exp(lowest - weights[..., 0]) * weights[..., 1] / total
+    return share.unflatten(1, (-1, tokens)).transpose(0, 1).flatten(1)
 
 
 def hidden_bias(dtype: torch.dtype) -> float:
@@ -3634,7 +3819,6 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
         (neuron_config.lora_config is not None and quantised, "adapters beside quantised weights"),
         *chunks_too_large(config),
         (precise and narrow and is_in_blocks(config), "fp8 blocks in a model of float32"),
-        (neuron_config.flash_decoding_enabled, "a cache whose positions several ranks share"),
         (qkv_bias and quantised, "biases behind quantised weights"),
         (precise and quantised, "quantised weights in a model of float32"),
         (getattr(config, "mlp_bias", False), "mlp_bias"),

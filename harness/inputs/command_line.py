@@ -829,7 +829,6 @@ def _check_sequence(settings: Settings) -> None:
             )
     others = {
         "--padding-side left": settings.padding_side == "left",
-        "--enable-nki": settings.enable_nki,
         "a cache of blocks": settings.blocks is not None,
         "--is-medusa or fused speculation": settings.speculation is not None
         and (settings.speculation.method == "medusa" or settings.speculation.fused),

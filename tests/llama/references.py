@@ -39,6 +39,27 @@ def of_tiles(columns: torch.Tensor) -> torch.Tensor:
     return columns.t().reshape(-1)
 
 
+def in_tiles(rows, heads, group):
+    """Heads [T, n, D], ``group`` a KV head -> [tiles, 128, T], zeros where there is none."""
+    stack, d = 128 // heads.head_dim, heads.head_dim
+    padded = rows.new_zeros(len(rows), heads.stacks * stack * group, d)
+    padded[:, : rows.shape[1]] = rows
+    tiles = padded.reshape(-1, heads.stacks, stack, group, d).transpose(2, 3)
+    return tiles.reshape(len(rows), -1, 128).permute(1, 2, 0)
+
+
+def from_tiles(tiles, heads, group):
+    """The inverse, of [128, tiles, T]."""
+    stack, d = 128 // heads.head_dim, heads.head_dim
+    rows = tiles.permute(2, 1, 0).reshape(-1, heads.stacks, group, stack, d)
+    return rows.transpose(2, 3).flatten(1, 3)[:, : group * heads.kv_heads]
+
+
+def root_in_queries(heads):
+    """What queries between two kernels are divided by: sqrt(D) of 64, which rounds nothing."""
+    return 8.0 if heads.head_dim == 64 else 1.0
+
+
 class Reference:
     """The kernels' operators in ``dtype``; normalisation and softmax in ``wide``."""
 
@@ -138,11 +159,7 @@ class Reference:
 
     def output(self, context, weight_hbm, heads, length, scale, more):
         """Contexts [T, q_heads, D] -> partial output [H, T]."""
-        stack, group, d = 128 // heads.head_dim, heads.group, heads.head_dim
-        padded = context.new_zeros(len(context), heads.stacks * stack * group, d)
-        padded[:, : heads.q_heads] = context
-        tiles = padded.reshape(-1, heads.stacks, stack, group, d).transpose(2, 3)
-        x = tiles.reshape(len(context), -1)
+        x = in_tiles(context, heads, heads.group).flatten(0, 1).t()
         rows = self.product(x, weight_hbm, False, True, scale)
         if more[0] is not None:
             a_hbm, b_hbm, chosen_hbm = more  # A and B of the output are the last ones
@@ -289,6 +306,58 @@ class Reference:
         out = self.output(context, out_w_hbm, heads, length, out_scale, more)
         results = out, k.flatten(1), v.flatten(1)
         return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
+
+    def attention_projection_kernel(
+        self, x_hbm, delta_hbm, norm, qkv_w_hbm, cos_hbm, sin_hbm, heads, length, qkv_b_hbm=None,
+        gains_hbm=None, scales_hbm=None, a_hbm=None, b_hbm=None, chosen_hbm=None,
+    ):  # fmt: skip
+        rows = self.sum_of(x_hbm, delta_hbm, length)
+        scale, gain, _ = self.scales(x_hbm, scales_hbm, heads)
+        x, more = self.normed(rows.to(self.dtype), norm, gain), (a_hbm, b_hbm, chosen_hbm)
+        tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale, more)
+        q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
+        q = q / root_in_queries(heads)
+        tiles = in_tiles(q, heads, heads.group), in_tiles(k, heads, 1)
+        results = torch.cat(tiles).transpose(0, 1), k.flatten(1), v.flatten(1)
+        return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
+
+    def attention_share_kernel(
+        self, q_hbm, k_hbm, v_hbm, keys_hbm, values_hbm, bias_hbm, active_hbm, heads, batch
+    ):
+        q, k = from_tiles(q_hbm, heads, heads.group), from_tiles(k_hbm, heads, 1)
+        v, n, past = v_hbm.unflatten(1, (heads.kv_heads, -1)), len(q) // batch, bias_hbm.shape[1]
+        runs = next(r for r in range(math.ceil(past / 128), past + 1) if past % r == 0)
+        bias = bias_hbm.unflatten(1, (runs, -1)).transpose(1, 2).flatten(1)
+        context, each = torch.zeros_like(q, dtype=self.dtype), len(bias) // batch
+        found = torch.zeros(batch, heads.kv_heads, heads.group * n, 2, dtype=self.wide)
+        for b, head in ((b, h) for b in range(batch) for h in range(heads.q_heads)):
+            kv_head, own = head // heads.group, slice(b * n, (b + 1) * n)
+            later = torch.ones(n, n, dtype=torch.bool).triu(1)
+            unseen = later if active_hbm is None else active_hbm[b] != 0
+            rows = bias[b * each : (b + 1) * each] != 0
+            hidden = torch.cat((rows.repeat_interleave(512, 0)[:n].expand(n, past), unseen), 1)
+            both = ((keys_hbm, k), (values_hbm, v))
+            keys, values = (
+                torch.cat((t[b, kv_head], new[own, kv_head])).to(self.dtype) for t, new in both
+            )
+            scores = q[own, head].to(self.dtype) @ keys.t() * root_in_queries(heads)
+            scores = scores / math.sqrt(heads.head_dim)
+            context[own, head] = self.weights([scores], hidden) @ values
+            scores = scores.to(self.wide).masked_fill(hidden, -math.inf)
+            first = head % heads.group * n
+            found[b, kv_head, first : first + n] = torch.stack(
+                (-scores.amax(1), (scores - scores.amax(1, keepdim=True)).exp().sum(1)), 1
+            )
+        tiles = in_tiles(context, heads, heads.group).transpose(0, 1)
+        return tiles if active_hbm is None else (tiles, found)
+
+    def attention_output_kernel(
+        self, context_hbm, out_w_hbm, features, length, heads, scales_hbm=None, a_hbm=None,
+        b_hbm=None, chosen_hbm=None,
+    ):  # fmt: skip
+        rows = from_tiles(context_hbm, heads, heads.group).to(self.dtype)
+        scale = None if scales_hbm is None else of_runs(scales_hbm[:, -features // 128 :])
+        return self.output(rows, out_w_hbm, heads, length, scale, (a_hbm, b_hbm, chosen_hbm))
 
     def swiglu_mlp_kernel(
         self, x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, scales_hbm=None,

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import importlib
+import json
 
 import pytest
 import torch
 from neuronx_distributed_inference.models.llama import modeling_llama
 from neuronx_distributed_inference.modules.flashdecode.utils import get_cache_size, mask_util
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 SHAPE = dict(
     hidden_size=128,
@@ -18,6 +26,7 @@ SHAPE = dict(
     num_hidden_layers=2,
     vocab_size=216,
 )
+KERNEL_SHAPE = {**SHAPE, "hidden_size": 512, "intermediate_size": 256, "head_dim": 64}
 PROMPTS = [[5, 9, 2, 44, 17, 3, 61], [8, 1]]
 
 
@@ -65,11 +74,14 @@ def test_each_rank_keeps_its_share(module, tiny_llama, generate):
     assert not torch.equal(even[:4], odd[:4]) and even[:4].any() and odd[:3].any()
 
 
-def test_several_new_tokens_a_step(tiny_llama, generate, reference, monkeypatch):
+@pytest.mark.parametrize("kernels", [False, pytest.param(True, marks=pytest.mark.full)])
+def test_several_new_tokens_a_step(tiny_llama, generate, monkeypatch, kernels):
     """A prompt beyond the largest prefill goes in by calls of several tokens (0.4 and later)."""
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.4")
-    _, folder = tiny_llama(**SHAPE)
-    app = build(modeling_llama, folder, speculation_length=3, batch_size=1)
+    _, folder = tiny_llama(**(KERNEL_SHAPE if kernels else SHAPE))
+    module = importlib.import_module("llama") if kernels else modeling_llama
+    options = {"enable_nki": True} if kernels else {}
+    app = build(module, folder, speculation_length=3, batch_size=1, **options)
     plain = build(modeling_llama, folder, speculation_length=3, batch_size=1, tp_degree=2,
                   flash_decoding_enabled=False)  # fmt: skip
     ids, places = torch.tensor([[7, 8, 9]]), torch.tensor([[7, 8, 9]])
@@ -123,7 +135,83 @@ def test_degrees_without_ranks_to_share(tiny_llama, tp_degree):
         build(importlib.import_module("llama"), folder, tp_degree=tp_degree)
 
 
-def test_kernels_leave_it_out(tiny_llama):
-    _, folder = tiny_llama(**{**SHAPE, "head_dim": 64})
-    with pytest.raises(ValueError, match="a cache whose positions several ranks share"):
-        build(importlib.import_module("llama"), folder, enable_nki=True)
+@pytest.mark.parametrize(
+    ("tp_degree", "changes"),
+    [
+        (4, dict(seq_len=47, max_context_length=31)),
+        pytest.param(8, dict(seq_len=49, batch_size=3), marks=pytest.mark.full),
+    ],
+)
+def test_text_with_kernels_is_that_of_hugging_face(
+    tiny_llama, generate, reference, tp_degree, changes
+):
+    model, folder = tiny_llama(**KERNEL_SHAPE)
+    llama = importlib.import_module("llama")
+    app = build(llama, folder, tp_degree=tp_degree, enable_nki=True, **changes)
+    prompts = [*PROMPTS, [3, 90, 41]][: changes.get("batch_size", 2)]
+    got = generate(app, prompts, 9)
+    for row, prompt in enumerate(prompts):
+        assert got[row].tolist() == reference(model, prompt, 9)[0].tolist()
+
+
+def test_decode_is_in_kernels(tiny_llama):
+    """A step's graph has no product of PyTorch's."""
+    _, folder = tiny_llama(**KERNEL_SHAPE)
+    build(importlib.import_module("llama"), folder, enable_nki=True)
+    found = json.loads((folder / "compiled" / "operators.json").read_text())
+    step = found["graphs"][-1]
+    ran = [each["name"] for each in step["operators"] if each["ran"] == "kernel"]
+    names = "attention_projection", "attention_share", "attention_output", "swiglu_mlp", "linear"
+    assert set(ran) == {f"{name}_kernel" for name in names}
+    assert step["macs"] == step["nki_macs"]
+
+
+FAMILY = {
+    "heads of 128": LlamaConfig(**KERNEL_SHAPE | {"head_dim": 128}),
+    "bias": Qwen2Config(**KERNEL_SHAPE),
+    "head norms": Qwen3Config(**KERNEL_SHAPE),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_family_with_kernels(name, tmp_path, generate, reference):
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(FAMILY[name], attn_implementation="eager").eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path / "checkpoint")
+    app = build(importlib.import_module("llama"), tmp_path / "checkpoint", enable_nki=True)
+    got = generate(app, PROMPTS, 6)
+    for row, prompt in enumerate(PROMPTS):
+        assert got[row].tolist() == reference(model, prompt, 6)[0].tolist()
+
+
+@pytest.mark.full
+def test_a_cache_in_fp8_with_kernels(tiny_llama, generate):
+    """As the same in PyTorch: what is cached is rounded alike."""
+    _, folder = tiny_llama(**KERNEL_SHAPE)
+    options = dict(return_dict_in_generate=True, output_logits=True)
+    found = []
+    for kernels in (False, True):
+        llama = importlib.import_module("llama")
+        app = build(llama, folder, kv_cache_quant=True, enable_nki=kernels)
+        found.append(torch.cat(generate(app, PROMPTS, 6, **options).logits))
+    torch.testing.assert_close(*found, rtol=0, atol=1e-4)
+
+
+def test_windows_are_left_out(tmp_path, tiny_llama):
+    """They count positions, of which a rank has every g-th."""
+    window = MistralConfig(**SHAPE, sliding_window=8)
+    AutoModelForCausalLM.from_config(window).save_pretrained(tmp_path / "checkpoint")
+    with pytest.raises(ValueError, match="sliding_window 8 counts rows of a cache"):
+        build(importlib.import_module("llama"), tmp_path / "checkpoint")
+
+
+def test_more_queries_than_a_kernel_takes(tiny_llama, monkeypatch):
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.4")
+    _, folder = tiny_llama(**KERNEL_SHAPE)
+    with pytest.raises(Exception, match="at most 128 queries .* got 160; choose a .* at most 32"):
+        build(importlib.import_module("llama"), folder, speculation_length=40, seq_len=64,
+              enable_nki=True)  # fmt: skip

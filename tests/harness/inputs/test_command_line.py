@@ -58,7 +58,6 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
         ("--max-context-length", "65", "--seq-len", "64"),
         ("--sequence-parallel-enabled", "--padding-side", "left"),
         ("--sequence-parallel-enabled", "--vocab-parallel"),
-        ("--flash-decoding-enabled", "--enable-nki"),
         ("--flash-decoding-enabled", "--padding-side", "left"),
         ("--ctx-batch-size", "2"),
         ("--apply-seq-ids-mask",),

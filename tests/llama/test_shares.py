@@ -1,0 +1,160 @@
+"""Keys that several ranks share: attention_share_kernel against float64, beside PyTorch in bf16.
+
+The bounds are those of test_kernels.py. A share's positions are every g-th; what each rank gives is
+combined as NeuronLlamaAttention does it, with the ranks' results beside each other in one process.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+import llama
+from tests.llama.references import EXACT, from_tiles, in_tiles, root_in_queries
+from tests.llama.references import check_error as check
+from tests.llama.test_kernels import BF16, KINDS, attend, distort, random
+
+
+class Case:
+    """New tokens [B, heads, n, D] of one KV head over ``past`` keys that ``ranks`` share.
+
+    A sequence's first ``live`` keys count; its new tokens lie behind them, each on the rank that
+    its position names.
+    """
+
+    def __init__(self, batch: int, n: int, past: int, heads: int, d: int, ranks: int) -> None:
+        self.ranks, self.heads = ranks, llama.HeadShape(heads, 1, d)
+        self.q, self.k, self.v = random(3, batch, heads, n, d).unbind()
+        self.k, self.v = self.k[:, :1], self.v[:, :1]
+        self.keys, self.values = (random(batch, 1, past, d, seed=s) for s in (1, 2))
+        self.live = torch.tensor([max(0, past - 7 * b - 3) for b in range(batch)])[:, None]
+        self.seen = torch.arange(past) < self.live
+        self.active = torch.ones(n, n, dtype=torch.bool).tril()
+
+    def share(self, rank: int, dtype: torch.dtype = BF16) -> tuple[torch.Tensor, ...]:
+        """Cached keys, values and bias of a rank, and the mask of the new tokens."""
+        keys, values, seen = (t[..., rank :: self.ranks] for t in self.turned())
+        keys, values = keys.transpose(2, 3).contiguous(), values.transpose(2, 3).contiguous()
+        owned = (self.live + torch.arange(len(self.active))) % self.ranks == rank
+        active = self.active & owned[:, None]
+        cache = llama.cache_in_runs(
+            keys.to(dtype), values.to(dtype), llama._mask_bias(seen[:, 0], dtype)
+        )
+        return *cache, llama._mask_bias(active, dtype)
+
+    def turned(self) -> tuple[torch.Tensor, ...]:
+        """Keys, values and what counts, positions last."""
+        return self.keys.transpose(2, 3), self.values.transpose(2, 3), self.seen[:, None]
+
+    def new(self, dtype: torch.dtype = BF16) -> tuple[torch.Tensor, ...]:
+        """Queries and keys in tiles, and rows of values, as the kernel takes them."""
+        q, k, v = (t.transpose(1, 2).flatten(0, 1).to(dtype) for t in (self.q, self.k, self.v))
+        q = in_tiles(q / root_in_queries(self.heads), self.heads, self.heads.group)
+        k = in_tiles(k, self.heads, 1)
+        return q.transpose(0, 1).contiguous(), k.transpose(0, 1).contiguous(), v.flatten(1)
+
+    def of_ranks(
+        self, kernels: object, dtype: torch.dtype = BF16
+    ) -> list[tuple[torch.Tensor, ...]]:
+        return [
+            kernels.attention_share_kernel(
+                *self.new(dtype), *self.share(rank, dtype), self.heads, len(self.q)
+            )
+            for rank in range(self.ranks)
+        ]
+
+    def together(self, monkeypatch: pytest.MonkeyPatch) -> torch.Tensor:
+        """Contexts [B * n, heads * D] of all ranks."""
+        found = self.of_ranks(llama)
+        every = torch.stack([weights[:, 0] for _, weights in found])
+        monkeypatch.setattr(
+            llama, "gather_from_sequence_parallel_region", lambda *args, **kwargs: every
+        )
+        n = self.q.shape[2]
+        total = sum(
+            context * llama.share_of_keys(weights[:, 0], n, None) for context, weights in found
+        )
+        return total.to(BF16).permute(2, 1, 0)[..., : self.heads.head_dim].flatten(1)
+
+    def wanted(self, dtype: torch.dtype) -> torch.Tensor:
+        seen = self.seen[:, None, None].expand(-1, 1, self.q.shape[2], -1)
+        active = self.active.expand(len(self.q), 1, -1, -1)
+        keys, values = torch.cat((self.keys, self.k), 2), torch.cat((self.values, self.v), 2)
+        mask = torch.cat((seen, active), -1)
+        return attend(self.q, keys, values, mask, dtype, self.keys.shape[2])
+
+
+SHAPES = [
+    (1, 1, 640, 4, 64, 4),
+    (2, 1, 641, 8, 128, 8),  # odd shares
+    (3, 5, 137, 4, 64, 2),
+    (1, 16, 1100, 8, 128, 3),
+    (4, 1, 5, 1, 64, 4),  # fewer keys than ranks times sequences
+]
+
+
+@pytest.mark.parametrize("sizes", SHAPES)
+def test_shares_together(sizes: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case(*sizes)
+    check(case.together(monkeypatch), case.wanted(BF16), case.wanted(torch.float64))
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    st.integers(1, 3), st.integers(1, 9), st.integers(8, 300), st.integers(1, 14), st.integers(2, 8)
+)
+@example(2, 9, 129, 14, 5)
+def test_shares_of_any_shape(batch: int, n: int, past: int, heads: int, ranks: int) -> None:
+    case = Case(batch, n, past, heads, 64, ranks)
+    with pytest.MonkeyPatch.context() as patch:
+        check(case.together(patch), case.wanted(BF16), case.wanted(torch.float64))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("d", [64, 128])
+def test_adversarial_shares(kind: str, d: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maxima of the ranks lie far apart, or all keys of some are hidden."""
+    case = Case(2, 3, 603, 4, d, 4)
+    distort(kind, case.keys, case.values)
+    check(case.together(monkeypatch), case.wanted(BF16), case.wanted(torch.float64), steps=1)
+
+
+@pytest.mark.parametrize("d", [64, 128])
+def test_maxima_and_sums_in_fp32(d: int) -> None:
+    """Of each rank; one whose keys are all hidden weighs nothing, and is not NaN."""
+    case = Case(2, 2, 90, 6, d, 3)
+    case.seen[1] = False
+    got, wanted = (case.of_ranks(which, torch.float32) for which in (llama, EXACT))
+    for (ours, weights), (theirs, exact) in zip(got, wanted):
+        hidden = ~torch.isfinite(exact[..., 0])
+        assert (weights[..., 0][hidden] > 1e37).all() and torch.isfinite(ours).all()
+        torch.testing.assert_close(weights[~hidden].double(), exact[~hidden], rtol=1e-4, atol=1e-4)
+        counts = torch.isfinite(theirs)
+        torch.testing.assert_close(ours[counts].double(), theirs[counts], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("n", "past", "heads"), [(600, 700, (4, 2, 64)), (70, 130, (3, 1, 128))])
+def test_part_of_a_prompt(n: int, past: int, heads: tuple[int, int, int]) -> None:
+    """Tokens of a prompt over what stands before them, another part of it for each span."""
+    shape, batch = llama.HeadShape(*heads), 2
+    spans = llama.query_spans(n)
+    q, k, v = (random(batch * n, count, heads[2], seed=count) for count in (heads[0], heads[1], 9))
+    v = v[:, : heads[1]]
+    keys, values = (random(batch, heads[1], past, heads[2], seed=s) for s in (1, 2))
+    first = torch.tensor([start + 40 for start, _ in spans]).repeat(batch)[:, None]
+    bias = llama._mask_bias(torch.arange(past) < first, BF16)
+    tiles = in_tiles(q / root_in_queries(shape), shape, shape.group), in_tiles(k, shape, 1)
+    cache = llama.cache_in_runs(keys, values, bias)
+    args = [t.transpose(0, 1).contiguous() for t in tiles]
+    got = llama.attention_share_kernel(*args, v.flatten(1), *cache, None, shape, batch)
+    seen = torch.cat([(torch.arange(past) < start + 40).expand(size, -1) for start, size in spans])
+    own = torch.cat([torch.arange(n).expand(size, -1) >= start for start, size in spans])
+    mask = torch.cat((seen, own & torch.ones(n, n, dtype=torch.bool).tril()), 1).expand(
+        2, 1, -1, -1
+    )
+    q, k, v = (t.unflatten(0, (batch, n)).transpose(1, 2) for t in (q, k, v))
+    both = torch.cat((keys, k), 2), torch.cat((values, v), 2)
+    rows = from_tiles(got, shape, shape.group).flatten(1)
+    check(rows, attend(q, *both, mask, BF16, past), attend(q, *both, mask, torch.float64))
