@@ -2,7 +2,9 @@
 
 One file to upload: it imports numpy, torch, transformers and the Neuron SDK, nothing else. Read it
 from top to bottom: limits of the core, the layouts, tile helpers, kernels in model order, the
-modules, and how a Hugging Face checkpoint becomes the weights of this model.
+modules, and how a Hugging Face checkpoint becomes the weights of this model. For a first reading
+take "Layouts", then ``swiglu_mlp_kernel`` with what it calls, ``attention_decode_kernel``, and the
+attention of many queries last.
 
 Axis letters used throughout:
 
@@ -10,6 +12,21 @@ Axis letters used throughout:
     K  contraction size of a product                 N  output features of a product
     P  partitions of a tile (at most 128)            F  intermediate size of the MLP
     D  head dimension                                B, S  batch, sequence length
+    L  keys of a cache                               R  rows of all adapters' ranks together
+
+Words that mean one thing here:
+
+    tile     up to 128 features or tokens on partitions, or what an instruction makes @ SBUF, PSUM
+    piece    tiles of a weight that are loaded at once
+    run      neighbours in HBM that one partition holds
+    block    tokens that lie together in hidden states; of a cache: tokens that a table names
+    bank     of PSUM: 512 numbers fp32 a partition, the most that one product writes
+    group    the query heads of a KV head
+    stack    the KV heads that share a tile: two where D is 64
+    lanes    the partitions of one head in a tile, or those that a tile of keys takes
+    slot     up to 128 rows of a contraction that is longer
+    mark     a row behind the D features of a head that scores contract, too
+    turned   transposed by TensorE
 
 Buffers end in ``_hbm``, ``_sb`` (SBUF) and ``_psum``. Kernels take and return HBM tensors; the
 helpers above them work on tiles that are already on chip. Interfaces follow NxD Inference 0.1 to
@@ -2517,6 +2534,26 @@ class InnerTokens(NamedTuple):
 
 
 # --- Kernels, in the order of the model -----------------------------------------------------------
+#
+# What several of them take, T tokens of B sequences:
+#
+#   x_hbm, delta_hbm      [H, T]              hidden states, and what is added to them first; the
+#                                             first layer's delta is None, and no sum comes out
+#   norm                  Norm                None for none
+#   qkv_w_hbm, out_w_hbm  kernel weights      of Q, K and V together, and of the output
+#   cos_hbm, sin_hbm      [128, T]            of each lane of a tile of heads, the sine signed
+#   heads                 HeadShape           of this rank
+#   keys_hbm, values_hbm  [B, kv heads, L, D] the cache; new ones come out, [T, kv heads * D]
+#   bias_hbm              [B, keys]           type of x: 0 for keys that count, MASKED for others
+#   qkv_b_hbm             [1, tiles * 128]    biases of Q, K and V
+#   gains_hbm             [128, 2]            of norms over query and key heads (Qwen3)
+#   scales_hbm            [128, columns]      fp32, of quantised weights, in the order of their use
+#   a_hbm, b_hbm          [128, K/128 * R], [R, N]  adapters of all projections side by side
+#   chosen_hbm            [R, T]              ones for the ranks that are a token's
+#
+# They come one by one: of SDK 2.21 nothing public shows tensors inside of tuples, dicts or classes
+# as arguments. Norm and HeadShape hold numbers, constants of a trace. Results @ HBM are made at
+# the top level of a kernel, since the compiler refuses those of helpers.
 
 
 @nki.jit
@@ -2568,15 +2605,10 @@ def attention_prefill_kernel(
     """Everything between two all-reduces of a prefill: residual sum, norm, QKV, RoPE, causal flash
     attention of all new tokens (Dao et al. 2022), output projection.
 
-    x and delta [H, B * S] (delta None in the first layer), norm or None for none, kernel weights of
-    QKV and output, cos and sin [128, B * S], ``heads`` a HeadShape, bias [B, S] in the type of x or
-    None: 0 for keys that count, MASKED for left padding. Where the model has them: the bias of QKV
-    [1, tiles * 128], and the gains of norms over query and key heads [128, 2]. -> partial output
-    [H, B * S], rotated keys and values [B * S, kv_heads * D], and x + delta where there is a delta.
-    One pass over the weights for every TOKEN_CHUNK tokens, of several short sequences together.
-    Scales of quantised weights: columns of Q and K, a tile each, of V, a feature each, of the norm
-    and of the output, H/128 each. Adapters of Q, K, V and output as ``split_adapters`` reads them:
-    A [128, columns], B [ranks, columns], chosen [ranks, B * S].
+    bias [B, S] hides left padding. -> partial output [H, B * S], rotated keys and values [B * S,
+    kv_heads * D], and x + delta. Weights that fit stay in SBUF, others are read for every block of
+    tokens. Scales: columns of Q and K, a tile each, of V, a feature each, of the norm and of the
+    output, H/128 each; adapters of Q, K, V and output.
     """
     tokens, length, dtype = x_hbm.shape[1], x_hbm.shape[1] // batch, x_hbm.dtype
     features, new_shape = x_hbm.shape[0], (tokens, heads.kv_heads * heads.head_dim)
@@ -2651,10 +2683,8 @@ def attention_decode_kernel(
 ):  # fmt: skip
     """The same for one new token per sequence: attention over the cache and the token itself.
 
-    x and delta [H, B], cos and sin [128, B], cached keys and values [B, kv_heads, L, D], bias
-    [B, L] in the type of x: 0 for keys that count, MASKED otherwise, keys in the order of
-    ``decode_runs``. -> partial output [H, B], new keys (rotated) and values [B, kv_heads * D], and
-    x + delta where there is a delta.
+    bias [B, L], keys in the order of ``decode_runs``. -> partial output [H, B], new keys (rotated)
+    and values [B, kv_heads * D], and x + delta.
     """
     batch, dtype = x_hbm.shape[1], x_hbm.dtype
     new_shape = (batch, heads.kv_heads * heads.head_dim)
@@ -2702,16 +2732,14 @@ def attention_chunk_kernel(
 ):  # fmt: skip
     """The same for several new tokens per sequence: over the cache, and causally over themselves.
 
-    x and delta [H, B * n], cos and sin [128, B * n], cached keys and values [B, kv_heads, L, D],
-    bias [B, L] in the type of x, in the order of ``cache_runs``: 0 for keys that count and MASKED
-    for others. active [B, n, n] in the type of x, 0 where a token (row) sees one
-    and MASKED elsewhere, for up to 128 tokens; None: they see those before and themselves.
-    Of a cache of blocks, as ``blocks_in_runs`` gives them: keys and values [rows, run, kv_heads, D]
-    and int32 rows [lanes, B * parts], or [rows, run, D] and [lanes, B * parts * kv_heads].
-    A chunk of several sequences, end to end, is one that B stand in: owners [B, n] in the type of
-    x are ones of the tokens of each, who see the cached keys of bias [B, L] and each other.
-    -> partial output [H, B * n], new keys (rotated) and values [B * n, kv_heads * D], and x + delta
-    where there is a delta. All tokens of a sequence share one pass over the weights.
+    bias [B, L], keys in the order of ``cache_runs``; active [B, n, n] in the type of x, 0 where a
+    token (row) sees one and MASKED elsewhere, for up to 128 tokens; None: they see those before and
+    themselves. Of a cache of blocks, as ``blocks_in_runs`` gives them: keys and values [rows, run,
+    kv_heads, D] and int32 rows [lanes, B * parts], or [rows, run, D] and [lanes, B * parts *
+    kv_heads]. A chunk of several sequences, end to end, is one that B stand in: owners [B, n] in
+    the type of x are ones of the tokens of each, who see the cached keys of bias [B, L] and each
+    other. -> partial output [H, B * n], new keys (rotated) and values [B * n, kv_heads * D], and x
+    + delta. All tokens of a sequence share one pass over the weights.
     """
     tokens, shared, dtype = x_hbm.shape[1], owners_hbm is not None, x_hbm.dtype
     length, features = tokens if shared else tokens // bias_hbm.shape[0], x_hbm.shape[0]
@@ -2877,11 +2905,10 @@ def swiglu_mlp_kernel(
 ):  # fmt: skip
     """Residual sum, norm and SwiGLU MLP (Shazeer 2020): down(silu(gate(x)) * up(x)).
 
-    x and delta [H, T] (delta or norm may be None), kernel weights of gate and up [F, H] and of down
-    [H, F], ``length`` tokens of a sequence if there are several -> partial output [H, T], and x +
-    delta where there is a delta. One pass over the weights for every ``token_chunk`` of tokens.
-    Scales of quantised weights: columns of gate and up, F/128 each, of the norm and of down, H/128
-    each. Adapters of the three as ``split_adapters`` reads them.
+    Kernel weights of gate and up [F, H] and of down [H, F], ``length`` tokens of a sequence if
+    there are several -> partial output [H, T], and x + delta. One pass over the weights for every
+    ``token_chunk`` of tokens. Scales: columns of gate and up, F/128 each, of the norm and of down,
+    H/128 each; adapters of the three.
     """
     tokens, k_tiles, dtype = x_hbm.shape[1], x_hbm.shape[0] // P_MAX, x_hbm.dtype
     out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
