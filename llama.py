@@ -1121,6 +1121,8 @@ class KeyTiles(NamedTuple):
     ``mask_sb`` [tokens, lanes], if any, is added to the scores of the last tile, a triangle where
     it is ``causal``. bias_sb [n, tiles, lanes], if any, hides keys from the queries that owners_sb
     [n, rows, tokens] are ones of: of n sequences, or of one, whose marks are no rows of k_sb.
+    ``before`` tiles of k_sb and v_sb come first that nobody sees, and ``edges`` are masks of a
+    Window for some tiles, (tile, [128, 128] @ SBUF).
     """
 
     k_sb: Any
@@ -1133,10 +1135,12 @@ class KeyTiles(NamedTuple):
     causal: bool = False
     bias_sb: Any = None
     owners_sb: Any = None
+    before: int = 0
+    edges: Sequence[Tuple[int, Any]] = ()
 
     def keys(self, head, slot, rows, tile, tiles):
         """Operand of a product: some tiles of a head's keys, some rows of a slot."""
-        part = nl.ds(slot * self.stride + tile, tiles)
+        part = nl.ds(slot * self.stride + self.before + tile, tiles)
         return self.k_sb[0:rows, self.head + head, part, 0 : self.lanes]
 
     def load(self, values=True):
@@ -1145,7 +1149,37 @@ class KeyTiles(NamedTuple):
 
     def values(self, head, tile):
         """Values and ones of a tile of a head's keys."""
-        return self.v_sb[0 : self.lanes, tile, self.head + head, :]
+        return self.v_sb[0 : self.lanes, self.before + tile, self.head + head, :]
+
+
+class Window(NamedTuple):
+    """A sliding window over tiles of 128 keys: a tile of queries sees ``back`` tiles before its
+    own, and masks [128, 128] @ SBUF hide what is too old from some of its queries, (tiles back,
+    mask), at most two."""
+
+    back: int
+    masks: Sequence[Tuple[int, Any]] = ()
+
+    @classmethod
+    def of(cls, window, dtype):
+        """Of so many tokens, the query's included; None for any number."""
+        if window is None:
+            return None
+        back, age = (window + P_MAX - 2) // P_MAX, np.arange(P_MAX)[:, None] - np.arange(P_MAX)
+        old = [(tiles, age + tiles * P_MAX >= window) for tiles in [*range(back + 1)][-2:]]
+        masks = [
+            (tiles, load_constant(masked(dtype) * hidden, dtype))
+            for tiles, hidden in old
+            if hidden.any()
+        ]
+        return cls(back, masks)
+
+    def seen(self, own, tiles):
+        """What a tile of queries, the ``own``-th of its sequence, sees of so many tiles: the first,
+        and its edges, (tile behind that, mask)."""
+        first = max(0, own - self.back)
+        edges = [(own - back, mask_sb) for back, mask_sb in self.masks]
+        return first, [(tile - first, mask) for tile, mask in edges if first <= tile < tiles]
 
 
 class NewKeys(NamedTuple):
@@ -1153,7 +1187,7 @@ class NewKeys(NamedTuple):
     zero behind the last key. mask_sb [tokens, tokens] is added to the scores of a tile of tokens
     with each other; ``marks`` are the rows behind the features, none where nobody contracts them.
     The first ``hides`` keys; where it is zero mask_sb is a triangle. Of several sequences bias_sb
-    [sequences, tiles * 128] hides each one's keys from the others.
+    [sequences, tiles * 128] hides each one's keys from the others. A Window may hide older ones.
     """
 
     heads: HeadShape
@@ -1163,6 +1197,7 @@ class NewKeys(NamedTuple):
     marks: int
     hides: bool
     bias_sb: Any = None
+    window: Optional[Window] = None
 
     def append(self, start, qk_sb, column, v_sb):
         """Keep a tile of tokens, the sequence's from ``start`` on: keys from qk_sb, behind its
@@ -1184,9 +1219,13 @@ class NewKeys(NamedTuple):
         if self.bias_sb is not None:
             shape = self.bias_sb.shape[0], tiles, lanes
             bias_sb = self.bias_sb[:, 0 : tiles * lanes].reshape(shape)
-        return KeyTiles(
+        seen = KeyTiles(
             self.k_sb, self.v_sb, stride, tiles, lanes, bank.head, mask_sb, not self.hides, bias_sb
         )
+        if self.window is None:
+            return seen
+        first, edges = self.window.seen(tiles - 1, tiles)
+        return seen._replace(tiles=tiles - first, before=first, edges=edges)
 
 
 def new_keys(tokens, heads, dtype, mask_sb, marks, hides, bias_hbm=None):
@@ -1215,7 +1254,7 @@ def new_keys(tokens, heads, dtype, mask_sb, marks, hides, bias_hbm=None):
     return NewKeys(heads, k_sb, v_sb, mask_sb, marks, hides)
 
 
-def keys_of(block, whole, bias_hbm, mask_sb, heads, marks):
+def keys_of(block, whole, bias_hbm, mask_sb, heads, marks, window):
     """NewKeys for each sequence of a Block: of the ``whole`` sequence, or of the block's part."""
     first, at = divmod(block.start, block.length)
     size, begin = (block.length, 0) if whole else (block.count, at)
@@ -1223,7 +1262,9 @@ def keys_of(block, whole, bias_hbm, mask_sb, heads, marks):
     columns, dtype = nl.ds(begin, size), mask_sb.dtype
     biases = [None if bias_hbm is None else bias_hbm[nl.ds(n, 1), columns] for n in sequences]
     return [
-        new_keys(size, heads, dtype, mask_sb, marks, own_hbm is not None, own_hbm)
+        new_keys(size, heads, dtype, mask_sb, marks, own_hbm is not None, own_hbm)._replace(
+            window=window
+        )
         for own_hbm in biases
     ]
 
@@ -1322,6 +1363,11 @@ def score_rows(q_sb, bank, at, keys, span, scores_sb, head_dim, hides, constants
     if keys.mask_sb is not None and start + tiles == keys.tiles:
         which_sb = constants.which_sb[0 : bank.tokens, rows, 0 : bank.tokens]
         scores_psum[:, tiles - 1, :] += nisa.nc_matmul(which_sb, keys.mask_sb)
+    for tile, edge_sb in keys.edges:
+        if start <= tile < start + tiles:
+            which_sb = constants.which_sb[0 : bank.tokens, rows, 0 : bank.tokens]
+            own_sb = edge_sb[0 : bank.tokens, 0 : keys.lanes]
+            scores_psum[:, tile - start, :] += nisa.nc_matmul(which_sb, own_sb)
     scores_sb[...] = nisa.activation(nl.copy, scores_psum, bias=constants.zero_sb[0:queries, :])
 
 
@@ -1343,6 +1389,11 @@ def score_tile(q_sb, marks_sb, bank, keys, tile, scores_psum, depth, constants):
     if keys.mask_sb is not None and tile + 1 == keys.tiles:
         which_sb = constants.which_sb[0 : bank.tokens, 0 : bank.rows, 0 : bank.tokens]
         scores_psum[...] += nisa.nc_matmul(keys.mask_sb, which_sb)
+    for at, edge_sb in keys.edges:
+        if at == tile:
+            which_sb = constants.which_sb[0 : bank.tokens, 0 : bank.rows, 0 : bank.tokens]
+            own_sb = edge_sb[0 : bank.tokens, 0 : keys.lanes]
+            scores_psum[...] += nisa.nc_matmul(own_sb, which_sb)
 
 
 def key_spans(bank, tiles):
@@ -1811,13 +1862,15 @@ class Scratch(NamedTuple):
 
 
 class ScratchTiles(NamedTuple):
-    """``tiles`` tiles of keys from ``tile`` on, of ``count`` KV heads from ``head`` on."""
+    """``tiles`` tiles of keys from ``tile`` on, of ``count`` KV heads from ``head`` on; ``edges``
+    as in KeyTiles."""
 
     scratch: Scratch
     head: int
     count: int
     tile: int
     tiles: int
+    edges: Sequence[Tuple[int, Any]] = ()
     lanes: int = P_MAX
 
     def load(self, values=True):
@@ -1833,7 +1886,7 @@ class ScratchTiles(NamedTuple):
                 )
         heads = nl.ds(self.head, self.count)
         v_sb = nl.load(v_hbm[:, part, heads, :]) if values else None
-        return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, P_MAX)
+        return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, P_MAX, edges=self.edges)
 
 
 def resident(length, heads, marks, itemsize, most=RESIDENT_BYTES):
@@ -1888,13 +1941,27 @@ class Prefill(NamedTuple):
         block, found = self.tokens.block, []
         tiles = [self.tokens.qk_sb], self.constants, [self.tokens.context_sb]
         for every, head, heads in self.sets():
-            blocks = [
-                ScratchTiles(self.scratch, head, heads, *span)
-                for span in spans(self.before // P_MAX, SCRATCH_TILES)
-            ]
             new = [self.new[part[0] - block.start // block.length] for part in block.parts()]
-            found.append([QueryGroup(b, blocks, seen, *tiles) for b, seen in zip(every, new)])
+            found.append(
+                [
+                    QueryGroup(b, self.in_scratch(b[0], head, heads), seen, *tiles)
+                    for b, seen in zip(every, new)
+                ]
+            )
         return found
+
+    def in_scratch(self, bank, head, heads):
+        """The ScratchTiles of some heads that a bank's queries see."""
+        tiles, window, first, edges = self.before // P_MAX, self.new[0].window, 0, []
+        if window is not None:
+            first, edges = window.seen(tiles + bank.position // P_MAX, tiles)
+        return [
+            ScratchTiles(
+                self.scratch, head, heads, first + at, size,
+                [(tile - at, edge) for tile, edge in edges if at <= tile < at + size],
+            )
+            for at, size in spans(tiles - first, SCRATCH_TILES)
+        ]  # fmt: skip
 
 
 def attend_block(prefill, ahead, before, following):
@@ -2600,7 +2667,7 @@ def linear_kernel(x_hbm, weight_hbm, norm=None, scales_hbm=None):
 def attention_prefill_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads, batch,
     bias_hbm=None, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
-    a_hbm=None, b_hbm=None, chosen_hbm=None,
+    a_hbm=None, b_hbm=None, chosen_hbm=None, window=None,
 ):  # fmt: skip
     """Everything between two all-reduces of a prefill: residual sum, norm, QKV, RoPE, causal flash
     attention of all new tokens (Dao et al. 2022), output projection.
@@ -2608,7 +2675,8 @@ def attention_prefill_kernel(
     bias [B, S] hides left padding. -> partial output [H, B * S], rotated keys and values [B * S,
     kv_heads * D], and x + delta. Weights that fit stay in SBUF, others are read for every block of
     tokens. Scales: columns of Q and K, a tile each, of V, a feature each, of the norm and of the
-    output, H/128 each; adapters of Q, K, V and output.
+    output, H/128 each; adapters of Q, K, V and output. ``window``: tokens that a query sees, itself
+    included, None for all; tiles of keys that none of a tile's queries sees are left out.
     """
     tokens, length, dtype = x_hbm.shape[1], x_hbm.shape[1] // batch, x_hbm.dtype
     features, new_shape = x_hbm.shape[0], (tokens, heads.kv_heads * heads.head_dim)
@@ -2626,6 +2694,7 @@ def attention_prefill_kernel(
     blocks, most = token_blocks(features, tokens, length), min(length, P_MAX)
     constants = attention_constants(spans(length, most), heads, dtype)
     causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
+    window = Window.of(window, dtype)
     # marks where rows of the array are idle, where keys are hidden, and where scores do not stay
     turned = heads.head_dim == P_MAX and bias_hbm is None
     most_bytes = RESIDENT_BYTES - (0 if a_hbm is None else ADAPTER_BYTES)
@@ -2644,7 +2713,7 @@ def attention_prefill_kernel(
                 weights = attention_weights(layer, block.count)
             rows, at = TokenBlock.of(block, layer, weights), block.start % length
             if not short or at == 0:
-                new = keys_of(block, short, bias_hbm, causal_sb, heads, marks)
+                new = keys_of(block, short, bias_hbm, causal_sb, heads, marks, window)
             if not short and at == 0:
                 scratch = Scratch.of(whole_tiles(length), heads, dtype)
             in_scratch = (None, 0) if short else (scratch, at)
@@ -3594,7 +3663,8 @@ class NeuronLlamaAttention(nn.Module):
         own += [self.o_proj.scale, *self.adapters.operands(hidden)]
         if past is None:
             bias = _mask_bias(mask[:, 0, -1], dtype) if self.left_padding else None
-            results = attention_prefill_kernel(*inputs, rank, batch, bias, *own)
+            cut = None if self.window is None or self.window >= mask.shape[-1] else self.window
+            results = attention_prefill_kernel(*inputs, rank, batch, bias, *own, window=cut)
         elif self.cores_of_kv > 1:
             results = self.attend_share(hidden, inputs, past, mask, active_mask, own)
         else:

@@ -190,6 +190,7 @@ class Reference:
         a_hbm=None,
         b_hbm=None,
         chosen_hbm=None,
+        window=None,
     ):
         more = a_hbm, b_hbm, chosen_hbm
         length = x_hbm.shape[1] // batch
@@ -205,7 +206,8 @@ class Reference:
             keys, values = (t[first : first + length, kv_head] for t in (k, v))
             for start in range(0, length, QUERIES):
                 end = min(length, start + QUERIES)
-                hidden = torch.arange(end)[None] > torch.arange(start, end)[:, None]
+                query, key = torch.arange(start, end)[:, None], torch.arange(end)[None]
+                hidden = (key > query) | (query - key >= (window or length))
                 if bias_hbm is not None:
                     hidden = hidden | (bias_hbm[b, :end] != 0)
                 scores = q[first + start : first + end, head] @ keys[:end].t() / root

@@ -1,0 +1,95 @@
+"""Sliding windows in the kernels of llama.py against float64: edges inside tiles and on them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import llama
+from tests.llama.references import EXACT
+
+HIDDEN = 136
+
+
+@pytest.fixture(autouse=True)
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NKI_CPU_STRICT", "1")
+
+
+class Layer:
+    """Seeded fp32 arguments of an attention kernel without a norm: every seventh token is six times
+    as large, so that keys which a window hides would have the largest scores."""
+
+    def __init__(self, heads: llama.HeadShape, batch: int, length: int) -> None:
+        torch.manual_seed(length)
+        tokens, d = batch * length, heads.head_dim
+        rows = torch.randn(tokens, HIDDEN)
+        rows[::7] *= 6
+        q, k, v = (torch.randn(n * d, HIDDEN) / 12 for n in (heads.q_heads, *[heads.kv_heads] * 2))
+        qkv = torch.cat((heads.order(q, heads.group), heads.order(k, 1), v))
+        out = heads.order(torch.randn(heads.q_heads * d, HIDDEN) / 12, heads.group).t()
+        weights = llama.in_runs(qkv, 1), llama.in_runs(out, 0)
+        angles = torch.tensor([1e4 ** (-2 * i / d) for i in range(d // 2)])[:, None]
+        angles = torch.cat((angles, -angles)).repeat(128 // d, 1) * torch.arange(tokens)
+        self.inputs = (
+            llama.in_blocks(rows, length), None, None, *map(llama.kernel_layout, weights),
+            angles.cos(), angles.sin(),
+        )  # fmt: skip
+        self.heads, self.batch = heads, batch
+
+
+def full(*values: object) -> object:
+    return pytest.param(*values, marks=pytest.mark.full)
+
+
+def assert_equal(kernel: str, *arguments: object, **more: object) -> None:
+    got = getattr(llama, kernel)(*arguments, **more)
+    wanted = getattr(EXACT, kernel)(*arguments, **more)
+    for ours, theirs in zip(got, wanted, strict=True):
+        assert torch.isfinite(ours).all()
+        error = (ours.double() - theirs.double()).abs().max()
+        assert error <= 5e-5 * theirs.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("heads", "batch", "length", "window"),
+    [
+        ((3, 3, 64), 2, 70, 8),  # within one tile, and one that is not whole
+        ((2, 1, 128), 1, 300, 129),
+        full((2, 1, 64), 1, 300, 1),
+        full((2, 1, 128), 1, 300, 100),
+        full((2, 1, 64), 1, 400, 128),
+        full((2, 2, 64), 1, 520, 130),
+        full((2, 1, 128), 1, 700, 256),
+        full((2, 1, 64), 1, 300, 299),
+        full((2, 1, 64), 1, 130, 500),  # longer than the prompt
+    ],
+)
+def test_prefill(heads, batch, length, window):
+    layer = Layer(llama.HeadShape(*heads), batch, length)
+    arguments = *layer.inputs, layer.heads, layer.batch
+    assert_equal("attention_prefill_kernel", *arguments, window=window)
+
+
+@pytest.mark.parametrize(
+    ("heads", "window"), [((2, 1, 64), 200), full((2, 1, 128), 385), full((2, 2, 64), 5)]
+)
+def test_prefill_of_keys_in_scratch(heads, window, monkeypatch):
+    """Keys do not fit SBUF: they come back from HBM, two tiles at a time."""
+    monkeypatch.setattr(llama, "RESIDENT_BYTES", 2048)
+    monkeypatch.setattr(llama, "SCRATCH_TILES", 2)
+    monkeypatch.setattr(llama.attention_prefill_kernel, "programs", {})
+    layer = Layer(llama.HeadShape(*heads), 1, 900)
+    arguments = *layer.inputs, layer.heads, layer.batch
+    assert_equal("attention_prefill_kernel", *arguments, window=window)
+
+
+def test_tiles_that_no_query_sees_are_left_out():
+    """Products of scores and sums grow with the window, not with the prompt."""
+    layer = Layer(llama.HeadShape(8, 1, 64), 1, 1024)
+    arguments = *layer.inputs, layer.heads, layer.batch
+    whole, cut = (
+        len(llama.attention_prefill_kernel.trace(*arguments, window=window).instructions)
+        for window in (None, 128)
+    )
+    assert cut < 0.8 * whole
