@@ -3901,15 +3901,14 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
     sizes, neuron_config, window = Sizes.of(config), config.neuron_config, window_of(config)
     q_heads, batch = sizes.of_rank.q_heads, neuron_config.max_batch_size
     qkv_bias, out_bias = attention_biases(config)
-    # a window that cuts what the kernels see whole: a prompt, or a chunk behind the cache
+    # a window that cuts what the kernels see whole: a chunk behind the cache
     chunks = bool(getattr(neuron_config, "speculation_length", 0)) or is_in_blocks(config)
-    cut = window is not None and (chunks or window < neuron_config.max_context_length)
     quantised = bool(getattr(neuron_config, "quantized", False))
     precise = neuron_config.torch_dtype is torch.float32  # TensorE multiplies fp32 with fp32 only
     narrow = bool(getattr(neuron_config, "kv_cache_quant", False))
     lacking = [
         (out_bias, "attention_bias"),
-        (cut, f"a sliding_window of {window} below the length of a prompt or of its chunks"),
+        (window is not None and chunks, f"a sliding_window of {window} in chunks of a prompt"),
         (sizes.head_dim not in (64, 128), f"head_dim {sizes.head_dim}"),
         (q_heads > P_MAX, f"{q_heads} query heads per rank"),
         (batch > P_MAX, f"a batch of {batch}"),

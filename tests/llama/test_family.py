@@ -53,7 +53,7 @@ FAMILY = {
     "heads of 96": LlamaConfig(**SHAPE | {"head_dim": 96}),
     "heads of 256": LlamaConfig(**SHAPE | {"head_dim": 256}),
 }
-ALWAYS = {("bias", True), ("head norms", True)}
+ALWAYS = {("bias", True), ("head norms", True), ("window", True)}
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def logits(model, tokens=13, steps=6):
         for name in FAMILY
         if name != "windows of some layers"
         for kernels in (False, True)
-        if not kernels or name not in ("window", "heads of 80", "heads of 96", "heads of 256")
+        if not kernels or name not in ("heads of 80", "heads of 96", "heads of 256")
     ],
 )
 def test_logits_equal_hugging_face(name, kernels, checkpoint):
@@ -122,7 +122,7 @@ def test_logits_equal_hugging_face(name, kernels, checkpoint):
 def test_ranks_share_the_heads(name, checkpoint):
     """One key/value head is replicated, three are padded to four."""
     model, folder = checkpoint(name)
-    found = logits(application(folder, enable_nki=name != "window", tp_degree=2))
+    found = logits(application(folder, enable_nki=True, tp_degree=2))
     torch.testing.assert_close(found, logits(model), rtol=0, atol=1e-4)
 
 
@@ -156,7 +156,7 @@ def test_decode_kernels_see_a_window(checkpoint):
     [
         ("heads of 80", {"enable_nki": True}, "do not cover head_dim 80"),
         ("heads of 256", {"enable_nki": True}, "do not cover head_dim 256"),
-        ("window", {"enable_nki": True}, "sliding_window of 8 below the length of a prompt"),
+        ("window", {"enable_nki": True, "speculation_length": 4}, "window of 8 in chunks of a"),
         ("window", {"padding_side": "left"}, "sliding_window 8 counts from the right"),
         ("windows of some layers", {}, "use_sliding_window gives some layers a window"),
         ("dynamic", {"seq_len": 80}, "rope_scaling 'dynamic' changes with each token beyond"),

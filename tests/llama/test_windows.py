@@ -86,10 +86,10 @@ def test_prefill_of_keys_in_scratch(heads, window, monkeypatch):
 
 def test_tiles_that_no_query_sees_are_left_out():
     """Products of scores and sums grow with the window, not with the prompt."""
-    layer = Layer(llama.HeadShape(8, 1, 64), 1, 1024)
+    layer = Layer(llama.HeadShape(8, 1, 64), 1, 2048)
     arguments = *layer.inputs, layer.heads, layer.batch
     whole, cut = (
         len(llama.attention_prefill_kernel.trace(*arguments, window=window).instructions)
         for window in (None, 128)
     )
-    assert cut < 0.8 * whole
+    assert cut < 0.7 * whole
