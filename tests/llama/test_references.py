@@ -69,7 +69,7 @@ def arguments(tokens: int, keys: int) -> dict[str, object]:
         "features": llama.pad_tiles(q, 1).shape[1],
         "context_hbm": in_tiles(torch.randn(tokens, HEADS.q_heads, D), HEADS, 2).transpose(0, 1),
         "gains_hbm": torch.randn(D, 2).repeat(128 // D, 1), "scales_hbm": None,
-        "a_hbm": None, "b_hbm": None, "chosen_hbm": None, "rows_hbm": None,
+        "a_hbm": None, "b_hbm": None, "chosen_hbm": None, "rows_hbm": None, "window": 33,
         "owners_hbm": None,
     }  # fmt: skip
 
