@@ -49,7 +49,8 @@ class _Product:
         self.m, self.n = m, n
         self.left_axes = [*self.batch, *self.k, *m, *range(b + 1, b + 1 + ns)]
         self.right_axes = [*self.batch, *self.k, *n, *range(b + 1, b + 1 + nm)]
-        self.out_axes = [*self.batch, *m, b, *n, b + 1]
+        # Columns of a slice of a wider tile stay several axes in the result, as in the operand.
+        self.out_axes = [*self.batch, *m, b, *n, *range(b + 1, len(out.shape))]
         self.sizes = [out.shape[a] for a in self.batch]
 
     def _keep_rows(self, wide: Ref, m: list[int], n: list[int], right: Ref) -> None:
