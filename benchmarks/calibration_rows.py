@@ -53,6 +53,7 @@ class Row:
         measured_us: published microseconds.
         kind: what was measured (p99, one profile, limit of a test).
         sdk: release line whose DMA profile applies.
+        target: chip that a kernel of `nki` is built for.
         half: ``fit`` where constants of the cost model were fitted on it, else ``check``.
         bound: class that public figures give the kernel, where they do.
         group: rows whose order is compared.
@@ -73,6 +74,7 @@ class Row:
     machine: str
     extract: str = "module"
     step: int = 0
+    target: str = ""
     imports: tuple[str, ...] = ()
     repairs: tuple[tuple[str, str], ...] = ()
     folders: tuple[str, ...] = ()

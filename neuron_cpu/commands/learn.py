@@ -121,7 +121,8 @@ def _check(console: Any, book: Workbook, lesson: Lesson, seconds: int) -> int:
 
 def _show_verdicts(console: Any, verdicts: list, lesson: Lesson) -> None:
     """A row a case, and why the first one fails, or what bounds the timed one."""
-    from ..judge import exercises, tables
+    from ..core.time.schedule import usual_profile
+    from ..judge import tables
     from . import judged
 
     terminal.print_table(console, tables.brief_table(verdicts), (), "arguments")
@@ -131,7 +132,7 @@ def _show_verdicts(console: Any, verdicts: list, lesson: Lesson) -> None:
     for line in (said, *pointers(said, besides=lesson)):
         _say(console, line)
     if any(one.speed for one in verdicts):
-        _say(console, judged.estimate_line(exercises.SETTINGS))
+        _say(console, judged.estimate_line(usual_profile(today=False)))
 
 
 def _command(lesson: Lesson) -> str:

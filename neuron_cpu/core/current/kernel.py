@@ -40,6 +40,8 @@ class Kernel(calling.Kernel):
     that the kernel writes are updated in place. Inside another kernel the function is inlined.
     """
 
+    today = True
+
     def __getitem__(self, cores: Any) -> Kernel:
         if cores not in CORES or isinstance(cores, bool):
             raise refuse(
@@ -97,7 +99,7 @@ class Kernel(calling.Kernel):
     def _record(self, args: tuple, kwargs: dict, machine: Any = None) -> Program:
         with using(chosen()):
             program = Program(self.name, self.grid, self.function)
-            program.open_values = True
+            program.today, program.open_values = self.today, True
             if machine is not None:
                 machine.open_values = True
             code = getattr(self.function, "__code__", None)

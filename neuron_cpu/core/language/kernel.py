@@ -87,6 +87,8 @@ class Kernel:
     Tensors of parameters annotated nt.mutable_tensor are updated in place and returned.
     """
 
+    today = False  # a kernel of `nki`
+
     def __init__(self, function: Callable, grid: tuple[int, ...] = (), **options: Any) -> None:
         self.function, self.grid, self.options = function, grid, options
         self.programs: dict[Any, Program] = {}
@@ -190,6 +192,7 @@ class Kernel:
     def _record(self, args: tuple, kwargs: dict, machine: Any = None) -> Program:
         """Run the function once for every grid instance, recording."""
         program = Program(self.name, self.grid, self.function)
+        program.today = self.today
         program.returns = self.options.get("kernel_return", True)
         code = getattr(self.function, "__code__", None)
         with trace.Tracer(program, code, machine, Tensor) as tracer:

@@ -98,6 +98,7 @@ class Program:
         names: instructions that the kernel has named, by the index of their instance of the grid.
         result_form: how results are nested, None for a tensor (the current language's).
         edges: pairs of instructions that the kernel orders beyond what data demand.
+        today: a kernel of `nki` (SDK 2.29 and later), whose compiler keeps the writer's order.
         open_values: values of which sources leave open what becomes of them are told (the current
             language's, run/doubts.py).
         unwritten_at: lines whose operands hold elements that nobody wrote (check/undefined.py).
@@ -117,6 +118,7 @@ class Program:
         self.cores = 1
         self.copies = False
         self.for_values = False
+        self.today = False
         self.open_values = False
         self.aliases: list[tuple[Storage, Storage]] = []
         self.mixed_placement = False

@@ -454,25 +454,39 @@ def check_order(order: str) -> None:
         )
 
 
-def schedule(
-    program: Program, profile: str = cost.DEFAULT_PROFILE, order: str = COMPILER_ORDER
-) -> Schedule:
+def usual_profile(today: bool) -> str:
+    """The DMA profile of the SDK that kernels of a language are compiled with."""
+    return cost.TODAY_PROFILE if today else cost.DEFAULT_PROFILE
+
+
+def usual_order(today: bool) -> str:
+    """The order that the compiler of a language leaves its kernels in.
+
+    ``neuronxcc.nki`` is rearranged. Kernels of ``nki`` keep the writer's order: published times of
+    twelve runs on trn1 fit that (docs/cost_model.md), and to write two independent chains side by
+    side pays there, which no compiler that rearranges would leave to do.
+    """
+    return PROGRAM_ORDER if today else COMPILER_ORDER
+
+
+def schedule(program: Program, profile: str | None = None, order: str | None = None) -> Schedule:
     """Simulate one run of ``program`` on the generation that it was traced for.
 
     Args:
-        profile: name of a DMA profile (``cost.PROFILES``).
+        profile: name of a DMA profile (``cost.PROFILES``), None for the usual one.
         order: one of ``ORDERS``: ``compiler`` lowers the program (lower.py) and lets engines leave
             program order; ``program-order`` issues what the kernel wrote as it wrote it, which is
-            all that a kernel with ``no_reorder`` allows.
+            all that a kernel with ``no_reorder`` allows. None for the usual one.
 
     Raises:
         NkiError: for an unknown profile or order.
     """
+    profile = profile or usual_profile(program.today)
     return schedules(program, (profile,), order)[profile]
 
 
 def schedules(
-    program: Program, profiles: Sequence[str], order: str = COMPILER_ORDER
+    program: Program, profiles: Sequence[str], order: str | None = None
 ) -> dict[str, Schedule]:
     """One run under each of several DMA profiles, by name; what they share is done once.
 
@@ -486,6 +500,7 @@ def schedules(
         parts = [schedules(part, profiles, order) for part in by_core(program)]
         return {name: max((p[name] for p in parts), key=lambda s: s.total) for name in profiles}
     rows = {name: cost.dma_profile(name) for name in profiles}
+    order = order or usual_order(program.today)
     check_order(order)
     order = PROGRAM_ORDER if program.in_order else order
     with without_garbage_collection(), using(program.core):

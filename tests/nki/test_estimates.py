@@ -1,0 +1,85 @@
+"""What today's compiler leaves as it was written is estimated so; results in slices of wider tiles."""
+
+from __future__ import annotations
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+from neuronxcc.nki import jit as jit_2_21
+from neuronxcc.nki import language as nl_2_21
+
+from neuron_cpu.core.time.cost import DEFAULT_PROFILE, TODAY_PROFILE
+from neuron_cpu.core.time.schedule import COMPILER_ORDER, PROGRAM_ORDER, schedule
+
+LINKS = 8
+
+
+@nki.jit
+def two_chains(x, beside: bool):
+    """Two chains of dependent instructions, written side by side or one after the other."""
+    out = nl.ndarray((2, 128, 64), nl.float32, buffer=nl.shared_hbm)
+    tiles = [nl.load(x), nl.load(x)]
+    order = [k for _ in range(LINKS) for k in (0, 1)] if beside else [0] * LINKS + [1] * LINKS
+    for k in order:
+        made = nl.ndarray((128, 64), nl.float32, buffer=nl.sbuf)
+        nisa.activation(dst=made, op=nl.exp, data=tiles[k])
+        tiles[k] = made
+    for k in (0, 1):
+        nisa.dma_copy(dst=out[k], src=tiles[k])
+    return out
+
+
+def test_writing_two_chains_side_by_side_pays() -> None:
+    x = np.zeros((128, 64), np.float32)
+    programs = {beside: two_chains.trace(x, beside) for beside in (True, False)}
+    times = {beside: schedule(program) for beside, program in programs.items()}
+    assert {one.order for one in times.values()} == {PROGRAM_ORDER}
+    assert {one.profile for one in times.values()} == {TODAY_PROFILE}
+    assert times[True].total < 0.8 * times[False].total
+    asked = {
+        beside: schedule(program, DEFAULT_PROFILE, COMPILER_ORDER)
+        for beside, program in programs.items()
+    }
+    assert asked[True].total == pytest.approx(asked[False].total, rel=0.02)
+    assert {one.profile for one in asked.values()} == {DEFAULT_PROFILE}
+
+
+def test_the_other_language_is_rearranged() -> None:
+    @jit_2_21
+    def kernel(x):
+        out = nl_2_21.ndarray(x.shape, x.dtype, buffer=nl_2_21.shared_hbm)
+        nl_2_21.store(out, nl_2_21.load(x))
+        return out
+
+    found = schedule(kernel.trace(np.zeros((128, 64), np.float32)))
+    assert (found.order, found.profile) == (COMPILER_ORDER, DEFAULT_PROFILE)
+
+
+@pytest.mark.parametrize("columns", [1, 16, 48])
+@pytest.mark.parametrize("eager", [False, True])
+def test_products_fill_columns_of_several_rows(columns: int, eager: bool, monkeypatch) -> None:
+    """A slice [128, 2, n] of a tile [128, 2, 48] as result and as moving operand, block by block."""
+    if eager:
+        monkeypatch.setenv("NKI_CPU_EAGER", "1")
+
+    @nki.jit
+    def kernel(a, b):
+        out = nl.ndarray((128, 2, 48), nl.float32, buffer=nl.shared_hbm)
+        left, right = nl.load(a), nl.ndarray((128, 2, 48), nl.float32, buffer=nl.sbuf)
+        nisa.dma_copy(dst=right, src=b)
+        total = nl.ndarray((128, 2, 48), nl.float32, buffer=nl.psum)
+        for first in range(0, 48, columns):
+            part = slice(first, first + columns)
+            nisa.nc_matmul(dst=total[:, :, part], stationary=left, moving=right[:, :, part])
+        copied = nl.ndarray((128, 2, 48), nl.float32, buffer=nl.sbuf)
+        nisa.tensor_copy(dst=copied, src=total)
+        nisa.dma_copy(dst=out, src=copied)
+        return out
+
+    rng = np.random.default_rng(1)
+    a, b = rng.standard_normal((128, 128)), rng.standard_normal((128, 2, 48))
+    a, b = a.astype(np.float32), b.astype(np.float32)
+    want = np.einsum("km,krn->mrn", a.astype(np.float64), b.astype(np.float64))
+    assert np.abs(kernel(a, b) - want).max() < 1e-4 * np.abs(want).max()
