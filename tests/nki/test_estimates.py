@@ -60,7 +60,7 @@ def test_the_other_language_is_rearranged() -> None:
 @pytest.mark.parametrize("columns", [1, 16, 48])
 @pytest.mark.parametrize("eager", [False, True])
 def test_products_fill_columns_of_several_rows(columns: int, eager: bool, monkeypatch) -> None:
-    """A slice [128, 2, n] of a tile [128, 2, 48] as result and as moving operand, block by block."""
+    """A slice [128, 2, n] of a tile [128, 2, 48] as result and moving operand, block by block."""
     if eager:
         monkeypatch.setenv("NKI_CPU_EAGER", "1")
 
