@@ -1,4 +1,4 @@
-"""What today's compiler leaves as it was written is estimated so; results in slices of wider tiles."""
+"""Estimates follow the order that a kernel is written in; products in slices of wider tiles."""
 
 from __future__ import annotations
 
