@@ -171,6 +171,22 @@ class Serving:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """Prefill in one process, decode in another one.
+
+    Attributes:
+        role: "kv_producer" prefills, "kv_consumer" decodes; None: this run starts both.
+        kv_ip, kv_port: where the one that prefills listens.
+        kv_timeout: seconds to wait for the other side to come.
+    """
+
+    role: Optional[str] = None
+    kv_ip: str = "127.0.0.1"
+    kv_port: int = 14579
+    kv_timeout: float = 60.0
+
+
+@dataclass(frozen=True)
 class Swap:
     """A kernel in the place of a part of any model.
 
@@ -231,6 +247,7 @@ class Settings:
     serving: Optional[Serving]  # in the mode that serves
     adapters: Optional[Adapters]
     blocks: Optional[Blocks]  # None: a cache of lines
+    transfer: Optional[Transfer]  # in the mode that prefills and decodes in two processes
 
     # evaluation
     base_latency: Optional[float]  # ms
@@ -296,6 +313,8 @@ class Settings:
     host_step_us: Optional[float]
     collective_us: Optional[float]
     collective_gb_per_s: Optional[float]
+    transfer_us: Optional[float]
+    transfer_gb_per_s: Optional[float]
 
     def neuron_config(self) -> dict[str, Any]:
         """Fields of NeuronConfig by its own names; None values left out."""
@@ -381,7 +400,7 @@ class Settings:
         fills its batch with rows that would hit the lines of other requests; a cache of blocks
         has a way of its own."""
         alone = self.speculation is None and self.serving is None and self.blocks is None
-        return self.padding_side == "right" and alone
+        return self.padding_side == "right" and alone and self.transfer is None
 
     @property
     def samples(self) -> bool:

@@ -21,6 +21,7 @@ class Place:
         address, port: of torchrun's store, where ranks find each other.
         group: under which name they meet there; groups of other names are strangers.
         timeout_seconds: how long a rank waits for the others in one collective.
+        interface: this machine's address that the others connect to; None: as its name resolves.
     """
 
     rank: int
@@ -29,6 +30,7 @@ class Place:
     port: int
     group: str = "ranks"
     timeout_seconds: float = TIMEOUT_SECONDS
+    interface: Optional[str] = None
 
 
 def place(environment: Mapping[str, str] = os.environ) -> Optional[Place]:

@@ -360,11 +360,27 @@ def overheads(settings: Settings) -> cost.Overheads:
         "argmax_ns": settings.argmax_us,
         "host_ns": settings.host_step_us,
         "collective_ns": settings.collective_us,
+        "transfer_ns": settings.transfer_us,
     }
     values = {name: us * MICROSECOND for name, us in given.items() if us is not None}
     if settings.collective_gb_per_s is not None:
         values["collective_bytes_per_ns"] = settings.collective_gb_per_s  # GB/s = bytes per ns
+    if settings.transfer_gb_per_s is not None:
+        values["transfer_bytes_per_ns"] = settings.transfer_gb_per_s
     return cost.Overheads(**values)
+
+
+def transfers(host: Host, role: str, sizes: Sequence[int]) -> dict[str, Any]:
+    """Milliseconds on a device of moving so many bytes, spread over the ranks, to another instance;
+    and what is assumed, in words."""
+    del role
+    assumed, ranks = overheads(host.job.settings), host.job.settings.tp_degree or 1
+    share = ", a core's share of EFA on a trn1.32xlarge"
+    words = (
+        f"{assumed.transfer_ns / MICROSECOND:g} µs and {assumed.transfer_bytes_per_ns:.4g} GB/s a "
+        f"rank{share if host.job.settings.transfer_gb_per_s is None else ''}"
+    )
+    return {"ms": [assumed.transfer(size // ranks) / 1e6 for size in sizes], "assumed": words}
 
 
 # --- estimating -----------------------------------------------------------------------------------

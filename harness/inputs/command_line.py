@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn, Optional
 
 from harness.errors import UserError
-from harness.inputs import adapters, blocks, serving, speculation, swap
+from harness.inputs import adapters, blocks, disaggregation, serving, speculation, swap
 from harness.inputs.chunks import LONGEST_PREFILL, MOST_PREFILL
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.inputs.prompts import read_prompt_file, split_prompt_value
@@ -39,6 +39,7 @@ MODES = {
     "generate": "answer the prompts",
     "chat": "answer what you type, turn by turn",
     "serve": "answer over HTTP in the form of OpenAI, with a page at /",
+    "disaggregate": "prefill in one process, decode in another",
     "profile": "estimate the time on Trainium, of prefill and decode",
     "validate": "compare the logits with the SDK's own Llama",
     "evaluate": "accuracy, speed, NKI share and score of the prompts",
@@ -82,7 +83,7 @@ DTYPES = ("bfloat16", "float16", "float32")
 PROMPT_VALUES = "prompt_values"
 _EVALUATE = ("evaluate", "evaluate_single", "evaluate_all")
 _COMPARE = ("validate", *_EVALUATE, "preflight")
-_ANSWER = ("generate", *_COMPARE, "diff")
+_ANSWER = ("generate", *_COMPARE, "diff", disaggregation.MODE)
 # flag -> the modes in which it means something; in others it is refused, not ignored.
 ONLY_IN = {
     **dict.fromkeys(("--limit", "--only", "--resume", "--record-baseline"), ("evaluate_all",)),
@@ -96,11 +97,13 @@ ONLY_IN = {
         + ("--collective-us", "--collective-gb-per-s"),
         ("profile",),
     ),
+    **dict.fromkeys(("--transfer-us", "--transfer-gb-per-s"), ("profile", disaggregation.MODE)),
     **dict.fromkeys(("--prompt", "--prompt-file"), (*_ANSWER, "swap")),
-    **dict.fromkeys(("--raw", "--pad-token-id"), _ANSWER),
+    "--raw": _ANSWER,
+    "--pad-token-id": _ANSWER[:-1],
     "--stream": ("generate",),
     **dict.fromkeys(swap.FLAGS, ("swap",)),
-    "--max-new-tokens": ("generate", "chat", *_COMPARE),
+    "--max-new-tokens": ("generate", "chat", disaggregation.MODE, *_COMPARE),
     "--system": ("chat",),
     **dict.fromkeys(("--base-latency", "--base-throughput"), _EVALUATE),
     **dict.fromkeys(
@@ -108,9 +111,13 @@ ONLY_IN = {
     ),
     "--runs": ("generate", "swap", "validate", *_EVALUATE),
     **dict.fromkeys(serving.FLAGS, ("serve",)),
-    **dict.fromkeys(adapters.FLAGS, ("compile", "generate", "chat", "serve", "profile", *_COMPARE)),
+    **dict.fromkeys(disaggregation.FLAGS, (disaggregation.MODE,)),
+    **dict.fromkeys(
+        adapters.FLAGS,
+        ("compile", "generate", "chat", "serve", disaggregation.MODE, "profile", *_COMPARE),
+    ),
     **dict.fromkeys(blocks.FLAGS, ("compile", "serve", "profile")),
-    "--adapter-id": ("generate", "chat", *_COMPARE),
+    "--adapter-id": ("generate", "chat", disaggregation.MODE, *_COMPARE),
     **dict.fromkeys(speculation.FLAGS, ("compile", "generate", "chat", "profile", *_COMPARE)),
 }
 
@@ -206,11 +213,13 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
         "serving": serving.asked(args),
         "adapters": adapters.asked(args),
         "blocks": blocks.asked(args),
+        "transfer": disaggregation.asked(args),
         "swap": swap.asked(args),
         **_sampling(args),
         **_quantisation(args),
     }
-    values |= _lengths(args, whole=values["speculation"] is not None)
+    whole = values["speculation"] is not None or values["transfer"] is not None
+    values |= _lengths(args, whole=whole)
     if values["blocks"] is not None:
         values |= blocks.lengths(args, values["blocks"], values["seq_len"])
     if args.batch_size is None:
@@ -229,13 +238,14 @@ def _batch_size(mode: str, prompts: int) -> int:
         return 1
     if mode == "serve":
         return serving.SLOTS
-    return max(1, min(prompts, MOST_ROWS) if mode == "generate" else prompts)
+    return max(1, min(prompts, MOST_ROWS) if mode in ("generate", "disaggregate") else prompts)
 
 
 def _batching(args: argparse.Namespace) -> dict[str, Any]:
     """One prompt a prefill with continuous batching, which is what all versions of NxDI have."""
     in_blocks = args.is_prefix_caching or args.is_chunked_prefill
-    if not (args.is_continuous_batching or in_blocks or args.mode == "serve"):
+    lines = args.is_continuous_batching or args.mode in ("serve", disaggregation.MODE)
+    if not (lines or in_blocks):
         return {}
     return {"is_continuous_batching": True, "ctx_batch_size": args.ctx_batch_size or 1}
 
@@ -326,6 +336,7 @@ def build_parser() -> Parser:
     serving.add_arguments(parser, positive, path)
     adapters.add_arguments(parser, positive)
     blocks.add_arguments(parser, positive)
+    disaggregation.add_arguments(parser, above_zero)
     swap.add_arguments(parser, positive, finite)
     _add_profile_arguments(parser)
     for flag in REFUSED:
@@ -610,10 +621,14 @@ def _add_profile_arguments(parser: argparse.ArgumentParser) -> None:
         ("argmax", "arg-maximum over the vocabulary on the host, once a graph"),
         ("host-step", "the rest of the host's work for a step, once a graph"),
         ("collective", "start of one collective between the cores"),
+        ("transfer", "start of one transfer between instances"),
     ):
         group.add_argument(f"--{name}-us", type=at_least_zero, help=f"assumed cost in µs: {what}")
     group.add_argument(
         "--collective-gb-per-s", type=above_zero, help="assumed rate of a collective"
+    )
+    group.add_argument(
+        "--transfer-gb-per-s", type=above_zero, help="assumed rate of one rank's transfer"
     )
 
 
@@ -649,6 +664,7 @@ def check(settings: Settings) -> None:
     blocks.check(settings)
     speculation.check(settings)
     swap.check(settings)
+    disaggregation.check(settings)
     _check_chunks(settings)
     _check_base_figures(settings)
     _check_sampling(settings)

@@ -44,11 +44,7 @@ def report_speed(loaded: Loaded, prompt_ids: Sequence[Sequence[int]]) -> None:
 def generate_batch(loaded: Loaded, prompt_ids: Sequence[Sequence[int]], first_index: int) -> Stream:
     """Generate for one batch, writing each row under its heading; returns the times."""
     session, settings = loaded.session, loaded.session.settings
-    headings = [
-        f"Output {first_index + row}: "
-        + (_prompt_text(session, ids) if session.continues_prompts else "")
-        for row, ids in enumerate(prompt_ids)
-    ]
+    headings = [heading(session, first_index + row, ids) for row, ids in enumerate(prompt_ids)]
     buffer: list[str] = []
     out = terminal.Running()
     stream = Stream(
@@ -73,6 +69,11 @@ def generate_batch(loaded: Loaded, prompt_ids: Sequence[Sequence[int]], first_in
     out.finish()
     say_speed(stream)
     return stream
+
+
+def heading(session: Session, number: int, ids: Sequence[int]) -> str:
+    """What stands in front of an answer: its number, and the prompt where the answer goes on."""
+    return f"Output {number}: " + (_prompt_text(session, ids) if session.continues_prompts else "")
 
 
 def _prompt_text(session: Session, ids: Sequence[int]) -> str:

@@ -77,7 +77,7 @@ def counting(loaded: Loaded) -> Loaded:
     job = _job(loaded.session, loaded.role)
     if job.source is None or job.limits is None:
         return loaded
-    return construct(loaded.session, loaded.role, counts=True)
+    return construct(replace(loaded.session, pair=None), loaded.role, counts=True)
 
 
 def construct(session: Session, role: Role, counts: bool = False) -> Loaded:
@@ -105,7 +105,14 @@ def _job(session: Session, role: Role) -> Job:
         scratch=Path(),
         limits=limits_of(settings) if settings.isolate else None,
         confined=platform_here.confines,
+        pair=session.pair,
     )
+
+
+def start(session: Session) -> None:
+    """Begin the process of the session's model, which may have another one to meet."""
+    role = Role.NKI if session.settings.enable_nki else Role.TORCH
+    session.workers.worker(_job(session, role), work_folder(session.settings))
 
 
 def work_folder(settings: Settings) -> Path:

@@ -21,6 +21,7 @@ from harness.inputs.chunks import with_chunks
 from harness.session import ranks as other_ranks
 from harness.session.workers import Workers
 from harness.settings import Settings
+from neuron_cpu.torchrun import Place
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,7 @@ class Session:
     prompts: tuple[str, ...] = ()
     prompt_ids: tuple[list[int], ...] = ()
     workers: Workers = field(default_factory=Workers)
+    pair: Optional[Place] = None  # of this session's process, where another one does the rest
 
     @property
     def continues_prompts(self) -> bool:

@@ -35,6 +35,7 @@ from neuron_cpu import forked, limits
 from neuron_cpu.torchrun import Place
 
 _RANKS = "neuronx_distributed.processes"  # where they are processes
+_PAIR = "neuronx_distributed_inference.modules.kvcache.transfer_line"
 EVENT, PROGRESS, RESULT, REFUSED, FAILED = "event", "progress", "result", "refused", "failed"
 STOP = pickle.dumps("stop")  # instead of a request: the step that is being done is the last one
 
@@ -54,6 +55,7 @@ class Job:
         model_type: of config.json; which class of the submission runs.
         place: of the process among those of other ranks that do the same job; None: all ranks are
             in this one.
+        pair: of the process among two, of which one prefills and one decodes; None: it does both.
     """
 
     settings: Settings
@@ -68,6 +70,7 @@ class Job:
     counts: bool = False
     place: Optional[Place] = None
     model_type: str = "llama"
+    pair: Optional[Place] = None
 
 
 @dataclass
@@ -162,7 +165,8 @@ def main(
             importlib.import_module("matplotlib.font_manager")
     assert job.limits is not None
     limits.apply(job.limits)
-    alone = _join(job.place)  # before it is confined, which leaves it no new connections
+    # before it is confined, which leaves it no new connections
+    alone = _join(_RANKS, job.place) or _join(_PAIR, job.pair)
     if job.confined:
         limits.confine([job.scratch])
     line = _Line(replies)
@@ -184,12 +188,12 @@ def main(
             line.send(REFUSED, alone)
 
 
-def _join(place: Optional[Place]) -> Optional[str]:
-    """Meet the processes of the other ranks; why that failed, None where it did not."""
+def _join(group: str, place: Optional[Place]) -> Optional[str]:
+    """Meet the other processes of a group; why that failed, None where it did not."""
     if place is None:
         return None
     try:
-        importlib.import_module(_RANKS).join(place)
+        importlib.import_module(group).join(place)
     except Exception as error:
         if not is_refusal(error):
             raise

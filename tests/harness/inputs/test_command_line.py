@@ -194,6 +194,10 @@ def test_arguments_of_other_modes_are_refused(flag: str) -> None:
         "--at": f"mlp --kernel {LLAMA}:kernel",
         "--layers": f"3 {SWAP}",
         "--least-cosine": f"0.5 {SWAP}",
+        "--kv-role": "kv_consumer",
+        "--kv-ip": "localhost --kv-role kv_consumer",
+        "--kv-port": "5000 --kv-role kv_consumer",
+        "--kv-timeout": "5 --kv-role kv_consumer",
     }.get(flag, "3")
     arguments = [flag] if bare else [flag, *value.split()]
     arguments = ["--no-stream"] if flag == "--stream" else arguments

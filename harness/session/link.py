@@ -1,0 +1,189 @@
+"""Two drivers that work together: JSON messages over TCP, with a sign of life now and then.
+
+What arrives is data: each message has a limited length and is checked where it is used. A side
+that closes the connection, or that is mute for `MUTE_SECONDS`, is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import socket
+import threading
+import time
+from typing import Any, Optional
+
+from harness.errors import UserError
+
+BEAT_SECONDS = 5.0  # between signs of life
+MUTE_SECONDS = 30.0
+RETRY_SECONDS = 0.5  # between two tries to connect
+MOST_BYTES = 1 << 22  # of a message: a prompt of half a million tokens
+Message = dict[str, Any]
+
+
+class LinkLost(UserError):
+    """The other side is gone, or sent something else than messages."""
+
+
+class Link:
+    """One end of a connection; `other` names the other one in messages."""
+
+    def __init__(self, connection: socket.socket, other: str) -> None:
+        self.other = other
+        self._socket = connection
+        self._sending = threading.Lock()
+        self._arrived: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        self._lost: Optional[str] = None  # why nothing comes any more
+        self._closed = threading.Event()
+        connection.settimeout(MUTE_SECONDS)
+        for body in (self._read, self._beat):
+            threading.Thread(target=body, daemon=True).start()
+
+    @property
+    def own_address(self) -> str:
+        """This machine's, as the other side reaches it."""
+        return str(self._socket.getsockname()[0])
+
+    @property
+    def other_address(self) -> str:
+        """The other machine's, as it is reached from here."""
+        return str(self._socket.getpeername()[0])
+
+    def send(self, kind: str, **values: Any) -> None:
+        """Write one message; LinkLost where nobody is there."""
+        data = json.dumps({"kind": kind, **values}).encode() + b"\n"
+        try:
+            with self._sending:
+                self._socket.sendall(data)
+        except OSError as error:
+            raise self._gone(f"{error.strerror or error}") from error
+
+    @property
+    def ready(self) -> bool:
+        """Whether `receive` would return, or raise, at once."""
+        return not self._arrived.empty() or self._lost is not None
+
+    def receive(self, seconds: float) -> Message:
+        """The next message; LinkLost where none comes in time."""
+        deadline = time.monotonic() + seconds
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._arrived.get(timeout=0.05)
+            if self._lost is not None and self._arrived.empty():
+                raise self._gone(self._lost)
+            if time.monotonic() > deadline:
+                raise LinkLost(
+                    f"The {self.other} has not answered within {seconds:g} s; --time-limit "
+                    "changes that."
+                )
+
+    def _gone(self, why: str) -> LinkLost:
+        return LinkLost(
+            f"The {self.other} is gone ({why.rstrip('.')}); see what it says, and start both sides "
+            "anew."
+        )
+
+    def _read(self) -> None:
+        """Body of the thread that reads."""
+        try:
+            with self._socket.makefile("rb") as stream:
+                while line := stream.readline(MOST_BYTES):
+                    message = json.loads(line)
+                    if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
+                        raise ValueError("a message without a kind")
+                    if message["kind"] != "beat":
+                        self._arrived.put(message)
+            self._lost = "it has closed the connection"
+        except TimeoutError:
+            self._lost = f"it was mute for {MUTE_SECONDS:g} s"
+        except OSError as error:
+            self._lost = f"{error.strerror or error}"
+        except (ValueError, RecursionError):
+            self._lost = "what it sent is no message of this driver"
+
+    def _beat(self) -> None:
+        """Body of the thread that tells that this side lives."""
+        while not self._closed.wait(BEAT_SECONDS):
+            try:
+                self.send("beat")
+            except LinkLost:
+                return
+
+    def close(self) -> None:
+        """End the connection; the other side sees that at once."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+
+def connect(host: str, port: int, seconds: float, other: str) -> Link:
+    """Meet who listens at an address, trying for some seconds; UserError where nobody does."""
+    deadline = time.monotonic() + seconds
+    while True:
+        left = deadline - time.monotonic()
+        try:
+            return Link(socket.create_connection((host, port), max(0.1, left)), other)
+        except OSError as error:
+            unknown = isinstance(error, socket.gaierror)
+            if unknown or time.monotonic() + RETRY_SECONDS > deadline:
+                why = (error.strerror or str(error)).rstrip(".")
+                raise UserError(
+                    f"The {other} cannot be reached at {host} port {port} ({why}), tried for "
+                    f"{0 if unknown else seconds:g} s; start it there, or name another place with "
+                    "--kv-ip and --kv-port."
+                ) from error
+        time.sleep(RETRY_SECONDS)
+
+
+class Arrivals:
+    """Those who connect to a listening socket, which live from then on, whatever runs here."""
+
+    def __init__(self, listening: socket.socket, other: str) -> None:
+        self._listening, self._other = listening, other
+        self._come: queue.SimpleQueue[Link] = queue.SimpleQueue()
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                self._come.put(Link(self._listening.accept()[0], self._other))
+
+    def next(self, deadline: float) -> Link:
+        """The next one; UserError where none comes before `deadline` (monotonic)."""
+        try:
+            return self._come.get(timeout=max(0.01, deadline - time.monotonic()))
+        except queue.Empty as error:
+            host, port = self._listening.getsockname()[:2]
+            raise UserError(
+                f"No {self._other} has come to {host} port {port} in time; start it with --kv-ip "
+                "and --kv-port of this side, or give this one more --kv-timeout."
+            ) from error
+
+    def close(self) -> None:
+        """Let nobody in any more."""
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
+        self._listening.close()
+        while not self._come.empty():
+            self._come.get().close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket, before anything long: a port in use is refused at once."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listening = socket.socket(family, kind, protocol)
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.listen()
+    except OSError as error:
+        raise UserError(
+            f"Cannot listen on {host} port {port}: {(error.strerror or str(error)).rstrip('.')}; "
+            "name another place with --kv-ip and --kv-port."
+        ) from error
+    return listening
