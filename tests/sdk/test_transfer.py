@@ -74,7 +74,6 @@ def test_decode_goes_on_on_another_line_of_another_model(tiny_llama, application
     with pytest.raises(ValueError, match="got padding_side 'left', expected 'right'"):
         export_kv(here, 0, 5, 1)
 
-
     here.neuron_config.padding_side = "right"
     here.neuron_config.flash_decoding_enabled = True
     with pytest.raises(ValueError, match="got flash_decoding_enabled True"):

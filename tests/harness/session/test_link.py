@@ -44,7 +44,13 @@ def test_messages_arrive_in_order_and_whole(ends):
 
 @pytest.mark.parametrize(
     "sent",
-    [b"HTTP/1.1 400 Bad Request\r\n", b"[1]\n", b'{"kind": 3}\n', b"\xff\xfe\n", b"[" * 99999 + b"\n"],
+    [
+        b"HTTP/1.1 400 Bad Request\r\n",
+        b"[1]\n",
+        b'{"kind": 3}\n',
+        b"\xff\xfe\n",
+        b"[" * 99999 + b"\n",
+    ],
 )
 def test_what_is_no_message_ends_the_link(ends, sent):
     one, far = ends
