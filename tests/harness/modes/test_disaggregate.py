@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections import deque
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +19,7 @@ from harness.errors import UserError
 from harness.inputs import command_line
 from harness.modes import disaggregate
 from harness.serving import disaggregation
-from harness.serving.disaggregation import Beside, Decoder, PrefillFailed, Prefiller
+from harness.serving.disaggregation import Beside, Decoder, Prefiller, PrefillFailed
 from harness.session import ranks
 from harness.session.rows import Draw
 from harness.session.worker import Answer
