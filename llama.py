@@ -323,11 +323,11 @@ class Block(NamedTuple):
 
     def parts(self):
         """(sequence, position, column, tokens) of its tiles: up to 128 tokens of one sequence."""
-        own = min(self.count, self.length)
+        tokens = min(self.count, self.length)  # of one sequence
         return [
             (*divmod(self.start + column + at, self.length), column + at, size)
-            for column in range(0, self.count, own)
-            for at, size in spans(own, P_MAX)
+            for column in range(0, self.count, tokens)
+            for at, size in spans(tokens, P_MAX)
         ]
 
 
@@ -431,8 +431,8 @@ class Piece(NamedTuple):
         tile, tiles, at, tokens = part
         out_psum = products(self.weight_sb, tile, tiles, x_sb, at, tokens)
         add_adapted(out_psum, self.ranks_sb, lows, tile, at)
-        own_sb = self.scale_sb
-        return out_psum, None if own_sb is None else own_sb[:, nl.ds(tile, tiles)]
+        scale_sb = self.scale_sb
+        return out_psum, None if scale_sb is None else scale_sb[:, nl.ds(tile, tiles)]
 
 
 def load_weight(linear, first, tiles, turns=EVEN_TURNS):
@@ -575,8 +575,8 @@ def split_adapters(adapters, k_tiles, n_tiles):
     (a_hbm, b_hbm, chosen_hbm), found, a_start, b_start = adapters, [], 0, 0
     for k, n in zip(k_tiles, n_tiles):
         size, width = k * b_hbm.shape[0], n * P_MAX
-        own = a_hbm[:, nl.ds(a_start, size)], b_hbm[:, nl.ds(b_start, width)]
-        found.append(Adapters(*own, chosen_hbm))
+        a_part, b_part = a_hbm[:, nl.ds(a_start, size)], b_hbm[:, nl.ds(b_start, width)]
+        found.append(Adapters(a_part, b_part, chosen_hbm))
         a_start, b_start = a_start + size, b_start + width
     return found
 
@@ -591,14 +591,14 @@ def low_ranks(adapters, x_sb, first_token):
     a_sb = nl.load(adapters.a_hbm).reshape((P_MAX, k_tiles, ranks))
     for first, count in spans(ranks, P_MAX):
         rows = nl.ds(first, count)
-        own_sb = nl.load(adapters.chosen_hbm[rows, nl.ds(first_token, tokens)])
+        chosen_sb = nl.load(adapters.chosen_hbm[rows, nl.ds(first_token, tokens)])
         low_sb = nl.ndarray((count, tokens), x_sb.dtype)
         for start, size in spans(tokens, MOVING_MAX):
             columns = nl.ds(start, size)
             low_psum = psum_zeros((count, size))
             for k in nl.affine_range(k_tiles):
                 low_psum[...] += nisa.nc_matmul(a_sb[:, k, rows], x_sb[:, k, columns])
-            low_sb[:, columns] = nisa.tensor_tensor(low_psum, own_sb[:, columns], nl.multiply)
+            low_sb[:, columns] = nisa.tensor_tensor(low_psum, chosen_sb[:, columns], nl.multiply)
         found.append(low_sb)
     return found
 
@@ -667,10 +667,10 @@ def squared_lengths(x_sb, start, tokens):
     TensorE multiplies the tokens with themselves, exactly and in the columns of one product. The
     rest is selected away rather than multiplied by zero: other tokens' products may overflow.
     """
-    own = nl.ds(start, tokens)
+    span = nl.ds(start, tokens)
     gram_psum = psum_zeros((tokens, tokens))
     for k in nl.affine_range(x_sb.shape[1]):
-        gram_psum[...] += nisa.nc_matmul(x_sb[:, k, own], x_sb[:, k, own])
+        gram_psum[...] += nisa.nc_matmul(x_sb[:, k, span], x_sb[:, k, span])
     lengths_sb = nisa.tensor_copy(gram_psum)
     if tokens == 1:
         return lengths_sb
@@ -679,7 +679,7 @@ def squared_lengths(x_sb, start, tokens):
     return nisa.affine_select(row <= column, lengths_sb, on_false_value=0.0)
 
 
-class Scales(NamedTuple):
+class NormScales(NamedTuple):
     """1 / rms of tokens, fp32 @ SBUF: along the free axis, [128, T] with all rows equal, and on
     partitions, one [tokens, 1] per tile of tokens."""
 
@@ -688,8 +688,8 @@ class Scales(NamedTuple):
 
 
 def norm_scales(x_sb, norm, parts):
-    """1 / sqrt(mean(x^2) + eps) of [128, H/128, T] @ SBUF -> Scales (Zhang and Sennrich 2019), ones
-    where ``norm`` is None.
+    """1 / sqrt(mean(x^2) + eps) of [128, H/128, T] @ SBUF -> NormScales (Zhang and Sennrich 2019),
+    ones where ``norm`` is None.
 
     A norm's scale is one number per token, so it may wait until behind the product that reads the
     norm: W (x * gain / rms) = (W gain) x / rms. TensorE need not wait for it, and the gain is in
@@ -698,7 +698,7 @@ def norm_scales(x_sb, norm, parts):
     shape = (P_MAX, x_sb.shape[2])
     if norm is None:
         down_sb = [nisa.memset((size, 1), 1.0, nl.float32) for _, size in parts]
-        return Scales(nisa.memset(shape, 1.0, nl.float32), down_sb)
+        return NormScales(nisa.memset(shape, 1.0, nl.float32), down_sb)
     along_sb, down_sb, scale = nl.ndarray(shape, nl.float32), [], 1.0 / norm.features
     ones_sb = nisa.memset((P_MAX, P_MAX), 1.0, nl.float32)
     eps_sb = nisa.memset((P_MAX, 1), norm.eps, nl.float32)
@@ -712,7 +712,7 @@ def norm_scales(x_sb, norm, parts):
         # down: VectorE adds up the rows, of which each partition has its own
         total_sb = nisa.tensor_reduce(nl.add, lengths_sb, axis=1)
         down_sb.append(nisa.activation(nl.rsqrt, total_sb, bias=eps_sb[0:size, :], scale=scale))
-    return Scales(along_sb, down_sb)
+    return NormScales(along_sb, down_sb)
 
 
 def with_gain(x_sb, gain_sb):
@@ -785,8 +785,8 @@ def head_norm(gains_hbm, norm, head_dim):
         return None
     mean_sb = nisa.memset((P_MAX, P_MAX), 0.0, nl.float32)
     for lane in nl.static_range(P_MAX // head_dim):
-        own = nl.ds(lane * head_dim, head_dim)
-        mean_sb[own, own] = nisa.memset((head_dim, head_dim), 1.0 / head_dim, nl.float32)
+        lanes = nl.ds(lane * head_dim, head_dim)
+        mean_sb[lanes, lanes] = nisa.memset((head_dim, head_dim), 1.0 / head_dim, nl.float32)
     eps_sb = nisa.memset((P_MAX, 1), norm.eps, nl.float32)
     return HeadNorm(nl.load(gains_hbm), mean_sb, eps_sb)
 
@@ -817,10 +817,10 @@ class AttentionLayer(NamedTuple):
     qkv_adapters: List[Tuple[List[Any], Optional[Adapters]]]
 
     @classmethod
-    def of(cls, hidden, norm, heads, weights, tables, own, scales_hbm, adapters):
-        """``hidden`` are x, delta, their sum and the output; ``weights`` those of Q, K and V and of
-        the output, ``own`` the bias and the gains, ``adapters`` for ``split_adapters``, all @ HBM.
-        """
+    def of(cls, hidden, norm, heads, weights, tables, terms, scales_hbm, adapters):
+        """All @ HBM: ``hidden`` are x, delta, their sum and the output; ``weights`` those of Q, K
+        and V and of the output, ``terms`` the bias of Q, K and V and the gains of their heads'
+        norms; ``adapters`` as for ``split_adapters``."""
         k_tiles, width = hidden[0].shape[0] // P_MAX, heads.kv_heads * heads.head_dim
         columns = heads.q_tiles + heads.stacks + width, k_tiles, k_tiles
         qkv_scale_sb, gain_sb, out_scale_sb = scale_columns(scales_hbm, columns)
@@ -829,7 +829,7 @@ class AttentionLayer(NamedTuple):
         of_qkv = [(rank_weights(each, 0, count), each) for each, count in zip(split, tiles)]
         qkv = Linear(weights[0], k_tiles, qkv_scale_sb)
         out = Linear(weights[1], heads.q_tiles, out_scale_sb, of_out)
-        return cls(*hidden, norm, heads, qkv, out, *tables, *own, gain_sb, of_qkv)
+        return cls(*hidden, norm, heads, qkv, out, *tables, *terms, gain_sb, of_qkv)
 
 
 class Projection(NamedTuple):
@@ -843,15 +843,15 @@ class Projection(NamedTuple):
 
     layer: AttentionLayer
     x_sb: Any
-    scales: Scales
+    scales: NormScales
     cos_sb: Any
     sin_sb: Any
     identity_sb: Any
     swap_sb: Any
     parts: Any
     bias: Any
-    norm: Any
-    adapted: List[Tuple[List[Any], List[Any]]]
+    head_norm: Any
+    adapter_parts: List[Tuple[List[Any], List[Any]]]
 
     @property
     def heads(self) -> HeadShape:
@@ -864,31 +864,33 @@ def projection(x_sb, layer, first_token, parts):
     scales, x_sb = norm_scales(x_sb, layer.norm, parts), with_gain(x_sb, layer.gain_sb)
     columns, heads = nl.ds(first_token, x_sb.shape[2]), layer.heads
     tables = [nl.load(table_hbm[:, columns]) for table_hbm in (layer.cos_hbm, layer.sin_hbm)]
-    own = head_norm(layer.gains_hbm, layer.norm, heads.head_dim)
-    if own is None:
+    of_heads = head_norm(layer.gains_hbm, layer.norm, heads.head_dim)
+    if of_heads is None:
         tables = [nisa.tensor_tensor(x, scales.along_sb, nl.multiply) for x in tables]
     identity_sb = shifted_identity(P_MAX, P_MAX, 0, x_sb.dtype)
     swap_sb = swapped_halves(heads.head_dim, x_sb.dtype)
     bias = head_bias(layer.qkv_b_hbm, scales, x_sb.dtype)
-    adapted = [
+    adapter_parts = [
         (ranks_sb, low_ranks(adapters, x_sb, first_token))
         for ranks_sb, adapters in layer.qkv_adapters
     ]
-    return Projection(layer, x_sb, scales, *tables, identity_sb, swap_sb, parts, bias, own, adapted)
+    return Projection(
+        layer, x_sb, scales, *tables, identity_sb, swap_sb, parts, bias, of_heads, adapter_parts
+    )
 
 
-def normed_heads(p, x_psum, columns, which, own_sb):
+def normed_heads(p, x_psum, columns, which, scale_sb):
     """A tile of query (``which`` 0) or key heads (1) [128, tokens], each divided by its own rms and
     times its gains. The sum of squares over a head's lanes is a product, as it is over features.
-    ``own_sb`` are the features' scales of a quantised weight."""
+    ``scale_sb`` are the features' scales of a quantised weight."""
     dtype = p.x_sb.dtype
     x_sb = nl.ndarray(x_psum.shape, dtype)
-    x_sb[...] = times_both(x_psum, p.scales.along_sb[:, columns], own_sb)
+    x_sb[...] = times_both(x_psum, p.scales.along_sb[:, columns], scale_sb)
     square_sb = nisa.tensor_tensor(x_sb, x_sb, nl.multiply, dtype=nl.float32)
-    mean_psum = nisa.nc_matmul(p.norm.mean_sb, square_sb)
-    scale_sb = nisa.activation(nl.rsqrt, mean_psum, bias=p.norm.eps_sb)
-    normed_sb = nisa.tensor_tensor(x_sb, scale_sb, nl.multiply, dtype=dtype)
-    return nisa.tensor_scalar(normed_sb, nl.multiply, p.norm.gains_sb[:, nl.ds(which, 1)])
+    mean_psum = nisa.nc_matmul(p.head_norm.mean_sb, square_sb)
+    inverse_sb = nisa.activation(nl.rsqrt, mean_psum, bias=p.head_norm.eps_sb)
+    normed_sb = nisa.tensor_tensor(x_sb, inverse_sb, nl.multiply, dtype=dtype)
+    return nisa.tensor_scalar(normed_sb, nl.multiply, p.head_norm.gains_sb[:, nl.ds(which, 1)])
 
 
 def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
@@ -901,18 +903,18 @@ def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
     scale = score_scales(p.heads.head_dim)[0] if at < p.heads.q_tiles else 1.0
     x_psum = products(weight_sb, tile, 1, p.x_sb, start, size)
     first, which = (0, 0) if at < p.heads.q_tiles else (p.heads.q_tiles, 1)
-    add_adapted(x_psum, *p.adapted[which], at - first, start)
+    add_adapted(x_psum, *p.adapter_parts[which], at - first, start)
     if p.bias is not None:
         x_psum[:, 0, :] += nisa.nc_matmul(
             p.bias.bias_sb[:, nl.ds(at * P_MAX, P_MAX)], p.bias.inverse_sb[:, columns]
         )
     x = x_psum[:, 0, :]
-    own_sb = p.layer.qkv.scales(at, 1)
-    if p.norm is not None:
-        x, own_sb = normed_heads(p, x, columns, which, own_sb), None
+    scale_sb = p.layer.qkv.scales(at, 1)
+    if p.head_norm is not None:
+        x, scale_sb = normed_heads(p, x, columns, which, scale_sb), None
     terms_sb = nl.ndarray((P_MAX, 2, size), p.x_sb.dtype)
-    terms_sb[:, 0, :] = times_both(x, p.cos_sb[:, columns], own_sb)
-    terms_sb[:, 1, :] = times_both(x, p.sin_sb[:, columns], own_sb)
+    terms_sb[:, 0, :] = times_both(x, p.cos_sb[:, columns], scale_sb)
+    terms_sb[:, 1, :] = times_both(x, p.sin_sb[:, columns], scale_sb)
     rotated_psum = psum_zeros((P_MAX, size))
     rotated_psum[...] += nisa.nc_matmul(p.identity_sb, terms_sb[:, 0, :])
     rotated_psum[...] += nisa.nc_matmul(p.swap_sb, terms_sb[:, 1, :])
@@ -926,13 +928,13 @@ def value_tile(p, weight_sb, tile, start, v_sb):
     Tokens are stationary here: they land on partitions, where the sums over keys contract them.
     """
     width = min(P_MAX, v_sb[0].shape[1] - start)
-    for (at, size), scale_sb, rows_sb in zip(p.parts, p.scales.down_sb, v_sb):
+    for (at, size), norm_sb, rows_sb in zip(p.parts, p.scales.down_sb, v_sb):
         acc_psum = psum_zeros((size, width))
         for k in nl.affine_range(p.x_sb.shape[1]):
             acc_psum[...] += nisa.nc_matmul(
                 p.x_sb[:, k, nl.ds(at, size)], weight_sb[:, tile, k, 0:width]
             )
-        for b_sb, low_sb in zip(*p.adapted[2]):
+        for b_sb, low_sb in zip(*p.adapter_parts[2]):
             acc_psum[...] += nisa.nc_matmul(
                 low_sb[:, nl.ds(at, size)], b_sb[:, nl.ds(start, width)]
             )
@@ -941,11 +943,11 @@ def value_tile(p, weight_sb, tile, start, v_sb):
             acc_psum[...] += nisa.nc_matmul(
                 p.bias.inverse_sb[:, nl.ds(at, size)], p.bias.bias_sb[:, nl.ds(first, width)]
             )
-        own_sb = p.layer.qkv.scales(p.heads.q_tiles + p.heads.stacks + start, width)
-        if own_sb is None:
-            rows_sb[:, nl.ds(start, width)] = nisa.tensor_scalar(acc_psum, nl.multiply, scale_sb)
+        scale_sb = p.layer.qkv.scales(p.heads.q_tiles + p.heads.stacks + start, width)
+        if scale_sb is None:
+            rows_sb[:, nl.ds(start, width)] = nisa.tensor_scalar(acc_psum, nl.multiply, norm_sb)
         else:
-            rows_sb[:, nl.ds(start, width)] = times_both(acc_psum, own_sb[0:size, :], scale_sb)
+            rows_sb[:, nl.ds(start, width)] = times_both(acc_psum, scale_sb[0:size, :], norm_sb)
 
 
 def qkv_tiles(p):
@@ -2567,9 +2569,9 @@ def mlp_linears(weights_hbm, k_tiles, scales_hbm, adapters):
     tiles = weights_hbm[0].shape[1] // (k_tiles * P_MAX)
     gate_sb, up_sb, gain_sb, down_sb = scale_columns(scales_hbm, (tiles, tiles, k_tiles, k_tiles))
     contracted, features = (k_tiles, k_tiles, tiles), (tiles, tiles, k_tiles)
-    own = split_adapters(adapters, contracted, features)
+    of_each = split_adapters(adapters, contracted, features)
     scales = gate_sb, up_sb, down_sb
-    return [Linear(*each) for each in zip(weights_hbm, contracted, scales, own)], gain_sb
+    return [Linear(*each) for each in zip(weights_hbm, contracted, scales, of_each)], gain_sb
 
 
 class InnerTokens(NamedTuple):
@@ -2588,8 +2590,8 @@ class InnerTokens(NamedTuple):
         out_sb, (_, tiles, at, tokens) = nl.ndarray(out_psum.shape, self.x_sb.dtype), part
         along_sb = self.along_sb[:, nl.ds(at, tokens)]
         for tile in nl.affine_range(tiles):
-            own_sb = None if scale_sb is None else scale_sb[:, nl.ds(tile, 1)]
-            out_sb[:, tile, :] = times_both(out_psum[:, tile, :], along_sb, own_sb)
+            feature_sb = None if scale_sb is None else scale_sb[:, nl.ds(tile, 1)]
+            out_sb[:, tile, :] = times_both(out_psum[:, tile, :], along_sb, feature_sb)
         return out_sb
 
     def gated(self, gate, up, first, part, zero_sb):
@@ -2651,12 +2653,12 @@ def linear_kernel(x_hbm, weight_hbm, norm=None, scales_hbm=None):
                     out_psum = products(weight_sb, tile, beside, x_sb, start, count)
                     part = nl.ds(first + tile, beside)
                     for token in nl.affine_range(count):
-                        own_sb = scales.along_sb[:, nl.ds(start + token, 1)]
+                        norm_sb = scales.along_sb[:, nl.ds(start + token, 1)]
                         row_psum, out = out_psum[:, :, token], out_sb[:, token, part]
                         if scale_sb is None:
-                            out[...] = nisa.tensor_scalar(row_psum, nl.multiply, own_sb)
+                            out[...] = nisa.tensor_scalar(row_psum, nl.multiply, norm_sb)
                         else:
-                            out[...] = times_both(row_psum, scale_sb[:, part], own_sb)
+                            out[...] = times_both(row_psum, scale_sb[:, part], norm_sb)
             # features lie in runs: a partition stores N/128 neighbours of a token as one row
             for token in nl.affine_range(count):
                 nl.store(rows_hbm[block.start + start + token], out_sb[:, token, :])
@@ -3319,19 +3321,27 @@ class DraftInput(ColumnParallelLinear):
         return self.forward(x)
 
 
-class KernelWeight(ColumnParallelLinear):
-    """A weight in kernel layout, [128, N/128 * K/128 * 128] per rank.
+class KernelRows(ColumnParallelLinear):
+    """[rows, N] per rank, such as a bias in one row, or parts of adapters.
 
     It is a ColumnParallelLinear so that the SDK's loader cuts it for the ranks: the full tensor is
-    the ranks' layouts one after another, whichever way the product itself is parallel. The last
-    weight of a kernel carries the scales of all of them, None where none is quantised.
+    the ranks' one after another, whichever way the product itself is parallel.
+    """
+
+    def __init__(self, n: int, tp_degree: int, dtype: torch.dtype, rows: int = 1) -> None:
+        super().__init__(n, rows * tp_degree, bias=False, gather_output=False, dtype=dtype)
+
+
+class KernelWeight(KernelRows):
+    """A weight in kernel layout, [128, N/128 * K/128 * 128] per rank.
+
+    The last weight of a kernel carries the scales of all of them, None where none is quantised.
     """
 
     def __init__(
         self, n: int, k: int, tp_degree: int, dtype: torch.dtype, columns: int = 0
     ) -> None:
-        row = whole_tiles(n) * whole_tiles(k) * P_MAX
-        super().__init__(row, P_MAX * tp_degree, bias=False, gather_output=False, dtype=dtype)
+        super().__init__(whole_tiles(n) * whole_tiles(k) * P_MAX, tp_degree, dtype, P_MAX)
         self.tp_degree, self.columns = tp_degree, columns
         self.register_parameter("scale", None)
 
@@ -3360,13 +3370,6 @@ def quantise_kernel_weights(model: nn.Module, neuron_config: NeuronConfig) -> No
             last.hold("scale", last.columns, torch.float32)
 
 
-class KernelRows(ColumnParallelLinear):
-    """[rows, N] per rank, cut as a KernelWeight is: a bias in one row, or parts of adapters."""
-
-    def __init__(self, n: int, tp_degree: int, dtype: torch.dtype, rows: int = 1) -> None:
-        super().__init__(n, rows * tp_degree, bias=False, gather_output=False, dtype=dtype)
-
-
 class KernelAdapters(nn.Module):
     """A and B of a kernel's projections as ``split_adapters`` reads them, by sizes of a rank: the
     tiles of K and the features N of each. Nothing where no adapter changes one of ``targets``."""
@@ -3386,14 +3389,6 @@ class KernelAdapters(nn.Module):
     def operands(self, columns: Columns) -> Tuple[Optional[torch.Tensor], ...]:
         """What a kernel takes of them behind its other operands."""
         return (self.a.weight, self.b.weight, columns.chosen) if self.present else (None,) * 3
-
-
-class HeadGains(nn.Module):
-    """Gains of the norms over query and key heads, a lane of a tile of heads a row [128, 2]."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(P_MAX, 2, dtype=dtype))
 
 
 def column_linear(config: InferenceConfig, k: int, n: int, bias: bool = False) -> nn.Module:
@@ -3548,7 +3543,9 @@ class NeuronLlamaAttention(nn.Module):
             tiles = rank.q_tiles + rank.stacks + whole_tiles(rank.kv_heads * dim)
             self.qkv_proj = KernelWeight(tiles * P_MAX, hidden, tp, dtype)
             self.qkv_bias = KernelRows(tiles * P_MAX, tp, dtype) if qkv_bias else None
-            self.head_gains = HeadGains(dtype) if has_head_norms(config) else None
+            # of the norms over query and key heads, a lane of a tile of heads a row
+            gains = nn.Parameter(torch.ones(P_MAX, 2, dtype=dtype))
+            self.register_parameter("head_gains", gains if has_head_norms(config) else None)
             columns = rank.q_tiles + rank.stacks + rank.kv_heads * dim + 2 * whole_tiles(hidden)
             self.o_proj = KernelWeight(hidden, rank.q_tiles * P_MAX, tp, dtype, columns)
             k_tiles = [whole_tiles(hidden)] * 3 + [rank.q_tiles]
@@ -3659,8 +3656,8 @@ class NeuronLlamaAttention(nn.Module):
         batch, dtype, rank = hidden.shape[0], hidden.stream.dtype, self.sizes.of_rank
         weights = self.qkv_proj.weight, self.o_proj.weight
         inputs = hidden.stream, hidden.delta, norm, *weights, *tables
-        own = [None if x is None else x.weight for x in (self.qkv_bias, self.head_gains)]
-        own += [self.o_proj.scale, *self.adapters.operands(hidden)]
+        bias_row = None if self.qkv_bias is None else self.qkv_bias.weight
+        own = bias_row, self.head_gains, self.o_proj.scale, *self.adapters.operands(hidden)
         if past is None:
             bias = _mask_bias(mask[:, 0, -1], dtype) if self.left_padding else None
             cut = None if self.window is None or self.window >= mask.shape[-1] else self.window
@@ -3792,12 +3789,12 @@ def softmax_over(scores: torch.Tensor, ranks: Any) -> torch.Tensor:
     """Softmax over the last axis of the scores, of all ``ranks`` where there are any."""
     if ranks is None:
         return torch.softmax(scores, dim=-1)
-    own = scores.amax(-1, keepdim=True)
-    highest = gather_from_sequence_parallel_region(own, 3, process_group=ranks)
-    powers = torch.exp(scores - highest.amax(-1, keepdim=True))
-    own = powers.sum(-1, keepdim=True)
-    total = gather_from_sequence_parallel_region(own, 3, process_group=ranks)
-    return powers / total.sum(-1, keepdim=True)
+    maxima = scores.amax(-1, keepdim=True)
+    maxima = gather_from_sequence_parallel_region(maxima, 3, process_group=ranks)
+    powers = torch.exp(scores - maxima.amax(-1, keepdim=True))
+    sums = powers.sum(-1, keepdim=True)
+    sums = gather_from_sequence_parallel_region(sums, 3, process_group=ranks)
+    return powers / sums.sum(-1, keepdim=True)
 
 
 def share_of_keys(weights: torch.Tensor, tokens: int, ranks: Any) -> torch.Tensor:
@@ -4133,7 +4130,7 @@ def of_runs(scale: torch.Tensor) -> torch.Tensor:
 
 def of_ranks(*parts: OfRanks) -> torch.Tensor:
     """What each rank has of every part, side by side; ranks below each other."""
-    return torch.cat([torch.cat(own, 1) for own in zip(*parts)])
+    return torch.cat([torch.cat(share, 1) for share in zip(*parts)])
 
 
 def peft_config(folder: str) -> Dict[str, Any]:
@@ -4191,10 +4188,13 @@ def add_adapters(state: StateDict, config: InferenceConfig) -> None:
 def store_adapters(state: StateDict, name: str, a: Iterable[OfRanks], b: Iterable[OfRanks]) -> None:
     """What KernelAdapters hold, from A [R, K] and B [N, R] of each projection of a kernel."""
     down = (
-        [pad_tiles(own, 1).unflatten(1, (-1, P_MAX)).permute(2, 1, 0).flatten(1) for own in ranks]
+        [
+            pad_tiles(share, 1).unflatten(1, (-1, P_MAX)).permute(2, 1, 0).flatten(1)
+            for share in ranks
+        ]
         for ranks in a
     )
-    across = ([pad_tiles(own, 0).t() for own in ranks] for ranks in b)
+    across = ([pad_tiles(share, 0).t() for share in ranks] for ranks in b)
     state[f"{name}.a.weight"], state[f"{name}.b.weight"] = of_ranks(*down), of_ranks(*across)
 
 
@@ -4231,13 +4231,17 @@ def heads_of_ranks(parts: Sequence[torch.Tensor], sizes: Sizes) -> List[OfRanks]
     """Rows of Q, K and V of all heads, of Q and K then in the order of a rank's tiles."""
     q, k, v = (part.chunk(sizes.tp) for part in parts)
     rank = sizes.of_rank
-    return [[rank.order(own, rank.group) for own in q], [rank.order(own, 1) for own in k], v]
+    return [
+        [rank.order(share, rank.group) for share in q],
+        [rank.order(share, 1) for share in k],
+        v,
+    ]
 
 
 def inputs_of_ranks(weight: torch.Tensor, sizes: Sizes) -> OfRanks:
     """Columns of all query heads, in the order of a rank's tiles."""
     rank = sizes.of_rank
-    return [rank.order(own.t(), rank.group).t() for own in weight.chunk(sizes.tp, 1)]
+    return [rank.order(share.t(), rank.group).t() for share in weight.chunk(sizes.tp, 1)]
 
 
 def attention_scales(
@@ -4246,9 +4250,9 @@ def attention_scales(
     """Scales of the weights of Q, K, V and output, and the norm's gain, as kernels take them."""
     q, k, v = heads_of_ranks(scales[:3], sizes)
     return of_ranks(
-        [in_columns(own) for own in q],
-        [in_columns(own) for own in k],
-        [own.t().expand(P_MAX, -1) for own in v],
+        [in_columns(share) for share in q],
+        [in_columns(share) for share in k],
+        [share.t().expand(P_MAX, -1) for share in v],
         [of_runs(gain)] * sizes.tp,
         [of_runs(scales[3])] * sizes.tp,
     )
@@ -4262,18 +4266,18 @@ def attention_for_kernels(
     *inputs, output = names
     if f"{inputs[0]}.bias" in state:
         biases = heads_of_ranks([state.pop(f"{name}.bias")[:, None] for name in inputs], sizes)
-        rows = [pad_tiles(torch.cat(own), 0).t() for own in zip(*biases)]
+        rows = [pad_tiles(torch.cat(share), 0).t() for share in zip(*biases)]
         state[f"{attention}qkv_bias.weight"] = torch.cat(rows)
     if f"{attention}q_norm.weight" in state:
         gains = torch.stack([state.pop(f"{attention}{name}_norm.weight") for name in "qk"], 1)
-        state[f"{attention}head_gains.weight"] = gains.repeat(P_MAX // sizes.head_dim, 1)
+        state[f"{attention}head_gains"] = gains.repeat(P_MAX // sizes.head_dim, 1)
     scales = pop_scales(state, names)
     if scales is not None:
         state[f"{output}.scale"] = attention_scales(scales, gain, sizes)
     found = pop_adapters(state, names)
     if found is not None:
         *a, out_a, q, k, v, out_b = found
-        a_of_ranks = [[in_runs(times_gain(own, gain), 1)] * sizes.tp for own in a]
+        a_of_ranks = [[in_runs(times_gain(each, gain), 1)] * sizes.tp for each in a]
         a_of_heads = inputs_of_ranks(out_a, sizes)
         b_of_ranks = [*heads_of_ranks((q, k, v), sizes), [in_runs(out_b, 0)] * sizes.tp]
         store_adapters(state, f"{attention}adapters", [*a_of_ranks, a_of_heads], b_of_ranks)
@@ -4285,10 +4289,10 @@ def attention_for_kernels(
         )
     shares = heads_of_ranks([times_gain(weight, gain, scales) for weight in weights], sizes)
     state[f"{attention}qkv_proj.weight"] = layouts_of_ranks(
-        in_runs(torch.cat(own), 1) for own in zip(*shares)
+        in_runs(torch.cat(share), 1) for share in zip(*shares)
     )
     state[f"{output}.weight"] = layouts_of_ranks(
-        in_runs(own, 0) for own in inputs_of_ranks(state[f"{output}.weight"], sizes)
+        in_runs(share, 0) for share in inputs_of_ranks(state[f"{output}.weight"], sizes)
     )
 
 
@@ -4297,13 +4301,13 @@ def mlp_for_kernels(state: StateDict, mlp: str, gain: torch.Tensor, tp: int) -> 
     names = gate_name, up_name, down_name = [f"{mlp}{name}" for name in MLP_TARGETS]
     scales = pop_scales(state, names)
     if scales is not None:
-        gate, up = ([in_columns(own) for own in scale.chunk(tp)] for scale in scales[:2])
+        gate, up = ([in_columns(share) for share in scale.chunk(tp)] for scale in scales[:2])
         whole = ([of_runs(feature)] * tp for feature in (gain, scales[2]))
         state[f"{down_name}.scale"] = of_ranks(gate, up, *whole)
     found = pop_adapters(state, names)
     if found is not None:
         *a, down_a, gate_b, up_b, down_b = found
-        a_of_ranks = [[in_runs(times_gain(own, gain), 1)] * tp for own in a]
+        a_of_ranks = [[in_runs(times_gain(each, gain), 1)] * tp for each in a]
         b_of_ranks = [gate_b.chunk(tp), up_b.chunk(tp), [in_runs(down_b, 0)] * tp]
         store_adapters(state, f"{mlp}adapters", [*a_of_ranks, down_a.chunk(tp, 1)], b_of_ranks)
     for key in (f"{gate_name}.weight", f"{up_name}.weight"):
