@@ -119,7 +119,7 @@ LESSONS = (
         messages="err_size_of_dimension_exceed_arch_limit sim_matmul_type sim_matmul_mixed_types "
         "sim_matmul_output_type sim_psum_capacity sim_two_psum_operands sim_rank "
         "sim_matmul_transpose sim_array_tile sim_array_tile_place sim_array_columns "
-        "sim_double_row "
+        "sim_double_row sim_narrow_product "
         "sim_gpsimd_psum sim_unpublished_limit sim_microscaled sim_scale_of_ones "
         "sim_scale_packing",
     ),

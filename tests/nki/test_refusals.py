@@ -83,6 +83,7 @@ CASES = {
     "sim_instruction_name": named_twice,
     "sim_loop_body": lambda x: nl.fori_loop(0, 2, lambda i: 1),
     "sim_matmul_transpose": lambda x: nl.matmul(sb((4, 4)), sb((4, 4))),
+    "sim_narrow_product": lambda x: nl.transpose(sb((4, 4), nl.bfloat16)),
     "sim_needs_values": lambda x: nl.fori_loop(0, loaded_register(), lambda i: None),
     "sim_parser_subset": with_comprehension,
     "sim_pattern": lambda x: nisa.iota(sb((4, 8)), [[1, 4]]),

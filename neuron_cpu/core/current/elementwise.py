@@ -502,16 +502,31 @@ def matmul(x: Any, y: Any, transpose_x: bool = False) -> Any:
             "(K, M); transpose x first",
         )
     left, right = tensor(x, "nl.matmul"), tensor(y, "nl.matmul")
+    _refuse_narrow_result("nl.matmul", left.dt, "nisa.nc_matmul into a float32 tile in nl.psum")
     made = new((left.free_size, right.free_size), FLOAT32, psum)
     products.nc_matmul(made, left, right)
     return made
 
 
+def _refuse_narrow_result(name: str, dt: DType, instead: str) -> None:
+    """Results have the operands' type, and TensorE of gen2 writes float32 only.
+
+    So the compiler of nki 0.6 refuses them (nki-samples, contributed/decode_attention.py).
+    """
+    if CORE.number == 2 and dt is not FLOAT32:
+        raise refuse(
+            "sim_narrow_product",
+            f"{name} makes its result {dt.name}, the type of its operands, which TensorE of gen2 "
+            f"does not write, expected float32; use {instead}",
+        )
+
+
 def transpose(x: Any, dtype: Any = None) -> Any:
     """(P, F) to (F, P) in PSUM, on TensorE."""
     source = tensor(x, "nl.transpose")
-    own: DType = FLOAT32 if CORE.number == 2 else source.dt
-    made = new((source.free_size, source.shape[0]), element_type(dtype or own), psum)
+    own = element_type(dtype or source.dt)
+    _refuse_narrow_result("nl.transpose", own, "dtype=nl.float32")
+    made = new((source.free_size, source.shape[0]), own, psum)
     products.nc_transpose(made, source, engine=engine.tensor)
     return made
 
