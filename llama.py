@@ -2268,13 +2268,13 @@ DMA_ROW_BYTES = 2048  # of all heads of a row that a table names: DMA takes as l
 
 class CacheTiles(NamedTuple):
     """Some tiles of a sequence's cache, of ``count`` KV heads from ``head`` on. ``cache`` are keys
-    and values [B, kv_heads, L, D] and bias [rows, L] @ HBM, of which ``bias_row`` counts;
-    ``apart``: the bias stays apart.
+    and values [B, kv_heads, L, D] and bias [rows, L] @ HBM, of which ``bias_rows`` count, (first,
+    count); ``apart``: the bias stays apart.
 
     Of a cache of blocks: keys and values @ HBM, [rows, run, kv_heads, D], or [rows, run, D] where
     heads lie apart, and rows_sb [lanes, B * parts (* kv_heads)] @ SBUF, which rows lie on the
-    partitions of each part of a sequence. ``shared``: all of a bias [n, L] is of the one sequence
-    that n stand in, and stays apart."""
+    partitions of each part of a sequence. ``shared``: queries have different rows of the bias, of
+    sequences that stand in one or their own, and it stays apart."""
 
     cache: Any
     sequence: int
@@ -2284,7 +2284,7 @@ class CacheTiles(NamedTuple):
     tiles: int
     heads: HeadShape
     apart: bool
-    bias_row: int
+    bias_rows: Tuple[int, int]
     shared: bool
 
     @property
@@ -2371,8 +2371,7 @@ class CacheTiles(NamedTuple):
         slots, (slot, row) = len(contraction(d + marks)), divmod(d, P_MAX)
         batch, length = self.cache[2].shape
         runs_hbm = self.cache[2].reshape((batch, length // self.lanes, self.lanes))
-        own = nl.ds(0, batch) if self.shared else nl.ds(self.bias_row, 1)
-        bias_hbm = runs_hbm[own, nl.ds(self.tile, self.tiles), :]
+        bias_hbm = runs_hbm[nl.ds(*self.bias_rows), nl.ds(self.tile, self.tiles), :]
         shape, bias_sb = (P_MAX, self.count, slots * self.tiles, self.lanes), None
         k_sb = nl.ndarray(shape, bias_hbm.dtype)
         self.turned(k_sb)
@@ -2534,14 +2533,22 @@ def owners_of(owners_sb, bank):
     return out_sb
 
 
+def own_rows(bank, constants):
+    """The same where each query has a row of the bias, [tokens, rows, tokens]."""
+    shape = bank.tokens, bank.rows, bank.tokens
+    out_sb = nl.ndarray(shape, constants.which_sb.dtype)
+    out_sb[...] = nisa.tensor_copy(constants.which_sb[0 : shape[0], 0 : shape[1], 0 : shape[2]])
+    return out_sb
+
+
 def few_queries(banks):
     """Whether ``attend_few`` takes the banks of a set of heads."""
     return len(banks) == 1 and banks[0].rows * banks[0].tokens <= P_MAX
 
 
-def cache_blocks(cache, sequence, banks, heads, bias_row, shared=False):
-    """The CacheTiles of a sequence, which several may have ``shared``, for the heads of some banks;
-    as KeyTiles where all fit. Which of its keys count says a row of the bias."""
+def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False):
+    """The CacheTiles of a sequence, whose queries may have different ``bias_rows``, for the heads
+    of some banks; as KeyTiles where all fit. Which of its keys count say these rows."""
     head, last = banks[0].head, banks[-1]
     count, itemsize = last.head + last.heads - head, max(2, cache[0].itemsize)
     each = CACHE_ROW_BYTES // (itemsize * heads.head_dim)  # fp8 keys stand turned in x's type
@@ -2551,7 +2558,7 @@ def cache_blocks(cache, sequence, banks, heads, bias_row, shared=False):
         runs, each = cache[2].shape[1] // cache[3].shape[0], cache[0].shape[1]
     apart, marks = few_queries(banks), contraction(heads.head_dim + MARKS)
     blocks = [
-        CacheTiles(cache, sequence, head, count, *block, heads, apart, bias_row, shared)
+        CacheTiles(cache, sequence, head, count, *block, heads, apart, bias_rows, shared)
         for block in spans(runs, each)
     ]
     row_bytes = itemsize * count * (len(marks) * P_MAX + heads.head_dim + 1)
@@ -2799,7 +2806,7 @@ def attention_decode_kernel(
 def attention_chunk_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
     bias_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
-    a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None, owners_hbm=None,
+    a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None, owners_hbm=None, window=None,
 ):  # fmt: skip
     """The same for several new tokens per sequence: over the cache, and causally over themselves.
 
@@ -2809,8 +2816,10 @@ def attention_chunk_kernel(
     kv_heads, D] and int32 rows [lanes, B * parts], or [rows, run, D] and [lanes, B * parts *
     kv_heads]. A chunk of several sequences, end to end, is one that B stand in: owners [B, n] in
     the type of x are ones of the tokens of each, who see the cached keys of bias [B, L] and each
-    other. -> partial output [H, B * n], new keys (rotated) and values [B * n, kv_heads * D], and x
-    + delta. All tokens of a sequence share one pass over the weights.
+    other. Under a ``window`` of so many tokens, or None, cached keys count by query: bias [B, n,
+    L]; keys are read again for every 128 queries. -> partial output [H, B * n], new keys (rotated)
+    and values [B * n, kv_heads * D], and x + delta. All tokens of a sequence share one pass over
+    the weights.
     """
     tokens, shared, dtype = x_hbm.shape[1], owners_hbm is not None, x_hbm.dtype
     length, features = tokens if shared else tokens // bias_hbm.shape[0], x_hbm.shape[0]
@@ -2826,8 +2835,11 @@ def attention_chunk_kernel(
         (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
     )  # fmt: skip
     rows_sb, most = None if rows_hbm is None else nl.load(rows_hbm), min(length, P_MAX)
-    cache = keys_hbm, values_hbm, bias_hbm, rows_sb
+    by_query = len(bias_hbm.shape) == 3
+    rows_of_bias = math.prod(bias_hbm.shape[:-1]), bias_hbm.shape[-1]
+    cache = keys_hbm, values_hbm, bias_hbm.reshape(rows_of_bias), rows_sb
     causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
+    window = None if active_hbm is not None else Window.of(window, dtype)
     constants = attention_constants(spans(length, most), heads, dtype)
     owners_sb = nl.load(owners_hbm) if shared else None
     most_tokens = chunk_tokens(features, heads, x_hbm.itemsize, scales_hbm is not None)
@@ -2842,8 +2854,7 @@ def attention_chunk_kernel(
         for sequence in sorted({part[0] for block in some for part in block.parts()}):
             active_sb = causal_sb if active_hbm is None else nl.load(active_hbm[sequence])
             new = new_keys(length, heads, dtype, active_sb, MARKS, hides=True)
-            if shared:
-                new = new._replace(bias_sb=others_bias(owners_sb))
+            new = new._replace(bias_sb=others_bias(owners_sb) if shared else None, window=window)
             parts = []
             for n, rows in enumerate(passed):
                 for (owner, position, column, size), rows_sb in zip(rows.block.parts(), rows.v_sb):
@@ -2851,10 +2862,18 @@ def attention_chunk_kernel(
                         new.append(position, rows.qk_sb, column, rows_sb)
                         parts.append((n, column, position, size))
             tiles = [rows.qk_sb for rows in passed], constants, [rows.context_sb for rows in passed]
-            for banks in score_banks(parts, heads, most):
-                found = cache_blocks(cache, sequence, banks, heads, sequence, shared)
-                owners = [owners_of(owners_sb, bank) for bank in banks] if shared else None
-                groups.append(QueryGroup(banks, found, new, *tiles, owners))
+            every, bias_rows = [parts], (0, rows_of_bias[0]) if shared else (sequence, 1)
+            if by_query:
+                every = [[part] for part in parts]
+            for some_parts in every:
+                for banks in score_banks(some_parts, heads, most):
+                    owners = [owners_of(owners_sb, bank) for bank in banks] if shared else None
+                    if by_query:
+                        bias_rows = sequence * length + banks[0].position, banks[0].tokens
+                        owners = [own_rows(bank, constants) for bank in banks]
+                    told = bias_rows, shared or by_query
+                    found = cache_blocks(cache, sequence, banks, heads, *told)
+                    groups.append(QueryGroup(banks, found, new, *tiles, owners))
         attend_groups(groups)
         # the output of all blocks, again one pass over its weight
         contexts = [(rows.context_sb, rows.block) for rows in passed]
@@ -2935,7 +2954,7 @@ def attention_share_kernel(
         context_sb = nl.ndarray((P_MAX, heads.q_tiles, size), dtype)
         tiles = [qk_sb], constants, [context_sb]
         groups = [
-            QueryGroup(banks, cache_blocks(cache, sequence, banks, heads, row), new, *tiles)
+            QueryGroup(banks, cache_blocks(cache, sequence, banks, heads, (row, 1)), new, *tiles)
             for banks in score_banks([(0, at, at, count) for at, count in parts], heads, most)
         ]
         found = attend_groups(groups)
@@ -3665,11 +3684,20 @@ class NeuronLlamaAttention(nn.Module):
         elif self.cores_of_kv > 1:
             results = self.attend_share(hidden, inputs, past, mask, active_mask, own)
         else:
-            bias, rows, owners = _mask_bias(mask[:, 0, 0], dtype), None, None
+            by_query = self.window is not None and active_mask is not None
+            bias, rows, owners = (
+                _mask_bias(mask[:, 0] if by_query else mask[:, 0, 0], dtype),
+                None,
+                None,
+            )
             decode = active_mask is None and bias.shape[1] <= DECODE_KEYS and len(past) == 2
             if len(past) > 2:  # blocks, and a table of them
-                keys, values, bias, rows = blocks_in_runs(*past[:3], bias, self.heads_apart)
+                apart = self.heads_apart, self.window
+                keys, values, bias, rows = blocks_in_runs(*past[:3], bias, *apart)
                 owners = past[3].to(dtype) if len(past) == 4 else None
+            elif self.window is not None and not decode:
+                table = torch.arange(batch, device=bias.device)[:, None]
+                keys, values, bias, rows = blocks_in_runs(*past, table, bias, True, self.window)
             else:
                 most = P_MAX // past[0].shape[1] if decode else P_MAX
                 keys, values, bias = cache_in_runs(*past, bias, most)
@@ -3677,7 +3705,9 @@ class NeuronLlamaAttention(nn.Module):
                 results = attention_decode_kernel(*inputs, keys, values, bias, rank, *own)
             else:
                 more = keys, values, bias, self.active_bias(active_mask, hidden), rank, *own
-                results = attention_chunk_kernel(*inputs, *more, rows_hbm=rows, owners_hbm=owners)
+                results = attention_chunk_kernel(
+                    *inputs, *more, rows_hbm=rows, owners_hbm=owners, window=self.window
+                )
         partial, k, v, *stream = results
         return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
 
@@ -3846,7 +3876,7 @@ def named_blocks(tables: torch.Tensor, blocks: int) -> torch.Tensor:
 
 def blocks_in_runs(
     keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, bias: torch.Tensor,
-    heads_apart: bool = False,
+    heads_apart: bool = False, window: Optional[int] = None,
 ) -> Tuple[torch.Tensor, ...]:  # fmt: skip
     """Caches of blocks [blocks, .., kv_heads, D], each sequence's blocks [B, n] and bias [B, L], L
     keys of them -> caches [rows, run, kv_heads, D], bias, and which rows, int32 [lanes, B * parts].
@@ -3855,22 +3885,33 @@ def blocks_in_runs(
     Runs of a block's tokens are rows of HBM: as long as 128 partitions hold a whole sequence, not
     shorter than DMA likes, and not longer than SBUF's share for keys of a head. Row r of part p of
     a sequence lies on partition r - p * lanes; the bias is permuted as ``CacheTiles`` has the keys.
-    Of a chunk that sequences share, one table of all, the bias has a row for each of them.
+    Of a chunk that sequences share, one table of all, the bias has a row for each of them. Of a
+    ``window`` only runs from the first key on that a first query sees, bias [B, L] or [B, n, L].
     """
-    (sequences, length), batch, dim = bias.shape, len(table), keys.shape[-1]
+    (*queries, length), (batch, _), dim = bias.shape, table.shape, keys.shape[-1]
     heads = keys.shape[1 if heads_apart else -2]
     block, size = math.prod(keys.shape[1:-1]) // heads, max(2, keys.dtype.itemsize) * dim
-    wanted = max(length / P_MAX, DMA_ROW_BYTES / ((1 if heads_apart else heads) * size))
+    wanted = min(length, window or length) / P_MAX
+    wanted = max(wanted, DMA_ROW_BYTES / ((1 if heads_apart else heads) * size))
     run = 2 ** min(math.ceil(math.log2(max(1, wanted))), int(math.log2(CACHE_ROW_BYTES // size)))
-    run = min(run, block)
-    number = torch.arange(length // run, device=table.device)
-    pieces, apart = block // run, heads if heads_apart else 1
-    rows = table.long()[:, number // pieces] * (apart * pieces) + number % pieces
-    parts = whole_tiles(len(number))
-    lanes = math.ceil(len(number) / parts)
-    missing = parts * lanes - len(number)
+    run = math.gcd(run, block)
+    number, pieces = torch.arange(length // run, device=table.device)[None], block // run
+    most = 1 if window is None else (window + 2 * run - 3) // run + 1  # of W - 1 keys, not aligned
+    if window is not None and most < length // run:
+        first = (bias.reshape(batch, -1, length)[:, 0] == 0).to(torch.int32).argmax(1) // run
+        number = first.clamp_max(length // run - most)[:, None] + number[:, :most]
+        columns = (number[:, :, None] * run + torch.arange(run, device=table.device)).flatten(1)
+        own = bias.reshape(batch, -1, length)
+        own = own.gather(2, columns[:, None].expand(-1, own.shape[1], -1))
+        bias, length = own.reshape(*queries, -1), columns.shape[1]
+    apart, count = heads if heads_apart else 1, length // run
+    named = table.long().gather(1, (number // pieces).expand(batch, -1))
+    rows = named * (apart * pieces) + number % pieces
+    parts = whole_tiles(count)
+    lanes = math.ceil(count / parts)
+    missing = parts * lanes - count
     bias = nn.functional.pad(bias, (0, missing * run), value=hidden_bias(bias.dtype))
-    bias = bias.view(sequences, parts, lanes, run).transpose(2, 3).reshape(sequences, -1)
+    bias = bias.view(-1, parts, lanes, run).transpose(2, 3).reshape(*queries, -1)
     rows = nn.functional.pad(rows, (0, missing)).view(batch, parts, lanes)
     of_heads = pieces * torch.arange(apart, device=table.device)
     rows = (rows.permute(2, 0, 1)[..., None] + of_heads).reshape(lanes, -1).to(torch.int32)
@@ -3895,23 +3936,21 @@ def chunks_too_large(config: InferenceConfig) -> List[Tuple[bool, str]]:
 
 def refuse_what_kernels_lack(config: InferenceConfig) -> None:
     """ValueError for a model that the kernels do not cover."""
-    sizes, neuron_config, window = Sizes.of(config), config.neuron_config, window_of(config)
+    sizes, neuron_config = Sizes.of(config), config.neuron_config
     q_heads, batch = sizes.of_rank.q_heads, neuron_config.max_batch_size
     qkv_bias, out_bias = attention_biases(config)
-    # a window that cuts what the kernels see whole: a chunk behind the cache
-    chunks = bool(getattr(neuron_config, "speculation_length", 0)) or is_in_blocks(config)
     quantised = bool(getattr(neuron_config, "quantized", False))
     precise = neuron_config.torch_dtype is torch.float32  # TensorE multiplies fp32 with fp32 only
     narrow = bool(getattr(neuron_config, "kv_cache_quant", False))
+    named = is_in_blocks(config) or window_of(config) is not None  # rows that a table names
     lacking = [
         (out_bias, "attention_bias"),
-        (window is not None and chunks, f"a sliding_window of {window} in chunks of a prompt"),
         (sizes.head_dim not in (64, 128), f"head_dim {sizes.head_dim}"),
         (q_heads > P_MAX, f"{q_heads} query heads per rank"),
         (batch > P_MAX, f"a batch of {batch}"),
         (neuron_config.lora_config is not None and quantised, "adapters beside quantised weights"),
         *chunks_too_large(config),
-        (precise and narrow and is_in_blocks(config), "fp8 blocks in a model of float32"),
+        (precise and narrow and named, "fp8 blocks, or a window of an fp8 cache, in float32"),
         (qkv_bias and quantised, "biases behind quantised weights"),
         (precise and quantised, "quantised weights in a model of float32"),
         (getattr(config, "mlp_bias", False), "mlp_bias"),

@@ -266,6 +266,7 @@ class Reference:
         self, x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm,
         values_hbm, bias_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
         a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None, owners_hbm=None,
+        window=None,
     ):  # fmt: skip
         more = a_hbm, b_hbm, chosen_hbm
         length = x_hbm.shape[1] // (len(bias_hbm) if owners_hbm is None else 1)
@@ -274,14 +275,14 @@ class Reference:
         x = self.normed(rows.to(self.dtype), norm, gain)
         tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale, more)
         q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
-        past, n, root = bias_hbm.shape[1], length, math.sqrt(heads.head_dim)
+        past, n, root = bias_hbm.shape[-1], length, math.sqrt(heads.head_dim)
         batch = x_hbm.shape[1] // n
         if rows_hbm is None:
             runs = next(r for r in range(math.ceil(past / 128), past + 1) if past % r == 0)
-            bias = bias_hbm.unflatten(1, (runs, -1)).transpose(1, 2).flatten(1)
+            bias = bias_hbm.unflatten(-1, (runs, -1)).transpose(-2, -1).flatten(-2)
         else:  # a sequence's keys from the rows that it has, one after the other
             lanes, run = len(rows_hbm), keys_hbm.shape[1]
-            bias = bias_hbm.unflatten(1, (-1, run, lanes)).transpose(2, 3).flatten(1)
+            bias = bias_hbm.unflatten(-1, (-1, run, lanes)).transpose(-2, -1).flatten(-3)
             apart = keys_hbm.dim() == 3  # a head's rows: [B, heads, rows] instead of [B, 1, rows]
             named = rows_hbm.long().view(lanes, batch, -1, heads.kv_heads if apart else 1)
             named = named.permute(1, 3, 2, 0).flatten(2)
@@ -294,6 +295,7 @@ class Reference:
         for b, head in ((b, h) for b in range(batch) for h in range(heads.q_heads)):
             kv_head, own = head // heads.group, slice(b * n, (b + 1) * n)
             later = torch.ones(n, n, dtype=torch.bool).triu(1)
+            later |= torch.ones(n, n, dtype=torch.bool).tril(-(window or n))
             unseen = later if active_hbm is None else active_hbm[b] != 0
             cached = (bias[b] != 0).expand(n, past)
             if owners_hbm is not None:  # each token sees what its sequence does

@@ -17,6 +17,7 @@ from transformers import (
 )
 
 import llama
+from tests.sdk.test_block_tables import Blocks
 
 SHAPE = dict(
     hidden_size=192,
@@ -127,7 +128,7 @@ def test_ranks_share_the_heads(name, checkpoint):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("name", ["bias", "head norms"])
+@pytest.mark.parametrize("name", ["bias", "head norms", "window"])
 def test_chunks_of_a_prompt_behind_the_cache(name, checkpoint):
     """What `attention_chunk_kernel` projects: four tokens a call, and single ones."""
     model, folder = checkpoint(name)
@@ -144,11 +145,59 @@ def test_chunks_of_a_prompt_behind_the_cache(name, checkpoint):
 
 
 @pytest.mark.full
-def test_decode_kernels_see_a_window(checkpoint):
-    """The prompt fits the window; the tokens behind it do not."""
+@pytest.mark.parametrize("most", [llama.DECODE_KEYS, 8])
+def test_decode_kernels_see_a_window(most, checkpoint, monkeypatch):
+    """Also where a cache is too long for the kernel of one token, which then reads the window."""
+    monkeypatch.setattr(llama, "DECODE_KEYS", most)
     model, folder = checkpoint("window")
     app = application(folder, enable_nki=True, max_context_length=8)
     torch.testing.assert_close(logits(app, 7, 12), logits(model, 7, 12), rtol=0, atol=1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("degree", [1, 2])
+@pytest.mark.parametrize("kernels", [False, True])
+def test_windows_of_prompts_of_different_lengths(kernels, degree, checkpoint):
+    model, folder = checkpoint("window")
+    app = application(folder, enable_nki=kernels, batch_size=2, tp_degree=degree)
+    ids = torch.randint(3, 200, (2, 16), generator=torch.Generator().manual_seed(3))
+    lengths = torch.tensor([16, 5])
+    mask = (torch.arange(16) < lengths[:, None]).long()
+    positions = (mask.cumsum(1) - 1).masked_fill(mask == 0, 1)
+    steps = [app(input_ids=ids * mask, attention_mask=mask, position_ids=positions).logits[:, -1]]
+    rows = [ids[row, :length].tolist() for row, length in enumerate(lengths)]
+    for step in range(4):
+        for row in rows:
+            row.append(20 + step)
+        mask = (torch.arange(17 + step) < lengths[:, None] + step).long()
+        given = {"attention_mask": mask, "position_ids": (lengths + step)[:, None]}
+        steps.append(app(input_ids=torch.full((2, 1), 20 + step), **given).logits[:, -1])
+    for at, row in enumerate(rows):
+        with torch.no_grad():
+            wanted = model(torch.tensor([row])).logits[0, -5:]
+        found = torch.stack([step[at] for step in steps])
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kernels", [False, True])
+def test_a_window_over_blocks_behind_a_prefix(kernels, checkpoint, monkeypatch):
+    """37 tokens, 32 of them in blocks that another sequence has filled, a window of eight."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
+    model, folder = checkpoint("window")
+    sizes = {"pa_block_size": 16, "pa_num_blocks": 8, "seq_len": 64, "max_context_length": 48}
+    buckets = {"enable_bucketing": True, "context_encoding_buckets": [16, 48]}
+    on = {"is_block_kv_layout": True, "is_prefix_caching": True, "prefix_buckets": [32]}
+    batch = {"batch_size": 2, "ctx_batch_size": 1}
+    live = Blocks(application(folder, enable_nki=kernels, **batch, **sizes, **buckets, **on))
+    prompt = [*range(3, 40)]
+    with torch.no_grad():
+        wanted = model(torch.tensor([prompt])).logits[0, -1]
+    live.start(0, prompt)
+    live.tables[1] = live.tables[0][:2]
+    torch.testing.assert_close(live.start(1, prompt, 32), wanted, rtol=0, atol=1e-4)
+    live.step(0, 1)
+    assert live.tokens[0] == live.tokens[1]
 
 
 @pytest.mark.parametrize(
@@ -156,7 +205,6 @@ def test_decode_kernels_see_a_window(checkpoint):
     [
         ("heads of 80", {"enable_nki": True}, "do not cover head_dim 80"),
         ("heads of 256", {"enable_nki": True}, "do not cover head_dim 256"),
-        ("window", {"enable_nki": True, "speculation_length": 4}, "window of 8 in chunks of a"),
         ("window", {"padding_side": "left"}, "sliding_window 8 counts from the right"),
         ("windows of some layers", {}, "use_sliding_window gives some layers a window"),
         ("dynamic", {"seq_len": 80}, "rope_scaling 'dynamic' changes with each token beyond"),

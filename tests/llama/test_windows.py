@@ -43,8 +43,12 @@ def full(*values: object) -> object:
 
 
 def assert_equal(kernel: str, *arguments: object, **more: object) -> None:
-    got = getattr(llama, kernel)(*arguments, **more)
-    wanted = getattr(EXACT, kernel)(*arguments, **more)
+    assert_close(
+        getattr(llama, kernel)(*arguments, **more), getattr(EXACT, kernel)(*arguments, **more)
+    )
+
+
+def assert_close(got: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> None:
     for ours, theirs in zip(got, wanted, strict=True):
         assert torch.isfinite(ours).all()
         error = (ours.double() - theirs.double()).abs().max()
@@ -93,3 +97,42 @@ def test_tiles_that_no_query_sees_are_left_out():
         for window in (None, 128)
     )
     assert cut < 0.7 * whole
+
+
+@pytest.mark.parametrize(
+    ("heads", "starts", "n", "length", "window"),
+    [
+        ((2, 1, 64), (5, 200), 4, 256, 8),  # sequences of different lengths
+        ((2, 1, 128), (90,), 130, 256, 100),  # two tiles of queries, shorter than the chunk
+        full((4, 2, 64), (0, 128), 5, 384, 129),  # nothing is cached yet, and a whole tile
+        full((2, 2, 128), (2000,), 1, 2560, 300),  # a decode step over more than DECODE_KEYS
+        full((2, 1, 64), (300,), 64, 640, 1),
+        full((6, 2, 64), (511,), 140, 512, 400),
+        full((2, 1, 64), (20,), 3, 128, 1000),  # longer than everything
+        full((2, 1, 64), (30,), 3, 99, 10),  # a cache of no whole tiles
+    ],
+)
+def test_chunks_behind_a_cache(heads, starts, n, length, window):
+    """Hidden keys of the cache, and those behind its end, are the largest."""
+    batch, heads = len(starts), llama.HeadShape(*heads)
+    layer, dim = Layer(heads, batch, n), heads.head_dim
+    caches = [torch.randn(batch, heads.kv_heads, length, dim) for _ in range(2)]
+    queries = torch.tensor(starts)[:, None] + torch.arange(n)
+    keys, new = torch.arange(length), torch.arange(n)
+    seen = (keys < torch.tensor(starts)[:, None, None]) & (queries[:, :, None] - keys < window)
+    for cache in caches:
+        cache *= torch.where(seen.any(1), 1.0, 30.0)[:, None, :, None]
+    bias, active = llama._mask_bias(seen, torch.float32), None
+    if n <= 128:
+        age = new[:, None] - new
+        active = llama._mask_bias((age >= 0) & (age < window), torch.float32).expand(batch, n, n)
+    bias = bias[:, 0] if n == 1 else bias
+    table = torch.arange(batch)[:, None]
+    whole = *caches, llama.cache_in_runs(*caches, bias.view(-1, length))[2].view(bias.shape)
+    *cut, rows = llama.blocks_in_runs(*caches, table, bias, True, window)
+    assert length < 3 * window or cut[2].shape[-1] < length
+    got = llama.attention_chunk_kernel(
+        *layer.inputs, *cut, active, heads, rows_hbm=rows, window=window
+    )
+    wanted = EXACT.attention_chunk_kernel(*layer.inputs, *whole, active, heads, window=window)
+    assert_close(got, wanted)
