@@ -304,3 +304,47 @@ def test_printing_while_it_runs(monkeypatch, capsys):
 
     kernel(X)
     assert "tile [[1. 2.]]" in capsys.readouterr().out
+
+
+def fenced(twice):
+    @nki.jit
+    def kernel(x, count):
+        """Stores as many rows as data say, and copies the output onto itself to wait for them."""
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        other = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        number = nisa.register_alloc()
+        nisa.register_load(number, nl.load(count))
+        for i in nl.dynamic_range(number):
+            nisa.dma_copy(out[nl.ds(i, 1), :], x[nl.ds(i, 1), :])
+        nisa.dma_copy(out, out)
+        if twice:
+            nisa.dma_copy(other, out)
+        return out
+
+    return kernel
+
+
+@pytest.mark.filterwarnings("ignore::neuron_cpu.core.device.errors.NkiWarning")
+@pytest.mark.parametrize("rows", [0, 1, 3, 4])
+def test_a_fence_copies_what_nobody_wrote_onto_itself(rows):
+    found = fenced(False)(X, np.array([[rows]], np.int32))
+    assert np.array_equal(found[:rows], X[:rows]) and np.isnan(found[rows:]).all()
+    if rows < 4:
+        with pytest.raises(NkiError, match="sim_undefined_data"):
+            fenced(True)(X, np.array([[rows]], np.int32))
+
+
+def test_an_output_that_no_data_could_write_is_refused():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, out)
+        return out
+
+    with pytest.raises(NkiError, match="err_tensor_output_not_written_to"):
+        kernel(X)
+
+
+def test_outputs_that_this_call_left_alone_are_told_of():
+    with pytest.warns(NkiWarning, match="sim_output_partly_written"):
+        fenced(False)(X, np.array([[0]], np.int32))

@@ -38,14 +38,16 @@ class VirtualRegister:
     Attributes:
         static: its value where constants made it (or the kernel is executed while recorded).
         frozen: a loop's index, which the kernel may only read.
+        loaded: the value was read from a tensor, of a kernel that is executed while recorded.
     """
 
-    __slots__ = ("_tile", "frozen", "static")
+    __slots__ = ("_tile", "frozen", "loaded", "static")
 
     def __init__(self, state: Any = None, frozen: bool = False) -> None:
         self.static: int | None = None if state is None else whole(state, "register")
         self._tile: View | None = None
         self.frozen = frozen
+        self.loaded = False
 
     @property
     def tile(self) -> View:
@@ -63,6 +65,8 @@ class VirtualRegister:
         """
         if self.static is None:
             raise NeedsValues(what)
+        if self.loaded:
+            trace.current(what).program.for_values = True
         return self.static
 
     def __bool__(self) -> bool:
@@ -111,8 +115,9 @@ def register_move(dst: VirtualRegister, src: Any) -> None:
     _writable(dst, "register_move")
     if isinstance(src, VirtualRegister):
         dst.static, dst._tile = src.static, src._tile if src.static is None else None
+        dst.loaded = src.loaded
     else:
-        dst.static, dst._tile = whole(src, "register_move src"), None
+        dst.static, dst._tile, dst.loaded = whole(src, "register_move src"), None, False
 
 
 def register_load(dst: VirtualRegister, src: View) -> None:
@@ -127,6 +132,7 @@ def register_load(dst: VirtualRegister, src: View) -> None:
     dst._tile, dst.static = tile, None
     if tracer.machine is not None:
         dst.static = int(tracer.machine.values(tile).reshape(-1)[0])
+        dst.loaded = True
 
 
 def register_store(dst: View, src: VirtualRegister) -> None:
