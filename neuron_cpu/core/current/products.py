@@ -78,13 +78,20 @@ def nc_matmul(
             f"nc_matmul sums in {target.label()}: sources leave open how the hardware rounds there "
             "(to nearest, or at random), expected float32; here to nearest even",
         )
+    if target.by_data is not None and accumulate is None:
+        raise refuse(
+            "sim_accumulation_region",
+            f"nc_matmul into {target.label()}, a part that data place, with accumulate left open, "
+            "expected True or False: what has been written there is not known while building",
+        )
     if accumulate is None:
         _warn_of_loop(target)
     if accumulate is None and storage.groups is not None:
         accumulate = _begun(target, storage.groups)
     elif accumulate and storage.groups is not None and storage.groups.holds_other(target):
         _warn_of_start(target)
-    if accumulate and storage.groups is not None and storage.groups.missing(target) is not None:
+    placed = target.by_data is None and storage.groups is not None
+    if accumulate and placed and storage.groups.missing(target) is not None:
         storage.groups.written(target, by_matmul=True)  # undefined there; values show who looks
     attrs = _attrs(bool(is_transpose), bool(is_stationary_onezero), bool(is_moving_onezero))
     return labelled(multiply_into(target, left, right, attrs, accumulate), name)

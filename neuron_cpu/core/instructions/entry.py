@@ -180,7 +180,7 @@ def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str)
 def _takes_offset(op: OpSpec, view: View) -> bool:
     """Whether the entry takes an operand that data place."""
     one = view.by_data is not None and view.by_data[0].size == 1
-    return op.indirect or (one and view.scalar_offsets_anywhere and not op.multiplies)
+    return op.indirect or (one and view.scalar_offsets_anywhere)
 
 
 def _indirect_refusal(op: OpSpec, view: View, role: str) -> Exception:

@@ -215,7 +215,10 @@ def multiply_into(
     storage = dst.storage
     if storage.groups is None:  # made without an initial value
         storage.groups = Groups(storage.size, zeroed=False)
-    if accumulate is False:
+    if dst.by_data is not None:  # anywhere, and ``accumulate`` is given
+        storage.groups.written(View.whole(storage), by_matmul=True)
+        attrs = attrs.grouped(False) if accumulate else attrs
+    elif accumulate is False:
         storage.groups.written(dst, by_matmul=True)
     else:
         first = storage.groups.begin(dst)

@@ -60,13 +60,21 @@ def _is_reversed(ref: Ref) -> bool:
     return any(step < 0 and size > 1 for step, size in zip(ref.strides, ref.shape))
 
 
-def _reversed_step(op: Op, arena: Arena) -> Step:
-    """An Op with axes that run backwards, which torch views cannot: it works on copies in order."""
+def _moved(op: Op) -> Callable[[Ref], bool]:
+    """Which operands of an Op no torch view is: what runs backwards, and of products what data
+    place (other instructions read such operands themselves)."""
+    if op.instruction.op.multiplies:
+        return lambda ref: ref.by_data is not None or _is_reversed(ref)
+    return lambda ref: ref.by_data is None and _is_reversed(ref)
 
-    # Each backward operand becomes a contiguous copy in its own order, under a memory that lives
-    # for this step only; results are scattered back to their places afterwards.
+
+def _copying_step(op: Op, arena: Arena, moved: Callable[[Ref], bool]) -> Step:
+    """An Op with operands that torch views cannot be: it works on copies of them."""
+
+    # Each of them becomes a contiguous copy in its own order, under a memory that lives for this
+    # step only; results are scattered back to their places afterwards.
     def forward(ref: Ref) -> Ref:
-        if ref.by_data is not None or not _is_reversed(ref):
+        if not moved(ref):
             return ref
         memory = merge.Memory(ref.memory.storage, math.prod(ref.shape), ())
         arena.flat[id(memory)] = arena.of(ref.memory)[gather_index(ref, arena).reshape(-1)]
@@ -89,8 +97,9 @@ def _reversed_step(op: Op, arena: Arena) -> Step:
 def make_step(op: Op, arena: Arena) -> Step:
     """One Op as a function without arguments, its views resolved."""
     # Three kinds of operations have steps of their own; the rest is read, compute, round, write.
-    if any(map(_is_reversed, op.refs())):
-        return _reversed_step(op, arena)
+    moved = _moved(op)
+    if any(map(moved, [*op.dst, *op.src])):
+        return _copying_step(op, arena, moved)
     if op.attrs.skip:
         return _skipping_step(op, arena)
     if op.instruction.op.multiplies:
