@@ -351,7 +351,11 @@ class _Walk:
 
 def _onto_itself(instruction: Instruction) -> bool:
     """Whether it copies a region onto itself, as kernels do to wait for all that was written."""
-    if not instruction.op.is_copy or instruction.attrs.mask is not None or len(instruction.src) != 1:
+    if (
+        not instruction.op.is_copy
+        or instruction.attrs.mask is not None
+        or len(instruction.src) != 1
+    ):
         return False
     source, target = instruction.src[0], instruction.dst[0]
     same = source.storage is target.storage and source.key() == target.key()
