@@ -90,9 +90,9 @@ def nc_matmul(
         accumulate = _begun(target, storage.groups)
     elif accumulate and storage.groups is not None and storage.groups.holds_other(target):
         _warn_of_start(target)
-    placed = target.by_data is None and storage.groups is not None
-    if accumulate and placed and storage.groups.missing(target) is not None:
-        storage.groups.written(target, by_matmul=True)  # undefined there; values show who looks
+    groups = storage.groups if target.by_data is None else None
+    if accumulate and groups is not None and groups.missing(target) is not None:
+        groups.written(target, by_matmul=True)  # undefined there; values show who looks
     attrs = _attrs(bool(is_transpose), bool(is_stationary_onezero), bool(is_moving_onezero))
     return labelled(multiply_into(target, left, right, attrs, accumulate), name)
 
