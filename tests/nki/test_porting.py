@@ -98,6 +98,7 @@ def test_both_sides_agree(name):
     ],
 )
 def test_both_sides_take_the_same_time(name):
+    """Under one profile, rearranged by one compiler."""
     times = [
         schedule(kernel(side, body).trace(*inputs()), DEFAULT_PROFILE, COMPILER_ORDER).total
         for side, body in zip(("old", "current"), PAIRS[name])
