@@ -48,6 +48,8 @@ class Group:
         self._size = size
         self._rendezvous = rendezvous
         self.kv_shared: Optional[Group] = None  # flash decoding: ranks of one KV head
+        # Context parallelism: ranks with one part of a prompt, and those with the same heads.
+        self.context_parallel: Optional[Tuple[Group, Group]] = None
 
     def rank(self) -> int:
         return self._rank
@@ -74,21 +76,25 @@ class Group:
 
 
 class Subgroup(Group):
-    """The ranks of a larger group that follow each other, `size` of them, as one of them sees it.
+    """`size` ranks of a larger group that lie `stride` apart, as one of them sees it.
 
     All subgroups meet at once, in the large group: the same program runs on every rank.
     """
 
-    def __init__(self, whole: Group, size: int) -> None:
-        super().__init__(whole.rank() % size, size)
-        self._whole = whole
+    def __init__(self, whole: Group, size: int, stride: int = 1) -> None:
+        super().__init__(whole.rank() // stride % size, size)
+        self._whole, self._stride = whole, stride
 
     def exchange(self, label: str, tensor: torch.Tensor, combine: Combine) -> torch.Tensor:
-        size = self._size
+        size, stride = self._size, self._stride
 
         def combine_each(parts: List[torch.Tensor]) -> List[torch.Tensor]:
-            groups = (parts[first : first + size] for first in range(0, len(parts), size))
-            return [result for group in groups for result in combine(group)]
+            results = list(parts)
+            for first in range(len(parts)):
+                if first // stride % size == 0:
+                    own = slice(first, first + size * stride, stride)
+                    results[own] = combine(parts[own])
+            return results
 
         return self._whole.exchange(label, tensor, combine_each)
 

@@ -47,6 +47,7 @@ _FIELDS = {
     "apply_seq_ids_mask": (4, _LAST),
     "cast_type": (4, _LAST),
     "chunked_prefill_config": (4, _LAST),
+    "cp_degree": (4, _LAST),
     "prefix_buckets": (4, _LAST),
 }
 

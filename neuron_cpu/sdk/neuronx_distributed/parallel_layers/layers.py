@@ -84,8 +84,14 @@ def _replicated_bias(size: int, dtype: torch.dtype, device: Optional[torch.devic
     return Parameter(torch.zeros(size, dtype=dtype, device=device), requires_grad=False)
 
 
-# Keywords of later NxD versions that change nothing without gradients, tiling or odd rank orders.
+# Keywords of later NxD versions that change nothing without gradients or tiling.
 _LATER_KEYWORDS = frozenset({"rank_ordering", "tile_cc", "keep_padded_output", "collect_output"})
+
+
+def _order_ranks(layer: nn.Module, keywords: Dict[str, Any]) -> None:
+    """Tell the checkpoint loader which shard is which rank's, where that is not the rank's own."""
+    for parameter in layer.parameters(recurse=False):
+        parameter.rank_ordering = keywords.get("rank_ordering")
 
 
 def _accept_later(layer: str, keywords: Dict[str, Any]) -> None:
@@ -258,6 +264,7 @@ class ColumnParallelLinear(BaseParallelLinear):
             self.bias = _sharded_parameter(
                 shard[:1], 0, stride, size, dtype, device, nn.init.zeros_
             )
+        _order_ranks(self, later)
 
     def forward(self, input: torch.Tensor, *_: Any) -> Output:
         self._refuse_padding_in_training()
@@ -346,6 +353,7 @@ class RowParallelLinear(BaseParallelLinear):
             self.bias = _replicated_bias(output_size, dtype, device)
         else:
             self.register_parameter("bias", None)
+        _order_ranks(self, later)
 
     def forward(self, input_: torch.Tensor, *_: Any) -> Output:
         self._refuse_padding_in_training()

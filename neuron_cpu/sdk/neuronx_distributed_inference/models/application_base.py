@@ -97,6 +97,8 @@ class NeuronApplicationBase(nn.Module):
         if config.neuron_config.lora_config is not None:
             _refuse_with_adapters(config.neuron_config)
             resolve(config.neuron_config.lora_config)
+        if getattr(config.neuron_config, "cp_degree", 1) > 1:
+            _refuse_with_context_parallelism(config)
         if config.neuron_config.enable_fused_speculation:
             check_fused(config)
         if config.neuron_config.is_medusa:
@@ -632,6 +634,36 @@ def _refuse_with_flash_decoding(neuron_config: NeuronConfig) -> None:
         raise NotImplementedError(
             "flash_decoding_enabled with padding_side='left' would put a prompt's tokens on other "
             "ranks than its positions say, expected padding_side='right'; pad on the right."
+        )
+
+
+def _refuse_with_context_parallelism(config: InferenceConfig) -> None:
+    """Refuse what a prompt in parts does not go with in NxDI, or is not modelled with."""
+    others = (
+        "flash_decoding_enabled",
+        "sequence_parallel_enabled",
+        "is_block_kv_layout",
+        "is_medusa",
+        "enable_fused_speculation",
+        "quantized",
+        "lora_config",
+    )
+    neuron_config = config.neuron_config
+    for name in others:
+        if getattr(neuron_config, name, False):
+            raise NotImplementedError(
+                f"cp_degree {neuron_config.cp_degree} meets {name}, expected it to be off; leave "
+                "one of them out."
+            )
+    heads, degree = config.num_key_value_heads, neuron_config.tp_degree
+    size = degree // neuron_config.cp_degree
+    if degree % heads or (size % heads and heads % size) or config.num_attention_heads % degree:
+        raise NotImplementedError(
+            f"cp_degree {neuron_config.cp_degree} has each rank decode with one of the KV heads "
+            f"that it has had in the prompt, expected a tp_degree that is a multiple of the "
+            f"{heads} KV heads and divides the {config.num_attention_heads} query heads, and "
+            f"groups of ranks that share them out, got {degree} ranks in groups of {size}; choose "
+            "other degrees."
         )
 
 

@@ -287,6 +287,7 @@ class NeuronConfig:
     def _set_parallelism(self, take: Callable[..., Any]) -> None:
         """Ranks, and what is written for them."""
         self.tp_degree = take("tp_degree", 1)
+        self._optional(take, "cp_degree", 1)
         self.pp_degree = take("pp_degree", 1)
         self.ep_degree = take("ep_degree", 1)
         world_size = take("world_size", None)
@@ -335,6 +336,12 @@ class NeuronConfig:
             raise IncompatibleConfigError(
                 "Speculative decoding is incompatible with asynchronous execution; "
                 "set async_mode or speculation_length, not both."
+            )
+        parts = getattr(self, "cp_degree", 1)
+        if parts < 1 or self.tp_degree % parts:
+            raise ValueError(
+                f"cp_degree is {parts}, expected a divisor of tp_degree {self.tp_degree}, whose "
+                "ranks it puts into groups; choose one of its divisors."
             )
         if self.padding_side not in ("right", "left"):
             raise ValueError(f"padding_side must be 'right' or 'left', got {self.padding_side!r}.")

@@ -26,6 +26,9 @@ from neuron_cpu.errors import CompileError
 
 from ..contract import ENVIRONMENT_VARIABLE
 from ..modules.async_execution import AsyncDecode
+from ..modules.attention.attention_process_groups import (
+    init_context_parallel_attention_process_groups,
+)
 from ..modules.autobucketing import chunk_buckets, generate_buckets, prefix_caching_buckets
 from ..modules.block_inputs import BlockArguments
 from ..modules.block_masks import chunk_mask, last_rows, prior_and_active
@@ -104,7 +107,8 @@ class NeuronBaseModel(nn.Module):
         if self.on_device_sampling:
             self.sampler = Sampler(config.neuron_config)
         manager = BlockKVCacheManager if self.is_block_kv_layout else KVCacheManager
-        rank = self.rank_util if self.flash_decoding_enabled else None
+        ranked = self.flash_decoding_enabled or getattr(config.neuron_config, "cp_degree", 1) > 1
+        rank = self.rank_util if ranked else None
         self.kv_mgr = manager(config, num_kv_head=self.num_key_value_heads, global_rank=rank)
 
     # -- masks -----------------------------------------------------------------------------------
@@ -252,6 +256,7 @@ class NeuronBaseModel(nn.Module):
         mask, active_mask = self._masks(
             attention_mask, active_mask, input_ids, prefill, speculation
         )
+        init_context_parallel_attention_process_groups(self.config)
         if self.flash_decoding_enabled:
             parallel_state.initialize_kv_group(self.num_cores_per_group)
             if not prefill:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import math
 from dataclasses import dataclass
-from typing import Any, Iterator, Optional, Tuple
+from typing import Any, Iterator, List, Optional, Tuple
 
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
@@ -17,6 +17,7 @@ from neuronx_distributed.parallel_layers.layers import SPMDRank
 from neuronx_distributed.parallel_layers.mappings import (
     _gather_along_dim,
     _reduce_scatter_along_dim,
+    gather_from_tensor_model_parallel_region_with_dim,
 )
 from neuronx_distributed.parallel_layers.utils import divide
 from neuronx_distributed.ranks import Group
@@ -25,11 +26,18 @@ from torch import nn
 from torch_neuronx.xla_impl.ops import nki_jit
 
 from ...contract import ENVIRONMENT_VARIABLE, contract
+from ...utils.distributed import get_cp_rank, split_along_dim
 from ..chunked_prefill.scheduler import TilePlan, tiles_as_cache
+from .attention_process_groups import (
+    get_context_parallel_attention_cp_group,
+    get_context_parallel_attention_tp_group,
+    init_context_parallel_attention_process_groups,
+)
 from .gqa import GroupQueryAttention_O, GroupQueryAttention_QKV
 from .utils import (
     apply_rotary_pos_emb,
     distributed_softmax,
+    get_context_parallel_reordered_tp_mapping,
     manual_softmax,
     move_heads_front,
     repeat_kv,
@@ -108,6 +116,7 @@ class NeuronAttentionBase(nn.Module):
         self.rotary_emb: Any = None
         self.o_proj: Any = None
         self.qkv_proj: Any = None
+        self.cp_degree = 1
         self._set_defaults()
         if config is not None:
             self._configure(config, **sizes)
@@ -176,6 +185,7 @@ class NeuronAttentionBase(nn.Module):
         self.padding_side = neuron_config.padding_side
         self.torch_dtype = neuron_config.torch_dtype
         self.tp_degree = neuron_config.tp_degree
+        self.cp_degree = getattr(neuron_config, "cp_degree", 1)
         self.fused_qkv = neuron_config.fused_qkv
         self.rpl_reduce_dtype = neuron_config.rpl_reduce_dtype
         if sequence_parallel_enabled is None:
@@ -192,19 +202,45 @@ class NeuronAttentionBase(nn.Module):
                 f"hidden_size must be divisible by num_heads (got hidden_size={self.hidden_size}, "
                 f"num_heads={self.num_attention_heads}, head_dim={self.head_dim})."
             )
+        group = self.tensor_model_parallel_group
+        if self.cp_degree > 1 and group is not None:
+            init_context_parallel_attention_process_groups(self.config)
+            order = get_context_parallel_reordered_tp_mapping(self.tp_degree, self.cp_degree)
+            prompt = get_context_parallel_attention_tp_group()
+            self.cte_qkv_proj, self.cte_o_proj = self._projections(prompt.size(), prompt)
+            self.tkg_qkv_proj, self.tkg_o_proj = self._projections(self.tp_degree, group, order)
+        else:
+            self.qkv_proj, self.o_proj = self._projections(self.tp_degree, group)
+        qkv_proj = self.get_qkv_proj()
+        shards = 1 if group is None else qkv_proj.tp_degree
+        self.num_heads = divide(qkv_proj.get_num_attention_heads(), shards)
+        self.num_key_value_heads = divide(qkv_proj.get_num_key_value_heads(), shards)
+        self.num_key_value_groups = self.num_heads // self.num_key_value_heads
+        if self.qk_layernorm:
+            self.q_layernorm = nn.LayerNorm(self.head_dim)
+            self.k_layernorm = nn.LayerNorm(self.head_dim)
+        self.attn_kernel_enabled = self.neuron_config.attn_kernel_enabled
+        self.k_cache_transposed = getattr(self.neuron_config, "k_cache_transposed", False)
+        self.is_prefix_caching = getattr(self.neuron_config, "is_prefix_caching", False)
+
+    def _projections(
+        self, tp_degree: int, group: Optional[Group], rank_ordering: Optional[List[int]] = None
+    ) -> Tuple[GroupQueryAttention_QKV, GroupQueryAttention_O]:
+        """Both projections over the ranks of a group."""
         common = dict(
             hidden_size=self.hidden_size,
             head_dim=self.head_dim,
             num_attention_heads=self.num_attention_heads,
             num_key_value_heads=self.num_key_value_heads,
-            tp_degree=self.tp_degree,
+            tp_degree=tp_degree,
             dtype=self.torch_dtype,
             sequence_parallel_enabled=self.sequence_parallel_enabled,
             sequence_dimension=self.sequence_dimension,
-            tensor_model_parallel_group=self.tensor_model_parallel_group,
+            tensor_model_parallel_group=group,
+            rank_ordering=rank_ordering,
         )
         named = self.qkv_bias or self.o_bias  # each by itself; else one word for both
-        self.qkv_proj = GroupQueryAttention_QKV(
+        qkv_proj = GroupQueryAttention_QKV(
             gather_output=False,
             bias=self.qkv_bias if named else self.bias,
             fused_qkv=self.fused_qkv,
@@ -213,23 +249,26 @@ class NeuronAttentionBase(nn.Module):
             qkv_kernel_enabled=self.neuron_config.qkv_kernel_enabled,
             **common,
         )
-        self.o_proj = GroupQueryAttention_O(
+        o_proj = GroupQueryAttention_O(
             input_is_parallel=True,
             bias=self.o_bias if named else self.bias,
             layer_name=self.o_proj_layer_name,
             rpl_reduce_dtype=self.rpl_reduce_dtype,
             **common,
         )
-        shards = 1 if self.tensor_model_parallel_group is None else self.tp_degree
-        self.num_heads = divide(self.qkv_proj.get_num_attention_heads(), shards)
-        self.num_key_value_heads = divide(self.qkv_proj.get_num_key_value_heads(), shards)
-        self.num_key_value_groups = self.num_heads // self.num_key_value_heads
-        if self.qk_layernorm:
-            self.q_layernorm = nn.LayerNorm(self.head_dim)
-            self.k_layernorm = nn.LayerNorm(self.head_dim)
-        self.attn_kernel_enabled = self.neuron_config.attn_kernel_enabled
-        self.k_cache_transposed = getattr(self.neuron_config, "k_cache_transposed", False)
-        self.is_prefix_caching = getattr(self.neuron_config, "is_prefix_caching", False)
+        return qkv_proj, o_proj
+
+    def get_qkv_proj(self) -> Any:
+        """The input projections of this sub-model: of a context-parallel prompt other ones."""
+        if self.qkv_proj is not None:
+            return self.qkv_proj
+        return self.cte_qkv_proj if self.neuron_config.is_prefill_stage else self.tkg_qkv_proj
+
+    def get_o_proj(self) -> Any:
+        """The output projection, likewise."""
+        if self.o_proj is not None:
+            return self.o_proj
+        return self.cte_o_proj if self.neuron_config.is_prefill_stage else self.tkg_o_proj
 
     def scaled_qk(
         self, Q: torch.Tensor, K: torch.Tensor, attention_mask: Optional[torch.Tensor]
@@ -256,8 +295,8 @@ class NeuronAttentionBase(nn.Module):
 
         Returns (Q, K, V, cos, sin), from NxDI 0.3 on with the residual behind them.
         """
-        del past_key_value
-        Q, K, V = self.qkv_proj(hidden_states, rmsnorm=rmsnorm, adapter_ids=adapter_ids)[:3]
+        projections = self.get_qkv_proj()
+        Q, K, V = projections(hidden_states, rmsnorm=rmsnorm, adapter_ids=adapter_ids)[:3]
         batch, length, _ = Q.shape  # the whole sequence, also under sequence parallelism
         layout = (batch, length)
         Q = move_heads_front(Q, *layout, self.num_heads, self.head_dim, self.q_layernorm)
@@ -267,6 +306,11 @@ class NeuronAttentionBase(nn.Module):
             if cos_cache is None or sin_cache is None:
                 cos_cache, sin_cache = self.rotary_emb(V, position_ids)
             Q, K = apply_rotary_pos_emb(Q, K, cos_cache, sin_cache)
+        if past_key_value is None and self.cp_degree > 1:
+            both, ranks = torch.stack([K, V]), get_context_parallel_attention_cp_group()
+            K, V = gather_from_tensor_model_parallel_region_with_dim(
+                both, gather_dim=3, process_group=ranks
+            )
         result = (Q, K, V, cos_cache, sin_cache)
         return (*result, residual) if self.contract.passes_residual else result
 
@@ -401,6 +445,17 @@ class NeuronAttentionBase(nn.Module):
         part = part + torch.matmul(active.to(Q.dtype), V)
         return _reduce_scatter_along_dim(part, 1, process_group=group)
 
+    def _own_part(
+        self, hidden: torch.Tensor, mask: torch.Tensor, places: torch.Tensor
+    ) -> Tuple[torch.Tensor, ...]:
+        """Context parallelism: this rank's part of a prompt, hidden states (B, S, H), the mask's
+        rows (B, 1, S, S) and positions (B, S)."""
+        if self.rank_util is None:
+            raise AssertionError("cp_degree needs ranks, got none; run it inside an application.")
+        own = get_cp_rank(self.rank_util.get_rank(), self.tp_degree // self.cp_degree)
+        parts = (hidden, 1), (mask, 2), (places, 1)
+        return tuple(split_along_dim(x, dim, own, self.cp_degree) for x, dim in parts)
+
     def forward(
         self,
         hidden_states: torch.Tensor,
@@ -424,6 +479,11 @@ class NeuronAttentionBase(nn.Module):
             )
         places = later.get("rotary_position_ids")  # where rows lie elsewhere than tokens stand
         places = position_ids if places is None else places
+        divided = past_key_value is None and self.cp_degree > 1
+        if divided:
+            hidden_states, attention_mask, places = self._own_part(
+                hidden_states, attention_mask, places
+            )
         Q, K, V, cos_cache, sin_cache = self.prep_qkv_tensors(
             places, hidden_states, past_key_value, adapter_ids, cos_cache, sin_cache, rmsnorm
         )[:5]
@@ -447,7 +507,11 @@ class NeuronAttentionBase(nn.Module):
                 Q, K, V, position_ids, past_key_value, attention_mask, active_mask
             )
         output = output.transpose(1, 2).reshape(batch, length, self.num_heads * self.head_dim)
-        output = self.o_proj(output, adapter_ids=adapter_ids)
+        output = self.get_o_proj()(output, adapter_ids=adapter_ids)
+        if divided:
+            output = gather_from_tensor_model_parallel_region_with_dim(
+                output, gather_dim=1, process_group=get_context_parallel_attention_cp_group()
+            )
         if self.contract.passes_residual:
             return NeuronAttentionBaseOutput(output, (K, V), cos_cache, sin_cache, residual)
         return output, (K, V), cos_cache, sin_cache

@@ -110,9 +110,11 @@ class BaseGroupQueryAttention(nn.Module):
         bias: bool = False,
         desired_sharding_strategy: Optional[GQA] = None,
         tensor_model_parallel_group: Optional[Group] = None,
+        rank_ordering: Optional[Sequence[int]] = None,
     ) -> None:
         super().__init__()
         self.contract = contract()
+        self.rank_ordering = rank_ordering
         if tensor_model_parallel_group is not None:
             self.tensor_model_parallel_group = tensor_model_parallel_group
         elif parallel_state.model_parallel_is_initialized():
@@ -150,9 +152,15 @@ class BaseGroupQueryAttention(nn.Module):
     def replace_prefixes(
         self, old_prefix: str, new_prefix: str, model_state_dict: StateDict
     ) -> None:
-        """Rename, in place, every key that contains `old_prefix`."""
+        """Rename, in place, every key that contains `old_prefix`.
+
+        Of the prompts' projections under context parallelism, whose names begin with "cte_", the
+        old keys stay: those of decode steps take them, too.
+        """
+        stays = ".cte_" in new_prefix
         for key in [key for key in model_state_dict if old_prefix in key]:
-            model_state_dict[key.replace(old_prefix, new_prefix)] = model_state_dict.pop(key)
+            tensor = model_state_dict[key] if stays else model_state_dict.pop(key)
+            model_state_dict[key.replace(old_prefix, new_prefix)] = tensor
 
     def _pad_queries(self, tensor: Optional[torch.Tensor]) -> Optional[torch.Tensor]:
         """Full query rows with the zero heads where the strategy wants them."""
@@ -202,6 +210,7 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         tensor_model_parallel_group: Optional[Group] = None,
         rms_norm_eps: Optional[float] = None,
         qkv_kernel_enabled: bool = False,
+        rank_ordering: Optional[Sequence[int]] = None,
         **_later: Any,
     ) -> None:
         super().__init__(
@@ -214,6 +223,7 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
             bias,
             desired_sharding_strategy,
             tensor_model_parallel_group,
+            rank_ordering,
         )
         if fused_qkv and gather_output:
             raise ValueError(
@@ -248,6 +258,7 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
             gather_output=self.gather_output,
             dtype=self.dtype,
             tensor_model_parallel_group=self.tensor_model_parallel_group,
+            rank_ordering=self.rank_ordering,
         )
 
     def _tag_fused(self, parameter: torch.Tensor) -> None:
@@ -361,6 +372,7 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
         sequence_dimension: Optional[int] = None,
         tensor_model_parallel_group: Optional[Group] = None,
         rpl_reduce_dtype: Optional[torch.dtype] = None,
+        rank_ordering: Optional[Sequence[int]] = None,
         **_later: Any,
     ) -> None:
         super().__init__(
@@ -373,6 +385,7 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
             bias,
             desired_sharding_strategy,
             tensor_model_parallel_group,
+            rank_ordering,
         )
         self.layer_name = layer_name
         self.input_is_parallel = input_is_parallel
@@ -393,6 +406,7 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
                 sequence_dimension=sequence_dimension,
                 tensor_model_parallel_group=self.tensor_model_parallel_group,
                 reduce_dtype=rpl_reduce_dtype,
+                rank_ordering=rank_ordering,
             )
 
     def forward(
@@ -406,9 +420,9 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
         module, _, _ = prefix.rpartition(".weight")  # ....self_attn.o_proj
         parent = module.rpartition(".")[0]
         for kind in ("weight", "bias", "scale"):
-            old = f"{parent}.{self.layer_name}.{kind}"
+            old, new = f"{parent}.{self.layer_name}.{kind}", f"{module}.o_proj.{kind}"
             if old in model_state_dict:
-                model_state_dict[f"{module}.o_proj.{kind}"] = model_state_dict.pop(old)
+                self.replace_prefixes(old, new, model_state_dict)
         key = f"{module}.o_proj.weight"
         if key in model_state_dict:
             padded = self._pad_queries(model_state_dict[key].t())

@@ -17,6 +17,7 @@ from neuronx_distributed.quantization.quantize import direct_cast_quantize
 from torch import nn
 
 from ..attention.gqa import determine_sharding_strategy, get_shardable_head_counts
+from ..attention.utils import get_kv_head_indices_context_parallel_full_tp_decode
 from ..flashdecode.utils import get_cache_size, owned
 
 _QUANTIZED_DTYPE = torch.float8_e4m3fn
@@ -37,9 +38,11 @@ class KVCacheManager(nn.Module):
         self.flash_decoding_enabled = neuron_config.flash_decoding_enabled
         self.num_cores_per_group = config.num_cores_per_group
         self.global_rank = global_rank
-        if self.flash_decoding_enabled and global_rank is None:
+        self.tp_degree = neuron_config.tp_degree
+        self.cp_degree = getattr(neuron_config, "cp_degree", 1)
+        if (self.flash_decoding_enabled or self.cp_degree > 1) and global_rank is None:
             raise AssertionError(
-                "A cache under flash_decoding_enabled belongs to one rank of a group, expected "
+                "A cache under flash_decoding_enabled or cp_degree belongs to one rank, expected "
                 "global_rank, an SPMDRank; pass the model's rank_util."
             )
         self.padding_side = neuron_config.padding_side
@@ -122,6 +125,8 @@ class KVCacheManager(nn.Module):
         else:
             caches = list(kvcache_buffer[idx])
         views = [self._keys(caches[0]), caches[1]]
+        if is_for_context_encoding and self.cp_degree > 1:
+            kv_per_layer = self._decoded_heads(kv_per_layer)
         if self.flash_decoding_enabled:
             kv_per_layer, position_ids = self._own_share(
                 kv_per_layer, position_ids, is_for_context_encoding
@@ -152,6 +157,14 @@ class KVCacheManager(nn.Module):
             region.index_copy_(0, seq_ids.long(), new)
         else:
             region[: new.shape[0]].copy_(new)
+
+    def _decoded_heads(self, kv_per_layer: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        """Context parallelism: of the heads of a prompt (B, H, S, D) the one that this rank decodes
+        with."""
+        degrees = self.num_kv_head, self.tp_degree, self.cp_degree
+        heads = get_kv_head_indices_context_parallel_full_tp_decode(*degrees)
+        own = heads[self.global_rank.get_rank().long()]
+        return [tensor.index_select(1, own) for tensor in kv_per_layer]
 
     def _own_share(
         self, kv_per_layer: Sequence[torch.Tensor], position_ids: torch.Tensor, prefill: bool
