@@ -12,7 +12,7 @@ _NEURON_CONFIG = (
     "batch_size padding_side seq_len max_context_length torch_dtype rpl_reduce_dtype "
     "output_logits vocab_parallel fused_qkv sequence_parallel_enabled flash_decoding_enabled "
     "enable_bucketing "
-    "context_encoding_buckets token_generation_buckets tp_degree is_continuous_batching "
+    "context_encoding_buckets token_generation_buckets tp_degree cp_degree is_continuous_batching "
     "ctx_batch_size apply_seq_ids_mask async_mode"
 )
 
@@ -284,6 +284,7 @@ class Settings:
     fused_qkv: bool
     sequence_parallel_enabled: bool
     flash_decoding_enabled: bool
+    cp_degree: Optional[int]
     enable_bucketing: bool
     context_encoding_buckets: Optional[list[int]]
     token_generation_buckets: Optional[list[int]]

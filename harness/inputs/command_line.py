@@ -557,6 +557,11 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--tp-degree", **whole, help="ranks to shard over (default: 2 where it divides the heads)"
     )
+    group.add_argument(
+        "--cp-degree",
+        **whole,
+        help="parts of a prompt, each attended to by tp / cp of the ranks (NxDI 0.4 and later)",
+    )
 
 
 def _add_quantisation_arguments(parser: argparse.ArgumentParser) -> None:
@@ -843,17 +848,30 @@ def _check_sequence(settings: Settings) -> None:
                 f"--sequence-parallel-enabled works with right padding and a whole vocabulary, got "
                 f"{flag}; leave one of them out."
             )
-    others = {
-        "--padding-side left": settings.padding_side == "left",
+    graphs = {
         "a cache of blocks": settings.blocks is not None,
         "--is-medusa or fused speculation": settings.speculation is not None
         and (settings.speculation.method == "medusa" or settings.speculation.fused),
     }
+    others = {"--padding-side left": settings.padding_side == "left", **graphs}
     for flag, given in others.items():
         if settings.flash_decoding_enabled and given:
             raise UserError(
                 f"--flash-decoding-enabled puts positions of the cache on several ranks and does "
                 f"not go with {flag}; leave one of them out."
+            )
+    others = {
+        "--flash-decoding-enabled": settings.flash_decoding_enabled,
+        "--sequence-parallel-enabled": settings.sequence_parallel_enabled,
+        "quantised weights": settings.quantized,
+        "adapters": settings.adapters is not None,
+        **graphs,
+    }
+    for flag, given in others.items():
+        if (settings.cp_degree or 1) > 1 and given:
+            raise UserError(
+                f"--cp-degree gives groups of ranks parts of a prompt and does not go with {flag}; "
+                "leave one of them out."
             )
 
 

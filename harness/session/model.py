@@ -141,6 +141,7 @@ def _check_fields(neuron_config: Any, settings: dict[str, Any]) -> None:
     """Refuse what this version of NxDI would ignore, but for a warning."""
     flags = {
         "apply_seq_ids_mask": "--apply-seq-ids-mask",
+        "cp_degree": "--cp-degree",
         "is_prefix_caching": "--is-prefix-caching",
         "async_mode": "--async-mode",
         "modules_to_not_convert": "--modules-to-not-convert-file",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from types import SimpleNamespace
 
 import pytest
 import torch
+from neuronx_distributed.parallel_layers import parallel_state
+from neuronx_distributed.parallel_layers.mappings import _gather_along_dim
 from neuronx_distributed.ranks import Group, RankPool, rank_context
 from neuronx_distributed_inference.models.llama import modeling_llama
 from neuronx_distributed_inference.modules.attention import attention_process_groups as groups
@@ -67,3 +70,74 @@ def test_text_is_that_of_hugging_face(
     got = generate(app, PROMPTS, 7)
     for row, prompt in enumerate(PROMPTS):
         assert got[row].tolist() == reference(model, prompt, 7)[0].tolist()
+
+
+def test_groups_of_ranks():
+    """Those of a part split the heads, those with the same place in it have the same ones."""
+    assert groups.get_tp_cp_group_mesh(8, 4) == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    assert groups.get_cp_group_mesh(8, 4) == [[0, 2, 4, 6], [1, 3, 5, 7]]
+    config = SimpleNamespace(neuron_config=SimpleNamespace(cp_degree=4))
+    pool = RankPool(8)
+
+    def meet():
+        groups.init_context_parallel_attention_process_groups(config)
+        both = (
+            groups.get_context_parallel_attention_tp_group(),
+            (groups.get_context_parallel_attention_cp_group()),
+        )
+        own = parallel_state.get_tensor_model_parallel_group().rank()
+        mine = torch.tensor([own])
+        return [_gather_along_dim(mine, 0, group).tolist() for group in both]
+
+    met = pool.run([meet] * 8)
+    pool.close()
+    assert met[5] == [[4, 5], [1, 3, 5, 7]] and met[2] == [[2, 3], [0, 2, 4, 6]]
+
+
+def test_groups_that_nobody_made():
+    with rank_context(Group(0, 2)), pytest.raises(AssertionError, match="expected init_context"):
+        groups.get_context_parallel_attention_cp_group()
+
+
+@pytest.mark.parametrize(
+    ("kv", "tp", "cp"), [(4, 4, 2), (2, 8, 2), (8, 8, 8), (2, 8, 8), (8, 16, 4)]
+)
+def test_a_rank_decodes_with_a_head_of_its_prompt(kv, tp, cp):
+    size = tp // cp
+    order = get_context_parallel_reordered_tp_mapping(tp, cp)
+    kept = get_kv_head_indices_context_parallel_full_tp_decode(kv, tp, cp)
+    assert sorted(order) == list(range(tp))
+    of_prompt = [[head * kv // max(kv, size) for head in range(max(kv, size))]] * cp
+    for rank in range(tp):
+        place, each = rank % size, max(kv, size) // size
+        heads = of_prompt[rank // size][place * each : (place + 1) * each]
+        assert heads[kept[rank]] == order[rank] * kv // tp
+
+
+def test_fewer_ranks_than_heads():
+    with pytest.raises(AssertionError, match="8 KV heads needs as many ranks"):
+        get_kv_head_indices_context_parallel_full_tp_decode(8, 4, 2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (dict(cp_degree=3), "expected a divisor of tp_degree 4"),
+        (dict(cp_degree=0), "expected a divisor of tp_degree 4"),
+        (dict(sequence_parallel_enabled=True), "meets sequence_parallel_enabled"),
+        (dict(flash_decoding_enabled=True), "meets flash_decoding_enabled"),
+        (dict(tp_degree=16, cp_degree=2), "divides the 8 query heads, .* got 16 ranks"),
+        (dict(max_context_length=31), "31 tokens, expected a multiple of cp_degree 2"),
+    ],
+)
+def test_what_it_does_not_go_with(tiny_llama, changes, told):
+    _, folder = tiny_llama(**SHAPE)
+    with pytest.raises(Exception, match=told):
+        build(modeling_llama, folder, **changes)
+
+
+def test_versions_without_it_have_no_such_field(tiny_llama, monkeypatch):
+    monkeypatch.setenv("NEURON_CPU_NXDI", "0.3")
+    config = modeling_llama.LlamaInferenceConfig.get_neuron_config_cls()(tp_degree=4, cp_degree=2)
+    with pytest.raises(AttributeError, match="expected only in 0.4 or later"):
+        _ = config.cp_degree

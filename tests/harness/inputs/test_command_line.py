@@ -59,6 +59,8 @@ def test_argument_errors_are_one_line_and_status_2(arguments, capsys) -> None:
         ("--sequence-parallel-enabled", "--padding-side", "left"),
         ("--sequence-parallel-enabled", "--vocab-parallel"),
         ("--flash-decoding-enabled", "--padding-side", "left"),
+        ("--cp-degree", "2", "--flash-decoding-enabled"),
+        ("--cp-degree", "2", "--sequence-parallel-enabled"),
         ("--ctx-batch-size", "2"),
         ("--apply-seq-ids-mask",),
         ("--async-mode",),
