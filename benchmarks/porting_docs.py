@@ -4,8 +4,9 @@
 
 Traces the kernels of llama.py and of llama_nki.py for one rank at tensor-parallel degree 2 and
 schedules them with the cost model: estimated, nothing is measured. The first two columns are for
-comparison: the same DMA rates and the same compiler that rearranges; the others are those that
-today's SDK has. Of trn2 and trn3 a kernel runs on one physical core; they are uncalibrated.
+comparison, with a compiler that rearranges for both; today's leaves kernels in the order in which
+they are written, as the others have it. Of trn2 and trn3 a kernel runs on one physical core; they
+are uncalibrated.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch  # noqa: E402
 import llama  # noqa: E402
 import llama_nki  # noqa: E402
 from neuron_cpu.core.device import target  # noqa: E402
-from neuron_cpu.core.time import cost, schedule  # noqa: E402
+from neuron_cpu.core.time import schedule  # noqa: E402
 
 PAGE = ROOT / "docs" / "porting.md"
 BEGIN, END = "<!-- times: begin -->\n", "\n<!-- times: end -->"
@@ -71,14 +72,14 @@ def times(name: str) -> dict[str, list[float]]:
     """µs by kernel: of either file on trn1 alike, then of llama_nki.py on each chip of today."""
     found: dict[str, list[float]] = {}
     before = os.environ.get(target.ENVIRONMENT_VARIABLE)
-    alike = cost.DEFAULT_PROFILE, schedule.COMPILER_ORDER
+    alike = schedule.COMPILER_ORDER
     columns = [("trn1", module, alike) for module in (llama, llama_nki)]
-    columns += [(chip, llama_nki, (None, None)) for chip in CHIPS]
+    columns += [(chip, llama_nki, None) for chip in CHIPS]
     try:
-        for chip, module, ways in columns:
+        for chip, module, order in columns:
             os.environ[target.ENVIRONMENT_VARIABLE] = chip
             for kernel, function, arguments in calls(module, SIZES[name]):
-                total = schedule.schedule(function.trace(*arguments), *ways).total / 1e3
+                total = schedule.schedule(function.trace(*arguments), order=order).total / 1e3
                 found.setdefault(kernel, []).append(total)
     finally:
         os.environ.pop(target.ENVIRONMENT_VARIABLE)

@@ -85,17 +85,13 @@ def _write_template(folder: Path, names: list[str]) -> int:
 
 
 def _judge(args: argparse.Namespace, names: list[str]) -> int:
-    from ..core.time.cost import DEFAULT_PROFILE
     from ..judge.verdict import Settings
     from ..limits import Limits, has_landlock
     from ..suite import score
     from ..suite.strangers import Judging
 
     console = terminal.output(kernels.PIPED_WIDTH)
-    settings = Settings(
-        seeds=tuple(dict.fromkeys(args.seed or (0,))),
-        dma_profile=DEFAULT_PROFILE,  # the same for answers in either language
-    )
+    settings = Settings(seeds=tuple(dict.fromkeys(args.seed or (0,))))
     bounds = Limits(int(args.memory_limit * 2**30), args.cpu_limit, args.time_limit)
     judging = Judging(
         args.folder, settings, bounds, args.jobs or max(1, (os.cpu_count() or 1) // 2)
@@ -124,7 +120,7 @@ def _judge(args: argparse.Namespace, names: list[str]) -> int:
             "--case 'ARGUMENTS'"
         )
     terminal.print_table(console, score.score_table(found))
-    console.print(judged.estimate_line(DEFAULT_PROFILE))
+    console.print(judged.estimate_line(settings))
     if args.json:
         content = {"score": found, "answers": [one.to_json() for one in outcomes]}
         args.json.write_text(json.dumps(content, indent=1))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import json
 import warnings
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,6 @@ def refuse_alone(args: argparse.Namespace) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Judge, print, write; 1 where a case is illegal or wrong."""
-    from ..core.time.schedule import usual_profile
     from ..judge import tables
     from ..page.write import as_table
 
@@ -99,7 +97,6 @@ def run(args: argparse.Namespace) -> int:
     reference = load_reference(args)
     kernel = kernels.load_kernel(args.kernel)
     cases = [one.resolved(kernels.objects(args.kernel)) for one in cases]
-    settings = replace(settings, dma_profile=usual_profile(kernel.today))  # the baseline's, too
     verdicts = _judged(kernel, args.kernel, reference, cases, settings)
     console = terminal.output(kernels.PIPED_WIDTH)
     table = tables.verdict_table(verdicts, tables.title(args.kernel, reference, settings))
@@ -117,7 +114,7 @@ def run(args: argparse.Namespace) -> int:
         content["baseline"] = _beside(
             console, args, kernel, reference, cases, settings, verdicts, shown
         )
-    console.print(estimate_line(settings.dma_profile))
+    console.print(estimate_line(settings))
     if args.json:
         args.json.write_text(json.dumps(content, indent=1))
         console.print(f"figures: {args.json}")
@@ -127,11 +124,11 @@ def run(args: argparse.Namespace) -> int:
     return 0 if content["passed"] else 1
 
 
-def estimate_line(dma_profile: str) -> str:
+def estimate_line(settings: Any) -> str:
     """What stands below every table with estimated times."""
     from ..core.report.tables import estimate_note
 
-    return f"Times: {estimate_note(dma_profile)}."
+    return f"Times: {estimate_note(settings.dma_profile)}."
 
 
 def _judged(kernel: Any, target: str, reference: Any, cases: list, settings: Any) -> list:

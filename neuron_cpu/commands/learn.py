@@ -121,8 +121,7 @@ def _check(console: Any, book: Workbook, lesson: Lesson, seconds: int) -> int:
 
 def _show_verdicts(console: Any, verdicts: list, lesson: Lesson) -> None:
     """A row a case, and why the first one fails, or what bounds the timed one."""
-    from ..core.time.schedule import usual_profile
-    from ..judge import tables
+    from ..judge import exercises, tables
     from . import judged
 
     terminal.print_table(console, tables.brief_table(verdicts), (), "arguments")
@@ -132,7 +131,7 @@ def _show_verdicts(console: Any, verdicts: list, lesson: Lesson) -> None:
     for line in (said, *pointers(said, besides=lesson)):
         _say(console, line)
     if any(one.speed for one in verdicts):
-        _say(console, judged.estimate_line(usual_profile(today=False)))
+        _say(console, judged.estimate_line(exercises.SETTINGS))
 
 
 def _command(lesson: Lesson) -> str:

@@ -24,7 +24,7 @@ def declare(parser: argparse.ArgumentParser) -> None:
     kernels.declare_time_limit(parser)
     parser.add_argument(
         "--dma-profile",
-        help="how DMA is timed (default: sdk2.21 for neuronxcc.nki, sdk2.25 for nki)",
+        help="how DMA is timed (default: the calibrated one)",
     )
     parser.add_argument(
         "--schedule",
@@ -58,17 +58,16 @@ def run(args: argparse.Namespace) -> int:
     """Trace, schedule, print; write what the command line asks for."""
     from ..core.report import report, tables
     from ..core.time import cost
-    from ..core.time.schedule import check_order, schedules, usual_profile
+    from ..core.time.schedule import check_order, schedules
 
     if args.arrows is not None and not args.trace:
         raise UsageError("--arrows without a trace, expected --trace PATH; add it.")
-    if args.dma_profile:
-        cost.dma_profile(args.dma_profile)
+    name = args.dma_profile or cost.DEFAULT_PROFILE
+    cost.dma_profile(name)
     if args.schedule:
         check_order(args.schedule)
     with kernels.bounded(args):
         program = kernels.trace(kernels.load_kernel(args.kernel), args)
-    name = args.dma_profile or usual_profile(program.today)
     by_profile = schedules(program, (name, *cost.RELEASES), args.schedule)
     found = by_profile[name]
     summary = report.profile(found)
@@ -83,7 +82,7 @@ def run(args: argparse.Namespace) -> int:
         console.print(line)
     runs = [(kernels.label(args.kernel), found)]
     if args.baseline:
-        runs.append((kernels.label(args.baseline, args.kernel), _baseline(args)))
+        runs.append((kernels.label(args.baseline, args.kernel), _baseline(args, name)))
         ratio = runs[1][1].total / found.total
         time = tables.microseconds(runs[1][1].total)
         console.print(f"{ratio:.2f} times as fast as {args.baseline}, which takes {time} µs")
@@ -91,14 +90,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _baseline(args: argparse.Namespace) -> Any:
+def _baseline(args: argparse.Namespace, profile: str) -> Any:
     """The schedule of --baseline with the arguments of the kernel."""
     from ..core.time.schedule import schedule
 
     other = argparse.Namespace(**(vars(args) | {"kernel": args.baseline}))
     with kernels.bounded(args):
         program = kernels.trace(kernels.load_kernel(args.baseline), other)
-    return schedule(program, args.dma_profile, args.schedule)
+    return schedule(program, profile, args.schedule)
 
 
 def _write(args: argparse.Namespace, console: Any, runs: list, figures: dict[str, Any]) -> None:

@@ -143,7 +143,7 @@ def _print(
     console: Any, args: argparse.Namespace, names: dict, now: Any, work: Any, found: list
 ) -> None:
     """The front, how many points fell away and why, and the files of all of them."""
-    from ..core.time.schedule import usual_profile
+    from ..judge.verdict import Settings
     from ..tune import earlier, plot, tables
 
     trials = work.trials
@@ -156,7 +156,7 @@ def _print(
     console.print(f"{len(trials)} points tried: {kinds or 'none'}; {ran}.")
     for reason, count in tables.reasons(trials):
         console.print(f"{count} times: {reason}")
-    console.print(judged.estimate_line(usual_profile(kernels.load_kernel(args.kernel).today)))
+    console.print(judged.estimate_line(Settings()))
     if args.json:
         content = {
             "kernel": args.kernel,

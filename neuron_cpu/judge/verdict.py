@@ -19,6 +19,7 @@ from ..core.program import regions
 from ..core.report import report
 from ..core.run import compare
 from ..core.run.execute import Plan
+from ..core.time import cost
 from ..core.time.schedule import schedule
 from . import accuracy
 from .cases import KINDS, NAN, Case
@@ -36,7 +37,7 @@ class Settings:
         tolerance: largest accepted error; by the types where None (`accuracy.TOLERANCES`).
         nan: "any": where the reference is NaN nothing is asked. "same": NaN is asked for exactly
             there, and NaN is among the inputs, too.
-        dma_profile, order: of the estimate, None for the usual ones of the kernel's language.
+        dma_profile, order: of the estimate; without an order, that of the kernel's language.
     """
 
     grid: tuple[int, ...] = ()
@@ -44,7 +45,7 @@ class Settings:
     seeds: tuple[int, ...] = (0,)
     tolerance: Optional[float] = None
     nan: str = "any"
-    dma_profile: Optional[str] = None
+    dma_profile: str = cost.DEFAULT_PROFILE
     order: Optional[str] = None
 
     def trials(self) -> list[tuple[str, int]]:
@@ -377,7 +378,7 @@ def speed(program: Program, settings: Settings) -> Speed:
         roofline_side=side,
         macs=program.macs,
         sbuf_bytes=int(figures["sbuf_high_water_bytes"]),
-        dma_profile=found.profile,
+        dma_profile=settings.dma_profile,
     )
 
 

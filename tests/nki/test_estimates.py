@@ -10,7 +10,6 @@ import pytest
 from neuronxcc.nki import jit as jit_2_21
 from neuronxcc.nki import language as nl_2_21
 
-from neuron_cpu.core.time.cost import DEFAULT_PROFILE, TODAY_PROFILE
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, PROGRAM_ORDER, schedule
 
 LINKS = 8
@@ -36,14 +35,11 @@ def test_writing_two_chains_side_by_side_pays() -> None:
     programs = {beside: two_chains.trace(x, beside) for beside in (True, False)}
     times = {beside: schedule(program) for beside, program in programs.items()}
     assert {one.order for one in times.values()} == {PROGRAM_ORDER}
-    assert {one.profile for one in times.values()} == {TODAY_PROFILE}
     assert times[True].total < 0.8 * times[False].total
     asked = {
-        beside: schedule(program, DEFAULT_PROFILE, COMPILER_ORDER)
-        for beside, program in programs.items()
+        beside: schedule(program, order=COMPILER_ORDER) for beside, program in programs.items()
     }
     assert asked[True].total == pytest.approx(asked[False].total, rel=0.02)
-    assert {one.profile for one in asked.values()} == {DEFAULT_PROFILE}
 
 
 def test_the_other_language_is_rearranged() -> None:
@@ -54,7 +50,7 @@ def test_the_other_language_is_rearranged() -> None:
         return out
 
     found = schedule(kernel.trace(np.zeros((128, 64), np.float32)))
-    assert (found.order, found.profile) == (COMPILER_ORDER, DEFAULT_PROFILE)
+    assert found.order == COMPILER_ORDER
 
 
 @pytest.mark.parametrize("columns", [1, 16, 48])

@@ -17,7 +17,6 @@ import nki.language as nl
 import numpy as np
 import pytest
 
-from neuron_cpu.core.time.cost import DEFAULT_PROFILE
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, schedule
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "porting.md"
@@ -100,7 +99,7 @@ def test_both_sides_agree(name):
 def test_both_sides_take_the_same_time(name):
     """Under one profile, rearranged by one compiler."""
     times = [
-        schedule(kernel(side, body).trace(*inputs()), DEFAULT_PROFILE, COMPILER_ORDER).total
+        schedule(kernel(side, body).trace(*inputs()), order=COMPILER_ORDER).total
         for side, body in zip(("old", "current"), PAIRS[name])
     ]
     assert abs(times[1] / times[0] - 1) < 0.03

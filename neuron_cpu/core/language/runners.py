@@ -70,7 +70,7 @@ class TimedKernel:
         benchmark_result: of the latest call, None before it.
     """
 
-    def __init__(self, kernel: Any, trace_path: Path | None, dma_profile: str | None) -> None:
+    def __init__(self, kernel: Any, trace_path: Path | None, dma_profile: str) -> None:
         self.kernel = kernel if isinstance(kernel, Kernel) else Kernel(kernel)
         self.trace_path, self.dma_profile = trace_path, dma_profile
         self.benchmark_result: BenchmarkResult | None = None
@@ -91,7 +91,7 @@ class TimedKernel:
         where = f"; trace for ui.perfetto.dev: {self.trace_path}" if self.trace_path else ""
         print(
             f"{self.kernel.name}: {time:.2f} µs (estimated, not measured; DMA profile "
-            f"{found.profile}){where}",
+            f"{self.dma_profile}){where}",
             file=sys.stderr,
         )
 
@@ -103,7 +103,7 @@ def benchmark(
     save_neff_name: str | None = None,
     save_trace_name: str | None = None,
     additional_compile_opt: str = "",
-    dma_profile: str | None = None,
+    dma_profile: str = cost.DEFAULT_PROFILE,
 ) -> Any:
     """Decorator: calls estimate the latency and leave it in ``kernel.benchmark_result``.
 
@@ -122,8 +122,7 @@ def benchmark(
             f"nki.benchmark got save_trace_name with save_neff_name={save_neff_name!r}, expected "
             "'file.neff' as the SDK does; pass save_neff_name='file.neff'",
         )
-    if dma_profile is not None:
-        cost.dma_profile(dma_profile)
+    cost.dma_profile(dma_profile)
     path = None if save_trace_name is None else Path(save_trace_name)
     if kernel is None:
         return lambda function: TimedKernel(function, path, dma_profile)
@@ -138,7 +137,7 @@ def profile(
     additional_compile_opt: str = "",
     overwrite: bool = False,
     profile_nth: int = 1,
-    dma_profile: str | None = None,
+    dma_profile: str = cost.DEFAULT_PROFILE,
 ) -> Any:
     """Decorator: calls write an estimated profile into ``working_directory`` (absolute path).
 
@@ -151,8 +150,7 @@ def profile(
             f"nki.profile got working_directory={working_directory!r}, expected an absolute path; "
             "pass one",
         )
-    if dma_profile is not None:
-        cost.dma_profile(dma_profile)
+    cost.dma_profile(dma_profile)
     path = Path(working_directory) / f"{save_trace_name}.json"
     if path.exists() and not overwrite:
         raise refuse(

@@ -95,7 +95,6 @@ PROFILES = {
     )
 }
 DEFAULT_PROFILE = "sdk2.21"  # the contest's SDK
-TODAY_PROFILE = "sdk2.25"  # of kernels in a language that came with SDK 2.29
 RELEASES = tuple(name for name in PROFILES if name.startswith("sdk"))
 APART = 0.10  # reports show the other releases' times where they differ by more
 

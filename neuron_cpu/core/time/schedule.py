@@ -454,11 +454,6 @@ def check_order(order: str) -> None:
         )
 
 
-def usual_profile(today: bool) -> str:
-    """The DMA profile of the SDK that kernels of a language are compiled with."""
-    return cost.TODAY_PROFILE if today else cost.DEFAULT_PROFILE
-
-
 def usual_order(today: bool) -> str:
     """The order that the compiler of a language leaves its kernels in.
 
@@ -469,11 +464,13 @@ def usual_order(today: bool) -> str:
     return PROGRAM_ORDER if today else COMPILER_ORDER
 
 
-def schedule(program: Program, profile: str | None = None, order: str | None = None) -> Schedule:
+def schedule(
+    program: Program, profile: str = cost.DEFAULT_PROFILE, order: str | None = None
+) -> Schedule:
     """Simulate one run of ``program`` on the generation that it was traced for.
 
     Args:
-        profile: name of a DMA profile (``cost.PROFILES``), None for the usual one.
+        profile: name of a DMA profile (``cost.PROFILES``).
         order: one of ``ORDERS``: ``compiler`` lowers the program (lower.py) and lets engines leave
             program order; ``program-order`` issues what the kernel wrote as it wrote it, which is
             all that a kernel with ``no_reorder`` allows. None for the usual one.
@@ -481,7 +478,6 @@ def schedule(program: Program, profile: str | None = None, order: str | None = N
     Raises:
         NkiError: for an unknown profile or order.
     """
-    profile = profile or usual_profile(program.today)
     return schedules(program, (profile,), order)[profile]
 
 
