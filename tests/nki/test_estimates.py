@@ -12,7 +12,7 @@ from neuronxcc.nki import language as nl_2_21
 
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, PROGRAM_ORDER, schedule
 
-LINKS = 8
+LINKS = 32
 
 
 @nki.jit
