@@ -51,6 +51,7 @@ from neuronx_distributed.parallel_layers.layers import (
     ColumnParallelLinear,
     ParallelEmbedding,
     RowParallelLinear,
+    SPMDRank,
 )
 from neuronx_distributed.parallel_layers.mappings import (
     _reduce_scatter_along_dim,
@@ -3071,6 +3072,8 @@ class LlamaInferenceConfig(InferenceConfig):
             )
         if neuron_config.flash_decoding_enabled:
             self.num_cores_per_group = self.cores_of_a_kv_head()
+        if parts_of_prompt(self) > 1:
+            self.check_parts_of_prompt()
         if getattr(self, "use_sliding_window", False):  # Qwen's
             raise ValueError(
                 "use_sliding_window gives some layers a window and others none, expected False; no "
@@ -3114,6 +3117,29 @@ class LlamaInferenceConfig(InferenceConfig):
             )
         return calculate_num_cores_per_group(heads, kv, tp)
 
+    def check_parts_of_prompt(self) -> None:
+        """Context parallelism: a rank decodes with one of the KV heads that it has in prompts."""
+        neuron_config, kv = self.neuron_config, self.num_key_value_heads
+        for name in (
+            "flash_decoding_enabled",
+            "sequence_parallel_enabled",
+            "quantized",
+            "lora_config",
+        ):
+            if getattr(neuron_config, name):
+                raise ValueError(
+                    f"cp_degree {neuron_config.cp_degree} gives groups of ranks parts of a prompt, "
+                    f"expected no {name}; leave one of them out."
+                )
+        tp, heads = neuron_config.tp_degree, self.num_attention_heads
+        ranks = tp // neuron_config.cp_degree
+        if tp % kv or heads % tp or (ranks % kv and kv % ranks):
+            raise ValueError(
+                f"cp_degree {neuron_config.cp_degree} takes a degree that is a multiple of the "
+                f"{kv} KV heads and divides the {heads} query heads, and groups of ranks that "
+                f"share out the KV heads, got {tp} ranks in groups of {ranks}; choose others."
+            )
+
     def get_required_attributes(self) -> List[str]:
         return [
             "hidden_size", "num_attention_heads", "num_hidden_layers", "num_key_value_heads",
@@ -3144,8 +3170,9 @@ class Sizes(NamedTuple):
     vocabulary: int
 
     @classmethod
-    def of(cls, config: InferenceConfig) -> Sizes:
-        tp = config.neuron_config.tp_degree
+    def of(cls, config: InferenceConfig, ranks: Optional[int] = None) -> Sizes:
+        """Of as many ranks as split the heads, all by default."""
+        tp = ranks or config.neuron_config.tp_degree
         heads, kv = config.num_attention_heads, config.num_key_value_heads
         for name in ("intermediate_size", "vocab_size"):
             size = getattr(config, name)
@@ -3229,6 +3256,11 @@ def adapter_targets(config: InferenceConfig) -> Set[str]:
         return set()
     paths = config.neuron_config.lora_config.lora_ckpt_paths
     return {name for path in paths.values() for name in peft_config(path)["target_modules"]}
+
+
+def parts_of_prompt(config: InferenceConfig) -> int:
+    """Context parallelism: parts of a prompt, each with a group of ranks of its own; 1 without."""
+    return getattr(config.neuron_config, "cp_degree", 1)
 
 
 def is_sequence_parallel(config: InferenceConfig) -> bool:
@@ -3347,8 +3379,11 @@ class KernelRows(ColumnParallelLinear):
     the ranks' one after another, whichever way the product itself is parallel.
     """
 
-    def __init__(self, n: int, tp_degree: int, dtype: torch.dtype, rows: int = 1) -> None:
-        super().__init__(n, rows * tp_degree, bias=False, gather_output=False, dtype=dtype)
+    def __init__(
+        self, n: int, tp_degree: int, dtype: torch.dtype, rows: int = 1, **group: Any
+    ) -> None:
+        size = rows * tp_degree
+        super().__init__(n, size, bias=False, gather_output=False, dtype=dtype, **group)
 
 
 class KernelWeight(KernelRows):
@@ -3358,9 +3393,10 @@ class KernelWeight(KernelRows):
     """
 
     def __init__(
-        self, n: int, k: int, tp_degree: int, dtype: torch.dtype, columns: int = 0
+        self, n: int, k: int, tp_degree: int, dtype: torch.dtype, columns: int = 0, **group: Any
     ) -> None:
-        super().__init__(whole_tiles(n) * whole_tiles(k) * P_MAX, tp_degree, dtype, P_MAX)
+        row = whole_tiles(n) * whole_tiles(k) * P_MAX
+        super().__init__(row, tp_degree, dtype, P_MAX, **group)
         self.tp_degree, self.columns = tp_degree, columns
         self.register_parameter("scale", None)
 
@@ -3410,20 +3446,24 @@ class KernelAdapters(nn.Module):
         return (self.a.weight, self.b.weight, columns.chosen) if self.present else (None,) * 3
 
 
-def column_linear(config: InferenceConfig, k: int, n: int, bias: bool = False) -> nn.Module:
+def column_linear(
+    config: InferenceConfig, k: int, n: int, bias: bool = False, **group: Any
+) -> nn.Module:
     """Plain column-parallel layer in the model's type; its output stays sharded."""
-    return ColumnParallelLinear(
-        k, n, bias=bias, gather_output=False, dtype=config.neuron_config.torch_dtype
-    )
+    dtype = config.neuron_config.torch_dtype
+    return ColumnParallelLinear(k, n, bias=bias, gather_output=False, dtype=dtype, **group)
 
 
-def row_linear(config: InferenceConfig, k: int, n: int, bias: bool = False) -> nn.Module:
+def row_linear(
+    config: InferenceConfig, k: int, n: int, bias: bool = False, **group: Any
+) -> nn.Module:
     """Plain row-parallel layer: sharded input, output summed over the ranks."""
     neuron_config, parallel = config.neuron_config, is_sequence_parallel(config)
     return RowParallelLinear(
         k, n, bias=bias, input_is_parallel=True, dtype=neuron_config.torch_dtype,
         sequence_parallel_enabled=parallel, sequence_dimension=1 if parallel else None,
         reduce_dtype=getattr(neuron_config, "rpl_reduce_dtype", None) or neuron_config.torch_dtype,
+        **group,
     )  # fmt: skip
 
 
@@ -3546,9 +3586,10 @@ def attention_biases(config: InferenceConfig) -> Tuple[bool, bool]:
 class NeuronLlamaAttention(nn.Module):
     """Grouped-query attention; returns the new tokens' K and V for the base class's cache."""
 
-    def __init__(self, config: InferenceConfig) -> None:
+    def __init__(self, config: InferenceConfig, ranks: Optional[int] = None, **group: Any) -> None:
+        """``ranks`` that split the heads, and their group as layers take it; None: all."""
         super().__init__()
-        self.sizes = sizes = Sizes.of(config)
+        self.sizes = sizes = Sizes.of(config, ranks)
         tp, dtype = sizes.tp, config.neuron_config.torch_dtype
         hidden, dim, rank = config.hidden_size, sizes.head_dim, sizes.of_rank
         qkv_bias, out_bias = attention_biases(config)
@@ -3560,26 +3601,27 @@ class NeuronLlamaAttention(nn.Module):
         self.rotary_emb = LlamaRotaryEmbedding(config)
         if self.nki_enabled:
             tiles = rank.q_tiles + rank.stacks + whole_tiles(rank.kv_heads * dim)
-            self.qkv_proj = KernelWeight(tiles * P_MAX, hidden, tp, dtype)
-            self.qkv_bias = KernelRows(tiles * P_MAX, tp, dtype) if qkv_bias else None
+            self.qkv_proj = KernelWeight(tiles * P_MAX, hidden, tp, dtype, **group)
+            self.qkv_bias = KernelRows(tiles * P_MAX, tp, dtype, **group) if qkv_bias else None
             # of the norms over query and key heads, a lane of a tile of heads a row
             gains = nn.Parameter(torch.ones(P_MAX, 2, dtype=dtype))
             self.register_parameter("head_gains", gains if has_head_norms(config) else None)
             columns = rank.q_tiles + rank.stacks + rank.kv_heads * dim + 2 * whole_tiles(hidden)
-            self.o_proj = KernelWeight(hidden, rank.q_tiles * P_MAX, tp, dtype, columns)
+            self.o_proj = KernelWeight(hidden, rank.q_tiles * P_MAX, tp, dtype, columns, **group)
             k_tiles = [whole_tiles(hidden)] * 3 + [rank.q_tiles]
             n = [rank.q_tiles * P_MAX, rank.stacks * P_MAX, rank.kv_heads * dim, hidden]
             self.adapters = KernelAdapters(config, ATTENTION_TARGETS, k_tiles, n)
         else:
-            self.q_proj = column_linear(config, hidden, sizes.q_heads * dim, qkv_bias)
-            self.k_proj = column_linear(config, hidden, sizes.kv_heads * dim, qkv_bias)
-            self.v_proj = column_linear(config, hidden, sizes.kv_heads * dim, qkv_bias)
+            q_size, kv_size = sizes.q_heads * dim, sizes.kv_heads * dim
+            self.q_proj = column_linear(config, hidden, q_size, qkv_bias, **group)
+            self.k_proj = column_linear(config, hidden, kv_size, qkv_bias, **group)
+            self.v_proj = column_linear(config, hidden, kv_size, qkv_bias, **group)
             self.q_norm: nn.Module = nn.Identity()
             self.k_norm: nn.Module = nn.Identity()
             if has_head_norms(config):
                 self.q_norm = NeuronLlamaRMSNorm(dim, config.rms_norm_eps)
                 self.k_norm = NeuronLlamaRMSNorm(dim, config.rms_norm_eps)
-            self.o_proj = row_linear(config, sizes.q_heads * dim, hidden, out_bias)
+            self.o_proj = row_linear(config, q_size, hidden, out_bias, **group)
 
     def heads(self, rows: torch.Tensor, batch: int) -> torch.Tensor:
         """[B * S, n * D] (or [B, S, n * D]) -> [B, n, S, D]."""
@@ -3675,8 +3717,7 @@ class NeuronLlamaAttention(nn.Module):
         batch, dtype, rank = hidden.shape[0], hidden.stream.dtype, self.sizes.of_rank
         weights = self.qkv_proj.weight, self.o_proj.weight
         inputs = hidden.stream, hidden.delta, norm, *weights, *tables
-        bias_row = None if self.qkv_bias is None else self.qkv_bias.weight
-        own = bias_row, self.head_gains, self.o_proj.scale, *self.adapters.operands(hidden)
+        own = self.operands(hidden)
         if past is None:
             bias = _mask_bias(mask[:, 0, -1], dtype) if self.left_padding else None
             cut = None if self.window is None or self.window >= mask.shape[-1] else self.window
@@ -3710,6 +3751,11 @@ class NeuronLlamaAttention(nn.Module):
                 )
         partial, k, v, *stream = results
         return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
+
+    def operands(self, hidden: Columns) -> List[Optional[torch.Tensor]]:
+        """What kernels take behind the others: bias, gains, scales and adapters, each or None."""
+        bias_row = None if self.qkv_bias is None else self.qkv_bias.weight
+        return [bias_row, self.head_gains, self.o_proj.scale, *self.adapters.operands(hidden)]
 
     def attend_share(self, hidden, inputs, past, mask, active_mask, own):
         """Flash decoding in kernels, as ``attend_shared``: between them queries travel, maxima and
@@ -3760,15 +3806,10 @@ class NeuronLlamaAttention(nn.Module):
 
     def attend_with_torch(self, hidden, norm, past, mask, active_mask, tables, adapter_ids):
         """The same in PyTorch, rounding where the device's reference rounds."""
-        batch = hidden.shape[0]
         normed = norm(hidden)
         if self.parallel:
             normed = gather_from_sequence_parallel_region(normed, 1)
-        q, k, v = (
-            self.heads(adapted(proj, normed, adapter_ids), batch)
-            for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        q, k = rotate(self.q_norm(q), *tables), rotate(self.k_norm(k), *tables)
+        q, k, v = self.project(normed, tables, adapter_ids)
         seen = [(k, v, mask)]
         if past is not None:
             if active_mask is None:
@@ -3779,6 +3820,14 @@ class NeuronLlamaAttention(nn.Module):
         context = self.attend_shared(q, seen) if shared else self.attend(q, seen)
         merged = context.transpose(1, 2).reshape(*normed.shape[:2], -1)
         return hidden + adapted(self.o_proj, merged, adapter_ids), (k, v)
+
+    def project(self, normed, tables, adapter_ids) -> Tuple[torch.Tensor, ...]:
+        """[B, S, H] -> queries, keys, both rotated, and values [B, heads, S, D]."""
+        q, k, v = (
+            self.heads(adapted(proj, normed, adapter_ids), len(normed))
+            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        return rotate(self.q_norm(q), *tables), rotate(self.k_norm(k), *tables), v
 
     def attend_shared(self, q: torch.Tensor, seen: List[Tuple[torch.Tensor, ...]]) -> torch.Tensor:
         """Flash decoding: ``attend`` where each rank of a KV head has a share of the positions.
@@ -3813,6 +3862,78 @@ class NeuronLlamaAttention(nn.Module):
             for part, (_, values, _) in zip(parts, seen)
         )
         return context + more[0] if more else context
+
+
+class PromptAttention(NeuronLlamaAttention):
+    """Context parallelism (NxDI 0.4 and later): attention of a prompt of which each group of ranks
+    has a part. A group splits the heads; ranks with the same heads exchange keys and values.
+
+    Its layers are those of decode steps, cut for fewer ranks, and take from the base class and
+    return what those do: whole prompts, keys and values of all heads that the group's rank has.
+    """
+
+    def __init__(self, config: InferenceConfig) -> None:
+        from neuronx_distributed_inference.modules.attention import attention_process_groups
+
+        groups, self.parts = attention_process_groups, parts_of_prompt(config)
+        groups.init_context_parallel_attention_process_groups(config)
+        group = {"tensor_model_parallel_group": groups.get_context_parallel_attention_tp_group()}
+        tp = config.neuron_config.tp_degree
+        super().__init__(config, tp // self.parts, **group)
+        self.rank_util, self.groups = SPMDRank(tp), groups
+
+    def own_part(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """The rank's part of a dimension, by a tensor, since all ranks share one graph."""
+        size = x.shape[dim] // self.parts
+        if x.shape[dim] % self.parts:
+            raise ValueError(
+                f"A prompt's graph has {x.shape[dim]} tokens, expected a multiple of cp_degree "
+                f"{self.parts}; change max_context_length or context_encoding_buckets."
+            )
+        part = self.rank_util.get_rank().long() // self.sizes.tp
+        return x.index_select(dim, part * size + torch.arange(size, device=x.device))
+
+    def exchanged(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """All parts, of ranks with the same heads."""
+        ranks = self.groups.get_context_parallel_attention_cp_group()
+        return gather_from_sequence_parallel_region(x, dim, process_group=ranks)
+
+    def attend_with_torch(self, hidden, norm, past, mask, active_mask, tables, adapter_ids):
+        """A part's queries over the keys of all parts; its output joins the others'."""
+        cos, sin = (self.own_part(table, 1) for table in tables)
+        q, *new = self.project(norm(self.own_part(hidden, 1)), (cos, sin), adapter_ids)
+        keys, values = self.exchanged(torch.stack(new), 3)
+        context = self.attend(q, [(keys, values, self.own_part(mask, 2))])
+        output = self.o_proj(context.transpose(1, 2).flatten(2))
+        return hidden + self.exchanged(output, 1), (keys, values)
+
+    def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables):
+        """The same in kernels: each span of queries is a chunk of new tokens, for which the prompt
+        before it is a cache, whose other keys have a bias."""
+        batch, length, _ = hidden.shape
+        rank, own, size = self.sizes.of_rank, self.operands(hidden), length // self.parts
+        whole = hidden.stream if hidden.delta is None else hidden.stream + hidden.delta
+        rows = from_blocks(whole, length).unflatten(0, (batch, length))
+        tables = (self.own_part(x.unflatten(1, (batch, length)), 2).flatten(1) for x in tables)
+        x = in_blocks(self.own_part(rows, 1).flatten(0, 1), size)
+        qk, *new = attention_projection_kernel(
+            x, None, norm, self.qkv_proj.weight, *tables, rank, size, *own
+        )
+        keys, values = self.exchanged(torch.stack([self.heads(rows, batch) for rows in new]), 3)
+        places = torch.arange(length, device=x.device)
+        first = self.own_part(places, 0)[[start for start, _ in query_spans(size)]]
+        bias = _mask_bias((places < first[:, None]).repeat(batch, 1), x.dtype)
+        q, k = qk.split([rank.q_tiles, rank.stacks], 1)
+        context = attention_share_kernel(
+            q, k, new[1], *cache_in_runs(keys, values, bias), None, rank, batch
+        )
+        partial = attention_output_kernel(context, self.o_proj.weight, len(x), size, rank, *own[2:])
+        partial = reduce_from_tensor_model_parallel_region(
+            partial, self.groups.get_context_parallel_attention_tp_group()
+        )
+        rows = self.exchanged(from_blocks(partial, size).unflatten(0, (batch, size)), 1)
+        delta = in_blocks(rows.flatten(0, 1), length)
+        return hidden._replace(stream=whole, delta=delta), (keys, values)
 
 
 def softmax_over(scores: torch.Tensor, ranks: Any) -> torch.Tensor:
@@ -3934,6 +4055,18 @@ def chunks_too_large(config: InferenceConfig) -> List[Tuple[bool, str]]:
     ]
 
 
+def parts_of_odd_prompts(config: InferenceConfig) -> List[Tuple[bool, str]]:
+    """What parts of a prompt are of which the kernels see just what stands in front of them."""
+    parts = parts_of_prompt(config) > 1
+    return [
+        (
+            parts and config.neuron_config.padding_side == "left",
+            "left padding in parts of a prompt",
+        ),
+        (parts and window_of(config) is not None, "a sliding_window over parts of a prompt"),
+    ]
+
+
 def refuse_what_kernels_lack(config: InferenceConfig) -> None:
     """ValueError for a model that the kernels do not cover."""
     sizes, neuron_config = Sizes.of(config), config.neuron_config
@@ -3951,6 +4084,7 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
         (neuron_config.lora_config is not None and quantised, "adapters beside quantised weights"),
         *chunks_too_large(config),
         (precise and narrow and named, "fp8 blocks, or a window of an fp8 cache, in float32"),
+        *parts_of_odd_prompts(config),
         (qkv_bias and quantised, "biases behind quantised weights"),
         (precise and quantised, "quantised weights in a model of float32"),
         (getattr(config, "mlp_bias", False), "mlp_bias"),
@@ -3975,6 +4109,8 @@ class NeuronLlamaDecoderLayer(nn.Module):
             refuse_what_kernels_lack(config)
         self.config = config
         self.self_attn = NeuronLlamaAttention(config)
+        if parts_of_prompt(config) > 1:
+            self.prompt_attn = PromptAttention(config)
         self.mlp = NeuronLlamaMLP(config)
         # the kernels find the gains in their weights
         norm, size = Norm if self.nki_enabled else NeuronLlamaRMSNorm, config.hidden_size
@@ -3993,7 +4129,9 @@ class NeuronLlamaDecoderLayer(nn.Module):
         if self.nki_enabled:
             columns = Columns.of(hidden_states, self.parallel)
             hidden = columns.choose(self.config, kwargs.get("adapter_ids"))
-        hidden, *results = self.self_attn(hidden, self.input_layernorm, **kwargs)
+        prompt = kwargs.get("past_key_value") is None and parts_of_prompt(self.config) > 1
+        attention = self.prompt_attn if prompt else self.self_attn
+        hidden, *results = attention(hidden, self.input_layernorm, **kwargs)
         hidden = self.mlp(hidden, self.post_attention_layernorm, kwargs.get("adapter_ids"))
         return hidden, *results, *([None] if "residual" in kwargs else [])
 
@@ -4055,6 +4193,8 @@ class NeuronLlamaModel(NeuronBaseModel):
         self.hidden_size = config.hidden_size
         self.num_attention_heads = Sizes.of(config).q_heads
         self.num_key_value_heads = Sizes.of(config).kv_heads
+        if parts_of_prompt(config) > 1:  # whose replicas the cache's manager counts by itself
+            self.num_key_value_heads = config.num_key_value_heads
         self.max_batch_size = neuron_config.max_batch_size
         self.buckets = neuron_config.buckets
 
@@ -4356,15 +4496,41 @@ def mlp_for_kernels(state: StateDict, mlp: str, gain: torch.Tensor, tp: int) -> 
     state[down] = layouts_of_ranks(in_runs(share, 0) for share in state[down].chunk(tp, 1))
 
 
-def convert_layer(state: StateDict, prefix: str, kv: int, sizes: Sizes, nki_enabled: bool) -> None:
+def order_heads(state: StateDict, attention: str, tp: int, parts: int) -> None:
+    """Heads of decode steps behind a prompt in ``parts``: rank r of groups of tp / parts has the
+    shard of which its group's rank has had the keys and values, as NxDI orders them."""
+    size = tp // parts
+    shards = [rank % size * parts + rank // size for rank in range(tp)]
+    for key in [
+        key for key in state if re.fullmatch(rf"{attention}[qkvo]_proj\.(weight|bias)", key)
+    ]:
+        output = key.startswith(f"{attention}o_proj")
+        if output and key.endswith("bias"):
+            continue
+        cut = state[key].chunk(tp, 1 if output else 0)
+        state[key] = torch.cat([cut[shard] for shard in shards], 1 if output else 0)
+
+
+def convert_layer(state: StateDict, prefix: str, config: InferenceConfig) -> None:
     """Spread the heads of one layer, and put its weights in kernel layout for the kernels."""
-    attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-    spread_heads(state, attention, kv, sizes)
-    if nki_enabled:
+    attention, sizes, parts = f"{prefix}self_attn.", Sizes.of(config), parts_of_prompt(config)
+    attentions = {attention: sizes}
+    if parts > 1:
+        own = f"{prefix}prompt_attn."
+        attentions[own] = Sizes.of(config, sizes.tp // parts)
+        keys = [key for key in state if key.startswith(attention)]
+        state |= {key.replace(attention, own): state[key] for key in keys}
+        state[f"{own}rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
+    for name, own_sizes in attentions.items():
+        spread_heads(state, name, config.num_key_value_heads, own_sizes)
+    if parts > 1:
+        order_heads(state, attention, sizes.tp, parts)
+    if is_nki_enabled(config):
         gain = state.pop(f"{prefix}input_layernorm.weight")
-        attention_for_kernels(state, attention, gain, sizes)
+        for name, own_sizes in attentions.items():
+            attention_for_kernels(state, name, gain, own_sizes)
         gain = state.pop(f"{prefix}post_attention_layernorm.weight")
-        mlp_for_kernels(state, mlp, gain, sizes.tp)
+        mlp_for_kernels(state, f"{prefix}mlp.", gain, sizes.tp)
 
 
 def heads_for_kernels(state: StateDict, config: InferenceConfig, tp: int) -> None:
@@ -4423,8 +4589,7 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
             state[f"{IDLE_TARGET}.weight"] = torch.zeros(1, 1)
             add_adapters(state, config)
         for layer in range(config.num_hidden_layers):
-            kv = config.num_key_value_heads
-            convert_layer(state, f"layers.{layer}.", kv, sizes, nki_enabled)
+            convert_layer(state, f"layers.{layer}.", config)
         if nki_enabled:
             heads_for_kernels(state, config, sizes.tp)
         state["rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)

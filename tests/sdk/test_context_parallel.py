@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 from types import SimpleNamespace
 
 import pytest
@@ -26,6 +27,7 @@ SHAPE = dict(
     num_hidden_layers=2,
     vocab_size=216,
 )
+KERNEL_SHAPE = {**SHAPE, "hidden_size": 512, "intermediate_size": 256, "head_dim": 64}
 PROMPTS = [[5, 9, 2, 44, 17, 3, 61, 70, 12, 33, 8, 91, 4, 20, 6, 31, 77], [8, 1]]
 
 
@@ -47,7 +49,7 @@ def build(module, folder, **changes):
     return app
 
 
-@pytest.fixture(params=["the SDK's file"])
+@pytest.fixture(params=["the SDK's file", "llama.py"])
 def module(request):
     return modeling_llama if request.param != "llama.py" else importlib.import_module("llama")
 
@@ -124,16 +126,63 @@ def test_fewer_ranks_than_heads():
     [
         (dict(cp_degree=3), "expected a divisor of tp_degree 4"),
         (dict(cp_degree=0), "expected a divisor of tp_degree 4"),
-        (dict(sequence_parallel_enabled=True), "meets sequence_parallel_enabled"),
-        (dict(flash_decoding_enabled=True), "meets flash_decoding_enabled"),
-        (dict(tp_degree=16, cp_degree=2), "divides the 8 query heads, .* got 16 ranks"),
+        (dict(sequence_parallel_enabled=True), "meets sequence_parallel_enabled|expected no seq"),
+        (dict(flash_decoding_enabled=True), "meets flash_decoding_enabled|expected no flash"),
+        (dict(tp_degree=8, cp_degree=2, num_key_value_heads=8, num_attention_heads=16), None),
+        (dict(tp_degree=16, cp_degree=2), "divides the 8 query heads, .* got 16 ranks in groups"),
+        (dict(tp_degree=12, cp_degree=2), "divides the 8 query heads, .* got 12 ranks in groups"),
         (dict(max_context_length=31), "31 tokens, expected a multiple of cp_degree 2"),
     ],
 )
-def test_what_it_does_not_go_with(tiny_llama, changes, told):
-    _, folder = tiny_llama(**SHAPE)
+def test_what_it_does_not_go_with(module, tiny_llama, changes, told):
+    heads = {name: changes.pop(name) for name in list(changes) if name.startswith("num_")}
+    shape = {"intermediate_size": 96, "vocab_size": 240, "hidden_size": 96 * 2, "head_dim": 16}
+    _, folder = tiny_llama(**{**SHAPE, **shape, **heads})
+    if told is None:
+        build(module, folder, **changes)
+        return
     with pytest.raises(Exception, match=told):
-        build(modeling_llama, folder, **changes)
+        build(module, folder, **changes)
+
+
+def test_prompts_are_in_kernels(tiny_llama):
+    """The graph of a prompt has no product of PyTorch's; ranks meet five times a layer."""
+    _, folder = tiny_llama(**KERNEL_SHAPE)
+    build(importlib.import_module("llama"), folder, enable_nki=True)
+    found = json.loads((folder / "compiled" / "operators.json").read_text())
+    prompt, step = found["graphs"]
+    ran = [each["name"] for each in prompt["operators"] if each["ran"] == "kernel"]
+    names = "attention_projection", "attention_share", "attention_output", "swiglu_mlp", "linear"
+    assert set(ran) == {f"{name}_kernel" for name in names}
+    assert all(graph["macs"] == graph["nki_macs"] for graph in (prompt, step))
+    assert "attention_decode_kernel" in [each["name"] for each in step["operators"]]
+
+
+@pytest.mark.full
+def test_parts_of_several_spans(tiny_llama, generate):
+    """Queries beyond those that share a mask: logits as without parts."""
+    _, folder = tiny_llama(**{**KERNEL_SHAPE, "num_hidden_layers": 1})
+    prompt = [torch.arange(1150).mul(7).remainder(200).tolist()]
+    options = dict(return_dict_in_generate=True, output_logits=True)
+    sizes = dict(batch_size=1, seq_len=1200, max_context_length=1200, tp_degree=2)
+    found = []
+    for cp_degree in (1, 2):
+        llama = importlib.import_module("llama")
+        app = build(llama, folder, enable_nki=True, cp_degree=cp_degree, **sizes)
+        found.append(torch.cat(generate(app, prompt, 3, **options).logits))
+    torch.testing.assert_close(*found, rtol=0, atol=5e-4)
+
+
+def test_left_padding(module, tiny_llama, generate, reference):
+    """In PyTorch alone: in kernels a part's own padding would count."""
+    model, folder = tiny_llama(**KERNEL_SHAPE)
+    app = build(module, folder, padding_side="left")
+    got = generate(app, PROMPTS, 4)
+    for row, prompt in enumerate(PROMPTS):
+        assert got[row].tolist() == reference(model, prompt, 4)[0].tolist()
+    if module is not modeling_llama:
+        with pytest.raises(ValueError, match="do not cover left padding in parts of a prompt"):
+            build(module, folder, padding_side="left", enable_nki=True)
 
 
 def test_versions_without_it_have_no_such_field(tiny_llama, monkeypatch):
@@ -141,3 +190,27 @@ def test_versions_without_it_have_no_such_field(tiny_llama, monkeypatch):
     config = modeling_llama.LlamaInferenceConfig.get_neuron_config_cls()(tp_degree=4, cp_degree=2)
     with pytest.raises(AttributeError, match="expected only in 0.4 or later"):
         _ = config.cp_degree
+
+
+@pytest.mark.parametrize(
+    ("tp_degree", "cp_degree", "shape", "changes"),
+    [
+        (4, 2, dict(), dict()),
+        pytest.param(8, 4, dict(), dict(batch_size=3), marks=pytest.mark.full),
+        pytest.param(8, 8, dict(num_key_value_heads=8), dict(), marks=pytest.mark.full),
+        pytest.param(
+            4, 2, dict(num_key_value_heads=4, head_dim=128), dict(max_context_length=26),
+            marks=pytest.mark.full,
+        ),
+    ],
+)  # fmt: skip
+def test_text_with_kernels_is_that_of_hugging_face(
+    tiny_llama, generate, reference, tp_degree, cp_degree, shape, changes
+):
+    model, folder = tiny_llama(**{**KERNEL_SHAPE, **shape})
+    changes = {"tp_degree": tp_degree, "cp_degree": cp_degree, **changes}
+    app = build(importlib.import_module("llama"), folder, enable_nki=True, **changes)
+    prompts = [*PROMPTS, [3, 90, 41]][: changes.get("batch_size", 2)]
+    got = generate(app, prompts, 7)
+    for row, prompt in enumerate(prompts):
+        assert got[row].tolist() == reference(model, prompt, 7)[0].tolist()
