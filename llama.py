@@ -384,6 +384,11 @@ def psum_tile(shape):
     return nl.ndarray(shape, nl.float32, buffer=nl.psum)
 
 
+def causal_mask(tokens, dtype):
+    """[tokens, tokens] @ SBUF: 0 where a token (row) sees one, itself and those before."""
+    return load_constant(masked(dtype) * (1.0 - np.tri(tokens, dtype=np.float32)), dtype)
+
+
 def load_constant(values, dtype):
     """A numpy array of at most 128 rows, part of the compiled graph -> the same @ SBUF."""
     return nl.load(nl.shared_constant(values, dtype=dtype))
@@ -1257,21 +1262,6 @@ def new_keys(tokens, heads, dtype, mask_sb, marks, hides, bias_hbm=None):
     return NewKeys(heads, k_sb, v_sb, mask_sb, marks, hides)
 
 
-def keys_of(block, whole, bias_hbm, mask_sb, heads, marks, window):
-    """NewKeys for each sequence of a Block: of the ``whole`` sequence, or of the block's part."""
-    first, at = divmod(block.start, block.length)
-    size, begin = (block.length, 0) if whole else (block.count, at)
-    sequences = range(first, first + math.ceil(block.count / block.length))
-    columns, dtype = nl.ds(begin, size), mask_sb.dtype
-    biases = [None if bias_hbm is None else bias_hbm[nl.ds(n, 1), columns] for n in sequences]
-    return [
-        new_keys(size, heads, dtype, mask_sb, marks, own_hbm is not None, own_hbm)._replace(
-            window=window
-        )
-        for own_hbm in biases
-    ]
-
-
 class Constants(NamedTuple):
     """Tiles that the attention of many queries reads: zeros [128, 1] fp32, the identity [128, 128],
     which of n tokens a query is, [n, rows, n], for any number of ``rows`` of queries, and which
@@ -1669,7 +1659,7 @@ class WeightsPass(NamedTuple):
             bank_contexts(group.banks, self.sums, group.new.heads, group.context_sb)
 
 
-def share(items, step, steps):
+def step_share(items, step, steps):
     """The ``step``-th of ``steps`` equal parts of a list."""
     return items[len(items) * step // steps : len(items) * (step + 1) // steps]
 
@@ -1681,9 +1671,9 @@ def attend(first, following, beside):
     steps, ahead = second.steps(), following.steps() if following is not None else []
     for n, step in enumerate(steps):
         second.run(step)
-        for other in share(ahead, n, len(steps)):
+        for other in step_share(ahead, n, len(steps)):
             following.run(other)
-        for other, argument in share(work, n, len(steps)):
+        for other, argument in step_share(work, n, len(steps)):
             other.run(argument)
 
 
@@ -1915,6 +1905,17 @@ class Prefill(NamedTuple):
         (_, head, heads), *_ = self.sets()
         return [*self.tokens.keys_and_values(), *self.tokens.queries(head, heads)]
 
+    def begin(self):
+        """The first block of all, beside which nothing runs: keys and values, H/128 passes of its
+        tokens for every tile of features, first queries -> the MaximaPass of their maxima."""
+        for each in self.first_work():
+            self.tokens.run(each)
+        self.keep_keys()
+        first = MaximaPass.of(self.groups()[0][0])
+        for step in first.steps():
+            first.run(step)
+        return first
+
     def sets(self):
         """(banks by tile of tokens, first head, heads) of each set of heads."""
         parts = [
@@ -1967,37 +1968,104 @@ class Prefill(NamedTuple):
         ]  # fmt: skip
 
 
+class Prompt(NamedTuple):
+    """What blocks of a prompt share: the ``layer``, the bias [B, S] @ HBM of left padding and a
+    Window, or None, the triangle of a tile of tokens with itself, Constants, how many ``marks``
+    keys have, whether keys and values of a sequence stay in SBUF (``short``), and Pieces of both
+    weights where these stay, None where each block reads them."""
+
+    layer: AttentionLayer
+    bias_hbm: Any
+    window: Optional[Window]
+    causal_sb: Any
+    constants: Constants
+    marks: int
+    short: bool
+    weights: Optional[Tuple[Pieces, Pieces]]
+
+    @classmethod
+    def of(cls, layer, bias_hbm, window, block):
+        """Of blocks like this one, the first."""
+        heads, dtype, itemsize = layer.heads, layer.x_hbm.dtype, layer.x_hbm.itemsize
+        # which tokens a tile's queries are, the identity, and the triangle of a tile with itself
+        length, most = block.length, min(block.length, P_MAX)
+        constants = attention_constants(spans(length, most), heads, dtype)
+        causal_sb, window = causal_mask(most, dtype), Window.of(window, dtype)
+        # marks where rows of the array are idle, where keys are hidden, where scores do not stay
+        turned = heads.head_dim == P_MAX and bias_hbm is None
+        most_bytes = RESIDENT_BYTES - (0 if layer.out.adapters is None else ADAPTER_BYTES)
+        marks = 0 if turned and resident(length, heads, 0, itemsize, most_bytes) else MARKS
+        short = resident(length, heads, marks, itemsize, most_bytes)
+        # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
+        weights = attention_weights(layer, block.count)
+        kept = sum(2 * w.tiles * w.linear.k_tiles * P_MAX for w in weights) <= WEIGHT_BYTES
+        weights = weights if kept else None
+        return cls(layer, bias_hbm, window, causal_sb, constants, marks, short, weights)
+
+    def start(self, block, before):
+        """The Prefill of a block behind that of the block ``before``: its hidden states [128,
+        H/128, count], and room for its keys and values, with those of its sequences, or, of a
+        sequence that is too long, on the way to scratch."""
+        weights = self.weights or attention_weights(self.layer, block.count)
+        tokens, at = TokenBlock.of(block, self.layer, weights), block.start % block.length
+        if self.short and at:
+            return before._replace(tokens=tokens)
+        new = self.keys_of(block)
+        if self.short:
+            return Prefill(tokens, new, None, 0, self.constants)
+        shape = whole_tiles(block.length), self.layer.heads, tokens.qk_sb.dtype
+        scratch = before.scratch if at else Scratch.of(*shape)
+        return Prefill(tokens, new, scratch, at, self.constants)
+
+    def keys_of(self, block):
+        """NewKeys for each sequence of a block: of all its tokens, or of the block's part."""
+        first, at = divmod(block.start, block.length)
+        size, begin = (block.length, 0) if self.short else (block.count, at)
+        columns, shape = nl.ds(begin, size), (size, self.layer.heads, self.causal_sb.dtype)
+        biases = [
+            None if self.bias_hbm is None else self.bias_hbm[nl.ds(sequence, 1), columns]
+            for sequence in range(first, first + math.ceil(block.count / block.length))
+        ]
+        found = [
+            new_keys(*shape, self.causal_sb, self.marks, bias_hbm is not None, bias_hbm)
+            for bias_hbm in biases
+        ]
+        return [new._replace(window=self.window) for new in found]
+
+
+def before_last(rows, items, step, steps):
+    """The work beside a step of what is to be done before the last of ``steps`` begins, which is
+    done at once where there is no step before."""
+    if steps > 1:
+        return [(rows, each) for each in step_share(items, step, steps - 1)]
+    for each in items:
+        rows.run(each)
+    return []
+
+
 def attend_block(prefill, ahead, before, following):
     """Attention of a block of tokens, the MaximaPass of whose first group is ``ahead``; beside it
     the outputs of TokenBlocks ``before``, and what the Prefill ``following`` begins with (it may be
     None). -> the MaximaPass of the first group of that."""
     tokens, sets, groups = prefill.tokens, prefill.sets(), prefill.groups()
     outputs = [(rows, each) for rows in before for each in rows.outputs()]
-    projections = following.first_work() if following is not None else []
-    steps, step = len(sets) * len(groups[0]), 0
-    for n, some in enumerate(groups):
-        queries = tokens.queries(*sets[n + 1][1:]) if n + 1 < len(sets) else []
-        for at in [*range(len(some))]:
-            # what the maxima of the next group read is there before its pass begins
-            work = share(outputs, step, steps)
-            if len(some) > 1 and at + 1 < len(some):
-                work += [(tokens, each) for each in share(queries, at, len(some) - 1)]
-            elif len(some) == 1:
-                for each in queries:
-                    tokens.run(each)
-            if steps == 1:
-                for each in projections:
-                    following.tokens.run(each)
-            elif step + 1 < steps:
-                each = share(projections, step, steps - 1)
-                work += [(following.tokens, one) for one in each]
-            first, step = ahead, step + 1
-            if step < steps:
-                ahead = MaximaPass.of(groups[n + (at + 1) // len(some)][(at + 1) % len(some)])
-            elif following is not None:
-                following.keep_keys()
-                ahead = MaximaPass.of(following.groups()[0][0])
-            attend(first, ahead if step < steps or following is not None else None, work)
+    order = [(n, at) for n, some in enumerate(groups) for at in range(len(some))]
+    for step, (n, at) in enumerate(order):
+        # what the maxima of the next group read is there before its pass begins: queries of the
+        # next set of heads, and all that the next block begins with
+        work = step_share(outputs, step, len(order))
+        if n + 1 < len(sets):
+            work += before_last(tokens, tokens.queries(*sets[n + 1][1:]), at, len(groups[n]))
+        if following is not None:
+            work += before_last(following.tokens, following.first_work(), step, len(order))
+        first, ahead = ahead, None
+        if step + 1 < len(order):
+            next_set, next_group = order[step + 1]
+            ahead = MaximaPass.of(groups[next_set][next_group])
+        elif following is not None:
+            following.keep_keys()
+            ahead = MaximaPass.of(following.groups()[0][0])
+        attend(first, ahead, work)
     return ahead
 
 
@@ -2688,8 +2756,8 @@ def attention_prefill_kernel(
     output, H/128 each; adapters of Q, K, V and output. ``window``: tokens that a query sees, itself
     included, None for all; tiles of keys that none of a tile's queries sees are left out.
     """
-    tokens, length, dtype = x_hbm.shape[1], x_hbm.shape[1] // batch, x_hbm.dtype
-    features, new_shape = x_hbm.shape[0], (tokens, heads.kv_heads * heads.head_dim)
+    tokens, dtype = x_hbm.shape[1], x_hbm.dtype
+    new_shape = (tokens, heads.kv_heads * heads.head_dim)
     out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
     keys_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
     values_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
@@ -2700,51 +2768,23 @@ def attention_prefill_kernel(
         (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
         (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
     )  # fmt: skip
-    # which tokens a tile's queries are, the identity, and the triangle of a tile with itself
-    blocks, most = token_blocks(features, tokens, length), min(length, P_MAX)
-    constants = attention_constants(spans(length, most), heads, dtype)
-    causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
-    window = Window.of(window, dtype)
-    # marks where rows of the array are idle, where keys are hidden, and where scores do not stay
-    turned = heads.head_dim == P_MAX and bias_hbm is None
-    most_bytes = RESIDENT_BYTES - (0 if a_hbm is None else ADAPTER_BYTES)
-    marks = 0 if turned and resident(length, heads, 0, x_hbm.itemsize, most_bytes) else MARKS
-    short = resident(length, heads, marks, x_hbm.itemsize, most_bytes)
-    # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
-    weights = attention_weights(layer, blocks[0].count)
-    kept = sum(2 * w.tiles * w.linear.k_tiles * P_MAX for w in weights) <= WEIGHT_BYTES
+    blocks = token_blocks(x_hbm.shape[0], tokens, tokens // batch)
+    prompt, last = Prompt.of(layer, bias_hbm, window, blocks[0]), len(blocks) - 1
     started, ahead = [], None
     for n in nl.static_range(len(blocks) + 1):
-        if n < len(blocks):
-            # the next block: hidden states [128, H/128, count], and room for its keys and values,
-            # with those of its sequences, or, of a sequence that is too long, on the way to scratch
-            block = blocks[n]
-            if not kept:
-                weights = attention_weights(layer, block.count)
-            rows, at = TokenBlock.of(block, layer, weights), block.start % length
-            if not short or at == 0:
-                new = keys_of(block, short, bias_hbm, causal_sb, heads, marks, window)
-            if not short and at == 0:
-                scratch = Scratch.of(whole_tiles(length), heads, dtype)
-            in_scratch = (None, 0) if short else (scratch, at)
-            started.append(Prefill(rows, new, *in_scratch, constants))
+        if n <= last:
+            # hidden states of the next block [128, H/128, count], behind its first weights
+            started.append(prompt.start(blocks[n], started[-1] if started else None))
         if n == 0:
-            # nothing runs beside the first block's keys and values, H/128 passes of its tokens for
-            # every tile of features, its first queries and their maxima
-            for each in started[0].first_work():
-                started[0].tokens.run(each)
-            started[0].keep_keys()
-            ahead = MaximaPass.of(started[0].groups()[0][0])
-            for step in ahead.steps():
-                ahead.run(step)
+            ahead = started[0].begin()
             continue
         # attention of a block, a bank of PSUM at a time; beside it what the next one begins with,
         # and the output of the block before or, where its weight and contexts have room to stay, of
         # blocks halfway between: later ones attend to more keys, and TensorE would wait for ScalarE
-        following = started[n] if n < len(blocks) else None
-        last = len(blocks) - 1
+        kept = prompt.weights is not None
         beside = [(m + last + 2) // 2 if kept else m + 1 for m in range(last)]
         before = [started[m].tokens for m in range(last) if beside[m] == n - 1]
+        following = started[n] if n <= last else None
         ahead = attend_block(started[n - 1], ahead, before, following)
         started[n - 1].tokens.store_keys(keys_hbm, values_hbm)
     # the last output [128, H/128, count], a pass for each tile of its context: alone again
@@ -2839,7 +2879,7 @@ def attention_chunk_kernel(
     by_query = len(bias_hbm.shape) == 3
     rows_of_bias = math.prod(bias_hbm.shape[:-1]), bias_hbm.shape[-1]
     cache = keys_hbm, values_hbm, bias_hbm.reshape(rows_of_bias), rows_sb
-    causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
+    causal_sb = causal_mask(most, dtype)
     window = None if active_hbm is not None else Window.of(window, dtype)
     constants = attention_constants(spans(length, most), heads, dtype)
     owners_sb = nl.load(owners_hbm) if shared else None
@@ -2933,7 +2973,7 @@ def attention_share_kernel(
     spans_of, most = query_spans(length), min(length, P_MAX)
     context_hbm = nl.ndarray(q_hbm.shape, dtype, buffer=nl.shared_hbm)
     if active_hbm is None:
-        causal_sb = load_constant(masked(dtype) * (1.0 - np.tri(most, dtype=np.float32)), dtype)
+        causal_sb = causal_mask(most, dtype)
     else:
         shape = (batch, heads.kv_heads, heads.group * length, 2)
         weights_hbm = nl.ndarray(shape, nl.float32, buffer=nl.shared_hbm)
