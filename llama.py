@@ -2337,13 +2337,14 @@ DMA_ROW_BYTES = 2048  # of all heads of a row that a table names: DMA takes as l
 
 class CacheTiles(NamedTuple):
     """Some tiles of a sequence's cache, of ``count`` KV heads from ``head`` on. ``cache`` are keys
-    and values [B, kv_heads, L, D] and bias [rows, L] @ HBM, of which ``bias_rows`` count, (first,
-    count); ``apart``: the bias stays apart.
+    and values [B, kv_heads, L, D] and bias [rows, n] @ HBM of their first n keys, of which
+    ``bias_rows`` count, (first, count); ``apart``: the bias stays apart.
 
     Of a cache of blocks: keys and values @ HBM, [rows, run, kv_heads, D], or [rows, run, D] where
     heads lie apart, and rows_sb [lanes, B * parts (* kv_heads)] @ SBUF, which rows lie on the
     partitions of each part of a sequence. ``shared``: queries have different rows of the bias, of
-    sequences that stand in one or their own, and it stays apart."""
+    sequences that stand in one or their own, and it stays apart. k_hbm [count, D + MARKS, tiles,
+    lanes], if any, keeps turned keys from the first time that they are loaded to the second."""
 
     cache: Any
     sequence: int
@@ -2355,11 +2356,12 @@ class CacheTiles(NamedTuple):
     apart: bool
     bias_rows: Tuple[int, int]
     shared: bool
+    k_hbm: Any = None
 
     @property
     def lanes(self) -> int:
         rows_sb = self.cache[3]
-        return cache_runs(self.cache[0].shape[2])[0] if rows_sb is None else rows_sb.shape[0]
+        return cache_runs(self.cache[2].shape[1])[0] if rows_sb is None else rows_sb.shape[0]
 
     @property
     def by_token(self) -> bool:
@@ -2377,18 +2379,14 @@ class CacheTiles(NamedTuple):
         lane, column = nl.arange(self.lanes)[:, None], nl.arange(math.prod(shape))[None, :]
         return nl.load(flat_hbm[rows_sb[lane, at], column]).reshape((self.lanes, *shape))
 
-    def runs_of(self, cache_hbm):
-        """Cached keys or values [B, kv_heads, lanes, runs, D]."""
-        batch, kv_heads, length, d = cache_hbm.shape
-        return cache_hbm.reshape((batch, kv_heads, *cache_runs(length), d))
-
     def rows_of(self, cache_hbm, head):
         """Keys or values of a head [lanes, tiles, D] @ SBUF."""
         if self.cache[3] is not None:
             return self.named_rows(cache_hbm, head)
-        return nl.load(
-            self.runs_of(cache_hbm)[self.sequence, head, :, nl.ds(self.tile, self.tiles), :]
-        )
+        lane, tile = nl.arange(self.lanes)[:, None, None], nl.arange(self.tiles)[None, :, None]
+        key = lane * (self.cache[2].shape[1] // self.lanes) + self.tile + tile
+        feature = nl.arange(self.heads.head_dim)[None, None, :]
+        return nl.load(cache_hbm[self.sequence, head, key, feature])
 
     def head_rows(self, head, count):
         """Keys of some heads [lanes, count, tiles, D] @ SBUF, a load for each."""
@@ -2403,6 +2401,7 @@ class CacheTiles(NamedTuple):
         to each other in HBM. A tile turns for all heads of a stack at once, and as many as share a
         PSUM bank leave it together."""
         d, by_token = self.heads.head_dim, self.by_token
+        engine = None if self.apart else nisa.scalar_engine  # alone at PSUM beside many queries
         if by_token:
             named_sb = self.named_rows(self.cache[0], 0)
         for first, stacked in spans(self.count, self.heads.stack):
@@ -2415,7 +2414,7 @@ class CacheTiles(NamedTuple):
                 turned_psum = turned_keys(rows_sb, stack, start, tiles, by_token)
                 for at in nl.static_range(stacked):
                     k_sb[0:d, first + at, nl.ds(start, tiles), :] = nisa.tensor_copy(
-                        turned_psum[at * d : (at + 1) * d, :, :]
+                        turned_psum[at * d : (at + 1) * d, :, :], engine=engine
                     )
 
     def values(self):
@@ -2435,29 +2434,42 @@ class CacheTiles(NamedTuple):
         return v_sb
 
     def load(self, values=True):
-        """-> KeyTiles."""
-        d, marks = self.heads.head_dim, 0 if self.apart else MARKS
-        slots, (slot, row) = len(contraction(d + marks)), divmod(d, P_MAX)
-        batch, length = self.cache[2].shape
-        runs_hbm = self.cache[2].reshape((batch, length // self.lanes, self.lanes))
+        """-> KeyTiles. Keys that came without ``values`` come back from k_hbm, if any: turning them
+        again took a tenth of the port to PSUM beside chunks of 160 tokens."""
+        again, marks = values and self.k_hbm is not None, 0 if self.apart else MARKS
+        slots, shape = contraction(self.heads.head_dim + marks), self.cache[2].shape
+        runs_hbm = self.cache[2].reshape((shape[0], shape[1] // self.lanes, self.lanes))
         bias_hbm = runs_hbm[nl.ds(*self.bias_rows), nl.ds(self.tile, self.tiles), :]
-        shape, bias_sb = (P_MAX, self.count, slots * self.tiles, self.lanes), None
-        k_sb = nl.ndarray(shape, bias_hbm.dtype)
-        self.turned(k_sb)
-        if self.apart or self.shared:
-            bias_sb = nl.load(bias_hbm)
-        if not self.apart:
-            ones = np.ones((MARKS, self.tiles, self.lanes), np.float32)
-            ones[0] = 0.0
+        k_sb = nl.ndarray((P_MAX, self.count, len(slots) * self.tiles, self.lanes), bias_hbm.dtype)
+        if not again:
+            self.turned(k_sb)
+            if not self.apart:
+                self.mark(k_sb, bias_hbm)
+        for slot, rows in slots if self.k_hbm is not None else []:
             for at in nl.affine_range(self.count):
-                part = nl.ds(slot * self.tiles, self.tiles)
-                if self.shared:
-                    k_sb[row : row + MARKS, at, part, :] = load_constant(ones, bias_hbm.dtype)
-                    continue
-                k_sb[row : row + 1, at, part, :] = nl.load(bias_hbm)
-                k_sb[row + 1 : row + MARKS, at, part, :] = load_constant(ones[1:], bias_hbm.dtype)
+                part_sb = k_sb[0:rows, at, nl.ds(slot * self.tiles, self.tiles), :]
+                part_hbm = self.k_hbm[at, slot * P_MAX : slot * P_MAX + rows, :, :]
+                if again:
+                    part_sb[...] = nl.load(part_hbm)
+                else:
+                    nl.store(part_hbm, part_sb)
+        bias_sb = nl.load(bias_hbm) if self.apart or self.shared else None
         v_sb = self.values() if values else None
         return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, self.lanes, bias_sb=bias_sb)
+
+    def mark(self, k_sb, bias_hbm):
+        """The rows behind the features of each head: the bias, zero where it stays apart, and
+        ones."""
+        slot, row = divmod(self.heads.head_dim, P_MAX)
+        ones = np.ones((MARKS, self.tiles, self.lanes), np.float32)
+        ones[0] = 0.0
+        for at in nl.affine_range(self.count):
+            part = nl.ds(slot * self.tiles, self.tiles)
+            if self.shared:
+                k_sb[row : row + MARKS, at, part, :] = load_constant(ones, bias_hbm.dtype)
+                continue
+            k_sb[row : row + 1, at, part, :] = nl.load(bias_hbm)
+            k_sb[row + 1 : row + MARKS, at, part, :] = load_constant(ones[1:], bias_hbm.dtype)
 
 
 def few_maxima(q_sb, bank, keys, head_dim, constants):
@@ -2622,7 +2634,7 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False):
     count, itemsize = last.head + last.heads - head, max(2, cache[0].itemsize)
     each = CACHE_ROW_BYTES // (itemsize * heads.head_dim)  # fp8 keys stand turned in x's type
     if cache[3] is None:
-        runs = cache_runs(cache[0].shape[2])[1]
+        runs = cache_runs(cache[2].shape[1])[1]
     else:
         runs, each = cache[2].shape[1] // cache[3].shape[0], cache[0].shape[1]
     apart, marks = few_queries(banks), contraction(heads.head_dim + MARKS)
@@ -2631,9 +2643,16 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False):
         for block in spans(runs, each)
     ]
     row_bytes = itemsize * count * (len(marks) * P_MAX + heads.head_dim + 1)
-    if apart or runs * row_bytes > RESIDENT_BYTES:
+    if apart:
         return blocks
-    return [block.load() for block in blocks]
+    if runs * row_bytes <= RESIDENT_BYTES:
+        return [block.load() for block in blocks]
+    rows, dtype = heads.head_dim + MARKS, cache[2].dtype
+    shapes = [(count, rows, block.tiles, block.lanes) for block in blocks]
+    return [
+        block._replace(k_hbm=nl.ndarray(shape, dtype, buffer=nl.hbm))
+        for block, shape in zip(blocks, shapes)
+    ]
 
 
 # --- MLP ------------------------------------------------------------------------------------------
@@ -2851,16 +2870,16 @@ def attention_chunk_kernel(
 ):  # fmt: skip
     """The same for several new tokens per sequence: over the cache, and causally over themselves.
 
-    bias [B, L], keys in the order of ``cache_runs``; active [B, n, n] in the type of x, 0 where a
-    token (row) sees one and MASKED elsewhere, for up to 128 tokens; None: they see those before and
-    themselves. Of a cache of blocks, as ``blocks_in_runs`` gives them: keys and values [rows, run,
-    kv_heads, D] and int32 rows [lanes, B * parts], or [rows, run, D] and [lanes, B * parts *
-    kv_heads]. A chunk of several sequences, end to end, is one that B stand in: owners [B, n] in
-    the type of x are ones of the tokens of each, who see the cached keys of bias [B, L] and each
-    other. Under a ``window`` of so many tokens, or None, cached keys count by query: bias [B, n,
-    L]; keys are read again for every 128 queries. -> partial output [H, B * n], new keys (rotated)
-    and values [B * n, kv_heads * D], and x + delta. All tokens of a sequence share one pass over
-    the weights.
+    bias [B, L], keys in the order of ``cache_runs``: a cache that is longer is read as far as its
+    L-th key; active [B, n, n] in the type of x, 0 where a token (row) sees one and MASKED
+    elsewhere, for up to 128 tokens; None: they see those before and themselves. Of a cache of
+    blocks, as ``blocks_in_runs`` gives them: keys and values [rows, run, kv_heads, D] and int32
+    rows [lanes, B * parts], or [rows, run, D] and [lanes, B * parts * kv_heads]. A chunk of several
+    sequences, end to end, is one that B stand in: owners [B, n] in the type of x are ones of the
+    tokens of each, who see the cached keys of bias [B, L] and each other. Under a ``window`` of so
+    many tokens, or None, cached keys count by query: bias [B, n, L]; keys are read again for every
+    128 queries. -> partial output [H, B * n], new keys (rotated) and values [B * n, kv_heads * D],
+    and x + delta. All tokens of a sequence share one pass over the weights.
     """
     tokens, shared, dtype = x_hbm.shape[1], owners_hbm is not None, x_hbm.dtype
     length, features = tokens if shared else tokens // bias_hbm.shape[0], x_hbm.shape[0]
@@ -3637,6 +3656,7 @@ class NeuronLlamaAttention(nn.Module):
         self.nki_enabled, self.parallel = is_nki_enabled(config), is_sequence_parallel(config)
         self.left_padding = config.neuron_config.padding_side == "left"
         self.heads_apart = config.neuron_config.is_chunked_prefill  # in blocks of the cache
+        self.in_chunks = getattr(config.neuron_config, "prompt_in_chunks", False)
         self.cores_of_kv = config.num_cores_per_group
         self.rotary_emb = LlamaRotaryEmbedding(config)
         if self.nki_enabled:
@@ -3781,6 +3801,10 @@ class NeuronLlamaAttention(nn.Module):
                 keys, values, bias, rows = blocks_in_runs(*past, table, bias, True, self.window)
             else:
                 most = P_MAX // past[0].shape[1] if decode else P_MAX
+                if self.in_chunks and active_mask is not None:
+                    # a bucket has room for the chunk itself: so many keys are not cached yet
+                    cached = whole_tiles(bias.shape[1] - active_mask.shape[-1])
+                    bias = bias[:, : max(1, cached) * P_MAX]
                 keys, values, bias = cache_in_runs(*past, bias, most)
             if decode:
                 results = attention_decode_kernel(*inputs, keys, values, bias, rank, *own)
@@ -4012,18 +4036,20 @@ def _mask_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 def cache_in_runs(
     keys: torch.Tensor, values: torch.Tensor, bias: torch.Tensor, most: int = P_MAX
 ) -> Tuple[torch.Tensor, ...]:
-    """Cached keys and values [B, kv_heads, L, D] and bias [B, L], in the order of ``cache_runs``.
+    """Cached keys and values [B, kv_heads, L, D] and bias [B, n], in the order of ``cache_runs``.
 
-    The bias is permuted. A length that would leave over half of the partitions idle is padded, at
-    the cost of a copy; multiples of 128, and lengths up to 128, are not.
+    The bias is permuted; keys behind the first n are not read. An n that would leave over half of
+    the partitions idle is padded, and the cache with it where it has no more, at the cost of a
+    copy; multiples of 128, and numbers up to 128, are not.
     """
-    length = keys.shape[2]
+    length = bias.shape[1]
     if length > most and cache_runs(length, most)[0] < most / 2:
         missing = whole_tiles(length) * P_MAX - length
-        pad, dtype = (0, 0, 0, missing), bias.dtype  # fp8 has no padding on every device
-        keys, values = (nn.functional.pad(x.to(dtype), pad) for x in (keys, values))
         bias = nn.functional.pad(bias, (0, missing), value=hidden_bias(bias.dtype))
-    runs = bias.unflatten(1, cache_runs(keys.shape[2], most)).transpose(1, 2)
+        pad, dtype = (0, 0, 0, bias.shape[1] - keys.shape[2]), bias.dtype
+        if pad[-1] > 0:  # fp8 has no padding on every device
+            keys, values = (nn.functional.pad(x.to(dtype), pad) for x in (keys, values))
+    runs = bias.unflatten(1, cache_runs(bias.shape[1], most)).transpose(1, 2)
     return keys, values, runs.reshape(bias.shape)
 
 

@@ -79,13 +79,49 @@ class Case:
         (1, 7, 1100, (4, 2, 128)),
         (2, 129, 64, (3, 1, 128)),
         (1, 1, 9, (2, 2, 64)),
-        (1, 257, 5000, (2, 1, 64)),  # the cache comes in three blocks, and twice
+        (1, 257, 5000, (2, 1, 64)),  # the cache comes in blocks
         (2, 6, 7000, (4, 2, 64)),  # and once, relative to the maximum of each block
         (1, 4, 3500, (2, 2, 128)),
     ],
 )
 def test_chunk(batch: int, n: int, past: int, heads: tuple[int, int, int]) -> None:
     check(*Case(batch, n, past, heads).run(given_mask=n < 128))
+
+
+@pytest.mark.parametrize(
+    ("n", "past", "seen"),
+    [
+        (130, 900, 640),
+        (5, 800, 640),
+        (130, 500, 211),  # a prime number of keys: 45 behind them are read and hidden
+        (130, 230, 211),  # and more than there are
+    ],
+)
+@pytest.mark.parametrize("heads", [(4, 2, 64), (2, 1, 128)])
+def test_keys_behind_those_of_the_bias_are_not_read(
+    n: int, past: int, seen: int, heads: tuple[int, int, int]
+) -> None:
+    """A bucket has room for the chunk itself: what lies there is not cached yet."""
+    case = Case(1, n, past, heads)
+    case.live = torch.arange(past)[None] < seen  # the last one that is read counts
+    case.cache = lambda bias: llama.cache_in_runs(case.keys, case.values, bias[:, :seen])
+    check(*case.run(given_mask=n < 128))
+
+
+@pytest.mark.parametrize(
+    ("batch", "n", "past", "heads"),
+    [
+        (1, 257, 5000, (2, 1, 64)),  # 125 lanes, three blocks of up to 24 tiles
+        (1, 140, 3328, (6, 6, 64)),  # two sets of heads
+        (1, 130, 3328, (4, 2, 128)),  # marks in rows of their own
+    ],
+)
+def test_a_long_cache_comes_twice(
+    monkeypatch: pytest.MonkeyPatch, batch: int, n: int, past: int, heads: tuple[int, int, int]
+) -> None:
+    """For the maxima as it is, then with the keys that were turned for these."""
+    monkeypatch.setattr(llama, "RESIDENT_BYTES", 0)
+    check(*Case(batch, n, past, heads).run(given_mask=False))
 
 
 @settings(max_examples=12, deadline=None)
