@@ -2627,9 +2627,10 @@ def few_queries(banks):
     return len(banks) == 1 and banks[0].rows * banks[0].tokens <= P_MAX
 
 
-def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False):
+def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=True):
     """The CacheTiles of a sequence, whose queries may have different ``bias_rows``, for the heads
-    of some banks; as KeyTiles where all fit. Which of its keys count say these rows."""
+    of some banks; as KeyTiles where all fit and may ``stay``. Which of its keys count say these
+    rows."""
     head, last = banks[0].head, banks[-1]
     count, itemsize = last.head + last.heads - head, max(2, cache[0].itemsize)
     each = CACHE_ROW_BYTES // (itemsize * heads.head_dim)  # fp8 keys stand turned in x's type
@@ -2645,7 +2646,7 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False):
     row_bytes = itemsize * count * (len(marks) * P_MAX + heads.head_dim + 1)
     if apart:
         return blocks
-    if runs * row_bytes <= RESIDENT_BYTES:
+    if stay and runs * row_bytes <= RESIDENT_BYTES:
         return [block.load() for block in blocks]
     rows, dtype = heads.head_dim + MARKS, cache[2].dtype
     shapes = [(count, rows, block.tiles, block.lanes) for block in blocks]
@@ -2931,7 +2932,11 @@ def attention_chunk_kernel(
                     if by_query:
                         bias_rows = sequence * length + banks[0].position, banks[0].tokens
                         owners = [own_rows(bank, constants) for bank in banks]
-                    told = bias_rows, shared or by_query
+                    told = (
+                        bias_rows,
+                        shared or by_query,
+                        not by_query,
+                    )  # every tile of queries has its own
                     found = cache_blocks(cache, sequence, banks, heads, *told)
                     groups.append(QueryGroup(banks, found, new, *tiles, owners))
         attend_groups(groups)
