@@ -77,6 +77,7 @@ from transformers.modeling_utils import load_state_dict
 # --- Limits of a NeuronCore-v2 (aws-neuron-sdk v2.21.1, general/nki/programming_model.rst) --------
 
 P_MAX = 128  # partitions of SBUF, PSUM and the TensorE array
+QUADRANT = 32  # partitions: an operand begins at one of four
 MOVING_MAX = 512  # free size of the moving matmul operand; one PSUM bank of fp32
 
 # --- Choices of these kernels ---------------------------------------------------------------------
@@ -193,11 +194,18 @@ def kernel_layout(weight: torch.Tensor) -> torch.Tensor:
     return tiled.permute(3, 0, 2, 1).reshape(P_MAX, -1)
 
 
+def depth_of(head_dim: int) -> int:
+    """Rows of a product that contracts a head: whole quadrants of 32, those behind its features
+    zeros, as operands may begin at no other partitions."""
+    return math.ceil(head_dim / QUADRANT) * QUADRANT
+
+
 class HeadShape(NamedTuple):
     """Heads of one rank: ``group`` query heads share a KV head, ``stack`` KV heads a tile.
 
     Tile s * group + g of the queries holds the g-th query head of each KV head of stack s; tile s
-    of the keys the KV heads of stack s. Where the last stack is not full, its lanes are zero.
+    of the keys the KV heads of stack s. Where the last stack is not full, its lanes are zero, and
+    so are those that ``depth`` has beyond D.
     """
 
     q_heads: int
@@ -209,8 +217,12 @@ class HeadShape(NamedTuple):
         return self.q_heads // self.kv_heads
 
     @property
+    def depth(self) -> int:
+        return depth_of(self.head_dim)
+
+    @property
     def stack(self) -> int:
-        return P_MAX // self.head_dim
+        return P_MAX // self.depth
 
     @property
     def stacks(self) -> int:
@@ -223,13 +235,18 @@ class HeadShape(NamedTuple):
     def place(self, kv_head: int) -> Tuple[int, slice]:
         """(stack, lanes) of a KV head: which tile, and which partitions of it."""
         stack, lane = divmod(kv_head, self.stack)
-        return stack, slice(lane * self.head_dim, (lane + 1) * self.head_dim)
+        return stack, slice(lane * self.depth, (lane + 1) * self.depth)
+
+    def leaves_lanes(self) -> bool:
+        """Whether tiles of heads have lanes without features."""
+        return self.kv_heads % self.stack > 0 or self.stack * self.head_dim < P_MAX
 
     def order(self, weight: torch.Tensor, group: int) -> torch.Tensor:
         """Rows of ``group`` heads per KV head, head by head -> rows of tiles, zeros where empty."""
         d, stack = self.head_dim, self.stack
         padded = pad_to(weight, 0, self.stacks * stack * group * d)
-        return padded.view(-1, stack, group, d, weight.shape[1]).transpose(1, 2).flatten(0, 3)
+        heads = padded.view(-1, stack, group, d, weight.shape[1]).transpose(1, 2)
+        return pad_tiles(pad_to(heads, 3, self.depth).flatten(2, 3), 2).flatten(0, 2)
 
 
 # --- Sizes known while tracing --------------------------------------------------------------------
@@ -752,12 +769,19 @@ def shifted_identity(rows, columns, shift, dtype):
 
 def swapped_halves(head_dim, dtype):
     """[128, 128] @ SBUF: a permutation that swaps the halves of each head in a tile of features."""
-    half, heads = head_dim // 2, P_MAX // head_dim
+    half, depth = head_dim // 2, depth_of(head_dim)
+    heads = P_MAX // depth
     row, head = nl.arange(P_MAX)[:, None, None, None], nl.arange(heads)[None, :, None, None]
     second, lane = nl.arange(2)[None, None, :, None], nl.arange(half)[None, None, None, :]
-    partner = head * head_dim + half - second * half + lane  # of column (head, second, lane)
+    partner = head * depth + half - second * half + lane  # of column (head, second, lane)
     swap_sb = select_equal(row, partner, (P_MAX, heads, 2, half), dtype)
-    return swap_sb.reshape((P_MAX, P_MAX))
+    if heads * head_dim == P_MAX:
+        return swap_sb.reshape((P_MAX, P_MAX))
+    swap_sb = swap_sb.reshape((P_MAX, heads, head_dim))
+    whole_sb = nisa.memset((P_MAX, P_MAX), 0.0, dtype)
+    for at in nl.static_range(heads):
+        whole_sb[:, nl.ds(at * depth, head_dim)] = nisa.tensor_copy(swap_sb[:, at, :])
+    return whole_sb
 
 
 class HeadBias(NamedTuple):
@@ -790,8 +814,8 @@ def head_norm(gains_hbm, norm, head_dim):
     if gains_hbm is None:
         return None
     mean_sb = nisa.memset((P_MAX, P_MAX), 0.0, nl.float32)
-    for lane in nl.static_range(P_MAX // head_dim):
-        lanes = nl.ds(lane * head_dim, head_dim)
+    for lane in nl.static_range(P_MAX // depth_of(head_dim)):
+        lanes = nl.ds(lane * depth_of(head_dim), head_dim)
         mean_sb[lanes, lanes] = nisa.memset((head_dim, head_dim), 1.0 / head_dim, nl.float32)
     eps_sb = nisa.memset((P_MAX, 1), norm.eps, nl.float32)
     return HeadNorm(nl.load(gains_hbm), mean_sb, eps_sb)
@@ -980,14 +1004,19 @@ def project_qkv(p):
 
 def key_rows(qk_sb, first_tile, start, tokens, heads):
     """Keys [128, stacks, tokens] of a span -> rows [tokens, kv_heads * D] @ SBUF for the cache."""
-    d, stack = heads.head_dim, heads.stack
+    d, depth, stack = heads.head_dim, heads.depth, heads.stack
     rows_sb = nl.ndarray((tokens, heads.kv_heads * d), qk_sb.dtype)
     for first, count in spans(heads.kv_heads, stack):
-        rows_psum = psum_tile((tokens, count * d))
+        rows_psum = psum_tile((tokens, count * depth))
         rows_psum[...] = nisa.nc_transpose(
-            qk_sb[0 : count * d, first_tile + first // stack, nl.ds(start, tokens)]
+            qk_sb[0 : count * depth, first_tile + first // stack, nl.ds(start, tokens)]
         )
-        rows_sb[:, nl.ds(first * d, count * d)] = nisa.tensor_copy(rows_psum)
+        if d == depth:
+            rows_sb[:, nl.ds(first * d, count * d)] = nisa.tensor_copy(rows_psum)
+            continue
+        for at in nl.static_range(count):
+            own = nl.ds((first + at) * d, d)
+            rows_sb[:, own] = nisa.tensor_copy(rows_psum[:, nl.ds(at * depth, d)])
     return rows_sb
 
 
@@ -1214,7 +1243,7 @@ class NewKeys(NamedTuple):
         shape = (size, heads.kv_heads, heads.head_dim)
         for head in nl.static_range(heads.kv_heads):
             stack, lanes = heads.place(head)
-            self.k_sb[0 : heads.head_dim, head, tile, 0:size] = nisa.tensor_copy(
+            self.k_sb[0 : heads.depth, head, tile, 0:size] = nisa.tensor_copy(
                 qk_sb[lanes, heads.q_tiles + stack, nl.ds(column, size)]
             )
         self.v_sb[0:size, tile, :, 0 : heads.head_dim] = nisa.tensor_copy(v_sb.reshape(shape))
@@ -1242,7 +1271,7 @@ def new_keys(tokens, heads, dtype, mask_sb, marks, hides, bias_hbm=None):
     bias [1, tokens] @ HBM is 0 for keys that count and MASKED for others; None: all count.
     """
     d, tiles, last = heads.head_dim, whole_tiles(tokens), tokens // P_MAX
-    slots, (slot, row) = len(contraction(d + marks)), divmod(d, P_MAX)
+    slots, (slot, row) = len(contraction(heads.depth + marks)), divmod(heads.depth, P_MAX)
     k_sb = nl.ndarray((P_MAX, heads.kv_heads, slots * tiles, P_MAX), dtype)
     v_sb = nl.ndarray((P_MAX, tiles, heads.kv_heads, d + 1), dtype)
     if last < tiles:
@@ -1295,13 +1324,13 @@ def attention_constants(parts, heads, dtype):
 def bank_queries(qk_sb, bank, heads, marks, hides):
     """Queries of a bank [128, slots, rows, tokens] @ SBUF, as the keys of KeyTiles have them, with
     room for so many ``marks``; the first is there where that of the keys ``hides`` some."""
-    d, shape = heads.head_dim, (bank.rows, bank.tokens)
-    slots, (slot, row) = len(contraction(d + marks)), divmod(d, P_MAX)
+    depth, shape = heads.depth, (bank.rows, bank.tokens)
+    slots, (slot, row) = len(contraction(depth + marks)), divmod(depth, P_MAX)
     q_sb = nl.ndarray((P_MAX, slots, *shape), qk_sb.dtype)
     for at in nl.static_range(bank.heads):
         stack, lanes = heads.place(bank.head + at)
         tiles = nl.ds(stack * heads.group + bank.member, bank.members)
-        q_sb[0:d, 0, bank.own(at), :] = nisa.tensor_copy(
+        q_sb[0:depth, 0, bank.own(at), :] = nisa.tensor_copy(
             qk_sb[lanes, tiles, nl.ds(bank.column, bank.tokens)], engine=nisa.vector_engine
         )
     if hides:
@@ -1343,7 +1372,7 @@ def score_rows(q_sb, bank, at, keys, span, scores_sb, head_dim, hides, constants
     Queries are stationary here and stand on partitions, 512 keys move.
     """
     (head, row, count), (start, tiles) = bank.tiles()[at], span
-    queries, rows, depth = count * bank.tokens, nl.ds(row, count), head_dim + int(hides)
+    queries, rows, depth = count * bank.tokens, nl.ds(row, count), depth_of(head_dim) + int(hides)
     scores_psum = psum_zeros((queries, tiles, keys.lanes))
     for slot, size in contraction(depth):
         scores_psum[...] += nisa.nc_matmul(
@@ -1398,7 +1427,7 @@ def add_weighted(q_sb, marks_sb, bank, keys, span, sums, head_dim, constants):
     """exp(scale * (score - maximum)) of a span of tiles of keys times their values and ones, added
     to ``sums``: of each tile of the bank's queries [queries, D + 1] fp32 @ PSUM."""
     shape, (start, tiles) = (keys.lanes, span[1], bank.rows, bank.tokens), span
-    depth = head_dim + (query_marks(bank) if marks_sb is None else 0)
+    depth = depth_of(head_dim) + (query_marks(bank) if marks_sb is None else 0)
     triangle = keys.causal and start + tiles == keys.tiles
     if keys.causal:
         keys = keys._replace(mask_sb=None)
@@ -1471,13 +1500,14 @@ def bank_contexts(banks, sums, heads, context_sb):
         if lanes.start == 0:
             shapes = [(count * bank.tokens, P_MAX) for _, count in parts]
             rows = [nl.ndarray(shape, dtype) for shape in shapes]
-            if heads.kv_heads - bank.head - at < heads.stack:  # lanes without a head
+            if heads.kv_heads - bank.head - at < heads.stack or heads.stack * d < P_MAX:
+                # lanes without a feature
                 rows = [nisa.memset(shape, 0.0, dtype) for shape in shapes]
         for n, rows_sb in enumerate(rows, at * len(parts)):
             values = sum_of(found, n, rows_sb.shape[0])[:, 0:d]
             scale_sb = sum_of(scale, n, rows_sb.shape[0])
-            rows_sb[:, lanes] = nisa.tensor_scalar(values, nl.multiply, scale_sb)
-        if lanes.stop == P_MAX or bank.head + at + 1 == heads.kv_heads:
+            rows_sb[:, nl.ds(lanes.start, d)] = nisa.tensor_scalar(values, nl.multiply, scale_sb)
+        if lanes.stop > P_MAX - heads.depth or bank.head + at + 1 == heads.kv_heads:
             shape = (P_MAX, bank.members, bank.tokens)
             turned_psum = psum_tile((P_MAX, bank.members * bank.tokens))
             for (first, count), rows_sb in zip(parts, rows):
@@ -1595,7 +1625,7 @@ class MaximaPass(NamedTuple):
 
     def mark(self, n):
         """The second mark of a bank's queries, from the maxima of all parts."""
-        bank, (slot, row) = self.group.banks[n], divmod(self.group.head_dim, P_MAX)
+        bank, (slot, row) = self.group.banks[n], divmod(depth_of(self.group.head_dim), P_MAX)
         lowest_sb = nisa.tensor_reduce(nl.max, self.maxima_sb[n], axis=2, negate=True)
         marks_sb = self.q_sb[n][row : row + query_marks(bank), slot, :, :]
         set_marks(marks_sb, bank, lowest_sb, self.group.constants)
@@ -1782,9 +1812,7 @@ class TokenBlock(NamedTuple):
 
     def queries(self, head, heads):
         """The work for the queries of so many KV heads from ``head`` on."""
-        stacks = range(
-            head // self.p.heads.stack, whole_tiles((head + heads) * self.p.heads.head_dim)
-        )
+        stacks = range(head // self.p.heads.stack, math.ceil((head + heads) / self.p.heads.stack))
         tiles = range(stacks.start * self.p.heads.group, stacks.stop * self.p.heads.group)
         return [(at, *span) for at in tiles for span in even_spans(self.block.count, 256)]
 
@@ -1838,7 +1866,7 @@ class Scratch(NamedTuple):
     @classmethod
     def of(cls, tiles, heads, dtype):
         kv_heads, d = heads.kv_heads, heads.head_dim
-        k_hbm = nl.ndarray((kv_heads, d + MARKS, tiles, P_MAX), dtype, buffer=nl.hbm)
+        k_hbm = nl.ndarray((kv_heads, heads.depth + MARKS, tiles, P_MAX), dtype, buffer=nl.hbm)
         return cls(k_hbm, nl.ndarray((P_MAX, tiles, kv_heads, d + 1), dtype, buffer=nl.hbm))
 
     def append(self, tile, new):
@@ -1884,9 +1912,7 @@ class ScratchTiles(NamedTuple):
 
 def resident(length, heads, marks, itemsize, most=RESIDENT_BYTES):
     """Whether keys and values of a sequence stay in SBUF, in at most so many bytes."""
-    columns = heads.kv_heads * (
-        len(contraction(heads.head_dim + marks)) * P_MAX + heads.head_dim + 1
-    )
+    columns = heads.kv_heads * (len(contraction(heads.depth + marks)) * P_MAX + heads.head_dim + 1)
     return itemsize * whole_tiles(length) * columns <= most
 
 
@@ -1992,7 +2018,7 @@ class Prompt(NamedTuple):
         constants = attention_constants(spans(length, most), heads, dtype)
         causal_sb, window = causal_mask(most, dtype), Window.of(window, dtype)
         # marks where rows of the array are idle, where keys are hidden, where scores do not stay
-        turned = heads.head_dim == P_MAX and bias_hbm is None
+        turned = heads.depth == P_MAX and bias_hbm is None
         most_bytes = RESIDENT_BYTES - (0 if layer.out.adapters is None else ADAPTER_BYTES)
         marks = 0 if turned and resident(length, heads, 0, itemsize, most_bytes) else MARKS
         short = resident(length, heads, marks, itemsize, most_bytes)
@@ -2127,6 +2153,13 @@ class CachedSequences(NamedTuple):
         return self.k_sb.shape[2] - self.count
 
 
+def key_room(shape, heads, dtype):
+    """Room for keys in rows [*shape, depth] @ SBUF, zeros where features are fewer."""
+    if heads.depth == heads.head_dim:
+        return nl.ndarray((*shape, heads.depth), dtype)
+    return nisa.memset((*shape, heads.depth), 0.0, dtype)
+
+
 def turned_keys(rows_sb, heads, start, tiles, by_token=False):
     """``tiles`` tiles of cached keys [lanes, heads, tiles, D] @ SBUF from ``start`` on, of some
     ``heads`` -> [heads * D, tiles, lanes] @ PSUM, a transpose of all heads for each tile.
@@ -2154,21 +2187,21 @@ def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
     values_hbm = values_hbm.reshape((batch, partitions, tiles, d))
     shape = (P_MAX, count * heads.stacks, length + count)
     k_sb, own = nl.ndarray(shape, dtype), nl.ds(length, count)
-    if kv_heads % heads.stack:
+    if heads.leaves_lanes():
         k_sb[...] = nisa.memset(shape, 0.0, dtype)
     for b in nl.affine_range(count):
         # keys [lanes, heads, tiles, D], rows of tiles * D: as many tiles as share a PSUM bank turn
         # round, lanes columns each, and leave it together
-        rows_sb = nl.ndarray((lanes, kv_heads, tiles, d), keys_hbm.dtype)
+        rows_sb = key_room((lanes, kv_heads, tiles), heads, keys_hbm.dtype)
         for head in nl.affine_range(kv_heads):
-            rows_sb[:, head, :, :] = nl.load(keys_hbm[first + b, head, :, :, :])
+            rows_sb[:, head, :, 0:d] = nl.load(keys_hbm[first + b, head, :, :, :])
         for head, stacked in spans(kv_heads, heads.stack):
             slot, part = b * heads.stacks + head // heads.stack, range(head, head + stacked)
             for at, together in spans(tiles, MOVING_MAX // lanes):
-                shape = (stacked * d, together * lanes)
+                shape = (stacked * heads.depth, together * lanes)
                 turned_psum = turned_keys(rows_sb, part, at, together).reshape(shape)
                 columns = nl.ds(at * lanes, together * lanes)
-                k_sb[0 : stacked * d, slot, columns] = nisa.tensor_copy(turned_psum)
+                k_sb[0 : shape[0], slot, columns] = nisa.tensor_copy(turned_psum)
     # values, when the rows of keys have left SBUF: one load a sequence, heads and lanes follow each
     # other in HBM; GpSimdE puts ones behind
     v_sb = nisa.memset((partitions, count, tiles, d + 1), 1.0, values_hbm.dtype)
@@ -2318,7 +2351,7 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
     # [D, q_heads, B] to the lanes and tiles of the heads, all sequences at once
     for kv_head in nl.static_range(heads.kv_heads):
         stack, lanes = heads.place(kv_head)
-        tiles = nl.ds(stack * group, group)
+        tiles, lanes = nl.ds(stack * group, group), slice(lanes.start, lanes.start + d)
         context_sb[lanes, tiles, nl.ds(cache.first, count)] = nisa.tensor_copy(
             turned_psum[:, nl.ds(kv_head * group, group), :]
         )
@@ -2343,7 +2376,7 @@ class CacheTiles(NamedTuple):
     Of a cache of blocks: keys and values @ HBM, [rows, run, kv_heads, D], or [rows, run, D] where
     heads lie apart, and rows_sb [lanes, B * parts (* kv_heads)] @ SBUF, which rows lie on the
     partitions of each part of a sequence. ``shared``: queries have different rows of the bias, of
-    sequences that stand in one or their own, and it stays apart. k_hbm [count, D + MARKS, tiles,
+    sequences that stand in one or their own, and it stays apart. k_hbm [count, depth + MARKS, tiles,
     lanes], if any, keeps turned keys from the first time that they are loaded to the second."""
 
     cache: Any
@@ -2390,20 +2423,24 @@ class CacheTiles(NamedTuple):
 
     def head_rows(self, head, count):
         """Keys of some heads [lanes, count, tiles, D] @ SBUF, a load for each."""
-        shape = (self.lanes, count, self.tiles, self.heads.head_dim)
-        rows_sb = nl.ndarray(shape, self.cache[0].dtype)
+        d, shape = self.heads.head_dim, (self.lanes, count, self.tiles)
+        rows_sb = key_room(shape, self.heads, self.cache[0].dtype)
         for at in nl.affine_range(count):
-            rows_sb[:, at, :, :] = self.rows_of(self.cache[0], head + at)
+            rows_sb[:, at, :, 0:d] = self.rows_of(self.cache[0], head + at)
         return rows_sb
 
     def turned(self, k_sb):
         """Keys into k_sb. A head's row per partition is as long as the tiles: their keys lie next
         to each other in HBM. A tile turns for all heads of a stack at once, and as many as share a
         PSUM bank leave it together."""
-        d, by_token = self.heads.head_dim, self.by_token
+        d, by_token = self.heads.depth, self.by_token
         engine = None if self.apart else nisa.scalar_engine  # alone at PSUM beside many queries
         if by_token:
             named_sb = self.named_rows(self.cache[0], 0)
+            if d > self.heads.head_dim:
+                wide_sb = key_room(named_sb.shape[:3], self.heads, named_sb.dtype)
+                wide_sb[:, :, :, 0 : self.heads.head_dim] = nisa.tensor_copy(named_sb)
+                named_sb = wide_sb
         for first, stacked in spans(self.count, self.heads.stack):
             head = self.head + first
             if by_token:
@@ -2437,7 +2474,7 @@ class CacheTiles(NamedTuple):
         """-> KeyTiles. Keys that came without ``values`` come back from k_hbm, if any: turning them
         again took a tenth of the port to PSUM beside chunks of 160 tokens."""
         again, marks = values and self.k_hbm is not None, 0 if self.apart else MARKS
-        slots, shape = contraction(self.heads.head_dim + marks), self.cache[2].shape
+        slots, shape = contraction(self.heads.depth + marks), self.cache[2].shape
         runs_hbm = self.cache[2].reshape((shape[0], shape[1] // self.lanes, self.lanes))
         bias_hbm = runs_hbm[nl.ds(*self.bias_rows), nl.ds(self.tile, self.tiles), :]
         k_sb = nl.ndarray((P_MAX, self.count, len(slots) * self.tiles, self.lanes), bias_hbm.dtype)
@@ -2460,7 +2497,7 @@ class CacheTiles(NamedTuple):
     def mark(self, k_sb, bias_hbm):
         """The rows behind the features of each head: the bias, zero where it stays apart, and
         ones."""
-        slot, row = divmod(self.heads.head_dim, P_MAX)
+        slot, row = divmod(self.heads.depth, P_MAX)
         ones = np.ones((MARKS, self.tiles, self.lanes), np.float32)
         ones[0] = 0.0
         for at in nl.affine_range(self.count):
@@ -2486,7 +2523,8 @@ def few_maxima(q_sb, bank, keys, head_dim, constants):
         scores_psum = psum_zeros(shape)
         for tile in nl.static_range(tiles):
             part_psum = scores_psum[:, :, :, tile]
-            score_tile(q_sb, None, bank, keys, start + tile, part_psum, head_dim, constants)
+            depth = depth_of(head_dim)
+            score_tile(q_sb, None, bank, keys, start + tile, part_psum, depth, constants)
         found_sb[:, :, at] = nisa.tensor_reduce(
             nl.max, scores_psum.reshape((keys.lanes, columns, tiles)), axis=2
         )
@@ -2638,7 +2676,7 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=Tr
         runs = cache_runs(cache[2].shape[1])[1]
     else:
         runs, each = cache[2].shape[1] // cache[3].shape[0], cache[0].shape[1]
-    apart, marks = few_queries(banks), contraction(heads.head_dim + MARKS)
+    apart, marks = few_queries(banks), contraction(heads.depth + MARKS)
     blocks = [
         CacheTiles(cache, sequence, head, count, *block, heads, apart, bias_rows, shared)
         for block in spans(runs, each)
@@ -2648,7 +2686,7 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=Tr
         return blocks
     if stay and runs * row_bytes <= RESIDENT_BYTES:
         return [block.load() for block in blocks]
-    rows, dtype = heads.head_dim + MARKS, cache[2].dtype
+    rows, dtype = heads.depth + MARKS, cache[2].dtype
     shapes = [(count, rows, block.tiles, block.lanes) for block in blocks]
     return [
         block._replace(k_hbm=nl.ndarray(shape, dtype, buffer=nl.hbm))
@@ -2853,7 +2891,7 @@ def attention_decode_kernel(
     nl.store(new_keys_hbm, key_rows(qk_sb, heads.q_tiles, 0, batch, heads))
     # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
     context_sb = nl.ndarray((P_MAX, heads.q_tiles, batch), dtype)
-    if heads.kv_heads % heads.stack:
+    if heads.leaves_lanes():
         context_sb[...] = nisa.memset((P_MAX, heads.q_tiles, batch), 0.0, dtype)
     for cache, rows_sb in zip(caches, v_sb):
         nl.store(new_values_hbm[nl.ds(cache.first, cache.count), :], rows_sb)
@@ -3580,6 +3618,13 @@ class NeuronLlamaMLP(nn.Module):
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 
 
+def in_lanes(of_head: torch.Tensor, head_dim: int) -> torch.Tensor:
+    """Rows of one head [D, ..] -> those of the lanes of a tile of heads [128, ..]."""
+    depth = depth_of(head_dim)
+    of_heads = [pad_to(of_head, 0, depth)] * (P_MAX // depth)
+    return pad_tiles(torch.cat(of_heads), 0)
+
+
 class LlamaRotaryEmbedding(nn.Module):
     """cos and sin of the rotary position embedding, half-rotation convention (Su et al. 2021).
 
@@ -3603,7 +3648,7 @@ class LlamaRotaryEmbedding(nn.Module):
         inv_freq = torch.tensor(self.inv_freq, dtype=torch.float32, device=position_ids.device)
         positions = position_ids.to(torch.float32)
         if self.nki_enabled:
-            lanes = torch.cat((inv_freq, -inv_freq)).repeat(P_MAX // self.head_dim)
+            lanes = in_lanes(torch.cat((inv_freq, -inv_freq)), self.head_dim)
             angles = lanes[:, None] * positions.reshape(1, -1)
         else:
             angles = positions[:, :, None] * inv_freq
@@ -4149,7 +4194,7 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
     named = is_in_blocks(config) or window_of(config) is not None  # rows that a table names
     lacking = [
         (out_bias, "attention_bias"),
-        (sizes.head_dim not in (64, 128), f"head_dim {sizes.head_dim}"),
+        (sizes.head_dim > P_MAX or sizes.head_dim % 2, f"head_dim {sizes.head_dim}"),
         (q_heads > P_MAX, f"{q_heads} query heads per rank"),
         (batch > P_MAX, f"a batch of {batch}"),
         (neuron_config.lora_config is not None and quantised, "adapters beside quantised weights"),
@@ -4165,8 +4210,8 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
         if wrong:
             raise ValueError(
                 f"The kernels do not cover {what}, expected a Llama with SiLU, biases on queries, "
-                "keys and values only, heads of 64 or 128 and a batch of at most 128; run without "
-                "--enable-nki."
+                "keys and values only, heads of an even number of features up to 128 and a batch "
+                "of at most 128; run without --enable-nki."
             )
 
 
@@ -4520,7 +4565,7 @@ def attention_for_kernels(
         state[f"{attention}qkv_bias.weight"] = torch.cat(rows)
     if f"{attention}q_norm.weight" in state:
         gains = torch.stack([state.pop(f"{attention}{name}_norm.weight") for name in "qk"], 1)
-        state[f"{attention}head_gains"] = gains.repeat(P_MAX // sizes.head_dim, 1)
+        state[f"{attention}head_gains"] = in_lanes(gains, sizes.head_dim)
     scales = pop_scales(state, names)
     if scales is not None:
         state[f"{output}.scale"] = attention_scales(scales, gain, sizes)

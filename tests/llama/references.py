@@ -39,19 +39,27 @@ def of_tiles(columns: torch.Tensor) -> torch.Tensor:
     return columns.t().reshape(-1)
 
 
+def lanes_of(heads):
+    """(heads a tile of 128 lanes holds, lanes of each: whole quadrants of 32)."""
+    depth = math.ceil(heads.head_dim / 32) * 32
+    return 128 // depth, depth
+
+
 def in_tiles(rows, heads, group):
     """Heads [T, n, D], ``group`` a KV head -> [tiles, 128, T], zeros where there is none."""
-    stack, d = 128 // heads.head_dim, heads.head_dim
-    padded = rows.new_zeros(len(rows), heads.stacks * stack * group, d)
-    padded[:, : rows.shape[1]] = rows
-    tiles = padded.reshape(-1, heads.stacks, stack, group, d).transpose(2, 3)
-    return tiles.reshape(len(rows), -1, 128).permute(1, 2, 0)
+    (stack, depth), d = lanes_of(heads), heads.head_dim
+    padded = rows.new_zeros(len(rows), heads.stacks * stack * group, depth)
+    padded[:, : rows.shape[1], :d] = rows
+    tiles = padded.reshape(-1, heads.stacks, stack, group, depth).transpose(2, 3).flatten(3)
+    whole = torch.nn.functional.pad(tiles, (0, 128 - stack * depth))
+    return whole.reshape(len(rows), -1, 128).permute(1, 2, 0)
 
 
 def from_tiles(tiles, heads, group):
     """The inverse, of [128, tiles, T]."""
-    stack, d = 128 // heads.head_dim, heads.head_dim
-    rows = tiles.permute(2, 1, 0).reshape(-1, heads.stacks, group, stack, d)
+    stack, depth = lanes_of(heads)
+    rows = tiles[: stack * depth].permute(2, 1, 0)
+    rows = rows.reshape(-1, heads.stacks, group, stack, depth)[..., : heads.head_dim]
     return rows.transpose(2, 3).flatten(1, 3)[:, : group * heads.kv_heads]
 
 
@@ -143,12 +151,12 @@ class Reference:
             rows = rows + self.adapted([x] * 3, sizes, more)
         if qkv_b_hbm is not None:
             rows = rows + qkv_b_hbm.to(self.dtype)
-        d, stack, group = heads.head_dim, 128 // heads.head_dim, heads.group
+        d, group = heads.head_dim, heads.group
         q_end = heads.stacks * group * 128
         k_end = q_end + heads.stacks * 128
-        q = rows[:, :q_end].reshape(-1, heads.stacks, group, stack, d).transpose(2, 3)
-        q = q.reshape(-1, heads.stacks * stack * group, d)[:, : heads.q_heads]
-        k = rows[:, q_end:k_end].reshape(-1, heads.stacks * stack, d)[:, : heads.kv_heads]
+        tiles = rows[:, :k_end].unflatten(1, (-1, 128)).permute(2, 1, 0)  # [128, tiles, T]
+        q = from_tiles(tiles[:, : heads.stacks * group], heads, group)
+        k = from_tiles(tiles[:, heads.stacks * group :], heads, 1)
         v = rows[:, k_end : k_end + heads.kv_heads * d].reshape(-1, heads.kv_heads, d)
         if gains_hbm is not None:
             q, k = (
