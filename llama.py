@@ -2376,8 +2376,8 @@ class CacheTiles(NamedTuple):
     Of a cache of blocks: keys and values @ HBM, [rows, run, kv_heads, D], or [rows, run, D] where
     heads lie apart, and rows_sb [lanes, B * parts (* kv_heads)] @ SBUF, which rows lie on the
     partitions of each part of a sequence. ``shared``: queries have different rows of the bias, of
-    sequences that stand in one or their own, and it stays apart. k_hbm [count, depth + MARKS, tiles,
-    lanes], if any, keeps turned keys from the first time that they are loaded to the second."""
+    sequences that stand in one or their own, and it stays apart. k_hbm [count, depth + MARKS,
+    tiles, lanes], if any, keeps turned keys from when they are first loaded to the second time."""
 
     cache: Any
     sequence: int
