@@ -117,7 +117,7 @@ def moved(pieces, by):
     return found
 
 
-def share(items, step, steps):
+def step_share(items, step, steps):
     """The ``step``-th of ``steps`` equal parts of a list."""
     return items[len(items) * step // steps : len(items) * (step + 1) // steps]
 
@@ -820,19 +820,6 @@ def new_keys(tokens, heads, dtype, mask_sb, marks, bias_hbm):
     return NewKeys(heads, k_sb, v_sb, mask_sb, marks)
 
 
-def keys_of(block, whole, bias_hbm, mask_sb, heads, marks):
-    """NewKeys for each sequence of a Block: of the ``whole`` sequence, or of the block's part."""
-    first, at = divmod(block.start, block.length)
-    size, begin = (block.length, 0) if whole else (block.count, at)
-    found = []
-    for n in range(first, first + math.ceil(block.count / block.length)):
-        own_hbm = None
-        if bias_hbm is not None:
-            own_hbm = bias_hbm[nl.ds(n, 1), nl.ds(begin, size)]
-        found.append(new_keys(size, heads, mask_sb.dtype, mask_sb, marks, own_hbm))
-    return found
-
-
 class Constants(nl.NKIObject):
     """Tiles that every step reads: zeros [128, 1] fp32, the identity [128, 128], and which of n
     tokens a query is, [n, rows, n], for any number of ``rows`` of queries."""
@@ -1189,9 +1176,9 @@ def attend(first, following, work):
         ahead = following.steps()
     for n in range(len(steps)):
         second.run(steps[n])
-        for other in share(ahead, n, len(steps)):
+        for other in step_share(ahead, n, len(steps)):
             following.run(other)
-        for other in share(work, n, len(steps)):
+        for other in step_share(work, n, len(steps)):
             other[0].run(other[1])
 
 
@@ -1221,16 +1208,16 @@ class Pieces(nl.NKIObject):
         return self.loaded[n], at - first
 
 
-def attention_weights(qkv_w_hbm, out_w_hbm, heads, k_tiles, tokens):
+def attention_weights(layer, qkv_w_hbm, out_w_hbm, tokens):
     """Pieces of both weights for passes of so many tokens: keys and values begin with half a piece,
     so that little waits for hidden states."""
-    q_tiles, row_bytes = heads.q_tiles, BLOCK_PIECE_BYTES
+    k_tiles, q_tiles = feature_rows(layer.x_hbm), layer.heads.q_tiles
     tiles, out_tiles = feature_tiles(qkv_w_hbm, k_tiles), feature_tiles(out_w_hbm, q_tiles)
-    queries = weight_pieces(q_tiles, k_tiles, tokens, False, row_bytes)
-    others = weight_pieces(tiles - q_tiles, k_tiles, tokens, False, row_bytes)
-    outputs = weight_pieces(out_tiles, q_tiles, tokens, True, row_bytes)
+    queries = weight_pieces(q_tiles, k_tiles, tokens, row_bytes=BLOCK_PIECE_BYTES)
+    others = weight_pieces(tiles - q_tiles, k_tiles, tokens, row_bytes=BLOCK_PIECE_BYTES)
+    outputs = weight_pieces(out_tiles, q_tiles, tokens, last=True, row_bytes=BLOCK_PIECE_BYTES)
     qkv = Pieces(qkv_w_hbm, k_tiles, queries + moved(others, q_tiles))
-    return qkv, Pieces(out_w_hbm, q_tiles, outputs)
+    return [qkv, Pieces(out_w_hbm, q_tiles, outputs)]
 
 
 class TokenBlock(nl.NKIObject):
@@ -1407,6 +1394,17 @@ class Prefill(nl.NKIObject):
         """Keys and values, and queries of the first set of heads."""
         return self.tokens.keys_and_values() + self.tokens.queries(self.sets[0])
 
+    def begin(self):
+        """The first block of all, beside which nothing runs: keys and values, H/128 passes of its
+        tokens for every tile of features, first queries -> the MaximaPass of their maxima."""
+        for each in self.first_work():
+            self.tokens.run(each)
+        self.keep_keys()
+        first = maxima_pass(self.groups()[0])
+        for step in first.steps():
+            first.run(step)
+        return first
+
     def keep_keys(self):
         """The block's keys and values, where its queries and those behind it find them."""
         parts = self.tokens.block.parts()
@@ -1435,35 +1433,105 @@ class Prefill(nl.NKIObject):
         return found
 
 
+class Prompt(nl.NKIObject):
+    """What blocks of a prompt share: the ``layer`` and both its weights, the bias [B, S] @ HBM of
+    left padding, or None, the triangle of a tile of tokens with itself, Constants, how many
+    ``marks`` keys have, whether keys and values of a sequence stay in SBUF (``short``), and Pieces
+    of the weights where these stay, an empty list where each block reads them."""
+
+    layer: AttentionLayer
+    qkv_w_hbm: nl.NkiTensor
+    out_w_hbm: nl.NkiTensor
+    bias_hbm: nl.NkiTensor
+    causal_sb: nl.NkiTensor
+    constants: Constants
+    marks: int
+    short: bool
+    kept: list
+
+    def start(self, block, before):
+        """The Prefill of a block behind that of the block ``before``: its hidden states [128,
+        H/128, count], and room for its keys and values, with those of its sequences, or, of a
+        sequence that is too long, on the way to scratch."""
+        weights, heads, at = self.kept, self.layer.heads, block.start % block.length
+        if len(weights) == 0:
+            weights = attention_weights(self.layer, self.qkv_w_hbm, self.out_w_hbm, block.count)
+        tokens = token_block(block, self.layer, weights)
+        if self.short and at > 0:
+            return Prefill(tokens, before.new, None, 0, self.constants)
+        new = self.keys_of(block)
+        if self.short:
+            return Prefill(tokens, new, None, 0, self.constants)
+        if at > 0:
+            scratch = before.scratch
+        else:
+            scratch = scratch_of(math.ceil(block.length / P_MAX), heads, tokens.qk_sb.dtype)
+        return Prefill(tokens, new, scratch, at, self.constants)
+
+    def keys_of(self, block):
+        """NewKeys for each sequence of a block: of all its tokens, or of the block's part."""
+        first, at = divmod(block.start, block.length)
+        size, begin = (block.length, 0) if self.short else (block.count, at)
+        found, mask_sb = [], self.causal_sb
+        for n in range(first, first + math.ceil(block.count / block.length)):
+            own_hbm = None
+            if self.bias_hbm is not None:
+                own_hbm = self.bias_hbm[nl.ds(n, 1), nl.ds(begin, size)]
+            heads = self.layer.heads
+            found.append(new_keys(size, heads, mask_sb.dtype, mask_sb, self.marks, own_hbm))
+        return found
+
+
+def prompt_of(layer, qkv_w_hbm, out_w_hbm, bias_hbm, block):
+    """The Prompt of blocks like this one, the first."""
+    heads, dtype, length = layer.heads, layer.x_hbm.dtype, block.length
+    # which tokens a tile's queries are, the identity, and the triangle of a tile with itself
+    most = min(length, P_MAX)
+    constants = attention_constants(most, heads, dtype)
+    pattern, visible = [[-1, most]], nl.greater_equal
+    causal_sb = selected((most, most), pattern, 0.0, masked(dtype), dtype, visible)
+    # marks where rows of the array are idle, where keys are hidden, and where scores do not stay
+    turned = heads.head_dim == P_MAX and bias_hbm is None
+    marks = 0 if turned and resident(length, heads, 0, dtype) else MARKS
+    short = resident(length, heads, marks, dtype)
+    # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
+    kept = []
+    if 2 * (qkv_w_hbm.shape[1] + out_w_hbm.shape[1]) <= WEIGHT_BYTES:
+        kept = attention_weights(layer, qkv_w_hbm, out_w_hbm, block.count)
+    return Prompt(layer, qkv_w_hbm, out_w_hbm, bias_hbm, causal_sb, constants, marks, short, kept)
+
+
+def before_last(rows, items, step, steps):
+    """The work beside a step of what is to be done before the last of ``steps`` begins, which is
+    done at once where there is no step before."""
+    work = []
+    if steps > 1:
+        for each in step_share(items, step, steps - 1):
+            work.append((rows, each))
+        return work
+    for each in items:
+        rows.run(each)
+    return work
+
+
 def attend_block(prefill, ahead, before, following):
     """Attention of a block of tokens, the MaximaPass of whose first group is ``ahead``; beside it
     the output of the TokenBlock ``before``, and what the Prefill ``following`` begins with (either
     may be None). -> the MaximaPass of the first group of that."""
-    tokens, groups, outputs, projections = prefill.tokens, prefill.groups(), [], []
-    tiles, steps = len(groups) // len(prefill.sets), len(groups)
-    if before is not None:
-        outputs = before.outputs()
-    if following is not None:
-        projections = following.first_work()
+    tokens, groups, sets = prefill.tokens, prefill.groups(), prefill.sets
+    tiles, steps = len(groups) // len(sets), len(groups)
     for step in range(steps):
         n, at = divmod(step, tiles)
-        queries = tokens.queries(prefill.sets[n + 1]) if n + 1 < len(prefill.sets) else []
-        # what the maxima of the next group read is there before its pass begins
+        # what the maxima of the next group read is there before its pass begins: queries of the
+        # next set of heads, and all that the next block begins with
         work = []
-        for each in share(outputs, step, steps):
-            work.append((before, each))
-        if tiles == 1:
-            for each in queries:
-                tokens.run(each)
-        elif at + 1 < tiles:
-            for each in share(queries, at, tiles - 1):
-                work.append((tokens, each))
-        if steps == 1:
-            for each in projections:
-                following.tokens.run(each)
-        elif step + 1 < steps:
-            for each in share(projections, step, steps - 1):
-                work.append((following.tokens, each))
+        if before is not None:
+            for each in step_share(before.outputs(), step, steps):
+                work.append((before, each))
+        if n + 1 < len(sets):
+            work = work + before_last(tokens, tokens.queries(sets[n + 1]), at, tiles)
+        if following is not None:
+            work = work + before_last(following.tokens, following.first_work(), step, steps)
         first, ahead = ahead, None
         if step + 1 < steps:
             ahead = maxima_pass(groups[step + 1])
@@ -1767,7 +1835,7 @@ def attention_prefill_kernel(
     keys and values [B * S, kv_heads * D], and x + delta where there is a delta.
     """
     tokens, length, dtype = x_hbm.shape[1], x_hbm.shape[1] // batch, x_hbm.dtype
-    features, new_shape = x_hbm.shape[0], (tokens, heads.kv_heads * heads.head_dim)
+    new_shape = (tokens, heads.kv_heads * heads.head_dim)
     out_hbm = nl.ndarray(x_hbm.shape, dtype=dtype, buffer=nl.shared_hbm)
     keys_hbm = nl.ndarray(new_shape, dtype=dtype, buffer=nl.shared_hbm)
     values_hbm = nl.ndarray(new_shape, dtype=dtype, buffer=nl.shared_hbm)
@@ -1775,42 +1843,15 @@ def attention_prefill_kernel(
     layer = AttentionLayer(x_hbm, delta_hbm, stream_hbm, out_hbm, norm, cos_hbm, sin_hbm, heads)
     check_layer(layer, qkv_w_hbm, out_w_hbm)
     assert tokens == batch * length, f"{tokens} tokens are no {batch} sequences of one length"
-    # which tokens a tile's queries are, the identity, and the triangle of a tile with itself
-    blocks, most = token_blocks(features, tokens, length), min(length, P_MAX)
-    constants = attention_constants(most, heads, dtype)
-    hidden, visible = masked(dtype), nl.greater_equal
-    causal_sb = selected((most, most), [[-1, most]], 0.0, hidden, dtype, visible)
-    # marks where rows of the array are idle, where keys are hidden, and where scores do not stay
-    turned = heads.head_dim == P_MAX and bias_hbm is None
-    marks = 0 if turned and resident(length, heads, 0, dtype) else MARKS
-    short = resident(length, heads, marks, dtype)
-    # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
-    k_tiles = feature_rows(x_hbm)
-    weights = attention_weights(qkv_w_hbm, out_w_hbm, heads, k_tiles, blocks[0].count)
-    kept = 2 * (qkv_w_hbm.shape[1] + out_w_hbm.shape[1]) <= WEIGHT_BYTES
-    started, ahead, before, scratch = [], None, None, None
+    blocks = token_blocks(x_hbm.shape[0], tokens, length)
+    prompt = prompt_of(layer, qkv_w_hbm, out_w_hbm, bias_hbm, blocks[0])
+    started, ahead, before = [], None, None
     for n in range(len(blocks) + 1):
         if n < len(blocks):
-            # the next block: hidden states [128, H/128, count], and room for its keys and values,
-            # with those of its sequences, or, of a sequence that is too long, on the way to scratch
-            block = blocks[n]
-            if not kept:
-                weights = attention_weights(qkv_w_hbm, out_w_hbm, heads, k_tiles, block.count)
-            rows, at = token_block(block, layer, weights), block.start % length
-            if not short or at == 0:
-                new = keys_of(block, short, bias_hbm, causal_sb, heads, marks)
-            if not short and at == 0:
-                scratch = scratch_of(math.ceil(length / P_MAX), heads, dtype)
-            started.append(Prefill(rows, new, scratch, 0 if short else at, constants))
+            # hidden states of the next block [128, H/128, count], behind its first weights
+            started.append(prompt.start(blocks[n], started[n - 1] if n > 0 else None))
         if n == 0:
-            # nothing runs beside the first block's keys and values, H/128 passes of its tokens for
-            # every tile of features, its first queries and their maxima
-            for each in started[0].first_work():
-                started[0].tokens.run(each)
-            started[0].keep_keys()
-            ahead = maxima_pass(started[0].groups()[0])
-            for step in ahead.steps():
-                ahead.run(step)
+            ahead = started[0].begin()
             continue
         # attention of a block, a bank of PSUM at a time; beside it the output of the one before and
         # what the next one begins with, so that TensorE does not wait for ScalarE
