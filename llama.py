@@ -2746,6 +2746,8 @@ class InnerTokens(NamedTuple):
 #   qkv_w_hbm, out_w_hbm  kernel weights      of Q, K and V together, and of the output
 #   cos_hbm, sin_hbm      [128, T]            of each lane of a tile of heads, the sine signed
 #   heads                 HeadShape           of this rank
+#   q_hbm, k_hbm,         [128, tiles, T]     queries, new keys and contexts between kernels, as
+#   context_hbm                               heads lie in tiles; new values v_hbm in rows
 #   keys_hbm, values_hbm  [B, kv heads, L, D] the cache; new ones come out, [T, kv heads * D]
 #   bias_hbm              [B, keys]           type of x: 0 for keys that count, MASKED for others
 #   qkv_b_hbm             [1, tiles * 128]    biases of Q, K and V
@@ -3024,10 +3026,9 @@ def attention_share_kernel(
 ):
     """Attention by itself, of tokens that are projected already, over keys of several ranks.
 
-    Queries [128, q_tiles, T] and new keys [128, stacks, T] as ``attention_projection_kernel`` has
-    them, new values [T, kv_heads * D]; cached keys and values [B, kv_heads, L, D] and bias as of
-    ``attention_chunk_kernel``, a row [L] for every ``query_spans`` of a sequence. -> context [128,
-    q_tiles, T]. With active [B, n, n] the keys are a share: up to 128 queries of a KV head, and of
+    Queries, new keys and values [T, kv_heads * D] as ``attention_projection_kernel`` has them; the
+    cache as of ``attention_chunk_kernel``, its bias a row for every ``query_spans`` of a sequence.
+    -> context. With active [B, n, n] the keys are a share: up to 128 queries of a KV head, and of
     each, head by head, what weighs it among those of other ranks, the negated maximum of its scores
     and the sum of its weights [B, kv_heads, queries, 2] in fp32. None: tokens of a prompt.
     """
