@@ -97,6 +97,22 @@ def register_slice(x, by_ds):
     nisa.dma_copy(sb((4, 32)), part)
 
 
+def placed_by_data(engine):
+    """A part at a run-time offset, read by an engine or moved by DMA."""
+    at, target = sb((1, 1), nl.int32), sb((32, 4))
+    part = sb().ap([[32, 32], [1, 4]], scalar_offset=at, indirect_dim=1)
+    if engine:
+        nisa.tensor_scalar(target, part, nl.add, 1.0)
+    else:
+        nisa.dma_copy(nl.ndarray((32, 4), nl.float32, buffer=nl.shared_hbm), part)
+
+
+def loops(inside):
+    for _ in nl.dynamic_range(2):
+        for _ in nl.dynamic_range(2) if inside else range(2):
+            nisa.tensor_copy(sb(), sb())
+
+
 def scaled(dtype, other, op=nl.add):
     nisa.tensor_scalar(sb(dtype=other), sb(dtype=dtype), op, 1 if op is nl.add else None)
 
@@ -205,6 +221,8 @@ CASES = {
         2, lambda x: columns((0, 64), (64, 64)), lambda x: columns((64, 0), (64, 128))
     ),
     "sim_dynamic_slice": (2, lambda x: register_slice(x, True), lambda x: register_slice(x, False)),
+    "sim_placed_operand": (2, lambda x: placed_by_data(True), lambda x: placed_by_data(False)),
+    "sim_nested_device_loops": (2, lambda x: loops(True), lambda x: loops(False)),
     "sim_address_arithmetic": (
         2, lambda x: scaled(nl.int32, nl.int32), lambda x: scaled(nl.int16, nl.int16)
     ),
@@ -227,7 +245,9 @@ CASES = {
     "sim_scale_packing": (4, lambda x: microscaled(127, 4), lambda x: microscaled(127, 0)),
     "sim_rounded_sums": (4, lambda x: sums(nl.bfloat16), lambda x: sums(nl.float32)),
 }  # fmt: skip
-GATES_ALONE = {"sim_vector_offsets", "sim_transpose_by_dma"}  # open on gen2 only
+GATES_ALONE = {  # open on gen2 only
+    "sim_vector_offsets", "sim_transpose_by_dma", "sim_placed_operand", "sim_nested_device_loops",
+}  # fmt: skip
 
 
 def told(body):

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
-from ..device.errors import refuse
+from ..device.errors import refuse, warn
+from ..device.spec import CORE
 from ..program import trace
 from ..program.index import is_integer
 from ..program.program import Instruction
@@ -59,11 +60,24 @@ def _check_order(what: str) -> None:
         )
 
 
+def _warn_of_nesting(what: str) -> None:
+    """SDK 2.32 for trn1 compiled device loops, but none inside another (docs/neuron-notes.md of
+    foxl-ai/kiln: "operand #3 does not dominate this use")."""
+    frame = trace.current(f"nl.{what}").frame
+    if CORE.number == 2 and frame and any(f.loop.kind == "sequential" for f in frame.path()):
+        warn(
+            "sim_nested_device_loops",
+            f"nl.{what} inside another device loop: the compiler of SDK 2.32 failed on that for "
+            "gen2, expected one loop; unroll the inner one with Python's range",
+        )
+
+
 def _indices(lower: Any, upper: Any, step: Any, what: str) -> Iterator[VirtualRegister]:
     """The index register of every iteration of a device loop."""
     if not is_integer(step) or step < 1:
         raise AssertionError(f"step of {what} is {step!r}, expected a positive int")
     _check_order(what)
+    _warn_of_nesting(what)
     indices = range(_bound(lower, what), _bound(upper, what), int(step))
     for value in trace.current(f"nl.{what}").loop("sequential", indices):
         yield VirtualRegister(value, frozen=True)
@@ -89,6 +103,7 @@ def fori_loop(lower: Any, upper: Any, body_fun: Callable, step: int = 1) -> None
 def while_loop(init: Any, body_fun: Callable) -> None:
     """A device loop: while the condition register is nonzero, it becomes ``body_fun(it)``."""
     _check_order("while_loop")
+    _warn_of_nesting("while_loop")
     condition = init if isinstance(init, VirtualRegister) else VirtualRegister(init)
     for _ in trace.current("nl.while_loop").loop("sequential", range(LIMIT)):
         if not condition.value("condition of nl.while_loop"):

@@ -161,6 +161,8 @@ def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str)
     storage = view.storage
     if view.by_data is not None and not _takes_offset(op, view):
         raise _indirect_refusal(op, view, role)
+    if view.by_data is not None and view.scalar_offsets_anywhere:
+        _warn_of_placed(op, view, role)
     if storage.buffer not in memories:
         raise refuse(
             "err_unsupported_memory",
@@ -181,6 +183,20 @@ def _takes_offset(op: OpSpec, view: View) -> bool:
     """Whether the entry takes an operand that data place."""
     one = view.by_data is not None and view.by_data[0].size == 1
     return op.indirect or (one and view.scalar_offsets_anywhere)
+
+
+def _warn_of_placed(op: OpSpec, view: View, role: str) -> None:
+    """Kernels of `nki` on gen2: engines took no operand at a run-time offset, transfers did.
+
+    NCC_IBIR829 and NCC_IBIR040 of SDK 2.32 on trn1 (foxl-ai/kiln, docs/neuron-notes.md).
+    """
+    if CORE.number == 2 and not (op.is_dma or op.indirect) and view.storage.on_chip:
+        warn(
+            "sim_placed_operand",
+            f"{op.name} got {role} {view.label()} at a run-time offset: the compiler of SDK 2.32 "
+            "failed on such operands of engines for gen2, expected an offset that is known while "
+            "tracing; copy the part with nisa.dma_copy first, whose addresses may be data",
+        )
 
 
 def _indirect_refusal(op: OpSpec, view: View, role: str) -> Exception:
