@@ -1,9 +1,9 @@
 """``nki.collectives``: operations between the ranks of a replica group.
 
 A kernel runs once on each rank (``on_ranks``, or the ranks of the SDK's models); the rank's number
-is known while it is recorded here. Sources leave open, and this assumes: reductions are computed in
-fp32 in the order of the group, a ring goes through a group in its order on every channel, and the
-counts of ``all_gather_v`` and ``all_to_all_v`` are elements.
+is known while it is recorded here. Sources leave open, and this guesses, unproven: reductions are
+computed in fp32 in the order of the group, a ring goes through a group in its order on every
+channel, and the counts of ``all_gather_v`` and ``all_to_all_v`` are elements.
 """
 
 from __future__ import annotations
@@ -334,7 +334,7 @@ def collective_permute_implicit(
     priority: Any = None,
     name: str | None = None,
 ) -> NkiInstruction | None:
-    """A step around the ring of the ranks: to the next one, from the one before."""
+    """A step around the ring of the ranks: to the next one, from the one before (a guess)."""
     what = "collective_permute_implicit"
     srcs, dsts = _channels(what, channel_ids, srcs_by_channel, dsts_by_channel)
     sources, targets = _pairs(what, srcs, dsts, only_hbm=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 from enum import Enum
 from typing import Any
 
@@ -11,6 +12,8 @@ from ..device import dtypes
 from ..device.dtypes import DType
 from ..device.errors import refuse, warn
 from ..device.spec import CORE
+
+TRANSPOSES_ON_TENSOR = "NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE"  # from gen3 on
 
 
 class Name(str):
@@ -134,7 +137,9 @@ class _TileSize:
 
     @property
     def psum_num_banks(self) -> int:
-        return CORE.psum_banks
+        """One less where the compiler turns DMA transposes into TensorE's, which need a bank."""
+        turned = os.environ.get(TRANSPOSES_ON_TENSOR, "").lower() in ("1", "true")
+        return CORE.psum_banks - (turned and CORE.number > 2)
 
     @property
     def sbuf_fmax_bytes(self) -> int:

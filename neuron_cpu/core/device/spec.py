@@ -100,7 +100,8 @@ class NeuronCore:
         exclusive_ports: engines that share a port of SBUF or PSUM take turns.
         array_tile_min: rows and columns of the smallest part of TensorE that a product may take.
         vector_modes: VectorE takes several 16-bit elements of a partition a cycle.
-        scalar_narrow_rate: 16-bit elements that ScalarE takes a cycle and partition.
+        vector_least_bytes: of the smallest floats that it does so with.
+        scalar_narrow_rate: elements of 16 bits or less that ScalarE takes a cycle and partition.
         collective_ns, collective_bytes_per_ns: start of a collective between cores of a chip, and
             the rate of its data.
     """
@@ -134,6 +135,7 @@ class NeuronCore:
     exclusive_ports: bool = True
     array_tile_min: int = 64
     vector_modes: bool = False
+    vector_least_bytes: int = 2
     scalar_narrow_rate: int = 1
     collective_ns: float = 10_000.0  # assumed: no public source, for any generation
     collective_bytes_per_ns: float = 50.0  # assumed, too
@@ -220,8 +222,8 @@ GEN2 = NeuronCore(
     ),
 )
 
-# What no source restates for later generations is gen2's: initiation interval, latencies, the
-# fixed parts of a DMA row. No published time has confirmed an estimate for them yet.
+# What no source restates for later generations is gen2's, a guess: initiation interval, latencies,
+# TensorE's pace, the fixed parts of a DMA row. No published time has confirmed an estimate yet.
 GEN3 = replace(
     GEN2,
     name="gen3",  # NeuronCore-v3: Trainium2
@@ -235,16 +237,18 @@ GEN3 = replace(
         Engine.SCALAR: 1.2e9,
         Engine.GPSIMD: 1.2e9,
     },
-    exclusive_ports=False,  # ARCH3: VectorE and GpSimdE, VectorE and ScalarE work in parallel
+    # ARCH3: VectorE and GpSimdE, VectorE and ScalarE work in parallel. Left out here: two engines
+    # in one bank of PSUM take turns.
+    exclusive_ports=False,
     array_tile_min=32,  # ISA32, nc_matmul
     vector_modes=True,  # ARCH3, performance modes of VectorE
     hbm_bytes_per_ns=375.0,  # ARCH3: 3 TB/s per chip, eight cores
     dma=replace(
         GEN2.dma,
         bytes_per_ns=23.0,  # DMA32: 368 GB/s a core
-        flat_bytes_per_ns=23.0,
+        flat_bytes_per_ns=23.0,  # guess: the slow short rows are known of SDK 2.21, before these
         transposed=0.9,  # ARCH3: DMA transposes, "up to"
-        transposed_on_chip=0.5,
+        transposed_on_chip=0.5,  # the same
     ),
 )
 GEN4 = replace(
@@ -260,7 +264,8 @@ GEN4 = replace(
         Engine.SCALAR: 1.2e9,
         Engine.GPSIMD: 1.2e9,
     },
-    scalar_narrow_rate=2,  # ARCH4: 256 elements a cycle of 16 bits
+    vector_least_bytes=1,  # ARCH4: 512 elements a cycle of bf16, fp16 and fp8
+    scalar_narrow_rate=2,  # ARCH4: 256 elements a cycle of 16 bits and fp8
     hbm_bytes_per_ns=587.5,  # ARCH4: 4.7 TB/s per chip, eight cores
     dma=replace(GEN3.dma, bytes_per_ns=33.0, flat_bytes_per_ns=33.0),  # DMA32: 528 GB/s a core
 )

@@ -108,7 +108,7 @@ def _permute_reduce(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors)
 
 def _varying(attrs: CollectiveAttrs, parts: list[Tensors], held: Tensors) -> Tensors:
     """Parts whose sizes are data: rows of the metadata are send counts and displacements, then
-    receive counts and displacements, in elements, a column for each rank."""
+    receive counts and displacements, in elements (a guess), a column for each rank."""
     n = len(attrs.members)
     target, told = held[0].reshape(-1).clone(), held[1].reshape(-1, n).to(torch.int64)
     at, counts = 0, []

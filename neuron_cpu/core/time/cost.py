@@ -271,9 +271,9 @@ def engine_ns(instruction: Instruction, engine: Engine) -> float:
     return cycles / CORE.clock_hz[engine] * 1e9
 
 
-# Instructions that VectorE runs faster on 16-bit data (ARCH3, performance modes), by elements that
-# a partition takes a cycle: with all operands in SBUF and contiguous, and with one of both only.
-VECTOR_MODES = {"tensor_copy": (4, 2), "tensor_scalar": (4, 2), "tensor_tensor": (2, 1)}
+# Instructions of one tile that VectorE runs faster on 16-bit floats (ARCH3, performance modes):
+# four elements of a partition a cycle with both sides in SBUF and contiguous, two with either.
+OF_ONE_TILE = ("tensor_copy", "tensor_scalar")
 
 
 def _elements_a_cycle(instruction: Instruction, engine: Engine) -> int:
@@ -282,17 +282,28 @@ def _elements_a_cycle(instruction: Instruction, engine: Engine) -> int:
     Relative to the cycles that the instruction table states for that core: what the documentation
     says of fp32 beyond them (256 elements a cycle) no source explains, so fp32 stays at one.
     """
-    views = (*instruction.dst, *instruction.src)
-    if not all(v.dt.itemsize <= 2 and v.dt.is_float for v in views):
+    tiles = [v for v in (*instruction.dst, *instruction.src) if not _is_column(v)]
+    least = CORE.vector_least_bytes if engine is Engine.VECTOR else 1
+    if not all(least <= v.dt.itemsize <= 2 and v.dt.is_float for v in tiles):
         return 1
     if engine is Engine.SCALAR:
         return CORE.scalar_narrow_rate
     if engine is not Engine.VECTOR or not CORE.vector_modes:
         return 1
-    in_sbuf = all(v.storage.buffer == "sbuf" for v in views)
-    contiguous = all(v.strides[-1] == 1 or v.shape[-1] == 1 for v in views)
-    fast, half = VECTOR_MODES.get(instruction.op.name, (1, 1))
-    return fast if in_sbuf and contiguous else half if in_sbuf or contiguous else 1
+    if instruction.op.name == "tensor_tensor":  # wherever the result goes
+        return 2 if all(v.storage.buffer == "sbuf" for v in instruction.src) else 1
+    if instruction.op.name not in OF_ONE_TILE:
+        return 1
+    in_sbuf = all(v.storage.buffer == "sbuf" for v in tiles)
+    contiguous = all(v.strides[-1] == 1 or v.shape[-1] == 1 for v in tiles)
+    if in_sbuf and contiguous:
+        return 4
+    return 2 if in_sbuf or contiguous else 1
+
+
+def _is_column(view: View) -> bool:
+    """Whether an operand is a (P, 1) column that an instruction stretches over its tile."""
+    return view.free_size > 1 and not any(view.strides[1:])
 
 
 # --- outside of kernels ---------------------------------------------------------------------------
