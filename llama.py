@@ -2694,6 +2694,53 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=Tr
     ]
 
 
+class Chunk(NamedTuple):
+    """What the attention of several new tokens shares: the ``cache`` of CacheTiles; which new
+    tokens see each other [B, n, n] @ HBM, or None for the triangle of a tile with itself; owners of
+    the tokens [sequences, T] @ SBUF where one chunk is several sequences', and a Window, or None;
+    Constants; whether each query has a row of the bias, as under a window."""
+
+    cache: Any
+    active_hbm: Any
+    causal_sb: Any
+    owners_sb: Any
+    window: Optional[Window]
+    constants: Constants
+    heads: HeadShape
+    by_query: bool
+
+    def groups(self, sequence, length, passed):
+        """The queries of a sequence in TokenBlocks over its cache and its new keys: a QueryGroup
+        for each set of KV heads, and for each tile of queries that has rows of the bias."""
+        heads, active_sb, shared = self.heads, self.causal_sb, self.owners_sb is not None
+        if self.active_hbm is not None:
+            active_sb = nl.load(self.active_hbm[sequence])
+        new = new_keys(length, heads, self.causal_sb.dtype, active_sb, MARKS, hides=True)
+        bias_sb = others_bias(self.owners_sb) if shared else None
+        new, parts = new._replace(bias_sb=bias_sb, window=self.window), []
+        for n, rows in enumerate(passed):
+            for (owner, position, column, size), rows_sb in zip(rows.block.parts(), rows.v_sb):
+                if owner == sequence:
+                    new.append(position, rows.qk_sb, column, rows_sb)
+                    parts.append((n, column, position, size))
+        qk_sb, context_sb = [rows.qk_sb for rows in passed], [rows.context_sb for rows in passed]
+        together, found = [[part] for part in parts] if self.by_query else [parts], []
+        sets = [score_banks(some, heads, min(length, P_MAX)) for some in together]
+        for banks in [banks for some in sets for banks in some]:
+            owners, bias_rows = None, (sequence, 1)
+            if shared:
+                owners = [owners_of(self.owners_sb, bank) for bank in banks]
+                bias_rows = 0, self.cache[2].shape[0]
+            if self.by_query:
+                bias_rows = sequence * length + banks[0].position, banks[0].tokens
+                owners = [own_rows(bank, self.constants) for bank in banks]
+            # a window's tiles of queries have keys of their own: none stay in SBUF for others
+            told = bias_rows, shared or self.by_query, not self.by_query
+            blocks = cache_blocks(self.cache, sequence, banks, heads, *told)
+            found.append(QueryGroup(banks, blocks, new, qk_sb, self.constants, context_sb, owners))
+        return found
+
+
 # --- MLP ------------------------------------------------------------------------------------------
 
 
@@ -2943,44 +2990,21 @@ def attention_chunk_kernel(
     window = None if active_hbm is not None else Window.of(window, dtype)
     constants = attention_constants(spans(length, most), heads, dtype)
     owners_sb = nl.load(owners_hbm) if shared else None
+    chunk = Chunk(cache, active_hbm, causal_sb, owners_sb, window, constants, heads, by_query)
     most_tokens = chunk_tokens(features, heads, x_hbm.itemsize, scales_hbm is not None)
-    step = max(1, most_tokens // length) * length
     blocks = token_blocks(features, tokens, length)
-    for some in grouped(blocks, step):
+    for some in grouped(blocks, max(1, most_tokens // length) * length):
+        # queries and keys [128, tiles, count], values [tokens, kv_heads * D] of some blocks: H/128
+        # passes of a block's tokens for every tile of features, one pass over the weights for all
         passed = project_blocks(some, layer)
         for rows in passed:
             rows.store_keys(new_keys_hbm, new_values_hbm)
-        # each sequence's queries over its cache and its new keys, a set of KV heads at a time
-        groups = []
-        for sequence in sorted({part[0] for block in some for part in block.parts()}):
-            active_sb = causal_sb if active_hbm is None else nl.load(active_hbm[sequence])
-            new = new_keys(length, heads, dtype, active_sb, MARKS, hides=True)
-            new = new._replace(bias_sb=others_bias(owners_sb) if shared else None, window=window)
-            parts = []
-            for n, rows in enumerate(passed):
-                for (owner, position, column, size), rows_sb in zip(rows.block.parts(), rows.v_sb):
-                    if owner == sequence:
-                        new.append(position, rows.qk_sb, column, rows_sb)
-                        parts.append((n, column, position, size))
-            tiles = [rows.qk_sb for rows in passed], constants, [rows.context_sb for rows in passed]
-            every, bias_rows = [parts], (0, rows_of_bias[0]) if shared else (sequence, 1)
-            if by_query:
-                every = [[part] for part in parts]
-            for some_parts in every:
-                for banks in score_banks(some_parts, heads, most):
-                    owners = [owners_of(owners_sb, bank) for bank in banks] if shared else None
-                    if by_query:
-                        bias_rows = sequence * length + banks[0].position, banks[0].tokens
-                        owners = [own_rows(bank, constants) for bank in banks]
-                    told = (
-                        bias_rows,
-                        shared or by_query,
-                        not by_query,
-                    )  # every tile of queries has its own
-                    found = cache_blocks(cache, sequence, banks, heads, *told)
-                    groups.append(QueryGroup(banks, found, new, *tiles, owners))
-        attend_groups(groups)
-        # the output of all blocks, again one pass over its weight
+        # contexts [128, tiles, count]: cached keys and values of some KV heads come in blocks, rows
+        # of up to CACHE_ROW_BYTES a partition, and TensorE turns the keys, 128 a pass
+        sequences = sorted({part[0] for block in some for part in block.parts()})
+        each = [chunk.groups(sequence, length, passed) for sequence in sequences]
+        attend_groups([group for groups in each for group in groups])
+        # the output [128, H/128, count], a pass for each tile of context, one over the weight
         contexts = [(rows.context_sb, rows.block) for rows in passed]
         store_product(layer.out, contexts, out_hbm)
     results = out_hbm, new_keys_hbm, new_values_hbm
