@@ -4012,14 +4012,16 @@ class PromptAttention(NeuronLlamaAttention):
     """
 
     def __init__(self, config: InferenceConfig) -> None:
-        from neuronx_distributed_inference.modules.attention import attention_process_groups
+        from neuronx_distributed_inference.modules.attention import (
+            attention_process_groups as groups,  # NxDI before 0.4 has none
+        )
 
-        groups, self.parts = attention_process_groups, parts_of_prompt(config)
+        tp, parts = config.neuron_config.tp_degree, parts_of_prompt(config)
         groups.init_context_parallel_attention_process_groups(config)
-        group = {"tensor_model_parallel_group": groups.get_context_parallel_attention_tp_group()}
-        tp = config.neuron_config.tp_degree
-        super().__init__(config, tp // self.parts, **group)
-        self.rank_util, self.groups = SPMDRank(tp), groups
+        group = groups.get_context_parallel_attention_tp_group()
+        super().__init__(config, tp // parts, tensor_model_parallel_group=group)
+        self.group, self.others = group, groups.get_context_parallel_attention_cp_group()
+        self.parts, self.rank_util = parts, SPMDRank(tp)
 
     def own_part(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """The rank's part of a dimension, by a tensor, since all ranks share one graph."""
@@ -4034,8 +4036,7 @@ class PromptAttention(NeuronLlamaAttention):
 
     def exchanged(self, x: torch.Tensor, dim: int) -> torch.Tensor:
         """All parts, of ranks with the same heads."""
-        ranks = self.groups.get_context_parallel_attention_cp_group()
-        return gather_from_sequence_parallel_region(x, dim, process_group=ranks)
+        return gather_from_sequence_parallel_region(x, dim, process_group=self.others)
 
     def attend_with_torch(self, hidden, norm, past, mask, active_mask, tables, adapter_ids):
         """A part's queries over the keys of all parts; its output joins the others'."""
@@ -4067,9 +4068,7 @@ class PromptAttention(NeuronLlamaAttention):
             q, k, new[1], *cache_in_runs(keys, values, bias), None, rank, batch
         )
         partial = attention_output_kernel(context, self.o_proj.weight, len(x), size, rank, *own[2:])
-        partial = reduce_from_tensor_model_parallel_region(
-            partial, self.groups.get_context_parallel_attention_tp_group()
-        )
+        partial = reduce_from_tensor_model_parallel_region(partial, self.group)
         rows = self.exchanged(from_blocks(partial, size).unflatten(0, (batch, size)), 1)
         delta = in_blocks(rows.flatten(0, 1), length)
         return hidden._replace(stream=whole, delta=delta), (keys, values)
