@@ -18,6 +18,13 @@ from neuronx_distributed_inference.modules.attention.utils import (
     get_kv_head_indices_context_parallel_full_tp_decode,
 )
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 SHAPE = dict(
     hidden_size=128,
@@ -214,3 +221,33 @@ def test_text_with_kernels_is_that_of_hugging_face(
     got = generate(app, prompts, 7)
     for row, prompt in enumerate(prompts):
         assert got[row].tolist() == reference(model, prompt, 7)[0].tolist()
+
+
+FAMILY = {
+    "bias": Qwen2Config(**KERNEL_SHAPE),
+    "head norms": Qwen3Config(**KERNEL_SHAPE),
+    "window": MistralConfig(**KERNEL_SHAPE, sliding_window=5),
+    "biases": LlamaConfig(**KERNEL_SHAPE, attention_bias=True),
+}
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("version", ["0.4", "0.6"])
+@pytest.mark.parametrize("name", FAMILY)
+def test_the_family(name, version, tmp_path, generate, reference, monkeypatch):
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(FAMILY[name], attn_implementation="eager").eval()
+    for parameter in model.parameters():
+        if parameter.dim() == 1:
+            parameter.data += 0.3 * torch.randn_like(parameter)
+    model.save_pretrained(tmp_path / "checkpoint")
+    llama = importlib.import_module("llama")
+    for kernels in (False, True):
+        if kernels and name in ("window", "biases"):
+            with pytest.raises(ValueError, match="do not cover"):
+                build(llama, tmp_path / "checkpoint", enable_nki=True)
+            continue
+        got = generate(build(llama, tmp_path / "checkpoint", enable_nki=kernels), PROMPTS, 6)
+        for row, prompt in enumerate(PROMPTS):
+            assert got[row].tolist() == reference(model, prompt, 6)[0].tolist()
