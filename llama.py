@@ -1294,14 +1294,12 @@ def new_keys(tokens, heads, dtype, mask_sb, marks, hides, bias_hbm=None):
 class Constants(NamedTuple):
     """Tiles that the attention of many queries reads: zeros [128, 1] fp32, the identity [128, 128],
     which of n tokens a query is, [n, rows, n], for any number of ``rows`` of queries, and which
-    marks are a tile's, the first and its own, [MARKS, TILES_AT_ONCE] fp32; and those of a tile of
-    keys without the first, [MARKS, 128]."""
+    marks are a tile's, the first and its own, [MARKS, TILES_AT_ONCE] fp32."""
 
     zero_sb: Any
     eye_sb: Any
     which_sb: Any
     own_sb: Any
-    ones_sb: Any
 
 
 def attention_constants(parts, heads, dtype):
@@ -1316,9 +1314,7 @@ def attention_constants(parts, heads, dtype):
     )
     own = np.concatenate((np.ones((1, TILES_AT_ONCE)), np.eye(TILES_AT_ONCE)))
     own_sb = load_constant(own.astype(np.float32), nl.float32)
-    ones_sb = nisa.memset((MARKS, P_MAX), 1.0, dtype)
-    ones_sb[0:1, :] = nisa.memset((1, P_MAX), 0.0, dtype)
-    return Constants(zero_sb, eye_sb, load_constant(which, dtype), own_sb, ones_sb)
+    return Constants(zero_sb, eye_sb, load_constant(which, dtype), own_sb)
 
 
 def bank_queries(qk_sb, bank, heads, marks, hides):
@@ -1393,10 +1389,9 @@ def score_rows(q_sb, bank, at, keys, span, scores_sb, head_dim, hides, constants
     scores_sb[...] = nisa.activation(nl.copy, scores_psum, bias=constants.zero_sb[0:queries, :])
 
 
-def score_tile(q_sb, marks_sb, bank, keys, tile, scores_psum, depth, constants):
+def score_tile(q_sb, bank, keys, tile, scores_psum, depth, constants):
     """Products of one tile of keys with a bank's queries, ``depth`` rows of features and marks,
-    into scores_psum [lanes, rows, tokens]. ``marks_sb``, if any, are marks of the queries where the
-    keys have none."""
+    into scores_psum [lanes, rows, tokens]."""
     for head in nl.static_range(bank.heads):
         own = bank.own(head)
         for slot, size in contraction(depth):
@@ -1405,9 +1400,6 @@ def score_tile(q_sb, marks_sb, bank, keys, tile, scores_psum, depth, constants):
             )
     if keys.bias_sb is not None:
         scores_psum[...] += nisa.nc_matmul(keys.bias_sb[:, tile, :], keys.owners_sb)
-    if marks_sb is not None:
-        ones_sb = constants.ones_sb[0 : marks_sb.shape[0], 0 : keys.lanes]
-        scores_psum[...] += nisa.nc_matmul(ones_sb, marks_sb)
     if keys.mask_sb is not None and tile + 1 == keys.tiles:
         which_sb = constants.which_sb[0 : bank.tokens, 0 : bank.rows, 0 : bank.tokens]
         scores_psum[...] += nisa.nc_matmul(keys.mask_sb, which_sb)
@@ -1423,18 +1415,18 @@ def key_spans(bank, tiles):
     return spans(tiles, MOVING_MAX // (bank.rows * bank.tokens))
 
 
-def add_weighted(q_sb, marks_sb, bank, keys, span, sums, head_dim, constants):
+def add_weighted(q_sb, bank, keys, span, sums, head_dim, constants):
     """exp(scale * (score - maximum)) of a span of tiles of keys times their values and ones, added
     to ``sums``: of each tile of the bank's queries [queries, D + 1] fp32 @ PSUM."""
     shape, (start, tiles) = (keys.lanes, span[1], bank.rows, bank.tokens), span
-    depth = depth_of(head_dim) + (query_marks(bank) if marks_sb is None else 0)
+    depth = depth_of(head_dim) + query_marks(bank)
     triangle = keys.causal and start + tiles == keys.tiles
     if keys.causal:
         keys = keys._replace(mask_sb=None)
     scores_psum = psum_zeros(shape)
     for tile in nl.static_range(tiles):
         part_psum = scores_psum[:, tile, :, :]
-        score_tile(q_sb, marks_sb, bank, keys, start + tile, part_psum, depth, constants)
+        score_tile(q_sb, bank, keys, start + tile, part_psum, depth, constants)
     weights_sb = nl.ndarray(shape, q_sb.dtype)
     weights_sb[...] = nisa.activation(
         nl.exp, scores_psum, bias=constants.zero_sb[0 : keys.lanes, :],
@@ -1672,7 +1664,7 @@ class WeightsPass(NamedTuple):
             self.sums[n] = zero_sums(bank, d)
         if at is None:
             q_sb, constants = first.q_sb[n], group.constants
-            add_weighted(q_sb, None, bank, keys, span, self.sums[n], d, constants)
+            add_weighted(q_sb, bank, keys, span, self.sums[n], d, constants)
         else:
             head, _, count = bank.tiles()[at]
             sums_psum = sum_of(self.sums[n], at, count * bank.tokens)
@@ -2160,18 +2152,15 @@ def key_room(shape, heads, dtype):
     return nisa.memset((*shape, heads.depth), 0.0, dtype)
 
 
-def turned_keys(rows_sb, heads, start, tiles, by_token=False):
+def turned_keys(rows_sb, heads, start, tiles):
     """``tiles`` tiles of cached keys [lanes, heads, tiles, D] @ SBUF from ``start`` on, of some
-    ``heads`` -> [heads * D, tiles, lanes] @ PSUM, a transpose of all heads for each tile.
-
-    ``by_token``: keys [lanes, tiles, heads, D], as blocks of a cache have them."""
+    ``heads`` -> [heads * D, tiles, lanes] @ PSUM, a transpose of all heads for each tile."""
     lanes, _, _, d = rows_sb.shape
     shape = (len(heads) * d, tiles, lanes)
     turned_psum = psum_tile(shape)
+    part = nl.ds(heads.start, len(heads))
     for t in nl.affine_range(tiles):
-        part = slice(heads.start, heads.stop)
-        own = (start + t, part) if by_token else (part, start + t)
-        turned_psum[:, t, :] = nisa.nc_transpose(rows_sb[(slice(None), *own)])
+        turned_psum[:, t, :] = nisa.nc_transpose(rows_sb[:, part, start + t])
     return turned_psum
 
 
@@ -2361,17 +2350,20 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
 #
 # The same two passes over blocks of the cache, whose keys TensorE turns, and then the new tokens.
 # Up to 128 queries of a sequence (attend_few) wait for the cache, not for an engine, and read it
-# once: maxima of each block come from the transposed products, a column for each query, weights are
-# relative to them, and sums are rescaled when a maximum grows (Milakov and Gimelshein 2018).
+# once. What comes from it is stationary in both products, 128 keys at a time, and the queries of
+# all heads of a stack move together: a few columns take as long as 64. Scores leave PSUM in fp32,
+# so that exp can wait for their maximum; those of the next block are made meanwhile. Weights are
+# relative to the maximum of their block, and sums are rescaled when it grows.
 
 CACHE_ROW_BYTES = 3072  # of a head and partition at a time: DMA is as fast with longer ones
+FEW_ROW_BYTES = 4096  # the same of few queries, whose keys need no marks and values no ones
 DMA_ROW_BYTES = 2048  # of all heads of a row that a table names: DMA takes as long for shorter ones
 
 
 class CacheTiles(NamedTuple):
     """Some tiles of a sequence's cache, of ``count`` KV heads from ``head`` on. ``cache`` are keys
     and values [B, kv_heads, L, D] and bias [rows, n] @ HBM of their first n keys, of which
-    ``bias_rows`` count, (first, count); ``apart``: the bias stays apart.
+    ``bias_rows`` count, (first, count).
 
     Of a cache of blocks: keys and values @ HBM, [rows, run, kv_heads, D], or [rows, run, D] where
     heads lie apart, and rows_sb [lanes, B * parts (* kv_heads)] @ SBUF, which rows lie on the
@@ -2386,7 +2378,6 @@ class CacheTiles(NamedTuple):
     tile: int
     tiles: int
     heads: HeadShape
-    apart: bool
     bias_rows: Tuple[int, int]
     shared: bool
     k_hbm: Any = None
@@ -2421,42 +2412,58 @@ class CacheTiles(NamedTuple):
         feature = nl.arange(self.heads.head_dim)[None, None, :]
         return nl.load(cache_hbm[self.sequence, head, key, feature])
 
-    def head_rows(self, head, count):
-        """Keys of some heads [lanes, count, tiles, D] @ SBUF, a load for each."""
-        d, shape = self.heads.head_dim, (self.lanes, count, self.tiles)
-        rows_sb = key_room(shape, self.heads, self.cache[0].dtype)
-        for at in nl.affine_range(count):
-            rows_sb[:, at, :, 0:d] = self.rows_of(self.cache[0], head + at)
+    def rows(self, cache_hbm):
+        """Keys or values @ SBUF, for ``of_heads``: [lanes, heads, tiles, depth], a load for each
+        head, whose row per partition is as long as the tiles, or as ``named_rows`` have all."""
+        d, room = self.heads.head_dim, (self.lanes, self.count, self.tiles)
+        if self.by_token:
+            rows_sb = self.named_rows(cache_hbm, 0)
+            if self.heads.depth == d:
+                return rows_sb
+            wide_sb = key_room(rows_sb.shape[:3], self.heads, cache_hbm.dtype)
+            wide_sb[:, :, :, 0:d] = nisa.tensor_copy(rows_sb)
+            return wide_sb
+        rows_sb = key_room(room, self.heads, cache_hbm.dtype)
+        for at in nl.affine_range(self.count):
+            rows_sb[:, at, :, 0:d] = self.rows_of(cache_hbm, self.head + at)
         return rows_sb
 
+    def of_heads(self, rows_sb, first, count, tile):
+        """A tile of some heads [lanes, count, depth] in what ``rows`` gives, for TensorE."""
+        if self.by_token:
+            return rows_sb[:, tile, nl.ds(self.head + first, count)]
+        return rows_sb[:, nl.ds(first, count), tile]
+
+    def turned_heads(self, rows_sb, first, count, start, tiles):
+        """Some tiles of keys of some heads, in what ``rows`` gives, turned round [heads * depth,
+        tiles, lanes] @ PSUM: as many as share a bank."""
+        turned_psum = psum_tile((count * self.heads.depth, tiles, self.lanes))
+        for t in nl.affine_range(tiles):
+            tile_sb = self.of_heads(rows_sb, first, count, start + t)
+            turned_psum[:, t, :] = nisa.nc_transpose(tile_sb)
+        return turned_psum
+
+    def bias(self):
+        """Of its keys [rows, tiles, lanes] @ HBM."""
+        rows, length = self.cache[2].shape
+        runs_hbm = self.cache[2].reshape((rows, length // self.lanes, self.lanes))
+        return runs_hbm[nl.ds(*self.bias_rows), nl.ds(self.tile, self.tiles), :]
+
     def turned(self, k_sb):
-        """Keys into k_sb. A head's row per partition is as long as the tiles: their keys lie next
-        to each other in HBM. A tile turns for all heads of a stack at once, and as many as share a
-        PSUM bank leave it together."""
-        d, by_token = self.heads.depth, self.by_token
-        engine = None if self.apart else nisa.scalar_engine  # alone at PSUM beside many queries
-        if by_token:
-            named_sb = self.named_rows(self.cache[0], 0)
-            if d > self.heads.head_dim:
-                wide_sb = key_room(named_sb.shape[:3], self.heads, named_sb.dtype)
-                wide_sb[:, :, :, 0 : self.heads.head_dim] = nisa.tensor_copy(named_sb)
-                named_sb = wide_sb
+        """Keys into k_sb. A tile turns for all heads of a stack at once; ScalarE is alone at PSUM
+        beside many queries."""
+        d, rows_sb = self.heads.depth, self.rows(self.cache[0])
         for first, stacked in spans(self.count, self.heads.stack):
-            head = self.head + first
-            if by_token:
-                rows_sb, stack = named_sb, range(head, head + stacked)
-            else:
-                rows_sb, stack = self.head_rows(head, stacked), range(stacked)
             for start, tiles in spans(self.tiles, MOVING_MAX // self.lanes):
-                turned_psum = turned_keys(rows_sb, stack, start, tiles, by_token)
+                turned_psum = self.turned_heads(rows_sb, first, stacked, start, tiles)
                 for at in nl.static_range(stacked):
                     k_sb[0:d, first + at, nl.ds(start, tiles), :] = nisa.tensor_copy(
-                        turned_psum[at * d : (at + 1) * d, :, :], engine=engine
+                        turned_psum[at * d : (at + 1) * d, :, :], engine=nisa.scalar_engine
                     )
 
     def values(self):
-        """Values [128, tiles, heads, D + 1] @ SBUF: VectorE puts ones behind. With GpSimdE,
-        which keeps VectorE from SBUF, one token over 128K keys takes 1.17 of the time."""
+        """Values [128, tiles, heads, D + 1] @ SBUF: VectorE puts ones behind, which GpSimdE would
+        keep from SBUF."""
         values_hbm, d = self.cache[1], self.heads.head_dim
         shape = (P_MAX, self.tiles, self.count, d + 1)
         v_sb = nl.ndarray(shape, values_hbm.dtype)
@@ -2473,15 +2480,12 @@ class CacheTiles(NamedTuple):
     def load(self, values=True):
         """-> KeyTiles. Keys that came without ``values`` come back from k_hbm, if any: turning them
         again took a tenth of the port to PSUM beside chunks of 160 tokens."""
-        again, marks = values and self.k_hbm is not None, 0 if self.apart else MARKS
-        slots, shape = contraction(self.heads.depth + marks), self.cache[2].shape
-        runs_hbm = self.cache[2].reshape((shape[0], shape[1] // self.lanes, self.lanes))
-        bias_hbm = runs_hbm[nl.ds(*self.bias_rows), nl.ds(self.tile, self.tiles), :]
+        again, bias_hbm = values and self.k_hbm is not None, self.bias()
+        slots = contraction(self.heads.depth + MARKS)
         k_sb = nl.ndarray((P_MAX, self.count, len(slots) * self.tiles, self.lanes), bias_hbm.dtype)
         if not again:
             self.turned(k_sb)
-            if not self.apart:
-                self.mark(k_sb, bias_hbm)
+            self.mark(k_sb, bias_hbm)
         for slot, rows in slots if self.k_hbm is not None else []:
             for at in nl.affine_range(self.count):
                 part_sb = k_sb[0:rows, at, nl.ds(slot * self.tiles, self.tiles), :]
@@ -2490,7 +2494,7 @@ class CacheTiles(NamedTuple):
                     part_sb[...] = nl.load(part_hbm)
                 else:
                     nl.store(part_hbm, part_sb)
-        bias_sb = nl.load(bias_hbm) if self.apart or self.shared else None
+        bias_sb = nl.load(bias_hbm) if self.shared else None
         v_sb = self.values() if values else None
         return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, self.lanes, bias_sb=bias_sb)
 
@@ -2509,95 +2513,230 @@ class CacheTiles(NamedTuple):
             k_sb[row + 1 : row + MARKS, at, part, :] = load_constant(ones[1:], bias_hbm.dtype)
 
 
-def few_maxima(q_sb, bank, keys, head_dim, constants):
-    """Maxima over some keys, negated [queries of a head, heads] @ SBUF, of up to 128 queries.
+class Weighted(NamedTuple):
+    """Of the queries of a bank and some keys, each [128, columns] fp32, alike on all partitions but
+    the last: the negated maximum of scaled scores, the sum of their exp behind it, and the sums of
+    weighted values, at the lanes of a column's own head."""
 
-    Keys stand on partitions, so that a pass takes a column for each query and tile of keys:
-    VectorE compares tiles, then TensorE turns what is left of them, and VectorE compares lanes.
-    """
-    columns, queries = bank.rows * bank.tokens, bank.members * bank.tokens
-    groups = key_spans(bank, keys.tiles)
-    found_sb = nl.ndarray((keys.lanes, columns, len(groups)), q_sb.dtype)
-    for at, (start, tiles) in enumerate(groups):
-        shape = (keys.lanes, bank.rows, bank.tokens, tiles)
-        scores_psum = psum_zeros(shape)
-        for tile in nl.static_range(tiles):
-            part_psum = scores_psum[:, :, :, tile]
-            depth = depth_of(head_dim)
-            score_tile(q_sb, None, bank, keys, start + tile, part_psum, depth, constants)
-        found_sb[:, :, at] = nisa.tensor_reduce(
-            nl.max, scores_psum.reshape((keys.lanes, columns, tiles)), axis=2
-        )
-    best_sb = found_sb[:, :, 0]
-    if len(groups) > 1:
-        best_sb = nisa.tensor_reduce(nl.max, found_sb, axis=2)
-    turned_psum = psum_tile((queries, bank.heads, keys.lanes))
-    for head in nl.static_range(bank.heads):
-        turned_psum[:, head, :] = nisa.nc_transpose(best_sb[:, nl.ds(head * queries, queries)])
-    lowest_sb = nl.ndarray((queries, bank.heads), q_sb.dtype)
-    lowest_sb[...] = nisa.tensor_reduce(nl.max, turned_psum, axis=2, negate=True)
-    return lowest_sb
+    low_sb: Any
+    sum_sb: Any
+    values: Any
+
+    def joined(self, other, zero_sb):
+        """With other keys: both are rescaled to the larger maximum (Milakov, Gimelshein 2018)."""
+        low_sb, factors = nisa.tensor_tensor(self.low_sb, other.low_sb, nl.minimum), []
+        for one in (self, other):
+            less_sb = nisa.tensor_tensor(low_sb, one.low_sb, nl.subtract)
+            factors.append(nisa.activation(nl.exp, less_sb, bias=zero_sb))
+        sums = []
+        for pair in ((self.sum_sb, other.sum_sb), (self.values, other.values)):
+            first_sb, second_sb = (
+                nisa.tensor_tensor(x, factor_sb, nl.multiply) for x, factor_sb in zip(pair, factors)
+            )
+            sums.append(nisa.tensor_tensor(first_sb, second_sb, nl.add))
+        return Weighted(low_sb, *sums)
 
 
-def add_rescaled(sums_sb, neg_sb, found, block_sb, scale, zero_sb):
-    """Add the sums ``found`` of a block of keys, [Q, heads, D + 1] @ PSUM, to those of the
-    blocks before, sums_sb [Q, heads, D + 1] -> the negated maxima [Q, heads] of all.
+class FewQueries(NamedTuple):
+    """Up to 128 queries of a sequence, a bank, on their way over its cache. Column (row, token) of
+    q_sb [128, columns] @ SBUF is zero at the lanes of other heads than its own; owners_sb [n, rows,
+    tokens] says which rows of the bias are its own. ones_sb [128, 128] fp32."""
 
-    Sums are relative to negated maxima, ``neg_sb`` and ``block_sb``. Both are rescaled to the lower
-    of the two, by exp(scale * (lower - own)), one number a query and head.
-    """
-    low_sb = nl.ndarray(neg_sb.shape, nl.float32)
-    low_sb[...] = nisa.tensor_tensor(neg_sb, block_sb, nl.minimum)
-    factors = []
-    for known_sb in (neg_sb, block_sb):
-        less_sb = nl.ndarray(neg_sb.shape, nl.float32)
-        less_sb[...] = nisa.tensor_tensor(low_sb, known_sb, nl.subtract)
-        factors += [nisa.activation(nl.exp, less_sb, bias=zero_sb, scale=scale)]
-    before_sb, own_sb = factors
-    for head in range(sums_sb.shape[1]):
-        column, sums_psum = nl.ds(head, 1), sum_of(found, head, sums_sb.shape[0])
-        scaled_sb = nisa.tensor_scalar(sums_sb[:, head, :], nl.multiply, before_sb[:, column])
-        sums_sb[:, head, :] = nisa.scalar_tensor_tensor(
-            data=sums_psum, op0=nl.multiply, operand0=own_sb[:, column],
-            op1=nl.add, operand1=scaled_sb,
+    group: QueryGroup
+    q_sb: Any
+    owners_sb: Any
+    ones_sb: Any
+
+    @classmethod
+    def of(cls, group):
+        (bank,), heads, dtype = group.banks, group.new.heads, group.qk_sb[0].dtype
+        q_sb = nisa.memset((P_MAX, bank.rows, bank.tokens), 0.0, dtype)
+        for at in nl.static_range(bank.heads):
+            stack, lanes = heads.place(bank.head + at)
+            tiles = nl.ds(stack * heads.group + bank.member, bank.members)
+            q_sb[lanes, bank.own(at), :] = nisa.tensor_copy(
+                group.qk_sb[bank.block][lanes, tiles, nl.ds(bank.column, bank.tokens)]
+            )
+        ones_sb = nisa.memset((P_MAX, P_MAX), 1.0, nl.float32)
+        if group.owners is None:
+            owners_sb = nisa.memset((1, bank.rows, bank.tokens), 1.0, dtype)
+        else:
+            (owners_sb,) = group.owners
+        return cls(group, q_sb.reshape((P_MAX, bank.rows * bank.tokens)), owners_sb, ones_sb)
+
+    @property
+    def columns(self) -> int:
+        return self.q_sb.shape[1]
+
+    def stacks(self):
+        """(first head of the bank, heads, features, columns) of each stack."""
+        (bank,), heads = self.group.banks, self.group.new.heads
+        each = bank.members * bank.tokens
+        return [
+            (first, count, count * heads.depth, nl.ds(first * each, count * each))
+            for first, count in spans(bank.heads, heads.stack)
+        ]
+
+    def scores(self, part):
+        """Scores of all queries with CacheTiles [lanes, columns, tiles] fp32 @ SBUF, and their
+        maxima on each partition [lanes, columns].
+
+        128 keys at a time turn round for all heads of a stack, and are stationary again in the
+        product with their queries: 64 cycles each, for up to 64 columns.
+        """
+        lanes, columns = part.lanes, self.columns
+        each = spans(part.tiles, MOVING_MAX // columns)
+        scores_sb = nl.ndarray((lanes, columns, part.tiles), nl.float32)
+        best_sb = nl.ndarray((lanes, columns, len(each)), nl.float32)
+        rows_sb, bias_sb = part.rows(part.cache[0]), nl.load(part.bias())
+        for n, (start, tiles) in enumerate(each):
+            scores_psum = psum_zeros((lanes, columns, tiles))
+            for tile in nl.static_range(tiles):
+                scores_psum[:, :, tile] += nisa.nc_matmul(
+                    bias_sb[:, start + tile, :], self.owners_sb
+                )
+            for first, count, features, own in self.stacks():
+                for begin, some in spans(tiles, MOVING_MAX // lanes):
+                    k_sb = nl.ndarray((features, some, lanes), self.q_sb.dtype)
+                    turned_psum = part.turned_heads(rows_sb, first, count, start + begin, some)
+                    k_sb[...] = nisa.tensor_copy(turned_psum)
+                    for t in nl.static_range(some):
+                        scores_psum[:, own, begin + t] += nisa.nc_matmul(
+                            k_sb[:, t, :], self.q_sb[0:features, own]
+                        )
+            part_sb = scores_sb[:, :, nl.ds(start, tiles)]
+            part_sb[...] = nisa.tensor_copy(scores_psum)
+            best_sb[:, :, n] = nisa.tensor_reduce(nl.max, part_sb, axis=2)
+        return scores_sb, nisa.tensor_reduce(nl.max, best_sb, axis=2)
+
+    def own_scores(self, keys):
+        """The same with KeyTiles of new tokens, head by head."""
+        group, (bank,), depth = self.group, self.group.banks, self.group.new.heads.depth
+        q_sb = bank_queries(group.qk_sb[bank.block], bank, group.new.heads, 0, False)
+        scores_sb = nl.ndarray((keys.lanes, self.columns, keys.tiles), nl.float32)
+        for start, tiles in key_spans(bank, keys.tiles):
+            scores_psum = psum_zeros((keys.lanes, bank.rows, bank.tokens, tiles))
+            for tile in nl.static_range(tiles):
+                part_psum = scores_psum[:, :, :, tile]
+                score_tile(q_sb, bank, keys, start + tile, part_psum, depth, group.constants)
+            shape = keys.lanes, self.columns, tiles
+            scores_sb[:, :, nl.ds(start, tiles)] = nisa.tensor_copy(scores_psum.reshape(shape))
+        return scores_sb, nisa.tensor_reduce(nl.max, scores_sb, axis=2)
+
+    def negated_maxima(self, maxima):
+        """Of maxima on some partitions [P, columns] each -> negated and scaled, on all [128,
+        columns] fp32: TensorE turns them, and multiplies a diagonal by ones."""
+        columns = self.columns
+        sizes = [best_sb.shape[0] for best_sb in maxima]
+        turned_psum = psum_tile((columns, sum(sizes)))
+        for n, best_sb in enumerate(maxima):
+            turned_psum[:, nl.ds(sum(sizes[:n]), sizes[n])] = nisa.nc_transpose(best_sb)
+        low_sb = nisa.tensor_reduce(nl.max, turned_psum, axis=1, negate=True)
+        eye_sb = self.group.constants.eye_sb[0:columns, 0:columns]
+        each_sb = nisa.tensor_scalar(
+            eye_sb, nl.multiply, low_sb, op1=nl.multiply, operand1=self.scale, dtype=nl.float32,
         )  # fmt: skip
-    return low_sb
+        return nisa.tensor_copy(nisa.nc_matmul(self.ones_sb[0:columns, :], each_sb))
+
+    def weights(self, scores_sb, low_sb):
+        """exp(scale * score - maximum) [P, columns, tiles] @ SBUF: an instruction a column, or
+        where those are more, one a tile and one for all."""
+        (lanes, columns, tiles), zero_sb = scores_sb.shape, self.group.constants.zero_sb
+        weights_sb, scale = nl.ndarray(scores_sb.shape, self.q_sb.dtype), self.scale
+        if tiles >= 32:  # an instruction takes 64 cycles or more
+            for column in nl.affine_range(columns):
+                weights_sb[:, column, :] = nisa.activation(
+                    nl.exp, scores_sb[:, column, :], bias=low_sb[0:lanes, nl.ds(column, 1)],
+                    scale=scale,
+                )  # fmt: skip
+            return weights_sb
+        less_sb = nl.ndarray(scores_sb.shape, nl.float32)
+        for tile in nl.affine_range(tiles):
+            less_sb[:, :, tile] = nisa.scalar_tensor_tensor(
+                data=scores_sb[:, :, tile], op0=nl.multiply, operand0=scale,
+                op1=nl.add, operand1=low_sb[0:lanes, :],
+            )  # fmt: skip
+        weights_sb[...] = nisa.activation(nl.exp, less_sb, bias=zero_sb[0:lanes, :])
+        return weights_sb
+
+    @property
+    def scale(self) -> float:
+        return score_scales(self.group.head_dim)[1]
+
+    def attend(self, part, scores, new):
+        """Weighted of CacheTiles by their ``scores`` and, behind the last, KeyTiles of ``new``
+        tokens."""
+        found = [scores, *([] if new is None else [self.own_scores(new)])]
+        low_sb = self.negated_maxima([best_sb for _, best_sb in found])
+        weights = [self.weights(scores_sb, low_sb) for scores_sb, _ in found]
+        sums = [nisa.tensor_reduce(nl.add, x_sb, axis=2, dtype=nl.float32) for x_sb in weights]
+        rows_sb = part.rows(part.cache[1])
+        # values are stationary, too: 64 cycles for all queries of a stack, whose other heads' lanes
+        # nobody reads
+        values_psum = psum_zeros((P_MAX, self.columns))
+        for first, count, features, own in self.stacks():
+            for tile in nl.static_range(part.tiles):
+                values_psum[0:features, own] += nisa.nc_matmul(
+                    part.of_heads(rows_sb, first, count, tile), weights[0][:, own, tile]
+                )
+        if new is not None:
+            self.add_own(values_psum, new, weights[1])
+        sum_psum = psum_zeros((P_MAX, self.columns))
+        for each_sb in sums:
+            sum_psum[...] += nisa.nc_matmul(self.ones_sb[0 : each_sb.shape[0], :], each_sb)
+        return Weighted(low_sb, sum_psum, values_psum)
+
+    def add_own(self, values_psum, new, weights_sb):
+        """Values of KeyTiles of new tokens times their weights, head by head."""
+        (bank,), heads = self.group.banks, self.group.new.heads
+        queries = bank.members * bank.tokens
+        for at in nl.static_range(bank.heads):
+            first, own = heads.place(bank.head + at)[1].start, nl.ds(at * queries, queries)
+            for tile in nl.static_range(new.tiles):
+                v_sb = new.values(at, tile)[:, 0 : heads.head_dim]
+                values_psum[nl.ds(first, heads.head_dim), own] += nisa.nc_matmul(
+                    v_sb, weights_sb[:, own, tile]
+                )
+
+    def finish(self, found):
+        """Values divided by the sums of their weights, into the heads' lanes of the context."""
+        group, (bank,), heads = self.group, self.group.banks, self.group.new.heads
+        context_sb, columns = group.context_sb[bank.block], nl.ds(bank.column, bank.tokens)
+        shape = (P_MAX, bank.rows, bank.tokens)
+        scale_sb = nisa.reciprocal(found.sum_sb).reshape(shape)
+        values = found.values.reshape(shape)
+        for at in nl.static_range(bank.heads):
+            stack, lanes = heads.place(bank.head + at)
+            tiles = nl.ds(stack * heads.group + bank.member, bank.members)
+            own = bank.own(at)
+            context_sb[lanes, tiles, columns] = nisa.tensor_tensor(
+                values[lanes, own, :], scale_sb[lanes, own, :], nl.multiply
+            )
+        for first, _, features, _ in self.stacks():
+            if features < P_MAX:  # lanes without a head
+                stack, shape = heads.place(bank.head + first)[0], (bank.members, bank.tokens)
+                tiles = nl.ds(stack * heads.group + bank.member, bank.members)
+                context_sb[features:P_MAX, tiles, columns] = nisa.memset(
+                    (P_MAX - features, *shape), 0.0, context_sb.dtype
+                )
 
 
 def attend_few(group):
-    """Attention of a group of up to 128 queries, one bank, which reads each block of keys once. ->
-    sums [queries, heads, D + 1] and negated maxima [queries, heads] fp32 @ SBUF."""
-    (bank,), d, constants = group.banks, group.head_dim, group.constants
-    dtype, scale, queries = group.qk_sb[0].dtype, score_scales(d)[1], bank.members * bank.tokens
-    shape, columns = (query_marks(bank), bank.rows, bank.tokens), range(bank.heads)
-    zero_sb = constants.zero_sb[0:queries, :]
-    # queries [128, slots, rows, tokens] without marks: those of a pass are an operand of their own
-    q_sb = bank_queries(group.qk_sb[bank.block], bank, group.new.heads, 0, False)
-    if group.owners is None:
-        owners_sb = nisa.memset((1, *shape[1:]), 1.0, dtype)
-    else:
-        (owners_sb,) = group.owners
-    own = group.new.seen(bank)
-    sums_sb, neg_sb = nl.ndarray((queries, bank.heads, d + 1), nl.float32), None
-    for block in [*group.blocks, own]:
-        # a block's maxima [queries, heads], and weighted values and sums [queries, D + 1] of each
-        # head relative to them: the same products of 128 keys with all queries, once more
-        keys = block.load()._replace(owners_sb=owners_sb)
-        block_sb = few_maxima(q_sb, bank, keys, d, constants)
-        marks_sb = nl.ndarray(shape, dtype)
-        set_marks(marks_sb, bank, block_sb, constants)
-        found = zero_sums(bank, d)
-        for span in key_spans(bank, keys.tiles):
-            add_weighted(q_sb, marks_sb, bank, keys, span, found, d, constants)
-        if neg_sb is not None:
-            neg_sb = add_rescaled(sums_sb, neg_sb, found, block_sb, scale, zero_sb)
-            continue
-        neg_sb = nl.ndarray((queries, bank.heads), nl.float32)
-        neg_sb[...] = nisa.tensor_copy(block_sb)
-        for head in columns:
-            sums_sb[:, head, :] = nisa.tensor_copy(sum_of(found, head, queries))
-    bank_contexts([bank], [[sums_sb]], group.new.heads, group.context_sb)
-    return sums_sb, neg_sb
+    """Attention of a group of up to 128 queries, one bank, which reads each block of keys once ->
+    Weighted of all of them. Scores of a block are made before the values of the one in front of it
+    have been added."""
+    few, blocks, found = FewQueries.of(group), group.blocks, None
+    ahead = few.scores(blocks[0])
+    for n, part in enumerate(blocks):
+        scores, new = ahead, None
+        if n + 1 < len(blocks):
+            ahead = few.scores(blocks[n + 1])
+        else:
+            new = group.new.seen(group.banks[0])._replace(owners_sb=few.owners_sb)
+        some = few.attend(part, scores, new)
+        found = some if found is None else found.joined(some, group.constants.zero_sb)
+    few.finish(found)
+    return found
 
 
 def attend_groups(groups):
@@ -2616,15 +2755,16 @@ def attend_groups(groups):
     return few
 
 
-def store_weights(weights_hbm, bank, weight_sum_sb, neg_sb, head_dim):
-    """The negated maxima of a bank's scores and the sums of their weights, both [queries, heads] @
-    SBUF, into their places of [kv_heads, queries, 2] fp32 @ HBM."""
-    weights_sb = nl.ndarray((*neg_sb.shape, 2), nl.float32)
-    scale = score_scales(head_dim)[1]
-    weights_sb[:, :, 0] = nisa.tensor_scalar(neg_sb, nl.multiply, scale)
-    weights_sb[:, :, 1] = nisa.tensor_copy(weight_sum_sb)
+def store_weights(weights_hbm, bank, found):
+    """The negated maxima of a bank's scores and the sums of their weights, of its Weighted, into
+    their places of [kv_heads, queries, 2] fp32 @ HBM."""
+    queries = bank.members * bank.tokens
+    weights_sb = nl.ndarray((1, bank.heads, queries, 2), nl.float32)
+    for n, all_sb in enumerate((found.low_sb, found.sum_sb)):
+        row_sb = all_sb[0:1, :].reshape((1, bank.heads, queries))
+        weights_sb[:, :, :, n] = nisa.tensor_copy(row_sb)
     for at in nl.static_range(bank.heads):
-        nl.store(weights_hbm[bank.head + at], weights_sb[:, at, :])
+        nl.store(weights_hbm[nl.ds(bank.head + at, 1), :, :], weights_sb[:, at, :, :])
 
 
 def query_spans(length):
@@ -2672,17 +2812,19 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=Tr
     head, last = banks[0].head, banks[-1]
     count, itemsize = last.head + last.heads - head, max(2, cache[0].itemsize)
     each = CACHE_ROW_BYTES // (itemsize * heads.head_dim)  # fp8 keys stand turned in x's type
+    if few_queries(banks):
+        each = FEW_ROW_BYTES // (cache[0].itemsize * heads.head_dim)
     if cache[3] is None:
         runs = cache_runs(cache[2].shape[1])[1]
     else:
         runs, each = cache[2].shape[1] // cache[3].shape[0], cache[0].shape[1]
-    apart, marks = few_queries(banks), contraction(heads.depth + MARKS)
+    marks = contraction(heads.depth + MARKS)
     blocks = [
-        CacheTiles(cache, sequence, head, count, *block, heads, apart, bias_rows, shared)
+        CacheTiles(cache, sequence, head, count, *block, heads, bias_rows, shared)
         for block in spans(runs, each)
     ]
     row_bytes = itemsize * count * (len(marks) * P_MAX + heads.head_dim + 1)
-    if apart:
+    if few_queries(banks):
         return blocks
     if stay and runs * row_bytes <= RESIDENT_BYTES:
         return [block.load() for block in blocks]
@@ -3056,7 +3198,7 @@ def attention_share_kernel(
     each, head by head, what weighs it among those of other ranks, the negated maximum of its scores
     and the sum of its weights [B, kv_heads, queries, 2] in fp32. None: tokens of a prompt.
     """
-    length, dtype, d = q_hbm.shape[2] // batch, q_hbm.dtype, heads.head_dim
+    length, dtype = q_hbm.shape[2] // batch, q_hbm.dtype
     spans_of, most = query_spans(length), min(length, P_MAX)
     context_hbm = nl.ndarray(q_hbm.shape, dtype, buffer=nl.shared_hbm)
     if active_hbm is None:
@@ -3088,8 +3230,8 @@ def attention_share_kernel(
         found = attend_groups(groups)
         nl.store(context_hbm[:, :, columns], context_sb)
         if active_hbm is not None:
-            for group, (sums_sb, neg_sb) in zip(groups, found):
-                store_weights(weights_hbm[sequence], group.banks[0], sums_sb[:, :, d], neg_sb, d)
+            for group, weighted in zip(groups, found):
+                store_weights(weights_hbm[sequence], group.banks[0], weighted)
     return context_hbm if active_hbm is None else (context_hbm, weights_hbm)
 
 

@@ -3,7 +3,7 @@
     python benchmarks/quantisation.py
 
 A decode step of Llama-3.2-1B at tensor-parallel degree 2 and cache 640 is estimated by
-`main.py --mode profile`, the attention kernel of one layer over 32768 keys by the same cost model.
+`main.py --mode profile`, the attention kernel of one layer over long caches by the same cost model.
 Perplexity is measured by `main.py --mode perplexity` on the embedded model. Some five minutes.
 """
 
@@ -29,7 +29,7 @@ from neuron_cpu.core.time import schedule  # noqa: E402
 
 PAGE = ROOT / "docs" / "quantisation.md"
 BLOCK = re.compile(r"(<!-- generated: quantisation -->\n).*?(<!-- end -->)", re.DOTALL)
-KEYS = 32768
+CACHES = [(keys, batch) for keys in (8192, 32768, 131072) for batch in (1, 4)]
 WEIGHTS = {"bf16": (), "int8": ("--quantize", "int8"), "fp8": ("--quantize", "fp8")}
 STEP = re.compile(r"token_generation_model, bucket 640.* ([\d.]+) ms a token")
 PERPLEXITY = re.compile(r"^(bfloat16|int8|f8e4m3) weights.*?([\d.]+) +(-|[+-][\d.]+%) +\d+$", re.M)
@@ -55,13 +55,15 @@ def step_ms(*flags: str) -> float:
     return float(found[1])
 
 
-def attention_us(cache: torch.dtype) -> float:
-    """Estimated time of one layer's attention over KEYS cached keys, weights in bf16."""
+def attention_us(cache: torch.dtype, keys: int, batch: int = 1) -> float:
+    """Estimated time of one layer's attention of a token of each sequence over so many cached keys,
+    weights in bf16."""
     heads, norm = llama.HeadShape(Q, KV, D), llama.Norm(HIDDEN, 1e-5)
     weights = weight((Q + 2 * KV) * D, HIDDEN), weight(HIDDEN, Q * D)
-    cached = [meta(1, KV, KEYS, D, dtype=cache)] * 2
-    given = meta(HIDDEN, 1), meta(HIDDEN, 1), norm, *weights, meta(128, 1), meta(128, 1), *cached
-    program = llama.attention_chunk_kernel.trace(*given, meta(1, KEYS), None, heads)
+    hidden, angles = meta(HIDDEN, batch), meta(128, batch)
+    cached = [meta(batch, KV, keys, D, dtype=cache)] * 2
+    given = hidden, hidden, norm, *weights, angles, angles, *cached
+    program = llama.attention_chunk_kernel.trace(*given, meta(batch, keys), None, heads)
     return schedule.schedule(program).total / 1e3
 
 
@@ -76,14 +78,16 @@ def table() -> str:
     ]
     for (name, ms), (_, perplexity, above) in zip(steps.items(), perplexities):
         rows.append(f"| {name} | {ms:.3f} | {ms / steps['bf16']:.3f} | {perplexity} | {above} |")
-    times = [attention_us(dtype) for dtype in (torch.bfloat16, torch.float8_e4m3fn)]
     rows += [
         "",
-        "| Cache | Attention of a layer over 32768 keys, µs (estimated) | MiB of keys and values |",
-        "|---|---|---|",
+        "| Cached keys | Sequences | bf16, MiB | of a layer, µs | fp8, MiB | µs | of bf16 |",
+        "|---|---|---|---|---|---|---|",
     ]
-    for name, us, size in zip(("bf16", "fp8"), times, (2, 1)):
-        rows.append(f"| {name} | {us:.1f} | {2 * KV * KEYS * D * size / 2**20:.0f} |")
+    for keys, batch in CACHES:
+        mib = 2 * batch * KV * keys * D / 2**20
+        bf16, fp8 = (attention_us(d, keys, batch) for d in (torch.bfloat16, torch.float8_e4m3fn))
+        sizes = f"{2 * mib:.0f} | {bf16:.1f} | {mib:.0f} | {fp8:.1f}"
+        rows.append(f"| {keys} | {batch} | {sizes} | {fp8 / bf16:.3f} |")
     return "\n".join(rows) + "\n"
 
 
