@@ -22,8 +22,8 @@ Words that mean one thing here:
     block    tokens that lie together in hidden states; of a cache: tokens that a table names
     bank     of PSUM: 512 numbers fp32 a partition, the most that one product writes
     group    the query heads of a KV head
-    stack    the KV heads that share a tile: two where D is 64
-    lanes    the partitions of one head in a tile, or those that a tile of keys takes
+    stack    the KV heads that share a tile: two where D is 64, one where it is more
+    lanes    the partitions of one head in a tile, zero beyond D, or those that a tile of keys takes
     slot     up to 128 rows of a contraction that is longer
     mark     a row behind the D features of a head that scores contract, too
     turned   transposed by TensorE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
 import re
 import sys
@@ -39,6 +40,24 @@ def test_names_on_the_kernels_page_are_those_of_the_submission():
     named = set(re.findall(r"`(\w+)`", page))
     assert len(named) > 20
     assert [name for name in sorted(named) if not re.search(rf"\b{name}\b", source)] == []
+
+
+@pytest.mark.parametrize("name", ["llama.py", "llama_nki.py", "mixtral.py"])
+def test_functions_of_a_submission_fit_a_screen(name):
+    """50 lines of code beside docstrings and comments, and nine arguments but for kernels, whose
+    tensors come one by one."""
+    text = (REPOSITORY / name).read_text(encoding="utf-8")
+    lines = text.splitlines()
+    for function in ast.walk(ast.parse(text)):
+        if not isinstance(function, ast.FunctionDef):
+            continue
+        first = function.body[1 if ast.get_docstring(function) and function.body[1:] else 0]
+        body = (line.strip() for line in lines[first.lineno - 1 : function.end_lineno])
+        code = [line for line in body if line and not line.startswith("#")]
+        assert len(code) <= 50, (function.name, len(code))
+        kernel = any(ast.unparse(decorator) == "nki.jit" for decorator in function.decorator_list)
+        given = [*function.args.args, *function.args.kwonlyargs]
+        assert kernel or len([a for a in given if a.arg not in ("self", "cls")]) <= 9, function.name
 
 
 def test_every_function_is_listed_and_documented():
