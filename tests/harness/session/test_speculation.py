@@ -85,7 +85,7 @@ def heads(tiny, tmp_path_factory):
     """A folder of an EAGLE head for the tiny model, learnt in a second from its own text."""
     output = tmp_path_factory.mktemp("heads")
     (output / "tree.json").write_text('{"0": ["1", "2", "3"], "1": [4, 5], "4": ["6"]}')
-    arguments = "--tokens", "900", "--length", "32", "--steps", "30"
+    arguments = "--questions", "32", "--length", "32", "--steps", "30"
     speculation_heads.main([str(output), "--model-path", str(tiny), *arguments])
     return output
 
