@@ -224,6 +224,7 @@ def test_text_with_kernels_is_that_of_hugging_face(
 
 
 FAMILY = {
+    "heads of 24": LlamaConfig(**KERNEL_SHAPE | {"head_dim": 24}),
     "bias": Qwen2Config(**KERNEL_SHAPE),
     "head norms": Qwen3Config(**KERNEL_SHAPE),
     "window": MistralConfig(**KERNEL_SHAPE, sliding_window=5),

@@ -167,6 +167,7 @@ def test_decode_is_in_kernels(tiny_llama):
 
 
 FAMILY = {
+    "heads of 80": LlamaConfig(**KERNEL_SHAPE | {"head_dim": 80}),
     "heads of 128": LlamaConfig(**KERNEL_SHAPE | {"head_dim": 128}),
     "bias": Qwen2Config(**KERNEL_SHAPE),
     "head norms": Qwen3Config(**KERNEL_SHAPE),
