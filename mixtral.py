@@ -384,6 +384,8 @@ class MixtralInferenceConfig(InferenceConfig):
         ):  # fmt: skip
             if getattr(neuron_config, name, False):
                 raise ValueError(f"{name} is not modelled by this file; leave it out.")
+        if getattr(neuron_config, "cp_degree", 1) > 1:
+            raise ValueError("cp_degree is not modelled by this file; leave it out.")
         tp = neuron_config.tp_degree
         for name in ("num_attention_heads", "num_key_value_heads", "intermediate_size"):
             if getattr(self, name) % tp:

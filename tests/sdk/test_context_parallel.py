@@ -17,6 +17,7 @@ from neuronx_distributed_inference.modules.attention.utils import (
     get_context_parallel_reordered_tp_mapping,
     get_kv_head_indices_context_parallel_full_tp_decode,
 )
+from neuronx_distributed_inference.modules.kvcache.kv_cache_manager import KVCacheManager
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 from transformers import (
     AutoModelForCausalLM,
@@ -190,6 +191,35 @@ def test_left_padding(module, tiny_llama, generate, reference):
     if module is not modeling_llama:
         with pytest.raises(ValueError, match="do not cover left padding in parts of a prompt"):
             build(module, folder, padding_side="left", enable_nki=True)
+
+
+def test_layers_that_know_nothing_of_it():
+    """A prompt's keys of the heads of decode steps are told of, and not cut from."""
+    neuron_config = modeling_llama.LlamaInferenceConfig.get_neuron_config_cls()(
+        tp_degree=4, cp_degree=2, seq_len=8, torch_dtype="float32"
+    )
+    config = SimpleNamespace(
+        neuron_config=neuron_config, num_cores_per_group=1, num_hidden_layers=1,
+        num_attention_heads=4, hidden_size=8,
+    )  # fmt: skip
+    rank, places = SimpleNamespace(get_rank=lambda: torch.tensor([3])), torch.arange(4)[None]
+    with rank_context(Group(3, 4)):
+        manager = KVCacheManager(config, num_kv_head=4, global_rank=rank)
+    new = torch.arange(2.0)[None, :, None, None].expand(1, 2, 4, 2)
+    ids = torch.zeros(1, dtype=torch.int32)
+    keys, _ = manager.update_kv_by_layer_id(0, True, ids, places, [new, new], 8)
+    assert keys[:, :, :4].eq(1).all() and keys[:, :, 4:].eq(0).all()
+    with pytest.raises(ValueError, match="keys of 1 heads under cp_degree 2, expected 2"):
+        manager.update_kv_by_layer_id(0, True, ids, places, [new[:, :1]] * 2, 8)
+    with pytest.raises(AssertionError, match="expected global_rank"):
+        KVCacheManager(config, num_kv_head=4)
+
+
+def test_another_model_file_refuses_it():
+    mixtral = importlib.import_module("mixtral")
+    neuron_config = mixtral.MixtralInferenceConfig.get_neuron_config_cls()(tp_degree=4, cp_degree=2)
+    with pytest.raises(ValueError, match="cp_degree is not modelled"):
+        mixtral.MixtralInferenceConfig(neuron_config, load_config=lambda config: None)
 
 
 def test_versions_without_it_have_no_such_field(tiny_llama, monkeypatch):

@@ -162,6 +162,14 @@ class KVCacheManager(nn.Module):
         """Context parallelism: of the heads of a prompt (B, H, S, D) the one that this rank decodes
         with."""
         degrees = self.num_kv_head, self.tp_degree, self.cp_degree
+        given, expected = kv_per_layer[0].shape[1], self.num_kv_head * self.cp_degree
+        expected = max(1, expected // self.tp_degree)
+        if given != expected:
+            raise ValueError(
+                f"A layer's prompt brings keys of {given} heads under cp_degree {self.cp_degree}, "
+                f"expected {expected}, those of a rank among {self.tp_degree // self.cp_degree}; "
+                "derive its attention from NeuronAttentionBase, or leave cp_degree out."
+            )
         heads = get_kv_head_indices_context_parallel_full_tp_decode(*degrees)
         own = heads[self.global_rank.get_rank().long()]
         return [tensor.index_select(1, own) for tensor in kv_per_layer]
