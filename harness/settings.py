@@ -12,8 +12,8 @@ _NEURON_CONFIG = (
     "batch_size padding_side seq_len max_context_length torch_dtype rpl_reduce_dtype "
     "output_logits vocab_parallel fused_qkv sequence_parallel_enabled flash_decoding_enabled "
     "enable_bucketing "
-    "context_encoding_buckets token_generation_buckets tp_degree cp_degree is_continuous_batching "
-    "ctx_batch_size apply_seq_ids_mask async_mode"
+    "context_encoding_buckets token_generation_buckets tp_degree cp_degree pp_degree "
+    "is_continuous_batching ctx_batch_size apply_seq_ids_mask async_mode"
 )
 
 
@@ -289,6 +289,7 @@ class Settings:
     context_encoding_buckets: Optional[list[int]]
     token_generation_buckets: Optional[list[int]]
     tp_degree: Optional[int]
+    pp_degree: int
 
     # quantisation, by NxDI's names
     quantized: bool

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
+from neuronx_distributed.pipeline import TRANSFER
 from neuronx_distributed.ranks import Group, rank_context
 from neuronx_distributed_inference import recording
 from neuronx_distributed_inference.graph import trace
@@ -75,6 +76,21 @@ class Operator:
 
 
 @dataclass
+class StageEstimate:
+    """One stage of a pipeline: its operators, and what it sends when they are done.
+
+    Attributes:
+        work_ns: of its own operators.
+        sent_bytes, sent_ns: of the hidden states for the next stage, of the outputs for the first
+            one where it is the last.
+    """
+
+    work_ns: float = 0.0
+    sent_bytes: int = 0
+    sent_ns: float = 0.0
+
+
+@dataclass
 class GraphEstimate:
     """One sub-model and bucket on one rank.
 
@@ -86,6 +102,7 @@ class GraphEstimate:
         steps: (kind, name, module, nanoseconds) of everything in order.
         elsewhere_ns: latency under the DMA profiles of other SDK releases, by their names.
         prior: cached tokens that a prompt's graph reads, tiles of them in a chunk.
+        stages: of a pipeline, whose operators are those of one rank of each stage; else none.
     """
 
     submodel: str
@@ -97,6 +114,7 @@ class GraphEstimate:
     steps: list[tuple[str, str, str, float]] = field(default_factory=list)
     elsewhere_ns: dict[str, float] = field(default_factory=dict)
     prior: int = 0
+    stages: list[StageEstimate] = field(default_factory=list)
 
     @property
     def sizes(self) -> str:
@@ -374,11 +392,12 @@ def transfers(host: Host, role: str, sizes: Sequence[int]) -> dict[str, Any]:
     """Milliseconds on a device of moving so many bytes, spread over the ranks, to another instance;
     and what is assumed, in words."""
     del role
-    assumed, ranks = overheads(host.job.settings), host.job.settings.tp_degree or 1
+    settings = host.job.settings
+    assumed, ranks = overheads(settings), (settings.tp_degree or 1) * settings.pp_degree
     share = ", a core's share of EFA on a trn1.32xlarge"
     words = (
         f"{assumed.transfer_ns / MICROSECOND:g} µs and {assumed.transfer_bytes_per_ns:.4g} GB/s a "
-        f"rank{share if host.job.settings.transfer_gb_per_s is None else ''}"
+        f"rank{share if settings.transfer_gb_per_s is None else ''}"
     )
     return {"ms": [assumed.transfer(size // ranks) / 1e6 for size in sizes], "assumed": words}
 
@@ -430,6 +449,8 @@ class Estimator:
         """Nanoseconds of one event by itself."""
         if event.program is not None:
             return self._kernel(event.program)[2][dma_profile] + self.overheads.kernel_ns
+        if event.name == TRANSFER:
+            return self.overheads.transfer(event.bytes)
         if event.kind == COLLECTIVE:
             return self.overheads.collective(event.bytes, self.ranks, event.name)
         rate = self.plain_rates[dma_profile]
@@ -439,8 +460,11 @@ class Estimator:
     def _times(self, events: Sequence[Event], dma_profile: str) -> list[float]:
         """Nanoseconds of each event. PyTorch operators without products that follow each other
         are one fused pass: the largest counts, the others are free. What reads or writes single
-        rows is no part of a pass."""
+        rows is no part of a pass. Tensors that pass between stages together start once."""
         times = [self.time(event, dma_profile) for event in events]
+        for at, (before, event) in enumerate(zip(events, events[1:]), 1):
+            if before.name == event.name == TRANSFER:
+                times[at] -= self.overheads.transfer_ns
         run: list[int] = []
         for at in range(len(events) + 1):
             if at < len(events) and events[at].kind == TORCH and not events[at].macs:
@@ -462,7 +486,8 @@ class Estimator:
         plans: dict[int, Schedule] = {}
         steps = []
         bare = [event for _, event in events]
-        for (where, event), time in zip(events, self._times(bare, self.dma_profile)):
+        times = self._times(bare, self.dma_profile)
+        for (where, event), time in zip(events, times):
             steps.append((event.kind, event.name, where, time))
             place = layer_free(where)
             key = (event.kind, event.name, place, event.bytes, event.macs, time, id(event.program))
@@ -489,6 +514,7 @@ class Estimator:
             list(plans.values()),
             steps,
             {name: time + self._around(submodel, time) for name, time in elsewhere.items()},
+            stages=_stages(bare, times),
         )
 
     def _around(self, submodel: str, device_ns: float) -> float:
@@ -496,6 +522,22 @@ class Estimator:
         if self.runs_ahead and submodel == DECODE:
             return self.overheads.exposed_ns(device_ns)
         return self.overheads.step_ns
+
+
+def _stages(events: Sequence[Event], times: Sequence[float]) -> list[StageEstimate]:
+    """The stages that transfers divide a graph into, in order; none where there are none."""
+    found: list[StageEstimate] = []
+    sending = True  # so that the first event begins a stage
+    for event, time in zip(events, times, strict=True):
+        if event.name == TRANSFER:
+            found[-1].sent_bytes += event.bytes
+            found[-1].sent_ns += time
+        else:
+            if sending:
+                found.append(StageEstimate())
+            found[-1].work_ns += time
+        sending = event.name == TRANSFER
+    return found if len(found) > 1 else []
 
 
 def layer_free(path: str) -> str:

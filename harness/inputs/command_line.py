@@ -117,6 +117,10 @@ ONLY_IN = {
         ("compile", "generate", "chat", "serve", disaggregation.MODE, "profile", *_COMPARE),
     ),
     **dict.fromkeys(blocks.FLAGS, ("compile", "serve", "profile")),
+    "--pp-degree": (
+        *("compile", "generate", "chat", "serve", disaggregation.MODE, "profile"),
+        *_COMPARE,
+    ),
     "--adapter-id": ("generate", "chat", disaggregation.MODE, *_COMPARE),
     **dict.fromkeys(speculation.FLAGS, ("compile", "generate", "chat", "profile", *_COMPARE)),
 }
@@ -562,6 +566,13 @@ def _add_model_arguments(parser: argparse.ArgumentParser) -> None:
         **whole,
         help="parts of a prompt, each attended to by tp / cp of the ranks (NxDI 0.4 and later)",
     )
+    group.add_argument(
+        "--pp-degree",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="stages to split the layers over, each of --tp-degree ranks (default: 1)",
+    )
 
 
 def _add_quantisation_arguments(parser: argparse.ArgumentParser) -> None:
@@ -675,6 +686,7 @@ def check(settings: Settings) -> None:
     _check_sampling(settings)
     _check_buckets(settings)
     _check_sequence(settings)
+    _check_stages(settings)
 
 
 def _check_arguments(args: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -872,6 +884,26 @@ def _check_sequence(settings: Settings) -> None:
             raise UserError(
                 f"--cp-degree gives groups of ranks parts of a prompt and does not go with {flag}; "
                 "leave one of them out."
+            )
+
+
+def _check_stages(settings: Settings) -> None:
+    """What needs more from another stage than hidden states."""
+    others = {
+        "--sequence-parallel-enabled": settings.sequence_parallel_enabled,
+        "--flash-decoding-enabled": settings.flash_decoding_enabled,
+        "--cp-degree": (settings.cp_degree or 1) > 1,
+        "--async-mode": settings.async_mode,
+        "--lora-ckpt-path": settings.adapters is not None,
+        "a cache of blocks": settings.blocks is not None,
+        "--is-medusa or fused speculation": settings.speculation is not None
+        and (settings.speculation.method == "medusa" or settings.speculation.fused),
+    }
+    for flag, given in others.items():
+        if settings.pp_degree > 1 and given:
+            raise UserError(
+                f"--pp-degree splits layers over stages, which exchange hidden states alone, and "
+                f"does not go with {flag}; leave one of them out."
             )
 
 

@@ -159,6 +159,7 @@ def _terms(session: Session) -> dict[str, Any]:
         "the files of the model (a checksum)": _digest(session.model.path),
         "NEURON_CPU_NXDI": sdk.version() or "0.1",
         "--tp-degree": settings.tp_degree,
+        "--pp-degree": settings.pp_degree,
         "--torch-dtype": settings.torch_dtype,
         "--kv-cache-quant": settings.kv_cache_quant,
         "quantised weights": settings.quantised_words,

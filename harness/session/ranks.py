@@ -212,12 +212,24 @@ def over_ranks(settings: Settings, place: Optional[Place]) -> Settings:
             "--workers spreads prompts over processes of a cluster, and torchrun has started "
             "ranks of one model; leave one of them out."
         )
-    if settings.tp_degree not in (None, place.size):
+    return replace(settings, tp_degree=_tp_degree(settings, place))
+
+
+def _tp_degree(settings: Settings, place: Place) -> int:
+    """Ranks of one stage, where torchrun has started those of all stages."""
+    each, rest = divmod(place.size, settings.pp_degree)
+    if rest:
         raise UserError(
-            f"--tp-degree must be {place.size}, the number of processes that torchrun has "
-            f"started, got {settings.tp_degree}; leave it out."
+            f"--pp-degree must divide {place.size}, the number of processes that torchrun has "
+            f"started, got {settings.pp_degree}; start as many as stages times ranks."
         )
-    return replace(settings, tp_degree=place.size)
+    if settings.tp_degree not in (None, each):
+        stages = f" in {settings.pp_degree} stages" if settings.pp_degree > 1 else ""
+        raise UserError(
+            f"--tp-degree must be {each}, as torchrun has started {place.size} processes{stages}, "
+            f"got {settings.tp_degree}; leave it out."
+        )
+    return each
 
 
 def follow(place: Place) -> int:

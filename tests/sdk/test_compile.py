@@ -375,7 +375,7 @@ def test_a_model_that_returns_new_caches_has_them_kept(
 
 @pytest.mark.parametrize(
     ("option", "value"),
-    [("qkv_kernel_enabled", True), ("mlp_kernel_enabled", True), ("pp_degree", 2)],
+    [("qkv_kernel_enabled", True), ("mlp_kernel_enabled", True), ("ep_degree", 2)],
 )
 def test_features_that_would_not_happen_are_refused(tiny_llama, application, option, value):
     _, folder = tiny_llama()

@@ -186,7 +186,7 @@ def test_checksums_tell_inputs_apart():
 def test_a_model_of_another_degree_is_refused(monkeypatch):
     monkeypatch.setattr(processes, "_joined", connected(1)[0])
     assert processes.joined(1) is None
-    with pytest.raises(CollectiveError, match="degree of 4, expected 1, the number of processes"):
+    with pytest.raises(CollectiveError, match="degree of 4, expected 1 ranks in all, the number"):
         RankPool(4)
 
 
@@ -241,27 +241,33 @@ def test_processes_give_the_logits_of_threads(wide_llama, tmp_path, degree):
         assert torch.equal(torch.load(tmp_path / f"{rank}.pt"), expected)
 
 
-@pytest.mark.full
-def test_two_nodes_on_one_machine(wide_llama, tmp_path):
-    """Two agents of torchrun that find each other by its rendezvous, two ranks each."""
+def two_agents(*script):
+    """Exit statuses of two agents of torchrun with two ranks each, which find each other."""
     with closing(socket.socket()) as probe:
         probe.bind(("localhost", 0))
         port = probe.getsockname()[1]
-    agents = [
-        subprocess.Popen(
-            torchrun_command(
-                "--nnodes=2",
-                "--nproc-per-node=2",
-                "--rdzv-backend=c10d",
-                f"--rdzv-endpoint=localhost:{port}",
-                "--rdzv-id=two-nodes",
-                "--local-addr=localhost",
-                *(SCRIPT, wide_llama, tmp_path / "compiled", tmp_path),
-            )
-        )
-        for _ in range(2)
-    ]
-    assert [agent.wait(timeout=300) for agent in agents] == [0, 0]
+    command = torchrun_command(
+        "--nnodes=2",
+        "--nproc-per-node=2",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=localhost:{port}",
+        "--rdzv-id=two-nodes",
+        "--local-addr=localhost",
+        *script,
+    )
+    agents = [subprocess.Popen(command) for _ in range(2)]
+    try:
+        return [agent.wait(timeout=300) for agent in agents]
+    finally:
+        for agent in agents:
+            agent.terminate()
+            agent.wait(60)
+
+
+@pytest.mark.full
+def test_two_nodes_on_one_machine(wide_llama, tmp_path):
+    """Two agents of torchrun that find each other by its rendezvous, two ranks each."""
+    assert two_agents(SCRIPT, wide_llama, tmp_path / "compiled", tmp_path) == [0, 0]
     expected = threads_logits(wide_llama, 4)
     for rank in range(4):
         assert torch.equal(torch.load(tmp_path / f"{rank}.pt"), expected)

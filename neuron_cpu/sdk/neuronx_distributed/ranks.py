@@ -24,7 +24,7 @@ from neuron_cpu.core import release_thread
 from neuron_cpu.core.device import ranks as kernel_ranks
 from neuron_cpu.errors import CollectiveError
 
-from . import processes
+from . import pipeline, processes
 from .rendezvous import Combine, RankStopped, Rendezvous
 
 # Who watches a trace: the operation, this rank's tensor, what computes the result -> the result.
@@ -50,6 +50,7 @@ class Group:
         self.kv_shared: Optional[Group] = None  # flash decoding: ranks of one KV head
         # Context parallelism: ranks with one part of a prompt, and those with the same heads.
         self.context_parallel: Optional[Tuple[Group, Group]] = None
+        self.pipeline: Optional[pipeline.Pipeline] = None  # where layers are in several stages
 
     def rank(self) -> int:
         return self._rank
@@ -193,7 +194,13 @@ class _Reports:
             told.clear()
 
 
-def _serve(group: Group, rendezvous: Rendezvous, inbox: queue.SimpleQueue, done: _Reports) -> None:
+# Where a rank meets others, and its number there.
+_Meetings = Sequence[Tuple[Rendezvous, int]]
+
+
+def _serve(
+    group: Group, rank: int, meetings: _Meetings, inbox: queue.SimpleQueue, done: _Reports
+) -> None:
     """Body of a rank's thread: take a function, run it, report; None ends the thread."""
     # Ranks share the cores: with one OpenMP team per rank, more threads than cores would spin.
     torch.set_num_threads(max(1, torch.get_num_threads() // group.size()))
@@ -207,16 +214,29 @@ def _serve(group: Group, rendezvous: Rendezvous, inbox: queue.SimpleQueue, done:
         try:
             with torch.no_grad():
                 result = function()
-            # Also where all went well: ranks that still wait would wait for this one for ever.
-            rendezvous.leave(group.rank())
-        except RankStopped:
-            rendezvous.leave(group.rank())
+        except RankStopped:  # what broke one meeting breaks all
+            _fail(meetings, _failure(meetings))
         except BaseException as error:  # the caller's thread raises it
-            rendezvous.fail(error)
+            _fail(meetings, error)
+        # Also where all went well: ranks that still wait would wait for this one for ever.
+        for meeting, number in meetings:
+            meeting.leave(number)
         # Between calls the thread lives on and must not keep the call's weights and caches alive.
         del function
         # Every rank reports exactly once a call, whatever happened: the caller counts reports.
-        done.put(group.rank(), result)
+        done.put(rank, result)
+
+
+def _failure(meetings: _Meetings) -> Optional[BaseException]:
+    """The first that broke one of the meetings."""
+    return next((meeting.failure for meeting, _ in meetings if meeting.failure), None)
+
+
+def _fail(meetings: _Meetings, error: Optional[BaseException]) -> None:
+    """Break all meetings, those of them that are not broken yet."""
+    for meeting, _ in meetings:
+        if error is not None:
+            meeting.fail(error)
 
 
 _POOLS: weakref.WeakSet[Union[RankPool, Companion]] = weakref.WeakSet()
@@ -233,7 +253,8 @@ def _end_threads() -> None:
 
 
 class RankPool:
-    """The ranks of one application: `size` threads that live as long as the pool.
+    """The ranks of one application: threads that live as long as the pool, `size` for each of the
+    `stages` of a pipeline, stage by stage.
 
     With one rank there are no threads: the caller's thread is the rank. Threads rather than
     processes, because PyTorch releases the interpreter lock inside heavy operators and weights
@@ -241,31 +262,45 @@ class RankPool:
     which one rank lives, and the same calls are made on all of them.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, stages: int = 1) -> None:
+        self.size = size * stages
         self._inboxes: List[queue.SimpleQueue] = []
-        self._processes = processes.joined(size)
-        self._rendezvous = Rendezvous(size)
-        meeting = self._processes or self._rendezvous
-        self._groups = [Group(rank, size, meeting) for rank in range(size)]
-        self._done = _Reports(size)
+        self._processes = processes.joined(self.size, stages)
+        # The meetings of single stages come first: what breaks one is the reason of all others.
+        self._meetings = [Rendezvous(size) for _ in range(stages)]
+        if stages > 1:
+            self._meetings.append(Rendezvous(self.size))
+        self._groups = [self._group(rank, size, stages) for rank in range(self.size)]
+        self._done = _Reports(self.size)
         self._busy = threading.Lock()
-        if size > 1 and self._processes is None:
-            self._inboxes = [queue.SimpleQueue() for _ in range(size)]
-            # The threads must not hold the pool, or the pool would never be collected.
-            threads = [
-                threading.Thread(
-                    target=_serve,
-                    args=(group, self._rendezvous, inbox, self._done),
-                    name=f"rank-{group.rank()}",
-                    daemon=True,
-                )
-                for group, inbox in zip(self._groups, self._inboxes, strict=True)
-            ]
-            for thread in threads:
-                _THREADS.add(thread)
-                thread.start()
-            _POOLS.add(self)
+        if self.size > 1 and self._processes is None:
+            self._start_threads(size)
+
+    def _group(self, rank: int, size: int, stages: int) -> Group:
+        """The group of a stage's ranks as one of all ranks sees it."""
+        group = Group(rank % size, size, self._processes or self._meetings[rank // size])
+        if stages > 1 and self._processes is None:
+            group.pipeline = pipeline.of_threads(self._meetings[-1], rank, size, stages)
+        elif stages > 1 and rank == self._processes.rank:
+            group.pipeline = pipeline.of_processes(self._processes)
+        return group
+
+    def _start_threads(self, size: int) -> None:
+        """A thread for each rank, which must not hold the pool: it would never be collected."""
+        self._inboxes = [queue.SimpleQueue() for _ in range(self.size)]
+        for rank, (group, inbox) in enumerate(zip(self._groups, self._inboxes, strict=True)):
+            meetings = [(self._meetings[rank // size], group.rank())]
+            if self.size > size:
+                meetings.append((self._meetings[-1], rank))
+            thread = threading.Thread(
+                target=_serve,
+                args=(group, rank, meetings, inbox, self._done),
+                name=f"rank-{rank}",
+                daemon=True,
+            )
+            _THREADS.add(thread)
+            thread.start()
+        _POOLS.add(self)
 
     def group(self, rank: int) -> Group:
         return self._groups[rank]
@@ -310,7 +345,8 @@ class RankPool:
             raise ValueError(f"Expected {expected} functions, one a rank, got {len(functions)}.")
 
     def _run_threads(self, functions: Sequence[Callable[[], Any]]) -> List[Any]:
-        self._rendezvous.start()
+        for meeting in self._meetings:
+            meeting.start()
         results: List[Any] = [None] * self.size
         for inbox, function in zip(self._inboxes, functions, strict=True):
             inbox.put(function)
@@ -324,13 +360,18 @@ class RankPool:
                 rank += 1
             except KeyboardInterrupt as error:  # stop the ranks first, then let it through
                 interrupted = error
-                self._rendezvous.fail(error)
+                _fail(self._all_meetings, error)
         self._done.clear()
         if interrupted is not None:
             raise interrupted
-        if self._rendezvous.failure is not None:
-            raise self._rendezvous.failure
+        failure = _failure(self._all_meetings)
+        if failure is not None:
+            raise failure
         return results
+
+    @property
+    def _all_meetings(self) -> _Meetings:
+        return [(meeting, 0) for meeting in self._meetings]
 
     def close(self) -> None:
         """End the threads; the pool cannot be used afterwards."""
@@ -342,12 +383,12 @@ class RankPool:
         self.close()
 
 
-def on_first_rank(size: int, function: Callable[[], Any]) -> None:
+def on_first_rank(size: int, function: Callable[[], Any], stages: int = 1) -> None:
     """Run `function` here, or where ranks are processes on rank 0's only, while the others wait.
 
     What it raises there ends the call on all of them.
     """
-    ranks = processes.joined(size)
+    ranks = processes.joined(size * stages, stages)
     if ranks is None:
         function()
     else:

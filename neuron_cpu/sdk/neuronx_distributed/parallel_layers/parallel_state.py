@@ -1,6 +1,6 @@
 """Which rank of which tensor-parallel group the running thread is (NxD 0.10 names).
 
-Only tensor parallelism exists here: data-, pipeline- and expert-parallel sizes are 1.
+Tensor and pipeline parallelism exist here: data- and expert-parallel sizes are 1.
 """
 
 from __future__ import annotations
@@ -73,11 +73,15 @@ def get_data_parallel_rank() -> int:
 
 
 def get_pipeline_model_parallel_size() -> int:
-    return 1
+    """Stages of the running rank's model."""
+    line = get_tensor_model_parallel_group().pipeline
+    return 1 if line is None else line.stages
 
 
 def get_pipeline_model_parallel_rank() -> int:
-    return 0
+    """The running rank's stage; while compiling it is 0, as one graph has all stages."""
+    line = get_tensor_model_parallel_group().pipeline
+    return 0 if line is None else line.stage
 
 
 def get_expert_model_parallel_size() -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
+from neuronx_distributed import pipeline
 from neuronx_distributed.parallel_layers.utils import copy_tensor_model_parallel_attributes
 from neuronx_distributed.ranks import Group, RankPool, on_first_rank, rank_context
 from neuronx_distributed.trace.trace import get_sharded_checkpoint, preprocess_checkpoint
@@ -94,6 +95,8 @@ class NeuronApplicationBase(nn.Module):
         if not hasattr(config, "neuron_config"):
             raise AssertionError("The config has no neuron_config; build an InferenceConfig.")
         refuse_unsupported(config.neuron_config)
+        if config.neuron_config.pp_degree > 1:
+            pipeline.check_split(config.neuron_config.pp_degree, config.num_hidden_layers)
         if config.neuron_config.lora_config is not None:
             _refuse_with_adapters(config.neuron_config)
             resolve(config.neuron_config.lora_config)
@@ -139,6 +142,7 @@ class NeuronApplicationBase(nn.Module):
         on_first_rank(
             self.neuron_config.tp_degree,
             lambda: self._compile(Path(compiled_model_path), pre_shard_weights_hook, dry_run),
+            self.neuron_config.pp_degree,
         )
         self.is_compiled = True
 
@@ -176,6 +180,7 @@ class NeuronApplicationBase(nn.Module):
             "format": artifacts.FORMAT,
             "nxdi": self.neuron_config.contract.version,
             "tp_degree": self.neuron_config.tp_degree,
+            "pp_degree": self.neuron_config.pp_degree,
             "submodels": {m.tag: list(m.neuron_config.buckets) for m in self.models},
         }
 
@@ -336,6 +341,7 @@ class NeuronApplicationBase(nn.Module):
         on_first_rank(
             self.neuron_config.tp_degree,
             lambda: self._shard(self._build(self.models[0]), Path(compiled_model_path)),
+            self.neuron_config.pp_degree,
         )
 
     def _prepare_checkpoint(self, module: nn.Module) -> Tuple[StateDict, List[str]]:
@@ -372,8 +378,12 @@ class NeuronApplicationBase(nn.Module):
         return local
 
     def _shard(self, module: nn.Module, folder: Path) -> List[str]:
-        """Slice the checkpoint for every rank into `folder`/weights; returns the warnings."""
-        degree = self.neuron_config.tp_degree
+        """Slice the checkpoint for every rank into `folder`/weights; returns the warnings.
+
+        Ranks of all stages of a pipeline are numbered stage by stage.
+        """
+        tensor_ranks, stages = self.neuron_config.tp_degree, self.neuron_config.pp_degree
+        degree = tensor_ranks * stages
         progress.report("shard weights", 0, degree + 1)
         checkpoint, warnings = self._prepare_checkpoint(module)
         progress.report("shard weights", 1, degree + 1)
@@ -385,7 +395,14 @@ class NeuronApplicationBase(nn.Module):
             return warnings
         (folder / artifacts.WEIGHTS_FOLDER).mkdir(exist_ok=True)
         for rank in range(degree):
-            local = without_sharing(self._local_weights(checkpoint, rank))
+            stage, tensor_rank = divmod(rank, tensor_ranks)
+            layers = len(module.layers) if stages > 1 else 0
+            local = {
+                name: tensor
+                for name, tensor in self._local_weights(checkpoint, tensor_rank).items()
+                if stages == 1 or pipeline.has(name, stage, stages, layers)
+            }
+            local = without_sharing(local)
             save_file(local, artifacts.shard_path(folder, rank))
             progress.report("shard weights", rank + 2, degree + 1)
         return warnings
@@ -409,7 +426,7 @@ class NeuronApplicationBase(nn.Module):
         manifest = artifacts.read_manifest(folder)
         self._check_manifest(manifest, folder)
         degree = self.neuron_config.tp_degree
-        self._pool = RankPool(degree)
+        self._pool = RankPool(degree, self.neuron_config.pp_degree)
         if self.neuron_config.async_mode and len(self._pool.local_ranks) < degree:
             raise NotImplementedError(
                 "async_mode runs decode steps beside other calls, and ranks that are processes "
@@ -426,7 +443,7 @@ class NeuronApplicationBase(nn.Module):
             else:
                 if checkpoint is None:
                     checkpoint, _ = self._prepare_checkpoint(self._build(self.models[0]))
-                weights = self._local_weights(checkpoint, rank)
+                weights = self._local_weights(checkpoint, rank % degree)
             caches: StateDict = {}
             for modules, wrapper in zip(per_wrapper, self.models, strict=True):
                 modules.append(self._bind(wrapper, rank, weights, caches))
@@ -441,7 +458,7 @@ class NeuronApplicationBase(nn.Module):
 
     def _check_manifest(self, manifest: Dict[str, Any], folder: Path) -> None:
         expected = self._manifest()
-        for name in ("tp_degree", "submodels"):
+        for name in ("tp_degree", "pp_degree", "submodels"):
             if manifest.get(name) != expected[name]:
                 raise StandInError(
                     f"{folder} was compiled with {name} {manifest.get(name)}, expected "
@@ -452,9 +469,11 @@ class NeuronApplicationBase(nn.Module):
         self, wrapper: ModelWrapper, rank: int, weights: StateDict, caches: StateDict
     ) -> nn.Module:
         """One rank's module with its weights; `caches` carries the caches between sub-models."""
-        with rank_context(self._pool.group(rank)):
+        group, config = self._pool.group(rank), self.neuron_config
+        with rank_context(group):
             module = wrapper.get_model_instance().load_module()
-        parameters = dict(module.named_parameters())
+        own = pipeline.cut(module, rank // config.tp_degree, config.pp_degree, group.pipeline)
+        parameters = {own.name(name): value for name, value in module.named_parameters()}
         for name, parameter in parameters.items():
             value = weights.get(name)
             if value is None:  # compile has refused every other parameter without a tensor
@@ -470,8 +489,8 @@ class NeuronApplicationBase(nn.Module):
             _fill(parameter, value)
         # Buffers outside of the checkpoint keep what the constructor computed, cast and all.
         for name, buffer in module.named_buffers():
-            if name in weights:
-                buffer.data = weights[name]
+            if own.name(name) in weights:
+                buffer.data = weights[own.name(name)]
         return module
 
     def warmup(self) -> None:
@@ -606,11 +625,26 @@ def refuse_unsupported(neuron_config: NeuronConfig) -> None:
         _refuse_with_sequence_parallelism(neuron_config)
     if neuron_config.flash_decoding_enabled:
         _refuse_with_flash_decoding(neuron_config)
-    for name in ("pp_degree", "ep_degree"):
-        if getattr(neuron_config, name) != 1:
+    if neuron_config.pp_degree != 1:
+        _refuse_with_stages(neuron_config)
+    if neuron_config.ep_degree != 1:
+        raise NotImplementedError(
+            f"NeuronConfig.ep_degree is {neuron_config.ep_degree}, expected 1, because neuron_cpu "
+            "has tensor and pipeline parallelism only; raise tp_degree instead."
+        )
+
+
+def _refuse_with_stages(neuron_config: NeuronConfig) -> None:
+    """Refuse what needs more from another stage than the hidden states between two layers."""
+    others = ("sequence_parallel_enabled", "flash_decoding_enabled", "is_medusa", "async_mode")
+    others += ("enable_fused_speculation", "lora_config", "is_block_kv_layout")
+    for name in ("cp_degree", *others):
+        value = getattr(neuron_config, name, None)
+        if value and (name != "cp_degree" or value > 1):
             raise NotImplementedError(
-                f"NeuronConfig.{name} is {getattr(neuron_config, name)}, expected 1, because "
-                "neuron_cpu has tensor parallelism only; raise tp_degree instead."
+                f"pp_degree {neuron_config.pp_degree} meets {name}, expected it to be off, because "
+                "stages exchange nothing but hidden states between two layers; leave one of them "
+                "out."
             )
 
 

@@ -9,10 +9,11 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
+from neuronx_distributed import pipeline
 from neuronx_distributed.deferred import deferred_parameters
 from neuronx_distributed.quantization.quantization_config import dtype_of, qconfig_of
 from neuronx_distributed.quantization.quantize import convert
-from neuronx_distributed.ranks import RankPool
+from neuronx_distributed.ranks import RankPool, current_group, is_tracing
 from torch import nn
 
 from ..contract import building_under
@@ -89,6 +90,8 @@ class DecoderModelInstance:
             # Of fused speculation only the target: its draft comes from a float checkpoint.
             fused = self.neuron_config.enable_fused_speculation
             self._quantise(module.target_model if fused else module)
+        if self.neuron_config.pp_degree > 1:
+            pipeline.mark(module, self.neuron_config.pp_degree, _note_transfer)
         self.module = module
         return module
 
@@ -136,6 +139,13 @@ class DecoderModelInstance:
         first = own_outputs(self.neuron_config)
         caches = self.module.kv_mgr.past_key_values
         return self.module, {cache: first + i for i, cache in enumerate(caches)}
+
+
+def _note_transfer(tensor: torch.Tensor) -> None:
+    """Of a traced graph, which has the layers of all stages: what a stage hands on."""
+    if is_tracing():
+        label = f"{pipeline.TRANSFER}({tensor.dtype}{list(tensor.shape)})"
+        current_group().exchange(label, tensor, lambda parts: parts)
 
 
 def own_outputs(neuron_config: Any) -> int:
@@ -190,7 +200,8 @@ class RankedModel:
         for cache, new in zip(caches, outputs[self.num_outputs :], strict=True):
             if new.data_ptr() != cache.data_ptr():
                 cache.data.copy_(new)
-        return list(outputs[: self.num_outputs])
+        made, group = list(outputs[: self.num_outputs]), current_group()
+        return made if group.pipeline is None else group.pipeline.outputs(made)
 
 
 def _first_rows(outputs: Any, rows: int, axis: int) -> Any:
