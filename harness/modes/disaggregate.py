@@ -159,6 +159,7 @@ def _terms(session: Session) -> dict[str, Any]:
         "the files of the model (a checksum)": _digest(session.model.path),
         "NEURON_CPU_NXDI": sdk.version() or "0.1",
         "--tp-degree": settings.tp_degree,
+        "--cp-degree": settings.cp_degree or 1,
         "--pp-degree": settings.pp_degree,
         "--torch-dtype": settings.torch_dtype,
         "--kv-cache-quant": settings.kv_cache_quant,

@@ -247,6 +247,8 @@ def test_what_needs_more_of_another_stage_is_refused(tiny_llama, application, mo
         )
     with pytest.raises(CompileError, match="2 layers in 3 stages"):
         application(folder, load=False, pp_degree=3)
+    with pytest.raises(NotImplementedError, match="pp_degree 2 meets cp_degree"):
+        application(folder, load=False, pp_degree=2, tp_degree=4, cp_degree=2)
 
 
 def test_a_layer_that_fails_in_a_later_stage_is_told_and_the_next_call_works(

@@ -638,14 +638,14 @@ def _refuse_with_stages(neuron_config: NeuronConfig) -> None:
     """Refuse what needs more from another stage than the hidden states between two layers."""
     others = ("sequence_parallel_enabled", "flash_decoding_enabled", "is_medusa", "async_mode")
     others += ("enable_fused_speculation", "lora_config", "is_block_kv_layout")
-    for name in ("cp_degree", *others):
-        value = getattr(neuron_config, name, None)
-        if value and (name != "cp_degree" or value > 1):
-            raise NotImplementedError(
-                f"pp_degree {neuron_config.pp_degree} meets {name}, expected it to be off, because "
-                "stages exchange nothing but hidden states between two layers; leave one of them "
-                "out."
-            )
+    met = [name for name in others if getattr(neuron_config, name, None)]
+    if getattr(neuron_config, "cp_degree", 1) > 1:
+        met.append("cp_degree")
+    if met:
+        raise NotImplementedError(
+            f"pp_degree {neuron_config.pp_degree} meets {met[0]}, expected it to be off, because "
+            "stages exchange nothing but hidden states between two layers; leave one of them out."
+        )
 
 
 def _refuse_with_flash_decoding(neuron_config: NeuronConfig) -> None:
