@@ -73,8 +73,16 @@ class Arguments:
         changes = [
             lambda t: t[:, ::2], lambda t: t.expand_dim(1), lambda t: t[0:1],
             lambda t: t.view(draw.choice(TYPES)), lambda t: t[..., 0:1].broadcast(t.ndim - 1, 8),
+            lambda t: t[..., nl.ds(self.chosen(), draw.choice([1, 4, t.shape[-1]]))],
         ]  # fmt: skip
         return draw.choice(changes)(made) if draw.random() < 0.2 else made
+
+    def chosen(self):
+        """A place that data choose: a tile or a register."""
+        tile, register = nl.ndarray((1, 1), nl.int32), nisa.register_alloc()
+        nisa.memset(tile, 0)
+        nisa.register_load(register, tile)
+        return self.draw.choice([tile, register])
 
     def anything(self):
         draw = self.draw

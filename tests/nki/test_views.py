@@ -324,3 +324,23 @@ def test_attributes():
         return x
 
     assert seen(look, (4, 4, 6), False).shape == (4, 4, 6)
+
+
+@pytest.mark.parametrize("dtype", [nl.uint8, nl.uint16, nl.uint32, nl.int16, nl.bfloat16])
+@pytest.mark.parametrize("skip", [False, True])
+def test_results_at_run_time_offsets_of_every_type(dtype, skip):
+    @nki.jit
+    def kernel(x, i):
+        made = nl.ndarray(x.shape, dtype)
+        nisa.memset(made, 0)
+        nisa.tensor_copy(made[:, nl.ds(nl.load(i[0:1, :]), 3)], nl.load(x)[:, 0:3])
+        out = nl.ndarray(x.shape, dtype, buffer=nl.shared_hbm)
+        mode = nisa.oob_mode.skip if skip else nisa.oob_mode.error
+        nisa.dma_copy(out.vector_select(0, nl.load(i)), made, oob_mode=mode)
+        return out
+
+    x, rows = np.arange(40, dtype=np.float32).reshape(4, 10), np.array([[2], [0], [3], [1]])
+    want = np.zeros((4, 10))
+    want[:, 2:5] = x[:, :3]
+    found = np.asarray(kernel(x, rows.astype(np.int32))).astype(np.float64)
+    assert np.array_equal(found[rows[:, 0]], want)

@@ -134,8 +134,9 @@ def tensor_copy_predicated(
         attrs = SelectAttrs(raw=True, reverse=bool(reverse_pred))
     else:  # where the predicate does not choose, what is there stays
         target, choice = alike(what, target, choice)
-        operands = (choice, target)
-        attrs = SelectAttrs(on_false=number(src), reverse=not reverse_pred)
+        operands, constant = (choice, target), number(src)
+        real(constant, f"{what} src")
+        attrs = SelectAttrs(on_false=constant, reverse=not reverse_pred)
         return put(SELECT_REDUCE, (target,), operands, attrs, name)
     return put(COPY_PREDICATED, (target,), operands, attrs, name)
 

@@ -173,10 +173,21 @@ def empty_like(x: Any, dtype: Any = None, buffer: Any = None, name: str = "") ->
     return ndarray(*_like(x, dtype, buffer), name=name)
 
 
+def _of_file(path: str | Path) -> Any:
+    try:
+        return np.load(path)
+    except (OSError, ValueError) as error:
+        raise refuse(
+            "sim_constant",
+            f"nl.shared_constant of the file {str(path)!r}: {error}, expected the path of a .npy "
+            "file",
+        ) from None
+
+
 def shared_constant(constant: Any) -> Any:
     """A numpy array (or the path of a .npy file) as an HBM tensor that the program brings along."""
-    values = np.load(constant) if isinstance(constant, (str, Path)) else constant
     tracer = trace.current("nl.shared_constant")
+    values = _of_file(constant) if isinstance(constant, (str, Path)) else constant
     if not isinstance(values, np.ndarray) or not values.ndim:
         raise refuse(
             "sim_constant",

@@ -33,6 +33,7 @@ from .memory import (
     reader,
     reinterpreted,
     rows_inside,
+    scatter,
     widen,
 )
 from .merge import Op, Ref
@@ -89,7 +90,7 @@ def _copying_step(op: Op, arena: Arena, moved: Callable[[Ref], bool]) -> Step:
                 continue
             values = arena.flat.pop(id(copy.memory))
             if any(ref is target for target in op.dst):
-                arena.of(ref.memory)[gather_index(ref, arena).reshape(-1)] = values
+                scatter(arena.of(ref.memory), gather_index(ref, arena).reshape(-1), values)
 
     return step
 
@@ -167,7 +168,7 @@ def _scatter_step(op: Op, arena: Arena, inputs: list, raw: bool, bits: bool) -> 
     assert compute is not None  # products accumulate in PSUM
     assert attrs.mask is None  # a transfer by data is recorded once for each box of its mask
 
-    def scatter() -> None:
+    def scattered() -> None:
         found = compute(attrs, [f() for f in inputs])
         for ref, values in zip(op.dst, found if len(op.dst) > 1 else (found,)):
             store(ref, values)
@@ -184,9 +185,9 @@ def _scatter_step(op: Op, arena: Arena, inputs: list, raw: bool, bits: bool) -> 
             total = widen(flat, dt, False).clone().index_add_(0, at, values.to(torch.float32))
             put(flat, total, dt, False, None)
         else:
-            flat[at] = values if raw else dtypes.encode(values, dt)
+            scatter(flat, at, values if raw else dtypes.encode(values, dt))
 
-    return scatter
+    return scattered
 
 
 def _skipping_step(op: Op, arena: Arena) -> Step:
@@ -212,7 +213,7 @@ def _skipping_step(op: Op, arena: Arena) -> Step:
             total = widen(flat, dt, False).clone().index_add_(0, places, added)
             put(flat, total, dt, False, None)
         else:
-            flat[places] = values[keep] if raw else dtypes.encode(values[keep], dt)
+            scatter(flat, places, values[keep] if raw else dtypes.encode(values[keep], dt))
 
     return step
 

@@ -173,6 +173,18 @@ def _wrap(values: torch.Tensor, dt: DType) -> torch.Tensor:
     return low.to(dt.torch)
 
 
+_SIGNED = {torch.uint16: torch.int16, torch.uint32: torch.int32}
+
+
+def scatter(flat: torch.Tensor, at: torch.Tensor, values: torch.Tensor) -> None:
+    """``flat[at] = values``, which torch does not have for wider unsigned types: as their bits."""
+    bits = _SIGNED.get(flat.dtype)
+    if bits is None:
+        flat[at] = values
+    else:
+        flat.view(bits)[at] = values.to(flat.dtype).view(bits)
+
+
 def gather_index(ref: Ref, arena: Arena, skip: bool = False) -> torch.Tensor:
     """Flat element numbers of a view; of an indirect one the row comes from its index tile.
 
