@@ -458,15 +458,25 @@ class Piece(NamedTuple):
         return out_psum, None if scale_sb is None else scale_sb[:, nl.ds(tile, tiles)]
 
 
-def load_weight(linear, first, tiles, turns=EVEN_TURNS):
-    """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each;
-    ``turns`` as for ``in_bfloat16``."""
+def room_for(linear, start, tiles, room_sb):
+    """[128, tiles, k_tiles, 128] @ SBUF for tiles of a kernel weight: of ``room_sb`` [128, n], if
+    any, the part from tile ``start`` on, where it has so much."""
+    shape, each = (P_MAX, tiles, linear.k_tiles, P_MAX), linear.k_tiles * P_MAX
+    if room_sb is None or (start + tiles) * each > room_sb.shape[1]:
+        return nl.ndarray(shape, linear.weight_hbm.dtype)
+    return room_sb[:, nl.ds(start * each, tiles * each)].reshape(shape)
+
+
+def load_weight(linear, first, tiles, turns=EVEN_TURNS, weight_sb=None):
+    """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each, in
+    ``weight_sb`` if given; ``turns`` as for ``in_bfloat16``."""
     weight_hbm, k_tiles = linear.weight_hbm, linear.k_tiles
     tiled_hbm = weight_hbm.reshape((P_MAX, linear.tiles, k_tiles, P_MAX))
     # a lone tile, the last of its weight, in rows of LAST_PIECE_BYTES: half is multiplied before
     halved = tiles == 1 and first + 1 == linear.tiles
     each = max(1, LAST_PIECE_BYTES // (P_MAX * weight_hbm.itemsize)) if halved else k_tiles
-    weight_sb = nl.ndarray((P_MAX, tiles, k_tiles, P_MAX), weight_hbm.dtype)
+    if weight_sb is None:
+        weight_sb = nl.ndarray((P_MAX, tiles, k_tiles, P_MAX), weight_hbm.dtype)
     for at, size in spans(k_tiles, each):
         weight_sb[:, :, nl.ds(at, size), :] = nl.load(
             tiled_hbm[:, nl.ds(first, tiles), nl.ds(at, size), :]
@@ -550,17 +560,18 @@ def stored_together(pieces, tokens):
     return [pieces]
 
 
-def store_product(linear, passed, out_hbm, turns=EVEN_TURNS):
+def store_product(linear, passed, out_hbm, turns=EVEN_TURNS, room_sb=None):
     """``W @ x`` of ``passed``, (x_sb [128, k_tiles, count], Block), into out [N, T] @ HBM: one pass
     over the weights. Features lie in runs, so that each partition stores contiguous rows.
-    ``turns`` as for ``in_bfloat16``."""
+    ``turns`` as for ``in_bfloat16``, ``room_sb`` as for ``room_for``."""
     count = passed[0][0].shape[2]
     lows = [low_ranks(linear.adapters, x_sb, block.start) for x_sb, block in passed]
     for group in stored_together(linear.pieces(count, last=True), count):
         begin, size = group[0][0], sum(tiles for _, tiles in group)
         outs = [nl.ndarray((P_MAX, size, block.count), out_hbm.dtype) for _, block in passed]
         for first, tiles in group:
-            weight_sb = load_weight(linear, first, tiles, turns)
+            own_sb = room_for(linear, first, tiles, room_sb)
+            weight_sb = load_weight(linear, first, tiles, turns, own_sb)
             piece = linear.piece(weight_sb, first, tiles)
             for (x_sb, block), low_sb, out_sb in zip(passed, lows, outs):
                 for part in psum_parts(tiles, block.count):
@@ -988,12 +999,13 @@ def qkv_tiles(p):
     return qk_sb, [nl.ndarray((size, width), dtype) for _, size in p.parts]
 
 
-def project_qkv(p):
-    """Q, K and V of a few tokens -> the tiles of ``qkv_tiles``, queries and keys rotated."""
+def project_qkv(p, room_sb=None):
+    """Q, K and V of a few tokens -> the tiles of ``qkv_tiles``, queries and keys rotated; weights
+    in ``room_sb`` as ``room_for`` says."""
     tokens, qkv, (qk_sb, v_sb) = p.x_sb.shape[2], p.layer.qkv, qkv_tiles(p)
     rotated = p.heads.q_tiles + p.heads.stacks
     for first, count in qkv.pieces(tokens):
-        weight_sb = load_weight(qkv, first, count)
+        weight_sb = load_weight(qkv, first, count, EVEN_TURNS, room_for(qkv, 0, count, room_sb))
         for tile in [*range(count)]:
             if first + tile < rotated:
                 rotated_span(p, weight_sb, tile, qk_sb, first + tile, 0, tokens)
@@ -2115,12 +2127,16 @@ def decode_runs(keys_hbm):
     return cache_runs(keys_hbm.shape[2], P_MAX // keys_hbm.shape[1])
 
 
-def sequences_at_once(keys_hbm, heads):
-    """Sequences of a decode step that share a tile of scores."""
-    length, d = keys_hbm.shape[2:]
+def sequences_at_once(keys_hbm, heads, named=None):
+    """Sequences of a decode step that share a tile of scores; of a cache of blocks ``named`` are
+    the keys of one and the partitions that they lie on."""
+    length, lanes = named or (keys_hbm.shape[2], None)
     itemsize = max(2, keys_hbm.itemsize)  # fp8 keys stand turned in the type of x
     kept = itemsize * length * (heads.stacks + 1)  # keys turned, and a row of the mask
-    kept += 2 * itemsize * decode_runs(keys_hbm)[1] * (d + 1)  # values, as they came too
+    if lanes is None:
+        kept += 2 * itemsize * decode_runs(keys_hbm)[1] * (heads.head_dim + 1)  # values, twice
+    else:
+        kept += itemsize * length // lanes * heads.kv_heads * heads.depth
     return max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // kept))
 
 
@@ -2131,6 +2147,7 @@ class CachedSequences(NamedTuple):
     sequence b; the columns behind are the new keys', zero for other sequences. mask_sb [count,
     keys + count], added to scores. v_sb [kv_heads * lanes, count, tiles, D + 1]: values, the lanes
     of each head in turn, and a column of ones, which gives the sum of the weights.
+    Of a cache of blocks v_sb are the values of each sequence's parts, all heads on a partition.
     """
 
     first: int
@@ -2164,41 +2181,28 @@ def turned_keys(rows_sb, heads, start, tiles):
     return turned_psum
 
 
-def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
-    """CachedSequences of a decode step, from caches [B, kv_heads, L, D] and bias [B, L] @ HBM.
+def stack_keys(k_sb, rows_sb, first_slot, first_column, heads, by_token=False):
+    """Turn the cached keys of a sequence, ``rows_sb`` as for ``turned_keys``, into its slots of
+    k_sb [128, slots, keys]: as many tiles as share a PSUM bank turn round, lanes columns each, and
+    leave it together."""
+    lanes, tiles = rows_sb.shape[0], rows_sb.shape[1 if by_token else 2]
+    for head, stacked in spans(heads.kv_heads, heads.stack):
+        slot, part = first_slot + head // heads.stack, range(head, head + stacked)
+        for at, together in spans(tiles, MOVING_MAX // lanes):
+            shape = (stacked * heads.depth, together * lanes)
+            turned_psum = turned_keys(rows_sb, part, at, together, by_token).reshape(shape)
+            columns = nl.ds(first_column + at * lanes, together * lanes)
+            k_sb[0 : shape[0], slot, columns] = nisa.tensor_copy(turned_psum)
 
-    TensorE takes fp8 as it is: keys leave PSUM in the type of x, which those of new tokens have,
-    values stay as they are.
-    """
-    (batch, kv_heads, length, d), dtype = keys_hbm.shape, bias_hbm.dtype
-    (lanes, tiles), partitions = decode_runs(keys_hbm), kv_heads * decode_runs(keys_hbm)[0]
-    keys_hbm = keys_hbm.reshape((batch, kv_heads, lanes, tiles, d))
-    values_hbm = values_hbm.reshape((batch, partitions, tiles, d))
+
+def room_for_keys(bias_hbm, first, count, heads):
+    """k_sb and mask_sb of CachedSequences, but for the cached keys: of new keys each token sees its
+    own."""
+    length, dtype = bias_hbm.shape[1], bias_hbm.dtype
     shape = (P_MAX, count * heads.stacks, length + count)
     k_sb, own = nl.ndarray(shape, dtype), nl.ds(length, count)
     if heads.leaves_lanes():
         k_sb[...] = nisa.memset(shape, 0.0, dtype)
-    for b in nl.affine_range(count):
-        # keys [lanes, heads, tiles, D], rows of tiles * D: as many tiles as share a PSUM bank turn
-        # round, lanes columns each, and leave it together
-        rows_sb = key_room((lanes, kv_heads, tiles), heads, keys_hbm.dtype)
-        for head in nl.affine_range(kv_heads):
-            rows_sb[:, head, :, 0:d] = nl.load(keys_hbm[first + b, head, :, :, :])
-        for head, stacked in spans(kv_heads, heads.stack):
-            slot, part = b * heads.stacks + head // heads.stack, range(head, head + stacked)
-            for at, together in spans(tiles, MOVING_MAX // lanes):
-                shape = (stacked * heads.depth, together * lanes)
-                turned_psum = turned_keys(rows_sb, part, at, together).reshape(shape)
-                columns = nl.ds(at * lanes, together * lanes)
-                k_sb[0 : shape[0], slot, columns] = nisa.tensor_copy(turned_psum)
-    # values, when the rows of keys have left SBUF: one load a sequence, heads and lanes follow each
-    # other in HBM; GpSimdE puts ones behind
-    v_sb = nisa.memset((partitions, count, tiles, d + 1), 1.0, values_hbm.dtype)
-    for b in nl.affine_range(count):
-        v_sb[:, b, :, 0:d] = nisa.tensor_copy(
-            nl.load(values_hbm[first + b, :, :, :]), engine=nisa.gpsimd_engine
-        )
-    # of new keys each token sees its own
     k_sb[:, :, own] = nisa.memset((P_MAX, count * heads.stacks, count), 0.0, dtype)
     mask_sb = nl.ndarray((count, length + count), dtype)
     mask_sb[:, 0:length] = nl.load(bias_hbm[nl.ds(first, count), :])
@@ -2206,6 +2210,33 @@ def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
         mask_sb[:, own] = nisa.memset((1, 1), 0.0, dtype)
     else:
         mask_sb[:, own] = load_constant(masked(dtype) * (1.0 - np.eye(count)), dtype)
+    return k_sb, mask_sb
+
+
+def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
+    """CachedSequences of a decode step, from caches [B, kv_heads, L, D] and bias [B, L] @ HBM.
+
+    TensorE takes fp8 as it is: keys leave PSUM in the type of x, which those of new tokens have,
+    values stay as they are.
+    """
+    batch, kv_heads, length, d = keys_hbm.shape
+    (lanes, tiles), partitions = decode_runs(keys_hbm), kv_heads * decode_runs(keys_hbm)[0]
+    keys_hbm = keys_hbm.reshape((batch, kv_heads, lanes, tiles, d))
+    values_hbm = values_hbm.reshape((batch, partitions, tiles, d))
+    k_sb, mask_sb = room_for_keys(bias_hbm, first, count, heads)
+    for b in nl.affine_range(count):
+        # keys [lanes, heads, tiles, D], rows of tiles * D
+        rows_sb = key_room((lanes, kv_heads, tiles), heads, keys_hbm.dtype)
+        for head in nl.affine_range(kv_heads):
+            rows_sb[:, head, :, 0:d] = nl.load(keys_hbm[first + b, head, :, :, :])
+        stack_keys(k_sb, rows_sb, b * heads.stacks, 0, heads)
+    # values, when the rows of keys have left SBUF: one load a sequence, heads and lanes follow each
+    # other in HBM; GpSimdE puts ones behind
+    v_sb = nisa.memset((partitions, count, tiles, d + 1), 1.0, values_hbm.dtype)
+    for b in nl.affine_range(count):
+        v_sb[:, b, :, 0:d] = nisa.tensor_copy(
+            nl.load(values_hbm[first + b, :, :, :]), engine=nisa.gpsimd_engine
+        )
     return CachedSequences(first, count, k_sb, mask_sb, v_sb)
 
 
@@ -2772,6 +2803,76 @@ def query_spans(length):
     return spans(length, QUERIES_AT_ONCE)
 
 
+def named_sequences(cache, first, count, heads):
+    """CachedSequences of blocks, whose keys and values come by the rows of ``CacheTiles``.
+
+    A row has all heads of its tokens, so these share partitions, and values are read as they came.
+    """
+    run, lanes = cache[0].shape[1], cache[3].shape[0]
+    k_sb, mask_sb = room_for_keys(cache[2], first, count, heads)
+    each = spans(cache[2].shape[1] // lanes, run)
+    every = [
+        [
+            CacheTiles(
+                cache, first + b, 0, heads.kv_heads, *part, heads, True, (first + b, 1), False
+            )
+            for part in each
+        ]
+        for b in range(count)
+    ]
+    for b, parts in enumerate(every):
+        for part in parts:
+            rows_sb = part.rows(cache[0])
+            stack_keys(k_sb, rows_sb, b * heads.stacks, part.tile * lanes, heads, part.by_token)
+    v_sb = [[part.rows(cache[1]) for part in parts] for parts in every]
+    return CachedSequences(first, count, k_sb, mask_sb, v_sb)
+
+
+def attend_named(qk_sb, v_sb, cache, heads, context_sb, by_token):
+    """``attend_cached`` of a cache of blocks: lanes hold all heads' values, which are stationary,
+    so that a product leaves the contexts of a stack of heads on their partitions. Weights are
+    divided by their sum before it."""
+    count, d, group = cache.count, heads.head_dim, heads.group
+    scale = score_scales(d)[1]
+    scores_sb = decode_scores(qk_sb, cache, heads)
+    weights_sb = nl.ndarray(scores_sb.shape, nl.float32)
+    weights_sb[...] = nisa.activation(
+        nl.exp, scores_sb, bias=negated_maximum(scores_sb, scale), scale=scale
+    )
+    rounded_sb = nl.ndarray(scores_sb.shape, scores_sb.dtype)
+    divide(rounded_sb, weights_sb, nisa.tensor_reduce(nl.add, weights_sb, axis=1))
+    # with keys on partitions: cached ones [lanes, tiles, rows], and new ones [B, rows]
+    (lanes, *_), rows = cache.v_sb[0][0].shape, scores_sb.shape[0]
+    turned_sb = turn_tiles(rounded_sb, cache.keys // lanes, lanes)
+    turned_psum = psum_tile((count, rows))
+    turned_psum[...] = nisa.nc_transpose(rounded_sb[:, nl.ds(cache.keys, count)])
+    own_sb = nl.ndarray((count, rows), scores_sb.dtype)
+    own_sb[...] = nisa.tensor_copy(turned_psum)
+    new_sb = key_room((count, heads.kv_heads), heads, v_sb.dtype)
+    new_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((count, heads.kv_heads, d)))
+    # contexts [heads of a stack * D, stacks, rows of a stack, B]: of each head its own rows count
+    out_psum = psum_zeros((P_MAX, heads.stacks, heads.stack * group, count))
+    for stack, (first, stacked) in enumerate(spans(heads.kv_heads, heads.stack)):
+        for b in nl.static_range(count):
+            columns = nl.ds(b * heads.q_heads + first * group, stacked * group)
+            out = out_psum[0 : stacked * heads.depth, stack, 0 : stacked * group, b]
+            part = slice(first, first + stacked)
+            out[...] += nisa.nc_matmul(new_sb[:, part, :], own_sb[:, columns])
+            for n, rows_sb in enumerate(cache.v_sb[b]):
+                tiles = rows_sb.shape[1 if by_token else 2]
+                for t in nl.affine_range(tiles):
+                    at = (t, part) if by_token else (part, t)
+                    out[...] += nisa.nc_matmul(
+                        rows_sb[(slice(None), *at)], turned_sb[:, n * tiles + t, columns]
+                    )
+    for kv_head in nl.static_range(heads.kv_heads):
+        stack, place = heads.place(kv_head)
+        own = nl.ds(kv_head % heads.stack * group, group)
+        context_sb[place, nl.ds(stack * group, group), nl.ds(cache.first, count)] = (
+            nisa.tensor_copy(out_psum[place, stack, own, :])
+        )
+
+
 def others_bias(owners_sb):
     """From owners [sequences, T] @ SBUF the bias of new keys [sequences, tiles * 128]: 0 for those
     of a sequence, for others MASKED. What stands behind the last key is hidden by the triangle."""
@@ -3047,12 +3148,13 @@ def attention_prefill_kernel(
 def attention_decode_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
     bias_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
-    a_hbm=None, b_hbm=None, chosen_hbm=None,
+    a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None,
 ):  # fmt: skip
     """The same for one new token per sequence: attention over the cache and the token itself.
 
-    bias [B, L], keys in the order of ``decode_runs``. -> partial output [H, B], new keys (rotated)
-    and values [B, kv_heads * D], and x + delta.
+    bias [B, L], keys in the order of ``decode_runs``; of a cache of blocks caches, bias and rows as
+    ``attention_chunk_kernel`` takes them. -> partial output [H, B], new keys (rotated) and values
+    [B, kv_heads * D], and x + delta.
     """
     batch, dtype = x_hbm.shape[1], x_hbm.dtype
     new_shape = (batch, heads.kv_heads * heads.head_dim)
@@ -3066,28 +3168,39 @@ def attention_decode_kernel(
     # its keys, 128 a pass, while those stream
     block = Block(0, batch, 1)
     x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
-    parts = spans(batch, sequences_at_once(keys_hbm, heads))
-    caches = [
-        cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads)
-        for first, count in parts
-    ]
+    if rows_hbm is None:
+        parts = spans(batch, sequences_at_once(keys_hbm, heads))
+        caches = [cached_sequences(keys_hbm, values_hbm, bias_hbm, *part, heads) for part in parts]
+    else:
+        sizes = bias_hbm.shape[1], rows_hbm.shape[0]
+        parts = spans(batch, sequences_at_once(keys_hbm, heads, sizes))
+        named, caches = (keys_hbm, values_hbm, bias_hbm, nl.load(rows_hbm)), [None] * len(parts)
     # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
     # a fifth of the time that DMA takes for its weights
     layer = AttentionLayer.of(
         (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
         (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
     )  # fmt: skip
-    p = projection(x_sb, layer, 0, parts)
-    qk_sb, v_sb = project_qkv(p)
+    p, room_sb = projection(x_sb, layer, 0, parts), None
+    if rows_hbm is not None:
+        # rows of a cache of blocks are known later than weights, and DMA serves who comes first: so
+        # the output's weights wait for the room of the first ones
+        _, first = layer.qkv.pieces(batch)[0]
+        room_sb = nl.ndarray((P_MAX, first * layer.qkv.k_tiles * P_MAX), layer.qkv.weight_hbm.dtype)
+    qk_sb, v_sb = project_qkv(p, room_sb)
     nl.store(new_keys_hbm, key_rows(qk_sb, heads.q_tiles, 0, batch, heads))
     # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
     context_sb = nl.ndarray((P_MAX, heads.q_tiles, batch), dtype)
     if heads.leaves_lanes():
         context_sb[...] = nisa.memset((P_MAX, heads.q_tiles, batch), 0.0, dtype)
-    for cache, rows_sb in zip(caches, v_sb):
-        nl.store(new_values_hbm[nl.ds(cache.first, cache.count), :], rows_sb)
-        attend_cached(qk_sb, rows_sb, cache, heads, context_sb)
-    store_product(layer.out, [(context_sb, block)], out_hbm, SOFTMAX_TURNS)
+    for (first, count), cache, rows_sb in zip(parts, caches, v_sb):
+        nl.store(new_values_hbm[nl.ds(first, count), :], rows_sb)
+        if rows_hbm is None:
+            attend_cached(qk_sb, rows_sb, cache, heads, context_sb)
+        else:
+            cache = named_sequences(named, first, count, heads)
+            attend_named(qk_sb, rows_sb, cache, heads, context_sb, len(keys_hbm.shape) == 4)
+    store_product(layer.out, [(context_sb, block)], out_hbm, SOFTMAX_TURNS, room_sb)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -4008,7 +4121,8 @@ class NeuronLlamaAttention(nn.Module):
                 None,
                 None,
             )
-            decode = active_mask is None and bias.shape[1] <= DECODE_KEYS and len(past) == 2
+            one = active_mask is None and len(past) < 4  # new token of each sequence
+            decode = one and bias.shape[1] <= DECODE_KEYS
             if len(past) > 2:  # blocks, and a table of them
                 apart = self.heads_apart, self.window
                 keys, values, bias, rows = blocks_in_runs(*past[:3], bias, *apart)
@@ -4024,7 +4138,8 @@ class NeuronLlamaAttention(nn.Module):
                     bias = bias[:, : max(1, cached) * P_MAX]
                 keys, values, bias = cache_in_runs(*past, bias, most)
             if decode:
-                results = attention_decode_kernel(*inputs, keys, values, bias, rank, *own)
+                more = keys, values, bias, rank, *own
+                results = attention_decode_kernel(*inputs, *more, rows_hbm=rows)
             else:
                 more = keys, values, bias, self.active_bias(active_mask, hidden), rank, *own
                 results = attention_chunk_kernel(

@@ -225,6 +225,21 @@ class Reference:
         results = out, k.flatten(1), v.flatten(1)
         return results if delta_hbm is None else (*results, llama.in_blocks(rows, length))
 
+    def named(self, keys_hbm, values_hbm, bias_hbm, rows_hbm, heads, batch):
+        """A sequence's keys and values [B, heads, L, D] from the rows that it has, one after the
+        other, and the bias in their order."""
+        lanes, run = len(rows_hbm), keys_hbm.shape[1]
+        bias = bias_hbm.unflatten(-1, (-1, run, lanes)).transpose(-2, -1).flatten(-3)
+        apart = keys_hbm.dim() == 3  # a head's rows: [B, heads, rows] instead of [B, 1, rows]
+        named = rows_hbm.long().view(lanes, batch, -1, heads.kv_heads if apart else 1)
+        named = named.permute(1, 3, 2, 0).flatten(2)
+        shape = batch, -1, heads.kv_heads, heads.head_dim
+        caches = [
+            t[named].flatten(2, 3) if apart else t[named].reshape(shape).transpose(1, 2)
+            for t in (keys_hbm, values_hbm)
+        ]
+        return *caches, bias
+
     def attention_decode_kernel(
         self,
         x_hbm,
@@ -244,6 +259,7 @@ class Reference:
         a_hbm=None,
         b_hbm=None,
         chosen_hbm=None,
+        rows_hbm=None,
     ):
         more = a_hbm, b_hbm, chosen_hbm
         length = 1
@@ -253,10 +269,14 @@ class Reference:
         tables, own = (cos_hbm, sin_hbm), (norm, qkv_b_hbm, gains_hbm, scale, more)
         q, k, v = self.qkv(x, qkv_w_hbm, *tables, heads, *own)
         batch, past = bias_hbm.shape
-        runs = math.ceil(past / (128 // heads.kv_heads))
-        while past % runs:
-            runs += 1
-        bias = bias_hbm.unflatten(1, (runs, -1)).transpose(1, 2).flatten(1)  # tiles -> positions
+        if rows_hbm is None:
+            runs = math.ceil(past / (128 // heads.kv_heads))
+            while past % runs:
+                runs += 1
+            bias = bias_hbm.unflatten(1, (runs, -1)).transpose(1, 2).flatten(1)  # positions
+        else:
+            named = self.named(keys_hbm, values_hbm, bias_hbm, rows_hbm, heads, batch)
+            keys_hbm, values_hbm, bias = named
         grouped = q.unflatten(1, (heads.kv_heads, heads.group))
         parts = [
             grouped @ keys.to(self.dtype).transpose(2, 3) / math.sqrt(heads.head_dim)
@@ -288,17 +308,9 @@ class Reference:
         if rows_hbm is None:
             runs = next(r for r in range(math.ceil(past / 128), past + 1) if past % r == 0)
             bias = bias_hbm.unflatten(-1, (runs, -1)).transpose(-2, -1).flatten(-2)
-        else:  # a sequence's keys from the rows that it has, one after the other
-            lanes, run = len(rows_hbm), keys_hbm.shape[1]
-            bias = bias_hbm.unflatten(-1, (-1, run, lanes)).transpose(-2, -1).flatten(-3)
-            apart = keys_hbm.dim() == 3  # a head's rows: [B, heads, rows] instead of [B, 1, rows]
-            named = rows_hbm.long().view(lanes, batch, -1, heads.kv_heads if apart else 1)
-            named = named.permute(1, 3, 2, 0).flatten(2)
-            shape = batch, -1, heads.kv_heads, heads.head_dim
-            keys_hbm, values_hbm = (
-                t[named].flatten(2, 3) if apart else t[named].reshape(shape).transpose(1, 2)
-                for t in (keys_hbm, values_hbm)
-            )
+        else:
+            named = self.named(keys_hbm, values_hbm, bias_hbm, rows_hbm, heads, batch)
+            keys_hbm, values_hbm, bias = named
         context = torch.zeros_like(q)
         for b, head in ((b, h) for b in range(batch) for h in range(heads.q_heads)):
             kv_head, own = head // heads.group, slice(b * n, (b + 1) * n)

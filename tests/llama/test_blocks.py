@@ -14,7 +14,16 @@ import llama
 from tests.llama.references import EXACT
 from tests.llama.references import check_error as check
 from tests.llama.test_chunk import Case
-from tests.llama.test_kernels import BF16, attend, random, split_qkv, tables
+from tests.llama.test_kernels import (
+    BF16,
+    KINDS,
+    attend,
+    distort,
+    heads_of,
+    random,
+    split_qkv,
+    tables,
+)
 from tests.llama.test_references import BATCH, LENGTH, arguments
 
 
@@ -39,6 +48,30 @@ class BlockCase(Case):
     def cache(self, bias):
         return llama.blocks_in_runs(*self.blocks, self.table, bias)
 
+    def step(self, heads_apart=False):
+        """The same by the kernel of one new token; of ``heads_apart`` as blocks of chunks are."""
+        (_, _, d), positions = self.sizes, self.live.sum(1)[:, None]
+        cos, sin = tables(positions, d)
+        blocks = (
+            [x.transpose(1, 2).contiguous() for x in self.blocks] if heads_apart else self.blocks
+        )
+        bias = llama._mask_bias(self.live, BF16)
+        *cache, rows = llama.blocks_in_runs(*blocks, self.table, bias, heads_apart)
+        got, rotated, new_values = self.plain.call(
+            llama.attention_decode_kernel,
+            *(self.qkv, 1, (cos, sin), *cache, self.plain.heads),
+            rows_hbm=rows,
+        )
+        query, key, value = split_qkv(self.qkv, self.batch, *self.sizes)
+        pair = cos.reshape(self.batch, 1, -1), sin.reshape(self.batch, 1, -1)
+        query, key = llama.rotate(query, *pair), llama.rotate(key, *pair)
+        assert torch.equal(heads_of(rotated, self.batch, d), key)
+        assert torch.equal(heads_of(new_values, self.batch, d), value)
+        new = torch.ones(self.batch, 1, 1, 1, dtype=torch.bool)
+        mask = torch.cat((self.live[:, None, None], new), -1)
+        args = query, torch.cat((self.keys, key), 2), torch.cat((self.values, value), 2), mask
+        return got, attend(*args, BF16, self.keys.shape[2]), attend(*args, torch.float64)
+
 
 SHAPES = [
     (1, 1, 64, (4, 2, 64), 16),  # a decode step
@@ -54,6 +87,36 @@ def test_new_tokens_over_blocks(batch, n, past, heads, block):
     check(*BlockCase(batch, n, past, heads, block).run(n <= 128))
 
 
+STEPS = [
+    (1, 64, (4, 2, 64), 16),
+    (2, 640, (9, 3, 64), 32),  # a stack of one head
+    (8, 640, (16, 4, 64), 32),  # a rank of 1B: one tile of scores
+    (5, 256, (32, 8, 64), 32),  # two tiles of scores
+    (3, 2048, (4, 4, 128), 32),  # parts, and one sequence at a time
+    (2, 48, (8, 1, 128), 4),
+    (1, 1, (1, 1, 64), 1),
+    (2, 96, (4, 2, 80), 32),
+    (3, 64, (6, 3, 48), 16),  # two heads a tile, lanes behind the features of each
+]
+
+
+@pytest.mark.parametrize("heads_apart", [False, True])
+@pytest.mark.parametrize(("batch", "past", "heads", "block"), STEPS)
+def test_a_step_over_blocks(batch, past, heads, block, heads_apart):
+    check(*BlockCase(batch, 1, past, heads, block).step(heads_apart))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_adversarial_step_over_blocks(kind):
+    case = BlockCase(3, 1, 640, (8, 2, 64), 32)
+    distort(kind, case.keys, case.values)
+    for blocks, rows in zip(case.blocks, (case.keys, case.values)):
+        rows = rows.transpose(1, 2).reshape(3, -1, 32, 2, 64)
+        live = case.live.view(3, -1, 32, 1, 1)
+        blocks[case.table] = torch.where(live, rows, blocks[case.table])
+    check(*case.step())
+
+
 def test_a_longer_cache_than_128_rows_hold():
     """Runs of 16 tokens, as many as SBUF has room for, in parts of 128 rows and less."""
     case = BlockCase(1, 2, 2400, (2, 1, 64), 32)
@@ -62,24 +125,41 @@ def test_a_longer_cache_than_128_rows_hold():
     check(*case.run(True))
 
 
-def test_the_reference_reads_the_same_blocks():
+@pytest.mark.parametrize(
+    ("kernel", "tokens"), [("attention_chunk_kernel", LENGTH), ("attention_decode_kernel", 1)]
+)
+def test_the_reference_reads_the_same_blocks(kernel, tokens):
     """In fp32; the reference says what a signature means."""
-    case = BlockCase(BATCH, LENGTH, 160, (6, 3, 64), 16)
+    case = BlockCase(BATCH, tokens, 160, (6, 3, 64), 16)
     bias = llama._mask_bias(case.live, torch.float32)
     blocks = [cache.float() for cache in case.blocks]
     keys, values, bias, rows = llama.blocks_in_runs(*blocks, case.table, bias)
     given = {
-        **arguments(BATCH * LENGTH, LENGTH),
+        **arguments(BATCH * tokens, tokens),
         "keys_hbm": keys,
         "values_hbm": values,
         "rows_hbm": rows,
     }
     given["bias_hbm"] = bias
-    names = inspect.signature(EXACT.attention_chunk_kernel).parameters
+    names = inspect.signature(getattr(EXACT, kernel)).parameters
     given = {name: value for name, value in given.items() if name in names}
-    results = llama.attention_chunk_kernel(**given), EXACT.attention_chunk_kernel(**given)
+    results = [getattr(of, kernel)(**given) for of in (llama, EXACT)]
     for one, other in zip(*results, strict=True):
         torch.testing.assert_close(one.double(), other.double(), rtol=2e-4, atol=5e-5)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    st.integers(1, 9),
+    st.integers(1, 40),
+    st.sampled_from([(3, 3, 64), (8, 2, 64), (5, 1, 128), (4, 2, 128)]),
+    st.sampled_from([1, 16, 32]),
+    st.booleans(),
+)
+def test_any_step_over_blocks(batch, blocks, heads, block, heads_apart):
+    check(
+        *BlockCase(batch, 1, blocks * block, heads, block, seed=blocks).step(heads_apart), steps=1
+    )
 
 
 @settings(max_examples=8, deadline=None)
