@@ -95,8 +95,6 @@ STEPS = [
     (3, 2048, (4, 4, 128), 32),  # parts, and one sequence at a time
     (2, 48, (8, 1, 128), 4),
     (1, 1, (1, 1, 64), 1),
-    (2, 96, (4, 2, 80), 32),
-    (3, 64, (6, 3, 48), 16),  # two heads a tile, lanes behind the features of each
 ]
 
 
