@@ -2169,15 +2169,18 @@ def key_room(shape, heads, dtype):
     return nisa.memset((*shape, heads.depth), 0.0, dtype)
 
 
-def turned_keys(rows_sb, heads, start, tiles):
+def turned_keys(rows_sb, heads, start, tiles, by_token):
     """``tiles`` tiles of cached keys [lanes, heads, tiles, D] @ SBUF from ``start`` on, of some
-    ``heads`` -> [heads * D, tiles, lanes] @ PSUM, a transpose of all heads for each tile."""
+    ``heads`` -> [heads * D, tiles, lanes] @ PSUM, a transpose of all heads for each tile.
+
+    ``by_token``: keys [lanes, tiles, heads, D], as blocks of a cache have them."""
     lanes, _, _, d = rows_sb.shape
     shape = (len(heads) * d, tiles, lanes)
     turned_psum = psum_tile(shape)
     part = nl.ds(heads.start, len(heads))
     for t in nl.affine_range(tiles):
-        turned_psum[:, t, :] = nisa.nc_transpose(rows_sb[:, part, start + t])
+        own_sb = rows_sb[:, start + t, part] if by_token else rows_sb[:, part, start + t]
+        turned_psum[:, t, :] = nisa.nc_transpose(own_sb)
     return turned_psum
 
 
