@@ -22,7 +22,7 @@ Words that mean one thing here:
     block    tokens that lie together in hidden states; of a cache: tokens that a table names
     bank     of PSUM: 512 numbers fp32 a partition, the most that one product writes
     group    the query heads of a KV head
-    stack    the KV heads that share a tile: two where D is 64, one where it is more
+    stack    the KV heads that share a tile, as many as its partitions hold: two where D is 64
     lanes    the partitions of one head in a tile, zero beyond D, or those that a tile of keys takes
     slot     up to 128 rows of a contraction that is longer
     mark     a row behind the D features of a head that scores contract, too
@@ -1783,22 +1783,27 @@ class TokenBlock(NamedTuple):
         context_sb = nl.ndarray((P_MAX, layer.heads.q_tiles, block.count), x_sb.dtype)
         return cls(block, layer, p, qk_sb, v_sb, context_sb, *weights, [])
 
-    # Work is (tile of features, first token, tokens), tiles of the output behind those of Q, K, V.
-
     def run(self, work):
-        """A part of a projection, or two tiles of the output, which are stored together; all of
-        them of few tokens."""
-        (at, start, size), heads, count = work, self.p.heads, self.block.count
-        if at < self.qkv.tiles:
-            weight_sb, tile = self.qkv.tile(at)
-            if at < heads.q_tiles + heads.stacks:
-                rotated_span(self.p, weight_sb, tile, self.qk_sb, at, start, size)
-            else:
-                first = (at - heads.q_tiles - heads.stacks) * P_MAX
-                value_tile(self.p, weight_sb, tile, first, self.v_sb)
-            return
-        first = at - self.qkv.tiles
-        out, tiles = self.out.linear, min(2, self.out.tiles - first)
+        """Work is (tile of features, first token, tokens), tiles of the output behind those of Q, K
+        and V."""
+        if work[0] < self.qkv.tiles:
+            self.project(*work)
+        else:
+            self.store_output(work[0] - self.qkv.tiles)
+
+    def project(self, at, start, size):
+        """A tile of queries or keys of a span of tokens, rotated, or of values of all tokens."""
+        (weight_sb, tile), heads = self.qkv.tile(at), self.p.heads
+        if at < heads.q_tiles + heads.stacks:
+            rotated_span(self.p, weight_sb, tile, self.qk_sb, at, start, size)
+        else:
+            first = (at - heads.q_tiles - heads.stacks) * P_MAX
+            value_tile(self.p, weight_sb, tile, first, self.v_sb)
+
+    def store_output(self, first):
+        """Two tiles of the output [128, 2, count], q_tiles passes of all tokens for each, stored
+        together; of few tokens all tiles."""
+        out, tiles, count = self.out.linear, min(2, self.out.tiles - first), self.block.count
         if count <= P_MAX:
             store_product(out, [(self.context_sb, self.block)], self.layer.out_hbm)
             return
