@@ -1,17 +1,19 @@
 """Rewrites what docs/kernels.md and docs/porting.md show in numbers and pictures.
 
-    python benchmarks/kernel_docs.py [--check]
+    python benchmarks/kernel_docs.py [--check | --larger]
 
 Traces the fused kernels of llama.py for Llama-3.2-1B at tensor-parallel degree 2, and the graphs of
 benchmarks/roofline.py, schedules them with the cost model (estimated, nothing is measured) and
 draws docs/kernels.png. ``--check`` writes nothing and exits with 1 where the table of the kernels
 is not what they give; a test makes the graphs again, and fails where one takes 2 % longer.
+``--larger`` rewrites the graphs of larger models and of prompts in chunks alone, in some minutes.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,12 +102,22 @@ def kernels() -> str:
     return "\n".join([*figures, "", *bounds])
 
 
-def graphs() -> str:
-    """The rows of the roofline."""
-    found = roofline.measure(roofline.DEFAULT_MODEL, roofline.SHORT, cost.DEFAULT_PROFILE)
+CHUNKS = [row for row in roofline.ROWS if row.name == "prefill-8192"]
+LARGER = {  # tables that take minutes
+    "chunks": (roofline.DEFAULT_MODEL, CHUNKS),
+    "llama-3.2-3b": ("llama-3.2-3b", roofline.SHORT),
+    # 2048 tokens of it make a graph of 1.9 million instructions, which is refused
+    "llama-3.1-8b": ("llama-3.1-8b", [r for r in roofline.SHORT if r.name != "prefill-2048"]),
+}
+
+
+def graphs(model: str = roofline.DEFAULT_MODEL, rows: Sequence[roofline.Row] = ()) -> str:
+    """Rows of the roofline, the short ones if none are given."""
+    found = roofline.measure(model, rows or roofline.SHORT, cost.DEFAULT_PROFILE)
     rule = f"|---|{'---:|' * (len(roofline.COLUMNS) - 1)}"
-    rows = [roofline.COLUMNS, *(each.cells for each in found)]
-    head, *rest = (f"| {' | '.join(cells)} |" for cells in rows)
+    head, *rest = (
+        f"| {' | '.join(cells)} |" for cells in (roofline.COLUMNS, *(each.cells for each in found))
+    )
     return "\n".join([head, rule, *rest])
 
 
@@ -125,6 +137,13 @@ def published(name: str) -> str:
     """A table as the page has it."""
     begin, end = markers(name)
     return PAGE.read_text(encoding="utf-8").split(begin)[1].split(end)[0]
+
+
+def publish(name: str, table: str) -> None:
+    """Put a table into the page."""
+    begin, end = markers(name)
+    before, rest = PAGE.read_text(encoding="utf-8").split(begin)
+    PAGE.write_text(f"{before}{begin}{table}{end}{rest.split(end)[1]}", encoding="utf-8")
 
 
 # --- picture --------------------------------------------------------------------------------------
@@ -186,19 +205,22 @@ def draw(path: Path) -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--check", action="store_true", help="only say whether it is up to date")
+    kinds.add_argument("--larger", action="store_true", help="only larger models' graphs")
     args = parser.parse_args()
     if args.check:
         outdated = published("kernels") != kernels()
         if outdated:
             print(f"{PAGE} is out of date; run python benchmarks/kernel_docs.py")
         return int(outdated)
-    text = PAGE.read_text(encoding="utf-8")
-    for name, table in (("kernels", kernels()), ("graphs", graphs())):
-        begin, end = markers(name)
-        before, rest = text.split(begin)
-        text = f"{before}{begin}{table}{end}{rest.split(end)[1]}"
-    PAGE.write_text(text, encoding="utf-8")
+    if args.larger:
+        for name, rows in LARGER.items():
+            publish(name, graphs(*rows))
+        print(f"{PAGE.name} rewritten (DMA profile {cost.DEFAULT_PROFILE})")
+        return 0
+    publish("kernels", kernels())
+    publish("graphs", graphs())
     draw(PAGE.with_suffix(".png"))
     porting_docs.write()
     pages = f"{PAGE.name}, kernels.png and {porting_docs.PAGE.name}"

@@ -12,16 +12,26 @@ from benchmarks import kernel_docs, porting_docs
 TIME = "estimate, ms"
 
 
-@pytest.mark.speed
-def test_no_graph_has_become_slower() -> None:
-    """By more than 2 %, a prefill's and a decode step's of Llama-3.2-1B; nor faster unnoticed."""
-    said = kernel_docs.column(kernel_docs.published("graphs"), TIME)
-    found = kernel_docs.column(kernel_docs.graphs(), TIME)
+def check_published(name: str, table: str) -> None:
+    said, found = (kernel_docs.column(t, TIME) for t in (kernel_docs.published(name), table))
     assert found.keys() == said.keys()
     changed = {
         row: (said[row], time) for row, time in found.items() if abs(time / said[row] - 1) > 0.02
     }
     assert not changed, "(published, now); python benchmarks/kernel_docs.py publishes what is meant"
+
+
+@pytest.mark.speed
+def test_no_graph_has_become_slower() -> None:
+    """By more than 2 %, a prefill's and a decode step's of Llama-3.2-1B; nor faster unnoticed."""
+    check_published("graphs", kernel_docs.graphs())
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("name", kernel_docs.LARGER)
+def test_no_larger_graph_has_become_slower(name: str) -> None:
+    """The same of larger models, and of a prompt in chunks (kernel_docs.py --larger)."""
+    check_published(name, kernel_docs.graphs(*kernel_docs.LARGER[name]))
 
 
 @pytest.mark.speed
