@@ -205,7 +205,8 @@ class HeadShape(NamedTuple):
 
     Tile s * group + g of the queries holds the g-th query head of each KV head of stack s; tile s
     of the keys the KV heads of stack s. Where the last stack is not full, its lanes are zero, and
-    so are those that ``depth`` has beyond D.
+    so are those that ``depth`` has beyond D. A head of 256 has two tiles, a half each: those of all
+    first halves come before those of all second ones, as if these were stacks of their own.
     """
 
     q_heads: int
@@ -222,20 +223,31 @@ class HeadShape(NamedTuple):
 
     @property
     def stack(self) -> int:
-        return P_MAX // self.depth
+        return max(1, P_MAX // self.depth)
+
+    @property
+    def slots(self) -> int:
+        """Tiles of a head."""
+        return whole_tiles(self.depth)
 
     @property
     def stacks(self) -> int:
-        return math.ceil(self.kv_heads / self.stack)
+        return self.slots * math.ceil(self.kv_heads / self.stack)
+
+    def tiles(self, kv_head: int) -> List[Tuple[int, slice]]:
+        """(stack, lanes) of each tile of a KV head: which of the keys, and its partitions."""
+        stack, lane = divmod(kv_head, self.stack)
+        rows = min(self.depth, P_MAX)
+        lanes = slice(lane * rows, (lane + 1) * rows)
+        return [(stack + slot * self.stacks // self.slots, lanes) for slot in range(self.slots)]
 
     @property
     def q_tiles(self) -> int:
         return self.stacks * self.group
 
     def place(self, kv_head: int) -> Tuple[int, slice]:
-        """(stack, lanes) of a KV head: which tile, and which partitions of it."""
-        stack, lane = divmod(kv_head, self.stack)
-        return stack, slice(lane * self.depth, (lane + 1) * self.depth)
+        """The first of them."""
+        return self.tiles(kv_head)[0]
 
     def leaves_lanes(self) -> bool:
         """Whether tiles of heads have lanes without features."""
@@ -244,9 +256,10 @@ class HeadShape(NamedTuple):
     def order(self, weight: torch.Tensor, group: int) -> torch.Tensor:
         """Rows of ``group`` heads per KV head, head by head -> rows of tiles, zeros where empty."""
         d, stack = self.head_dim, self.stack
-        padded = pad_to(weight, 0, self.stacks * stack * group * d)
+        padded = pad_to(weight, 0, self.stacks // self.slots * stack * group * d)
         heads = padded.view(-1, stack, group, d, weight.shape[1]).transpose(1, 2)
-        return pad_tiles(pad_to(heads, 3, self.depth).flatten(2, 3), 2).flatten(0, 2)
+        tiles = pad_tiles(pad_to(heads, 3, self.depth).flatten(2, 3), 2)
+        return tiles.unflatten(2, (self.slots, P_MAX)).permute(2, 0, 1, 3, 4).flatten(0, 3)
 
 
 # --- Sizes known while tracing --------------------------------------------------------------------
@@ -909,7 +922,7 @@ def projection(x_sb, layer, first_token, parts):
     if of_heads is None:
         tables = [nisa.tensor_tensor(x, scales.along_sb, nl.multiply) for x in tables]
     identity_sb = shifted_identity(P_MAX, P_MAX, 0, x_sb.dtype)
-    swap_sb = swapped_halves(heads.head_dim, x_sb.dtype)
+    swap_sb = None if heads.slots > 1 else swapped_halves(heads.head_dim, x_sb.dtype)
     bias = head_bias(layer.qkv_b_hbm, scales, x_sb.dtype)
     adapter_parts = [
         (ranks_sb, low_ranks(adapters, x_sb, first_token))
@@ -956,11 +969,28 @@ def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
     terms_sb = nl.ndarray((P_MAX, 2, size), p.x_sb.dtype)
     terms_sb[:, 0, :] = times_both(x, p.cos_sb[:, columns], scale_sb)
     terms_sb[:, 1, :] = times_both(x, p.sin_sb[:, columns], scale_sb)
+    zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
+    if p.heads.slots > 1:
+        halves = p.heads.stacks // 2 * (1 if which else p.heads.group)
+        return add_half(terms_sb, qk_sb, at, halves, at - first >= halves, columns, scale, zero_sb)
     rotated_psum = psum_zeros((P_MAX, size))
     rotated_psum[...] += nisa.nc_matmul(p.identity_sb, terms_sb[:, 0, :])
     rotated_psum[...] += nisa.nc_matmul(p.swap_sb, terms_sb[:, 1, :])
-    zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
     qk_sb[:, at, columns] = nisa.activation(nl.copy, rotated_psum, bias=zero_sb, scale=scale)
+
+
+def add_half(terms_sb, qk_sb, at, halves, second, columns, scale, zero_sb):
+    """Rotation of a head of two tiles, ``halves`` apart, from x cos and x sin of one [128, 2, T].
+
+    The first leaves its terms in both; the ``second``, which comes later, adds its own."""
+    if not second:
+        qk_sb[:, at, columns] = nisa.tensor_copy(terms_sb[:, 0, :])
+        qk_sb[:, at + halves, columns] = nisa.tensor_copy(terms_sb[:, 1, :])
+        return
+    for tile, term, op in ((at - halves, 1, nl.subtract), (at, 0, nl.add)):
+        sum_sb = nl.ndarray((P_MAX, terms_sb.shape[2]), nl.float32)
+        sum_sb[...] = nisa.tensor_tensor(qk_sb[:, tile, columns], terms_sb[:, term, :], op)
+        qk_sb[:, tile, columns] = nisa.activation(nl.copy, sum_sb, bias=zero_sb, scale=scale)
 
 
 def value_tile(p, weight_sb, tile, start, v_sb):
@@ -1016,19 +1046,21 @@ def project_qkv(p, room_sb=None):
 
 def key_rows(qk_sb, first_tile, start, tokens, heads):
     """Keys [128, stacks, tokens] of a span -> rows [tokens, kv_heads * D] @ SBUF for the cache."""
-    d, depth, stack = heads.head_dim, heads.depth, heads.stack
+    d, rows = heads.head_dim, min(heads.depth, P_MAX)
     rows_sb = nl.ndarray((tokens, heads.kv_heads * d), qk_sb.dtype)
-    for first, count in spans(heads.kv_heads, stack):
-        rows_psum = psum_tile((tokens, count * depth))
-        rows_psum[...] = nisa.nc_transpose(
-            qk_sb[0 : count * depth, first_tile + first // stack, nl.ds(start, tokens)]
-        )
-        if d == depth:
-            rows_sb[:, nl.ds(first * d, count * d)] = nisa.tensor_copy(rows_psum)
-            continue
-        for at in nl.static_range(count):
-            own = nl.ds((first + at) * d, d)
-            rows_sb[:, own] = nisa.tensor_copy(rows_psum[:, nl.ds(at * depth, d)])
+    for first, count in spans(heads.kv_heads, heads.stack):
+        for slot, (stack, _) in enumerate(heads.tiles(first)):
+            rows_psum = psum_tile((tokens, count * rows))
+            rows_psum[...] = nisa.nc_transpose(
+                qk_sb[0 : count * rows, first_tile + stack, nl.ds(start, tokens)]
+            )
+            if d % rows == 0:
+                own = nl.ds(first * d + slot * rows, count * rows)
+                rows_sb[:, own] = nisa.tensor_copy(rows_psum)
+                continue
+            for at in nl.static_range(count):
+                own = nl.ds((first + at) * d, d)
+                rows_sb[:, own] = nisa.tensor_copy(rows_psum[:, nl.ds(at * rows, d)])
     return rows_sb
 
 
@@ -1254,10 +1286,11 @@ class NewKeys(NamedTuple):
         heads, (size, _), tile = self.heads, v_sb.shape, start // P_MAX
         shape = (size, heads.kv_heads, heads.head_dim)
         for head in nl.static_range(heads.kv_heads):
-            stack, lanes = heads.place(head)
-            self.k_sb[0 : heads.depth, head, tile, 0:size] = nisa.tensor_copy(
-                qk_sb[lanes, heads.q_tiles + stack, nl.ds(column, size)]
-            )
+            for slot, (stack, lanes) in enumerate(heads.tiles(head)):
+                at, rows = slot * self.v_sb.shape[1] + tile, min(heads.depth, P_MAX)
+                self.k_sb[0:rows, head, at, 0:size] = nisa.tensor_copy(
+                    qk_sb[lanes, heads.q_tiles + stack, nl.ds(column, size)]
+                )
         self.v_sb[0:size, tile, :, 0 : heads.head_dim] = nisa.tensor_copy(v_sb.reshape(shape))
 
     def seen(self, bank):
@@ -1287,7 +1320,9 @@ def new_keys(tokens, heads, dtype, mask_sb, marks, hides, bias_hbm=None):
     k_sb = nl.ndarray((P_MAX, heads.kv_heads, slots * tiles, P_MAX), dtype)
     v_sb = nl.ndarray((P_MAX, tiles, heads.kv_heads, d + 1), dtype)
     if last < tiles:
-        k_sb[:, :, last, :] = nisa.memset((P_MAX, heads.kv_heads, P_MAX), 0.0, dtype)
+        for half in nl.static_range(heads.slots):
+            own = k_sb[:, :, half * tiles + last, :]
+            own[...] = nisa.memset((P_MAX, heads.kv_heads, P_MAX), 0.0, dtype)
         v_sb[:, last, :, :] = nisa.memset((P_MAX, heads.kv_heads, d + 1), 0.0, dtype)
     v_sb[:, :, :, d : d + 1] = nisa.memset((P_MAX, tiles, heads.kv_heads, 1), 1.0, dtype)
     if marks:
@@ -1336,11 +1371,11 @@ def bank_queries(qk_sb, bank, heads, marks, hides):
     slots, (slot, row) = len(contraction(depth + marks)), divmod(depth, P_MAX)
     q_sb = nl.ndarray((P_MAX, slots, *shape), qk_sb.dtype)
     for at in nl.static_range(bank.heads):
-        stack, lanes = heads.place(bank.head + at)
-        tiles = nl.ds(stack * heads.group + bank.member, bank.members)
-        q_sb[0:depth, 0, bank.own(at), :] = nisa.tensor_copy(
-            qk_sb[lanes, tiles, nl.ds(bank.column, bank.tokens)], engine=nisa.vector_engine
-        )
+        for part, (stack, lanes) in enumerate(heads.tiles(bank.head + at)):
+            tiles = nl.ds(stack * heads.group + bank.member, bank.members)
+            q_sb[0 : min(depth, P_MAX), part, bank.own(at), :] = nisa.tensor_copy(
+                qk_sb[lanes, tiles, nl.ds(bank.column, bank.tokens)], engine=nisa.vector_engine
+            )
     if hides:
         q_sb[row : row + 1, slot, :, :] = nisa.memset((1, *shape), 1.0, qk_sb.dtype)
     return q_sb
@@ -1500,9 +1535,10 @@ def bank_contexts(banks, sums, heads, context_sb):
     scales = [[nisa.reciprocal(tiles[:, :, d]) for tiles in found] for found in sums]
     each = [(*given, at) for given in zip(banks, sums, scales) for at in range(given[0].heads)]
     for bank, found, scale, at in each:
-        (stack, lanes), parts = heads.place(bank.head + at), bank.together()
+        places, parts = heads.tiles(bank.head + at), bank.together()
+        _, lanes = places[0]
         if lanes.start == 0:
-            shapes = [(count * bank.tokens, P_MAX) for _, count in parts]
+            shapes = [(count * bank.tokens, heads.slots * P_MAX) for _, count in parts]
             rows = [nl.ndarray(shape, dtype) for shape in shapes]
             if heads.kv_heads - bank.head - at < heads.stack or heads.stack * d < P_MAX:
                 # lanes without a feature
@@ -1513,13 +1549,14 @@ def bank_contexts(banks, sums, heads, context_sb):
             rows_sb[:, nl.ds(lanes.start, d)] = nisa.tensor_scalar(values, nl.multiply, scale_sb)
         if lanes.stop > P_MAX - heads.depth or bank.head + at + 1 == heads.kv_heads:
             shape = (P_MAX, bank.members, bank.tokens)
-            turned_psum = psum_tile((P_MAX, bank.members * bank.tokens))
-            for (first, count), rows_sb in zip(parts, rows):
-                part = nl.ds(first * bank.tokens, count * bank.tokens)
-                turned_psum[:, part] = nisa.nc_transpose(rows_sb)
-            tiles = nl.ds(stack * heads.group + bank.member, bank.members)
-            columns = nl.ds(bank.column, bank.tokens)
-            context_sb[bank.block][:, tiles, columns] = nisa.tensor_copy(turned_psum.reshape(shape))
+            for slot, (stack, _) in enumerate(places):
+                turned_psum = psum_tile((P_MAX, bank.members * bank.tokens))
+                for (first, count), rows_sb in zip(parts, rows):
+                    part = nl.ds(first * bank.tokens, count * bank.tokens)
+                    turned_psum[:, part] = nisa.nc_transpose(rows_sb[:, nl.ds(slot * P_MAX, P_MAX)])
+                tiles = nl.ds(stack * heads.group + bank.member, bank.members)
+                out = context_sb[bank.block][:, tiles, nl.ds(bank.column, bank.tokens)]
+                out[...] = nisa.tensor_copy(turned_psum.reshape(shape))
 
 
 class QueryGroup(NamedTuple):
@@ -1821,8 +1858,12 @@ class TokenBlock(NamedTuple):
 
     def queries(self, head, heads):
         """The work for the queries of so many KV heads from ``head`` on."""
-        stacks = range(head // self.p.heads.stack, math.ceil((head + heads) / self.p.heads.stack))
-        tiles = range(stacks.start * self.p.heads.group, stacks.stop * self.p.heads.group)
+        own, (end, _) = self.p.heads, self.p.heads.tiles(head + heads - 1)[0]
+        tiles = [
+            tile
+            for start, _ in own.tiles(head)
+            for tile in range(start * own.group, (start + end + 1 - head // own.stack) * own.group)
+        ]
         return [(at, *span) for at in tiles for span in even_spans(self.block.count, 256)]
 
     def keys_and_values(self):
@@ -2174,18 +2215,18 @@ def key_room(shape, heads, dtype):
     return nisa.memset((*shape, heads.depth), 0.0, dtype)
 
 
-def turned_keys(rows_sb, heads, start, tiles, by_token):
+def turned_keys(rows_sb, heads, start, tiles, by_token, half):
     """``tiles`` tiles of cached keys [lanes, heads, tiles, D] @ SBUF from ``start`` on, of some
-    ``heads`` -> [heads * D, tiles, lanes] @ PSUM, a transpose of all heads for each tile.
+    ``heads`` -> [heads * D, tiles, lanes] @ PSUM, a transpose of all heads for each tile; of D
+    above 128 a ``half``.
 
     ``by_token``: keys [lanes, tiles, heads, D], as blocks of a cache have them."""
     lanes, _, _, d = rows_sb.shape
-    shape = (len(heads) * d, tiles, lanes)
-    turned_psum = psum_tile(shape)
-    part = nl.ds(heads.start, len(heads))
+    rows, part = min(d, P_MAX), nl.ds(heads.start, len(heads))
+    turned_psum, features = psum_tile((len(heads) * rows, tiles, lanes)), nl.ds(half * rows, rows)
     for t in nl.affine_range(tiles):
-        own_sb = rows_sb[:, start + t, part] if by_token else rows_sb[:, part, start + t]
-        turned_psum[:, t, :] = nisa.nc_transpose(own_sb)
+        own = (start + t, part) if by_token else (part, start + t)
+        turned_psum[:, t, :] = nisa.nc_transpose(rows_sb[(slice(None), *own, features)])
     return turned_psum
 
 
@@ -2195,12 +2236,15 @@ def stack_keys(k_sb, rows_sb, first_slot, first_column, heads, by_token=False):
     leave it together."""
     lanes, tiles = rows_sb.shape[0], rows_sb.shape[1 if by_token else 2]
     for head, stacked in spans(heads.kv_heads, heads.stack):
-        slot, part = first_slot + head // heads.stack, range(head, head + stacked)
-        for at, together in spans(tiles, MOVING_MAX // lanes):
-            shape = (stacked * heads.depth, together * lanes)
-            turned_psum = turned_keys(rows_sb, part, at, together, by_token).reshape(shape)
-            columns = nl.ds(first_column + at * lanes, together * lanes)
-            k_sb[0 : shape[0], slot, columns] = nisa.tensor_copy(turned_psum)
+        part, each = range(head, head + stacked), spans(tiles, MOVING_MAX // lanes)
+        for half, (stack, _) in enumerate(heads.tiles(head)):
+            for at, together in each:
+                turned_psum = turned_keys(rows_sb, part, at, together, by_token, half)
+                rows, columns = turned_psum.shape[0], together * lanes
+                own = nl.ds(first_column + at * lanes, columns)
+                k_sb[0:rows, first_slot + stack, own] = nisa.tensor_copy(
+                    turned_psum.reshape((rows, columns))
+                )
 
 
 def room_for_keys(bias_hbm, first, count, heads):
@@ -2260,11 +2304,11 @@ def decode_queries(qk_sb, cache, heads):
     q_sb = nisa.memset((P_MAX, count * heads.stacks, rows), 0.0, dtype)
     for b in nl.static_range(count):
         for kv_head in nl.static_range(heads.kv_heads):
-            stack, lanes = heads.place(kv_head)
             own = nl.ds(b * heads.q_heads + kv_head * group, group)
-            q_sb[lanes, b * heads.stacks + stack, own] = nisa.tensor_copy(
-                qk_sb[lanes, nl.ds(stack * group, group), cache.first + b]
-            )
+            for stack, lanes in heads.tiles(kv_head):
+                q_sb[lanes, b * heads.stacks + stack, own] = nisa.tensor_copy(
+                    qk_sb[lanes, nl.ds(stack * group, group), cache.first + b]
+                )
     if count == 1:
         return q_sb, nisa.memset((1, rows), 1.0, dtype)
     return q_sb, load_constant(np.kron(np.eye(count), np.ones((1, heads.q_heads))), dtype)
@@ -2365,7 +2409,7 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
     own_values_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((count, heads.kv_heads, d)))
     # context of each sequence [q_heads, D + 1]: D + 1 columns of values move, a pass for each tile
     # of 128 cached keys and for each head's new keys; divided by the last column, it turns round
-    turned_psum = psum_tile((d, heads.q_heads, count))
+    turned = [psum_tile((rows, heads.q_heads, count)) for _, rows in spans(d, P_MAX)]
     for b in nl.affine_range(count):
         out_psum = psum_zeros((heads.q_heads, d + 1))
         for t in nl.affine_range(cache.v_sb.shape[2]):
@@ -2375,14 +2419,16 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
             out_psum[...] += nisa.nc_matmul(own_sb[:, head, rows], own_values_sb[:, head, :])
         rows_sb = nl.ndarray((heads.q_heads, d), context_sb.dtype)
         divide(rows_sb, out_psum[:, 0:d], out_psum[:, d : d + 1])
-        turned_psum[:, :, b] = nisa.nc_transpose(rows_sb)
+        for slot, turned_psum in enumerate(turned):
+            own = nl.ds(slot * P_MAX, turned_psum.shape[0])
+            turned_psum[:, :, b] = nisa.nc_transpose(rows_sb[:, own])
     # [D, q_heads, B] to the lanes and tiles of the heads, all sequences at once
     for kv_head in nl.static_range(heads.kv_heads):
-        stack, lanes = heads.place(kv_head)
-        tiles, lanes = nl.ds(stack * group, group), slice(lanes.start, lanes.start + d)
-        context_sb[lanes, tiles, nl.ds(cache.first, count)] = nisa.tensor_copy(
-            turned_psum[:, nl.ds(kv_head * group, group), :]
-        )
+        for turned_psum, (stack, lanes) in zip(turned, heads.tiles(kv_head)):
+            lanes, tiles = nl.ds(lanes.start, turned_psum.shape[0]), nl.ds(stack * group, group)
+            context_sb[lanes, tiles, nl.ds(cache.first, count)] = nisa.tensor_copy(
+                turned_psum[:, nl.ds(kv_head * group, group), :]
+            )
 
 
 # --- Attention of several new tokens over a cache -------------------------------------------------
@@ -2467,18 +2513,21 @@ class CacheTiles(NamedTuple):
             rows_sb[:, at, :, 0:d] = self.rows_of(cache_hbm, self.head + at)
         return rows_sb
 
-    def of_heads(self, rows_sb, first, count, tile):
-        """A tile of some heads [lanes, count, depth] in what ``rows`` gives, for TensorE."""
+    def of_heads(self, rows_sb, first, count, tile, half=0):
+        """A tile of some heads [lanes, count, depth] in what ``rows`` gives, for TensorE; a
+        ``half`` where heads have two tiles."""
+        rows = min(self.heads.depth, P_MAX)
+        features = nl.ds(half * rows, rows)
         if self.by_token:
-            return rows_sb[:, tile, nl.ds(self.head + first, count)]
-        return rows_sb[:, nl.ds(first, count), tile]
+            return rows_sb[:, tile, nl.ds(self.head + first, count), features]
+        return rows_sb[:, nl.ds(first, count), tile, features]
 
-    def turned_heads(self, rows_sb, first, count, start, tiles):
+    def turned_heads(self, rows_sb, first, count, start, tiles, half=0):
         """Some tiles of keys of some heads, in what ``rows`` gives, turned round [heads * depth,
         tiles, lanes] @ PSUM: as many as share a bank."""
-        turned_psum = psum_tile((count * self.heads.depth, tiles, self.lanes))
+        turned_psum = psum_tile((count * min(self.heads.depth, P_MAX), tiles, self.lanes))
         for t in nl.affine_range(tiles):
-            tile_sb = self.of_heads(rows_sb, first, count, start + t)
+            tile_sb = self.of_heads(rows_sb, first, count, start + t, half)
             turned_psum[:, t, :] = nisa.nc_transpose(tile_sb)
         return turned_psum
 
@@ -2491,12 +2540,14 @@ class CacheTiles(NamedTuple):
     def turned(self, k_sb):
         """Keys into k_sb. A tile turns for all heads of a stack at once; ScalarE is alone at PSUM
         beside many queries."""
-        d, rows_sb = self.heads.depth, self.rows(self.cache[0])
+        d, rows_sb = min(self.heads.depth, P_MAX), self.rows(self.cache[0])
+        each = spans(self.tiles, MOVING_MAX // self.lanes)
         for first, stacked in spans(self.count, self.heads.stack):
-            for start, tiles in spans(self.tiles, MOVING_MAX // self.lanes):
-                turned_psum = self.turned_heads(rows_sb, first, stacked, start, tiles)
+            for half, (start, tiles) in [(n, s) for n in range(self.heads.slots) for s in each]:
+                turned_psum = self.turned_heads(rows_sb, first, stacked, start, tiles, half)
+                part = nl.ds(half * self.tiles + start, tiles)
                 for at in nl.static_range(stacked):
-                    k_sb[0:d, first + at, nl.ds(start, tiles), :] = nisa.tensor_copy(
+                    k_sb[0:d, first + at, part, :] = nisa.tensor_copy(
                         turned_psum[at * d : (at + 1) * d, :, :], engine=nisa.scalar_engine
                     )
 
@@ -2781,8 +2832,8 @@ def attend_few(group):
 def attend_groups(groups):
     """Attention of several groups: the first pass of one beside the second of that before. ->
     what ``attend_few`` gives of those that it takes."""
-    few = [attend_few(group) for group in groups if few_queries(group.banks)]
-    many = [group for group in groups if not few_queries(group.banks)]
+    few = [attend_few(group) for group in groups if few_queries(group.banks, group.new.heads)]
+    many = [group for group in groups if not few_queries(group.banks, group.new.heads)]
     if not many:
         return few
     ahead = MaximaPass.of(many[0])
@@ -2909,9 +2960,10 @@ def own_rows(bank, constants):
     return out_sb
 
 
-def few_queries(banks):
-    """Whether ``attend_few`` takes the banks of a set of heads."""
-    return len(banks) == 1 and banks[0].rows * banks[0].tokens <= P_MAX
+def few_queries(banks, heads):
+    """Whether ``attend_few`` takes the banks of a set of heads, of a tile each."""
+    few = len(banks) == 1 and banks[0].rows * banks[0].tokens <= P_MAX
+    return few and heads.slots == 1
 
 
 def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=True):
@@ -2921,7 +2973,7 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=Tr
     head, last = banks[0].head, banks[-1]
     count, itemsize = last.head + last.heads - head, max(2, cache[0].itemsize)
     each = CACHE_ROW_BYTES // (itemsize * heads.head_dim)  # fp8 keys stand turned in x's type
-    if few_queries(banks):
+    if few_queries(banks, heads):
         each = FEW_ROW_BYTES // (cache[0].itemsize * heads.head_dim)
     if cache[3] is None:
         runs = cache_runs(cache[2].shape[1])[1]
@@ -2933,7 +2985,7 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=Tr
         for block in spans(runs, each)
     ]
     row_bytes = itemsize * count * (len(marks) * P_MAX + heads.head_dim + 1)
-    if few_queries(banks):
+    if few_queries(banks, heads):
         return blocks
     if stay and runs * row_bytes <= RESIDENT_BYTES:
         return [block.load() for block in blocks]
@@ -3909,8 +3961,8 @@ ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
 def in_lanes(of_head: torch.Tensor, head_dim: int) -> torch.Tensor:
     """Rows of one head [D, ..] -> those of the lanes of a tile of heads [128, ..]."""
     depth = depth_of(head_dim)
-    of_heads = [pad_to(of_head, 0, depth)] * (P_MAX // depth)
-    return pad_tiles(torch.cat(of_heads), 0)
+    of_heads = [pad_to(of_head, 0, depth)] * max(1, P_MAX // depth)
+    return pad_tiles(torch.cat(of_heads), 0)[:P_MAX]  # of 256 the halves have the same frequencies
 
 
 class LlamaRotaryEmbedding(nn.Module):
@@ -4130,7 +4182,8 @@ class NeuronLlamaAttention(nn.Module):
                 None,
             )
             one = active_mask is None and len(past) < 4  # new token of each sequence
-            decode = one and bias.shape[1] <= DECODE_KEYS
+            # over blocks the kernel of one token has contexts on partitions, a tile a head
+            decode = one and bias.shape[1] <= DECODE_KEYS and (len(past) == 2 or rank.slots == 1)
             if len(past) > 2:  # blocks, and a table of them
                 apart = self.heads_apart, self.window
                 keys, values, bias, rows = blocks_in_runs(*past[:3], bias, *apart)
@@ -4481,9 +4534,13 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
     precise = neuron_config.torch_dtype is torch.float32  # TensorE multiplies fp32 with fp32 only
     narrow = bool(getattr(neuron_config, "kv_cache_quant", False))
     named = is_in_blocks(config) or window_of(config) is not None  # rows that a table names
+    wide = sizes.head_dim > P_MAX
     lacking = [
         (out_bias, "attention_bias"),
-        (sizes.head_dim > P_MAX or sizes.head_dim % 2, f"head_dim {sizes.head_dim}"),
+        (wide and sizes.head_dim != 2 * P_MAX, f"head_dim {sizes.head_dim}"),
+        (sizes.head_dim % 2, f"head_dim {sizes.head_dim}"),
+        (wide and has_head_norms(config), f"norms over heads of {sizes.head_dim}"),
+        (wide and neuron_config.flash_decoding_enabled, f"shares of heads of {sizes.head_dim}"),
         (q_heads > P_MAX, f"{q_heads} query heads per rank"),
         (batch > P_MAX, f"a batch of {batch}"),
         (neuron_config.lora_config is not None and quantised, "adapters beside quantised weights"),
@@ -4499,7 +4556,7 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
         if wrong:
             raise ValueError(
                 f"The kernels do not cover {what}, expected a Llama with SiLU, biases on queries, "
-                "keys and values only, heads of an even number of features up to 128 and a batch "
+                "keys and values only, heads of 256 or an even number up to 128 and a batch "
                 "of at most 128; run without --enable-nki."
             )
 

@@ -40,32 +40,37 @@ def of_tiles(columns: torch.Tensor) -> torch.Tensor:
 
 
 def lanes_of(heads):
-    """(heads a tile of 128 lanes holds, lanes of each: whole quadrants of 32)."""
+    """(tiles of 128 lanes that a head takes, heads a tile holds, lanes of each: whole quadrants of
+    32)."""
     depth = math.ceil(heads.head_dim / 32) * 32
-    return 128 // depth, depth
+    return math.ceil(depth / 128), max(1, 128 // depth), depth
 
 
 def in_tiles(rows, heads, group):
     """Heads [T, n, D], ``group`` a KV head -> [tiles, 128, T], zeros where there is none."""
-    (stack, depth), d = lanes_of(heads), heads.head_dim
-    padded = rows.new_zeros(len(rows), heads.stacks * stack * group, depth)
+    (slots, stack, depth), d = lanes_of(heads), heads.head_dim
+    stacks = math.ceil(heads.kv_heads / stack)
+    padded = rows.new_zeros(len(rows), stacks * stack * group, depth)
     padded[:, : rows.shape[1], :d] = rows
-    tiles = padded.reshape(-1, heads.stacks, stack, group, depth).transpose(2, 3).flatten(3)
-    whole = torch.nn.functional.pad(tiles, (0, 128 - stack * depth))
-    return whole.reshape(len(rows), -1, 128).permute(1, 2, 0)
+    tiles = padded.reshape(-1, stacks, stack, group, depth).transpose(2, 3).flatten(3)
+    whole = torch.nn.functional.pad(tiles, (0, 128 * slots - stack * depth))
+    halves = whole.unflatten(3, (slots, 128)).permute(3, 1, 2, 4, 0)
+    return halves.flatten(0, 2)
 
 
 def from_tiles(tiles, heads, group):
     """The inverse, of [128, tiles, T]."""
-    stack, depth = lanes_of(heads)
-    rows = tiles[: stack * depth].permute(2, 1, 0)
-    rows = rows.reshape(-1, heads.stacks, group, stack, depth)[..., : heads.head_dim]
+    slots, stack, depth = lanes_of(heads)
+    rows = tiles.permute(2, 1, 0).unflatten(1, (slots, -1, group))  # [T, slots, stacks, group, 128]
+    rows = rows.permute(0, 2, 3, 1, 4).flatten(3)[..., : stack * depth]
+    rows = rows.unflatten(3, (stack, depth))[..., : heads.head_dim]
     return rows.transpose(2, 3).flatten(1, 3)[:, : group * heads.kv_heads]
 
 
 def root_in_queries(heads):
-    """What queries between two kernels are divided by: sqrt(D) of 64, which rounds nothing."""
-    return 8.0 if heads.head_dim == 64 else 1.0
+    """What queries between two kernels are divided by: sqrt(D) where that rounds nothing."""
+    root = math.sqrt(heads.head_dim)
+    return root if math.frexp(root)[0] == 0.5 else 1.0
 
 
 class Reference:

@@ -55,6 +55,11 @@ FAMILY = {
     "head norms of 80": Qwen3Config(**SHAPE | {"head_dim": 80}),
     "bias of 48": Qwen2Config(**SHAPE | {"head_dim": 48, "num_key_value_heads": 3}),
     "heads of 256": LlamaConfig(**SHAPE | {"head_dim": 256}),
+    "bias of 256": Qwen2Config(**SHAPE | {"head_dim": 256, "num_key_value_heads": 3}),
+}
+OUTSIDE = {
+    "heads of 160": LlamaConfig(**SHAPE | {"head_dim": 160}),
+    "head norms of 256": Qwen3Config(**SHAPE | {"head_dim": 256}),
 }
 ALWAYS = {("bias", True), ("head norms", True), ("window", True)}
 
@@ -66,7 +71,9 @@ def checkpoint(tmp_path, monkeypatch):
 
     def make(name):
         torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(FAMILY[name], attn_implementation="eager").eval()
+        model = AutoModelForCausalLM.from_config(
+            (FAMILY | OUTSIDE)[name], attn_implementation="eager"
+        ).eval()
         for parameter in model.parameters():
             if parameter.dim() == 1:
                 parameter.data += 0.3 * torch.randn_like(parameter)
@@ -111,7 +118,6 @@ def logits(model, tokens=13, steps=6):
         for name in FAMILY
         if name != "windows of some layers"
         for kernels in (False, True)
-        if not kernels or name != "heads of 256"
     ],
 )
 def test_logits_equal_hugging_face(name, kernels, checkpoint):
@@ -122,7 +128,7 @@ def test_logits_equal_hugging_face(name, kernels, checkpoint):
 
 @pytest.mark.full
 @pytest.mark.parametrize(
-    "name", ["bias", "head norms of 128", "window", "heads of 80", "heads of 96"]
+    "name", ["bias", "head norms of 128", "window", "heads of 80", "heads of 96", "heads of 256"]
 )
 def test_ranks_share_the_heads(name, checkpoint):
     """One key/value head is replicated, three are padded to four."""
@@ -207,7 +213,8 @@ def test_a_window_over_blocks_behind_a_prefix(kernels, checkpoint, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "neuron", "told"),
     [
-        ("heads of 256", {"enable_nki": True}, "do not cover head_dim 256"),
+        ("heads of 160", {"enable_nki": True}, "do not cover head_dim 160"),
+        ("head norms of 256", {"enable_nki": True}, "do not cover norms over heads of 256"),
         ("window", {"padding_side": "left"}, "sliding_window 8 counts from the right"),
         ("windows of some layers", {}, "use_sliding_window gives some layers a window"),
         ("dynamic", {"seq_len": 80}, "rope_scaling 'dynamic' changes with each token beyond"),

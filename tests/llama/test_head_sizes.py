@@ -46,8 +46,8 @@ class Layer:
         norm = llama.Norm(HIDDEN, 1e-5)
         layouts = [llama.kernel_layout(weight).to(dtype) for weight in weights]
         self.inputs = *states, norm, *layouts, angles.cos().to(dtype), angles.sin().to(dtype)
-        gains = llama.in_lanes(torch.randn(d, 2), d)
-        self.own = llama.pad_tiles(bias, 0).t().to(dtype), gains.to(dtype)
+        gains = None if d > 128 else llama.in_lanes(torch.randn(d, 2), d).to(dtype)
+        self.own = llama.pad_tiles(bias, 0).t().to(dtype), gains
         self.heads, self.batch, self.dtype = heads, batch, dtype
 
     def caches(self, past: int) -> tuple[torch.Tensor, ...]:
@@ -70,6 +70,9 @@ def assert_equal(kernel: str, *arguments: object, **more: object) -> None:
 
 PREFILLS = [
     ((4, 2, 80), 2, 70),
+    ((4, 2, 256), 1, 150),
+    full((3, 3, 256), 2, 300),
+    full((8, 1, 256), 1, 40),
     full((3, 3, 96), 1, 300),
     full((6, 3, 48), 1, 200),
     full((8, 4, 32), 2, 150),
@@ -87,7 +90,7 @@ def test_prefill(heads, batch, length, dtype):
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("size", [80, 96, 48])
+@pytest.mark.parametrize("size", [80, 96, 48, 256])
 def test_prefill_of_keys_in_scratch(size, monkeypatch):
     monkeypatch.setattr(llama, "RESIDENT_BYTES", 2048)
     monkeypatch.setattr(llama.attention_prefill_kernel, "programs", {})
@@ -100,6 +103,8 @@ def test_prefill_of_keys_in_scratch(size, monkeypatch):
     ("heads", "batch", "past"),
     [
         ((4, 2, 80), 2, 130),
+        ((4, 2, 256), 2, 130),
+        full((3, 3, 256), 1, 640),
         full((6, 6, 96), 1, 640),
         full((6, 3, 48), 3, 96),
         full((8, 4, 32), 2, 256),
@@ -119,6 +124,9 @@ def test_decode(heads, batch, past, dtype):
     ("heads", "batch", "n", "past"),
     [
         ((4, 2, 80), 2, 5, 128),
+        ((4, 2, 256), 2, 5, 128),
+        full((4, 2, 256), 1, 140, 640),
+        full((8, 1, 256), 1, 1, 256),
         full((3, 3, 96), 1, 130, 256),
         full((6, 3, 48), 1, 64, 640),
         full((8, 4, 32), 2, 1, 256),
