@@ -4222,11 +4222,12 @@ class NeuronLlamaAttention(nn.Module):
         qk, k, v, *stream = attention_projection_kernel(
             x, delta, norm, qkv_weight, *tables, rank, hidden.shape[1], *own
         )
-        q = gather_from_sequence_parallel_region(qk[:, : rank.q_tiles], 1, process_group=ranks)
+        q, new_keys = qk.split([rank.q_tiles, rank.stacks], 1)
+        q = gather_from_sequence_parallel_region(q, 1, process_group=ranks)
         heads = rank._replace(q_heads=rank.q_heads * ranks.size())
         bias = _mask_bias(mask[:, 0, 0], x.dtype)
         context, weights = attention_share_kernel(
-            q, qk[:, rank.q_tiles :], v, *cache_in_runs(*past, bias),
+            q, new_keys, v, *cache_in_runs(*past, bias),
             self.active_bias(active_mask, hidden), heads, hidden.shape[0],
         )  # fmt: skip
         context = context * share_of_keys(weights[:, 0], hidden.shape[1], ranks)
