@@ -38,7 +38,10 @@ FAMILY = {
     "head norms": Qwen3Config(**SHAPE | {"tie_word_embeddings": True}),
     "head norms of 128": Qwen3Config(**SHAPE | {"head_dim": 128, "num_key_value_heads": 3}),
     "window": MistralConfig(**SHAPE, sliding_window=8),
+    "window over heads of 80": MistralConfig(**SHAPE | {"head_dim": 80}, sliding_window=5),
+    "window over heads of 256": MistralConfig(**SHAPE | {"head_dim": 256}, sliding_window=5),
     "yarn": LlamaConfig(**SHAPE, rope_scaling=YARN),
+    "yarn over heads of 96": LlamaConfig(**SHAPE | {"head_dim": 96}, rope_scaling=YARN),
     "yarn by other names": LlamaConfig(
         **SHAPE,
         rope_scaling=dict(
