@@ -76,8 +76,9 @@ def check(path: Path, model: models.ModelFolder, quantization_type: str) -> None
         shapes.update({name.removeprefix("model."): shape for name, shape in found.items()})
     if not any(name.endswith(_SCALES) for name in shapes):
         raise UserError(
-            f"{path} holds a plain checkpoint without scales, expected a quantised one; name a new "
-            "path, where one is made, or leave --quantized out."
+            f"{path} holds a plain checkpoint without scales, expected a quantised one, with "
+            "X.scale or X.weight_scale beside X.weight; name a new path, where one is made, or "
+            "leave --quantized out."
         )
     expected = models.expected_shapes(model)
     expected["lm_head.weight"] = expected["model.embed_tokens.weight"]

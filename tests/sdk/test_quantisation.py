@@ -214,7 +214,7 @@ def test_quantised_checkpoints_that_do_not_fit(tiny_llama, application, tmp_path
     path.mkdir()
     quantise(folder, path)
     file, key = path / "model.safetensors", "layers.1.mlp.up_proj"
-    whole = load_file(file)
+    whole = {name: tensor.clone() for name, tensor in load_file(file).items()}
 
     def refused(message, change=None, target=path, **asked):
         save_file(whole | (change or {}), file)
@@ -229,12 +229,31 @@ def test_quantised_checkpoints_that_do_not_fit(tiny_llama, application, tmp_path
     refused(r"of shape \[51, 1\], expected \[52, 1\]", {f"{key}.scale": torch.ones(51, 1)})
     refused("NaN, infinite or negative", {f"{key}.scale": torch.full((52, 1), -1.0)})
     refused("beside a weight of torch.float32", {f"{key}.weight": torch.ones(52, 48)})
+    refused("has the zero point", {f"{key}.weight_zero_point": torch.ones(52, 1)})
     shutil.copyfile(folder / "config.json", path / "config.json")
     narrow = {
         f"{key}.weight": torch.ones(50, 48, dtype=torch.int8),
         f"{key}.scale": torch.ones(50, 1),
     }
     refused(r"has shape \[50, ", narrow)
+
+
+def test_values_beyond_those_of_neurons_e4m3_are_refused(tiny_llama, application, tmp_path):
+    """As other tools write them, whose type ends at 448; 240 itself fits."""
+    _, folder = tiny_llama()
+    path = tmp_path / "quantised"
+    path.mkdir()
+    quantise(folder, path, dtype="f8e4m3")
+    file, key = path / "model.safetensors", "layers.1.mlp.up_proj.weight"
+    whole = {name: tensor.clone() for name, tensor in load_file(file).items()}
+    assert float(whole[key].float().abs().max()) == 240
+    for value in (-256.0, 448.0, float("nan")):
+        weight = whole[key].float()
+        weight[3, 5] = value
+        save_file(whole | {key: weight.to(FP8)}, file)
+        with pytest.raises(CheckpointError, match=f"values beyond 240 in {key}"):
+            application(folder, load=False, **options(path, dtype="f8e4m3"))
+    assert not (folder / "compiled").exists()
 
 
 @pytest.mark.parametrize(

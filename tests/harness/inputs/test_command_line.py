@@ -137,6 +137,13 @@ def test_trees_are_read_whole(tmp_path, name) -> None:
     assert asked["medusa_tree"] == [[0], [2], [0, 1]] and asked["medusa_speculation_length"] == 4
 
 
+def test_a_step_has_no_more_tokens_than_a_kernel_holds() -> None:
+    arguments = "--speculate", "lookup", "--seq-len", "640", "--speculation-length"
+    assert parse(*arguments, "128").speculation.length == 128
+    with pytest.raises(UserError, match="at most 128 tokens with --seq-len 640, got 129"):
+        parse(*arguments, "129")
+
+
 LLAMA = Path(command_line.__file__).parents[2] / "llama.py"
 SWAP = f"--kernel {LLAMA}:kernel --at mlp"
 TOKEN_TREES = {

@@ -89,6 +89,11 @@ def with_own_names(state_dict: StateDict) -> StateDict:
     }
 
 
+def _beyond_neuron(weight: torch.Tensor) -> bool:
+    """Whether some bits of e4m3 stand for more than 240, or for NaN; 0x77 are those of 240."""
+    return bool(((weight.contiguous().view(torch.uint8) & 0x7F) > 0x77).any())
+
+
 def check(state_dict: StateDict, neuron_config: Any) -> None:
     """CheckpointError for a checkpoint that is not quantised, or otherwise than configured."""
     path = neuron_config.quantized_checkpoints_path
@@ -121,4 +126,16 @@ def check(state_dict: StateDict, neuron_config: Any) -> None:
             raise CheckpointError(
                 f"{path} has NaN, infinite or negative values in {key}, expected finite scales of "
                 "at least 0; quantise again."
+            )
+        if dtype is torch.float8_e4m3fn and _beyond_neuron(weight):
+            raise CheckpointError(
+                f"{path} has values beyond 240 in {key.removesuffix(_SUFFIX)}.weight, where e4m3 "
+                "ends on Neuron (OCP's type ends at 448); divide such weights by 448 / 240 and "
+                "multiply their scales by it."
+            )
+    for key in state_dict:
+        if key.endswith("zero_point") and bool(state_dict[key].any()):
+            raise CheckpointError(
+                f"{path} has the zero point {key}, expected weights that lie symmetrically around "
+                "0; quantise again without zero points."
             )
