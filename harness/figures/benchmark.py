@@ -93,9 +93,9 @@ def measure(
     """
 
     def generate(stream: Optional[Stream]) -> None:
-        def step(tokens: list[int]) -> None:
+        def step(tokens: list[int], seconds: float) -> None:
             if stream is not None:
-                stream.step(tokens)
+                stream.step(tokens, seconds)
             if on_step is not None:
                 on_step(tokens)
 

@@ -59,8 +59,8 @@ def generate_batch(loaded: Loaded, prompt_ids: Sequence[Sequence[int]], first_in
     else:
         with console.step("Generating", total=tokens_to_come) as step:
 
-            def advance(tokens: list[int]) -> None:
-                stream.step(tokens)
+            def advance(tokens: list[int], seconds: float) -> None:
+                stream.step(tokens, seconds)
                 step.advance()
 
             generate_tokens(loaded, prompt_ids, tokens_to_come, advance)

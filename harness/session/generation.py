@@ -14,7 +14,8 @@ from harness.settings import Settings
 
 _GENERATE = "harness.session.model:generate"
 _FAILED = "The model fails while it generates"
-OnStep = Callable[[list[int]], Any]
+_LONGEST_STEP = 1e6  # seconds
+OnStep = Callable[[list[int], float], Any]  # tokens of the rows, and seconds that they took
 
 
 def generate_tokens(
@@ -38,13 +39,21 @@ def generate_tokens(
 
 
 def greedy_scores(
-    loaded: Loaded, ids: Sequence[int], new_tokens: int, on_step: Optional[OnStep] = None
+    loaded: Loaded,
+    ids: Sequence[int],
+    new_tokens: int,
+    on_step: Optional[Callable[[list[int]], Any]] = None,
 ) -> tuple[list[int], np.ndarray]:
     """Greedy tokens behind one prompt, and their logits [new_tokens, V] fp32.
 
     End tokens are masked to -inf, so that the length is fixed.
     """
-    steps, answer = _generate(loaded, [ids], new_tokens, on_step, True, True, True)
+
+    def step(tokens: list[int], seconds: float) -> None:
+        if on_step is not None:
+            on_step(tokens)
+
+    steps, answer = _generate(loaded, [ids], new_tokens, step, True, True, True)
     arrays = answer.arrays
     expected = (new_tokens, 1, loaded.session.vocabulary)
     if len(arrays) != 1 or arrays[0].shape != expected:
@@ -77,13 +86,14 @@ def _generate(
 ) -> tuple[list[list[int]], Answer]:
     steps: list[list[int]] = []
 
-    def step(tokens: Any) -> None:
+    def step(event: Any) -> None:
+        tokens, seconds = _parts(event)
         _check_step(loaded.session, tokens, len(prompt_ids))
         if len(steps) == new_tokens:
             raise SubmissionFailed(f"{_FAILED}: it goes on after {new_tokens} tokens.")
         steps.append(tokens)
         if on_step is not None:
-            on_step(tokens)
+            on_step(tokens, seconds)
 
     answer = loaded.call(
         _GENERATE,
@@ -99,6 +109,17 @@ def _generate(
     if not steps or (fixed_length and len(steps) != new_tokens):
         raise SubmissionFailed(f"{_FAILED}: expected {new_tokens} tokens, got {len(steps)}.")
     return steps, answer
+
+
+def _parts(event: Any) -> tuple[Any, float]:
+    """What an event says: tokens, which are checked later, and seconds of a clock that ran."""
+    if isinstance(event, list) and len(event) == 2:
+        tokens, seconds = event
+        if isinstance(seconds, float) and 0 <= seconds < _LONGEST_STEP:
+            return tokens, seconds
+    raise SubmissionFailed(
+        f"{_FAILED}: expected tokens and the seconds that they took, got {str(event)[:80]}."
+    )
 
 
 def _check_step(session: Session, tokens: Any, rows: int) -> None:

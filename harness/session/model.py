@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -215,7 +216,7 @@ def generate(
     fixed_length: bool,
     scores: bool,
 ) -> Answer:
-    """One call of the SDK's Hugging Face adapter; each step's tokens are an event.
+    """One call of the SDK's Hugging Face adapter; each step's tokens and seconds are an event.
 
     The array is the logits [steps, batch, V] after the processors of transformers, where asked
     for: end tokens are -inf where the length is fixed. Under speculation the body has, for each
@@ -311,13 +312,16 @@ def pad_batch(
 
 
 class _Observer(StoppingCriteria):
-    """Tells which token each row has got; stops all rows where the driver asks for it."""
+    """Tells which token each row has got, and the seconds since the step before, as a busy driver
+    may read two steps at once; stops all rows where the driver asks for it."""
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        self._host, self._last = host, time.monotonic()
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
-        self._host.emit(input_ids[:, -1].tolist())
+        now = time.monotonic()
+        self._host.emit([input_ids[:, -1].tolist(), now - self._last])
+        self._last = now
         return torch.full((input_ids.shape[0],), self._host.stopped())
 
 

@@ -62,10 +62,15 @@ class Stream:
         self.last: Optional[float] = None
         self.step_seconds: list[float] = []  # from the step before, or from the start
 
-    def step(self, tokens: Sequence[int]) -> None:
-        """One token of every row; tokens of rows that have ended are padding."""
-        now = time.monotonic()
-        self.step_seconds.append(now - (self.started if self.last is None else self.last))
+    def step(self, tokens: Sequence[int], seconds: float = 0.0) -> None:
+        """One token of every row; tokens of rows that have ended are padding.
+
+        The clock is this process's. A busy one may read two steps at once: each takes at least the
+        ``seconds`` that the model's process says.
+        """
+        before = self.started if self.last is None else self.last
+        now = max(time.monotonic(), before + seconds)
+        self.step_seconds.append(now - before)
         self.last = now
         self.first = self.last if self.first is None else self.first
         for row, token in enumerate(tokens[: len(self._rows)]):

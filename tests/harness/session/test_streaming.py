@@ -55,3 +55,11 @@ def test_times_are_in_order() -> None:
     assert stream.tokens_per_second is not None and stream.tokens_per_second > 0
     _, single = play([""], steps=1)
     assert single.tokens_per_second is None
+
+
+def test_steps_that_are_read_at_once_take_what_their_process_says() -> None:
+    stream = Stream(ByteTokenizer(), [STOP], [""], lambda _: None)
+    for seconds in (0.5, 0.25, 0.25):
+        stream.step([66], seconds)
+    assert stream.step_seconds[0] >= 0.5 and min(stream.step_seconds[1:]) >= 0.249
+    assert stream.tokens_per_second is not None and stream.tokens_per_second <= 4.001
