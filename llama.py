@@ -4542,6 +4542,7 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
         (sizes.head_dim % 2, f"head_dim {sizes.head_dim}"),
         (wide and has_head_norms(config), f"norms over heads of {sizes.head_dim}"),
         (wide and neuron_config.flash_decoding_enabled, f"shares of heads of {sizes.head_dim}"),
+        (wide and parts_of_prompt(config) > 1, f"parts of prompts of heads of {sizes.head_dim}"),
         (q_heads > P_MAX, f"{q_heads} query heads per rank"),
         (batch > P_MAX, f"a batch of {batch}"),
         (neuron_config.lora_config is not None and quantised, "adapters beside quantised weights"),

@@ -191,6 +191,9 @@ def test_left_padding(module, tiny_llama, generate, reference):
     if module is not modeling_llama:
         with pytest.raises(ValueError, match="do not cover left padding in parts of a prompt"):
             build(module, folder, padding_side="left", enable_nki=True)
+        _, folder = tiny_llama(**{**KERNEL_SHAPE, "head_dim": 256})
+        with pytest.raises(ValueError, match="do not cover parts of prompts of heads of 256"):
+            build(module, folder, enable_nki=True)
 
 
 def test_layers_that_know_nothing_of_it():

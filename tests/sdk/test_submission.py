@@ -194,7 +194,7 @@ def test_a_layout_that_the_layers_cannot_take(submission, tiny_llama):
 @pytest.mark.parametrize(
     ("shape", "neuron", "what"),
     [
-        ({"hidden_size": 96}, {}, "head_dim 32"),
+        ({"head_dim": 160}, {}, "head_dim 160"),
         ({"attention_bias": True}, {}, "attention_bias"),
         ({"mlp_bias": True}, {}, "mlp_bias"),
         ({"hidden_act": "gelu"}, {}, "hidden_act gelu"),
