@@ -414,8 +414,10 @@ class Reference:
         return partial if delta_hbm is None else (partial, llama.in_blocks(rows, length))
 
 
-# The largest error of one sample over that of another, of equally many roundings each.
-LARGEST_BY_CHANCE = 1.25  # of one sample's largest error to another's, equally many roundings each
+# The largest error of one sample over that of another, of equally many roundings each: of a new
+# key behind norm, product and rotation 0.31 to 1.47 over 13 draws, whose root mean squares were
+# 0.91 of PyTorch's.
+LARGEST_BY_CHANCE = 1.5
 
 
 def check_error(

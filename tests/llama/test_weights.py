@@ -10,7 +10,7 @@ import torch
 import llama
 from neuron_cpu.core.device.spec import GEN2
 
-HEAD_DIM, GROUP = 16, 3
+HEAD_DIM, GROUP, QUADRANT = 16, 3, 32
 
 
 def config(tp_degree: int, nki_enabled: bool, kv_heads: int = 3, **more: object) -> SimpleNamespace:
@@ -131,9 +131,10 @@ def heads_of(plain: dict[str, torch.Tensor], name: str) -> list[torch.Tensor]:
 def test_every_rank_gets_its_share(kv_heads: int, tp: int) -> None:
     """By definition, head by head: on each rank every query head stands beside its KV head.
 
-    Lane by lane of the tiles of 128 / D KV heads: a KV head or zeros, and in each tile of queries
-    one of its queries or zeros. Every query head is on exactly one rank, with its columns of the
-    output weight; hidden features lie in runs.
+    Lane by lane, of 32 partitions each, of a tile of KV heads: a KV head and zeros behind it, or
+    zeros, and in each tile of queries one of its queries or zeros; values follow each other. Every
+    query head is on exactly one rank, with its columns of the output weight; hidden features lie
+    in runs.
     """
     cfg = config(tp, nki_enabled=True, kv_heads=kv_heads)
     plain = checkpoint(cfg)
@@ -147,8 +148,11 @@ def test_every_rank_gets_its_share(kv_heads: int, tp: int) -> None:
         tiles = from_layout(blocks, (group + 2) * 128, 128)[:, hidden].split(128)
         blocks = state["layers.1.self_attn.o_proj.weight"].chunk(tp)[rank]
         out = from_layout(blocks, 128, group * 128)[hidden].t().split(128)
-        for lane in range(128 // HEAD_DIM):
-            lanes = slice(lane * HEAD_DIM, (lane + 1) * HEAD_DIM)
+        for lane in range(128 // QUADRANT):
+            lanes = slice(lane * QUADRANT, lane * QUADRANT + HEAD_DIM)
+            behind = slice(lanes.stop, (lane + 1) * QUADRANT)
+            assert not any(rows[behind].any() for rows in (*tiles[: group + 1], *out))
+            values = slice(lane * HEAD_DIM, (lane + 1) * HEAD_DIM)
             for q, o in zip(tiles[:group], out):
                 if not q[lanes].any():
                     assert not o[lanes].any()
@@ -156,7 +160,7 @@ def test_every_rank_gets_its_share(kv_heads: int, tp: int) -> None:
                 (head,) = (h for h, rows in enumerate(heads["q"]) if torch.equal(rows, q[lanes]))
                 assert torch.equal(o[lanes], heads["o"][head])
                 assert torch.equal(tiles[group][lanes], heads["k"][head // GROUP])
-                assert torch.equal(tiles[group + 1][lanes], heads["v"][head // GROUP])
+                assert torch.equal(tiles[group + 1][values], heads["v"][head // GROUP])
                 found.append(head)
     assert sorted(found) == list(range(kv_heads * GROUP))
 
