@@ -808,14 +808,6 @@ def swapped_halves(head_dim, dtype):
     return whole_sb
 
 
-class HeadBias(NamedTuple):
-    """Biases of Q, K and V as a product with one row [1, tiles * 128] and [1, T] @ SBUF: what is
-    added before the norm's scale has to be divided by it."""
-
-    bias_sb: Any
-    inverse_sb: Any
-
-
 class HeadNorm(NamedTuple):
     """An RMSNorm over each query and key head (Qwen3): the gains of both [128, 2], what takes the
     mean over a head's lanes [128, 128], and its epsilon [128, 1] @ SBUF."""
@@ -823,14 +815,6 @@ class HeadNorm(NamedTuple):
     gains_sb: Any
     mean_sb: Any
     eps_sb: Any
-
-
-def head_bias(qkv_b_hbm, scales, dtype):
-    """The HeadBias of tokens with these scales, None without a bias [1, tiles * 128] @ HBM."""
-    if qkv_b_hbm is None:
-        return None
-    inverse_sb = nisa.reciprocal(scales.along_sb[0:1, :], dtype=dtype)
-    return HeadBias(nl.load(qkv_b_hbm), inverse_sb)
 
 
 def head_norm(gains_hbm, norm, head_dim):
@@ -891,8 +875,9 @@ class Projection(NamedTuple):
 
     x_sb [128, H/128, T], the ``scales`` of its norm, cos and sin [128, T] times these scales (where
     heads have no norm of their own), the identity and the permutation that swaps the halves of each
-    head [128, 128], and ``parts``, the tiles of tokens. A HeadBias and a HeadNorm where the model
-    has them; of adapters of queries, keys and values each their ``rank_weights`` and ``low_ranks``.
+    head [128, 128], and ``parts``, the tiles of tokens; a HeadNorm where the model has one. What is
+    ``added`` to queries, keys and values are products of rows, those [rows, N] and those [rows, T]
+    of each: ``rank_weights`` and ``low_ranks`` of adapters, and a bias, a row of its own.
     """
 
     layer: AttentionLayer
@@ -903,9 +888,8 @@ class Projection(NamedTuple):
     identity_sb: Any
     swap_sb: Any
     parts: Any
-    bias: Any
     head_norm: Any
-    adapter_parts: List[Tuple[List[Any], List[Any]]]
+    added: List[Tuple[List[Any], List[Any]]]
 
     @property
     def heads(self) -> HeadShape:
@@ -923,14 +907,17 @@ def projection(x_sb, layer, first_token, parts):
         tables = [nisa.tensor_tensor(x, scales.along_sb, nl.multiply) for x in tables]
     identity_sb = shifted_identity(P_MAX, P_MAX, 0, x_sb.dtype)
     swap_sb = None if heads.slots > 1 else swapped_halves(heads.head_dim, x_sb.dtype)
-    bias = head_bias(layer.qkv_b_hbm, scales, x_sb.dtype)
-    adapter_parts = [
-        (ranks_sb, low_ranks(adapters, x_sb, first_token))
-        for ranks_sb, adapters in layer.qkv_adapters
+    biases = [([], []) for _ in layer.qkv_adapters]
+    if layer.qkv_b_hbm is not None:  # the norm's scale, which comes later, has it divided before
+        inverse_sb = nisa.reciprocal(scales.along_sb[0:1, :], dtype=x_sb.dtype)
+        bias_sb, values = nl.load(layer.qkv_b_hbm), heads.q_tiles + heads.stacks
+        starts = 0, heads.q_tiles * P_MAX, values * P_MAX, bias_sb.shape[1]
+        biases = [([bias_sb[:, a:b]], [inverse_sb]) for a, b in zip(starts, starts[1:])]
+    added = [
+        (ranks_sb + bias, low_ranks(adapters, x_sb, first_token) + inverse)
+        for (ranks_sb, adapters), (bias, inverse) in zip(layer.qkv_adapters, biases)
     ]
-    return Projection(
-        layer, x_sb, scales, *tables, identity_sb, swap_sb, parts, bias, of_heads, adapter_parts
-    )
+    return Projection(layer, x_sb, scales, *tables, identity_sb, swap_sb, parts, of_heads, added)
 
 
 def normed_heads(p, x_psum, columns, which, scale_sb):
@@ -957,11 +944,7 @@ def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
     scale = score_scales(p.heads.head_dim)[0] if at < p.heads.q_tiles else 1.0
     x_psum = products(weight_sb, tile, 1, p.x_sb, start, size)
     first, which = (0, 0) if at < p.heads.q_tiles else (p.heads.q_tiles, 1)
-    add_adapted(x_psum, *p.adapter_parts[which], at - first, start)
-    if p.bias is not None:
-        x_psum[:, 0, :] += nisa.nc_matmul(
-            p.bias.bias_sb[:, nl.ds(at * P_MAX, P_MAX)], p.bias.inverse_sb[:, columns]
-        )
+    add_adapted(x_psum, *p.added[which], at - first, start)
     x = x_psum[:, 0, :]
     scale_sb = p.layer.qkv.scales(at, 1)
     if p.head_norm is not None:
@@ -1005,14 +988,9 @@ def value_tile(p, weight_sb, tile, start, v_sb):
             acc_psum[...] += nisa.nc_matmul(
                 p.x_sb[:, k, nl.ds(at, size)], weight_sb[:, tile, k, 0:width]
             )
-        for b_sb, low_sb in zip(*p.adapter_parts[2]):
+        for b_sb, low_sb in zip(*p.added[2]):
             acc_psum[...] += nisa.nc_matmul(
                 low_sb[:, nl.ds(at, size)], b_sb[:, nl.ds(start, width)]
-            )
-        if p.bias is not None:
-            first = (p.heads.q_tiles + p.heads.stacks) * P_MAX + start
-            acc_psum[...] += nisa.nc_matmul(
-                p.bias.inverse_sb[:, nl.ds(at, size)], p.bias.bias_sb[:, nl.ds(first, width)]
             )
         scale_sb = p.layer.qkv.scales(p.heads.q_tiles + p.heads.stacks + start, width)
         if scale_sb is None:
@@ -2215,18 +2193,23 @@ def key_room(shape, heads, dtype):
     return nisa.memset((*shape, heads.depth), 0.0, dtype)
 
 
-def turned_keys(rows_sb, heads, start, tiles, by_token, half):
-    """``tiles`` tiles of cached keys [lanes, heads, tiles, D] @ SBUF from ``start`` on, of some
-    ``heads`` -> [heads * D, tiles, lanes] @ PSUM, a transpose of all heads for each tile; of D
-    above 128 a ``half``.
+def tile_of_heads(rows_sb, by_token, heads, tile, features=slice(None)):
+    """A tile of some ``heads``, a slice, [lanes, heads, features] of cached rows @ SBUF: [lanes,
+    heads, tiles, D], or ``by_token``, as blocks of a cache have them, [lanes, tiles, heads, D]."""
+    at = (tile, heads) if by_token else (heads, tile)
+    return rows_sb[(slice(None), *at, features)]
 
-    ``by_token``: keys [lanes, tiles, heads, D], as blocks of a cache have them."""
-    lanes, _, _, d = rows_sb.shape
-    rows, part = min(d, P_MAX), nl.ds(heads.start, len(heads))
-    turned_psum, features = psum_tile((len(heads) * rows, tiles, lanes)), nl.ds(half * rows, rows)
+
+def turned_keys(rows_sb, by_token, heads, start, tiles, half):
+    """``tiles`` tiles of some heads' keys from ``start`` on, in rows for ``tile_of_heads`` ->
+    [heads * D, tiles, lanes] @ PSUM, as many as share a bank: a transpose of all heads for each
+    tile, of D above 128 for each ``half``."""
+    rows = min(rows_sb.shape[3], P_MAX)
+    shape = ((heads.stop - heads.start) * rows, tiles, rows_sb.shape[0])
+    turned_psum, features = psum_tile(shape), nl.ds(half * rows, rows)
     for t in nl.affine_range(tiles):
-        own = (start + t, part) if by_token else (part, start + t)
-        turned_psum[:, t, :] = nisa.nc_transpose(rows_sb[(slice(None), *own, features)])
+        tile_sb = tile_of_heads(rows_sb, by_token, heads, start + t, features)
+        turned_psum[:, t, :] = nisa.nc_transpose(tile_sb)
     return turned_psum
 
 
@@ -2236,10 +2219,10 @@ def stack_keys(k_sb, rows_sb, first_slot, first_column, heads, by_token=False):
     leave it together."""
     lanes, tiles = rows_sb.shape[0], rows_sb.shape[1 if by_token else 2]
     for head, stacked in spans(heads.kv_heads, heads.stack):
-        part, each = range(head, head + stacked), spans(tiles, MOVING_MAX // lanes)
+        part, each = slice(head, head + stacked), spans(tiles, MOVING_MAX // lanes)
         for half, (stack, _) in enumerate(heads.tiles(head)):
             for at, together in each:
-                turned_psum = turned_keys(rows_sb, part, at, together, by_token, half)
+                turned_psum = turned_keys(rows_sb, by_token, part, at, together, half)
                 rows, columns = turned_psum.shape[0], together * lanes
                 own = nl.ds(first_column + at * lanes, columns)
                 k_sb[0:rows, first_slot + stack, own] = nisa.tensor_copy(
@@ -2498,8 +2481,8 @@ class CacheTiles(NamedTuple):
         return nl.load(cache_hbm[self.sequence, head, key, feature])
 
     def rows(self, cache_hbm):
-        """Keys or values @ SBUF, for ``of_heads``: [lanes, heads, tiles, depth], a load for each
-        head, whose row per partition is as long as the tiles, or as ``named_rows`` have all."""
+        """Keys or values @ SBUF for ``tile_of_heads``: [lanes, heads, tiles, depth], a load for
+        each head, whose row per partition is as long as the tiles, or all, as ``named_rows``."""
         d, room = self.heads.head_dim, (self.lanes, self.count, self.tiles)
         if self.by_token:
             rows_sb = self.named_rows(cache_hbm, 0)
@@ -2513,23 +2496,10 @@ class CacheTiles(NamedTuple):
             rows_sb[:, at, :, 0:d] = self.rows_of(cache_hbm, self.head + at)
         return rows_sb
 
-    def of_heads(self, rows_sb, first, count, tile, half=0):
-        """A tile of some heads [lanes, count, depth] in what ``rows`` gives, for TensorE; a
-        ``half`` where heads have two tiles."""
-        rows = min(self.heads.depth, P_MAX)
-        features = nl.ds(half * rows, rows)
-        if self.by_token:
-            return rows_sb[:, tile, nl.ds(self.head + first, count), features]
-        return rows_sb[:, nl.ds(first, count), tile, features]
-
-    def turned_heads(self, rows_sb, first, count, start, tiles, half=0):
-        """Some tiles of keys of some heads, in what ``rows`` gives, turned round [heads * depth,
-        tiles, lanes] @ PSUM: as many as share a bank."""
-        turned_psum = psum_tile((count * min(self.heads.depth, P_MAX), tiles, self.lanes))
-        for t in nl.affine_range(tiles):
-            tile_sb = self.of_heads(rows_sb, first, count, start + t, half)
-            turned_psum[:, t, :] = nisa.nc_transpose(tile_sb)
-        return turned_psum
+    def own(self, first, count):
+        """Some of its heads in what ``rows`` gives, for ``tile_of_heads``."""
+        first += self.head if self.by_token else 0
+        return slice(first, first + count)
 
     def bias(self):
         """Of its keys [rows, tiles, lanes] @ HBM."""
@@ -2544,8 +2514,8 @@ class CacheTiles(NamedTuple):
         each = spans(self.tiles, MOVING_MAX // self.lanes)
         for first, stacked in spans(self.count, self.heads.stack):
             for half, (start, tiles) in [(n, s) for n in range(self.heads.slots) for s in each]:
-                turned_psum = self.turned_heads(rows_sb, first, stacked, start, tiles, half)
-                part = nl.ds(half * self.tiles + start, tiles)
+                own, part = self.own(first, stacked), nl.ds(half * self.tiles + start, tiles)
+                turned_psum = turned_keys(rows_sb, self.by_token, own, start, tiles, half)
                 for at in nl.static_range(stacked):
                     k_sb[0:d, first + at, part, :] = nisa.tensor_copy(
                         turned_psum[at * d : (at + 1) * d, :, :], engine=nisa.scalar_engine
@@ -2688,8 +2658,8 @@ class FewQueries(NamedTuple):
             for first, count, features, own in self.stacks():
                 for begin, some in spans(tiles, MOVING_MAX // lanes):
                     k_sb = nl.ndarray((features, some, lanes), self.q_sb.dtype)
-                    turned_psum = part.turned_heads(rows_sb, first, count, start + begin, some)
-                    k_sb[...] = nisa.tensor_copy(turned_psum)
+                    turned = part.by_token, part.own(first, count), start + begin, some
+                    k_sb[...] = nisa.tensor_copy(turned_keys(rows_sb, *turned, 0))
                     for t in nl.static_range(some):
                         scores_psum[:, own, begin + t] += nisa.nc_matmul(
                             k_sb[:, t, :], self.q_sb[0:features, own]
@@ -2766,9 +2736,8 @@ class FewQueries(NamedTuple):
         values_psum = psum_zeros((P_MAX, self.columns))
         for first, count, features, own in self.stacks():
             for tile in nl.static_range(part.tiles):
-                values_psum[0:features, own] += nisa.nc_matmul(
-                    part.of_heads(rows_sb, first, count, tile), weights[0][:, own, tile]
-                )
+                v_sb = tile_of_heads(rows_sb, part.by_token, part.own(first, count), tile)
+                values_psum[0:features, own] += nisa.nc_matmul(v_sb, weights[0][:, own, tile])
         if new is not None:
             self.add_own(values_psum, new, weights[1])
         sum_psum = psum_zeros((P_MAX, self.columns))
@@ -2920,9 +2889,9 @@ def attend_named(qk_sb, v_sb, cache, heads, context_sb, by_token):
             for n, rows_sb in enumerate(cache.v_sb[b]):
                 tiles = rows_sb.shape[1 if by_token else 2]
                 for t in nl.affine_range(tiles):
-                    at = (t, part) if by_token else (part, t)
                     out[...] += nisa.nc_matmul(
-                        rows_sb[(slice(None), *at)], turned_sb[:, n * tiles + t, columns]
+                        tile_of_heads(rows_sb, by_token, part, t),
+                        turned_sb[:, n * tiles + t, columns],
                     )
     for kv_head in nl.static_range(heads.kv_heads):
         stack, place = heads.place(kv_head)
@@ -2949,14 +2918,6 @@ def owners_of(owners_sb, bank):
     out_sb = nl.ndarray((sequences, rows, tokens), owners_sb.dtype)
     for row in nl.static_range(rows):
         out_sb[:, row, :] = nisa.tensor_copy(owners_sb[:, nl.ds(bank.position, tokens)])
-    return out_sb
-
-
-def own_rows(bank, constants):
-    """The same where each query has a row of the bias, [tokens, rows, tokens]."""
-    shape = bank.tokens, bank.rows, bank.tokens
-    out_sb = nl.ndarray(shape, constants.which_sb.dtype)
-    out_sb[...] = nisa.tensor_copy(constants.which_sb[0 : shape[0], 0 : shape[1], 0 : shape[2]])
     return out_sb
 
 
@@ -3036,7 +2997,8 @@ class Chunk(NamedTuple):
                 bias_rows = 0, self.cache[2].shape[0]
             if self.by_query:
                 bias_rows = sequence * length + banks[0].position, banks[0].tokens
-                owners = [own_rows(bank, self.constants) for bank in banks]
+                which_sb = self.constants.which_sb  # each query is its own row's
+                owners = [which_sb[0 : b.tokens, 0 : b.rows, 0 : b.tokens] for b in banks]
             # a window's tiles of queries have keys of their own: none stay in SBUF for others
             told = bias_rows, shared or self.by_query, not self.by_query
             blocks = cache_blocks(self.cache, sequence, banks, heads, *told)
