@@ -46,7 +46,8 @@ TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes l
 CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
 RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
 CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
-MARKS = 2  # rows behind the features of keys and queries, see "Attention of a prompt"
+TILES_AT_ONCE = MOVING_MAX // P_MAX  # tiles of queries whose scores share a bank of PSUM
+MARKS = 1 + TILES_AT_ONCE  # rows behind the features of keys, see "Attention of a prompt"
 HEADS_AT_ONCE = 4  # KV heads whose queries share a bank of PSUM
 
 
@@ -622,13 +623,13 @@ def key_rows(qk_sb, start, tokens, heads):
     return rows_sb
 
 
-def negated_maximum(scores_sb, axis, scale):
-    """The negated maximum of rows of scores [Q, keys...] @ SBUF times ``scale`` -> [Q, 1].
+def negated_maximum(scores_sb, scale):
+    """The negated maximum of rows of scores [Q, keys] @ SBUF times ``scale`` -> [Q, 1].
 
     VectorE compares two bf16 numbers a cycle where the result is bf16, too: it is one of them.
     """
     neg_max_sb = tile_of((scores_sb.shape[0], 1), scores_sb.dtype)
-    nisa.tensor_reduce(dst=neg_max_sb, op=nl.maximum, data=scores_sb, axis=axis, negate=True)
+    nisa.tensor_reduce(dst=neg_max_sb, op=nl.maximum, data=scores_sb, axis=1, negate=True)
     if scale == 1.0:
         return neg_max_sb
     scaled_sb = tile_of(neg_max_sb.shape, FP32)
@@ -654,10 +655,12 @@ def divide(out_sb, sums_psum, head_dim):
 # finds each query's maximum, and the second contracts two marks beside the D features, rows of the
 # array that are idle where D is 64:
 #
-#   keys (mask, 1)     queries (1, -maximum), of which the first pass contracts the first
+#   keys (mask, 1, 1, ..)     queries (1, -maximum, ..), of which the first pass contracts the first
 #
-# Where D is 128 no row is idle: as long as all keys stay in SBUF, the scores of the first pass
-# stay, too, and TensorE turns their weights round instead of scoring once more.
+# Each tile of queries that share a bank has a mark of its own, zero for the others' queries, so
+# that one product turns the maxima of all round. Where D is 128 no row is idle: as long as all keys
+# stay in SBUF, the scores of the first pass stay, too, and TensorE turns their weights round
+# instead of scoring once more.
 #
 # ScalarE takes scores out of PSUM and bounds both passes, so that TensorE has time for the
 # projections of others: the steps of the second pass take turns with those of the next queries'
@@ -683,6 +686,11 @@ class ScoreBank(nl.NKIObject):
 
     def __post_init__(self):
         self.rows = self.heads * self.members  # queries of each token
+        self.queries = self.together()[0][1] * self.tokens  # of its largest tile
+
+    def even(self):
+        """Whether its tiles have as many queries each."""
+        return len(self.tiles()) * self.queries == self.rows * self.tokens
 
     def own(self, head):
         """Rows of its ``head``-th head."""
@@ -704,8 +712,9 @@ class ScoreBank(nl.NKIObject):
 def bank_sizes(heads, largest):
     """(members of a group, KV heads) whose queries share a bank, of tiles of up to ``largest``
     tokens."""
-    members = MOVING_MAX // P_MAX * (P_MAX // largest)
-    return members, max(1, min(HEADS_AT_ONCE, members // heads.group))
+    together = P_MAX // largest
+    each = max(1, TILES_AT_ONCE // math.ceil(heads.group / together))
+    return TILES_AT_ONCE * together, min(HEADS_AT_ONCE, each)
 
 
 def head_sets(heads, largest):
@@ -738,7 +747,7 @@ class KeyTiles(nl.NKIObject):
     k_sb [128, heads, slots * stride, lanes], features and marks behind them, 128 rows a slot; v_sb
     [128, stride, heads, D + 1], the last column ones, None where nobody asks for values. ``head``
     is the first one there that counts. ``mask_sb`` [tokens, lanes], if any, is added to the scores
-    of the last tile.
+    of the last tile, a triangle where it is ``causal``.
     """
 
     k_sb: nl.NkiTensor
@@ -748,6 +757,7 @@ class KeyTiles(nl.NKIObject):
     lanes: int
     head: int
     mask_sb: nl.NkiTensor
+    causal: bool
 
     def keys(self, head, slot, rows, tile, tiles):
         """Operand of a product: some tiles of a head's keys, some rows of a slot."""
@@ -763,6 +773,7 @@ class NewKeys(nl.NKIObject):
     """Keys and values of a sequence's new tokens, filled in order: k_sb and v_sb as in KeyTiles,
     zero behind the last key. mask_sb [tokens, tokens] is added to the scores of a tile of tokens
     with each other; ``marks`` are the rows behind the features, none where nobody contracts them.
+    The first ``hides`` keys; where it is zero mask_sb is a triangle.
     """
 
     heads: HeadShape
@@ -770,6 +781,7 @@ class NewKeys(nl.NKIObject):
     v_sb: nl.NkiTensor
     mask_sb: nl.NkiTensor
     marks: int
+    hides: bool
 
     def append(self, start, qk_sb, column, v_sb):
         """Keep a tile of tokens, the sequence's from ``start`` on: keys from qk_sb, behind its
@@ -788,8 +800,8 @@ class NewKeys(nl.NKIObject):
         """KeyTiles of what the queries of a bank see: whole tiles before them, and their own."""
         lanes = P_MAX if bank.position else bank.tokens
         mask_sb = self.mask_sb[0 : bank.tokens, 0:lanes]
-        stride, tiles = self.v_sb.shape[1], bank.position // P_MAX + 1
-        return KeyTiles(self.k_sb, self.v_sb, stride, tiles, lanes, bank.head, mask_sb)
+        stride, tiles, causal = self.v_sb.shape[1], bank.position // P_MAX + 1, not self.hides
+        return KeyTiles(self.k_sb, self.v_sb, stride, tiles, lanes, bank.head, mask_sb, causal)
 
 
 def new_keys(tokens, heads, dtype, mask_sb, marks, bias_hbm):
@@ -817,16 +829,18 @@ def new_keys(tokens, heads, dtype, mask_sb, marks, bias_hbm):
                     dst=k_sb[row : row + 1, head, slot * tiles + start // P_MAX, 0:size],
                     src=bias_hbm[:, nl.ds(start, size)],
                 )
-    return NewKeys(heads, k_sb, v_sb, mask_sb, marks)
+    return NewKeys(heads, k_sb, v_sb, mask_sb, marks, bias_hbm is not None)
 
 
 class Constants(nl.NKIObject):
-    """Tiles that every step reads: zeros [128, 1] fp32, the identity [128, 128], and which of n
-    tokens a query is, [n, rows, n], for any number of ``rows`` of queries."""
+    """Tiles that every step reads: zeros [128, 1] fp32, the identity [128, 128], which of n tokens
+    a query is, [n, rows, n], for any number of ``rows`` of queries, and which marks are a tile's,
+    the first and its own, [MARKS, TILES_AT_ONCE] fp32."""
 
     zero_sb: nl.NkiTensor
     eye_sb: nl.NkiTensor
     which_sb: nl.NkiTensor
+    own_sb: nl.NkiTensor
 
 
 def attention_constants(largest, heads, dtype):
@@ -836,12 +850,14 @@ def attention_constants(largest, heads, dtype):
     pattern = [[0, rows], [-1, largest]]
     which_sb = selected((largest, rows, largest), pattern, 1.0, 0.0, dtype)
     eye_sb = nl.shared_identity_matrix(P_MAX, dtype=dtype)
-    return Constants(filled((P_MAX, 1), 0.0, FP32), eye_sb, which_sb)
+    own_sb = selected((MARKS, TILES_AT_ONCE), [[-1, TILES_AT_ONCE]], 1.0, 0.0, FP32, offset=-1)
+    nisa.memset(dst=own_sb[0:1, :], value=1.0)
+    return Constants(filled((P_MAX, 1), 0.0, FP32), eye_sb, which_sb, own_sb)
 
 
-def bank_queries(qk_sb, bank, heads, marks):
+def bank_queries(qk_sb, bank, heads, marks, hides):
     """Queries of a bank [128, slots, rows, tokens] @ SBUF, as the keys of KeyTiles have them, with
-    so many ``marks`` or none; the second one is not there yet."""
+    room for so many ``marks``; the first is there where that of the keys ``hides`` some."""
     d, slots = heads.head_dim, len(contraction(heads.head_dim + marks))
     slot, row = d // P_MAX, d % P_MAX
     q_sb = tile_of((P_MAX, slots, bank.rows, bank.tokens), qk_sb.dtype)
@@ -851,43 +867,52 @@ def bank_queries(qk_sb, bank, heads, marks):
         nisa.tensor_copy(
             dst=q_sb[0:d, 0, bank.own(at), :],
             src=qk_sb[heads.lanes(head), tiles, nl.ds(bank.column, bank.tokens)],
+            engine=nisa.vector_engine,
         )
-    if marks:
+    if hides:
         nisa.memset(dst=q_sb[row : row + 1, slot, :, :], value=1.0)
     return q_sb
 
 
-def set_marks(out_sb, lowest, eye_sb):
-    """Marks of the second pass [MARKS, rows, tokens]: 1, and the negated maximum of each query.
+def query_marks(bank):
+    """Marks of a bank's queries: the first, and one for each tile of them."""
+    return 1 + len(bank.tiles())
 
-    ``lowest`` are (first column, maxima negated [queries, 1] @ SBUF). A product with the identity
-    brings them from partitions to two rows.
+
+def set_marks(out_sb, bank, lowest_sb, constants):
+    """Marks of the second pass [query_marks, rows, tokens] from maxima negated [queries, tiles] @
+    SBUF: 1, and the maxima of each tile of queries.
+
+    A product with the identity, 128 columns for all tiles, brings them from partitions to rows;
+    ScalarE, alone at SBUF, copies these to each tile's queries.
     """
-    turned_psum = psum_of((MARKS, out_sb.shape[1] * out_sb.shape[2]))
-    for part in lowest:
-        column, lowest_sb = part
-        queries = lowest_sb.shape[0]
-        marks_sb = filled((queries, MARKS), 1.0, out_sb.dtype)
-        nisa.tensor_copy(dst=marks_sb[:, 1:2], src=lowest_sb)
-        nisa.nc_matmul(
-            dst=turned_psum[:, nl.ds(column, queries)],
-            stationary=marks_sb,
-            moving=eye_sb[0:queries, 0:queries],
+    queries, tiles, count = lowest_sb.shape[0], bank.tiles(), query_marks(bank)
+    marks_sb = filled((queries, count), 1.0, out_sb.dtype)
+    nisa.tensor_copy(dst=marks_sb[:, nl.ds(1, len(tiles))], src=lowest_sb)
+    turned_psum, turned_sb = psum_of((count, queries)), tile_of((count, queries), out_sb.dtype)
+    eye_sb = constants.eye_sb[0:queries, 0:queries]
+    nisa.nc_matmul(dst=turned_psum, stationary=marks_sb, moving=eye_sb)
+    nisa.tensor_copy(dst=turned_sb, src=turned_psum)
+    for at in range(len(tiles)):
+        row, members = tiles[at][1], tiles[at][2]
+        nisa.activation(
+            dst=out_sb[:, nl.ds(row, members), :],
+            op=nl.copy,
+            data=turned_sb[:, nl.ds(0, members * bank.tokens)],
+            bias=constants.zero_sb[0:count, :],
+            scale=constants.own_sb[0:count, nl.ds(at, 1)],
         )
-    nisa.tensor_copy(dst=out_sb, src=turned_psum)
 
 
-def score_rows(q_sb, bank, at, keys, start, tiles, scores_sb, head_dim, constants):
-    """Scores of a bank's ``at``-th tile of queries with some tiles of keys, into scores_sb
-    [queries, tiles, lanes] in their type.
+def score_rows(q_sb, bank, at, keys, start, scores_sb, depth, constants):
+    """Scores of a bank's ``at``-th tile of queries with the tiles of keys from ``start`` on, into
+    scores_sb [queries, tiles, lanes] in their type; ``depth`` features and marks are contracted.
 
     Queries are stationary here and stand on partitions, 512 keys move.
     """
     head, row, count = bank.tiles()[at]
-    queries, rows, depth = count * bank.tokens, nl.ds(row, count), head_dim + 1
-    if keys.k_sb.shape[2] == keys.stride:
-        depth = min(depth, P_MAX)  # no slot for marks
-    scores_psum = psum_of((queries, tiles, keys.lanes))
+    tiles, rows = scores_sb.shape[1], nl.ds(row, count)
+    scores_psum = psum_of(scores_sb.shape)
     for part in contraction(depth):
         slot, size = part
         nisa.nc_matmul(
@@ -899,26 +924,22 @@ def score_rows(q_sb, bank, at, keys, start, tiles, scores_sb, head_dim, constant
         which_sb = constants.which_sb[0 : bank.tokens, rows, 0 : bank.tokens]
         last_psum = scores_psum[:, tiles - 1, :]
         nisa.nc_matmul(dst=last_psum, stationary=which_sb, moving=keys.mask_sb)
-    nisa.activation(
-        dst=scores_sb[:, nl.ds(start, tiles), :],
-        op=nl.copy,
-        data=scores_psum,
-        bias=constants.zero_sb[0:queries, :],
-    )
+    zero_sb = constants.zero_sb[0 : count * bank.tokens, :]
+    nisa.activation(dst=scores_sb, op=nl.copy, data=scores_psum, bias=zero_sb)
 
 
 def score_tile(q_sb, bank, keys, tile, scores_psum, head_dim, constants):
     """Products of one tile of keys with a bank's queries, marks included, into scores_psum [lanes,
-    rows, tokens]."""
+    rows, tokens]; a triangle waits for the weights."""
     for head in range(bank.heads):
-        for part in contraction(head_dim + MARKS):
+        for part in contraction(head_dim + query_marks(bank)):
             slot, size = part
             nisa.nc_matmul(
                 dst=scores_psum[:, bank.own(head), :],
                 stationary=keys.keys(head, slot, size, tile, 1),
                 moving=q_sb[0:size, slot, bank.own(head), :],
             )
-    if keys.mask_sb is not None and tile + 1 == keys.tiles:
+    if keys.mask_sb is not None and not keys.causal and tile + 1 == keys.tiles:
         which_sb = constants.which_sb[0 : bank.tokens, 0 : bank.rows, 0 : bank.tokens]
         nisa.nc_matmul(dst=scores_psum, stationary=keys.mask_sb, moving=which_sb)
 
@@ -927,24 +948,30 @@ def add_weighted(q_sb, bank, keys, start, tiles, sums, head_dim, constants):
     """exp(scale * (score - maximum)) of some tiles of keys times their values and ones, added to
     ``sums``: of each tile of the bank's queries [queries, D + 1] fp32 @ PSUM."""
     shape = (keys.lanes, tiles, bank.rows, bank.tokens)
-    scores_psum = psum_of(shape)
+    scores_psum, weights_sb = psum_of(shape), tile_of(shape, q_sb.dtype)
     for tile in range(tiles):
         part_psum = scores_psum[:, tile, :, :]
         score_tile(q_sb, bank, keys, start + tile, part_psum, head_dim, constants)
-    weights_sb = tile_of(shape, q_sb.dtype)
-    nisa.activation(
-        dst=weights_sb,
-        op=nl.exp,
-        data=scores_psum,
-        bias=constants.zero_sb[0 : keys.lanes, :],
-        scale=score_scales(head_dim)[1],
-    )
+    zero_sb, scale = constants.zero_sb[0 : keys.lanes, :], score_scales(head_dim)[1]
+    nisa.activation(dst=weights_sb, op=nl.exp, data=scores_psum, bias=zero_sb, scale=scale)
+    if keys.causal and start + tiles == keys.tiles:
+        # GpSimdE: 662 cycles, beside TensorE, which would take 576
+        own_sb = weights_sb[:, tiles - 1, :, :]
+        nisa.affine_select(
+            dst=own_sb,
+            pattern=[[0, bank.rows], [1, bank.tokens]],  # token - lane against 0
+            channel_multiplier=-1,
+            on_true_tile=own_sb,
+            on_false_value=0.0,
+            cmp_op=nl.greater_equal,
+        )
     rows = bank.tiles()
     for n in range(len(rows)):
         head, row, count = rows[n]
+        sums_psum = sum_of(sums, n, count * bank.tokens)
         for tile in range(tiles):
             nisa.nc_matmul(
-                dst=sums[n],
+                dst=sums_psum,
                 stationary=weights_sb[:, tile, nl.ds(row, count), :],
                 moving=keys.values(head, start + tile),
             )
@@ -972,25 +999,63 @@ def add_turned(scores_sb, neg_max_sb, keys, start, tiles, head, sums_psum, head_
         nisa.nc_matmul(dst=sums_psum, stationary=turned_sb[:, tile, :], moving=moving)
 
 
+def new_sums(bank, head_dim):
+    """Tiles for the sums of a bank's queries, [queries, tiles, D + 1] fp32 @ PSUM: as many tiles of
+    queries as share a bank, where all are equally large."""
+    tiles, found = len(bank.tiles()), []
+    for part in spans(tiles, MOVING_MAX // (head_dim + 1) if bank.even() else 1):
+        found.append(psum_of((bank.queries, part[1], head_dim + 1)))
+    return found
+
+
+def sum_of(sums, at, queries):
+    """The ``at``-th tile of so many queries among those of a bank, [queries, D + 1]."""
+    each = sums[0].shape[1]
+    return sums[at // each][0:queries, at % each, :]
+
+
+def inverse_of(inverses, at, queries):
+    """The same of the reciprocals of its sums of weights, [queries, 1]."""
+    each = inverses[0].shape[1]
+    return inverses[at // each][0:queries, nl.ds(at % each, 1)]
+
+
 def bank_contexts(banks, sums, heads, context_sb):
     """Divides the sums of a set of heads by those of the weights -> context_sb [128, tiles, T].
 
     Contexts come with queries on partitions, and turn round for all heads of a stack at once; of
     the heads of a stack the banks follow each other.
     """
-    dtype, rows = context_sb.dtype, []
+    d, rows = heads.head_dim, []
     for n in range(len(banks)):
-        bank, parts = banks[n], banks[n].together()
+        bank, parts, inverses = banks[n], banks[n].together(), []
+        for sums_psum in sums[n]:
+            inverses.append(tile_of(sums_psum.shape[0:2], FP32))
+            nisa.reciprocal(dst=inverses[-1], data=sums_psum[:, :, d])
         for at in range(bank.heads):
             head = bank.head + at
             if head % heads.stack == 0:
-                rows = []
-                for part in parts:
-                    rows.append(filled((part[1] * bank.tokens, P_MAX), 0.0, dtype))
+                rows = context_rows(bank, heads.kv_heads - head < heads.stack, context_sb.dtype)
             for k in range(len(parts)):
-                divide(rows[k][:, heads.lanes(head)], sums[n][at * len(parts) + k], heads.head_dim)
+                tile, queries = at * len(parts) + k, rows[k].shape[0]
+                nisa.tensor_scalar(
+                    dst=rows[k][:, heads.lanes(head)],
+                    data=sum_of(sums[n], tile, queries)[:, 0:d],
+                    op0=nl.multiply,
+                    operand0=inverse_of(inverses, tile, queries),
+                )
             if heads.ends_stack(head):
                 turn_contexts(rows, bank, heads.stack_of(head) * heads.group, context_sb)
+
+
+def context_rows(bank, leaves_lanes, dtype):
+    """Tiles [queries, 128] @ SBUF for the contexts of a stack; zeros where it lacks a head."""
+    rows = []
+    for part in bank.together():
+        rows.append(tile_of((part[1] * bank.tokens, P_MAX), dtype))
+        if leaves_lanes:
+            nisa.memset(dst=rows[-1], value=0.0)
+    return rows
 
 
 def turn_contexts(rows, bank, first_tile, context_sb):
@@ -1026,6 +1091,18 @@ class QueryGroup(nl.NKIObject):
         keys = self.new.seen(bank) if part + 1 == self.parts else self.blocks[part]
         return keys.tiles, keys.lanes
 
+    def spans(self, part, bank):
+        """(first, count) of its tiles whose scores with 128 queries share a bank."""
+        tiles, lanes = self.sizes(part, bank)
+        return spans(tiles, MOVING_MAX // lanes)
+
+    def columns(self, part, bank):
+        """Such spans of the parts before this one."""
+        found = 0
+        for before in range(part):
+            found += len(self.spans(before, bank))
+        return found
+
     def keys(self, part, bank, values):
         """KeyTiles of a part, with ``values`` or without."""
         if part + 1 == self.parts:
@@ -1037,8 +1114,8 @@ class QueryGroup(nl.NKIObject):
 
 
 class MaximaPass(nl.NKIObject):
-    """First pass: q_sb of each bank, and for each tile of a bank's queries the maxima of all parts
-    of the keys [queries, tiles, parts] @ SBUF; or, where the second pass turns scores, these and
+    """First pass: q_sb of each bank, and for each tile of a bank's queries the maxima that its
+    steps found [queries, tiles, steps] @ SBUF; or, where the second pass turns scores, these and
     their negated maximum."""
 
     group: QueryGroup
@@ -1048,63 +1125,68 @@ class MaximaPass(nl.NKIObject):
     neg_max: list
 
     def steps(self):
-        """(part of the keys, bank, tile of its queries, first tile of keys, tiles)."""
+        """(part of the keys, bank, tile of its queries, first tile of keys, tiles, column of the
+        maxima)."""
         group, found = self.group, []
         for part in range(group.parts):
             for n in range(len(group.banks)):
-                tiles, lanes = group.sizes(part, group.banks[n])
+                pieces = group.spans(part, group.banks[n])
+                first = group.columns(part, group.banks[n])
                 for at in range(len(group.banks[n].tiles())):
-                    for span in spans(tiles, MOVING_MAX // lanes):
-                        found.append((part, n, at, span[0], span[1]))
+                    for k in range(len(pieces)):
+                        found.append((part, n, at, pieces[k][0], pieces[k][1], first + k))
         return found
 
     def run(self, step):
-        """One bank of PSUM; behind the last of some queries, their maxima."""
-        part, n, at, start, tiles = step
-        group, bank, d = self.group, self.group.banks[n], self.group.head_dim
-        keys = group.keys(part, bank, False)
-        queries, dtype = bank.tiles()[at][2] * bank.tokens, group.new.k_sb.dtype
+        """One bank of PSUM: scores of up to 128 queries with up to 512 keys, and their maxima;
+        behind the last, the marks of its queries."""
+        part, n, at, start, tiles, column = step
+        group, bank, new, d = self.group, self.group.banks[n], self.group.new, self.group.head_dim
+        keys, depth = group.keys(part, bank, False), d + int(new.hides)
+        queries, dtype = bank.tiles()[at][2] * bank.tokens, new.k_sb.dtype
+        if new.marks:
+            scores_sb = tile_of((queries, tiles, keys.lanes), dtype)
+            score_rows(self.q_sb[n], bank, at, keys, start, scores_sb, depth, group.constants)
+            found_sb = self.maxima_sb[n][0:queries, at, nl.ds(column, 1)]
+            nisa.tensor_reduce(dst=found_sb, op=nl.maximum, data=scores_sb, axis=(1, 2))
+            if column + 1 == self.maxima_sb[n].shape[2] and at + 1 == len(bank.tiles()):
+                self.mark(n)
+            return
         if start == 0:
             self.scores[n][at] = tile_of((queries, keys.tiles, keys.lanes), dtype)
-        scores_sb = self.scores[n][at]
-        score_rows(self.q_sb[n], bank, at, keys, start, tiles, scores_sb, d, group.constants)
-        if start + tiles < keys.tiles:
-            return
-        if not group.new.marks:
-            self.neg_max[n][at] = negated_maximum(scores_sb, (1, 2), score_scales(d)[1])
-            return
-        found_sb = self.maxima_sb[n][0:queries, at, nl.ds(part, 1)]
-        nisa.tensor_reduce(dst=found_sb, op=nl.maximum, data=scores_sb, axis=(1, 2))
-        if part + 1 == group.parts and at + 1 == len(bank.tiles()):
-            self.mark(n)
+        part_sb = self.scores[n][at][:, nl.ds(start, tiles), :]
+        score_rows(self.q_sb[n], bank, at, keys, start, part_sb, depth, group.constants)
+        if start + tiles == keys.tiles:
+            flat_sb = self.scores[n][at].reshape((queries, keys.tiles * keys.lanes))
+            self.neg_max[n][at] = negated_maximum(flat_sb, score_scales(d)[1])
 
     def mark(self, n):
-        """The second mark of a bank's queries, from the maxima of all parts."""
-        bank, d, lowest = self.group.banks[n], self.group.head_dim, []
-        tiles = bank.tiles()
-        for at in range(len(tiles)):
-            found_sb = self.maxima_sb[n][0 : tiles[at][2] * bank.tokens, at, :]
-            lowest.append((tiles[at][1] * bank.tokens, negated_maximum(found_sb, 1, 1.0)))
-        row = d % P_MAX
-        marks_sb = self.q_sb[n][row : row + MARKS, d // P_MAX, :, :]
-        set_marks(marks_sb, lowest, self.group.constants.eye_sb)
+        """The second marks of a bank's queries, from the maxima of all parts."""
+        bank, maxima_sb, d = self.group.banks[n], self.maxima_sb[n], self.group.head_dim
+        lowest_sb, row = tile_of(maxima_sb.shape[0:2], maxima_sb.dtype), d % P_MAX
+        nisa.tensor_reduce(dst=lowest_sb, op=nl.maximum, data=maxima_sb, axis=2, negate=True)
+        marks_sb = self.q_sb[n][row : row + query_marks(bank), d // P_MAX, :, :]
+        set_marks(marks_sb, bank, lowest_sb, self.group.constants)
 
 
 def maxima_pass(group):
     """The MaximaPass of a group, its queries in place."""
-    q_sb, maxima_sb, scores, neg_max = [], [], [], []
+    q_sb, maxima_sb, scores, neg_max, new = [], [], [], [], group.new
     for bank in group.banks:
-        tiles = len(bank.tiles())
-        q_sb.append(bank_queries(group.qk_sb, bank, group.new.heads, group.new.marks))
-        maxima_sb.append(tile_of((P_MAX, tiles, group.parts), group.new.k_sb.dtype))
-        scores.append([None] * tiles)
-        neg_max.append([None] * tiles)
+        tiles = bank.tiles()
+        q_sb.append(bank_queries(group.qk_sb, bank, new.heads, new.marks, new.hides))
+        shape = (bank.queries, len(tiles), group.columns(group.parts, bank))
+        maxima_sb.append(tile_of(shape, new.k_sb.dtype))
+        if not bank.even():  # a tile has fewer queries
+            nisa.memset(dst=maxima_sb[-1], value=0.0)
+        scores.append([None] * len(tiles))
+        neg_max.append([None] * len(tiles))
     return MaximaPass(group, q_sb, maxima_sb, scores, neg_max)
 
 
 class WeightsPass(nl.NKIObject):
-    """Second pass: for each bank the ``sums`` of blocks before @ SBUF, and those being added @
-    PSUM: a tile [queries, D + 1] for each tile of its queries."""
+    """Second pass: for each bank the sums of blocks ``before`` @ SBUF, and those being added @
+    PSUM."""
 
     first: MaximaPass
 
@@ -1136,15 +1218,13 @@ class WeightsPass(nl.NKIObject):
         bank, d = group.banks[n], group.head_dim
         keys, rows = group.keys(part, bank, True), bank.tiles()
         if start == 0 and (at is None or at == 0):
-            self.sums[n] = []
-            for tile in rows:
-                self.sums[n].append(psum_of((tile[2] * bank.tokens, d + 1)))
+            self.sums[n] = new_sums(bank, d)
         if at is None:
             q_sb = first.q_sb[n]
             add_weighted(q_sb, bank, keys, start, tiles, self.sums[n], d, group.constants)
         else:
             scores_sb, neg_max_sb = first.scores[n][at], first.neg_max[n][at]
-            sums_psum = self.sums[n][at]
+            sums_psum = sum_of(self.sums[n], at, rows[at][2] * bank.tokens)
             add_turned(scores_sb, neg_max_sb, keys, start, tiles, rows[at][0], sums_psum, d)
         if start + tiles < keys.tiles or (at is not None and at + 1 < len(rows)):
             return
@@ -1157,13 +1237,13 @@ class WeightsPass(nl.NKIObject):
         """Adds the sums of a part of the keys to those of the parts before, in SBUF."""
         kept = []
         for at in range(len(self.sums[n])):
-            sums_psum = self.sums[n][at]
-            kept.append(tile_of(sums_psum.shape, FP32))
+            own_psum = self.sums[n][at]
+            kept.append(tile_of(own_psum.shape, FP32))
             if self.before[n] is None:
-                nisa.tensor_copy(dst=kept[at], src=sums_psum)
+                nisa.tensor_copy(dst=kept[at], src=own_psum)
             else:
                 before_sb = self.before[n][at]
-                nisa.tensor_tensor(dst=kept[at], data1=sums_psum, data2=before_sb, op=nl.add)
+                nisa.tensor_tensor(dst=kept[at], data1=own_psum, data2=before_sb, op=nl.add)
         self.before[n] = self.sums[n] = kept
 
 
@@ -1365,7 +1445,7 @@ class ScratchTiles(nl.NKIObject):
                     src=k_hbm[self.head + at, nl.ds(slot * P_MAX, rows), part, :],
                 )
         v_sb = nl.load(v_hbm[:, part, nl.ds(self.head, self.count), :]) if values else None
-        return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, P_MAX, 0, None)
+        return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, P_MAX, 0, None, False)
 
 
 def resident(length, heads, marks, dtype):
@@ -1468,6 +1548,12 @@ class Prompt(nl.NKIObject):
             scratch = scratch_of(math.ceil(block.length / P_MAX), heads, tokens.qk_sb.dtype)
         return Prefill(tokens, new, scratch, at, self.constants)
 
+    def output_beside(self, n, last):
+        """The block beside whose attention the output of the ``n``-th is multiplied: the next, or,
+        where its weight and contexts have room to stay, one halfway to the ``last``: later ones
+        attend to more keys, and TensorE would wait for ScalarE."""
+        return n + 1 if len(self.kept) == 0 else (n + last + 2) // 2
+
     def keys_of(self, block):
         """NewKeys for each sequence of a block: of all its tokens, or of the block's part."""
         first, at = divmod(block.start, block.length)
@@ -1516,18 +1602,18 @@ def before_last(rows, items, step, steps):
 
 def attend_block(prefill, ahead, before, following):
     """Attention of a block of tokens, the MaximaPass of whose first group is ``ahead``; beside it
-    the output of the TokenBlock ``before``, and what the Prefill ``following`` begins with (either
-    may be None). -> the MaximaPass of the first group of that."""
-    tokens, groups, sets = prefill.tokens, prefill.groups(), prefill.sets
+    the outputs of TokenBlocks ``before``, and what the Prefill ``following`` begins with (it may be
+    None). -> the MaximaPass of the first group of that."""
+    tokens, groups, sets, outputs = prefill.tokens, prefill.groups(), prefill.sets, []
     tiles, steps = len(groups) // len(sets), len(groups)
+    for rows in before:
+        for each in rows.outputs():
+            outputs.append((rows, each))
     for step in range(steps):
         n, at = divmod(step, tiles)
         # what the maxima of the next group read is there before its pass begins: queries of the
         # next set of heads, and all that the next block begins with
-        work = []
-        if before is not None:
-            for each in step_share(before.outputs(), step, steps):
-                work.append((before, each))
+        work = step_share(outputs, step, steps)
         if n + 1 < len(sets):
             work = work + before_last(tokens, tokens.queries(sets[n + 1]), at, tiles)
         if following is not None:
@@ -1750,7 +1836,7 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
     dtype, scale = v_sb.dtype, score_scales(d)[1]
     # softmax weights [B * q_heads, keys + B]: 512 keys move a pass, one for each slot and the mask
     scores_sb = decode_scores(qk_sb, cache, heads)
-    neg_max_sb = negated_maximum(scores_sb, 1, scale)
+    neg_max_sb = negated_maximum(scores_sb, scale)
     weights_sb = tile_of(scores_sb.shape, dtype)
     nisa.activation(dst=weights_sb, op=nl.exp, data=scores_sb, bias=neg_max_sb, scale=scale)
     # the same with keys on partitions, as values have them: cached ones of all heads, and new ones
@@ -1845,23 +1931,26 @@ def attention_prefill_kernel(
     assert tokens == batch * length, f"{tokens} tokens are no {batch} sequences of one length"
     blocks = token_blocks(x_hbm.shape[0], tokens, length)
     prompt = prompt_of(layer, qkv_w_hbm, out_w_hbm, bias_hbm, blocks[0])
-    started, ahead, before = [], None, None
+    started, ahead, last = [], None, len(blocks) - 1
     for n in range(len(blocks) + 1):
-        if n < len(blocks):
+        if n <= last:
             # hidden states of the next block [128, H/128, count], behind its first weights
             started.append(prompt.start(blocks[n], started[n - 1] if n > 0 else None))
         if n == 0:
             ahead = started[0].begin()
             continue
-        # attention of a block, a bank of PSUM at a time; beside it the output of the one before and
-        # what the next one begins with, so that TensorE does not wait for ScalarE
-        following = started[n] if n < len(blocks) else None
+        # attention of a block, a bank of PSUM at a time; beside it what the next one begins with,
+        # and outputs of blocks before
+        before = []
+        for m in range(last):
+            if prompt.output_beside(m, last) == n - 1:
+                before.append(started[m].tokens)
+        following = started[n] if n <= last else None
         ahead = attend_block(started[n - 1], ahead, before, following)
-        before = started[n - 1].tokens
-        before.store_keys(keys_hbm, values_hbm)
+        started[n - 1].tokens.store_keys(keys_hbm, values_hbm)
     # the last output [128, H/128, count], a pass for each tile of its context: alone again
-    for each in before.outputs():
-        before.run(each)
+    for each in started[last].tokens.outputs():
+        started[last].tokens.run(each)
     if delta_hbm is None:
         return out_hbm, keys_hbm, values_hbm
     return out_hbm, keys_hbm, values_hbm, stream_hbm
