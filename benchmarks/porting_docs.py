@@ -6,14 +6,15 @@ Traces the kernels of llama.py and of llama_nki.py for one rank at tensor-parall
 schedules them with the cost model: estimated, nothing is measured. The first two columns are for
 comparison, with a compiler that rearranges for both; today's leaves kernels in the order in which
 they are written, as the others have it. Of trn2 and trn3 a kernel runs on one physical core; they
-are uncalibrated.
+are uncalibrated. A second table has how far both files are apart at other lengths.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -33,9 +34,9 @@ from neuron_cpu.core.device import target  # noqa: E402
 from neuron_cpu.core.time import schedule  # noqa: E402
 
 PAGE = ROOT / "docs" / "porting.md"
-BEGIN, END = "<!-- times: begin -->\n", "\n<!-- times: end -->"
 CHIPS = ("trn1", "trn2", "trn3")
 TOKENS = 640  # of a prompt, and in the cache of a decode step
+LENGTHS = (64, 128, 640, 1024, 2048)  # of the table of differences
 # hidden size, query and KV heads, head dimension, features of the MLP and of the head, of one rank
 SIZES = {
     "Llama-3.2-1B": (2048, 16, 4, 64, 4096, 64128),
@@ -51,14 +52,17 @@ def weight(n: int, k: int) -> torch.Tensor:
     return meta(128, llama.whole_tiles(n) * llama.whole_tiles(k) * 128)
 
 
-def calls(module: ModuleType, size: tuple[int, ...]) -> Iterator[tuple[str, Any, tuple]]:
-    """(name, kernel, arguments) of one layer and the head, in the classes of a module."""
+def calls(
+    module: ModuleType, size: tuple[int, ...], length: int = TOKENS
+) -> Iterator[tuple[str, Any, tuple]]:
+    """(name, kernel, arguments) of one layer and the head, in the classes of a module, for a prompt
+    or a cache of so many tokens."""
     hidden, q, kv, d, features, vocabulary = size
     norm, heads = module.Norm(hidden, 1e-5), module.HeadShape(q, kv, d)
     projections = weight((q + 2 * kv) * d, hidden), weight(hidden, q * d)
-    cache = meta(1, kv, TOKENS, d), meta(1, kv, TOKENS, d), meta(1, TOKENS)
+    cache = meta(1, kv, length, d), meta(1, kv, length, d), meta(1, length)
     mlp = weight(features, hidden), weight(features, hidden), weight(hidden, features)
-    for tokens, kind in ((TOKENS, "prefill"), (1, "decode")):
+    for tokens, kind in ((length, "prefill"), (1, "decode")):
         common = meta(hidden, tokens), meta(hidden, tokens), norm
         attention = *common, *projections, meta(128, tokens), meta(128, tokens)
         more = (heads, 1) if tokens > 1 else (*cache, heads)
@@ -68,48 +72,97 @@ def calls(module: ModuleType, size: tuple[int, ...]) -> Iterator[tuple[str, Any,
     yield "norm and head", module.linear_kernel, (meta(hidden, 1), weight(vocabulary, hidden), norm)
 
 
-def times(name: str) -> dict[str, list[float]]:
-    """µs by kernel: of either file on trn1 alike, then of llama_nki.py on each chip of today."""
-    found: dict[str, list[float]] = {}
+@contextmanager
+def chip(name: str) -> Iterator[None]:
+    """Kernels are traced for this one."""
     before = os.environ.get(target.ENVIRONMENT_VARIABLE)
-    alike = schedule.COMPILER_ORDER
-    columns = [("trn1", module, alike) for module in (llama, llama_nki)]
-    columns += [(chip, llama_nki, None) for chip in CHIPS]
+    os.environ[target.ENVIRONMENT_VARIABLE] = name
     try:
-        for chip, module, order in columns:
-            os.environ[target.ENVIRONMENT_VARIABLE] = chip
-            for kernel, function, arguments in calls(module, SIZES[name]):
-                total = schedule.schedule(function.trace(*arguments), order=order).total / 1e3
-                found.setdefault(kernel, []).append(total)
+        yield
     finally:
         os.environ.pop(target.ENVIRONMENT_VARIABLE)
         if before is not None:
             os.environ[target.ENVIRONMENT_VARIABLE] = before
+
+
+def times(name: str) -> dict[str, list[float]]:
+    """µs by kernel: of either file on trn1 alike, then of llama_nki.py on each chip of today."""
+    found: dict[str, list[float]] = {}
+    alike = schedule.COMPILER_ORDER
+    columns = [("trn1", module, alike) for module in (llama, llama_nki)]
+    columns += [(each, llama_nki, None) for each in CHIPS]
+    for each, module, order in columns:
+        with chip(each):
+            for kernel, function, arguments in calls(module, SIZES[name]):
+                total = schedule.schedule(function.trace(*arguments), order=order).total / 1e3
+                found.setdefault(kernel, []).append(total)
     return found
 
 
-def table() -> str:
-    """The rows of the page."""
-    head = ("Kernel", "`llama.py`, trn1", "`llama_nki.py` alike", "trn1, today", "trn2", "trn3")
+def differences(name: str, length: int) -> dict[str, float]:
+    """What llama_nki.py takes longer than llama.py, in %, by kernel whose time depends on the
+    length of a prompt or a cache: on trn1, both rearranged."""
+    found: dict[str, list[float]] = {}
+    with chip("trn1"):
+        for module in (llama, llama_nki):
+            for kernel, function, arguments in calls(module, SIZES[name], length):
+                if kernel in ("attention, prefill", "MLP, prefill", "attention, decode"):
+                    program = function.trace(*arguments)
+                    total = schedule.schedule(program, order=schedule.COMPILER_ORDER).total
+                    found.setdefault(kernel, []).append(total)
+    return {kernel: 100 * (new / old - 1) for kernel, (old, new) in found.items()}
+
+
+def rows(head: Sequence[str], cells: dict[str, list[str]]) -> str:
+    """A table of the page."""
     lines = [f"| {' | '.join(head)} |", f"|---|{'---:|' * (len(head) - 1)}"]
-    for name in SIZES:
-        for kernel, figures in times(name).items():
-            cells = [f"{name}: {kernel}", *(f"{figure:,.1f}" for figure in figures)]
-            lines.append(f"| {' | '.join(cells)} |")
+    lines += [f"| {' | '.join([name, *row])} |" for name, row in cells.items()]
     return "\n".join(lines)
 
 
-def published() -> dict[str, list[float]]:
+def time_table() -> str:
+    """µs of every kernel."""
+    head = ("Kernel", "`llama.py`, trn1", "`llama_nki.py` alike", "trn1, today", "trn2", "trn3")
+    found = {
+        f"{name}: {kernel}": [f"{figure:,.1f}" for figure in figures]
+        for name in SIZES
+        for kernel, figures in times(name).items()
+    }
+    return rows(head, found)
+
+
+def difference_table() -> str:
+    """% by length."""
+    found: dict[str, list[str]] = {}
+    for name in SIZES:
+        for length in LENGTHS:
+            for kernel, more in differences(name, length).items():
+                found.setdefault(f"{name}: {kernel}", []).append(f"{more:+.1f}")
+    return rows(("Tokens", *map(str, LENGTHS)), found)
+
+
+TABLES = {"times": time_table, "differences": difference_table}
+
+
+def parts(table: str) -> tuple[str, str, str]:
+    """The page before a table, the table and what is behind it."""
+    before, rest = PAGE.read_text(encoding="utf-8").split(f"<!-- {table}: begin -->\n")
+    found, after = rest.split(f"\n<!-- {table}: end -->")
+    return before, found, after
+
+
+def published(table: str) -> dict[str, list[float]]:
     """The figures that the page has."""
-    rows = PAGE.read_text(encoding="utf-8").split(BEGIN)[1].split(END)[0].splitlines()[2:]
-    cells = [row.strip("| ").split(" | ") for row in rows]
+    cells = [row.strip("| ").split(" | ") for row in parts(table)[1].splitlines()[2:]]
     return {name: [float(figure.replace(",", "")) for figure in rest] for name, *rest in cells}
 
 
 def write() -> None:
-    """Put the table into the page."""
-    before, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
-    PAGE.write_text(f"{before}{BEGIN}{table()}{END}{rest.split(END)[1]}", encoding="utf-8")
+    """Put the tables into the page."""
+    for table, made in TABLES.items():
+        before, _, after = parts(table)
+        begin, end = f"<!-- {table}: begin -->\n", f"\n<!-- {table}: end -->"
+        PAGE.write_text(f"{before}{begin}{made()}{end}{after}", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -38,7 +38,26 @@ def test_no_larger_graph_has_become_slower(name: str) -> None:
 @pytest.mark.parametrize("name", porting_docs.SIZES)
 def test_times_of_both_languages_are_those_of_the_page(name: str) -> None:
     """Within 2 %; on trn1 those of llama_nki.py are within 3 % of those of llama.py."""
-    said, found = porting_docs.published(), porting_docs.times(name)
+    said, found = porting_docs.published("times"), porting_docs.times(name)
     for kernel, times in found.items():
         assert times == pytest.approx(said[f"{name}: {kernel}"], rel=0.02), kernel
         assert times[1] == pytest.approx(times[0], rel=0.03), kernel
+
+
+# A kernel whose constants are made on chip instead of brought by DMA may be quicker, by so many %.
+QUICKER = {
+    ("Llama-3.2-1B: attention, prefill", 64): 12,
+    ("Llama-3.2-1B: attention, prefill", 128): 4,
+}
+
+
+@pytest.mark.speed
+@pytest.mark.parametrize("length", porting_docs.LENGTHS)
+@pytest.mark.parametrize("name", porting_docs.SIZES)
+def test_both_languages_take_as_long_at_every_length(name: str, length: int) -> None:
+    """Within 3 %; and the page has it, within 2 points."""
+    said, at = porting_docs.published("differences"), porting_docs.LENGTHS.index(length)
+    for kernel, more in porting_docs.differences(name, length).items():
+        row = f"{name}: {kernel}"
+        assert -QUICKER.get((row, length), 3) < more < 3, row
+        assert more == pytest.approx(said[row][at], abs=2), row

@@ -105,6 +105,7 @@ CASES = {
     "head without a norm": lambda: linear(5, norm=False),
     "head of many tokens": lambda: linear(300),
     "prompt of 64 heads": lambda: prefill(9, 3, 64, 130),
+    "tiles of uneven queries": lambda: prefill(9, 3, 64, 192),
     "prompts of 5": lambda: prefill(4, 1, 64, 5, batch=3),
     "prompts with padding": lambda: prefill(4, 2, 64, 140, batch=2, padding=57, delta=False),
     "prompt of 128 heads": lambda: prefill(2, 2, 128, 300),
@@ -131,12 +132,15 @@ def test_results_are_equal(name):
     assert all(torch.isfinite(a).all() and a.any() for a in new)
 
 
-@pytest.mark.parametrize(("q", "kv", "d"), [(6, 2, 64), (2, 1, 128)])
-def test_keys_come_back_from_hbm(q, kv, d, monkeypatch):
+@pytest.mark.parametrize(
+    ("q", "kv", "d", "length", "padding"),
+    [(6, 2, 64, 530, 0), (2, 1, 128, 530, 0), (3, 1, 64, 576, 70)],
+)
+def test_keys_come_back_from_hbm(q, kv, d, length, padding, monkeypatch):
     for module in (llama, llama_nki):
         monkeypatch.setattr(module, "RESIDENT_BYTES", 0)
         monkeypatch.setattr(module.attention_prefill_kernel, "programs", {})
-    case = prefill(q, kv, d, 530)
+    case = prefill(q, kv, d, length, padding=padding)
     tensors = [a for a in case[1] if isinstance(a, torch.Tensor)]
     old, new = (Plan(p, merge_loops=False).run(tensors) for p in programs(case))
     assert all(torch.equal(a, b) for a, b in zip(old, new, strict=True))
