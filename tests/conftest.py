@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -29,7 +29,22 @@ import neuron_cpu  # noqa: E402
 
 neuron_cpu.ensure_sdk()
 
+from neuron_cpu.core import Kernel, release_thread  # noqa: E402
 from tests.tiny_model import write_tiny_model  # noqa: E402
+
+
+@pytest.fixture(scope="module", autouse=True)
+def programs_of_one_module() -> Iterator[None]:
+    """The submissions' kernels keep the programs of all shapes that they have met.
+
+    Over a whole run these are gigabytes, through which the garbage collector looks again and again.
+    """
+    yield
+    for name in ("llama", "llama_nki", "mixtral"):
+        for value in vars(sys.modules.get(name, object)).values():
+            if isinstance(value, Kernel):
+                value.programs.clear()
+    release_thread()
 
 
 @pytest.fixture(scope="session")
@@ -83,6 +98,7 @@ def run_main() -> Callable[..., subprocess.CompletedProcess]:
         *arguments: Any, cwd: Path = REPOSITORY, **environment: str
     ) -> subprocess.CompletedProcess:
         out, errors, before = io.StringIO(), io.StringIO(), Path.cwd()
+        gc.freeze()  # what there is now is not looked through below: seconds of a long run's heap
         os.chdir(cwd)
         try:
             with (
@@ -94,6 +110,7 @@ def run_main() -> Callable[..., subprocess.CompletedProcess]:
                 gc.collect()  # ends the session's processes, which may still print
         finally:
             os.chdir(before)
+            gc.unfreeze()
         return subprocess.CompletedProcess(arguments, status, out.getvalue(), errors.getvalue())
 
     return run
