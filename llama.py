@@ -1202,6 +1202,12 @@ class KeyTiles(NamedTuple):
         part = nl.ds(slot * self.stride + self.before + tile, tiles)
         return self.k_sb[0:rows, self.head + head, part, 0 : self.lanes]
 
+    def masks(self, start, tiles, tokens):
+        """(tile, mask [tokens, lanes]) of what is added to the scores of some tiles of them."""
+        last = [] if self.mask_sb is None else [(self.tiles - 1, self.mask_sb)]
+        edges = [(tile, edge_sb[0:tokens, 0 : self.lanes]) for tile, edge_sb in self.edges]
+        return [each for each in last + edges if start <= each[0] < start + tiles]
+
     def load(self, values=True):
         """As what comes from HBM."""
         return self
@@ -1333,10 +1339,8 @@ def attention_constants(parts, heads, dtype):
     every = [score_banks([(0, 0, 0, size)], heads, largest) for _, size in parts]
     rows = max(bank.rows for sets in every for banks in sets for bank in banks)
     which = np.tile(np.eye(largest, dtype=np.float32)[:, None], (1, rows, 1))
-    zero_sb, eye_sb = (
-        nisa.memset((P_MAX, 1), 0.0, nl.float32),
-        shifted_identity(P_MAX, P_MAX, 0, dtype),
-    )
+    zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
+    eye_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
     own = np.concatenate((np.ones((1, TILES_AT_ONCE)), np.eye(TILES_AT_ONCE)))
     own_sb = load_constant(own.astype(np.float32), nl.float32)
     return Constants(zero_sb, eye_sb, load_constant(which, dtype), own_sb)
@@ -1403,14 +1407,9 @@ def score_rows(q_sb, bank, at, keys, span, scores_sb, head_dim, hides, constants
         scores_psum[...] += nisa.nc_matmul(
             keys.owners_sb[:, rows, :], keys.bias_sb[:, nl.ds(start, tiles), :]
         )
-    if keys.mask_sb is not None and start + tiles == keys.tiles:
-        which_sb = constants.which_sb[0 : bank.tokens, rows, 0 : bank.tokens]
-        scores_psum[:, tiles - 1, :] += nisa.nc_matmul(which_sb, keys.mask_sb)
-    for tile, edge_sb in keys.edges:
-        if start <= tile < start + tiles:
-            which_sb = constants.which_sb[0 : bank.tokens, rows, 0 : bank.tokens]
-            own_sb = edge_sb[0 : bank.tokens, 0 : keys.lanes]
-            scores_psum[:, tile - start, :] += nisa.nc_matmul(which_sb, own_sb)
+    which_sb = constants.which_sb[0 : bank.tokens, rows, 0 : bank.tokens]
+    for tile, mask_sb in keys.masks(start, tiles, bank.tokens):
+        scores_psum[:, tile - start, :] += nisa.nc_matmul(which_sb, mask_sb)
     scores_sb[...] = nisa.activation(nl.copy, scores_psum, bias=constants.zero_sb[0:queries, :])
 
 
@@ -1425,14 +1424,9 @@ def score_tile(q_sb, bank, keys, tile, scores_psum, depth, constants):
             )
     if keys.bias_sb is not None:
         scores_psum[...] += nisa.nc_matmul(keys.bias_sb[:, tile, :], keys.owners_sb)
-    if keys.mask_sb is not None and tile + 1 == keys.tiles:
-        which_sb = constants.which_sb[0 : bank.tokens, 0 : bank.rows, 0 : bank.tokens]
-        scores_psum[...] += nisa.nc_matmul(keys.mask_sb, which_sb)
-    for at, edge_sb in keys.edges:
-        if at == tile:
-            which_sb = constants.which_sb[0 : bank.tokens, 0 : bank.rows, 0 : bank.tokens]
-            own_sb = edge_sb[0 : bank.tokens, 0 : keys.lanes]
-            scores_psum[...] += nisa.nc_matmul(own_sb, which_sb)
+    which_sb = constants.which_sb[0 : bank.tokens, 0 : bank.rows, 0 : bank.tokens]
+    for _, mask_sb in keys.masks(tile, 1, bank.tokens):
+        scores_psum[...] += nisa.nc_matmul(mask_sb, which_sb)
 
 
 def key_spans(bank, tiles):
@@ -1884,6 +1878,28 @@ def project_blocks(blocks, layer):
 # projected.
 
 
+def store_turned(k_hbm, k_sb):
+    """Keys turned, with marks, [128, heads, slots * tiles, lanes] @ SBUF -> [heads, depth + MARKS,
+    tiles, lanes] @ HBM."""
+    heads, rows, tiles, _ = k_hbm.shape
+    for head in nl.affine_range(heads):
+        for slot, size in contraction(rows):
+            part = nl.ds(slot * tiles, tiles)
+            nl.store(k_hbm[head, nl.ds(slot * P_MAX, size), :, :], k_sb[0:size, head, part, :])
+
+
+def load_turned(k_hbm):
+    """The way back: SBUF has slots of whole 128 rows."""
+    (heads, rows, tiles, lanes) = k_hbm.shape
+    slots = contraction(rows)
+    k_sb = nl.ndarray((P_MAX, heads, len(slots) * tiles, lanes), k_hbm.dtype)
+    for head in nl.affine_range(heads):
+        for slot, size in slots:
+            part = nl.ds(slot * tiles, tiles)
+            k_sb[0:size, head, part, :] = nl.load(k_hbm[head, nl.ds(slot * P_MAX, size), :, :])
+    return k_sb
+
+
 class Scratch(NamedTuple):
     """HBM for keys and values of a sequence that is too long for SBUF: k_hbm [kv_heads, D + MARKS,
     tiles, 128], v_hbm [128, tiles, kv_heads, D + 1]."""
@@ -1899,14 +1915,8 @@ class Scratch(NamedTuple):
 
     def append(self, tile, new):
         """Store the NewKeys of a block of tokens, which begins with tile ``tile``."""
-        tiles = new.v_sb.shape[1]
-        part = nl.ds(tile, tiles)
-        for head in nl.affine_range(self.k_hbm.shape[0]):
-            for slot, rows in contraction(self.k_hbm.shape[1]):
-                nl.store(
-                    self.k_hbm[head, slot * P_MAX : slot * P_MAX + rows, part, :],
-                    new.k_sb[0:rows, head, nl.ds(slot * tiles, tiles), :],
-                )
+        part = nl.ds(tile, new.v_sb.shape[1])
+        store_turned(self.k_hbm[:, :, part, :], new.k_sb)
         nl.store(self.v_hbm[:, part, :, :], new.v_sb)
 
 
@@ -1924,17 +1934,9 @@ class ScratchTiles(NamedTuple):
 
     def load(self, values=True):
         """-> KeyTiles."""
-        k_hbm, v_hbm = self.scratch
-        slots, part = contraction(k_hbm.shape[1]), nl.ds(self.tile, self.tiles)
-        shape = (P_MAX, self.count, len(slots) * self.tiles, P_MAX)
-        k_sb = nl.ndarray(shape, k_hbm.dtype)
-        for at in nl.affine_range(self.count):
-            for slot, rows in slots:
-                k_sb[0:rows, at, nl.ds(slot * self.tiles, self.tiles), :] = nl.load(
-                    k_hbm[self.head + at, slot * P_MAX : slot * P_MAX + rows, part, :]
-                )
-        heads = nl.ds(self.head, self.count)
-        v_sb = nl.load(v_hbm[:, part, heads, :]) if values else None
+        heads, part = nl.ds(self.head, self.count), nl.ds(self.tile, self.tiles)
+        k_sb = load_turned(self.scratch.k_hbm[heads, :, part, :])
+        v_sb = nl.load(self.scratch.v_hbm[:, part, heads, :]) if values else None
         return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, P_MAX, edges=self.edges)
 
 
@@ -2375,12 +2377,8 @@ def own_weights(weights_sb, cache, heads):
 def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
     """Attention of some sequences' new tokens over their cache and themselves -> their columns of
     context_sb [128, tiles, B]."""
-    count, d, group, scale = (
-        cache.count,
-        heads.head_dim,
-        heads.group,
-        score_scales(heads.head_dim)[1],
-    )
+    count, d, group = cache.count, heads.head_dim, heads.group
+    scale = score_scales(d)[1]
     # softmax weights [B * q_heads, keys + B]: 512 keys move a pass, one for each slot and the mask
     scores_sb = decode_scores(qk_sb, cache, heads)
     neg_max_sb = negated_maximum(scores_sb, scale)
@@ -2540,20 +2538,16 @@ class CacheTiles(NamedTuple):
     def load(self, values=True):
         """-> KeyTiles. Keys that came without ``values`` come back from k_hbm, if any: turning them
         again took a tenth of the port to PSUM beside chunks of 160 tokens."""
-        again, bias_hbm = values and self.k_hbm is not None, self.bias()
-        slots = contraction(self.heads.depth + MARKS)
-        k_sb = nl.ndarray((P_MAX, self.count, len(slots) * self.tiles, self.lanes), bias_hbm.dtype)
-        if not again:
+        bias_hbm = self.bias()
+        if values and self.k_hbm is not None:
+            k_sb = load_turned(self.k_hbm)
+        else:
+            tiles = len(contraction(self.heads.depth + MARKS)) * self.tiles
+            k_sb = nl.ndarray((P_MAX, self.count, tiles, self.lanes), bias_hbm.dtype)
             self.turned(k_sb)
             self.mark(k_sb, bias_hbm)
-        for slot, rows in slots if self.k_hbm is not None else []:
-            for at in nl.affine_range(self.count):
-                part_sb = k_sb[0:rows, at, nl.ds(slot * self.tiles, self.tiles), :]
-                part_hbm = self.k_hbm[at, slot * P_MAX : slot * P_MAX + rows, :, :]
-                if again:
-                    part_sb[...] = nl.load(part_hbm)
-                else:
-                    nl.store(part_hbm, part_sb)
+            if self.k_hbm is not None:
+                store_turned(self.k_hbm, k_sb)
         bias_sb = nl.load(bias_hbm) if self.shared else None
         v_sb = self.values() if values else None
         return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, self.lanes, bias_sb=bias_sb)
@@ -2565,12 +2559,11 @@ class CacheTiles(NamedTuple):
         ones = np.ones((MARKS, self.tiles, self.lanes), np.float32)
         ones[0] = 0.0
         for at in nl.affine_range(self.count):
-            part = nl.ds(slot * self.tiles, self.tiles)
-            if self.shared:
-                k_sb[row : row + MARKS, at, part, :] = load_constant(ones, bias_hbm.dtype)
-                continue
-            k_sb[row : row + 1, at, part, :] = nl.load(bias_hbm)
-            k_sb[row + 1 : row + MARKS, at, part, :] = load_constant(ones[1:], bias_hbm.dtype)
+            part, first = nl.ds(slot * self.tiles, self.tiles), 0 if self.shared else 1
+            if not self.shared:
+                k_sb[row : row + 1, at, part, :] = nl.load(bias_hbm)
+            rows = k_sb[row + first : row + MARKS, at, part, :]
+            rows[...] = load_constant(ones[first:], bias_hbm.dtype)
 
 
 class Weighted(NamedTuple):
@@ -2618,11 +2611,8 @@ class FewQueries(NamedTuple):
                 group.qk_sb[bank.block][lanes, tiles, nl.ds(bank.column, bank.tokens)]
             )
         ones_sb = nisa.memset((P_MAX, P_MAX), 1.0, nl.float32)
-        if group.owners is None:
-            owners_sb = nisa.memset((1, bank.rows, bank.tokens), 1.0, dtype)
-        else:
-            (owners_sb,) = group.owners
-        return cls(group, q_sb.reshape((P_MAX, bank.rows * bank.tokens)), owners_sb, ones_sb)
+        owned = group.owners or [nisa.memset((1, bank.rows, bank.tokens), 1.0, dtype)]
+        return cls(group, q_sb.reshape((P_MAX, bank.rows * bank.tokens)), owned[0], ones_sb)
 
     @property
     def columns(self) -> int:
@@ -2933,24 +2923,23 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=Tr
     rows."""
     head, last = banks[0].head, banks[-1]
     count, itemsize = last.head + last.heads - head, max(2, cache[0].itemsize)
-    each = CACHE_ROW_BYTES // (itemsize * heads.head_dim)  # fp8 keys stand turned in x's type
-    if few_queries(banks, heads):
+    few, each = few_queries(banks, heads), CACHE_ROW_BYTES // (itemsize * heads.head_dim)
+    if few:  # whose fp8 keys do not stand turned in the type of x
         each = FEW_ROW_BYTES // (cache[0].itemsize * heads.head_dim)
     if cache[3] is None:
         runs = cache_runs(cache[2].shape[1])[1]
     else:
         runs, each = cache[2].shape[1] // cache[3].shape[0], cache[0].shape[1]
-    marks = contraction(heads.depth + MARKS)
     blocks = [
         CacheTiles(cache, sequence, head, count, *block, heads, bias_rows, shared)
         for block in spans(runs, each)
     ]
-    row_bytes = itemsize * count * (len(marks) * P_MAX + heads.head_dim + 1)
-    if few_queries(banks, heads):
+    rows, dtype = heads.depth + MARKS, cache[2].dtype
+    row_bytes = itemsize * count * (len(contraction(rows)) * P_MAX + heads.head_dim + 1)
+    if few:
         return blocks
     if stay and runs * row_bytes <= RESIDENT_BYTES:
         return [block.load() for block in blocks]
-    rows, dtype = heads.depth + MARKS, cache[2].dtype
     shapes = [(count, rows, block.tiles, block.lanes) for block in blocks]
     return [
         block._replace(k_hbm=nl.ndarray(shape, dtype, buffer=nl.hbm))
@@ -4138,11 +4127,8 @@ class NeuronLlamaAttention(nn.Module):
             results = self.attend_share(hidden, inputs, past, mask, active_mask, own)
         else:
             by_query = self.window is not None and active_mask is not None
-            bias, rows, owners = (
-                _mask_bias(mask[:, 0] if by_query else mask[:, 0, 0], dtype),
-                None,
-                None,
-            )
+            bias = _mask_bias(mask[:, 0] if by_query else mask[:, 0, 0], dtype)
+            rows, owners = None, None
             one = active_mask is None and len(past) < 4  # new token of each sequence
             # over blocks the kernel of one token has contexts on partitions, a tile a head
             decode = one and bias.shape[1] <= DECODE_KEYS and (len(past) == 2 or rank.slots == 1)
@@ -4476,18 +4462,6 @@ def chunks_too_large(config: InferenceConfig) -> List[Tuple[bool, str]]:
     ]
 
 
-def parts_of_odd_prompts(config: InferenceConfig) -> List[Tuple[bool, str]]:
-    """What parts of a prompt are of which the kernels see just what stands in front of them."""
-    parts = parts_of_prompt(config) > 1
-    return [
-        (
-            parts and config.neuron_config.padding_side == "left",
-            "left padding in parts of a prompt",
-        ),
-        (parts and window_of(config) is not None, "a sliding_window over parts of a prompt"),
-    ]
-
-
 def refuse_what_kernels_lack(config: InferenceConfig) -> None:
     """ValueError for a model that the kernels do not cover."""
     sizes, neuron_config = Sizes.of(config), config.neuron_config
@@ -4497,20 +4471,22 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
     precise = neuron_config.torch_dtype is torch.float32  # TensorE multiplies fp32 with fp32 only
     narrow = bool(getattr(neuron_config, "kv_cache_quant", False))
     named = is_in_blocks(config) or window_of(config) is not None  # rows that a table names
-    wide = sizes.head_dim > P_MAX
+    wide, in_parts = sizes.head_dim > P_MAX, parts_of_prompt(config) > 1
     lacking = [
         (out_bias, "attention_bias"),
         (wide and sizes.head_dim != 2 * P_MAX, f"head_dim {sizes.head_dim}"),
         (sizes.head_dim % 2, f"head_dim {sizes.head_dim}"),
         (wide and has_head_norms(config), f"norms over heads of {sizes.head_dim}"),
         (wide and neuron_config.flash_decoding_enabled, f"shares of heads of {sizes.head_dim}"),
-        (wide and parts_of_prompt(config) > 1, f"parts of prompts of heads of {sizes.head_dim}"),
+        (wide and in_parts, f"parts of prompts of heads of {sizes.head_dim}"),
         (q_heads > P_MAX, f"{q_heads} query heads per rank"),
         (batch > P_MAX, f"a batch of {batch}"),
         (neuron_config.lora_config is not None and quantised, "adapters beside quantised weights"),
         *chunks_too_large(config),
         (precise and narrow and named, "fp8 blocks, or a window of an fp8 cache, in float32"),
-        *parts_of_odd_prompts(config),
+        # the kernels see just what stands in front of a part
+        (in_parts and neuron_config.padding_side == "left", "left padding in parts of a prompt"),
+        (in_parts and window_of(config) is not None, "a sliding_window over parts of a prompt"),
         (qkv_bias and quantised, "biases behind quantised weights"),
         (precise and quantised, "quantised weights in a model of float32"),
         (getattr(config, "mlp_bias", False), "mlp_bias"),
