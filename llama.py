@@ -1,10 +1,32 @@
 """Llama for AWS Trainium: NKI kernels, and the NxD-Inference modules that call them.
 
-One file to upload: it imports numpy, torch, transformers and the Neuron SDK, nothing else. Read it
-from top to bottom: limits of the core, the layouts, tile helpers, kernels in model order, the
-modules, and how a Hugging Face checkpoint becomes the weights of this model. For a first reading
-take "Layouts", then ``swiglu_mlp_kernel`` with what it calls, ``attention_decode_kernel``, and the
-attention of many queries last.
+One file to upload: it imports numpy, torch, transformers and the Neuron SDK, nothing else. From top
+to bottom: limits of the core and choices, layouts, sizes known while tracing, tile helpers, the
+parts of attention, kernels in model order, configuration, modules, and how a Hugging Face
+checkpoint becomes the weights of this model. To learn the language, read in this order: "Layouts";
+``linear_kernel`` and ``swiglu_mlp_kernel`` with what they call; ``attention_decode_kernel``; then
+"Attention of many queries", and of the others what differs.
+
+What calls what, phase by phase:
+
+    linear_kernel                residual_sum, norm_scales, load_weight, products
+    swiglu_mlp_kernel            residual_sum, norm_scales, InnerTokens.gated, store_product
+    attention_prefill_kernel     Prompt.start, Prefill.begin, attend_block, TokenBlock.store_keys
+    attention_decode_kernel      residual_sum, projection, project_qkv, store_product; between them
+                                 cached_sequences and attend_cached, or, of a cache of blocks,
+                                 named_sequences and attend_named
+    attention_chunk_kernel       project_blocks, Chunk.groups, attend_groups, store_product
+    attention_projection_kernel  project_blocks
+    attention_share_kernel       new_keys, cache_blocks, attend_groups
+    attention_output_kernel      store_product
+
+    TokenBlock.of                residual_sum, projection, qkv_tiles
+    TokenBlock.project           rotated_span for queries and keys, value_tile
+    attend_groups                attend_few for up to 128 queries, MaximaPass and attend for more
+    attend_block                 MaximaPass, attend beside the work of other blocks
+    attend                       MaximaPass.run and WeightsPass.run, which take turns
+    MaximaPass.run               score_rows
+    WeightsPass.run              add_weighted or add_turned, then bank_contexts
 
 Axis letters used throughout:
 
@@ -12,7 +34,8 @@ Axis letters used throughout:
     K  contraction size of a product                 N  output features of a product
     P  partitions of a tile (at most 128)            F  intermediate size of the MLP
     D  head dimension                                B, S  batch, sequence length
-    L  keys of a cache                               R  rows of all adapters' ranks together
+    L  keys of a cache                               n  new tokens of a sequence over a cache
+    R  rows of all adapters' ranks together
 
 Words that mean one thing here:
 

@@ -1,0 +1,43 @@
+"""The map at the head of llama.py: every kernel is there, and calls what stands beside it."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import llama
+from neuron_cpu.core import Kernel
+
+
+def told() -> dict[str, list[str]]:
+    """What each function of the map calls; a line without a function goes on with the last."""
+    text = llama.__doc__.partition("phase by phase:\n\n")[2].partition("\n\nAxis letters")[0]
+    found: dict[str, list[str]] = {}
+    for line in filter(None, text.splitlines()):
+        name, words = re.fullmatch(r" {4}(\S*) +(.+)", line).groups()
+        own = found.setdefault(name or [*found][-1], [])
+        own += [
+            w for w in re.findall(r"[\w.]+", words) if re.search("[._]", w) or hasattr(llama, w)
+        ]
+    return found
+
+
+def called(name: str) -> set[str]:
+    """Names that the body of a function or method has."""
+    body = [ast.parse(Path(llama.__file__).read_text(encoding="utf-8"))]
+    for part in name.split("."):
+        body = [node for node in body[0].body if getattr(node, "name", None) == part]
+    names = {node.id for node in ast.walk(body[0]) if isinstance(node, ast.Name)}
+    return names | {node.attr for node in ast.walk(body[0]) if isinstance(node, ast.Attribute)}
+
+
+def test_the_map_is_true() -> None:
+    kernels = {name for name, value in vars(llama).items() if isinstance(value, Kernel)}
+    assert kernels <= set(told())
+    for name, callees in told().items():
+        assert callees, name
+        for callee in callees:
+            owner, _, method = callee.rpartition(".")
+            assert hasattr(getattr(llama, owner) if owner else llama, method), callee
+            assert method in called(name), (name, callee)
