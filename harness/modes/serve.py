@@ -17,6 +17,7 @@ from harness.serving.metrics import Metrics
 from harness.serving.scheduler import Scheduler
 from harness.serving.server import Server
 from harness.session.building import build
+from harness.session.link import bound
 from harness.session.opening import Session, open_session
 from harness.settings import Settings
 
@@ -101,19 +102,8 @@ def _key(file: Optional[Path]) -> Optional[str]:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket bound before anything long, so that a port in use is refused at once."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-    except OSError as error:
-        raise UserError(
-            f"Cannot listen on {host} port {port}: {error.strerror}; name others with --host and "
-            "--port."
-        ) from error
+    """A socket that is bound before the model is built."""
+    listening = bound(host, port, "name others with --host and --port")
     if not is_loopback(host):
         console.say(f"Others can reach this server: it listens on {host}, without encryption.")
     return listening

@@ -10,6 +10,7 @@ full-size shapes fit into memory.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
@@ -418,6 +419,13 @@ class Reference:
 # key behind norm, product and rotation 0.31 to 1.47 over 13 draws, whose root mean squares were
 # 0.91 of PyTorch's.
 LARGEST_BY_CHANCE = 1.5
+
+
+def assert_close(got: Sequence[torch.Tensor], exact: Sequence[torch.Tensor], bound: float) -> None:
+    """Assert that all results are finite, and differ by at most ``bound`` times the largest."""
+    for ours, theirs in zip(got, exact, strict=True):
+        assert torch.isfinite(ours).all()
+        assert (ours.double() - theirs.double()).abs().max() <= bound * theirs.abs().max()
 
 
 def check_error(

@@ -17,7 +17,7 @@ from transformers import (
 )
 
 import llama
-from tests.sdk.test_block_tables import Blocks
+from tests.sdk.test_block_tables import BEHIND_A_PREFIX, Blocks
 
 SHAPE = dict(
     hidden_size=192,
@@ -198,19 +198,10 @@ def test_a_window_over_blocks_behind_a_prefix(kernels, checkpoint, monkeypatch):
     """37 tokens, 32 of them in blocks that another sequence has filled, a window of eight."""
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.6")
     model, folder = checkpoint("window")
-    sizes = {"pa_block_size": 16, "pa_num_blocks": 8, "seq_len": 64, "max_context_length": 48}
-    buckets = {"enable_bucketing": True, "context_encoding_buckets": [16, 48]}
-    on = {"is_block_kv_layout": True, "is_prefix_caching": True, "prefix_buckets": [32]}
-    batch = {"batch_size": 2, "ctx_batch_size": 1}
-    live = Blocks(application(folder, enable_nki=kernels, **batch, **sizes, **buckets, **on))
+    live = Blocks(application(folder, enable_nki=kernels, **BEHIND_A_PREFIX))
     prompt = [*range(3, 40)]
     with torch.no_grad():
-        wanted = model(torch.tensor([prompt])).logits[0, -1]
-    live.start(0, prompt)
-    live.tables[1] = live.tables[0][:2]
-    torch.testing.assert_close(live.start(1, prompt, 32), wanted, rtol=0, atol=1e-4)
-    live.step(0, 1)
-    assert live.tokens[0] == live.tokens[1]
+        live.share_a_prefix(prompt, model(torch.tensor([prompt])).logits[0, -1])
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import llama
-from tests.llama.references import EXACT
+from tests.llama.references import EXACT, assert_close
 
 HIDDEN = 136
 
@@ -43,16 +43,8 @@ def full(*values: object) -> object:
 
 
 def assert_equal(kernel: str, *arguments: object, **more: object) -> None:
-    assert_close(
-        getattr(llama, kernel)(*arguments, **more), getattr(EXACT, kernel)(*arguments, **more)
-    )
-
-
-def assert_close(got: tuple[torch.Tensor, ...], wanted: tuple[torch.Tensor, ...]) -> None:
-    for ours, theirs in zip(got, wanted, strict=True):
-        assert torch.isfinite(ours).all()
-        error = (ours.double() - theirs.double()).abs().max()
-        assert error <= 5e-5 * theirs.abs().max()
+    got, wanted = (getattr(of, kernel)(*arguments, **more) for of in (llama, EXACT))
+    assert_close(got, wanted, 5e-5)
 
 
 @pytest.mark.parametrize(
@@ -135,7 +127,7 @@ def test_chunks_behind_a_cache(heads, starts, n, length, window):
         *layer.inputs, *cut, active, heads, rows_hbm=rows, window=window
     )
     wanted = EXACT.attention_chunk_kernel(*layer.inputs, *whole, active, heads, window=window)
-    assert_close(got, wanted)
+    assert_close(got, wanted, 5e-5)
 
 
 @pytest.mark.full

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,6 +83,14 @@ def application() -> Callable[..., Any]:
         return app
 
     return make
+
+
+@pytest.fixture(params=["the SDK's file", "llama.py"])
+def module(request: pytest.FixtureRequest) -> Any:
+    """A file with the classes of a Llama."""
+    from neuronx_distributed_inference.models.llama import modeling_llama
+
+    return modeling_llama if request.param != "llama.py" else importlib.import_module("llama")
 
 
 @pytest.fixture

@@ -10,6 +10,11 @@ import torch
 from tests.sdk.test_submission import SHAPE, build
 
 BLOCK = 16
+BEHIND_A_PREFIX = {
+    "pa_block_size": BLOCK, "pa_num_blocks": 8, "seq_len": 64, "max_context_length": 48,
+    "enable_bucketing": True, "context_encoding_buckets": [16, 48], "prefix_buckets": [32],
+    "is_block_kv_layout": True, "is_prefix_caching": True, "batch_size": 2, "ctx_batch_size": 1,
+}  # fmt: skip
 
 
 class Blocks:
@@ -45,6 +50,16 @@ class Blocks:
         )
         self.tokens[row] = [*prompt, int(output.logits[0, -1].argmax())]
         return output.logits[0, -1]
+
+    def share_a_prefix(self, prompt: list[int], wanted: torch.Tensor) -> None:
+        """The second row begins behind the first one's two first blocks, with the logits that are
+        ``wanted`` of the whole prompt, and both go on alike."""
+        self.start(0, prompt)
+        self.tables[1] = self.tables[0][:2]
+        found = self.start(1, prompt, 2 * self.block)
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-4)
+        self.step(0, 1)
+        assert self.tokens[0] == self.tokens[1]
 
     def step(self, *rows: int) -> None:
         lengths = [len(self.tokens[row]) for row in rows]

@@ -18,7 +18,6 @@ from neuronx_distributed_inference.modules.attention.utils import (
     get_kv_head_indices_context_parallel_full_tp_decode,
 )
 from neuronx_distributed_inference.modules.kvcache.kv_cache_manager import KVCacheManager
-from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -27,15 +26,9 @@ from transformers import (
     Qwen3Config,
 )
 
-SHAPE = dict(
-    hidden_size=128,
-    intermediate_size=64,
-    num_attention_heads=8,
-    num_key_value_heads=2,
-    num_hidden_layers=2,
-    vocab_size=216,
-)
-KERNEL_SHAPE = {**SHAPE, "hidden_size": 512, "intermediate_size": 256, "head_dim": 64}
+from tests.sdk.test_flash_decoding import KERNEL_SHAPE, SHAPE
+from tests.sdk.test_submission import build as build_submission
+
 PROMPTS = [[5, 9, 2, 44, 17, 3, 61, 70, 12, 33, 8, 91, 4, 20, 6, 31, 77], [8, 1]]
 
 
@@ -45,21 +38,8 @@ def later_version(monkeypatch):
 
 
 def build(module, folder, **changes):
-    """An application of the file, compiled and loaded."""
-    model = module.NeuronLlamaForCausalLM
-    options = dict(seq_len=48, max_context_length=32, batch_size=2, torch_dtype="float32")
-    options.update({"tp_degree": 4, "cp_degree": 2, **changes})
-    neuron_config = model.get_config_cls().get_neuron_config_cls()(**options)
-    config = model.get_config_cls()(neuron_config, load_config=load_pretrained_config(str(folder)))
-    app = model(str(folder), config)
-    app.compile(folder / "compiled")
-    app.load(folder / "compiled")
-    return app
-
-
-@pytest.fixture(params=["the SDK's file", "llama.py"])
-def module(request):
-    return modeling_llama if request.param != "llama.py" else importlib.import_module("llama")
+    options = {"torch_dtype": "float32", "tp_degree": 4, "cp_degree": 2, **changes}
+    return build_submission(module, folder, **options)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import pytest
 import torch
 from neuronx_distributed_inference.models.llama import modeling_llama
 from neuronx_distributed_inference.modules.flashdecode.utils import get_cache_size, mask_util
-from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -17,6 +16,8 @@ from transformers import (
     Qwen2Config,
     Qwen3Config,
 )
+
+from tests.sdk.test_submission import build as build_submission
 
 SHAPE = dict(
     hidden_size=128,
@@ -31,21 +32,8 @@ PROMPTS = [[5, 9, 2, 44, 17, 3, 61], [8, 1]]
 
 
 def build(module, folder, **changes):
-    """An application of the file, compiled and loaded."""
-    model = module.NeuronLlamaForCausalLM
-    options = dict(seq_len=48, max_context_length=32, batch_size=2, torch_dtype="float32")
-    options.update({"tp_degree": 4, "flash_decoding_enabled": True, **changes})
-    neuron_config = model.get_config_cls().get_neuron_config_cls()(**options)
-    config = model.get_config_cls()(neuron_config, load_config=load_pretrained_config(str(folder)))
-    app = model(str(folder), config)
-    app.compile(folder / "compiled")
-    app.load(folder / "compiled")
-    return app
-
-
-@pytest.fixture(params=["the SDK's file", "llama.py"])
-def module(request):
-    return modeling_llama if request.param != "llama.py" else importlib.import_module("llama")
+    options = {"torch_dtype": "float32", "tp_degree": 4, "flash_decoding_enabled": True, **changes}
+    return build_submission(module, folder, **options)
 
 
 @pytest.mark.parametrize("version", ["0.1", "0.3", "0.4", "0.6"])

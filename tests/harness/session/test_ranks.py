@@ -190,20 +190,26 @@ def test_modes_give_over_processes_what_they_give_over_threads(
         assert processes.stdout.decode(errors="replace") == threads.stdout
 
 
-@pytest.mark.full
-def test_the_reason_of_a_failing_rank_is_told_and_ends_all(tiny_model, tmp_path):
-    entry = tmp_path / "sick.py"
+def sick(folder: Path, kind: str, reason: str) -> Path:
+    """A model file whose second rank, of tensors or of a pipeline, raises in line 6."""
+    entry = folder / "sick.py"
     entry.write_text(
         "from neuronx_distributed.parallel_layers import parallel_state\n"
         "from neuronx_distributed_inference.models.llama import modeling_llama\n"
         "class Sick(modeling_llama.NeuronLlamaModel):\n"
         "    def forward(self, *inputs):\n"
-        "        if parallel_state.get_tensor_model_parallel_rank() == 1:\n"
-        "            raise ValueError('rank one is ill')\n"
+        f"        if parallel_state.get_{kind}_model_parallel_rank() == 1:\n"
+        f"            raise ValueError('{reason}')\n"
         "        return super().forward(*inputs)\n"
         "class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):\n"
         "    _model_cls = Sick\n"
     )
+    return entry
+
+
+@pytest.mark.full
+def test_the_reason_of_a_failing_rank_is_told_and_ends_all(tiny_model, tmp_path):
+    entry = sick(tmp_path, "tensor", "rank one is ill")
     arguments = ["--mode", "generate", "--model-path", tiny_model, "--llama", entry]
     run = subprocess.run(over_ranks(2, tmp_path, *arguments), capture_output=True, timeout=300)
     told = b"line 6, raised ValueError: rank one is ill (rank 1)."
@@ -251,18 +257,7 @@ def test_stages_answer_as_one_model_does(where, tiny_model, tmp_path, run_main):
 
 @pytest.mark.full
 def test_a_rank_of_the_second_stage_that_fails_ends_all(tiny_model, tmp_path):
-    entry = tmp_path / "sick.py"
-    entry.write_text(
-        "from neuronx_distributed.parallel_layers import parallel_state\n"
-        "from neuronx_distributed_inference.models.llama import modeling_llama\n"
-        "class Sick(modeling_llama.NeuronLlamaModel):\n"
-        "    def forward(self, *inputs):\n"
-        "        if parallel_state.get_pipeline_model_parallel_rank() == 1:\n"
-        "            raise ValueError('the second stage is ill')\n"
-        "        return super().forward(*inputs)\n"
-        "class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):\n"
-        "    _model_cls = Sick\n"
-    )
+    entry = sick(tmp_path, "pipeline", "the second stage is ill")
     arguments = ["--mode", "generate", "--pp-degree", "2", "--model-path", tiny_model]
     command = over_ranks(2, tmp_path, *arguments, "--llama", entry)
     run = subprocess.run(command, capture_output=True, timeout=300)
