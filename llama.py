@@ -2021,17 +2021,23 @@ class Prefill(NamedTuple):
 
     def groups(self):
         """QueryGroups, a list for each set of heads: a tile of tokens at a time."""
-        block, found = self.tokens.block, []
-        tiles = [self.tokens.qk_sb], self.constants, [self.tokens.context_sb]
-        for every, head, heads in self.sets():
-            new = [self.new[part[0] - block.start // block.length] for part in block.parts()]
-            found.append(
-                [
-                    QueryGroup(b, self.in_scratch(b[0], head, heads), seen, *tiles)
-                    for b, seen in zip(every, new)
-                ]
-            )
-        return found
+        tokens, block = self.tokens, self.tokens.block
+        first = block.start // block.length
+        new = [self.new[sequence - first] for sequence, *_ in block.parts()]
+        return [
+            [
+                QueryGroup(
+                    banks,
+                    self.in_scratch(banks[0], head, heads),
+                    seen,
+                    [tokens.qk_sb],
+                    self.constants,
+                    [tokens.context_sb],
+                )  # fmt: skip
+                for banks, seen in zip(every, new)
+            ]
+            for every, head, heads in self.sets()
+        ]
 
     def in_scratch(self, bank, head, heads):
         """The ScratchTiles of some heads that a bank's queries see."""
@@ -3012,8 +3018,10 @@ class Chunk(NamedTuple):
                 which_sb = self.constants.which_sb  # each query is its own row's
                 owners = [which_sb[0 : b.tokens, 0 : b.rows, 0 : b.tokens] for b in banks]
             # a window's tiles of queries have keys of their own: none stay in SBUF for others
-            told = bias_rows, shared or self.by_query, not self.by_query
-            blocks = cache_blocks(self.cache, sequence, banks, heads, *told)
+            blocks = cache_blocks(
+                self.cache, sequence, banks, heads, bias_rows, shared=owners is not None,
+                stay=not self.by_query,
+            )  # fmt: skip
             found.append(QueryGroup(banks, blocks, new, qk_sb, self.constants, context_sb, owners))
         return found
 
@@ -3369,10 +3377,11 @@ def attention_share_kernel(
             new.append(at, qk_sb, at, nl.load(v_hbm[nl.ds(first + at, count), :]))
         # over the keys before them and themselves, a set of KV heads at a time
         context_sb = nl.ndarray((P_MAX, heads.q_tiles, size), dtype)
-        tiles = [qk_sb], constants, [context_sb]
+        sets = score_banks([(0, at, at, count) for at, count in parts], heads, most)
+        blocks = [cache_blocks(cache, sequence, banks, heads, (row, 1)) for banks in sets]
         groups = [
-            QueryGroup(banks, cache_blocks(cache, sequence, banks, heads, (row, 1)), new, *tiles)
-            for banks in score_banks([(0, at, at, count) for at, count in parts], heads, most)
+            QueryGroup(banks, some, new, [qk_sb], constants, [context_sb])
+            for banks, some in zip(sets, blocks)
         ]
         found = attend_groups(groups)
         nl.store(context_hbm[:, :, columns], context_sb)
@@ -4140,8 +4149,7 @@ class NeuronLlamaAttention(nn.Module):
         """Residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce."""
         batch, dtype, rank = hidden.shape[0], hidden.stream.dtype, self.sizes.of_rank
         weights = self.qkv_proj.weight, self.o_proj.weight
-        inputs = hidden.stream, hidden.delta, norm, *weights, *tables
-        own = self.operands(hidden)
+        inputs, own = (hidden.stream, hidden.delta, norm, *weights, *tables), self.operands(hidden)
         if past is None:
             bias = _mask_bias(mask[:, 0, -1], dtype) if self.left_padding else None
             cut = None if self.window is None or self.window >= mask.shape[-1] else self.window
@@ -4149,36 +4157,38 @@ class NeuronLlamaAttention(nn.Module):
         elif self.cores_of_kv > 1:
             results = self.attend_share(hidden, inputs, past, mask, active_mask, own)
         else:
-            by_query = self.window is not None and active_mask is not None
-            bias = _mask_bias(mask[:, 0] if by_query else mask[:, 0, 0], dtype)
-            rows, owners = None, None
-            one = active_mask is None and len(past) < 4  # new token of each sequence
-            # over blocks the kernel of one token has contexts on partitions, a tile a head
-            decode = one and bias.shape[1] <= DECODE_KEYS and (len(past) == 2 or rank.slots == 1)
-            if len(past) > 2:  # blocks, and a table of them
-                apart = self.heads_apart, self.window
-                keys, values, bias, rows = blocks_in_runs(*past[:3], bias, *apart)
-                owners = past[3].to(dtype) if len(past) == 4 else None
-            elif self.window is not None and not decode:
-                table = torch.arange(batch, device=bias.device)[:, None]
-                keys, values, bias, rows = blocks_in_runs(*past, table, bias, True, self.window)
-            else:
-                most = P_MAX // past[0].shape[1] if decode else P_MAX
-                if self.in_chunks and active_mask is not None:
-                    # a bucket has room for the chunk itself: so many keys are not cached yet
-                    cached = whole_tiles(bias.shape[1] - active_mask.shape[-1])
-                    bias = bias[:, : max(1, cached) * P_MAX]
-                keys, values, bias = cache_in_runs(*past, bias, most)
+            # the kernel of one new token a sequence; over blocks it takes heads of one tile
+            decode = active_mask is None and mask.shape[-1] <= DECODE_KEYS
+            decode = decode and (len(past) == 2 or len(past) == 3 and rank.slots == 1)
+            *cache, rows = self.cache_operands(past, mask, active_mask, dtype, decode)
             if decode:
-                more = keys, values, bias, rank, *own
-                results = attention_decode_kernel(*inputs, *more, rows_hbm=rows)
+                results = attention_decode_kernel(*inputs, *cache, rank, *own, rows_hbm=rows)
             else:
-                more = keys, values, bias, self.active_bias(active_mask, hidden), rank, *own
+                active = self.active_bias(active_mask, hidden)
+                owners = past[3].to(dtype) if len(past) == 4 else None
                 results = attention_chunk_kernel(
-                    *inputs, *more, rows_hbm=rows, owners_hbm=owners, window=self.window
-                )
+                    *inputs, *cache, active, rank, *own,
+                    rows_hbm=rows, owners_hbm=owners, window=self.window,
+                )  # fmt: skip
         partial, k, v, *stream = results
         return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
+
+    def cache_operands(self, past, mask, active_mask, dtype, decode) -> Tuple[Any, ...]:
+        """Keys, values, bias and, where a table names them, rows, as the kernels take them: of
+        ``past`` keys and values, and of a cache of blocks the table."""
+        by_query = self.window is not None and active_mask is not None
+        bias = _mask_bias(mask[:, 0] if by_query else mask[:, 0, 0], dtype)
+        if len(past) > 2:
+            return blocks_in_runs(*past[:3], bias, self.heads_apart, self.window)
+        if self.window is not None and not decode:  # a sequence is a block
+            table = torch.arange(len(bias), device=bias.device)[:, None]
+            return blocks_in_runs(*past, table, bias, True, self.window)
+        if self.in_chunks and active_mask is not None:
+            # a bucket has room for the chunk itself: so many keys are not cached yet
+            cached = whole_tiles(bias.shape[1] - active_mask.shape[-1])
+            bias = bias[:, : max(1, cached) * P_MAX]
+        most = P_MAX // past[0].shape[1] if decode else P_MAX
+        return *cache_in_runs(*past, bias, most), None
 
     def operands(self, hidden: Columns) -> List[Optional[torch.Tensor]]:
         """What kernels take behind the others: bias, gains, scales and adapters, each or None."""
