@@ -1799,7 +1799,6 @@ class TokenBlock(NamedTuple):
     p: Projection
     qk_sb: Any
     v_sb: Any
-    context_sb: Any
     qkv: Pieces
     out: Pieces
     lows: List[Any]
@@ -1812,8 +1811,12 @@ class TokenBlock(NamedTuple):
         parts = [(column, size) for _, _, column, size in block.parts()]
         p = projection(x_sb, layer, block.start, parts)
         qk_sb, v_sb = qkv_tiles(p)
-        context_sb = nl.ndarray((P_MAX, layer.heads.q_tiles, block.count), x_sb.dtype)
-        return cls(block, layer, p, qk_sb, v_sb, context_sb, *weights, [])
+        return cls(block, layer, p, qk_sb, v_sb, *weights, [])
+
+    @property
+    def context_sb(self) -> Any:
+        """[128, q_tiles, count]: contexts take the place of their queries."""
+        return self.qk_sb[:, 0 : self.p.heads.q_tiles, :]
 
     def run(self, work):
         """Work is (tile of features, first token, tokens), tiles of the output behind those of Q, K
