@@ -115,6 +115,10 @@ SHORT_ROW_TOKENS = 32  # of which a tile's row is 64 bytes
 SHORT_BLOCK = 256  # tokens that lie together in hidden states up to H of 2048
 LONG_BLOCK = 384  # and beyond
 WEIGHT_BYTES = 96 * 1024  # SBUF for weights of attention that stay for all blocks
+KEPT_BYTES = 188 * 1024  # for them, keys, scores and blocks, which are not there all at once
+SCORE_BYTES = 72 * 1024  # for keys and values whose scores stay, and these scores
+BESIDE_BYTES = 88 * 1024  # for blocks on their way where weights do not stay
+WAITING_BLOCKS = 3  # whose outputs are beside later blocks, where weights stay
 SCRATCH_TILES = 16  # tiles of keys that come back from HBM at a time
 TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
 CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
@@ -1899,9 +1903,9 @@ def project_blocks(blocks, layer):
 
 # --- Prefill attention ----------------------------------------------------------------------------
 #
-# Three blocks of tokens are on their way at any time: beside the attention of one, the block before
-# it is multiplied with the output weight, and keys, values and first queries of the next one are
-# projected.
+# Where they have room, three blocks of tokens are on their way at any time: beside the attention of
+# one, the block before it is multiplied with the output weight, and keys, values and first queries
+# of the next one are projected. Otherwise one is.
 
 
 def store_turned(k_hbm, k_sb):
@@ -1966,10 +1970,18 @@ class ScratchTiles(NamedTuple):
         return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, P_MAX, edges=self.edges)
 
 
-def resident(length, heads, marks, itemsize, most=RESIDENT_BYTES):
-    """Whether keys and values of a sequence stay in SBUF, in at most so many bytes."""
+def key_bytes(tokens, heads, marks, itemsize):
+    """Bytes per partition of keys and values of so many tokens of a sequence."""
     columns = heads.kv_heads * (len(contraction(heads.depth + marks)) * P_MAX + heads.head_dim + 1)
-    return itemsize * whole_tiles(length) * columns <= most
+    return itemsize * whole_tiles(tokens) * columns
+
+
+def block_bytes(layer, block, waiting):
+    """Bytes per partition of blocks on their way: hidden states of two, queries or contexts, and
+    keys, of these and of those ``waiting`` for their output."""
+    heads, tiles = layer.heads, layer.qkv.k_tiles * (1 if layer.gain_sb is None else 2)
+    tiles = 2 * tiles + (2 + waiting) * (heads.q_tiles + heads.stacks)
+    return layer.x_hbm.itemsize * block.count * tiles
 
 
 class Prefill(NamedTuple):
@@ -2059,8 +2071,9 @@ class Prefill(NamedTuple):
 class Prompt(NamedTuple):
     """What blocks of a prompt share: the ``layer``, the bias [B, S] @ HBM of left padding and a
     Window, or None, the triangle of a tile of tokens with itself, Constants, how many ``marks``
-    keys have, whether keys and values of a sequence stay in SBUF (``short``), and Pieces of both
-    weights where these stay, None where each block reads them."""
+    keys have, whether keys and values of a sequence stay in SBUF (``short``), Pieces of both
+    weights where these stay, None where each block reads them, and whether other blocks are on
+    their way ``beside`` one."""
 
     layer: AttentionLayer
     bias_hbm: Any
@@ -2070,25 +2083,35 @@ class Prompt(NamedTuple):
     marks: int
     short: bool
     weights: Optional[Tuple[Pieces, Pieces]]
+    beside: bool
 
     @classmethod
-    def of(cls, layer, bias_hbm, window, block):
-        """Of blocks like this one, the first."""
+    def of(cls, layer, bias_hbm, window, blocks):
+        """Of some Blocks, the first of which is the largest."""
+        block = blocks[0]
         heads, dtype, itemsize = layer.heads, layer.x_hbm.dtype, layer.x_hbm.itemsize
         # which tokens a tile's queries are, the identity, and the triangle of a tile with itself
         length, most = block.length, min(block.length, P_MAX)
         constants = attention_constants(spans(length, most), heads, dtype)
         causal_sb, window = causal_mask(most, dtype), Window.of(window, dtype)
         # marks where rows of the array are idle, where keys are hidden, where scores do not stay
-        turned = heads.depth == P_MAX and bias_hbm is None
         most_bytes = RESIDENT_BYTES - (0 if layer.out.adapters is None else ADAPTER_BYTES)
-        marks = 0 if turned and resident(length, heads, 0, itemsize, most_bytes) else MARKS
-        short = resident(length, heads, marks, itemsize, most_bytes)
+        least = key_bytes(length, heads, 0, itemsize)
+        # a tile of queries for each of 512 rows or of a group, in both passes
+        scores = 2 * itemsize * heads.group * max(1, TILES_AT_ONCE // heads.group) * length
+        turned = heads.depth == P_MAX and bias_hbm is None and least <= most_bytes
+        marks = 0 if turned and least + scores <= SCORE_BYTES else MARKS
+        keys = key_bytes(length, heads, marks, itemsize)
+        short = keys <= most_bytes
         # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
         weights = attention_weights(layer, block.count)
-        kept = sum(2 * w.tiles * w.linear.k_tiles * P_MAX for w in weights) <= WEIGHT_BYTES
-        weights = weights if kept else None
-        return cls(layer, bias_hbm, window, causal_sb, constants, marks, short, weights)
+        bytes_of_weights = sum(2 * w.tiles * w.linear.k_tiles * P_MAX for w in weights)
+        kept = bytes_of_weights + min(keys, most_bytes) + (0 if marks else scores)
+        kept += block_bytes(layer, block, min(len(blocks) // 2, WAITING_BLOCKS))
+        if bytes_of_weights > WEIGHT_BYTES or kept > KEPT_BYTES:
+            weights = None
+        beside = weights is not None or block_bytes(layer, block, 1) <= BESIDE_BYTES
+        return cls(layer, bias_hbm, window, causal_sb, constants, marks, short, weights, beside)
 
     def start(self, block, before):
         """The Prefill of a block behind that of the block ``before``: its hidden states [128,
@@ -2155,6 +2178,45 @@ def attend_block(prefill, ahead, before, following):
             ahead = MaximaPass.of(following.groups()[0][0])
         attend(first, ahead, work)
     return ahead
+
+
+def attend_one_by_one(prompt, blocks, keys_hbm, values_hbm):
+    """Attention of Blocks, new keys and values into rows @ HBM: all of one before the next."""
+    prefill = None
+    for block in blocks:
+        # hidden states [128, H/128, count], behind their first weights; keys and values; attention,
+        # a bank of PSUM at a time, beside it queries of further heads; the output, H/128 tiles
+        prefill = prompt.start(block, prefill)
+        attend_block(prefill, prefill.begin(), [], None)
+        prefill.tokens.store_keys(keys_hbm, values_hbm)
+        for each in prefill.tokens.outputs():
+            prefill.tokens.run(each)
+
+
+def attend_side_by_side(prompt, blocks, keys_hbm, values_hbm):
+    """The same with three blocks or more on their way."""
+    started, ahead, last = [], None, len(blocks) - 1
+    # beside which block the output of each is: of the next one or, where its weight and contexts
+    # have room to stay, of one halfway to the last: later ones attend to more keys, and TensorE
+    # would wait for ScalarE
+    most = 1 if prompt.weights is None else WAITING_BLOCKS
+    beside = [min(m + most, (m + last + 2) // 2) for m in range(last)]
+    for n in nl.static_range(len(blocks) + 1):
+        if n <= last:
+            # hidden states of the next block [128, H/128, count], behind its first weights
+            started.append(prompt.start(blocks[n], started[-1] if started else None))
+        if n == 0:
+            ahead = started[0].begin()
+            continue
+        # attention of a block, a bank of PSUM at a time; beside it what the next one begins with,
+        # and outputs of those before
+        before = [started[m].tokens for m in range(last) if beside[m] == n - 1]
+        following = started[n] if n <= last else None
+        ahead = attend_block(started[n - 1], ahead, before, following)
+        started[n - 1].tokens.store_keys(keys_hbm, values_hbm)
+    # the last output [128, H/128, count], a pass for each tile of its context: alone again
+    for each in started[-1].tokens.outputs():
+        started[-1].tokens.run(each)
 
 
 # --- Decode attention -----------------------------------------------------------------------------
@@ -3164,27 +3226,11 @@ def attention_prefill_kernel(
         (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
     )  # fmt: skip
     blocks = token_blocks(x_hbm.shape[0], tokens, tokens // batch)
-    prompt, last = Prompt.of(layer, bias_hbm, window, blocks[0]), len(blocks) - 1
-    started, ahead = [], None
-    for n in nl.static_range(len(blocks) + 1):
-        if n <= last:
-            # hidden states of the next block [128, H/128, count], behind its first weights
-            started.append(prompt.start(blocks[n], started[-1] if started else None))
-        if n == 0:
-            ahead = started[0].begin()
-            continue
-        # attention of a block, a bank of PSUM at a time; beside it what the next one begins with,
-        # and the output of the block before or, where its weight and contexts have room to stay, of
-        # blocks halfway between: later ones attend to more keys, and TensorE would wait for ScalarE
-        kept = prompt.weights is not None
-        beside = [(m + last + 2) // 2 if kept else m + 1 for m in range(last)]
-        before = [started[m].tokens for m in range(last) if beside[m] == n - 1]
-        following = started[n] if n <= last else None
-        ahead = attend_block(started[n - 1], ahead, before, following)
-        started[n - 1].tokens.store_keys(keys_hbm, values_hbm)
-    # the last output [128, H/128, count], a pass for each tile of its context: alone again
-    for each in started[-1].tokens.outputs():
-        started[-1].tokens.run(each)
+    prompt = Prompt.of(layer, bias_hbm, window, blocks)
+    if prompt.beside:
+        attend_side_by_side(prompt, blocks, keys_hbm, values_hbm)
+    else:
+        attend_one_by_one(prompt, blocks, keys_hbm, values_hbm)
     results = out_hbm, keys_hbm, values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
