@@ -11,7 +11,7 @@ What calls what, phase by phase:
 
     linear_kernel                residual_sum, norm_scales, load_weight, products
     swiglu_mlp_kernel            residual_sum, norm_scales, InnerTokens.gated, store_product
-    attention_prefill_kernel     Prompt.start, Prefill.begin, attend_block, TokenBlock.store_keys
+    attention_prefill_kernel     Prompt.of, then attend_side_by_side or attend_one_by_one
     attention_decode_kernel      residual_sum, projection, project_qkv, store_product; between them
                                  cached_sequences and attend_cached, or, of a cache of blocks,
                                  named_sequences and attend_named
@@ -23,6 +23,8 @@ What calls what, phase by phase:
     TokenBlock.of                residual_sum, projection, qkv_tiles
     TokenBlock.project           rotated_span for queries and keys, value_tile
     attend_groups                attend_few for up to 128 queries, MaximaPass and attend for more
+    attend_side_by_side          Prompt.start, Prefill.begin, attend_block, TokenBlock.store_keys
+    attend_one_by_one            the same: Prompt.start, Prefill.begin, attend_block
     attend_block                 MaximaPass, attend beside the work of other blocks
     attend                       MaximaPass.run and WeightsPass.run, which take turns
     MaximaPass.run               score_rows
