@@ -127,6 +127,7 @@ LESSONS = (
         name="psum_accumulation",
         teaches="sums of products, and what may begin one",
         messages="sim_accumulated_result sim_accumulation_region sim_accumulation_start "
+        "sim_sums_share_tensor "
         "sim_inplace_operator err_activation_bias_invalid_type "
         "err_activation_scale_invalid_type err_activation_scale_scalar_or_vector "
         "sim_accumulation_loop sim_rounded_sums sim_reduce_command sim_reduce_registers "

@@ -54,11 +54,23 @@ def summed(count):
 
 
 def rows(x, count):
-    at = sb((count, 1), nl.int32)
-    if count > 1:
-        nisa.dma_copy(sb(), x.vector_select(0, at))
-    else:
-        nisa.dma_copy(sb((1, 32)), x.select(0, at).expand_dim(0))
+    """Two offsets, each of so many rows of 32."""
+    chosen = x.ap([[32, 2], [1, 32 * count]], vector_offset=sb((2, 1), nl.int32))
+    nisa.dma_copy(sb((2, 32 * count)), chosen)
+
+
+def sums_of(tensors):
+    """Two sums of two products each, in one tensor of PSUM or in two."""
+    targets = [ps((32, 64)) for _ in range(tensors)]
+    for k in range(2):
+        for flag in (False, True):
+            target = targets[k % tensors][:, 32 * k : 32 * (k + 1)]
+            nisa.nc_matmul(target, sb(), sb(), accumulate=flag)
+
+
+def added(on_gpsimd):
+    engine = nisa.engine.gpsimd if on_gpsimd else nisa.engine.vector
+    nisa.tensor_tensor(sb(), sb(), sb(), nl.add, engine=engine)
 
 
 def reduced(op):
@@ -208,7 +220,8 @@ CASES = {
     "sim_accumulation_loop": (2, lambda x: looped(False), lambda x: looped(True)),
     "sim_tensor_assignment": (2, assigned, lambda x: nisa.tensor_copy(sb(), sb())),
     "sim_dma_one_source": (2, lambda x: summed(1), lambda x: summed(2)),
-    "sim_vector_offsets": (2, lambda x: rows(x, 32), lambda x: rows(x, 1)),
+    "sim_vector_offsets": (2, lambda x: rows(x, 2), lambda x: rows(x, 1)),
+    "sim_sums_share_tensor": (2, lambda x: sums_of(1), lambda x: sums_of(2)),
     "sim_dma_on_chip": (2, lambda x: nisa.dma_copy(sb(), sb()), lambda x: nisa.dma_copy(sb(), x)),
     "sim_transpose_by_dma": (2, lambda x: turned(x, True), lambda x: turned(x, False)),
     "sim_unpublished_limit": (
@@ -247,6 +260,7 @@ CASES = {
 }  # fmt: skip
 GATES_ALONE = {  # open on gen2 only
     "sim_vector_offsets", "sim_transpose_by_dma", "sim_placed_operand", "sim_nested_device_loops",
+    "sim_sums_share_tensor",
 }  # fmt: skip
 
 
@@ -266,6 +280,14 @@ def told_by(kernel):
         warnings.simplefilter("always")
         kernel(np.zeros((32, 32), np.float32))
     return " ".join(str(w.message) for w in caught if issubclass(w.category, NkiWarning))
+
+
+def test_gpsimd_and_two_tensors_on_gen2(target):
+    target("gen2")
+    assert "tensor_tensor with add on GpSimdE" in told(lambda x: added(True))
+    assert "sim_engine_operators" not in told(lambda x: added(False))
+    target("gen3")
+    assert "sim_engine_operators" not in told(lambda x: added(True))
 
 
 def test_python_of_which_parser_and_tracer_differ_warns():

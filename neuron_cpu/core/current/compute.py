@@ -82,6 +82,12 @@ def tensor_tensor(
     exact = words and not in_psum and choice is not Engine.VECTOR
     if code == "power" or exact:
         choice = choice or Engine.GPSIMD
+    elif choice is Engine.GPSIMD and CORE.number == 2:
+        warn(  # NCC_IXCG965 of SDK 2.32 for trn1 (foxl-ai/kiln, docs/neuron-notes.md)
+            "sim_engine_operators",
+            f"tensor_tensor with {code} on {choice.value} of {CORE.name}: the compiler of SDK 2.32 "
+            "refused fp32 operands there, expected VectorE; leave the engine open",
+        )
     bits = exact or on_bits(code, (a, b))
     sign = SIGN if exact and a.dt is INT32 else 0
     attrs = _binary(code, choice, bits, sign)

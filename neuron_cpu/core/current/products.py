@@ -94,7 +94,10 @@ def nc_matmul(
     if accumulate and groups is not None and groups.missing(target) is not None:
         groups.written(target, by_matmul=True)  # undefined there; values show who looks
     attrs = _attrs(bool(is_transpose), bool(is_stationary_onezero), bool(is_moving_onezero))
-    return labelled(multiply_into(target, left, right, attrs, accumulate), name)
+    made = multiply_into(target, left, right, attrs, accumulate)
+    if made.attrs.accumulate and CORE.number == 2 and target.by_data is None:
+        _warn_of_sums(target)
+    return labelled(made, name)
 
 
 def _product_of(dst: View, left: View, right: View) -> View:
@@ -138,6 +141,20 @@ def _warn_of_start(dst: View) -> None:
         "expected content of products: sources leave open what the hardware adds to; begin with "
         "accumulate=False",
     )
+
+
+def _warn_of_sums(dst: View) -> None:
+    """The compiler of SDK 2.32 on trn1 (foxl-ai/kiln, docs/neuron-notes.md): of several sums in one
+    tensor, one after another or in turns, all but the last lost their first product.
+    """
+    groups = dst.storage.groups
+    if groups is not None and groups.sums_beside(dst):
+        warn(
+            "sim_sums_share_tensor",
+            f"nc_matmul adds to {dst.label()}, and products add to another part of that tensor, "
+            "too: on a trn1 with SDK 2.32 all such sums but the last lost their first product, "
+            "expected one sum a tensor; make one in nl.psum for each",
+        )
 
 
 def _warn_of_loop(dst: View) -> None:

@@ -2,7 +2,8 @@
 
 The compiler reads the source of a kernel and of everything that it calls; the simulator runs it, so
 all of Python works here. Every construct below is refused there, whether its branch is taken or not
-(messages of the published parser, leanprover/KLR, KLR/NKI/Simplify.lean). The tracer that SDK 2.32
+(messages of the published parser, leanprover/KLR, KLR/NKI/Simplify.lean; keys of dictionaries:
+foxl-ai/kiln, docs/neuron-notes.md). The tracer that SDK 2.32
 offers beside the parser takes more, so these are warnings. Bodies of nl.fori_loop and nl.while_loop
 may be inner functions, with a warning: the documentation writes them so, and the parser of SDK 2.32
 has refused some.
@@ -125,6 +126,8 @@ def _walk(tree: ast.FunctionDef) -> Iterator[Finding]:
             yield Finding(line, "a format in an f-string", "use str(x)")
         elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
             yield Finding(line, "the operator @", "use nisa.nc_matmul")
+        elif isinstance(node, ast.Dict) and not all(map(_is_string, node.keys)):
+            yield Finding(line, "a dictionary with other keys than strings", "use a list")
         elif isinstance(node, ast.Call) and any(k.arg is None for k in node.keywords):
             yield Finding(line, "**keywords in a call", "write the keywords out")
 
@@ -136,6 +139,11 @@ def _divisors(node: ast.AST) -> list[ast.expr]:
     ):
         return [node.right if isinstance(node, ast.BinOp) else node.value]
     return node.args[1:] if isinstance(node, ast.Call) and _calls(node) == "divmod" else []
+
+
+def _is_string(node: ast.expr | None) -> bool:
+    """Whether a key is written as a string; names may be one."""
+    return not isinstance(node, ast.Constant) or isinstance(node.value, str)
 
 
 def _is_negative(node: ast.expr) -> bool:

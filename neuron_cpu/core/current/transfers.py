@@ -105,13 +105,27 @@ def _warn_on_gen2(what: str, by_data: list[View]) -> None:
             "dma_transpose on gen2: sources leave open whether it is there, expected gen3; use "
             "nisa.nc_transpose",
         )
-    if any(v.by_data is not None and v.by_data[0].size > 1 for v in by_data):
-        warn(
-            "sim_vector_offsets",
-            f"{what} of {by_data[0].label()} at a vector of offsets on gen2: one table names gen3 "
-            "as the first, expected one offset; devices of gen2 have run it in the old language",
-            advice=True,
-        )
+    for view in by_data:
+        if _reaches_next_row(view):
+            warn(
+                "sim_vector_offsets",
+                f"{what} of {view.label()} at a vector of offsets, each of which reaches into the "
+                "next row: a trn1 with SDK 2.32 read other data, expected parts of single rows; "
+                "reshape the tensor so that what one offset selects is a row",
+            )
+
+
+def _reaches_next_row(view: View) -> bool:
+    """Whether what one of several run-time offsets selects ends beyond the row that it names.
+
+    Transfers on gen2 stay within one row for each offset (foxl-ai/kiln, docs/neuron-notes.md: four
+    rows at once came out wrong, the same as one row of a reshaped tensor exact).
+    """
+    if view.by_data is None or view.by_data[0].size == 1:
+        return False
+    row = view.by_data[1]
+    last = view.offset % row + sum((n - 1) * step for n, step in zip(view.shape, view.strides))
+    return last >= row
 
 
 def _matched(what: str, dst: View, src: View) -> tuple[View, View]:

@@ -24,9 +24,10 @@ class Groups:
         needs_zeros: there was such a read.
         others: elements that something else than a matmul wrote, once there are any.
         only_zeros: everything that no matmul wrote was a fill with zeros.
+        sums: regions of more than one product, by key.
     """
 
-    __slots__ = ("flat", "keys", "needs_zeros", "only_zeros", "others", "size", "zeroed")
+    __slots__ = ("flat", "keys", "needs_zeros", "only_zeros", "others", "size", "sums", "zeroed")
 
     def __init__(self, size: int, zeroed: bool) -> None:
         self.keys: set[tuple] = set()
@@ -36,6 +37,7 @@ class Groups:
         # Most tiles have one group, all of the tile; the map is made for the first smaller one.
         self.flat: np.ndarray | None = None
         self.others: np.ndarray | None = None
+        self.sums: dict[tuple, View] = {}
 
     def refine(self, parts: int) -> None:
         """Count every element as several: the memory is read as a narrower type, too."""
@@ -44,6 +46,7 @@ class Groups:
         self.others = None if self.others is None else self.others.repeat(parts)
         if self.keys:  # regions are named otherwise now; without a map they are all of the tile
             self.keys = {WHOLE}
+        self.sums.clear()
 
     def before_read(self, view: View) -> None:
         """Note that an instruction reads ``view``."""
@@ -86,6 +89,17 @@ class Groups:
     def holds_other(self, view: View) -> bool:
         """True where something else than a matmul wrote an element of the region."""
         return self.others is not None and bool(window(self.others, view.grounded()).any())
+
+    def sums_beside(self, view: View) -> bool:
+        """Note that a product adds to ``view``; True where products add to another part, too."""
+        view = view.grounded()
+        if view.key() in self.sums:
+            return False
+        here = np.zeros(self.size, bool)
+        window(here, view)[...] = True
+        beside = any(not window(here, other).any() for other in self.sums.values())
+        self.sums[view.key()] = view
+        return beside
 
     def missing(self, view: View) -> np.ndarray | None:
         """Which elements no product has begun, where they are some but not all; None otherwise."""
