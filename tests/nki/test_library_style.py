@@ -249,7 +249,8 @@ def interleaved(x, y, scale, engines):
 
 
 @pytest.mark.usefixtures("execution")
-def test_engines_by_turn():
+def test_engines_by_turn(target):
+    target("trn2")
     x, y = data(5, (70, 60)), data(6, (70, 60))
     engines = (nisa.scalar_engine, nisa.gpsimd_engine, nisa.vector_engine)
     want = 2 * np.stack([x, y], -1).reshape(70, 120)
