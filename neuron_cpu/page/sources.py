@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import linecache
 from collections.abc import Iterable
 
@@ -17,7 +18,7 @@ def shown_lines(file: str, used: Iterable[int]) -> list[tuple[int, str]]:
     """
     text = linecache.getlines(file)
     wanted: set[int] = set()
-    functions = _functions(text)
+    functions = _functions("".join(text))
     for number in used:
         around = [span for span in functions if number in span]
         span = around[0] if around else range(number - NEAR, number + NEAR + 1)
@@ -30,15 +31,16 @@ def shown_lines(file: str, used: Iterable[int]) -> list[tuple[int, str]]:
     return rows
 
 
-def _functions(text: list[str]) -> list[range]:
+@functools.lru_cache(8)  # a page shows many kernels of few files
+def _functions(text: str) -> tuple[range, ...]:
     """Lines of every function, decorators included, an outer one before those inside of it."""
     try:
-        tree = ast.parse("".join(text))
+        tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
-        return []  # the file has changed since it was traced
+        return ()  # the file has changed since it was traced
     found = []
     for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
             found.append(range(first, (node.end_lineno or node.lineno) + 1))
-    return found
+    return tuple(found)

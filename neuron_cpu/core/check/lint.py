@@ -23,6 +23,7 @@ on a device use what such a branch made.
 from __future__ import annotations
 
 import ast
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from types import CodeType, FunctionType
 from typing import Any, NamedTuple
@@ -95,6 +96,7 @@ def _of_function(function: FunctionType, owner: type | None) -> list[Finding]:
     return _findings[key]
 
 
+@functools.cache
 def _attributes(owner: type) -> frozenset[str]:
     """Attributes that the class and its methods bind to Python containers and nothing else."""
     bound: dict[str, list[bool]] = {}

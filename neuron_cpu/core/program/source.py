@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-import textwrap
 from collections.abc import Callable, Iterator
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 
 def reachable(function: Callable) -> list[tuple[FunctionType, type | None]]:
@@ -24,23 +23,27 @@ def reachable(function: Callable) -> list[tuple[FunctionType, type | None]]:
     if root is None:
         return []
     found: list[tuple[FunctionType, type | None]] = [(root, None)]
-    seen, named, classes = {root.__code__}, {"__init__"}, dict[type, None]()
+    seen, named = {root.__code__}, {"__init__"}
+    classes: dict[type, list[tuple[str, FunctionType]]] = {}
 
-    def add(one: FunctionType | None, owner: type | None) -> None:
-        if one is not None and one.__module__ == root.__module__ and one.__code__ not in seen:
+    def add(one: FunctionType, owner: type | None) -> None:
+        if one.__module__ == root.__module__ and one.__code__ not in seen:
             seen.add(one.__code__)
             found.append((one, owner))
 
     for one, _ in found:  # grows while it is walked
-        for value in _references(one, named):
+        before = len(named), len(classes)
+        named |= _uses_of(one).attributes
+        for value in _references(one):
             if not isinstance(value, type):
-                add(_plain(value), None)
-            elif value.__module__ == root.__module__:
-                classes.setdefault(value)
-        for owner in classes:
-            for name, method in methods_of(owner):
-                if name in named:
-                    add(method, owner)
+                add(value, None)
+            elif value.__module__ == root.__module__ and value not in classes:
+                classes[value] = list(methods_of(value))
+        if (len(named), len(classes)) != before:
+            for owner, methods in classes.items():
+                for name, method in methods:
+                    if name in named:
+                        add(method, owner)
     return found
 
 
@@ -55,8 +58,7 @@ def methods_of(owner: type) -> Iterator[tuple[str, FunctionType]]:
                     yield name, value
 
 
-# By code object: a kernel is traced for every shape and a helper is reached by many kernels, but
-# their source is parsed once.
+# By code object: a kernel is traced for every shape and a helper is reached by many kernels.
 _trees: dict[CodeType, ast.FunctionDef | None] = {}
 
 
@@ -71,22 +73,40 @@ def tree_of(function: FunctionType) -> ast.FunctionDef | None:
     """Syntax tree with the file's own line numbers; None where there is no source to read."""
     code = function.__code__
     if code not in _trees:
-        _trees[code] = None
         try:
-            lines, start = inspect.getsourcelines(function)
-            module = ast.parse(textwrap.dedent("".join(lines)))
-        except (OSError, TypeError, SyntaxError):
-            return None
-        ast.increment_lineno(module, start - 1)
-        node = module.body[0]
-        if isinstance(node, ast.FunctionDef):
-            _trees[code] = node
+            lines, _ = inspect.findsource(function)
+            functions = _functions(code.co_filename, lines)
+            _trees[code] = functions.get((code.co_name, code.co_firstlineno))
+        except (OSError, TypeError, SyntaxError, ValueError, RecursionError):
+            _trees[code] = None
     return _trees[code]
+
+
+# By file, with the lines that were read: what a file holds is parsed once, and again once it has
+# changed, as cells of a notebook or a submission that is edited between two runs.
+_files: dict[str, tuple[list[str], dict[tuple[str, int], ast.FunctionDef]]] = {}
+
+
+def _functions(file: str, lines: list[str]) -> dict[tuple[str, int], ast.FunctionDef]:
+    """Every function of a file by name and first line, that of its first decorator."""
+    known, functions = _files.get(file, (None, {}))
+    if known is not lines:
+        functions = {}
+        for node in ast.walk(ast.parse("".join(lines))):
+            if isinstance(node, ast.FunctionDef):
+                first = min([node.lineno, *(one.lineno for one in node.decorator_list)])
+                functions[node.name, first] = node
+        _files[file] = lines, functions
+    return functions
 
 
 def names_of(function: FunctionType) -> dict[str, Any]:
     """Values of the global and closure names that the function refers to."""
-    known = dict(function.__globals__)
+    return {**function.__globals__, **_closure_of(function)}
+
+
+def _closure_of(function: FunctionType) -> dict[str, Any]:
+    known = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             known[name] = cell.cell_contents
@@ -95,29 +115,53 @@ def names_of(function: FunctionType) -> dict[str, Any]:
     return known
 
 
-def _references(function: FunctionType, named: set[str]) -> Iterator[Any]:
+class _Uses(NamedTuple):
+    """What a function's source refers to.
+
+    Attributes:
+        names: bare names that are called, passed on or whose attributes are read, each with
+            whether it is passed on; once each, in the order of the source.
+        attributes: names of attributes that are read.
+    """
+
+    names: tuple[tuple[str, bool], ...]
+    attributes: frozenset[str]
+
+
+# By code object, as the trees are: to walk a tree takes longer than to look its names up.
+_uses: dict[CodeType, _Uses] = {}
+
+
+def _uses_of(function: FunctionType) -> _Uses:
+    code = function.__code__
+    if code not in _uses:
+        names: dict[tuple[str, bool], None] = {}
+        attributes = set()
+        tree = tree_of(function)
+        for node in ast.walk(tree) if tree is not None else ():
+            used: list[tuple[ast.expr, bool]] = []
+            if isinstance(node, ast.Call):
+                passed = [*node.args, *(k.value for k in node.keywords)]
+                used = [*((one, True) for one in passed), (node.func, False)]
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
+                attributes.add(node.attr)
+                used = [(node.value, False)]
+            names.update({(one.id, at): None for one, at in used if isinstance(one, ast.Name)})
+        _uses[code] = _Uses(tuple(names), frozenset(attributes))
+    return _uses[code]
+
+
+def _references(function: FunctionType) -> Iterator[FunctionType | type]:
     """Functions that are called or passed on and classes whose attributes or calls are used.
 
-    Attribute names that the function reads are added to ``named``.
+    A function that is passed on will be called; a class that is passed is only a type.
     """
-    tree = tree_of(function)
-    if tree is None:
-        return
-    known = names_of(function)
-    for node in ast.walk(tree):
-        used: list[ast.expr] = []
-        if isinstance(node, ast.Call):
-            # A function that is passed on will be called; a class that is passed is only a type.
-            passed = [*node.args, *(k.value for k in node.keywords)]
-            used = [one for one in passed if not isinstance(_value(one, known), type)]
-            used.append(node.func)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load):
-            named.add(node.attr)
-            used = [node.value]
-        yield from (v for v in (_value(one, known) for one in used) if v is not None)
-
-
-def _value(node: ast.expr, known: dict[str, Any]) -> Any:
-    """The function or class that a bare name stands for, otherwise None."""
-    value = known.get(node.id) if isinstance(node, ast.Name) else None
-    return value if isinstance(value, type) or _plain(value) is not None else None
+    closure = _closure_of(function)
+    for name, passed in _uses_of(function).names:
+        value = closure[name] if name in closure else function.__globals__.get(name)
+        if not isinstance(value, type):
+            value = None if value is None else _plain(value)
+        elif passed:
+            continue
+        if value is not None:
+            yield value
