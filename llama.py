@@ -21,14 +21,16 @@ What calls what, phase by phase:
     attention_output_kernel      store_product
 
     TokenBlock.of                residual_sum, projection, qkv_tiles
-    TokenBlock.project           rotated_span for queries and keys, value_tile
+    TokenBlock.run               project_tile, TokenBlock.store_output
+    project_qkv                  project_tile
+    project_tile                 rotated_span for queries and keys, value_tile
     attend_groups                attend_few for up to 128 queries, MaximaPass and attend for more
     attend_side_by_side          Prompt.start, Prefill.begin, attend_block, TokenBlock.store_keys
     attend_one_by_one            the same: Prompt.start, Prefill.begin, attend_block
     attend_block                 MaximaPass, attend beside the work of other blocks
     attend                       MaximaPass.run and WeightsPass.run, which take turns
-    MaximaPass.run               score_rows
-    WeightsPass.run              add_weighted or add_turned, then bank_contexts
+    MaximaPass.run               MaximaPass.score_rows, MaximaPass.mark
+    WeightsPass.run              WeightsPass.add_weighted, WeightsPass.add_turned, bank_contexts
 
 Axis letters used throughout:
 
@@ -1028,6 +1030,16 @@ def value_tile(p, weight_sb, tile, start, v_sb):
             rows_sb[:, nl.ds(start, width)] = times_both(acc_psum, scale_sb[0:size, :], norm_sb)
 
 
+def project_tile(p, loaded, at, span, qk_sb, v_sb):
+    """Tile ``at`` of queries, keys and values by what is ``loaded``, a weight and the tile's place
+    in it: of queries or keys a span of tokens, rotated, of values all tokens."""
+    rotated = p.heads.q_tiles + p.heads.stacks
+    if at < rotated:
+        rotated_span(p, *loaded, qk_sb, at, *span)
+    else:
+        value_tile(p, *loaded, (at - rotated) * P_MAX, v_sb)
+
+
 def qkv_tiles(p):
     """Tiles for what is projected @ SBUF: qk_sb [128, query tiles then key tiles, T], and one tile
     [tokens, kv_heads * D] of values per tile of tokens."""
@@ -1040,14 +1052,10 @@ def project_qkv(p, room_sb=None):
     """Q, K and V of a few tokens -> the tiles of ``qkv_tiles``, queries and keys rotated; weights
     in ``room_sb`` as ``room_for`` says."""
     tokens, qkv, (qk_sb, v_sb) = p.x_sb.shape[2], p.layer.qkv, qkv_tiles(p)
-    rotated = p.heads.q_tiles + p.heads.stacks
     for first, count in qkv.pieces(tokens):
         weight_sb = load_weight(qkv, first, count, EVEN_TURNS, room_for(qkv, 0, count, room_sb))
         for tile in [*range(count)]:
-            if first + tile < rotated:
-                rotated_span(p, weight_sb, tile, qk_sb, first + tile, 0, tokens)
-            else:
-                value_tile(p, weight_sb, tile, (first + tile - rotated) * P_MAX, v_sb)
+            project_tile(p, (weight_sb, tile), first + tile, (0, tokens), qk_sb, v_sb)
     return qk_sb, v_sb
 
 
@@ -1397,51 +1405,6 @@ def query_marks(bank):
     return 1 + len(bank.tiles())
 
 
-def set_marks(out_sb, bank, lowest_sb, constants):
-    """Marks of the second pass [query_marks, rows, tokens] from maxima negated [queries, tiles] @
-    SBUF: 1, and the maxima of each tile of queries.
-
-    A product with the identity, 128 columns for all tiles, brings them from partitions to rows;
-    ScalarE, alone at SBUF, copies these to each tile's queries.
-    """
-    (queries, tiles), tokens, count = lowest_sb.shape, bank.tokens, query_marks(bank)
-    marks_sb = nisa.memset((queries, count), 1.0, out_sb.dtype)
-    marks_sb[:, nl.ds(1, tiles)] = nisa.tensor_copy(lowest_sb)
-    turned_psum = psum_tile((count, queries))
-    turned_psum[...] = nisa.nc_matmul(marks_sb, constants.eye_sb[0:queries, 0:queries])
-    turned_sb = nl.ndarray((count, queries), out_sb.dtype)
-    turned_sb[...] = nisa.tensor_copy(turned_psum)
-    for at, (_, row, members) in enumerate(bank.tiles()):
-        part_sb = turned_sb[:, 0 : members * tokens].reshape((count, members, tokens))
-        out_sb[:, nl.ds(row, members), :] = nisa.activation(
-            nl.copy, part_sb, bias=constants.zero_sb[0:count, :],
-            scale=constants.own_sb[0:count, nl.ds(at, 1)],
-        )  # fmt: skip
-
-
-def score_rows(q_sb, bank, at, keys, span, scores_sb, head_dim, hides, constants):
-    """Scores of a bank's ``at``-th tile of queries with a span of tiles of keys, into scores_sb
-    [queries, tiles, lanes] in their type.
-
-    Queries are stationary here and stand on partitions, 512 keys move.
-    """
-    (head, row, count), (start, tiles) = bank.tiles()[at], span
-    queries, rows, depth = count * bank.tokens, nl.ds(row, count), depth_of(head_dim) + int(hides)
-    scores_psum = psum_zeros((queries, tiles, keys.lanes))
-    for slot, size in contraction(depth):
-        scores_psum[...] += nisa.nc_matmul(
-            q_sb[0:size, slot, rows, :], keys.keys(head, slot, size, start, tiles)
-        )
-    if keys.bias_sb is not None:
-        scores_psum[...] += nisa.nc_matmul(
-            keys.owners_sb[:, rows, :], keys.bias_sb[:, nl.ds(start, tiles), :]
-        )
-    which_sb = constants.which_sb[0 : bank.tokens, rows, 0 : bank.tokens]
-    for tile, mask_sb in keys.masks(start, tiles, bank.tokens):
-        scores_psum[:, tile - start, :] += nisa.nc_matmul(which_sb, mask_sb)
-    scores_sb[...] = nisa.activation(nl.copy, scores_psum, bias=constants.zero_sb[0:queries, :])
-
-
 def score_tile(q_sb, bank, keys, tile, scores_psum, depth, constants):
     """Products of one tile of keys with a bank's queries, ``depth`` rows of features and marks,
     into scores_psum [lanes, rows, tokens]."""
@@ -1463,53 +1426,6 @@ def key_spans(bank, tiles):
     return spans(tiles, MOVING_MAX // (bank.rows * bank.tokens))
 
 
-def add_weighted(q_sb, bank, keys, span, sums, head_dim, constants):
-    """exp(scale * (score - maximum)) of a span of tiles of keys times their values and ones, added
-    to ``sums``: of each tile of the bank's queries [queries, D + 1] fp32 @ PSUM."""
-    shape, (start, tiles) = (keys.lanes, span[1], bank.rows, bank.tokens), span
-    depth = depth_of(head_dim) + query_marks(bank)
-    triangle = keys.causal and start + tiles == keys.tiles
-    if keys.causal:
-        keys = keys._replace(mask_sb=None)
-    scores_psum = psum_zeros(shape)
-    for tile in nl.static_range(tiles):
-        part_psum = scores_psum[:, tile, :, :]
-        score_tile(q_sb, bank, keys, start + tile, part_psum, depth, constants)
-    weights_sb = nl.ndarray(shape, q_sb.dtype)
-    weights_sb[...] = nisa.activation(
-        nl.exp, scores_psum, bias=constants.zero_sb[0 : keys.lanes, :],
-        scale=score_scales(head_dim)[1],
-    )  # fmt: skip
-    if triangle:  # GpSimdE: 662 cycles, beside TensorE, which would take 576
-        lane, token = nl.arange(keys.lanes)[:, None, None], nl.arange(bank.tokens)[None, None, :]
-        row, own_sb = nl.arange(bank.rows)[None, :, None], weights_sb[:, tiles - 1, :, :]
-        own_sb[...] = nisa.affine_select(token + 0 * row >= lane, own_sb, 0.0)
-    for at, (head, row, count) in enumerate(bank.tiles()):
-        sums_psum = sum_of(sums, at, count * bank.tokens)
-        for tile in nl.static_range(tiles):
-            sums_psum[...] += nisa.nc_matmul(
-                weights_sb[:, tile, nl.ds(row, count), :], keys.values(head, start + tile)
-            )
-
-
-def add_turned(scores_sb, neg_max_sb, keys, span, head, sums_psum, head_dim):
-    """The same of one tile of queries, from scores [queries, tiles, lanes] that stayed in SBUF:
-    TensorE turns the weights round, 128 keys at a time."""
-    (queries, _, lanes), (start, tiles) = scores_sb.shape, span
-    weights_sb = nl.ndarray((queries, tiles, lanes), scores_sb.dtype)
-    weights_sb[...] = nisa.activation(
-        nl.exp, scores_sb[:, nl.ds(start, tiles), :], bias=neg_max_sb,
-        scale=score_scales(head_dim)[1],
-    )  # fmt: skip
-    turned_psum = psum_tile((lanes, tiles, queries))
-    for tile in nl.affine_range(tiles):
-        turned_psum[:, tile, :] = nisa.nc_transpose(weights_sb[:, tile, :])
-    turned_sb = nl.ndarray((lanes, tiles, queries), scores_sb.dtype)
-    turned_sb[...] = nisa.tensor_copy(turned_psum)
-    for tile in nl.affine_range(tiles):
-        sums_psum[...] += nisa.nc_matmul(turned_sb[:, tile, :], keys.values(head, start + tile))
-
-
 def zero_sums(bank, head_dim):
     """Zeros for the sums of a bank's queries, [queries, tiles, D + 1] fp32 @ PSUM, as many tiles
     of queries as share a bank."""
@@ -1524,40 +1440,6 @@ def sum_of(sums, at, queries):
     [queries, 1]."""
     tiles, at = sums[at // sums[0].shape[1]], at % sums[0].shape[1]
     return tiles[0:queries, at, :] if len(tiles.shape) == 3 else tiles[0:queries, nl.ds(at, 1)]
-
-
-def bank_contexts(banks, sums, heads, context_sb):
-    """Divides the sums of a set of heads by those of the weights -> context_sb [128, tiles, T].
-
-    Contexts come with queries on partitions, and turn round for all heads of a stack at once; of
-    the heads of a stack the banks follow each other.
-    """
-    d, dtype, rows = heads.head_dim, context_sb[0].dtype, []
-    scales = [[nisa.reciprocal(tiles[:, :, d]) for tiles in found] for found in sums]
-    each = [(*given, at) for given in zip(banks, sums, scales) for at in range(given[0].heads)]
-    for bank, found, scale, at in each:
-        places, parts = heads.tiles(bank.head + at), bank.together()
-        _, lanes = places[0]
-        if lanes.start == 0:
-            shapes = [(count * bank.tokens, heads.slots * P_MAX) for _, count in parts]
-            rows = [nl.ndarray(shape, dtype) for shape in shapes]
-            if heads.kv_heads - bank.head - at < heads.stack or heads.stack * d < P_MAX:
-                # lanes without a feature
-                rows = [nisa.memset(shape, 0.0, dtype) for shape in shapes]
-        for n, rows_sb in enumerate(rows, at * len(parts)):
-            values = sum_of(found, n, rows_sb.shape[0])[:, 0:d]
-            scale_sb = sum_of(scale, n, rows_sb.shape[0])
-            rows_sb[:, nl.ds(lanes.start, d)] = nisa.tensor_scalar(values, nl.multiply, scale_sb)
-        if lanes.stop > P_MAX - heads.depth or bank.head + at + 1 == heads.kv_heads:
-            shape = (P_MAX, bank.members, bank.tokens)
-            for slot, (stack, _) in enumerate(places):
-                turned_psum = psum_tile((P_MAX, bank.members * bank.tokens))
-                for (first, count), rows_sb in zip(parts, rows):
-                    part = nl.ds(first * bank.tokens, count * bank.tokens)
-                    turned_psum[:, part] = nisa.nc_transpose(rows_sb[:, nl.ds(slot * P_MAX, P_MAX)])
-                tiles = nl.ds(stack * heads.group + bank.member, bank.members)
-                out = context_sb[bank.block][:, tiles, nl.ds(bank.column, bank.tokens)]
-                out[...] = nisa.tensor_copy(turned_psum.reshape(shape))
 
 
 class QueryGroup(NamedTuple):
@@ -1643,12 +1525,11 @@ class MaximaPass(NamedTuple):
         """One bank of PSUM: scores of up to 128 queries with up to 512 keys, and their maxima;
         behind the last, the marks of its queries."""
         (part, span, n, at, step), group = work, self.group
-        bank, new, d = group.banks[n], group.new, group.head_dim
-        keys, constants = group.keys(part, n, self.held, False), group.constants
+        bank, new, keys = group.banks[n], group.new, group.keys(part, n, self.held, False)
         queries, last = bank.tiles()[at][2] * bank.tokens, len(group.spans(bank)) - 1
         if new.marks:
             scores_sb = nl.ndarray((queries, span[1], keys.lanes), new.k_sb.dtype)
-            score_rows(self.q_sb[n], bank, at, keys, span, scores_sb, d, new.hides, constants)
+            self.score_rows(n, at, keys, span, scores_sb)
             self.maxima_sb[n][0:queries, at, nl.ds(step, 1)] = nisa.tensor_reduce(
                 nl.max, scores_sb, axis=[1, 2]
             )
@@ -1659,18 +1540,58 @@ class MaximaPass(NamedTuple):
             shape = (queries, keys.tiles, keys.lanes)
             self.scores[n][at] = nl.ndarray(shape, new.k_sb.dtype), None
         scores_sb, _ = self.scores[n][at]
-        part_sb = scores_sb[:, nl.ds(*span), :]
-        score_rows(self.q_sb[n], bank, at, keys, span, part_sb, d, new.hides, constants)
+        self.score_rows(n, at, keys, span, scores_sb[:, nl.ds(*span), :])
         if step == last:
             flat_sb = scores_sb.reshape((queries, keys.tiles * keys.lanes))
-            self.scores[n][at] = scores_sb, negated_maximum(flat_sb, score_scales(d)[1])
+            lowest_sb = negated_maximum(flat_sb, score_scales(group.head_dim)[1])
+            self.scores[n][at] = scores_sb, lowest_sb
+
+    def score_rows(self, n, at, keys, span, scores_sb):
+        """Scores of the ``at``-th tile of a bank's queries with a span of tiles of KeyTiles, into
+        scores_sb [queries, tiles, lanes] in their type.
+
+        Queries are stationary here and stand on partitions, 512 keys move.
+        """
+        group, bank, (start, tiles) = self.group, self.group.banks[n], span
+        (head, row, count), constants = bank.tiles()[at], group.constants
+        queries, rows = count * bank.tokens, nl.ds(row, count)
+        scores_psum = psum_zeros((queries, tiles, keys.lanes))
+        for slot, size in contraction(depth_of(group.head_dim) + int(group.new.hides)):
+            scores_psum[...] += nisa.nc_matmul(
+                self.q_sb[n][0:size, slot, rows, :], keys.keys(head, slot, size, start, tiles)
+            )
+        if keys.bias_sb is not None:
+            scores_psum[...] += nisa.nc_matmul(
+                keys.owners_sb[:, rows, :], keys.bias_sb[:, nl.ds(start, tiles), :]
+            )
+        which_sb = constants.which_sb[0 : bank.tokens, rows, 0 : bank.tokens]
+        for tile, mask_sb in keys.masks(start, tiles, bank.tokens):
+            scores_psum[:, tile - start, :] += nisa.nc_matmul(which_sb, mask_sb)
+        scores_sb[...] = nisa.activation(nl.copy, scores_psum, bias=constants.zero_sb[0:queries, :])
 
     def mark(self, n):
-        """The second mark of a bank's queries, from the maxima of all parts."""
-        bank, (slot, row) = self.group.banks[n], divmod(depth_of(self.group.head_dim), P_MAX)
+        """Marks of a bank's queries for the second pass [query_marks, rows, tokens]: 1, and of each
+        tile of queries the negated maxima of all parts.
+
+        A product with the identity, 128 columns for all tiles, brings them from partitions to rows;
+        ScalarE, alone at SBUF, copies these to each tile's queries.
+        """
+        bank, constants, q_sb = self.group.banks[n], self.group.constants, self.q_sb[n]
         lowest_sb = nisa.tensor_reduce(nl.max, self.maxima_sb[n], axis=2, negate=True)
-        marks_sb = self.q_sb[n][row : row + query_marks(bank), slot, :, :]
-        set_marks(marks_sb, bank, lowest_sb, self.group.constants)
+        (queries, tiles), count = lowest_sb.shape, query_marks(bank)
+        marks_sb = nisa.memset((queries, count), 1.0, q_sb.dtype)
+        marks_sb[:, nl.ds(1, tiles)] = nisa.tensor_copy(lowest_sb)
+        turned_psum = psum_tile((count, queries))
+        turned_psum[...] = nisa.nc_matmul(marks_sb, constants.eye_sb[0:queries, 0:queries])
+        turned_sb = nl.ndarray((count, queries), q_sb.dtype)
+        turned_sb[...] = nisa.tensor_copy(turned_psum)
+        slot, first = divmod(depth_of(self.group.head_dim), P_MAX)
+        for at, (_, row, members) in enumerate(bank.tiles()):
+            part_sb = turned_sb[:, 0 : members * bank.tokens]
+            q_sb[nl.ds(first, count), slot, nl.ds(row, members), :] = nisa.activation(
+                nl.copy, part_sb.reshape((count, members, bank.tokens)),
+                bias=constants.zero_sb[0:count, :], scale=constants.own_sb[0:count, nl.ds(at, 1)],
+            )  # fmt: skip
 
 
 class WeightsPass(NamedTuple):
@@ -1707,18 +1628,14 @@ class WeightsPass(NamedTuple):
 
     def run(self, step):
         """One bank of PSUM; behind the last, the contexts of all."""
-        (part, n, span, at, begins, ends), first = step, self.first
-        group, bank = first.group, first.group.banks[n]
-        keys, d = group.keys(part, n, self.held, True), group.head_dim
+        (part, n, span, at, begins, ends), group = step, self.first.group
+        keys, bank = group.keys(part, n, self.held, True), group.banks[n]
         if begins:
-            self.sums[n] = zero_sums(bank, d)
+            self.sums[n] = zero_sums(bank, group.head_dim)
         if at is None:
-            q_sb, constants = first.q_sb[n], group.constants
-            add_weighted(q_sb, bank, keys, span, self.sums[n], d, constants)
+            self.add_weighted(n, keys, span)
         else:
-            head, _, count = bank.tiles()[at]
-            sums_psum = sum_of(self.sums[n], at, count * bank.tokens)
-            add_turned(*first.scores[n][at], keys, span, head, sums_psum, d)
+            self.add_turned(n, at, keys, span)
         if not ends:
             return
         if self.before[n] is not None:
@@ -1729,6 +1646,90 @@ class WeightsPass(NamedTuple):
         self.before[n] = self.sums[n]
         if part == len(group.blocks) and n + 1 == len(group.banks):
             bank_contexts(group.banks, self.sums, group.new.heads, group.context_sb)
+
+    def add_weighted(self, n, keys, span):
+        """exp(scale * (score - maximum)) of some tiles of keys times their values and ones, added
+        to the sums of each tile of a bank's queries [queries, D + 1] fp32 @ PSUM."""
+        group, bank, q_sb = self.first.group, self.first.group.banks[n], self.first.q_sb[n]
+        constants, (start, tiles) = group.constants, span
+        depth = depth_of(group.head_dim) + query_marks(bank)
+        triangle = keys.causal and start + tiles == keys.tiles
+        if keys.causal:
+            keys = keys._replace(mask_sb=None)
+        scores_psum = psum_zeros((keys.lanes, tiles, bank.rows, bank.tokens))
+        for tile in nl.static_range(tiles):
+            part_psum = scores_psum[:, tile, :, :]
+            score_tile(q_sb, bank, keys, start + tile, part_psum, depth, constants)
+        weights_sb = nl.ndarray(scores_psum.shape, q_sb.dtype)
+        weights_sb[...] = nisa.activation(
+            nl.exp, scores_psum, bias=constants.zero_sb[0 : keys.lanes, :],
+            scale=score_scales(group.head_dim)[1],
+        )  # fmt: skip
+        if triangle:  # GpSimdE: 662 cycles, beside TensorE, which would take 576
+            token, row = nl.arange(bank.tokens)[None, None, :], nl.arange(bank.rows)[None, :, None]
+            lane, own_sb = nl.arange(keys.lanes)[:, None, None], weights_sb[:, tiles - 1, :, :]
+            own_sb[...] = nisa.affine_select(token + 0 * row >= lane, own_sb, 0.0)
+        for at, (head, row, count) in enumerate(bank.tiles()):
+            sums_psum = sum_of(self.sums[n], at, count * bank.tokens)
+            for tile in nl.static_range(tiles):
+                sums_psum[...] += nisa.nc_matmul(
+                    weights_sb[:, tile, nl.ds(row, count), :], keys.values(head, start + tile)
+                )
+
+    def add_turned(self, n, at, keys, span):
+        """The same of one tile of queries, from scores [queries, tiles, lanes] that stayed in SBUF:
+        TensorE turns the weights round, 128 keys at a time."""
+        (head, _, _), (start, tiles) = self.first.group.banks[n].tiles()[at], span
+        scores_sb, lowest_sb = self.first.scores[n][at]
+        queries, _, lanes = scores_sb.shape
+        weights_sb = nl.ndarray((queries, tiles, lanes), scores_sb.dtype)
+        weights_sb[...] = nisa.activation(
+            nl.exp, scores_sb[:, nl.ds(start, tiles), :], bias=lowest_sb,
+            scale=score_scales(self.first.group.head_dim)[1],
+        )  # fmt: skip
+        turned_psum = psum_tile((lanes, tiles, queries))
+        for tile in nl.affine_range(tiles):
+            turned_psum[:, tile, :] = nisa.nc_transpose(weights_sb[:, tile, :])
+        turned_sb = nl.ndarray((lanes, tiles, queries), scores_sb.dtype)
+        turned_sb[...] = nisa.tensor_copy(turned_psum)
+        sums_psum = sum_of(self.sums[n], at, queries)
+        for tile in nl.affine_range(tiles):
+            v_sb = keys.values(head, start + tile)
+            sums_psum[...] += nisa.nc_matmul(turned_sb[:, tile, :], v_sb)
+
+
+def bank_contexts(banks, sums, heads, context_sb):
+    """Divides the sums of a set of heads by those of the weights -> context_sb [128, tiles, T].
+
+    Contexts come with queries on partitions, and turn round for all heads of a stack at once; of
+    the heads of a stack the banks follow each other.
+    """
+    d, dtype, rows = heads.head_dim, context_sb[0].dtype, []
+    scales = [[nisa.reciprocal(tiles[:, :, d]) for tiles in found] for found in sums]
+    each = [(*given, at) for given in zip(banks, sums, scales) for at in range(given[0].heads)]
+    for bank, found, scale, at in each:
+        places, parts = heads.tiles(bank.head + at), bank.together()
+        _, lanes = places[0]
+        if lanes.start == 0:
+            shapes = [(count * bank.tokens, heads.slots * P_MAX) for _, count in parts]
+            rows = [nl.ndarray(shape, dtype) for shape in shapes]
+            if heads.kv_heads - bank.head - at < heads.stack or heads.stack * d < P_MAX:
+                # lanes without a feature
+                rows = [nisa.memset(shape, 0.0, dtype) for shape in shapes]
+        for n, rows_sb in enumerate(rows, at * len(parts)):
+            values = sum_of(found, n, rows_sb.shape[0])[:, 0:d]
+            scale_sb = sum_of(scale, n, rows_sb.shape[0])
+            rows_sb[:, nl.ds(lanes.start, d)] = nisa.tensor_scalar(values, nl.multiply, scale_sb)
+        if lanes.stop > P_MAX - heads.depth or bank.head + at + 1 == heads.kv_heads:
+            shape = (P_MAX, bank.members, bank.tokens)
+            for slot, (stack, _) in enumerate(places):
+                turned_psum = psum_tile((P_MAX, bank.members * bank.tokens))
+                for (first, count), rows_sb in zip(parts, rows):
+                    part = nl.ds(first * bank.tokens, count * bank.tokens)
+                    turned_psum[:, part] = nisa.nc_transpose(rows_sb[:, nl.ds(slot * P_MAX, P_MAX)])
+                tiles = nl.ds(stack * heads.group + bank.member, bank.members)
+                out = context_sb[bank.block][:, tiles, nl.ds(bank.column, bank.tokens)]
+                out[...] = nisa.tensor_copy(turned_psum.reshape(shape))
 
 
 def step_share(items, step, steps):
@@ -1827,19 +1828,11 @@ class TokenBlock(NamedTuple):
     def run(self, work):
         """Work is (tile of features, first token, tokens), tiles of the output behind those of Q, K
         and V."""
-        if work[0] < self.qkv.tiles:
-            self.project(*work)
+        (at, *span), tiles = work, self.qkv.tiles
+        if at < tiles:
+            project_tile(self.p, self.qkv.tile(at), at, span, self.qk_sb, self.v_sb)
         else:
-            self.store_output(work[0] - self.qkv.tiles)
-
-    def project(self, at, start, size):
-        """A tile of queries or keys of a span of tokens, rotated, or of values of all tokens."""
-        (weight_sb, tile), heads = self.qkv.tile(at), self.p.heads
-        if at < heads.q_tiles + heads.stacks:
-            rotated_span(self.p, weight_sb, tile, self.qk_sb, at, start, size)
-        else:
-            first = (at - heads.q_tiles - heads.stacks) * P_MAX
-            value_tile(self.p, weight_sb, tile, first, self.v_sb)
+            self.store_output(at - tiles)
 
     def store_output(self, first):
         """Two tiles of the output [128, 2, count], q_tiles passes of all tokens for each, stored
