@@ -221,6 +221,91 @@ def test_the_submission_speculates_with_kernels_and_without(
     assert got[0].tolist() == reference(model, PROMPT, 16)[0].tolist()
 
 
+def hopeful_head(folder, path):
+    """An EAGLE head that hardly changes the hidden state, so it guesses the newest token once more:
+    often wrong, and right for a while where the text repeats itself."""
+    from safetensors.torch import load_file, save_file
+
+    head = eagle_head(folder, path)
+    state = load_file(head / "model.safetensors")
+    hidden = len(state["model.fc.weight"])
+    state["model.fc.weight"] = torch.cat((torch.eye(hidden) / 2, torch.eye(hidden)), dim=1)
+    save_file(state, head / "model.safetensors")
+    return head
+
+
+@torch.no_grad()
+def plain_chain(model, head, text, features, count):
+    """A head's logits [count, V] behind a text, without a cache and without the stand-in.
+
+    Token t + 1 goes with the target's normalised hidden state of token t, `features` [T, H], and
+    stands at place t; a guess goes with what the head made of the token in front of it.
+    """
+    from safetensors.torch import load_file
+    from transformers.models.llama import modeling_llama as hf
+
+    state = load_file(head / "model.safetensors")
+    layer = hf.LlamaDecoderLayer(model.config, 0)
+    layer.input_layernorm = torch.nn.Identity()
+    name = "model.layers.0."
+    layer.load_state_dict({k[len(name) :]: v for k, v in state.items() if k.startswith(name)})
+    rotary = hf.LlamaRotaryEmbedding(model.config)
+    tokens, features, logits = text[1:], features[: len(text) - 1], []
+    for _ in range(count):
+        embedding = state["model.embed_tokens.weight"][torch.tensor(tokens)]
+        x = (torch.cat((embedding, features), dim=1) @ state["model.fc.weight"].T)[None]
+        places = torch.arange(len(tokens))[None]
+        unseen = torch.full((len(tokens), len(tokens)), -1e9).triu(1)[None, None]
+        near = rotary(x, places)
+        found = layer(x, attention_mask=unseen, position_ids=places, position_embeddings=near)
+        features = torch.cat((features, found[0][0, -1:]))
+        logits.append(state["lm_head.weight"] @ features[-1])
+        tokens = [*tokens, int(logits[-1].argmax())]
+    return torch.stack(logits)
+
+
+CHAINS = itertools.product(VERSIONS, ("stand-in", "kernels", "plain"), (1, 2))
+QUICK = {("0.1", "kernels", 2), ("0.6", "stand-in", 1)}
+CHAINS = [pytest.param(*c, marks=[] if c in QUICK else pytest.mark.full) for c in CHAINS]
+
+
+@pytest.mark.parametrize(("version", "kind", "tp_degree"), CHAINS)
+def test_an_eagle_chain_guesses_what_plain_pytorch_does(
+    tiny_llama, fused, monkeypatch, tmp_path, version, kind, tp_degree
+):
+    """Behind the prompt, and behind rounds of which nothing, a part and everything was right: one
+    hidden state too early, too late or of the head's own changes the logits of all guesses."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    shape = HEADS_OF_64 | {"initializer_range": 0.05}
+    model, folder = tiny_llama(2, **shape)  # a text that repeats tokens once, twice and often
+    head = hopeful_head(folder, tmp_path / "head")
+    module = importlib.import_module("llama") if kind != "stand-in" else modeling_llama
+    more = {} if kind == "stand-in" else dict(enable_nki=kind == "kernels")
+    app = fused(folder, head, 4, True, module, tp_degree=tp_degree, output_logits=True, **more)
+    early = version == "0.1"
+    prompt = torch.tensor([PROMPT])
+    given = dict(attention_mask=torch.ones_like(prompt), position_ids=torch.arange(8)[None])
+    outputs = app(input_ids=prompt, **given).fused_outputs
+    text, counts = [*PROMPT, int(outputs[1 if early else 0].reshape(-1)[0])], set()
+    while len(text) < 32:
+        place = len(text) - 1
+        outputs = app(
+            input_ids=torch.tensor([text[-1:]]),
+            attention_mask=torch.ones((1, place), dtype=torch.int64),
+            position_ids=torch.tensor([[place]]),
+        ).fused_outputs
+        states = model.model(torch.tensor([text])).last_hidden_state[0].detach()
+        expected = plain_chain(model, head, text, states, 3)
+        found = outputs[2 if early else 4][0]
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-3)
+        guesses = expected.argmax(-1).tolist()
+        target = outputs[3 if early else 5][0].argmax(-1).tolist()
+        count = next((i for i in range(3) if guesses[i] != target[i]), 3)
+        counts.add(count)
+        text += target[: count + 1]
+    assert counts == {0, 1, 2, 3}
+
+
 TREES = itertools.product(VERSIONS[1:], (False, True), (1, 2))
 QUICK_TREE = ("0.3", True, 2)
 TREES = [pytest.param(*c, marks=[] if c == QUICK_TREE else pytest.mark.full) for c in TREES]
