@@ -23,23 +23,37 @@ def cache_folder() -> Path:
 def locked_folder(folder: Path, on_wait: Callable[[], object]) -> Iterator[None]:
     """One process at a time, `folder` made where it is missing; `on_wait` before a wait begins.
 
-    The folder itself carries the lock, so nothing stays behind when a process is killed. File
-    systems that lock no folders (NFS) raise another error than "busy"; there runs must not overlap.
+    The folder itself carries the lock, so nothing stays behind when a process is killed; a folder
+    that was made here goes again where it stays empty. File systems that lock no folders (NFS)
+    raise another error than "busy"; there runs must not overlap.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = os.open(folder, os.O_RDONLY)
-    except OSError as error:
-        raise unwritable(folder, error) from error
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if isinstance(error, BlockingIOError):
-            on_wait()
-            fcntl.flock(handle, fcntl.LOCK_EX)
+    made = [path for path in (folder, *folder.parents) if not path.exists()]
+    handle = _locked(folder, on_wait)
     try:
         yield
     finally:
+        with contextlib.suppress(OSError):  # one of them holds something
+            for path in made:
+                path.rmdir()
+        os.close(handle)
+
+
+def _locked(folder: Path, on_wait: Callable[[], object]) -> int:
+    """The open folder with its lock; whoever had the lock before may have removed the folder."""
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(folder, os.O_RDONLY)
+        except OSError as error:
+            raise unwritable(folder, error) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if isinstance(error, BlockingIOError):
+                on_wait()
+                fcntl.flock(handle, fcntl.LOCK_EX)
+        if folder.exists() and os.path.samestat(os.fstat(handle), os.stat(folder)):
+            return handle
         os.close(handle)
 
 

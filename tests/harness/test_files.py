@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -23,3 +24,31 @@ def test_cache_folder_follows_the_environment(monkeypatch, tmp_path: Path) -> No
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     assert files.cache_folder() == tmp_path / "home" / ".cache" / "nki-llama"
+
+
+def test_a_lock_leaves_no_folder_that_stays_empty(tmp_path: Path) -> None:
+    """Those in front of it, too, but neither what was there before nor what holds something."""
+    (tmp_path / "there").mkdir()
+    for folder in (tmp_path / "a" / "b" / "c", tmp_path / "there"):
+        with pytest.raises(ZeroDivisionError), files.locked_folder(folder, lambda: None):
+            1 / 0
+    assert list(tmp_path.rglob("*")) == [tmp_path / "there"]
+    with files.locked_folder(tmp_path / "a" / "b", lambda: None):
+        (tmp_path / "a" / "kept").write_text("")
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "kept", "there"]
+
+
+def test_a_lock_is_of_the_folder_that_is_there(tmp_path: Path) -> None:
+    """Who waits for a folder that the other one removes makes it anew, and has that one locked."""
+    folder, handles = tmp_path / "folder", []
+    folder.mkdir()
+    first = files._locked(folder, lambda: None)
+
+    def give_up() -> None:
+        folder.rmdir()
+        os.close(first)
+        handles.append(1)
+
+    with files.locked_folder(folder, give_up):
+        assert handles == [1] and folder.is_dir()
+        assert not files.remove_unlocked(folder)

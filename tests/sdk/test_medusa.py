@@ -14,6 +14,7 @@ from neuronx_distributed_inference.utils.hf_adapter import (
     load_pretrained_config,
 )
 
+from neuron_cpu.errors import CheckpointError
 from tests.sdk.test_fused_speculation import HEADS_OF_64
 
 PROMPT = [7, 3, 9, 11, 200, 7, 3, 9]
@@ -132,6 +133,13 @@ def test_settings_that_no_medusa_graph_has_are_refused(tiny_llama, changes, told
 def test_heads_and_trees_that_do_not_fit_are_refused(tiny_llama):
     model, folder = tiny_llama()
     with pytest.raises(FileNotFoundError, match="holds no medusa_heads.pt"):
+        build(folder)
+    write_heads(folder, model)
+    with pytest.raises(CheckpointError, match=r"expected medusa_head_3.0.linear.weight .*got none"):
+        build(folder, num_medusa_heads=4)
+    heads = torch.load(folder / "medusa_heads.pt")
+    torch.save(heads | {"medusa_head_1.1.weight": torch.zeros(210, 48)}, folder / "medusa_heads.pt")
+    with pytest.raises(CheckpointError, match=r"shape \(211, 48\), got \(210, 48\)"):
         build(folder)
     write_heads(folder, model)
     with pytest.raises(ValueError, match="has 8 nodes.*expected medusa_speculation_length 9"):

@@ -261,7 +261,7 @@ class NeuronApplicationBase(nn.Module):
         """Read, rename and convert the checkpoint of a folder, and tie what is tied."""
         state_dict = cls._strip_prefix(cls._read_checkpoint(model_path))
         if config.neuron_config.is_medusa:
-            state_dict |= load_medusa_heads(model_path)
+            state_dict |= load_medusa_heads(model_path, config)
         state_dict = cls.convert_hf_to_neuron_state_dict(state_dict, config)
         if getattr(config, "tie_word_embeddings", False):
             cls.update_state_dict_for_tied_weights(state_dict)
