@@ -228,6 +228,10 @@ def test_quantised_checkpoints_that_do_not_fit(tiny_llama, application, tmp_path
     refused(r"of shape \[\d+, 1\], expected \[1\]", kind=PER_TENSOR)
     refused(r"of shape \[51, 1\], expected \[52, 1\]", {f"{key}.scale": torch.ones(51, 1)})
     refused("NaN, infinite or negative", {f"{key}.scale": torch.full((52, 1), -1.0)})
+    refused("scale in torch.int8, expected scales", {f"{key}.scale": whole[f"{key}.scale"].char()})
+    alone = whole.pop(f"{key}.scale")
+    refused(f"{key}.weight in torch.int8 without a scale, expected {key}.scale")
+    whole[f"{key}.scale"] = alone
     refused("beside a weight of torch.float32", {f"{key}.weight": torch.ones(52, 48)})
     refused("has the zero point", {f"{key}.weight_zero_point": torch.ones(52, 1)})
     shutil.copyfile(folder / "config.json", path / "config.json")

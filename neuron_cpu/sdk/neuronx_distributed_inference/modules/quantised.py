@@ -122,6 +122,10 @@ def check(state_dict: StateDict, neuron_config: Any) -> None:
                 f"{path} has {key} of shape {list(scale.shape)}, expected {fits} by "
                 f"{neuron_config.quantization_type}; quantise with the same quantization_type."
             )
+        if not scale.is_floating_point():
+            raise CheckpointError(
+                f"{path} has {key} in {scale.dtype}, expected scales in float32; quantise again."
+            )
         if not bool((scale.isfinite() & (scale >= 0)).all()):
             raise CheckpointError(
                 f"{path} has NaN, infinite or negative values in {key}, expected finite scales of "
@@ -133,8 +137,14 @@ def check(state_dict: StateDict, neuron_config: Any) -> None:
                 "ends on Neuron (OCP's type ends at 448); divide such weights by 448 / 240 and "
                 "multiply their scales by it."
             )
-    for key in state_dict:
-        if key.endswith("zero_point") and bool(state_dict[key].any()):
+    for key, tensor in state_dict.items():
+        own = key.removesuffix(".weight") + _SUFFIX
+        if tensor.dtype is dtype and key.endswith(".weight") and own not in state_dict:
+            raise CheckpointError(
+                f"{path} has {key} in {dtype} without a scale, expected {own} beside it; quantise "
+                "again."
+            )
+        if key.endswith("zero_point") and bool(tensor.any()):
             raise CheckpointError(
                 f"{path} has the zero point {key}, expected weights that lie symmetrically around "
                 "0; quantise again without zero points."
