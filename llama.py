@@ -927,6 +927,17 @@ class Projection(NamedTuple):
         return self.layer.heads
 
 
+def bias_rows(layer, scales, dtype):
+    """Biases of Q, K and V, each a product of rows ([1, N], [1, T]) @ SBUF: what is added in front
+    of the norm's scale has to be divided by it. Empty lists without a bias."""
+    if layer.qkv_b_hbm is None:
+        return [([], []) for _ in layer.qkv_adapters]
+    inverse_sb = nisa.reciprocal(scales.along_sb[0:1, :], dtype=dtype)
+    bias_sb, q_tiles = nl.load(layer.qkv_b_hbm), layer.heads.q_tiles
+    starts = 0, q_tiles * P_MAX, (q_tiles + layer.heads.stacks) * P_MAX, bias_sb.shape[1]
+    return [([bias_sb[:, a:b]], [inverse_sb]) for a, b in zip(starts, starts[1:])]
+
+
 def projection(x_sb, layer, first_token, parts):
     """The Projection of the tokens from ``first_token`` on, x_sb [128, H/128, T], tiles ``parts``
     of them."""
@@ -938,12 +949,7 @@ def projection(x_sb, layer, first_token, parts):
         tables = [nisa.tensor_tensor(x, scales.along_sb, nl.multiply) for x in tables]
     identity_sb = shifted_identity(P_MAX, P_MAX, 0, x_sb.dtype)
     swap_sb = None if heads.slots > 1 else swapped_halves(heads.head_dim, x_sb.dtype)
-    biases = [([], []) for _ in layer.qkv_adapters]
-    if layer.qkv_b_hbm is not None:  # the norm's scale, which comes later, has it divided before
-        inverse_sb = nisa.reciprocal(scales.along_sb[0:1, :], dtype=x_sb.dtype)
-        bias_sb, values = nl.load(layer.qkv_b_hbm), heads.q_tiles + heads.stacks
-        starts = 0, heads.q_tiles * P_MAX, values * P_MAX, bias_sb.shape[1]
-        biases = [([bias_sb[:, a:b]], [inverse_sb]) for a, b in zip(starts, starts[1:])]
+    biases = bias_rows(layer, scales, x_sb.dtype)
     added = [
         (ranks_sb + bias, low_ranks(adapters, x_sb, first_token) + inverse)
         for (ranks_sb, adapters), (bias, inverse) in zip(layer.qkv_adapters, biases)
@@ -3378,7 +3384,11 @@ def attention_projection_kernel(
     )  # fmt: skip
     most_tokens = chunk_tokens(features, heads, x_hbm.itemsize, scales_hbm is not None)
     for some in grouped(token_blocks(features, tokens, length), most_tokens):
+        # queries and keys [128, tiles, count], values [tokens, kv_heads * D]: H/128 passes of a
+        # block's tokens for every tile of features, one pass over the weights for some blocks
         for rows in project_blocks(some, layer):
+            # for the cache TensorE turns keys into rows, 128 tokens a pass; the other ranks take
+            # queries and keys as they lie, a row of tiles * count for each partition
             rows.store_keys(keys_hbm, values_hbm)
             nl.store(qk_hbm[:, :, nl.ds(rows.block.start, rows.block.count)], rows.qk_sb)
     results = qk_hbm, keys_hbm, values_hbm
@@ -3451,6 +3461,8 @@ def attention_output_kernel(
     )  # fmt: skip
     most_tokens = token_chunk(context_hbm.itemsize * heads.q_tiles)
     for some in grouped(token_blocks(features, tokens, length), most_tokens):
+        # contexts [128, q_tiles, count] as attention leaves them, then the output [128, H/128,
+        # count]: q_tiles passes of a block's tokens for every tile, one pass over the weight
         contexts = [
             (nl.load(context_hbm[:, :, nl.ds(block.start, block.count)]), block) for block in some
         ]
@@ -4479,6 +4491,18 @@ def named_blocks(tables: torch.Tensor, blocks: int) -> torch.Tensor:
     return tables[torch.cummax(named, 0).values].long()
 
 
+def runs_of_window(bias: torch.Tensor, run: int, most: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Numbers [B, most] of the runs of so many keys from that on whose key a first query sees, and
+    of bias [B, L] or [B, n, L] what is theirs."""
+    length, by_query = bias.shape[-1], bias.reshape(len(bias), -1, bias.shape[-1])
+    first = (by_query[:, 0] == 0).to(torch.int32).argmax(1) // run
+    first = first.clamp_max(length // run - most)[:, None]
+    number = first + torch.arange(most, device=bias.device)
+    keys = (number[:, :, None] * run + torch.arange(run, device=bias.device)).flatten(1)
+    theirs = by_query.gather(2, keys[:, None].expand(-1, by_query.shape[1], -1))
+    return number, theirs.reshape(*bias.shape[:-1], -1)
+
+
 def blocks_in_runs(
     keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, bias: torch.Tensor,
     heads_apart: bool = False, window: Optional[int] = None,
@@ -4503,13 +4527,8 @@ def blocks_in_runs(
     number, pieces = torch.arange(length // run, device=table.device)[None], block // run
     most = 1 if window is None else (window + 2 * run - 3) // run + 1  # of W - 1 keys, not aligned
     if window is not None and most < length // run:
-        first = (bias.reshape(batch, -1, length)[:, 0] == 0).to(torch.int32).argmax(1) // run
-        number = first.clamp_max(length // run - most)[:, None] + number[:, :most]
-        columns = (number[:, :, None] * run + torch.arange(run, device=table.device)).flatten(1)
-        own = bias.reshape(batch, -1, length)
-        own = own.gather(2, columns[:, None].expand(-1, own.shape[1], -1))
-        bias, length = own.reshape(*queries, -1), columns.shape[1]
-    apart, count = heads if heads_apart else 1, length // run
+        number, bias = runs_of_window(bias, run, most)
+    apart, count = heads if heads_apart else 1, number.shape[1]
     named = table.long().gather(1, (number // pieces).expand(batch, -1))
     rows = named * (apart * pieces) + number % pieces
     parts = whole_tiles(count)
