@@ -992,25 +992,27 @@ def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
     zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
     if p.heads.slots > 1:
         halves = p.heads.stacks // 2 * (1 if which else p.heads.group)
-        return add_half(terms_sb, qk_sb, at, halves, at - first >= halves, columns, scale, zero_sb)
+        second = at - first >= halves
+        other = qk_sb[:, at - halves if second else at + halves, columns]
+        return add_half(terms_sb, qk_sb[:, at, columns], other, second, scale, zero_sb)
     rotated_psum = psum_zeros((P_MAX, size))
     rotated_psum[...] += nisa.nc_matmul(p.identity_sb, terms_sb[:, 0, :])
     rotated_psum[...] += nisa.nc_matmul(p.swap_sb, terms_sb[:, 1, :])
     qk_sb[:, at, columns] = nisa.activation(nl.copy, rotated_psum, bias=zero_sb, scale=scale)
 
 
-def add_half(terms_sb, qk_sb, at, halves, second, columns, scale, zero_sb):
-    """Rotation of a head of two tiles, ``halves`` apart, from x cos and x sin of one [128, 2, T].
-
-    The first leaves its terms in both; the ``second``, which comes later, adds its own."""
+def add_half(terms_sb, own, other, second, scale, zero_sb):
+    """Rotation of a head of two tiles, x cos and x sin of one [128, 2, T] into its ``own`` [128, T]
+    and the ``other``'s: the first leaves its terms in both; the ``second``, which comes later, adds
+    its own."""
     if not second:
-        qk_sb[:, at, columns] = nisa.tensor_copy(terms_sb[:, 0, :])
-        qk_sb[:, at + halves, columns] = nisa.tensor_copy(terms_sb[:, 1, :])
+        own[...] = nisa.tensor_copy(terms_sb[:, 0, :])
+        other[...] = nisa.tensor_copy(terms_sb[:, 1, :])
         return
-    for tile, term, op in ((at - halves, 1, nl.subtract), (at, 0, nl.add)):
+    for half, term, op in ((other, 1, nl.subtract), (own, 0, nl.add)):
         sum_sb = nl.ndarray((P_MAX, terms_sb.shape[2]), nl.float32)
-        sum_sb[...] = nisa.tensor_tensor(qk_sb[:, tile, columns], terms_sb[:, term, :], op)
-        qk_sb[:, tile, columns] = nisa.activation(nl.copy, sum_sb, bias=zero_sb, scale=scale)
+        sum_sb[...] = nisa.tensor_tensor(half, terms_sb[:, term, :], op)
+        half[...] = nisa.activation(nl.copy, sum_sb, bias=zero_sb, scale=scale)
 
 
 def value_tile(p, weight_sb, tile, start, v_sb):
@@ -1207,6 +1209,11 @@ def score_banks(parts, heads, largest):
         ]
         for first, some in spans(heads.kv_heads, math.ceil(each / heads.stack) * heads.stack)
     ]
+
+
+def heads_of(banks):
+    """(first, count) of the KV heads of a set of banks."""
+    return banks[0].head, banks[-1].head + banks[-1].heads - banks[0].head
 
 
 def contraction(depth):
@@ -1997,8 +2004,8 @@ class Prefill(NamedTuple):
 
     def first_work(self):
         """Keys and values, and queries of the first set of heads."""
-        (_, head, heads), *_ = self.sets()
-        return [*self.tokens.keys_and_values(), *self.tokens.queries(head, heads)]
+        (banks, *_), *_ = self.sets()
+        return [*self.tokens.keys_and_values(), *self.tokens.queries(*heads_of(banks))]
 
     def begin(self):
         """The first block of all, beside which nothing runs: keys and values, H/128 passes of its
@@ -2012,18 +2019,13 @@ class Prefill(NamedTuple):
         return first
 
     def sets(self):
-        """(banks by tile of tokens, first head, heads) of each set of heads."""
+        """Banks of each tile of tokens, for each set of heads."""
         parts = [
             (0, column, position - self.before, size)
             for _, position, column, size in self.tokens.block.parts()
         ]
-        largest = self.constants.which_sb.shape[0]
-        heads = self.tokens.p.heads
-        every = zip(*(score_banks([part], heads, largest) for part in parts))
-        return [
-            (banks, banks[0][0].head, banks[0][-1].head + banks[0][-1].heads - banks[0][0].head)
-            for banks in every
-        ]
+        heads, largest = self.tokens.p.heads, self.constants.which_sb.shape[0]
+        return [*zip(*(score_banks([part], heads, largest) for part in parts))]
 
     def keep_keys(self):
         """The block's keys and values, where its queries and those behind it find them."""
@@ -2037,32 +2039,25 @@ class Prefill(NamedTuple):
 
     def groups(self):
         """QueryGroups, a list for each set of heads: a tile of tokens at a time."""
-        tokens, block = self.tokens, self.tokens.block
-        first = block.start // block.length
-        new = [self.new[sequence - first] for sequence, *_ in block.parts()]
+        tokens, first = self.tokens, self.tokens.block.start // self.tokens.block.length
+        new = [self.new[sequence - first] for sequence, *_ in tokens.block.parts()]
+        own = [tokens.qk_sb], self.constants, [tokens.context_sb]
         return [
             [
-                QueryGroup(
-                    banks,
-                    self.in_scratch(banks[0], head, heads),
-                    seen,
-                    [tokens.qk_sb],
-                    self.constants,
-                    [tokens.context_sb],
-                )  # fmt: skip
-                for banks, seen in zip(every, new)
+                QueryGroup(banks, self.in_scratch(banks), seen, *own)
+                for banks, seen in zip(some, new)
             ]
-            for every, head, heads in self.sets()
+            for some in self.sets()
         ]
 
-    def in_scratch(self, bank, head, heads):
-        """The ScratchTiles of some heads that a bank's queries see."""
+    def in_scratch(self, banks):
+        """The ScratchTiles that the queries of a set of banks see."""
         tiles, window, first, edges = self.before // P_MAX, self.new[0].window, 0, []
         if window is not None:
-            first, edges = window.seen(tiles + bank.position // P_MAX, tiles)
+            first, edges = window.seen(tiles + banks[0].position // P_MAX, tiles)
         return [
             ScratchTiles(
-                self.scratch, head, heads, first + at, size,
+                self.scratch, *heads_of(banks), first + at, size,
                 [(tile - at, edge) for tile, edge in edges if at <= tile < at + size],
             )
             for at, size in spans(tiles - first, SCRATCH_TILES)
@@ -2159,15 +2154,16 @@ def attend_block(prefill, ahead, before, following):
     """Attention of a block of tokens, the MaximaPass of whose first group is ``ahead``; beside it
     the outputs of TokenBlocks ``before``, and what the Prefill ``following`` begins with (it may be
     None). -> the MaximaPass of the first group of that."""
-    tokens, sets, groups = prefill.tokens, prefill.sets(), prefill.groups()
+    tokens, groups = prefill.tokens, prefill.groups()
     outputs = [(rows, each) for rows in before for each in rows.outputs()]
     order = [(n, at) for n, some in enumerate(groups) for at in range(len(some))]
     for step, (n, at) in enumerate(order):
         # what the maxima of the next group read is there before its pass begins: queries of the
         # next set of heads, and all that the next block begins with
         work = step_share(outputs, step, len(order))
-        if n + 1 < len(sets):
-            work += before_last(tokens, tokens.queries(*sets[n + 1][1:]), at, len(groups[n]))
+        if n + 1 < len(groups):
+            queries = tokens.queries(*heads_of(groups[n + 1][0].banks))
+            work += before_last(tokens, queries, at, len(groups[n]))
         if following is not None:
             work += before_last(following.tokens, following.first_work(), step, len(order))
         first, ahead = ahead, None
@@ -3016,8 +3012,7 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=Tr
     """The CacheTiles of a sequence, whose queries may have different ``bias_rows``, for the heads
     of some banks; as KeyTiles where all fit and may ``stay``. Which of its keys count say these
     rows."""
-    head, last = banks[0].head, banks[-1]
-    count, itemsize = last.head + last.heads - head, max(2, cache[0].itemsize)
+    (head, count), itemsize = heads_of(banks), max(2, cache[0].itemsize)
     few, each = few_queries(banks, heads), CACHE_ROW_BYTES // (itemsize * heads.head_dim)
     if few:  # whose fp8 keys do not stand turned in the type of x
         each = FEW_ROW_BYTES // (cache[0].itemsize * heads.head_dim)
