@@ -223,30 +223,36 @@ def check(name: str, args: tuple[Any, ...], macs: int) -> None:
         check_error(got, bf16, exact.double())
 
 
-# A whole rank's MLP and head of these take 8 to 45 s each: make test-full
-LARGE = {
-    *product(["Llama-3.1-8B", "Llama-3.2-3B"], [1, 2, 4]),
-    *product(["Llama-3.2-1B", "TinyLlama-1.1B"], [1, 2]),
+# Of one layer's kernels in the default run: every model and every degree. The other MLPs and heads
+# take up to 45 s each, the other blocks of attention 3 s: make test-full.
+MLPS = {
+    *product(["SmolLM2-135M"], [1, 2]),
+    ("SmolLM2-360M", 4),
+    *product(["TinyLlama-1.1B", "Llama-3.2-1B", "Llama-3.2-3B", "Llama-3.1-8B"], [8]),
 }
+ATTENTION = set(product(MODELS, DEGREES)) - {
+    *product(["Llama-3.1-8B"], [1, 2]),
+    *product(["Llama-3.2-3B"], [1]),
+}
+
+
+def rest_in_full(chosen: set[tuple[str, int]]) -> list[Any]:
+    """All models and degrees; those that are not chosen are left to the full run."""
+    return [
+        pytest.param(*row, marks=[] if row in chosen else [pytest.mark.full])
+        for row in product(MODELS, DEGREES)
+    ]
 
 
 class TestOneLayer:
     """Prefill of 64 tokens and a decode step, with the heads, features and rows of one rank."""
 
-    @pytest.mark.parametrize("degree", DEGREES)
-    @pytest.mark.parametrize("name", MODELS)
+    @pytest.mark.parametrize(("name", "degree"), rest_in_full(ATTENTION))
     def test_attention(self, name: str, degree: int) -> None:
         check(*Layer(name, degree).prefill(1, 64))
         check(*Layer(name, degree).decode(1, 128))
 
-    @pytest.mark.parametrize(
-        ("name", "degree"),
-        [
-            pytest.param(n, d, marks=[pytest.mark.full] if (n, d) in LARGE else [])
-            for n in MODELS
-            for d in DEGREES
-        ],
-    )
+    @pytest.mark.parametrize(("name", "degree"), rest_in_full(MLPS))
     def test_mlp_and_head(self, name: str, degree: int) -> None:
         check(*Layer(name, degree).mlp(16))  # errors of one token alone vary by a seventh
         check(*Layer(name, degree).mlp(64))
@@ -276,9 +282,17 @@ def test_mlp_of_many_tokens(tokens: int) -> None:
     check(*Layer("Llama-3.2-1B", 8).mlp(tokens))
 
 
-@pytest.mark.parametrize("name", ["Llama-3.2-1B", "Llama-3.1-8B"])
 @pytest.mark.parametrize(
-    ("batch", "past"), [(5, 1), (8, 64), (3, 333), (8, 2048), (2, 2175), (1, 8193), (1, 131072)]
+    ("name", "batch", "past"),
+    [
+        *(
+            (name, *sizes)
+            for name in ("Llama-3.2-1B", "Llama-3.1-8B")
+            for sizes in ((5, 1), (8, 64), (3, 333), (8, 2048), (2, 2175), (1, 8193))
+        ),
+        ("Llama-3.2-1B", 1, 131072),
+        pytest.param("Llama-3.1-8B", 1, 131072, marks=pytest.mark.full),
+    ],
 )
 def test_decode_caches_and_batches(name: str, batch: int, past: int) -> None:
     check(*Layer(name, 8).decode(batch, past))
@@ -297,6 +311,11 @@ def test_a_chunk_over_128k_traces() -> None:
     check_traced(*Layer("Llama-3.2-1B", 8, "meta").chunk(1, 128, 131072))
 
 
+# Of new tokens, or runs of 64 keys, and features of queries: prefill has few rows, decode many. Each
+# model, degree and batch stays in the default run.
+MOST_TRACED = {"prefill": 1 << 16, "decode": 1 << 14, "chunk": 1 << 15}
+
+
 def sampled(phase: str) -> Iterator[Any]:
     """The table's rows; those with a long trace are left to the full run."""
     for name, degree, batch, length in TABLE[phase]:
@@ -305,7 +324,7 @@ def sampled(phase: str) -> Iterator[Any]:
             tokens = (batch or 512) * length / 512
         else:
             tokens = batch * length if phase == "prefill" else batch * length / 64
-        small = tokens * size.heads.q_heads * size.model.head_dim <= 1 << 16
+        small = tokens * size.heads.q_heads * size.model.head_dim <= MOST_TRACED[phase]
         marks = [] if small else [pytest.mark.full]
         yield pytest.param(name, degree, batch, length, marks=marks)
 
