@@ -311,8 +311,8 @@ def test_a_chunk_over_128k_traces() -> None:
     check_traced(*Layer("Llama-3.2-1B", 8, "meta").chunk(1, 128, 131072))
 
 
-# Of new tokens, or runs of 64 keys, and features of queries: prefill has few rows, decode many. Each
-# model, degree and batch stays in the default run.
+# Of new tokens, or runs of 64 keys, times features of queries: prefill has few rows, decode many.
+# Each model, degree and batch stays in the default run.
 MOST_TRACED = {"prefill": 1 << 16, "decode": 1 << 14, "chunk": 1 << 15}
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import os
+import shutil
 import sys
 import threading
 from collections.abc import Callable
@@ -31,19 +33,35 @@ LATE = (
 )
 
 
+def build_into(folder: Path, model: Path, *arguments: object) -> Loaded:
+    args = command_line.parse([
+        "--mode", "generate", "--model-path", str(model), "--prompt", "hello",
+        "--tp-degree", "1", "--seq-len", "64", "--compiled-model-path", str(folder),
+        *map(str, arguments),
+    ])  # fmt: skip
+    return build(open_session(args))
+
+
 @pytest.fixture
 def compiled(tiny_model: Path, tmp_path: Path) -> Callable[..., Loaded]:
     """Builds the tiny model without kernels into a folder of the test's own."""
+    return functools.partial(build_into, tmp_path / "c", tiny_model)
 
-    def call(*arguments: object) -> Loaded:
-        args = command_line.parse([
-            "--mode", "generate", "--model-path", str(tiny_model), "--prompt", "hello",
-            "--tp-degree", "1", "--seq-len", "64", "--compiled-model-path", str(tmp_path / "c"),
-            *map(str, arguments),
-        ])  # fmt: skip
-        return build(open_session(args))
 
-    return call
+@pytest.fixture(scope="module")
+def finished(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `compiled` leaves, built once."""
+    root = tmp_path_factory.mktemp("finished") / "c"
+    build_into(root, tiny_model)
+    return root
+
+
+@pytest.fixture
+def again(finished: Path, tmp_path: Path) -> Path:
+    """A compiled folder of the test's own, which `compiled` would reuse."""
+    shutil.copytree(finished, tmp_path / "c")
+    (folder,) = (tmp_path / "c").iterdir()
+    return folder
 
 
 def truncate(path: Path) -> None:
@@ -53,12 +71,15 @@ def truncate(path: Path) -> None:
 @pytest.mark.parametrize("damage", [truncate, Path.unlink])
 @pytest.mark.parametrize("name", ["model.pt", "operators.json", "weights/*.safetensors"])
 def test_a_damaged_compiled_folder_is_built_anew(
-    name: str, damage: Callable, compiled: Callable, capsys: pytest.CaptureFixture
+    name: str,
+    damage: Callable,
+    again: Path,
+    compiled: Callable,
+    capsys: pytest.CaptureFixture,
 ) -> None:
-    folder = compiled().folder
-    assert compiled().folder == folder and "Reusing the compiled" in capsys.readouterr().err
-    damage(next(folder.glob(name)))
-    compiled()
+    damage(next(again.glob(name)))
+    capsys.readouterr()
+    assert compiled().folder == again
     assert "(compiled files damaged)" in capsys.readouterr().err
     compiled()
     assert "Reusing the compiled" in capsys.readouterr().err
@@ -66,20 +87,20 @@ def test_a_damaged_compiled_folder_is_built_anew(
 
 @pytest.mark.parametrize("manifest", ["", "[]", "{", '"text"'])
 def test_an_unreadable_manifest_means_build_anew(
-    manifest: str, compiled: Callable, capsys: pytest.CaptureFixture
+    manifest: str, again: Path, compiled: Callable, capsys: pytest.CaptureFixture
 ) -> None:
-    (compiled().folder / "driver.json").write_text(manifest)
+    (again / "driver.json").write_text(manifest)
     capsys.readouterr()
     compiled()
     assert "(first time)" in capsys.readouterr().err
 
 
-def test_damage_that_keeps_the_size_is_told_with_its_mend(compiled: Callable) -> None:
-    weights = next(compiled().folder.glob("weights/*.safetensors"))
+def test_damage_that_keeps_the_size_is_told_with_its_mend(again: Path, compiled: Callable) -> None:
+    weights = next(again.glob("weights/*.safetensors"))
     weights.write_bytes(b"\xff" * weights.stat().st_size)
     with pytest.raises(UserError, match="cannot be loaded: .*--recompile builds them anew"):
         compiled()
-    assert compiled("--recompile").folder == weights.parent.parent
+    assert compiled("--recompile").folder == again
 
 
 @pytest.mark.parametrize("statement", ["raise IndexError('boom')", "open('/no/such/file')"])
