@@ -474,9 +474,10 @@ class Linear(NamedTuple):
         """Some columns of its scales; None for ones."""
         return None if self.scale_sb is None else self.scale_sb[:, nl.ds(first, columns)]
 
-    def pieces(self, tokens, last=False):
-        """(first, count) of the tiles that are loaded at once, see ``weight_pieces``."""
-        return weight_pieces(self.tiles, self.k_tiles, tokens, last, self.weight_hbm.itemsize)
+    def pieces(self, tokens, last=False, tiles=None, row_bytes=None):
+        """(first, count) of its tiles, or so many, loaded at once, see ``weight_pieces``."""
+        itemsize = self.weight_hbm.itemsize
+        return weight_pieces(tiles or self.tiles, self.k_tiles, tokens, last, itemsize, row_bytes)
 
     def piece(self, weight_sb, first, tiles):
         """The Piece of tiles that are loaded."""
@@ -1766,7 +1767,7 @@ def attend(first, following, beside):
 # --- Blocks of tokens -----------------------------------------------------------------------------
 
 
-class Pieces(NamedTuple):
+class StreamedWeight(NamedTuple):
     """A Linear whose weight is loaded piece by piece, where a tile of it is first asked for."""
 
     linear: Linear
@@ -1790,28 +1791,24 @@ class Pieces(NamedTuple):
 
 
 def attention_weights(layer, tokens):
-    """Pieces of both weights for passes of so many tokens (of the output's, None where it is no
-    part of the kernel): keys and values begin with half a piece, so that little waits for hidden
-    states."""
+    """StreamedWeights of both projections for passes of so many tokens (of the output, None where
+    it is no part of the kernel): keys and values begin with half a piece, so that little waits for
+    hidden states."""
     qkv, out, q_tiles = layer.qkv, layer.out, layer.heads.q_tiles
-    parts = [(qkv, q_tiles), (qkv, qkv.tiles - q_tiles)]
-    if out.weight_hbm is not None:
-        parts.append((out, out.tiles))
-    queries, others, *outputs = (
-        weight_pieces(
-            count, linear.k_tiles, tokens, linear is out, linear.weight_hbm.itemsize,
-            BLOCK_PIECE_BYTES,
-        )
-        for linear, count in parts
-    )  # fmt: skip
-    others = [(q_tiles + at, count) for at, count in others]
-    pieces = Pieces.of(qkv, [*queries, *others])
-    return pieces, Pieces.of(out, outputs[0]) if outputs else None
+    queries, others = (
+        qkv.pieces(tokens, tiles=tiles, row_bytes=BLOCK_PIECE_BYTES)
+        for tiles in (q_tiles, qkv.tiles - q_tiles)
+    )
+    of_qkv = StreamedWeight.of(qkv, [*queries, *((q_tiles + at, size) for at, size in others)])
+    if out.weight_hbm is None:
+        return of_qkv, None
+    pieces = out.pieces(tokens, last=True, row_bytes=BLOCK_PIECE_BYTES)
+    return of_qkv, StreamedWeight.of(out, pieces)
 
 
 class TokenBlock(NamedTuple):
     """A Block on its way through attention: what is projected of it @ SBUF, its context, and the
-    Pieces of the weights of both projections. ``lows`` are the output's ``low_ranks``, filled with
+    StreamedWeights of both projections. ``lows`` are the output's ``low_ranks``, filled with
     its first tiles."""
 
     block: Block
@@ -1819,8 +1816,8 @@ class TokenBlock(NamedTuple):
     p: Projection
     qk_sb: Any
     v_sb: Any
-    qkv: Pieces
-    out: Pieces
+    qkv: StreamedWeight
+    out: StreamedWeight
     lows: List[Any]
 
     @classmethod
@@ -2067,9 +2064,9 @@ class Prefill(NamedTuple):
 class Prompt(NamedTuple):
     """What blocks of a prompt share: the ``layer``, the bias [B, S] @ HBM of left padding and a
     Window, or None, the triangle of a tile of tokens with itself, Constants, how many ``marks``
-    keys have, whether keys and values of a sequence stay in SBUF (``short``), Pieces of both
-    weights where these stay, None where each block reads them, and whether other blocks are on
-    their way ``beside`` one."""
+    keys have, whether keys and values of a sequence stay in SBUF (``short``), both StreamedWeights
+    where these stay, None where each block reads them, and whether other blocks are on their way
+    ``beside`` one."""
 
     layer: AttentionLayer
     bias_hbm: Any
@@ -2078,7 +2075,7 @@ class Prompt(NamedTuple):
     constants: Constants
     marks: int
     short: bool
-    weights: Optional[Tuple[Pieces, Pieces]]
+    weights: Optional[Tuple[StreamedWeight, StreamedWeight]]
     beside: bool
 
     @classmethod
@@ -3122,7 +3119,7 @@ class InnerTokens(NamedTuple):
         return out_sb
 
     def gated(self, gate, up, first, part, zero_sb):
-        """silu(gate) * up of that part of Pieces that begin with tile ``first``."""
+        """silu(gate) * up of that part of two Pieces, which begin with tile ``first``."""
         tile, tiles, at, tokens = part
         silu_sb = nisa.activation(nl.silu, self.projected(gate, 0, part), bias=zero_sb)
         inner = self.inner_sb[:, nl.ds(first + tile, tiles), nl.ds(at, tokens)]
