@@ -153,11 +153,22 @@ def weight_pieces(tiles, k_tiles, tokens, last=False, row_bytes=PIECE_BYTES):
     return [(0, first)] + moved(spans(tiles - first, most), first)
 
 
+def on_gen2():
+    return nisa.get_nc_version() == nisa.nc_version.gen2
+
+
+def sums_a_tile(columns):
+    """How many sums of so many columns share a tile @ PSUM: a bank's, but one on gen2, where the
+    compiler of SDK 2.32 lost the first product of all others (foxl-ai/kiln, docs/neuron-notes.md).
+    """
+    return 1 if on_gen2() else max(1, MOVING_MAX // columns)
+
+
 def psum_parts(tiles, tokens):
-    """(first tile, tiles, first token, tokens) of the parts of a product that fill a PSUM bank."""
+    """(first tile, tiles, first token, tokens) of the parts of a product that fill a PSUM tile."""
     found = []
     for columns in even_spans(tokens, MOVING_MAX):
-        for rows in spans(tiles, max(1, MOVING_MAX // columns[1])):
+        for rows in spans(tiles, sums_a_tile(columns[1])):
             found.append((rows[0], rows[1], columns[0], columns[1]))
     return found
 
@@ -247,8 +258,7 @@ def psum_of(shape):
 
 def turned_of(shape, dtype):
     """A tile @ PSUM for transposes: TensorE of gen2 writes fp32, later ones the data's type."""
-    gen2 = nisa.get_nc_version() == nisa.nc_version.gen2
-    return nl.ndarray(shape, dtype=FP32 if gen2 else dtype, buffer=nl.psum)
+    return nl.ndarray(shape, dtype=FP32 if on_gen2() else dtype, buffer=nl.psum)
 
 
 def filled(shape, value, dtype):
@@ -1003,7 +1013,7 @@ def new_sums(bank, head_dim):
     """Tiles for the sums of a bank's queries, [queries, tiles, D + 1] fp32 @ PSUM: as many tiles of
     queries as share a bank, where all are equally large."""
     tiles, found = len(bank.tiles()), []
-    for part in spans(tiles, MOVING_MAX // (head_dim + 1) if bank.even() else 1):
+    for part in spans(tiles, sums_a_tile(head_dim + 1) if bank.even() else 1):
         found.append(psum_of((bank.queries, part[1], head_dim + 1)))
     return found
 

@@ -210,9 +210,20 @@ def test_times_agree(name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_small_work_takes_no_longer(name):
-    """Where every instruction counts, one that compares with '==' does what two had to."""
+    """Where every instruction counts: one that compares with '==' does what two had to, and sums
+    that have a tile each leave PSUM in more than one."""
     old, new = (alike(program) for program in programs(CASES[name]()))
-    assert 0.85 < new / old < 1.03
+    assert 0.85 < new / old < 1.05
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_no_tile_has_several_sums_on_gen2(name, target):
+    """A trn1 of SDK 2.32 lost their first products."""
+    target("trn1")
+    kernel, _, args = CASES[name]()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        getattr(llama_nki, kernel).trace(*args)
 
 
 @pytest.mark.parametrize("name", ["prompts with padding", "prompt of 128 heads",
