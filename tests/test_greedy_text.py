@@ -25,10 +25,10 @@ Output 1: 1. 1
     "kernels", ["--enable-nki", pytest.param("--no-enable-nki", marks=pytest.mark.full)]
 )
 def test_greedy_text_is_the_stored_one(
-    kernels: str, run_script: Callable, embedded_model: Path, tmp_path: Path
+    kernels: str, run_main: Callable, embedded_model: Path, tmp_path: Path
 ) -> None:
-    done = run_script(
-        *["main.py", "--mode", "generate"],
+    done = run_main(
+        *["--mode", "generate"],
         kernels,
         "--prompt",
         ",".join(PROMPTS),
