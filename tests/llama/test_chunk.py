@@ -15,10 +15,12 @@ from tests.llama.references import check_error as check
 from tests.llama.test_kernels import (
     BF16,
     KINDS,
+    LARGEST_SCORES,
     Plain,
     attend,
     distort,
     heads_of,
+    raised,
     random,
     split_qkv,
     tables,
@@ -86,6 +88,15 @@ class Case:
 )
 def test_chunk(batch: int, n: int, past: int, heads: tuple[int, int, int]) -> None:
     check(*Case(batch, n, past, heads).run(given_mask=n < 128))
+
+
+@pytest.mark.parametrize("d", LARGEST_SCORES)
+@pytest.mark.parametrize(("n", "past"), [(130, 300), (7, 300), (1, 3000)])
+def test_chunk_of_the_largest_scores(n: int, past: int, d: int) -> None:
+    """The maximum of up to 128 queries is that of the numbers that it is subtracted from."""
+    case = Case(1, n, past, (2, 1, d))
+    case.keys *= raised(case.qkv, 2, 1, d, 0.9 * LARGEST_SCORES[d] if n > 128 else 1e30)
+    check(*case.run(given_mask=n < 128))
 
 
 @pytest.mark.parametrize(

@@ -301,6 +301,35 @@ def test_prefill_of_adversarial_scores(
     prefill_case(qkv, 1, q, kv, d)
 
 
+def raised(qkv: torch.Tensor, q: int, kv: int, d: int, top: float) -> float:
+    """What queries and keys, raised here in place, are multiplied by so that the largest score, of
+    any two tokens before their rotation, is ``top``."""
+    query, key, _ = split_qkv(qkv.double(), 1, q, kv, d)
+    scores = query @ key.repeat_interleave(q // kv, 1).transpose(2, 3) / math.sqrt(d)
+    factor = math.sqrt(top / scores.abs().max().item())
+    qkv[:, : (q + kv) * d] *= factor
+    return factor
+
+
+# Up to here the half of a bf16 maximum's last bit that rounding takes is at most 64, or 45, and the
+# exponential of a score less the maximum stays finite, in fp32 and in bf16
+LARGEST_SCORES = {64: 2.0**15, 128: 2.0**18 / math.sqrt(128)}
+
+
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize("d", LARGEST_SCORES)
+def test_prefill_of_the_largest_scores(
+    d: int, resident: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where scores stay in SBUF, rounded as PyTorch rounds them, they have no limit."""
+    if not resident:
+        trace_with(monkeypatch, "RESIDENT_BYTES", 0)
+    q, kv = 2, 1
+    qkv = random(300, (q + 2 * kv) * d)
+    raised(qkv, q, kv, d, 1e30 if d == 128 and resident else 0.9 * LARGEST_SCORES[d])
+    prefill_case(qkv, 1, q, kv, d)
+
+
 def test_keys_behind_a_query_do_not_count_however_large() -> None:
     """Their exponentials overflow; GpSimdE selects them away, a product with zero would not."""
     q, kv, d = 2, 1, 64
