@@ -1655,7 +1655,7 @@ class WeightsPass(NamedTuple):
         if self.before[n] is not None:
             pairs = zip(self.before[n], self.sums[n])
             self.sums[n] = [nisa.tensor_tensor(b_psum, a_sb, nl.add) for a_sb, b_psum in pairs]
-        elif group.blocks:
+        elif group.blocks or n + 2 < len(group.banks):  # PSUM has room for the sums of two
             self.sums[n] = [nisa.tensor_copy(sums_psum) for sums_psum in self.sums[n]]
         self.before[n] = self.sums[n]
         if part == len(group.blocks) and n + 1 == len(group.banks):

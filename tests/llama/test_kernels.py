@@ -338,6 +338,17 @@ def test_keys_behind_a_query_do_not_count_however_large() -> None:
     prefill_case(qkv, 1, q, kv, d)
 
 
+@pytest.mark.parametrize("resident", [True, False])
+@pytest.mark.parametrize(("q", "kv", "d"), [(4, 2, 64), (3, 1, 128)])
+def test_prefill_of_one_block_after_another(
+    q: int, kv: int, d: int, resident: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no room is for three on their way; contexts then replace queries of the same block."""
+    for constant in ("WEIGHT_BYTES", "BESIDE_BYTES", *([] if resident else ["RESIDENT_BYTES"])):
+        trace_with(monkeypatch, constant, 0)
+    prefill_case(random(600, (q + 2 * kv) * d), 1, q, kv, d)
+
+
 def test_heads_of_a_stack_read_their_own_keys_from_hbm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of three queries: each of two KV heads of a tile has banks of its own."""
     trace_with(monkeypatch, "RESIDENT_BYTES", 0)

@@ -306,6 +306,11 @@ def test_chunks_over_a_cache(name: str, batch: int, n: int, past: int) -> None:
     check(*Layer(name, 8).chunk(batch, n, past))
 
 
+def test_a_prompt_whose_blocks_have_no_room_beside_each_other_traces() -> None:
+    """Three of them would take 161 of the 160 KiB that weights on their way leave."""
+    check_traced(*Layer("Llama-3.2-3B", 1, "meta").prefill(1, 1024))
+
+
 def test_a_chunk_over_128k_traces() -> None:
     """The longest cache, in two passes that read it twice."""
     check_traced(*Layer("Llama-3.2-1B", 8, "meta").chunk(1, 128, 131072))
