@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 
@@ -346,18 +347,16 @@ def submitted(folder, path, enable_nki, tp_degree, **asked):
     return app
 
 
-@pytest.mark.parametrize(
-    ("kind", "dtype", "version", "degree", "more"),
-    [
-        pytest.param(PER_CHANNEL, "int8", "0.1", 2, {}, marks=pytest.mark.full),
-        (PER_TENSOR, "f8e4m3", "0.2", 1, {}),
-        pytest.param(
-            *(PER_CHANNEL, "f8e4m3", "0.6", 1, {"modules_to_not_convert": ["lm_head", "o_proj"]}),
-            marks=pytest.mark.full,
-        ),
-        (PER_CHANNEL, "int8", "0.6", 2, {"modules_to_not_convert": ["up_proj", "layers.1.self"]}),
-    ],
-)
+QUANTISED = [
+    (PER_TENSOR, "f8e4m3", "0.2", 1, {}),
+    (PER_CHANNEL, "int8", "0.6", 2, {"modules_to_not_convert": ["up_proj", "layers.1.self"]}),
+]
+LISTED = PER_CHANNEL, "f8e4m3", "0.6", 1, {"modules_to_not_convert": ["lm_head", "o_proj"]}
+KINDS = itertools.product((PER_TENSOR, PER_CHANNEL), ("int8", "f8e4m3"), VERSIONS, (1, 2), ({},))
+REST = [pytest.param(*c, marks=pytest.mark.full) for c in (LISTED, *KINDS) if c not in QUANTISED]
+
+
+@pytest.mark.parametrize(("kind", "dtype", "version", "degree", "more"), QUANTISED + REST)
 def test_submission_with_kernels_and_without(
     tiny_llama, generate, monkeypatch, tmp_path, kind, dtype, version, degree, more
 ):
@@ -395,9 +394,11 @@ def test_submission_refuses_what_its_kernels_cannot_multiply(tiny_llama, monkeyp
         submitted(folder, path, True, 1, **partly)
 
 
-@pytest.mark.parametrize(
-    ("version", "degree"), [pytest.param("0.1", 2, marks=pytest.mark.full), ("0.6", 1)]
-)
+CACHES = [(v, d) for v in VERSIONS for d in (1, 2)]
+CACHES = [pytest.param(*c, marks=[] if c == ("0.6", 1) else pytest.mark.full) for c in CACHES]
+
+
+@pytest.mark.parametrize(("version", "degree"), CACHES)
 def test_submission_with_a_cache_in_fp8(tiny_llama, monkeypatch, version, degree):
     """Kernels read it as it is stored: logits of prompt and step as on the path without them."""
     monkeypatch.setenv("NEURON_CPU_NXDI", version)

@@ -111,29 +111,33 @@ def arguments(method: str, tiny: Path, other: Path, heads: Path) -> list[str]:
 
 # Of every combination, those that run by default.
 QUICK = {
-    ("0.1", "lookup", "nki"),
-    ("0.6", "other draft", "torch"),
-    ("0.6", "eagle", "torch"),
-    ("0.2", "medusa", "torch"),
-    ("0.2", "tree", "torch"),
+    ("0.1", "lookup", "nki", 1),
+    ("0.6", "other draft", "torch", 1),
+    ("0.6", "eagle", "torch", 1),
+    ("0.2", "medusa", "torch", 1),
+    ("0.2", "tree", "torch", 1),
 }
-CASES = [(v, m, r) for v in VERSIONS for m in METHODS for r in ("nki", "torch")]
+CASES = [(v, m, r, 1) for v in VERSIONS for m in METHODS for r in ("nki", "torch")]
+CASES += [
+    (v, m, r, 2) for v in VERSIONS for m in ("lookup", "other draft") for r in ("nki", "torch")
+]
 CASES = [case for case in CASES if case[:2] != ("0.1", "tree")]
 
 
 @pytest.mark.parametrize(
-    ("version", "method", "role"),
+    ("version", "method", "role", "degree"),
     [pytest.param(*c, marks=[] if c in QUICK else pytest.mark.full) for c in CASES],
 )
 def test_text_is_that_of_one_token_a_step(
-    tiny, other, heads, tmp_path, monkeypatch, version, method, role
+    tiny, other, heads, tmp_path, monkeypatch, version, method, role, degree
 ):
     """To the last place of the cache; since 0.2 there is no single-token graph to end with."""
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    ranks = "--tp-degree", str(degree)
     plain = Running(tiny, tmp_path, role=role)
     expected = plain.tokens(REPEATING, LENGTH - len(REPEATING))
     folder = heads / "medusa" if method == "medusa" else tiny
-    found = Running(folder, tmp_path, *arguments(method, tiny, other, heads), role=role)
+    found = Running(folder, tmp_path, *arguments(method, tiny, other, heads), *ranks, role=role)
     assert found.tokens(REPEATING, LENGTH - len(REPEATING)) == expected
     calls = acceptance.checked(found.body, 5, len(expected))
     target = sum(found.calls.values())
