@@ -928,7 +928,7 @@ class Projection(NamedTuple):
         return self.layer.heads
 
 
-def bias_rows(layer, scales, dtype):
+def qkv_biases(layer, scales, dtype):
     """Biases of Q, K and V, each a product of rows ([1, N], [1, T]) @ SBUF: what is added in front
     of the norm's scale has to be divided by it. Empty lists without a bias."""
     if layer.qkv_b_hbm is None:
@@ -950,7 +950,7 @@ def projection(x_sb, layer, first_token, parts):
         tables = [nisa.tensor_tensor(x, scales.along_sb, nl.multiply) for x in tables]
     identity_sb = shifted_identity(P_MAX, P_MAX, 0, x_sb.dtype)
     swap_sb = None if heads.slots > 1 else swapped_halves(heads.head_dim, x_sb.dtype)
-    biases = bias_rows(layer, scales, x_sb.dtype)
+    biases = qkv_biases(layer, scales, x_sb.dtype)
     added = [
         (ranks_sb + bias, low_ranks(adapters, x_sb, first_token) + inverse)
         for (ranks_sb, adapters), (bias, inverse) in zip(layer.qkv_adapters, biases)
@@ -980,6 +980,7 @@ def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
     """
     columns = nl.ds(start, size)
     scale = score_scales(p.heads.head_dim)[0] if at < p.heads.q_tiles else 1.0
+    # W x [128, size] @ PSUM, H/128 passes of its columns, and one each for ranks and bias
     x_psum = products(weight_sb, tile, 1, p.x_sb, start, size)
     first, which = (0, 0) if at < p.heads.q_tiles else (p.heads.q_tiles, 1)
     add_adapted(x_psum, *p.added[which], at - first, start)
@@ -987,6 +988,7 @@ def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
     scale_sb = p.layer.qkv.scales(at, 1)
     if p.head_norm is not None:
         x, scale_sb = normed_heads(p, x, columns, which, scale_sb), None
+    # x cos and x sin, times the norm's scale unless that is in x: they leave PSUM one after another
     terms_sb = nl.ndarray((P_MAX, 2, size), p.x_sb.dtype)
     terms_sb[:, 0, :] = times_both(x, p.cos_sb[:, columns], scale_sb)
     terms_sb[:, 1, :] = times_both(x, p.sin_sb[:, columns], scale_sb)
@@ -996,6 +998,7 @@ def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
         second = at - first >= halves
         other = qk_sb[:, at - halves if second else at + halves, columns]
         return add_half(terms_sb, qk_sb[:, at, columns], other, second, scale, zero_sb)
+    # their sum [128, size], two passes: x cos as it is, x sin with the halves of heads exchanged
     rotated_psum = psum_zeros((P_MAX, size))
     rotated_psum[...] += nisa.nc_matmul(p.identity_sb, terms_sb[:, 0, :])
     rotated_psum[...] += nisa.nc_matmul(p.swap_sb, terms_sb[:, 1, :])
