@@ -1916,25 +1916,28 @@ def project_blocks(blocks, layer):
 # of the next one are projected. Otherwise one is.
 
 
-def store_turned(k_hbm, k_sb):
+def store_turned(k_hbm, k_sb, first=0):
     """Keys turned, with marks, [128, heads, slots * tiles, lanes] @ SBUF -> [heads, depth + MARKS,
-    tiles, lanes] @ HBM."""
-    heads, rows, tiles, _ = k_hbm.shape
-    for head in nl.affine_range(heads):
-        for slot, size in contraction(rows):
-            part = nl.ds(slot * tiles, tiles)
-            nl.store(k_hbm[head, nl.ds(slot * P_MAX, size), :, :], k_sb[0:size, head, part, :])
-
-
-def load_turned(k_hbm):
-    """The way back: SBUF has slots of whole 128 rows."""
-    (heads, rows, tiles, lanes) = k_hbm.shape
-    slots = contraction(rows)
-    k_sb = nl.ndarray((P_MAX, heads, len(slots) * tiles, lanes), k_hbm.dtype)
-    for head in nl.affine_range(heads):
+    tiles, lanes] @ HBM, there from tile ``first`` on."""
+    slots = contraction(k_hbm.shape[1])
+    tiles = k_sb.shape[2] // len(slots)
+    for head in nl.affine_range(k_hbm.shape[0]):
         for slot, size in slots:
-            part = nl.ds(slot * tiles, tiles)
-            k_sb[0:size, head, part, :] = nl.load(k_hbm[head, nl.ds(slot * P_MAX, size), :, :])
+            nl.store(
+                k_hbm[head, nl.ds(slot * P_MAX, size), nl.ds(first, tiles), :],
+                k_sb[0:size, head, nl.ds(slot * tiles, tiles), :],
+            )
+
+
+def load_turned(k_hbm, head, heads, first, tiles):
+    """The way back, of some heads and tiles: SBUF has slots of whole 128 rows."""
+    slots = contraction(k_hbm.shape[1])
+    k_sb = nl.ndarray((P_MAX, heads, len(slots) * tiles, k_hbm.shape[3]), k_hbm.dtype)
+    for at in nl.affine_range(heads):
+        for slot, size in slots:
+            k_sb[0:size, at, nl.ds(slot * tiles, tiles), :] = nl.load(
+                k_hbm[head + at, nl.ds(slot * P_MAX, size), nl.ds(first, tiles), :]
+            )
     return k_sb
 
 
@@ -1953,9 +1956,8 @@ class Scratch(NamedTuple):
 
     def append(self, tile, new):
         """Store the NewKeys of a block of tokens, which begins with tile ``tile``."""
-        part = nl.ds(tile, new.v_sb.shape[1])
-        store_turned(self.k_hbm[:, :, part, :], new.k_sb)
-        nl.store(self.v_hbm[:, part, :, :], new.v_sb)
+        store_turned(self.k_hbm, new.k_sb, tile)
+        nl.store(self.v_hbm[:, nl.ds(tile, new.v_sb.shape[1]), :, :], new.v_sb)
 
 
 class ScratchTiles(NamedTuple):
@@ -1972,9 +1974,9 @@ class ScratchTiles(NamedTuple):
 
     def load(self, values=True):
         """-> KeyTiles."""
-        heads, part = nl.ds(self.head, self.count), nl.ds(self.tile, self.tiles)
-        k_sb = load_turned(self.scratch.k_hbm[heads, :, part, :])
-        v_sb = nl.load(self.scratch.v_hbm[:, part, heads, :]) if values else None
+        (k_hbm, v_hbm), heads = self.scratch, nl.ds(self.head, self.count)
+        k_sb = load_turned(k_hbm, self.head, self.count, self.tile, self.tiles)
+        v_sb = nl.load(v_hbm[:, nl.ds(self.tile, self.tiles), heads, :]) if values else None
         return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, P_MAX, edges=self.edges)
 
 
@@ -2631,7 +2633,7 @@ class CacheTiles(NamedTuple):
         again took a tenth of the port to PSUM beside chunks of 160 tokens."""
         bias_hbm = self.bias()
         if values and self.k_hbm is not None:
-            k_sb = load_turned(self.k_hbm)
+            k_sb = load_turned(self.k_hbm, 0, self.count, 0, self.tiles)
         else:
             tiles = len(contraction(self.heads.depth + MARKS)) * self.tiles
             k_sb = nl.ndarray((P_MAX, self.count, tiles, self.lanes), bias_hbm.dtype)
