@@ -28,7 +28,7 @@ DATA = Path(__file__).resolve().with_name("calibration.json")
 TENSOR = re.compile(r"(\d+(?:x\d+)*):(\w+)")
 DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int32": torch.int32,
-    "int8": torch.int8, "uint8": torch.uint8,
+    "int8": torch.int8, "uint8": torch.uint8, "fp8": torch.float8_e4m3fn,
 }  # fmt: skip
 HALVES = ("fit", "check")
 CLASSES = ("DMA", "TensorE", "VectorE", "ScalarE", "latency")
