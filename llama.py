@@ -568,12 +568,12 @@ def times_features(out_sb, x, features_sb):
             )
 
 
-def times_both(x, other_sb, scale_sb):
+def times_both(x, other_sb, scale_sb, dtype=None):
     """x times a tile of its shape and, where there is one, a scale a partition [P, 1]."""
     if scale_sb is None:
-        return nisa.tensor_tensor(x, other_sb, nl.multiply)
+        return nisa.tensor_tensor(x, other_sb, nl.multiply, dtype=dtype)
     return nisa.scalar_tensor_tensor(
-        data=x, op0=nl.multiply, operand0=scale_sb, op1=nl.multiply, operand1=other_sb
+        data=x, op0=nl.multiply, operand0=scale_sb, op1=nl.multiply, operand1=other_sb, dtype=dtype
     )
 
 
@@ -963,8 +963,7 @@ def normed_heads(p, x_psum, columns, which, scale_sb):
     times its gains. The sum of squares over a head's lanes is a product, as it is over features.
     ``scale_sb`` are the features' scales of a quantised weight."""
     dtype = p.x_sb.dtype
-    x_sb = nl.ndarray(x_psum.shape, dtype)
-    x_sb[...] = times_both(x_psum, p.scales.along_sb[:, columns], scale_sb)
+    x_sb = times_both(x_psum, p.scales.along_sb[:, columns], scale_sb, dtype)
     square_sb = nisa.tensor_tensor(x_sb, x_sb, nl.multiply, dtype=nl.float32)
     mean_psum = nisa.nc_matmul(p.head_norm.mean_sb, square_sb)
     inverse_sb = nisa.activation(nl.rsqrt, mean_psum, bias=p.head_norm.eps_sb)
@@ -1014,8 +1013,7 @@ def add_half(terms_sb, own, other, second, scale, zero_sb):
         other[...] = nisa.tensor_copy(terms_sb[:, 1, :])
         return
     for half, term, op in ((other, 1, nl.subtract), (own, 0, nl.add)):
-        sum_sb = nl.ndarray((P_MAX, terms_sb.shape[2]), nl.float32)
-        sum_sb[...] = nisa.tensor_tensor(half, terms_sb[:, term, :], op)
+        sum_sb = nisa.tensor_tensor(half, terms_sb[:, term, :], op, dtype=nl.float32)
         half[...] = nisa.activation(nl.copy, sum_sb, bias=zero_sb, scale=scale)
 
 
@@ -1115,14 +1113,12 @@ def negated_maximum(scores_sb, scale):
     neg_max_sb = nisa.tensor_reduce(nl.max, scores_sb, axis=1, negate=True)
     if scale == 1.0:
         return neg_max_sb
-    scaled_sb = nl.ndarray(neg_max_sb.shape, nl.float32)
-    scaled_sb[...] = nisa.tensor_scalar(neg_max_sb, nl.multiply, scale)
-    return scaled_sb
+    return nisa.tensor_scalar(neg_max_sb, nl.multiply, scale, dtype=nl.float32)
 
 
-def divide(out_sb, values, weight_sum):
-    """Weighted values [Q, n] by the sum of their weights [Q, 1], into ``out_sb``."""
-    out_sb[...] = nisa.tensor_scalar(values, nl.multiply, nisa.reciprocal(weight_sum))
+def divided(values, weight_sum, dtype):
+    """Weighted values [Q, n] by the sum of their weights [Q, 1] @ SBUF."""
+    return nisa.tensor_scalar(values, nl.multiply, nisa.reciprocal(weight_sum), dtype=dtype)
 
 
 # --- Attention of many queries --------------------------------------------------------------------
@@ -1598,10 +1594,8 @@ class MaximaPass(NamedTuple):
         (queries, tiles), count = lowest_sb.shape, query_marks(bank)
         marks_sb = nisa.memset((queries, count), 1.0, q_sb.dtype)
         marks_sb[:, nl.ds(1, tiles)] = nisa.tensor_copy(lowest_sb)
-        turned_psum = psum_tile((count, queries))
-        turned_psum[...] = nisa.nc_matmul(marks_sb, constants.eye_sb[0:queries, 0:queries])
-        turned_sb = nl.ndarray((count, queries), q_sb.dtype)
-        turned_sb[...] = nisa.tensor_copy(turned_psum)
+        turned_psum = nisa.nc_matmul(marks_sb, constants.eye_sb[0:queries, 0:queries])
+        turned_sb = nisa.tensor_copy(turned_psum, dtype=q_sb.dtype)
         slot, first = divmod(depth_of(self.group.head_dim), P_MAX)
         for at, (_, row, members) in enumerate(bank.tiles()):
             part_sb = turned_sb[:, 0 : members * bank.tokens]
@@ -1677,10 +1671,9 @@ class WeightsPass(NamedTuple):
         for tile in nl.static_range(tiles):
             part_psum = scores_psum[:, tile, :, :]
             score_tile(q_sb, bank, keys, start + tile, part_psum, depth, constants)
-        weights_sb = nl.ndarray(scores_psum.shape, q_sb.dtype)
-        weights_sb[...] = nisa.activation(
+        weights_sb = nisa.activation(
             nl.exp, scores_psum, bias=constants.zero_sb[0 : keys.lanes, :],
-            scale=score_scales(group.head_dim)[1],
+            scale=score_scales(group.head_dim)[1], dtype=q_sb.dtype,
         )  # fmt: skip
         if triangle:  # GpSimdE: 662 cycles, beside TensorE, which would take 576
             token, row = nl.arange(bank.tokens)[None, None, :], nl.arange(bank.rows)[None, :, None]
@@ -1699,16 +1692,14 @@ class WeightsPass(NamedTuple):
         (head, _, _), (start, tiles) = self.first.group.banks[n].tiles()[at], span
         scores_sb, lowest_sb = self.first.scores[n][at]
         queries, _, lanes = scores_sb.shape
-        weights_sb = nl.ndarray((queries, tiles, lanes), scores_sb.dtype)
-        weights_sb[...] = nisa.activation(
+        weights_sb = nisa.activation(
             nl.exp, scores_sb[:, nl.ds(start, tiles), :], bias=lowest_sb,
             scale=score_scales(self.first.group.head_dim)[1],
         )  # fmt: skip
         turned_psum = psum_tile((lanes, tiles, queries))
         for tile in nl.affine_range(tiles):
             turned_psum[:, tile, :] = nisa.nc_transpose(weights_sb[:, tile, :])
-        turned_sb = nl.ndarray((lanes, tiles, queries), scores_sb.dtype)
-        turned_sb[...] = nisa.tensor_copy(turned_psum)
+        turned_sb = nisa.tensor_copy(turned_psum, dtype=scores_sb.dtype)
         sums_psum = sum_of(self.sums[n], at, queries)
         for tile in nl.affine_range(tiles):
             v_sb = keys.values(head, start + tile)
@@ -2491,8 +2482,7 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
         for head in nl.affine_range(heads.kv_heads):
             rows = nl.ds(b * heads.q_heads, heads.q_heads)
             out_psum[...] += nisa.nc_matmul(own_sb[:, head, rows], own_values_sb[:, head, :])
-        rows_sb = nl.ndarray((heads.q_heads, d), context_sb.dtype)
-        divide(rows_sb, out_psum[:, 0:d], out_psum[:, d : d + 1])
+        rows_sb = divided(out_psum[:, 0:d], out_psum[:, d : d + 1], context_sb.dtype)
         for slot, turned_psum in enumerate(turned):
             own = nl.ds(slot * P_MAX, turned_psum.shape[0])
             turned_psum[:, :, b] = nisa.nc_transpose(rows_sb[:, own])
@@ -2740,9 +2730,9 @@ class FewQueries(NamedTuple):
                 )
             for first, count, features, own in self.stacks():
                 for begin, some in spans(tiles, MOVING_MAX // lanes):
-                    k_sb = nl.ndarray((features, some, lanes), self.q_sb.dtype)
-                    turned = part.by_token, part.own(first, count), start + begin, some
-                    k_sb[...] = nisa.tensor_copy(turned_keys(rows_sb, *turned, 0))
+                    heads = part.own(first, count)
+                    turned = turned_keys(rows_sb, part.by_token, heads, start + begin, some, 0)
+                    k_sb = nisa.tensor_copy(turned, dtype=self.q_sb.dtype)
                     for t in nl.static_range(some):
                         scores_psum[:, own, begin + t] += nisa.nc_matmul(
                             k_sb[:, t, :], self.q_sb[0:features, own]
@@ -2946,19 +2936,16 @@ def attend_named(qk_sb, v_sb, cache, heads, context_sb, by_token):
     count, d, group = cache.count, heads.head_dim, heads.group
     scale = score_scales(d)[1]
     scores_sb = decode_scores(qk_sb, cache, heads)
-    weights_sb = nl.ndarray(scores_sb.shape, nl.float32)
-    weights_sb[...] = nisa.activation(
-        nl.exp, scores_sb, bias=negated_maximum(scores_sb, scale), scale=scale
-    )
-    rounded_sb = nl.ndarray(scores_sb.shape, scores_sb.dtype)
-    divide(rounded_sb, weights_sb, nisa.tensor_reduce(nl.add, weights_sb, axis=1))
+    neg_max_sb = negated_maximum(scores_sb, scale)
+    weights_sb = nisa.activation(nl.exp, scores_sb, bias=neg_max_sb, scale=scale, dtype=nl.float32)
+    sums_sb = nisa.tensor_reduce(nl.add, weights_sb, axis=1)
+    rounded_sb = divided(weights_sb, sums_sb, scores_sb.dtype)
     # with keys on partitions: cached ones [lanes, tiles, rows], and new ones [B, rows]
     (lanes, *_), rows = cache.v_sb[0][0].shape, scores_sb.shape[0]
     turned_sb = turn_tiles(rounded_sb, cache.keys // lanes, lanes)
     turned_psum = psum_tile((count, rows))
     turned_psum[...] = nisa.nc_transpose(rounded_sb[:, nl.ds(cache.keys, count)])
-    own_sb = nl.ndarray((count, rows), scores_sb.dtype)
-    own_sb[...] = nisa.tensor_copy(turned_psum)
+    own_sb = nisa.tensor_copy(turned_psum, dtype=scores_sb.dtype)
     new_sb = key_room((count, heads.kv_heads), heads, v_sb.dtype)
     new_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((count, heads.kv_heads, d)))
     # contexts [heads of a stack * D, stacks, rows of a stack, B]: of each head its own rows count
