@@ -386,8 +386,10 @@ def _check_size(record: GraphRecord, tokens: int) -> None:
     fitting -= fitting % 64 if fitting >= 64 else 0
     mend = "choose shorter buckets"
     if tokens > 1:
-        name = "speculation_length" if tokens != record.sizes[0] else "max_context_length"
-        mend = f"choose a {name} of {fitting}, and feed longer prompts in such chunks"
+        name, how = "speculation_length", "in such chunks"
+        if tokens == record.sizes[0]:
+            name, how = "max_context_length", "in chunks behind it"
+        mend = f"choose a {name} of {fitting}, and feed longer prompts {how}"
     raise CompileError(
         f"{record.tag}, bucket {record.bucket}, has {count:,} traced instructions in its kernels, "
         f"expected at most {MOST_INSTRUCTIONS:,}, because the compiler refuses graphs of "
