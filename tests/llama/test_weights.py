@@ -106,12 +106,16 @@ def test_pieces_cover_the_weight(tiles: int, k_tiles: int, tokens: int, last: bo
 
 @pytest.mark.parametrize(
     ("tiles", "k_tiles", "sizes"),
-    [(501, 16, [1, *[5] * 98, 4, 3, 2, 1]), (16, 32, [1, *[2] * 6, 1, 1, 1]), (1, 5, [1])],
+    [
+        (501, 16, [2, *[5] * 97, 4, 3, 3, 2, 1, 1]),  # steps of three quarters of a tile
+        (16, 32, [1, *[2] * 5, 1, 1, 1, 1, 1]),
+        (1, 5, [1]),
+    ],
 )
 def test_the_last_pieces_of_a_quantised_weight_shrink(
     tiles: int, k_tiles: int, sizes: list[int]
 ) -> None:
-    """Two KiB at a time: what converts integers keeps up with DMA until the end."""
+    """1.5 KiB at a time: what converts integers keeps up with DMA until the end."""
     pieces = llama.weight_pieces(tiles, k_tiles, 1, True, itemsize=1)
     assert [size for _, size in pieces] == sizes
     assert [first for first, _ in pieces] == [sum(sizes[:n]) for n in range(len(sizes))]
