@@ -61,8 +61,8 @@ def test_keys_of_a_prompt_that_fit_need_no_memory_beside_sbuf(
     shape, slots = llama.HeadShape(*heads), math.ceil((heads[2] + marks) / 128)
     per_tile = 2 * heads[1] * (128 * slots + heads[2] + 1)
     assert tiles * per_tile <= llama.RESIDENT_BYTES < (tiles + 1) * per_tile
-    assert llama.resident(128 * tiles, shape, marks, 2)
-    assert not llama.resident(128 * tiles + 1, shape, marks, 2)
+    assert llama.key_bytes(128 * tiles, shape, marks, 2) == tiles * per_tile
+    assert llama.key_bytes(128 * tiles + 1, shape, marks, 2) == (tiles + 1) * per_tile
 
 
 @pytest.mark.parametrize("tokens", [4096, 8192])  # 32 and 64 tiles of keys
