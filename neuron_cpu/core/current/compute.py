@@ -38,7 +38,7 @@ from ..program.attributes import Attrs
 from ..program.view import View
 from .accumulators import SCALAR, VECTOR, Reduction, keep_result, reducing, running
 from .enums import choose, engine, reduce_cmd
-from .numeric import real, wholes
+from .numeric import flag, real, wholes
 from .operands import (
     UNARY,
     NkiInstruction,
@@ -183,7 +183,7 @@ def scalar_tensor_tensor(
     src = [a, b]
     steps = (
         step(f"{what} operand0", operator(op0, what), operand0, reverse0, src),
-        Step(operator(op1, what), at=1, reverse=bool(reverse1)),
+        Step(operator(op1, what), at=1, reverse=flag(reverse1, "reverse1")),
     )
     attrs = StepsAttrs(bits=of_bits(what, steps, src), steps=steps)
     return put(SCALAR_TENSOR_TENSOR, (target,), tuple(src), attrs, name)
@@ -270,8 +270,8 @@ def tensor_tensor_scan(
     attrs = ScanAttrs(
         op0=names[0],
         op1=names[1],
-        reverse0=bool(reverse0),
-        reverse1=bool(reverse1),
+        reverse0=flag(reverse0, "reverse0"),
+        reverse1=flag(reverse1, "reverse1"),
         initial=start,
         free_axes=a.ndim - 1,
     )
@@ -346,7 +346,7 @@ def tensor_reduce(
         _check_count(what, target, source, shape)
         target = target.reshape(shape)
     bits = on_bits(code, (source,))
-    attrs = ReduceAttrs(bits=bits, op=code, axes=len(axes), negate=bool(negate))
+    attrs = ReduceAttrs(bits=bits, op=code, axes=len(axes), negate=flag(negate, "negate"))
     return put(TENSOR_REDUCE, (target,), (source,), attrs, name)
 
 

@@ -38,7 +38,7 @@ from ..program.attributes import Attrs
 from ..program.view import View
 from .accumulators import VECTOR, Reduction, reducing
 from .enums import choose, engine, reduce_cmd
-from .numeric import real, whole, wholes
+from .numeric import flag, real, whole, wholes
 from .operands import NkiInstruction, alike, column, operator, put, same_types, tensor
 from .tensor import NkiTensor
 
@@ -131,7 +131,7 @@ def tensor_copy_predicated(
         target, data, choice = alike(what, target, src, choice)
         same_types(what, target, data)
         operands: tuple[View, ...] = (choice, data, target)
-        attrs = SelectAttrs(raw=True, reverse=bool(reverse_pred))
+        attrs = SelectAttrs(raw=True, reverse=flag(reverse_pred, "reverse_pred"))
     else:  # where the predicate does not choose, what is there stays
         target, choice = alike(what, target, choice)
         operands, constant = (choice, target), number(src)
@@ -174,7 +174,7 @@ def select_reduce(
     def into(total: View | None) -> NkiInstruction:
         attrs = SelectAttrs(
             on_false=constant,
-            reverse=bool(reverse_pred),
+            reverse=flag(reverse_pred, "reverse_pred"),
             reduce_axes=0 if total is None else data.ndim - 1,
         )
         results = (target,) if total is None else (target, total)

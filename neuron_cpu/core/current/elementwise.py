@@ -22,7 +22,7 @@ from ..program.view import View
 from . import compute, copies, products, random
 from .creation import ndarray, new
 from .enums import engine, reduce_cmd
-from .numeric import real, several, whole, wholes
+from .numeric import flag, real, several, whole, wholes
 from .operands import tensor
 from .types import NAMES, element_type, psum, sbuf
 
@@ -277,7 +277,7 @@ FUNCTIONS |= {
 def _kept_shape(x: View, axis: Any, keepdims: bool) -> tuple[int, ...]:
     given = wholes(axis if isinstance(axis, (tuple, list)) else [axis], "axis of a reduction")
     axes = {a + x.ndim if a < 0 else a for a in given}
-    if keepdims:
+    if flag(keepdims, "keepdims"):
         return tuple(1 if a in axes else s for a, s in enumerate(x.shape))
     left = tuple(s for a, s in enumerate(x.shape) if a not in axes)
     return left if len(left) > 1 else (*left, 1)

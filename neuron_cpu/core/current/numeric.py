@@ -30,6 +30,13 @@ def whole(value: Any, what: str) -> int:
     raise refuse("sim_number", f"{what} is a {_told(value)}, expected an integer")
 
 
+def flag(value: Any, what: str) -> bool:
+    """``value`` as True or False, known while building."""
+    if is_integer(value) or isinstance(value, bool):
+        return bool(value)
+    raise refuse("sim_number", f"{what} is a {_told(value)}, expected True or False")
+
+
 def several(value: Any, what: str) -> Sequence[Any]:
     """``value`` as a list or tuple of values."""
     if isinstance(value, (list, tuple)):

@@ -24,6 +24,7 @@ from ..program.attributes import Attrs
 from ..program.index import is_integer
 from ..program.program import Instruction
 from ..program.view import View
+from .numeric import flag
 
 
 class NkiInstruction:
@@ -198,10 +199,10 @@ def step(what: str, op: str, value: Any, reverse: Any, src: list[View]) -> Step:
         value = 0
     if isinstance(value, View):
         src.append(column(value, src[0], what, exact=op not in BITWISE))
-        return Step(op, at=len(src) - 1, reverse=bool(reverse))
+        return Step(op, at=len(src) - 1, reverse=flag(reverse, "reverse"))
     value = number(value)
     if is_integer(value) or isinstance(value, (float, bool)):
-        return Step(op, value, reverse=bool(reverse))
+        return Step(op, value, reverse=flag(reverse, "reverse"))
     raise refuse(
         "sim_operand_type",
         f"{what} of type {type(value).__name__}, expected a number or a (P, 1) float32 tile",

@@ -31,6 +31,7 @@ from ..program import trace
 from ..program.accumulation import Groups
 from ..program.view import View
 from .enums import choose, engine, matmul_perf_mode
+from .numeric import flag
 from .operands import NkiInstruction, labelled, put, tensor
 
 
@@ -62,6 +63,8 @@ def nc_matmul(
     and adds elsewhere. K, M <= 128; N <= 512, on gen4 as much as PSUM takes.
     """
     what = "nc_matmul"
+    if accumulate is not None:
+        accumulate = flag(accumulate, f"{what} accumulate")
     left, right = tensor(stationary, what), tensor(moving, what)
     if perf_mode is not matmul_perf_mode.none:
         return _double_rows(dst, left, right, accumulate, name)
@@ -93,7 +96,11 @@ def nc_matmul(
     groups = storage.groups if target.by_data is None else None
     if accumulate and groups is not None and groups.missing(target) is not None:
         groups.written(target, by_matmul=True)  # undefined there; values show who looks
-    attrs = _attrs(bool(is_transpose), bool(is_stationary_onezero), bool(is_moving_onezero))
+    attrs = _attrs(
+        flag(is_transpose, "is_transpose"),
+        flag(is_stationary_onezero, "is_stationary_onezero"),
+        flag(is_moving_onezero, "is_moving_onezero"),
+    )
     made = multiply_into(target, left, right, attrs, accumulate)
     if made.attrs.accumulate and CORE.number == 2 and target.by_data is None:
         _warn_of_sums(target)
