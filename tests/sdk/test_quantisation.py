@@ -358,7 +358,7 @@ REST = [pytest.param(*c, marks=pytest.mark.full) for c in (LISTED, *KINDS) if c 
 
 @pytest.mark.parametrize(("kind", "dtype", "version", "degree", "more"), QUANTISED + REST)
 def test_submission_with_kernels_and_without(
-    tiny_llama, generate, monkeypatch, tmp_path, kind, dtype, version, degree, more
+    tiny_llama, monkeypatch, tmp_path, kind, dtype, version, degree, more
 ):
     """Both round in bf16; weights of one kernel may be quantised in part."""
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
@@ -370,14 +370,24 @@ def test_submission_with_kernels_and_without(
     path = tmp_path / "quantised"
     path.mkdir()
     quantise(folder, path, kind=kind, dtype=dtype, **more)
-    logits = []
+    found = []
     for enable_nki in (True, False):
         app = submitted(folder, path, enable_nki, degree, kind=kind, dtype=dtype, **more)
-        found = generate(app, PROMPTS[:1], 2, return_dict_in_generate=True, output_logits=True)
-        logits.append(torch.stack([step[0].float() for step in found.logits]))
-    assert float((logits[0] - logits[1])[0].norm() / logits[1][0].norm()) < 0.03
-    same = F.cosine_similarity(*logits)
-    assert float(same.min()) > 0.999
+        found.append(prompt_and_step(app))
+    kernels, plain = found
+    assert float((kernels - plain)[0].norm() / plain[0].norm()) < 0.03
+    assert float(F.cosine_similarity(kernels, plain).min()) > 0.999
+
+
+def prompt_and_step(app):
+    """Logits [2, V] behind a prompt and behind one token more, whichever is the likeliest: among
+    the best of random weights the two paths may choose differently."""
+    prompt = torch.tensor(PROMPTS[:1])
+    mask, places = torch.ones_like(prompt), torch.arange(prompt.shape[1])[None]
+    first = app(input_ids=prompt, attention_mask=mask, position_ids=places).logits
+    place = torch.tensor([[prompt.shape[1]]])
+    step = app(input_ids=torch.tensor([[77]]), attention_mask=mask, position_ids=place).logits
+    return torch.cat((first, step)).float().flatten(1)
 
 
 def test_submission_refuses_what_its_kernels_cannot_multiply(tiny_llama, monkeypatch, tmp_path):
@@ -404,19 +414,10 @@ def test_submission_with_a_cache_in_fp8(tiny_llama, monkeypatch, version, degree
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     model, folder = tiny_llama(**SUBMISSION)
     model.to(torch.bfloat16).save_pretrained(folder)
-    prompt = torch.tensor(PROMPTS[:1])
     found = []
     for enable_nki, quant in ((True, True), (False, True), (False, False)):
         app = submitted(folder, None, enable_nki, degree, quantized=False, kv_cache_quant=quant)
-        mask = torch.ones_like(prompt)
-        places = torch.arange(prompt.shape[1])[None]
-        first = app(input_ids=prompt, attention_mask=mask, position_ids=places).logits
-        step = app(
-            input_ids=torch.tensor([[77]]),
-            attention_mask=mask,
-            position_ids=torch.tensor([[prompt.shape[1]]]),
-        ).logits
-        found.append(torch.cat((first, step)).float().flatten(1))
+        found.append(prompt_and_step(app))
         caches = app.models[-1].model.modules[0].kv_mgr
         assert caches.past_key_values[0].dtype is (FP8 if quant else torch.bfloat16)
         assert (caches.dequant_dtype is FP8) == (enable_nki and quant)
