@@ -129,6 +129,7 @@ CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
 RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
 ADAPTER_BYTES = 16 * 1024  # less where adapters are beside them
 CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
+CACHES_BYTES = 96 * 1024  # for those of all tiles, which then come before the weights
 EVEN_TURNS, SOFTMAX_TURNS = "gs", "gsgssgss"  # at integers: as many, and beside a softmax
 DECODE_KEYS = 2048  # cached keys up to which a decode step has them all in SBUF at once
 MASKED = -1.5e38  # added to scores that do not count: exp gives 0, and twice it is finite
@@ -2250,6 +2251,14 @@ def sequences_at_once(keys_hbm, heads, named=None):
     return max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // kept))
 
 
+def caches_stay(keys_hbm, heads):
+    """Whether turned keys, a row of the mask and values of all sequences of a decode step have room
+    in SBUF beside its weights."""
+    batch, _, length, d = keys_hbm.shape
+    columns = length * (heads.stacks + 1) + decode_runs(keys_hbm)[1] * (d + 1)
+    return max(2, keys_hbm.itemsize) * batch * columns <= CACHES_BYTES
+
+
 class CachedSequences(NamedTuple):
     """The cache of ``count`` sequences from ``first`` on @ SBUF, and room for their new tokens.
 
@@ -2299,14 +2308,16 @@ def turned_keys(rows_sb, by_token, heads, start, tiles, half):
     return turned_psum
 
 
-def stack_keys(k_sb, rows_sb, first_slot, first_column, heads, by_token=False):
-    """Turn the cached keys of a sequence, ``rows_sb`` as for ``turned_keys``, into its slots of
-    k_sb [128, slots, keys]: as many tiles as share a PSUM bank turn round, lanes columns each, and
-    leave it together."""
-    lanes, tiles = rows_sb.shape[0], rows_sb.shape[1 if by_token else 2]
-    for head, stacked in spans(heads.kv_heads, heads.stack):
+def stack_keys(k_sb, rows_sb, first_slot, first_column, heads, by_token=False, first_head=0):
+    """Turn the cached keys of a sequence, ``rows_sb`` as for ``turned_keys`` of the heads from
+    ``first_head`` on, into its slots of k_sb [128, slots, keys]: as many tiles as share a PSUM bank
+    turn round, lanes columns each, and leave it together."""
+    lanes, tiles, count = rows_sb.shape[0], *rows_sb.shape[1:3]
+    if not by_token:
+        tiles, count = count, tiles
+    for head, stacked in spans(count, heads.stack):
         part, each = slice(head, head + stacked), spans(tiles, MOVING_MAX // lanes)
-        for half, (stack, _) in enumerate(heads.tiles(head)):
+        for half, (stack, _) in enumerate(heads.tiles(first_head + head)):
             for at, together in each:
                 turned_psum = turned_keys(rows_sb, by_token, part, at, together, half)
                 rows, columns = turned_psum.shape[0], together * lanes
@@ -2345,12 +2356,14 @@ def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
     keys_hbm = keys_hbm.reshape((batch, kv_heads, lanes, tiles, d))
     values_hbm = values_hbm.reshape((batch, partitions, tiles, d))
     k_sb, mask_sb = room_for_keys(bias_hbm, first, count, heads)
+    together = CACHE_BYTES // (keys_hbm.itemsize * tiles * heads.depth * heads.stack)
     for b in nl.affine_range(count):
-        # keys [lanes, heads, tiles, D], rows of tiles * D
-        rows_sb = key_room((lanes, kv_heads, tiles), heads, keys_hbm.dtype)
-        for head in nl.affine_range(kv_heads):
-            rows_sb[:, head, :, 0:d] = nl.load(keys_hbm[first + b, head, :, :, :])
-        stack_keys(k_sb, rows_sb, b * heads.stacks, 0, heads)
+        # keys [lanes, some heads, tiles, D], rows of tiles * D
+        for start, some in spans(kv_heads, max(1, together) * heads.stack):
+            rows_sb = key_room((lanes, some, tiles), heads, keys_hbm.dtype)
+            for head in nl.affine_range(some):
+                rows_sb[:, head, :, 0:d] = nl.load(keys_hbm[first + b, start + head, :, :, :])
+            stack_keys(k_sb, rows_sb, b * heads.stacks, 0, heads, first_head=start)
     # values, when the rows of keys have left SBUF: one load a sequence, heads and lanes follow each
     # other in HBM; GpSimdE puts ones behind
     v_sb = nisa.memset((partitions, count, tiles, d + 1), 1.0, values_hbm.dtype)
@@ -3246,7 +3259,9 @@ def attention_decode_kernel(
     x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
     if rows_hbm is None:
         parts = spans(batch, sequences_at_once(keys_hbm, heads))
-        caches = [cached_sequences(keys_hbm, values_hbm, bias_hbm, *part, heads) for part in parts]
+        ahead = caches_stay(keys_hbm, heads)
+        cache_hbm = keys_hbm, values_hbm, bias_hbm
+        caches = [cached_sequences(*cache_hbm, *part, heads) if ahead else None for part in parts]
     else:
         sizes = bias_hbm.shape[1], rows_hbm.shape[0]
         parts = spans(batch, sequences_at_once(keys_hbm, heads, sizes))
@@ -3272,6 +3287,8 @@ def attention_decode_kernel(
     for (first, count), cache, rows_sb in zip(parts, caches, v_sb):
         nl.store(new_values_hbm[nl.ds(first, count), :], rows_sb)
         if rows_hbm is None:
+            if cache is None:
+                cache = cached_sequences(*cache_hbm, first, count, heads)
             attend_cached(qk_sb, rows_sb, cache, heads, context_sb)
         else:
             cache = named_sequences(named, first, count, heads)

@@ -397,6 +397,17 @@ def test_decode_of_adversarial_scores(kind: str, past: int) -> None:
     decode_case(cached, 8, past, 16, 2, 64)
 
 
+@pytest.mark.parametrize("constant", ["CACHES_BYTES", "CACHE_BYTES"])
+@pytest.mark.parametrize("d", [64, 128])
+def test_decode_over_caches_that_have_no_room_at_once(
+    constant: str, d: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sequences then come one after another, and the keys of each a few heads at a time."""
+    trace_with(monkeypatch, constant, 0)
+    cached = [random(3, 4, 200, d, seed=s) for s in (1, 2)]
+    decode_case(cached, 3, 200, 8, 4, d)
+
+
 @pytest.mark.parametrize("past", [1100, 4609])
 def test_decode_over_a_cache_of_zeros(past: int) -> None:
     """All weights are equal and all but one value are zero.

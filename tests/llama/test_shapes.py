@@ -311,6 +311,12 @@ def test_a_prompt_whose_blocks_have_no_room_beside_each_other_traces() -> None:
     check_traced(*Layer("Llama-3.2-3B", 1, "meta").prefill(1, 1024))
 
 
+@pytest.mark.parametrize(("degree", "batch", "past"), [(1, 1, 2048), (2, 4, 2048)])
+def test_caches_that_have_no_room_at_once_trace(degree: int, batch: int, past: int) -> None:
+    """Keys of all heads of a sequence would take 256 KiB, those of four sequences 148."""
+    check_traced(*Layer("Llama-3.2-3B", degree, "meta").decode(batch, past))
+
+
 def test_a_chunk_over_128k_traces() -> None:
     """The longest cache, in two passes that read it twice."""
     check_traced(*Layer("Llama-3.2-1B", 8, "meta").chunk(1, 128, 131072))
