@@ -2096,7 +2096,8 @@ class Prompt(NamedTuple):
         # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
         weights = attention_weights(layer, block.count)
         bytes_of_weights = sum(2 * w.tiles * w.linear.k_tiles * P_MAX for w in weights)
-        kept = bytes_of_weights + min(keys, most_bytes) + (0 if marks else scores)
+        sequences = 1 if blocks[-1].start < length else 2  # on their way at the same time
+        kept = bytes_of_weights + sequences * min(keys, most_bytes) + (0 if marks else scores)
         kept += block_bytes(layer, block, min(len(blocks) // 2, WAITING_BLOCKS))
         if bytes_of_weights > WEIGHT_BYTES or kept > KEPT_BYTES:
             weights = None
