@@ -49,6 +49,7 @@ CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode
 TILES_AT_ONCE = MOVING_MAX // P_MAX  # tiles of queries whose scores share a bank of PSUM
 MARKS = 1 + TILES_AT_ONCE  # rows behind the features of keys, see "Attention of a prompt"
 HEADS_AT_ONCE = 4  # KV heads whose queries share a bank of PSUM
+STEPS_LATER = 2  # after which TensorE goes on with what other engines have made of its products
 
 
 class Norm(nl.NKIObject):
@@ -470,6 +471,40 @@ def times_scale(x_psum, along_sb, start, dtype):
     return out_sb
 
 
+# --- Order of work --------------------------------------------------------------------------------
+
+
+class Later(nl.NKIObject):
+    """What TensorE goes on with when other engines have finished with its products.
+
+    Engines take their instructions in the order in which they are written. So what follows a
+    product of another engine's result is no part of a step, but is left here with a method
+    ``finish``, and comes behind what STEPS_LATER others have left: TensorE has their products
+    meanwhile.
+    """
+
+    def __post_init__(self):
+        self.left, self.done = [], 0
+
+    def leave(self, rest):
+        """-> the number of this rest."""
+        self.left.append(rest)
+        number = len(self.left)
+        self.settle(number - STEPS_LATER)
+        return number
+
+    def settle(self, number):
+        """Finishes what was left up to this number."""
+        while self.done < number:
+            self.done += 1
+            self.left[self.done - 1].finish()
+
+    def settle_all(self):
+        """The same of everything, and of what that leaves."""
+        while self.done < len(self.left):
+            self.settle(len(self.left))
+
+
 # --- Queries, keys and values ---------------------------------------------------------------------
 
 
@@ -549,25 +584,37 @@ def score_scales(head_dim):
     return (0.125, 1.0) if head_dim == 64 else (1.0, 1.0 / math.sqrt(head_dim))
 
 
-def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
-    """Tile ``at`` of the query or key heads of a span of tokens, rotated, into qk_sb[:, at].
+class Rotation(nl.NKIObject):
+    """Tile ``at`` of the query or key heads of the tokens from ``start`` on times cos and times sin
+    [128, 2, tokens] @ SBUF, the two terms of its rotation, on their way into qk_sb[:, at]."""
 
-    VectorE multiplies whole rows by cos and sin; TensorE adds both terms, the second with the
-    halves of each head exchanged. Queries are divided by sqrt(D) where that rounds nothing.
-    """
-    columns = nl.ds(start, size)
-    scale = score_scales(p.heads.head_dim)[0] if at < p.heads.q_tiles else 1.0
+    p: Projection
+    terms_sb: nl.NkiTensor
+    qk_sb: nl.NkiTensor
+    at: int
+    start: int
+
+    def finish(self):
+        """TensorE adds both terms, the second with the halves of each head exchanged. Queries are
+        divided by sqrt(D) where that rounds nothing."""
+        p, terms_sb = self.p, self.terms_sb
+        scale = score_scales(p.heads.head_dim)[0] if self.at < p.heads.q_tiles else 1.0
+        rotated_psum, columns = psum_of((P_MAX, terms_sb.shape[2])), terms_sb.shape[2]
+        nisa.nc_matmul(dst=rotated_psum, stationary=p.identity_sb, moving=terms_sb[:, 0, :])
+        nisa.nc_matmul(dst=rotated_psum, stationary=p.swap_sb, moving=terms_sb[:, 1, :])
+        out_sb = self.qk_sb[:, self.at, nl.ds(self.start, columns)]
+        nisa.activation(dst=out_sb, op=nl.copy, data=rotated_psum, bias=p.zero_sb, scale=scale)
+
+
+def rotation(p, weight_sb, tile, qk_sb, at, start, size):
+    """The Rotation of tile ``at`` of a span of tokens: VectorE multiplies whole rows of its product
+    by cos and sin."""
+    columns, terms_sb = nl.ds(start, size), tile_of((P_MAX, 2, size), p.x_sb.dtype)
     x_psum = products(weight_sb, tile, 1, p.x_sb, start, size)
-    terms_sb = tile_of((P_MAX, 2, size), p.x_sb.dtype)
     cos_sb, sin_sb = p.cos_sb[:, columns], p.sin_sb[:, columns]
     nisa.tensor_tensor(dst=terms_sb[:, 0, :], data1=x_psum, data2=cos_sb, op=nl.multiply)
     nisa.tensor_tensor(dst=terms_sb[:, 1, :], data1=x_psum, data2=sin_sb, op=nl.multiply)
-    rotated_psum = psum_of((P_MAX, size))
-    nisa.nc_matmul(dst=rotated_psum, stationary=p.identity_sb, moving=terms_sb[:, 0, :])
-    nisa.nc_matmul(dst=rotated_psum, stationary=p.swap_sb, moving=terms_sb[:, 1, :])
-    nisa.activation(
-        dst=qk_sb[:, at, columns], op=nl.copy, data=rotated_psum, bias=p.zero_sb, scale=scale
-    )
+    return Rotation(p, terms_sb, qk_sb, at, start)
 
 
 def value_tile(p, weight_sb, tile, start, v_sb):
@@ -613,7 +660,7 @@ def project_qkv(p, qkv_w_hbm):
         weight_sb = load_weight(qkv_w_hbm, first, count, k_tiles)
         for tile in range(count):
             if first + tile < rotated:
-                rotated_span(p, weight_sb, tile, qk_sb, first + tile, 0, tokens)
+                rotation(p, weight_sb, tile, qk_sb, first + tile, 0, tokens).finish()
             else:
                 value_tile(p, weight_sb, tile, (first + tile - rotated) * P_MAX, v_sb)
     return qk_sb, v_sb
@@ -769,6 +816,12 @@ class KeyTiles(nl.NKIObject):
     mask_sb: nl.NkiTensor
     causal: bool
 
+    def of_heads(self, head):
+        """The same for the KV heads from ``head`` on."""
+        stride, tiles, lanes = self.stride, self.tiles, self.lanes
+        k_sb, v_sb, mask_sb = self.k_sb, self.v_sb, self.mask_sb
+        return KeyTiles(k_sb, v_sb, stride, tiles, lanes, head, mask_sb, self.causal)
+
     def keys(self, head, slot, rows, tile, tiles):
         """Operand of a product: some tiles of a head's keys, some rows of a slot."""
         part = nl.ds(slot * self.stride + tile, tiles)
@@ -889,29 +942,34 @@ def query_marks(bank):
     return 1 + len(bank.tiles())
 
 
-def set_marks(out_sb, bank, lowest_sb, constants):
-    """Marks of the second pass [query_marks, rows, tokens] from maxima negated [queries, tiles] @
-    SBUF: 1, and the maxima of each tile of queries.
+class Marks(nl.NKIObject):
+    """Marks [queries, query_marks] @ SBUF of a bank's queries, 1 and the maxima of each tile
+    negated, on their way into out_sb [query_marks, rows, tokens]."""
 
-    A product with the identity, 128 columns for all tiles, brings them from partitions to rows;
-    ScalarE, alone at SBUF, copies these to each tile's queries.
-    """
-    queries, tiles, count = lowest_sb.shape[0], bank.tiles(), query_marks(bank)
-    marks_sb = filled((queries, count), 1.0, out_sb.dtype)
-    nisa.tensor_copy(dst=marks_sb[:, nl.ds(1, len(tiles))], src=lowest_sb)
-    turned_psum, turned_sb = psum_of((count, queries)), tile_of((count, queries), out_sb.dtype)
-    eye_sb = constants.eye_sb[0:queries, 0:queries]
-    nisa.nc_matmul(dst=turned_psum, stationary=marks_sb, moving=eye_sb)
-    nisa.tensor_copy(dst=turned_sb, src=turned_psum)
-    for at in range(len(tiles)):
-        row, members = tiles[at][1], tiles[at][2]
-        nisa.activation(
-            dst=out_sb[:, nl.ds(row, members), :],
-            op=nl.copy,
-            data=turned_sb[:, nl.ds(0, members * bank.tokens)],
-            bias=constants.zero_sb[0:count, :],
-            scale=constants.own_sb[0:count, nl.ds(at, 1)],
-        )
+    marks_sb: nl.NkiTensor
+    out_sb: nl.NkiTensor
+    bank: ScoreBank
+    constants: Constants
+
+    def finish(self):
+        """A product with the identity, 128 columns for all tiles, brings them from partitions to
+        rows; ScalarE, alone at SBUF, copies these to each tile's queries."""
+        queries, count = self.marks_sb.shape
+        turned_psum = psum_of((count, queries))
+        turned_sb = tile_of((count, queries), self.out_sb.dtype)
+        eye_sb = self.constants.eye_sb[0:queries, 0:queries]
+        nisa.nc_matmul(dst=turned_psum, stationary=self.marks_sb, moving=eye_sb)
+        nisa.tensor_copy(dst=turned_sb, src=turned_psum)
+        tiles = self.bank.tiles()
+        for at in range(len(tiles)):
+            row, members = tiles[at][1], tiles[at][2]
+            nisa.activation(
+                dst=self.out_sb[:, nl.ds(row, members), :],
+                op=nl.copy,
+                data=turned_sb[:, nl.ds(0, members * self.bank.tokens)],
+                bias=self.constants.zero_sb[0:count, :],
+                scale=self.constants.own_sb[0:count, nl.ds(at, 1)],
+            )
 
 
 def score_rows(q_sb, bank, at, keys, start, scores_sb, depth, constants):
@@ -954,9 +1012,9 @@ def score_tile(q_sb, bank, keys, tile, scores_psum, head_dim, constants):
         nisa.nc_matmul(dst=scores_psum, stationary=keys.mask_sb, moving=which_sb)
 
 
-def add_weighted(q_sb, bank, keys, start, tiles, sums, head_dim, constants):
-    """exp(scale * (score - maximum)) of some tiles of keys times their values and ones, added to
-    ``sums``: of each tile of the bank's queries [queries, D + 1] fp32 @ PSUM."""
+def weighted_scores(q_sb, bank, keys, start, tiles, head_dim, constants):
+    """exp(scale * (score - maximum)) of a bank's queries with some tiles of keys -> [lanes, tiles,
+    rows, tokens] @ SBUF."""
     shape = (keys.lanes, tiles, bank.rows, bank.tokens)
     scores_psum, weights_sb = psum_of(shape), tile_of(shape, q_sb.dtype)
     for tile in range(tiles):
@@ -975,38 +1033,16 @@ def add_weighted(q_sb, bank, keys, start, tiles, sums, head_dim, constants):
             on_false_value=0.0,
             cmp_op=nl.greater_equal,
         )
-    rows = bank.tiles()
-    for n in range(len(rows)):
-        head, row, count = rows[n]
-        sums_psum = sum_of(sums, n, count * bank.tokens)
-        for tile in range(tiles):
-            nisa.nc_matmul(
-                dst=sums_psum,
-                stationary=weights_sb[:, tile, nl.ds(row, count), :],
-                moving=keys.values(head, start + tile),
-            )
+    return weights_sb
 
 
-def add_turned(scores_sb, neg_max_sb, keys, start, tiles, head, sums_psum, head_dim):
-    """The same of one tile of queries, from scores [queries, tiles, lanes] that stayed in SBUF:
-    TensorE turns the weights round, 128 keys at a time."""
-    queries, lanes, dtype = scores_sb.shape[0], scores_sb.shape[2], scores_sb.dtype
-    weights_sb = tile_of((queries, tiles, lanes), dtype)
-    nisa.activation(
-        dst=weights_sb,
-        op=nl.exp,
-        data=scores_sb[:, nl.ds(start, tiles), :],
-        bias=neg_max_sb,
-        scale=score_scales(head_dim)[1],
-    )
-    turned_psum = turned_of((lanes, tiles, queries), dtype)
-    for tile in range(tiles):
-        nisa.nc_transpose(dst=turned_psum[:, tile, :], data=weights_sb[:, tile, :])
-    turned_sb = tile_of((lanes, tiles, queries), dtype)
-    nisa.tensor_copy(dst=turned_sb, src=turned_psum)
-    for tile in range(tiles):
-        moving = keys.values(head, start + tile)
-        nisa.nc_matmul(dst=sums_psum, stationary=turned_sb[:, tile, :], moving=moving)
+def weighted_rows(scores_sb, neg_max_sb, start, tiles, head_dim):
+    """The same of one tile of queries, from scores [queries, tiles, lanes] that stayed in SBUF, and
+    in their order."""
+    weights_sb = tile_of((scores_sb.shape[0], tiles, scores_sb.shape[2]), scores_sb.dtype)
+    own_sb, scale = scores_sb[:, nl.ds(start, tiles), :], score_scales(head_dim)[1]
+    nisa.activation(dst=weights_sb, op=nl.exp, data=own_sb, bias=neg_max_sb, scale=scale)
+    return weights_sb
 
 
 def new_sums(bank, head_dim):
@@ -1030,34 +1066,6 @@ def inverse_of(inverses, at, queries):
     return inverses[at // each][0:queries, nl.ds(at % each, 1)]
 
 
-def bank_contexts(banks, sums, heads, context_sb):
-    """Divides the sums of a set of heads by those of the weights -> context_sb [128, tiles, T].
-
-    Contexts come with queries on partitions, and turn round for all heads of a stack at once; of
-    the heads of a stack the banks follow each other.
-    """
-    d, rows = heads.head_dim, []
-    for n in range(len(banks)):
-        bank, parts, inverses = banks[n], banks[n].together(), []
-        for sums_psum in sums[n]:
-            inverses.append(tile_of(sums_psum.shape[0:2], FP32))
-            nisa.reciprocal(dst=inverses[-1], data=sums_psum[:, :, d])
-        for at in range(bank.heads):
-            head = bank.head + at
-            if head % heads.stack == 0:
-                rows = context_rows(bank, heads.kv_heads - head < heads.stack, context_sb.dtype)
-            for k in range(len(parts)):
-                tile, queries = at * len(parts) + k, rows[k].shape[0]
-                nisa.tensor_scalar(
-                    dst=rows[k][:, heads.lanes(head)],
-                    data=sum_of(sums[n], tile, queries)[:, 0:d],
-                    op0=nl.multiply,
-                    operand0=inverse_of(inverses, tile, queries),
-                )
-            if heads.ends_stack(head):
-                turn_contexts(rows, bank, heads.stack_of(head) * heads.group, context_sb)
-
-
 def context_rows(bank, leaves_lanes, dtype):
     """Tiles [queries, 128] @ SBUF for the contexts of a stack; zeros where it lacks a head."""
     rows = []
@@ -1068,21 +1076,31 @@ def context_rows(bank, leaves_lanes, dtype):
     return rows
 
 
-def turn_contexts(rows, bank, first_tile, context_sb):
-    """Contexts of a stack, tiles of [queries, 128] @ SBUF, into their tiles of context_sb."""
-    turned_psum = turned_of((P_MAX, bank.members * bank.tokens), context_sb.dtype)
-    parts = bank.together()
-    for k in range(len(parts)):
-        columns = nl.ds(parts[k][0] * bank.tokens, parts[k][1] * bank.tokens)
-        nisa.nc_transpose(dst=turned_psum[:, columns], data=rows[k])
-    tiles, columns = nl.ds(first_tile + bank.member, bank.members), nl.ds(bank.column, bank.tokens)
-    nisa.tensor_copy(dst=context_sb[:, tiles, columns], src=turned_psum)
+class StackContexts(nl.NKIObject):
+    """Contexts of a stack of heads, ``rows`` are tiles [queries, 128] @ SBUF, on their way into
+    their tiles of context_sb [128, tiles, T], from ``first`` on."""
+
+    rows: list
+    bank: ScoreBank
+    first: int
+    context_sb: nl.NkiTensor
+
+    def finish(self):
+        """Contexts come with queries on partitions, and turn round for all heads of the stack."""
+        bank, parts = self.bank, self.bank.together()
+        turned_psum = turned_of((P_MAX, bank.members * bank.tokens), self.context_sb.dtype)
+        for k in range(len(parts)):
+            columns = nl.ds(parts[k][0] * bank.tokens, parts[k][1] * bank.tokens)
+            nisa.nc_transpose(dst=turned_psum[:, columns], data=self.rows[k])
+        tiles = nl.ds(self.first + bank.member, bank.members)
+        columns = nl.ds(bank.column, bank.tokens)
+        nisa.tensor_copy(dst=self.context_sb[:, tiles, columns], src=turned_psum)
 
 
 class QueryGroup(nl.NKIObject):
     """``banks`` of a tile of tokens and a set of KV heads, and the keys that they see: ``blocks``
     that come from HBM (ScratchTiles), then ``new`` ones. Queries are in qk_sb, contexts go to
-    context_sb [128, tiles, T]."""
+    context_sb [128, tiles, T]. Of the heads of a stack the banks follow each other."""
 
     banks: list
     blocks: list
@@ -1090,6 +1108,7 @@ class QueryGroup(nl.NKIObject):
     qk_sb: nl.NkiTensor
     constants: Constants
     context_sb: nl.NkiTensor
+    later: Later
 
     def __post_init__(self):
         self.head_dim = self.new.heads.head_dim
@@ -1119,18 +1138,18 @@ class QueryGroup(nl.NKIObject):
             return self.new.seen(bank)
         if self.held_part != (part, values):
             self.held_part, self.held = (part, values), self.blocks[part].load(values)
-        self.held.head = bank.head - self.banks[0].head
-        return self.held
+        return self.held.of_heads(bank.head - self.banks[0].head)
 
 
 class MaximaPass(nl.NKIObject):
     """First pass: q_sb of each bank, and for each tile of a bank's queries the maxima that its
-    steps found [queries, tiles, steps] @ SBUF; or, where the second pass turns scores, these and
-    their negated maximum."""
+    steps found [queries, tiles, steps] @ SBUF, and the number of what is left of its marks; or,
+    where the second pass turns scores, these and their negated maximum."""
 
     group: QueryGroup
     q_sb: list
     maxima_sb: list
+    marked: list
     scores: list
     neg_max: list
 
@@ -1171,12 +1190,16 @@ class MaximaPass(nl.NKIObject):
             self.neg_max[n][at] = negated_maximum(flat_sb, score_scales(d)[1])
 
     def mark(self, n):
-        """The second marks of a bank's queries, from the maxima of all parts."""
+        """Leaves the second marks of a bank's queries, from the maxima of all parts."""
         bank, maxima_sb, d = self.group.banks[n], self.maxima_sb[n], self.group.head_dim
-        lowest_sb, row = tile_of(maxima_sb.shape[0:2], maxima_sb.dtype), d % P_MAX
+        queries, tiles, row = maxima_sb.shape[0], len(bank.tiles()), d % P_MAX
+        lowest_sb = tile_of((queries, tiles), maxima_sb.dtype)
         nisa.tensor_reduce(dst=lowest_sb, op=nl.maximum, data=maxima_sb, axis=2, negate=True)
-        marks_sb = self.q_sb[n][row : row + query_marks(bank), d // P_MAX, :, :]
-        set_marks(marks_sb, bank, lowest_sb, self.group.constants)
+        marks_sb = filled((queries, 1 + tiles), 1.0, maxima_sb.dtype)
+        nisa.tensor_copy(dst=marks_sb[:, nl.ds(1, tiles)], src=lowest_sb)
+        out_sb = self.q_sb[n][row : row + query_marks(bank), d // P_MAX, :, :]
+        marks = Marks(marks_sb, out_sb, bank, self.group.constants)
+        self.marked[n] = self.group.later.leave(marks)
 
 
 def maxima_pass(group):
@@ -1191,7 +1214,7 @@ def maxima_pass(group):
             nisa.memset(dst=maxima_sb[-1], value=0.0)
         scores.append([None] * len(tiles))
         neg_max.append([None] * len(tiles))
-    return MaximaPass(group, q_sb, maxima_sb, scores, neg_max)
+    return MaximaPass(group, q_sb, maxima_sb, [0] * len(q_sb), scores, neg_max)
 
 
 class WeightsPass(nl.NKIObject):
@@ -1222,26 +1245,66 @@ class WeightsPass(nl.NKIObject):
         return found
 
     def run(self, step):
-        """One bank of PSUM; behind the last, the contexts of all."""
+        """The weights of one bank of PSUM; what they do is left for later."""
         part, n, start, tiles, at = step
         first, group = self.first, self.first.group
         bank, d = group.banks[n], group.head_dim
-        keys, rows = group.keys(part, bank, True), bank.tiles()
-        if start == 0 and (at is None or at == 0):
-            self.sums[n] = new_sums(bank, d)
+        keys, later = group.keys(part, bank, True), group.later
         if at is None:
-            q_sb = first.q_sb[n]
-            add_weighted(q_sb, bank, keys, start, tiles, self.sums[n], d, group.constants)
+            later.settle(first.marked[n])
+            q_sb, constants = first.q_sb[n], group.constants
+            weights_sb = weighted_scores(q_sb, bank, keys, start, tiles, d, constants)
+            later.leave(WeightedValues(weights_sb, self, keys, step))
         else:
-            scores_sb, neg_max_sb = first.scores[n][at], first.neg_max[n][at]
-            sums_psum = sum_of(self.sums[n], at, rows[at][2] * bank.tokens)
-            add_turned(scores_sb, neg_max_sb, keys, start, tiles, rows[at][0], sums_psum, d)
-        if start + tiles < keys.tiles or (at is not None and at + 1 < len(rows)):
-            return
+            weights_sb = weighted_rows(first.scores[n][at], first.neg_max[n][at], start, tiles, d)
+            later.leave(TurnedWeights(weights_sb, self, keys, step))
+
+    def begin_part(self, n):
+        """The sums of a bank for a part of the keys."""
+        self.sums[n] = new_sums(self.first.group.banks[n], self.first.group.head_dim)
+
+    def add(self, weights_sb, n, at, keys, start):
+        """Weights [lanes, tiles, rows, tokens] of the ``at``-th tile of a bank's queries times the
+        values and ones of the keys of tiles from ``start`` on."""
+        bank = self.first.group.banks[n]
+        head, row, count = bank.tiles()[at]
+        sums_psum = sum_of(self.sums[n], at, count * bank.tokens)
+        for tile in range(weights_sb.shape[1]):
+            own_sb, values_sb = weights_sb[:, tile, :, :], keys.values(head, start + tile)
+            nisa.nc_matmul(dst=sums_psum, stationary=own_sb, moving=values_sb)
+
+    def end_part(self, part, n):
+        """Behind the last part and bank, the contexts of all."""
+        group = self.first.group
         if len(group.blocks) > 0:
             self.keep(n)
         if part + 1 == group.parts and n + 1 == len(group.banks):
-            bank_contexts(group.banks, self.sums, group.new.heads, group.context_sb)
+            self.divide()
+
+    def divide(self):
+        """Divides sums by those of the weights, and leaves the contexts."""
+        group, heads, rows = self.first.group, self.first.group.new.heads, []
+        for n in range(len(group.banks)):
+            bank, parts, inverses = group.banks[n], group.banks[n].together(), []
+            for sums_psum in self.sums[n]:
+                inverses.append(tile_of(sums_psum.shape[0:2], FP32))
+                nisa.reciprocal(dst=inverses[-1], data=sums_psum[:, :, heads.head_dim])
+            for at in range(bank.heads):
+                head = bank.head + at
+                if head % heads.stack == 0:
+                    leaves_lanes = heads.kv_heads - head < heads.stack
+                    rows = context_rows(bank, leaves_lanes, group.context_sb.dtype)
+                for k in range(len(parts)):
+                    tile, queries = at * len(parts) + k, rows[k].shape[0]
+                    nisa.tensor_scalar(
+                        dst=rows[k][:, heads.lanes(head)],
+                        data=sum_of(self.sums[n], tile, queries)[:, 0 : heads.head_dim],
+                        op0=nl.multiply,
+                        operand0=inverse_of(inverses, tile, queries),
+                    )
+                if heads.ends_stack(head):
+                    first = heads.stack_of(head) * heads.group
+                    group.later.leave(StackContexts(rows, bank, first, group.context_sb))
 
     def keep(self, n):
         """Adds the sums of a part of the keys to those of the parts before, in SBUF."""
@@ -1255,6 +1318,53 @@ class WeightsPass(nl.NKIObject):
                 before_sb = self.before[n][at]
                 nisa.tensor_tensor(dst=kept[at], data1=own_psum, data2=before_sb, op=nl.add)
         self.before[n] = self.sums[n] = kept
+
+
+class TurnedWeights(nl.NKIObject):
+    """Weights of one tile of queries [queries, tiles, lanes] @ SBUF, on their way to WeightedValues
+    with keys on partitions."""
+
+    weights_sb: nl.NkiTensor
+    second: WeightsPass
+    keys: KeyTiles
+    step: tuple
+
+    def finish(self):
+        """TensorE turns the weights round, 128 keys at a time."""
+        queries, tiles, lanes = self.weights_sb.shape
+        turned_psum = turned_of((lanes, tiles, queries), self.weights_sb.dtype)
+        for tile in range(tiles):
+            nisa.nc_transpose(dst=turned_psum[:, tile, :], data=self.weights_sb[:, tile, :])
+        turned_sb = tile_of((lanes, tiles, 1, queries), self.weights_sb.dtype)
+        nisa.tensor_copy(dst=turned_sb, src=turned_psum)
+        later = self.second.first.group.later
+        later.leave(WeightedValues(turned_sb, self.second, self.keys, self.step))
+
+
+class WeightedValues(nl.NKIObject):
+    """Weights [lanes, tiles, rows, tokens] @ SBUF of a step of a WeightsPass, on their way to its
+    sums: those of a whole bank, or of one tile of its queries."""
+
+    weights_sb: nl.NkiTensor
+    second: WeightsPass
+    keys: KeyTiles
+    step: tuple
+
+    def finish(self):
+        """Products with the values and ones of the keys; behind the last, the contexts of all."""
+        second, keys = self.second, self.keys
+        part, n, start, tiles, at = self.step
+        rows = second.first.group.banks[n].tiles()
+        if start == 0 and (at is None or at == 0):
+            second.begin_part(n)
+        if at is not None:
+            second.add(self.weights_sb, n, at, keys, start)
+        else:
+            for k in range(len(rows)):
+                own_sb = self.weights_sb[:, :, nl.ds(rows[k][1], rows[k][2]), :]
+                second.add(own_sb, n, k, keys, start)
+        if start + tiles == keys.tiles and (at is None or at + 1 == len(rows)):
+            second.end_part(part, n)
 
 
 def attend(first, following, work):
@@ -1312,7 +1422,8 @@ def attention_weights(layer, qkv_w_hbm, out_w_hbm, tokens):
 
 class TokenBlock(nl.NKIObject):
     """A Block on its way through attention: what is projected of it @ SBUF, its context, and the
-    Pieces of the weights of both projections.
+    Pieces of the weights of both projections. ``rotated`` is the number of what is left of its last
+    rotation.
 
     Work is (tile of features, first token, tokens), tiles of the output behind those of Q, K, V.
     """
@@ -1325,6 +1436,10 @@ class TokenBlock(nl.NKIObject):
     context_sb: nl.NkiTensor
     qkv: Pieces
     out: Pieces
+    later: Later
+
+    def __post_init__(self):
+        self.rotated = 0
 
     def run(self, work):
         """A part of a projection, or two tiles of the output, which are stored together; all of
@@ -1336,12 +1451,15 @@ class TokenBlock(nl.NKIObject):
         weight_sb, tile = self.qkv.tile(at)
         rotated = self.p.heads.q_tiles + self.p.heads.stacks
         if at < rotated:
-            rotated_span(self.p, weight_sb, tile, self.qk_sb, at, start, size)
+            rest = rotation(self.p, weight_sb, tile, self.qk_sb, at, start, size)
+            self.rotated = self.later.leave(rest)
         else:
             value_tile(self.p, weight_sb, tile, (at - rotated) * P_MAX, self.v_sb)
 
     def run_output(self, first):
         count, out_hbm = self.block.count, self.layer.out_hbm
+        if first == 0:
+            self.later.settle_all()  # the last contexts
         if count <= P_MAX:
             store_product(self.out.weight_hbm, [(self.context_sb, self.block)], out_hbm)
             return
@@ -1383,7 +1501,7 @@ class TokenBlock(nl.NKIObject):
             nl.store(keys_hbm[rows, :], key_rows(self.qk_sb, column, size, self.p.heads))
 
 
-def token_block(block, layer, weights):
+def token_block(block, layer, weights, later):
     """The TokenBlock of a Block; hidden states are loaded behind the first weights."""
     weights[0].tile(layer.heads.q_tiles)
     x_sb = residual_sum(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
@@ -1393,7 +1511,7 @@ def token_block(block, layer, weights):
     p = projection(x_sb, layer, block.start, parts)
     qk_sb, v_sb = qkv_tiles(p)
     context_sb = tile_of((P_MAX, layer.heads.q_tiles, block.count), x_sb.dtype)
-    return TokenBlock(block, layer, p, qk_sb, v_sb, context_sb, weights[0], weights[1])
+    return TokenBlock(block, layer, p, qk_sb, v_sb, context_sb, weights[0], weights[1], later)
 
 
 # --- Prefill --------------------------------------------------------------------------------------
@@ -1497,6 +1615,7 @@ class Prefill(nl.NKIObject):
 
     def keep_keys(self):
         """The block's keys and values, where its queries and those behind it find them."""
+        self.tokens.later.settle(self.tokens.rotated)
         parts = self.tokens.block.parts()
         for n in range(len(parts)):
             sequence, position, column = parts[n][0:3]
@@ -1517,9 +1636,9 @@ class Prefill(nl.NKIObject):
                 at = position - self.before
                 banks = score_banks(some, tokens.p.heads, self.largest, column, at, size)
                 new = self.new[sequence - self.first]
-                found.append(
-                    QueryGroup(banks, blocks, new, tokens.qk_sb, self.constants, tokens.context_sb)
-                )
+                qk_sb, context_sb = tokens.qk_sb, tokens.context_sb
+                constants, later = self.constants, tokens.later
+                found.append(QueryGroup(banks, blocks, new, qk_sb, constants, context_sb, later))
         return found
 
 
@@ -1538,6 +1657,7 @@ class Prompt(nl.NKIObject):
     marks: int
     short: bool
     kept: list
+    later: Later
 
     def start(self, block, before):
         """The Prefill of a block behind that of the block ``before``: its hidden states [128,
@@ -1546,7 +1666,7 @@ class Prompt(nl.NKIObject):
         weights, heads, at = self.kept, self.layer.heads, block.start % block.length
         if len(weights) == 0:
             weights = attention_weights(self.layer, self.qkv_w_hbm, self.out_w_hbm, block.count)
-        tokens = token_block(block, self.layer, weights)
+        tokens = token_block(block, self.layer, weights, self.later)
         if self.short and at > 0:
             return Prefill(tokens, before.new, None, 0, self.constants)
         new = self.keys_of(block)
@@ -1594,7 +1714,9 @@ def prompt_of(layer, qkv_w_hbm, out_w_hbm, bias_hbm, block):
     kept = []
     if 2 * (qkv_w_hbm.shape[1] + out_w_hbm.shape[1]) <= WEIGHT_BYTES:
         kept = attention_weights(layer, qkv_w_hbm, out_w_hbm, block.count)
-    return Prompt(layer, qkv_w_hbm, out_w_hbm, bias_hbm, causal_sb, constants, marks, short, kept)
+    return Prompt(
+        layer, qkv_w_hbm, out_w_hbm, bias_hbm, causal_sb, constants, marks, short, kept, Later()
+    )
 
 
 def before_last(rows, items, step, steps):
@@ -1630,6 +1752,7 @@ def attend_block(prefill, ahead, before, following):
             work = work + before_last(following.tokens, following.first_work(), step, steps)
         first, ahead = ahead, None
         if step + 1 < steps:
+            tokens.later.settle(tokens.rotated)
             ahead = maxima_pass(groups[step + 1])
         elif following is not None:
             following.keep_keys()
