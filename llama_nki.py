@@ -49,7 +49,7 @@ CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode
 TILES_AT_ONCE = MOVING_MAX // P_MAX  # tiles of queries whose scores share a bank of PSUM
 MARKS = 1 + TILES_AT_ONCE  # rows behind the features of keys, see "Attention of a prompt"
 HEADS_AT_ONCE = 4  # KV heads whose queries share a bank of PSUM
-STEPS_LATER = 2  # after which TensorE goes on with what other engines have made of its products
+STEPS_LATER = 4  # after which TensorE goes on with what other engines have made of its products
 
 
 class Norm(nl.NKIObject):
@@ -374,24 +374,48 @@ def stream_of(x_hbm, delta_hbm):
     return nl.ndarray(x_hbm.shape, dtype=x_hbm.dtype, buffer=nl.shared_hbm)
 
 
-def residual_sum(x_hbm, delta_hbm, sum_hbm, block):
-    """x + delta for a block of tokens, [H, T] @ HBM -> [128, H/128, count] @ SBUF, and stored.
+class Residual(nl.NKIObject):
+    """x and delta of a block of tokens @ SBUF, to be added into x_sb [128, H/128 * count]:
+    ``parts`` of both, and of the sum @ HBM. Without delta just x."""
 
-    Without delta just x. Many tokens arrive in up to eight parts, so that what follows starts with
-    one, in rows of 4 KiB.
-    """
-    k_tiles, count = feature_rows(x_hbm), block.count
+    x_sb: nl.NkiTensor
+    parts: list
+
+    def __post_init__(self):
+        self.added = 0
+
+    def add(self, count):
+        """Up to so many further parts of the sum, and their stores."""
+        for part in self.parts[self.added : self.added + count]:
+            part_sb, delta_sb, sum_hbm = part
+            self.added += 1
+            if delta_sb is None:
+                continue
+            nisa.tensor_tensor(dst=part_sb, data1=part_sb, data2=delta_sb, op=nl.add)
+            nisa.dma_copy(dst=sum_hbm, src=part_sb)
+
+
+def residual(x_hbm, delta_hbm, sum_hbm, block):
+    """The Residual of a block, [H, T] @ HBM, on its way. Many tokens arrive in up to eight parts,
+    so that what follows starts with one, in rows of 4 KiB."""
+    k_tiles, count, parts = feature_rows(x_hbm), block.count, []
     x_sb = tile_of((P_MAX, k_tiles * count), x_hbm.dtype)
     each = k_tiles if count <= P_MAX else max(math.ceil(k_tiles / 8), 2048 // count)
     for piece in spans(k_tiles, each):
         first, tiles = piece
-        part_sb = x_sb[:, nl.ds(first * count, tiles * count)]
+        part_sb, delta_sb = x_sb[:, nl.ds(first * count, tiles * count)], None
         nisa.dma_copy(dst=part_sb, src=block_part(x_hbm, block, first, tiles))
         if delta_hbm is not None:
             delta_sb = nl.load(block_part(delta_hbm, block, first, tiles))
-            nisa.tensor_tensor(dst=part_sb, data1=part_sb, data2=delta_sb, op=nl.add)
-            nisa.dma_copy(dst=block_part(sum_hbm, block, first, tiles), src=part_sb)
-    return x_sb.reshape((P_MAX, k_tiles, count))
+        parts.append((part_sb, delta_sb, block_part(sum_hbm, block, first, tiles)))
+    return Residual(x_sb, parts)
+
+
+def residual_sum(x_hbm, delta_hbm, sum_hbm, block):
+    """x + delta for a block of tokens, [H, T] @ HBM -> [128, H/128, count] @ SBUF, and stored."""
+    given = residual(x_hbm, delta_hbm, sum_hbm, block)
+    given.add(len(given.parts))
+    return given.x_sb.reshape((P_MAX, feature_rows(x_hbm), block.count))
 
 
 def squared_lengths(x_sb, start, tokens):
@@ -437,24 +461,37 @@ def norm_scales(x_sb, norm, parts):
     norm: W (x * gain / rms) = (W gain) x / rms. TensorE need not wait for it, and the gain is in
     the weights.
     """
-    shape, down_sb = (P_MAX, x_sb.shape[2]), []
+    return scales_of(all_lengths(x_sb, norm, parts), norm, parts, x_sb.shape[2])
+
+
+def all_lengths(x_sb, norm, parts):
+    """``squared_lengths`` of each of the parts, none where ``norm`` is None."""
+    lengths = []
+    for part in parts:
+        if norm is not None:
+            lengths.append(squared_lengths(x_sb, part[0], part[1]))
+    return lengths
+
+
+def scales_of(lengths, norm, parts, tokens):
+    """The Scales of tokens with such lengths."""
+    shape, down_sb = (P_MAX, tokens), []
     if norm is None:
         for part in parts:
             down_sb.append(filled((part[1], 1), 1.0, FP32))
         return Scales(filled(shape, 1.0, FP32), down_sb)
     along_sb, scale = tile_of(shape, FP32), 1.0 / norm.features
     ones_sb, eps_sb = filled((P_MAX, P_MAX), 1.0, FP32), filled((P_MAX, 1), norm.eps, FP32)
-    for part in parts:
-        start, size = part
-        lengths_sb = squared_lengths(x_sb, start, size)
+    for n in range(len(parts)):
+        start, size = parts[n]
         # along: a product with ones adds the columns up, on every partition
         total_psum = psum_of((P_MAX, size))
-        nisa.nc_matmul(dst=total_psum, stationary=ones_sb[0:size, :], moving=lengths_sb)
+        nisa.nc_matmul(dst=total_psum, stationary=ones_sb[0:size, :], moving=lengths[n])
         along = along_sb[:, nl.ds(start, size)]
         nisa.activation(dst=along, op=nl.rsqrt, data=total_psum, bias=eps_sb, scale=scale)
         # down: VectorE adds up the rows, of which each partition has its own
         total_sb, root_sb = tile_of((size, 1), FP32), tile_of((size, 1), FP32)
-        nisa.tensor_reduce(dst=total_sb, op=nl.add, data=lengths_sb, axis=1)
+        nisa.tensor_reduce(dst=total_sb, op=nl.add, data=lengths[n], axis=1)
         eps = eps_sb[0:size, :]
         nisa.activation(dst=root_sb, op=nl.rsqrt, data=total_sb, bias=eps, scale=scale)
         down_sb.append(root_sb)
@@ -558,10 +595,9 @@ class Projection(nl.NKIObject):
     heads: HeadShape
 
 
-def projection(x_sb, layer, first_token, parts):
-    """The Projection of the tokens from ``first_token`` on, x_sb [128, H/128, T]."""
-    scales, dtype = norm_scales(x_sb, layer.norm, parts), x_sb.dtype
-    columns, tables = nl.ds(first_token, x_sb.shape[2]), []
+def projection(x_sb, scales, layer, first_token, parts):
+    """The Projection of the tokens from ``first_token`` on, x_sb [128, H/128, T], with Scales."""
+    columns, tables, dtype = nl.ds(first_token, x_sb.shape[2]), [], x_sb.dtype
     for table_hbm in (layer.cos_hbm, layer.sin_hbm):
         scaled_sb = tile_of(scales.along_sb.shape, FP32)
         table_sb = nl.load(table_hbm[:, columns])
@@ -641,19 +677,19 @@ def value_tile(p, weight_sb, tile, start, v_sb):
         )
 
 
-def qkv_tiles(p):
+def qkv_tiles(heads, tokens, parts, dtype):
     """Tiles for what is projected @ SBUF: qk_sb [128, query tiles then key tiles, T], and one tile
     [tokens, kv_heads * D] of values per tile of tokens."""
-    heads, dtype, v_sb = p.heads, p.x_sb.dtype, []
-    for part in p.parts:
+    v_sb = []
+    for part in parts:
         v_sb.append(tile_of((part[1], heads.kv_heads * heads.head_dim), dtype))
-    return tile_of((P_MAX, heads.q_tiles + heads.stacks, p.x_sb.shape[2]), dtype), v_sb
+    return tile_of((P_MAX, heads.q_tiles + heads.stacks, tokens), dtype), v_sb
 
 
 def project_qkv(p, qkv_w_hbm):
     """Q, K and V of a few tokens -> the tiles of ``qkv_tiles``, queries and keys rotated."""
     k_tiles, tokens = p.x_sb.shape[1], p.x_sb.shape[2]
-    qk_sb, v_sb = qkv_tiles(p)
+    qk_sb, v_sb = qkv_tiles(p.heads, tokens, p.parts, p.x_sb.dtype)
     rotated = p.heads.q_tiles + p.heads.stacks
     for piece in weight_pieces(feature_tiles(qkv_w_hbm, k_tiles), k_tiles, tokens):
         first, count = piece
@@ -1367,9 +1403,15 @@ class WeightedValues(nl.NKIObject):
             second.end_part(part, n)
 
 
+def run_all(work):
+    """Does work, a list of (what has a method ``run``, its argument)."""
+    for each in work:
+        each[0].run(each[1])
+
+
 def attend(first, following, work):
-    """The second pass of a group, beside it the first of the next one (or None) and other ``work``,
-    (what has a method ``run``, its argument): steps take turns, since PSUM is granted in order."""
+    """The second pass of a group, beside it the first of the next one (or None) and other ``work``:
+    steps take turns, since PSUM is granted in order."""
     second = WeightsPass(first)
     steps, ahead = second.steps(), []
     if following is not None:
@@ -1378,8 +1420,7 @@ def attend(first, following, work):
         second.run(steps[n])
         for other in step_share(ahead, n, len(steps)):
             following.run(other)
-        for other in step_share(work, n, len(steps)):
-            other[0].run(other[1])
+        run_all(step_share(work, n, len(steps)))
 
 
 # --- Blocks of tokens -----------------------------------------------------------------------------
@@ -1420,17 +1461,50 @@ def attention_weights(layer, qkv_w_hbm, out_w_hbm, tokens):
     return [qkv, Pieces(out_w_hbm, q_tiles, outputs)]
 
 
+class Arrival(nl.NKIObject):
+    """Hidden states of a Block on their way to a Projection, ``p``."""
+
+    block: Block
+    layer: AttentionLayer
+    residual: Residual
+
+    def __post_init__(self):
+        self.p, self.lengths, self.parts = None, [], []
+        for part in self.block.parts():
+            self.parts.append((part[2], part[3]))
+
+    def sums(self):
+        """(self, work) for parts of the residual sum, before its norm needs them."""
+        return [(self, "part")] * len(self.residual.parts)
+
+    def norms(self):
+        """The same for the rest of the sum with its lengths, and for their norm."""
+        return [(self, "lengths"), (self, "scales")]
+
+    def run(self, work):
+        given, layer, count = self.residual, self.layer, self.block.count
+        x_sb = given.x_sb.reshape((P_MAX, feature_rows(layer.x_hbm), count))
+        if work == "part":
+            given.add(1)
+        elif work == "lengths":
+            given.add(len(given.parts))
+            self.lengths = all_lengths(x_sb, layer.norm, self.parts)
+        else:
+            scales = scales_of(self.lengths, layer.norm, self.parts, count)
+            self.p = projection(x_sb, scales, layer, self.block.start, self.parts)
+
+
 class TokenBlock(nl.NKIObject):
-    """A Block on its way through attention: what is projected of it @ SBUF, its context, and the
-    Pieces of the weights of both projections. ``rotated`` is the number of what is left of its last
-    rotation.
+    """A Block on its way through attention: its Arrival, what is projected of it @ SBUF, its
+    context, and the Pieces of the weights of both projections. ``rotated`` is the number of what is
+    left of its last rotation.
 
     Work is (tile of features, first token, tokens), tiles of the output behind those of Q, K, V.
     """
 
     block: Block
     layer: AttentionLayer
-    p: Projection
+    arrival: Arrival
     qk_sb: nl.NkiTensor
     v_sb: list
     context_sb: nl.NkiTensor
@@ -1449,12 +1523,12 @@ class TokenBlock(nl.NKIObject):
             self.run_output(at - self.qkv.tiles)
             return
         weight_sb, tile = self.qkv.tile(at)
-        rotated = self.p.heads.q_tiles + self.p.heads.stacks
+        p, rotated = self.arrival.p, self.layer.heads.q_tiles + self.layer.heads.stacks
         if at < rotated:
-            rest = rotation(self.p, weight_sb, tile, self.qk_sb, at, start, size)
+            rest = rotation(p, weight_sb, tile, self.qk_sb, at, start, size)
             self.rotated = self.later.leave(rest)
         else:
-            value_tile(self.p, weight_sb, tile, (at - rotated) * P_MAX, self.v_sb)
+            value_tile(p, weight_sb, tile, (at - rotated) * P_MAX, self.v_sb)
 
     def run_output(self, first):
         count, out_hbm = self.block.count, self.layer.out_hbm
@@ -1472,46 +1546,44 @@ class TokenBlock(nl.NKIObject):
         nl.store(block_part(out_hbm, self.block, first, tiles), out_sb)
 
     def queries(self, some):
-        """The work for the queries of a set of KV heads, (first, count)."""
-        heads, found = self.p.heads, []
+        """(self, work) for the queries of a set of KV heads, (first, count)."""
+        heads, found = self.layer.heads, []
         stop = math.ceil((some[0] + some[1]) / heads.stack) * heads.group
         for at in range(heads.stack_of(some[0]) * heads.group, stop):
             for span in even_spans(self.block.count, 256):
-                found.append((at, span[0], span[1]))
+                found.append((self, (at, span[0], span[1])))
         return found
 
     def keys_and_values(self):
         found = []
-        for at in range(self.p.heads.q_tiles, self.qkv.tiles):
-            found.append((at, 0, self.block.count))
+        for at in range(self.layer.heads.q_tiles, self.qkv.tiles):
+            found.append((self, (at, 0, self.block.count)))
         return found
 
     def outputs(self):
         found, count = [], self.block.count
         for at in range(0, self.out.tiles if count > P_MAX else 1, 2):
-            found.append((self.qkv.tiles + at, 0, count))
+            found.append((self, (self.qkv.tiles + at, 0, count)))
         return found
 
     def store_keys(self, keys_hbm, values_hbm):
         """New keys and values into rows @ HBM."""
-        for n in range(len(self.p.parts)):
-            column, size = self.p.parts[n]
+        for n in range(len(self.v_sb)):
+            column, size = self.arrival.parts[n]
             rows = nl.ds(self.block.start + column, size)
             nl.store(values_hbm[rows, :], self.v_sb[n])
-            nl.store(keys_hbm[rows, :], key_rows(self.qk_sb, column, size, self.p.heads))
+            nl.store(keys_hbm[rows, :], key_rows(self.qk_sb, column, size, self.layer.heads))
 
 
 def token_block(block, layer, weights, later):
     """The TokenBlock of a Block; hidden states are loaded behind the first weights."""
     weights[0].tile(layer.heads.q_tiles)
-    x_sb = residual_sum(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
-    parts = []
-    for part in block.parts():
-        parts.append((part[2], part[3]))
-    p = projection(x_sb, layer, block.start, parts)
-    qk_sb, v_sb = qkv_tiles(p)
-    context_sb = tile_of((P_MAX, layer.heads.q_tiles, block.count), x_sb.dtype)
-    return TokenBlock(block, layer, p, qk_sb, v_sb, context_sb, weights[0], weights[1], later)
+    given = residual(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
+    arrival, count, dtype = Arrival(block, layer, given), block.count, layer.x_hbm.dtype
+    qk_sb, v_sb = qkv_tiles(layer.heads, count, arrival.parts, dtype)
+    context_sb = tile_of((P_MAX, layer.heads.q_tiles, count), dtype)
+    qkv, out = weights
+    return TokenBlock(block, layer, arrival, qk_sb, v_sb, context_sb, qkv, out, later)
 
 
 # --- Prefill --------------------------------------------------------------------------------------
@@ -1595,18 +1667,18 @@ class Prefill(nl.NKIObject):
 
     def __post_init__(self):
         self.largest = self.constants.which_sb.shape[0]
-        self.sets = head_sets(self.tokens.p.heads, self.largest)
+        self.sets = head_sets(self.tokens.layer.heads, self.largest)
         self.first = self.tokens.block.start // self.tokens.block.length  # sequence
 
     def first_work(self):
-        """Keys and values, and queries of the first set of heads."""
-        return self.tokens.keys_and_values() + self.tokens.queries(self.sets[0])
+        """Hidden states and their norm, keys and values, queries of the first set of heads."""
+        tokens = self.tokens
+        return tokens.arrival.norms() + tokens.keys_and_values() + tokens.queries(self.sets[0])
 
     def begin(self):
         """The first block of all, beside which nothing runs: keys and values, H/128 passes of its
         tokens for every tile of features, first queries -> the MaximaPass of their maxima."""
-        for each in self.first_work():
-            self.tokens.run(each)
+        run_all(self.first_work())
         self.keep_keys()
         first = maxima_pass(self.groups()[0])
         for step in first.steps():
@@ -1634,7 +1706,7 @@ class Prefill(nl.NKIObject):
             for part in tokens.block.parts():
                 sequence, position, column, size = part
                 at = position - self.before
-                banks = score_banks(some, tokens.p.heads, self.largest, column, at, size)
+                banks = score_banks(some, tokens.layer.heads, self.largest, column, at, size)
                 new = self.new[sequence - self.first]
                 qk_sb, context_sb = tokens.qk_sb, tokens.context_sb
                 constants, later = self.constants, tokens.later
@@ -1719,17 +1791,13 @@ def prompt_of(layer, qkv_w_hbm, out_w_hbm, bias_hbm, block):
     )
 
 
-def before_last(rows, items, step, steps):
-    """The work beside a step of what is to be done before the last of ``steps`` begins, which is
-    done at once where there is no step before."""
-    work = []
+def before_last(work, step, steps):
+    """What is to be done beside a step of ``work`` that ends before the last of ``steps`` begins;
+    it is done at once where there is no step before."""
     if steps > 1:
-        for each in step_share(items, step, steps - 1):
-            work.append((rows, each))
-        return work
-    for each in items:
-        rows.run(each)
-    return work
+        return step_share(work, step, steps - 1)
+    run_all(work)
+    return []
 
 
 def attend_block(prefill, ahead, before, following):
@@ -1739,17 +1807,19 @@ def attend_block(prefill, ahead, before, following):
     tokens, groups, sets, outputs = prefill.tokens, prefill.groups(), prefill.sets, []
     tiles, steps = len(groups) // len(sets), len(groups)
     for rows in before:
-        for each in rows.outputs():
-            outputs.append((rows, each))
+        outputs = outputs + rows.outputs()
     for step in range(steps):
         n, at = divmod(step, tiles)
         # what the maxima of the next group read is there before its pass begins: queries of the
         # next set of heads, and all that the next block begins with
-        work = step_share(outputs, step, steps)
+        work = []
+        if following is not None and step == 0:
+            work = following.tokens.arrival.sums()
         if n + 1 < len(sets):
-            work = work + before_last(tokens, tokens.queries(sets[n + 1]), at, tiles)
+            work = work + before_last(tokens.queries(sets[n + 1]), at, tiles)
+        work = work + step_share(outputs, step, steps)
         if following is not None:
-            work = work + before_last(following.tokens, following.first_work(), step, steps)
+            work = work + before_last(following.first_work(), step, steps)
         first, ahead = ahead, None
         if step + 1 < steps:
             tokens.later.settle(tokens.rotated)
@@ -2016,7 +2086,7 @@ def linear_kernel(x_hbm, weight_hbm, norm=None):
     rows_hbm = out_hbm.reshape((tokens, P_MAX, tiles))
     for block in token_blocks(x_hbm.shape[0], tokens, 1):
         # hidden states [128, H/128, T] and the scale of their norm: some KiB, before the weights
-        x_sb = residual_sum(x_hbm, None, None, block)
+        x_sb = residual_sum(x_hbm, None, x_hbm, block)
         parts = spans(block.count, P_MAX)
         along_sb = norm_scales(x_sb, norm, parts).along_sb
         for own in parts:
@@ -2082,8 +2152,7 @@ def attention_prefill_kernel(
         ahead = attend_block(started[n - 1], ahead, before, following)
         started[n - 1].tokens.store_keys(keys_hbm, values_hbm)
     # the last output [128, H/128, count], a pass for each tile of its context: alone again
-    for each in started[last].tokens.outputs():
-        started[last].tokens.run(each)
+    run_all(started[last].tokens.outputs())
     if delta_hbm is None:
         return out_hbm, keys_hbm, values_hbm
     return out_hbm, keys_hbm, values_hbm, stream_hbm
@@ -2118,7 +2187,7 @@ def attention_decode_kernel(
         caches.append(cached_sequences(keys_hbm, values_hbm, bias_hbm, part[0], part[1], heads))
     # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
     # a fifth of the time that DMA takes for its weights
-    p = projection(x_sb, layer, 0, parts)
+    p = projection(x_sb, norm_scales(x_sb, layer.norm, parts), layer, 0, parts)
     qk_sb, v_sb = project_qkv(p, qkv_w_hbm)
     nl.store(new_keys_hbm, key_rows(qk_sb, 0, batch, heads))
     # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
