@@ -1032,32 +1032,33 @@ def score_rows(q_sb, bank, at, keys, start, scores_sb, depth, constants):
     nisa.activation(dst=scores_sb, op=nl.copy, data=scores_psum, bias=zero_sb)
 
 
-def score_tile(q_sb, bank, keys, tile, scores_psum, head_dim, constants):
-    """Products of one tile of keys with a bank's queries, marks included, into scores_psum [lanes,
-    rows, tokens]; a triangle waits for the weights."""
-    for head in range(bank.heads):
-        for part in contraction(head_dim + query_marks(bank)):
-            slot, size = part
-            nisa.nc_matmul(
-                dst=scores_psum[:, bank.own(head), :],
-                stationary=keys.keys(head, slot, size, tile, 1),
-                moving=q_sb[0:size, slot, bank.own(head), :],
-            )
+def score_tile(q_sb, bank, head, keys, tile, head_dim, constants):
+    """Products of one tile of keys with the queries of a bank's ``head``-th head, marks included ->
+    [lanes, members, tokens] @ PSUM; a triangle waits for the weights."""
+    scores_psum = psum_of((keys.lanes, bank.members, bank.tokens))
+    for part in contraction(head_dim + query_marks(bank)):
+        slot, size = part
+        nisa.nc_matmul(
+            dst=scores_psum,
+            stationary=keys.keys(head, slot, size, tile, 1),
+            moving=q_sb[0:size, slot, bank.own(head), :],
+        )
     if keys.mask_sb is not None and not keys.causal and tile + 1 == keys.tiles:
-        which_sb = constants.which_sb[0 : bank.tokens, 0 : bank.rows, 0 : bank.tokens]
+        which_sb = constants.which_sb[0 : bank.tokens, bank.own(head), 0 : bank.tokens]
         nisa.nc_matmul(dst=scores_psum, stationary=keys.mask_sb, moving=which_sb)
+    return scores_psum
 
 
 def weighted_scores(q_sb, bank, keys, start, tiles, head_dim, constants):
     """exp(scale * (score - maximum)) of a bank's queries with some tiles of keys -> [lanes, tiles,
     rows, tokens] @ SBUF."""
-    shape = (keys.lanes, tiles, bank.rows, bank.tokens)
-    scores_psum, weights_sb = psum_of(shape), tile_of(shape, q_sb.dtype)
-    for tile in range(tiles):
-        part_psum = scores_psum[:, tile, :, :]
-        score_tile(q_sb, bank, keys, start + tile, part_psum, head_dim, constants)
+    weights_sb = tile_of((keys.lanes, tiles, bank.rows, bank.tokens), q_sb.dtype)
     zero_sb, scale = constants.zero_sb[0 : keys.lanes, :], score_scales(head_dim)[1]
-    nisa.activation(dst=weights_sb, op=nl.exp, data=scores_psum, bias=zero_sb, scale=scale)
+    for tile in range(tiles):
+        for head in range(bank.heads):
+            scores_psum = score_tile(q_sb, bank, head, keys, start + tile, head_dim, constants)
+            own_sb = weights_sb[:, tile, bank.own(head), :]
+            nisa.activation(dst=own_sb, op=nl.exp, data=scores_psum, bias=zero_sb, scale=scale)
     if keys.causal and start + tiles == keys.tiles:
         # GpSimdE: 662 cycles, beside TensorE, which would take 576
         own_sb = weights_sb[:, tiles - 1, :, :]
