@@ -428,7 +428,7 @@ def calibrate_public(args: argparse.Namespace) -> int:
     parts = [summaries(outcomes), named_outliers(outcomes), public_table(outcomes)]
     print("\n\n".join(parts))
     if args.write:
-        by_id = {o.row.id: o for o in outcomes}
+        by_id = {o.row.id: o for o in outcomes if not o.missing}
         outcomes = [by_id.get(r.id) or on_page(r) for r in public_rows.rows()]
         parts = [summaries(outcomes), named_outliers(outcomes), public_table(outcomes)]
         write("\n\n".join([*parts, sources_list(public_rows.rows())]), "public")
@@ -469,11 +469,16 @@ def main() -> int:
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes for the public rows")
     args = parser.parse_args()
-    if args.public is None:
-        return calibrate_rewritten(args)
-    if not args.public.is_dir():
+    if args.public is not None and not args.public.is_dir():
         parser.error(f"{args.public} is no folder; name the one with the checkouts")
-    return calibrate_public(args)
+    names = [p.name for p in POINTS] if args.public is None else [r.id for r in public_rows.rows()]
+    if args.rows and not any(word in name for word in args.rows for name in names):
+        parser.error(f"no row has {' or '.join(args.rows)} in its name, expected one of {names}")
+    if args.public is not None:
+        return calibrate_public(args)
+    if args.rows and args.write:
+        parser.error("--write of the rewritten kernels needs all rows; leave out --rows")
+    return calibrate_rewritten(args)
 
 
 if __name__ == "__main__":

@@ -282,3 +282,25 @@ def test_class_of_a_critical_path():
     assert kind({"GpSimdE": 5.0}) == "all"
     assert kind({}) == "latency"
     assert calibrate.bands.of({"GpSimdE": 5.0}).kind == "all"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(["--rows", "nothing"], "no row has nothing"),
+     (["--public", ".", "--rows", "nothing"], "no row has nothing"),
+     (["--public", "nowhere"], "is no folder"),
+     (["--rows", "matmul", "--write"], "needs all rows")],
+)  # fmt: skip
+def test_wrong_rows_write_nothing(arguments, said, monkeypatch, capsys):
+    before = calibrate.DOCUMENT.read_bytes()
+    monkeypatch.setattr(sys, "argv", ["calibrate.py", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        calibrate.main()
+    assert ended.value.code == 2 and said in capsys.readouterr().err
+    assert calibrate.DOCUMENT.read_bytes() == before
+
+
+def test_rows_that_are_not_run_are_read_from_the_page():
+    for row in rows.rows():
+        found = calibrate.on_page(row)
+        assert found.estimated_us > 0 and found.kind in rows.CLASSES and found.busy.endswith("%")
