@@ -120,6 +120,7 @@ SHORT_BLOCK = 256  # tokens that lie together in hidden states up to H of 2048
 LONG_BLOCK = 384  # and beyond
 WEIGHT_BYTES = 96 * 1024  # SBUF for weights of attention that stay for all blocks
 KEPT_BYTES = 188 * 1024  # for them, keys, scores and blocks, which are not there all at once
+TWO_KEPT_BYTES = 156 * 1024  # the same of two sequences at once, without their scores
 SCORE_BYTES = 72 * 1024  # for keys and values whose scores stay, and these scores
 BESIDE_BYTES = 88 * 1024  # for blocks on their way where weights do not stay
 WAITING_BLOCKS = 3  # whose outputs are beside later blocks, where weights stay
@@ -2096,10 +2097,13 @@ class Prompt(NamedTuple):
         # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
         weights = attention_weights(layer, block.count)
         bytes_of_weights = sum(2 * w.tiles * w.linear.k_tiles * P_MAX for w in weights)
-        sequences = 1 if blocks[-1].start < length else 2  # on their way at the same time
-        kept = bytes_of_weights + sequences * min(keys, most_bytes) + (0 if marks else scores)
+        if short and blocks[-1].start >= length:  # two sequences are on their way at one time
+            kept, most_kept = 2 * keys, TWO_KEPT_BYTES
+        else:
+            kept, most_kept = min(keys, most_bytes) + (0 if marks else scores), KEPT_BYTES
+        kept += bytes_of_weights
         kept += block_bytes(layer, block, min(len(blocks) // 2, WAITING_BLOCKS))
-        if bytes_of_weights > WEIGHT_BYTES or kept > KEPT_BYTES:
+        if bytes_of_weights > WEIGHT_BYTES or kept > most_kept:
             weights = None
         beside = weights is not None or block_bytes(layer, block, 1) <= BESIDE_BYTES
         return cls(layer, bias_hbm, window, causal_sb, constants, marks, short, weights, beside)

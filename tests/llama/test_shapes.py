@@ -311,6 +311,11 @@ def test_a_prompt_whose_blocks_have_no_room_beside_each_other_traces() -> None:
     check_traced(*Layer("Llama-3.2-3B", 1, "meta").prefill(1, 1024))
 
 
+def test_two_prompts_whose_keys_leave_weights_no_room_trace() -> None:
+    """Where a prompt follows another their keys, weights and blocks would take 177 of 176 KiB."""
+    check_traced(*Layer("Llama-3.2-1B", 2, "meta").prefill(2, 2048))
+
+
 @pytest.mark.parametrize(("degree", "batch", "past"), [(1, 1, 2048), (2, 4, 2048)])
 def test_caches_that_have_no_room_at_once_trace(degree: int, batch: int, past: int) -> None:
     """Keys of all heads of a sequence would take 256 KiB, those of four sequences 148."""
