@@ -66,7 +66,19 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Sequence, Set, Tuple, Type
+from typing import (
+    Any,
+    Callable,
+    Dict,
+    Iterable,
+    List,
+    NamedTuple,
+    Optional,
+    Sequence,
+    Set,
+    Tuple,
+    Type,
+)
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
@@ -4775,45 +4787,29 @@ def spread_kv(weight: torch.Tensor, sizes: Sizes) -> torch.Tensor:
     return pad_to(replicated, 0, sizes.kv_heads * sizes.head_dim)
 
 
+def spread_heads(
+    state: StateDict, attention: str, kv: int, sizes: Sizes, shards: Sequence[int] = ()
+) -> None:
+    """Weights, biases, scales and adapters of one layer's attention for replicated and padded
+    heads; ranks take the ``shards`` of these numbers, where there are any."""
+    for name in ATTENTION_TARGETS:
+        dim = 1 if name == "o_proj" else 0
+        for kind in ("weight", "lora_A") if dim else ("weight", "bias", "scale", "lora_B"):
+            key = f"{attention}{name}.{kind}"
+            if key not in state or state[key].numel() == 1:  # a scale for all rows
+                continue
+            if name in ("k_proj", "v_proj"):
+                state[key] = spread_kv(state[key], sizes)
+            else:
+                state[key] = spread_queries(state[key], kv, sizes, dim)
+            if shards:
+                cut = state[key].chunk(len(shards), dim)
+                state[key] = torch.cat([cut[shard] for shard in shards], dim)
+
+
 def layouts_of_ranks(shares: Iterable[torch.Tensor]) -> torch.Tensor:
     """The kernel layouts of every rank's share [N, K], one after another."""
     return torch.cat([kernel_layout(share) for share in shares])
-
-
-def times_gain(
-    weight: torch.Tensor, gain: torch.Tensor, scales: Optional[Any] = None
-) -> torch.Tensor:
-    """A weight [N, H] behind a norm times the norm's gain [H]: one rounding of each element, where
-    PyTorch rounds each normed feature. Not where its kernel has ``scales``, the gain among them."""
-    if scales is not None:
-        return weight
-    return (weight.to(torch.float32) * gain.to(torch.float32)).to(weight.dtype)
-
-
-def pop_scales(state: StateDict, names: Sequence[str]) -> Optional[List[torch.Tensor]]:
-    """Scales of a kernel's weights, a row [1] for each output feature: ones for weights in float;
-    None where all are in float."""
-    found = [state.pop(f"{name}.scale", None) for name in names]
-    if all(scale is None for scale in found):
-        return None
-    rows = [len(state[f"{name}.weight"]) for name in names]
-    ones = [torch.ones(1, 1) if scale is None else scale for scale in found]
-    return [s.float().reshape(-1, 1).expand(n, 1) for s, n in zip(ones, rows)]
-
-
-def in_columns(scale: torch.Tensor) -> torch.Tensor:
-    """[N, 1] in the order of a kernel weight's rows -> [128, N/128]."""
-    return pad_tiles(scale, 0).reshape(-1, P_MAX).t()
-
-
-def of_runs(scale: torch.Tensor) -> torch.Tensor:
-    """[N, 1] or [N] of features in runs, such as hidden states -> [128, N/128]."""
-    return pad_tiles(scale.float().reshape(-1, 1), 0).reshape(P_MAX, -1)
-
-
-def of_ranks(*parts: OfRanks) -> torch.Tensor:
-    """What each rank has of every part, side by side; ranks below each other."""
-    return torch.cat([torch.cat(share, 1) for share in zip(*parts)])
 
 
 def peft_config(folder: str) -> Dict[str, Any]:
@@ -4868,167 +4864,153 @@ def add_adapters(state: StateDict, config: InferenceConfig) -> None:
             whole[own if kind == "A" else (slice(None), own)] = tensor
 
 
-def store_adapters(state: StateDict, name: str, a: Iterable[OfRanks], b: Iterable[OfRanks]) -> None:
-    """What KernelAdapters hold, from A [R, K] and B [N, R] of each projection of a kernel."""
-    down = (
-        [
-            pad_tiles(share, 1).unflatten(1, (-1, P_MAX)).permute(2, 1, 0).flatten(1)
-            for share in ranks
-        ]
-        for ranks in a
-    )
-    across = ([pad_tiles(share, 0).t() for share in ranks] for ranks in b)
-    state[f"{name}.a.weight"], state[f"{name}.b.weight"] = of_ranks(*down), of_ranks(*across)
+def times_gain(weight: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
+    """A weight [N, H] behind a norm times the norm's gain [H]: one rounding of each element, where
+    PyTorch rounds each normed feature."""
+    return (weight.to(torch.float32) * gain.to(torch.float32)).to(weight.dtype)
 
 
-def pop_adapters(state: StateDict, names: Sequence[str]) -> Optional[List[torch.Tensor]]:
-    """A of some projections, then B of them: zeros where one has none, None where all have none."""
-    some = [state[f"{name}.lora_A"] for name in names if f"{name}.lora_A" in state]
-    if not some:
-        return None
-    shapes, ranks = [state[f"{name}.weight"].shape for name in names], some[0].shape[0]
-    empty = [torch.zeros(ranks, k) for _, k in shapes], [torch.zeros(n, ranks) for n, _ in shapes]
-    return [
-        state.pop(f"{name}.lora_{kind}", zeros)
-        for kind, every in zip("AB", empty)
-        for name, zeros in zip(names, every)
-    ]
+def in_columns(scale: torch.Tensor) -> torch.Tensor:
+    """[N, 1] in the order of a kernel weight's rows -> [128, N/128]."""
+    return pad_tiles(scale, 0).reshape(-1, P_MAX).t()
 
 
-def spread_heads(state: StateDict, attention: str, kv: int, sizes: Sizes) -> None:
-    """Weights, biases and scales of one layer's attention for replicated and padded heads."""
-    # scales of quantised weights: a row each, or one in all
-    for kind in ("weight", "bias", "scale", "lora_B"):
-        query = f"{attention}q_proj.{kind}"
-        if query in state and state[query].numel() > 1:
-            state[query] = spread_queries(state[query], kv, sizes, 0)
-        for key in (f"{attention}k_proj.{kind}", f"{attention}v_proj.{kind}"):
-            if key in state and state[key].numel() > 1:
-                state[key] = spread_kv(state[key], sizes)
-    for out in (f"{attention}o_proj.weight", f"{attention}o_proj.lora_A"):
-        if out in state:
-            state[out] = spread_queries(state[out], kv, sizes, 1)
+def of_ranks(*parts: OfRanks) -> torch.Tensor:
+    """What each rank has of every part, side by side; ranks below each other."""
+    return torch.cat([torch.cat(share, 1) for share in zip(*parts)])
 
 
-def heads_of_ranks(parts: Sequence[torch.Tensor], sizes: Sizes) -> List[OfRanks]:
-    """Rows of Q, K and V of all heads, of Q and K then in the order of a rank's tiles."""
-    q, k, v = (part.chunk(sizes.tp) for part in parts)
-    rank = sizes.of_rank
-    return [
-        [rank.order(share, rank.group) for share in q],
-        [rank.order(share, 1) for share in k],
-        v,
-    ]
+class KernelProjections(NamedTuple):
+    """Projections of one kernel in a checkpoint, and how ``tp`` ranks share them.
+
+    All but the ``output`` contract hidden states, behind a norm with ``gain``, and that one makes
+    hidden states; all ranks have these, in runs. What else a projection reads or makes is cut:
+    ``cuts``, by name and in the kernel's order, give each rank its rows of such features, ordered
+    as its kernel has them.
+    """
+
+    state: StateDict
+    cuts: Dict[str, Callable[[torch.Tensor], OfRanks]]
+    output: Optional[str]
+    gain: torch.Tensor
+    tp: int
+
+    def output_rows(self, name: str, rows: torch.Tensor) -> OfRanks:
+        """Rows of what a projection makes, [N, ..]."""
+        return [in_runs(rows, 0)] * self.tp if name == self.output else self.cuts[name](rows)
+
+    def input_columns(self, name: str, columns: torch.Tensor) -> OfRanks:
+        """Columns of what it contracts, [.., K]."""
+        if name != self.output:
+            return [in_runs(columns, 1)] * self.tp
+        return [rows.t() for rows in self.cuts[name](columns.t())]
+
+    def converted(self, adapters: str) -> List[OfRanks]:
+        """Each projection's weights [N, K], out of the checkpoint. What there are of scales and
+        adapters stays in it, as the kernel takes them: the scales beside the last projection."""
+        with_gain = not self.convert_scales()
+        self.convert_adapters(adapters)
+        found = []
+        for name in self.cuts:
+            weight = self.state.pop(f"{name}.weight")
+            if name == self.output:
+                found.append([in_runs(share, 0) for share in self.input_columns(name, weight)])
+                continue
+            weight = times_gain(weight, self.gain) if with_gain else weight
+            found.append([in_runs(share, 1) for share in self.output_rows(name, weight)])
+        return found
+
+    def convert_scales(self) -> bool:
+        """Whether a weight is quantised: scales have a row for each output feature, or one in all,
+        ones for weights in float, and the norm's gain stands behind those that contract it."""
+        scales = {name: self.state.pop(f"{name}.scale", None) for name in self.cuts}
+        if all(scale is None for scale in scales.values()):
+            return False
+        columns = []
+        for name, scale in scales.items():
+            rows = torch.ones(1, 1) if scale is None else scale.float().reshape(-1, 1)
+            every = self.output_rows(name, rows.expand(len(self.state[f"{name}.weight"]), 1))
+            # features of V lie in rows: each partition has the scales of all
+            across = name.endswith("v_proj")
+            columns.append([x.t().expand(P_MAX, -1) if across else in_columns(x) for x in every])
+        gains = [in_columns(in_runs(self.gain.float()[:, None], 0))] * self.tp
+        columns.insert(len(columns) - (self.output in scales), gains)
+        self.state[f"{[*scales][-1]}.scale"] = of_ranks(*columns)
+        return True
+
+    def convert_adapters(self, adapters: str) -> None:
+        """What KernelAdapters hold: A [R, K] and B [N, R] of all projections side by side, zeros
+        where one has none; nothing where none has."""
+        some = [name for name in self.cuts if f"{name}.lora_A" in self.state]
+        if not some:
+            return
+        ranks, down, across = len(self.state[f"{some[0]}.lora_A"]), [], []
+        for name in self.cuts:
+            n, k = self.state[f"{name}.weight"].shape
+            a = self.state.pop(f"{name}.lora_A", torch.zeros(ranks, k))
+            b = self.state.pop(f"{name}.lora_B", torch.zeros(n, ranks))
+            every = self.input_columns(name, a if name == self.output else times_gain(a, self.gain))
+            tiled = [pad_tiles(share, 1).unflatten(1, (-1, P_MAX)) for share in every]
+            down.append([share.permute(2, 1, 0).flatten(1) for share in tiled])
+            across.append([pad_tiles(share, 0).t() for share in self.output_rows(name, b)])
+        self.state[f"{adapters}.a.weight"] = of_ranks(*down)
+        self.state[f"{adapters}.b.weight"] = of_ranks(*across)
 
 
-def inputs_of_ranks(weight: torch.Tensor, sizes: Sizes) -> OfRanks:
-    """Columns of all query heads, in the order of a rank's tiles."""
-    rank = sizes.of_rank
-    return [rank.order(share.t(), rank.group).t() for share in weight.chunk(sizes.tp, 1)]
-
-
-def attention_scales(
-    scales: Sequence[torch.Tensor], gain: torch.Tensor, sizes: Sizes
-) -> torch.Tensor:
-    """Scales of the weights of Q, K, V and output, and the norm's gain, as kernels take them."""
-    q, k, v = heads_of_ranks(scales[:3], sizes)
-    return of_ranks(
-        [in_columns(share) for share in q],
-        [in_columns(share) for share in k],
-        [share.t().expand(P_MAX, -1) for share in v],
-        [of_runs(gain)] * sizes.tp,
-        [of_runs(scales[3])] * sizes.tp,
-    )
+def heads_in_tiles(sizes: Sizes, group: int) -> Callable[[torch.Tensor], OfRanks]:
+    """A cut of rows of heads, ``group`` for each KV head, which then lie in a rank's tiles."""
+    return lambda rows: [sizes.of_rank.order(x, group) for x in rows.chunk(sizes.tp)]
 
 
 def attention_for_kernels(
     state: StateDict, attention: str, gain: torch.Tensor, sizes: Sizes
 ) -> None:
     """What the attention kernels read of one layer, behind a norm with this ``gain``."""
-    names = [f"{attention}{name}" for name in ATTENTION_TARGETS]
-    *inputs, output = names
+    *inputs, output = names = [f"{attention}{name}" for name in ATTENTION_TARGETS]
+    queries, keys = (heads_in_tiles(sizes, group) for group in (sizes.group, 1))
+    cuts = dict(zip(names, (queries, keys, lambda rows: rows.chunk(sizes.tp), queries)))
+    own = KernelProjections(state, cuts, output, gain, sizes.tp)
     if f"{inputs[0]}.bias" in state:
-        biases = heads_of_ranks([state.pop(f"{name}.bias")[:, None] for name in inputs], sizes)
+        biases = [own.output_rows(name, state.pop(f"{name}.bias")[:, None]) for name in inputs]
         rows = [pad_tiles(torch.cat(share), 0).t() for share in zip(*biases)]
         state[f"{attention}qkv_bias.weight"] = torch.cat(rows)
     if f"{attention}q_norm.weight" in state:
         gains = torch.stack([state.pop(f"{attention}{name}_norm.weight") for name in "qk"], 1)
         state[f"{attention}head_gains"] = in_lanes(gains, sizes.head_dim)
-    scales = pop_scales(state, names)
-    if scales is not None:
-        state[f"{output}.scale"] = attention_scales(scales, gain, sizes)
-    found = pop_adapters(state, names)
-    if found is not None:
-        *a, out_a, q, k, v, out_b = found
-        a_of_ranks = [[in_runs(times_gain(each, gain), 1)] * sizes.tp for each in a]
-        a_of_heads = inputs_of_ranks(out_a, sizes)
-        b_of_ranks = [*heads_of_ranks((q, k, v), sizes), [in_runs(out_b, 0)] * sizes.tp]
-        store_adapters(state, f"{attention}adapters", [*a_of_ranks, a_of_heads], b_of_ranks)
-    weights = [state.pop(f"{name}.weight") for name in inputs]
-    if len({weight.dtype for weight in weights}) > 1:
+    if len({state[f"{name}.weight"].dtype for name in inputs}) > 1:
         raise ValueError(
             "One kernel multiplies with q, k and v: expected all of them or none quantised; name "
             "all three or none in modules_to_not_convert."
         )
-    shares = heads_of_ranks([times_gain(weight, gain, scales) for weight in weights], sizes)
-    state[f"{attention}qkv_proj.weight"] = layouts_of_ranks(
-        in_runs(torch.cat(share), 1) for share in zip(*shares)
-    )
-    state[f"{output}.weight"] = layouts_of_ranks(
-        in_runs(share, 0) for share in inputs_of_ranks(state[f"{output}.weight"], sizes)
-    )
+    *qkv, out = own.converted(f"{attention}adapters")
+    together = (torch.cat(share) for share in zip(*qkv))
+    state[f"{attention}qkv_proj.weight"] = layouts_of_ranks(together)
+    state[f"{output}.weight"] = layouts_of_ranks(out)
 
 
 def mlp_for_kernels(state: StateDict, mlp: str, gain: torch.Tensor, tp: int) -> None:
     """What the MLP's kernel reads of one layer, behind a norm with this ``gain``."""
-    names = gate_name, up_name, down_name = [f"{mlp}{name}" for name in MLP_TARGETS]
-    scales = pop_scales(state, names)
-    if scales is not None:
-        gate, up = ([in_columns(share) for share in scale.chunk(tp)] for scale in scales[:2])
-        whole = ([of_runs(feature)] * tp for feature in (gain, scales[2]))
-        state[f"{down_name}.scale"] = of_ranks(gate, up, *whole)
-    found = pop_adapters(state, names)
-    if found is not None:
-        *a, down_a, gate_b, up_b, down_b = found
-        a_of_ranks = [[in_runs(times_gain(each, gain), 1)] * tp for each in a]
-        b_of_ranks = [gate_b.chunk(tp), up_b.chunk(tp), [in_runs(down_b, 0)] * tp]
-        store_adapters(state, f"{mlp}adapters", [*a_of_ranks, down_a.chunk(tp, 1)], b_of_ranks)
-    for key in (f"{gate_name}.weight", f"{up_name}.weight"):
-        shares = times_gain(state[key], gain, scales).chunk(tp)
-        state[key] = layouts_of_ranks(in_runs(share, 1) for share in shares)
-    down = f"{down_name}.weight"
-    state[down] = layouts_of_ranks(in_runs(share, 0) for share in state[down].chunk(tp, 1))
-
-
-def order_heads(state: StateDict, attention: str, tp: int, parts: int) -> None:
-    """Heads of decode steps behind a prompt in ``parts``: rank r of groups of tp / parts has the
-    shard of which its group's rank has had the keys and values, as NxDI orders them."""
-    size = tp // parts
-    shards = [rank % size * parts + rank // size for rank in range(tp)]
-    for key in [
-        key for key in state if re.fullmatch(rf"{attention}[qkvo]_proj\.(weight|bias)", key)
-    ]:
-        output = key.startswith(f"{attention}o_proj")
-        if output and key.endswith("bias"):
-            continue
-        cut = state[key].chunk(tp, 1 if output else 0)
-        state[key] = torch.cat([cut[shard] for shard in shards], 1 if output else 0)
+    names = [f"{mlp}{name}" for name in MLP_TARGETS]
+    cuts = dict.fromkeys(names, lambda rows: rows.chunk(tp))
+    own = KernelProjections(state, cuts, names[-1], gain, tp)
+    for name, shares in zip(names, own.converted(f"{mlp}adapters")):
+        state[f"{name}.weight"] = layouts_of_ranks(shares)
 
 
 def convert_layer(state: StateDict, prefix: str, config: InferenceConfig) -> None:
     """Spread the heads of one layer, and put its weights in kernel layout for the kernels."""
     attention, sizes, parts = f"{prefix}self_attn.", Sizes.of(config), parts_of_prompt(config)
-    attentions = {attention: sizes}
+    kv, attentions, shards = config.num_key_value_heads, {attention: sizes}, []
     if parts > 1:
-        own = f"{prefix}prompt_attn."
-        attentions[own] = Sizes.of(config, sizes.tp // parts)
+        own, size = f"{prefix}prompt_attn.", sizes.tp // parts
+        attentions[own] = Sizes.of(config, size)
         keys = [key for key in state if key.startswith(attention)]
         state |= {key.replace(attention, own): state[key] for key in keys}
         state[f"{own}rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
-    for name, own_sizes in attentions.items():
-        spread_heads(state, name, config.num_key_value_heads, own_sizes)
-    if parts > 1:
-        order_heads(state, attention, sizes.tp, parts)
+        spread_heads(state, own, kv, attentions[own])
+        # a rank decodes with keys and values that its group's rank has had, as NxDI orders them
+        shards = [rank % size * parts + rank // size for rank in range(sizes.tp)]
+    spread_heads(state, attention, kv, sizes, shards)
     if is_nki_enabled(config):
         gain = state.pop(f"{prefix}input_layernorm.weight")
         for name, own_sizes in attentions.items():
@@ -5040,19 +5022,14 @@ def convert_layer(state: StateDict, prefix: str, config: InferenceConfig) -> Non
 def heads_for_kernels(state: StateDict, config: InferenceConfig, tp: int) -> None:
     """What the kernel of the LM head reads, tied to the embedding where the checkpoint has none,
     and that of Medusa's heads."""
-    head = state.setdefault("lm_head.weight", state["embed_tokens.weight"])
+    state.setdefault("lm_head.weight", state["embed_tokens.weight"])
     apart = shows_hidden_states(config)  # then a norm of its own is in front
     gain = torch.ones(config.hidden_size) if apart else state.pop("norm.weight")
-    scales = pop_scales(state, ["lm_head"])
-    if scales is not None:
-        shares = [of_runs(share) for share in scales[0].chunk(tp)]
-        state["lm_head.scale"] = of_ranks(shares, [of_runs(gain)] * tp)
-    state["lm_head.weight"] = times_gain(head, gain, scales)
-    medusa = [f"medusa_head_{i}.1.weight" for i in range(medusa_heads(config))]
-    for key in ("lm_head.weight", *medusa):
-        state[key] = layouts_of_ranks(
-            in_runs(in_runs(share, 0), 1) for share in state[key].chunk(tp)
-        )
+    heads = ["lm_head", *(f"medusa_head_{i}.1" for i in range(medusa_heads(config)))]
+    for head in heads:
+        cuts = {head: lambda rows: [in_runs(share, 0) for share in rows.chunk(tp)]}
+        (shares,) = KernelProjections(state, cuts, None, gain, tp).converted(head)
+        state[f"{head}.weight"] = layouts_of_ranks(shares)
 
 
 class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
