@@ -9,7 +9,7 @@ checkpoint becomes the weights of this model. To learn the language, read in thi
 
 What calls what, phase by phase:
 
-    linear_kernel                residual_sum, norm_scales, load_weight, products
+    linear_kernel                residual_sum, norm_scales, load_weight, products, token_rows
     swiglu_mlp_kernel            residual_sum, norm_scales, InnerTokens.gated, store_product
     attention_prefill_kernel     Prompt.of, then attend_side_by_side or attend_one_by_one
     attention_decode_kernel      residual_sum, projection, project_qkv, store_product; between them
@@ -133,6 +133,7 @@ LONG_BLOCK = 384  # and beyond
 WEIGHT_BYTES = 96 * 1024  # SBUF for weights of attention that stay for all blocks
 KEPT_BYTES = 188 * 1024  # for them, keys, scores and blocks, which are not there all at once
 TWO_KEPT_BYTES = 156 * 1024  # the same of two sequences at once, without their scores
+HEAD_BYTES = 64 * 1024  # SBUF for rows of the head, which leave it together
 SCORE_BYTES = 72 * 1024  # for keys and values whose scores stay, and these scores
 BESIDE_BYTES = 88 * 1024  # for blocks on their way where weights do not stay
 WAITING_BLOCKS = 3  # whose outputs are beside later blocks, where weights stay
@@ -350,7 +351,7 @@ def weight_pieces(tiles, k_tiles, tokens, last=False, itemsize=2, row_bytes=None
     the most for few tokens: they take DMA half as long, and what follows waits for a whole piece.
     Its last pieces shrink by LAST_STEP_BYTES each, as DMA may outrun what converts it by no more.
     """
-    few, tile_bytes = tokens <= FEW_TOKENS, (3 if itemsize == 1 else 2) * k_tiles * P_MAX
+    few, tile_bytes = tokens <= FEW_TOKENS, (3 if itemsize == 1 else itemsize) * k_tiles * P_MAX
     most = max(1, (LONG_PIECE_BYTES if few else row_bytes or PIECE_BYTES) // tile_bytes)
     tail = max(1, LAST_PIECE_BYTES // tile_bytes)
     if itemsize == 1 and few:
@@ -426,11 +427,12 @@ def token_blocks(features, tokens, length):
     ]
 
 
-def grouped(blocks, most):
-    """Lists of Blocks that follow each other, of at most so many tokens each."""
+def grouped(blocks, most, size=lambda block: block.count):
+    """Lists of Blocks that follow each other, of at most so many tokens each, or of what else has a
+    ``size``; one at least."""
     found = []
     for block in blocks:
-        if found and sum(other.count for other in found[-1]) + block.count <= most:
+        if found and sum(size(other) for other in found[-1]) + size(block) <= most:
             found[-1].append(block)
         else:
             found.append([block])
@@ -604,6 +606,17 @@ def products(weight_sb, first, tiles, x_sb, start, tokens):
                 weight_sb[:, first + tile, k, :], x_sb[:, k, nl.ds(start, tokens)]
             )
     return acc_psum
+
+
+def token_rows(rows_sb, out_psum, norm_sb, feature_sb):
+    """Products [128, tiles, T] @ PSUM times the norm's scale of each token [128, T] and, where any,
+    a scale a feature [128, tiles] -> rows_sb [128, T, tiles]."""
+    for token in nl.affine_range(out_psum.shape[2]):
+        row_psum, own_sb = out_psum[:, :, token], norm_sb[:, nl.ds(token, 1)]
+        if feature_sb is None:
+            rows_sb[:, token, :] = nisa.tensor_scalar(row_psum, nl.multiply, own_sb)
+        else:
+            rows_sb[:, token, :] = times_both(row_psum, feature_sb, own_sb)
 
 
 def stored_together(pieces, tokens):
@@ -2864,6 +2877,13 @@ class FewQueries(NamedTuple):
         """Values divided by the sums of their weights, into the heads' lanes of the context."""
         group, (bank,), heads = self.group, self.group.banks, self.group.new.heads
         context_sb, columns = group.context_sb[bank.block], nl.ds(bank.column, bank.tokens)
+        for first, _, features, _ in self.stacks():
+            if features < P_MAX:  # lanes without a head
+                stack = heads.place(bank.head + first)[0]
+                tiles = nl.ds(stack * heads.group + bank.member, bank.members)
+                context_sb[:, tiles, columns] = nisa.memset(
+                    (P_MAX, bank.members, bank.tokens), 0.0, context_sb.dtype
+                )
         shape = (P_MAX, bank.rows, bank.tokens)
         scale_sb = nisa.reciprocal(found.sum_sb).reshape(shape)
         values = found.values.reshape(shape)
@@ -2874,13 +2894,6 @@ class FewQueries(NamedTuple):
             context_sb[lanes, tiles, columns] = nisa.tensor_tensor(
                 values[lanes, own, :], scale_sb[lanes, own, :], nl.multiply
             )
-        for first, _, features, _ in self.stacks():
-            if features < P_MAX:  # lanes without a head
-                stack, shape = heads.place(bank.head + first)[0], (bank.members, bank.tokens)
-                tiles = nl.ds(stack * heads.group + bank.member, bank.members)
-                context_sb[features:P_MAX, tiles, columns] = nisa.memset(
-                    (P_MAX - features, *shape), 0.0, context_sb.dtype
-                )
 
 
 def attend_few(group):
@@ -2903,18 +2916,23 @@ def attend_few(group):
 
 def attend_groups(groups):
     """Attention of several groups: the first pass of one beside the second of that before. ->
-    what ``attend_few`` gives of those that it takes."""
-    few = [attend_few(group) for group in groups if few_queries(group.banks, group.new.heads)]
-    many = [group for group in groups if not few_queries(group.banks, group.new.heads)]
-    if not many:
-        return few
-    ahead = MaximaPass.of(many[0])
-    for step in ahead.steps():
-        ahead.run(step)
-    for following in [*many[1:], None]:
-        first, ahead = ahead, None if following is None else MaximaPass.of(following)
-        attend(first, ahead, [])
-    return few
+    (group, Weighted) of those that ``attend_few`` takes. Groups are made, and their keys loaded,
+    one ahead of their turn."""
+    found, ahead = [], None
+    for group in groups:
+        if few_queries(group.banks, group.new.heads):
+            found.append((group, attend_few(group)))
+            continue
+        following = MaximaPass.of(group)
+        if ahead is None:
+            for step in following.steps():
+                following.run(step)
+        else:
+            attend(ahead, following, [])
+        ahead = following
+    if ahead is not None:
+        attend(ahead, None, [])
+    return found
 
 
 def store_weights(weights_hbm, bank, found):
@@ -3072,8 +3090,9 @@ class Chunk(NamedTuple):
     by_query: bool
 
     def groups(self, sequence, length, passed):
-        """The queries of a sequence in TokenBlocks over its cache and its new keys: a QueryGroup
-        for each set of KV heads, and for each tile of queries that has rows of the bias."""
+        """The queries of a sequence in TokenBlocks over its cache and its new keys: yields a
+        QueryGroup for each set of KV heads, and for each tile of queries that has rows of the
+        bias."""
         heads, active_sb, shared = self.heads, self.causal_sb, self.owners_sb is not None
         if self.active_hbm is not None:
             active_sb = nl.load(self.active_hbm[sequence])
@@ -3086,7 +3105,7 @@ class Chunk(NamedTuple):
                     new.append(position, rows.qk_sb, column, rows_sb)
                     parts.append((n, column, position, size))
         qk_sb, context_sb = [rows.qk_sb for rows in passed], [rows.context_sb for rows in passed]
-        together, found = [[part] for part in parts] if self.by_query else [parts], []
+        together = [[part] for part in parts] if self.by_query else [parts]
         sets = [score_banks(some, heads, min(length, P_MAX)) for some in together]
         for banks in [banks for some in sets for banks in some]:
             owners, bias_rows = None, (sequence, 1)
@@ -3102,8 +3121,7 @@ class Chunk(NamedTuple):
                 self.cache, sequence, banks, heads, bias_rows, shared=owners is not None,
                 stay=not self.by_query,
             )  # fmt: skip
-            found.append(QueryGroup(banks, blocks, new, qk_sb, self.constants, context_sb, owners))
-        return found
+            yield QueryGroup(banks, blocks, new, qk_sb, self.constants, context_sb, owners)
 
 
 # --- MLP ------------------------------------------------------------------------------------------
@@ -3192,24 +3210,25 @@ def linear_kernel(x_hbm, weight_hbm, norm=None, scales_hbm=None):
         parts = spans(block.count, P_MAX)
         scales, x_sb = norm_scales(x_sb, norm, parts), with_gain(x_sb, gain_sb)
         # W @ x [128, tiles, T] in PSUM, a piece of the weights after another at DMA's pace; VectorE
-        # takes it out token by token, scaled, each into a row of its own [128, T, N/128]
+        # takes it out token by token, scaled, each into a row of its own [128, T, N/128], of many
+        # tokens some pieces at a time
         for start, count in parts:
-            out_sb = nl.ndarray((P_MAX, count, tiles), x_hbm.dtype)
-            for first, size in linear.pieces(count, last=True):
-                weight_sb = load_weight(linear, first, size)
-                for tile, beside, _, _ in psum_parts(size, count):
-                    out_psum = products(weight_sb, tile, beside, x_sb, start, count)
-                    part = nl.ds(first + tile, beside)
-                    for token in nl.affine_range(count):
-                        norm_sb = scales.along_sb[:, nl.ds(start + token, 1)]
-                        row_psum, out = out_psum[:, :, token], out_sb[:, token, part]
-                        if scale_sb is None:
-                            out[...] = nisa.tensor_scalar(row_psum, nl.multiply, norm_sb)
-                        else:
-                            out[...] = times_both(row_psum, scale_sb[:, part], norm_sb)
-            # features lie in runs: a partition stores N/128 neighbours of a token as one row
-            for token in nl.affine_range(count):
-                nl.store(rows_hbm[block.start + start + token], out_sb[:, token, :])
+            most = HEAD_BYTES // (count * x_hbm.itemsize)
+            for pieces in grouped(linear.pieces(count, last=True), most, lambda piece: piece[1]):
+                begin, features = pieces[0][0], sum(size for _, size in pieces)
+                out_sb = nl.ndarray((P_MAX, count, features), x_hbm.dtype)
+                for first, size in pieces:
+                    weight_sb = load_weight(linear, first, size)
+                    for tile, beside, _, _ in psum_parts(size, count):
+                        out_psum = products(weight_sb, tile, beside, x_sb, start, count)
+                        own = out_sb[:, :, nl.ds(first - begin + tile, beside)]
+                        feature_sb = linear.scales(first + tile, beside)
+                        norm_sb = scales.along_sb[:, nl.ds(start, count)]
+                        token_rows(own, out_psum, norm_sb, feature_sb)
+                # features lie in runs: a partition stores neighbours of a token as one row
+                for token in nl.affine_range(count):
+                    row_hbm = rows_hbm[block.start + start + token]
+                    nl.store(row_hbm[:, nl.ds(begin, features)], out_sb[:, token, :])
     return out_hbm
 
 
@@ -3367,8 +3386,8 @@ def attention_chunk_kernel(
         # contexts [128, tiles, count]: cached keys and values of some KV heads come in blocks, rows
         # of up to CACHE_ROW_BYTES a partition, and TensorE turns the keys, 128 a pass
         sequences = sorted({part[0] for block in some for part in block.parts()})
-        each = [chunk.groups(sequence, length, passed) for sequence in sequences]
-        attend_groups([group for groups in each for group in groups])
+        each = (chunk.groups(sequence, length, passed) for sequence in sequences)
+        attend_groups(group for groups in each for group in groups)
         # the output [128, H/128, count], a pass for each tile of context, one over the weight
         contexts = [(rows.context_sb, rows.block) for rows in passed]
         store_product(layer.out, contexts, out_hbm)
@@ -3450,15 +3469,17 @@ def attention_share_kernel(
         # over the keys before them and themselves, a set of KV heads at a time
         context_sb = nl.ndarray((P_MAX, heads.q_tiles, size), dtype)
         sets = score_banks([(0, at, at, count) for at, count in parts], heads, most)
-        blocks = [cache_blocks(cache, sequence, banks, heads, (row, 1)) for banks in sets]
-        groups = [
-            QueryGroup(banks, some, new, [qk_sb], constants, [context_sb])
-            for banks, some in zip(sets, blocks)
-        ]
+        groups = (
+            QueryGroup(
+                banks, cache_blocks(cache, sequence, banks, heads, (row, 1)), new, [qk_sb],
+                constants, [context_sb],
+            )
+            for banks in sets
+        )  # fmt: skip
         found = attend_groups(groups)
         nl.store(context_hbm[:, :, columns], context_sb)
         if active_hbm is not None:
-            for group, weighted in zip(groups, found):
+            for group, weighted in found:
                 store_weights(weights_hbm[sequence], group.banks[0], weighted)
     return context_hbm if active_hbm is None else (context_hbm, weights_hbm)
 

@@ -120,6 +120,7 @@ def test_decode(heads, batch, past, dtype):
     [
         ((4, 2, 80), 2, 5, 128),
         ((4, 2, 256), 2, 5, 128),
+        ((2, 1, 32), 2, 5, 128),  # one head in a tile of four
         full((4, 2, 256), 1, 140, 640),
         full((8, 1, 256), 1, 1, 256),
         full((3, 3, 96), 1, 130, 256),

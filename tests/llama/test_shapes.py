@@ -75,8 +75,8 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
 class Layer:
     """Arguments of one layer's kernels for one rank: seeded, or without data on ``meta``."""
 
-    def __init__(self, name: str, degree: int, device: str = "cpu") -> None:
-        self.model, self.degree = MODELS[name], degree
+    def __init__(self, name: str | Model, degree: int, device: str = "cpu") -> None:
+        self.model, self.degree = MODELS[name] if isinstance(name, str) else name, degree
         model = self.model
         self.device, self.seed = device, 0
         replicas = max(1, degree // model.kv_heads)
