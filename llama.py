@@ -446,8 +446,8 @@ def grouped(blocks, most, size=lambda block: block.count):
 
 
 def masked(dtype):
-    """What is added to scores that do not count, in a type."""
-    return MASKED_FP16 if dtype == nl.float16 else MASKED
+    """What is added to scores that do not count, in a type of the kernels or of PyTorch."""
+    return MASKED_FP16 if dtype == nl.float16 or dtype is torch.float16 else MASKED
 
 
 def psum_zeros(shape):
@@ -1004,11 +1004,10 @@ def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
     VectorE multiplies whole rows by cos and sin; TensorE adds both terms, the second with the
     halves of each head exchanged. Queries are divided by sqrt(D) where that rounds nothing.
     """
-    columns = nl.ds(start, size)
-    scale = score_scales(p.heads.head_dim)[0] if at < p.heads.q_tiles else 1.0
+    columns, which = nl.ds(start, size), 0 if at < p.heads.q_tiles else 1
+    first, scale = (p.heads.q_tiles, 1.0) if which else (0, score_scales(p.heads.head_dim)[0])
     # W x [128, size] @ PSUM, H/128 passes of its columns, and one each for ranks and bias
     x_psum = products(weight_sb, tile, 1, p.x_sb, start, size)
-    first, which = (0, 0) if at < p.heads.q_tiles else (p.heads.q_tiles, 1)
     add_adapted(x_psum, *p.added[which], at - first, start)
     x = x_psum[:, 0, :]
     scale_sb = p.layer.qkv.scales(at, 1)
@@ -1096,15 +1095,15 @@ def project_qkv(p, room_sb=None):
     return qk_sb, v_sb
 
 
-def key_rows(qk_sb, first_tile, start, tokens, heads):
-    """Keys [128, stacks, tokens] of a span -> rows [tokens, kv_heads * D] @ SBUF for the cache."""
+def key_rows(qk_sb, start, tokens, heads):
+    """Keys of a span of tokens, behind their queries -> rows [tokens, kv_heads * D] @ SBUF."""
     d, rows = heads.head_dim, min(heads.depth, P_MAX)
     rows_sb = nl.ndarray((tokens, heads.kv_heads * d), qk_sb.dtype)
     for first, count in spans(heads.kv_heads, heads.stack):
         for slot, (stack, _) in enumerate(heads.tiles(first)):
             rows_psum = psum_tile((tokens, count * rows))
             rows_psum[...] = nisa.nc_transpose(
-                qk_sb[0 : count * rows, first_tile + stack, nl.ds(start, tokens)]
+                qk_sb[0 : count * rows, heads.q_tiles + stack, nl.ds(start, tokens)]
             )
             if d % rows == 0:
                 own = nl.ds(first * d + slot * rows, count * rows)
@@ -1203,6 +1202,12 @@ class ScoreBank(NamedTuple):
     def queries(self) -> int:
         """Queries of its largest tile."""
         return max(count for *_, count in self.tiles()) * self.tokens
+
+    def part(self, x_sb, heads, stack, lanes=slice(0, P_MAX)):
+        """Its part of queries or contexts, a list by block of [128, tiles, T], in the tiles of a
+        stack of KV heads: [lanes, members, tokens]."""
+        tiles = nl.ds(stack * heads.group + self.member, self.members)
+        return x_sb[self.block][lanes, tiles, nl.ds(self.column, self.tokens)]
 
     def own(self, head):
         """Rows of its ``head``-th head."""
@@ -1428,15 +1433,14 @@ def bank_queries(qk_sb, bank, heads, marks, hides):
     room for so many ``marks``; the first is there where that of the keys ``hides`` some."""
     depth, shape = heads.depth, (bank.rows, bank.tokens)
     slots, (slot, row) = len(contraction(depth + marks)), divmod(depth, P_MAX)
-    q_sb = nl.ndarray((P_MAX, slots, *shape), qk_sb.dtype)
+    q_sb = nl.ndarray((P_MAX, slots, *shape), qk_sb[0].dtype)
     for at in nl.static_range(bank.heads):
         for part, (stack, lanes) in enumerate(heads.tiles(bank.head + at)):
-            tiles = nl.ds(stack * heads.group + bank.member, bank.members)
             q_sb[0 : min(depth, P_MAX), part, bank.own(at), :] = nisa.tensor_copy(
-                qk_sb[lanes, tiles, nl.ds(bank.column, bank.tokens)], engine=nisa.vector_engine
+                bank.part(qk_sb, heads, stack, lanes), engine=nisa.vector_engine
             )
     if hides:
-        q_sb[row : row + 1, slot, :, :] = nisa.memset((1, *shape), 1.0, qk_sb.dtype)
+        q_sb[row : row + 1, slot, :, :] = nisa.memset((1, *shape), 1.0, q_sb.dtype)
     return q_sb
 
 
@@ -1539,9 +1543,7 @@ class MaximaPass(NamedTuple):
     @classmethod
     def of(cls, group):
         banks, new, maxima_sb = group.banks, group.new, []
-        q_sb = [
-            bank_queries(group.qk_sb[b.block], b, new.heads, new.marks, new.hides) for b in banks
-        ]
+        q_sb = [bank_queries(group.qk_sb, bank, new.heads, new.marks, new.hides) for bank in banks]
         for bank in banks:
             shape = (bank.queries, len(bank.tiles()), len(group.spans(bank)))
             maxima_sb.append(nl.ndarray(shape, new.k_sb.dtype))
@@ -1762,8 +1764,7 @@ def bank_contexts(banks, sums, heads, context_sb):
                 for (first, count), rows_sb in zip(parts, rows):
                     part = nl.ds(first * bank.tokens, count * bank.tokens)
                     turned_psum[:, part] = nisa.nc_transpose(rows_sb[:, nl.ds(slot * P_MAX, P_MAX)])
-                tiles = nl.ds(stack * heads.group + bank.member, bank.members)
-                out = context_sb[bank.block][:, tiles, nl.ds(bank.column, bank.tokens)]
+                out = bank.part(context_sb, heads, stack)
                 out[...] = nisa.tensor_copy(turned_psum.reshape(shape))
 
 
@@ -1833,7 +1834,6 @@ class TokenBlock(NamedTuple):
     its first tiles."""
 
     block: Block
-    layer: AttentionLayer
     p: Projection
     qk_sb: Any
     v_sb: Any
@@ -1848,8 +1848,7 @@ class TokenBlock(NamedTuple):
         x_sb = residual_sum(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
         parts = [(column, size) for _, _, column, size in block.parts()]
         p = projection(x_sb, layer, block.start, parts)
-        qk_sb, v_sb = qkv_tiles(p)
-        return cls(block, layer, p, qk_sb, v_sb, *weights, [])
+        return cls(block, p, *qkv_tiles(p), *weights, [])
 
     @property
     def context_sb(self) -> Any:
@@ -1870,7 +1869,7 @@ class TokenBlock(NamedTuple):
         together; of few tokens all tiles."""
         out, tiles, count = self.out.linear, min(2, self.out.tiles - first), self.block.count
         if count <= P_MAX:
-            store_product(out, [(self.context_sb, self.block)], self.layer.out_hbm)
+            store_product(out, [(self.context_sb, self.block)], self.p.layer.out_hbm)
             return
         if first == 0:
             self.lows[:] = low_ranks(out.adapters, self.context_sb, self.block.start)
@@ -1881,7 +1880,7 @@ class TokenBlock(NamedTuple):
             out_psum = products(weight_sb, tile, 1, self.context_sb, 0, count)
             add_adapted(out_psum, ranks_sb, self.lows, n, 0)
             times_features(out_sb[:, nl.ds(n, 1), :], out_psum, out.scales(first + n, 1))
-        part_hbm = block_part(self.layer.out_hbm, self.block, first, tiles)
+        part_hbm = block_part(self.p.layer.out_hbm, self.block, first, tiles)
         nl.store(part_hbm, out_sb.reshape((P_MAX, tiles * count)))
 
     def queries(self, head, heads):
@@ -1909,11 +1908,10 @@ class TokenBlock(NamedTuple):
 
     def store_keys(self, keys_hbm, values_hbm):
         """New keys and values into rows @ HBM."""
-        heads = self.p.heads
         for (column, size), rows_sb in zip(self.p.parts, self.v_sb):
             rows = nl.ds(self.block.start + column, size)
             nl.store(values_hbm[rows, :], rows_sb)
-            nl.store(keys_hbm[rows, :], key_rows(self.qk_sb, heads.q_tiles, column, size, heads))
+            nl.store(keys_hbm[rows, :], key_rows(self.qk_sb, column, size, self.p.heads))
 
 
 def project_blocks(blocks, layer):
@@ -2732,10 +2730,8 @@ class FewQueries(NamedTuple):
         q_sb = nisa.memset((P_MAX, bank.rows, bank.tokens), 0.0, dtype)
         for at in nl.static_range(bank.heads):
             stack, lanes = heads.place(bank.head + at)
-            tiles = nl.ds(stack * heads.group + bank.member, bank.members)
-            q_sb[lanes, bank.own(at), :] = nisa.tensor_copy(
-                group.qk_sb[bank.block][lanes, tiles, nl.ds(bank.column, bank.tokens)]
-            )
+            own_sb = bank.part(group.qk_sb, heads, stack, lanes)
+            q_sb[lanes, bank.own(at), :] = nisa.tensor_copy(own_sb)
         ones_sb = nisa.memset((P_MAX, P_MAX), 1.0, nl.float32)
         owned = group.owners or [nisa.memset((1, bank.rows, bank.tokens), 1.0, dtype)]
         return cls(group, q_sb.reshape((P_MAX, bank.rows * bank.tokens)), owned[0], ones_sb)
@@ -2788,7 +2784,7 @@ class FewQueries(NamedTuple):
     def own_scores(self, keys):
         """The same with KeyTiles of new tokens, head by head."""
         group, (bank,), depth = self.group, self.group.banks, self.group.new.heads.depth
-        q_sb = bank_queries(group.qk_sb[bank.block], bank, group.new.heads, 0, False)
+        q_sb = bank_queries(group.qk_sb, bank, group.new.heads, 0, False)
         scores_sb = nl.ndarray((keys.lanes, self.columns, keys.tiles), nl.float32)
         for start, tiles in key_spans(bank, keys.tiles):
             scores_psum = psum_zeros((keys.lanes, bank.rows, bank.tokens, tiles))
@@ -2876,22 +2872,17 @@ class FewQueries(NamedTuple):
     def finish(self, found):
         """Values divided by the sums of their weights, into the heads' lanes of the context."""
         group, (bank,), heads = self.group, self.group.banks, self.group.new.heads
-        context_sb, columns = group.context_sb[bank.block], nl.ds(bank.column, bank.tokens)
         for first, _, features, _ in self.stacks():
             if features < P_MAX:  # lanes without a head
-                stack = heads.place(bank.head + first)[0]
-                tiles = nl.ds(stack * heads.group + bank.member, bank.members)
-                context_sb[:, tiles, columns] = nisa.memset(
-                    (P_MAX, bank.members, bank.tokens), 0.0, context_sb.dtype
-                )
+                out = bank.part(group.context_sb, heads, heads.place(bank.head + first)[0])
+                out[...] = nisa.memset(out.shape, 0.0, out.dtype)
         shape = (P_MAX, bank.rows, bank.tokens)
         scale_sb = nisa.reciprocal(found.sum_sb).reshape(shape)
         values = found.values.reshape(shape)
         for at in nl.static_range(bank.heads):
             stack, lanes = heads.place(bank.head + at)
-            tiles = nl.ds(stack * heads.group + bank.member, bank.members)
-            own = bank.own(at)
-            context_sb[lanes, tiles, columns] = nisa.tensor_tensor(
+            own, out = bank.own(at), bank.part(group.context_sb, heads, stack, lanes)
+            out[...] = nisa.tensor_tensor(
                 values[lanes, own, :], scale_sb[lanes, own, :], nl.multiply
             )
 
@@ -3315,7 +3306,7 @@ def attention_decode_kernel(
         _, first = layer.qkv.pieces(batch)[0]
         room_sb = nl.ndarray((P_MAX, first * layer.qkv.k_tiles * P_MAX), layer.qkv.weight_hbm.dtype)
     qk_sb, v_sb = project_qkv(p, room_sb)
-    nl.store(new_keys_hbm, key_rows(qk_sb, heads.q_tiles, 0, batch, heads))
+    nl.store(new_keys_hbm, key_rows(qk_sb, 0, batch, heads))
     # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
     context_sb = nl.ndarray((P_MAX, heads.q_tiles, batch), dtype)
     if heads.leaves_lanes():
@@ -4492,14 +4483,9 @@ def share_of_keys(weights: torch.Tensor, tokens: int, ranks: Any) -> torch.Tenso
     return share.unflatten(1, (-1, tokens)).transpose(0, 1).flatten(1)
 
 
-def hidden_bias(dtype: torch.dtype) -> float:
-    """The bias of a key that does not count, in a type."""
-    return MASKED_FP16 if dtype is torch.float16 else MASKED
-
-
 def _mask_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """bool [B, keys] -> bias for scores in ``dtype``: 0 where a key counts, else MASKED."""
-    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, hidden_bias(dtype))
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, masked(dtype))
 
 
 def cache_in_runs(
@@ -4514,7 +4500,7 @@ def cache_in_runs(
     length = bias.shape[1]
     if length > most and cache_runs(length, most)[0] < most / 2:
         missing = whole_tiles(length) * P_MAX - length
-        bias = nn.functional.pad(bias, (0, missing), value=hidden_bias(bias.dtype))
+        bias = nn.functional.pad(bias, (0, missing), value=masked(bias.dtype))
         pad, dtype = (0, 0, 0, bias.shape[1] - keys.shape[2]), bias.dtype
         if pad[-1] > 0:  # fp8 has no padding on every device
             keys, values = (nn.functional.pad(x.to(dtype), pad) for x in (keys, values))
@@ -4573,7 +4559,7 @@ def blocks_in_runs(
     parts = whole_tiles(count)
     lanes = math.ceil(count / parts)
     missing = parts * lanes - count
-    bias = nn.functional.pad(bias, (0, missing * run), value=hidden_bias(bias.dtype))
+    bias = nn.functional.pad(bias, (0, missing * run), value=masked(bias.dtype))
     bias = bias.view(-1, parts, lanes, run).transpose(2, 3).reshape(*queries, -1)
     rows = nn.functional.pad(rows, (0, missing)).view(batch, parts, lanes)
     of_heads = pieces * torch.arange(apart, device=table.device)
