@@ -108,7 +108,7 @@ from neuronx_distributed_inference.modules.flashdecode.utils import calculate_nu
 from neuronx_distributed_inference.modules.lora_serving.lora_module import is_lora_module
 from torch import nn
 from torch_xla.core import xla_model as xm
-from transformers import LlamaForCausalLM, PretrainedConfig
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.modeling_utils import load_state_dict
@@ -5052,8 +5052,8 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
             self.enable_token_generation()
 
     @staticmethod
-    def load_hf_model(model_path: str, **kwargs: Any) -> LlamaForCausalLM:
-        return LlamaForCausalLM.from_pretrained(model_path, **kwargs)
+    def load_hf_model(model_path: str, **kwargs: Any) -> PreTrainedModel:
+        return AutoModelForCausalLM.from_pretrained(model_path, **kwargs)
 
     @staticmethod
     def convert_hf_to_neuron_state_dict(

@@ -35,7 +35,7 @@ def cache_buckets(longest: int, seq_len: int) -> list[int]:
     """
     part = -(-seq_len // 2048) * 128
     powers = [2**n for n in range(7, 32) if 2**n <= min(longest, seq_len)]
-    return sorted({*powers, *range(part, seq_len, part), seq_len} - set(range(128)))
+    return sorted({*powers, *range(part, seq_len, part)} - set(range(128)) | {seq_len})
 
 
 def default_chunk(

@@ -106,11 +106,16 @@ def where(error: BaseException, path: Path) -> str:
     """`<file>, line N, raised Type: message`; the caller's sentence ends with its own full stop."""
     line = line_of(error, path)
     place = f"{path}, line {line}," if line else f"Code outside of {path}"
+    return f"{place} {raised(error)}"
+
+
+def raised(error: BaseException) -> str:
+    """`raised Type: message`, in one line and without a full stop."""
     message = error.msg if isinstance(error, SyntaxError) else str(error)
     lines = message.strip().splitlines()
     told = lines[0].rstrip(".") if lines else "(no message)"
     advice = hint(error)
-    return f"{place} raised {type(error).__name__}: {told}" + (f" ({advice})" if advice else "")
+    return f"raised {type(error).__name__}: {told}" + (f" ({advice})" if advice else "")
 
 
 def kernel_lines(path: Path) -> dict[str, int]:

@@ -130,8 +130,10 @@ class Host:
         return submission.line_of(error, self.job.source) if self.job.source else None
 
     def where(self, error: BaseException) -> str:
-        """Which line of the submission raised what."""
-        return submission.where(error, self.job.source or Path("the SDK"))
+        """Which line of the submission raised what, or that the SDK's own model did."""
+        if self.job.source is None:
+            return f"the SDK's own model {submission.raised(error)}"
+        return submission.where(error, self.job.source)
 
 
 def run(host: Host, function: str, arguments: Mapping[str, Any]) -> Answer:

@@ -129,6 +129,14 @@ def test_logits_equal_hugging_face(name, kernels, checkpoint):
     torch.testing.assert_close(found, logits(model), rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("name", ["bias", "head norms", "window"])
+def test_hugging_face_s_model_is_of_the_checkpoint_s_type(name, checkpoint):
+    """What is quantised, and what accuracy checks compare with, keeps biases and norms."""
+    model, folder = checkpoint(name)
+    loaded = llama.NeuronLlamaForCausalLM.load_hf_model(str(folder))
+    assert type(loaded) is type(model) and loaded.state_dict().keys() == model.state_dict().keys()
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(
     "name", ["bias", "head norms of 128", "window", "heads of 80", "heads of 96", "heads of 256"]

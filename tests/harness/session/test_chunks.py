@@ -126,6 +126,11 @@ def test_a_model_without_a_single_token_graph_is_refused(tiny, tmp_path, monkeyp
         session_model.construct(host, "torch")
 
 
+def test_an_error_of_the_sdk_s_own_model_is_not_called_the_submission_s(tiny, tmp_path):
+    host = Host(Job(settings_of(tiny), tiny, 0, None, None, tmp_path, None, False), print)
+    assert host.where(IndexError("5")) == "the SDK's own model raised IndexError: 5"
+
+
 def test_a_graph_that_is_too_large_says_which_chunk_fits(tiny, tmp_path, monkeypatch):
     """Limits just below what the prefill and the chunks need."""
     sizes = "--max-context-length", "32", "--prefill-chunk", "130"
@@ -153,6 +158,12 @@ def test_calls_cover_the_prompt(longest, chunk, tokens):
         assert 0 < start <= cached and start + chunk <= 100
         cached = start + chunk
     assert cached >= tokens - 1
+
+
+@pytest.mark.parametrize("seq_len", [33, 96, 127, 128, 160, 2048, 2049, 131072])
+def test_buckets_of_the_cache_end_with_the_whole(seq_len):
+    buckets = chunks.cache_buckets(32, seq_len)
+    assert buckets[-1] == seq_len and buckets == sorted(set(buckets)) and len(buckets) <= 20
 
 
 @pytest.mark.parametrize("name", sorted(MODEL_SHAPES))
