@@ -2258,6 +2258,40 @@ def cache_runs(length, most=P_MAX):
     return length // runs, runs
 
 
+class Cache(NamedTuple):
+    """Keys and values @ HBM [B, kv_heads, L, D], and bias [rows, n] of their first n keys.
+
+    Of a cache of blocks keys and values are [rows, run, kv_heads, D], or [rows, run, D] where heads
+    lie apart, and rows_sb [lanes, B * parts (* kv_heads)] @ SBUF tells which rows lie on the
+    partitions of each part of a sequence.
+    """
+
+    keys_hbm: Any
+    values_hbm: Any
+    bias_hbm: Any
+    rows_sb: Any = None
+
+    @property
+    def length(self) -> int:
+        """Keys of a sequence."""
+        return self.bias_hbm.shape[1]
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of a number in SBUF: fp8 keys stand turned in the type of x."""
+        return max(2, self.keys_hbm.itemsize)
+
+    @property
+    def lanes(self) -> int:
+        """Partitions of its keys where each head has its own."""
+        return cache_runs(self.length)[0] if self.rows_sb is None else self.rows_sb.shape[0]
+
+    @property
+    def by_token(self) -> bool:
+        """Whether rows that a table names have a token's heads side by side."""
+        return self.rows_sb is not None and len(self.keys_hbm.shape) == 4
+
+
 def decode_runs(keys_hbm):
     """(lanes, runs) of a decode step's cache [B, kv_heads, L, D]: KV heads share the partitions.
 
@@ -2266,25 +2300,22 @@ def decode_runs(keys_hbm):
     return cache_runs(keys_hbm.shape[2], P_MAX // keys_hbm.shape[1])
 
 
-def sequences_at_once(keys_hbm, heads, named=None):
-    """Sequences of a decode step that share a tile of scores; of a cache of blocks ``named`` are
-    the keys of one and the partitions that they lie on."""
-    length, lanes = named or (keys_hbm.shape[2], None)
-    itemsize = max(2, keys_hbm.itemsize)  # fp8 keys stand turned in the type of x
-    kept = itemsize * length * (heads.stacks + 1)  # keys turned, and a row of the mask
-    if lanes is None:
-        kept += 2 * itemsize * decode_runs(keys_hbm)[1] * (heads.head_dim + 1)  # values, twice
+def sequences_at_once(cache, heads):
+    """Sequences of a decode step that share a tile of scores."""
+    kept = cache.length * (heads.stacks + 1)  # keys turned, and a row of the mask
+    if cache.rows_sb is None:
+        kept += 2 * decode_runs(cache.keys_hbm)[1] * (heads.head_dim + 1)  # values, twice
     else:
-        kept += itemsize * length // lanes * heads.kv_heads * heads.depth
-    return max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // kept))
+        kept += cache.length // cache.lanes * heads.kv_heads * heads.depth
+    return max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // (cache.itemsize * kept)))
 
 
-def caches_stay(keys_hbm, heads):
+def caches_stay(cache, heads):
     """Whether turned keys, a row of the mask and values of all sequences of a decode step have room
     in SBUF beside its weights."""
-    batch, _, length, d = keys_hbm.shape
-    columns = length * (heads.stacks + 1) + decode_runs(keys_hbm)[1] * (d + 1)
-    return max(2, keys_hbm.itemsize) * batch * columns <= CACHES_BYTES
+    batch, _, length, d = cache.keys_hbm.shape
+    columns = length * (heads.stacks + 1) + decode_runs(cache.keys_hbm)[1] * (d + 1)
+    return cache.itemsize * batch * columns <= CACHES_BYTES
 
 
 class CachedSequences(NamedTuple):
@@ -2373,17 +2404,17 @@ def room_for_keys(bias_hbm, first, count, heads):
     return k_sb, mask_sb
 
 
-def cached_sequences(keys_hbm, values_hbm, bias_hbm, first, count, heads):
-    """CachedSequences of a decode step, from caches [B, kv_heads, L, D] and bias [B, L] @ HBM.
+def cached_sequences(cache, first, count, heads):
+    """CachedSequences of a decode step, from a Cache without a table.
 
     TensorE takes fp8 as it is: keys leave PSUM in the type of x, which those of new tokens have,
     values stay as they are.
     """
-    batch, kv_heads, length, d = keys_hbm.shape
-    (lanes, tiles), partitions = decode_runs(keys_hbm), kv_heads * decode_runs(keys_hbm)[0]
-    keys_hbm = keys_hbm.reshape((batch, kv_heads, lanes, tiles, d))
-    values_hbm = values_hbm.reshape((batch, partitions, tiles, d))
-    k_sb, mask_sb = room_for_keys(bias_hbm, first, count, heads)
+    (batch, kv_heads, _, d), (lanes, tiles) = cache.keys_hbm.shape, decode_runs(cache.keys_hbm)
+    partitions = kv_heads * lanes
+    keys_hbm = cache.keys_hbm.reshape((batch, kv_heads, lanes, tiles, d))
+    values_hbm = cache.values_hbm.reshape((batch, partitions, tiles, d))
+    k_sb, mask_sb = room_for_keys(cache.bias_hbm, first, count, heads)
     together = CACHE_BYTES // (keys_hbm.itemsize * tiles * heads.depth * heads.stack)
     for b in nl.affine_range(count):
         # keys [lanes, some heads, tiles, D], rows of tiles * D
@@ -2551,17 +2582,14 @@ DMA_ROW_BYTES = 2048  # of all heads of a row that a table names: DMA takes as l
 
 
 class CacheTiles(NamedTuple):
-    """Some tiles of a sequence's cache, of ``count`` KV heads from ``head`` on. ``cache`` are keys
-    and values [B, kv_heads, L, D] and bias [rows, n] @ HBM of their first n keys, of which
-    ``bias_rows`` count, (first, count).
+    """Some tiles of a sequence's Cache, of ``count`` KV heads from ``head`` on, and which of the
+    rows of its bias, (first, count), are those of its queries.
 
-    Of a cache of blocks: keys and values @ HBM, [rows, run, kv_heads, D], or [rows, run, D] where
-    heads lie apart, and rows_sb [lanes, B * parts (* kv_heads)] @ SBUF, which rows lie on the
-    partitions of each part of a sequence. ``shared``: queries have different rows of the bias, of
-    sequences that stand in one or their own, and it stays apart. k_hbm [count, depth + MARKS,
-    tiles, lanes], if any, keeps turned keys from when they are first loaded to the second time."""
+    ``shared``: queries have different rows, of sequences that stand in one or their own, and the
+    bias stays apart. k_hbm [count, depth + MARKS, tiles, lanes], if any, keeps turned keys from
+    when they are first loaded to the second time."""
 
-    cache: Any
+    cache: Cache
     sequence: int
     head: int
     count: int
@@ -2574,31 +2602,25 @@ class CacheTiles(NamedTuple):
 
     @property
     def lanes(self) -> int:
-        rows_sb = self.cache[3]
-        return cache_runs(self.cache[2].shape[1])[0] if rows_sb is None else rows_sb.shape[0]
-
-    @property
-    def by_token(self) -> bool:
-        """Whether rows that a table names have a token's heads side by side."""
-        return self.cache[3] is not None and len(self.cache[0].shape) == 4
+        return self.cache.lanes
 
     def named_rows(self, cache_hbm, head):
         """Keys or values @ SBUF by an indirect load, a partition takes the row of HBM that the
         block table names: [lanes, tiles, kv_heads, D], or of one head [lanes, tiles, D]."""
-        (rows, *shape), rows_sb = cache_hbm.shape, self.cache[3]
+        rows, *shape = cache_hbm.shape
         flat_hbm = cache_hbm.reshape((rows, math.prod(shape)))
-        parts, heads = self.cache[2].shape[1] // (self.lanes * self.tiles), self.heads.kv_heads
+        parts, heads = self.cache.length // (self.lanes * self.tiles), self.heads.kv_heads
         at = self.sequence * parts + self.tile // self.tiles
-        at = at if self.by_token else at * heads + head
+        at = at if self.cache.by_token else at * heads + head
         lane, column = nl.arange(self.lanes)[:, None], nl.arange(math.prod(shape))[None, :]
-        return nl.load(flat_hbm[rows_sb[lane, at], column]).reshape((self.lanes, *shape))
+        return nl.load(flat_hbm[self.cache.rows_sb[lane, at], column]).reshape((self.lanes, *shape))
 
     def rows_of(self, cache_hbm, head):
         """Keys or values of a head [lanes, tiles, D] @ SBUF."""
-        if self.cache[3] is not None:
+        if self.cache.rows_sb is not None:
             return self.named_rows(cache_hbm, head)
         lane, tile = nl.arange(self.lanes)[:, None, None], nl.arange(self.tiles)[None, :, None]
-        key = lane * (self.cache[2].shape[1] // self.lanes) + self.tile + tile
+        key = lane * (self.cache.length // self.lanes) + self.tile + tile
         feature = nl.arange(self.heads.head_dim)[None, None, :]
         return nl.load(cache_hbm[self.sequence, head, key, feature])
 
@@ -2606,7 +2628,7 @@ class CacheTiles(NamedTuple):
         """Keys or values @ SBUF for ``tile_of_heads``: [lanes, heads, tiles, depth], a load for
         each head, whose row per partition is as long as the tiles, or all, as ``named_rows``."""
         d, room = self.heads.head_dim, (self.lanes, self.count, self.tiles)
-        if self.by_token:
+        if self.cache.by_token:
             rows_sb = self.named_rows(cache_hbm, 0)
             if self.heads.depth == d:
                 return rows_sb
@@ -2620,24 +2642,24 @@ class CacheTiles(NamedTuple):
 
     def own(self, first, count):
         """Some of its heads in what ``rows`` gives, for ``tile_of_heads``."""
-        first += self.head if self.by_token else 0
+        first += self.head if self.cache.by_token else 0
         return slice(first, first + count)
 
     def bias(self):
         """Of its keys [rows, tiles, lanes] @ HBM."""
-        rows, length = self.cache[2].shape
-        runs_hbm = self.cache[2].reshape((rows, length // self.lanes, self.lanes))
+        rows, length = self.cache.bias_hbm.shape
+        runs_hbm = self.cache.bias_hbm.reshape((rows, length // self.lanes, self.lanes))
         return runs_hbm[nl.ds(*self.bias_rows), nl.ds(self.tile, self.tiles), :]
 
     def turned(self, k_sb):
         """Keys into k_sb. A tile turns for all heads of a stack at once; ScalarE is alone at PSUM
         beside many queries."""
-        d, rows_sb = min(self.heads.depth, P_MAX), self.rows(self.cache[0])
+        d, rows_sb = min(self.heads.depth, P_MAX), self.rows(self.cache.keys_hbm)
         each = spans(self.tiles, MOVING_MAX // self.lanes)
         for first, stacked in spans(self.count, self.heads.stack):
             for half, (start, tiles) in [(n, s) for n in range(self.heads.slots) for s in each]:
                 own, part = self.own(first, stacked), nl.ds(half * self.tiles + start, tiles)
-                turned_psum = turned_keys(rows_sb, self.by_token, own, start, tiles, half)
+                turned_psum = turned_keys(rows_sb, self.cache.by_token, own, start, tiles, half)
                 for at in nl.static_range(stacked):
                     k_sb[0:d, first + at, part, :] = nisa.tensor_copy(
                         turned_psum[at * d : (at + 1) * d, :, :], engine=nisa.scalar_engine
@@ -2646,11 +2668,11 @@ class CacheTiles(NamedTuple):
     def values(self):
         """Values [128, tiles, heads, D + 1] @ SBUF: VectorE puts ones behind, which GpSimdE would
         keep from SBUF."""
-        values_hbm, d = self.cache[1], self.heads.head_dim
+        values_hbm, d = self.cache.values_hbm, self.heads.head_dim
         shape = (P_MAX, self.tiles, self.count, d + 1)
         v_sb = nl.ndarray(shape, values_hbm.dtype)
         v_sb[:, :, :, d : d + 1] = nisa.memset((*shape[:3], 1), 1.0, values_hbm.dtype)
-        if self.by_token:
+        if self.cache.by_token:
             rows_sb = self.named_rows(values_hbm, 0)[:, :, self.head : self.head + self.count, :]
             v_sb[0 : self.lanes, :, :, 0:d] = nisa.tensor_copy(rows_sb, engine=nisa.vector_engine)
             return v_sb
@@ -2760,7 +2782,7 @@ class FewQueries(NamedTuple):
         each = spans(part.tiles, MOVING_MAX // columns)
         scores_sb = nl.ndarray((lanes, columns, part.tiles), nl.float32)
         best_sb = nl.ndarray((lanes, columns, len(each)), nl.float32)
-        rows_sb, bias_sb = part.rows(part.cache[0]), nl.load(part.bias())
+        rows_sb, bias_sb = part.rows(part.cache.keys_hbm), nl.load(part.bias())
         for n, (start, tiles) in enumerate(each):
             scores_psum = psum_zeros((lanes, columns, tiles))
             for tile in nl.static_range(tiles):
@@ -2770,7 +2792,9 @@ class FewQueries(NamedTuple):
             for first, count, features, own in self.stacks():
                 for begin, some in spans(tiles, MOVING_MAX // lanes):
                     heads = part.own(first, count)
-                    turned = turned_keys(rows_sb, part.by_token, heads, start + begin, some, 0)
+                    turned = turned_keys(
+                        rows_sb, part.cache.by_token, heads, start + begin, some, 0
+                    )
                     k_sb = nisa.tensor_copy(turned, dtype=self.q_sb.dtype)
                     for t in nl.static_range(some):
                         scores_psum[:, own, begin + t] += nisa.nc_matmul(
@@ -2842,13 +2866,13 @@ class FewQueries(NamedTuple):
         low_sb = self.negated_maxima([best_sb for _, best_sb in found])
         weights = [self.weights(scores_sb, low_sb) for scores_sb, _ in found]
         sums = [nisa.tensor_reduce(nl.add, x_sb, axis=2, dtype=nl.float32) for x_sb in weights]
-        rows_sb = part.rows(part.cache[1])
+        rows_sb = part.rows(part.cache.values_hbm)
         # values are stationary, too: 64 cycles for all queries of a stack, whose other heads' lanes
         # nobody reads
         values_psum = psum_zeros((P_MAX, self.columns))
         for first, count, features, own in self.stacks():
             for tile in nl.static_range(part.tiles):
-                v_sb = tile_of_heads(rows_sb, part.by_token, part.own(first, count), tile)
+                v_sb = tile_of_heads(rows_sb, part.cache.by_token, part.own(first, count), tile)
                 values_psum[0:features, own] += nisa.nc_matmul(v_sb, weights[0][:, own, tile])
         if new is not None:
             self.add_own(values_psum, new, weights[1])
@@ -2948,9 +2972,9 @@ def named_sequences(cache, first, count, heads):
 
     A row has all heads of its tokens, so these share partitions, and values are read as they came.
     """
-    run, lanes = cache[0].shape[1], cache[3].shape[0]
-    k_sb, mask_sb = room_for_keys(cache[2], first, count, heads)
-    each = spans(cache[2].shape[1] // lanes, run)
+    run, lanes = cache.keys_hbm.shape[1], cache.lanes
+    k_sb, mask_sb = room_for_keys(cache.bias_hbm, first, count, heads)
+    each = spans(cache.length // lanes, run)
     every = [
         [
             CacheTiles(
@@ -2962,9 +2986,11 @@ def named_sequences(cache, first, count, heads):
     ]
     for b, parts in enumerate(every):
         for part in parts:
-            rows_sb = part.rows(cache[0])
-            stack_keys(k_sb, rows_sb, b * heads.stacks, part.tile * lanes, heads, part.by_token)
-    v_sb = [[part.rows(cache[1]) for part in parts] for parts in every]
+            rows_sb = part.rows(cache.keys_hbm)
+            stack_keys(
+                k_sb, rows_sb, b * heads.stacks, part.tile * lanes, heads, part.cache.by_token
+            )
+    v_sb = [[part.rows(cache.values_hbm) for part in parts] for parts in every]
     return CachedSequences(first, count, k_sb, mask_sb, v_sb)
 
 
@@ -3040,38 +3066,32 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=Tr
     """The CacheTiles of a sequence, whose queries may have different ``bias_rows``, for the heads
     of some banks; as KeyTiles where all fit and may ``stay``. Which of its keys count say these
     rows."""
-    (head, count), itemsize = heads_of(banks), max(2, cache[0].itemsize)
-    few, each = few_queries(banks, heads), CACHE_ROW_BYTES // (itemsize * heads.head_dim)
-    if few:  # whose fp8 keys do not stand turned in the type of x
-        each = FEW_ROW_BYTES // (cache[0].itemsize * heads.head_dim)
-    if cache[3] is None:
-        runs = cache_runs(cache[2].shape[1])[1]
-    else:
-        runs, each = cache[2].shape[1] // cache[3].shape[0], cache[0].shape[1]
+    (head, count), few = heads_of(banks), few_queries(banks, heads)
+    # of few queries fp8 keys do not stand turned in the type of x
+    size = FEW_ROW_BYTES // cache.keys_hbm.itemsize if few else CACHE_ROW_BYTES // cache.itemsize
+    each = size // heads.head_dim if cache.rows_sb is None else cache.keys_hbm.shape[1]
     blocks = [
         CacheTiles(cache, sequence, head, count, *block, heads, bias_rows, shared)
-        for block in spans(runs, each)
+        for block in spans(cache.length // cache.lanes, each)
     ]
-    rows, dtype = heads.depth + MARKS, cache[2].dtype
-    row_bytes = itemsize * count * (len(contraction(rows)) * P_MAX + heads.head_dim + 1)
+    rows = heads.depth + MARKS
+    columns = count * (len(contraction(rows)) * P_MAX + heads.head_dim + 1)
     if few:
         return blocks
-    if stay and runs * row_bytes <= RESIDENT_BYTES:
+    if stay and cache.length // cache.lanes * cache.itemsize * columns <= RESIDENT_BYTES:
         return [block.load() for block in blocks]
     shapes = [(count, rows, block.tiles, block.lanes) for block in blocks]
-    return [
-        block._replace(k_hbm=nl.ndarray(shape, dtype, buffer=nl.hbm))
-        for block, shape in zip(blocks, shapes)
-    ]
+    turned_hbm = [nl.ndarray(shape, cache.bias_hbm.dtype, buffer=nl.hbm) for shape in shapes]
+    return [block._replace(k_hbm=k_hbm) for block, k_hbm in zip(blocks, turned_hbm)]
 
 
 class Chunk(NamedTuple):
-    """What the attention of several new tokens shares: the ``cache`` of CacheTiles; which new
+    """What the attention of several new tokens shares: the Cache; which new
     tokens see each other [B, n, n] @ HBM, or None for the triangle of a tile with itself; owners of
     the tokens [sequences, T] @ SBUF where one chunk is several sequences', and a Window, or None;
     Constants; whether each query has a row of the bias, as under a window."""
 
-    cache: Any
+    cache: Cache
     active_hbm: Any
     causal_sb: Any
     owners_sb: Any
@@ -3102,7 +3122,7 @@ class Chunk(NamedTuple):
             owners, bias_rows = None, (sequence, 1)
             if shared:
                 owners = [owners_of(self.owners_sb, bank) for bank in banks]
-                bias_rows = 0, self.cache[2].shape[0]
+                bias_rows = 0, self.cache.bias_hbm.shape[0]
             if self.by_query:
                 bias_rows = sequence * length + banks[0].position, banks[0].tokens
                 which_sb = self.constants.which_sb  # each query is its own row's
@@ -3284,15 +3304,11 @@ def attention_decode_kernel(
     # its keys, 128 a pass, while those stream
     block = Block(0, batch, 1)
     x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
-    if rows_hbm is None:
-        parts = spans(batch, sequences_at_once(keys_hbm, heads))
-        ahead = caches_stay(keys_hbm, heads)
-        cache_hbm = keys_hbm, values_hbm, bias_hbm
-        caches = [cached_sequences(*cache_hbm, *part, heads) if ahead else None for part in parts]
-    else:
-        sizes = bias_hbm.shape[1], rows_hbm.shape[0]
-        parts = spans(batch, sequences_at_once(keys_hbm, heads, sizes))
-        named, caches = (keys_hbm, values_hbm, bias_hbm, nl.load(rows_hbm)), [None] * len(parts)
+    rows_sb = None if rows_hbm is None else nl.load(rows_hbm)
+    cache = Cache(keys_hbm, values_hbm, bias_hbm, rows_sb)
+    parts = spans(batch, sequences_at_once(cache, heads))
+    ahead = rows_hbm is None and caches_stay(cache, heads)
+    loaded = [cached_sequences(cache, *part, heads) if ahead else None for part in parts]
     # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
     # a fifth of the time that DMA takes for its weights
     layer = AttentionLayer.of(
@@ -3311,15 +3327,14 @@ def attention_decode_kernel(
     context_sb = nl.ndarray((P_MAX, heads.q_tiles, batch), dtype)
     if heads.leaves_lanes():
         context_sb[...] = nisa.memset((P_MAX, heads.q_tiles, batch), 0.0, dtype)
-    for (first, count), cache, rows_sb in zip(parts, caches, v_sb):
-        nl.store(new_values_hbm[nl.ds(first, count), :], rows_sb)
+    for part, cached, new_sb in zip(parts, loaded, v_sb):
+        nl.store(new_values_hbm[nl.ds(*part), :], new_sb)
         if rows_hbm is None:
-            if cache is None:
-                cache = cached_sequences(*cache_hbm, first, count, heads)
-            attend_cached(qk_sb, rows_sb, cache, heads, context_sb)
+            cached = cached or cached_sequences(cache, *part, heads)
+            attend_cached(qk_sb, new_sb, cached, heads, context_sb)
         else:
-            cache = named_sequences(named, first, count, heads)
-            attend_named(qk_sb, rows_sb, cache, heads, context_sb, len(keys_hbm.shape) == 4)
+            named = named_sequences(cache, *part, heads)
+            attend_named(qk_sb, new_sb, named, heads, context_sb, cache.by_token)
     store_product(layer.out, [(context_sb, block)], out_hbm, SOFTMAX_TURNS, room_sb)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
@@ -3360,7 +3375,7 @@ def attention_chunk_kernel(
     rows_sb, most = None if rows_hbm is None else nl.load(rows_hbm), min(length, P_MAX)
     by_query = len(bias_hbm.shape) == 3
     rows_of_bias = math.prod(bias_hbm.shape[:-1]), bias_hbm.shape[-1]
-    cache = keys_hbm, values_hbm, bias_hbm.reshape(rows_of_bias), rows_sb
+    cache = Cache(keys_hbm, values_hbm, bias_hbm.reshape(rows_of_bias), rows_sb)
     causal_sb = causal_mask(most, dtype)
     window = None if active_hbm is not None else Window.of(window, dtype)
     constants = attention_constants(spans(length, most), heads, dtype)
@@ -3444,7 +3459,7 @@ def attention_share_kernel(
         shape = (batch, heads.kv_heads, heads.group * length, 2)
         weights_hbm = nl.ndarray(shape, nl.float32, buffer=nl.shared_hbm)
     constants = attention_constants(spans(length, most), heads, dtype)
-    cache = keys_hbm, values_hbm, bias_hbm, None
+    cache = Cache(keys_hbm, values_hbm, bias_hbm)
     for row in nl.static_range(batch * len(spans_of)):
         # a span of a sequence's tokens as they lie behind a projection
         sequence, (start, size) = row // len(spans_of), spans_of[row % len(spans_of)]
