@@ -280,6 +280,20 @@ class HeadShape(NamedTuple):
     def stacks(self) -> int:
         return self.slots * math.ceil(self.kv_heads / self.stack)
 
+    @property
+    def q_tiles(self) -> int:
+        return self.stacks * self.group
+
+    @property
+    def qk_tiles(self) -> int:
+        """Tiles of queries, and behind them of keys."""
+        return self.q_tiles + self.stacks
+
+    @property
+    def kv_features(self) -> int:
+        """Features of a token's keys, and of its values."""
+        return self.kv_heads * self.head_dim
+
     def tiles(self, kv_head: int) -> List[Tuple[int, slice]]:
         """(stack, lanes) of each tile of a KV head: which of the keys, and its partitions."""
         stack, lane = divmod(kv_head, self.stack)
@@ -287,12 +301,8 @@ class HeadShape(NamedTuple):
         lanes = slice(lane * rows, (lane + 1) * rows)
         return [(stack + slot * self.stacks // self.slots, lanes) for slot in range(self.slots)]
 
-    @property
-    def q_tiles(self) -> int:
-        return self.stacks * self.group
-
     def place(self, kv_head: int) -> Tuple[int, slice]:
-        """The first of them."""
+        """The first of these."""
         return self.tiles(kv_head)[0]
 
     def leaves_lanes(self) -> bool:
@@ -918,10 +928,10 @@ class AttentionLayer(NamedTuple):
         """All @ HBM: ``hidden`` are x, delta, their sum and the output; ``weights`` those of Q, K
         and V and of the output, ``terms`` the bias of Q, K and V and the gains of their heads'
         norms; ``adapters`` as for ``split_adapters``."""
-        k_tiles, width = hidden[0].shape[0] // P_MAX, heads.kv_heads * heads.head_dim
-        columns = heads.q_tiles + heads.stacks + width, k_tiles, k_tiles
+        k_tiles = hidden[0].shape[0] // P_MAX
+        columns = heads.qk_tiles + heads.kv_features, k_tiles, k_tiles
         qkv_scale_sb, gain_sb, out_scale_sb = scale_columns(scales_hbm, columns)
-        tiles = heads.q_tiles, heads.stacks, whole_tiles(width), k_tiles
+        tiles = heads.q_tiles, heads.stacks, whole_tiles(heads.kv_features), k_tiles
         *split, of_out = split_adapters(adapters, [k_tiles] * 3 + [heads.q_tiles], tiles)
         of_qkv = [(rank_weights(each, 0, count), each) for each, count in zip(split, tiles)]
         qkv = Linear(weights[0], k_tiles, qkv_scale_sb)
@@ -1059,7 +1069,7 @@ def value_tile(p, weight_sb, tile, start, v_sb):
             acc_psum[...] += nisa.nc_matmul(
                 low_sb[:, nl.ds(at, size)], b_sb[:, nl.ds(start, width)]
             )
-        scale_sb = p.layer.qkv.scales(p.heads.q_tiles + p.heads.stacks + start, width)
+        scale_sb = p.layer.qkv.scales(p.heads.qk_tiles + start, width)
         if scale_sb is None:
             rows_sb[:, nl.ds(start, width)] = nisa.tensor_scalar(acc_psum, nl.multiply, norm_sb)
         else:
@@ -1069,19 +1079,18 @@ def value_tile(p, weight_sb, tile, start, v_sb):
 def project_tile(p, loaded, at, span, qk_sb, v_sb):
     """Tile ``at`` of queries, keys and values by what is ``loaded``, a weight and the tile's place
     in it: of queries or keys a span of tokens, rotated, of values all tokens."""
-    rotated = p.heads.q_tiles + p.heads.stacks
-    if at < rotated:
+    if at < p.heads.qk_tiles:
         rotated_span(p, *loaded, qk_sb, at, *span)
     else:
-        value_tile(p, *loaded, (at - rotated) * P_MAX, v_sb)
+        value_tile(p, *loaded, (at - p.heads.qk_tiles) * P_MAX, v_sb)
 
 
 def qkv_tiles(p):
     """Tiles for what is projected @ SBUF: qk_sb [128, query tiles then key tiles, T], and one tile
     [tokens, kv_heads * D] of values per tile of tokens."""
-    heads, dtype, width = p.heads, p.x_sb.dtype, p.heads.kv_heads * p.heads.head_dim
-    qk_sb = nl.ndarray((P_MAX, heads.q_tiles + heads.stacks, p.x_sb.shape[2]), dtype)
-    return qk_sb, [nl.ndarray((size, width), dtype) for _, size in p.parts]
+    heads, dtype = p.heads, p.x_sb.dtype
+    qk_sb = nl.ndarray((P_MAX, heads.qk_tiles, p.x_sb.shape[2]), dtype)
+    return qk_sb, [nl.ndarray((size, heads.kv_features), dtype) for _, size in p.parts]
 
 
 def project_qkv(p, room_sb=None):
@@ -1098,7 +1107,7 @@ def project_qkv(p, room_sb=None):
 def key_rows(qk_sb, start, tokens, heads):
     """Keys of a span of tokens, behind their queries -> rows [tokens, kv_heads * D] @ SBUF."""
     d, rows = heads.head_dim, min(heads.depth, P_MAX)
-    rows_sb = nl.ndarray((tokens, heads.kv_heads * d), qk_sb.dtype)
+    rows_sb = nl.ndarray((tokens, heads.kv_features), qk_sb.dtype)
     for first, count in spans(heads.kv_heads, heads.stack):
         for slot, (stack, _) in enumerate(heads.tiles(first)):
             rows_psum = psum_tile((tokens, count * rows))
@@ -2006,7 +2015,7 @@ def block_bytes(layer, block, waiting):
     """Bytes per partition of blocks on their way: hidden states of two, queries or contexts, and
     keys, of these and of those ``waiting`` for their output."""
     heads, tiles = layer.heads, layer.qkv.k_tiles * (1 if layer.gain_sb is None else 2)
-    tiles = 2 * tiles + (2 + waiting) * (heads.q_tiles + heads.stacks)
+    tiles = 2 * tiles + (2 + waiting) * heads.qk_tiles
     return layer.x_hbm.itemsize * block.count * tiles
 
 
@@ -3259,10 +3268,9 @@ def attention_prefill_kernel(
     included, None for all; tiles of keys that none of a tile's queries sees are left out.
     """
     tokens, dtype = x_hbm.shape[1], x_hbm.dtype
-    new_shape = (tokens, heads.kv_heads * heads.head_dim)
     out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
-    keys_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
-    values_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
+    keys_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
+    values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
@@ -3293,10 +3301,9 @@ def attention_decode_kernel(
     [B, kv_heads * D], and x + delta.
     """
     batch, dtype = x_hbm.shape[1], x_hbm.dtype
-    new_shape = (batch, heads.kv_heads * heads.head_dim)
     out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
-    new_keys_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
-    new_values_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
+    new_keys_hbm = nl.ndarray((batch, heads.kv_features), dtype, buffer=nl.shared_hbm)
+    new_values_hbm = nl.ndarray((batch, heads.kv_features), dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
@@ -3361,10 +3368,9 @@ def attention_chunk_kernel(
     """
     tokens, shared, dtype = x_hbm.shape[1], owners_hbm is not None, x_hbm.dtype
     length, features = tokens if shared else tokens // bias_hbm.shape[0], x_hbm.shape[0]
-    new_shape = (tokens, heads.kv_heads * heads.head_dim)
     out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
-    new_keys_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
-    new_values_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
+    new_keys_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
+    new_values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
@@ -3409,15 +3415,13 @@ def attention_projection_kernel(
     """What precedes attention, where ranks exchange queries or keys: residual sum, norm, QKV, RoPE.
 
     Operands as of the others, ``length`` tokens a sequence. -> rotated queries and keys as they lie
-    in tiles of heads [128, q_tiles + stacks, T], queries times ``score_scales``, keys and values in
+    in tiles of heads [128, qk_tiles, T], queries times ``score_scales``, keys and values in
     rows [T, kv_heads * D], and x + delta where there is a delta.
     """
     (features, tokens), dtype = x_hbm.shape, x_hbm.dtype
-    new_shape = (tokens, heads.kv_heads * heads.head_dim)
-    tiles = heads.q_tiles + heads.stacks
-    qk_hbm = nl.ndarray((P_MAX, tiles, tokens), dtype, buffer=nl.shared_hbm)
-    keys_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
-    values_hbm = nl.ndarray(new_shape, dtype, buffer=nl.shared_hbm)
+    qk_hbm = nl.ndarray((P_MAX, heads.qk_tiles, tokens), dtype, buffer=nl.shared_hbm)
+    keys_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
+    values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm
     if delta_hbm is not None:
         stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
@@ -3465,7 +3469,7 @@ def attention_share_kernel(
         sequence, (start, size) = row // len(spans_of), spans_of[row % len(spans_of)]
         first, parts = sequence * length + start, spans(size, P_MAX)
         columns = nl.ds(first, size)
-        qk_sb = nl.ndarray((P_MAX, heads.q_tiles + heads.stacks, size), dtype)
+        qk_sb = nl.ndarray((P_MAX, heads.qk_tiles, size), dtype)
         qk_sb[:, 0 : heads.q_tiles, :] = nl.load(q_hbm[:, :, columns])
         qk_sb[:, nl.ds(heads.q_tiles, heads.stacks), :] = nl.load(k_hbm[:, :, columns])
         active_sb = causal_sb if active_hbm is None else nl.load(active_hbm[sequence])
@@ -4134,16 +4138,16 @@ class NeuronLlamaAttention(nn.Module):
         self.cores_of_kv = config.num_cores_per_group
         self.rotary_emb = LlamaRotaryEmbedding(config)
         if self.nki_enabled:
-            tiles = rank.q_tiles + rank.stacks + whole_tiles(rank.kv_heads * dim)
+            tiles = rank.qk_tiles + whole_tiles(rank.kv_features)
             self.qkv_proj = KernelWeight(tiles * P_MAX, hidden, tp, dtype, **group)
             self.qkv_bias = KernelRows(tiles * P_MAX, tp, dtype, **group) if qkv_bias else None
             # of the norms over query and key heads, a lane of a tile of heads a row
             gains = nn.Parameter(torch.ones(P_MAX, 2, dtype=dtype))
             self.register_parameter("head_gains", gains if has_head_norms(config) else None)
-            columns = rank.q_tiles + rank.stacks + rank.kv_heads * dim + 2 * whole_tiles(hidden)
+            columns = rank.qk_tiles + rank.kv_features + 2 * whole_tiles(hidden)
             self.o_proj = KernelWeight(hidden, rank.q_tiles * P_MAX, tp, dtype, columns, **group)
             k_tiles = [whole_tiles(hidden)] * 3 + [rank.q_tiles]
-            n = [rank.q_tiles * P_MAX, rank.stacks * P_MAX, rank.kv_heads * dim, hidden]
+            n = [rank.q_tiles * P_MAX, rank.stacks * P_MAX, rank.kv_features, hidden]
             self.adapters = KernelAdapters(config, ATTENTION_TARGETS, k_tiles, n)
         else:
             q_size, kv_size = sizes.q_heads * dim, sizes.kv_heads * dim
