@@ -538,21 +538,45 @@ def room_for(linear, start, tiles, room_sb):
     return room_sb[:, nl.ds(start * each, tiles * each)].reshape(shape)
 
 
-def load_weight(linear, first, tiles, turns=EVEN_TURNS, weight_sb=None):
-    """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each, in
-    ``weight_sb`` if given; ``turns`` as for ``in_bfloat16``."""
+def load_weight(linear, first, tiles, turns=EVEN_TURNS, room_sb=None, start=0):
+    """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each;
+    ``turns`` as for ``in_bfloat16``, ``room_sb`` and ``start`` as for ``room_for``."""
     weight_hbm, k_tiles = linear.weight_hbm, linear.k_tiles
     tiled_hbm = weight_hbm.reshape((P_MAX, linear.tiles, k_tiles, P_MAX))
     # a lone tile, the last of its weight, in rows of LAST_PIECE_BYTES: half is multiplied before
     halved = tiles == 1 and first + 1 == linear.tiles
     each = max(1, LAST_PIECE_BYTES // (P_MAX * weight_hbm.itemsize)) if halved else k_tiles
-    if weight_sb is None:
-        weight_sb = nl.ndarray((P_MAX, tiles, k_tiles, P_MAX), weight_hbm.dtype)
+    weight_sb = room_for(linear, start, tiles, room_sb)
     for at, size in spans(k_tiles, each):
         weight_sb[:, :, nl.ds(at, size), :] = nl.load(
             tiled_hbm[:, nl.ds(first, tiles), nl.ds(at, size), :]
         )
     return in_bfloat16(weight_sb, turns) if weight_hbm.dtype == nl.int8 else weight_sb
+
+
+class StreamedWeight(NamedTuple):
+    """A Linear whose weight is loaded piece by piece, where a tile of it is first asked for, into
+    ``room_sb`` if given."""
+
+    linear: Linear
+    spans: List[Tuple[int, int]]
+    loaded: List[Any]
+    room_sb: Any
+
+    @classmethod
+    def of(cls, linear, spans, room_sb=None):
+        return cls(linear, spans, [None for _ in spans], room_sb)
+
+    @property
+    def tiles(self) -> int:
+        return self.linear.tiles
+
+    def tile(self, at):
+        """(the piece that holds a tile of output features, the tile's place in it)."""
+        n = next(n for n, (first, count) in enumerate(self.spans) if first <= at < first + count)
+        if self.loaded[n] is None:
+            self.loaded[n] = load_weight(self.linear, *self.spans[n], room_sb=self.room_sb)
+        return self.loaded[n], at - self.spans[n][0]
 
 
 def in_bfloat16(weight_sb, turns):
@@ -652,8 +676,7 @@ def store_product(linear, passed, out_hbm, turns=EVEN_TURNS, room_sb=None):
         begin, size = group[0][0], sum(tiles for _, tiles in group)
         outs = [nl.ndarray((P_MAX, size, block.count), out_hbm.dtype) for _, block in passed]
         for first, tiles in group:
-            own_sb = room_for(linear, first, tiles, room_sb)
-            weight_sb = load_weight(linear, first, tiles, turns, own_sb)
+            weight_sb = load_weight(linear, first, tiles, turns, room_sb, first)
             piece = linear.piece(weight_sb, first, tiles)
             for (x_sb, block), low_sb, out_sb in zip(passed, lows, outs):
                 for part in psum_parts(tiles, block.count):
@@ -1096,11 +1119,10 @@ def qkv_tiles(p):
 def project_qkv(p, room_sb=None):
     """Q, K and V of a few tokens -> the tiles of ``qkv_tiles``, queries and keys rotated; weights
     in ``room_sb`` as ``room_for`` says."""
-    tokens, qkv, (qk_sb, v_sb) = p.x_sb.shape[2], p.layer.qkv, qkv_tiles(p)
-    for first, count in qkv.pieces(tokens):
-        weight_sb = load_weight(qkv, first, count, EVEN_TURNS, room_for(qkv, 0, count, room_sb))
-        for tile in [*range(count)]:
-            project_tile(p, (weight_sb, tile), first + tile, (0, tokens), qk_sb, v_sb)
+    tokens, (qk_sb, v_sb) = p.x_sb.shape[2], qkv_tiles(p)
+    weight = StreamedWeight.of(p.layer.qkv, p.layer.qkv.pieces(tokens), room_sb)
+    for at in nl.static_range(weight.tiles):
+        project_tile(p, weight.tile(at), at, (0, tokens), qk_sb, v_sb)
     return qk_sb, v_sb
 
 
@@ -1798,29 +1820,6 @@ def attend(first, following, beside):
 # --- Blocks of tokens -----------------------------------------------------------------------------
 
 
-class StreamedWeight(NamedTuple):
-    """A Linear whose weight is loaded piece by piece, where a tile of it is first asked for."""
-
-    linear: Linear
-    spans: List[Tuple[int, int]]
-    loaded: List[Any]
-
-    @classmethod
-    def of(cls, linear, spans):
-        return cls(linear, spans, [None for _ in spans])
-
-    @property
-    def tiles(self) -> int:
-        return self.linear.tiles
-
-    def tile(self, at):
-        """(the piece that holds a tile of output features, the tile's place in it)."""
-        n = next(n for n, (first, count) in enumerate(self.spans) if first <= at < first + count)
-        if self.loaded[n] is None:
-            self.loaded[n] = load_weight(self.linear, *self.spans[n])
-        return self.loaded[n], at - self.spans[n][0]
-
-
 def attention_weights(layer, tokens):
     """StreamedWeights of both projections for passes of so many tokens (of the output, None where
     it is no part of the kernel): keys and values begin with half a piece, so that little waits for
@@ -1905,10 +1904,6 @@ class TokenBlock(NamedTuple):
     def keys_and_values(self):
         return [(at, 0, self.block.count) for at in range(self.p.heads.q_tiles, self.qkv.tiles)]
 
-    def projections(self):
-        """The work for queries, keys and values."""
-        return [(at, 0, self.block.count) for at in range(self.qkv.tiles)]
-
     def outputs(self):
         tiles, count = self.qkv.tiles, self.block.count
         return [
@@ -1928,9 +1923,9 @@ def project_blocks(blocks, layer):
     passes of a block's tokens for every tile of features."""
     weights = attention_weights(layer, blocks[0].count)
     passed = [TokenBlock.of(block, layer, weights) for block in blocks]
-    for works in zip(*(rows.projections() for rows in passed)):
-        for rows, work in zip(passed, works):
-            rows.run(work)
+    for at in nl.static_range(layer.qkv.tiles):
+        for rows in passed:
+            rows.run((at, 0, rows.block.count))
     return passed
 
 
@@ -3267,18 +3262,16 @@ def attention_prefill_kernel(
     output, H/128 each; adapters of Q, K, V and output. ``window``: tokens that a query sees, itself
     included, None for all; tiles of keys that none of a tile's queries sees are left out.
     """
-    tokens, dtype = x_hbm.shape[1], x_hbm.dtype
-    out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    (features, tokens), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
+    out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     keys_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
-    stream_hbm = x_hbm
-    if delta_hbm is not None:
-        stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     layer = AttentionLayer.of(
         (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
         (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
     )  # fmt: skip
-    blocks = token_blocks(x_hbm.shape[0], tokens, tokens // batch)
+    blocks = token_blocks(features, tokens, tokens // batch)
     prompt = Prompt.of(layer, bias_hbm, window, blocks)
     if prompt.beside:
         attend_side_by_side(prompt, blocks, keys_hbm, values_hbm)
@@ -3300,13 +3293,11 @@ def attention_decode_kernel(
     ``attention_chunk_kernel`` takes them. -> partial output [H, B], new keys (rotated) and values
     [B, kv_heads * D], and x + delta.
     """
-    batch, dtype = x_hbm.shape[1], x_hbm.dtype
-    out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    (_, batch), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
+    out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     new_keys_hbm = nl.ndarray((batch, heads.kv_features), dtype, buffer=nl.shared_hbm)
     new_values_hbm = nl.ndarray((batch, heads.kv_features), dtype, buffer=nl.shared_hbm)
-    stream_hbm = x_hbm
-    if delta_hbm is not None:
-        stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     # hidden states [128, H/128, B], a few KiB, then the cache, before the weights: TensorE turns
     # its keys, 128 a pass, while those stream
     block = Block(0, batch, 1)
@@ -3366,14 +3357,13 @@ def attention_chunk_kernel(
     128 queries. -> partial output [H, B * n], new keys (rotated) and values [B * n, kv_heads * D],
     and x + delta. All tokens of a sequence share one pass over the weights.
     """
-    tokens, shared, dtype = x_hbm.shape[1], owners_hbm is not None, x_hbm.dtype
-    length, features = tokens if shared else tokens // bias_hbm.shape[0], x_hbm.shape[0]
-    out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    (features, tokens), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
+    shared = owners_hbm is not None
+    length = tokens if shared else tokens // bias_hbm.shape[0]
+    out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     new_keys_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     new_values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
-    stream_hbm = x_hbm
-    if delta_hbm is not None:
-        stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     layer = AttentionLayer.of(
         (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
         (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
@@ -3418,13 +3408,11 @@ def attention_projection_kernel(
     in tiles of heads [128, qk_tiles, T], queries times ``score_scales``, keys and values in
     rows [T, kv_heads * D], and x + delta where there is a delta.
     """
-    (features, tokens), dtype = x_hbm.shape, x_hbm.dtype
+    (features, tokens), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
     qk_hbm = nl.ndarray((P_MAX, heads.qk_tiles, tokens), dtype, buffer=nl.shared_hbm)
     keys_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
-    stream_hbm = x_hbm
-    if delta_hbm is not None:
-        stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     layer = AttentionLayer.of(
         (x_hbm, delta_hbm, stream_hbm, None), norm, heads, (qkv_w_hbm, None),
         (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
@@ -3531,13 +3519,12 @@ def swiglu_mlp_kernel(
     ``token_chunk`` of tokens. Scales: columns of gate and up, F/128 each, of the norm and of down,
     H/128 each; adapters of the three.
     """
-    tokens, k_tiles, dtype = x_hbm.shape[1], x_hbm.shape[0] // P_MAX, x_hbm.dtype
-    out_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
-    stream_hbm = x_hbm
-    if delta_hbm is not None:
-        stream_hbm = nl.ndarray(x_hbm.shape, dtype, buffer=nl.shared_hbm)
+    (features, tokens), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
+    k_tiles = features // P_MAX
+    out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
+    stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
-    blocks = token_blocks(x_hbm.shape[0], tokens, length or tokens)
+    blocks = token_blocks(features, tokens, length or tokens)
     weights, adapters = (gate_hbm, up_hbm, down_hbm), (a_hbm, b_hbm, chosen_hbm)
     (*inner, down), gain_sb = mlp_linears(weights, k_tiles, scales_hbm, adapters)
     # a token keeps silu(gate) * up and x, and x times the gain, too

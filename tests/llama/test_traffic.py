@@ -203,7 +203,8 @@ def test_as_many_sequences_share_a_decode_step_as_their_caches_fit(
         keys = torch.empty(64, heads[1], length, heads[2], dtype=BF16, device="meta")
         runs = llama.cache_runs(length, 128 // heads[1])[1]
         kept = 2 * (length * (shape.stacks + 1) + 2 * runs * (heads[2] + 1))
-        found = llama.sequences_at_once(keys, shape)
+        bias = torch.empty(64, length, dtype=BF16, device="meta")
+        found = llama.sequences_at_once(llama.Cache(keys, keys, bias), shape)
         most = 128 // heads[0]
         assert found == max(1, min(most, llama.CACHE_BYTES // kept)), length
 
