@@ -87,10 +87,14 @@ def run(run_main: Callable, tiny_model: Path, tmp_path: Path) -> Callable:
 
 
 def test_diff_clears_the_submission_on_two_ranks(run: Callable) -> None:
-    done = run("diff", "", "--tp-degree", "2")
+    """Of two prompts, the second one behind a chunk, whose kernel is compared, too."""
+    long = "--prompt", "hello there, once again and again"
+    sizes = "--max-context-length", "16", "--prefill-chunk", "8"
+    done = run("diff", "", "--tp-degree", "2", *long, *sizes)
     assert done.returncode == 0, done.stderr
-    assert "No operator is more than 3 times farther" in done.stdout
+    assert done.stdout.count("No operator is more than 3 times farther") == 2
     assert "layers.1 " in done.stdout and "decode" in done.stdout
+    assert "attention_chunk_kernel" in done.stdout
 
 
 @pytest.mark.full

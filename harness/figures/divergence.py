@@ -23,7 +23,7 @@ from harness.session.building import Loaded
 from harness.session.workers import SubmissionFailed
 
 SUSPICIOUS = 3.0
-PREFILL_PHASE, DECODE_PHASE = "prefill", "decode"
+PREFILL_PHASE, CHUNK_PHASE, DECODE_PHASE = "prefill", "chunk", "decode"
 NKI_TOKENS = 2  # of the run with kernels: a prefill and one decode step
 _MEASURE = "harness.figures.repeater:measure"
 

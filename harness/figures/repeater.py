@@ -14,18 +14,19 @@ import torch
 
 from harness.figures.accuracy import bf16_spacing
 from harness.figures.divergence import (
+    CHUNK_PHASE,
     DECODE_PHASE,
     NKI_TOKENS,
     PREFILL_PHASE,
     Divergences,
     Error,
 )
-from harness.figures.graphs import DECODE, PREFILL
+from harness.figures.graphs import CHUNK, DECODE, PREFILL
 from harness.session.model import generate
 from harness.session.roles import Role
 from harness.session.worker import Host
 
-PHASES = {PREFILL: PREFILL_PHASE, DECODE: DECODE_PHASE}
+PHASES = {PREFILL: PREFILL_PHASE, CHUNK: CHUNK_PHASE, DECODE: DECODE_PHASE}
 _WHOLE_LAYER = re.compile(r"^layers\.\d+$")
 
 
@@ -169,6 +170,7 @@ def _hooks(host: Host, role: Role, others: Sequence[Role], make: Callable) -> It
     for index, wrapper in enumerate(host.models[role].models):
         if wrapper.tag not in PHASES:
             continue
+        phase = PHASES[wrapper.tag]
         for rank, module in enumerate(wrapper.model.modules):
             modules = dict(module.named_modules())
             others_modules = [
@@ -177,12 +179,12 @@ def _hooks(host: Host, role: Role, others: Sequence[Role], make: Callable) -> It
             ]
             counterparts = [_counterparts(modules, theirs) for theirs in others_modules]
             for name, part in modules.items():
-                if _is_comparable(name) and all(name in theirs for theirs in others_modules):
+                if _is_comparable(name, phase) and all(name in theirs for theirs in others_modules):
                     twins = [
                         Twin(theirs[name], mapping, other == Role.SHADOW)
                         for theirs, mapping, other in zip(others_modules, counterparts, others)
                     ]
-                    hook = make(PHASES[wrapper.tag], rank, name, twins)
+                    hook = make(phase, rank, name, twins)
                     handles.append(part.register_forward_hook(hook, with_kwargs=True))
     try:
         yield
@@ -207,10 +209,13 @@ def _counterparts(modules: dict[str, Any], theirs: dict[str, Any]) -> dict[int, 
     return found
 
 
-def _is_comparable(name: str) -> bool:
-    """Layers, their direct parts, and what stands outside of the layers, but for caches."""
+def _is_comparable(name: str, phase: str) -> bool:
+    """Layers, their direct parts, and what stands outside of the layers, but for caches, and for
+    the logits of a chunk, which nobody reads: a model may leave all but one of them out."""
+    unread = phase == CHUNK_PHASE and name in ("norm", "lm_head")
     return (
         bool(name)
+        and not unread
         and name.count(".") <= 2
         and not name.startswith(("kv_mgr", "rank_util", "sampler"))
     )

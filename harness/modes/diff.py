@@ -12,8 +12,14 @@ from rich.table import Table
 from harness import console, sdk
 from harness.errors import UserError
 from harness.figures import accuracy, divergence, graphs
-from harness.figures.divergence import DECODE_PHASE, PREFILL_PHASE, SUSPICIOUS, Error
-from harness.figures.graphs import DECODE, PREFILL
+from harness.figures.divergence import (
+    CHUNK_PHASE,
+    DECODE_PHASE,
+    PREFILL_PHASE,
+    SUSPICIOUS,
+    Error,
+)
+from harness.figures.graphs import CHUNK, DECODE, PREFILL
 from harness.inputs.prompts import shorten
 from harness.inputs.submission import kernel_lines
 from harness.session.building import Loaded, build
@@ -59,7 +65,7 @@ def run(settings: Settings) -> int:
 def kernels_of(loaded: Loaded) -> Kernels:
     """Which kernels each module calls, or a module inside it, in prefill and in decode."""
     found: Kernels = {}
-    phases = {PREFILL: PREFILL_PHASE, DECODE: DECODE_PHASE}
+    phases = {PREFILL: PREFILL_PHASE, CHUNK: CHUNK_PHASE, DECODE: DECODE_PHASE}
     for graph in graphs.read(loaded.folder):
         for row in graph.operators:
             parts = row.operator.split(".")

@@ -32,6 +32,7 @@ from harness.session import wire
 from harness.session.roles import Role
 from harness.settings import Settings
 from neuron_cpu import forked, limits
+from neuron_cpu.errors import CompileError
 from neuron_cpu.torchrun import Place
 
 _RANKS = "neuronx_distributed.processes"  # where they are processes
@@ -120,11 +121,19 @@ class Host:
         """
         try:
             yield
+        except CompileError as error:
+            raise UserError(self.by_flags(str(error))) from error
         except BaseException as error:
             full_disk = isinstance(error, OSError) and not self.line_of(error)
             if is_refusal(error) or full_disk or isinstance(error, KeyboardInterrupt):
                 raise
             raise UserError(f"{what}: {self.where(error)}.") from error
+
+    def by_flags(self, told: str) -> str:
+        """A refusal of a graph that is too large, with the driver's names of what to choose."""
+        chunk = "prefill-chunk" if self.job.settings.prefill_chunk else "speculation-length"
+        told = told.replace("choose a speculation_length of", f"choose a --{chunk} of")
+        return told.replace("choose a max_context_length of", "choose a --max-context-length of")
 
     def line_of(self, error: BaseException) -> Optional[int]:
         return submission.line_of(error, self.job.source) if self.job.source else None
@@ -232,7 +241,7 @@ def _serve(host: Host, line: _Line, function: str, arguments: Mapping[str, Any])
             traceback.print_exc()
         kind, told = FAILED, host.where(error)
         if is_refusal(error):
-            kind, told = REFUSED, " ".join(str(error).split())
+            kind, told = REFUSED, host.by_flags(" ".join(str(error).split()))
         line.send(kind, told.rstrip(".") + _of_memory(error, host.job))
 
 

@@ -365,6 +365,8 @@ class RankPool:
         if interrupted is not None:
             raise interrupted
         failure = _failure(self._all_meetings)
+        for meeting in self._meetings:  # ranks of another pool may run modules of this one next
+            meeting.start()
         if failure is not None:
             raise failure
         return results

@@ -17,7 +17,6 @@ from harness.inputs import chunks, command_line, submission
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.session import model as session_model
 from harness.session.worker import Host, Job
-from neuron_cpu.errors import CompileError
 from tests.tiny_model import write_tiny_model
 
 LENGTH = 160
@@ -139,11 +138,11 @@ def test_a_graph_that_is_too_large_says_which_chunk_fits(tiny, tmp_path, monkeyp
     counts = {g["submodel"]: g["instructions"] for g in record["graphs"]}
     assert counts["speculation_model"] > counts["context_encoding_model"] > 0
     for name, words in (
-        ("speculation_model", "speculation_length of 64, and"),
-        ("context_encoding_model", "max_context_length of 25, and"),
+        ("speculation_model", "choose a --prefill-chunk of 64, and"),
+        ("context_encoding_model", "choose a --max-context-length of 25, and"),
     ):
         monkeypatch.setattr(graph, "MOST_INSTRUCTIONS", counts[name] - 1)
-        with pytest.raises(CompileError, match=rf"{name}, bucket .* instructions .* {words}"):
+        with pytest.raises(UserError, match=rf"{name}, bucket .* instructions .* {words}"):
             Running(tiny, tmp_path, *sizes)
 
 
