@@ -3582,7 +3582,7 @@ class LlamaInferenceConfig(InferenceConfig):
     def add_derived_config(self) -> None:
         self.num_cores_per_group = 1
         neuron_config = self.neuron_config
-        if getattr(neuron_config, "k_cache_transposed", False):
+        if option(self, "k_cache_transposed"):
             raise ValueError(
                 "k_cache_transposed changes the data that the layers of this file get, expected "
                 "False; leave it out."
@@ -3718,26 +3718,24 @@ class Sizes(NamedTuple):
         return HeadShape(self.q_heads // self.tp, self.kv_heads // self.tp, self.head_dim)
 
 
+def option(config: InferenceConfig, name: str, default: Any = False) -> Any:
+    """A setting of NxDI; one that a release does not know yet has its default."""
+    return getattr(config.neuron_config, name, default)
+
+
 def is_nki_enabled(config: InferenceConfig) -> bool:
     """Whether kernels run; an EAGLE draft, one layer without its first norm, is PyTorch's."""
-    return bool(getattr(config.neuron_config, "nki_enabled", False)) and not is_draft(config)
-
-
-def is_draft(config: InferenceConfig) -> bool:
-    """Whether this is an EAGLE draft: it continues hidden states by `fc`, and has no final norm."""
-    return bool(getattr(config.neuron_config, "is_eagle_draft", False))
+    return bool(option(config, "nki_enabled")) and not option(config, "is_eagle_draft")
 
 
 def shows_hidden_states(config: InferenceConfig) -> bool:
     """Whether more than the head reads normalised hidden states: EAGLE's draft, or Medusa's heads,
     of which there are `medusa_heads`."""
-    eagle = getattr(config.neuron_config, "enable_eagle_speculation", False)
-    return bool(eagle) or medusa_heads(config) > 0
+    return bool(option(config, "enable_eagle_speculation")) or medusa_heads(config) > 0
 
 
 def medusa_heads(config: InferenceConfig) -> int:
-    medusa = getattr(config.neuron_config, "is_medusa", False)
-    return config.neuron_config.num_medusa_heads if medusa else 0
+    return config.neuron_config.num_medusa_heads if option(config, "is_medusa") else 0
 
 
 def has_head_norms(config: InferenceConfig) -> bool:
@@ -3748,11 +3746,6 @@ def has_head_norms(config: InferenceConfig) -> bool:
 def model_type(config: InferenceConfig) -> str:
     """Of the family: llama, mistral, qwen2 or qwen3."""
     return getattr(config, "model_type", "llama")
-
-
-def is_in_blocks(config: InferenceConfig) -> bool:
-    """Whether the cache is one of blocks, which tables name (NxDI 0.4 and later)."""
-    return bool(getattr(config.neuron_config, "is_block_kv_layout", False))
 
 
 def window_of(config: InferenceConfig) -> Optional[int]:
@@ -3777,12 +3770,7 @@ def adapter_targets(config: InferenceConfig) -> Set[str]:
 
 def parts_of_prompt(config: InferenceConfig) -> int:
     """Context parallelism: parts of a prompt, each with a group of ranks of its own; 1 without."""
-    return getattr(config.neuron_config, "cp_degree", 1)
-
-
-def is_sequence_parallel(config: InferenceConfig) -> bool:
-    """Whether modules get S / tp rows of each prompt; NxDI switches it off but for prefill."""
-    return bool(getattr(config.neuron_config, "sequence_parallel_enabled", False))
+    return option(config, "cp_degree", 1)
 
 
 # --- Modules --------------------------------------------------------------------------------------
@@ -3841,7 +3829,7 @@ class SumOfColumns(nn.Module):
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
-        self.parallel = is_sequence_parallel(config)
+        self.parallel = option(config, "sequence_parallel_enabled")
 
     def forward(self, columns: Columns) -> torch.Tensor:
         if not self.parallel:
@@ -3975,11 +3963,11 @@ def row_linear(
     config: InferenceConfig, k: int, n: int, bias: bool = False, **group: Any
 ) -> nn.Module:
     """Plain row-parallel layer: sharded input, output summed over the ranks."""
-    neuron_config, parallel = config.neuron_config, is_sequence_parallel(config)
+    dtype, parallel = config.neuron_config.torch_dtype, option(config, "sequence_parallel_enabled")
     return RowParallelLinear(
-        k, n, bias=bias, input_is_parallel=True, dtype=neuron_config.torch_dtype,
+        k, n, bias=bias, input_is_parallel=True, dtype=dtype,
         sequence_parallel_enabled=parallel, sequence_dimension=1 if parallel else None,
-        reduce_dtype=getattr(neuron_config, "rpl_reduce_dtype", None) or neuron_config.torch_dtype,
+        reduce_dtype=option(config, "rpl_reduce_dtype") or dtype,
         **group,
     )  # fmt: skip
 
@@ -3999,7 +3987,8 @@ class NeuronLlamaMLP(nn.Module):
         sizes, hidden = Sizes.of(config), config.hidden_size
         tp, dtype = config.neuron_config.tp_degree, config.neuron_config.torch_dtype
         bias = bool(getattr(config, "mlp_bias", False))
-        self.nki_enabled, self.parallel = is_nki_enabled(config), is_sequence_parallel(config)
+        self.nki_enabled = is_nki_enabled(config)
+        self.parallel = option(config, "sequence_parallel_enabled")
         if self.nki_enabled:
             inner = sizes.intermediate // tp
             self.gate_proj = KernelWeight(inner, hidden, tp, dtype)
@@ -4117,11 +4106,9 @@ class NeuronLlamaAttention(nn.Module):
         tp, dtype = sizes.tp, config.neuron_config.torch_dtype
         hidden, dim, rank = config.hidden_size, sizes.head_dim, sizes.of_rank
         qkv_bias, out_bias = attention_biases(config)
-        self.window = window_of(config)
-        self.nki_enabled, self.parallel = is_nki_enabled(config), is_sequence_parallel(config)
-        self.left_padding = config.neuron_config.padding_side == "left"
-        self.heads_apart = config.neuron_config.is_chunked_prefill  # in blocks of the cache
-        self.in_chunks = getattr(config.neuron_config, "prompt_in_chunks", False)
+        self.config, self.window = config, window_of(config)
+        self.nki_enabled = is_nki_enabled(config)
+        self.parallel = option(config, "sequence_parallel_enabled")
         self.cores_of_kv = config.num_cores_per_group
         self.rotary_emb = LlamaRotaryEmbedding(config)
         if self.nki_enabled:
@@ -4243,7 +4230,8 @@ class NeuronLlamaAttention(nn.Module):
         weights = self.qkv_proj.weight, self.o_proj.weight
         inputs, own = (hidden.stream, hidden.delta, norm, *weights, *tables), self.operands(hidden)
         if past is None:
-            bias = _mask_bias(mask[:, 0, -1], dtype) if self.left_padding else None
+            padded = option(self.config, "padding_side") == "left"
+            bias = _mask_bias(mask[:, 0, -1], dtype) if padded else None
             cut = None if self.window is None or self.window >= mask.shape[-1] else self.window
             results = attention_prefill_kernel(*inputs, rank, batch, bias, *own, window=cut)
         elif self.cores_of_kv > 1:
@@ -4271,11 +4259,12 @@ class NeuronLlamaAttention(nn.Module):
         by_query = self.window is not None and active_mask is not None
         bias = _mask_bias(mask[:, 0] if by_query else mask[:, 0, 0], dtype)
         if len(past) > 2:
-            return blocks_in_runs(*past[:3], bias, self.heads_apart, self.window)
+            heads_apart = option(self.config, "is_chunked_prefill")
+            return blocks_in_runs(*past[:3], bias, heads_apart, self.window)
         if self.window is not None and not decode:  # a sequence is a block
             table = torch.arange(len(bias), device=bias.device)[:, None]
             return blocks_in_runs(*past, table, bias, True, self.window)
-        if self.in_chunks and active_mask is not None:
+        if option(self.config, "prompt_in_chunks") and active_mask is not None:
             # a bucket has room for the chunk itself: so many keys are not cached yet
             cached = whole_tiles(bias.shape[1] - active_mask.shape[-1])
             bias = bias[:, : max(1, cached) * P_MAX]
@@ -4580,7 +4569,7 @@ def chunks_too_large(config: InferenceConfig) -> List[Tuple[bool, str]]:
     if not neuron_config.is_chunked_prefill:
         return []
     tokens, features = neuron_config.max_context_length, whole_tiles(config.hidden_size) * P_MAX
-    quantised = bool(getattr(neuron_config, "quantized", False))
+    quantised = option(config, "quantized")
     most = chunk_tokens(features, rank, neuron_config.torch_dtype.itemsize, quantised)
     sequences = neuron_config.chunked_prefill_config.max_num_seqs
     return [
@@ -4594,10 +4583,10 @@ def refuse_what_kernels_lack(config: InferenceConfig) -> None:
     sizes, neuron_config = Sizes.of(config), config.neuron_config
     q_heads, batch = sizes.of_rank.q_heads, neuron_config.max_batch_size
     qkv_bias, out_bias = attention_biases(config)
-    quantised = bool(getattr(neuron_config, "quantized", False))
+    quantised, narrow = option(config, "quantized"), option(config, "kv_cache_quant")
     precise = neuron_config.torch_dtype is torch.float32  # TensorE multiplies fp32 with fp32 only
-    narrow = bool(getattr(neuron_config, "kv_cache_quant", False))
-    named = is_in_blocks(config) or window_of(config) is not None  # rows that a table names
+    # rows that a table names
+    named = option(config, "is_block_kv_layout") or window_of(config) is not None
     wide, in_parts = sizes.head_dim > P_MAX, parts_of_prompt(config) > 1
     lacking = [
         (out_bias, "attention_bias"),
@@ -4633,7 +4622,8 @@ class NeuronLlamaDecoderLayer(nn.Module):
 
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
-        self.nki_enabled, self.parallel = is_nki_enabled(config), is_sequence_parallel(config)
+        self.nki_enabled = is_nki_enabled(config)
+        self.parallel = option(config, "sequence_parallel_enabled")
         if self.nki_enabled:
             refuse_what_kernels_lack(config)
         self.config = config
@@ -4645,7 +4635,8 @@ class NeuronLlamaDecoderLayer(nn.Module):
         norm, size = Norm if self.nki_enabled else NeuronLlamaRMSNorm, config.hidden_size
         self.input_layernorm = norm(size, config.rms_norm_eps)
         self.post_attention_layernorm = norm(size, config.rms_norm_eps)
-        if is_draft(config) and not config.neuron_config.enable_eagle_draft_input_norm:
+        draft = option(config, "is_eagle_draft")
+        if draft and not config.neuron_config.enable_eagle_draft_input_norm:
             self.input_layernorm = nn.Identity()
 
     def forward(self, hidden_states: Any, **kwargs: Any) -> Tuple[Any, ...]:
@@ -4679,7 +4670,7 @@ class NeuronLlamaHead(KernelWeight):
             vocabulary, config.hidden_size, sizes.tp, neuron_config.torch_dtype, columns
         )
         self.vocabulary, self.gather_output = vocabulary, gather_output
-        self.last_only = getattr(neuron_config, "prompt_in_chunks", False)
+        self.last_only = option(config, "prompt_in_chunks")
         normed = shows_hidden_states(config)
         self.norm = None if normed else Norm(config.hidden_size, config.rms_norm_eps)
 
@@ -4742,7 +4733,7 @@ class NeuronLlamaModel(NeuronBaseModel):
         )
         gather = not self.on_device_sampling
         self.lm_head = output_head(config, gather)
-        if is_draft(config):
+        if option(config, "is_eagle_draft"):  # it continues hidden states, and has no final norm
             self.fc = DraftInput(
                 2 * config.hidden_size, config.hidden_size, gather_output=True,
                 bias=getattr(config, "fc_bias", False), dtype=neuron_config.torch_dtype,
@@ -4768,7 +4759,7 @@ class NeuronLlamaModel(NeuronBaseModel):
         narrow = config.neuron_config.torch_dtype is not torch.float32
         if is_nki_enabled(config) and config.neuron_config.kv_cache_quant and narrow:
             self.kv_mgr.dequant_dtype = self.kv_mgr.quant_dtype
-        if is_nki_enabled(config) and is_in_blocks(config):
+        if is_nki_enabled(config) and option(config, "is_block_kv_layout"):
             self.kv_mgr.get_cache = self.blocks_and_table
 
     def blocks_and_table(self, active_block_table: torch.Tensor, **_: Any) -> List[Any]:
@@ -5054,7 +5045,7 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
         """With the single-token graph, which NxDI 0.2 and later leave out: generation needs it."""
         super().enable_speculation(*args, **kwargs)
         decodes = hasattr(self, "token_generation_model")
-        if getattr(self.neuron_config, "prompt_in_chunks", False) and not decodes:
+        if option(self, "prompt_in_chunks") and not decodes:
             self.enable_token_generation()
 
     @staticmethod
