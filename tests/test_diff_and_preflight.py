@@ -88,7 +88,7 @@ def run(run_main: Callable, tiny_model: Path, tmp_path: Path) -> Callable:
 
 def test_diff_clears_the_submission_on_two_ranks(run: Callable) -> None:
     """Of two prompts, the second one behind a chunk, whose kernel is compared, too."""
-    long = "--prompt", "hello there, once again and again"
+    long = "--prompt", "hello there once again and again"
     sizes = "--max-context-length", "16", "--prefill-chunk", "8"
     done = run("diff", "", "--tp-degree", "2", *long, *sizes)
     assert done.returncode == 0, done.stderr
