@@ -144,6 +144,7 @@ RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to t
 ADAPTER_BYTES = 16 * 1024  # less where adapters are beside them
 CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
 CACHES_BYTES = 96 * 1024  # for those of all tiles, which then come before the weights
+VALUE_BYTES = 32 * 1024  # for new values in a tile for each sequence; else these come back from HBM
 EVEN_TURNS, SOFTMAX_TURNS = "gs", "gsgssgss"  # at integers: as many, and beside a softmax
 DECODE_KEYS = 2048  # cached keys up to which a decode step has them all in SBUF at once
 MASKED = -1.5e38  # added to scores that do not count: exp gives 0, and twice it is finite
@@ -1820,6 +1821,13 @@ def attend(first, following, beside):
 # --- Blocks of tokens -----------------------------------------------------------------------------
 
 
+def value_parts(parts, tokens, heads, itemsize):
+    """(start, size) of the tiles of tokens whose values are projected: ``parts``, which attention
+    takes one by one, where their tiles have room in SBUF, else 128 tokens each."""
+    each = heads.kv_heads * heads.head_dim * itemsize
+    return parts if len(parts) * each <= VALUE_BYTES else spans(tokens, P_MAX)
+
+
 def attention_weights(layer, tokens):
     """StreamedWeights of both projections for passes of so many tokens (of the output, None where
     it is no part of the kernel): keys and values begin with half a piece, so that little waits for
@@ -1850,11 +1858,14 @@ class TokenBlock(NamedTuple):
     lows: List[Any]
 
     @classmethod
-    def of(cls, block, layer, weights):
-        """Hidden states are loaded behind the first weights."""
+    def of(cls, block, layer, weights, apart=True):
+        """Hidden states are loaded behind the first weights. Values come ``apart`` for each part of
+        the block, or as ``value_parts`` says."""
         weights[0].tile(layer.heads.q_tiles)
         x_sb = residual_sum(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
         parts = [(column, size) for _, _, column, size in block.parts()]
+        if not apart:
+            parts = value_parts(parts, block.count, layer.heads, layer.x_hbm.itemsize)
         p = projection(x_sb, layer, block.start, parts)
         return cls(block, p, *qkv_tiles(p), *weights, [])
 
@@ -1910,6 +1921,15 @@ class TokenBlock(NamedTuple):
             (tiles + at, 0, count) for at in range(0, self.out.tiles if count > P_MAX else 1, 2)
         ]
 
+    def part_values(self, n, values_hbm):
+        """Values [tokens, kv_heads * D] @ SBUF of the ``n``-th of the block's parts, those of all
+        being stored in rows @ HBM."""
+        parts = self.block.parts()
+        if len(self.v_sb) == len(parts):
+            return self.v_sb[n]
+        _, _, column, size = parts[n]
+        return nl.load(values_hbm[nl.ds(self.block.start + column, size), :])
+
     def store_keys(self, keys_hbm, values_hbm):
         """New keys and values into rows @ HBM."""
         for (column, size), rows_sb in zip(self.p.parts, self.v_sb):
@@ -1922,7 +1942,7 @@ def project_blocks(blocks, layer):
     """TokenBlocks of some Blocks with queries, keys and values, one pass over the weights: H/128
     passes of a block's tokens for every tile of features."""
     weights = attention_weights(layer, blocks[0].count)
-    passed = [TokenBlock.of(block, layer, weights) for block in blocks]
+    passed = [TokenBlock.of(block, layer, weights, apart=False) for block in blocks]
     for at in nl.static_range(layer.qkv.tiles):
         for rows in passed:
             rows.run((at, 0, rows.block.count))
@@ -2304,14 +2324,33 @@ def decode_runs(keys_hbm):
     return cache_runs(keys_hbm.shape[2], P_MAX // keys_hbm.shape[1])
 
 
+def decode_bytes(length, heads, itemsize, lanes=None):
+    """Bytes per partition that a sequence's cache takes in a decode step; of a cache of blocks keys
+    lie on so many ``lanes``."""
+    kept = length * (heads.stacks + 1)  # keys turned, and a row of the mask
+    if lanes is None:
+        kept += 2 * cache_runs(length, P_MAX // heads.kv_heads)[1] * (heads.head_dim + 1)  # values
+    else:
+        kept += length // lanes * heads.kv_heads * heads.depth
+    return itemsize * kept
+
+
 def sequences_at_once(cache, heads):
     """Sequences of a decode step that share a tile of scores."""
-    kept = cache.length * (heads.stacks + 1)  # keys turned, and a row of the mask
-    if cache.rows_sb is None:
-        kept += 2 * decode_runs(cache.keys_hbm)[1] * (heads.head_dim + 1)  # values, twice
-    else:
-        kept += cache.length // cache.lanes * heads.kv_heads * heads.depth
-    return max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // (cache.itemsize * kept)))
+    lanes = None if cache.rows_sb is None else cache.lanes
+    each = decode_bytes(cache.length, heads, cache.itemsize, lanes)
+    return max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // each))
+
+
+def is_decode_step(batch, length, heads, itemsize, named):
+    """Whether the decode kernel takes one new token a sequence over so many keys, which a table may
+    have ``named``; the kernel of several reads blocks of a cache instead, for which SBUF has room
+    at any length, and outruns it where sequences would come one by one."""
+    keys, lanes = whole_tiles(length) * P_MAX, min(length, P_MAX) if named else None
+    each = decode_bytes(keys, heads, itemsize, lanes)
+    if length > DECODE_KEYS or each > CACHES_BYTES or named and heads.slots > 1:
+        return False
+    return named or batch == 1 or 2 * each <= CACHE_BYTES
 
 
 def caches_stay(cache, heads):
@@ -3090,12 +3129,13 @@ def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=Tr
 
 
 class Chunk(NamedTuple):
-    """What the attention of several new tokens shares: the Cache; which new
-    tokens see each other [B, n, n] @ HBM, or None for the triangle of a tile with itself; owners of
-    the tokens [sequences, T] @ SBUF where one chunk is several sequences', and a Window, or None;
-    Constants; whether each query has a row of the bias, as under a window."""
+    """What the attention of several new tokens shares: the Cache; new values [T, kv_heads * D] @
+    HBM; which new tokens see each other [B, n, n] @ HBM, or None for the triangle of a tile with
+    itself; owners of the tokens [sequences, T] @ SBUF where one chunk is several sequences', and a
+    Window, or None; Constants; whether each query has a row of the bias, as under a window."""
 
     cache: Cache
+    new_hbm: Any
     active_hbm: Any
     causal_sb: Any
     owners_sb: Any
@@ -3115,8 +3155,9 @@ class Chunk(NamedTuple):
         bias_sb = others_bias(self.owners_sb) if shared else None
         new, parts = new._replace(bias_sb=bias_sb, window=self.window), []
         for n, rows in enumerate(passed):
-            for (owner, position, column, size), rows_sb in zip(rows.block.parts(), rows.v_sb):
+            for at, (owner, position, column, size) in enumerate(rows.block.parts()):
                 if owner == sequence:
+                    rows_sb = rows.part_values(at, self.new_hbm)
                     new.append(position, rows.qk_sb, column, rows_sb)
                     parts.append((n, column, position, size))
         qk_sb, context_sb = [rows.qk_sb for rows in passed], [rows.context_sb for rows in passed]
@@ -3313,7 +3354,8 @@ def attention_decode_kernel(
         (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
         (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
     )  # fmt: skip
-    p, room_sb = projection(x_sb, layer, 0, parts), None
+    tiles = value_parts(parts, batch, heads, x_hbm.itemsize)
+    p, room_sb = projection(x_sb, layer, 0, tiles), None
     if rows_hbm is not None:
         # rows of a cache of blocks are known later than weights, and DMA serves who comes first: so
         # the output's weights wait for the room of the first ones
@@ -3321,12 +3363,14 @@ def attention_decode_kernel(
         room_sb = nl.ndarray((P_MAX, first * layer.qkv.k_tiles * P_MAX), layer.qkv.weight_hbm.dtype)
     qk_sb, v_sb = project_qkv(p, room_sb)
     nl.store(new_keys_hbm, key_rows(qk_sb, 0, batch, heads))
+    for tile, rows_sb in zip(tiles, v_sb):
+        nl.store(new_values_hbm[nl.ds(*tile), :], rows_sb)
     # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
     context_sb = nl.ndarray((P_MAX, heads.q_tiles, batch), dtype)
     if heads.leaves_lanes():
         context_sb[...] = nisa.memset((P_MAX, heads.q_tiles, batch), 0.0, dtype)
-    for part, cached, new_sb in zip(parts, loaded, v_sb):
-        nl.store(new_values_hbm[nl.ds(*part), :], new_sb)
+    for n, (part, cached) in enumerate(zip(parts, loaded)):
+        new_sb = v_sb[n] if tiles == parts else nl.load(new_values_hbm[nl.ds(*part), :])
         if rows_hbm is None:
             cached = cached or cached_sequences(cache, *part, heads)
             attend_cached(qk_sb, new_sb, cached, heads, context_sb)
@@ -3376,7 +3420,8 @@ def attention_chunk_kernel(
     window = None if active_hbm is not None else Window.of(window, dtype)
     constants = attention_constants(spans(length, most), heads, dtype)
     owners_sb = nl.load(owners_hbm) if shared else None
-    chunk = Chunk(cache, active_hbm, causal_sb, owners_sb, window, constants, heads, by_query)
+    given = cache, new_values_hbm, active_hbm
+    chunk = Chunk(*given, causal_sb, owners_sb, window, constants, heads, by_query)
     most_tokens = chunk_tokens(features, heads, x_hbm.itemsize, scales_hbm is not None)
     blocks = token_blocks(features, tokens, length)
     for some in grouped(blocks, max(1, most_tokens // length) * length):
@@ -4237,9 +4282,9 @@ class NeuronLlamaAttention(nn.Module):
         elif self.cores_of_kv > 1:
             results = self.attend_share(hidden, inputs, past, mask, active_mask, own)
         else:
-            # the kernel of one new token a sequence; over blocks it takes heads of one tile
-            decode = active_mask is None and mask.shape[-1] <= DECODE_KEYS
-            decode = decode and (len(past) == 2 or len(past) == 3 and rank.slots == 1)
+            sizes = batch, mask.shape[-1], rank, max(2, past[0].dtype.itemsize)
+            one = active_mask is None and len(past) < 4
+            decode = one and is_decode_step(*sizes, named=len(past) == 3)
             *cache, rows = self.cache_operands(past, mask, active_mask, dtype, decode)
             if decode:
                 results = attention_decode_kernel(*inputs, *cache, rank, *own, rows_hbm=rows)

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 import llama
+from tests.llama.test_head_sizes import Layer as Exact
+from tests.llama.test_head_sizes import assert_equal
+from tests.llama.test_kernels import trace_with
 from tests.llama.test_shapes import Layer, Model, check_traced
 
 
@@ -13,10 +17,12 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
 
 
-@pytest.mark.parametrize("rows", [64, 128])
+@pytest.mark.parametrize("rows", [pytest.param(64, marks=pytest.mark.full), 128])
 def test_rows_of_the_head_that_have_no_room_at_once_trace(rows: int) -> None:
     """1002 tiles of 128 logits a row: 128 rows would take 250 KiB."""
-    check_traced(*Layer("Llama-3.2-1B", 1, "meta").head(rows))
+    hidden = 2048 if rows == 64 else 128
+    model = Model(hidden, 32, 8, 64, 8192, 128256)
+    check_traced(*Layer(model, 1, "meta").head(rows))
 
 
 def test_sequences_whose_cached_keys_have_no_room_at_once_trace() -> None:
@@ -30,3 +36,49 @@ def test_sequences_whose_cached_keys_have_no_room_at_once_trace() -> None:
 def test_pieces_of_a_weight_are_as_long_whatever_its_type(itemsize: int) -> None:
     for _, tiles in llama.weight_pieces(64, 16, 256, itemsize=itemsize):
         assert tiles * 16 * 128 * itemsize <= llama.PIECE_BYTES
+
+
+@pytest.mark.parametrize("heads", [(4, 2, 64), (2, 1, 256)])
+def test_new_values_that_come_back_from_hbm(heads, monkeypatch):
+    """Of as many sequences as have no room for a tile each."""
+    trace_with(monkeypatch, "VALUE_BYTES", 0)
+    monkeypatch.setattr(llama, "CACHE_BYTES", 0)  # sequences one by one
+    layer = Exact(llama.HeadShape(*heads), 3, 1)
+    keys, values, bias = layer.caches(40)
+    cache = llama.cache_in_runs(keys, values, bias, 128 // keys.shape[1])
+    assert_equal("attention_decode_kernel", *layer.inputs, *cache, layer.heads, *layer.own)
+    layer = Exact(llama.HeadShape(*heads), 3, 5)
+    keys, values, bias = layer.caches(40)
+    triangle = torch.ones((3, 5, 5), dtype=torch.bool).tril()
+    given = *llama.cache_in_runs(keys, values, bias), llama._mask_bias(triangle, torch.float32)
+    assert_equal("attention_chunk_kernel", *layer.inputs, *given, layer.heads, *layer.own)
+
+
+LLAMA_2_7B = Model(4096, 32, 32, 128, 11008, 32000)
+
+
+@pytest.mark.parametrize(
+    ("model", "degree", "batch", "past"),
+    [
+        (LLAMA_2_7B, 2, 1, 2048),  # a KV head for each query head: 196 KiB of a sequence's keys
+        (LLAMA_2_7B, 1, 4, 640),
+        ("Llama-3.1-8B", 1, 128, 64),  # new values in 256 KiB
+        pytest.param(Model(4096, 28, 4, 256, 11008, 32000), 1, 128, 2048, marks=pytest.mark.full),
+    ],
+)
+def test_a_step_over_any_cache_traces(model, degree, batch, past):
+    layer = Layer(model, degree, "meta")
+    if llama.is_decode_step(batch, past, layer.heads, 2, named=False):
+        name, args, macs = layer.decode(batch, past)
+    else:
+        name, args, macs = layer.chunk(batch, 1, past)
+    assert getattr(llama, name).trace(*args).macs >= macs
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_a_step_of_many_kv_heads_takes_the_kernel_of_blocks(named):
+    """Of Llama-2-7B at degree 1 beyond 512 keys, of Llama-3.2-1B at degree 2 never."""
+    many, few = llama.HeadShape(32, 32, 128), llama.HeadShape(16, 4, 64)
+    assert not llama.is_decode_step(1, 2048, many, 2, named)
+    assert llama.is_decode_step(1, 2048, few, 2, named)
+    assert not llama.is_decode_step(1, 2049, few, 2, named)
