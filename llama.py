@@ -345,8 +345,8 @@ def token_chunk(bytes_per_token):
 
 
 def chunk_tokens(features, heads, itemsize, quantised=False):
-    """The same for attention, where x, Q, K and the context of each token stay, and x times the
-    norm's gain where weights are quantised."""
+    """The same for attention, where x, Q and K of each token stay, with room for another Q, and x
+    times the norm's gain where weights are quantised."""
     tiles = features // P_MAX * (2 if quantised else 1)
     return token_chunk(itemsize * (tiles + 2 * heads.q_tiles + heads.stacks))
 
@@ -1231,6 +1231,11 @@ class ScoreBank(NamedTuple):
         return self.heads * self.members
 
     @property
+    def marks(self) -> int:
+        """Marks of its queries: the first, and one for each tile of them."""
+        return 1 + len(self.tiles())
+
+    @property
     def queries(self) -> int:
         """Queries of its largest tile."""
         return max(count for *_, count in self.tiles()) * self.tokens
@@ -1363,10 +1368,11 @@ class Window(NamedTuple):
 
 class NewKeys(NamedTuple):
     """Keys and values of a sequence's new tokens, filled in order: k_sb and v_sb as in KeyTiles,
-    zero behind the last key. mask_sb [tokens, tokens] is added to the scores of a tile of tokens
-    with each other; ``marks`` are the rows behind the features, none where nobody contracts them.
-    The first ``hides`` keys; where it is zero mask_sb is a triangle. Of several sequences bias_sb
-    [sequences, tiles * 128] hides each one's keys from the others. A Window may hide older ones.
+    zero behind the last key. ``marks`` are the rows behind the features, none where nobody
+    contracts them; where the first one ``hides`` keys, queries have a one for it. mask_sb [tokens,
+    tokens] is added to the scores of a tile of tokens with each other, a triangle where no mark
+    hides any. Of several sequences bias_sb [sequences, tiles * 128] hides each one's keys from the
+    others. A Window may hide older ones.
     """
 
     heads: HeadShape
@@ -1447,10 +1453,10 @@ class Constants(NamedTuple):
     own_sb: Any
 
 
-def attention_constants(parts, heads, dtype):
-    """Constants for tiles of (first token, tokens)."""
-    largest = max(size for _, size in parts)
-    every = [score_banks([(0, 0, 0, size)], heads, largest) for _, size in parts]
+def attention_constants(length, heads, dtype):
+    """Constants for sequences of so many tokens."""
+    largest = min(length, P_MAX)
+    every = [score_banks([(0, 0, 0, size)], heads, largest) for _, size in spans(length, largest)]
     rows = max(bank.rows for sets in every for banks in sets for bank in banks)
     which = np.tile(np.eye(largest, dtype=np.float32)[:, None], (1, rows, 1))
     zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
@@ -1474,11 +1480,6 @@ def bank_queries(qk_sb, bank, heads, marks, hides):
     if hides:
         q_sb[row : row + 1, slot, :, :] = nisa.memset((1, *shape), 1.0, q_sb.dtype)
     return q_sb
-
-
-def query_marks(bank):
-    """Marks of a bank's queries: the first, and one for each tile of them."""
-    return 1 + len(bank.tiles())
 
 
 def score_tile(q_sb, bank, keys, tile, scores_psum, depth, constants):
@@ -1644,7 +1645,7 @@ class MaximaPass(NamedTuple):
         scores_sb[...] = nisa.activation(nl.copy, scores_psum, bias=constants.zero_sb[0:queries, :])
 
     def mark(self, n):
-        """Marks of a bank's queries for the second pass [query_marks, rows, tokens]: 1, and of each
+        """Marks of a bank's queries for the second pass [marks, rows, tokens]: 1, and of each
         tile of queries the negated maxima of all parts.
 
         A product with the identity, 128 columns for all tiles, brings them from partitions to rows;
@@ -1652,7 +1653,7 @@ class MaximaPass(NamedTuple):
         """
         bank, constants, q_sb = self.group.banks[n], self.group.constants, self.q_sb[n]
         lowest_sb = nisa.tensor_reduce(nl.max, self.maxima_sb[n], axis=2, negate=True)
-        (queries, tiles), count = lowest_sb.shape, query_marks(bank)
+        (queries, tiles), count = lowest_sb.shape, bank.marks
         marks_sb = nisa.memset((queries, count), 1.0, q_sb.dtype)
         marks_sb[:, nl.ds(1, tiles)] = nisa.tensor_copy(lowest_sb)
         turned_psum = nisa.nc_matmul(marks_sb, constants.eye_sb[0:queries, 0:queries])
@@ -1724,7 +1725,7 @@ class WeightsPass(NamedTuple):
         to the sums of each tile of a bank's queries [queries, D + 1] fp32 @ PSUM."""
         group, bank, q_sb = self.first.group, self.first.group.banks[n], self.first.q_sb[n]
         constants, (start, tiles) = group.constants, span
-        depth = depth_of(group.head_dim) + query_marks(bank)
+        depth = depth_of(group.head_dim) + bank.marks
         triangle = keys.causal and start + tiles == keys.tiles
         if keys.causal:
             keys = keys._replace(mask_sb=None)
@@ -2062,32 +2063,32 @@ class Prefill(NamedTuple):
 
     def sets(self):
         """Banks of each tile of tokens, for each set of heads."""
-        parts = [
-            (0, column, position - self.before, size)
-            for _, position, column, size in self.tokens.block.parts()
-        ]
+        parts = [(0, column, position, size) for _, position, column, size in self.parts()]
         heads, largest = self.tokens.p.heads, self.constants.which_sb.shape[0]
         return [*zip(*(score_banks([part], heads, largest) for part in parts))]
 
+    def parts(self):
+        """(NewKeys, position among these, column, tokens) of each tile of tokens."""
+        block = self.tokens.block
+        return [
+            (self.new[sequence - block.start // block.length], position - self.before, *part)
+            for sequence, position, *part in block.parts()
+        ]
+
     def keep_keys(self):
         """The block's keys and values, where its queries and those behind it find them."""
-        block = self.tokens.block
-        first = block.start // block.length
-        for (sequence, position, column, _), rows_sb in zip(block.parts(), self.tokens.v_sb):
-            new, at = self.new[sequence - first], position - self.before
-            new.append(at, self.tokens.qk_sb, column, rows_sb)
+        for (new, position, column, _), rows_sb in zip(self.parts(), self.tokens.v_sb):
+            new.append(position, self.tokens.qk_sb, column, rows_sb)
         if self.scratch is not None:
             self.scratch.append(self.before // P_MAX, self.new[0])
 
     def groups(self):
         """QueryGroups, a list for each set of heads: a tile of tokens at a time."""
-        tokens, first = self.tokens, self.tokens.block.start // self.tokens.block.length
-        new = [self.new[sequence - first] for sequence, *_ in tokens.block.parts()]
-        own = [tokens.qk_sb], self.constants, [tokens.context_sb]
+        own = [self.tokens.qk_sb], self.constants, [self.tokens.context_sb]
         return [
             [
-                QueryGroup(banks, self.in_scratch(banks), seen, *own)
-                for banks, seen in zip(some, new)
+                QueryGroup(banks, self.in_scratch(banks), new, *own)
+                for banks, (new, *_) in zip(some, self.parts())
             ]
             for some in self.sets()
         ]
@@ -2130,7 +2131,7 @@ class Prompt(NamedTuple):
         heads, dtype, itemsize = layer.heads, layer.x_hbm.dtype, layer.x_hbm.itemsize
         # which tokens a tile's queries are, the identity, and the triangle of a tile with itself
         length, most = block.length, min(block.length, P_MAX)
-        constants = attention_constants(spans(length, most), heads, dtype)
+        constants = attention_constants(length, heads, dtype)
         causal_sb, window = causal_mask(most, dtype), Window.of(window, dtype)
         # marks where rows of the array are idle, where keys are hidden, where scores do not stay
         most_bytes = RESIDENT_BYTES - (0 if layer.out.adapters is None else ADAPTER_BYTES)
@@ -3418,7 +3419,7 @@ def attention_chunk_kernel(
     cache = Cache(keys_hbm, values_hbm, bias_hbm.reshape(rows_of_bias), rows_sb)
     causal_sb = causal_mask(most, dtype)
     window = None if active_hbm is not None else Window.of(window, dtype)
-    constants = attention_constants(spans(length, most), heads, dtype)
+    constants = attention_constants(length, heads, dtype)
     owners_sb = nl.load(owners_hbm) if shared else None
     given = cache, new_values_hbm, active_hbm
     chunk = Chunk(*given, causal_sb, owners_sb, window, constants, heads, by_query)
@@ -3495,7 +3496,7 @@ def attention_share_kernel(
     else:
         shape = (batch, heads.kv_heads, heads.group * length, 2)
         weights_hbm = nl.ndarray(shape, nl.float32, buffer=nl.shared_hbm)
-    constants = attention_constants(spans(length, most), heads, dtype)
+    constants = attention_constants(length, heads, dtype)
     cache = Cache(keys_hbm, values_hbm, bias_hbm)
     for row in nl.static_range(batch * len(spans_of)):
         # a span of a sequence's tokens as they lie behind a projection
