@@ -1825,7 +1825,7 @@ def attend(first, following, beside):
 def value_parts(parts, tokens, heads, itemsize):
     """(start, size) of the tiles of tokens whose values are projected: ``parts``, which attention
     takes one by one, where their tiles have room in SBUF, else 128 tokens each."""
-    each = heads.kv_heads * heads.head_dim * itemsize
+    each = heads.kv_features * itemsize
     return parts if len(parts) * each <= VALUE_BYTES else spans(tokens, P_MAX)
 
 
