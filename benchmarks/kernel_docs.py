@@ -15,7 +15,7 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -32,6 +32,8 @@ import torch  # noqa: E402
 
 import llama  # noqa: E402
 from benchmarks import porting_docs, roofline  # noqa: E402
+from harness import console  # noqa: E402
+from harness.inputs.command_line import Parser  # noqa: E402
 from neuron_cpu.core import Program  # noqa: E402
 from neuron_cpu.core.report import report  # noqa: E402
 from neuron_cpu.core.time import cost, schedule  # noqa: E402
@@ -203,14 +205,19 @@ def draw(path: Path) -> None:
     figure.savefig(path, dpi=110, bbox_inches="tight")
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    parser = Parser(
+        prog="benchmarks/kernel_docs.py",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--check", action="store_true", help="only say whether it is up to date")
     kinds.add_argument("--larger", action="store_true", help="only larger models' graphs")
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     if args.check:
-        outdated = published("kernels") != kernels()
+        with console.step("Tracing the kernels", least_seconds=roofline.SHOWN_SECONDS):
+            outdated = published("kernels") != kernels()
         if outdated:
             print(f"{PAGE} is out of date; run python benchmarks/kernel_docs.py")
         return int(outdated)
@@ -219,10 +226,12 @@ def main() -> int:
             publish(name, graphs(*rows))
         print(f"{PAGE.name} rewritten (DMA profile {cost.DEFAULT_PROFILE})")
         return 0
-    publish("kernels", kernels())
+    with console.step("Tracing the kernels", least_seconds=roofline.SHOWN_SECONDS):
+        publish("kernels", kernels())
     publish("graphs", graphs())
-    draw(PAGE.with_suffix(".png"))
-    porting_docs.write()
+    with console.step("Drawing, and tracing both languages"):
+        draw(PAGE.with_suffix(".png"))
+        porting_docs.write()
     pages = f"{PAGE.name}, kernels.png and {porting_docs.PAGE.name}"
     print(f"{pages} rewritten (DMA profile {cost.DEFAULT_PROFILE})")
     return 0

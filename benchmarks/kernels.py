@@ -14,10 +14,10 @@ from __future__ import annotations
 import argparse
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -32,6 +32,9 @@ from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM  # noqa: E4
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer  # noqa: E402
 
 import llama  # noqa: E402
+from harness import console  # noqa: E402
+from harness.inputs.command_line import Parser  # noqa: E402
+from neuron_cpu.arguments import positive  # noqa: E402
 
 BF16 = torch.bfloat16
 
@@ -76,7 +79,9 @@ def of_all_ranks(run: Callable[[], Any], degree: int) -> float:
         return seconds(lambda: list(pool.map(lambda _: run(), range(degree))))
 
 
-def measure(shape: Shape, degree: int, tokens: int, past: int) -> list[tuple[str, float, float]]:
+def measure(
+    shape: Shape, degree: int, tokens: int, past: int, progress: Callable[[str], object]
+) -> list[tuple[str, float, float]]:
     """(kernel, simulated seconds of all ranks, of one rank's products in PyTorch), seeded weights.
 
     Hidden sizes that are no whole tiles are rounded up, as the model pads them.
@@ -108,6 +113,7 @@ def measure(shape: Shape, degree: int, tokens: int, past: int) -> list[tuple[str
 
     result = []
     for phase, count in (("decode", 1), ("prefill", tokens)):
+        progress(f"the kernels of a {phase}")
         x, context, inner = (
             torch.randn(count, k).to(BF16) for k in (shape.hidden, tiles * llama.P_MAX, f)
         )
@@ -121,6 +127,7 @@ def measure(shape: Shape, degree: int, tokens: int, past: int) -> list[tuple[str
         for name, run, products in pairs:
             torch_time = seconds(lambda p=products: [a @ w[0].t() for a, w in p])
             result.append((f"{phase} {name}", of_all_ranks(run, degree), torch_time))
+    progress("the head")
     x = torch.randn(1, shape.hidden).to(BF16)
     plain, blocked = weight(shape.vocabulary // degree, shape.hidden)
     run = lambda: llama.linear_kernel(x.t().contiguous(), blocked, norm)  # noqa: E731
@@ -161,34 +168,53 @@ def hugging_face(shape: Shape, tokens: int, past: int) -> dict[str, float]:
     return {"decode": seconds(decode), "prefill": seconds(prefill)}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+def parse(argv: Optional[Sequence[str]]) -> argparse.Namespace:
+    parser = Parser(
+        prog="benchmarks/kernels.py",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--shape", choices=SHAPES, default="llama-3.2-1b")
-    parser.add_argument("--degree", type=int, default=2)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--past", type=int, default=128)
-    args = parser.parse_args()
+    parser.add_argument("--degree", type=positive, default=2)
+    parser.add_argument("--tokens", type=positive, default=64, help="of a prefill, at least 2")
+    parser.add_argument("--past", type=positive, default=128, help="cached tokens of a decode step")
+    args = parser.parse_args(argv)
     shape = SHAPES[args.shape]
-    rows = measure(shape, args.degree, args.tokens, args.past)
+    sizes = shape.q_heads, shape.kv_heads, shape.intermediate, shape.vocabulary
+    if any(size % args.degree for size in sizes):
+        parser.error(
+            f"--degree must divide the {shape.q_heads} query heads and {shape.kv_heads} KV heads "
+            f"of {args.shape}, and its other sizes, got {args.degree}; choose a divisor"
+        )
+    if args.tokens < 2:
+        parser.error(f"--tokens must be at least 2, got {args.tokens}; one token is a decode step")
+    return args
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    args = parse(argv)
+    shape = SHAPES[args.shape]
+    with console.step("Measuring") as step:
+        rows = measure(
+            shape, args.degree, args.tokens, args.past, lambda what: step.note(f"Measuring {what}")
+        )
+        step.note("Measuring Hugging Face's model")
+        whole = hugging_face(shape, args.tokens, args.past)
+        step.note("Measuring")
     table = Table(title=f"{args.shape}, degree {args.degree} (measured on this CPU)")
     for column in ("kernel", "simulated ms", "PyTorch products ms", "ratio"):
         table.add_column(column, justify="left" if column == "kernel" else "right")
     for name, ours, theirs in rows:
         table.add_row(name, f"{ours * 1e3:.1f}", f"{theirs * 1e3:.1f}", f"{ours / theirs:.2f}")
-    console = Console()
-    console.print(table)
-    times, theirs = (
-        {name: ours for name, ours, _ in rows},
-        hugging_face(shape, args.tokens, args.past),
-    )
+    screen = Console()
+    screen.print(table)
+    times = {name: ours for name, ours, _ in rows}
     for phase in ("decode", "prefill"):
         layer = times[f"{phase} attention"] + times[f"{phase} mlp"]
         total = shape.layers * layer + times["head"]
-        console.print(
+        screen.print(
             f"{phase}: {total:.2f} s for {args.degree} ranks ({shape.layers} layers and the head), "
-            f"{total / theirs[phase]:.2f} times Hugging Face in bf16 ({theirs[phase]:.2f} s)"
+            f"{total / whole[phase]:.2f} times Hugging Face in bf16 ({whole[phase]:.2f} s)"
         )
     return 0
 

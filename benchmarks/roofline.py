@@ -1,6 +1,6 @@
 """How far llama.py's estimated times are from what the chip's limits allow, row by row.
 
-    python benchmarks/roofline.py [--model llama-3.2-1b] [--rows decode-640 prefill-640]
+    python benchmarks/roofline.py [--model llama-3.2-1b] [--rows decode-640 prefill-640 | --all]
 
 Nothing is measured: the whole graph is traced from shapes and scheduled by the cost model, for
 tensor-parallel degree 2, and compared with
@@ -16,7 +16,8 @@ port   the floor if each score also leaves PSUM twice, as in these kernels: for 
        an exponential, 128 lanes in a cycle of ScalarE, in instructions of a bank.
 
 What the host does between two graphs is in neither, so that no ratio is flattered by it. Exits with
-1 where a row exceeds its target, the ratio of estimate and floor, or has too large a graph.
+1 where a row exceeds its target, the ratio of estimate and floor, or has too large a graph; with 2
+for bad arguments. A row of up to 2048 tokens takes a second or two, one of 131072 many minutes.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ import argparse
 import json
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Optional
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -42,6 +43,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import llama  # noqa: E402
+from harness import console  # noqa: E402
 from harness.figures.estimate import Estimator, record  # noqa: E402
 from harness.figures.graphs import CHUNK, DECODE, PREFILL  # noqa: E402
 from harness.inputs.chunks import (  # noqa: E402
@@ -50,6 +52,7 @@ from harness.inputs.chunks import (  # noqa: E402
     chunk_starts,
     default_chunk,
 )
+from harness.inputs.command_line import Parser  # noqa: E402
 from harness.inputs.model_shapes import MODEL_SHAPES  # noqa: E402
 from neuron_cpu.core.device import spec  # noqa: E402
 from neuron_cpu.core.device.spec import Engine  # noqa: E402
@@ -58,6 +61,7 @@ from neuron_cpu.errors import CompileError  # noqa: E402
 
 DEFAULT_MODEL, DEGREE = "llama-3.2-1b", 2
 ITEM = 2  # bytes of bf16
+SHOWN_SECONDS = 2.0  # a row that took longer says so
 
 
 class Row(NamedTuple):
@@ -132,12 +136,13 @@ class Stretch(NamedTuple):
 def stretches(config: dict[str, Any], batch: int, call: Call) -> tuple[Stretch, Stretch, Stretch]:
     """Attention and MLP of one layer, and the head, of one rank."""
     hidden, d = config["hidden_size"], config["head_dim"]
-    q, kv = (config[f"num_{name}_heads"] // DEGREE for name in ("attention", "key_value"))
+    # where the degree does not divide the heads a rank computes padding, which no limit asks for
+    q, kv = (config[f"num_{name}_heads"] / DEGREE for name in ("attention", "key_value"))
     f, vocabulary = config["intermediate_size"] // DEGREE, config["vocab_size"] // DEGREE
     pairs = call.tokens * (call.cached + (call.tokens + 1) / 2)
     moving = max(batch * call.tokens, 64)  # no pass takes less than 64
 
-    def linear(n: int, k: int) -> Stretch:
+    def linear(n: float, k: float) -> Stretch:
         return Stretch(ITEM * n * k, n * k / 128**2 * moving)
 
     def joined(*parts: Stretch) -> Stretch:
@@ -210,8 +215,13 @@ def application(config: dict[str, Any], row: Row) -> Any:
         )
 
 
-def estimate(config: dict[str, Any], row: Row, dma_profile: str) -> tuple[float, int]:
-    """(nanoseconds of all executions, traced instructions of the largest graph)."""
+def estimate(
+    config: dict[str, Any], row: Row, dma_profile: str, told: Callable[[str], object]
+) -> tuple[float, int]:
+    """(nanoseconds of all executions, traced instructions of the largest graph).
+
+    `told` hears of each graph before it is traced.
+    """
     model = application(config, row)
     wrappers = {wrapper.tag: wrapper for wrapper in model.models}
     costs = cost.Overheads(host_ns=0.0, logits_ns=0.0, argmax_ns=0.0)
@@ -224,6 +234,7 @@ def estimate(config: dict[str, Any], row: Row, dma_profile: str) -> tuple[float,
         bucket = next(bucket for bucket in wrapper.neuron_config.buckets if bucket >= needed)
         key = call.submodel, bucket
         if key not in known:
+            told(f"{row.name}: {call.submodel}, bucket {bucket}")
             events = record(model, wrapper, bucket)
             graph = estimator.graph(*key, row.batch, events)
             programs = (event.program for _, event in events if event.program is not None)
@@ -268,23 +279,32 @@ def measure(model: str, rows: Sequence[Row], dma_profile: str) -> list[Measured]
     found = []
     for row in rows:
         bound, least, port, binding = floor(config, row, plateau)
-        time, count = estimate(config, row, dma_profile)
+        with console.step(row.name, least_seconds=SHOWN_SECONDS) as step:
+            time, count = estimate(config, row, dma_profile, step.note)
+            step.note(row.name)
         found.append(Measured(row, bound, least, port, time, binding, count))
     return found
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+def build_parser() -> Parser:
+    parser = Parser(
+        prog="benchmarks/roofline.py",
+        usage="%(prog)s [--model NAME] [--rows ROW [ROW ...] | --all] [--dma-profile NAME]",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
     parser.add_argument("--model", choices=sorted(MODEL_SHAPES), default=DEFAULT_MODEL)
-    parser.add_argument(
-        "--rows", nargs="+", default=[r.name for r in SHORT], choices=[r.name for r in ROWS]
-    )
-    parser.add_argument("--all", action="store_true", help="every row of the table")
-    parser.add_argument("--dma-profile", default=cost.DEFAULT_PROFILE)
-    args = parser.parse_args()
-    wanted = [row for row in ROWS if args.all or row.name in args.rows]
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--rows", nargs="+", choices=[row.name for row in ROWS])
+    which.add_argument("--all", action="store_true", help="every row of the table")
+    parser.add_argument("--dma-profile", choices=list(cost.PROFILES), default=cost.DEFAULT_PROFILE)
+    return parser
+
+
+def main(argv: Optional[Sequence[str]] = None) -> int:
+    args = build_parser().parse_args(argv)
+    names = args.rows or [row.name for row in SHORT]
+    wanted = [row for row in ROWS if args.all or row.name in names]
     table = Table(title=f"{args.model}, degree {DEGREE}, profile {args.dma_profile} (estimated)")
     for column in COLUMNS:
         table.add_column(column, justify="left" if column in ("row", "bound by") else "right")
