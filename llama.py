@@ -2369,7 +2369,7 @@ class CachedSequences(NamedTuple):
     sequence b; the columns behind are the new keys', zero for other sequences. mask_sb [count,
     keys + count], added to scores. v_sb [kv_heads * lanes, count, tiles, D + 1]: values, the lanes
     of each head in turn, and a column of ones, which gives the sum of the weights.
-    Of a cache of blocks v_sb are the values of each sequence's parts, all heads on a partition.
+    Of a cache of blocks v_sb are CachedRows of each sequence's parts, all heads on a partition.
     """
 
     first: int
@@ -2391,38 +2391,47 @@ def key_room(shape, heads, dtype):
     return nisa.memset((*shape, heads.depth), 0.0, dtype)
 
 
-def tile_of_heads(rows_sb, by_token, heads, tile, features=slice(None)):
-    """A tile of some ``heads``, a slice, [lanes, heads, features] of cached rows @ SBUF: [lanes,
-    heads, tiles, D], or ``by_token``, as blocks of a cache have them, [lanes, tiles, heads, D]."""
-    at = (tile, heads) if by_token else (heads, tile)
-    return rows_sb[(slice(None), *at, features)]
+class CachedRows(NamedTuple):
+    """Keys or values of some of a sequence's cached tokens @ SBUF: [lanes, heads, tiles, D], or
+    ``by_token``, as blocks of a cache have them, [lanes, tiles, heads, D]. The heads that count
+    begin with ``head``."""
+
+    rows_sb: Any
+    by_token: bool = False
+    head: int = 0
+
+    @property
+    def tiles(self) -> int:
+        return self.rows_sb.shape[1 if self.by_token else 2]
+
+    def tile(self, first, count, tile, features=slice(None)):
+        """A tile of ``count`` heads from the ``first`` on that counts: [lanes, count, features]."""
+        heads = slice(self.head + first, self.head + first + count)
+        at = (tile, heads) if self.by_token else (heads, tile)
+        return self.rows_sb[(slice(None), *at, features)]
+
+    def turned(self, first, count, start, tiles, half=0):
+        """Of keys ``tiles`` tiles of these heads from ``start`` on -> [count * D, tiles, lanes] @
+        PSUM, as many as share a bank: a transpose of all heads for each tile, of D above 128 for
+        each ``half``."""
+        lanes, *_, depth = self.rows_sb.shape
+        rows = min(depth, P_MAX)
+        turned_psum = psum_tile((count * rows, tiles, lanes))
+        for t in nl.affine_range(tiles):
+            tile_sb = self.tile(first, count, start + t, nl.ds(half * rows, rows))
+            turned_psum[:, t, :] = nisa.nc_transpose(tile_sb)
+        return turned_psum
 
 
-def turned_keys(rows_sb, by_token, heads, start, tiles, half):
-    """``tiles`` tiles of some heads' keys from ``start`` on, in rows for ``tile_of_heads`` ->
-    [heads * D, tiles, lanes] @ PSUM, as many as share a bank: a transpose of all heads for each
-    tile, of D above 128 for each ``half``."""
-    rows = min(rows_sb.shape[3], P_MAX)
-    shape = ((heads.stop - heads.start) * rows, tiles, rows_sb.shape[0])
-    turned_psum, features = psum_tile(shape), nl.ds(half * rows, rows)
-    for t in nl.affine_range(tiles):
-        tile_sb = tile_of_heads(rows_sb, by_token, heads, start + t, features)
-        turned_psum[:, t, :] = nisa.nc_transpose(tile_sb)
-    return turned_psum
-
-
-def stack_keys(k_sb, rows_sb, first_slot, first_column, heads, by_token=False, first_head=0):
-    """Turn the cached keys of a sequence, ``rows_sb`` as for ``turned_keys`` of the heads from
-    ``first_head`` on, into its slots of k_sb [128, slots, keys]: as many tiles as share a PSUM bank
-    turn round, lanes columns each, and leave it together."""
-    lanes, tiles, count = rows_sb.shape[0], *rows_sb.shape[1:3]
-    if not by_token:
-        tiles, count = count, tiles
-    for head, stacked in spans(count, heads.stack):
-        part, each = slice(head, head + stacked), spans(tiles, MOVING_MAX // lanes)
+def stack_keys(k_sb, keys, first_slot, first_column, heads, first_head=0, count=None):
+    """Turn ``count`` heads of CachedRows, all of them by default, of which the first is
+    ``first_head``, into a sequence's slots of k_sb [128, slots, keys]: as many tiles as share a
+    PSUM bank turn round, lanes columns each, and leave it together."""
+    lanes = keys.rows_sb.shape[0]
+    for head, stacked in spans(count or heads.kv_heads, heads.stack):
         for half, (stack, _) in enumerate(heads.tiles(first_head + head)):
-            for at, together in each:
-                turned_psum = turned_keys(rows_sb, by_token, part, at, together, half)
+            for at, together in spans(keys.tiles, MOVING_MAX // lanes):
+                turned_psum = keys.turned(head, stacked, at, together, half)
                 rows, columns = turned_psum.shape[0], together * lanes
                 own = nl.ds(first_column + at * lanes, columns)
                 k_sb[0:rows, first_slot + stack, own] = nisa.tensor_copy(
@@ -2466,7 +2475,7 @@ def cached_sequences(cache, first, count, heads):
             rows_sb = key_room((lanes, some, tiles), heads, keys_hbm.dtype)
             for head in nl.affine_range(some):
                 rows_sb[:, head, :, 0:d] = nl.load(keys_hbm[first + b, start + head, :, :, :])
-            stack_keys(k_sb, rows_sb, b * heads.stacks, 0, heads, first_head=start)
+            stack_keys(k_sb, CachedRows(rows_sb), b * heads.stacks, 0, heads, start, some)
     # values, when the rows of keys have left SBUF: one load a sequence, heads and lanes follow each
     # other in HBM; GpSimdE puts ones behind
     v_sb = nisa.memset((partitions, count, tiles, d + 1), 1.0, values_hbm.dtype)
@@ -2669,25 +2678,20 @@ class CacheTiles(NamedTuple):
         return nl.load(cache_hbm[self.sequence, head, key, feature])
 
     def rows(self, cache_hbm):
-        """Keys or values @ SBUF for ``tile_of_heads``: [lanes, heads, tiles, depth], a load for
-        each head, whose row per partition is as long as the tiles, or all, as ``named_rows``."""
+        """CachedRows of keys or values: of its heads [lanes, heads, tiles, depth], a load for each
+        head, whose row per partition is as long as the tiles, or of all, as ``named_rows``."""
         d, room = self.heads.head_dim, (self.lanes, self.count, self.tiles)
         if self.cache.by_token:
             rows_sb = self.named_rows(cache_hbm, 0)
-            if self.heads.depth == d:
-                return rows_sb
-            wide_sb = key_room(rows_sb.shape[:3], self.heads, cache_hbm.dtype)
-            wide_sb[:, :, :, 0:d] = nisa.tensor_copy(rows_sb)
-            return wide_sb
+            if self.heads.depth > d:
+                narrow_sb = rows_sb
+                rows_sb = key_room(narrow_sb.shape[:3], self.heads, cache_hbm.dtype)
+                rows_sb[:, :, :, 0:d] = nisa.tensor_copy(narrow_sb)
+            return CachedRows(rows_sb, True, self.head)
         rows_sb = key_room(room, self.heads, cache_hbm.dtype)
         for at in nl.affine_range(self.count):
             rows_sb[:, at, :, 0:d] = self.rows_of(cache_hbm, self.head + at)
-        return rows_sb
-
-    def own(self, first, count):
-        """Some of its heads in what ``rows`` gives, for ``tile_of_heads``."""
-        first += self.head if self.cache.by_token else 0
-        return slice(first, first + count)
+        return CachedRows(rows_sb)
 
     def bias(self):
         """Of its keys [rows, tiles, lanes] @ HBM."""
@@ -2698,12 +2702,12 @@ class CacheTiles(NamedTuple):
     def turned(self, k_sb):
         """Keys into k_sb. A tile turns for all heads of a stack at once; ScalarE is alone at PSUM
         beside many queries."""
-        d, rows_sb = min(self.heads.depth, P_MAX), self.rows(self.cache.keys_hbm)
+        d, keys = min(self.heads.depth, P_MAX), self.rows(self.cache.keys_hbm)
         each = spans(self.tiles, MOVING_MAX // self.lanes)
         for first, stacked in spans(self.count, self.heads.stack):
             for half, (start, tiles) in [(n, s) for n in range(self.heads.slots) for s in each]:
-                own, part = self.own(first, stacked), nl.ds(half * self.tiles + start, tiles)
-                turned_psum = turned_keys(rows_sb, self.cache.by_token, own, start, tiles, half)
+                part = nl.ds(half * self.tiles + start, tiles)
+                turned_psum = keys.turned(first, stacked, start, tiles, half)
                 for at in nl.static_range(stacked):
                     k_sb[0:d, first + at, part, :] = nisa.tensor_copy(
                         turned_psum[at * d : (at + 1) * d, :, :], engine=nisa.scalar_engine
@@ -2826,7 +2830,7 @@ class FewQueries(NamedTuple):
         each = spans(part.tiles, MOVING_MAX // columns)
         scores_sb = nl.ndarray((lanes, columns, part.tiles), nl.float32)
         best_sb = nl.ndarray((lanes, columns, len(each)), nl.float32)
-        rows_sb, bias_sb = part.rows(part.cache.keys_hbm), nl.load(part.bias())
+        keys, bias_sb = part.rows(part.cache.keys_hbm), nl.load(part.bias())
         for n, (start, tiles) in enumerate(each):
             scores_psum = psum_zeros((lanes, columns, tiles))
             for tile in nl.static_range(tiles):
@@ -2835,10 +2839,7 @@ class FewQueries(NamedTuple):
                 )
             for first, count, features, own in self.stacks():
                 for begin, some in spans(tiles, MOVING_MAX // lanes):
-                    heads = part.own(first, count)
-                    turned = turned_keys(
-                        rows_sb, part.cache.by_token, heads, start + begin, some, 0
-                    )
+                    turned = keys.turned(first, count, start + begin, some)
                     k_sb = nisa.tensor_copy(turned, dtype=self.q_sb.dtype)
                     for t in nl.static_range(some):
                         scores_psum[:, own, begin + t] += nisa.nc_matmul(
@@ -2910,13 +2911,13 @@ class FewQueries(NamedTuple):
         low_sb = self.negated_maxima([best_sb for _, best_sb in found])
         weights = [self.weights(scores_sb, low_sb) for scores_sb, _ in found]
         sums = [nisa.tensor_reduce(nl.add, x_sb, axis=2, dtype=nl.float32) for x_sb in weights]
-        rows_sb = part.rows(part.cache.values_hbm)
+        values = part.rows(part.cache.values_hbm)
         # values are stationary, too: 64 cycles for all queries of a stack, whose other heads' lanes
         # nobody reads
         values_psum = psum_zeros((P_MAX, self.columns))
         for first, count, features, own in self.stacks():
             for tile in nl.static_range(part.tiles):
-                v_sb = tile_of_heads(rows_sb, part.cache.by_token, part.own(first, count), tile)
+                v_sb = values.tile(first, count, tile)
                 values_psum[0:features, own] += nisa.nc_matmul(v_sb, weights[0][:, own, tile])
         if new is not None:
             self.add_own(values_psum, new, weights[1])
@@ -3020,25 +3021,18 @@ def named_sequences(cache, first, count, heads):
     k_sb, mask_sb = room_for_keys(cache.bias_hbm, first, count, heads)
     each = spans(cache.length // lanes, run)
     every = [
-        [
-            CacheTiles(
-                cache, first + b, 0, heads.kv_heads, *part, heads, True, (first + b, 1), False
-            )
-            for part in each
-        ]
-        for b in range(count)
+        [CacheTiles(cache, b, 0, heads.kv_heads, *part, heads, (b, 1), False) for part in each]
+        for b in range(first, first + count)
     ]
     for b, parts in enumerate(every):
         for part in parts:
-            rows_sb = part.rows(cache.keys_hbm)
-            stack_keys(
-                k_sb, rows_sb, b * heads.stacks, part.tile * lanes, heads, part.cache.by_token
-            )
+            keys, column = part.rows(cache.keys_hbm), part.tile * lanes
+            stack_keys(k_sb, keys, b * heads.stacks, column, heads)
     v_sb = [[part.rows(cache.values_hbm) for part in parts] for parts in every]
     return CachedSequences(first, count, k_sb, mask_sb, v_sb)
 
 
-def attend_named(qk_sb, v_sb, cache, heads, context_sb, by_token):
+def attend_named(qk_sb, v_sb, cache, heads, context_sb):
     """``attend_cached`` of a cache of blocks: lanes hold all heads' values, which are stationary,
     so that a product leaves the contexts of a stack of heads on their partitions. Weights are
     divided by their sum before it."""
@@ -3050,7 +3044,7 @@ def attend_named(qk_sb, v_sb, cache, heads, context_sb, by_token):
     sums_sb = nisa.tensor_reduce(nl.add, weights_sb, axis=1)
     rounded_sb = divided(weights_sb, sums_sb, scores_sb.dtype)
     # with keys on partitions: cached ones [lanes, tiles, rows], and new ones [B, rows]
-    (lanes, *_), rows = cache.v_sb[0][0].shape, scores_sb.shape[0]
+    (lanes, *_), rows = cache.v_sb[0][0].rows_sb.shape, scores_sb.shape[0]
     turned_sb = turn_tiles(rounded_sb, cache.keys // lanes, lanes)
     turned_psum = psum_tile((count, rows))
     turned_psum[...] = nisa.nc_transpose(rounded_sb[:, nl.ds(cache.keys, count)])
@@ -3063,15 +3057,11 @@ def attend_named(qk_sb, v_sb, cache, heads, context_sb, by_token):
         for b in nl.static_range(count):
             columns = nl.ds(b * heads.q_heads + first * group, stacked * group)
             out = out_psum[0 : stacked * heads.depth, stack, 0 : stacked * group, b]
-            part = slice(first, first + stacked)
-            out[...] += nisa.nc_matmul(new_sb[:, part, :], own_sb[:, columns])
-            for n, rows_sb in enumerate(cache.v_sb[b]):
-                tiles = rows_sb.shape[1 if by_token else 2]
-                for t in nl.affine_range(tiles):
-                    out[...] += nisa.nc_matmul(
-                        tile_of_heads(rows_sb, by_token, part, t),
-                        turned_sb[:, n * tiles + t, columns],
-                    )
+            out[...] += nisa.nc_matmul(new_sb[:, first : first + stacked, :], own_sb[:, columns])
+            for n, values in enumerate(cache.v_sb[b]):
+                for t in nl.affine_range(values.tiles):
+                    weights_sb = turned_sb[:, n * values.tiles + t, columns]
+                    out[...] += nisa.nc_matmul(values.tile(first, stacked, t), weights_sb)
     for kv_head in nl.static_range(heads.kv_heads):
         stack, place = heads.place(kv_head)
         own = nl.ds(kv_head % heads.stack * group, group)
@@ -3377,7 +3367,7 @@ def attention_decode_kernel(
             attend_cached(qk_sb, new_sb, cached, heads, context_sb)
         else:
             named = named_sequences(cache, *part, heads)
-            attend_named(qk_sb, new_sb, named, heads, context_sb, cache.by_token)
+            attend_named(qk_sb, new_sb, named, heads, context_sb)
     store_product(layer.out, [(context_sb, block)], out_hbm, SOFTMAX_TURNS, room_sb)
     results = out_hbm, new_keys_hbm, new_values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
