@@ -474,7 +474,9 @@ def psum_tile(shape):
 
 def causal_mask(tokens, dtype):
     """[tokens, tokens] @ SBUF: 0 where a token (row) sees one, itself and those before."""
-    return load_constant(masked(dtype) * (1.0 - np.tri(tokens, dtype=np.float32)), dtype)
+    row, column = nl.arange(tokens)[:, None], nl.arange(tokens)[None, :]
+    seen_sb = nisa.memset((tokens, tokens), 0.0, dtype)
+    return nisa.affine_select(row >= column, seen_sb, on_false_value=masked(dtype))
 
 
 def load_constant(values, dtype):
@@ -1430,9 +1432,9 @@ def new_keys(tokens, heads, dtype, mask_sb, marks, hides, bias_hbm=None):
         v_sb[:, last, :, :] = nisa.memset((P_MAX, heads.kv_heads, d + 1), 0.0, dtype)
     v_sb[:, :, :, d : d + 1] = nisa.memset((P_MAX, tiles, heads.kv_heads, 1), 1.0, dtype)
     if marks:
-        values = np.ones((MARKS, heads.kv_heads, tiles, P_MAX), np.float32)
-        values[0] = 0.0
-        k_sb[row : row + MARKS, :, nl.ds(slot * tiles, tiles), :] = load_constant(values, dtype)
+        shape, part = (heads.kv_heads, tiles, P_MAX), nl.ds(slot * tiles, tiles)
+        k_sb[row : row + MARKS, :, part, :] = nisa.memset((MARKS, *shape), 1.0, dtype)
+        k_sb[row : row + 1, :, part, :] = nisa.memset((1, *shape), 0.0, dtype)
     if bias_hbm is not None:
         for head in nl.affine_range(heads.kv_heads):
             for tile, (start, size) in enumerate(spans(tokens, P_MAX)):
@@ -1458,12 +1460,14 @@ def attention_constants(length, heads, dtype):
     largest = min(length, P_MAX)
     every = [score_banks([(0, 0, 0, size)], heads, largest) for _, size in spans(length, largest)]
     rows = max(bank.rows for sets in every for banks in sets for bank in banks)
-    which = np.tile(np.eye(largest, dtype=np.float32)[:, None], (1, rows, 1))
+    token, other = nl.arange(largest)[:, None, None], nl.arange(largest)[None, None, :]
+    row = nl.arange(rows)[None, :, None]
+    which_sb = select_equal(token + 0 * row, other, (largest, rows, largest), dtype)
     zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
     eye_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
     own = np.concatenate((np.ones((1, TILES_AT_ONCE)), np.eye(TILES_AT_ONCE)))
     own_sb = load_constant(own.astype(np.float32), nl.float32)
-    return Constants(zero_sb, eye_sb, load_constant(which, dtype), own_sb)
+    return Constants(zero_sb, eye_sb, which_sb, own_sb)
 
 
 def bank_queries(qk_sb, bank, heads, marks, hides):

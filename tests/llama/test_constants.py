@@ -1,0 +1,102 @@
+"""What attention's kernels make on chip: masks, ones of tokens and marks, bit by bit as NumPy's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import neuronxcc.nki.language as nl
+import numpy as np
+import pytest
+import torch
+
+import llama
+from neuron_cpu.core import Kernel
+
+SIZES = 1, 5, 31, 33, 64, 100, 127, 128
+LENGTHS = (*SIZES, 129, 300)
+# query heads, KV heads and D: several queries a bank, one, heads of 128 (marks in a slot of their
+# own), a depth beyond D, two tiles a head
+HEADS = (16, 4, 64), (1, 1, 64), (12, 4, 128), (4, 2, 80), (4, 2, 256)
+
+
+@pytest.fixture(autouse=True)
+def strict(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NKI_CPU_STRICT", "1")
+
+
+@pytest.fixture(params=[torch.bfloat16, torch.float16, torch.float32], ids=str)
+def dtype(request: pytest.FixtureRequest) -> torch.dtype:
+    return request.param
+
+
+def made(make: Callable[[Any], list[Any]], dtype: torch.dtype) -> list[torch.Tensor]:
+    """What a function makes in the type of a kernel's argument, tiles @ SBUF."""
+
+    def kernel(x):
+        found = []
+        for tile_sb in make(x.dtype):
+            found.append(nl.ndarray(tile_sb.shape, tile_sb.dtype, buffer=nl.shared_hbm))
+            nl.store(found[-1], tile_sb)
+        return tuple(found)
+
+    return list(Kernel(kernel)(torch.zeros(1, 1, dtype=dtype)))
+
+
+def assert_same(got: torch.Tensor, wanted: np.ndarray, dtype: torch.dtype) -> None:
+    """In type and value, and no zero is negative."""
+    expected = torch.from_numpy(wanted).to(dtype)
+    assert got.dtype == dtype
+    assert torch.equal(got, expected)
+    assert torch.equal(got.signbit(), expected.signbit())
+
+
+@pytest.mark.parametrize("tokens", SIZES)
+def test_causal_mask(tokens: int, dtype: torch.dtype) -> None:
+    """What is hidden stays finite where two masks add up, of fp16, too."""
+    (got,) = made(lambda of: [llama.causal_mask(tokens, of)], dtype)
+    hidden = -3.0e4 if dtype == torch.float16 else -1.5e38
+    wanted = np.where(np.tri(tokens, dtype=bool), 0.0, hidden)
+    assert_same(got, wanted, dtype)
+    assert (got + got).isfinite().all()
+
+
+@pytest.mark.parametrize("tokens", SIZES)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_attention_constants(heads: tuple[int, ...], tokens: int, dtype: torch.dtype) -> None:
+    def make(of):
+        return list(llama.attention_constants([(0, tokens)], llama.HeadShape(*heads), of))
+
+    zero, eye, which, own = made(make, dtype)
+    assert_same(zero, np.zeros((128, 1)), torch.float32)
+    assert_same(eye, np.eye(128), dtype)
+    assert_same(which, np.eye(tokens)[:, None].repeat(which.shape[1], 1), dtype)
+    assert_same(own, np.concatenate([np.ones((1, 4)), np.eye(4)]), torch.float32)
+
+
+@pytest.mark.parametrize("tokens", LENGTHS)
+@pytest.mark.parametrize("heads", HEADS, ids=str)
+def test_new_keys(heads: tuple[int, ...], tokens: int, dtype: torch.dtype) -> None:
+    """Marks and ones of every tile, and zeros behind the last key, before any key is there."""
+    shape, tiles, last = llama.HeadShape(*heads), -(-tokens // 128), tokens // 128
+    slot, row = divmod(shape.depth, 128)
+
+    def make(of):
+        new = llama.new_keys(tokens, shape, of, None, llama.MARKS, hides=False)
+        marks_sb = new.k_sb[row : row + llama.MARKS, :, nl.ds(slot * tiles, tiles), :]
+        found = [marks_sb, new.v_sb[:, :, :, shape.head_dim : shape.head_dim + 1]]
+        if last == tiles:
+            return found
+        # of a head of 128 or more each whole slot has a last tile of its own
+        part = [
+            new.k_sb[0 : min(shape.depth, 128), :, s * tiles + last, :] for s in range(shape.slots)
+        ]
+        return [*found, *part, new.v_sb[:, last, :, 0 : shape.head_dim]]
+
+    marks, ones, *zeros = made(make, dtype)
+    wanted = np.ones((llama.MARKS, shape.kv_heads, tiles, 128))
+    wanted[0] = 0.0
+    assert_same(marks, wanted, dtype)
+    assert_same(ones, np.ones((128, tiles, shape.kv_heads, 1)), dtype)
+    for each in zeros:
+        assert_same(each, np.zeros(each.shape), dtype)
