@@ -44,13 +44,6 @@ def test_times_of_both_languages_are_those_of_the_page(name: str) -> None:
         assert times[1] == pytest.approx(times[0], rel=0.03), kernel
 
 
-# A kernel whose constants are made on chip instead of brought by DMA may be quicker, by so many %.
-QUICKER = {
-    ("Llama-3.2-1B: attention, prefill", 64): 12,
-    ("Llama-3.2-1B: attention, prefill", 128): 4,
-}
-
-
 @pytest.mark.speed
 @pytest.mark.parametrize("length", porting_docs.LENGTHS)
 @pytest.mark.parametrize("name", porting_docs.SIZES)
@@ -59,5 +52,5 @@ def test_both_languages_take_as_long_at_every_length(name: str, length: int) -> 
     said, at = porting_docs.published("differences"), porting_docs.LENGTHS.index(length)
     for kernel, more in porting_docs.differences(name, length).items():
         row = f"{name}: {kernel}"
-        assert -QUICKER.get((row, length), 3) < more < 3, row
+        assert abs(more) < 3, row
         assert more == pytest.approx(said[row][at], abs=2), row
