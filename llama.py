@@ -32,6 +32,9 @@ What calls what, phase by phase:
     MaximaPass.run               MaximaPass.score_rows, MaximaPass.mark
     WeightsPass.run              WeightsPass.add_weighted, WeightsPass.add_turned, bank_contexts
 
+    convert_layer                spread_heads, then attention_for_kernels and mlp_for_kernels
+    attention_for_kernels        KernelProjections.converted, layouts_of_ranks
+
 Axis letters used throughout:
 
     T  tokens of one call (batch times sequence)     H  hidden size, padded to whole tiles of 128
@@ -2312,7 +2315,7 @@ class Cache(NamedTuple):
 
     @property
     def lanes(self) -> int:
-        """Partitions of its keys where each head has its own."""
+        """Partitions of a head's keys; of a decode step without a table see ``decode_runs``."""
         return cache_runs(self.length)[0] if self.rows_sb is None else self.rows_sb.shape[0]
 
     @property
