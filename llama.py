@@ -131,13 +131,15 @@ FEW_TOKENS = 64  # up to so many need no room for hidden states beside weights
 LAST_PIECE_BYTES = 4096  # at the end of a kernel's stream of weights: DMA wants 2 KiB or more
 LAST_STEP_BYTES = 1536  # between its last pieces where they are quantised
 SHORT_ROW_TOKENS = 32  # of which a tile's row is 64 bytes
-SHORT_BLOCK = 256  # tokens that lie together in hidden states up to H of 2048
+SHORT_BLOCK = 256  # tokens that lie together in hidden states up to H of SHORT_FEATURES
 LONG_BLOCK = 384  # and beyond
+SHORT_FEATURES = 2048
 WEIGHT_BYTES = 96 * 1024  # SBUF for weights of attention that stay for all blocks
 KEPT_BYTES = 188 * 1024  # for them, keys, scores and blocks, which are not there all at once
 TWO_KEPT_BYTES = 156 * 1024  # the same of two sequences at once, without their scores
 HEAD_BYTES = 64 * 1024  # SBUF for rows of the head, which leave it together
 SCORE_BYTES = 72 * 1024  # for keys and values whose scores stay, and these scores
+JOINED_BYTES = 64 * 1024  # for hidden states of blocks that are one where weights do not stay
 BESIDE_BYTES = 88 * 1024  # for blocks on their way where weights do not stay
 WAITING_BLOCKS = 3  # whose outputs are beside later blocks, where weights stay
 SCRATCH_TILES = 16  # tiles of keys that come back from HBM at a time
@@ -405,12 +407,25 @@ def psum_parts(tiles, tokens):
 
 
 class Block(NamedTuple):
-    """Tokens that lie together in hidden states @ HBM: ``count`` from ``start`` on, of sequences of
-    ``length`` tokens."""
+    """Tokens of hidden states: ``count`` from ``start`` on, of sequences of ``length`` tokens. They
+    lie together @ HBM, or as the Blocks ``inner`` one behind the other."""
 
     start: int
     count: int
     length: int
+    inner: Sequence[Any] = ()
+
+    @classmethod
+    def joined(cls, blocks):
+        """Of Blocks that follow each other."""
+        first, *others = blocks
+        if not others:
+            return first
+        return cls(first.start, sum(block.count for block in blocks), first.length, blocks)
+
+    def in_hbm(self):
+        """(column, Block) of the tokens that lie together."""
+        return [(block.start - self.start, block) for block in self.inner or (self,)]
 
     def parts(self):
         """(sequence, position, column, tokens) of its tiles: up to 128 tokens of one sequence."""
@@ -430,7 +445,7 @@ def token_blocks(features, tokens, length):
     Weights of more than 2048 features do not stay in SBUF: they are read again for each block, and
     from 340 tokens on TensorE takes longer than DMA.
     """
-    most = SHORT_BLOCK if features <= 2048 else LONG_BLOCK
+    most = SHORT_BLOCK if features <= SHORT_FEATURES else LONG_BLOCK
     if length < most:
         return [Block(*span, length) for span in spans(tokens, most // length * length)]
     size = math.ceil(length / math.ceil(length / most) / P_MAX) * P_MAX
@@ -691,8 +706,7 @@ def store_product(linear, passed, out_hbm, turns=EVEN_TURNS, room_sb=None):
                     rows, columns = nl.ds(first - begin + tile, beside), nl.ds(at, tokens)
                     times_features(out_sb[:, rows, columns], out_psum, scale_sb)
         for (_, block), out_sb in zip(passed, outs):
-            part_hbm = block_part(out_hbm, block, begin, size)
-            nl.store(part_hbm, out_sb.reshape((P_MAX, size * block.count)))
+            nl.store(block_part(out_hbm, block, begin, size), out_sb)
 
 
 # --- Adapters -------------------------------------------------------------------------------------
@@ -780,11 +794,13 @@ class Norm(NamedTuple):
 
 
 def block_part(x_hbm, block, tile, tiles):
-    """Some tiles of features of a block of hidden states [H, T] @ HBM -> [128, tiles * count]: a
+    """Some tiles of features of a block of hidden states [H, T] @ HBM -> [128, tiles, count]: a
     partition's are contiguous."""
-    k_tiles = x_hbm.shape[0] // P_MAX
+    k_tiles, count = x_hbm.shape[0] // P_MAX, block.count
     rows_hbm = x_hbm.reshape((P_MAX, k_tiles * x_hbm.shape[1]))
-    return rows_hbm[:, nl.ds(k_tiles * block.start + tile * block.count, tiles * block.count)]
+    row, at = nl.arange(P_MAX)[:, None, None], nl.arange(tiles)[None, :, None]
+    column = k_tiles * block.start + count * (tile + at) + nl.arange(count)[None, None, :]
+    return rows_hbm[row, column]
 
 
 def residual_sum(x_hbm, delta_hbm, sum_hbm, block):
@@ -794,16 +810,19 @@ def residual_sum(x_hbm, delta_hbm, sum_hbm, block):
     one, in rows of 4 KiB.
     """
     k_tiles, count = x_hbm.shape[0] // P_MAX, block.count
-    x_sb = nl.ndarray((P_MAX, k_tiles * count), x_hbm.dtype)
-    each = k_tiles if count <= P_MAX else max(math.ceil(k_tiles / 8), 2048 // count)
-    for first, tiles in spans(k_tiles, each):
-        part = nl.ds(first * count, tiles * count)
-        x_sb[:, part] = nl.load(block_part(x_hbm, block, first, tiles))
-        if delta_hbm is not None:
-            delta_sb = nl.load(block_part(delta_hbm, block, first, tiles))
-            x_sb[:, part] = nisa.tensor_tensor(x_sb[:, part], delta_sb, nl.add)
-            nl.store(block_part(sum_hbm, block, first, tiles), x_sb[:, part])
-    return x_sb.reshape((P_MAX, k_tiles, count))
+    x_sb = nl.ndarray((P_MAX, k_tiles, count), x_hbm.dtype)
+    for column, own in block.in_hbm():
+        each = k_tiles if count <= P_MAX else max(math.ceil(k_tiles / 8), 2048 // own.count)
+        for first, tiles in spans(k_tiles, each):
+            part_sb = x_sb[:, nl.ds(first, tiles), nl.ds(column, own.count)]
+            if delta_hbm is None:
+                part_sb[...] = nl.load(block_part(x_hbm, own, first, tiles))
+            else:
+                own_sb = nl.load(block_part(x_hbm, own, first, tiles))
+                delta_sb = nl.load(block_part(delta_hbm, own, first, tiles))
+                part_sb[...] = nisa.tensor_tensor(own_sb, delta_sb, nl.add)
+                nl.store(block_part(sum_hbm, own, first, tiles), part_sb)
+    return x_sb
 
 
 def squared_lengths(x_sb, start, tokens):
@@ -1907,8 +1926,9 @@ class TokenBlock(NamedTuple):
             out_psum = products(weight_sb, tile, 1, self.context_sb, 0, count)
             add_adapted(out_psum, ranks_sb, self.lows, n, 0)
             times_features(out_sb[:, nl.ds(n, 1), :], out_psum, out.scales(first + n, 1))
-        part_hbm = block_part(self.p.layer.out_hbm, self.block, first, tiles)
-        nl.store(part_hbm, out_sb.reshape((P_MAX, tiles * count)))
+        for column, block in self.block.in_hbm():
+            part_hbm = block_part(self.p.layer.out_hbm, block, first, tiles)
+            nl.store(part_hbm, out_sb[:, :, nl.ds(column, block.count)])
 
     def queries(self, head, heads):
         """The work for the queries of so many KV heads from ``head`` on."""
@@ -2115,13 +2135,14 @@ class Prefill(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """What blocks of a prompt share: the ``layer``, the bias [B, S] @ HBM of left padding and a
-    Window, or None, the triangle of a tile of tokens with itself, Constants, how many ``marks``
-    keys have, whether keys and values of a sequence stay in SBUF (``short``), both StreamedWeights
-    where these stay, None where each block reads them, and whether other blocks are on their way
-    ``beside`` one."""
+    """The Blocks of a prompt and what they share: the ``layer``, the bias [B, S] @ HBM of left
+    padding and a Window, or None, the triangle of a tile of tokens with itself, Constants, how many
+    ``marks`` keys have, whether keys and values of a sequence stay in SBUF (``short``), both
+    StreamedWeights where these stay, None where each block reads them, and whether other blocks are
+    on their way ``beside`` one."""
 
     layer: AttentionLayer
+    blocks: List[Block]
     bias_hbm: Any
     window: Optional[Window]
     causal_sb: Any
@@ -2160,8 +2181,15 @@ class Prompt(NamedTuple):
         kept += block_bytes(layer, block, min(len(blocks) // 2, WAITING_BLOCKS))
         if bytes_of_weights > WEIGHT_BYTES or kept > most_kept:
             weights = None
+            features, plain = layer.x_hbm.shape[0], short and layer.gain_sb is None
+            fits = itemsize * whole_tiles(features) * MOVING_MAX <= JOINED_BYTES
+            if plain and fits and features > SHORT_FEATURES and length <= MOVING_MAX:
+                # DMA brings weights for every block: fewer ones, of up to 512 tokens
+                blocks = [Block.joined(some) for some in grouped(blocks, MOVING_MAX)]
+                block = blocks[0]
         beside = weights is not None or block_bytes(layer, block, 1) <= BESIDE_BYTES
-        return cls(layer, bias_hbm, window, causal_sb, constants, marks, short, weights, beside)
+        constants = causal_sb, constants
+        return cls(layer, blocks, bias_hbm, window, *constants, marks, short, weights, beside)
 
     def start(self, block, before):
         """The Prefill of a block behind that of the block ``before``: its hidden states [128,
@@ -2231,10 +2259,10 @@ def attend_block(prefill, ahead, before, following):
     return ahead
 
 
-def attend_one_by_one(prompt, blocks, keys_hbm, values_hbm):
-    """Attention of Blocks, new keys and values into rows @ HBM: all of one before the next."""
+def attend_one_by_one(prompt, keys_hbm, values_hbm):
+    """Attention of a Prompt, new keys and values into rows @ HBM: a block after the other."""
     prefill = None
-    for block in blocks:
+    for block in prompt.blocks:
         # hidden states [128, H/128, count], behind their first weights; keys and values; attention,
         # a bank of PSUM at a time, beside it queries of further heads; the output, H/128 tiles
         prefill = prompt.start(block, prefill)
@@ -2244,9 +2272,9 @@ def attend_one_by_one(prompt, blocks, keys_hbm, values_hbm):
             prefill.tokens.run(each)
 
 
-def attend_side_by_side(prompt, blocks, keys_hbm, values_hbm):
+def attend_side_by_side(prompt, keys_hbm, values_hbm):
     """The same with three blocks or more on their way."""
-    started, ahead, last = [], None, len(blocks) - 1
+    blocks, started, ahead, last = prompt.blocks, [], None, len(prompt.blocks) - 1
     # beside which block the output of each is: of the next one or, where its weight and contexts
     # have room to stay, of one halfway to the last: later ones attend to more keys, and TensorE
     # would wait for ScalarE
@@ -3313,9 +3341,9 @@ def attention_prefill_kernel(
     blocks = token_blocks(features, tokens, tokens // batch)
     prompt = Prompt.of(layer, bias_hbm, window, blocks)
     if prompt.beside:
-        attend_side_by_side(prompt, blocks, keys_hbm, values_hbm)
+        attend_side_by_side(prompt, keys_hbm, values_hbm)
     else:
-        attend_one_by_one(prompt, blocks, keys_hbm, values_hbm)
+        attend_one_by_one(prompt, keys_hbm, values_hbm)
     results = out_hbm, keys_hbm, values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 

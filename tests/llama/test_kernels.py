@@ -349,6 +349,19 @@ def test_prefill_of_one_block_after_another(
     prefill_case(random(600, (q + 2 * kv) * d), 1, q, kv, d)
 
 
+@pytest.mark.parametrize(("batch", "length", "columns"), [(1, 450, [450]), (4, 128, [512])])
+def test_blocks_of_a_prompt_share_the_weights_that_they_read(
+    batch: int, length: int, columns: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where weights do not stay, up to 512 tokens are one block, which lies in two @ HBM."""
+    for constant in ("SHORT_FEATURES", "WEIGHT_BYTES"):
+        trace_with(monkeypatch, constant, 0)
+    blocks = llama.token_blocks(128, batch * length, length)
+    joined = [llama.Block.joined(some) for some in llama.grouped(blocks, 512)]
+    assert len(blocks) == 2 and [block.count for block in joined] == columns
+    prefill_case(random(batch * length, 8 * 64), batch, 4, 2, 64)
+
+
 def test_heads_of_a_stack_read_their_own_keys_from_hbm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Groups of three queries: each of two KV heads of a tile has banks of its own."""
     trace_with(monkeypatch, "RESIDENT_BYTES", 0)

@@ -311,6 +311,18 @@ def test_a_prompt_whose_blocks_have_no_room_beside_each_other_traces() -> None:
     check_traced(*Layer("Llama-3.2-3B", 1, "meta").prefill(1, 1024))
 
 
+def test_a_sum_of_hidden_states_that_lie_in_two_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that do not stay are read once for both."""
+    monkeypatch.setattr(llama, "WEIGHT_BYTES", 0)
+    monkeypatch.setattr(llama.attention_prefill_kernel, "programs", {})
+    name, args, macs = Layer("Llama-3.2-3B", 8).prefill(1, 400)
+    check(name, args, macs)
+    program = llama.attention_prefill_kernel.trace(*args)
+    weights = {s.id: math.prod(s.shape) for s in program.inputs[2:4]}
+    read = [view for i in program.instructions for view in i.src if view.storage.id in weights]
+    assert sum(view.size for view in read) == sum(weights.values())
+
+
 def test_two_prompts_whose_keys_leave_weights_no_room_trace() -> None:
     """Where a prompt follows another their keys, weights and blocks would take 177 of 176 KiB."""
     check_traced(*Layer("Llama-3.2-1B", 2, "meta").prefill(2, 2048))
