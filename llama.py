@@ -815,10 +815,11 @@ def residual_sum(x_hbm, delta_hbm, sum_hbm, block):
         each = k_tiles if count <= P_MAX else max(math.ceil(k_tiles / 8), 2048 // own.count)
         for first, tiles in spans(k_tiles, each):
             part_sb = x_sb[:, nl.ds(first, tiles), nl.ds(column, own.count)]
-            if delta_hbm is None:
-                part_sb[...] = nl.load(block_part(x_hbm, own, first, tiles))
-            else:
-                own_sb = nl.load(block_part(x_hbm, own, first, tiles))
+            # DMA wants long rows in SBUF, too: what lies in two blocks comes apart, to be added up
+            apart = delta_hbm is not None and block.inner
+            own_sb = nl.ndarray(part_sb.shape, x_hbm.dtype) if apart else part_sb
+            own_sb[...] = nl.load(block_part(x_hbm, own, first, tiles))
+            if delta_hbm is not None:
                 delta_sb = nl.load(block_part(delta_hbm, own, first, tiles))
                 part_sb[...] = nisa.tensor_tensor(own_sb, delta_sb, nl.add)
                 nl.store(block_part(sum_hbm, own, first, tiles), part_sb)

@@ -83,7 +83,7 @@ ROWS = [
     *(Row("decode", 1, length, 1.12) for length in (8192, 32768, 131072)),
     *(Row("decode", batch, 640, 1.08) for batch in (4, 8)),
     *(Row("prefill", 1, length, 1.08) for length in (64, 128)),
-    *(Row("prefill", 1, length, 1.15) for length in (640, 1024, 2048)),
+    *(Row("prefill", 1, length, 1.15) for length in (512, 640, 1024, 2048)),
     *(Row("prefill", 1, length, 1.20) for length in (8192, 32768, 131072)),
 ]
 SHORT = [row for row in ROWS if row.length <= 2048]  # a second each to trace and schedule

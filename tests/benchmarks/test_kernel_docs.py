@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks import kernel_docs, porting_docs
+from benchmarks import kernel_docs, porting_docs, roofline
+from neuron_cpu.core.time.cost import DEFAULT_PROFILE
 
 TIME = "estimate, ms"
 
@@ -25,6 +26,17 @@ def check_published(name: str, table: str) -> None:
 def test_no_graph_has_become_slower() -> None:
     """By more than 2 %, a prefill's and a decode step's of Llama-3.2-1B; nor faster unnoticed."""
     check_published("graphs", kernel_docs.graphs())
+
+
+@pytest.mark.speed
+def test_short_prompts_of_a_batch_share_their_weights() -> None:
+    """Four of 64 tokens take at most 1.15 times as long as one of 256."""
+    shape = roofline.MODEL_SHAPES[roofline.DEFAULT_MODEL]
+    four, one = (
+        roofline.estimate(shape, roofline.Row("prefill", *size, 1.0), DEFAULT_PROFILE)[0]
+        for size in ((4, 64), (1, 256))
+    )
+    assert four < 1.15 * one
 
 
 @pytest.mark.full
