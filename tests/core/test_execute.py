@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
@@ -48,6 +50,26 @@ def product_of_columns(x, w):
     product = nisa.nc_matmul(nl.load(w), nl.load(x)[:, nl.ds(512, 512)])
     nl.store(out, value=product)
     return out
+
+
+@nki.jit
+def blocked_products(x, w):
+    """``w.T @ x`` [f, 128, n] and ``x.T @ w`` [f, n, 128] for x [128, k, n], w [128, f, k, 128]."""
+    _, tiles, depth, _ = w.shape
+    n = x.shape[2]
+    left = nl.ndarray((tiles, 128, n), dtype=nl.float32, buffer=nl.shared_hbm)
+    right = nl.ndarray((tiles, n, 128), dtype=nl.float32, buffer=nl.shared_hbm)
+    moving = nl.load(x)
+    for f in nl.affine_range(tiles):
+        features = nl.zeros((128, n), nl.float32, buffer=nl.psum)
+        rows = nl.zeros((n, 128), nl.float32, buffer=nl.psum)
+        for k in nl.affine_range(depth):
+            weights = nl.load(w[:, f, k, :])
+            features += nisa.nc_matmul(weights, moving[:, k, :])
+            rows += nisa.nc_matmul(moving[:, k, :], weights)
+        nl.store(left[f], value=nisa.tensor_copy(features))
+        nl.store(right[f], value=nisa.tensor_copy(rows))
+    return left, right
 
 
 # --- memory ---------------------------------------------------------------------------------------
@@ -217,6 +239,57 @@ def test_a_machine_gives_what_a_plan_gives():
     assert torch.equal(machine.memory(output), expected)
     values = machine.values(Tensor.whole(output))
     np.testing.assert_array_equal(values, expected.float().numpy())
+
+
+@pytest.mark.skipif(products._LINEAR is None, reason="PyTorch without oneDNN multiplies with BLAS")
+@pytest.mark.parametrize(("tiles", "n"), [(21, 34), (12, 64), (9, 100)])
+def test_large_products_take_some_columns_after_others(monkeypatch, tiles, n):
+    """Blocks of columns, the last one smaller, and parts of K, on both sides; whole numbers, of
+    which fp32 knows every sum."""
+    monkeypatch.setattr(products, "CHUNK", 1 << 15)
+    taken = []
+    blocks = products._block_by_block
+    monkeypatch.setattr(
+        products, "_block_by_block", lambda *args: (taken.append(len(args[4])), blocks(*args))[1]
+    )
+    x, w = numbers(4, 128, 3, n), numbers(5, 128, tiles, 3, 128)
+    plan = Plan(blocked_products.trace(x, w))
+    assert taken and min(taken) > 1
+    for seed in (4, 6):
+        x = numbers(seed, 128, 3, n)
+        left, right = plan.run([x, w])
+        wanted = torch.einsum("pkn,pfkm->fmn", x.double(), w.double())
+        assert torch.equal(left.double(), wanted)
+        assert torch.equal(right.double(), wanted.transpose(1, 2))
+
+
+def test_plans_end_with_their_kernel_and_with_their_thread():
+    """A notebook defines a kernel again and again: its plans hold megabytes each."""
+
+    def define():
+        def kernel(x):
+            out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+            nl.store(out, value=nisa.tensor_scalar(nl.load(x), nl.add, 1.0))
+            return out
+
+        return nki.jit(kernel)
+
+    def use(kernel):
+        x = numbers(7, 16, 8)
+        assert torch.equal(kernel(x), x + 1)
+        plans = kernel.trace(x).plans
+        thread = threading.Thread(target=lambda: (kernel(x), found.append(len(plans))))
+        thread.start()
+        thread.join()
+        return weakref.ref(*plans.values())
+
+    found: list[int] = []
+    kernel = define()
+    plan = use(kernel)
+    assert found == [2] and plan() is not None
+    del kernel
+    gc.collect()
+    assert plan() is None
 
 
 def test_threads_run_plans_of_one_program_side_by_side():

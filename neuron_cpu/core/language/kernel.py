@@ -36,6 +36,10 @@ from .tensor import Tensor
 _local = threading.local()
 
 
+class _Owner:
+    """Stands for a running thread: with it go the plans that programs keep for that thread."""
+
+
 @dataclasses.dataclass
 class KernelCall:
     """One top-level kernel call, as observers see it.
@@ -221,13 +225,13 @@ class Kernel:
     def _execute(self, program: Program, tensors: list[Any]) -> list[Any]:
         # A plan owns the buffers that it computes in, so each thread (rank) has its own.
         check_writable(program, tensors)
-        plans = getattr(_local, "plans", None)
-        if plans is None:
-            plans = _local.plans = {}
-        plan = plans.get(id(program))
+        owner = getattr(_local, "owner", None)
+        if owner is None:
+            owner = _local.owner = _Owner()
+        plan = program.plans.get(owner)
         if plan is None:
             with without_garbage_collection():
-                plan = plans[id(program)] = Plan(program)
+                plan = program.plans[owner] = Plan(program)
         hosted = [to_torch(t) for t in tensors]
         results = plan.run(hosted)
         return hand_back(program, tensors, hosted, results)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
+from weakref import WeakKeyDictionary
 
 from ..device.spec import in_force
 from .attributes import Attrs
@@ -102,6 +103,7 @@ class Program:
         open_values: values of which sources leave open what becomes of them are told (the current
             language's, run/doubts.py).
         unwritten_at: lines whose operands hold elements that nobody wrote (check/undefined.py).
+        plans: what replays it, by the object that stands for the thread: a plan ends with either.
     """
 
     def __init__(self, name: str, grid: tuple[int, ...], function: Callable | None) -> None:
@@ -128,6 +130,7 @@ class Program:
         self.in_order = False  # the kernel forbids the compiler to reorder
         self.warnings: list[str] = []
         self.unwritten_at: set[Source | None] = set()
+        self.plans: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 
     def __iter__(self) -> Iterator[Instruction]:
         return iter(self.instructions)
