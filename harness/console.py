@@ -50,11 +50,14 @@ class Step:
 
     def advance(self, amount: float = 1) -> None:
         self._progress.advance(self._task, amount)
-        share = self._progress.tasks[0].percentage
+        self.tell(self._progress.tasks[0].percentage)
+
+    def tell(self, share: float, part: str = "") -> None:
+        """A line about percents of the step, or of a part, where there is no bar."""
         late = time.monotonic() - self._said > LINE_SECONDS
         if self._progress.disable and late and share < 100:  # a repeated part goes beyond
             self._said = time.monotonic()
-            say(f"{self.title}: {share:.0f} %")
+            say(f"{self.title}: {part}{share:.0f} %")
 
     def note(self, title: str) -> None:
         self.title = title
@@ -68,7 +71,7 @@ def step(title: str, total: Optional[float] = None, least_seconds: float = 0.0) 
     The line is left out where it took less than `least_seconds`.
 
     Without a terminal a line tells every LINE_SECONDS how far it is. Progress records of the SDK's
-    stand-in show as further bars below this one.
+    stand-in show as further bars below this one, and in these lines.
     """
     started = time.monotonic()
     columns = (
@@ -81,7 +84,7 @@ def step(title: str, total: Optional[float] = None, least_seconds: float = 0.0) 
     bars = Progress(*columns, console=screen, transient=True, disable=not screen.is_terminal)
     with bars as progress:
         current = Step(title, progress, total)
-        listener = _ProgressListener(progress)
+        listener = _ProgressListener(progress, current)
         logger = logging.getLogger(PROGRESS_LOGGER)
         level, propagate = logger.level, logger.propagate
         logger.addHandler(listener)
@@ -101,9 +104,9 @@ def step(title: str, total: Optional[float] = None, least_seconds: float = 0.0) 
 class _ProgressListener(logging.Handler):
     """Renders the progress records of the SDK's stand-in, one bar for each task."""
 
-    def __init__(self, progress: Progress) -> None:
+    def __init__(self, progress: Progress, step: Step) -> None:
         super().__init__()
-        self._progress = progress
+        self._progress, self._step = progress, step
         self._bars: dict[str, TaskID] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -114,3 +117,5 @@ class _ProgressListener(logging.Handler):
         if task not in self._bars:
             self._bars[task] = self._progress.add_task(f"  {task}", total=state["total"])
         self._progress.update(self._bars[task], completed=state["done"], total=state["total"])
+        if state["total"]:
+            self._step.tell(100 * state["done"] / state["total"], f"{task} ")

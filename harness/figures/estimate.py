@@ -32,6 +32,7 @@ from harness.simulator import (
     schedules,
     spec,
 )
+from neuron_cpu import progress
 
 MICROSECOND = 1e3  # nanoseconds
 KERNEL, COLLECTIVE, TORCH = "NKI kernel", "collective", "PyTorch"
@@ -315,31 +316,41 @@ def graphs(host: Host, role: str, dma_profile: str, order: str) -> Estimates:
             size, prior = recording.GraphRecord(tag, bucket).sizes
             known[key] = estimator.graph(tag, size, rows or settings.batch_size, events)
             known[key].prior = prior
+            progress.report("graphs", min(len(known), total), total)
         return known[key]
 
     buckets = {tag: list(wrapper.neuron_config.buckets) for tag, wrapper in wrappers.items()}
     asked = settings.profile_bucket or ()
-    found = [
-        graph(tag, bucket)
+    shown = [
+        (tag, bucket)
         for tag, own in buckets.items()
         for bucket in [bucket for bucket in own if _new(bucket) in asked] or _telling(own)
     ]
+    runs = _runs(settings, buckets)
+    total = len({(tag, str(bucket)) for tag, bucket in [*shown, *runs]})
+    progress.report("graphs", 0, total)
+    found = [graph(*call) for call in shown]
     if settings.speculation is not None and role != Role.DRAFT:
         method = settings.speculation
         several = next(graph for graph in reversed(found) if graph.submodel == method.submodel)
         drafts = _draft_steps(host, dma_profile, order, method)
         step = StepEstimate(method.method, method.length, method.most, [(several, 1), *drafts])
         return Estimates([*found, *(graph for graph, _ in drafts)], None, step)
-    if CHUNK not in buckets or settings.prefill_chunk is None:
+    if not runs or settings.prefill_chunk is None:
         return Estimates(found)
-    calls = prompt_calls(
-        settings.seq_len, buckets[PREFILL][-1], settings.prefill_chunk, buckets[DECODE][-1]
-    )
-    runs = Counter(
-        (tag, next(bucket for bucket in buckets[tag] if bucket >= length)) for tag, length in calls
-    )
     steps = [(graph(*call), count) for call, count in runs.items()]
     return Estimates(found, PromptEstimate(settings.seq_len, settings.prefill_chunk, steps))
+
+
+def _runs(settings: Settings, buckets: dict[str, list[Bucket]]) -> Counter[tuple[str, Bucket]]:
+    """How often the longest prompt in chunks runs each graph; empty where none comes in chunks."""
+    chunk = settings.prefill_chunk
+    if CHUNK not in buckets or chunk is None or settings.speculation is not None:
+        return Counter()
+    calls = prompt_calls(settings.seq_len, buckets[PREFILL][-1], chunk, buckets[DECODE][-1])
+    return Counter(
+        (tag, next(bucket for bucket in buckets[tag] if bucket >= length)) for tag, length in calls
+    )
 
 
 def _new(bucket: Bucket) -> int:

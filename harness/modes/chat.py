@@ -15,7 +15,7 @@ from harness.modes.generate import say_speed
 from harness.output import operators
 from harness.session.building import Loaded, build
 from harness.session.conversation import Conversation, for_turns
-from harness.session.generation import generate_tokens, new_token_limit
+from harness.session.generation import generate_tokens, new_token_limit, reading
 from harness.session.opening import open_session
 from harness.session.streaming import Stream
 from harness.settings import Settings
@@ -120,8 +120,8 @@ def _answer(loaded: Loaded, conversation: Conversation, question: str) -> None:
     out = terminal.Running()
     stream = Stream(session.tokenizer, session.stop_tokens, [""], out.write)
     most = new_token_limit(settings, [ids])
-    with _CtrlC() as interrupt:
-        steps = generate_tokens(loaded, [ids], most, stream.step, stop=interrupt.came)
+    with _CtrlC() as interrupt, reading(stream.step) as on_step:
+        steps = generate_tokens(loaded, [ids], most, on_step, stop=interrupt.came)
     stream.finish()
     out.finish()
     tokens = [step[0] for step in steps]

@@ -8,7 +8,7 @@ from harness import console, sdk
 from harness.figures import benchmark
 from harness.output import operators, report
 from harness.session.building import Loaded, build
-from harness.session.generation import generate_tokens, new_token_limit
+from harness.session.generation import generate_tokens, new_token_limit, reading
 from harness.session.opening import Session, open_session
 from harness.session.streaming import Stream
 from harness.settings import Settings
@@ -55,7 +55,8 @@ def generate_batch(loaded: Loaded, prompt_ids: Sequence[Sequence[int]], first_in
     )
     tokens_to_come = new_token_limit(settings, prompt_ids)
     if settings.stream:
-        generate_tokens(loaded, prompt_ids, tokens_to_come, stream.step)
+        with reading(stream.step) as on_step:
+            generate_tokens(loaded, prompt_ids, tokens_to_come, on_step)
     else:
         with console.step("Generating", total=tokens_to_come) as step:
 

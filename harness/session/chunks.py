@@ -8,6 +8,7 @@ import torch
 from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
 
 from harness.inputs.chunks import chunk_starts
+from neuron_cpu import progress
 
 
 class PromptInChunks(HuggingFaceGenerationAdapter):
@@ -37,6 +38,7 @@ class PromptInChunks(HuggingFaceGenerationAdapter):
         chunk, most = model.neuron_config.speculation_length, model.neuron_config.max_length
         padded = torch.nn.functional.pad(ids, (0, chunk))
         for start in chunk_starts(ids.shape[1], longest, chunk, most):
+            progress.report("prompt", start, ids.shape[1])
             end = start + chunk
             super().forward(
                 *args,
@@ -45,6 +47,7 @@ class PromptInChunks(HuggingFaceGenerationAdapter):
                 position_ids=torch.arange(start, end).expand(len(ids), chunk),
                 **inputs,
             )
+        progress.report("prompt", ids.shape[1], ids.shape[1])
         last = mask.sum(1, keepdim=True) - 1
         return super().forward(
             *args,

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional
 
 import numpy as np
 
+from harness import console
 from harness.session.building import Loaded
 from harness.session.opening import Session
 from harness.session.workers import Answer, Stop, SubmissionFailed
@@ -15,7 +17,21 @@ from harness.settings import Settings
 _GENERATE = "harness.session.model:generate"
 _FAILED = "The model fails while it generates"
 _LONGEST_STEP = 1e6  # seconds
+_SHOWN_SECONDS = 2.0  # a prompt that took longer says so
 OnStep = Callable[[list[int], float], Any]  # tokens of the rows, and seconds that they took
+
+
+@contextlib.contextmanager
+def reading(on_step: OnStep) -> Iterator[OnStep]:
+    """`on_step`, with progress shown until the first token comes: a long prompt takes minutes."""
+    with contextlib.ExitStack() as shown:
+        shown.enter_context(console.step("Reading the prompt", least_seconds=_SHOWN_SECONDS))
+
+        def step(tokens: list[int], seconds: float) -> None:
+            shown.close()  # before text is written
+            on_step(tokens, seconds)
+
+        yield step
 
 
 def generate_tokens(

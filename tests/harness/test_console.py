@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness import console
+from neuron_cpu import progress
 
 
 def test_without_a_terminal_lines_tell_the_progress(
@@ -18,6 +19,17 @@ def test_without_a_terminal_lines_tell_the_progress(
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ["Working: 25 %", "Working harder: 75 %"]
     assert len(lines) == 3 and lines[2].startswith("Working harder: ") and lines[2].endswith(" s")
+
+
+def test_records_of_the_stand_in_are_in_these_lines(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr(console, "LINE_SECONDS", 0.0)
+    with console.step("Reading"):
+        for done in (512, 1024, 2048):
+            progress.report("prompt", done, 2048)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[:2] == ["Reading: prompt 25 %", "Reading: prompt 50 %"] and len(lines) == 3
 
 
 def test_status_lines_move_no_cursor(capsys: pytest.CaptureFixture) -> None:

@@ -12,6 +12,7 @@ from neuronx_distributed_inference import graph
 from neuronx_distributed_inference.contract import VERSIONS
 from transformers import LlamaForCausalLM
 
+from harness import console
 from harness.errors import UserError
 from harness.inputs import chunks, command_line, submission
 from harness.inputs.model_shapes import MODEL_SHAPES
@@ -103,11 +104,16 @@ def test_a_prompt_that_fills_a_long_cache(tmp_path, length):
         assert whole.lm_head(hidden).argmax(-1).tolist() == got
 
 
-def test_without_kernels(tiny, tmp_path):
+def test_without_kernels(tiny, tmp_path, caplog):
+    """And every chunk says how far the prompt is."""
     whole = Running(tiny, tmp_path, "--max-context-length", str(LENGTH), role="torch")
     sizes = "--max-context-length", "32", "--prefill-chunk", "24"
     chunked = Running(tiny, tmp_path, *sizes, role="torch")
+    caplog.set_level("INFO", console.PROGRESS_LOGGER)
     assert chunked.tokens([prompt(140)]) == whole.tokens([prompt(140)])
+    told = [record.progress for record in caplog.records if hasattr(record, "progress")]
+    assert [each["done"] for each in told] == [32, 56, 80, 104, 128, 140]
+    assert {each["total"] for each in told} == {140}
 
 
 def test_a_model_without_a_single_token_graph_is_refused(tiny, tmp_path, monkeypatch):
