@@ -139,7 +139,7 @@ KEPT_BYTES = 188 * 1024  # for them, keys, scores and blocks, which are not ther
 TWO_KEPT_BYTES = 156 * 1024  # the same of two sequences at once, without their scores
 HEAD_BYTES = 64 * 1024  # SBUF for rows of the head, which leave it together
 SCORE_BYTES = 72 * 1024  # for keys and values whose scores stay, and these scores
-JOINED_BYTES = 64 * 1024  # for hidden states of blocks that are one where weights do not stay
+JOINED_BYTES = 120 * 1024  # for tokens and keys of blocks that are one where weights do not stay
 BESIDE_BYTES = 88 * 1024  # for blocks on their way where weights do not stay
 WAITING_BLOCKS = 3  # whose outputs are beside later blocks, where weights stay
 SCRATCH_TILES = 16  # tiles of keys that come back from HBM at a time
@@ -2063,6 +2063,18 @@ def block_bytes(layer, block, waiting):
     return layer.x_hbm.itemsize * block.count * tiles
 
 
+def joined_blocks(layer, blocks, keys):
+    """Blocks of prompts whose weights do not stay: DMA brings these for each one, so up to 512
+    tokens are one where its hidden states, queries and keys have room. ``keys``: bytes per
+    partition of a sequence's keys and values."""
+    joined = [Block.joined(some) for some in grouped(blocks, MOVING_MAX)]
+    count, length = joined[0].count, joined[0].length
+    tiles = layer.qkv.k_tiles + layer.heads.q_tiles + layer.heads.stacks
+    kept = layer.x_hbm.itemsize * count * tiles + math.ceil(count / length) * keys
+    wide = layer.x_hbm.shape[0] > SHORT_FEATURES and length <= MOVING_MAX
+    return joined if wide and layer.gain_sb is None and kept <= JOINED_BYTES else blocks
+
+
 class Prefill(NamedTuple):
     """A TokenBlock of a prompt and the keys that it sees: the NewKeys of its sequences, and, of a
     sequence that is too long for SBUF, the ``before`` tokens that are in scratch."""
@@ -2182,12 +2194,8 @@ class Prompt(NamedTuple):
         kept += block_bytes(layer, block, min(len(blocks) // 2, WAITING_BLOCKS))
         if bytes_of_weights > WEIGHT_BYTES or kept > most_kept:
             weights = None
-            features, plain = layer.x_hbm.shape[0], short and layer.gain_sb is None
-            fits = itemsize * whole_tiles(features) * MOVING_MAX <= JOINED_BYTES
-            if plain and fits and features > SHORT_FEATURES and length <= MOVING_MAX:
-                # DMA brings weights for every block: fewer ones, of up to 512 tokens
-                blocks = [Block.joined(some) for some in grouped(blocks, MOVING_MAX)]
-                block = blocks[0]
+            blocks = joined_blocks(layer, blocks, keys) if short else blocks
+            block = blocks[0]
         beside = weights is not None or block_bytes(layer, block, 1) <= BESIDE_BYTES
         constants = causal_sb, constants
         return cls(layer, blocks, bias_hbm, window, *constants, marks, short, weights, beside)

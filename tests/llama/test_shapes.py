@@ -323,6 +323,24 @@ def test_a_sum_of_hidden_states_that_lie_in_two_blocks(monkeypatch: pytest.Monke
     assert sum(view.size for view in read) == sum(weights.values())
 
 
+@pytest.mark.parametrize(
+    ("heads", "hidden", "batch", "dtype"),
+    [((32, 32, 128), 4096, 4, BF16), ((32, 8, 128), 2560, 1, torch.float32)],
+)
+def test_blocks_of_many_heads_or_in_float32_stay_two(
+    heads: tuple[int, int, int],
+    hidden: int,
+    batch: int,
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As one with their keys they would take 214 and 202 KiB."""
+    monkeypatch.setitem(MODELS, "wide", Model(hidden, *heads, 8192, 32000))
+    name, args, macs = Layer("wide", 1, "meta").prefill(batch, 512 // batch)
+    given = [a.to(dtype) if isinstance(a, torch.Tensor) else a for a in args]
+    check_traced(name, tuple(given), macs)
+
+
 def test_two_prompts_whose_keys_leave_weights_no_room_trace() -> None:
     """Where a prompt follows another their keys, weights and blocks would take 177 of 176 KiB."""
     check_traced(*Layer("Llama-3.2-1B", 2, "meta").prefill(2, 2048))
