@@ -493,8 +493,13 @@ def psum_tile(shape):
 def causal_mask(tokens, dtype):
     """[tokens, tokens] @ SBUF: 0 where a token (row) sees one, itself and those before."""
     row, column = nl.arange(tokens)[:, None], nl.arange(tokens)[None, :]
+    return mask_of(row >= column, tokens, dtype)
+
+
+def mask_of(seen, tokens, dtype):
+    """[tokens, tokens] @ SBUF: 0 where a comparison of row and column holds, else MASKED."""
     seen_sb = nisa.memset((tokens, tokens), 0.0, dtype)
-    return nisa.affine_select(row >= column, seen_sb, on_false_value=masked(dtype))
+    return nisa.affine_select(seen, seen_sb, on_false_value=masked(dtype))
 
 
 def load_constant(values, dtype):
@@ -1374,12 +1379,12 @@ class Window(NamedTuple):
         """Of so many tokens, the query's included; None for any number."""
         if window is None:
             return None
-        back, age = (window + P_MAX - 2) // P_MAX, np.arange(P_MAX)[:, None] - np.arange(P_MAX)
-        old = [(tiles, age + tiles * P_MAX >= window) for tiles in [*range(back + 1)][-2:]]
+        back = (window + P_MAX - 2) // P_MAX
+        row, column = nl.arange(P_MAX)[:, None], nl.arange(P_MAX)[None, :]
         masks = [
-            (tiles, load_constant(masked(dtype) * hidden, dtype))
-            for tiles, hidden in old
-            if hidden.any()
+            (tiles, mask_of(column + window - 1 >= row + tiles * P_MAX, P_MAX, dtype))
+            for tiles in [*range(back + 1)][-2:]
+            if (tiles + 1) * P_MAX > window
         ]
         return cls(back, masks)
 
@@ -2549,7 +2554,10 @@ def decode_queries(qk_sb, cache, heads):
                 )
     if count == 1:
         return q_sb, nisa.memset((1, rows), 1.0, dtype)
-    return q_sb, load_constant(np.kron(np.eye(count), np.ones((1, heads.q_heads))), dtype)
+    shape = count, count, heads.q_heads
+    sequence, own = nl.arange(count)[:, None, None], nl.arange(count)[None, :, None]
+    own = own + 0 * nl.arange(heads.q_heads)[None, None, :]
+    return q_sb, select_equal(sequence, own, shape, dtype).reshape((count, rows))
 
 
 def decode_scores(qk_sb, cache, heads):

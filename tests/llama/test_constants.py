@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
 import numpy as np
 import pytest
@@ -100,3 +101,39 @@ def test_new_keys(heads: tuple[int, ...], tokens: int, dtype: torch.dtype) -> No
     assert_same(ones, np.ones((128, tiles, shape.kv_heads, 1)), dtype)
     for each in zeros:
         assert_same(each, np.zeros(each.shape), dtype)
+
+
+@pytest.mark.parametrize("window", [1, 2, 100, 127, 128, 129, 255, 256, 257, 300])
+def test_window(window: int, dtype: torch.dtype) -> None:
+    """Keys that are too old are hidden, tile by tile: a mask where that splits a tile of keys."""
+    tiles = []
+
+    def make(of):
+        made_of = llama.Window.of(window, of)
+        tiles.append(made_of.back)
+        tiles.extend(at for at, _ in made_of.masks)
+        return [mask_sb for _, mask_sb in made_of.masks]
+
+    masks = made(make, dtype)
+    back, *at = tiles
+    age = np.arange(128)[:, None] - np.arange(128) + 128 * np.arange(5)[:, None, None]
+    old = age >= window
+    assert [tile for tile in range(back + 1) if old[tile].any()] == at
+    assert old[back + 1 :].all() and not old[back].all()
+    hidden = -3.0e4 if dtype == torch.float16 else -1.5e38
+    for tile, got in zip(at, masks, strict=True):
+        assert_same(got, np.where(old[tile], hidden, 0.0), dtype)
+
+
+@pytest.mark.parametrize("count", [2, 3, 5, 8])
+def test_rows_of_a_sequence(count: int, dtype: torch.dtype) -> None:
+    """Which rows of queries are a sequence's, in a decode step."""
+    heads = llama.HeadShape(6, 2, 64)
+
+    def make(of):
+        qk_sb = nisa.memset((128, heads.q_tiles + heads.stacks, count), 0.0, of)
+        cache = llama.CachedSequences(0, count, None, None, None)
+        return [llama.decode_queries(qk_sb, cache, heads)[1]]
+
+    (got,) = made(make, dtype)
+    assert_same(got, np.kron(np.eye(count), np.ones((1, 6))), dtype)
