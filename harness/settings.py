@@ -401,8 +401,19 @@ class Settings:
         the graph of several tokens has one number of them, which guesses may need, and a chunk
         fills its batch with rows that would hit the lines of other requests; a cache of blocks
         has a way of its own."""
-        alone = self.speculation is None and self.serving is None and self.blocks is None
-        return self.padding_side == "right" and alone and self.transfer is None
+        return self.whole_because is None
+
+    @property
+    def whole_because(self) -> Optional[str]:
+        """What keeps prompts from being fed in chunks, as it was asked for; None where nothing."""
+        reasons = {
+            "--padding-side left": self.padding_side == "left",
+            "several tokens a step": self.speculation is not None,
+            "--mode serve, which has --is-chunked-prefill": self.serving is not None,
+            "a cache of blocks, which has --is-chunked-prefill": self.blocks is not None,
+            "--mode disaggregate": self.transfer is not None,
+        }
+        return next((reason for reason, holds in reasons.items() if holds), None)
 
     @property
     def samples(self) -> bool:

@@ -839,8 +839,10 @@ def _check_chunks(settings: Settings) -> None:
         )
     if chunk is None:
         return
-    if not settings.takes_chunks:
-        raise UserError("--prefill-chunk needs --padding-side right; leave one of them out.")
+    if settings.whole_because is not None:
+        raise UserError(
+            f"--prefill-chunk does not go with {settings.whole_because}; leave one of them out."
+        )
     if not (1 < chunk < settings.seq_len and chunk != longest < settings.seq_len):
         raise UserError(
             f"--prefill-chunk must be above 1, below --seq-len {settings.seq_len} and not "

@@ -152,6 +152,21 @@ def test_a_graph_that_is_too_large_says_which_chunk_fits(tiny, tmp_path, monkeyp
             Running(tiny, tmp_path, *sizes)
 
 
+@pytest.mark.parametrize(
+    ("mode", "more", "told"),
+    [
+        ("generate", ("--padding-side", "left"), "--padding-side left"),
+        ("serve", (), "--mode serve, which has --is-chunked-prefill"),
+        ("compile", ("--is-prefix-caching",), "a cache of blocks"),
+        ("disaggregate", (), "--mode disaggregate"),
+    ],
+)
+def test_what_keeps_a_prompt_whole_is_named(mode, more, told):
+    sizes = "--seq-len", "256", "--max-context-length", "64", "--prefill-chunk", "48"
+    with pytest.raises(UserError, match=f"--prefill-chunk does not go with {told}"):
+        command_line.parse(["--mode", mode, *sizes, *more])
+
+
 # --- how prompts are cut --------------------------------------------------------------------------
 @pytest.mark.parametrize("longest", [8, 30, 64])
 @pytest.mark.parametrize("chunk", [2, 7, 33])
