@@ -145,20 +145,23 @@ def _cases(settings: Settings, texts: Sequence[str]) -> tuple[list[Case], list[s
         cases.append(Case(index, texts[index], ids[index], length, row))
     if not cases:
         raise UserError("None of the chosen prompts fits --seq-len; raise it.")
-    return cases, too_long, sized(session, max(case.seq_len for case in cases))
+    longest = max(case.seq_len for case in cases)
+    return cases, too_long, sized(session, longest, [case.ids for case in cases])
 
 
 def _reference_rows() -> dict[int, reference.Row]:
     return {row.index: row for row in reference.read_rows()}
 
 
-def sized(session: Session, seq_len: int) -> Session:
-    """The session with a model of another length."""
+def sized(session: Session, seq_len: int, ids: Sequence[Sequence[int]]) -> Session:
+    """The session with a model of another length, for prompts of these tokens."""
     check_seq_len(seq_len, session.model)
-    whole = not session.settings.takes_chunks
-    longest = seq_len if whole else min(seq_len, LONGEST_PREFILL)
-    session = session.changed(seq_len=seq_len, max_context_length=longest)
-    return replace(session, settings=with_chunks(session.settings, session.model.config))
+    settings, longest = session.settings, seq_len
+    if settings.takes_chunks:
+        longest = min(seq_len, settings.asked_max_context_length or LONGEST_PREFILL)
+    chunk = settings.prefill_chunk if longest < seq_len else None
+    settings = replace(settings, seq_len=seq_len, max_context_length=longest, prefill_chunk=chunk)
+    return replace(session, settings=with_chunks(settings, session.model.config, ids))
 
 
 def length_for(tokens: int, row: Optional[reference.Row] = None) -> int:

@@ -16,6 +16,7 @@ from pathlib import Path
 from harness import console, sdk
 from harness.errors import UserError
 from harness.figures import accuracy, floors, flops, graphs, reference
+from harness.inputs.chunks import with_chunks
 from harness.inputs.prompts import encode, read_prompt_file
 from harness.inputs.submission import REPOSITORY
 from harness.modes import evaluate_all
@@ -75,11 +76,16 @@ def _open(settings: Settings) -> Session:
     session = open_session(settings, [])
     ids = encode(session.tokenizer, texts, settings.raw)
     if settings.asked_seq_len is None:
-        session = evaluate_all.sized(session, max(evaluate_all.length_for(len(row)) for row in ids))
+        session = evaluate_all.sized(
+            session, max(evaluate_all.length_for(len(row)) for row in ids), ids
+        )
     seq_len = session.settings.seq_len
     fitting = sorted((row for row in ids if 2 < len(row) < seq_len), key=len)
     if not fitting:
         raise UserError(f"No prompt fits --seq-len {seq_len}; raise it.")
+    if settings.asked_seq_len is not None:
+        in_chunks = with_chunks(session.settings, session.model.config, fitting)
+        session = replace(session, settings=in_chunks)
     chosen = sorted({0, len(fitting) // 2, len(fitting) - 1})[:SAMPLE]
     return replace(session, prompt_ids=tuple(fitting[index] for index in chosen))
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 import main
+from harness.inputs import command_line
+from harness.modes import evaluate_all, preflight
 from tests.tiny_model import write_tiny_model
 
 
@@ -66,3 +69,30 @@ def test_a_run_is_not_resumed_with_another_model_of_the_same_name(
     assert "model_path, checkpoint" in capsys.readouterr().err.splitlines()[-1]
     assert status(models[0], "--resume", "--judge", "ties") == 2
     assert "inputs changed" in capsys.readouterr().err.splitlines()[-1]
+
+
+SIZES = "--seq-len", "512", "--max-context-length", "32"
+
+
+@pytest.mark.parametrize(
+    ("more", "longest", "chunk"),
+    [
+        ((*SIZES, "--prefill-chunk", "24"), 32, 24),
+        (SIZES, 32, 384),  # the largest below 512 that is no bucket
+        (("--seq-len", "512"), 512, None),
+        ((), 512, None),
+    ],
+)
+@pytest.mark.parametrize("mode", ["evaluate_all", "preflight"])
+def test_lengths_that_were_asked_for_stay(mode, more, longest, chunk, tiny_model: Path) -> None:
+    """A prompt of 300 tokens is fed in chunks where its graph is to hold 32."""
+    texts = ["short", "a long one, " * 25]
+    arguments = ["--mode", mode, "--model-path", str(tiny_model), "--tp-degree", "1", *more]
+    settings = command_line.parse(arguments)
+    if mode == "evaluate_all":
+        _, _, session = evaluate_all._cases(settings, texts)
+    else:
+        session = preflight._open(dataclasses.replace(settings, prompts=tuple(texts)))
+    found = session.settings
+    assert (found.seq_len, found.max_context_length) == (512, longest)
+    assert found.prefill_chunk == chunk
