@@ -141,8 +141,10 @@ HEAD_BYTES = 64 * 1024  # SBUF for rows of the head, which leave it together
 SCORE_BYTES = 72 * 1024  # for keys and values whose scores stay, and these scores
 JOINED_BYTES = 120 * 1024  # for tokens and keys of blocks that are one where weights do not stay
 BESIDE_BYTES = 88 * 1024  # for blocks on their way where weights do not stay
+WHOLE_BYTES = 128 * 1024  # for one, its queries and keys where these come piece by piece
 WAITING_BLOCKS = 3  # whose outputs are beside later blocks, where weights stay
 SCRATCH_TILES = 16  # tiles of keys that come back from HBM at a time
+SCRATCH_BYTES = 16 * 1024  # SBUF for them and their values
 TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
 CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
 RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
@@ -351,9 +353,12 @@ def token_chunk(bytes_per_token):
 
 def chunk_tokens(features, heads, itemsize, quantised=False):
     """The same for attention, where x, Q and K of each token stay, with room for another Q, and x
-    times the norm's gain where weights are quantised."""
+    times the norm's gain where weights are quantised; behind them Q, K, V and new keys."""
     tiles = features // P_MAX * (2 if quantised else 1)
-    return token_chunk(itemsize * (tiles + 2 * heads.q_tiles + heads.stacks))
+    projected = itemsize * (tiles + 2 * heads.q_tiles + heads.stacks)
+    values = itemsize * heads.kv_heads * heads.head_dim + key_bytes(P_MAX, heads, MARKS, itemsize)
+    own = itemsize * (heads.q_tiles + heads.stacks) + math.ceil(values / P_MAX)
+    return token_chunk(max(projected, own))
 
 
 def weight_pieces(tiles, k_tiles, tokens, last=False, itemsize=2, row_bytes=None):
@@ -1235,7 +1240,7 @@ def divided(values, weight_sum, dtype):
 TILES_AT_ONCE = MOVING_MAX // P_MAX  # tiles of queries whose scores share a bank of PSUM
 QUERIES_AT_ONCE = 512  # tokens of a prompt that share a pass over keys of other ranks
 MARKS = 1 + TILES_AT_ONCE
-HEADS_AT_ONCE = 4  # KV heads whose blocks of a cache are in SBUF at the same time
+HEADS_AT_ONCE = 4  # KV heads of a tile whose blocks of a cache are in SBUF at the same time
 
 
 class ScoreBank(NamedTuple):
@@ -1298,7 +1303,8 @@ def score_banks(parts, heads, largest):
     tokens: a list for each set of KV heads, whole stacks, whose contexts share tiles."""
     together = P_MAX // largest
     most = TILES_AT_ONCE * together  # members of a group whose queries share a bank
-    each = min(HEADS_AT_ONCE, max(1, TILES_AT_ONCE // math.ceil(heads.group / together)))
+    each = max(1, TILES_AT_ONCE // math.ceil(heads.group / together))
+    each = min(HEADS_AT_ONCE // heads.slots, each)
     return [
         [
             ScoreBank(first + head, count, member, members, *part)
@@ -2082,16 +2088,20 @@ def joined_blocks(layer, blocks, keys):
 
 class Prefill(NamedTuple):
     """A TokenBlock of a prompt and the keys that it sees: the NewKeys of its sequences, and, of a
-    sequence that is too long for SBUF, the ``before`` tokens that are in scratch."""
+    sequence that is too long for SBUF, the ``before`` tokens that are in scratch. ``whole``: all
+    queries come before attention, beside which hidden states have no room."""
 
     tokens: TokenBlock
     new: List[NewKeys]
     scratch: Optional[Scratch]
     before: int
     constants: Constants
+    whole: bool = False
 
     def first_work(self):
         """Keys and values, and queries of the first set of heads."""
+        if self.whole:
+            return []
         (banks, *_), *_ = self.sets()
         return [*self.tokens.keys_and_values(), *self.tokens.queries(*heads_of(banks))]
 
@@ -2143,12 +2153,16 @@ class Prefill(NamedTuple):
         tiles, window, first, edges = self.before // P_MAX, self.new[0].window, 0, []
         if window is not None:
             first, edges = window.seen(tiles + banks[0].position // P_MAX, tiles)
+        head, count = heads_of(banks)
+        itemsize, heads = self.tokens.p.layer.x_hbm.itemsize, self.tokens.p.heads
+        of_tile = key_bytes(P_MAX, heads._replace(kv_heads=count), MARKS, itemsize)
+        most = max(1, min(SCRATCH_TILES, SCRATCH_BYTES // of_tile))
         return [
             ScratchTiles(
-                self.scratch, *heads_of(banks), first + at, size,
+                self.scratch, head, count, first + at, size,
                 [(tile - at, edge) for tile, edge in edges if at <= tile < at + size],
             )
-            for at, size in spans(tiles - first, SCRATCH_TILES)
+            for at, size in spans(tiles - first, most)
         ]  # fmt: skip
 
 
@@ -2156,8 +2170,8 @@ class Prompt(NamedTuple):
     """The Blocks of a prompt and what they share: the ``layer``, the bias [B, S] @ HBM of left
     padding and a Window, or None, the triangle of a tile of tokens with itself, Constants, how many
     ``marks`` keys have, whether keys and values of a sequence stay in SBUF (``short``), both
-    StreamedWeights where these stay, None where each block reads them, and whether other blocks are
-    on their way ``beside`` one."""
+    StreamedWeights where these stay, None where each block reads them, whether other blocks are on
+    their way ``beside`` one, and, where none are, whether all queries come first, as in Prefill."""
 
     layer: AttentionLayer
     blocks: List[Block]
@@ -2169,6 +2183,7 @@ class Prompt(NamedTuple):
     short: bool
     weights: Optional[Tuple[StreamedWeight, StreamedWeight]]
     beside: bool
+    whole: bool
 
     @classmethod
     def of(cls, layer, bias_hbm, window, blocks):
@@ -2201,9 +2216,15 @@ class Prompt(NamedTuple):
             weights = None
             blocks = joined_blocks(layer, blocks, keys) if short else blocks
             block = blocks[0]
-        beside = weights is not None or block_bytes(layer, block, 1) <= BESIDE_BYTES
+        # keys on their way to scratch are there beside the blocks
+        own = key_bytes(block.count, heads, marks, itemsize)
+        on_way = block_bytes(layer, block, 1) + (0 if short else 2 * own)
+        beside = weights is not None or on_way <= BESIDE_BYTES + (0 if short else SCRATCH_BYTES)
+        tiles = layer.qkv.k_tiles + heads.q_tiles + heads.stacks
+        whole = not beside and itemsize * block.count * tiles + max(own, short * keys) > WHOLE_BYTES
         constants = causal_sb, constants
-        return cls(layer, blocks, bias_hbm, window, *constants, marks, short, weights, beside)
+        kept = marks, short, weights, beside, whole
+        return cls(layer, blocks, bias_hbm, window, *constants, *kept)
 
     def start(self, block, before):
         """The Prefill of a block behind that of the block ``before``: its hidden states [128,
@@ -2211,14 +2232,17 @@ class Prompt(NamedTuple):
         sequence that is too long, on the way to scratch."""
         weights = self.weights or attention_weights(self.layer, block.count)
         tokens, at = TokenBlock.of(block, self.layer, weights), block.start % block.length
+        if self.whole:
+            for each in [*tokens.keys_and_values(), *tokens.queries(0, self.layer.heads.kv_heads)]:
+                tokens.run(each)
         if self.short and at:
             return before._replace(tokens=tokens)
         new = self.keys_of(block)
         if self.short:
-            return Prefill(tokens, new, None, 0, self.constants)
+            return Prefill(tokens, new, None, 0, self.constants, self.whole)
         shape = whole_tiles(block.length), self.layer.heads, tokens.qk_sb.dtype
         scratch = before.scratch if at else Scratch.of(*shape)
-        return Prefill(tokens, new, scratch, at, self.constants)
+        return Prefill(tokens, new, scratch, at, self.constants, self.whole)
 
     def keys_of(self, block):
         """NewKeys for each sequence of a block: of all its tokens, or of the block's part."""
@@ -2257,7 +2281,7 @@ def attend_block(prefill, ahead, before, following):
         # what the maxima of the next group read is there before its pass begins: queries of the
         # next set of heads, and all that the next block begins with
         work = step_share(outputs, step, len(order))
-        if n + 1 < len(groups):
+        if n + 1 < len(groups) and not prefill.whole:
             queries = tokens.queries(*heads_of(groups[n + 1][0].banks))
             work += before_last(tokens, queries, at, len(groups[n]))
         if following is not None:
@@ -2280,10 +2304,14 @@ def attend_one_by_one(prompt, keys_hbm, values_hbm):
         # hidden states [128, H/128, count], behind their first weights; keys and values; attention,
         # a bank of PSUM at a time, beside it queries of further heads; the output, H/128 tiles
         prefill = prompt.start(block, prefill)
-        attend_block(prefill, prefill.begin(), [], None)
-        prefill.tokens.store_keys(keys_hbm, values_hbm)
-        for each in prefill.tokens.outputs():
-            prefill.tokens.run(each)
+        ahead, tokens = prefill.begin(), prefill.tokens
+        if prefill.whole:  # values leave SBUF, too
+            tokens.store_keys(keys_hbm, values_hbm)
+        attend_block(prefill, ahead, [], None)
+        if not prefill.whole:
+            tokens.store_keys(keys_hbm, values_hbm)
+        for each in tokens.outputs():
+            tokens.run(each)
 
 
 def attend_side_by_side(prompt, keys_hbm, values_hbm):

@@ -82,3 +82,40 @@ def test_a_step_of_many_kv_heads_takes_the_kernel_of_blocks(named):
     assert not llama.is_decode_step(1, 2048, many, 2, named)
     assert llama.is_decode_step(1, 2048, few, 2, named)
     assert not llama.is_decode_step(1, 2049, few, 2, named)
+
+
+def test_prompts_whose_queries_come_before_their_keys(monkeypatch):
+    """A block at a time, one set of heads after another, over keys that come back from HBM."""
+    for constant in ("WEIGHT_BYTES", "BESIDE_BYTES", "RESIDENT_BYTES", "SCRATCH_BYTES"):
+        monkeypatch.setattr(llama, constant, 0)
+    trace_with(monkeypatch, "WHOLE_BYTES", 0)
+    layer = Exact(llama.HeadShape(6, 6, 64), 2, 600)
+    assert_equal("attention_prefill_kernel", *layer.inputs, layer.heads, 2, None, *layer.own)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("model", "batch", "length"),
+    [
+        (LLAMA_2_7B, 1, 1024),
+        (LLAMA_2_7B, 2, 640),
+        (Model(3200, 32, 32, 100, 8640, 32000), 2, 1024),  # OpenLlama-3B
+        (Model(2048, 32, 32, 64, 8192, 49152), 2, 1024),  # SmolLM-1.7B
+        (Model(3072, 8, 8, 256, 12288, 32000), 1, 1536),
+    ],
+)
+def test_prompts_of_many_kv_heads_trace(model, batch, length):
+    name, args, macs = Layer(model, 1, "meta").prefill(batch, length)
+    assert getattr(llama, name).trace(*args).macs >= macs
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "model",
+    [LLAMA_2_7B, Model(2048, 32, 32, 64, 8192, 49152), Model(3072, 8, 8, 256, 12288, 32000)],
+)
+def test_the_longest_chunk_of_many_kv_heads_traces(model):
+    layer = Layer(model, 1, "meta")
+    most = llama.chunk_tokens(model.hidden, layer.heads, 2)
+    name, args, macs = layer.chunk(1, most, 1024)
+    assert getattr(llama, name).trace(*args).macs >= macs
