@@ -10,7 +10,7 @@ from harness.settings import Settings
 
 LONGEST_PREFILL = 2048  # tokens of one prefill graph unless asked for: beyond, chunks are faster
 MOST_PREFILL = 8192  # tokens of one prefill graph at all: longer ones take hours to trace
-CHUNKS = (512, 384, 320, 256, 192, 160, 128, 96, 64, 32)  # tokens of a chunk, best 128 n
+CHUNKS = (768, 640, 512, 384, 320, 256, 192, 160, 128, 96, 64, 32)  # tokens, best 128 n
 # A graph of chunks has about so many traced instructions of llama.py's kernels per 65536 pairs of
 # a query and a key (a chunk of n tokens: the first number and an n-th of the second), at a head
 # dimension of 64 and beyond; the SDK's stand-in refuses a million.
