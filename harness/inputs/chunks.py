@@ -45,6 +45,7 @@ def default_chunk(
     whose tokens SBUF holds.
 
     None of `taken`, the prefill graphs' lengths: the SDK tells the two apart by their tokens.
+    Beyond 512 tokens at most an eighth of the whole: half of the last chunk is empty on average.
     """
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     d = config.get("head_dim") or hidden // heads
@@ -54,7 +55,8 @@ def default_chunk(
     # x before and after its norm, queries, keys and contexts, in tiles of 128 features
     kept = itemsize * (2 * hidden + (2 * own[0] + own[1]) * d) / 128
     most = min((MOST_INSTRUCTIONS / pairs - per_chunk) / per_pair, KEPT_BYTES / kept)
-    fitting = [c for c in CHUNKS if c < seq_len and c not in taken]
+    longest = min(seq_len - 1, max(512, seq_len // 8))
+    fitting = [c for c in CHUNKS if c <= longest and c not in taken]
     return next((c for c in fitting if c <= most), fitting[-1])
 
 

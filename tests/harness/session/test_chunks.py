@@ -194,6 +194,16 @@ def test_the_default_chunk_is_no_prefill_bucket(tiny, name, seq_len):
     assert 32 <= chosen.prefill_chunk <= 768 and chosen.prefill_chunk not in (128, 256, 512)
 
 
+@pytest.mark.parametrize(
+    ("seq_len", "chunk"), [(4096, 384), (5120, 640), (8192, 768), (65536, 320)]
+)
+def test_longer_prompts_have_longer_chunks(tiny, seq_len, chunk):
+    """As long as a graph stays small enough, and SBUF holds their tokens."""
+    asked = settings_of(tiny, "--seq-len", str(seq_len), "--torch-dtype", "bfloat16")
+    asked = dataclasses.replace(asked, tp_degree=2)
+    assert chunks.with_chunks(asked, MODEL_SHAPES["llama-3.2-1b"]).prefill_chunk == chunk
+
+
 def test_chunks_only_where_prompts_may_need_them(tiny):
     config = MODEL_SHAPES["llama-3.2-1b"]
 
