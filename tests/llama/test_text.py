@@ -1,8 +1,9 @@
 """Greedy text of the embedded model with the kernels is that of llama.py's PyTorch path.
 
 Two bf16 computations of 30 layers that add in different orders differ by some 0.1 in the logits, so
-no long text can be promised: where the two best logits of the PyTorch path are equal or neighbours
-in bf16, either may be chosen, and the texts go apart. There, and nowhere else.
+no long text can be promised: where two tokens are as good to within two such errors, either may be
+chosen, and the texts go apart. There, and nowhere else; how good they are Hugging Face's model says
+in fp32 (0.22 is the most in 64 tokens of 25 prompts, of 29.2).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from transformers import LlamaForCausalLM
 
 from harness.figures import reference
 from harness.figures.accuracy import bf16_spacing
@@ -38,6 +40,7 @@ class Paths(NamedTuple):
 
     nki: Loaded
     torch: Loaded
+    exact: LlamaForCausalLM
     prompt_ids: list[list[int]]
 
 
@@ -56,17 +59,17 @@ def paths(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[int], 
         session = open_session(args, PROMPTS if length == LENGTH else PROMPTS[: max(CHOSEN) + 1])
         opened.append(session)
         roles = (build(session, role) for role in (Role.NKI, Role.TORCH))
-        return Paths(*roles, list(session.prompt_ids))
+        exact = LlamaForCausalLM.from_pretrained(session.model.path, torch_dtype=torch.float32)
+        return Paths(*roles, exact.eval(), list(session.prompt_ids))
 
     yield built
     for session in opened:
         session.workers.close()
 
 
-def greedy(loaded: Loaded, ids: list[int], count: int) -> tuple[list[int], torch.Tensor]:
-    """``count`` greedy tokens after a prompt, and their logits [count, V]."""
-    tokens, scores = greedy_scores(loaded, ids, count)
-    return tokens, torch.from_numpy(scores.copy())
+def greedy(loaded: Loaded, ids: list[int], count: int) -> list[int]:
+    """``count`` greedy tokens after a prompt."""
+    return greedy_scores(loaded, ids, count)[0]
 
 
 @pytest.mark.parametrize(
@@ -78,9 +81,9 @@ def greedy(loaded: Loaded, ids: list[int], count: int) -> tuple[list[int], torch
 )
 def test_text_of_the_benchmark(paths: Callable[[int], Paths], index: int, length: int) -> None:
     """As many tokens as `python test.py` evaluates; every prompt in the full run."""
-    nki, plain, prompt_ids = paths(length)
+    nki, plain, _, prompt_ids = paths(length)
     ids = prompt_ids[index]
-    texts = [greedy(side, ids, STAND_IN.new_tokens)[0] for side in (nki, plain)]
+    texts = [greedy(side, ids, STAND_IN.new_tokens) for side in (nki, plain)]
     assert texts[0] == texts[1]
 
 
@@ -95,11 +98,13 @@ def test_long_texts_part_at_ties_only(
     paths: Callable[[int], Paths], index: int, count: int, length: int
 ) -> None:
     """Prompt 7 meets a tie at its tenth token."""
-    nki, plain, prompt_ids = paths(length)
+    nki, plain, exact, prompt_ids = paths(length)
     ids = prompt_ids[index]
-    ours, _ = greedy(nki, ids, count)
-    theirs, logits = greedy(plain, ids, count)
+    ours, theirs = (greedy(side, ids, count) for side in (nki, plain))
     parted = [i for i in range(count) if ours[i] != theirs[i]]
     if parted:
-        at, best = parted[0], float(logits[parted[0]].max())
-        assert best - float(logits[at, ours[at]]) <= bf16_spacing(best)
+        at = parted[0]
+        with torch.no_grad():
+            logits = exact(torch.tensor([ids + theirs[:at]])).logits[0, -1]
+        best = float(logits.max())
+        assert best - float(logits[ours[at]]) <= 2 * bf16_spacing(best)
