@@ -461,15 +461,17 @@ def token_blocks(features, tokens, length):
     ]
 
 
-def grouped(blocks, most, size=lambda block: block.count):
-    """Lists of Blocks that follow each other, of at most so many tokens each, or of what else has a
-    ``size``; one at least."""
-    found = []
-    for block in blocks:
-        if found and sum(size(other) for other in found[-1]) + size(block) <= most:
-            found[-1].append(block)
+def grouped(items, most, sizes=None):
+    """Lists of Blocks that follow each other, of at most so many tokens each, or of other items of
+    such ``sizes``; one at least."""
+    found, total = [], 0
+    for item, size in zip(items, sizes or [block.count for block in items]):
+        if found and total + size <= most:
+            found[-1].append(item)
+            total += size
         else:
-            found.append([block])
+            found.append([item])
+            total = size
     return found
 
 
@@ -3340,8 +3342,8 @@ def linear_kernel(x_hbm, weight_hbm, norm=None, scales_hbm=None):
         # takes it out token by token, scaled, each into a row of its own [128, T, N/128], of many
         # tokens some pieces at a time
         for start, count in parts:
-            most = HEAD_BYTES // (count * x_hbm.itemsize)
-            for pieces in grouped(linear.pieces(count, last=True), most, lambda piece: piece[1]):
+            every, most = linear.pieces(count, last=True), HEAD_BYTES // (count * x_hbm.itemsize)
+            for pieces in grouped(every, most, [size for _, size in every]):
                 begin, features = pieces[0][0], sum(size for _, size in pieces)
                 out_sb = nl.ndarray((P_MAX, count, features), x_hbm.dtype)
                 for first, size in pieces:
