@@ -86,6 +86,7 @@ def run(run_main: Callable, tiny_model: Path, tmp_path: Path) -> Callable:
     return call
 
 
+@pytest.mark.full  # 7 s
 def test_diff_clears_the_submission_on_two_ranks(run: Callable) -> None:
     """Of two prompts, the second one behind a chunk, whose kernel is compared, too."""
     long = "--prompt", "hello there once again and again"
