@@ -2224,9 +2224,10 @@ class Prompt(NamedTuple):
         beside = weights is not None or on_way <= BESIDE_BYTES + (0 if short else SCRATCH_BYTES)
         tiles = layer.qkv.k_tiles + heads.q_tiles + heads.stacks
         whole = not beside and itemsize * block.count * tiles + max(own, short * keys) > WHOLE_BYTES
-        constants = causal_sb, constants
-        kept = marks, short, weights, beside, whole
-        return cls(layer, blocks, bias_hbm, window, *constants, *kept)
+        return cls(
+            layer, blocks, bias_hbm, window, causal_sb, constants, marks, short, weights, beside,
+            whole,
+        )  # fmt: skip
 
     def start(self, block, before):
         """The Prefill of a block behind that of the block ``before``: its hidden states [128,

@@ -223,9 +223,8 @@ def matmul_step(op: Op, arena: Arena) -> Step:
         return by_rows
     parts = _parts(left, right, product.sizes, chunk)
     shape = tuple(op.dst[0].shape[axis] for axis in product.out_axes)
-    if _in_blocks(left, right, shape, parts):
-        return _block_by_block(left, right, out, product.sizes, parts, adds)
-    return _in_parts(left, right, out, product.sizes, parts, adds)
+    way = _block_by_block if _in_blocks(left, right, shape, parts) else _in_parts
+    return way(left, right, out, product.sizes, parts, adds)
 
 
 def _at_once(left: _Operand, right: _Operand, out: Callable[[], torch.Tensor], adds: bool) -> Step:
