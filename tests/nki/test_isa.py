@@ -9,6 +9,8 @@ import nki.language as nl
 import numpy as np
 import pytest
 
+from neuron_cpu.core.device.errors import NkiError
+
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FILL = -7.0  # what destinations hold before
 
@@ -395,6 +397,12 @@ def test_shuffle_and_gathers():
     want = x.reshape(2, 32, 6)[:, ::-1].copy()
     want[:, 3] = FILL
     assert np.array_equal(found, want.reshape(64, 6))
+    found = run(lambda d, t: nisa.nc_stream_shuffle(d[0:20], t[32:33], [0] * 32), (64, 6), x)
+    assert np.array_equal(found[:20], np.repeat(x[32:33], 20, 0)) and (found[20:] == FILL).all()
+    found = run(lambda d, t: nisa.nc_stream_shuffle(d[0:9], t[0:32], lanes), (64, 6), x)
+    assert np.array_equal(found[:9], want[0, :9]) and (found[9:] == FILL).all()
+    with pytest.raises(NkiError, match=r"sim_shuffle_mask.*same quadrant of src"):
+        run(lambda d, t: nisa.nc_stream_shuffle(d, t[0:1], [0] * 32), (64, 6), x)
     at = np.random.default_rng(29).integers(0, 6, (64, 4)).astype(np.uint32)
     found = run(lambda d, t, i: nisa.nc_n_gather(d, t, i), (64, 4), x, at)
     assert np.array_equal(found, np.take_along_axis(x, at.astype(int), 1))

@@ -486,15 +486,13 @@ def _partitions(instruction: Instruction, sources: Maps, shape: Shape) -> Map | 
 
 def _lanes(instruction: Instruction, sources: Maps, shape: Shape) -> Map | None:
     """Partitions permuted inside quadrants; a kept one is the destination's own."""
-    lanes = np.array(ShuffleAttrs.of(instruction).lanes)
-    rows = np.arange(shape[0])
-    picked = lanes[rows % lanes.size]  # KEEP_LANE lies beyond all lanes
     moved, own = [*sources, None][:2]
+    at, keep = ShuffleAttrs.of(instruction).sources(shape[0])
+    kept = keep.reshape(-1, *(1,) * (len(shape) - 1))
     if moved is not None:
-        at = np.where(picked < lanes.size, rows - rows % lanes.size + picked, rows)
-        moved = np.where((picked < lanes.size).reshape(-1, *(1,) * (len(shape) - 1)), moved[at], 0)
+        moved = np.where(kept, 0, moved[at])
     if own is not None:
-        own = np.where((picked >= lanes.size).reshape(-1, *(1,) * (len(shape) - 1)), own, 0)
+        own = np.where(kept, own, 0)
     return _join([moved, own])
 
 

@@ -188,10 +188,11 @@ def nc_stream_shuffle(
 ) -> NkiInstruction:
     """In each quadrant of 32 partitions, partition i of ``dst`` = ``shuffle_mask[i]`` of ``src``.
 
-    255 leaves a partition of ``dst`` as it is. Active partitions count as multiples of 32.
+    255 leaves a partition of ``dst`` as it is. Partition counts may differ: the larger one, rounded
+    up to a multiple of 32, is how many are active (aws-neuron-sdk, nki.isa.nc_stream_shuffle).
     """
     what = "nc_stream_shuffle"
-    target, data = alike(what, tensor(dst, what), tensor(src, what))
+    target, data = alike(what, tensor(dst, what), tensor(src, what), partitions=False)
     same_types(what, target, data)
     lanes = tuple(wholes(shuffle_mask, f"{what} mask"))
     quadrant = CORE.quadrant_partitions
@@ -200,14 +201,15 @@ def nc_stream_shuffle(
             "sim_shuffle_mask",
             f"{what} mask {lanes}, expected 32 numbers from 0 to 31 or 255",
         )
-    rows = data.shape[0] % quadrant
-    if any(k != KEEP_LANE and k >= rows for k in lanes[:rows]):
+    rows = target.shape[0]
+    attrs = ShuffleAttrs(raw=True, lanes=lanes, ndim=data.ndim, rounds=True, rows=rows)
+    if attrs.sources(rows)[0].max() >= data.shape[0]:
         raise refuse(
             "sim_shuffle_mask",
-            f"{what} mask {lanes} for {data.label()}, expected partitions that it has",
+            f"{what} mask {lanes} for {data.label()} into {target.label()}, expected partitions "
+            "that src has: each quadrant of dst takes from the same quadrant of src",
         )
     views = (data, target) if KEEP_LANE in lanes else (data,)
-    attrs = ShuffleAttrs(raw=True, lanes=lanes, ndim=data.ndim, rounds=True)
     return put(STREAM_SHUFFLE, (target,), views, attrs, name)
 
 

@@ -86,14 +86,18 @@ def tensor(value: Any, what: str) -> View:
     )
 
 
-def alike(what: str, *views: View) -> tuple[View, ...]:
-    """The operands in one common shape: equal partitions and elements per partition."""
+def alike(what: str, *views: View, partitions: bool = True) -> tuple[View, ...]:
+    """The operands in one common shape: equal partitions and elements per partition.
+
+    Without ``partitions`` each keeps its own number of them.
+    """
     first = views[0].shape
     if all([v.shape == first for v in views]):
         return views
     for v in views[1:]:
-        if v.shape[0] != first[0] or v.free_size != views[0].free_size:
-            kind = "partition" if v.shape[0] != first[0] else "free"
+        unequal = partitions and v.shape[0] != first[0]
+        if unequal or v.free_size != views[0].free_size:
+            kind = "partition" if unequal else "free"
             mine, other = (
                 (views[0].shape[0], v.shape[0])
                 if kind == "partition"
@@ -111,8 +115,7 @@ def alike(what: str, *views: View) -> tuple[View, ...]:
             f"{what} got {', '.join(v.label() for v in views)}, expected free axes that divide "
             "each other; copy one operand into a contiguous tile first",
         )
-    shape = (first[0], *sizes)
-    return tuple([v if v.shape == shape else v.reshape(shape) for v in views])
+    return tuple([v if v.shape[1:] == sizes else v.reshape((v.shape[0], *sizes)) for v in views])
 
 
 def joined(view: View, first: int) -> tuple[int, ...]:

@@ -550,21 +550,29 @@ class ShuffleAttrs(Attrs):
         lanes: for each partition of a quadrant the one it takes, or KEEP_LANE.
         ndim: axes of the operands.
         rounds: fewer partitions count as the next multiple of 32 (since SDK 2.29).
+        rows: partitions of the result, where the source has others; 0 for as many.
     """
 
     lanes: tuple[int, ...]
     ndim: int
     rounds: bool = False
+    rows: int = 0
+
+    def sources(self, given: int) -> tuple[np.ndarray, np.ndarray]:
+        """For each partition of the result the one that it takes, and whether it keeps its own.
+
+        One that keeps its own takes partition 0, which nobody looks at.
+        """
+        rows = np.arange(self.rows or given)
+        picked = np.array(self.lanes)[rows % CORE.quadrant_partitions]
+        keep = picked == KEEP_LANE
+        return np.where(keep, 0, rows - rows % CORE.quadrant_partitions + picked), keep
 
 
 def _shuffle(attrs: ShuffleAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     axis = xs[0].ndim - attrs.ndim
-    lanes = np.array(attrs.lanes)
-    rows = np.arange(xs[0].shape[axis])
-    picked = lanes[rows % CORE.quadrant_partitions]
-    keep = picked == KEEP_LANE
-    source = torch.as_tensor(np.where(keep, rows, rows - rows % CORE.quadrant_partitions + picked))
-    moved = xs[0].index_select(axis, source)
+    source, keep = attrs.sources(xs[0].shape[axis])
+    moved = xs[0].index_select(axis, torch.as_tensor(source))
     if not keep.any():
         return moved
     column = torch.as_tensor(keep).reshape(-1, *(1,) * (attrs.ndim - 1))
@@ -591,6 +599,7 @@ STREAM_SHUFFLE = OpSpec(
     compute=_shuffle,
     cycles=streaming(),
     rules=_shuffle_rules,
+    same_partitions=False,
     note="SDK 2.22: permutes partitions inside each quadrant of 32",
 )
 
