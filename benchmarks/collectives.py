@@ -26,7 +26,6 @@ import neuron_cpu
 print(neuron_cpu.ensure_sdk())
 
 import torch  # noqa: E402
-from neuronx_distributed.ranks import Combine, Group  # noqa: E402
 from neuronx_distributed_inference.models.config import NeuronConfig  # noqa: E402
 from neuronx_distributed_inference.models.llama.modeling_llama import (  # noqa: E402
     LlamaInferenceConfig,
@@ -34,6 +33,8 @@ from neuronx_distributed_inference.models.llama.modeling_llama import (  # noqa:
 )
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config  # noqa: E402
 from transformers import LlamaConfig, LlamaForCausalLM  # noqa: E402
+
+from neuron_cpu.runtime.ranks import Combine, Group  # noqa: E402
 
 
 def local_exchange(group: Group, label: str, tensor: torch.Tensor, combine: Combine):

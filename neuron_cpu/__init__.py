@@ -15,7 +15,11 @@ from pathlib import Path
 
 __version__ = "0.2.0"
 
+# Two tiers: names of what is closed (neuronxcc, nki, torch_neuronx, torch_xla), and an imitation of
+# what is public (NxD and NxD Inference).
 SDK_ROOT = Path(__file__).resolve().parent / "sdk"
+IMITATION_ROOT = SDK_ROOT.parent / "imitation"
+ROOTS = (str(SDK_ROOT), str(IMITATION_ROOT))
 
 
 def _real_sdk_present() -> bool:
@@ -53,7 +57,7 @@ def install() -> str:
     line = ensure_sdk()
     # The SDK's names first, this package last: what a process finds itself goes before it.
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    paths = [str(SDK_ROOT), *filter(None, inherited), str(SDK_ROOT.parent.parent)]
+    paths = [*ROOTS, *filter(None, inherited), str(SDK_ROOT.parent.parent)]
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     return line
 
@@ -69,7 +73,7 @@ def ensure_sdk() -> str:
     if str(SDK_ROOT) not in sys.path:
         if not forced and _real_sdk_present():
             return "Neuron SDK: the installed one (neuronxcc); times are measured on the device."
-        sys.path.insert(0, str(SDK_ROOT))
+        sys.path[:0] = ROOTS
     # Spinning OpenMP threads and rank threads take the cores from each other: on a busy 2-core
     # machine a decode step took up to 2.8 s spinning, 0.07 s sleeping. Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -14,7 +14,7 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import SDK_ROOT, install
+from . import ROOTS, install
 from .errors import UsageError
 
 USAGE = "run SCRIPT ARGS..., or run -m MODULE ARGS..."
@@ -59,6 +59,6 @@ def _forget_launcher() -> None:
 
     `python -m` puts the working folder there, a console command the folder that it is in.
     """
-    first = next((path for path in sys.path if path != str(SDK_ROOT)), None)
+    first = next((path for path in sys.path if path not in ROOTS), None)
     if first in (os.getcwd(), str(Path(sys.argv[0]).resolve().parent)):
         sys.path.remove(first)

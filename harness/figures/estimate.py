@@ -12,10 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
-from neuronx_distributed.pipeline import TRANSFER
-from neuronx_distributed.ranks import Group, rank_context
-from neuronx_distributed_inference import recording
-from neuronx_distributed_inference.graph import trace
 from neuronx_distributed_inference.models.model_wrapper import Bucket, use_bucket
 
 from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls, sizes
@@ -33,6 +29,10 @@ from harness.simulator import (
     spec,
 )
 from neuron_cpu import progress
+from neuron_cpu.runtime import recording
+from neuron_cpu.runtime.graph import trace
+from neuron_cpu.runtime.pipeline import TRANSFER
+from neuron_cpu.runtime.ranks import Group, rank_context
 
 MICROSECOND = 1e3  # nanoseconds
 KERNEL, COLLECTIVE, TORCH = "NKI kernel", "collective", "PyTorch"

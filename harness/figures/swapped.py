@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from neuronx_distributed_inference.graph import trace
-
 from harness.errors import is_refusal
 from harness.figures.estimate import Estimator, events_of
 from harness.session import swapping
 from harness.session.swapping import Ids
 from harness.session.worker import Host
 from harness.simulator import cost
+from neuron_cpu.runtime.graph import trace
 
 
 def estimate(

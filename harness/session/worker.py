@@ -35,7 +35,7 @@ from neuron_cpu import forked, limits
 from neuron_cpu.errors import CompileError
 from neuron_cpu.torchrun import Place
 
-_RANKS = "neuronx_distributed.processes"  # where they are processes
+_RANKS = "neuron_cpu.runtime.processes"  # where they are processes
 _PAIR = "neuronx_distributed_inference.modules.kvcache.transfer_line"
 EVENT, PROGRESS, RESULT, REFUSED, FAILED = "event", "progress", "result", "refused", "failed"
 STOP = pickle.dumps("stop")  # instead of a request: the step that is being done is the last one

@@ -42,7 +42,7 @@ def test_a_row_beyond_its_target_ends_with_1(
 def test_a_graph_that_is_too_large_misses(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from neuronx_distributed_inference import graph
+    from neuron_cpu.runtime import graph
 
     monkeypatch.setattr(graph, "MOST_INSTRUCTIONS", 1000)
     assert roofline.main(["--rows", "decode-128", "--model", "smollm2-135m"]) == 1

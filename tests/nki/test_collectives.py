@@ -10,11 +10,11 @@ import nki.language as nl
 import numpy as np
 import pytest
 import torch
-from neuronx_distributed.ranks import RankPool
 
 from neuron_cpu.core import NkiError, on_ranks
 from neuron_cpu.core.device.spec import GEN2
 from neuron_cpu.core.time.schedule import schedule
+from neuron_cpu.runtime.ranks import RankPool
 
 RNG = np.random.default_rng(4)
 

@@ -461,7 +461,7 @@ def test_automatic_buckets(tiny_llama, application):
 
 def test_model_instance_declares_caches_as_aliases(tiny_llama, application):
     """Output 0 is the logits; then K0, V0, K1, V1."""
-    from neuronx_distributed.ranks import Group, rank_context
+    from neuron_cpu.runtime.ranks import Group, rank_context
 
     _, folder = tiny_llama()
     app = application(folder, load=False)

@@ -37,7 +37,6 @@ from neuronx_distributed.parallel_layers.mappings import (
     scatter_to_tensor_model_parallel_region,
 )
 from neuronx_distributed.parallel_layers.parallel_state import get_tensor_model_parallel_group
-from neuronx_distributed.ranks import RankPool
 from neuronx_distributed.trace.trace import get_sharded_checkpoint
 from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig
 from neuronx_distributed_inference.models.llama import modeling_llama as baseline
@@ -65,6 +64,8 @@ from torch import nn
 from torch_neuronx.xla_impl.ops import nki_jit
 from transformers import GenerationConfig
 from transformers.activations import ACT2FN
+
+from neuron_cpu.runtime.ranks import RankPool
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7]]
 BATCH = dict(batch_size=2)

@@ -10,7 +10,6 @@ import pytest
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.mappings import _gather_along_dim
-from neuronx_distributed.ranks import Group, RankPool, rank_context
 from neuronx_distributed_inference.models.llama import modeling_llama
 from neuronx_distributed_inference.modules.attention import attention_process_groups as groups
 from neuronx_distributed_inference.modules.attention.utils import (
@@ -26,6 +25,7 @@ from transformers import (
     Qwen3Config,
 )
 
+from neuron_cpu.runtime.ranks import Group, RankPool, rank_context
 from tests.sdk.test_flash_decoding import KERNEL_SHAPE, SHAPE
 from tests.sdk.test_submission import build as build_submission
 

@@ -8,14 +8,14 @@ import threading
 import pytest
 import torch
 import torch.nn.functional as F
-from neuronx_distributed.ranks import Group, rank_context
-from neuronx_distributed_inference import graph
-from neuronx_distributed_inference.recording import COLLECTIVE, METADATA_ONLY, TORCH
 from torch import nn
 from torch_neuronx.pyhlo.hlo_pb2 import HloModuleProto
 
 from harness.figures import graphs
 from neuron_cpu.errors import CompileError
+from neuron_cpu.runtime import graph
+from neuron_cpu.runtime.ranks import Group, rank_context
+from neuron_cpu.runtime.recording import COLLECTIVE, METADATA_ONLY, TORCH
 
 X, Y = torch.zeros(2, 3, 4), torch.zeros(2, 4, 5)
 W, BIAS = torch.zeros(7, 4), torch.zeros(7)

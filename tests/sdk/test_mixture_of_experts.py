@@ -6,7 +6,6 @@ import pytest
 import torch
 from neuronx_distributed.modules.moe.expert_mlps import ExpertMLPs
 from neuronx_distributed.modules.moe.routing import RouterTopK
-from neuronx_distributed.ranks import Group, rank_context
 from neuronx_distributed_inference.models.config import MoENeuronConfig
 from neuronx_distributed_inference.models.mixtral.modeling_mixtral import (
     MixtralInferenceConfig,
@@ -14,6 +13,8 @@ from neuronx_distributed_inference.models.mixtral.modeling_mixtral import (
 )
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
 from transformers import MixtralConfig, MixtralForCausalLM
+
+from neuron_cpu.runtime.ranks import Group, rank_context
 
 SHAPE = dict(
     hidden_size=48,

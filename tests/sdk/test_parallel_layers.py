@@ -14,7 +14,6 @@ from neuronx_distributed.parallel_layers.layers import (
 )
 from neuronx_distributed.parallel_layers.utils import divide, get_padding_length
 from neuronx_distributed.quantization.quantization_config import QuantizationType, QuantizedDtype
-from neuronx_distributed.ranks import RankPool
 from neuronx_distributed.trace.trace import (
     create_local_weight,
     get_sharded_checkpoint,
@@ -24,6 +23,7 @@ from neuronx_distributed_inference.modules.attention.utils import transpose_para
 from torch import nn
 
 from neuron_cpu.errors import CheckpointError
+from neuron_cpu.runtime.ranks import RankPool
 
 DEGREES = [1, 2, 4, 8]
 

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from neuronx_distributed import pipeline
 from neuronx_distributed.parallel_layers import mappings, parallel_state
-from neuronx_distributed.processes import Processes
-from neuronx_distributed.ranks import Group, RankPool, current_group, rank_context
 from safetensors import safe_open
 
 from neuron_cpu.errors import CollectiveError, CompileError, StandInError
+from neuron_cpu.runtime import pipeline
+from neuron_cpu.runtime.processes import Processes
+from neuron_cpu.runtime.ranks import Group, RankPool, current_group, rank_context
 from neuron_cpu.torchrun import Place
 from tests.sdk.test_processes import at_once, torchrun_command, two_agents
 

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from neuronx_distributed import processes
 from neuronx_distributed.parallel_layers import mappings
-from neuronx_distributed.processes import Processes
-from neuronx_distributed.ranks import Group, RankPool, rank_context
 
 from neuron_cpu import torchrun
 from neuron_cpu.errors import CollectiveError, UsageError
+from neuron_cpu.runtime import processes
+from neuron_cpu.runtime.processes import Processes
+from neuron_cpu.runtime.ranks import Group, RankPool, rank_context
 from neuron_cpu.torchrun import Place
 
 SCRIPT = Path(__file__).with_name("generate_under_torchrun.py")

@@ -24,7 +24,6 @@ from neuronx_distributed.quantization.quantization_utils import (
     quantize_int8_per_tensor,
 )
 from neuronx_distributed.quantization.quantize import convert, direct_cast_quantize
-from neuronx_distributed.ranks import Group, rank_context
 from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.models.config import NeuronConfig
 from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM
@@ -32,6 +31,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from neuron_cpu.errors import CheckpointError
+from neuron_cpu.runtime.ranks import Group, rank_context
 from tests.sdk.test_generation import PROMPTS, assert_same_as_reference
 from tests.sdk.test_parallel_layers import run_sharded, tensors
 

@@ -12,9 +12,9 @@ import torch
 from neuronx_distributed.operators.argmax import argmax
 from neuronx_distributed.operators.topk import topk
 from neuronx_distributed.parallel_layers import mappings, parallel_state
-from neuronx_distributed.ranks import Group, RankPool, rank_context
 
 from neuron_cpu.errors import CollectiveError
+from neuron_cpu.runtime.ranks import Group, RankPool, rank_context
 
 SIZES = [1, 2, 3, 8]
 

@@ -8,16 +8,16 @@ import pytest
 import torch
 from neuronx_distributed.parallel_layers import mappings
 from neuronx_distributed.parallel_layers.layers import ParallelEmbedding
-from neuronx_distributed.ranks import Group, RankPool, rank_context
-from neuronx_distributed_inference import graph
 from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.models.model_wrapper import TOKEN_GENERATION_MODEL_TAG
-from neuronx_distributed_inference.recording import COLLECTIVE
 from torch_xla.core import xla_model as xm
 
 from harness.figures import estimate
 from neuron_cpu.core.time import cost
 from neuron_cpu.errors import CompileError
+from neuron_cpu.runtime import graph
+from neuron_cpu.runtime.ranks import Group, RankPool, rank_context
+from neuron_cpu.runtime.recording import COLLECTIVE
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7]]
 SHARDED = dict(batch_size=2, max_context_length=32, sequence_parallel_enabled=True)

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from neuronx_distributed.ranks import Group, rank_context
 from neuronx_distributed_inference.contract import VERSIONS
 from neuronx_distributed_inference.utils.hf_adapter import load_pretrained_config
+
+from neuron_cpu.runtime.ranks import Group, rank_context
 
 PROMPTS = [[7, 3, 9, 11, 200, 45, 6], [5, 6, 7]]
 # Heads of 64, as Llama has them; three query heads over one key-value head, padded at degree 2.

@@ -10,7 +10,6 @@ import types
 
 import pytest
 import torch
-from neuronx_distributed_inference import recording
 
 import main
 from harness import sdk
@@ -23,6 +22,7 @@ from harness.session.model import construct
 from harness.session.worker import Host, Job
 from harness.session.workers import SubmissionFailed
 from harness.simulator import tables
+from neuron_cpu.runtime import recording
 from tests.conftest import REPOSITORY
 from tests.tiny_model import TINY_CONFIG
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from neuronx_distributed_inference import graph
 from neuronx_distributed_inference.contract import VERSIONS
 from transformers import LlamaForCausalLM
 
@@ -18,6 +17,7 @@ from harness.inputs import chunks, command_line, submission
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.session import model as session_model
 from harness.session.worker import Host, Job
+from neuron_cpu.runtime import graph
 from tests.tiny_model import write_tiny_model
 
 LENGTH = 160

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from typing import List, Union
 
-from ..ranks import Group, Subgroup, current_group, is_tracing, set_current_group, set_tracing
+from neuron_cpu.runtime.ranks import (
+    Group,
+    Subgroup,
+    current_group,
+    is_tracing,
+    set_current_group,
+    set_tracing,
+)
 
 
 def initialize_model_parallel(

@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import Any, List
 
 from neuronx_distributed.parallel_layers import parallel_state
-from neuronx_distributed.ranks import Group, Subgroup
+
+from neuron_cpu.runtime.ranks import Group, Subgroup
 
 
 def get_tp_cp_group_mesh(tp_degree: int, cp_degree: int) -> List[List[int]]:

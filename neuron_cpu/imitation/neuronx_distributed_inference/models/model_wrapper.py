@@ -9,12 +9,13 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 import torch.nn.functional as F
-from neuronx_distributed import pipeline
 from neuronx_distributed.deferred import deferred_parameters
 from neuronx_distributed.quantization.quantization_config import dtype_of, qconfig_of
 from neuronx_distributed.quantization.quantize import convert
-from neuronx_distributed.ranks import RankPool, current_group, is_tracing
 from torch import nn
+
+from neuron_cpu.runtime import pipeline
+from neuron_cpu.runtime.ranks import RankPool, current_group, is_tracing
 
 from ..contract import building_under
 from ..modules import block_inputs

@@ -20,10 +20,11 @@ from neuronx_distributed.parallel_layers.mappings import (
     gather_from_tensor_model_parallel_region_with_dim,
 )
 from neuronx_distributed.parallel_layers.utils import divide
-from neuronx_distributed.ranks import Group
 from neuronxcc.nki._private_kernels.attention import attention_isa_kernel
 from torch import nn
 from torch_neuronx.xla_impl.ops import nki_jit
+
+from neuron_cpu.runtime.ranks import Group
 
 from ...contract import ENVIRONMENT_VARIABLE, contract
 from ...utils.distributed import get_cp_rank, split_along_dim

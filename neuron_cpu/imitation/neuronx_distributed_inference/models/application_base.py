@@ -8,9 +8,7 @@ from pathlib import Path
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Type, Union
 
 import torch
-from neuronx_distributed import pipeline
 from neuronx_distributed.parallel_layers.utils import copy_tensor_model_parallel_attributes
-from neuronx_distributed.ranks import Group, RankPool, on_first_rank, rank_context
 from neuronx_distributed.trace.trace import get_sharded_checkpoint, preprocess_checkpoint
 from neuronx_distributed.utils.medusa_utils import TOPK
 from safetensors import safe_open
@@ -19,8 +17,10 @@ from torch import nn
 
 from neuron_cpu import progress
 from neuron_cpu.errors import CheckpointError, StandInError
+from neuron_cpu.runtime import graph, pipeline
+from neuron_cpu.runtime.ranks import Group, RankPool, on_first_rank, rank_context
 
-from .. import artifacts, graph
+from .. import artifacts
 from ..contract import ENVIRONMENT_VARIABLE
 from ..modules import quantised
 from ..modules.block_settings import refuse_blocks

@@ -13,7 +13,8 @@ import contextlib
 from typing import Any, List, Optional
 
 import torch
-from neuronx_distributed.ranks import Companion
+
+from neuron_cpu.runtime.ranks import Companion
 
 from .kvcache.cache_lines import CacheLines
 

@@ -19,8 +19,6 @@ from contextlib import contextmanager
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
-from neuronx_distributed.parallel_layers import parallel_state
-from neuronx_distributed.ranks import observe_collectives
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -30,6 +28,7 @@ from torch_neuronx.pyhlo import hlo_pb2
 from neuron_cpu.core import observe_kernel_calls
 from neuron_cpu.errors import CompileError
 
+from . import ranks
 from .recording import COLLECTIVE, KERNEL, TORCH, Dot, Event, GraphRecord, shapes_of
 
 KERNEL_TARGET = "AwsNeuronCustomNativeKernel"
@@ -309,11 +308,11 @@ def _storage_id(tensor: torch.Tensor) -> int:
 @contextmanager
 def _tracing() -> Iterator[None]:
     """Ahead-of-time mode, in which a mocked group lets tensors with values meet."""
-    parallel_state.set_aot_mode(True)
+    ranks.set_tracing(True)
     try:
         yield
     finally:
-        parallel_state.set_aot_mode(False)
+        ranks.set_tracing(False)
 
 
 def _shapes_only(model: nn.Module) -> None:
@@ -358,7 +357,7 @@ def trace(
     # Kernels are traced and verified by their own call, on shapes as well, and collectives compute
     # in a mocked group; the recorder is told of both, as neither passes through PyTorch's dispatch.
     kernels = observe_kernel_calls(recorder.on_kernel)
-    collectives = observe_collectives(recorder.on_collective)
+    collectives = ranks.observe_collectives(recorder.on_collective)
     try:
         with torch.no_grad(), _tracing(), _DeviceOfConstants(), recorder, kernels, collectives:
             model(*meta_inputs)

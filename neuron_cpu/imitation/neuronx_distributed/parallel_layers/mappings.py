@@ -15,7 +15,8 @@ from typing import List, Optional, Sequence, Union
 import torch
 import torch_xla.core.xla_model as xm
 
-from ..ranks import Group, is_tracing
+from neuron_cpu.runtime.ranks import Group, is_tracing
+
 from . import parallel_state
 from .utils import divide
 

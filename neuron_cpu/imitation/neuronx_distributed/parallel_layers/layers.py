@@ -15,8 +15,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn import Parameter
 
+from neuron_cpu.runtime.ranks import Group
+
 from ..deferred import parameter_device
-from ..ranks import Group
 from . import parallel_state
 from .mappings import (
     copy_to_tensor_model_parallel_region,

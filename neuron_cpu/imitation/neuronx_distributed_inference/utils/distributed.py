@@ -6,9 +6,9 @@ from typing import Any, Optional
 
 import torch
 from neuronx_distributed.parallel_layers import parallel_state
-from neuronx_distributed.ranks import Group
 
 from neuron_cpu.errors import CompileError
+from neuron_cpu.runtime.ranks import Group
 
 
 def get_tp_group(config: Any) -> Optional[Group]:

@@ -16,9 +16,10 @@ from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, Row
 from neuronx_distributed.parallel_layers.mappings import gather_from_sequence_parallel_region
 from neuronx_distributed.parallel_layers.pad import get_number_of_extra_heads
 from neuronx_distributed.parallel_layers.utils import divide
-from neuronx_distributed.ranks import Group
 from neuronxcc.nki._private_kernels.qkv import rmsnorm_qkv_isa_kernel
 from torch import nn
+
+from neuron_cpu.runtime.ranks import Group
 
 from ...contract import contract
 from ..lora_serving.lora_module import adapted

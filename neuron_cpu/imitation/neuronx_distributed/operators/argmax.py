@@ -6,9 +6,10 @@ from typing import Optional
 
 import torch
 
+from neuron_cpu.runtime.ranks import Group
+
 from ..parallel_layers import parallel_state
 from ..parallel_layers.mappings import _gather_along_dim
-from ..ranks import Group
 
 
 def argmax(
