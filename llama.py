@@ -107,6 +107,7 @@ from neuronx_distributed_inference.models.model_base import (
     NeuronBaseForCausalLM,
     NeuronBaseModel,
 )
+from neuronx_distributed_inference.modules.checkpoint import load_file
 from neuronx_distributed_inference.modules.flashdecode.utils import calculate_num_cores_per_group
 from neuronx_distributed_inference.modules.lora_serving.lora_module import is_lora_module
 from torch import nn
@@ -114,7 +115,6 @@ from torch_xla.core import xla_model as xm
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 from transformers.activations import ACT2FN
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.modeling_utils import load_state_dict
 
 # --- Limits of a NeuronCore-v2 (aws-neuron-sdk v2.21.1, general/nki/programming_model.rst) --------
 
@@ -3708,6 +3708,12 @@ class LlamaInferenceConfig(InferenceConfig):
             )
         if neuron_config.flash_decoding_enabled:
             self.num_cores_per_group = self.cores_of_a_kv_head()
+        lora = neuron_config.lora_config
+        if lora is not None and not hasattr(lora, "lora_memory_transpose"):
+            raise ValueError(
+                "lora_config needs NxDI 0.2 or later, where adapters are read and number 0 is none "
+                "of them, got an earlier one; leave it out."
+            )
         if parts_of_prompt(self) > 1:
             self.check_parts_of_prompt()
         if getattr(self, "use_sliding_window", False):  # Qwen's
@@ -4025,10 +4031,14 @@ class KernelWeight(KernelRows):
         self.register_parameter("scale", None)
 
     def hold(self, name: str, columns: int, dtype: torch.dtype) -> None:
-        """Give the weight or the scale its type, which the loader cuts for the ranks alike."""
-        held = nn.Parameter(torch.zeros(P_MAX, columns, dtype=dtype), requires_grad=False)
-        set_tensor_model_parallel_attributes(held, True, 0, 1, num_partitions=self.tp_degree)
-        setattr(self, name, held)
+        """Give the weight or the scale its type, which the loader cuts for the ranks alike.
+
+        Tags come last: NxD's ``init_on_device`` makes what is set anew, with tags as arguments.
+        """
+        zeros = torch.zeros(P_MAX, columns, dtype=dtype)
+        setattr(self, name, nn.Parameter(zeros, requires_grad=False))
+        held, parts = getattr(self, name), self.tp_degree
+        set_tensor_model_parallel_attributes(held, True, 0, 1, num_partitions=parts)
 
 
 def quantise_kernel_weights(model: nn.Module, neuron_config: NeuronConfig) -> None:
@@ -4229,6 +4239,8 @@ class NeuronLlamaAttention(nn.Module):
         self.nki_enabled = is_nki_enabled(config)
         self.parallel = option(config, "sequence_parallel_enabled")
         self.cores_of_kv = config.num_cores_per_group
+        if self.cores_of_kv > 1:
+            self.rank_util = SPMDRank(tp)
         self.rotary_emb = LlamaRotaryEmbedding(config)
         if self.nki_enabled:
             tiles = rank.qk_tiles + whole_tiles(rank.kv_features)
@@ -4287,7 +4299,17 @@ class NeuronLlamaAttention(nn.Module):
             output, present = self.attend_with_kernels(*inputs)
         else:
             output, present = self.attend_with_torch(*inputs, given.get("adapter_ids"))
+        if past is None and self.cores_of_kv > 1:
+            present = self.share_of_prompt(present)
         return output, present, cos, sin
+
+    def share_of_prompt(self, present: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
+        """Flash decoding: of a prompt's keys and values [B, kv_rank, S, D] the positions that this
+        rank keeps, [B, kv_rank, ceil(S / ranks), D]; what lies beyond the prompt nobody sees."""
+        length, ranks = present[0].shape[2], self.cores_of_kv
+        own = self.rank_util.get_rank().long() % ranks
+        places = torch.arange(0, length, ranks, device=own.device) + own
+        return tuple(x.index_select(2, places.clamp_max(length - 1)) for x in present)
 
     def within_window(
         self, mask: torch.Tensor, active_mask: Optional[torch.Tensor], places: Any
@@ -4836,6 +4858,7 @@ class NeuronLlamaModel(NeuronBaseModel):
             self.num_key_value_heads = config.num_key_value_heads
         self.max_batch_size = neuron_config.max_batch_size
         self.buckets = neuron_config.buckets
+        self.medusa_speculation_length = neuron_config.medusa_speculation_length
 
     def init_model(self, config: InferenceConfig) -> None:
         neuron_config = config.neuron_config
@@ -4955,7 +4978,8 @@ def read_adapter(folder: str) -> Iterable[Tuple[str, str, torch.Tensor]]:
     """
     content = peft_config(folder)
     alpha, power = content.get("lora_alpha"), 0.5 if content.get("use_rslora") else 1.0
-    for key, tensor in load_state_dict(str(Path(folder) / "adapter_model.safetensors")).items():
+    # NxDI's reader: that of transformers 4.45 takes no file without metadata
+    for key, tensor in load_file(str(Path(folder) / "adapter_model.safetensors")).items():
         found = re.search(r"(layers\.\d+\.\w+\.\w+)\.lora_([AB])(\.default)?\.weight$", key)
         if found is None:
             raise ValueError(
@@ -5134,6 +5158,8 @@ def convert_layer(state: StateDict, prefix: str, config: InferenceConfig) -> Non
         # a rank decodes with keys and values that its group's rank has had, as NxDI orders them
         shards = [rank % size * parts + rank // size for rank in range(sizes.tp)]
     spread_heads(state, attention, kv, sizes, shards)
+    if config.num_cores_per_group > 1:
+        state[f"{attention}rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
     if is_nki_enabled(config):
         gain = state.pop(f"{prefix}input_layernorm.weight")
         for name, own_sizes in attentions.items():

@@ -75,8 +75,8 @@ def serving(tmp_path, monkeypatch):
         }
         config = {"max_loras": len(made), "max_lora_rank": 1, **(lora or {})}
         config["lora_ckpt_paths"] = {name: str(path) for name, path in made.items()}
-        options = {"seq_len": 32, "max_context_length": 16, "torch_dtype": "float32", **neuron}
-        options |= {"enable_nki": True, "lora_config": config}
+        options = {"seq_len": 32, "max_context_length": 16, "torch_dtype": "float32"}
+        options |= {"enable_nki": True, "lora_config": config, **neuron}
         path = tmp_path / "checkpoint"
         app = llama.NeuronLlamaForCausalLM(
             str(path),
@@ -184,6 +184,13 @@ def test_every_product_of_adapters_is_a_kernel_s(serving, tmp_path):
     assert macs[1] - macs[0] == 2 * 8 * columns * SHAPE["num_hidden_layers"]
 
 
+@pytest.mark.parametrize("kernels", [False, True])
+def test_the_first_release_is_refused(serving, kernels):
+    """It reads no adapter, and gives the first one the number 0."""
+    with pytest.raises(ValueError, match="lora_config needs NxDI 0.2 or later"):
+        serving({"one": {}}, version="0.1", enable_nki=kernels)
+
+
 def test_adapters_that_the_kernels_do_not_take_are_refused(serving, tmp_path):
     with pytest.raises(ValueError, match="changes embed_tokens, expected some of q_proj"):
         serving({"one": {"target_modules": ["q_proj", "embed_tokens"]}})
@@ -199,6 +206,8 @@ def test_adapters_that_the_kernels_do_not_take_are_refused(serving, tmp_path):
     with pytest.raises(ValueError, match=r"lora_A \[4, 100\] for layers.0.mlp.down_proj.*136 feat"):
         llama.add_adapters(dict(state), config)
     tensors = load_file(str(tmp_path / "one" / "adapter_model.safetensors"))
+    save_file(tensors, str(tmp_path / "one" / "adapter_model.safetensors"))  # without metadata
+    assert len(list(llama.read_adapter(str(tmp_path / "one")))) == len(tensors)
     named = {key.replace("lora_A", "lora_magnitude_vector"): t for key, t in tensors.items()}
     save_file(named, str(tmp_path / "one" / "adapter_model.safetensors"))
     with pytest.raises(ValueError, match="has a tensor base_model.*train it on those"):

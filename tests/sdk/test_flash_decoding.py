@@ -83,6 +83,17 @@ def test_several_new_tokens_a_step(tiny_llama, generate, monkeypatch, kernels):
     assert logits[0].shape[1] == 3 and torch.allclose(*logits, atol=1e-4)
 
 
+@pytest.mark.parametrize("version", ["0.1", "0.6"])
+def test_keys_that_are_other_ranks_are_refused(tiny_llama, monkeypatch, version):
+    """The library fills its caches with what the layer returns, which makes decode steps wrong."""
+    monkeypatch.setenv("NEURON_CPU_NXDI", version)
+    whole = modeling_llama.NeuronAttentionBase
+    monkeypatch.setattr(whole, "_filter_kv_for_flash_decoding", lambda self, K, V, q_len: (K, V))
+    _, folder = tiny_llama(**SHAPE)
+    with pytest.raises(ValueError, match="prompt of 32 positions brings keys of 32 .* expected 16"):
+        build(modeling_llama, folder)
+
+
 def test_masks_show_each_position_once():
     places = torch.tensor([[6], [3]])
     seen = torch.arange(16)[None, None, None] < places[:, None, :, None]

@@ -95,6 +95,22 @@ def test_the_text_is_the_greedy_one(tiny_llama, reference, monkeypatch, version,
     assert hasattr(app, "token_generation_model") == (version == "0.1")
 
 
+@pytest.mark.parametrize("module", [modeling_llama, importlib.import_module("llama")])
+def test_the_model_says_how_long_a_tree_is(tiny_llama, monkeypatch, module):
+    """The base class reads `medusa_speculation_length` of the model that it is the base of."""
+    model, folder = tiny_llama(**HEADS_OF_64)
+    write_heads(folder, model)
+    set_before = module.NeuronLlamaModel.setup_attr_for_model
+
+    def forget(self, config):
+        set_before(self, config)
+        del self.medusa_speculation_length
+
+    monkeypatch.setattr(module.NeuronLlamaModel, "setup_attr_for_model", forget)
+    with pytest.raises(AttributeError, match="no attribute 'medusa_speculation_length'"):
+        build(folder, module)
+
+
 def test_the_buffers_of_a_small_tree_by_hand():
     made = generate_medusa_buffers([[0, 1], [0], [2], [0, 1, 0]])
     assert made["medusa_position_ids"].tolist() == [0, 1, 1, 2, 3]

@@ -12,7 +12,11 @@ from neuronx_distributed.parallel_layers.layers import (
     RowParallelLinear,
     SPMDRank,
 )
-from neuronx_distributed.parallel_layers.utils import divide, get_padding_length
+from neuronx_distributed.parallel_layers.utils import (
+    divide,
+    get_padding_length,
+    set_tensor_model_parallel_attributes,
+)
 from neuronx_distributed.quantization.quantization_config import QuantizationType, QuantizedDtype
 from neuronx_distributed.trace.trace import (
     create_local_weight,
@@ -22,7 +26,7 @@ from neuronx_distributed.trace.trace import (
 from neuronx_distributed_inference.modules.attention.utils import transpose_parallel_linear_layer
 from torch import nn
 
-from neuron_cpu.errors import CheckpointError
+from neuron_cpu.errors import CheckpointError, CompileError
 from neuron_cpu.runtime.ranks import RankPool
 
 DEGREES = [1, 2, 4, 8]
@@ -257,3 +261,21 @@ def test_unknown_keywords_are_refused_and_later_ones_accepted():
     pool.run([lambda: RowParallelLinear(4, 4, **later)])
     with pytest.raises(TypeError, match="ColumnParallelLinear.*'gather_ouput'"):
         pool.run([lambda: ColumnParallelLinear(4, 4, gather_ouput=False)])
+
+
+def test_parameters_are_tagged_once_and_behind_their_assignment():
+    """NxD makes an assigned parameter anew on the meta device, with its tags as arguments, and
+    asserts that one that it tags has none."""
+    weight = nn.Parameter(torch.zeros(2, 3))
+    set_tensor_model_parallel_attributes(weight, True, 0, 1, num_partitions=2)
+    with pytest.raises(AssertionError, match="tags twice"):
+        set_tensor_model_parallel_attributes(weight, True, 0, 1, num_partitions=2)
+    with deferred_parameters():
+        with pytest.raises(
+            CompileError, match="weight of Linear has tensor_model_parallel, .*anew"
+        ):
+            nn.Linear(3, 2).weight = weight
+        layer = nn.Linear(3, 2)
+        layer.weight = nn.Parameter(torch.zeros(2, 3))
+        set_tensor_model_parallel_attributes(layer.weight, True, 0, 1, num_partitions=2)
+    assert layer.weight.is_meta and layer.weight.num_partitions == 2

@@ -10,6 +10,8 @@ import torch
 from torch import nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
+from neuron_cpu.errors import CompileError
+
 _state = threading.local()
 
 
@@ -21,13 +23,20 @@ def parameter_device() -> Optional[torch.device]:
 def _without_value(
     module: nn.Module, name: str, parameter: Optional[nn.Parameter]
 ) -> Optional[nn.Parameter]:
-    """A parameter on the meta device with the tags of `parameter`; None leaves it as it is."""
-    del module, name
+    """The parameter on the meta device; None leaves it as it is.
+
+    CompileError for one with tags: NxD's `init_on_device` hands `parameter.__dict__` to its class
+    as arguments, which takes none of them.
+    """
     if parameter is None or parameter.is_meta or not getattr(_state, "depth", 0):
         return None
-    meta = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
-    meta.__dict__.update(parameter.__dict__)
-    return meta
+    if parameter.__dict__:
+        raise CompileError(
+            f"Parameter {name} of {type(module).__name__} has {', '.join(parameter.__dict__)} "
+            "before the module has it, expected no attribute yet, with which NxD cannot make it "
+            "anew; assign the parameter first, then tag what the module holds."
+        )
+    return nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
 
 
 # Once and for the process: PyTorch's table of hooks must not change while other threads build.

@@ -501,9 +501,8 @@ class SPMDRank(nn.Module):
 
     def __init__(self, world_size: int) -> None:
         super().__init__()
-        rank = Parameter(torch.zeros(1, dtype=torch.int32), requires_grad=False)
-        set_tensor_model_parallel_attributes(rank, True, 0, 1, num_partitions=world_size)
-        self.rank = rank
+        self.rank = Parameter(torch.zeros(1, dtype=torch.int32), requires_grad=False)
+        set_tensor_model_parallel_attributes(self.rank, True, 0, 1, num_partitions=world_size)
 
     def get_rank(self) -> torch.Tensor:
         """int32 of shape (1,)."""

@@ -30,10 +30,14 @@ def set_tensor_model_parallel_attributes(
     tensor: torch.Tensor,
     is_parallel: bool,
     dim: int,
-    stride: int = 1,
+    stride: int,
     num_partitions: int = 1,
 ) -> None:
-    """Tag a parameter with how the checkpoint loader has to slice it."""
+    """Tag a parameter, once, with how the checkpoint loader has to slice it."""
+    if any(hasattr(tensor, name) for name in _MODEL_PARALLEL_ATTRIBUTES):
+        raise AssertionError(
+            "A parameter gets tensor-parallel tags twice, expected once; tag it where it is made."
+        )
     tensor.tensor_model_parallel = is_parallel
     tensor.partition_dim = dim
     tensor.partition_stride = stride

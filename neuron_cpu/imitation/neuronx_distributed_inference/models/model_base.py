@@ -65,8 +65,9 @@ class NeuronBaseModel(nn.Module):
     """What one graph computes. Subclasses fill in the layers.
 
     `setup_attr_for_model` sets on_device_sampling, tp_degree, hidden_size, num_attention_heads,
-    num_key_value_heads, max_batch_size, buckets; `init_model` sets embed_tokens, layers, norm,
-    lm_head. `n_positions` is the bucket of the current graph.
+    num_key_value_heads, max_batch_size, buckets, medusa_speculation_length where is_medusa;
+    `init_model` sets embed_tokens, layers, norm, lm_head. `n_positions` is the bucket of the
+    current graph.
     """
 
     def __init__(self, config: InferenceConfig, optimize_inference: bool = True) -> None:
@@ -186,7 +187,7 @@ class NeuronBaseModel(nn.Module):
         return input_ids.shape[-1] > 1 and input_ids.shape[-1] not in several
 
     def _is_for_medusa(self, input_ids: torch.Tensor) -> bool:
-        length = self.neuron_config.medusa_speculation_length
+        length = self.medusa_speculation_length if self.neuron_config.is_medusa else 0
         return input_ids.shape[-1] > 1 and input_ids.shape[-1] == length
 
     def _is_for_speculation(self, input_ids: torch.Tensor) -> bool:

@@ -289,6 +289,7 @@ class NeuronLlamaAttention(NeuronAttentionBase):
                 tensor_model_parallel_group=group,
                 head_dim=head_dim_of(config),
                 rotary_emb=make_rotary_embedding(config),
+                num_cores_per_group=config.num_cores_per_group,
                 rms_norm_eps=config.rms_norm_eps,
                 qkv_bias=qkv_bias,
                 o_bias=bias,
@@ -435,6 +436,7 @@ class NeuronLlamaModel(NeuronBaseModel):
         self.num_key_value_heads = config.num_key_value_heads
         self.max_batch_size = config.neuron_config.max_batch_size
         self.buckets = config.neuron_config.buckets
+        self.medusa_speculation_length = config.neuron_config.medusa_speculation_length
 
     def init_model(self, config: InferenceConfig) -> None:
         self.padding_idx = config.pad_token_id

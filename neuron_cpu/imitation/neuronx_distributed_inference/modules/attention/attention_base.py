@@ -188,6 +188,7 @@ class NeuronAttentionBase(nn.Module):
         self.tp_degree = neuron_config.tp_degree
         self.cp_degree = getattr(neuron_config, "cp_degree", 1)
         self.fused_qkv = neuron_config.fused_qkv
+        self.flash_decoding_enabled = neuron_config.flash_decoding_enabled
         self.rpl_reduce_dtype = neuron_config.rpl_reduce_dtype
         if sequence_parallel_enabled is None:
             sequence_parallel_enabled = neuron_config.sequence_parallel_enabled
@@ -446,6 +447,19 @@ class NeuronAttentionBase(nn.Module):
         part = part + torch.matmul(active.to(Q.dtype), V)
         return _reduce_scatter_along_dim(part, 1, process_group=group)
 
+    def _filter_kv_for_flash_decoding(
+        self, K: torch.Tensor, V: torch.Tensor, q_len: int
+    ) -> Tuple[torch.Tensor, torch.Tensor]:
+        """Of a prompt's keys and values (B, heads, S, D) the positions that this rank keeps."""
+        if self.rank_util is None:
+            raise AssertionError(
+                "flash_decoding_enabled needs ranks, got none; run it inside an application."
+            )
+        cores = self.num_cores_per_group
+        rows = torch.arange(0, q_len, cores) + self.rank_util.get_rank().long() % cores
+        rows = rows.clamp(max=q_len - 1)  # of the last row only, behind the prompt
+        return K.index_select(2, rows), V.index_select(2, rows)
+
     def _own_part(
         self, hidden: torch.Tensor, mask: torch.Tensor, places: torch.Tensor
     ) -> Tuple[torch.Tensor, ...]:
@@ -495,11 +509,13 @@ class NeuronAttentionBase(nn.Module):
             )
         elif past_key_value is None:
             output, _ = self.perform_prefill(Q, K, V, length, batch, attention_mask)
+            if self.flash_decoding_enabled:
+                K, V = self._filter_kv_for_flash_decoding(K, V, length)
         elif active_mask is not None and self.is_prefix_caching:
             output = self.perform_prefix_prefill(
                 Q, K, V, length, batch, attention_mask, past_key_value, active_mask
             )
-        elif self.neuron_config.flash_decoding_enabled:
+        elif self.flash_decoding_enabled:
             output = self.compute_for_flash_decoding(
                 Q, K, V, past_key_value, attention_mask, active_mask
             )

@@ -177,17 +177,22 @@ class KVCacheManager(nn.Module):
     def _own_share(
         self, kv_per_layer: Sequence[torch.Tensor], position_ids: torch.Tensor, prefill: bool
     ) -> Tuple[Sequence[torch.Tensor], torch.Tensor]:
-        """Flash decoding: the prompt's positions that this member keeps, or the rows (B, n) that
+        """Flash decoding: the share of a prompt that its layer returned, or the rows (B, n) that
         new tokens go to; another member's go to the last row, which nobody reads."""
         cores = self.num_cores_per_group
-        member = self.global_rank.get_rank().long() % cores
         if not prefill:
+            member = self.global_rank.get_rank().long() % cores
             mine = owned(position_ids, member, cores)
             return kv_per_layer, torch.where(mine, position_ids // cores, self.kv_shape[2] - 1)
-        length = kv_per_layer[0].shape[2]
-        rows = torch.arange(get_cache_size(length, cores, is_ctx=True)) * cores + member
-        rows = rows.clamp(max=length - 1)  # of the last row only, behind the prompt
-        return [tensor.index_select(2, rows) for tensor in kv_per_layer], position_ids
+        given, length = kv_per_layer[0].shape[2], position_ids.shape[1]
+        expected = get_cache_size(length, cores, is_ctx=True)
+        if given != expected:
+            raise ValueError(
+                f"A layer's prompt of {length} positions brings keys of {given} under "
+                f"flash_decoding_enabled, expected {expected}, this rank's among {cores}, which "
+                "NxDI would not notice; return every one of that many from attention."
+            )
+        return kv_per_layer, position_ids
 
     @staticmethod
     def _write_positions(cache: torch.Tensor, new: torch.Tensor, positions: torch.Tensor) -> None:

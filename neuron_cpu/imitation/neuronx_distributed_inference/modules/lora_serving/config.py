@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Optional, Union
 
+from ...contract import contract
+
 Paths = Union[Dict[str, str], List[str], None]
 
 
@@ -24,7 +26,6 @@ class LoraServingConfig:
         lora_ckpt_paths: Paths = None,
         lora_memory_transpose: bool = True,
         lora_shard_linear_layer: bool = False,
-        **_unknown: Any,
     ) -> None:
         if max_lora_rank <= 0:
             raise ValueError(f"max_lora_rank is {max_lora_rank}, expected at least 1.")
@@ -34,8 +35,9 @@ class LoraServingConfig:
         self.target_modules = target_modules
         self.lora_bias = lora_bias
         self.lora_ckpt_paths = _by_id(lora_ckpt_paths)
-        self.lora_memory_transpose = lora_memory_transpose
-        self.lora_shard_linear_layer = lora_shard_linear_layer
+        if contract().loads_adapters:
+            self.lora_memory_transpose = lora_memory_transpose
+            self.lora_shard_linear_layer = lora_shard_linear_layer
 
     @property
     def indices(self) -> Dict[str, int]:
