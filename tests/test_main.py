@@ -247,10 +247,9 @@ def test_interrupt_ends_without_a_traceback(tiny_model: Path, tmp_path: Path) ->
 
 def test_what_changed_is_named(run_main: Callable, tmp_path: Path) -> None:
     model = write_tiny_model(tmp_path / "model")
-    submission = written(
-        tmp_path / "mine.py",
-        "from neuronx_distributed_inference.models.llama.modeling_llama import *\n",
-    )
+    own = "from neuronx_distributed_inference.models.llama.modeling_llama import *\n"
+    part = written(tmp_path / "part_of_mine.py", own)
+    submission = written(tmp_path / "mine.py", "from part_of_mine import *\n")
 
     def run(*more: str) -> str:
         done = run_main(
@@ -267,6 +266,8 @@ def test_what_changed_is_named(run_main: Callable, tmp_path: Path) -> None:
 
     assert "(first time)" in run()
     submission.write_text(submission.read_text() + "# edited\n")
+    assert "(submission changed)" in run("--seed", "5")
+    part.write_text(part.read_text() + "# edited\n")  # a file of its own that it imports
     assert "(submission changed)" in run("--seed", "5")
     config = json.loads((model / "config.json").read_text())
     (model / "config.json").write_text(json.dumps(config, indent=1))

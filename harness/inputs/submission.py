@@ -1,9 +1,10 @@
-"""The submission: one Python file, found by module name or path, and imported alone."""
+"""The submission: a Python file, found by module name or path, and what it imports beside it."""
 
 from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import importlib.util
 import sys
 import traceback
@@ -15,6 +16,7 @@ from harness.errors import UserError
 from neuron_cpu.hints import hint
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
+_OWN_PACKAGES = ("harness", "neuron_cpu", "tests")
 # model_type of config.json -> the class that the driver runs
 MODEL_CLASSES = {
     **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), "NeuronLlamaForCausalLM"),
@@ -67,6 +69,61 @@ def find(name: str) -> Path:
     )
 
 
+def files(path: Path) -> list[Path]:
+    """The submission, and behind it every file of its own that it imports: those of its folder, and
+    all of a package there. What this project or an environment has beside it is nobody's own."""
+    found, waiting = [], [path]
+    while waiting:
+        file = waiting.pop()
+        if file in found:
+            continue
+        found.append(file)
+        for name in sorted(_imported_names(file)):
+            module, package = path.parent / f"{name}.py", path.parent / name
+            if path.parent == REPOSITORY and name in _OWN_PACKAGES:
+                continue
+            if package.is_dir():
+                waiting += sorted(package.rglob("*.py"))
+            elif module.is_file():
+                waiting.append(module)
+    return [found[0], *sorted(found[1:])]
+
+
+def sources(path: Path) -> dict[str, bytes]:
+    """Their texts, by their places in the submission's folder."""
+    return {str(file.relative_to(path.parent)): file.read_bytes() for file in files(path)}
+
+
+def digest(path: Path) -> str:
+    """A hash of all of them."""
+    texts = sources(path)
+    whole = hashlib.sha256(texts.pop(path.name))
+    for name, text in texts.items():
+        whole.update(b"\0" + name.encode() + b"\0" + hashlib.sha256(text).digest())
+    return whole.hexdigest()
+
+
+def _imported_names(file: Path) -> set[str]:
+    """First parts of the modules that a file imports, anywhere in it, or names to import_module."""
+    found: set[str] = set()
+    for node in ast.walk(_tree(file)):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            found.add(node.module or "")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            found |= {str(a.value) for a in node.args[:1] if isinstance(a, ast.Constant)}
+    return {name.partition(".")[0] for name in found} - {""}
+
+
+def _tree(file: Path) -> ast.AST:
+    """Empty where a file is no Python (any more)."""
+    try:
+        return ast.parse(file.read_bytes())
+    except (OSError, SyntaxError, ValueError, RecursionError):
+        return ast.Module([], [])
+
+
 def load(path: Path, model_type: str) -> ModuleType:
     """Import the file under its stem; a UserError says where it raised or what it lacks."""
     module = imported(path)
@@ -79,13 +136,21 @@ def load(path: Path, model_type: str) -> ModuleType:
 
 
 def imported(path: Path) -> ModuleType:
-    """Any file of somebody else's, imported under its stem."""
+    """Any file of somebody else's, imported under its stem; its folder comes first on the path, so
+    that it finds its own files, as when it is run as a script."""
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise UserError(f"The submission {path} cannot be imported as Python.")
     module = importlib.util.module_from_spec(spec)
     # Kernels are inspected through sys.modules while they are traced.
     sys.modules[path.stem] = module
+    if str(path.parent) in sys.path:
+        sys.path.remove(str(path.parent))
+    sys.path.insert(0, str(path.parent))
+    for file in files(path)[1:]:
+        known = getattr(sys.modules.get(file.stem), "__file__", None)
+        if known is not None and Path(known).resolve() != file.resolve():
+            del sys.modules[file.stem]  # of another submission
     try:
         spec.loader.exec_module(module)
     except (Exception, SystemExit) as error:
@@ -93,19 +158,21 @@ def imported(path: Path) -> ModuleType:
     return module
 
 
-def line_of(error: BaseException, path: Path) -> Optional[int]:
-    """The innermost line of `path` in the error's traceback; None where it did not pass there."""
-    if isinstance(error, SyntaxError) and error.filename == str(path):
-        return error.lineno
+def place_of(error: BaseException, path: Path) -> Optional[tuple[str, int]]:
+    """(file, line): the innermost of the submission's own files in the error's traceback; None
+    where it did not pass there."""
+    own = {str(file) for file in files(path)}
+    if isinstance(error, SyntaxError) and error.filename in own:
+        return error.filename, error.lineno or 0
     frames = traceback.extract_tb(error.__traceback__)
-    lines = [frame.lineno for frame in frames if Path(frame.filename) == path]
-    return lines[-1] if lines else None
+    places = [(f.filename, f.lineno or 0) for f in frames if f.filename in own]
+    return places[-1] if places else None
 
 
 def where(error: BaseException, path: Path) -> str:
     """`<file>, line N, raised Type: message`; the caller's sentence ends with its own full stop."""
-    line = line_of(error, path)
-    place = f"{path}, line {line}," if line else f"Code outside of {path}"
+    found = place_of(error, path)
+    place = f"{found[0]}, line {found[1]}," if found else f"Code outside of {path}"
     return f"{place} {raised(error)}"
 
 
@@ -118,10 +185,11 @@ def raised(error: BaseException) -> str:
     return f"raised {type(error).__name__}: {told}" + (f" ({advice})" if advice else "")
 
 
-def kernel_lines(path: Path) -> dict[str, int]:
-    """Function name -> line of its definition; empty where the file is no Python any more."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError, RecursionError):
-        return {}
-    return {node.name: node.lineno for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
+def kernel_places(path: Path) -> dict[str, str]:
+    """Function name -> FILE:LINE of its definition; empty where files are no Python any more."""
+    return {
+        node.name: f"{file.name}:{node.lineno}"
+        for file in reversed(files(path))
+        for node in ast.walk(_tree(file))
+        if isinstance(node, ast.FunctionDef)
+    }

@@ -21,7 +21,7 @@ from harness.figures.divergence import (
 )
 from harness.figures.graphs import CHUNK, DECODE, PREFILL
 from harness.inputs.prompts import shorten
-from harness.inputs.submission import kernel_lines
+from harness.inputs.submission import kernel_places
 from harness.session.building import Loaded, build
 from harness.session.opening import open_session
 from harness.session.roles import Role
@@ -138,9 +138,9 @@ def verdict(own: Sequence[Error], kernels: Kernels, source: Path) -> str:
             f"No operator is more than {SUSPICIOUS:.0f} times farther from fp32 than PyTorch in "
             "bf16 is."
         )
-    lines = kernel_lines(source)
+    defined = kernel_places(source)
     places = ", ".join(
-        f"{name} ({source.name}:{lines[name]})" if name in lines else name
+        f"{name} ({defined[name]})" if name in defined else name
         for name in kernels.get((suspect.phase, suspect.module), [])
     )
     if suspect.broken is not None:

@@ -34,7 +34,7 @@ class Task:
 
     Attributes:
         settings: of a session whose lengths are chosen.
-        submission, source: the file's name, and its text, which travels.
+        submission, sources: the file's name, and the texts of its own files, which travel.
         checkpoint: sizes of the model's files by name, which have to be there already.
         code: digest of this project's sources, which have to be the same there.
         environment: variables that results depend on.
@@ -42,7 +42,7 @@ class Task:
 
     settings: Settings
     submission: str
-    source: bytes
+    sources: dict[str, bytes]
     checkpoint: dict[str, int]
     code: str
     environment: dict[str, str]
@@ -95,8 +95,11 @@ class Evaluators:
         return Outcome(result.as_dict())
 
     def _session(self, task: Task) -> Session:
-        entry = Path(self._folder.name) / Path(task.submission).name
-        entry.write_bytes(task.source)
+        folder = Path(self._folder.name)
+        for name, text in task.sources.items():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(text)
+        entry = folder / task.submission
         session = open_session(replace(task.settings, llama=str(entry)), [])
         sizes = sizes_of(session.model.path)
         if sizes != task.checkpoint:

@@ -26,7 +26,7 @@ import neuron_cpu
 from harness import console, sdk
 from harness.errors import UserError
 from harness.figures.baseline import Case
-from harness.inputs.submission import REPOSITORY
+from harness.inputs.submission import REPOSITORY, sources
 from harness.modes.remote import Outcome, Task, sizes_of
 from harness.session.opening import Session
 
@@ -86,7 +86,7 @@ def _task(work: Work, code: str) -> Task:
     return Task(
         settings=replace(settings, prompts=(), prompt_notes=(), **places),
         submission=session.submission.name,
-        source=session.submission.read_bytes(),
+        sources=sources(session.submission),
         checkpoint=sizes_of(session.model.path),
         code=code,
         environment={"NEURON_CPU_NXDI": sdk.version()},

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import json
 import os
@@ -14,7 +13,7 @@ from typing import Any, Optional
 
 from harness import console, sdk
 from harness.files import cache_folder, locked_folder, remove_unlocked
-from harness.inputs import models, quantised
+from harness.inputs import models, quantised, submission
 from harness.session.opening import Session
 from harness.session.roles import Role
 from harness.session.workers import Answer, Job, OnEvent, SubmissionFailed, Worker
@@ -211,7 +210,7 @@ def forget_old(cache: Path, most_bytes: int, keep: Path) -> None:
 
 def _fingerprint(session: Session, role: Role) -> dict[str, Any]:
     """Everything that a compiled folder depends on, under the names a user would know."""
-    text = b"" if role == Role.BASELINE else session.submission.read_bytes()
+    files = "" if role == Role.BASELINE else submission.digest(session.submission)
     settings, folder = _settings_of(session, role), session.model.path
     if role == Role.DRAFT and settings.speculation and settings.speculation.own_draft:
         folder = settings.speculation.own_draft
@@ -220,7 +219,7 @@ def _fingerprint(session: Session, role: Role) -> dict[str, Any]:
     fused = asked.draft_path if asked and asked.fused else None
     return {
         "settings": json.loads(json.dumps(config)),
-        "submission": hashlib.sha256(text).hexdigest(),
+        "submission": files,
         "checkpoint": models.checkpoint_identity(folder),
         "adapters": [
             models.checkpoint_identity(path) for path in settings.adapter_folders.values()

@@ -51,18 +51,17 @@ class Session:
         it compiled, and edits of a submission take each other's place. Submissions that are
         compared do not: workers may evaluate several at once.
         """
-        settings, text = self.settings, b""
+        settings, own = self.settings, ""
         if len(settings.contestants) > 1:
-            text = self.submission.read_bytes()
+            own = submission.digest(self.submission)
         if settings.compiled_model_path is not None:
-            own = hashlib.sha256(text).hexdigest()[:8] if text else ""
-            return settings.compiled_model_path / own
+            return settings.compiled_model_path / own[:8]
         shape = f"tp{settings.tp_degree}-seq{settings.seq_len}-batch{settings.batch_size}"
         asked: list[Any] = [settings.neuron_config(), settings.on_device_sampling_config()]
         if settings.speculation is not None:
             asked.append(str(settings.speculation.draft_path))
-        if text:
-            asked.append(hashlib.sha256(text).hexdigest())
+        if own:
+            asked.append(own)
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:8]
         return cache_folder() / "compiled" / f"{self.model.name}-{shape}-{digest}"
 

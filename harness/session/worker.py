@@ -124,7 +124,7 @@ class Host:
         except CompileError as error:
             raise UserError(self.by_flags(str(error))) from error
         except BaseException as error:
-            full_disk = isinstance(error, OSError) and not self.line_of(error)
+            full_disk = isinstance(error, OSError) and not self.passed(error)
             if is_refusal(error) or full_disk or isinstance(error, KeyboardInterrupt):
                 raise
             raise UserError(f"{what}: {self.where(error)}.") from error
@@ -135,8 +135,9 @@ class Host:
         told = told.replace("choose a speculation_length of", f"choose a --{chunk} of")
         return told.replace("choose a max_context_length of", "choose a --max-context-length of")
 
-    def line_of(self, error: BaseException) -> Optional[int]:
-        return submission.line_of(error, self.job.source) if self.job.source else None
+    def passed(self, error: BaseException) -> bool:
+        """Whether the error passed a line of the submission."""
+        return bool(self.job.source and submission.place_of(error, self.job.source))
 
     def where(self, error: BaseException) -> str:
         """Which line of the submission raised what, or that the SDK's own model did."""
