@@ -93,6 +93,7 @@ LESSONS = (
         "err_dynamic_control_flow_not_supported err_ambiguous_tensor_truth_value "
         "err_cannot_assign_to_index sim_operand_mask sim_matmul_mask sim_reduce_mask "
         "sim_affine_select_predicate sim_range_select sim_iota_expression sim_index_tile "
+        "sim_tensor_truth "
         "sim_ap_offset sim_ap_out_of_bound sim_dynamic_slice sim_placed_operand sim_duplicate_rows "
         "sim_sequence_bounds sim_vector_offsets "
         "sim_reduce_mask_parts sim_predicated_types sim_pattern sim_needs_values",
@@ -111,6 +112,7 @@ LESSONS = (
         "err_while_loop_requires_unconditional_entry sim_loop_body sim_loop_reduce_target "
         "sim_endless_loop sim_ordered_loop sim_race_of_chosen_rows sim_copies_of_a_kernel "
         "sim_launch sim_program_axis sim_shared_hbm_differs sim_one_core sim_core_barrier "
+        "sim_cores_write_alike "
         "sim_atomic_rmw sim_rmw_operator err_nested_kernel_with_spmd_grid",
     ),
     Lesson(

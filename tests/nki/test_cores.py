@@ -8,7 +8,7 @@ import nki.language as nl
 import numpy as np
 import pytest
 
-from neuron_cpu.core import NkiError
+from neuron_cpu.core import NkiError, NkiWarning
 from neuron_cpu.core.time.schedule import schedule
 
 
@@ -60,6 +60,67 @@ def test_a_barrier_makes_writes_visible():
 def test_without_a_barrier_it_is_a_race():
     with pytest.raises(NkiError, match="err_unexpected_output_dependencies"):
         rotated(False)[2](np.ones((2, 8), np.float32))
+
+
+@pytest.mark.parametrize("differ", [False, True])
+@pytest.mark.parametrize("rewrites", [False, True])
+def test_what_both_cores_write_is_compared(differ, rewrites):
+    @nki.jit
+    def kernel(x):
+        """Rows are divided; the sum of all of them is written by both cores."""
+        total = nl.ndarray((1, x.shape[1]), x.dtype, buffer=nl.shared_hbm)
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        me = nl.program_id()
+        first, second = nl.load(x[0:1, :]), nl.load(x[1:2, :])
+        nl.store(out[me : me + 1, :], first)
+        if rewrites:  # what a core writes first does not count
+            nisa.dma_copy(total, x[me : me + 1, :])
+        nisa.tensor_tensor(first, first, second, nl.add)
+        if differ:
+            nisa.tensor_scalar(first, first, nl.add, float(me))
+        nl.store(total, first)
+        nl.store(out[me : me + 1, :], nl.load(total))
+        return total, out
+
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    if differ:
+        with pytest.raises(NkiError, match="8 get other values"):
+            kernel[2](x)
+        return
+    with pytest.warns(NkiWarning, match="write 8 elements of 'total'.*with equal values"):
+        total, out = kernel[2](x)
+    assert np.array_equal(total[0], x.sum(0)) and np.array_equal(out[0], x.sum(0))
+
+
+def test_addresses_are_each_cores_own():
+    @nki.jit
+    def kernel(x):
+        """What a core receives lies where the other one has what it sends."""
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        me = nl.program_id()
+        own = nl.ndarray((1, 8), x.dtype, address=(0, 0 if me else 1024))
+        other = nl.ndarray((1, 8), x.dtype, address=(0, 1024 if me else 0))
+        nisa.dma_copy(own, x[me : me + 1, :])
+        nisa.sendrecv(own, other, send_to_rank=1 - me, recv_from_rank=1 - me, pipe_id=0)
+        nl.store(out[me : me + 1, :], other)
+        return out
+
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    assert np.array_equal(kernel[2](x), x[::-1])
+
+
+def test_a_barrier_protects_an_argument():
+    @nki.jit
+    def kernel(x):
+        me = nl.program_id()
+        nl.store(x[me : me + 1, :], nl.load(x[2 + me : 3 + me, :]))
+        nisa.core_barrier(x, (0, 1))
+        nl.store(x[2 + me : 3 + me, :], nl.load(x[1 - me : 2 - me, :]))
+        return x
+
+    x = np.arange(32, dtype=np.float32).reshape(4, 8)
+    want = x[[2, 3, 3, 2]]
+    assert np.array_equal(kernel[2](x), want)
 
 
 @nki.jit

@@ -10,7 +10,7 @@ import nki.language as nl
 import numpy as np
 import pytest
 
-from neuron_cpu.core import NkiError
+from neuron_cpu.core import NkiError, NkiWarning
 
 
 @pytest.fixture(autouse=True)
@@ -108,7 +108,8 @@ def test_barriers_in_a_loop_of_known_length(eager, monkeypatch):
     assert np.array_equal(unrolled[2](x), np.broadcast_to(4 * x.sum(0), (2, 8)))
 
 
-def test_races_between_meetings_are_found_where_data_lead():
+@pytest.mark.parametrize("alike", [False, True])
+def test_what_both_cores_write_between_meetings_is_compared(alike):
     @nki.jit
     def kernel(x, n):
         shared = nl.ndarray((1, 8), x.dtype, buffer=nl.shared_hbm)
@@ -118,8 +119,15 @@ def test_races_between_meetings_are_found_where_data_lead():
         nisa.core_barrier(shared, (0, 1))
         return shared
 
-    with pytest.raises(NkiError, match="err_unexpected_output_dependencies"):
-        kernel[2](np.ones((2, 8), np.float32), np.array([[1]], np.int32))
+    x = np.arange(16, dtype=np.float32).reshape(2, 8)
+    x = x[:1].repeat(2, 0) if alike else x
+    if alike:
+        with pytest.warns(NkiWarning, match="sim_cores_write_alike"):
+            found = kernel[2](x, np.array([[1]], np.int32))
+        assert np.array_equal(found, x[:1])
+    else:
+        with pytest.raises(NkiError, match="err_unexpected_output_dependencies"):
+            kernel[2](x, np.array([[1]], np.int32))
 
 
 @nki.jit

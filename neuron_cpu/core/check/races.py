@@ -71,7 +71,12 @@ def check_races(program: Program) -> None:
     twice = None
     for group in _groups(program):
         copies = group.loop.kind == "grid" and program.copies
-        found = _conflict_of_copies(group, program) if copies else _conflict(group)
+        if copies:
+            found = _conflict_of_copies(group, program)
+        elif group.loop.kind == "grid" and program.cores > 1 and not group.storage.on_chip:
+            found = _conflict_of_cores(group, program)
+        else:
+            found = _conflict(group)
         if found is not None:
             raise _refusal(program, group, *found)
         if copies and not group.storage.on_chip:
@@ -291,6 +296,31 @@ def _conflict(group: _Group) -> tuple[_Access, _Access] | None:
         near = maps.get(owner, read)
         if ((near != 0) & (near != read.iteration + 1)).any():
             return _partner(group, read), read
+    return None
+
+
+def _conflict_of_cores(group: _Group, program: Program) -> tuple[_Access, _Access] | None:
+    """The first pair that excludes each other between the two cores of a kernel of `nki`.
+
+    What both write is no conflict here: kernels write what was not divided on both, alike. Whether
+    it is alike shows when it runs (``run/instances.py``).
+    """
+    retyped = any(base is group.storage for _, base in program.aliases)
+    if retyped or any(write.kind != "write" for write in group.writes.values()):
+        return _conflict(group)
+    maps = _maps(group)
+    written: dict[int, np.ndarray] = {}
+    for write in group.writes.values():
+        mine = written.setdefault(write.iteration, maps.new(np.int8))
+        maps.put(mine, write, 1)
+    if len(written) > 1 and np.logical_and.reduce(list(written.values())).any():
+        program.written_by_both.add(group.storage)
+    nothing = maps.new(np.int8)
+    for read in group.reads.values():
+        own = maps.get(written.get(read.iteration, nothing), read) == 1
+        for core, theirs in written.items():
+            if core != read.iteration and ((maps.get(theirs, read) == 1) & ~own).any():
+                return _partner(group, read), read
     return None
 
 

@@ -177,12 +177,15 @@ def scalar_tensor_tensor(
     reverse1: bool = False,
     name: str | None = None,
 ) -> NkiInstruction:
-    """``(data op0 operand0) op1 operand1``: operand0 a number or (P, 1), operand1 a whole tile."""
+    """``(data op0 operand0) op1 operand1``: operand0 a number or (P, 1), operand1 a whole tile.
+
+    Tiles of any type, computed with in fp32 (aws-neuron-sdk v2.32.0, nki.isa).
+    """
     what = "scalar_tensor_tensor"
     target, a, b = alike(what, tensor(dst, what), tensor(data, what), tensor(operand1, what))
     src = [a, b]
     steps = (
-        step(f"{what} operand0", operator(op0, what), operand0, reverse0, src),
+        step(f"{what} operand0", operator(op0, what), operand0, reverse0, src, exact=False),
         Step(operator(op1, what), at=1, reverse=flag(reverse1, "reverse1")),
     )
     attrs = StepsAttrs(bits=of_bits(what, steps, src), steps=steps)

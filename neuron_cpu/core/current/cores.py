@@ -34,11 +34,12 @@ def core_barrier(
     named = (cores,) if one else tuple(several(cores, "core_barrier: cores"))
     if named == (0,) and not trace.current("nisa.core_barrier").program.cores > 1:
         return  # nobody to wait for
-    if named != CORES or shared.storage.buffer != "shared_hbm":
+    both = shared.storage.buffer == "shared_hbm" or shared.storage.role == "input"
+    if named != CORES or not both:
         raise refuse(
             "sim_core_barrier",
             f"core_barrier of {shared.label()} over cores {cores}, expected a tensor in shared_hbm "
-            "and cores (0, 1)",
+            "or an argument, and cores (0, 1)",
         )
     wait(next_phase("core_barrier"))
 

@@ -117,8 +117,10 @@ def _place(storage: Storage, address: Any) -> None:
             "expected no need to know; here it counts bytes",
             advice=True,
         )
-    storage.address = [Tile(storage, 0, partition, byte)]
-    program = trace.current("nl.ndarray").program
+    tracer = trace.current("nl.ndarray")
+    program = tracer.program
+    core = tracer.grid_index[0] if program.cores > 1 else 0
+    storage.address = [Tile(storage, 0, partition, byte, core)]
     program.direct_allocation = program.mixed_placement = True
 
 

@@ -23,6 +23,7 @@ from ..program.storage import Frame, Loop, Storage
 from ..program.view import View
 from ..run.eager import Machine
 from ..run.execute import Plan
+from ..run.instances import WrittenByBoth
 from .lockstep import Turns
 from .registers import NeedsValues
 from .subset import lint
@@ -137,8 +138,10 @@ class Kernel(calling.Kernel):
         if machine is None:
             results = [body(core) for core in range(cores)]
         else:  # what a core does next may depend on what the other one did
+            machine.both = WrittenByBoth(program, None)
             tracer.turns = Turns(tracer)
             results = tracer.turns.run(body)
+            machine.both.finish()
         if len(phases) > 1:
             raise refuse(
                 "sim_core_barrier",

@@ -196,12 +196,12 @@ def operator(op: Any, what: str) -> str:
 UNARY = frozenset({"abs", "rsqrt", "reciprocal", "invert", "square", "relu"})
 
 
-def step(what: str, op: str, value: Any, reverse: Any, src: list[View]) -> Step:
-    """One step of the ALU on ``src[0]``; a vector is appended to ``src``."""
+def step(what: str, op: str, value: Any, reverse: Any, src: list[View], exact: bool = True) -> Step:
+    """One step of the ALU on ``src[0]``; a vector is appended to ``src``, fp32 if ``exact``."""
     if value is None and op in UNARY:
         value = 0
     if isinstance(value, View):
-        src.append(column(value, src[0], what, exact=op not in BITWISE))
+        src.append(column(value, src[0], what, exact=exact and op not in BITWISE))
         return Step(op, at=len(src) - 1, reverse=flag(reverse, "reverse"))
     value = number(value)
     if is_integer(value) or isinstance(value, (float, bool)):

@@ -494,12 +494,15 @@ class NkiTensor(trace.Values, View):
         )
 
     # --- data and truth ---------------------------------------------------------------------------
-    def __bool__(self) -> NoReturn:
-        raise refuse(
-            "err_ambiguous_tensor_truth_value",
-            f"{self.label()} is used as a truth value, expected a value known while building; "
-            "contents of tensors are known on the device only",
+    def __bool__(self) -> bool:
+        """True: there is a tensor, and not None. AWS's library asks so for optional arguments."""
+        warn(
+            "sim_tensor_truth",
+            f"{self.label()} is used as a truth value, expected 'is not None': a tensor counts as "
+            "true whatever it holds; contents are known on the device only, see nisa.register_load",
+            advice=not self.storage.on_chip,
         )
+        return True
 
     def __iter__(self) -> NoReturn:
         raise refuse(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import os
+import types
 from enum import Enum
 from typing import Any
 
@@ -172,7 +173,21 @@ def _field_names(kind: Any) -> list[str]:
 
 
 class NKIObject:
-    """Base of a kernel's own classes: fields by position or keyword, missing ones are None."""
+    """Base of a kernel's own classes: fields by position or keyword, missing ones are None.
+
+    Class attributes without annotation are fields, too, and ``@dataclass`` makes no difference
+    (nki-language-guide.rst; the published parser makes one constructor for all).
+    """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        own = inspect.get_annotations(cls)
+        plain = (n for n, v in vars(cls).items() if not (n.startswith("__") or _is_member(v)))
+        own |= {name: Any for name in plain if name not in own}
+        cls.__annotations__ = own
+        for name in own:  # what dataclass would ask for
+            if name not in vars(cls):
+                setattr(cls, name, None)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         kind: Any = type(self)
@@ -189,3 +204,9 @@ class NKIObject:
         after = getattr(self, "__post_init__", None)
         if after is not None:
             after()
+
+
+def _is_member(value: Any) -> bool:
+    """Whether a class attribute is no field: a method, a property, a class inside of the class."""
+    kinds = (types.FunctionType, staticmethod, classmethod, property, functools.cached_property)
+    return isinstance(value, (*kinds, type, types.MemberDescriptorType))

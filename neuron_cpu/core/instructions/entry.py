@@ -131,7 +131,7 @@ class OpSpec:
         for view in instruction.dst:
             _check_operand(self, view, self.writes, "result")
             if 0 in view.strides and not instruction.attrs.accumulate:
-                _check_overlap(self, view)
+                _check_overlap(self, view, len(instruction.dst) > 1)
             if view.storage.role == "input" and not view.storage.mutable:
                 raise refuse(
                     "err_cannot_update_immutable_parameter",
@@ -143,9 +143,14 @@ class OpSpec:
             _check_partitions(self, instruction)
 
 
-def _check_overlap(op: OpSpec, view: View) -> None:
-    """Refuse results whose elements are one and the same."""
-    if view.by_data is None and any(n > 1 and not s for n, s in zip(view.shape, view.strides)):
+def _check_overlap(op: OpSpec, view: View, sink: bool) -> None:
+    """Refuse results whose elements are one and the same.
+
+    Of an instruction with a second result the first one may be such a ``sink``: AWS's library reads
+    the reduction alone.
+    """
+    one = view.by_data is None and any(n > 1 and not s for n, s in zip(view.shape, view.strides))
+    if one and not sink:
         raise refuse(
             "sim_broadcast_result",
             f"{op.name} writes {view.label()}, a broadcast whose elements are one, expected a "

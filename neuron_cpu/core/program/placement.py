@@ -17,20 +17,24 @@ class Tile:
         block: its number in row-major order of the block axes.
         partition, partitions: first partition and how many.
         start, stop: bytes per partition, counted through all banks in PSUM.
+        core: whose memory it is, where two run the kernel.
     """
 
-    __slots__ = ("block", "partition", "partitions", "start", "stop", "storage")
+    __slots__ = ("block", "core", "partition", "partitions", "start", "stop", "storage")
 
-    def __init__(self, storage: Storage, block: int, partition: int, start: int) -> None:
+    def __init__(
+        self, storage: Storage, block: int, partition: int, start: int, core: int = 0
+    ) -> None:
         self.storage, self.block = storage, block
         self.partition, self.partitions = partition, storage.shape[storage.paxis]
-        self.start = start
+        self.start, self.core = start, core
         self.stop = start + storage.free_size * storage.dtype.itemsize
 
     def overlaps(self, other: Tile) -> bool:
         """True when both occupy some byte of some partition of the same memory."""
         return (
             self.storage.buffer == other.storage.buffer
+            and self.core == other.core
             and self.start < other.stop
             and other.start < self.stop
             and self.partition < other.partition + other.partitions

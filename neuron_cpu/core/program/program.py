@@ -94,6 +94,7 @@ class Program:
         cores: physical cores that run it together, each its own instances of the grid.
         mixed_placement: tensors with addresses may stand beside others (the current language).
         copies: no instance of the grid asked which one it is, so all of them do the same.
+        written_by_both: tensors in HBM of which two cores write elements with nothing between.
         for_values: its control flow follows the data that it was traced with, and no other.
         aliases: storages that read a kernel input as another type, and that input.
         names: instructions that the kernel has named, by the index of their instance of the grid.
@@ -119,6 +120,7 @@ class Program:
         self.core = in_force()
         self.cores = 1
         self.copies = False
+        self.written_by_both: set[Storage] = set()
         self.for_values = False
         self.today = False
         self.open_values = False

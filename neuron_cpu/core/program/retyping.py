@@ -69,7 +69,9 @@ def _share_ground(first: Storage, others: list[Storage]) -> None:
         ground = Storage(-1 - first.id, shape, UNITS[size], first.buffer, first.role)
         ground.name, ground.frame, ground.source = first.name, first.frame, first.source
         if first.address is not None:
-            ground.address = [Tile(ground, t.block, t.partition, t.start) for t in first.address]
+            ground.address = [
+                Tile(ground, t.block, t.partition, t.start, t.core) for t in first.address
+            ]
     for storage in (first, *others):
         storage.ground = ground
         storage.groups = first.groups

@@ -11,6 +11,7 @@ from ..program.view import View
 from . import merge
 from .doubts import watched
 from .execute import make_step
+from .instances import WrittenByBoth
 from .memory import Arena, reinterpreted, widen
 
 
@@ -19,10 +20,12 @@ class Machine:
 
     Attributes:
         open_values: as ``Program`` has it.
+        both: compares what two cores write, where there are two.
     """
 
     def __init__(self, shadow: bool = False) -> None:
         self.open_values = False
+        self.both: WrittenByBoth | None = None
         self.arena = Arena(shadow)
         self.lowering = merge.Lowering(merge=False)
 
@@ -46,6 +49,8 @@ class Machine:
         with torch.inference_mode():  # as Plan.run; a decorator would be a frame of the user's
             op = self.lowering.op(instruction)
             step = make_step(op, self.arena)
+            if self.both is not None:
+                step = self.both.watching(step, op, self.arena)
             doubtful = watched(step, op, self.arena) if self.open_values else None
             (doubtful or step)()
 

@@ -22,7 +22,7 @@ from ..program.regions import place
 from ..program.storage import Storage
 from . import merge
 from .doubts import watched
-from .instances import instance_rows
+from .instances import WrittenByBoth, instance_rows
 from .lasting import lasting
 from .memory import (
     DIRECT,
@@ -118,6 +118,8 @@ def make_step(op: Op, arena: Arena) -> Step:
     # Everything above is decided once; what follows runs at every call, so one result, the usual
     # case, has a function without a loop.
     outs = [(arena.viewer(r), arena.kept(r)) for r in op.dst]
+    if any(0 in r.strides for r in op.dst) and any(map(_is_sink, op.dst)):
+        return _sinking_step(op, arena, inputs, raw)
     if len(outs) == 1:
         out, dt = outs[0]
         if raw and keep is None:
@@ -190,6 +192,30 @@ def _scatter_step(op: Op, arena: Arena, inputs: list, raw: bool, bits: bool) -> 
     return scattered
 
 
+def _is_sink(ref: Ref) -> bool:
+    """Whether several elements are one and the same."""
+    return any(n > 1 and not s for n, s in zip(ref.shape, ref.strides))
+
+
+def _sinking_step(op: Op, arena: Arena, inputs: list, raw: bool) -> Step:
+    """Results of which one writes its elements over each other: the last one stays."""
+    attrs, compute = op.attrs, op.instruction.op.compute
+    assert compute is not None and attrs.mask is None  # the current language has no masks
+
+    def step() -> None:
+        found = compute(attrs, [f() for f in inputs])
+        for ref, values in zip(op.dst, found if len(op.dst) > 1 else (found,)):
+            axes = list(zip(ref.shape, ref.strides))
+            last = tuple(slice(-1, None) if not s else slice(None) for _, s in axes)
+            kept = tuple(1 if not s else n for n, s in axes)
+            out = arena.view(Ref(ref.memory, ref.offset, kept, ref.strides, ref.dt))
+            values = values.expand(ref.shape) if values.ndim == len(ref.shape) else values
+            values = values.reshape(ref.shape)[last]
+            _copy(out, values) if raw else put(out, values, arena.kept(ref), attrs.bits, None)
+
+    return step
+
+
 def _skipping_step(op: Op, arena: Arena) -> Step:
     """A transfer whose rows out of bounds are left as they are: elements are moved one by one."""
     attrs, compute = op.attrs, op.instruction.op.compute
@@ -244,7 +270,9 @@ class Plan:
         self.arena = Arena(shadow)
         # Instances that choose rows by data are watched one by one.
         self.rows = instance_rows(program)
-        merging = merge_loops and self.rows is None
+        both = program.written_by_both
+        self.both = WrittenByBoth(program, both) if both else None
+        merging = merge_loops and self.rows is None and not both
         self.ops = merge.lower(program, merging)
         if merging:
             self.ops = join_repeats(self.ops, program)
@@ -264,6 +292,8 @@ class Plan:
     def _step(self, op: Op) -> Step:
         instruction, limited = op.instruction, op.instruction.op.limited
         step = make_step(op, self.arena)
+        if self.both is not None:
+            step = self.both.watching(step, op, self.arena)
         # What nobody wrote has no value that one could judge: another tensor's lies there.
         if not self.ranges or instruction.source in self.program.unwritten_at:
             return step
@@ -383,6 +413,8 @@ class Plan:
 
     def finish(self, results: dict[int, torch.Tensor]) -> list[torch.Tensor]:
         """Let go of the caller's memory and give the outputs in order."""
+        if self.both is not None:
+            self.both.finish()
         for memory in self.external.values():
             self.arena.flat.pop(id(memory), None)
         return [results[storage.id] for storage in self.program.outputs]

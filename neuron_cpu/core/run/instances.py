@@ -1,5 +1,7 @@
-"""Races between instances of a launch grid whose rows data choose: seen only where they run.
+"""Races between instances of a launch grid that are seen only where they run.
 
+Two cores of a kernel of `nki` that write the same elements with nothing between them are compared:
+kernels write on both what they do not divide, alike, and only other values are an error.
 ``check/races.py`` refuses what the recorded addresses prove. Where an index tile or a scalar offset
 chooses rows, as in a paged cache, addresses are known at run time; what then meets is a warning,
 since a device runs it, and the result is that of whoever comes last.
@@ -7,9 +9,12 @@ since a device runs it, and the result is that of whoever comes last.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
-from ..device.errors import warn
+from ..device.errors import refuse, warn
 from ..program.program import Instruction, Program
 from ..program.regions import place
 from ..program.storage import Frame, Loop, Storage
@@ -63,6 +68,105 @@ class InstanceRows:
             zeros = torch.zeros(storage.size, dtype=torch.int8)
             self.marks[key] = (zeros, zeros.clone())
         return self.marks[key]
+
+
+@dataclass
+class _Both:
+    """What two cores have written of one tensor since they last met.
+
+    Attributes:
+        owner: 1 + the core that wrote an element last, 0: nobody.
+        first: the tensor as the first core left it, and which elements it wrote.
+        writer: the instruction of the second core, for the message.
+    """
+
+    loop: Loop
+    owner: torch.Tensor
+    first: tuple[torch.Tensor, torch.Tensor] | None = None
+    writer: Instruction | None = None
+
+
+class WrittenByBoth:
+    """Compares what the two cores write to the same elements between two meetings.
+
+    Args:
+        storages: tensors that both write; None: any in HBM.
+    """
+
+    def __init__(self, program: Program, storages: set[Storage] | None) -> None:
+        self.program, self.storages = program, storages
+        self._open: dict[Storage, tuple[_Both, torch.Tensor]] = {}
+
+    def watching(self, step: Callable[[], None], op: Op, arena: Arena) -> Callable[[], None]:
+        """The same step, which notes what it writes."""
+        frame = grid_frame(op.instruction)
+        refs = [r for r in op.dst if self._watched(r.memory.storage)]
+        if frame is None or not refs:
+            return step
+
+        def noted() -> None:
+            for ref in refs:
+                self._before(ref, frame, op, arena)
+            step()
+
+        return noted
+
+    def _watched(self, storage: Storage) -> bool:
+        if self.storages is not None:
+            return storage in self.storages
+        return not storage.on_chip and storage.frame is None
+
+    def _before(self, ref: Ref, frame: Frame, op: Op, arena: Arena) -> None:
+        storage, flat = ref.memory.storage, arena.of(ref.memory)
+        if storage in self._open and self._open[storage][0].loop is not frame.loop:
+            self._settle(storage)
+        if storage not in self._open:
+            owner = torch.zeros(flat.numel(), dtype=torch.int8)
+            self._open[storage] = (_Both(frame.loop, owner), flat)
+        both = self._open[storage][0]
+        if both.first is None and frame.i and bool(both.owner.any()):
+            both.first = flat.clone(), both.owner != NOBODY
+            both.owner.zero_()
+        both.writer = op.instruction
+        both.owner[_elements(op, ref, arena)] = frame.i + 1
+
+    def _settle(self, storage: Storage) -> None:
+        both, flat = self._open.pop(storage)
+        if both.first is None or both.writer is None:
+            return
+        values, written = both.first
+        shared = written & (both.owner != NOBODY)
+        if not bool(shared.any()):
+            return
+        now, then = flat[shared], values[shared]
+        differ = (now != then) & ~((now != now) & (then != then))
+        count, line = int(differ.sum()), place(self.program, both.writer)
+        if count:
+            raise refuse(
+                "err_unexpected_output_dependencies",
+                f"both cores of {self.program.name} write {int(shared.sum())} elements of "
+                f"{storage.label()} with no core_barrier between them, and {count} get other "
+                "values, expected equal ones: the result depends on who comes last; give each core "
+                "its own part",
+                line,
+            )
+        warn(
+            "sim_cores_write_alike",
+            f"both cores of {self.program.name} write {int(shared.sum())} elements of "
+            f"{storage.label()} with equal values, expected each to take its part; divide the work "
+            "by nl.program_id",
+            line,
+            advice=True,
+        )
+
+    def finish(self) -> None:
+        """Compare what is left at the end of a run.
+
+        Raises:
+            NkiError: the cores wrote other values.
+        """
+        for storage in list(self._open):
+            self._settle(storage)
 
 
 def instance_rows(program: Program) -> InstanceRows | None:

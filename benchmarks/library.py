@@ -1,0 +1,344 @@
+"""nki-library's own tests on the simulator: its cases, its references, its tolerances.
+
+    python benchmarks/library.py DIR [--target trn2] [-k WORDS] [--sample N] [--large N] [--jobs N]
+
+DIR holds a checkout of aws-neuron/nki-library, at any depth. Every case runs in a process of its
+own. The library's harness sends kernels to hosts with accelerators. Here `Orchestrator.execute`
+calls the kernel on the simulator instead, and compares with the library's own validator. What the
+harness imports to reach those hosts, and the closed package neuron_dtypes, stand in below.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import random
+import re
+import resource
+import sys
+import tempfile
+import time
+import types
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+import numpy as np  # noqa: E402
+import pytest  # noqa: E402
+import torch  # noqa: E402
+
+import neuron_cpu  # noqa: E402
+
+LARGE = re.compile("4096|5120|8192|16384|32768|36864")  # what its simulation mode calls large
+HOSTS = (
+    "aws_embedded_metrics", "boto3", "botocore", "fabric2", "paramiko", "plotext", "pytest_html",
+    "perf_analysis_private", "scripts",
+)  # fmt: skip
+RELEASE = "2.29"  # the one that its newest commit is written for
+CPU_SECONDS, GIGABYTES = 240, 10  # of one case
+
+
+# --- what stands in for closed packages and for the way to hosts ----------------------------------
+class Absent(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Modules that only the way to hosts needs: every name in them is an empty class."""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        wanted = any(part in HOSTS for part in name.split("."))
+        return importlib.machinery.ModuleSpec(name, self, is_package=True) if wanted else None
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        made = types.ModuleType(spec.name)
+        made.__path__ = []  # type: ignore[attr-defined]
+
+        def missing(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return type(name, (Exception,), {})
+
+        made.__getattr__ = missing  # type: ignore[attr-defined]
+        return made
+
+    def exec_module(self, module: types.ModuleType) -> None: ...
+
+
+def neuron_dtypes() -> types.ModuleType:
+    """numpy types of the compiler's package of that name, and its casts."""
+    from neuron_cpu.core.device import dtypes
+    from neuron_cpu.core.instructions import microscaling
+
+    made: Any = types.ModuleType("neuron_dtypes")
+    for one in (*dtypes.ALL, *dtypes.LATER):
+        setattr(made, one.name, one.numpy)
+
+    def static_cast(values: Any, dtype: Any) -> Any:
+        to, of = np.dtype(dtype), np.asarray(values)
+        packed = {one.numpy: one for one in dtypes.PACKED}
+        if of.dtype == to:
+            return of
+        if of.dtype in packed:
+            raw = torch.from_numpy(of.view(np.dtype(f"i{of.itemsize}")))
+            wide = microscaling.unpacked(raw, packed[of.dtype])
+            return wide.reshape(*of.shape[:-1], -1).numpy().astype(to)
+        if to in packed:
+            wide = torch.from_numpy(of.astype(np.float32)).reshape(*of.shape[:-1], -1, 4)
+            return microscaling.packed(wide, packed[to]).numpy().view(to)
+        return of.astype(to)
+
+    def is_float_type(dtype: Any) -> bool:
+        return dtypes.to_dtype(dtype).is_float if np.dtype(dtype).itemsize < 8 else True
+
+    made.static_cast, made.is_float_type = static_cast, is_float_type
+    return made
+
+
+class Mended(importlib.machinery.SourceFileLoader):
+    """Source files; of one that does not parse, the repeated end of a docstring is left out.
+
+    mlp.py of d2ad3a5 has the last lines of its docstring twice.
+    """
+
+    def source_to_code(self, data: Any, path: Any, **options: Any) -> Any:  # type: ignore[override]
+        try:
+            return super().source_to_code(data, path, **options)
+        except IndentationError as error:
+            lines = bytes(data).decode().splitlines(keepends=True)
+            first = (error.lineno or 1) - 1
+            last = next(k for k in range(first, len(lines)) if lines[k].strip() == '"""')
+            text = "".join(lines[:first] + lines[last + 1 :])
+            return super().source_to_code(text.encode(), path, **options)
+
+
+# --- the library's harness ------------------------------------------------------------------------
+class Unreferenced(Exception):
+    """A kernel ran, and its test compares nothing."""
+
+
+def execute(harness: Any, args: Any) -> None:
+    """What ``Orchestrator.execute`` does, on the simulator."""
+    import nki
+    from test.utils.common_dataclasses import PerRankLazyInputGenerator, normalize_golden_output
+    from test.utils.output_validator import OutputValidator
+
+    target = args.compiler_input.platform_target.get_compile_target()
+    os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] = target
+    cores = args.compiler_input.logical_nc_config
+    given, checked = args.kernel_input or {}, args.validation_args
+    ranks = args.inference_args.collective_ranks
+
+    def call(rank: int) -> list[Any]:
+        values = given.for_rank(rank) if isinstance(given, PerRankLazyInputGenerator) else given
+        values = {k.removesuffix(".must_alias_input"): v for k, v in values.items()}
+        result = nki.simulate(args.kernel_func)[cores](**values)
+        return list(result) if isinstance(result, (list, tuple)) else [result]
+
+    if ranks > 1:
+        results = neuron_cpu.core.on_ranks(call, [(rank,) for rank in range(ranks)])
+    else:
+        results = [call(0)]
+    args.emitter = harness.emitter
+    if checked is None:
+        raise Unreferenced
+    validator = OutputValidator(args, [])
+    collector = harness.emitter.get_collector()
+    lazy = hasattr(checked.golden_output, "lazy_golden_generator")
+    if lazy and checked.golden_output.golden is None:
+        raise Unreferenced
+    for rank, outputs in enumerate(results):
+        if rank and not hasattr(checked.golden_output, "for_rank"):
+            break
+        named = normalize_golden_output(checked.golden_output, rank)
+        golden, _ = validator._get_golden_for_rank_and_dtype_source(checked, rank, collector)
+        if len(named) != len(outputs):
+            raise RuntimeError(f"{len(outputs)} results, expected {', '.join(named)}")
+        found = {
+            n: as_golden(o, golden[n], named[n]) for n, o in zip(named, outputs) if n in golden
+        }
+        wrong = validator._compare_outputs(found, golden, checked, collector, None, False)
+        assert not wrong, f"Validation failed for {', '.join(wrong)}"
+
+
+def as_golden(found: Any, want: Any, like: Any) -> np.ndarray:
+    """A result in the form that the validator reads: flat bytes, or the type of the reference."""
+    host = np.ascontiguousarray(found)
+    if not isinstance(want, np.ndarray):
+        return host.reshape(-1).view(np.uint8)
+    if host.dtype.itemsize == like.dtype.itemsize and "x4" in str(host.dtype) + str(like.dtype):
+        host = host.view(like.dtype)
+    return host.astype(like.dtype).reshape(want.shape)
+
+
+# --- cases ----------------------------------------------------------------------------------------
+class Cases:
+    """A plugin of pytest: which cases run, each in a process, and what became of them."""
+
+    def __init__(self, chosen: argparse.Namespace, folder: Path) -> None:
+        self.chosen, self.folder = chosen, folder
+        self.outcomes: dict[str, dict] = {}
+
+    def pytest_collection_modifyitems(self, items: list) -> None:
+        words, chosen = self.chosen.k, random.Random(0)
+        kept = [i for i in items if not words or any(w in i.nodeid for w in words)]
+        small = [i for i in kept if not large(i)]
+        big = [i for i in kept if large(i)]
+        if self.chosen.sample and len(small) > self.chosen.sample:
+            small = chosen.sample(small, self.chosen.sample)
+        big = chosen.sample(big, min(self.chosen.large, len(big)))
+        items[:] = sorted(small + big, key=lambda i: i.nodeid)
+        print(f"{len(items)} cases of {len(kept)}", flush=True)
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: Any) -> bool:
+        if session.config.option.collectonly:
+            return False
+        running: dict[int, Any] = {}
+        for item in session.items:
+            if len(running) >= self.chosen.jobs:
+                self.await_one(running)
+            file = tempfile.TemporaryFile("w+")  # noqa: SIM115 - of a child
+            child = os.fork()
+            if not child:
+                try:
+                    found = run_case(item, self.folder)
+                except BaseException as error:  # of this file: the case says what
+                    found = {
+                        "kind": "runner",
+                        "what": f"{type(error).__name__}: {error}",
+                        "rule": "",
+                    }
+                file.write(json.dumps(found))
+                file.flush()
+                os._exit(0)
+            running[child] = (item, file)
+        while running:
+            self.await_one(running)
+        return True
+
+    def await_one(self, running: dict[int, Any]) -> None:
+        child, status, used = os.wait4(-1, 0)
+        item, file = running.pop(child)
+        file.seek(0)
+        said = file.read()
+        seconds = round(used.ru_utime + used.ru_stime, 1)
+        found = json.loads(said) if said else {"kind": "limit", "what": f"status {status}"}
+        self.outcomes[item.nodeid] = {**found, "seconds": seconds}
+        name = item.nodeid.rsplit("/", 1)[-1]
+        print(f"{found['kind']:12} {seconds:6} {name[:150]}  {found['what'][:200]}", flush=True)
+
+
+def large(item: Any) -> bool:
+    return bool(item.get_closest_marker("slow_simulation") or LARGE.search(item.name))
+
+
+class Watcher:
+    """A plugin of pytest that keeps the exceptions of a case."""
+
+    def __init__(self) -> None:
+        self.caught: list[Any] = []
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtest_makereport(self, item: Any, call: Any) -> None:
+        self.caught.append(call.excinfo)
+
+
+def run_case(item: Any, folder: Path) -> dict:
+    """What becomes of the case in this process, which ends with it."""
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
+    resource.setrlimit(resource.RLIMIT_DATA, (GIGABYTES << 30, GIGABYTES << 30))
+    quiet = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(quiet, 1), os.dup2(quiet, 2)
+    watcher = Watcher()
+    from _pytest.runner import runtestprotocol
+
+    item.config.pluginmanager.register(watcher)
+    runtestprotocol(item, log=False, nextitem=None)
+    caught = watcher.caught
+    error = next((one.value for one in caught if one is not None), None)
+    trace = next((one for one in caught if one is not None), None)
+    return outcome(item, error, trace)
+
+
+def outcome(item: Any, error: BaseException | None, trace: Any) -> dict:
+    what = "" if error is None else " ".join(str(error).split())
+    rule = getattr(error, "identifier", None)
+    if isinstance(error, Unreferenced):
+        kind = "unreferenced"
+    elif error is None:
+        negative = getattr(item, "callspec", None) and item.callspec.params.get("is_negative_test")
+        kind = "negative" if negative else "right"
+    elif isinstance(error, pytest.skip.Exception):
+        kind = "skipped"
+    elif what.startswith("Validation failed"):
+        kind = "wrong"
+    elif isinstance(error, AssertionError) and "nkilib" in str(trace.traceback[-1].path):
+        kind = "assertion"
+    elif rule:
+        kind = "refused"
+    else:
+        kind, what = "exception", f"{type(error).__name__}: {what}"
+        what += f" ({Path(str(trace.traceback[-1].path)).name}:{trace.traceback[-1].lineno + 1})"
+    return {"kind": kind, "what": what[:600], "rule": rule or ""}
+
+
+def unknown(path: str) -> Any:
+    raise ImportError(path)
+
+
+# --- all of it ------------------------------------------------------------------------------------
+def checkout(folder: Path) -> Path:
+    """The checkout below a folder."""
+    found = sorted(folder.glob("**/src/nkilib_src/nkilib/__init__.py"), key=lambda p: len(p.parts))
+    if not found:
+        raise SystemExit(f"no checkout of aws-neuron/nki-library below {folder}, expected one")
+    return found[0].parents[3]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--target", default="trn2")
+    parser.add_argument("--files", nargs="*", default=[], help="only tests in these files")
+    parser.add_argument("-k", nargs="*", default=[], help="only cases with one of these words")
+    parser.add_argument("--marks", default="fast")
+    parser.add_argument("--sample", type=int, default=0, help="of small shapes; 0 for all")
+    parser.add_argument("--large", type=int, default=0, help="of large shapes")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--json", type=Path)
+    chosen = parser.parse_args()
+    library = checkout(chosen.folder.resolve())
+    torch.set_num_threads(1)
+    os.environ.setdefault("NEURON_CPU_NKI", RELEASE)
+    neuron_cpu.ensure_sdk()
+    sys.meta_path.append(Absent())
+    finder = importlib.machinery.FileFinder.path_hook((Mended, [".py"]))
+    sys.path_hooks.insert(0, lambda path: finder(path) if str(library) in path else unknown(path))
+    sys.path_importer_cache.clear()
+    sys.modules["neuron_dtypes"] = neuron_dtypes()
+    sys.path[:0] = [str(library), str(library / "src")]
+    from test.utils.test_orchestrator import Orchestrator
+
+    Orchestrator.execute = execute
+    began = time.time()
+    with tempfile.TemporaryDirectory() as scratch:
+        cases = Cases(chosen, Path(scratch))
+        tests = library / "test/integration"
+        paths = [str(p) for n in chosen.files for p in tests.glob(f"**/{n}")] or [str(tests)]
+        options = [*paths, "-p", "no:cacheprovider", "-q", "-s"]
+        options += ["-m", chosen.marks, f"--platform-target={chosen.target}"]
+        options += [f"--output-directory={scratch}", "-o", f"artifacts_dir={scratch}"]
+        options += ["-c", str(library / "test/pytest.ini"), f"--rootdir={library}"]
+        pytest.main(options, plugins=[cases])
+    if chosen.json:
+        chosen.json.write_text(json.dumps(cases.outcomes, indent=1))
+    kinds = collections.Counter(one["kind"] for one in cases.outcomes.values())
+    print(dict(kinds), f"{time.time() - began:.0f} s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
