@@ -17,9 +17,9 @@ import neuron_cpu
 from harness import console
 from harness.errors import is_refusal
 from harness.inputs import command_line
-from harness.session import ranks
-from neuron_cpu import torchrun
-from neuron_cpu.torchrun import Place
+from harness.processes import ranks
+from neuron_cpu.processes import torchrun
+from neuron_cpu.processes.torchrun import Place
 
 INTERRUPTED = 130  # what a shell reports for a process ended by Ctrl-C
 READER_GONE = 141  # what it reports where `| head` has closed the pipe
@@ -64,8 +64,7 @@ def _run(argv: Optional[Sequence[str]], place: Optional[Place]) -> int:
     console.say(neuron_cpu.ensure_sdk())
     _quieten_libraries()
     settings = ranks.over_ranks(settings, place)
-    name = command_line.ALIASES.get(settings.mode, settings.mode)
-    status = importlib.import_module(f"harness.modes.{name}").run(settings)
+    status = importlib.import_module(command_line.module_of(settings)).run(settings)
     sys.stdout.flush()
     return status
 

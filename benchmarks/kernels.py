@@ -34,7 +34,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer  # noqa: 
 import llama  # noqa: E402
 from harness import console  # noqa: E402
 from harness.inputs.command_line import Parser  # noqa: E402
-from neuron_cpu.arguments import positive  # noqa: E402
+from neuron_cpu.console.arguments import positive  # noqa: E402
 
 BF16 = torch.bfloat16
 

@@ -40,9 +40,9 @@ from harness.inputs import command_line  # noqa: E402
 from harness.inputs.models import embedded_model  # noqa: E402
 from harness.inputs.prompts import encode, read_prompt_file  # noqa: E402
 from harness.modes.profile import shapes_only_session  # noqa: E402
+from harness.processes.worker import Host, Job  # noqa: E402
 from harness.session.model import construct  # noqa: E402
 from harness.session.speculation import Lookup  # noqa: E402
-from harness.session.worker import Host, Job  # noqa: E402
 from harness.simulator import COMPILER_ORDER, cost  # noqa: E402
 
 NEW_TOKENS = 192

@@ -20,7 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from neuron_cpu import terminal
+from neuron_cpu.console import terminal
 
 # Long steps of the SDK's stand-in say how far they are through records of this logger, which carry
 # an attribute `progress` with keys task, done and total. A real SDK sends none.

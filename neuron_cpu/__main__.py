@@ -16,10 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from . import __version__, ensure_sdk, run_script, terminal
+from . import __version__, ensure_sdk
 from .commands import check, compare, judge, learn, profile, tune
+from .console import terminal
 from .errors import StandInError, UsageError
 from .lessons import pointed_out, pointers, with_pointers
+from .processes import run_script
 
 COMMANDS = {
     "profile": profile,

@@ -90,7 +90,7 @@ def run_main() -> Callable[..., subprocess.CompletedProcess]:
     (signals, streams, exit statuses of the shell) is tested with `run_script`.
     """
     import main
-    from harness.session.workers import Workers
+    from harness.processes.workers import Workers
 
     Workers().prepare()  # in this folder: those of the tests go
 

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from neuron_cpu import terminal
+from neuron_cpu.console import terminal
 
 HEADERS = ("kernel", "times", "latency ms", "source of it", "bound by")
 ROWS = [

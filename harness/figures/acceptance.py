@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.session.workers import SubmissionFailed
+from harness.processes.workers import SubmissionFailed
 
 Calls = Sequence[Sequence[int]]  # of each: tokens guessed, guesses that were right, draft steps
 

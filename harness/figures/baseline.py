@@ -22,9 +22,9 @@ from harness.figures.benchmark import SpeedReport
 from harness.figures.estimated_speed import SpeedEstimates
 from harness.inputs import models
 from harness.inputs.model_shapes import MODEL_SHAPES
+from harness.processes.roles import Role
 from harness.session.building import Loaded, build, construct
 from harness.session.opening import Session
-from harness.session.roles import Role
 from harness.sources import Source
 
 # What measures or estimates: (prompt ids, new tokens) -> a report.

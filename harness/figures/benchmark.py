@@ -18,12 +18,12 @@ from harness import sdk
 from harness.figures import acceptance
 from harness.figures.acceptance import Acceptance
 from harness.figures.graphs import DECODE, PREFILL
+from harness.processes.roles import Role
 from harness.session.building import Loaded
 from harness.session.generation import generate_tokens, speculative_tokens
-from harness.session.roles import Role
-from harness.session.streaming import Stream
 from harness.settings import Speculation
 from harness.sources import Source
+from harness.streaming import Stream
 
 _PERCENTILES = (50, 90, 95, 99, 100)
 

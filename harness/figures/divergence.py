@@ -19,8 +19,8 @@ from typing import Any, Optional
 
 from pydantic import TypeAdapter
 
+from harness.processes.workers import SubmissionFailed
 from harness.session.building import Loaded
-from harness.session.workers import SubmissionFailed
 
 SUSPICIOUS = 3.0
 PREFILL_PHASE, CHUNK_PHASE, DECODE_PHASE = "prefill", "chunk", "decode"

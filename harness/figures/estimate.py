@@ -15,8 +15,8 @@ from typing import Any, Optional
 from neuronx_distributed_inference.models.model_wrapper import Bucket, use_bucket
 
 from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls, sizes
-from harness.session.roles import Role
-from harness.session.worker import Host
+from harness.processes.roles import Role
+from harness.processes.worker import Host
 from harness.settings import Settings, Speculation
 from harness.simulator import (
     COMPILER_ORDER,
@@ -28,7 +28,7 @@ from harness.simulator import (
     schedules,
     spec,
 )
-from neuron_cpu import progress
+from neuron_cpu.console import progress
 from neuron_cpu.runtime import recording
 from neuron_cpu.runtime.graph import trace
 from neuron_cpu.runtime.pipeline import TRANSFER

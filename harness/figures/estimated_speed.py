@@ -15,10 +15,10 @@ from harness.figures.acceptance import Acceptance
 from harness.figures.benchmark import SpeedReport
 from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls
 from harness.inputs.models import check_folder
+from harness.processes.roles import Role
+from harness.processes.workers import SubmissionFailed
 from harness.session.building import Loaded, counting
 from harness.session.opening import Session
-from harness.session.roles import Role
-from harness.session.workers import SubmissionFailed
 from harness.sources import Source
 
 _ESTIMATE = "harness.figures.estimate:graph_milliseconds"

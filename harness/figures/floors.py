@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harness.figures.graphs import CHUNK, PREFILL, Graph
+from harness.processes.workers import SubmissionFailed
 from harness.session.opening import Session
-from harness.session.workers import SubmissionFailed
 
 # A submission may keep its weights in fewer bytes than the checkpoint; one is the least that
 # TensorE takes.

@@ -15,9 +15,9 @@ from typing import Any, Optional
 
 import torch
 
+from harness.processes.roles import Role
+from harness.processes.worker import Host
 from harness.session.model import generate
-from harness.session.roles import Role
-from harness.session.worker import Host
 from harness.simulator import KernelCall, observe_kernel_calls, origin_of_nonfinite
 
 

@@ -17,8 +17,8 @@ import numpy as np
 
 from harness import inputs
 from harness.errors import UserError
+from harness.processes.workers import SubmissionFailed
 from harness.session.building import Loaded
-from harness.session.workers import SubmissionFailed
 
 TEXT = Path(inputs.__file__).with_name("perplexity.txt")  # written for this project
 WINDOW = 128

@@ -22,9 +22,9 @@ from harness.figures.divergence import (
     Error,
 )
 from harness.figures.graphs import CHUNK, DECODE, PREFILL
+from harness.processes.roles import Role
+from harness.processes.worker import Host
 from harness.session.model import generate
-from harness.session.roles import Role
-from harness.session.worker import Host
 
 PHASES = {PREFILL: PREFILL_PHASE, CHUNK: CHUNK_PHASE, DECODE: DECODE_PHASE}
 _WHOLE_LAYER = re.compile(r"^layers\.\d+$")

@@ -7,10 +7,10 @@ from typing import Any
 
 from harness.errors import is_refusal
 from harness.figures.estimate import Estimator, events_of
-from harness.session import swapping
-from harness.session.swapping import Ids
-from harness.session.worker import Host
+from harness.processes.worker import Host
 from harness.simulator import cost
+from harness.swapping import running as swapping
+from harness.swapping.running import Ids
 from neuron_cpu.runtime.graph import trace
 
 

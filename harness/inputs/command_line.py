@@ -23,8 +23,8 @@ from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.inputs.prompts import read_prompt_file, split_prompt_value
 from harness.inputs.quantised import read_module_list
 from harness.settings import Settings
-from neuron_cpu.arguments import above_zero, at_least_zero, finite, positive, seed, shown
-from neuron_cpu.limits import default_memory_gib
+from neuron_cpu.console.arguments import above_zero, at_least_zero, finite, positive, seed, shown
+from neuron_cpu.processes.limits import default_memory_gib
 
 DEFAULT_PROMPT = "I believe the meaning of life is"  # the contest driver's, for base models
 # For instruct models: along the embedded model's answer the two best logits stay 1.1 apart.
@@ -51,6 +51,7 @@ MODES = {
     "evaluate_all": "evaluate every prompt of prompts.txt, with reports",
 }
 ALIASES = {"evaluate_single": "evaluate"}
+EXPERIMENTS = "harness.experiments"  # their modes, beside those of harness.modes
 
 EXAMPLES = """examples:
   main.py --mode generate --enable-nki --prompt "Why is the sky blue?"
@@ -234,6 +235,14 @@ def parse(argv: Optional[Sequence[str]] = None) -> Settings:
     settings = Settings(**{field.name: values[field.name] for field in fields(Settings)})
     check(settings)
     return settings
+
+
+def module_of(settings: Settings) -> str:
+    """The module that carries the settings out."""
+    if settings.workers is not None:
+        return f"{EXPERIMENTS}.spread"
+    room = EXPERIMENTS if settings.mode == disaggregation.MODE else "harness.modes"
+    return f"{room}.{ALIASES.get(settings.mode, settings.mode)}"
 
 
 def _batch_size(mode: str, prompts: int) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Optional
 
 from harness.settings import Serving
-from neuron_cpu.arguments import shown
+from neuron_cpu.console.arguments import shown
 
 SLOTS = 8  # answers at once: what the shipped kernels decode together in about the time of one
 FLAGS = ("--host", "--port", "--api-key-file", "--max-waiting", "--drain-seconds")

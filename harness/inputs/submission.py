@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Optional
 
 from harness.errors import UserError
-from neuron_cpu.hints import hint
+from neuron_cpu.console.hints import hint
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
 _OWN_PACKAGES = ("harness", "neuron_cpu", "tests")

@@ -17,9 +17,9 @@ from harness.session.building import Loaded, build
 from harness.session.conversation import Conversation, for_turns
 from harness.session.generation import generate_tokens, new_token_limit, reading
 from harness.session.opening import open_session
-from harness.session.streaming import Stream
 from harness.settings import Settings
-from neuron_cpu import terminal
+from harness.streaming import Stream
+from neuron_cpu.console import terminal
 
 PROMPT = "> "
 COMMANDS = {

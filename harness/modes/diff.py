@@ -22,11 +22,11 @@ from harness.figures.divergence import (
 from harness.figures.graphs import CHUNK, DECODE, PREFILL
 from harness.inputs.prompts import shorten
 from harness.inputs.submission import kernel_places
+from harness.processes.roles import Role
 from harness.session.building import Loaded, build
 from harness.session.opening import open_session
-from harness.session.roles import Role
 from harness.settings import Settings
-from neuron_cpu import terminal
+from neuron_cpu.console import terminal
 
 _LAYER = re.compile(r"^layers\.(\d+)")
 # Columns that a narrow terminal does without, the first one first; the verdict names the kernels.

@@ -17,11 +17,11 @@ from harness.figures.evaluation import Evaluation, Figures, Speeds
 from harness.figures.score import Speed, from_report, score
 from harness.files import check_writable_folder
 from harness.output import report
+from harness.processes.roles import Role
+from harness.processes.workers import SubmissionFailed
 from harness.session.building import build
 from harness.session.generation import new_token_limit
 from harness.session.opening import Session, open_session
-from harness.session.roles import Role
-from harness.session.workers import SubmissionFailed
 from harness.settings import Settings
 from neuron_cpu.files import write_text_atomically
 

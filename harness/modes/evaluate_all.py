@@ -12,7 +12,7 @@ import hashlib
 import json
 import platform
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Optional
@@ -27,7 +27,6 @@ from harness.inputs import submission
 from harness.inputs.chunks import LONGEST_PREFILL, with_chunks
 from harness.inputs.models import checkpoint_identity
 from harness.inputs.prompts import encode, read_prompt_file, shorten
-from harness.modes import spread
 from harness.modes.evaluate import Evaluator
 from harness.output import leaderboard, report
 from harness.session.opening import Session, check_seq_len, open_session
@@ -41,8 +40,11 @@ LENGTHS = (128, 256, 512, 640, 1280)
 DEFAULT_NEW_TOKENS = 64
 
 
-def run(settings: Settings) -> int:
-    """Run what is missing; exit status 0 where every prompt that fits ran and was accurate."""
+def run(settings: Settings, evaluate: Optional[Callable[[Sequence[Run]], None]] = None) -> int:
+    """Run what is missing; exit status 0 where every prompt that fits ran and was accurate.
+
+    `evaluate` writes what is missing of all runs; left out, this process does so.
+    """
     accuracy.check_settings(settings)
     check_writable_folder(settings.results_path)
     texts = settings.prompts or tuple(read_prompt_file(reference.PROMPTS_FILE))
@@ -51,16 +53,17 @@ def run(settings: Settings) -> int:
         baseline.record(session, cases)
         return 0
     runs = _opened(settings, texts)
-    if settings.workers is None:
-        for one in runs:
-            _run_cases(one, len(runs) == 1)
-    else:
-        _run_on_workers(settings.workers, runs)
+    (evaluate or _run_here)(runs)
     results = {one.name: _reported(one) for one in runs}
     if len(runs) > 1:
         leaderboard.write(settings.results_path, results)
         leaderboard.show(results)
     return 0 if all(result.accurate for found in results.values() for result in found) else 1
+
+
+def _run_here(runs: Sequence[Run]) -> None:
+    for one in runs:
+        _run_cases(one, len(runs) == 1)
 
 
 @dataclass(frozen=True)
@@ -280,7 +283,7 @@ def _run_cases(run: Run, alone: bool) -> None:
         if alone:
             raise
         for case in cases:
-            _write(run, _refused(session, case, str(error)))
+            write(run, refused(session, case, str(error)))
         return
     with console.step("Evaluating prompts", total=len(cases)) as step:
         for done, case in enumerate(cases, start=1):
@@ -297,29 +300,11 @@ def _run_cases(run: Run, alone: bool) -> None:
                 case.row,
                 functools.partial(step.advance, part),
             )
-            _write(run, result)
+            write(run, result)
         step.note("Evaluated prompts")
 
 
-def _run_on_workers(address: str, runs: Sequence[Run]) -> None:
-    """Evaluate what is missing of all runs on a cluster, and write results as they come."""
-    works = [spread.Work(run, case) for run in runs for case in run.missing]
-    if not works:
-        return
-    with console.step("Evaluating prompts", total=len(works)) as step:
-        for run, case, outcome in spread.evaluated(address, works):
-            if outcome.refusal is not None and len(runs) == 1:
-                raise UserError(outcome.refusal)
-            if outcome.refusal is not None:
-                result = _refused(run.session, case, outcome.refusal)
-            else:
-                result = evaluation.from_dict(outcome.result)
-            _write(run, result)
-            step.advance()
-        step.note("Evaluated prompts")
-
-
-def _refused(session: Session, case: Case, reason: str) -> Evaluation:
+def refused(session: Session, case: Case, reason: str) -> Evaluation:
     """The result of a case whose model cannot be built."""
     room = case.seq_len - len(case.ids)
     return Evaluation(
@@ -333,7 +318,7 @@ def _refused(session: Session, case: Case, reason: str) -> Evaluation:
     )
 
 
-def _write(run: Run, result: Evaluation) -> None:
+def write(run: Run, result: Evaluation) -> None:
     """The result as a file, which appears whole, and as a line."""
     text = json.dumps(result.as_dict(), indent=1, ensure_ascii=False) + "\n"
     write_text_atomically(_result_path(run.folder, result.id), text)

@@ -10,9 +10,9 @@ from harness.output import operators, report
 from harness.session.building import Loaded, build
 from harness.session.generation import generate_tokens, new_token_limit, reading
 from harness.session.opening import Session, open_session
-from harness.session.streaming import Stream
 from harness.settings import Settings
-from neuron_cpu import terminal
+from harness.streaming import Stream
+from neuron_cpu.console import terminal
 
 
 def run(settings: Settings) -> int:

@@ -14,7 +14,7 @@ from harness.inputs.command_line import QUANTISED_AS
 from harness.session.building import build
 from harness.session.opening import open_session
 from harness.settings import Settings
-from neuron_cpu import terminal
+from neuron_cpu.console import terminal
 
 WIDTH = 120  # columns of a table that goes to a file
 

@@ -20,12 +20,12 @@ from harness.inputs.chunks import with_chunks
 from harness.inputs.prompts import encode, read_prompt_file
 from harness.inputs.submission import REPOSITORY
 from harness.modes import evaluate_all
+from harness.processes.roles import Role
 from harness.session.building import Loaded, build
 from harness.session.generation import new_token_limit
 from harness.session.opening import Session, open_session
-from harness.session.roles import Role
 from harness.settings import Settings
-from neuron_cpu import terminal
+from neuron_cpu.console import terminal
 
 SAMPLE = 3  # prompts whose logits are compared: the shortest, the middle one, the longest
 SAMPLE_TOKENS = 8

@@ -21,12 +21,12 @@ from harness.files import check_writable_folder
 from harness.inputs import models, schema, submission
 from harness.inputs.chunks import with_chunks
 from harness.inputs.model_shapes import MODEL_SHAPES
+from harness.processes.roles import Role
+from harness.processes.workers import SubmissionFailed, without_controls
 from harness.session.building import build, construct
 from harness.session.opening import Session, check_seq_len, open_session
-from harness.session.roles import Role
-from harness.session.workers import SubmissionFailed, without_controls
 from harness.settings import Settings
-from neuron_cpu import terminal
+from neuron_cpu.console import terminal
 from neuron_cpu.files import write_bytes_atomically
 
 WIDTH = 180  # columns of tables that go to a file

@@ -13,11 +13,11 @@ from harness.serving.app import Api, Served
 from harness.serving.blocks import BlockPool
 from harness.serving.guard import Limits, is_loopback
 from harness.serving.lines import LoadedLines
+from harness.serving.listening import bound
 from harness.serving.metrics import Metrics
 from harness.serving.scheduler import Scheduler
 from harness.serving.server import Server
 from harness.session.building import build
-from harness.session.link import bound
 from harness.session.opening import Session, open_session
 from harness.settings import Settings
 

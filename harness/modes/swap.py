@@ -18,15 +18,15 @@ from harness.figures.benchmark import runs_asked
 from harness.inputs import models, prompts, schema
 from harness.inputs.swap import LONGEST_EAGER
 from harness.output import swapped as output
-from harness.session import reference_cache
+from harness.processes.workers import Job, SubmissionFailed, Worker, Workers
 from harness.session.building import limits_of, work_folder
 from harness.session.opening import read_tokenizer
-from harness.session.workers import Job, SubmissionFailed, Worker, Workers
 from harness.settings import Settings, Swap
+from harness.swapping import reference_cache
 
-_REFERENCE = "harness.session.swapping:reference"
-_CHECK = "harness.session.swapping:check"
-_MEASURE = "harness.session.swapping:measure"
+_REFERENCE = "harness.swapping.running:reference"
+_CHECK = "harness.swapping.running:check"
+_MEASURE = "harness.swapping.running:measure"
 _ESTIMATE = "harness.figures.swapped:estimate"
 LONGEST_RUN = 1e6  # seconds that a run may say to have taken
 _SLOWEST_RUNS = ("compiled", "warm", "accuracy")  # events before the timed runs
@@ -39,7 +39,7 @@ class Trial:
     Attributes:
         ids: token ids [B, S].
         lengths: of each row, before its padding.
-        plan: what each call of attention hides (`harness.session.swapping`).
+        plan: what each call of attention hides (`harness.swapping.running`).
         reference: last hidden states [B, S, H] in fp32 and, with a head, best tokens [B, S].
     """
 

@@ -7,12 +7,12 @@ from harness.figures import accuracy
 from harness.figures.accuracy import RowResult
 from harness.inputs.prompts import shorten
 from harness.modes.generate import report_speed
+from harness.processes.roles import Role
 from harness.session.building import Loaded, build
 from harness.session.generation import new_token_limit
 from harness.session.opening import open_session
-from harness.session.roles import Role
 from harness.settings import Settings
-from neuron_cpu import terminal
+from neuron_cpu.console import terminal
 
 # Every position is compared behind the baseline's own tokens, so more of them test the same kernels
 # again at other lengths: 32 see a wrong one, and take a laptop less than half a minute.

@@ -18,7 +18,7 @@ from rich.table import Table
 
 from harness.figures.evaluation import Evaluation
 from harness.output.report import PIPED_WIDTH, shown
-from neuron_cpu import terminal
+from neuron_cpu.console import terminal
 from neuron_cpu.files import write_text_atomically
 
 LEADERBOARD_JSON = "leaderboard.json"

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from harness import console
 from harness.figures import graphs
-from neuron_cpu import terminal
+from neuron_cpu.console import terminal
 
 
 def print_operators(records: list[graphs.Graph]) -> None:

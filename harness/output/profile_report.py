@@ -24,7 +24,7 @@ from harness.figures.estimate import (
     PromptEstimate,
     StepEstimate,
 )
-from harness.session.worker import Host
+from harness.processes.worker import Host
 from harness.simulator import (
     COMPILER_ORDER,
     Schedule,
@@ -35,7 +35,7 @@ from harness.simulator import (
     spec,
     tables,
 )
-from neuron_cpu import terminal
+from neuron_cpu.console import terminal
 from neuron_cpu.files import write_text_atomically
 from neuron_cpu.page import data
 from neuron_cpu.page.write import as_table

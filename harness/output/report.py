@@ -16,7 +16,7 @@ from harness.figures.evaluation import Evaluation
 from harness.figures.graphs import DECODE, PREFILL
 from harness.figures.score import Score
 from harness.inputs.prompts import shorten
-from neuron_cpu import terminal
+from neuron_cpu.console import terminal
 from neuron_cpu.files import write_bytes_atomically, write_text_atomically
 
 REPORT_JSON = "report.json"

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from harness.figures.agreement import Agreement, Speed
 from harness.sources import Source
-from neuron_cpu import terminal
+from neuron_cpu.console import terminal
 
 PIPED_WIDTH = 160
 # What a narrow terminal does without, first named first.

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+from harness.processes.workers import SubmissionFailed
 from harness.session.building import Loaded, build
 from harness.session.rows import Draw, Part, Row
-from harness.session.workers import SubmissionFailed
 
 _FAILED = "The model fails while it generates"
 _SLOTS = "harness.session.slots"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from harness.session.streaming import RowText
+from harness.streaming import RowText
 
 
 class AnswerText:

@@ -14,12 +14,12 @@ from typing import Any, Optional
 from harness import console, sdk
 from harness.files import cache_folder, locked_folder, remove_unlocked
 from harness.inputs import models, quantised, submission
+from harness.processes.roles import Role
+from harness.processes.workers import Answer, Job, OnEvent, SubmissionFailed, Worker
 from harness.session.opening import Session
-from harness.session.roles import Role
-from harness.session.workers import Answer, Job, OnEvent, SubmissionFailed, Worker
 from harness.settings import Settings
 from neuron_cpu.files import atomic_folder, write_text_atomically
-from neuron_cpu.limits import Limits
+from neuron_cpu.processes.limits import Limits
 
 MANIFEST = "driver.json"
 MOST_COMPILED_BYTES = 32 << 30  # in the cache: some six models of Llama-3.2-1B in bf16

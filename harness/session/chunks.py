@@ -8,7 +8,7 @@ import torch
 from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
 
 from harness.inputs.chunks import chunk_starts
-from neuron_cpu import progress
+from neuron_cpu.console import progress
 
 
 class PromptInChunks(HuggingFaceGenerationAdapter):

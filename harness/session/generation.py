@@ -9,9 +9,9 @@ from typing import Any, Optional
 import numpy as np
 
 from harness import console
+from harness.processes.workers import Answer, Stop, SubmissionFailed
 from harness.session.building import Loaded
 from harness.session.opening import Session
-from harness.session.workers import Answer, Stop, SubmissionFailed
 from harness.settings import Settings
 
 _GENERATE = "harness.session.model:generate"

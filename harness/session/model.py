@@ -32,10 +32,10 @@ from transformers import (
 
 from harness.errors import UserError, is_refusal
 from harness.inputs.chunks import MOST_PREFILL
+from harness.processes.roles import Role
+from harness.processes.worker import Answer, Host
 from harness.session import speculation
 from harness.session.chunks import PromptInChunks
-from harness.session.roles import Role
-from harness.session.worker import Answer, Host
 
 GRAPHS = "graphs"
 QUANTISED = "quantised"

@@ -18,10 +18,10 @@ from harness.errors import UserError
 from harness.files import cache_folder, check_writable_folder
 from harness.inputs import command_line, models, prompts, quantised, submission
 from harness.inputs.chunks import with_chunks
-from harness.session import ranks as other_ranks
-from harness.session.workers import Workers
+from harness.processes import ranks as other_ranks
+from harness.processes.workers import Workers
 from harness.settings import Settings
-from neuron_cpu.torchrun import Place
+from neuron_cpu.processes.torchrun import Place
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any, Optional
 import torch
 from neuronx_distributed_inference.modules.generation.sampling import prepare_sampling_params
 
-from harness.session.roles import Role
+from harness.processes.roles import Role
+from harness.processes.worker import Host
 from harness.session.rows import Draw, Part, Row
-from harness.session.worker import Host
 
 _FAILED = "The model fails while it generates"
 

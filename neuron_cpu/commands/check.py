@@ -9,7 +9,7 @@ import argparse
 import json
 from pathlib import Path
 
-from .. import terminal
+from ..console import terminal
 from ..errors import UsageError
 from . import judged, kernels
 

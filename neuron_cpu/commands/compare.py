@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..arguments import at_least_zero, seed
+from ..console.arguments import at_least_zero, seed
 from . import kernels
 
 HELP = "find the first instruction that loses precision"

@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from .. import terminal
-from ..arguments import above_zero, positive, seed
+from ..console import terminal
+from ..console.arguments import above_zero, positive, seed
 from ..errors import UsageError
 from . import judged, kernels
 
@@ -86,7 +86,7 @@ def _write_template(folder: Path, names: list[str]) -> int:
 
 def _judge(args: argparse.Namespace, names: list[str]) -> int:
     from ..judge.verdict import Settings
-    from ..limits import Limits, has_landlock
+    from ..processes.limits import Limits, has_landlock
     from ..suite import score
     from ..suite.strangers import Judging
 

@@ -8,8 +8,8 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from .. import terminal
-from ..arguments import above_zero, seed
+from ..console import terminal
+from ..console.arguments import above_zero, seed
 from ..errors import UsageError
 from ..lessons import with_pointers
 from . import kernels

@@ -13,10 +13,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .. import limits
-from ..arguments import positive
+from ..console.arguments import positive
+from ..console.hints import hint
 from ..errors import UsageError
-from ..hints import hint
+from ..processes import limits
 
 PIPED_WIDTH = 180  # columns of a table that goes to a file
 

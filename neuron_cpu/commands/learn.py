@@ -8,11 +8,12 @@ from typing import Any
 
 from rich.table import Table
 
-from .. import limits, terminal
-from ..arguments import positive
+from ..console import terminal
+from ..console.arguments import positive
 from ..errors import UsageError
 from ..lessons import LESSONS, Lesson, pointers
 from ..lessons.progress import PASSED, Workbook, usual_folder
+from ..processes import limits
 from . import kernels
 
 HELP = "learn to write kernels: twelve exercises with hints and solutions"

@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from .. import terminal
-from ..arguments import positive
+from ..console import terminal
+from ..console.arguments import positive
 from ..errors import UsageError
 from . import kernels
 

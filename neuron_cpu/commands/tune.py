@@ -11,8 +11,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from .. import terminal
-from ..arguments import above_zero, positive, seed
+from ..console import terminal
+from ..console.arguments import above_zero, positive, seed
 from ..errors import UsageError
 from . import judged, kernels
 

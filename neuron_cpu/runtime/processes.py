@@ -20,9 +20,9 @@ import torch
 import torch.distributed as dist
 from torch.utils._pytree import tree_map_only
 
-from neuron_cpu import torchrun
 from neuron_cpu.errors import CollectiveError
-from neuron_cpu.torchrun import Place
+from neuron_cpu.processes import torchrun
+from neuron_cpu.processes.torchrun import Place
 
 from .rendezvous import Combine, RankStopped
 

@@ -20,11 +20,12 @@ from typing import Any
 
 import torch
 
-from .. import ensure_sdk, forked, limits
+from .. import ensure_sdk
 from ..core import Kernel, NkiError
 from ..core.run.execute import Plan
 from ..judge import verdict
 from ..judge.cases import Case
+from ..processes import forked, limits
 
 KERNEL = "kernel"  # what an answer's function is called
 

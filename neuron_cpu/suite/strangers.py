@@ -18,13 +18,14 @@ from typing import Any, Optional
 
 import torch
 
-from .. import forked, suite
+from .. import suite
 from ..core import Program
 from ..core.device import dtypes
 from ..judge import accuracy, verdict
 from ..judge.references import Reference
 from ..judge.verdict import Settings, Speed, Verdict
-from ..limits import Limits
+from ..processes import forked
+from ..processes.limits import Limits
 from . import child
 
 MISSING, FAILED = "missing", "failed"

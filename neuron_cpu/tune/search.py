@@ -14,10 +14,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Optional
 
-from .. import forked
 from ..errors import UsageError
 from ..judge.cases import Case
 from ..judge.verdict import Settings
+from ..processes import forked
 from .space import Point, Source, points, size
 
 Figures = tuple[float, int]  # estimated ns of all cases, most SBUF bytes per partition of one

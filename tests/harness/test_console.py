@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness import console
-from neuron_cpu import progress
+from neuron_cpu.console import progress
 
 
 def test_without_a_terminal_lines_tell_the_progress(

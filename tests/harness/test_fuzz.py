@@ -26,12 +26,13 @@ from harness.errors import UserError
 from harness.figures import divergence, estimated_speed, evaluation, graphs, reference
 from harness.inputs import command_line, models, prompts, submission
 from harness.modes import profile
-from harness.session import building, generation, opening, streaming, wire, workers
-from harness.session.worker import Answer
-from neuron_cpu import limits
+from harness.processes import wire, workers
+from harness.processes.worker import Answer
+from harness.session import building, generation, opening, streaming
 from neuron_cpu.commands import check, kernels
 from neuron_cpu.errors import StandInError
 from neuron_cpu.judge import cases
+from neuron_cpu.processes import limits
 from tests.tiny_model import TINY_CONFIG, write_tiny_model
 
 EXAMPLES = int(os.environ.get("FUZZ_EXAMPLES", "25"))

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from neuron_cpu import limits, suite
+from neuron_cpu import suite
 from neuron_cpu.__main__ import main
+from neuron_cpu.processes import limits
 from neuron_cpu.suite.score import score
 from neuron_cpu.suite.strangers import Outcome
 
@@ -122,7 +123,7 @@ def test_the_score_counts_right_and_faster(judged: dict[str, dict]) -> None:
 
 
 def test_nothing_of_theirs_is_left(judged: dict[str, dict]) -> None:
-    from neuron_cpu import forked
+    from neuron_cpu.processes import forked
 
     deadline = time.monotonic() + 10
     while alive(forked._server()) and time.monotonic() < deadline:

@@ -21,11 +21,11 @@ from harness.figures import reference
 from harness.figures.accuracy import bf16_spacing
 from harness.inputs import command_line
 from harness.inputs.prompts import read_prompt_file
+from harness.processes.roles import Role
 from harness.sdk import STAND_IN
 from harness.session.building import Loaded, build
 from harness.session.generation import greedy_scores
 from harness.session.opening import open_session
-from harness.session.roles import Role
 
 PROMPTS = read_prompt_file(reference.PROMPTS_FILE)
 LONG = 64

@@ -13,10 +13,10 @@ from neuronx_distributed.parallel_layers import mappings, parallel_state
 from safetensors import safe_open
 
 from neuron_cpu.errors import CollectiveError, CompileError, StandInError
+from neuron_cpu.processes.torchrun import Place
 from neuron_cpu.runtime import pipeline
 from neuron_cpu.runtime.processes import Processes
 from neuron_cpu.runtime.ranks import Group, RankPool, current_group, rank_context
-from neuron_cpu.torchrun import Place
 from tests.sdk.test_processes import at_once, torchrun_command, two_agents
 
 PROMPT = [5, 17, 101, 3, 44]

@@ -21,7 +21,7 @@ from neuronx_distributed_inference.modules.kvcache.transfer import (
 from neuronx_distributed_inference.modules.kvcache.transfer_line import TransferLine
 
 from neuron_cpu.errors import CollectiveError
-from neuron_cpu.torchrun import Place
+from neuron_cpu.processes.torchrun import Place
 
 PROMPT = [5, 17, 101, 3, 44]
 

@@ -18,8 +18,8 @@ from harness.figures import swapped
 from harness.figures.agreement import agreement
 from harness.inputs import command_line
 from harness.modes import swap as mode
-from harness.session import call_forms, reference_cache, swapping
-from harness.session.worker import Answer, Host, Job
+from harness.processes.worker import Answer, Host, Job
+from harness.swapping import call_forms, reference_cache, swapping
 from tests.conftest import REPOSITORY
 
 KERNELS = Path(__file__).parent / "kernels.py"

@@ -11,10 +11,10 @@ import pytest
 from harness.figures import floors
 from harness.figures.graphs import DECODE, PREFILL, Graph, Operator
 from harness.inputs import command_line
+from harness.processes.roles import Role
+from harness.processes.workers import SubmissionFailed
 from harness.session.building import construct, counting
 from harness.session.opening import Session, open_session
-from harness.session.roles import Role
-from harness.session.workers import SubmissionFailed
 from tests.conftest import REPOSITORY
 
 ESTIMATE = "harness.figures.estimate:graph_milliseconds"

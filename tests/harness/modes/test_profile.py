@@ -18,9 +18,9 @@ from harness.figures import estimate
 from harness.inputs import command_line
 from harness.inputs.model_shapes import MODEL_SHAPES
 from harness.modes import profile
+from harness.processes.worker import Host, Job
+from harness.processes.workers import SubmissionFailed
 from harness.session.model import construct
-from harness.session.worker import Host, Job
-from harness.session.workers import SubmissionFailed
 from harness.simulator import tables
 from neuron_cpu.runtime import recording
 from tests.conftest import REPOSITORY

@@ -20,7 +20,7 @@ from harness.figures.score import from_report, score
 from harness.modes import diff
 from harness.output import operators, profile_report, report
 from harness.sources import Source
-from neuron_cpu import terminal
+from neuron_cpu.console import terminal
 
 ATTENTION = "attention_prefill_kernel"
 

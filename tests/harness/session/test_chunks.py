@@ -15,8 +15,8 @@ from harness import console
 from harness.errors import UserError
 from harness.inputs import chunks, command_line, submission
 from harness.inputs.model_shapes import MODEL_SHAPES
+from harness.processes.worker import Host, Job
 from harness.session import model as session_model
-from harness.session.worker import Host, Job
 from neuron_cpu.runtime import graph
 from tests.tiny_model import write_tiny_model
 

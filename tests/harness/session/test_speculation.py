@@ -16,9 +16,9 @@ from harness.figures.accuracy import bf16_spacing
 from harness.figures.estimated_speed import SpeedEstimates
 from harness.figures.estimated_speed import _Times as Times
 from harness.inputs import command_line, submission
+from harness.processes.worker import Host, Job
+from harness.processes.workers import SubmissionFailed
 from harness.session import model as session_model
-from harness.session.worker import Host, Job
-from harness.session.workers import SubmissionFailed
 from harness.settings import Speculation
 from tests.tiny_model import write_tiny_model
 

@@ -17,7 +17,7 @@ from typing import Callable, List, Optional, Tuple
 import torch
 from torch import nn
 
-from neuron_cpu import progress
+from neuron_cpu.console import progress
 
 from .quantization_config import DtypeBound
 

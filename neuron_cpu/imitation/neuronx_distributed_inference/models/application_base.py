@@ -15,7 +15,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from neuron_cpu import progress
+from neuron_cpu.console import progress
 from neuron_cpu.errors import CheckpointError, StandInError
 from neuron_cpu.runtime import graph, pipeline
 from neuron_cpu.runtime.ranks import Group, RankPool, on_first_rank, rank_context

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from neuron_cpu.errors import CollectiveError
-from neuron_cpu.torchrun import Place
+from neuron_cpu.processes.torchrun import Place
 
 PREFILL, DECODE = 0, 1  # ranks
 SIDES = ("prefill side", "decode side")

@@ -28,12 +28,12 @@ import numpy as np
 from harness import console
 from harness.errors import UserError, is_refusal
 from harness.inputs import submission
-from harness.session import wire
-from harness.session.roles import Role
+from harness.processes import wire
+from harness.processes.roles import Role
 from harness.settings import Settings
-from neuron_cpu import forked, limits
 from neuron_cpu.errors import CompileError
-from neuron_cpu.torchrun import Place
+from neuron_cpu.processes import forked, limits
+from neuron_cpu.processes.torchrun import Place
 
 _RANKS = "neuron_cpu.runtime.processes"  # where they are processes
 _PAIR = "neuronx_distributed_inference.modules.kvcache.transfer_line"

@@ -18,24 +18,25 @@ from typing import Any
 
 from harness import console, sdk
 from harness.errors import UserError, is_refusal
-from harness.figures.transfers import Answered
+from harness.experiments import link
+from harness.experiments.answered import Answered
+from harness.experiments.link import Link, Message
+from harness.experiments.prefilling import Behind, Beside, Decoder, Prefiller, Prefills, serve
+from harness.experiments.report import print_report
 from harness.inputs.disaggregation import CONSUMER, PRODUCER
 from harness.modes.generate import heading
 from harness.output import operators
-from harness.output.transfers import print_report
-from harness.serving.disaggregation import Behind, Beside, Decoder, Prefiller, Prefills, serve
+from harness.processes import ranks
+from harness.processes.workers import SubmissionFailed
 from harness.serving.guard import is_loopback
-from harness.session import link, ranks
 from harness.session.building import Loaded, build, start
 from harness.session.generation import new_token_limit
-from harness.session.link import Link, Message
 from harness.session.opening import Session, open_session
 from harness.session.rows import Draw
-from harness.session.streaming import RowText
-from harness.session.workers import SubmissionFailed
 from harness.settings import Settings
-from neuron_cpu import terminal
-from neuron_cpu.torchrun import Place
+from harness.streaming import RowText
+from neuron_cpu.console import terminal
+from neuron_cpu.processes.torchrun import Place
 
 PROTOCOL = 1
 PREFILL_SIDE, DECODE_SIDE = "prefill side", "decode side"

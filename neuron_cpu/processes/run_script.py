@@ -14,8 +14,8 @@ import types
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import ROOTS, install
-from .errors import UsageError
+from .. import ROOTS, install
+from ..errors import UsageError
 
 USAGE = "run SCRIPT ARGS..., or run -m MODULE ARGS..."
 

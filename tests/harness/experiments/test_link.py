@@ -8,8 +8,8 @@ import time
 import pytest
 
 from harness.errors import UserError
-from harness.session import link
-from harness.session.link import Arrivals, Link, LinkLost
+from harness.experiments import link
+from harness.experiments.link import Arrivals, Link, LinkLost
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from typing import Any, Optional, Protocol
 
 from harness.errors import UserError, is_refusal
-from harness.figures.transfers import Answered
+from harness.experiments.answered import Answered
+from harness.experiments.link import Link, LinkLost
+from harness.processes.workers import SubmissionFailed
 from harness.serving.lines import LoadedLines
 from harness.session.building import Loaded
-from harness.session.link import Link, LinkLost
 from harness.session.rows import Draw, Row
-from harness.session.workers import SubmissionFailed
 
-_TRANSFER = "harness.session.transfer"
+_TRANSFER = "harness.experiments.transfer"
 _FAILED = "Keys and values cannot be moved"
 OTHERS_SECONDS = 5.0  # for the reason of the other side, once this side's own call has failed
 GONE = " is gone or mute"  # in the reason of a side that failed because of the other one

@@ -22,11 +22,11 @@ from typing import Any, Optional
 
 from harness import sdk
 from harness.errors import UserError, is_refusal
-from harness.session.worker import Answer, Job
-from harness.session.workers import OnEvent, Process, Stop, SubmissionFailed, Worker, Workers
+from harness.processes.worker import Answer, Job
+from harness.processes.workers import OnEvent, Process, Stop, SubmissionFailed, Worker, Workers
 from harness.settings import Settings
 from neuron_cpu.files import temporary_sibling
-from neuron_cpu.torchrun import Place
+from neuron_cpu.processes.torchrun import Place
 
 LOOK_SECONDS = 0.05  # between two looks into the store; to wait in it would hear no signal
 OTHERS_SECONDS = 5.0  # for the reasons of others, once rank 0's own call has failed

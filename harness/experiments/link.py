@@ -15,6 +15,7 @@ import time
 from typing import Any, Optional
 
 from harness.errors import UserError
+from harness.serving.listening import bound
 
 BEAT_SECONDS = 5.0  # between signs of life
 MUTE_SECONDS = 30.0
@@ -174,23 +175,3 @@ class Arrivals:
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket for ranks or servers of the other side, as ``bound`` makes it."""
     return bound(host, port, "name another place with --kv-ip and --kv-port", heard=True)
-
-
-def bound(host: str, port: int, remedy: str, heard: bool = False) -> socket.socket:
-    """A bound socket, that listens where it is ``heard`` at once, before anything long: a port in
-    use is refused, and the user told the ``remedy``."""
-    try:
-        family, kind, protocol, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        if heard:
-            listening.listen()
-    except OSError as error:
-        raise UserError(
-            f"Cannot listen on {host} port {port}: {(error.strerror or str(error)).rstrip('.')}; "
-            f"{remedy}."
-        ) from error
-    return listening

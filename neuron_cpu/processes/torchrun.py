@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Optional
 
-from .errors import UsageError
+from ..errors import UsageError
 
 # The default of torch.distributed for gloo.
 TIMEOUT_SECONDS = 1800.0

@@ -23,10 +23,10 @@ from torch.overrides import TorchFunctionMode
 from harness.errors import UserError
 from harness.inputs import submission
 from harness.inputs.swap import ATTENTION, LONGEST_EAGER, PLACES
-from harness.session import call_forms
-from harness.session.call_forms import Heads
-from harness.session.worker import Answer, Host
+from harness.processes.worker import Answer, Host
 from harness.settings import Swap
+from harness.swapping import call_forms
+from harness.swapping.call_forms import Heads
 
 NAME = "nki_swap"  # of the attention function that is registered
 FULL, CAUSAL, BIAS = "full", "causal", "bias"  # what a call of attention hides

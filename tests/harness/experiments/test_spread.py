@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import pytest
 
 from harness.errors import UserError
+from harness.experiments.remote import Outcome, Task
 from harness.inputs import command_line
 from harness.modes import evaluate_all, remote, spread
-from harness.modes.remote import Outcome, Task
 from tests.conftest import REPOSITORY
 from tests.tiny_model import write_tiny_model
 

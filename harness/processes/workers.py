@@ -29,12 +29,12 @@ from typing import Any, Optional
 from harness import console
 from harness.errors import UserError, is_refusal
 from harness.inputs.submission import REPOSITORY
-from harness.session import wire, worker
-from harness.session.worker import Answer, Host, Job
-from neuron_cpu import forked
+from harness.processes import wire, worker
+from harness.processes.worker import Answer, Host, Job
 from neuron_cpu.files import temporary_sibling
+from neuron_cpu.processes import forked
 
-SERVER, PRELOAD = "harness.session.server", "harness.session.preload"
+SERVER, PRELOAD = "harness.processes.server", "harness.processes.preload"
 MOST_OUTPUT_BYTES = 1 << 20  # of what one submission prints; the rest is left out
 _CONTEXT = multiprocessing.get_context("forkserver")
 OnEvent = Callable[[Any], None]

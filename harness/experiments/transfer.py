@@ -14,10 +14,10 @@ from neuronx_distributed_inference.modules.kvcache.transfer import (
     send_kv,
 )
 
+from harness.processes.roles import Role
+from harness.processes.worker import Host
 from harness.session import slots
-from harness.session.roles import Role
 from harness.session.rows import Draw
-from harness.session.worker import Host
 
 _FAILED = "Keys and values cannot be moved"
 LINE = 0  # of the cache in which prompts are prefilled, one after the other

@@ -16,16 +16,16 @@ import pytest
 
 from harness import sdk
 from harness.errors import UserError
+from harness.experiments import disaggregate
+from harness.experiments.prefilling import Beside, Decoder, Prefiller, PrefillFailed
 from harness.inputs import command_line
-from harness.modes import disaggregate
+from harness.processes import ranks
+from harness.processes.worker import Answer
+from harness.processes.workers import SubmissionFailed
 from harness.serving import disaggregation
-from harness.serving.disaggregation import Beside, Decoder, Prefiller, PrefillFailed
-from harness.session import ranks
 from harness.session.rows import Draw
-from harness.session.worker import Answer
-from harness.session.workers import SubmissionFailed
 from harness.settings import Transfer
-from neuron_cpu.torchrun import Place
+from neuron_cpu.processes.torchrun import Place
 from tests.conftest import REPOSITORY
 
 VOCABULARY = 50

@@ -12,12 +12,12 @@ import pytest
 
 from harness.errors import UserError
 from harness.inputs import command_line
-from harness.session import wire
+from harness.processes import wire
+from harness.processes.roles import Role
+from harness.processes.workers import SubmissionFailed, without_controls
 from harness.session.building import Loaded, construct
 from harness.session.opening import open_session
-from harness.session.roles import Role
-from harness.session.workers import SubmissionFailed, without_controls
-from neuron_cpu import limits
+from neuron_cpu.processes import limits
 
 WELL = (
     "from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM\n"
@@ -133,7 +133,7 @@ def test_children_and_threads_end_with_the_session(imported: Callable, tmp_path:
         "    signal.pause()\n"
         f"print('child', child, file=sys.stderr)\n{WELL}"
     )
-    answer = loaded.worker.call("tests.harness.session.far_side:children", "x")
+    answer = loaded.worker.call("tests.harness.processes.far_side:children", "x")
     loaded.worker.close()
     assert answer.body and all(_has_ended(process) for process in answer.body)
     assert not loaded.worker.job.scratch.exists()

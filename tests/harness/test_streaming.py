@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from harness.session.streaming import Stream
+from harness.streaming import Stream
 
 STOP = 0
 

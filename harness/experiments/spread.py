@@ -7,6 +7,7 @@ When a worker is lost, the scheduler gives its tasks to others; a task that was 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib.util
 import logging
@@ -18,17 +19,20 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, Generic, Optional, Protocol, TypeVar
+from typing import Any, NamedTuple, Optional
 
 import neuron_cpu
 from harness import console, sdk
 from harness.errors import UserError
+from harness.experiments.remote import Outcome, Task, sizes_of
+from harness.figures import evaluation
 from harness.figures.baseline import Case
 from harness.inputs.submission import REPOSITORY, sources
-from harness.modes.remote import Outcome, Task, sizes_of
-from harness.session.opening import Session
+from harness.modes import evaluate_all
+from harness.modes.evaluate_all import Run
+from harness.settings import Settings
 
 CONNECT_SECONDS = 20  # for the scheduler to answer
 WORKER_SECONDS = 60  # without a single worker, after which the run is given up
@@ -37,25 +41,38 @@ MOST_TRIES = 3  # of a task whose process ends before it answers
 INSTALL = 'pip install "distributed>=2024.5"'
 
 
-class HasSession(Protocol):
-    """A run, whatever else belongs to it."""
-
-    @property
-    def session(self) -> Session: ...
-
-
-_Run = TypeVar("_Run", bound=HasSession)
+def run(settings: Settings) -> int:
+    """`--mode evaluate_all --workers`: the same run, its prompts evaluated on the workers."""
+    assert settings.workers is not None
+    return evaluate_all.run(settings, functools.partial(_on_workers, settings.workers))
 
 
-@dataclass(frozen=True)
-class Work(Generic[_Run]):
+def _on_workers(address: str, runs: Sequence[Run]) -> None:
+    """Evaluate what is missing of all runs on a cluster, and write results as they come."""
+    works = [Work(run, case) for run in runs for case in run.missing]
+    if not works:
+        return
+    with console.step("Evaluating prompts", total=len(works)) as step:
+        for run, case, outcome in evaluated(address, works):
+            if outcome.refusal is not None and len(runs) == 1:
+                raise UserError(outcome.refusal)
+            if outcome.refusal is not None:
+                result = evaluate_all.refused(run.session, case, outcome.refusal)
+            else:
+                result = evaluation.from_dict(outcome.result)
+            evaluate_all.write(run, result)
+            step.advance()
+        step.note("Evaluated prompts")
+
+
+class Work(NamedTuple):
     """A case of a run."""
 
-    run: _Run
+    run: Run
     case: Case
 
 
-def evaluated(address: str, works: Sequence[Work[_Run]]) -> Iterator[tuple[_Run, Case, Outcome]]:
+def evaluated(address: str, works: Sequence[Work]) -> Iterator[tuple[Run, Case, Outcome]]:
     """Each work's run and case with its outcome, as they come.
 
     `address` is a scheduler's, or the number of workers of a cluster that is made here for the
@@ -224,7 +241,7 @@ class _Beside:
             process.kill()
         self._environment = environment
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "harness.modes.remote"],
+            [sys.executable, "-m", "harness.experiments.remote"],
             cwd=REPOSITORY,
             env={**os.environ, **environment},
             stdin=subprocess.PIPE,

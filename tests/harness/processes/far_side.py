@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 
-from harness.session.worker import Host
+from harness.processes.worker import Host
 
 
 def children(host: Host) -> list[int]:

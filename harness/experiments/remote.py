@@ -141,6 +141,6 @@ def serve() -> None:
 
 
 if __name__ == "__main__":
-    from harness.modes import remote  # what is pickled is of the module, not of this script
+    from harness.experiments import remote  # what is pickled is of the module, not of this script
 
     remote.serve()

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from harness.figures.transfers import Answered
+from harness.experiments.answered import Answered
 from harness.sources import Source
-from neuron_cpu import terminal
+from neuron_cpu.console import terminal
 
 PIPED_WIDTH = 160
 EXPENDABLE = ("MB/s", "new")

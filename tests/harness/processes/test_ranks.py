@@ -15,12 +15,12 @@ import pytest
 from harness import sdk
 from harness.errors import UserError
 from harness.inputs import command_line
-from harness.session import ranks
-from harness.session.ranks import Order, Rank
-from harness.session.worker import Answer, Job
-from harness.session.workers import Process, SubmissionFailed
-from neuron_cpu.limits import Limits
-from neuron_cpu.torchrun import Place
+from harness.processes import ranks
+from harness.processes.ranks import Order, Rank
+from harness.processes.worker import Answer, Job
+from harness.processes.workers import Process, SubmissionFailed
+from neuron_cpu.processes.limits import Limits
+from neuron_cpu.processes.torchrun import Place
 
 ROOT = Path(__file__).resolve().parents[3]
 PLACE = Place(0, 3, "localhost", 29500)

@@ -3,7 +3,8 @@
 import signal
 import warnings
 
-from . import ensure_sdk, limits
+from .. import ensure_sdk
+from . import limits
 
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started it
 limits.adopt_orphans()  # what a process of others leaves behind stays findable when it ends

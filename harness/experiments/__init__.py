@@ -1,0 +1,1 @@
+"""What works and is a demonstration: docs/experiments.md says of what."""

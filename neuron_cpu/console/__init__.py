@@ -1,0 +1,1 @@
+"""What a command line takes, and what the terminal says."""
