@@ -16,13 +16,12 @@ import pytest
 
 from harness import sdk
 from harness.errors import UserError
-from harness.experiments import disaggregate
+from harness.experiments import disaggregate, prefilling
 from harness.experiments.prefilling import Beside, Decoder, Prefiller, PrefillFailed
 from harness.inputs import command_line
 from harness.processes import ranks
 from harness.processes.worker import Answer
 from harness.processes.workers import SubmissionFailed
-from harness.serving import disaggregation
 from harness.session.rows import Draw
 from harness.settings import Transfer
 from neuron_cpu.processes.torchrun import Place
@@ -203,7 +202,7 @@ def test_the_side_that_failed_gives_the_reason(monkeypatch):
     monkeypatch.setattr(far, "send", lost)
     far, near, decoder = paired(1)
     monkeypatch.setattr(near, "receive", lost)
-    monkeypatch.setattr(disaggregation, "OTHERS_SECONDS", 0.1)
+    monkeypatch.setattr(prefilling, "OTHERS_SECONDS", 0.1)
     with pytest.raises(SubmissionFailed, match="Moved: The prefill side is gone"):
         run(decoder)
 
