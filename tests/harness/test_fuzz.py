@@ -22,13 +22,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from harness import streaming
 from harness.errors import UserError
 from harness.figures import divergence, estimated_speed, evaluation, graphs, reference
 from harness.inputs import command_line, models, prompts, submission
 from harness.modes import profile
 from harness.processes import wire, workers
 from harness.processes.worker import Answer
-from harness.session import building, generation, opening, streaming
+from harness.session import building, generation, opening
 from neuron_cpu.commands import check, kernels
 from neuron_cpu.errors import StandInError
 from neuron_cpu.judge import cases

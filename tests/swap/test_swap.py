@@ -19,7 +19,7 @@ from harness.figures.agreement import agreement
 from harness.inputs import command_line
 from harness.modes import swap as mode
 from harness.processes.worker import Answer, Host, Job
-from harness.swapping import call_forms, reference_cache, swapping
+from harness.swapping import call_forms, reference_cache, running
 from tests.conftest import REPOSITORY
 
 KERNELS = Path(__file__).parent / "kernels.py"
@@ -87,10 +87,10 @@ def tried(host: Host, lengths: list[int], length: int = LENGTH, estimate: bool =
     """Agreement of the kernel with the reference, and what the calls of attention hide."""
     rows = np.random.default_rng(1).integers(1, 300, (len(lengths), length))
     ids = [[*row[:own].tolist(), *[0] * (length - own)] for row, own in zip(rows, lengths)]
-    at = swapping.asked_of(host).at
-    swapping.check(host)
-    kept = swapping.reference(host, ids, lengths, at)
-    found = swapping.measure(host, ids, lengths, kept.body, True, 1)
+    at = running.asked_of(host).at
+    running.check(host)
+    kept = running.reference(host, ids, lengths, at)
+    found = running.measure(host, ids, lengths, kept.body, True, 1)
     if estimate:
         told = swapped.estimate(host, ids, lengths, kept.body, True)
         assert not told["why_not"] and 0 < told["ms"][1] <= told["ms"][0] <= told["ms"][2]
@@ -140,9 +140,9 @@ def test_a_kernel_that_forgets_its_mask_is_far_off(family: Callable) -> None:
 def test_the_model_is_as_before_when_the_kernel_is_gone(family: Callable) -> None:
     host = host_of(family("qwen3"), "rms_norm", "rmsnorm")
     ids = [[5] * 128]
-    before = swapping.measure(host, ids, [128], [], False, 1).arrays[0]
-    swapping.measure(host, ids, [128], [], True, 1)
-    assert np.array_equal(before, swapping.measure(host, ids, [128], [], False, 1).arrays[0])
+    before = running.measure(host, ids, [128], [], False, 1).arrays[0]
+    running.measure(host, ids, [128], [], True, 1)
+    assert np.array_equal(before, running.measure(host, ids, [128], [], False, 1).arrays[0])
 
 
 REFUSALS = [
@@ -174,9 +174,9 @@ def test_lengths_without_a_tile_are_refused(family: Callable) -> None:
 
 def test_a_model_is_cut_to_layers(family: Callable) -> None:
     host = host_of(family("llama"), "rms_norm", "rmsnorm", "--layers", "1")
-    assert len(swapping.prepared(host, False, 1).model.layers) == 1
+    assert len(running.prepared(host, False, 1).model.layers) == 1
     with pytest.raises(UserError, match="--layers must be at most 2 for llama, got 3"):
-        swapping.prepared(host_of(family("llama"), "x", "mlp", "--layers", "3"), False, 1)
+        running.prepared(host_of(family("llama"), "x", "mlp", "--layers", "3"), False, 1)
 
 
 def masks(*rows: list[list[float]]) -> torch.Tensor:
@@ -206,7 +206,7 @@ SEEN, NOT = 0.0, torch.finfo(torch.float32).min
 def test_what_a_mask_hides(
     mask: torch.Tensor | None, causal: bool, lengths: list[int], hides: str
 ) -> None:
-    assert swapping.hidden_keys(mask, causal, lengths, 3) == hides
+    assert running.hidden_keys(mask, causal, lengths, 3) == hides
 
 
 def test_agreement_by_its_definitions() -> None:

@@ -14,9 +14,10 @@ from types import SimpleNamespace
 import pytest
 
 from harness.errors import UserError
+from harness.experiments import remote, spread
 from harness.experiments.remote import Outcome, Task
 from harness.inputs import command_line
-from harness.modes import evaluate_all, remote, spread
+from harness.modes import evaluate_all
 from tests.conftest import REPOSITORY
 from tests.tiny_model import write_tiny_model
 
