@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class UserError(Exception):
     """Bad input: `str(error)` is one sentence for the user; the driver exits with status 2."""
@@ -12,3 +14,10 @@ def is_refusal(error: BaseException) -> bool:
     if isinstance(error, UserError):
         return True
     return any(kind.__module__.split(".")[0] == "neuron_cpu" for kind in type(error).__mro__)
+
+
+def refuse_any(given: Mapping[str, object], sentence: str) -> None:
+    """A UserError of the first name whose value holds; `{}` in the sentence stands for it."""
+    for name, held in given.items():
+        if held:
+            raise UserError(sentence.format(name))

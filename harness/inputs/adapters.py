@@ -9,27 +9,8 @@ from typing import Optional
 from harness.errors import UserError
 from harness.settings import Adapters
 
-FLAGS = ("--lora-ckpt-path", "--max-lora-rank")
 BASE = "0"  # NxDI's id of the model without an adapter
 _CONFIG = "adapter_config.json"
-
-
-def add_arguments(parser: argparse.ArgumentParser, whole: object) -> None:
-    """The group of arguments, with the types of the rest of the command line."""
-    group = parser.add_argument_group("adapters (LoRA; NxDI 0.2 and later)")
-    group.add_argument(
-        "--lora-ckpt-path",
-        action="append",
-        metavar="ID:FOLDER",
-        help="an adapter as PEFT saves it, and its name; may be repeated",
-    )
-    group.add_argument("--adapter-id", metavar="ID", help="which of them answers (default: none)")
-    group.add_argument(
-        "--max-lora-rank",
-        type=whole,  # type: ignore[arg-type]
-        metavar="N",
-        help="default: the adapters' largest",
-    )
 
 
 def asked(args: argparse.Namespace) -> Optional[Adapters]:

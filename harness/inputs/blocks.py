@@ -3,55 +3,20 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any, Optional
 
-from harness.errors import UserError
+from harness.errors import UserError, refuse_any
 from harness.settings import Blocks, Settings
 
 BLOCK = 32  # tokens, what NxDI's guide recommends
 SHORT = 128  # tokens of the smaller prefill graph, for the rest behind a prefix
 CHUNK = 256  # tokens that a call takes of all sequences together
-_ON = ("--is-block-kv-layout", "--is-prefix-caching", "--is-chunked-prefill")
-_SIZES = (
-    "--pa-block-size",
-    "--pa-num-blocks",
-    "--prefix-buckets",
-    "--kernel-q-tile-size",
-    "--kernel-kv-tile-size",
+FLAGS = (
+    *("--is-block-kv-layout", "--is-prefix-caching", "--is-chunked-prefill"),
+    *("--pa-block-size", "--pa-num-blocks", "--prefix-buckets"),
+    *("--kernel-q-tile-size", "--kernel-kv-tile-size"),
 )
-FLAGS = (*_ON, *_SIZES)
-
-
-def add_arguments(parser: argparse.ArgumentParser, whole: Callable[[str], int]) -> None:
-    """The group of arguments, with the types of the rest of the command line."""
-    group = parser.add_argument_group("cache of blocks (NxDI 0.4 and later, its names)")
-    for flag, what in zip(
-        _ON,
-        (
-            "implied by the other two, of which there is one",
-            "prompts begin with what others have cached",
-            "prompts in parts, beside the steps of others",
-        ),
-        strict=True,
-    ):
-        other = flag.replace("--is-", "--enable-")  # what inference_demo calls it
-        group.add_argument(flag, other, action="store_true", default=None, help=what)
-    for flag, what in (
-        ("--pa-block-size", f"tokens of a block (default: {BLOCK})"),
-        ("--pa-num-blocks", "default: --seq-len for each of --batch-size"),
-        ("--kernel-q-tile-size", "queries of a chunk's tile (default: the whole chunk)"),
-        ("--kernel-kv-tile-size", "cached tokens of a chunk's tile (default: 1024)"),
-    ):
-        group.add_argument(flag, type=whole, metavar="N", help=what)
-    group.add_argument(
-        "--prefix-buckets",
-        nargs="+",
-        type=whole,
-        metavar="N",
-        help="lengths of cached prefixes, beside 0 (default: powers of two from 128)",
-    )
 
 
 def asked(args: argparse.Namespace) -> Optional[Blocks]:
@@ -151,6 +116,4 @@ def check(settings: Settings) -> None:
         "speculation": settings.speculation is not None,
         "--lora-ckpt-path": found.chunks and settings.adapters is not None,
     }
-    for name, given in others.items():
-        if given:
-            raise UserError(f"A cache of blocks does not go with {name}; leave one of them out.")
+    refuse_any(others, "A cache of blocks does not go with {}; leave one of them out.")

@@ -7,38 +7,14 @@ configured by.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from typing import Optional
 
-from harness.errors import UserError
-from harness.inputs import serving
+from harness.errors import UserError, refuse_any
 from harness.settings import Settings, Transfer
 
 MODE = "disaggregate"
 PRODUCER, CONSUMER = "kv_producer", "kv_consumer"
-FLAGS = ("--kv-role", "--kv-ip", "--kv-port", "--kv-timeout")
 _OF_ROLES = ("kv_ip", "kv_port", "kv_timeout")
-
-
-def add_arguments(parser: argparse.ArgumentParser, above_zero: Callable[[str], float]) -> None:
-    """The group of arguments, with the types of the rest of the command line."""
-    group = parser.add_argument_group("disaggregate (names of vLLM's KVTransferConfig)")
-    group.add_argument(
-        "--kv-role",
-        choices=(PRODUCER, CONSUMER),
-        help="prefill for another process, or decode what another one prefills (default: both "
-        "processes here)",
-    )
-    group.add_argument(
-        "--kv-ip", metavar="ADDRESS", help="of the side that prefills (default: 127.0.0.1)"
-    )
-    group.add_argument("--kv-port", type=serving.port, metavar="N", help="its port, 14579")
-    group.add_argument(
-        "--kv-timeout",
-        type=above_zero,
-        metavar="S",
-        help="to wait for the other side to come (default: 60; kv_producer: 600)",
-    )
 
 
 def asked(args: argparse.Namespace) -> Optional[Transfer]:
@@ -67,12 +43,11 @@ def check(settings: Settings) -> None:
         "--async-mode": bool(settings.async_mode),
         "--no-isolate": not settings.isolate,
     }
-    for flag, given in others.items():
-        if given:
-            raise UserError(
-                f"--mode {MODE} moves the line of one sequence from process to process and does "
-                f"not go with {flag}; leave it out."
-            )
+    refuse_any(
+        others,
+        "--mode disaggregate moves the line of one sequence from process to process and does not "
+        "go with {}; leave it out.",
+    )
     if settings.transfer.role == PRODUCER and settings.prompts:
         raise UserError(
             "A kv_producer prefills what the kv_consumer asks for, got prompts; give --prompt and "

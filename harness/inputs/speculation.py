@@ -6,13 +6,12 @@ Names are NxDI's (inference_demo.py) and, for prompt lookup, those of transforme
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Optional
 
 from pydantic import Field, TypeAdapter
 
-from harness.errors import UserError
+from harness.errors import UserError, refuse_any
 from harness.settings import MEDUSA_CANDIDATES, Settings, Speculation
 
 LOOKUP, DRAFT, FUSED, EAGLE, MEDUSA = "lookup", "draft", "fused", "eagle", "medusa"
@@ -43,58 +42,6 @@ _TokenTree = tuple[tuple[int, tuple[int, ...]], ...]
 _PATHS: TypeAdapter[list[_Path]] = TypeAdapter(list[_Path])
 DEFAULT_LENGTH = 5  # tokens of a step: more than 4 guesses are rarely all right
 MOST_LENGTH = 128  # the kernels' mask of new tokens among themselves: one query a partition
-FLAGS = (
-    *("--speculate", "--prompt-lookup-num-tokens", "--draft-model-path", "--speculation-length"),
-    *("--enable-fused-speculation", "--enable-eagle-speculation"),
-    *("--enable-eagle-draft-input-norm", "--token-tree-json", *_MEDUSA_FLAGS),
-)
-
-
-def add_arguments(
-    parser: argparse.ArgumentParser, positive: Callable[[str], int], path: Callable[[str], Path]
-) -> None:
-    """The group of arguments, with the types of the rest of the command line."""
-    group = parser.add_argument_group("several tokens a step (one prompt at a time)")
-    group.add_argument(
-        "--speculate", choices=list(METHODS), metavar="METHOD", help=f"{', '.join(METHODS)}"
-    )
-    group.add_argument(
-        "--prompt-lookup-num-tokens",
-        type=positive,
-        metavar="N",
-        help="guess N tokens by what followed the newest ones earlier in the text",
-    )
-    group.add_argument(
-        "--draft-model-path", type=path, help="folder of a smaller model, which guesses"
-    )
-    group.add_argument(
-        "--speculation-length",
-        type=positive,
-        metavar="K",
-        help=f"tokens of a step, guesses and one more (default: {DEFAULT_LENGTH})",
-    )
-    for name, what in (
-        ("fused-speculation", "draft and target in one graph"),
-        ("eagle-speculation", "the same with an EAGLE head as the draft"),
-        ("eagle-draft-input-norm", "the EAGLE head's layer has a norm in front"),
-    ):
-        group.add_argument(f"--enable-{name}", action="store_true", help=what)
-    group.add_argument(
-        "--token-tree-json",
-        type=path,
-        metavar="FILE",
-        help="of an EAGLE head's guesses: children of each node, NxDI 0.2 and later",
-    )
-    group.add_argument("--is-medusa", action="store_true", help=f"heads from {MEDUSA_FILE}")
-    group.add_argument(
-        "--num-medusa-heads", type=positive, metavar="N", help=f"default: {DEFAULT_HEADS}"
-    )
-    group.add_argument(
-        "--medusa-tree-json", type=path, metavar="FILE", help="list of paths (default: 15 paths)"
-    )
-    group.add_argument(
-        "--medusa-speculation-length", type=positive, metavar="M", help="paths of the tree, and 1"
-    )
 
 
 def asked(args: argparse.Namespace) -> Optional[Speculation]:
@@ -199,9 +146,7 @@ def _medusa(args: argparse.Namespace) -> Speculation:
         "--enable-eagle-speculation": args.enable_eagle_speculation,
         "--do-sample": bool(args.do_sample),
     }
-    for flag, given in others.items():
-        if given:
-            raise UserError(f"Medusa guesses alone, and greedily, got {flag}, too; leave it out.")
+    refuse_any(others, "Medusa guesses alone, and greedily, got {}, too; leave it out.")
     heads = args.num_medusa_heads or DEFAULT_HEADS
     tree: Any = [path for path in DEFAULT_TREE if len(path) <= heads]
     if args.medusa_tree_json is not None:
@@ -258,9 +203,8 @@ def check(settings: Settings) -> None:
         "--prefill-chunk": settings.prefill_chunk is not None,
         "--is-continuous-batching": settings.is_continuous_batching,
     }
-    for flag, given in others.items():
-        if given:
-            raise UserError(
-                "Speculation takes one prompt at a time, whole and padded on the right, and "
-                f"chooses tokens on the host, got {flag}; leave one of them out."
-            )
+    refuse_any(
+        others,
+        "Speculation takes one prompt at a time, whole and padded on the right, and chooses tokens "
+        "on the host, got {}; leave one of them out.",
+    )

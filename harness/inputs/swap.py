@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Optional
 
-from harness.errors import UserError
+from harness.errors import UserError, refuse_any
 from harness.settings import Settings, Swap
 
 ATTENTION, NORM, MLP = "attention", "rmsnorm", "mlp"
@@ -18,28 +17,6 @@ PLACES = {
 }
 LONGEST_EAGER = 4096  # tokens whose scores in fp32 PyTorch keeps as a whole
 LEAST_COSINE = 0.999  # of the token that is farthest off, in bf16
-FLAGS = ("--kernel", "--at", "--layers", "--least-cosine")
-
-
-def add_arguments(
-    parser: argparse.ArgumentParser,
-    positive: Callable[[str], int],
-    finite: Callable[[str], float],
-) -> None:
-    """The group of arguments, with the types of the rest of the command line."""
-    group = parser.add_argument_group("swap (any causal LM or encoder of transformers)")
-    group.add_argument("--kernel", metavar="FILE:NAME", help="the kernel, or an adapter around it")
-    group.add_argument(
-        "--at", choices=list(PLACES), metavar="PLACE", help=f"{', '.join(PLACES)}: what it replaces"
-    )
-    group.add_argument("--layers", type=positive, metavar="N", help="cut the model to N layers")
-    group.add_argument(
-        "--least-cosine",
-        type=finite,
-        default=LEAST_COSINE,
-        metavar="C",
-        help=f"to the reference in fp32, of every token (default: {LEAST_COSINE})",
-    )
 
 
 def asked(args: argparse.Namespace) -> Optional[Swap]:
@@ -75,9 +52,8 @@ def check(settings: Settings) -> None:
         "--padding-side left": settings.padding_side == "left",
         "--compiled-model-path": settings.compiled_model_path is not None,
     }
-    for flag, given in others.items():
-        if given:
-            raise UserError(
-                f"--mode swap runs one module on one core, its rows padded on the right, got "
-                f"{flag}; leave it out."
-            )
+    refuse_any(
+        others,
+        "--mode swap runs one module on one core, its rows padded on the right, got {}; leave it "
+        "out.",
+    )

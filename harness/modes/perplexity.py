@@ -10,7 +10,7 @@ from harness import console
 from harness.errors import UserError
 from harness.figures import perplexity
 from harness.figures.perplexity import Perplexity
-from harness.inputs.command_line import QUANTISED_AS
+from harness.inputs.options import QUANTISED_AS
 from harness.session.building import build
 from harness.session.opening import open_session
 from harness.settings import Settings

@@ -44,7 +44,7 @@ def _attribute(error: AttributeError) -> str:
     prefix = {"language": "nl", "isa": "nisa"}.get(owner, owner)
     if isinstance(error.obj, types.ModuleType):
         return f"did you mean {prefix}.{close[0]}?" if close else ""
-    if kind.__name__ == "Tensor" and kind.__module__.startswith(__package__):
+    if kind.__name__ == "Tensor" and kind.__module__.startswith("neuron_cpu."):
         return _of_tensor(error.name) or (f"did you mean .{close[0]}?" if close else "")
     return f"did you mean .{close[0]}?" if close else ""
 

@@ -25,7 +25,7 @@ from hypothesis import strategies as st
 from harness import streaming
 from harness.errors import UserError
 from harness.figures import divergence, estimated_speed, evaluation, graphs, reference
-from harness.inputs import command_line, models, prompts, submission
+from harness.inputs import command_line, models, options, prompts, submission
 from harness.modes import profile
 from harness.processes import wire, workers
 from harness.processes.worker import Answer
@@ -119,7 +119,7 @@ WORDS = st.sampled_from(
 
 @fuzzed
 @given(
-    st.sampled_from(list(command_line.MODES)),
+    st.sampled_from(list(options.MODES)),
     st.lists(st.sampled_from(FLAGS) | WORDS | st.text(max_size=8), max_size=8),
 )
 def test_command_lines(mode: str, arguments: list[str]) -> None:

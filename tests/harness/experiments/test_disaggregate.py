@@ -58,7 +58,7 @@ def test_settings_of_each_side():
         ("--no-isolate", "does not go with --no-isolate"),
         ("--is-prefix-caching", "works with --mode"),
         ("--speculate lookup", "works with --mode"),
-        ("--benchmark", "--benchmark measures in the modes generate and validate"),
+        ("--benchmark", "--benchmark works with --mode generate or validate"),
     ],
 )
 def test_what_a_pair_cannot_do_is_refused(arguments, told):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from harness.errors import UserError
 from harness.figures.reference import PROMPTS_FILE
-from harness.inputs import adapters, command_line
+from harness.inputs import command_line, options
 
 PROMPTS = str(PROMPTS_FILE)
 
@@ -19,7 +20,7 @@ def parse(*arguments: str):
     return command_line.parse(["--mode", "generate", *arguments])
 
 
-@pytest.mark.parametrize("flag", command_line.REFUSED)
+@pytest.mark.parametrize("flag", options.REFUSED)
 def test_refused_flags_name_their_reason(flag: str) -> None:
     with pytest.raises(UserError, match=flag):
         parse(flag)
@@ -172,12 +173,15 @@ def test_token_trees_are_read_whole(tmp_path, name) -> None:
         parse(*arguments, "--speculation-length", "5")
 
 
-NEED_FILES = {"--medusa-tree-json", "--token-tree-json", "--adapter-id", *adapters.FLAGS}
+NEED_FILES = {
+    *("--medusa-tree-json", "--token-tree-json"),
+    *("--adapter-id", "--lora-ckpt-path", "--max-lora-rank"),
+}
 
 
-@pytest.mark.parametrize("flag", sorted(set(command_line.ONLY_IN) - NEED_FILES))
+@pytest.mark.parametrize("flag", sorted(set(options.ONLY_IN) - NEED_FILES))
 def test_arguments_of_other_modes_are_refused(flag: str) -> None:
-    bare = flag in ("--resume", "--record-baseline", "--raw")
+    bare = flag in ("--resume", "--record-baseline", "--raw", "--benchmark")
     value = {
         "--profile-model": "llama-3.2-1b",
         "--results-path": "r",
@@ -214,17 +218,17 @@ def test_arguments_of_other_modes_are_refused(flag: str) -> None:
     }.get(flag, "3")
     arguments = [flag] if bare else [flag, *value.split()]
     arguments = ["--no-stream"] if flag == "--stream" else arguments
-    for mode in command_line.MODES:
-        if mode in command_line.ONLY_IN[flag]:
+    for mode in options.MODES:
+        if mode in options.ONLY_IN[flag]:
             own = mode == "swap" or "evaluate" in mode
             given = [word for word in arguments if not (own and word == "--benchmark")]
             needed = SWAP.split() if mode == "swap" and "--kernel" not in given else []
             command_line.parse(["--mode", mode, *given, *needed])
             continue
         modes = {
-            command_line.ONLY_IN[given][0]
+            options.ONLY_IN[given][0]
             for given in arguments
-            if given[:2] == "--" and given in command_line.ONLY_IN
+            if given[:2] == "--" and given in options.ONLY_IN
         }
         with pytest.raises(UserError, match=f"--.* works with --mode ({'|'.join(modes)})"):
             command_line.parse(["--mode", mode, *arguments])
@@ -285,7 +289,7 @@ def test_what_tunes_sampling_is_refused_where_nothing_is_sampled(arguments) -> N
     ],
 )  # fmt: skip
 def test_values_that_mean_nothing_are_refused(flag: str, value: str, capsys) -> None:
-    modes = command_line.ONLY_IN.get(flag, ("generate",))
+    modes = options.ONLY_IN.get(flag, ("generate",))
     with pytest.raises(SystemExit) as exit_info:
         command_line.parse(["--mode", modes[0], flag, value])
     assert exit_info.value.code == 2 and flag in capsys.readouterr().err
@@ -330,24 +334,50 @@ def test_sampling_settings_only_with_on_device_sampling() -> None:
     assert chosen is not None and chosen["top_k"] == 5 and chosen["dynamic"] is True
 
 
-def test_help_fits_a_terminal_and_explains_every_argument(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+def told(capsys: pytest.CaptureFixture, *arguments: str) -> str:
     with pytest.raises(SystemExit) as exit_info:
-        command_line.parse(["--help"])
-    text = capsys.readouterr().out
+        command_line.parse(arguments)
     assert exit_info.value.code == 0
-    assert max(map(len, text.splitlines())) <= 80
-    assert all(f"  {mode} " in text for mode in command_line.MODES)
-    silent = [action.dest for action in command_line.build_parser()._actions if not action.help]
-    assert silent == []
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("columns", ["80", "100"])
+def test_help_of_a_mode_fits_a_screen_and_names_its_options(columns, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    for mode in options.MODES:
+        text = told(capsys, "--mode", mode, "--help")
+        assert len(text.splitlines()) <= 54 and max(map(len, text.splitlines())) <= int(columns)
+        for option in options.OPTIONS.values():
+            counts = mode in (option.modes or (mode,))
+            apart = option in options.TOPICS["experiments"].options and mode != "disaggregate"
+            named = re.search(rf"--(\[no-\])?{option.flag[2:]}(?![\w-])", text)
+            assert (named is not None) == (counts and not apart), option.flag
+
+
+def test_help_has_modes_first_and_a_topic_for_every_option(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    text = told(capsys, "--help")
+    lines = text.splitlines()
+    assert lines.index("modes:") < 6 and max(map(len, lines)) <= 80 and len(lines) < 50
+    assert all(f"  {mode} " in text for mode in options.MODES if mode != "disaggregate")
+    assert not any(option.flag in text for option in options.TOPICS["experiments"].options)
+    for name, topic in options.TOPICS.items():
+        assert f"  {name} " in text
+        explained = told(capsys, "--help", name)
+        assert all(f"  {option.left}" in explained and option.help for option in topic.options)
+    contest = told(capsys, "-h", "contest")
+    assert all(flag in contest for flag in options.REFUSED)
+
+
+def test_help_of_what_does_not_exist_is_refused(capsys) -> None:
+    for arguments in (["--help", "nothing"], ["--mode", "nothing", "--help"]):
+        with pytest.raises(SystemExit) as exit_info:
+            command_line.parse(arguments)
+        assert exit_info.value.code == 2 and "invalid choice: 'nothing'" in capsys.readouterr().err
 
 
 def test_examples_of_the_help_are_accepted() -> None:
-    examples = [
-        line for line in command_line.EXAMPLES.splitlines() if line.startswith("  main.py ")
-    ]
+    examples = [line for line in options.EXAMPLES.splitlines() if line.startswith("  main.py ")]
     for line in examples:
         command_line.parse(shlex.split(line)[1:])
     assert len(examples) == 3
