@@ -63,9 +63,10 @@ def _initialize_parameter_cpu(
     partition_dim: int,
     num_partitions: int,
     init_method: Callable[[torch.Tensor], Any],
+    return_master_param: bool = False,
+    *,
     param_dtype: torch.dtype = torch.float32,
     stride: int = 1,
-    return_master_param: bool = False,
 ) -> None:
     """Tag one rank's shard and give it values, for layers of models' own.
 
@@ -149,8 +150,8 @@ def linear_with_async_allreduce(
     input: torch.Tensor,
     weight: torch.Tensor,
     bias: Optional[torch.Tensor],
-    async_grad_allreduce: bool = True,
-    sequence_parallel_enabled: bool = False,
+    async_grad_allreduce: bool,
+    sequence_parallel_enabled: bool,
     sequence_dimension: Optional[int] = 0,
     autograd_func_class: Type[torch.autograd.Function] = LinearWithAsyncCommunication,
     save_for_backward: bool = True,
@@ -327,7 +328,7 @@ class RowParallelLinear(BaseParallelLinear):
         pad: bool = False,
         reduce_output: bool = True,
         tensor_model_parallel_group: Optional[Group] = None,
-        reduce_dtype: Optional[torch.dtype] = None,
+        reduce_dtype: Optional[torch.dtype] = torch.float32,
         **later: Any,
     ) -> None:
         super().__init__()

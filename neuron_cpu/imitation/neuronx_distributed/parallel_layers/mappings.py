@@ -60,7 +60,7 @@ _REDUCTIONS = {
 }
 
 
-def _reduced(parts: List[torch.Tensor], computation: str = xm.REDUCE_SUM) -> torch.Tensor:
+def _reduced(parts: List[torch.Tensor], computation: str) -> torch.Tensor:
     """The ranks' tensors as one, in rank order."""
     if computation not in _REDUCTIONS:
         raise ValueError(
@@ -70,13 +70,17 @@ def _reduced(parts: List[torch.Tensor], computation: str = xm.REDUCE_SUM) -> tor
     return reduce(_REDUCTIONS[computation], parts)
 
 
-def _reduce(input_: torch.Tensor, process_group: Optional[Group] = None) -> torch.Tensor:
-    """All-reduce by summation."""
+def _reduce(
+    input_: torch.Tensor, computation: str = xm.REDUCE_SUM, process_group: Optional[Group] = None
+) -> torch.Tensor:
+    """All-reduce by `computation`."""
     group = _group(process_group)
     if group.size() == 1:
         return input_
     return group.exchange(
-        _label("all-reduce", input_), input_, lambda parts: _copies(_reduced(parts), len(parts))
+        _label("all-reduce", input_),
+        input_,
+        lambda parts: _copies(_reduced(parts, computation), len(parts)),
     )
 
 
@@ -93,21 +97,21 @@ def _broadcast(input_: torch.Tensor, process_group: Optional[Group] = None) -> t
 
 
 def _gather_along_dim(
-    input_: torch.Tensor, partition_dim: int, process_group: Optional[Group] = None
+    x: torch.Tensor, partition_dim: int, process_group: Optional[Group] = None
 ) -> torch.Tensor:
     """All-gather: the ranks' tensors concatenated in rank order along `partition_dim`."""
     group = _group(process_group)
     if group.size() == 1:
-        return input_
+        return x
     return group.exchange(
-        _label(f"all-gather along dim {partition_dim}", input_),
-        input_,
+        _label(f"all-gather along dim {partition_dim}", x),
+        x,
         lambda parts: _copies(torch.cat(parts, dim=partition_dim), len(parts)),
     )
 
 
 def _reduce_scatter_along_dim(
-    input_: torch.Tensor,
+    x: torch.Tensor,
     partition_dim: int,
     computation: str = xm.REDUCE_SUM,
     process_group: Optional[Group] = None,
@@ -117,14 +121,14 @@ def _reduce_scatter_along_dim(
     del tile_cc  # the device may do it in pieces
     group = _group(process_group)
     if group.size() == 1:
-        return input_
-    width = divide(input_.shape[partition_dim], group.size())
+        return x
+    width = divide(x.shape[partition_dim], group.size())
 
     def combine(parts: List[torch.Tensor]) -> List[torch.Tensor]:
         return list(torch.split(_reduced(parts, computation), width, dim=partition_dim))
 
-    label = _label(f"reduce-scatter by {computation} along dim {partition_dim}", input_)
-    return group.exchange(label, input_, combine).contiguous()
+    label = _label(f"reduce-scatter by {computation} along dim {partition_dim}", x)
+    return group.exchange(label, x, combine).contiguous()
 
 
 def _split_along_dim(
@@ -154,24 +158,20 @@ def warn_of_constant_rank(what: str, instead: str) -> None:
         )
 
 
-def _gather_along_first_dim(
-    input_: torch.Tensor, process_group: Optional[Group] = None
-) -> torch.Tensor:
-    return _gather_along_dim(input_, 0, process_group)
+def _gather_along_first_dim(x: torch.Tensor, process_group: Optional[Group] = None) -> torch.Tensor:
+    return _gather_along_dim(x, 0, process_group)
 
 
-def _gather_along_last_dim(
-    input_: torch.Tensor, process_group: Optional[Group] = None
-) -> torch.Tensor:
-    return _gather_along_dim(input_, -1, process_group)
+def _gather_along_last_dim(x: torch.Tensor, process_group: Optional[Group] = None) -> torch.Tensor:
+    return _gather_along_dim(x, -1, process_group)
 
 
 def _reduce_scatter_along_first_dim(
-    input_: torch.Tensor,
+    x: torch.Tensor,
     computation: str = xm.REDUCE_SUM,
     process_group: Optional[Group] = None,
 ) -> torch.Tensor:
-    return _reduce_scatter_along_dim(input_, 0, computation, process_group)
+    return _reduce_scatter_along_dim(x, 0, computation, process_group)
 
 
 def copy_to_tensor_model_parallel_region(
@@ -186,7 +186,7 @@ def reduce_from_tensor_model_parallel_region(
     input_: torch.Tensor, process_group: Optional[Group] = None
 ) -> torch.Tensor:
     """Sum of the ranks' tensors, on every rank."""
-    return _reduce(input_, process_group)
+    return _reduce(input_, process_group=process_group)
 
 
 def gather_from_tensor_model_parallel_region(
@@ -211,10 +211,10 @@ def scatter_to_tensor_model_parallel_region(
 
 
 def scatter_input_channels_to_tensor_model_parallel_region(
-    input_: torch.Tensor, process_group: Optional[Group] = None
+    input_: torch.Tensor,
 ) -> torch.Tensor:
     """This rank's slice of dimension 1, the channels of a convolution."""
-    return _split_along_dim(input_, 1, process_group)
+    return _split_along_dim(input_, 1)
 
 
 def scatter_to_sequence_parallel_region(

@@ -5,6 +5,6 @@ from __future__ import annotations
 from .utils import get_padding_length
 
 
-def get_number_of_extra_heads(num_heads: int, tp_degree: int) -> int:
+def get_number_of_extra_heads(n_head: int, tp_degree: int) -> int:
     """Heads to add so that `tp_degree` divides the count."""
-    return get_padding_length(num_heads, tp_degree)
+    return get_padding_length(n_head, tp_degree)

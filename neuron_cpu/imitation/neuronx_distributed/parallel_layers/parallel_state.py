@@ -18,7 +18,10 @@ from neuron_cpu.runtime.ranks import (
 
 
 def initialize_model_parallel(
-    tensor_model_parallel_size: int = 1, skip_collective_init: bool = False, **_ignored: object
+    tensor_model_parallel_size: int = 1,
+    pipeline_model_parallel_size: int = 1,
+    skip_collective_init: bool = False,
+    **others: int,
 ) -> None:
     """Make the running thread rank 0 of `tensor_model_parallel_size` ranks.
 
@@ -26,6 +29,11 @@ def initialize_model_parallel(
     rank, and a collective works on meta tensors only. Applications start real ranks by themselves.
     """
     del skip_collective_init  # nothing is set up ahead of the first collective
+    if any(size != 1 for size in (pipeline_model_parallel_size, *others.values())):
+        raise NotImplementedError(
+            "initialize_model_parallel got another size than tensor_model_parallel_size, expected "
+            "1 of each, as no layer here has such groups; leave them out."
+        )
     if tensor_model_parallel_size < 1:
         raise ValueError(
             f"tensor_model_parallel_size must be at least 1, got {tensor_model_parallel_size}."
@@ -104,16 +112,22 @@ def get_aot_mode() -> bool:
     return is_tracing()
 
 
-def initialize_kv_group(num_cores_per_group: int, sequence_parallel_enabled: bool = False) -> None:
+def initialize_kv_group(
+    kv_shared_group_size: int = 1, sequential_ranks_in_group: bool = False
+) -> None:
     """Flash decoding: from now on this rank shares a KV head with the ranks beside it, g in all."""
-    del sequence_parallel_enabled  # how the device lays its rings
-    whole = get_tensor_model_parallel_group()
-    if whole.size() % num_cores_per_group:
-        raise AssertionError(
-            f"Groups of {num_cores_per_group} cores share a key-value head, expected a number that "
-            f"divides the tensor-parallel degree {whole.size()}; choose another degree."
+    if not sequential_ranks_in_group:
+        raise NotImplementedError(
+            "initialize_kv_group got sequential_ranks_in_group False, expected True, as NxD's "
+            "builder has it for flash decoding; pass True."
         )
-    whole.kv_shared = Subgroup(whole, num_cores_per_group)
+    whole = get_tensor_model_parallel_group()
+    if whole.size() % kv_shared_group_size:
+        raise AssertionError(
+            f"Groups of {kv_shared_group_size} cores share a key-value head, expected a number "
+            f"that divides the tensor-parallel degree {whole.size()}; choose another degree."
+        )
+    whole.kv_shared = Subgroup(whole, kv_shared_group_size)
 
 
 def get_kv_shared_group(as_list: bool = False) -> Union[Group, List[List[int]]]:

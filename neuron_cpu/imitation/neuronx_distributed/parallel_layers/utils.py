@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Sequence, Tuple
+from typing import Any, Sequence, Tuple
 
 import torch
 
@@ -44,11 +44,13 @@ def set_tensor_model_parallel_attributes(
     tensor.num_partitions = num_partitions
 
 
-def copy_tensor_model_parallel_attributes(destination: torch.Tensor, source: torch.Tensor) -> None:
-    """Give `destination` the slicing tags that `source` has."""
+def copy_tensor_model_parallel_attributes(
+    destination_tensor: torch.Tensor, source_tensor: torch.Tensor
+) -> None:
+    """Give `destination_tensor` the slicing tags that `source_tensor` has."""
     for name in _MODEL_PARALLEL_ATTRIBUTES:
-        if hasattr(source, name):
-            setattr(destination, name, getattr(source, name))
+        if hasattr(source_tensor, name):
+            setattr(destination_tensor, name, getattr(source_tensor, name))
 
 
 def param_is_not_tensor_parallel_duplicate(param: torch.Tensor) -> bool:
@@ -69,9 +71,9 @@ def cast_if_autocast_enabled(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
     return tensors
 
 
-def verify_casted_dtype(dtypes: Sequence[torch.dtype]) -> None:
+def verify_casted_dtype(value: Any) -> None:
     """Nothing to verify without autocast."""
-    del dtypes
+    del value
 
 
 def is_torch_version_greater_than_2() -> bool:

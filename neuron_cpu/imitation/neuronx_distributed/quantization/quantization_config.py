@@ -30,17 +30,17 @@ class QuantizedDtype(Enum):
     F8E5M2 = torch.float8_e5m2
 
     @classmethod
-    def has_dtype(cls, dtype: torch.dtype) -> bool:
-        return any(member.value is dtype for member in cls)
+    def has_dtype(cls, dtype_string: torch.dtype) -> bool:
+        return any(member.value is dtype_string for member in cls)
 
     @classmethod
-    def get_dtype(cls, dtype: torch.dtype) -> QuantizedDtype:
+    def get_dtype(cls, dtype_string: torch.dtype) -> QuantizedDtype:
         """The member of a torch dtype; ValueError for any other."""
         for member in cls:
-            if member.value is dtype:
+            if member.value is dtype_string:
                 return member
         raise ValueError(
-            f"{dtype} is no quantised dtype, expected one of {[m.value for m in cls]}."
+            f"{dtype_string} is no quantised dtype, expected one of {[m.value for m in cls]}."
         )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Callable, Dict, List, Optional
+from typing import Callable, Dict, List, Optional, Union
 
 import torch
 from torch import nn
@@ -28,9 +28,14 @@ def convert(
     q_config: Optional[QConfig] = None,
     inplace: bool = False,
     mapping: Optional[Mapping] = None,
+    include: Union[str, List[str], None] = None,
     modules_to_not_convert: Optional[List[str]] = None,
 ) -> nn.Module:
     """Replace the layers of `mapping` whose names contain none of `modules_to_not_convert`."""
+    if include is not None:
+        raise NotImplementedError(
+            "convert got include, expected None; name the others in modules_to_not_convert."
+        )
     module = module if inplace else copy.deepcopy(module)
     q_config = get_default_custom_qconfig_dict() if q_config is None else q_config
     mapping = get_default_quant_module_mappings() if mapping is None else mapping

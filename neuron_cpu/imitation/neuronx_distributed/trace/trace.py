@@ -32,29 +32,29 @@ class CheckpointFit:
     missing_keys: List[str] = field(default_factory=list)
 
 
-def invoke_preshard_hook(module: nn.Module, state_dict: StateDict, prefix: str = "") -> None:
+def invoke_preshard_hook(module: nn.Module, checkpoint: StateDict, prefix: str = "") -> None:
     """Run the hooks of `module` and below; each gets the key of its own `weight`."""
     hook = getattr(module, "preshard_hook", None)
     if hook is not None:
-        hook(state_dict, prefix + "weight")
+        hook(checkpoint, prefix + "weight")
         return
     for name, child in module.named_children():
-        invoke_preshard_hook(child, state_dict, f"{prefix}{name}.")
+        invoke_preshard_hook(child, checkpoint, f"{prefix}{name}.")
 
 
 def preprocess_checkpoint(
     model: nn.Module,
-    state_dict: StateDict,
+    checkpoint: StateDict,
     behind_hooks: Optional[Callable[[nn.Module, StateDict], None]] = None,
 ) -> CheckpointFit:
     """Run the hooks and drop unknown keys, both in place; says what was dropped."""
-    invoke_preshard_hook(model, state_dict)
+    invoke_preshard_hook(model, checkpoint)
     if behind_hooks is not None:
-        behind_hooks(model, state_dict)
+        behind_hooks(model, checkpoint)
     wanted = set(model.state_dict().keys())
-    unused = sorted(key for key in state_dict if key not in wanted)
+    unused = sorted(key for key in checkpoint if key not in wanted)
     for key in unused:
-        del state_dict[key]
+        del checkpoint[key]
     return CheckpointFit(unused_keys=unused)
 
 
@@ -72,19 +72,19 @@ def _own_parameters(model: nn.Module) -> Iterator[Tuple[str, nn.Module, str, tor
 def create_local_weight(
     rank: int,
     world_size: int,
-    full: torch.Tensor,
+    full_weight: torch.Tensor,
     partition_dim: int,
-    per_partition: int,
-    stride: int = 1,
+    per_partition_size: int,
+    stride: int,
 ) -> torch.Tensor:
-    """The slice of `full` that `rank` holds: a view, `per_partition` wide along `partition_dim`.
+    """What `rank` holds of `full_weight`: a view, `per_partition_size` wide along `partition_dim`.
 
     With `stride` s > 1 the full tensor is s fused matrices, each sliced by itself.
     """
     if stride == 1:
-        return full.narrow(partition_dim, rank * per_partition, per_partition)
-    width = per_partition // stride
-    pieces = torch.split(full, width, dim=partition_dim)
+        return full_weight.narrow(partition_dim, rank * per_partition_size, per_partition_size)
+    width = per_partition_size // stride
+    pieces = torch.split(full_weight, width, dim=partition_dim)
     return torch.cat(list(pieces[rank::world_size]), dim=partition_dim)
 
 

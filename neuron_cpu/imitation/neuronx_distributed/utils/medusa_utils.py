@@ -10,7 +10,7 @@ TOPK = 10  # candidates of each head that paths may name
 
 
 def generate_medusa_buffers(
-    medusa_choices: Sequence[Sequence[int]], device: str = "cpu"
+    medusa_choices: Sequence[Sequence[int]],
 ) -> Dict[str, torch.Tensor]:
     """Buffers of a tree of M - 1 `medusa_choices`, each the path to a node: which candidate of the
     first head, of the second one, and so on. ValueError for a path without its beginning.
@@ -39,10 +39,9 @@ def generate_medusa_buffers(
         nodes = [number[leaf[:depth]] for depth in range(len(leaf) + 1)]
         retrieve[row, : len(nodes)] = torch.tensor(nodes)
     places = [path[-1] + TOPK * (len(path) - 1) + 1 if path else 0 for path in paths]
-    buffers = {
+    return {
         "medusa_attn_mask": mask,
         "tree_indices": torch.tensor(places),
         "medusa_position_ids": torch.tensor([len(path) for path in paths]),
         "retrieve_indices": retrieve,
     }
-    return {name: tensor.to(device) for name, tensor in buffers.items()}

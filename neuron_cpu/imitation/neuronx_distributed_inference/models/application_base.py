@@ -235,7 +235,7 @@ class NeuronApplicationBase(nn.Module):
         """The checkpoint in the model's keys, floating tensors cast to `torch_dtype`."""
         del mmap
         if self.neuron_config.quantized:
-            state_dict = self.get_quantized_state_dict()
+            state_dict = self._quantized_state_dict()
         else:
             state_dict = self.get_state_dict(self.model_path, self.config)
         if self.neuron_config.enable_fused_speculation:
@@ -267,7 +267,7 @@ class NeuronApplicationBase(nn.Module):
             cls.update_state_dict_for_tied_weights(state_dict)
         return state_dict
 
-    def get_quantized_state_dict(self) -> StateDict:
+    def _quantized_state_dict(self) -> StateDict:
         """The same of the quantised checkpoint, refused where it is none or of other scales.
 
         FileNotFoundError where there is nothing; CheckpointError for everything else.

@@ -259,7 +259,7 @@ class NeuronBaseModel(nn.Module):
         )
         init_context_parallel_attention_process_groups(self.config)
         if self.flash_decoding_enabled:
-            parallel_state.initialize_kv_group(self.num_cores_per_group)
+            parallel_state.initialize_kv_group(self.num_cores_per_group, True)
             if not prefill:
                 mask, active_mask = self._masks_of_rank(position_ids, mask, active_mask)
         hidden, caches = self._run_layers(
@@ -379,7 +379,7 @@ class NeuronBaseModel(nn.Module):
         if self.padding_side == "left":
             return hidden[:, -1:, :]
         index = torch.argmax(position_ids, dim=1, keepdim=True)
-        index = index[:, :, None].expand(-1, 1, hidden.shape[-1])
+        index = index[:, :, None].expand(-1, 1, self.hidden_size)
         return torch.gather(hidden, 1, index)
 
     # -- sequence parallelism (prefill only) -----------------------------------------------------

@@ -62,22 +62,22 @@ def get_rmsnorm_cls() -> Type[nn.Module]:
     return CustomRMSNorm if parallel_state.model_parallel_is_initialized() else LlamaRMSNorm
 
 
-def convert_state_dict_to_fused_qkv(state_dict: StateDict, cfg: InferenceConfig) -> StateDict:
+def convert_state_dict_to_fused_qkv(llama_state_dict: StateDict, cfg: InferenceConfig) -> StateDict:
     """Replace q, k and v of every layer by `Wqkv`, their rows one after the other."""
     for layer in range(cfg.num_hidden_layers):
         prefix = f"layers.{layer}.self_attn"
         for kind in ("weight", "bias", "scale"):
             names = [f"{prefix}.{name}_proj.{kind}" for name in "qkv"]
-            if names[0] in state_dict:
-                parts = [state_dict.pop(name) for name in names]
+            if names[0] in llama_state_dict:
+                parts = [llama_state_dict.pop(name) for name in names]
                 if kind == "scale" and parts[0].numel() == 1:
                     raise CheckpointError(
                         "fused_qkv meets scales of whole tensors, which cannot be fused, expected "
                         "per_channel_symmetric; quantise per channel, or leave fused_qkv out."
                     )
                 fused = torch.cat(parts)
-                state_dict[f"{prefix}.Wqkv.{kind}"] = fused
-    return state_dict
+                llama_state_dict[f"{prefix}.Wqkv.{kind}"] = fused
+    return llama_state_dict
 
 
 class LlamaInferenceConfig(InferenceConfig):

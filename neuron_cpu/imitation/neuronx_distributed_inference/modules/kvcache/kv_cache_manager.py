@@ -220,12 +220,12 @@ class KVCacheManager(nn.Module):
         new_key_values: Sequence[Sequence[torch.Tensor]],
         seq_len: int,
         scatter_index: Optional[torch.Tensor] = None,
-        active_mask: Optional[torch.Tensor] = None,
+        kv_active_mask: Optional[torch.Tensor] = None,
         kvcache_buffer: Optional[List[List[torch.Tensor]]] = None,
         **_: Any,
     ) -> List[torch.Tensor]:
         """Write every layer's new keys and values; returns the flat list of full caches."""
-        del active_mask  # flash decoding's
+        del kv_active_mask  # of flash decoding, by the ranks here
         updated: List[torch.Tensor] = []
         for idx, kv_per_layer in enumerate(new_key_values):
             updated += self.update_kv_by_layer_id(

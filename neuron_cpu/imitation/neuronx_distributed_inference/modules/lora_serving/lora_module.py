@@ -50,11 +50,11 @@ class LoraWeight(BaseParallelLinear):
 class MultiLoraModule(nn.Module):
     """A layer and its adapters; without `adapter_ids` the layer alone."""
 
-    def __init__(self, base_layer: nn.Module, config: LoraServingConfig) -> None:
+    def __init__(self, base_layer: nn.Module, lora_config: LoraServingConfig) -> None:
         super().__init__()
         self.base_layer = base_layer
-        self.transposed = config.lora_memory_transpose
-        self.count, self.rank = config.max_loras + 1, config.max_lora_rank
+        self.transposed = lora_config.lora_memory_transpose
+        self.count, self.rank = lora_config.max_loras + 1, lora_config.max_lora_rank
         inputs, outputs = self._sizes()
         first = (self.count, inputs, self.rank)
         last = (self.count, self.rank, outputs)
