@@ -26,6 +26,7 @@ class Platform:
         baseline_figures: what the baseline's own figures are, in words.
         runs: how often a measurement is repeated by default.
         warm_ups: unmeasured runs after the accuracy check.
+        measures_apart: whether speed is measured in runs of its own, not in the accuracy check's.
         new_tokens: of each prompt of a whole benchmark run, where none were asked for.
         default_ranks: tensor-parallel degree unasked, whatever the heads; None: where it divides.
         estimates: whether a cost model tells device times, from shapes alone.
@@ -40,6 +41,7 @@ class Platform:
     baseline_figures: str
     runs: int
     warm_ups: int
+    measures_apart: bool
     new_tokens: Optional[int]
     default_ranks: Optional[int]
     estimates: bool
@@ -57,6 +59,7 @@ STAND_IN = Platform(
     baseline_figures="estimated by the cost model of neuron_cpu",
     runs=1,
     warm_ups=0,
+    measures_apart=False,
     new_tokens=8,
     default_ranks=None,
     estimates=True,
@@ -73,6 +76,7 @@ DEVICE = Platform(
     baseline_figures="measured here",
     runs=20,
     warm_ups=1,
+    measures_apart=True,
     new_tokens=None,
     default_ranks=2,
     estimates=False,

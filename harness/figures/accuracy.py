@@ -9,7 +9,7 @@ decode, so padded rows of unequal length cannot be re-run as one batch with toke
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Optional
@@ -17,7 +17,7 @@ from typing import Any, Optional
 from harness import sdk
 from harness.errors import UserError
 from harness.session.building import Loaded
-from harness.session.generation import greedy_scores
+from harness.session.generation import OnStep, greedy_scores
 from harness.settings import Settings
 
 # top-k (None: all) -> (absolute, relative tolerance), as the contest's driver sets them
@@ -80,6 +80,10 @@ class RowResult:
     divergences: list[Divergence] = field(default_factory=list)
     contest_passed: Optional[bool] = None  # by the contest's own; None: the same as `passed`
     not_finite: Optional[str] = None  # which side's logits are NaN or infinite, and where first
+    # Mean squared errors against the baseline in fp32, over the positions where its tokens are the
+    # baseline's; None where it did not run.
+    baseline_error: Optional[float] = None
+    own_error: Optional[float] = None
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self) | {"lines": self.lines()}
@@ -103,7 +107,17 @@ class RowResult:
                     "No greedy token differs but in ties: two correct bf16 programs can differ so; "
                     "--mode diff tells rounding from a bug."
                 )
-        return lines
+        return [*lines, *self.errors_in_words()]
+
+    def errors_in_words(self) -> list[str]:
+        """Which side is further from fp32, in one sentence; nothing where fp32 did not run."""
+        if self.baseline_error is None or self.own_error is None:
+            return []
+        errs = "baseline" if self.baseline_error > self.own_error else "submission"
+        return [
+            f"Against fp32 the baseline's squared error is {self.baseline_error:.3g}, the "
+            f"submission's {self.own_error:.3g}: the {errs} errs more."
+        ]
 
     def summary(self) -> str:
         """One line: verdict and the three figures that users ask for."""
@@ -132,23 +146,51 @@ def check_settings(settings: Settings) -> None:
         )
 
 
+@dataclass(frozen=True)
+class Expected:
+    """What a prompt's logits are held against.
+
+    Attributes:
+        baseline: its logits [T, 1, V] fp32.
+        precise: those of the baseline in fp32 behind its own greedy tokens; None: it does not run.
+    """
+
+    baseline: Any
+    precise: Optional[Any] = None
+
+
+def expected_of(
+    baseline: Loaded,
+    precise: Optional[Loaded],
+    ids: Sequence[int],
+    new_tokens: int,
+    on_step: Optional[OnStep] = None,
+) -> Expected:
+    """The logits of the baseline, and of it in fp32, for at most `--num-tokens-to-check` tokens."""
+    total = min(new_tokens, baseline.session.settings.num_tokens_to_check or new_tokens)
+    scores = _scores(baseline, ids, total, on_step)
+    return Expected(scores, precise and _scores(precise, ids, total, None))
+
+
 def check_row(
     baseline: Loaded,
     candidate: Loaded,
     ids: Sequence[int],
     new_tokens: int,
-    on_step: Optional[Callable[[list[int]], Any]] = None,
+    on_step: Optional[OnStep] = None,
+    known: Optional[Expected] = None,
 ) -> RowResult:
     """Compare the two models on the tokens after one prompt, at most `--num-tokens-to-check`.
 
-    `on_step` is called after each generated token of either side.
+    `on_step` is called after each generated token of either side with the seconds that it took;
+    where the baseline's logits are `known`, of the candidate only.
     """
     import torch  # with the SDK's check, seconds that most modes do without
     from torch_neuronx.testing.validation import logit_validation
 
     settings = candidate.session.settings
-    total = min(new_tokens, settings.num_tokens_to_check or new_tokens)
-    expected = _scores(baseline, ids, total, on_step)  # [total, 1, V]
+    known = known or expected_of(baseline, None, ids, new_tokens, on_step)
+    expected, total = known.baseline, len(known.baseline)
     actual = torch.full_like(expected, math.nan)
     if (broken := first_broken(expected[:, 0])) is not None:
         return not_finite(f"the baseline's logits at {broken}; look for NaN in the checkpoint")
@@ -173,6 +215,10 @@ def check_row(
         return not_finite(f"{error}; {origin_of_nonfinite(candidate, ids, total)}")
     tokenizer = baseline.session.tokenizer
     result = compare(expected[:, 0], actual[:, 0], bool(passed), str(message), tokenizer)
+    if known.precise is not None:
+        sides = expected[:, 0], actual[:, 0]
+        errors = [error_against(known.precise[:, 0], expected[:, 0], side) for side in sides]
+        result = replace(result, baseline_error=errors[0], own_error=errors[1])
     if result.passed or settings.judge == CONTEST:
         return result
     # The same logits again, with every choice of a greedy token allowed: what is left are the
@@ -226,9 +272,19 @@ def origin_of_nonfinite(loaded: Loaded, ids: Sequence[int], count: int) -> str:
     return f"the first is {found.get('value')} at element {found.get('element')} of {told}"
 
 
-def _scores(
-    loaded: Loaded, ids: Sequence[int], count: int, on_step: Optional[Callable[[list[int]], Any]]
-) -> Any:
+def error_against(precise: Any, expected: Any, logits: Any) -> float:
+    """Mean squared error of `logits` [T, V] where `precise` had the tokens of `expected` before it.
+
+    The first position has the same prompt; each further one needs equal greedy tokens so far.
+    """
+    differing = (precise.argmax(-1) != expected.argmax(-1)).nonzero()[:, 0].tolist()
+    count = differing[0] + 1 if differing else len(precise)
+    finite = precise[:count].isfinite() & logits[:count].isfinite()
+    error = logits[:count][finite].double() - precise[:count][finite].double()
+    return float((error * error).mean())
+
+
+def _scores(loaded: Loaded, ids: Sequence[int], count: int, on_step: Optional[OnStep]) -> Any:
     """Logits [count, 1, V] fp32 of `count` greedy tokens; end tokens are masked to -inf."""
     import torch  # as above
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Optional
 
 import numpy as np
@@ -18,7 +18,7 @@ from harness import sdk
 from harness.figures import acceptance
 from harness.figures.acceptance import Acceptance
 from harness.figures.graphs import DECODE, PREFILL
-from harness.processes.roles import Role
+from harness.processes.roles import BASELINES
 from harness.session.building import Loaded
 from harness.session.generation import generate_tokens, speculative_tokens
 from harness.settings import Speculation
@@ -112,11 +112,25 @@ def measure(
         generate(None)
     streams, latencies = [], []
     for _ in range(runs):
-        stream = Stream(loaded.session.tokenizer, [], [""] * len(prompt_ids), lambda _: None)
+        stream = silent_stream(loaded, len(prompt_ids))
         generate(stream)
         streams.append(stream)
         latencies.append(time.monotonic() - stream.started)
     width, batch = max(len(ids) for ids in prompt_ids), len(prompt_ids)
+    report = timed(streams, latencies, width, new_tokens, batch)
+    spoken = acceptance.summed(asked.method, asked.length, calls) if asked else None
+    return replace(report, speculation=spoken)
+
+
+def silent_stream(loaded: Loaded, rows: int) -> Stream:
+    """What keeps the times of one generation and writes nothing."""
+    return Stream(loaded.session.tokenizer, [], [""] * rows, lambda _: None)
+
+
+def timed(
+    streams: Sequence[Stream], latencies: Sequence[float], width: int, new_tokens: int, batch: int
+) -> SpeedReport:
+    """The report of generations that have ended: `latencies` are their seconds as a whole."""
     first = [stream.first_seconds for stream in streams]
     later = [seconds for stream in streams for seconds in stream.step_seconds[1:]]
     decode = None
@@ -132,11 +146,10 @@ def measure(
         source=sdk.platform().times,
         new_tokens=new_tokens,
         batch_size=batch,
-        runs=runs,
-        speculation=acceptance.summed(asked.method, asked.length, calls) if asked else None,
+        runs=len(streams),
     )
 
 
 def _speculation(loaded: Loaded) -> Optional[Speculation]:
     """What the model was built with; the baseline never guesses."""
-    return None if loaded.role == Role.BASELINE else loaded.session.settings.speculation
+    return None if loaded.role in BASELINES else loaded.session.settings.speculation

@@ -234,6 +234,8 @@ TOPICS = {
         Option("--base-throughput", "baseline tokens/s", EVALUATE, _of(finite, "N")),
         Option("--judge", "whether a tie within one bf16 spacing passes (contest: no)", _COMPARE,
                _one("ties", "contest")),
+        Option("--baseline-rounding", "stand-in: as a compiled graph, or behind every operator",
+               _COMPARE, _one("fused", "operator", default="fused")),
         Option("--divergence-difference-tol", "logit gap up to which another token passes (0.001)",
                _COMPARE, _of(at_least_zero, "D", default=0.001)),
         Option("--tol-map", "top-k: (absolute, relative tolerance); default: the contest's",

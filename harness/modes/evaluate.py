@@ -5,13 +5,15 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Optional
 
 from harness import console, sdk
 from harness.figures import accuracy, benchmark, floors, flops, graphs, reference
-from harness.figures.accuracy import RowResult
+from harness.figures.accuracy import Expected, RowResult
+from harness.figures.benchmark import SpeedReport
 from harness.figures.estimated_speed import SpeedEstimates
 from harness.figures.evaluation import Evaluation, Figures, Speeds
 from harness.figures.score import Speed, from_report, score
@@ -23,6 +25,7 @@ from harness.session.building import build
 from harness.session.generation import new_token_limit
 from harness.session.opening import Session, open_session
 from harness.settings import Settings
+from harness.streaming import Stream
 from neuron_cpu.files import write_text_atomically
 
 REPORT_FILE = "benchmark_report.json"
@@ -56,7 +59,10 @@ class Evaluator:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.baseline = build(session, Role.BASELINE)
+        self.precise = build(session, Role.PRECISE) if sdk.platform().estimates else None
         self.candidate = build(session)
+        self._ahead = ThreadPoolExecutor(max_workers=1)
+        self._known: dict[tuple[int, ...], Future[Expected]] = {}
         self._graphs = graphs.read(self.candidate.folder)
         floors.check_macs(session, self._graphs)
         self._estimates = SpeedEstimates(self.candidate)
@@ -66,7 +72,30 @@ class Evaluator:
 
     def steps(self, prompt_ids: Sequence[Sequence[int]], new_tokens: int) -> int:
         """Generated tokens that one evaluation reports through its callback."""
-        return new_tokens * (2 * len(prompt_ids) + self._runs + self._warm_ups)
+        measured = 0 if self._check_is_measured(prompt_ids) else self._runs + self._warm_ups
+        return new_tokens * (2 * len(prompt_ids) + measured)
+
+    def _check_is_measured(self, prompt_ids: Sequence[Sequence[int]]) -> bool:
+        """Whether the accuracy check's own generation is the measurement.
+
+        It is where the times are the simulator's and nobody asked for several runs. A batch is
+        checked row by row and measured as one, and a check does not speculate.
+        """
+        settings = self.session.settings
+        alone = len(prompt_ids) == 1 and settings.speculation is None and settings.runs is None
+        return alone and not sdk.platform().measures_apart
+
+    def begin(self, ids: Sequence[int], new_tokens: int) -> None:
+        """Let the baseline compute what a later `evaluate` of this prompt holds against, meanwhile.
+
+        It runs in a process of its own, where the platform has two.
+        """
+        apart = self.baseline.worker is not self.candidate.worker
+        if apart and self.session.settings.isolate and tuple(ids) not in self._known:
+            work = accuracy.expected_of
+            self._known[tuple(ids)] = self._ahead.submit(
+                work, self.baseline, self.precise, ids, new_tokens
+            )
 
     def evaluate(
         self,
@@ -107,7 +136,8 @@ class Evaluator:
         advance: Callable[[], Any],
     ) -> Evaluation:
         """The result with accuracy, speed, NKI share and score."""
-        rows = [self._check(ids, result.new_tokens, advance) for ids in prompt_ids]
+        streams: list[Stream] = []
+        rows = [self._check(ids, result.new_tokens, advance, streams) for ids in prompt_ids]
         accurate = all(checked.passed for checked in rows)
         room = result.seq_len - result.prompt_tokens
         settings = self.session.settings
@@ -118,14 +148,7 @@ class Evaluator:
             settings.prefill_chunk,
             settings.speculation,
         )
-        measured = benchmark.measure(
-            self.candidate,
-            prompt_ids,
-            result.new_tokens,
-            self._runs,
-            lambda _: advance(),
-            warm_up=bool(self._warm_ups),
-        )
+        measured = self._measured(prompt_ids, result.new_tokens, streams, advance)
         estimated = self._estimates.report(result.prompt_tokens, room, measured.speculation)
         speed = Speeds(measured, estimated)
         name = self.session.model.name
@@ -134,9 +157,44 @@ class Evaluator:
         scored = score(accurate, share.contest, from_report(speed.best), base)
         return replace(result, accurate=accurate, figures=Figures(rows, share, speed, scored))
 
-    def _check(self, ids: list[int], new_tokens: int, advance: Callable[[], Any]) -> RowResult:
-        return accuracy.check_row(
-            self.baseline, self.candidate, ids, new_tokens, lambda _: advance()
+    def _check(
+        self, ids: list[int], new_tokens: int, advance: Callable[[], Any], streams: list[Stream]
+    ) -> RowResult:
+        """One prompt's logits; the candidate's generation is clocked in one of `streams`."""
+        self.begin(ids, new_tokens)
+        ahead = self._known.pop(tuple(ids), None)
+        if ahead is None:
+            known = accuracy.expected_of(self.baseline, self.precise, ids, new_tokens)
+        else:
+            known = ahead.result()
+        for _ in range(len(known.baseline)):
+            advance()
+        streams.append(benchmark.silent_stream(self.candidate, 1))
+
+        def step(tokens: list[int], seconds: float) -> None:
+            streams[-1].step(tokens, seconds)
+            advance()
+
+        return accuracy.check_row(self.baseline, self.candidate, ids, new_tokens, step, known)
+
+    def _measured(
+        self,
+        prompt_ids: Sequence[list[int]],
+        new_tokens: int,
+        streams: Sequence[Stream],
+        advance: Callable[[], Any],
+    ) -> SpeedReport:
+        """The speed by the clock here, of the check itself where that was one generation."""
+        if self._check_is_measured(prompt_ids) and len(streams[0].step_seconds) == new_tokens:
+            whole = sum(streams[0].step_seconds)
+            return benchmark.timed(streams, [whole], len(prompt_ids[0]), new_tokens, 1)
+        return benchmark.measure(
+            self.candidate,
+            prompt_ids,
+            new_tokens,
+            self._runs,
+            lambda _: advance(),
+            warm_up=bool(self._warm_ups),
         )
 
     def baseline_speed(self, prompt_ids: Sequence[list[int]], room: int) -> Speed:

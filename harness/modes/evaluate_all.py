@@ -289,9 +289,11 @@ def _run_cases(run: Run, alone: bool) -> None:
         for done, case in enumerate(cases, start=1):
             settings = session.settings
             batch = [case.ids] * settings.batch_size
-            tokens = min(case.seq_len - len(case.ids), settings.max_new_tokens or case.seq_len)
+            tokens = _new_tokens(case, settings)
             part = 1 / max(1, evaluator.steps(batch, tokens))
             step.note(f"Evaluating prompt {case.index} ({done} of {len(cases)})")
+            for soon in cases[done - 1 : done + 1]:  # the next prompt's baseline meanwhile
+                evaluator.begin(soon.ids, _new_tokens(soon, settings))
             result = evaluator.evaluate(
                 case.index,
                 [case.prompt] * settings.batch_size,
@@ -302,6 +304,11 @@ def _run_cases(run: Run, alone: bool) -> None:
             )
             write(run, result)
         step.note("Evaluated prompts")
+
+
+def _new_tokens(case: Case, settings: Settings) -> int:
+    """How many tokens a case makes and compares."""
+    return min(case.seq_len - len(case.ids), settings.max_new_tokens or case.seq_len)
 
 
 def refused(session: Session, case: Case, reason: str) -> Evaluation:

@@ -157,7 +157,7 @@ def _accurate(session: Session, candidate: Loaded) -> str:
     for ids in session.prompt_ids:
         count = min(SAMPLE_TOKENS, new_token_limit(session.settings, [ids]))
         with console.step(f"Comparing logits behind {len(ids)} tokens", total=2 * count) as step:
-            result = accuracy.check_row(baseline, candidate, ids, count, lambda _: step.advance())
+            result = accuracy.check_row(baseline, candidate, ids, count, lambda *_: step.advance())
         if not result.passed:
             raise CheckFailed(f"prompt of {len(ids)} tokens: {result.summary()}")
         lengths.append(str(len(ids)))

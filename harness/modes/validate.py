@@ -42,6 +42,6 @@ def check_prompt(baseline: Loaded, candidate: Loaded, prompt: str, ids: list[int
     unasked = total if settings.max_new_tokens else CHECKED_TOKENS
     total = min(total, settings.num_tokens_to_check or unasked)
     with console.step(f"Comparing logits for {shorten(prompt)}", total=2 * total) as step:
-        result = accuracy.check_row(baseline, candidate, ids, total, lambda _: step.advance())
+        result = accuracy.check_row(baseline, candidate, ids, total, lambda *_: step.advance())
     terminal.printed(f"{shorten(prompt)}: " + "\n".join(result.lines()))
     return result

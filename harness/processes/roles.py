@@ -12,6 +12,7 @@ class Role(str, Enum):
     TORCH = "torch"
     SHADOW = "shadow"
     BASELINE = "baseline"
+    PRECISE = "precise"
     DRAFT = "draft"
 
     __str__ = str.__str__
@@ -25,6 +26,10 @@ _TITLES = {
     Role.NKI: "model with NKI kernels",
     Role.TORCH: "model without NKI kernels",
     Role.BASELINE: "baseline model",
+    Role.PRECISE: "baseline model in fp32",
     Role.DRAFT: "draft model",
     Role.SHADOW: "model without NKI kernels in fp32",
 }
+
+# The SDK's own models, which run apart from the submission.
+BASELINES = (Role.BASELINE, Role.PRECISE)

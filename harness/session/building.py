@@ -14,7 +14,7 @@ from typing import Any, Optional
 from harness import console, sdk
 from harness.files import cache_folder, locked_folder, remove_unlocked
 from harness.inputs import models, quantised, submission
-from harness.processes.roles import Role
+from harness.processes.roles import BASELINES, Role
 from harness.processes.workers import Answer, Job, OnEvent, SubmissionFailed, Worker
 from harness.session.opening import Session
 from harness.settings import Settings
@@ -93,7 +93,7 @@ def construct(session: Session, role: Role, counts: bool = False) -> Loaded:
 def _job(session: Session, role: Role) -> Job:
     """The baseline gets a process of its own where the platform allows two."""
     settings, platform_here = session.settings, sdk.platform()
-    own = role == Role.BASELINE and not platform_here.shares_process
+    own = role in BASELINES and not platform_here.shares_process
     return Job(
         settings=settings,
         model_path=session.model.path,
@@ -145,7 +145,7 @@ def _checked_buckets(found: Any) -> dict[str, list[int]]:
 def _settings_of(session: Session, role: Role) -> Settings:
     """What of the settings one of the models runs with."""
     asked = session.settings
-    if role == Role.DRAFT:
+    if role in (Role.DRAFT, Role.PRECISE):
         return asked.in_float()
     return asked.of_baseline() if role == Role.BASELINE else asked
 
@@ -210,7 +210,7 @@ def forget_old(cache: Path, most_bytes: int, keep: Path) -> None:
 
 def _fingerprint(session: Session, role: Role) -> dict[str, Any]:
     """Everything that a compiled folder depends on, under the names a user would know."""
-    files = "" if role == Role.BASELINE else submission.digest(session.submission)
+    files = "" if role in BASELINES else submission.digest(session.submission)
     settings, folder = _settings_of(session, role), session.model.path
     if role == Role.DRAFT and settings.speculation and settings.speculation.own_draft:
         folder = settings.speculation.own_draft

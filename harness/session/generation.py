@@ -58,18 +58,13 @@ def greedy_scores(
     loaded: Loaded,
     ids: Sequence[int],
     new_tokens: int,
-    on_step: Optional[Callable[[list[int]], Any]] = None,
+    on_step: Optional[OnStep] = None,
 ) -> tuple[list[int], np.ndarray]:
     """Greedy tokens behind one prompt, and their logits [new_tokens, V] fp32.
 
     End tokens are masked to -inf, so that the length is fixed.
     """
-
-    def step(tokens: list[int], seconds: float) -> None:
-        if on_step is not None:
-            on_step(tokens)
-
-    steps, answer = _generate(loaded, [ids], new_tokens, step, True, True, True)
+    steps, answer = _generate(loaded, [ids], new_tokens, on_step, True, True, True)
     arrays = answer.arrays
     expected = (new_tokens, 1, loaded.session.vocabulary)
     if len(arrays) != 1 or arrays[0].shape != expected:

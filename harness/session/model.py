@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import importlib
 import os
 import shutil
 import time
@@ -30,12 +32,14 @@ from transformers import (
     StoppingCriteriaList,
 )
 
+from harness import sdk
 from harness.errors import UserError, is_refusal
 from harness.inputs.chunks import MOST_PREFILL
-from harness.processes.roles import Role
+from harness.processes.roles import BASELINES, Role
 from harness.processes.worker import Answer, Host
 from harness.session import speculation
 from harness.session.chunks import PromptInChunks
+from harness.settings import FUSED, Settings
 
 GRAPHS = "graphs"
 QUANTISED = "quantised"
@@ -53,13 +57,13 @@ def construct(host: Host, role: str) -> dict[str, list[int]]:
     """Config objects and the model, as the contest's driver builds them; sub-model -> buckets."""
     role = Role(role)
     asked = host.job.settings
-    if role in (Role.BASELINE, Role.DRAFT):
+    if role in (*BASELINES, Role.DRAFT):
         asked = asked.of_baseline() if role == Role.BASELINE else asked.in_float()
         asked = replace(asked, speculation=None)
-    if role == Role.BASELINE and asked.seq_len <= MOST_PREFILL:
+    if role in BASELINES and asked.seq_len <= MOST_PREFILL:
         asked = asked.whole_prefill()
     settings = asked.neuron_config()
-    if role == Role.SHADOW:
+    if role in (Role.SHADOW, Role.PRECISE):
         settings.update(torch_dtype="float32", rpl_reduce_dtype="float32")
     for name in ("torch_dtype", "rpl_reduce_dtype"):
         if name in settings:
@@ -240,7 +244,11 @@ def generate(
     if scores:
         options.update(return_dict_in_generate=True, output_scores=True)
     torch.manual_seed(settings.seed)
-    with host.told_as_the_submission("The model fails while it generates"), torch.inference_mode():
+    with (
+        host.told_as_the_submission("The model fails while it generates"),
+        torch.inference_mode(),
+        _rounding(settings, Role(role)),
+    ):
         adapter = _adapter(host, Role(role))
         result = adapter.generate(
             input_ids=tokens,
@@ -253,6 +261,17 @@ def generate(
         logits = torch.stack(result.scores).float().numpy() if scores else None
     arrays: list[np.ndarray] = [] if logits is None else [logits]
     return Answer([step.as_list() for step in getattr(adapter, "steps", ())], arrays)
+
+
+def _rounding(settings: Settings, role: Role) -> contextlib.AbstractContextManager[None]:
+    """The baseline rounds as a compiled graph does, unless each operator of PyTorch is to round."""
+    if (
+        role != Role.BASELINE
+        or settings.baseline_rounding != FUSED
+        or not sdk.platform().shows_graphs
+    ):
+        return contextlib.nullcontext()
+    return importlib.import_module("neuron_cpu.runtime.rounding").fused()
 
 
 def _adapter(host: Host, role: Role) -> PromptInChunks:

@@ -24,7 +24,7 @@ from neuron_cpu.core import release_thread
 from neuron_cpu.core.device import ranks as kernel_ranks
 from neuron_cpu.errors import CollectiveError
 
-from . import pipeline, processes
+from . import pipeline, processes, rounding
 from .rendezvous import Combine, RankStopped, Rendezvous
 
 # Who watches a trace: the operation, this rank's tensor, what computes the result -> the result.
@@ -61,7 +61,8 @@ class Group:
     def exchange(self, label: str, tensor: torch.Tensor, combine: Combine) -> torch.Tensor:
         """Run one collective; `label` names operation, dtype and shape for the error message."""
         if self._rendezvous is not None:
-            return self._rendezvous.exchange(self._rank, label, tensor, combine)
+            mine = rounding.settled(tensor)
+            return rounding.settled(self._rendezvous.exchange(self._rank, label, mine, combine))
         if not tensor.is_meta and not is_tracing():
             raise CollectiveError(
                 f"{label} met no other rank, expected {self._size} ranks, got a call outside "

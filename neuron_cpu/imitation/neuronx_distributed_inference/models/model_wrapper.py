@@ -14,7 +14,7 @@ from neuronx_distributed.quantization.quantization_config import dtype_of, qconf
 from neuronx_distributed.quantization.quantize import convert
 from torch import nn
 
-from neuron_cpu.runtime import pipeline
+from neuron_cpu.runtime import pipeline, rounding
 from neuron_cpu.runtime.ranks import RankPool, current_group, is_tracing
 
 from ..contract import building_under
@@ -194,7 +194,8 @@ class RankedModel:
         use_bucket(module, bucket)
         # A model may write into its inputs; ranks share them.
         own = inputs if self.pool.size == 1 else tuple(tensor.clone() for tensor in inputs)
-        outputs = module(*own)
+        with rounding.of_graph():
+            outputs = module(*own)
         # On the device an output cache is an alias of the input cache. The cache manager writes in
         # place and returns the cache itself; a model that builds new tensors pays one copy.
         caches = module.kv_mgr.past_key_values

@@ -1,0 +1,92 @@
+"""Where the baseline rounds: at operands of products, not behind every operator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from neuron_cpu.runtime import rounding
+
+BF16 = torch.bfloat16
+
+
+def values(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(BF16)
+
+
+def graph():
+    """One run of a graph that rounds as a compiled one."""
+    return rounding.FusedRounding()
+
+
+@pytest.mark.parametrize("inference", [False, True])
+def test_a_chain_behind_a_product_stays_in_fp32_until_the_next(inference: bool) -> None:
+    x, w, y, v = values(8, 64), values(32, 64, seed=1), values(8, 32, seed=2), values(4, 32, seed=3)
+    with torch.inference_mode(inference), graph():
+        hidden = torch.nn.functional.linear(x, w)
+        out = torch.nn.functional.linear(torch.nn.functional.silu(hidden) * y + y, v)
+    wide = x.float() @ w.float().T
+    chain = torch.nn.functional.silu(wide) * y.float() + y.float()
+    assert hidden.dtype == out.dtype == BF16
+    assert torch.equal(out, (chain.to(BF16).float() @ v.float().T).to(BF16))
+    rounded = torch.nn.functional.linear(torch.nn.functional.silu(x @ w.T) * y + y, v)
+    assert not torch.equal(out, rounded)
+
+
+def test_a_cast_to_fp32_gets_what_was_not_rounded() -> None:
+    x, y = values(4, 16), values(4, 16, seed=1)
+    with graph():
+        wide = (x * y).transpose(0, 1).reshape(8, 8).float()
+        back = wide.to(BF16) + 1
+    assert torch.equal(wide, (x.float() * y.float()).T.reshape(8, 8))
+    assert torch.equal(back, (wide + 1).to(BF16))
+
+
+def test_what_is_written_into_memory_is_rounded() -> None:
+    x, y = values(4, 16), values(4, 16, seed=1)
+    with graph():
+        product, cache = x * y, torch.zeros(4, 16, dtype=BF16)
+        cache.copy_(product)
+        read = cache.float()
+        product.mul_(2)  # what stood beside it is out of date
+        later = product.float()
+    assert torch.equal(read, (x.float() * y.float()).to(BF16).float())
+    assert torch.equal(later, 2 * read)
+
+
+def test_what_travels_between_ranks_is_rounded() -> None:
+    x, y = values(4, 16), values(4, 16, seed=1)
+    with graph():
+        product = x * y
+        wide, moved = product.float(), rounding.settled(product).float()
+    assert torch.equal(moved, (x * y).float()) and not torch.equal(moved, wide)
+
+
+def test_parts_and_sums_keep_their_fp32_values() -> None:
+    x, y = values(4, 16), values(4, 16, seed=1)
+    with graph():
+        first, second = (x * y).split(8, dim=1)
+        joined = torch.cat([second, first], 1).sum(-1)
+        wide = joined.float()
+    product = x.float() * y.float()
+    assert torch.equal(wide, torch.cat([product[:, 8:], product[:, :8]], 1).sum(-1))
+
+
+def test_other_types_are_left_alone() -> None:
+    x = torch.randn(4, 4, dtype=torch.float32)
+    with graph():
+        assert torch.equal(x @ x + x, x @ x + x) and (torch.arange(3) + 1).dtype == torch.int64
+        assert not hasattr(x + x, "_fp32_values")
+
+
+def test_only_a_run_inside_of_the_block_rounds_so() -> None:
+    x, y = values(4, 16), values(4, 16, seed=1)
+
+    def run() -> torch.Tensor:
+        with rounding.of_graph():
+            return (x * y).float()
+
+    rounded = run()
+    with rounding.fused():
+        assert torch.equal(run(), x.float() * y.float())
+    assert torch.equal(run(), rounded) and torch.equal(rounded, (x * y).float())
