@@ -188,7 +188,7 @@ def test_arguments_of_other_modes_are_refused(flag: str) -> None:
         "--prompt-file": PROMPTS,
         "--tol-map": "{5:0.1}",
         "--judge": "ties",
-        "--baseline-rounding": "fused",
+        "--baseline-rounding": "operator",
         "--base-latency": "3 --base-throughput 3",
         "--base-throughput": "3 --base-latency 3",
         "--runs": "3 --benchmark",
