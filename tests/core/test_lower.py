@@ -157,6 +157,24 @@ def test_products_are_shared_between_iterations_as_far_as_psum_holds_them(column
     assert count(lower(trace(kernel, (1, columns))), "nc_matmul") == products
 
 
+def test_rows_that_data_choose_are_loaded_anew():
+    """The view of the table is the same each time, the rows that the index chooses are not."""
+
+    def kernel(table, index):
+        out = nl.ndarray((3, 4, 8), dtype=nl.float32, buffer=nl.shared_hbm)
+        columns = nl.arange(8)[None, :]
+        for k in nl.sequential_range(3):
+            rows = nl.load(index[k])
+            found = nl.load(table[rows[nl.arange(4)[:, None], 0], columns])
+            nl.store(out[k], value=nisa.activation(nl.square, found))
+        return out
+
+    table, index = torch.randn(16, 8), torch.randint(0, 16, (3, 4, 1), dtype=torch.int32)
+    program = Kernel(kernel).trace(table, index)
+    assert count(lower(program), "dma_copy") == count(program, "dma_copy")
+    assert same_results(program, table, index)
+
+
 def test_hbm_that_the_kernel_writes_is_loaded_anew():
     def kernel(x):
         out = nl.ndarray((4, 128, 8), dtype=nl.float32, buffer=nl.shared_hbm)

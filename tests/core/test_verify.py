@@ -712,6 +712,25 @@ def test_tensor_made_before_a_loop_lives_through_it() -> None:
     assert sbuf_high_water(trace(kernel_for(nl.static_range), (1, 1))) == 5 * KIB
 
 
+def test_a_tensor_first_used_inside_a_loop_lives_from_its_beginning() -> None:
+    """The device runs the loop as a loop, where every iteration may find what the last one left."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((2, 2, 128, 8), nl.float32, buffer=nl.shared_hbm)
+        kept = nl.ndarray((128, 1024), nl.float32, buffer=nl.sbuf)
+        for i in nl.sequential_range(2):
+            if i == 0:
+                early = nisa.memset((128, 512), 1.0, nl.float32)
+                nl.store(out[0, i], early[:, 0:8])
+            kept[...] = nisa.memset((128, 1024), 2.0, nl.float32)
+            nl.store(out[1, i], kept[:, 0:8])
+        return out
+
+    # unrolled, `early` is gone when `kept` is first written
+    assert sbuf_high_water(trace(kernel, (1, 1))) == 6 * KIB
+
+
 def test_blocks_that_one_iteration_touches_live_no_longer() -> None:
     """Public kernels declare all blocks of their scores in PSUM, and each iteration has its own."""
 

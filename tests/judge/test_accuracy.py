@@ -73,6 +73,16 @@ def test_what_the_reference_overflows_in_the_same_type_is_not_judged() -> None:
     assert found.first == (1,) and found.judged == 1
 
 
+def test_an_infinity_that_float64_has_too_is_asked_for() -> None:
+    """The reference in the kernel's own types excuses only infinities of its own."""
+    assert measured([INF, 1.0], [INF, 1.0], plain=[INF, 1.0]).correct
+    for got in (1.0, -INF, NAN):
+        found = measured([got, 1.0], [INF, 1.0], plain=[INF, 1.0])
+        assert (found.wrong, found.judged, found.first) == (1, 2, (0,))
+    found = measured([NAN, 1.0], [2.0, 1.0])
+    assert math.isinf(found.largest) and math.isinf(found.rms)
+
+
 def test_the_reference_in_the_same_type_widens_the_bound_up_to_a_cap() -> None:
     assert measured([1.03], [1.0], plain=[1.02]).correct
     assert not measured([1.05], [1.0], plain=[1.02]).correct

@@ -10,6 +10,7 @@ import json
 import pytest
 import torch
 from neuronx_distributed_inference.contract import VERSIONS
+from neuronx_distributed_inference.models import fused_speculation
 from neuronx_distributed_inference.models.config import FusedSpecNeuronConfig, NeuronConfig
 from neuronx_distributed_inference.models.llama import modeling_llama
 from neuronx_distributed_inference.modules.eagle.acceptance import accept_by_sampling
@@ -154,6 +155,13 @@ def test_any_tree_of_guesses_gives_the_greedy_text(
         got, needed[name] = rounds(app, generate, STEPS)
         assert got[0].tolist() == reference(model, PROMPT, STEPS)[0].tolist(), name
     assert needed["wide"] < needed["deep"] <= STEPS - 1
+
+
+def test_guesses_behind_a_wrong_one_do_not_count():
+    """They were made for another text, even where they happen to be the target's tokens."""
+    tokens = torch.tensor([[1, 2, 3, 4]] * 4)
+    guessed = torch.tensor([[1, 2, 3], [1, 9, 3], [9, 2, 3], [1, 2, 9]])
+    assert fused_speculation._agreed(guessed, tokens).tolist() == [[3], [1], [0], [2]]
 
 
 def test_a_tree_in_tensors():
