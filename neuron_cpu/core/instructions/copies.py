@@ -35,7 +35,6 @@ from .arguments import (
 )
 from .constants import reduce_cmd as commands
 from .entry import (
-    ON_CHIP,
     PSUM,
     SBUF,
     OpSpec,
@@ -62,17 +61,10 @@ def _copy_rules(i: Instruction) -> None:
 
 
 TENSOR_COPY = OpSpec(
-    name="tensor_copy",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="copy",
-    compute=first_operand,
-    cycles=_copy_cycles,
-    rules=_copy_rules,
+    "tensor_copy", "copy", Attrs, first_operand, _copy_cycles, rules=_copy_rules,
     serves_as_well=Engine.SCALAR,
     note="bit-exact between equal types on VectorE and GpSimdE, else through fp32",
-)
+)  # fmt: skip
 
 
 def copy_attrs(dst: DType, src: DType, engine: Engine | None = None) -> Attrs:
@@ -152,16 +144,9 @@ def _fill(attrs: FillAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 MEMSET = OpSpec(
-    name="memset",
-    engine=Engine.VECTOR,
-    reads=(),
-    writes=ON_CHIP,
-    flow="fill",
-    attrs=FillAttrs,
-    compute=_fill,
-    cycles=_fill_cycles,
+    "memset", "fill", FillAttrs, _fill, _fill_cycles, reads=(),
     note="N/2 cycles for zeros of 2-byte types",
-)
+)  # fmt: skip
 
 
 def fill(dst: View, value: Any) -> None:
@@ -195,27 +180,13 @@ def _dynamic_cycles(i: Instruction) -> float:
 
 
 DYNAMIC_SRC = OpSpec(
-    name="tensor_copy_dynamic_src",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="copy",
-    compute=first_operand,
-    cycles=_dynamic_cycles,
-    indirect=True,
+    "tensor_copy_dynamic_src", "copy", Attrs, first_operand, _dynamic_cycles, indirect=True,
     note="source offset read from SBUF at run time; about 600 cycles",
-)
+)  # fmt: skip
 DYNAMIC_DST = OpSpec(
-    name="tensor_copy_dynamic_dst",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="copy",
-    compute=first_operand,
-    cycles=_dynamic_cycles,
-    indirect=True,
+    "tensor_copy_dynamic_dst", "copy", Attrs, first_operand, _dynamic_cycles, indirect=True,
     note="SDK 2.22: destination offset read from SBUF at run time",
-)
+)  # fmt: skip
 
 
 def tensor_copy_dynamic_src(src: Any, *, mask: Any = None, dtype: Any = None) -> View:
@@ -263,17 +234,10 @@ def _predicated_cycles(i: Instruction) -> float:
 
 
 COPY_PREDICATED = OpSpec(
-    name="tensor_copy_predicated",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="elementwise",
-    attrs=SelectAttrs,
-    compute=_predicated,
-    cycles=_predicated_cycles,
+    "tensor_copy_predicated", "elementwise", SelectAttrs, _predicated, _predicated_cycles,
     rules=one_psum_operand,
     note="SDK 2.22: copies where an integer predicate is nonzero, keeps the rest",
-)
+)  # fmt: skip
 
 
 def tensor_copy_predicated(
@@ -315,27 +279,13 @@ def _select(attrs: SelectAttrs, xs: list[torch.Tensor]) -> Any:
 
 
 SELECT = OpSpec(
-    name="select",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="elementwise",
-    attrs=SelectAttrs,
-    compute=_select,
-    cycles=streaming(2.0),
+    "select", "elementwise", SelectAttrs, _select, streaming(2.0),
     note="nl.where: predicate, value if nonzero, value or constant otherwise",
-)
+)  # fmt: skip
 SELECT_REDUCE = OpSpec(
-    name="select_reduce",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="elementwise",
-    attrs=SelectAttrs,
-    compute=_select,
-    cycles=streaming(2.0, CORE.min_ii),
+    "select_reduce", "elementwise", SelectAttrs, _select, streaming(2.0, CORE.min_ii),
     note="SDK 2.26: select by predicate, optionally the row maximum",
-)
+)  # fmt: skip
 
 
 def select_reduce(
@@ -465,18 +415,9 @@ def _search_rules(i: Instruction) -> None:
 
 def _define_search(name: str, compute: Callable, note: str) -> OpSpec:
     return OpSpec(
-        name=name,
-        engine=Engine.VECTOR,
-        reads=ON_CHIP,
-        writes=ON_CHIP,
-        flow="all",
-        attrs=SearchAttrs,
-        compute=compute,
-        cycles=lambda i: max(CORE.min_ii, i.src[0].free_size),
-        rules=_search_rules,
-        box_mend="slice the operand instead",
-        note=note,
-    )
+        name, "all", SearchAttrs, compute, lambda i: max(CORE.min_ii, i.src[0].free_size),
+        rules=_search_rules, box_mend="slice the operand instead", note=note,
+    )  # fmt: skip
 
 
 MAX8 = _define_search("max8", _max8, "SDK 2.22: the 8 largest per partition, descending")
@@ -590,18 +531,9 @@ def _shuffle_rules(i: Instruction) -> None:
 
 
 STREAM_SHUFFLE = OpSpec(
-    name="nc_stream_shuffle",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="lanes",
-    attrs=ShuffleAttrs,
-    compute=_shuffle,
-    cycles=streaming(),
-    rules=_shuffle_rules,
-    same_partitions=False,
-    note="SDK 2.22: permutes partitions inside each quadrant of 32",
-)
+    "nc_stream_shuffle", "lanes", ShuffleAttrs, _shuffle, streaming(), rules=_shuffle_rules,
+    same_partitions=False, note="SDK 2.22: permutes partitions inside each quadrant of 32",
+)  # fmt: skip
 
 
 def nc_stream_shuffle(

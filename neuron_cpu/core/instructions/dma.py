@@ -38,18 +38,11 @@ def _dma_rules(i: Instruction) -> None:
 
 
 DMA_COPY = OpSpec(
-    name="dma_copy",
-    engine=Engine.DMA,
-    reads=(*ANY_HBM, SBUF),
-    writes=(*ANY_HBM, SBUF),
-    flow="copy",
-    compute=first_operand,
-    cycles=no_cycles,
-    rules=_dma_rules,
-    same_partitions=False,
+    "dma_copy", "copy", Attrs, first_operand, no_cycles, engine=Engine.DMA,
+    reads=(*ANY_HBM, SBUF), writes=(*ANY_HBM, SBUF), rules=_dma_rules, same_partitions=False,
     indirect=True,
     note="HBM/SBUF to HBM/SBUF with cast; nl.load and nl.store; rows may be indirect",
-)
+)  # fmt: skip
 
 
 def _sum(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
@@ -60,18 +53,10 @@ def _sum(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 DMA_SUM = OpSpec(
-    name="dma_compute",
-    engine=Engine.DMA,
-    reads=(*ANY_HBM, SBUF),
-    writes=(*ANY_HBM, SBUF),
-    flow="elementwise",
-    compute=_sum,
-    cycles=no_cycles,
-    rules=_dma_rules,
-    same_partitions=False,
-    indirect=True,
-    note="SDK 2.29: the sum of up to 16 sources, added in fp32 on the way",
-)
+    "dma_compute", "elementwise", Attrs, _sum, no_cycles, engine=Engine.DMA,
+    reads=(*ANY_HBM, SBUF), writes=(*ANY_HBM, SBUF), rules=_dma_rules, same_partitions=False,
+    indirect=True, note="SDK 2.29: the sum of up to 16 sources, added in fp32 on the way",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -91,17 +76,9 @@ def _exchange(attrs: ExchangeAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor
 
 
 EXCHANGE = OpSpec(
-    name="sendrecv",
-    engine=Engine.DMA,
-    reads=(SBUF,),
-    writes=(SBUF,),
-    flow="meeting",
-    attrs=ExchangeAttrs,
-    compute=_exchange,
-    cycles=no_cycles,
-    rules=_dma_rules,
-    note="NeuronCore-v3: tiles of two cores change places",
-)
+    "sendrecv", "meeting", ExchangeAttrs, _exchange, no_cycles, engine=Engine.DMA, reads=(SBUF,),
+    writes=(SBUF,), rules=_dma_rules, note="NeuronCore-v3: tiles of two cores change places",
+)  # fmt: skip
 
 
 def transfer(src: View, dtype: Any, mask: Any) -> View:
@@ -187,19 +164,11 @@ def _permute(attrs: PermuteAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 DMA_TRANSPOSE = OpSpec(
-    name="dma_transpose",
-    engine=Engine.DMA,
-    reads=(*ANY_HBM, SBUF),
-    writes=(SBUF,),
-    flow="permute",
-    attrs=PermuteAttrs,
-    compute=_permute,
-    cycles=no_cycles,
-    same_partitions=False,
-    by_element=True,
+    "dma_transpose", "permute", PermuteAttrs, _permute, no_cycles, engine=Engine.DMA,
+    reads=(*ANY_HBM, SBUF), writes=(SBUF,), same_partitions=False, by_element=True,
     box_mend="slice the operand instead",
     note="element-granular descriptors: very slow on this core",
-)
+)  # fmt: skip
 
 
 def transposed(src: View, order: tuple[int, ...], dtype: Any, mask: Any) -> View:

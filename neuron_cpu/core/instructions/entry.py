@@ -13,7 +13,7 @@ that all iterations of an independent loop can run as one call. Arithmetic input
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any
 
 import torch
@@ -33,22 +33,22 @@ FOUR_BYTE_FLOATS = ("float32", "tfloat32")
 TABLE: dict[str, OpSpec] = {}  # every entry by name
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class OpSpec:
     """One instruction of the device; making one adds it to ``TABLE``.
 
     Attributes:
         name: the ``nki.isa`` name.
-        engine: engine that runs it unless ``engine_of`` says otherwise per instruction.
-        reads: memories that operands may lie in.
-        writes: memories that results may lie in.
         flow: how an undefined input element spreads: ``elementwise``, ``reduce`` (over the last
             axes), ``matmul``, ``transpose``, ``scan``, ``all`` (to every output element of the same
             partition), ``copy``, ``fill`` (no inputs) or another entry of ``undefined.FLOW``.
-        cycles: engine cycles it occupies the engine; 0 for DMA, whose time is bytes and rows.
+        attrs: class of its attributes.
         compute: values of the result(s) from ``(attrs, inputs)``; None for products, which
             ``run/execute.py`` joins into large ones.
-        attrs: class of its attributes.
+        cycles: engine cycles it occupies the engine; 0 for DMA, whose time is bytes and rows.
+        engine: engine that runs it unless ``engine_of`` says otherwise per instruction.
+        reads: memories that operands may lie in.
+        writes: memories that results may lie in.
         rules: checks besides memory, partition count and access pattern.
         note: one line for the generated documentation.
         same_partitions: all operands take as many partitions as the result.
@@ -70,13 +70,14 @@ class OpSpec:
     """
 
     name: str
-    engine: Engine
-    reads: tuple[str, ...]
-    writes: tuple[str, ...]
     flow: str
-    cycles: Callable[[Instruction], float]
+    attrs: type[Attrs]
     compute: Callable[[Any, list[torch.Tensor]], Any] | None
-    attrs: type[Attrs] = Attrs
+    cycles: Callable[[Instruction], float]
+    _: KW_ONLY
+    engine: Engine = Engine.VECTOR
+    reads: tuple[str, ...] = ON_CHIP
+    writes: tuple[str, ...] = ON_CHIP
     rules: Callable[[Instruction], None] | None = None
     note: str = ""
     same_partitions: bool = True

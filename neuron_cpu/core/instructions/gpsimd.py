@@ -25,7 +25,7 @@ from . import operators
 from .alu import reduce_last
 from .arguments import newer, on_bits, result_type, stretched, tile
 from .copies import tensor_copy
-from .entry import ON_CHIP, PSUM, SBUF, OpSpec, flat, free_elements, sbuf_only, streaming
+from .entry import PSUM, SBUF, OpSpec, flat, free_elements, sbuf_only, streaming
 from .recorder import ALIKE, ROWS, WHOLE, fresh, rows_only
 
 START_CYCLES = 150  # nisa.iota, nisa.affine_select: fixed part of an instruction on GpSimdE
@@ -53,16 +53,10 @@ def _iota(attrs: IotaAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 IOTA = OpSpec(
-    name="iota",
-    engine=Engine.GPSIMD,
-    reads=(),
-    writes=(SBUF,),
-    flow="fill",
-    attrs=IotaAttrs,
-    compute=_iota,
-    cycles=lambda i: START_CYCLES + i.dst[0].free_size,
+    "iota", "fill", IotaAttrs, _iota, lambda i: START_CYCLES + i.dst[0].free_size,
+    engine=Engine.GPSIMD, reads=(), writes=(SBUF,),
     note="affine expression of aranges, int32 inside",
-)
+)  # fmt: skip
 
 
 def iota(expr: Any, dtype: Any, *, mask: Any = None) -> View:
@@ -101,16 +95,10 @@ def _affine_select(attrs: KeepAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 AFFINE_SELECT = OpSpec(
-    name="affine_select",
-    engine=Engine.GPSIMD,
-    reads=(SBUF,),
-    writes=(SBUF,),
-    flow="kept",
-    attrs=KeepAttrs,
-    compute=_affine_select,
-    cycles=lambda i: START_CYCLES + free_elements(i),
+    "affine_select", "kept", KeepAttrs, _affine_select, lambda i: START_CYCLES + free_elements(i),
+    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,),
     note="keeps elements where an affine comparison holds, else a constant",
-)
+)  # fmt: skip
 
 
 def affine_select(
@@ -159,19 +147,12 @@ def _partition_reduce(attrs: PartitionReduceAttrs, xs: list[torch.Tensor]) -> to
 
 
 PARTITION_REDUCE = OpSpec(
-    name="tensor_partition_reduce",
-    engine=Engine.GPSIMD,
-    reads=(SBUF,),
-    writes=(SBUF,),
-    flow="partitions",
-    attrs=PartitionReduceAttrs,
-    compute=_partition_reduce,
-    cycles=lambda i: START_CYCLES + i.src[0].free_size * i.src[0].shape[0],
-    rules=sbuf_only,
-    same_partitions=False,
+    "tensor_partition_reduce", "partitions", PartitionReduceAttrs, _partition_reduce,
+    lambda i: START_CYCLES + i.src[0].free_size * i.src[0].shape[0], engine=Engine.GPSIMD,
+    reads=(SBUF,), writes=(SBUF,), rules=sbuf_only, same_partitions=False,
     box_mend="slice the operand instead",
     note="over the partition axis: slow, no published cost; a ones-matmul is faster",
-)
+)  # fmt: skip
 
 
 def tensor_partition_reduce(op: Any, data: Any, *, mask: Any = None, dtype: Any = None) -> View:
@@ -236,17 +217,10 @@ def _local_gather_cycles(i: Instruction) -> float:
 
 
 LOCAL_GATHER = OpSpec(
-    name="local_gather",
-    engine=Engine.GPSIMD,
-    reads=(SBUF,),
-    writes=(SBUF,),
-    flow="cores",
-    attrs=LocalGatherAttrs,
-    compute=_local_gather,
-    cycles=_local_gather_cycles,
-    rules=sbuf_only,
+    "local_gather", "cores", LocalGatherAttrs, _local_gather, _local_gather_cycles,
+    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,), rules=sbuf_only,
     note="each GpSimd core gathers the same free offsets in its 16 partitions",
-)
+)  # fmt: skip
 
 
 def local_gather(
@@ -307,18 +281,11 @@ def _gather(attrs: GatherAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 GATHER = OpSpec(
-    name="gather_flattened",
-    engine=Engine.GPSIMD,
-    reads=(SBUF,),
-    writes=(SBUF,),
-    flow="all",
-    attrs=GatherAttrs,
-    compute=_gather,
-    cycles=lambda i: START_CYCLES + i.dst[0].free_size,
-    rules=sbuf_only,
+    "gather_flattened", "all", GatherAttrs, _gather, lambda i: START_CYCLES + i.dst[0].free_size,
+    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,), rules=sbuf_only,
     box_mend="slice the operand instead",
     note="nl.gather_flattened (SDK 2.24): own indices for each partition",
-)
+)  # fmt: skip
 
 
 def gather_flattened(data: Any, indices: Any, *, mask: Any = None, dtype: Any = None) -> View:
@@ -353,16 +320,10 @@ def _bounds(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 SEQUENCE_BOUNDS = OpSpec(
-    name="sequence_bounds",
-    engine=Engine.GPSIMD,
-    reads=(SBUF,),
-    writes=(SBUF,),
-    flow="all",
-    compute=_bounds,
-    cycles=lambda i: START_CYCLES + 2 * i.src[0].free_size,
-    rules=sbuf_only,
+    "sequence_bounds", "all", Attrs, _bounds, lambda i: START_CYCLES + 2 * i.src[0].free_size,
+    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,), rules=sbuf_only,
     note="SDK 2.26: start and end of the segment that each element belongs to",
-)
+)  # fmt: skip
 
 
 def sequence_bounds(*, segment_ids: Any, dtype: Any = None) -> View:
@@ -409,17 +370,10 @@ def _topk(attrs: TopKAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 TOPK = OpSpec(
-    name="topk",
-    engine=Engine.GPSIMD,
-    reads=(SBUF,),
-    writes=(SBUF,),
-    flow="groups",
-    attrs=TopKAttrs,
-    compute=_topk,
-    cycles=lambda i: 4 * TopKAttrs.of(i).n + TopKAttrs.of(i).k,
-    rules=sbuf_only,
+    "topk", "groups", TopKAttrs, _topk, lambda i: 4 * TopKAttrs.of(i).n + TopKAttrs.of(i).k,
+    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,), rules=sbuf_only,
     note="SDK 2.32: the k largest of each 16 partitions; 4 n + k cycles",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -447,17 +401,11 @@ def _nonzero(attrs: NonzeroAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 NONZERO = OpSpec(
-    name="nonzero_with_count",
-    engine=Engine.GPSIMD,
-    reads=(SBUF,),
-    writes=(SBUF,),
-    flow="all",
-    attrs=NonzeroAttrs,
-    compute=_nonzero,
-    cycles=lambda i: START_CYCLES + i.src[0].free_size,
-    rules=sbuf_only,
+    "nonzero_with_count", "all", NonzeroAttrs, _nonzero,
+    lambda i: START_CYCLES + i.src[0].free_size, engine=Engine.GPSIMD, reads=(SBUF,),
+    writes=(SBUF,), rules=sbuf_only,
     note="NeuronCore-v3: places of nonzero elements of partitions 0, 16, ..., then their count",
-)
+)  # fmt: skip
 
 
 # --- random numbers -------------------------------------------------------------------------------
@@ -515,17 +463,10 @@ def _rand(attrs: RandomAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 RAND = OpSpec(
-    name="rand",
-    engine=Engine.GPSIMD,
-    reads=ON_CHIP,
-    writes=(SBUF,),
-    flow="random",
-    attrs=RandomAttrs,
-    compute=_rand,
-    cycles=lambda i: START_CYCLES + i.dst[0].free_size,
-    same_partitions=False,
+    "rand", "random", RandomAttrs, _rand, lambda i: START_CYCLES + i.dst[0].free_size,
+    engine=Engine.GPSIMD, writes=(SBUF,), same_partitions=False,
     note="nl.rand: uniform in [0, 1), reproducible from the seed",
-)
+)  # fmt: skip
 
 
 def _random_bits(attrs: RandomAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
@@ -555,29 +496,13 @@ def _between(attrs: UniformAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 UNIFORM = OpSpec(
-    name="rand2",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="dropout",
-    attrs=UniformAttrs,
-    compute=_between,
-    cycles=streaming(),
-    same_partitions=False,
+    "rand2", "dropout", UniformAttrs, _between, streaming(), same_partitions=False,
     note="NeuronCore-v4: uniform between two bounds; the streams are not documented",
-)
+)  # fmt: skip
 RANDOM_BITS = OpSpec(
-    name="rng",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="random",
-    attrs=RandomAttrs,
-    compute=_random_bits,
-    cycles=streaming(),
-    same_partitions=False,
+    "rng", "random", RandomAttrs, _random_bits, streaming(), same_partitions=False,
     note="SDK 2.29: random bits of integer types; the streams are not documented",
-)
+)  # fmt: skip
 
 
 def rand(shape: Any, dtype: Any = np.float32) -> View:
@@ -613,17 +538,9 @@ def _dropout(attrs: DropoutAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 DROPOUT = OpSpec(
-    name="dropout",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="dropout",
-    attrs=DropoutAttrs,
-    compute=_dropout,
-    cycles=streaming(),
-    same_partitions=False,
+    "dropout", "dropout", DropoutAttrs, _dropout, streaming(), same_partitions=False,
     note="zeroes elements with a probability, without rescaling the others",
-)
+)  # fmt: skip
 
 
 def dropout(data: Any, prob: Any, *, mask: Any = None, dtype: Any = None) -> View:

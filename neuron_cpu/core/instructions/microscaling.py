@@ -109,18 +109,10 @@ def _product_macs(i: Instruction) -> int:
 
 
 NC_MATMUL_MX = OpSpec(
-    name="nc_matmul_mx",
-    engine=Engine.TENSOR,
-    reads=(SBUF, PSUM),
-    writes=(PSUM,),
-    flow="all",
-    attrs=MicroscaledAttrs,
-    compute=_product,
-    cycles=_product_cycles,
-    same_partitions=False,
-    macs=_product_macs,
+    "nc_matmul_mx", "all", MicroscaledAttrs, _product, _product_cycles, engine=Engine.TENSOR,
+    writes=(PSUM,), same_partitions=False, macs=_product_macs,
     note="NeuronCore-v4: products of packed fp8 or fp4 with a scale for each 8 x 4 values",
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -148,14 +140,8 @@ def _quantize(attrs: QuantizeAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor
 
 
 QUANTIZE_MX = OpSpec(
-    name="quantize_mx",
-    engine=Engine.VECTOR,
-    reads=(SBUF,),
-    writes=(SBUF,),
-    flow="first",
-    attrs=QuantizeAttrs,
-    compute=_quantize,
-    cycles=lambda i: max(CORE.min_ii, i.src[0].free_size / 4),
+    "quantize_mx", "first", QuantizeAttrs, _quantize,
+    lambda i: max(CORE.min_ii, i.src[0].free_size / 4), reads=(SBUF,), writes=(SBUF,),
     same_partitions=False,
     note="NeuronCore-v4: 16-bit floats to packed fp8, four elements a cycle",
-)
+)  # fmt: skip

@@ -163,15 +163,7 @@ def moved_bytes(instruction: Instruction) -> float:
 
 
 COLLECTIVE = OpSpec(
-    name="collective",
-    meets=True,
-    engine=Engine.DMA,
-    reads=(*ANY_HBM, SBUF),
-    writes=(*ANY_HBM, SBUF),
-    flow="ranks",
-    attrs=CollectiveAttrs,
-    compute=_collect,
-    cycles=no_cycles,
-    same_partitions=False,
+    "collective", "ranks", CollectiveAttrs, _collect, no_cycles, meets=True, engine=Engine.DMA,
+    reads=(*ANY_HBM, SBUF), writes=(*ANY_HBM, SBUF), same_partitions=False,
     note="SDK 2.28: nki.collectives; ranks meet, each with its own tensors",
-)
+)  # fmt: skip

@@ -26,7 +26,7 @@ from .alu import reduce_last
 from .arguments import reduction_target, result_type, stretched, tile
 from .constants import reduce_cmd as commands
 from .copies import copy_into
-from .entry import ON_CHIP, SBUF, OpSpec, streaming_with_sums
+from .entry import SBUF, OpSpec, streaming_with_sums
 from .recorder import ALIKE, ROWS, fresh, record
 from .vector import TENSOR_TENSOR, BinaryAttrs, StepsAttrs, steps_of
 
@@ -78,19 +78,12 @@ def _activation_rules(i: Instruction) -> None:
 
 
 ACTIVATION = OpSpec(
-    name="activation",
-    engine=Engine.SCALAR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="elementwise",
-    attrs=ActivationAttrs,
-    compute=_activation,
-    limited=lambda attrs: attrs.op in ACTIVATION_RANGES,
-    cycles=streaming_with_sums,
+    "activation", "elementwise", ActivationAttrs, _activation, streaming_with_sums,
+    engine=Engine.SCALAR, limited=lambda attrs: attrs.op in ACTIVATION_RANGES,
     rules=_activation_rules,
     note="op(data * scale + bias) in fp32; optionally the sum over the free axes",
     aliases=("activation_reduce",),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
@@ -125,17 +118,10 @@ def _activation2(attrs: Activation2Attrs, xs: list[torch.Tensor]) -> Any:
 
 
 ACTIVATION2 = OpSpec(
-    name="activate2",
-    engine=Engine.SCALAR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="elementwise",
-    attrs=Activation2Attrs,
-    compute=_activation2,
-    limited=lambda attrs: attrs.op in ACTIVATION_RANGES,
-    cycles=streaming_with_sums,
+    "activate2", "elementwise", Activation2Attrs, _activation2, streaming_with_sums,
+    engine=Engine.SCALAR, limited=lambda attrs: attrs.op in ACTIVATION_RANGES,
     note="NeuronCore-v4: op((data op0 imm0) op1 imm1), with more reductions",
-)
+)  # fmt: skip
 
 _BIAS_TYPES = (FLOAT32, FLOAT16, BFLOAT16)
 

@@ -26,7 +26,6 @@ from .arguments import choose_engine, result_type, tile
 from .copies import tensor_copy
 from .entry import (
     FOUR_BYTE_FLOATS,
-    ON_CHIP,
     PSUM,
     SBUF,
     OpSpec,
@@ -110,22 +109,12 @@ def _matmul_macs(i: Instruction) -> int:
 
 
 NC_MATMUL = OpSpec(
-    name="nc_matmul",
-    engine=Engine.TENSOR,
-    reads=(SBUF,),
-    writes=(PSUM,),
-    flow="matmul",
-    attrs=MatmulAttrs,
-    compute=None,
-    cycles=_matmul_cycles,
-    rules=_matmul_rules,
-    same_partitions=False,
-    box_mend="mask the operands in their subscripts instead",
-    multiplies=True,
-    macs=_matmul_macs,
+    "nc_matmul", "matmul", MatmulAttrs, None, _matmul_cycles, engine=Engine.TENSOR, reads=(SBUF,),
+    writes=(PSUM,), rules=_matmul_rules, same_partitions=False,
+    box_mend="mask the operands in their subscripts instead", multiplies=True, macs=_matmul_macs,
     moves=lambda i: MatmulAttrs.of(i).is_transpose,
     note="out[M, N] = stationary[K, M].T @ moving[K, N], accumulated in fp32 in PSUM",
-)
+)  # fmt: skip
 
 
 def collapsed(view: View) -> View:
@@ -303,21 +292,11 @@ def _transpose_macs(i: Instruction) -> int:
 
 
 NC_TRANSPOSE = OpSpec(
-    name="nc_transpose",
-    engine=Engine.TENSOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="transpose",
-    attrs=TransposeAttrs,
-    compute=_transpose,
-    cycles=_transpose_cycles,
-    rules=_transpose_rules,
-    same_partitions=False,
-    box_mend="mask whole rows or columns",
-    macs=_transpose_macs,
-    moves=lambda i: True,
+    "nc_transpose", "transpose", TransposeAttrs, _transpose, _transpose_cycles,
+    engine=Engine.TENSOR, rules=_transpose_rules, same_partitions=False,
+    box_mend="mask whole rows or columns", macs=_transpose_macs, moves=lambda i: True,
     note="TensorE: 128 x 128, SBUF to PSUM, finite values only; VectorE: 32 x 32",
-)
+)  # fmt: skip
 
 
 @functools.cache

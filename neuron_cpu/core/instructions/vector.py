@@ -39,7 +39,6 @@ from .arguments import (
 from .constants import fp32
 from .copies import initial_fill
 from .entry import (
-    ON_CHIP,
     PSUM,
     SBUF,
     OpSpec,
@@ -90,18 +89,10 @@ def _tensor_tensor_cycles(i: Instruction) -> float:
 
 
 TENSOR_TENSOR = OpSpec(
-    name="tensor_tensor",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="elementwise",
-    attrs=BinaryAttrs,
-    compute=_tensor_tensor,
-    cycles=_tensor_tensor_cycles,
-    rules=_tensor_tensor_rules,
-    updates=lambda i: (BinaryAttrs.of(i).op, i.src),
+    "tensor_tensor", "elementwise", BinaryAttrs, _tensor_tensor, _tensor_tensor_cycles,
+    rules=_tensor_tensor_rules, updates=lambda i: (BinaryAttrs.of(i).op, i.src),
     note="equal shapes; 2N cycles unless one operand is in PSUM or all are bf16",
-)
+)  # fmt: skip
 
 
 def tensor_tensor(
@@ -203,16 +194,10 @@ def _combine(attrs: BinaryAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 ALL_REDUCE = OpSpec(
-    name="all_reduce",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=(SBUF,),
-    flow="meeting",
-    attrs=BinaryAttrs,
-    compute=_combine,
-    cycles=lambda i: (len(i.src) - 1) * streaming(2.0)(i),
+    "all_reduce", "meeting", BinaryAttrs, _combine,
+    lambda i: (len(i.src) - 1) * streaming(2.0)(i), writes=(SBUF,),
     note="nl.all_reduce: one tensor_tensor for each further grid instance",
-)
+)  # fmt: skip
 
 
 # --- a tensor and constants or vectors ------------------------------------------------------------
@@ -278,20 +263,11 @@ def _is_affine(i: Instruction) -> bool:
 
 
 TENSOR_SCALAR = OpSpec(
-    name="tensor_scalar",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="elementwise",
-    attrs=StepsAttrs,
-    compute=steps_of,
-    cycles=streaming_with_sums,
-    updates=_step_updates,
-    serves_as_well=Engine.SCALAR,
-    serves_if=_is_affine,
+    "tensor_scalar", "elementwise", StepsAttrs, steps_of, streaming_with_sums,
+    updates=_step_updates, serves_as_well=Engine.SCALAR, serves_if=_is_affine,
     note="(data op0 operand0) op1 operand1 with constants or (P, 1) vectors",
     aliases=("tensor_scalar_reduce",),
-)
+)  # fmt: skip
 
 
 def _step(what: str, op: Any, value: Any, reverse: bool, src: list[View]) -> Step:
@@ -390,17 +366,9 @@ def _scalar_tensor_tensor_cycles(i: Instruction) -> float:
 
 
 SCALAR_TENSOR_TENSOR = OpSpec(
-    name="scalar_tensor_tensor",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="elementwise",
-    attrs=StepsAttrs,
-    compute=steps_of,
-    cycles=_scalar_tensor_tensor_cycles,
-    rules=one_psum_operand,
-    note="(data op0 scalar or vector) op1 tensor; 2N cycles",
-)
+    "scalar_tensor_tensor", "elementwise", StepsAttrs, steps_of, _scalar_tensor_tensor_cycles,
+    rules=one_psum_operand, note="(data op0 scalar or vector) op1 tensor; 2N cycles",
+)  # fmt: skip
 
 
 def scalar_tensor_tensor(
@@ -448,17 +416,9 @@ def _reciprocal_cycles(i: Instruction) -> float:
 
 
 RECIPROCAL = OpSpec(
-    name="reciprocal",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="elementwise",
-    compute=_reciprocal,
-    cycles=_reciprocal_cycles,
-    serves_as_well=Engine.SCALAR,
-    cycles_there=streaming(),
-    note="VectorE 8N cycles, ScalarE N",
-)
+    "reciprocal", "elementwise", Attrs, _reciprocal, _reciprocal_cycles,
+    serves_as_well=Engine.SCALAR, cycles_there=streaming(), note="VectorE 8N cycles, ScalarE N",
+)  # fmt: skip
 
 
 def reciprocal(data: Any, *, dtype: Any = None, mask: Any = None, engine: Any = None) -> View:
@@ -505,17 +465,10 @@ def _reduce_cycles(i: Instruction) -> float:
 
 
 TENSOR_REDUCE = OpSpec(
-    name="tensor_reduce",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="reduce",
-    attrs=ReduceAttrs,
-    compute=_tensor_reduce,
-    cycles=_reduce_cycles,
+    "tensor_reduce", "reduce", ReduceAttrs, _tensor_reduce, _reduce_cycles,
     box_mend="fill the masked elements with the neutral value first",
     note="over the last free axes; N/2 cycles for bf16 add and max",
-)
+)  # fmt: skip
 
 
 def tensor_reduce(
@@ -627,17 +580,9 @@ def _scan(attrs: ScanAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 TENSOR_TENSOR_SCAN = OpSpec(
-    name="tensor_tensor_scan",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="scan",
-    attrs=ScanAttrs,
-    compute=_scan,
-    cycles=streaming(2.0),
-    rules=one_psum_operand,
+    "tensor_tensor_scan", "scan", ScanAttrs, _scan, streaming(2.0), rules=one_psum_operand,
     note="result[i] = (data0[i] op0 result[i - 1]) op1 data1[i] along the free axis",
-)
+)  # fmt: skip
 
 
 def tensor_tensor_scan(
@@ -717,16 +662,9 @@ def _cumulative(attrs: CumulativeAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 
 CUMULATIVE = OpSpec(
-    name="tensor_scalar_cumulative",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="scan",
-    attrs=CumulativeAttrs,
-    compute=_cumulative,
-    cycles=streaming(2.0),
+    "tensor_scalar_cumulative", "scan", CumulativeAttrs, _cumulative, streaming(2.0),
     note="SDK 2.29: result[i] = (x[i] op0 constant) op1 result[i - 1]; 2N like a scan",
-)
+)  # fmt: skip
 
 
 # --- exponential ----------------------------------------------------------------------------------
@@ -747,16 +685,9 @@ def _exponential(attrs: ExponentialAttrs, xs: list[torch.Tensor]) -> Any:
 
 
 EXPONENTIAL = OpSpec(
-    name="exponential",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="elementwise",
-    attrs=ExponentialAttrs,
-    compute=_exponential,
-    cycles=streaming(0.25),
+    "exponential", "elementwise", ExponentialAttrs, _exponential, streaming(0.25),
     note="NeuronCore-v4: exp(x - maximum), four times ScalarE's rate",
-)
+)  # fmt: skip
 
 
 # --- range select ---------------------------------------------------------------------------------
@@ -789,16 +720,9 @@ def _range_select(attrs: RangeAttrs, xs: list[torch.Tensor]) -> Any:
 
 
 RANGE_SELECT = OpSpec(
-    name="range_select",
-    engine=Engine.VECTOR,
-    reads=ON_CHIP,
-    writes=ON_CHIP,
-    flow="elementwise",
-    attrs=RangeAttrs,
-    compute=_range_select,
-    cycles=streaming_with_sums,
+    "range_select", "elementwise", RangeAttrs, _range_select, streaming_with_sums,
     note="NeuronCore-v3: keeps columns between two bounds, optionally the row maximum",
-)
+)  # fmt: skip
 
 
 # --- statistics -----------------------------------------------------------------------------------
@@ -851,18 +775,9 @@ def _define_statistics(
     name: str, compute: Callable, cycles: Callable, rules: Callable, note: str
 ) -> OpSpec:
     return OpSpec(
-        name=name,
-        engine=Engine.VECTOR,
-        reads=ON_CHIP,
-        writes=ON_CHIP,
-        flow="all",
-        attrs=StatisticsAttrs,
-        compute=compute,
-        cycles=cycles,
-        rules=rules,
-        box_mend="mask whole rows or columns",
-        note=note,
-    )
+        name, "all", StatisticsAttrs, compute, cycles, rules=rules,
+        box_mend="mask whole rows or columns", note=note,
+    )  # fmt: skip
 
 
 BN_STATS = _define_statistics(
