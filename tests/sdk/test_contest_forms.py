@@ -854,7 +854,7 @@ def test_attention_arguments_that_would_not_happen_are_refused(tiny_llama, appli
             )
 
     _, folder = tiny_llama()
-    with pytest.raises(NotImplementedError, match="got sliding_window=16, expected it to be off"):
+    with pytest.raises(NotImplementedError, match="got sliding_window=16, expected None"):
         application(folder, load=False, model_cls=model_class(Windowed))
 
 

@@ -79,10 +79,10 @@ def test_sequence_parallel_ranks_give_the_same(mixtral, generate):
     torch.testing.assert_close(*results, rtol=0, atol=1e-4)
 
 
-def experts(capacity_factor=None, **options):
+def experts(capacity_factor=None, glu_mlp=True, **options):
     with rank_context(Group(0, 1)):
         torch.manual_seed(0)
-        return ExpertMLPs(4, 2, 8, 6, "silu", capacity_factor=capacity_factor, **options).eval()
+        return ExpertMLPs(4, 2, 8, 6, "silu", glu_mlp, capacity_factor, **options).eval()
 
 
 def test_a_full_expert_drops_the_tokens_that_come_last():
@@ -90,7 +90,7 @@ def test_a_full_expert_drops_the_tokens_that_come_last():
     x = torch.randn((6, 8), generator=torch.Generator().manual_seed(0))
     indices = torch.tensor([[0, 1]] * 6)
     affinities = torch.full((6, 4), 0.25)
-    whole, small = (experts(factor)(x, affinities, indices) for factor in (None, 0.5))
+    whole, small = (experts(factor)(x, affinities, indices, 6) for factor in (None, 0.5))
     assert torch.equal(small[:2], whole[:2]) and small[2:].abs().max() == 0 != whole[2:].abs().max()
 
 
@@ -109,9 +109,15 @@ def test_refusals(mixtral):
         pytest.raises(ValueError, match="needs a top_k above 1"),
         rank_context(Group(0, 1)),
     ):
-        ExpertMLPs(4, 1, 8, 6, "silu", normalize_top_k_affinities=True)
+        ExpertMLPs(4, 1, 8, 6, "silu", True, None, normalize_top_k_affinities=True)
     with pytest.raises(NotImplementedError, match="Experts without a gate"):
         experts(glu_mlp=False)
+    with pytest.raises(
+        NotImplementedError, match="RouterTopK got act_fn='sigmoid', expected 'soft"
+    ):
+        RouterTopK(4, 2, 3, act_fn="sigmoid")
+    with pytest.raises(TypeError, match=r"unexpected keyword arguments \['topk'\]"):
+        experts(topk=2)
     with pytest.raises(NotImplementedError, match="NeuronConfig.quantized is not supported"):
         mixtral(load=False, quantized=True, quantized_checkpoints_path="somewhere")
     with pytest.raises(NotImplementedError, match="sliding_window 16 is shorter than seq_len 48"):

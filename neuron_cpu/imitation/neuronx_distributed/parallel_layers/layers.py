@@ -18,6 +18,7 @@ from torch.nn import Parameter
 from neuron_cpu.runtime.ranks import Group
 
 from ..deferred import parameter_device
+from ..keywords import refuse_others
 from . import parallel_state
 from .mappings import (
     copy_to_tensor_model_parallel_region,
@@ -87,20 +88,15 @@ def _replicated_bias(size: int, dtype: torch.dtype, device: Optional[torch.devic
 
 
 # Keywords of later NxD versions that change nothing without gradients or tiling.
-_LATER_KEYWORDS = frozenset({"rank_ordering", "tile_cc", "keep_padded_output", "collect_output"})
+_LATER_KEYWORDS = dict(
+    rank_ordering=..., tile_cc=..., keep_padded_output=False, pad_alignment_size_per_rank=1
+)
 
 
 def _order_ranks(layer: nn.Module, keywords: Dict[str, Any]) -> None:
     """Tell the checkpoint loader which shard is which rank's, where that is not the rank's own."""
     for parameter in layer.parameters(recurse=False):
         parameter.rank_ordering = keywords.get("rank_ordering")
-
-
-def _accept_later(layer: str, keywords: Dict[str, Any]) -> None:
-    """TypeError for a keyword that no NxD version knows, as the SDK would raise it."""
-    unknown = sorted(set(keywords) - _LATER_KEYWORDS)
-    if unknown:
-        raise TypeError(f"{layer}.__init__() got unexpected keyword arguments {unknown}")
 
 
 def _default_init(weight: torch.Tensor) -> None:
@@ -237,7 +233,7 @@ class ColumnParallelLinear(BaseParallelLinear):
         **later: Any,
     ) -> None:
         super().__init__()
-        _accept_later("ColumnParallelLinear", later)
+        refuse_others("ColumnParallelLinear", later, **_LATER_KEYWORDS)
         del keep_master_weight  # concerns training
         self.tensor_parallel_group = self._group_of(tensor_model_parallel_group)
         size = self.tensor_parallel_group.size()
@@ -332,7 +328,7 @@ class RowParallelLinear(BaseParallelLinear):
         **later: Any,
     ) -> None:
         super().__init__()
-        _accept_later("RowParallelLinear", later)
+        refuse_others("RowParallelLinear", later, **_LATER_KEYWORDS)
         del keep_master_weight  # concerns training
         self.tensor_parallel_group = self._group_of(tensor_model_parallel_group)
         size = self.tensor_parallel_group.size()
@@ -432,7 +428,7 @@ class ParallelEmbedding(nn.Module):
         **later: Any,
     ) -> None:
         super().__init__()
-        _accept_later("ParallelEmbedding", later)
+        refuse_others("ParallelEmbedding", later, **_LATER_KEYWORDS)
         del norm_type, scale_grad_by_freq, sparse  # concern training
         if max_norm is not None:
             raise NotImplementedError("ParallelEmbedding with max_norm is not supported; drop it.")

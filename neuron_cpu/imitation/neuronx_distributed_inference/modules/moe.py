@@ -33,4 +33,5 @@ def initialize_moe_module(
         dtype=dtype,
     )
     router = RouterTopK(num_experts, top_k, hidden_size, dtype=dtype)
-    return MoE(router, experts, neuron_config.sequence_parallel_enabled)
+    parallel = neuron_config.sequence_parallel_enabled
+    return MoE(router, experts, sequence_parallel_enabled=parallel)

@@ -8,7 +8,24 @@ import torch
 from torch import nn
 from transformers.activations import ACT2FN
 
+from ...keywords import refuse_others
 from .moe_parallel_layers import ExpertFusedColumnParallelLinear, ExpertFusedRowParallelLinear
+
+# Ways to compute and shard, and what this one does not do.
+_LATER = dict.fromkeys(
+    (
+        "block_size", "init_method", "output_layer_init_method", "device", "logical_nc_config",
+        "tensor_model_parallel_group", "enable_spmd_rank", "blockwise_nki_autograd_cls",
+        "use_torch_block_wise", "parallelize_token_to_block_mapping", "is_prefill",
+        "optimized_block_to_token_mapping", "use_block_parallel", "block_sharding_strategy",
+        "always_augment_inputs_for_blockwise_matmul", "skip_dma_token", "skip_dma_weight",
+    ),
+    ...,
+) | {
+    "return_bias": False, "bias": False, "hidden_act_scaling_factor": 1.0, "hidden_act_bias": 0.0,
+    "early_expert_affinity_modulation": False, "expert_model_parallel_group": None,
+    "sequence_parallel_enabled": False,
+}  # fmt: skip
 
 
 class Experts(nn.Module):
@@ -53,13 +70,15 @@ class ExpertMLPs(nn.Module):
         hidden_size: int,
         intermediate_size: int,
         hidden_act: str,
-        glu_mlp: bool = True,
-        capacity_factor: Optional[float] = None,
+        glu_mlp: bool,
+        capacity_factor: Optional[float],
+        *,
         normalize_top_k_affinities: bool = False,
         dtype: torch.dtype = torch.float32,
-        **_later: Any,
+        **later: Any,
     ) -> None:
         super().__init__()
+        refuse_others("ExpertMLPs", later, **_LATER)
         if not glu_mlp:
             raise NotImplementedError("Experts without a gate are not modelled: set glu_mlp=True.")
         if normalize_top_k_affinities and top_k == 1:
@@ -73,10 +92,15 @@ class ExpertMLPs(nn.Module):
         self.mlp_op = Experts(num_experts, hidden_size, intermediate_size, hidden_act, dtype)
 
     def forward(
-        self, hidden_states: torch.Tensor, expert_affinities: torch.Tensor, indices: torch.Tensor
+        self,
+        hidden_states: torch.Tensor,
+        expert_affinities: torch.Tensor,
+        expert_index: torch.Tensor,
+        seq_len: int,
     ) -> torch.Tensor:
         """(T, H), affinities (T, E), indices (T, k) -> partial sums (T, H) of this rank."""
-        chosen = torch.zeros_like(expert_affinities).scatter(1, indices, 1.0)
+        del seq_len  # decides between ways with equal results
+        chosen = torch.zeros_like(expert_affinities).scatter(1, expert_index, 1.0)
         weights = expert_affinities * chosen
         if self.normalize_top_k_affinities:
             weights = nn.functional.normalize(weights, p=1.0, dim=1)

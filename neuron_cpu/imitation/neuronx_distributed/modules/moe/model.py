@@ -23,6 +23,7 @@ class MoE(nn.Module):
         self,
         router: RouterTopK,
         expert_mlps: ExpertMLPs,
+        *,
         sequence_parallel_enabled: bool = False,
         sequence_dimension: Optional[int] = None,
     ) -> None:
@@ -31,18 +32,17 @@ class MoE(nn.Module):
         self.sequence_parallel_enabled = sequence_parallel_enabled
         self.sequence_dimension = 1 if sequence_dimension is None else sequence_dimension
 
-    def forward(
-        self, hidden_states: torch.Tensor, adapter_ids: Optional[torch.Tensor] = None
-    ) -> Tuple[torch.Tensor]:
+    def forward(self, hidden_states: torch.Tensor) -> Tuple[torch.Tensor]:
         """One all-reduce (or reduce-scatter) of what all experts have added up."""
-        del adapter_ids  # a model with adapters has been refused
         if self.sequence_parallel_enabled:
             hidden_states = gather_from_sequence_parallel_region(
                 hidden_states, self.sequence_dimension
             )
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
         _, affinities, indices = self.router(tokens)
-        partial = self.expert_mlps(tokens, affinities, indices).reshape(hidden_states.shape)
+        partial = self.expert_mlps(tokens, affinities, indices, hidden_states.shape[1]).reshape(
+            hidden_states.shape
+        )
         if self.sequence_parallel_enabled:
             return (reduce_scatter_to_sequence_parallel_region(partial, self.sequence_dimension),)
         return (reduce_from_tensor_model_parallel_region(partial),)

@@ -7,6 +7,8 @@ from typing import Any, Tuple
 import torch
 from torch import nn
 
+from ...keywords import refuse_others
+
 
 class RouterTopK(nn.Module):
     """Scores of all experts, the best `top_k` of each token; equal on all ranks."""
@@ -17,9 +19,14 @@ class RouterTopK(nn.Module):
         top_k: int,
         hidden_size: int,
         dtype: torch.dtype = torch.float32,
-        **_later: Any,
+        **later: Any,
     ) -> None:
         super().__init__()
+        refuse_others(
+            "RouterTopK", later, sequence_parallel_enabled=..., sequence_dimension=..., device=...,
+            tensor_model_parallel_group=..., jitter_eps=0.0, act_fn="softmax", bias=False,
+            apply_act_fn_over_topk=False, store_transposed_weights=False,
+        )  # fmt: skip
         self.num_experts, self.top_k = num_experts, top_k
         self.linear_router = nn.Linear(hidden_size, num_experts, bias=False, dtype=dtype)
 

@@ -403,7 +403,8 @@ class NeuronLlamaDecoderLayer(nn.Module):
         hidden_states = residual + hidden_states
         residual = hidden_states
         normed = self.post_attention_layernorm(hidden_states)
-        hidden_states = self.mlp(normed, adapter_ids=adapter_ids)[0]
+        adapters = {} if adapter_ids is None else {"adapter_ids": adapter_ids}  # experts take none
+        hidden_states = self.mlp(normed, **adapters)[0]
         hidden_states = residual + hidden_states
         outputs = (hidden_states, present_key_value, cos_cache, sin_cache)
         return (*outputs, None) if with_residual else outputs

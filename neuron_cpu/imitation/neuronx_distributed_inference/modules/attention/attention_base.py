@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Iterator, List, Optional, Tuple
 
 import torch
+from neuronx_distributed.keywords import refuse_others
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import SPMDRank
 from neuronx_distributed.parallel_layers.mappings import (
@@ -80,6 +81,13 @@ class NeuronAttentionBaseOutput:
             self.sin_cache,
             self.residual,
         )[index]
+
+
+# Arguments of later constructors.
+_LATER = dict.fromkeys(
+    ("attention_chunk_size", "sliding_window", "q_layernorm", "k_layernorm", "rope_theta",
+     "qk_norm_placement", "learned_sinks_size"), None
+) | {"use_qk_norm": False, "use_scaled_rope": False, "o_proj_layer_name": "o_proj"}  # fmt: skip
 
 
 class NeuronAttentionBase(nn.Module):
@@ -168,12 +176,7 @@ class NeuronAttentionBase(nn.Module):
 
         NotImplementedError for a later argument that is on: its feature would not happen.
         """
-        for name, value in later.items():
-            if value is not None and value is not False:
-                raise NotImplementedError(
-                    f"NeuronAttentionBase got {name}={value!r}, expected it to be off, because "
-                    "neuron_cpu does not model it; leave it out or write that part yourself."
-                )
+        refuse_others("NeuronAttentionBase", later, **_LATER)
         neuron_config = config.neuron_config
         self.num_cores_per_group = num_cores_per_group
         self.config, self.neuron_config = config, neuron_config
@@ -290,8 +293,8 @@ class NeuronAttentionBase(nn.Module):
         cos_cache: Optional[torch.Tensor] = None,
         sin_cache: Optional[torch.Tensor] = None,
         rmsnorm: Optional[nn.Module] = None,
+        skip_rope: bool = False,
         residual: Optional[torch.Tensor] = None,
-        **_later: Any,
     ) -> Tuple[Any, ...]:
         """Q (B, heads, S, D), K, V (B, kv heads, S, D) after RoPE, and the angles used.
 
@@ -304,7 +307,7 @@ class NeuronAttentionBase(nn.Module):
         Q = move_heads_front(Q, *layout, self.num_heads, self.head_dim, self.q_layernorm)
         K = move_heads_front(K, *layout, self.num_key_value_heads, self.head_dim, self.k_layernorm)
         V = move_heads_front(V, *layout, self.num_key_value_heads, self.head_dim)
-        if self.rotary_emb is not None:
+        if self.rotary_emb is not None and not skip_rope:
             if cos_cache is None or sin_cache is None:
                 cos_cache, sin_cache = self.rotary_emb(V, position_ids)
             Q, K = apply_rotary_pos_emb(Q, K, cos_cache, sin_cache)
@@ -356,11 +359,37 @@ class NeuronAttentionBase(nn.Module):
         q_len: int,
         bsz: int,
         attention_mask: Optional[torch.Tensor],
-        **_later: Any,
+        past_key_value: Optional[Tuple[torch.Tensor, torch.Tensor]] = None,
+        active_mask: Optional[torch.Tensor] = None,
     ) -> Tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Prefill with the heads moved back: (B, S, heads, D), and K, V as they came."""
-        output, _ = self.perform_prefill(Q, K, V, q_len, bsz, attention_mask)
+        """Prefill with the heads moved back: (B, S, heads, D), and what this rank keeps of K, V."""
+        if past_key_value is None:
+            output, _ = self.perform_prefill(Q, K, V, q_len, bsz, attention_mask)
+        else:
+            both = past_key_value, active_mask
+            output = self.perform_prefix_prefill(Q, K, V, q_len, bsz, attention_mask, *both)
+        if self.flash_decoding_enabled:
+            K, V = self._filter_kv_for_flash_decoding(K, V, q_len)
         return output.transpose(1, 2).contiguous(), K, V
+
+    def attention_tokengen(
+        self,
+        Q: torch.Tensor,
+        K: torch.Tensor,
+        V: torch.Tensor,
+        attention_mask: Optional[torch.Tensor],
+        position_ids: torch.Tensor,
+        past_key_value: Tuple[torch.Tensor, torch.Tensor],
+        active_mask: Optional[torch.Tensor],
+        **tiles: Any,
+    ) -> torch.Tensor:
+        """Attention over a cache: (B, heads, S, D)."""
+        if tiles.get("tile_masks") is not None:
+            return self.perform_contexted_prefill(Q, K, V, past_key_value, attention_mask, **tiles)
+        masks = attention_mask, active_mask
+        if self.flash_decoding_enabled:
+            return self.compute_for_flash_decoding(Q, K, V, past_key_value, *masks)
+        return self.compute_for_token_gen(Q, K, V, position_ids, past_key_value, *masks)
 
     def compute_for_token_gen(
         self,
@@ -503,28 +532,20 @@ class NeuronAttentionBase(nn.Module):
             places, hidden_states, past_key_value, adapter_ids, cos_cache, sin_cache, rmsnorm
         )[:5]
         batch, _, length, _ = Q.shape
-        if later.get("tile_masks") is not None:
-            output = self.perform_contexted_prefill(
-                Q, K, V, past_key_value, attention_mask, **later
-            )
-        elif past_key_value is None:
-            output, _ = self.perform_prefill(Q, K, V, length, batch, attention_mask)
-            if self.flash_decoding_enabled:
-                K, V = self._filter_kv_for_flash_decoding(K, V, length)
-        elif active_mask is not None and self.is_prefix_caching:
-            output = self.perform_prefix_prefill(
-                Q, K, V, length, batch, attention_mask, past_key_value, active_mask
-            )
-        elif self.flash_decoding_enabled:
-            output = self.compute_for_flash_decoding(
-                Q, K, V, past_key_value, attention_mask, active_mask
+        prefixed = active_mask is not None and self.is_prefix_caching
+        if past_key_value is None or (prefixed and later.get("tile_masks") is None):
+            prefix = (past_key_value, active_mask) if self.contract.attention_takes_config else ()
+            output, K, V = self.attention_context_encode(
+                Q, K, V, length, batch, attention_mask, *prefix
             )
         else:
-            output = self.compute_for_token_gen(
-                Q, K, V, position_ids, past_key_value, attention_mask, active_mask
-            )
-        output = output.transpose(1, 2).reshape(batch, length, self.num_heads * self.head_dim)
+            output = self.attention_tokengen(
+                Q, K, V, attention_mask, position_ids, past_key_value, active_mask, **later
+            ).transpose(1, 2)
+        output = output.reshape(batch, length, self.num_heads * self.head_dim)
         output = self.get_o_proj()(output, adapter_ids=adapter_ids)
+        if self.k_cache_transposed:
+            K = K.transpose(2, 3)
         if divided:
             output = gather_from_tensor_model_parallel_region_with_dim(
                 output, gather_dim=1, process_group=get_context_parallel_attention_cp_group()

@@ -11,6 +11,7 @@ import enum
 from typing import Any, Dict, Optional, Sequence, Tuple
 
 import torch
+from neuronx_distributed.keywords import refuse_others
 from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import ColumnParallelLinear, RowParallelLinear
 from neuronx_distributed.parallel_layers.mappings import gather_from_sequence_parallel_region
@@ -211,9 +212,15 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         tensor_model_parallel_group: Optional[Group] = None,
         rms_norm_eps: Optional[float] = None,
         qkv_kernel_enabled: bool = False,
+        *,
         rank_ordering: Optional[Sequence[int]] = None,
-        **_later: Any,
+        **later: Any,
     ) -> None:
+        refuse_others(
+            "GroupQueryAttention_QKV", later, logical_neuron_cores=..., logical_nc_config=...,
+            qkv_kernel_nbsd_layout=..., on_cpu=..., fused_rmsnorm_skip_gamma=False,
+            tiling_factor=..., seq_len_threshold_for_cc_tiling=...,
+        )  # fmt: skip
         super().__init__(
             hidden_size,
             head_dim,
@@ -275,7 +282,6 @@ class GroupQueryAttention_QKV(BaseGroupQueryAttention):
         rmsnorm: Optional[nn.Module] = None,
         adapter_ids: Optional[torch.Tensor] = None,
         residual: Optional[torch.Tensor] = None,
-        **_later: Any,
     ) -> Tuple[Any, ...]:
         if self.sequence_parallel_enabled and self.tensor_model_parallel_group is not None:
             hidden_states = gather_from_sequence_parallel_region(
@@ -373,9 +379,14 @@ class GroupQueryAttention_O(BaseGroupQueryAttention):
         sequence_dimension: Optional[int] = None,
         tensor_model_parallel_group: Optional[Group] = None,
         rpl_reduce_dtype: Optional[torch.dtype] = None,
+        *,
         rank_ordering: Optional[Sequence[int]] = None,
-        **_later: Any,
+        **later: Any,
     ) -> None:
+        refuse_others(
+            "GroupQueryAttention_O", later, out_proj_kernel_enabled=False, logical_nc_config=...,
+            tiling_factor=...,
+        )  # fmt: skip
         super().__init__(
             hidden_size,
             head_dim,

@@ -125,6 +125,7 @@ class KVCacheManager(nn.Module):
         else:
             caches = list(kvcache_buffer[idx])
         views = [self._keys(caches[0]), caches[1]]
+        kv_per_layer = [self._keys(kv_per_layer[0]), kv_per_layer[1]]  # as the caches lie
         if is_for_context_encoding and self.cp_degree > 1:
             kv_per_layer = self._decoded_heads(kv_per_layer)
         if self.flash_decoding_enabled:

@@ -1,0 +1,19 @@
+"""Keywords of later releases, which change nothing here or are refused where they would."""
+
+from __future__ import annotations
+
+from typing import Any, Dict
+
+
+def refuse_others(owner: str, given: Dict[str, Any], **known: Any) -> None:
+    """TypeError for a keyword that no release has; NotImplementedError for one with another value
+    than the one known. ``...`` stands for any: such a keyword changes no result."""
+    unknown = sorted(given.keys() - known)
+    if unknown:
+        raise TypeError(f"{owner} got unexpected keyword arguments {unknown}; leave them out.")
+    for name, value in given.items():
+        if known[name] is not ... and value not in (known[name], None):
+            raise NotImplementedError(
+                f"{owner} got {name}={value!r}, expected {known[name]!r}, because neuron_cpu does "
+                "not model it; leave it out or write that part yourself."
+            )
