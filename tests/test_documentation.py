@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
 import re
 import sys
@@ -10,6 +11,7 @@ import sys
 import pytest
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
+from PIL import Image
 
 from tests.conftest import REPOSITORY
 
@@ -25,6 +27,17 @@ def test_generated_blocks_are_up_to_date(run_script):
 def test_figures_of_the_kernels_are_up_to_date(run_script):
     done = run_script("benchmarks/kernel_docs.py", "--check")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.speed
+def test_the_picture_of_the_first_page_shows_today_s_estimate():
+    path = REPOSITORY / "docs" / "picture.py"
+    spec = importlib.util.spec_from_file_location("picture", path)
+    picture = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(picture)
+    assert Image.open(picture.PICTURE).text[picture.ESTIMATE] == picture.profiled(), (
+        "run python docs/picture.py"
+    )
 
 
 def test_lines_of_prose_and_tables_fit():
