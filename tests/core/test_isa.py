@@ -19,7 +19,7 @@ from neuronxcc import nki
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
 
-from neuron_cpu.core import NkiError
+from neuron_cpu.core import NkiError, NkiWarning
 
 ULP = {
     "float32": 2e-6,
@@ -667,3 +667,89 @@ def test_numpy_functions_are_operators(op):
                  "prod": np.prod, "multiply": np.prod, "minimum": np.min}[op.__name__]  # fmt: skip
     got = run(lambda x: nisa.tensor_reduce(op, x, axis=[1]), a)
     assert_close(got, reference(wide(a), axis=1, keepdims=True), "float32", 5)
+
+
+# --- integers beyond 2^24 -------------------------------------------------------------------------
+LARGE = np.array([[29360769, -16777217, 2**24 - 3, 5]], np.int32)
+
+
+@pytest.mark.parametrize("release", ["2.21", "2.25", "2.26"])
+@pytest.mark.parametrize("name", ["add", "subtract", "multiply"])
+def test_large_integers_are_exact_or_told_of(monkeypatch, release, name):
+    """fp32 on VectorE, and since 2.26 exact on GpSimdE; a table of blocks in vLLM's test is so."""
+    monkeypatch.setenv("NEURON_CPU_SDK", release)
+    other = np.array([[2, 3, 1, 7]], np.int32)
+    want = getattr(np, name)(LARGE, other)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = run(lambda a, b: nisa.tensor_tensor(a, b, getattr(np, name)), LARGE, other)
+    told = [w for w in told if "sim_inexact_integers" in str(w.message)]
+    if release == "2.26":
+        assert np.array_equal(found, want) and not told
+    else:
+        assert not np.array_equal(found, want) and "29360769" in str(told[0].message)
+
+
+def test_integers_of_other_forms(monkeypatch):
+    monkeypatch.setenv("NEURON_CPU_SDK", "2.26")
+    few = LARGE[:, 2:]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = run(lambda a: nisa.tensor_scalar(a, np.add, 1), few)
+        bits = run(lambda a: nisa.tensor_scalar(a, np.bitwise_and, 0xFF), LARGE)
+    assert np.array_equal(found, few + 1) and np.array_equal(bits, LARGE & 0xFF)
+    with pytest.warns(NkiWarning, match="sim_inexact_integers"):
+        run(lambda a: nisa.tensor_scalar(a, np.add, 1), LARGE)
+    with pytest.warns(NkiWarning, match="sim_inexact_integers"):
+        run(lambda a, b: nisa.tensor_tensor(a, b, np.add, engine=nisa.vector_engine), LARGE, LARGE)
+
+
+# --- GpSimdE has no PSUM port ---------------------------------------------------------------------
+IN_PSUM = {
+    "tensor_tensor": lambda p, t: nisa.tensor_tensor(p, t, np.add, engine=nisa.gpsimd_engine),
+    "tensor_scalar": lambda p, t: nisa.tensor_scalar(p, np.add, 1.0, engine=nisa.gpsimd_engine),
+}
+INTO_PSUM = {
+    "memset": lambda t: nisa.memset((16, 16), 1.0, np.float32, engine=nisa.gpsimd_engine),
+    "iota": lambda t: nisa.iota(nl.arange(16)[:, None] + nl.arange(16)[None, :], np.float32),
+    "tensor_tensor": lambda t: nisa.tensor_tensor(t, t, np.add, engine=nisa.gpsimd_engine),
+}
+
+
+@pytest.mark.parametrize("name", IN_PSUM)
+def test_gpsimd_reads_no_psum(name):
+    x = data(90, (16, 16))
+    with pytest.raises(NkiError, match="err_unsupported_memory"):
+        run(lambda t: IN_PSUM[name](nisa.nc_transpose(t), t), x)
+
+
+@pytest.mark.parametrize("name", INTO_PSUM)
+def test_gpsimd_writes_no_psum(name):
+    def body(t):
+        made = nl.ndarray((16, 16), nl.float32, buffer=nl.psum)
+        made[...] = INTO_PSUM[name](t)
+        return nl.copy(made)
+
+    with pytest.warns(NkiWarning, match="sim_gpsimd_psum"):
+        run(body, data(91, (16, 16)))
+
+
+def test_a_number_goes_to_one_element():
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((4, 4), nl.float32, buffer=nl.shared_hbm)
+        nl.store(out, nl.load(x).as_tile())
+        nl.store(out[1, 1], value=1.0)
+        return out
+
+    want = np.zeros((4, 4), np.float32)
+    want[1, 1] = 1.0
+    assert np.array_equal(kernel(np.zeros((4, 4), np.float32)), want)
+
+
+def test_the_level_that_the_compiler_adds():
+    import logging
+
+    logging.disable(logging.OFF)
+    logging.disable(logging.NOTSET)
+    assert logging.OFF > logging.CRITICAL

@@ -259,6 +259,14 @@ def tensor_made_anew_on_one_side(x, out):
         nl.store(out[i, rows], tile[rows])
 
 
+def other_grid_in_each_round(x, out):
+    rows = nl.arange(128)[:, None]
+    for i in nl.affine_range(4):
+        rows = i * 128 + nl.arange(128)[:, None]
+        nl.store(out[rows], nl.load(x[rows]))
+    nl.store(out[rows], nl.load(x[rows]))
+
+
 REPORTED = [
     (rebound_value, "sim_loop_rebinding", 3),
     (rebound_counter, "sim_loop_rebinding", 4),
@@ -266,6 +274,7 @@ REPORTED = [
     (rebound_in_an_inner_loop, "sim_loop_rebinding", 4),
     (rebound_and_used_after, "sim_loop_rebinding", 3),
     (rebound_on_one_side, "sim_loop_rebinding", 4),
+    (other_grid_in_each_round, "sim_loop_rebinding", 3),
     (local_used_after, "sim_loop_local_used_after", 3),
     (index_used_after, "sim_loop_local_used_after", 3),
     (list_appended, "sim_loop_side_effect", 3),
@@ -488,7 +497,17 @@ def periodic_rows(x, out):
         nl.store(out[i // 2, i % 2], nl.load(x[i]))
 
 
+def same_grid_in_each_round(x, out):
+    i_f = nl.arange(64)[None, :]
+    for i in nl.affine_range(4):
+        i_p = nl.arange(128)[:, None]
+        i_f = nl.arange(64)[None, :]
+        nl.store(out[i, i_p, i_f], nl.load(x[i, i_p, i_f]))
+    nl.store(out[0, nl.arange(128)[:, None], i_f], nl.load(x[0]))
+
+
 SILENT = [
+    same_grid_in_each_round,
     affine_uses_of_a_plain_range, values_of_an_unrolled_index, unrolled_index_of_the_same_name,
     tensors_subscripted_by_index, container_of_one_value, periodic_rows,
     assigned_elements, accumulated_products, accumulated_into_a_parameter, unpacked_fresh_names,

@@ -173,7 +173,8 @@ def lonely(x):
 def one_sided(x):
     out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
     tile = nl.load(x)
-    nisa.sendrecv(tile, tile, 0, 1, pipe_id=nl.program_id())
+    me = nl.program_id()
+    nisa.sendrecv(tile, tile, 1 - me, 1 - me, pipe_id=me)
     return out
 
 
@@ -188,12 +189,22 @@ def third(x):
     nisa.sendrecv(tile, tile, 2, 0, 0)
 
 
+def to_itself(x):
+    tile = nl.load(x)
+    nisa.sendrecv(tile, tile, nl.program_id(), nl.program_id(), 0)
+
+
 REFUSED = {
     "sim_core_barrier": lonely,
     "sim_all_reduce_incomplete": one_sided,
     "sim_exchange_size": narrow,
     "sim_rank_number": third,
 }
+
+
+def test_a_core_does_not_send_to_itself():
+    with pytest.raises(NkiError, match=r"core 0 sends to rank 0.*expected 1"):
+        nki.jit(to_itself)[2].trace(np.zeros((4, 8), np.float32))
 
 
 @pytest.mark.parametrize("identifier", REFUSED)

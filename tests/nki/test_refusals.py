@@ -65,13 +65,27 @@ def in_tiles(size):
     nisa.nc_matmul(psum, sb((4, 4)), sb((4, 4)), tile_position=(0, 0), tile_size=size)
 
 
+def lost_product(flag, read=False):
+    psum = nl.ndarray((64, 64), nl.float32, buffer=nl.psum)
+    one = nl.full((4, 64), 1.0, nl.float32)
+    nisa.nc_matmul(psum, one, one, accumulate=False)
+    if read:
+        nisa.tensor_copy(sb((64, 64)), psum)
+    nisa.nc_matmul(psum, one, one, accumulate=flag)
+
+
 CASES = {
     "sim_number": lambda x: nisa.nc_match_replace8(sb((4, 8)), sb((4, 8)), sb((4, 8)), None),
     "sim_sequence": lambda x: nisa.dma_compute(x, x, nl.add),
     "sim_constant": lambda x: nl.shared_constant(np.zeros((2, 2), np.int64)),
     "sim_broadcast_result": lambda x: nisa.memset(sb((4, 1)).broadcast(1, 4), 0),
     "sim_ap_offset": lambda x: x[1:3, :].ap([[64, 2], [1, 64]], offset=0),
-    "sim_ap_out_of_bound": lambda x: x.ap([[64, 129], [1, 64]]),
+    "sim_ap_out_of_bound": lambda x: nisa.dma_copy(sb((8, 64)), x.ap([[64, 8], [1, 64]], 121 * 64)),
+    "sim_empty_slice": lambda x: nisa.memset(sb((4, 4))[:, 2:2], 0),
+    "sim_psum_bank": lambda x: nisa.nc_matmul(
+        nl.ndarray((4, 1024), nl.float32, buffer=nl.psum)[:, 256:768], sb((4, 4)), sb((4, 512))
+    ),
+    "sim_lost_product": lambda x: lost_product(False),
     "sim_array_tile": lambda x: in_tiles((32, 128)),
     "sim_dma_engine": lambda x: nisa.dma_copy(sb((4, 64)), x[0:4], engine=nisa.engine.sync),
     "sim_dma_sources": lambda x: nisa.dma_compute(sb((4, 64)), [], nl.add),
@@ -172,6 +186,32 @@ def test_refused_on_gen2(identifier):
 def test_refused_on_gen3(identifier, target):
     target("trn2")
     assert refused(LATER[identifier]) == identifier
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        lambda x: x.ap([[64, 129], [1, 64]])[0:128],  # only what is used has to be there
+        lambda x: nisa.dma_copy(sb((8, 64)), x.ap([[64, 9], [1, 64]], 120 * 64)[0:8, :]),
+        lambda x: sb((4, 4))[0:0, 0:0],
+        lambda x: nisa.nc_matmul(
+            nl.ndarray((4, 1024), nl.float32, buffer=nl.psum)[:, 512:1024],
+            nl.full((4, 4), 1.0, nl.float32),
+            nl.full((4, 512), 1.0, nl.float32),
+        ),
+        lambda x: lost_product(True),
+        lambda x: lost_product(None),
+        lambda x: lost_product(False, read=True),
+    ],
+)
+def test_near_misses_pass(body):
+    def kernel(x):
+        body(x)
+        out = nl.ndarray((128, 64), nl.float32, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, x)
+        return out
+
+    assert nki.jit(kernel).trace(np.zeros((128, 64), np.float32))
 
 
 @nki.jit

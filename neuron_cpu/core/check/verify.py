@@ -16,6 +16,7 @@ from ..program.regions import place
 from ..program.storage import Frame, Storage
 from .allocation import check_allocation
 from .capacity import check_capacity, psum_high_water, sbuf_high_water
+from .lost import check_lost_products
 from .races import check_races
 from .undefined import check_values
 
@@ -34,6 +35,7 @@ def verify(program: Program) -> None:
     check_allocation(program)
     check_races(program)  # before values: a race explains elements that nobody wrote
     check_values(program)
+    check_lost_products(program)
     for part in by_core(program):
         check_capacity(part)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32, UINT32
+from ..device.dtypes import BFLOAT16, FLOAT16, FLOAT32, INT32
 from ..device.errors import refuse, warn
 from ..device.spec import CORE, Engine
 from ..device.target import needs
@@ -21,10 +21,12 @@ from ..instructions.vector import (
     EXPONENTIAL,
     RECIPROCAL,
     SCALAR_TENSOR_TENSOR,
+    SIGN,
     TENSOR_REDUCE,
     TENSOR_SCALAR,
     TENSOR_TENSOR,
     TENSOR_TENSOR_SCAN,
+    WORDS,
     BinaryAttrs,
     CumulativeAttrs,
     ExponentialAttrs,
@@ -52,10 +54,8 @@ from .operands import (
     token,
 )
 
-WORDS = (INT32, UINT32)
 BINARY_ENGINES = (Engine.VECTOR, Engine.GPSIMD)
 STEP_ENGINES = (Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD)
-SIGN = 1 << 31
 INEXACT = ("mod", "fmod", "divide")  # no instruction of the hardware computes them on integers
 
 

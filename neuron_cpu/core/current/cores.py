@@ -95,6 +95,12 @@ def sendrecv(
             "sim_rank_number",
             f"sendrecv to rank {send_to_rank} from rank {recv_from_rank}, expected 0 or 1",
         )
+    if own in (send_to_rank, recv_from_rank):
+        raise refuse(
+            "sim_rank_number",
+            f"core {own} sends to rank {send_to_rank} and receives from rank {recv_from_rank}, "
+            f"expected {1 - own}, the other core; write 1 - nl.program_id()",
+        )
     before = tracer.meetings.phase
     next_phase("sendrecv")
     key = (before, "sendrecv", (pipe_id,))

@@ -74,6 +74,7 @@ def nc_matmul(
         _check_array_tile(tile_position, tile_size, left, right)
         _warn_of_columns(target, tile_position, tile_size)
     _check_narrow_types(left, right)
+    _check_bank(target)
     storage = target.storage
     if target.dt is BFLOAT16 and not is_transpose:
         warn(
@@ -119,6 +120,25 @@ def _product_of(dst: View, left: View, right: View) -> View:
             f"{dst.label()}, expected a dst of shape {shape}",
         )
     return collapsed(dst)
+
+
+def _check_bank(dst: View) -> None:
+    """A product goes to one bank (trainium_inferentia2_arch.rst); NeuronCore-v4's are longer."""
+    storage, bank = dst.storage, CORE.psum_bank_bytes
+    if CORE.number > 3 or dst.by_data is not None or storage.buffer != "psum":
+        return
+    if dst.free_size > CORE.moving_free_max:  # refused for its columns
+        return
+    first = dst.offset % storage.free_size
+    last = first + sum((n - 1) * s for n, s in zip(dst.shape[1:], dst.strides[1:]))
+    item = dst.dt.itemsize
+    if first * item // bank != ((last + 1) * item - 1) // bank:
+        raise refuse(
+            "sim_psum_bank",
+            f"a product writes elements {first} to {last} of each partition of {dst.label()}, "
+            f"expected one bank of PSUM, {bank // item} elements from a multiple of that; split it "
+            "where the bank ends",
+        )
 
 
 def _begun(dst: View, groups: Groups) -> bool | None:
@@ -237,6 +257,7 @@ def _double_rows(
                 f"nc_matmul with double_row of {view.label()}, expected fp8 of shape [K, 2, F]",
             )
     target: View = tensor(dst, "nc_matmul")
+    _check_bank(target)
     first, second = ((_half(left, k), _half(right, k)) for k in range(2))
     attrs = MatmulAttrs(double_row=True)
     target = _product_of(target, *first)

@@ -116,6 +116,8 @@ class NkiTensor(trace.Values, View):
             shape.append(1)
             strides.append(1)
         indirect = self._sliced_rows(keys) if self.by_data is not None else None
+        if 0 in shape:  # a view of nothing, which no instruction takes
+            return self._empty(tuple(shape))
         made = self._with(offset, intern(tuple(shape)), intern(tuple(strides)), None, indirect)
         return made if dynamic is None else made._moved(self, *dynamic)
 
@@ -137,13 +139,18 @@ class NkiTensor(trace.Values, View):
         start, stop = (v + size if v < 0 else v for v in (start, stop))
         if start < 0 or stop > size:
             raise self._outside(axis, f"index range {k.start}:{k.stop}")
-        if step < 1 or start >= stop:
+        if step < 1 or start > stop:
             raise refuse(
                 "sim_empty_slice",
                 f"slice {k.start}:{k.stop}:{k.step} of axis {axis} of {self.label()} is empty, "
                 "expected start < stop and a positive step",
             )
         return start, -(-(stop - start) // step), step
+
+    def _empty(self, shape: tuple[int, ...]) -> NkiTensor:
+        bounds = ((0,) * len(shape), 0, 0)
+        strides = intern(contiguous(shape))
+        return super()._with(self.offset, intern(shape), strides, (bounds,), None)
 
     def _outside(self, axis: int, what: str) -> Exception:
         return refuse(
@@ -403,9 +410,8 @@ class NkiTensor(trace.Values, View):
             indirect = (tile, row, length, (0, 0))
             if storage.on_chip and indirect_dim == 0:
                 raise self._wrong_axis("ap(scalar_offset=)", 0)
-        else:
-            self._check_reach(start, shape, strides)
-        made = self._with(start, intern(shape), intern(strides), None, indirect)
+        outside = None if indirect else self._reach(start, shape, strides)
+        made = self._with(start, intern(shape), intern(strides), outside, indirect)
         return made if dtype is None else made.bitcast(types.element_type(dtype))
 
     def indirect(self, index: Any, num_elem: int | None = None) -> NkiTensor:
@@ -429,14 +435,42 @@ class NkiTensor(trace.Values, View):
                 f"pair [{free}, n] and at least one more: partitions cannot be skipped",
             )
 
-    def _check_reach(self, start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> None:
+    def _reach(self, start: int, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+        """The condition that a region breaks which leaves the storage; None where it stays inside.
+
+        What uses the region asks (``check_bounds``): the compiler looks at accesses, not at views.
+        """
         low = start + sum((n - 1) * s for n, s in zip(shape, strides) if s < 0)
         high = start + sum((n - 1) * s for n, s in zip(shape, strides) if s > 0)
-        if low < 0 or high >= self.storage.size:
+        inside = low >= 0 and high < self.storage.size
+        return None if inside else ((strides, start, self.storage.size),)
+
+    def _with(
+        self,
+        offset: int,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        oob: Any,
+        indirect: Any,
+    ) -> NkiTensor:
+        if self.oob and indirect is None:  # a part may stay inside of what its whole leaves
+            oob = self._reach(offset, shape, strides)
+        return super()._with(offset, shape, strides, oob, indirect)
+
+    def check_bounds(self) -> None:
+        for strides, start, size in self.oob or ():
+            if 0 in self.shape:
+                raise refuse(
+                    "sim_empty_slice",
+                    f"{self.label()} is used, which has no elements, expected some: a compiler of "
+                    "SDK 2.31 ended in an internal error; leave the instruction out",
+                )
+            low = start + sum((n - 1) * s for n, s in zip(self.shape, strides) if s < 0)
+            high = start + sum((n - 1) * s for n, s in zip(self.shape, strides) if s > 0)
             raise refuse(
                 "sim_ap_out_of_bound",
-                f"ap of {self.label()} reaches elements {low} to {high}, expected 0 to "
-                f"{self.storage.size - 1} of its storage",
+                f"ap of {self.label()} reaches elements {low} to {high}, expected 0 to {size - 1} "
+                "of its storage",
             )
 
     def get_pattern(self) -> list[list[int]]:

@@ -18,6 +18,7 @@ RELEASES = ("2.21", "2.22", "2.23", "2.24", "2.25", "2.26")
 ZEROS_IN_SHARED_HBM_REFUSED = "2.22"  # nki.errors.rst: initial values of HBM tensors
 IN_PLACE_OPERATORS_RELIABLE = "2.23"  # release notes; nki_known_issues.rst before
 NO_REORDER = "2.23"  # nki.compiler.no_reorder exists
+INTEGERS_ON_GPSIMD = "2.26"  # nki.isa.tensor_tensor: int32 tiles are added exactly
 BLOCK_AXES_DEPRECATED = "2.23"  # nki.errors.rst: the partition axis must come first
 
 

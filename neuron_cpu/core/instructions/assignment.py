@@ -148,6 +148,13 @@ def _redirect(view: View, value: View) -> bool:
         return False
     if any(view.storage is v.storage for one in behind for v in (*one.dst, *one.src)):
         return False
+    if view.storage.buffer == "psum" and last.op.engine_of(last) is Engine.GPSIMD:
+        warn(
+            "sim_gpsimd_psum",
+            f"{last.op.name} on GpSimdE is assigned to {view.label()}: GpSimdE has no PSUM port, "
+            "the compiler adds a copy, expected a tile in sbuf; copy it explicitly",
+        )
+        return False
     if view.storage.buffer not in last.op.writes:
         return False
     if len(last.dst) > 1 and _others_touch(last, view.storage, again=tracer.machine is not None):

@@ -42,7 +42,6 @@ from .entry import (
     flat,
     free_elements,
     one_psum_operand,
-    sbuf_only,
     streaming,
     stride_factor,
 )
@@ -55,13 +54,8 @@ def _copy_cycles(i: Instruction) -> float:
     return max(CORE.min_ii, free_elements(i) * stride_factor(i))
 
 
-def _copy_rules(i: Instruction) -> None:
-    if i.attrs.engine is Engine.GPSIMD:
-        sbuf_only(i)
-
-
 TENSOR_COPY = OpSpec(
-    "tensor_copy", "copy", Attrs, first_operand, _copy_cycles, rules=_copy_rules,
+    "tensor_copy", "copy", Attrs, first_operand, _copy_cycles,
     serves_as_well=Engine.SCALAR,
     note="bit-exact between equal types on VectorE and GpSimdE, else through fp32",
 )  # fmt: skip

@@ -142,6 +142,8 @@ class OpSpec:
                 )
         if self.same_partitions:
             _check_partitions(self, instruction)
+        if self.engine_of(instruction) is Engine.GPSIMD:
+            _check_sbuf_only(instruction)
 
 
 def _check_overlap(op: OpSpec, view: View, sink: bool) -> None:
@@ -337,7 +339,7 @@ def check_free_size(what: str, view: View, limit: int) -> None:
         )
 
 
-def sbuf_only(i: Instruction) -> None:
+def _check_sbuf_only(i: Instruction) -> None:
     """Refuse PSUM operands of an instruction on GpSimdE."""
     for view in (*i.src, *i.dst):
         if view.storage.buffer == PSUM:

@@ -25,7 +25,7 @@ from . import operators
 from .alu import reduce_last
 from .arguments import newer, on_bits, result_type, stretched, tile
 from .copies import tensor_copy
-from .entry import PSUM, SBUF, OpSpec, flat, free_elements, sbuf_only, streaming
+from .entry import PSUM, SBUF, OpSpec, flat, free_elements, streaming
 from .recorder import ALIKE, ROWS, WHOLE, fresh, rows_only
 
 START_CYCLES = 150  # nisa.iota, nisa.affine_select: fixed part of an instruction on GpSimdE
@@ -149,7 +149,7 @@ def _partition_reduce(attrs: PartitionReduceAttrs, xs: list[torch.Tensor]) -> to
 PARTITION_REDUCE = OpSpec(
     "tensor_partition_reduce", "partitions", PartitionReduceAttrs, _partition_reduce,
     lambda i: START_CYCLES + i.src[0].free_size * i.src[0].shape[0], engine=Engine.GPSIMD,
-    reads=(SBUF,), writes=(SBUF,), rules=sbuf_only, same_partitions=False,
+    reads=(SBUF,), writes=(SBUF,), same_partitions=False,
     box_mend="slice the operand instead",
     note="over the partition axis: slow, no published cost; a ones-matmul is faster",
 )  # fmt: skip
@@ -218,7 +218,7 @@ def _local_gather_cycles(i: Instruction) -> float:
 
 LOCAL_GATHER = OpSpec(
     "local_gather", "cores", LocalGatherAttrs, _local_gather, _local_gather_cycles,
-    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,), rules=sbuf_only,
+    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,),
     note="each GpSimd core gathers the same free offsets in its 16 partitions",
 )  # fmt: skip
 
@@ -282,7 +282,7 @@ def _gather(attrs: GatherAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 GATHER = OpSpec(
     "gather_flattened", "all", GatherAttrs, _gather, lambda i: START_CYCLES + i.dst[0].free_size,
-    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,), rules=sbuf_only,
+    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,),
     box_mend="slice the operand instead",
     note="nl.gather_flattened (SDK 2.24): own indices for each partition",
 )  # fmt: skip
@@ -321,7 +321,7 @@ def _bounds(attrs: Attrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 SEQUENCE_BOUNDS = OpSpec(
     "sequence_bounds", "all", Attrs, _bounds, lambda i: START_CYCLES + 2 * i.src[0].free_size,
-    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,), rules=sbuf_only,
+    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,),
     note="SDK 2.26: start and end of the segment that each element belongs to",
 )  # fmt: skip
 
@@ -371,7 +371,7 @@ def _topk(attrs: TopKAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor]:
 
 TOPK = OpSpec(
     "topk", "groups", TopKAttrs, _topk, lambda i: 4 * TopKAttrs.of(i).n + TopKAttrs.of(i).k,
-    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,), rules=sbuf_only,
+    engine=Engine.GPSIMD, reads=(SBUF,), writes=(SBUF,),
     note="SDK 2.32: the k largest of each 16 partitions; 4 n + k cycles",
 )  # fmt: skip
 
@@ -403,7 +403,7 @@ def _nonzero(attrs: NonzeroAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 NONZERO = OpSpec(
     "nonzero_with_count", "all", NonzeroAttrs, _nonzero,
     lambda i: START_CYCLES + i.src[0].free_size, engine=Engine.GPSIMD, reads=(SBUF,),
-    writes=(SBUF,), rules=sbuf_only,
+    writes=(SBUF,),
     note="NeuronCore-v3: places of nonzero elements of partitions 0, 16, ..., then their count",
 )  # fmt: skip
 

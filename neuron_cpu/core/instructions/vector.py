@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from ..device.dtypes import DType, promote
+from ..device.dtypes import INT32, UINT32, DType, promote
 from ..device.errors import refuse, warn
+from ..device.release import INTEGERS_ON_GPSIMD, since
 from ..device.spec import CORE, Engine
 from ..program import masks, trace
 from ..program.attributes import Attrs
@@ -45,12 +46,15 @@ from .entry import (
     check_free_size,
     flat,
     one_psum_operand,
-    sbuf_only,
     streaming,
     streaming_with_sums,
     stride_factor,
 )
 from .recorder import ALIKE, ROWS, fresh, record
+
+WORDS = (INT32, UINT32)
+SIGN = 1 << 31
+INTEGER_OPERATORS = ("add", "subtract", "multiply")
 
 
 # --- two tensors ----------------------------------------------------------------------------------
@@ -73,12 +77,6 @@ def _tensor_tensor(attrs: BinaryAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
     return alu(attrs.op, xs[0], xs[1])
 
 
-def _tensor_tensor_rules(i: Instruction) -> None:
-    one_psum_operand(i)
-    if BinaryAttrs.of(i).op == "power":
-        sbuf_only(i)
-
-
 def _tensor_tensor_cycles(i: Instruction) -> float:
     """N with an operand in PSUM or all in bf16, for some operators; else 2N (docstring)."""
     n = i.dst[0].free_size
@@ -90,7 +88,7 @@ def _tensor_tensor_cycles(i: Instruction) -> float:
 
 TENSOR_TENSOR = OpSpec(
     "tensor_tensor", "elementwise", BinaryAttrs, _tensor_tensor, _tensor_tensor_cycles,
-    rules=_tensor_tensor_rules, updates=lambda i: (BinaryAttrs.of(i).op, i.src),
+    rules=one_psum_operand, updates=lambda i: (BinaryAttrs.of(i).op, i.src),
     note="equal shapes; 2N cycles unless one operand is in PSUM or all are bf16",
 )  # fmt: skip
 
@@ -100,6 +98,8 @@ def tensor_tensor(
 ) -> View:
     """``data1 op data2`` of equal shapes; not both in PSUM. VectorE (power: GpSimdE).
 
+    Tiles of 32-bit integers are added, subtracted and multiplied in fp32, since SDK 2.26 exactly by
+    GpSimdE unless one lies in PSUM (v2.26.0, nki.isa).
     Free axes of size 1 are stretched, with a warning: the documentation asks for equal shapes, but
     course kernels with published utilisation (SDK 2.26) and AWS's own reference add (P, 1) tiles.
     """
@@ -111,14 +111,19 @@ def tensor_tensor(
     choice = choose_engine(engine, "tensor_tensor", (Engine.VECTOR, Engine.GPSIMD))
     if choice is None and name == "power":
         choice = Engine.GPSIMD
-    attrs = _binary_attrs(name, choice, bits)
+    sign = 0
+    if name in INTEGER_OPERATORS and since(INTEGERS_ON_GPSIMD) and choice is not Engine.VECTOR:
+        in_psum = PSUM in (a.storage.buffer, b.storage.buffer)
+        if a.dt in WORDS and b.dt in WORDS and dtype is None and not in_psum:
+            choice, bits, sign = Engine.GPSIMD, True, SIGN if a.dt is INT32 else 0
+    attrs = _binary_attrs(name, choice, bits, sign)
     dt = result_type(dtype, promote(a.dt, b.dt))
     return fresh(TENSOR_TENSOR, a.shape, dt, (a, b), attrs, mask)
 
 
 @functools.cache
-def _binary_attrs(op: str, engine: Engine | None, bits: bool) -> BinaryAttrs:
-    return BinaryAttrs(engine=engine, bits=bits, op=op)
+def _binary_attrs(op: str, engine: Engine | None, bits: bool, sign: int) -> BinaryAttrs:
+    return BinaryAttrs(engine=engine, bits=bits, op=op, sign=sign)
 
 
 def _equal_shapes(a: View, b: View) -> tuple[View, View]:

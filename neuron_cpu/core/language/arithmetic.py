@@ -103,6 +103,7 @@ def attach() -> None:
         "__invert__": lambda self: elementwise.invert(self),
         "broadcast_to": _broadcast_to,
         "astype": _astype,
+        "as_tile": lambda self: self,  # public kernels call it; no document says what it does
     }
     for name, method in methods.items():
         setattr(Tensor, name, method)

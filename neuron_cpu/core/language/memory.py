@@ -52,6 +52,7 @@ def store(dst: Any, value: Any, *, mask: Any = None) -> None:
             f"{target.label()}; assign with dst[...] = value on chip",
         )
     if isinstance(value, (int, float, np.generic)):
+        target = target if target.ndim else target.expand_dims(0)  # one element
         shape = target.shape if target.ndim > 1 else (1, *target.shape)
         value = copies.memset(shape, value, target.dtype)
     source = tile(value, "store")

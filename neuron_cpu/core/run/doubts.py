@@ -1,7 +1,9 @@
-"""Values about which sources of the current language leave something open, seen as it runs.
+"""Values that a kernel is told of as it runs: integers that fp32 does not hold, and open questions.
 
-Which row of a scatter wins, what a maximum makes of NaN and what a scale of all ones means depends
-on data; a kernel in which that happens is told so, once for each place.
+Engines compute in fp32, integers of 32 bits among them but where GpSimdE adds tiles. Which row of a
+scatter wins, what a maximum makes of NaN and what a scale of all ones means depends on data, and
+sources of the current language leave it open. A kernel in which one of these happens is told so,
+once for each place.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import math
 
 import torch
 
+from ..device.dtypes import INT32, UINT32
 from ..device.errors import warn
 from .memory import Arena, gather_index, rows_inside, widen
 from .merge import Op, Ref
@@ -18,11 +21,20 @@ from .products import Step
 SEARCHES = ("nc_find_index8", "nc_match_replace8")
 ORDERED = ("maximum", "minimum", "abs_max", "abs_min")  # what chooses by comparing
 NO_SCALE = 255
+WORDS = (INT32, UINT32)
+EXACT = 1 << 24
+ARITHMETIC = ("tensor_tensor", "tensor_scalar", "scalar_tensor_tensor", "tensor_reduce")
 
 
-def watched(step: Step, op: Op, arena: Arena) -> Step | None:
-    """The step with a look at its values; None where it can meet nothing that is open."""
-    look, first = _look(op, arena)
+def watched(step: Step, op: Op, arena: Arena, today: bool) -> Step | None:
+    """The step with a look at its values; None where it can meet nothing that is open.
+
+    Of the older language (not ``today``) only integers are looked at that fp32 does not hold.
+    """
+    look: Step | None
+    look, first = (lambda: _look_at_integers(op, arena)), True
+    if not _rounds_integers(op):
+        look, first = _look(op, arena) if today else (None, False)
     if look is None:
         return None
 
@@ -48,6 +60,32 @@ def _look(op: Op, arena: Arena) -> tuple[Step | None, bool]:
     if name == "max8" or _compares(op):
         return lambda: _look_for_nan(name, op.dst, arena), False
     return None, False
+
+
+# --- integers in fp32 -----------------------------------------------------------------------------
+def _rounds_integers(op: Op) -> bool:
+    """Whether 32-bit integers become 32-bit integers by way of fp32, in another way than a copy."""
+    attrs, spec = op.attrs, op.instruction.op
+    by_way = not (attrs.raw or attrs.bits or spec.is_dma) and spec.name in ARITHMETIC
+    wide = any(ref.dt in WORDS for ref in op.src) and all(ref.dt in WORDS for ref in op.dst)
+    return by_way and wide
+
+
+def _look_at_integers(op: Op, arena: Arena) -> None:
+    for ref in op.src:
+        if ref.dt not in WORDS:
+            continue
+        values = arena.of(ref.memory)[gather_index(ref, arena, skip=True)].to(torch.int64)
+        most = int(values.abs().max()) if values.numel() else 0
+        if most > EXACT:
+            warn(
+                "sim_inexact_integers",
+                f"{op.instruction.op.name} computes with {most} of "
+                f"{ref.memory.storage.label()} in fp32, which holds every integer up to 2^24 only, "
+                "expected smaller ones: the last digits are lost; split the number by shifts, or "
+                "add int32 tiles with nisa.tensor_tensor on GpSimdE (SDK 2.26 and later)",
+            )
+            return
 
 
 # --- duplicate rows -------------------------------------------------------------------------------

@@ -51,7 +51,7 @@ class Machine:
             step = make_step(op, self.arena)
             if self.both is not None:
                 step = self.both.watching(step, op, self.arena)
-            doubtful = watched(step, op, self.arena) if self.open_values else None
+            doubtful = watched(step, op, self.arena, self.open_values)
             (doubtful or step)()
 
     def values(self, view: View) -> np.ndarray:

@@ -297,7 +297,7 @@ class Plan:
         # What nobody wrote has no value that one could judge: another tensor's lies there.
         if not self.ranges or instruction.source in self.program.unwritten_at:
             return step
-        doubtful = watched(step, op, self.arena) if self.program.open_values else None
+        doubtful = watched(step, op, self.arena, self.program.open_values)
         if doubtful is None and (limited is None or not limited(op.attrs)):
             return step
         return _told(doubtful or step, place(self.program, instruction))

@@ -5,6 +5,7 @@ Source of names and signatures: aws-neuron-sdk v2.21.1, general/nki/api/nki/__in
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -31,6 +32,11 @@ __all__ = [
 ]
 
 FrameworkKernel = Kernel
+
+# The compiler adds this level: harnesses of a Stanford course say logging.disable(logging.OFF).
+if not hasattr(logging, "OFF"):
+    logging.OFF = logging.CRITICAL + 10  # type: ignore[attr-defined]
+    logging.addLevelName(logging.OFF, "OFF")  # type: ignore[attr-defined]
 
 PLATFORMS = ("trn1", "inf2")
 WITHOUT_FRAMEWORK = ("baremetal", "simulation", "trace")
