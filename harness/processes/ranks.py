@@ -4,15 +4,20 @@ Rank 0 writes what it asks of its own processes into torchrun's store: a process
 function to call there, a process to end. Every other rank reads that, does the same in a process
 of its own, whose collectives meet rank 0's, and writes what became of it. So each rank has its
 limits and its confinement, and only rank 0 reads prompts, keeps the clock, and writes results.
+
+The store is open to every process of its machine, submissions included. What the drivers write
+there is JSON with a digest under a key, which rank 0 gives to the others before anything else runs.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import hmac
 import itertools
 import math
 import os
-import pickle
+import secrets
 import signal
 import time
 from collections.abc import Iterator
@@ -20,7 +25,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
 
-from harness import sdk
+from harness import plain, sdk
 from harness.errors import UserError, is_refusal
 from harness.processes.worker import Answer, Job
 from harness.processes.workers import OnEvent, Process, Stop, SubmissionFailed, Worker, Workers
@@ -29,6 +34,7 @@ from neuron_cpu.files import temporary_sibling
 from neuron_cpu.processes.torchrun import Place
 
 LOOK_SECONDS = 0.05  # between two looks into the store; to wait in it would hear no signal
+DIGEST_BYTES = hashlib.sha256().digest_size
 OTHERS_SECONDS = 5.0  # for the reasons of others, once rank 0's own call has failed
 CONSEQUENCE = "Rank "  # begins what a rank says that failed because of another one
 INTERRUPTED = 128 + signal.SIGINT
@@ -49,28 +55,66 @@ class Order:
 
 
 class Store:
-    """Orders by number and what became of them, in torchrun's key-value store."""
+    """Orders by number and what became of them, in torchrun's key-value store.
+
+    A UserError tells that somebody else has written there.
+    """
 
     def __init__(self, place: Place) -> None:
         import torch.distributed as dist  # takes seconds that runs without torchrun are spared
 
-        self._store = dist.TCPStore(place.address, place.port, is_master=False)
+        self._store: Any = dist.TCPStore(place.address, place.port, is_master=False)
+        self._key = self._agreed(place)
+
+    def _agreed(self, place: Place) -> bytes:
+        """The key of this run, which the store forgets once all ranks have it."""
+        if place.rank:
+            key = bytes(self._waited("key", math.inf))
+            self._store.add(_name("keyed"), 1)
+            return key
+        key = secrets.token_hex().encode()
+        self._store.set(_name("key"), key)
+        deadline = time.monotonic() + place.timeout_seconds
+        while self._store.add(_name("keyed"), 0) < place.size - 1:
+            if time.monotonic() > deadline:
+                raise UserError(
+                    f"Not all of {place.size} ranks have come within {place.timeout_seconds:g} s; "
+                    "see what torchrun says of the others."
+                )
+            time.sleep(LOOK_SECONDS)
+        self._store.delete_key(_name("key"))
+        return key
 
     def write(self, value: Any, number: int, rank: int = 0) -> None:
         """An order (rank 0), or a rank's outcome of it."""
-        self._store.set(_key(number, rank), pickle.dumps(value))  # type: ignore[arg-type]  # or bytes
+        data, name = plain.dumps(value), f"{number}/{rank}"
+        self._store.set(_name(name), self._digest(name, data) + data)
 
     def read(self, deadline: float, number: int, rank: int = 0) -> Any:
         """What was written, once it is there; a TimeoutError at `deadline` (monotonic)."""
-        while not self._store.check([_key(number, rank)]):
+        name = f"{number}/{rank}"
+        found = self._waited(name, deadline)
+        digest, data = found[:DIGEST_BYTES], found[DIGEST_BYTES:]
+        if not hmac.compare_digest(digest, self._digest(name, data)):
+            raise UserError(
+                f"Somebody else has written into torchrun's store (entry {name}); start the ranks "
+                "where only you reach it."
+            )
+        return plain.loads(data)
+
+    def _waited(self, name: str, deadline: float) -> bytes:
+        while not self._store.check([_name(name)]):
             if time.monotonic() > deadline:
-                raise TimeoutError(_key(number, rank))
+                raise TimeoutError(name)
             time.sleep(LOOK_SECONDS)
-        return pickle.loads(self._store.get(_key(number, rank)))
+        return self._store.get(_name(name))
+
+    def _digest(self, name: str, data: bytes) -> bytes:
+        return hmac.digest(self._key, name.encode() + b" " + data, hashlib.sha256)
 
 
-def _key(number: int, rank: int) -> str:
-    return f"main.py/{number}/{rank}"
+def _name(entry: str) -> str:
+    return f"main.py/{entry}"
 
 
 class Leader:

@@ -72,8 +72,8 @@ class Processes:
         return combine(parts[first : first + self.stage_size])[rank]
 
     def hand_over(self, label: str, value: Any, receivers: Sequence[int]) -> None:
-        """Send what this stage has made, tensors inside of anything that can be pickled, to ranks
-        of other stages, which wait for it."""
+        """Send what this stage has made, tensors inside of lists, tuples and dicts, to ranks of
+        other stages, which wait for it."""
         if self._failure is not None:
             raise RankStopped
         stream = io.BytesIO()
@@ -90,8 +90,7 @@ class Processes:
             return None
         data = torch.empty(_size_in(carried[sender]), dtype=torch.uint8)
         self._connected(label, lambda: self._group.recv([data], sender, 0))
-        # from a process that runs the same model's code
-        return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=False)
+        return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
 
     def _idle_until(self, label: str) -> List[torch.Tensor]:
         """Take part in what another stage does, up to this label; what ranks carry then."""

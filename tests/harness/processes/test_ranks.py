@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import os
+import pickle
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness import sdk
+from harness import plain, sdk
 from harness.errors import UserError
 from harness.inputs import command_line
 from harness.processes import ranks
 from harness.processes.ranks import Order, Rank
 from harness.processes.worker import Answer, Job
 from harness.processes.workers import Process, SubmissionFailed
+from harness.session.rows import Draw, Row
+from harness.settings import Speculation
 from neuron_cpu.processes.limits import Limits
 from neuron_cpu.processes.torchrun import Place
 
@@ -263,3 +267,74 @@ def test_a_rank_of_the_second_stage_that_fails_ends_all(tiny_model, tmp_path):
     run = subprocess.run(command, capture_output=True, timeout=300)
     told = b"line 6, raised ValueError: the second stage is ill (rank 1)."
     assert run.returncode == 1 and run.stderr.count(told) == 1, run.stderr
+
+
+# --- the store, which every process of the machine reaches ----------------------------------------
+@pytest.fixture
+def stores():
+    """Rank 0's and rank 1's end, and what a stranger has."""
+    import torch.distributed as dist
+
+    opened = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    place = Place(0, 2, "127.0.0.1", opened.port)
+    with ThreadPoolExecutor() as pool:
+        ends = list(pool.map(ranks.Store, (place, replace(place, rank=1))))
+    return *ends, opened
+
+
+def test_orders_arrive_whole_over_a_store(stores, tmp_path):
+    leader, follower, _ = stores
+    speculation = Speculation("draft", 3, tmp_path, tree=((0, 1), (2,)))
+    settings = replace(JOB.settings, speculation=speculation, tol_map={None: (0.5, 1.0)})
+    job = replace(JOB, settings=settings, place=PLACE)
+    draw = Draw(0.5, 3, 1.0, 7, 0)
+    rows = {"rows": [Row(1, 2, 3, draw, 0, (4,))], "folder": tmp_path, "ids": [[1]]}
+    for order in (Order(4, start=job), Order(4, function="a:b", what="It", arguments=rows)):
+        leader.write(order, 0)
+        assert follower.read(time.monotonic(), 0) == order
+    follower.write("why", 1, 1)
+    assert leader.read(time.monotonic(), 1, 1) == "why"
+
+
+class Evil:
+    """What runs a command where it is unpickled."""
+
+    def __init__(self, marker):
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.marker),)
+
+
+def test_what_a_stranger_writes_into_the_store_is_no_order(stores, tmp_path):
+    leader, follower, open_to_all = stores
+    assert not open_to_all.check(["main.py/key"])
+    leader.write(Order(1), 0)
+    replayed = open_to_all.get("main.py/0/0")
+    forged = plain.dumps(Order(1, start=replace(JOB, confined=False)))
+    for number, said in enumerate((pickle.dumps(Evil(tmp_path / "m")), forged, replayed, b""), 1):
+        open_to_all.set(f"main.py/{number}/0", said)
+        with pytest.raises(UserError, match="Somebody else has written into torchrun's store"):
+            follower.read(time.monotonic(), number)
+    assert not (tmp_path / "m").exists()
+
+
+def test_no_key_no_order(stores):
+    """Without another rank rank 0 begins nothing."""
+    place = Place(0, 3, "127.0.0.1", stores[2].port, timeout_seconds=0.2)
+    with pytest.raises(UserError, match="Not all of 3 ranks have come within 0.2 s"):
+        ranks.Store(place)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"[", b"3e", b'{"a": 1}', b'{"eval": ["1"]}', b'{"os:system": ["1"]}',
+             b'{"harness.processes.ranks:Order": [1,2,3,4,5,6,7]}',
+             b'{"harness.plain:json": ["1"]}', b'{"harness.plain:loads": ["1"]}',
+             b'{"harness.absent:x": ["1"]}',
+             b'{"dict": 3}', b'{"Path": 1}', b"[" * 99_999, b'{"a": 1, "b": 2}', b"{}"]
+)  # fmt: skip
+def test_what_is_no_record_is_refused(data):
+    with pytest.raises(ValueError):
+        plain.loads(data)
+    with pytest.raises(TypeError, match="is no plain value"):
+        plain.dumps(object())
