@@ -11,6 +11,8 @@ import errno
 import os
 import re
 import shutil
+import stat
+import subprocess
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,7 +48,53 @@ def atomic_folder(target: Path) -> Iterator[Path]:
             raise unwritable(target, refused) from error
         raise
     finally:
-        shutil.rmtree(holder, ignore_errors=True)
+        remove_tree(holder)
+
+
+def check_plain(folder: Path) -> None:
+    """Refuse what a stranger left below `folder` that is neither a folder nor a file of its own.
+
+    Raises:
+        ValueError: a link, a pipe, a device, a file with a second name, or nothing that opens.
+    """
+
+    def refuse(error: OSError) -> None:
+        raise ValueError(f"{Path(error.filename).name!r:.80} cannot be read") from error
+
+    if not stat.S_ISDIR(os.lstat(folder).st_mode):
+        raise ValueError(f"{folder.name!r:.80} is no folder")
+    for root, folders, names in os.walk(folder, onerror=refuse):
+        for name in (*folders, *names):
+            found = os.lstat(os.path.join(root, name))
+            alone = stat.S_ISREG(found.st_mode) and found.st_nlink == 1
+            if not (alone or stat.S_ISDIR(found.st_mode)):
+                raise ValueError(f"{name!r:.80} is no plain file")
+
+
+def read_plain(path: Path, most_bytes: int) -> bytes:
+    """A stranger's file, which may have become something else meanwhile.
+
+    Raises:
+        ValueError: it is no plain file, or has more bytes.
+        OSError: it cannot be read, or is a link.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ValueError(f"{path.name!r:.80} is no plain file")
+        content = file.read(most_bytes + 1)
+    if len(content) > most_bytes:
+        raise ValueError(f"{path.name!r:.80} has more than {most_bytes} bytes")
+    return content
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove what can be removed, folders of strangers too: closed ones, and very deep ones."""
+    with contextlib.suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if os.path.lexists(folder):
+        for command in (["chmod", "-R", "u+rwX"], ["rm", "-rf"]):
+            subprocess.run([*command, "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def _system_error(error: Exception) -> Optional[OSError]:
@@ -120,7 +168,7 @@ def _sync_tree(folder: Path) -> None:
     for root, _, files in os.walk(folder):
         for name in files:
             path = os.path.join(root, name)
-            if not os.path.islink(path):
+            if stat.S_ISREG(os.lstat(path).st_mode):
                 _sync(path)
         _sync(root)
 
@@ -143,7 +191,7 @@ def _remove_abandoned(target: Path) -> None:
     for sibling in target.parent.glob(f"{prefix}*"):
         owner = sibling.name[len(prefix) :].split(".")[0]
         if owner.isdigit() and not _is_running(int(owner)):
-            shutil.rmtree(sibling, ignore_errors=True)
+            remove_tree(sibling)
 
 
 def _is_running(process: int) -> bool:

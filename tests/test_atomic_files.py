@@ -6,12 +6,15 @@ import errno
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from neuron_cpu import files
 from neuron_cpu.errors import UnwritableError
+
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def names(folder: Path) -> list[str]:
@@ -161,3 +164,66 @@ def test_a_file_is_on_the_disk_before_its_name(tmp_path: Path, disk) -> None:
     files.write_bytes_atomically(tmp_path / "f", b"1")
     file, folder = os.stat(tmp_path / "f").st_ino, os.stat(tmp_path).st_ino
     assert disk == [("sync", file), ("rename", file), ("sync", folder)]
+
+
+# --- what strangers leave -------------------------------------------------------------------------
+@pytest.mark.parametrize("kind", ["symlink", "to a folder", "fifo", "second name", "itself"])
+def test_only_plain_files_are_taken(kind: str, tmp_path: Path) -> None:
+    folder = tmp_path / "folder"
+    (folder / "below").mkdir(parents=True)
+    (folder / "below" / "file").write_text("1")
+    files.check_plain(folder)
+    place = folder / "below" / "odd"
+    if kind == "symlink":
+        place.symlink_to("/etc/passwd")
+    elif kind == "to a folder":
+        place.symlink_to("/etc")
+    elif kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "second name":
+        place.hardlink_to(folder / "below" / "file")
+    else:
+        (tmp_path / "odd").symlink_to(folder)
+        folder = tmp_path / "odd"
+    with pytest.raises(ValueError, match="is no (plain file|folder)"):
+        files.check_plain(folder)
+
+
+def test_a_strangers_file_is_read_as_it_is(tmp_path: Path) -> None:
+    path = tmp_path / "x"
+    path.write_bytes(b"123")
+    assert files.read_plain(path, 3) == b"123"
+    with pytest.raises(ValueError, match="more than 2 bytes"):
+        files.read_plain(path, 2)
+    (tmp_path / "link").symlink_to(path)
+    os.mkfifo(tmp_path / "fifo")
+    with pytest.raises(OSError):
+        files.read_plain(tmp_path / "link", 3)
+    with pytest.raises(ValueError, match="no plain file"):
+        files.read_plain(tmp_path / "fifo", 3)
+
+
+def test_closed_and_deep_folders_are_removed(tmp_path: Path) -> None:
+    made = """
+import os, sys
+from neuron_cpu import files
+os.setgid(65534), os.setuid(65534)
+os.chdir(sys.argv[1])
+os.mkdir("x")
+os.mkdir("x/closed")
+open("x/closed/file", "w").close()
+os.chmod("x/closed", 0)
+os.chdir("x")
+for _ in range(3000):
+    os.mkdir("d")
+    os.chdir("d")
+files.remove_tree(files.Path(sys.argv[1]) / "x")
+assert os.listdir(sys.argv[1]) == [], os.listdir(sys.argv[1])
+"""
+    made = made if os.getuid() == 0 else made.replace("os.setgid(65534), os.setuid(65534)", "")
+    place = Path(tempfile.mkdtemp(dir="/tmp"))
+    place.chmod(0o777)
+    try:
+        subprocess.run([sys.executable, "-c", made, str(place)], check=True, timeout=60, cwd=ROOT)
+    finally:
+        place.rmdir()

@@ -27,10 +27,11 @@ from harness.session.building import build, construct
 from harness.session.opening import Session, check_seq_len, open_session
 from harness.settings import Settings
 from neuron_cpu.console import terminal
-from neuron_cpu.files import write_bytes_atomically
+from neuron_cpu.files import read_plain, write_bytes_atomically
 
 WIDTH = 180  # columns of tables that go to a file
 _PROFILE = "harness.output.profile_report:profile"
+MOST_FILE_BYTES = 1 << 28  # of a page or trace
 
 
 def run(settings: Settings) -> int:
@@ -138,7 +139,11 @@ def _copy_files(source: Path, names: list[str], target: Path) -> None:
                 f"The model cannot be profiled: {name[:80]!r} is no file of its own."
             )
         written = target / path.relative_to(root)  # a name may go up and come back
-        write_bytes_atomically(written, path.read_bytes())
+        try:
+            content = read_plain(path, MOST_FILE_BYTES)
+        except (ValueError, OSError) as error:
+            raise SubmissionFailed(f"The model cannot be profiled: {error}.") from error
+        write_bytes_atomically(written, content)
         console.say(f"Wrote {written}")
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import Enum
 
+QUANTISED = "quantised"  # folder of a quantised checkpoint, beside those of the roles
+
 
 class Role(str, Enum):
     """Which model; its value names the compiled folder."""

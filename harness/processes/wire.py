@@ -15,8 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from neuron_cpu.processes.pipes import Pipe
+
 MOST_HEADER_BYTES = 1 << 26
-MOST_ARRAY_BYTES = 1 << 34
+MOST_ARRAY_BYTES = 1 << 34  # of all arrays of a message
 _LENGTH = struct.Struct("<Q")
 
 
@@ -48,31 +50,43 @@ def send(
             connection.send_bytes(data[start : start + MOST_HEADER_BYTES])
 
 
-def receive(connection: Connection) -> Message:
-    """Read one message; EOFError where the other side is gone, WireError where it is none."""
+def receive(pipe: Pipe, deadline: float) -> Message:
+    """Read one message until a point in time (monotonic).
+
+    Raises:
+        TimeoutError: it is not whole by then.
+        EOFError: the other side is gone.
+        WireError: what arrived is no message.
+    """
     try:
-        head = json.loads(connection.recv_bytes(MOST_HEADER_BYTES))
+        head = json.loads(pipe.receive(MOST_HEADER_BYTES, deadline))
         request, kind, body, shapes = (head[k] for k in ("request", "kind", "body", "shapes"))
         if not isinstance(kind, str) or type(request) is not int:
             raise ValueError("the kind is no text or the request no number")
-        return Message(request, kind, body, [_array(connection, shape) for shape in shapes])
-    except EOFError:
+        if 4 * sum(map(_elements, shapes)) > MOST_ARRAY_BYTES:
+            raise ValueError(f"arrays of more than {MOST_ARRAY_BYTES} bytes")
+        return Message(request, kind, body, [_array(pipe, shape, deadline) for shape in shapes])
+    except (EOFError, TimeoutError):
         raise
     except (OSError, ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
         raise WireError(f"{type(error).__name__}: {error}") from error
 
 
-def _array(connection: Connection, shape: Any) -> np.ndarray:
-    """One fp32 array whose bytes follow."""
+def _elements(shape: Any) -> int:
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-        raise ValueError(f"{shape!r} is no shape")
-    (length,) = _LENGTH.unpack(connection.recv_bytes(_LENGTH.size))
-    if length != 4 * math.prod(shape) or length > MOST_ARRAY_BYTES:
+        raise ValueError(f"{str(shape)[:80]} is no shape")
+    return math.prod(shape)
+
+
+def _array(pipe: Pipe, shape: Any, deadline: float) -> np.ndarray:
+    """One fp32 array whose bytes follow."""
+    (length,) = _LENGTH.unpack(pipe.receive(_LENGTH.size, deadline))
+    if length != 4 * _elements(shape):
         raise ValueError(f"{length} bytes do not make an array of shape {shape}")
     parts = bytearray()
     while len(parts) < length:
-        part = connection.recv_bytes(MOST_HEADER_BYTES)
+        part = pipe.receive(MOST_HEADER_BYTES, deadline)
         if not part or len(parts) + len(part) > length:
             raise ValueError("an array has other bytes than it says")
         parts += part
-    return np.frombuffer(bytes(parts), dtype=np.float32).reshape(shape)
+    return np.frombuffer(parts, dtype=np.float32).reshape(shape)

@@ -13,8 +13,6 @@ import multiprocessing
 import os
 import pickle
 import re
-import shutil
-import signal
 import sys
 import threading
 import time
@@ -31,8 +29,9 @@ from harness.errors import UserError, is_refusal
 from harness.inputs.submission import REPOSITORY
 from harness.processes import wire, worker
 from harness.processes.worker import Answer, Host, Job
-from neuron_cpu.files import temporary_sibling
+from neuron_cpu.files import remove_tree, temporary_sibling
 from neuron_cpu.processes import forked
+from neuron_cpu.processes.pipes import Pipe
 
 SERVER, PRELOAD = "harness.processes.server", "harness.processes.preload"
 MOST_OUTPUT_BYTES = 1 << 20  # of what one submission prints; the rest is left out
@@ -167,6 +166,8 @@ class Process(Worker):
         self._requested = 0
         for connection in (requests, replies, output):
             connection.close()
+        self._to = Pipe(self._requests, self._process.sentinel)
+        self._from = Pipe(self._replies, self._process.sentinel)
         self._printer = threading.Thread(target=_print_output, args=(self._output,), daemon=True)
         self._printer.start()
         self._finalizer = weakref.finalize(self, _end, self._process, job)
@@ -184,7 +185,7 @@ class Process(Worker):
         self._requested += 1
         stopping = False
         with self._told_as_the_submission(what):
-            self._requests.send_bytes(pickle.dumps((self._requested, function, arguments)))
+            self._to.send(pickle.dumps((self._requested, function, arguments)), deadline)
         while True:
             with self._told_as_the_submission(what):
                 message = self._receive(what, deadline)
@@ -195,20 +196,13 @@ class Process(Worker):
                 if not stopping and stop():
                     stopping = True
                     with self._told_as_the_submission(what):
-                        self._requests.send_bytes(worker.STOP)
+                        self._to.send(worker.STOP, deadline)
             elif message.kind == worker.PROGRESS:
                 _show_progress(message.body)
 
     def _receive(self, what: str, deadline: float) -> wire.Message:
         """The next message that answers the last request and tells of no failure."""
-        assert self.job.limits is not None
-        if not self._replies.poll(max(0.0, deadline - time.monotonic())):
-            self.close()
-            seconds = self.job.limits.wall_seconds
-            raise SubmissionFailed(
-                f"{what}: no answer within {seconds:g} s; --time-limit changes that."
-            )
-        message = wire.receive(self._replies)
+        message = wire.receive(self._from, deadline)
         if message.request != self._requested:
             raise wire.WireError("an answer to another request")
         if message.kind == worker.REFUSED:
@@ -226,6 +220,13 @@ class Process(Worker):
         """What is wrong with the connection or a message becomes a SubmissionFailed."""
         try:
             yield
+        except TimeoutError as error:
+            self.close()
+            assert self.job.limits is not None
+            raise SubmissionFailed(
+                f"{what}: no answer within {self.job.limits.wall_seconds:g} s; --time-limit "
+                "changes that."
+            ) from error
         except wire.WireError as error:
             self.close()
             raise SubmissionFailed(
@@ -244,7 +245,7 @@ class Process(Worker):
             return "it closed the connection to the driver"
         if code >= 0:
             return f"its process ended with status {code} before it answered"
-        name = signal.Signals(-code).name
+        name = forked.signal_name(-code)
         if name == "SIGXCPU" and self.job.limits is not None:
             return (
                 f"it used the {self.job.limits.cpu_seconds} s of processor time that it may use; "
@@ -265,7 +266,7 @@ def _end(process: Any, job: Job) -> None:
 
 def _remove_folder(job: Job) -> None:
     """Remove a process's folder, and the one around it where that was made for it."""
-    shutil.rmtree(job.scratch, ignore_errors=True)
+    remove_tree(job.scratch)
     if job.alone:
         with contextlib.suppress(OSError):  # it holds something else by now
             job.scratch.parent.rmdir()

@@ -6,7 +6,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Optional
@@ -14,11 +13,11 @@ from typing import Any, Optional
 from harness import console, sdk
 from harness.files import cache_folder, locked_folder, remove_unlocked
 from harness.inputs import models, quantised, submission
-from harness.processes.roles import BASELINES, Role
+from harness.processes.roles import BASELINES, QUANTISED, Role
 from harness.processes.workers import Answer, Job, OnEvent, SubmissionFailed, Worker
 from harness.session.opening import Session
 from harness.settings import Settings
-from neuron_cpu.files import atomic_folder, write_text_atomically
+from neuron_cpu.files import atomic_folder, check_plain, write_text_atomically
 from neuron_cpu.processes.limits import Limits
 
 MANIFEST = "driver.json"
@@ -162,11 +161,8 @@ def _quantise_once(loaded: Loaded) -> bool:
             return False
         title = f"Quantising {loaded.session.model.name} ({settings.quantised_words}; once)"
         with console.step(title), atomic_folder(target) as unfinished:
-            answer = loaded.call(f"{_MODEL}:quantise", "The checkpoint cannot be quantised")
-            made = loaded.worker.job.scratch / str(answer.body)
-            for file in sorted(made.iterdir()):
-                shutil.move(file, unfinished / file.name)
-            made.rmdir()
+            loaded.call(f"{_MODEL}:quantise", "The checkpoint cannot be quantised")
+            _take(loaded.worker.job.scratch / QUANTISED, unfinished)
     return True
 
 
@@ -181,13 +177,40 @@ def _compile_what_changed(loaded: Loaded, inputs: dict[str, Any]) -> None:
     reason = ", ".join(changed) or "asked for"
     with console.step(f"Compiling {words} ({reason})"), atomic_folder(folder) as target:
         loaded.call(f"{_MODEL}:compile", "The model cannot be compiled")
-        os.rename(loaded.worker.job.scratch / loaded.role.value, target)
-        loaded.session.tokenizer.save_pretrained(str(target))
+        _take(loaded.worker.job.scratch / loaded.role.value, target)
+        _save_tokenizer(loaded.session.tokenizer, target)
         manifest = inputs | {"files": _file_sizes(target)}
         text = json.dumps(manifest, indent=1, sort_keys=True) + "\n"
         write_text_atomically(target / MANIFEST, text)
     if loaded.session.settings.compiled_model_path is None:
         forget_old(folder.parent.parent, MOST_COMPILED_BYTES, folder.parent)
+
+
+def _take(made: Path, target: Path) -> None:
+    """Put what a submission has made in the place of an empty folder: plain files, or nothing."""
+    try:
+        check_plain(made)  # a link in the place of the folder itself
+        os.rename(made, target)
+        check_plain(target)  # where the submission reaches nothing any more
+    except (ValueError, FileNotFoundError) as error:
+        raise SubmissionFailed(
+            f"What the submission leaves in its folder is no compiled model ({error}); expected "
+            "plain files and folders."
+        ) from error
+
+
+def _save_tokenizer(tokenizer: Any, target: Path) -> None:
+    """The tokenizer's files, written elsewhere first: what lies in their places is not opened."""
+    own = target.parent / "tokenizer"
+    tokenizer.save_pretrained(str(own))
+    for file in own.iterdir():
+        try:
+            os.replace(file, target / file.name)
+        except IsADirectoryError as error:
+            raise SubmissionFailed(
+                f"The submission has made a folder {file.name}, where the driver puts a file of "
+                "the tokenizer; name it otherwise."
+            ) from error
 
 
 def forget_old(cache: Path, most_bytes: int, keep: Path) -> None:

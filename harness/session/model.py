@@ -35,14 +35,13 @@ from transformers import (
 from harness import sdk
 from harness.errors import UserError, is_refusal
 from harness.inputs.chunks import MOST_PREFILL
-from harness.processes.roles import BASELINES, Role
+from harness.processes.roles import BASELINES, QUANTISED, Role
 from harness.processes.worker import Answer, Host
 from harness.session import speculation
 from harness.session.chunks import PromptInChunks
 from harness.settings import FUSED, Settings
 
 GRAPHS = "graphs"
-QUANTISED = "quantised"
 # The SDK's compiler works in this folder unless the environment names another one.
 _WORK_DIR_VARIABLE = "BASE_COMPILE_WORK_DIR"
 _DEFAULT_WORK_DIR = "/tmp/nxd_model/"
@@ -164,8 +163,8 @@ def _model_path(host: Host, role: Role) -> Path:
     return host.job.model_path
 
 
-def quantise(host: Host, role: str) -> str:
-    """The SDK's quantised checkpoint of the model; returns its folder's name."""
+def quantise(host: Host, role: str) -> None:
+    """The SDK's quantised checkpoint of the model."""
     model, target = host.models[Role(role)], host.job.scratch / QUANTISED
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir()
@@ -174,7 +173,6 @@ def quantise(host: Host, role: str) -> str:
     config.neuron_config.quantized_checkpoints_path = str(target)
     with host.told_as_the_submission("The checkpoint cannot be quantised"):
         type(model).save_quantized_state_dict(str(host.job.model_path), config)
-    return target.name
 
 
 def compile(host: Host, role: str) -> str:

@@ -53,6 +53,14 @@ def end(process: Any) -> None:
             _quietly(os.kill, orphan)
 
 
+def signal_name(number: int) -> str:
+    """The name of a signal, of which most of those for real time have none."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
 def close_others(kept: Collection[int]) -> None:
     """Leave a process no descriptor of the fork server or its starter to write to."""
     for descriptor in map(int, os.listdir("/dev/fd")):

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import math
-import signal
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
-from multiprocessing import connection
-from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Optional
 
@@ -26,11 +23,11 @@ from ..judge.references import Reference
 from ..judge.verdict import Settings, Speed, Verdict
 from ..processes import forked
 from ..processes.limits import Limits
+from ..processes.pipes import Pipe
 from . import child
 
 MISSING, FAILED = "missing", "failed"
 LONGEST = 2**20  # bytes of a message that is no tensor
-GRACE = 1.0  # seconds after the time limit until a process is ended that still sends
 
 
 @dataclass
@@ -144,16 +141,14 @@ class Judging:
                 forked.start(process)
                 self._running.add(process)
             theirs.close()
-            # A message that stops in its middle is waited for: only its end wakes the reader.
-            late = threading.Timer(self.bounds.wall_seconds + GRACE, forked.end, (process,))
-            late.start()
             try:
-                line = _Line(ours, process, time.monotonic() + self.bounds.wall_seconds)
+                line = _Line(
+                    Pipe(ours, process.sentinel), time.monotonic() + self.bounds.wall_seconds
+                )
                 self._listen(outcome, line, operator, naive)
             except (EOFError, OSError, ValueError) as error:
                 outcome.failure = _why(error, process, self.bounds)
             finally:
-                late.cancel()
                 forked.end(process)
                 with self._turn:
                     self._running.discard(process)
@@ -207,31 +202,24 @@ class _Line:
         ValueError: what it sent is not what it should be.
     """
 
-    def __init__(self, replies: Connection, process: Any, deadline: float) -> None:
-        self._replies, self._process, self._deadline = replies, process, deadline
-
-    def _bytes(self, most: int) -> bytes:
-        # Its end is watched, too: what it has started may keep the connection open.
-        both = [self._replies, self._process.sentinel]
-        ready = connection.wait(both, max(0.0, self._deadline - time.monotonic()))
-        if not ready:
-            raise TimeoutError("no answer in time")
-        if not self._replies.poll():
-            raise EOFError
-        return self._replies.recv_bytes(most)
+    def __init__(self, pipe: Pipe, deadline: float) -> None:
+        self._pipe, self._deadline = pipe, deadline
 
     def message(self) -> dict[str, Any]:
-        content = json.loads(self._bytes(LONGEST))
+        try:
+            content = json.loads(self._pipe.receive(LONGEST, self._deadline))
+        except RecursionError as error:
+            raise ValueError("an answer of too many levels") from error
         if not isinstance(content, dict):
             raise ValueError("an answer that is no object")
         return content
 
     def tensor(self, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
         size = math.prod(shape) * dtype.itemsize
-        raw = self._bytes(size)
+        raw = self._pipe.receive(size, self._deadline)
         if len(raw) != size:
             raise ValueError(f"a result of {len(raw)} bytes, expected {size}")
-        return torch.frombuffer(bytearray(raw), dtype=dtype).reshape(shape).to(torch.float64)
+        return torch.frombuffer(raw, dtype=dtype).reshape(shape).to(torch.float64)
 
 
 def _checked_speed(content: Any) -> Speed:
@@ -280,7 +268,7 @@ def _why(error: Exception, process: Any, bounds: Limits) -> str:
     process.join(5)
     code = process.exitcode
     if code is not None and code < 0:
-        name = signal.Signals(-code).name
+        name = forked.signal_name(-code)
         if name == "SIGXCPU":
             return f"it used the {bounds.cpu_seconds} s of processor time that it may use"
         return f"its process was ended by {name}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import time
 from collections.abc import Callable
@@ -18,6 +19,7 @@ from harness.processes.workers import SubmissionFailed, without_controls
 from harness.session.building import Loaded, construct
 from harness.session.opening import open_session
 from neuron_cpu.processes import limits
+from neuron_cpu.processes.pipes import Pipe
 
 WELL = (
     "from neuronx_distributed_inference.models.llama.modeling_llama import NeuronLlamaForCausalLM\n"
@@ -65,6 +67,30 @@ def test_a_hang_ends_at_the_time_limit(imported: Callable) -> None:
     with pytest.raises(SubmissionFailed, match="no answer within 1 s; --time-limit"):
         imported(f"import signal\nsignal.pause()\n{WELL}", "--time-limit", "1")
     assert time.monotonic() - started < 60
+
+
+HALF = "os.write(fd, b'\\0\\0\\0\\x50{')\nsignal.pause()"
+FLOOD = (
+    'line = b\'{"request": %d, "kind": "progress", "shapes": [], '
+    '"body": {"task": "a", "done": 1, "total": 9}}\'\n'
+    "while True: os.write(fd, len(line % 1).to_bytes(4, 'big') + line % 1)"
+)
+FIND = (
+    "import fcntl, os, signal, stat\n"
+    "fd = [n for n in range(3, 64) if os.path.exists(f'/proc/self/fd/{n}') and stat.S_ISFIFO("
+    "os.fstat(n).st_mode) and fcntl.fcntl(n, fcntl.F_GETFL) & os.O_WRONLY][0]\n"
+)
+
+
+@pytest.mark.parametrize("said", [HALF, FLOOD])
+def test_half_a_message_and_a_flood_end_at_the_time_limit(said: str, imported: Callable) -> None:
+    with pytest.raises(SubmissionFailed, match="no answer within 2 s; --time-limit"):
+        imported(f"{FIND}{said}\n{WELL}", "--time-limit", "2")
+
+
+def test_a_signal_without_a_name_is_told(imported: Callable) -> None:
+    with pytest.raises(UserError, match="its process was ended by signal 40"):
+        imported(f"import os\nos.kill(os.getpid(), 40)\n{WELL}")
 
 
 def test_processor_time_is_limited(imported: Callable) -> None:
@@ -177,19 +203,24 @@ def test_the_environment_is_the_drivers(imported: Callable, monkeypatch) -> None
 # --- messages -------------------------------------------------------------------------------------
 @pytest.fixture
 def line():
-    from multiprocessing import Pipe
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    alive, end = os.pipe()
+    yield Pipe(reader, alive), writer
+    for one in (reader, writer):
+        one.close()
+    for one in (alive, end):
+        os.close(one)
 
-    reader, writer = Pipe(duplex=False)
-    yield reader, writer
-    reader.close()
-    writer.close()
+
+def soon() -> float:
+    return time.monotonic() + 5
 
 
 def test_messages_arrive_as_they_were_sent(line) -> None:
     reader, writer = line
     array = np.array([[1.5, np.nan], [-np.inf, 0]], dtype=np.float32)
     wire.send(writer, 7, "event", {"ü": [1, None]}, [array, np.zeros((0, 3))])
-    message = wire.receive(reader)
+    message = wire.receive(reader, soon())
     assert (message.request, message.kind, message.body) == (7, "event", {"ü": [1, None]})
     np.testing.assert_array_equal(message.arrays[0], array)
     assert message.arrays[1].shape == (0, 3)
@@ -213,6 +244,8 @@ def head(request: str = "1", kind: str = '"a"', shapes: str = "[[1]]") -> bytes:
         [head(), (8).to_bytes(8, "little")],
         [head(), (4).to_bytes(8, "little"), b"12345"],
         [b"[" * 20_000],
+        [head(shapes="[[2000000000], [2000000000], [2000000000]]")],
+        [head(shapes="3")],
     ],
 )
 def test_messages_of_another_form_are_none(parts: list[bytes], line) -> None:
@@ -221,7 +254,40 @@ def test_messages_of_another_form_are_none(parts: list[bytes], line) -> None:
         writer.send_bytes(part)
     writer.close()
     with pytest.raises((wire.WireError, EOFError)):
-        wire.receive(reader)
+        wire.receive(reader, soon())
+
+
+@pytest.mark.parametrize(
+    "parts", [b"", b"\0", b"\0\0\0\x09half", b"\xff\xff\xff\xff\0", b"\0\0\0\x01"]
+)
+def test_a_message_that_stops_in_its_middle_is_late(parts: bytes, line) -> None:
+    reader, writer = line
+    os.write(writer.fileno(), parts)
+    with pytest.raises(TimeoutError):
+        wire.receive(reader, time.monotonic() + 0.05)
+    if parts:
+        writer.close()
+        with pytest.raises(EOFError):
+            wire.receive(reader, soon())
+
+
+def test_a_message_is_no_longer_than_it_may_be(line) -> None:
+    reader, writer = line
+    os.write(writer.fileno(), b"\xff\xff\xff\xff\0\0\1\0\0\0\0\0")
+    with pytest.raises(wire.WireError, match="a message of 1099511627776 bytes"):
+        wire.receive(reader, soon())
+
+
+def test_whoever_does_not_read_is_waited_for_until_the_deadline() -> None:
+    reader, writer = multiprocessing.Pipe(duplex=False)
+    alive, end = os.pipe()
+    to = Pipe(writer, alive)
+    with pytest.raises(TimeoutError):
+        to.send(bytes(1 << 22), time.monotonic() + 0.05)
+    os.write(end, b"1")  # it has ended; a child of its holds the pipe
+    with pytest.raises(EOFError):
+        to.send(b"1", soon())
+    reader.close()
 
 
 def test_control_characters_are_left_out() -> None:

@@ -168,3 +168,42 @@ def test_a_process_that_runs_a_model_shows_it_pytorch(
     with opening._without_torch(alone):
         assert os.environ.get("USE_TORCH") == expected
     assert "USE_TORCH" not in os.environ
+
+
+LEFT = (
+    "import os\n"
+    "from neuronx_distributed_inference.models.llama import modeling_llama\n"
+    "class NeuronLlamaForCausalLM(modeling_llama.NeuronLlamaForCausalLM):\n"
+    "    def compile(self, path):\n"
+    "        super().compile(path)\n"
+    "        {}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("act", "told"),
+    [
+        ("os.symlink({mine!r}, path + '/tokenizer.json')", "'tokenizer.json' is no plain file"),
+        ("os.symlink({mine!r}, path + '/driver.json')", "'driver.json' is no plain file"),
+        ("os.mkfifo(path + '/weights/x')", "'x' is no plain file"),
+        ("os.rename(path, path + '2'); os.symlink('/etc', path)", "'torch' is no folder"),
+        ("import shutil; shutil.rmtree(path)", "No such file"),
+        ("os.mkdir(path + '/tokenizer.json')", "a folder tokenizer.json, where"),
+        ("open(path + '/tokenizer.json', 'w').write('0')", None),
+    ],
+)
+def test_what_a_submission_leaves_is_plain_or_refused(
+    act: str, told: str, compiled: Callable, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    mine.write_text("precious")
+    entry = tmp_path / "leaves.py"
+    entry.write_text(LEFT.format(act.format(mine=str(mine))))
+    if told is None:
+        loaded = compiled("--llama", entry)
+        assert (loaded.folder / "tokenizer.json").stat().st_size > 100
+        return
+    with pytest.raises(UserError, match=told):
+        compiled("--llama", entry)
+    assert mine.read_text() == "precious"
+    assert not any(path.name.startswith(".") for path in (tmp_path / "c").glob("*"))
