@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
 import zlib
 from datetime import timedelta
 from typing import Any, Callable, List, NoReturn, Optional, Sequence, Tuple
 
 import torch
 import torch.distributed as dist
-from torch.utils._pytree import tree_map_only
 
 from neuron_cpu.errors import CollectiveError
 from neuron_cpu.processes import torchrun
@@ -30,6 +30,7 @@ from .rendezvous import Combine, RankStopped
 # takes part with a tensor that follows the note.
 _MEETS, _ENDED, _FAILED, _IDLE, _MEETS_LARGE = range(5)
 _TEXT_BYTES = 1024  # of a note: what the rank is up to, and a label or a reason
+_NAMED = "named tuple"
 _SMALL_BYTES = 8192  # tensors up to it travel with the note: a row of 4096 features in bf16
 
 
@@ -72,12 +73,12 @@ class Processes:
         return combine(parts[first : first + self.stage_size])[rank]
 
     def hand_over(self, label: str, value: Any, receivers: Sequence[int]) -> None:
-        """Send what this stage has made, tensors inside of lists, tuples and dicts, to ranks of
-        other stages, which wait for it."""
+        """Send what this stage has made to ranks of other stages, which wait for it: tensors
+        inside of lists, dicts and tuples, those with names too."""
         if self._failure is not None:
             raise RankStopped
         stream = io.BytesIO()
-        torch.save(tree_map_only(torch.Tensor, lambda t: t.detach().clone(), value), stream)
+        torch.save(_plain(value), stream)
         data = torch.frombuffer(bytearray(stream.getvalue()), dtype=torch.uint8)
         self._compare_notes(_MEETS, label, _as_bytes(torch.tensor([len(data)])))
         for receiver in receivers:
@@ -90,7 +91,7 @@ class Processes:
             return None
         data = torch.empty(_size_in(carried[sender]), dtype=torch.uint8)
         self._connected(label, lambda: self._group.recv([data], sender, 0))
-        return torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True)
+        return _made(torch.load(io.BytesIO(data.numpy().tobytes()), weights_only=True))
 
     def _idle_until(self, label: str) -> List[torch.Tensor]:
         """Take part in what another stage does, up to this label; what ranks carry then."""
@@ -207,6 +208,43 @@ class Processes:
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(-1).view(torch.uint8)
+
+
+def _plain(value: Any) -> Any:
+    """A value of what `torch.load` reads without running code; a CollectiveError names others."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
+    if hasattr(value, "_fields"):
+        return (_NAMED, type(value).__module__, type(value).__qualname__, *map(_plain, value))
+    if type(value) in (list, tuple):
+        return type(value)(map(_plain, value))
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    raise CollectiveError(
+        f"A stage hands over a {type(value).__name__}, expected tensors in lists, dicts and tuples "
+        "(those with names, too); let the model pass those between its layers."
+    )
+
+
+def _made(value: Any) -> Any:
+    """What `_plain` had, with the named tuples that this process knows."""
+    if isinstance(value, dict):
+        return {name: _made(one) for name, one in value.items()}
+    if not isinstance(value, (list, tuple)):
+        return value
+    if tuple(value[:1]) != (_NAMED,):
+        return type(value)(map(_made, value))
+    found: Any = sys.modules.get(value[1])
+    for part in value[2].split("."):
+        found = getattr(found, part, None)
+    if not (isinstance(found, type) and issubclass(found, tuple) and hasattr(found, "_fields")):
+        raise CollectiveError(
+            f"A stage hands over a {value[2]}, expected a named tuple that the model's file "
+            "defines on every rank."
+        )
+    return found(*map(_made, value[3:]))
 
 
 def _size_in(carried: torch.Tensor) -> int:
