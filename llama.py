@@ -1,30 +1,30 @@
 """Llama for AWS Trainium: NKI kernels, and the NxD-Inference modules that call them.
 
-One file to upload: it imports numpy, torch, transformers and the Neuron SDK, nothing else. From top
-to bottom: limits of the core and choices, layouts, sizes known while tracing, tile helpers, the
-parts of attention, kernels in model order, configuration, modules, and how a Hugging Face
-checkpoint becomes the weights of this model. To learn the language, read in this order: "Layouts";
-``linear_kernel`` and ``swiglu_mlp_kernel`` with what they call; ``attention_decode_kernel``; then
-"Attention of many queries", and of the others what differs.
+One file to upload, complete by itself: prompts and a token at a time, bf16 or fp32, any degree. It
+imports numpy, torch, transformers and the Neuron SDK, nothing else. What other models and servers
+ask for stands beside it and is composed by llama_extended.py, for which some layers and modules
+here have a place where something is added. From top to bottom: limits of the core and choices,
+layouts, sizes known while tracing, tile helpers, the parts of attention, kernels in model order,
+configuration, modules, and how a Hugging Face checkpoint becomes the weights of this model.
+
+To learn the language, read in this order: "Layouts"; ``linear_kernel`` and ``swiglu_mlp_kernel``
+with what they call; ``attention_decode_kernel``; then "Attention of many queries".
 
 What calls what, phase by phase:
 
-    linear_kernel                residual_sum, norm_scales, load_weight, products, token_rows
-    swiglu_mlp_kernel            residual_sum, norm_scales, InnerTokens.gated, store_product
-    attention_prefill_kernel     Prompt.of, then attend_side_by_side or attend_one_by_one
-    attention_decode_kernel      residual_sum, projection, project_qkv, store_product; between them
-                                 cached_sequences and attend_cached, or, of a cache of blocks,
-                                 named_sequences and attend_named
-    attention_chunk_kernel       project_blocks, Chunk.groups, attend_groups, store_product
-    attention_projection_kernel  project_blocks
-    attention_share_kernel       new_keys, cache_blocks, attend_groups
-    attention_output_kernel      store_product
+    linear_kernel                multiply_rows
+    multiply_rows                residual_sum, norm_scales, load_weight, products, token_rows
+    swiglu_mlp_kernel            gated_mlp
+    gated_mlp                    residual_sum, norm_scales, InnerTokens.gated, store_product
+    attention_prefill_kernel     Prompt.of, attend_prompt
+    attend_prompt                attend_side_by_side or attend_one_by_one
+    attention_decode_kernel      residual_sum, cached_ahead, decode_step
+    decode_step                  projection, project_qkv, attend_cached, store_product
 
     TokenBlock.of                residual_sum, projection, qkv_tiles
     TokenBlock.run               project_tile, TokenBlock.store_output
     project_qkv                  project_tile
     project_tile                 rotated_span for queries and keys, value_tile
-    attend_groups                attend_few for up to 128 queries, MaximaPass and attend for more
     attend_side_by_side          Prompt.start, Prefill.begin, attend_block, TokenBlock.store_keys
     attend_one_by_one            the same: Prompt.start, Prefill.begin, attend_block
     attend_block                 MaximaPass, attend beside the work of other blocks
@@ -32,8 +32,8 @@ What calls what, phase by phase:
     MaximaPass.run               MaximaPass.score_rows, MaximaPass.mark
     WeightsPass.run              WeightsPass.add_weighted, WeightsPass.add_turned, bank_contexts
 
-    convert_layer                spread_heads, then attention_for_kernels and mlp_for_kernels
     attention_for_kernels        KernelProjections.converted, layouts_of_ranks
+    mlp_for_kernels              KernelProjections.converted, layouts_of_ranks
 
 Axis letters used throughout:
 
@@ -41,15 +41,14 @@ Axis letters used throughout:
     K  contraction size of a product                 N  output features of a product
     P  partitions of a tile (at most 128)            F  intermediate size of the MLP
     D  head dimension                                B, S  batch, sequence length
-    L  keys of a cache                               n  new tokens of a sequence over a cache
-    R  rows of all adapters' ranks together
+    L  keys of a cache
 
 Words that mean one thing here:
 
     tile     up to 128 features or tokens on partitions, or what an instruction makes @ SBUF, PSUM
     piece    tiles of a weight that are loaded at once
     run      neighbours in HBM that one partition holds
-    block    tokens that lie together in hidden states; of a cache: tokens that a table names
+    block    tokens that lie together in hidden states
     bank     of PSUM: 512 numbers fp32 a partition, the most that one product writes
     group    the query heads of a KV head
     stack    the KV heads that share a tile, as many as its partitions hold: two where D is 64
@@ -65,35 +64,18 @@ helpers above them work on tiles that are already on chip. Interfaces follow NxD
 
 from __future__ import annotations
 
-import json
 import math
-import re
-from pathlib import Path
-from typing import (
-    Any,
-    Callable,
-    Dict,
-    Iterable,
-    List,
-    NamedTuple,
-    Optional,
-    Sequence,
-    Set,
-    Tuple,
-    Type,
-)
+from typing import Any, Callable, Dict, Iterable, List, NamedTuple, Optional, Sequence, Tuple, Type
 
 import neuronxcc.nki as nki
 import neuronxcc.nki.isa as nisa
 import neuronxcc.nki.language as nl
 import numpy as np
 import torch
-from neuronx_distributed.parallel_layers import parallel_state
 from neuronx_distributed.parallel_layers.layers import (
     ColumnParallelLinear,
     ParallelEmbedding,
     RowParallelLinear,
-    SPMDRank,
 )
 from neuronx_distributed.parallel_layers.mappings import (
     _reduce_scatter_along_dim,
@@ -101,15 +83,11 @@ from neuronx_distributed.parallel_layers.mappings import (
     gather_from_tensor_model_parallel_region,
     reduce_from_tensor_model_parallel_region,
 )
-from neuronx_distributed.parallel_layers.utils import set_tensor_model_parallel_attributes
 from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig
 from neuronx_distributed_inference.models.model_base import (
     NeuronBaseForCausalLM,
     NeuronBaseModel,
 )
-from neuronx_distributed_inference.modules.checkpoint import load_file
-from neuronx_distributed_inference.modules.flashdecode.utils import calculate_num_cores_per_group
-from neuronx_distributed_inference.modules.lora_serving.lora_module import is_lora_module
 from torch import nn
 from torch_xla.core import xla_model as xm
 from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
@@ -129,7 +107,6 @@ BLOCK_PIECE_BYTES = 8192  # of attention, beside several blocks of tokens
 LONG_PIECE_BYTES = 32768  # of few tokens, which leave more room
 FEW_TOKENS = 64  # up to so many need no room for hidden states beside weights
 LAST_PIECE_BYTES = 4096  # at the end of a kernel's stream of weights: DMA wants 2 KiB or more
-LAST_STEP_BYTES = 1536  # between its last pieces where they are quantised
 SHORT_ROW_TOKENS = 32  # of which a tile's row is 64 bytes
 SHORT_BLOCK = 256  # tokens that lie together in hidden states up to H of SHORT_FEATURES
 LONG_BLOCK = 384  # and beyond
@@ -152,18 +129,13 @@ ADAPTER_BYTES = 16 * 1024  # less where adapters are beside them
 CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
 CACHES_BYTES = 96 * 1024  # for those of all tiles, which then come before the weights
 VALUE_BYTES = 32 * 1024  # for new values in a tile for each sequence; else these come back from HBM
-EVEN_TURNS, SOFTMAX_TURNS = "gs", "gsgssgss"  # at integers: as many, and beside a softmax
 DECODE_KEYS = 2048  # cached keys up to which a decode step has them all in SBUF at once
 MASKED = -1.5e38  # added to scores that do not count: exp gives 0, and twice it is finite
 MASKED_FP16 = -3.0e4  # the same for float16, which ends at 65504
 
 
-ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")  # what adapters may change
+ATTENTION_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj")  # projections, by their names
 MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")
-IDLE_TARGET = "idle_adapter"  # what NxDI finds to change where the kernels' adapters are ours
-
-QUANTISED_DTYPES = {"int8": torch.int8, "f8e4m3": torch.float8_e4m3fn}  # NxDI's names
-
 
 # --- Layouts --------------------------------------------------------------------------------------
 #
@@ -190,11 +162,6 @@ QUANTISED_DTYPES = {"int8": torch.int8, "f8e4m3": torch.float8_e4m3fn}  # NxDI's
 # Element [p, (tile, k, n)] of a kernel weight is W[tile * 128 + n, k * 128 + p]: a partition reads
 # any number of neighbouring tiles of 128 output features as one contiguous row of HBM. DMA wants 2
 # KiB or more per row, and loses 1 % at 16 KiB. Prefill and decode read the same weights.
-#
-# Quantised weights stay int8 or fp8 in HBM, and their products are scaled. All scales of a kernel
-# are one tensor [128, sum of columns] in fp32, in the kernel's order of use: for features in PSUM a
-# column a tile, for those of V, in rows, their own on each partition. A norm's gain, which no
-# longer is in the weights, has the columns of a hidden state.
 
 
 def whole_tiles(features: int) -> int:
@@ -351,37 +318,17 @@ def token_chunk(bytes_per_token):
     return max(P_MAX, min(TOKEN_CHUNK, CHUNK_BYTES // bytes_per_token // P_MAX * P_MAX))
 
 
-def chunk_tokens(features, heads, itemsize, quantised=False):
-    """The same for attention, where x, Q and K of each token stay, with room for another Q, and x
-    times the norm's gain where weights are quantised; behind them Q, K, V and new keys."""
-    tiles = features // P_MAX * (2 if quantised else 1)
-    projected = itemsize * (tiles + 2 * heads.q_tiles + heads.stacks)
-    values = itemsize * heads.kv_heads * heads.head_dim + key_bytes(P_MAX, heads, MARKS, itemsize)
-    own = itemsize * (heads.q_tiles + heads.stacks) + math.ceil(values / P_MAX)
-    return token_chunk(max(projected, own))
-
-
 def weight_pieces(tiles, k_tiles, tokens, last=False, itemsize=2, row_bytes=None):
     """(first, count) of the tiles of output features that are loaded at once, of many tokens in
     rows of at most ``row_bytes``, PIECE_BYTES if none are given.
 
     Many tokens begin with half a piece: their hidden states arrive behind it. The ``last`` weights
     of a kernel end with LAST_PIECE_BYTES, and those before with at most half of the rest: TensorE
-    needs a fifth of DMA's time for few tokens, so that little is left to multiply at the end. Of a
-    quantised weight (``itemsize`` 1), whose integers stand in bf16 beside their bytes, a sixth is
-    the most for few tokens: they take DMA half as long, and what follows waits for a whole piece.
-    Its last pieces shrink by LAST_STEP_BYTES each, as DMA may outrun what converts it by no more.
+    needs a fifth of DMA's time for few tokens, so that little is left to multiply at the end.
     """
-    few, tile_bytes = tokens <= FEW_TOKENS, (3 if itemsize == 1 else itemsize) * k_tiles * P_MAX
+    few, tile_bytes = tokens <= FEW_TOKENS, itemsize * k_tiles * P_MAX
     most = max(1, (LONG_PIECE_BYTES if few else row_bytes or PIECE_BYTES) // tile_bytes)
     tail = max(1, LAST_PIECE_BYTES // tile_bytes)
-    if itemsize == 1 and few:
-        most = min(most, math.ceil(tiles / 6))
-        return (
-            shrinking(tiles, most, LAST_STEP_BYTES / (k_tiles * P_MAX))
-            if last
-            else spans(tiles, most)
-        )
     if last and tiles > tail:
         rest = tiles - tail
         return [*spans(rest, min(most, math.ceil(rest / 2))), (rest, tail)]
@@ -389,17 +336,6 @@ def weight_pieces(tiles, k_tiles, tokens, last=False, itemsize=2, row_bytes=None
         return spans(tiles, most)
     first = min(tiles, max(1, most // 2))
     return [(0, first), *((first + at, size) for at, size in spans(tiles - first, most))]
-
-
-def shrinking(length, most, step):
-    """(start, size) of pieces that cover ``length``, the last ``step`` long (one at least), each
-    before it longer by a step, up to ``most``."""
-    found, end = [], length
-    while end:
-        size = max(1, min(most, end, int(step * (len(found) + 1))))
-        end -= size
-        found.insert(0, (end, size))
-    return found
 
 
 def psum_parts(tiles, tokens):
@@ -515,14 +451,18 @@ def load_constant(values, dtype):
 
 
 class Linear(NamedTuple):
-    """A linear layer of a kernel: its weight in kernel layout @ HBM, of ``k_tiles`` tiles of K;
-    where there are some, the scales of a quantised one [128, N/128] fp32 @ SBUF and its Adapters.
+    """A linear layer of a kernel: its weight in kernel layout @ HBM, of ``k_tiles`` tiles of K.
+
+    What the layers of this file have none of: scales [128, N/128] fp32 @ SBUF of a quantised
+    weight, by which its products are multiplied, and terms that are ``added`` to these, such as a
+    bias or an adapter. Each contracts some rows more: ``rows(tile, tiles)`` gives those of the
+    weight, each [rows, tiles * 128] @ SBUF, ``inputs(x_sb, token)`` those of tokens [rows, T].
     """
 
     weight_hbm: Any
     k_tiles: int
     scale_sb: Any = None
-    adapters: Any = None
+    added: Sequence[Any] = ()
 
     @property
     def tiles(self):
@@ -538,67 +478,72 @@ class Linear(NamedTuple):
         itemsize = self.weight_hbm.itemsize
         return weight_pieces(tiles or self.tiles, self.k_tiles, tokens, last, itemsize, row_bytes)
 
+    def room(self, place, tiles):
+        """[128, tiles, k_tiles, 128] @ SBUF for some of its tiles; where is the compiler's choice,
+        a ``place`` of one's own that of others."""
+        return nl.ndarray((P_MAX, tiles, self.k_tiles, P_MAX), self.weight_hbm.dtype)
+
+    def ready(self, weight_sb):
+        """What is loaded, in a type that TensorE takes."""
+        return weight_sb
+
+    def rows(self, tile, tiles):
+        """Rows of some tiles of features that its terms add."""
+        return [row_sb for term in self.added for row_sb in term.rows(tile, tiles)]
+
+    def inputs(self, x_sb, token):
+        """Inputs of its terms of the tokens x_sb [128, K/128, T] from number ``token`` on."""
+        return [low_sb for term in self.added for low_sb in term.inputs(x_sb, token)]
+
     def piece(self, weight_sb, first, tiles):
         """The Piece of tiles that are loaded."""
-        ranks_sb = rank_weights(self.adapters, first, tiles)
-        return Piece(weight_sb, ranks_sb, self.scales(first, tiles))
+        return Piece(weight_sb, self.rows(first, tiles), self.scales(first, tiles))
 
 
 class Piece(NamedTuple):
-    """Some tiles of a Linear @ SBUF: the weight [128, tiles, K/128, 128], its ``rank_weights``, and
-    its scales [128, tiles] or None."""
+    """Some tiles of a Linear @ SBUF: the weight [128, tiles, K/128, 128], the rows of its terms,
+    and its scales [128, tiles] or None."""
 
     weight_sb: Any
-    ranks_sb: List[Any]
+    rows_sb: List[Any]
     scale_sb: Any
 
-    def product(self, x_sb, lows, part):
-        """A part of ``psum_parts``: W x, and what adapters with ``low_ranks`` add to it [128,
-        tiles, tokens] @ PSUM, and the scales that it still lacks [128, tiles] or None."""
+    def product(self, x_sb, inputs_sb, part):
+        """A part of ``psum_parts``: W x, and what terms with these inputs add to it [128, tiles,
+        tokens] @ PSUM, and the scales that it still lacks [128, tiles] or None."""
         tile, tiles, at, tokens = part
         out_psum = products(self.weight_sb, tile, tiles, x_sb, at, tokens)
-        add_adapted(out_psum, self.ranks_sb, lows, tile, at)
+        add_terms(out_psum, self.rows_sb, inputs_sb, tile, at)
         scale_sb = self.scale_sb
         return out_psum, None if scale_sb is None else scale_sb[:, nl.ds(tile, tiles)]
 
 
-def room_for(linear, start, tiles, room_sb):
-    """[128, tiles, k_tiles, 128] @ SBUF for tiles of a kernel weight: of ``room_sb`` [128, n], if
-    any, the part from tile ``start`` on, where it has so much."""
-    shape, each = (P_MAX, tiles, linear.k_tiles, P_MAX), linear.k_tiles * P_MAX
-    if room_sb is None or (start + tiles) * each > room_sb.shape[1]:
-        return nl.ndarray(shape, linear.weight_hbm.dtype)
-    return room_sb[:, nl.ds(start * each, tiles * each)].reshape(shape)
-
-
-def load_weight(linear, first, tiles, turns=EVEN_TURNS, room_sb=None, start=0):
-    """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each;
-    ``turns`` as for ``in_bfloat16``, ``room_sb`` and ``start`` as for ``room_for``."""
+def load_weight(linear, first, tiles, place=0):
+    """Tiles of a kernel weight -> [128, tiles, k_tiles, 128] @ SBUF, one contiguous row each, at a
+    ``place`` as for ``Linear.room``."""
     weight_hbm, k_tiles = linear.weight_hbm, linear.k_tiles
     tiled_hbm = weight_hbm.reshape((P_MAX, linear.tiles, k_tiles, P_MAX))
     # a lone tile, the last of its weight, in rows of LAST_PIECE_BYTES: half is multiplied before
     halved = tiles == 1 and first + 1 == linear.tiles
     each = max(1, LAST_PIECE_BYTES // (P_MAX * weight_hbm.itemsize)) if halved else k_tiles
-    weight_sb = room_for(linear, start, tiles, room_sb)
+    weight_sb = linear.room(place, tiles)
     for at, size in spans(k_tiles, each):
         weight_sb[:, :, nl.ds(at, size), :] = nl.load(
             tiled_hbm[:, nl.ds(first, tiles), nl.ds(at, size), :]
         )
-    return in_bfloat16(weight_sb, turns) if weight_hbm.dtype == nl.int8 else weight_sb
+    return linear.ready(weight_sb)
 
 
 class StreamedWeight(NamedTuple):
-    """A Linear whose weight is loaded piece by piece, where a tile of it is first asked for, into
-    ``room_sb`` if given."""
+    """A Linear whose weight is loaded piece by piece, where a tile of it is first asked for."""
 
     linear: Linear
     spans: List[Tuple[int, int]]
     loaded: List[Any]
-    room_sb: Any
 
     @classmethod
-    def of(cls, linear, spans, room_sb=None):
-        return cls(linear, spans, [None for _ in spans], room_sb)
+    def of(cls, linear, spans):
+        return cls(linear, spans, [None for _ in spans])
 
     @property
     def tiles(self) -> int:
@@ -608,32 +553,8 @@ class StreamedWeight(NamedTuple):
         """(the piece that holds a tile of output features, the tile's place in it)."""
         n = next(n for n, (first, count) in enumerate(self.spans) if first <= at < first + count)
         if self.loaded[n] is None:
-            self.loaded[n] = load_weight(self.linear, *self.spans[n], room_sb=self.room_sb)
+            self.loaded[n] = load_weight(self.linear, *self.spans[n])
         return self.loaded[n], at - self.spans[n][0]
-
-
-def in_bfloat16(weight_sb, turns):
-    """Integers [128, tiles, k_tiles, 128] @ SBUF in a type that TensorE takes (fp8 it takes as it
-    is). ScalarE (s) and GpSimdE (g) take ``turns`` at runs of a tile, and TensorE follows both:
-    together they outrun DMA by a quarter. Runs are short as GpSimdE keeps VectorE from SBUF."""
-    wide_sb, k_tiles = nl.ndarray(weight_sb.shape, nl.bfloat16), weight_sb.shape[2]
-    engines = {"s": nisa.scalar_engine, "g": nisa.gpsimd_engine}
-    for tile in nl.affine_range(weight_sb.shape[1]):
-        for n, (at, size) in enumerate(spans(k_tiles, math.ceil(4 / len(turns)))):
-            wide_sb[:, tile, nl.ds(at, size)] = nisa.tensor_copy(
-                weight_sb[:, tile, nl.ds(at, size)],
-                dtype=nl.bfloat16,
-                engine=engines[turns[n % len(turns)]],
-            )
-    return wide_sb
-
-
-def scale_columns(scales_hbm, counts):
-    """Scales of a kernel's quantised weights @ HBM -> parts of so many columns @ SBUF, or Nones."""
-    if scales_hbm is None:
-        return [None] * len(counts)
-    scales_sb, starts = nl.load(scales_hbm), [sum(counts[:at]) for at in range(len(counts))]
-    return [scales_sb[:, nl.ds(start, count)] for start, count in zip(starts, counts)]
 
 
 def times_features(out_sb, x, features_sb):
@@ -675,6 +596,16 @@ def products(weight_sb, first, tiles, x_sb, start, tokens):
     return acc_psum
 
 
+def add_terms(acc_psum, rows, inputs, tile, token):
+    """Terms of a Linear added to products [128, tiles, tokens] @ PSUM of tiles from ``tile`` on."""
+    for rows_sb, inputs_sb in zip(rows, inputs):
+        for at in nl.affine_range(acc_psum.shape[1]):
+            acc_psum[:, at, :] += nisa.nc_matmul(
+                rows_sb[:, nl.ds((tile + at) * P_MAX, P_MAX)],
+                inputs_sb[:, nl.ds(token, acc_psum.shape[2])],
+            )
+
+
 def token_rows(rows_sb, out_psum, norm_sb, feature_sb):
     """Products [128, tiles, T] @ PSUM times the norm's scale of each token [128, T] and, where any,
     a scale a feature [128, tiles] -> rows_sb [128, T, tiles]."""
@@ -699,100 +630,25 @@ def stored_together(pieces, tokens):
     return [pieces]
 
 
-def store_product(linear, passed, out_hbm, turns=EVEN_TURNS, room_sb=None):
+def store_product(linear, passed, out_hbm):
     """``W @ x`` of ``passed``, (x_sb [128, k_tiles, count], Block), into out [N, T] @ HBM: one pass
-    over the weights. Features lie in runs, so that each partition stores contiguous rows.
-    ``turns`` as for ``in_bfloat16``, ``room_sb`` as for ``room_for``."""
+    over the weights. Features lie in runs, so that each partition stores contiguous rows."""
     count = passed[0][0].shape[2]
-    lows = [low_ranks(linear.adapters, x_sb, block.start) for x_sb, block in passed]
+    inputs = [linear.inputs(x_sb, block.start) for x_sb, block in passed]
     for group in stored_together(linear.pieces(count, last=True), count):
         begin, size = group[0][0], sum(tiles for _, tiles in group)
         outs = [nl.ndarray((P_MAX, size, block.count), out_hbm.dtype) for _, block in passed]
         for first, tiles in group:
-            weight_sb = load_weight(linear, first, tiles, turns, room_sb, first)
+            weight_sb = load_weight(linear, first, tiles, first)
             piece = linear.piece(weight_sb, first, tiles)
-            for (x_sb, block), low_sb, out_sb in zip(passed, lows, outs):
+            for (x_sb, block), inputs_sb, out_sb in zip(passed, inputs, outs):
                 for part in psum_parts(tiles, block.count):
-                    out_psum, scale_sb = piece.product(x_sb, low_sb, part)
+                    out_psum, scale_sb = piece.product(x_sb, inputs_sb, part)
                     tile, beside, at, tokens = part
                     rows, columns = nl.ds(first - begin + tile, beside), nl.ds(at, tokens)
                     times_features(out_sb[:, rows, columns], out_psum, scale_sb)
         for (_, block), out_sb in zip(passed, outs):
             nl.store(block_part(out_hbm, block, begin, size), out_sb)
-
-
-# --- Adapters -------------------------------------------------------------------------------------
-#
-# W x + B A x (Hu et al. 2021), of several adapters in one batch. Their ranks are rows that lie side
-# by side: A x of all adapters is one product, whose rows of others than a token's are set to zero,
-# and B contracts all of them into the bank of PSUM that W x fills. So a token without an adapter
-# has zeros, and adapters cost TensorE what their ranks together cost.
-
-
-class Adapters(NamedTuple):
-    """Those of one projection @ HBM: A [128, K/128 * ranks] and B [ranks, N], features in the
-    orders of the weight, and which ranks are a token's [ranks, T], ones and zeros."""
-
-    a_hbm: Any
-    b_hbm: Any
-    chosen_hbm: Any
-
-
-def split_adapters(adapters, k_tiles, n_tiles):
-    """Adapters @ HBM of a kernel's projections, side by side in tensors of its own, or three Nones
-    -> each projection's, of so many tiles of K and of N; Nones without any."""
-    if adapters[0] is None:
-        return [None] * len(n_tiles)
-    (a_hbm, b_hbm, chosen_hbm), found, a_start, b_start = adapters, [], 0, 0
-    for k, n in zip(k_tiles, n_tiles):
-        size, width = k * b_hbm.shape[0], n * P_MAX
-        a_part, b_part = a_hbm[:, nl.ds(a_start, size)], b_hbm[:, nl.ds(b_start, width)]
-        found.append(Adapters(a_part, b_part, chosen_hbm))
-        a_start, b_start = a_start + size, b_start + width
-    return found
-
-
-def low_ranks(adapters, x_sb, first_token):
-    """A x of tokens from ``first_token`` on, x_sb [128, K/128, T] -> [ranks, T] @ SBUF, up to 128
-    ranks each, zero where they are not the token's."""
-    if adapters is None:
-        return []
-    (_, k_tiles, tokens), found = x_sb.shape, []
-    ranks = adapters.b_hbm.shape[0]
-    a_sb = nl.load(adapters.a_hbm).reshape((P_MAX, k_tiles, ranks))
-    for first, count in spans(ranks, P_MAX):
-        rows = nl.ds(first, count)
-        chosen_sb = nl.load(adapters.chosen_hbm[rows, nl.ds(first_token, tokens)])
-        low_sb = nl.ndarray((count, tokens), x_sb.dtype)
-        for start, size in spans(tokens, MOVING_MAX):
-            columns = nl.ds(start, size)
-            low_psum = psum_zeros((count, size))
-            for k in nl.affine_range(k_tiles):
-                low_psum[...] += nisa.nc_matmul(a_sb[:, k, rows], x_sb[:, k, columns])
-            low_sb[:, columns] = nisa.tensor_tensor(low_psum, chosen_sb[:, columns], nl.multiply)
-        found.append(low_sb)
-    return found
-
-
-def rank_weights(adapters, tile, tiles):
-    """B of some tiles of features -> [ranks, tiles * 128] @ SBUF, up to 128 ranks each."""
-    if adapters is None:
-        return []
-    columns = nl.ds(tile * P_MAX, tiles * P_MAX)
-    return [
-        nl.load(adapters.b_hbm[nl.ds(*rows), columns])
-        for rows in spans(adapters.b_hbm.shape[0], P_MAX)
-    ]
-
-
-def add_adapted(acc_psum, weights, lows, tile, start):
-    """B A x added to products [128, tiles, tokens] @ PSUM of the tiles from ``tile`` on."""
-    for b_sb, low_sb in zip(weights, lows):
-        for at in nl.affine_range(acc_psum.shape[1]):
-            acc_psum[:, at, :] += nisa.nc_matmul(
-                b_sb[:, nl.ds((tile + at) * P_MAX, P_MAX)],
-                low_sb[:, nl.ds(start, acc_psum.shape[2])],
-            )
 
 
 # --- Residual stream and norm ---------------------------------------------------------------------
@@ -938,35 +794,14 @@ def swapped_halves(head_dim, dtype):
     return whole_sb
 
 
-class HeadNorm(NamedTuple):
-    """An RMSNorm over each query and key head (Qwen3): the gains of both [128, 2], what takes the
-    mean over a head's lanes [128, 128], and its epsilon [128, 1] @ SBUF."""
-
-    gains_sb: Any
-    mean_sb: Any
-    eps_sb: Any
-
-
-def head_norm(gains_hbm, norm, head_dim):
-    """The HeadNorm with gains [128, 2] @ HBM, None without them."""
-    if gains_hbm is None:
-        return None
-    mean_sb = nisa.memset((P_MAX, P_MAX), 0.0, nl.float32)
-    for lane in nl.static_range(P_MAX // depth_of(head_dim)):
-        lanes = nl.ds(lane * depth_of(head_dim), head_dim)
-        mean_sb[lanes, lanes] = nisa.memset((head_dim, head_dim), 1.0 / head_dim, nl.float32)
-    eps_sb = nisa.memset((P_MAX, 1), norm.eps, nl.float32)
-    return HeadNorm(nl.load(gains_hbm), mean_sb, eps_sb)
-
-
 class AttentionLayer(NamedTuple):
     """What the passes of an attention kernel share: hidden states, delta and their sum @ HBM, and
     the partial output; constants of the norm; the Linears of Q, K and V together and of the output;
     tables of cos and sin @ HBM.
 
-    Where the model has them, else None: the bias of Q, K and V and the gains of their heads' norms
-    @ HBM; of quantised weights the norm's gain [128, H/128] @ SBUF, and scales, of Q and K a column
-    a tile, of V its own on each partition; Adapters of Q, K and V behind their ``rank_weights``.
+    What the models of this file have none of: the norm's gain [128, H/128] @ SBUF, which else is in
+    the weights; a norm over each query and key head, an object with methods ``loaded`` and
+    ``normed``; terms ``added`` to queries, keys and values, an object with a method ``of_tokens``.
     """
 
     x_hbm: Any
@@ -979,25 +814,16 @@ class AttentionLayer(NamedTuple):
     out: Linear
     cos_hbm: Any
     sin_hbm: Any
-    qkv_b_hbm: Any
-    gains_hbm: Any
-    gain_sb: Any
-    qkv_adapters: List[Tuple[List[Any], Optional[Adapters]]]
+    gain_sb: Any = None
+    head_norm: Any = None
+    added: Any = None
 
     @classmethod
-    def of(cls, hidden, norm, heads, weights, tables, terms, scales_hbm, adapters):
+    def of(cls, hidden, norm, heads, weights, tables):
         """All @ HBM: ``hidden`` are x, delta, their sum and the output; ``weights`` those of Q, K
-        and V and of the output, ``terms`` the bias of Q, K and V and the gains of their heads'
-        norms; ``adapters`` as for ``split_adapters``."""
-        k_tiles = hidden[0].shape[0] // P_MAX
-        columns = heads.qk_tiles + heads.kv_features, k_tiles, k_tiles
-        qkv_scale_sb, gain_sb, out_scale_sb = scale_columns(scales_hbm, columns)
-        tiles = heads.q_tiles, heads.stacks, whole_tiles(heads.kv_features), k_tiles
-        *split, of_out = split_adapters(adapters, [k_tiles] * 3 + [heads.q_tiles], tiles)
-        of_qkv = [(rank_weights(each, 0, count), each) for each, count in zip(split, tiles)]
-        qkv = Linear(weights[0], k_tiles, qkv_scale_sb)
-        out = Linear(weights[1], heads.q_tiles, out_scale_sb, of_out)
-        return cls(*hidden, norm, heads, qkv, out, *tables, *terms, gain_sb, of_qkv)
+        and V and of the output."""
+        qkv = Linear(weights[0], hidden[0].shape[0] // P_MAX)
+        return cls(*hidden, norm, heads, qkv, Linear(weights[1], heads.q_tiles), *tables)
 
 
 class Projection(NamedTuple):
@@ -1005,9 +831,8 @@ class Projection(NamedTuple):
 
     x_sb [128, H/128, T], the ``scales`` of its norm, cos and sin [128, T] times these scales (where
     heads have no norm of their own), the identity and the permutation that swaps the halves of each
-    head [128, 128], and ``parts``, the tiles of tokens; a HeadNorm where the model has one. What is
-    ``added`` to queries, keys and values are products of rows, those [rows, N] and those [rows, T]
-    of each: ``rank_weights`` and ``low_ranks`` of adapters, and a bias, a row of its own.
+    head [128, 128], and ``parts``, the tiles of tokens; what the layer has of a ``head_norm`` and
+    of terms ``added`` to queries, keys and values, rows and inputs of each as for ``add_terms``.
     """
 
     layer: AttentionLayer
@@ -1026,47 +851,21 @@ class Projection(NamedTuple):
         return self.layer.heads
 
 
-def qkv_biases(layer, scales, dtype):
-    """Biases of Q, K and V, each a product of rows ([1, N], [1, T]) @ SBUF: what is added in front
-    of the norm's scale has to be divided by it. Empty lists without a bias."""
-    if layer.qkv_b_hbm is None:
-        return [([], []) for _ in layer.qkv_adapters]
-    inverse_sb = nisa.reciprocal(scales.along_sb[0:1, :], dtype=dtype)
-    bias_sb, q_tiles = nl.load(layer.qkv_b_hbm), layer.heads.q_tiles
-    starts = 0, q_tiles * P_MAX, (q_tiles + layer.heads.stacks) * P_MAX, bias_sb.shape[1]
-    return [([bias_sb[:, a:b]], [inverse_sb]) for a, b in zip(starts, starts[1:])]
-
-
 def projection(x_sb, layer, first_token, parts):
     """The Projection of the tokens from ``first_token`` on, x_sb [128, H/128, T], tiles ``parts``
     of them."""
     scales, x_sb = norm_scales(x_sb, layer.norm, parts), with_gain(x_sb, layer.gain_sb)
     columns, heads = nl.ds(first_token, x_sb.shape[2]), layer.heads
     tables = [nl.load(table_hbm[:, columns]) for table_hbm in (layer.cos_hbm, layer.sin_hbm)]
-    of_heads = head_norm(layer.gains_hbm, layer.norm, heads.head_dim)
+    of_heads = None if layer.head_norm is None else layer.head_norm.loaded(layer.norm, heads)
     if of_heads is None:
         tables = [nisa.tensor_tensor(x, scales.along_sb, nl.multiply) for x in tables]
     identity_sb = shifted_identity(P_MAX, P_MAX, 0, x_sb.dtype)
     swap_sb = None if heads.slots > 1 else swapped_halves(heads.head_dim, x_sb.dtype)
-    biases = qkv_biases(layer, scales, x_sb.dtype)
-    added = [
-        (ranks_sb + bias, low_ranks(adapters, x_sb, first_token) + inverse)
-        for (ranks_sb, adapters), (bias, inverse) in zip(layer.qkv_adapters, biases)
-    ]
+    added = [((), ())] * 3
+    if layer.added is not None:
+        added = layer.added.of_tokens(x_sb, scales, first_token)
     return Projection(layer, x_sb, scales, *tables, identity_sb, swap_sb, parts, of_heads, added)
-
-
-def normed_heads(p, x_psum, columns, which, scale_sb):
-    """A tile of query (``which`` 0) or key heads (1) [128, tokens], each divided by its own rms and
-    times its gains. The sum of squares over a head's lanes is a product, as it is over features.
-    ``scale_sb`` are the features' scales of a quantised weight."""
-    dtype = p.x_sb.dtype
-    x_sb = times_both(x_psum, p.scales.along_sb[:, columns], scale_sb, dtype)
-    square_sb = nisa.tensor_tensor(x_sb, x_sb, nl.multiply, dtype=nl.float32)
-    mean_psum = nisa.nc_matmul(p.head_norm.mean_sb, square_sb)
-    inverse_sb = nisa.activation(nl.rsqrt, mean_psum, bias=p.head_norm.eps_sb)
-    normed_sb = nisa.tensor_tensor(x_sb, inverse_sb, nl.multiply, dtype=dtype)
-    return nisa.tensor_scalar(normed_sb, nl.multiply, p.head_norm.gains_sb[:, nl.ds(which, 1)])
 
 
 def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
@@ -1077,13 +876,13 @@ def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
     """
     columns, which = nl.ds(start, size), 0 if at < p.heads.q_tiles else 1
     first, scale = (p.heads.q_tiles, 1.0) if which else (0, score_scales(p.heads.head_dim)[0])
-    # W x [128, size] @ PSUM, H/128 passes of its columns, and one each for ranks and bias
+    # W x [128, size] @ PSUM, H/128 passes of its columns
     x_psum = products(weight_sb, tile, 1, p.x_sb, start, size)
-    add_adapted(x_psum, *p.added[which], at - first, start)
+    add_terms(x_psum, *p.added[which], at - first, start)
     x = x_psum[:, 0, :]
     scale_sb = p.layer.qkv.scales(at, 1)
     if p.head_norm is not None:
-        x, scale_sb = normed_heads(p, x, columns, which, scale_sb), None
+        x, scale_sb = p.head_norm.normed(p, x, columns, which, scale_sb), None
     # x cos and x sin, times the norm's scale unless that is in x: they leave PSUM one after another
     terms_sb = nl.ndarray((P_MAX, 2, size), p.x_sb.dtype)
     terms_sb[:, 0, :] = times_both(x, p.cos_sb[:, columns], scale_sb)
@@ -1154,11 +953,10 @@ def qkv_tiles(p):
     return qk_sb, [nl.ndarray((size, heads.kv_features), dtype) for _, size in p.parts]
 
 
-def project_qkv(p, room_sb=None):
-    """Q, K and V of a few tokens -> the tiles of ``qkv_tiles``, queries and keys rotated; weights
-    in ``room_sb`` as ``room_for`` says."""
+def project_qkv(p):
+    """Q, K and V of a few tokens -> the tiles of ``qkv_tiles``, queries and keys rotated."""
     tokens, (qk_sb, v_sb) = p.x_sb.shape[2], qkv_tiles(p)
-    weight = StreamedWeight.of(p.layer.qkv, p.layer.qkv.pieces(tokens), room_sb)
+    weight = StreamedWeight.of(p.layer.qkv, p.layer.qkv.pieces(tokens))
     for at in nl.static_range(weight.tiles):
         project_tile(p, weight.tile(at), at, (0, tokens), qk_sb, v_sb)
     return qk_sb, v_sb
@@ -1887,7 +1685,7 @@ def attention_weights(layer, tokens):
 
 class TokenBlock(NamedTuple):
     """A Block on its way through attention: what is projected of it @ SBUF, its context, and the
-    StreamedWeights of both projections. ``lows`` are the output's ``low_ranks``, filled with
+    StreamedWeights of both projections. ``inputs`` are those of the output's terms, filled with
     its first tiles."""
 
     block: Block
@@ -1896,7 +1694,7 @@ class TokenBlock(NamedTuple):
     v_sb: Any
     qkv: StreamedWeight
     out: StreamedWeight
-    lows: List[Any]
+    inputs: List[Any]
 
     @classmethod
     def of(cls, block, layer, weights, apart=True):
@@ -1932,13 +1730,13 @@ class TokenBlock(NamedTuple):
             store_product(out, [(self.context_sb, self.block)], self.p.layer.out_hbm)
             return
         if first == 0:
-            self.lows[:] = low_ranks(out.adapters, self.context_sb, self.block.start)
-        ranks_sb = rank_weights(out.adapters, first, tiles)
+            self.inputs[:] = out.inputs(self.context_sb, self.block.start)
+        rows_sb = out.rows(first, tiles)
         out_sb = nl.ndarray((P_MAX, tiles, count), self.context_sb.dtype)
         for n in nl.static_range(tiles):
             weight_sb, tile = self.out.tile(first + n)
             out_psum = products(weight_sb, tile, 1, self.context_sb, 0, count)
-            add_adapted(out_psum, ranks_sb, self.lows, n, 0)
+            add_terms(out_psum, rows_sb, self.inputs, n, 0)
             times_features(out_sb[:, nl.ds(n, 1), :], out_psum, out.scales(first + n, 1))
         for column, block in self.block.in_hbm():
             part_hbm = block_part(self.p.layer.out_hbm, block, first, tiles)
@@ -1978,17 +1776,6 @@ class TokenBlock(NamedTuple):
             rows = nl.ds(self.block.start + column, size)
             nl.store(values_hbm[rows, :], rows_sb)
             nl.store(keys_hbm[rows, :], key_rows(self.qk_sb, column, size, self.p.heads))
-
-
-def project_blocks(blocks, layer):
-    """TokenBlocks of some Blocks with queries, keys and values, one pass over the weights: H/128
-    passes of a block's tokens for every tile of features."""
-    weights = attention_weights(layer, blocks[0].count)
-    passed = [TokenBlock.of(block, layer, weights, apart=False) for block in blocks]
-    for at in nl.static_range(layer.qkv.tiles):
-        for rows in passed:
-            rows.run((at, 0, rows.block.count))
-    return passed
 
 
 # --- Prefill attention ----------------------------------------------------------------------------
@@ -2197,7 +1984,7 @@ class Prompt(NamedTuple):
         constants = attention_constants(length, heads, dtype)
         causal_sb, window = causal_mask(most, dtype), Window.of(window, dtype)
         # marks where rows of the array are idle, where keys are hidden, where scores do not stay
-        most_bytes = RESIDENT_BYTES - (0 if layer.out.adapters is None else ADAPTER_BYTES)
+        most_bytes = RESIDENT_BYTES - (ADAPTER_BYTES if layer.out.added else 0)
         least = key_bytes(length, heads, 0, itemsize)
         # a tile of queries for each of 512 rows or of a group, in both passes
         scores = 2 * itemsize * heads.group * max(1, TILES_AT_ONCE // heads.group) * length
@@ -2343,6 +2130,14 @@ def attend_side_by_side(prompt, keys_hbm, values_hbm):
         started[-1].tokens.run(each)
 
 
+def attend_prompt(prompt, keys_hbm, values_hbm):
+    """Attention of a Prompt, new keys and values into rows @ HBM."""
+    if prompt.beside:
+        attend_side_by_side(prompt, keys_hbm, values_hbm)
+    else:
+        attend_one_by_one(prompt, keys_hbm, values_hbm)
+
+
 # --- Decode attention -----------------------------------------------------------------------------
 #
 # One new token per sequence has few rows of scores, and an instruction on 4 partitions takes as
@@ -2364,17 +2159,11 @@ def cache_runs(length, most=P_MAX):
 
 
 class Cache(NamedTuple):
-    """Keys and values @ HBM [B, kv_heads, L, D], and bias [rows, n] of their first n keys.
-
-    Of a cache of blocks keys and values are [rows, run, kv_heads, D], or [rows, run, D] where heads
-    lie apart, and rows_sb [lanes, B * parts (* kv_heads)] @ SBUF tells which rows lie on the
-    partitions of each part of a sequence.
-    """
+    """Keys and values @ HBM [B, kv_heads, L, D], and bias [B, n] of their first n keys."""
 
     keys_hbm: Any
     values_hbm: Any
     bias_hbm: Any
-    rows_sb: Any = None
 
     @property
     def length(self) -> int:
@@ -2386,16 +2175,6 @@ class Cache(NamedTuple):
         """Bytes of a number in SBUF: fp8 keys stand turned in the type of x."""
         return max(2, self.keys_hbm.itemsize)
 
-    @property
-    def lanes(self) -> int:
-        """Partitions of a head's keys; of a decode step without a table see ``decode_runs``."""
-        return cache_runs(self.length)[0] if self.rows_sb is None else self.rows_sb.shape[0]
-
-    @property
-    def by_token(self) -> bool:
-        """Whether rows that a table names have a token's heads side by side."""
-        return self.rows_sb is not None and len(self.keys_hbm.shape) == 4
-
 
 def decode_runs(keys_hbm):
     """(lanes, runs) of a decode step's cache [B, kv_heads, L, D]: KV heads share the partitions.
@@ -2405,33 +2184,18 @@ def decode_runs(keys_hbm):
     return cache_runs(keys_hbm.shape[2], P_MAX // keys_hbm.shape[1])
 
 
-def decode_bytes(length, heads, itemsize, lanes=None):
-    """Bytes per partition that a sequence's cache takes in a decode step; of a cache of blocks keys
-    lie on so many ``lanes``."""
-    kept = length * (heads.stacks + 1)  # keys turned, and a row of the mask
-    if lanes is None:
-        kept += 2 * cache_runs(length, P_MAX // heads.kv_heads)[1] * (heads.head_dim + 1)  # values
-    else:
-        kept += length // lanes * heads.kv_heads * heads.depth
+def decode_bytes(length, heads, itemsize):
+    """Bytes per partition that a sequence's cache takes in a decode step: keys turned, a row of the
+    mask, and values, twice while GpSimdE puts ones behind them."""
+    kept = length * (heads.stacks + 1)
+    kept += 2 * cache_runs(length, P_MAX // heads.kv_heads)[1] * (heads.head_dim + 1)
     return itemsize * kept
 
 
 def sequences_at_once(cache, heads):
     """Sequences of a decode step that share a tile of scores."""
-    lanes = None if cache.rows_sb is None else cache.lanes
-    each = decode_bytes(cache.length, heads, cache.itemsize, lanes)
+    each = decode_bytes(cache.length, heads, cache.itemsize)
     return max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // each))
-
-
-def is_decode_step(batch, length, heads, itemsize, named):
-    """Whether the decode kernel takes one new token a sequence over so many keys, which a table may
-    have ``named``; the kernel of several reads blocks of a cache instead, for which SBUF has room
-    at any length, and outruns it where sequences would come one by one."""
-    keys, lanes = whole_tiles(length) * P_MAX, min(length, P_MAX) if named else None
-    each = decode_bytes(keys, heads, itemsize, lanes)
-    if length > DECODE_KEYS or each > CACHES_BYTES or named and heads.slots > 1:
-        return False
-    return named or batch == 1 or 2 * each <= CACHE_BYTES
 
 
 def caches_stay(cache, heads):
@@ -2449,7 +2213,6 @@ class CachedSequences(NamedTuple):
     sequence b; the columns behind are the new keys', zero for other sequences. mask_sb [count,
     keys + count], added to scores. v_sb [kv_heads * lanes, count, tiles, D + 1]: values, the lanes
     of each head in turn, and a column of ones, which gives the sum of the weights.
-    Of a cache of blocks v_sb are CachedRows of each sequence's parts, all heads on a partition.
     """
 
     first: int
@@ -2472,23 +2235,17 @@ def key_room(shape, heads, dtype):
 
 
 class CachedRows(NamedTuple):
-    """Keys or values of some of a sequence's cached tokens @ SBUF: [lanes, heads, tiles, D], or
-    ``by_token``, as blocks of a cache have them, [lanes, tiles, heads, D]. The heads that count
-    begin with ``head``."""
+    """Keys of a sequence's cached tokens @ SBUF, [lanes, heads, tiles, D]."""
 
     rows_sb: Any
-    by_token: bool = False
-    head: int = 0
 
     @property
     def tiles(self) -> int:
-        return self.rows_sb.shape[1 if self.by_token else 2]
+        return self.rows_sb.shape[2]
 
-    def tile(self, first, count, tile, features=slice(None)):
-        """A tile of ``count`` heads from the ``first`` on that counts: [lanes, count, features]."""
-        heads = slice(self.head + first, self.head + first + count)
-        at = (tile, heads) if self.by_token else (heads, tile)
-        return self.rows_sb[(slice(None), *at, features)]
+    def tile(self, first, count, tile, features):
+        """A tile of ``count`` heads from the ``first`` on, some features: [lanes, count, n]."""
+        return self.rows_sb[:, nl.ds(first, count), tile, features]
 
     def turned(self, first, count, start, tiles, half=0):
         """Of keys ``tiles`` tiles of these heads from ``start`` on -> [count * D, tiles, lanes] @
@@ -2538,7 +2295,7 @@ def room_for_keys(bias_hbm, first, count, heads):
 
 
 def cached_sequences(cache, first, count, heads):
-    """CachedSequences of a decode step, from a Cache without a table.
+    """CachedSequences of a decode step.
 
     TensorE takes fp8 as it is: keys leave PSUM in the type of x, which those of new tokens have,
     values stay as they are.
@@ -2703,584 +2460,53 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
             )
 
 
-# --- Attention of several new tokens over a cache -------------------------------------------------
-#
-# The same two passes over blocks of the cache, whose keys TensorE turns, and then the new tokens.
-# Up to 128 queries of a sequence (attend_few) wait for the cache, not for an engine, and read it
-# once. What comes from it is stationary in both products, 128 keys at a time, and the queries of
-# all heads of a stack move together: a few columns take as long as 64. Scores leave PSUM in fp32,
-# so that exp can wait for their maximum; those of the next block are made meanwhile. Weights are
-# relative to the maximum of their block, and sums are rescaled when it grows.
-
-CACHE_ROW_BYTES = 3072  # of a head and partition at a time: DMA is as fast with longer ones
-FEW_ROW_BYTES = 4096  # the same of few queries, whose keys need no marks and values no ones
-DMA_ROW_BYTES = 2048  # of all heads of a row that a table names: DMA takes as long for shorter ones
+def cached_ahead(cache, heads):
+    """(first, count) of sequences whose scores share a tile, and their CachedSequences where those
+    of all have room beside the weights, else None."""
+    parts = spans(cache.bias_hbm.shape[0], sequences_at_once(cache, heads))
+    ahead = caches_stay(cache, heads)
+    return [(part, cached_sequences(cache, *part, heads) if ahead else None) for part in parts]
 
 
-class CacheTiles(NamedTuple):
-    """Some tiles of a sequence's Cache, of ``count`` KV heads from ``head`` on, and which of the
-    rows of its bias, (first, count), are those of its queries.
-
-    ``shared``: queries have different rows, of sequences that stand in one or their own, and the
-    bias stays apart. k_hbm [count, depth + MARKS, tiles, lanes], if any, keeps turned keys from
-    when they are first loaded to the second time."""
-
-    cache: Cache
-    sequence: int
-    head: int
-    count: int
-    tile: int
-    tiles: int
-    heads: HeadShape
-    bias_rows: Tuple[int, int]
-    shared: bool
-    k_hbm: Any = None
-
-    @property
-    def lanes(self) -> int:
-        return self.cache.lanes
-
-    def named_rows(self, cache_hbm, head):
-        """Keys or values @ SBUF by an indirect load, a partition takes the row of HBM that the
-        block table names: [lanes, tiles, kv_heads, D], or of one head [lanes, tiles, D]."""
-        rows, *shape = cache_hbm.shape
-        flat_hbm = cache_hbm.reshape((rows, math.prod(shape)))
-        parts, heads = self.cache.length // (self.lanes * self.tiles), self.heads.kv_heads
-        at = self.sequence * parts + self.tile // self.tiles
-        at = at if self.cache.by_token else at * heads + head
-        lane, column = nl.arange(self.lanes)[:, None], nl.arange(math.prod(shape))[None, :]
-        return nl.load(flat_hbm[self.cache.rows_sb[lane, at], column]).reshape((self.lanes, *shape))
-
-    def rows_of(self, cache_hbm, head):
-        """Keys or values of a head [lanes, tiles, D] @ SBUF."""
-        if self.cache.rows_sb is not None:
-            return self.named_rows(cache_hbm, head)
-        lane, tile = nl.arange(self.lanes)[:, None, None], nl.arange(self.tiles)[None, :, None]
-        key = lane * (self.cache.length // self.lanes) + self.tile + tile
-        feature = nl.arange(self.heads.head_dim)[None, None, :]
-        return nl.load(cache_hbm[self.sequence, head, key, feature])
-
-    def rows(self, cache_hbm):
-        """CachedRows of keys or values: of its heads [lanes, heads, tiles, depth], a load for each
-        head, whose row per partition is as long as the tiles, or of all, as ``named_rows``."""
-        d, room = self.heads.head_dim, (self.lanes, self.count, self.tiles)
-        if self.cache.by_token:
-            rows_sb = self.named_rows(cache_hbm, 0)
-            if self.heads.depth > d:
-                narrow_sb = rows_sb
-                rows_sb = key_room(narrow_sb.shape[:3], self.heads, cache_hbm.dtype)
-                rows_sb[:, :, :, 0:d] = nisa.tensor_copy(narrow_sb)
-            return CachedRows(rows_sb, True, self.head)
-        rows_sb = key_room(room, self.heads, cache_hbm.dtype)
-        for at in nl.affine_range(self.count):
-            rows_sb[:, at, :, 0:d] = self.rows_of(cache_hbm, self.head + at)
-        return CachedRows(rows_sb)
-
-    def bias(self):
-        """Of its keys [rows, tiles, lanes] @ HBM."""
-        rows, length = self.cache.bias_hbm.shape
-        runs_hbm = self.cache.bias_hbm.reshape((rows, length // self.lanes, self.lanes))
-        return runs_hbm[nl.ds(*self.bias_rows), nl.ds(self.tile, self.tiles), :]
-
-    def turned(self, k_sb):
-        """Keys into k_sb. A tile turns for all heads of a stack at once; ScalarE is alone at PSUM
-        beside many queries."""
-        d, keys = min(self.heads.depth, P_MAX), self.rows(self.cache.keys_hbm)
-        each = spans(self.tiles, MOVING_MAX // self.lanes)
-        for first, stacked in spans(self.count, self.heads.stack):
-            for half, (start, tiles) in [(n, s) for n in range(self.heads.slots) for s in each]:
-                part = nl.ds(half * self.tiles + start, tiles)
-                turned_psum = keys.turned(first, stacked, start, tiles, half)
-                for at in nl.static_range(stacked):
-                    k_sb[0:d, first + at, part, :] = nisa.tensor_copy(
-                        turned_psum[at * d : (at + 1) * d, :, :], engine=nisa.scalar_engine
-                    )
-
-    def values(self):
-        """Values [128, tiles, heads, D + 1] @ SBUF: VectorE puts ones behind, which GpSimdE would
-        keep from SBUF."""
-        values_hbm, d = self.cache.values_hbm, self.heads.head_dim
-        shape = (P_MAX, self.tiles, self.count, d + 1)
-        v_sb = nl.ndarray(shape, values_hbm.dtype)
-        v_sb[:, :, :, d : d + 1] = nisa.memset((*shape[:3], 1), 1.0, values_hbm.dtype)
-        if self.cache.by_token:
-            rows_sb = self.named_rows(values_hbm, 0)[:, :, self.head : self.head + self.count, :]
-            v_sb[0 : self.lanes, :, :, 0:d] = nisa.tensor_copy(rows_sb, engine=nisa.vector_engine)
-            return v_sb
-        for at in nl.affine_range(self.count):
-            rows_sb = self.rows_of(values_hbm, self.head + at)
-            v_sb[0 : self.lanes, :, at, 0:d] = nisa.tensor_copy(rows_sb, engine=nisa.vector_engine)
-        return v_sb
-
-    def load(self, values=True):
-        """-> KeyTiles. Keys that came without ``values`` come back from k_hbm, if any: turning them
-        again took a tenth of the port to PSUM beside chunks of 160 tokens."""
-        bias_hbm = self.bias()
-        if values and self.k_hbm is not None:
-            k_sb = load_turned(self.k_hbm, 0, self.count, 0, self.tiles)
-        else:
-            tiles = len(contraction(self.heads.depth + MARKS)) * self.tiles
-            k_sb = nl.ndarray((P_MAX, self.count, tiles, self.lanes), bias_hbm.dtype)
-            self.turned(k_sb)
-            self.mark(k_sb, bias_hbm)
-            if self.k_hbm is not None:
-                store_turned(self.k_hbm, k_sb)
-        bias_sb = nl.load(bias_hbm) if self.shared else None
-        v_sb = self.values() if values else None
-        return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, self.lanes, bias_sb=bias_sb)
-
-    def mark(self, k_sb, bias_hbm):
-        """The rows behind the features of each head: the bias, zero where it stays apart, and
-        ones."""
-        slot, row = divmod(self.heads.depth, P_MAX)
-        ones = np.ones((MARKS, self.tiles, self.lanes), np.float32)
-        ones[0] = 0.0
-        for at in nl.affine_range(self.count):
-            part, first = nl.ds(slot * self.tiles, self.tiles), 0 if self.shared else 1
-            if not self.shared:
-                k_sb[row : row + 1, at, part, :] = nl.load(bias_hbm)
-            rows = k_sb[row + first : row + MARKS, at, part, :]
-            rows[...] = load_constant(ones[first:], bias_hbm.dtype)
-
-
-class Weighted(NamedTuple):
-    """Of the queries of a bank and some keys, each [128, columns] fp32, alike on all partitions but
-    the last: the negated maximum of scaled scores, the sum of their exp behind it, and the sums of
-    weighted values, at the lanes of a column's own head."""
-
-    low_sb: Any
-    sum_sb: Any
-    values: Any
-
-    def joined(self, other, zero_sb):
-        """With other keys: both are rescaled to the larger maximum (Milakov, Gimelshein 2018)."""
-        low_sb, factors = nisa.tensor_tensor(self.low_sb, other.low_sb, nl.minimum), []
-        for one in (self, other):
-            less_sb = nisa.tensor_tensor(low_sb, one.low_sb, nl.subtract)
-            factors.append(nisa.activation(nl.exp, less_sb, bias=zero_sb))
-        sums = []
-        for pair in ((self.sum_sb, other.sum_sb), (self.values, other.values)):
-            first_sb, second_sb = (
-                nisa.tensor_tensor(x, factor_sb, nl.multiply) for x, factor_sb in zip(pair, factors)
-            )
-            sums.append(nisa.tensor_tensor(first_sb, second_sb, nl.add))
-        return Weighted(low_sb, *sums)
-
-
-class FewQueries(NamedTuple):
-    """Up to 128 queries of a sequence, a bank, on their way over its cache. Column (row, token) of
-    q_sb [128, columns] @ SBUF is zero at the lanes of other heads than its own; owners_sb [n, rows,
-    tokens] says which rows of the bias are its own. ones_sb [128, 128] fp32."""
-
-    group: QueryGroup
-    q_sb: Any
-    owners_sb: Any
-    ones_sb: Any
-
-    @classmethod
-    def of(cls, group):
-        (bank,), heads, dtype = group.banks, group.new.heads, group.qk_sb[0].dtype
-        q_sb = nisa.memset((P_MAX, bank.rows, bank.tokens), 0.0, dtype)
-        for at in nl.static_range(bank.heads):
-            stack, lanes = heads.place(bank.head + at)
-            own_sb = bank.part(group.qk_sb, heads, stack, lanes)
-            q_sb[lanes, bank.own(at), :] = nisa.tensor_copy(own_sb)
-        ones_sb = nisa.memset((P_MAX, P_MAX), 1.0, nl.float32)
-        owned = group.owners or [nisa.memset((1, bank.rows, bank.tokens), 1.0, dtype)]
-        return cls(group, q_sb.reshape((P_MAX, bank.rows * bank.tokens)), owned[0], ones_sb)
-
-    @property
-    def columns(self) -> int:
-        return self.q_sb.shape[1]
-
-    def stacks(self):
-        """(first head of the bank, heads, features, columns) of each stack."""
-        (bank,), heads = self.group.banks, self.group.new.heads
-        each = bank.members * bank.tokens
-        return [
-            (first, count, count * heads.depth, nl.ds(first * each, count * each))
-            for first, count in spans(bank.heads, heads.stack)
-        ]
-
-    def scores(self, part):
-        """Scores of all queries with CacheTiles [lanes, columns, tiles] fp32 @ SBUF, and their
-        maxima on each partition [lanes, columns].
-
-        128 keys at a time turn round for all heads of a stack, and are stationary again in the
-        product with their queries: 64 cycles each, for up to 64 columns.
-        """
-        lanes, columns = part.lanes, self.columns
-        each = spans(part.tiles, MOVING_MAX // columns)
-        scores_sb = nl.ndarray((lanes, columns, part.tiles), nl.float32)
-        best_sb = nl.ndarray((lanes, columns, len(each)), nl.float32)
-        keys, bias_sb = part.rows(part.cache.keys_hbm), nl.load(part.bias())
-        for n, (start, tiles) in enumerate(each):
-            scores_psum = psum_zeros((lanes, columns, tiles))
-            for tile in nl.static_range(tiles):
-                scores_psum[:, :, tile] += nisa.nc_matmul(
-                    bias_sb[:, start + tile, :], self.owners_sb
-                )
-            for first, count, features, own in self.stacks():
-                for begin, some in spans(tiles, MOVING_MAX // lanes):
-                    turned = keys.turned(first, count, start + begin, some)
-                    k_sb = nisa.tensor_copy(turned, dtype=self.q_sb.dtype)
-                    for t in nl.static_range(some):
-                        scores_psum[:, own, begin + t] += nisa.nc_matmul(
-                            k_sb[:, t, :], self.q_sb[0:features, own]
-                        )
-            part_sb = scores_sb[:, :, nl.ds(start, tiles)]
-            part_sb[...] = nisa.tensor_copy(scores_psum)
-            best_sb[:, :, n] = nisa.tensor_reduce(nl.max, part_sb, axis=2)
-        return scores_sb, nisa.tensor_reduce(nl.max, best_sb, axis=2)
-
-    def own_scores(self, keys):
-        """The same with KeyTiles of new tokens, head by head."""
-        group, (bank,), depth = self.group, self.group.banks, self.group.new.heads.depth
-        q_sb = bank_queries(group.qk_sb, bank, group.new.heads, 0, False)
-        scores_sb = nl.ndarray((keys.lanes, self.columns, keys.tiles), nl.float32)
-        for start, tiles in key_spans(bank, keys.tiles):
-            scores_psum = psum_zeros((keys.lanes, bank.rows, bank.tokens, tiles))
-            for tile in nl.static_range(tiles):
-                part_psum = scores_psum[:, :, :, tile]
-                score_tile(q_sb, bank, keys, start + tile, part_psum, depth, group.constants)
-            shape = keys.lanes, self.columns, tiles
-            scores_sb[:, :, nl.ds(start, tiles)] = nisa.tensor_copy(scores_psum.reshape(shape))
-        return scores_sb, nisa.tensor_reduce(nl.max, scores_sb, axis=2)
-
-    def negated_maxima(self, maxima):
-        """Of maxima on some partitions [P, columns] each -> negated and scaled, on all [128,
-        columns] fp32: TensorE turns them, and multiplies a diagonal by ones."""
-        columns = self.columns
-        sizes = [best_sb.shape[0] for best_sb in maxima]
-        turned_psum = psum_tile((columns, sum(sizes)))
-        for n, best_sb in enumerate(maxima):
-            turned_psum[:, nl.ds(sum(sizes[:n]), sizes[n])] = nisa.nc_transpose(best_sb)
-        low_sb = nisa.tensor_reduce(nl.max, turned_psum, axis=1, negate=True)
-        eye_sb = self.group.constants.eye_sb[0:columns, 0:columns]
-        each_sb = nisa.tensor_scalar(
-            eye_sb, nl.multiply, low_sb, op1=nl.multiply, operand1=self.scale, dtype=nl.float32,
-        )  # fmt: skip
-        return nisa.tensor_copy(nisa.nc_matmul(self.ones_sb[0:columns, :], each_sb))
-
-    def weights(self, scores_sb, low_sb):
-        """exp(scale * score - maximum) [P, columns, tiles] @ SBUF: an instruction a column, or
-        where those are more, one a tile and one for all."""
-        (lanes, columns, tiles), zero_sb = scores_sb.shape, self.group.constants.zero_sb
-        weights_sb, scale = nl.ndarray(scores_sb.shape, self.q_sb.dtype), self.scale
-        if tiles >= 32:  # an instruction takes 64 cycles or more
-            for column in nl.affine_range(columns):
-                weights_sb[:, column, :] = nisa.activation(
-                    nl.exp, scores_sb[:, column, :], bias=low_sb[0:lanes, nl.ds(column, 1)],
-                    scale=scale,
-                )  # fmt: skip
-            return weights_sb
-        less_sb = nl.ndarray(scores_sb.shape, nl.float32)
-        for tile in nl.affine_range(tiles):
-            less_sb[:, :, tile] = nisa.scalar_tensor_tensor(
-                data=scores_sb[:, :, tile], op0=nl.multiply, operand0=scale,
-                op1=nl.add, operand1=low_sb[0:lanes, :],
-            )  # fmt: skip
-        weights_sb[...] = nisa.activation(nl.exp, less_sb, bias=zero_sb[0:lanes, :])
-        return weights_sb
-
-    @property
-    def scale(self) -> float:
-        return score_scales(self.group.head_dim)[1]
-
-    def attend(self, part, scores, new):
-        """Weighted of CacheTiles by their ``scores`` and, behind the last, KeyTiles of ``new``
-        tokens."""
-        found = [scores, *([] if new is None else [self.own_scores(new)])]
-        low_sb = self.negated_maxima([best_sb for _, best_sb in found])
-        weights = [self.weights(scores_sb, low_sb) for scores_sb, _ in found]
-        sums = [nisa.tensor_reduce(nl.add, x_sb, axis=2, dtype=nl.float32) for x_sb in weights]
-        values = part.rows(part.cache.values_hbm)
-        # values are stationary, too: 64 cycles for all queries of a stack, whose other heads' lanes
-        # nobody reads
-        values_psum = psum_zeros((P_MAX, self.columns))
-        for first, count, features, own in self.stacks():
-            for tile in nl.static_range(part.tiles):
-                v_sb = values.tile(first, count, tile)
-                values_psum[0:features, own] += nisa.nc_matmul(v_sb, weights[0][:, own, tile])
-        if new is not None:
-            self.add_own(values_psum, new, weights[1])
-        sum_psum = psum_zeros((P_MAX, self.columns))
-        for each_sb in sums:
-            sum_psum[...] += nisa.nc_matmul(self.ones_sb[0 : each_sb.shape[0], :], each_sb)
-        return Weighted(low_sb, sum_psum, values_psum)
-
-    def add_own(self, values_psum, new, weights_sb):
-        """Values of KeyTiles of new tokens times their weights, head by head."""
-        (bank,), heads = self.group.banks, self.group.new.heads
-        queries = bank.members * bank.tokens
-        for at in nl.static_range(bank.heads):
-            first, own = heads.place(bank.head + at)[1].start, nl.ds(at * queries, queries)
-            for tile in nl.static_range(new.tiles):
-                v_sb = new.values(at, tile)[:, 0 : heads.head_dim]
-                values_psum[nl.ds(first, heads.head_dim), own] += nisa.nc_matmul(
-                    v_sb, weights_sb[:, own, tile]
-                )
-
-    def finish(self, found):
-        """Values divided by the sums of their weights, into the heads' lanes of the context."""
-        group, (bank,), heads = self.group, self.group.banks, self.group.new.heads
-        for first, _, features, _ in self.stacks():
-            if features < P_MAX:  # lanes without a head
-                out = bank.part(group.context_sb, heads, heads.place(bank.head + first)[0])
-                out[...] = nisa.memset(out.shape, 0.0, out.dtype)
-        shape = (P_MAX, bank.rows, bank.tokens)
-        scale_sb = nisa.reciprocal(found.sum_sb).reshape(shape)
-        values = found.values.reshape(shape)
-        for at in nl.static_range(bank.heads):
-            stack, lanes = heads.place(bank.head + at)
-            own, out = bank.own(at), bank.part(group.context_sb, heads, stack, lanes)
-            out[...] = nisa.tensor_tensor(
-                values[lanes, own, :], scale_sb[lanes, own, :], nl.multiply
-            )
-
-
-def attend_few(group):
-    """Attention of a group of up to 128 queries, one bank, which reads each block of keys once ->
-    Weighted of all of them. Scores of a block are made before the values of the one in front of it
-    have been added."""
-    few, blocks, found = FewQueries.of(group), group.blocks, None
-    ahead = few.scores(blocks[0])
-    for n, part in enumerate(blocks):
-        scores, new = ahead, None
-        if n + 1 < len(blocks):
-            ahead = few.scores(blocks[n + 1])
-        else:
-            new = group.new.seen(group.banks[0])._replace(owners_sb=few.owners_sb)
-        some = few.attend(part, scores, new)
-        found = some if found is None else found.joined(some, group.constants.zero_sb)
-    few.finish(found)
-    return found
-
-
-def attend_groups(groups):
-    """Attention of several groups: the first pass of one beside the second of that before. ->
-    (group, Weighted) of those that ``attend_few`` takes. Groups are made, and their keys loaded,
-    one ahead of their turn."""
-    found, ahead = [], None
-    for group in groups:
-        if few_queries(group.banks, group.new.heads):
-            found.append((group, attend_few(group)))
-            continue
-        following = MaximaPass.of(group)
-        if ahead is None:
-            for step in following.steps():
-                following.run(step)
-        else:
-            attend(ahead, following, [])
-        ahead = following
-    if ahead is not None:
-        attend(ahead, None, [])
-    return found
-
-
-def store_weights(weights_hbm, bank, found):
-    """The negated maxima of a bank's scores and the sums of their weights, of its Weighted, into
-    their places of [kv_heads, queries, 2] fp32 @ HBM."""
-    queries = bank.members * bank.tokens
-    weights_sb = nl.ndarray((1, bank.heads, queries, 2), nl.float32)
-    for n, all_sb in enumerate((found.low_sb, found.sum_sb)):
-        row_sb = all_sb[0:1, :].reshape((1, bank.heads, queries))
-        weights_sb[:, :, :, n] = nisa.tensor_copy(row_sb)
-    for at in nl.static_range(bank.heads):
-        nl.store(weights_hbm[nl.ds(bank.head + at, 1), :, :], weights_sb[:, at, :, :])
-
-
-def query_spans(length):
-    """(start, size) of the tokens of a sequence whose keys before them have a mask of their own."""
-    return spans(length, QUERIES_AT_ONCE)
-
-
-def named_sequences(cache, first, count, heads):
-    """CachedSequences of blocks, whose keys and values come by the rows of ``CacheTiles``.
-
-    A row has all heads of its tokens, so these share partitions, and values are read as they came.
-    """
-    run, lanes = cache.keys_hbm.shape[1], cache.lanes
-    k_sb, mask_sb = room_for_keys(cache.bias_hbm, first, count, heads)
-    each = spans(cache.length // lanes, run)
-    every = [
-        [CacheTiles(cache, b, 0, heads.kv_heads, *part, heads, (b, 1), False) for part in each]
-        for b in range(first, first + count)
-    ]
-    for b, parts in enumerate(every):
-        for part in parts:
-            keys, column = part.rows(cache.keys_hbm), part.tile * lanes
-            stack_keys(k_sb, keys, b * heads.stacks, column, heads)
-    v_sb = [[part.rows(cache.values_hbm) for part in parts] for parts in every]
-    return CachedSequences(first, count, k_sb, mask_sb, v_sb)
-
-
-def attend_named(qk_sb, v_sb, cache, heads, context_sb):
-    """``attend_cached`` of a cache of blocks: lanes hold all heads' values, which are stationary,
-    so that a product leaves the contexts of a stack of heads on their partitions. Weights are
-    divided by their sum before it."""
-    count, d, group = cache.count, heads.head_dim, heads.group
-    scale = score_scales(d)[1]
-    scores_sb = decode_scores(qk_sb, cache, heads)
-    neg_max_sb = negated_maximum(scores_sb, scale)
-    weights_sb = nisa.activation(nl.exp, scores_sb, bias=neg_max_sb, scale=scale, dtype=nl.float32)
-    sums_sb = nisa.tensor_reduce(nl.add, weights_sb, axis=1)
-    rounded_sb = divided(weights_sb, sums_sb, scores_sb.dtype)
-    # with keys on partitions: cached ones [lanes, tiles, rows], and new ones [B, rows]
-    (lanes, *_), rows = cache.v_sb[0][0].rows_sb.shape, scores_sb.shape[0]
-    turned_sb = turn_tiles(rounded_sb, cache.keys // lanes, lanes)
-    turned_psum = psum_tile((count, rows))
-    turned_psum[...] = nisa.nc_transpose(rounded_sb[:, nl.ds(cache.keys, count)])
-    own_sb = nisa.tensor_copy(turned_psum, dtype=scores_sb.dtype)
-    new_sb = key_room((count, heads.kv_heads), heads, v_sb.dtype)
-    new_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((count, heads.kv_heads, d)))
-    # contexts [heads of a stack * D, stacks, rows of a stack, B]: of each head its own rows count
-    out_psum = psum_zeros((P_MAX, heads.stacks, heads.stack * group, count))
-    for stack, (first, stacked) in enumerate(spans(heads.kv_heads, heads.stack)):
-        for b in nl.static_range(count):
-            columns = nl.ds(b * heads.q_heads + first * group, stacked * group)
-            out = out_psum[0 : stacked * heads.depth, stack, 0 : stacked * group, b]
-            out[...] += nisa.nc_matmul(new_sb[:, first : first + stacked, :], own_sb[:, columns])
-            for n, values in enumerate(cache.v_sb[b]):
-                for t in nl.affine_range(values.tiles):
-                    weights_sb = turned_sb[:, n * values.tiles + t, columns]
-                    out[...] += nisa.nc_matmul(values.tile(first, stacked, t), weights_sb)
-    for kv_head in nl.static_range(heads.kv_heads):
-        stack, place = heads.place(kv_head)
-        own = nl.ds(kv_head % heads.stack * group, group)
-        context_sb[place, nl.ds(stack * group, group), nl.ds(cache.first, count)] = (
-            nisa.tensor_copy(out_psum[place, stack, own, :])
-        )
-
-
-def others_bias(owners_sb):
-    """From owners [sequences, T] @ SBUF the bias of new keys [sequences, tiles * 128]: 0 for those
-    of a sequence, for others MASKED. What stands behind the last key is hidden by the triangle."""
-    (sequences, tokens), dtype = owners_sb.shape, owners_sb.dtype
-    bias_sb = nisa.memset((sequences, whole_tiles(tokens) * P_MAX), 0.0, dtype)
-    bias_sb[:, 0:tokens] = nisa.tensor_scalar(
-        owners_sb, nl.subtract, 1.0, op1=nl.multiply, operand1=-masked(dtype)
-    )
-    return bias_sb
-
-
-def owners_of(owners_sb, bank):
-    """Owners of a bank's queries [sequences, rows, tokens] @ SBUF."""
-    sequences, (rows, tokens) = owners_sb.shape[0], (bank.rows, bank.tokens)
-    out_sb = nl.ndarray((sequences, rows, tokens), owners_sb.dtype)
-    for row in nl.static_range(rows):
-        out_sb[:, row, :] = nisa.tensor_copy(owners_sb[:, nl.ds(bank.position, tokens)])
-    return out_sb
-
-
-def few_queries(banks, heads):
-    """Whether ``attend_few`` takes the banks of a set of heads, of a tile each."""
-    few = len(banks) == 1 and banks[0].rows * banks[0].tokens <= P_MAX
-    return few and heads.slots == 1
-
-
-def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=True):
-    """The CacheTiles of a sequence, whose queries may have different ``bias_rows``, for the heads
-    of some banks; as KeyTiles where all fit and may ``stay``. Which of its keys count say these
-    rows."""
-    (head, count), few = heads_of(banks), few_queries(banks, heads)
-    # of few queries fp8 keys do not stand turned in the type of x
-    size = FEW_ROW_BYTES // cache.keys_hbm.itemsize if few else CACHE_ROW_BYTES // cache.itemsize
-    each = size // heads.head_dim if cache.rows_sb is None else cache.keys_hbm.shape[1]
-    blocks = [
-        CacheTiles(cache, sequence, head, count, *block, heads, bias_rows, shared)
-        for block in spans(cache.length // cache.lanes, each)
-    ]
-    rows = heads.depth + MARKS
-    columns = count * (len(contraction(rows)) * P_MAX + heads.head_dim + 1)
-    if few:
-        return blocks
-    if stay and cache.length // cache.lanes * cache.itemsize * columns <= RESIDENT_BYTES:
-        return [block.load() for block in blocks]
-    shapes = [(count, rows, block.tiles, block.lanes) for block in blocks]
-    turned_hbm = [nl.ndarray(shape, cache.bias_hbm.dtype, buffer=nl.hbm) for shape in shapes]
-    return [block._replace(k_hbm=k_hbm) for block, k_hbm in zip(blocks, turned_hbm)]
-
-
-class Chunk(NamedTuple):
-    """What the attention of several new tokens shares: the Cache; new values [T, kv_heads * D] @
-    HBM; which new tokens see each other [B, n, n] @ HBM, or None for the triangle of a tile with
-    itself; owners of the tokens [sequences, T] @ SBUF where one chunk is several sequences', and a
-    Window, or None; Constants; whether each query has a row of the bias, as under a window."""
-
-    cache: Cache
-    new_hbm: Any
-    active_hbm: Any
-    causal_sb: Any
-    owners_sb: Any
-    window: Optional[Window]
-    constants: Constants
-    heads: HeadShape
-    by_query: bool
-
-    def groups(self, sequence, length, passed):
-        """The queries of a sequence in TokenBlocks over its cache and its new keys: yields a
-        QueryGroup for each set of KV heads, and for each tile of queries that has rows of the
-        bias."""
-        heads, active_sb, shared = self.heads, self.causal_sb, self.owners_sb is not None
-        if self.active_hbm is not None:
-            active_sb = nl.load(self.active_hbm[sequence])
-        new = new_keys(length, heads, self.causal_sb.dtype, active_sb, MARKS, hides=True)
-        bias_sb = others_bias(self.owners_sb) if shared else None
-        new, parts = new._replace(bias_sb=bias_sb, window=self.window), []
-        for n, rows in enumerate(passed):
-            for at, (owner, position, column, size) in enumerate(rows.block.parts()):
-                if owner == sequence:
-                    rows_sb = rows.part_values(at, self.new_hbm)
-                    new.append(position, rows.qk_sb, column, rows_sb)
-                    parts.append((n, column, position, size))
-        qk_sb, context_sb = [rows.qk_sb for rows in passed], [rows.context_sb for rows in passed]
-        together = [[part] for part in parts] if self.by_query else [parts]
-        sets = [score_banks(some, heads, min(length, P_MAX)) for some in together]
-        for banks in [banks for some in sets for banks in some]:
-            owners, bias_rows = None, (sequence, 1)
-            if shared:
-                owners = [owners_of(self.owners_sb, bank) for bank in banks]
-                bias_rows = 0, self.cache.bias_hbm.shape[0]
-            if self.by_query:
-                bias_rows = sequence * length + banks[0].position, banks[0].tokens
-                which_sb = self.constants.which_sb  # each query is its own row's
-                owners = [which_sb[0 : b.tokens, 0 : b.rows, 0 : b.tokens] for b in banks]
-            # a window's tiles of queries have keys of their own: none stay in SBUF for others
-            blocks = cache_blocks(
-                self.cache, sequence, banks, heads, bias_rows, shared=owners is not None,
-                stay=not self.by_query,
-            )  # fmt: skip
-            yield QueryGroup(banks, blocks, new, qk_sb, self.constants, context_sb, owners)
+def decode_step(layer, x_sb, cache, loaded, keys_hbm, values_hbm):
+    """``attention_decode_kernel`` behind its residual sum x_sb [128, H/128, B]; what is ``loaded``
+    of the cache as ``cached_ahead`` says. New keys and values into rows @ HBM."""
+    heads, batch, dtype = layer.heads, x_sb.shape[2], x_sb.dtype
+    # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
+    # a fifth of the time that DMA takes for its weights
+    parts = [part for part, _ in loaded]
+    tiles = value_parts(parts, batch, heads, layer.x_hbm.itemsize)
+    qk_sb, v_sb = project_qkv(projection(x_sb, layer, 0, tiles))
+    nl.store(keys_hbm, key_rows(qk_sb, 0, batch, heads))
+    for tile, rows_sb in zip(tiles, v_sb):
+        nl.store(values_hbm[nl.ds(*tile), :], rows_sb)
+    # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
+    context_sb = nl.ndarray((P_MAX, heads.q_tiles, batch), dtype)
+    if heads.leaves_lanes():
+        context_sb[...] = nisa.memset((P_MAX, heads.q_tiles, batch), 0.0, dtype)
+    for n, (part, cached) in enumerate(loaded):
+        new_sb = v_sb[n] if tiles == parts else nl.load(values_hbm[nl.ds(*part), :])
+        cached = cached or cached_sequences(cache, *part, heads)
+        attend_cached(qk_sb, new_sb, cached, heads, context_sb)
+    store_product(layer.out, [(context_sb, Block(0, batch, 1))], layer.out_hbm)
 
 
 # --- MLP ------------------------------------------------------------------------------------------
 
 
-def mlp_linears(weights_hbm, k_tiles, scales_hbm, adapters):
-    """Linears of gate, up and down, and the norm's gain [128, H/128] @ SBUF where weights are
-    quantised; ``adapters`` as for ``split_adapters``."""
-    tiles = weights_hbm[0].shape[1] // (k_tiles * P_MAX)
-    gate_sb, up_sb, gain_sb, down_sb = scale_columns(scales_hbm, (tiles, tiles, k_tiles, k_tiles))
-    contracted, features = (k_tiles, k_tiles, tiles), (tiles, tiles, k_tiles)
-    of_each = split_adapters(adapters, contracted, features)
-    scales = gate_sb, up_sb, down_sb
-    return [Linear(*each) for each in zip(weights_hbm, contracted, scales, of_each)], gain_sb
-
-
 class InnerTokens(NamedTuple):
     """A block of tokens on its way through the MLP @ SBUF: hidden states [128, H/128, count], the
-    scale of their norm [128, count], ``low_ranks`` of gate and of up, and what down contracts [128,
-    F/128, count]."""
+    scale of their norm [128, count], inputs of the terms of gate and of up, and what down contracts
+    [128, F/128, count]."""
 
     x_sb: Any
     along_sb: Any
-    lows: List[List[Any]]
+    inputs: List[List[Any]]
     inner_sb: Any
 
     def projected(self, piece, which, part):
         """A part of ``psum_parts`` of gate (``which`` 0) or up (1), normed and scaled @ SBUF."""
-        out_psum, scale_sb = piece.product(self.x_sb, self.lows[which], part)
+        out_psum, scale_sb = piece.product(self.x_sb, self.inputs[which], part)
         out_sb, (_, tiles, at, tokens) = nl.ndarray(out_psum.shape, self.x_sb.dtype), part
         along_sb = self.along_sb[:, nl.ds(at, tokens)]
         for tile in nl.affine_range(tiles):
@@ -3294,6 +2520,41 @@ class InnerTokens(NamedTuple):
         silu_sb = nisa.activation(nl.silu, self.projected(gate, 0, part), bias=zero_sb)
         inner = self.inner_sb[:, nl.ds(first + tile, tiles), nl.ds(at, tokens)]
         inner[...] = nisa.tensor_tensor(silu_sb, self.projected(up, 1, part), nl.multiply)
+
+
+def gated_mlp(hidden, norm, linears, length, zero_sb, gain_sb=None):
+    """``swiglu_mlp_kernel`` of Linears, gate, up and down; ``hidden`` are x, delta, their sum and
+    the output @ HBM. One pass over the weights for every ``token_chunk`` of tokens."""
+    (x_hbm, delta_hbm, stream_hbm, out_hbm), (*inner, down) = hidden, linears
+    (features, tokens), k_tiles = x_hbm.shape, x_hbm.shape[0] // P_MAX
+    blocks = token_blocks(features, tokens, length or tokens)
+    # a token keeps silu(gate) * up and x, and x times the gain, too
+    kept = down.k_tiles + k_tiles * (1 if gain_sb is None else 2)
+    for some in grouped(blocks, token_chunk(x_hbm.itemsize * kept)):
+        # the first piece of gate and up [128, tiles, H/128, 128] goes before the hidden states
+        # [128, H/128, count] of each block, whose first features then are multiplied while the
+        # others arrive
+        pieces = inner[0].pieces(some[0].count)
+        ahead, passed = [load_weight(linear, *pieces[0]) for linear in inner], []
+        for block in some:
+            x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
+            scales = norm_scales(x_sb, norm, spans(block.count, P_MAX))
+            x_sb = with_gain(x_sb, gain_sb)
+            inputs = [linear.inputs(x_sb, block.start) for linear in inner]
+            inner_sb = nl.ndarray((P_MAX, down.k_tiles, block.count), x_hbm.dtype)
+            passed.append(InnerTokens(x_sb, scales.along_sb, inputs, inner_sb))
+        # silu(gate) * up [128, F/128, count], features on partitions as down contracts them. A PSUM
+        # bank at a time: H/128 passes of its tokens for each tile, while DMA loads the next piece
+        # and VectorE and ScalarE finish the bank before
+        for first, size in pieces:
+            loaded = ahead if first == 0 else [load_weight(each, first, size) for each in inner]
+            gate, up = (each.piece(sb, first, size) for each, sb in zip(inner, loaded))
+            for rows in passed:
+                for part in psum_parts(size, rows.x_sb.shape[2]):
+                    rows.gated(gate, up, first, part, zero_sb)
+        # down [128, H/128, count]: F/128 passes a tile, the last tiles' weights alone at the end
+        contexts = [(rows.inner_sb, block) for rows, block in zip(passed, some)]
+        store_product(down, contexts, out_hbm)
 
 
 # --- Kernels, in the order of the model -----------------------------------------------------------
@@ -3310,11 +2571,6 @@ class InnerTokens(NamedTuple):
 #   context_hbm                               heads lie in tiles; new values v_hbm in rows
 #   keys_hbm, values_hbm  [B, kv heads, L, D] the cache; new ones come out, [T, kv heads * D]
 #   bias_hbm              [B, keys]           type of x: 0 for keys that count, MASKED for others
-#   qkv_b_hbm             [1, tiles * 128]    biases of Q, K and V
-#   gains_hbm             [128, 2]            of norms over query and key heads (Qwen3)
-#   scales_hbm            [128, columns]      fp32, of quantised weights, in the order of their use
-#   a_hbm, b_hbm          [128, K/128 * R], [R, N]  adapters of all projections side by side
-#   chosen_hbm            [R, T]              ones for the ranks that are a token's
 #
 # They come one by one: of SDK 2.21 nothing public shows tensors inside of tuples, dicts or classes
 # as arguments. Norm and HeadShape hold numbers, constants of a trace. Results @ HBM are made at
@@ -3322,19 +2578,22 @@ class InnerTokens(NamedTuple):
 
 
 @nki.jit
-def linear_kernel(x_hbm, weight_hbm, norm=None, scales_hbm=None):
+def linear_kernel(x_hbm, weight_hbm, norm=None):
     """Linear layer, after RMSNorm where ``norm`` is given: x [H, T] -> [T, N], type of x.
 
     The LM head: tokens are few and leave the device, so they come out in rows. N is whole tiles.
-    Scales of a quantised weight: [128, N/128] of its features and [128, H/128] of the norm.
     """
-    k_tiles, tokens = x_hbm.shape[0] // P_MAX, x_hbm.shape[1]
-    tiles = weight_hbm.shape[1] // (k_tiles * P_MAX)
-    out_hbm = nl.ndarray((tokens, tiles * P_MAX), x_hbm.dtype, buffer=nl.shared_hbm)
-    rows_hbm = out_hbm.reshape((tokens, P_MAX, tiles))
-    scale_sb, gain_sb = scale_columns(scales_hbm, (tiles, k_tiles))
-    linear = Linear(weight_hbm, k_tiles, scale_sb)
-    for block in token_blocks(x_hbm.shape[0], tokens, 1):
+    linear = Linear(weight_hbm, x_hbm.shape[0] // P_MAX)
+    shape = x_hbm.shape[1], linear.tiles * P_MAX
+    out_hbm = nl.ndarray(shape, x_hbm.dtype, buffer=nl.shared_hbm)
+    multiply_rows(x_hbm, linear, norm, out_hbm)
+    return out_hbm
+
+
+def multiply_rows(x_hbm, linear, norm, out_hbm, gain_sb=None):
+    """``linear_kernel`` of a Linear into out [T, N] @ HBM."""
+    rows_hbm = out_hbm.reshape((x_hbm.shape[1], P_MAX, linear.tiles))
+    for block in token_blocks(x_hbm.shape[0], x_hbm.shape[1], 1):
         # hidden states [128, H/128, T] and the scale of their norm: some KiB, before the weights
         x_sb = residual_sum(x_hbm, None, None, block)
         parts = spans(block.count, P_MAX)
@@ -3359,39 +2618,28 @@ def linear_kernel(x_hbm, weight_hbm, norm=None, scales_hbm=None):
                 for token in nl.affine_range(count):
                     row_hbm = rows_hbm[block.start + start + token]
                     nl.store(row_hbm[:, nl.ds(begin, features)], out_sb[:, token, :])
-    return out_hbm
 
 
 @nki.jit
 def attention_prefill_kernel(
-    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads, batch,
-    bias_hbm=None, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
-    a_hbm=None, b_hbm=None, chosen_hbm=None, window=None,
-):  # fmt: skip
+    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, heads, batch, bias_hbm=None
+):
     """Everything between two all-reduces of a prefill: residual sum, norm, QKV, RoPE, causal flash
     attention of all new tokens (Dao et al. 2022), output projection.
 
     bias [B, S] hides left padding. -> partial output [H, B * S], rotated keys and values [B * S,
     kv_heads * D], and x + delta. Weights that fit stay in SBUF, others are read for every block of
-    tokens. Scales: columns of Q and K, a tile each, of V, a feature each, of the norm and of the
-    output, H/128 each; adapters of Q, K, V and output. ``window``: tokens that a query sees, itself
-    included, None for all; tiles of keys that none of a tile's queries sees are left out.
+    tokens.
     """
     (features, tokens), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
     out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     keys_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
-    layer = AttentionLayer.of(
-        (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
-        (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
-    )  # fmt: skip
+    hidden, weights = (x_hbm, delta_hbm, stream_hbm, out_hbm), (qkv_w_hbm, out_w_hbm)
+    layer = AttentionLayer.of(hidden, norm, heads, weights, (cos_hbm, sin_hbm))
     blocks = token_blocks(features, tokens, tokens // batch)
-    prompt = Prompt.of(layer, bias_hbm, window, blocks)
-    if prompt.beside:
-        attend_side_by_side(prompt, keys_hbm, values_hbm)
-    else:
-        attend_one_by_one(prompt, keys_hbm, values_hbm)
+    attend_prompt(Prompt.of(layer, bias_hbm, None, blocks), keys_hbm, values_hbm)
     results = out_hbm, keys_hbm, values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -3399,14 +2647,12 @@ def attention_prefill_kernel(
 @nki.jit
 def attention_decode_kernel(
     x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
-    bias_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
-    a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None,
+    bias_hbm, heads,
 ):  # fmt: skip
     """The same for one new token per sequence: attention over the cache and the token itself.
 
-    bias [B, L], keys in the order of ``decode_runs``; of a cache of blocks caches, bias and rows as
-    ``attention_chunk_kernel`` takes them. -> partial output [H, B], new keys (rotated) and values
-    [B, kv_heads * D], and x + delta.
+    bias [B, L], keys in the order of ``decode_runs``. -> partial output [H, B], new keys (rotated)
+    and values [B, kv_heads * D], and x + delta.
     """
     (_, batch), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
     out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
@@ -3415,265 +2661,31 @@ def attention_decode_kernel(
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     # hidden states [128, H/128, B], a few KiB, then the cache, before the weights: TensorE turns
     # its keys, 128 a pass, while those stream
-    block = Block(0, batch, 1)
-    x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
-    rows_sb = None if rows_hbm is None else nl.load(rows_hbm)
-    cache = Cache(keys_hbm, values_hbm, bias_hbm, rows_sb)
-    parts = spans(batch, sequences_at_once(cache, heads))
-    ahead = rows_hbm is None and caches_stay(cache, heads)
-    loaded = [cached_sequences(cache, *part, heads) if ahead else None for part in parts]
-    # queries and keys [128, tiles, B], values [B, kv_heads * D]: H/128 passes of 64 columns a tile,
-    # a fifth of the time that DMA takes for its weights
-    layer = AttentionLayer.of(
-        (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
-        (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
-    )  # fmt: skip
-    tiles = value_parts(parts, batch, heads, x_hbm.itemsize)
-    p, room_sb = projection(x_sb, layer, 0, tiles), None
-    if rows_hbm is not None:
-        # rows of a cache of blocks are known later than weights, and DMA serves who comes first: so
-        # the output's weights wait for the room of the first ones
-        _, first = layer.qkv.pieces(batch)[0]
-        room_sb = nl.ndarray((P_MAX, first * layer.qkv.k_tiles * P_MAX), layer.qkv.weight_hbm.dtype)
-    qk_sb, v_sb = project_qkv(p, room_sb)
-    nl.store(new_keys_hbm, key_rows(qk_sb, 0, batch, heads))
-    for tile, rows_sb in zip(tiles, v_sb):
-        nl.store(new_values_hbm[nl.ds(*tile), :], rows_sb)
-    # context [128, tiles, B] while the first output weights arrive; lanes without a head are zero
-    context_sb = nl.ndarray((P_MAX, heads.q_tiles, batch), dtype)
-    if heads.leaves_lanes():
-        context_sb[...] = nisa.memset((P_MAX, heads.q_tiles, batch), 0.0, dtype)
-    for n, (part, cached) in enumerate(zip(parts, loaded)):
-        new_sb = v_sb[n] if tiles == parts else nl.load(new_values_hbm[nl.ds(*part), :])
-        if rows_hbm is None:
-            cached = cached or cached_sequences(cache, *part, heads)
-            attend_cached(qk_sb, new_sb, cached, heads, context_sb)
-        else:
-            named = named_sequences(cache, *part, heads)
-            attend_named(qk_sb, new_sb, named, heads, context_sb)
-    store_product(layer.out, [(context_sb, block)], out_hbm, SOFTMAX_TURNS, room_sb)
-    results = out_hbm, new_keys_hbm, new_values_hbm
-    return results if delta_hbm is None else (*results, stream_hbm)
-
-
-@nki.jit
-def attention_chunk_kernel(
-    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
-    bias_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
-    a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None, owners_hbm=None, window=None,
-):  # fmt: skip
-    """The same for several new tokens per sequence: over the cache, and causally over themselves.
-
-    bias [B, L], keys in the order of ``cache_runs``: a cache that is longer is read as far as its
-    L-th key; active [B, n, n] in the type of x, 0 where a token (row) sees one and MASKED
-    elsewhere, for up to 128 tokens; None: they see those before and themselves. Of a cache of
-    blocks, as ``blocks_in_runs`` gives them: keys and values [rows, run, kv_heads, D] and int32
-    rows [lanes, B * parts], or [rows, run, D] and [lanes, B * parts * kv_heads]. A chunk of several
-    sequences, end to end, is one that B stand in: owners [B, n] in the type of x are ones of the
-    tokens of each, who see the cached keys of bias [B, L] and each other. Under a ``window`` of so
-    many tokens, or None, cached keys count by query: bias [B, n, L]; keys are read again for every
-    128 queries. -> partial output [H, B * n], new keys (rotated) and values [B * n, kv_heads * D],
-    and x + delta. All tokens of a sequence share one pass over the weights.
-    """
-    (features, tokens), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
-    shared = owners_hbm is not None
-    length = tokens if shared else tokens // bias_hbm.shape[0]
-    out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
-    new_keys_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
-    new_values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
-    stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
-    layer = AttentionLayer.of(
-        (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
-        (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
-    )  # fmt: skip
-    rows_sb, most = None if rows_hbm is None else nl.load(rows_hbm), min(length, P_MAX)
-    by_query = len(bias_hbm.shape) == 3
-    rows_of_bias = math.prod(bias_hbm.shape[:-1]), bias_hbm.shape[-1]
-    cache = Cache(keys_hbm, values_hbm, bias_hbm.reshape(rows_of_bias), rows_sb)
-    causal_sb = causal_mask(most, dtype)
-    window = None if active_hbm is not None else Window.of(window, dtype)
-    constants = attention_constants(length, heads, dtype)
-    owners_sb = nl.load(owners_hbm) if shared else None
-    given = cache, new_values_hbm, active_hbm
-    chunk = Chunk(*given, causal_sb, owners_sb, window, constants, heads, by_query)
-    most_tokens = chunk_tokens(features, heads, x_hbm.itemsize, scales_hbm is not None)
-    blocks = token_blocks(features, tokens, length)
-    for some in grouped(blocks, max(1, most_tokens // length) * length):
-        # queries and keys [128, tiles, count], values [tokens, kv_heads * D] of some blocks: H/128
-        # passes of a block's tokens for every tile of features, one pass over the weights for all
-        passed = project_blocks(some, layer)
-        for rows in passed:
-            rows.store_keys(new_keys_hbm, new_values_hbm)
-        # contexts [128, tiles, count]: cached keys and values of some KV heads come in blocks, rows
-        # of up to CACHE_ROW_BYTES a partition, and TensorE turns the keys, 128 a pass
-        sequences = sorted({part[0] for block in some for part in block.parts()})
-        each = (chunk.groups(sequence, length, passed) for sequence in sequences)
-        attend_groups(group for groups in each for group in groups)
-        # the output [128, H/128, count], a pass for each tile of context, one over the weight
-        contexts = [(rows.context_sb, rows.block) for rows in passed]
-        store_product(layer.out, contexts, out_hbm)
-    results = out_hbm, new_keys_hbm, new_values_hbm
-    return results if delta_hbm is None else (*results, stream_hbm)
-
-
-@nki.jit
-def attention_projection_kernel(
-    x_hbm, delta_hbm, norm, qkv_w_hbm, cos_hbm, sin_hbm, heads, length, qkv_b_hbm=None,
-    gains_hbm=None, scales_hbm=None, a_hbm=None, b_hbm=None, chosen_hbm=None,
-):  # fmt: skip
-    """What precedes attention, where ranks exchange queries or keys: residual sum, norm, QKV, RoPE.
-
-    Operands as of the others, ``length`` tokens a sequence. -> rotated queries and keys as they lie
-    in tiles of heads [128, qk_tiles, T], queries times ``score_scales``, keys and values in
-    rows [T, kv_heads * D], and x + delta where there is a delta.
-    """
-    (features, tokens), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
-    qk_hbm = nl.ndarray((P_MAX, heads.qk_tiles, tokens), dtype, buffer=nl.shared_hbm)
-    keys_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
-    values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
-    stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
-    layer = AttentionLayer.of(
-        (x_hbm, delta_hbm, stream_hbm, None), norm, heads, (qkv_w_hbm, None),
-        (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
-    )  # fmt: skip
-    most_tokens = chunk_tokens(features, heads, x_hbm.itemsize, scales_hbm is not None)
-    for some in grouped(token_blocks(features, tokens, length), most_tokens):
-        # queries and keys [128, tiles, count], values [tokens, kv_heads * D]: H/128 passes of a
-        # block's tokens for every tile of features, one pass over the weights for some blocks
-        for rows in project_blocks(some, layer):
-            # for the cache TensorE turns keys into rows, 128 tokens a pass; the other ranks take
-            # queries and keys as they lie, a row of tiles * count for each partition
-            rows.store_keys(keys_hbm, values_hbm)
-            nl.store(qk_hbm[:, :, nl.ds(rows.block.start, rows.block.count)], rows.qk_sb)
-    results = qk_hbm, keys_hbm, values_hbm
-    return results if delta_hbm is None else (*results, stream_hbm)
-
-
-@nki.jit
-def attention_share_kernel(
-    q_hbm, k_hbm, v_hbm, keys_hbm, values_hbm, bias_hbm, active_hbm, heads, batch
-):
-    """Attention by itself, of tokens that are projected already, over keys of several ranks.
-
-    Queries, new keys and values [T, kv_heads * D] as ``attention_projection_kernel`` has them; the
-    cache as of ``attention_chunk_kernel``, its bias a row for every ``query_spans`` of a sequence.
-    -> context. With active [B, n, n] the keys are a share: up to 128 queries of a KV head, and of
-    each, head by head, what weighs it among those of other ranks, the negated maximum of its scores
-    and the sum of its weights [B, kv_heads, queries, 2] in fp32. None: tokens of a prompt.
-    """
-    length, dtype = q_hbm.shape[2] // batch, q_hbm.dtype
-    spans_of, most = query_spans(length), min(length, P_MAX)
-    context_hbm = nl.ndarray(q_hbm.shape, dtype, buffer=nl.shared_hbm)
-    if active_hbm is None:
-        causal_sb = causal_mask(most, dtype)
-    else:
-        shape = (batch, heads.kv_heads, heads.group * length, 2)
-        weights_hbm = nl.ndarray(shape, nl.float32, buffer=nl.shared_hbm)
-    constants = attention_constants(length, heads, dtype)
+    x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, Block(0, batch, 1))
     cache = Cache(keys_hbm, values_hbm, bias_hbm)
-    for row in nl.static_range(batch * len(spans_of)):
-        # a span of a sequence's tokens as they lie behind a projection
-        sequence, (start, size) = row // len(spans_of), spans_of[row % len(spans_of)]
-        first, parts = sequence * length + start, spans(size, P_MAX)
-        columns = nl.ds(first, size)
-        qk_sb = nl.ndarray((P_MAX, heads.qk_tiles, size), dtype)
-        qk_sb[:, 0 : heads.q_tiles, :] = nl.load(q_hbm[:, :, columns])
-        qk_sb[:, nl.ds(heads.q_tiles, heads.stacks), :] = nl.load(k_hbm[:, :, columns])
-        active_sb = causal_sb if active_hbm is None else nl.load(active_hbm[sequence])
-        new = new_keys(size, heads, dtype, active_sb, MARKS, hides=True)
-        for at, count in parts:
-            new.append(at, qk_sb, at, nl.load(v_hbm[nl.ds(first + at, count), :]))
-        # over the keys before them and themselves, a set of KV heads at a time
-        context_sb = nl.ndarray((P_MAX, heads.q_tiles, size), dtype)
-        sets = score_banks([(0, at, at, count) for at, count in parts], heads, most)
-        groups = (
-            QueryGroup(
-                banks, cache_blocks(cache, sequence, banks, heads, (row, 1)), new, [qk_sb],
-                constants, [context_sb],
-            )
-            for banks in sets
-        )  # fmt: skip
-        found = attend_groups(groups)
-        nl.store(context_hbm[:, :, columns], context_sb)
-        if active_hbm is not None:
-            for group, weighted in found:
-                store_weights(weights_hbm[sequence], group.banks[0], weighted)
-    return context_hbm if active_hbm is None else (context_hbm, weights_hbm)
+    loaded = cached_ahead(cache, heads)
+    hidden, weights = (x_hbm, delta_hbm, stream_hbm, out_hbm), (qkv_w_hbm, out_w_hbm)
+    layer = AttentionLayer.of(hidden, norm, heads, weights, (cos_hbm, sin_hbm))
+    decode_step(layer, x_sb, cache, loaded, new_keys_hbm, new_values_hbm)
+    results = out_hbm, new_keys_hbm, new_values_hbm
+    return results if delta_hbm is None else (*results, stream_hbm)
 
 
 @nki.jit
-def attention_output_kernel(
-    context_hbm, out_w_hbm, features, length, heads, scales_hbm=None, a_hbm=None, b_hbm=None,
-    chosen_hbm=None,
-):  # fmt: skip
-    """The output projection by itself: context [128, q_tiles, T] -> partial output [H, T], H being
-    ``features``, of sequences of ``length`` tokens. Scales and adapters are those of all four
-    projections."""
-    tokens = context_hbm.shape[2]
-    out_hbm = nl.ndarray((features, tokens), context_hbm.dtype, buffer=nl.shared_hbm)
-    layer = AttentionLayer.of(
-        (out_hbm, None, None, out_hbm), None, heads, (None, out_w_hbm), (None, None),
-        (None, None), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
-    )  # fmt: skip
-    most_tokens = token_chunk(context_hbm.itemsize * heads.q_tiles)
-    for some in grouped(token_blocks(features, tokens, length), most_tokens):
-        # contexts [128, q_tiles, count] as attention leaves them, then the output [128, H/128,
-        # count]: q_tiles passes of a block's tokens for every tile, one pass over the weight
-        contexts = [
-            (nl.load(context_hbm[:, :, nl.ds(block.start, block.count)]), block) for block in some
-        ]
-        store_product(layer.out, contexts, out_hbm, SOFTMAX_TURNS)
-    return out_hbm
-
-
-@nki.jit
-def swiglu_mlp_kernel(
-    x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, scales_hbm=None, length=None, a_hbm=None,
-    b_hbm=None, chosen_hbm=None,
-):  # fmt: skip
+def swiglu_mlp_kernel(x_hbm, delta_hbm, norm, gate_hbm, up_hbm, down_hbm, length=None):
     """Residual sum, norm and SwiGLU MLP (Shazeer 2020): down(silu(gate(x)) * up(x)).
 
     Kernel weights of gate and up [F, H] and of down [H, F], ``length`` tokens of a sequence if
-    there are several -> partial output [H, T], and x + delta. One pass over the weights for every
-    ``token_chunk`` of tokens. Scales: columns of gate and up, F/128 each, of the norm and of down,
-    H/128 each; adapters of the three.
+    there are several -> partial output [H, T], and x + delta.
     """
-    (features, tokens), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
-    k_tiles = features // P_MAX
+    shape, dtype = x_hbm.shape, x_hbm.dtype
     out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
-    blocks = token_blocks(features, tokens, length or tokens)
-    weights, adapters = (gate_hbm, up_hbm, down_hbm), (a_hbm, b_hbm, chosen_hbm)
-    (*inner, down), gain_sb = mlp_linears(weights, k_tiles, scales_hbm, adapters)
-    # a token keeps silu(gate) * up and x, and x times the gain, too
-    kept = down.k_tiles + k_tiles * (1 if gain_sb is None else 2)
-    for some in grouped(blocks, token_chunk(x_hbm.itemsize * kept)):
-        # the first piece of gate and up [128, tiles, H/128, 128] goes before the hidden states
-        # [128, H/128, count] of each block, whose first features then are multiplied while the
-        # others arrive
-        itemsize = min(linear.weight_hbm.itemsize for linear in inner)
-        pieces = weight_pieces(down.k_tiles, k_tiles, some[0].count, itemsize=itemsize)
-        ahead, passed = [load_weight(linear, *pieces[0]) for linear in inner], []
-        for block in some:
-            x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, block)
-            scales = norm_scales(x_sb, norm, spans(block.count, P_MAX))
-            x_sb = with_gain(x_sb, gain_sb)
-            lows = [low_ranks(linear.adapters, x_sb, block.start) for linear in inner]
-            inner_sb = nl.ndarray((P_MAX, down.k_tiles, block.count), dtype)
-            passed.append(InnerTokens(x_sb, scales.along_sb, lows, inner_sb))
-        # silu(gate) * up [128, F/128, count], features on partitions as down contracts them. A PSUM
-        # bank at a time: H/128 passes of its tokens for each tile, while DMA loads the next piece
-        # and VectorE and ScalarE finish the bank before
-        for first, size in pieces:
-            loaded = ahead if first == 0 else [load_weight(each, first, size) for each in inner]
-            gate, up = (each.piece(sb, first, size) for each, sb in zip(inner, loaded))
-            for rows in passed:
-                for part in psum_parts(size, rows.x_sb.shape[2]):
-                    rows.gated(gate, up, first, part, zero_sb)
-        # down [128, H/128, count]: F/128 passes a tile, the last tiles' weights alone at the end
-        contexts = [(rows.inner_sb, block) for rows, block in zip(passed, some)]
-        store_product(down, contexts, out_hbm)
+    k_tiles = shape[0] // P_MAX
+    gate, up = (Linear(weight_hbm, k_tiles) for weight_hbm in (gate_hbm, up_hbm))
+    linears = gate, up, Linear(down_hbm, gate.tiles)
+    gated_mlp((x_hbm, delta_hbm, stream_hbm, out_hbm), norm, linears, length, zero_sb)
     return out_hbm if delta_hbm is None else (out_hbm, stream_hbm)
 
 
@@ -3684,15 +2696,20 @@ class NeuronConfigNKI(NeuronConfig):
     """NeuronConfig with ``nki_enabled``: run the kernels of this file (default False).
 
     The driver says ``enable_nki``, a saved configuration ``nki_enabled``; both are understood.
-    ``prompt_in_chunks``: calls of ``speculation_length`` tokens feed a prompt, whose last token is
-    a decode step of its own; so of their logits nobody reads but a last row.
     """
 
     def __init__(self, **kwargs: Any) -> None:
-        self.prompt_in_chunks = bool(kwargs.pop("prompt_in_chunks", False))
         saved = kwargs.pop("nki_enabled", False)
         self.nki_enabled = bool(kwargs.pop("enable_nki", saved))
         super().__init__(**kwargs)
+
+
+# Settings of NxDI that llama_extended.py, beside this file, adds to it.
+ELSEWHERE = (
+    "quantized", "kv_cache_quant", "lora_config", "is_block_kv_layout", "is_chunked_prefill",
+    "flash_decoding_enabled", "speculation_length", "is_medusa", "enable_eagle_speculation",
+    "enable_fused_speculation",
+)  # fmt: skip
 
 
 class LlamaInferenceConfig(InferenceConfig):
@@ -3700,45 +2717,14 @@ class LlamaInferenceConfig(InferenceConfig):
 
     def add_derived_config(self) -> None:
         self.num_cores_per_group = 1
-        neuron_config = self.neuron_config
         if option(self, "k_cache_transposed"):
             raise ValueError(
                 "k_cache_transposed changes the data that the layers of this file get, expected "
                 "False; leave it out."
             )
-        if neuron_config.flash_decoding_enabled:
-            self.num_cores_per_group = self.cores_of_a_kv_head()
-        lora = neuron_config.lora_config
-        if lora is not None and not hasattr(lora, "lora_memory_transpose"):
-            raise ValueError(
-                "lora_config needs NxDI 0.2 or later, where adapters are read and number 0 is none "
-                "of them, got an earlier one; leave it out."
-            )
-        if parts_of_prompt(self) > 1:
-            self.check_parts_of_prompt()
-        if getattr(self, "use_sliding_window", False):  # Qwen's
-            raise ValueError(
-                "use_sliding_window gives some layers a window and others none, expected False; no "
-                "layer of this file chooses."
-            )
-        window = window_of(self)
-        if window is not None and neuron_config.is_chunked_prefill:
-            raise ValueError(
-                f"sliding_window {window} counts positions, which a chunk's tiles do not have, "
-                "expected no chunked_prefill_config; leave one of them out."
-            )
-        if window is not None and neuron_config.flash_decoding_enabled:
-            raise ValueError(
-                f"sliding_window {window} counts rows of a cache, which flash_decoding_enabled "
-                "spreads over ranks, expected one of the two; leave flash_decoding_enabled out."
-            )
-        if window is not None and neuron_config.padding_side == "left":
-            raise ValueError(
-                f"sliding_window {window} counts from the right here, got padding_side 'left'; pad "
-                "on the right."
-            )
         # Left padding: NxDI 0.3 and later read the wrong row. A parallel vocabulary: releases
         # differ in who sums the embedding.
+        neuron_config = self.neuron_config
         left = neuron_config.padding_side == "left"
         if neuron_config.sequence_parallel_enabled and (left or neuron_config.vocab_parallel):
             raise ValueError(
@@ -3746,41 +2732,32 @@ class LlamaInferenceConfig(InferenceConfig):
                 f"vocabulary, got padding_side {neuron_config.padding_side!r} and vocab_parallel "
                 f"{neuron_config.vocab_parallel}; leave these out."
             )
+        self.check_covered()
 
-    def cores_of_a_kv_head(self) -> int:
-        """Flash decoding: ranks that keep the positions of one KV head among them."""
-        heads, tp = self.num_attention_heads, self.neuron_config.tp_degree
-        kv = self.num_key_value_heads
-        if heads % tp or tp % kv or tp <= kv:
+    def check_covered(self) -> None:
+        """ValueError for what this file alone does not have."""
+        asked = [name for name in ELSEWHERE if option(self, name)]
+        asked += ["cp_degree"] if option(self, "cp_degree", 1) > 1 else []
+        kind = getattr(self, "model_type", "llama")
+        if asked or kind != "llama" or getattr(self, "attention_bias", False):
             raise ValueError(
-                f"flash_decoding_enabled shares a KV head among ranks, expected a degree above the "
-                f"{kv} KV heads that is a multiple of them and divides the {heads} query heads, "
-                f"got {tp}; choose another tp_degree or leave it out."
+                f"llama.py alone runs Llamas in float, a token a step, got a {kind} with "
+                f"{', '.join(asked) or 'biases or windows'}; give llama_extended.py instead."
             )
-        return calculate_num_cores_per_group(heads, kv, tp)
 
-    def check_parts_of_prompt(self) -> None:
-        """Context parallelism: a rank decodes with one of the KV heads that it has in prompts."""
-        neuron_config, kv = self.neuron_config, self.num_key_value_heads
-        for name in (
-            "flash_decoding_enabled",
-            "sequence_parallel_enabled",
-            "quantized",
-            "lora_config",
-        ):
-            if getattr(neuron_config, name):
-                raise ValueError(
-                    f"cp_degree {neuron_config.cp_degree} gives groups of ranks parts of a prompt, "
-                    f"expected no {name}; leave one of them out."
-                )
-        tp, heads = neuron_config.tp_degree, self.num_attention_heads
-        ranks = tp // neuron_config.cp_degree
-        if tp % kv or heads % tp or (ranks % kv and kv % ranks):
-            raise ValueError(
-                f"cp_degree {neuron_config.cp_degree} takes a degree that is a multiple of the "
-                f"{kv} KV heads and divides the {heads} query heads, and groups of ranks that "
-                f"share out the KV heads, got {tp} ranks in groups of {ranks}; choose others."
-            )
+    def lacking(self) -> List[Tuple[bool, str]]:
+        """(whether, what) the kernels of this file do not cover."""
+        sizes, neuron_config = Sizes.of(self), self.neuron_config
+        heads, batch, keys = sizes.of_rank, neuron_config.max_batch_size, neuron_config.seq_len
+        of_cache = decode_bytes(keys, heads, neuron_config.torch_dtype.itemsize)
+        return [
+            (sizes.head_dim not in (64, 128), f"head_dim {sizes.head_dim}"),
+            (heads.q_heads > P_MAX, f"{heads.q_heads} query heads per rank"),
+            (batch > P_MAX, f"a batch of {batch}"),
+            (keys > DECODE_KEYS or of_cache > CACHES_BYTES, f"a cache of {keys} keys"),
+            (bool(getattr(self, "mlp_bias", False)), "mlp_bias"),
+            (self.hidden_act != "silu", f"hidden_act {self.hidden_act}"),
+        ]
 
     def get_required_attributes(self) -> List[str]:
         return [
@@ -3792,6 +2769,17 @@ class LlamaInferenceConfig(InferenceConfig):
     @classmethod
     def get_neuron_config_cls(cls) -> Type[NeuronConfigNKI]:
         return NeuronConfigNKI
+
+
+def check_kernels(config: LlamaInferenceConfig) -> None:
+    """ValueError for a model that the kernels do not cover."""
+    for wrong, what in config.lacking():
+        if wrong:
+            raise ValueError(
+                f"The kernels do not cover {what}, expected a Llama with SiLU, biases on queries, "
+                "keys and values only, heads of 256 or an even number up to 128 and a batch "
+                "of at most 128; run without --enable-nki."
+            )
 
 
 class Sizes(NamedTuple):
@@ -3849,64 +2837,22 @@ def option(config: InferenceConfig, name: str, default: Any = False) -> Any:
 
 
 def is_nki_enabled(config: InferenceConfig) -> bool:
-    """Whether kernels run; an EAGLE draft, one layer without its first norm, is PyTorch's."""
-    return bool(option(config, "nki_enabled")) and not option(config, "is_eagle_draft")
-
-
-def shows_hidden_states(config: InferenceConfig) -> bool:
-    """Whether more than the head reads normalised hidden states: EAGLE's draft, or Medusa's heads,
-    of which there are `medusa_heads`."""
-    return bool(option(config, "enable_eagle_speculation")) or medusa_heads(config) > 0
-
-
-def medusa_heads(config: InferenceConfig) -> int:
-    return config.neuron_config.num_medusa_heads if option(config, "is_medusa") else 0
-
-
-def has_head_norms(config: InferenceConfig) -> bool:
-    """Whether queries and keys have RMSNorms of their own over each head, as Qwen3's."""
-    return model_type(config) == "qwen3"
-
-
-def model_type(config: InferenceConfig) -> str:
-    """Of the family: llama, mistral, qwen2 or qwen3."""
-    return getattr(config, "model_type", "llama")
-
-
-def window_of(config: InferenceConfig) -> Optional[int]:
-    """Tokens that a query sees, itself included; None where the cache holds no more anyway."""
-    window = getattr(config, "sliding_window", None) if model_type(config) == "mistral" else None
-    return None if window is None or window >= config.neuron_config.seq_len else window
-
-
-def adapter_ranks(config: InferenceConfig) -> int:
-    """Rows that the ranks of all adapters take together in the kernels, 0 without any."""
-    lora = config.neuron_config.lora_config
-    return 0 if lora is None else lora.max_loras * lora.max_lora_rank
-
-
-def adapter_targets(config: InferenceConfig) -> Set[str]:
-    """Names of the projections that some adapter changes."""
-    if not adapter_ranks(config):
-        return set()
-    paths = config.neuron_config.lora_config.lora_ckpt_paths
-    return {name for path in paths.values() for name in peft_config(path)["target_modules"]}
-
-
-def parts_of_prompt(config: InferenceConfig) -> int:
-    """Context parallelism: parts of a prompt, each with a group of ranks of its own; 1 without."""
-    return option(config, "cp_degree", 1)
+    """Whether kernels run."""
+    return bool(option(config, "nki_enabled"))
 
 
 # --- Modules --------------------------------------------------------------------------------------
+#
+# Classes that a module makes others of are its attributes, and what another model may do in another
+# way is a method: llama_extended.py says which.
 
 
 class Columns(NamedTuple):
     """Hidden states between kernels: transposed, and the last partial result not yet added.
 
-    ``stream`` [H, T], ``delta`` [H, T] or None; ``shape`` is (B, S, H); ``chosen`` [ranks, T] tells
-    which adapters are a token's, None without any. Layers of the base class hand it on as it is; it
-    becomes [B, S, H] again behind the last one (SumOfColumns).
+    ``stream`` [H, T], ``delta`` [H, T] or None; ``shape`` is (B, S, H); ``chosen`` is for
+    extensions, None here. Layers of the base class hand it on as it is; it becomes [B, S, H] again
+    behind the last one (SumOfColumns).
     """
 
     stream: torch.Tensor
@@ -3937,17 +2883,6 @@ class Columns(NamedTuple):
         delta = reduce_from_tensor_model_parallel_region(partial)
         return self._replace(stream=stream[0] if stream else self.stream, delta=delta)
 
-    def choose(self, config: InferenceConfig, adapter_ids: Optional[torch.Tensor]) -> Columns:
-        """With the adapters of each row of the batch, [B] numbers from 1 on, 0 for none."""
-        if self.chosen is not None or not adapter_ranks(config):
-            return self
-        lora, device = config.neuron_config.lora_config, self.stream.device
-        ids = torch.zeros(self.shape[0], device=device) if adapter_ids is None else adapter_ids
-        numbers = torch.arange(1, lora.max_loras + 1, device=device)
-        rows = numbers.repeat_interleave(lora.max_lora_rank)[:, None] == ids.reshape(1, -1)
-        chosen = rows.to(self.stream.dtype).repeat_interleave(self.shape[1], 1)
-        return self._replace(chosen=chosen)
-
 
 class SumOfColumns(nn.Module):
     """In the place of the final norm, which the head does: Columns -> [B, S or S / tp, H]."""
@@ -3976,34 +2911,8 @@ class NeuronLlamaRMSNorm(nn.Module):
         return (x * rstd * self.weight.to(torch.float32)).to(hidden.dtype)
 
 
-class NormOfColumns(NeuronLlamaRMSNorm):
-    """The final norm where hidden states are read besides the head: Columns -> [B, S, H]."""
-
-    def forward(self, columns: Columns) -> torch.Tensor:
-        return super().forward(columns.rows())
-
-
-class ResBlock(nn.Module):
-    """A Medusa head's own part, in front of an output matrix: x + SiLU(linear(x))."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(hidden_size, hidden_size)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return x + nn.functional.silu(self.linear(x))
-
-
-class DraftInput(ColumnParallelLinear):
-    """An EAGLE draft's `fc`: embedding and hidden state [B, S, 2H] -> [B, S, H]."""
-
-    def forward_wg(self, x: torch.Tensor, *_: Any) -> torch.Tensor:
-        """How NxDI 0.3 and later call it; sequence parallelism alone would gather the weight."""
-        return self.forward(x)
-
-
 class KernelRows(ColumnParallelLinear):
-    """[rows, N] per rank, such as a bias in one row, or parts of adapters.
+    """[rows, N] per rank: what a kernel reads as it lies.
 
     It is a ColumnParallelLinear so that the SDK's loader cuts it for the ranks: the full tensor is
     the ranks' one after another, whichever way the product itself is parallel.
@@ -4014,70 +2923,15 @@ class KernelRows(ColumnParallelLinear):
     ) -> None:
         size = rows * tp_degree
         super().__init__(n, size, bias=False, gather_output=False, dtype=dtype, **group)
+        self.tp_degree = tp_degree
 
 
 class KernelWeight(KernelRows):
-    """A weight in kernel layout, [128, N/128 * K/128 * 128] per rank.
+    """A weight in kernel layout, [128, N/128 * K/128 * 128] per rank."""
 
-    The last weight of a kernel carries the scales of all of them, None where none is quantised.
-    """
-
-    def __init__(
-        self, n: int, k: int, tp_degree: int, dtype: torch.dtype, columns: int = 0, **group: Any
-    ) -> None:
+    def __init__(self, n: int, k: int, tp_degree: int, dtype: torch.dtype, **group: Any) -> None:
         row = whole_tiles(n) * whole_tiles(k) * P_MAX
         super().__init__(row, tp_degree, dtype, P_MAX, **group)
-        self.tp_degree, self.columns = tp_degree, columns
-        self.register_parameter("scale", None)
-
-    def hold(self, name: str, columns: int, dtype: torch.dtype) -> None:
-        """Give the weight or the scale its type, which the loader cuts for the ranks alike.
-
-        Tags come last: NxD's ``init_on_device`` makes what is set anew, with tags as arguments.
-        """
-        zeros = torch.zeros(P_MAX, columns, dtype=dtype)
-        setattr(self, name, nn.Parameter(zeros, requires_grad=False))
-        held, parts = getattr(self, name), self.tp_degree
-        set_tensor_model_parallel_attributes(held, True, 0, 1, num_partitions=parts)
-
-
-def quantise_kernel_weights(model: nn.Module, neuron_config: NeuronConfig) -> None:
-    """What NxDI's ``convert`` does to plain layers: weights of one byte, but for modules that are
-    to stay, and a scale for every kernel that reads one."""
-    stay = getattr(neuron_config, "modules_to_not_convert", None) or ()
-    dtype = QUANTISED_DTYPES[neuron_config.quantization_dtype]
-    for path, module in model.named_modules():
-        if "medusa_head" in path:  # no Hugging Face checkpoint has them, so none is quantised
-            continue
-        kernel = {n: w for n, w in module.named_children() if isinstance(w, KernelWeight)}
-        for name, weight in kernel.items():
-            known = f"{path}.{name}".replace("qkv_proj", "q_proj")  # as in the checkpoint
-            if any(part in known for part in stay):
-                continue
-            weight.hold("weight", weight.weight.shape[1], dtype)
-            last = [*kernel.values()][-1]
-            last.hold("scale", last.columns, torch.float32)
-
-
-class KernelAdapters(nn.Module):
-    """A and B of a kernel's projections as ``split_adapters`` reads them, by sizes of a rank: the
-    tiles of K and the features N of each. Nothing where no adapter changes one of ``targets``."""
-
-    def __init__(
-        self, config: InferenceConfig, targets: Tuple[str, ...], k_tiles: List[int], n: List[int]
-    ) -> None:
-        super().__init__()
-        self.present = bool(adapter_targets(config) & set(targets))
-        if not self.present:
-            return
-        tp, dtype = config.neuron_config.tp_degree, config.neuron_config.torch_dtype
-        ranks, features = adapter_ranks(config), sum(whole_tiles(size) for size in n) * P_MAX
-        self.a = KernelRows(sum(k_tiles) * ranks, tp, dtype, P_MAX)
-        self.b = KernelRows(features, tp, dtype, ranks)
-
-    def operands(self, columns: Columns) -> Tuple[Optional[torch.Tensor], ...]:
-        """What a kernel takes of them behind its other operands."""
-        return (self.a.weight, self.b.weight, columns.chosen) if self.present else (None,) * 3
 
 
 def column_linear(
@@ -4101,13 +2955,6 @@ def row_linear(
     )  # fmt: skip
 
 
-def adapted(
-    projection: nn.Module, x: torch.Tensor, adapter_ids: Optional[torch.Tensor]
-) -> torch.Tensor:
-    """The projection of x; one that NxDI has wrapped adds each row's low-rank adapter."""
-    return projection(x, adapter_ids) if is_lora_module(projection) else projection(x)
-
-
 class NeuronLlamaMLP(nn.Module):
     """SwiGLU MLP: one kernel per rank and an all-reduce, or three parallel layers."""
 
@@ -4122,30 +2969,34 @@ class NeuronLlamaMLP(nn.Module):
             inner = sizes.intermediate // tp
             self.gate_proj = KernelWeight(inner, hidden, tp, dtype)
             self.up_proj = KernelWeight(inner, hidden, tp, dtype)
-            columns = 2 * (whole_tiles(inner) + whole_tiles(hidden))
-            self.down_proj = KernelWeight(hidden, inner, tp, dtype, columns)
-            tiles = [whole_tiles(hidden)] * 2 + [whole_tiles(inner)]
-            self.adapters = KernelAdapters(config, MLP_TARGETS, tiles, [inner, inner, hidden])
+            self.down_proj = KernelWeight(hidden, inner, tp, dtype)
         else:
             self.act_fn = ACT2FN[config.hidden_act]
             self.gate_proj = column_linear(config, hidden, config.intermediate_size, bias)
             self.up_proj = column_linear(config, hidden, config.intermediate_size, bias)
             self.down_proj = row_linear(config, config.intermediate_size, hidden, bias)
 
-    def forward(self, hidden: Any, norm: Any, adapter_ids: Optional[torch.Tensor] = None) -> Any:
-        """hidden + MLP(norm(hidden)): [B, S or S / tp, H], or Columns with kernels."""
+    def forward(self, hidden: Any, norm: Any, given: Dict[str, Any]) -> Any:
+        """hidden + MLP(norm(hidden)): [B, S or S / tp, H], or Columns with kernels; ``given`` as to
+        the decoder layer."""
         if not self.nki_enabled:
             normed = norm(hidden)
             if self.parallel:
                 normed = gather_from_sequence_parallel_region(normed, 1)
-            gate, up = (adapted(p, normed, adapter_ids) for p in (self.gate_proj, self.up_proj))
-            return hidden + adapted(self.down_proj, self.act_fn(gate) * up, adapter_ids)
+            gate, up = (self.product(p, normed, given) for p in (self.gate_proj, self.up_proj))
+            return hidden + self.product(self.down_proj, self.act_fn(gate) * up, given)
         weights = self.gate_proj.weight, self.up_proj.weight, self.down_proj.weight
-        partial, *stream = swiglu_mlp_kernel(
-            hidden.stream, hidden.delta, norm, *weights, self.down_proj.scale, hidden.shape[1],
-            *self.adapters.operands(hidden),
-        )  # fmt: skip
+        partial, *stream = self.multiply(hidden, norm, weights)
         return hidden.after(partial, stream)
+
+    def product(self, layer: nn.Module, x: torch.Tensor, given: Dict[str, Any]) -> torch.Tensor:
+        """What one of the parallel layers makes of x."""
+        return layer(x)
+
+    def multiply(self, hidden, norm, weights):
+        """The kernel's partial output and, where there is a delta, the sum."""
+        results = swiglu_mlp_kernel(hidden.stream, hidden.delta, norm, *weights, hidden.shape[1])
+        return (results,) if hidden.delta is None else results
 
 
 ROPE_KINDS = ("default", "linear", "dynamic", "llama3", "yarn")
@@ -4219,296 +3070,122 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tenso
     return torch.cat((low * cos - high * sin, high * cos + low * sin), dim=-1)
 
 
-def attention_biases(config: InferenceConfig) -> Tuple[bool, bool]:
-    """Whether Q, K and V have biases, and the output; Qwen2 has no word for its own."""
-    every = bool(getattr(config, "attention_bias", False))
-    return every or model_type(config) == "qwen2", every
-
-
 class NeuronLlamaAttention(nn.Module):
     """Grouped-query attention; returns the new tokens' K and V for the base class's cache."""
 
     def __init__(self, config: InferenceConfig, ranks: Optional[int] = None, **group: Any) -> None:
         """``ranks`` that split the heads, and their group as layers take it; None: all."""
         super().__init__()
-        self.sizes = sizes = Sizes.of(config, ranks)
-        tp, dtype = sizes.tp, config.neuron_config.torch_dtype
-        hidden, dim, rank = config.hidden_size, sizes.head_dim, sizes.of_rank
-        qkv_bias, out_bias = attention_biases(config)
-        self.config, self.window = config, window_of(config)
+        self.config, self.sizes = config, Sizes.of(config, ranks)
         self.nki_enabled = is_nki_enabled(config)
         self.parallel = option(config, "sequence_parallel_enabled")
-        self.cores_of_kv = config.num_cores_per_group
-        if self.cores_of_kv > 1:
-            self.rank_util = SPMDRank(tp)
         self.rotary_emb = LlamaRotaryEmbedding(config)
         if self.nki_enabled:
-            tiles = rank.qk_tiles + whole_tiles(rank.kv_features)
-            self.qkv_proj = KernelWeight(tiles * P_MAX, hidden, tp, dtype, **group)
-            self.qkv_bias = KernelRows(tiles * P_MAX, tp, dtype, **group) if qkv_bias else None
-            # of the norms over query and key heads, a lane of a tile of heads a row
-            gains = nn.Parameter(torch.ones(P_MAX, 2, dtype=dtype))
-            self.register_parameter("head_gains", gains if has_head_norms(config) else None)
-            columns = rank.qk_tiles + rank.kv_features + 2 * whole_tiles(hidden)
-            self.o_proj = KernelWeight(hidden, rank.q_tiles * P_MAX, tp, dtype, columns, **group)
-            k_tiles = [whole_tiles(hidden)] * 3 + [rank.q_tiles]
-            n = [rank.q_tiles * P_MAX, rank.stacks * P_MAX, rank.kv_features, hidden]
-            self.adapters = KernelAdapters(config, ATTENTION_TARGETS, k_tiles, n)
+            self.make_kernel_weights(group)
         else:
-            q_size, kv_size = sizes.q_heads * dim, sizes.kv_heads * dim
-            self.q_proj = column_linear(config, hidden, q_size, qkv_bias, **group)
-            self.k_proj = column_linear(config, hidden, kv_size, qkv_bias, **group)
-            self.v_proj = column_linear(config, hidden, kv_size, qkv_bias, **group)
-            self.q_norm: nn.Module = nn.Identity()
-            self.k_norm: nn.Module = nn.Identity()
-            if has_head_norms(config):
-                self.q_norm = NeuronLlamaRMSNorm(dim, config.rms_norm_eps)
-                self.k_norm = NeuronLlamaRMSNorm(dim, config.rms_norm_eps)
-            self.o_proj = row_linear(config, q_size, hidden, out_bias, **group)
+            self.make_layers(group)
+
+    def make_kernel_weights(self, group: Dict[str, Any]) -> None:
+        hidden, rank = self.config.hidden_size, self.sizes.of_rank
+        shared = self.sizes.tp, self.config.neuron_config.torch_dtype
+        tiles = rank.qk_tiles + whole_tiles(rank.kv_features)
+        self.qkv_proj = KernelWeight(tiles * P_MAX, hidden, *shared, **group)
+        self.o_proj = KernelWeight(hidden, rank.q_tiles * P_MAX, *shared, **group)
+
+    def make_layers(
+        self, group: Dict[str, Any], biases: Tuple[bool, bool] = (False, False)
+    ) -> None:
+        """``biases``: whether Q, K and V have them, and the output."""
+        config, hidden, dim = self.config, self.config.hidden_size, self.sizes.head_dim
+        q_size, kv_size = self.sizes.q_heads * dim, self.sizes.kv_heads * dim
+        self.q_proj = column_linear(config, hidden, q_size, biases[0], **group)
+        self.k_proj = column_linear(config, hidden, kv_size, biases[0], **group)
+        self.v_proj = column_linear(config, hidden, kv_size, biases[0], **group)
+        self.o_proj = row_linear(config, q_size, hidden, biases[1], **group)
 
     def heads(self, rows: torch.Tensor, batch: int) -> torch.Tensor:
         """[B * S, n * D] (or [B, S, n * D]) -> [B, n, S, D]."""
         dim = self.sizes.head_dim
         return rows.reshape(batch, -1, rows.shape[-1] // dim, dim).transpose(1, 2)
 
-    def forward(self, hidden: Any, norm: Any, **given: Any) -> Tuple[Any, ...]:
+    def forward(self, hidden: Any, norm: Any, given: Dict[str, Any]) -> Tuple[Any, ...]:
         """hidden + attention(norm(hidden)), [B, S, H] or Columns, then (K, V), cos and sin.
 
         ``given`` by the base class: position_ids [B, S]; attention_mask and active_mask, True where
         keys count; past_key_value, two [B, kv_rank, L, D], and cos_cache and sin_cache of the layer
-        before; adapter_ids [B], where projections have adapters; rotary_position_ids [B, S], where
-        tokens stand whose keys lie elsewhere. All but the first two may be None.
-        A prompt behind a prefix, in blocks of the cache, has both masks, as several tokens a step.
+        before. All but the first two may be None.
         """
         cos, sin = given.get("cos_cache"), given.get("sin_cache")
-        places = given.get("rotary_position_ids")  # of a tree, where rows lie elsewhere
-        places = given["position_ids"] if places is None else places
         # a comparison of both paths hands tables of the kernels' layout, [128, B * S], to the other
         if cos is None or (cos.dim() == 2) != self.nki_enabled:
             dtype = hidden.stream.dtype if self.nki_enabled else hidden.dtype
-            cos, sin = self.rotary_emb(places, dtype)
-        past = given.get("past_key_value")
-        masks = given["attention_mask"], given.get("active_mask")
-        if self.window is not None:
-            masks = self.within_window(*masks, None if past is None else places)
-        if given.get("tile_masks") is not None:  # a chunk of several sequences
-            in_tiles = self.blocks_of_tiles if self.nki_enabled else self.in_tiles
-            past, masks = in_tiles(past, masks[0], given)
-        inputs = hidden, norm, past, *masks, (cos, sin)
-        if self.nki_enabled:
-            output, present = self.attend_with_kernels(*inputs)
-        else:
-            output, present = self.attend_with_torch(*inputs, given.get("adapter_ids"))
-        if past is None and self.cores_of_kv > 1:
-            present = self.share_of_prompt(present)
+            cos, sin = self.rotary_emb(self.places(given), dtype)
+        attend = self.attend_with_kernels if self.nki_enabled else self.attend_with_torch
+        past, *masks = self.visible(given)
+        output, present = attend(hidden, norm, past, *masks, (cos, sin), given)
         return output, present, cos, sin
 
-    def share_of_prompt(self, present: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
-        """Flash decoding: of a prompt's keys and values [B, kv_rank, S, D] the positions that this
-        rank keeps, [B, kv_rank, ceil(S / ranks), D]; what lies beyond the prompt nobody sees."""
-        length, ranks = present[0].shape[2], self.cores_of_kv
-        own = self.rank_util.get_rank().long() % ranks
-        places = torch.arange(0, length, ranks, device=own.device) + own
-        return tuple(x.index_select(2, places.clamp_max(length - 1)) for x in present)
+    def places(self, given: Dict[str, Any]) -> torch.Tensor:
+        """Positions [B, S] of the new tokens, for their rotation."""
+        return given["position_ids"]
 
-    def within_window(
-        self, mask: torch.Tensor, active_mask: Optional[torch.Tensor], places: Any
-    ) -> Tuple[Any, ...]:
-        """The masks without what lies ``window`` tokens and more in front of a query; ``places``
-        [B, n] of new tokens behind a cache, None where there is no cache."""
-        keys = torch.arange(mask.shape[-1], device=mask.device)
-        queries = keys[None] if places is None else places  # padded on the right
-        mask = mask & (queries[:, None, :, None] - keys < self.window)
-        if active_mask is not None:
-            new = torch.arange(active_mask.shape[-1], device=mask.device)
-            active_mask = active_mask & (new[:, None] - new < self.window)
-        return mask, active_mask
+    def visible(self, given: Dict[str, Any]) -> Tuple[Any, ...]:
+        """The cache and the masks of its keys and of new ones among themselves."""
+        return given.get("past_key_value"), given["attention_mask"], given.get("active_mask")
 
-    def in_tiles(
-        self, caches: Sequence[torch.Tensor], mask: torch.Tensor, given: Dict[str, Any]
-    ) -> Tuple[Any, ...]:
-        """A chunk's tiles of the caches [blocks, kv_rank, block, D] as keys and values of one
-        sequence, and the masks of these and of the chunk with itself.
-
-        NxDI lays the sequences' cached tokens end to end and cuts them, and the chunk, into tiles:
-        ``tile_block_tables`` [tiles, blocks] are their keys, a number that no block has standing
-        for those of the tile before, ``tile_q_indices`` [tiles] which tile of queries looks at
-        them, and ``tile_masks`` [tiles, queries, keys] at which.
-        """
-        queries, seen = given["tile_q_indices"], given["tile_masks"]
-        blocks = named_blocks(given["tile_block_tables"], len(caches[0]))
-        past = [cache[blocks].permute(2, 0, 1, 3, 4).flatten(1, 3)[None] for cache in caches]
-        length = mask.shape[-1]
-        spans_of = torch.arange(math.ceil(length / seen.shape[1]), device=seen.device)
-        own = (spans_of[:, None] == queries)[:, None, :, None] & seen.transpose(0, 1)
-        return past, (own.flatten(2, 3).flatten(0, 1)[None, None, :length], mask)
-
-    def blocks_of_tiles(
-        self, caches: Sequence[torch.Tensor], mask: torch.Tensor, given: Dict[str, Any]
-    ) -> Tuple[Any, ...]:
-        """The same for the kernels: caches, the blocks of all tiles [1, n], and which tokens are a
-        sequence's, bool [sequences + 1, tokens], the last row those of padding; and of the cached
-        keys which each of these sees [sequences + 1, 1, 1, keys].
-
-        A sequence sees what its last token does: that of one tile of queries, and no key twice.
-        """
-        seen, ends = given["tile_masks"], given["num_queries"].cumsum(0)
-        places = torch.arange(mask.shape[-1], device=seen.device)
-        owner = (places[:, None] >= ends).sum(1)
-        owners = owner == torch.arange(len(ends) + 1, device=seen.device)[:, None]
-        last = (ends - 1).clamp_min(0)
-        tile, row = last // seen.shape[1], last % seen.shape[1]
-        of_last = (
-            seen[:, row].transpose(0, 1) & (tile[:, None] == given["tile_q_indices"])[..., None]
-        )
-        keys = nn.functional.pad(of_last.flatten(1), (0, 0, 0, 1))
-        blocks = named_blocks(given["tile_block_tables"], len(caches[0]))
-        return (*caches[:2], blocks.reshape(1, -1), owners), (keys[:, None, None], None)
-
-    def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables):
+    def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables, given):
         """Residual sum, norm, QKV, RoPE, attention and output projection, then an all-reduce."""
+        results = self.kernel_results(hidden, norm, past, mask, active_mask, tables)
+        (partial, k, v, *stream), batch = results, hidden.shape[0]
+        return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
+
+    def kernel_results(self, hidden, norm, past, mask, active_mask, tables) -> Tuple[Any, ...]:
+        """Those of the kernel for a prompt, or for a token over the cache ``past``."""
         batch, dtype, rank = hidden.shape[0], hidden.stream.dtype, self.sizes.of_rank
         weights = self.qkv_proj.weight, self.o_proj.weight
-        inputs, own = (hidden.stream, hidden.delta, norm, *weights, *tables), self.operands(hidden)
+        inputs = hidden.stream, hidden.delta, norm, *weights, *tables
         if past is None:
             padded = option(self.config, "padding_side") == "left"
             bias = _mask_bias(mask[:, 0, -1], dtype) if padded else None
-            cut = None if self.window is None or self.window >= mask.shape[-1] else self.window
-            results = attention_prefill_kernel(*inputs, rank, batch, bias, *own, window=cut)
-        elif self.cores_of_kv > 1:
-            results = self.attend_share(hidden, inputs, past, mask, active_mask, own)
-        else:
-            sizes = batch, mask.shape[-1], rank, max(2, past[0].dtype.itemsize)
-            one = active_mask is None and len(past) < 4
-            decode = one and is_decode_step(*sizes, named=len(past) == 3)
-            *cache, rows = self.cache_operands(past, mask, active_mask, dtype, decode)
-            if decode:
-                results = attention_decode_kernel(*inputs, *cache, rank, *own, rows_hbm=rows)
-            else:
-                active = self.active_bias(active_mask, hidden)
-                owners = past[3].to(dtype) if len(past) == 4 else None
-                results = attention_chunk_kernel(
-                    *inputs, *cache, active, rank, *own,
-                    rows_hbm=rows, owners_hbm=owners, window=self.window,
-                )  # fmt: skip
-        partial, k, v, *stream = results
-        return hidden.after(partial, stream), (self.heads(k, batch), self.heads(v, batch))
+            return attention_prefill_kernel(*inputs, rank, batch, bias)
+        bias = _mask_bias(mask[:, 0, 0], dtype)
+        cache = cache_in_runs(*past, bias, P_MAX // past[0].shape[1])
+        return attention_decode_kernel(*inputs, *cache, rank)
 
-    def cache_operands(self, past, mask, active_mask, dtype, decode) -> Tuple[Any, ...]:
-        """Keys, values, bias and, where a table names them, rows, as the kernels take them: of
-        ``past`` keys and values, and of a cache of blocks the table."""
-        by_query = self.window is not None and active_mask is not None
-        bias = _mask_bias(mask[:, 0] if by_query else mask[:, 0, 0], dtype)
-        if len(past) > 2:
-            heads_apart = option(self.config, "is_chunked_prefill")
-            return blocks_in_runs(*past[:3], bias, heads_apart, self.window)
-        if self.window is not None and not decode:  # a sequence is a block
-            table = torch.arange(len(bias), device=bias.device)[:, None]
-            return blocks_in_runs(*past, table, bias, True, self.window)
-        if option(self.config, "prompt_in_chunks") and active_mask is not None:
-            # a bucket has room for the chunk itself: so many keys are not cached yet
-            cached = whole_tiles(bias.shape[1] - active_mask.shape[-1])
-            bias = bias[:, : max(1, cached) * P_MAX]
-        most = P_MAX // past[0].shape[1] if decode else P_MAX
-        return *cache_in_runs(*past, bias, most), None
-
-    def operands(self, hidden: Columns) -> List[Optional[torch.Tensor]]:
-        """What kernels take behind the others: bias, gains, scales and adapters, each or None."""
-        bias_row = None if self.qkv_bias is None else self.qkv_bias.weight
-        return [bias_row, self.head_gains, self.o_proj.scale, *self.adapters.operands(hidden)]
-
-    def attend_share(self, hidden, inputs, past, mask, active_mask, own):
-        """Flash decoding in kernels, as ``attend_shared``: between them queries travel, maxima and
-        sums, and the weighted contexts, each rank's heads in fp32 -> results of a decode kernel."""
-        ranks, rank = parallel_state.get_kv_shared_group(), self.sizes.of_rank
-        x, delta, norm, qkv_weight, out_weight, *tables = inputs
-        qk, k, v, *stream = attention_projection_kernel(
-            x, delta, norm, qkv_weight, *tables, rank, hidden.shape[1], *own
-        )
-        q, new_keys = qk.split([rank.q_tiles, rank.stacks], 1)
-        q = gather_from_sequence_parallel_region(q, 1, process_group=ranks)
-        heads = rank._replace(q_heads=rank.q_heads * ranks.size())
-        bias = _mask_bias(mask[:, 0, 0], x.dtype)
-        context, weights = attention_share_kernel(
-            q, new_keys, v, *cache_in_runs(*past, bias),
-            self.active_bias(active_mask, hidden), heads, hidden.shape[0],
-        )  # fmt: skip
-        context = context * share_of_keys(weights[:, 0], hidden.shape[1], ranks)
-        context = _reduce_scatter_along_dim(context, 1, process_group=ranks).to(x.dtype)
-        partial = attention_output_kernel(
-            context, out_weight, len(x), hidden.shape[1], rank, *own[2:]
-        )
-        return partial, k, v, *stream
-
-    def active_bias(
-        self, active_mask: Optional[torch.Tensor], hidden: Columns
-    ) -> Optional[torch.Tensor]:
-        """bool [B, 1, n, n] -> bias for the kernel [B, n, n]; None for one token, and for a long
-        chunk of a prompt, whose mask is the base class's triangle."""
-        if active_mask is None:
-            return None
-        tokens, dtype = active_mask.shape[-1], hidden.stream.dtype
-        queries = tokens * self.sizes.of_rank.q_heads * self.cores_of_kv
-        if self.cores_of_kv > 1 and queries > P_MAX:
-            raise ValueError(
-                f"The kernels take at most {P_MAX} queries of a KV head whose positions several "
-                f"ranks share, got {queries}; choose a speculation_length of at most "
-                f"{P_MAX * tokens // queries}."
-            )
-        quantised = self.o_proj.scale is not None
-        most = chunk_tokens(len(hidden.stream), self.sizes.of_rank, dtype.itemsize, quantised)
-        if tokens > most:
-            raise ValueError(
-                f"The kernels take at most {most} new tokens a sequence over a cache, got "
-                f"{tokens}; choose a speculation_length, and prefill buckets in front of which "
-                f"there are prefix_buckets, of at most {most}."
-            )
-        return None if tokens > P_MAX else _mask_bias(active_mask[:, 0], dtype)
-
-    def attend_with_torch(self, hidden, norm, past, mask, active_mask, tables, adapter_ids):
+    def attend_with_torch(self, hidden, norm, past, mask, active_mask, tables, given):
         """The same in PyTorch, rounding where the device's reference rounds."""
         normed = norm(hidden)
         if self.parallel:
             normed = gather_from_sequence_parallel_region(normed, 1)
-        q, k, v = self.project(normed, tables, adapter_ids)
+        q, k, v = self.project(normed, tables, given)
         seen = [(k, v, mask)]
         if past is not None:
             if active_mask is None:
                 active_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=q.device)
             # a comparison of both paths hands the kernels' cache, which may be fp8, to this one
             seen = [(*(x.to(q.dtype) for x in past), mask), (k, v, active_mask)]
-        shared = past is not None and self.cores_of_kv > 1
-        context = self.attend_shared(q, seen) if shared else self.attend(q, seen)
-        merged = context.transpose(1, 2).reshape(*normed.shape[:2], -1)
-        return hidden + adapted(self.o_proj, merged, adapter_ids), (k, v)
+        merged = self.attend(q, seen).transpose(1, 2).reshape(*normed.shape[:2], -1)
+        return hidden + self.product(self.o_proj, merged, given), (k, v)
 
-    def project(self, normed, tables, adapter_ids) -> Tuple[torch.Tensor, ...]:
+    product = NeuronLlamaMLP.product
+
+    def project(self, normed, tables, given) -> Tuple[torch.Tensor, ...]:
         """[B, S, H] -> queries, keys, both rotated, and values [B, heads, S, D]."""
         q, k, v = (
-            self.heads(adapted(proj, normed, adapter_ids), len(normed))
-            for proj in (self.q_proj, self.k_proj, self.v_proj)
+            self.heads(self.product(layer, normed, given), len(normed))
+            for layer in (self.q_proj, self.k_proj, self.v_proj)
         )
-        return rotate(self.q_norm(q), *tables), rotate(self.k_norm(k), *tables), v
+        return *self.rotated(q, k, tables), v
 
-    def attend_shared(self, q: torch.Tensor, seen: List[Tuple[torch.Tensor, ...]]) -> torch.Tensor:
-        """Flash decoding: ``attend`` where each rank of a KV head has a share of the positions.
+    def rotated(self, q, k, tables) -> Tuple[torch.Tensor, ...]:
+        """Queries and keys [B, heads, S, D] at their places."""
+        return rotate(q, *tables), rotate(k, *tables)
 
-        Queries of all those ranks come together, [B, ranks * q_rank, S, D]; each rank weighs its
-        own keys and values, and its heads' sums over the ranks come back. The masks, made by the
-        base class, show a new token on the rank that will keep it.
-        """
-        ranks = parallel_state.get_kv_shared_group()
-        q = gather_from_sequence_parallel_region(q, 1, process_group=ranks)
-        return _reduce_scatter_along_dim(self.attend(q, seen, ranks), 1, process_group=ranks)
-
-    def attend(
-        self, q: torch.Tensor, seen: List[Tuple[torch.Tensor, ...]], ranks: Any = None
-    ) -> torch.Tensor:
+    def attend(self, q: torch.Tensor, seen: List[Tuple[torch.Tensor, ...]]) -> torch.Tensor:
         """One softmax over all (keys, values, mask) that are ``seen``: the cache and new tokens.
 
         Keys and values [B, kv_rank, keys, D], each KV head for its group of queries, mask bool
-        [B, 1, S, keys]. Products are rounded to the model's type, scores are fp32. With ``ranks``
-        the softmax is over their keys, too: each rank's maxima and sums travel, [B, heads, S, 1].
+        [B, 1, S, keys]. Products are rounded to the model's type, scores are fp32.
         """
         group, root = q.shape[1] // seen[0][0].shape[1], math.sqrt(self.sizes.head_dim)
         scores = []
@@ -4516,7 +3193,7 @@ class NeuronLlamaAttention(nn.Module):
             product = torch.matmul(q, keys.repeat_interleave(group, dim=1).transpose(2, 3)) / root
             hidden = torch.finfo(product.dtype).min
             scores.append(torch.where(mask, product, hidden).to(torch.float32))
-        weights = softmax_over(torch.cat(scores, dim=-1), ranks).to(q.dtype)
+        weights = self.softmax(torch.cat(scores, dim=-1)).to(q.dtype)
         parts = weights.split([part.shape[-1] for part in scores], dim=-1)
         context, *more = (
             torch.matmul(part, values.repeat_interleave(group, dim=1))
@@ -4524,99 +3201,9 @@ class NeuronLlamaAttention(nn.Module):
         )
         return context + more[0] if more else context
 
-
-class PromptAttention(NeuronLlamaAttention):
-    """Context parallelism (NxDI 0.4 and later): attention of a prompt of which each group of ranks
-    has a part. A group splits the heads; ranks with the same heads exchange keys and values.
-
-    Its layers are those of decode steps, cut for fewer ranks, and take from the base class and
-    return what those do: whole prompts, keys and values of all heads that the group's rank has.
-    """
-
-    def __init__(self, config: InferenceConfig) -> None:
-        from neuronx_distributed_inference.modules.attention import (
-            attention_process_groups as groups,  # NxDI before 0.4 has none
-        )
-
-        tp, parts = config.neuron_config.tp_degree, parts_of_prompt(config)
-        groups.init_context_parallel_attention_process_groups(config)
-        group = groups.get_context_parallel_attention_tp_group()
-        super().__init__(config, tp // parts, tensor_model_parallel_group=group)
-        self.group, self.others = group, groups.get_context_parallel_attention_cp_group()
-        self.parts, self.rank_util = parts, SPMDRank(tp)
-
-    def own_part(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """The rank's part of a dimension, by a tensor, since all ranks share one graph."""
-        size = x.shape[dim] // self.parts
-        if x.shape[dim] % self.parts:
-            raise ValueError(
-                f"A prompt's graph has {x.shape[dim]} tokens, expected a multiple of cp_degree "
-                f"{self.parts}; change max_context_length or context_encoding_buckets."
-            )
-        part = self.rank_util.get_rank().long() // self.sizes.tp
-        return x.index_select(dim, part * size + torch.arange(size, device=x.device))
-
-    def exchanged(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """All parts, of ranks with the same heads."""
-        return gather_from_sequence_parallel_region(x, dim, process_group=self.others)
-
-    def attend_with_torch(self, hidden, norm, past, mask, active_mask, tables, adapter_ids):
-        """A part's queries over the keys of all parts; its output joins the others'."""
-        cos, sin = (self.own_part(table, 1) for table in tables)
-        q, *new = self.project(norm(self.own_part(hidden, 1)), (cos, sin), adapter_ids)
-        keys, values = self.exchanged(torch.stack(new), 3)
-        context = self.attend(q, [(keys, values, self.own_part(mask, 2))])
-        output = self.o_proj(context.transpose(1, 2).flatten(2))
-        return hidden + self.exchanged(output, 1), (keys, values)
-
-    def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables):
-        """The same in kernels: each span of queries is a chunk of new tokens, for which the prompt
-        before it is a cache, whose other keys have a bias."""
-        batch, length, _ = hidden.shape
-        rank, own, size = self.sizes.of_rank, self.operands(hidden), length // self.parts
-        whole = hidden.stream if hidden.delta is None else hidden.stream + hidden.delta
-        rows = from_blocks(whole, length).unflatten(0, (batch, length))
-        tables = (self.own_part(x.unflatten(1, (batch, length)), 2).flatten(1) for x in tables)
-        x = in_blocks(self.own_part(rows, 1).flatten(0, 1), size)
-        qk, *new = attention_projection_kernel(
-            x, None, norm, self.qkv_proj.weight, *tables, rank, size, *own
-        )
-        keys, values = self.exchanged(torch.stack([self.heads(rows, batch) for rows in new]), 3)
-        places = torch.arange(length, device=x.device)
-        first = self.own_part(places, 0)[[start for start, _ in query_spans(size)]]
-        bias = _mask_bias((places < first[:, None]).repeat(batch, 1), x.dtype)
-        q, k = qk.split([rank.q_tiles, rank.stacks], 1)
-        context = attention_share_kernel(
-            q, k, new[1], *cache_in_runs(keys, values, bias), None, rank, batch
-        )
-        partial = attention_output_kernel(context, self.o_proj.weight, len(x), size, rank, *own[2:])
-        partial = reduce_from_tensor_model_parallel_region(partial, self.group)
-        rows = self.exchanged(from_blocks(partial, size).unflatten(0, (batch, size)), 1)
-        delta = in_blocks(rows.flatten(0, 1), length)
-        return hidden._replace(stream=whole, delta=delta), (keys, values)
-
-
-def softmax_over(scores: torch.Tensor, ranks: Any) -> torch.Tensor:
-    """Softmax over the last axis of the scores, of all ``ranks`` where there are any."""
-    if ranks is None:
+    def softmax(self, scores: torch.Tensor) -> torch.Tensor:
+        """Of scores [B, heads, S, keys] over all keys."""
         return torch.softmax(scores, dim=-1)
-    maxima = scores.amax(-1, keepdim=True)
-    maxima = gather_from_sequence_parallel_region(maxima, 3, process_group=ranks)
-    powers = torch.exp(scores - maxima.amax(-1, keepdim=True))
-    sums = powers.sum(-1, keepdim=True)
-    sums = gather_from_sequence_parallel_region(sums, 3, process_group=ranks)
-    return powers / sums.sum(-1, keepdim=True)
-
-
-def share_of_keys(weights: torch.Tensor, tokens: int, ranks: Any) -> torch.Tensor:
-    """What this rank's keys have of each query's softmax, [heads, B * n] fp32: from the negated
-    maximum and the sum of the queries' weights there, [B, heads * n, 2], of which all ranks'
-    travel."""
-    every = gather_from_sequence_parallel_region(weights[None], 0, process_group=ranks)
-    lowest = every[..., 0].amin(0)
-    total = (torch.exp(lowest - every[..., 0]) * every[..., 1]).sum(0)
-    share = torch.exp(lowest - weights[..., 0]) * weights[..., 1] / total
-    return share.unflatten(1, (-1, tokens)).transpose(0, 1).flatten(1)
 
 
 def _mask_bias(mask: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -4644,157 +3231,43 @@ def cache_in_runs(
     return keys, values, runs.reshape(bias.shape)
 
 
-def named_blocks(tables: torch.Tensor, blocks: int) -> torch.Tensor:
-    """Tables of tiles [tiles, n], of which a number that no block has, of so many, stands for the
-    tile before -> all of them."""
-    tiles = torch.arange(len(tables), device=tables.device)
-    named = torch.where(tables[:, 0] < blocks, tiles, 0)
-    return tables[torch.cummax(named, 0).values].long()
-
-
-def runs_of_window(bias: torch.Tensor, run: int, most: int) -> Tuple[torch.Tensor, torch.Tensor]:
-    """Numbers [B, most] of the runs of so many keys from that on whose key a first query sees, and
-    of bias [B, L] or [B, n, L] what is theirs."""
-    length, by_query = bias.shape[-1], bias.reshape(len(bias), -1, bias.shape[-1])
-    first = (by_query[:, 0] == 0).to(torch.int32).argmax(1) // run
-    first = first.clamp_max(length // run - most)[:, None]
-    number = first + torch.arange(most, device=bias.device)
-    keys = (number[:, :, None] * run + torch.arange(run, device=bias.device)).flatten(1)
-    theirs = by_query.gather(2, keys[:, None].expand(-1, by_query.shape[1], -1))
-    return number, theirs.reshape(*bias.shape[:-1], -1)
-
-
-def blocks_in_runs(
-    keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, bias: torch.Tensor,
-    heads_apart: bool = False, window: Optional[int] = None,
-) -> Tuple[torch.Tensor, ...]:  # fmt: skip
-    """Caches of blocks [blocks, .., kv_heads, D], each sequence's blocks [B, n] and bias [B, L], L
-    keys of them -> caches [rows, run, kv_heads, D], bias, and which rows, int32 [lanes, B * parts].
-    Of ``heads_apart``, [blocks, kv_heads, block, D], [rows, run, D] and [lanes, B * parts * heads].
-
-    Runs of a block's tokens are rows of HBM: as long as 128 partitions hold a whole sequence, not
-    shorter than DMA likes, and not longer than SBUF's share for keys of a head. Row r of part p of
-    a sequence lies on partition r - p * lanes; the bias is permuted as ``CacheTiles`` has the keys.
-    Of a chunk that sequences share, one table of all, the bias has a row for each of them. Of a
-    ``window`` only runs from the first key on that a first query sees, bias [B, L] or [B, n, L].
-    """
-    (*queries, length), (batch, _), dim = bias.shape, table.shape, keys.shape[-1]
-    heads = keys.shape[1 if heads_apart else -2]
-    block, size = math.prod(keys.shape[1:-1]) // heads, max(2, keys.dtype.itemsize) * dim
-    wanted = min(length, window or length) / P_MAX
-    wanted = max(wanted, DMA_ROW_BYTES / ((1 if heads_apart else heads) * size))
-    run = 2 ** min(math.ceil(math.log2(max(1, wanted))), int(math.log2(CACHE_ROW_BYTES // size)))
-    run = math.gcd(run, block)
-    number, pieces = torch.arange(length // run, device=table.device)[None], block // run
-    most = 1 if window is None else (window + 2 * run - 3) // run + 1  # of W - 1 keys, not aligned
-    if window is not None and most < length // run:
-        number, bias = runs_of_window(bias, run, most)
-    apart, count = heads if heads_apart else 1, number.shape[1]
-    named = table.long().gather(1, (number // pieces).expand(batch, -1))
-    rows = named * (apart * pieces) + number % pieces
-    parts = whole_tiles(count)
-    lanes = math.ceil(count / parts)
-    missing = parts * lanes - count
-    bias = nn.functional.pad(bias, (0, missing * run), value=masked(bias.dtype))
-    bias = bias.view(-1, parts, lanes, run).transpose(2, 3).reshape(*queries, -1)
-    rows = nn.functional.pad(rows, (0, missing)).view(batch, parts, lanes)
-    of_heads = pieces * torch.arange(apart, device=table.device)
-    rows = (rows.permute(2, 0, 1)[..., None] + of_heads).reshape(lanes, -1).to(torch.int32)
-    shape = (-1, run, dim) if heads_apart else (-1, run, heads, dim)
-    return keys.reshape(shape), values.reshape(shape), bias, rows
-
-
-def chunks_too_large(config: InferenceConfig) -> List[Tuple[bool, str]]:
-    """(whether, what) chunks that several sequences share have too much of."""
-    neuron_config, rank = config.neuron_config, Sizes.of(config).of_rank
-    if not neuron_config.is_chunked_prefill:
-        return []
-    tokens, features = neuron_config.max_context_length, whole_tiles(config.hidden_size) * P_MAX
-    quantised = option(config, "quantized")
-    most = chunk_tokens(features, rank, neuron_config.torch_dtype.itemsize, quantised)
-    sequences = neuron_config.chunked_prefill_config.max_num_seqs
-    return [
-        (tokens > most, f"a max_context_length of {tokens} in chunks, but one of at most {most}"),
-        (sequences >= P_MAX, f"{sequences} sequences in a chunk, but at most {P_MAX - 1}"),
-    ]
-
-
-def refuse_what_kernels_lack(config: InferenceConfig) -> None:
-    """ValueError for a model that the kernels do not cover."""
-    sizes, neuron_config = Sizes.of(config), config.neuron_config
-    q_heads, batch = sizes.of_rank.q_heads, neuron_config.max_batch_size
-    qkv_bias, out_bias = attention_biases(config)
-    quantised, narrow = option(config, "quantized"), option(config, "kv_cache_quant")
-    precise = neuron_config.torch_dtype is torch.float32  # TensorE multiplies fp32 with fp32 only
-    # rows that a table names
-    named = option(config, "is_block_kv_layout") or window_of(config) is not None
-    wide, in_parts = sizes.head_dim > P_MAX, parts_of_prompt(config) > 1
-    lacking = [
-        (out_bias, "attention_bias"),
-        (wide and sizes.head_dim != 2 * P_MAX, f"head_dim {sizes.head_dim}"),
-        (sizes.head_dim % 2, f"head_dim {sizes.head_dim}"),
-        (wide and has_head_norms(config), f"norms over heads of {sizes.head_dim}"),
-        (wide and neuron_config.flash_decoding_enabled, f"shares of heads of {sizes.head_dim}"),
-        (wide and in_parts, f"parts of prompts of heads of {sizes.head_dim}"),
-        (q_heads > P_MAX, f"{q_heads} query heads per rank"),
-        (batch > P_MAX, f"a batch of {batch}"),
-        (neuron_config.lora_config is not None and quantised, "adapters beside quantised weights"),
-        *chunks_too_large(config),
-        (precise and narrow and named, "fp8 blocks, or a window of an fp8 cache, in float32"),
-        # the kernels see just what stands in front of a part
-        (in_parts and neuron_config.padding_side == "left", "left padding in parts of a prompt"),
-        (in_parts and window_of(config) is not None, "a sliding_window over parts of a prompt"),
-        (qkv_bias and quantised, "biases behind quantised weights"),
-        (precise and quantised, "quantised weights in a model of float32"),
-        (getattr(config, "mlp_bias", False), "mlp_bias"),
-        (config.hidden_act != "silu", f"hidden_act {config.hidden_act}"),
-    ]
-    for wrong, what in lacking:
-        if wrong:
-            raise ValueError(
-                f"The kernels do not cover {what}, expected a Llama with SiLU, biases on queries, "
-                "keys and values only, heads of 256 or an even number up to 128 and a batch "
-                "of at most 128; run without --enable-nki."
-            )
-
-
 class NeuronLlamaDecoderLayer(nn.Module):
     """Norm, attention, residual; norm, MLP, residual."""
 
+    attention_cls: Type[nn.Module] = NeuronLlamaAttention
+    mlp_cls: Type[nn.Module] = NeuronLlamaMLP
+
     def __init__(self, config: InferenceConfig) -> None:
         super().__init__()
-        self.nki_enabled = is_nki_enabled(config)
+        self.config, self.nki_enabled = config, is_nki_enabled(config)
         self.parallel = option(config, "sequence_parallel_enabled")
         if self.nki_enabled:
-            refuse_what_kernels_lack(config)
-        self.config = config
-        self.self_attn = NeuronLlamaAttention(config)
-        if parts_of_prompt(config) > 1:
-            self.prompt_attn = PromptAttention(config)
-        self.mlp = NeuronLlamaMLP(config)
+            check_kernels(config)
+        self.self_attn = self.attention_cls(config)
+        self.mlp = self.mlp_cls(config)
         # the kernels find the gains in their weights
         norm, size = Norm if self.nki_enabled else NeuronLlamaRMSNorm, config.hidden_size
         self.input_layernorm = norm(size, config.rms_norm_eps)
         self.post_attention_layernorm = norm(size, config.rms_norm_eps)
-        draft = option(config, "is_eagle_draft")
-        if draft and not config.neuron_config.enable_eagle_draft_input_norm:
-            self.input_layernorm = nn.Identity()
 
-    def forward(self, hidden_states: Any, **kwargs: Any) -> Tuple[Any, ...]:
+    def forward(self, hidden_states: Any, **given: Any) -> Tuple[Any, ...]:
         """Hidden states, (K, V), cos, sin; a fifth item where the base passes ``residual``.
 
         NxDI 0.3 and later hand a ``residual`` keyword to every layer and read five results; before
         that they read exactly four.
         """
-        hidden = hidden_states
-        if self.nki_enabled:
-            columns = Columns.of(hidden_states, self.parallel)
-            hidden = columns.choose(self.config, kwargs.get("adapter_ids"))
-        prompt = kwargs.get("past_key_value") is None and parts_of_prompt(self.config) > 1
-        attention = self.prompt_attn if prompt else self.self_attn
-        hidden, *results = attention(hidden, self.input_layernorm, **kwargs)
-        hidden = self.mlp(hidden, self.post_attention_layernorm, kwargs.get("adapter_ids"))
-        return hidden, *results, *([None] if "residual" in kwargs else [])
+        hidden = self.received(hidden_states, given)
+        hidden, *results = self.attention(given)(hidden, self.input_layernorm, given)
+        hidden = self.mlp(hidden, self.post_attention_layernorm, given)
+        return hidden, *results, *([None] if "residual" in given else [])
+
+    def received(self, hidden: Any, given: Dict[str, Any]) -> Any:
+        """What the layer takes: [B, S, H], or Columns with kernels."""
+        return Columns.of(hidden, self.parallel) if self.nki_enabled else hidden
+
+    def attention(self, given: Dict[str, Any]) -> nn.Module:
+        """The attention that a call with these arguments takes."""
+        return self.self_attn
 
 
 class NeuronLlamaHead(KernelWeight):
@@ -4804,48 +3277,29 @@ class NeuronLlamaHead(KernelWeight):
     """
 
     def __init__(self, config: InferenceConfig, gather_output: bool) -> None:
-        sizes, neuron_config = Sizes.of(config), config.neuron_config
+        sizes, dtype = Sizes.of(config), config.neuron_config.torch_dtype
         vocabulary = sizes.vocabulary // sizes.tp
-        columns = whole_tiles(vocabulary) + whole_tiles(config.hidden_size)
-        super().__init__(
-            vocabulary, config.hidden_size, sizes.tp, neuron_config.torch_dtype, columns
-        )
+        super().__init__(vocabulary, config.hidden_size, sizes.tp, dtype)
         self.vocabulary, self.gather_output = vocabulary, gather_output
-        self.last_only = option(config, "prompt_in_chunks")
-        normed = shows_hidden_states(config)
-        self.norm = None if normed else Norm(config.hidden_size, config.rms_norm_eps)
+        self.norm: Optional[Norm] = Norm(config.hidden_size, config.rms_norm_eps)
 
     def forward(self, x: torch.Tensor, *_: Any) -> torch.Tensor:
         """[B, S, H] -> logits [B, S, V] (of this rank where the device samples)."""
-        if self.last_only:
-            x = x[:, -1:]
         shape = x.shape[:-1]
-        columns = in_blocks(x.reshape(-1, x.shape[-1]), 1)
-        rows = linear_kernel(columns, self.weight, self.norm, self.scale)
+        rows = self.multiply(in_blocks(x.reshape(-1, x.shape[-1]), 1))
         logits = rows[:, : self.vocabulary].reshape(*shape, self.vocabulary)
         return gather_from_tensor_model_parallel_region(logits) if self.gather_output else logits
 
-
-def output_head(config: InferenceConfig, gather_output: bool) -> nn.Module:
-    """Hidden states -> logits: a kernel, or a plain layer behind its norm."""
-    if is_nki_enabled(config):
-        return NeuronLlamaHead(config, gather_output)
-    return ColumnParallelLinear(
-        config.hidden_size, config.vocab_size, bias=False, gather_output=gather_output,
-        dtype=config.neuron_config.torch_dtype, pad=True,
-    )  # fmt: skip
-
-
-def final_norm(config: InferenceConfig) -> nn.Module:
-    """What stands behind the last layer; the head's kernel normalises where nothing else would."""
-    if is_nki_enabled(config) and not shows_hidden_states(config):
-        return SumOfColumns(config)
-    norm = NormOfColumns if is_nki_enabled(config) else NeuronLlamaRMSNorm
-    return norm(config.hidden_size, config.rms_norm_eps)
+    def multiply(self, columns: torch.Tensor) -> torch.Tensor:
+        """[H, T] -> [T, N] by the kernel."""
+        return linear_kernel(columns, self.weight, self.norm)
 
 
 class NeuronLlamaModel(NeuronBaseModel):
     """Embedding, decoder layers, final norm and head, as the NxDI base class calls them."""
+
+    layer_cls: Type[nn.Module] = NeuronLlamaDecoderLayer
+    head_cls: Type[nn.Module] = NeuronLlamaHead
 
     def setup_attr_for_model(self, config: InferenceConfig) -> None:
         neuron_config = config.neuron_config
@@ -4854,11 +3308,8 @@ class NeuronLlamaModel(NeuronBaseModel):
         self.hidden_size = config.hidden_size
         self.num_attention_heads = Sizes.of(config).q_heads
         self.num_key_value_heads = Sizes.of(config).kv_heads
-        if parts_of_prompt(config) > 1:  # whose replicas the cache's manager counts by itself
-            self.num_key_value_heads = config.num_key_value_heads
         self.max_batch_size = neuron_config.max_batch_size
         self.buckets = neuron_config.buckets
-        self.medusa_speculation_length = neuron_config.medusa_speculation_length
 
     def init_model(self, config: InferenceConfig) -> None:
         neuron_config = config.neuron_config
@@ -4873,44 +3324,25 @@ class NeuronLlamaModel(NeuronBaseModel):
             pad=True,
             use_spmd_rank=neuron_config.vocab_parallel,  # one graph serves all ranks
         )
+        self.lm_head = self.output_head(config)
+        self.norm = self.final_norm(config)
+        self.layers = nn.ModuleList(self.layer_cls(config) for _ in range(config.num_hidden_layers))
+
+    def output_head(self, config: InferenceConfig) -> nn.Module:
+        """Hidden states -> logits: a kernel, or a plain layer behind its norm."""
         gather = not self.on_device_sampling
-        self.lm_head = output_head(config, gather)
-        if option(config, "is_eagle_draft"):  # it continues hidden states, and has no final norm
-            self.fc = DraftInput(
-                2 * config.hidden_size, config.hidden_size, gather_output=True,
-                bias=getattr(config, "fc_bias", False), dtype=neuron_config.torch_dtype,
-            )  # fmt: skip
-        else:
-            self.norm = final_norm(config)
-        for index in range(medusa_heads(config)):
-            head = nn.Sequential(ResBlock(config.hidden_size), output_head(config, gather))
-            setattr(self, f"medusa_head_{index}", head)
-        self.layers = nn.ModuleList(
-            NeuronLlamaDecoderLayer(config) for _ in range(config.num_hidden_layers)
-        )
-        if is_nki_enabled(config) and neuron_config.quantized:
-            quantise_kernel_weights(self, neuron_config)
-        if is_nki_enabled(config) and adapter_ranks(config):
-            # NxDI hands out the numbers of adapters, and changes layers that have their names
-            self.idle_adapter = nn.Linear(1, 1, bias=False, dtype=neuron_config.torch_dtype)
-            neuron_config.lora_config.target_modules = [IDLE_TARGET]
+        if is_nki_enabled(config):
+            return self.head_cls(config, gather)
+        return ColumnParallelLinear(
+            config.hidden_size, config.vocab_size, bias=False, gather_output=gather,
+            dtype=config.neuron_config.torch_dtype, pad=True,
+        )  # fmt: skip
 
-    def init_inference_optimization(self, config: InferenceConfig) -> None:
-        """The caches; the kernels take fp8 as it is stored, but for a model of float32."""
-        super().init_inference_optimization(config)
-        narrow = config.neuron_config.torch_dtype is not torch.float32
-        if is_nki_enabled(config) and config.neuron_config.kv_cache_quant and narrow:
-            self.kv_mgr.dequant_dtype = self.kv_mgr.quant_dtype
-        if is_nki_enabled(config) and option(config, "is_block_kv_layout"):
-            self.kv_mgr.get_cache = self.blocks_and_table
-
-    def blocks_and_table(self, active_block_table: torch.Tensor, **_: Any) -> List[Any]:
-        """Of each layer all blocks of keys and values, and those of each sequence [B, n]: in the
-        place of copies that the manager would gather."""
-        caches = list(self.kv_mgr.past_key_values)
-        return [
-            [keys, values, active_block_table] for keys, values in zip(caches[::2], caches[1::2])
-        ]
+    def final_norm(self, config: InferenceConfig) -> nn.Module:
+        """What stands behind the last layer; the head's kernel normalises."""
+        if is_nki_enabled(config):
+            return SumOfColumns(config)
+        return NeuronLlamaRMSNorm(config.hidden_size, config.rms_norm_eps)
 
 
 # --- Weights: from a Hugging Face checkpoint to this model's --------------------------------------
@@ -4934,23 +3366,20 @@ def spread_kv(weight: torch.Tensor, sizes: Sizes) -> torch.Tensor:
 
 
 def spread_heads(
-    state: StateDict, attention: str, kv: int, sizes: Sizes, shards: Sequence[int] = ()
-) -> None:
-    """Weights, biases, scales and adapters of one layer's attention for replicated and padded
-    heads; ranks take the ``shards`` of these numbers, where there are any."""
+    state: StateDict, attention: str, kv: int, sizes: Sizes,
+    kinds: Sequence[Sequence[str]] = (("weight",), ("weight",)),
+) -> None:  # fmt: skip
+    """Tensors of one layer's attention for replicated and padded heads: of Q, K and V those
+    ``kinds`` that have a row for each feature of a head, of the output those with a column."""
     for name in ATTENTION_TARGETS:
         dim = 1 if name == "o_proj" else 0
-        for kind in ("weight", "lora_A") if dim else ("weight", "bias", "scale", "lora_B"):
-            key = f"{attention}{name}.{kind}"
-            if key not in state or state[key].numel() == 1:  # a scale for all rows
+        for key in (f"{attention}{name}.{kind}" for kind in kinds[dim]):
+            if key not in state or state[key].numel() == 1:  # one number for all rows
                 continue
             if name in ("k_proj", "v_proj"):
                 state[key] = spread_kv(state[key], sizes)
             else:
                 state[key] = spread_queries(state[key], kv, sizes, dim)
-            if shards:
-                cut = state[key].chunk(len(shards), dim)
-                state[key] = torch.cat([cut[shard] for shard in shards], dim)
 
 
 def layouts_of_ranks(shares: Iterable[torch.Tensor]) -> torch.Tensor:
@@ -4958,73 +3387,10 @@ def layouts_of_ranks(shares: Iterable[torch.Tensor]) -> torch.Tensor:
     return torch.cat([kernel_layout(share) for share in shares])
 
 
-def peft_config(folder: str) -> Dict[str, Any]:
-    """What PEFT says of an adapter."""
-    content = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
-    others = set(content["target_modules"]) - {*ATTENTION_TARGETS, *MLP_TARGETS}
-    if others:
-        raise ValueError(
-            f"The adapter {folder} changes {', '.join(sorted(others))}, expected some of "
-            f"{', '.join((*ATTENTION_TARGETS, *MLP_TARGETS))}; train it on those."
-        )
-    return content
-
-
-def read_adapter(folder: str) -> Iterable[Tuple[str, str, torch.Tensor]]:
-    """(projection, "A" or "B", tensor [r, K] or [N, r]) of an adapter as PEFT saves it.
-
-    alpha / r goes to A, or alpha / sqrt(r) where the adapter is rank-stabilised (Kalajdzievski
-    2023); NxDI takes 1 for an alpha that is 0.
-    """
-    content = peft_config(folder)
-    alpha, power = content.get("lora_alpha"), 0.5 if content.get("use_rslora") else 1.0
-    # NxDI's reader: that of transformers 4.45 takes no file without metadata
-    for key, tensor in load_file(str(Path(folder) / "adapter_model.safetensors")).items():
-        found = re.search(r"(layers\.\d+\.\w+\.\w+)\.lora_([AB])(\.default)?\.weight$", key)
-        if found is None:
-            raise ValueError(
-                f"The adapter {folder} has a tensor {key}, expected ...lora_A.weight or "
-                "...lora_B.weight of layers; train it on those."
-            )
-        scale = alpha / len(tensor) ** power if alpha and found[2] == "A" else 1.0
-        yield found[1], found[2], tensor.float() * scale
-
-
-def add_adapters(state: StateDict, config: InferenceConfig) -> None:
-    """A [ranks, K] and B [N, ranks] of all adapters, beside each weight that one of them changes;
-    an adapter of a smaller rank has zeros behind its own."""
-    lora, ranks = config.neuron_config.lora_config, adapter_ranks(config)
-    for number, folder in enumerate(lora.lora_ckpt_paths.values()):
-        for name, kind, tensor in read_adapter(folder):
-            weight = state.get(f"{name}.weight")
-            rank, features = tensor.shape if kind == "A" else tensor.shape[::-1]
-            expected = None if weight is None else weight.shape[1 if kind == "A" else 0]
-            if features != expected or rank > lora.max_lora_rank:
-                raise ValueError(
-                    f"The adapter {folder} has lora_{kind} {list(tensor.shape)} for {name}, "
-                    f"expected a rank of at most {lora.max_lora_rank} and {expected} features; "
-                    "take one that was trained on this model."
-                )
-            shape = (ranks, features) if kind == "A" else (features, ranks)
-            whole = state.setdefault(f"{name}.lora_{kind}", torch.zeros(shape))
-            own = slice(number * lora.max_lora_rank, number * lora.max_lora_rank + rank)
-            whole[own if kind == "A" else (slice(None), own)] = tensor
-
-
 def times_gain(weight: torch.Tensor, gain: torch.Tensor) -> torch.Tensor:
     """A weight [N, H] behind a norm times the norm's gain [H]: one rounding of each element, where
     PyTorch rounds each normed feature."""
     return (weight.to(torch.float32) * gain.to(torch.float32)).to(weight.dtype)
-
-
-def in_columns(scale: torch.Tensor) -> torch.Tensor:
-    """[N, 1] in the order of a kernel weight's rows -> [128, N/128]."""
-    return pad_tiles(scale, 0).reshape(-1, P_MAX).t()
-
-
-def of_ranks(*parts: OfRanks) -> torch.Tensor:
-    """What each rank has of every part, side by side; ranks below each other."""
-    return torch.cat([torch.cat(share, 1) for share in zip(*parts)])
 
 
 class KernelProjections(NamedTuple):
@@ -5052,11 +3418,9 @@ class KernelProjections(NamedTuple):
             return [in_runs(columns, 1)] * self.tp
         return [rows.t() for rows in self.cuts[name](columns.t())]
 
-    def converted(self, adapters: str) -> List[OfRanks]:
-        """Each projection's weights [N, K], out of the checkpoint. What there are of scales and
-        adapters stays in it, as the kernel takes them: the scales beside the last projection."""
-        with_gain = not self.convert_scales()
-        self.convert_adapters(adapters)
+    def converted(self, with_gain: bool = True) -> List[OfRanks]:
+        """Each projection's weights [N, K], out of the checkpoint, those behind the norm times its
+        gain, unless that stays apart."""
         found = []
         for name in self.cuts:
             weight = self.state.pop(f"{name}.weight")
@@ -5067,42 +3431,6 @@ class KernelProjections(NamedTuple):
             found.append([in_runs(share, 1) for share in self.output_rows(name, weight)])
         return found
 
-    def convert_scales(self) -> bool:
-        """Whether a weight is quantised: scales have a row for each output feature, or one in all,
-        ones for weights in float, and the norm's gain stands behind those that contract it."""
-        scales = {name: self.state.pop(f"{name}.scale", None) for name in self.cuts}
-        if all(scale is None for scale in scales.values()):
-            return False
-        columns = []
-        for name, scale in scales.items():
-            rows = torch.ones(1, 1) if scale is None else scale.float().reshape(-1, 1)
-            every = self.output_rows(name, rows.expand(len(self.state[f"{name}.weight"]), 1))
-            # features of V lie in rows: each partition has the scales of all
-            across = name.endswith("v_proj")
-            columns.append([x.t().expand(P_MAX, -1) if across else in_columns(x) for x in every])
-        gains = [in_columns(in_runs(self.gain.float()[:, None], 0))] * self.tp
-        columns.insert(len(columns) - (self.output in scales), gains)
-        self.state[f"{[*scales][-1]}.scale"] = of_ranks(*columns)
-        return True
-
-    def convert_adapters(self, adapters: str) -> None:
-        """What KernelAdapters hold: A [R, K] and B [N, R] of all projections side by side, zeros
-        where one has none; nothing where none has."""
-        some = [name for name in self.cuts if f"{name}.lora_A" in self.state]
-        if not some:
-            return
-        ranks, down, across = len(self.state[f"{some[0]}.lora_A"]), [], []
-        for name in self.cuts:
-            n, k = self.state[f"{name}.weight"].shape
-            a = self.state.pop(f"{name}.lora_A", torch.zeros(ranks, k))
-            b = self.state.pop(f"{name}.lora_B", torch.zeros(n, ranks))
-            every = self.input_columns(name, a if name == self.output else times_gain(a, self.gain))
-            tiled = [pad_tiles(share, 1).unflatten(1, (-1, P_MAX)) for share in every]
-            down.append([share.permute(2, 1, 0).flatten(1) for share in tiled])
-            across.append([pad_tiles(share, 0).t() for share in self.output_rows(name, b)])
-        self.state[f"{adapters}.a.weight"] = of_ranks(*down)
-        self.state[f"{adapters}.b.weight"] = of_ranks(*across)
-
 
 def heads_in_tiles(sizes: Sizes, group: int) -> Callable[[torch.Tensor], OfRanks]:
     """A cut of rows of heads, ``group`` for each KV head, which then lie in a rank's tiles."""
@@ -5110,88 +3438,53 @@ def heads_in_tiles(sizes: Sizes, group: int) -> Callable[[torch.Tensor], OfRanks
 
 
 def attention_for_kernels(
-    state: StateDict, attention: str, gain: torch.Tensor, sizes: Sizes
-) -> None:
+    state: StateDict, attention: str, gain: torch.Tensor, sizes: Sizes,
+    kind: Type[KernelProjections] = KernelProjections,
+) -> None:  # fmt: skip
     """What the attention kernels read of one layer, behind a norm with this ``gain``."""
-    *inputs, output = names = [f"{attention}{name}" for name in ATTENTION_TARGETS]
+    names = [f"{attention}{name}" for name in ATTENTION_TARGETS]
     queries, keys = (heads_in_tiles(sizes, group) for group in (sizes.group, 1))
     cuts = dict(zip(names, (queries, keys, lambda rows: rows.chunk(sizes.tp), queries)))
-    own = KernelProjections(state, cuts, output, gain, sizes.tp)
-    if f"{inputs[0]}.bias" in state:
-        biases = [own.output_rows(name, state.pop(f"{name}.bias")[:, None]) for name in inputs]
-        rows = [pad_tiles(torch.cat(share), 0).t() for share in zip(*biases)]
-        state[f"{attention}qkv_bias.weight"] = torch.cat(rows)
-    if f"{attention}q_norm.weight" in state:
-        gains = torch.stack([state.pop(f"{attention}{name}_norm.weight") for name in "qk"], 1)
-        state[f"{attention}head_gains"] = in_lanes(gains, sizes.head_dim)
-    if len({state[f"{name}.weight"].dtype for name in inputs}) > 1:
-        raise ValueError(
-            "One kernel multiplies with q, k and v: expected all of them or none quantised; name "
-            "all three or none in modules_to_not_convert."
-        )
-    *qkv, out = own.converted(f"{attention}adapters")
+    *qkv, out = kind(state, cuts, names[-1], gain, sizes.tp).converted()
     together = (torch.cat(share) for share in zip(*qkv))
     state[f"{attention}qkv_proj.weight"] = layouts_of_ranks(together)
-    state[f"{output}.weight"] = layouts_of_ranks(out)
+    state[f"{names[-1]}.weight"] = layouts_of_ranks(out)
 
 
-def mlp_for_kernels(state: StateDict, mlp: str, gain: torch.Tensor, tp: int) -> None:
+def mlp_for_kernels(
+    state: StateDict, mlp: str, gain: torch.Tensor, tp: int,
+    kind: Type[KernelProjections] = KernelProjections,
+) -> None:  # fmt: skip
     """What the MLP's kernel reads of one layer, behind a norm with this ``gain``."""
     names = [f"{mlp}{name}" for name in MLP_TARGETS]
     cuts = dict.fromkeys(names, lambda rows: rows.chunk(tp))
-    own = KernelProjections(state, cuts, names[-1], gain, tp)
-    for name, shares in zip(names, own.converted(f"{mlp}adapters")):
-        state[f"{name}.weight"] = layouts_of_ranks(shares)
+    shares = kind(state, cuts, names[-1], gain, tp).converted()
+    for name, of_ranks in zip(names, shares):
+        state[f"{name}.weight"] = layouts_of_ranks(of_ranks)
 
 
-def convert_layer(state: StateDict, prefix: str, config: InferenceConfig) -> None:
-    """Spread the heads of one layer, and put its weights in kernel layout for the kernels."""
-    attention, sizes, parts = f"{prefix}self_attn.", Sizes.of(config), parts_of_prompt(config)
-    kv, attentions, shards = config.num_key_value_heads, {attention: sizes}, []
-    if parts > 1:
-        own, size = f"{prefix}prompt_attn.", sizes.tp // parts
-        attentions[own] = Sizes.of(config, size)
-        keys = [key for key in state if key.startswith(attention)]
-        state |= {key.replace(attention, own): state[key] for key in keys}
-        state[f"{own}rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
-        spread_heads(state, own, kv, attentions[own])
-        # a rank decodes with keys and values that its group's rank has had, as NxDI orders them
-        shards = [rank % size * parts + rank // size for rank in range(sizes.tp)]
-    spread_heads(state, attention, kv, sizes, shards)
-    if config.num_cores_per_group > 1:
-        state[f"{attention}rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
-    if is_nki_enabled(config):
-        gain = state.pop(f"{prefix}input_layernorm.weight")
-        for name, own_sizes in attentions.items():
-            attention_for_kernels(state, name, gain, own_sizes)
-        gain = state.pop(f"{prefix}post_attention_layernorm.weight")
-        mlp_for_kernels(state, f"{prefix}mlp.", gain, sizes.tp)
+def head_for_kernels(
+    state: StateDict, head: str, gain: torch.Tensor, tp: int,
+    kind: Type[KernelProjections] = KernelProjections,
+) -> None:  # fmt: skip
+    """What the kernel of a head reads, behind a norm with this ``gain``."""
+    cuts = {head: lambda rows: [in_runs(share, 0) for share in rows.chunk(tp)]}
+    (shares,) = kind(state, cuts, None, gain, tp).converted()
+    state[f"{head}.weight"] = layouts_of_ranks(shares)
 
 
-def heads_for_kernels(state: StateDict, config: InferenceConfig, tp: int) -> None:
-    """What the kernel of the LM head reads, tied to the embedding where the checkpoint has none,
-    and that of Medusa's heads."""
-    state.setdefault("lm_head.weight", state["embed_tokens.weight"])
-    apart = shows_hidden_states(config)  # then a norm of its own is in front
-    gain = torch.ones(config.hidden_size) if apart else state.pop("norm.weight")
-    heads = ["lm_head", *(f"medusa_head_{i}.1" for i in range(medusa_heads(config)))]
-    for head in heads:
-        cuts = {head: lambda rows: [in_runs(share, 0) for share in rows.chunk(tp)]}
-        (shares,) = KernelProjections(state, cuts, None, gain, tp).converted(head)
-        state[f"{head}.weight"] = layouts_of_ranks(shares)
+def add_ranks(state: StateDict, config: InferenceConfig) -> None:
+    """Numbers of the ranks, of which each gets its own."""
+    ranks = torch.arange(config.neuron_config.tp_degree, dtype=torch.int32)
+    state["rank_util.rank"] = ranks
+    if config.neuron_config.vocab_parallel:
+        state["embed_tokens.rank_util.rank"] = ranks.clone()
 
 
 class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
     """What the driver compiles, loads and generates with."""
 
     _model_cls = NeuronLlamaModel
-
-    def enable_speculation(self, *args: Any, **kwargs: Any) -> None:
-        """With the single-token graph, which NxDI 0.2 and later leave out: generation needs it."""
-        super().enable_speculation(*args, **kwargs)
-        decodes = hasattr(self, "token_generation_model")
-        if option(self, "prompt_in_chunks") and not decodes:
-            self.enable_token_generation()
 
     @staticmethod
     def load_hf_model(model_path: str, **kwargs: Any) -> PreTrainedModel:
@@ -5206,30 +3499,23 @@ class NeuronLlamaForCausalLM(NeuronBaseForCausalLM):
         Runs before the SDK ties the head to the embedding, so a tied head is made here: for the
         kernels it has its own layout.
         """
-        sizes, nki_enabled = Sizes.of(config), is_nki_enabled(config)
-        # fp8 moves as the bytes that it is: not every release of PyTorch joins or pads it
-        state = {
-            name: tensor.view(torch.int8) if tensor.dtype is torch.float8_e4m3fn else tensor
-            for name, tensor in state_dict.items()
-        }
+        state, sizes, nki_enabled = dict(state_dict), Sizes.of(config), is_nki_enabled(config)
         if nki_enabled and config.neuron_config.torch_dtype is torch.float32:
             # a norm's gain times a weight in bf16 has more digits than that
             state = {name: tensor.float() for name, tensor in state.items()}
-        if nki_enabled and adapter_ranks(config):
-            state[f"{IDLE_TARGET}.weight"] = torch.zeros(1, 1)
-            add_adapters(state, config)
-        for layer in range(config.num_hidden_layers):
-            convert_layer(state, f"layers.{layer}.", config)
+        for layer in (f"layers.{number}." for number in range(config.num_hidden_layers)):
+            attention = f"{layer}self_attn."
+            spread_heads(state, attention, config.num_key_value_heads, sizes)
+            if nki_enabled:
+                gain = state.pop(f"{layer}input_layernorm.weight")
+                attention_for_kernels(state, attention, gain, sizes)
+                gain = state.pop(f"{layer}post_attention_layernorm.weight")
+                mlp_for_kernels(state, f"{layer}mlp.", gain, sizes.tp)
         if nki_enabled:
-            heads_for_kernels(state, config, sizes.tp)
-        state["rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
-        if config.neuron_config.vocab_parallel:
-            state["embed_tokens.rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
-        dtype = QUANTISED_DTYPES[config.neuron_config.quantization_dtype]
-        return {
-            name: tensor.view(dtype) if tensor.dtype is torch.int8 else tensor
-            for name, tensor in state.items()
-        }
+            state.setdefault("lm_head.weight", state["embed_tokens.weight"])
+            head_for_kernels(state, "lm_head", state.pop("norm.weight"), sizes.tp)
+        add_ranks(state, config)
+        return state
 
     @staticmethod
     def update_state_dict_for_tied_weights(state_dict: StateDict) -> None:

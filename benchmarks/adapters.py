@@ -83,7 +83,7 @@ def check(
     models: dict[str, Any], tokenizer: Any, folder: Path, path: Path, enable_nki: bool
 ) -> int:
     """All models in one batch of llama.py against each one by itself; 1 where one differs."""
-    llama = importlib.import_module("llama")
+    llama = importlib.import_module("llama_extended")
     names, tokens = list(models), 12
     config = {"max_loras": len(names) - 1, "max_lora_rank": 1}
     config["lora_ckpt_paths"] = {name: str(folder / name) for name in names[1:]}

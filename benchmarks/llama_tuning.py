@@ -24,6 +24,7 @@ import neuron_cpu  # noqa: E402
 neuron_cpu.ensure_sdk()
 
 import llama  # noqa: E402
+import llama_cached  # noqa: E402
 from tests.llama.references import Reference  # noqa: E402
 
 HIDDEN, INNER, VOCABULARY = 2048, 4096, 64128
@@ -34,7 +35,7 @@ NORM = llama.Norm(features=HIDDEN, eps=1e-5)
 mlp = llama.swiglu_mlp_kernel
 prefill = llama.attention_prefill_kernel
 decode = llama.attention_decode_kernel
-chunk = llama.attention_chunk_kernel
+chunk = llama_cached.attention_chunk_kernel
 head = llama.linear_kernel
 
 
@@ -122,7 +123,8 @@ TASKS = {
     "chunk": Task(
         [f"{rows(new)} {projections(new)} {chunk_cache(past)} None @HEADS"
          for new, past in ((8, 640), (8, 2048), (256, 2048), (256, 8192))],
-        ["llama.RESIDENT_BYTES=24576,49152,98304", "llama.CACHE_ROW_BYTES=1536,3072,6144"],
+        ["llama_cached.RESIDENT_BYTES=24576,49152,98304",
+         "llama_cached.CACHE_ROW_BYTES=1536,3072,6144"],
         tolerance=None,
     ),
     "head": Task([f"{HIDDEN}x1:bf16 {tiled(VOCABULARY, HIDDEN)} @NORM"],

@@ -43,6 +43,7 @@ from rich.console import Console  # noqa: E402
 from rich.table import Table  # noqa: E402
 
 import llama  # noqa: E402
+import llama_extended  # noqa: E402
 from harness import console  # noqa: E402
 from harness.figures.estimate import Estimator, record  # noqa: E402
 from harness.figures.graphs import CHUNK, DECODE, PREFILL  # noqa: E402
@@ -200,7 +201,8 @@ def application(config: dict[str, Any], row: Row) -> Any:
                 speculation_length=call.tokens,
                 prompt_in_chunks=True,
             )
-        neuron_config = llama.NeuronConfigNKI(
+        module = llama if row.length <= LONGEST_PREFILL else llama_extended  # as the driver does
+        neuron_config = module.NeuronConfigNKI(
             enable_nki=True,
             tp_degree=DEGREE,
             batch_size=row.batch,
@@ -210,8 +212,8 @@ def application(config: dict[str, Any], row: Row) -> Any:
             **sizes,
         )
         loader = load_pretrained_config(folder)
-        return llama.NeuronLlamaForCausalLM(
-            folder, llama.LlamaInferenceConfig(neuron_config, load_config=loader)
+        return module.NeuronLlamaForCausalLM(
+            folder, module.LlamaInferenceConfig(neuron_config, load_config=loader)
         )
 
 

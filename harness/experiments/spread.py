@@ -102,8 +102,8 @@ def _task(work: Work, code: str) -> Task:
         places["compiled_model_path"] = settings.compiled_model_path.resolve()
     return Task(
         settings=replace(settings, prompts=(), prompt_notes=(), **places),
-        submission=session.submission.name,
-        sources=sources(session.submission),
+        submission=session.source.name,
+        sources=sources(session.source),
         checkpoint=sizes_of(session.model.path),
         code=code,
         environment={"NEURON_CPU_NXDI": sdk.version()},

@@ -8,14 +8,21 @@ import hashlib
 import importlib.util
 import sys
 import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Optional
+from typing import Any, Optional
 
 from harness.errors import UserError
+from harness.settings import Settings
 from neuron_cpu.console.hints import hint
 
 REPOSITORY = Path(__file__).resolve().parent.parent.parent
+_EXTENDED = (
+    "quantized", "kv_cache_quant", "lora_config", "is_block_kv_layout", "is_chunked_prefill",
+    "flash_decoding_enabled", "speculation_length", "is_medusa", "enable_eagle_speculation",
+    "enable_fused_speculation", "prompt_in_chunks",
+)  # fmt: skip
 _OWN_PACKAGES = ("harness", "neuron_cpu", "tests")
 # model_type of config.json -> the class that the driver runs
 MODEL_CLASSES = {
@@ -67,6 +74,33 @@ def find(name: str) -> Path:
         f"The submission {name!r} is not there: expected {relative} in "
         f"{' or '.join(map(str, roots))}; give --llama a module name or the path of a .py file."
     )
+
+
+def covering(path: Path, settings: Settings, config: Mapping[str, Any]) -> Path:
+    """The file that runs: in the place of this project's llama.py the one beside it that adds what
+    the settings or the model ask for and llama.py alone, which refuses it, does not have."""
+    if path != REPOSITORY / "llama.py":
+        return path
+    asked = settings.neuron_config()
+    plain = config["model_type"] == "llama" and not config.get("attention_bias")
+    plain &= not any(asked.get(name) for name in _EXTENDED) and (asked.get("cp_degree") or 1) == 1
+    if plain and not (settings.enable_nki and _lacks_kernels(settings, config)):
+        return path
+    return REPOSITORY / "llama_extended.py"
+
+
+def _lacks_kernels(settings: Settings, config: Mapping[str, Any]) -> bool:
+    """Whether heads or the cache of a decode step are none that the kernels of llama.py take."""
+    heads, kv = config["num_attention_heads"], config["num_key_value_heads"]
+    dim, itemsize = config.get("head_dim") or config["hidden_size"] // heads, 2
+    if dim not in (64, 128) or settings.seq_len > 2048 or settings.padding_side == "left":
+        return True
+    if settings.torch_dtype == "float32":
+        itemsize = 4
+    of_rank, keys = -(-kv // (settings.tp_degree or 1)), -(-settings.seq_len // 128) * 128
+    # keys turned in tiles of 128 lanes and a row of the mask; values twice, on 128 partitions
+    kept = keys * (-(-of_rank * dim // 128) + 1) + 2 * -(-keys * of_rank // 128) * (dim + 1)
+    return itemsize * kept > (96 if settings.batch_size == 1 else 32) * 1024
 
 
 def files(path: Path) -> list[Path]:

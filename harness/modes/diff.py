@@ -52,7 +52,7 @@ def run(settings: Settings) -> int:
         with console.step(f"Comparing on {shorten(prompt)}"):
             found = divergence.measure(nki, ids)
         terminal.printed(f"Prompt: {shorten(prompt)}")
-        report(found.own, found.grown, kernels_of(nki), session.submission)
+        report(found.own, found.grown, kernels_of(nki), session.source)
         suspect = divergence.first_suspect(found.own)
         if suspect is not None and suspect.broken is not None:
             told = accuracy.origin_of_nonfinite(nki, ids, divergence.NKI_TOKENS)

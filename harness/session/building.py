@@ -99,7 +99,7 @@ def _job(session: Session, role: Role) -> Job:
         model_type=session.model.config["model_type"],
         pad_token_id=session.pad_token_id,
         eos_token_id=getattr(session.tokenizer, "eos_token_id", None),
-        source=None if own else session.submission,
+        source=None if own else session.source,
         scratch=Path(),
         limits=limits_of(settings) if settings.isolate else None,
         confined=platform_here.confines,
@@ -233,7 +233,7 @@ def forget_old(cache: Path, most_bytes: int, keep: Path) -> None:
 
 def _fingerprint(session: Session, role: Role) -> dict[str, Any]:
     """Everything that a compiled folder depends on, under the names a user would know."""
-    files = "" if role in BASELINES else submission.digest(session.submission)
+    files = "" if role in BASELINES else submission.digest(session.source)
     settings, folder = _settings_of(session, role), session.model.path
     if role == Role.DRAFT and settings.speculation and settings.speculation.own_draft:
         folder = settings.speculation.own_draft

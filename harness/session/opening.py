@@ -44,6 +44,11 @@ class Session:
         return self.settings.raw or not self.tokenizer.chat_template
 
     @property
+    def source(self) -> Path:
+        """The file that runs, which has what the settings ask for."""
+        return submission.covering(self.submission, self.settings, self.model.config)
+
+    @property
     def compiled_root(self) -> Path:
         """Holds one compiled folder for each role.
 
@@ -53,7 +58,7 @@ class Session:
         """
         settings, own = self.settings, ""
         if len(settings.contestants) > 1:
-            own = submission.digest(self.submission)
+            own = submission.digest(self.source)
         if settings.compiled_model_path is not None:
             return settings.compiled_model_path / own[:8]
         shape = f"tp{settings.tp_degree}-seq{settings.seq_len}-batch{settings.batch_size}"

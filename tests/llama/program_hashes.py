@@ -261,12 +261,10 @@ def main() -> int:
         found[name] = json.loads(json.dumps(graphs))
         if args.write:
             args.write.write_text(json.dumps(found, indent=1))
-        same = not args.against or found[name] == wanted.get(name)
-        differ += not same
-        note = "" if same else f" DIFFERS: {wanted.get(name)}"
-        print(
-            f"{name}: {graphs if len(str(graphs)) < 3000 or not same else '...'}{note}", flush=True
-        )
+        same = found[name] == wanted.get(name) if args.against else None
+        differ += same is False
+        told = {None: "", True: ": the same", False: f":\n  {found[name]}\n  {wanted.get(name)}"}
+        print(f"{name}{told[same]}", flush=True)
     return int(differ > 0)
 
 

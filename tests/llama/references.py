@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import torch
 
-import llama
+from tests.llama.every import llama
 
 QUERIES = 512  # rows of scores at a time
 

@@ -15,8 +15,8 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
-import llama
 from tests.adapters import continued
+from tests.llama.every import llama
 from tests.llama.references import EXACT, TORCH, check_error
 from tests.llama.test_shapes import Layer
 

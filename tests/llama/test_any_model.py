@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import llama
+from tests.llama.every import llama
 from tests.llama.test_head_sizes import Layer as Exact
 from tests.llama.test_head_sizes import assert_equal
 from tests.llama.test_kernels import trace_with

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-import llama
 from neuron_cpu.core import Kernel
+from tests.llama.every import llama
 
 SIZES = 1, 5, 31, 33, 64, 100, 127, 128
 LENGTHS = (*SIZES, 129, 300)

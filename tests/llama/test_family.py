@@ -16,7 +16,7 @@ from transformers import (
     Qwen3Config,
 )
 
-import llama
+from tests.llama.every import llama
 from tests.sdk.test_block_tables import BEHIND_A_PREFIX, Blocks
 
 SHAPE = dict(

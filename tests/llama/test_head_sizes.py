@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import llama
+from tests.llama.every import llama
 from tests.llama.references import EXACT, assert_close
 
 HIDDEN = 136

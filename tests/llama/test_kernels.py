@@ -14,8 +14,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import llama
 from neuron_cpu.core.language.kernel import Kernel
+from tests.llama.every import llama
 from tests.llama.references import check_error as check
 
 BF16 = torch.bfloat16
@@ -282,7 +282,7 @@ def distort(kind: str, keys: torch.Tensor, values: torch.Tensor) -> None:
 def trace_with(monkeypatch: pytest.MonkeyPatch, constant: str, value: int) -> None:
     """Another value for a constant of the module, in programs that this test alone sees."""
     monkeypatch.setattr(llama, constant, value)
-    for kernel in vars(llama).values():
+    for kernel in llama.values:
         if isinstance(kernel, Kernel):
             monkeypatch.setattr(kernel, "programs", {})
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-import llama
 from tests.llama import test_references as fp32
+from tests.llama.every import llama
 from tests.llama.references import EXACT, TORCH, check_error
 
 BF16, FP8 = torch.bfloat16, torch.float8_e4m3fn

@@ -7,11 +7,11 @@ import inspect
 import pytest
 import torch
 
-import llama
 from neuron_cpu.core import Kernel
+from tests.llama.every import llama
 from tests.llama.references import EXACT, from_tiles, in_tiles
 
-KERNELS = sorted(name for name, value in vars(llama).items() if isinstance(value, Kernel))
+KERNELS = sorted({value.__name__ for value in llama.values if isinstance(value, Kernel)})
 HIDDEN, F, D, BATCH, LENGTH, PAST = 200, 300, 64, 2, 70, 150
 HEADS = llama.HeadShape(6, 3, D)  # three KV heads: one tile of two, and one half empty
 

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-import llama
 from harness.inputs.chunks import default_chunk
 from neuron_cpu.core import Program
 from neuron_cpu.core.check import capacity
 from neuron_cpu.core.device.spec import GEN2
 from neuron_cpu.core.time.cost import DEFAULT_PROFILE, dma_profile
 from neuron_cpu.core.time.schedule import schedule
+from tests.llama.every import llama
 from tests.llama.references import EXACT, TORCH, check_error
 
 BF16 = torch.bfloat16

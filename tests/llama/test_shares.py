@@ -11,7 +11,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-import llama
+from tests.llama.every import llama
 from tests.llama.references import EXACT, from_tiles, in_tiles, root_in_queries
 from tests.llama.references import check_error as check
 from tests.llama.test_kernels import BF16, KINDS, attend, distort, random

@@ -8,8 +8,8 @@ import neuronxcc.nki.language as nl
 import pytest
 import torch
 
-import llama
 from neuron_cpu.core import Kernel, Program
+from tests.llama.every import llama
 from tests.llama.test_kernels import BF16, Plain, columns, lanes
 from tests.llama.test_weights import config
 

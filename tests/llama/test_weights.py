@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import llama
 from neuron_cpu.core.device.spec import GEN2
+from tests.llama.every import llama
 
 HEAD_DIM, GROUP, QUADRANT = 16, 3, 32
 
@@ -116,7 +116,7 @@ def test_the_last_pieces_of_a_quantised_weight_shrink(
     tiles: int, k_tiles: int, sizes: list[int]
 ) -> None:
     """1.5 KiB at a time: what converts integers keeps up with DMA until the end."""
-    pieces = llama.weight_pieces(tiles, k_tiles, 1, True, itemsize=1)
+    pieces = llama.quantised_pieces(tiles, k_tiles, 1, True, None)
     assert [size for _, size in pieces] == sizes
     assert [first for first, _ in pieces] == [sum(sizes[:n]) for n in range(len(sizes))]
 

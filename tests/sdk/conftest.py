@@ -90,7 +90,8 @@ def module(request: pytest.FixtureRequest) -> Any:
     """A file with the classes of a Llama."""
     from neuronx_distributed_inference.models.llama import modeling_llama
 
-    return modeling_llama if request.param != "llama.py" else importlib.import_module("llama")
+    own = "llama_extended"
+    return modeling_llama if request.param != "llama.py" else importlib.import_module(own)
 
 
 @pytest.fixture

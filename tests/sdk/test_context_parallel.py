@@ -136,7 +136,7 @@ def test_what_it_does_not_go_with(module, tiny_llama, changes, told):
 def test_prompts_are_in_kernels(tiny_llama):
     """The graph of a prompt has no product of PyTorch's; ranks meet five times a layer."""
     _, folder = tiny_llama(**KERNEL_SHAPE)
-    build(importlib.import_module("llama"), folder, enable_nki=True)
+    build(importlib.import_module("llama_extended"), folder, enable_nki=True)
     found = json.loads((folder / "compiled" / "operators.json").read_text())
     prompt, step = found["graphs"]
     ran = [each["name"] for each in prompt["operators"] if each["ran"] == "kernel"]
@@ -155,7 +155,7 @@ def test_parts_of_several_spans(tiny_llama, generate):
     sizes = dict(batch_size=1, seq_len=1200, max_context_length=1200, tp_degree=2)
     found = []
     for cp_degree in (1, 2):
-        llama = importlib.import_module("llama")
+        llama = importlib.import_module("llama_extended")
         app = build(llama, folder, enable_nki=True, cp_degree=cp_degree, **sizes)
         found.append(torch.cat(generate(app, prompt, 3, **options).logits))
     torch.testing.assert_close(*found, rtol=0, atol=5e-4)
@@ -229,7 +229,7 @@ def test_text_with_kernels_is_that_of_hugging_face(
 ):
     model, folder = tiny_llama(**{**KERNEL_SHAPE, **shape})
     changes = {"tp_degree": tp_degree, "cp_degree": cp_degree, **changes}
-    app = build(importlib.import_module("llama"), folder, enable_nki=True, **changes)
+    app = build(importlib.import_module("llama_extended"), folder, enable_nki=True, **changes)
     prompts = [*PROMPTS, [3, 90, 41]][: changes.get("batch_size", 2)]
     got = generate(app, prompts, 7)
     for row, prompt in enumerate(prompts):
@@ -256,7 +256,7 @@ def test_the_family(name, version, tmp_path, generate, reference, monkeypatch):
         if parameter.dim() == 1:
             parameter.data += 0.3 * torch.randn_like(parameter)
     model.save_pretrained(tmp_path / "checkpoint")
-    llama = importlib.import_module("llama")
+    llama = importlib.import_module("llama_extended")
     for kernels in (False, True):
         if kernels and name in ("window", "biases"):
             with pytest.raises(ValueError, match="do not cover"):

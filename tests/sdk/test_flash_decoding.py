@@ -67,7 +67,7 @@ def test_several_new_tokens_a_step(tiny_llama, generate, monkeypatch, kernels):
     """A prompt beyond the largest prefill goes in by calls of several tokens (0.4 and later)."""
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.4")
     _, folder = tiny_llama(**(KERNEL_SHAPE if kernels else SHAPE))
-    module = importlib.import_module("llama") if kernels else modeling_llama
+    module = importlib.import_module("llama_extended") if kernels else modeling_llama
     options = {"enable_nki": True} if kernels else {}
     app = build(module, folder, speculation_length=3, batch_size=1, **options)
     plain = build(modeling_llama, folder, speculation_length=3, batch_size=1, tp_degree=2,
@@ -131,7 +131,7 @@ def test_what_it_does_not_go_with(tiny_llama, changes, told):
 def test_degrees_without_ranks_to_share(tiny_llama, tp_degree):
     _, folder = tiny_llama(**SHAPE)
     with pytest.raises(ValueError, match=f"above the 2 KV heads .* got {tp_degree}; choose"):
-        build(importlib.import_module("llama"), folder, tp_degree=tp_degree)
+        build(importlib.import_module("llama_extended"), folder, tp_degree=tp_degree)
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_text_with_kernels_is_that_of_hugging_face(
     tiny_llama, generate, reference, tp_degree, changes
 ):
     model, folder = tiny_llama(**KERNEL_SHAPE)
-    llama = importlib.import_module("llama")
+    llama = importlib.import_module("llama_extended")
     app = build(llama, folder, tp_degree=tp_degree, enable_nki=True, **changes)
     prompts = [*PROMPTS, [3, 90, 41]][: changes.get("batch_size", 2)]
     got = generate(app, prompts, 9)
@@ -156,7 +156,7 @@ def test_text_with_kernels_is_that_of_hugging_face(
 def test_decode_is_in_kernels(tiny_llama):
     """A step's graph has no product of PyTorch's."""
     _, folder = tiny_llama(**KERNEL_SHAPE)
-    build(importlib.import_module("llama"), folder, enable_nki=True)
+    build(importlib.import_module("llama_extended"), folder, enable_nki=True)
     found = json.loads((folder / "compiled" / "operators.json").read_text())
     step = found["graphs"][-1]
     ran = [each["name"] for each in step["operators"] if each["ran"] == "kernel"]
@@ -182,7 +182,7 @@ def test_the_family_with_kernels(name, tmp_path, generate, reference):
         if parameter.dim() == 1:
             parameter.data += 0.3 * torch.randn_like(parameter)
     model.save_pretrained(tmp_path / "checkpoint")
-    app = build(importlib.import_module("llama"), tmp_path / "checkpoint", enable_nki=True)
+    app = build(importlib.import_module("llama_extended"), tmp_path / "checkpoint", enable_nki=True)
     got = generate(app, PROMPTS, 6)
     for row, prompt in enumerate(PROMPTS):
         assert got[row].tolist() == reference(model, prompt, 6)[0].tolist()
@@ -195,7 +195,7 @@ def test_a_cache_in_fp8_with_kernels(tiny_llama, generate):
     options = dict(return_dict_in_generate=True, output_logits=True)
     found = []
     for kernels in (False, True):
-        llama = importlib.import_module("llama")
+        llama = importlib.import_module("llama_extended")
         app = build(llama, folder, kv_cache_quant=True, enable_nki=kernels)
         found.append(torch.cat(generate(app, PROMPTS, 6, **options).logits))
     torch.testing.assert_close(*found, rtol=0, atol=1e-4)
@@ -206,12 +206,12 @@ def test_windows_are_left_out(tmp_path, tiny_llama):
     window = MistralConfig(**SHAPE, sliding_window=8)
     AutoModelForCausalLM.from_config(window).save_pretrained(tmp_path / "checkpoint")
     with pytest.raises(ValueError, match="sliding_window 8 counts rows of a cache"):
-        build(importlib.import_module("llama"), tmp_path / "checkpoint")
+        build(importlib.import_module("llama_extended"), tmp_path / "checkpoint")
 
 
 def test_more_queries_than_a_kernel_takes(tiny_llama, monkeypatch):
     monkeypatch.setenv("NEURON_CPU_NXDI", "0.4")
     _, folder = tiny_llama(**KERNEL_SHAPE)
     with pytest.raises(Exception, match="at most 128 queries .* got 160; choose a .* at most 32"):
-        build(importlib.import_module("llama"), folder, speculation_length=40, seq_len=64,
+        build(importlib.import_module("llama_extended"), folder, speculation_length=40, seq_len=64,
               enable_nki=True)  # fmt: skip

@@ -223,7 +223,7 @@ def test_the_submission_speculates_with_kernels_and_without(
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     model, folder = tiny_llama(**HEADS_OF_64)
     draft = eagle_head(folder, tmp_path / "head") if eagle else tiny_llama(1, **HEADS_OF_64)[1]
-    more = dict(module=importlib.import_module("llama"), enable_nki=enable_nki)
+    more = dict(module=importlib.import_module("llama_extended"), enable_nki=enable_nki)
     app = fused(folder, draft, eagle=eagle, tp_degree=tp_degree, **more)
     got, _ = rounds(app, generate, 16)
     assert got[0].tolist() == reference(model, PROMPT, 16)[0].tolist()
@@ -287,7 +287,7 @@ def test_an_eagle_chain_guesses_what_plain_pytorch_does(
     shape = HEADS_OF_64 | {"initializer_range": 0.05}
     model, folder = tiny_llama(2, **shape)  # a text that repeats tokens once, twice and often
     head = hopeful_head(folder, tmp_path / "head")
-    module = importlib.import_module("llama") if kind != "stand-in" else modeling_llama
+    module = importlib.import_module("llama_extended") if kind != "stand-in" else modeling_llama
     more = {} if kind == "stand-in" else dict(enable_nki=kind == "kernels")
     app = fused(folder, head, 4, True, module, tp_degree=tp_degree, output_logits=True, **more)
     early = version == "0.1"
@@ -326,7 +326,7 @@ def test_the_submission_takes_a_tree(
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
     model, folder = tiny_llama(**HEADS_OF_64)
     wide = {"0": list(range(1, 41)), **{str(n): [40 + n] for n in range(1, 21)}}
-    more = dict(module=importlib.import_module("llama"), enable_nki=enable_nki)
+    more = dict(module=importlib.import_module("llama_extended"), enable_nki=enable_nki)
     more.update(tp_degree=tp_degree, token_tree_config=wide, max_length=128)
     app = fused(folder, eagle_head(folder, tmp_path / "head"), 61, True, **more)
     got, count = rounds(app, generate, 16)

@@ -85,7 +85,7 @@ def test_the_text_is_the_greedy_one(tiny_llama, reference, monkeypatch, version,
     expected = reference(model, PROMPT, steps)[0].tolist()
     more = {"tp_degree": tp_degree}
     if kind != "sdk":
-        more |= {"module": importlib.import_module("llama"), "enable_nki": kind == "nki"}
+        more |= {"module": importlib.import_module("llama_extended"), "enable_nki": kind == "nki"}
     for seed in (None, 1):
         write_heads(folder, model, seed)
         app = build(folder, **more)
@@ -95,7 +95,7 @@ def test_the_text_is_the_greedy_one(tiny_llama, reference, monkeypatch, version,
     assert hasattr(app, "token_generation_model") == (version == "0.1")
 
 
-@pytest.mark.parametrize("module", [modeling_llama, importlib.import_module("llama")])
+@pytest.mark.parametrize("module", [modeling_llama, importlib.import_module("llama_extended")])
 def test_the_model_says_how_long_a_tree_is(tiny_llama, monkeypatch, module):
     """The base class reads `medusa_speculation_length` of the model that it is the base of."""
     model, folder = tiny_llama(**HEADS_OF_64)

@@ -36,7 +36,7 @@ def load(folder: Path, device_samples: bool, draft: Path | None = None, **overri
 
     `draft` as get_neuron_speculation_model does it; `overrides` as override_neuron_config.
     """
-    import llama
+    import llama_extended as llama
 
     architecture = json.loads((folder / "config.json").read_text())["architectures"][0]
     model_class = {"LlamaForCausalLM": (llama, "NeuronLlamaForCausalLM")}[architecture]

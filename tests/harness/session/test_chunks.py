@@ -35,7 +35,9 @@ class Running:
     def __init__(self, folder: Path, scratch: Path, *more: str, role: str = "nki"):
         config = json.loads((folder / "config.json").read_text())
         settings = chunks.with_chunks(settings_of(folder, *more), config)
-        job = Job(settings, folder, 0, None, submission.find("llama"), scratch, None, False)
+        job = Job(
+            settings, folder, 0, None, submission.find("llama_extended"), scratch, None, False
+        )
         self.steps, self.role = [], role
         self.host = Host(job, self.steps.append)
         self.buckets = session_model.construct(self.host, role)

@@ -34,7 +34,9 @@ class Running:
         arguments += ["--seq-len", str(LENGTH), "--tp-degree", "1", *more]
         arguments += ["--enable-nki"] if role == "nki" else []
         settings = command_line.parse(arguments)
-        job = Job(settings, folder, 0, None, submission.find("llama"), scratch, None, False)
+        job = Job(
+            settings, folder, 0, None, submission.find("llama_extended"), scratch, None, False
+        )
         self.host, self.role = Host(job, lambda step: self.steps.append(step)), role
         self.steps: list = []
         self.calls: dict[str, int] = {}

@@ -1,0 +1,256 @@
+"""Low-rank adapters for llama.py (LoRA, Hu et al. 2021): W x + B A x, of several in one batch.
+
+For whoever serves one model to many: NxDI's ``lora_config`` names folders as PEFT saves them, and
+every row of a batch carries its adapter's number. The ranks of all adapters are rows that lie side
+by side: A x of all is one product, whose rows of others than a token's are set to zero, and B
+contracts all of them into the bank of PSUM that W x fills. So a token without an adapter has zeros,
+and adapters cost TensorE what their ranks together cost. R stands for the ranks of all adapters.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any, Dict, Iterable, List, NamedTuple, Optional, Set, Tuple
+
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+import torch
+from neuronx_distributed_inference.models.config import InferenceConfig
+from neuronx_distributed_inference.modules.checkpoint import load_file
+from neuronx_distributed_inference.modules.lora_serving.lora_module import is_lora_module
+from torch import nn
+
+from llama import (
+    ATTENTION_TARGETS, MLP_TARGETS, MOVING_MAX, P_MAX, Columns, KernelProjections, KernelRows,
+    NeuronLlamaAttention, NeuronLlamaDecoderLayer, NeuronLlamaMLP, OfRanks, StateDict,
+    pad_tiles, psum_zeros, spans, times_gain, whole_tiles,
+)  # fmt: skip
+
+IDLE_TARGET = "idle_adapter"  # what NxDI finds to change where the kernels' adapters are ours
+
+
+# --- In kernels -----------------------------------------------------------------------------------
+
+
+class Adapters(NamedTuple):
+    """Those of one projection @ HBM, a term of its Linear: A [128, K/128 * R] and B [R, N],
+    features in the orders of the weight, and which ranks are a token's [R, T], ones and zeros."""
+
+    a_hbm: Any
+    b_hbm: Any
+    chosen_hbm: Any
+
+    def inputs(self, x_sb, token):
+        """A x of tokens from number ``token`` on, x_sb [128, K/128, T] -> [ranks, T] @ SBUF, up to
+        128 ranks each, zero where they are not the token's."""
+        (_, k_tiles, tokens), found = x_sb.shape, []
+        ranks = self.b_hbm.shape[0]
+        a_sb = nl.load(self.a_hbm).reshape((P_MAX, k_tiles, ranks))
+        for first, count in spans(ranks, P_MAX):
+            rows = nl.ds(first, count)
+            chosen_sb = nl.load(self.chosen_hbm[rows, nl.ds(token, tokens)])
+            inputs_sb = nl.ndarray((count, tokens), x_sb.dtype)
+            for start, size in spans(tokens, MOVING_MAX):
+                columns = nl.ds(start, size)
+                inputs_psum = psum_zeros((count, size))
+                for k in nl.affine_range(k_tiles):
+                    inputs_psum[...] += nisa.nc_matmul(a_sb[:, k, rows], x_sb[:, k, columns])
+                inputs_sb[:, columns] = nisa.tensor_tensor(
+                    inputs_psum, chosen_sb[:, columns], nl.multiply
+                )
+            found.append(inputs_sb)
+        return found
+
+    def rows(self, tile, tiles):
+        """B of some tiles of features -> [ranks, tiles * 128] @ SBUF, up to 128 ranks each."""
+        columns = nl.ds(tile * P_MAX, tiles * P_MAX)
+        return [
+            nl.load(self.b_hbm[nl.ds(*rows), columns]) for rows in spans(self.b_hbm.shape[0], P_MAX)
+        ]
+
+
+def split_adapters(adapters, k_tiles, n_tiles):
+    """Adapters @ HBM of a kernel's projections, side by side in tensors of its own, or three Nones
+    -> of each projection, of so many tiles of K and of N, what is added to it: one or none."""
+    if adapters[0] is None:
+        return [()] * len(n_tiles)
+    (a_hbm, b_hbm, chosen_hbm), found, a_start, b_start = adapters, [], 0, 0
+    for k, n in zip(k_tiles, n_tiles):
+        size, width = k * b_hbm.shape[0], n * P_MAX
+        a_part, b_part = a_hbm[:, nl.ds(a_start, size)], b_hbm[:, nl.ds(b_start, width)]
+        found.append((Adapters(a_part, b_part, chosen_hbm),))
+        a_start, b_start = a_start + size, b_start + width
+    return found
+
+
+# --- In modules -----------------------------------------------------------------------------------
+
+
+def adapter_ranks(config: InferenceConfig) -> int:
+    """Rows that the ranks of all adapters take together in the kernels, 0 without any."""
+    lora = config.neuron_config.lora_config
+    return 0 if lora is None else lora.max_loras * lora.max_lora_rank
+
+
+def adapter_targets(config: InferenceConfig) -> Set[str]:
+    """Names of the projections that some adapter changes."""
+    if not adapter_ranks(config):
+        return set()
+    paths = config.neuron_config.lora_config.lora_ckpt_paths
+    return {name for path in paths.values() for name in peft_config(path)["target_modules"]}
+
+
+class KernelAdapters(nn.Module):
+    """A and B of a kernel's projections as ``split_adapters`` reads them, by sizes of a rank: the
+    tiles of K and the features N of each. Nothing where no adapter changes one of ``targets``."""
+
+    def __init__(
+        self, config: InferenceConfig, targets: Tuple[str, ...], k_tiles: List[int], n: List[int]
+    ) -> None:
+        super().__init__()
+        self.present = bool(adapter_targets(config) & set(targets))
+        if not self.present:
+            return
+        tp, dtype = config.neuron_config.tp_degree, config.neuron_config.torch_dtype
+        ranks, features = adapter_ranks(config), sum(whole_tiles(size) for size in n) * P_MAX
+        self.a = KernelRows(sum(k_tiles) * ranks, tp, dtype, P_MAX)
+        self.b = KernelRows(features, tp, dtype, ranks)
+
+    def operands(self, columns: Columns) -> Tuple[Optional[torch.Tensor], ...]:
+        """What a kernel takes of them behind its other operands."""
+        return (self.a.weight, self.b.weight, columns.chosen) if self.present else (None,) * 3
+
+
+class AdaptedMLP(NeuronLlamaMLP):
+    """With adapters, of layers in PyTorch those that NxDI has wrapped."""
+
+    def __init__(self, config: InferenceConfig) -> None:
+        super().__init__(config)
+        if self.nki_enabled:
+            hidden = config.hidden_size
+            inner = config.intermediate_size // config.neuron_config.tp_degree
+            tiles = [whole_tiles(hidden)] * 2 + [whole_tiles(inner)]
+            self.adapters = KernelAdapters(config, MLP_TARGETS, tiles, [inner, inner, hidden])
+
+    def product(self, layer: nn.Module, x: torch.Tensor, given: Dict[str, Any]) -> torch.Tensor:
+        return layer(x, given.get("adapter_ids")) if is_lora_module(layer) else layer(x)
+
+
+class AdaptedAttention(NeuronLlamaAttention):
+    """The same."""
+
+    def make_kernel_weights(self, group: Dict[str, Any]) -> None:
+        super().make_kernel_weights(group)
+        hidden, rank = self.config.hidden_size, self.sizes.of_rank
+        tiles = [whole_tiles(hidden)] * 3 + [rank.q_tiles]
+        n = [rank.q_tiles * P_MAX, rank.stacks * P_MAX, rank.kv_features, hidden]
+        self.adapters = KernelAdapters(self.config, ATTENTION_TARGETS, tiles, n)
+
+    product = AdaptedMLP.product
+
+
+class AdaptedLayer(NeuronLlamaDecoderLayer):
+    """Chooses the adapters of each row of the batch, [B] numbers from 1 on, 0 for none."""
+
+    def received(self, hidden: Any, given: Dict[str, Any]) -> Any:
+        columns = super().received(hidden, given)
+        if not self.nki_enabled or columns.chosen is not None or not adapter_ranks(self.config):
+            return columns
+        lora, (batch, length, _) = self.config.neuron_config.lora_config, columns.shape
+        ids, device = given.get("adapter_ids"), columns.stream.device
+        ids = torch.zeros(batch, device=device) if ids is None else ids
+        numbers = torch.arange(1, lora.max_loras + 1, device=device)
+        rows = numbers.repeat_interleave(lora.max_lora_rank)[:, None] == ids.reshape(1, -1)
+        chosen = rows.to(columns.stream.dtype).repeat_interleave(length, 1)
+        return columns._replace(chosen=chosen)
+
+
+def add_idle_layer(model: nn.Module, config: InferenceConfig) -> None:
+    """NxDI hands out the numbers of adapters, and changes layers that have their names: one that
+    nothing runs through."""
+    neuron_config = config.neuron_config
+    model.idle_adapter = nn.Linear(1, 1, bias=False, dtype=neuron_config.torch_dtype)
+    neuron_config.lora_config.target_modules = [IDLE_TARGET]
+
+
+# --- In checkpoints -------------------------------------------------------------------------------
+
+
+def peft_config(folder: str) -> Dict[str, Any]:
+    """What PEFT says of an adapter."""
+    content = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+    others = set(content["target_modules"]) - {*ATTENTION_TARGETS, *MLP_TARGETS}
+    if others:
+        raise ValueError(
+            f"The adapter {folder} changes {', '.join(sorted(others))}, expected some of "
+            f"{', '.join((*ATTENTION_TARGETS, *MLP_TARGETS))}; train it on those."
+        )
+    return content
+
+
+def read_adapter(folder: str) -> Iterable[Tuple[str, str, torch.Tensor]]:
+    """(projection, "A" or "B", tensor [r, K] or [N, r]) of an adapter as PEFT saves it.
+
+    alpha / r goes to A, or alpha / sqrt(r) where the adapter is rank-stabilised (Kalajdzievski
+    2023); NxDI takes 1 for an alpha that is 0.
+    """
+    content = peft_config(folder)
+    alpha, power = content.get("lora_alpha"), 0.5 if content.get("use_rslora") else 1.0
+    # NxDI's reader: that of transformers 4.45 takes no file without metadata
+    for key, tensor in load_file(str(Path(folder) / "adapter_model.safetensors")).items():
+        found = re.search(r"(layers\.\d+\.\w+\.\w+)\.lora_([AB])(\.default)?\.weight$", key)
+        if found is None:
+            raise ValueError(
+                f"The adapter {folder} has a tensor {key}, expected ...lora_A.weight or "
+                "...lora_B.weight of layers; train it on those."
+            )
+        scale = alpha / len(tensor) ** power if alpha and found[2] == "A" else 1.0
+        yield found[1], found[2], tensor.float() * scale
+
+
+def add_adapters(state: StateDict, config: InferenceConfig) -> None:
+    """A [ranks, K] and B [N, ranks] of all adapters, beside each weight that one of them changes;
+    an adapter of a smaller rank has zeros behind its own."""
+    lora, ranks = config.neuron_config.lora_config, adapter_ranks(config)
+    for number, folder in enumerate(lora.lora_ckpt_paths.values()):
+        for name, kind, tensor in read_adapter(folder):
+            weight = state.get(f"{name}.weight")
+            rank, features = tensor.shape if kind == "A" else tensor.shape[::-1]
+            expected = None if weight is None else weight.shape[1 if kind == "A" else 0]
+            if features != expected or rank > lora.max_lora_rank:
+                raise ValueError(
+                    f"The adapter {folder} has lora_{kind} {list(tensor.shape)} for {name}, "
+                    f"expected a rank of at most {lora.max_lora_rank} and {expected} features; "
+                    "take one that was trained on this model."
+                )
+            shape = (ranks, features) if kind == "A" else (features, ranks)
+            whole = state.setdefault(f"{name}.lora_{kind}", torch.zeros(shape))
+            own = slice(number * lora.max_lora_rank, number * lora.max_lora_rank + rank)
+            whole[own if kind == "A" else (slice(None), own)] = tensor
+
+
+def convert_adapters(own: KernelProjections) -> None:
+    """What KernelAdapters hold: A [R, K] and B [N, R] of all projections side by side, zeros where
+    one has none; nothing where none has."""
+    state, some = own.state, [name for name in own.cuts if f"{name}.lora_A" in own.state]
+    if not some:
+        return
+    ranks, down, across = len(state[f"{some[0]}.lora_A"]), [], []
+    for name in own.cuts:
+        n, k = state[f"{name}.weight"].shape
+        a = state.pop(f"{name}.lora_A", torch.zeros(ranks, k))
+        b = state.pop(f"{name}.lora_B", torch.zeros(n, ranks))
+        every = own.input_columns(name, a if name == own.output else times_gain(a, own.gain))
+        tiled = [pad_tiles(share, 1).unflatten(1, (-1, P_MAX)) for share in every]
+        down.append([share.permute(2, 1, 0).flatten(1) for share in tiled])
+        across.append([pad_tiles(share, 0).t() for share in own.output_rows(name, b)])
+    module = some[0].rpartition(".")[0]
+    state[f"{module}.adapters.a.weight"] = of_ranks(*down)
+    state[f"{module}.adapters.b.weight"] = of_ranks(*across)
+
+
+def of_ranks(*parts: OfRanks) -> torch.Tensor:
+    """What each rank has of every part, side by side; ranks below each other."""
+    return torch.cat([torch.cat(share, 1) for share in zip(*parts)])

@@ -1,0 +1,1038 @@
+"""Cached keys of any kind for llama.py: several new tokens over a cache, blocks, windows.
+
+For whoever serves: prompts in chunks, guesses that are checked in one call, caches of blocks that a
+table names, chunks that sequences share, sliding windows, and steps over caches that SBUF does not
+hold. Attention makes the same two passes as that of many queries, over blocks of the cache, whose
+keys TensorE turns, and then the new tokens. Up to 128 queries of a sequence (attend_few) wait for
+the cache, not for an engine, and read it once. What comes from it is stationary in both products,
+128 keys at a time, and the queries of all heads of a stack move together: a few columns take as
+long as 64. Scores leave PSUM in fp32, so that exp can wait for their maximum; those of the next
+block are made meanwhile. Weights are relative to the maximum of their block, and sums are rescaled
+when it grows.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict, List, NamedTuple, Optional, Sequence, Tuple
+
+import neuronxcc.nki as nki
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+import numpy as np
+import torch
+from neuronx_distributed_inference.models.config import InferenceConfig
+from torch import nn
+
+from llama import (
+    CACHE_BYTES, CACHES_BYTES, DECODE_KEYS, MARKS, MOVING_MAX, P_MAX, RESIDENT_BYTES, Block,
+    Cache, CachedRows, CachedSequences, Columns, Constants, HeadShape, KeyTiles, MaximaPass,
+    QueryGroup, Sizes, TokenBlock, Window, _mask_bias, attend, attention_constants,
+    attention_weights, bank_queries, cache_in_runs, cache_runs, cached_ahead, causal_mask,
+    contraction, decode_bytes, decode_scores, decode_step, divided, grouped, heads_of,
+    key_bytes, key_room, key_rows, key_spans, load_constant, load_turned, masked,
+    negated_maximum, new_keys, option, project_qkv, projection, psum_tile, psum_zeros,
+    residual_sum, room_for_keys, score_banks, score_scales, score_tile, spans, stack_keys,
+    store_product, store_turned, token_blocks, token_chunk, turn_tiles, value_parts,
+    whole_tiles,
+)  # fmt: skip
+from llama_quantised import SOFTMAX_TURNS
+from llama_families import model_type
+from llama_layers import AnyAttention, attention_prefill_kernel, layer_of
+
+CACHE_ROW_BYTES = 3072  # of a head and partition at a time: DMA is as fast with longer ones
+FEW_ROW_BYTES = 4096  # the same of few queries, whose keys need no marks and values no ones
+DMA_ROW_BYTES = 2048  # of all heads of a row that a table names: DMA takes as long for shorter ones
+QUERIES_AT_ONCE = 512  # tokens of a prompt that share a pass over keys of other ranks
+
+
+# --- Sizes known while tracing --------------------------------------------------------------------
+
+
+def chunk_tokens(features, heads, itemsize, quantised=False):
+    """The same for attention, where x, Q and K of each token stay, with room for another Q, and x
+    times the norm's gain where weights are quantised; behind them Q, K, V and new keys."""
+    tiles = features // P_MAX * (2 if quantised else 1)
+    projected = itemsize * (tiles + 2 * heads.q_tiles + heads.stacks)
+    values = itemsize * heads.kv_heads * heads.head_dim + key_bytes(P_MAX, heads, MARKS, itemsize)
+    own = itemsize * (heads.q_tiles + heads.stacks) + math.ceil(values / P_MAX)
+    return token_chunk(max(projected, own))
+
+
+def is_decode_step(batch, length, heads, itemsize, named):
+    """Whether the decode kernel takes one new token a sequence over so many keys, which a table may
+    have ``named``; the kernel of several reads blocks of a cache instead, for which SBUF has room
+    at any length, and outruns it where sequences would come one by one."""
+    keys, lanes = whole_tiles(length) * P_MAX, min(length, P_MAX) if named else None
+    each = bytes_of_sequence(keys, heads, itemsize, lanes)
+    if length > DECODE_KEYS or each > CACHES_BYTES or named and heads.slots > 1:
+        return False
+    return named or batch == 1 or 2 * each <= CACHE_BYTES
+
+
+def bytes_of_sequence(length, heads, itemsize, lanes=None):
+    """``decode_bytes``; of a cache of blocks keys lie on so many ``lanes``, all heads on each."""
+    if lanes is None:
+        return decode_bytes(length, heads, itemsize)
+    kept = length * (heads.stacks + 1) + length // lanes * heads.kv_heads * heads.depth
+    return itemsize * kept
+
+
+# --- Sources of keys ------------------------------------------------------------------------------
+
+
+class AnyCache(NamedTuple):
+    """A Cache of llama.py, keys and values @ HBM [B, kv_heads, L, D] and bias [rows, n] of their
+    first n keys, or one of blocks.
+
+    Of that keys and values are [rows, run, kv_heads, D], or [rows, run, D] where heads lie apart,
+    and rows_sb [lanes, B * parts (* kv_heads)] @ SBUF tells which rows lie on the partitions of
+    each part of a sequence.
+    """
+
+    keys_hbm: Any
+    values_hbm: Any
+    bias_hbm: Any
+    rows_sb: Any = None
+
+    length, itemsize = Cache.length, Cache.itemsize
+
+    @property
+    def lanes(self) -> int:
+        """Partitions of a head's keys; of a decode step without a table see ``decode_runs``."""
+        return cache_runs(self.length)[0] if self.rows_sb is None else self.rows_sb.shape[0]
+
+    @property
+    def by_token(self) -> bool:
+        """Whether rows that a table names have a token's heads side by side."""
+        return self.rows_sb is not None and len(self.keys_hbm.shape) == 4
+
+
+class AnyRows(NamedTuple):
+    """CachedRows, keys or values of some of a sequence's cached tokens @ SBUF [lanes, heads, tiles,
+    D], or ``by_token``, as blocks of a cache have them, [lanes, tiles, heads, D]. The heads that
+    count begin with ``head``."""
+
+    rows_sb: Any
+    by_token: bool = False
+    head: int = 0
+
+    turned = CachedRows.turned
+
+    @property
+    def tiles(self) -> int:
+        return self.rows_sb.shape[1 if self.by_token else 2]
+
+    def tile(self, first, count, tile, features=slice(None)):
+        """A tile of ``count`` heads from the ``first`` on that counts: [lanes, count, features]."""
+        heads = slice(self.head + first, self.head + first + count)
+        at = (tile, heads) if self.by_token else (heads, tile)
+        return self.rows_sb[(slice(None), *at, features)]
+
+
+class CacheTiles(NamedTuple):
+    """Some tiles of a sequence's Cache, of ``count`` KV heads from ``head`` on, and which of the
+    rows of its bias, (first, count), are those of its queries.
+
+    ``shared``: queries have different rows, of sequences that stand in one or their own, and the
+    bias stays apart. k_hbm [count, depth + MARKS, tiles, lanes], if any, keeps turned keys from
+    when they are first loaded to the second time."""
+
+    cache: AnyCache
+    sequence: int
+    head: int
+    count: int
+    tile: int
+    tiles: int
+    heads: HeadShape
+    bias_rows: Tuple[int, int]
+    shared: bool
+    k_hbm: Any = None
+
+    @property
+    def lanes(self) -> int:
+        return self.cache.lanes
+
+    def named_rows(self, cache_hbm, head):
+        """Keys or values @ SBUF by an indirect load, a partition takes the row of HBM that the
+        block table names: [lanes, tiles, kv_heads, D], or of one head [lanes, tiles, D]."""
+        rows, *shape = cache_hbm.shape
+        flat_hbm = cache_hbm.reshape((rows, math.prod(shape)))
+        parts, heads = self.cache.length // (self.lanes * self.tiles), self.heads.kv_heads
+        at = self.sequence * parts + self.tile // self.tiles
+        at = at if self.cache.by_token else at * heads + head
+        lane, column = nl.arange(self.lanes)[:, None], nl.arange(math.prod(shape))[None, :]
+        return nl.load(flat_hbm[self.cache.rows_sb[lane, at], column]).reshape((self.lanes, *shape))
+
+    def rows_of(self, cache_hbm, head):
+        """Keys or values of a head [lanes, tiles, D] @ SBUF."""
+        if self.cache.rows_sb is not None:
+            return self.named_rows(cache_hbm, head)
+        lane, tile = nl.arange(self.lanes)[:, None, None], nl.arange(self.tiles)[None, :, None]
+        key = lane * (self.cache.length // self.lanes) + self.tile + tile
+        feature = nl.arange(self.heads.head_dim)[None, None, :]
+        return nl.load(cache_hbm[self.sequence, head, key, feature])
+
+    def rows(self, cache_hbm):
+        """AnyRows of keys or values: of its heads [lanes, heads, tiles, depth], a load for each
+        head, whose row per partition is as long as the tiles, or of all, as ``named_rows``."""
+        d, room = self.heads.head_dim, (self.lanes, self.count, self.tiles)
+        if self.cache.by_token:
+            rows_sb = self.named_rows(cache_hbm, 0)
+            if self.heads.depth > d:
+                narrow_sb = rows_sb
+                rows_sb = key_room(narrow_sb.shape[:3], self.heads, cache_hbm.dtype)
+                rows_sb[:, :, :, 0:d] = nisa.tensor_copy(narrow_sb)
+            return AnyRows(rows_sb, True, self.head)
+        rows_sb = key_room(room, self.heads, cache_hbm.dtype)
+        for at in nl.affine_range(self.count):
+            rows_sb[:, at, :, 0:d] = self.rows_of(cache_hbm, self.head + at)
+        return AnyRows(rows_sb)
+
+    def bias(self):
+        """Of its keys [rows, tiles, lanes] @ HBM."""
+        rows, length = self.cache.bias_hbm.shape
+        runs_hbm = self.cache.bias_hbm.reshape((rows, length // self.lanes, self.lanes))
+        return runs_hbm[nl.ds(*self.bias_rows), nl.ds(self.tile, self.tiles), :]
+
+    def turned(self, k_sb):
+        """Keys into k_sb. A tile turns for all heads of a stack at once; ScalarE is alone at PSUM
+        beside many queries."""
+        d, keys = min(self.heads.depth, P_MAX), self.rows(self.cache.keys_hbm)
+        each = spans(self.tiles, MOVING_MAX // self.lanes)
+        for first, stacked in spans(self.count, self.heads.stack):
+            for half, (start, tiles) in [(n, s) for n in range(self.heads.slots) for s in each]:
+                part = nl.ds(half * self.tiles + start, tiles)
+                turned_psum = keys.turned(first, stacked, start, tiles, half)
+                for at in nl.static_range(stacked):
+                    k_sb[0:d, first + at, part, :] = nisa.tensor_copy(
+                        turned_psum[at * d : (at + 1) * d, :, :], engine=nisa.scalar_engine
+                    )
+
+    def values(self):
+        """Values [128, tiles, heads, D + 1] @ SBUF: VectorE puts ones behind, which GpSimdE would
+        keep from SBUF."""
+        values_hbm, d = self.cache.values_hbm, self.heads.head_dim
+        shape = (P_MAX, self.tiles, self.count, d + 1)
+        v_sb = nl.ndarray(shape, values_hbm.dtype)
+        v_sb[:, :, :, d : d + 1] = nisa.memset((*shape[:3], 1), 1.0, values_hbm.dtype)
+        if self.cache.by_token:
+            rows_sb = self.named_rows(values_hbm, 0)[:, :, self.head : self.head + self.count, :]
+            v_sb[0 : self.lanes, :, :, 0:d] = nisa.tensor_copy(rows_sb, engine=nisa.vector_engine)
+            return v_sb
+        for at in nl.affine_range(self.count):
+            rows_sb = self.rows_of(values_hbm, self.head + at)
+            v_sb[0 : self.lanes, :, at, 0:d] = nisa.tensor_copy(rows_sb, engine=nisa.vector_engine)
+        return v_sb
+
+    def load(self, values=True):
+        """-> KeyTiles. Keys that came without ``values`` come back from k_hbm, if any: turning them
+        again took a tenth of the port to PSUM beside chunks of 160 tokens."""
+        bias_hbm = self.bias()
+        if values and self.k_hbm is not None:
+            k_sb = load_turned(self.k_hbm, 0, self.count, 0, self.tiles)
+        else:
+            tiles = len(contraction(self.heads.depth + MARKS)) * self.tiles
+            k_sb = nl.ndarray((P_MAX, self.count, tiles, self.lanes), bias_hbm.dtype)
+            self.turned(k_sb)
+            self.mark(k_sb, bias_hbm)
+            if self.k_hbm is not None:
+                store_turned(self.k_hbm, k_sb)
+        bias_sb = nl.load(bias_hbm) if self.shared else None
+        v_sb = self.values() if values else None
+        return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, self.lanes, bias_sb=bias_sb)
+
+    def mark(self, k_sb, bias_hbm):
+        """The rows behind the features of each head: the bias, zero where it stays apart, and
+        ones."""
+        slot, row = divmod(self.heads.depth, P_MAX)
+        ones = np.ones((MARKS, self.tiles, self.lanes), np.float32)
+        ones[0] = 0.0
+        for at in nl.affine_range(self.count):
+            part, first = nl.ds(slot * self.tiles, self.tiles), 0 if self.shared else 1
+            if not self.shared:
+                k_sb[row : row + 1, at, part, :] = nl.load(bias_hbm)
+            rows = k_sb[row + first : row + MARKS, at, part, :]
+            rows[...] = load_constant(ones[first:], bias_hbm.dtype)
+
+
+def few_queries(banks, heads):
+    """Whether ``attend_few`` takes the banks of a set of heads, of a tile each."""
+    few = len(banks) == 1 and banks[0].rows * banks[0].tokens <= P_MAX
+    return few and heads.slots == 1
+
+
+def cache_blocks(cache, sequence, banks, heads, bias_rows, shared=False, stay=True):
+    """The CacheTiles of a sequence, whose queries may have different ``bias_rows``, for the heads
+    of some banks; as KeyTiles where all fit and may ``stay``. Which of its keys count say these
+    rows."""
+    (head, count), few = heads_of(banks), few_queries(banks, heads)
+    # of few queries fp8 keys do not stand turned in the type of x
+    size = FEW_ROW_BYTES // cache.keys_hbm.itemsize if few else CACHE_ROW_BYTES // cache.itemsize
+    each = size // heads.head_dim if cache.rows_sb is None else cache.keys_hbm.shape[1]
+    blocks = [
+        CacheTiles(cache, sequence, head, count, *block, heads, bias_rows, shared)
+        for block in spans(cache.length // cache.lanes, each)
+    ]
+    rows = heads.depth + MARKS
+    columns = count * (len(contraction(rows)) * P_MAX + heads.head_dim + 1)
+    if few:
+        return blocks
+    if stay and cache.length // cache.lanes * cache.itemsize * columns <= RESIDENT_BYTES:
+        return [block.load() for block in blocks]
+    shapes = [(count, rows, block.tiles, block.lanes) for block in blocks]
+    turned_hbm = [nl.ndarray(shape, cache.bias_hbm.dtype, buffer=nl.hbm) for shape in shapes]
+    return [block._replace(k_hbm=k_hbm) for block, k_hbm in zip(blocks, turned_hbm)]
+
+
+def query_spans(length):
+    """(start, size) of the tokens of a sequence whose keys before them have a mask of their own."""
+    return spans(length, QUERIES_AT_ONCE)
+
+
+# --- Attention of few queries ---------------------------------------------------------------------
+
+
+class Weighted(NamedTuple):
+    """Of the queries of a bank and some keys, each [128, columns] fp32, alike on all partitions but
+    the last: the negated maximum of scaled scores, the sum of their exp behind it, and the sums of
+    weighted values, at the lanes of a column's own head."""
+
+    low_sb: Any
+    sum_sb: Any
+    values: Any
+
+    def joined(self, other, zero_sb):
+        """With other keys: both are rescaled to the larger maximum (Milakov, Gimelshein 2018)."""
+        low_sb, factors = nisa.tensor_tensor(self.low_sb, other.low_sb, nl.minimum), []
+        for one in (self, other):
+            less_sb = nisa.tensor_tensor(low_sb, one.low_sb, nl.subtract)
+            factors.append(nisa.activation(nl.exp, less_sb, bias=zero_sb))
+        sums = []
+        for pair in ((self.sum_sb, other.sum_sb), (self.values, other.values)):
+            first_sb, second_sb = (
+                nisa.tensor_tensor(x, factor_sb, nl.multiply) for x, factor_sb in zip(pair, factors)
+            )
+            sums.append(nisa.tensor_tensor(first_sb, second_sb, nl.add))
+        return Weighted(low_sb, *sums)
+
+
+class FewQueries(NamedTuple):
+    """Up to 128 queries of a sequence, a bank, on their way over its cache. Column (row, token) of
+    q_sb [128, columns] @ SBUF is zero at the lanes of other heads than its own; owners_sb [n, rows,
+    tokens] says which rows of the bias are its own. ones_sb [128, 128] fp32."""
+
+    group: QueryGroup
+    q_sb: Any
+    owners_sb: Any
+    ones_sb: Any
+
+    @classmethod
+    def of(cls, group):
+        (bank,), heads, dtype = group.banks, group.new.heads, group.qk_sb[0].dtype
+        q_sb = nisa.memset((P_MAX, bank.rows, bank.tokens), 0.0, dtype)
+        for at in nl.static_range(bank.heads):
+            stack, lanes = heads.place(bank.head + at)
+            own_sb = bank.part(group.qk_sb, heads, stack, lanes)
+            q_sb[lanes, bank.own(at), :] = nisa.tensor_copy(own_sb)
+        ones_sb = nisa.memset((P_MAX, P_MAX), 1.0, nl.float32)
+        owned = group.owners or [nisa.memset((1, bank.rows, bank.tokens), 1.0, dtype)]
+        return cls(group, q_sb.reshape((P_MAX, bank.rows * bank.tokens)), owned[0], ones_sb)
+
+    @property
+    def columns(self) -> int:
+        return self.q_sb.shape[1]
+
+    def stacks(self):
+        """(first head of the bank, heads, features, columns) of each stack."""
+        (bank,), heads = self.group.banks, self.group.new.heads
+        each = bank.members * bank.tokens
+        return [
+            (first, count, count * heads.depth, nl.ds(first * each, count * each))
+            for first, count in spans(bank.heads, heads.stack)
+        ]
+
+    def scores(self, part):
+        """Scores of all queries with CacheTiles [lanes, columns, tiles] fp32 @ SBUF, and their
+        maxima on each partition [lanes, columns].
+
+        128 keys at a time turn round for all heads of a stack, and are stationary again in the
+        product with their queries: 64 cycles each, for up to 64 columns.
+        """
+        lanes, columns = part.lanes, self.columns
+        each = spans(part.tiles, MOVING_MAX // columns)
+        scores_sb = nl.ndarray((lanes, columns, part.tiles), nl.float32)
+        best_sb = nl.ndarray((lanes, columns, len(each)), nl.float32)
+        keys, bias_sb = part.rows(part.cache.keys_hbm), nl.load(part.bias())
+        for n, (start, tiles) in enumerate(each):
+            scores_psum = psum_zeros((lanes, columns, tiles))
+            for tile in nl.static_range(tiles):
+                scores_psum[:, :, tile] += nisa.nc_matmul(
+                    bias_sb[:, start + tile, :], self.owners_sb
+                )
+            for first, count, features, own in self.stacks():
+                for begin, some in spans(tiles, MOVING_MAX // lanes):
+                    turned = keys.turned(first, count, start + begin, some)
+                    k_sb = nisa.tensor_copy(turned, dtype=self.q_sb.dtype)
+                    for t in nl.static_range(some):
+                        scores_psum[:, own, begin + t] += nisa.nc_matmul(
+                            k_sb[:, t, :], self.q_sb[0:features, own]
+                        )
+            part_sb = scores_sb[:, :, nl.ds(start, tiles)]
+            part_sb[...] = nisa.tensor_copy(scores_psum)
+            best_sb[:, :, n] = nisa.tensor_reduce(nl.max, part_sb, axis=2)
+        return scores_sb, nisa.tensor_reduce(nl.max, best_sb, axis=2)
+
+    def own_scores(self, keys):
+        """The same with KeyTiles of new tokens, head by head."""
+        group, (bank,), depth = self.group, self.group.banks, self.group.new.heads.depth
+        q_sb = bank_queries(group.qk_sb, bank, group.new.heads, 0, False)
+        scores_sb = nl.ndarray((keys.lanes, self.columns, keys.tiles), nl.float32)
+        for start, tiles in key_spans(bank, keys.tiles):
+            scores_psum = psum_zeros((keys.lanes, bank.rows, bank.tokens, tiles))
+            for tile in nl.static_range(tiles):
+                part_psum = scores_psum[:, :, :, tile]
+                score_tile(q_sb, bank, keys, start + tile, part_psum, depth, group.constants)
+            shape = keys.lanes, self.columns, tiles
+            scores_sb[:, :, nl.ds(start, tiles)] = nisa.tensor_copy(scores_psum.reshape(shape))
+        return scores_sb, nisa.tensor_reduce(nl.max, scores_sb, axis=2)
+
+    def negated_maxima(self, maxima):
+        """Of maxima on some partitions [P, columns] each -> negated and scaled, on all [128,
+        columns] fp32: TensorE turns them, and multiplies a diagonal by ones."""
+        columns = self.columns
+        sizes = [best_sb.shape[0] for best_sb in maxima]
+        turned_psum = psum_tile((columns, sum(sizes)))
+        for n, best_sb in enumerate(maxima):
+            turned_psum[:, nl.ds(sum(sizes[:n]), sizes[n])] = nisa.nc_transpose(best_sb)
+        low_sb = nisa.tensor_reduce(nl.max, turned_psum, axis=1, negate=True)
+        eye_sb = self.group.constants.eye_sb[0:columns, 0:columns]
+        each_sb = nisa.tensor_scalar(
+            eye_sb, nl.multiply, low_sb, op1=nl.multiply, operand1=self.scale, dtype=nl.float32,
+        )  # fmt: skip
+        return nisa.tensor_copy(nisa.nc_matmul(self.ones_sb[0:columns, :], each_sb))
+
+    def weights(self, scores_sb, low_sb):
+        """exp(scale * score - maximum) [P, columns, tiles] @ SBUF: an instruction a column, or
+        where those are more, one a tile and one for all."""
+        (lanes, columns, tiles), zero_sb = scores_sb.shape, self.group.constants.zero_sb
+        weights_sb, scale = nl.ndarray(scores_sb.shape, self.q_sb.dtype), self.scale
+        if tiles >= 32:  # an instruction takes 64 cycles or more
+            for column in nl.affine_range(columns):
+                weights_sb[:, column, :] = nisa.activation(
+                    nl.exp, scores_sb[:, column, :], bias=low_sb[0:lanes, nl.ds(column, 1)],
+                    scale=scale,
+                )  # fmt: skip
+            return weights_sb
+        less_sb = nl.ndarray(scores_sb.shape, nl.float32)
+        for tile in nl.affine_range(tiles):
+            less_sb[:, :, tile] = nisa.scalar_tensor_tensor(
+                data=scores_sb[:, :, tile], op0=nl.multiply, operand0=scale,
+                op1=nl.add, operand1=low_sb[0:lanes, :],
+            )  # fmt: skip
+        weights_sb[...] = nisa.activation(nl.exp, less_sb, bias=zero_sb[0:lanes, :])
+        return weights_sb
+
+    @property
+    def scale(self) -> float:
+        return score_scales(self.group.head_dim)[1]
+
+    def attend(self, part, scores, new):
+        """Weighted of CacheTiles by their ``scores`` and, behind the last, KeyTiles of ``new``
+        tokens."""
+        found = [scores, *([] if new is None else [self.own_scores(new)])]
+        low_sb = self.negated_maxima([best_sb for _, best_sb in found])
+        weights = [self.weights(scores_sb, low_sb) for scores_sb, _ in found]
+        sums = [nisa.tensor_reduce(nl.add, x_sb, axis=2, dtype=nl.float32) for x_sb in weights]
+        values = part.rows(part.cache.values_hbm)
+        # values are stationary, too: 64 cycles for all queries of a stack, whose other heads' lanes
+        # nobody reads
+        values_psum = psum_zeros((P_MAX, self.columns))
+        for first, count, features, own in self.stacks():
+            for tile in nl.static_range(part.tiles):
+                v_sb = values.tile(first, count, tile)
+                values_psum[0:features, own] += nisa.nc_matmul(v_sb, weights[0][:, own, tile])
+        if new is not None:
+            self.add_own(values_psum, new, weights[1])
+        sum_psum = psum_zeros((P_MAX, self.columns))
+        for each_sb in sums:
+            sum_psum[...] += nisa.nc_matmul(self.ones_sb[0 : each_sb.shape[0], :], each_sb)
+        return Weighted(low_sb, sum_psum, values_psum)
+
+    def add_own(self, values_psum, new, weights_sb):
+        """Values of KeyTiles of new tokens times their weights, head by head."""
+        (bank,), heads = self.group.banks, self.group.new.heads
+        queries = bank.members * bank.tokens
+        for at in nl.static_range(bank.heads):
+            first, own = heads.place(bank.head + at)[1].start, nl.ds(at * queries, queries)
+            for tile in nl.static_range(new.tiles):
+                v_sb = new.values(at, tile)[:, 0 : heads.head_dim]
+                values_psum[nl.ds(first, heads.head_dim), own] += nisa.nc_matmul(
+                    v_sb, weights_sb[:, own, tile]
+                )
+
+    def finish(self, found):
+        """Values divided by the sums of their weights, into the heads' lanes of the context."""
+        group, (bank,), heads = self.group, self.group.banks, self.group.new.heads
+        for first, _, features, _ in self.stacks():
+            if features < P_MAX:  # lanes without a head
+                out = bank.part(group.context_sb, heads, heads.place(bank.head + first)[0])
+                out[...] = nisa.memset(out.shape, 0.0, out.dtype)
+        shape = (P_MAX, bank.rows, bank.tokens)
+        scale_sb = nisa.reciprocal(found.sum_sb).reshape(shape)
+        values = found.values.reshape(shape)
+        for at in nl.static_range(bank.heads):
+            stack, lanes = heads.place(bank.head + at)
+            own, out = bank.own(at), bank.part(group.context_sb, heads, stack, lanes)
+            out[...] = nisa.tensor_tensor(
+                values[lanes, own, :], scale_sb[lanes, own, :], nl.multiply
+            )
+
+
+def attend_few(group):
+    """Attention of a group of up to 128 queries, one bank, which reads each block of keys once ->
+    Weighted of all of them. Scores of a block are made before the values of the one in front of it
+    have been added."""
+    few, blocks, found = FewQueries.of(group), group.blocks, None
+    ahead = few.scores(blocks[0])
+    for n, part in enumerate(blocks):
+        scores, new = ahead, None
+        if n + 1 < len(blocks):
+            ahead = few.scores(blocks[n + 1])
+        else:
+            new = group.new.seen(group.banks[0])._replace(owners_sb=few.owners_sb)
+        some = few.attend(part, scores, new)
+        found = some if found is None else found.joined(some, group.constants.zero_sb)
+    few.finish(found)
+    return found
+
+
+def attend_groups(groups):
+    """Attention of several groups: the first pass of one beside the second of that before. ->
+    (group, Weighted) of those that ``attend_few`` takes. Groups are made, and their keys loaded,
+    one ahead of their turn."""
+    found, ahead = [], None
+    for group in groups:
+        if few_queries(group.banks, group.new.heads):
+            found.append((group, attend_few(group)))
+            continue
+        following = MaximaPass.of(group)
+        if ahead is None:
+            for step in following.steps():
+                following.run(step)
+        else:
+            attend(ahead, following, [])
+        ahead = following
+    if ahead is not None:
+        attend(ahead, None, [])
+    return found
+
+
+def store_weights(weights_hbm, bank, found):
+    """The negated maxima of a bank's scores and the sums of their weights, of its Weighted, into
+    their places of [kv_heads, queries, 2] fp32 @ HBM."""
+    queries = bank.members * bank.tokens
+    weights_sb = nl.ndarray((1, bank.heads, queries, 2), nl.float32)
+    for n, all_sb in enumerate((found.low_sb, found.sum_sb)):
+        row_sb = all_sb[0:1, :].reshape((1, bank.heads, queries))
+        weights_sb[:, :, :, n] = nisa.tensor_copy(row_sb)
+    for at in nl.static_range(bank.heads):
+        nl.store(weights_hbm[nl.ds(bank.head + at, 1), :, :], weights_sb[:, at, :, :])
+
+
+# --- Attention of chunks --------------------------------------------------------------------------
+
+
+def others_bias(owners_sb):
+    """From owners [sequences, T] @ SBUF the bias of new keys [sequences, tiles * 128]: 0 for those
+    of a sequence, for others MASKED. What stands behind the last key is hidden by the triangle."""
+    (sequences, tokens), dtype = owners_sb.shape, owners_sb.dtype
+    bias_sb = nisa.memset((sequences, whole_tiles(tokens) * P_MAX), 0.0, dtype)
+    bias_sb[:, 0:tokens] = nisa.tensor_scalar(
+        owners_sb, nl.subtract, 1.0, op1=nl.multiply, operand1=-masked(dtype)
+    )
+    return bias_sb
+
+
+def owners_of(owners_sb, bank):
+    """Owners of a bank's queries [sequences, rows, tokens] @ SBUF."""
+    sequences, (rows, tokens) = owners_sb.shape[0], (bank.rows, bank.tokens)
+    out_sb = nl.ndarray((sequences, rows, tokens), owners_sb.dtype)
+    for row in nl.static_range(rows):
+        out_sb[:, row, :] = nisa.tensor_copy(owners_sb[:, nl.ds(bank.position, tokens)])
+    return out_sb
+
+
+class Chunk(NamedTuple):
+    """What the attention of several new tokens shares: the Cache; new values [T, kv_heads * D] @
+    HBM; which new tokens see each other [B, n, n] @ HBM, or None for the triangle of a tile with
+    itself; owners of the tokens [sequences, T] @ SBUF where one chunk is several sequences', and a
+    Window, or None; Constants; whether each query has a row of the bias, as under a window."""
+
+    cache: AnyCache
+    new_hbm: Any
+    active_hbm: Any
+    causal_sb: Any
+    owners_sb: Any
+    window: Optional[Window]
+    constants: Constants
+    heads: HeadShape
+    by_query: bool
+
+    def groups(self, sequence, length, passed):
+        """The queries of a sequence in TokenBlocks over its cache and its new keys: yields a
+        QueryGroup for each set of KV heads, and for each tile of queries that has rows of the
+        bias."""
+        heads, active_sb, shared = self.heads, self.causal_sb, self.owners_sb is not None
+        if self.active_hbm is not None:
+            active_sb = nl.load(self.active_hbm[sequence])
+        new = new_keys(length, heads, self.causal_sb.dtype, active_sb, MARKS, hides=True)
+        bias_sb = others_bias(self.owners_sb) if shared else None
+        new, parts = new._replace(bias_sb=bias_sb, window=self.window), []
+        for n, rows in enumerate(passed):
+            for at, (owner, position, column, size) in enumerate(rows.block.parts()):
+                if owner == sequence:
+                    rows_sb = rows.part_values(at, self.new_hbm)
+                    new.append(position, rows.qk_sb, column, rows_sb)
+                    parts.append((n, column, position, size))
+        qk_sb, context_sb = [rows.qk_sb for rows in passed], [rows.context_sb for rows in passed]
+        together = [[part] for part in parts] if self.by_query else [parts]
+        sets = [score_banks(some, heads, min(length, P_MAX)) for some in together]
+        for banks in [banks for some in sets for banks in some]:
+            owners, bias_rows = None, (sequence, 1)
+            if shared:
+                owners = [owners_of(self.owners_sb, bank) for bank in banks]
+                bias_rows = 0, self.cache.bias_hbm.shape[0]
+            if self.by_query:
+                bias_rows = sequence * length + banks[0].position, banks[0].tokens
+                which_sb = self.constants.which_sb  # each query is its own row's
+                owners = [which_sb[0 : b.tokens, 0 : b.rows, 0 : b.tokens] for b in banks]
+            # a window's tiles of queries have keys of their own: none stay in SBUF for others
+            blocks = cache_blocks(
+                self.cache, sequence, banks, heads, bias_rows, shared=owners is not None,
+                stay=not self.by_query,
+            )  # fmt: skip
+            yield QueryGroup(banks, blocks, new, qk_sb, self.constants, context_sb, owners)
+
+
+def project_blocks(blocks, layer):
+    """TokenBlocks of some Blocks with queries, keys and values, one pass over the weights: H/128
+    passes of a block's tokens for every tile of features."""
+    weights = attention_weights(layer, blocks[0].count)
+    passed = [TokenBlock.of(block, layer, weights, apart=False) for block in blocks]
+    for at in nl.static_range(layer.qkv.tiles):
+        for rows in passed:
+            rows.run((at, 0, rows.block.count))
+    return passed
+
+
+# --- A token over blocks --------------------------------------------------------------------------
+
+
+def named_step(layer, cache, x_sb, parts, keys_hbm, values_hbm):
+    """``decode_step`` over a cache of blocks, ``parts`` of sequences at a time.
+
+    Rows of a cache of blocks are known later than weights, and DMA serves who comes first: so the
+    output's weights wait for the room of the first ones.
+    """
+    heads, batch, dtype = layer.heads, x_sb.shape[2], x_sb.dtype
+    tiles = value_parts(parts, batch, heads, layer.x_hbm.itemsize)
+    p = projection(x_sb, layer, 0, tiles)
+    _, first = layer.qkv.pieces(batch)[0]
+    size = first * layer.qkv.k_tiles * P_MAX
+    room_sb = nl.ndarray((P_MAX, size), layer.qkv.weight_hbm.dtype)
+    roomy = layer._replace(qkv=layer.qkv._replace(room_sb=room_sb))
+    qk_sb, v_sb = project_qkv(p._replace(layer=roomy))
+    nl.store(keys_hbm, key_rows(qk_sb, 0, batch, heads))
+    for tile, rows_sb in zip(tiles, v_sb):
+        nl.store(values_hbm[nl.ds(*tile), :], rows_sb)
+    context_sb = nl.ndarray((P_MAX, heads.q_tiles, batch), dtype)
+    if heads.leaves_lanes():
+        context_sb[...] = nisa.memset((P_MAX, heads.q_tiles, batch), 0.0, dtype)
+    for n, part in enumerate(parts):
+        new_sb = v_sb[n] if tiles == parts else nl.load(values_hbm[nl.ds(*part), :])
+        attend_named(qk_sb, new_sb, named_sequences(cache, *part, heads), heads, context_sb)
+    out = layer.out._replace(room_sb=room_sb)
+    store_product(out, [(context_sb, Block(0, batch, 1))], layer.out_hbm)
+
+
+def named_sequences(cache, first, count, heads):
+    """CachedSequences of blocks, whose keys and values come by the rows of ``CacheTiles``.
+
+    A row has all heads of its tokens, so these share partitions, and values are read as they came.
+    """
+    run, lanes = cache.keys_hbm.shape[1], cache.lanes
+    k_sb, mask_sb = room_for_keys(cache.bias_hbm, first, count, heads)
+    each = spans(cache.length // lanes, run)
+    every = [
+        [CacheTiles(cache, b, 0, heads.kv_heads, *part, heads, (b, 1), False) for part in each]
+        for b in range(first, first + count)
+    ]
+    for b, parts in enumerate(every):
+        for part in parts:
+            keys, column = part.rows(cache.keys_hbm), part.tile * lanes
+            stack_keys(k_sb, keys, b * heads.stacks, column, heads)
+    v_sb = [[part.rows(cache.values_hbm) for part in parts] for parts in every]
+    return CachedSequences(first, count, k_sb, mask_sb, v_sb)
+
+
+def attend_named(qk_sb, v_sb, cache, heads, context_sb):
+    """``attend_cached`` of a cache of blocks: lanes hold all heads' values, which are stationary,
+    so that a product leaves the contexts of a stack of heads on their partitions. Weights are
+    divided by their sum before it."""
+    count, d, group = cache.count, heads.head_dim, heads.group
+    scale = score_scales(d)[1]
+    scores_sb = decode_scores(qk_sb, cache, heads)
+    neg_max_sb = negated_maximum(scores_sb, scale)
+    weights_sb = nisa.activation(nl.exp, scores_sb, bias=neg_max_sb, scale=scale, dtype=nl.float32)
+    sums_sb = nisa.tensor_reduce(nl.add, weights_sb, axis=1)
+    rounded_sb = divided(weights_sb, sums_sb, scores_sb.dtype)
+    # with keys on partitions: cached ones [lanes, tiles, rows], and new ones [B, rows]
+    (lanes, *_), rows = cache.v_sb[0][0].rows_sb.shape, scores_sb.shape[0]
+    turned_sb = turn_tiles(rounded_sb, cache.keys // lanes, lanes)
+    turned_psum = psum_tile((count, rows))
+    turned_psum[...] = nisa.nc_transpose(rounded_sb[:, nl.ds(cache.keys, count)])
+    own_sb = nisa.tensor_copy(turned_psum, dtype=scores_sb.dtype)
+    new_sb = key_room((count, heads.kv_heads), heads, v_sb.dtype)
+    new_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((count, heads.kv_heads, d)))
+    # contexts [heads of a stack * D, stacks, rows of a stack, B]: of each head its own rows count
+    out_psum = psum_zeros((P_MAX, heads.stacks, heads.stack * group, count))
+    for stack, (first, stacked) in enumerate(spans(heads.kv_heads, heads.stack)):
+        for b in nl.static_range(count):
+            columns = nl.ds(b * heads.q_heads + first * group, stacked * group)
+            out = out_psum[0 : stacked * heads.depth, stack, 0 : stacked * group, b]
+            out[...] += nisa.nc_matmul(new_sb[:, first : first + stacked, :], own_sb[:, columns])
+            for n, values in enumerate(cache.v_sb[b]):
+                for t in nl.affine_range(values.tiles):
+                    weights_sb = turned_sb[:, n * values.tiles + t, columns]
+                    out[...] += nisa.nc_matmul(values.tile(first, stacked, t), weights_sb)
+    for kv_head in nl.static_range(heads.kv_heads):
+        stack, place = heads.place(kv_head)
+        own = nl.ds(kv_head % heads.stack * group, group)
+        context_sb[place, nl.ds(stack * group, group), nl.ds(cache.first, count)] = (
+            nisa.tensor_copy(out_psum[place, stack, own, :])
+        )
+
+
+# --- Kernels --------------------------------------------------------------------------------------
+
+
+@nki.jit
+def attention_decode_kernel(
+    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
+    bias_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
+    a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None,
+):  # fmt: skip
+    """``attention_decode_kernel`` of llama.py; of a cache of blocks caches, bias and rows as
+    ``attention_chunk_kernel`` takes them."""
+    (_, batch), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
+    out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
+    new_keys_hbm = nl.ndarray((batch, heads.kv_features), dtype, buffer=nl.shared_hbm)
+    new_values_hbm = nl.ndarray((batch, heads.kv_features), dtype, buffer=nl.shared_hbm)
+    stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
+    x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, Block(0, batch, 1))
+    rows_sb = None if rows_hbm is None else nl.load(rows_hbm)
+    cache = AnyCache(keys_hbm, values_hbm, bias_hbm, rows_sb)
+    loaded = cached_ahead(cache, heads) if rows_hbm is None else []
+    layer = layer_of(
+        (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
+        (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
+        SOFTMAX_TURNS,
+    )  # fmt: skip
+    if rows_hbm is None:
+        decode_step(layer, x_sb, cache, loaded, new_keys_hbm, new_values_hbm)
+    else:
+        each = bytes_of_sequence(cache.length, heads, cache.itemsize, cache.lanes)
+        most = max(1, min(P_MAX // heads.q_heads, CACHE_BYTES // each))
+        parts = spans(batch, most)
+        named_step(layer, cache, x_sb, parts, new_keys_hbm, new_values_hbm)
+    results = out_hbm, new_keys_hbm, new_values_hbm
+    return results if delta_hbm is None else (*results, stream_hbm)
+
+
+@nki.jit
+def attention_chunk_kernel(
+    x_hbm, delta_hbm, norm, qkv_w_hbm, out_w_hbm, cos_hbm, sin_hbm, keys_hbm, values_hbm,
+    bias_hbm, active_hbm, heads, qkv_b_hbm=None, gains_hbm=None, scales_hbm=None,
+    a_hbm=None, b_hbm=None, chosen_hbm=None, rows_hbm=None, owners_hbm=None, window=None,
+):  # fmt: skip
+    """The same for several new tokens per sequence: over the cache, and causally over themselves.
+
+    bias [B, L], keys in the order of ``cache_runs``: a cache that is longer is read as far as its
+    L-th key; active [B, n, n] in the type of x, 0 where a token (row) sees one and MASKED
+    elsewhere, for up to 128 tokens; None: they see those before and themselves. Of a cache of
+    blocks, as ``blocks_in_runs`` gives them: keys and values [rows, run, kv_heads, D] and int32
+    rows [lanes, B * parts], or [rows, run, D] and [lanes, B * parts * kv_heads]. A chunk of several
+    sequences, end to end, is one that B stand in: owners [B, n] in the type of x are ones of the
+    tokens of each, who see the cached keys of bias [B, L] and each other. Under a ``window`` of so
+    many tokens, or None, cached keys count by query: bias [B, n, L]; keys are read again for every
+    128 queries. -> partial output [H, B * n], new keys (rotated) and values [B * n, kv_heads * D],
+    and x + delta. All tokens of a sequence share one pass over the weights.
+    """
+    (features, tokens), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
+    shared = owners_hbm is not None
+    length = tokens if shared else tokens // bias_hbm.shape[0]
+    out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
+    new_keys_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
+    new_values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
+    stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
+    layer = layer_of(
+        (x_hbm, delta_hbm, stream_hbm, out_hbm), norm, heads, (qkv_w_hbm, out_w_hbm),
+        (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
+    )  # fmt: skip
+    rows_sb, most = None if rows_hbm is None else nl.load(rows_hbm), min(length, P_MAX)
+    by_query = len(bias_hbm.shape) == 3
+    rows_of_bias = math.prod(bias_hbm.shape[:-1]), bias_hbm.shape[-1]
+    cache = AnyCache(keys_hbm, values_hbm, bias_hbm.reshape(rows_of_bias), rows_sb)
+    causal_sb = causal_mask(most, dtype)
+    window = None if active_hbm is not None else Window.of(window, dtype)
+    constants = attention_constants(length, heads, dtype)
+    owners_sb = nl.load(owners_hbm) if shared else None
+    given = cache, new_values_hbm, active_hbm
+    chunk = Chunk(*given, causal_sb, owners_sb, window, constants, heads, by_query)
+    most_tokens = chunk_tokens(features, heads, x_hbm.itemsize, scales_hbm is not None)
+    blocks = token_blocks(features, tokens, length)
+    for some in grouped(blocks, max(1, most_tokens // length) * length):
+        # queries and keys [128, tiles, count], values [tokens, kv_heads * D] of some blocks: H/128
+        # passes of a block's tokens for every tile of features, one pass over the weights for all
+        passed = project_blocks(some, layer)
+        for rows in passed:
+            rows.store_keys(new_keys_hbm, new_values_hbm)
+        # contexts [128, tiles, count]: cached keys and values of some KV heads come in blocks, rows
+        # of up to CACHE_ROW_BYTES a partition, and TensorE turns the keys, 128 a pass
+        sequences = sorted({part[0] for block in some for part in block.parts()})
+        each = (chunk.groups(sequence, length, passed) for sequence in sequences)
+        attend_groups(group for groups in each for group in groups)
+        # the output [128, H/128, count], a pass for each tile of context, one over the weight
+        contexts = [(rows.context_sb, rows.block) for rows in passed]
+        store_product(layer.out, contexts, out_hbm)
+    results = out_hbm, new_keys_hbm, new_values_hbm
+    return results if delta_hbm is None else (*results, stream_hbm)
+
+
+# --- Modules --------------------------------------------------------------------------------------
+
+
+class CachedAttention(AnyAttention):
+    """Attention over caches of any kind."""
+
+    def __init__(self, config: InferenceConfig, ranks: Optional[int] = None, **group: Any) -> None:
+        super().__init__(config, ranks, **group)
+        self.window = window_of(config)
+
+    def places(self, given: Dict[str, Any]) -> torch.Tensor:
+        """Of a tree, where rows lie elsewhere, rotary_position_ids."""
+        places = given.get("rotary_position_ids")
+        return given["position_ids"] if places is None else places
+
+    def visible(self, given: Dict[str, Any]) -> Tuple[Any, ...]:
+        """Under a window, and of a chunk of several sequences, whose cache is in tiles.
+
+        A prompt behind a prefix, in blocks of the cache, has both masks, as several tokens a step.
+        """
+        past, *masks = super().visible(given)
+        if self.window is not None:
+            masks = self.within_window(*masks, None if past is None else self.places(given))
+        if given.get("tile_masks") is not None:
+            in_tiles = self.blocks_of_tiles if self.nki_enabled else self.in_tiles
+            past, masks = in_tiles(past, masks[0], given)
+        return past, *masks
+
+    def within_window(
+        self, mask: torch.Tensor, active_mask: Optional[torch.Tensor], places: Any
+    ) -> Tuple[Any, ...]:
+        """The masks without what lies ``window`` tokens and more in front of a query; ``places``
+        [B, n] of new tokens behind a cache, None where there is no cache."""
+        keys = torch.arange(mask.shape[-1], device=mask.device)
+        queries = keys[None] if places is None else places  # padded on the right
+        mask = mask & (queries[:, None, :, None] - keys < self.window)
+        if active_mask is not None:
+            new = torch.arange(active_mask.shape[-1], device=mask.device)
+            active_mask = active_mask & (new[:, None] - new < self.window)
+        return mask, active_mask
+
+    def in_tiles(
+        self, caches: Sequence[torch.Tensor], mask: torch.Tensor, given: Dict[str, Any]
+    ) -> Tuple[Any, ...]:
+        """A chunk's tiles of the caches [blocks, kv_rank, block, D] as keys and values of one
+        sequence, and the masks of these and of the chunk with itself.
+
+        NxDI lays the sequences' cached tokens end to end and cuts them, and the chunk, into tiles:
+        ``tile_block_tables`` [tiles, blocks] are their keys, a number that no block has standing
+        for those of the tile before, ``tile_q_indices`` [tiles] which tile of queries looks at
+        them, and ``tile_masks`` [tiles, queries, keys] at which.
+        """
+        queries, seen = given["tile_q_indices"], given["tile_masks"]
+        blocks = named_blocks(given["tile_block_tables"], len(caches[0]))
+        past = [cache[blocks].permute(2, 0, 1, 3, 4).flatten(1, 3)[None] for cache in caches]
+        length = mask.shape[-1]
+        spans_of = torch.arange(math.ceil(length / seen.shape[1]), device=seen.device)
+        own = (spans_of[:, None] == queries)[:, None, :, None] & seen.transpose(0, 1)
+        return past, (own.flatten(2, 3).flatten(0, 1)[None, None, :length], mask)
+
+    def blocks_of_tiles(
+        self, caches: Sequence[torch.Tensor], mask: torch.Tensor, given: Dict[str, Any]
+    ) -> Tuple[Any, ...]:
+        """The same for the kernels: caches, the blocks of all tiles [1, n], and which tokens are a
+        sequence's, bool [sequences + 1, tokens], the last row those of padding; and of the cached
+        keys which each of these sees [sequences + 1, 1, 1, keys].
+
+        A sequence sees what its last token does: that of one tile of queries, and no key twice.
+        """
+        seen, ends = given["tile_masks"], given["num_queries"].cumsum(0)
+        places = torch.arange(mask.shape[-1], device=seen.device)
+        owner = (places[:, None] >= ends).sum(1)
+        owners = owner == torch.arange(len(ends) + 1, device=seen.device)[:, None]
+        last = (ends - 1).clamp_min(0)
+        tile, row = last // seen.shape[1], last % seen.shape[1]
+        of_last = (
+            seen[:, row].transpose(0, 1) & (tile[:, None] == given["tile_q_indices"])[..., None]
+        )
+        keys = nn.functional.pad(of_last.flatten(1), (0, 0, 0, 1))
+        blocks = named_blocks(given["tile_block_tables"], len(caches[0]))
+        return (*caches[:2], blocks.reshape(1, -1), owners), (keys[:, None, None], None)
+
+    def kernel_results(self, hidden, norm, past, mask, active_mask, tables) -> Tuple[Any, ...]:
+        batch, dtype, rank = hidden.shape[0], hidden.stream.dtype, self.sizes.of_rank
+        weights = self.qkv_proj.weight, self.o_proj.weight
+        inputs, own = (hidden.stream, hidden.delta, norm, *weights, *tables), self.operands(hidden)
+        if past is None:
+            padded = option(self.config, "padding_side") == "left"
+            bias = _mask_bias(mask[:, 0, -1], dtype) if padded else None
+            cut = None if self.window is None or self.window >= mask.shape[-1] else self.window
+            return attention_prefill_kernel(*inputs, rank, batch, bias, *own, window=cut)
+        sizes = batch, mask.shape[-1], rank, max(2, past[0].dtype.itemsize)
+        one = active_mask is None and len(past) < 4
+        decode = one and is_decode_step(*sizes, named=len(past) == 3)
+        *cache, rows = self.cache_operands(past, mask, active_mask, dtype, decode)
+        if decode:
+            return attention_decode_kernel(*inputs, *cache, rank, *own, rows_hbm=rows)
+        active = self.active_bias(active_mask, hidden)
+        owners = past[3].to(dtype) if len(past) == 4 else None
+        return attention_chunk_kernel(
+            *inputs, *cache, active, rank, *own,
+            rows_hbm=rows, owners_hbm=owners, window=self.window,
+        )  # fmt: skip
+
+    def cache_operands(self, past, mask, active_mask, dtype, decode) -> Tuple[Any, ...]:
+        """Keys, values, bias and, where a table names them, rows, as the kernels take them: of
+        ``past`` keys and values, and of a cache of blocks the table."""
+        by_query = self.window is not None and active_mask is not None
+        bias = _mask_bias(mask[:, 0] if by_query else mask[:, 0, 0], dtype)
+        if len(past) > 2:
+            heads_apart = option(self.config, "is_chunked_prefill")
+            return blocks_in_runs(*past[:3], bias, heads_apart, self.window)
+        if self.window is not None and not decode:  # a sequence is a block
+            table = torch.arange(len(bias), device=bias.device)[:, None]
+            return blocks_in_runs(*past, table, bias, True, self.window)
+        if option(self.config, "prompt_in_chunks") and active_mask is not None:
+            # a bucket has room for the chunk itself: so many keys are not cached yet
+            cached = whole_tiles(bias.shape[1] - active_mask.shape[-1])
+            bias = bias[:, : max(1, cached) * P_MAX]
+        most = P_MAX // past[0].shape[1] if decode else P_MAX
+        return *cache_in_runs(*past, bias, most), None
+
+    def active_bias(
+        self, active_mask: Optional[torch.Tensor], hidden: Columns
+    ) -> Optional[torch.Tensor]:
+        """bool [B, 1, n, n] -> bias for the kernel [B, n, n]; None for one token, and for a long
+        chunk of a prompt, whose mask is the base class's triangle."""
+        if active_mask is None:
+            return None
+        tokens, dtype = active_mask.shape[-1], hidden.stream.dtype
+        quantised = self.o_proj.scale is not None
+        most = chunk_tokens(len(hidden.stream), self.sizes.of_rank, dtype.itemsize, quantised)
+        if tokens > most:
+            raise ValueError(
+                f"The kernels take at most {most} new tokens a sequence over a cache, got "
+                f"{tokens}; choose a speculation_length, and prefill buckets in front of which "
+                f"there are prefix_buckets, of at most {most}."
+            )
+        return None if tokens > P_MAX else _mask_bias(active_mask[:, 0], dtype)
+
+
+def window_of(config: InferenceConfig) -> Optional[int]:
+    """Tokens that a query sees, itself included; None where the cache holds no more anyway."""
+    window = getattr(config, "sliding_window", None) if model_type(config) == "mistral" else None
+    return None if window is None or window >= config.neuron_config.seq_len else window
+
+
+def named_blocks(tables: torch.Tensor, blocks: int) -> torch.Tensor:
+    """Tables of tiles [tiles, n], of which a number that no block has, of so many, stands for the
+    tile before -> all of them."""
+    tiles = torch.arange(len(tables), device=tables.device)
+    named = torch.where(tables[:, 0] < blocks, tiles, 0)
+    return tables[torch.cummax(named, 0).values].long()
+
+
+def runs_of_window(bias: torch.Tensor, run: int, most: int) -> Tuple[torch.Tensor, torch.Tensor]:
+    """Numbers [B, most] of the runs of so many keys from that on whose key a first query sees, and
+    of bias [B, L] or [B, n, L] what is theirs."""
+    length, by_query = bias.shape[-1], bias.reshape(len(bias), -1, bias.shape[-1])
+    first = (by_query[:, 0] == 0).to(torch.int32).argmax(1) // run
+    first = first.clamp_max(length // run - most)[:, None]
+    number = first + torch.arange(most, device=bias.device)
+    keys = (number[:, :, None] * run + torch.arange(run, device=bias.device)).flatten(1)
+    theirs = by_query.gather(2, keys[:, None].expand(-1, by_query.shape[1], -1))
+    return number, theirs.reshape(*bias.shape[:-1], -1)
+
+
+def blocks_in_runs(
+    keys: torch.Tensor, values: torch.Tensor, table: torch.Tensor, bias: torch.Tensor,
+    heads_apart: bool = False, window: Optional[int] = None,
+) -> Tuple[torch.Tensor, ...]:  # fmt: skip
+    """Caches of blocks [blocks, .., kv_heads, D], each sequence's blocks [B, n] and bias [B, L], L
+    keys of them -> caches [rows, run, kv_heads, D], bias, and which rows, int32 [lanes, B * parts].
+    Of ``heads_apart``, [blocks, kv_heads, block, D], [rows, run, D] and [lanes, B * parts * heads].
+
+    Runs of a block's tokens are rows of HBM: as long as 128 partitions hold a whole sequence, not
+    shorter than DMA likes, and not longer than SBUF's share for keys of a head. Row r of part p of
+    a sequence lies on partition r - p * lanes; the bias is permuted as ``CacheTiles`` has the keys.
+    Of a chunk that sequences share, one table of all, the bias has a row for each of them. Of a
+    ``window`` only runs from the first key on that a first query sees, bias [B, L] or [B, n, L].
+    """
+    (*queries, length), (batch, _), dim = bias.shape, table.shape, keys.shape[-1]
+    heads = keys.shape[1 if heads_apart else -2]
+    block, size = math.prod(keys.shape[1:-1]) // heads, max(2, keys.dtype.itemsize) * dim
+    wanted = min(length, window or length) / P_MAX
+    wanted = max(wanted, DMA_ROW_BYTES / ((1 if heads_apart else heads) * size))
+    run = 2 ** min(math.ceil(math.log2(max(1, wanted))), int(math.log2(CACHE_ROW_BYTES // size)))
+    run = math.gcd(run, block)
+    number, pieces = torch.arange(length // run, device=table.device)[None], block // run
+    most = 1 if window is None else (window + 2 * run - 3) // run + 1  # of W - 1 keys, not aligned
+    if window is not None and most < length // run:
+        number, bias = runs_of_window(bias, run, most)
+    apart, count = heads if heads_apart else 1, number.shape[1]
+    named = table.long().gather(1, (number // pieces).expand(batch, -1))
+    rows = named * (apart * pieces) + number % pieces
+    parts = whole_tiles(count)
+    lanes = math.ceil(count / parts)
+    missing = parts * lanes - count
+    bias = nn.functional.pad(bias, (0, missing * run), value=masked(bias.dtype))
+    bias = bias.view(-1, parts, lanes, run).transpose(2, 3).reshape(*queries, -1)
+    rows = nn.functional.pad(rows, (0, missing)).view(batch, parts, lanes)
+    of_heads = pieces * torch.arange(apart, device=table.device)
+    rows = (rows.permute(2, 0, 1)[..., None] + of_heads).reshape(lanes, -1).to(torch.int32)
+    shape = (-1, run, dim) if heads_apart else (-1, run, heads, dim)
+    return keys.reshape(shape), values.reshape(shape), bias, rows
+
+
+def chunks_too_large(config: InferenceConfig) -> List[Tuple[bool, str]]:
+    """(whether, what) chunks that several sequences share have too much of."""
+    neuron_config, rank = config.neuron_config, Sizes.of(config).of_rank
+    if not neuron_config.is_chunked_prefill:
+        return []
+    tokens, features = neuron_config.max_context_length, whole_tiles(config.hidden_size) * P_MAX
+    quantised = option(config, "quantized")
+    most = chunk_tokens(features, rank, neuron_config.torch_dtype.itemsize, quantised)
+    sequences = neuron_config.chunked_prefill_config.max_num_seqs
+    return [
+        (tokens > most, f"a max_context_length of {tokens} in chunks, but one of at most {most}"),
+        (sequences >= P_MAX, f"{sequences} sequences in a chunk, but at most {P_MAX - 1}"),
+    ]
+
+
+def blocks_and_table(caches: Sequence[torch.Tensor], active_block_table: torch.Tensor) -> List[Any]:
+    """Of each layer all blocks of keys and values, and those of each sequence [B, n]: in the place
+    of copies that the cache's manager would gather."""
+    return [[keys, values, active_block_table] for keys, values in zip(caches[::2], caches[1::2])]

@@ -1,0 +1,205 @@
+"""Weights of one byte, int8 or fp8, and caches in fp8, for llama.py.
+
+For whoever has less memory than the model: weights stay int8 or fp8 in HBM, and their products are
+scaled. All scales of a kernel are one tensor [128, sum of columns] in fp32, in the kernel's order
+of use: for features in PSUM a column a tile, for those of V, in rows, their own on each partition.
+A norm's gain, which no longer is in the weights, has the columns of a hidden state. TensorE takes
+fp8 as it is; integers are copied into bf16 on the way. Keys and values in fp8 are read as they lie.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Dict
+
+import neuronxcc.nki.isa as nisa
+import neuronxcc.nki.language as nl
+import torch
+from neuronx_distributed.parallel_layers.utils import set_tensor_model_parallel_attributes
+from neuronx_distributed_inference.models.config import InferenceConfig, NeuronConfig
+from torch import nn
+
+from llama import (
+    FEW_TOKENS, LONG_PIECE_BYTES, P_MAX, KernelProjections, KernelRows, KernelWeight,
+    NeuronLlamaAttention, NeuronLlamaHead, NeuronLlamaMLP, OfRanks, StateDict, in_runs,
+    pad_tiles, spans, weight_pieces, whole_tiles,
+)  # fmt: skip
+from llama_adapters import of_ranks
+
+QUANTISED_DTYPES = {"int8": torch.int8, "f8e4m3": torch.float8_e4m3fn}  # NxDI's names
+LAST_STEP_BYTES = 1536  # by which the last pieces of a weight shrink
+EVEN_TURNS, SOFTMAX_TURNS = "gs", "gsgssgss"  # at integers: as many, and beside a softmax
+
+
+# --- In kernels -----------------------------------------------------------------------------------
+
+
+def quantised_pieces(tiles, k_tiles, tokens, last, row_bytes):
+    """``weight_pieces`` of a weight whose integers stand in bf16 beside their bytes.
+
+    For few tokens a sixth is the most: they take DMA half as long, and what follows waits for a
+    whole piece. The last pieces shrink by LAST_STEP_BYTES each, as DMA may outrun what converts
+    them by no more.
+    """
+    if tokens > FEW_TOKENS:
+        return weight_pieces(tiles, k_tiles, tokens, last, 3, row_bytes)
+    most = max(1, LONG_PIECE_BYTES // (3 * k_tiles * P_MAX))
+    most = min(most, math.ceil(tiles / 6))
+    return (
+        shrinking(tiles, most, LAST_STEP_BYTES / (k_tiles * P_MAX)) if last else spans(tiles, most)
+    )
+
+
+def shrinking(length, most, step):
+    """(start, size) of pieces that cover ``length``, the last ``step`` long (one at least), each
+    before it longer by a step, up to ``most``."""
+    found, end = [], length
+    while end:
+        size = max(1, min(most, end, int(step * (len(found) + 1))))
+        end -= size
+        found.insert(0, (end, size))
+    return found
+
+
+def in_bfloat16(weight_sb, turns):
+    """Integers [128, tiles, k_tiles, 128] @ SBUF in a type that TensorE takes (fp8 it takes as it
+    is). ScalarE (s) and GpSimdE (g) take ``turns`` at runs of a tile, and TensorE follows both:
+    together they outrun DMA by a quarter. Runs are short as GpSimdE keeps VectorE from SBUF."""
+    wide_sb, k_tiles = nl.ndarray(weight_sb.shape, nl.bfloat16), weight_sb.shape[2]
+    engines = {"s": nisa.scalar_engine, "g": nisa.gpsimd_engine}
+    for tile in nl.affine_range(weight_sb.shape[1]):
+        for n, (at, size) in enumerate(spans(k_tiles, math.ceil(4 / len(turns)))):
+            wide_sb[:, tile, nl.ds(at, size)] = nisa.tensor_copy(
+                weight_sb[:, tile, nl.ds(at, size)],
+                dtype=nl.bfloat16,
+                engine=engines[turns[n % len(turns)]],
+            )
+    return wide_sb
+
+
+def scale_columns(scales_hbm, counts):
+    """Scales of a kernel's quantised weights @ HBM -> parts of so many columns @ SBUF, or Nones."""
+    if scales_hbm is None:
+        return [None] * len(counts)
+    scales_sb, starts = nl.load(scales_hbm), [sum(counts[:at]) for at in range(len(counts))]
+    return [scales_sb[:, nl.ds(start, count)] for start, count in zip(starts, counts)]
+
+
+# --- In modules -----------------------------------------------------------------------------------
+#
+# The last weight of a kernel carries the scales of all of them, None where none is quantised.
+
+
+def with_scales(weight: KernelRows, columns: int) -> None:
+    """Room for a kernel's scales beside its last weight."""
+    weight.columns = columns
+    weight.register_parameter("scale", None)
+
+
+class QuantisedMLP(NeuronLlamaMLP):
+    """With scales where its weights have one byte."""
+
+    def __init__(self, config: InferenceConfig) -> None:
+        super().__init__(config)
+        if self.nki_enabled:
+            inner = whole_tiles(config.intermediate_size // config.neuron_config.tp_degree)
+            with_scales(self.down_proj, 2 * (inner + whole_tiles(config.hidden_size)))
+
+
+class QuantisedAttention(NeuronLlamaAttention):
+    """The same."""
+
+    def make_kernel_weights(self, group: Dict[str, Any]) -> None:
+        super().make_kernel_weights(group)
+        rank, hidden = self.sizes.of_rank, whole_tiles(self.config.hidden_size)
+        with_scales(self.o_proj, rank.qk_tiles + rank.kv_features + 2 * hidden)
+
+
+class QuantisedHead(NeuronLlamaHead):
+    """The same."""
+
+    def __init__(self, config: InferenceConfig, gather_output: bool) -> None:
+        super().__init__(config, gather_output)
+        with_scales(self, whole_tiles(self.vocabulary) + whole_tiles(config.hidden_size))
+
+
+def hold(weight: KernelRows, name: str, columns: int, dtype: torch.dtype) -> None:
+    """Give the weight or the scale its type, which the loader cuts for the ranks alike.
+
+    Tags come last: NxD's ``init_on_device`` makes what is set anew, with tags as arguments.
+    """
+    zeros = torch.zeros(P_MAX, columns, dtype=dtype)
+    setattr(weight, name, nn.Parameter(zeros, requires_grad=False))
+    held, parts = getattr(weight, name), weight.tp_degree
+    set_tensor_model_parallel_attributes(held, True, 0, 1, num_partitions=parts)
+
+
+def quantise_kernel_weights(model: nn.Module, neuron_config: NeuronConfig) -> None:
+    """What NxDI's ``convert`` does to plain layers: weights of one byte, but for modules that are
+    to stay, and a scale for every kernel that reads one."""
+    stay = getattr(neuron_config, "modules_to_not_convert", None) or ()
+    dtype = QUANTISED_DTYPES[neuron_config.quantization_dtype]
+    for path, module in model.named_modules():
+        if "medusa_head" in path:  # no Hugging Face checkpoint has them, so none is quantised
+            continue
+        kernel = {n: w for n, w in module.named_children() if isinstance(w, KernelWeight)}
+        for name, weight in kernel.items():
+            known = f"{path}.{name}".replace("qkv_proj", "q_proj")  # as in the checkpoint
+            if any(part in known for part in stay):
+                continue
+            hold(weight, "weight", weight.weight.shape[1], dtype)
+            last = [*kernel.values()][-1]
+            hold(last, "scale", last.columns, torch.float32)
+
+
+# --- In checkpoints -------------------------------------------------------------------------------
+
+
+def as_integers(state: StateDict) -> StateDict:
+    """fp8 moves as the bytes that it is: not every release of PyTorch joins or pads it."""
+    return {
+        name: tensor.view(torch.int8) if tensor.dtype is torch.float8_e4m3fn else tensor
+        for name, tensor in state.items()
+    }
+
+
+def as_quantised(state: StateDict, neuron_config: NeuronConfig) -> StateDict:
+    """The way back."""
+    dtype = QUANTISED_DTYPES[neuron_config.quantization_dtype]
+    return {
+        name: tensor.view(dtype) if tensor.dtype is torch.int8 else tensor
+        for name, tensor in state.items()
+    }
+
+
+def in_columns(scale: torch.Tensor) -> torch.Tensor:
+    """[N, 1] in the order of a kernel weight's rows -> [128, N/128]."""
+    return pad_tiles(scale, 0).reshape(-1, P_MAX).t()
+
+
+def convert_scales(own: KernelProjections) -> bool:
+    """Whether a weight is quantised: scales have a row for each output feature, or one in all, ones
+    for weights in float, and the norm's gain stands behind those that contract it."""
+    state, columns = own.state, []
+    scales = {name: state.pop(f"{name}.scale", None) for name in own.cuts}
+    if all(scale is None for scale in scales.values()):
+        return False
+    for name, scale in scales.items():
+        rows = torch.ones(1, 1) if scale is None else scale.float().reshape(-1, 1)
+        every = own.output_rows(name, rows.expand(len(state[f"{name}.weight"]), 1))
+        # features of V lie in rows: each partition has the scales of all
+        across = name.endswith("v_proj")
+        columns.append([x.t().expand(P_MAX, -1) if across else in_columns(x) for x in every])
+    gains: OfRanks = [in_columns(in_runs(own.gain.float()[:, None], 0))] * own.tp
+    columns.insert(len(columns) - (own.output in scales), gains)
+    state[f"{[*scales][-1]}.scale"] = of_ranks(*columns)
+    inputs = {state[f"{name}.weight"].dtype for name in own.cuts if name.endswith(INPUTS)}
+    if len(inputs) > 1:
+        raise ValueError(
+            "One kernel multiplies with q, k and v: expected all of them or none quantised; name "
+            "all three or none in modules_to_not_convert."
+        )
+    return True
+
+
+INPUTS = ("q_proj", "k_proj", "v_proj")

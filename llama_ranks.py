@@ -1,0 +1,412 @@
+"""Several ranks for one attention, for llama.py: flash decoding and context parallelism.
+
+Flash decoding: where there are more ranks than KV heads, those of a head keep its positions among
+them, and each weighs its own keys and values. Context parallelism: groups of ranks have parts of a
+prompt, and ranks with the same heads exchange keys and values. The residual sum, norm, QKV and RoPE
+are a kernel of their own then, as is the output, since ranks exchange what lies between.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Dict, List, Optional, Sequence, Tuple
+
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+import torch
+from neuronx_distributed.parallel_layers import parallel_state
+from neuronx_distributed.parallel_layers.layers import SPMDRank
+from neuronx_distributed.parallel_layers.mappings import (
+    _reduce_scatter_along_dim,
+    gather_from_sequence_parallel_region,
+    reduce_from_tensor_model_parallel_region,
+)
+from neuronx_distributed_inference.models.config import InferenceConfig
+from neuronx_distributed_inference.modules.flashdecode.utils import calculate_num_cores_per_group
+
+from llama import (
+    ATTENTION_TARGETS, MARKS, P_MAX, Columns, QueryGroup, Sizes, StateDict, _mask_bias,
+    attention_constants, cache_in_runs, causal_mask, from_blocks, grouped, in_blocks, new_keys,
+    option, score_banks, spans, spread_heads, store_product, token_blocks, token_chunk,
+)  # fmt: skip
+from llama_quantised import SOFTMAX_TURNS
+from llama_layers import layer_of
+from llama_cached import (
+    AnyCache, CachedAttention, attend_groups, cache_blocks, chunk_tokens, project_blocks,
+    query_spans, store_weights,
+)  # fmt: skip
+
+
+# --- Kernels --------------------------------------------------------------------------------------
+
+
+@nki.jit
+def attention_projection_kernel(
+    x_hbm, delta_hbm, norm, qkv_w_hbm, cos_hbm, sin_hbm, heads, length, qkv_b_hbm=None,
+    gains_hbm=None, scales_hbm=None, a_hbm=None, b_hbm=None, chosen_hbm=None,
+):  # fmt: skip
+    """What precedes attention, where ranks exchange queries or keys: residual sum, norm, QKV, RoPE.
+
+    Operands as of the others, ``length`` tokens a sequence. -> rotated queries and keys as they lie
+    in tiles of heads [128, qk_tiles, T], queries times ``score_scales``, keys and values in
+    rows [T, kv_heads * D], and x + delta where there is a delta.
+    """
+    (features, tokens), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
+    qk_hbm = nl.ndarray((P_MAX, heads.qk_tiles, tokens), dtype, buffer=nl.shared_hbm)
+    keys_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
+    values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
+    stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
+    layer = layer_of(
+        (x_hbm, delta_hbm, stream_hbm, None), norm, heads, (qkv_w_hbm, None),
+        (cos_hbm, sin_hbm), (qkv_b_hbm, gains_hbm), scales_hbm, (a_hbm, b_hbm, chosen_hbm),
+    )  # fmt: skip
+    most_tokens = chunk_tokens(features, heads, x_hbm.itemsize, scales_hbm is not None)
+    for some in grouped(token_blocks(features, tokens, length), most_tokens):
+        # queries and keys [128, tiles, count], values [tokens, kv_heads * D]: H/128 passes of a
+        # block's tokens for every tile of features, one pass over the weights for some blocks
+        for rows in project_blocks(some, layer):
+            # for the cache TensorE turns keys into rows, 128 tokens a pass; the other ranks take
+            # queries and keys as they lie, a row of tiles * count for each partition
+            rows.store_keys(keys_hbm, values_hbm)
+            nl.store(qk_hbm[:, :, nl.ds(rows.block.start, rows.block.count)], rows.qk_sb)
+    results = qk_hbm, keys_hbm, values_hbm
+    return results if delta_hbm is None else (*results, stream_hbm)
+
+
+@nki.jit
+def attention_share_kernel(
+    q_hbm, k_hbm, v_hbm, keys_hbm, values_hbm, bias_hbm, active_hbm, heads, batch
+):
+    """Attention by itself, of tokens that are projected already, over keys of several ranks.
+
+    Queries, new keys and values [T, kv_heads * D] as ``attention_projection_kernel`` has them; the
+    cache as of ``attention_chunk_kernel``, its bias a row for every ``query_spans`` of a sequence.
+    -> context. With active [B, n, n] the keys are a share: up to 128 queries of a KV head, and of
+    each, head by head, what weighs it among those of other ranks, the negated maximum of its scores
+    and the sum of its weights [B, kv_heads, queries, 2] in fp32. None: tokens of a prompt.
+    """
+    length, dtype = q_hbm.shape[2] // batch, q_hbm.dtype
+    spans_of, most = query_spans(length), min(length, P_MAX)
+    context_hbm = nl.ndarray(q_hbm.shape, dtype, buffer=nl.shared_hbm)
+    if active_hbm is None:
+        causal_sb = causal_mask(most, dtype)
+    else:
+        shape = (batch, heads.kv_heads, heads.group * length, 2)
+        weights_hbm = nl.ndarray(shape, nl.float32, buffer=nl.shared_hbm)
+    constants = attention_constants(length, heads, dtype)
+    cache = AnyCache(keys_hbm, values_hbm, bias_hbm)
+    for row in nl.static_range(batch * len(spans_of)):
+        # a span of a sequence's tokens as they lie behind a projection
+        sequence, (start, size) = row // len(spans_of), spans_of[row % len(spans_of)]
+        first, parts = sequence * length + start, spans(size, P_MAX)
+        columns = nl.ds(first, size)
+        qk_sb = nl.ndarray((P_MAX, heads.qk_tiles, size), dtype)
+        qk_sb[:, 0 : heads.q_tiles, :] = nl.load(q_hbm[:, :, columns])
+        qk_sb[:, nl.ds(heads.q_tiles, heads.stacks), :] = nl.load(k_hbm[:, :, columns])
+        active_sb = causal_sb if active_hbm is None else nl.load(active_hbm[sequence])
+        new = new_keys(size, heads, dtype, active_sb, MARKS, hides=True)
+        for at, count in parts:
+            new.append(at, qk_sb, at, nl.load(v_hbm[nl.ds(first + at, count), :]))
+        # over the keys before them and themselves, a set of KV heads at a time
+        context_sb = nl.ndarray((P_MAX, heads.q_tiles, size), dtype)
+        sets = score_banks([(0, at, at, count) for at, count in parts], heads, most)
+        groups = (
+            QueryGroup(
+                banks, cache_blocks(cache, sequence, banks, heads, (row, 1)), new, [qk_sb],
+                constants, [context_sb],
+            )
+            for banks in sets
+        )  # fmt: skip
+        found = attend_groups(groups)
+        nl.store(context_hbm[:, :, columns], context_sb)
+        if active_hbm is not None:
+            for group, weighted in found:
+                store_weights(weights_hbm[sequence], group.banks[0], weighted)
+    return context_hbm if active_hbm is None else (context_hbm, weights_hbm)
+
+
+@nki.jit
+def attention_output_kernel(
+    context_hbm, out_w_hbm, features, length, heads, scales_hbm=None, a_hbm=None, b_hbm=None,
+    chosen_hbm=None,
+):  # fmt: skip
+    """The output projection by itself: context [128, q_tiles, T] -> partial output [H, T], H being
+    ``features``, of sequences of ``length`` tokens. Scales and adapters are those of all four
+    projections."""
+    tokens = context_hbm.shape[2]
+    out_hbm = nl.ndarray((features, tokens), context_hbm.dtype, buffer=nl.shared_hbm)
+    layer = layer_of(
+        (out_hbm, None, None, out_hbm), None, heads, (None, out_w_hbm), (None, None),
+        (None, None), scales_hbm, (a_hbm, b_hbm, chosen_hbm), SOFTMAX_TURNS,
+    )  # fmt: skip
+    most_tokens = token_chunk(context_hbm.itemsize * heads.q_tiles)
+    for some in grouped(token_blocks(features, tokens, length), most_tokens):
+        # contexts [128, q_tiles, count] as attention leaves them, then the output [128, H/128,
+        # count]: q_tiles passes of a block's tokens for every tile, one pass over the weight
+        contexts = [
+            (nl.load(context_hbm[:, :, nl.ds(block.start, block.count)]), block) for block in some
+        ]
+        store_product(layer.out, contexts, out_hbm)
+    return out_hbm
+
+
+# --- Modules --------------------------------------------------------------------------------------
+
+
+class SharedAttention(CachedAttention):
+    """Flash decoding: the ranks of a KV head have a share of its positions each.
+
+    The masks, made by the base class, show a new token on the rank that will keep it.
+    """
+
+    def __init__(self, config: InferenceConfig, ranks: Optional[int] = None, **group: Any) -> None:
+        super().__init__(config, ranks, **group)
+        self.cores_of_kv = config.num_cores_per_group
+        self.shared: Any = None  # the ranks over whose keys softmax is, while it is
+        if self.cores_of_kv > 1:
+            self.rank_util = SPMDRank(self.sizes.tp)
+
+    def forward(self, hidden: Any, norm: Any, given: Dict[str, Any]) -> Tuple[Any, ...]:
+        output, present, *tables = super().forward(hidden, norm, given)
+        if given.get("past_key_value") is None and self.cores_of_kv > 1:
+            present = self.share_of_prompt(present)
+        return output, present, *tables
+
+    def share_of_prompt(self, present: Tuple[torch.Tensor, ...]) -> Tuple[torch.Tensor, ...]:
+        """Flash decoding: of a prompt's keys and values [B, kv_rank, S, D] the positions that this
+        rank keeps, [B, kv_rank, ceil(S / ranks), D]; what lies beyond the prompt nobody sees."""
+        length, ranks = present[0].shape[2], self.cores_of_kv
+        own = self.rank_util.get_rank().long() % ranks
+        places = torch.arange(0, length, ranks, device=own.device) + own
+        return tuple(x.index_select(2, places.clamp_max(length - 1)) for x in present)
+
+    def kernel_results(self, hidden, norm, past, mask, active_mask, tables) -> Tuple[Any, ...]:
+        if past is None or self.cores_of_kv == 1:
+            return super().kernel_results(hidden, norm, past, mask, active_mask, tables)
+        weights, own = (self.qkv_proj.weight, self.o_proj.weight), self.operands(hidden)
+        inputs = hidden.stream, hidden.delta, norm, *weights, *tables
+        return self.attend_share(hidden, inputs, past, mask, active_mask, own)
+
+    def attend_share(self, hidden, inputs, past, mask, active_mask, own):
+        """Flash decoding in kernels, as ``attend_shared``: between them queries travel, maxima and
+        sums, and the weighted contexts, each rank's heads in fp32 -> results of a decode kernel."""
+        ranks, rank = parallel_state.get_kv_shared_group(), self.sizes.of_rank
+        x, delta, norm, qkv_weight, out_weight, *tables = inputs
+        qk, k, v, *stream = attention_projection_kernel(
+            x, delta, norm, qkv_weight, *tables, rank, hidden.shape[1], *own
+        )
+        q, new_keys = qk.split([rank.q_tiles, rank.stacks], 1)
+        q = gather_from_sequence_parallel_region(q, 1, process_group=ranks)
+        heads = rank._replace(q_heads=rank.q_heads * ranks.size())
+        bias = _mask_bias(mask[:, 0, 0], x.dtype)
+        context, weights = attention_share_kernel(
+            q, new_keys, v, *cache_in_runs(*past, bias),
+            self.active_bias(active_mask, hidden), heads, hidden.shape[0],
+        )  # fmt: skip
+        context = context * share_of_keys(weights[:, 0], hidden.shape[1], ranks)
+        context = _reduce_scatter_along_dim(context, 1, process_group=ranks).to(x.dtype)
+        partial = attention_output_kernel(
+            context, out_weight, len(x), hidden.shape[1], rank, *own[2:]
+        )
+        return partial, k, v, *stream
+
+    def active_bias(
+        self, active_mask: Optional[torch.Tensor], hidden: Columns
+    ) -> Optional[torch.Tensor]:
+        """The same, of few enough queries for the kernel of a share."""
+        if active_mask is not None and self.cores_of_kv > 1:
+            tokens = active_mask.shape[-1]
+            queries = tokens * self.sizes.of_rank.q_heads * self.cores_of_kv
+            if queries > P_MAX:
+                raise ValueError(
+                    f"The kernels take at most {P_MAX} queries of a KV head whose positions "
+                    f"several ranks share, got {queries}; choose a speculation_length of at most "
+                    f"{P_MAX * tokens // queries}."
+                )
+        return super().active_bias(active_mask, hidden)
+
+    def attend(self, q: torch.Tensor, seen: List[Tuple[torch.Tensor, ...]]) -> torch.Tensor:
+        """In PyTorch: queries of all those ranks come together, [B, ranks * q_rank, S, D]; each
+        rank weighs its own keys and values, and its heads' sums over the ranks come back."""
+        if len(seen) == 1 or self.cores_of_kv == 1:
+            return super().attend(q, seen)
+        self.shared = ranks = parallel_state.get_kv_shared_group()
+        q = gather_from_sequence_parallel_region(q, 1, process_group=ranks)
+        context = super().attend(q, seen)
+        self.shared = None
+        return _reduce_scatter_along_dim(context, 1, process_group=ranks)
+
+    def softmax(self, scores: torch.Tensor) -> torch.Tensor:
+        """Over the keys of all ranks: each one's maxima and sums travel, [B, heads, S, 1]."""
+        if self.shared is None:
+            return super().softmax(scores)
+        maxima = scores.amax(-1, keepdim=True)
+        maxima = gather_from_sequence_parallel_region(maxima, 3, process_group=self.shared)
+        powers = torch.exp(scores - maxima.amax(-1, keepdim=True))
+        sums = powers.sum(-1, keepdim=True)
+        sums = gather_from_sequence_parallel_region(sums, 3, process_group=self.shared)
+        return powers / sums.sum(-1, keepdim=True)
+
+
+class PromptAttention(SharedAttention):
+    """Context parallelism (NxDI 0.4 and later): attention of a prompt of which each group of ranks
+    has a part. A group splits the heads; ranks with the same heads exchange keys and values.
+
+    Its layers are those of decode steps, cut for fewer ranks, and take from the base class and
+    return what those do: whole prompts, keys and values of all heads that the group's rank has.
+    """
+
+    def __init__(self, config: InferenceConfig) -> None:
+        from neuronx_distributed_inference.modules.attention import (
+            attention_process_groups as groups,  # NxDI before 0.4 has none
+        )
+
+        tp, parts = config.neuron_config.tp_degree, parts_of_prompt(config)
+        groups.init_context_parallel_attention_process_groups(config)
+        group = groups.get_context_parallel_attention_tp_group()
+        super().__init__(config, tp // parts, tensor_model_parallel_group=group)
+        self.group, self.others = group, groups.get_context_parallel_attention_cp_group()
+        self.parts, self.rank_util = parts, SPMDRank(tp)
+
+    def own_part(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """The rank's part of a dimension, by a tensor, since all ranks share one graph."""
+        size = x.shape[dim] // self.parts
+        if x.shape[dim] % self.parts:
+            raise ValueError(
+                f"A prompt's graph has {x.shape[dim]} tokens, expected a multiple of cp_degree "
+                f"{self.parts}; change max_context_length or context_encoding_buckets."
+            )
+        part = self.rank_util.get_rank().long() // self.sizes.tp
+        return x.index_select(dim, part * size + torch.arange(size, device=x.device))
+
+    def exchanged(self, x: torch.Tensor, dim: int) -> torch.Tensor:
+        """All parts, of ranks with the same heads."""
+        return gather_from_sequence_parallel_region(x, dim, process_group=self.others)
+
+    def attend_with_torch(self, hidden, norm, past, mask, active_mask, tables, given):
+        """A part's queries over the keys of all parts; its output joins the others'."""
+        cos, sin = (self.own_part(table, 1) for table in tables)
+        q, *new = self.project(norm(self.own_part(hidden, 1)), (cos, sin), given)
+        keys, values = self.exchanged(torch.stack(new), 3)
+        context = self.attend(q, [(keys, values, self.own_part(mask, 2))])
+        output = self.o_proj(context.transpose(1, 2).flatten(2))
+        return hidden + self.exchanged(output, 1), (keys, values)
+
+    def attend_with_kernels(self, hidden, norm, past, mask, active_mask, tables, given):
+        """The same in kernels: each span of queries is a chunk of new tokens, for which the prompt
+        before it is a cache, whose other keys have a bias."""
+        batch, length, _ = hidden.shape
+        rank, own, size = self.sizes.of_rank, self.operands(hidden), length // self.parts
+        whole = hidden.stream if hidden.delta is None else hidden.stream + hidden.delta
+        rows = from_blocks(whole, length).unflatten(0, (batch, length))
+        tables = (self.own_part(x.unflatten(1, (batch, length)), 2).flatten(1) for x in tables)
+        x = in_blocks(self.own_part(rows, 1).flatten(0, 1), size)
+        qk, *new = attention_projection_kernel(
+            x, None, norm, self.qkv_proj.weight, *tables, rank, size, *own
+        )
+        keys, values = self.exchanged(torch.stack([self.heads(rows, batch) for rows in new]), 3)
+        places = torch.arange(length, device=x.device)
+        first = self.own_part(places, 0)[[start for start, _ in query_spans(size)]]
+        bias = _mask_bias((places < first[:, None]).repeat(batch, 1), x.dtype)
+        q, k = qk.split([rank.q_tiles, rank.stacks], 1)
+        context = attention_share_kernel(
+            q, k, new[1], *cache_in_runs(keys, values, bias), None, rank, batch
+        )
+        partial = attention_output_kernel(context, self.o_proj.weight, len(x), size, rank, *own[2:])
+        partial = reduce_from_tensor_model_parallel_region(partial, self.group)
+        rows = self.exchanged(from_blocks(partial, size).unflatten(0, (batch, size)), 1)
+        delta = in_blocks(rows.flatten(0, 1), length)
+        return hidden._replace(stream=whole, delta=delta), (keys, values)
+
+
+def share_of_keys(weights: torch.Tensor, tokens: int, ranks: Any) -> torch.Tensor:
+    """What this rank's keys have of each query's softmax, [heads, B * n] fp32: from the negated
+    maximum and the sum of the queries' weights there, [B, heads * n, 2], of which all ranks'
+    travel."""
+    every = gather_from_sequence_parallel_region(weights[None], 0, process_group=ranks)
+    lowest = every[..., 0].amin(0)
+    total = (torch.exp(lowest - every[..., 0]) * every[..., 1]).sum(0)
+    share = torch.exp(lowest - weights[..., 0]) * weights[..., 1] / total
+    return share.unflatten(1, (-1, tokens)).transpose(0, 1).flatten(1)
+
+
+# --- Configuration --------------------------------------------------------------------------------
+
+
+def cores_of_a_kv_head(config: InferenceConfig) -> int:
+    """Flash decoding: ranks that keep the positions of one KV head among them."""
+    heads, tp = config.num_attention_heads, config.neuron_config.tp_degree
+    kv = config.num_key_value_heads
+    if heads % tp or tp % kv or tp <= kv:
+        raise ValueError(
+            f"flash_decoding_enabled shares a KV head among ranks, expected a degree above the "
+            f"{kv} KV heads that is a multiple of them and divides the {heads} query heads, "
+            f"got {tp}; choose another tp_degree or leave it out."
+        )
+    return calculate_num_cores_per_group(heads, kv, tp)
+
+
+def check_parts_of_prompt(config: InferenceConfig) -> None:
+    """Context parallelism: a rank decodes with one of the KV heads that it has in prompts."""
+    neuron_config, kv = config.neuron_config, config.num_key_value_heads
+    for name in (
+        "flash_decoding_enabled",
+        "sequence_parallel_enabled",
+        "quantized",
+        "lora_config",
+    ):
+        if getattr(neuron_config, name):
+            raise ValueError(
+                f"cp_degree {neuron_config.cp_degree} gives groups of ranks parts of a prompt, "
+                f"expected no {name}; leave one of them out."
+            )
+    tp, heads = neuron_config.tp_degree, config.num_attention_heads
+    ranks = tp // neuron_config.cp_degree
+    if tp % kv or heads % tp or (ranks % kv and kv % ranks):
+        raise ValueError(
+            f"cp_degree {neuron_config.cp_degree} takes a degree that is a multiple of the "
+            f"{kv} KV heads and divides the {heads} query heads, and groups of ranks that "
+            f"share out the KV heads, got {tp} ranks in groups of {ranks}; choose others."
+        )
+
+
+def parts_of_prompt(config: InferenceConfig) -> int:
+    """Context parallelism: parts of a prompt, each with a group of ranks of its own; 1 without."""
+    return option(config, "cp_degree", 1)
+
+
+# --- In checkpoints -------------------------------------------------------------------------------
+
+
+def convert_parts(
+    state: StateDict, prefix: str, config: InferenceConfig, kinds: Sequence[Sequence[str]]
+) -> Dict[str, Sizes]:
+    """Heads of one layer's attentions, that of prompts and that of steps: the Sizes of each by the
+    beginning of its tensors' names. A rank decodes with keys and values that its group's rank has
+    had, as NxDI orders them."""
+    attention, own, sizes = f"{prefix}self_attn.", f"{prefix}prompt_attn.", Sizes.of(config)
+    kv, parts = config.num_key_value_heads, parts_of_prompt(config)
+    found = {attention: sizes}
+    if parts > 1:
+        size = sizes.tp // parts
+        found[own] = Sizes.of(config, size)
+        keys = [key for key in state if key.startswith(attention)]
+        state |= {key.replace(attention, own): state[key] for key in keys}
+        state[f"{own}rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
+        spread_heads(state, own, kv, found[own], kinds)
+    spread_heads(state, attention, kv, sizes, kinds)
+    if parts > 1:
+        shards = [rank % size * parts + rank // size for rank in range(sizes.tp)]
+        for dim, name, kind in every_kind(kinds):
+            key = f"{attention}{name}.{kind}"
+            if key in state and state[key].numel() > 1:
+                cut = state[key].chunk(len(shards), dim)
+                state[key] = torch.cat([cut[shard] for shard in shards], dim)
+    if getattr(config, "num_cores_per_group", 1) > 1:
+        state[f"{attention}rank_util.rank"] = torch.arange(sizes.tp, dtype=torch.int32)
+    return found
+
+
+def every_kind(kinds: Sequence[Sequence[str]]) -> List[Tuple[int, str, str]]:
+    """(dimension of heads, projection, kind of tensor) of attention."""
+    dims = [(int(name == "o_proj"), name) for name in ATTENTION_TARGETS]
+    return [(dim, name, kind) for dim, name in dims for kind in kinds[dim]]
