@@ -95,6 +95,7 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
         # rows that a table names
         named = option(self, "is_block_kv_layout") or window_of(self) is not None
         wide, in_parts = dim > P_MAX, parts_of_prompt(self) > 1
+        left, lora = neuron_config.padding_side == "left", neuron_config.lora_config is not None
         return [
             (out_bias, "attention_bias"),
             (wide and dim != 2 * P_MAX, f"head_dim {dim}"),
@@ -104,11 +105,11 @@ class LlamaInferenceConfig(llama.LlamaInferenceConfig):
             (wide and in_parts, f"parts of prompts of heads of {dim}"),
             (q_heads > P_MAX, f"{q_heads} query heads per rank"),
             (batch > P_MAX, f"a batch of {batch}"),
-            (quantised and neuron_config.lora_config is not None, "adapters of quantised weights"),
+            (lora and quantised, "adapters beside quantised weights"),
             *chunks_too_large(self),
             (precise and narrow and named, "fp8 blocks, or a window of an fp8 cache, in float32"),
             # the kernels see just what stands in front of a part
-            (in_parts and neuron_config.padding_side == "left", "left padding, prompts in parts"),
+            (in_parts and left, "left padding in parts of a prompt"),
             (in_parts and window_of(self) is not None, "a sliding_window over parts of a prompt"),
             (qkv_bias and quantised, "biases behind quantised weights"),
             (precise and quantised, "quantised weights in a model of float32"),

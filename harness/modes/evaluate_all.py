@@ -193,7 +193,7 @@ def _description(session: Session, cases: Sequence[Case]) -> dict[str, Any]:
         "model": session.model.name,
         "model_path": str(session.model.path),
         "checkpoint": _digest(checkpoint_identity(session.model.path)),
-        "submission": hashlib.sha256(session.submission.read_bytes()).hexdigest(),
+        "submission": submission.digest(session.source),
         "submission_path": str(session.submission),
         "enable_nki": settings.enable_nki,
         "settings": json.loads(json.dumps(settings.neuron_config())),
