@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 import torch
 
-import llama
 import llama_nki
 from neuron_cpu.core.current.subset import _walk as outside_of_the_subset
 from neuron_cpu.core.run.execute import Plan
 from neuron_cpu.core.time.cost import DEFAULT_PROFILE
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, schedule
+from tests.llama.every import llama
 from tests.llama.references import EXACT, TORCH, check_error
 
 BF16 = torch.bfloat16
