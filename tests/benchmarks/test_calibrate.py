@@ -185,6 +185,7 @@ def test_a_row_runs_its_file_with_the_file_s_own_imports(tmp_path, name):
     assert "helper_of_this_test" not in sys.modules  # another checkout may have its own
 
 
+@pytest.mark.warns("sim_output_partly_written")
 def test_a_repair_replaces_one_place(tmp_path):
     checkout(tmp_path)
     kernel = rows.kernel(row(repairs=(("WIDTH = 7", "WIDTH = 5"),)), tmp_path)

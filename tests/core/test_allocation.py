@@ -200,6 +200,7 @@ def test_multi_buffering_needs_as_many_tiles_as_are_live() -> None:
     refused(body_for(1), "sim_allocation_overlap")
 
 
+@pytest.mark.warns("sim_loop_rebinding", "sim_loop_side_effect")
 def test_a_cursor_advanced_in_a_loop_body_gives_the_first_iteration_s_addresses() -> None:
     """A device traces the body once; so AWS's allocated attention advances its address counter."""
     seen = []

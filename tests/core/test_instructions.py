@@ -144,6 +144,7 @@ def test_equal_attributes_of_a_program_are_one_object():
     assert len(found) == 4 and len({id(attrs) for attrs in found}) == 1
 
 
+@pytest.mark.warns("sim_loop_condition")
 def test_iterations_that_differ_in_the_sign_of_zero_are_not_merged_into_one():
     @nki.jit
     def kernel(x):

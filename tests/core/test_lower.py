@@ -362,6 +362,7 @@ def test_a_tile_is_away_while_others_need_its_room(dirty, later, moved):
     assert spill(program, sbuf_bytes=96).instructions == program.instructions
 
 
+@pytest.mark.warns("sim_output_partly_written")
 def test_the_tile_that_is_needed_last_goes():
     def kernel(x):
         out = nl.ndarray((4, 128, 8), dtype=nl.float32, buffer=nl.shared_hbm)

@@ -23,6 +23,7 @@ from neuronxcc.nki import typing as nt
 
 from neuron_cpu.core import NkiError, NkiWarning
 from neuron_cpu.core.device import errors as core_errors
+from tests.warned import allows
 
 DEFAULT = (128, 64)
 
@@ -430,6 +431,7 @@ def identity(case: Case) -> str:
 
 
 @pytest.mark.parametrize("case", CASES, ids=identity)
+@allows("sim_loop_local_used_after")
 def test_breach_is_refused(case: Case) -> None:
     error = expect(kernel_of(case.breach), case.identifier, *case.shapes)
     # every message says what was expected and where; size errors are SyntaxErrors as well

@@ -23,6 +23,7 @@ from neuron_cpu.core.time.schedule import (
     schedule,
 )
 from neuron_cpu.judge.cases import parse_case, parse_value
+from tests.warned import allows
 
 BF16, F32 = torch.bfloat16, torch.float32
 LINE = re.compile(r"test_report\.py:\d+")
@@ -184,6 +185,7 @@ def small_runs(x):
         (small_runs, 4096, "VectorE", "DMA"),  # merging
     ],
 )
+@allows("sim_loop_condition", "sim_loop_index_value")
 def test_what_binds_depends_on_what_the_compiler_does(kernel, columns, as_written, as_compiled):
     program = Kernel(kernel).trace(hbm(128, columns, dtype=F32))
     for order, expected in ((PROGRAM_ORDER, as_written), (COMPILER_ORDER, as_compiled)):
@@ -222,6 +224,7 @@ def test_what_binds_changes_where_banks_are_shared(columns, expected):
 
 
 @pytest.mark.parametrize(("columns", "expected"), [(20 * 1024, "VectorE"), (30 * 1024, "DMA")])
+@allows("sim_sbuf_capacity")
 def test_what_binds_changes_where_tiles_spill(columns, expected):
     """Two tiles of 80 KiB a partition are reduced while loads overlap; two of 120 KiB take turns,
     and the first goes out and comes back."""

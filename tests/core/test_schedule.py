@@ -27,6 +27,7 @@ from neuron_cpu.core.time.schedule import (
     VECTOR,
 )
 from neuron_cpu.core.time.schedule import schedule as simulate
+from tests.warned import allows
 
 ROWS = 8  # partitions, hence rows of a full tile, per DMA engine
 START = GEN2.dma.start_ns
@@ -543,6 +544,7 @@ def around(columns):
 
 
 @pytest.mark.parametrize("columns", [20 * 1024, 30 * 1024])
+@allows("sim_sbuf_capacity")
 def test_a_tile_that_does_not_fit_beside_another_goes_and_comes_back(columns):
     """Twice 80 KiB fit into SBUF and twice 120 KiB do not: by hand, what VectorE does."""
     found = around(columns)

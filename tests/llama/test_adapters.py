@@ -20,6 +20,11 @@ from tests.llama.every import llama
 from tests.llama.references import EXACT, TORCH, check_error
 from tests.llama.test_shapes import Layer
 
+# peft, which makes the adapters from a model without a folder
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Could not find a config file", "ignore:Setting `save_embedding_layers`"
+)
+
 ALL = [*llama.ATTENTION_TARGETS, *llama.MLP_TARGETS]
 SHAPE = dict(
     hidden_size=192,

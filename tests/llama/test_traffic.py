@@ -167,6 +167,7 @@ def test_a_weight_comes_in_pieces_of_one_size_but_for_the_first() -> None:
     assert [size for _, size in llama.weight_pieces(64, 16, 8)] == [8] * 8
 
 
+@pytest.mark.warns("sim_sbuf_capacity")
 def test_a_sequence_of_more_tokens_than_a_pass_takes_comes_in_several() -> None:
     heads = llama.HeadShape(48, 1, 128)
     assert llama.chunk_tokens(50 * 128, heads, 2) < 400

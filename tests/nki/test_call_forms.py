@@ -19,9 +19,12 @@ import numpy as np
 import pytest
 import torch
 
+from tests.warned import allows
+
+pytestmark = allows("sim_dynamic_slice", "sim_parser_subset", "sim_placed_operand")
+
 P, A, B = 64, 4, 6  # every view has this shape
 # kernels are made inside of tests and written as Python is; the parser's own page is test_control
-pytestmark = pytest.mark.filterwarnings("ignore:.*sim_parser_subset")
 
 
 @pytest.fixture(autouse=True, params=["replayed", "eager"])
@@ -206,6 +209,7 @@ INSTRUCTIONS = {
 
 @pytest.mark.parametrize("place", range(3))
 @pytest.mark.parametrize("instruction", INSTRUCTIONS, ids=lambda f: f.__name__)
+@allows("sim_dma_on_chip", "sim_engine_operators", "sim_expansion")
 def test_every_view_is_every_operand(instruction, place):
     """One kernel for each instruction and operand, all kinds of views one after the other."""
     operands = len(inspect.signature(instruction).parameters)
@@ -431,6 +435,7 @@ def test_loops_carry_state_in_every_memory(loop, bounds):
 
 
 @pytest.mark.parametrize("form", ["position", "keyword", "register tile"])
+@pytest.mark.warns("sim_inner_body")
 def test_while_a_register_is_not_zero(form):
     """Halves until the largest is at most one; the condition comes from data each time."""
 
@@ -488,6 +493,7 @@ def columns_of(out, row, columns):
         nisa.dma_copy(out[nl.ds(row, 1), 0:2], cell)
 
 
+@pytest.mark.warns("sim_nested_device_loops")
 def test_loops_in_loops():
     x = data(9, 5, 8)
     for rows in (0, 3, 5):

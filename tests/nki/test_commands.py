@@ -15,6 +15,7 @@ from neuron_cpu.__main__ import main
 from neuron_cpu.commands.kernels import load_kernel
 from neuron_cpu.core.time.schedule import schedule
 from neuron_cpu.page import data
+from tests.warned import allows
 
 KERNEL = """
 import nki
@@ -159,6 +160,7 @@ def arguments(*texts):
 NORMED = arguments("150x96:bf16", "1x96:fp32", "config=@CONFIG")
 
 
+@pytest.mark.warns("sim_expansion")
 def test_objects_of_a_strangers_file_are_arguments(stranger, capsys):
     assert stranger("profile", "normed", *NORMED) == 0
     assert stranger("compare", "normed", *NORMED) == 0
@@ -173,6 +175,7 @@ def test_objects_of_a_strangers_file_are_arguments(stranger, capsys):
         ("written", arguments("8x4:fp32", "1x4:fp32", "1x1:i32:0..7")),
     ],
 )
+@allows("sim_expansion")
 def test_a_strangers_kernel_is_judged(tmp_path, stranger, name, words, capsys):
     """Also one whose loop is as long as data say: it is traced with the values that it runs on."""
     reference = f"{tmp_path / 'strangers.py'}:{name}_reference"

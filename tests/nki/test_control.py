@@ -10,11 +10,15 @@ import pytest
 
 from neuron_cpu.core import NkiError, NkiWarning
 from neuron_cpu.core.time.schedule import schedule
+from tests.warned import allows
+
+pytestmark = allows("sim_dynamic_slice")
 
 X = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 
 @pytest.mark.parametrize("form", ["fori", "dynamic", "while"])
+@pytest.mark.warns("sim_inner_body")
 def test_loops_over_registers(form):
     @nki.jit
     def kernel(x):
@@ -66,6 +70,7 @@ def first_columns(x, count):
 
 
 @pytest.mark.parametrize("count", [0, 1, 4])
+@pytest.mark.warns("sim_inner_body")
 def test_trip_counts_may_be_data(count):
     want = X.copy()
     want[:, :count] *= 2
@@ -204,6 +209,8 @@ def nested_by_data(x, count, times):
 
 
 @pytest.mark.parametrize(("count", "times"), [(0, 3), (3, 0), (4, 2)])
+@pytest.mark.warns("sim_inner_body", "sim_parser_subset")
+@allows("sim_address_arithmetic", "sim_nested_device_loops")
 def test_loops_in_loops_over_data(count, times):
     want = X.copy()
     want[:, :count] += times
@@ -212,6 +219,7 @@ def test_loops_in_loops_over_data(count, times):
 
 
 @pytest.mark.parametrize("value", [0, 2])
+@allows("sim_address_arithmetic")
 def test_conditions_on_registers(value):
     @nki.jit
     def kernel(x, n):

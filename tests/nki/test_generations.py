@@ -16,6 +16,7 @@ import pytest
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.device.spec import GENERATIONS
 from neuron_cpu.core.time.schedule import schedule
+from tests.warned import allows
 
 TARGETS = {2: "trn1", 3: "trn2", 4: "trn3"}
 E, D = nisa.engine, nisa.dge_mode
@@ -149,6 +150,7 @@ def traced(body):
 
 @pytest.mark.parametrize("number", TARGETS)
 @pytest.mark.parametrize("name", GATES)
+@allows("sim_array_columns", "sim_random_stream", "sim_rounded_sums")
 def test_gates(target, name, number):
     first, body = GATES[name]
     target(TARGETS[number])
@@ -162,6 +164,7 @@ def test_gates(target, name, number):
 
 @pytest.mark.parametrize("number", TARGETS)
 @pytest.mark.parametrize("name", NEAR)
+@allows("sim_random_stream")
 def test_near_misses_pass_everywhere(target, name, number):
     target(TARGETS[number])
     traced(NEAR[name])

@@ -10,6 +10,9 @@ import numpy as np
 import pytest
 
 from neuron_cpu.core.device.errors import NkiError
+from tests.warned import allows
+
+pytestmark = allows("sim_parser_subset")
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 FILL = -7.0  # what destinations hold before
@@ -245,6 +248,7 @@ def test_tensor_reduce(axis, shape, axes):
 
 
 @pytest.mark.parametrize(("op", "function"), [("average", np.mean), ("maximum", np.max)])
+@allows("sim_average")
 def test_partition_reduce(op, function):
     x = data(20, (32, 6))
     found = run(lambda d, t: nisa.tensor_partition_reduce(d, getattr(nl, op), t), (1, 6), x)
@@ -367,6 +371,7 @@ def test_the_eight_largest():
     assert replaced.tolist() == [[5, -1, -1, 1, -1, -1, -1, 2, -1, 3]]
 
 
+@pytest.mark.warns("sim_topk_place")
 def test_topk_of_sixteen_partitions():
     values = np.random.default_rng(27).permutation(16 * 5).astype(BF16)
     x = values.reshape(5, 16).T  # element e at partition e % 16, column e // 16
@@ -442,6 +447,7 @@ def test_matmul_of_several_free_axes():
     close(run(body, (12, 35), a, b), want)
 
 
+@pytest.mark.warns("sim_rounded_sums")
 def test_sums_in_bf16_and_wide_products(target):
     """gen4: PSUM holds bf16, rounded after each product, and one product moves 2048 columns."""
     target("trn3")
@@ -457,6 +463,7 @@ def test_sums_in_bf16_and_wide_products(target):
     close(run(body, (8, 2048), a, b), first + a.T.astype(float) @ b, 2.0**-8)
 
 
+@pytest.mark.warns("sim_rounded_sums")
 def test_gen2_accumulates_in_fp32_only():
     def body(d, x):
         nisa.nc_matmul(nl.ndarray((8, 8), nl.bfloat16, buffer=nl.psum), x, x)
@@ -512,6 +519,7 @@ def test_dma_between_other_shapes_and_types():
     assert np.array_equal(moved(one_partition, (4, 12), x), x.reshape(4, 12))
 
 
+@pytest.mark.warns("sim_transpose_by_dma")
 def test_dma_transposes():
     x = data(38, (4, 3, 2, 5), BF16)
 
@@ -563,6 +571,7 @@ def test_gathers_skip_rows_out_of_bounds():
 
 
 @pytest.mark.parametrize("add", [False, True])
+@pytest.mark.warns("sim_duplicate_rows")
 def test_scatters_skip_rows_out_of_bounds(add):
     values = data(40, (5, 4))
 
@@ -587,6 +596,7 @@ def test_scatters_skip_rows_out_of_bounds(add):
 
 
 # --- random numbers -------------------------------------------------------------------------------
+@pytest.mark.warns("sim_dropout_probability", "sim_random_stream")
 def test_random_numbers_repeat_with_their_seed(target):
     target("trn3")
 

@@ -13,6 +13,9 @@ import pytest
 import torch
 
 from neuron_cpu.core import NkiError
+from tests.warned import allows
+
+pytestmark = allows("sim_expansion", "sim_parser_subset")
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -211,6 +214,7 @@ def test_creation_in_every_memory():
     assert np.array_equal(moved, x.T)
 
 
+@pytest.mark.warns("sim_dropout_probability", "sim_random_stream")
 def test_random_tiles():
     @nki.jit
     def kernel(x):

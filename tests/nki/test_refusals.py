@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from neuron_cpu.core import NkiError
+from tests.warned import allows
 
 
 def sb(shape, dtype=nl.float32):
@@ -178,6 +179,7 @@ def strict(monkeypatch):
 
 
 @pytest.mark.parametrize("identifier", CASES)
+@allows("sim_expansion")
 def test_refused_on_gen2(identifier):
     assert refused(CASES[identifier]) == identifier
 

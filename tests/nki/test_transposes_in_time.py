@@ -36,6 +36,7 @@ def test_engines_of_later_generations_move_rows(name, rate, share, target):
     assert len(spans) == 16 and max(spans) == pytest.approx(BYTES / (rate * share), rel=0.02)
 
 
+@pytest.mark.warns("sim_transpose_by_dma")
 def test_gen2_moves_elements(target):
     target("trn1")
     planned = schedule(turned.trace(np.zeros((ROWS, BLOCKS, 128), nl.bfloat16)))

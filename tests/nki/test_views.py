@@ -13,6 +13,9 @@ from hypothesis import strategies as st
 from neuron_cpu.core import NkiError
 from neuron_cpu.core.check.capacity import sbuf_high_water
 from neuron_cpu.core.time.schedule import schedule
+from tests.warned import allows
+
+pytestmark = allows("sim_parser_subset")
 
 few = settings(max_examples=30, deadline=None, derandomize=True)
 
@@ -44,6 +47,7 @@ def seen(view, shape, on_chip, *more):
 
 @given(st.data())
 @few
+@pytest.mark.warns("sim_start_partition")
 def test_subscripts(data):
     shape = tuple(data.draw(st.lists(st.integers(1, 6), min_size=2, max_size=4)))
     on_chip = data.draw(st.booleans())
@@ -101,6 +105,7 @@ CHAINS = {
 
 @pytest.mark.parametrize("on_chip", [False, True])
 @pytest.mark.parametrize("name", CHAINS)
+@allows("sim_start_partition")
 def test_view_methods(name, on_chip):
     if name == "rearrange":  # merging axes that do not follow each other is no view
         with pytest.raises(NkiError, match="no view"):
@@ -288,6 +293,7 @@ WANTED = {
 
 @pytest.mark.parametrize("on_chip", [False, True])
 @pytest.mark.parametrize("name", DYNAMIC)
+@allows("sim_dynamic_slice")
 def test_scalar_offsets(name, on_chip):
     found = seen(DYNAMIC[name], (4, 5, 6), on_chip, scalar(3))
     assert np.array_equal(found, WANTED[name](elements((4, 5, 6)), 3))
@@ -295,6 +301,7 @@ def test_scalar_offsets(name, on_chip):
         seen(DYNAMIC[name], (4, 5, 6), on_chip, scalar(5))
 
 
+@pytest.mark.warns("sim_dynamic_slice", "sim_placed_operand")
 def test_other_instructions_take_scalar_offsets():
     @nki.jit
     def kernel(x, i):
@@ -328,6 +335,7 @@ def test_attributes():
 
 @pytest.mark.parametrize("dtype", [nl.uint8, nl.uint16, nl.uint32, nl.int16, nl.bfloat16])
 @pytest.mark.parametrize("skip", [False, True])
+@pytest.mark.warns("sim_dynamic_slice")
 def test_results_at_run_time_offsets_of_every_type(dtype, skip):
     @nki.jit
     def kernel(x, i):

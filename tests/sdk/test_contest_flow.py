@@ -120,6 +120,7 @@ def nki_ratio() -> float:
 
 
 @pytest.mark.parametrize("enable_nki", [False, True], ids=["torch", "nki"])
+@pytest.mark.filterwarnings("ignore:`do_sample` is set to `False`")  # as in the contest
 def test_contest_flow(contest, model_folder, enable_nki, monkeypatch):
     monkeypatch.chdir(model_folder)
     set_random_seed(0)

@@ -119,7 +119,7 @@ def to_dtype(spec: Any) -> DType:
         return _BY_NAME[spec]
     elif spec is bool:
         return BOOL
-    else:
+    elif isinstance(spec, (np.dtype, type, str)):
         try:
             as_numpy = np.dtype(spec)
         except TypeError:

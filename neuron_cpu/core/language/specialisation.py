@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import sys
+import warnings
 from typing import Any
 
 import numpy as np
@@ -96,10 +97,19 @@ def to_torch(value: Any, writes: bool = False) -> torch.Tensor:
     dt = dtypes.to_dtype(array.dtype)
     # torch does not know the types of ml_dtypes: their bits pass as integers of the same size.
     if dt is dtypes.BFLOAT16:
-        return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
+        return _over(array.view(np.int16)).view(torch.bfloat16)
     if dt.is_float and dt.itemsize == 1:
-        return torch.from_numpy(array.view(np.uint8)).view(dt.torch)
-    return torch.from_numpy(array)
+        return _over(array.view(np.uint8)).view(dt.torch)
+    return _over(array)
+
+
+def _over(array: np.ndarray) -> torch.Tensor:
+    """A tensor over the array; PyTorch's warning of read-only ones is for those who write them."""
+    if array.flags.writeable:
+        return torch.from_numpy(array)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+        return torch.from_numpy(array)
 
 
 def _of_jax(value: Any) -> np.ndarray:
