@@ -5,49 +5,19 @@ Source of names: aws-neuron-sdk v2.32.0, nki/api/nki/language/__init__.py.
 
 from neuron_cpu.core.current import elementwise as _elementwise
 from neuron_cpu.core.current.control import (
-    affine_range,
-    device_print,
-    dynamic_range,
-    fori_loop,
-    no_reorder,
-    num_programs,
-    program_id,
-    program_ndim,
-    sequential_range,
-    static_range,
-    while_loop,
-)
+    affine_range, device_print, dynamic_range, fori_loop, no_reorder, num_programs, program_id,
+    program_ndim, sequential_range, static_range, while_loop,
+)  # fmt: skip
 from neuron_cpu.core.current.creation import (
-    empty_like,
-    full,
-    load,
-    load_transpose2d,
-    ndarray,
-    ones,
-    shared_constant,
-    shared_identity_matrix,
-    store,
-    zeros,
-    zeros_like,
-)
+    empty_like, full, load, load_transpose2d, ndarray, ones, shared_constant,
+    shared_identity_matrix, store, zeros, zeros_like,
+)  # fmt: skip
 from neuron_cpu.core.current.tensor import NkiTensor, ds
+from neuron_cpu.core.current.types import NAMES as _NAMES
 from neuron_cpu.core.current.types import (
-    NAMES as _NAMES,
-)
-from neuron_cpu.core.current.types import (
-    MemoryRegion,
-    NKIObject,
-    hbm,
-    is_hbm,
-    is_on_chip,
-    is_psum,
-    is_sbuf,
-    private_hbm,
-    psum,
-    sbuf,
-    shared_hbm,
-    tile_size,
-)
+    MemoryRegion, NKIObject, hbm, is_hbm, is_on_chip, is_psum, is_sbuf, private_hbm, psum, sbuf,
+    shared_hbm, tile_size,
+)  # fmt: skip
 
 globals().update(_NAMES)
 globals().update(_elementwise.FUNCTIONS)
