@@ -15,10 +15,14 @@ def bound(host: str, port: int, remedy: str, heard: bool = False) -> socket.sock
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
         listening = socket.socket(family, kind, protocol)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listening.bind(address)
-        if heard:
-            listening.listen()
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            if heard:
+                listening.listen()
+        except OSError:
+            listening.close()
+            raise
     except OSError as error:
         raise UserError(
             f"Cannot listen on {host} port {port}: {(error.strerror or str(error)).rstrip('.')}; "
