@@ -1,9 +1,9 @@
-"""Do the tests notice a wrong character? Seeded mutants of the simulator and the submission.
+"""Do the tests notice a wrong character? Seeded mutants of all that is imported (``PARTS``).
 
     python benchmarks/mutation.py [--sample N] [--seed S] [--only TEXT] [--limit S] [--write]
 
-Cosmic Ray lists every place of ``neuron_cpu/core`` and ``llama.py`` that one of ``OPERATORS`` can
-change; a seeded sample of places gets one change each. For each mutant the tests run that execute
+Cosmic Ray lists every place of the sources that one of ``OPERATORS`` can change; a seeded sample of
+places gets one change each. For each mutant the tests run that execute
 its statement, those that do little else first, until one fails or ``--limit`` seconds of processor
 time are over: then it counts as survived. What is done is kept in mutation.jsonl, one line each,
 and a further run continues there; ``--again`` runs survivors anew, after tests were added.
@@ -13,8 +13,9 @@ their reasons there, and parts that ``--only`` leaves out keep their figures.
 What makes it cheap: one process imports everything and collects the tests once, and each mutant is
 a fork of it; Coverage.py says once which tests execute which lines (mutation-tests.json keeps it
 until a source or the test changes). A change inside a function takes the place of that function's
-code in the fork. A change of what importing executes is written to the file, and a fork of a
-process that has only the libraries loaded runs pytest anew.
+code in the fork. A change of what importing executes is written to the file, and a
+fork of a process that has only the libraries loaded runs pytest anew; so is a change of the driver
+that no test executes in its own process, as a submission's may.
 
 Cosmic Ray instead of mutmut: it changes the source file itself, where mutmut wraps every function;
 kernels are read as source (the lint, annotations) and messages name the caller's frame.
@@ -74,7 +75,20 @@ OPERATORS = tuple(
 )  # fmt: skip
 
 CORE = "neuron_cpu/core/"
-PARTS = {CORE: ["tests/core"], "llama.py": ["tests/llama", "tests/sdk/test_submission.py"]}
+DRIVER = "harness/"
+# Sources by their path's beginning, and the tests of each part.
+PARTS = {
+    CORE: ["tests/core"],
+    "llama.py": ["tests/llama", "tests/sdk/test_submission.py"],
+    "neuron_cpu/imitation/": ["tests/sdk"],
+    "neuron_cpu/runtime/": ["tests/sdk", "tests/runtime"],
+    "neuron_cpu/judge/": ["tests/judge"],
+    "neuron_cpu/suite/": ["tests/judge"],
+    DRIVER: [
+        *("tests/harness", "tests/serving", "tests/swap", "tests/test_chat.py"),
+        *("tests/test_evaluate.py", "tests/test_diff_and_preflight.py", "tests/test_quantised.py"),
+    ],
+}
 SLOW = ("test_text", "test_shapes")  # whole models: they say whether all is well, not what is not
 KEPT = ROOT / "mutation.jsonl"
 MAP = ROOT / "mutation-tests.json"
@@ -129,7 +143,11 @@ Changes = list[tuple[CodeType, CodeType]]
 
 # --- mutants --------------------------------------------------------------------------------------
 def sources(root: Path) -> list[Path]:
-    return [*sorted((root / CORE).rglob("*.py")), root / "llama.py"]
+    """Every file of the parts; a part is a folder or a file."""
+    found: list[Path] = []
+    for start in PARTS:
+        found += sorted((root / start).rglob("*.py")) if start[-1] == "/" else [root / start]
+    return found
 
 
 def places(root: Path, only: str) -> dict[tuple[str, int, int], list[Mutant]]:
@@ -303,16 +321,17 @@ class Live:
             text = (self.tree / mutant.path).read_text(encoding="utf-8")
             path = self.tree / mutant.path
             changed = changes(compiled(text, path), compiled(mutated(text, mutant), path))
-            if changed is None or self.early & {key_of(old) for old, _ in changed}:
+            lines = statement_at(text, mutant.line)
+            executed = self.tests.executing(mutant.path, lines)
+            elsewhere = mutant.path.startswith(DRIVER) and not executed
+            if elsewhere or changed is None or self.early & {key_of(old) for old, _ in changed}:
                 names = self.tests.around(mutant.path, definition_at(text, mutant.line))
                 left.append(
                     (asdict(mutant), names, {n: self.tests.known[n].seconds for n in names})
                 )
             else:
                 # No line of a profiler's callback is seen, and tests may not reach others at all.
-                names = self.tests.executing(
-                    mutant.path, statement_at(text, mutant.line)
-                ) or self.tests.around(mutant.path, definition_at(text, mutant.line))
+                names = executed or self.tests.around(mutant.path, definition_at(text, mutant.line))
                 keep(result_of(mutant, text, self._run(changed, names, functions, session)))
         (self.tree / "left.json").write_text(json.dumps(left), encoding="utf-8")
         return True
