@@ -459,7 +459,9 @@ def keep(result: Result) -> None:
 
 def options(tree: Path) -> list[str]:
     basetemp = f"--basetemp={tree}/temporary"
-    return ["-x", "-q", "-s", "--tb=no", "-p", "no:cacheprovider", basetemp]
+    # what this program has imported is said again, and that a test executes nothing of the sources
+    calm = ["-W", "ignore::pytest.PytestAssertRewriteWarning", "-W", "ignore:No data was collected"]
+    return ["-x", "-q", "-s", "--tb=no", "-p", "no:cacheprovider", basetemp, *calm]
 
 
 # --- code -----------------------------------------------------------------------------------------
