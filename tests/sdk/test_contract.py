@@ -124,6 +124,10 @@ def test_layers_get_the_keywords_of_their_version(
         "sin_cache",
     }
     later = {"rotary_position_ids"} if minor >= 2 else set()
+    if minor in (2, 3):
+        later |= {"cache_mask", "cache_reordered_idx", "current_reordered_idx"}
+    if minor >= 4:
+        later |= {"tile_q_indices", "tile_block_tables", "tile_masks"}
     if minor >= 3:
         later |= {
             "seq_ids",
@@ -134,6 +138,12 @@ def test_layers_get_the_keywords_of_their_version(
             "is_for_context_encoding",
             "seq_len",
             "residual",
+            "active_block_table",
+            "is_for_speculation",
+            "kv_active_mask",
+            "kvcache_buffer",
+            "num_queries",
+            "scatter_index",
         }
     if minor >= 5:
         later |= {"local_mask"}

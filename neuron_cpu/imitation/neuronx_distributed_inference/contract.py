@@ -13,7 +13,7 @@ import os
 import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Iterator
+from typing import Iterator, Tuple
 
 from neuron_cpu.errors import StandInError
 
@@ -219,6 +219,16 @@ class Contract:
         Projections and attention hand the residual on as one more result, too.
         """
         return self.minor >= 3
+
+    @property
+    def layer_inputs(self) -> Tuple[str, ...]:
+        """Inputs of a graph that every layer gets, None where the graph has none of them."""
+        chunks = ("cache_mask", "cache_reordered_idx", "current_reordered_idx")
+        tiles = ("tile_q_indices", "tile_block_tables", "tile_masks")
+        blocks = ("active_block_table", "num_queries", "scatter_index", "kv_active_mask")
+        if self.minor < 3:
+            return chunks if self.minor == 2 else ()
+        return (*blocks, "kvcache_buffer", *(chunks if self.minor == 3 else tiles))
 
     @property
     def passes_local_mask(self) -> bool:

@@ -228,6 +228,7 @@ class ColumnParallelLinear(BaseParallelLinear):
         keep_master_weight: bool = False,
         skip_bias_add: bool = False,
         pad: bool = False,
+        *,
         tensor_model_parallel_group: Optional[Group] = None,
         reduce_dtype: torch.dtype = torch.float32,
         **later: Any,
@@ -264,7 +265,7 @@ class ColumnParallelLinear(BaseParallelLinear):
             )
         _order_ranks(self, later)
 
-    def forward(self, input: torch.Tensor, *_: Any) -> Output:
+    def forward(self, input: torch.Tensor) -> Output:
         self._refuse_padding_in_training()
         if not self.sequence_parallel_enabled:
             input = copy_to_tensor_model_parallel_region(input, self.tensor_parallel_group)
@@ -353,7 +354,7 @@ class RowParallelLinear(BaseParallelLinear):
             self.register_parameter("bias", None)
         _order_ranks(self, later)
 
-    def forward(self, input_: torch.Tensor, *_: Any) -> Output:
+    def forward(self, input_: torch.Tensor) -> Output:
         self._refuse_padding_in_training()
         if not self.input_is_parallel:
             if self.pad_size:

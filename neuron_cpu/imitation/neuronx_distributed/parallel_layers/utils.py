@@ -31,7 +31,7 @@ def set_tensor_model_parallel_attributes(
     is_parallel: bool,
     dim: int,
     stride: int,
-    num_partitions: int = 1,
+    num_partitions: int,
 ) -> None:
     """Tag a parameter, once, with how the checkpoint loader has to slice it."""
     if any(hasattr(tensor, name) for name in _MODEL_PARALLEL_ATTRIBUTES):

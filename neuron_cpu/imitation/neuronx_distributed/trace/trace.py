@@ -32,7 +32,7 @@ class CheckpointFit:
     missing_keys: List[str] = field(default_factory=list)
 
 
-def invoke_preshard_hook(module: nn.Module, checkpoint: StateDict, prefix: str = "") -> None:
+def invoke_preshard_hook(module: nn.Module, checkpoint: StateDict, prefix: str) -> None:
     """Run the hooks of `module` and below; each gets the key of its own `weight`."""
     hook = getattr(module, "preshard_hook", None)
     if hook is not None:
@@ -48,7 +48,7 @@ def preprocess_checkpoint(
     behind_hooks: Optional[Callable[[nn.Module, StateDict], None]] = None,
 ) -> CheckpointFit:
     """Run the hooks and drop unknown keys, both in place; says what was dropped."""
-    invoke_preshard_hook(model, checkpoint)
+    invoke_preshard_hook(model, checkpoint, "")
     if behind_hooks is not None:
         behind_hooks(model, checkpoint)
     wanted = set(model.state_dict().keys())

@@ -118,7 +118,7 @@ class NeuronBaseModel(nn.Module):
         self,
         attention_mask: torch.Tensor,
         is_for_context_encoding: bool,
-        is_for_speculation: bool = False,
+        is_for_speculation: bool,
         **_later: Any,
     ) -> torch.Tensor:
         """bool (B, 1, S, S) for prefill; (B, 1, T, P) over prior tokens for decode."""
@@ -513,8 +513,8 @@ class NeuronBaseModel(nn.Module):
         """Embedding, layers and final norm: hidden (B, T, H) and the layers' new (K, V).
 
         With `update_cache` (NxDI 0.3 and later) it reads and writes the caches, and returns the
-        flat list of them instead. Layers get `active_block_table` and what is in `later`, the
-        tiles of a chunk, where the cache is one of blocks.
+        flat list of them instead. Layers then get `active_block_table`, `scatter_index` and what
+        is in `later`, the tiles of a chunk, where the cache is one of blocks.
         """
         hidden = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         if self.neuron_config.is_eagle_draft:
@@ -540,9 +540,15 @@ class NeuronBaseModel(nn.Module):
             active_mask=active_mask,
             adapter_ids=adapter_ids,
         )
+        common.update(dict.fromkeys(self.contract.layer_inputs))
         common.update(self._later_keywords(rotary_position_ids, seq_ids, prefill))
-        if self.is_block_kv_layout:
-            common.update(later, active_block_table=active_block_table)
+        if self.contract.passes_residual:
+            common.update(
+                later,
+                active_block_table=active_block_table,
+                scatter_index=scatter_index,
+                is_for_speculation=self._is_for_speculation(input_ids),
+            )
         hidden, new_key_values = self._layers_forward(hidden, past_key_values, common)
         if not self.neuron_config.is_eagle_draft:
             hidden = self.norm(hidden)

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 import torch
 import torch.nn.functional as F
 from neuronx_distributed.deferred import deferred_parameters
+from neuronx_distributed.keywords import refuse_others
 from neuronx_distributed.quantization.quantization_config import dtype_of, qconfig_of
 from neuronx_distributed.quantization.quantize import convert
 from torch import nn
@@ -223,9 +224,11 @@ class ModelWrapper(nn.Module):
         tag: str = "",
         compiler_args: Optional[str] = None,
         priority_model_idx: Optional[int] = None,
+        *,
         model_init_kwargs: Optional[Dict[str, Any]] = None,
-        **_later: Any,
+        **later: Any,
     ) -> None:
+        refuse_others("ModelWrapper", later, pipeline_execution=False, return_ranked_to_cpu=...)
         super().__init__()
         self.config = config
         self.neuron_config = config.neuron_config

@@ -43,6 +43,7 @@ class ExpertFusedColumnParallelLinear(_ExpertLinear):
         num_experts: int,
         input_size: int,
         output_size: int,
+        *,
         dtype: torch.dtype = torch.float32,
         device: Optional[torch.device] = None,
         stride: int = 1,
@@ -59,6 +60,7 @@ class ExpertFusedRowParallelLinear(_ExpertLinear):
         num_experts: int,
         input_size: int,
         output_size: int,
+        *,
         dtype: torch.dtype = torch.float32,
         device: Optional[torch.device] = None,
     ) -> None:

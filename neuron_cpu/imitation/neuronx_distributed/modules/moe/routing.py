@@ -18,6 +18,7 @@ class RouterTopK(nn.Module):
         num_experts: int,
         top_k: int,
         hidden_size: int,
+        *,
         dtype: torch.dtype = torch.float32,
         **later: Any,
     ) -> None:

@@ -330,14 +330,14 @@ class NeuronLlamaAttention(NeuronAttentionBase):
 class WeightGatheredColumnParallel(ColumnParallelLinear):
     """A column-parallel product whose weight may be gathered instead of its long results."""
 
-    def forward_wg(self, x: torch.Tensor, weight_gather: bool = False) -> torch.Tensor:
+    def forward_wg(self, input: torch.Tensor, weight_gather: bool = False) -> torch.Tensor:
         """The same either way; only sequence parallelism asks to gather the weight."""
         if weight_gather:
             raise NotImplementedError(
                 "weight_gather belongs to sequence parallelism, which fused speculation does not "
                 "have here; leave sequence_parallel_enabled off."
             )
-        return self.forward(x)
+        return self.forward(input)
 
 
 class NeuronLlamaDecoderLayer(nn.Module):

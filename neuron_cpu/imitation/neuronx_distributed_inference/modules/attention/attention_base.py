@@ -511,6 +511,7 @@ class NeuronAttentionBase(nn.Module):
         cos_cache: Optional[torch.Tensor] = None,
         sin_cache: Optional[torch.Tensor] = None,
         rmsnorm: Optional[nn.Module] = None,
+        *,
         residual: Optional[torch.Tensor] = None,
         **later: Any,
     ) -> Any:

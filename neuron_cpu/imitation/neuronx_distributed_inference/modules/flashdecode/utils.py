@@ -22,7 +22,7 @@ def calculate_num_cores_per_group(num_attn_heads: int, num_kv_heads: int, tp_deg
 EXTRA_RESERVED_SPACE = 128  # rows behind a rank's share of the sequence; the last one is garbage
 
 
-def get_cache_size(seq_len: int, num_cores_per_group: int = 1, is_ctx: bool = False) -> int:
+def get_cache_size(seq_len: int, num_cores_per_group: int, is_ctx: bool = False) -> int:
     """Rows of a rank's cache for `seq_len` positions, of a prompt without the reserved ones."""
     rows = -(-seq_len // num_cores_per_group)
     return rows if is_ctx else rows + EXTRA_RESERVED_SPACE

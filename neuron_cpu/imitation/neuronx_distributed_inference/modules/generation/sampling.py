@@ -68,13 +68,11 @@ class Sampler(nn.Module):
         self,
         neuron_config: Any,
         do_sample: Optional[bool] = None,
-        rank_id: Optional[torch.Tensor] = None,
     ) -> None:
         super().__init__()
         config = neuron_config.on_device_sampling_config
         if config is None:
             raise AssertionError("Sampler needs an OnDeviceSamplingConfig in the NeuronConfig.")
-        del rank_id  # ranks draw nothing of their own
         self.neuron_config = neuron_config
         self.on_device_sampling = config.on_device_sampling_config
         self.do_sample = config.do_sample if do_sample is None else do_sample

@@ -115,11 +115,12 @@ class KVCacheManager(nn.Module):
         kv_per_layer: Sequence[torch.Tensor],
         seq_len: int,
         scatter_index: Optional[torch.Tensor] = None,
+        kv_active_mask: Optional[torch.Tensor] = None,
         kvcache_buffer: Optional[List[List[torch.Tensor]]] = None,
         **_: Any,
     ) -> List[torch.Tensor]:
         """Write the new keys and values (B, H, T, D) of one layer; returns its full caches."""
-        del seq_len  # the new tensors say how long they are
+        del seq_len, kv_active_mask  # the new tensors say how long they are, and whose
         if kvcache_buffer is None:
             caches = [self.past_key_values[2 * idx], self.past_key_values[2 * idx + 1]]
         else:

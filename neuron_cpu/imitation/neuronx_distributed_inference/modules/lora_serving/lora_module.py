@@ -99,7 +99,7 @@ class MultiLoraModule(nn.Module):
         if hook is not None:
             hook(state_dict, prefix)
 
-    def forward(self, x: torch.Tensor, adapter_ids: Optional[torch.Tensor] = None) -> Any:
+    def forward(self, x: torch.Tensor, adapter_ids: Optional[torch.Tensor]) -> Any:
         result = self.base_layer(x)
         if adapter_ids is None:
             return result
