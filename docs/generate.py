@@ -33,6 +33,7 @@ from neuronxcc.nki import isa as nisa  # noqa: E402
 from neuronxcc.nki import language as nl  # noqa: E402
 
 from neuron_cpu.core import NkiError, silence  # noqa: E402
+from neuron_cpu.core.current import releases  # noqa: E402
 from neuron_cpu.core.instructions.entry import TABLE  # noqa: E402
 
 PAGES = (ROOT / "docs" / "simulator.md", ROOT / "docs" / "mutation.md")
@@ -215,6 +216,24 @@ def identifier_list() -> str:
     )
 
 
+# --- releases -------------------------------------------------------------------------------------
+def release_table() -> str:
+    """What each release of `nki` changed."""
+    changed: dict[str, list[str]] = {}
+    for name, came in releases.CAME.items():
+        changed.setdefault(came, []).append(f"`{name}`")
+    for name, keywords in releases.KEYWORDS.items():
+        for word, came in keywords.items():
+            changed.setdefault(came, []).append(f"`{name}({word}=)`")
+    gone = [f"`{name}({word}=)`" for name, words in releases.FORMER.items() for word in words]
+    orders = [f"`{name}`" for name in releases.ORDERS]
+    told = f"spellings that go: {', '.join(gone)}; another order of arguments: {', '.join(orders)}"
+    changed["2.29"].append(told)
+    for came, what in releases.OTHERS:
+        changed.setdefault(came, []).append(what)
+    return "".join(item(f"{came}: {', '.join(changed[came])}") for came in sorted(changed))
+
+
 # --- mutants --------------------------------------------------------------------------------------
 def samples() -> dict[str, dict]:
     """The recorded samples of mutants, by part of the project."""
@@ -257,6 +276,7 @@ BLOCKS: dict[str, Callable[[], str]] = {
     "missing": missing_list,
     "examples": examples,
     "identifiers": identifier_list,
+    "releases": release_table,
     "mutants": mutant_table,
     "survivors": survivor_list,
 }

@@ -68,6 +68,7 @@ LESSONS = (
         "sim_tensor_assignment sim_unknown_keyword sim_no_arguments sim_list_argument "
         "sim_sequence sim_read_only_input sim_fill_type sim_view_dtype sim_vector_type "
         "sim_dma_on_chip sim_device_print sim_jit_option sim_newer_api sim_newer_core "
+        "sim_newer_release sim_former_spelling "
         "sim_engine sim_engine_operators sim_unary_integers sim_address_arithmetic sim_expansion "
         "sim_register_operand sim_parser_subset sim_inner_body sim_negative_divisor "
         "err_mutable_parameter_not_returned "
@@ -144,6 +145,7 @@ LESSONS = (
         "sim_transposed_operand sim_vector_transpose_size sim_start_partition sim_reduce_axis "
         "sim_transpose_type sim_transpose_by_dma sim_dma_transpose_axes sim_permute "
         "sim_rearrange sim_reduce_middle_axis sim_shuffle_mask sim_shuffle_partitions "
+        "sim_tensor_indirection "
         "sim_local_gather sim_unsupported_reverse sim_average sim_topk_place sim_nan_compared "
         "err_transpose_on_tensor_engine_not_allowed_in_allocated_kernel",
         words=("in a kernel use nl.transpose",),

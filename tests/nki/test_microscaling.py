@@ -134,3 +134,55 @@ def test_gen3_has_none_of_it(target):
     target("trn2")
     with pytest.raises(NkiError, match="gen4 on"):
         product(data(1, (32, 16)), data(2, (32, 16)), "float8_e4m3fn_x4", 1)
+
+
+@pytest.mark.parametrize("kind", [*TYPES, "float4_e2m1fn_x4"])
+def test_packed_arrays_of_the_host(kind):
+    """Records of numpy that nl's name makes, in and out, and as operands of a product."""
+    width = np.uint16 if kind == "float4_e2m1fn_x4" else np.uint32
+    assert np.zeros((2, 3), dtype=getattr(nl, kind)).dtype.itemsize == np.dtype(width).itemsize
+
+    @nki.jit
+    def kernel(a, b, scale):
+        kept = nl.ndarray(a.shape, a.dtype, buffer=nl.shared_hbm)
+        out = nl.ndarray((a.shape[1], b.shape[1]), nl.float32, buffer=nl.shared_hbm)
+        left, right, scales = sb(a.shape, a.dtype), sb(b.shape, b.dtype), sb((4, 6), nl.uint8)
+        for tile, hbm in ((left, a), (right, b), (scales, scale)):
+            nisa.dma_copy(tile, hbm)
+        acc = nl.ndarray(out.shape, nl.float32, buffer=nl.psum)
+        nisa.nc_matmul_mx(acc, left, right, scales, scales)
+        nl.store(out, nl.copy(acc))
+        nisa.dma_copy(kept, left)
+        return kept, out
+
+    random = np.random.default_rng(5)
+    if width is np.uint16:
+        a, b = (random.integers(0, 1 << 16, (32, 6)).astype(width).view(kind) for _ in range(2))
+        values = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+        wide = [values[(t.view(width)[..., None] >> np.arange(0, 16, 4)) & 15] for t in (a, b)]
+    else:
+        narrow = TYPES[kind][0]
+        wide = [random.normal(size=(32, 6, 4)).astype(narrow) for _ in range(2)]
+        a, b = (t.reshape(32, 24).view(kind) for t in wide)
+        assert np.array_equal(a[kind].view(np.uint8), wide[0].view(np.uint8))
+    scale = random.integers(120, 135, (4, 6)).astype(np.uint8)
+    factor = 2.0 ** (np.repeat(scale, 8, axis=0)[..., None].astype(float) - 127)
+    left, right = (t.astype(np.float64) * factor for t in wide)
+    kept, found = kernel(a, b, scale)
+    assert kept.dtype == a.dtype and np.array_equal(kept.view(width), a.view(width))
+    want = np.einsum("pmv,pnv->mn", left, right)
+    assert np.abs(found - want).max() <= 1e-5 * np.abs(want).max()
+
+
+@pytest.mark.parametrize(("release", "factor"), [("2.30", 1), ("2.31", 2)])
+def test_scales_have_doubled(monkeypatch, release, factor):
+    monkeypatch.setenv("NEURON_CPU_NKI", release)
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((4, 1), nl.uint8, buffer=nl.shared_hbm)
+        nisa.dma_copy(out, packed(x, "float8_e4m3fn_x4")[1].view(nl.uint8))
+        return out
+
+    found = kernel(np.full((32, 4), 256.0, BF16))
+    assert (2.0 ** (found.astype(float) - 127) == factor).all()

@@ -290,7 +290,8 @@ def test_gpsimd_and_two_tensors_on_gen2(target):
     assert "sim_engine_operators" not in told(lambda x: added(True))
 
 
-def test_python_of_which_parser_and_tracer_differ_warns():
+def test_python_of_which_parser_and_tracer_differ_warns(monkeypatch):
+    monkeypatch.setenv("NEURON_CPU_NKI", "2.32")
     assert "sim_inner_body" in told_by(inner_body)
     assert "sim_inner_body" not in told_by(outer_body)
     assert "sim_negative_divisor" in told_by(halves_down)

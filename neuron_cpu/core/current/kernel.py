@@ -12,6 +12,7 @@ import torch
 from ..check import verify
 from ..device import dtypes, ranks
 from ..device.errors import refuse, strict
+from ..device.release import of_nki, said_by
 from ..device.spec import using
 from ..device.target import chosen, needs
 from ..language import kernel as calling
@@ -95,10 +96,11 @@ class Kernel(calling.Kernel):
         return tensors, constant_key(key)
 
     def _rules(self) -> tuple:
-        return (chosen().name, strict(), ranks.own().rank)
+        with said_by(self.function):
+            return (chosen().name, strict(), ranks.own().rank, of_nki())
 
     def _record(self, args: tuple, kwargs: dict, machine: Any = None) -> Program:
-        with using(chosen()):
+        with using(chosen()), said_by(self.function):
             program = Program(self.name, self.grid, self.function)
             program.today, program.open_values = self.today, True
             if machine is not None:
@@ -156,7 +158,8 @@ class Kernel(calling.Kernel):
         return results[0]
 
     def _check(self, program: Program) -> None:
-        lint(program.function)
+        with said_by(self.function):
+            lint(program.function)
         with using(program.core):
             verify.verify(program)
 

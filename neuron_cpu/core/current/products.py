@@ -7,6 +7,7 @@ from typing import Any
 
 from ..device.dtypes import BFLOAT16, PACKED, UINT8
 from ..device.errors import refuse, warn
+from ..device.release import DOUBLED_SCALES, nki_since
 from ..device.spec import CORE, Engine
 from ..device.target import needs
 from ..instructions.copies import MEMSET, FillAttrs
@@ -372,7 +373,7 @@ def quantize_mx(dst: Any, src: Any, dst_scale: Any, name: str | None = None) -> 
         )
     scales = _scales(dst_scale, target, what)
     flat = source.reshape((source.shape[0], source.free_size))
-    attrs = QuantizeAttrs(type=target.dt, raw=True)
+    attrs = QuantizeAttrs(type=target.dt, raw=True, doubled=nki_since(DOUBLED_SCALES))
     results = (_packed_tile(target, what), *scale_parts(scales, source.shape[0]))
     return put(QUANTIZE_MX, results, (flat,), attrs, name)
 

@@ -120,7 +120,10 @@ def range_select(
     needs("range_select", 3)
     what = "range_select"
     target, data = alike(what, tensor(dst, what), tensor(on_true_tile, what))
-    if on_false_value != FP32_MIN or (reduce_op and operator(reduce_op, what) != "maximum"):
+    # written with fewer digits it is still that number in fp32
+    if np.float32(on_false_value) != np.float32(FP32_MIN) or (
+        reduce_op and operator(reduce_op, what) != "maximum"
+    ):
         raise refuse(
             "sim_range_select",
             f"{what} with on_false_value={on_false_value}, reduce_op={reduce_op}, expected the "
@@ -133,7 +136,7 @@ def range_select(
         attrs = RangeAttrs(
             ops=codes,
             first=real(range_start, f"{what} range_start"),
-            on_false=float(on_false_value),
+            on_false=FP32_MIN,
             free_axes=data.ndim - 1,
             reduce_axes=0 if total is None else data.ndim - 1,
         )

@@ -3,10 +3,10 @@
 The compiler reads the source of a kernel and of everything that it calls; the simulator runs it, so
 all of Python works here. Every construct below is refused there, whether its branch is taken or not
 (messages of the published parser, leanprover/KLR, KLR/NKI/Simplify.lean; keys of dictionaries:
-foxl-ai/kiln, docs/neuron-notes.md). The tracer that SDK 2.32
-offers beside the parser takes more, so these are warnings. Bodies of nl.fori_loop and nl.while_loop
-may be inner functions, with a warning: the documentation writes them so, and the parser of SDK 2.32
-has refused some.
+foxl-ai/kiln, docs/neuron-notes.md). The tracer that SDK 2.32 offers beside the parser, and 2.33 in
+its place, takes all of Python, so these are warnings, and none from 2.33 on. Bodies of nl.fori_loop
+and nl.while_loop may be inner functions, with a warning: the documentation writes them so, and the
+parser of SDK 2.32 has refused some.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from types import CodeType
 from typing import NamedTuple
 
 from ..device.errors import warn
+from ..device.release import TRACED, nki_since
 from ..program.source import reachable, tree_of
 
 LOOP_BODIES = frozenset({"fori_loop", "while_loop"})
@@ -54,8 +55,8 @@ class Finding(NamedTuple):
 
 
 def lint(function: Callable | None) -> None:
-    """Warn of constructs outside of the compiler's subset, with their lines."""
-    if function is None:
+    """Warn of constructs outside of the compiler's subset, with their lines; 2.33 has no parser."""
+    if function is None or nki_since(TRACED):
         return
     name = getattr(function, "__name__", "kernel")
     for one, _ in reachable(function):

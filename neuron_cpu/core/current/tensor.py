@@ -418,11 +418,14 @@ class NkiTensor(trace.Values, View):
         """Columns at free offsets that ``index`` names (tensor indirection, gen4).
 
         Raises:
-            NkiError: before gen4.
-            NotImplementedError: on gen4.
+            NkiError: always; before gen4 there is none, and it is not simulated.
         """
         needs("NkiTensor.indirect", 4)
-        raise NotImplementedError("NkiTensor.indirect")
+        raise refuse(
+            "sim_tensor_indirection",
+            f"{self.label()}.indirect(): tensor indirection is not simulated, expected a gather of "
+            "its own; call nisa.local_gather or nisa.nc_n_gather into a tile first",
+        )
 
     def _check_partition_pair(self, pattern: Any) -> None:
         """On chip the first pair walks the partitions, one by one."""

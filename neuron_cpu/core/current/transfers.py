@@ -194,7 +194,9 @@ def dma_transpose(
         raise refuse(
             "sim_hwdge_types", f"{what} of {source.label()} with hwdge, expected a 2-byte type"
         )
-    return put(DMA_TRANSPOSE, (target,), (source,), PermuteAttrs(raw=True, order=order), name)
+    skips = oob_mode is _SKIP and source.by_data is not None
+    attrs = PermuteAttrs(raw=True, order=order, skip=skips)
+    return put(DMA_TRANSPOSE, (target,), (source,), attrs, name)
 
 
 def dma_compute(

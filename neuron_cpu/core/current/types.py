@@ -12,6 +12,7 @@ from typing import Any
 from ..device import dtypes
 from ..device.dtypes import DType
 from ..device.errors import refuse, warn
+from ..device.release import nki_since
 from ..device.spec import CORE
 
 TRANSPOSES_ON_TENSOR = "NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE"  # from gen3 on
@@ -76,6 +77,8 @@ def region(given: Any) -> MemoryRegion:
     """A ``buffer=`` argument, or the refusal of anything else (strings since 0.3)."""
     if isinstance(given, MemoryRegion):
         return given
+    if isinstance(given, str) and given in MemoryRegion.__members__ and not nki_since("2.29"):
+        return MemoryRegion[given]
     raise refuse(
         "sim_buffer",
         f"buffer {given!r}, expected nl.sbuf, nl.psum, nl.private_hbm or nl.shared_hbm",

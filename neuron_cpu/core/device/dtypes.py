@@ -22,6 +22,22 @@ class packed:
     """Marker class for several values of a narrow type in one opaque element."""
 
 
+def _host(public: Any) -> np.dtype:
+    return np.dtype(np.float32 if public is tfloat32 else public)
+
+
+def _packed_host(name: str) -> np.dtype:
+    """A record of four values of ml_dtypes; of fp4, which has a byte for each there, of their bits.
+
+    numpy knows it by its name afterwards: ``np.zeros(shape, dtype=nl.float8_e4m3fn_x4)``.
+    """
+    element = getattr(ml_dtypes, name.removesuffix("_x4"))
+    field = (name, np.uint16) if "float4" in name else (name, element, (4,))
+    made = np.dtype([field])
+    np.sctypeDict.setdefault(name, made)  # type: ignore[arg-type]
+    return made
+
+
 class DType:
     """One element type.
 
@@ -29,7 +45,8 @@ class DType:
         name: the NKI name, e.g. ``"bfloat16"``.
         public: the object of ``nki.language``: a numpy scalar class, an np.dtype where numpy has
             none of its own, or ``tfloat32``.
-        numpy: dtype of host arrays of this type (tf32 travels as float32).
+        numpy: dtype of host arrays of this type (tf32 travels as float32, packed types as records
+            with one field of their name).
         of_tensor: what kernels see as ``tensor.dtype``: ``numpy``, except for tf32.
         torch: dtype of the torch tensor that stores elements (fp8 e4m3 as raw uint8).
         itemsize: bytes per element.
@@ -43,8 +60,7 @@ class DType:
         self.name, self.public, self.torch = name, public, storage
         self.kind, self.rank = kind, rank
         self.itemsize = storage.itemsize
-        bits = np.uint32 if self.itemsize == 4 else np.uint16  # what packed elements travel as
-        self.numpy = np.dtype({tfloat32: np.float32, packed: bits}.get(public, public))
+        self.numpy = _packed_host(name) if public is packed else _host(public)
         self.of_tensor = public if public is tfloat32 else self.numpy
 
     def __repr__(self) -> str:
@@ -89,7 +105,7 @@ INTEGERS = (INT32, INT16, INT8, UINT32, UINT16, UINT8)
 ALL = (*FLOATS, *INTEGERS, BOOL)
 _OWN = [t for t in (*ALL, *LATER) if t not in PACKED]  # those whose Python object is their own
 _BY_PUBLIC: dict[Any, DType] = {t.public: t for t in _OWN}
-_BY_NUMPY: dict[np.dtype, DType] = {t.numpy: t for t in _OWN if t is not TFLOAT32}
+_BY_NUMPY: dict[np.dtype, DType] = {t.numpy: t for t in (*_OWN, *PACKED) if t is not TFLOAT32}
 _BY_NAME: dict[str, DType] = {t.name: t for t in (*ALL, *LATER)} | {"bool": BOOL}
 _BY_TORCH: dict[torch.dtype, DType] = {
     t.torch: t for t in ALL if t not in (TFLOAT32, FLOAT8_E4M3)

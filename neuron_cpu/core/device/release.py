@@ -1,12 +1,17 @@
 """The SDK release that kernels are checked for, and the rules that differ between releases.
 
-``NEURON_CPU_SDK=2.21 ... 2.26`` chooses it; the default is the contest's, 2.21. Sources:
-aws-neuron-sdk v2.21.1 to v2.26.1, general/nki (release notes, nki.errors.rst, API docstrings).
+``NEURON_CPU_SDK=2.21 ... 2.26`` chooses it for kernels of ``neuronxcc.nki``; the default is the
+contest's, 2.21. Sources: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki (release notes,
+nki.errors.rst, API docstrings). ``NEURON_CPU_NKI=2.27 ... 2.33`` chooses it for kernels of ``nki``,
+or a variable of that name in the kernel's own file; the default is the newest one.
 """
 
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from .errors import NkiError
 
@@ -18,7 +23,8 @@ RELEASES = ("2.21", "2.22", "2.23", "2.24", "2.25", "2.26")
 ZEROS_IN_SHARED_HBM_REFUSED = "2.22"  # nki.errors.rst: initial values of HBM tensors
 IN_PLACE_OPERATORS_RELIABLE = "2.23"  # release notes; nki_known_issues.rst before
 NO_REORDER = "2.23"  # nki.compiler.no_reorder exists
-INTEGERS_ON_GPSIMD = "2.26"  # nki.isa.tensor_tensor: int32 tiles are added exactly
+INTEGERS_ASKED_OF_GPSIMD = "2.23"  # release notes: it adds and multiplies 32-bit integers
+INTEGERS_ON_GPSIMD = "2.26"  # nki.isa.tensor_tensor: they run there, and differences, too
 BLOCK_AXES_DEPRECATED = "2.23"  # nki.errors.rst: the partition axis must come first
 
 
@@ -28,12 +34,15 @@ def chosen() -> str:
     Raises:
         NkiError: the environment names a release that is not known here.
     """
-    release = os.environ.get(ENVIRONMENT_VARIABLE, RELEASES[0])
-    if release not in RELEASES:
+    return _known(os.environ.get(ENVIRONMENT_VARIABLE, RELEASES[0]), ENVIRONMENT_VARIABLE, RELEASES)
+
+
+def _known(release: str, variable: str, releases: tuple[str, ...]) -> str:
+    if release not in releases:
         raise NkiError(
             "sim_unknown_release",
-            f"{ENVIRONMENT_VARIABLE} is {release!r}, expected one of {', '.join(RELEASES)}; unset "
-            f"it for {RELEASES[0]}, the contest's",
+            f"{variable} is {release!r}, expected one of {', '.join(releases)}; leave it out for "
+            f"{releases[0] if releases is RELEASES else releases[-1]}",
         )
     return release
 
@@ -41,3 +50,38 @@ def chosen() -> str:
 def since(release: str) -> bool:
     """True where the release in force is ``release`` or a later one."""
     return RELEASES.index(chosen()) >= RELEASES.index(release)
+
+
+# --- kernels of nki -------------------------------------------------------------------------------
+NKI_VARIABLE = "NEURON_CPU_NKI"
+NKI_RELEASES = ("2.27", "2.28", "2.29", "2.30", "2.31", "2.32", "2.33")
+DOUBLED_SCALES = "2.31"  # quantize_mx: twice the scale of the OCP sample
+TRACED = "2.33"  # kernels are traced by Python: no parser, all of Python
+_local = threading.local()
+
+
+def of_nki() -> str:
+    """The release in force for kernels of ``nki``: the kernel's file's, or the environment's.
+
+    Raises:
+        NkiError: there is none of that name.
+    """
+    own = getattr(_local, "release", None)
+    chosen = own or os.environ.get(NKI_VARIABLE, NKI_RELEASES[-1])
+    return _known(chosen, NKI_VARIABLE, NKI_RELEASES)
+
+
+def nki_since(release: str) -> bool:
+    """True where the release in force for ``nki`` is ``release`` or a later one."""
+    return NKI_RELEASES.index(of_nki()) >= NKI_RELEASES.index(release)
+
+
+@contextmanager
+def said_by(function: object) -> Iterator[None]:
+    """Inside the block the release that the file of a kernel names is in force, if it names one."""
+    before = getattr(_local, "release", None)
+    _local.release = getattr(function, "__globals__", {}).get(NKI_VARIABLE, before)
+    try:
+        yield
+    finally:
+        _local.release = before

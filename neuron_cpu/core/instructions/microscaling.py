@@ -121,9 +121,11 @@ class QuantizeAttrs(Attrs):
 
     Attributes:
         type: of the packed elements.
+        doubled: the scale is twice that of the OCP sample code (since SDK 2.31).
     """
 
     type: DType
+    doubled: bool = True
 
 
 def _quantize(attrs: QuantizeAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -131,8 +133,7 @@ def _quantize(attrs: QuantizeAttrs, xs: list[torch.Tensor]) -> list[torch.Tensor
     lead, (rows, width) = x.shape[:-2], x.shape[-2:]
     groups = x.reshape(*lead, rows // GROUP, GROUP, width // VALUES, VALUES)
     most = groups.abs().amax((-3, -1))
-    # twice the scale of the OCP sample code, since SDK 2.31
-    exponent = torch.floor(torch.log2(most)) - (EXPONENTS[attrs.type] - 1)
+    exponent = torch.floor(torch.log2(most)) - (EXPONENTS[attrs.type] - attrs.doubled)
     biased = torch.where(most > 0, exponent + BIAS, torch.zeros_like(most)).clamp(0, 254)
     shrunk = groups * torch.exp2(BIAS - biased.double()).float()[..., None, :, None]
     elements = packed(shrunk.reshape(*lead, rows, width // VALUES, VALUES), attrs.type)

@@ -15,7 +15,7 @@ import torch
 
 from ..device.dtypes import INT32, UINT32, DType, promote
 from ..device.errors import refuse, warn
-from ..device.release import INTEGERS_ON_GPSIMD, since
+from ..device.release import INTEGERS_ASKED_OF_GPSIMD, INTEGERS_ON_GPSIMD, since
 from ..device.spec import CORE, Engine
 from ..program import masks, trace
 from ..program.attributes import Attrs
@@ -112,13 +112,20 @@ def tensor_tensor(
     if choice is None and name == "power":
         choice = Engine.GPSIMD
     sign = 0
-    if name in INTEGER_OPERATORS and since(INTEGERS_ON_GPSIMD) and choice is not Engine.VECTOR:
-        in_psum = PSUM in (a.storage.buffer, b.storage.buffer)
-        if a.dt in WORDS and b.dt in WORDS and dtype is None and not in_psum:
-            choice, bits, sign = Engine.GPSIMD, True, SIGN if a.dt is INT32 else 0
+    if dtype is None and _exact_integers(name, choice, a, b):
+        choice, bits, sign = Engine.GPSIMD, True, SIGN if a.dt is INT32 else 0
     attrs = _binary_attrs(name, choice, bits, sign)
     dt = result_type(dtype, promote(a.dt, b.dt))
     return fresh(TENSOR_TENSOR, a.shape, dt, (a, b), attrs, mask)
+
+
+def _exact_integers(name: str, choice: Engine | None, a: View, b: View) -> bool:
+    """Whether GpSimdE computes with 32-bit integers: if it is asked to, since 2.26 on its own."""
+    asked = choice is Engine.GPSIMD and name != "subtract" and since(INTEGERS_ASKED_OF_GPSIMD)
+    alone = choice is not Engine.VECTOR and since(INTEGERS_ON_GPSIMD)
+    in_sbuf = PSUM not in (a.storage.buffer, b.storage.buffer)
+    wide = a.dt in WORDS and b.dt in WORDS and name in INTEGER_OPERATORS
+    return wide and in_sbuf and (asked or alone)
 
 
 @functools.cache

@@ -100,6 +100,8 @@ def to_torch(value: Any, writes: bool = False) -> torch.Tensor:
         return _over(array.view(np.int16)).view(torch.bfloat16)
     if dt.is_float and dt.itemsize == 1:
         return _over(array.view(np.uint8)).view(dt.torch)
+    if dt.kind == "x":
+        return _over(array.view(np.dtype(f"i{dt.itemsize}")))
     return _over(array)
 
 

@@ -230,7 +230,10 @@ def _skipping_step(op: Op, arena: Arena) -> Step:
             at, inside = gather_index(ref, arena, skip=True), rows_inside(ref, arena)
             values = arena.of(ref.memory)[at]
             inputs.append(values if raw else widen(values, arena.kept(ref), False))
-            keep &= inside.expand(ref.shape).reshape(target.shape)
+            moved = inside.expand(ref.shape)
+            if op.instruction.op.flow == "permute":
+                moved = compute(attrs, [moved])
+            keep &= moved.reshape(target.shape)
         keep &= rows_inside(target, arena).expand(target.shape)
         values = compute(attrs, inputs).expand(target.shape)
         flat, places = arena.of(target.memory), gather_index(target, arena, skip=True)[keep]

@@ -12,6 +12,7 @@ from neuron_cpu.core.current.creation import (
     empty_like, full, load, load_transpose2d, ndarray, ones, shared_constant,
     shared_identity_matrix, store, zeros, zeros_like,
 )  # fmt: skip
+from neuron_cpu.core.current.releases import all_released as _all_released
 from neuron_cpu.core.current.tensor import NkiTensor, ds
 from neuron_cpu.core.current.types import NAMES as _NAMES
 from neuron_cpu.core.current.types import (
@@ -21,6 +22,7 @@ from neuron_cpu.core.current.types import (
 
 globals().update(_NAMES)
 globals().update(_elementwise.FUNCTIONS)
+globals().update(_all_released(dict(globals())))
 bool = _NAMES["bool_"]  # AWS's library uses these two names, which the stubs do not have
 range = affine_range
 

@@ -26,6 +26,7 @@ from neuron_cpu.core.current.random import (
 from neuron_cpu.core.current.registers import (
     VirtualRegister, register_alloc, register_load, register_move, register_store,
 )  # fmt: skip
+from neuron_cpu.core.current.releases import all_released as _all_released
 from neuron_cpu.core.current.selection import (
     affine_select, iota, max8, nc_find_index8, nc_match_replace8, range_select, sequence_bounds,
     topk,
@@ -48,3 +49,5 @@ __all__ = [
     "tensor_scalar_reduce", "tensor_tensor", "tensor_tensor_scan", "topk", "unknown_engine",
     "vector_engine",
 ]  # fmt: skip
+
+globals().update(_all_released(dict(globals())))

@@ -1,0 +1,115 @@
+"""What releases of `nki` changed: names and keywords that came, and spellings of 2.27 and 2.28.
+
+Sources: signatures in aws-neuron-sdk v2.28.0 to v2.32.0 (nki/api/nki), release notes of each (2.33:
+awsdocs-neuron.readthedocs-hosted.com/en/v2.33.1/release-notes/components/nki.html), and the update
+guide (nki/migration/nki-0-3-0-update-guide.rst). Up to 2.28 spellings of then are what is expected.
+Later they are taken with a warning, as far as they still say what to do.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from ..device.errors import refuse, warn
+from ..device.release import nki_since, of_nki
+
+MATH = [
+    "all", "arctan", "broadcast_to", "ceil", "copy", "cos", "dropout", "empty_like", "erf",
+    "erf_dx", "exp", "expand_dims", "floor", "fmod", "full", "gather_flattened", "gelu",
+    "gelu_apprx_tanh", "gelu_dx", "load", "load_transpose2d", "log", "matmul", "max", "mean", "min",
+    "mish", "mod", "negative", "ones", "prod", "rand", "random_seed", "relu", "rms_norm", "sigmoid",
+    "sign", "silu", "silu_dx", "sin", "softmax", "softplus", "sqrt", "square", "store", "sum",
+    "tan", "tanh", "transpose", "trunc", "var", "where", "zeros_like",
+]  # fmt: skip
+CAME: dict[str, str] = dict.fromkeys(MATH, "2.29") | {
+    "activate2": "2.30", "abs_max": "2.30", "abs_min": "2.30", "get_nc_sub_version": "2.31",
+    "topk": "2.32", "fori_loop": "2.32", "while_loop": "2.32",
+}  # fmt: skip
+KEYWORDS: dict[str, dict[str, str]] = {
+    "nc_matmul": {"accumulate": "2.29"},
+    "nc_matmul_mx": {"accumulate": "2.29"},
+    "dma_copy": {"engine": "2.29", "priority": "2.30"},
+    "dma_transpose": {"priority": "2.30"},
+    "dma_compute": {"oob_mode": "2.30"},
+    "sendrecv": {"dma_engine": "2.29"},
+    "tensor_scalar_reduce": {
+        "reduce_cmd": "2.30", "reduce_init": "2.30", "reduce_res_negate": "2.32",
+    },
+    "ndarray": {"address": "2.29"},
+}  # fmt: skip
+# What a keyword of 2.27 and 2.28 is called now; None where it may be left out.
+FORMER: dict[str, dict[str, str | None]] = {
+    "tensor_copy": {"dtype": None},
+    "dma_copy": {"unique_indices": None},
+    "register_move": {"imm": "src"},
+    "nc_matmul": {"is_moving_zero": "is_moving_onezero"},
+    "shared_constant": {"dtype": None},
+}
+# Parameters in their order before 2.29.
+ORDERS: dict[str, tuple[str, ...]] = {
+    "affine_select": (
+        "dst", "pattern", "offset", "channel_multiplier", "on_true_tile", "on_false_value",
+        "cmp_op", "name",
+    ),
+    "dma_compute": ("dst", "srcs", "scales", "reduce_op", "name"),
+}  # fmt: skip
+# What else they changed, for the documentation.
+OTHERS = (
+    ("2.29", "accesses to memory regions by string (`buffer=\"sbuf\"`) are refused"),
+    ("2.31", "`quantize_mx` writes twice the scale of the OCP sample"),
+    ("2.33", "kernels are traced by Python: all of Python, no subset (`sim_parser_subset`)"),
+    ("2.33", "`nl.dynamic_range` and `while` of a register are to become `nl.fori_loop` and "
+             "`nl.while_loop`"),
+)  # fmt: skip
+
+
+def released(name: str, function: Callable) -> Callable:
+    """``function`` with what its release says of it; itself where none says anything."""
+    came, keywords = CAME.get(name), KEYWORDS.get(name, {})
+    former, order = FORMER.get(name, {}), ORDERS.get(name)
+    if came is None and not (keywords or former or order):
+        return function
+
+    @functools.wraps(function)
+    def checked(*args: Any, **named: Any) -> Any:
+        if came is not None and not nki_since(came):
+            raise _newer(f"{name}", came)
+        for word in list(named):
+            if word in former:
+                _respell(name, word, former[word], named)
+            elif word in keywords and not nki_since(keywords[word]):
+                raise _newer(f"{name}({word}=)", keywords[word])
+        if order is not None and len(args) > 2 and not nki_since("2.29"):
+            return function(**dict(zip(order, args)), **named)
+        return function(*args, **named)
+
+    return checked
+
+
+def _newer(what: str, release: str) -> Exception:
+    return refuse(
+        "sim_newer_release",
+        f"{what} is there from SDK {release} on, expected what {of_nki()} has; choose the release "
+        "with NEURON_CPU_NKI, in the environment or in the kernel's file",
+    )
+
+
+def _respell(name: str, word: str, now: str | None, named: dict[str, Any]) -> None:
+    value = named.pop(word)
+    if now is not None:
+        named[now] = value
+    if nki_since("2.29"):
+        instead = f"{now}=" if now is not None else f"no {word}="
+        warn(
+            "sim_former_spelling",
+            f"{name}({word}=) is a spelling of SDK 2.27 and 2.28, expected {instead} in "
+            f"{of_nki()}; it says the same here",
+        )
+
+
+def all_released(names: dict[str, Any]) -> dict[str, Any]:
+    """The functions of a module that releases changed, checked."""
+    known = {*CAME, *KEYWORDS, *FORMER, *ORDERS}
+    return {n: released(n, f) for n, f in names.items() if n in known and callable(f)}

@@ -1,0 +1,130 @@
+"""Releases 2.27 to 2.33 of the current language: what came, and spellings of before."""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+
+import nki
+import nki.isa as nisa
+import nki.language as nl
+import numpy as np
+import pytest
+
+from neuron_cpu.core import NkiError, NkiWarning
+from neuron_cpu.core.current import releases
+
+X = np.arange(32, dtype=np.float32).reshape(4, 8)
+
+
+def run(body, release, monkeypatch):
+    monkeypatch.setenv("NEURON_CPU_NKI", release)
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+        tile = nl.ndarray(x.shape, x.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(tile, x)
+        body(tile)
+        nisa.dma_copy(out, tile)
+        return out
+
+    return kernel(X)
+
+
+def filled_in_a_loop(tile):
+    def body(_):
+        nisa.memset(tile, 0.0)
+
+    nl.fori_loop(0, 2, body)
+
+
+CAME = {
+    "2.29": lambda t: nl.exp(t),
+    "2.30": lambda t: nisa.tensor_scalar_reduce(
+        t, t, nl.add, 1.0, nl.add, nl.ndarray((4, 1), nl.float32), reduce_cmd=nisa.reduce_cmd.reset
+    ),
+    "2.32": filled_in_a_loop,
+}
+
+
+@pytest.mark.parametrize("release", CAME)
+def test_what_came_is_refused_before(release, monkeypatch):
+    known = list(("2.27", "2.28", "2.29", "2.30", "2.31", "2.32", "2.33"))
+    before = known[known.index(release) - 1]
+    with pytest.raises(NkiError, match=f"from SDK {release} on, expected what {before} has"):
+        run(CAME[release], before, monkeypatch)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        run(CAME[release], release, monkeypatch)
+
+
+FORMER = {
+    "dtype": lambda t: nisa.tensor_copy(t, t, dtype=nl.float32),
+    "imm": lambda t: nisa.register_move(nisa.register_alloc(0), imm=3),
+}
+
+
+@pytest.mark.parametrize("word", FORMER)
+def test_former_spellings_are_taken_and_told(word, monkeypatch):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.array_equal(run(FORMER[word], "2.28", monkeypatch), X)
+    with pytest.warns(NkiWarning, match=rf"{word}=.*spelling of SDK 2.27 and 2.28"):
+        run(FORMER[word], "2.33", monkeypatch)
+
+
+def test_the_order_of_before(monkeypatch):
+    """`affine_select` had the offset third, memory had names as strings."""
+
+    def body(tile):
+        assert nl.ndarray((2, 2), nl.float32, buffer="sbuf").buffer is nl.sbuf
+        nisa.affine_select(tile, [[1, 8]], -2, 0, tile, 0.0, nl.greater_equal)
+
+    found = run(body, "2.28", monkeypatch)
+    assert (found[:, :2] == 0).all() and np.array_equal(found[:, 2:], X[:, 2:])
+    with pytest.raises(NkiError, match="sim_buffer"):
+        run(lambda t: nl.ndarray((2, 2), nl.float32, buffer="sbuf"), "2.29", monkeypatch)
+
+
+def test_all_of_python_since_2_33(monkeypatch):
+    def body(tile):
+        for part in (tile[:, k : k + 4] for k in (0, 4)):
+            nisa.tensor_scalar(part, part, nl.multiply, 2.0)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert np.array_equal(run(body, "2.33", monkeypatch), 2 * X)
+
+
+SOURCE = """
+import nki, nki.isa as nisa, nki.language as nl
+NEURON_CPU_NKI = "{release}"
+
+@nki.jit
+def kernel(x):
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    nl.store(out, nl.load(x))
+    return out
+"""
+
+
+@pytest.mark.parametrize("release", ["2.28", "2.30", "1.0"])
+def test_a_file_says_its_release(release, tmp_path, monkeypatch):
+    monkeypatch.setenv("NEURON_CPU_NKI", "2.29")
+    path = tmp_path / "own.py"
+    path.write_text(SOURCE.format(release=release))
+    spec = importlib.util.spec_from_file_location("own", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    if release == "2.30":
+        assert np.array_equal(module.kernel(X), X)
+        return
+    rule = "sim_newer_release" if release == "2.28" else "sim_unknown_release"
+    with pytest.raises(NkiError, match=rule):
+        module.kernel(X)
+
+
+def test_the_table_names_what_there_is():
+    for name in (*releases.CAME, *releases.KEYWORDS, *releases.FORMER, *releases.ORDERS):
+        assert hasattr(nisa, name) or hasattr(nl, name), name
