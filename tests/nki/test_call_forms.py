@@ -435,7 +435,6 @@ def test_loops_carry_state_in_every_memory(loop, bounds):
 
 
 @pytest.mark.parametrize("form", ["position", "keyword", "register tile"])
-@pytest.mark.warns("sim_inner_body")
 def test_while_a_register_is_not_zero(form):
     """Halves until the largest is at most one; the condition comes from data each time."""
 

@@ -157,7 +157,6 @@ def test_a_ring_that_reduces():
         assert np.array_equal(found[rank], xs[rank - 1] + ys[rank - 1])
 
 
-@pytest.mark.warns("sim_parser_subset")
 def test_several_tensors_a_call_and_a_rank_s_own_work():
     """Each rank scales by its number: control flow and offsets may depend on it."""
 

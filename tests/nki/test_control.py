@@ -18,7 +18,6 @@ X = np.arange(24, dtype=np.float32).reshape(4, 6)
 
 
 @pytest.mark.parametrize("form", ["fori", "dynamic", "while"])
-@pytest.mark.warns("sim_inner_body")
 def test_loops_over_registers(form):
     @nki.jit
     def kernel(x):
@@ -70,7 +69,6 @@ def first_columns(x, count):
 
 
 @pytest.mark.parametrize("count", [0, 1, 4])
-@pytest.mark.warns("sim_inner_body")
 def test_trip_counts_may_be_data(count):
     want = X.copy()
     want[:, :count] *= 2
@@ -209,7 +207,6 @@ def nested_by_data(x, count, times):
 
 
 @pytest.mark.parametrize(("count", "times"), [(0, 3), (3, 0), (4, 2)])
-@pytest.mark.warns("sim_inner_body", "sim_parser_subset")
 @allows("sim_address_arithmetic", "sim_nested_device_loops")
 def test_loops_in_loops_over_data(count, times):
     want = X.copy()

@@ -101,7 +101,6 @@ def unrolled(x):
 
 
 @pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.warns("sim_parser_subset")
 def test_barriers_in_a_loop_of_known_length(eager, monkeypatch):
     if eager:
         monkeypatch.setenv("NKI_CPU_EAGER", "1")

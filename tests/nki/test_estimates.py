@@ -30,7 +30,6 @@ def two_chains(x, beside: bool):
     return out
 
 
-@pytest.mark.warns("sim_parser_subset")
 def test_writing_two_chains_side_by_side_pays() -> None:
     x = np.zeros((128, 64), np.float32)
     programs = {beside: two_chains.trace(x, beside) for beside in (True, False)}
