@@ -284,7 +284,9 @@ def leaving(x):
      (inner, "function in a function"), (starred, "star"),
      (leaving, "continue in a device loop")],
 )  # fmt: skip
-def test_python_that_the_parser_refuses(construct, told):
+def test_python_that_the_parser_refuses(construct, told, monkeypatch):
+    monkeypatch.setenv("NEURON_CPU_NKI", "2.32")
+
     @nki.jit
     def kernel(x):
         construct(x)
