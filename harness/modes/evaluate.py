@@ -61,6 +61,7 @@ class Evaluator:
         self.baseline = build(session, Role.BASELINE)
         self.precise = build(session, Role.PRECISE) if sdk.platform().estimates else None
         self.candidate = build(session)
+        # One thread asks the baseline's process, which answers one request at a time.
         self._ahead = ThreadPoolExecutor(max_workers=1)
         self._known: dict[tuple[int, ...], Future[Expected]] = {}
         self._graphs = graphs.read(self.candidate.folder)
@@ -153,7 +154,7 @@ class Evaluator:
         speed = Speeds(measured, estimated)
         name = self.session.model.name
         base = reference.baseline_speed(settings, name, result.seq_len, row)
-        base = base or self.baseline_speed(prompt_ids, room)
+        base = base or self._ahead.submit(self.baseline_speed, prompt_ids, room).result()
         scored = score(accurate, share.contest, from_report(speed.best), base)
         return replace(result, accurate=accurate, figures=Figures(rows, share, speed, scored))
 
