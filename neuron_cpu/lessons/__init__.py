@@ -67,6 +67,7 @@ LESSONS = (
         "sim_arguments sim_dtype sim_constant sim_number sim_types_differ sim_tensor_operator "
         "sim_tensor_assignment sim_unknown_keyword sim_no_arguments sim_list_argument "
         "sim_sequence sim_read_only_input sim_fill_type sim_view_dtype sim_vector_type "
+        "sim_unknown_name sim_foreign_call "
         "sim_dma_on_chip sim_device_print sim_jit_option sim_newer_api sim_newer_core "
         "sim_newer_release sim_former_spelling "
         "sim_engine sim_engine_operators sim_unary_integers sim_address_arithmetic sim_expansion "

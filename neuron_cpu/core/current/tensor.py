@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from ..device.dtypes import DType
 from ..device.errors import refuse, warn
 from ..device.target import needs
+from ..device.unknown import Foreign
 from ..program import trace
 from ..program.index import is_integer
 from ..program.retyping import retyped
@@ -53,7 +54,7 @@ def ds(start: Any, size: int) -> Any:
     return DynamicSlice(start, whole(size, "size of nl.ds"))
 
 
-class NkiTensor(trace.Values, View):
+class NkiTensor(trace.Values, Foreign, View):
     """A tensor in HBM, SBUF or PSUM, or a part of one.
 
     Attributes:
@@ -65,6 +66,7 @@ class NkiTensor(trace.Values, View):
 
     __slots__ = ()
     scalar_offsets_anywhere = True  # see ``View``
+    current_language = True
 
     @property
     def dtype(self) -> types.Name:
@@ -555,8 +557,14 @@ class NkiTensor(trace.Values, View):
         )
 
     __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _no_operator
-    __truediv__ = __rtruediv__ = __matmul__ = __neg__ = __iadd__ = _no_operator
-    __lt__ = __le__ = __gt__ = __ge__ = _no_operator
+    __truediv__ = __rtruediv__ = __neg__ = __iadd__ = __pow__ = __rpow__ = _no_operator
+    __lt__ = __le__ = __gt__ = __ge__ = __and__ = __or__ = __xor__ = __invert__ = _no_operator
+    __lshift__ = __rshift__ = _no_operator
+
+    def _no_number(self) -> NoReturn:
+        raise self._refused("a Python number (int, float, a size)", "value")
+
+    __int__ = __float__ = __index__ = _no_number
     __hash__ = object.__hash__
 
 

@@ -7,13 +7,14 @@ import inspect
 import os
 import types
 from enum import Enum
-from typing import Any
+from typing import Any, NoReturn
 
 from ..device import dtypes
 from ..device.dtypes import DType
 from ..device.errors import refuse, warn
 from ..device.release import nki_since
 from ..device.spec import CORE
+from ..device.unknown import not_callable
 
 TRANSPOSES_ON_TENSOR = "NKI_DMA_TRANSPOSE_AS_PE_TRANSPOSE"  # from gen3 on
 
@@ -65,6 +66,9 @@ class MemoryRegion(Enum):
 
     def __str__(self) -> str:
         return f"MemoryRegion.{self.name}"
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise not_callable(self)
 
 
 sbuf, psum = MemoryRegion.sbuf, MemoryRegion.psum

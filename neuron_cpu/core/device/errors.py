@@ -6,6 +6,7 @@ up to v2.26.0); identifiers that begin with ``sim_`` name checks of this simulat
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import sys
@@ -120,9 +121,17 @@ _SDK = os.path.join(_PACKAGE, "sdk", "neuronxcc")
 _CALLERS = tuple(os.path.join(_PACKAGE, name) for name in ("commands", "judge", "tune"))
 
 
+# numpy and PyTorch call back into tiles that they are given.
+_LIBRARIES = tuple(
+    os.path.dirname(spec.origin) + os.sep
+    for spec in map(importlib.util.find_spec, ("numpy", "torch"))
+    if spec is not None and spec.origin is not None
+)
+
+
 def is_internal(filename: str) -> bool:
-    """True for files of the simulator itself, which no message should point at."""
-    return filename.startswith((_INTERNAL, _SDK))
+    """True for files of the simulator and of libraries, which no message should point at."""
+    return filename.startswith((_INTERNAL, _SDK, *_LIBRARIES))
 
 
 _internal_cache: dict[str, bool] = {}

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any, NoReturn
+
+from ..device.unknown import not_callable
+
 
 class Buffer:
     """A memory to create tensors in."""
@@ -13,6 +17,9 @@ class Buffer:
 
     def __repr__(self) -> str:
         return f"nl.{self.name}"
+
+    def __call__(self, *_: Any, **__: Any) -> NoReturn:
+        raise not_callable(self)
 
 
 sbuf = Buffer("sbuf", "sbuf")

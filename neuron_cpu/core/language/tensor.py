@@ -12,6 +12,7 @@ import numpy as np
 
 from ..device.dtypes import to_dtype
 from ..device.errors import refuse, user_frame
+from ..device.unknown import Foreign
 from ..instructions.assignment import assign
 from ..program import trace
 from ..program.subscript import subscript
@@ -19,7 +20,7 @@ from ..program.view import View
 from . import buffers
 
 
-class Tensor(trace.Values, View):
+class Tensor(trace.Values, Foreign, View):
     """A tensor in HBM, SBUF or PSUM, or a part of one (``neuronxcc.nki.tensor``).
 
     Attributes:

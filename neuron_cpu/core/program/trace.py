@@ -289,6 +289,9 @@ class Values:
         """Current values (eager mode only)."""
         return current(f"{type(self).__name__}.numpy").eager_values(self)
 
+    def __array__(self: Any, *_: Any, **__: Any) -> np.ndarray:
+        return self.numpy()
+
     def __str__(self: Any) -> str:
         tracer = active()
         if tracer is not None and tracer.machine is not None:

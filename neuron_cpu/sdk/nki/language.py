@@ -3,6 +3,7 @@
 Source of names: aws-neuron-sdk v2.32.0, nki/api/nki/language/__init__.py.
 """
 
+from neuron_cpu.core.device import unknown as _unknown
 from neuron_cpu.core.current import elementwise as _elementwise
 from neuron_cpu.core.current.control import (
     affine_range, device_print, dynamic_range, fori_loop, no_reorder, num_programs, program_id,
@@ -34,3 +35,5 @@ __all__ = [
     "shared_constant", "shared_hbm", "shared_identity_matrix", "static_range", "store",
     "tile_size", "while_loop", "zeros", "zeros_like", *_NAMES, *_elementwise.FUNCTIONS,
 ]  # fmt: skip
+
+__getattr__ = _unknown.of_module("nl", globals(), current=True)

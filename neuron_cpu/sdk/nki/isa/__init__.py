@@ -3,6 +3,7 @@
 Source of names: aws-neuron-sdk v2.32.0, nki/api/nki/isa/__init__.py.
 """
 
+from neuron_cpu.core.device import unknown as _unknown
 from neuron_cpu.core.current.compute import (
     activate2, activation, activation_reduce, bn_aggr, bn_stats, exponential, reciprocal,
     scalar_tensor_tensor, tensor_partition_reduce, tensor_reduce, tensor_scalar,
@@ -51,3 +52,5 @@ __all__ = [
 ]  # fmt: skip
 
 globals().update(_all_released(dict(globals())))
+
+__getattr__ = _unknown.of_module("nisa", globals(), current=True)

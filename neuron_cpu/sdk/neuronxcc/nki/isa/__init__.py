@@ -3,6 +3,7 @@
 Source of names: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__init__.py.
 """
 
+from neuron_cpu.core.device import unknown as _unknown
 from neuron_cpu.core.instructions.constants import (
     dge_mode, dma_engine, engine, fp32, get_nc_version, gpsimd_engine, nc_version, oob_mode,
     reduce_cmd, scalar_engine, tensor_engine, unknown_engine, vector_engine,
@@ -45,3 +46,5 @@ __all__ = [
 ]  # fmt: skip
 
 label_all(globals(), __all__)
+
+__getattr__ = _unknown.of_module("nisa", globals(), current=False)

@@ -3,6 +3,7 @@
 Source of names: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/language/__init__.py.
 """
 
+from neuron_cpu.core.device import unknown as _unknown
 from neuron_cpu.core.instructions.constants import fp32
 from neuron_cpu.core.instructions.gpsimd import gather_flattened, rand, random_seed
 from neuron_cpu.core.language.buffers import hbm, private_hbm, psum, sbuf, shared_hbm
@@ -59,3 +60,5 @@ __all__ = [
 ]  # fmt: skip
 
 label_all(globals(), __all__)
+
+__getattr__ = _unknown.of_module("nl", globals(), current=False)

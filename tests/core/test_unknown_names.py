@@ -1,0 +1,137 @@
+"""Names that NKI lacks, and functions of other libraries: each answer names what exists."""
+
+from __future__ import annotations
+
+import re
+
+import nki
+import nki.isa
+import nki.language
+import numpy as np
+import pytest
+import torch
+from neuronxcc import nki as old_nki
+from neuronxcc.nki import isa as old_isa
+from neuronxcc.nki import language as old_language
+
+from neuron_cpu.core import NkiError
+from neuron_cpu.core.device import unknown
+
+LANGUAGES = {
+    "neuronxcc": (old_nki, old_language, old_isa),
+    "nki": (nki, nki.language, nki.isa),
+}
+TABLES = {"nl": unknown.ANSWERS, "nisa": unknown.ISA_ANSWERS, "gone": unknown.GONE}
+
+
+def kernel_of(language: str, body):
+    """A kernel that hands a tile of (128, 64) to `body` and returns it."""
+    package, nl, nisa = LANGUAGES[language]
+
+    def kernel(x_hbm):
+        out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+        tile = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.sbuf)
+        nisa.dma_copy(dst=tile, src=x_hbm)
+        body(nl, nisa, tile)
+        nisa.dma_copy(dst=out_hbm, src=tile)
+        return out_hbm
+
+    return package.jit(kernel)
+
+
+def told(language: str, body) -> str:
+    with pytest.raises(NkiError) as caught:
+        kernel_of(language, body)(np.ones((128, 64), np.float32))
+    assert caught.value.source is not None and "test_unknown_names.py" in caught.value.source
+    return str(caught.value)
+
+
+def test_the_tables_have_many_names() -> None:
+    assert len({**unknown.ANSWERS, **unknown.ISA_ANSWERS}) >= 250
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_call_of_an_answer_exists(language: str) -> None:
+    _, nl, nisa = LANGUAGES[language]
+    current = language == "nki"
+    for kind, table in TABLES.items():
+        for name in table:
+            text = unknown.answer(name, current, kind == "nisa")
+            for alias, used in re.findall(r"\b(nl|nisa)\.(\w+)", text or ""):
+                assert hasattr({"nl": nl, "nisa": nisa}[alias], used), (name, text)
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_functions_of_the_same_name_exist(language: str) -> None:
+    _, nl, _ = LANGUAGES[language]
+    assert [name for name in sorted(unknown._SHARED) if not hasattr(nl, name)] == []
+
+
+NAMES = {
+    "nl.dot": (lambda nl, nisa, x: nl.dot(x, x), "nc_matmul"),
+    "nl.clamp": (lambda nl, nisa, x: nl.clamp(x, 0, 1), "nl.minimum"),
+    "nl.value": (lambda nl, nisa, x: nl.value, "nl.device_print"),
+    "nl.float64": (lambda nl, nisa, x: nl.float64, "nl.float32"),
+    "nl.expp": (lambda nl, nisa, x: nl.expp(x), "nl.exp"),
+    "nisa.matmul": (lambda nl, nisa, x: nisa.matmul(x, x), "nisa.nc_matmul"),
+    "nisa.exp": (lambda nl, nisa, x: nisa.exp(x), "nisa.activation"),
+    "nisa.tensor_copi": (lambda nl, nisa, x: nisa.tensor_copi(x), "nisa.tensor_copy"),
+    "tile.T": (lambda nl, nisa, x: x.T, "nc_transpose"),
+    "tile.mean": (lambda nl, nisa, x: x.mean(), "nl.mean"),
+    "tile.exp": (lambda nl, nisa, x: x.exp(), "nl.exp"),
+    "tile.to": (lambda nl, nisa, x: x.to(nl.bfloat16), "copy"),
+    "tile.shap": (lambda nl, nisa, x: x.shap, ".shape"),
+}
+CALLS = {
+    "memory": (lambda nl, nisa, x: nl.sbuf((128, 64)), "buffer=nl.sbuf"),
+    "matmul": (lambda nl, nisa, x: x @ x, "nc_matmul"),
+    "array @": (lambda nl, nisa, x: np.ones((4, 128)) @ x, "nl.matmul"),
+    "//": (lambda nl, nisa, x: x // 2, "nl.floor"),
+    "%": (lambda nl, nisa, x: x % 2, "nl.mod"),
+    "abs": (lambda nl, nisa, x: abs(x), "nl.abs"),
+    "len": (lambda nl, nisa, x: len(x), "shape[0]"),
+    "format": (lambda nl, nisa, x: f"{x:.2f}", "nl.device_print"),
+    "np.mean": (lambda nl, nisa, x: np.mean(x), "nl.mean"),
+    "np.exp": (lambda nl, nisa, x: np.exp(x), "nl.exp"),
+    "np.concatenate": (lambda nl, nisa, x: np.concatenate([x, x]), "joint shape"),
+    "torch.exp": (lambda nl, nisa, x: torch.exp(x), "nl.exp"),
+    "torch.clamp": (lambda nl, nisa, x: torch.clamp(x, min=0), "nl.maximum"),
+    "softmax": (lambda nl, nisa, x: torch.nn.functional.softmax(x, dim=-1), "nl.softmax"),
+}
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+@pytest.mark.parametrize("name", [*NAMES, *CALLS])
+def test_the_sentence_names_the_call_that_does_it(name: str, language: str) -> None:
+    body, expected = (NAMES | CALLS)[name]
+    message = told(language, body)
+    assert expected in message and "expected" in message and "use " in message, message
+    identifier = "sim_unknown_name" if name in NAMES else "sim_foreign_call"
+    assert f"[{identifier}]" in message and "Tensor" not in message, message
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_values_are_none_while_a_kernel_is_traced(language: str) -> None:
+    assert "NKI_CPU_EAGER=1" in told(language, lambda nl, nisa, x: np.array(x))
+
+
+def test_numbers_of_numpy_stand_on_the_left_of_a_tile() -> None:
+    package, nl, _ = LANGUAGES["neuronxcc"]
+
+    @package.jit
+    def kernel(x_hbm):
+        out_hbm = nl.ndarray(x_hbm.shape, x_hbm.dtype, buffer=nl.shared_hbm)
+        nl.store(out_hbm, np.float32(3) - np.float32(2) * nl.load(x_hbm))
+        return out_hbm
+
+    assert (kernel(np.ones((128, 64), np.float32)) == 1).all()
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_outside_of_kernels_a_missing_name_is_an_attribute_error(language: str) -> None:
+    _, nl, nisa = LANGUAGES[language]
+    assert not hasattr(nl, "dot") and getattr(nisa, "matmul", None) is None
+    with pytest.raises(AttributeError, match=r"nl.dot does not exist.*nc_matmul"):
+        _ = nl.dot
+    with pytest.raises(AttributeError, match="no attribute '__path_'"):
+        _ = nl.__path_
