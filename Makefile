@@ -16,7 +16,8 @@ UV_SETTINGS := UV_HTTP_CONNECT_TIMEOUT=5 UV_HTTP_RETRIES=0
 TORCH := $(shell sed -n 's/^\(torch==[0-9.]*\).*/\1/p' requirements.txt)
 HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+")[0] == "$(lastword $(subst ==, ,$(TORCH)))"
 
-.PHONY: browser fuzz generate test test-browser test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
+
+.PHONY: browser fuzz generate library test test-browser test-full test-pythons test-shuffled test-speed mutation lint calibrate setup torch clean
 
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
@@ -78,6 +79,13 @@ lint: setup
 # checkouts below DIR (docs/cost_model.md, Calibration).
 calibrate: setup
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/calibrate.py --write $(if $(PUBLIC),--public $(PUBLIC))
+
+# nki-library's own tests on the simulator, from a checkout below DIR: ten cases of each test and 200 of
+# larger shapes take an hour on two quiet cores (docs/library.md). LIBRARY="--each 2" takes fewer.
+LIBRARY ?= --each 10 --large 200
+library: setup
+	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-library.txt
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/library.py $(PUBLIC) --write $(LIBRARY)
 
 setup: $(VENV)/.ready
 

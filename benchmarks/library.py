@@ -20,6 +20,7 @@ import os
 import random
 import re
 import resource
+import subprocess
 import sys
 import tempfile
 import time
@@ -42,6 +43,7 @@ HOSTS = (
     "aws_embedded_metrics", "boto3", "botocore", "fabric2", "paramiko", "plotext", "pytest_html",
     "perf_analysis_private", "scripts",
 )  # fmt: skip
+PAGE = ROOT / "docs" / "library.md"
 RELEASE = "2.29"  # the one that its newest commit is written for
 CPU_SECONDS, GIGABYTES = 60, 10  # of one case
 
@@ -313,6 +315,44 @@ def unknown(path: str) -> Any:
     raise ImportError(path)
 
 
+# --- the table ------------------------------------------------------------------------------------
+KINDS = ("right", "negative", "unreferenced", "assertion", "refused", "wrong", "exception", "limit")
+
+
+def table(outcomes: dict[str, dict], commit: str, target: str) -> str:
+    """What became of the cases of each test, and why those that are not right are not."""
+    by_test: dict[str, collections.Counter] = {}
+    others: collections.Counter = collections.Counter()
+    for name, one in outcomes.items():
+        path = name.partition("::")[0].removesuffix(".py").rpartition("/")[2]
+        kind = one["kind"]
+        by_test.setdefault(path.removeprefix("test_"), collections.Counter())[kind] += 1
+        if kind in ("refused", "wrong", "exception", "limit"):
+            what = re.sub(r"/\S*/(\w+\.py)", r"\1", one["what"])
+            others[f"{path}: {kind} {one['rule']}: {what[:160]}".replace("|", "/")] += 1
+    total = sum(by_test.values(), collections.Counter())
+    allowed = sum(total.values()) - total["assertion"] - total["skipped"]
+    good = total["right"] + total["negative"] + total["unreferenced"]
+    lines = [
+        f"Commit {commit}, {target}, release {os.environ['NEURON_CPU_NKI']}: {good} of {allowed}"
+    ]
+    lines[0] += f" cases that its own assertions allow are right ({good / max(1, allowed):.0%})."
+    lines += ["", f"| Test | {' | '.join(KINDS)} |", "|---|" + "--:|" * len(KINDS)]
+    for name, counts in [*sorted(by_test.items()), ("all", total)]:
+        lines.append(f"| {name} | {' | '.join(str(counts[k] or '') for k in KINDS)} |")
+    lines += ["", *(f"- {count} x {what}" for what, count in others.most_common())]
+    return "\n".join(lines) + "\n"
+
+
+def commit_of(library: Path) -> str:
+    """The commit of a checkout; of a plain folder its name."""
+    said = subprocess.run(
+        ["git", "-C", str(library), "rev-parse", "--short", "HEAD"], capture_output=True, text=True
+    )
+    inside = (library / ".git").exists()
+    return said.stdout.strip() if inside and not said.returncode else library.name
+
+
 # --- all of it ------------------------------------------------------------------------------------
 def checkout(folder: Path) -> Path:
     """The checkout below a folder."""
@@ -332,7 +372,8 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=8, help="of a test, drawn; 0 for all")
     parser.add_argument("--large", type=int, default=0, help="of all larger shapes, drawn")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--json", type=Path, help="keeps the outcomes; former ones are kept, too")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/library.md")
     chosen = parser.parse_args()
     library = checkout(chosen.folder.resolve())
     torch.set_num_threads(1)
@@ -377,10 +418,17 @@ def main() -> int:
         options += [f"--output-directory={scratch}", "-o", f"artifacts_dir={scratch}"]
         options += ["-c", str(library / "test/pytest.ini"), f"--rootdir={library}"]
         pytest.main(options, plugins=[cases])
+    outcomes = cases.outcomes
     if chosen.json:
-        chosen.json.write_text(json.dumps(cases.outcomes, indent=1))
-    kinds = collections.Counter(one["kind"] for one in cases.outcomes.values())
-    print(dict(kinds), f"{time.time() - began:.0f} s")
+        kept = json.loads(chosen.json.read_text()) if chosen.json.exists() else {}
+        outcomes = {**kept, **outcomes}
+        chosen.json.write_text(json.dumps(outcomes, indent=1))
+    told = table(outcomes, commit_of(library), chosen.target)
+    print(told, f"{time.time() - began:.0f} s")
+    if chosen.write:
+        before, mark, _ = PAGE.read_text(encoding="utf-8").partition(f"<!-- {chosen.target} -->\n")
+        rest = _.partition("<!-- end -->")[2]
+        PAGE.write_text(f"{before}{mark}{told}<!-- end -->{rest}", encoding="utf-8")
     return 0
 
 
