@@ -85,7 +85,7 @@ calibrate: setup
 LIBRARY ?= --each 10 --large 200
 library: setup
 	$(BIN)/python -m pip install --disable-pip-version-check -q -r requirements-library.txt
-	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/library.py $(PUBLIC) --write $(LIBRARY)
+	OMP_NUM_THREADS=1 $(BIN)/python tests/library.py $(PUBLIC) --write $(LIBRARY)
 
 setup: $(VENV)/.ready
 

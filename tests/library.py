@@ -1,6 +1,6 @@
 """nki-library's own tests on the simulator: its cases, its references, its tolerances.
 
-    python benchmarks/library.py DIR [--target trn2] [-k WORDS] [--sample N] [--large N] [--jobs N]
+    python tests/library.py DIR [--target trn2] [-k WORDS] [--sample N] [--large N] [--jobs N]
 
 DIR holds a checkout of aws-neuron/nki-library, at any depth. Every case runs in a process of its
 own. The library's harness sends kernels to hosts with accelerators. Here `Orchestrator.execute`
@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path[0] = str(ROOT)  # not this folder, which has a package of the name nki
 
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
