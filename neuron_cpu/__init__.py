@@ -77,6 +77,8 @@ def ensure_sdk() -> str:
     # Spinning OpenMP threads and rank threads take the cores from each other: on a busy 2-core
     # machine a decode step took up to 2.8 s spinning, 0.07 s sleeping. Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # accelerate takes whoever has the names of torch_xla for a device.
+    os.environ.setdefault("USE_TORCH_XLA", "0")
     reason = "NEURON_CPU asks for it" if forced else "no neuronxcc is installed"
     return (
         f"Neuron SDK: the CPU stand-in neuron_cpu ({reason}); "

@@ -14,8 +14,10 @@ import json
 import os
 import re
 import sys
+import threading
 import traceback
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 
 import torch
@@ -29,7 +31,9 @@ from neuron_cpu.core import observe_kernel_calls
 from neuron_cpu.errors import CompileError
 
 from . import ranks
+from .collectives import Collective
 from .recording import COLLECTIVE, KERNEL, TORCH, Dot, Event, GraphRecord, shapes_of
+from .tape import Capture, Tape, tensors_of
 
 KERNEL_TARGET = "AwsNeuronCustomNativeKernel"
 # The compiler refuses graphs above 5,000,000 of its instructions (error NCC_EBVF030 of its list of
@@ -145,10 +149,13 @@ class _HloGraph:
         instruction.backend_config = base64.b64encode(json.dumps(config).encode())
         instruction.operand_ids.extend(operands)
 
-    def serialised(self) -> bytes:
+    def module(self) -> Any:
         """The HloModuleProto of everything added."""
         self._computation.root_id = self._next_id - 1
-        return self._module.SerializeToString()
+        return self._module
+
+    def serialised(self) -> bytes:
+        return self.module().SerializeToString()
 
 
 class GraphRecorder(TorchDispatchMode):
@@ -161,12 +168,14 @@ class GraphRecorder(TorchDispatchMode):
     Attributes:
         record: the events so far.
         hlo: the graph file so far.
+        capture: what writes the graph that can be run; None where nobody runs it.
     """
 
-    def __init__(self, tag: str, bucket: Any) -> None:
+    def __init__(self, tag: str, bucket: Any, capture: Optional[Capture] = None) -> None:
         super().__init__()
         self.record = GraphRecord(tag, bucket)
         self.hlo = _HloGraph(tag, bucket)
+        self.capture = capture
         self._path: List[str] = []
         # A constant that received a traced value is none any more, nor are its views: storages.
         self._tainted: Dict[int, torch.Tensor] = {}
@@ -177,15 +186,27 @@ class GraphRecorder(TorchDispatchMode):
         handles = []
         for path, module in model.named_modules():
             handles.append(
-                module.register_forward_pre_hook(lambda _m, _a, path=path: self._path.append(path))
+                module.register_forward_pre_hook(
+                    lambda _m, args, kwargs, path=path: self._enter(path, (args, kwargs)),
+                    with_kwargs=True,
+                )
             )
             handles.append(
-                module.register_forward_hook(lambda _m, _a, _o: self._pop(), always_call=True)
+                module.register_forward_hook(
+                    lambda _m, _a, made: self._leave(made), always_call=True
+                )
             )
         return handles
 
-    def _pop(self) -> None:
+    def _enter(self, path: str, given: Any) -> None:
+        self._path.append(path)
+        if self.capture is not None:
+            self.capture.enter(path, given)
+
+    def _leave(self, made: Any) -> None:
         self._path.pop()
+        if self.capture is not None:
+            self.capture.leave(made)
 
     def _note(
         self,
@@ -196,9 +217,8 @@ class GraphRecorder(TorchDispatchMode):
         macs: int = 0,
         program: Any = None,
     ) -> None:
-        where = self._path[-1] if self._path else ""
         self.record.events.append(
-            Event(where, kind, name, shapes_of(inputs), shapes_of(outputs), macs, program)
+            Event(self._where, kind, name, shapes_of(inputs), shapes_of(outputs), macs, program)
         )
 
     def __torch_dispatch__(
@@ -208,6 +228,11 @@ class GraphRecorder(TorchDispatchMode):
         kwargs = dict(kwargs or {})
         tensors = _tensors((args, kwargs))
         traced = any(self._is_traced(tensor) for tensor in tensors)
+        # Random numbers are drawn anew by every call of a graph that is run.
+        capture = None if self._inside_collective else self.capture
+        draws = capture is not None and torch.Tag.nondeterministic_seeded in func.tags
+        # The model sees no meta device; who asks for it is a kernel call on shapes.
+        traced = traced or draws or kwargs.get("device") == _META
         if traced and name in _DATA_DEPENDENT:
             raise CompileError(
                 f"{_model_line()} {_DATA_DEPENDENT[name]}, expected a forward that only shapes "
@@ -219,15 +244,34 @@ class GraphRecorder(TorchDispatchMode):
         if traced:
             # A constant that is written loses its values before the write: reading them later
             # would give what stood there before.
-            for tensor in _written(func, args, kwargs):
-                if not tensor.is_meta:
-                    self._tainted[_storage_id(tensor)] = tensor
+            written = _written(func, args, kwargs)
+            for tensor in written:
+                self._taint(tensor)
+            if capture is not None:
+                captured = capture.refs((args, kwargs))
             if not all(tensor.is_meta for tensor in tensors):
                 args, kwargs = tree_map(_as_meta, (args, kwargs))
+        elif capture is not None:
+            for tensor in _written(func, args, kwargs):
+                capture.forget(tensor)
         result = func(*args, **kwargs)
+        if traced and capture is not None:
+            marks = {"writes": bool(written), "draws": draws}
+            capture.node(func.name(), captured, result, self._where, **marks)
         if not self._inside_collective:
             self._note_operator(name, args, tensors, _tensors(result))
         return result
+
+    @property
+    def _where(self) -> str:
+        return self._path[-1] if self._path else ""
+
+    def _taint(self, tensor: torch.Tensor) -> None:
+        """A constant gets values that depend on inputs."""
+        if not tensor.is_meta:
+            self._tainted[_storage_id(tensor)] = tensor
+            if self.capture is not None:
+                self.capture.becomes_traced(tensor)
 
     def _note_operator(
         self, name: str, args: Any, inputs: List[torch.Tensor], outputs: List[torch.Tensor]
@@ -246,8 +290,34 @@ class GraphRecorder(TorchDispatchMode):
     def on_kernel(self, call: Any) -> None:
         """Callback of `observe_kernel_calls`: one top-level kernel call."""
         macs = int(call.program.macs)
+        # A result depends on inputs as they do: it has a shape and no values.
+        call.outputs[:] = [_as_meta(tensor) for tensor in call.outputs]
+        if self.capture is not None:
+            self._capture_kernel(call)
         self._note(KERNEL, call.name, call.inputs, call.outputs, macs, call.program)
         self.hlo.add_kernel(call, macs)
+
+    def _capture_kernel(self, call: Any) -> None:
+        written = [t for s, t in zip(call.program.inputs, call.inputs) if s.mutable]
+        for tensor in written:
+            self._taint(tensor)
+        arguments = self.capture.refs(call.arguments)
+        marks = {"writes": bool(written)}
+        self.capture.node(call.kernel, arguments, call.outputs, self._where, **marks)
+
+    def collective(self, call: Collective, tensor: torch.Tensor) -> torch.Tensor:
+        """One collective of the real library; returns what it makes of shapes."""
+        given = _as_meta(tensor)
+        self._inside_collective = True
+        try:
+            result = call.results([given] * call.size())[0]
+        finally:
+            self._inside_collective = False
+        if self.capture is not None:
+            arguments = self.capture.refs(((tensor,), {}))
+            self.capture.node(call, arguments, result, self._where)
+        self._note(COLLECTIVE, call.kind, [given], [result])
+        return result
 
     def on_collective(
         self, name: str, tensor: torch.Tensor, compute: Callable[[], torch.Tensor]
@@ -351,26 +421,122 @@ def trace(
     # Weights and inputs as shapes: a full-size model is traced in no memory, and whatever asks for
     # a value raises in the line that asks.
     _shapes_only(model)
-    meta_inputs = [_as_meta(tensor) for tensor in inputs]
     recorder = GraphRecorder(tag, bucket)
+    _run_traced(model, recorder, [_as_meta(tensor) for tensor in inputs])
+    _check_size(recorder.record, inputs[0].shape[1] if inputs[0].dim() > 1 else 1)
+    return recorder.record, recorder.hlo.serialised()
+
+
+def _run_traced(model: nn.Module, recorder: GraphRecorder, inputs: Any) -> Any:
+    """What the model returns of shapes; `inputs` by position, or by name in a dictionary."""
     handles = recorder.watch(model)
+    args, kwargs = ([], inputs) if isinstance(inputs, dict) else (inputs, {})
     # Kernels are traced and verified by their own call, on shapes as well, and collectives compute
     # in a mocked group; the recorder is told of both, as neither passes through PyTorch's dispatch.
     kernels = observe_kernel_calls(recorder.on_kernel)
     collectives = ranks.observe_collectives(recorder.on_collective)
     try:
         with torch.no_grad(), _tracing(), _DeviceOfConstants(), recorder, kernels, collectives:
-            model(*meta_inputs)
+            return model(*args, **kwargs)
     except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
-        explained = _explain(error, tag, bucket)
+        explained = _explain(error, recorder.record.tag, recorder.record.bucket)
         if explained is error:
             raise
         raise explained from error
     finally:
         for handle in handles:
             handle.remove()
-    _check_size(recorder.record, inputs[0].shape[1] if inputs[0].dim() > 1 else 1)
-    return recorder.record, recorder.hlo.serialised()
+
+
+@dataclass
+class Compiled:
+    """A graph of the real library, as its builder gets it.
+
+    Attributes:
+        tape: what ranks run.
+        record: what the driver's tables and estimates read.
+        hlo: the graph file.
+        outputs: shapes and dtypes of what the forward returned, flat.
+    """
+
+    tape: Tape
+    record: GraphRecord
+    hlo: Any
+    outputs: List[Tuple[Tuple[int, ...], torch.dtype]]
+
+
+def compile_graph(
+    model: nn.Module, inputs: Any, states: Dict[int, int], tag: str, bucket: Any
+) -> Compiled:
+    """Run `model` on the shapes of `inputs` and keep what it does as a graph that ranks can run.
+
+    `inputs` are tensors in order, or by name in a dictionary; `states` has the position among the
+    outputs of what takes the place of a parameter, by the parameter's id. Parameters keep their
+    values. Raises what `trace` raises.
+    """
+    recorder = GraphRecorder(tag, bucket, Capture())
+    tape = recorder.capture.tape
+    aliases: Dict[int, str] = {}
+    named = inputs if isinstance(inputs, dict) else dict(enumerate(inputs))
+    metas = {name: _as_meta(tensor) for name, tensor in named.items()}
+    for tensor in metas.values():
+        tape.inputs.append(recorder.capture.new(tensor))
+        tape.input_types.append((tuple(tensor.shape), tensor.dtype))
+    with _parameters_as_shapes(model) as parameters:
+        for name, (parameter, meta) in parameters.items():
+            number = recorder.capture.new(meta)
+            place = states.get(id(parameter))
+            if place is not None:
+                aliases[place] = name
+            (tape.weights if place is None else tape.states)[name] = number
+            tape.types[name] = tuple(meta.shape), meta.dtype
+        given = metas if isinstance(inputs, dict) else list(metas.values())
+        _CURRENT.recorder = recorder
+        try:
+            made = _run_traced(model, recorder, given)
+        finally:
+            _CURRENT.recorder = None
+    first = next(iter(named.values()))
+    _check_size(recorder.record, first.shape[1] if first.dim() > 1 else 1)
+    shapes = [(tuple(t.shape), t.dtype) for t in tensors_of(made)]
+    return Compiled(recorder.capture.finish(made, aliases), recorder.record, recorder.hlo, shapes)
+
+
+@contextmanager
+def _parameters_as_shapes(model: nn.Module) -> Iterator[Dict[str, Tuple[Any, Any]]]:
+    """Inside the block parameters have shapes only; yields name -> the parameter, and its shape.
+
+    A parameter in several places has one name, its first. Buffers stay: they are constants.
+    """
+    own: List[Tuple[nn.Module, str, Any]] = []
+    found: Dict[int, Any] = {}
+    named: Dict[str, Tuple[Any, Any]] = {}
+    for path, module in model.named_modules():
+        for name, parameter in module._parameters.items():
+            if parameter is None:
+                continue
+            own.append((module, name, parameter))
+            if id(parameter) not in found:
+                meta = nn.Parameter(_as_meta(parameter.data), requires_grad=False)
+                meta.__dict__.update(parameter.__dict__)
+                found[id(parameter)] = meta
+                named[f"{path}.{name}" if path else name] = parameter, meta
+    try:
+        for module, name, parameter in own:
+            module._parameters[name] = found[id(parameter)]
+        yield named
+    finally:
+        for module, name, parameter in own:
+            module._parameters[name] = parameter
+
+
+_CURRENT = threading.local()
+
+
+def collective(call: Collective, tensor: torch.Tensor) -> torch.Tensor:
+    """One collective of the real library, in a graph that is traced or on a rank."""
+    recorder = getattr(_CURRENT, "recorder", None)
+    return call(tensor) if recorder is None else recorder.collective(call, tensor)
 
 
 def _check_size(record: GraphRecord, tokens: int) -> None:

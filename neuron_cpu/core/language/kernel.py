@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib
 import os
 import threading
 from collections.abc import Callable, Iterator
@@ -47,13 +48,16 @@ class KernelCall:
     Attributes:
         name: kernel function's name.
         program: the specialisation that ran (or was traced, for meta tensors).
-        inputs, outputs: the tensors, in the caller's own types.
+        inputs, outputs: the tensors, in the caller's own types; an observer may replace outputs.
+        kernel, arguments: what was called, with which positional and keyword arguments.
     """
 
     name: str
     program: Program
     inputs: list[Any]
     outputs: list[Any]
+    kernel: Any = None
+    arguments: tuple[tuple, dict] = ((), {})
 
 
 def release_thread() -> None:
@@ -133,7 +137,7 @@ class Kernel:
             ]
         else:
             outputs = self._execute(program, tensors)
-        self._notify(program, tensors, outputs)
+        self._notify(program, tensors, outputs, (args, kwargs))
         return self._returned(program, outputs)
 
     def _flatten(self, args: tuple, kwargs: dict) -> tuple[list[Any], Any]:
@@ -245,12 +249,29 @@ class Kernel:
         tensors, _ = self._flatten(args, kwargs)
         hosted = [machine.memory(s) for s in program.inputs]
         outputs = hand_back(program, tensors, hosted, raw)
-        self._notify(program, tensors, outputs)
+        self._notify(program, tensors, outputs, (args, kwargs))
         return self._returned(program, outputs)
 
-    def _notify(self, program: Program, inputs: list[Any], outputs: list[Any]) -> None:
+    def _notify(
+        self, program: Program, inputs: list[Any], outputs: list[Any], arguments: tuple[tuple, dict]
+    ) -> None:
         for callback in list(_observers()):
-            callback(KernelCall(self.name, program, inputs, outputs))
+            callback(KernelCall(self.name, program, inputs, outputs, self, arguments))
+
+    def __reduce__(self) -> tuple:
+        """By the name of its function, as functions are pickled: a graph that is kept has it."""
+        function = self.function
+        place = function.__module__, function.__qualname__
+        return _named, (type(self), *place, self.grid, self.options)
+
+
+def _named(kind: type, module: str, name: str, grid: tuple[int, ...], options: dict) -> Any:
+    """The kernel of the function that a module has under `name`, decorated or not."""
+    found = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+    made = kind(getattr(found, "function", found), grid, **options)
+    if isinstance(found, Kernel) and found.options == options:  # programs that are traced already
+        made.programs, made.lock = found.programs, found.lock
+    return made
 
 
 def _bind(tracer: trace.Tracer, args: tuple, kwargs: dict, machine: Any) -> tuple[list, dict]:

@@ -1,1 +1,8 @@
 """Import names of the Neuron compiler package, over the simulator in neuron_cpu.core."""
+
+from neuron_cpu.closed import stand_for
+
+stand_for(
+    *("neuronxcc.nki." + part for part in ("_private_kernels", "_pre_prod_kernels", "_private")),
+    *("neuronxcc.nki." + part for part in ("kernels", "nccl", "compiler.backends")),
+)

@@ -1,12 +1,26 @@
-"""Stub of torch_xla: contest model files import it, nothing of it computes here."""
+"""The names of torch_xla that model files and NxD import; there is no XLA device here."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
+
+from neuron_cpu.closed import stand_for
 
 from .core import xla_model
 
 __all__ = ["device", "sync"]
+
+# of training, which the stand-in does not do
+stand_for(*("torch_xla." + part for part in ("distributed", "experimental", "utils")))
+
+# NxD 0.10 to 0.16 name it, and PyTorch 2.8 and later have it as FileLike.
+if not hasattr(torch.serialization, "FILE_LIKE"):
+    torch.serialization.FILE_LIKE = torch.serialization.FileLike
+
+# The compiler's debugging information: there is none to switch.
+_XLAC = SimpleNamespace(_set_ir_debug=lambda on: None, _get_ir_debug=lambda: False)
 
 
 def device() -> torch.device:

@@ -2,6 +2,6 @@
 
 from typing import Optional
 
-from neuron_cpu.core.language.annotation import mutable_tensor, tensor
+from neuron_cpu.core.language.annotation import mutable, mutable_tensor, tensor
 
-__all__ = ["Optional", "mutable_tensor", "tensor"]
+__all__ = ["Optional", "mutable", "mutable_tensor", "tensor"]

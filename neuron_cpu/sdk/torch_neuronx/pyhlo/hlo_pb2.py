@@ -7,19 +7,9 @@ that a schema does not name.
 
 from __future__ import annotations
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from .messages import Messages, Table
 
-_PACKAGE = "neuron_cpu.xla"  # not "xla": a process may also hold the real definitions
-_Field = descriptor_pb2.FieldDescriptorProto
-_KINDS = {
-    "int64": _Field.TYPE_INT64,
-    "int32": _Field.TYPE_INT32,
-    "string": _Field.TYPE_STRING,
-    "bytes": _Field.TYPE_BYTES,
-}
-
-# message -> (field, number, kind or message name, repeated)
-_MESSAGES: dict[str, list[tuple[str, int, str, bool]]] = {
+_MESSAGES: Table = {
     "ShapeProto": [("element_type", 2, "int32", False), ("dimensions", 3, "int64", True)],
     "DotDimensionNumbers": [
         ("lhs_contracting_dimensions", 1, "int64", True),
@@ -39,6 +29,7 @@ _MESSAGES: dict[str, list[tuple[str, int, str, bool]]] = {
         ("called_computation_ids", 38, "int64", True),
         ("backend_config", 43, "bytes", False),
     ],
+    "FrontendAttributes": [("map", 1, "map string string", True)],
     "HloComputationProto": [
         ("name", 1, "string", False),
         ("instructions", 2, "HloInstructionProto", True),
@@ -51,38 +42,14 @@ _MESSAGES: dict[str, list[tuple[str, int, str, bool]]] = {
         ("computations", 3, "HloComputationProto", True),
         ("id", 5, "int64", False),
         ("entry_computation_id", 6, "int64", False),
+        ("frontend_attributes", 19, "FrontendAttributes", False),
     ],
 }
 
 
-def _file_descriptor() -> descriptor_pb2.FileDescriptorProto:
-    """The schema above as a descriptor that the protobuf runtime can load."""
-    file = descriptor_pb2.FileDescriptorProto(
-        name="neuron_cpu/xla/hlo.proto", package=_PACKAGE, syntax="proto3"
-    )
-    for message_name, fields in _MESSAGES.items():
-        message = file.message_type.add(name=message_name)
-        for name, number, kind, repeated in fields:
-            label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
-            field = message.field.add(name=name, number=number, label=label)
-            if kind in _KINDS:
-                field.type = _KINDS[kind]
-            else:
-                field.type = _Field.TYPE_MESSAGE
-                field.type_name = f".{_PACKAGE}.{kind}"
-    return file
-
-
-_pool = descriptor_pool.DescriptorPool()
-_pool.Add(_file_descriptor())
-
-
-def _message_class(name: str) -> type:
-    return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{_PACKAGE}.{name}"))
-
-
-ShapeProto = _message_class("ShapeProto")
-DotDimensionNumbers = _message_class("DotDimensionNumbers")
-HloInstructionProto = _message_class("HloInstructionProto")
-HloComputationProto = _message_class("HloComputationProto")
-HloModuleProto = _message_class("HloModuleProto")
+_KINDS = Messages("xla", _MESSAGES)
+ShapeProto = _KINDS["ShapeProto"]
+DotDimensionNumbers = _KINDS["DotDimensionNumbers"]
+HloInstructionProto = _KINDS["HloInstructionProto"]
+HloComputationProto = _KINDS["HloComputationProto"]
+HloModuleProto = _KINDS["HloModuleProto"]

@@ -37,6 +37,70 @@ class TopK:
         return values, indices
 
 
+class Softmax:
+    """`Softmax.apply(x, dim)`, computed in the dtype of the input."""
+
+    @staticmethod
+    def apply(tensor: torch.Tensor, dim: int = -1) -> torch.Tensor:
+        return torch.softmax(tensor, dim=dim)
+
+
+class ConcatenateOp:
+    """`ConcatenateOp.apply(a, b, dim=)`."""
+
+    @staticmethod
+    def apply(*tensors: torch.Tensor, dim: int = 0) -> torch.Tensor:
+        return torch.cat(tensors, dim=dim)
+
+
+def neuron_layer(layer: Any) -> Any:
+    """Marks a class of layers for the compiler, which makes no difference here."""
+    return layer
+
+
+def xla_hlo_call(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
+    """A function that writes HLO, as one of tensors.
+
+    Of HLO there is what NxDI writes by hand (modules/kvcache/utils.py): constants, and
+    DynamicUpdateSlice, which moves a start that would leave the tensor back into it.
+    """
+
+    def call(*tensors: torch.Tensor) -> torch.Tensor:
+        return function(*map(_Operand, tensors)).tensor
+
+    return call
+
+
+class _Operand:
+    """A tensor as a function that writes HLO sees it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.sizes = tensor, tuple(tensor.shape)
+        self.dtype = self.scribe = _Scribe()
+
+
+class _Scribe:
+    """`scribe.u32`, `dtype[shape]`: whatever the type, operators compute in that of operands."""
+
+    u32 = s32 = property(lambda self: self)
+
+    def __getitem__(self, shape: Any) -> _Scribe:
+        return self
+
+    def Constant(self, constant_value: int) -> _Operand:
+        return _Operand(torch.tensor(constant_value))
+
+    def DynamicUpdateSlice(self, tensor: _Operand, update: _Operand, *starts: _Operand) -> _Operand:
+        places = []
+        for axis, start in enumerate(starts):
+            length, room = update.sizes[axis], tensor.sizes[axis] - update.sizes[axis]
+            place = start.tensor.reshape(()).clamp(0, room) + torch.arange(length)
+            form = [1] * len(update.sizes)
+            form[axis] = length
+            places.append(place.reshape(form))
+        return _Operand(tensor.tensor.index_put(places, update.tensor))
+
+
 class nki_jit:
     """The older way to call a kernel: `nki_jit()(kernel)[grid](inputs..., outputs..., constants)`.
 
@@ -61,6 +125,7 @@ class _OutputArgumentKernel:
 
     def __init__(self, jitted: Any) -> None:
         self._jitted = jitted
+        self.function = jitted.function
 
     def __getitem__(self, grid: Any) -> _OutputArgumentKernel:
         return _OutputArgumentKernel(self._jitted[grid])

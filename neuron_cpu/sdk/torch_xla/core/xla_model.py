@@ -1,8 +1,17 @@
-"""The names of torch_xla.core.xla_model that model files mention; there is no XLA device here."""
+"""The names of torch_xla.core.xla_model that model files and NxD use; there is no XLA device here.
+
+Collectives take `groups` as lists of global ranks, and meet on the ranks that run a graph.
+"""
 
 from __future__ import annotations
 
+from typing import Any, List, Optional, Sequence, Tuple, TypeVar, Union
+
 import torch
+
+from neuron_cpu.runtime import collectives
+from neuron_cpu.runtime.collectives import Collective, groups_of
+from neuron_cpu.runtime.graph import collective
 
 REDUCE_SUM = "sum"
 REDUCE_MUL = "mul"
@@ -10,6 +19,9 @@ REDUCE_AND = "and"
 REDUCE_OR = "or"
 REDUCE_MIN = "min"
 REDUCE_MAX = "max"
+
+Groups = Optional[Sequence[Sequence[int]]]
+Tensors = TypeVar("Tensors", bound=Union[torch.Tensor, List[torch.Tensor]])
 
 
 def xla_device() -> torch.device:
@@ -19,3 +31,105 @@ def xla_device() -> torch.device:
 
 def mark_step() -> None:
     """Nothing is pending: the stand-in executes at once."""
+
+
+def get_ordinal(defval: int = 0) -> int:
+    return defval
+
+
+get_local_ordinal = get_ordinal
+
+
+def xrt_world_size(defval: int = 1) -> int:
+    return defval
+
+
+def is_master_ordinal(local: bool = True) -> bool:
+    return True
+
+
+def master_print(*values: Any) -> None:
+    print(*values)
+
+
+def rendezvous(tag: str, *_: Any) -> None:
+    """There is one process."""
+
+
+def all_reduce(
+    reduce_type: str,
+    inputs: Tensors,
+    scale: float = 1.0,
+    groups: Groups = None,
+    cctx: Any = None,
+    pin_layout: bool = True,
+) -> Tensors:
+    """The reduced tensor; a list is reduced in place and returned."""
+    del cctx, pin_layout
+    call = Collective(collectives.ALL_REDUCE, groups_of(groups), reduce_type)
+    if isinstance(inputs, torch.Tensor):
+        return _scaled(collective(call, inputs), scale)
+    for tensor in inputs:
+        tensor.copy_(_scaled(collective(call, tensor), scale))
+    return inputs
+
+
+def all_gather(
+    value: torch.Tensor,
+    dim: int = 0,
+    groups: Groups = None,
+    output: Optional[torch.Tensor] = None,
+    pin_layout: bool = True,
+    **_: Any,
+) -> torch.Tensor:
+    """The parts of a group's ranks one behind the other along `dim`."""
+    del pin_layout
+    call = Collective(collectives.ALL_GATHER, groups_of(groups), dim=dim % value.dim())
+    return _into(output, collective(call, value))
+
+
+def reduce_scatter(
+    reduce_type: str,
+    input: torch.Tensor,
+    scale: float,
+    scatter_dim: int,
+    shard_count: int,
+    groups: Groups = None,
+    output: Optional[torch.Tensor] = None,
+    pin_layout: bool = True,
+    **_: Any,
+) -> torch.Tensor:
+    """This rank's of `shard_count` parts of the reduced tensor along `scatter_dim`."""
+    del shard_count, pin_layout
+    dim = scatter_dim % input.dim()
+    call = Collective(collectives.REDUCE_SCATTER, groups_of(groups), reduce_type, dim)
+    return _into(output, _scaled(collective(call, input), scale))
+
+
+def all_to_all(
+    value: torch.Tensor,
+    split_dimension: int,
+    concat_dimension: int,
+    split_count: int,
+    groups: Groups = None,
+    pin_layout: bool = True,
+    **_: Any,
+) -> torch.Tensor:
+    """Parts along one dimension go to the ranks of the group, and are joined along another one."""
+    del split_count, pin_layout
+    dims = {"dim": split_dimension, "other_dim": concat_dimension}
+    return collective(Collective(collectives.ALL_TO_ALL, groups_of(groups), **dims), value)
+
+
+def collective_permute(value: torch.Tensor, pairs: Sequence[Tuple[int, int]]) -> torch.Tensor:
+    """The tensor of the rank that is this one's source, zeros where there is none."""
+    made = tuple((int(source), int(target)) for source, target in pairs)
+    return collective(Collective(collectives.PERMUTE, pairs=made), value)
+
+
+def _scaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:
+    return tensor if scale == 1.0 else tensor * scale
+
+
+def _into(output: Optional[torch.Tensor], result: torch.Tensor) -> torch.Tensor:
+    return result if output is None else output.copy_(result)

@@ -1,0 +1,84 @@
+"""Names of closed packages that public files import: they stand for something that refuses to run.
+
+A package of the stand-in names with `stand_for` which of its parts it lacks. Modules below them can
+be imported, whatever their names, and whatever is imported from them is a `Closed`.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any, Optional
+
+_PACKAGES: set[str] = set()
+
+
+class Closed:
+    """Stands for a kernel, a type or a constant that only the installed SDK has.
+
+    A kernel refuses to be called. A type, whose name begins with a capital letter, gives a value
+    that says as little: settings of kernels are made where files are imported.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.__name__ = self.__qualname__ = name
+
+    def __call__(self, *_args: Any, **_kwargs: Any) -> Closed:
+        if self.__name__.rpartition(".")[2][:1].isupper():
+            return Closed(self.__name__)
+        raise NotImplementedError(
+            f"{self.__name__} is closed: it is a part of the Neuron SDK that does not exist in "
+            "neuron_cpu, expected open kernels only; switch off the NeuronConfig option that asks "
+            "for it, or write a kernel of your own."
+        )
+
+    def __getitem__(self, grid: Any) -> Closed:
+        return self
+
+    def __getattr__(self, name: str) -> Closed:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Closed(f"{self.__name__}.{name}")
+
+    def __mro_entries__(self, bases: tuple) -> tuple:
+        """Classes that are made from a closed one are classes without it."""
+        return ()
+
+    def __repr__(self) -> str:
+        return f"<{self.__name__}, closed>"
+
+
+class _Module(ModuleType):
+    def __getattr__(self, name: str) -> Closed:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Closed(f"{self.__name__}.{name}")
+
+
+class _Finder:
+    """Finds what nobody else does below the packages of `stand_for`."""
+
+    def find_spec(
+        self, name: str, path: Optional[Sequence[str]] = None, target: Any = None
+    ) -> Optional[importlib.machinery.ModuleSpec]:
+        if not any(name == package or name.startswith(package + ".") for package in _PACKAGES):
+            return None
+        return importlib.machinery.ModuleSpec(name, self, is_package=True)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return _Module(spec.name)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """There is nothing in it."""
+
+
+_FINDER = _Finder()
+
+
+def stand_for(*packages: str) -> None:
+    """From now on the modules `packages`, and those below them, can be imported."""
+    _PACKAGES.update(packages)
+    if _FINDER not in sys.meta_path:  # behind all others: what exists goes first
+        sys.meta_path.append(_FINDER)

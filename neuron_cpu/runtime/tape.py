@@ -1,0 +1,353 @@
+"""A compiled graph: what a traced forward did, operator by operator, to be run again by any rank.
+
+`Capture` writes it while `graph.GraphRecorder` traces rank 0's module on shapes. A node is an
+operator of PyTorch, a kernel call or a collective; tensors among its arguments are references to
+inputs, weights, states, constants and results of earlier nodes. Nothing else of the model is left:
+every rank runs the same nodes on its own weights and states, as on the device.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Optional
+
+import torch
+from torch.utils import _pytree as pytree
+
+from neuron_cpu.errors import CompileError
+
+from . import collectives
+
+FORMAT = "neuron_cpu graph 1"
+_META = torch.device("meta")
+# Operators that a graph's last reader of a state may run in place: an update of one token would
+# copy the whole cache otherwise. Name of the operator -> of the one in place.
+_IN_PLACE = {
+    "aten::scatter.src": "aten::scatter_.src",
+    "aten::scatter.value": "aten::scatter_.value",
+    "aten::index_put": "aten::index_put_",
+    "aten::index_copy": "aten::index_copy_",
+}
+
+
+@dataclass(frozen=True)
+class Ref:
+    """Stands for a tensor among the arguments of a node."""
+
+    number: int
+
+
+@dataclass
+class Node:
+    """One step of a graph.
+
+    Attributes:
+        call: "namespace::name.overload" of an operator, a kernel, or a collective.
+        arguments: positional ones and those by name, with Refs for tensors.
+        results: number of each tensor among the results, in order.
+        writes: whether it changes an argument.
+        draws: whether it draws random numbers, which are rank 0's on all ranks.
+        where: path of the module that asked for it.
+        dead: tensors that nobody reads behind it.
+    """
+
+    call: Any
+    arguments: tuple[Any, Any]
+    results: list[int]
+    writes: bool = False
+    draws: bool = False
+    where: str = ""
+    dead: tuple[int, ...] = ()
+
+
+@dataclass
+class Call:
+    """One call of a module: the nodes it took, and the tensors that went in and came out."""
+
+    where: str
+    nodes: tuple[int, int]  # first, and behind the last
+    given: list[Ref]
+    made: list[Ref]
+
+
+@dataclass
+class Tape:
+    """A graph.
+
+    Attributes:
+        inputs: tensors of a call, in order; with their shapes and dtypes.
+        weights, states: name -> number; states are kept between calls.
+        constants: number -> value.
+        outputs: what the forward returned, with Refs.
+        aliases: position among the flattened outputs -> state that takes it over.
+        calls: of modules, in the order of their ends.
+    """
+
+    inputs: list[int] = field(default_factory=list)
+    input_types: list[tuple[tuple[int, ...], torch.dtype]] = field(default_factory=list)
+    weights: dict[str, int] = field(default_factory=dict)
+    states: dict[str, int] = field(default_factory=dict)
+    types: dict[str, tuple[tuple[int, ...], torch.dtype]] = field(default_factory=dict)
+    constants: dict[int, torch.Tensor] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    outputs: list[Any] = field(default_factory=list)
+    aliases: dict[int, str] = field(default_factory=dict)
+    calls: list[Call] = field(default_factory=list)
+
+    def to_bytes(self) -> bytes:
+        """The graph as a file has it; kernels by the names of their functions."""
+        buffer = io.BytesIO()
+        try:
+            pickle.dump((FORMAT, self), buffer)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise CompileError(
+                f"A graph cannot be written ({error}), expected kernels that are functions of a "
+                "module and arguments that pickle takes; define what it names at module level."
+            ) from error
+        return buffer.getvalue()
+
+    @staticmethod
+    def from_bytes(content: bytes) -> Tape:
+        """The graph of a file that `to_bytes` made."""
+        form, tape = pickle.loads(content)
+        if form != FORMAT:
+            raise CompileError(f"A graph is {form!r}, expected {FORMAT!r}; compile again.")
+        tape.nodes = [_resolved(node) for node in tape.nodes]
+        return tape
+
+    def finish(self, memory: dict[int, int]) -> None:
+        """Leave out what nobody reads, let caches be updated in place, note where tensors die.
+
+        `memory` names the storage of each tensor, which views share.
+        """
+        needed = set(_numbers(self.outputs))
+        kept: list[Node] = []
+        read_later = {memory.get(n, -n) for n in needed}
+        states = set(self.states.values())
+        alive = set(needed)
+        for node in reversed(self.nodes):
+            if not (node.writes or node.draws or not needed.isdisjoint(node.results)):
+                continue
+            read = set(_numbers(node.arguments))
+            needed |= read
+            kept.append(node)
+            node.dead = tuple((read | set(node.results)) - alive)
+            alive |= read | set(node.results)
+            name = _IN_PLACE.get(node.call) if isinstance(node.call, str) else None
+            if name is not None:
+                target = node.arguments[0][0].number
+                if target in states and memory[target] not in read_later:
+                    node.call, node.writes = name, True
+            read_later |= {memory.get(n, -n) for n in read}
+        kept.reverse()
+        self._move_calls(kept)
+        self.nodes = kept
+
+    def _move_calls(self, kept: Sequence[Node]) -> None:
+        """Positions in the calls of modules, once the other nodes are gone."""
+        here, positions, alive = 0, [], {id(node) for node in kept}
+        for node in self.nodes:
+            positions.append(here)
+            here += id(node) in alive
+        positions.append(here)
+        for call in self.calls:
+            call.nodes = positions[call.nodes[0]], positions[call.nodes[1]]
+
+    def run(
+        self,
+        inputs: Sequence[torch.Tensor],
+        weights: dict[str, torch.Tensor],
+        states: dict[str, torch.Tensor],
+        tap: Optional[Callable[[int, dict[int, Any]], None]] = None,
+    ) -> list[Any]:
+        """One call on one rank; returns the outputs that are no states, and updates `states`.
+
+        `tap`, where given, is called before every node and behind the last one, with the position
+        and all tensors so far, of which none is forgotten then.
+        """
+        values: dict[int, Any] = dict(self.constants)
+        values.update(zip(self.inputs, inputs))
+        values.update((number, weights[name]) for name, number in self.weights.items())
+        values.update((number, states[name]) for name, number in self.states.items())
+        for position, node in enumerate(self.nodes):
+            if tap is not None:
+                tap(position, values)
+            run_node(node, values)
+            if tap is None:
+                for number in node.dead:
+                    values.pop(number, None)
+        if tap is not None:
+            tap(len(self.nodes), values)
+        made = [values[o.number] if isinstance(o, Ref) else o for o in self.outputs]
+        for position, name in self.aliases.items():
+            states[name] = made[position]
+        return [value for k, value in enumerate(made) if k not in self.aliases]
+
+
+def run_node(node: Node, values: dict[int, Any]) -> None:
+    """Run one step; its results join `values`."""
+    args, kwargs = (filled(part, values) for part in node.arguments)
+    if node.draws:
+        result = collectives.of_first(node.call(*args, **kwargs))
+    else:
+        result = node.call(*args, **kwargs)
+    if node.results:
+        made = [result] if isinstance(result, torch.Tensor) else tensors_of(result)
+        values.update(zip(node.results, made))
+
+
+def filled(value: Any, values: dict[int, Any]) -> Any:
+    """The argument with the tensors that its Refs stand for."""
+    if isinstance(value, Ref):
+        return values[value.number]
+    if isinstance(value, (list, tuple)):
+        parts = [filled(part, values) for part in value]
+        return type(value)(*parts) if hasattr(value, "_fields") else type(value)(parts)
+    if isinstance(value, dict):
+        return {key: filled(part, values) for key, part in value.items()}
+    return value
+
+
+def tensors_of(tree: Any) -> list[torch.Tensor]:
+    """The tensors in arguments or results, in order."""
+    if isinstance(tree, torch.Tensor):
+        return [tree]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (list, tuple)):
+        return []
+    return [tensor for branch in tree for tensor in tensors_of(branch)]
+
+
+def _numbers(tree: Any) -> list[int]:
+    if isinstance(tree, Ref):
+        return [tree.number]
+    if isinstance(tree, dict):
+        tree = tree.values()
+    elif not isinstance(tree, (list, tuple)):
+        return []
+    return [number for branch in tree for number in _numbers(branch)]
+
+
+def _resolved(node: Node) -> Node:
+    """The node with the operator that its name stands for."""
+    if isinstance(node.call, str):
+        space, _, name = node.call.partition("::")
+        name, _, overload = name.partition(".")
+        node.call = getattr(getattr(getattr(torch.ops, space), name), overload or "default")
+    return node
+
+
+class Capture:
+    """Writes a Tape while a forward is traced."""
+
+    def __init__(self) -> None:
+        self.tape = Tape()
+        self._count = 0
+        self._known: dict[int, tuple[int, torch.Tensor]] = {}  # by id: number, and the tensor
+        self._written: dict[int, tuple[int, torch.Tensor]] = {}  # constants' storages
+        self._open: list[Call] = []  # modules that run
+
+    def new(self, tensor: torch.Tensor) -> int:
+        """A number for `tensor`, which later nodes may read."""
+        self._count += 1
+        self._known[id(tensor)] = self._count, tensor
+        return self._count
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._known
+
+    def ref(self, tensor: torch.Tensor) -> Ref:
+        """What stands for `tensor`; one that the capture has not met is a constant."""
+        known = self._known.get(id(tensor))
+        if known is not None:
+            return Ref(known[0])
+        written = None if tensor.is_meta else self._written.get(_storage(tensor))
+        if written is not None:
+            return self._view(tensor, written[0])
+        if tensor.is_meta:
+            raise CompileError(
+                f"A tensor of shape {list(tensor.shape)} without values is none of the graph's, "
+                "expected inputs, weights and what is computed from them; make it in forward."
+            )
+        number = self.new(tensor)
+        self.tape.constants[number] = tensor.detach().clone()
+        return Ref(number)
+
+    def refs(self, tree: Any) -> Any:
+        """The arguments with Refs for their tensors."""
+        if isinstance(tree, torch.Tensor):
+            return self.ref(tree)
+        if isinstance(tree, (list, tuple)):
+            parts = [self.refs(part) for part in tree]
+            return type(tree)(*parts) if hasattr(tree, "_fields") else type(tree)(parts)
+        if isinstance(tree, dict):
+            return {key: self.refs(part) for key, part in tree.items()}
+        return torch.device("cpu") if tree == _META else tree
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """The value of a constant changed: what was read before keeps the value of before."""
+        if id(tensor) in self._known and not tensor.is_meta:
+            del self._known[id(tensor)]
+
+    def becomes_traced(self, tensor: torch.Tensor) -> None:
+        """A constant is about to be written with what depends on inputs: from here on it and its
+        views are memory of the call."""
+        storage = _storage(tensor)
+        if tensor.is_meta or storage in self._written:
+            return
+        whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+        self._known = {
+            key: entry
+            for key, entry in self._known.items()
+            if entry[1].is_meta or _storage(entry[1]) != storage
+        }
+        number = self._add("aten::clone", ((self.ref(whole),), {}))
+        self._written[storage] = number, tensor
+
+    def _view(self, tensor: torch.Tensor, whole: int) -> Ref:
+        place = (list(tensor.shape), list(tensor.stride()), tensor.storage_offset())
+        number = self._add("aten::as_strided", ((Ref(whole), *place), {}))
+        self._known[id(tensor)] = number, tensor
+        return Ref(number)
+
+    def _add(self, call: Any, arguments: tuple[Any, Any]) -> int:
+        self._count += 1
+        self.tape.nodes.append(Node(call, arguments, [self._count]))
+        return self._count
+
+    def node(
+        self, call: Any, arguments: tuple[Any, Any], results: Any, where: str, **marks: bool
+    ) -> None:
+        """Add a step; `arguments` have Refs already, `results` are the tensors that it made."""
+        numbers = [self.new(tensor) for tensor in tensors_of(results)]
+        self.tape.nodes.append(Node(call, arguments, numbers, where=where, **marks))
+
+    def enter(self, where: str, given: Any) -> None:
+        """A module is called."""
+        refs = [self.ref(tensor) for tensor in tensors_of(given)]
+        self._open.append(Call(where, (len(self.tape.nodes), 0), refs, []))
+
+    def leave(self, made: Any) -> None:
+        """The module that was entered last has returned."""
+        call = self._open.pop()
+        call.nodes = call.nodes[0], len(self.tape.nodes)
+        call.made = [self.ref(tensor) for tensor in tensors_of(made)]
+        self.tape.calls.append(call)
+
+    def finish(self, outputs: Any, aliases: dict[int, str]) -> Tape:
+        """The whole graph; `aliases` has the state that each aliased output goes to."""
+        self.tape.outputs = [
+            self.ref(value) if isinstance(value, torch.Tensor) else value
+            for value in pytree.tree_leaves(outputs)
+        ]
+        self.tape.aliases = aliases
+        self.tape.finish({number: _storage(tensor) for number, tensor in self._known.values()})
+        return self.tape
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata

@@ -1,0 +1,40 @@
+"""The compiler as NxD calls it: a traced graph in, the file that `SPMDModel` runs out.
+
+Names and arguments: NxD, trace/model_builder.py (v2.26.0, fecfe75).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Optional, Tuple, Union
+
+from torch_neuronx.pyhlo import hlo_pb2
+from torch_neuronx.xla_impl.trace import compiled_graph
+
+RECORD_FILE = "operators.json"  # what the graph runs, beside graph.hlo
+
+
+def neuron_xla_compile(
+    module_bytes: bytes,
+    compiler_flags: Any = None,
+    *_: Any,
+    work_dir: Optional[Union[str, Path]] = None,
+    **_options: Any,
+) -> bytes:
+    """The graph of an HloModuleProto that `generate_hlo` made; its record goes into `work_dir`."""
+    module = hlo_pb2.HloModuleProto()
+    module.ParseFromString(module_bytes)
+    graph = compiled_graph(module.name)
+    if work_dir is not None:
+        Path(work_dir).mkdir(parents=True, exist_ok=True)
+        record = json.dumps(graph.record.as_json(), indent=1) + "\n"
+        (Path(work_dir) / RECORD_FILE).write_text(record, encoding="utf-8")
+    return graph.tape.to_bytes()
+
+
+def neuron_xla_wlo_compile(
+    module_bytes: bytes, *arguments: Any, **options: Any
+) -> Tuple[bytes, None]:
+    """The same, and no proposal of another layout of weights: here there is no better one."""
+    return neuron_xla_compile(module_bytes, *arguments, **options), None

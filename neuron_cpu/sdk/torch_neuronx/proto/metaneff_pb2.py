@@ -1,0 +1,30 @@
+"""MetaNeff: what the inputs and outputs of a compiled graph are.
+
+The fields are those that NxD reads (trace/model_builder.py, v2.26.0, fecfe75); their numbers are
+this stand-in's own, as the vendor's are not public.
+"""
+
+from ..pyhlo.messages import Messages
+
+_KINDS = Messages(
+    "metaneff",
+    {
+        "MetaTensor": [
+            ("name", 1, "bytes", False),
+            ("shape", 2, "int64", True),
+            ("data_type", 3, "int64", False),
+            ("type", 4, "MetaTensor.Type", False),
+            ("checkpoint_key", 5, "bytes", False),
+            ("user_input_key", 6, "bytes", False),
+        ],
+        "MetaNeff": [
+            ("name", 1, "bytes", False),
+            ("input_tensors", 2, "MetaTensor", True),
+            ("output_tensors", 3, "MetaTensor", True),
+            ("output_aliases_to", 4, "map int64 int64", True),
+        ],
+    },
+    {"MetaTensor": {"Type": ("USER_INPUT", "INPUT_WEIGHT", "INPUT_STATE")}},
+)
+MetaTensor = _KINDS["MetaTensor"]
+MetaNeff = _KINDS["MetaNeff"]

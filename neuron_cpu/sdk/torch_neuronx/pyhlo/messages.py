@@ -1,0 +1,64 @@
+"""Protobuf messages from tables of their fields, without generated code."""
+
+from __future__ import annotations
+
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+
+_Field = descriptor_pb2.FieldDescriptorProto
+_KINDS = {
+    "int64": _Field.TYPE_INT64,
+    "int32": _Field.TYPE_INT32,
+    "string": _Field.TYPE_STRING,
+    "bytes": _Field.TYPE_BYTES,
+}
+# message -> (field, number, kind or message name, repeated)
+Table = dict[str, list[tuple[str, int, str, bool]]]
+
+
+class Messages:
+    """Classes of the messages of a table, by name.
+
+    A kind is one of `_KINDS`, another message, "Message.Enum", or "map KEY VALUE".
+    """
+
+    def __init__(
+        self, name: str, table: Table, enums: dict[str, dict[str, tuple[str, ...]]] | None = None
+    ) -> None:
+        # not the vendor's package: a process may also hold the real definitions
+        self._package = f"neuron_cpu.{name}"
+        file = descriptor_pb2.FileDescriptorProto(
+            name=f"neuron_cpu/{name}.proto", package=self._package, syntax="proto3"
+        )
+        for message_name, fields in table.items():
+            message = file.message_type.add(name=message_name)
+            for enum, values in (enums or {}).get(message_name, {}).items():
+                made = message.enum_type.add(name=enum)
+                for number, value in enumerate(values):
+                    made.value.add(name=value, number=number)
+            for field in fields:
+                self._add(message, *field)
+        self._pool = descriptor_pool.DescriptorPool()
+        self._pool.Add(file)
+
+    def _add(self, message: object, name: str, number: int, kind: str, repeated: bool) -> None:
+        label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
+        field = message.field.add(name=name, number=number, label=label)
+        if kind in _KINDS:
+            field.type = _KINDS[kind]
+            return
+        if kind.startswith("map "):
+            entry_name = "".join(part.capitalize() for part in name.split("_")) + "Entry"
+            entry = message.nested_type.add(name=entry_name)
+            entry.options.map_entry = True
+            for place, part in enumerate(("key", "value"), start=1):
+                own = _KINDS[kind.split()[place]]
+                entry.field.add(name=part, number=place, label=_Field.LABEL_OPTIONAL, type=own)
+            kind = f"{message.name}.{entry_name}"
+            field.type = _Field.TYPE_MESSAGE
+        else:
+            field.type = _Field.TYPE_ENUM if "." in kind else _Field.TYPE_MESSAGE
+        field.type_name = f".{self._package}.{kind}"
+
+    def __getitem__(self, name: str) -> type:
+        found = self._pool.FindMessageTypeByName(f"{self._package}.{name}")
+        return message_factory.GetMessageClass(found)

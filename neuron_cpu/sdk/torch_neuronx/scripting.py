@@ -1,0 +1,158 @@
+"""What NxD expects of TorchScript and of the runtime's classes in it.
+
+NxD scripts its containers of compiled graphs, saves them with torch.jit.save and runs them from
+torch.jit.load. The runtime's classes are C++ there and Python here, which TorchScript cannot take,
+so what NxD hands to torch.jit stays Python: `install` lets `torch.jit` leave modules of NxD as they
+are, and save and load them by pickle. Everything else goes to TorchScript as ever.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from types import SimpleNamespace
+from typing import Any, Dict, List, Sequence
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from neuron_cpu.closed import Closed
+
+from .spmd import SPMDModel
+
+_MAGIC = b"neuron_cpu model 1\n"
+_HOST = "privateuseone"  # the runtime's device: memory of a rank
+
+
+def install() -> None:
+    """Register the runtime's classes and operators, once a process."""
+    if isinstance(torch.classes.__dict__.get("neuron"), SimpleNamespace):
+        return
+    closed = Closed("torch.classes.neuron.LayoutTransformation")  # no layout is ever proposed
+    torch.classes.neuron = SimpleNamespace(SPMDModel=SPMDModel, LayoutTransformation=closed)
+    torch.ops.neuron = SimpleNamespace(_parallel_load=lambda checkpoint: checkpoint)
+    originals = {name: getattr(torch.jit, name) for name in ("script", "trace", "save", "load")}
+
+    def script(obj: Any, *args: Any, **kwargs: Any) -> Any:
+        return _kept(obj) if _is_nxds(obj) else originals["script"](obj, *args, **kwargs)
+
+    def trace(func: Any, *args: Any, **kwargs: Any) -> Any:
+        return _kept(func) if _is_nxds(func) else originals["trace"](func, *args, **kwargs)
+
+    def save(model: Any, file: Any, *args: Any, **kwargs: Any) -> None:
+        if isinstance(model, Loaded):
+            model = model.executor
+        if not _is_nxds(model):
+            return originals["save"](model, file, *args, **kwargs)
+        content = io.BytesIO()
+        _Pickler(content).dump(model)
+        if hasattr(file, "write"):
+            file.write(_MAGIC + content.getvalue())
+        else:
+            with open(file, "wb") as opened:
+                opened.write(_MAGIC + content.getvalue())
+        return None
+
+    def load(file: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(file, (str, bytes)) or hasattr(file, "__fspath__"):
+            with open(file, "rb") as opened:
+                if opened.read(len(_MAGIC)) == _MAGIC:
+                    return Loaded(pickle.load(opened))
+        return originals["load"](file, *args, **kwargs)
+
+    torch.jit.script, torch.jit.trace, torch.jit.save, torch.jit.load = script, trace, save, load
+
+
+def _is_nxds(obj: Any) -> bool:
+    kind = type(obj)
+    return isinstance(obj, nn.Module) and kind.__module__.split(".")[0] == "neuronx_distributed"
+
+
+def _kept(module: nn.Module) -> nn.Module:
+    """The module, with what a scripted one has beside it."""
+    for part in module.modules():
+        part.original_name = type(part).__name__
+        shapes = part.__dict__.get("input_shape_map")
+        if isinstance(shapes, dict):
+            part.input_shape_map = _Shapes(shapes)
+    return module if type(module).__name__ != "StateInitializer" else _OnHost(module)
+
+
+class _Shapes(dict):
+    """Keys are shapes as TorchScript prints them; Python calls them torch.Size."""
+
+    def __missing__(self, key: str) -> Any:
+        plain = key.replace("torch.Size(", "").replace(")", "")
+        if plain == key or plain not in self:
+            raise KeyError(
+                f"no graph takes inputs of the shapes {plain}, expected one of "
+                f"{', '.join(map(str, self))}"
+            )
+        return self[plain]
+
+
+class _OnHost(nn.Module):
+    """Runs a module whose tensors are to be in a rank's memory."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, *inputs: Any) -> Any:
+        with _HostMemory():
+            return self.module(*inputs)
+
+
+class _HostMemory(TorchFunctionMode):
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith(_HOST):
+            kwargs["device"] = torch.device("cpu")
+        return func(*args, **kwargs)
+
+
+class Loaded(nn.Module):
+    """What torch.jit.load returns of a model of NxD: its executor, which passes for a script."""
+
+    def __init__(self, executor: nn.Module) -> None:
+        super().__init__()
+        self.executor = executor
+
+    @property
+    def __class__(self) -> Any:
+        """NxDI takes what is no ScriptModule for a model on the CPU."""
+        return torch.jit.ScriptModule
+
+    @property
+    def nxd_model(self) -> Any:
+        return self.executor.nxd_model
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.executor(*inputs)
+
+    def graphs(self) -> Dict[str, List[SPMDModel]]:
+        """The compiled graphs of each sub-model, bucket by bucket."""
+        return {name: _graphs(part) for name, part in self.nxd_model.models.items()}
+
+
+def _graphs(part: nn.Module) -> List[SPMDModel]:
+    """Those of NxD's executor of one sub-model, which 0.10 to 0.14 keep one level deeper."""
+    return list(getattr(part, "bucket_model_executor", part).models)
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles scripted functions, which choose buckets, as files of TorchScript."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (torch.jit.ScriptFunction, torch.jit.RecursiveScriptModule)):
+            buffer = io.BytesIO()
+            torch.jit.save(obj, buffer)
+            return _unscripted, (buffer.getvalue(),)
+        return NotImplemented
+
+
+def _unscripted(content: bytes) -> Any:
+    return torch.jit.load(io.BytesIO(content))

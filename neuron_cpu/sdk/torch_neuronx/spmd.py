@@ -1,0 +1,105 @@
+"""The runtime's SPMDModel: one compiled graph on all ranks."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Dict, List, Sequence
+
+import torch
+
+from neuron_cpu.errors import CheckpointError, StandInError
+from neuron_cpu.runtime.ranks import RankPool
+from neuron_cpu.runtime.tape import Tape
+
+Tensors = Dict[str, torch.Tensor]
+
+
+@functools.cache
+def ranks(size: int) -> RankPool:
+    """The ranks of this process's models, which run one call at a time."""
+    return RankPool(size)
+
+
+class SPMDModel:
+    """One graph: every rank runs it on its own weights and states, which all graphs share."""
+
+    def __init__(self, neff: bytes, metaneff: bytes, local_ranks: int, world_size: int) -> None:
+        if local_ranks != world_size:
+            raise StandInError(
+                f"A model of {world_size} ranks is to have {local_ranks} here, expected all of "
+                "them, because several machines are not modelled; set local_ranks_size to the "
+                "world size."
+            )
+        self.neff, self.metaneff, self.world_size = neff, metaneff, world_size
+        self._ready = False
+        self._tape: Any = None
+        self._states: List[Tensors] = []
+        self._weights: List[Tensors] = []
+
+    def __getstate__(self) -> tuple:
+        return self.neff, self.metaneff, self.world_size
+
+    def __setstate__(self, state: tuple) -> None:
+        neff, metaneff, world_size = state
+        self.__init__(neff, metaneff, world_size, world_size)  # type: ignore[misc]
+
+    @property
+    def tape(self) -> Tape:
+        """What every rank runs."""
+        if self._tape is None:
+            self._tape = Tape.from_bytes(self.neff)
+        return self._tape
+
+    def set_mock_initialized(self, mock: bool) -> None:
+        """Only a TorchScript trace needs it, and there is none here."""
+
+    def is_initialized(self) -> bool:
+        return self._ready
+
+    def initialize(self, states: List[Tensors], weights: List[Tensors], start_rank: int) -> None:
+        """Take the ranks' tensors; CheckpointError names what a rank's weights lack."""
+        del start_rank  # all ranks are here
+        for rank, own in enumerate(weights):
+            missing = [name for name in self.tape.weights if name not in own]
+            if missing:
+                raise CheckpointError(
+                    f"The weights of rank {rank} lack {len(missing)} tensors that the graph reads "
+                    f"({', '.join(missing[:4])}), expected one for each; name them in "
+                    "convert_hf_to_neuron_state_dict."
+                )
+            for name in self.tape.weights:
+                _check(f"The weight {name} of rank {rank}", own[name], self.tape.types[name])
+        self._states, self._weights, self._ready = list(states), list(weights), True
+        if not states:  # a graph without states
+            self._states = [{} for _ in weights]
+
+    def forward(self, inputs: List[torch.Tensor]) -> List[Any]:
+        """One call; rank 0's outputs that are no states."""
+        return self.forward_ranked([inputs] * self.world_size)[0]
+
+    def forward_ranked(self, inputs: Sequence[List[torch.Tensor]]) -> List[List[Any]]:
+        """One call on inputs of each rank's own; the outputs of every rank that lives here."""
+        tape, pool = self.tape, ranks(self.world_size)
+        for own in inputs:
+            for place, (tensor, form) in enumerate(zip(own, tape.input_types, strict=True)):
+                _check(f"Input {place} of the graph", tensor, form)
+
+        def on(rank: int) -> Any:
+            own = [tensor.clone() for tensor in inputs[rank]]
+            return lambda: tape.run(own, self._weights[rank], self._states[rank])
+
+        functions = [on(rank) for rank in pool.local_ranks]
+        if len(functions) < self.world_size:
+            return [pool.first_of(functions, inputs[0])] * self.world_size
+        return pool.run(functions)
+
+    forward_async = forward_ranked  # the host waits: what runs beside it is the same
+
+
+def _check(what: str, tensor: torch.Tensor, form: tuple) -> None:
+    """Refuse a tensor of another shape or type than the graph was compiled for."""
+    if (tuple(tensor.shape), tensor.dtype) != form:
+        raise StandInError(
+            f"{what} has shape {list(tensor.shape)} and {tensor.dtype}, expected {list(form[0])} "
+            f"and {form[1]}, which the graph was compiled for; compile for it."
+        )

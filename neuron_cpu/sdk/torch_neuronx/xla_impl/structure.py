@@ -1,0 +1,35 @@
+"""From a call's tensors to a graph's inputs, and back from its outputs."""
+
+from __future__ import annotations
+
+from typing import Any, List, Optional, Sequence
+
+import torch
+
+from .. import scripting
+
+scripting.install()
+
+
+class Flattener:
+    """A call's tensors, in order, without those that the graph leaves out."""
+
+    def __init__(self, layout: Sequence[int], exclude: Optional[Sequence[int]] = None) -> None:
+        self.layout, self.exclude = tuple(layout), exclude
+
+    def __call__(self, inputs: Sequence[torch.Tensor]) -> List[torch.Tensor]:
+        left_out = set(self.exclude or ())
+        return [inputs[place] for place in self.layout if place not in left_out]
+
+
+class Packer:
+    """What a call returns: one tensor as it is, several as a list.
+
+    `layout`, `identifiers` and `constants` are those of the outputs that no state takes over.
+    """
+
+    def __init__(self, layout: Any, identifiers: Any = None, constants: Any = None) -> None:
+        self.layout, self.identifiers, self.constants = layout, identifiers, constants
+
+    def __call__(self, outputs: Sequence[Any]) -> Any:
+        return outputs[0] if len(outputs) == 1 else list(outputs)

@@ -1,0 +1,175 @@
+"""From a module to a compiled graph, as NxD's model builder asks for it.
+
+Names, arguments and results: NxD, trace/model_builder.py (3aa65c6 to v2.27.0, 47f695c). A graph of
+the stand-in is what `neuron_cpu.runtime.tape` describes; HLO, NEFF and MetaNeff are its forms here.
+"""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Dict, List, Optional, Sequence
+
+import torch
+
+from neuron_cpu.closed import Closed
+from neuron_cpu.errors import CompileError
+from neuron_cpu.runtime import graph
+
+from ..proto import metaneff_pb2
+from .structure import Flattener, Packer
+
+_DTYPES = (
+    *(torch.float32, torch.float16, torch.bfloat16, torch.int8, torch.uint8, torch.int16),
+    *(torch.int32, torch.int64, torch.bool, torch.float64, torch.float8_e4m3fn, torch.float8_e5m2),
+)
+_GRAPHS: weakref.WeakValueDictionary[str, graph.Compiled] = weakref.WeakValueDictionary()
+_NUMBERS = itertools.count(1)
+# Graphs that were traced since `listen` was called, with their weights' shapes only.
+_heard: Optional[List[graph.Compiled]] = None
+
+
+@dataclass
+class HloArtifacts:
+    """One traced graph.
+
+    Attributes:
+        weight_name_to_idx: place of each weight among the parameters of the graph.
+        compiled: the graph itself; `hlo_module` carries its name.
+    """
+
+    hlo_module: Any
+    flattener: Any
+    packer: Any
+    metaneff: Any
+    weights: Any
+    constant_parameter_tensors: Any
+    weight_name_to_idx: Dict[str, int]
+    compiled: Any = None
+
+
+@dataclass
+class NeffArtifacts:
+    """Where a compiled graph has been written."""
+
+    neff_filename: str
+
+
+def generate_hlo(
+    func: Any,
+    example_inputs: Any,
+    input_output_aliases: Optional[Mapping[Any, int]] = None,
+    *,
+    treat_inputs_as_kwargs: bool = False,
+    **_options: Any,
+) -> HloArtifacts:
+    """The graph of `func` for inputs of the shapes and types of `example_inputs`.
+
+    A parameter in `input_output_aliases` is a state: after a call it is the output that is named.
+    """
+    named = dict(example_inputs) if treat_inputs_as_kwargs else None
+    inputs = list(named.values()) if named is not None else _as_list(example_inputs)
+    names = list(named or _argument_names(func, len(inputs)))
+    states = {id(key): place for key, place in (input_output_aliases or {}).items()}
+    first = inputs[0]
+    bucket = [int(size) for size in first.shape[1:2]] or [1]
+    compiled = graph.compile_graph(func, named or inputs, states, "graph", bucket[0])
+    module = compiled.hlo.module()
+    module.name = f"graph-{next(_NUMBERS)}"
+    _GRAPHS[module.name] = compiled
+    if _heard is not None:
+        _heard.append(compiled)
+    tape = compiled.tape
+    kept = [place for place in range(len(compiled.outputs)) if place not in tape.aliases]
+    return HloArtifacts(
+        hlo_module=module,
+        flattener=Flattener(range(len(inputs))),
+        packer=Packer(kept),
+        metaneff=_metaneff(compiled, names),
+        weights=None,
+        constant_parameter_tensors=None,
+        weight_name_to_idx={
+            name: len(inputs) + len(tape.states) + place for place, name in enumerate(tape.weights)
+        },
+        compiled=compiled,
+    )
+
+
+def _as_list(inputs: Any) -> List[torch.Tensor]:
+    return [inputs] if isinstance(inputs, torch.Tensor) else list(inputs)
+
+
+def _argument_names(func: Any, count: int) -> List[str]:
+    parameters = inspect.signature(getattr(func, "forward", func)).parameters
+    return [*parameters, *(f"input{place}" for place in range(count))][:count]
+
+
+def _metaneff(compiled: graph.Compiled, names: Sequence[str]) -> Any:
+    """User inputs, states and weights in this order, and all outputs."""
+    tape, kinds = compiled.tape, metaneff_pb2.MetaTensor.Type
+    made = metaneff_pb2.MetaNeff()
+    rows: List[Any] = [
+        (kinds.USER_INPUT, name, *form) for name, form in zip(names, tape.input_types)
+    ]
+    rows += [(kinds.INPUT_STATE, name, *tape.types[name]) for name in tape.states]
+    rows += [(kinds.INPUT_WEIGHT, name, *tape.types[name]) for name in tape.weights]
+    for place, (kind, name, shape, dtype) in enumerate(rows):
+        row = made.input_tensors.add(name=f"input{place}".encode(), type=kind)
+        row.shape[:], row.data_type = list(shape), _DTYPES.index(dtype)
+        if kind == kinds.USER_INPUT:
+            row.user_input_key = name.encode()
+        else:
+            row.checkpoint_key = name.encode()
+    for place, (shape, dtype) in enumerate(compiled.outputs):
+        row = made.output_tensors.add(name=f"output{place}".encode())
+        row.shape[:], row.data_type = list(shape), _DTYPES.index(dtype)
+    before = len(names)
+    for place, name in tape.aliases.items():
+        made.output_aliases_to[place] = before + list(tape.states).index(name)
+    return made
+
+
+def compiled_graph(name: str) -> graph.Compiled:
+    """The graph whose HLO has this name; CompileError where another process traced it."""
+    found = _GRAPHS.get(name)
+    if found is None:
+        raise CompileError(
+            f"There is no graph {name!r} in this process, expected one that it has traced; a "
+            "graph of the stand-in is compiled where it is traced."
+        )
+    return found
+
+
+def generate_neff(
+    hlo_artifacts: HloArtifacts,
+    compiler_workdir: Any,
+    compiler_args: Any = None,
+    inline_weights_to_neff: bool = False,
+) -> NeffArtifacts:
+    """Compile into `compiler_workdir`: graph.neff, model/graph.hlo and operators.json."""
+    del inline_weights_to_neff
+    from libneuronxla import neuron_xla_compile  # which imports this module
+
+    folder = Path(compiler_workdir)
+    (folder / "model").mkdir(parents=True, exist_ok=True)
+    content = hlo_artifacts.hlo_module.SerializeToString()
+    (folder / "model" / "graph.hlo").write_bytes(content)
+    neff = neuron_xla_compile(content, compiler_args, work_dir=folder)
+    (folder / "graph.neff").write_bytes(neff)
+    return NeffArtifacts(str(folder / "graph.neff"))
+
+
+def get_torch_dtype(data_type: int) -> torch.dtype:
+    """The dtype of a MetaTensor's number."""
+    return _DTYPES[data_type]
+
+
+def __getattr__(name: str) -> Any:
+    """What else the vendor's module has: it can be imported."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+    return Closed(f"{__name__}.{name}")
