@@ -18,6 +18,7 @@ from harness import console
 from harness.errors import is_refusal
 from harness.inputs import command_line
 from harness.processes import ranks
+from neuron_cpu import libraries
 from neuron_cpu.processes import torchrun
 from neuron_cpu.processes.torchrun import Place
 
@@ -61,6 +62,8 @@ def main(argv: Optional[Sequence[str]] = None) -> int:
 def _run(argv: Optional[Sequence[str]], place: Optional[Place]) -> int:
     """Run the mode, on the ranks of torchrun where there is a place among them."""
     settings = command_line.parse(argv)
+    if settings.libraries:
+        os.environ[libraries.VARIABLE] = os.pathsep.join(map(str, settings.libraries))
     console.say(neuron_cpu.ensure_sdk())
     _quieten_libraries()
     settings = ranks.over_ranks(settings, place)
@@ -95,6 +98,7 @@ def _quieten_libraries() -> None:
     """Advice of transformers that means nothing for a Neuron model stays off the terminal."""
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    os.environ.setdefault("NXD_LOG_LEVEL", "error")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
 
 

@@ -14,6 +14,8 @@ from typing import Optional
 
 import neuron_cpu
 from harness.sources import Source
+from neuron_cpu import libraries
+from neuron_cpu.libraries import Libraries
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,12 @@ def _is_stand_in() -> bool:
     return origin is not None and neuron_cpu.SDK_ROOT in origin.parents
 
 
+@functools.cache
+def real_libraries() -> Optional[Libraries]:
+    """NxD and NxD Inference themselves, where they run on the stand-in's lower tier."""
+    return libraries.find(neuron_cpu.ROOTS) if _is_stand_in() else None
+
+
 def version() -> str:
     """What a compiled folder was built by, beside `identity`: the SDK version that is asked for."""
     return os.environ.get("NEURON_CPU_NXDI", "")
@@ -114,4 +122,5 @@ def identity() -> str:
     digest = hashlib.sha256()
     for path in sorted(root.rglob("*.py")):
         digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes() + b"\0")
-    return f"neuron_cpu {digest.hexdigest()}"
+    real = real_libraries()
+    return f"neuron_cpu {digest.hexdigest()}" + (f", {real.identity()}" if real else "")

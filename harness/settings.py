@@ -216,6 +216,7 @@ class Settings:
     llama: str  # submission: module name or path
     contestants: tuple[str, ...]  # all submissions that are compared, the first one included
     enable_nki: bool
+    libraries: Optional[list[Path]]  # checkouts of NxD and NxD Inference
     model_path: Optional[Path]
     compiled_model_path: Optional[Path]
     recompile: bool

@@ -2,8 +2,9 @@
 
 `ensure_sdk()` makes the SDK's import names (`neuronxcc`, `torch_neuronx`, `neuronx_distributed`,
 `neuronx_distributed_inference`, `torch_xla`) importable: from the real SDK where it is installed,
-from `neuron_cpu/sdk` elsewhere. `install()` asks for the stand-in in any case, for a notebook or a
-script that is written for it. Everything else of the project imports those names only.
+from `neuron_cpu/sdk` elsewhere, and from `neuron_cpu/imitation` where the two public libraries are
+not there (`libraries`). `install()` asks for the stand-in in any case, for a notebook or a script
+that is written for it. Everything else of the project imports those names only.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import importlib.util
 import os
 import sys
 from pathlib import Path
+from typing import Optional
+
+from . import libraries
 
 __version__ = "0.2.0"
 
@@ -57,9 +61,15 @@ def install() -> str:
     line = ensure_sdk()
     # The SDK's names first, this package last: what a process finds itself goes before it.
     inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
-    paths = [*ROOTS, *filter(None, inherited), str(SDK_ROOT.parent.parent)]
+    paths = [*_folders(libraries.find(ROOTS)), *filter(None, inherited)]
+    paths.append(str(SDK_ROOT.parent.parent))
     os.environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     return line
+
+
+def _folders(found: Optional[libraries.Libraries]) -> list[str]:
+    """What goes in front of `sys.path`."""
+    return list(ROOTS) if found is None else [*found.places, str(SDK_ROOT)]
 
 
 def ensure_sdk() -> str:
@@ -70,17 +80,20 @@ def ensure_sdk() -> str:
     name; calling it again changes nothing.
     """
     forced = os.environ.get("NEURON_CPU", "") not in ("", "0")
-    if str(SDK_ROOT) not in sys.path:
-        if not forced and _real_sdk_present():
-            return "Neuron SDK: the installed one (neuronxcc); times are measured on the device."
-        sys.path[:0] = ROOTS
+    if str(SDK_ROOT) not in sys.path and not forced and _real_sdk_present():
+        return "Neuron SDK: the installed one (neuronxcc); times are measured on the device."
+    found = libraries.find(ROOTS)
+    wanted = _folders(found)
+    if not {*wanted} <= {*sys.path} or ({*ROOTS} - {*wanted}) & {*sys.path}:
+        sys.path[:] = [*wanted, *(place for place in sys.path if place not in {*ROOTS, *wanted})]
     # Spinning OpenMP threads and rank threads take the cores from each other: on a busy 2-core
     # machine a decode step took up to 2.8 s spinning, 0.07 s sleeping. Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     # accelerate takes whoever has the names of torch_xla for a device.
     os.environ.setdefault("USE_TORCH_XLA", "0")
     reason = "NEURON_CPU asks for it" if forced else "no neuronxcc is installed"
+    libraries_used = "" if found is None else f"; libraries: {found.words}"
     return (
         f"Neuron SDK: the CPU stand-in neuron_cpu ({reason}); "
-        "results are computed on the CPU and device times are estimates."
+        f"results are computed on the CPU and device times are estimates{libraries_used}."
     )

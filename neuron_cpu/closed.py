@@ -29,9 +29,10 @@ class Closed:
         if self.__name__.rpartition(".")[2][:1].isupper():
             return Closed(self.__name__)
         raise NotImplementedError(
-            f"{self.__name__} is closed: it is a part of the Neuron SDK that does not exist in "
-            "neuron_cpu, expected open kernels only; switch off the NeuronConfig option that asks "
-            "for it, or write a kernel of your own."
+            f"{self.__name__} is a closed kernel of the Neuron SDK and does not exist in "
+            "neuron_cpu; switch off the NeuronConfig option that asks for it, write a kernel of "
+            "your own, or take the source where it is public (aws-neuron/nki-samples has flash_fwd "
+            "and others)."
         )
 
     def __getitem__(self, grid: Any) -> Closed:

@@ -195,6 +195,8 @@ TOPICS = {
         Option("--llama", "submission: module name or .py (evaluate_all: several)",
                form={"nargs": "+", "default": ["llama"], "metavar": "FILE"}),
         Option("--enable-nki", "use the submission's kernels", form=OFF_TOO),
+        Option("--libraries", "checkouts of NxD and NxD Inference, instead of the imitation",
+               form={"nargs": "+", "type": path, "metavar": "DIR"}),
         Option("--model-path", "Llama: Hugging Face folder, .gguf, or OWNER/NAME of the hub",
                form=PATH),
         Option("--compiled-model-path", "folder for compiled models (default: cache)", form=PATH),

@@ -5,13 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from neuronx_distributed_inference.utils.hf_adapter import HuggingFaceGenerationAdapter
+from neuronx_distributed_inference.utils import hf_adapter
 
 from harness.inputs.chunks import chunk_starts
 from neuron_cpu.console import progress
 
+# NxDI 0.7 to 0.9 hand on a hook that their adapter does not define and their models do not take
+# (v0.7.14366, utils/hf_adapter.py): without these lines no text comes of them, on a device neither.
+_HOOK = "tensor_capture_hook"
+if not hasattr(hf_adapter, _HOOK):
+    setattr(hf_adapter, _HOOK, None)
 
-class PromptInChunks(HuggingFaceGenerationAdapter):
+
+class PromptInChunks(hf_adapter.HuggingFaceGenerationAdapter):
     """The SDK's adapter, for a model compiled with `prompt_in_chunks`.
 
     A prompt begins in the largest prefill graph. The sub-model that takes several tokens a step
@@ -21,6 +27,8 @@ class PromptInChunks(HuggingFaceGenerationAdapter):
     """
 
     def forward(self, *args: Any, **inputs: Any) -> Any:
+        if inputs.get(_HOOK) is None:
+            inputs.pop(_HOOK, None)
         ids, model = inputs.get("input_ids"), self.neuron_model
         longest = model.context_encoding_model.neuron_config.buckets[-1]
         if ids is None or model.kv_cache_populated or ids.shape[1] <= longest:

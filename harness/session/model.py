@@ -45,6 +45,7 @@ GRAPHS = "graphs"
 # The SDK's compiler works in this folder unless the environment names another one.
 _WORK_DIR_VARIABLE = "BASE_COMPILE_WORK_DIR"
 _DEFAULT_WORK_DIR = "/tmp/nxd_model/"
+_UNUSED = GenerationConfig()
 
 
 def prepare(host: Host) -> None:
@@ -352,9 +353,10 @@ def _generation_config(host: Host) -> GenerationConfig:
     asked: Optional[int] = settings.pad_token_id
     config.update(
         do_sample=settings.samples,
-        top_k=settings.top_k if settings.samples else None,
-        top_p=settings.top_p if settings.samples else None,
-        temperature=settings.temperature if settings.samples else None,
+        # NxDI makes tensors of them, sampling or not: transformers' own defaults, not None.
+        top_k=settings.top_k if settings.samples else _UNUSED.top_k,
+        top_p=settings.top_p if settings.samples else _UNUSED.top_p,
+        temperature=settings.temperature if settings.samples else _UNUSED.temperature,
         pad_token_id=host.job.pad_token_id if asked is None else asked,
         max_length=None,
     )

@@ -46,8 +46,11 @@ def test_decorator_forms():
     assert nki.jit(doubled).__name__ == "doubled"
     with pytest.raises(ValueError, match="mode 'device'"):
         nki.jit(doubled, mode="device")
-    with pytest.raises(ValueError, match="platform_target 'trn2'"):
-        nki.jit(doubled, platform_target="trn2")
+    for_another_core = nki.jit(doubled, platform_target="trn2")  # files have kernels of several
+    with pytest.raises(ValueError, match="doubled has nki.jit platform_target 'trn2'"):
+        for_another_core(X)
+    with pytest.raises(ValueError, match="platform_target 'gpu'"):
+        nki.jit(doubled, platform_target="gpu")
     assert np.array_equal(nki.jit(doubled, platform_target="trn1")(X), 2 * X)
 
 

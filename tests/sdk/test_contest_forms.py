@@ -829,11 +829,16 @@ def test_qkv_kernel_without_fused_weights_is_refused(tiny_llama, application):
 
 
 @pytest.mark.parametrize("name", ["neuronxcc.nki.kernels", "neuronxcc.nki.kernels.attention"])
-def test_open_kernels_of_the_sdk_are_left_out_and_the_import_says_so(name):
-    with pytest.raises(
-        ModuleNotFoundError, match="stand-in neuron_cpu leaves them out.*nki-samples"
-    ):
-        importlib.import_module(name)
+def test_open_kernels_of_the_sdk_are_left_out_and_the_call_says_so(name):
+    kernel = importlib.import_module(name).flash_fwd
+    with pytest.raises(NotImplementedError, match="flash_fwd is a closed kernel.*nki-samples"):
+        kernel[1, 2](torch.zeros(1))
+
+
+def test_settings_of_closed_kernels_are_made_where_files_are_imported():
+    module = importlib.import_module("neuronxcc.nki._pre_prod_kernels.collectives")
+    assert "CollectivesConfig" in repr(module.CollectivesConfig(replica_groups=[[0, 1]]))
+    assert not hasattr(module, "__wrapped__")
 
 
 def test_helpers_of_other_features_are_refused():

@@ -13,7 +13,6 @@ __all__ = ["BucketModelConfig", "contexts", "nki_jit", "trace"]
 __version__ = "2.5.1.2.4.0"
 
 stand_for(
-    "torch_neuronx.experimental",
     *("torch_neuronx.xla_impl." + name for name in ("bucket_trace", "torchscript")),
     "torch_neuronx.xla_impl.custom_call_targets",
 )

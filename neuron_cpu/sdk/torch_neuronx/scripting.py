@@ -82,14 +82,15 @@ def _kept(module: nn.Module) -> nn.Module:
 class _Shapes(dict):
     """Keys are shapes as TorchScript prints them; Python calls them torch.Size."""
 
-    def __missing__(self, key: str) -> Any:
-        plain = key.replace("torch.Size(", "").replace(")", "")
-        if plain == key or plain not in self:
-            raise KeyError(
-                f"no graph takes inputs of the shapes {plain}, expected one of "
-                f"{', '.join(map(str, self))}"
-            )
-        return self[plain]
+    def __contains__(self, key: object) -> bool:
+        return super().__contains__(_printed(key))
+
+    def __getitem__(self, key: str) -> Any:
+        return super().__getitem__(_printed(key))
+
+
+def _printed(shapes: object) -> str:
+    return str(shapes).replace("torch.Size(", "").replace(")", "")
 
 
 class _OnHost(nn.Module):

@@ -101,5 +101,6 @@ def _check(what: str, tensor: torch.Tensor, form: tuple) -> None:
     if (tuple(tensor.shape), tensor.dtype) != form:
         raise StandInError(
             f"{what} has shape {list(tensor.shape)} and {tensor.dtype}, expected {list(form[0])} "
-            f"and {form[1]}, which the graph was compiled for; compile for it."
+            f"and {form[1]}, which the graph was compiled for; compile for it, or save the "
+            "checkpoint in that type."
         )

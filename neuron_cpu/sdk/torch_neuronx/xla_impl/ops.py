@@ -61,8 +61,9 @@ def neuron_layer(layer: Any) -> Any:
 def xla_hlo_call(function: Callable[..., Any]) -> Callable[..., torch.Tensor]:
     """A function that writes HLO, as one of tensors.
 
-    Of HLO there is what NxDI writes by hand (modules/kvcache/utils.py): constants, and
-    DynamicUpdateSlice, which moves a start that would leave the tensor back into it.
+    Of HLO there is what NxDI writes by hand (modules/kvcache/utils.py, generation/sampling.py):
+    constants, uniform random numbers, and DynamicUpdateSlice, which moves a start that would leave
+    the tensor back into it.
     """
 
     def call(*tensors: torch.Tensor) -> torch.Tensor:
@@ -76,19 +77,37 @@ class _Operand:
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self.tensor, self.sizes = tensor, tuple(tensor.shape)
-        self.dtype = self.scribe = _Scribe()
+        self.dtype = _Type(tensor.dtype)
+        self.scribe = _Scribe()
 
 
 class _Scribe:
-    """`scribe.u32`, `dtype[shape]`: whatever the type, operators compute in that of operands."""
+    """Element types by HLO's names."""
 
-    u32 = s32 = property(lambda self: self)
+    u32 = property(lambda self: _Type(torch.int32))
+    s32 = u32
 
-    def __getitem__(self, shape: Any) -> _Scribe:
-        return self
 
-    def Constant(self, constant_value: int) -> _Operand:
-        return _Operand(torch.tensor(constant_value))
+class _Type:
+    """An element type, and with `[sizes]` a shape: what operators are asked of."""
+
+    def __init__(self, dtype: torch.dtype, sizes: Tuple[int, ...] = ()) -> None:
+        self._dtype, self._sizes = dtype, sizes
+
+    def __getitem__(self, sizes: Any) -> _Type:
+        return _Type(self._dtype, tuple(sizes))
+
+    def Constant(self, constant_value: float) -> _Operand:
+        return _Operand(torch.tensor(constant_value, dtype=self._dtype))
+
+    def Rng(self, low: _Operand, high: _Operand, distribution: int) -> _Operand:
+        if distribution != 1:
+            raise NotImplementedError(
+                f"HLO's Rng of distribution {distribution}, expected 1, the uniform one; draw "
+                "normal numbers with torch.randn."
+            )
+        drawn = torch.rand(self._sizes, dtype=self._dtype)
+        return _Operand(low.tensor + (high.tensor - low.tensor) * drawn)
 
     def DynamicUpdateSlice(self, tensor: _Operand, update: _Operand, *starts: _Operand) -> _Operand:
         places = []

@@ -1,0 +1,1 @@
+"""Experiments of torch_neuronx: names only."""

@@ -1,0 +1,1 @@
+"""The profiler of torch_neuronx: names only."""

@@ -1,0 +1,1 @@
+"""Version 2 of torch_neuronx: names only."""
