@@ -10,8 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-import subprocess
-import sys
 import warnings
 
 import numpy as np
@@ -26,7 +24,6 @@ from neuronxcc.nki.language import par_dim
 
 from neuron_cpu.core import NkiError, silence
 from neuron_cpu.core.device.errors import NkiWarning
-from tests.conftest import REPOSITORY
 
 # block axes and in-place operators are what public kernels use; both are warnings
 pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.device.errors.NkiWarning")
@@ -54,18 +51,6 @@ def agree(got, expected, tolerance=1e-5):
 
 
 # --- names and decorators -------------------------------------------------------------------------
-# nki.isa, nki.compiler and the rest as attributes of nki; contributed/pipelined_attention.py
-def test_submodules_are_attributes_of_the_package():
-    script = (
-        "import neuron_cpu; neuron_cpu.ensure_sdk()\n"
-        "from neuronxcc import nki\n"
-        "print(nki.compiler.sbuf, nki.isa.nc_matmul, nki.language.load, nki.typing.tensor)\n"
-    )
-    run = [sys.executable, "-c", script]
-    done = subprocess.run(run, cwd=REPOSITORY, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-
-
 # names from inner modules; contributed/neuron-team-kernels/conv.py, flash_paged_attn_varlen
 def test_names_of_inner_modules():
     from neuronxcc.nki.isa.constants import dge_mode, oob_mode, reduce_cmd

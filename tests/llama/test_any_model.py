@@ -19,7 +19,8 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NKI_CPU_STRICT", "1")
 
 
-@pytest.mark.parametrize("rows", [pytest.param(64, marks=pytest.mark.full), 128])
+@pytest.mark.full
+@pytest.mark.parametrize("rows", [64, 128])
 def test_rows_of_the_head_that_have_no_room_at_once_trace(rows: int) -> None:
     """1002 tiles of 128 logits a row: 128 rows would take 250 KiB."""
     hidden = 2048 if rows == 64 else 128

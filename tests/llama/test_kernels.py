@@ -404,8 +404,14 @@ def test_decode(batch: int, past: int, q: int, kv: int, d: int) -> None:
     decode_case(cached, batch, past, q, kv, d)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "zeros"])
-@pytest.mark.parametrize("past", [1100, 4609])
+@pytest.mark.parametrize(
+    ("kind", "past"),
+    [
+        *((kind, 1100) for kind in KINDS if kind != "zeros"),
+        ("rising maxima", 4609),
+        *(pytest.param(kind, 4609, marks=pytest.mark.full) for kind in KINDS if kind[0] in "eol"),
+    ],
+)
 def test_decode_of_adversarial_scores(kind: str, past: int) -> None:
     """As for prefill: complete rows, and blocks relative to maxima of their own."""
     cached = [random(8, 2, past, 64, seed=s) for s in (1, 2)]

@@ -65,7 +65,9 @@ def test_keys_of_a_prompt_that_fit_need_no_memory_beside_sbuf(
     assert llama.key_bytes(128 * tiles + 1, shape, marks, 2) == (tiles + 1) * per_tile
 
 
-@pytest.mark.parametrize("tokens", [4096, 8192])  # 32 and 64 tiles of keys
+@pytest.mark.parametrize(
+    "tokens", [4096, pytest.param(8192, marks=pytest.mark.full)]
+)  # 32 and 64 tiles of keys
 def test_a_prompt_reads_its_weights_once_and_long_ones_their_keys_again(tokens: int) -> None:
     """One KV head of 64: what stays is 386 bytes a tile and partition."""
     plain = Plain(4, 1, 64)

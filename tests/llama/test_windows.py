@@ -51,8 +51,8 @@ def assert_equal(kernel: str, *arguments: object, **more: object) -> None:
     ("heads", "batch", "length", "window"),
     [
         ((3, 3, 64), 2, 70, 8),  # within one tile, and one that is not whole
-        ((2, 1, 128), 1, 300, 129),
-        full((2, 1, 64), 1, 300, 1),
+        full((2, 1, 128), 1, 300, 129),
+        ((2, 1, 64), 1, 300, 1),
         full((2, 1, 128), 1, 300, 100),
         full((2, 1, 64), 1, 400, 128),
         full((2, 2, 64), 1, 520, 130),

@@ -32,8 +32,14 @@ def opened(tiny_model: Path, tmp_path: Path) -> Callable[..., Session]:
     return call
 
 
-@pytest.mark.parametrize("role", [Role.NKI, Role.BASELINE])
-@pytest.mark.parametrize("arguments", [("--tp-degree", 1), ("--tp-degree", 2, "--batch-size", 2)])
+@pytest.mark.parametrize(
+    ("role", "arguments"),
+    [
+        (Role.NKI, ("--tp-degree", 2, "--batch-size", 2)),
+        (Role.BASELINE, ("--tp-degree", 1)),
+        pytest.param(Role.NKI, ("--tp-degree", 1), marks=pytest.mark.full),
+    ],
+)
 def test_honest_counts_lie_above(role: Role, arguments: tuple, opened: Callable) -> None:
     session = opened(*arguments)
     loaded = construct(session, role)

@@ -218,6 +218,7 @@ def test_named_shapes_are_consistent(name):
 
 
 # --- parts ----------------------------------------------------------------------------------------
+@pytest.mark.full
 def test_a_long_prompt_is_priced_call_by_call(shapes_folder, tmp_path, capsys):
     """1280 tokens behind the first 2048, in chunks of 384, over buckets in steps of 256."""
     content = run(shapes_folder, tmp_path, "--seq-len", "3328")

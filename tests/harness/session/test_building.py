@@ -68,8 +68,15 @@ def truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-1])
 
 
-@pytest.mark.parametrize("damage", [truncate, Path.unlink])
-@pytest.mark.parametrize("name", ["model.pt", "operators.json", "weights/*.safetensors"])
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("model.pt", truncate),
+        ("operators.json", Path.unlink),
+        ("weights/*.safetensors", truncate),
+        pytest.param("weights/*.safetensors", Path.unlink, marks=pytest.mark.full),
+    ],
+)
 def test_a_damaged_compiled_folder_is_built_anew(
     name: str,
     damage: Callable,
@@ -85,7 +92,7 @@ def test_a_damaged_compiled_folder_is_built_anew(
     assert "Reusing the compiled" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("manifest", ["", "[]", "{", '"text"'])
+@pytest.mark.parametrize("manifest", ["[]", "{"])
 def test_an_unreadable_manifest_means_build_anew(
     manifest: str, again: Path, compiled: Callable, capsys: pytest.CaptureFixture
 ) -> None:

@@ -65,7 +65,7 @@ def prompt(length: int, seed: int = 0) -> list[int]:
     return torch.randint(3, 259, (length,), generator=generator).tolist()
 
 
-@pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[1], VERSIONS[-1]])
+@pytest.mark.parametrize("version", [VERSIONS[0], VERSIONS[-1]])
 def test_text_is_that_of_a_whole_prefill(tiny, tmp_path, monkeypatch, version):
     """One chunk and many, prompts that end with a chunk and where the last one begins earlier."""
     monkeypatch.setenv("NEURON_CPU_NXDI", version)
@@ -87,7 +87,7 @@ def test_rows_of_a_batch_end_in_different_chunks(tiny, tmp_path, more):
     assert Running(tiny, tmp_path, *sizes, *batch).tokens(prompts) == expected
 
 
-@pytest.mark.parametrize("length", [5000, pytest.param(131072, marks=pytest.mark.full)])
+@pytest.mark.parametrize("length", [2500, pytest.param(131072, marks=pytest.mark.full)])
 def test_a_prompt_that_fills_a_long_cache(tmp_path, length):
     """The driver's own sizes of graphs, and Hugging Face's model in one pass beside them."""
     folder = write_tiny_model(
