@@ -22,9 +22,10 @@ HAS_TORCH := import importlib.metadata as m; assert m.version("torch").split("+"
 generate: setup
 	$(BIN)/python main.py --enable-nki --mode generate
 
-# Two workers for two cores, one thread each; a free worker takes over tests of the other.
+# Three workers for two cores, one thread each: a fifth of the time a test waits for processes of its own. A free worker
+# takes over tests of the others.
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # The pages of a profile and of the server in Chromium without a window. `make test` runs these tests, too, where it finds
 # a browser; this installs one first where it may.
