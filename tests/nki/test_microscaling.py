@@ -186,3 +186,22 @@ def test_scales_have_doubled(monkeypatch, release, factor):
 
     found = kernel(np.full((32, 4), 256.0, BF16))
     assert (2.0 ** (found.astype(float) - 127) == factor).all()
+
+
+def test_rows_beside_the_scales_are_zeros():
+    """But for those that something else has written, as other scales of the same tile."""
+
+    @nki.jit
+    def kernel(x):
+        out = nl.ndarray((128, 16), nl.uint8, buffer=nl.shared_hbm)
+        elements, scales = sb((128, 8), "float8_e4m3fn_x4"), sb((128, 16), nl.uint8)
+        nisa.memset(scales[32:36, 8:16], 7)
+        for k in range(2):
+            part = slice(8 * k, 8 * k + 8)
+            nisa.quantize_mx(elements, nl.load(x[:, 32 * k : 32 * k + 32]), scales[:, part])
+        nisa.dma_copy(out, scales)
+        return out
+
+    found = kernel(np.full((128, 64), 256.0, BF16))
+    used = np.arange(128) % 32 < 4
+    assert (found[used] == 128).all() and (found[~used] == 0).all()

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from neuron_cpu.core import NkiError, NkiWarning
+from tests.warned import allows
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 
@@ -114,6 +115,7 @@ def products(flags, between=None, cuts=((0, 64),)):
     return kernel(a, b), a.T.astype(np.float64) @ b
 
 
+@allows("sim_lost_product")
 @pytest.mark.parametrize(
     ("flags", "times"),
     [

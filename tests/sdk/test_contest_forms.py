@@ -1045,3 +1045,18 @@ def test_sequence_parallel_entries(
     got = generate(app, PROMPTS, 6)
     for row, prompt in enumerate(PROMPTS):
         assert got[row].tolist() == reference(model, prompt, 6)[0].tolist()
+
+
+def test_the_device_by_its_name():
+    """`device="xla"` and `.to("xla")` are the CPU, as `xla_device()` is."""
+    importlib.import_module("torch_xla")
+    made = [
+        torch.ones((2, 3), device="xla"),
+        torch.randn(2, 3, device="xla", dtype=torch.bfloat16),
+        torch.arange(4, device=torch.device("xla")),
+        torch.ones(3).to("xla"),
+        torch.ones(3).to(device="xla", dtype=torch.float16),
+        nn.Linear(3, 2).to("xla")(torch.ones(1, 3).to("xla:0")),
+    ]
+    assert all(one.device.type == "cpu" for one in made) and made[4].dtype is torch.float16
+    assert made[0].sum() == 6 and torch.ones(2).to(torch.float64).dtype is torch.float64

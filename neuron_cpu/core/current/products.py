@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 from typing import Any
 
+import numpy as np
+
 from ..device.dtypes import BFLOAT16, PACKED, UINT8
 from ..device.errors import refuse, warn
 from ..device.release import DOUBLED_SCALES, nki_since
@@ -30,6 +32,7 @@ from ..instructions.tensor_engine import (
 )
 from ..program import trace
 from ..program.accumulation import Groups
+from ..program.regions import window
 from ..program.view import View
 from .enums import choose, engine, matmul_perf_mode
 from .numeric import flag
@@ -374,8 +377,32 @@ def quantize_mx(dst: Any, src: Any, dst_scale: Any, name: str | None = None) -> 
     scales = _scales(dst_scale, target, what)
     flat = source.reshape((source.shape[0], source.free_size))
     attrs = QuantizeAttrs(type=target.dt, raw=True, doubled=nki_since(DOUBLED_SCALES))
-    results = (_packed_tile(target, what), *scale_parts(scales, source.shape[0]))
+    parts = scale_parts(scales, source.shape[0])
+    _fill_beside(scales, parts)
+    results = (_packed_tile(target, what), *parts)
     return put(QUANTIZE_MX, results, (flat,), attrs, name)
+
+
+def _fill_beside(scale: View, parts: tuple[View, ...]) -> None:
+    """Rows of a scale tile that a quantisation leaves become zeros, unless something is there.
+
+    Sources do not say what they hold; two tests of AWS's library (mxfp_load, quantize_to_mx) store
+    whole tiles and expect zeros.
+    """
+    tracer, storage = trace.current("quantize_mx"), scale.storage
+    known, written = tracer.scales.get(storage.id, (0, np.zeros(storage.size, bool)))
+    instructions = tracer.program.instructions
+    for instruction in instructions[known:]:
+        for view in instruction.dst:
+            if view.storage is storage:
+                window(written, view)[...] = True
+    tracer.scales[storage.id] = len(instructions), written
+    used = np.zeros(storage.size, bool)
+    for part in parts:
+        window(used, part)[...] = True
+    beside = ~(window(written, scale) | window(used, scale))
+    if beside.any():
+        record(MEMSET, (scale,), (), FillAttrs(value=0, mask=beside))
 
 
 def nc_transpose(

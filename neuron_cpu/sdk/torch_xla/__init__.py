@@ -8,6 +8,7 @@ import torch
 
 from neuron_cpu.closed import stand_for
 
+from . import names  # noqa: F401 - the device by its name
 from .core import xla_model
 
 __all__ = ["device", "sync"]
