@@ -29,18 +29,9 @@ import neuron_cpu  # noqa: E402
 
 neuron_cpu.ensure_sdk()
 
-from neuron_cpu.core import Kernel, NkiWarning, release_thread  # noqa: E402
+from neuron_cpu.core import Kernel, release_thread  # noqa: E402
 from tests.tiny_model import write_tiny_model  # noqa: E402
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
-    """`@pytest.mark.warns(identifier, ...)`: the test fails where one of them is not given."""
-    with contextlib.ExitStack() as stack:
-        for mark in pyfuncitem.iter_markers("warns"):
-            for identifier in mark.args:
-                stack.enter_context(pytest.warns(NkiWarning, match=rf"{identifier}\]$"))
-        return (yield)
+from tests.warned import pytest_pyfunc_call  # noqa: E402, F401 - a hook
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,6 +8,7 @@ else a test asks of PyTorch skips it, and so this says nothing about results.
 
 from __future__ import annotations
 
+import importlib.machinery
 import math
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 import pytest
+
+from tests.warned import pytest_pyfunc_call  # noqa: F401 - a hook
 
 REASON = "computes with PyTorch, which is not installed"
 SIZES = {
@@ -123,6 +126,7 @@ def _install() -> None:
     torch = Module("torch")
     vars(torch).update(DTYPES, dtype=DType, Tensor=Tensor)
     vars(torch).update(empty=empty, inference_mode=inference_mode, backends=BACKENDS)
+    torch.__spec__ = importlib.machinery.ModuleSpec("torch", None)  # as one that is found
     sys.modules["torch"] = torch
     for name in ("nn", "nn.functional"):
         sys.modules[f"torch.{name}"] = Module(f"torch.{name}")
