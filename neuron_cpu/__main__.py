@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from . import __version__, ensure_sdk
-from .commands import check, compare, judge, learn, profile, tune
+from .commands import check, compare, judge, kernels, learn, profile, tune
 from .console import terminal
 from .errors import StandInError, UsageError
 from .lessons import pointed_out, pointers, with_pointers
@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from .core import NkiError
 
     try:
-        with pointed_out():
+        with pointed_out(), kernels.targeted(args):
             return COMMANDS[args.command].run(args)
     except KeyboardInterrupt as error:
         _say(f"{_name()}: interrupted{f' {error}' if str(error) else ''}.")

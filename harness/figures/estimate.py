@@ -421,7 +421,6 @@ class Estimator:
         dma_profile: name of the DMA profile.
         others: profiles of which only the latency of whole graphs is of interest.
         order: in which order engines take their instructions (``schedule.ORDERS``).
-        plain_rates: GB/s of operators outside of kernels, by profile.
         overheads: costs outside of kernels.
         ranks: tensor-parallel degree.
         runs_ahead: a decode step begins while the host looks at the last one (async_mode).
@@ -438,8 +437,6 @@ class Estimator:
     ) -> None:
         self.dma_profile, self.others, self.order = dma_profile, tuple(others), order
         self.overheads, self.ranks, self.runs_ahead = overheads, ranks, runs_ahead
-        rates = {n: cost.dma_profile(n).bandwidth(spec.PLAIN_ROW_BYTES) for n in self._profiles}
-        self.plain_rates = {n: max(spec.PLAIN_BYTES_PER_NS, rate) for n, rate in rates.items()}
         self._known: dict[int, tuple[Schedule, report.Profile, dict[str, float]]] = {}
 
     @property
@@ -464,7 +461,8 @@ class Estimator:
             return self.overheads.transfer(event.bytes)
         if event.kind == COLLECTIVE:
             return self.overheads.collective(event.bytes, self.ranks, event.name)
-        rate = self.plain_rates[dma_profile]
+        bound = dma_profile == cost.UPPER_BOUND
+        rate = spec.GEN2.hbm_bytes_per_ns if bound else spec.PLAIN_BYTES_PER_NS
         start = self.overheads.cache_ns if event.name in _ROWS else 0.0
         return start + max(event.bytes / rate, event.macs / spec.GEN2.peak_macs_per_ns)
 

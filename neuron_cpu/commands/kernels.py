@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import re
 import sys
 import traceback
@@ -19,6 +20,7 @@ from ..errors import UsageError
 from ..processes import limits
 
 PIPED_WIDTH = 180  # columns of a table that goes to a file
+TARGET = "NEURON_PLATFORM_TARGET_OVERRIDE"  # core/device/target.py, which is imported late
 
 
 def declare_time_limit(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +58,27 @@ def declare(parser: argparse.ArgumentParser) -> None:
         "object of the file; repeat",
     )
     parser.add_argument("--grid", help="launch grid, for example 4 or 2x8")
+    parser.add_argument(
+        "--target",
+        metavar="CHIP",
+        help="chip that the kernel is built for: trn1, inf2, trn2 or trn3 (default: what "
+        f"{TARGET} says, else trn1 for neuronxcc.nki and trn3 for nki)",
+    )
+
+
+@contextmanager
+def targeted(args: argparse.Namespace) -> Iterator[None]:
+    """The body builds kernels for the chip of the command line."""
+    before, asked = os.environ.get(TARGET), getattr(args, "target", None)
+    if asked is None:
+        yield
+        return
+    os.environ[TARGET] = asked
+    try:
+        yield
+    finally:
+        os.environ.pop(TARGET)
+        os.environ.update({} if before is None else {TARGET: before})
 
 
 def declare_kernel(parser: argparse.ArgumentParser) -> None:

@@ -46,12 +46,18 @@ def test_decorator_forms():
     assert nki.jit(doubled).__name__ == "doubled"
     with pytest.raises(ValueError, match="mode 'device'"):
         nki.jit(doubled, mode="device")
-    for_another_core = nki.jit(doubled, platform_target="trn2")  # files have kernels of several
-    with pytest.raises(ValueError, match="doubled has nki.jit platform_target 'trn2'"):
-        for_another_core(X)
-    with pytest.raises(ValueError, match="platform_target 'gpu'"):
-        nki.jit(doubled, platform_target="gpu")
+    with pytest.raises(ValueError, match="platform_target 'trn9'"):
+        nki.jit(doubled, platform_target="trn9")
     assert np.array_equal(nki.jit(doubled, platform_target="trn1")(X), 2 * X)
+
+
+def test_the_target_is_the_environment_s_then_the_kernel_s_then_trn1(monkeypatch):
+    kernel = nki.jit(doubled, platform_target="trn2")
+    assert kernel.trace(X).core.name == "gen3"
+    monkeypatch.setenv("NEURON_PLATFORM_TARGET_OVERRIDE", "trn3")
+    assert kernel.trace(X).core.name == "gen4" and nki.isa.get_nc_version() == 4
+    monkeypatch.delenv("NEURON_PLATFORM_TARGET_OVERRIDE")
+    assert nki.jit(doubled).trace(X).core.name == "gen2" and nki.isa.get_nc_version() == 2
 
 
 def test_torch_in_torch_out_and_numpy_in_numpy_out():

@@ -6,10 +6,12 @@ import pytest
 import torch
 from neuronxcc.nki import isa as nisa
 from neuronxcc.nki import language as nl
+from neuronxcc.nki.compiler import skip_middle_end_transformations
 
 from neuron_cpu.core import Kernel
 from neuron_cpu.core.run.execute import Plan
 from neuron_cpu.core.time.lower import lower
+from neuron_cpu.core.time.schedule import schedule
 
 pytestmark = pytest.mark.filterwarnings("ignore::neuron_cpu.core.NkiWarning")
 
@@ -131,3 +133,35 @@ def test_an_index_that_chooses_rows_stays_where_it_is(held):
     assert len(written) == (1 if held else 2)
     for found in results(program, table, rows.int()):
         assert torch.equal(found, table[rows[..., 0]])
+
+
+# --- rename ---------------------------------------------------------------------------------------
+@pytest.mark.parametrize("skipped", [False, True])
+@pytest.mark.parametrize("carried", [False, True])
+def test_values_of_an_outer_buffer_in_a_sequential_loop(skipped, carried):
+    """Only a kernel whose loops are unrolled before gives each value a tile of its own."""
+
+    def kernel(x):
+        out = nl.ndarray((8, 128, 256), nl.float32, buffer=nl.shared_hbm)
+        tile = nl.load(x[0])
+        for k in nl.sequential_range(8):
+            if not carried:
+                tile[...] = nl.load(x[k])
+            made = nisa.tensor_scalar(tile, nl.add, 1.0)
+            nl.store(out[k], value=made)
+            if carried:
+                tile[...] = nisa.tensor_scalar(made, nl.multiply, 0.5)
+        return out
+
+    if skipped:
+        kernel = skip_middle_end_transformations(kernel)
+    program = trace(kernel, (8, 128, 256))
+    before, after = results(program, torch.randn(8, 128, 256))
+    assert torch.equal(before, after)
+    made = lower(program)
+    assert (len(made.storages) > len(program.storages)) is skipped
+    if not carried:
+        kept = schedule(program).total
+        program.skips_middle_end = not skipped
+        other = schedule(program).total
+        assert min(kept, other) < 0.7 * max(kept, other) and (kept < other) is skipped

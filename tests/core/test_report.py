@@ -268,7 +268,7 @@ def test_tables_show_every_figure_and_say_estimated(summary):
     console = Console(width=200, record=True, file=io.StringIO())
     tables.print_profile(console, summary, console.print)
     text = console.export_text()
-    assert "estimated, not measured; DMA profile sdk2.21" in text
+    assert "estimated, not measured; DMA profile sdk2.25" in text
     assert all(name in text for name in summary.metrics)
     assert summary.lines[0].place in text and summary.binding.split(";")[0][:40] in text
 
@@ -362,9 +362,9 @@ def test_command_shows_both_releases_where_they_differ(tmp_path, capsys, columns
     shape = f"32x128x{columns}:bf16"
     assert main(["profile", f"{path}:scale", "--arg", shape, "--json", str(figures)]) == 0
     times = json.loads(figures.read_text())["time_ns_by_release"]
-    assert times["sdk2.21"] == json.loads(figures.read_text())["time_ns"]
+    assert times["sdk2.25"] == json.loads(figures.read_text())["time_ns"]
     assert (times["sdk2.21"] > 1.1 * times["sdk2.25"]) is shown
-    assert ("with sdk2.25: " in capsys.readouterr().out) is shown
+    assert ("with sdk2.21: " in capsys.readouterr().out) is shown
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def ns(engine: Engine, cycles: float) -> float:
     """Occupancy of an instruction of so many documented cycles."""
     if cycles > 64:
         tensor = engine is Engine.TENSOR
-        cycles = cycles * GEN2.tensor_pace if tensor else cycles + GEN2.engine_start_cycles
+        cycles = cycles * GEN2.tensor_pace if tensor else cycles + 20
     return cycles / GEN2.clock_hz[engine] * 1e9
 
 

@@ -45,9 +45,12 @@ def file(tmp_path):
 
 @pytest.mark.parametrize("name", ["k", "plain"])
 def test_profile_names_the_generation(file, name, target, capsys):
-    target("trn2")
+    target("trn3")
     assert main(["profile", f"{file}:{name}", *ARGS]) == 0
-    assert "on gen3, uncalibrated" in capsys.readouterr().out
+    assert "on gen4, uncalibrated" in capsys.readouterr().out
+    assert main(["profile", f"{file}:{name}", *ARGS, "--target", "trn2"]) == 0
+    assert "µs on a device" in capsys.readouterr().out
+    assert os.environ["NEURON_PLATFORM_TARGET_OVERRIDE"] == "trn3"
     target("inf2")
     assert main(["profile", f"{file}:{name}", *ARGS, "--grid", "1"]) == 0
     shown = capsys.readouterr().out

@@ -7,9 +7,12 @@ import nki.isa as nisa
 import nki.language as nl
 import numpy as np
 import pytest
+import torch
 from neuronxcc.nki import jit as jit_2_21
 from neuronxcc.nki import language as nl_2_21
 
+from neuron_cpu.core.run.execute import Plan
+from neuron_cpu.core.time.lower import without_fills
 from neuron_cpu.core.time.schedule import COMPILER_ORDER, PROGRAM_ORDER, schedule
 
 LINKS = 32
@@ -79,3 +82,31 @@ def test_products_fill_columns_of_several_rows(columns: int, eager: bool, monkey
     a, b = a.astype(np.float32), b.astype(np.float32)
     want = np.einsum("km,krn->mrn", a.astype(np.float64), b.astype(np.float64))
     assert np.abs(kernel(a, b) - want).max() < 1e-4 * np.abs(want).max()
+
+
+@pytest.mark.parametrize("read_between", [False, True])
+def test_zeros_that_a_product_replaces_are_no_instruction(read_between: bool) -> None:
+    @nki.jit
+    def kernel(a, b):
+        out = nl.ndarray((2, 128, 64), nl.float32, buffer=nl.shared_hbm)
+        left, right = nl.load(a), nl.load(b)
+        for k in range(2):
+            total = nl.ndarray((128, 64), nl.float32, buffer=nl.psum)
+            copied = nl.ndarray((128, 64), nl.float32, buffer=nl.sbuf)
+            nisa.memset(total, 0.0)
+            if read_between:
+                nisa.tensor_copy(dst=copied, src=total)
+            for _ in range(2):
+                nisa.nc_matmul(dst=total, stationary=left, moving=right)
+            nisa.tensor_copy(dst=copied, src=total)
+            nisa.dma_copy(dst=out[k], src=copied)
+        return out
+
+    rng = np.random.default_rng(1)
+    a, b = (rng.standard_normal(s).astype(np.float32) for s in ((128, 128), (128, 64)))
+    program = kernel.trace(a, b)
+    made = without_fills(program)
+    left = sum(i.op.name == "memset" for i in made.instructions)
+    assert left == (2 if read_between else 0)
+    found = Plan(made, merge_loops=False).run([torch.from_numpy(a), torch.from_numpy(b)])[0]
+    assert np.array_equal(found.numpy(), kernel(a, b))

@@ -207,7 +207,7 @@ def test_names_of_targets(monkeypatch, name):
 
 
 def test_estimates_of_later_generations_are_uncalibrated():
-    assert [core.calibrated for core in GENERATIONS.values()] == [True, False, False]
+    assert [core.calibrated for core in GENERATIONS.values()] == [True, True, False]
 
 
 def wide(engine, dtype, x):
@@ -231,7 +231,7 @@ def test_performance_modes(target, number, engine, faster):
         made = schedule(traced(lambda x, dtype=dtype: wide(engine, dtype, x)))
         at = [i.op.name for i in made.program.instructions].index(name)
         times.append(made.end[at] - made.start[at])
-    assert times[0] / times[1] == pytest.approx(faster, rel=0.03)
+    assert times[0] / times[1] == pytest.approx(faster, rel=0.08)
 
 
 def test_ports_are_shared_on_gen2_only(target):

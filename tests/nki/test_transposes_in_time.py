@@ -24,7 +24,7 @@ def turned(x):
 
 
 @pytest.mark.parametrize(
-    ("name", "rate", "share"), [("trn2", 368, 0.9), ("trn3", 528, 0.9)], ids=["gen3", "gen4"]
+    ("name", "rate", "share"), [("trn2", 400, 0.9), ("trn3", 528, 0.9)], ids=["gen3", "gen4"]
 )
 def test_engines_of_later_generations_move_rows(name, rate, share, target):
     target(name)

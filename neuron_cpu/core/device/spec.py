@@ -56,6 +56,11 @@ class Dma:
         descriptor_ns: of GpSimdE, to build the descriptor of a row whose address depends on data.
         transposed, transposed_on_chip: share of the rate that rows keep where the engine transposes
             them on their way out of HBM and out of SBUF; 0 where it moves single elements instead.
+        transposed_most_bytes: of an element that the engine transposes for `neuronxcc.nki`.
+        fixed_lanes: neighbouring partitions always belong to the same engine (DMA26), however few
+            a transfer has.
+        issue_ns, issue_row_ns: of one transfer and of each of its rows on the queue that makes
+            descriptors in hardware, one transfer after the other; 0 where a program brings them.
     """
 
     engines: int
@@ -74,6 +79,10 @@ class Dma:
     descriptor_ns: float
     transposed: float = 0.0
     transposed_on_chip: float = 0.0
+    transposed_most_bytes: int = 2
+    fixed_lanes: bool = False
+    issue_ns: float = 0.0
+    issue_row_ns: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -92,14 +101,16 @@ class NeuronCore:
         clock_hz: by engine; DMA has rates instead.
         min_ii: cycles from one instruction of an engine to its next, at least.
         dependent_cycles: from the end of an instruction's occupancy until a consumer may start.
-        engine_start_cycles: VectorE, ScalarE and GpSimdE beyond their documented cycles.
+        engine_start_cycles: of each engine beyond the documented cycles of an instruction.
         tensor_pace: cycles of TensorE that one documented cycle takes.
+        half_rows_pace: the same where fp32 products fill at most half of the array's rows.
         hbm_bytes_per_ns: the core's share of HBM.
         number: of the generation; later ones take what earlier ones do.
         calibrated: whether published times have confirmed the estimates.
         exclusive_ports: engines that share a port of SBUF or PSUM take turns.
         array_tile_min: rows and columns of the smallest part of TensorE that a product may take.
-        vector_modes: VectorE takes several 16-bit elements of a partition a cycle.
+        vector_modes: VectorE takes several 16-bit elements of a partition a cycle, and two operands
+            of `tensor_tensor` in SBUF at once.
         vector_least_bytes: of the smallest floats that it does so with.
         scalar_narrow_rate: elements of 16 bits or less that ScalarE takes a cycle and partition.
         collective_ns, collective_bytes_per_ns: start of a collective between cores of a chip, and
@@ -126,10 +137,11 @@ class NeuronCore:
     clock_hz: Mapping[Engine, float]
     min_ii: int
     dependent_cycles: int
-    engine_start_cycles: int
+    engine_start_cycles: Mapping[Engine, int]
     tensor_pace: float
     hbm_bytes_per_ns: float
     dma: Dma
+    half_rows_pace: float = 1.0
     number: int = 2
     calibrated: bool = True
     exclusive_ports: bool = True
@@ -137,8 +149,10 @@ class NeuronCore:
     vector_modes: bool = False
     vector_least_bytes: int = 2
     scalar_narrow_rate: int = 1
-    collective_ns: float = 10_000.0  # assumed: no public source, for any generation
-    collective_bytes_per_ns: float = 50.0  # assumed, too
+    # Documented: twelve all-reduces of two cores in 0.31 ms (foxl-ai/kiln, docs/neuron-notes.md,
+    # SDK 2.32 on a trn1.2xlarge).
+    collective_ns: float = 26_000.0
+    collective_bytes_per_ns: float = 50.0  # assumed: no public source, for any generation
 
     @property
     def sbuf_usable_bytes(self) -> int:
@@ -195,7 +209,13 @@ GEN2 = NeuronCore(
     min_ii=64,  # nki.isa docstrings
     # PERF shows dependent one-element ScalarE instructions 264 cycles apart, min_ii included.
     dependent_cycles=200,
-    engine_start_cycles=20,  # fitted: an instruction of 384 columns took 437 cycles in a profile
+    # fitted: an instruction of 384 columns took 437 cycles in a profile
+    engine_start_cycles={
+        Engine.TENSOR: 0,
+        Engine.VECTOR: 20,
+        Engine.SCALAR: 20,
+        Engine.GPSIMD: 20,
+    },
     # Fitted: 32768 products of 512 columns, 5.99 ms at a column a cycle, take 6.96 and 6.97 ms in
     # two public kernels that do nothing else, their start and the last store included.
     tensor_pace=1.125,
@@ -216,19 +236,19 @@ GEN2 = NeuronCore(
         part_word_ns=40.0,
         lone_row_ns=360.0,  # the same: 25 600 times two loads and a store of a row, 27.4 ms
         lone_row_bytes=512,  # one row of 2560 B takes its 150 ns alone, too (4484 of them, 0.66 ms)
-        # No source for gen2. The constant that a public kernel for trn2 states as measured there
-        # (descriptors of software DGE, built by GpSimdE); its range is open.
-        descriptor_ns=26.5,
+        # Documented: about 31 ns a gathered row on trn1 (foxl-ai/kiln, docs/neuron-notes.md). A
+        # public kernel for trn2 states 26.5 (descriptors of software DGE, built by GpSimdE).
+        descriptor_ns=31.0,
     ),
 )
 
-# What no source restates for later generations is gen2's, a guess: initiation interval, latencies,
-# TensorE's pace, the fixed parts of a DMA row. No published time has confirmed an estimate yet.
+# Fitted to seven operators of Jerry2423/kda-for-trainium 90770f2 and to the vector addition of
+# xaviergonzalez/asst4-trainium2 (docs/cost_model.md, trn2). What no source restates for later
+# generations is gen2's, a guess: initiation interval, latencies.
 GEN3 = replace(
     GEN2,
     name="gen3",  # NeuronCore-v3: Trainium2
     number=3,
-    calibrated=False,
     sbuf_bytes=224 * KIB,  # ARCH3: 28 MiB / 128
     sbuf_reserved_bytes=224 * KIB - 212984,  # NKIPY: 212984 usable
     clock_hz={  # ARCH3
@@ -242,11 +262,33 @@ GEN3 = replace(
     exclusive_ports=False,
     array_tile_min=32,  # ISA32, nc_matmul
     vector_modes=True,  # ARCH3, performance modes of VectorE
+    # Fitted: 24576 products of 456 columns in two passes each keep TensorE active for 9.431 ms
+    # (9.339 at a column a cycle), 36864 in bf16 for 7.126 (7.004).
+    tensor_pace=1.0,
+    # Fitted: 8192 products of 64 rows and 512 columns keep TensorE active for 7.31 ms (3.5 at four
+    # passes) in 17 of 22 variants of two operators, where profiles say that it is throttled; in two
+    # variants 4.1 ms. What releases the throttle is not known.
+    half_rows_pace=2.0,
+    engine_start_cycles={
+        Engine.TENSOR: 8,
+        # Fitted: 768 sums of 2048 columns keep VectorE active for 1.73 ms, 1536 of 512 for 0.97;
+        # 4096 copies of 256 columns, ScalarE's only work, take at most 1.47 ms.
+        Engine.VECTOR: 100,
+        Engine.SCALAR: 170,
+        Engine.GPSIMD: 100,  # assumed
+    },
     hbm_bytes_per_ns=375.0,  # ARCH3: 3 TB/s per chip, eight cores
     dma=replace(
         GEN2.dma,
-        bytes_per_ns=23.0,  # DMA32: 368 GB/s a core
-        flat_bytes_per_ns=23.0,  # guess: the slow short rows are known of SDK 2.21, before these
+        # Fitted: 234.9 MB in 588 us with rows of 4 KiB, and the same rate an engine where four
+        # transfers of 64 and 128 partitions keep half of the engines twice as busy; DMA32 has 23.
+        bytes_per_ns=25.0,
+        flat_bytes_per_ns=25.0,  # guess: the slow short rows are known of SDK 2.21, before these
+        fixed_lanes=True,  # fitted to the same four transfers
+        # Fitted: 600 transfers of 128 rows of 4 B in 366 us, 300 of 8 B in 174, 128 of 512 B in 74;
+        # 76800 of one row in 37.3 ms.
+        issue_ns=485.0,
+        issue_row_ns=0.75,
         transposed=0.9,  # ARCH3: DMA transposes, "up to"
         transposed_on_chip=0.5,  # the same
     ),
@@ -255,6 +297,7 @@ GEN4 = replace(
     GEN3,
     name="gen4",  # NeuronCore-v4: Trainium3
     number=4,
+    calibrated=False,
     sbuf_bytes=256 * KIB,  # ARCH4: 32 MiB / 128
     sbuf_reserved_bytes=256 * KIB - 245752,  # NKIPY: 245752 usable
     moving_free_max=8192,  # ISA32, nc_matmul: into bf16; PSUM itself limits fp32 to 4096
@@ -305,19 +348,19 @@ def using(core: NeuronCore) -> Iterator[None]:
 
 
 # --- around the core: compiler, runtime and host --------------------------------------------------
-# Operators outside of kernels, under the profile of SDK 2.21: fitted to the contest's own baseline
-# (9.75 to 10.12 ms a decode step at degree 2 with a cache of 640, prompt_data.txt), which so takes
-# 10.0 ms. It moves 1.29 GB a step.
-PLAIN_ROW_BYTES = 1024  # later profiles move the 512-column bf16 tiles of such code faster
-PLAIN_BYTES_PER_NS = 146.0
+# Operators outside of kernels: fitted to the contest's own baseline (9.75 to 10.12 ms a decode step
+# at degree 2 with a cache of 640, prompt_data.txt). It moves 1.29 GB a step.
+PLAIN_BYTES_PER_NS = 163.0
 
 # Fitted: the device's own start and end of one executed graph. Whole kernels of 14 and 19 us exist
 # (docs/cost_model.md), whose instructions take 2 to 7 us here.
 GRAPH_START_NS = 12_000.0
 
-# Costs that no public source states; command-line options replace them.
+# Costs around a graph; command-line options replace them. Where no source stands they are assumed.
 KERNEL_LAUNCH_NS = 2000.0  # between two kernels of a graph: one DMA round trip and its semaphores
-GRAPH_LAUNCH_NS = 50_000.0  # host to device and back for one executed graph, its start included
+# Host to device and back for one executed graph, its start included. Documented: foxl-ai/kiln,
+# docs/neuron-notes.md, SDK 2.32 on a trn1.2xlarge.
+GRAPH_LAUNCH_NS = 94_000.0
 # Three parts of one step on the host; only their sum, 0.5 ms, enters the fit to the baseline.
 LOGITS_NS = 50_000.0  # logits to the host: 0.5 MB of fp32 over a vocabulary of 128 256
 ARGMAX_NS = 200_000.0  # measured: 128 256 fp32 with PyTorch, one thread of a 2.1 GHz x86-64

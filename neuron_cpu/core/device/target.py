@@ -1,7 +1,8 @@
-"""The generation that kernels of the current language are built for.
+"""The generation that kernels are built for.
 
 Chosen as the SDK chooses it (aws-neuron-sdk v2.32.0, nki/guides/nki_simulator.rst): by environment,
-else by the chip in the machine, else trn3. There is no chip here, so the default is trn3's.
+else by the chip in the machine, else by a default. There is no chip here. The default of `nki` is
+trn3; that of `neuronxcc.nki` is trn1, the contest's.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ TARGETS = {
     "trn3": GEN4,
     "gen4": GEN4,
 }
-DEFAULT = "trn3"
+DEFAULT, DEFAULT_BEFORE = "trn3", "trn1"  # of `nki`, of `neuronxcc.nki`
 
 
-def chosen() -> NeuronCore:
+def chosen(default: str = DEFAULT) -> NeuronCore:
     """The generation that the environment names.
 
     Raises:
         NkiError: there is none of that name.
     """
-    name = os.environ.get(ENVIRONMENT_VARIABLE) or DEFAULT
+    name = os.environ.get(ENVIRONMENT_VARIABLE) or default
     found = TARGETS.get(name)
     if found is None:
         raise refuse(
             "sim_unknown_target",
             f"{ENVIRONMENT_VARIABLE} is {name!r}, expected one of {', '.join(TARGETS)}; unset it "
-            f"for {DEFAULT}",
+            f"for {default}",
         )
     return found
 

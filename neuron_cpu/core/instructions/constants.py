@@ -6,7 +6,9 @@ from enum import Enum, IntEnum
 
 import numpy as np
 
-from ..device.spec import Engine
+from ..device import target
+from ..device.spec import CORE, Engine
+from ..program import trace
 
 unknown_engine = None
 tensor_engine = Engine.TENSOR
@@ -33,6 +35,7 @@ class nc_version(IntEnum):
 
     gen2 = 2
     gen3 = 3
+    gen4 = 4
 
 
 class reduce_cmd(Enum):
@@ -68,5 +71,6 @@ class fp32:
 
 
 def get_nc_version() -> nc_version:
-    """Generation that kernels are traced for: NeuronCore-v2."""
-    return nc_version.gen2
+    """Generation that kernels are traced for; outside of kernels that of the environment."""
+    core = CORE if trace.active() is not None else target.chosen(target.DEFAULT_BEFORE)
+    return nc_version(core.number)

@@ -23,6 +23,8 @@ from ..check import lint, verify
 from ..device import release
 from ..device.errors import refuse, strict
 from ..device.pause import without_garbage_collection
+from ..device.spec import NeuronCore, using
+from ..device.target import DEFAULT_BEFORE, chosen
 from ..instructions.assignment import insert_initial_fills
 from ..program import trace
 from ..program.program import Program
@@ -178,7 +180,11 @@ class Kernel:
 
     def _rules(self) -> tuple:
         """What decides besides the arguments which program a call gets."""
-        return (release.chosen(), strict())
+        return (self._core().name, release.chosen(), strict())
+
+    def _core(self) -> NeuronCore:
+        """The generation that the kernel is built for: the environment's, else its own."""
+        return chosen(self.options.get("platform_target") or DEFAULT_BEFORE)
 
     def _check(self, program: Program) -> None:
         """What only the whole Program shows, and its source.
@@ -190,8 +196,9 @@ class Kernel:
             lambda: lint.lint(program.function),
             lambda: verify.verify(program),
         ]
-        for check in reversed(checks) if strict() else checks:
-            check()
+        with using(program.core):
+            for check in reversed(checks) if strict() else checks:
+                check()
 
     def _returned(self, program: Program, outputs: list[Any]) -> Any:
         """What a call returns: the outputs, nested as the kernel returned them."""
@@ -199,6 +206,10 @@ class Kernel:
 
     def _record(self, args: tuple, kwargs: dict, machine: Any = None) -> Program:
         """Run the function once for every grid instance, recording."""
+        with using(self._core()):
+            return self._recorded(args, kwargs, machine)
+
+    def _recorded(self, args: tuple, kwargs: dict, machine: Any) -> Program:
         program = Program(self.name, self.grid, self.function)
         program.today = self.today
         program.returns = self.options.get("kernel_return", True)

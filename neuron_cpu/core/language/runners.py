@@ -90,7 +90,8 @@ class TimedKernel:
         time = self.benchmark_result.nc_latency.get_latency_percentile(50)
         where = f"; trace for ui.perfetto.dev: {self.trace_path}" if self.trace_path else ""
         print(
-            f"{self.kernel.name}: {time:.2f} µs (estimated, not measured; DMA profile "
+            f"{self.kernel.name}: {time:.2f} µs, {spec.GRAPH_START_NS / 1e3:g} of them for the "
+            "start and end of its graph (estimated, not measured; DMA profile "
             f"{self.dma_profile}){where}",
             file=sys.stderr,
         )

@@ -130,6 +130,8 @@ class Program:
         self.result_form: Any = None
         self.edges: list[tuple[Instruction, Instruction]] = []
         self.in_order = False  # the kernel forbids the compiler to reorder
+        # the kernel's loops are unrolled before the compiler sees them
+        self.skips_middle_end = getattr(function, "skips_middle_end", False)
         self.warnings: list[str] = []
         self.unwritten_at: set[Source | None] = set()
         self.plans: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()

@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ..check.provenance import Finding
+from ..device import spec
 from ..time import cost
 from ..time.schedule import ENGINES
 from .report import ENGINE_KEYS, Line, Profile, size_text
@@ -59,6 +60,10 @@ def print_profile(
         f"({estimate_note(found.dma_profile)}; schedule {found.schedule_order})"
     )
     console.print(f"bound by {found.binding}")
+    console.print(
+        f"the kernel alone: nki.benchmark adds {spec.GRAPH_START_NS / 1e3:g} µs for the start and "
+        "end of a graph"
+    )
     for words in found.spills:
         console.print(words)
     for table in (

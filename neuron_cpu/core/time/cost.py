@@ -34,11 +34,15 @@ class DmaProfile:
         name: what ``profile=`` names.
         note: what it stands for.
         row_ns: nanoseconds of one row of the given number of contiguous bytes.
+        issued: hardware makes the descriptors where the generation has it, transfer by transfer.
+        keeps: the compiler of that release keeps tiles that are loaded again (passes/keep.py).
     """
 
     name: str
     note: str
     row_ns: Callable[[int], float]
+    issued: bool = True
+    keeps: bool = True
 
     def bandwidth(self, row_bytes: int) -> float:
         """GB/s of the whole core with rows of this size on all engines."""
@@ -78,6 +82,7 @@ PROFILES = {
             "SDK 2.23 and before: rows of 256 B to 1 KiB move at 104 GB/s per core, longer ones at "
             "up to 272 GB/s",
             _before_2_24,
+            keeps=False,
         ),
         DmaProfile(
             "sdk2.25",
@@ -91,10 +96,20 @@ PROFILES = {
             "272 GB/s per core with long rows",
             _row_rule,
         ),
+        DmaProfile(
+            "static",
+            "as sdk2.25, descriptors made before the kernel starts (--disable-dge): from gen3 on a "
+            "transfer takes no time to issue",
+            _since_2_24,
+            issued=False,
+        ),
         DmaProfile("hbm-peak", "the core's share of HBM, 410 GB/s, whatever the rows", _hbm_peak),
     )
 }
-DEFAULT_PROFILE = "sdk2.21"  # the contest's SDK
+# The contest's entries move their weights at this rate: under sdk2.21 its winner would take twice
+# as long as its second place did (docs/cost_model.md, DMA profiles).
+DEFAULT_PROFILE = "sdk2.25"
+UPPER_BOUND = "hbm-peak"
 RELEASES = tuple(name for name in PROFILES if name.startswith("sdk"))
 APART = 0.10  # reports show the other releases' times where they differ by more
 
@@ -150,8 +165,12 @@ def lane_ns(profile: DmaProfile, moved: Transfer, rows: int) -> float:
 _transfers: dict[tuple, Transfer] = {}
 
 
-def transfer(instruction: Instruction) -> Transfer:
-    """How a dma_copy or dma_transpose breaks into rows and over the engines."""
+def transfer(instruction: Instruction, fixed: bool = False) -> Transfer:
+    """How a dma_copy or dma_transpose breaks into rows and over the engines.
+
+    Args:
+        fixed: partitions have fixed places on them, where the generation has such.
+    """
     if instruction.op is COLLECTIVE:
         return _collective(instruction)
     src, dst = _source(instruction), instruction.dst[0]
@@ -160,11 +179,11 @@ def transfer(instruction: Instruction) -> Transfer:
         src.dt.itemsize,
         _built_at_run_time(src), dst.shape, dst.strides, dst.storage.buffer, dst.dt.itemsize,
         _built_at_run_time(dst), src.by_data is None, dst.by_data is None,
-        _first_partition(dst), _first_partition(src),
+        _first_partition(dst), _first_partition(src), fixed,
     )  # fmt: skip
     found = _transfers.get(key)
     if found is None:
-        found = _transfers[key] = _transfer(instruction, src, dst)
+        found = _transfers[key] = _transfer(instruction, src, dst, fixed)
     return found
 
 
@@ -185,7 +204,7 @@ def _first_partition(view: View) -> int:
     return view.start_partition if view.storage.on_chip else -1
 
 
-def _transfer(instruction: Instruction, src: View, dst: View) -> Transfer:
+def _transfer(instruction: Instruction, src: View, dst: View, fixed: bool) -> Transfer:
     item = max(src.dt.itemsize, dst.dt.itemsize)
     share = 1.0
     if not instruction.op.by_element:
@@ -198,7 +217,7 @@ def _transfer(instruction: Instruction, src: View, dst: View) -> Transfer:
     rows = dst.size // run
     chip = dst if dst.storage.on_chip else src
     if chip.storage.on_chip and share == 1:
-        lanes = _partition_lanes(chip, rows)
+        lanes = _partition_lanes(chip, rows, fixed)
     else:
         whole, rest = divmod(rows, CORE.dma.engines)
         lanes = tuple(whole + (lane < rest) for lane in range(CORE.dma.engines))
@@ -234,17 +253,23 @@ def _contiguous_run(src: View, dst: View, first: int = 0) -> int:
     return run
 
 
-def _partition_lanes(chip: View, rows: int) -> tuple[int, ...]:
+def _partition_lanes(chip: View, rows: int, fixed: bool) -> tuple[int, ...]:
     """Rows per engine: neighbouring partitions go to one engine, as evenly as they can.
 
     128 partitions give eight to each. Few partitions still use as many engines: tiles of ten
     partitions with 5 KiB each moved 133 GB/s in a published kernel, eight times one engine's rate,
     where a fixed place of eight partitions on an engine (DMA26) would leave two engines working.
+    From gen3 on they are fixed for `neuronxcc.nki`: two loads of 64 partitions beside a load and a
+    store of 128 move 290 GB/s in public kernels with rows of 512 B to 16 KiB, those of 128 400.
     """
     partitions = chip.shape[0]
     first = chip.start_partition // CORE.dma_partitions
     lanes = [0] * CORE.dma.engines
     per = rows // partitions
+    if CORE.dma.fixed_lanes and fixed:
+        for partition in range(chip.start_partition, chip.start_partition + partitions):
+            lanes[partition // CORE.dma_partitions] += per
+        return tuple(lanes)
     whole, rest = divmod(partitions, CORE.dma.engines)
     for k in range(min(partitions, CORE.dma.engines)):
         lanes[(first + k) % CORE.dma.engines] = per * (whole + (k < rest))
@@ -265,15 +290,24 @@ def engine_ns(instruction: Instruction, engine: Engine) -> float:
         cycles = max(CORE.min_ii, cycles / _elements_a_cycle(instruction, engine))
     if cycles > CORE.min_ii:
         if engine is Engine.TENSOR:
-            cycles *= CORE.tensor_pace
-        else:
-            cycles += CORE.engine_start_cycles
+            cycles *= CORE.half_rows_pace if _half_rows(instruction) else CORE.tensor_pace
+        cycles += CORE.engine_start_cycles[engine]
     return cycles / CORE.clock_hz[engine] * 1e9
+
+
+def _half_rows(instruction: Instruction) -> bool:
+    """Whether an fp32 product leaves half of the array's rows empty."""
+    if not instruction.op.multiplies or CORE.half_rows_pace == CORE.tensor_pace:
+        return False
+    stationary = instruction.src[0]
+    return stationary.dt.itemsize == 4 and stationary.shape[0] <= CORE.partitions // 2
 
 
 # Instructions of one tile that VectorE runs faster on 16-bit floats (ARCH3, performance modes):
 # four elements of a partition a cycle with both sides in SBUF and contiguous, two with either.
 OF_ONE_TILE = ("tensor_copy", "tensor_scalar")
+# Those that read two tiles of SBUF, which gen2 does one after the other, of every type.
+OF_TWO_TILES = ("tensor_tensor", "scalar_tensor_tensor")
 
 
 def _elements_a_cycle(instruction: Instruction, engine: Engine) -> int:
@@ -282,6 +316,8 @@ def _elements_a_cycle(instruction: Instruction, engine: Engine) -> int:
     Relative to the cycles that the instruction table states for that core: what the documentation
     says of fp32 beyond them (256 elements a cycle) no source explains, so fp32 stays at one.
     """
+    if instruction.op.name in OF_TWO_TILES and CORE.vector_modes:  # wherever the result goes
+        return 2 if all(v.storage.buffer == "sbuf" for v in instruction.src) else 1
     tiles = [v for v in (*instruction.dst, *instruction.src) if not _is_column(v)]
     least = CORE.vector_least_bytes if engine is Engine.VECTOR else 1
     if not all(least <= v.dt.itemsize <= 2 and v.dt.is_float for v in tiles):
@@ -290,8 +326,6 @@ def _elements_a_cycle(instruction: Instruction, engine: Engine) -> int:
         return CORE.scalar_narrow_rate
     if engine is not Engine.VECTOR or not CORE.vector_modes:
         return 1
-    if instruction.op.name == "tensor_tensor":  # wherever the result goes
-        return 2 if all(v.storage.buffer == "sbuf" for v in instruction.src) else 1
     if instruction.op.name not in OF_ONE_TILE:
         return 1
     in_sbuf = all(v.storage.buffer == "sbuf" for v in tiles)

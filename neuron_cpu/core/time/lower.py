@@ -10,23 +10,38 @@ published times show (docs/cost_model.md names the kernels):
 * ``join``: what a short loop does to a few elements at a time is one instruction;
 * ``rename``: the values that a reused buffer holds one after the other alternate between two
   buffers, so that a load need not wait for the last reader of the value before;
-* ``hoist``: what every iteration of a loop computes or loads again is computed or loaded once.
+* ``fills``: zeros that the first product of a group replaces are never written;
+* ``hoist``: what every iteration of a loop computes or loads again is computed or loaded once;
+* ``keep``: what is loaded again stays on chip where all of it fits.
 """
 
 from __future__ import annotations
 
 from ..program.program import Program
 from .passes.broadcast import broadcast
+from .passes.fills import fills
 from .passes.hoist import hoist
 from .passes.join import join
+from .passes.keep import keep
 from .passes.rename import rename
 from .passes.transpose import transpose
 from .passes.work import Work
 
 
-def lower(program: Program) -> Program:
-    """The program that the schedule arranges; storages may be new, the results are the same."""
+def lower(program: Program, keeps: bool = True) -> Program:
+    """The program that the schedule arranges; storages may be new, the results are the same.
+
+    Args:
+        keeps: tiles that are loaded again stay on chip where there is room.
+    """
     work = Work(program)
-    for change in (transpose, broadcast, join, rename, hoist):
+    for change in (fills, transpose, broadcast, join, rename, hoist, *([keep] if keeps else [])):
         work.instructions = change(work)
+    return work.finish()
+
+
+def without_fills(program: Program) -> Program:
+    """The program as it is written, but for zeros that the first product of a group overwrites."""
+    work = Work(program)
+    work.instructions = fills(work)
     return work.finish()

@@ -32,7 +32,7 @@ from ..instructions.cores import by_core
 from ..program.program import Instruction, Program
 from ..program.storage import Storage
 from . import cost, depend, memory
-from .lower import lower
+from .lower import lower, without_fills
 from .passes.spill import spill
 
 ENGINES = (Engine.TENSOR, Engine.VECTOR, Engine.SCALAR, Engine.GPSIMD, Engine.DMA)
@@ -253,6 +253,10 @@ class _Run:
         self.lane_last = [-1] * CORE.dma.engines
         self.lane_busy = [0.0] * CORE.dma.engines
         self.collective_free, self.collective_last = 0.0, -1
+        # no time of a kernel of `nki` shows fixed places of partitions or a limit of issue
+        self.fixed = not program.today
+        self.issues = profile.issued and not program.today and CORE.dma.issue_ns > 0
+        self.issue_free, self.issue_last = 0.0, -1
         self.port_free = [0.0, 0.0]
         self.port_last = [-1, -1]
         self.ports = [_ports(i, e) for i, e in zip(program.instructions, self.numbers)]
@@ -367,7 +371,7 @@ class _Run:
             self.port_free[1], self.port_last[1] = end, at
 
     def _transfer(self, at: int, now: float) -> None:
-        moved = self.transfers[at] = cost.transfer(self.program.instructions[at])
+        moved = self.transfers[at] = cost.transfer(self.program.instructions[at], self.fixed)
         if moved.apart_ns:  # collectives follow each other on a queue of their own
             if self.collective_free > now:
                 now, self.waits[at] = self.collective_free, Wait(QUEUE, self.collective_last)
@@ -377,6 +381,8 @@ class _Run:
             return
         if moved.built:
             now = self._describe(at, now, moved.built)
+        if self.issues:
+            now = self._issued(at, now, moved.rows)
         arrival = now + CORE.dma.start_ns
         free, busy, last = self.lane_free, self.lane_busy, self.lane_last
         first, end, blocker = float("inf"), 0.0, -1
@@ -410,6 +416,14 @@ class _Run:
         self.engine_free[number], self.engine_last[number] = now, at
         if self.candidates[number]:  # they were to choose at the time before
             heappush(self.heap, (now, self.engines_at + number))
+        return now
+
+    def _issued(self, at: int, now: float, rows: int) -> float:
+        """When the queue has issued a transfer, behind those before it."""
+        if self.issue_free > now:
+            now, self.waits[at] = self.issue_free, Wait(QUEUE, self.issue_last)
+        now += CORE.dma.issue_ns + rows * CORE.dma.issue_row_ns
+        self.issue_free, self.issue_last = now, at
         return now
 
     def _finish(self, at: int) -> None:
@@ -499,15 +513,29 @@ def schedules(
     order = order or usual_order(program.today)
     check_order(order)
     order = PROGRAM_ORDER if program.in_order else order
+    found: dict[str, Schedule] = {}
     with without_garbage_collection(), using(program.core):
-        made = lower(program) if order == COMPILER_ORDER else program
-        needs = depend.dependences(made)
-        found = {name: _scheduled(made, needs, profile, order) for name, profile in rows.items()}
-        if not any(any(one.overcommitted) for one in found.values()):
-            return found
-        made = spill(made)
-        needs = depend.dependences(made)
-        return {name: _scheduled(made, needs, profile, order) for name, profile in rows.items()}
+        for keeps in sorted({profile.keeps for profile in rows.values()}):
+            some = {name: row for name, row in rows.items() if row.keeps == keeps}
+            found |= _lowered(program, some, order, keeps)
+    return {name: found[name] for name in profiles}
+
+
+def _lowered(
+    program: Program, rows: dict[str, cost.DmaProfile], order: str, keeps: bool
+) -> dict[str, Schedule]:
+    """One run under each of the profiles for which the compiler makes the same of the kernel."""
+    compiled = order == COMPILER_ORDER
+    made = lower(program, keeps) if compiled else without_fills(program)
+    needs = depend.dependences(made)
+    found = {name: _scheduled(made, needs, profile, order) for name, profile in rows.items()}
+    if not any(any(one.overcommitted) for one in found.values()):
+        return found
+    if compiled and keeps:  # what is kept is the first to go
+        return _lowered(program, rows, order, False)
+    made = spill(made)
+    needs = depend.dependences(made)
+    return {name: _scheduled(made, needs, profile, order) for name, profile in rows.items()}
 
 
 def _scheduled(

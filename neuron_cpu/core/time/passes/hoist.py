@@ -36,17 +36,17 @@ def hoist(work: Work) -> list[Instruction]:
     the iteration before, if no loop further inside changes them either. Only results that nothing
     else writes can be shared, and only from HBM that the kernel does not write.
     """
-    pure = _single_results(work.instructions)
+    pure = single_results(work.instructions)
     pure -= _too_many_for_psum(work.instructions)
-    steady = _unwritten_hbm(work.instructions)
+    steady = unwritten_hbm(work.instructions)
     seen: dict[tuple[Source | None, str, int], _Seen] = {}
     same: dict[int, Storage] = {}  # a dropped result -> the one that stands for it
     nth: dict[tuple[Frame | None, Source | None, str], int] = {}
     result = []
     for instruction in work.instructions:
         if same:
-            instruction = _reading(instruction, same)
-        if not _shareable(instruction, pure, steady):
+            instruction = reading(instruction, same)
+        if not shareable(instruction, pure, steady):
             result.append(instruction)
             continue
         # One line may record several instructions of a kind in an iteration: they are numbered.
@@ -54,27 +54,27 @@ def hoist(work: Work) -> list[Instruction]:
         position = (instruction.frame, instruction.source, instruction.op.name)
         count = nth[position] = nth.get(position, -1) + 1
         line = (instruction.source, instruction.op.name, count)
-        key = _key(instruction)
+        now = key(instruction)
         last = seen.get(line)
         if last is None:
-            seen[line] = _Seen(key, instruction.frame, target.storage)
+            seen[line] = _Seen(now, instruction.frame, target.storage)
             result.append(instruction)
             continue
         # The loop at this depth went on since the line's last run. If neither that loop nor one
         # inside it has ever changed an operand, the first run's result serves.
         depth = _parting(last.frame, instruction.frame)
-        if key != last.key:
+        if now != last.key:
             last.varied = max(last.varied, depth)
         elif last.varied < depth:
             same[target.storage.id] = last.storage
             last.frame = instruction.frame
             continue
-        last.key, last.frame, last.storage = key, instruction.frame, target.storage
+        last.key, last.frame, last.storage = now, instruction.frame, target.storage
         result.append(instruction)
     return result if len(result) < len(work.instructions) else work.instructions
 
 
-def _reading(instruction: Instruction, same: dict[int, Storage]) -> Instruction:
+def reading(instruction: Instruction, same: dict[int, Storage]) -> Instruction:
     """The instruction with operands from the results that stand for dropped ones."""
     if not any(v.storage.id in same for v in instruction.src):
         return instruction
@@ -87,7 +87,7 @@ def _reading(instruction: Instruction, same: dict[int, Storage]) -> Instruction:
     return with_views(instruction, instruction.dst, tuple(src))
 
 
-def _single_results(instructions: list[Instruction]) -> set[int]:
+def single_results(instructions: list[Instruction]) -> set[int]:
     """Storages that one instruction writes, once and as a whole."""
     written: dict[int, int] = {}
     whole: set[int] = set()
@@ -120,7 +120,7 @@ def _too_many_for_psum(instructions: list[Instruction]) -> set[int]:
     }
 
 
-def _unwritten_hbm(instructions: list[Instruction]) -> set[int]:
+def unwritten_hbm(instructions: list[Instruction]) -> set[int]:
     """HBM storages that no instruction writes."""
     read: set[int] = set()
     written: set[int] = set()
@@ -131,7 +131,8 @@ def _unwritten_hbm(instructions: list[Instruction]) -> set[int]:
     return read - written
 
 
-def _shareable(instruction: Instruction, pure: set[int], steady: set[int]) -> bool:
+def shareable(instruction: Instruction, pure: set[int], steady: set[int]) -> bool:
+    """Whether another run of the same line may read this one's result."""
     if len(instruction.dst) != 1 or instruction.dst[0].storage.id not in pure:
         return False
     if instruction.attrs.accumulate or instruction.attrs.mask is not None:
@@ -143,7 +144,8 @@ def _shareable(instruction: Instruction, pure: set[int], steady: set[int]) -> bo
     return True
 
 
-def _key(instruction: Instruction) -> Key:
+def key(instruction: Instruction) -> Key:
+    """What determines the result of an instruction."""
     target = instruction.dst[0]
     sources = tuple(
         [(v.storage.id, v.offset, v.shape, v.strides, v.dt.name) for v in instruction.src]

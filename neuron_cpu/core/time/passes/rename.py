@@ -31,9 +31,12 @@ def rename(work: Work) -> list[Instruction]:
 
     A write begins a new value where nothing that is read of the block afterwards, until the next
     such write, lies outside of what it wrote. Iterations of ``sequential_range`` keep a buffer that
-    was made outside of the loop: the loop says that they depend on each other.
+    was made outside of the loop: the loop says that they depend on each other. A kernel with
+    ``skip_middle_end_transformations`` has no loops left when buffers get their places: there each
+    value is a tile of its own, whatever the loop is called.
     """
-    begins = _beginnings(work.instructions)
+    apart = work.program.skips_middle_end
+    begins = _beginnings(work.instructions, apart)
     if not begins:
         return work.instructions
     twins: dict[Part, Storage] = {}
@@ -43,8 +46,8 @@ def rename(work: Work) -> list[Instruction]:
         src = tuple([_current(v, current) for v in instruction.src])
         # A new value goes where the block's last one is not: to the twin, or back.
         part = begins.get(at)
-        if part is not None and current.pop(part, None) is None:
-            if part not in twins:
+        if part is not None and (current.pop(part, None) is None or apart):
+            if part not in twins or apart:
                 twins[part] = work.block(instruction.dst[0].storage)
             current[part] = twins[part]
         dst = tuple([_current(v, current) for v in instruction.dst])
@@ -76,10 +79,10 @@ def _current(view: View, current: dict[Part, Storage]) -> View:
     )
 
 
-def _beginnings(instructions: list[Instruction]) -> dict[int, Part]:
+def _beginnings(instructions: list[Instruction], apart: bool) -> dict[int, Part]:
     """Which instruction begins a new value of which block, the first value of each left out."""
     found = {}
-    for part, accesses in _rewritten(instructions).items():
+    for part, accesses in _rewritten(instructions, apart).items():
         needed: set[Box] = set()  # what is read later, up to the next beginning
         begun = []
         for access in reversed(accesses):
@@ -93,9 +96,9 @@ def _beginnings(instructions: list[Instruction]) -> dict[int, Part]:
     return found
 
 
-def _rewritten(instructions: list[Instruction]) -> dict[Part, list[_Access]]:
+def _rewritten(instructions: list[Instruction], apart: bool) -> dict[Part, list[_Access]]:
     """Accesses to each block that more than one instruction could begin a value of."""
-    several = _overwritten_several_times(instructions)
+    several = _overwritten_several_times(instructions, apart)
     if not several:
         return {}
     accesses: dict[Part, list[_Access]] = {}
@@ -114,7 +117,8 @@ def _rewritten(instructions: list[Instruction]) -> dict[Part, list[_Access]]:
                 continue
             part = _part(view)
             reads = number < len(instruction.src)
-            begins = not reads and storage.id not in own and _overwrites(instruction, view)
+            begins = not reads and storage.id not in own
+            begins = begins and _overwrites(instruction, view, apart)
             if part is None and begins and storage.id not in filled and storage.id not in used:
                 filled[storage.id] = _Access(at, box_of(view), False, True)
                 continue
@@ -134,24 +138,27 @@ def _rewritten(instructions: list[Instruction]) -> dict[Part, list[_Access]]:
     }
 
 
-def _overwritten_several_times(instructions: list[Instruction]) -> set[int]:
+def _overwritten_several_times(instructions: list[Instruction], apart: bool) -> set[int]:
     """Storages that can hold more than one value; most tiles of a loop hold one."""
     once: set[int] = set()
     several: set[int] = set()
     for instruction in instructions:
         for view in instruction.dst:
             storage = view.storage
-            if automatic(storage) and _overwrites(instruction, view):
+            if automatic(storage) and _overwrites(instruction, view, apart):
                 (several if storage.id in once else once).add(storage.id)
     return several
 
 
-def _overwrites(instruction: Instruction, view: View) -> bool:
-    """Whether a result owes nothing to what its buffer held, nor to an earlier iteration."""
+def _overwrites(instruction: Instruction, view: View, apart: bool) -> bool:
+    """Whether a result owes nothing to what its buffer held, nor to an earlier iteration unless
+    iterations are apart."""
     if len(instruction.dst) != 1 or instruction.attrs.mask is not None:
         return False
     if instruction.attrs.accumulate:
         return False
+    if apart:
+        return True
     frame, outside = instruction.frame, view.storage.frame
     depth = 0 if outside is None else outside.depth
     while frame is not None and frame.depth > depth:

@@ -25,7 +25,7 @@ def transpose(work: Work) -> list[Instruction]:
     result: list[Instruction] = []
     for instruction in work.instructions:
         op = instruction.op
-        if op is DMA_TRANSPOSE and CORE.dma.transposed:  # engines that transpose by themselves
+        if op is DMA_TRANSPOSE and _by_engine(work, instruction):
             result.append(instruction)
         elif op is DMA_TRANSPOSE and len(instruction.src[0].shape) == 2:
             result.extend(_turned(work, instruction, instruction.dst[0], instruction.src[0]))
@@ -36,6 +36,14 @@ def transpose(work: Work) -> list[Instruction]:
         else:
             result.append(instruction)
     return result
+
+
+def _by_engine(work: Work, instruction: Instruction) -> bool:
+    """Whether the DMA engine itself transposes: for `neuronxcc.nki` short types alone."""
+    if not CORE.dma.transposed:
+        return False
+    short = instruction.src[0].dt.itemsize <= CORE.dma.transposed_most_bytes
+    return work.program.today or short
 
 
 def _flip(view: View) -> View:

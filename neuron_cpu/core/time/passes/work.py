@@ -48,7 +48,7 @@ class Work:
         made.instructions, made.storages = self.instructions, self.storages
         made.inputs, made.outputs = program.inputs, program.outputs
         made.output_shapes = program.output_shapes
-        made.core, made.edges = program.core, program.edges
+        made.core, made.edges, made.today = program.core, program.edges, program.today
         made.direct_allocation = program.direct_allocation
         return made
 

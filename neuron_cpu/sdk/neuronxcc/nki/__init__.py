@@ -38,8 +38,7 @@ if not hasattr(logging, "OFF"):
     logging.OFF = logging.CRITICAL + 10  # type: ignore[attr-defined]
     logging.addLevelName(logging.OFF, "OFF")  # type: ignore[attr-defined]
 
-PLATFORMS = ("trn1", "inf2")
-ELSEWHERE = ("trn2", "trn3")  # files of several kernels have some for these
+PLATFORMS = ("trn1", "inf2", "trn2", "trn3")
 WITHOUT_FRAMEWORK = ("baremetal", "simulation", "trace")
 MODES = ("auto", "torchxla", "jax", "baremetal", "benchmark", "simulation", "trace")
 
@@ -54,15 +53,13 @@ def jit(func: Callable | None = None, mode: str = "auto", **options: Any) -> Any
     """
     if mode not in MODES:
         raise ValueError(f"nki.jit mode {mode!r}, expected one of {', '.join(MODES)}")
-    if options.get("platform_target", "trn1") not in (*PLATFORMS, *ELSEWHERE):
+    if options.get("platform_target", "trn1") not in PLATFORMS:
         raise ValueError(
             f"nki.jit platform_target {options['platform_target']!r}, expected one of "
-            f"{', '.join(PLATFORMS)}: this core is NeuronCore-v2"
+            f"{', '.join(PLATFORMS)}; name one of them"
         )
     if func is None:
         return lambda f: jit(f, mode, **options)
-    if options.get("platform_target") in ELSEWHERE:
-        return _for_elsewhere(func, options["platform_target"])
     if mode == "benchmark":
         return benchmark(func, **options)
     if isinstance(func, Kernel):  # decorated twice: the outer mode and options win
@@ -72,19 +69,6 @@ def jit(func: Callable | None = None, mode: str = "auto", **options: Any) -> Any
     if mode in WITHOUT_FRAMEWORK:
         options.setdefault("kernel_return", returns_value(func))
     return Kernel(func, mode=mode, **options)
-
-
-def _for_elsewhere(func: Callable, platform: str) -> Kernel:
-    """A kernel that is defined for another core: it refuses to be called."""
-
-    def refuse(*_args: Any, **_kwargs: Any) -> Any:
-        raise ValueError(
-            f"kernel {func.__name__} has nki.jit platform_target {platform!r}, expected one of "
-            f"{', '.join(PLATFORMS)}: this core is NeuronCore-v2"
-        )
-
-    refuse.__name__ = refuse.__qualname__ = func.__name__
-    return Kernel(refuse)
 
 
 def baremetal(kernel: Callable | None = None, **options: Any) -> Any:

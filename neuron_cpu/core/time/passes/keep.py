@@ -1,0 +1,63 @@
+"""What is loaded again stays on chip where there is room.
+
+A compiler that sees one region of HBM loaded in every iteration of an outer loop keeps the tiles,
+if all that the line ever loads fits: published kernels whose text loads 8 and 17 MB of weights 32
+times read them once, and one whose 252 MB do not fit reads them again (docs/cost_model.md). A
+kernel without loops (``skip_middle_end_transformations``) has no such lines left: there what was
+loaded a short while ago is not loaded again, what was used last staying longest.
+"""
+
+from __future__ import annotations
+
+from ...device.spec import CORE, Engine
+from ...program.program import Instruction
+from ...program.storage import Source, Storage
+from .hoist import Key, key, reading, shareable, single_results, unwritten_hbm
+from .work import Work
+
+SHARE = 0.75  # of SBUF that kept tiles take at most
+
+
+def keep(work: Work) -> list[Instruction]:
+    """Load once what is loaded again while its tile can still be there."""
+    pure, steady = single_results(work.instructions), unwritten_hbm(work.instructions)
+    loads = [
+        i
+        for i in work.instructions
+        if i.op.engine is Engine.DMA and shareable(i, pure, steady)
+    ]  # fmt: skip
+    room = int(CORE.sbuf_usable_bytes * SHARE)
+    if not work.program.skips_middle_end:
+        loads = _of_lines_that_fit(loads, room)
+    kept: dict[Key, Storage] = {}  # by what was loaded, the one used longest ago first
+    same: dict[int, Storage] = {}
+    for instruction in loads:
+        what, target = key(instruction), instruction.dst[0].storage
+        found = kept.pop(what, None)
+        if found is not None:
+            kept[what] = same[target.id] = found
+            continue
+        kept[what] = target
+        room -= target.tile_bytes
+        while room < 0:
+            room += kept.pop(next(iter(kept))).tile_bytes
+    if not same:
+        return work.instructions
+    dropped = {id(i) for i in loads if i.dst[0].storage.id in same}
+    return [reading(i, same) for i in work.instructions if id(i) not in dropped]
+
+
+def _of_lines_that_fit(loads: list[Instruction], room: int) -> list[Instruction]:
+    """The loads of lines whose distinct tiles fit together, most repeated lines first."""
+    lines: dict[Source | None, dict[Key, list[Instruction]]] = {}
+    for instruction in loads:
+        line = lines.setdefault(instruction.source, {})
+        line.setdefault(key(instruction), []).append(instruction)
+    found: set[Source | None] = set()
+    repeats = {line: sum(map(len, tiles.values())) - len(tiles) for line, tiles in lines.items()}
+    for line in sorted(lines, key=repeats.__getitem__, reverse=True):
+        size = sum(runs[0].dst[0].storage.tile_bytes for runs in lines[line].values())
+        if repeats[line] and size <= room:
+            room -= size
+            found.add(line)
+    return [i for i in loads if i.source in found]
