@@ -1,12 +1,14 @@
 """Measured against predicted: published device times and what the cost model says.
 
-    python benchmarks/calibrate.py [--public DIR] [--rows WORD ...] [--write] [--jobs N]
+    python benchmarks/calibrate.py --public DIR [--data FILE] [--rows WORD ...] [--write]
+    python benchmarks/calibrate.py --public DIR --rows WORD ... --verify | --vary
 
-With ``--public DIR`` the public kernels of calibration.json run in their own source, from checkouts
-``DIR/OWNER/NAME@COMMIT`` (or ``DIR/OWNER/NAME``); ``--write`` then replaces their table in
-docs/cost_model.md and the bands that estimates carry. Without it the kernels of
-calibration_kernels.py, written anew after the same workloads, run and stand beside the shipped
-ratios of the originals; exit status 1 where a device time is off by more than 15 %.
+The public kernels of calibration.json (or FILE, of its form) run in their own source, from
+checkouts ``DIR/OWNER/NAME@COMMIT`` (or ``DIR/OWNER/NAME``); ``--write`` replaces their table in
+docs/cost_model.md and the bands that estimates carry. ``--verify`` fails where an estimate is no
+longer the page's. ``--vary`` shows what each constant of the model would change if it were 20 %
+off; it takes fitted rows only. Rows of the sealed set are written once, with the commit, and never
+again.
 """
 
 from __future__ import annotations
@@ -18,13 +20,14 @@ import multiprocessing
 import os
 import re
 import statistics
+import subprocess
 import sys
 import textwrap
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Optional
@@ -32,13 +35,10 @@ from typing import Any, Optional
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(Path(__file__).resolve().parent)]
 
-import torch  # noqa: E402 - after the path
-
-from neuron_cpu import ensure_sdk  # noqa: E402
+from neuron_cpu import ensure_sdk  # noqa: E402 - after the path
 
 ensure_sdk()
-import calibration_kernels as kernels  # noqa: E402 - needs the SDK names
-import calibration_rows as public_rows  # noqa: E402
+import calibration_rows as public_rows  # noqa: E402 - needs the SDK names
 
 from neuron_cpu.core import NkiError  # noqa: E402
 from neuron_cpu.core.device import spec, target  # noqa: E402
@@ -48,6 +48,16 @@ from neuron_cpu.core.time import cost, schedule  # noqa: E402
 LIMIT = 0.15
 APART = 1.05  # measured times of two variants that differ by less have no order
 OUTLIER = (0.6, 1.7)
+SIDES = ("hbm_read", "hbm_written")
+GEN2_CHIPS = ("", "trn1", "inf2")
+MOVED = 0.01  # a published estimate that moves by more has to be made anew
+SCALE = (0.8, 1.2)  # of a constant that is varied
+VARIED = (
+    "tensor_pace", "engine_start_cycles", "min_ii", "dependent_cycles", "dma.start_ns",
+    "dma.bytes_per_ns", "dma.flat_bytes_per_ns", "dma.row_2_24_ns", "dma.part_word_ns",
+    "dma.lone_row_ns", "dma.issue_ns", "dma.issue_row_ns", "GRAPH_START_NS",
+)  # fmt: skip
+HEAD = ("git", "rev-parse", "--short", "HEAD")
 DOCUMENT = ROOT / "docs" / "cost_model.md"
 PLACE = re.compile(r"[^/\s:()]+\.py:\d+")  # what a table keeps of the line that a refusal names
 LONGEST_ERROR = 60  # characters of an exception's message in a table
@@ -65,6 +75,8 @@ class Outcome:
         problem: why it did not run.
         missing: True where the folder lacks the file.
         instructions: length of the program.
+        engines: share of the time that each engine is busy.
+        hbm_mb: megabytes read from and written to HBM.
     """
 
     row: public_rows.Row
@@ -74,6 +86,8 @@ class Outcome:
     problem: str = ""
     missing: bool = False
     instructions: int = 0
+    engines: dict[str, float] = field(default_factory=dict)
+    hbm_mb: tuple[float, ...] = ()
 
     @property
     def ratio(self) -> Optional[float]:
@@ -87,16 +101,20 @@ def profile_of(sdk: str) -> str:
     return named[0] if named else cost.DEFAULT_PROFILE
 
 
+def profile_for(row: public_rows.Row) -> str:
+    """The DMA profile that a row is estimated under."""
+    return row.profile or profile_of(row.sdk)
+
+
 def run(row: public_rows.Row, public: Path) -> Outcome:
     """Trace and schedule one public kernel."""
     warnings.simplefilter("ignore")
     try:
         kernel = public_rows.kernel(row, public)
-        if row.target:  # asked for by no kernel of the other language; the process is the row's
-            os.environ[target.ENVIRONMENT_VARIABLE] = row.target
+        os.environ[target.ENVIRONMENT_VARIABLE] = row.target or "trn1"
         values = [public_rows.tensor(a) for a in row.arguments]
         program = kernel.trace(*values, **row.keywords)
-        found = schedule.schedule(program, profile_of(row.sdk))
+        found = schedule.schedule(program, profile_for(row))
     except public_rows.Missing as absent:
         return Outcome(row, problem=str(absent), missing=True)
     except NkiError as refusal:
@@ -110,12 +128,15 @@ def run(row: public_rows.Row, public: Path) -> Outcome:
         return Outcome(row, problem=f"failed: {type(error).__name__}: {said} ({where})")
     busy = found.engine_busy()
     engine = max(busy, key=lambda e: busy[e])
+    moved = [sum(getattr(t, side) for t in found.transfers.values()) for side in SIDES]
     return Outcome(
         row,
-        predicted_us(found),
+        predicted_us(found) * row.share,
         bands.kind_of(report.profile(found).critical),
         f"{engine.value} {busy[engine] / found.total:.0%}",
         instructions=len(program.instructions),
+        engines={e.value: t / found.total for e, t in busy.items()},
+        hbm_mb=tuple(size / 1e6 for size in moved),
     )
 
 
@@ -133,30 +154,26 @@ def run_all(chosen: Sequence[public_rows.Row], public: Path, jobs: int) -> list[
 
 
 def on_page(row: public_rows.Row) -> Outcome:
-    """The outcome of a row that is not run again, as the document has it.
-
-    Raises:
-        SystemExit: it has none.
-    """
+    """The outcome of a row that is not run again, as the document has it, if it has one."""
     found = re.search(
         rf"^\| {re.escape(row.id)} \|.*\| ([\d.]+) \| [\d.]+ \| (\w+).*? \| (.+?) \|$",
         DOCUMENT.read_text(), re.M,
     )  # fmt: skip
     if found is None:
-        raise SystemExit(f"{DOCUMENT} has no estimate of {row.id}, expected one; run it, too")
+        return Outcome(row, problem="not run since it was entered")
     return Outcome(row, float(found[1]), found[2], found[3])
 
 
 def public_table(outcomes: Sequence[Outcome]) -> str:
     """Markdown: every row with its class, half, times and ratio, or why it has none."""
     lines = [
-        "| Kernel | half | measured µs | what was measured | estimated µs | ratio | class | "
+        "| Kernel | set | measured µs | what was measured | estimated µs | ratio | class | "
         "busiest engine |",
         "|---|---|---:|---|---:|---:|---|---|",
     ]
     for outcome in outcomes:
         row = outcome.row
-        start = f"| {row.id} | {row.half} | {row.measured_us:.10g} | {row.kind} |"
+        start = f"| {row.id} | {row.set} | {row.measured_us:.10g} | {row.kind} |"
         if outcome.estimated_us is None:
             reason = outcome.problem.replace("|", "\\|").replace("\n", " ")
             lines.append(f"{start} | | | {reason} |")
@@ -176,7 +193,7 @@ def sources_list(chosen: Iterable[public_rows.Row]) -> str:
     for row in reversed(first.values()):
         text = (
             f"- {row.source}: {row.repository} {row.commit[:7]}, {row.file}; "
-            f"figures: {row.figures}; machine: {row.machine}; profile {profile_of(row.sdk)}"
+            f"figures: {row.figures}; machine: {row.machine}; profile {profile_for(row)}"
         )
         text += f"; {row.caveat}" if row.caveat else ""
         wrapped = textwrap.wrap(
@@ -205,29 +222,32 @@ def summary(outcomes: Sequence[Outcome]) -> str:
     """The figures of some rows in one line of a table."""
     found = [o.ratio for o in outcomes if o.ratio is not None]
     if not found:
-        return f"{len(outcomes)} | 0 | | | | |"
+        return f"{len(outcomes)} | 0 | | | | | |"
     within = [sum(abs(r - 1) <= far for r in found) / len(found) for far in (LIMIT, 0.25)]
     outside = [o.row.id for o in outcomes if o.ratio and not OUTLIER[0] <= o.ratio <= OUTLIER[1]]
     ordered = pairs(outcomes)
-    wrong = sum(fast.estimated_us > slow.estimated_us for fast, slow in ordered)
+    wrong = sum(fast.estimated_us >= slow.estimated_us for fast, slow in ordered)
+    error = statistics.fmean(abs(r - 1) for r in found)
+    middle = statistics.median(found)
     return (
-        f"{len(outcomes)} | {len(found)} | {within[0]:.0%} | {within[1]:.0%} | "
-        f"{statistics.median(found):.2f} | {len(outside)} | {wrong} of {len(ordered)} |"
+        f"{len(outcomes)} | {len(found)} | {within[0]:.0%} | {within[1]:.0%} | {middle:.2f} | "
+        f"{error:.0%} | {len(outside)} | {wrong} of {len(ordered)} |"
     )
 
 
 def summaries(outcomes: Sequence[Outcome]) -> str:
-    """Markdown: the figures of all rows, of both halves and of each class."""
+    """Markdown: the figures of all rows, of each set, generation and class."""
     lines = [
-        "| Rows | published | run | within ±15 % | within ±25 % | median ratio | "
-        "outside 0.6 to 1.7 | pairs in the wrong order |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|",
+        "| Rows | published | run | within ±15 % | within ±25 % | median ratio | mean error | "
+        "outside 0.6 to 1.7 | pairs tied or in the wrong order |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
     parts: list[tuple[str, Callable[[Outcome], bool]]] = [
         ("all", lambda o: True),
-        ("fitted half", lambda o: o.row.half == "fit"),
-        ("other half", lambda o: o.row.half == "check"),
+        *((name, lambda o, name=name: o.row.set == name) for name in public_rows.SETS),
     ]
+    for name, chips in (("gen2", GEN2_CHIPS), ("gen3", ("trn2",))):
+        parts.append((name, lambda o, chips=chips: o.row.target in chips))  # type: ignore[misc]
     for kind in bands.CLASSES:
         parts.append((f"class {kind}", lambda o, kind=kind: o.kind == kind))  # type: ignore[misc]
     for name, belongs in parts:
@@ -245,13 +265,41 @@ def named_outliers(outcomes: Sequence[Outcome]) -> str:
     wrong = [
         f"{slow.row.id} before {fast.row.id}"
         for fast, slow in pairs(outcomes)
-        if fast.estimated_us > slow.estimated_us
+        if fast.estimated_us >= slow.estimated_us
     ]
     lines = (
         f"Outside of 0.6 to 1.7: {', '.join(far) or 'none'}.",
-        f"In the wrong order: {', '.join(wrong) or 'none'}.",
+        f"Tied or in the wrong order: {', '.join(wrong) or 'none'}.",
     )
     return "\n\n".join(textwrap.fill(line, 120, break_on_hyphens=False) for line in lines)
+
+
+def engines_table(outcomes: Sequence[Outcome]) -> str:
+    """Markdown: published shares of engines' time and bytes of HBM against the estimates'."""
+    shares: dict[str, list[float]] = {}
+    for outcome in outcomes:
+        for engine, share in outcome.row.engines.items() if outcome.engines else ():
+            shares.setdefault(engine, []).append(outcome.engines[engine] - share)
+    lines = [
+        "| Engine | rows | estimated less published share: median | mean distance |",
+        "|---|---:|---:|---:|",
+    ]
+    for engine, apart in shares.items():
+        far = statistics.fmean(map(abs, apart))
+        lines.append(f"| {engine} | {len(apart)} | {statistics.median(apart):+.0%} | {far:.0%} |")
+    lines += ["", "| Bytes of HBM | rows | estimated over published: least | median | most |"]
+    lines.append("|---|---:|---:|---:|---:|")
+    for side, name in enumerate(("read", "written")):
+        ratios = [
+            outcome.hbm_mb[side] / outcome.row.hbm_mb[side]
+            for outcome in outcomes
+            if outcome.hbm_mb and outcome.row.hbm_mb and outcome.row.hbm_mb[side]
+        ]
+        if ratios:
+            middle = statistics.median(ratios)
+            told = f"{min(ratios):.2f} | {middle:.2f} | {max(ratios):.2f}"
+            lines.append(f"| {name} | {len(ratios)} | {told} |")
+    return "\n".join(lines)
 
 
 def band_data(outcomes: Sequence[Outcome]) -> dict[str, Any]:
@@ -278,134 +326,9 @@ def band_data(outcomes: Sequence[Outcome]) -> dict[str, Any]:
     }
 
 
-# --- the same workloads, written anew -------------------------------------------------------------
-@dataclass(frozen=True)
-class Point:
-    """One published time of one workload.
-
-    Attributes:
-        name: workload.
-        kernel: attribute of ``calibration_kernels``.
-        arguments: shapes and dtypes.
-        measured_us: published microseconds.
-        original: row of the shipped table with the same workload in its own source, if any.
-        device: False where host transfers are part of the measurement.
-        lacks: what the model lacks, for a point that it does not meet.
-    """
-
-    name: str
-    kernel: str
-    arguments: tuple[tuple[tuple[int, ...], torch.dtype], ...]
-    measured_us: float
-    original: str = ""
-    device: bool = True
-    lacks: str = ""
-
-
-Found = Optional[schedule.Schedule]  # None where the kernel is refused
-
-
-def _matmul(name: str, kernel: str, measured_ms: float, original: str) -> Point:
-    shapes = ((8192, 4096), torch.bfloat16), ((8192, 8192), torch.bfloat16)
-    return Point(f"matmul 4096x8192x8192, {name}", kernel, shapes, measured_ms * 1e3, original)
-
-
-def _mamba(version: str, kernel: str, channels: int, length: int, ms: float, lacks="") -> Point:
-    big, states = ((channels, length), torch.float32), ((16, length), torch.float32)
-    shapes = big, big, ((channels, 16), torch.float32), states, states
-    return Point(
-        f"Mamba {version}, {channels} ch, {length} tokens",
-        kernel,
-        shapes,
-        ms * 1e3,
-        f"mamba-{version}-{channels}x{length}",
-        lacks=lacks,
-    )
-
-
-def _layernorm(name: str, kernel: str, measured_us: float) -> Point:
-    row = ((1, 1000), torch.float32)
-    shapes = ((300, 1000), torch.float32), row, row
-    return Point(
-        f"LayerNorm 300x1000, {name}",
-        kernel,
-        shapes,
-        measured_us,
-        device=False,
-        lacks="the measurement contains host transfers",
-    )
-
-
-POINTS = [
-    _matmul("tiled", "matmul_tiled", 51.80, "matmul-tiled"),
-    _matmul("left operand hoisted", "matmul_hoisted", 42.96, "matmul-hoisted"),
-    _matmul("2 x 2 blocks", "matmul_blocked_2x2", 22.07, "matmul-blocked"),
-    _matmul("fully blocked", "matmul_blocked_3d", 6.97, "matmul-optimized"),
-    _mamba("v1", "mamba_states_outside", 256, 512, 0.17293),
-    _mamba("v1", "mamba_states_outside", 4096, 512, 2.34),
-    _mamba("v2", "mamba_channels_outside", 4096, 512, 1.61),
-    _mamba("v2", "mamba_channels_outside", 4096, 1024, 4.4),
-    _mamba("v2", "mamba_channels_outside", 4096, 2048, 8.9),
-    _mamba("v2", "mamba_channels_outside", 4096, 4096, 17.6),
-    _mamba("v2", "mamba_channels_outside", 4096, 8192, 53.33,
-           "the compiler spills"),
-    _mamba("v3", "mamba_tiled", 4096, 1024, 3.3),
-    _mamba("v3", "mamba_tiled", 4096, 2048, 6.6),
-    _mamba("v3", "mamba_tiled", 4096, 4096, 13.3),
-    _mamba("v3", "mamba_tiled", 4096, 8192, 27.8),
-    _layernorm("nl operations", "layernorm_language", 2311),
-    _layernorm("bn_stats", "layernorm_statistics", 1969),
-]  # fmt: skip
-
-
-def predict(point: Point) -> Found:
-    """Schedule of one point under the profile of its release, SDK 2.21."""
-    arguments = [torch.empty(s, dtype=d, device="meta") for s, d in point.arguments]
-    kernel = getattr(kernels, point.kernel)
-    try:
-        program = kernel.trace(*arguments)
-    except NkiError as refusal:
-        if refusal.identifier != "sim_sbuf_capacity" or not point.lacks:
-            raise
-        return None
-    kernel.programs.clear()  # the large ones hold 100 000 instructions each
-    return schedule.schedule(program, profile_of("2.21"))
-
-
-def rewritten_table(found: Sequence[tuple[Point, Found]]) -> str:
-    """Markdown: measured, predicted and ratio of every point, and the original's ratio."""
-    lines = [
-        "| Workload | measured µs | estimated µs | ratio | ratio in its own source | "
-        "busiest engine | note |",
-        "|---|---:|---:|---:|---:|---|---|",
-    ]
-    for point, scheduled in found:
-        lines.append(f"| {point.name} | {point.measured_us:.1f} | {cells(point, scheduled)}")
-    return "\n".join(lines)
-
-
-def cells(point: Point, found: Found) -> str:
-    """The predicted part of a row."""
-    own = bands.ratios().get(point.original)
-    original = "" if own is None else f"{own:.2f}"
-    if found is None:
-        return f"refused | | {original} | | {point.lacks} |"
-    busy = found.engine_busy()
-    engine = max(busy, key=lambda e: busy[e])
-    share = busy[engine] / found.total
-    return (
-        f"{predicted_us(found):.1f} | {ratio(point, found):.2f} | {original} | "
-        f"{engine.value} {share:.0%} | {point.lacks} |"
-    )
-
-
 def predicted_us(found: schedule.Schedule) -> float:
     """Microseconds of a graph that consists of this kernel."""
     return (found.total + spec.GRAPH_START_NS) / 1e3
-
-
-def ratio(point: Point, found: schedule.Schedule) -> float:
-    return predicted_us(found) / point.measured_us
 
 
 # --- command --------------------------------------------------------------------------------------
@@ -421,64 +344,150 @@ def write(text: str, block: str) -> None:
     DOCUMENT.write_text(after)
 
 
-def calibrate_public(args: argparse.Namespace) -> int:
+def calibrate_public(args: argparse.Namespace, every: Sequence[public_rows.Row]) -> int:
     """Run the public rows; print and perhaps write their table and bands."""
-    chosen = [r for r in public_rows.rows() if not args.rows or any(w in r.id for w in args.rows)]
+    chosen = [row for row in every if not args.rows or any(word in row.id for word in args.rows)]
+    if args.vary:
+        return vary(chosen, args)
     outcomes = run_all(chosen, args.public, args.jobs)
     parts = [summaries(outcomes), named_outliers(outcomes), public_table(outcomes)]
-    print("\n\n".join(parts))
-    if args.write:
+    print("\n\n".join([*parts, engines_table(outcomes)]))
+    if args.verify:
+        return verify(outcomes)
+    if args.write and every[0].set == public_rows.SEALED:
+        head = subprocess.run(HEAD, cwd=ROOT, capture_output=True, text=True, check=True)
+        told = f"Evaluated once, at commit {head.stdout.strip()}."
+        write("\n\n".join([told, *parts, sources_list(every)]), "sealed")
+    elif args.write:
+        if all(outcome.engines for outcome in outcomes if outcome.row.engines):
+            write(engines_table(outcomes), "engines")
         by_id = {o.row.id: o for o in outcomes if not o.missing}
-        outcomes = [by_id.get(r.id) or on_page(r) for r in public_rows.rows()]
+        outcomes = [by_id.get(row.id) or on_page(row) for row in every]
         parts = [summaries(outcomes), named_outliers(outcomes), public_table(outcomes)]
-        write("\n\n".join([*parts, sources_list(public_rows.rows())]), "public")
+        write("\n\n".join([*parts, sources_list(every)]), "public")
         bands.DATA.write_text(json.dumps(band_data(outcomes), indent=1) + "\n")
     return 0
 
 
-def calibrate_rewritten(args: argparse.Namespace) -> int:
-    """Run the rewritten kernels; 1 where a device time is off by more than the limit."""
-    found = []
-    for point in POINTS:
-        if args.rows and not any(word in point.name for word in args.rows):
-            continue
-        begin = time.perf_counter()
-        found.append((point, predict(point)))
-        spent = time.perf_counter() - begin
-        print(f"{point.name}: {spent:.1f} s", file=sys.stderr, flush=True)
-    text = rewritten_table(found)
-    print(text)
-    if args.write:
-        write(text, "rewritten")
-    off = [
-        point.name
-        for point, scheduled in found
-        if scheduled is not None and point.device and abs(ratio(point, scheduled) - 1) > LIMIT
+def verify(outcomes: Sequence[Outcome]) -> int:
+    """1 where an estimate is not the page's any more; rows that the folder lacks are named."""
+    shipped = bands.ratios()
+    for outcome in outcomes:
+        if outcome.missing:
+            print(f"not compared: {outcome.problem}", file=sys.stderr)
+    moved = [
+        f"{o.row.id} {shipped.get(o.row.id)} to {o.ratio if o.ratio is None else round(o.ratio, 3)}"
+        for o in outcomes
+        if not o.missing and apart(o.ratio, shipped.get(o.row.id))
     ]
-    if off:
-        print(f"off by more than {LIMIT:.0%}: {'; '.join(off)}")
-    return 1 if off else 0
+    if moved:
+        print(f"moved by more than {MOVED:.0%}, make calibrate anew: {', '.join(moved)}")
+    return int(bool(moved))
+
+
+def apart(ratio: Optional[float], shipped: Optional[float]) -> bool:
+    """Whether two ratios of one row differ by more than a published one may."""
+    if ratio is None or shipped is None:
+        return ratio is not shipped
+    return abs(ratio - shipped) > MOVED * shipped
+
+
+def vary(chosen: Sequence[public_rows.Row], args: argparse.Namespace) -> int:
+    """Print what every constant changes in the fitted rows if it is 20 % off."""
+    cases = [("none", 1.0), *((name, factor) for name in VARIED for factor in SCALE)]
+    one = functools.partial(varied, chosen=chosen, public=args.public)
+    print("| Constant | factor | within ±15 % | median ratio | largest change of a ratio |")
+    print("|---|---:|---:|---:|---|")
+    base: dict[str, float] = {}
+    with multiprocessing.get_context("spawn").Pool(args.jobs, maxtasksperchild=1) as pool:
+        for (name, factor), found in zip(cases, pool.imap(one, cases)):
+            base = base or found
+            near = sum(abs(ratio - 1) <= LIMIT for ratio in found.values())
+            most = max(found, key=lambda row: abs(found[row] / base[row] - 1))
+            print(
+                f"| {name} | {factor} | {near} of {len(found)} | "
+                f"{statistics.median(found.values()):.3f} | "
+                f"{found[most] / base[most] - 1:+.0%} {most} |",
+                flush=True,
+            )
+    return 0
+
+
+def varied(
+    case: tuple[str, float], chosen: Sequence[public_rows.Row], public: Path
+) -> dict[str, float]:
+    """Ratios of the rows that run with a constant scaled, in a process of its own."""
+    if case[1] != 1:
+        scale(*case)
+    outcomes = [run(row, public) for row in chosen]
+    return {o.row.id: o.ratio for o in outcomes if o.ratio is not None}
+
+
+def scale(name: str, factor: float) -> None:
+    """Multiply a constant of every generation in this process."""
+    if hasattr(spec, name):
+        setattr(spec, name, getattr(spec, name) * factor)
+        return
+    part, _, field_name = name.rpartition(".")
+    for chip, core in target.TARGETS.items():
+        holder = getattr(core, part) if part else core
+        value = getattr(holder, field_name)
+        several = isinstance(value, Mapping)
+        new = {k: v * factor for k, v in value.items()} if several else value * factor
+        made = replace(holder, **{field_name: new})
+        target.TARGETS[chip] = replace(core, **{part: made}) if part else made
+
+
+def refuse_mixing(
+    parser: argparse.ArgumentParser, args: argparse.Namespace, every: Sequence[public_rows.Row]
+) -> None:
+    """Keep the sets apart: constants on fitted rows alone, sealed ones evaluated once, alone."""
+    chosen = [row for row in every if not args.rows or any(word in row.id for word in args.rows)]
+    others = [row for row in chosen if row.set != public_rows.FITTED]
+    if args.vary and others:
+        parser.error(
+            f"--vary is how constants are chosen and takes fitted rows alone, got {others[0].id} "
+            f"({others[0].set}); name fitted rows with --rows"
+        )
+    sets = {row.set for row in every}
+    if public_rows.SEALED in sets and len(sets) > 1:
+        parser.error(f"{args.data} has sealed rows beside others; keep them in a file of their own")
+    if args.write and public_rows.SEALED in sets:
+        if args.rows:
+            parser.error("--write of the sealed set needs all of its rows; leave out --rows")
+        if "Evaluated once" in DOCUMENT.read_text():
+            parser.error(f"{DOCUMENT.name} has the sealed set's figures, which are made once")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--public", type=Path, metavar="DIR", help="checkouts of public kernels")
+    parser.add_argument(
+        "--public", type=Path, metavar="DIR", required=True, help="checkouts of public kernels"
+    )
+    parser.add_argument("--data", type=Path, default=public_rows.DATA, help="their rows")
     parser.add_argument("--rows", nargs="+", help="only rows whose name has one of the words")
+    how = parser.add_mutually_exclusive_group()
+    how.add_argument(
+        "--verify", action="store_true", help=f"fail where a ratio moved by more than {MOVED:.0%}"
+    )
+    how.add_argument(
+        "--vary", action="store_true", help="what each constant changes in fitted rows, 20 %% off"
+    )
     parser.add_argument(
         "--write", action="store_true", help="update docs/cost_model.md; rows not run stay"
     )
     parser.add_argument("--jobs", type=int, default=2, help="processes for the public rows")
     args = parser.parse_args()
-    if args.public is not None and not args.public.is_dir():
+    if not args.public.is_dir():
         parser.error(f"{args.public} is no folder; name the one with the checkouts")
-    names = [p.name for p in POINTS] if args.public is None else [r.id for r in public_rows.rows()]
+    if not args.data.is_file():
+        parser.error(f"{args.data} is no file; name one of rows, such as {public_rows.DATA.name}")
+    every = public_rows.rows(args.data)
+    names = [row.id for row in every]
     if args.rows and not any(word in name for word in args.rows for name in names):
         parser.error(f"no row has {' or '.join(args.rows)} in its name, expected one of {names}")
-    if args.public is not None:
-        return calibrate_public(args)
-    if args.rows and args.write:
-        parser.error("--write of the rewritten kernels needs all rows; leave out --rows")
-    return calibrate_rewritten(args)
+    refuse_mixing(parser, args, every)
+    return calibrate_public(args, every)
 
 
 if __name__ == "__main__":

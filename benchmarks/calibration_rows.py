@@ -1,5 +1,13 @@
 """Public kernels with published times: what calibration.json says of them, and how to run them.
 
+Rows of one's own: a file of the same form, run by ``calibrate.py --public DIR --data FILE``. It has
+``{"about": text, "sources": {NAME: source}}``; a source has the fields of ``Row`` that its rows
+share and ``"rows": [{"id": ..., "arguments": ["128x512:bf16", 2], "measured_us": ...}, ...]``.
+Needed are ``repository``, ``commit`` (40 digits), ``file``, ``function``, ``figures``, ``machine``,
+``kind``, ``sdk``, ``set`` (``fitted``, ``checked`` or ``sealed``) and, for a Trainium2, ``target``:
+``trn2``. The kernel's text lies unmodified at ``DIR/REPOSITORY@COMMIT/FILE``, seven digits of the
+commit. Of a time on both physical cores of a logical one ``grid`` is [2].
+
 A row runs the kernel of a named file at a named commit as it stands there. Two things may be done
 to the text first, both written down in the data: a repair (an exact replacement, for a constant
 that the published figure varies or for characters that a stored text lacks), and the extraction of
@@ -30,7 +38,7 @@ DTYPES = {
     "fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16, "int32": torch.int32,
     "int8": torch.int8, "uint8": torch.uint8, "fp8": torch.float8_e4m3fn,
 }  # fmt: skip
-HALVES = ("fit", "check")
+FITTED, CHECKED, SEALED = SETS = ("fitted", "checked", "sealed")
 CLASSES = ("DMA", "TensorE", "VectorE", "ScalarE", "latency")
 _numbers = itertools.count()
 
@@ -53,8 +61,13 @@ class Row:
         measured_us: published microseconds.
         kind: what was measured (p99, one profile, limit of a test).
         sdk: release line whose DMA profile applies.
-        target: chip that a kernel of `nki` is built for.
-        half: ``fit`` where constants of the cost model were fitted on it, else ``check``.
+        profile: the DMA profile where the release does not say it (``static``: --disable-dge).
+        target: chip that the kernel is built for; empty for trn1.
+        set: ``fitted`` where constants of the cost model were chosen on it, ``checked`` where it
+            was looked at while the model was made, ``sealed`` where it was not before the end.
+        share: of the time of one physical core that the figure stands for.
+        engines: published share of the time that each engine was busy.
+        hbm_mb: published megabytes read from and written to HBM, None where one is not published.
         bound: class that public figures give the kernel, where they do.
         group: rows whose order is compared.
     """
@@ -68,13 +81,17 @@ class Row:
     measured_us: float
     kind: str
     sdk: str
-    half: str
+    set: str
     group: str
     figures: str
     machine: str
     extract: str = "module"
     step: int = 0
     target: str = ""
+    profile: str = ""
+    share: float = 1.0
+    engines: dict[str, float] = field(default_factory=dict)
+    hbm_mb: tuple[Optional[float], ...] = ()
     imports: tuple[str, ...] = ()
     repairs: tuple[tuple[str, str], ...] = ()
     folders: tuple[str, ...] = ()
@@ -98,7 +115,7 @@ def rows(path: Path = DATA) -> list[Row]:
             merged = {"group": key, **common, **entry}
             merged["repairs"] = common.get("repairs", []) + entry.get("repairs", [])
             merged["bound"] = merged.pop("class", "")
-            for name in ("imports", "folders", "arguments", "grid"):
+            for name in ("imports", "folders", "arguments", "grid", "hbm_mb"):
                 merged[name] = _frozen(merged.get(name, []))
             merged["repairs"] = _frozen(merged["repairs"])
             merged["keywords"] = {k: _frozen(v) for k, v in merged.get("keywords", {}).items()}
