@@ -181,7 +181,7 @@ def test_config_fields_come_and_go(version):
     assert (config.rpl_reduce_dtype is None) == (minor >= 4)
     assert (config.attn_kernel_enabled is None) == (minor >= 4)
     assert config.save_sharded_checkpoint == (minor <= 2)
-    assert OnDeviceSamplingConfig().do_sample == (minor < 6)
+    assert OnDeviceSamplingConfig().do_sample == (minor == 1)
 
 
 def test_base_attention_is_built_as_its_version_wants(version):

@@ -228,8 +228,8 @@ def test_bare_parameters_are_replicated_and_unknown_keys_dropped():
 
     model = Holder(Norm())
     checkpoint = {"layer.weight": torch.ones(3), "layer.other": torch.ones(1)}
-    fit = preprocess_checkpoint(model, checkpoint)
-    assert fit.unused_keys == ["layer.other"]
+    unused = preprocess_checkpoint(model, checkpoint)
+    assert unused == ["layer.other"]
     local, missing = get_sharded_checkpoint(checkpoint, model, 1, 2)
     assert local["layer.weight"].tolist() == [1, 1, 1]
     assert missing == []

@@ -32,6 +32,7 @@ _FIELDS = {
     "cp_max_num_seqs": (2, 3),
     "cp_num_active_blocks": (2, 3),
     "is_block_kv_layout": (2, _LAST),
+    "is_prefill_stage": (2, _LAST),
     "is_prefix_caching": (2, _LAST),
     "is_mlp_quantized": (2, _LAST),
     "kv_cache_batch_size": (2, _LAST),
@@ -97,7 +98,7 @@ class Contract:
     @property
     def samples_by_default(self) -> bool:
         """Default of `OnDeviceSamplingConfig.do_sample`."""
-        return self.minor <= 5
+        return self.minor == 1
 
     @property
     def shares_cache_among_steps(self) -> bool:

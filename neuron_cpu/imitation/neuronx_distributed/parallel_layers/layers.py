@@ -192,10 +192,6 @@ class BaseParallelLinear(nn.Module):
         """Start values of a weight: `arg_init_method`, where a subclass has one."""
         (getattr(self, "arg_init_method", None) or _default_init)(weight)
 
-    def _init_bias(self) -> None:
-        """Start values of `self.bias`."""
-        nn.init.zeros_(self.bias)
-
     def _group_of(self, group: Optional[Group]) -> Group:
         return group or parallel_state.get_tensor_model_parallel_group()
 

@@ -162,18 +162,6 @@ def _gather_along_first_dim(x: torch.Tensor, process_group: Optional[Group] = No
     return _gather_along_dim(x, 0, process_group)
 
 
-def _gather_along_last_dim(x: torch.Tensor, process_group: Optional[Group] = None) -> torch.Tensor:
-    return _gather_along_dim(x, -1, process_group)
-
-
-def _reduce_scatter_along_first_dim(
-    x: torch.Tensor,
-    computation: str = xm.REDUCE_SUM,
-    process_group: Optional[Group] = None,
-) -> torch.Tensor:
-    return _reduce_scatter_along_dim(x, 0, computation, process_group)
-
-
 def copy_to_tensor_model_parallel_region(
     input_: torch.Tensor, process_group: Optional[Group] = None
 ) -> torch.Tensor:

@@ -13,7 +13,6 @@ from neuron_cpu.runtime.ranks import (
     current_group,
     is_tracing,
     set_current_group,
-    set_tracing,
 )
 
 
@@ -71,41 +70,10 @@ def get_tensor_model_parallel_rank() -> int:
     return get_tensor_model_parallel_group().rank()
 
 
-def get_tensor_model_parallel_replica_groups() -> List[List[int]]:
-    return get_tensor_model_parallel_group(as_list=True)
-
-
-def get_world_group() -> Group:
-    return get_tensor_model_parallel_group()
-
-
-def get_data_parallel_size() -> int:
-    return 1
-
-
-def get_data_parallel_rank() -> int:
-    return 0
-
-
-def get_pipeline_model_parallel_size() -> int:
-    """Stages of the running rank's model."""
-    line = get_tensor_model_parallel_group().pipeline
-    return 1 if line is None else line.stages
-
-
 def get_pipeline_model_parallel_rank() -> int:
     """The running rank's stage; while compiling it is 0, as one graph has all stages."""
     line = get_tensor_model_parallel_group().pipeline
     return 0 if line is None else line.stage
-
-
-def get_expert_model_parallel_size() -> int:
-    return 1
-
-
-def set_aot_mode(mode: bool) -> None:
-    """Mark the running thread as compiling ahead of time."""
-    set_tracing(mode)
 
 
 def get_aot_mode() -> bool:

@@ -53,19 +53,6 @@ def copy_tensor_model_parallel_attributes(
             setattr(destination_tensor, name, getattr(source_tensor, name))
 
 
-def param_is_not_tensor_parallel_duplicate(param: torch.Tensor) -> bool:
-    """Whether `param` is sharded, that is, not a copy of what other ranks hold."""
-    return bool(getattr(param, "tensor_model_parallel", False))
-
-
-def split_tensor_along_last_dim(
-    tensor: torch.Tensor, num_partitions: int, contiguous_split_chunks: bool = False
-) -> Tuple[torch.Tensor, ...]:
-    """Equal slices of the last dimension."""
-    chunks = torch.split(tensor, divide(tensor.shape[-1], num_partitions), dim=-1)
-    return tuple(chunk.contiguous() for chunk in chunks) if contiguous_split_chunks else chunks
-
-
 def cast_if_autocast_enabled(*tensors: torch.Tensor) -> Sequence[torch.Tensor]:
     """The tensors as they are: autocast is never on here."""
     return tensors
@@ -91,12 +78,3 @@ class EmbeddingUtility:
         del world_size
         start = rank * per_partition_vocab_size
         return start, start + per_partition_vocab_size
-
-    @staticmethod
-    def range_from_global_vocab_size(
-        global_vocab_size: int, rank: int, world_size: int
-    ) -> Tuple[int, int]:
-        """The same from the size of the whole vocabulary."""
-        return EmbeddingUtility.range_from_per_partition_vocab_size(
-            divide(global_vocab_size, world_size), rank, world_size
-        )

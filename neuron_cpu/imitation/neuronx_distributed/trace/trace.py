@@ -9,7 +9,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
@@ -22,14 +21,6 @@ from ..parallel_layers.layers import BaseParallelLinear, ParallelEmbedding, SPMD
 StateDict = Dict[str, torch.Tensor]
 QUANTISED = {torch.int8, torch.float8_e4m3fn, torch.float8_e5m2}
 _SHARDED_MODULES = (BaseParallelLinear, ParallelEmbedding, SPMDRank)
-
-
-@dataclass
-class CheckpointFit:
-    """How a checkpoint and a model meet: keys nobody reads, parameters nobody fills."""
-
-    unused_keys: List[str] = field(default_factory=list)
-    missing_keys: List[str] = field(default_factory=list)
 
 
 def invoke_preshard_hook(module: nn.Module, checkpoint: StateDict, prefix: str) -> None:
@@ -46,7 +37,7 @@ def preprocess_checkpoint(
     model: nn.Module,
     checkpoint: StateDict,
     behind_hooks: Optional[Callable[[nn.Module, StateDict], None]] = None,
-) -> CheckpointFit:
+) -> List[str]:
     """Run the hooks and drop unknown keys, both in place; says what was dropped."""
     invoke_preshard_hook(model, checkpoint, "")
     if behind_hooks is not None:
@@ -55,7 +46,7 @@ def preprocess_checkpoint(
     unused = sorted(key for key in checkpoint if key not in wanted)
     for key in unused:
         del checkpoint[key]
-    return CheckpointFit(unused_keys=unused)
+    return unused
 
 
 def _own_parameters(model: nn.Module) -> Iterator[Tuple[str, nn.Module, str, torch.Tensor]]:

@@ -347,12 +347,12 @@ class NeuronApplicationBase(nn.Module):
     def _prepare_checkpoint(self, module: nn.Module) -> Tuple[StateDict, List[str]]:
         """The full checkpoint after the hooks, and sentences about keys nobody reads."""
         checkpoint = dict(self.checkpoint_loader_fn())
-        fit = preprocess_checkpoint(module, checkpoint, self._add_adapters)
+        unused = preprocess_checkpoint(module, checkpoint, self._add_adapters)
         warnings = []
-        if fit.unused_keys:
+        if unused:
             warnings.append(
-                f"The checkpoint holds {len(fit.unused_keys)} tensors that no parameter takes, "
-                f"which the SDK drops silently: {_some(fit.unused_keys)}."
+                f"The checkpoint holds {len(unused)} tensors that no parameter takes, "
+                f"which the SDK drops silently: {_some(unused)}."
             )
             logger.warning(warnings[-1])
         return checkpoint, warnings

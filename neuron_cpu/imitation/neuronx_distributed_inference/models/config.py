@@ -227,7 +227,7 @@ class NeuronConfig:
         self.lora_config = as_lora_config(take("lora_config", None))
         self._optional(take, "is_paged_attention", False)
         self._optional(take, "trace_tokengen_model", True)
-        self.is_prefill_stage = take("is_prefill_stage", None)
+        self._optional(take, "is_prefill_stage", None)
 
     def _set_blocks(self, take: Callable[..., Any]) -> None:
         """Caches of blocks, and what is only possible with them."""
@@ -297,7 +297,6 @@ class NeuronConfig:
         self.save_sharded_checkpoint = take(
             "save_sharded_checkpoint", self.contract.saves_sharded_checkpoint
         )
-        self.skip_sharding = take("skip_sharding", False)
 
     def _set_kernels(self, take: Callable[..., Any]) -> None:
         """The SDK's private kernels and compiler flags; none of them exists on the CPU."""

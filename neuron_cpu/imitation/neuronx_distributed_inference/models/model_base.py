@@ -276,18 +276,26 @@ class NeuronBaseModel(nn.Module):
             kv_cache=kv_cache,
             scatter_index=scatter_index if medusa else None,
         )
-        full_hidden = hidden
         # Only the last token's logits are asked for: the head is the widest product of all.
-        if prefill and not self._slices_last_token:
-            hidden = self._last_token(hidden, position_ids)
+        cut = prefill and not self._slices_last_token
+        asked = self._last_token(hidden, position_ids) if cut else hidden
         if self.neuron_config.is_medusa:
-            return [self._medusa_candidates(hidden, medusa), *caches]
-        outputs = self._choose(self._head(hidden), sampling_params, speculation)
-        # The caller's order again; the caches stay in that of the sequence ids.
+            return [self._medusa_candidates(asked, medusa), *caches]
+        outputs = self._choose(self._head(asked), sampling_params, speculation)
+        return self._outputs(outputs, caches, hidden, order)
+
+    def _outputs(
+        self,
+        outputs: Sequence[torch.Tensor],
+        caches: Sequence[torch.Tensor],
+        hidden: torch.Tensor,
+        order: Optional[torch.Tensor],
+    ) -> List[torch.Tensor]:
+        """What a graph returns: tokens or logits in the caller's order, caches, and under EAGLE
+        hidden states (B, T, H), from which a draft goes on."""
         back = None if order is None else torch.argsort(order)
-        outputs = [*_in_order(outputs, back), *caches]
-        # EAGLE's draft goes on from the target's hidden states, and from its own.
-        return [*outputs, full_hidden] if self.neuron_config.enable_eagle_speculation else outputs
+        more = [hidden] if self.neuron_config.enable_eagle_speculation else []
+        return [*_in_order(outputs, back), *caches, *more]
 
     def _order_in_cache(self, seq_ids: torch.Tensor) -> Optional[torch.Tensor]:
         """Which row of the batch each line of the cache has, where the graph sorts rows by their
@@ -485,12 +493,6 @@ class NeuronBaseModel(nn.Module):
         config = self.neuron_config
         eagle = config.enable_eagle_speculation and not config.is_eagle_draft
         return bool(eagle and self.on_device_sampling and self.sampler.samples())
-
-    def get_input_embeddings(self) -> nn.Module:
-        return self.embed_tokens
-
-    def set_input_embeddings(self, value: nn.Module) -> None:
-        self.embed_tokens = value
 
     def get_model_output(
         self,
@@ -859,14 +861,6 @@ class NeuronBaseForCausalLM(NeuronApplicationBase):
             self.async_decode.settle()
         self.kv_cache_populated = False
         self.cache_lines.forget()
-
-    def reset_kv_cache(self) -> None:
-        """Zero the caches of every rank."""
-        for wrapper in self.models:
-            if wrapper.model is not None:
-                for module in wrapper.model.modules:
-                    for cache in module.kv_mgr.past_key_values:
-                        cache.data.zero_()
 
     def forward(
         self,

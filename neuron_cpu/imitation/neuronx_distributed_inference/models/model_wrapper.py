@@ -68,10 +68,6 @@ class DecoderModelInstance:
         self.model_init_kwargs = model_init_kwargs
         self.module: Optional[nn.Module] = None
 
-    def initialize_process_group(self, world_size: int) -> None:
-        """Nothing to set up: ranks carry their group."""
-        del world_size
-
     def _construct(self) -> nn.Module:
         """The module as its constructor leaves it, but for the values of its parameters."""
         with building_under(self.neuron_config.contract), deferred_parameters():
@@ -274,10 +270,6 @@ class ModelWrapper(nn.Module):
     def is_chunk(self) -> bool:
         """Whether the graph takes a chunk of tokens of several sequences."""
         return self.is_prefill and bool(self.neuron_config.is_chunked_prefill)
-
-    def is_neuron(self) -> bool:
-        """Whether the model is loaded the way the device would have it: caches stay inside."""
-        return self.model is not None
 
     def get_model_instance(self) -> DecoderModelInstance:
         return DecoderModelInstance(self.model_cls, self.config, **self.model_init_kwargs)

@@ -132,23 +132,6 @@ def generate_report(
     return report
 
 
-def generate_submodule_reports(
-    latency_collectors: Dict[str, LatencyCollector], neuron_config: Any, num_runs: int
-) -> Dict[str, Optional[Report]]:
-    """Reports of the sub-models: prefill counts the prompt, decode the new tokens."""
-    new_tokens = neuron_config.max_new_tokens
-    reports = {}
-    for tag, collector in latency_collectors.items():
-        tokens = neuron_config.max_length
-        if new_tokens:
-            prompt = neuron_config.max_length - new_tokens
-            tokens = prompt if tag == CONTEXT_ENCODING_MODEL_TAG else new_tokens
-        reports[tag] = generate_report(
-            collector.latency_list, tokens, neuron_config.max_batch_size, num_runs
-        )
-    return reports
-
-
 def benchmark_sampling(
     model: Any,
     draft_model: Optional[Any] = None,

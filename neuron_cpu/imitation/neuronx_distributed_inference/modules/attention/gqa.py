@@ -139,9 +139,6 @@ class BaseGroupQueryAttention(nn.Module):
             tp_degree, num_attention_heads, num_key_value_heads, self.sharding_strategy
         )
 
-    def get_sharding_strategy(self) -> GQA:
-        return self.sharding_strategy
-
     def get_num_attention_heads(self) -> int:
         return self.num_attention_heads
 

@@ -1,0 +1,71 @@
+"""What the imitation has otherwise than NxD and NxD Inference, each with its reason.
+
+(kind, place, what) are patterns of `contracts.Difference`; of none is one that no release has.
+"""
+
+INNER = "own parts of the imitation, which no file that runs in the library can name"
+STRICTER = "refused here as an unknown argument, where the library takes it"
+LATER = (
+    "one module, class or signature serves all releases: a file that names it was written for the "
+    "release that has it, which NEURON_CPU_NXDI chooses"
+)
+CHECKED = "takes keywords of later releases; refuse_others() refuses unknown ones and features"
+BASES = "called by keywords in the library and in models for it"
+NOTHING = "what a file gets is the same"
+
+ACCEPTED = [
+    ("*", "*", "*of another release", LATER),
+    ("module", "*", "of none", INNER),
+    ("name", "*", "of none", INNER),
+    ("member", "*", "of none", INNER),
+    ("signature", "*", "takes no *", STRICTER),
+    ("signature", "*", "needs *", STRICTER),
+    ("signature", "*/moe/*.__init__", "takes any keywords", CHECKED),
+    ("signature", "*Parallel*.__init__", "takes any *", CHECKED),
+    ("signature", "*ParallelEmbedding.__init__", "takes any keywords", CHECKED),
+    ("signature", "*GroupQueryAttention_*.__init__", "takes any keywords", CHECKED),
+    ("signature", "*NeuronAttentionBase.__init__", "takes any keywords", CHECKED),
+    ("signature", "*ModelWrapper.__init__", "takes any keywords", CHECKED),
+    ("signature", "*:initialize_model_parallel", "*", "other groups than one are refused"),
+    ("signature", "*NeuronAttentionBase.__init__", "*config*", "refused where a release needs it"),
+    ("signature", "*Attention*.forward", "takes any keywords", "refused in 0.1"),
+    ("signature", "*.compute_for_token_gen", "argument 8 is *", BASES),
+    ("signature", "*.get_flash_attention_strategy", "does without *", "decides of two-core setups"),
+    ("signature", "*:linear_with_async_allreduce", "reduce_dtype is *", "concerns gradients"),
+    ("signature", "*Model.forward", "argument *", BASES),
+    ("signature", "*Model.forward", "takes any keywords", "vision's, of later releases"),
+    ("signature", "*Model.get_model_output", "*", BASES),
+    ("signature", "*.load_hf_model", "takes any keywords", "models of later releases take them"),
+    ("signature", "*.get_state_dict", "argument 1 is *", "called by position"),
+    ("signature", "*.get_state_dict", "takes model_path of none", "the name of 0.1 and 0.2"),
+    ("signature", "*.load", "skip_warmup is *", "a warm-up runs each graph once, for nothing here"),
+    ("signature", "*CausalLM.forward", "llava_args is *", NOTHING),
+    ("signature", "*ModelWrapper.__init__", "model_init_kwargs is *", NOTHING),
+    ("signature", "*ModelWrapper.forward", "takes blocks of none", INNER),
+    ("signature", "*Quantized*Parallel.__init__", "quantization_type is *", NOTHING),
+    ("signature", "*:DtypeBound.from_torch_dtype", "*cls*", NOTHING),
+    ("signature", "*quantize_pytorch_model_*", "dtype is *", "torch.qint8 is stored as torch.int8"),
+    ("signature", "*quantization_utils.py:*", "takes * of none", INNER),
+    ("signature", "*:preprocess_checkpoint", "takes behind_hooks of none", INNER),
+    ("signature", "*BaseGroupQueryAttention.__init__", "takes rank_ordering of none", INNER),
+    ("signature", "*:GroupQueryAttention_QKV.__init__", "rms_norm_eps is *", NOTHING),
+    ("signature", "*gqa.py:maybe_pad_*", "*", INNER),
+    ("signature", "*:convert_mixtral_to_neuron_state_dict", "*state_dict*", "called by position"),
+    ("signature", "*:get_kv_head_indices_*", "does without device", "everything is on the CPU"),
+    ("signature", "*GridTileScheduler.__init__", "*", INNER),
+    ("signature", "*HiddenStateRollingBuffer.*", "*", INNER),
+    ("signature", "*CustomRMSNorm.__init__", "does without hidden_size", LATER),
+    ("signature", "*:tiled_all_gather_matmul", "takes any *", "refused by name, whatever it gets"),
+    ("signature", "*:mask_util", "takes * of none", INNER),
+    ("signature", "*BlockKVCacheManager.*", "*", BASES),
+    ("signature", "*KVCacheManager.*", "*", BASES),
+    ("signature", "*utils/accuracy.py:*", "*", "checks of models, which no model calls"),
+    ("signature", "*utils/benchmark.py:*", "*", "benchmarks, which no model calls"),
+    ("read", "*BaseParallelLinear.*", "*", "its subclasses here set and read it themselves"),
+    ("read", "*Quantize*Parallel*", "*", "of experts, which are not quantised here"),
+    ("read", "*InferenceConfig.*", "*", "of models with vision, or attention in chunks"),
+    ("read", "*NeuronBaseModel.*", "*", "by a closed kernel only, which is refused"),
+    ("read", "*NeuronAttentionBase.inv_freqs", "*", "by a closed kernel only, which is refused"),
+    ("read", "*TokenTree.*", "*", "the tree is the caller's, and holds its own masks"),
+    ("read", "*HuggingFaceGenerationAdapter.config", "*", "set by transformers' class"),
+]

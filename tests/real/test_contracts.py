@@ -1,0 +1,149 @@
+"""The imitation beside the sources of NxD and NxD Inference, of which PUBLIC names clones."""
+
+from __future__ import annotations
+
+import os
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import pytest
+from neuronx_distributed_inference.models import config as config_module
+from neuronx_distributed_inference.models.llama import modeling_llama
+
+from tests.real import contracts
+from tests.real.differences import ACCEPTED
+
+FOLDER = os.environ.get("PUBLIC", "")
+checkouts = pytest.mark.skipif(
+    not FOLDER,
+    reason="PUBLIC names no folder with clones of neuronx-distributed and "
+    "neuronx-distributed-inference; clone them there.",
+)
+
+
+@pytest.fixture(params=contracts.RELEASES)
+def release(request, monkeypatch):
+    monkeypatch.setenv("NEURON_CPU_NXDI", request.param)
+    return contracts.checkout(Path(FOLDER), contracts.RELEASES[request.param])
+
+
+def accepted(difference: contracts.Difference) -> list[int]:
+    given = difference.kind, difference.place, difference.what
+    return [n for n, row in enumerate(ACCEPTED) if all(map(fnmatchcase, given, row))]
+
+
+@checkouts
+def test_what_differs_stands_in_the_list_and_the_list_differs():
+    found = contracts.everything(Path(FOLDER))
+    matches = {difference: accepted(difference) for difference in found}
+    unknown = [
+        f"{d.kind} {d.place}: {d.what} ({', '.join(found[d])})"
+        for d, rows in sorted(matches.items())
+        if not rows
+    ]
+    assert not unknown, "\n".join(unknown)
+    used = {row for rows in matches.values() for row in rows}
+    assert used == set(range(len(ACCEPTED))), [ACCEPTED[n] for n in {*range(len(ACCEPTED))} - used]
+
+
+@checkouts
+def test_layers_get_what_the_base_class_hands_them(release, tiny_llama, application, monkeypatch):
+    seen, results = set(), set()
+    original = modeling_llama.NeuronLlamaDecoderLayer.forward
+
+    def spy(self, hidden_states, **kwargs):
+        seen.update(kwargs)
+        found = original(self, hidden_states, **kwargs)
+        results.add(len(found))
+        return found
+
+    monkeypatch.setattr(modeling_llama.NeuronLlamaDecoderLayer, "forward", spy)
+    _, folder = tiny_llama()
+    application(folder, load=False)
+    assert seen == contracts.layer_keywords(release)
+    assert results == {contracts.layer_results(release)}
+
+
+OWN_FIELDS = {"contract"}
+DERIVED = {"world_size", "local_ranks_size", "overrides_torch_dtype"}  # set again behind it
+
+
+@checkouts
+@pytest.mark.parametrize("name", ["NeuronConfig", "MoENeuronConfig", "OnDeviceSamplingConfig"])
+def test_configurations_have_the_fields_of_their_release(release, name):
+    known, defaults = contracts.fields(release, name)
+    own = vars(getattr(config_module, name)())
+    assert own.keys() - known - OWN_FIELDS == set()
+    wrong = {
+        key: (own[key], value)
+        for key, value in defaults.items()
+        if key in own and own[key] != value and key not in DERIVED
+    }
+    assert not wrong
+
+
+# --- The comparison itself ------------------------------------------------------------------------
+
+
+def library(**modules: str) -> contracts.Library:
+    return contracts.Library({f"{k}.py": contracts.module_of(v) for k, v in modules.items()})
+
+
+THEIRS = """
+class Base:
+    def __init__(self, size, group=None):
+        self.size = size
+    def forward(self, x, mask=None):
+        return self.layers, self.helper()
+    def helper(self): ...
+def pad(tensor, dim, size=0): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "kind", "what"),
+    [
+        ("mask=None", "bias=None", "signature", "argument 2 is bias, not mask"),
+        ("group=None", "group=None, **later", "signature", "takes any keywords"),
+        ("group=None", "group=None, tags=()", "signature", "takes tags of none"),
+        ("size=0", "size=1", "signature", "size is 1 by default, not 0"),
+        ("dim, size=0", "dim=0, size=0", "signature", "does without dim"),
+        ("dim, size=0", "dim", "signature", "takes no size"),
+        ("self.layers, ", "", "read", "of a subclass, there"),
+        ("self.size", "self.width = self.size", "member", "of none"),
+        ("def pad", "def fill(): ...\ndef pad", "name", "of none"),
+    ],
+)
+def test_one_change_is_one_difference(old, new, kind, what):
+    theirs = library(a=THEIRS)
+    ever = contracts.Ever()
+    ever.note(theirs)
+    assert not list(contracts.differences(library(a=THEIRS), theirs, ever))
+    found = list(contracts.differences(library(a=THEIRS.replace(old, new)), theirs, ever))
+    assert (kind, what) in [(one.kind, one.what) for one in found]
+
+
+def test_names_of_other_releases_are_told_from_those_of_none():
+    early, late = library(a="def pad(x): ..."), library(a="def pad(x, dim): ...\nclass New: ...")
+    ever = contracts.Ever()
+    for one in (early, late):
+        ever.note(one)
+    found = {one.what for one in contracts.differences(late, early, ever)}
+    assert found == {"takes dim of another release", "of another release"}
+
+
+BASE_CLASS = """
+class NeuronBaseModel:
+    def forward(self, ids):
+        self.get_model_output(ids, seq_ids=1, table=2)
+    def get_model_output(self, ids, seq_ids, **kwargs):
+        layer_outputs = decoder_layer(hidden, mask=1, **kwargs)
+        hidden = layer_outputs[0]
+        cos, sin = layer_outputs[2:4]
+"""
+
+
+def test_what_a_layer_gets_and_returns():
+    base = contracts.Library({contracts.BASE[0]: contracts.module_of(BASE_CLASS)})
+    assert contracts.layer_keywords(base) == {"mask", "table"}
+    assert contracts.layer_results(base) == 4
