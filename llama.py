@@ -8,7 +8,8 @@ layouts, sizes known while tracing, tile helpers, the parts of attention, kernel
 configuration, modules, and how a Hugging Face checkpoint becomes the weights of this model.
 
 To learn the language, read in this order: "Layouts"; ``linear_kernel`` and ``swiglu_mlp_kernel``
-with what they call; ``attention_decode_kernel``; then "Attention of many queries".
+with what they call; ``attention_decode_kernel``; then "Attention of a prompt", whose example shows
+what lies where at each step.
 
 What calls what, phase by phase:
 
@@ -16,21 +17,17 @@ What calls what, phase by phase:
     multiply_rows                residual_sum, norm_scales, load_weight, products, token_rows
     swiglu_mlp_kernel            gated_mlp
     gated_mlp                    residual_sum, norm_scales, InnerTokens.gated, store_product
-    attention_prefill_kernel     Prompt.of, attend_prompt
-    attend_prompt                attend_side_by_side or attend_one_by_one
     attention_decode_kernel      residual_sum, cached_ahead, decode_step
     decode_step                  projection, project_qkv, attend_cached, store_product
+    attention_prefill_kernel     PromptPlan.of, PromptAttention.run
 
-    TokenBlock.of                residual_sum, projection, qkv_tiles
-    TokenBlock.run               project_tile, TokenBlock.store_output
+    PromptAttention.run          PromptAttention.run_blocks
+    PromptAttention.run_blocks   PromptAttention.start, PromptAttention.attend
+    PromptAttention.attend       PromptBlock.groups, take_turns
+    take_turns                   GroupAttention.begin, GroupAttention.score, run_all beside them
+    PromptBlock.run              project_tile, PromptBlock.store_output
     project_qkv                  project_tile
     project_tile                 rotated_span for queries and keys, value_tile
-    attend_side_by_side          Prompt.start, Prefill.begin, attend_block, TokenBlock.store_keys
-    attend_one_by_one            the same: Prompt.start, Prefill.begin, attend_block
-    attend_block                 MaximaPass, attend beside the work of other blocks
-    attend                       MaximaPass.run and WeightsPass.run, which take turns
-    MaximaPass.run               MaximaPass.score_rows, MaximaPass.mark
-    WeightsPass.run              WeightsPass.add_weighted, WeightsPass.add_turned, bank_contexts
 
     attention_for_kernels        KernelProjections.converted, layouts_of_ranks
     mlp_for_kernels              KernelProjections.converted, layouts_of_ranks
@@ -52,10 +49,8 @@ Words that mean one thing here:
     bank     of PSUM: 512 numbers fp32 a partition, the most that one product writes
     group    the query heads of a KV head
     stack    the KV heads that share a tile, as many as its partitions hold: two where D is 64
-    lanes    the partitions of one head in a tile, zero beyond D, or those that a tile of keys takes
+    lanes    the partitions of one head in a tile, or those that a tile of cached keys takes
     slot     up to 128 rows of a contraction that is longer
-    mark     a row behind the D features of a head that scores contract, too
-    turned   transposed by TensorE
 
 Buffers end in ``_hbm``, ``_sb`` (SBUF) and ``_psum``. Kernels take and return HBM tensors; the
 helpers above them work on tiles that are already on chip. Interfaces follow NxD Inference 0.1 to
@@ -111,21 +106,9 @@ SHORT_ROW_TOKENS = 32  # of which a tile's row is 64 bytes
 SHORT_BLOCK = 256  # tokens that lie together in hidden states up to H of SHORT_FEATURES
 LONG_BLOCK = 384  # and beyond
 SHORT_FEATURES = 2048
-WEIGHT_BYTES = 96 * 1024  # SBUF for weights of attention that stay for all blocks
-KEPT_BYTES = 188 * 1024  # for them, keys, scores and blocks, which are not there all at once
-TWO_KEPT_BYTES = 156 * 1024  # the same of two sequences at once, without their scores
 HEAD_BYTES = 64 * 1024  # SBUF for rows of the head, which leave it together
-SCORE_BYTES = 72 * 1024  # for keys and values whose scores stay, and these scores
-JOINED_BYTES = 120 * 1024  # for tokens and keys of blocks that are one where weights do not stay
-BESIDE_BYTES = 88 * 1024  # for blocks on their way where weights do not stay
-WHOLE_BYTES = 128 * 1024  # for one, its queries and keys where these come piece by piece
-WAITING_BLOCKS = 3  # whose outputs are beside later blocks, where weights stay
-SCRATCH_TILES = 16  # tiles of keys that come back from HBM at a time
-SCRATCH_BYTES = 16 * 1024  # SBUF for them and their values
 TOKEN_CHUNK = 1024  # tokens per pass over a weight: from 340 on TensorE takes longer than DMA
 CHUNK_BYTES = 112 * 1024  # SBUF per partition for what is kept of those tokens
-RESIDENT_BYTES = 48 * 1024  # keys and values of a sequence stay in SBUF up to this many
-ADAPTER_BYTES = 16 * 1024  # less where adapters are beside them
 CACHE_BYTES = 64 * 1024  # SBUF for the cache of a tile of sequences in a decode step
 CACHES_BYTES = 96 * 1024  # for those of all tiles, which then come before the weights
 VALUE_BYTES = 32 * 1024  # for new values in a tile for each sequence; else these come back from HBM
@@ -341,9 +324,9 @@ def weight_pieces(tiles, k_tiles, tokens, last=False, itemsize=2, row_bytes=None
 def psum_parts(tiles, tokens):
     """(first tile, tiles, first token, tokens) of the parts of a product that fill a PSUM bank."""
     return [
-        (tile, beside, at, size)
+        (tile, together, at, size)
         for at, size in even_spans(tokens, MOVING_MAX)
-        for tile, beside in spans(tiles, max(1, MOVING_MAX // size))
+        for tile, together in spans(tiles, max(1, MOVING_MAX // size))
     ]
 
 
@@ -439,15 +422,19 @@ def causal_mask(tokens, dtype):
     return mask_of(row >= column, tokens, dtype)
 
 
-def mask_of(seen, tokens, dtype):
+def mask_of(visible, tokens, dtype):
     """[tokens, tokens] @ SBUF: 0 where a comparison of row and column holds, else MASKED."""
-    seen_sb = nisa.memset((tokens, tokens), 0.0, dtype)
-    return nisa.affine_select(seen, seen_sb, on_false_value=masked(dtype))
+    mask_sb = nisa.memset((tokens, tokens), 0.0, dtype)
+    return nisa.affine_select(visible, mask_sb, on_false_value=masked(dtype))
 
 
 def load_constant(values, dtype):
     """A numpy array of at most 128 rows, part of the compiled graph -> the same @ SBUF."""
     return nl.load(nl.shared_constant(values, dtype=dtype))
+
+
+Hbm = Any  # a tensor in HBM, or a part of one
+Sbuf = Any  # a tile in SBUF, or a part of one
 
 
 class Linear(NamedTuple):
@@ -459,9 +446,9 @@ class Linear(NamedTuple):
     weight, each [rows, tiles * 128] @ SBUF, ``inputs(x_sb, token)`` those of tokens [rows, T].
     """
 
-    weight_hbm: Any
+    weight_hbm: Hbm
     k_tiles: int
-    scale_sb: Any = None
+    scale_sb: Optional[Sbuf] = None
     added: Sequence[Any] = ()
 
     @property
@@ -504,9 +491,9 @@ class Piece(NamedTuple):
     """Some tiles of a Linear @ SBUF: the weight [128, tiles, K/128, 128], the rows of its terms,
     and its scales [128, tiles] or None."""
 
-    weight_sb: Any
-    rows_sb: List[Any]
-    scale_sb: Any
+    weight_sb: Sbuf
+    rows_sb: List[Sbuf]
+    scale_sb: Sbuf
 
     def product(self, x_sb, inputs_sb, part):
         """A part of ``psum_parts``: W x, and what terms with these inputs add to it [128, tiles,
@@ -532,29 +519,6 @@ def load_weight(linear, first, tiles, place=0):
             tiled_hbm[:, nl.ds(first, tiles), nl.ds(at, size), :]
         )
     return linear.ready(weight_sb)
-
-
-class StreamedWeight(NamedTuple):
-    """A Linear whose weight is loaded piece by piece, where a tile of it is first asked for."""
-
-    linear: Linear
-    spans: List[Tuple[int, int]]
-    loaded: List[Any]
-
-    @classmethod
-    def of(cls, linear, spans):
-        return cls(linear, spans, [None for _ in spans])
-
-    @property
-    def tiles(self) -> int:
-        return self.linear.tiles
-
-    def tile(self, at):
-        """(the piece that holds a tile of output features, the tile's place in it)."""
-        n = next(n for n, (first, count) in enumerate(self.spans) if first <= at < first + count)
-        if self.loaded[n] is None:
-            self.loaded[n] = load_weight(self.linear, *self.spans[n])
-        return self.loaded[n], at - self.spans[n][0]
 
 
 def times_features(out_sb, x, features_sb):
@@ -610,11 +574,11 @@ def token_rows(rows_sb, out_psum, norm_sb, feature_sb):
     """Products [128, tiles, T] @ PSUM times the norm's scale of each token [128, T] and, where any,
     a scale a feature [128, tiles] -> rows_sb [128, T, tiles]."""
     for token in nl.affine_range(out_psum.shape[2]):
-        row_psum, own_sb = out_psum[:, :, token], norm_sb[:, nl.ds(token, 1)]
+        row_psum, scale_sb = out_psum[:, :, token], norm_sb[:, nl.ds(token, 1)]
         if feature_sb is None:
-            rows_sb[:, token, :] = nisa.tensor_scalar(row_psum, nl.multiply, own_sb)
+            rows_sb[:, token, :] = nisa.tensor_scalar(row_psum, nl.multiply, scale_sb)
         else:
-            rows_sb[:, token, :] = times_both(row_psum, feature_sb, own_sb)
+            rows_sb[:, token, :] = times_both(row_psum, feature_sb, scale_sb)
 
 
 def stored_together(pieces, tokens):
@@ -644,8 +608,8 @@ def store_product(linear, passed, out_hbm):
             for (x_sb, block), inputs_sb, out_sb in zip(passed, inputs, outs):
                 for part in psum_parts(tiles, block.count):
                     out_psum, scale_sb = piece.product(x_sb, inputs_sb, part)
-                    tile, beside, at, tokens = part
-                    rows, columns = nl.ds(first - begin + tile, beside), nl.ds(at, tokens)
+                    tile, together, at, tokens = part
+                    rows, columns = nl.ds(first - begin + tile, together), nl.ds(at, tokens)
                     times_features(out_sb[:, rows, columns], out_psum, scale_sb)
         for (_, block), out_sb in zip(passed, outs):
             nl.store(block_part(out_hbm, block, begin, size), out_sb)
@@ -679,18 +643,18 @@ def residual_sum(x_hbm, delta_hbm, sum_hbm, block):
     """
     k_tiles, count = x_hbm.shape[0] // P_MAX, block.count
     x_sb = nl.ndarray((P_MAX, k_tiles, count), x_hbm.dtype)
-    for column, own in block.in_hbm():
-        each = k_tiles if count <= P_MAX else max(math.ceil(k_tiles / 8), 2048 // own.count)
+    for column, inner in block.in_hbm():
+        each = k_tiles if count <= P_MAX else max(math.ceil(k_tiles / 8), 2048 // inner.count)
         for first, tiles in spans(k_tiles, each):
-            part_sb = x_sb[:, nl.ds(first, tiles), nl.ds(column, own.count)]
+            part_sb = x_sb[:, nl.ds(first, tiles), nl.ds(column, inner.count)]
             # DMA wants long rows in SBUF, too: what lies in two blocks comes apart, to be added up
-            apart = delta_hbm is not None and block.inner
-            own_sb = nl.ndarray(part_sb.shape, x_hbm.dtype) if apart else part_sb
-            own_sb[...] = nl.load(block_part(x_hbm, own, first, tiles))
+            two_loads = delta_hbm is not None and block.inner
+            loaded_sb = nl.ndarray(part_sb.shape, x_hbm.dtype) if two_loads else part_sb
+            loaded_sb[...] = nl.load(block_part(x_hbm, inner, first, tiles))
             if delta_hbm is not None:
-                delta_sb = nl.load(block_part(delta_hbm, own, first, tiles))
-                part_sb[...] = nisa.tensor_tensor(own_sb, delta_sb, nl.add)
-                nl.store(block_part(sum_hbm, own, first, tiles), part_sb)
+                delta_sb = nl.load(block_part(delta_hbm, inner, first, tiles))
+                part_sb[...] = nisa.tensor_tensor(loaded_sb, delta_sb, nl.add)
+                nl.store(block_part(sum_hbm, inner, first, tiles), part_sb)
     return x_sb
 
 
@@ -716,8 +680,8 @@ class NormScales(NamedTuple):
     """1 / rms of tokens, fp32 @ SBUF: along the free axis, [128, T] with all rows equal, and on
     partitions, one [tokens, 1] per tile of tokens."""
 
-    along_sb: Any
-    down_sb: List[Any]
+    along_sb: Sbuf
+    down_sb: List[Sbuf]
 
 
 def norm_scales(x_sb, norm, parts):
@@ -804,17 +768,17 @@ class AttentionLayer(NamedTuple):
     ``normed``; terms ``added`` to queries, keys and values, an object with a method ``of_tokens``.
     """
 
-    x_hbm: Any
-    delta_hbm: Any
-    stream_hbm: Any
-    out_hbm: Any
-    norm: Any
+    x_hbm: Hbm
+    delta_hbm: Hbm
+    stream_hbm: Hbm
+    out_hbm: Hbm
+    norm: Optional[Norm]
     heads: HeadShape
     qkv: Linear
     out: Linear
-    cos_hbm: Any
-    sin_hbm: Any
-    gain_sb: Any = None
+    cos_hbm: Hbm
+    sin_hbm: Hbm
+    gain_sb: Optional[Sbuf] = None
     head_norm: Any = None
     added: Any = None
 
@@ -836,12 +800,12 @@ class Projection(NamedTuple):
     """
 
     layer: AttentionLayer
-    x_sb: Any
+    x_sb: Sbuf
     scales: NormScales
-    cos_sb: Any
-    sin_sb: Any
-    identity_sb: Any
-    swap_sb: Any
+    cos_sb: Sbuf
+    sin_sb: Sbuf
+    identity_sb: Sbuf
+    swap_sb: Sbuf
     parts: Any
     head_norm: Any
     added: List[Tuple[List[Any], List[Any]]]
@@ -900,17 +864,17 @@ def rotated_span(p, weight_sb, tile, qk_sb, at, start, size):
     qk_sb[:, at, columns] = nisa.activation(nl.copy, rotated_psum, bias=zero_sb, scale=scale)
 
 
-def add_half(terms_sb, own, other, second, scale, zero_sb):
-    """Rotation of a head of two tiles, x cos and x sin of one [128, 2, T] into its ``own`` [128, T]
-    and the ``other``'s: the first leaves its terms in both; the ``second``, which comes later, adds
-    its own."""
+def add_half(terms_sb, half, other, second, scale, zero_sb):
+    """Rotation of a head of two tiles, x cos and x sin of one [128, 2, T] into its ``half`` [128,
+    T] and the ``other``: the first leaves its terms in both; the ``second``, which comes later,
+    adds its own."""
     if not second:
-        own[...] = nisa.tensor_copy(terms_sb[:, 0, :])
+        half[...] = nisa.tensor_copy(terms_sb[:, 0, :])
         other[...] = nisa.tensor_copy(terms_sb[:, 1, :])
         return
-    for half, term, op in ((other, 1, nl.subtract), (own, 0, nl.add)):
-        sum_sb = nisa.tensor_tensor(half, terms_sb[:, term, :], op, dtype=nl.float32)
-        half[...] = nisa.activation(nl.copy, sum_sb, bias=zero_sb, scale=scale)
+    for part, term, op in ((other, 1, nl.subtract), (half, 0, nl.add)):
+        sum_sb = nisa.tensor_tensor(part, terms_sb[:, term, :], op, dtype=nl.float32)
+        part[...] = nisa.activation(nl.copy, sum_sb, bias=zero_sb, scale=scale)
 
 
 def value_tile(p, weight_sb, tile, start, v_sb):
@@ -956,10 +920,18 @@ def qkv_tiles(p):
 def project_qkv(p):
     """Q, K and V of a few tokens -> the tiles of ``qkv_tiles``, queries and keys rotated."""
     tokens, (qk_sb, v_sb) = p.x_sb.shape[2], qkv_tiles(p)
-    weight = StreamedWeight.of(p.layer.qkv, p.layer.qkv.pieces(tokens))
-    for at in nl.static_range(weight.tiles):
-        project_tile(p, weight.tile(at), at, (0, tokens), qk_sb, v_sb)
+    for first, count in p.layer.qkv.pieces(tokens):
+        weight_sb = load_weight(p.layer.qkv, first, count)
+        for tile in nl.static_range(count):
+            project_tile(p, (weight_sb, tile), first + tile, (0, tokens), qk_sb, v_sb)
     return qk_sb, v_sb
+
+
+def value_parts(parts, tokens, heads, itemsize):
+    """(start, size) of the tiles of tokens whose values are projected: ``parts``, which attention
+    takes one by one, where their tiles have room in SBUF, else 128 tokens each."""
+    each = heads.kv_features * itemsize
+    return parts if len(parts) * each <= VALUE_BYTES else spans(tokens, P_MAX)
 
 
 def key_rows(qk_sb, start, tokens, heads):
@@ -973,12 +945,12 @@ def key_rows(qk_sb, start, tokens, heads):
                 qk_sb[0 : count * rows, heads.q_tiles + stack, nl.ds(start, tokens)]
             )
             if d % rows == 0:
-                own = nl.ds(first * d + slot * rows, count * rows)
-                rows_sb[:, own] = nisa.tensor_copy(rows_psum)
+                columns = nl.ds(first * d + slot * rows, count * rows)
+                rows_sb[:, columns] = nisa.tensor_copy(rows_psum)
                 continue
             for at in nl.static_range(count):
-                own = nl.ds((first + at) * d, d)
-                rows_sb[:, own] = nisa.tensor_copy(rows_psum[:, nl.ds(at * rows, d)])
+                columns = nl.ds((first + at) * d, d)
+                rows_sb[:, columns] = nisa.tensor_copy(rows_psum[:, nl.ds(at * rows, d)])
     return rows_sb
 
 
@@ -1014,761 +986,417 @@ def divided(values, weight_sum, dtype):
     return nisa.tensor_scalar(values, nl.multiply, nisa.reciprocal(weight_sum), dtype=dtype)
 
 
-# --- Attention of many queries --------------------------------------------------------------------
+# --- Attention of a prompt ------------------------------------------------------------------------
 #
-# Prompts, their chunks and token trees. Scores are transposed: a tile of up to 128 keys is
-# stationary and up to 512 columns of queries move, those of a KV head's group, of several heads
-# where tokens are few. So exp leaves the weights with keys on partitions, where the product with
-# the values contracts them: weights are stationary, and D + 1 columns of values move. The last one
-# is ones, and gives the sum of the weights. What exp subtracts differs from column to column: a
-# first pass over all keys, with queries on partitions, finds each query's maximum, and the second
-# contracts two marks beside the D features, rows of the array that are idle where D is 64:
+# A group is up to 128 tokens of a sequence in up to four query heads that share a KV head. It
+# passes twice over its visible keys, those up to its last token. An example: 128 tokens, heads A
+# and B of 64 features, each with queries, keys and values of its own. Partitions run downwards.
+# The projections leave queries and keys with features on partitions, values with tokens there:
 #
-#   keys (mask, 1, 1, ..)     queries (1, -maximum, ..), of which the first pass contracts the first
+#     queries, keys: qk_sb         values: v_sb
+#     0   +---- 128 tokens ---+    token 0   +--------+--------+
+#         | 64 features of A  |              |   64   |   64   |
+#     64  +-------------------+              | of A   | of B   |
+#         | 64 features of B  |              |        |        |
+#     127 +-------------------+    token 127 +--------+--------+
 #
-# Each tile of queries that share a bank has a mark of its own, zero for the others' queries, so
-# that one product turns the maxima of all round. Once they are known, no query is ever rescaled;
-# they may be rounded, since they are the same for all of a query's keys. Where D is 128 no row is
-# idle: as long as all keys stay in SBUF, the scores of the first pass stay, too, and TensorE turns
-# their weights round instead of scoring once more.
+# SequenceKeys keeps keys and values by head. Augmented rows stand behind the features of keys,
+# where TensorE has idle rows, and a column of ones behind those of values. Of head A:
 #
-# ScalarE takes scores out of PSUM and VectorE compares copies of them in SBUF, since both at PSUM
-# exclude each other. So ScalarE bounds both passes, and TensorE has time for the projections of
-# others: the steps of the second pass take turns with those of the next queries' first pass, and
-# with other work, in the order in which their tiles of PSUM are wanted.
+#     k_sb                         q_sb                         v_sb
+#     0   +---- 128 keys -----+    0   +--- 128 queries ---+    key 0   +-------------+-+
+#         | 64 features of A  |        | 64 features of A  |            | 64 features |1|
+#     64  +-------------------+    64  +-------------------+            | of A        |1|
+#         | mask: 0 or -large |        |  1    1  ..    1  |            |             |1|
+#     65  |  1    1  ..    1  |    65  | -maximum of each  |    key 127 +-------------+-+
+#         +-------------------+        +-------------------+
+#
+# First pass: queries are stationary and keys move. Scores have queries on partitions, so VectorE
+# finds the maximum of each. A product with the identity brings the maxima to row 65 of q_sb.
+#
+#     scores_sb, q k               maxima_sb        maxima, transposed
+#     query 0   +- 128 keys -+     +--+             +--------- 128 queries --------+
+#               | s . . .  . |     |m |     -->     | -m  -m  -m  ..               |
+#     query 127 | s s s .. s |     |m |             +------------------------------+
+#               +------------+     +--+
+#
+# Second pass: keys are stationary and queries move, augmented rows included. The product is the
+# transposed score less its query's maximum. So exp leaves weights with keys on partitions, where
+# the product with values contracts them; its column of ones gives the sum of the weights.
+#
+#     transposed scores            weights_sb                   sums_psum
+#     key 0   +- 128 queries -+    key 0   +- 128 queries -+    query 0   +-------------+---+
+#             | s-m s-m .. s-m| exp        |  w   w  ..  w |  v           | 64 features |sum|
+#             |     s-m .. s-m| -->        |  0   w  ..  w | -->          | of A        |   |
+#     key 127 +---------------+    key 127 +---------------+    query 127 +-------------+---+
+#
+# Each row is divided by its sum and stands beside that of B in rows_sb [128 queries, A | B].
+# TensorE transposes both at once: contexts [A and B, 128 queries] take the place of their queries
+# in qk_sb, and the output's weight contracts them there.
+#
+# A group of four heads has four augmented rows of maxima, since TensorE leaves those of head m on
+# partition m: each row is zero for the queries of the other heads. Where D is 128 no row of the
+# array is idle, and the augmented rows are a product of their own. Maxima may be rounded: they are
+# the same for all keys of a query. Scores beyond 2^15 (D = 64) could overflow for that.
+#
+# ScalarE takes scores out of PSUM in both passes, 380 ns for a bank of 512, since VectorE and
+# ScalarE exclude each other there. It bounds both passes, and TensorE has time for the projections
+# of other tokens. So the steps of all that is under way take turns, a bank of PSUM at a time.
 
-TILES_AT_ONCE = MOVING_MAX // P_MAX  # tiles of queries whose scores share a bank of PSUM
-QUERIES_AT_ONCE = 512  # tokens of a prompt that share a pass over keys of other ranks
-MARKS = 1 + TILES_AT_ONCE
-HEADS_AT_ONCE = 4  # KV heads of a tile whose blocks of a cache are in SBUF at the same time
+GROUP_HEADS = MOVING_MAX // P_MAX  # query heads of a group: 128 tokens of each fill a bank of PSUM
+AUGMENTED = 1 + GROUP_HEADS  # rows behind the features of keys: the mask, and ones for each head
+LEAD = 2  # groups between their two passes: no engine waits for what another one has just begun
+PROMPT_BYTES = 154 * 1024  # SBUF for what stays of a prompt: steps need some 20 KiB more
+
+Sbuf = Any  # a tensor of nl.ndarray; names end in _sb, _psum or _hbm
 
 
-class ScoreBank(NamedTuple):
-    """Queries whose scores share a bank of PSUM: [head, member of its group; token].
+class PromptConstants(NamedTuple):
+    """Tiles that all groups read @ SBUF: zeros [128, 1] fp32; the identity [128, 128]; the triangle
+    [128, 128], MASKED where a key (column) is behind a query (row), else 0; own_sb [AUGMENTED,
+    GROUP_HEADS, 128], ones where a row is the mask's or that of a head's own maxima."""
 
-    ``heads`` KV heads from ``head`` on, ``members`` of their groups from ``member`` on, and
-    ``tokens`` new tokens: the columns from ``column`` on of the ``block``-th qk_sb, before which
-    ``position`` new tokens stand in their sequence.
+    zero_sb: Sbuf
+    eye_sb: Sbuf
+    triangle_sb: Sbuf
+    own_sb: Sbuf
+
+    @classmethod
+    def of(cls, dtype):
+        """Made on chip: a constant would take its turn in the queues of DMA."""
+        shape = AUGMENTED, GROUP_HEADS, P_MAX
+        row, head = nl.arange(AUGMENTED)[:, None, None], nl.arange(GROUP_HEADS)[None, :, None]
+        own_sb = select_equal(row, head + 1 + 0 * nl.arange(P_MAX)[None, None, :], shape, dtype)
+        own_sb[0:1, :, :] = nisa.memset((1, GROUP_HEADS, P_MAX), 1.0, dtype)
+        zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
+        eye_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
+        return cls(zero_sb, eye_sb, causal_mask(P_MAX, dtype), own_sb)
+
+
+def contraction(rows):
+    """(slot, rows) of the products that contract so many rows of features and augmented ones."""
+    return [(start // P_MAX, size) for start, size in spans(rows, P_MAX)]
+
+
+class SequenceKeys(NamedTuple):
+    """Keys and values of a sequence @ SBUF, filled block by block: k_sb [128, kv_heads, keys] and
+    v_sb [128, keys / 128, kv_heads, D + 1], whole tiles of 128 keys. Augmented rows [AUGMENTED, 1
+    or kv_heads, keys] are the same for all heads: part of k_sb where D is 64, a tile of their own
+    where it is 128. ``padded``: their first row hides keys."""
+
+    heads: HeadShape
+    k_sb: Sbuf
+    v_sb: Sbuf
+    augmented_sb: Sbuf
+    padded: bool
+
+    @classmethod
+    def of(cls, length, heads, dtype, bias_hbm):
+        """bias [1, length] @ HBM is MASKED for keys of left padding, else 0; None: no padding."""
+        d, kv_heads, keys = heads.head_dim, heads.kv_heads, whole_tiles(length) * P_MAX
+        k_sb = nl.ndarray((P_MAX, kv_heads, keys), dtype)
+        v_sb = nl.ndarray((P_MAX, keys // P_MAX, kv_heads, d + 1), dtype)
+        v_sb[:, :, :, d : d + 1] = nisa.memset((P_MAX, keys // P_MAX, kv_heads, 1), 1.0, dtype)
+        if length < keys:  # the second pass takes whole tiles
+            k_sb[:, :, length:keys] = nisa.memset((P_MAX, kv_heads, keys - length), 0.0, dtype)
+        own = d < P_MAX
+        augmented_sb = k_sb[d : d + AUGMENTED] if own else nl.ndarray((AUGMENTED, 1, keys), dtype)
+        augmented_sb[...] = nisa.memset(augmented_sb.shape, 1.0, dtype)
+        mask_sb = augmented_sb[0:1]
+        mask_sb[...] = nisa.memset(mask_sb.shape, 0.0, dtype)
+        if bias_hbm is not None:
+            for head in nl.affine_range(mask_sb.shape[1]):
+                mask_sb[:, head, 0:length] = nl.load(bias_hbm)
+        return cls(heads, k_sb, v_sb, augmented_sb, bias_hbm is not None)
+
+    def append(self, position, tokens, qk_sb, column, v_sb):
+        """Keep up to 128 tokens, the sequence's from ``position`` on: keys from a column of qk_sb
+        on, where they lie behind the queries, and values [tokens, kv_heads * D]."""
+        heads, d = self.heads, self.heads.head_dim
+        for head in nl.static_range(heads.kv_heads):
+            stack, lanes = heads.place(head)
+            self.k_sb[0:d, head, nl.ds(position, tokens)] = nisa.tensor_copy(
+                qk_sb[lanes, heads.q_tiles + stack, nl.ds(column, tokens)]
+            )
+        shape = tokens, heads.kv_heads, d
+        self.v_sb[0:tokens, position // P_MAX, :, 0:d] = nisa.tensor_copy(v_sb.reshape(shape))
+
+    def operand(self, head, slot, rows, start, keys):
+        """Rows of a slot of the contraction [rows, keys], keys of a head from ``start`` on."""
+        if slot == 0:
+            return self.k_sb[0:rows, head, nl.ds(start, keys)]
+        return self.augmented_sb[0:rows, 0, nl.ds(start, keys)]
+
+
+class GroupAttention(NamedTuple):
+    """Attention of a group: ``tokens`` columns of qk_sb from ``column`` on, the sequence's tokens
+    from ``position`` on, in ``count`` query heads from ``first`` on of those of a KV ``head``.
+
+    Tiles are named as in the example: q_sb [128, slots, count, tokens] and maxima_sb [tokens,
+    count, spans of keys] @ SBUF; sums, each [tokens, heads, D + 1] fp32 @ PSUM, of as many heads as
+    share a bank; rows_sb [tokens, count, 128] @ SBUF, one for the KV heads of a tile of qk_sb.
     """
 
-    head: int
-    heads: int
-    member: int
-    members: int
-    block: int
+    keys: SequenceKeys
+    constants: PromptConstants
+    qk_sb: Sbuf
     column: int
     position: int
     tokens: int
-
-    @property
-    def rows(self) -> int:
-        """Queries of each token."""
-        return self.heads * self.members
-
-    @property
-    def marks(self) -> int:
-        """Marks of its queries: the first, and one for each tile of them."""
-        return 1 + len(self.tiles())
-
-    @property
-    def queries(self) -> int:
-        """Queries of its largest tile."""
-        return max(count for *_, count in self.tiles()) * self.tokens
-
-    def part(self, x_sb, heads, stack, lanes=slice(0, P_MAX)):
-        """Its part of queries or contexts, a list by block of [128, tiles, T], in the tiles of a
-        stack of KV heads: [lanes, members, tokens]."""
-        tiles = nl.ds(stack * heads.group + self.member, self.members)
-        return x_sb[self.block][lanes, tiles, nl.ds(self.column, self.tokens)]
-
-    def own(self, head):
-        """Rows of its ``head``-th head."""
-        return nl.ds(head * self.members, self.members)
-
-    def together(self):
-        """(first, count) of a head's members whose queries share a tile of 128 partitions."""
-        return spans(self.members, max(1, P_MAX // self.tokens))
-
-    def tiles(self):
-        """(head, first row, rows) of those tiles."""
-        return [
-            (head, head * self.members + first, count)
-            for head in range(self.heads)
-            for first, count in self.together()
-        ]
-
-
-def score_banks(parts, heads, largest):
-    """Banks of tiles ``parts`` of tokens, (block, column, position, tokens), of up to ``largest``
-    tokens: a list for each set of KV heads, whole stacks, whose contexts share tiles."""
-    together = P_MAX // largest
-    most = TILES_AT_ONCE * together  # members of a group whose queries share a bank
-    each = max(1, TILES_AT_ONCE // math.ceil(heads.group / together))
-    each = min(HEADS_AT_ONCE // heads.slots, each)
-    return [
-        [
-            ScoreBank(first + head, count, member, members, *part)
-            for part in parts
-            for member, members in spans(heads.group, most)
-            for head, count in spans(some, each)
-        ]
-        for first, some in spans(heads.kv_heads, math.ceil(each / heads.stack) * heads.stack)
-    ]
-
-
-def heads_of(banks):
-    """(first, count) of the KV heads of a set of banks."""
-    return banks[0].head, banks[-1].head + banks[-1].heads - banks[0].head
-
-
-def contraction(depth):
-    """(slot, rows) of the products that contract so many features and marks."""
-    return [(start // P_MAX, rows) for start, rows in spans(depth, P_MAX)]
-
-
-class KeyTiles(NamedTuple):
-    """``tiles`` tiles of ``lanes`` keys of some KV heads @ SBUF.
-
-    k_sb [128, heads, slots * stride, lanes], features and marks behind them, 128 rows a slot; v_sb
-    [128, stride, heads, D + 1], the last column ones, None where nobody asks for values. ``head``
-    is the first one there that counts.
-    ``mask_sb`` [tokens, lanes], if any, is added to the scores of the last tile, a triangle where
-    it is ``causal``. bias_sb [n, tiles, lanes], if any, hides keys from the queries that owners_sb
-    [n, rows, tokens] are ones of: of n sequences, or of one, whose marks are no rows of k_sb.
-    ``before`` tiles of k_sb and v_sb come first that nobody sees, and ``edges`` are masks of a
-    Window for some tiles, (tile, [128, 128] @ SBUF).
-    """
-
-    k_sb: Any
-    v_sb: Any
-    stride: int
-    tiles: int
-    lanes: int
-    head: int = 0
-    mask_sb: Any = None
-    causal: bool = False
-    bias_sb: Any = None
-    owners_sb: Any = None
-    before: int = 0
-    edges: Sequence[Tuple[int, Any]] = ()
-
-    def keys(self, head, slot, rows, tile, tiles):
-        """Operand of a product: some tiles of a head's keys, some rows of a slot."""
-        part = nl.ds(slot * self.stride + self.before + tile, tiles)
-        return self.k_sb[0:rows, self.head + head, part, 0 : self.lanes]
-
-    def masks(self, start, tiles, tokens):
-        """(tile, mask [tokens, lanes]) of what is added to the scores of some tiles of them."""
-        last = [] if self.mask_sb is None else [(self.tiles - 1, self.mask_sb)]
-        edges = [(tile, edge_sb[0:tokens, 0 : self.lanes]) for tile, edge_sb in self.edges]
-        return [each for each in last + edges if start <= each[0] < start + tiles]
-
-    def load(self, values=True):
-        """As what comes from HBM."""
-        return self
-
-    def values(self, head, tile):
-        """Values and ones of a tile of a head's keys."""
-        return self.v_sb[0 : self.lanes, self.before + tile, self.head + head, :]
-
-
-class Window(NamedTuple):
-    """A sliding window over tiles of 128 keys: a tile of queries sees ``back`` tiles before its
-    own, and masks [128, 128] @ SBUF hide what is too old from some of its queries, (tiles back,
-    mask), at most two."""
-
-    back: int
-    masks: Sequence[Tuple[int, Any]] = ()
+    head: int
+    first: int
+    count: int
+    rows_sb: Sbuf
+    q_sb: Sbuf
+    maxima_sb: Sbuf
+    sums: List[Sbuf]
 
     @classmethod
-    def of(cls, window, dtype):
-        """Of so many tokens, the query's included; None for any number."""
-        if window is None:
-            return None
-        back = (window + P_MAX - 2) // P_MAX
-        row, column = nl.arange(P_MAX)[:, None], nl.arange(P_MAX)[None, :]
-        masks = [
-            (tiles, mask_of(column + window - 1 >= row + tiles * P_MAX, P_MAX, dtype))
-            for tiles in [*range(back + 1)][-2:]
-            if (tiles + 1) * P_MAX > window
-        ]
-        return cls(back, masks)
+    def of(cls, keys, constants, qk_sb, part, head, first, rows_sb):
+        """``part``: its column, position and tokens; the count of heads is that of rows_sb."""
+        (_, position, tokens), (_, count, _), dtype = part, rows_sb.shape, rows_sb.dtype
+        d, passes = keys.heads.head_dim, len(spans(position + tokens, MOVING_MAX))
+        q_sb = nl.ndarray((P_MAX, len(contraction(d + AUGMENTED)), count, tokens), dtype)
+        maxima_sb = nl.ndarray((tokens, count, passes), dtype)
+        banks = spans(count, MOVING_MAX // (d + 1))
+        sums = [psum_zeros((tokens, heads, d + 1)) for _, heads in banks]
+        own = qk_sb, *part, head, first, count, rows_sb, q_sb, maxima_sb, sums
+        return cls(keys, constants, *own)
 
-    def seen(self, own, tiles):
-        """What a tile of queries, the ``own``-th of its sequence, sees of so many tiles: the first,
-        and its edges, (tile behind that, mask)."""
-        first = max(0, own - self.back)
-        edges = [(own - back, mask_sb) for back, mask_sb in self.masks]
-        return first, [(tile - first, mask) for tile, mask in edges if first <= tile < tiles]
+    @property
+    def visible(self) -> int:
+        """Keys that the last token sees."""
+        return self.position + self.tokens
 
+    def part(self, lanes):
+        """These partitions of its tiles of qk_sb [lanes, count, tokens]."""
+        (stack, _), group = self.keys.heads.place(self.head), self.keys.heads.group
+        tiles = nl.ds(stack * group + self.first, self.count)
+        return self.qk_sb[lanes, tiles, nl.ds(self.column, self.tokens)]
 
-class NewKeys(NamedTuple):
-    """Keys and values of a sequence's new tokens, filled in order: k_sb and v_sb as in KeyTiles,
-    zero behind the last key. ``marks`` are the rows behind the features, none where nobody
-    contracts them; where the first one ``hides`` keys, queries have a one for it. mask_sb [tokens,
-    tokens] is added to the scores of a tile of tokens with each other, a triangle where no mark
-    hides any. Of several sequences bias_sb [sequences, tiles * 128] hides each one's keys from the
-    others. A Window may hide older ones.
-    """
+    def begin(self):
+        """Queries apart from the other head of their tiles, in the rows of its keys."""
+        d, (_, lanes) = self.keys.heads.head_dim, self.keys.heads.place(self.head)
+        own = self.part(lanes)
+        self.q_sb[0:d, 0, :, :] = nisa.tensor_copy(own, engine=nisa.vector_engine)
+        if self.keys.padded:  # the first pass contracts the mask, too
+            slot, row = divmod(d, P_MAX)
+            ones_sb = nisa.memset((1, self.count, self.tokens), 1.0, self.q_sb.dtype)
+            self.q_sb[row : row + 1, slot, :, :] = ones_sb
 
-    heads: HeadShape
-    k_sb: Any
-    v_sb: Any
-    mask_sb: Any
-    marks: int
-    hides: bool
-    bias_sb: Any = None
-    window: Optional[Window] = None
+    def first_pass(self):
+        """Steps: (query head, number of a span of up to 512 visible keys, its start, its keys)."""
+        every = [*enumerate(spans(self.visible, MOVING_MAX))]
+        return [(at, n, *span) for at in range(self.count) for n, span in every]
 
-    def append(self, start, qk_sb, column, v_sb):
-        """Keep a tile of tokens, the sequence's from ``start`` on: keys from qk_sb, behind its
-        queries, and values [tokens, kv_heads * D]."""
-        heads, (size, _), tile = self.heads, v_sb.shape, start // P_MAX
-        shape = (size, heads.kv_heads, heads.head_dim)
-        for head in nl.static_range(heads.kv_heads):
-            for slot, (stack, lanes) in enumerate(heads.tiles(head)):
-                at, rows = slot * self.v_sb.shape[1] + tile, min(heads.depth, P_MAX)
-                self.k_sb[0:rows, head, at, 0:size] = nisa.tensor_copy(
-                    qk_sb[lanes, heads.q_tiles + stack, nl.ds(column, size)]
-                )
-        self.v_sb[0:size, tile, :, 0 : heads.head_dim] = nisa.tensor_copy(v_sb.reshape(shape))
+    def score(self, step):
+        """Scores of a query head with a span of keys [tokens, keys], and their maxima."""
+        (at, n, start, keys), tokens, c = step, self.tokens, self.constants
+        scores_psum = psum_zeros((tokens, keys))
+        for slot, rows in contraction(self.keys.heads.head_dim + int(self.keys.padded)):
+            k_sb = self.keys.operand(self.head, slot, rows, start, keys)
+            scores_psum[...] += nisa.nc_matmul(self.q_sb[0:rows, slot, at, :], k_sb)
+        last = start + keys == self.visible
+        if last:  # 128 columns of TensorE: its own keys, of which a token sees those up to itself
+            scores_psum[:, nl.ds(keys - tokens, tokens)] += nisa.nc_matmul(
+                c.eye_sb[0:tokens, 0:tokens], c.triangle_sb[0:tokens, 0:tokens]
+            )
+        zero_sb, dtype = c.zero_sb[0:tokens, :], self.q_sb.dtype
+        scores_sb = nisa.activation(nl.copy, scores_psum, bias=zero_sb, dtype=dtype)
+        # VectorE compares two bf16 numbers a cycle in SBUF
+        self.maxima_sb[:, at, nl.ds(n, 1)] = nisa.tensor_reduce(nl.max, scores_sb, axis=1)
+        if last and at + 1 == self.count:
+            self.augment()
 
-    def seen(self, bank):
-        """KeyTiles of what the queries of a bank see: whole tiles before them, and their own."""
-        lanes = P_MAX if bank.position else bank.tokens
-        stride, tiles = self.v_sb.shape[1], bank.position // P_MAX + 1
-        mask_sb, bias_sb = self.mask_sb[0 : bank.tokens, 0:lanes], None
-        if self.bias_sb is not None:
-            shape = self.bias_sb.shape[0], tiles, lanes
-            bias_sb = self.bias_sb[:, 0 : tiles * lanes].reshape(shape)
-        seen = KeyTiles(
-            self.k_sb, self.v_sb, stride, tiles, lanes, bank.head, mask_sb, not self.hides, bias_sb
+    def augment(self):
+        """Augmented rows of the queries: ones, and for each head the negated maxima of its own."""
+        tokens, count, dtype = self.tokens, self.count, self.q_sb.dtype
+        columns_sb = nisa.memset((tokens, 1 + count), 1.0, dtype)
+        columns_sb[:, nl.ds(1, count)] = nisa.tensor_reduce(
+            nl.max, self.maxima_sb, axis=2, negate=True
         )
-        if self.window is None:
-            return seen
-        first, edges = self.window.seen(tiles - 1, tiles)
-        return seen._replace(tiles=tiles - first, before=first, edges=edges)
+        # the same in rows [1 + count, tokens]: 128 columns of TensorE for all heads
+        eye_sb = self.constants.eye_sb[0:tokens, 0:tokens]
+        rows_sb = nisa.tensor_copy(nisa.nc_matmul(columns_sb, eye_sb), dtype=dtype)
+        row, head = nl.arange(1 + count)[:, None, None], nl.arange(count)[None, :, None]
+        every_sb = rows_sb[row, 0 * head + nl.arange(tokens)[None, None, :]]  # again for each head
+        own_sb = self.constants.own_sb[0 : 1 + count, 0:count, 0:tokens]
+        slot, begin = divmod(self.keys.heads.head_dim, P_MAX)
+        augmented_sb = self.q_sb[begin : begin + 1 + count, slot, :, :]
+        augmented_sb[...] = nisa.tensor_tensor(every_sb, own_sb, nl.multiply)
 
+    def second_pass(self):
+        """Steps: numbers of tiles of 128 visible keys."""
+        return [*range(whole_tiles(self.visible))]
 
-def new_keys(tokens, heads, dtype, mask_sb, marks, hides, bias_hbm=None):
-    """NewKeys without keys yet; marks and ones are there.
-
-    bias [1, tokens] @ HBM is 0 for keys that count and MASKED for others; None: all count.
-    """
-    d, tiles, last = heads.head_dim, whole_tiles(tokens), tokens // P_MAX
-    slots, (slot, row) = len(contraction(heads.depth + marks)), divmod(heads.depth, P_MAX)
-    k_sb = nl.ndarray((P_MAX, heads.kv_heads, slots * tiles, P_MAX), dtype)
-    v_sb = nl.ndarray((P_MAX, tiles, heads.kv_heads, d + 1), dtype)
-    if last < tiles:
-        for half in nl.static_range(heads.slots):
-            own = k_sb[:, :, half * tiles + last, :]
-            own[...] = nisa.memset((P_MAX, heads.kv_heads, P_MAX), 0.0, dtype)
-        v_sb[:, last, :, :] = nisa.memset((P_MAX, heads.kv_heads, d + 1), 0.0, dtype)
-    v_sb[:, :, :, d : d + 1] = nisa.memset((P_MAX, tiles, heads.kv_heads, 1), 1.0, dtype)
-    if marks:
-        shape, part = (heads.kv_heads, tiles, P_MAX), nl.ds(slot * tiles, tiles)
-        k_sb[row : row + MARKS, :, part, :] = nisa.memset((MARKS, *shape), 1.0, dtype)
-        k_sb[row : row + 1, :, part, :] = nisa.memset((1, *shape), 0.0, dtype)
-    if bias_hbm is not None:
-        for head in nl.affine_range(heads.kv_heads):
-            for tile, (start, size) in enumerate(spans(tokens, P_MAX)):
-                k_sb[row : row + 1, head, slot * tiles + tile, 0:size] = nl.load(
-                    bias_hbm[:, nl.ds(start, size)]
-                )
-    return NewKeys(heads, k_sb, v_sb, mask_sb, marks, hides)
-
-
-class Constants(NamedTuple):
-    """Tiles that the attention of many queries reads: zeros [128, 1] fp32, the identity [128, 128],
-    which of n tokens a query is, [n, rows, n], for any number of ``rows`` of queries, and which
-    marks are a tile's, the first and its own, [MARKS, TILES_AT_ONCE] fp32."""
-
-    zero_sb: Any
-    eye_sb: Any
-    which_sb: Any
-    own_sb: Any
-
-
-def attention_constants(length, heads, dtype):
-    """Constants for sequences of so many tokens."""
-    largest = min(length, P_MAX)
-    every = [score_banks([(0, 0, 0, size)], heads, largest) for _, size in spans(length, largest)]
-    rows = max(bank.rows for sets in every for banks in sets for bank in banks)
-    token, other = nl.arange(largest)[:, None, None], nl.arange(largest)[None, None, :]
-    row = nl.arange(rows)[None, :, None]
-    which_sb = select_equal(token + 0 * row, other, (largest, rows, largest), dtype)
-    zero_sb = nisa.memset((P_MAX, 1), 0.0, nl.float32)
-    eye_sb = shifted_identity(P_MAX, P_MAX, 0, dtype)
-    own = np.concatenate((np.ones((1, TILES_AT_ONCE)), np.eye(TILES_AT_ONCE)))
-    own_sb = load_constant(own.astype(np.float32), nl.float32)
-    return Constants(zero_sb, eye_sb, which_sb, own_sb)
-
-
-def bank_queries(qk_sb, bank, heads, marks, hides):
-    """Queries of a bank [128, slots, rows, tokens] @ SBUF, as the keys of KeyTiles have them, with
-    room for so many ``marks``; the first is there where that of the keys ``hides`` some."""
-    depth, shape = heads.depth, (bank.rows, bank.tokens)
-    slots, (slot, row) = len(contraction(depth + marks)), divmod(depth, P_MAX)
-    q_sb = nl.ndarray((P_MAX, slots, *shape), qk_sb[0].dtype)
-    for at in nl.static_range(bank.heads):
-        for part, (stack, lanes) in enumerate(heads.tiles(bank.head + at)):
-            q_sb[0 : min(depth, P_MAX), part, bank.own(at), :] = nisa.tensor_copy(
-                bank.part(qk_sb, heads, stack, lanes), engine=nisa.vector_engine
-            )
-    if hides:
-        q_sb[row : row + 1, slot, :, :] = nisa.memset((1, *shape), 1.0, q_sb.dtype)
-    return q_sb
-
-
-def score_tile(q_sb, bank, keys, tile, scores_psum, depth, constants):
-    """Products of one tile of keys with a bank's queries, ``depth`` rows of features and marks,
-    into scores_psum [lanes, rows, tokens]."""
-    for head in nl.static_range(bank.heads):
-        own = bank.own(head)
-        for slot, size in contraction(depth):
-            scores_psum[:, own, :] += nisa.nc_matmul(
-                keys.keys(head, slot, size, tile, 1), q_sb[0:size, slot, own, :]
-            )
-    if keys.bias_sb is not None:
-        scores_psum[...] += nisa.nc_matmul(keys.bias_sb[:, tile, :], keys.owners_sb)
-    which_sb = constants.which_sb[0 : bank.tokens, 0 : bank.rows, 0 : bank.tokens]
-    for _, mask_sb in keys.masks(tile, 1, bank.tokens):
-        scores_psum[...] += nisa.nc_matmul(mask_sb, which_sb)
-
-
-def key_spans(bank, tiles):
-    """Spans of tiles of keys whose transposed scores share a bank of PSUM."""
-    return spans(tiles, MOVING_MAX // (bank.rows * bank.tokens))
-
-
-def zero_sums(bank, head_dim):
-    """Zeros for the sums of a bank's queries, [queries, tiles, D + 1] fp32 @ PSUM, as many tiles
-    of queries as share a bank."""
-    return [
-        psum_zeros((bank.queries, tiles, head_dim + 1))
-        for _, tiles in spans(len(bank.tiles()), MOVING_MAX // (head_dim + 1))
-    ]
-
-
-def sum_of(sums, at, queries):
-    """The ``at``-th tile of so many queries among those of a bank [queries, D + 1]; of reciprocals
-    [queries, 1]."""
-    tiles, at = sums[at // sums[0].shape[1]], at % sums[0].shape[1]
-    return tiles[0:queries, at, :] if len(tiles.shape) == 3 else tiles[0:queries, nl.ds(at, 1)]
-
-
-class QueryGroup(NamedTuple):
-    """``banks`` of a set of KV heads, and the keys that they see: ``blocks`` that come from HBM
-    (KeyTiles, or what has their sizes and a method ``load``), then ``new`` ones. Queries are in
-    qk_sb, contexts go to context_sb [128, tiles, T], a list of both by block of tokens. Of several
-    sequences owners [sequences, rows, tokens] of each bank @ SBUF."""
-
-    banks: List[ScoreBank]
-    blocks: List[Any]
-    new: NewKeys
-    qk_sb: List[Any]
-    constants: Constants
-    context_sb: List[Any]
-    owners: Optional[List[Any]] = None
-
-    @property
-    def head_dim(self) -> int:
-        return self.new.heads.head_dim
-
-    def parts(self, bank):
-        """(part, tiles, lanes) of the keys that a bank sees."""
-        seen = self.new.seen(bank)
-        every = [*((block.tiles, block.lanes) for block in self.blocks), (seen.tiles, seen.lanes)]
-        return [(part, *sizes) for part, sizes in enumerate(every)]
-
-    def spans(self, bank):
-        """(part of the keys, span of its tiles) whose scores with 128 queries share a bank."""
-        return [
-            (part, span)
-            for part, tiles, lanes in self.parts(bank)
-            for span in spans(tiles, MOVING_MAX // lanes)
-        ]
-
-    def keys(self, part, n, held, values):
-        """KeyTiles of a part for the ``n``-th bank, with ``values`` or without; ``held`` are the
-        last block that was loaded and its number."""
-        bank, owners_sb = self.banks[n], None if self.owners is None else self.owners[n]
-        if part == len(self.blocks):
-            return self.new.seen(bank)._replace(owners_sb=owners_sb)
-        if held[0] != part:
-            held[:] = part, self.blocks[part].load(values)
-        return held[1]._replace(head=bank.head - self.banks[0].head, owners_sb=owners_sb)
-
-
-class MaximaPass(NamedTuple):
-    """First pass: q_sb of each bank, and for each tile of a bank's queries the maxima that its
-    steps found [queries, tiles, steps] @ SBUF, or, where the second pass turns scores, these and
-    their negated maximum."""
-
-    group: QueryGroup
-    q_sb: List[Any]
-    maxima_sb: List[Any]
-    scores: List[List[Any]]
-    held: List[Any]
-
-    @classmethod
-    def of(cls, group):
-        banks, new, maxima_sb = group.banks, group.new, []
-        q_sb = [bank_queries(group.qk_sb, bank, new.heads, new.marks, new.hides) for bank in banks]
-        for bank in banks:
-            shape = (bank.queries, len(bank.tiles()), len(group.spans(bank)))
-            maxima_sb.append(nl.ndarray(shape, new.k_sb.dtype))
-            if len({count for *_, count in bank.tiles()}) > 1:  # one has fewer queries
-                maxima_sb[-1][...] = nisa.memset(shape, 0.0, new.k_sb.dtype)
-        scores = [[None for _ in bank.tiles()] for bank in banks]
-        return cls(group, q_sb, maxima_sb, scores, [None, None])
-
-    def steps(self):
-        """(part of the keys, span of its tiles, bank, tile of its queries, step of that), block by
-        block."""
-        found = [
-            (part, span, n, at, step)
-            for n, bank in enumerate(self.group.banks)
-            for at in range(len(bank.tiles()))
-            for step, (part, span) in enumerate(self.group.spans(bank))
-        ]
-        return sorted(found, key=lambda step: step[0])
-
-    def run(self, work):
-        """One bank of PSUM: scores of up to 128 queries with up to 512 keys, and their maxima;
-        behind the last, the marks of its queries."""
-        (part, span, n, at, step), group = work, self.group
-        bank, new, keys = group.banks[n], group.new, group.keys(part, n, self.held, False)
-        queries, last = bank.tiles()[at][2] * bank.tokens, len(group.spans(bank)) - 1
-        if new.marks:
-            scores_sb = nl.ndarray((queries, span[1], keys.lanes), new.k_sb.dtype)
-            self.score_rows(n, at, keys, span, scores_sb)
-            self.maxima_sb[n][0:queries, at, nl.ds(step, 1)] = nisa.tensor_reduce(
-                nl.max, scores_sb, axis=[1, 2]
-            )
-            if step == last and at + 1 == len(bank.tiles()):
-                self.mark(n)
-            return
-        if step == 0:
-            shape = (queries, keys.tiles, keys.lanes)
-            self.scores[n][at] = nl.ndarray(shape, new.k_sb.dtype), None
-        scores_sb, _ = self.scores[n][at]
-        self.score_rows(n, at, keys, span, scores_sb[:, nl.ds(*span), :])
-        if step == last:
-            flat_sb = scores_sb.reshape((queries, keys.tiles * keys.lanes))
-            lowest_sb = negated_maximum(flat_sb, score_scales(group.head_dim)[1])
-            self.scores[n][at] = scores_sb, lowest_sb
-
-    def score_rows(self, n, at, keys, span, scores_sb):
-        """Scores of the ``at``-th tile of a bank's queries with a span of tiles of KeyTiles, into
-        scores_sb [queries, tiles, lanes] in their type.
-
-        Queries are stationary here and stand on partitions, 512 keys move.
-        """
-        group, bank, (start, tiles) = self.group, self.group.banks[n], span
-        (head, row, count), constants = bank.tiles()[at], group.constants
-        queries, rows = count * bank.tokens, nl.ds(row, count)
-        scores_psum = psum_zeros((queries, tiles, keys.lanes))
-        for slot, size in contraction(depth_of(group.head_dim) + int(group.new.hides)):
-            scores_psum[...] += nisa.nc_matmul(
-                self.q_sb[n][0:size, slot, rows, :], keys.keys(head, slot, size, start, tiles)
-            )
-        if keys.bias_sb is not None:
-            scores_psum[...] += nisa.nc_matmul(
-                keys.owners_sb[:, rows, :], keys.bias_sb[:, nl.ds(start, tiles), :]
-            )
-        which_sb = constants.which_sb[0 : bank.tokens, rows, 0 : bank.tokens]
-        for tile, mask_sb in keys.masks(start, tiles, bank.tokens):
-            scores_psum[:, tile - start, :] += nisa.nc_matmul(which_sb, mask_sb)
-        scores_sb[...] = nisa.activation(nl.copy, scores_psum, bias=constants.zero_sb[0:queries, :])
-
-    def mark(self, n):
-        """Marks of a bank's queries for the second pass [marks, rows, tokens]: 1, and of each
-        tile of queries the negated maxima of all parts.
-
-        A product with the identity, 128 columns for all tiles, brings them from partitions to rows;
-        ScalarE, alone at SBUF, copies these to each tile's queries.
-        """
-        bank, constants, q_sb = self.group.banks[n], self.group.constants, self.q_sb[n]
-        lowest_sb = nisa.tensor_reduce(nl.max, self.maxima_sb[n], axis=2, negate=True)
-        (queries, tiles), count = lowest_sb.shape, bank.marks
-        marks_sb = nisa.memset((queries, count), 1.0, q_sb.dtype)
-        marks_sb[:, nl.ds(1, tiles)] = nisa.tensor_copy(lowest_sb)
-        turned_psum = nisa.nc_matmul(marks_sb, constants.eye_sb[0:queries, 0:queries])
-        turned_sb = nisa.tensor_copy(turned_psum, dtype=q_sb.dtype)
-        slot, first = divmod(depth_of(self.group.head_dim), P_MAX)
-        for at, (_, row, members) in enumerate(bank.tiles()):
-            part_sb = turned_sb[:, 0 : members * bank.tokens]
-            q_sb[nl.ds(first, count), slot, nl.ds(row, members), :] = nisa.activation(
-                nl.copy, part_sb.reshape((count, members, bank.tokens)),
-                bias=constants.zero_sb[0:count, :], scale=constants.own_sb[0:count, nl.ds(at, 1)],
-            )  # fmt: skip
-
-
-class WeightsPass(NamedTuple):
-    """Second pass: for each bank the sums of blocks before @ SBUF, and those being added @ PSUM."""
-
-    first: MaximaPass
-    before: List[Any]
-    sums: List[Any]
-    held: List[Any]
-
-    @classmethod
-    def of(cls, first):
-        banks = first.group.banks
-        return cls(first, [None for _ in banks], [None for _ in banks], [None, None])
-
-    def steps(self):
-        """(part of the keys, bank, span of tiles of keys, tile of its queries or None for all,
-        whether it is the first of a part, and the last)."""
-        group, found = self.first.group, []
-        for n, bank in enumerate(group.banks):
-            for part, tiles, _ in group.parts(bank):
-                if group.new.marks:
-                    each = [(span, None) for span in key_spans(bank, tiles)]
-                else:
-                    queries = [count * bank.tokens for *_, count in bank.tiles()]
-                    each = [
-                        (span, at)
-                        for at, size in enumerate(queries)
-                        for span in spans(tiles, MOVING_MAX // size)
-                    ]
-                last = len(each) - 1
-                found += [(part, n, *step, k == 0, k == last) for k, step in enumerate(each)]
-        return sorted(found, key=lambda step: step[0])
-
-    def run(self, step):
-        """One bank of PSUM; behind the last, the contexts of all."""
-        (part, n, span, at, begins, ends), group = step, self.first.group
-        keys, bank = group.keys(part, n, self.held, True), group.banks[n]
-        if begins:
-            self.sums[n] = zero_sums(bank, group.head_dim)
-        if at is None:
-            self.add_weighted(n, keys, span)
-        else:
-            self.add_turned(n, at, keys, span)
-        if not ends:
-            return
-        if self.before[n] is not None:
-            pairs = zip(self.before[n], self.sums[n])
-            self.sums[n] = [nisa.tensor_tensor(b_psum, a_sb, nl.add) for a_sb, b_psum in pairs]
-        elif group.blocks or n + 2 < len(group.banks):  # PSUM has room for the sums of two
-            self.sums[n] = [nisa.tensor_copy(sums_psum) for sums_psum in self.sums[n]]
-        self.before[n] = self.sums[n]
-        if part == len(group.blocks) and n + 1 == len(group.banks):
-            bank_contexts(group.banks, self.sums, group.new.heads, group.context_sb)
-
-    def add_weighted(self, n, keys, span):
-        """exp(scale * (score - maximum)) of some tiles of keys times their values and ones, added
-        to the sums of each tile of a bank's queries [queries, D + 1] fp32 @ PSUM."""
-        group, bank, q_sb = self.first.group, self.first.group.banks[n], self.first.q_sb[n]
-        constants, (start, tiles) = group.constants, span
-        depth = depth_of(group.head_dim) + bank.marks
-        triangle = keys.causal and start + tiles == keys.tiles
-        if keys.causal:
-            keys = keys._replace(mask_sb=None)
-        scores_psum = psum_zeros((keys.lanes, tiles, bank.rows, bank.tokens))
-        for tile in nl.static_range(tiles):
-            part_psum = scores_psum[:, tile, :, :]
-            score_tile(q_sb, bank, keys, start + tile, part_psum, depth, constants)
+    def run(self, tile):
+        """exp(scale * (score - maximum)) of a tile of keys, times its values and ones, is added to
+        the sums; behind the last tile contexts leave them."""
+        d, start, count, tokens = self.keys.heads.head_dim, tile * P_MAX, self.count, self.tokens
+        scores_psum = psum_zeros((P_MAX, count, tokens))
+        for slot, rows in contraction(d + 1 + count):
+            k_sb = self.keys.operand(self.head, slot, rows, start, P_MAX)
+            scores_psum[...] += nisa.nc_matmul(k_sb, self.q_sb[0:rows, slot, :, :])
         weights_sb = nisa.activation(
-            nl.exp, scores_psum, bias=constants.zero_sb[0 : keys.lanes, :],
-            scale=score_scales(group.head_dim)[1], dtype=q_sb.dtype,
+            nl.exp, scores_psum, bias=self.constants.zero_sb, scale=score_scales(d)[1],
+            dtype=self.q_sb.dtype,
         )  # fmt: skip
-        if triangle:  # GpSimdE: 662 cycles, beside TensorE, which would take 576
-            token, row = nl.arange(bank.tokens)[None, None, :], nl.arange(bank.rows)[None, :, None]
-            lane, own_sb = nl.arange(keys.lanes)[:, None, None], weights_sb[:, tiles - 1, :, :]
-            own_sb[...] = nisa.affine_select(token + 0 * row >= lane, own_sb, 0.0)
-        for at, (head, row, count) in enumerate(bank.tiles()):
-            sums_psum = sum_of(self.sums[n], at, count * bank.tokens)
-            for tile in nl.static_range(tiles):
-                sums_psum[...] += nisa.nc_matmul(
-                    weights_sb[:, tile, nl.ds(row, count), :], keys.values(head, start + tile)
+        last = start + P_MAX >= self.visible
+        if last:  # weights of keys behind a token may be infinite: GpSimdE selects, in 662 cycles
+            key, token = nl.arange(P_MAX)[:, None, None], nl.arange(tokens)[None, None, :]
+            seen = token + 0 * nl.arange(count)[None, :, None] >= key
+            weights_sb = nisa.affine_select(seen, weights_sb, 0.0)
+        keys = min(P_MAX, self.visible - start)
+        values_sb = self.keys.v_sb[0:keys, tile, self.head, :]
+        for at in nl.static_range(count):
+            bank, place = divmod(at, self.sums[0].shape[1])
+            self.sums[bank][:, place, :] += nisa.nc_matmul(weights_sb[0:keys, at, :], values_sb)
+        if last:
+            self.finish()
+
+    def finish(self):
+        """Divides by the sums of weights; behind the last head of a tile of qk_sb, transposes the
+        contexts of all that it holds, which take the place of their queries."""
+        heads, d, each = self.keys.heads, self.keys.heads.head_dim, self.sums[0].shape[1]
+        _, lanes = heads.place(self.head)
+        for bank, sums_psum in enumerate(self.sums):
+            inverse_sb = nisa.reciprocal(sums_psum[:, :, d])
+            for at in nl.static_range(sums_psum.shape[1]):
+                self.rows_sb[:, bank * each + at, lanes] = nisa.tensor_scalar(
+                    sums_psum[:, at, 0:d], nl.multiply, inverse_sb[:, nl.ds(at, 1)]
                 )
-
-    def add_turned(self, n, at, keys, span):
-        """The same of one tile of queries, from scores [queries, tiles, lanes] that stayed in SBUF:
-        TensorE turns the weights round, 128 keys at a time."""
-        (head, _, _), (start, tiles) = self.first.group.banks[n].tiles()[at], span
-        scores_sb, lowest_sb = self.first.scores[n][at]
-        queries, _, lanes = scores_sb.shape
-        weights_sb = nisa.activation(
-            nl.exp, scores_sb[:, nl.ds(start, tiles), :], bias=lowest_sb,
-            scale=score_scales(self.first.group.head_dim)[1],
-        )  # fmt: skip
-        turned_psum = psum_tile((lanes, tiles, queries))
-        for tile in nl.affine_range(tiles):
-            turned_psum[:, tile, :] = nisa.nc_transpose(weights_sb[:, tile, :])
-        turned_sb = nisa.tensor_copy(turned_psum, dtype=scores_sb.dtype)
-        sums_psum = sum_of(self.sums[n], at, queries)
-        for tile in nl.affine_range(tiles):
-            v_sb = keys.values(head, start + tile)
-            sums_psum[...] += nisa.nc_matmul(turned_sb[:, tile, :], v_sb)
+        if lanes.stop < P_MAX and self.head + 1 < heads.kv_heads:
+            return
+        contexts_psum = psum_tile((lanes.stop, self.count, self.tokens))
+        for at in nl.static_range(self.count):
+            contexts_psum[:, at, :] = nisa.nc_transpose(self.rows_sb[:, at, 0 : lanes.stop])
+        contexts = self.part(slice(0, lanes.stop))
+        contexts[...] = nisa.tensor_copy(contexts_psum)
 
 
-def bank_contexts(banks, sums, heads, context_sb):
-    """Divides the sums of a set of heads by those of the weights -> context_sb [128, tiles, T].
-
-    Contexts come with queries on partitions, and turn round for all heads of a stack at once; of
-    the heads of a stack the banks follow each other.
-    """
-    d, dtype, rows = heads.head_dim, context_sb[0].dtype, []
-    scales = [[nisa.reciprocal(tiles[:, :, d]) for tiles in found] for found in sums]
-    each = [(*given, at) for given in zip(banks, sums, scales) for at in range(given[0].heads)]
-    for bank, found, scale, at in each:
-        places, parts = heads.tiles(bank.head + at), bank.together()
-        _, lanes = places[0]
-        if lanes.start == 0:
-            shapes = [(count * bank.tokens, heads.slots * P_MAX) for _, count in parts]
-            rows = [nl.ndarray(shape, dtype) for shape in shapes]
-            if heads.kv_heads - bank.head - at < heads.stack or heads.stack * d < P_MAX:
-                # lanes without a feature
-                rows = [nisa.memset(shape, 0.0, dtype) for shape in shapes]
-        for n, rows_sb in enumerate(rows, at * len(parts)):
-            values = sum_of(found, n, rows_sb.shape[0])[:, 0:d]
-            scale_sb = sum_of(scale, n, rows_sb.shape[0])
-            rows_sb[:, nl.ds(lanes.start, d)] = nisa.tensor_scalar(values, nl.multiply, scale_sb)
-        if lanes.stop > P_MAX - heads.depth or bank.head + at + 1 == heads.kv_heads:
-            shape = (P_MAX, bank.members, bank.tokens)
-            for slot, (stack, _) in enumerate(places):
-                turned_psum = psum_tile((P_MAX, bank.members * bank.tokens))
-                for (first, count), rows_sb in zip(parts, rows):
-                    part = nl.ds(first * bank.tokens, count * bank.tokens)
-                    turned_psum[:, part] = nisa.nc_transpose(rows_sb[:, nl.ds(slot * P_MAX, P_MAX)])
-                out = bank.part(context_sb, heads, stack)
-                out[...] = nisa.tensor_copy(turned_psum.reshape(shape))
+# --- Blocks of a prompt ---------------------------------------------------------------------------
+#
+# A prompt passes in blocks of 256 tokens (384 of wide models). While one attends, TensorE
+# multiplies the contexts of the block before it with the output's weight and projects the block
+# behind it. Work is a list of steps, (what, number), in the order in which they are issued:
+# what.run(number) loads a piece of a weight, projects a tile of features, multiplies two tiles of
+# the output, or weighs a tile of keys.
 
 
-def step_share(items, step, steps):
-    """The ``step``-th of ``steps`` equal parts of a list."""
-    return items[len(items) * step // steps : len(items) * (step + 1) // steps]
+class WeightPieces(NamedTuple):
+    """A Linear whose tiles are loaded piece by piece: (first, count) of each piece in ``spans``,
+    and those that are there [128, count, K/128, 128] @ SBUF."""
+
+    linear: Linear
+    spans: List[Tuple[int, int]]
+    pieces_sb: List[Sbuf]
+
+    def run(self, n):
+        """Load the ``n``-th piece."""
+        self.pieces_sb[n] = load_weight(self.linear, *self.spans[n])
+
+    def tile(self, at):
+        """(the piece that holds a tile of features, the tile's place in it)."""
+        n = [first <= at < first + count for first, count in self.spans].index(True)
+        return self.pieces_sb[n], at - self.spans[n][0]
 
 
-def attend(first, following, beside):
-    """The second pass of a group, beside it the first of the next one (or None) and other work,
-    (what has a method ``run``, its argument): steps take turns, since PSUM is granted in order."""
-    second, work = WeightsPass.of(first), beside
-    steps, ahead = second.steps(), following.steps() if following is not None else []
-    for n, step in enumerate(steps):
-        second.run(step)
-        for other in step_share(ahead, n, len(steps)):
-            following.run(other)
-        for other, argument in step_share(work, n, len(steps)):
-            other.run(argument)
+def prompt_weights(layer, tokens):
+    """WeightPieces of Q, K and V, keys and values first, and of the output."""
+    qkv, out, q_tiles, most = layer.qkv, layer.out, layer.heads.q_tiles, BLOCK_PIECE_BYTES
+    others = qkv.pieces(tokens, tiles=qkv.tiles - q_tiles, row_bytes=most)
+    queries = qkv.pieces(tokens, tiles=q_tiles, row_bytes=most)
+    of_qkv = [*((q_tiles + at, size) for at, size in others), *queries]
+    of_out = out.pieces(tokens, last=True, row_bytes=most)
+    both = (qkv, of_qkv), (out, of_out)
+    return [WeightPieces(linear, pieces, [None for _ in pieces]) for linear, pieces in both]
 
 
-# --- Blocks of tokens -----------------------------------------------------------------------------
-
-
-def value_parts(parts, tokens, heads, itemsize):
-    """(start, size) of the tiles of tokens whose values are projected: ``parts``, which attention
-    takes one by one, where their tiles have room in SBUF, else 128 tokens each."""
-    each = heads.kv_features * itemsize
-    return parts if len(parts) * each <= VALUE_BYTES else spans(tokens, P_MAX)
-
-
-def attention_weights(layer, tokens):
-    """StreamedWeights of both projections for passes of so many tokens (of the output, None where
-    it is no part of the kernel): keys and values begin with half a piece, so that little waits for
-    hidden states."""
-    qkv, out, q_tiles = layer.qkv, layer.out, layer.heads.q_tiles
-    queries, others = (
-        qkv.pieces(tokens, tiles=tiles, row_bytes=BLOCK_PIECE_BYTES)
-        for tiles in (q_tiles, qkv.tiles - q_tiles)
-    )
-    of_qkv = StreamedWeight.of(qkv, [*queries, *((q_tiles + at, size) for at, size in others)])
-    if out.weight_hbm is None:
-        return of_qkv, None
-    pieces = out.pieces(tokens, last=True, row_bytes=BLOCK_PIECE_BYTES)
-    return of_qkv, StreamedWeight.of(out, pieces)
-
-
-class TokenBlock(NamedTuple):
-    """A Block on its way through attention: what is projected of it @ SBUF, its context, and the
-    StreamedWeights of both projections. ``inputs`` are those of the output's terms, filled with
-    its first tiles."""
+class PromptBlock(NamedTuple):
+    """A Block under way: what is projected of it @ SBUF, qk_sb [128, tiles, count] and v_sb as
+    ``qkv_tiles`` has them, and the WeightPieces of both projections; ``loads``: none are there."""
 
     block: Block
     p: Projection
-    qk_sb: Any
-    v_sb: Any
-    qkv: StreamedWeight
-    out: StreamedWeight
-    inputs: List[Any]
+    qk_sb: Sbuf
+    v_sb: List[Sbuf]
+    qkv: WeightPieces
+    out: WeightPieces
+    loads: bool
 
     @classmethod
-    def of(cls, block, layer, weights, apart=True):
-        """Hidden states are loaded behind the first weights. Values come ``apart`` for each part of
-        the block, or as ``value_parts`` says."""
-        weights[0].tile(layer.heads.q_tiles)
+    def of(cls, block, layer, weights, loads):
+        """The first weights come before the hidden states [128, H/128, count]."""
+        if loads:
+            weights[0].run(0)
         x_sb = residual_sum(layer.x_hbm, layer.delta_hbm, layer.stream_hbm, block)
         parts = [(column, size) for _, _, column, size in block.parts()]
-        if not apart:
-            parts = value_parts(parts, block.count, layer.heads, layer.x_hbm.itemsize)
         p = projection(x_sb, layer, block.start, parts)
-        return cls(block, p, *qkv_tiles(p), *weights, [])
+        return cls(block, p, *qkv_tiles(p), *weights, loads)
 
     @property
-    def context_sb(self) -> Any:
+    def context_sb(self) -> Sbuf:
         """[128, q_tiles, count]: contexts take the place of their queries."""
         return self.qk_sb[:, 0 : self.p.heads.q_tiles, :]
 
-    def run(self, work):
-        """Work is (tile of features, first token, tokens), tiles of the output behind those of Q, K
-        and V."""
-        (at, *span), tiles = work, self.qkv.tiles
-        if at < tiles:
+    def projections(self):
+        """Work: pieces of the weights, if they are to be loaded, each before its tiles; H/128
+        passes of the block's tokens for every tile."""
+        work = []
+        for n, (first, count) in enumerate(self.qkv.spans):
+            work += [(self.qkv, n)] if self.loads and n else []
+            work += [(self, first + at) for at in range(count)]
+        return work
+
+    def outputs(self):
+        """Work: two tiles of the output at a time, numbered behind those of Q, K and V, and before
+        them the pieces that begin there; of few tokens one step."""
+        work, tiles, out = [], self.qkv.linear.tiles, self.out
+        if self.loads and self.block.count <= P_MAX:
+            return [(self, tiles)]
+        for at, size in spans(out.linear.tiles, 2):
+            begun = [n for n, (first, _) in enumerate(out.spans) if at <= first < at + size]
+            work += [(out, n) for n in begun] if self.loads else []
+            work.append((self, tiles + at))
+        return work
+
+    def run(self, at):
+        """A tile of queries, keys or values of all tokens, or two of the output."""
+        if at < self.qkv.linear.tiles:
+            span = 0, self.block.count
             project_tile(self.p, self.qkv.tile(at), at, span, self.qk_sb, self.v_sb)
         else:
-            self.store_output(at - tiles)
+            self.store_output(at - self.qkv.linear.tiles)
 
     def store_output(self, first):
-        """Two tiles of the output [128, 2, count], q_tiles passes of all tokens for each, stored
-        together; of few tokens all tiles."""
-        out, tiles, count = self.out.linear, min(2, self.out.tiles - first), self.block.count
-        if count <= P_MAX:
-            store_product(out, [(self.context_sb, self.block)], self.p.layer.out_hbm)
+        """Two tiles of the output [128, 2, count], a pass of all tokens for each tile of contexts,
+        stored together; of few tokens all tiles."""
+        out, out_hbm, count = self.out.linear, self.p.layer.out_hbm, self.block.count
+        if self.loads and count <= P_MAX:
+            store_product(out, [(self.context_sb, self.block)], out_hbm)
             return
-        if first == 0:
-            self.inputs[:] = out.inputs(self.context_sb, self.block.start)
-        rows_sb = out.rows(first, tiles)
+        tiles = min(2, out.tiles - first)
         out_sb = nl.ndarray((P_MAX, tiles, count), self.context_sb.dtype)
         for n in nl.static_range(tiles):
             weight_sb, tile = self.out.tile(first + n)
             out_psum = products(weight_sb, tile, 1, self.context_sb, 0, count)
-            add_terms(out_psum, rows_sb, self.inputs, n, 0)
-            times_features(out_sb[:, nl.ds(n, 1), :], out_psum, out.scales(first + n, 1))
+            out_sb[:, nl.ds(n, 1), :] = nisa.tensor_copy(out_psum)
         for column, block in self.block.in_hbm():
-            part_hbm = block_part(self.p.layer.out_hbm, block, first, tiles)
+            part_hbm = block_part(out_hbm, block, first, tiles)
             nl.store(part_hbm, out_sb[:, :, nl.ds(column, block.count)])
 
-    def queries(self, head, heads):
-        """The work for the queries of so many KV heads from ``head`` on."""
-        own, (end, _) = self.p.heads, self.p.heads.tiles(head + heads - 1)[0]
-        tiles = [
-            tile
-            for start, _ in own.tiles(head)
-            for tile in range(start * own.group, (start + end + 1 - head // own.stack) * own.group)
-        ]
-        return [(at, *span) for at in tiles for span in even_spans(self.block.count, 256)]
-
-    def keys_and_values(self):
-        return [(at, 0, self.block.count) for at in range(self.p.heads.q_tiles, self.qkv.tiles)]
-
-    def outputs(self):
-        tiles, count = self.qkv.tiles, self.block.count
-        return [
-            (tiles + at, 0, count) for at in range(0, self.out.tiles if count > P_MAX else 1, 2)
-        ]
-
-    def part_values(self, n, values_hbm):
-        """Values [tokens, kv_heads * D] @ SBUF of the ``n``-th of the block's parts, those of all
-        being stored in rows @ HBM."""
-        parts = self.block.parts()
-        if len(self.v_sb) == len(parts):
-            return self.v_sb[n]
-        _, _, column, size = parts[n]
-        return nl.load(values_hbm[nl.ds(self.block.start + column, size), :])
+    def groups(self, sequences, constants):
+        """GroupAttention of all its queries; KV heads of a tile of qk_sb follow each other.
+        ``sequences`` are the SequenceKeys by number."""
+        heads, found = self.p.heads, []
+        for sequence, position, column, tokens in self.block.parts():
+            own = sequences[sequence], constants, self.qk_sb, (column, position, tokens)
+            for begin, stacked in spans(heads.kv_heads, heads.stack):
+                for first, count in spans(heads.group, GROUP_HEADS):
+                    rows_sb = nl.ndarray((tokens, count, P_MAX), self.qk_sb.dtype)
+                    some = [(begin + at, first, rows_sb) for at in range(stacked)]
+                    found += [GroupAttention.of(*own, *each) for each in some]
+        return found
 
     def store_keys(self, keys_hbm, values_hbm):
         """New keys and values into rows @ HBM."""
@@ -1778,364 +1406,136 @@ class TokenBlock(NamedTuple):
             nl.store(keys_hbm[rows, :], key_rows(self.qk_sb, column, size, self.p.heads))
 
 
-# --- Prefill attention ----------------------------------------------------------------------------
-#
-# Where they have room, three blocks of tokens are on their way at any time: beside the attention of
-# one, the block before it is multiplied with the output weight, and keys, values and first queries
-# of the next one are projected. Otherwise one is.
+def run_all(work):
+    """Steps of work that nothing else is beside."""
+    for what, number in work:
+        what.run(number)
 
 
-def store_turned(k_hbm, k_sb, first=0):
-    """Keys turned, with marks, [128, heads, slots * tiles, lanes] @ SBUF -> [heads, depth + MARKS,
-    tiles, lanes] @ HBM, there from tile ``first`` on."""
-    slots = contraction(k_hbm.shape[1])
-    tiles = k_sb.shape[2] // len(slots)
-    for head in nl.affine_range(k_hbm.shape[0]):
-        for slot, size in slots:
-            nl.store(
-                k_hbm[head, nl.ds(slot * P_MAX, size), nl.ds(first, tiles), :],
-                k_sb[0:size, head, nl.ds(slot * tiles, tiles), :],
-            )
+def step_share(items, step, steps):
+    """The ``step``-th of ``steps`` equal parts of a list."""
+    return items[len(items) * step // steps : len(items) * (step + 1) // steps]
 
 
-def load_turned(k_hbm, head, heads, first, tiles):
-    """The way back, of some heads and tiles: SBUF has slots of whole 128 rows."""
-    slots = contraction(k_hbm.shape[1])
-    k_sb = nl.ndarray((P_MAX, heads, len(slots) * tiles, k_hbm.shape[3]), k_hbm.dtype)
-    for at in nl.affine_range(heads):
-        for slot, size in slots:
-            k_sb[0:size, at, nl.ds(slot * tiles, tiles), :] = nl.load(
-                k_hbm[head + at, nl.ds(slot * P_MAX, size), nl.ds(first, tiles), :]
-            )
-    return k_sb
+def take_turns(group, ready, work):
+    """The first pass of a group; in turns with its steps the second pass of those that are
+    ``ready``, and work. PSUM is granted in the order in which its tiles are first used."""
+    group.begin()
+    steps, second = group.first_pass(), [(each, at) for each in ready for at in each.second_pass()]
+    for n, step in enumerate(steps):
+        group.score(step)
+        run_all(step_share(second, n, len(steps)) + step_share(work, n, len(steps)))
 
 
-class Scratch(NamedTuple):
-    """HBM for keys and values of a sequence that is too long for SBUF: k_hbm [kv_heads, D + MARKS,
-    tiles, 128], v_hbm [128, tiles, kv_heads, D + 1]."""
+class PromptPlan(NamedTuple):
+    """How the Blocks of a prompt use SBUF: whether weights ``stay`` there or come again with each
+    block, and whether blocks ``overlap`` or follow each other."""
 
-    k_hbm: Any
-    v_hbm: Any
+    blocks: List[Block]
+    stay: bool
+    overlap: bool
 
     @classmethod
-    def of(cls, tiles, heads, dtype):
-        kv_heads, d = heads.kv_heads, heads.head_dim
-        k_hbm = nl.ndarray((kv_heads, heads.depth + MARKS, tiles, P_MAX), dtype, buffer=nl.hbm)
-        return cls(k_hbm, nl.ndarray((P_MAX, tiles, kv_heads, d + 1), dtype, buffer=nl.hbm))
+    def fitting(cls, layer, tokens, length):
+        """Those of these plans, fastest first, that fit. Where weights come again, up to 512
+        tokens of wide models are one block: DMA takes longer for these than TensorE for 256."""
+        blocks = token_blocks(layer.x_hbm.shape[0], tokens, length)
+        plans = [cls(blocks, True, True), cls(blocks, False, True), cls(blocks, False, False)]
+        if layer.x_hbm.shape[0] > SHORT_FEATURES and length <= MOVING_MAX:
+            joined = [Block.joined(some) for some in grouped(blocks, MOVING_MAX)]
+            plans[1:1] = [cls(joined, False, True), cls(joined, False, False)]
+        return [plan for plan in plans if plan.bytes(layer, tokens) <= PROMPT_BYTES]
 
-    def append(self, tile, new):
-        """Store the NewKeys of a block of tokens, which begins with tile ``tile``."""
-        store_turned(self.k_hbm, new.k_sb, tile)
-        nl.store(self.v_hbm[:, nl.ds(tile, new.v_sb.shape[1]), :, :], new.v_sb)
+    @classmethod
+    def of(cls, layer, tokens, length):
+        """The fastest."""
+        plans = cls.fitting(layer, tokens, length)
+        assert plans, (
+            f"attention of a prompt of {length} tokens keeps more than {PROMPT_BYTES} bytes of a "
+            "partition; take a higher degree, or llama_extended.py"
+        )
+        return plans[0]
 
-
-class ScratchTiles(NamedTuple):
-    """``tiles`` tiles of keys from ``tile`` on, of ``count`` KV heads from ``head`` on; ``edges``
-    as in KeyTiles."""
-
-    scratch: Scratch
-    head: int
-    count: int
-    tile: int
-    tiles: int
-    edges: Sequence[Tuple[int, Any]] = ()
-    lanes: int = P_MAX
-
-    def load(self, values=True):
-        """-> KeyTiles."""
-        (k_hbm, v_hbm), heads = self.scratch, nl.ds(self.head, self.count)
-        k_sb = load_turned(k_hbm, self.head, self.count, self.tile, self.tiles)
-        v_sb = nl.load(v_hbm[:, nl.ds(self.tile, self.tiles), heads, :]) if values else None
-        return KeyTiles(k_sb, v_sb, self.tiles, self.tiles, P_MAX, edges=self.edges)
-
-
-def key_bytes(tokens, heads, marks, itemsize):
-    """Bytes per partition of keys and values of so many tokens of a sequence."""
-    columns = heads.kv_heads * (len(contraction(heads.depth + marks)) * P_MAX + heads.head_dim + 1)
-    return itemsize * whole_tiles(tokens) * columns
+    def bytes(self, layer, tokens):
+        """Bytes per partition of what stays in SBUF for so many tokens: weights, else four pieces
+        of them; keys and values of the sequences under way; hidden states of the block behind;
+        queries and keys of up to three blocks."""
+        heads, k_tiles, block = layer.heads, layer.qkv.k_tiles, self.blocks[0]
+        rows = layer.qkv.tiles * k_tiles + layer.out.tiles * heads.q_tiles
+        sequences = max(1, block.count // block.length)
+        if self.overlap and tokens > max(block.length, block.count):
+            sequences *= 2
+        keys = sequences * whole_tiles(block.length) * heads.kv_heads * (P_MAX + heads.head_dim + 1)
+        tiles = 2 * k_tiles + 3 * heads.qk_tiles if self.overlap else k_tiles + heads.qk_tiles
+        numbers = keys + block.count * tiles + (rows * P_MAX if self.stay else 0)
+        return numbers * layer.x_hbm.itemsize + (0 if self.stay else 4 * BLOCK_PIECE_BYTES)
 
 
-def block_bytes(layer, block, waiting):
-    """Bytes per partition of blocks on their way: hidden states of two, queries or contexts, and
-    keys, of these and of those ``waiting`` for their output."""
-    heads, tiles = layer.heads, layer.qkv.k_tiles * (1 if layer.gain_sb is None else 2)
-    tiles = 2 * tiles + (2 + waiting) * heads.qk_tiles
-    return layer.x_hbm.itemsize * block.count * tiles
-
-
-def joined_blocks(layer, blocks, keys):
-    """Blocks of prompts whose weights do not stay: DMA brings these for each one, so up to 512
-    tokens are one where its hidden states, queries and keys have room. ``keys``: bytes per
-    partition of a sequence's keys and values."""
-    joined = [Block.joined(some) for some in grouped(blocks, MOVING_MAX)]
-    count, length = joined[0].count, joined[0].length
-    tiles = layer.qkv.k_tiles + layer.heads.q_tiles + layer.heads.stacks
-    kept = layer.x_hbm.itemsize * count * tiles + math.ceil(count / length) * keys
-    wide = layer.x_hbm.shape[0] > SHORT_FEATURES and length <= MOVING_MAX
-    return joined if wide and layer.gain_sb is None and kept <= JOINED_BYTES else blocks
-
-
-class Prefill(NamedTuple):
-    """A TokenBlock of a prompt and the keys that it sees: the NewKeys of its sequences, and, of a
-    sequence that is too long for SBUF, the ``before`` tokens that are in scratch. ``whole``: all
-    queries come before attention, beside which hidden states have no room."""
-
-    tokens: TokenBlock
-    new: List[NewKeys]
-    scratch: Optional[Scratch]
-    before: int
-    constants: Constants
-    whole: bool = False
-
-    def first_work(self):
-        """Keys and values, and queries of the first set of heads."""
-        if self.whole:
-            return []
-        (banks, *_), *_ = self.sets()
-        return [*self.tokens.keys_and_values(), *self.tokens.queries(*heads_of(banks))]
-
-    def begin(self):
-        """The first block of all, beside which nothing runs: keys and values, H/128 passes of its
-        tokens for every tile of features, first queries -> the MaximaPass of their maxima."""
-        for each in self.first_work():
-            self.tokens.run(each)
-        self.keep_keys()
-        first = MaximaPass.of(self.groups()[0][0])
-        for step in first.steps():
-            first.run(step)
-        return first
-
-    def sets(self):
-        """Banks of each tile of tokens, for each set of heads."""
-        parts = [(0, column, position, size) for _, position, column, size in self.parts()]
-        heads, largest = self.tokens.p.heads, self.constants.which_sb.shape[0]
-        return [*zip(*(score_banks([part], heads, largest) for part in parts))]
-
-    def parts(self):
-        """(NewKeys, position among these, column, tokens) of each tile of tokens."""
-        block = self.tokens.block
-        return [
-            (self.new[sequence - block.start // block.length], position - self.before, *part)
-            for sequence, position, *part in block.parts()
-        ]
-
-    def keep_keys(self):
-        """The block's keys and values, where its queries and those behind it find them."""
-        for (new, position, column, _), rows_sb in zip(self.parts(), self.tokens.v_sb):
-            new.append(position, self.tokens.qk_sb, column, rows_sb)
-        if self.scratch is not None:
-            self.scratch.append(self.before // P_MAX, self.new[0])
-
-    def groups(self):
-        """QueryGroups, a list for each set of heads: a tile of tokens at a time."""
-        own = [self.tokens.qk_sb], self.constants, [self.tokens.context_sb]
-        return [
-            [
-                QueryGroup(banks, self.in_scratch(banks), new, *own)
-                for banks, (new, *_) in zip(some, self.parts())
-            ]
-            for some in self.sets()
-        ]
-
-    def in_scratch(self, banks):
-        """The ScratchTiles that the queries of a set of banks see."""
-        tiles, window, first, edges = self.before // P_MAX, self.new[0].window, 0, []
-        if window is not None:
-            first, edges = window.seen(tiles + banks[0].position // P_MAX, tiles)
-        head, count = heads_of(banks)
-        itemsize, heads = self.tokens.p.layer.x_hbm.itemsize, self.tokens.p.heads
-        of_tile = key_bytes(P_MAX, heads._replace(kv_heads=count), MARKS, itemsize)
-        most = max(1, min(SCRATCH_TILES, SCRATCH_BYTES // of_tile))
-        return [
-            ScratchTiles(
-                self.scratch, head, count, first + at, size,
-                [(tile - at, edge) for tile, edge in edges if at <= tile < at + size],
-            )
-            for at, size in spans(tiles - first, most)
-        ]  # fmt: skip
-
-
-class Prompt(NamedTuple):
-    """The Blocks of a prompt and what they share: the ``layer``, the bias [B, S] @ HBM of left
-    padding and a Window, or None, the triangle of a tile of tokens with itself, Constants, how many
-    ``marks`` keys have, whether keys and values of a sequence stay in SBUF (``short``), both
-    StreamedWeights where these stay, None where each block reads them, whether other blocks are on
-    their way ``beside`` one, and, where none are, whether all queries come first, as in Prefill."""
+class PromptAttention(NamedTuple):
+    """What the blocks of a prompt share: layer, plan, constants, the SequenceKeys of each sequence
+    by its number; @ HBM the bias of left padding [B, S] or None, new keys and values in rows."""
 
     layer: AttentionLayer
-    blocks: List[Block]
-    bias_hbm: Any
-    window: Optional[Window]
-    causal_sb: Any
-    constants: Constants
-    marks: int
-    short: bool
-    weights: Optional[Tuple[StreamedWeight, StreamedWeight]]
-    beside: bool
-    whole: bool
+    plan: PromptPlan
+    constants: PromptConstants
+    sequences: Dict[int, SequenceKeys]
+    bias_hbm: Hbm
+    keys_hbm: Hbm
+    values_hbm: Hbm
 
-    @classmethod
-    def of(cls, layer, bias_hbm, window, blocks):
-        """Of some Blocks, the first of which is the largest."""
-        block = blocks[0]
-        heads, dtype, itemsize = layer.heads, layer.x_hbm.dtype, layer.x_hbm.itemsize
-        # which tokens a tile's queries are, the identity, and the triangle of a tile with itself
-        length, most = block.length, min(block.length, P_MAX)
-        constants = attention_constants(length, heads, dtype)
-        causal_sb, window = causal_mask(most, dtype), Window.of(window, dtype)
-        # marks where rows of the array are idle, where keys are hidden, where scores do not stay
-        most_bytes = RESIDENT_BYTES - (ADAPTER_BYTES if layer.out.added else 0)
-        least = key_bytes(length, heads, 0, itemsize)
-        # a tile of queries for each of 512 rows or of a group, in both passes
-        scores = 2 * itemsize * heads.group * max(1, TILES_AT_ONCE // heads.group) * length
-        turned = heads.depth == P_MAX and bias_hbm is None and least <= most_bytes
-        marks = 0 if turned and least + scores <= SCORE_BYTES else MARKS
-        keys = key_bytes(length, heads, marks, itemsize)
-        short = keys <= most_bytes
-        # both weights [128, tiles, .., 128] stay in SBUF where they fit; else each block reads them
-        weights = attention_weights(layer, block.count)
-        bytes_of_weights = sum(2 * w.tiles * w.linear.k_tiles * P_MAX for w in weights)
-        if short and blocks[-1].start >= length:  # two sequences are on their way at one time
-            kept, most_kept = 2 * keys, TWO_KEPT_BYTES
-        else:
-            kept, most_kept = min(keys, most_bytes) + (0 if marks else scores), KEPT_BYTES
-        kept += bytes_of_weights
-        kept += block_bytes(layer, block, min(len(blocks) // 2, WAITING_BLOCKS))
-        if bytes_of_weights > WEIGHT_BYTES or kept > most_kept:
-            weights = None
-            blocks = joined_blocks(layer, blocks, keys) if short else blocks
-            block = blocks[0]
-        # keys on their way to scratch are there beside the blocks
-        own = key_bytes(block.count, heads, marks, itemsize)
-        on_way = block_bytes(layer, block, 1) + (0 if short else 2 * own)
-        beside = weights is not None or on_way <= BESIDE_BYTES + (0 if short else SCRATCH_BYTES)
-        tiles = layer.qkv.k_tiles + heads.q_tiles + heads.stacks
-        whole = not beside and itemsize * block.count * tiles + max(own, short * keys) > WHOLE_BYTES
-        return cls(
-            layer, blocks, bias_hbm, window, causal_sb, constants, marks, short, weights, beside,
-            whole,
-        )  # fmt: skip
+    def run(self):
+        """All blocks, which overlap or follow each other."""
+        blocks, weights = self.plan.blocks, prompt_weights(self.layer, self.plan.blocks[0].count)
+        for some in [blocks] if self.plan.overlap else [[block] for block in blocks]:
+            self.run_blocks(some, weights)
 
-    def start(self, block, before):
-        """The Prefill of a block behind that of the block ``before``: its hidden states [128,
-        H/128, count], and room for its keys and values, with those of its sequences, or, of a
-        sequence that is too long, on the way to scratch."""
-        weights = self.weights or attention_weights(self.layer, block.count)
-        tokens, at = TokenBlock.of(block, self.layer, weights), block.start % block.length
-        if self.whole:
-            for each in [*tokens.keys_and_values(), *tokens.queries(0, self.layer.heads.kv_heads)]:
-                tokens.run(each)
-        if self.short and at:
-            return before._replace(tokens=tokens)
-        new = self.keys_of(block)
-        if self.short:
-            return Prefill(tokens, new, None, 0, self.constants, self.whole)
-        shape = whole_tiles(block.length), self.layer.heads, tokens.qk_sb.dtype
-        scratch = before.scratch if at else Scratch.of(*shape)
-        return Prefill(tokens, new, scratch, at, self.constants, self.whole)
+    def run_blocks(self, blocks, weights):
+        """Blocks that overlap; beside the first projections and the last output is nothing."""
+        rows, before, waiting = self.start(blocks[0], weights), None, []
+        run_all(rows.projections())
+        for block in [*blocks[1:], None]:
+            self.keep_keys(rows)
+            behind = None if block is None else self.start(block, weights)
+            waiting = self.attend(rows, before, behind, waiting)
+            rows.store_keys(self.keys_hbm, self.values_hbm)
+            before, rows = rows, behind
+        run_all([(group, tile) for group in waiting for tile in group.second_pass()])
+        run_all(before.outputs())
 
-    def keys_of(self, block):
-        """NewKeys for each sequence of a block: of all its tokens, or of the block's part."""
-        first, at = divmod(block.start, block.length)
-        size, begin = (block.length, 0) if self.short else (block.count, at)
-        columns, shape = nl.ds(begin, size), (size, self.layer.heads, self.causal_sb.dtype)
-        biases = [
-            None if self.bias_hbm is None else self.bias_hbm[nl.ds(sequence, 1), columns]
-            for sequence in range(first, first + math.ceil(block.count / block.length))
-        ]
-        found = [
-            new_keys(*shape, self.causal_sb, self.marks, bias_hbm is not None, bias_hbm)
-            for bias_hbm in biases
-        ]
-        return [new._replace(window=self.window) for new in found]
+    def start(self, block, weights):
+        """The PromptBlock of a Block. Weights that stay are loaded with the first one."""
+        if not self.plan.stay:
+            weights = prompt_weights(self.layer, block.count)
+        loads = not self.plan.stay or block.start == 0
+        return PromptBlock.of(block, self.layer, weights, loads)
 
+    def keep_keys(self, rows):
+        """Keys and values of a PromptBlock, for its own queries and those behind it."""
+        own = rows.block.length, rows.p.heads, rows.qk_sb.dtype
+        for (sequence, position, column, tokens), v_sb in zip(rows.block.parts(), rows.v_sb):
+            if position == 0:
+                bias_hbm = None if self.bias_hbm is None else self.bias_hbm[nl.ds(sequence, 1), :]
+                self.sequences[sequence] = SequenceKeys.of(*own, bias_hbm)
+            self.sequences[sequence].append(position, tokens, rows.qk_sb, column, v_sb)
 
-def before_last(rows, items, step, steps):
-    """The work beside a step of what is to be done before the last of ``steps`` begins, which is
-    done at once where there is no step before."""
-    if steps > 1:
-        return [(rows, each) for each in step_share(items, step, steps - 1)]
-    for each in items:
-        rows.run(each)
-    return []
-
-
-def attend_block(prefill, ahead, before, following):
-    """Attention of a block of tokens, the MaximaPass of whose first group is ``ahead``; beside it
-    the outputs of TokenBlocks ``before``, and what the Prefill ``following`` begins with (it may be
-    None). -> the MaximaPass of the first group of that."""
-    tokens, groups = prefill.tokens, prefill.groups()
-    outputs = [(rows, each) for rows in before for each in rows.outputs()]
-    order = [(n, at) for n, some in enumerate(groups) for at in range(len(some))]
-    for step, (n, at) in enumerate(order):
-        # what the maxima of the next group read is there before its pass begins: queries of the
-        # next set of heads, and all that the next block begins with
-        work = step_share(outputs, step, len(order))
-        if n + 1 < len(groups) and not prefill.whole:
-            queries = tokens.queries(*heads_of(groups[n + 1][0].banks))
-            work += before_last(tokens, queries, at, len(groups[n]))
-        if following is not None:
-            work += before_last(following.tokens, following.first_work(), step, len(order))
-        first, ahead = ahead, None
-        if step + 1 < len(order):
-            next_set, next_group = order[step + 1]
-            ahead = MaximaPass.of(groups[next_set][next_group])
-        elif following is not None:
-            following.keep_keys()
-            ahead = MaximaPass.of(following.groups()[0][0])
-        attend(first, ahead, work)
-    return ahead
-
-
-def attend_one_by_one(prompt, keys_hbm, values_hbm):
-    """Attention of a Prompt, new keys and values into rows @ HBM: a block after the other."""
-    prefill = None
-    for block in prompt.blocks:
-        # hidden states [128, H/128, count], behind their first weights; keys and values; attention,
-        # a bank of PSUM at a time, beside it queries of further heads; the output, H/128 tiles
-        prefill = prompt.start(block, prefill)
-        ahead, tokens = prefill.begin(), prefill.tokens
-        if prefill.whole:  # values leave SBUF, too
-            tokens.store_keys(keys_hbm, values_hbm)
-        attend_block(prefill, ahead, [], None)
-        if not prefill.whole:
-            tokens.store_keys(keys_hbm, values_hbm)
-        for each in tokens.outputs():
-            tokens.run(each)
-
-
-def attend_side_by_side(prompt, keys_hbm, values_hbm):
-    """The same with three blocks or more on their way."""
-    blocks, started, ahead, last = prompt.blocks, [], None, len(prompt.blocks) - 1
-    # beside which block the output of each is: of the next one or, where its weight and contexts
-    # have room to stay, of one halfway to the last: later ones attend to more keys, and TensorE
-    # would wait for ScalarE
-    most = 1 if prompt.weights is None else WAITING_BLOCKS
-    beside = [min(m + most, (m + last + 2) // 2) for m in range(last)]
-    for n in nl.static_range(len(blocks) + 1):
-        if n <= last:
-            # hidden states of the next block [128, H/128, count], behind its first weights
-            started.append(prompt.start(blocks[n], started[-1] if started else None))
-        if n == 0:
-            ahead = started[0].begin()
-            continue
-        # attention of a block, a bank of PSUM at a time; beside it what the next one begins with,
-        # and outputs of those before
-        before = [started[m].tokens for m in range(last) if beside[m] == n - 1]
-        following = started[n] if n <= last else None
-        ahead = attend_block(started[n - 1], ahead, before, following)
-        started[n - 1].tokens.store_keys(keys_hbm, values_hbm)
-    # the last output [128, H/128, count], a pass for each tile of its context: alone again
-    for each in started[-1].tokens.outputs():
-        started[-1].tokens.run(each)
-
-
-def attend_prompt(prompt, keys_hbm, values_hbm):
-    """Attention of a Prompt, new keys and values into rows @ HBM."""
-    if prompt.beside:
-        attend_side_by_side(prompt, keys_hbm, values_hbm)
-    else:
-        attend_one_by_one(prompt, keys_hbm, values_hbm)
+    def attend(self, rows, before, behind, waiting):
+        """Attention of a PromptBlock, but for the second pass of its last groups, which come back;
+        ``waiting`` are those of the block ``before``. In turns with it the output of that one and
+        the projections of the one ``behind``, each None where there is none."""
+        groups = rows.groups(self.sequences, self.constants)
+        projections = [] if behind is None else behind.projections()
+        outputs = [] if before is None else before.outputs()
+        lead = max(1, min(LEAD, len(groups) // 2))
+        for n, group in enumerate(groups):
+            ready = waiting[: max(0, len(waiting) - lead + 1)]
+            waiting = [*waiting[len(ready) :], group]
+            work = step_share(projections, n, len(groups))
+            if n >= lead:  # contexts of the block before are complete
+                work += step_share(outputs, n - lead, len(groups) - lead)
+            take_turns(group, ready, work)
+        if len(groups) == lead:
+            run_all(outputs)
+        return waiting
 
 
 # --- Decode attention -----------------------------------------------------------------------------
@@ -2161,9 +1561,9 @@ def cache_runs(length, most=P_MAX):
 class Cache(NamedTuple):
     """Keys and values @ HBM [B, kv_heads, L, D], and bias [B, n] of their first n keys."""
 
-    keys_hbm: Any
-    values_hbm: Any
-    bias_hbm: Any
+    keys_hbm: Hbm
+    values_hbm: Hbm
+    bias_hbm: Hbm
 
     @property
     def length(self) -> int:
@@ -2172,7 +1572,7 @@ class Cache(NamedTuple):
 
     @property
     def itemsize(self) -> int:
-        """Bytes of a number in SBUF: fp8 keys stand turned in the type of x."""
+        """Bytes of a number in SBUF: fp8 keys are transposed into the type of x."""
         return max(2, self.keys_hbm.itemsize)
 
 
@@ -2185,8 +1585,8 @@ def decode_runs(keys_hbm):
 
 
 def decode_bytes(length, heads, itemsize):
-    """Bytes per partition that a sequence's cache takes in a decode step: keys turned, a row of the
-    mask, and values, twice while GpSimdE puts ones behind them."""
+    """Bytes per partition that a sequence's cache takes in a decode step: keys transposed, a row
+    of the mask, and values, twice while GpSimdE puts ones behind them."""
     kept = length * (heads.stacks + 1)
     kept += 2 * cache_runs(length, P_MAX // heads.kv_heads)[1] * (heads.head_dim + 1)
     return itemsize * kept
@@ -2199,8 +1599,8 @@ def sequences_at_once(cache, heads):
 
 
 def caches_stay(cache, heads):
-    """Whether turned keys, a row of the mask and values of all sequences of a decode step have room
-    in SBUF beside its weights."""
+    """Whether transposed keys, a row of the mask and values of all sequences of a decode step have
+    room in SBUF beside its weights."""
     batch, _, length, d = cache.keys_hbm.shape
     columns = length * (heads.stacks + 1) + decode_runs(cache.keys_hbm)[1] * (d + 1)
     return cache.itemsize * batch * columns <= CACHES_BYTES
@@ -2209,17 +1609,17 @@ def caches_stay(cache, heads):
 class CachedSequences(NamedTuple):
     """The cache of ``count`` sequences from ``first`` on @ SBUF, and room for their new tokens.
 
-    k_sb [128, slots, keys + count]: keys turned, slot b * stacks + s has the heads of stack s of
-    sequence b; the columns behind are the new keys', zero for other sequences. mask_sb [count,
+    k_sb [128, slots, keys + count]: transposed keys, slot b * stacks + s has the heads of stack s
+    of sequence b; the columns behind are the new keys', zero for other sequences. mask_sb [count,
     keys + count], added to scores. v_sb [kv_heads * lanes, count, tiles, D + 1]: values, the lanes
     of each head in turn, and a column of ones, which gives the sum of the weights.
     """
 
     first: int
     count: int
-    k_sb: Any
-    mask_sb: Any
-    v_sb: Any
+    k_sb: Sbuf
+    mask_sb: Sbuf
+    v_sb: Sbuf
 
     @property
     def keys(self) -> int:
@@ -2237,7 +1637,7 @@ def key_room(shape, heads, dtype):
 class CachedRows(NamedTuple):
     """Keys of a sequence's cached tokens @ SBUF, [lanes, heads, tiles, D]."""
 
-    rows_sb: Any
+    rows_sb: Sbuf
 
     @property
     def tiles(self) -> int:
@@ -2247,32 +1647,32 @@ class CachedRows(NamedTuple):
         """A tile of ``count`` heads from the ``first`` on, some features: [lanes, count, n]."""
         return self.rows_sb[:, nl.ds(first, count), tile, features]
 
-    def turned(self, first, count, start, tiles, half=0):
+    def transposed(self, first, count, start, tiles, half=0):
         """Of keys ``tiles`` tiles of these heads from ``start`` on -> [count * D, tiles, lanes] @
         PSUM, as many as share a bank: a transpose of all heads for each tile, of D above 128 for
         each ``half``."""
         lanes, *_, depth = self.rows_sb.shape
         rows = min(depth, P_MAX)
-        turned_psum = psum_tile((count * rows, tiles, lanes))
+        transposed_psum = psum_tile((count * rows, tiles, lanes))
         for t in nl.affine_range(tiles):
             tile_sb = self.tile(first, count, start + t, nl.ds(half * rows, rows))
-            turned_psum[:, t, :] = nisa.nc_transpose(tile_sb)
-        return turned_psum
+            transposed_psum[:, t, :] = nisa.nc_transpose(tile_sb)
+        return transposed_psum
 
 
 def stack_keys(k_sb, keys, first_slot, first_column, heads, first_head=0, count=None):
-    """Turn ``count`` heads of CachedRows, all of them by default, of which the first is
+    """Transpose ``count`` heads of CachedRows, all of them by default, of which the first is
     ``first_head``, into a sequence's slots of k_sb [128, slots, keys]: as many tiles as share a
-    PSUM bank turn round, lanes columns each, and leave it together."""
+    PSUM bank are transposed, lanes columns each, and leave it together."""
     lanes = keys.rows_sb.shape[0]
     for head, stacked in spans(count or heads.kv_heads, heads.stack):
         for half, (stack, _) in enumerate(heads.tiles(first_head + head)):
             for at, together in spans(keys.tiles, MOVING_MAX // lanes):
-                turned_psum = keys.turned(head, stacked, at, together, half)
-                rows, columns = turned_psum.shape[0], together * lanes
-                own = nl.ds(first_column + at * lanes, columns)
-                k_sb[0:rows, first_slot + stack, own] = nisa.tensor_copy(
-                    turned_psum.reshape((rows, columns))
+                transposed_psum = keys.transposed(head, stacked, at, together, half)
+                rows, columns = transposed_psum.shape[0], together * lanes
+                place = nl.ds(first_column + at * lanes, columns)
+                k_sb[0:rows, first_slot + stack, place] = nisa.tensor_copy(
+                    transposed_psum.reshape((rows, columns))
                 )
 
 
@@ -2281,16 +1681,16 @@ def room_for_keys(bias_hbm, first, count, heads):
     own."""
     length, dtype = bias_hbm.shape[1], bias_hbm.dtype
     shape = (P_MAX, count * heads.stacks, length + count)
-    k_sb, own = nl.ndarray(shape, dtype), nl.ds(length, count)
+    k_sb, new = nl.ndarray(shape, dtype), nl.ds(length, count)
     if heads.leaves_lanes():
         k_sb[...] = nisa.memset(shape, 0.0, dtype)
-    k_sb[:, :, own] = nisa.memset((P_MAX, count * heads.stacks, count), 0.0, dtype)
+    k_sb[:, :, new] = nisa.memset((P_MAX, count * heads.stacks, count), 0.0, dtype)
     mask_sb = nl.ndarray((count, length + count), dtype)
     mask_sb[:, 0:length] = nl.load(bias_hbm[nl.ds(first, count), :])
     if count == 1:
-        mask_sb[:, own] = nisa.memset((1, 1), 0.0, dtype)
+        mask_sb[:, new] = nisa.memset((1, 1), 0.0, dtype)
     else:
-        mask_sb[:, own] = load_constant(masked(dtype) * (1.0 - np.eye(count)), dtype)
+        mask_sb[:, new] = load_constant(masked(dtype) * (1.0 - np.eye(count)), dtype)
     return k_sb, mask_sb
 
 
@@ -2335,17 +1735,17 @@ def decode_queries(qk_sb, cache, heads):
     q_sb = nisa.memset((P_MAX, count * heads.stacks, rows), 0.0, dtype)
     for b in nl.static_range(count):
         for kv_head in nl.static_range(heads.kv_heads):
-            own = nl.ds(b * heads.q_heads + kv_head * group, group)
+            place = nl.ds(b * heads.q_heads + kv_head * group, group)
             for stack, lanes in heads.tiles(kv_head):
-                q_sb[lanes, b * heads.stacks + stack, own] = nisa.tensor_copy(
+                q_sb[lanes, b * heads.stacks + stack, place] = nisa.tensor_copy(
                     qk_sb[lanes, nl.ds(stack * group, group), cache.first + b]
                 )
     if count == 1:
         return q_sb, nisa.memset((1, rows), 1.0, dtype)
     shape = count, count, heads.q_heads
-    sequence, own = nl.arange(count)[:, None, None], nl.arange(count)[None, :, None]
-    own = own + 0 * nl.arange(heads.q_heads)[None, None, :]
-    return q_sb, select_equal(sequence, own, shape, dtype).reshape((count, rows))
+    sequence, owner = nl.arange(count)[:, None, None], nl.arange(count)[None, :, None]
+    owner = owner + 0 * nl.arange(heads.q_heads)[None, None, :]
+    return q_sb, select_equal(sequence, owner, shape, dtype).reshape((count, rows))
 
 
 def decode_scores(qk_sb, cache, heads):
@@ -2368,8 +1768,8 @@ def decode_scores(qk_sb, cache, heads):
     return scores_sb
 
 
-def turn_tiles(x_sb, tiles, width):
-    """``tiles`` times [Q, width] @ SBUF, side by side -> [width, tiles, Q]: turned round.
+def transposed_tiles(x_sb, tiles, width):
+    """``tiles`` times [Q, width] @ SBUF, side by side -> [width, tiles, Q]: transposed.
 
     TensorE multiplies by the identity, into fp32 as all its results; as many as share a PSUM bank
     are taken out by one copy.
@@ -2377,24 +1777,24 @@ def turn_tiles(x_sb, tiles, width):
     queries = x_sb.shape[0]
     out_sb = nl.ndarray((width, tiles, queries), x_sb.dtype)
     for at, count in spans(tiles, MOVING_MAX // queries):
-        turned_psum = psum_tile((width, count, queries))
+        transposed_psum = psum_tile((width, count, queries))
         for t in nl.affine_range(count):
-            turned_psum[:, t, :] = nisa.nc_transpose(x_sb[:, nl.ds((at + t) * width, width)])
-        out_sb[:, nl.ds(at, count), :] = nisa.tensor_copy(turned_psum)
+            transposed_psum[:, t, :] = nisa.nc_transpose(x_sb[:, nl.ds((at + t) * width, width)])
+        out_sb[:, nl.ds(at, count), :] = nisa.tensor_copy(transposed_psum)
     return out_sb
 
 
 def spread_weights(weights_sb, cache, heads):
     """Weights of cached keys [rows, keys] @ SBUF -> [kv_heads * lanes, kv_heads, tiles, B, group].
 
-    TensorE turns them, lanes on partitions, and then copies each KV head's part to that head's
+    TensorE transposes them, lanes on partitions, and then copies each KV head's part to that head's
     lanes: a product with an identity that stands there, and is zero at the lanes of other heads.
     """
     (partitions, count, tiles, _), dtype = cache.v_sb.shape, weights_sb.dtype
     kv_heads, group, rows = heads.kv_heads, heads.group, weights_sb.shape[0]
     lanes = partitions // kv_heads
-    turned_sb = turn_tiles(weights_sb, tiles, lanes)
-    of_heads_sb = turned_sb.reshape((lanes, tiles, count, kv_heads, group))
+    transposed_sb = transposed_tiles(weights_sb, tiles, lanes)
+    of_heads_sb = transposed_sb.reshape((lanes, tiles, count, kv_heads, group))
     place_sb = shifted_identity(lanes, 2 * partitions - lanes, partitions - lanes, dtype)
     spread_sb = nl.ndarray((partitions, kv_heads, tiles, count, group), dtype)
     for at, size in spans(tiles, MOVING_MAX // rows):
@@ -2410,17 +1810,17 @@ def spread_weights(weights_sb, cache, heads):
     return spread_sb
 
 
-def own_weights(weights_sb, cache, heads):
-    """Weights of the new keys [rows, B] @ SBUF, turned -> [B, kv_heads, rows], zero for the rows of
-    other heads than the part's."""
+def new_weights(weights_sb, cache, heads):
+    """Weights of the new keys [rows, B] @ SBUF, transposed -> [B, kv_heads, rows], zero for the
+    rows of other heads than the part's."""
     kv_heads, group, count, rows = heads.kv_heads, heads.group, cache.count, weights_sb.shape[0]
-    turned_psum = psum_tile((count, rows))
-    turned_psum[...] = nisa.nc_transpose(weights_sb[:, nl.ds(cache.keys, count)])
-    of_heads_psum = turned_psum.reshape((count, count, kv_heads, group))
-    own_sb = nisa.memset((count, kv_heads, count, kv_heads, group), 0.0, weights_sb.dtype)
+    transposed_psum = psum_tile((count, rows))
+    transposed_psum[...] = nisa.nc_transpose(weights_sb[:, nl.ds(cache.keys, count)])
+    of_heads_psum = transposed_psum.reshape((count, count, kv_heads, group))
+    spread_sb = nisa.memset((count, kv_heads, count, kv_heads, group), 0.0, weights_sb.dtype)
     for head in nl.affine_range(kv_heads):
-        own_sb[:, head, :, head, :] = nisa.tensor_copy(of_heads_psum[:, :, head, :])
-    return own_sb.reshape((count, kv_heads, rows))
+        spread_sb[:, head, :, head, :] = nisa.tensor_copy(of_heads_psum[:, :, head, :])
+    return spread_sb.reshape((count, kv_heads, rows))
 
 
 def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
@@ -2434,29 +1834,29 @@ def attend_cached(qk_sb, v_sb, cache, heads, context_sb):
     weights_sb = nisa.activation(nl.exp, scores_sb, bias=neg_max_sb, scale=scale)
     # the same with keys on partitions, as values have them: cached ones of all heads, and new ones
     spread_sb = spread_weights(weights_sb, cache, heads)
-    own_sb = own_weights(weights_sb, cache, heads)
-    own_values_sb = nisa.memset((count, heads.kv_heads, d + 1), 1.0, v_sb.dtype)
-    own_values_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((count, heads.kv_heads, d)))
+    new_sb = new_weights(weights_sb, cache, heads)
+    new_values_sb = nisa.memset((count, heads.kv_heads, d + 1), 1.0, v_sb.dtype)
+    new_values_sb[:, :, 0:d] = nisa.tensor_copy(v_sb.reshape((count, heads.kv_heads, d)))
     # context of each sequence [q_heads, D + 1]: D + 1 columns of values move, a pass for each tile
-    # of 128 cached keys and for each head's new keys; divided by the last column, it turns round
-    turned = [psum_tile((rows, heads.q_heads, count)) for _, rows in spans(d, P_MAX)]
+    # of 128 cached keys and for each head's new keys; divided by the last column, it is transposed
+    transposed = [psum_tile((rows, heads.q_heads, count)) for _, rows in spans(d, P_MAX)]
     for b in nl.affine_range(count):
         out_psum = psum_zeros((heads.q_heads, d + 1))
         for t in nl.affine_range(cache.v_sb.shape[2]):
             out_psum[...] += nisa.nc_matmul(spread_sb[:, :, t, b, :], cache.v_sb[:, b, t, :])
         for head in nl.affine_range(heads.kv_heads):
             rows = nl.ds(b * heads.q_heads, heads.q_heads)
-            out_psum[...] += nisa.nc_matmul(own_sb[:, head, rows], own_values_sb[:, head, :])
+            out_psum[...] += nisa.nc_matmul(new_sb[:, head, rows], new_values_sb[:, head, :])
         rows_sb = divided(out_psum[:, 0:d], out_psum[:, d : d + 1], context_sb.dtype)
-        for slot, turned_psum in enumerate(turned):
-            own = nl.ds(slot * P_MAX, turned_psum.shape[0])
-            turned_psum[:, :, b] = nisa.nc_transpose(rows_sb[:, own])
+        for slot, transposed_psum in enumerate(transposed):
+            features = nl.ds(slot * P_MAX, transposed_psum.shape[0])
+            transposed_psum[:, :, b] = nisa.nc_transpose(rows_sb[:, features])
     # [D, q_heads, B] to the lanes and tiles of the heads, all sequences at once
     for kv_head in nl.static_range(heads.kv_heads):
-        for turned_psum, (stack, lanes) in zip(turned, heads.tiles(kv_head)):
-            lanes, tiles = nl.ds(lanes.start, turned_psum.shape[0]), nl.ds(stack * group, group)
+        for transposed_psum, (stack, lanes) in zip(transposed, heads.tiles(kv_head)):
+            lanes, tiles = nl.ds(lanes.start, transposed_psum.shape[0]), nl.ds(stack * group, group)
             context_sb[lanes, tiles, nl.ds(cache.first, count)] = nisa.tensor_copy(
-                turned_psum[:, nl.ds(kv_head * group, group), :]
+                transposed_psum[:, nl.ds(kv_head * group, group), :]
             )
 
 
@@ -2499,10 +1899,10 @@ class InnerTokens(NamedTuple):
     scale of their norm [128, count], inputs of the terms of gate and of up, and what down contracts
     [128, F/128, count]."""
 
-    x_sb: Any
-    along_sb: Any
+    x_sb: Sbuf
+    along_sb: Sbuf
     inputs: List[List[Any]]
-    inner_sb: Any
+    inner_sb: Sbuf
 
     def projected(self, piece, which, part):
         """A part of ``psum_parts`` of gate (``which`` 0) or up (1), normed and scaled @ SBUF."""
@@ -2608,12 +2008,12 @@ def multiply_rows(x_hbm, linear, norm, out_hbm, gain_sb=None):
                 out_sb = nl.ndarray((P_MAX, count, features), x_hbm.dtype)
                 for first, size in pieces:
                     weight_sb = load_weight(linear, first, size)
-                    for tile, beside, _, _ in psum_parts(size, count):
-                        out_psum = products(weight_sb, tile, beside, x_sb, start, count)
-                        own = out_sb[:, :, nl.ds(first - begin + tile, beside)]
-                        feature_sb = linear.scales(first + tile, beside)
+                    for tile, together, _, _ in psum_parts(size, count):
+                        out_psum = products(weight_sb, tile, together, x_sb, start, count)
+                        part_sb = out_sb[:, :, nl.ds(first - begin + tile, together)]
+                        feature_sb = linear.scales(first + tile, together)
                         norm_sb = scales.along_sb[:, nl.ds(start, count)]
-                        token_rows(own, out_psum, norm_sb, feature_sb)
+                        token_rows(part_sb, out_psum, norm_sb, feature_sb)
                 # features lie in runs: a partition stores neighbours of a token as one row
                 for token in nl.affine_range(count):
                     row_hbm = rows_hbm[block.start + start + token]
@@ -2631,15 +2031,15 @@ def attention_prefill_kernel(
     kv_heads * D], and x + delta. Weights that fit stay in SBUF, others are read for every block of
     tokens.
     """
-    (features, tokens), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
+    (_, tokens), shape, dtype = x_hbm.shape, x_hbm.shape, x_hbm.dtype
     out_hbm = nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     keys_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     values_hbm = nl.ndarray((tokens, heads.kv_features), dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
     hidden, weights = (x_hbm, delta_hbm, stream_hbm, out_hbm), (qkv_w_hbm, out_w_hbm)
     layer = AttentionLayer.of(hidden, norm, heads, weights, (cos_hbm, sin_hbm))
-    blocks = token_blocks(features, tokens, tokens // batch)
-    attend_prompt(Prompt.of(layer, bias_hbm, None, blocks), keys_hbm, values_hbm)
+    plan, constants = PromptPlan.of(layer, tokens, tokens // batch), PromptConstants.of(dtype)
+    PromptAttention(layer, plan, constants, {}, bias_hbm, keys_hbm, values_hbm).run()
     results = out_hbm, keys_hbm, values_hbm
     return results if delta_hbm is None else (*results, stream_hbm)
 
@@ -2659,8 +2059,8 @@ def attention_decode_kernel(
     new_keys_hbm = nl.ndarray((batch, heads.kv_features), dtype, buffer=nl.shared_hbm)
     new_values_hbm = nl.ndarray((batch, heads.kv_features), dtype, buffer=nl.shared_hbm)
     stream_hbm = x_hbm if delta_hbm is None else nl.ndarray(shape, dtype, buffer=nl.shared_hbm)
-    # hidden states [128, H/128, B], a few KiB, then the cache, before the weights: TensorE turns
-    # its keys, 128 a pass, while those stream
+    # hidden states [128, H/128, B], a few KiB, then the cache, before the weights: TensorE
+    # transposes its keys, 128 a pass, while those stream
     x_sb = residual_sum(x_hbm, delta_hbm, stream_hbm, Block(0, batch, 1))
     cache = Cache(keys_hbm, values_hbm, bias_hbm)
     loaded = cached_ahead(cache, heads)
@@ -2749,15 +2149,32 @@ class LlamaInferenceConfig(InferenceConfig):
         """(whether, what) the kernels of this file do not cover."""
         sizes, neuron_config = Sizes.of(self), self.neuron_config
         heads, batch, keys = sizes.of_rank, neuron_config.max_batch_size, neuron_config.seq_len
-        of_cache = decode_bytes(keys, heads, neuron_config.torch_dtype.itemsize)
+        of_cache = decode_bytes(
+            whole_tiles(keys) * P_MAX, heads, neuron_config.torch_dtype.itemsize
+        )
+        room = CACHES_BYTES if batch == 1 else CACHE_BYTES // 2
         return [
             (sizes.head_dim not in (64, 128), f"head_dim {sizes.head_dim}"),
             (heads.q_heads > P_MAX, f"{heads.q_heads} query heads per rank"),
             (batch > P_MAX, f"a batch of {batch}"),
-            (keys > DECODE_KEYS or of_cache > CACHES_BYTES, f"a cache of {keys} keys"),
+            (keys > DECODE_KEYS or of_cache > room, f"a cache of {keys} keys"),
+            (sizes.head_dim in (64, 128) and not self.has_room_for_prompts(), "so long prompts"),
             (bool(getattr(self, "mlp_bias", False)), "mlp_bias"),
             (self.hidden_act != "silu", f"hidden_act {self.hidden_act}"),
         ]
+
+    def has_room_for_prompts(self) -> bool:
+        """Whether SBUF holds what the attention of the longest prompt keeps there."""
+        rank, neuron_config = Sizes.of(self).of_rank, self.neuron_config
+        length, k_tiles = neuron_config.max_context_length, whole_tiles(self.hidden_size)
+        tokens = length * (option(self, "ctx_batch_size", None) or neuron_config.batch_size)
+        tiles = rank.qk_tiles + whole_tiles(rank.kv_features)
+        shapes = (k_tiles * P_MAX, tokens), (P_MAX, tiles * k_tiles * P_MAX)
+        shapes += ((P_MAX, k_tiles * rank.q_tiles * P_MAX),)
+        dtype = neuron_config.torch_dtype
+        x, *weights = (torch.empty(shape, dtype=dtype, device="meta") for shape in shapes)
+        layer = AttentionLayer.of((x, None, None, None), None, rank, weights, (None, None))
+        return bool(PromptPlan.fitting(layer, tokens, length))
 
     def get_required_attributes(self) -> List[str]:
         return [
@@ -3158,13 +2575,13 @@ class NeuronLlamaAttention(nn.Module):
         if self.parallel:
             normed = gather_from_sequence_parallel_region(normed, 1)
         q, k, v = self.project(normed, tables, given)
-        seen = [(k, v, mask)]
+        visible = [(k, v, mask)]
         if past is not None:
             if active_mask is None:
                 active_mask = torch.ones((1, 1, 1, 1), dtype=torch.bool, device=q.device)
             # a comparison of both paths hands the kernels' cache, which may be fp8, to this one
-            seen = [(*(x.to(q.dtype) for x in past), mask), (k, v, active_mask)]
-        merged = self.attend(q, seen).transpose(1, 2).reshape(*normed.shape[:2], -1)
+            visible = [(*(x.to(q.dtype) for x in past), mask), (k, v, active_mask)]
+        merged = self.attend(q, visible).transpose(1, 2).reshape(*normed.shape[:2], -1)
         return hidden + self.product(self.o_proj, merged, given), (k, v)
 
     product = NeuronLlamaMLP.product
@@ -3181,15 +2598,15 @@ class NeuronLlamaAttention(nn.Module):
         """Queries and keys [B, heads, S, D] at their places."""
         return rotate(q, *tables), rotate(k, *tables)
 
-    def attend(self, q: torch.Tensor, seen: List[Tuple[torch.Tensor, ...]]) -> torch.Tensor:
-        """One softmax over all (keys, values, mask) that are ``seen``: the cache and new tokens.
+    def attend(self, q: torch.Tensor, visible: List[Tuple[torch.Tensor, ...]]) -> torch.Tensor:
+        """One softmax over all (keys, values, mask) that are ``visible``: the cache and new tokens.
 
         Keys and values [B, kv_rank, keys, D], each KV head for its group of queries, mask bool
         [B, 1, S, keys]. Products are rounded to the model's type, scores are fp32.
         """
-        group, root = q.shape[1] // seen[0][0].shape[1], math.sqrt(self.sizes.head_dim)
+        group, root = q.shape[1] // visible[0][0].shape[1], math.sqrt(self.sizes.head_dim)
         scores = []
-        for keys, _, mask in seen:
+        for keys, _, mask in visible:
             product = torch.matmul(q, keys.repeat_interleave(group, dim=1).transpose(2, 3)) / root
             hidden = torch.finfo(product.dtype).min
             scores.append(torch.where(mask, product, hidden).to(torch.float32))
@@ -3197,7 +2614,7 @@ class NeuronLlamaAttention(nn.Module):
         parts = weights.split([part.shape[-1] for part in scores], dim=-1)
         context, *more = (
             torch.matmul(part, values.repeat_interleave(group, dim=1))
-            for part, (_, values, _) in zip(parts, seen)
+            for part, (_, values, _) in zip(parts, visible)
         )
         return context + more[0] if more else context
 

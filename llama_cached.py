@@ -24,17 +24,20 @@ import torch
 from neuronx_distributed_inference.models.config import InferenceConfig
 from torch import nn
 
+import llama
 from llama import (
-    CACHE_BYTES, CACHES_BYTES, DECODE_KEYS, MARKS, MOVING_MAX, P_MAX, RESIDENT_BYTES, Block,
-    Cache, CachedRows, CachedSequences, Columns, Constants, HeadShape, KeyTiles, MaximaPass,
-    QueryGroup, Sizes, TokenBlock, Window, _mask_bias, attend, attention_constants,
-    attention_weights, bank_queries, cache_in_runs, cache_runs, cached_ahead, causal_mask,
-    contraction, decode_bytes, decode_scores, decode_step, divided, grouped, heads_of,
-    key_bytes, key_room, key_rows, key_spans, load_constant, load_turned, masked,
-    negated_maximum, new_keys, option, project_qkv, projection, psum_tile, psum_zeros,
-    residual_sum, room_for_keys, score_banks, score_scales, score_tile, spans, stack_keys,
-    store_product, store_turned, token_blocks, token_chunk, turn_tiles, value_parts,
-    whole_tiles,
+    CACHE_BYTES, CACHES_BYTES, DECODE_KEYS, MOVING_MAX, P_MAX, AttentionLayer, Block, Cache,
+    CachedRows, CachedSequences, Columns, HeadShape, PromptPlan, Sizes, _mask_bias,
+    cache_in_runs, cache_runs, cached_ahead, causal_mask, decode_bytes, decode_scores,
+    decode_step, divided, grouped, key_room, key_rows, load_constant, masked, negated_maximum,
+    option, project_qkv, projection, psum_tile, psum_zeros, residual_sum, room_for_keys,
+    score_scales, spans, stack_keys, store_product, token_blocks, token_chunk, transposed_tiles,
+    value_parts, whole_tiles,
+)  # fmt: skip
+from llama_queries import (
+    MARKS, RESIDENT_BYTES, Constants, KeyTiles, MaximaPass, QueryGroup, TokenBlock, Window,
+    attend, attention_constants, attention_weights, bank_queries, contraction, heads_of,
+    key_bytes, key_spans, load_turned, new_keys, score_banks, score_tile, store_turned,
 )  # fmt: skip
 from llama_quantised import SOFTMAX_TURNS
 from llama_families import model_type
@@ -117,7 +120,7 @@ class AnyRows(NamedTuple):
     by_token: bool = False
     head: int = 0
 
-    turned = CachedRows.turned
+    transposed = CachedRows.transposed
 
     @property
     def tiles(self) -> int:
@@ -203,7 +206,7 @@ class CacheTiles(NamedTuple):
         for first, stacked in spans(self.count, self.heads.stack):
             for half, (start, tiles) in [(n, s) for n in range(self.heads.slots) for s in each]:
                 part = nl.ds(half * self.tiles + start, tiles)
-                turned_psum = keys.turned(first, stacked, start, tiles, half)
+                turned_psum = keys.transposed(first, stacked, start, tiles, half)
                 for at in nl.static_range(stacked):
                     k_sb[0:d, first + at, part, :] = nisa.tensor_copy(
                         turned_psum[at * d : (at + 1) * d, :, :], engine=nisa.scalar_engine
@@ -372,7 +375,7 @@ class FewQueries(NamedTuple):
                 )
             for first, count, features, own in self.stacks():
                 for begin, some in spans(tiles, MOVING_MAX // lanes):
-                    turned = keys.turned(first, count, start + begin, some)
+                    turned = keys.transposed(first, count, start + begin, some)
                     k_sb = nisa.tensor_copy(turned, dtype=self.q_sb.dtype)
                     for t in nl.static_range(some):
                         scores_psum[:, own, begin + t] += nisa.nc_matmul(
@@ -689,7 +692,7 @@ def attend_named(qk_sb, v_sb, cache, heads, context_sb):
     rounded_sb = divided(weights_sb, sums_sb, scores_sb.dtype)
     # with keys on partitions: cached ones [lanes, tiles, rows], and new ones [B, rows]
     (lanes, *_), rows = cache.v_sb[0][0].rows_sb.shape, scores_sb.shape[0]
-    turned_sb = turn_tiles(rounded_sb, cache.keys // lanes, lanes)
+    turned_sb = transposed_tiles(rounded_sb, cache.keys // lanes, lanes)
     turned_psum = psum_tile((count, rows))
     turned_psum[...] = nisa.nc_transpose(rounded_sb[:, nl.ds(cache.keys, count)])
     own_sb = nisa.tensor_copy(turned_psum, dtype=scores_sb.dtype)
@@ -900,6 +903,11 @@ class CachedAttention(AnyAttention):
             padded = option(self.config, "padding_side") == "left"
             bias = _mask_bias(mask[:, 0, -1], dtype) if padded else None
             cut = None if self.window is None or self.window >= mask.shape[-1] else self.window
+            if all(given is None for given in (cut, *own)) and rank.head_dim in (64, P_MAX):
+                hbm = (hidden.stream, None, None, None), norm, rank, weights, (None, None)
+                tokens, length = batch * mask.shape[-1], mask.shape[-1]
+                if PromptPlan.fitting(AttentionLayer.of(*hbm), tokens, length):
+                    return llama.attention_prefill_kernel(*inputs, rank, batch, bias)
             return attention_prefill_kernel(*inputs, rank, batch, bias, *own, window=cut)
         sizes = batch, mask.shape[-1], rank, max(2, past[0].dtype.itemsize)
         one = active_mask is None and len(past) < 4

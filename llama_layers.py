@@ -21,9 +21,10 @@ import torch
 from neuronx_distributed_inference.models.config import InferenceConfig
 
 from llama import (
-    P_MAX, AttentionLayer, Columns, HeadShape, Linear, Prompt, attend_prompt, gated_mlp,
-    multiply_rows, option, token_blocks, weight_pieces, whole_tiles,
+    P_MAX, AttentionLayer, Columns, HeadShape, Linear, gated_mlp, multiply_rows, option,
+    token_blocks, weight_pieces, whole_tiles,
 )  # fmt: skip
+from llama_queries import Prompt, attend_prompt
 from llama_adapters import AdaptedAttention, AdaptedMLP, Adapters, split_adapters
 from llama_quantised import (
     EVEN_TURNS, QuantisedAttention, QuantisedHead, QuantisedMLP, in_bfloat16, quantised_pieces,

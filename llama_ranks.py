@@ -24,10 +24,11 @@ from neuronx_distributed_inference.models.config import InferenceConfig
 from neuronx_distributed_inference.modules.flashdecode.utils import calculate_num_cores_per_group
 
 from llama import (
-    ATTENTION_TARGETS, MARKS, P_MAX, Columns, QueryGroup, Sizes, StateDict, _mask_bias,
-    attention_constants, cache_in_runs, causal_mask, from_blocks, grouped, in_blocks, new_keys,
-    option, score_banks, spans, spread_heads, store_product, token_blocks, token_chunk,
+    ATTENTION_TARGETS, P_MAX, Columns, Sizes, StateDict, _mask_bias, cache_in_runs, causal_mask,
+    from_blocks, grouped, in_blocks, option, spans, spread_heads, store_product, token_blocks,
+    token_chunk,
 )  # fmt: skip
+from llama_queries import MARKS, QueryGroup, attention_constants, new_keys, score_banks
 from llama_quantised import SOFTMAX_TURNS
 from llama_layers import layer_of
 from llama_cached import (

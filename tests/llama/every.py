@@ -6,15 +6,24 @@ A constant that is set here is set in all files that read it.
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any
 
 FILES = [
     importlib.import_module(name)
     for name in (
         "llama_extended", "llama_ranks", "llama_cached", "llama_layers", "llama_families",
-        "llama_quantised", "llama_adapters", "llama",
+        "llama_quantised", "llama_adapters", "llama_queries", "llama",
     )
 ]  # fmt: skip
+
+ALONE = FILES[-1]  # llama.py as it is uploaded
+
+
+def kernel_of(name: str, args: Sequence[Any]) -> Any:
+    """That of llama.py, where it is one for these operands, else that of the files beside it."""
+    long = "prefill" in name and args[0].shape[1] // args[-1] > 2048
+    return getattr(llama if long or not hasattr(ALONE, name) else ALONE, name)
 
 
 class Every:

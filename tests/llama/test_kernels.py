@@ -8,6 +8,7 @@ the right way, are allowed one bf16 step of the largest result more.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from neuron_cpu.core.language.kernel import Kernel
-from tests.llama.every import llama
+from tests.llama.every import ALONE, llama
 from tests.llama.references import check_error as check
 from tests.warned import allows
 
@@ -193,9 +194,10 @@ class Plain:
         out, *new = kernel(*arguments, *more, **named)
         return llama.from_blocks(out, length)[:, : self.width], *new
 
-    def prefill(self, qkv, pair, batch, bias=None):
+    def prefill(self, qkv, pair, batch, bias=None, kernel=None):
         more = pair, self.heads, batch, bias
-        return self.call(llama.attention_prefill_kernel, qkv, len(qkv) // batch, *more)
+        kernel = kernel or llama.attention_prefill_kernel
+        return self.call(kernel, qkv, len(qkv) // batch, *more)
 
     def decode(self, qkv, pair, keys, values, live):
         """One new token each: in the kernel of several where the cache is long."""
@@ -236,17 +238,25 @@ def split_qkv(qkv: torch.Tensor, batch: int, q: int, kv: int, d: int):
     return [heads_of(part, batch, d) for part in parts]
 
 
-def prefill_case(qkv: torch.Tensor, batch: int, q: int, kv: int, d: int) -> None:
+PREFILLS = ALONE.attention_prefill_kernel, llama.attention_prefill_kernel
+
+
+def prefill_case(
+    qkv: torch.Tensor, batch: int, q: int, kv: int, d: int, kernels: Sequence[Kernel] = PREFILLS
+) -> None:
+    """The kernel of llama.py, and that of heads and lengths of any size."""
     length = qkv.shape[0] // batch
     cos, sin = tables(torch.arange(length).repeat(batch), d)
-    got, rotated, _ = Plain(q, kv, d).prefill(qkv, (cos, sin), batch)
     query, key, value = split_qkv(qkv, batch, q, kv, d)
     pair = cos.reshape(batch, length, -1), sin.reshape(batch, length, -1)
     query, key = llama.rotate(query, *pair), llama.rotate(key, *pair)
-    assert torch.equal(heads_of(rotated, batch, d), key)
     mask = torch.ones(length, length, dtype=torch.bool).tril()
     args = query, key, value, mask
-    check(got, attend(*args, BF16), attend(*args, torch.float64))
+    bf16, exact = attend(*args, BF16), attend(*args, torch.float64)
+    for kernel in kernels:
+        got, rotated, _ = Plain(q, kv, d).prefill(qkv, (cos, sin), batch, kernel=kernel)
+        assert torch.equal(heads_of(rotated, batch, d), key)
+        check(got, bf16, exact)
 
 
 @pytest.mark.parametrize(
@@ -329,8 +339,9 @@ def test_prefill_of_the_largest_scores(
         trace_with(monkeypatch, "RESIDENT_BYTES", 0)
     q, kv = 2, 1
     qkv = random(300, (q + 2 * kv) * d)
-    raised(qkv, q, kv, d, 1e30 if d == 128 and resident else 0.9 * LARGEST_SCORES[d])
-    prefill_case(qkv, 1, q, kv, d)
+    unlimited = d == 128 and resident  # in llama.py no scores stay
+    raised(qkv, q, kv, d, 1e30 if unlimited else 0.9 * LARGEST_SCORES[d])
+    prefill_case(qkv, 1, q, kv, d, PREFILLS[1:] if unlimited else PREFILLS)
 
 
 def test_keys_behind_a_query_do_not_count_however_large() -> None:
@@ -349,6 +360,10 @@ def test_prefill_of_one_block_after_another(
     """Where no room is for three on their way; contexts then replace queries of the same block."""
     for constant in ("WEIGHT_BYTES", "BESIDE_BYTES", *([] if resident else ["RESIDENT_BYTES"])):
         trace_with(monkeypatch, constant, 0)
+    fitting, number = ALONE.PromptPlan.fitting, -1 if resident else 1  # overlapping or not
+    monkeypatch.setattr(
+        ALONE.PromptPlan, "fitting", classmethod(lambda _, *sizes: [fitting(*sizes)[number]])
+    )
     prefill_case(random(600, (q + 2 * kv) * d), 1, q, kv, d)
 
 

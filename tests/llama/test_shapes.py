@@ -23,7 +23,7 @@ from neuron_cpu.core.check import capacity
 from neuron_cpu.core.device.spec import GEN2
 from neuron_cpu.core.time.cost import DEFAULT_PROFILE, dma_profile
 from neuron_cpu.core.time.schedule import schedule
-from tests.llama.every import llama
+from tests.llama.every import kernel_of, llama
 from tests.llama.references import EXACT, TORCH, check_error
 
 BF16 = torch.bfloat16
@@ -210,13 +210,14 @@ def check_program(program: Program, macs: int) -> None:
 
 def check_traced(name: str, args: tuple[Any, ...], macs: int) -> None:
     meta = [a.to("meta") if isinstance(a, torch.Tensor) else a for a in args]
-    check_program(getattr(llama, name).trace(*meta), macs)
+    check_program(kernel_of(name, args).trace(*meta), macs)
 
 
 def check(name: str, args: tuple[Any, ...], macs: int) -> None:
     """Run a kernel and compare each of its results."""
     check_traced(name, args, macs)
-    results = [getattr(side, name)(*args) for side in (llama, TORCH, EXACT)]
+    kernels = kernel_of(name, args), *(getattr(side, name) for side in (TORCH, EXACT))
+    results = [kernel(*args) for kernel in kernels]
     if isinstance(results[0], torch.Tensor):
         results = [[value] for value in results]
     for got, bf16, exact in zip(*results):
@@ -413,7 +414,7 @@ def test_five_tokens_cost_a_tenth_more_than_one() -> None:
     """A step over 640 keys: all layers of Llama-3.2-1B and its head, by the cost model."""
 
     def total(name: str, args: tuple[Any, ...], _: int) -> float:
-        return schedule(getattr(llama, name).trace(*args)).total
+        return schedule(kernel_of(name, args).trace(*args)).total
 
     layer = Layer("Llama-3.2-1B", 2, "meta")
     one = 16 * (total(*layer.decode(1, 640)) + total(*layer.mlp(1))) + total(*layer.head())
@@ -427,4 +428,4 @@ def test_one_token_over_a_long_cache_streams_it() -> None:
     name, args, _ = layer.decode(1, 131072)
     bytes_read = sum(a.nbytes for a in args if isinstance(a, torch.Tensor))
     plateau = dma_profile(DEFAULT_PROFILE).peak
-    assert schedule(getattr(llama, name).trace(*args)).total < bytes_read / plateau * 7 / 6
+    assert schedule(kernel_of(name, args).trace(*args)).total < bytes_read / plateau * 7 / 6
