@@ -1267,10 +1267,10 @@ class GroupAttention(NamedTuple):
                 )
         if lanes.stop < P_MAX and self.head + 1 < heads.kv_heads:
             return
-        contexts_psum = psum_tile((lanes.stop, self.count, self.tokens))
+        contexts_psum = psum_tile((P_MAX, self.count, self.tokens))
         for at in nl.static_range(self.count):
-            contexts_psum[:, at, :] = nisa.nc_transpose(self.rows_sb[:, at, 0 : lanes.stop])
-        contexts = self.part(slice(0, lanes.stop))
+            contexts_psum[:, at, :] = nisa.nc_transpose(self.rows_sb[:, at, :])
+        contexts = self.part(slice(0, P_MAX))
         contexts[...] = nisa.tensor_copy(contexts_psum)
 
 
@@ -1394,6 +1394,8 @@ class PromptBlock(NamedTuple):
             for begin, stacked in spans(heads.kv_heads, heads.stack):
                 for first, count in spans(heads.group, GROUP_HEADS):
                     rows_sb = nl.ndarray((tokens, count, P_MAX), self.qk_sb.dtype)
+                    if stacked < heads.stack:  # lanes without a head
+                        rows_sb[...] = nisa.memset(rows_sb.shape, 0.0, rows_sb.dtype)
                     some = [(begin + at, first, rows_sb) for at in range(stacked)]
                     found += [GroupAttention.of(*own, *each) for each in some]
         return found
