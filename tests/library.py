@@ -45,7 +45,7 @@ HOSTS = (
 )  # fmt: skip
 PAGE = ROOT / "docs" / "library.md"
 RELEASE = "2.29"  # the one that its newest commit is written for
-CPU_SECONDS, GIGABYTES = 60, 10  # of one case
+GIGABYTES = 10  # of one case
 
 
 # --- what stands in for closed packages and for the way to hosts ----------------------------------
@@ -200,7 +200,10 @@ class Cases:
 
     def __init__(self, chosen: argparse.Namespace, folder: Path) -> None:
         self.chosen, self.folder = chosen, folder
-        self.outcomes: dict[str, dict] = {}
+        kept = chosen.json
+        self.outcomes: dict[str, dict] = (
+            json.loads(kept.read_text()) if kept and kept.exists() else {}
+        )
 
     @pytest.hookimpl(trylast=True)  # behind the marks
     def pytest_collection_modifyitems(self, items: list) -> None:
@@ -231,7 +234,7 @@ class Cases:
             child = os.fork()
             if not child:
                 try:
-                    found = run_case(item, self.folder)
+                    found = run_case(item, self.folder, self.chosen.seconds)
                 except BaseException as error:  # of this file: the case says what
                     found = {
                         "kind": "runner",
@@ -254,6 +257,8 @@ class Cases:
         seconds = round(used.ru_utime + used.ru_stime, 1)
         found = json.loads(said) if said else {"kind": "limit", "what": f"status {status}"}
         self.outcomes[item.nodeid] = {**found, "seconds": seconds}
+        if self.chosen.json:
+            self.chosen.json.write_text(json.dumps(self.outcomes, indent=1))
         name = item.nodeid.rsplit("/", 1)[-1]
         print(f"{found['kind']:12} {seconds:6} {name[:150]}  {found['what'][:200]}", flush=True)
 
@@ -273,9 +278,9 @@ class Watcher:
         self.caught.append(call.excinfo)
 
 
-def run_case(item: Any, folder: Path) -> dict:
+def run_case(item: Any, folder: Path, seconds: int) -> dict:
     """What becomes of the case in this process, which ends with it."""
-    resource.setrlimit(resource.RLIMIT_CPU, (CPU_SECONDS, CPU_SECONDS + 5))
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 5))
     resource.setrlimit(resource.RLIMIT_DATA, (GIGABYTES << 30, GIGABYTES << 30))
     quiet = os.open(folder / "log.txt", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(quiet, 1), os.dup2(quiet, 2)
@@ -372,6 +377,7 @@ def main() -> int:
     parser.add_argument("--each", type=int, default=8, help="of a test, drawn; 0 for all")
     parser.add_argument("--large", type=int, default=0, help="of all larger shapes, drawn")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seconds", type=int, default=240, help="of processor time for a case")
     parser.add_argument("--json", type=Path, help="keeps the outcomes; former ones are kept, too")
     parser.add_argument("--write", action="store_true", help="put the table into docs/library.md")
     chosen = parser.parse_args()
@@ -418,12 +424,7 @@ def main() -> int:
         options += [f"--output-directory={scratch}", "-o", f"artifacts_dir={scratch}"]
         options += ["-c", str(library / "test/pytest.ini"), f"--rootdir={library}"]
         pytest.main(options, plugins=[cases])
-    outcomes = cases.outcomes
-    if chosen.json:
-        kept = json.loads(chosen.json.read_text()) if chosen.json.exists() else {}
-        outcomes = {**kept, **outcomes}
-        chosen.json.write_text(json.dumps(outcomes, indent=1))
-    told = table(outcomes, commit_of(library), chosen.target)
+    told = table(cases.outcomes, commit_of(library), chosen.target)
     print(told, f"{time.time() - began:.0f} s")
     if chosen.write:
         before, mark, _ = PAGE.read_text(encoding="utf-8").partition(f"<!-- {chosen.target} -->\n")

@@ -834,3 +834,19 @@ def scaled_sum(x, y, factor):
 def test_a_narrow_factor(execution):
     x, y, factor = data(82, (8, 16)), data(83, (8, 16)), data(84, (8, 1), BF16)
     close(scaled_sum(x, y, factor), x * factor.astype(np.float64) + y)
+
+
+@nki.jit
+def centred(x, mean):
+    """Means in PSUM, each repeated over a row of eight: 8192 elements of a partition, 1024 held."""
+    out = nl.ndarray(x.shape, x.dtype, buffer=nl.shared_hbm)
+    tile, means = nl.load(x), ps((x.shape[0], x.shape[1]))
+    nisa.tensor_copy(means, nl.load(mean))
+    nisa.tensor_tensor(tile, tile, means.expand_dim(2).broadcast(2, x.shape[2]), nl.subtract)
+    nl.store(out, tile)
+    return out
+
+
+def test_what_a_broadcast_repeats_counts_once(execution):
+    x, mean = data(85, (4, 1024, 8)), data(86, (4, 1024))
+    close(centred(x, mean), x.astype(np.float64) - mean[..., None])
