@@ -1,7 +1,5 @@
 """The driver: compile Llama for Neuron and generate; `python main.py --help` lists the modes."""
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import io

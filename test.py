@@ -5,8 +5,6 @@ arguments, above all --limit, --only, --resume, --batch-size, --seq-len and --re
 `--llama a.py b.py c.py` compares submissions, `--workers` spreads the prompts over a cluster.
 """
 
-from __future__ import annotations
-
 import sys
 
 import main

@@ -9,8 +9,6 @@ stand-in (fp32, NxDI 0.2), in PyTorch and in NKI kernels, and the logits of each
 peft's on Hugging Face's model.
 """
 
-from __future__ import annotations
-
 import argparse
 import copy
 import importlib

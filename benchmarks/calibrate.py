@@ -11,8 +11,6 @@ off; it takes fitted rows only. Rows of the sealed set are written once, with th
 again.
 """
 
-from __future__ import annotations
-
 import argparse
 import functools
 import json

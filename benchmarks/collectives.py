@@ -8,8 +8,6 @@ same arithmetic done by each rank alone. The difference is what meeting costs: w
 waiting for the slower rank. Medians, because a shared machine is noisy.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import sys

@@ -9,8 +9,6 @@ is not what they give; a test makes the graphs again, and fails where one takes 
 ``--larger`` rewrites the graphs of larger models and of prompts in chunks alone, in some minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

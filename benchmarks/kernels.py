@@ -9,8 +9,6 @@ Beside it stands Hugging Face's Llama in bf16 on all cores, eager, its layers of
 the weights of one.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import time

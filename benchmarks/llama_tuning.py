@@ -8,8 +8,6 @@ of several new tokens, whose operands random values do not make. Times are estim
 what was found stands in docs/kernels.md.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 import tempfile

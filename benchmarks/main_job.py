@@ -8,8 +8,6 @@ after it, and the peak memory, each beside its limit. The ratio at the end is ag
 same model without NKI in the same conditions.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -9,8 +9,6 @@ they are written, as the others have it. Of trn2 and trn3 a kernel runs on one p
 are uncalibrated. A second table has how far both files are apart at other lengths.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Iterator, Sequence

@@ -15,8 +15,6 @@ constructs, UNPROVEN which have none. Without ``--write`` the differences are pr
 where there are some.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json

@@ -7,8 +7,6 @@ A decode step of Llama-3.2-1B at tensor-parallel degree 2 and cache 640 is estim
 Perplexity is measured by `main.py --mode perplexity` on the embedded model. Some five minutes.
 """
 
-from __future__ import annotations
-
 import re
 import subprocess
 import sys

@@ -22,8 +22,6 @@ What the host does between two graphs is in neither, so that no ratio is flatter
 for bad arguments. A row of up to 2048 tokens takes a second or two, one of 131072 many minutes.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -9,8 +9,6 @@ what decoding together gains. Times are the clients' wall clock: on the stand-in
 speed, not a device's.
 """
 
-from __future__ import annotations
-
 import argparse
 import concurrent.futures
 import contextlib

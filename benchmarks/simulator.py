@@ -9,8 +9,6 @@ instruction, in the current language, too. The time of an instruction is CPU tim
 the machine change less.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import sys

@@ -12,8 +12,6 @@ A prompt counts as quoted where at least half of the answer's runs of four token
 `--texts` keeps the answers, which take minutes, for the next run.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

@@ -4,8 +4,6 @@ Every function is a kernel over inputs of the shapes in ``EXAMPLES``. Its first 
 the heading in docs/simulator.md.
 """
 
-from __future__ import annotations
-
 from neuronxcc import nki
 from neuronxcc.nki import compiler as ncc
 from neuronxcc.nki import isa as nisa

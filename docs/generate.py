@@ -6,8 +6,6 @@ A block stands between ``<!-- generated: NAME -->`` and ``<!-- end -->``. ``--ch
 and exits with 1 where the file is out of date.
 """
 
-from __future__ import annotations
-
 import argparse
 import inspect
 import json

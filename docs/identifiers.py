@@ -4,8 +4,6 @@ A message is written where it is raised and nowhere else; the list shows the fir
 identifier, with what varies in it in italics.
 """
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator

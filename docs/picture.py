@@ -6,8 +6,6 @@ It profiles the last lesson's kernel again, opens the page without a window and 
 docs/profile.png. Chromium or Chrome must be installed; playwright drives it.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """Status lines and progress on standard error; standard output is for results only."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import sys

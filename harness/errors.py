@@ -1,7 +1,5 @@
 """The one exception that the harness raises for bad input."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 

@@ -1,7 +1,5 @@
 """Where the driver keeps its files, one process at a time, and whether it may."""
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

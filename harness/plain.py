@@ -3,8 +3,6 @@
 A pickle runs code of whoever has written it; nothing of what this reads can.
 """
 
-from __future__ import annotations
-
 import base64
 import dataclasses
 import importlib

@@ -1,7 +1,5 @@
 """Which SDK runs here, and everything that depends on it: no other module asks."""
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib

@@ -1,7 +1,5 @@
 """Where a figure comes from. Figures of different sources are never mixed without saying so."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 

@@ -1,7 +1,5 @@
 """Text on the terminal while it is generated, row by row, and the times of its tokens."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Optional

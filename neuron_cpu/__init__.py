@@ -7,8 +7,6 @@ not there (`libraries`). `install()` asks for the stand-in in any case, for a no
 that is written for it. Everything else of the project imports those names only.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import sys

@@ -7,8 +7,6 @@ shown that a device takes it. ``learn`` teaches all of it, in twelve exercises. 
 ARGS...`` runs any script with the stand-in's SDK names in place.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

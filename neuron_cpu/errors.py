@@ -1,7 +1,5 @@
 """Refusals of the SDK stand-in: each is one sentence that says what, expected, got and the mend."""
 
-from __future__ import annotations
-
 
 class StandInError(RuntimeError):
     """Base of every refusal of the stand-in outside kernels; `str(error)` is the whole sentence."""

@@ -4,8 +4,6 @@ What a rename makes visible is on the disk before it: after a power failure a na
 whole new content or for the whole old one, never for a file that is cut short.
 """
 
-from __future__ import annotations
-
 import contextlib
 import errno
 import os

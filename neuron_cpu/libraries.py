@@ -5,8 +5,6 @@ parted as in PATH), or both packages are installed, they run on the stand-in's l
 variable set to `none` asks for the imitation all the same.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.machinery
 import importlib.metadata

@@ -3,8 +3,6 @@
 pytest finds it where the package is installed; elsewhere: ``pytest -p neuron_cpu.pytest_plugin``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """What moves between a process that prefills and one that decodes."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

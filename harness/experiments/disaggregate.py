@@ -5,8 +5,6 @@ terminals, talk over a `Link`: the one that decodes has the prompts and prints t
 way keys and values go from the one submission's process to the other's, by torch.distributed.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import time

@@ -4,8 +4,6 @@ What arrives is data: each message has a limited length and is checked where it 
 that closes the connection, or that is mute for `MUTE_SECONDS`, is gone.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import queue

@@ -5,8 +5,6 @@ those that it has, takes the prompt's keys and values into a free line, and goes
 `Prefiller` is the side that prefills, in this driver (`Beside`) or behind a connection (`Behind`).
 """
 
-from __future__ import annotations
-
 import math
 import queue
 import threading

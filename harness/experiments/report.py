@@ -1,7 +1,5 @@
 """What moved between a process that prefills and one that decodes, as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.table import Table

@@ -5,8 +5,6 @@ Each prompt of each submission is a task. A worker hands its tasks to a process 
 When a worker is lost, the scheduler gives its tasks to others; a task that was done counts once.
 """
 
-from __future__ import annotations
-
 import functools
 import hashlib
 import importlib.util

@@ -1,7 +1,5 @@
 """What runs beside the submission where one process prefills and another one decodes."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 

@@ -1,7 +1,5 @@
 """What guesses were worth: tokens a step, and how often the guess at each place was right."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any

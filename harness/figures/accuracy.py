@@ -6,8 +6,6 @@ Batches are checked row by row: NxDI indexes the cache by position in prefill an
 decode, so padded rows of unequal length cannot be re-run as one batch with tokens appended.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace

@@ -4,8 +4,6 @@ Formulas: MSE = mean((a - b)^2); cosine = a.b / (|a| |b|) of each token's last h
 agreement = the share of tokens with the same best next token. Tokens that pad a row do not count.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Optional

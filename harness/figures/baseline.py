@@ -5,8 +5,6 @@ On a device they are measured. On the stand-in they are estimates, which need sh
 the contest has published figures for carry those.
 """
 
-from __future__ import annotations
-
 import json
 import tempfile
 import time

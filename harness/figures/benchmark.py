@@ -5,8 +5,6 @@ process. Wall-clock times on the stand-in are the simulator's own: every report 
 and nothing here mixes sources.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace

@@ -10,8 +10,6 @@ more than SUSPICIOUS times that of PyTorch in bf16, and more than one bf16 spaci
 is not finite.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

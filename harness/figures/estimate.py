@@ -5,8 +5,6 @@ shapes are needed: the model is traced on the meta device as compile traces it. 
 one Program, which is scheduled once and repeated.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace

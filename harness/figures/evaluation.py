@@ -1,7 +1,5 @@
 """The result of one batch of prompts: what was compared, measured, estimated and scored."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Optional
 

@@ -8,8 +8,6 @@ left out (it may skip what is masked), experts that a token has not chosen, and 
 token of a prompt needs of the last layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

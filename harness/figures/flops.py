@@ -1,7 +1,5 @@
 """How much of the work runs in NKI kernels: multiply-accumulates (MACs) by graph."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Optional

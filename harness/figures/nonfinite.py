@@ -4,8 +4,6 @@ A prompt runs once more; every kernel call and every module is looked at when it
 rank, so the first finding is the innermost part that turned finite inputs into something else.
 """
 
-from __future__ import annotations
-
 import math
 import threading
 from collections.abc import Sequence

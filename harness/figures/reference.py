@@ -5,8 +5,6 @@ baseline latency in ms, baseline tokens/s, model, source. Lines that begin with 
 contest's driver reads the first five columns.
 """
 
-from __future__ import annotations
-
 import csv
 import math
 from collections.abc import Sequence

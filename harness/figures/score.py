@@ -5,8 +5,6 @@ latency being the end-to-end p99 as the contest's driver computes it; the contes
 the second factor with the time to the first token, so that score stands beside it.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, dataclass
 from typing import Any, Optional
 

@@ -1,7 +1,5 @@
 """How long a model with a kernel in it would take on a NeuronCore, beside the kernel."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

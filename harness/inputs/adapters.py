@@ -1,7 +1,5 @@
 """The command line's arguments of low-rank adapters; names are NxDI's (inference_demo.py)."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Optional

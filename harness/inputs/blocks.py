@@ -1,7 +1,5 @@
 """The command line's arguments of a cache of blocks: prefixes that requests share, and chunks."""
 
-from __future__ import annotations
-
 import argparse
 from dataclasses import replace
 from typing import Any, Optional

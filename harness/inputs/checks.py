@@ -1,8 +1,6 @@
 """What no run could mean: arguments that a mode ignores, that contradict each other, or that no
 model could take."""
 
-from __future__ import annotations
-
 import argparse
 
 from harness.errors import UserError, refuse_any

@@ -1,7 +1,5 @@
 """How a long prompt is cut: which calls it takes, and how large its chunks are."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any

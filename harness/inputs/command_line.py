@@ -4,8 +4,6 @@ Argument names follow the contest's driver (aws-samples/nki-llama, main.py). Eac
 works or is refused with a reason; none is accepted and ignored.
 """
 
-from __future__ import annotations
-
 import argparse
 import shutil
 import sys

@@ -4,8 +4,6 @@ Roles, `--kv-ip` and `--kv-port` are those of vLLM's KVTransferConfig, which the
 configured by.
 """
 
-from __future__ import annotations
-
 import argparse
 from typing import Optional
 

@@ -6,8 +6,6 @@ the first token and the end token (transformers 4.51, integrations/ggml.py); thi
 Formats: the GGUF specification of ggml-org/ggml, and what transformers 4.45 to 4.51 read.
 """
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

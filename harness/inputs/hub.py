@@ -1,7 +1,5 @@
 """Models of the Hugging Face hub, downloaded once by its own client into its own cache."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Public Llama configurations by name, for work that needs shapes and no weights."""
 
-from __future__ import annotations
-
 from typing import Any
 
 # config.json of the models named, fields that shapes and NxDI's config classes read

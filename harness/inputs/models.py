@@ -4,8 +4,6 @@ The checks here read JSON and safetensors headers only, so bad input is refused 
 before torch is imported.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib.metadata
 import importlib.util

@@ -5,8 +5,6 @@ Names are the contest driver's, NxDI's (inference_demo.py), transformers' for pr
 vLLM's KVTransferConfig's for two processes.
 """
 
-from __future__ import annotations
-
 import argparse
 import ast
 import math
@@ -181,23 +179,23 @@ TEXT = {"metavar": "TEXT"}
 
 _COSTS = (
     ("kernel-launch", "between two kernels of a graph"),
-    ("graph-launch", "one execution of a graph from the host"),
-    ("cache-update", "start of an operator on rows of a cache or table"),
-    ("logits", "logits to the host, once a graph"),
-    ("argmax", "arg-maximum over the vocabulary on the host, once a graph"),
-    ("host-step", "the rest of the host's work for a step, once a graph"),
-    ("collective", "start of one collective between the cores"),
+    ("graph-launch", "start of a graph"),
+    ("cache-update", "start of an operator on a cache"),
+    ("logits", "logits to the host"),
+    ("argmax", "arg-maximum on the host"),
+    ("host-step", "the rest of a step on the host"),
+    ("collective", "start of a collective"),
 )
 _RATE = _of(above_zero, "GB")
 
 TOPICS = {
     "run": Topic("what runs", (
-        Option("--llama", "submission: module name or .py (evaluate_all: several)",
+        Option("--llama", "submission: .py or module (several to compare)",
                form={"nargs": "+", "default": ["llama"], "metavar": "FILE"}),
         Option("--enable-nki", "use the submission's kernels", form=OFF_TOO),
         Option("--libraries", "checkouts of NxD and NxD Inference, instead of the imitation",
                form={"nargs": "+", "type": path, "metavar": "DIR"}),
-        Option("--model-path", "Llama: Hugging Face folder, .gguf, or OWNER/NAME of the hub",
+        Option("--model-path", "folder of a model, .gguf, or OWNER/NAME",
                form=PATH),
         Option("--compiled-model-path", "folder for compiled models (default: cache)", form=PATH),
         Option("--recompile", "never reuse a compiled folder", form=ON),
@@ -270,7 +268,7 @@ TOPICS = {
     "profile": Topic("estimates, and what they assume", (
         Option("--profile-model", f"shapes without weights: {', '.join(sorted(MODEL_SHAPES))}",
                (*_PROFILE, *_EVERY), _one(*sorted(MODEL_SHAPES), metavar="NAME")),
-        Option("--profile-bucket", "lengths to profile (default: the largest of each sub-model)",
+        Option("--profile-bucket", "lengths to profile (default: the largest)",
                _PROFILE, SEVERAL),
         Option("--profile-top", "source lines a kernel", _PROFILE, {**N, "default": 8}),
         Option("--profile-output", "folder for JSON, trace and plots", _PROFILE, PATH),

@@ -1,7 +1,5 @@
 """Prompts: from the command line, from a file, and as the token ids that a model sees."""
 
-from __future__ import annotations
-
 import csv
 import re
 from collections.abc import Iterator, Sequence

@@ -3,8 +3,6 @@
 The checks read JSON and safetensors headers only; what a pickle holds is checked when it is loaded.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

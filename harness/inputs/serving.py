@@ -1,7 +1,5 @@
 """The command line's arguments of the server: where it listens, who may ask, how many may wait."""
 
-from __future__ import annotations
-
 import argparse
 from typing import Optional
 

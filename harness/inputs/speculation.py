@@ -3,8 +3,6 @@
 Names are NxDI's (inference_demo.py) and, for prompt lookup, those of transformers' generate.
 """
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Annotated, Any, Optional

@@ -1,7 +1,5 @@
 """The submission: a Python file, found by module name or path, and what it imports beside it."""
 
-from __future__ import annotations
-
 import ast
 import contextlib
 import hashlib

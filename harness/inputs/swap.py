@@ -1,7 +1,5 @@
 """The command line's arguments for a kernel in somebody else's model: which one, and where."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any, Optional

@@ -1,7 +1,5 @@
 """`--mode compile`: build and check every sub-model and bucket, say which operator ran where."""
 
-from __future__ import annotations
-
 from harness.figures import graphs
 from harness.output import operators
 from harness.session.building import build

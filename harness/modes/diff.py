@@ -1,7 +1,5 @@
 """`--mode diff`: where the NKI path and PyTorch begin to differ, and which kernel to open."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`--mode evaluate` (`evaluate_single`): accuracy, speed, NKI share and score of the prompts."""
 
-from __future__ import annotations
-
 import json
 import traceback
 from collections.abc import Callable, Sequence

@@ -1,7 +1,5 @@
 """`--mode generate`: answer the prompts, streamed to standard output."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from harness import console, sdk

@@ -1,7 +1,5 @@
 """`--mode perplexity`: how well the text is predicted, by float weights and by quantised ones."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from rich.table import Table

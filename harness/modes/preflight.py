@@ -4,8 +4,6 @@ The file stands alone; it compiles for every bucket that the prompts need, with 
 kernel checks counted as errors; it is accurate on a sample of the prompts; its NKI share.
 """
 
-from __future__ import annotations
-
 import ast
 import os
 import sys

@@ -4,8 +4,6 @@ On the stand-in the times are estimates from shapes alone: no weights are read a
 computed. On a Neuron instance the compiled graphs go through neuron-profile.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """`--mode serve`: the model behind OpenAI's HTTP interface, until a signal ends it."""
 
-from __future__ import annotations
-
 import socket
 from pathlib import Path
 from typing import Optional

@@ -1,7 +1,5 @@
 """`--mode swap`: a kernel in any causal LM or encoder of transformers, held against PyTorch."""
 
-from __future__ import annotations
-
 import importlib.metadata
 import time
 from collections.abc import Sequence

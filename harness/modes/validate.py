@@ -1,7 +1,5 @@
 """`--mode validate`: the submission's logits against the SDK's own Llama, prompt by prompt."""
 
-from __future__ import annotations
-
 from harness import console
 from harness.figures import accuracy
 from harness.figures.accuracy import RowResult

@@ -6,8 +6,6 @@ those of the best submission there, so that every prompt counts the same (the co
 whether prompt by prompt). Inaccurate and failed prompts have none.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass

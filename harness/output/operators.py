@@ -1,7 +1,5 @@
 """Which operator of each graph ran where, on the terminal."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rich.table import Table

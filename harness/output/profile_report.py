@@ -1,7 +1,5 @@
 """Profiles of graphs as terminal tables, JSON, a Perfetto trace, a page and plots."""
 
-from __future__ import annotations
-
 import io
 import json
 from collections.abc import Sequence

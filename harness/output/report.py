@@ -1,7 +1,5 @@
 """Results on the terminal and as JSON, CSV, Markdown and PNG; every figure with its source."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json

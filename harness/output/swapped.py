@@ -1,7 +1,5 @@
 """How a swapped kernel did, as a table."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.table import Table

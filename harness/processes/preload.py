@@ -1,7 +1,5 @@
 """What every submission's process needs and what takes seconds to import, imported once."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import os

@@ -9,8 +9,6 @@ The store is open to every process of its machine, submissions included. What th
 there is JSON with a digest under a key, which rank 0 gives to the others before anything else runs.
 """
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import hmac

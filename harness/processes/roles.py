@@ -1,7 +1,5 @@
 """The models of one session: the submission's variants, and what they are compared with."""
 
-from __future__ import annotations
-
 from enum import Enum
 
 QUANTISED = "quantised"  # folder of a quantised checkpoint, beside those of the roles

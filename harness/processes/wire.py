@@ -3,8 +3,6 @@
 A message is a JSON object and any number of fp32 arrays. Nothing that arrives is ever unpickled.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import struct

@@ -4,8 +4,6 @@ Its parent forks it from a server that has imported what is slow (`preload`) and
 submission. Every function that it is told to run is one of the harness, called with a Host first.
 """
 
-from __future__ import annotations
-
 import contextlib
 import importlib
 import logging

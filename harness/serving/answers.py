@@ -1,7 +1,5 @@
 """OpenAI's answers from a scheduler's: whole, or as server-sent events while they come."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

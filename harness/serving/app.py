@@ -1,7 +1,5 @@
 """The HTTP application: OpenAI's paths over a scheduler, a page, and what monitoring asks for."""
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

@@ -6,8 +6,6 @@ ever. Full blocks stay known by what they hold when their answer ends, until som
 room; the one that was used longest ago goes first. What they hold is compared token by token.
 """
 
-from __future__ import annotations
-
 import collections
 import itertools
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Connections below the application: how many, how slow, and what is no HTTP at all."""
 
-from __future__ import annotations
-
 import asyncio
 from typing import Any, Optional
 

@@ -1,7 +1,5 @@
 """What every request passes: its host, its key, its size; and how refusals look."""
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import ipaddress

@@ -1,7 +1,5 @@
 """The model as the scheduler sees it: calls that block, and a way back after a failure."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, Protocol
 

@@ -1,7 +1,5 @@
 """Where a server listens, bound before anything long."""
 
-from __future__ import annotations
-
 import socket
 
 from harness.errors import UserError

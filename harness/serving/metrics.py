@@ -1,7 +1,5 @@
 """Counters and histograms in Prometheus' form."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -6,8 +6,6 @@ in use. So answers that run never wait for more than one prefill, and since the 
 order and every answer has an end, nobody waits for ever.
 """
 
-from __future__ import annotations
-
 import asyncio
 import collections
 import functools

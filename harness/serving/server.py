@@ -1,7 +1,5 @@
 """Uvicorn around the application: its limits, and how it ends."""
 
-from __future__ import annotations
-
 import logging
 import socket
 from collections.abc import Callable

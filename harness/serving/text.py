@@ -1,7 +1,5 @@
 """Text of an answer while its tokens come: nothing is ever taken back, stop strings never shown."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

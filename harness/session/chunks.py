@@ -1,7 +1,5 @@
 """Prompts longer than the largest prefill graph: fed in chunks, in front of the SDK's adapter."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """Several turns with one model: what is said so far, cut where the cache would not hold it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from harness.errors import UserError

@@ -1,7 +1,5 @@
 """Tokens from a loaded model: the driver's side, which keeps the clock and checks what comes."""
 
-from __future__ import annotations
-
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Optional

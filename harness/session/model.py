@@ -1,7 +1,5 @@
 """What runs beside the submission: configure, compile, load, generate. See `worker`."""
 
-from __future__ import annotations
-
 import contextlib
 import copy
 import importlib

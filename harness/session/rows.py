@@ -1,7 +1,5 @@
 """What one line of a cache gets for a step; the driver and the submission's process share it."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 

@@ -5,8 +5,6 @@ prefill, then one token a step of every line in use, in the order of the lines; 
 Over a cache of blocks every call says which blocks are whose, and chunks take the place of prompts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, Optional
 

@@ -4,8 +4,6 @@ The SDK's own loops end a few tokens early, and prompt lookup it names without h
 gives the tokens of plain decoding, all of them, on every version.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol

@@ -5,8 +5,6 @@ the kernel's operands, and its result back. Kernels of another form get an adapt
 function whose first parameter is `module`, which is called as the model would call its own part.
 """
 
-from __future__ import annotations
-
 import inspect
 import math
 from collections.abc import Callable, Sequence

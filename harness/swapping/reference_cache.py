@@ -1,7 +1,5 @@
 """Results of PyTorch in fp32 that kernels are held against, kept: a CPU takes long for them."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import io

@@ -5,8 +5,6 @@ kernel's. The clock is the driver's: each run ends with an event. On a busy mach
 read two at once; a run takes at least as long as the kernel's process says that it took.
 """
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import sys

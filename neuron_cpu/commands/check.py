@@ -3,8 +3,6 @@
 With ``--ref FILE:FUNCTION`` or ``--baseline FILE:KERNEL`` the kernel is judged instead (judged.py).
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

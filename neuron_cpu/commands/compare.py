@@ -1,7 +1,5 @@
 """``compare FILE:KERNEL --arg ...``: the first instruction whose results part from a reference."""
 
-from __future__ import annotations
-
 import argparse
 
 from ..console.arguments import at_least_zero, seed

@@ -1,7 +1,5 @@
 """``judge DIR``: answers to the suite's thirty operators, judged and scored."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

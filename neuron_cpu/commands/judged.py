@@ -1,7 +1,5 @@
 """``check FILE:KERNEL --ref FILE:FUNCTION``: legal, correct and fast? Or slower than it was?"""
 
-from __future__ import annotations
-
 import argparse
 import json
 import warnings

@@ -1,7 +1,5 @@
 """Kernels and their arguments, as command lines name them: FILE:KERNEL, 128x512:bf16, 2x8."""
 
-from __future__ import annotations
-
 import argparse
 import importlib.util
 import os

@@ -1,7 +1,5 @@
 """``learn [LESSON]``: twelve exercises from a vector add to decode attention."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """``profile FILE:KERNEL --arg ...``: the estimated time of one kernel, and what bounds it."""
 
-from __future__ import annotations
-
 import argparse
 import json
 from pathlib import Path

@@ -1,7 +1,5 @@
 """``tune FILE:KERNEL --space NAME=VALUES ...``: the parameters that make a kernel fast."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -1,7 +1,5 @@
 """Numbers of a command line: types for argparse, which tells what each expects."""
 
-from __future__ import annotations
-
 import argparse
 import math
 

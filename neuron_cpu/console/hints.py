@@ -1,7 +1,5 @@
 """What a Python error in a kernel usually means: the name that was wanted."""
 
-from __future__ import annotations
-
 import difflib
 import types
 from collections.abc import Iterable

@@ -5,8 +5,6 @@ Each record goes to the logger `neuron_cpu.console.progress` at level INFO and c
 listen: a handler on that logger is enough, and without one the records go nowhere.
 """
 
-from __future__ import annotations
-
 import logging
 
 LOGGER_NAME = "neuron_cpu.progress"

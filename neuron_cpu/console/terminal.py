@@ -1,7 +1,5 @@
 """Text and tables that suit the width of the terminal: nothing cut short, words left whole."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

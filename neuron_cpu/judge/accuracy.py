@@ -1,7 +1,5 @@
 """How far a result is from the reference in float64, element by element."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Optional
 

@@ -1,7 +1,5 @@
 """The judgement as an assertion, for tests."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any, Optional
 

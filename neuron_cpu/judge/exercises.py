@@ -1,7 +1,5 @@
 """Is an exercise done? Judged as ``neuron_cpu check`` judges, by what the package's copy asks."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Callable
 from typing import Any, NamedTuple, Optional

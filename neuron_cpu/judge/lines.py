@@ -1,7 +1,5 @@
 """Two kernels line by line: which source lines cost more, or less, than before."""
 
-from __future__ import annotations
-
 import difflib
 import linecache
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """A reference is a numpy or PyTorch function: run in float64, and in its arguments' types."""
 
-from __future__ import annotations
-
 import inspect
 import types
 from collections.abc import Callable, Iterator, Sequence

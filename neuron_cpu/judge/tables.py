@@ -1,7 +1,5 @@
 """Verdicts as tables and sentences."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Optional

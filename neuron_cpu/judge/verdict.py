@@ -1,7 +1,5 @@
 """The judgement of one kernel: legal, correct, how fast; and where it goes wrong."""
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ for), ``hints.txt`` and ``solution.py``. They stand in the package, not among th
 ``neuron_cpu learn`` has them wherever the package is installed; a learner edits a copy.
 """
 
-from __future__ import annotations
-
 import re
 import warnings
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A learner's folder: copies of exercises, and a file that says which of them have passed."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

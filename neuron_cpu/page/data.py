@@ -4,8 +4,6 @@ The page has to stay usable with programs of any length. What is beyond the limi
 merged, figures always count everything, and ``notes`` says what was merged.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any, Optional
 

@@ -1,7 +1,5 @@
 """The text of a kernel's functions, line by line, from the file that was traced."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import linecache

@@ -1,7 +1,5 @@
 """The page: one template with the data inside of it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

@@ -4,8 +4,6 @@ The server adopts what they leave behind (`limits.adopt_orphans` in its preloade
 nothing outlives them that left their process group.
 """
 
-from __future__ import annotations
-
 import contextlib
 import multiprocessing
 import os

@@ -7,8 +7,6 @@ numbers and structures: linux/landlock.h and Documentation/userspace-api/landloc
 source.
 """
 
-from __future__ import annotations
-
 import contextlib
 import ctypes
 import os

@@ -3,8 +3,6 @@
 A message is what `multiprocessing.connection` makes of one, so either end may be its own.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import select

@@ -5,8 +5,6 @@ arguments, its own folder first on `sys.path`, `__name__ == "__main__"`. Process
 get the names as well.
 """
 
-from __future__ import annotations
-
 import os
 import runpy
 import sys

@@ -1,7 +1,5 @@
 """What torchrun tells the processes that it starts, read without PyTorch."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass

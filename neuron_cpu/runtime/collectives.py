@@ -1,7 +1,5 @@
 """Collectives as a graph has them: between ranks of groups that cover the world."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import reduce

@@ -7,8 +7,6 @@ neither (ranges, literals, buffers) are constants: they are computed, and Python
 as it may on the device, where the baseline's rotary scaling does.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -10,8 +10,6 @@ A model needs to know nothing of it: `cut` takes the other stages' layers out of
 parts in the places of embedding, norm and head that receive, or hand on, what passes there.
 """
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 from typing import Any, Callable, List, Optional, Tuple

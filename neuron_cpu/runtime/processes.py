@@ -8,8 +8,6 @@ reason. A rank whose process is gone breaks the
 connection, and one that hangs is waited for as long as `Place.timeout_seconds` says.
 """
 
-from __future__ import annotations
-
 import contextlib
 import io
 import sys

@@ -1,7 +1,5 @@
 """Where rank threads meet for a collective."""
 
-from __future__ import annotations
-
 import threading
 from typing import Callable, List, Optional
 

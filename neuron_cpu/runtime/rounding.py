@@ -9,8 +9,6 @@ comments of a 2026 contest entry on the graphs that its compiler left (charlesho
 751a7bf, `qwen_with_nki.py`, lines 2470 to 2776).
 """
 
-from __future__ import annotations
-
 import functools
 from contextlib import contextmanager
 from typing import Any, Dict, Iterator, List, Optional, Tuple

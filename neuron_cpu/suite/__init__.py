@@ -6,8 +6,6 @@ has its CASES (the first of odd sizes, the last one timed), a PyTorch `reference
 `kernel`, which is legal and right and what others are to be faster than.
 """
 
-from __future__ import annotations
-
 import functools
 import importlib
 import pkgutil

@@ -5,8 +5,6 @@ tensors as bytes, so that nothing of it can run anywhere else. Estimates are mad
 kernel's Python body has to run for them: a file that patches the simulator can forge its times.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

@@ -1,7 +1,5 @@
 """Outcomes of the suite as a table, and their score: how many are right, and how much faster."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Points that an earlier search has tried: read from its --json, if it was of the same task."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

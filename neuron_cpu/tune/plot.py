@@ -1,7 +1,5 @@
 """The front of time against SBUF as a picture (matplotlib)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

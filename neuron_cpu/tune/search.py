@@ -1,7 +1,5 @@
 """The search: points are traced, verified, estimated and run in processes; optuna proposes them."""
 
-from __future__ import annotations
-
 import contextlib
 import functools
 import multiprocessing

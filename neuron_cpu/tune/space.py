@@ -5,8 +5,6 @@ the kernel's file otherwise; ``module.NAME`` is a constant of a module that the 
 Constants are replaced where they are assigned, so what is computed from them follows.
 """
 
-from __future__ import annotations
-
 import ast
 import importlib.util
 import inspect

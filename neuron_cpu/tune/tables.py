@@ -1,7 +1,5 @@
 """What a search has found, as a table."""
 
-from __future__ import annotations
-
 import re
 from collections import Counter
 from collections.abc import Sequence

@@ -5,8 +5,6 @@ general/nki/nki_direct_allocation_guide.rst); AWS's own allocated kernels leave 
 compiler and ran on devices, so a tensor without an address is a warning.
 """
 
-from __future__ import annotations
-
 from ..device.errors import refuse, warn
 from ..program.program import Instruction, Program
 from ..program.regions import place

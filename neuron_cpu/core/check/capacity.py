@@ -11,8 +11,6 @@ share one: public kernels with published times keep 512 accumulators of one colu
 What exceeds a memory is a warning, as the compiler spills it to HBM; NKI_CPU_STRICT=1 refuses it.
 """
 
-from __future__ import annotations
-
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Iterable

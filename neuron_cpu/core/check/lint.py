@@ -20,8 +20,6 @@ and used behind it. An ``if`` on values known while tracing is Python's own: pub
 on a device use what such a branch made.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 from collections.abc import Callable, Iterator, Sequence

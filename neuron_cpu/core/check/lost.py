@@ -4,8 +4,6 @@ There a product says with ``accumulate`` whether it adds to what PSUM holds, so 
 drops what came before, and the result is wrong without a word. Only equal regions are compared.
 """
 
-from __future__ import annotations
-
 from ..device.errors import warn
 from ..program.program import Instruction, Program
 from ..program.regions import place

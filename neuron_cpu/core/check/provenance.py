@@ -12,8 +12,6 @@ slice is found where both stand in one function, or where the first is an argume
 operands, which the source does not show.
 """
 
-from __future__ import annotations
-
 import ast
 import functools
 import json

@@ -11,8 +11,6 @@ Every execution of a loop is checked by itself, at every level of nesting, for e
 created outside of it and written inside. A per-element map holds who wrote the element last.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field

@@ -8,8 +8,6 @@ program is walked again with *codes* instead, which say for every undefined elem
 that nobody wrote it comes from. Both walks are the same code: joining is ``np.maximum``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

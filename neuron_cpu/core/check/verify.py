@@ -7,8 +7,6 @@ on chip (``capacity.py``). Rules: aws-neuron-sdk v2.21.1, general/nki/api/nki.er
 general/nki/programming_model.rst.
 """
 
-from __future__ import annotations
-
 from ..device.errors import refuse
 from ..instructions.cores import by_core
 from ..program.program import Instruction, Program

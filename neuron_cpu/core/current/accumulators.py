@@ -5,8 +5,6 @@ A hidden (P, 1) fp32 tile stands for the registers of an engine. The usual reset
 from the registers, a copy of that result is put behind the instruction that made it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any

@@ -6,8 +6,6 @@ computed in fp32 in the order of the group, a ring goes through a group in its o
 channel, and the counts of ``all_gather_v`` and ``all_to_all_v`` are elements.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """``nki.isa``: arithmetic, reductions, scans and activations."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

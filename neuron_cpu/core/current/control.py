@@ -5,8 +5,6 @@ too, with a register whose value is known; where their bounds are data the kerne
 it is recorded.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """``nki.isa``: copies, fills, predicated copies, shuffles and gathers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -6,8 +6,6 @@ A barrier ends a phase; in the end all instructions are put in the order of phas
 one instruction of both cores, recorded by the second one to reach it.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..device.errors import refuse

@@ -1,7 +1,5 @@
 """Tensors of ``nki.language``: ``ndarray`` and its kin, constants, loads and stores."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

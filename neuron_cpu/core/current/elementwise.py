@@ -5,8 +5,6 @@ instructions. What the vendor's expand to is not published; these are the shorte
 Equal shapes, or a tile and a number: nothing is broadcast.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Enumerations of ``nki.isa`` (aws-neuron-sdk v2.32.0, nki/api/nki/isa/__init__.py)."""
 
-from __future__ import annotations
-
 from enum import Enum, IntEnum
 from typing import Any
 

@@ -5,8 +5,6 @@ one did before it. So each core is a thread, of which one runs at a time: core 0
 other, core 1 until there, core 0 until the next meeting, and so on. The order is always the same.
 """
 
-from __future__ import annotations
-
 import contextvars
 import threading
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 Makers of constant arrays, for ``nl.shared_constant``.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

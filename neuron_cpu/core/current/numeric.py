@@ -1,7 +1,5 @@
 """Numbers among the arguments of functions, and the refusal of anything else."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``nki.isa``: TensorE."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """``nki.isa``: random numbers. Bit streams are not documented; these repeat in every run."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..device.dtypes import FLOAT32

@@ -5,8 +5,6 @@ elsewhere it is a hidden (1, 1) tile, which serves as a run-time offset. A kerne
 conditions depend on such a register is executed while it is recorded (``NeedsValues``).
 """
 
-from __future__ import annotations
-
 from typing import Any, NoReturn
 
 from ..device.dtypes import INT32

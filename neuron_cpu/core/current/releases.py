@@ -6,8 +6,6 @@ guide (nki/migration/nki-0-3-0-update-guide.rst). Up to 2.28 spellings of then a
 Later they are taken with a warning, as far as they still say what to do.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

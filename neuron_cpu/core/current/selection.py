@@ -1,7 +1,5 @@
 """``nki.isa``: index patterns, selections by place, searches and segments."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

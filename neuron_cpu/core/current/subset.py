@@ -9,8 +9,6 @@ and nl.while_loop may be inner functions, with a warning: the documentation writ
 parser of SDK 2.32 has refused some.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Callable, Iterator
 from types import CodeType

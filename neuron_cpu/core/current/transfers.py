@@ -1,7 +1,5 @@
 """``nki.isa``: DMA."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..device.errors import refuse, warn

@@ -1,7 +1,5 @@
 """Element types, memories and limits as ``nki.language`` names them."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import os

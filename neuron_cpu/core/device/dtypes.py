@@ -5,8 +5,6 @@ operands, weakly typed Python scalars). fp8 e4m3 is the IEEE-style type of ml_dt
 240, with infinities); sources name no other, so this is the safe side of the open question.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -4,8 +4,6 @@ Identifiers are those of aws-neuron-sdk v2.21.1 general/nki/api/nki.errors.rst (
 up to v2.26.0); identifiers that begin with ``sim_`` name checks of this simulator only.
 """
 
-from __future__ import annotations
-
 import importlib.util
 import os
 import re

@@ -1,7 +1,5 @@
 """Building large object graphs without the garbage collector in the way."""
 
-from __future__ import annotations
-
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager

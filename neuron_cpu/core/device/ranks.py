@@ -5,8 +5,6 @@ are threads. A collective is a meeting: the last rank of a group to arrive lets 
 one computes its result from all parts in rank order, so that results do not depend on timing.
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -6,8 +6,6 @@ nki.errors.rst, API docstrings). ``NEURON_CPU_NKI=2.27 ... 2.33`` chooses it for
 or a variable of that name in the kernel's own file; the default is the newest one.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from collections.abc import Iterator

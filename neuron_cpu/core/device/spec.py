@@ -17,8 +17,6 @@ Sources (public repository aws-neuron/aws-neuron-sdk, tag v2.21.1 unless a tag i
   NKIPY aws-neuron/nkipy, nkigen/mlir/include/nkipy/Transforms/HardwareConstants.h
 """
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -5,8 +5,6 @@ else by the chip in the machine, else by a default. There is no chip here. The d
 trn3; that of `neuronxcc.nki` is trn1, the contest's.
 """
 
-from __future__ import annotations
-
 import os
 
 from .errors import refuse

@@ -5,8 +5,6 @@ does every language model. One sentence refuses each and names the call that doe
 holds for both languages unless it is a pair: for ``neuronxcc.nki`` first, for ``nki`` second.
 """
 
-from __future__ import annotations
-
 import difflib
 import operator
 from collections.abc import Callable, Mapping

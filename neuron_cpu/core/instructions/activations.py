@@ -3,8 +3,6 @@
 Source: aws-neuron-sdk v2.21.1, general/nki/api/nki.api.shared.rst (supported activation functions).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

@@ -3,8 +3,6 @@
 Source: aws-neuron-sdk v2.21.1, general/nki/api/nki.api.shared.rst (supported math operators).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

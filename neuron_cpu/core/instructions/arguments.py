@@ -1,7 +1,5 @@
 """Checks on the arguments of ``nki.isa`` functions that several of them share."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

@@ -5,8 +5,6 @@ destination instead of recording a copy, as the device compiler does; only where
 a copy is recorded. A result that has been moved and is used again after all gets its tile back.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

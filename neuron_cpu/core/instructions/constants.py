@@ -1,7 +1,5 @@
 """Enumerations and constants of ``nki.isa``."""
 
-from __future__ import annotations
-
 from enum import Enum, IntEnum
 
 import numpy as np

@@ -4,8 +4,6 @@ Sources: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__init__.py.
 "SDK 2.2x" came after 2.21; using one is a warning, because the kernel does not compile on 2.21.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

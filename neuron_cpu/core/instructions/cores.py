@@ -1,7 +1,5 @@
 """A program of two cores as one program for each: what one of them holds and takes."""
 
-from __future__ import annotations
-
 from ..program.attributes import RAW
 from ..program.program import Instruction, Program
 from ..program.storage import Frame

@@ -4,8 +4,6 @@ Sources: aws-neuron-sdk v2.21.1 to v2.26.1, general/nki/api/nki/isa/__init__.py.
 is that of its rows, which ``time/cost.py`` knows.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

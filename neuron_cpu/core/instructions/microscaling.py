@@ -5,8 +5,6 @@ element share a scale, a power of two of 8 bits. Sources: aws-neuron-sdk v2.32.0
 (nc_matmul_mx, quantize_mx), nki/deep-dives/mxfp-matmul.rst.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import ml_dtypes

@@ -6,8 +6,6 @@ of the group and rounded once; integers exactly. Sources: aws-neuron-sdk v2.32.0
 nki/api/nki/collectives/__init__.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

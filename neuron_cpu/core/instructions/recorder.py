@@ -5,8 +5,6 @@ calling convention; ``fresh`` does the same into a new tile. A mask is resolved 
 sources and destinations alike, anything else stays as an array of booleans on the instruction.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any

@@ -4,8 +4,6 @@ Sources: aws-neuron-sdk v2.21.1, general/nki/api/nki/isa/__init__.py (activation
 activation_reduce: operand types, cycles); v2.22.0 for ``reduce_cmd``.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any

@@ -5,8 +5,6 @@ limits, types, cycles), general/nki/arch/trainium_inferentia2_arch.rst (LoadStat
 MultiplyMoving; PSUM accumulates in fp32).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 Source: aws-neuron-sdk v2.21.1, general/nki/api/nki/isa/__init__.py (operand rules, cycles).
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass

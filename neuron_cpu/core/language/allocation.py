@@ -6,8 +6,6 @@ v2.21.1, general/nki/nki_direct_allocation_guide.rst. Tiles may share memory as 
 what another tile has overwritten; ``check/undefined.py`` follows that write by write.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 from collections.abc import Callable, Iterator

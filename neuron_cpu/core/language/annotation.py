@@ -7,8 +7,6 @@ err_mutable_parameter_not_returned). Python does not keep the annotations of loc
 they are read from the source and compared with the variables when the function returns.
 """
 
-from __future__ import annotations
-
 import ast
 import sys
 from collections.abc import Callable, Iterator

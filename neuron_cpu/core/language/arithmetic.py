@@ -3,8 +3,6 @@
 They stand apart from the class because they call ``nl``, whose functions take and make tensors.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Memories that kernels create tensors in: ``nl.sbuf``, ``nl.psum``, ``nl.hbm``, ``shared_hbm``."""
 
-from __future__ import annotations
-
 from typing import Any, NoReturn
 
 from ..device.unknown import not_callable

@@ -1,7 +1,5 @@
 """``nl.ndarray`` and its kin: tensors in SBUF, PSUM and HBM, and constants."""
 
-from __future__ import annotations
-
 import linecache
 import re
 from typing import Any

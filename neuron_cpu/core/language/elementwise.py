@@ -4,8 +4,6 @@ Signatures: aws-neuron-sdk v2.21.1, general/nki/api/nki/language/__init__.py. Ho
 abs, ceil, floor, trunc, cos and tan is not public; documented instructions make them here.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Loops, the launch grid, and reductions across the iterations and instances of both."""
 
-from __future__ import annotations
-
 import linecache
 import math
 import re

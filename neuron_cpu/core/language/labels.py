@@ -4,8 +4,6 @@ The documented signatures end in ``**kwargs`` (aws-neuron-sdk v2.21.1, general/n
 kernels use it for this keyword. The label names the result in messages and reports.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import re

@@ -3,8 +3,6 @@
 Signatures: aws-neuron-sdk v2.21.1, general/nki/api/nki/language/__init__.py.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """``nl.matmul`` and ``nl.transpose`` on TensorE, with the copies that they need."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from ..device.errors import refuse

@@ -3,8 +3,6 @@
 They expand as the public tutorials do, so that costs and precision follow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

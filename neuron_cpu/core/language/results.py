@@ -1,7 +1,5 @@
 """What a kernel returns: outputs of its Program, and the caller's tensors that carry them."""
 
-from __future__ import annotations
-
 import ast
 from typing import Any
 

@@ -3,8 +3,6 @@
 Shapes, element types and every constant select the Program; the data of tensors do not.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import sys
 import warnings

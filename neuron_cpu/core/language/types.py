@@ -1,7 +1,5 @@
 """Element types and limits of the kernel language (aws-neuron-sdk v2.21.1, nki/language)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import ml_dtypes

@@ -5,8 +5,6 @@ begin with ``nl.zeros`` and never pay for a fill. That holds only while nobody l
 no matmul has written: then the fill is a real instruction after all.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..device.errors import refuse

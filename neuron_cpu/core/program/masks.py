@@ -1,7 +1,5 @@
 """What a mask leaves of an operand: all, nothing, a box, or single elements."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

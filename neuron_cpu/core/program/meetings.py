@@ -1,7 +1,5 @@
 """Points where instances of a launch grid wait for each other (``nl.all_reduce``)."""
 
-from __future__ import annotations
-
 from ..device.errors import refuse
 from .program import Instruction, Program
 from .view import View

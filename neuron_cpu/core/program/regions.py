@@ -1,7 +1,5 @@
 """Element regions of storages: windows into per-element maps, and boxes for messages."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from .program import Instruction, Program

@@ -4,8 +4,6 @@ Each type has a storage of its own, in whose elements views count. What compares
 ``View.grounded``: the bytes of all of them in common elements.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from ..device.dtypes import UINT8, UINT16, UINT32, DType

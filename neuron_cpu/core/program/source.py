@@ -4,8 +4,6 @@ Annotations of local variables and what single tracing makes wrong stand in the 
 recorded program has neither.
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 from collections.abc import Callable, Iterator

@@ -6,8 +6,6 @@ an integer and keep the order of the axes; *advanced* ones give axes an affine e
 common index grid, whose axes are those of the result.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ their own source; docs/cost_model.md has the table. A band is the 10th to the 90
 estimated over measured time.
 """
 
-from __future__ import annotations
-
 import functools
 import json
 from collections.abc import Mapping

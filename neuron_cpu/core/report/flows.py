@@ -1,7 +1,5 @@
 """Whose results an instruction reads, and the arrows that show it in a Perfetto trace."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Profiles as PNG files: timeline, roofline, bytes by operator (matplotlib)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Names of figures follow the summary of the Neuron profiler (aws-neuron-sdk v2.21
 tools/neuron-sys-tools/neuron-profile-user-guide.rst); every one of them is an estimate here.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

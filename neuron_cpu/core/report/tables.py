@@ -1,7 +1,5 @@
 """Profiles as terminal tables (rich)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console

@@ -5,8 +5,6 @@ nothing: the first line that loses more than a tolerance. ``unmerged`` compares 
 with instruction-by-instruction execution, to tell an error of the simulator from one of the kernel.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 

@@ -6,8 +6,6 @@ sources of the current language leave it open. A kernel in which one of these ha
 once for each place.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

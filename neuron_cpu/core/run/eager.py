@@ -1,7 +1,5 @@
 """Execute instructions one by one while a kernel is being traced, so that values can be seen."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -5,8 +5,6 @@ Operand views are resolved once per Plan; kernel inputs are bound without copyin
 fp32 and rounds nothing, for comparison.
 """
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Callable

@@ -7,8 +7,6 @@ chooses rows, as in a paged cache, addresses are known at run time; what then me
 since a device runs it, and the result is that of whoever comes last.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -4,8 +4,6 @@ Masks, selection matrices and zero biases come from constants alone. Their tiles
 their own, and what made them is left out from the second run on.
 """
 
-from __future__ import annotations
-
 from .merge import JOINED_ELEMENTS, Memory, Op
 
 

@@ -4,8 +4,6 @@ bf16 and the other narrow types are never computed in: operands are widened to f
 once. A view is resolved to ``torch.as_strided`` over a flat memory, where one serves.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

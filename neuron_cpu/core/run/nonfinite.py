@@ -1,7 +1,5 @@
 """Which instruction of a kernel first made a NaN or an infinity that its results still hold."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

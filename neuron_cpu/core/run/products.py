@@ -4,8 +4,6 @@ A torch matmul in bf16 rounds its result, so it cannot stand for PSUM: products 
 widened operands, in chunks small enough that the widened weights stay in the cache.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 

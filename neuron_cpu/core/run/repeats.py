@@ -6,8 +6,6 @@ writes, it is distributed as a loop of ``affine_range`` is (merge.py): same inst
 results to the bit. Independence is found here, element by element, since nobody has declared it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 

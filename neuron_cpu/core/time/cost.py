@@ -5,8 +5,6 @@ two things that the table does not know: how a DMA transfer breaks into rows and
 takes under each DMA profile. Sources of every constant: spec.py.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple

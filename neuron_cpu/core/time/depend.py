@@ -5,8 +5,6 @@ every n-th element), so that two tiles of one tensor do not wait for each other.
 box counts as the smallest box around it, which can only make a schedule longer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from itertools import islice
 

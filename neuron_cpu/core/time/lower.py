@@ -15,8 +15,6 @@ published times show (docs/cost_model.md names the kernels):
 * ``keep``: what is loaded again stays on chip where all of it fits.
 """
 
-from __future__ import annotations
-
 from ..program.program import Program
 from .passes.broadcast import broadcast
 from .passes.fills import fills

@@ -6,8 +6,6 @@ never crosses a bank, but several small tiles share one: two tiles of 128 fp32 c
 a bank together, not two.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from ..device.spec import CORE

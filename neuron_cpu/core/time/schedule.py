@@ -18,8 +18,6 @@ Model and constants: aws-neuron-sdk v2.21.1, general/nki/arch/trainium_inferenti
 nki_perf_guide.rst; see docs/cost_model.md for its calibration.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush

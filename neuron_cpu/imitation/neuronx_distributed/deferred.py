@@ -1,7 +1,5 @@
 """Building a model without memory for its weights, which come from the checkpoint afterwards."""
 
-from __future__ import annotations
-
 import threading
 from contextlib import contextmanager
 from typing import Iterator, Optional

@@ -1,7 +1,5 @@
 """Keywords of later releases, which change nothing here or are refused where they would."""
 
-from __future__ import annotations
-
 from typing import Any, Dict
 
 

@@ -7,8 +7,6 @@ weights/tp{rank}_sharded_checkpoint.safetensors   one file a rank
 graphs/<tag>/_tp0_bk<i>/model/graph.hlo           the traced graphs
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -7,8 +7,6 @@ Sources of the differences: the tags v0.1.0 to v0.6.10598 of
 aws-neuron/neuronx-distributed-inference.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 from contextlib import contextmanager

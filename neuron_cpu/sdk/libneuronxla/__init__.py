@@ -3,8 +3,6 @@
 Names and arguments: NxD, trace/model_builder.py (v2.26.0, fecfe75).
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any, Optional, Tuple, Union

@@ -1,7 +1,5 @@
 """How a sub-model of several buckets chooses one, up to NxD 0.14."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, List, Optional
 

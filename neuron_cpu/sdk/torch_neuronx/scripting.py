@@ -6,8 +6,6 @@ so what NxD hands to torch.jit stays Python: `install` lets `torch.jit` leave mo
 are, and save and load them by pickle. Everything else goes to TorchScript as ever.
 """
 
-from __future__ import annotations
-
 import io
 import pickle
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """The runtime's SPMDModel: one compiled graph on all ranks."""
 
-from __future__ import annotations
-
 import functools
 from typing import Any, Dict, List, Sequence
 

@@ -6,8 +6,6 @@ on the example inputs. So Python that looks at values passes here, and a traced 
 what does so is refused by the driver's estimate, which runs on shapes alone.
 """
 
-from __future__ import annotations
-
 from typing import Any, Callable, Optional, Sequence, Tuple, Union
 
 import torch

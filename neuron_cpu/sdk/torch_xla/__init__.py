@@ -1,7 +1,5 @@
 """The names of torch_xla that model files and NxD import; there is no XLA device here."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 
 import torch

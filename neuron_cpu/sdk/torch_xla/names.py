@@ -4,8 +4,6 @@ PyTorch's own dispatch key of that name is given the two operators that make mem
 a device guard before that, so tensors and modules have a method of their own.
 """
 
-from __future__ import annotations
-
 import functools
 from collections.abc import Callable
 from typing import Any

@@ -6,8 +6,6 @@ operator stretches its operand by itself, nobody else needs the copy: the operat
 one cycle an element instead of two.
 """
 
-from __future__ import annotations
-
 from ...instructions.copies import FillAttrs
 from ...instructions.vector import TENSOR_TENSOR
 from ...program.program import Instruction

@@ -4,8 +4,6 @@ The first product of a group overwrites what PSUM holds. So a fill with zeros th
 before products have covered it is no instruction of its own: it is the flag of the first product.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from ...instructions.copies import MEMSET, FillAttrs

@@ -1,7 +1,5 @@
 """What a loop repeats unchanged runs once."""
 
-from __future__ import annotations
-
 from ...device.spec import CORE, Engine
 from ...program.program import Instruction
 from ...program.storage import Frame, Source, Storage

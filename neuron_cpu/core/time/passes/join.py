@@ -11,8 +11,6 @@ each; the products, whose windows overlap, stayed 65 536. Before the operand was
 same loop took the time of 131 072 instructions.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from ...device.spec import CORE, Engine

@@ -7,8 +7,6 @@ kernel without loops (``skip_middle_end_transformations``) has no such lines lef
 loaded a short while ago is not loaded again, what was used last staying longest.
 """
 
-from __future__ import annotations
-
 from ...device.spec import CORE, Engine
 from ...program.program import Instruction
 from ...program.storage import Source, Storage

@@ -4,8 +4,6 @@ A kernel that loads into one tile again and again would wait for the last reader
 compiler knows from which write on nothing older is read, and rotates the buffer there.
 """
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 from ...program.program import Instruction

@@ -7,8 +7,6 @@ chosen as the optimal page replacement does, the one whose next use is farthest 
 compiler that sees loops instead of their iterations can only do worse.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from typing import NamedTuple
 

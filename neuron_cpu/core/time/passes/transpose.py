@@ -6,8 +6,6 @@ PSUM each. Kernels with ``nl.load_transpose2d`` and transposing stores on device
 faster than their descriptors would allow.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from ...device.spec import CORE

@@ -4,8 +4,6 @@ Passes take the instructions of a Work and return others; they never change an I
 since the kernel's own Program is executed and reported as it is.
 """
 
-from __future__ import annotations
-
 from ...device.dtypes import DType
 from ...program.program import Instruction, Program
 from ...program.storage import Frame, Storage

@@ -1,7 +1,5 @@
 """Arg-maximum of a tensor whose `gather_dim` is sharded across the ranks."""
 
-from __future__ import annotations
-
 from typing import Optional
 
 import torch

@@ -6,8 +6,6 @@ accumulation, one rounding. Parameters are allocated on the meta device while an
 builds its model, because their values come from the checkpoint.
 """
 
-from __future__ import annotations
-
 from typing import Any, Callable, Dict, Optional, Tuple, Type, Union
 
 import torch

@@ -6,8 +6,6 @@ gradients: the stand-in is for inference. Reductions add in rank order in the te
 so a bf16 all-reduce rounds after every addition, as the device does.
 """
 
-from __future__ import annotations
-
 import warnings
 from functools import reduce
 from typing import List, Optional, Sequence, Union

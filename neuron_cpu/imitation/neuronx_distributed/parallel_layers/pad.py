@@ -1,7 +1,5 @@
 """Padding of attention heads up to a multiple of the tensor-parallel degree."""
 
-from __future__ import annotations
-
 from .utils import get_padding_length
 
 

@@ -3,8 +3,6 @@
 Tensor and pipeline parallelism exist here: data- and expert-parallel sizes are 1.
 """
 
-from __future__ import annotations
-
 from typing import List, Union
 
 from neuron_cpu.runtime.ranks import (

@@ -1,7 +1,5 @@
 """Helpers of the parallel layers (names of NxD's parallel_layers.utils)."""
 
-from __future__ import annotations
-
 from typing import Any, Sequence, Tuple
 
 import torch

@@ -1,7 +1,5 @@
 """Float tensors from quantised ones (NxD, quantization/dequantize.py)."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -10,8 +10,6 @@ row; all arithmetic is in fp32:
     fp8 per channel     scale amax / 240, from NxD 0.11 on at least 1e-5; the same
 """
 
-from __future__ import annotations
-
 from typing import Callable, List, Optional, Tuple
 
 import torch

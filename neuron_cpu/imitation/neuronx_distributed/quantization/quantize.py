@@ -1,7 +1,5 @@
 """Parallel layers of a built model become quantised ones (NxD, quantization/quantize.py)."""
 
-from __future__ import annotations
-
 import copy
 from typing import Callable, Dict, List, Optional, Union
 

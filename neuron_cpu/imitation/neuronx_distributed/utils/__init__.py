@@ -1,7 +1,5 @@
 """Environment queries of NxD."""
 
-from __future__ import annotations
-
 import os
 
 

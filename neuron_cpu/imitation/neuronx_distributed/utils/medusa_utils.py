@@ -1,7 +1,5 @@
 """The tree of guesses that one call of a Medusa model checks, as tensors."""
 
-from __future__ import annotations
-
 from typing import Dict, List, Sequence
 
 import torch

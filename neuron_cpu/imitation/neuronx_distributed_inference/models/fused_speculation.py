@@ -5,8 +5,6 @@ contract.py. With EAGLE (Li et al. 2024, "EAGLE: Speculative Sampling Requires R
 Uncertainty") the draft is one layer that continues the target's own hidden states.
 """
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any, List, Optional, Sequence, Tuple
 

@@ -4,8 +4,6 @@ Follows NxDI 0.1.0 (`models/model_base.py`) in names, signatures, shapes and the
 contract.py lists what later versions change.
 """
 
-from __future__ import annotations
-
 import copy
 import logging
 from typing import Any, Dict, List, Optional, Sequence, Tuple

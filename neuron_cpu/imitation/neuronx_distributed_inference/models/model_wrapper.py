@@ -1,7 +1,5 @@
 """One sub-model (prefill or decode): its buckets, its padding, and how it is called."""
 
-from __future__ import annotations
-
 import logging
 import math
 import os

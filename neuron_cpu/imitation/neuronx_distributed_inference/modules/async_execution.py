@@ -7,8 +7,6 @@ does it, so that host and ranks overlap, too. NxDI takes the step that was submi
 sequence ids are the same; here all inputs have to be, and otherwise the step is run anew.
 """
 
-from __future__ import annotations
-
 import contextlib
 from typing import Any, List, Optional
 

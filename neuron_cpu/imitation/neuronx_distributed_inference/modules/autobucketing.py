@@ -1,7 +1,5 @@
 """Lengths for which graphs are built, and which of them a call uses (NxDI's two rules)."""
 
-from __future__ import annotations
-
 import math
 from typing import List, Tuple
 

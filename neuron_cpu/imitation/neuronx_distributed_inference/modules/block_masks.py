@@ -1,7 +1,5 @@
 """Who sees whom over a cache of blocks: masks that a graph makes from shapes and counts."""
 
-from __future__ import annotations
-
 from typing import Tuple
 
 import torch

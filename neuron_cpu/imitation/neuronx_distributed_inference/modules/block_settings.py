@@ -1,7 +1,5 @@
 """What a configuration with a cache of blocks has to be like."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, List, Optional, Tuple
 

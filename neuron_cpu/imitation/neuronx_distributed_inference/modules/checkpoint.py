@@ -1,7 +1,5 @@
 """Reading checkpoints: safetensors and pickle, whole and sharded (NxDI's order of preference)."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

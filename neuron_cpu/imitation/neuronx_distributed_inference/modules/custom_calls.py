@@ -1,7 +1,5 @@
 """Modules around operators that the compiler provides."""
 
-from __future__ import annotations
-
 from typing import Optional
 
 import torch

@@ -1,7 +1,5 @@
 """A mixture of experts from an inference configuration."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from neuronx_distributed.modules.moe.expert_mlps import ExpertMLPs

@@ -1,7 +1,5 @@
 """Quantised checkpoints: made of a Hugging Face model, written, read, and checked."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Generation for checks, and comparison of a Neuron application with a Hugging Face model."""
 
-from __future__ import annotations
-
 from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch

@@ -1,7 +1,5 @@
 """Latency of an application and of its sub-models, with NxDI's report keys and formulas."""
 
-from __future__ import annotations
-
 import copy
 import json
 import os

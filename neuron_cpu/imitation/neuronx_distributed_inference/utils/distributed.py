@@ -1,7 +1,5 @@
 """Which group the layers of a model belong to, and a rank's part of a tensor."""
 
-from __future__ import annotations
-
 from typing import Any, Optional
 
 import torch

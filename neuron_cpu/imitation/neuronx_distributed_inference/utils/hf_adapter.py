@@ -4,8 +4,6 @@ Follows NxDI 0.1.0 (`utils/hf_adapter.py`): its own `_sample`, because the appli
 key-value cache and takes positions; everything else is transformers'.
 """
 
-from __future__ import annotations
-
 import copy
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional, Tuple, Union

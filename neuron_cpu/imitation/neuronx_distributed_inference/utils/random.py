@@ -1,7 +1,5 @@
 """Seeding."""
 
-from __future__ import annotations
-
 import random
 
 import numpy

@@ -3,8 +3,6 @@
 Source of names and signatures: aws-neuron-sdk v2.21.1, general/nki/api/nki/__init__.py.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

@@ -5,8 +5,6 @@ The classes are built at import from the field numbers of the public XLA `hlo.pr
 that a schema does not name.
 """
 
-from __future__ import annotations
-
 from .messages import Messages, Table
 
 _MESSAGES: Table = {

@@ -1,7 +1,5 @@
 """Protobuf messages from tables of their fields, without generated code."""
 
-from __future__ import annotations
-
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _Field = descriptor_pb2.FieldDescriptorProto

@@ -4,8 +4,6 @@ The tolerances and the rules follow the onboarding guide of aws-neuron-sdk v2.21
 (libraries/nxd-inference/developer_guides/onboarding-models.rst) and the way that NxDI calls it.
 """
 
-from __future__ import annotations
-
 from typing import Callable, Dict, List, Optional, Tuple
 
 import torch

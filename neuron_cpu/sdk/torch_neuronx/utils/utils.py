@@ -1,7 +1,5 @@
 """What hardware a program runs on, where NxD 0.13 and later import it from."""
 
-from __future__ import annotations
-
 from typing import Any
 
 SUPPORTED_TYPES = ["inf2", "trn1", "trn1n"]

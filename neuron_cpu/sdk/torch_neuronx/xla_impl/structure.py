@@ -1,7 +1,5 @@
 """From a call's tensors to a graph's inputs, and back from its outputs."""
 
-from __future__ import annotations
-
 from typing import Any, List, Optional, Sequence
 
 import torch

@@ -4,8 +4,6 @@ Names, arguments and results: NxD, trace/model_builder.py (3aa65c6 to v2.27.0, 4
 the stand-in is what `neuron_cpu.runtime.tape` describes; HLO, NEFF and MetaNeff are its forms here.
 """
 
-from __future__ import annotations
-
 import inspect
 import itertools
 import weakref

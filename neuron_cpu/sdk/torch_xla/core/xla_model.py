@@ -3,8 +3,6 @@
 Collectives take `groups` as lists of global ranks, and meet on the ranks that run a graph.
 """
 
-from __future__ import annotations
-
 from typing import Any, List, Optional, Sequence, Tuple, TypeVar, Union
 
 import torch

@@ -1,7 +1,5 @@
 """The experts: one gated MLP each (NxD's modules.moe.expert_mlps)."""
 
-from __future__ import annotations
-
 from typing import Any, Optional
 
 import torch

@@ -1,7 +1,5 @@
 """Router and experts as one module (NxD's modules.moe.model)."""
 
-from __future__ import annotations
-
 from typing import Optional, Tuple
 
 import torch

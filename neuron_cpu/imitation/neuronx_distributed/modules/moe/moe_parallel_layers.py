@@ -1,7 +1,5 @@
 """Linear layers of all experts at once, sharded across ranks (NxD's names)."""
 
-from __future__ import annotations
-
 from typing import Optional, Tuple
 
 import torch

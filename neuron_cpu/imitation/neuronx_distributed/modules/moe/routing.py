@@ -1,7 +1,5 @@
 """Which experts a token goes to (NxD's modules.moe.routing)."""
 
-from __future__ import annotations
-
 from typing import Any, Tuple
 
 import torch

@@ -3,8 +3,6 @@
 Written from the interface of NxDI 0.1.0's module of the same name; later versions by contract.py.
 """
 
-from __future__ import annotations
-
 import math
 from types import SimpleNamespace
 from typing import Any, Callable, Dict, List, Optional, Tuple, Type

@@ -3,8 +3,6 @@
 Written from the interface of NxDI 0.1.0's module of the same name; later versions by contract.py.
 """
 
-from __future__ import annotations
-
 from typing import Any, Dict, List, Type
 
 import torch

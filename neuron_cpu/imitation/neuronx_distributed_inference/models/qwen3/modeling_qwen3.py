@@ -3,8 +3,6 @@
 The name is that of NxDI's module for this type of model, in the versions that have one.
 """
 
-from __future__ import annotations
-
 from typing import Any, Dict, Type
 
 import torch

@@ -4,8 +4,6 @@ Numbers are rounded where the device rounds them: scores in the activation dtype
 probabilities and their product with V in the activation dtype.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Of tp ranks those of a run of tp / cp share a part of the prompt and split the h
 same place in their runs have the same heads, and exchange keys and values.
 """
 
-from __future__ import annotations
-
 from typing import Any, List
 
 from neuronx_distributed.parallel_layers import parallel_state

@@ -5,8 +5,6 @@ key-value heads are replicated, so that each rank's query heads meet their own k
 The arithmetic below decides the counts; `preshard_hook` arranges the full weights accordingly.
 """
 
-from __future__ import annotations
-
 import enum
 from typing import Any, Dict, Optional, Sequence, Tuple
 

@@ -1,7 +1,5 @@
 """Rotary embeddings, head layouts, the decode softmax, and transposed parallel weights."""
 
-from __future__ import annotations
-
 from typing import Any, Dict, List, NoReturn, Optional, Tuple
 
 import torch

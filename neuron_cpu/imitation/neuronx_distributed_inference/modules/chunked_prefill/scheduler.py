@@ -5,8 +5,6 @@ keys; the chunk's tokens stand end to end, too, and are cut into tiles of querie
 counts where a sequence has tokens in both.
 """
 
-from __future__ import annotations
-
 import math
 from typing import List, NamedTuple, Sequence, Tuple
 

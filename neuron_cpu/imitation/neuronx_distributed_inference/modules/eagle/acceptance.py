@@ -4,8 +4,6 @@ The rule of speculative sampling (Leviathan et al. 2023, "Fast Inference from Tr
 Speculative Decoding") for a draft that is certain of each guess: probability 1.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The target's hidden state in front of the next token, kept on the device between rounds."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """A static tree of an EAGLE draft's guesses: `token_tree_config` of NxDI 0.2 and later."""
 
-from __future__ import annotations
-
 from typing import Any, Dict, List, Mapping, Sequence
 
 import torch

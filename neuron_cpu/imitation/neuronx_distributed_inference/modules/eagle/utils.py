@@ -1,7 +1,5 @@
 """Helpers of EAGLE drafts (names only)."""
 
-from __future__ import annotations
-
 from typing import Any, NoReturn
 
 

@@ -1,7 +1,5 @@
 """Arithmetic of flash decoding."""
 
-from __future__ import annotations
-
 from typing import Optional, Tuple
 
 import torch

@@ -4,8 +4,6 @@ On the device logits are sharded over the vocabulary, so the candidates are foun
 operators; on the CPU (`on_cpu`) the whole row is at hand. Both share the arithmetic.
 """
 
-from __future__ import annotations
-
 from typing import Any, List, Optional, Sequence, Tuple, Union
 
 import torch

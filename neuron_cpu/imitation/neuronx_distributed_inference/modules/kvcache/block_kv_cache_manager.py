@@ -4,8 +4,6 @@ Slot `block * pa_block_size + offset` is the place of one token's keys and value
 Slot -1 stands for no place: such tokens go to one that nobody reads.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any, List, Optional, Sequence
 

@@ -6,8 +6,6 @@ unless `apply_seq_ids_mask` (0.4 and later) sends them to a position that nobody
 writes them there in every version, and refuses to read a line that a device would have damaged.
 """
 
-from __future__ import annotations
-
 from typing import Any, Dict, List
 
 import torch

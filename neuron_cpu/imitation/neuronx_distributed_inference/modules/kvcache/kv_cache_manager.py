@@ -5,8 +5,6 @@ share memory. The stand-in writes them in place: a decode step touches one posit
 length of the cache. Layout (batch, key-value heads of the rank, length, head_dim).
 """
 
-from __future__ import annotations
-
 from typing import Any, List, Optional, Sequence, Tuple
 
 import torch

@@ -6,8 +6,6 @@ token. Both sides need the same sharding and layout of caches, because rows go f
 Names here are the stand-in's own.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any, List, NamedTuple, Sequence
 

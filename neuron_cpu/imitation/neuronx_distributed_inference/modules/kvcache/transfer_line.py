@@ -5,8 +5,6 @@ Here two processes of `torch.distributed` do it, which must be connected before 
 confined: no connection is made afterwards.
 """
 
-from __future__ import annotations
-
 from datetime import timedelta
 from typing import Any, Callable, Optional
 

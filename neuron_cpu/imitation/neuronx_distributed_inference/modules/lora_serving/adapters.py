@@ -4,8 +4,6 @@ Keys are matched by layer number, block and leaf ("0", "self_attn", "q_proj"), w
 around them, as NxDI does it (`modules/lora_serving/lora_checkpoint.py`).
 """
 
-from __future__ import annotations
-
 import json
 import math
 import re

@@ -1,7 +1,5 @@
 """What an application with adapters is configured with (NxDI `modules/lora_serving/config.py`)."""
 
-from __future__ import annotations
-
 from typing import Any, Dict, List, Optional, Union
 
 from ...contract import contract

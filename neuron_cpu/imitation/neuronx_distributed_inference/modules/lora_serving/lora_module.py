@@ -6,8 +6,6 @@ swapped without `lora_memory_transpose`. What the base layer shards its adapter 
 column-parallel layer along out, A of a row-parallel one along in.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Any, Dict, Iterator, Optional, Tuple
 

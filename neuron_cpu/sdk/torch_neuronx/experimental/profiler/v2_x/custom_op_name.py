@@ -1,7 +1,5 @@
 """Debugging names in HLO."""
 
-from __future__ import annotations
-
 from contextlib import contextmanager
 from typing import Any, Iterator
 

@@ -1,7 +1,5 @@
 """The one private name that NxDI 0.1 model files import."""
 
-from __future__ import annotations
-
 
 def vnc(cores: int) -> int:
     """Cores per logical core, as a kernel grid dimension; here simply their number."""
