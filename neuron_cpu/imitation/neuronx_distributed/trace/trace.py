@@ -7,8 +7,6 @@
    replicated. A parameter with `get_tensor_from_state_dict(prefix, state_dict)` is read through it.
 """
 
-from __future__ import annotations
-
 from typing import Callable, Dict, Iterator, List, Optional, Tuple
 
 import torch
