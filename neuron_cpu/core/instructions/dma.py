@@ -163,7 +163,7 @@ def _permute(attrs: PermuteAttrs, xs: list[torch.Tensor]) -> torch.Tensor:
 
 DMA_TRANSPOSE = OpSpec(
     "dma_transpose", "permute", PermuteAttrs, _permute, no_cycles, engine=Engine.DMA,
-    reads=(*ANY_HBM, SBUF), writes=(SBUF,), same_partitions=False, by_element=True, indirect=True,
+    reads=(*ANY_HBM, SBUF), writes=(SBUF,), same_partitions=False, by_element=True,
     box_mend="slice the operand instead",
     note="element-granular descriptors: very slow on this core",
 )  # fmt: skip

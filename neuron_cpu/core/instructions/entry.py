@@ -191,7 +191,7 @@ def _check_operand(op: OpSpec, view: View, memories: tuple[str, ...], role: str)
 def _takes_offset(op: OpSpec, view: View) -> bool:
     """Whether the entry takes an operand that data place."""
     one = view.by_data is not None and view.by_data[0].size == 1
-    return op.indirect or (one and view.scalar_offsets_anywhere)
+    return op.indirect or (view.scalar_offsets_anywhere and (one or op.is_dma))
 
 
 def _warn_of_placed(op: OpSpec, view: View, role: str) -> None:
@@ -267,10 +267,10 @@ def _check_tile(op: OpSpec, view: View) -> bool:
     limit = CORE.sbuf_instruction_free_max
     if storage.buffer == PSUM:
         limit = CORE.psum_instruction_free_max
-    held = math.prod(n for n, stride in zip(view.shape[1:], view.strides[1:]) if stride)
-    if (
-        held > limit
-    ):  # what a broadcast repeats counts once: AWS's library repeats 320 sums 24 times
+    held = view.free_size
+    if view.scalar_offsets_anywhere:  # nki: AWS's library repeats 320 sums in PSUM 24 times
+        held = math.prod(n for n, stride in zip(view.shape[1:], view.strides[1:]) if stride)
+    if held > limit:
         raise refuse(
             "err_size_of_dimension_exceed_arch_limit",
             f"{op.name} of {view.label()} takes {held} elements per partition, expected "
