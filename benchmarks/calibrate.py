@@ -254,20 +254,20 @@ def summaries(outcomes: Sequence[Outcome]) -> str:
 
 
 def named_outliers(outcomes: Sequence[Outcome]) -> str:
-    """The rows outside of 0.6 to 1.7 and the pairs in the wrong order, by name."""
+    """The rows outside of 0.6 to 1.7 by name, the pairs in the wrong order by group."""
     far = [
         f"{o.row.id} {o.ratio:.2f}"
         for o in outcomes
         if o.ratio and not OUTLIER[0] <= o.ratio <= OUTLIER[1]
     ]
-    wrong = [
-        f"{slow.row.id} before {fast.row.id}"
-        for fast, slow in pairs(outcomes)
-        if fast.estimated_us >= slow.estimated_us
-    ]
+    groups: dict[str, list[bool]] = {}
+    for fast, slow in pairs(outcomes):
+        wrong = fast.estimated_us >= slow.estimated_us
+        groups.setdefault(fast.row.group, []).append(wrong)
+    told = [f"{name} {sum(found)} of {len(found)}" for name, found in groups.items() if any(found)]
     lines = (
         f"Outside of 0.6 to 1.7: {', '.join(far) or 'none'}.",
-        f"Tied or in the wrong order: {', '.join(wrong) or 'none'}.",
+        f"Pairs tied or in the wrong order, by group: {', '.join(told) or 'none'}.",
     )
     return "\n\n".join(textwrap.fill(line, 120, break_on_hyphens=False) for line in lines)
 

@@ -17,7 +17,7 @@ def by_core(program: Program) -> list[Program]:
 def _of_core(program: Program, core: int) -> Program:
     made = Program(program.name, program.grid, program.function)
     made.storages, made.inputs, made.outputs = program.storages, program.inputs, program.outputs
-    made.output_shapes, made.core = program.output_shapes, program.core
+    made.output_shapes, made.core, made.today = program.output_shapes, program.core, program.today
     made.direct_allocation = program.direct_allocation
     renamed: dict[int, Instruction] = {}
     for instruction in program.instructions:
