@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Optional
 
-from neuronx_distributed_inference.models.model_wrapper import Bucket, use_bucket
-
+from harness.figures import tracing
 from harness.figures.graphs import CHUNK, DECODE, PREFILL, prompt_calls, sizes
+from harness.figures.tracing import Bucket
 from harness.processes.roles import Role
 from harness.processes.worker import Host
 from harness.settings import Settings, Speculation
@@ -28,9 +28,7 @@ from harness.simulator import (
 )
 from neuron_cpu.console import progress
 from neuron_cpu.runtime import recording
-from neuron_cpu.runtime.graph import trace
 from neuron_cpu.runtime.pipeline import TRANSFER
-from neuron_cpu.runtime.ranks import Group, rank_context
 
 MICROSECOND = 1e3  # nanoseconds
 KERNEL, COLLECTIVE, TORCH = "NKI kernel", "collective", "PyTorch"
@@ -219,16 +217,6 @@ class Event:
 _KINDS = {recording.KERNEL: KERNEL, recording.COLLECTIVE: COLLECTIVE, recording.TORCH: TORCH}
 
 
-def record(model: Any, wrapper: Any, bucket: Bucket) -> list[tuple[str, Event]]:
-    """(module path, event) of one sub-model and bucket, in order, on rank 0 of the stand-in."""
-    with rank_context(Group(0, model.neuron_config.tp_degree)):
-        module = wrapper.get_model_instance().load_module()
-        use_bucket(module, bucket)
-        inputs = wrapper.input_generator()[wrapper.neuron_config.buckets.index(bucket)]
-        traced, _ = trace(module, inputs, wrapper.tag, bucket)
-    return events_of(traced)
-
-
 def events_of(record: recording.GraphRecord) -> list[tuple[str, Event]]:
     """(module path, event) of a traced graph in order, without those that only rename data."""
     return [
@@ -272,7 +260,7 @@ def graph_milliseconds(host: Host, role: str, submodel: str, bucket: int) -> dic
         runs_ahead=bool(settings.async_mode),
     )
     with host.told_as_the_submission("The model cannot be traced"):
-        events = record(model, wrapper, bucket)
+        events = events_of(tracing.record(model, wrapper, bucket, host.job.scratch))
     found = estimator.graph(submodel, bucket, settings.batch_size, events)
     inside = sum(event.macs for _, event in events if event.kind == KERNEL)
     return {
@@ -309,7 +297,7 @@ def graphs(host: Host, role: str, dma_profile: str, order: str) -> Estimates:
     def graph(tag: str, bucket: Bucket) -> GraphEstimate:
         key = tag, str(bucket)
         if key not in known:
-            events = record(model, wrappers[tag], bucket)
+            events = events_of(tracing.record(model, wrappers[tag], bucket, host.job.scratch))
             rows = settings.ctx_batch_size if tag == PREFILL else None
             size, prior = recording.GraphRecord(tag, bucket).sizes
             known[key] = estimator.graph(tag, size, rows or settings.batch_size, events)

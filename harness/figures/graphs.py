@@ -1,6 +1,7 @@
 """What a compiled model consists of: operators, where they run, how many MACs they are.
 
-The stand-in's record names the module of each operator. A device compile leaves graph.hlo files
+The stand-in's record names the module of each operator, beside each graph where the real library
+compiles. A device compile leaves graph.hlo files
 only: there the products and kernels are known, but not which module asked for them.
 """
 
@@ -107,8 +108,9 @@ def read(folder: Path) -> list[Graph]:
     """The graphs of a compiled folder, prefill first, buckets ascending."""
     try:
         if (folder / RECORD).is_file():
-            content = json.loads((folder / RECORD).read_text(encoding="utf-8"))
-            graphs = [_from_record(entry) for entry in _RECORD.validate_python(content).graphs]
+            graphs = [_from_record(entry) for entry in _read(folder / RECORD).graphs]
+        elif records := sorted(folder.glob(f"graphs/*/*/{RECORD}")):
+            graphs = [_from_record(_read(path).graphs[0]) for path in records]
         else:
             graphs = list(_from_hlo(folder))
     except (OSError, ValueError, RecursionError) as error:
@@ -143,6 +145,10 @@ class _Record(BaseModel):
 
 
 _RECORD = TypeAdapter(_Record)
+
+
+def _read(path: Path) -> _Record:
+    return _RECORD.validate_python(json.loads(path.read_text(encoding="utf-8")))
 
 
 def _from_record(entry: _GraphRecord) -> Graph:

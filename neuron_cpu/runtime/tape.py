@@ -16,6 +16,7 @@ from typing import Any, Optional
 
 import torch
 from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import _disable_current_modes
 
 from neuron_cpu.errors import CompileError
 
@@ -274,7 +275,8 @@ class Capture:
                 "expected inputs, weights and what is computed from them; make it in forward."
             )
         number = self.new(tensor)
-        self.tape.constants[number] = tensor.detach().clone()
+        with _disable_current_modes():
+            self.tape.constants[number] = tensor.detach().clone()
         return Ref(number)
 
     def refs(self, tree: Any) -> Any:
@@ -299,7 +301,8 @@ class Capture:
         storage = _storage(tensor)
         if tensor.is_meta or storage in self._written:
             return
-        whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+        with _disable_current_modes():
+            whole = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
         self._known = {
             key: entry
             for key, entry in self._known.items()

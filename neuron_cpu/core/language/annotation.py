@@ -37,7 +37,7 @@ class tensor:
     def __class_getitem__(cls, given: Any) -> type:
         parts = given if isinstance(given, tuple) else (given,)
         if parts[-1] is mutable:  # nt.tensor[nt.mutable]
-            return mutable_tensor[parts[:-1]] if parts[:-1] else mutable_tensor
+            return mutable_tensor.__class_getitem__(parts[:-1]) if parts[1:] else mutable_tensor
         listed = bool(parts) and isinstance(parts[0], (list, tuple))
         sizes, dtype = (parts[0], *parts[1:], None)[:2] if listed else (parts, None)
         name = f"{cls.__name__}[{', '.join(map(str, parts))}]"

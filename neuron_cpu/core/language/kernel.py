@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import importlib
 import os
+import pickle
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -272,6 +273,8 @@ class Kernel:
     def __reduce__(self) -> tuple:
         """By the name of its function, as functions are pickled: a graph that is kept has it."""
         function = self.function
+        if "<" in function.__qualname__:
+            raise pickle.PicklingError(f"kernel {function.__qualname__} is made inside a function")
         place = function.__module__, function.__qualname__
         return _named, (type(self), *place, self.grid, self.options)
 

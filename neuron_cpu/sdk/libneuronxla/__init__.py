@@ -26,8 +26,9 @@ def neuron_xla_compile(
     graph = compiled_graph(module.name)
     if work_dir is not None:
         Path(work_dir).mkdir(parents=True, exist_ok=True)
-        record = json.dumps(graph.record.as_json(), indent=1) + "\n"
-        (Path(work_dir) / RECORD_FILE).write_text(record, encoding="utf-8")
+        record = graph.record.as_json() | {"submodel": Path(work_dir).parent.name}
+        text = json.dumps({"graphs": [record]}, indent=1) + "\n"
+        (Path(work_dir) / RECORD_FILE).write_text(text, encoding="utf-8")
     return graph.tape.to_bytes()
 
 

@@ -7,7 +7,8 @@ the stand-in is what `neuron_cpu.runtime.tape` describes; HLO, NEFF and MetaNeff
 import inspect
 import itertools
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Dict, List, Optional, Sequence
@@ -27,8 +28,7 @@ _DTYPES = (
 )
 _GRAPHS: weakref.WeakValueDictionary[str, graph.Compiled] = weakref.WeakValueDictionary()
 _NUMBERS = itertools.count(1)
-# Graphs that were traced since `listen` was called, with their weights' shapes only.
-_heard: Optional[List[graph.Compiled]] = None
+_listeners: List[List[graph.Compiled]] = []
 
 
 @dataclass
@@ -73,14 +73,14 @@ def generate_hlo(
     inputs = list(named.values()) if named is not None else _as_list(example_inputs)
     names = list(named or _argument_names(func, len(inputs)))
     states = {id(key): place for key, place in (input_output_aliases or {}).items()}
-    first = inputs[0]
-    bucket = [int(size) for size in first.shape[1:2]] or [1]
-    compiled = graph.compile_graph(func, named or inputs, states, "graph", bucket[0])
+    # The length of the new tokens, or of what they see: of ids and mask the longer one.
+    bucket = max([1, *(int(tensor.shape[1]) for tensor in inputs[:2] if tensor.dim() == 2)])
+    compiled = graph.compile_graph(func, named or inputs, states, "graph", bucket)
     module = compiled.hlo.module()
     module.name = f"graph-{next(_NUMBERS)}"
     _GRAPHS[module.name] = compiled
-    if _heard is not None:
-        _heard.append(compiled)
+    for listener in _listeners:
+        listener.append(compiled)
     tape = compiled.tape
     kept = [place for place in range(len(compiled.outputs)) if place not in tape.aliases]
     return HloArtifacts(
@@ -95,6 +95,17 @@ def generate_hlo(
         },
         compiled=compiled,
     )
+
+
+@contextmanager
+def heard() -> Iterator[List[graph.Compiled]]:
+    """Inside the block the list gets every graph that is traced."""
+    graphs: List[graph.Compiled] = []
+    _listeners.append(graphs)
+    try:
+        yield graphs
+    finally:
+        _listeners.remove(graphs)
 
 
 def _as_list(inputs: Any) -> List[torch.Tensor]:

@@ -1,0 +1,213 @@
+"""A traced forward as a list that ranks run: generate_hlo, libneuronxla and SPMDModel."""
+
+from __future__ import annotations
+
+import neuronxcc.nki as nki
+import neuronxcc.nki.language as nl
+import pytest
+import torch
+import torch_xla.core.xla_model as xm
+from libneuronxla import neuron_xla_compile
+from torch import nn
+from torch_neuronx.spmd import SPMDModel
+from torch_neuronx.xla_impl.ops import nki_jit, xla_hlo_call
+from torch_neuronx.xla_impl.trace import generate_hlo
+
+from neuron_cpu.errors import CheckpointError, CompileError, StandInError
+from neuron_cpu.runtime import tape
+from neuron_cpu.runtime.ranks import Group, rank_context
+
+
+@nki.jit
+def doubled(x):
+    out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+    tile = nl.load(x)
+    nl.store(out, tile + tile)
+    return out
+
+
+@nki_jit
+def doubled_into(x, out):
+    tile = nl.load(x)
+    nl.store(out, tile + tile)
+
+
+def compiled(module, *inputs, states=None, ranks=1, weights=None):
+    """The module as the runtime has it: through the file, on its own weights."""
+    with rank_context(Group(0, ranks)):
+        made = generate_hlo(module, inputs, states or {})
+    neff = neuron_xla_compile(made.hlo_module.SerializeToString())
+    model = SPMDModel(neff, made.metaneff.SerializeToString(), ranks, ranks)
+    own = {name: value.detach() for name, value in module.named_parameters()}
+    kept = {id(state): name for name, state in module.named_parameters()}
+    zeros = {kept[id(s)]: torch.zeros_like(s) for s in states or {}}
+    model.initialize(
+        [{k: v.clone() for k, v in zeros.items()} for _ in range(ranks)],
+        weights or [own] * ranks,
+        0,
+    )
+    return model
+
+
+class Layer(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8, generator=torch.Generator().manual_seed(1)))
+
+    def forward(self, x):
+        return [torch.relu(x @ self.weight)]
+
+
+def test_a_graph_computes_what_the_module_does():
+    layer, x = Layer(), torch.randn(4, 8)
+    model = compiled(layer, torch.zeros(4, 8))
+    assert torch.equal(model.forward([x])[0], layer(x)[0])
+    assert layer.weight.device.type == "cpu"  # the module keeps its own values
+
+
+def test_constants_that_are_written_are_new_in_every_call():
+    class Written(nn.Module):
+        def forward(self, x):
+            mask = torch.zeros(2, 4)
+            view = mask[:, :2]
+            before = mask + x[:, :1]
+            view.copy_(x[:, :2])
+            mask[1, 3] = 7
+            return [before, mask * 1, view + 1]
+
+    model = compiled(Written(), torch.zeros(2, 4))
+    for _ in range(2):
+        x = torch.randn(2, 4)
+        for made, expected in zip(model.forward([x]), Written()(x), strict=True):
+            assert torch.equal(made, expected)
+
+
+def test_states_are_kept_between_calls_and_updated_in_place():
+    class Cache(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cache = nn.Parameter(torch.zeros(1, 4), requires_grad=False)
+
+        def forward(self, x, place):
+            read = self.cache[:, :2].sum()
+            updated = torch.scatter(self.cache, 1, place, x)
+            return [read, updated]
+
+    cache = Cache()
+    inputs = torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64)
+    model = compiled(cache, *inputs, states={cache.cache: 1})
+    assert "aten::scatter_.src" in [node.call.name() for node in model.tape.nodes]
+    assert [float(model.forward(list(inputs))[0]) for _ in range(2)] == [0.0, 1.0]
+
+
+def test_a_state_that_a_view_reads_later_is_not_updated_in_place():
+    class Reads(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.cache = nn.Parameter(torch.zeros(1, 4), requires_grad=False)
+
+        def forward(self, x, place):
+            view = self.cache[:, :2]
+            updated = torch.scatter(self.cache, 1, place, x)
+            return [view + x, updated]
+
+    reads = Reads()
+    inputs = torch.ones(1, 1), torch.zeros(1, 1, dtype=torch.int64)
+    model = compiled(reads, *inputs, states={reads.cache: 1})
+    assert torch.equal(model.forward(list(inputs))[0], torch.ones(1, 2))
+
+
+@pytest.mark.parametrize("kernel", [doubled, lambda x: doubled_into(x, torch.empty(4, 8))])
+def test_kernels_run_from_the_file(kernel):
+    class Kernels(nn.Module):
+        def forward(self, x):
+            return [kernel(x + 1) * 3]
+
+    x = torch.randn(4, 8)
+    assert torch.allclose(compiled(Kernels(), x).forward([x])[0], (x + 1) * 6)
+
+
+def test_python_that_looks_at_what_a_kernel_made_is_refused():
+    class Looks(nn.Module):
+        def forward(self, x):
+            return [x if doubled(x).sum() > 0 else -x]
+
+    with pytest.raises(CompileError, match=r"reads a tensor's value"):
+        generate_hlo(Looks(), [torch.ones(4, 8)])
+
+
+def test_a_kernel_inside_a_function_cannot_be_written():
+    @nki.jit
+    def local(x):
+        out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
+        nl.store(out, nl.load(x))
+        return out
+
+    class Local(nn.Module):
+        def forward(self, x):
+            return [local(x)]
+
+    made = generate_hlo(Local(), [torch.ones(4, 8)])
+    with pytest.raises(CompileError, match="kernels that are functions of a module"):
+        neuron_xla_compile(made.hlo_module.SerializeToString())
+
+
+def test_collectives_meet_by_groups_of_global_ranks():
+    class Meets(nn.Module):
+        def forward(self, x):
+            pairs = [[0, 1], [2, 3]]
+            own = x * 1
+            return [
+                xm.all_gather(x, dim=0, groups=[[0, 2], [1, 3]]),
+                xm.reduce_scatter("sum", x, 0.5, 1, 2, groups=pairs),
+                xm.all_to_all(x, 1, 0, 2, groups=pairs),
+                xm.all_reduce("max", [own], groups=[[0, 1, 2, 3]])[0] + own,
+                xm.collective_permute(x, [(3, 0)]),
+            ]
+
+    model = compiled(Meets(), torch.zeros(1, 2), ranks=4)
+    each = [torch.tensor([[float(r), 10.0 * r]]) for r in range(4)]
+    made = model.forward_ranked([[x] for x in each])
+    assert made[0][0].tolist() == [[0, 0], [2, 20]] and made[3][0].tolist() == [[1, 10], [3, 30]]
+    assert made[2][1].tolist() == [[2.5]] and made[3][1].tolist() == [[25.0]]
+    assert made[2][2].tolist() == [[2], [3]] and made[3][2].tolist() == [[20], [30]]
+    assert all(rank[3].tolist() == [[6, 60]] for rank in made)
+    assert made[0][4].tolist() == [[3, 30]] and made[1][4].tolist() == [[0, 0]]
+
+
+def test_all_ranks_draw_what_rank_0_draws_and_anew_in_every_call():
+    class Draws(nn.Module):
+        def forward(self, x):
+            return [torch.rand(x.shape) + x]
+
+    model = compiled(Draws(), torch.zeros(3), ranks=2)
+    first, second = model.forward_ranked([[torch.zeros(3)]] * 2)
+    assert torch.equal(first[0], second[0])
+    assert not torch.equal(first[0], model.forward([torch.zeros(3)])[0])
+
+
+def test_hlo_that_is_written_by_hand():
+    @xla_hlo_call
+    def write(tensor, update, start):
+        zero = tensor.scribe.u32.Constant(constant_value=0)
+        return tensor.dtype[tensor.sizes].DynamicUpdateSlice(tensor, update, zero, start)
+
+    made = write(torch.zeros(2, 5), torch.ones(2, 2), torch.tensor(4))
+    assert made.tolist() == [[0, 0, 0, 1, 1]] * 2  # a start beyond the end is moved back
+
+
+def test_inputs_and_weights_of_another_form_are_refused():
+    model = compiled(Layer(), torch.zeros(4, 8))
+    with pytest.raises(StandInError, match=r"Input 0 .* has shape \[4, 8\] and torch.int32"):
+        model.forward([torch.zeros(4, 8, dtype=torch.int32)])
+    with pytest.raises(CheckpointError, match=r"rank 0 lack 1 tensors .*\(weight\)"):
+        model.initialize([], [{}], 0)
+    with pytest.raises(StandInError, match=r"weight of rank 0 has shape \[8, 8\] and .*bfloat16"):
+        model.initialize([], [{"weight": torch.zeros(8, 8, dtype=torch.bfloat16)}], 0)
+
+
+def test_a_file_of_another_form_is_refused():
+    import pickle
+
+    with pytest.raises(CompileError, match="compile again"):
+        tape.Tape.from_bytes(pickle.dumps(("graph 0", None)))

@@ -1,0 +1,111 @@
+"""Which NxD and NxD Inference are used, and what is refused: folders that only look like them."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import neuron_cpu
+from neuron_cpu import libraries
+from neuron_cpu.errors import UsageError
+
+TRANSFORMERS = {"0.6": "4.51.3", "0.1": "4.45.2"}
+
+
+@pytest.fixture
+def fake(tmp_path, monkeypatch):
+    """Makes checkouts of given versions; transformers and the packages beside it fit 0.6."""
+
+    def make(nxdi: str | None = "0.6.0", nxd: str | None = "0.15.0", name: str = "clones") -> Path:
+        for package, version in ((libraries.NXDI, nxdi), (libraries.NXD, nxd)):
+            if version is not None:
+                folder = tmp_path / name / package.replace("_", "-") / "src" / package
+                folder.mkdir(parents=True)
+                (folder / "_version.py").write_text(f'# theirs\n__version__ = "{version}"\n')
+                (folder / "__init__.py").write_text("")
+        return tmp_path / name
+
+    own = SimpleNamespace(make=make, transformers="4.51.3", lacking=())
+    monkeypatch.setattr(libraries.importlib.metadata, "version", lambda _: own.transformers)
+    monkeypatch.setattr(
+        libraries.importlib.util, "find_spec", lambda name: None if name in own.lacking else name
+    )
+    monkeypatch.delenv(libraries.VARIABLE, raising=False)
+    return own
+
+
+def test_one_folder_of_both_clones_and_two_folders_are_found(fake, monkeypatch):
+    root = fake.make()
+    two = [root / "neuronx-distributed", root / "neuronx-distributed-inference" / "src"]
+    for named in ([root], two, two[::-1]):
+        monkeypatch.setenv(libraries.VARIABLE, os.pathsep.join(map(str, named)))
+        found = libraries.find()
+        assert (found.nxd, found.nxdi) == ("0.15.0", "0.6.0")
+        assert found.places == (
+            str(root / "neuronx-distributed" / "src"),
+            str(root / "neuronx-distributed-inference" / "src"),
+        )
+        assert "NxD Inference 0.6.0 and NxD 0.15.0" in found.words
+
+
+def test_a_changed_file_changes_the_identity(fake, monkeypatch):
+    root = fake.make()
+    monkeypatch.setenv(libraries.VARIABLE, str(root))
+    before = libraries.find().identity()
+    assert before == libraries.find().identity()
+    (libraries.find().roots[0] / "__init__.py").write_text("changed = True\n")
+    assert libraries.find().identity() != before
+
+
+def test_installed_packages_are_found_unasked_and_none_asks_for_the_imitation(fake, monkeypatch):
+    root = fake.make()
+    places = [str(path) for path in sorted(root.glob("*/src"))]
+    monkeypatch.setattr(sys, "path", [*places, *sys.path])
+    found = libraries.find(neuron_cpu.ROOTS)
+    assert found.places == () and found.nxdi == "0.6.0"
+    monkeypatch.setenv(libraries.VARIABLE, libraries.NONE)
+    assert libraries.find(neuron_cpu.ROOTS) is None
+
+
+def test_without_them_the_imitation_is_used(fake, monkeypatch):
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p not in neuron_cpu.ROOTS])
+    assert libraries.find(neuron_cpu.ROOTS) is None
+
+
+@pytest.mark.parametrize(
+    ("nxdi", "nxd", "message"),
+    [
+        ("0.6.0", "0.16.0", "do not fit each other: NxD Inference 0.6 goes with NxD 0.15"),
+        ("0.6.0", "0.10.0", r"check out aws-neuron/neuronx-distributed at v2\.26\.0"),
+        ("0.6.0", None, r"has no neuronx_distributed, .*neuronx-distributed at v2\.26\.0"),
+        (None, "0.15.0", r"neuronx-distributed-inference at v0\.6\.10598"),
+        ("1.2.0", "0.15.0", r"are not known here, expected NxD Inference 0\.1 to 0\.9"),
+    ],
+)
+def test_pairs_that_do_not_fit_are_refused_with_the_one_that_does(
+    fake, monkeypatch, nxdi, nxd, message
+):
+    monkeypatch.setenv(libraries.VARIABLE, str(fake.make(nxdi, nxd)))
+    with pytest.raises(UsageError, match=message):
+        libraries.find()
+
+
+def test_transformers_and_what_is_lacking_are_named(fake, monkeypatch):
+    monkeypatch.setenv(libraries.VARIABLE, str(fake.make()))
+    fake.transformers = "4.45.2"
+    with pytest.raises(UsageError, match=r"transformers 4\.45\.2: .* transformers 4\.51; pip"):
+        libraries.find()
+    fake.transformers, fake.lacking = "4.51.3", ("boto3", "tenacity")
+    with pytest.raises(UsageError, match="pip install boto3 tenacity"):
+        libraries.find()
+
+
+def test_a_folder_that_is_no_checkout_ends_a_run_with_status_2(run_main, tmp_path):
+    ended = run_main("--libraries", tmp_path, "--mode", "compile", NEURON_CPU_LIBRARIES="")
+    assert ended.returncode == 2
+    assert f"{tmp_path} is no checkout of NxD" in ended.stderr + ended.stdout
+    assert "Traceback" not in ended.stderr
