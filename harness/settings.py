@@ -224,6 +224,7 @@ class Settings:
 
     # the submission's process
     isolate: bool
+    require_isolation: bool
     memory_limit: float  # GiB
     cpu_limit: int  # seconds of processor time
     time_limit: float  # seconds for one compile, load or generation

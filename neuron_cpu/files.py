@@ -8,6 +8,7 @@ import contextlib
 import errno
 import os
 import re
+import secrets
 import shutil
 import stat
 import subprocess
@@ -136,13 +137,14 @@ def write_bytes_atomically(target: Path, content: bytes) -> None:
     """Write a whole file or nothing; it is on the disk when this returns."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        _remove_abandoned(target)
+        name = target.parent / f".{target.name}.{os.getpid()}.{secrets.token_hex(4)}"
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             with os.fdopen(handle, "wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.chmod(name, 0o644)
             os.replace(name, target)
         except BaseException:
             with contextlib.suppress(OSError):

@@ -365,6 +365,7 @@ TOPICS = {
     "process": Topic("the submission's process", (
         Option("--isolate", "run the submission in a process of its own (off: for debuggers)",
                form={**OFF_TOO, "default": True}),
+        Option("--require-isolation", "refuse to run where it cannot be confined", form=ON),
         Option("--memory-limit", "memory it may use (default: three quarters of the machine's)",
                form=_of(above_zero, "GIB", default=default_memory_gib())),
         Option("--cpu-limit", "processor time it may use (default: 10 hours)",

@@ -166,6 +166,7 @@ def main(
     for descriptor in (1, 2):
         os.dup2(output.fileno(), descriptor)
     output.close()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # the user's terminal is none of its files
     forked.close_others({requests.fileno(), replies.fileno()})
     tempfile.tempdir = None  # what the fork server has found before
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -178,7 +179,7 @@ def main(
     # before it is confined, which leaves it no new connections
     alone = _join(_RANKS, job.place) or _join(_PAIR, job.pair)
     if job.confined:
-        limits.confine([job.scratch])
+        limits.confine([job.scratch], connected=not (job.place is None and job.pair is None))
     line = _Line(replies)
     _forward_progress(line)
     # while a request is being answered, nothing else comes than the wish to stop

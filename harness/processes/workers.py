@@ -30,7 +30,7 @@ from harness.inputs.submission import REPOSITORY
 from harness.processes import wire, worker
 from harness.processes.worker import Answer, Host, Job
 from neuron_cpu.files import remove_tree, temporary_sibling
-from neuron_cpu.processes import forked
+from neuron_cpu.processes import forked, limits
 from neuron_cpu.processes.pipes import Pipe
 
 SERVER, PRELOAD = "harness.processes.server", "harness.processes.preload"
@@ -66,6 +66,7 @@ class Workers:
         for known, running in self._open:
             if known == job and not running.ended:
                 return running
+        _tell_isolation(job)
         self.prepare()
         alone = not near.parent.exists()
         made = replace(job, scratch=temporary_sibling(near), alone=alone)
@@ -83,6 +84,26 @@ class Workers:
         for _, running in self._open:
             running.close()
         self._open.clear()
+
+
+def _tell_isolation(job: Job) -> None:
+    """One line, once, where a submission is not confined; a UserError where that was required."""
+    why = limits.missing()
+    if job.limits is None:
+        why = "--no-isolate runs it in the driver's own process"
+    elif not job.confined:
+        why = "the SDK's compiler and runtime write to places of their own"
+    if why and job.settings.require_isolation:
+        raise UserError(
+            f"--require-isolation: the submission is not confined here ({why}); leave it out for "
+            "submissions that you trust."
+        )
+    if why and job.limits is not None and not _told:
+        console.say(f"The submission is not confined as it should be: {why}.")
+        _told.append(why)
+
+
+_told: list[str] = []
 
 
 class Worker:

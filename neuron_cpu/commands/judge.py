@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,9 @@ def declare(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--memory-limit", type=above_zero, default=4.0, help="GiB of data for one answer (4)"
+    )
+    parser.add_argument(
+        "--require-isolation", action="store_true", help="refuse where answers cannot be confined"
     )
     parser.add_argument("--json", type=Path, metavar="PATH", help="write all figures")
 
@@ -84,18 +88,24 @@ def _write_template(folder: Path, names: list[str]) -> int:
 
 def _judge(args: argparse.Namespace, names: list[str]) -> int:
     from ..judge.verdict import Settings
-    from ..processes.limits import Limits, has_landlock
+    from ..processes.limits import Limits, missing
     from ..suite import score
     from ..suite.strangers import Judging
 
+    lacking = missing()
+    if lacking and args.require_isolation:
+        raise UsageError(
+            f"--require-isolation: an answer is not confined here ({lacking}); judge on a Linux "
+            "that has both, or leave it out for answers that you trust."
+        )
+    if lacking:
+        print(f"An answer is not confined as it should be: {lacking}.", file=sys.stderr)
     console = terminal.output(kernels.PIPED_WIDTH)
     settings = Settings(seeds=tuple(dict.fromkeys(args.seed or (0,))))
     bounds = Limits(int(args.memory_limit * 2**30), args.cpu_limit, args.time_limit)
     judging = Judging(
         args.folder, settings, bounds, args.jobs or max(1, (os.cpu_count() or 1) // 2)
     )
-    if not has_landlock():
-        console.print("Answers may write files: this system has no Landlock to keep them from it.")
     try:
         with console.status("") as status:
             waiting = list(names)

@@ -1,10 +1,10 @@
 """What a process with somebody else's code may use: memory, time, and where it may write.
 
-Memory and processor time are POSIX limits. The rest is Linux's, and left out on other systems:
-Landlock (Linux 5.13) keeps a process and all its children from writing outside of named folders,
-from TCP (6.7) and from signalling other processes (6.12); no privilege is needed. System call
-numbers and structures: linux/landlock.h and Documentation/userspace-api/landlock.rst of the Linux
-source.
+Memory and processor time are POSIX limits. The rest is Linux's, and `missing` on other systems:
+Landlock (Linux 5.13) keeps a process from writing outside of named folders; a filter of system
+calls (`syscalls`) denies what is neither a file of its own, nor memory, a thread or time. No
+privilege is needed. System call numbers and structures: linux/landlock.h and
+Documentation/userspace-api/landlock.rst of the Linux source.
 """
 
 import contextlib
@@ -18,6 +18,8 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from . import syscalls
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
 _CREATE_RULESET_VERSION = 1
@@ -35,7 +37,7 @@ _PR_SET_NO_NEW_PRIVS, _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 38, 1, 36
 _LINUX = sys.platform == "linux"
 WAITS = 6  # a busy machine gives a process a part of its time only
 _GRACE_SECONDS = 5  # from the signal that says why to the one that cannot be ignored
-DEVICES = ("/dev/null", "/dev/zero", "/dev/full", "/dev/shm", "/proc/self")
+MOST_OPEN_FILES = 4096  # pipes of its own hold memory, too
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,8 @@ def apply(limits: Limits) -> None:
     _set(resource.RLIMIT_DATA, limits.memory_bytes)
     _set(resource.RLIMIT_CPU, limits.cpu_seconds, _GRACE_SECONDS)
     _set(resource.RLIMIT_CORE, 0)
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _set(resource.RLIMIT_NOFILE, min(soft, MOST_OPEN_FILES))
 
 
 @contextlib.contextmanager
@@ -125,38 +129,54 @@ def children(process: int) -> list[int]:
     return found
 
 
-def confine(writable: Sequence[Path]) -> bool:
-    """Keep this process from writing outside of `writable`; False where the kernel cannot."""
-    version = _landlock_version()
-    if version < 1:
-        return False
-    libc = _libc()
+def confine(writable: Sequence[Path], connected: bool = False) -> None:
+    """Keep this process from all but files below `writable`, memory, threads and time, for good.
+
+    What is `missing` here is left out. `connected`: sockets that are open already may be used.
+    """
+    if _landlock_version() > 0:
+        _write_only_below(writable)
+    if _has_filter():
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        syscalls.allow_only(syscalls.calls_of(os.getpid(), connected))
+
+
+def missing() -> str:
+    """What of the sandbox this system lacks, and what is open therefore; empty: nothing."""
+    parts = []
+    if _landlock_version() < 1:
+        parts.append("no Landlock (Linux 5.13), so it may write all files that you may")
+    if not _has_filter():
+        parts.append(
+            f"no {syscalls.LIBRARY}, so it may start processes, signal yours and open connections"
+        )
+    return "; ".join(parts)
+
+
+def _write_only_below(folders: Sequence[Path]) -> None:
+    version, libc = _landlock_version(), _libc()
     handled = sum(rights for since, rights in _WRITES if version >= since)
     network = _TCP if version >= _TCP_SINCE else 0
     scopes = _SIGNALS_AND_SOCKETS if version >= _SCOPES_SINCE else 0
     sizes = 8 * (1 + (version >= _TCP_SINCE) + (version >= _SCOPES_SINCE))
     attributes = struct.pack("=QQQ", handled, network, scopes)[:sizes]
     ruleset = libc.syscall(_CREATE_RULESET, attributes, len(attributes), 0)
-    if ruleset < 0:
-        return False
-    for path in (*writable, *map(Path, DEVICES)):
-        if path.exists():
-            _allow(ruleset, path, handled)
+    for path in (*folders, Path(os.devnull)):
+        _allow(ruleset, path, handled)
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    done = libc.syscall(_RESTRICT_SELF, ruleset, 0)
+    if ruleset < 0 or libc.syscall(_RESTRICT_SELF, ruleset, 0) != 0:
+        raise OSError(ctypes.get_errno(), "Landlock refuses")
     os.close(ruleset)
-    return done == 0
-
-
-def has_landlock() -> bool:
-    """Whether `confine` can do its work here."""
-    return _landlock_version() > 0
 
 
 def _landlock_version() -> int:
     if not _LINUX:
         return 0
     return _libc().syscall(_CREATE_RULESET, None, 0, _CREATE_RULESET_VERSION)
+
+
+def _has_filter() -> bool:
+    return _LINUX and syscalls.has_filter()
 
 
 def _allow(ruleset: int, path: Path, handled: int) -> None:

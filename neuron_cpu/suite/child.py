@@ -9,7 +9,6 @@ import importlib.util
 import json
 import os
 import sys
-import tempfile
 import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
@@ -34,14 +33,12 @@ def serve(
     cases: Sequence[Case],
     settings: verdict.Settings,
     bounds: limits.Limits,
-    scratch: Path,
 ) -> None:
     """Answer about every case; ends the process."""
     _be_silent()
     forked.close_others({replies.fileno()})
     limits.apply(bounds)
-    limits.confine([scratch])
-    tempfile.tempdir = str(scratch)
+    limits.confine([])  # a kernel needs no files of its own
     torch.set_num_threads(1)
     ensure_sdk()
     try:

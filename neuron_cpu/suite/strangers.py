@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -128,31 +127,28 @@ class Judging:
         if not path.is_file():
             outcome.missing = True
             return outcome
-        with tempfile.TemporaryDirectory() as scratch:
-            ours, theirs = self._context.Pipe(duplex=False)
-            process = self._context.Process(
-                target=child.serve,
-                args=(theirs, path, operator.cases, self.settings, self.bounds, Path(scratch)),
-                daemon=True,
-            )
+        ours, theirs = self._context.Pipe(duplex=False)
+        process = self._context.Process(
+            target=child.serve,
+            args=(theirs, path, operator.cases, self.settings, self.bounds),
+            daemon=True,
+        )
+        with self._turn:
+            if self._closed:
+                return outcome
+            forked.start(process)
+            self._running.add(process)
+        theirs.close()
+        try:
+            line = _Line(Pipe(ours, process.sentinel), time.monotonic() + self.bounds.wall_seconds)
+            self._listen(outcome, line, operator, naive)
+        except (EOFError, OSError, ValueError) as error:
+            outcome.failure = _why(error, process, self.bounds)
+        finally:
+            forked.end(process)
             with self._turn:
-                if self._closed:
-                    return outcome
-                forked.start(process)
-                self._running.add(process)
-            theirs.close()
-            try:
-                line = _Line(
-                    Pipe(ours, process.sentinel), time.monotonic() + self.bounds.wall_seconds
-                )
-                self._listen(outcome, line, operator, naive)
-            except (EOFError, OSError, ValueError) as error:
-                outcome.failure = _why(error, process, self.bounds)
-            finally:
-                forked.end(process)
-                with self._turn:
-                    self._running.discard(process)
-                ours.close()
+                self._running.discard(process)
+            ours.close()
         return outcome
 
     def _listen(

@@ -52,10 +52,19 @@ def _keep_other_files(old: Path, new: Path) -> None:
     for entry in old.iterdir():
         if entry.name in results or (new / entry.name).exists():
             continue
-        if entry.is_dir():
-            shutil.copytree(entry, new / entry.name, symlinks=True)
-        else:
-            shutil.copy2(entry, new / entry.name)
+        _copy(entry, new / entry.name)
+
+
+def _copy(source: Path, target: Path) -> None:
+    """A file, folder or link without its times and modes, which a confined process may not set."""
+    if source.is_symlink():
+        os.symlink(os.readlink(source), target)
+    elif source.is_dir():
+        target.mkdir()
+        for entry in source.iterdir():
+            _copy(entry, target / entry.name)
+    else:
+        shutil.copyfile(source, target)
 
 
 def write_json(path: Path, content: Any) -> None:

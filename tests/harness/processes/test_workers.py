@@ -6,14 +6,16 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from harness import sdk
 from harness.errors import UserError
 from harness.inputs import command_line
-from harness.processes import wire
+from harness.processes import wire, workers
 from harness.processes.roles import Role
 from harness.processes.workers import SubmissionFailed, without_controls
 from harness.session.building import Loaded, construct
@@ -133,9 +135,7 @@ def test_endless_output_is_cut(imported: Callable, capsys) -> None:
     assert len(told) < 2_000_000 and "prints more than is shown" in told
 
 
-@pytest.mark.skipif(
-    not limits.has_landlock(), reason="this kernel has no Landlock, or forbids it here"
-)
+@pytest.mark.skipif(bool(limits.missing()), reason="this system confines nothing, or not all of it")
 def test_nothing_outside_of_its_folder_is_written(imported: Callable, tmp_path: Path) -> None:
     mine = tmp_path / "precious"
     mine.write_text("1")
@@ -148,7 +148,13 @@ def test_nothing_outside_of_its_folder_is_written(imported: Callable, tmp_path: 
     imported(f"import tempfile\nwith tempfile.TemporaryFile() as f: f.write(b'1')\n{WELL}")
 
 
-def test_children_and_threads_end_with_the_session(imported: Callable, tmp_path: Path) -> None:
+def test_children_and_threads_end_with_the_session(
+    imported: Callable, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    """Where nothing is confined, as beside an SDK: elsewhere there are no children."""
+    platform = replace(sdk.platform(), confines=False)
+    monkeypatch.setattr(sdk, "platform", lambda: platform)
+    monkeypatch.setattr(workers, "_told", [])
     loaded = imported(
         "import os, signal, sys, threading\n"
         "threading.Thread(target=threading.Event().wait).start()\n"
@@ -159,6 +165,7 @@ def test_children_and_threads_end_with_the_session(imported: Callable, tmp_path:
         "    signal.pause()\n"
         f"print('child', child, file=sys.stderr)\n{WELL}"
     )
+    assert "not confined as it should be: the SDK's compiler" in capsys.readouterr().err
     answer = loaded.worker.call("tests.harness.processes.far_side:children", "x")
     loaded.worker.close()
     assert answer.body and all(_has_ended(process) for process in answer.body)
@@ -175,6 +182,25 @@ def _has_ended(process: int) -> bool:
             return True
         time.sleep(0.01)
     return False
+
+
+@pytest.mark.parametrize(
+    ("arguments", "lacking", "why"),
+    [((), "no Landlock", "no Landlock"), (["--no-isolate"], "", "in the driver's own process")],
+)
+def test_isolation_may_be_required(
+    arguments: list[str], lacking: str, why: str, imported: Callable, monkeypatch, capsys
+) -> None:
+    monkeypatch.setattr(limits, "missing", lambda: lacking)
+    monkeypatch.setattr(workers, "_told", [])
+    with pytest.raises(UserError, match=f"--require-isolation: .* not confined here .*{why}"):
+        imported(WELL, "--require-isolation", *arguments)
+    for _ in range(2):
+        imported(WELL, *arguments)
+    told = capsys.readouterr().err
+    assert told.count("The submission is not confined as it should be: no Landlock.") == bool(
+        lacking
+    )
 
 
 def test_the_drivers_own_checks_are_out_of_reach(imported: Callable) -> None:

@@ -1,0 +1,225 @@
+"""What a stranger's code may try, as functions of a `Reach`; run as a script in a confined process.
+
+``python acts.py SCRATCH PRECIOUS VICTIM HOW`` tries every act and prints how each one ended. HOW is
+a word of `OTHERS` or several: who runs it, and what of the sandbox is taken away.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import json
+import mmap
+import os
+import resource
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+NOBODY = 65534
+MPTCP = 262
+
+
+class Reach(NamedTuple):
+    """Whom and what acts are tried on.
+
+    Attributes:
+        scratch: the process's own folder.
+        precious: a folder of somebody else with a file `file`.
+        victim: a process of somebody else.
+    """
+
+    scratch: Path
+    precious: Path
+    victim: int
+
+    @property
+    def file(self) -> Path:
+        return self.precious / "file"
+
+
+def call(name: str, *arguments: int) -> int:
+    """A system call by its number, as no function of Python makes it."""
+    library, libc = ctypes.CDLL("libseccomp.so.2"), ctypes.CDLL(None, use_errno=True)
+    number = library.seccomp_syscall_resolve_name(name.encode())
+    done = libc.syscall(ctypes.c_long(number), *map(ctypes.c_long, arguments))
+    if done < 0:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    return done
+
+
+def _as_read(act: Callable[[int], object]) -> Callable[[Reach], object]:
+    """An act on a descriptor that was opened for reading, which every file gives."""
+
+    def opened(reach: Reach) -> None:
+        handle = os.open(reach.file, os.O_RDONLY)
+        try:
+            act(handle)
+        finally:
+            os.close(handle)
+
+    return opened
+
+
+def _pipe(act: Callable[[int], object]) -> Callable[[Reach], object]:
+    def made(reach: Reach) -> None:
+        ends = os.pipe()
+        try:
+            act(ends[0])
+        finally:
+            list(map(os.close, ends))
+
+    return made
+
+
+def _map_zero(_: Reach) -> None:
+    handle = os.open("/dev/zero", os.O_RDWR)
+    mmap.mmap(handle, 1 << 20, mmap.MAP_SHARED)
+
+
+def _fork(_: Reach) -> None:
+    if os.fork() == 0:
+        os._exit(0)
+
+
+# Files: what Landlock keeps from it.
+FILES: dict[str, Callable[[Reach], object]] = {
+    "write": lambda r: r.file.write_text("x"),
+    "append": lambda r: r.file.open("a"),
+    "open for writing": lambda r: os.open(r.file, os.O_RDWR),
+    "remove": lambda r: r.file.unlink(),
+    "rename": lambda r: r.file.rename(r.precious / "new"),
+    "take away": lambda r: r.file.rename(r.scratch / "new"),
+    "second name": lambda r: os.link(r.file, r.scratch / "second"),
+    "put there": lambda r: (r.scratch / "own").rename(r.precious / "own"),
+    "make a folder": lambda r: (r.precious / "new").mkdir(),
+    "make a link": lambda r: (r.precious / "new").symlink_to("/"),
+    "write through a link": lambda r: (
+        (r.scratch / "link").symlink_to(r.file),
+        (r.scratch / "link").write_text("x"),
+    ),
+    "write through /proc/self/cwd": lambda r: (
+        os.chdir(r.precious),
+        Path("/proc/self/cwd/file").write_text("x"),
+    ),
+    "shared memory": lambda r: Path(f"/dev/shm/neuron_cpu.{os.getpid()}").write_text("x"),
+    "own badness for the kernel": lambda r: Path("/proc/self/oom_score_adj").write_text("0"),
+    "memory of others": lambda r: os.open(f"/proc/{r.victim}/mem", os.O_RDONLY),
+    "descriptors of others": lambda r: os.open(f"/proc/{r.victim}/fd/0", os.O_WRONLY),
+}
+# All else: what the filter of system calls keeps from it.
+CALLS: dict[str, Callable[[Reach], object]] = {
+    "mode": lambda r: os.chmod(r.file, 0o600),
+    "mode of what is read": _as_read(lambda handle: os.fchmod(handle, 0o600)),
+    "owner": lambda r: os.chown(r.file, os.getuid(), -1),
+    "times": lambda r: os.utime(r.file),
+    "times of what is read": _as_read(lambda handle: os.utime(handle)),
+    "attribute": lambda r: os.setxattr(r.file, "user.x", b"x"),
+    "truncate": lambda r: os.truncate(r.file, 0),
+    "lock": _as_read(lambda handle: fcntl.flock(handle, fcntl.LOCK_EX)),
+    "lease": _as_read(lambda handle: fcntl.fcntl(handle, fcntl.F_SETLEASE, fcntl.F_RDLCK)),
+    "pipe in the file system": lambda r: os.mkfifo(r.scratch / "fifo"),
+    "limits of others": lambda r: resource.prlimit(r.victim, resource.RLIMIT_CPU),
+    "end by a limit": lambda r: resource.prlimit(r.victim, resource.RLIMIT_CPU, (0, 0)),
+    "own limits": lambda r: call("prlimit64", 0, resource.RLIMIT_CORE, 1, 0),
+    "signal": lambda r: os.kill(r.victim, signal.SIGKILL),
+    "signal to all": lambda r: os.kill(-r.victim, signal.SIGKILL),
+    "signal to a thread": lambda r: call("tgkill", r.victim, r.victim, 9),
+    "handle of a process": lambda r: os.pidfd_open(r.victim),
+    "signal by a pipe": _pipe(lambda end: fcntl.fcntl(end, fcntl.F_SETOWN, os.getppid())),
+    "nice others": lambda r: os.setpriority(os.PRIO_PROCESS, r.victim, 1),
+    "processors of others": lambda r: os.sched_setaffinity(r.victim, {0}),
+    "memory of others by a call": lambda r: call("process_vm_readv", r.victim, 0, 0, 0, 0, 0),
+    "trace": lambda r: call("ptrace", 16, r.victim, 0, 0),
+    "fork": _fork,
+    "another program": lambda r: os.execv("/bin/true", ["true"]),
+    "program beside": lambda r: os.posix_spawn("/bin/true", ["true"], {}),
+    "outlive the driver": lambda r: call("prctl", 1, 0, 0, 0, 0),
+    "session of its own": lambda r: os.setsid(),
+    "TCP": lambda r: socket.socket(),
+    "MPTCP": lambda r: socket.socket(socket.AF_INET, socket.SOCK_STREAM, MPTCP),
+    "UDP": lambda r: socket.socket(socket.AF_INET, socket.SOCK_DGRAM),
+    "Unix sockets": lambda r: socket.socket(socket.AF_UNIX),
+    "netlink": lambda r: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW),
+    "pair of sockets": lambda r: socket.socketpair(),
+    "shared mapping": lambda r: mmap.mmap(-1, 1 << 20),
+    "memory as a file": lambda r: os.memfd_create("x"),
+    "segment": lambda r: call("shmget", 0, 4096, 0o1600),
+    "large pipe": _pipe(lambda end: fcntl.fcntl(end, fcntl.F_SETPIPE_SZ, 1 << 20)),
+    "type into a terminal": lambda r: fcntl.ioctl(0, 0x5412, b"x"),
+    "namespace": lambda r: call("unshare", 0x10000000),
+    "mount": lambda r: call("mount", 0, 0, 0, 0, 0),
+    "io_uring": lambda r: call("io_uring_setup", 1, 0),
+    "bpf": lambda r: call("bpf", 0, 0, 0),
+    "counters": lambda r: call("perf_event_open", 0, 0, 0, 0, 0),
+    "keys": lambda r: call("keyctl", 0, -3, 0, 0, 0),
+    "faults": lambda r: call("userfaultfd", 0),
+    "watch": lambda r: call("inotify_init1", 0),
+}
+# What a submission needs.
+ALLOWED: dict[str, Callable[[Reach], object]] = {
+    "own file": lambda r: (r.scratch / "own").write_text("x" * 10_000),
+    "own folder": lambda r: (r.scratch / "folder").mkdir(),
+    "own name": lambda r: (r.scratch / "own").rename(r.scratch / "other"),
+    "temporary file": lambda r: tempfile.mkstemp(),
+    "nowhere": lambda r: Path("/dev/null").write_text("x"),
+    "read": lambda r: Path(__file__).read_text(),
+    "list": lambda r: os.listdir("/"),
+    "thread": lambda r: threading.Thread(target=time.time).start(),
+    "memory": lambda r: bytes(1 << 26),
+    "mapped file": lambda r: mmap.mmap(os.open(__file__, os.O_RDONLY), 0, prot=mmap.PROT_READ),
+    "time": lambda r: (time.sleep(0.001), time.perf_counter()),
+    "alarm": lambda r: signal.setitimer(signal.ITIMER_REAL, 0),
+    "own signal": lambda r: os.kill(os.getpid(), signal.SIGCHLD),
+    "own processors": lambda r: os.sched_setaffinity(0, os.sched_getaffinity(0)),
+    "own limits, read": lambda r: resource.getrlimit(resource.RLIMIT_DATA),
+    "pipe": _pipe(lambda end: os.set_blocking(end, False)),
+    "random": lambda r: os.urandom(8),
+    "is it a terminal": lambda r: os.isatty(0),
+}
+
+
+def outcome(act: Callable[[Reach], object], reach: Reach) -> str:
+    try:
+        act(reach)
+    except OSError as error:
+        return errno.errorcode.get(error.errno, str(error)) if error.errno else str(error)
+    except MemoryError:
+        return "MemoryError"
+    return "done"
+
+
+def main(scratch: str, precious: str, victim: str, *how: str) -> None:
+    from neuron_cpu.processes import limits
+
+    if "nobody" in how:
+        os.setgroups([])
+        os.setgid(NOBODY)
+        os.setuid(NOBODY)
+    if "without Landlock" in how:
+        limits._landlock_version = lambda: 0
+    if "without the filter" in how:
+        limits._has_filter = lambda: False
+    tempfile.tempdir = scratch
+    limits.apply(limits.Limits(1 << 30, 60, 60))
+    limits.confine([Path(scratch)])
+    calls = {"UDP": CALLS["UDP"]} if "without the filter" in how else CALLS
+    reach = Reach(Path(scratch), Path(precious), int(victim))
+    found = {
+        name: outcome(act, reach)
+        for table in (ALLOWED, calls, FILES)
+        for name, act in table.items()
+    }
+    found["too much memory"] = outcome(lambda r: bytes(1 << 31), reach)
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,87 @@
+"""What a stranger's code reaches from inside of the sandbox: each act by name, as root and not."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from neuron_cpu.processes import limits
+from tests.harness.processes import acts
+
+ROOT = Path(__file__).resolve().parents[3]
+DENIED = ("EPERM", "EACCES", "EXDEV", "ENOSYS", "ENOENT")
+pytestmark = pytest.mark.skipif(
+    bool(limits.missing()), reason="this system confines nothing, or not all of it"
+)
+WHO = [["root"], ["nobody"], ["without capabilities"]] if os.getuid() == 0 else [["this user"]]
+
+
+@pytest.fixture
+def place() -> Iterator[Path]:
+    """A folder that every user reaches."""
+    folder = Path(tempfile.mkdtemp(dir="/tmp"))
+    for made in (folder, folder / "scratch", folder / "precious"):
+        made.mkdir(exist_ok=True)
+        made.chmod(0o777)
+    (folder / "precious" / "file").write_text("precious")
+    (folder / "precious" / "file").chmod(0o666)
+    yield folder
+    shutil.rmtree(folder)
+
+
+def tried(place: Path, *how: str) -> dict[str, str]:
+    """How every act ended, and nothing of others was hurt."""
+    as_nobody = "import os; os.setgroups([]); os.setgid(65534); os.setuid(65534); "
+    sleep = "import time; time.sleep(300)"
+    source = (as_nobody if "nobody" in how else "") + sleep
+    victim = subprocess.Popen([sys.executable, "-c", source], start_new_session=True)
+    command = [sys.executable, "-m", "tests.harness.processes.acts"]
+    if "without capabilities" in how:
+        command = ["setpriv", "--bounding-set=-all", "--inh-caps=-all", "--no-new-privs", *command]
+    places = [str(place / "scratch"), str(place / "precious"), str(victim.pid)]
+    before = os.stat(place / "precious" / "file")
+    try:
+        done = subprocess.run(
+            [*command, *places, *how], cwd=ROOT, capture_output=True, text=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        assert victim.poll() is None
+    finally:
+        victim.kill()
+        victim.wait()
+    after = os.stat(place / "precious" / "file")
+    if "without Landlock" not in how:
+        assert (place / "precious" / "file").read_text() == "precious"
+        assert os.listdir(place / "precious") == ["file"]
+        assert (before.st_mode, before.st_mtime) == (after.st_mode, after.st_mtime)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("who", WHO, ids=lambda who: who[0])
+def test_nothing_but_files_of_its_own_memory_and_time(who: list[str], place: Path) -> None:
+    found = tried(place, *who)
+    assert {name: found[name] for name in acts.ALLOWED if found[name] != "done"} == {}
+    closed = {**acts.CALLS, **acts.FILES}
+    assert {name: found[name] for name in closed if found[name] not in DENIED} == {}
+    assert found["too much memory"] == "MemoryError"
+
+
+def test_without_landlock_files_are_open_and_nothing_else(place: Path) -> None:
+    found = tried(place, *WHO[-1], "without Landlock")
+    assert {name: found[name] for name in acts.CALLS if found[name] not in DENIED} == {}
+    assert found["append"] == "done"
+
+
+def test_without_the_filter_files_are_closed(place: Path) -> None:
+    found = tried(place, *WHO[0], "without the filter")
+    closed = set(acts.FILES) - {"shared memory"}
+    assert {name: found[name] for name in closed if found[name] not in DENIED} == {}
+    assert found["UDP"] == "done"
